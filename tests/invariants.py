@@ -9,12 +9,11 @@ from typing import Any
 
 from egmctl.errors import ExitCode
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import TOLD, Finding, PlaceKind, Status
+from egmctl.model.finding import TOLD, Finding, PlaceKind, Status, causes
 from egmctl.model.machine import SECTION_VERSIONS, Machine, Record
 from egmctl.report.document import plain
 from egmctl.report.views.doctor import verdict
 from egmctl.topology.access import classify, elsewhere
-from egmctl.verdict.explain import causes
 
 STATEMENTS = {
     ("Driver", "cuda_error"),

@@ -5,18 +5,16 @@ Pure: :func:`compare` reads no file and asks no machine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from egmctl.comparison import facts, findings, paths
-from egmctl.comparison import facts as words
-from egmctl.comparison.facts import Judge, Statement, Subject
 from egmctl.comparison.findings import causes
 from egmctl.comparison.paths import TOLERANCE, GpuNames, SpreadOf, affected, default_spread, points, touched
 from egmctl.errors import UsageError
 from egmctl.model.bringup import Bringup
 from egmctl.model.command import Command
-from egmctl.model.comparison import AttributeDifference, ComparedNode, Comparison
+from egmctl.model.comparison import ComparedNode, Comparison
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Settings
@@ -44,33 +42,32 @@ def compare(saved: Sequence[Saved], *, tolerance: float = TOLERANCE, spread: Spr
         If they are fewer than two, or of several kinds.
     """
     kind = _kind(saved)
-    ordered = saved if len(saved) == 2 else sorted(saved, key=lambda one: natural(one.name))
-    useful = [one for one in ordered if one.result is not None]
     of_nodes = len(saved) > 2
-    names = [one.name for one in useful]
+    ordered = sorted(saved, key=lambda file: natural(file.name)) if of_nodes else saved
+    useful = [file for file in ordered if file.result is not None]
+    names = [file.name for file in useful]
+    everyone = [file.name for file in ordered]
     whole = Comparison(
         kind=kind,
-        nodes=tuple(_node(one) for one in ordered),
-        folded=fold(one.name for one in ordered) if of_nodes else ", ".join(one.name for one in ordered),
+        nodes=tuple(map(_node, ordered)),
+        folded=fold(everyone) if of_nodes else ", ".join(everyone),
         tolerance=tolerance,
         compared=0,
     )
     if len(useful) < 2:
         return whole
-    if kind is Command.BENCH:
-        whole = _bench(whole, names, [one.result for one in useful if isinstance(one.result, RunReport)], spread)
-    elif kind is Command.BRINGUP:
-        runs = [one.result.run for one in useful if isinstance(one.result, Bringup) and one.result.run is not None]
-        if len(runs) == len(useful):
-            whole = _bench(whole, names, runs, spread)
+    results = [file.result.run if isinstance(file.result, Bringup) else file.result for file in useful]
+    runs = [result for result in results if isinstance(result, RunReport)]
+    if len(runs) == len(useful):
+        whole = _bench(whole, names, runs, spread)
     elif kind is Command.DOCTOR:
-        whole = _doctor(whole, names, [one.result for one in useful if isinstance(one.result, Diagnosis)])
-    machines = [one.machines for one in useful]
-    if all(len(those) == 1 for those in machines):
-        whole = _machines(whole, names, [those[0] for those in machines])
+        whole = _doctor(whole, names, [result for result in results if isinstance(result, Diagnosis)])
+    machines = [machine for file in useful for machine in file.machines]
+    if all(len(file.machines) == 1 for file in useful):
+        whole = _machines(whole, names, machines)
     if of_nodes:
-        out = {one.node for one in whole.paths} | {node for one in whole.words for node in one.nodes}
-        same = tuple(name for name in names if name not in out)
+        odd = {path.node for path in whole.paths} | {node for words in whole.words for node in words.nodes}
+        same = tuple(name for name in names if name not in odd)
         whole = replace(whole, same=same, same_folded=fold(same))
     return whole
 
@@ -78,15 +75,14 @@ def compare(saved: Sequence[Saved], *, tolerance: float = TOLERANCE, spread: Spr
 def _bench(whole: Comparison, names: Sequence[str], runs: Sequence[RunReport], spread: SpreadOf) -> Comparison:
     gpus = GpuNames([{gpu.bus_id: gpu.index for gpu in run.gpus} for run in runs])
     measured = points(runs, gpus)
-    against = paths.against_all if whole.of_nodes else paths.against_first
-    found = tuple(against(names, measured, whole.tolerance, spread))
+    different = tuple(paths.differences(names, measured, whole.tolerance, spread, of_nodes=whole.of_nodes))
     return replace(
         whole,
-        compared=paths.compared(measured),
-        paths=found,
-        causes=causes(names, runs, found),
-        affected=affected(found, dict(zip(names, measured, strict=True))),
-        touches=touched(found),
+        compared=facts.compared([key for key, point in run.items() if point.value is not None] for run in measured),
+        paths=different,
+        causes=causes(names, runs, different),
+        affected=affected(different, dict(zip(names, measured, strict=True))),
+        touches=touched(different),
         notes=(*_matched(gpus), *_settings(names, runs)),
     )
 
@@ -94,8 +90,8 @@ def _bench(whole: Comparison, names: Sequence[str], runs: Sequence[RunReport], s
 def _doctor(whole: Comparison, names: Sequence[str], results: Sequence[Diagnosis]) -> Comparison:
     gpus = GpuNames([_indices(result.machines) for result in results])
     files = findings.statements(results, gpus)
-    told = _words(names, files, findings.judge, whole.of_nodes)
-    return replace(whole, compared=words.compared(files), words=told, notes=_matched(gpus))
+    words = facts.differences(names, files, findings.judge, of_nodes=whole.of_nodes)
+    return replace(whole, compared=facts.compared(files), words=words, notes=_matched(gpus))
 
 
 def _machines(whole: Comparison, names: Sequence[str], machines: Sequence[Machine]) -> Comparison:
@@ -103,22 +99,11 @@ def _machines(whole: Comparison, names: Sequence[str], machines: Sequence[Machin
     gpus = GpuNames([_indices((machine,)) for machine in machines])
     sections = facts.sections_of(machines)
     files = [facts.statements(machine, sections, gpus, file) for file, machine in enumerate(machines)]
-    told = _words(names, files, facts.judge, whole.of_nodes)
+    different = facts.differences(names, files, facts.judge, of_nodes=whole.of_nodes)
+    notes = _swapped(machines, whole.of_nodes)
     if whole.kind in (Command.BENCH, Command.BRINGUP, Command.DOCTOR):
-        return replace(whole, machines=told, notes=(*whole.notes, *_swapped(machines, whole.of_nodes)))
-    return replace(
-        whole,
-        compared=words.compared(files),
-        words=told,
-        notes=(*_matched(gpus), *_swapped(machines, whole.of_nodes)),
-    )
-
-
-def _words(
-    names: Sequence[str], files: Sequence[Mapping[Subject, Statement]], judge: Judge, of_nodes: bool
-) -> tuple[AttributeDifference, ...]:
-    against = words.against_usual if of_nodes else words.against_first
-    return against(names, files, judge)
+        return replace(whole, machines=different, notes=(*whole.notes, *notes))
+    return replace(whole, compared=facts.compared(files), words=different, notes=(*_matched(gpus), *notes))
 
 
 def _kind(saved: Sequence[Saved]) -> Command:
@@ -132,13 +117,13 @@ def _kind(saved: Sequence[Saved]) -> Command:
     if len(saved) < 2:
         raise UsageError("there is nothing to compare with: give two files or more")
     kinds: dict[Command, Saved] = {}
-    for one in saved:
-        if one.kind is not None:
-            kinds.setdefault(one.kind, one)
+    for file in saved:
+        if file.kind is not None:
+            kinds.setdefault(file.kind, file)
     if len(kinds) > 1:
-        one, other = list(kinds.values())[:2]
+        first, other = list(kinds.values())[:2]
         raise UsageError(
-            f"{one.path} is of egmctl {one.kind} and {other.path} of egmctl {other.kind}: "
+            f"{first.path} is of egmctl {first.kind} and {other.path} of egmctl {other.kind}: "
             "only results of one kind can be compared"
         )
     if not kinds:
@@ -192,14 +177,14 @@ def _swapped(machines: Sequence[Machine], of_nodes: bool) -> tuple[str, ...]:
 
 def _settings(names: Sequence[str], runs: Sequence[RunReport]) -> tuple[str, ...]:
     """Say how the runs were measured differently."""
-    told = []
+    notes = []
     for field in fields(Settings):
         values = [_word(getattr(run.settings, field.name)) for run in runs]
         if len(set(values)) > 1:
             by_value = {value: fold(n for n, v in zip(names, values, strict=True) if v == value) for value in values}
             each = ", ".join(f"{value} in {nodes}" for value, nodes in by_value.items())
-            told.append(f"settings differ: {_SETTINGS.get(field.name, field.name.replace('_', ' '))} {each}")
-    return tuple(told)
+            notes.append(f"settings differ: {_SETTINGS.get(field.name, field.name.replace('_', ' '))} {each}")
+    return tuple(notes)
 
 
 _SETTINGS = {"allow_busy": "--allow-busy", "serial": "--serial", "memory_percent": "--memory"}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -46,57 +47,60 @@ Judge = Callable[[Subject, str, str], Outcome | None]
 """Says what it means that a subject's words are the second ones in place of the first; ``None``: nothing."""
 
 
-def against_first(nodes: Sequence[str], files: Sequence[Statements], judge: Judge) -> tuple[AttributeDifference, ...]:
-    """Return how the second of two files differs from the first."""
-    first, second = files
-    return _joined(_differences([nodes[1]], [second], first, judge))
+def differences(
+    nodes: Sequence[str], files: Sequence[Statements], judge: Judge, *, of_nodes: bool
+) -> tuple[AttributeDifference, ...]:
+    """Return how files differ from the reference: the first of two, else what most of all say; the gravest first.
+
+    What nodes, and things of one kind, have in common is one difference.
+    """
+    reference = _usual(files) if of_nodes else files[0]
+    by_nodes: dict[tuple[AttributeDifference, str, str], list[str]] = {}
+    for node, file in [*zip(nodes, files, strict=True)][0 if of_nodes else 1 :]:
+        for difference, kind, label in _differences(reference, file, judge):
+            by_nodes.setdefault((difference, kind, label), []).append(node)
+    by_things: dict[tuple[AttributeDifference, str, tuple[str, ...]], list[str]] = {}
+    for (difference, kind, label), names in by_nodes.items():
+        by_things.setdefault((difference, kind, tuple(names)), []).append(label)
+    joined = [
+        replace(difference, nodes=names, folded=fold(names), about=_folded(labels))
+        for (difference, _kind, names), labels in by_things.items()
+    ]
+    gravity = list(Outcome)
+    return tuple(sorted(joined, key=lambda difference: (gravity.index(difference.outcome), difference.nodes)))
 
 
-def against_usual(nodes: Sequence[str], files: Sequence[Statements], judge: Judge) -> tuple[AttributeDifference, ...]:
-    """Return how each of several files differs from what most of them say."""
-    subjects = dict.fromkeys(subject for one in files for subject in one)
+def _usual(files: Sequence[Statements]) -> Statements:
+    """Return what most of several files say; nothing of what most do not have."""
     usual: dict[Subject, Statement] = {}
-    for subject in sorted(subjects):
-        said = Counter(one[subject].text if subject in one else ABSENT for one in files)
-        text = min(said, key=lambda words: (-said[words], words))
-        label = next(one[subject].label for one in files if subject in one)
+    for subject in sorted({subject for file in files for subject in file}):
+        texts = Counter(_text(file, subject) for file in files)
+        text = min(texts, key=lambda words: (-texts[words], words))
         if text != ABSENT:
-            usual[subject] = Statement(text, label)
-    return _joined(_differences(nodes, files, usual, judge))
+            usual[subject] = Statement(text, next(file[subject].label for file in files if subject in file))
+    return usual
 
 
-def compared(files: Sequence[Statements]) -> int:
-    """Return how many subjects two files or more say something of."""
-    return sum(times > 1 for times in Counter(subject for one in files for subject in one).values())
-
-
-class _Difference(NamedTuple):
-    node: str
-    kind: str
-    label: str
-    what: str
-    outcome: Outcome
-    reference: str
-    value: str
+def compared(files: Iterable[Iterable[Hashable]]) -> int:
+    """Return how many things two files or more say something of."""
+    return sum(times > 1 for times in Counter(thing for file in files for thing in file).values())
 
 
 def _differences(
-    nodes: Sequence[str], files: Sequence[Statements], reference: Statements, judge: Judge
-) -> Iterable[_Difference]:
-    usual = _things(reference)
-    for node, file in zip(nodes, files, strict=True):
-        mine = _things(file)
-        for subject in dict.fromkeys((*reference, *file)):
-            if subject.what != PRESENT and not (subject[:2] in usual and subject[:2] in mine):
-                continue
-            words = _text(reference, subject), _text(file, subject)
-            if words[0] == words[1] or _in_one_sided_record(subject, reference, file):
-                continue
-            outcome = judge(subject, *words)
-            if outcome is None:
-                continue
-            label = (file.get(subject) or reference[subject]).label
-            yield _Difference(node, subject.kind, label, subject.what, outcome, *words)
+    reference: Statements, file: Statements, judge: Judge
+) -> Iterator[tuple[AttributeDifference, str, str]]:
+    """Yield what differs in one file, with the kind and the label of the thing."""
+    things = {subject[:2] for subject in reference} & {subject[:2] for subject in file}
+    for subject in dict.fromkeys((*reference, *file)):
+        before, after = _text(reference, subject), _text(file, subject)
+        if before == after or (subject.what != PRESENT and subject[:2] not in things):
+            continue
+        if _in_one_sided_record(subject, reference, file) or (outcome := judge(subject, before, after)) is None:
+            continue
+        difference = AttributeDifference(
+            nodes=(), folded="", about="", what=subject.what, outcome=outcome, reference=before, value=after
+        )
+        yield difference, subject.kind, (file.get(subject) or reference[subject]).label
 
 
 def _text(file: Statements, subject: Subject) -> str:
@@ -108,34 +112,6 @@ def _in_one_sided_record(subject: Subject, reference: Statements, file: Statemen
     words = subject.what.split(" ")
     records = (subject._replace(what=" ".join(words[:count])) for count in range(1, len(words)))
     return any((_text(reference, one) == THERE) is not (_text(file, one) == THERE) for one in records)
-
-
-def _things(file: Statements) -> set[tuple[str, ...]]:
-    return {subject[:2] for subject in file}
-
-
-def _joined(differences: Iterable[_Difference]) -> tuple[AttributeDifference, ...]:
-    """Join what nodes, and things of one kind, have in common; the gravest first."""
-    by_nodes: dict[_Difference, list[str]] = {}
-    for one in differences:
-        by_nodes.setdefault(one._replace(node=""), []).append(one.node)
-    by_things: dict[tuple[_Difference, tuple[str, ...]], list[str]] = {}
-    for one, nodes in by_nodes.items():
-        by_things.setdefault((one._replace(label=""), tuple(nodes)), []).append(one.label)
-    found = [
-        AttributeDifference(
-            nodes=nodes,
-            folded=fold(nodes),
-            about=_folded(labels),
-            what=one.what,
-            outcome=one.outcome,
-            reference=one.reference,
-            value=one.value,
-        )
-        for (one, nodes), labels in by_things.items()
-    ]
-    gravity = list(Outcome)
-    return tuple(sorted(found, key=lambda one: (gravity.index(one.outcome), one.nodes)))
 
 
 def _folded(labels: Iterable[str]) -> str:
@@ -222,23 +198,8 @@ _NAMES = ("bus_id", "id", "link", "number", "path", "page_size_bytes", "name", "
 _UNREAD = "not read"
 
 _LESS_IS_WORSE = frozenset({"nvlink_count", "width", "rate_gbit_s"})
-_MORE_IS_WORSE = frozenset(
-    {
-        "errors",
-        "replays",
-        "replays_back_to_back",
-        "crc_errors",
-        "replay_errors",
-        "recovery_errors",
-        "recoveries",
-        "failed_recoveries",
-        "effective_errors",
-        "symbol_errors",
-        "integrity_errors",
-        "ecc_uncorrected_volatile",
-        "remapped_rows_correctable",
-        "remapped_rows_uncorrectable",
-    }
+_MORE_IS_WORSE = re.compile(
+    r".*errors|replays.*|(failed_)?recoveries|ecc_uncorrected_volatile|remapped_rows_(un)?correctable"
 )
 _GOOD = {
     PRESENT: "yes",
@@ -282,9 +243,9 @@ def judge(subject: Subject, before: str, after: str) -> Outcome:
     if fact in _GOOD and _GOOD[fact] in (before, after):
         return Outcome.BETTER if after == _GOOD[fact] else Outcome.WORSE
     numbers = _number(before), _number(after)
-    if numbers[0] is not None and numbers[1] is not None and fact in _LESS_IS_WORSE | _MORE_IS_WORSE:
-        more = numbers[1] > numbers[0]
-        return Outcome.WORSE if more is (fact in _MORE_IS_WORSE) else Outcome.BETTER
+    more_is_worse = _MORE_IS_WORSE.fullmatch(fact) is not None
+    if numbers[0] is not None and numbers[1] is not None and (more_is_worse or fact in _LESS_IS_WORSE):
+        return Outcome.WORSE if (numbers[1] > numbers[0]) is more_is_worse else Outcome.BETTER
     return Outcome.DIFFERENT
 
 

@@ -25,13 +25,17 @@ def statements(results: Sequence[Diagnosis], names: GpuNames) -> list[Mapping[Su
     A check names what it has something against, and the node where it has nothing: of a thing that only other files'
     findings name, a file says ``pass`` if the check ran.
     """
-    found = [_found(result, names, file) for file, result in enumerate(results)]
-    labels = {subject: statement.label for one in found for subject, statement in one.items()}
-    ran = [_ran(result) for result in results]
+    by_file = [_found(result, names, file) for file, result in enumerate(results)]
+    labels = {subject: statement.label for said in by_file for subject, statement in said.items()}
     whole: list[Mapping[Subject, Statement]] = []
-    for mine, checks in zip(found, ran, strict=True):
-        words = {subject: _unnamed(checks.get(subject.what)) for subject in labels}
-        whole.append({subject: mine.get(subject, Statement(words[subject], labels[subject])) for subject in labels})
+    for result, said in zip(results, by_file, strict=True):
+        # Whether each check that a file has did more than skip.
+        ran: dict[str, bool] = {}
+        for finding in result.findings:
+            ran[finding.check] = ran.get(finding.check, False) or finding.status is not Status.SKIP
+        unnamed = {None: _NOT_CHECKED, True: Status.PASS.value, False: Status.SKIP.value}
+        words = {subject: unnamed[ran.get(subject.what)] for subject in labels}
+        whole.append({subject: said.get(subject, Statement(words[subject], labels[subject])) for subject in labels})
     return whole
 
 
@@ -50,14 +54,14 @@ def judge(_subject: Subject, before: str, after: str) -> Outcome | None:
 
 
 def _found(result: Diagnosis, names: GpuNames, file: int) -> dict[Subject, Statement]:
-    found: dict[Subject, list[Finding]] = {}
+    about: dict[Subject, list[Finding]] = {}
     labels: dict[Subject, str] = {}
     for finding in result.findings:
         for kind, name, label in _things(finding, names, file):
             subject = Subject(kind, name, finding.check)
-            found.setdefault(subject, []).append(finding)
+            about.setdefault(subject, []).append(finding)
             labels[subject] = label
-    return {subject: Statement(_words(those), labels[subject]) for subject, those in found.items()}
+    return {subject: Statement(_words(same), labels[subject]) for subject, same in about.items()}
 
 
 def _things(finding: Finding, names: GpuNames, file: int) -> Iterator[tuple[str, str, str]]:
@@ -65,35 +69,20 @@ def _things(finding: Finding, names: GpuNames, file: int) -> Iterator[tuple[str,
     kind = _KINDS.get(finding.place.kind, "")
     if not finding.place.ids:
         yield "", "", ""
-    for one in finding.place.ids:
+    for place in finding.place.ids:
         if finding.place.kind in (PlaceKind.GPU, PlaceKind.PAIR):
-            ends = one.split(">")
+            ends = place.split(">")
             yield kind, ">".join(names.name(file, end) for end in ends), ">".join(names.label(file, e) for e in ends)
         else:
-            yield kind, one, f"NUMA{one}" if finding.place.kind is PlaceKind.NUMA else one
+            yield kind, place, f"NUMA{place}" if finding.place.kind is PlaceKind.NUMA else place
 
 
-def _words(those: Sequence[Finding]) -> str:
+def _words(findings: Sequence[Finding]) -> str:
     """Return the gravest findings as words: the status, and of a fault or an unknown what it is."""
-    worst = max((finding.status for finding in those), key=lambda status: _GRAVITY.get(status, -1))
+    worst = max((finding.status for finding in findings), key=lambda status: _GRAVITY.get(status, -1))
     if worst in (Status.PASS, Status.SKIP):
         return str(worst)
-    return f"{worst.value}: {'; '.join(sorted({f.summary for f in those if f.status is worst}))}"
-
-
-def _ran(result: Diagnosis) -> dict[str, bool]:
-    """Return the checks that a file has, and whether each did more than skip."""
-    ran: dict[str, bool] = {}
-    for finding in result.findings:
-        ran[finding.check] = ran.get(finding.check, False) or finding.status is not Status.SKIP
-    return ran
-
-
-def _unnamed(ran: bool | None) -> str:
-    """Return what a file says of a thing that none of its findings names."""
-    if ran is None:
-        return _NOT_CHECKED
-    return Status.PASS.value if ran else Status.SKIP.value
+    return f"{worst.value}: {'; '.join(sorted({f.summary for f in findings if f.status is worst}))}"
 
 
 def _status(words: str) -> Status | None:
@@ -108,29 +97,24 @@ def causes(
     What the first of two runs has too, or most of several nodes, does not explain why one is worse.
     """
     # In every run the same paths, that of the reference included: what holds there as well is no difference.
-    worse = {one.path for one in differences if one.outcome is Outcome.WORSE}
+    worse = {place: path for place, path in enumerate(differences) if path.outcome is Outcome.WORSE}
     if not worse:
         return ()
-    found = [run_causes(run, Shortfalls(failing=_numbers(run, worse))) for run in runs]
-    common = Counter(_what(cause) for those in found for cause in those)
+    labels = {path.path for path in worse.values()}
+    by_run: list[tuple[RunCause, ...]] = []
+    for run in runs:
+        numbers = frozenset(number for number, m in enumerate(run.measurements) if m.path in labels)
+        by_run.append(run_causes(run, Shortfalls(failing=numbers)))
+    common = Counter(_what(cause) for of_run in by_run for cause in of_run)
     most = 1 if len(runs) == 2 else len(runs) / 2
-    told: list[ComparisonCause] = []
-    for name, run, those in zip(names, runs, found, strict=True):
-        mine = {place: one for place, one in enumerate(differences) if one.node == name and _is_worse(one)}
-        for cause in those:
+    result: list[ComparisonCause] = []
+    for name, run, of_run in zip(names, runs, by_run, strict=True):
+        for cause in of_run:
             paths = {(run.measurements[number].case, run.measurements[number].path) for number in cause.explains}
-            explains = tuple(place for place, one in mine.items() if (one.case, one.path) in paths)
+            explains = tuple(p for p, path in worse.items() if path.node == name and (path.case, path.path) in paths)
             if explains and common[_what(cause)] <= most:
-                told.append(ComparisonCause(node=name, finding=cause.finding, explains=explains))
-    return tuple(told)
-
-
-def _is_worse(difference: PathDifference) -> bool:
-    return difference.outcome is Outcome.WORSE
-
-
-def _numbers(run: RunReport, paths: set[str]) -> frozenset[int]:
-    return frozenset(number for number, one in enumerate(run.measurements) if one.path in paths)
+                result.append(ComparisonCause(node=name, finding=cause.finding, explains=explains))
+    return tuple(result)
 
 
 def _what(cause: RunCause) -> tuple[str, tuple[str, ...], str]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import mode
 from typing import NamedTuple
 
@@ -43,32 +42,22 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPath:
-    """One path of one run."""
+    """One path of one run, or what several runs have in common of it."""
 
     measurement: Measurement
     stage: str
-    summary: Summary | None
-    """``None`` where nothing was measured."""
+    value: float | None
+    """The median; ``None`` where there is none that says anything."""
+    links: str
+    """The symbols of its routes."""
+    egm: frozenset[Egm]
+    """Whether the host memory at its ends is EGM, where there is such."""
+    status: Status
 
     @property
-    def value(self) -> float | None:
-        """The median; ``None`` where there is none that says anything."""
-        return self.summary.median if self.summary is not None and self.summary.median > 0 else None
-
-    @property
-    def unit(self) -> str:
-        """The median's unit."""
-        return self.measurement.quantity.unit
-
-    @property
-    def links(self) -> str:
-        """The symbols of its routes."""
-        return ", ".join(dict.fromkeys(flow.route.symbol for flow in self.measurement.flows))
-
-    @property
-    def egm(self) -> frozenset[Egm]:
-        """Whether the host memory at its ends is EGM, where there is such."""
-        return frozenset(flow.route.egm for flow in self.measurement.flows if flow.route.egm is not None)
+    def path_class(self) -> PathClass:
+        """What it is compared with."""
+        return self.measurement.case, self.stage, self.links, self.measurement.size_bytes
 
     def slower(self, reference: float) -> float:
         """Return by what part of ``reference`` this path is slower, negative where it is faster."""
@@ -129,18 +118,25 @@ def _sized(runs: Sequence[RunReport]) -> set[str]:
             sizes.setdefault(measurement.case, set()).add(measurement.size_bytes)
             if measurement.quantity is not Quantity.BANDWIDTH or measurement.size_bytes < JUDGED_FROM_BYTES:
                 sized.add(measurement.case)
-        sized |= {case for case, those in sizes.items() if len(those) > 1}
+        sized |= {case for case, of_case in sizes.items() if len(of_case) > 1}
     return sized
 
 
 def _points(measurement: Measurement) -> Iterator[MeasuredPath]:
+    summaries: dict[str, Summary | None] = {"": measurement.headline}
     if measurement.quantity is Quantity.DURATION:
-        for stage in measurement.stages:
-            yield MeasuredPath(measurement, stage.name, stage.ms if measurement.measured else None)
-        if not measurement.stages:
-            yield MeasuredPath(measurement, "", None)
-    else:
-        yield MeasuredPath(measurement, "", measurement.headline)
+        stages = {stage.name: stage.ms if measurement.measured else None for stage in measurement.stages}
+        summaries = stages or {"": None}
+    routes = [flow.route for flow in measurement.flows]
+    for stage, summary in summaries.items():
+        yield MeasuredPath(
+            measurement,
+            stage,
+            value=summary.median if summary is not None and summary.median > 0 else None,
+            links=", ".join(dict.fromkeys(route.symbol for route in routes)),
+            egm=frozenset(route.egm for route in routes if route.egm is not None),
+            status=measurement.status,
+        )
 
 
 def _key(point: MeasuredPath, names: GpuNames, run: int, ranks: _Ranks) -> Key:
@@ -251,7 +247,7 @@ def spread_of(saved: Sequence[Saved], warn: Callable[[str], None]) -> SpreadOf:
         Told in a sentence of each profile that is broken: the comparison goes on without it.
     """
     known = load_all(lambda error: warn(f"{error}; continuing without it"))
-    return known_spread([machine for one in saved for machine in one.machines], [profile for profile, _ in known])
+    return known_spread([machine for file in saved for machine in file.machines], [profile for profile, _ in known])
 
 
 def known_spread(machines: Sequence[Machine], profiles: Sequence[Profile]) -> SpreadOf:
@@ -284,8 +280,6 @@ MOST = 0.75
 
 _Ends = tuple[str, str]
 """Source and destination, as people call them."""
-
-
 _FEW = 3
 """More ends are nothing in common."""
 
@@ -300,93 +294,64 @@ def affected(
     measured
         All paths of each node.
     """
+    gravity = [Outcome.WORSE, Outcome.BETTER]
+    by_class: dict[tuple[str, Outcome, PathClass], dict[int, PathDifference]] = {}
+    for place, path in enumerate(differences):
+        if path.outcome in gravity:
+            path_class = path.case, path.stage, path.link, path.size_bytes
+            by_class.setdefault((path.node, path.outcome, path_class), {})[place] = path
+    parts: dict[tuple[str, Outcome, str, str], list[tuple[list[int], int]]] = {}
+    for (node, outcome, path_class), paths in sorted(by_class.items(), key=lambda item: item[0]):
+        ends = [p.measurement.ends for p in measured.get(node, {}).values() if p.path_class == path_class]
+        for where, places, count in _wheres(paths, ends):
+            first = paths[places[0]]
+            unit = first.unit if first.change is not None else ""
+            parts.setdefault((node, outcome, where, unit), []).append((places, count))
     rows: list[Affected] = []
-    numbered = [(place, one) for place, one in enumerate(differences) if one.outcome in (Outcome.WORSE, Outcome.BETTER)]
-    for node in dict.fromkeys(one.node for _, one in numbered):
-        known = _ends_by_class(measured.get(node, {}).values())
-        parts: dict[tuple[Outcome, str, str], list[tuple[list[int], int]]] = {}
-        mine = [(place, one) for place, one in numbered if one.node == node]
-        for key, those in _grouped(mine):
-            outcome, path_class = key
-            for where, places, of in _wheres(those, known.get(path_class, [])):
-                first = differences[places[0]]
-                unit = first.unit if first.change is not None else ""
-                parts.setdefault((outcome, where, unit), []).append((places, of))
-        rows += [_row(node, outcome, where, found, differences) for (outcome, where, _unit), found in parts.items()]
-    gravity = list(Outcome)
+    for (node, outcome, where, _unit), groups in parts.items():
+        numbers = [place for places, _ in groups for place in places]
+        changes = [change for place in numbers if (change := differences[place].slower) is not None]
+        rows.append(
+            Affected(
+                node=node,
+                where=where,
+                outcome=outcome,
+                change=statistics.median(changes) if changes else None,
+                cases=tuple(dict.fromkeys(differences[place].case for place in numbers)),
+                paths=tuple(numbers),
+                of=sum(count for _, count in groups),
+            )
+        )
     return tuple(sorted(rows, key=lambda row: (gravity.index(row.outcome), row.node, -(row.change or 0))))
 
 
-def touched(differences: Sequence[PathDifference]) -> tuple[str, ...]:
-    """Return the fewest ends that every worse path touches; none where it takes more than a few, or all there are."""
-    worse = [one for one in differences if one.outcome is Outcome.WORSE and one.change is not None]
-    everyone = {end for one in differences for end in (one.source, one.destination)}
-    left, found = [{one.source, one.destination} for one in worse], list[str]()
-    while left and len(found) < _FEW:
-        counted = Counter(end for ends in left for end in ends)
-        found.append(min(counted, key=lambda end: (-counted[end], natural(end))))
-        left = [ends for ends in left if found[-1] not in ends]
-    return () if left or len(found) >= len(everyone) else tuple(sorted(found, key=natural))
-
-
-def _row(
-    node: str,
-    outcome: Outcome,
-    where: str,
-    found: Sequence[tuple[list[int], int]],
-    differences: Sequence[PathDifference],
-) -> Affected:
-    places = [place for those, _ in found for place in those]
-    changes = [change for place in places if (change := differences[place].slower) is not None]
-    return Affected(
-        node=node,
-        where=where,
-        outcome=outcome,
-        change=statistics.median(changes) if changes else None,
-        cases=tuple(dict.fromkeys(differences[place].case for place in places)),
-        paths=tuple(places),
-        of=sum(of for _, of in found),
-    )
-
-
-def _grouped(
-    numbered: Iterable[tuple[int, PathDifference]],
-) -> Iterator[tuple[tuple[Outcome, PathClass], list[tuple[int, PathDifference]]]]:
-    def key(item: tuple[int, PathDifference]) -> tuple[Outcome, PathClass]:
-        one = item[1]
-        return one.outcome, (one.case, one.stage, one.link, one.size_bytes)
-
-    for found, those in groupby(sorted(numbered, key=key), key=key):
-        yield found, list(those)
-
-
-def _ends_by_class(points: Iterable[MeasuredPath]) -> dict[PathClass, list[_Ends]]:
-    known: dict[PathClass, list[_Ends]] = {}
-    for point in points:
-        measurement = point.measurement
-        path_class = measurement.case, point.stage, point.links, measurement.size_bytes
-        known.setdefault(path_class, []).append(measurement.ends)
-    return known
-
-
-def _wheres(
-    differing: Sequence[tuple[int, PathDifference]], all_paths: Sequence[_Ends]
-) -> Iterator[tuple[str, list[int], int]]:
+def _wheres(differing: Mapping[int, PathDifference], ends: Sequence[_Ends]) -> Iterator[tuple[str, list[int], int]]:
     """Yield what differs of one class: where, the places of its paths, and how many paths there are there."""
     left = dict(differing)
-    if len(left) >= 3 and len(left) == len(all_paths):
-        yield "all paths", list(left), len(all_paths)
+    if len(left) >= 3 and len(left) == len(ends):
+        yield "all paths", list(left), len(ends)
         return
-    for end, name in ((0, "{} -> *"), (1, "* -> {}")):
-        counts = Counter(ends[end] for ends in all_paths)
-        for label, count in counts.items():
-            places = [place for place, one in left.items() if (one.source, one.destination)[end] == label]
+    for side, name in ((0, "{} -> *"), (1, "* -> {}")):
+        for label, count in Counter(pair[side] for pair in ends).items():
+            places = [place for place, path in left.items() if (path.source, path.destination)[side] == label]
             if count > 1 and len(places) > 1 and len(places) >= MOST * count:
                 yield name.format(label), places, count
                 for place in places:
                     del left[place]
-    for place, one in left.items():
-        yield one.path, [place], 1
+    for place, path in left.items():
+        yield path.path, [place], 1
+
+
+def touched(differences: Sequence[PathDifference]) -> tuple[str, ...]:
+    """Return the fewest ends that every worse path touches; none where it takes more than a few, or all there are."""
+    worse = [path for path in differences if path.outcome is Outcome.WORSE and path.change is not None]
+    everyone = {end for path in differences for end in (path.source, path.destination)}
+    left, chosen = [{path.source, path.destination} for path in worse], list[str]()
+    while left and len(chosen) < _FEW:
+        counted = Counter(end for ends in left for end in ends)
+        chosen.append(min(counted, key=lambda end: (-counted[end], natural(end))))
+        left = [ends for ends in left if chosen[-1] not in ends]
+    return () if left or len(chosen) >= len(everyone) else tuple(sorted(chosen, key=natural))
 
 
 NORMAL = 1.4826
@@ -395,112 +360,95 @@ NORMAL = 1.4826
 Points = Mapping[Key, MeasuredPath]
 
 
-def against_first(
-    nodes: Sequence[str], runs: Sequence[Points], tolerance: float, spread: SpreadOf
-) -> list[PathDifference]:
-    """Return what the paths of the second of two runs are to those of the first."""
-    first, second = runs
-    found = []
-    for key in dict.fromkeys((*first, *second)):
-        before, after = first.get(key), second.get(key)
-        either = after or before
-        if either is None:
-            continue
-        bound = _bound(tolerance, spread(either.measurement), 0.0)
-        outcome, reason = _outcome(before, after, bound[0], nodes)
-        if outcome is not None:
-            found.append(_difference(nodes[1], either, outcome, _value(before), _value(after), bound, reason))
-    return found
+def differences(
+    nodes: Sequence[str], runs: Sequence[Points], tolerance: float, spread: SpreadOf, *, of_nodes: bool
+) -> Iterator[PathDifference]:
+    """Yield what the paths of runs are to the reference: the first of two, else the medians of all nodes.
 
-
-def against_all(
-    nodes: Sequence[str], runs: Sequence[Points], tolerance: float, spread: SpreadOf
-) -> list[PathDifference]:
-    """Return how the paths of each of several nodes differ from the median of all; ones that most lack are left out."""
-    medians = dict(_medians(runs))
-    links = {key: mode(points[key].links for points in runs if key in points) for key in medians}
-    egm = {key: mode(points[key].egm for points in runs if key in points) for key in medians}
-    scatter = _scatter(runs, medians, links)
-    found = []
-    for node, points in zip(nodes, runs, strict=True):
-        for key, median in medians.items():
-            point = points.get(key)
-            either = point or next(one[key] for one in runs if key in one)
-            bound = _bound(tolerance, spread(either.measurement), scatter[_path_class(key, links)])
-            if point is None or point.value is None:
-                broken = point is not None and point.measurement.status in BROKEN
-                outcome, reason = Outcome.WORSE if broken else Outcome.DIFFERENT, _why_none(point, node)
-            else:
-                slower = point.slower(median)
-                if abs(slower) <= bound[0]:
-                    continue
-                outcome = Outcome.WORSE if slower > 0 else Outcome.BETTER
-                reason = _joined(_unsure(point, node), _other_route(point, links[key], egm[key]))
-            found.append(_difference(node, either, outcome, median, _value(point), bound, reason))
-    return found
-
-
-def compared(runs: Sequence[Points]) -> int:
-    """Return how many paths have a number in two runs or more."""
-    return sum(sum(points[key].value is not None for points in runs if key in points) > 1 for key in _keys(runs))
+    Of several nodes only those are told that are out of line; paths that most nodes lack have no reference.
+    """
+    reference = _usual(runs) if of_nodes else runs[0]
+    scatter = _scatter(runs, reference) if of_nodes else {}
+    for node, points in [*zip(nodes, runs, strict=True)][0 if of_nodes else 1 :]:
+        for key in reference if of_nodes else dict.fromkeys((*reference, *points)):
+            before, after = reference.get(key), points.get(key)
+            either = after or before
+            if either is None:
+                continue
+            sigma = scatter.get(before.path_class, 0.0) if before is not None else 0.0
+            bound, bound_reason = _bound(tolerance, spread(either.measurement), sigma)
+            outcome, reason = _outcome(before, after, bound, (nodes[0], node))
+            is_beyond = outcome in (Outcome.WORSE, Outcome.BETTER) or after is None or after.value is None
+            if outcome is None or (of_nodes and not is_beyond):
+                continue
+            values = [None if point is None else point.value for point in (before, after)]
+            yield PathDifference(
+                node=node,
+                case=either.measurement.case,
+                stage=either.stage,
+                path=either.measurement.path,
+                source=either.measurement.ends[0],
+                destination=either.measurement.ends[1],
+                link=either.links,
+                size_bytes=either.measurement.size_bytes,
+                unit=either.measurement.quantity.unit,
+                outcome=outcome,
+                reference=values[0],
+                value=values[1],
+                change=None if values[0] is None or values[1] is None else values[1] / values[0] - 1,
+                bound=bound,
+                bound_reason=bound_reason,
+                reason=reason,
+            )
 
 
 def _outcome(
-    before: MeasuredPath | None, after: MeasuredPath | None, bound: float, nodes: Sequence[str]
+    before: MeasuredPath | None, after: MeasuredPath | None, bound: float, nodes: tuple[str, str]
 ) -> tuple[Outcome | None, str]:
     """Return what the two are to each other and why; no outcome where neither has a number, for the same reason."""
     if before is None or after is None or before.value is None or after.value is None:
         return _one_sided(before, after, nodes)
     slower = after.slower(before.value)
-    reason = _joined(
-        _unsure(before, nodes[0]) or _unsure(after, nodes[1]), _other_route(after, before.links, before.egm)
-    )
+    reason = _joined(_unsure(before, nodes[0]) or _unsure(after, nodes[1]), _other_route(before, after))
     if abs(slower) > bound:
         return Outcome.WORSE if slower > 0 else Outcome.BETTER, reason
-    same = before.measurement.status is after.measurement.status and (before.links, before.egm) == (
-        after.links,
-        after.egm,
-    )
+    same = (before.status, before.links, before.egm) == (after.status, after.links, after.egm)
     return (Outcome.SAME, "") if same else (Outcome.DIFFERENT, reason)
 
 
 def _one_sided(
-    before: MeasuredPath | None, after: MeasuredPath | None, nodes: Sequence[str]
+    before: MeasuredPath | None, after: MeasuredPath | None, nodes: tuple[str, str]
 ) -> tuple[Outcome | None, str]:
     if before is not None and before.value is not None:
-        broken = after is not None and after.measurement.status in BROKEN
-        return Outcome.WORSE if broken else Outcome.DIFFERENT, _why_none(after, nodes[1])
+        return Outcome.WORSE if _broke(after) else Outcome.DIFFERENT, _why_none(after, nodes[1])
     if after is not None and after.value is not None:
-        broken = before is not None and before.measurement.status in BROKEN
-        return Outcome.BETTER if broken else Outcome.DIFFERENT, _why_none(before, nodes[0])
-    statuses = [point.measurement.status if point is not None else Status.WAIVED for point in (before, after)]
+        return Outcome.BETTER if _broke(before) else Outcome.DIFFERENT, _why_none(before, nodes[0])
+    statuses = [Status.WAIVED if point is None else point.status for point in (before, after)]
     if statuses[0] is statuses[1]:
         return None, ""
-    worse = statuses[1] in BROKEN
-    return Outcome.DIFFERENT, _why_none(after if worse else before, nodes[worse])
+    return Outcome.DIFFERENT, _why_none(after, nodes[1]) if _broke(after) else _why_none(before, nodes[0])
 
 
-def _value(point: MeasuredPath | None) -> float | None:
-    return None if point is None else point.value
+def _broke(point: MeasuredPath | None) -> bool:
+    return point is not None and point.status in BROKEN
 
 
 def _why_none(point: MeasuredPath | None, node: str) -> str:
     if point is None:
         return f"not measured in {node}"
     reason = f": {point.measurement.reason}" if point.measurement.reason else ""
-    return f"{point.measurement.status.value} in {node}{reason}"
+    return f"{point.status.value} in {node}{reason}"
 
 
 def _unsure(point: MeasuredPath, node: str) -> str:
-    return _why_none(point, node) if point.measurement.status is Status.UNSTABLE else ""
+    return _why_none(point, node) if point.status is Status.UNSTABLE else ""
 
 
-def _other_route(point: MeasuredPath, usual: str, usual_egm: frozenset[Egm]) -> str:
-    """Say that bytes take other links than is usual, or that memory is EGM on one side only."""
-    over = "" if point.links == usual else f"over {point.links}, not {usual}"
-    if point.egm == usual_egm:
-        return over
-    return _joined(over, f"EGM: {' and '.join(sorted(point.egm))}, not {' and '.join(sorted(usual_egm))}")
+def _other_route(before: MeasuredPath, after: MeasuredPath) -> str:
+    """Say that bytes take other links than before, or that memory is EGM on one side only."""
+    over = "" if after.links == before.links else f"over {after.links}, not {before.links}"
+    egm = [" and ".join(sorted(point.egm)) for point in (after, before)]
+    return _joined(over, "" if after.egm == before.egm else f"EGM: {egm[0]}, not {egm[1]}")
 
 
 def _joined(*reasons: str) -> str:
@@ -516,60 +464,33 @@ def _bound(tolerance: float, spread: Spread, sigma: float) -> tuple[float, str]:
     )
 
 
-def _keys(runs: Sequence[Points]) -> dict[Key, None]:
-    return dict.fromkeys(key for points in runs for key in points)
-
-
-def _medians(runs: Sequence[Points]) -> Iterator[tuple[Key, float]]:
-    """Yield the median over the nodes of each path that at least half of them have a number of."""
-    for key in sorted(_keys(runs)):
-        values = [value for points in runs if key in points and (value := points[key].value) is not None]
+def _usual(runs: Sequence[Points]) -> Points:
+    """Return what the nodes have in common of each path that at least half of them have a number of."""
+    usual: dict[Key, MeasuredPath] = {}
+    for key in sorted({key for points in runs for key in points}):
+        known = [points[key] for points in runs if key in points]
+        values = [point.value for point in known if point.value is not None]
         if len(values) > 1 and 2 * len(values) >= len(runs):
-            yield key, statistics.median(values)
+            usual[key] = replace(
+                known[0],
+                value=statistics.median(values),
+                links=mode(point.links for point in known),
+                egm=mode(point.egm for point in known),
+                status=Status.OK,
+            )
+    return usual
 
 
-def _path_class(key: Key, links: Mapping[Key, str]) -> PathClass:
-    return key.case, key.stage, links[key], key.size_bytes
-
-
-def _scatter(runs: Sequence[Points], medians: Mapping[Key, float], links: Mapping[Key, str]) -> dict[PathClass, float]:
+def _scatter(runs: Sequence[Points], usual: Points) -> dict[PathClass, float]:
     """Return the robust standard deviation of each class: of how far its paths are from their medians over the nodes.
 
     All paths of a class together tell it from three nodes on, where one path's three values could not. A class is of
     the links that most nodes have: the paths of one node that lacks links would scatter as much as they are slow.
     """
     distances: dict[PathClass, list[float]] = {}
-    for key, median in medians.items():
-        known = distances.setdefault(_path_class(key, links), [])
-        of_key = (points[key] for points in runs if key in points)
-        known += [abs(point.slower(median)) for point in of_key if point.value is not None]
-    return {one: NORMAL * statistics.median(known) for one, known in distances.items()}
-
-
-def _difference(
-    node: str,
-    point: MeasuredPath,
-    outcome: Outcome,
-    reference: float | None,
-    value: float | None,
-    bound: tuple[float, str],
-    reason: str,
-) -> PathDifference:
-    return PathDifference(
-        node=node,
-        case=point.measurement.case,
-        stage=point.stage,
-        path=point.measurement.path,
-        source=point.measurement.ends[0],
-        destination=point.measurement.ends[1],
-        link=point.links,
-        size_bytes=point.measurement.size_bytes,
-        unit=point.unit,
-        outcome=outcome,
-        reference=reference,
-        value=value,
-        change=None if reference is None or value is None else value / reference - 1,
-        bound=bound[0],
-        bound_reason=bound[1],
-        reason=reason,
-    )
+    for key, reference in usual.items():
+        known = [points[key] for points in runs if key in points]
+        distances.setdefault(reference.path_class, []).extend(
+            abs(point.slower(reference.value or 0)) for point in known if point.value is not None
+        )
+    return {path_class: NORMAL * statistics.median(known) for path_class, known in distances.items()}

@@ -1,10 +1,11 @@
-"""Which finding explains which: one table of rules, and the root causes that remain."""
+"""Which finding explains which: rules from a cause to its effects, and the engine that applies them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import Generic, TypeVar
 
 from egmctl.doctor.checks.access import without_gpus
 from egmctl.doctor.checks.active import KINDS
@@ -12,13 +13,98 @@ from egmctl.doctor.checks.gpu import RECOVERY_ACTION
 from egmctl.doctor.checks.kernel_log import message_of, xids_of
 from egmctl.doctor.kernel_faults import C2C_XIDS, RECOVERY_CHANGED, Action, Blame, meaning
 from egmctl.model.finding import TOLD, Finding, PlaceKind, Status
-from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent
 from egmctl.model.kernel_log import DriverMessage as M
-from egmctl.model.machine import Driver, Machine, Outcome
+from egmctl.model.kernel_log import EventKind, KernelEvent
+from egmctl.model.machine import Driver, LibraryFailure, Machine, Outcome, Probe
 from egmctl.topology.access import Block, classify, cuda_failure, nvml_failure
 
+Scene = TypeVar("Scene")
+Effect = TypeVar("Effect")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(Generic[Scene, Effect]):
+    """A cause and its possible effects: other findings on a machine here, paths of a run in verdict/explain.py."""
+
+    causes: tuple[str, ...]
+    """Ids, or globs of ids, of the checks that find the cause."""
+    effects: Collection[str]
+    """Ids of checks; symptoms and kinds of waivers of a path."""
+    holds: Callable[[Scene, Finding, Effect], bool]
+    """Whether a finding of the cause explains an effect."""
+    given: Callable[[Scene, Finding], bool] | None = None
+    """Whether a finding of the cause counts at all; by default each does."""
+
+
+def rules_from(rules: Iterable[Rule[Scene, Effect]], check: str) -> list[Rule[Scene, Effect]]:
+    """Return the rules whose cause is a finding of a check."""
+    return [rule for rule in rules if any(fnmatchcase(check, pattern) for pattern in rule.causes)]
+
+
+def explained(machine: Machine, findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Return the findings, each with those that explain it; a cause of a cause explains what that one does.
+
+    What could not be determined is explained too. A cause becomes as grave as what it explains: what was tried and
+    failed shows that it does harm.
+    """
+    faults = [place for place, finding in enumerate(findings) if finding.status in TOLD]
+    unknown = [place for place, finding in enumerate(findings) if finding.status is Status.UNKNOWN]
+    if machine.peers and machine.peers.problem:
+        # That MPI did not start is why the nodes were not compared, whatever is wrong with this one.
+        unknown = [place for place in unknown if not findings[place].check.startswith("peers.")]
+    rules = {place: rules_from(RULES, findings[place].check) for place in faults}
+    causes_of: dict[int, list[int]] = {}
+    for effect in (*faults, *unknown):
+        causes = [
+            cause
+            for cause in faults
+            if cause != effect
+            and any(
+                findings[effect].check in rule.effects and rule.holds(machine, findings[cause], findings[effect])
+                for rule in rules[cause]
+            )
+            # Of two that could explain each other one stays the cause.
+            and effect not in _all_causes(cause, causes_of)
+        ]
+        if causes and _covers([findings[cause] for cause in causes], findings[effect]):
+            causes_of[effect] = causes
+    result = list(findings)
+    for effect in causes_of:
+        roots = sorted(_all_causes(effect, causes_of) - causes_of.keys())
+        result[effect] = replace(result[effect], explained_by=_checks(result[root] for root in roots))
+        for root in roots:
+            statuses = {result[root].status, findings[effect].status} & set(TOLD)
+            explains = dict.fromkeys((*result[root].explains, findings[effect].check))
+            result[root] = replace(result[root], explains=tuple(explains), status=min(statuses, key=TOLD.index))
+    return tuple(result)
+
+
+def _checks(findings: Iterable[Finding]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(finding.check for finding in findings))
+
+
+def _all_causes(effect: int, causes_of: Mapping[int, list[int]]) -> set[int]:
+    """Return the causes of a finding, and theirs."""
+    direct = causes_of.get(effect, [])
+    return set(direct).union(*(_all_causes(cause, causes_of) for cause in direct))
+
+
+def _covers(causes: Sequence[Finding], effect: Finding) -> bool:
+    """Say whether all GPUs or pairs that an effect is about are touched by one of the causes, or one is the node's."""
+    gpus = effect.place.gpus
+    # Libraries fail for all GPUs, whichever one that was seen on.
+    if gpus is None or any(cause.place.gpus is None or cause.check == "drv.libraries" for cause in causes):
+        return True
+    touched = {bus_id for cause in causes for bus_id in cause.place.gpus or ()}
+    if effect.place.kind is PlaceKind.PAIR:
+        return all(touched.intersection(pair.split(">")) for pair in effect.place.ids)
+    return gpus <= touched
+
+
+# --- when a finding explains another ---------------------------------------------------------------------------------
+
 Holds = Callable[[Machine, Finding, Finding], bool]
-"""Of a machine, the cause and the effect."""
+"""Whether, on a machine, a cause explains an effect."""
 
 
 def always(_machine: Machine, _cause: Finding, _effect: Finding) -> bool:
@@ -27,28 +113,37 @@ def always(_machine: Machine, _cause: Finding, _effect: Finding) -> bool:
 
 
 def same_gpus(_machine: Machine, cause: Finding, effect: Finding) -> bool:
-    """Both are about GPUs, and about some of the same."""
-    return bool(set(cause.place.ids) & set(effect.place.ids))
+    """Say whether both are about GPUs, and about some of the same."""
+    return not set(cause.place.ids).isdisjoint(effect.place.ids)
 
 
 def alike(_machine: Machine, cause: Finding, effect: Finding) -> bool:
-    """Both are about some of the same GPUs, or one of them is about something else than GPUs."""
+    """Say whether both are about some of the same GPUs, or one of them is about something else than GPUs."""
     return cause.place.meets(effect.place)
 
 
-def no_gpu_left(_machine: Machine, cause: Finding, effect: Finding) -> bool:
-    """The effect counts GPUs, and the cause has some of them."""
-    return effect.place.kind is not PlaceKind.GPU or same_gpus(_machine, cause, effect)
+def no_gpu_left(machine: Machine, cause: Finding, effect: Finding) -> bool:
+    """Say whether the cause has some of the GPUs that the effect counts."""
+    return effect.place.kind is not PlaceKind.GPU or same_gpus(machine, cause, effect)
+
+
+def undetermined(machine: Machine, cause: Finding, effect: Finding) -> bool:
+    """Say whether the effect is unknown, of GPUs that the cause has."""
+    return effect.status is Status.UNKNOWN and alike(machine, cause, effect)
 
 
 def control_node_failed(machine: Machine, _cause: Finding, effect: Finding) -> bool:
-    """A library's start failed because one of the nodes that it opens first is closed."""
+    """Say whether a library's start failed because one of the nodes that it opens first is closed."""
     closed = _closed_nodes(machine)
     nvml, cuda = nvml_failure(machine), cuda_failure(machine)
-    calls = {seen.source for seen in effect.evidence}
-    if nvml is not None and nvml.call in calls:
-        return nvml.call == "nvmlInit" and "/dev/nvidiactl" in closed
-    return cuda is not None and cuda.call in calls and cuda.call == "cuInit" and bool(closed)
+    if _is_about(effect, nvml):
+        return nvml is not None and nvml.call == "nvmlInit" and "/dev/nvidiactl" in closed
+    return _is_about(effect, cuda) and cuda is not None and cuda.call == "cuInit" and bool(closed)
+
+
+def _is_about(finding: Finding, failure: LibraryFailure | None) -> bool:
+    """Say whether a finding quotes the call in which a library failed."""
+    return failure is not None and failure.call in {evidence.source for evidence in finding.evidence}
 
 
 def _closed_nodes(machine: Machine) -> set[str]:
@@ -56,71 +151,77 @@ def _closed_nodes(machine: Machine) -> set[str]:
     return {node.path for node in nodes if node.access not in (None, "ok") or node.kind not in (None, "character")}
 
 
-def cuda_did_not_start(machine: Machine, _cause: Finding, effect: Finding) -> bool:
-    """Every probe that this check judges and that failed did so in cuInit."""
-    kinds = KINDS.get(effect.check, ())
-    calls = {probe.call for probe in machine.probes or () if probe.kind in kinds and probe.outcome is not Outcome.OK}
-    return bool(calls) and calls <= {"cuInit", "cuDriverGetVersion"} and bool(_closed_nodes(machine))
-
-
 def none_to_open(machine: Machine, cause: Finding, effect: Finding) -> bool:
-    """CUDA finds no GPU that it can open, and the cause has some of those."""
-    failed = cuda_failure(machine)
-    if failed is None or (failed.call, failed.number) != ("cuInit", _NO_DEVICE):
-        return False
-    return same_gpus(machine, cause, effect) and any(seen.source == failed.call for seen in effect.evidence)
+    """Say whether CUDA finds no GPU that it can open, and the cause has some of those."""
+    failure = cuda_failure(machine)
+    no_device = failure is not None and (failure.call, failure.number) == ("cuInit", _NO_DEVICE)
+    return no_device and _is_about(effect, failure) and same_gpus(machine, cause, effect)
 
 
-_NO_DEVICE = 100
-"""CUDA_ERROR_NO_DEVICE (cuda.h)."""
+def not_ready(machine: Machine, _cause: Finding, effect: Finding) -> bool:
+    """Say whether CUDA does not start because the fabric is not ready, and the effect is about that."""
+    failure = cuda_failure(machine)
+    return failure is not None and failure.number == _SYSTEM_NOT_READY and _is_about(effect, failure)
+
+
+_NO_DEVICE, _SYSTEM_NOT_READY = 100, 802
+"""CUDA_ERROR_NO_DEVICE and CUDA_ERROR_SYSTEM_NOT_READY (cuda.h)."""
+
+
+def versions_differ(machine: Machine, _cause: Finding, _effect: Finding) -> bool:
+    """Say whether the libraries refuse a kernel module of another version."""
+    failure = nvml_failure(machine)
+    return failure is not None and failure.name == "NVML_ERROR_LIB_RM_VERSION_MISMATCH"
+
+
+def control_denied(_machine: Machine, _cause: Finding, effect: Finding) -> bool:
+    """Say whether the cgroup that denies the GPUs denies the node that all of them need as well."""
+    return any(item.errno == "EPERM" for item in effect.evidence if item.source == "access(/dev/nvidiactl)")
+
+
+def _probes(machine: Machine, check: str, *outcomes: Outcome) -> list[Probe]:
+    """Return the probes that a check judges and that ended in one of these ways."""
+    kinds = KINDS.get(check, ())
+    return [probe for probe in machine.probes or () if probe.kind in kinds and probe.outcome in outcomes]
+
+
+def cuda_did_not_start(machine: Machine, _cause: Finding, effect: Finding) -> bool:
+    """Say whether every probe that this check judges and that failed did so in cuInit, which closed nodes stop."""
+    bad = _probes(machine, effect.check, *(outcome for outcome in Outcome if outcome is not Outcome.OK))
+    return bool(bad) and all(probe.call in _STARTS for probe in bad) and bool(_closed_nodes(machine))
+
+
+_STARTS = ("cuInit", "cuDriverGetVersion")
 
 
 def failed_in(*calls: str, number: int | None = None) -> Holds:
     """Return whether all probes of the effect that failed did so in one of these calls, with this CUresult."""
 
     def holds(machine: Machine, _cause: Finding, effect: Finding) -> bool:
-        kinds = KINDS.get(effect.check, ())
-        bad = [probe for probe in machine.probes or () if probe.kind in kinds and probe.outcome is Outcome.ERROR]
-        return bool(bad) and all(
-            probe.call in calls and (number is None or probe.error_number == number) for probe in bad
-        )
+        bad = _probes(machine, effect.check, Outcome.ERROR)
+        return bool(bad) and all(probe.call in calls and number in (None, probe.error_number) for probe in bad)
 
     return holds
 
 
+def cuda_failed(machine: Machine, cause: Finding, effect: Finding) -> bool:
+    """Say whether CUDA failed as a whole, and what was tried in its first calls."""
+    return cuda_failure(machine) is not None and failed_in(*_STARTS)(machine, cause, effect)
+
+
 def ran_short(machine: Machine, _cause: Finding, effect: Finding) -> bool:
-    """What the effect is about failed as it does where descriptors, processes or addresses run out."""
+    """Say whether the effect failed as it does where descriptors, processes or addresses run out."""
     if effect.check == "drv.libraries":
-        calls = {seen.source for seen in effect.evidence}
-        failures = [one for one in (nvml_failure(machine), cuda_failure(machine)) if one is not None]
-        ours = [one for one in failures if one.call in calls or (one.call is None and one.how == "not-started")]
-        return bool(ours) and all(one.how != "timed-out" and one.number in _SHORT for one in ours)
-    kinds = KINDS.get(effect.check, ())
-    bad = [one for one in machine.probes or () if one.kind in kinds and one.outcome in _BROKEN]
-    return bool(bad) and all(one.outcome is not Outcome.CORRUPT and one.error_number in _SHORT for one in bad)
+        failures = [failure for failure in (nvml_failure(machine), cuda_failure(machine)) if failure is not None]
+        ours = [f for f in failures if _is_about(effect, f) or (f.call is None and f.how == "not-started")]
+        return bool(ours) and all(failure.how != "timed-out" and failure.number in _SHORT for failure in ours)
+    bad = _probes(machine, effect.check, Outcome.ERROR, Outcome.CRASHED, Outcome.CORRUPT)
+    return bool(bad) and all(probe.outcome is not Outcome.CORRUPT and probe.error_number in _SHORT for probe in bad)
 
 
 _SHORT = (None, 2, 100, 304, 999)
 """What CUDA answers where the kernel gives it nothing more: OUT_OF_MEMORY, NO_DEVICE, OPERATING_SYSTEM, UNKNOWN (also
 NVML's); nothing of a process that crashed or could not be started."""
-_BROKEN = (Outcome.ERROR, Outcome.CRASHED, Outcome.CORRUPT)
-
-
-def not_ready(machine: Machine, _cause: Finding, effect: Finding) -> bool:
-    """CUDA does not start because the fabric is not ready, and this finding is about that."""
-    failed = cuda_failure(machine)
-    if failed is None or failed.number != _SYSTEM_NOT_READY:
-        return False
-    return effect.check != "drv.libraries" or any(seen.source == failed.call for seen in effect.evidence)
-
-
-_SYSTEM_NOT_READY = 802
-"""CUDA_ERROR_SYSTEM_NOT_READY (cuda.h)."""
-
-
-def undetermined(machine: Machine, cause: Finding, effect: Finding) -> bool:
-    """The effect is unknown, of GPUs that the cause has."""
-    return effect.status is Status.UNKNOWN and alike(machine, cause, effect)
 
 
 def lost_as(*blocks: Block, status: Status | None = None) -> Holds:
@@ -135,7 +236,7 @@ def lost_as(*blocks: Block, status: Status | None = None) -> Holds:
     def holds(machine: Machine, cause: Finding, effect: Finding) -> bool:
         gpus = [gpu for gpu in machine.gpus or () if gpu.bus_id in effect.place.ids]
         return (
-            (status is None or cause.status is status)
+            status in (None, cause.status)
             and same_gpus(machine, cause, effect)
             and all((stopped := classify(machine, gpu)) is not None and stopped.block in blocks for gpu in gpus)
         )
@@ -143,47 +244,37 @@ def lost_as(*blocks: Block, status: Status | None = None) -> Holds:
     return holds
 
 
-def logged(*messages: DriverMessage) -> Holds:
+def logged(*messages: M) -> Holds:
     """Return whether the effect is that the driver logged one of these messages, of a GPU that the cause may have."""
-
-    def holds(machine: Machine, cause: Finding, effect: Finding) -> bool:
-        return cause.place.meets(effect.place) and message_of(machine, effect) in messages
-
-    return holds
+    return lambda machine, cause, effect: alike(machine, cause, effect) and message_of(machine, effect) in messages
 
 
 def asks_to_recover(finding: Finding) -> bool:
     """Say whether a finding of ``gpu.health`` is about the recovery action that the driver asks for."""
-    return {seen.source for seen in finding.evidence} == {RECOVERY_ACTION}
+    return {evidence.source for evidence in finding.evidence} == {RECOVERY_ACTION}
 
 
 def needs_recovery(machine: Machine, cause: Finding, effect: Finding) -> bool:
-    """An Xid after which a GPU has to be recovered is why the driver asks for that."""
+    """Say whether the driver asks for a recovery because of an Xid after which a GPU needs one."""
     grave = (Action.RESET, Action.REBOOT, Action.LINKS)
-    return (
-        asks_to_recover(effect)
-        and same_gpus(machine, cause, effect)
-        and any(meaning(event).action in grave for event in xids_of(machine, cause))
-    )
+    serious = any(meaning(event).action in grave for event in xids_of(machine, cause))
+    return asks_to_recover(effect) and same_gpus(machine, cause, effect) and serious
 
 
 def announces_recovery(machine: Machine, cause: Finding, effect: Finding) -> bool:
-    """Xid 154 is how the driver logs that it asks for a recovery."""
-    events = xids_of(machine, effect)
-    only = bool(events) and all(event.number == RECOVERY_CHANGED for event in events)
-    return only and asks_to_recover(cause) and same_gpus(machine, cause, effect)
+    """Say whether the effect is Xid 154, with which the driver logs that it asks for a recovery."""
+    numbers = {event.number for event in xids_of(machine, effect)}
+    return numbers == {RECOVERY_CHANGED} and asks_to_recover(cause) and same_gpus(machine, cause, effect)
 
 
 def precedes_recovery(machine: Machine, cause: Finding, effect: Finding) -> bool:
-    """The effect is Xid 154, and the cause is the last Xid of the GPU before it that needs an operator."""
+    """Say whether the effect is Xid 154, and the cause the last Xid of the GPU before it that needs an operator."""
     announced = {(event.number, event.bus_id) for event in xids_of(machine, effect)}
     reasons = {(event.number, event.bus_id) for event in xids_of(machine, cause)}
-    if machine.kernel_log is None or any(number != RECOVERY_CHANGED for number, _ in announced):
+    if any(number != RECOVERY_CHANGED for number, _ in announced):
         return False
     last: dict[str | None, int | None] = {}
-    for event in machine.kernel_log.events:
-        if event.kind is not EventKind.XID or meaning(event).status not in TOLD:
-            continue
+    for event in _xids(machine):
         if event.number != RECOVERY_CHANGED:
             last[event.bus_id] = event.number
         elif (event.number, event.bus_id) in announced and (last.get(event.bus_id), event.bus_id) in reasons:
@@ -191,42 +282,46 @@ def precedes_recovery(machine: Machine, cause: Finding, effect: Finding) -> bool
     return False
 
 
+def _xids(machine: Machine) -> list[KernelEvent]:
+    """Return the Xids of the kernel's log that need an operator."""
+    events = () if machine.kernel_log is None else machine.kernel_log.events
+    return [event for event in events if event.kind is EventKind.XID and meaning(event).status in TOLD]
+
+
 def xids(fits: Callable[[KernelEvent], bool]) -> Holds:
     """Return whether all Xids of the effect's GPU that need an operator are such ones, and the cause has that GPU."""
 
     def holds(machine: Machine, cause: Finding, effect: Finding) -> bool:
-        events = () if machine.kernel_log is None else machine.kernel_log.events
-        those = [
-            event
-            for event in events
-            if event.kind is EventKind.XID and event.bus_id in effect.place.ids and meaning(event).status in TOLD
-        ]
-        return same_gpus(machine, cause, effect) and bool(those) and all(map(fits, those))
+        events = [event for event in _xids(machine) if event.bus_id in effect.place.ids]
+        return same_gpus(machine, cause, effect) and bool(events) and all(map(fits, events))
 
     return holds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """One cause and what it can explain."""
-
-    cause: str
-    """Id of the check that finds it."""
-    effects: tuple[str, ...]
-    """Ids, or globs of ids, of checks."""
-    holds: Holds
-    """Whether a finding of the cause explains a finding of an effect."""
-    why: str
-    """Why it does, one clause."""
+def blamed_on(blame: Blame) -> Holds:
+    """Return whether all Xids of the effect's GPU are of a part, or ask for the recovery after one that is."""
+    return xids(lambda event: meaning(event).blame is blame or event.number == RECOVERY_CHANGED)
 
 
-_OF_MEMORY = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 168, 171, 172, RECOVERY_CHANGED})
-"""Xids of a GPU's memory (:mod:`egmctl.doctor.kernel_faults`), and the one that asks for the reset that mends it."""
-_IMEX_RECOVERY = "recover-imex-domain"
-_OFF_THE_BUS = frozenset({79, RECOVERY_CHANGED})
+def of_numbers(*numbers: int) -> Holds:
+    """Return whether all Xids of the effect's GPU are of these numbers, or ask for the recovery after one."""
+    return xids(lambda event: event.number in (*numbers, RECOVERY_CHANGED))
+
+
+def imex_to_recover(machine: Machine, cause: Finding, effect: Finding) -> bool:
+    """Say whether the recovery action that the driver asks for is that of an IMEX domain."""
+    actions = {evidence.value for evidence in effect.evidence}
+    return actions == {"recover-imex-domain"} and same_gpus(machine, cause, effect)
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+_MEMORY_XIDS = (48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 168, 171, 172)
+"""Xids of a GPU's memory (:mod:`egmctl.doctor.kernel_faults`)."""
 
 _ACTIVE = tuple(KINDS)
-
+_TAKEN = ("dev.excluded", "dev.cgroup-restricted", "dev.nodes-missing")
+"""What takes a GPU away from this process, or from all, while it works."""
 _EGM = ("egm.capability", "egm.preconditions", "egm.fabric-address", "egm.cgroup-route", "egm.peer-route")
 _OF_A_LOST_GPU = (*_EGM, "env.visible-devices", "fabric.same-node-isolation", "rdma.affinity")
 """What is seen of a GPU that cannot be used. What NVML says of GPUs is not among it: NVML does not list this one; nor
@@ -294,288 +389,62 @@ _LOGGED: Mapping[str, tuple[M, ...]] = {
 }
 """By check: the messages in which the driver says what it finds."""
 
-RULES: tuple[Rule, ...] = (
-    *(
-        Rule(cause=cause, effects=effects, holds=alike, why="they see the same fault")
-        for cause, effects in _ALIKE.items()
-    ),
-    *(
-        Rule(cause=cause, effects=("kernel.driver-messages",), holds=logged(*messages), why="the driver logged it")
-        for cause, messages in _LOGGED.items()
-    ),
+RULES: tuple[Rule[Machine, Finding], ...] = (
+    *(Rule((cause,), effects, alike) for cause, effects in _ALIKE.items()),
+    *(Rule((cause,), ("kernel.driver-messages",), logged(*messages)) for cause, messages in _LOGGED.items()),
+    # A GPU has one kernel driver, and the libraries find none whose driver is not NVIDIA's.
+    Rule(("drv.nouveau",), ("dev.driver-binding", "drv.libraries", "dev.count-consistency"), always),
+    Rule(("dev.driver-binding",), ("drv.libraries",), same_gpus),
+    Rule(("dev.fell-off-bus", *_TAKEN, "dev.permissions"), ("drv.libraries",), none_to_open),
+    Rule(("drv.versions",), ("drv.libraries",), versions_differ),
+    Rule(("dev.cgroup-restricted",), ("dev.control-nodes",), control_denied),
+    # A container that is started without GPUs has none of NVIDIA's device nodes.
+    Rule(("dev.nodes-missing",), ("dev.control-nodes",), lambda machine, _cause, _effect: without_gpus(machine)),
+    # NVML and CUDA open /dev/nvidiactl first, CUDA then /dev/nvidia-uvm: in cuInit, with which every use begins.
+    Rule(("dev.control-nodes",), ("drv.libraries",), control_node_failed),
+    Rule(("dev.control-nodes",), _ACTIVE, cuda_did_not_start),
+    Rule(("drv.libraries",), _ACTIVE, cuda_failed),
     Rule(
-        cause="drv.nouveau",
-        effects=("dev.driver-binding", "drv.libraries", "dev.count-consistency"),
-        holds=always,
-        why="a GPU has one kernel driver",
-    ),
-    Rule(
-        cause="dev.driver-binding",
-        effects=("drv.libraries",),
-        holds=same_gpus,
-        why="the libraries find no GPU whose kernel driver is not NVIDIA's",
-    ),
-    *(
-        Rule(cause=cause, effects=("drv.libraries",), holds=none_to_open, why="cuInit finds no GPU that it can open")
-        for cause in (
-            "dev.fell-off-bus",
-            "dev.excluded",
-            "dev.cgroup-restricted",
-            "dev.nodes-missing",
-            "dev.permissions",
-        )
-    ),
-    Rule(
-        cause="drv.versions",
-        effects=("drv.libraries",),
-        holds=lambda machine, _cause, _effect: (
-            (failed := nvml_failure(machine)) is not None and failed.name == "NVML_ERROR_LIB_RM_VERSION_MISMATCH"
+        (
+            *("dev.fell-off-bus", "dev.driver-binding", *_TAKEN),
+            *("dev.permissions", "dev.control-nodes", "drv.libraries"),
         ),
-        why="the libraries refuse a kernel module of another version",
+        ("dev.count-consistency",),
+        no_gpu_left,
     ),
+    Rule(("dev.driver-binding", *_TAKEN), ("pcie.link",), undetermined),
+    Rule(("fabric.management", "fabric.manager", "fabric.state"), ("drv.libraries",), not_ready),
+    # CUDA lists parts of a GPU with MIG, and no prohibited one.
+    Rule(("gpu.mig",), ("dev.count-consistency",), lost_as(Block.NOT_SEEN_BY_CUDA)),
+    Rule(("gpu.compute-mode",), ("dev.count-consistency",), lost_as(Block.NOT_SEEN_BY_CUDA, status=Status.FAIL)),
+    # The driver gave the GPU up and said why.
+    Rule(("kernel.xid",), ("dev.count-consistency",), lost_as(Block.GPU_LOST, Block.NOT_LISTED, status=Status.FAIL)),
+    Rule(("dev.fell-off-bus",), ("kernel.xid",), of_numbers(79)),
+    Rule(("dev.fell-off-bus",), ("kernel.aer",), same_gpus),
+    # The driver logs the errors that it counts.
+    Rule(("gpu.health",), ("kernel.xid",), of_numbers(*_MEMORY_XIDS)),
+    Rule(("nvlink.links", "nvlink.errors"), ("kernel.xid",), blamed_on(Blame.LINK)),
+    Rule(("c2c.link",), ("kernel.xid",), of_numbers(*C2C_XIDS)),
+    # It times out waiting for a link that has errors.
+    Rule(("kernel.aer",), ("kernel.xid",), blamed_on(Blame.PCIE)),
+    Rule(("kernel.xid",), ("gpu.health",), needs_recovery),
+    Rule(("gpu.health",), ("kernel.xid",), announces_recovery),
+    Rule(("kernel.xid",), ("kernel.xid",), precedes_recovery),
+    Rule(("imex.recovery",), ("gpu.health",), imex_to_recover),
+    # Fabric handles need an IMEX channel (cuda.h, CUDA_ERROR_NOT_PERMITTED).
     Rule(
-        cause="dev.cgroup-restricted",
-        effects=("dev.control-nodes",),
-        holds=lambda _machine, _cause, effect: any(
-            seen.errno == "EPERM" for seen in effect.evidence if seen.source == "access(/dev/nvidiactl)"
-        ),
-        why="one cgroup denies the GPUs and the node that all of them need",
+        ("imex.channel",),
+        ("fabric.alloc-active",),
+        failed_in("cuMemCreate", "cuMemPoolCreate", "cuMemImportFromShareableHandle", number=800),
     ),
+    # The driver cannot take memory of that NUMA node.
     Rule(
-        cause="dev.nodes-missing",
-        effects=("dev.control-nodes",),
-        holds=lambda machine, _cause, _effect: without_gpus(machine),
-        why="a container that is started without GPUs has none of NVIDIA's device nodes",
+        ("numa.cpuset-mems", "numa.mempolicy-syscalls", "numa.memory"),
+        ("egm.alloc-active", "ipc.vmm-active", "ipc.pool-active", "fabric.alloc-active"),
+        failed_in("cuMemCreate", "cuMemPoolCreate"),
     ),
-    Rule(
-        cause="dev.control-nodes",
-        effects=("drv.libraries",),
-        holds=control_node_failed,
-        why="NVML and CUDA open /dev/nvidiactl first, CUDA then /dev/nvidia-uvm",
-    ),
-    Rule(
-        cause="dev.control-nodes",
-        effects=_ACTIVE,
-        holds=cuda_did_not_start,
-        why="cuInit opens /dev/nvidiactl and /dev/nvidia-uvm",
-    ),
-    Rule(
-        cause="drv.libraries",
-        effects=_ACTIVE,
-        holds=lambda machine, cause, effect: (
-            cuda_failure(machine) is not None and failed_in("cuInit", "cuDriverGetVersion")(machine, cause, effect)
-        ),
-        why="every use of CUDA begins with cuInit",
-    ),
-    *(
-        Rule(cause=cause, effects=("dev.count-consistency",), holds=no_gpu_left, why="it takes the GPUs away")
-        for cause in (
-            "dev.fell-off-bus",
-            "dev.driver-binding",
-            "dev.excluded",
-            "dev.cgroup-restricted",
-            "dev.nodes-missing",
-            "dev.permissions",
-            "dev.control-nodes",
-            "drv.libraries",
-        )
-    ),
-    *(
-        Rule(cause=cause, effects=("pcie.link",), holds=undetermined, why="the link of this GPU was not read")
-        for cause in ("dev.driver-binding", "dev.excluded", "dev.cgroup-restricted", "dev.nodes-missing")
-    ),
-    *(
-        Rule(cause=cause, effects=("drv.libraries",), holds=not_ready, why="cuInit waits for the fabric")
-        for cause in ("fabric.management", "fabric.manager", "fabric.state")
-    ),
-    Rule(
-        cause="gpu.mig",
-        effects=("dev.count-consistency",),
-        holds=lost_as(Block.NOT_SEEN_BY_CUDA),
-        why="CUDA lists parts of it, not the GPU",
-    ),
-    Rule(
-        cause="gpu.compute-mode",
-        effects=("dev.count-consistency",),
-        holds=lost_as(Block.NOT_SEEN_BY_CUDA, status=Status.FAIL),
-        why="a prohibited GPU is none of CUDA's",
-    ),
-    Rule(
-        cause="kernel.xid",
-        effects=("dev.count-consistency",),
-        holds=lost_as(Block.GPU_LOST, Block.NOT_LISTED, status=Status.FAIL),
-        why="the driver gave the GPU up and said why",
-    ),
-    Rule(
-        cause="dev.fell-off-bus",
-        effects=("kernel.xid",),
-        holds=xids(lambda event: event.number in _OFF_THE_BUS),
-        why="the driver said so in the kernel's log",
-    ),
-    Rule(
-        cause="dev.fell-off-bus",
-        effects=("kernel.aer",),
-        holds=same_gpus,
-        why="its link went down",
-    ),
-    Rule(
-        cause="gpu.health",
-        effects=("kernel.xid",),
-        holds=xids(lambda event: event.number in _OF_MEMORY),
-        why="the driver logs the memory errors that it counts",
-    ),
-    *(
-        Rule(
-            cause=cause,
-            effects=("kernel.xid",),
-            holds=xids(lambda event: meaning(event).blame is Blame.LINK or event.number == RECOVERY_CHANGED),
-            why="the driver logs errors of these links",
-        )
-        for cause in ("nvlink.links", "nvlink.errors")
-    ),
-    Rule(
-        cause="c2c.link",
-        effects=("kernel.xid",),
-        holds=xids(lambda event: event.number in C2C_XIDS or event.number == RECOVERY_CHANGED),
-        why="the driver logs errors of this link",
-    ),
-    Rule(
-        cause="kernel.aer",
-        effects=("kernel.xid",),
-        holds=xids(lambda event: meaning(event).blame is Blame.PCIE or event.number == RECOVERY_CHANGED),
-        why="the driver times out waiting for a link that has errors",
-    ),
-    Rule(
-        cause="kernel.xid",
-        effects=("gpu.health",),
-        holds=needs_recovery,
-        why="after it the GPU has to be reset, and the driver asks for that",
-    ),
-    Rule(
-        cause="gpu.health",
-        effects=("kernel.xid",),
-        holds=announces_recovery,
-        why="the driver logs that it asks for a recovery",
-    ),
-    Rule(
-        cause="kernel.xid",
-        effects=("kernel.xid",),
-        holds=precedes_recovery,
-        why="after it the driver logs, as Xid 154, that it asks for a recovery",
-    ),
-    Rule(
-        cause="imex.recovery",
-        effects=("gpu.health",),
-        holds=lambda machine, cause, effect: (
-            same_gpus(machine, cause, effect) and {seen.value for seen in effect.evidence} == {_IMEX_RECOVERY}
-        ),
-        why="it is the recovery action that the driver asks for",
-    ),
-    Rule(
-        cause="imex.channel",
-        effects=("fabric.alloc-active",),
-        holds=failed_in("cuMemCreate", "cuMemPoolCreate", "cuMemImportFromShareableHandle", number=800),
-        why="fabric handles need an IMEX channel (cuda.h, CUDA_ERROR_NOT_PERMITTED)",
-    ),
-    *(
-        Rule(
-            cause=cause,
-            effects=("egm.alloc-active", "ipc.vmm-active", "ipc.pool-active", "fabric.alloc-active"),
-            holds=failed_in("cuMemCreate", "cuMemPoolCreate"),
-            why="the driver cannot take memory of that NUMA node",
-        )
-        for cause in ("numa.cpuset-mems", "numa.mempolicy-syscalls", "numa.memory")
-    ),
-    Rule(
-        cause="env.limits",
-        effects=("drv.libraries", *_ACTIVE),
-        holds=ran_short,
-        why="a process that gets no more descriptors, threads or addresses fails",
-    ),
-    Rule(
-        cause="ipc.ptrace",
-        effects=("ipc.pidfd-active",),
-        holds=always,
-        why="pidfd_getfd needs the rights of ptrace(2)",
-    ),
+    Rule(("env.limits",), ("drv.libraries", *_ACTIVE), ran_short),
+    # pidfd_getfd needs the rights of ptrace(2).
+    Rule(("ipc.ptrace",), ("ipc.pidfd-active",), always),
 )
 """What explains what; each pair has a test (tests/doctor/test_causes.py)."""
-
-
-def explained(machine: Machine, findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return the findings with who explains whom; a cause of a cause explains what that one does.
-
-    What could not be determined is explained too. A cause becomes as grave as what it explains: what was tried and
-    failed shows that it does harm.
-    """
-    faults = [place for place, finding in enumerate(findings) if finding.status in TOLD]
-    untold = [place for place, finding in enumerate(findings) if finding.status is Status.UNKNOWN]
-    if machine.peers and machine.peers.problem:
-        # That MPI did not start is why the nodes were not compared, whatever is wrong with this one.
-        untold = [place for place in untold if not findings[place].check.startswith("peers.")]
-    by: dict[int, list[int]] = {}
-    for effect in (*faults, *untold):
-        causes = [
-            cause
-            for cause in faults
-            if cause != effect
-            and _explains(machine, findings[cause], findings[effect])
-            # Of two that could explain each other one stays the cause.
-            and not _leads_to(by, cause, effect)
-        ]
-        if causes and _covers(findings, causes, effect):
-            by[effect] = causes
-    roots = {effect: _roots(effect, by) for effect in by}
-    told: dict[int, Finding] = dict(enumerate(findings))
-    for effect, found in roots.items():
-        if found:
-            ids = tuple(dict.fromkeys(findings[cause].check for cause in sorted(found)))
-            told[effect] = replace(told[effect], explained_by=ids)
-            for cause in found:
-                known = told[cause].explains
-                grave = told[cause].status
-                if findings[effect].status in TOLD:
-                    grave = min(grave, findings[effect].status, key=TOLD.index)
-                ids = tuple(dict.fromkeys((*known, findings[effect].check)))
-                told[cause] = replace(told[cause], explains=ids, status=grave)
-    return tuple(told[place] for place in range(len(findings)))
-
-
-def _explains(machine: Machine, cause: Finding, effect: Finding) -> bool:
-    return any(
-        rule.cause == cause.check
-        and any(fnmatchcase(effect.check, pattern) for pattern in rule.effects)
-        and rule.holds(machine, cause, effect)
-        for rule in RULES
-    )
-
-
-def _covers(findings: Sequence[Finding], causes: Sequence[int], effect: int) -> bool:
-    """Say whether all GPUs or pairs that an effect is about are touched by one of the causes, or one is the node's."""
-    place = findings[effect].place
-    if place.gpus is None or any(findings[cause].check in _WHOLE for cause in causes):
-        return True
-    touched: set[str] = set()
-    for cause in causes:
-        gpus = findings[cause].place.gpus
-        if gpus is None:
-            return True
-        touched |= gpus
-    if place.kind is PlaceKind.PAIR:
-        return all(touched.intersection(pair.split(">")) for pair in place.ids)
-    return place.gpus <= touched
-
-
-_WHOLE = ("drv.libraries",)
-"""What takes all GPUs, whichever one it was found on."""
-
-
-def _leads_to(by: Mapping[int, list[int]], start: int, goal: int) -> bool:
-    """Say whether one fault is explained by another, through whatever lies between."""
-    return any(cause == goal or _leads_to(by, cause, goal) for cause in by.get(start, ()))
-
-
-def _roots(effect: int, by: Mapping[int, list[int]]) -> set[int]:
-    """Return the causes of a fault that nothing explains."""
-    found = (_roots(cause, by) if cause in by else {cause} for cause in by[effect])
-    return {root for roots in found for root in roots}

@@ -175,6 +175,37 @@ class Finding:
     """Ids of the checks that found the cause of this fault: it is told there, and counts there only."""
 
 
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A finding that no other explains, and those that it does."""
+
+    finding: Finding
+    explains: tuple[Finding, ...]
+
+    @property
+    def status(self) -> Status:
+        """The gravest of them all."""
+        return min((finding.status for finding in (self.finding, *self.explains)), key=list(Status).index)
+
+
+def causes(findings: Iterable[Finding]) -> tuple[Cause, ...]:
+    """Return the root causes of all failures, warnings and notes, the gravest first; each finding is in one of them.
+
+    What could not be determined is among what they explain.
+    """
+    known = tuple(findings)
+    roots = [finding for finding in known if finding.status in TOLD and not finding.explained_by]
+    effects: dict[int, list[Finding]] = {id(root): [] for root in roots}
+    for finding in known:
+        explaining = [root for check in finding.explained_by for root in roots if root.check == check]
+        if explaining:
+            # A check may have found several: the one of the same GPUs explains it.
+            nearest = next((root for root in explaining if root.place.meets(finding.place)), explaining[0])
+            effects[id(nearest)].append(finding)
+    result = (Cause(root, tuple(effects[id(root)])) for root in roots)
+    return tuple(sorted(result, key=lambda cause: list(Status).index(cause.status)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCause:
     """A cause, and the measurements that it explains.

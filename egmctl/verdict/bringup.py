@@ -6,14 +6,15 @@ What explains what is :mod:`egmctl.verdict.explain`. What nothing explains is a 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
 from egmctl.model.bringup import Answer, Bringup, Gap, GapKind, JoinedCause
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import Finding
+from egmctl.model.finding import Finding, causes
 from egmctl.model.finding import Status as Found
 from egmctl.model.measurement import RunReport, Status
 from egmctl.model.verdict import Grade, Yardstick
-from egmctl.verdict.explain import Shortfalls, causes, explained_by, shortfalls
+from egmctl.verdict.explain import Shortfalls, explained_by, shortfalls
 from egmctl.verdict.yardsticks import is_lost
 
 
@@ -33,73 +34,71 @@ def bringup(
     not_measured
         Why there was none.
     """
-    joined = tuple(sorted(_joined(diagnosis, run, before), key=_gravity))
+    joined = _joined(diagnosis, run, before)
     gaps = tuple(_gaps(diagnosis, run, joined, not_measured))
     failed = any(cause.status is Found.FAIL for cause in joined)
     answer = Answer.NO_GO if failed else Answer.INCOMPLETE if gaps else Answer.GO
     return Bringup(answer=answer, causes=joined, gaps=gaps, diagnosis=diagnosis, run=run)
 
 
-def _gravity(cause: JoinedCause) -> tuple[int, int]:
-    return _ORDER.index(cause.status), -len(cause.slow)
-
-
 # --- causes ----------------------------------------------------------------------------------------------------------
 
 
-def _joined(diagnosis: Diagnosis, run: RunReport | None, before: Diagnosis | None) -> Iterator[JoinedCause]:
+def _joined(diagnosis: Diagnosis, run: RunReport | None, before: Diagnosis | None) -> tuple[JoinedCause, ...]:
+    """Return the causes that doctor and the run found, and what is slow for no known cause; the gravest first."""
     short = Shortfalls() if run is None else shortfalls(run)
+    joined = [*_by_doctor(diagnosis, run, before, short), *_by_run(run, short)]
+    left = short.slow.difference(*(cause.slow for cause in joined))
+    # A run fails too where no single path does: the verdict of a class is its own.
+    too_slow = run is not None and run.verdict is not None and run.verdict.too_slow
+    failed = too_slow and all(cause.status is not Found.FAIL for cause in joined)
+    if left or failed:
+        joined.append(_cause(Found.FAIL if failed else Found.WARN, left, short))
+    return tuple(sorted(joined, key=lambda cause: (_ORDER.index(cause.status), -len(cause.slow))))
+
+
+def _by_doctor(
+    diagnosis: Diagnosis, run: RunReport | None, before: Diagnosis | None, short: Shortfalls
+) -> Iterator[JoinedCause]:
     places = {id(finding): place for place, finding in enumerate(diagnosis.findings)}
     # What --gpus named and could not be measured fails, however grave its cause is by itself.
-    asked = {(one.finding.check, one.finding.place.ids) for one in (run.causes if run else ()) if one.asked}
-    told: set[int] = set()
-    worst: list[Found] = []
+    asked = {(cause.finding.check, cause.finding.place.ids) for cause in (run.causes if run else ()) if cause.asked}
     for cause in causes(diagnosis.findings):
-        explained = frozenset[int]() if run is None else explained_by(cause, run, short)
-        told |= explained
-        named = (cause.finding.check, cause.finding.place.ids) in asked
-        under_load = before is not None and not any(_was_there(cause.finding, one) for one in before.findings)
-        grave = under_load and cause.status is Found.WARN
-        status = Found.FAIL if named or grave or explained & (short.failing | short.lost) else cause.status
-        worst.append(status)
-        yield JoinedCause(
-            status=status,
-            findings=tuple(places[id(one)] for one in (cause.finding, *cause.explains)),
-            slow=tuple(sorted(explained & (short.slow | short.lost))),
-            waived=tuple(sorted(explained & short.waived)),
-            under_load=under_load,
+        finding = cause.finding
+        under_load = before is not None and not any(_was_there(finding, earlier) for earlier in before.findings)
+        failed = (finding.check, finding.place.ids) in asked or (under_load and cause.status is Found.WARN)
+        joined = _cause(
+            Found.FAIL if failed else cause.status,
+            frozenset() if run is None else explained_by(cause, run, short),
+            short,
         )
-    for place, seen in enumerate(() if run is None else run.causes):
-        # What doctor finds is told above.
-        if not seen.finding.check.startswith("bench."):
-            continue
-        explained = frozenset(seen.explains)
-        told |= explained
-        status = Found.FAIL if seen.asked or explained & short.failing else seen.finding.status
-        worst.append(status)
-        yield JoinedCause(
-            status=status,
-            findings=(),
-            run_cause=place,
-            slow=tuple(sorted(explained & short.slow)),
-            waived=tuple(sorted(explained & short.waived)),
-        )
-    left = short.slow - told
-    # A run fails too where no single path does: the verdict of a class is its own.
-    failed = run is not None and run.verdict is not None and run.verdict.too_slow and Found.FAIL not in worst
-    if left or failed:
-        yield JoinedCause(
-            status=Found.FAIL if failed or left & short.failing else Found.WARN, findings=(), slow=tuple(sorted(left))
-        )
+        findings = tuple(places[id(member)] for member in (finding, *cause.explains))
+        yield replace(joined, findings=findings, under_load=under_load)
+
+
+def _by_run(run: RunReport | None, short: Shortfalls) -> Iterator[JoinedCause]:
+    for place, cause in enumerate(run.causes if run else ()):
+        # What doctor finds is told by its own diagnosis.
+        if cause.finding.check.startswith("bench."):
+            yield replace(_cause(cause.status, frozenset(cause.explains), short), run_cause=place)
+
+
+def _cause(status: Found, explained: frozenset[int], short: Shortfalls) -> JoinedCause:
+    """Return a cause that fails where a measurement that it explains did."""
+    return JoinedCause(
+        status=Found.FAIL if explained & short.broken else status,
+        findings=(),
+        slow=tuple(sorted(explained & (short.slow | short.lost))),
+        waived=tuple(sorted(explained & short.waived)),
+    )
 
 
 def _was_there(finding: Finding, before: Finding) -> bool:
     """Say whether an earlier finding was as grave, and about all that this one is about."""
-    same = (finding.check, finding.place.kind) == (before.check, before.place.kind)
     return (
-        same
+        (finding.check, finding.place.kind) == (before.check, before.place.kind)
         and _ORDER.index(before.status) <= _ORDER.index(finding.status)
-        and (set(finding.place.ids) <= set(before.place.ids))
+        and set(finding.place.ids) <= set(before.place.ids)
     )
 
 
@@ -113,21 +112,17 @@ def _gaps(
     diagnosis: Diagnosis, run: RunReport | None, joined: Sequence[JoinedCause], not_measured: str
 ) -> Iterator[Gap]:
     if run is None:
-        yield Gap(kind=GapKind.NOT_MEASURED, reason=not_measured, causes=_stopping(joined))
+        failing = tuple(place for place, cause in enumerate(joined) if cause.status is Found.FAIL)
+        yield Gap(kind=GapKind.NOT_MEASURED, reason=not_measured, causes=failing)
     else:
         yield from _gaps_of_run(run, joined)
     if diagnosis.nothing is not None or diagnosis.mostly_unknown:
         yield Gap(kind=GapKind.NOT_DETERMINED, reason=diagnosis.nothing or "")
 
 
-def _stopping(joined: Sequence[JoinedCause]) -> tuple[int, ...]:
-    return tuple(place for place, cause in enumerate(joined) if cause.status is Found.FAIL)
-
-
 def _gaps_of_run(run: RunReport, joined: Sequence[JoinedCause]) -> Iterator[Gap]:
-    by_status = {status: [n for n, one in enumerate(run.measurements) if one.status is status] for status in Status}
-    lost = [number for number, one in enumerate(run.measurements) if is_lost(one)]
-    waived = by_status[Status.WAIVED]
+    waived = [number for number, m in enumerate(run.measurements) if m.status is Status.WAIVED]
+    lost = [number for number, m in enumerate(run.measurements) if is_lost(m)]
     if run.interrupted:
         yield Gap(kind=GapKind.INTERRUPTED, measurements=tuple(waived))
     if lost or run.problems:
@@ -145,9 +140,9 @@ def _gaps_of_run(run: RunReport, joined: Sequence[JoinedCause]) -> Iterator[Gap]
 def _without_reference(run: RunReport) -> list[int]:
     """Return the measurements whose profile does not say how fast they should be."""
     return [
-        one.measurement
-        for one in (run.verdict.judged if run.verdict is not None else ())
-        for judgement in one.judgements
+        judged.measurement
+        for judged in (run.verdict.judged if run.verdict is not None else ())
+        for judgement in judged.judgements
         if judgement.yardstick is Yardstick.PROFILE and judgement.grade is Grade.NO_REFERENCE
     ]
 

@@ -1,15 +1,15 @@
-"""Which node of a run something is on: bus ids, NUMA nodes and findings are those of one node. Pure."""
+"""Which causes explain that paths of a run are slow, broken or not measured: doctor's, and what the run saw. Pure."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from egmctl.bench.plan.flows import Use, in_use, listed
 from egmctl.bench.plan.paths import gpu_obstacle
+from egmctl.compat import StrEnum
+from egmctl.doctor.causes import Rule, rules_from
 from egmctl.doctor.check import Scope
 from egmctl.doctor.checks.gpu import SLOWDOWNS
 from egmctl.doctor.checks.kernel_log import xids_of
@@ -19,6 +19,7 @@ from egmctl.model.finding import (
     NODE,
     OF_GPUS,
     TOLD,
+    Cause,
     Evidence,
     Finding,
     Place,
@@ -28,9 +29,9 @@ from egmctl.model.finding import (
     Status,
     Waiver,
     WaiverKind,
+    causes,
     on_gpus,
 )
-from egmctl.model.finding import Status as Found
 from egmctl.model.kernel_log import KernelEvent
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import (
@@ -49,10 +50,275 @@ from egmctl.model.route import NUMA_MEMORY, Carrier, LinkKind, MemoryKind, Route
 from egmctl.model.ucx import node_names
 from egmctl.model.verdict import Grade
 from egmctl.topology.access import nvml_failure
-from egmctl.topology.links import gpu_link, nvlink_joins, nvlinks_between
+from egmctl.topology.links import Link, gpu_link, nvlink_joins, nvlinks_between
 from egmctl.topology.routes import owners
 from egmctl.units import format_kernel_list, format_size
 from egmctl.verdict.yardsticks import is_degraded, is_lost
+
+SECTIONS = ("switches", "confinement", "system")
+"""The facts that causes are found in, besides those that a plan is made from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfalls:
+    """The measurements of a run that need an explanation, by their places in it."""
+
+    failing: frozenset[int] = frozenset()
+    """Too slow, or broken by a known cause."""
+    warned: frozenset[int] = frozenset()
+    """A little slow, or without EGM where its route is blocked."""
+    waived: frozenset[int] = frozenset()
+    """Not made on the planned path."""
+    lost: frozenset[int] = frozenset()
+    """Crashed, hung, or failed for no cause that the failing call names."""
+
+    @property
+    def slow(self) -> frozenset[int]:
+        """All that were measured and are not as they should be."""
+        return self.failing | self.warned
+
+    @property
+    def broken(self) -> frozenset[int]:
+        """All that make their cause a failure."""
+        return self.failing | self.lost
+
+
+class Symptom(StrEnum):
+    """How a measurement that was tried went wrong."""
+
+    SLOW = "slow"
+    DEGRADED = "degraded"
+    """It went without EGM, whose route is blocked."""
+    CORRUPT = "corrupt"
+    FAILED = "failed"
+    """A driver call failed."""
+    LOST = "lost"
+    """It crashed, hung, or failed for no cause that the call names."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trouble:
+    """One symptom of a measurement, or one reason why it was not made."""
+
+    number: int
+    """The measurement's place in the run."""
+    kind: Symptom | WaiverKind
+    measurement: Measurement
+    """As it was planned."""
+    waiver: Waiver | None = None
+
+
+def with_causes(
+    report: RunReport,
+    machine: Machine | None = None,
+    *,
+    asked: Collection[str] = (),
+    numa: Collection[int] | None = None,
+) -> RunReport:
+    """Return a run with the causes that explain it (``RunReport.causes``).
+
+    Parameters
+    ----------
+    machine
+        The live node, whose findings name things as they are called there; by default the run's own record of it, which
+        has pseudonyms.
+    asked
+        Bus ids of the GPUs that the user named: that one cannot be measured is a fault then.
+    numa
+        NUMA nodes that the user named: that one's memory may not be used is a fault then; ``None``: none were.
+    """
+    return replace(report, causes=run_causes(report, shortfalls(report), machine, asked=asked, numa=numa))
+
+
+def run_causes(
+    report: RunReport,
+    short: Shortfalls,
+    machine: Machine | None = None,
+    *,
+    asked: Collection[str] = (),
+    numa: Collection[int] | None = None,
+) -> tuple[RunCause, ...]:
+    """Return the causes of shortfalls, the gravest first; of equally grave ones those that explain most."""
+    scope = Scope(gpus=tuple(asked) or None, numa=None if numa is None else tuple(numa))
+    explanations = [cause for node in nodes(report, machine) for cause in _on_node(report, short, node, scope)]
+    slow = frozenset(number for number in short.slow if Symptom.SLOW in _symptoms(report, short, number))
+    throttled = {n for cause in explanations if cause.finding.check == "gpu.throttle" for n in cause.numbers}
+    for seen in during(report):
+        numbers = seen.measurements & slow
+        numbers = numbers - throttled if seen.finding.check == THROTTLED else numbers
+        explanations.append(_Explanation(seen.finding, numbers))
+    gpus = {gpu.bus_id: gpu for machine in report.machines for gpu in machine.gpus or ()}
+    named = [gpus[bus_id] for bus_id in gpus if bus_id in asked]
+    result = [_run_cause(explanation, short, named) for explanation in explanations if explanation.numbers]
+    return tuple(sorted(result, key=lambda cause: (list(Status).index(cause.status), -len(cause.explains))))
+
+
+@dataclass(frozen=True, slots=True)
+class _Explanation:
+    """A finding on a node, and the measurements that it explains."""
+
+    finding: Finding
+    numbers: frozenset[int]
+    node: str = ""
+    waivers: tuple[Waiver, ...] = ()
+    """The reasons that it explains why some were not made."""
+
+
+def _run_cause(explanation: _Explanation, short: Shortfalls, asked: Iterable[Gpu]) -> RunCause:
+    taken = {bus_id for waiver in explanation.waivers if waiver.kind in OF_GPUS for bus_id in waiver.gpus}
+    named = [gpu for gpu in asked if gpu.bus_id in taken]
+    return RunCause(
+        status=Status.FAIL if named or explanation.numbers & short.broken else explanation.finding.status,
+        finding=explanation.finding,
+        node=explanation.node,
+        asked=on_gpus(named).label if named else "",
+        explains=tuple(sorted(explanation.numbers)),
+    )
+
+
+def shortfalls(run: RunReport) -> Shortfalls:
+    """Return the measurements of a run that need an explanation; after an interruption those that were made."""
+    failing = {number for number, m in enumerate(run.measurements) if m.status in BROKEN and not is_lost(m)}
+    warned = {number for number, m in enumerate(run.measurements) if m.measured and is_degraded(m)}
+    for judged in run.verdict.judged if run.verdict is not None else ():
+        grades = {judgement.grade for judgement in judged.judgements}
+        if Grade.FAIL in grades:
+            failing.add(judged.measurement)
+        elif Grade.WARN in grades:
+            warned.add(judged.measurement)
+    waived = () if run.interrupted else (n for n, m in enumerate(run.measurements) if m.missed_path)
+    lost = (n for n, m in enumerate(run.measurements) if is_lost(m))
+    return Shortfalls(frozenset(failing), frozenset(warned - failing), frozenset(waived), frozenset(lost))
+
+
+def explained_by(cause: Cause, run: RunReport, short: Shortfalls) -> frozenset[int]:
+    """Return the shortfalls of a run on one node that a root cause of doctor's explains."""
+    return frozenset(
+        trouble.number
+        for node in nodes(run)[:1]
+        for trouble in _explained(cause, tuple(_troubles(run, short, node)), node)
+    )
+
+
+def _on_node(report: RunReport, short: Shortfalls, node: RunNode, scope: Scope) -> Iterator[_Explanation]:
+    """Yield what explains shortfalls on one node: doctor's causes, then what no check knows of the GPUs left out."""
+    # NVML failed as a whole: then nobody knows the links.
+    blind = nvml_failure(node.machine) is not None and all(gpu.nvml is None for gpu in node.machine.gpus or ())
+    if not (short.slow | short.waived | short.lost or blind):
+        return
+    # All checks: only where there is something to explain.
+    from egmctl.doctor.runner import CHECKS, diagnose
+
+    troubles = tuple(_troubles(report, short, node))
+    known: set[Trouble] = set()
+    for cause in causes(diagnose(node.machine, scope, CHECKS).findings):
+        explained = _explained(cause, troubles, node)
+        known.update(explained)
+        numbers = {trouble.number for trouble in explained}
+        if blind and "drv.libraries" in (cause.finding.check, *cause.finding.explains):
+            numbers |= _over_unknown_links(report, node)
+        waivers = tuple(trouble.waiver for trouble in explained if trouble.waiver is not None)
+        yield _Explanation(cause.finding, frozenset(numbers), node.name, waivers)
+    yield from _left_out_of(node, [trouble for trouble in troubles if trouble not in known])
+
+
+def _left_out_of(node: RunNode, troubles: Iterable[Trouble]) -> Iterator[_Explanation]:
+    """Yield who uses the GPUs that were not measured, who hides them, or what else a run recorded of them."""
+    stopped: dict[WaiverKind, list[tuple[int, Waiver]]] = defaultdict(list)
+    for trouble in troubles:
+        waiver = trouble.waiver
+        if waiver is not None and waiver.kind in OF_GPUS and waiver.gpus and node.has(waiver.rank):
+            stopped[waiver.kind].append((trouble.number, waiver))
+    for kind, pairs in stopped.items():
+        ids = {bus_id for _, waiver in pairs for bus_id in waiver.gpus}
+        gpus = [gpu for gpu in node.machine.gpus or () if gpu.bus_id in ids]
+        if gpus:
+            numbers = frozenset(number for number, _ in pairs)
+            waivers = tuple(waiver for _, waiver in pairs)
+            yield _Explanation(left_out(node.machine, gpus, kind), numbers, node.name, waivers)
+
+
+def _over_unknown_links(report: RunReport, node: RunNode) -> set[int]:
+    """Return the measurements that were tried over links that nobody knows, however they ended."""
+    return {
+        number
+        for number, measurement in enumerate(report.measurements)
+        if measurement.status is not MeasurementStatus.WAIVED
+        and any(hop.link is LinkKind.UNKNOWN and node.gpus(f) for f in measurement.flows for hop in f.route.hops)
+    }
+
+
+def _explained(cause: Cause, troubles: Iterable[Trouble], node: RunNode) -> list[Trouble]:
+    """Return the troubles that a root cause, or a finding that follows from it, explains."""
+    # That something could not be determined makes nothing slow, whatever it follows from.
+    faults = [finding for finding in (cause.finding, *cause.explains) if finding.status in TOLD]
+    rules = [
+        (finding, rule)
+        for finding in faults
+        for rule in rules_from(RULES, finding.check)
+        if rule.given is None or rule.given(node, finding)
+    ]
+    return [
+        trouble
+        for trouble in troubles
+        if any(trouble.kind in rule.effects and rule.holds(node, finding, trouble) for finding, rule in rules)
+    ]
+
+
+def _troubles(report: RunReport, short: Shortfalls, node: RunNode) -> Iterator[Trouble]:
+    """Yield everything that is wrong with a run's measurements on a node."""
+    for number in sorted(short.slow | short.lost):
+        for symptom in _symptoms(report, short, number):
+            yield Trouble(number, symptom, report.measurements[number])
+    if not short.waived:
+        return
+    tried = {gpu for m in report.measurements if m.status is not MeasurementStatus.WAIVED for gpu in _gpus_of(m, node)}
+    for number in sorted(short.waived):
+        measurement = _as_planned(report.measurements[number], node, tried)
+        for waiver in measurement.waivers:
+            # A waiver of a path names no rank.
+            if waiver.rank is None or node.has(waiver.rank):
+                yield Trouble(number, waiver.kind, measurement, waiver)
+
+
+def _symptoms(report: RunReport, short: Shortfalls, number: int) -> Iterator[Symptom]:
+    """Yield what is wrong with a measurement that was tried."""
+    measurement = report.measurements[number]
+    degraded = is_degraded(measurement)
+    if measurement.status is MeasurementStatus.CORRUPT:
+        yield Symptom.CORRUPT
+    elif not measurement.measured:
+        yield Symptom.LOST if number in short.lost else Symptom.FAILED
+    elif degraded:
+        yield Symptom.DEGRADED
+    # What went without EGM has no reference: it is slow only by comparison with another run.
+    if measurement.measured and (number in short.failing or not degraded):
+        yield Symptom.SLOW
+
+
+def _gpus_of(measurement: Measurement, node: RunNode) -> set[str]:
+    return {gpu for flow in measurement.flows for gpu in node.gpus(flow)}
+
+
+def _as_planned(measurement: Measurement, node: RunNode, tried: Collection[str]) -> Measurement:
+    """Return a measurement that was not made as planned with its planned routes, waived with the reason.
+
+    Copies that were staged are a path that was refused; a worker that finds a GPU missing does not say which of a path:
+    it is the one of which nothing was measured.
+    """
+    ends = _gpus_of(measurement, node)
+    missing = tuple(sorted(ends.difference(tried) or ends))
+    waivers = [
+        replace(waiver, gpus=missing) if waiver.kind in OF_GPUS and not waiver.gpus else waiver
+        for waiver in measurement.waivers
+    ]
+    flows = list(measurement.flows)
+    for place, flow in enumerate(flows):
+        if reason := flow.route.staged_reason:
+            gpus = tuple(sorted(node.gpus(flow)))
+            waivers.append(Waiver(kind=WaiverKind.NO_PEER_ACCESS, reason=reason, gpus=gpus))
+            flows[place] = replace(flow, route=Route(carrier=Carrier.NONE))
+    return replace(measurement, waivers=tuple(waivers), flows=tuple(flows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +351,57 @@ def nodes(report: RunReport, machine: Machine | None = None) -> tuple[RunNode, .
     if len(names) != len(machines):
         return ()
     by_host = {host: frozenset(rank.number for rank in report.ranks if rank.host == host) for host in names}
-    return tuple(RunNode(one, name, by_host[host]) for one, (host, name) in zip(machines, names.items(), strict=True))
+    return tuple(RunNode(m, name, by_host[host]) for m, (host, name) in zip(machines, names.items(), strict=True))
 
 
-def touches(place: Place, flow: Flow, node: RunNode, *, whole: bool = False) -> bool:
-    """Say whether a flow has an end at a place of a node.
+# --- which paths a fault is on ---------------------------------------------------------------------------------------
+
+Holds = Callable[["RunNode", Finding, Trouble], bool]
+"""Whether, on a node, a finding explains a trouble."""
+
+
+def on(
+    crosses: Callable[[Flow], bool] | None = None,
+    *,
+    where: Callable[[Flow, RunNode], bool] | None = None,
+    whole_node: bool = False,
+    of_links: bool = False,
+) -> Holds:
+    """Return whether a fault is on the way of one of a measurement's flows.
 
     Parameters
     ----------
-    whole
-        The fault is the whole node's, whatever its place.
+    crosses
+        What such a flow has to cross; by default nothing, the place decides.
+    where
+        What has to hold of its GPUs as well.
+    whole_node
+        All GPUs of the node have the fault, whichever one it was seen on.
+    of_links
+        The fault counts also at the GPU whose links a flow takes on its way: the owner of EGM memory.
     """
+
+    def holds(node: RunNode, cause: Finding, trouble: Trouble) -> bool:
+        place, waiver = cause.place, trouble.waiver
+        if waiver is not None and waiver.kind in OF_GPUS and waiver.gpus:
+            same = whole_node or place.kind is not PlaceKind.GPU or not set(place.ids).isdisjoint(waiver.gpus)
+            return same and bool(_gpus_of(trouble.measurement, node))
+        return any(
+            (crosses is None or crosses(flow))
+            and (where is None or where(flow, node))
+            and (touches(NODE if whole_node else place, flow, node) or (of_links and leads_through(place, flow, node)))
+            for flow in trouble.measurement.flows
+        )
+
+    return holds
+
+
+def touches(place: Place, flow: Flow, node: RunNode) -> bool:
+    """Say whether a flow has an end at a place of a node."""
     ends = [end for end in (flow.source, flow.destination) if node.has(end.rank)]
-    if place.kind is PlaceKind.NODE or whole:
-        return bool(ends) or node.has(flow.initiator_rank)
     match place.kind:
+        case PlaceKind.NODE:
+            return bool(ends) or node.has(flow.initiator_rank)
         case PlaceKind.GPU:
             return not node.gpus(flow).isdisjoint(place.ids)
         case PlaceKind.PAIR:
@@ -170,40 +472,33 @@ def in_place_of_nvlink(flow: Flow) -> bool:
     return between_gpus(flow) and not flow.route.staged
 
 
-def joined_by_nvlink(flow: Flow, node: RunNode) -> bool:
-    """Say whether NVLink joins the GPUs of a flow, or did before links went down; some pairs have none by design."""
-    return _some_joined(flow, node, lambda _machine, _one, _other: True)
+def on_nvlink(holds: Callable[[Link, Gpu, Gpu], bool]) -> Callable[[Flow, RunNode], bool]:
+    """Return whether NVLink joins one of the pairs on a flow's way, and something holds of that pair.
+
+    Some pairs have none by design; links that went down joined their pair.
+    """
+
+    def check(flow: Flow, node: RunNode) -> bool:
+        pairs = _joined(flow, node)
+        return pairs is None or any(
+            nvlink_joins(node.machine, *ends) and holds(gpu_link(node.machine, *ends), *ends) for ends in pairs
+        )
+
+    return check
 
 
-def short_of_nvlinks(flow: Flow, node: RunNode) -> bool:
-    """Say whether links of a path are down: between its two GPUs, or behind a switch any link of either."""
-    return _some_joined(flow, node, _lacks_links)
-
-
-def _lacks_links(machine: Machine, one: Gpu, other: Gpu) -> bool:
-    link = gpu_link(machine, one, other)
-    return link.through != "direct" or link.nvlinks_expected is not None
-
-
-def errors_on_the_way(flow: Flow, node: RunNode) -> bool:
-    """Say whether links of a path count errors."""
-    return _some_joined(flow, node, _has_errors)
-
-
-def _has_errors(machine: Machine, one: Gpu, other: Gpu) -> bool:
-    return gpu_link(machine, one, other).through != "direct" or any(map(has_errors, nvlinks_between(one, other)))
+joined_by_nvlink = on_nvlink(lambda _link, _one, _other: True)
+# Between its two GPUs, or behind a switch any link of either.
+short_of_nvlinks = on_nvlink(lambda link, _one, _other: link.through != "direct" or link.nvlinks_expected is not None)
+errors_on_the_way = on_nvlink(
+    lambda link, one, other: link.through != "direct" or any(map(has_errors, nvlinks_between(one, other)))
+)
 
 
 def lost_nvlink(flow: Flow, node: RunNode) -> bool:
     """Say whether NVLink joined two GPUs, of which one has none left: another path is what remains then."""
     links = [gpu.nvml.nvlinks for gpu in _gpus(flow, node) if gpu.nvml is not None and gpu.nvml.nvlinks]
-    return any(not any(link.active for link in those) for those in links) and joined_by_nvlink(flow, node)
-
-
-def _some_joined(flow: Flow, node: RunNode, holds: Callable[[Machine, Gpu, Gpu], bool]) -> bool:
-    """Say whether NVLink joins one of the pairs on a flow's way, and something holds of that pair."""
-    pairs = _joined(flow, node)
-    return pairs is None or any(nvlink_joins(node.machine, *ends) and holds(node.machine, *ends) for ends in pairs)
+    return any(not any(link.active for link in of_gpu) for of_gpu in links) and joined_by_nvlink(flow, node)
 
 
 def _joined(flow: Flow, node: RunNode) -> list[tuple[Gpu, Gpu]] | None:
@@ -236,7 +531,7 @@ def leads_through(place: Place, flow: Flow, node: RunNode) -> bool:
 def far_memory(flow: Flow, node: RunNode) -> bool:
     """Say whether an end is host memory of a NUMA node that is not a GPU's own."""
     own = [gpu.host_numa_id for gpu in _gpus(flow, node) if gpu.host_numa_id is not None]
-    return any(one != numa for one in own for numa in _numa_nodes(flow))
+    return any(node_id != numa for node_id in own for numa in _numa_nodes(flow))
 
 
 def _numa_nodes(flow: Flow) -> set[int]:
@@ -278,212 +573,110 @@ def across_nodes(flow: Flow) -> bool:
     return flow.route.across_nodes
 
 
-class Symptom(Enum):
-    """What is wrong with something that was measured, or tried."""
-
-    SLOW = "slow"
-    DEGRADED = "degraded"
-    """It went without EGM, whose route is blocked."""
-    CORRUPT = "corrupt"
-    FAILED = "failed"
-    """A driver call failed."""
-    LOST = "lost"
-    """It crashed, hung, or failed for no cause that the call names."""
-
-
-Crosses = Callable[[Flow], bool]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mechanism:
-    """What faults of some checks can do."""
-
-    checks: tuple[str, ...]
-    """Ids, or globs of ids, of doctor's checks and of what a run sees (:mod:`egmctl.verdict.explain`)."""
-    does: frozenset[Symptom] = frozenset()
-    stops: frozenset[WaiverKind] = frozenset()
-    """Why something was not measured at all because of it."""
-    crosses: Crosses | None = None
-    """What a flow has to cross for a fault to concern it; ``None``: nothing, the place decides."""
-    where: Callable[[Flow, RunNode], bool] | None = None
-    """What has to hold of its GPUs as well."""
-    given: Callable[[Finding, RunNode], bool] | None = None
-    """Whether a finding of the checks counts; ``None``: all do."""
-    whole_node: bool = False
-    """All GPUs of the node have it, whichever one it was seen on."""
-    of_links: bool = False
-    """Also at the GPU whose links a flow takes on its way: the owner of EGM memory."""
-    own_gpu: bool = False
-    """Only where the fault is at a GPU: of another device it is not known which paths that is on."""
-
-
-def mechanisms(check: str) -> Iterator[Mechanism]:
-    """Yield what the faults of a check can do; nothing for one that makes no measurement slow, wrong or impossible."""
-    return (row for row in MECHANISMS if any(fnmatchcase(check, pattern) for pattern in row.checks))
-
-
-# --- of which findings ------------------------------------------------------------------------------------------------
-
-
-def _xid(fits: Callable[[KernelEvent], bool]) -> Callable[[Finding, RunNode], bool]:
-    """Return whether one of the Xids that a finding is about is such one."""
-    return lambda finding, node: any(map(fits, xids_of(node.machine, finding)))
-
-
-# Off the bus, or its clocks and links in an unknown state.
-_slows_all = _xid(lambda event: event.number in (79, 109))
-_of_nvlink = _xid(lambda event: meaning(event).blame is Blame.LINK)
-_of_c2c = _xid(lambda event: event.number in C2C_XIDS)
-
-
 # --- the table -------------------------------------------------------------------------------------------------------
+
+
+def at_gpu(_node: RunNode, cause: Finding) -> bool:
+    """Say whether a fault is at a GPU: of another device it is not known which paths that is on."""
+    return cause.place.kind is PlaceKind.GPU
+
+
+def _xid(fits: Callable[[KernelEvent], bool]) -> Callable[[RunNode, Finding], bool]:
+    """Return whether one of the Xids that a finding on a GPU is about is such one."""
+    return lambda node, cause: at_gpu(node, cause) and any(map(fits, xids_of(node.machine, cause)))
+
 
 _SLOW = frozenset({Symptom.SLOW})
 _FAILED = frozenset({Symptom.FAILED})
+_CORRUPT = frozenset({Symptom.CORRUPT})
 _BOTH = _SLOW | _FAILED
-_GPU = frozenset({WaiverKind.GPU_UNUSABLE})
+_NO_GPU = frozenset({WaiverKind.GPU_UNUSABLE})
 _NO_P2P = frozenset({WaiverKind.NO_PEER_ACCESS, WaiverKind.NO_ATOMICS})
-_NO_HANDLE = frozenset({WaiverKind.UNSUPPORTED_HANDLE, WaiverKind.REFUSED})
+_REFUSED = frozenset({WaiverKind.REFUSED})
+_NO_MEMORY = frozenset({WaiverKind.UNSUPPORTED_MEMORY})
+_NO_HANDLE = _REFUSED | {WaiverKind.UNSUPPORTED_HANDLE}
 _NO_FABRIC = _NO_HANDLE | {WaiverKind.NO_IMEX_CHANNEL}
+_EGM_BLOCKED = _BOTH | _REFUSED | {Symptom.DEGRADED, WaiverKind.EGM_BLOCKED}
 _NVLINK = (
     *("nvlink.bw-mode", "nvlink.disabled", "kernel.sxid"),
     *("fabric.manager", "fabric.management", "fabric.state", "fabric.consistency"),
 )
 
-MECHANISMS: tuple[Mechanism, ...] = (
+RULES: tuple[Rule[RunNode, Trouble], ...] = (
     # A GPU that is taken away is slow nowhere: nothing is measured on it.
-    Mechanism(checks=("dev.*",), does=_FAILED, stops=_GPU),
-    Mechanism(checks=("drv.libraries", "drv.versions", "drv.nouveau"), does=_FAILED, stops=_GPU, whole_node=True),
-    Mechanism(checks=("gpu.compute-mode",), does=_FAILED, stops=_GPU),
-    Mechanism(checks=("env.limits",), does=_FAILED | {Symptom.LOST}),
-    Mechanism(checks=("gpu.mig",), stops=_GPU | _NO_P2P),
-    Mechanism(checks=("env.visible-devices",), stops=frozenset({WaiverKind.GPU_HIDDEN})),
+    Rule(("dev.*", "gpu.compute-mode"), _FAILED | _NO_GPU, on()),
+    Rule(("drv.libraries", "drv.versions", "drv.nouveau"), _FAILED | _NO_GPU, on(whole_node=True)),
+    Rule(("env.limits",), _FAILED | {Symptom.LOST}, on()),
+    Rule(("gpu.mig",), _NO_GPU | _NO_P2P, on()),
+    Rule(("env.visible-devices",), {WaiverKind.GPU_HIDDEN}, on()),
     # Uncorrectable errors of a GPU's memory end what touches it; ECC does not make it slow.
-    Mechanism(checks=("gpu.health",), does=_FAILED | {Symptom.CORRUPT}, stops=_GPU),
-    # Of the many Xids some end contexts, and some leave clocks or links down.
-    Mechanism(checks=("kernel.xid",), does=_FAILED, stops=_GPU, own_gpu=True),
-    Mechanism(checks=("kernel.xid",), does=_SLOW, own_gpu=True, given=_slows_all),
-    Mechanism(
-        checks=("kernel.xid",),
-        does=_SLOW,
-        crosses=by_nvlink,
-        where=joined_by_nvlink,
-        own_gpu=True,
-        given=_of_nvlink,
+    Rule(("gpu.health",), _FAILED | _CORRUPT | _NO_GPU, on()),
+    # Of the many Xids some end contexts, and some leave clocks or links down: off the bus, or in an unknown state.
+    Rule(("kernel.xid",), _FAILED | _NO_GPU, on(), given=at_gpu),
+    Rule(("kernel.xid",), _SLOW, on(), given=_xid(lambda event: event.number in (79, 109))),
+    Rule(
+        ("kernel.xid",),
+        _SLOW,
+        on(by_nvlink, where=joined_by_nvlink),
+        given=_xid(lambda event: meaning(event).blame is Blame.LINK),
     ),
-    Mechanism(checks=("kernel.xid",), does=_SLOW, crosses=by_c2c, own_gpu=True, given=_of_c2c),
-    Mechanism(checks=("gpu.throttle", "bench.throttled", "bench.other-processes", "bench.other-link"), does=_SLOW),
-    # Others' CPUs take bandwidth from host memory, and nothing from links between GPUs.
-    Mechanism(checks=("bench.host-busy",), does=_SLOW, crosses=host_memory),
+    Rule(("kernel.xid",), _SLOW, on(by_c2c), given=_xid(lambda event: event.number in C2C_XIDS)),
+    Rule(("gpu.throttle",), _SLOW, on()),
     # Host memory is reached through encrypted bounce buffers, and single GPUs have no peers.
-    Mechanism(checks=("gpu.cc-mode",), does=_BOTH, stops=_NO_P2P | {WaiverKind.UNSUPPORTED_HANDLE}),
-    Mechanism(checks=("gpu.vgpu",), does=_BOTH, stops=_NO_P2P | _NO_FABRIC | {WaiverKind.UNSUPPORTED_MEMORY}),
+    Rule(("gpu.cc-mode",), _BOTH | _NO_P2P | {WaiverKind.UNSUPPORTED_HANDLE}, on()),
+    Rule(("gpu.vgpu",), _BOTH | _NO_P2P | _NO_FABRIC | _NO_MEMORY, on()),
     # NVLink replays what arrives wrong: errors cost time, no bytes.
     *(
-        Mechanism(
-            checks=checks,
-            does=_BOTH,
-            stops=_NO_P2P | {WaiverKind.NO_NVLINK},
-            crosses=by_nvlink,
-            where=on_its_way,
-            of_links=True,
-        )
-        for checks, on_its_way in (
+        Rule(checks, _BOTH | _NO_P2P | {WaiverKind.NO_NVLINK}, on(by_nvlink, where=way, of_links=True))
+        for checks, way in (
             (("nvlink.links",), short_of_nvlinks),
             (("nvlink.errors",), errors_on_the_way),
             (_NVLINK, joined_by_nvlink),
         )
     ),
     # These take NVLink from all pairs of a GPU; NVML may list no link any more.
-    Mechanism(checks=("nvlink.disabled", "nvlink.bw-mode"), does=_BOTH, stops=_NO_P2P, crosses=in_place_of_nvlink),
-    Mechanism(
-        checks=("nvlink.links", "nvlink.errors", *_NVLINK),
-        does=_BOTH,
-        stops=_NO_P2P,
-        crosses=in_place_of_nvlink,
-        where=lost_nvlink,
-    ),
+    Rule(("nvlink.disabled", "nvlink.bw-mode"), _BOTH | _NO_P2P, on(in_place_of_nvlink)),
+    Rule(("nvlink.links", "nvlink.errors", *_NVLINK), _BOTH | _NO_P2P, on(in_place_of_nvlink, where=lost_nvlink)),
     # A fabric handle needs a channel on one node too (800 without one, measured on HGX H200), other handles need none.
-    Mechanism(checks=("imex.module", "imex.channel"), does=_FAILED, stops=_NO_FABRIC, crosses=by_fabric_handle),
+    Rule(("imex.module", "imex.channel"), _FAILED | _NO_FABRIC, on(by_fabric_handle)),
     # The driver makes no fabric memory at all until the domain is recovered (open-gpu-kernel-modules,
     # imex_session_api.c: read there, not tried).
-    Mechanism(checks=("fabric.*", "imex.recovery"), does=_FAILED, stops=_NO_HANDLE, crosses=by_fabric_handle),
+    Rule(("fabric.*", "imex.recovery"), _FAILED | _NO_HANDLE, on(by_fabric_handle)),
     # Only memory of other nodes is imported with the service: within HGX H200 all handles worked without it.
-    Mechanism(checks=("imex.daemon", "imex.domain"), does=_FAILED, stops=_NO_HANDLE, crosses=across_nodes),
+    Rule(("imex.daemon", "imex.domain"), _FAILED | _NO_HANDLE, on(across_nodes)),
     # Without P2P copies between GPUs are staged in host memory.
-    Mechanism(checks=("p2p.status",), does=_BOTH, stops=_NO_P2P, crosses=between_gpus),
-    Mechanism(checks=("p2p.verify",), does=_FAILED | {Symptom.CORRUPT}, crosses=between_gpus),
-    Mechanism(checks=("pcie.acs",), does=_BOTH, crosses=peers_over_pcie),
+    Rule(("p2p.status",), _BOTH | _NO_P2P, on(between_gpus)),
+    Rule(("p2p.verify",), _FAILED | _CORRUPT, on(between_gpus)),
+    Rule(("pcie.acs",), _BOTH, on(peers_over_pcie)),
     # "Silent device memory corruption" (CUDA C++ Programming Guide, "IOMMU on Linux").
-    Mechanism(checks=("pcie.iommu",), does=_BOTH | {Symptom.CORRUPT}, crosses=peers_over_pcie),
-    Mechanism(checks=("pcie.link",), does=_SLOW, crosses=over_pcie),
-    Mechanism(checks=("kernel.aer",), does=_BOTH, crosses=over_pcie, own_gpu=True),
+    Rule(("pcie.iommu",), _BOTH | _CORRUPT, on(peers_over_pcie)),
+    Rule(("pcie.link",), _SLOW, on(over_pcie)),
+    Rule(("kernel.aer",), _BOTH, on(over_pcie), given=at_gpu),
     # Where C2C is down the same memory is reached over PCIe.
-    Mechanism(
-        checks=("c2c.link",),
-        does=_BOTH,
-        stops=frozenset({WaiverKind.UNSUPPORTED_MEMORY, WaiverKind.REFUSED}),
-        crosses=by_c2c,
-        of_links=True,
-    ),
+    Rule(("c2c.link",), _BOTH | _NO_MEMORY | _REFUSED, on(by_c2c, of_links=True)),
     # Without EGM the same memory is ordinary system memory, which can be had as well.
-    Mechanism(checks=("egm.capability", "egm.preconditions", "egm.override-key"), does=_SLOW, crosses=numa_memory),
-    Mechanism(checks=("egm.hypervisor-mode",), does=_BOTH, crosses=numa_memory),
+    Rule(("egm.capability", "egm.preconditions", "egm.override-key"), _SLOW, on(numa_memory)),
+    Rule(("egm.hypervisor-mode",), _BOTH, on(numa_memory)),
     # Managed memory goes over C2C as ordinary system memory then, and nothing says so (open-gpu-kernel-modules,
     # uvm_va_block.c: read there, not measured).
-    Mechanism(
-        checks=("egm.capability", "egm.preconditions", "egm.cgroup-route"),
-        does=_SLOW,
-        crosses=managed_memory,
-    ),
-    Mechanism(
-        checks=("egm.cgroup-route",),
-        does=_BOTH | {Symptom.DEGRADED},
-        stops=frozenset({WaiverKind.EGM_BLOCKED, WaiverKind.REFUSED}),
-        crosses=numa_memory,
-    ),
+    Rule(("egm.capability", "egm.preconditions", "egm.cgroup-route"), _SLOW, on(managed_memory)),
+    Rule(("egm.cgroup-route",), _EGM_BLOCKED, on(numa_memory)),
     # It is the route to other nodes' memory: the GPU's own C2C has no part in it.
-    Mechanism(checks=("egm.peer-route",), does=_SLOW, crosses=managed_memory, where=far_memory),
-    Mechanism(
-        checks=("egm.peer-route",),
-        does=_BOTH | {Symptom.DEGRADED},
-        stops=frozenset({WaiverKind.EGM_BLOCKED, WaiverKind.REFUSED}),
-        crosses=blocked_numa_memory,
-    ),
-    Mechanism(
-        checks=("egm.fabric-address",),
-        does=_FAILED,
-        stops=frozenset({WaiverKind.UNSUPPORTED_MEMORY, WaiverKind.REFUSED}),
-        crosses=numa_memory_by_handle,
-    ),
-    Mechanism(
-        checks=("egm.alloc-active",),
-        does=_FAILED | {Symptom.CORRUPT},
-        stops=frozenset({WaiverKind.REFUSED}),
-        crosses=numa_memory,
-    ),
-    Mechanism(
-        checks=("numa.cpuset-mems",),
-        does=_FAILED,
-        stops=frozenset({WaiverKind.NO_NUMA_MEMORY}),
-        crosses=host_memory,
-    ),
-    Mechanism(checks=("numa.memory",), does=_FAILED, stops=frozenset({WaiverKind.REFUSED}), crosses=host_memory),
-    Mechanism(
-        checks=("numa.mempolicy-syscalls",),
-        does=_FAILED,
-        stops=frozenset({WaiverKind.REFUSED}),
-        crosses=host_memory,
-    ),
+    Rule(("egm.peer-route",), _SLOW, on(managed_memory, where=far_memory)),
+    Rule(("egm.peer-route",), _EGM_BLOCKED, on(blocked_numa_memory)),
+    Rule(("egm.fabric-address",), _FAILED | _NO_MEMORY | _REFUSED, on(numa_memory_by_handle)),
+    Rule(("egm.alloc-active",), _FAILED | _CORRUPT | _REFUSED, on(numa_memory)),
+    Rule(("numa.cpuset-mems",), _FAILED | {WaiverKind.NO_NUMA_MEMORY}, on(host_memory)),
+    Rule(("numa.memory", "numa.mempolicy-syscalls"), _FAILED | _REFUSED, on(host_memory)),
     # Without common page tables a GPU has no plain memory, and CPUs have none of a GPU's.
-    Mechanism(
-        checks=("uvm.addressing-mode",), stops=frozenset({WaiverKind.UNSUPPORTED_MEMORY}), crosses=pageable_memory
-    ),
-    Mechanism(checks=("numa.mode",), stops=frozenset({WaiverKind.UNSUPPORTED_MEMORY}), crosses=gpu_numa_memory),
-    Mechanism(checks=("numa.balancing", "numa.cmdline"), does=_SLOW, crosses=host_memory),
+    Rule(("uvm.addressing-mode",), _NO_MEMORY, on(pageable_memory)),
+    Rule(("numa.mode",), _NO_MEMORY, on(gpu_numa_memory)),
+    Rule(("numa.balancing", "numa.cmdline"), _SLOW, on(host_memory)),
 )
 """A check that is in no row explains no measurement: the bench uses neither NCCL's variables nor NICs."""
 
+
+# --- what the run itself saw -----------------------------------------------------------------------------------------
 
 IN_USE, UNUSABLE, HIDDEN = "bench.gpu-in-use", "bench.gpu-unusable", "bench.gpu-hidden"
 """Ids of findings: a GPU that others use, one that cannot be used, one that CUDA_VISIBLE_DEVICES hides."""
@@ -518,17 +711,17 @@ def left_out(machine: Machine, gpus: Sequence[Gpu], kind: WaiverKind) -> Finding
             advice = "Unset CUDA_VISIBLE_DEVICES, or leave these GPUs out with --gpus."
             return _left_out(HIDDEN, gpus, words, Remedy(text=advice))
         case _:
-            why = dict.fromkeys(gpu_obstacle(machine, gpu) or "CUDA does not see it" for gpu in gpus)
+            reasons = dict.fromkeys(gpu_obstacle(machine, gpu) or "CUDA does not see it" for gpu in gpus)
             advice = "See what stops them with 'egmctl doctor --active'."
-            return _left_out(UNUSABLE, gpus, "; ".join(why), Remedy(text=advice))
+            return _left_out(UNUSABLE, gpus, "; ".join(reasons), Remedy(text=advice))
 
 
 def _busy(gpus: Sequence[Gpu]) -> Finding:
     """Return the finding on GPUs that others use: who they are, and what to do."""
     uses = [use for gpu in gpus if (use := in_use(gpu)) is not None]
     pids = tuple(sorted({pid for use in uses for pid in use.pids}))
-    told = [f"in use by process {listed(pids)}"] if pids else []
-    words = "; ".join([*told, *(str(use) for use in uses if not use.pids)]) or "in use by others"
+    by_processes = [f"in use by process {listed(pids)}"] if pids else []
+    words = "; ".join([*by_processes, *(str(use) for use in uses if not use.pids)]) or "in use by others"
     command = f"ps -o pid,user,etime,args -p {','.join(map(str, pids))}" if pids else "nvidia-smi"
     text = "Wait until they are idle (the command below shows who uses them)"
     remedy = Remedy(text=f"{text}, or measure beside them with 'egmctl bench --allow-busy'.", command=command)
@@ -555,11 +748,11 @@ def during(report: RunReport) -> Iterator[Seen]:
     for check, sign in _SIGNS.items():
         yield from _on_gpus(report, check, sign)
     if (busy := _host_busy(report.host_load)) is not None:
-        of_host = frozenset(n for n, one in enumerate(report.measurements) if all(map(host_memory, one.flows)))
+        of_host = frozenset(n for n, m in enumerate(report.measurements) if all(map(host_memory, m.flows)))
         yield Seen(busy, of_host)
     stray: dict[str, set[int]] = defaultdict(set)
-    for number, one in enumerate(report.measurements):
-        route = one.evidence.route if one.evidence is not None else None
+    for number, measurement in enumerate(report.measurements):
+        route = measurement.evidence.route if measurement.evidence is not None else None
         if route is not None and route.verdict is Verdict.REFUTED:
             stray[route.link].add(number)
     for link, numbers in stray.items():
@@ -606,8 +799,8 @@ def words(check: str, gpu: GpuEvidence) -> str | None:
     check
         :data:`OTHERS` or :data:`THROTTLED`.
     """
-    found = _SIGNS[check](gpu)
-    return None if found is None else found[0]
+    sign = _SIGNS[check](gpu)
+    return None if sign is None else sign[0]
 
 
 def _others(gpu: GpuEvidence) -> tuple[str, Remedy] | None:
@@ -623,9 +816,9 @@ def _slowed(gpu: GpuEvidence) -> tuple[str, Remedy] | None:
     slow = [SLOWDOWNS[reason] for reason in gpu.throttle_reasons or () if reason in SLOWDOWNS]
     if not slow:
         return None
-    words = f"clocks throttled while measured: {'; '.join(slow)}"
-    command = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE"
-    return words, Remedy(text="Check fans, coolant and power supplies, then measure again.", command=command)
+    advice = "Check fans, coolant and power supplies, then measure again."
+    remedy = Remedy(text=advice, command="nvidia-smi -q -d PERFORMANCE,TEMPERATURE")
+    return f"clocks throttled while measured: {'; '.join(slow)}", remedy
 
 
 _Sign = Callable[[GpuEvidence], tuple[str, Remedy] | None]
@@ -635,331 +828,18 @@ _SIGNS: dict[str, _Sign] = {OTHERS: _others, THROTTLED: _slowed}
 
 def _on_gpus(report: RunReport, check: str, sign: _Sign) -> Iterator[Seen]:
     """Yield what was seen of GPUs, those with the same sign together."""
-    # By their labels: nodes of one run have GPUs of the same bus ids.
-    ids: dict[str, dict[str, str]] = defaultdict(dict)
-    numbers: dict[str, set[int]] = defaultdict(set)
-    remedies: dict[str, Remedy] = {}
-    for number, one in enumerate(report.measurements):
-        for gpu in one.evidence.gpus if one.evidence is not None else ():
-            if (found := sign(gpu)) is not None:
-                words, remedies[found[0]] = found
-                ids[words][gpu.label] = gpu.bus_id
-                numbers[words].add(number)
-    for words, gpus in ids.items():
-        numbered = [label.removeprefix("GPU") for label in gpus]
-        label = ", ".join(gpus)
+    showing: dict[str, list[tuple[int, GpuEvidence, Remedy]]] = defaultdict(list)
+    for number, measurement in enumerate(report.measurements):
+        for gpu in measurement.evidence.gpus if measurement.evidence is not None else ():
+            if (shown := sign(gpu)) is not None:
+                showing[shown[0]].append((number, gpu, shown[1]))
+    for sentence, cases in showing.items():
+        # By their labels: nodes of one run have GPUs of the same bus ids.
+        labels = dict.fromkeys(gpu.label for _, gpu, _ in cases)
+        numbered = [label.removeprefix("GPU") for label in labels]
+        label = ", ".join(labels)
         if all(map(str.isdecimal, numbered)):
             label = f"GPU{format_kernel_list(set(map(int, numbered)))}"
-        place = Place(kind=PlaceKind.GPU, ids=tuple(dict.fromkeys(gpus.values())), label=label)
-        finding = Finding(check=check, status=Status.WARN, summary=words, place=place, remedy=remedies[words])
-        yield Seen(finding, frozenset(numbers[words]))
-
-
-@dataclass(frozen=True, slots=True)
-class RootCause:
-    """A problem that no other explains, and the findings that it does."""
-
-    finding: Finding
-    explains: tuple[Finding, ...]
-
-    @property
-    def status(self) -> Status:
-        """The gravest of them all."""
-        return min((one.status for one in (self.finding, *self.explains)), key=list(Status).index)
-
-
-def causes(findings: Sequence[Finding]) -> tuple[RootCause, ...]:
-    """Return the root causes of all failures, warnings and notes, the gravest first; each finding is in one of them.
-
-    What could not be determined is among what they explain.
-    """
-    roots = [one for one in findings if one.status in TOLD and not one.explained_by]
-    below: dict[int, list[Finding]] = {id(root): [] for root in roots}
-    for finding in findings:
-        if finding.explained_by:
-            known = [root for check in finding.explained_by for root in roots if root.check == check]
-            # A check may have found several: the one of the same GPUs explains it.
-            if root := next((one for one in known if one.place.meets(finding.place)), next(iter(known), None)):
-                below[id(root)].append(finding)
-    gravity = list(Status)
-    found = [RootCause(root, tuple(below[id(root)])) for root in roots]
-    return tuple(sorted(found, key=lambda cause: gravity.index(cause.status)))
-
-
-SECTIONS = ("switches", "confinement", "system")
-"""The facts that causes are found in, besides those that a plan is made from."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shortfalls:
-    """The measurements of a run that need an explanation, by their places in it."""
-
-    failing: frozenset[int] = frozenset()
-    """For their speed, or a known cause."""
-    warned: frozenset[int] = frozenset()
-    """A little slow, or without EGM where its route is blocked."""
-    waived: frozenset[int] = frozenset()
-    """Whose planned path was not measured."""
-    lost: frozenset[int] = frozenset()
-    """That crashed, hung, or failed for no cause that the failing call names."""
-
-    @property
-    def slow(self) -> frozenset[int]:
-        """All that were measured and are not as they should be."""
-        return self.failing | self.warned
-
-    @property
-    def all(self) -> frozenset[int]:
-        """All of them."""
-        return self.slow | self.waived | self.lost
-
-
-@dataclass(slots=True)
-class _Explained:
-    """What one cause explains."""
-
-    finding: Finding
-    node: str = ""
-    numbers: set[int] = field(default_factory=set)
-    waivers: set[tuple[int, Waiver]] = field(default_factory=set)
-    """Each with the measurement that it stopped."""
-
-
-def with_causes(
-    report: RunReport,
-    machine: Machine | None = None,
-    *,
-    asked: Collection[str] = (),
-    numa: Collection[int] | None = None,
-) -> RunReport:
-    """Return a run with the causes that explain it (``RunReport.causes``).
-
-    Parameters
-    ----------
-    machine
-        The live node, whose findings name things as they are called there; by default the run's own record of it, which
-        has pseudonyms.
-    asked
-        Bus ids of the GPUs that the user named: that one cannot be measured is a fault then.
-    numa
-        NUMA nodes that the user named: that one's memory may not be used is a fault then; ``None``: none were.
-    """
-    return replace(report, causes=run_causes(report, shortfalls(report), machine, asked=asked, numa=numa))
-
-
-def run_causes(
-    report: RunReport,
-    short: Shortfalls,
-    machine: Machine | None = None,
-    *,
-    asked: Collection[str] = (),
-    numa: Collection[int] | None = None,
-) -> tuple[RunCause, ...]:
-    """Return the causes of shortfalls, the gravest first; of equally grave ones those that explain most."""
-    found: list[_Explained] = []
-    scope = Scope(gpus=tuple(asked) or None, numa=None if numa is None else tuple(numa))
-    for node in nodes(report, machine):
-        found += _on_node(report, short, node, scope)
-    throttled = frozenset[int]().union(*(one.numbers for one in found if one.finding.check == "gpu.throttle"))
-    for one in during(report):
-        numbers = {n for n in one.measurements & short.slow if _produces(one.finding, _symptoms(report, short, n))}
-        found.append(_Explained(one.finding, "", numbers - throttled if one.finding.check == THROTTLED else numbers))
-    gpus = {gpu.bus_id: gpu for machine in report.machines for gpu in machine.gpus or ()}
-    told = [_told(one, short, asked, gpus) for one in found if one.numbers]
-    return tuple(sorted(told, key=lambda one: (list(Found).index(one.status), -len(one.explains))))
-
-
-def _told(one: _Explained, short: Shortfalls, asked: Collection[str], gpus: dict[str, Gpu]) -> RunCause:
-    taken = {bus_id for _, waiver in one.waivers if waiver.kind in OF_GPUS for bus_id in waiver.gpus}
-    named = [gpus[bus_id] for bus_id in taken & set(asked) & gpus.keys()]
-    return RunCause(
-        status=Found.FAIL if named or one.numbers & (short.failing | short.lost) else one.finding.status,
-        finding=one.finding,
-        node=one.node,
-        asked=on_gpus(named).label if named else "",
-        explains=tuple(sorted(one.numbers)),
-    )
-
-
-def shortfalls(run: RunReport) -> Shortfalls:
-    """Return what of a run needs an explanation; of one that was interrupted the rest does not."""
-    failing = {number for number, one in enumerate(run.measurements) if one.status in BROKEN and not is_lost(one)}
-    warned: set[int] = set()
-    for judged in run.verdict.judged if run.verdict is not None else ():
-        grades = {one.grade for one in judged.judgements}
-        if Grade.FAIL in grades:
-            failing.add(judged.measurement)
-        elif Grade.WARN in grades:
-            warned.add(judged.measurement)
-    warned |= {number for number, one in enumerate(run.measurements) if one.measured and is_degraded(one)}
-    waived = () if run.interrupted else (n for n, one in enumerate(run.measurements) if one.missed_path)
-    lost = (n for n, one in enumerate(run.measurements) if is_lost(one))
-    return Shortfalls(frozenset(failing), frozenset(warned - failing), frozenset(waived), frozenset(lost))
-
-
-def explained_by(cause: RootCause, run: RunReport, short: Shortfalls) -> frozenset[int]:
-    """Return the shortfalls of a run on one node that a root cause of doctor's explains."""
-    return frozenset(
-        number
-        for node in nodes(run)[:1]
-        for number in _by_doctor(cause, run, short, node, _waived(run, short, node)).numbers
-    )
-
-
-def _on_node(report: RunReport, short: Shortfalls, node: RunNode, scope: Scope) -> Iterator[_Explained]:
-    """Yield what explains shortfalls on one node: doctor's causes, then what no check knows of the GPUs left out."""
-    blind = _is_blind(node.machine)
-    if not (short.all or blind):
-        return
-    # All checks: only where there is something to explain.
-    from egmctl.doctor.runner import CHECKS, diagnose
-
-    waived = _waived(report, short, node)
-    found = [
-        _by_doctor(one, report, short, node, waived) for one in causes(diagnose(node.machine, scope, CHECKS).findings)
-    ]
-    for one in found:
-        if blind and "drv.libraries" in (one.finding.check, *one.finding.explains):
-            one.numbers |= _of_unknown_links(report, node)
-    yield from found
-    known = {(number, waiver) for one in found for number, waiver in one.waivers}
-    yield from _explain_left_out(node, waived, known)
-
-
-def _explain_left_out(
-    node: RunNode, waived: Mapping[int, Measurement], known: Collection[tuple[int, Waiver]]
-) -> Iterator[_Explained]:
-    """Yield who uses the GPUs that were not measured, who hides them, or what else a run recorded of them."""
-    stopped: dict[WaiverKind, set[tuple[int, Waiver]]] = {}
-    for number, one in waived.items():
-        for waiver in one.waivers:
-            if waiver.kind in OF_GPUS and waiver.gpus and node.has(waiver.rank) and (number, waiver) not in known:
-                stopped.setdefault(waiver.kind, set()).add((number, waiver))
-    for kind, those in stopped.items():
-        ids = {bus_id for _, waiver in those for bus_id in waiver.gpus}
-        gpus = [gpu for gpu in node.machine.gpus or () if gpu.bus_id in ids]
-        if gpus:
-            yield _Explained(left_out(node.machine, gpus, kind), node.name, {n for n, _ in those}, those)
-
-
-def _is_blind(machine: Machine) -> bool:
-    """Say whether NVML failed as a whole: then nobody knows the links."""
-    return nvml_failure(machine) is not None and all(gpu.nvml is None for gpu in machine.gpus or ())
-
-
-def _of_unknown_links(report: RunReport, node: RunNode) -> set[int]:
-    """Return what was tried over links that nobody knows, however it ended."""
-    return {
-        number
-        for number, one in enumerate(report.measurements)
-        if one.status is not MeasurementStatus.WAIVED
-        and any(hop.link is LinkKind.UNKNOWN and node.gpus(flow) for flow in one.flows for hop in flow.route.hops)
-    }
-
-
-# --- what a check's fault explains -----------------------------------------------------------------------------------
-
-
-def _by_doctor(
-    cause: RootCause, report: RunReport, short: Shortfalls, node: RunNode, waived: Mapping[int, Measurement]
-) -> _Explained:
-    found = _Explained(cause.finding, node.name)
-    # That something could not be determined makes nothing slow, whatever it follows from.
-    faults = [one for one in (cause.finding, *cause.explains) if one.status in TOLD]
-    rows = [(finding, row) for finding in faults for row in mechanisms(finding.check) if _can(finding, row, node)]
-    for number in short.slow | short.lost:
-        one, symptoms = report.measurements[number], _symptoms(report, short, number)
-        if any(row.does & symptoms and _concerns(finding, row, one, node) for finding, row in rows):
-            found.numbers.add(number)
-    for number, one in waived.items():
-        for waiver in one.waivers:
-            if any(_stops(finding, row, waiver, one, node) for finding, row in rows):
-                found.waivers.add((number, waiver))
-                found.numbers.add(number)
-    return found
-
-
-def _waived(report: RunReport, short: Shortfalls, node: RunNode) -> dict[int, Measurement]:
-    """Return what was not measured as planned, with what stopped it."""
-    if not short.waived:
-        return {}
-    tried = {
-        gpu for one in report.measurements if one.status is not MeasurementStatus.WAIVED for gpu in _gpus_of(one, node)
-    }
-    return {number: _as_asked(report.measurements[number], node, tried) for number in sorted(short.waived)}
-
-
-def _gpus_of(one: Measurement, node: RunNode) -> set[str]:
-    return {gpu for flow in one.flows for gpu in node.gpus(flow)}
-
-
-def _as_asked(one: Measurement, node: RunNode, tried: Collection[str]) -> Measurement:
-    """Return the planned measurement as waived, with its reason.
-
-    Copies that were staged are a path that was refused; a worker that finds a GPU missing does not say which of a path:
-    it is the one of which nothing was measured.
-    """
-    ends = _gpus_of(one, node)
-    missing = tuple(sorted(ends.difference(tried) or ends))
-    one = replace(
-        one,
-        waivers=tuple(
-            replace(waiver, gpus=missing) if waiver.kind in OF_GPUS and not waiver.gpus else waiver
-            for waiver in one.waivers
-        ),
-    )
-    staged = [flow for flow in one.flows if flow.route.staged_reason]
-    if not staged:
-        return one
-    no_access = tuple(
-        Waiver(kind=WaiverKind.NO_PEER_ACCESS, reason=flow.route.staged_reason, gpus=tuple(sorted(node.gpus(flow))))
-        for flow in staged
-    )
-    flows = tuple(replace(flow, route=Route(carrier=Carrier.NONE)) if flow in staged else flow for flow in one.flows)
-    return replace(one, flows=flows, waivers=(*one.waivers, *no_access))
-
-
-def _symptoms(report: RunReport, short: Shortfalls, number: int) -> frozenset[Symptom]:
-    """Return what is wrong with a measurement that was tried."""
-    one = report.measurements[number]
-    if one.status is MeasurementStatus.CORRUPT:
-        return frozenset({Symptom.CORRUPT})
-    if not one.measured:
-        return frozenset({Symptom.LOST if number in short.lost else Symptom.FAILED})
-    # What went without EGM has no reference: it is slow only by comparison with another run.
-    slow = {Symptom.SLOW} if number in short.failing or not is_degraded(one) else set[Symptom]()
-    return frozenset(slow | ({Symptom.DEGRADED} if is_degraded(one) else set()))
-
-
-def _produces(finding: Finding, symptoms: Collection[Symptom]) -> bool:
-    return any(not row.does.isdisjoint(symptoms) for row in mechanisms(finding.check))
-
-
-def _can(finding: Finding, row: Mechanism, node: RunNode) -> bool:
-    """Say whether a finding is one that a row is about."""
-    placed = finding.place.kind is PlaceKind.GPU or not row.own_gpu
-    return placed and (row.given is None or row.given(finding, node))
-
-
-def _stops(finding: Finding, row: Mechanism, waiver: Waiver, one: Measurement, node: RunNode) -> bool:
-    """Say whether a fault is why something was not measured."""
-    # A waiver of a path names no rank.
-    if waiver.kind not in row.stops or (waiver.rank is not None and not node.has(waiver.rank)):
-        return False
-    if waiver.kind in OF_GPUS and waiver.gpus:
-        ids = waiver.gpus if row.whole_node or finding.place.kind is not PlaceKind.GPU else finding.place.ids
-        return bool(_gpus_of(one, node)) and not set(ids).isdisjoint(waiver.gpus)
-    return _concerns(finding, row, one, node)
-
-
-def _concerns(finding: Finding, row: Mechanism, one: Measurement, node: RunNode) -> bool:
-    """Say whether a fault is on the way of one of a measurement's flows."""
-    return any(
-        (row.crosses is None or row.crosses(flow))
-        and (row.where is None or row.where(flow, node))
-        and (
-            touches(finding.place, flow, node, whole=row.whole_node)
-            or (row.of_links and leads_through(finding.place, flow, node))
-        )
-        for flow in one.flows
-    )
+        place = Place(kind=PlaceKind.GPU, ids=tuple(dict.fromkeys(gpu.bus_id for _, gpu, _ in cases)), label=label)
+        finding = Finding(check=check, status=Status.WARN, summary=sentence, place=place, remedy=cases[-1][2])
+        yield Seen(finding, frozenset(number for number, _, _ in cases))

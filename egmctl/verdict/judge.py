@@ -41,6 +41,7 @@ from egmctl.verdict.yardsticks import (
     class_of,
     is_degraded,
     names,
+    no_reference,
     not_judged,
     reference_for,
     several_sizes,
@@ -171,15 +172,15 @@ def judge(
     called, sized = names(members), several_sizes(members)
     culprits: list[Culprit] = []
     judged: dict[int, Judged] = {}
-    for one, numbers in members.items():
+    for path_class, numbers in members.items():
         valued = {n: value for n in numbers if (value := value_of(measurements[n])) is not None}
-        peers, odd = against_peers(report, called[one], valued)
+        peers, odd = against_peers(report, called[path_class], valued)
         culprits += odd
         for number, value in valued.items():
             judged[number] = _judged(number, measurements[number], value, profile, peers[number])
     classes = tuple(
-        _class_verdict(called[one], one, one in sized, numbers, measurements, judged, profile)
-        for one, numbers in members.items()
+        _class_verdict(called[path_class], path_class, path_class in sized, numbers, measurements, judged, profile)
+        for path_class, numbers in members.items()
     )
     warnings = (*_warnings(measurements), *_logged(report))
     grade = _run_grade(classes, warnings)
@@ -197,34 +198,18 @@ def judge(
     )
 
 
-def _judged(
-    number: int,
-    measurement: Measurement,
-    value: float,
-    profile: Profile | None,
-    peers: Judgement,
-) -> Judged:
+def _judged(number: int, measurement: Measurement, value: float, profile: Profile | None, peers: Judgement) -> Judged:
     if (why_not := not_judged(measurement)) is not None:
-        return Judged(
-            measurement=number,
-            judgements=tuple(
-                Judgement(yardstick=yardstick, grade=Grade.NO_REFERENCE, reason=why_not, value=value)
-                for yardstick in Yardstick
-            ),
-        )
-    return Judged(
-        measurement=number,
-        judgements=(
-            against_profile(measurement, value, profile),
-            against_link(measurement, value, profile),
-            peers,
-        ),
-    )
+        nothing = tuple(no_reference(yardstick, value, why_not) for yardstick in Yardstick)
+        return Judged(measurement=number, judgements=nothing)
+    by_profile = against_profile(measurement, value, profile)
+    by_link = against_link(measurement, value, profile)
+    return Judged(measurement=number, judgements=(by_profile, by_link, peers))
 
 
 def _class_verdict(
     name: str,
-    one: PathClass,
+    path_class: PathClass,
     sized: bool,
     numbers: Sequence[int],
     measurements: Sequence[Measurement],
@@ -245,9 +230,9 @@ def _class_verdict(
     reference = _used(mine, measurements[numbers[0]], profile)
     return ClassVerdict(
         path_class=name,
-        case=one.case,
-        link=one.link,
-        size_bytes=one.size_bytes if sized else None,
+        case=path_class.case,
+        link=path_class.link,
+        size_bytes=path_class.size_bytes if sized else None,
         grade=grade,
         reason=_class_reason(grade, broken, mine, len(numbers)),
         by_profile=by[Yardstick.PROFILE],
@@ -289,7 +274,7 @@ def _warnings(measurements: Sequence[Measurement]) -> Iterator[str]:
             for counter, rise in gpu.errors.items():
                 rises[counter, gpu.label] = rises.get((counter, gpu.label), 0) + rise
     yield from (f"{counter} of {label} rose by {rise}" for (counter, label), rise in rises.items())
-    degraded = [one.path for one in measurements if one.measured and is_degraded(one)]
+    degraded = [m.path for m in measurements if m.measured and is_degraded(m)]
     if degraded:
         paths = ", ".join(dict.fromkeys(degraded))
         yield f"{several(len(degraded), 'measurement')} went without EGM, whose route is blocked (degraded): {paths}"
@@ -305,7 +290,7 @@ def _logged(report: RunReport) -> Iterable[str]:
 
 
 def _run_grade(classes: Sequence[ClassVerdict], warnings: Sequence[str]) -> Grade:
-    grade = worst_grade(one.grade for one in classes)
+    grade = worst_grade(verdict.grade for verdict in classes)
     return Grade.WARN if warnings and grade is not Grade.FAIL else grade
 
 

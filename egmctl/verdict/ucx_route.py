@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
-if TYPE_CHECKING:
-    from egmctl.bench.case import Case
-    from egmctl.model.machine import Machine
-    from egmctl.model.measurement import Measurement, RunReport
+from egmctl.bench.case import Case
+from egmctl.bench.plan.make import SECTIONS
+from egmctl.doctor.check import Scope
+from egmctl.model.finding import Guard, Status
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import Measurement, MemoryKind, RunReport
+from egmctl.model.task import UCX_ENGINES
+from egmctl.model.ucx import UcxRoute
+from egmctl.topology.links import gpu_nic_link
 
 _CHECKS = ("rdma.", "pcie.")
 """Beginnings of the ids of the checks that explain a way."""
@@ -16,9 +21,6 @@ _CHECKS = ("rdma.", "pcie.")
 
 def sections(cases: Sequence[Case]) -> tuple[str, ...]:
     """Return the facts that a plan of these cases and its explanation need."""
-    from egmctl.bench.plan.make import SECTIONS
-    from egmctl.model.task import UCX_ENGINES
-
     return (*SECTIONS, "nics", "system") if any(case.engine in UCX_ENGINES for case in cases) else SECTIONS
 
 
@@ -27,11 +29,6 @@ def explained(report: RunReport) -> RunReport:
 
     Where GPUDirect RDMA was in use everywhere it could be, there is nothing to explain.
     """
-    from dataclasses import replace
-
-    from egmctl.model.measurement import MemoryKind
-    from egmctl.model.ucx import UcxRoute
-
     report = replace(report, measurements=tuple(_with_distances(m, report) for m in report.measurements))
     on_gpu = [
         m.ucx
@@ -55,10 +52,6 @@ def explained(report: RunReport) -> RunReport:
 
 def _with_distances(measurement: Measurement, report: RunReport) -> Measurement:
     """Return a measurement whose network devices say how far they are from the sender's GPU."""
-    from dataclasses import replace
-
-    from egmctl.topology.links import gpu_nic_link
-
     ucx, sender = measurement.ucx, measurement.flows[0].initiator
     machine = next((machine for machine in report.machines if _has(machine, sender)), None)
     if ucx is None or not ucx.devices or machine is None or sender is None:
@@ -74,9 +67,8 @@ def _has(machine: Machine, bus_id: str | None) -> bool:
 
 
 def _findings(machine: Machine) -> Iterator[str]:
-    from egmctl.doctor.check import Scope
+    # All checks: only where there is something to explain.
     from egmctl.doctor.runner import CHECKS, diagnose
-    from egmctl.model.finding import Guard, Status
 
     checks = [check for check in CHECKS if check.id.startswith(_CHECKS) and Guard.RDMA in check.guards]
     found = diagnose(machine, Scope(purposes=(Guard.RDMA,)), checks).findings

@@ -58,18 +58,16 @@ def several_sizes(classes: Iterable[PathClass]) -> frozenset[PathClass]:
     """Return the classes of cases that were measured at several sizes."""
     sizes: dict[tuple[str, str], set[int]] = {}
     known = tuple(classes)
-    for one in known:
-        sizes.setdefault((one.case, one.link), set()).add(one.size_bytes)
-    return frozenset(one for one in known if len(sizes[one.case, one.link]) > 1)
+    for path_class in known:
+        sizes.setdefault((path_class.case, path_class.link), set()).add(path_class.size_bytes)
+    return frozenset(path_class for path_class in known if len(sizes[path_class.case, path_class.link]) > 1)
 
 
 def names(classes: Iterable[PathClass]) -> dict[PathClass, str]:
     """Return what each class is called: with its size only where a case was measured at several."""
     known = tuple(classes)
     sized = several_sizes(known)
-    return {
-        one: f"{one.case} over {one.link}{f', {format_size(one.size_bytes)}' if one in sized else ''}" for one in known
-    }
+    return {c: f"{c.case} over {c.link}{f', {format_size(c.size_bytes)}' if c in sized else ''}" for c in known}
 
 
 def unit_of(measurement: Measurement) -> Unit:
@@ -174,7 +172,6 @@ class Outlier:
     ratio: float
     """What it reaches by what its siblings do; a GPU's is that of all its cells in the direction."""
     grade: Grade
-    cells: tuple[PeerCell, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,10 +208,12 @@ def fit(cells: Sequence[PeerCell], tolerance: Tolerance) -> Fit:
             off = tolerance.grade(math.exp(sign * (effect - base))) is not Grade.PASS
             if off and len(its) > 1 and len(weak.intersection(its)) >= _MOST_OF * len(its):
                 named[gpu, direction] = effect - base
-    found = [
-        _outlier((gpu,), direction, sign * effect, [c for c in cells if _end(c, direction) == gpu], tolerance)
-        for (gpu, direction), effect in named.items()
-    ]
+
+    def outlier(gpus: tuple[str, ...], direction: Direction | None, effect: float) -> Outlier:
+        ratio = math.exp(sign * effect)
+        return Outlier(gpus, direction, ratio, tolerance.grade(ratio))
+
+    outliers = [outlier((gpu,), direction, effect) for (gpu, direction), effect in named.items()]
     for cell in cells:
         explained = usual + sum(
             named.get((gpu, direction), 0.0)
@@ -224,9 +223,9 @@ def fit(cells: Sequence[PeerCell], tolerance: Tolerance) -> Fit:
         rest = good[cell] - explained
         if tolerance.grade(math.exp(sign * rest)) is not Grade.PASS:
             gpus = tuple(dict.fromkeys(end for end in (cell.source, cell.destination) if end is not None))
-            found.append(_outlier(gpus, _direction(cell), sign * (good[cell] - usual), [cell], tolerance))
-    found.sort(key=lambda one: (len(one.gpus), -abs(math.log(one.ratio))))
-    return Fit(math.exp(sign * usual), tuple(found))
+            outliers.append(outlier(gpus, _direction(cell), good[cell] - usual))
+    outliers.sort(key=lambda odd: (len(odd.gpus), -abs(math.log(odd.ratio))))
+    return Fit(math.exp(sign * usual), tuple(outliers))
 
 
 def _polish(good: Mapping[PeerCell, float]) -> tuple[dict[str, float], dict[str, float]]:
@@ -260,13 +259,6 @@ def _usual(good: Mapping[PeerCell, float], rows: Mapping[str, float], columns: M
     return median_high(good.values())
 
 
-def _outlier(
-    gpus: tuple[str, ...], direction: Direction | None, effect: float, cells: Iterable[PeerCell], tolerance: Tolerance
-) -> Outlier:
-    ratio = math.exp(effect)
-    return Outlier(gpus, direction, ratio, tolerance.grade(ratio), tuple(cells))
-
-
 def _end(cell: PeerCell, direction: Direction) -> End:
     return cell.source if direction is Direction.EGRESS else cell.destination
 
@@ -281,10 +273,10 @@ def _direction(cell: PeerCell) -> Direction | None:
 def against_profile(measurement: Measurement, value: float, profile: Profile | None) -> Judgement:
     """Judge by the profile's reference for the case, the link and the number of flows."""
     if profile is None:
-        return _none(value, "no profile matches this machine")
+        return no_reference(Yardstick.PROFILE, value, "no profile matches this machine")
     reference, why = reference_for(measurement, profile)
     if reference is None:
-        return _none(value, why)
+        return no_reference(Yardstick.PROFILE, value, why)
     sign = 1 if reference.unit is Unit.GB_S else -1
     beyond = "below" if sign > 0 else "above"
     grade, against = Grade.PASS, ""
@@ -344,8 +336,9 @@ def cite(profile: Profile, reference: Reference) -> str:
     return f"{said}; bounds, {bounds.kind}: {bounds.text}"
 
 
-def _none(value: float, why: str) -> Judgement:
-    return Judgement(yardstick=Yardstick.PROFILE, grade=Grade.NO_REFERENCE, reason=why, value=value)
+def no_reference(yardstick: Yardstick, value: float, why_not: str) -> Judgement:
+    """Return the judgement of a value that a yardstick says nothing of."""
+    return Judgement(yardstick=yardstick, grade=Grade.NO_REFERENCE, reason=why_not, value=value)
 
 
 WARN_BELOW, FAIL_BELOW = 0.5, 0.25
@@ -361,26 +354,16 @@ _ONE_WAY = (Pattern.PAIR, Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
 
 def against_link(measurement: Measurement, value: float, profile: Profile | None) -> Judgement:
     """Judge by the link's nominal rate, as the driver reports it or, where it does not, the profile."""
-    if measurement.quantity is not Quantity.BANDWIDTH:
-        return _against_link_none(value, "a link's rate does not bound a latency")
-    if measurement.pattern not in _ONE_WAY:
-        return _against_link_none(value, "its flows do not share one link in one direction")
+    if (why_not := _unbounded(measurement)) is not None:
+        return no_reference(Yardstick.LINK, value, why_not)
     route = measurement.flows[0].route
-    if measurement.flows[0].through_gpu and route.across_nodes:
-        return _against_link_none(value, "its bytes go through a GPU from link to link: what that reaches is not known")
-    if measurement.flows[0].through_gpu:
-        return _against_link_none(value, "its bytes cross the GPU's link in both directions")
-    if any(flow.route.staged for flow in measurement.flows):
-        return _against_link_none(value, "staged through host memory: what that reaches of its links is not known")
     link = route.first_link
-    if link is None:
-        return _against_link_none(value, "it crosses no known link")
     limit, source = route.at_most_gb_s, "nominal: the links and their rate as the driver reports them"
     facts = next((facts for facts in (profile.links if profile else ()) if facts.link == link), None)
     if limit is None and facts is not None and profile is not None and len(route.hops) == 1:
         limit, source = facts.gb_s, f"{profile.sources[facts.source].kind}: {profile.sources[facts.source].text}"
     if limit is None:
-        return _against_link_none(value, "the link's rate is not known")
+        return no_reference(Yardstick.LINK, value, "the link's rate is not known")
     part = value / limit
     grade = Grade.FAIL if part < FAIL_BELOW else Grade.WARN if part < WARN_BELOW else Grade.PASS
     reason = f"{measurement.path}: {value:.4g} GB/s is {100 * part:.0f} % of its link's {limit:.4g} GB/s"
@@ -398,8 +381,20 @@ def against_link(measurement: Measurement, value: float, profile: Profile | None
     )
 
 
-def _against_link_none(value: float, why: str) -> Judgement:
-    return Judgement(yardstick=Yardstick.LINK, grade=Grade.NO_REFERENCE, reason=why, value=value)
+def _unbounded(measurement: Measurement) -> str | None:
+    """Say why no link's rate bounds a measurement; ``None`` where one does."""
+    flow = measurement.flows[0]
+    if measurement.quantity is not Quantity.BANDWIDTH:
+        return "a link's rate does not bound a latency"
+    if measurement.pattern not in _ONE_WAY:
+        return "its flows do not share one link in one direction"
+    if flow.through_gpu and flow.route.across_nodes:
+        return "its bytes go through a GPU from link to link: what that reaches is not known"
+    if flow.through_gpu:
+        return "its bytes cross the GPU's link in both directions"
+    if any(flow.route.staged for flow in measurement.flows):
+        return "staged through host memory: what that reaches of its links is not known"
+    return None if flow.route.first_link else "it crosses no known link"
 
 
 _SOURCE = "this run: the same class between its other GPUs"
@@ -434,7 +429,7 @@ def against_peers(
     bus_ids = {
         end.label: end.bus_id for m in measurements for flow in m.flows for end in (flow.source, flow.destination)
     }
-    found: dict[int, Judgement] = {}
+    judgements: dict[int, Judgement] = {}
     culprits: list[Culprit] = []
     for cells in groups.values():
         fitted = fit(cells, tolerance)
@@ -442,12 +437,13 @@ def against_peers(
             continue
         for cell in cells:
             judgement = _judgement(cell, values[cell.measurement], report.measurements, fitted.typical, tolerance)
-            before = found.get(cell.measurement)
-            if before is None or _ORDER.index(judgement.grade) < _ORDER.index(before.grade):
-                found[cell.measurement] = judgement
+            before = judgements.setdefault(cell.measurement, judgement)
+            if _ORDER.index(judgement.grade) < _ORDER.index(before.grade):
+                judgements[cell.measurement] = judgement
         culprits += [_culprit(outlier, fitted, path_class, bus_ids, tolerance) for outlier in fitted.outliers]
     return {
-        number: found.get(number) or _against_peers_none(value, report.measurements[number])
+        number: judgements.get(number)
+        or no_reference(Yardstick.PEERS, value, _without_peers(report.measurements[number]))
         for number, value in values.items()
     }, tuple(culprits)
 
@@ -495,12 +491,12 @@ def _judgement(
     )
 
 
-def _against_peers_none(value: float, measurement: Measurement) -> Judgement:
-    few = measurement.pattern in _OF_GPUS
-    why = f"no peers: fewer than {LEAST_GPUS} GPUs" if few else "no peers: several GPUs at the same time"
+def _without_peers(measurement: Measurement) -> str:
+    """Say why a measurement has no peers."""
     if is_by_host(measurement):
-        why = "no peers: a round trip by message depends on where the host runs the processes"
-    return Judgement(yardstick=Yardstick.PEERS, grade=Grade.NO_REFERENCE, reason=why, value=value)
+        return "no peers: a round trip by message depends on where the host runs the processes"
+    few = measurement.pattern in _OF_GPUS
+    return f"no peers: fewer than {LEAST_GPUS} GPUs" if few else "no peers: several GPUs at the same time"
 
 
 def _culprit(

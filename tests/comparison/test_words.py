@@ -10,6 +10,7 @@ import pytest
 from rich.text import Text
 
 from egmctl.comparison import compare
+from egmctl.comparison.facts import Subject, judge
 from egmctl.errors import ExitCode
 from egmctl.facts import replay
 from egmctl.model.command import Command
@@ -164,6 +165,12 @@ def test_errors_that_rose_are_worse_and_those_that_fell_are_better() -> None:
     more = with_gpu(1, ecc_uncorrected_volatile=3)
     assert told(snapshots(more)) == [(Outcome.WORSE, "GPU1", "0", "3")]
     assert told(snapshots(H200, more)) == [(Outcome.BETTER, "GPU1", "3", "0")]
+
+
+@pytest.mark.parametrize("counter", ["remote_errors", "replays_back_to_back", "failed_recoveries", "symbol_errors"])
+def test_each_counter_of_errors_is_worse_where_it_rose(counter: str) -> None:
+    assert judge(Subject("GPU", "GPU1", f"nvml nvlinks 0 {counter}"), "0", "4") is Outcome.WORSE
+    assert judge(Subject("GPU", "GPU1", "nvml nvlinks 0 successful_recoveries"), "0", "4") is Outcome.DIFFERENT
 
 
 def test_a_gpu_that_is_gone_is_one_difference() -> None:

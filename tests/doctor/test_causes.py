@@ -330,10 +330,12 @@ def test_each_pair(pair: tuple[str, str], machine: Callable[[], Machine]) -> Non
 
 
 def test_every_rule_that_looks_at_the_machine_has_its_pair() -> None:
-    assert {rule.cause for rule in RULES if rule.holds is not alike} == {cause for cause, _ in PAIRS}
+    assert {cause for rule in RULES if rule.holds is not alike for cause in rule.causes} == {
+        cause for cause, _ in PAIRS
+    }
 
 
-ALIKE = [(rule.cause, effect) for rule in RULES if rule.holds is alike for effect in rule.effects]
+ALIKE = [(cause, effect) for rule in RULES if rule.holds is alike for cause in rule.causes for effect in rule.effects]
 
 
 @pytest.mark.parametrize(("cause", "effect"), ALIKE)
@@ -349,7 +351,7 @@ def test_each_pair_that_sees_the_same_fault(cause: str, effect: str) -> None:
 def test_of_two_that_explain_each_other_one_stays_the_cause() -> None:
     """The version that NVML could not tell explains nothing away that its failure is the cause of, and the reverse."""
     gpu = (healthy().gpus or ())[0]
-    pairs = {(rule.cause, effect) for rule in RULES for effect in rule.effects}
+    pairs = {(cause, effect) for rule in RULES for cause in rule.causes for effect in rule.effects}
     both = [(cause, effect) for cause, effect in pairs if (effect, cause) in pairs]
     assert both
     for cause, effect in both:

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from egmctl.doctor.causes import RULES, explained
 from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.runner import CHECKS, diagnose
-from egmctl.model.finding import TOLD, Finding, Place, PlaceKind, Status, on_gpus, on_pairs
-from egmctl.verdict.explain import RootCause, causes
+from egmctl.model.finding import TOLD, Cause, Finding, Place, PlaceKind, Status, causes, on_gpus, on_pairs
 from tests.doctor.machines import shipped
 from tests.doctor.scenes import scenes
 
@@ -22,17 +21,17 @@ def finding(check: str, status: Status = Status.FAIL, place: Place | None = None
     return Finding(status=status, summary="", check=check, place=place or Place(kind=PlaceKind.NODE))
 
 
-def judged(*findings: Finding) -> tuple[RootCause, ...]:
+def judged(*findings: Finding) -> tuple[Cause, ...]:
     return causes(explained(shipped("hgx-h200x4"), findings))
 
 
-def checks_of(found: tuple[RootCause, ...]) -> list[tuple[str, list[tuple[str, str]]]]:
+def checks_of(found: tuple[Cause, ...]) -> list[tuple[str, list[tuple[str, str]]]]:
     return [(one.finding.check, [(other.check, other.place.label) for other in one.explains]) for one in found]
 
 
 def test_every_check_of_the_table_exists_and_only_an_xid_explains_another_finding_of_its_check() -> None:
-    assert {rule.cause for rule in RULES} | {check for rule in RULES for check in rule.effects} <= set(IDS)
-    assert [rule.cause for rule in RULES if rule.cause in rule.effects] == ["kernel.xid"]
+    assert {check for rule in RULES for check in (*rule.causes, *rule.effects)} <= set(IDS)
+    assert [rule.causes for rule in RULES if set(rule.causes) & set(rule.effects)] == [("kernel.xid",)]
 
 
 def test_a_denied_gpu_explains_the_route_that_it_would_carry() -> None:

@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from egmctl.doctor.causes import rules_from
 from egmctl.doctor.runner import CHECKS
 from egmctl.facts.kernel_log import event
-from egmctl.model.finding import NODE, OF_GPUS, Finding, Place, PlaceKind, Status, Waiver, WaiverKind
+from egmctl.model.finding import NODE, OF_GPUS, Cause, Finding, Place, PlaceKind, Status, Waiver, WaiverKind
 from egmctl.model.kernel_log import KernelLog
 from egmctl.model.machine import Gpu, Machine, NvLink
 from egmctl.model.measurement import Flow, HandleKind, Measurement, RunReport
 from egmctl.model.measurement import Status as Outcome
 from egmctl.model.route import Carrier, Hop, LinkKind, MemoryKind, Route
-from egmctl.verdict import explain as seen
-from egmctl.verdict.explain import RootCause, Shortfalls, Symptom, explained_by, mechanisms
+from egmctl.verdict.explain import RULES, Shortfalls, Symptom, explained_by
 from tests.doctor.machines import patched, shipped
 from tests.doctor.machines import run as run_check
 from tests.verdict.runs import H2D, H200, WRITE, run
@@ -96,8 +96,7 @@ TABLE: dict[str, tuple[Does, ...]] = {
     "env.visible-devices": (Does(EVERY, "", "gpu-hidden"),),
     "gpu.health": (Does(EVERY, "failed corrupt", GPU),),
     "kernel.xid": (Does(EVERY, "failed", GPU),),
-    **dict.fromkeys(("gpu.throttle", seen.THROTTLED, seen.OTHERS, seen.OTHER_LINK), (Does(EVERY, "slow"),)),
-    seen.HOST_BUSY: (Does(HOST, "slow"),),
+    "gpu.throttle": (Does(EVERY, "slow"),),
     "gpu.cc-mode": (Does(EVERY, "slow failed", f"{P2P} unsupported-handle"),),
     "gpu.vgpu": (Does(EVERY, "slow failed", f"{P2P} {FABRIC} unsupported-memory"),),
     **dict.fromkeys(("nvlink.links", "nvlink.errors", "kernel.sxid"), (NVLINK,)),
@@ -140,8 +139,8 @@ OUTCOMES = {
 }
 
 
-def fault(check: str, place: Place = AT_GPU2, status: Status = Status.WARN) -> RootCause:
-    return RootCause(Finding(check=check, status=status, summary="", place=place), ())
+def fault(check: str, place: Place = AT_GPU2, status: Status = Status.WARN) -> Cause:
+    return Cause(Finding(check=check, status=status, summary="", place=place), ())
 
 
 def with_symptom(path: Measurement, symptom: Symptom) -> tuple[RunReport, Shortfalls]:
@@ -162,8 +161,7 @@ def stopped(path: Measurement, kind: WaiverKind) -> tuple[RunReport, Shortfalls]
 
 
 def test_the_table_has_every_check_that_explains_a_measurement() -> None:
-    ids = {check.id for check in CHECKS} | {seen.THROTTLED, seen.OTHERS, seen.OTHER_LINK, seen.HOST_BUSY}
-    assert {one for one in ids if list(mechanisms(one))} == set(TABLE)
+    assert {check.id for check in CHECKS if rules_from(RULES, check.id)} == set(TABLE)
 
 
 @pytest.mark.parametrize("check", TABLE)
@@ -227,9 +225,9 @@ def test_an_xid_slows_only_what_it_leaves_down(number: int, slow: str) -> None:
     machine = patched(H200, "", kernel_log=log)
     (found,) = [one for one in run_check("kernel.xid", machine) if f"Xid {number}," in one.summary]
     for name in ("nvlink", "pinned"):
-        explained = explained_by(RootCause(found, ()), *on(machine, with_symptom(PATHS[name], Symptom.SLOW)))
+        explained = explained_by(Cause(found, ()), *on(machine, with_symptom(PATHS[name], Symptom.SLOW)))
         assert bool(explained) is (name in slow.split())
-        assert explained_by(RootCause(found, ()), *on(machine, with_symptom(PATHS[name], Symptom.FAILED)))
+        assert explained_by(Cause(found, ()), *on(machine, with_symptom(PATHS[name], Symptom.FAILED)))
 
 
 def linked(*ends: tuple[int, int], down: Collection[tuple[int, int]] = ()) -> Machine:
@@ -318,6 +316,6 @@ def test_links_of_the_gpu_that_owns_egm_are_on_the_way_to_it(check: str) -> None
 @pytest.mark.parametrize("check", TABLE)
 def test_what_could_not_be_determined_explains_nothing(check: str) -> None:
     root = fault("gpu.persistence").finding
-    cause = RootCause(root, (fault(check, status=Status.UNKNOWN).finding,))
+    cause = Cause(root, (fault(check, status=Status.UNKNOWN).finding,))
     for path in PATHS.values():
         assert not any(explained_by(cause, *with_symptom(path, symptom)) for symptom in Symptom)

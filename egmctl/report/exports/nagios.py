@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import TOLD, Finding, Remedy, Status
+from egmctl.model.finding import TOLD, Finding, Remedy, Status, causes
 from egmctl.units import printable
-from egmctl.verdict.explain import causes
 
 _WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import TOLD, Confidence, Finding, Guard, Remedy, Status
+from egmctl.model.finding import TOLD, Cause, Confidence, Finding, Guard, Remedy, Status, causes
 from egmctl.model.listing import CheckEntry, CheckList
 from egmctl.model.machine import OriginKind
 from egmctl.report.document import (
@@ -31,7 +31,6 @@ from egmctl.report.document import (
 )
 from egmctl.report.views.machine import banners, machine_section, subject
 from egmctl.units import several, shortened
-from egmctl.verdict.explain import RootCause, causes
 
 TONES = {
     Status.FAIL: Tone.BAD,
@@ -134,7 +133,7 @@ def _is_fine(finding: Finding) -> bool:
     return finding.status not in TOLD
 
 
-def _problem(cause: RootCause) -> Entry:
+def _problem(cause: Cause) -> Entry:
     finding = cause.finding
     return Entry(
         word=finding.status.upper(),
@@ -151,7 +150,7 @@ def title(finding: Finding) -> str:
     return f"{finding.place.label}: {finding.summary}" if finding.place.label else finding.summary
 
 
-def _about(cause: RootCause) -> Iterator[Block]:
+def _about(cause: Cause) -> Iterator[Block]:
     finding = cause.finding
     rows: list[tuple[str, Words]] = []
     if finding.cause:
@@ -189,7 +188,7 @@ def _seen(finding: Finding, place: int) -> Words:
     return Span(seen.source, code=True), f": {seen.value}{errno}"
 
 
-def _notes(diagnosis: Diagnosis, found: Sequence[RootCause]) -> Iterator[Block]:
+def _notes(diagnosis: Diagnosis, found: Sequence[Cause]) -> Iterator[Block]:
     """Yield what is worth knowing: advice on what could not be determined, and which checks could not be."""
     explained = {id(one) for cause in found for one in cause.explains}
     unknown = [one for one in diagnosis.findings if one.status is Status.UNKNOWN and id(one) not in explained]
