@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from egmctl.bench.engines.base import BenchEngine
 from egmctl.bench.processes.collective import CollectiveStep, Item, ResourceScope, close_all, resource_scopes
 from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.results import mismatch_of, summarize
@@ -22,6 +20,7 @@ from egmctl.gpu.pattern import Difference, Region, poison
 from egmctl.gpu.timing import Stream
 from egmctl.model.measurement import (
     Endpoint,
+    Engine,
     Flow,
     HandleKind,
     Measurement,
@@ -43,40 +42,13 @@ STAGES = ("allocate", "export", "transfer", "open", "map", "first-touch", "secon
 """In the order in which they happen. A legacy handle's mapping is part of its opening."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LifeCycle(BenchEngine):
-    """Several lives of the same memory, one after the other."""
-
-    @property
-    def verification(self) -> Verification:
-        return Verification.GPU_EVERY_SAMPLE
-
-    def measure(self, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
-        return measure(worker, tasks, max(settings.samples, LIVES))
-
-
-LIFE_CYCLE = LifeCycle(caption="life cycle", counted="", needs_kernels=False, timed_by_host=True)
-
-
-def measure(worker: WorkerContext, tasks: Sequence[Task], lives: int = LIVES) -> list[Measurement]:
+def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings, least: int = LIVES) -> list[Measurement]:
     """Take the shared memory of each task through its life, several times in the same processes.
 
-    Parameters
-    ----------
-    worker
-        This rank's: streams, and the pattern.
-    tasks
-        The same in all ranks, also in those that have no part in them; they go on side by side, so that what one costs
-        is known of one at a time only. Each has one flow: the end that has a handle is memory of the rank
-        ``Endpoint.rank``, which the flow's ``initiator_rank`` opens.
-    lives
-        To be timed, after :data:`WARM_UP_LIVES`.
-
-    Returns
-    -------
-    list[Measurement]
-        Of each task, the same in all ranks: ``stages`` in milliseconds; ``corrupt`` with a mismatch where the owner did
-        not find what the importer had written.
+    Tasks go on side by side, so that what one costs is known of one at a time only. Each has one flow: the end that has
+    a handle is memory of the rank ``Endpoint.rank``, which the flow's ``initiator_rank`` opens. A measurement has
+    ``stages`` in milliseconds; it is ``corrupt`` with a mismatch where the owner did not find what the importer had
+    written. So many lives as samples, but not fewer than ``least``, are timed, after :data:`WARM_UP_LIVES`.
 
     Raises
     ------
@@ -84,7 +56,7 @@ def measure(worker: WorkerContext, tasks: Sequence[Task], lives: int = LIVES) ->
         Another rank has died or hangs; what this one held it has let go of.
     """
     collective = CollectiveStep(worker, tasks)
-    seeds = range(1, 1 + WARM_UP_LIVES + lives)
+    seeds = range(1, 1 + WARM_UP_LIVES + max(settings.samples, least))
     timed: list[list[dict[str, float]]] = [[] for _ in tasks]
     for seed in seeds:
         if None in collective.outcomes:
@@ -232,3 +204,6 @@ def _timed(stream: Stream, work: Callable[[], Any]) -> float:
     work()
     stream.synchronize()
     return ms_since(started)
+
+
+MEASURE = {Engine.LIFE_CYCLE: measure}

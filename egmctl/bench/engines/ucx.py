@@ -6,11 +6,10 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from egmctl.bench.buffers import Buffer, Window, assign, window
-from egmctl.bench.engines.base import BenchEngine
 from egmctl.bench.engines.round_trips import WARM_UP_LAPS
 from egmctl.bench.engines.transfer import Destination, Source
 from egmctl.bench.evidence import OVER_NETWORK, network_devices, parse, path_of
@@ -403,27 +402,15 @@ BY_DEVICE_BYTES = 64 << 20
 """Messages from this size on are measured by each network device too."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ucx(BenchEngine):
-    """Tasks are measured one after the other."""
-
-    @property
-    def verification(self) -> Verification:
-        return Verification.GPU_EVERY_SAMPLE
-
-    def measure(self, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
-        found = []
-        for task in tasks:
-            side, measurement = _measure(CollectiveStep(worker, [task]), worker, task, settings.samples)
-            if _tells_devices_apart(measurement):
-                measurement = _with_devices(worker, task, side, measurement)
-            found.append(measurement)
-        return found
-
-
-UCX = Ucx(caption="UCX", counted="each byte copied, once", needs_kernels=False, timed_by_host=True)
-UCX_PUT = replace(UCX, caption="UCX put")
-UCX_GET = replace(UCX, caption="UCX get")
+def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
+    """Measure tasks one after the other."""
+    found = []
+    for task in tasks:
+        side, measurement = _measure(CollectiveStep(worker, [task]), worker, task, settings.samples)
+        if _tells_devices_apart(measurement):
+            measurement = _with_devices(worker, task, side, measurement)
+        found.append(measurement)
+    return found
 
 
 def _measure(
@@ -480,3 +467,6 @@ def _with_devices(worker: WorkerContext, task: Task, side: Side, measurement: Me
         )
     assert measurement.ucx is not None  # noqa: S101 - _tells_devices_apart has seen to it
     return replace(measurement, ucx=replace(measurement.ucx, devices=tuple(devices)))
+
+
+MEASURE = {Engine.UCX: measure, Engine.UCX_PUT: measure, Engine.UCX_GET: measure}

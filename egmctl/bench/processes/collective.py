@@ -541,6 +541,18 @@ def gathered(
     )
 
 
+def with_evidence(
+    collective: CollectiveStep, worker: WorkerContext, watch: Watch, conclude: Callable[[int], Measurement]
+) -> list[Measurement]:
+    """Return the measurement of each task, concluded here where it has not ended early, with what its GPUs did."""
+    heard = collective.do(lambda _place: told(watch, worker))
+    measurements = [outcome or conclude(place) for place, outcome in enumerate(collective.outcomes)]
+    return [
+        replace(m, evidence=gathered(m, len(m.samples), worker.ranks, items)) if m.samples else m
+        for m, items in zip(measurements, heard, strict=True)
+    ]
+
+
 def _of(task: Task, seen: Sequence[GpuEvidence]) -> list[GpuEvidence]:
     """Return those of a task in the order of its flows; a process of several has one GPU, of one task at a time."""
     if len(seen) == 1:

@@ -91,7 +91,7 @@ def start_driver() -> None:
 def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
     """Measure the tasks of a step, which are of one case, at the same time in all processes."""
     started = time.perf_counter()
-    found = engine_for(tasks[0].engine).measure(worker, tasks, settings)
+    found = engine_for(tasks[0].engine)(worker, tasks, settings)
     together = sum(bool(measurement.samples or measurement.stages) for measurement in found) or None
     wall_s = time.perf_counter() - started
     # An engine that measures its tasks one after the other says so of each.
