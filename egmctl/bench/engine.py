@@ -1,4 +1,4 @@
-"""What is known of each engine before any of it runs: the planner, the buffers, the views and the verdict ask here.
+"""The properties of each engine that are known before it runs: planner, buffers, views and verdict ask here.
 
 Pure. The code of an engine is in its file in ``engines/``, and only a worker imports that.
 """

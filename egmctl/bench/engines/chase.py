@@ -156,20 +156,20 @@ class Walker:
 
     def keep(self, items: Sequence[Item]) -> None:
         """Keep what a process has told of a sample."""
-        found = next((item.data for item in items if item.data is not None), None)
-        if found is None:
+        timed = next((item.data for item in items if item.data is not None), None)
+        if timed is None:
             return
-        if found["expired"]:
+        if timed["expired"]:
             self._expired += 1
             return
-        self._beside = max(self._beside, found["beside"])
-        self._chain_error = self._chain_error or self.error(len(self.samples), found["wrong_offset"])
+        self._beside = max(self._beside, timed["beside"])
+        self._chain_error = self._chain_error or self.error(len(self.samples), timed["wrong_offset"])
         self.samples.append(
             Sample(
-                bandwidth_gb_s=found["load_gb_s"] if self.task.pattern is Pattern.LOADED else None,
-                latency_ns=found["latency_ns"],
-                elapsed_ms=found["elapsed_ms"],
-                wall_ms=found["wall_ms"],
+                bandwidth_gb_s=timed["load_gb_s"] if self.task.pattern is Pattern.LOADED else None,
+                latency_ns=timed["latency_ns"],
+                elapsed_ms=timed["elapsed_ms"],
+                wall_ms=timed["wall_ms"],
             )
         )
 
@@ -214,10 +214,10 @@ class Walker:
 
     def buffer(self, flow: int) -> Buffer:
         """Return what a flow reads."""
-        found = self._buffers[flow].source
-        if found is None:
+        source = self._buffers[flow].source
+        if source is None:
             raise ValueError("a latency needs memory to read")
-        return found
+        return source
 
     def _chain(self) -> Chain:
         """Return the chain as this process sees it: its owner and who walks along it have addresses of their own."""

@@ -51,10 +51,10 @@ def one_by_one(
     def timed(task: Task) -> Measurement:
         started = time.perf_counter()
         try:
-            found = measure(worker, task, settings)
+            measurement = measure(worker, task, settings)
         except DriverCallError as error:
-            found = failure(task, error)
-        return replace(found, wall_s=time.perf_counter() - started)
+            measurement = failure(task, error)
+        return replace(measurement, wall_s=time.perf_counter() - started)
 
     return [timed(task) for task in tasks]
 

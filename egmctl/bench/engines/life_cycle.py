@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from typing import Any
 
 from egmctl.bench.processes.collective import CollectiveStep, Item, ResourceScope, close_all, resource_scopes
@@ -19,10 +20,7 @@ from egmctl.gpu.handles import ImportedMemory, SharedMemory
 from egmctl.gpu.pattern import Difference, Region, poison
 from egmctl.gpu.timing import Stream
 from egmctl.model.measurement import (
-    Endpoint,
     Engine,
-    Flow,
-    HandleKind,
     Measurement,
     Phase,
     Settings,
@@ -94,8 +92,8 @@ def _live(collective: CollectiveStep, worker: WorkerContext, seed: int) -> list[
             close_all(offered)
         for place, items in enumerate(collective.do(lambda place: lives[place].check())):
             lives[place].judge(items)
-    told = collective.do(lambda place: lives[place].stages_ms)
-    return [{name: ms for item in items for name, ms in (item.data or {}).items()} for items in told]
+    timed = collective.do(lambda place: lives[place].stages_ms)
+    return [{name: ms for item in items for name, ms in (item.data or {}).items()} for items in timed]
 
 
 class _Life:
@@ -111,7 +109,9 @@ class _Life:
         self._seed = seed
         self._task = collective.tasks[place]
         flow = self._task.flows[0]
-        self._end = shared_end(flow)
+        self._end, self._handle = next(
+            (end, end.handle) for end in (flow.source, flow.destination) if end.handle is not None
+        )
         self._owner, self._importer = self._end.rank or 0, flow.initiator_rank or 0
         me = collective.exchange.rank
         self._owns, self._imports = me == self._owner, me == self._importer
@@ -122,8 +122,7 @@ class _Life:
 
     def make(self) -> None:
         if self._owns:
-            kind, size_bytes = kind_of(self._end), self._task.size_bytes
-            self._shared = SharedMemory(kind, self._stream.context, size_bytes, self._end.numa_node)
+            self._shared = SharedMemory(self._handle, self._stream.context, self._task.size_bytes, self._end.numa_node)
             self._held.own.append(self._shared)
 
     def offer(self) -> Item:
@@ -147,19 +146,19 @@ class _Life:
         self._worker.pattern.fill(self._stream, region)
         self._stream.synchronize()
 
-    def check(self) -> list[int] | None:
+    def check(self) -> tuple[int, ...] | None:
         """Return how the owner's memory differs from what the importer should have left there."""
         if self._shared is None:
             return None
-        found = self._worker.pattern.check(self._stream, self._region(self._shared))()
-        return None if found is None else [found.words, found.first_offset_bytes, found.expected, found.found]
+        difference = self._worker.pattern.check(self._stream, self._region(self._shared))()
+        return None if difference is None else astuple(difference)
 
     def judge(self, checked: Sequence[Item]) -> None:
         """End the task, in all ranks, where the owner has found a difference."""
-        found = checked[self._owner].data if checked else None
-        if found is None or self._collective.outcomes[self._place] is not None:
+        difference = checked[self._owner].data if checked else None
+        if difference is None or self._collective.outcomes[self._place] is not None:
             return
-        mismatch = mismatch_of(Difference(*found), self._seed - 1, 0)
+        mismatch = mismatch_of(Difference(*difference), self._seed - 1, 0)
         self._collective.outcomes[self._place] = finish(
             self._task,
             Status.CORRUPT,
@@ -177,26 +176,14 @@ class _Life:
     @property
     def stages_ms(self) -> dict[str, float]:
         """What this rank has timed."""
-        found = dict(self._touches_ms)
+        stages_ms = dict(self._touches_ms)
         for memory in (self._shared, self._imported):
             if memory is not None:
-                found |= memory.stages_ms
-        return found
+                stages_ms |= memory.stages_ms
+        return stages_ms
 
     def _region(self, memory: SharedMemory | ImportedMemory) -> Region:
         return Region(memory.address, self._task.size_bytes, self._seed)
-
-
-def shared_end(flow: Flow) -> Endpoint:
-    """Return the end of a flow that another process has opened by a handle."""
-    return next(end for end in (flow.source, flow.destination) if end.handle is not None)
-
-
-def kind_of(end: Endpoint) -> HandleKind:
-    """Return the kind of handle that an end is shared by."""
-    if end.handle is None:
-        raise ValueError(f"{end.label} is not shared")
-    return end.handle
 
 
 def _timed(stream: Stream, work: Callable[[], Any]) -> float:

@@ -40,7 +40,9 @@ WARM_UP_LAPS = 200
 """Untimed round trips before those of each sample: the side that serves begins a little before the other."""
 
 
-def measure(pair: type[Pair], worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
+def measure(
+    pair_type: type[Pair], worker: WorkerContext, tasks: Sequence[Task], settings: Settings
+) -> list[Measurement]:
     """Measure how two GPUs, or two processes, answer each other: no process is in two tasks, but one that has all GPUs.
 
     A flag or a message that is wrong ends no round trip: there is nothing to compare.
@@ -49,35 +51,27 @@ def measure(pair: type[Pair], worker: WorkerContext, tasks: Sequence[Task], sett
     # Where the host has a part in the round trips, what asks NVML meanwhile is in their way.
     watched = () if ENGINES[tasks[0].engine].timed_by_host else tasks
     with resource_scopes(collective) as scopes:
-        pairs = [pair(collective, worker, task, scope) for task, scope in zip(tasks, scopes, strict=True)]
-        connect(collective, pairs)
+        pairs = [pair_type(collective, worker, task, scope) for task, scope in zip(tasks, scopes, strict=True)]
+        offered = collective.do(lambda place: pairs[place].make())
+        try:
+            collective.do(lambda place: pairs[place].open(offered[place]))
+        finally:
+            close_all(offered)
+        samples: list[list[Sample | None]] = [[] for _ in tasks]
         with worker.stopwatch.phase(Phase.MEASURING), worker.link_counters.watch(watched) as watch:
-            samples = [sample(collective, pairs) for _ in range(settings.samples)]
+            for _ in range(settings.samples):
+                collective.do(lambda place: pairs[place].ready())
+                sides = collective.do(lambda place: pairs[place].take(), begin=lambda place: pairs[place].start())
+                for taken, pair, items in zip(samples, pairs, sides, strict=True):
+                    taken.append(pair.joined(items) if items else None)
 
     def conclude(place: int) -> Measurement:
-        taken = [of_tasks[place] for of_tasks in samples]
-        kept = [sample for sample in taken if sample is not None]
-        return of_latency(tasks[place], kept, discarded=len(taken) - len(kept))
+        kept = [sample for sample in samples[place] if sample is not None]
+        return of_latency(tasks[place], kept, discarded=len(samples[place]) - len(kept))
 
     if watched:
         return with_evidence(collective, worker, watch, conclude)
     return [outcome or conclude(place) for place, outcome in enumerate(collective.outcomes)]
-
-
-def connect(collective: CollectiveStep, pairs: Sequence[Pair]) -> None:
-    """Have each pair make what it needs, and send it to each other."""
-    offered = collective.do(lambda place: pairs[place].make())
-    try:
-        collective.do(lambda place: pairs[place].open(offered[place]))
-    finally:
-        close_all(offered)
-
-
-def sample(collective: CollectiveStep, pairs: Sequence[Pair]) -> list[Sample | None]:
-    """Take one sample of each task; ``None`` where a side timed out waiting for its peer."""
-    collective.do(lambda place: pairs[place].ready())
-    told = collective.do(lambda place: pairs[place].take(), begin=lambda place: pairs[place].start())
-    return [pair.joined(items) if items else None for pair, items in zip(pairs, told, strict=True)]
 
 
 class Pair(ABC):
@@ -189,8 +183,14 @@ class Flags(Pair):
 
         if self._alone:
             tasks = self.collective.tasks
-            buffers = next(of for task, of in zip(tasks, assign(tasks), strict=True) if task is self.task)
-            self._flags = [self.worker.destination(of.destination).address for of in buffers if of.destination]
+            buffers = next(
+                flow_buffers for task, flow_buffers in zip(tasks, assign(tasks), strict=True) if task is self.task
+            )
+            self._flags = [
+                self.worker.destination(flow_buffers.destination).address
+                for flow_buffers in buffers
+                if flow_buffers.destination
+            ]
         elif self.takes_part:
             self._flags = [flag(0), flag(1)]
 
@@ -205,13 +205,13 @@ class Flags(Pair):
             self._readers[side].start_laps(poll, send, self.laps, serves=side == 0)
 
     def run(self) -> Sequence[float] | None:
-        found = {side: self._readers[side].end_laps(self.laps) for side in self._sides}
-        if any(laps.expired for laps in found.values()):
+        laps_by_side = {side: self._readers[side].end_laps(self.laps) for side in self._sides}
+        if any(laps.expired for laps in laps_by_side.values()):
             return None
-        if 0 not in found:
+        if 0 not in laps_by_side:
             return ()
-        possible_ms("the kernel ping_pong", sum(found[0].laps_ns) / 1e6)
-        return found[0].laps_ns
+        possible_ms("the kernel ping_pong", sum(laps_by_side[0].laps_ns) / 1e6)
+        return laps_by_side[0].laps_ns
 
     @property
     def _alone(self) -> bool:

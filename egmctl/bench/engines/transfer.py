@@ -281,12 +281,12 @@ class ChecksumOfReads(CompareDestination):
         expected %= 1 << 64
 
         def finish() -> Difference | None:
-            found = mover.result.words()[0]
-            if found == expected:
+            total = mover.result.words()[0]
+            if total == expected:
                 return None
             # The same way again: it may show where.
             difference = pattern.check(stream, region)()
-            return difference or Difference(0, part.offset_bytes, expected, found)
+            return difference or Difference(0, part.offset_bytes, expected, total)
 
         return finish
 

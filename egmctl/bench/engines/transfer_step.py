@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -155,8 +155,10 @@ class _Step:
             if self._collective.outcomes[place] is None:
                 self._parts[place].samples.append(self._joined(place, items))
         with self._phase(Phase.VERIFYING):
-            found = self._collective.do(self._finish_checks, begin=lambda place: self._begin_checks(place, number))
-        self._keep_mismatches(number, found)
+            differences = self._collective.do(
+                self._finish_checks, begin=lambda place: self._begin_checks(place, number)
+            )
+        self._keep_mismatches(number, differences)
 
     def told(self, place: int) -> dict[str, Any]:
         """Return what this process alone knows of a task."""
@@ -164,7 +166,7 @@ class _Step:
         return {
             "costs": [to_json(cost) for cost in self._open.costs(place)],
             "placements": [to_json(placement) for placement in self._worker.placements(own)],
-            "ungated": next((why for _, mover in self._parts[place].moved if (why := mover.ungated)), None),
+            "ungated": next((reason for _, mover in self._parts[place].moved if (reason := mover.ungated)), None),
         }
 
     def conclude(self, place: int, items: Sequence[Item]) -> Measurement:
@@ -175,12 +177,14 @@ class _Step:
             task,
             part.samples,
             part.mismatch,
-            next((f"measured without a gate: {why}" for item in items if (why := item.data["ungated"])), None),
+            next((f"measured without a gate: {reason}" for item in items if (reason := item.data["ungated"])), None),
             gating=" and ".join(sorted(gating)),
             verification=self._verified_by.name,
             seeds=tuple(flow.seed for flow in part.flows),
             costs=tuple(from_json(BufferCost, cost) for item in items for cost in item.data["costs"]),
-            placements=tuple(from_json(Placement, one) for item in items for one in item.data["placements"]),
+            placements=tuple(
+                from_json(Placement, placement) for item in items for placement in item.data["placements"]
+            ),
             evidence=evidence.gathered(task, len(part.samples), self._collective.ranks, items, "seen"),
         )
 
@@ -324,20 +328,16 @@ class _Step:
             if flow.destination is not None:
                 checks.append((flow.number, by.check_destination(flow.destination, part, task.copies)))
 
-    def _finish_checks(self, place: int) -> list[dict[str, Any]]:
-        found = [(flow, finish()) for flow, finish in self._parts[place].checks]
-        return [
-            {"flow": flow, "words": d.words, "at": d.first_offset_bytes, "expected": d.expected, "found": d.found}
-            for flow, d in found
-            if d is not None
-        ]
+    def _finish_checks(self, place: int) -> list[tuple[int, ...]]:
+        """Return each difference with its flow's number."""
+        differences = [(flow, finish()) for flow, finish in self._parts[place].checks]
+        return [(flow, *astuple(difference)) for flow, difference in differences if difference is not None]
 
     def _keep_mismatches(self, number: int, gathered: Sequence[Sequence[Item]]) -> None:
         for part, items in zip(self._parts, gathered, strict=True):
             for item in items:
-                for wrong in item.data or ():
-                    difference = Difference(wrong["words"], wrong["at"], wrong["expected"], wrong["found"])
-                    part.mismatch = part.mismatch or mismatch_of(difference, number, wrong["flow"])
+                for flow, *difference in item.data or ():
+                    part.mismatch = part.mismatch or mismatch_of(Difference(*difference), number, flow)
 
     def _window(self, place: int, number: int) -> Window:
         return window(self._tasks[place].size_bytes, self._tasks[place].copies, number)
