@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from egmctl.bench.case import End
-from egmctl.bench.engines import engine_for
+from egmctl.bench.engine import ENGINES
 from egmctl.model.measurement import Endpoint, Flow, MemoryKind, Pattern, Quantity, Task
 from egmctl.units import round_up
 
@@ -98,13 +98,13 @@ def assign(tasks: Sequence[Task]) -> tuple[tuple[FlowBuffers, ...], ...]:
         shared = task.pattern is Pattern.ONE_TO_ALL and role is End.SOURCE
         index = 0 if shared else taken[end, role]
         taken[end, role] += 1
-        rotates = task.quantity is Quantity.BANDWIDTH and not engine_for(task.engine).writes_source
+        rotates = task.quantity is Quantity.BANDWIDTH and not ENGINES[task.engine].writes_source
         size_bytes = span_bytes(task.size_bytes) if rotates else task.size_bytes
         return Buffer(end=end, role=role, index=index, size_bytes=size_bytes)
 
     def of_flow(task: Task, flow: Flow) -> FlowBuffers:
         # A chase writes its chain into what it is going to read.
-        own = task.quantity is Quantity.LATENCY or engine_for(task.engine).writes_source
+        own = task.quantity is Quantity.LATENCY or ENGINES[task.engine].writes_source
         source = End.DESTINATION if own else End.SOURCE
         return FlowBuffers(
             take(task, flow.source, source),

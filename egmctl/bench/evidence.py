@@ -13,6 +13,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 from egmctl.gpu.counters import GpuCounters, State, Traffic
@@ -63,10 +64,12 @@ class LinkCounters:
 
     def new_losses(self) -> str | None:
         """Say which GPUs NVML has lost since the last call; ``None`` where it has lost none."""
-        new = {bus_id: why for bus_id, why in self._telemetry.lost.items() if bus_id not in self._told_lost}
+        new = {bus_id: reason for bus_id, reason in self._telemetry.lost.items() if bus_id not in self._told_lost}
         self._told_lost |= new.keys()
-        told = [f"NVML lost {self._labels.get(bus_id, bus_id)} during the bench: {why}" for bus_id, why in new.items()]
-        return "; ".join(told) or None
+        sentences = [
+            f"NVML lost {self._labels.get(bus_id, bus_id)} during the bench: {reason}" for bus_id, reason in new.items()
+        ]
+        return "; ".join(sentences) or None
 
 
 class Watch:
@@ -176,53 +179,49 @@ def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidenc
     """
     size_bytes = samples * task.copies * task.size_bytes
     telling = [_telling(flow) for flow in task.flows]
-    links = {one.link for one in telling if one.link is not None}
+    links = {counter.link for counter in telling if counter.link is not None}
     if task.quantity is not Quantity.BANDWIDTH or len(links) != 1:
         return None
     (link,) = links
     expected: dict[tuple[str, bool], int] = defaultdict(int)
-    for flow, one in zip(task.flows, telling, strict=True):
+    for flow, counter in zip(task.flows, telling, strict=True):
         if flow.initiator is not None:
-            expected[flow.initiator, one.sent] += size_bytes
+            expected[flow.initiator, counter.sent] += size_bytes
     total = sum(expected.values())
     if total < TELLING_BYTES:
         return None
     carried = {name: _carried(expected, rises, name) for name in (LinkKind.NVLINK, LinkKind.C2C, LinkKind.PCIE)}
-    others = [carried[name] for name in carried if name != link]
-    own = carried[link]
-    if (
-        link is LinkKind.C2C
-        and (_is_egm(task) or _by_uvm(task))
-        and (carried[LinkKind.NVLINK] or 0) >= COUNTED_AT_LEAST * total
-    ):
+    link, verdict = _judged(task, link, carried, total)
+    return LinkEvidence(link=link, expected_bytes=total, carried_bytes=carried[link], verdict=verdict)
+
+
+def _judged(task: Task, link: LinkKind, carried: Mapping[LinkKind, int | None], total: int) -> tuple[LinkKind, Verdict]:
+    """Return the link that the bytes of a task took, as far as the counters tell, and how sure that is."""
+
+    def took(name: LinkKind) -> bool:
+        return (carried[name] or 0) >= COUNTED_AT_LEAST * total
+
+    counted = (LinkKind.NVLINK, LinkKind.PCIE)
+    if link is LinkKind.C2C and (_is_egm(task) or _by_uvm(task)) and took(LinkKind.NVLINK):
         # EGM memory belongs to one GPU of its CPU, and libcuda does not say which: the other GPU goes over NVLink to it
         # (egmctl.topology.routes). So may managed memory, which UVM routes. The counters tell.
-        nvlink = LinkKind.NVLINK
-        return LinkEvidence(link=nvlink, expected_bytes=total, carried_bytes=carried[nvlink], verdict=Verdict.PROVEN)
+        return LinkKind.NVLINK, Verdict.PROVEN
     if all(map(_of_another_gpu, task.flows)) and all(
-        (rise := carried[name]) is not None and rise <= STRAY_AT_MOST * total
-        for name in (LinkKind.NVLINK, LinkKind.PCIE)
+        (rise := carried[name]) is not None and rise <= STRAY_AT_MOST * total for name in counted
     ):
         # It does not belong to the GPU under which it was allocated: what is left is the reader's own C2C.
-        return LinkEvidence(
-            link=LinkKind.C2C, expected_bytes=total, carried_bytes=carried[LinkKind.C2C], verdict=Verdict.BY_EXCLUSION
-        )
-    if _is_degraded(task):
+        return LinkKind.C2C, Verdict.BY_EXCLUSION
+    if any(flow.route.degraded for flow in task.flows):
         # Nobody knows beforehand over which link it goes: the counters tell.
-        for name in (LinkKind.NVLINK, LinkKind.PCIE):
-            if (carried[name] or 0) >= COUNTED_AT_LEAST * total:
-                return LinkEvidence(
-                    link=name, expected_bytes=total, carried_bytes=carried[name], verdict=Verdict.PROVEN
-                )
-    if own is not None:
-        verdict = Verdict.PROVEN if own >= COUNTED_AT_LEAST * total else Verdict.REFUTED
-    elif any(other is not None and other > STRAY_AT_MOST * total for other in others):
-        verdict = Verdict.REFUTED
-    elif link is LinkKind.C2C and all(carried[name] is not None for name in (LinkKind.NVLINK, LinkKind.PCIE)):
-        verdict = Verdict.BY_EXCLUSION
-    else:
-        verdict = Verdict.UNKNOWN
-    return LinkEvidence(link=link, expected_bytes=total, carried_bytes=own, verdict=verdict)
+        for name in counted:
+            if took(name):
+                return name, Verdict.PROVEN
+    if carried[link] is not None:
+        return link, Verdict.PROVEN if took(link) else Verdict.REFUTED
+    if any((rise := carried[name]) is not None and rise > STRAY_AT_MOST * total for name in carried if name != link):
+        return link, Verdict.REFUTED
+    by_exclusion = link is LinkKind.C2C and all(carried[name] is not None for name in counted)
+    return link, Verdict.BY_EXCLUSION if by_exclusion else Verdict.UNKNOWN
 
 
 class _Telling(NamedTuple):
@@ -261,10 +260,6 @@ def _of_another_gpu(flow: Flow) -> bool:
     return flow.route.egm is Egm.YES and bool(owners - {flow.initiator})
 
 
-def _is_degraded(task: Task) -> bool:
-    return any(flow.route.degraded for flow in task.flows)
-
-
 def _carried(expected: Mapping[tuple[str, bool], int], rises: Mapping[str, Traffic], link: str) -> int | None:
     """Return what a link's counters rose by at all GPUs; ``None`` if one has no counter."""
     total = 0
@@ -279,16 +274,16 @@ def _carried(expected: Mapping[tuple[str, bool], int], rises: Mapping[str, Traff
 
 def gpus_of(tasks: Iterable[Task]) -> dict[str, str]:
     """Return the GPUs that take part in tasks, with their labels."""
-    found: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for flow in (flow for task in tasks for flow in task.flows):
         if flow.initiator is not None:
-            found[flow.initiator] = flow.initiator_label
+            labels[flow.initiator] = flow.initiator_label
         for end in (flow.source, flow.destination):
             if end.bus_id is not None:
-                found[end.bus_id] = end.label
+                labels[end.bus_id] = end.label
             if end.allocated_by is not None and end.allocated_by_label is not None:
-                found.setdefault(end.allocated_by, end.allocated_by_label)
-    return found
+                labels.setdefault(end.allocated_by, end.allocated_by_label)
+    return labels
 
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -331,13 +326,10 @@ def parse(text: str, rank: int) -> Iterator[UcxProtocol]:
             )
         elif len(cells) == 4 and not cells[0] and line is not None:
             # One more lane of the line above.
-            line = UcxProtocol(
-                rank=rank,
-                operation=line.operation,
-                sizes=line.sizes,
+            line = replace(
+                line,
                 description=" ".join(filter(None, (line.description, cells[2]))),
                 transports=", ".join(filter(None, (line.transports, cells[3]))),
-                messages=line.messages,
             )
     if line is not None:
         yield line
@@ -360,14 +352,14 @@ def path_of(
     protocols
         What both processes reported.
     """
-    used = tuple(one for one in protocols if _was_used(one, message_bytes, _uncounted(task)))
-    known = [one for one in used if not one.description.startswith(_GUESS)]
-    by = "".join(f" {one.transports}" for one in known or used)
+    used = tuple(protocol for protocol in protocols if _was_used(protocol, message_bytes, _uncounted(task)))
+    known = [protocol for protocol in used if not protocol.description.startswith(_GUESS)]
+    by = "".join(f" {protocol.transports}" for protocol in known or used)
     transports = tuple(sorted(set(re.findall(r"\b([a-z][a-z0-9_]*/[\w:.-]+)", by))))
     names = {pair.partition("/")[0] for pair in transports}
     flow = task.flows[0]
     on_gpu = MemoryKind.DEVICE in (flow.source.memory, flow.destination.memory)
-    staging = _staging(known or used, [one for one in used if one.rank == flow.destination.rank], on_gpu)
+    staging = _staging(known or used, [protocol for protocol in used if protocol.rank == flow.destination.rank], on_gpu)
     if any(map(_is_rdma, names)):
         staged = staging is UcxStaging.HOST
         route = UcxRoute.RDMA if not on_gpu else UcxRoute.RDMA_STAGED if staged else UcxRoute.GPUDIRECT_RDMA
@@ -404,9 +396,9 @@ def _is_rdma(transport: str) -> bool:
 
 def _staging(known: Sequence[UcxProtocol], received: Sequence[UcxProtocol], on_gpu: bool) -> UcxStaging | None:
     """Return where bytes were copied to on their way, by what is known and by how the receiver unpacks."""
-    described = [one.description for one in known]
+    described = [protocol.description for protocol in known]
     copying = [text for text in described if _COPIES.search(text)]
-    copying += [one.description for one in received if _UNPACKS.search(one.description)]
+    copying += [protocol.description for protocol in received if _UNPACKS.search(protocol.description)]
     if on_gpu and any(not _FRAGMENTS_ON_GPU.search(text) for text in copying):
         return UcxStaging.HOST
     return UcxStaging.GPU if any(map(_FRAGMENTS_ON_GPU.search, copying)) else None

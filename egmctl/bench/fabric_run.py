@@ -157,16 +157,18 @@ def gather_layout(world: World, facts: Callable[[], tuple[Machine, Sequence[Gpu]
     except EgmctlError as error:
         own = RankInfo(host=world.host, tool=__version__, refusal=refusal(world.rank, world.host, error))
     infos = read_told(RankInfo, world.all_gather(json.dumps(to_json(own)).encode(), GATHER_S))
-    check(of.refusal for of in infos if of.refusal)
+    check(info.refusal for info in infos if info.refusal)
     gpus = assign(infos)
     agree(infos, gpus, one_domain=any(case.handle is HandleKind.FABRIC for case in asked.cases))
-    first = {of[0] for of in hosts(infos).values()}
+    first = {ranks[0] for ranks in hosts(infos).values()}
     assert machine is not None  # noqa: S101 - all is well
-    part = {"machine": to_json(machine)} if world.rank in first else {"gpu": to_json(machine.gpu(gpus[world.rank]))}
-    parts = world.gather(zlib.compress(json.dumps(part).encode()), GATHER_S)
+    own_part = {"machine": to_json(machine)} if world.rank in first else {"gpu": to_json(machine.gpu(gpus[world.rank]))}
+    parts = world.gather(zlib.compress(json.dumps(own_part).encode()), GATHER_S)
     if world.rank:
         return None
-    return _put_together(infos, gpus, [json.loads(_unpacked(told)) for told in parts])
+    # The parts are of this version, as all ranks have said before: a machine has some 300 KiB.
+    unpacked = (zlib.decompressobj().decompress(part, 64 << 20) for part in parts)
+    return _put_together(infos, gpus, [json.loads(text) for text in unpacked])
 
 
 def plan_for(layout: RankLayout, asked: Asked) -> Plan:
@@ -190,17 +192,12 @@ def plan_for(layout: RankLayout, asked: Asked) -> Plan:
     return checked(plan, Memory(lambda peak: most_bytes(layout.machines[peak.host or ""], peak), layout.node_of))
 
 
-def _unpacked(told: bytes) -> bytes:
-    # Of this version, as all ranks said before: a machine has some 300 KiB.
-    return zlib.decompressobj().decompress(told, 64 << 20)
-
-
 def _put_together(infos: Sequence[RankInfo], gpus: Sequence[str], parts: Sequence[dict[str, Any]]) -> RankLayout:
     machines = {}
     for host, ranks in hosts(infos).items():
         base = from_json(Machine, parts[ranks[0]]["machine"])
         machines[host] = whole(base, [from_json(Gpu, parts[rank]["gpu"]) for rank in ranks[1:]])
-    channels = {rank: of.channels for rank, of in enumerate(infos)}
+    channels = {rank: info.channels for rank, info in enumerate(infos)}
     return RankLayout(ranks_of(infos, gpus, machines), machines, channels)
 
 

@@ -209,11 +209,11 @@ def with_proof(among: Measurement, proof: Measurement) -> tuple[Measurement, flo
     if proof.graver_than(among):
         return proof, None
     summary, alone = among.timed, proof.timed
-    found = replace(among, alone=alone.median if alone else None)
+    measurement = replace(among, alone=alone.median if alone else None)
     if not summary or not alone:
-        return found, None
+        return measurement, None
     # What lies between the samples does not differ from them: a latency depends on the SM by a percent or two.
-    return found, max(summary.min / alone.median - 1, 1 - summary.max / alone.median, 0)
+    return measurement, max(summary.min / alone.median - 1, 1 - summary.max / alone.median, 0)
 
 
 SAMPLES_KEPT = 10_000

@@ -158,6 +158,10 @@ class _Processes(Enum):
     ISOLATED = "processes that tried blocked EGM routes"
 
 
+_Kind = tuple[bool, str | None]
+"""What steps of one pool have in common: whether ranks measure them, and their isolation."""
+
+
 class _Run:
     """The state of one run."""
 
@@ -189,7 +193,7 @@ class _Run:
         self._lifetimes = Lifetimes(self._of(step) for step in plan.steps)
         self._differences: dict[str, float] = {}
         """By group, how much a pair alone differed from the same one among others."""
-        self._died_in_set_up: dict[tuple[bool, str | None], str] = {}
+        self._died_in_set_up: dict[_Kind, str] = {}
         """By kind of pool, how the last one ended where that was before its first step."""
         self._seconds = dict(zip(plan.steps, steps_seconds(plan), strict=True))
         self._soak = Soak(plan.settings.duration_s) if plan.settings.duration_s else None
@@ -210,17 +214,17 @@ class _Run:
         start
             Starts a group of ranks, or a worker.
         """
-        by_ranks, isolated = self._kind(self.pending[0])
+        kind = self._kind(self.pending[0])
         under_way: Step | None = None
         processes = self._processes(self.pending[0])
         started = time.perf_counter()
         try:
-            with start(by_ranks) as pool:
-                self._prepare(pool, by_ranks, isolated)
+            with start(kind[0]) as pool:
+                self._prepare(pool, kind)
                 self.spent.starting_s += time.perf_counter() - started
-                if died := self._died_in_set_up.pop((by_ranks, isolated), None):
+                if died := self._died_in_set_up.pop(kind, None):
                     self.problems.append(f"{died} while it was set up; a new one took over")
-                while self.goes_on and self._kind(self.pending[0]) == (by_ranks, isolated):
+                while self.goes_on and self._kind(self.pending[0]) == kind:
                     under_way = self.pending.popleft()
                     if not self._measure(pool, under_way):
                         self._failures[processes] += 1
@@ -231,7 +235,7 @@ class _Run:
             self.spent.ending_s += time.perf_counter() - ending
         except ChildFailed as error:
             self._failures[processes] += 1
-            self._blame(error, under_way, by_ranks, isolated)
+            self._blame(error, under_way, kind)
 
     def waive_rest(self, why: str | None) -> None:
         """Give every task that has no outcome one; without a reason, that too much has failed before it."""
@@ -252,28 +256,31 @@ class _Run:
             self._recorder.problem(problem)
         self._told = {"notes": len(self.notes), "problems": len(self.problems)}
 
-    def _by_ranks(self, step: Step) -> bool:
-        return bool(self._tasks[step.tasks[0]].ranks)
-
     def _processes(self, step: Step) -> _Processes:
         return _processes_of(self._tasks[step.tasks[0]])
 
-    def _kind(self, step: Step) -> tuple[bool, str | None]:
-        """Return what steps of one pool have in common."""
-        return self._by_ranks(step), step.isolated
+    def _kind(self, step: Step) -> _Kind:
+        return bool(self._tasks[step.tasks[0]].ranks), step.isolated
 
-    def _prepare(self, pool: WorkerPool, by_ranks: bool, isolated: str | None) -> None:
-        preparation = (
-            for_ranks(self._plan, self._no_counters)
-            if by_ranks
-            else for_worker(self._plan, self._pending_flows(isolated), self._cpus, self._no_counters)
+    def _prepare(self, pool: WorkerPool, kind: _Kind) -> None:
+        """Have a pool set up what the pending steps of its kind need."""
+        plan = self._plan
+        ranks = plan.ranks if kind[0] else ()
+        access: tuple[NodeAccess, ...] = ()
+        gpus = tuple(rank.bus_id for rank in ranks)
+        if not ranks:
+            steps = [step for step in self.pending if self._kind(step) == kind]
+            flows = [flow for step in steps for task in self._of(step) for flow in task.flows]
+            access = _host_access(plan, flows, self._cpus)
+            taking_part = {
+                bus_id for flow in flows for bus_id in (flow.initiator, flow.source.bus_id, flow.destination.bus_id)
+            }.union(*(node.gpus for node in access))
+            gpus = tuple(gpu.bus_id for gpu in plan.gpus if gpu.bus_id in taking_part)
+        preparation = Preparation(
+            settings=plan.settings, gpus=gpus, host_access=access, ranks=ranks, no_counters=self._no_counters
         )
         order = {"do": Request.PREPARE, "preparation": to_json(preparation)}
-        pool.ask(order, self._plan.settings.timeout_s)
-
-    def _pending_flows(self, isolated: str | None) -> list[Flow]:
-        steps = [step for step in self.pending if self._kind(step) == (False, isolated)]
-        return [flow for step in steps for task in self._of(step) for flow in task.flows]
+        pool.ask(order, plan.settings.timeout_s)
 
     def _measure(self, pool: WorkerPool, step: Step) -> bool:
         """Have a step measured; return whether the pool can go on."""
@@ -329,8 +336,8 @@ class _Run:
 
     def _repeat(self, step: Step) -> None:
         """Have a step measured once more whose samples differ too much."""
-        found = [self.found[number] for number in step.tasks if number in self.found]
-        unstable = any(m.status is Status.UNSTABLE and m.attempts < ATTEMPTS for m in found)
+        measurements = [self.found[number] for number in step.tasks if number in self.found]
+        unstable = any(m.status is Status.UNSTABLE and m.attempts < ATTEMPTS for m in measurements)
         if unstable and not step.proof and self._soak is None:
             self._lifetimes.add(self._of(step))
             self.pending.appendleft(step)
@@ -352,7 +359,7 @@ class _Run:
             self._lifetimes.add(self._of(single))
             self.pending.appendleft(single)
 
-    def _blame(self, error: ChildFailed, under_way: Step | None, by_ranks: bool, isolated: str | None) -> None:
+    def _blame(self, error: ChildFailed, under_way: Step | None, kind: _Kind) -> None:
         """Give the step under way, or all that are pending for it where there is none, what became of the pool."""
         self.tell()
         status = Status.TIMED_OUT if error.how == "timed-out" else Status.CRASHED
@@ -360,9 +367,11 @@ class _Run:
             again = self._soak is not None and not under_way.proof
             blamed = [number for number in under_way.tasks if again or number not in self.found]
         else:
-            lost = [step for step in self.pending if self._kind(step) == (by_ranks, isolated)]
-            if lost and error.how == "crashed" and self._has_another_chance(lost[0]):
-                self._died_in_set_up[by_ranks, isolated] = str(error)
+            lost = [step for step in self.pending if self._kind(step) == kind]
+            again = kind not in self._died_in_set_up and error.how == "crashed"
+            if lost and again and self._failures[self._processes(lost[0])] < WORKER_LIMIT:
+                # A signal may have hit that process alone.
+                self._died_in_set_up[kind] = str(error)
                 return
             blamed = [number for step in lost for number in step.tasks if number not in self.found]
             status = Status.FAILED if error.how == "raised" else status
@@ -383,10 +392,6 @@ class _Run:
             self.found[number] = self._soak.merge(self.found.get(number), outcome) if self._soak else outcome
             self._recorder.measurement(number, self.found[number])
 
-    def _has_another_chance(self, step: Step) -> bool:
-        """Say whether a new pool is to try what the last one died in: a signal may have hit that process alone."""
-        return self._kind(step) not in self._died_in_set_up and self._failures[self._processes(step)] < WORKER_LIMIT
-
     def _of(self, step: Step) -> list[Task]:
         return [self._tasks[number] for number in step.tasks]
 
@@ -395,45 +400,6 @@ def _processes_of(task: Task) -> _Processes:
     if task.ranks:
         return _Processes.GROUPS
     return _Processes.ISOLATED if any(flow.route.degraded for flow in task.flows) else _Processes.WORKERS
-
-
-def for_ranks(plan: Plan, no_counters: str | None) -> Preparation:
-    """Return what a group of ranks is told.
-
-    Parameters
-    ----------
-    no_counters
-        Why NVML must not be called; ``None`` where it may.
-    """
-    gpus = tuple(rank.bus_id for rank in plan.ranks)
-    return Preparation(settings=plan.settings, gpus=gpus, ranks=plan.ranks, no_counters=no_counters)
-
-
-def for_worker(
-    plan: Plan, flows: Iterable[Flow], cpus: Mapping[int, tuple[int, ...]], no_counters: str | None
-) -> Preparation:
-    """Return what a worker is told.
-
-    Parameters
-    ----------
-    flows
-        Those that it is to measure.
-    cpus
-        Of each NUMA node.
-    no_counters
-        As of :func:`for_ranks`.
-    """
-    flows = tuple(flows)
-    access = _host_access(plan, flows, cpus)
-    taking_part = {
-        bus_id for flow in flows for bus_id in (flow.initiator, flow.source.bus_id, flow.destination.bus_id)
-    } | {bus_id for one in access for bus_id in one.gpus}
-    return Preparation(
-        settings=plan.settings,
-        gpus=tuple(gpu.bus_id for gpu in plan.gpus if gpu.bus_id in taking_part),
-        host_access=access,
-        no_counters=no_counters,
-    )
 
 
 def _host_access(plan: Plan, flows: Iterable[Flow], cpus: Mapping[int, tuple[int, ...]]) -> tuple[NodeAccess, ...]:
@@ -461,17 +427,17 @@ class Spent:
     def add(self, case: str, spent: Mapping[str, float] | None) -> None:
         """Note what a step's time went to, as the first process has told it; a step of which it has not counts too."""
         steps, before = self._cases.get(case, (0, PhaseSeconds()))
-        found = PhaseSeconds() if spent is None else from_json(PhaseSeconds, spent)
-        self._cases[case] = steps + 1, before.plus(found)
+        seconds = PhaseSeconds() if spent is None else from_json(PhaseSeconds, spent)
+        self._cases[case] = steps + 1, before.plus(seconds)
 
     def of_run(self, wall_s: float) -> RunSeconds:
         """Return it for a run that took so long."""
         cases = tuple(
-            CaseSeconds(case=case, steps=steps, **asdict(found)) for case, (steps, found) in self._cases.items()
+            CaseSeconds(case=case, steps=steps, **asdict(seconds)) for case, (steps, seconds) in self._cases.items()
         )
         total = PhaseSeconds(tear_down_s=self.ending_s)
-        for one in cases:
-            total = total.plus(one)
+        for case_seconds in cases:
+            total = total.plus(case_seconds)
         return RunSeconds(
             **asdict(total),
             starting_s=self.starting_s,

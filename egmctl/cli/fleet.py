@@ -118,6 +118,7 @@ NO_DOCUMENT = {
 
 
 def fleet(
+    context: typer.Context,
     command: CommandArgument,
     remote: RemoteArgument = None,
     nodes: NodesOption = None,
@@ -168,7 +169,7 @@ def fleet(
     )
     check_output(None, force=False)
     if resume is None:
-        _check_remote(what, remote or ())
+        _check_remote(context, what, remote or ())
         asked = select_nodes(nodes or (), exclude or ())
         _require(launch.launcher)
         session = new_session(
@@ -184,7 +185,7 @@ def fleet(
         if wrong := next((name for name, value in given.items() if value), None):
             raise UsageError(f"--resume repeats the earlier command: leave out {wrong}")
         session = old_session(what, resume, remote_command=remote_command, any_version=any_version)
-        _check_remote(what, session.asked.arguments)
+        _check_remote(context, what, session.asked.arguments)
         _require(launch.launcher)
     with _progress(quiet) as on_tick:
         asking = ask(session, launch, on_tick, say)
@@ -222,7 +223,7 @@ def _word(kind: type[Word], text: str, sentence: str) -> Word:
         raise UsageError(f"{sentence} as {printable(text[:40])!r}; valid are {', '.join(kind)}") from error
 
 
-def _check_remote(command: Command, arguments: Sequence[str]) -> None:
+def _check_remote(fleet_context: typer.Context, command: Command, arguments: Sequence[str]) -> None:
     """Refuse here what every node would refuse, or would answer without a document.
 
     Raises
@@ -233,13 +234,10 @@ def _check_remote(command: Command, arguments: Sequence[str]) -> None:
     from typing import cast
 
     from typer.core import TyperGroup
-    from typer.main import get_command
 
-    from egmctl.cli.app import app
-
-    one = cast(TyperGroup, get_command(app)).commands[command.value]
-    with one.make_context(f"egmctl {command}", [*arguments]) as context:
-        usual = {parameter.name: parameter.get_default(context) for parameter in one.params}
+    asked = cast(TyperGroup, fleet_context.find_root().command).commands[command.value]
+    with asked.make_context(f"egmctl {command}", [*arguments]) as context:
+        usual = {parameter.name: parameter.get_default(context) for parameter in asked.params}
         for name, option in NO_DOCUMENT.items():
             if name in context.params and (context.params[name] or None) != (usual[name] or None):
                 raise UsageError(f"after --, {option} is not allowed: fleet collects JSON from each node")

@@ -1,6 +1,6 @@
-"""The three calls into the C library that the launcher needs and Python does not reliably offer.
+"""JSON messages and file descriptors between a command and its child, and the calls of the C library for that.
 
-ctypes is allowed in this room for these alone. All go through the C library's own wrappers, so no system call
+ctypes is allowed in this room for these calls alone. All go through the C library's own wrappers, so no system call
 number is assumed; ``memfd_create`` is called here because ``os.memfd_create`` is missing from Pythons that were
 built against an old glibc (uv's standalone builds before 2026-07), whatever glibc they run on.
 """

@@ -113,7 +113,7 @@ def _kill(pid: int) -> None:
 
 def _children() -> "list[int]":
     own = str(os.getpid())
-    found = []
+    children = []
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -124,8 +124,8 @@ def _children() -> "list[int]":
         except (OSError, IndexError):
             continue
         if parent.decode() == own:
-            found.append(int(name))
-    return found
+            children.append(int(name))
+    return children
 
 
 if __name__ == "__main__":

@@ -26,8 +26,15 @@ from typing import TYPE_CHECKING, Any
 
 from egmctl.driver.breadcrumb import Trail
 from egmctl.errors import ChildFailed, ChildNotStarted, ExitCode
-from egmctl.launch import channel as libc
-from egmctl.launch.channel import MESSAGE, RESULT, Channel, ChannelClosed, MalformedMessage
+from egmctl.launch.channel import (
+    MESSAGE,
+    RESULT,
+    Channel,
+    ChannelClosed,
+    MalformedMessage,
+    forget,
+    memory_file,
+)
 
 if TYPE_CHECKING:
     from egmctl.model.codec import JsonValue
@@ -139,10 +146,10 @@ def spawn(
             our_end, child_end = socket.socketpair()
             kept.enter_context(our_end)
             given.enter_context(child_end)
-            output = kept.enter_context(libc.memory_file("egmctl-output"))
-            crumbs = given.enter_context(libc.memory_file("egmctl-breadcrumb"))
+            output = kept.enter_context(memory_file("egmctl-output"))
+            crumbs = given.enter_context(memory_file("egmctl-breadcrumb"))
             trail = kept.enter_context(contextlib.closing(Trail(crumbs.fileno())))
-            asked = given.enter_context(libc.memory_file("egmctl-request"))
+            asked = given.enter_context(memory_file("egmctl-request"))
             asked.write(text)
             asked.seek(0)
             own = (child_end.fileno(), crumbs.fileno(), asked.fileno())
@@ -355,7 +362,7 @@ class Child:
     def _bound_output(self) -> None:
         status = os.fstat(self._output.fileno())
         if status.st_blocks * 512 > OUTPUT_LIMIT:
-            libc.forget(self._output, status.st_size - OUTPUT_TAIL)
+            forget(self._output, status.st_size - OUTPUT_TAIL)
 
     def _wait_for_exit(self, timeout_s: float) -> str | None:
         """Wait for the child's end, leaving it unreaped; see `_exit`."""

@@ -19,8 +19,7 @@ from typing import Any, NoReturn
 
 from egmctl.driver import breadcrumb
 from egmctl.errors import EgmctlError
-from egmctl.launch import channel as libc
-from egmctl.launch.channel import RAISED, RESULT, Channel, ChannelClosed
+from egmctl.launch.channel import RAISED, RESULT, Channel, ChannelClosed, die_with
 
 EXIT_CODE = 70
 """Of a sealed child that ends by an exception which it could not tell its parent (sysexits.h, EX_SOFTWARE)."""
@@ -57,7 +56,7 @@ def serve(target: str, parent_pid: int, channel_fd: int, breadcrumb_fd: int, req
     channel_fd, breadcrumb_fd, request_fd
         Inherited: the child's end of the socket pair, the breadcrumb's memory, and a file with the request.
     """
-    libc.die_with(parent_pid)
+    die_with(parent_pid)
     faulthandler.enable()
     for fd in (channel_fd, breadcrumb_fd, request_fd):
         os.set_inheritable(fd, False)
@@ -73,7 +72,7 @@ def serve(target: str, parent_pid: int, channel_fd: int, breadcrumb_fd: int, req
         if request["before"]:
             _function(request["before"])(request["before_arguments"])
             # The kernel drops the request where a process changes its user (prctl(2)), which a hook may do.
-            libc.die_with(parent_pid)
+            die_with(parent_pid)
         channel.send_frame(RESULT, _function(target)(channel, request["arguments"]))
     except ChannelClosed:
         # The parent has no more use for this child.
@@ -90,8 +89,8 @@ def serve(target: str, parent_pid: int, channel_fd: int, breadcrumb_fd: int, req
 
 def _function(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    return found
+    loaded: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return loaded
 
 
 def _described(error: Exception) -> dict[str, Any]:

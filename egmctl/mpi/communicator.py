@@ -17,7 +17,7 @@ from typing import Any
 
 from egmctl.errors import EgmctlError, NothingToDo
 from egmctl.launch import Channel
-from egmctl.launch import channel as libc
+from egmctl.launch.channel import memory_file
 
 ROLL_CALL_S = 3.0
 """How long rank 0 listens for the others: they come to the same call at different times."""
@@ -57,7 +57,7 @@ def serve(parent: Channel, _arguments: dict[str, Any]) -> None:
 
 def memory_of(data: bytes) -> io.FileIO:
     """Return a file in memory with these bytes: they are too many for a message."""
-    file = libc.memory_file("egmctl-mpi")
+    file = memory_file("egmctl-mpi")
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
@@ -110,7 +110,7 @@ class Communicator:
         timeout_s = order["timeout_s"]
         match order["call"]:
             case "all_gather":
-                return self.all_gather(data, timeout_s)
+                return self.gather(data, timeout_s, to_all=True)
             case "gather":
                 return self.gather(data, timeout_s)
             case "broadcast":
@@ -127,30 +127,17 @@ class Communicator:
                 self._comm.Abort(order["code"])
         return []
 
-    def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:
-        """Give bytes to all; return what each rank has given."""
+    def gather(self, data: bytes, timeout_s: float, *, to_all: bool = False) -> list[bytes]:
+        """Give bytes to rank 0, or to all; return there what each rank has given, elsewhere nothing."""
         sizes = array("i", bytes(4 * self.size))
         self._wait(self._comm.Iallgather(array("i", [len(data)]), sizes), timeout_s)
-        total = _total(sizes)
-        if not total:
-            return [b""] * self.size
-        received = bytearray(total)
-        layout = [received, (sizes, _starts(sizes)), self._mpi.BYTE]
-        self._wait(self._comm.Iallgatherv([data, self._mpi.BYTE], layout), timeout_s)
-        return _parts(received, sizes)
-
-    def gather(self, data: bytes, timeout_s: float) -> list[bytes]:
-        """Give bytes to rank 0; return there what each rank has given, elsewhere nothing."""
-        sizes = array("i", bytes(4 * self.size))
-        self._wait(self._comm.Iallgather(array("i", [len(data)]), sizes), timeout_s)
-        total = _total(sizes)
-        if self.rank:
-            self._wait(self._comm.Igatherv([data, self._mpi.BYTE], None), timeout_s)
-            return []
-        received = bytearray(total)
-        layout = [received, (sizes, _starts(sizes)), self._mpi.BYTE]
-        self._wait(self._comm.Igatherv([data, self._mpi.BYTE], layout), timeout_s)
-        return _parts(received, sizes)
+        received = bytearray(_total(sizes))
+        here = to_all or not self.rank
+        if received:
+            layout = [received, (sizes, _starts(sizes)), self._mpi.BYTE] if here else None
+            begin = self._comm.Iallgatherv if to_all else self._comm.Igatherv
+            self._wait(begin([data, self._mpi.BYTE], layout), timeout_s)
+        return _parts(received, sizes) if here else []
 
     def broadcast(self, data: bytes, timeout_s: float, root: int) -> bytes:
         """Return what ``root`` gives; what others give is not looked at."""
@@ -209,8 +196,8 @@ def _initialised() -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         # The latter where mpi4py is there and finds no MPI library.
-        why = str(error).partition("\n")[0]
-        raise NothingToDo(f"there is no mpi4py or no MPI library ({why}): pip install 'egmctl[mpi]'") from None
+        reason = str(error).partition("\n")[0]
+        raise NothingToDo(f"there is no mpi4py or no MPI library ({reason}): pip install 'egmctl[mpi]'") from None
     if not MPI.Is_initialized():
         MPI.Init()
     return MPI

@@ -49,18 +49,18 @@ def check(refusals: Iterable[Refusal]) -> None:
         If something else keeps ranks from taking part.
     """
     alike: dict[str, list[Refusal]] = {}
-    for one in refusals:
-        alike.setdefault(one.why, []).append(one)
-    told = "; ".join(f"{_who(those)}: {why}" for why, those in alike.items())
-    if any(one.usage for those in alike.values() for one in those):
-        raise UsageError(told)
-    if told:
-        raise NothingToDo(told)
+    for refusal in refusals:
+        alike.setdefault(refusal.why, []).append(refusal)
+    sentence = "; ".join(f"{_who(refusals_alike)}: {reason}" for reason, refusals_alike in alike.items())
+    if any(refusal.usage for refusals_alike in alike.values() for refusal in refusals_alike):
+        raise UsageError(sentence)
+    if sentence:
+        raise NothingToDo(sentence)
 
 
-def _who(those: list[Refusal]) -> str:
-    more = f" and {len(those) - 1} more" if len(those) > 1 else ""
-    return f"rank {those[0].rank} ({printable(those[0].host)}){more}"
+def _who(refusals_alike: list[Refusal]) -> str:
+    more = f" and {len(refusals_alike) - 1} more" if len(refusals_alike) > 1 else ""
+    return f"rank {refusals_alike[0].rank} ({printable(refusals_alike[0].host)}){more}"
 
 
 T = TypeVar("T")
@@ -81,16 +81,16 @@ def read_told(cls: type[T], told: Sequence[bytes], *, key: str | None = None, op
     UsageError
         If it is not what this version says: the sentence names the rank.
     """
-    found = []
+    values = []
     for rank, part in enumerate(told):
         data = _json(rank, part)
         if optional and key not in data:
             continue
         try:
-            found.append(from_json(cls, data if key is None else data.get(key)))
+            values.append(from_json(cls, data if key is None else data.get(key)))
         except ValueError:
             raise _foreign(rank) from None
-    return found
+    return values
 
 
 def _json(rank: int, text: bytes) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, median_high
 
-from egmctl.bench.engines import engine_for
+from egmctl.bench.engine import ENGINES
 from egmctl.model.measurement import Endpoint, Measurement, Pattern, Quantity, RunReport, Status
 from egmctl.model.profile import Profile, Reference, Unit
 from egmctl.model.route import HOST_MEMORY, MemoryKind
@@ -104,7 +104,7 @@ def is_by_host(measurement: Measurement) -> bool:
 
     On eight idle H200 round trips by event were 24.7 to 38.6 us from pair to pair (docs/hardware-notes.md).
     """
-    return measurement.quantity is Quantity.LATENCY and engine_for(measurement.engine).timed_by_host
+    return measurement.quantity is Quantity.LATENCY and ENGINES[measurement.engine].timed_by_host
 
 
 LEAST_GPUS = 4

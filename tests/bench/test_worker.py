@@ -76,7 +76,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(transfer_step, "GatedWork", lambda *_arguments: held)
         worker: Any = StubRig()
         task = plan.tasks[-1].task
-        (measurement,) = engine_for(task.engine).measure(worker, [task], SETTINGS)
+        (measurement,) = engine_for(task.engine)(worker, [task], SETTINGS)
         return measurement
 
     return run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -75,9 +75,9 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
             die_at(death["call"], death["nth"])
         try:
             if tasks[0].engine is Engine.LIFE_CYCLE:
-                found = life_cycle.measure(worker, tasks, message["lives"])
+                found = life_cycle.measure(worker, tasks, replace(SETTINGS, samples=message["lives"]), least=1)
             else:
-                found = engine_for(tasks[0].engine).measure(worker, tasks, SETTINGS)
+                found = engine_for(tasks[0].engine)(worker, tasks, SETTINGS)
             said: dict[str, Any] = {"measurements": [to_json(measurement) for measurement in found]}
         except Abandoned as error:
             said = {"abandoned": str(error)}

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from egmctl.bench.processes.collective import CollectiveStep, Item
 from egmctl.driver.signatures import SIGNATURES, cause_of, cause_of_crash, known_cause
-from egmctl.errors import DriverCallError
+from egmctl.errors import DriverCallError, DriverTooOld
+from egmctl.facts.host import NoPages
+from egmctl.gpu.program import NoKernels
+from egmctl.model.finding import WaiverKind
+from egmctl.model.measurement import HandleKind
+from egmctl.model.ucx import Rank
+from tests.handles.ranks import life_cycle_task
 
 IMPORT = "cuMemImportFromShareableHandle"
 
@@ -62,3 +73,33 @@ def test_a_death_in_the_import_of_a_pool_has_a_cause() -> None:
     assert "device cgroup" in cause.cause
     assert cause_of_crash("cuMemPoolImportPointer") is None
     assert cause_of_crash(None) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (NoPages("NUMA0 has no free huge pages"), WaiverKind.NO_PAGES),
+        (NoKernels("there is no NVRTC"), WaiverKind.UNSUPPORTED_ENGINE),
+        (DriverTooOld("cuMemPoolCreate", None, "not found"), WaiverKind.REFUSED),
+    ],
+)
+def test_a_failure_of_another_rank_is_of_the_same_kind_here(error: Exception, kind: WaiverKind) -> None:
+    class OtherFails:
+        """An exchange in which rank 1 gives what this one gives."""
+
+        rank, size = 0, 2
+
+        def all_gather(self, data: Any, _fds: object) -> list[Item]:
+            return [Item([{"data": None, "fds": 0}]), Item(json.loads(json.dumps(data)))]
+
+    def fail(_place: int) -> None:
+        raise error
+
+    ranks = tuple(Rank(number=number, label=f"GPU{number}", bus_id=f"0000:0{number}:00.0") for number in range(2))
+    worker: Any = SimpleNamespace(exchange=OtherFails(), ranks=ranks)
+    step = CollectiveStep(worker, [life_cycle_task(ranks, HandleKind.POSIX_FD)])
+    step.do(fail)
+    (outcome,) = step.outcomes
+    assert outcome is not None
+    assert [waiver.kind for waiver in outcome.waivers] == [kind]
+    assert outcome.failed_rank == 1

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from egmctl.driver import breadcrumb
-from egmctl.launch import channel as libc
+from egmctl.launch.channel import memory_file
 from tests.launch.start import run, spawn
 
 pytestmark = pytest.mark.processes
@@ -40,7 +40,7 @@ def test_there_is_no_call_before_the_first_and_after_the_last() -> None:
 
 
 def test_a_long_name_is_cut() -> None:
-    with libc.memory_file("test") as file:
+    with memory_file("test") as file:
         trail = breadcrumb.Trail(file.fileno())
         name = b"cu" + b"x" * 100
         os.pwrite(file.fileno(), name[: breadcrumb.SLOT_SIZE - 1], breadcrumb.SLOT_SIZE)

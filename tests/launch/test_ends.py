@@ -259,7 +259,7 @@ def test_a_process_that_cannot_be_started_is_a_child_that_failed(monkeypatch: py
 
 
 def test_a_child_whose_parent_died_before_it_could_be_tied_to_it_ends() -> None:
-    program = "from egmctl.launch import libc; libc.die_with({parent_pid}); print('lives')"
+    program = "from egmctl.launch.channel import die_with; die_with({parent_pid}); print('lives')"
     for parent_pid, told in (("__import__('os').getppid()", "lives\n"), ("1 << 22", "")):
         command = [sys.executable, "-c", program.format(parent_pid=parent_pid)]
         assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout == told

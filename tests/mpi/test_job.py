@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from egmctl.bench.processes.group import Kind, RankMessage
-from egmctl.bench.processes.mpi import Coordinator, MpiTransport
+from egmctl.bench.processes.mpi import Coordinator, LocalRank
 from egmctl.launch import Child
 from egmctl.mpi.world import RanksMissing, World
 from tests.mpi.jobs import mpirun
@@ -86,10 +86,12 @@ def test_a_message_comes_out_of_the_job_as_it_went_in() -> None:
     class Two:
         """A world whose other rank gives what this one gives."""
 
+        rank = 0
+
         def all_gather(self, given: bytes, _timeout_s: float) -> list[bytes]:
             return [given, given]
 
     sent = RankMessage(rank=0, kind=Kind.CONTRIBUTE, call="all_gather, call 3", data=[{"a": 1.5}, None])
-    here, other = MpiTransport(cast(World, Two())).all_gather([sent])
+    here, other = LocalRank(cast(World, Two()), cast(Child, object()), "").join([sent])
     assert here == sent
     assert (other.rank, other.kind, other.call, other.data) == (1, sent.kind, sent.call, sent.data)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from egmctl.bench.engines import ucx as ucx_side
-from egmctl.bench.engines.ucx import UCX
 from egmctl.bench.processes.collective import ParentExchange
 from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.processes.group import Group, start_rank
@@ -49,7 +48,7 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
             setattr(ucx_rma._library(), call, lambda *_: _NO_MEMORY)
         if message["spoilt"] and exchange.rank == 1:
             vars(ucx_side)["Link"] = _Spoiling
-        found = UCX.measure(worker, tasks, SETTINGS)
+        found = ucx_side.measure(worker, tasks, SETTINGS)
         worker.close()
         parent.send({"event": Event.OVER, "measurements": [to_json(measurement) for measurement in found]})
     parent.send({"event": Event.DONE})

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from egmctl.bench.buffers import Window
-from egmctl.bench.case import End
-from egmctl.bench.engines.chase import WARM_UP_LOADS, PointerChase, Walker
-from egmctl.bench.engines.transfer import THREADS, Destination, Move, Mover, TransferEngine
+from egmctl.bench.engines import chase, transfer_step
+from egmctl.bench.engines.chase import WARM_UP_LOADS, Walker
+from egmctl.bench.engines.transfer import THREADS, CompareDestination, Destination, Move, Mover, Transfer
 from egmctl.driver.cuda import call
 from egmctl.gpu.chase import Adder, Counters, Walk
 from egmctl.gpu.context import possible_ms
 from egmctl.gpu.pattern import WORD_BYTES, Check, Region, first_difference
 from egmctl.gpu.timing import FlowParts
-from egmctl.model.measurement import Task, Verification
-
-if TYPE_CHECKING:
-    pass
+from egmctl.model.measurement import Verification
+from egmctl.model.task import Engine
 
 
-@dataclass(frozen=True, kw_only=True)
-class Atomic(TransferEngine):
-    """One addition to each word of 8 bytes in each pass: ``kernels/atomic.cu``."""
-
-    def launch(self, mover: Mover, move: Move) -> FlowParts:
-        return mover.by_kernel("add_ones", move.destination, move.slot_bytes // WORD_BYTES, move.passes, move.slots)
+def add_ones(mover: Mover, move: Move) -> FlowParts:
+    """Add to each word of 8 bytes once in each pass: ``kernels/atomic.cu``."""
+    return mover.by_kernel("add_ones", move.destination, move.slot_bytes // WORD_BYTES, move.passes, move.slots)
 
 
-class CountAdditions:
+class CountAdditions(CompareDestination):
     """Every word is 0 before a sample, and holds afterwards how many additions it was to get: none may be lost."""
 
     name = Verification.GPU_EVERY_SAMPLE
@@ -38,9 +31,6 @@ class CountAdditions:
         stream = destination.stream
         stream.context.make_current()
         call("cuMemsetD32Async", destination.address(part), 0, part.size_bytes // 4, stream.handle)
-
-    def prepare_mover(self, mover: Mover) -> None:
-        """Nothing is kept there."""
 
     def check_destination(self, destination: Destination, part: Window, passes: int) -> Check:
         stream, address = destination.stream, destination.address(part)
@@ -57,37 +47,14 @@ class CountAdditions:
         whole, rest = divmod(passes, part.slots)
         return partial(first_difference, stream, result, region, lambda first: whole + (first // words < rest))
 
-    def check_mover(self, mover: Mover, part: Window, passes: int) -> None:  # noqa: ARG002
-        return None
-
-
-ATOMIC = Atomic(
-    caption="atomic add",
-    counted="8 bytes for each addition",
-    needs_kernels=True,
-    atomics=True,
-    carries=frozenset({End.DESTINATION}),
-    verified_by=CountAdditions(),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AtomicRoundTrip(PointerChase):
-    """Additions to counters in memory, where a pointer chase has loads: ``kernels/atomic_latency.cu``."""
-
-    @property
-    def verification(self) -> Verification:
-        return Verification.COUNTERS_EVERY_SAMPLE
-
-    def walker(self, task: Task) -> type[Walker]:  # noqa: ARG002
-        return Additions
-
-
-ATOMIC_LATENCY = AtomicRoundTrip(caption="atomic addition and its answer", counted="", needs_kernels=True, atomics=True)
-
 
 class Additions(Walker):
-    """One task under way: one thread adds to counters in turn, from sample to sample further on."""
+    """One task under way: one thread adds to counters in memory in turn, where a pointer chase has loads.
+
+    It goes on from sample to sample: ``kernels/atomic_latency.cu``.
+    """
+
+    verification = Verification.COUNTERS_EVERY_SAMPLE
 
     def take_reader(self) -> None:
         if self._walks:
@@ -127,3 +94,9 @@ class Additions(Walker):
         return (
             f"sample {sample}: additions were lost or answered wrongly; the first wrong counter is at offset {offset}"
         )
+
+
+MEASURE = {
+    Engine.ATOMIC: partial(transfer_step.measure, Transfer(add_ones, CountAdditions())),
+    Engine.ATOMIC_LATENCY: partial(chase.measure, walker_of=lambda _task: Additions),
+}

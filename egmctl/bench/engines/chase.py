@@ -7,20 +7,25 @@ step are measured at the same time: the walk of each is queued on its own GPU be
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from egmctl.bench.buffers import Buffer, FlowBuffers, assign
-from egmctl.bench.engines.base import BenchEngine
-from egmctl.bench.processes import collective as evidence
-from egmctl.bench.processes.collective import CollectiveStep, Item, ResourceScope, open_buffers, resource_scopes
+from egmctl.bench.processes.collective import (
+    CollectiveStep,
+    Item,
+    ResourceScope,
+    open_buffers,
+    resource_scopes,
+    with_evidence,
+)
 from egmctl.bench.results import chain_error, of_latency, summarize
 from egmctl.gpu.chase import Chain, Reader, Walk
 from egmctl.gpu.context import ms_since, possible_ms
 from egmctl.model.measurement import (
     Chase,
     ChaseOrder,
+    Engine,
     Flow,
     Measurement,
     Pattern,
@@ -42,52 +47,42 @@ NVBANDWIDTH_LOADS = 1_000_000
 """What nvbandwidth does in one measurement, an equal part on each multiprocessor."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PointerChase(BenchEngine):
-    """Along random or sequential lines, idle or while other blocks load the same path: ``kernels/chase.cu``."""
-
-    @property
-    def verification(self) -> Verification:
-        return Verification.WALK_EVERY_SAMPLE
-
-    def walker(self, task: Task) -> type[Walker]:
-        """Return what goes along the memory of a task."""
-        if task.pattern is Pattern.LOADED:
-            return Loaded
-        sequential = task.chase is not None and task.chase.order is ChaseOrder.SEQUENTIAL
-        return Nvbandwidth if sequential else Walker
-
-    def measure(self, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
-        collective = CollectiveStep(worker, tasks)
-        with resource_scopes(collective) as held:
-            walkers = [
-                self.walker(task)(collective, worker, task, buffers, one)
-                for task, buffers, one in zip(tasks, assign(tasks), held, strict=True)
-            ]
-            open_buffers(collective, worker, assign(tasks), before=lambda place: walkers[place].take_reader())
-            for walker, items in zip(walkers, collective.do(lambda place: walkers[place].write_chain()), strict=True):
-                walker.hear_seed(items)
-            collective.do(lambda place: walkers[place].get_ready())
-            with worker.stopwatch.phase(Phase.MEASURING), worker.link_counters.watch(tasks) as watch:
-                for _ in range(settings.samples):
-                    told = collective.do(lambda place: walkers[place].end(), begin=lambda place: walkers[place].start())
-                    for walker, items in zip(walkers, told, strict=True):
-                        walker.keep(items)
-        gathered = collective.do(lambda _place: evidence.told(watch, worker))
-        found = []
-        for walker, outcome, items in zip(walkers, collective.outcomes, gathered, strict=True):
-            made = outcome or walker.conclude(self.verification)
-            if made.samples:
-                made = replace(made, evidence=evidence.gathered(made, len(made.samples), worker.ranks, items))
-            found.append(made)
-        return found
+def walker_of(task: Task) -> type[Walker]:
+    """Return what goes along the memory of a task."""
+    if task.pattern is Pattern.LOADED:
+        return Loaded
+    return Nvbandwidth if task.chase is not None and task.chase.order is ChaseOrder.SEQUENTIAL else Walker
 
 
-CHASE = PointerChase(caption="pointer chase", counted="", needs_kernels=True)
+def measure(
+    worker: WorkerContext,
+    tasks: Sequence[Task],
+    settings: Settings,
+    walker_of: Callable[[Task], type[Walker]] = walker_of,
+) -> list[Measurement]:
+    """Measure latencies along random or sequential lines, idle or while other blocks load the same path."""
+    collective = CollectiveStep(worker, tasks)
+    with resource_scopes(collective) as scopes:
+        walkers = [
+            walker_of(task)(collective, worker, task, buffers, scope)
+            for task, buffers, scope in zip(tasks, assign(tasks), scopes, strict=True)
+        ]
+        open_buffers(collective, worker, assign(tasks), before=lambda place: walkers[place].take_reader())
+        for walker, items in zip(walkers, collective.do(lambda place: walkers[place].write_chain()), strict=True):
+            walker.hear_seed(items)
+        collective.do(lambda place: walkers[place].get_ready())
+        with worker.stopwatch.phase(Phase.MEASURING), worker.link_counters.watch(tasks) as watch:
+            for _ in range(settings.samples):
+                timed = collective.do(lambda place: walkers[place].end(), begin=lambda place: walkers[place].start())
+                for walker, items in zip(walkers, timed, strict=True):
+                    walker.keep(items)
+    return with_evidence(collective, worker, watch, lambda place: walkers[place].conclude())
 
 
 class Walker:
     """One task under way: one thread follows a chain of random lines, from sample to sample further along it."""
+
+    verification = Verification.WALK_EVERY_SAMPLE
 
     def __init__(
         self,
@@ -161,24 +156,24 @@ class Walker:
 
     def keep(self, items: Sequence[Item]) -> None:
         """Keep what a process has told of a sample."""
-        found = next((item.data for item in items if item.data is not None), None)
-        if found is None:
+        timed = next((item.data for item in items if item.data is not None), None)
+        if timed is None:
             return
-        if found["expired"]:
+        if timed["expired"]:
             self._expired += 1
             return
-        self._beside = max(self._beside, found["beside"])
-        self._chain_error = self._chain_error or self.error(len(self.samples), found["wrong_offset"])
+        self._beside = max(self._beside, timed["beside"])
+        self._chain_error = self._chain_error or self.error(len(self.samples), timed["wrong_offset"])
         self.samples.append(
             Sample(
-                bandwidth_gb_s=found["load_gb_s"] if self.task.pattern is Pattern.LOADED else None,
-                latency_ns=found["latency_ns"],
-                elapsed_ms=found["elapsed_ms"],
-                wall_ms=found["wall_ms"],
+                bandwidth_gb_s=timed["load_gb_s"] if self.task.pattern is Pattern.LOADED else None,
+                latency_ns=timed["latency_ns"],
+                elapsed_ms=timed["elapsed_ms"],
+                wall_ms=timed["wall_ms"],
             )
         )
 
-    def conclude(self, verification: Verification) -> Measurement:
+    def conclude(self) -> Measurement:
         """Return the measurement."""
         loads = [sample.bandwidth_gb_s for sample in self.samples if sample.bandwidth_gb_s is not None]
         return of_latency(
@@ -188,7 +183,7 @@ class Walker:
             f"{self._beside} warps of the load ran on the chase's multiprocessor" if self._beside else None,
             discarded=self._expired,
             bandwidth_gb_s=summarize(loads) if loads else None,
-            verification=verification,
+            verification=self.verification,
             seeds=(self.seed,),
         )
 
@@ -219,10 +214,10 @@ class Walker:
 
     def buffer(self, flow: int) -> Buffer:
         """Return what a flow reads."""
-        found = self._buffers[flow].source
-        if found is None:
+        source = self._buffers[flow].source
+        if source is None:
             raise ValueError("a latency needs memory to read")
-        return found
+        return source
 
     def _chain(self) -> Chain:
         """Return the chain as this process sees it: its owner and who walks along it have addresses of their own."""
@@ -292,3 +287,6 @@ def take_reader(collective: CollectiveStep, worker: WorkerContext, flow: Flow) -
         if collective.owns(end):
             worker.connect(stream.context.bus_id, end)
     return Reader(stream, worker.kernels[stream.context.bus_id])
+
+
+MEASURE = {Engine.CHASE: measure}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from egmctl.bench.buffers import assign
-from egmctl.bench.engines.base import BenchEngine
 from egmctl.bench.engines.chase import WARM_UP_LOADS
 from egmctl.bench.outcomes import failure
 from egmctl.bench.processes.context import WorkerContext
@@ -19,6 +19,7 @@ from egmctl.gpu.memory import Memory
 from egmctl.model.finding import WaiverKind
 from egmctl.model.measurement import (
     Endpoint,
+    Engine,
     Measurement,
     MemoryKind,
     Mismatch,
@@ -39,27 +40,6 @@ _WORD = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cpu(BenchEngine):
-    """Tasks are measured one after the other."""
-
-    @property
-    def verification(self) -> Verification:
-        return Verification.CHECKSUM_EVERY_SAMPLE
-
-    def measure(self, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
-        return one_by_one(measure, worker, tasks, settings)
-
-
-CPU = Cpu(
-    caption="CPU threads, a lower bound,",
-    counted="each byte read or written by the CPUs",
-    needs_kernels=False,
-    writes_source=True,
-    timed_by_host=True,
-)
-
-
 def one_by_one(
     measure: Callable[[WorkerContext, Task, Settings], Measurement],
     worker: WorkerContext,
@@ -71,10 +51,10 @@ def one_by_one(
     def timed(task: Task) -> Measurement:
         started = time.perf_counter()
         try:
-            found = measure(worker, task, settings)
+            measurement = measure(worker, task, settings)
         except DriverCallError as error:
-            found = failure(task, error)
-        return replace(found, wall_s=time.perf_counter() - started)
+            measurement = failure(task, error)
+        return replace(measurement, wall_s=time.perf_counter() - started)
 
     return [timed(task) for task in tasks]
 
@@ -176,25 +156,8 @@ def _difference(memory: Memory, word: int, sample: int) -> Mismatch:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class CpuChase(BenchEngine):
-    """Tasks are measured one after the other, by one thread on the first CPU of the node."""
-
-    @property
-    def verification(self) -> Verification:
-        return Verification.WALK_EVERY_SAMPLE
-
-    def measure(self, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
-        return one_by_one(measure_chase, worker, tasks, settings)
-
-
-CPU_CHASE = CpuChase(
-    caption="pointer chase by a CPU", counted="", needs_kernels=False, writes_source=True, timed_by_host=True
-)
-
-
 def measure_chase(worker: WorkerContext, task: Task, settings: Settings) -> Measurement:
-    """Measure one task: its one flow is from memory to a CPU.
+    """Measure one task by one thread on the first CPU of the node: its one flow is from memory to a CPU.
 
     Raises
     ------
@@ -229,3 +192,9 @@ def measure_chase(worker: WorkerContext, task: Task, settings: Settings) -> Meas
     return of_latency(
         task, samples, wrong, verification=verification, seeds=(seed,), concurrent=1, placements=placements
     )
+
+
+MEASURE = {
+    Engine.CPU: partial(one_by_one, measure),
+    Engine.CPU_CHASE: partial(one_by_one, measure_chase),
+}

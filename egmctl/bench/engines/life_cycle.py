@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple
 from typing import Any
 
-from egmctl.bench.engines.base import BenchEngine
 from egmctl.bench.processes.collective import CollectiveStep, Item, ResourceScope, close_all, resource_scopes
 from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.results import mismatch_of, summarize
@@ -21,9 +20,7 @@ from egmctl.gpu.handles import ImportedMemory, SharedMemory
 from egmctl.gpu.pattern import Difference, Region, poison
 from egmctl.gpu.timing import Stream
 from egmctl.model.measurement import (
-    Endpoint,
-    Flow,
-    HandleKind,
+    Engine,
     Measurement,
     Phase,
     Settings,
@@ -43,40 +40,13 @@ STAGES = ("allocate", "export", "transfer", "open", "map", "first-touch", "secon
 """In the order in which they happen. A legacy handle's mapping is part of its opening."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LifeCycle(BenchEngine):
-    """Several lives of the same memory, one after the other."""
-
-    @property
-    def verification(self) -> Verification:
-        return Verification.GPU_EVERY_SAMPLE
-
-    def measure(self, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
-        return measure(worker, tasks, max(settings.samples, LIVES))
-
-
-LIFE_CYCLE = LifeCycle(caption="life cycle", counted="", needs_kernels=False, timed_by_host=True)
-
-
-def measure(worker: WorkerContext, tasks: Sequence[Task], lives: int = LIVES) -> list[Measurement]:
+def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings, least: int = LIVES) -> list[Measurement]:
     """Take the shared memory of each task through its life, several times in the same processes.
 
-    Parameters
-    ----------
-    worker
-        This rank's: streams, and the pattern.
-    tasks
-        The same in all ranks, also in those that have no part in them; they go on side by side, so that what one costs
-        is known of one at a time only. Each has one flow: the end that has a handle is memory of the rank
-        ``Endpoint.rank``, which the flow's ``initiator_rank`` opens.
-    lives
-        To be timed, after :data:`WARM_UP_LIVES`.
-
-    Returns
-    -------
-    list[Measurement]
-        Of each task, the same in all ranks: ``stages`` in milliseconds; ``corrupt`` with a mismatch where the owner did
-        not find what the importer had written.
+    Tasks go on side by side, so that what one costs is known of one at a time only. Each has one flow: the end that has
+    a handle is memory of the rank ``Endpoint.rank``, which the flow's ``initiator_rank`` opens. A measurement has
+    ``stages`` in milliseconds; it is ``corrupt`` with a mismatch where the owner did not find what the importer had
+    written. So many lives as samples, but not fewer than ``least``, are timed, after :data:`WARM_UP_LIVES`.
 
     Raises
     ------
@@ -84,7 +54,7 @@ def measure(worker: WorkerContext, tasks: Sequence[Task], lives: int = LIVES) ->
         Another rank has died or hangs; what this one held it has let go of.
     """
     collective = CollectiveStep(worker, tasks)
-    seeds = range(1, 1 + WARM_UP_LIVES + lives)
+    seeds = range(1, 1 + WARM_UP_LIVES + max(settings.samples, least))
     timed: list[list[dict[str, float]]] = [[] for _ in tasks]
     for seed in seeds:
         if None in collective.outcomes:
@@ -122,8 +92,8 @@ def _live(collective: CollectiveStep, worker: WorkerContext, seed: int) -> list[
             close_all(offered)
         for place, items in enumerate(collective.do(lambda place: lives[place].check())):
             lives[place].judge(items)
-    told = collective.do(lambda place: lives[place].stages_ms)
-    return [{name: ms for item in items for name, ms in (item.data or {}).items()} for items in told]
+    timed = collective.do(lambda place: lives[place].stages_ms)
+    return [{name: ms for item in items for name, ms in (item.data or {}).items()} for items in timed]
 
 
 class _Life:
@@ -139,7 +109,9 @@ class _Life:
         self._seed = seed
         self._task = collective.tasks[place]
         flow = self._task.flows[0]
-        self._end = shared_end(flow)
+        self._end, self._handle = next(
+            (end, end.handle) for end in (flow.source, flow.destination) if end.handle is not None
+        )
         self._owner, self._importer = self._end.rank or 0, flow.initiator_rank or 0
         me = collective.exchange.rank
         self._owns, self._imports = me == self._owner, me == self._importer
@@ -150,8 +122,7 @@ class _Life:
 
     def make(self) -> None:
         if self._owns:
-            kind, size_bytes = kind_of(self._end), self._task.size_bytes
-            self._shared = SharedMemory(kind, self._stream.context, size_bytes, self._end.numa_node)
+            self._shared = SharedMemory(self._handle, self._stream.context, self._task.size_bytes, self._end.numa_node)
             self._held.own.append(self._shared)
 
     def offer(self) -> Item:
@@ -175,19 +146,19 @@ class _Life:
         self._worker.pattern.fill(self._stream, region)
         self._stream.synchronize()
 
-    def check(self) -> list[int] | None:
+    def check(self) -> tuple[int, ...] | None:
         """Return how the owner's memory differs from what the importer should have left there."""
         if self._shared is None:
             return None
-        found = self._worker.pattern.check(self._stream, self._region(self._shared))()
-        return None if found is None else [found.words, found.first_offset_bytes, found.expected, found.found]
+        difference = self._worker.pattern.check(self._stream, self._region(self._shared))()
+        return None if difference is None else astuple(difference)
 
     def judge(self, checked: Sequence[Item]) -> None:
         """End the task, in all ranks, where the owner has found a difference."""
-        found = checked[self._owner].data if checked else None
-        if found is None or self._collective.outcomes[self._place] is not None:
+        difference = checked[self._owner].data if checked else None
+        if difference is None or self._collective.outcomes[self._place] is not None:
             return
-        mismatch = mismatch_of(Difference(*found), self._seed - 1, 0)
+        mismatch = mismatch_of(Difference(*difference), self._seed - 1, 0)
         self._collective.outcomes[self._place] = finish(
             self._task,
             Status.CORRUPT,
@@ -205,26 +176,14 @@ class _Life:
     @property
     def stages_ms(self) -> dict[str, float]:
         """What this rank has timed."""
-        found = dict(self._touches_ms)
+        stages_ms = dict(self._touches_ms)
         for memory in (self._shared, self._imported):
             if memory is not None:
-                found |= memory.stages_ms
-        return found
+                stages_ms |= memory.stages_ms
+        return stages_ms
 
     def _region(self, memory: SharedMemory | ImportedMemory) -> Region:
         return Region(memory.address, self._task.size_bytes, self._seed)
-
-
-def shared_end(flow: Flow) -> Endpoint:
-    """Return the end of a flow that another process has opened by a handle."""
-    return next(end for end in (flow.source, flow.destination) if end.handle is not None)
-
-
-def kind_of(end: Endpoint) -> HandleKind:
-    """Return the kind of handle that an end is shared by."""
-    if end.handle is None:
-        raise ValueError(f"{end.label} is not shared")
-    return end.handle
 
 
 def _timed(stream: Stream, work: Callable[[], Any]) -> float:
@@ -232,3 +191,6 @@ def _timed(stream: Stream, work: Callable[[], Any]) -> float:
     work()
     stream.synchronize()
     return ms_since(started)
+
+
+MEASURE = {Engine.LIFE_CYCLE: measure}

@@ -8,22 +8,29 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from egmctl.bench.buffers import assign
-from egmctl.bench.engines.base import BenchEngine
+from egmctl.bench.engine import ENGINES
 from egmctl.bench.engines.chase import take_reader
 from egmctl.bench.outcomes import FAILURES
-from egmctl.bench.processes import collective as evidence
-from egmctl.bench.processes.collective import CollectiveStep, Item, ResourceScope, close_all, resource_scopes
+from egmctl.bench.processes.collective import (
+    CollectiveStep,
+    Item,
+    ResourceScope,
+    close_all,
+    resource_scopes,
+    with_evidence,
+)
 from egmctl.bench.results import of_latency, round_trips
 from egmctl.gpu.chase import Reader, clear_flag
 from egmctl.gpu.context import ms_since, possible_ms
 from egmctl.gpu.handles import ImportedEvent, ImportedMemory, SharedEvent, SharedMemory
 from egmctl.gpu.timing import Stream
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.measurement import Measurement, Phase, Sample, Settings, Task
+from egmctl.model.measurement import Engine, Measurement, Phase, Sample, Settings, Task
 
 if TYPE_CHECKING:
     from egmctl.bench.processes.context import WorkerContext
@@ -33,63 +40,46 @@ WARM_UP_LAPS = 200
 """Untimed round trips before those of each sample: the side that serves begins a little before the other."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RoundTripEngine(BenchEngine):
-    """An engine by which two GPUs, or two processes, answer each other: a latency."""
+def measure(
+    pair_type: type[Pair], worker: WorkerContext, tasks: Sequence[Task], settings: Settings
+) -> list[Measurement]:
+    """Measure how two GPUs, or two processes, answer each other: no process is in two tasks, but one that has all GPUs.
 
-    round_trip: bool = True
-    pair: type[Pair]
-    """What two sides are made of. The first flow's initiator sends first and takes the times; the other side is the
-    second flow's initiator, or the first flow's destination. No process is in two tasks of a step, but the one that
-    works all GPUs."""
+    A flag or a message that is wrong ends no round trip: there is nothing to compare.
+    """
+    collective = CollectiveStep(worker, tasks)
+    # Where the host has a part in the round trips, what asks NVML meanwhile is in their way.
+    watched = () if ENGINES[tasks[0].engine].timed_by_host else tasks
+    with resource_scopes(collective) as scopes:
+        pairs = [pair_type(collective, worker, task, scope) for task, scope in zip(tasks, scopes, strict=True)]
+        offered = collective.do(lambda place: pairs[place].make())
+        try:
+            collective.do(lambda place: pairs[place].open(offered[place]))
+        finally:
+            close_all(offered)
+        samples: list[list[Sample | None]] = [[] for _ in tasks]
+        with worker.stopwatch.phase(Phase.MEASURING), worker.link_counters.watch(watched) as watch:
+            for _ in range(settings.samples):
+                collective.do(lambda place: pairs[place].ready())
+                sides = collective.do(lambda place: pairs[place].take(), begin=lambda place: pairs[place].start())
+                for taken, pair, items in zip(samples, pairs, sides, strict=True):
+                    taken.append(pair.joined(items) if items else None)
 
-    @property
-    def verification(self) -> None:
-        """A flag or a message that is wrong ends no round trip: there is nothing to compare."""
-        return None
+    def conclude(place: int) -> Measurement:
+        kept = [sample for sample in samples[place] if sample is not None]
+        return of_latency(tasks[place], kept, discarded=len(samples[place]) - len(kept))
 
-    def measure(self, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
-        collective = CollectiveStep(worker, tasks)
-        # Where the host has a part in the round trips, what asks NVML meanwhile is in their way.
-        watched = () if self.timed_by_host else tasks
-        with resource_scopes(collective) as held:
-            pairs = [self.pair(collective, worker, task, one) for task, one in zip(tasks, held, strict=True)]
-            connect(collective, pairs)
-            with worker.stopwatch.phase(Phase.MEASURING), worker.link_counters.watch(watched) as watch:
-                samples = [sample(collective, pairs) for _ in range(settings.samples)]
-        gathered = collective.do(lambda _place: evidence.told(watch, worker)) if watched else [()] * len(tasks)
-        found = []
-        for place, (task, outcome) in enumerate(zip(tasks, collective.outcomes, strict=True)):
-            made = outcome or _conclude(task, [taken[place] for taken in samples])
-            if made.samples and gathered[place]:
-                made = replace(made, evidence=evidence.gathered(made, len(made.samples), worker.ranks, gathered[place]))
-            found.append(made)
-        return found
-
-
-def connect(collective: CollectiveStep, pairs: Sequence[Pair]) -> None:
-    """Have each pair make what it needs, and send it to each other."""
-    offered = collective.do(lambda place: pairs[place].make())
-    try:
-        collective.do(lambda place: pairs[place].open(offered[place]))
-    finally:
-        close_all(offered)
-
-
-def sample(collective: CollectiveStep, pairs: Sequence[Pair]) -> list[Sample | None]:
-    """Take one sample of each task; ``None`` where a side timed out waiting for its peer."""
-    collective.do(lambda place: pairs[place].ready())
-    told = collective.do(lambda place: pairs[place].take(), begin=lambda place: pairs[place].start())
-    return [pair.joined(items) if items else None for pair, items in zip(pairs, told, strict=True)]
-
-
-def _conclude(task: Task, taken: Sequence[Sample | None]) -> Measurement:
-    samples = [sample for sample in taken if sample is not None]
-    return of_latency(task, samples, discarded=len(taken) - len(samples))
+    if watched:
+        return with_evidence(collective, worker, watch, conclude)
+    return [outcome or conclude(place) for place, outcome in enumerate(collective.outcomes)]
 
 
 class Pair(ABC):
-    """Two sides that answer each other, as one process sees them: it may be one of them, or both, or none."""
+    """Two sides that answer each other, as one process sees them: it may be one of them, or both, or none.
+
+    The first flow's initiator sends first and takes the times; the other side is the second flow's initiator, or the
+    first flow's destination.
+    """
 
     def __init__(self, collective: CollectiveStep, worker: WorkerContext, task: Task, held: ResourceScope) -> None:
         first = task.flows[0]
@@ -193,8 +183,14 @@ class Flags(Pair):
 
         if self._alone:
             tasks = self.collective.tasks
-            buffers = next(of for task, of in zip(tasks, assign(tasks), strict=True) if task is self.task)
-            self._flags = [self.worker.destination(of.destination).address for of in buffers if of.destination]
+            buffers = next(
+                flow_buffers for task, flow_buffers in zip(tasks, assign(tasks), strict=True) if task is self.task
+            )
+            self._flags = [
+                self.worker.destination(flow_buffers.destination).address
+                for flow_buffers in buffers
+                if flow_buffers.destination
+            ]
         elif self.takes_part:
             self._flags = [flag(0), flag(1)]
 
@@ -209,21 +205,18 @@ class Flags(Pair):
             self._readers[side].start_laps(poll, send, self.laps, serves=side == 0)
 
     def run(self) -> Sequence[float] | None:
-        found = {side: self._readers[side].end_laps(self.laps) for side in self._sides}
-        if any(laps.expired for laps in found.values()):
+        laps_by_side = {side: self._readers[side].end_laps(self.laps) for side in self._sides}
+        if any(laps.expired for laps in laps_by_side.values()):
             return None
-        if 0 not in found:
+        if 0 not in laps_by_side:
             return ()
-        possible_ms("the kernel ping_pong", sum(found[0].laps_ns) / 1e6)
-        return found[0].laps_ns
+        possible_ms("the kernel ping_pong", sum(laps_by_side[0].laps_ns) / 1e6)
+        return laps_by_side[0].laps_ns
 
     @property
     def _alone(self) -> bool:
         """Whether one process has both sides."""
         return all(flow.destination.handle is None for flow in self.flows)
-
-
-PING_PONG = RoundTripEngine(caption="a flag", counted="", needs_kernels=True, pair=Flags)
 
 
 SILENCE_S = 5.0
@@ -307,11 +300,6 @@ class Messages(Pair):
         self.held.own.append(end)
 
 
-SOCKET = RoundTripEngine(
-    caption="a message over a socket", counted="", needs_kernels=False, timed_by_host=True, pair=Messages
-)
-
-
 class Events(Messages):
     """As messages, with a recording before each that the other side's stream, or at last the host, waits for."""
 
@@ -341,10 +329,8 @@ class Events(Messages):
         self._others.synchronize()
 
 
-EVENT = RoundTripEngine(
-    caption="an interprocess event, and of the messages that announce it,",
-    counted="",
-    needs_kernels=False,
-    timed_by_host=True,
-    pair=Events,
-)
+MEASURE = {
+    Engine.PING_PONG: partial(measure, Flags),
+    Engine.EVENT: partial(measure, Events),
+    Engine.SOCKET: partial(measure, Messages),
+}

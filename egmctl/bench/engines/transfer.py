@@ -7,19 +7,18 @@ who owns the destination looks at it. :class:`Source`, :class:`Mover` and :class
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from egmctl.bench.buffers import Window
 from egmctl.bench.case import End
-from egmctl.bench.engines.base import BenchEngine
+from egmctl.bench.engine import ENGINES
 from egmctl.gpu.context import ms_since
 from egmctl.gpu.pattern import VECTOR_BYTES, Check, Difference, Region, poison
 from egmctl.gpu.timing import FlowParts, Stream
-from egmctl.model.measurement import Measurement, Settings, Task, Verification
+from egmctl.model.measurement import Flow, Task, Verification
 
 if TYPE_CHECKING:
     from egmctl.bench.processes.context import AllocatedBuffer, WorkerContext
@@ -32,31 +31,6 @@ BLOCKS = 2
 """Blocks of a kernel on each multiprocessor. On H200 more or larger ones move nothing faster, and reading alone then
 only seems to: with four blocks a kernel that only reads its peer's memory counts 389 GB/s, but for each byte counted
 0.967 come over NVLink, 376 GB/s; the rest is in the reader's own L2 (docs/hardware-notes.md)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TransferEngine(BenchEngine):
-    """An engine whose work is queued on streams behind a gate and timed by events: a bandwidth."""
-
-    carries: frozenset[End]
-    """The ends of a flow that are memory: the bytes go from or to registers at the other one."""
-    verified_by: TransferVerification
-    """How what a sample has moved is verified."""
-    blocks_on_pageable: bool = False
-    """Whether queueing a copy of memory that is not pinned may take until the copy is done."""
-
-    @abstractmethod
-    def launch(self, mover: Mover, move: Move) -> FlowParts:
-        """Return the work of one flow: each part's stream, and what queues its operations there and returns."""
-
-    @property
-    def verification(self) -> Verification:
-        return self.verified_by.name
-
-    def measure(self, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
-        from egmctl.bench.engines import transfer_step
-
-        return transfer_step.measure(worker, tasks, settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,45 +52,41 @@ class Move:
         return self.slot_bytes // VECTOR_BYTES
 
 
-class TransferVerification(Protocol):
-    """How what a sample has moved is verified: by who owns the destination, or by who issued the work."""
-
-    @property
-    def name(self) -> Verification:
-        """What results call it."""
-
-    def prepare_destination(self, destination: Destination, part: Window) -> None:
-        """Begin to make sure that what a sample leaves in memory is not there already."""
-
-    def prepare_mover(self, mover: Mover) -> None:
-        """Begin to do the same for what is kept in the process that issues the work."""
-
-    def check_destination(self, destination: Destination, part: Window, passes: int) -> Check:
-        """Begin to look at what a sample has left in memory."""
-
-    def check_mover(self, mover: Mover, part: Window, passes: int) -> Check | None:
-        """Begin to look at what the process that issues the work has kept; ``None`` if that is nothing."""
-
-
 class CompareDestination:
-    """Every byte of the destination, which holds poison before each sample, is compared with what was sent."""
+    """Every byte of the destination, which holds poison before each sample, is compared with what was sent.
+
+    Other ways to verify what a sample has moved are subclasses: who owns the destination does one part, who issues the
+    work the other.
+    """
 
     name = Verification.GPU_EVERY_SAMPLE
 
     def prepare_destination(self, destination: Destination, part: Window) -> None:
+        """Begin to make sure that what a sample leaves in memory is not there already."""
         destination.poison(part)
 
     def prepare_mover(self, mover: Mover) -> None:
-        """Nothing is kept there."""
+        """Begin to do the same for what is kept in the process that issues the work: nothing is kept there."""
 
     def check_destination(self, destination: Destination, part: Window, passes: int) -> Check:  # noqa: ARG002
+        """Begin to look at what a sample has left in memory."""
         return destination.check(part)
 
-    def check_mover(self, mover: Mover, part: Window, passes: int) -> None:  # noqa: ARG002
+    def check_mover(self, mover: Mover, part: Window, passes: int) -> Check | None:  # noqa: ARG002
+        """Begin to look at what the process that issues the work has kept; ``None`` if that is nothing."""
         return None
 
 
-COMPARE_DESTINATION = CompareDestination()
+_COMPARE_DESTINATION = CompareDestination()
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """How one engine moves the bytes of a flow by work that is queued on streams behind a gate, and verifies them."""
+
+    launch: Callable[[Mover, Move], FlowParts]
+    """Returns the work of one flow: each part's stream, and what queues its operations there and returns."""
+    verified_by: CompareDestination = _COMPARE_DESTINATION
 
 
 class Source:
@@ -199,59 +169,56 @@ class Mover:
         Of the GPU that issues the work, for this flow alone: as many as the task has.
     share
         How many kernels work on that GPU at the same time: each gets its part of the blocks, so that all run at once.
-    staged
-        Whether the driver copies through host memory. That it never waits for this with the host is not documented.
-    host_to_host
-        Whether both ends are host memory: then cuMemcpyAsync is "fully synchronous with respect to the host" (CUDA
-        driver API, "API synchronization behavior"), pinned or not.
-    blocks
-        Of the kernel, where the task says how many (:attr:`egmctl.model.task.Task.blocks`).
     """
 
     def __init__(
         self,
         worker: WorkerContext,
-        engine: TransferEngine,
+        transfer: Transfer,
+        task: Task,
+        flow: Flow,
         source: BufferMemory | None,
         destination: BufferMemory | None,
-        seed: int,
         *,
+        seed: int,
         streams: Sequence[Stream],
         share: int,
-        staged: bool = False,
-        host_to_host: bool = False,
-        blocks: int | None = None,
     ) -> None:
+        self._spec = ENGINES[task.engine]
         ends = {End.SOURCE: source, End.DESTINATION: destination}
-        if {end for end, memory in ends.items() if memory is not None} != engine.carries:
-            raise ValueError(f"{engine.caption} moves bytes of memory at {', '.join(sorted(engine.carries))} alone")
-        self.engine = engine
+        if {end for end, memory in ends.items() if memory is not None} != self._spec.carries:
+            raise ValueError(
+                f"{self._spec.caption} moves bytes of memory at {', '.join(sorted(self._spec.carries))} alone"
+            )
         self.streams = streams
         self.worker = worker
+        self._transfer = transfer
+        self._flow = flow
         self._source = source
         self._destination = destination
         self._seed = seed
-        self.share = share
-        self._staged = staged
-        self._host_to_host = host_to_host
-        self._blocks = blocks
-        self._kernels = worker.kernels[streams[0].context.bus_id] if engine.needs_kernels else None
+        self._share = share
+        self._blocks = task.blocks
+        self._kernels = worker.kernels[streams[0].context.bus_id] if self._spec.needs_kernels else None
 
     @property
     def ungated(self) -> str | None:
         """Why queueing the work may take until it is done, so that a gate would never be opened; ``None`` if not."""
         memories = (self._source, self._destination)
-        if self.engine.blocks_on_pageable and any(m.pageable for m in memories if m is not None):
+        if self._spec.blocks_on_pageable and any(m.pageable for m in memories if m is not None):
             return "copies of pageable memory block the host until they are done"
-        if self.engine.blocks_on_pageable and self._host_to_host:
+        # cuMemcpyAsync is then "fully synchronous with respect to the host" (CUDA driver API, "API synchronization
+        # behavior"), pinned or not.
+        if self._spec.blocks_on_pageable and self._flow.through_gpu:
             return "copies from host memory to host memory block the host until they are done"
-        return "copies that are staged may block the host until they are done" if self._staged else None
+        # That the driver never waits for a staged copy with the host is not documented.
+        return "copies that are staged may block the host until they are done" if self._flow.route.staged else None
 
     @property
     def kernels(self) -> Kernels:
         """Those of the GPU that issues the work."""
         if self._kernels is None:
-            raise ValueError(f"{self.engine.caption} does not say that it needs kernels")
+            raise ValueError(f"{self._spec.caption} does not say that it needs kernels")
         return self._kernels
 
     @cached_property
@@ -269,7 +236,7 @@ class Mover:
             passes=passes,
             seed=self.expected(part).own_seed,
         )
-        return self.engine.launch(self, move)
+        return self._transfer.launch(self, move)
 
     def by_kernel(self, name: str, *arguments: int) -> FlowParts:
         """Return the work of a flow that one launch of a kernel does, on its share of the GPU."""
@@ -286,7 +253,7 @@ class Mover:
         multiprocessors = self.streams[0].context.multiprocessors
         if self._blocks is not None:
             return self._blocks or multiprocessors
-        return max(1, per_multiprocessor * multiprocessors // self.share)
+        return max(1, per_multiprocessor * multiprocessors // self._share)
 
     def expected(self, part: Window) -> Region:
         """Return the part of a buffer at one end with what is in it, or will be."""
@@ -295,19 +262,13 @@ class Mover:
         return _region(memory, part, self._seed)
 
 
-class ChecksumOfReads:
+class ChecksumOfReads(CompareDestination):
     """The sum of all that a sample's kernel has read, which it wrote nowhere, is compared with the pattern's sum."""
 
     name = Verification.CHECKSUM_EVERY_SAMPLE
 
-    def prepare_destination(self, destination: Destination, part: Window) -> None:
-        """There is none."""
-
     def prepare_mover(self, mover: Mover) -> None:
         mover.result.clear()
-
-    def check_destination(self, destination: Destination, part: Window, passes: int) -> Check:  # noqa: ARG002
-        return lambda: None
 
     def check_mover(self, mover: Mover, part: Window, passes: int) -> Check:
         mover.result.fetch()
@@ -320,17 +281,14 @@ class ChecksumOfReads:
         expected %= 1 << 64
 
         def finish() -> Difference | None:
-            found = mover.result.words()[0]
-            if found == expected:
+            total = mover.result.words()[0]
+            if total == expected:
                 return None
             # The same way again: it may show where.
             difference = pattern.check(stream, region)()
-            return difference or Difference(0, part.offset_bytes, expected, found)
+            return difference or Difference(0, part.offset_bytes, expected, total)
 
         return finish
-
-
-CHECKSUM_OF_READS = ChecksumOfReads()
 
 
 def _region(memory: BufferMemory, part: Window, seed: int) -> Region:

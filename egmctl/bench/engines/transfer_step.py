@@ -10,14 +10,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from egmctl.bench.buffers import Window, assign, window
 from egmctl.bench.case import End
-from egmctl.bench.engines import transfers
-from egmctl.bench.engines.transfer import Destination, Mover, Source
+from egmctl.bench.engine import ENGINES
+from egmctl.bench.engines.transfer import Destination, Mover, Source, Transfer
 from egmctl.bench.evidence import Watch
 from egmctl.bench.outcomes import EXPIRED_LIMIT, GateExpired
 from egmctl.bench.processes import collective as evidence
@@ -39,10 +39,10 @@ SPIN_S = 0.0005
 """A sleeping process wakes up this much too late at most, as a rule: the rest of the time it looks at the clock."""
 
 
-def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
+def measure(transfer: Transfer, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
     """Measure the tasks of a step at the same time, in all processes; every process returns the same."""
     collective = CollectiveStep(worker, tasks)
-    step = _Step(collective, worker)
+    step = _Step(transfer, collective, worker)
     step.prepare()
     gate = worker.gate(held=not step.ungated)
     try:
@@ -102,12 +102,13 @@ class _TaskPart:
 class _Step:
     """Tasks that are measured at the same time, as one process sees them."""
 
-    def __init__(self, collective: CollectiveStep, worker: WorkerContext) -> None:
+    def __init__(self, transfer: Transfer, collective: CollectiveStep, worker: WorkerContext) -> None:
+        self._transfer = transfer
+        self._verified_by = transfer.verified_by
         self._collective = collective
         self._worker = worker
         self._phase = worker.stopwatch.phase
         self._tasks = collective.tasks
-        self._engines = [transfers(task) for task in collective.tasks]
         self._buffers = assign(collective.tasks)
         self._parts = [_TaskPart() for _ in collective.tasks]
         self._open = OpenBuffers()
@@ -117,9 +118,13 @@ class _Step:
 
     def prepare(self) -> None:
         """Get streams, make, offer and open the buffers."""
-        flows = [(flow, engine) for task, engine in zip(self._tasks, self._engines, strict=True) for flow in task.flows]
         # Kernels that share a GPU.
-        sharing = Counter((f.initiator_rank, f.initiator) for f, engine in flows if engine.needs_kernels)
+        sharing = Counter(
+            (flow.initiator_rank, flow.initiator)
+            for task in self._tasks
+            for flow in task.flows
+            if ENGINES[task.engine].needs_kernels
+        )
         self._open = open_buffers(self._collective, self._worker, self._buffers, before=self._take_streams)
         self._collective.do(lambda place: self._get_ready(place, sharing))
 
@@ -150,8 +155,10 @@ class _Step:
             if self._collective.outcomes[place] is None:
                 self._parts[place].samples.append(self._joined(place, items))
         with self._phase(Phase.VERIFYING):
-            found = self._collective.do(self._finish_checks, begin=lambda place: self._begin_checks(place, number))
-        self._keep_mismatches(number, found)
+            differences = self._collective.do(
+                self._finish_checks, begin=lambda place: self._begin_checks(place, number)
+            )
+        self._keep_mismatches(number, differences)
 
     def told(self, place: int) -> dict[str, Any]:
         """Return what this process alone knows of a task."""
@@ -159,7 +166,7 @@ class _Step:
         return {
             "costs": [to_json(cost) for cost in self._open.costs(place)],
             "placements": [to_json(placement) for placement in self._worker.placements(own)],
-            "ungated": next((why for _, mover in self._parts[place].moved if (why := mover.ungated)), None),
+            "ungated": next((reason for _, mover in self._parts[place].moved if (reason := mover.ungated)), None),
         }
 
     def conclude(self, place: int, items: Sequence[Item]) -> Measurement:
@@ -170,12 +177,14 @@ class _Step:
             task,
             part.samples,
             part.mismatch,
-            next((f"measured without a gate: {why}" for item in items if (why := item.data["ungated"])), None),
+            next((f"measured without a gate: {reason}" for item in items if (reason := item.data["ungated"])), None),
             gating=" and ".join(sorted(gating)),
-            verification=self._engines[place].verification,
+            verification=self._verified_by.name,
             seeds=tuple(flow.seed for flow in part.flows),
             costs=tuple(from_json(BufferCost, cost) for item in items for cost in item.data["costs"]),
-            placements=tuple(from_json(Placement, one) for item in items for one in item.data["placements"]),
+            placements=tuple(
+                from_json(Placement, placement) for item in items for placement in item.data["placements"]
+            ),
             evidence=evidence.gathered(task, len(part.samples), self._collective.ranks, items, "seen"),
         )
 
@@ -209,20 +218,17 @@ class _Step:
                 held = worker.held(buffers.destination)
                 destination = Destination(worker, held, worker.near(flow.destination, flow), seed)
             if collective.issues(flow):
-                memories = [worker.held(b).memory if b else None for b in (buffers.source, buffers.destination)]
+                ends = [worker.held(b).memory if b else None for b in (buffers.source, buffers.destination)]
                 share = sharing.get((flow.initiator_rank, flow.initiator), 1)
-                streams = part.streams[number]
-                ends = memories[0], memories[1]
                 mover = Mover(
                     worker,
-                    self._engines[place],
+                    self._transfer,
+                    self._tasks[place],
+                    flow,
                     *ends,
-                    seed,
-                    streams=streams,
+                    seed=seed,
+                    streams=part.streams[number],
                     share=share,
-                    staged=flow.route.staged,
-                    host_to_host=flow.through_gpu,
-                    blocks=self._tasks[place].blocks,
                 )
             part.flows.append(_FlowPart(number, seed, source, destination, mover))
 
@@ -244,14 +250,13 @@ class _Step:
     def _poison(self, place: int, number: int) -> None:
         """Begin to make sure that what a sample leaves is not there already."""
         part = self._window(place, number)
-        verified_by = self._engines[place].verified_by
         for flow in self._parts[place].flows:
             if flow.source is not None:
                 flow.source.fill(part)
             if flow.destination is not None:
-                verified_by.prepare_destination(flow.destination, part)
+                self._verified_by.prepare_destination(flow.destination, part)
             if flow.mover is not None:
-                verified_by.prepare_mover(flow.mover)
+                self._verified_by.prepare_mover(flow.mover)
 
     def _synchronize(self, place: int) -> None:
         for flow in self._parts[place].flows:
@@ -315,7 +320,7 @@ class _Step:
 
     def _begin_checks(self, place: int, number: int) -> None:
         """Begin to look at what the destinations of this process hold, and at what it has kept of what it read."""
-        task, part, by = self._tasks[place], self._window(place, number), self._engines[place].verified_by
+        task, part, by = self._tasks[place], self._window(place, number), self._verified_by
         checks = self._parts[place].checks = []
         for flow in self._parts[place].flows:
             if flow.mover is not None and (check := by.check_mover(flow.mover, part, task.copies)) is not None:
@@ -323,20 +328,16 @@ class _Step:
             if flow.destination is not None:
                 checks.append((flow.number, by.check_destination(flow.destination, part, task.copies)))
 
-    def _finish_checks(self, place: int) -> list[dict[str, Any]]:
-        found = [(flow, finish()) for flow, finish in self._parts[place].checks]
-        return [
-            {"flow": flow, "words": d.words, "at": d.first_offset_bytes, "expected": d.expected, "found": d.found}
-            for flow, d in found
-            if d is not None
-        ]
+    def _finish_checks(self, place: int) -> list[tuple[int, ...]]:
+        """Return each difference with its flow's number."""
+        differences = [(flow, finish()) for flow, finish in self._parts[place].checks]
+        return [(flow, *astuple(difference)) for flow, difference in differences if difference is not None]
 
     def _keep_mismatches(self, number: int, gathered: Sequence[Sequence[Item]]) -> None:
         for part, items in zip(self._parts, gathered, strict=True):
             for item in items:
-                for wrong in item.data or ():
-                    difference = Difference(wrong["words"], wrong["at"], wrong["expected"], wrong["found"])
-                    part.mismatch = part.mismatch or mismatch_of(difference, number, wrong["flow"])
+                for flow, *difference in item.data or ():
+                    part.mismatch = part.mismatch or mismatch_of(Difference(*difference), number, flow)
 
     def _window(self, place: int, number: int) -> Window:
         return window(self._tasks[place].size_bytes, self._tasks[place].copies, number)

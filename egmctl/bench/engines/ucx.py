@@ -6,11 +6,10 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import astuple, replace
 from typing import Any
 
 from egmctl.bench.buffers import Buffer, Window, assign, window
-from egmctl.bench.engines.base import BenchEngine
 from egmctl.bench.engines.round_trips import WARM_UP_LAPS
 from egmctl.bench.engines.transfer import Destination, Source
 from egmctl.bench.evidence import OVER_NETWORK, network_devices, parse, path_of
@@ -204,7 +203,7 @@ class Side:
             self._collective.do(lambda _: self._aim(part))
             timed = self._collective.do(lambda _: self._laps(chase.loads))[0]
         with self._worker.stopwatch.phase(Phase.VERIFYING):
-            found = self._collective.do(lambda _: self._check(part))[0]
+            checked = self._collective.do(lambda _: self._check(part))[0]
         if self._collective.outcomes[0] is not None:
             return
         taken = timed[self._clock].data
@@ -213,7 +212,7 @@ class Side:
             if chase
             else bandwidth_sample(self.task, taken * 1e3, [taken * 1e3], taken * 1e3)
         )
-        if (wrong := found[self._receiver].data) is not None and self.mismatch is None:
+        if (wrong := checked[self._receiver].data) is not None and self.mismatch is None:
             self.mismatch = mismatch_of(Difference(*wrong), number, 0)
 
     def conclude(self, told: Sequence[Item]) -> Measurement:
@@ -225,16 +224,18 @@ class Side:
         path = path_of(
             self.task,
             self.task.size_bytes if chase is None else chase.stride_bytes,
-            [from_json(UcxProtocol, one) for of in data for one in of["protocols"]],
+            [from_json(UcxProtocol, protocol) for rank_data in data for protocol in rank_data["protocols"]],
             first["version"],
-            [name for name in first["components"] if all(name in of["components"] for of in data)],
+            [name for name in first["components"] if all(name in rank_data["components"] for rank_data in data)],
             first["settings"],
         )
         route = replace(self._flow.route, ucx=path.route)
         task = replace(self.task, flows=(replace(self._flow, route=route),))
         more: dict[str, Any] = {
             "ucx": path,
-            "placements": tuple(from_json(Placement, one) for of in data for one in of["placements"]),
+            "placements": tuple(
+                from_json(Placement, placement) for rank_data in data for placement in rank_data["placements"]
+            ),
             "verification": Verification.GPU_EVERY_SAMPLE,
             "seeds": (self.seed,),
             "stages": _stages(data),
@@ -257,7 +258,7 @@ class Side:
         report = self.close()
         return known | {
             "stages_ms": self._stages_ms,
-            "protocols": [to_json(one) for one in parse(report, self._me)],
+            "protocols": [to_json(protocol) for protocol in parse(report, self._me)],
             "placements": [to_json(placement) for placement in self._worker.placements([self._own])],
         }
 
@@ -299,13 +300,9 @@ class Side:
             for slot in range(part.slots)
         ]
 
-    def _check(self, part: Window) -> list[int] | None:
-        if self._destination is None:
-            return None
-        difference = self._destination.check(part)()
-        if difference is None:
-            return None
-        return [difference.words, difference.first_offset_bytes, difference.expected, difference.found]
+    def _check(self, part: Window) -> tuple[int, ...] | None:
+        difference = self._destination.check(part)() if self._destination is not None else None
+        return None if difference is None else astuple(difference)
 
     def _pass(self, count: int) -> float | None:
         """Move messages, a few at a time; return the seconds until the receiver has said that all are there."""
@@ -393,37 +390,28 @@ class Side:
 _STAGES = ("register", "pack", "unpack", "deregister")
 
 
-def _stages(told: Sequence[Mapping[str, Any]]) -> tuple[Stage, ...]:
+def _stages(all_data: Sequence[Mapping[str, Any]]) -> tuple[Stage, ...]:
     """Return what registering cost, of both sides' memory; UCX registers what it knows already at no cost."""
-    found = ((name, [of["stages_ms"][name] for of in told if name in of["stages_ms"]]) for name in _STAGES)
-    return tuple(Stage(name=name, ms=summarize(ms)) for name, ms in found if ms)
+    costs = (
+        (name, [rank_data["stages_ms"][name] for rank_data in all_data if name in rank_data["stages_ms"]])
+        for name in _STAGES
+    )
+    return tuple(Stage(name=name, ms=summarize(ms)) for name, ms in costs if ms)
 
 
 BY_DEVICE_BYTES = 64 << 20
 """Messages from this size on are measured by each network device too."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ucx(BenchEngine):
-    """Tasks are measured one after the other."""
-
-    @property
-    def verification(self) -> Verification:
-        return Verification.GPU_EVERY_SAMPLE
-
-    def measure(self, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
-        found = []
-        for task in tasks:
-            side, measurement = _measure(CollectiveStep(worker, [task]), worker, task, settings.samples)
-            if _tells_devices_apart(measurement):
-                measurement = _with_devices(worker, task, side, measurement)
-            found.append(measurement)
-        return found
-
-
-UCX = Ucx(caption="UCX", counted="each byte copied, once", needs_kernels=False, timed_by_host=True)
-UCX_PUT = replace(UCX, caption="UCX put")
-UCX_GET = replace(UCX, caption="UCX get")
+def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
+    """Measure tasks one after the other."""
+    measurements = []
+    for task in tasks:
+        side, measurement = _measure(CollectiveStep(worker, [task]), worker, task, settings.samples)
+        if _tells_devices_apart(measurement):
+            measurement = _with_devices(worker, task, side, measurement)
+        measurements.append(measurement)
+    return measurements
 
 
 def _measure(
@@ -443,13 +431,13 @@ def _measure(
         with worker.stopwatch.phase(Phase.MEASURING):
             for number in range(samples):
                 side.sample(number)
-        told = collective.do(lambda _: side.told())[0]
+        told_items = collective.do(lambda _: side.told())[0]
     finally:
         # What cannot be given back here is so after a failure that is told already.
         with suppress(DriverCallError):
             side.close()
     (outcome,) = collective.outcomes
-    return side, outcome or side.conclude(told)
+    return side, outcome or side.conclude(told_items)
 
 
 def _tells_devices_apart(measurement: Measurement) -> bool:
@@ -480,3 +468,6 @@ def _with_devices(worker: WorkerContext, task: Task, side: Side, measurement: Me
         )
     assert measurement.ucx is not None  # noqa: S101 - _tells_devices_apart has seen to it
     return replace(measurement, ucx=replace(measurement.ucx, devices=tuple(devices)))
+
+
+MEASURE = {Engine.UCX: measure, Engine.UCX_PUT: measure, Engine.UCX_GET: measure}

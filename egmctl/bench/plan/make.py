@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from egmctl.bench.case import Case, Processes
-from egmctl.bench.engines import engine_for
+from egmctl.bench.engine import ENGINES
 from egmctl.bench.plan import Plan, PlannedTask
 from egmctl.bench.plan.budget import (
     LEAST_BYTES,
@@ -163,7 +163,7 @@ def _not_native(tasks: Iterable[PlannedTask], gpus: Sequence[Gpu]) -> Iterator[s
     Such additions are not atomic for the host and for other GPUs (CUDA C++ Programming Guide, "Mapped Memory").
     """
     flows = [
-        flow for one in tasks if one.waiver is None and engine_for(one.task.engine).atomics for flow in one.task.flows
+        flow for one in tasks if one.waiver is None and ENGINES[one.task.engine].atomics for flow in one.task.flows
     ]
     adding = {flow.initiator for flow in flows if flow.route.memory is not None}
     without = [

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from egmctl.bench.case import ALL_SMS, Case, Footprint
-from egmctl.bench.engines import engine_for
+from egmctl.bench.engine import ENGINES
 from egmctl.bench.plan import PlannedTask
 from egmctl.bench.plan.paths import Path
 from egmctl.model.finding import Waiver, WaiverKind
@@ -65,7 +65,7 @@ def planned_task(case: Case, made: Candidate, settings: Settings, waivers: Itera
         engine=case.engine,
         pattern=case.pattern,
         flows=made.flows,
-        counted=engine_for(case.engine).counted if bandwidth else "",
+        counted=ENGINES[case.engine].counted if bandwidth else "",
         size_bytes=size_bytes,
         copies=1,
         streams=case.streams,
@@ -108,14 +108,14 @@ def shortened(task: Task) -> Task:
 
 def capability_waiver(engine: Engine, gpu: Gpu) -> Waiver | None:
     """Say why a GPU is too old for an engine; ``None`` if it is not, or its compute capability is not known."""
-    needed = engine_for(engine).needs_capability
+    needed = ENGINES[engine].needs_capability
     attributes = gpu.cuda.attributes if gpu.cuda is not None else {}
     major, minor = (attributes.get(f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR"))
     if major is None or minor is None or (major, minor) >= needed:
         return None
     return Waiver(
         kind=WaiverKind.UNSUPPORTED_ENGINE,
-        reason=f"GPU{gpu.index} has compute capability {major}.{minor}, and {engine_for(engine).caption} needs "
+        reason=f"GPU{gpu.index} has compute capability {major}.{minor}, and {ENGINES[engine].caption} needs "
         f"{needed[0]}.{needed[1]}",
         gpus=(gpu.bus_id,),
     )
@@ -140,7 +140,7 @@ def _multiprocessors(gpus: Sequence[Gpu]) -> int | None:
 def atomics_waiver(engine: Engine, machine: Machine, flow: Flow) -> Waiver | None:
     """Say why a GPU cannot add to a peer's memory atomically; ``None`` if it can, or the driver did not report it."""
     owner = flow.source if flow.destination.memory is MemoryKind.REGISTERS else flow.destination
-    if not engine_for(engine).atomics or flow.initiator is None or owner.bus_id is None:
+    if not ENGINES[engine].atomics or flow.initiator is None or owner.bus_id is None:
         return None
     pair = machine.pair(flow.initiator, owner.bus_id)
     if pair is None or pair.cuda_attributes.get("NATIVE_ATOMIC_SUPPORTED") != 0:

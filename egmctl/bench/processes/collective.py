@@ -16,7 +16,7 @@ from egmctl.bench.outcomes import FAILURES, GateExpired, failure
 from egmctl.bench.processes.protocol import Event, Request
 from egmctl.driver.signatures import cause_of
 from egmctl.errors import DriverCallError, DriverTooOld
-from egmctl.facts.host import page_sizes
+from egmctl.facts.host import NoPages, page_sizes
 from egmctl.gpu.context import ImpossibleTime, ReleaseStack
 from egmctl.gpu.counters import Traffic
 from egmctl.gpu.handles import ImportedMemory
@@ -249,19 +249,21 @@ class CollectiveStep:
 
     def _failed(self, task: Task, described: dict[str, Any], rank: int) -> Measurement:
         """Return the outcome of a task that an error in a rank has ended."""
-        error = _error(described)
-        found = failure(task, error)
+        error = _KINDS.get(described["kind"], DriverCallError)(*described["arguments"])
+        outcome = failure(task, error)
         if isinstance(error, DriverCallError):
             cause = cause_of(error.call, error.number)
             if error.call in (*_OPENING, *_OPENING_POOL) and cause is not None:
                 # A driver that cannot open what another process could make says NOT_SUPPORTED too: no lack of support.
-                found = finish(task, Status.FAILED, reason=f"{error}; {cause}", known_cause=True, last_call=error.call)
+                outcome = finish(
+                    task, Status.FAILED, reason=f"{error}; {cause}", known_cause=True, last_call=error.call
+                )
             elif error.call in _MAKING and error.number == _NOT_PERMITTED:
-                found = waived(task, WaiverKind.NO_IMEX_CHANNEL, f"{error}; {cause}", last_call=error.call)
+                outcome = waived(task, WaiverKind.NO_IMEX_CHANNEL, f"{error}; {cause}", last_call=error.call)
         return replace(
-            found,
-            reason=f"rank {rank} ({self.ranks[rank].label}): {found.reason}",
-            waivers=tuple(replace(waiver, rank=rank) for waiver in found.waivers),
+            outcome,
+            reason=f"rank {rank} ({self.ranks[rank].label}): {outcome.reason}",
+            waivers=tuple(replace(waiver, rank=rank) for waiver in outcome.waivers),
             failed_rank=rank,
         )
 
@@ -285,22 +287,19 @@ def close_all(gathered: Iterable[Iterable[Item]]) -> None:
                 os.close(fd)
 
 
+_KINDS: dict[str, Callable[..., Exception]] = {
+    kind.__name__: kind for kind in (DriverCallError, DriverTooOld, NoKernels, NoPages, GateExpired, ImpossibleTime)
+}
+"""What a rank may tell of; another rank makes the same error of its arguments."""
+
+
 def _described(error: Exception) -> dict[str, Any]:
+    arguments: tuple[Any, ...] = () if isinstance(error, GateExpired) else (str(error),)
     if isinstance(error, DriverCallError):
-        return {"kind": type(error).__name__, "call": error.call, "number": error.number, "name": error.name}
-    if isinstance(error, ImpossibleTime):
-        return {"kind": type(error).__name__, "message": str(error), "measured_by": error.call}
-    return {"kind": type(error).__name__, "message": str(error)}
-
-
-def _error(described: dict[str, Any]) -> Exception:
-    """Return an error of another rank as if it were this one's."""
-    if "call" in described:
-        kind = DriverTooOld if described["kind"] == DriverTooOld.__name__ else DriverCallError
-        return kind(described["call"], described["number"], described["name"])
-    if "measured_by" in described:
-        return ImpossibleTime(described["message"], described["measured_by"])
-    return GateExpired() if described["kind"] == GateExpired.__name__ else NoKernels(described["message"])
+        arguments = (error.call, error.number, error.name)
+    elif isinstance(error, ImpossibleTime):
+        arguments = (str(error), error.call)
+    return {"kind": type(error).__name__, "arguments": arguments}
 
 
 @dataclass
@@ -314,7 +313,7 @@ class OpenBuffers:
 
     def made_for(self, place: int, held: AllocatedBuffer) -> bool:
         """Say whether a buffer was made for a task."""
-        return any(at == place and one is held for at, _, one in self.made)
+        return any(at == place and buffer is held for at, _, buffer in self.made)
 
     def costs(self, place: int) -> list[BufferCost]:
         """Return what the buffers cost that a task was the first to use."""
@@ -337,7 +336,7 @@ def open_buffers(
     before
         Called with the place of each task before its buffers are made.
     """
-    found = OpenBuffers()
+    opened = OpenBuffers()
 
     def offer(place: int) -> Item:
         with ReleaseStack() as undo:
@@ -351,15 +350,15 @@ def open_buffers(
     def make(place: int) -> Item:
         offers: list[dict[str, Any]] = []
         fds: list[int] = []
-        for end in _ends(collective.tasks[place], assigned[place]):
-            if not collective.owns(end.endpoint):
+        for number, _, end, buffer in _ends(collective.tasks[place], assigned[place]):
+            if not collective.owns(buffer.end):
                 continue
-            known = worker.has(end.buffer)
-            held = worker.held(end.buffer)
+            known = worker.has(buffer)
+            held = worker.held(buffer)
             if not known:
-                found.made.append((place, end.buffer, held))
-            offers.append({"flow": end.number, "end": end.end, "seed": held.seed})
-            if end.endpoint.handle is not None:
+                opened.made.append((place, buffer, held))
+            offers.append({"flow": number, "end": end, "seed": held.seed})
+            if buffer.end.handle is not None:
                 description, given = held.memory.offer()  # type: ignore[attr-defined]  # made by WorkerContext with a handle
                 offers[-1] |= {"offer": description, "fds": len(given)}
                 fds += given
@@ -370,29 +369,29 @@ def open_buffers(
     for place, items in enumerate(gathered):
         for item in items:
             rest = iter(item.fds)
-            for one in item.data or ():
-                key = place, one["flow"], End(one["end"])
-                found.seeds[key] = one["seed"]
-                if "offer" in one:
-                    offers[key] = one["offer"], [next(rest) for _ in range(one["fds"])]
+            for offered in item.data or ():
+                key = place, offered["flow"], End(offered["end"])
+                opened.seeds[key] = offered["seed"]
+                if "offer" in offered:
+                    offers[key] = offered["offer"], [next(rest) for _ in range(offered["fds"])]
 
     def open_others(place: int) -> None:
-        for end in _ends(collective.tasks[place], assigned[place]):
-            key = place, end.number, end.end
-            if not collective.issues(end.flow) or collective.owns(end.endpoint):
+        for number, flow, end, buffer in _ends(collective.tasks[place], assigned[place]):
+            key = place, number, end
+            if not collective.issues(flow) or collective.owns(buffer.end):
                 continue
-            if worker.has(end.buffer) and worker.held(end.buffer).seed == found.seeds[key]:
+            if worker.has(buffer) and worker.held(buffer).seed == opened.seeds[key]:
                 continue
-            worker.release(end.buffer)
-            context = worker.stream(end.flow.initiator or "").context
-            worker.adopt(end.buffer, ImportedMemory(context, *offers[key]), found.seeds[key])
+            worker.release(buffer)
+            context = worker.stream(flow.initiator or "").context
+            worker.adopt(buffer, ImportedMemory(context, *offers[key]), opened.seeds[key])
 
     try:
         if collective.exchange.size > 1:
             collective.do(open_others)
     finally:
         close_all(gathered)
-    return found
+    return opened
 
 
 def release(worker: WorkerContext, buffers: Sequence[Buffer]) -> str | None:
@@ -406,23 +405,12 @@ def release(worker: WorkerContext, buffers: Sequence[Buffer]) -> str | None:
     return problem
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    """One end of a flow that is memory."""
-
-    number: int
-    flow: Flow
-    end: End
-    endpoint: Endpoint
-    buffer: Buffer
-
-
-def _ends(task: Task, assigned: Sequence[FlowBuffers]) -> Iterator[_End]:
+def _ends(task: Task, assigned: Sequence[FlowBuffers]) -> Iterator[tuple[int, Flow, End, Buffer]]:
+    """Yield the ends of a task's flows that are memory, each with the number of its flow."""
     for number, (flow, buffers) in enumerate(zip(task.flows, assigned, strict=True)):
-        if buffers.source is not None:
-            yield _End(number, flow, End.SOURCE, flow.source, buffers.source)
-        if buffers.destination is not None:
-            yield _End(number, flow, End.DESTINATION, flow.destination, buffers.destination)
+        for end, buffer in ((End.SOURCE, buffers.source), (End.DESTINATION, buffers.destination)):
+            if buffer is not None:
+                yield number, flow, end, buffer
 
 
 def _cost_of(buffer: Buffer, held: AllocatedBuffer) -> BufferCost:
@@ -441,7 +429,9 @@ def _cost_of(buffer: Buffer, held: AllocatedBuffer) -> BufferCost:
     )
 
 
-class _Closable(Protocol):
+class Closable(Protocol):
+    """What is given back by closing it."""
+
     def close(self) -> None: ...
 
 
@@ -449,8 +439,8 @@ class _Closable(Protocol):
 class ResourceScope:
     """What a rank holds for one task, in the order in which it was taken."""
 
-    own: list[_Closable] = field(default_factory=list)
-    opened: list[_Closable] = field(default_factory=list)
+    own: list[Closable] = field(default_factory=list)
+    opened: list[Closable] = field(default_factory=list)
     """Made by another rank."""
 
     def close(self) -> None:
@@ -468,15 +458,15 @@ def resource_scopes(collective: CollectiveStep) -> Iterator[list[ResourceScope]]
 
     What fails then is an outcome of the task that had none yet.
     """
-    held = [ResourceScope() for _ in collective.tasks]
+    scopes = [ResourceScope() for _ in collective.tasks]
     try:
-        yield held
-        _everywhere(collective, [one.close for one in held])
-        _everywhere(collective, [one.free for one in held])
+        yield scopes
+        _everywhere(collective, [scope.close for scope in scopes])
+        _everywhere(collective, [scope.free for scope in scopes])
     except BaseException:
         # The others are gone, or this process is at its end: there is nobody to agree with.
-        for one in held:
-            for work in (one.close, one.free):
+        for scope in scopes:
+            for work in (scope.close, scope.free):
                 with suppress(*FAILURES):
                     work()
         raise
@@ -486,10 +476,7 @@ def _everywhere(collective: CollectiveStep, works: Sequence[Callable[[], None]])
     """Do something for each task, those that have ended included, and wait until all ranks have."""
     failed: dict[int, Exception] = {}
     for place, work in enumerate(works):
-        try:
-            work()
-        except FAILURES as error:
-            failed[place] = error
+        _attempt(failed, place, work)
 
     def tell(place: int) -> None:
         if place in failed:
@@ -498,7 +485,7 @@ def _everywhere(collective: CollectiveStep, works: Sequence[Callable[[], None]])
     collective.do(tell)
 
 
-def _close(held: list[_Closable]) -> None:
+def _close(held: list[Closable]) -> None:
     problem: Exception | None = None
     while held:
         try:
@@ -513,7 +500,10 @@ def told(watch: Watch, worker: WorkerContext) -> dict[str, Any]:
     """Return what this process has seen of its GPUs, as JSON data."""
     return {
         "gpus": [to_json(gpu) for gpu in watch.seen(worker.gpus)],
-        "traffic": {bus_id: [dict(of.sent_bytes), dict(of.received_bytes)] for bus_id, of in watch.traffic.items()},
+        "traffic": {
+            bus_id: [dict(traffic.sent_bytes), dict(traffic.received_bytes)]
+            for bus_id, traffic in watch.traffic.items()
+        },
         "unread": watch.unread,
     }
 
@@ -539,6 +529,18 @@ def gathered(
         route=route(task, samples, traffic) if one_node else None,
         unread=next((part["unread"] for part in parts if part["unread"]), None),
     )
+
+
+def with_evidence(
+    collective: CollectiveStep, worker: WorkerContext, watch: Watch, conclude: Callable[[int], Measurement]
+) -> list[Measurement]:
+    """Return the measurement of each task, concluded here where it has not ended early, with what its GPUs did."""
+    heard = collective.do(lambda _place: told(watch, worker))
+    measurements = [outcome or conclude(place) for place, outcome in enumerate(collective.outcomes)]
+    return [
+        replace(m, evidence=gathered(m, len(m.samples), worker.ranks, items)) if m.samples else m
+        for m, items in zip(measurements, heard, strict=True)
+    ]
 
 
 def _of(task: Task, seen: Sequence[GpuEvidence]) -> list[GpuEvidence]:

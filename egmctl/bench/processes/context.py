@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from egmctl.bench.buffers import Buffer
 from egmctl.bench.evidence import LinkCounters
-from egmctl.bench.processes.collective import Exchange
+from egmctl.bench.processes.collective import Closable, Exchange
 from egmctl.bench.processes.protocol import Preparation
 from egmctl.driver.cuda import call
 from egmctl.errors import DriverCallError
@@ -48,12 +48,7 @@ from egmctl.model.measurement import Endpoint, Flow, HandleKind, MemoryKind, Pha
 from egmctl.model.route import HOST_NAMES
 from egmctl.units import format_size
 
-
-class _Closable(Protocol):
-    def close(self) -> None: ...
-
-
-T = TypeVar("T", bound=_Closable)
+T = TypeVar("T", bound=Closable)
 
 
 @dataclass(slots=True)
@@ -256,9 +251,9 @@ class WorkerContext:
 
     def disconnect(self, bus_id: str, other: str) -> None:
         """Keep two GPUs from reaching each other's memory, so that copies between them go through host memory."""
-        one, peer = self.stream(bus_id).context, self.stream(other).context
-        one.disable_access_to(peer)
-        peer.disable_access_to(one)
+        first, peer = self.stream(bus_id).context, self.stream(other).context
+        first.disable_access_to(peer)
+        peer.disable_access_to(first)
 
     def works(self) -> bool:
         """Say whether every context still works: some errors leave one that fails every further call."""
@@ -308,10 +303,9 @@ class WorkerContext:
             return HostNumaMemory(node.id, buffer.size_bytes, [*first, *others])
         if end.memory is MemoryKind.HOST_NUMA_POOL:
             return HostNumaPoolMemory(node.id, buffer.size_bytes, contexts)
-        if end.memory is MemoryKind.HOST_NUMA_DEFAULT_POOL:
-            return DefaultPoolMemory(self._default_pool(end, contexts[0]), buffer.size_bytes, contexts)
-        if end.memory is MemoryKind.HOST_DEFAULT_POOL:
-            return DefaultPoolMemory(self._default_pool(end, contexts[0]), buffer.size_bytes, contexts, node)
+        if end.memory in (MemoryKind.HOST_NUMA_DEFAULT_POOL, MemoryKind.HOST_DEFAULT_POOL):
+            touched_on = node if end.memory is MemoryKind.HOST_DEFAULT_POOL else None
+            return DefaultPoolMemory(self._default_pool(end, contexts[0]), buffer.size_bytes, contexts, touched_on)
         if end.memory is MemoryKind.MANAGED:
             return ManagedMemory(node, buffer.size_bytes, contexts)
         # Portable memory can be made through any context.

@@ -62,22 +62,10 @@ class RankMessage:
     """Descriptors of this process; a transport between nodes has none."""
 
 
-class Transport(Protocol):
-    """Joins the ranks of this command with those of all others that take part in the same run.
+Join = Callable[[Sequence[RankMessage]], list[RankMessage]]
+"""Joins the messages of the ranks that this command has started with those of all other commands of the same run.
 
-    Every command calls it once a round and gives the messages of the ranks that it has started.
-    """
-
-    def all_gather(self, messages: Sequence[RankMessage]) -> list[RankMessage]:
-        """Return the messages of all ranks of the run, in the order of their numbers."""
-
-
-class LocalTransport:
-    """The transport where this command has started all ranks itself."""
-
-    def all_gather(self, messages: Sequence[RankMessage]) -> list[RankMessage]:
-        """Return the messages as they are."""
-        return list(messages)
+Every command calls it once a round, and gets the messages of all ranks in the order of their numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,13 +96,13 @@ class Group:
     ----------
     members
         This command's ranks by number; the group ends them.
-    transport
-        To the ranks of other commands.
+    join
+        Reaches the ranks of other commands; without any, this command has started all ranks itself.
     """
 
-    def __init__(self, members: Mapping[int, Child], transport: Transport | None = None) -> None:
+    def __init__(self, members: Mapping[int, Child], join: Join = list) -> None:
         self._members = dict(members)
-        self._transport = transport or LocalTransport()
+        self._join = join
 
     @property
     def pids(self) -> dict[int, int]:
@@ -150,7 +138,7 @@ class Group:
         for child in self._members.values():
             _send(child, request)
         while True:
-            messages = self._transport.all_gather(self._listen(self._members, timeout_s, on_event))
+            messages = self._join(self._listen(self._members, timeout_s, on_event))
             try:
                 if (failure := _failure(messages)) is not None:
                     self._release(messages, failure, on_event)
@@ -233,7 +221,8 @@ def _message_of(
         reason = str(error)
         if error.how == "timed-out":
             reason = f"no response for {timeout_s:g} s" + (f", it is in {error.last_call}" if error.last_call else "")
-        return RankMessage(rank=rank, kind=Kind.FAILED, data=_fields(rank, error.how, reason, error.last_call))
+        failure = Failure(rank=rank, how=error.how, reason=reason, last_call=error.last_call)
+        return RankMessage(rank=rank, kind=Kind.FAILED, data=asdict(failure))
     event = message.get("event")
     if event == Event.EXCHANGE and isinstance(message.get("call"), str):
         return RankMessage(
@@ -266,10 +255,6 @@ def _failure(messages: Sequence[RankMessage]) -> Failure | None:
 
 def _place(message: RankMessage) -> str:
     return "through with the step" if message.kind is Kind.DONE else f"in {message.call}"
-
-
-def _fields(rank: int, how: str, reason: str, last_call: str | None) -> dict[str, Any]:
-    return asdict(Failure(rank=rank, how=how, reason=reason, last_call=last_call))
 
 
 def _send(child: Child, message: Message, fds: Sequence[int] = (), timeout_s: float = RELEASE_S) -> None:

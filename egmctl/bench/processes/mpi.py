@@ -52,7 +52,7 @@ class Coordinator:
         child, self._first = self._first, None
         if child is None:
             self.order(0, {"do": "start"})
-        return CoordinatedGroup(self, _LocalRank(self._world, child, self._target))
+        return CoordinatedGroup(self, LocalRank(self._world, child, self._target))
 
     def finish(self) -> None:
         """Tell the other commands that there is nothing more; what was measured does not depend on who hears it."""
@@ -80,7 +80,7 @@ class Coordinator:
 class CoordinatedGroup:
     """One group of all ranks, until one of them fails."""
 
-    def __init__(self, coordinator: Coordinator, member: _LocalRank) -> None:
+    def __init__(self, coordinator: Coordinator, member: LocalRank) -> None:
         self._coordinator = coordinator
         self._member = member
 
@@ -116,12 +116,12 @@ def serve_rank(world: World, child: Child, target: str = WORKER) -> None:
     RanksMissing
         If the job is broken: rank 0 reports, and ends it.
     """
-    member = _LocalRank(world, child, target)
+    member = LocalRank(world, child, target)
     try:
         while (order := json.loads(world.broadcast(b"", IDLE_S)))["do"] != "finish":
             if order["do"] == "start":
                 member.close()
-                member = _LocalRank(world, None, target)
+                member = LocalRank(world, None, target)
                 continue
             try:
                 member.ask(order["request"], order["timeout_s"])
@@ -137,38 +137,30 @@ def serve_rank(world: World, child: Child, target: str = WORKER) -> None:
         member.close()
 
 
-class MpiTransport:
-    """The :class:`egmctl.bench.processes.group.Transport` between the commands of a job, each with one rank."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self.timeout_s = 0.0
-        """Until a rank has to have sent its message."""
-
-    def all_gather(self, messages: Sequence[RankMessage]) -> list[RankMessage]:
-        (own,) = messages
-        given = json.dumps({"kind": own.kind, "call": own.call, "data": own.data}).encode()
-        heard = map(json.loads, self._world.all_gather(given, self.timeout_s + MARGIN_S))
-        return [
-            RankMessage(rank=rank, kind=Kind(one["kind"]), call=one["call"], data=one["data"])
-            for rank, one in enumerate(heard)
-        ]
-
-
-class _LocalRank:
-    """This command's part of a group: its rank's process."""
+class LocalRank(Group):
+    """This command's part of a group: its one rank's process."""
 
     def __init__(self, world: World, child: Child | None, target: str) -> None:
-        self._transport = MpiTransport(world)
+        self._world = world
+        self._timeout_s = 0.0
+        """Until a rank has to have sent its message."""
         self._child = child or start_rank(world.rank, world.size, target)
-        self._group = Group({world.rank: self._child}, self._transport)
+        super().__init__({world.rank: self._child}, self.join)
 
     def ask(self, request: Message, timeout_s: float, on_event: OnEvent | None = None) -> list[Message]:
-        self._transport.timeout_s = timeout_s
-        return self._group.ask(request, timeout_s, on_event)
+        self._timeout_s = timeout_s
+        return super().ask(request, timeout_s, on_event)
+
+    def join(self, messages: Sequence[RankMessage]) -> list[RankMessage]:
+        """Return the messages of all commands of the job, each with one rank."""
+        (own,) = messages
+        given = json.dumps({"kind": own.kind, "call": own.call, "data": own.data}).encode()
+        heard = map(json.loads, self._world.all_gather(given, self._timeout_s + MARGIN_S))
+        return [
+            RankMessage(rank=rank, kind=Kind(message["kind"]), call=message["call"], data=message["data"])
+            for rank, message in enumerate(heard)
+        ]
 
     def kill(self) -> None:
+        """Kill the rank's process."""
         self._child.kill()
-
-    def close(self) -> None:
-        self._group.close()

@@ -48,9 +48,9 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
         settings = replace(preparation.settings, samples=1) if step.proof else preparation.settings
         try:
             with worker.stopwatch.phase(Phase.SET_UP):
-                found = measure(worker, [ordered.task for ordered in step.tasks], settings)
+                measurements = measure(worker, [ordered.task for ordered in step.tasks], settings)
             with worker.stopwatch.phase(Phase.TEAR_DOWN):
-                broken = any(measurement.status is Status.FAILED for measurement in found) and not worker.works()
+                broken = any(measurement.status is Status.FAILED for measurement in measurements) and not worker.works()
                 broken = any(item.data for item in exchange.all_gather(broken))
                 problem = None if broken else release(worker, step.release)
                 problem = worker.link_counters.new_losses() or problem
@@ -59,7 +59,7 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
             parent.send({"event": Event.OVER, "broken": True, "problem": None})
             return
         if exchange.rank == 0:
-            for ordered, measurement in zip(step.tasks, found, strict=True):
+            for ordered, measurement in zip(step.tasks, measurements, strict=True):
                 parent.send({"event": Event.MEASURED, "task": ordered.number, "measurement": to_json(measurement)})
         spent = to_json(worker.stopwatch.take())
         parent.send({"event": Event.OVER, "broken": broken, "problem": problem, "spent": spent})
@@ -91,8 +91,8 @@ def start_driver() -> None:
 def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
     """Measure the tasks of a step, which are of one case, at the same time in all processes."""
     started = time.perf_counter()
-    found = engine_for(tasks[0].engine).measure(worker, tasks, settings)
-    together = sum(bool(measurement.samples or measurement.stages) for measurement in found) or None
+    measurements = engine_for(tasks[0].engine)(worker, tasks, settings)
+    together = sum(bool(measurement.samples or measurement.stages) for measurement in measurements) or None
     wall_s = time.perf_counter() - started
     # An engine that measures its tasks one after the other says so of each.
-    return [m if m.wall_s is not None else replace(m, concurrent=together, wall_s=wall_s) for m in found]
+    return [m if m.wall_s is not None else replace(m, concurrent=together, wall_s=wall_s) for m in measurements]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from os.path import commonprefix
 from statistics import median
 
-from egmctl.bench.engines import engine_for
+from egmctl.bench.engine import ENGINES
 from egmctl.model.measurement import Chase, ChaseOrder, Endpoint, Engine, Flow, Measurement, Pattern, Status
 from egmctl.model.route import HOST_NAMES
 from egmctl.report.document import EMPTY, Align, Better, Cell, Chart, Matrix, Point, Series
@@ -44,7 +44,7 @@ def latencies(measurements: Sequence[Measurement], frame: Frame) -> Iterator[Mat
 
 def _table_of(measurement: Measurement) -> object:
     """Return what measurements have in common that share a table."""
-    if engine_for(measurement.engine).round_trip:
+    if ENGINES[measurement.engine].round_trip:
         return measurement.case, _host(measurement)
     if measurement.pattern is Pattern.LOADED:
         return "loaded", _source(measurement)
@@ -57,7 +57,7 @@ def _table_of(measurement: Measurement) -> object:
 
 
 def _view(measurement: Measurement) -> View:
-    if engine_for(measurement.engine).round_trip:
+    if ENGINES[measurement.engine].round_trip:
         return _round_trips
     if measurement.pattern is Pattern.LOADED:
         return _loaded
@@ -74,8 +74,8 @@ def _heading(measurements: Sequence[Measurement]) -> tuple[str, str]:
         where = _host(first)
         by = f"by flags in {where.label}" if where else "each polls its own"
         caption = f"round trip of a flag GPU(row) <-> GPU(column), {by} (ns, p50)"
-    elif engine_for(first.engine).round_trip:
-        caption = f"round trip of {engine_for(first.engine).caption} GPU(row) <-> GPU(column) (ns, p50)"
+    elif ENGINES[first.engine].round_trip:
+        caption = f"round trip of {ENGINES[first.engine].caption} GPU(row) <-> GPU(column) (ns, p50)"
     elif first.pattern is Pattern.LOADED:
         caption = f"latency under load {source.label} -> {reader}, {_how(first)} (ns)"
         names = _alike(measurements)
@@ -187,7 +187,7 @@ def knee(latencies_ns: dict[int, float]) -> int | None:
 
 def _how(measurement: Measurement) -> str:
     if measurement.engine is not Engine.CHASE:
-        return engine_for(measurement.engine).caption
+        return ENGINES[measurement.engine].caption
     chase = _chase(measurement)
     size = format_size(measurement.size_bytes)
     if chase.order is ChaseOrder.SEQUENTIAL:
@@ -358,7 +358,7 @@ def _name(flow: Flow) -> str:
 
 
 def _engine(engine: Engine) -> str:
-    return engine_for(engine).caption.removeprefix("memcpy ")
+    return ENGINES[engine].caption.removeprefix("memcpy ")
 
 
 def _count(sms: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
-from egmctl.bench.engines import engine_for
+from egmctl.bench.engine import ENGINES
 from egmctl.model.measurement import Endpoint, Flow, Measurement, MemoryKind, Pattern, Status
 from egmctl.report.document import Better, Cell, Chart, Matrix, Point, Series
 from egmctl.report.route_words import route_words
@@ -122,7 +122,7 @@ def _caption(measurement: Measurement, way: int = 0) -> str:
 
 
 def _engine(measurement: Measurement) -> str:
-    return engine_for(measurement.engine).caption
+    return ENGINES[measurement.engine].caption
 
 
 def _kind(end: Endpoint) -> str:

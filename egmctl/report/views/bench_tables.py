@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 
-from egmctl.bench.engines import engine_for
+from egmctl.bench.engine import ENGINES
 from egmctl.model.measurement import Engine, Measurement, MemoryKind, Pattern, Quantity, RunReport, Status, Summary
 from egmctl.model.route import HOST_NAMES, NUMA_MEMORY, Egm
 from egmctl.model.task import UCX_ENGINES
@@ -54,7 +54,7 @@ def side_by_side(measurements: Sequence[Measurement], frame: Frame) -> Iterator[
             arrow = "->" if to_gpu else "<-"
             kinds = [kind for kind in _KINDS if kind in cells]
             yield Matrix(
-                caption=f"{engine_for(engine).caption} host memory(row) {arrow} GPU(column) by kind of memory (GB/s)",
+                caption=f"{ENGINES[engine].caption} host memory(row) {arrow} GPU(column) by kind of memory (GB/s)",
                 notes=(_what_is_host_numa(cells),) if NUMA_MEMORY & set(cells) else (),
                 rows=tuple(_KINDS[kind] for kind in kinds),
                 groups=tuple(

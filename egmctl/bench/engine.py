@@ -1,0 +1,82 @@
+"""The properties of each engine that are known before it runs: planner, buffers, views and verdict ask here.
+
+Pure. The code of an engine is in its file in ``engines/``, and only a worker imports that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from egmctl.bench.case import End
+from egmctl.model.task import Engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """The properties of one engine."""
+
+    caption: str
+    """Its name in the titles of tables, where the matrix of a case begins with it."""
+    counted: str = ""
+    """What its bandwidth counts; empty for an engine that measures none."""
+    carries: frozenset[End] = frozenset()
+    """The ends of a flow that are memory, where work is queued on streams: the other end is registers."""
+    needs_kernels: bool = False
+    """Whether kernels of the project do its work."""
+    needs_capability: tuple[int, int] = (0, 0)
+    """The compute capability from which on GPUs can do it; its tasks are waived on older ones."""
+    atomics: bool = False
+    """Whether it adds atomically: to a peer's memory only where the two have native atomics."""
+    blocks_on_pageable: bool = False
+    """Whether queueing a copy of memory that is not pinned may take until the copy is done."""
+    round_trip: bool = False
+    """Whether its latency is that of an answer, not of a load."""
+    writes_source: bool = False
+    """Whether it writes words of its own into what it then reads: it shares no source, and no pass takes another
+    slot."""
+    timed_by_host: bool = False
+    """Whether the host has a part in what is timed: where it runs the processes is in the number then."""
+
+
+_COPIED = "each byte copied, once"
+_BOTH_ENDS = frozenset(End)
+
+ENGINES: Mapping[Engine, EngineSpec] = {
+    Engine.COPY_ENGINE: EngineSpec(caption="memcpy CE", counted=_COPIED, carries=_BOTH_ENDS, blocks_on_pageable=True),
+    Engine.SM_COPY: EngineSpec(caption="memcpy SM", counted=_COPIED, carries=_BOTH_ENDS, needs_kernels=True),
+    Engine.SM_READ: EngineSpec(
+        caption="read SM", counted="each byte read", carries=frozenset({End.SOURCE}), needs_kernels=True
+    ),
+    Engine.SM_WRITE: EngineSpec(
+        caption="write SM", counted="each byte written", carries=frozenset({End.DESTINATION}), needs_kernels=True
+    ),
+    Engine.BULK: EngineSpec(
+        caption="memcpy bulk", counted=_COPIED, carries=_BOTH_ENDS, needs_kernels=True, needs_capability=(9, 0)
+    ),
+    Engine.ATOMIC: EngineSpec(
+        caption="atomic add",
+        counted="8 bytes for each addition",
+        carries=frozenset({End.DESTINATION}),
+        needs_kernels=True,
+        atomics=True,
+    ),
+    Engine.ATOMIC_LATENCY: EngineSpec(caption="atomic addition and its answer", needs_kernels=True, atomics=True),
+    Engine.CPU: EngineSpec(
+        caption="CPU threads, a lower bound,",
+        counted="each byte read or written by the CPUs",
+        writes_source=True,
+        timed_by_host=True,
+    ),
+    Engine.CPU_CHASE: EngineSpec(caption="pointer chase by a CPU", writes_source=True, timed_by_host=True),
+    Engine.CHASE: EngineSpec(caption="pointer chase", needs_kernels=True),
+    Engine.PING_PONG: EngineSpec(caption="a flag", needs_kernels=True, round_trip=True),
+    Engine.EVENT: EngineSpec(
+        caption="an interprocess event, and of the messages that announce it,", round_trip=True, timed_by_host=True
+    ),
+    Engine.SOCKET: EngineSpec(caption="a message over a socket", round_trip=True, timed_by_host=True),
+    Engine.UCX: EngineSpec(caption="UCX", counted=_COPIED, timed_by_host=True),
+    Engine.UCX_PUT: EngineSpec(caption="UCX put", counted=_COPIED, timed_by_host=True),
+    Engine.UCX_GET: EngineSpec(caption="UCX get", counted=_COPIED, timed_by_host=True),
+    Engine.LIFE_CYCLE: EngineSpec(caption="life cycle", timed_by_host=True),
+}
