@@ -130,7 +130,7 @@ def import_all() -> None:
 def children() -> Iterator[None]:
     """Have this process' children of ``egmctl`` be forks of it."""
     import_all()
-    usual, subprocess.Popen = subprocess.Popen, ForkedPopen  # type: ignore[misc, assignment]
+    usual, subprocess.Popen = subprocess.Popen, ForkedPopen  # type: ignore[misc]
     try:
         yield
     finally:

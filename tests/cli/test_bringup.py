@@ -55,7 +55,8 @@ def test_gpus_in_use_are_not_measured_and_who_uses_them_is_named(
     egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
 ) -> None:
     process = (GpuProcess(pid=4711, used_memory_bytes=512 * MIB),)
-    node = fake_node(patched(shipped("gb200-tray"), "gpus[0].nvml", processes=process))
+    small = patched(shipped("gb200-tray"), "gpus[*].nvml", memory_total_bytes=640 * MIB, memory_used_bytes=0)
+    node = fake_node(patched(small, "gpus[0].nvml", processes=process))
     kept = tmp_path / "node.json"
     ended = egmctl("bringup", "--gpus", "0-1", "-o", "-", "-o", kept, "-q", env=node.environment(), timeout_s=280)
     result = json.loads(kept.read_text())["result"]
