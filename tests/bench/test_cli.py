@@ -25,8 +25,6 @@ from tests.doctor.machines import shipped
 from tests.fake.plugin import MakeFakeNode
 from tests.launch.start import children
 
-pytest_plugins = ["tests.fake.plugin"]
-
 DGX = shipped("dgx-h100")
 
 

@@ -21,8 +21,6 @@ from tests.bench.test_run import FEW, Bench, bench
 from tests.doctor.machines import shipped
 from tests.report.runs import run
 
-pytest_plugins = ["tests.fake.plugin"]
-
 __all__ = ["bench", "here"]
 
 CASE = "cpu_latency_host_numa"

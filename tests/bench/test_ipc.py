@@ -33,8 +33,6 @@ from tests.fake.plugin import MakeFakeNode
 from tests.launch.start import children, wait_until
 from tests.tiers import few
 
-pytest_plugins = ["tests.fake.plugin"]
-
 ROOT = Path(__file__).resolve().parents[2]
 IPC = {case.name: case for case in CASES if case.family == "ipc"}
 BANDWIDTHS = [name for name, case in IPC.items() if case.quantity is Quantity.BANDWIDTH]

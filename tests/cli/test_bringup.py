@@ -17,8 +17,6 @@ from tests.conftest import ROOT, RunEgmctl
 from tests.doctor.machines import patched, shipped
 from tests.fake.plugin import MakeFakeNode
 
-pytest_plugins = ["tests.fake.plugin"]
-
 SCHEMA = json.loads((ROOT / "docs/schemas/bringup.schema.json").read_text())
 
 
