@@ -56,7 +56,8 @@ def test_gpus_in_use_are_not_measured_and_who_uses_them_is_named(
     small = patched(shipped("gb200-tray"), "gpus[*].nvml", memory_total_bytes=640 * MIB, memory_used_bytes=0)
     node = fake_node(patched(small, "gpus[0].nvml", processes=process))
     kept = tmp_path / "node.json"
-    ended = egmctl("bringup", "--gpus", "0-1", "-o", "-", "-o", kept, "-q", env=node.environment(), timeout_s=280)
+    options = ("bringup", "--gpus", "0-1", "--numa", "0", "-o", "-", "-o", kept, "-q")
+    ended = egmctl(*options, env=node.environment(), timeout_s=280)
     result = json.loads(kept.read_text())["result"]
     assert (ended.code, result["answer"]) == (1, "no-go"), "--gpus asks for it"
     assert ended.out.splitlines()[1].startswith("NO-GO: GPU0: in use by process 4711; ")
