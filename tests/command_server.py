@@ -1,16 +1,16 @@
 """Processes of ``egmctl`` that start at once: a server has imported the package, and each command is a fork of it.
 
 A command has a process, an environment, a folder and standard streams of its own, as when a shell starts it; only the
-quarter of a second that Python takes to import it is spent once, not a thousand times. What has to do with starting
-(imports, the interpreter's own variables) is tested with interpreters of its own.
+quarter of a second that Python takes to import it is spent once, not a thousand times. Its children are forks too
+(tests/forked.py). What has to do with starting (imports, the interpreter's own variables) is tested with interpreters
+of its own.
 """
 
 from __future__ import annotations
 
-import importlib
+import gc
 import json
 import os
-import pkgutil
 import runpy
 import signal
 import socket
@@ -123,17 +123,12 @@ def serve(own: socket.socket) -> list[str]:
         own.send(json.dumps(os.waitstatus_to_exitcode(status)).encode())
 
 
-def _import_all() -> None:
-    """Import what commands import when they run; never what works a GPU, which is for children."""
-    import egmctl
-
-    for module in pkgutil.walk_packages(egmctl.__path__, "egmctl."):
-        if not module.name.startswith(("egmctl.__main__", "egmctl.gpu")):
-            importlib.import_module(module.name)
-
-
 if __name__ == "__main__":
     sys.path.remove(str(Path(__file__).parent))
-    _import_all()
+    from tests import forked
+
+    forked.import_all()
+    gc.freeze()
     sys.argv[1:] = serve(socket.socket(fileno=int(sys.argv[1])))
-    runpy.run_module("egmctl", run_name="__main__", alter_sys=True)
+    with forked.children():
+        runpy.run_module("egmctl", run_name="__main__", alter_sys=True)

@@ -16,8 +16,6 @@ import egmctl
 from tests.conftest import ROOT, command_environment
 from tests.fake.plugin import MakeFakeNode
 
-pytest_plugins = ["tests.fake.plugin"]
-
 PAGE = ROOT / "docs" / "library.md"
 SCRIPTS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 

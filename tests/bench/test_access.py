@@ -21,8 +21,6 @@ from tests.doctor.real_node import Node, hgx_node, without_driver
 from tests.fake.plugin import MakeFakeNode
 from tests.tiers import LONG
 
-pytest_plugins = ["tests.fake.plugin"]
-
 real = [pytest.mark.needs_root, pytest.mark.needs("mount", "cc"), without_driver]
 BENCH = ("bench", "--size", "1M", "--samples", "2", "--case", "device_to_device_memcpy_write_ce")
 Denying = Callable[..., AbstractContextManager[Cgroup]]

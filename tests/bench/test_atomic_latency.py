@@ -15,8 +15,6 @@ from egmctl.model.measurement import Engine
 from tests.bench.test_latency import SETTINGS, Bench, bench, shown
 from tests.doctor.machines import shipped
 
-pytest_plugins = ["tests.fake.plugin"]
-
 __all__ = ["bench"]
 
 H200 = shipped("hgx-h200x4")

@@ -25,8 +25,6 @@ from tests.doctor.machines import shipped
 from tests.fake.plugin import MakeFakeNode
 from tests.launch.start import children
 
-pytest_plugins = ["tests.fake.plugin"]
-
 DGX = shipped("dgx-h100")
 
 
@@ -117,7 +115,7 @@ def test_a_sweep_measures_every_case_at_every_size(egmctl: RunEgmctl, fake_node:
 def test_by_itself_it_measures_every_family_of_a_gb200(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
     node = fake_node("gb200-tray")
     small = ("--size", "1M", "--samples", "1", "--copies", "1", "--json")
-    ended = egmctl("bench", "--numa", "1", "--gpus", "0-3", *small, env=node.environment(), timeout_s=110)
+    ended = egmctl("bench", "--numa", "1", "--gpus", "1-2", *small, env=node.environment(), timeout_s=110)
     assert ended.code == 0
     result = json.loads(ended.out)["result"]
     measured = [m for m in result["measurements"] if m["status"] in ("ok", "unstable")]

@@ -21,8 +21,6 @@ from tests.bench.test_cpu import Memory, StubRig, here
 from tests.bench.test_run import FEW, Bench, bench
 from tests.doctor.machines import shipped
 
-pytest_plugins = ["tests.fake.plugin"]
-
 __all__ = ["bench", "here"]
 
 CASES = ("gpu_numa_read_cpu", "gpu_numa_write_cpu")

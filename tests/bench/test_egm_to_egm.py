@@ -16,8 +16,6 @@ from tests.bench.test_run_failures import STAYS
 from tests.fake.machines import nvl4, with_imex_channel
 from tests.mpi.nodes import QUICK
 
-pytest_plugins = ["tests.fake.plugin"]
-
 __all__ = ["bench"]
 
 OPTIONS = ("bench", *QUICK, "--gpus", "0,2")

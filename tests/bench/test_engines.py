@@ -9,8 +9,6 @@ from egmctl.bench.suites import CASES
 from egmctl.model.measurement import Engine, MemoryKind, Quantity, Verification
 from tests.bench.test_run import FEW, Bench, bench
 
-pytest_plugins = ["tests.fake.plugin"]
-
 __all__ = ["bench"]
 
 BANDWIDTHS = [

@@ -9,8 +9,6 @@ import pytest
 from egmctl.gpu.context import ImpossibleTime, possible_ms
 from tests.bench.test_run import FEW, Bench, bench
 
-pytest_plugins = ["tests.fake.plugin"]
-
 __all__ = ["bench"]
 
 PAIR = ("bench", "--numa", "1", "--gpus", "0-1", *FEW, "--case", "device_to_device_memcpy_write_ce")

@@ -26,13 +26,12 @@ from egmctl.launch import spawn
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Engine, Measurement, Quantity, RunReport, Settings, Status
 from egmctl.units import MIB
+from tests import forked
 from tests.fake.machines import nvl4, with_imex_channel
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
 from tests.launch.start import children, wait_until
 from tests.tiers import few
-
-pytest_plugins = ["tests.fake.plugin"]
 
 ROOT = Path(__file__).resolve().parents[2]
 IPC = {case.name: case for case in CASES if case.family == "ipc"}
@@ -90,7 +89,8 @@ def runner(fake_node: MakeFakeNode, monkeypatch: pytest.MonkeyPatch) -> RunIpc:
         ranks = tuple(replace(rank, host=host) for rank, host in zip(plan.ranks, hosts, strict=False))
         plan = replace(plan, ranks=ranks)
         before = children()
-        report = supervise(plan, node.machine, on_progress=lambda _part, _task: None, start_ranks=start)
+        with forked.children():
+            report = supervise(plan, node.machine, on_progress=lambda _part, _task: None, start_ranks=start)
         assert wait_until(lambda: children() <= before), "a process was left behind"
         return Run(report, node)
 
@@ -234,12 +234,12 @@ def test_a_rank_killed_at_any_step_costs_its_case_and_a_new_group_goes_on(
 )
 def test_a_rank_that_hangs_costs_its_case_and_the_timeout(run: RunIpc, case: str, call: str) -> None:
     other = "ipc_legacy_device_write_ce"
-    ended = run(case, other, faults=f"{call}=hang,once", timeout_s=8)
+    ended = run(case, other, faults=f"{call}=hang,once", timeout_s=5)
     hung = [m for m in ended.of(case) if m.status is Status.TIMED_OUT]
     assert len(hung) == 1, [(m.status, m.reason) for m in ended.of(case)]
     assert hung[0].failed_rank is not None
     assert hung[0].last_call == call.partition("@")[0]
-    assert f"no response for 8 s, it is in {hung[0].last_call}" in (hung[0].reason or "")
+    assert f"no response for 5 s, it is in {hung[0].last_call}" in (hung[0].reason or "")
     assert {m.status for m in ended.of(other)} <= set(GOOD)
 
 

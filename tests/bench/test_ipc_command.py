@@ -19,8 +19,6 @@ from tests.conftest import ROOT, RunEgmctl, command_environment
 from tests.fake.plugin import MakeFakeNode
 from tests.launch.start import is_alive, wait_until
 
-pytest_plugins = ["tests.fake.plugin"]
-
 SCHEMA = json.loads((ROOT / "docs/schemas/bench.schema.json").read_text())
 CASES = tuple(
     word

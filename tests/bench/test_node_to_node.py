@@ -17,8 +17,6 @@ from tests.bench.test_run_failures import STAYS
 from tests.doctor.machines import shipped
 from tests.report.runs import run
 
-pytest_plugins = ["tests.fake.plugin"]
-
 __all__ = ["bench"]
 
 CASE = "host_numa_to_host_numa_memcpy_ce"

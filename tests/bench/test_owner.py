@@ -10,8 +10,6 @@ from tests.bench.test_run import Bench, Run, bench
 from tests.bench.test_run_failures import STAYS
 from tests.fake.node import load
 
-pytest_plugins = ["tests.fake.plugin"]
-
 __all__ = ["bench"]
 
 CASE = ("--case", "host_numa_by_owner_to_device_memcpy_ce")

@@ -33,8 +33,6 @@ from tests.bench.test_run import FEW, Bench, bench
 from tests.doctor.machines import shipped
 from tests.facts.sysroot import Tree
 
-pytest_plugins = ["tests.fake.plugin"]
-
 __all__ = ["bench"]
 
 H200 = shipped("hgx-h200x4")

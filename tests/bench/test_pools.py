@@ -20,8 +20,6 @@ from tests.bench.test_run import FEW, Bench, Run, bench
 from tests.doctor.machines import shipped
 from tests.report.runs import run as made_up
 
-pytest_plugins = ["tests.fake.plugin"]
-
 __all__ = ["bench"]
 
 H200, GB200 = shipped("hgx-h200x4"), shipped("gb200-tray")

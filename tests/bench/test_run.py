@@ -23,8 +23,6 @@ from tests.fake.calls import Call
 from tests.fake.node import FakeNode, load
 from tests.fake.plugin import MakeFakeNode
 
-pytest_plugins = ["tests.fake.plugin"]
-
 SCHEMA = json.loads((ROOT / "docs/schemas/bench.schema.json").read_text())
 MIB = 1 << 20
 FEW = ("--size", "1M", "--samples", "2", "--copies", "2")

@@ -18,8 +18,6 @@ from tests.conftest import ROOT, RunEgmctl, command_environment
 from tests.fake.plugin import MakeFakeNode
 from tests.tiers import few
 
-pytest_plugins = ["tests.fake.plugin"]
-
 __all__ = ["bench"]
 
 WORKER_CALLS = (

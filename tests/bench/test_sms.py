@@ -28,8 +28,6 @@ from tests.doctor.machines import shipped
 from tests.report.pages import elements, words
 from tests.report.runs import run
 
-pytest_plugins = ["tests.fake.plugin"]
-
 __all__ = ["bench"]
 
 H200 = shipped("hgx-h200x4")

@@ -15,8 +15,6 @@ from egmctl.model.measurement import Phase, PhaseSeconds, RunReport, RunSeconds
 from egmctl.report.views.bench_answer import where_time_went
 from tests.bench.test_run import FEW, Bench, bench
 
-pytest_plugins = ["tests.fake.plugin"]
-
 __all__ = ["bench"]
 
 PHASES = [field.name for field in fields(PhaseSeconds)]

@@ -21,8 +21,6 @@ from tests.bench.reports import report
 from tests.bench.test_run import FEW, Bench, bench
 from tests.doctor.machines import shipped
 
-pytest_plugins = ["tests.fake.plugin"]
-
 __all__ = ["bench"]
 
 STAGED = ("device_to_device_staged_memcpy_ce",)

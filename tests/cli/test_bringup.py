@@ -17,8 +17,6 @@ from tests.conftest import ROOT, RunEgmctl
 from tests.doctor.machines import patched, shipped
 from tests.fake.plugin import MakeFakeNode
 
-pytest_plugins = ["tests.fake.plugin"]
-
 SCHEMA = json.loads((ROOT / "docs/schemas/bringup.schema.json").read_text())
 
 
@@ -55,9 +53,11 @@ def test_gpus_in_use_are_not_measured_and_who_uses_them_is_named(
     egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
 ) -> None:
     process = (GpuProcess(pid=4711, used_memory_bytes=512 * MIB),)
-    node = fake_node(patched(shipped("gb200-tray"), "gpus[0].nvml", processes=process))
+    small = patched(shipped("gb200-tray"), "gpus[*].nvml", memory_total_bytes=640 * MIB, memory_used_bytes=0)
+    node = fake_node(patched(small, "gpus[0].nvml", processes=process))
     kept = tmp_path / "node.json"
-    ended = egmctl("bringup", "--gpus", "0-1", "-o", "-", "-o", kept, "-q", env=node.environment(), timeout_s=280)
+    options = ("bringup", "--gpus", "0-1", "--numa", "0", "-o", "-", "-o", kept, "-q")
+    ended = egmctl(*options, env=node.environment(), timeout_s=280)
     result = json.loads(kept.read_text())["result"]
     assert (ended.code, result["answer"]) == (1, "no-go"), "--gpus asks for it"
     assert ended.out.splitlines()[1].startswith("NO-GO: GPU0: in use by process 4711; ")

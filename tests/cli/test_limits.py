@@ -19,7 +19,6 @@ from tests.doctor.cgroups import pids
 from tests.doctor.machines import patched, shipped
 from tests.fake.plugin import MakeFakeNode
 
-pytest_plugins = ["tests.fake.plugin"]
 pytestmark = pytest.mark.long
 
 

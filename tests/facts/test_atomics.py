@@ -18,8 +18,6 @@ from tests.conftest import RunEgmctl
 from tests.fake.machines import everything_stated
 from tests.fake.plugin import MakeFakeNode
 
-pytest_plugins = ["tests.fake.plugin"]
-
 ADD = ["signed", "unsigned", "reduction", "scalar-32", "scalar-64"]
 
 

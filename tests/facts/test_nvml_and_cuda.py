@@ -20,8 +20,6 @@ from tests.invariants import broken_invariants, differences
 if TYPE_CHECKING:
     from tests.fake.plugin import MakeFakeNode
 
-pytest_plugins = ["tests.fake.plugin"]
-
 SECTIONS = ("gpus", "pairs", "driver", "process")
 SHIPPED = ("gh200", "gh200x4", "gb200-tray", "gb200-nvl72")
 

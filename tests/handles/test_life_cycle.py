@@ -11,6 +11,7 @@ import pytest
 from egmctl.bench.engines.life_cycle import STAGES
 from egmctl.bench.processes.group import Group, GroupFailed
 from egmctl.model.measurement import HandleKind, Status, Verification
+from tests import forked
 from tests.conftest import ROOT
 from tests.fake.machines import nvl4, with_access, with_imex_channel
 from tests.fake.node import FakeNode
@@ -35,7 +36,8 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
                 monkeypatch.delenv(name, raising=False)
             else:
                 monkeypatch.setenv(name, value)
-        groups.append(start(count))
+        with forked.children():
+            groups.append(start(count))
         return groups[-1]
 
     yield start_on

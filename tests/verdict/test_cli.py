@@ -20,8 +20,6 @@ from tests.conftest import ROOT, RunEgmctl
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
 
-pytest_plugins = ["tests.fake.plugin"]
-
 WRITE = "device_to_device_memcpy_write_ce"
 ALL_GPUS = ("bench", "--case", WRITE, "--samples", "3", "--copies", "1", "--size", "64M", "--quiet")
 BENCH = (*ALL_GPUS, "--gpus", "0,1")

@@ -1,0 +1,137 @@
+"""Children of ``egmctl`` that start at once: forks of a process that has imported what they need.
+
+A child has a process, a group, an environment and descriptors of its own, as if it had been executed; only the fifth
+of a second that Python takes to start and import is spent once, not thousands of times. What has to do with starting
+(imports, the interpreter's own variables, a sealed child) is tested with interpreters of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import importlib
+import os
+import pkgutil
+import runpy
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+_LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
+_HIGHEST_DESCRIPTOR = 4096
+
+
+class ForkedPopen(subprocess.Popen[Any]):
+    """``subprocess.Popen``, but that the script of a child of ``egmctl`` is run in a fork of this process."""
+
+    def _execute_child(self, args: Any, *others: Any) -> None:
+        script = next((number for number, word in enumerate(args) if str(word).endswith("/launch/child.py")), None)
+        if script is None or args[0] != sys.executable:
+            super()._execute_child(args, *others)  # type: ignore[misc]
+            return
+        # Their places are those of the parameters of this method of subprocess.Popen, in Python 3.10 to 3.14.
+        pass_fds, cwd, env = others[3:6]
+        stdin, stdout, stderr = others[9], others[12], others[14]
+        waiting, ready = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            if others[20]:
+                os.setsid()
+            elif 0 in others[21:]:
+                os.setpgid(0, 0)
+            _become(args[script:], (stdin, stdout, stderr), {*pass_fds}, cwd, env, ready)
+        os.close(ready)
+        # The child closes its end, and all else that it does not keep, when it is as if executed.
+        os.read(waiting, 1)
+        os.close(waiting)
+        self.pid = pid
+        self._child_created = True
+        self._close_pipe_fds(*others[9:15])  # type: ignore[attr-defined]
+
+
+def _become(
+    words: Sequence[str],
+    streams: Sequence[int],
+    kept: set[int],
+    cwd: str | None,
+    env: dict[str, str] | None,
+    ready: int,
+) -> None:
+    """Be what ``exec`` would have made of this fork, run the script and end."""
+    code = 1
+    try:
+        gc.disable()
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        for place, stream in enumerate(streams):
+            if stream not in (-1, place):
+                os.dup2(stream, place)
+        _close_all_but({0, 1, 2, ready, *kept})
+        if cwd is not None:
+            os.chdir(cwd)
+        if env is not None:
+            os.environ.clear()
+            os.environ.update(env)
+        os.write(ready, b".")
+        os.close(ready)
+        sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
+        sys.excepthook = sys.__excepthook__
+        sys.argv = [*words]
+        _load_libraries()
+        runpy.run_path(words[0], run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _close_all_but(kept: set[int]) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept and int(name) < _HIGHEST_DESCRIPTOR:
+            with suppress(OSError):
+                os.close(int(name))
+
+
+def _load_libraries() -> None:
+    """Load the driver's libraries from the folders that the loader would have read of the environment at the start."""
+    for name in _LIBRARIES:
+        for folder in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep):
+            if folder and Path(folder, name).exists():
+                ctypes.CDLL(str(Path(folder, name)))
+                break
+
+
+@functools.cache
+def import_all() -> None:
+    """Import what commands and their children import when they run."""
+    import egmctl
+
+    for module in pkgutil.walk_packages(egmctl.__path__, "egmctl."):
+        if not module.name.startswith(("egmctl.__main__", "egmctl.launch.child")):
+            importlib.import_module(module.name)
+    for name in ("cuda.bindings.driver", "cuda.bindings.nvrtc", "pynvml"):
+        importlib.import_module(name)
+
+
+@contextmanager
+def children() -> Iterator[None]:
+    """Have this process' children of ``egmctl`` be forks of it."""
+    import_all()
+    usual, subprocess.Popen = subprocess.Popen, ForkedPopen  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        subprocess.Popen = usual  # type: ignore[misc]
