@@ -5,8 +5,8 @@ Coordinates are pixels of the picture at its natural size, from its upper left c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from egmctl.compat import StrEnum
@@ -332,18 +332,21 @@ class Details:
     """What a page folds away under a line; text shows it with ``-v``."""
 
     title: str
-    body: tuple[Block, ...]
+    body: Body
     level: Level = Level.VERBOSE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Blocks under a heading."""
+    """Blocks under a heading; it is left out where it has none."""
 
     title: str
-    body: tuple[Block, ...]
+    body: Body
     level: Level = Level.NORMAL
 
+
+Body = tuple["Block", ...] | Callable[[], Iterable["Block"]]
+"""Blocks, or a function that makes them: it is called where they are shown, and only there."""
 
 Block = (
     Verdict
@@ -384,15 +387,37 @@ def plain(words: Words) -> str:
 
 def parts(words: Words) -> tuple[Span, ...]:
     """Return a line of text in its parts."""
-    those = words if isinstance(words, tuple) else (words,)
-    return tuple(Span(part) if isinstance(part, str) else part for part in those)
+    pieces = words if isinstance(words, tuple) else (words,)
+    return tuple(Span(part) if isinstance(part, str) else part for part in pieces)
 
 
 def shown(blocks: Iterable[Block], level: Level) -> Iterator[Block]:
-    """Yield the blocks that are shown at a level."""
-    return (
-        block for block in blocks if block.level <= level and not (isinstance(block, Hint) and level >= Level.VERBOSE)
-    )
+    """Yield the blocks that are shown at a level, with their bodies; nothing that is empty."""
+    for block in blocks:
+        if block.level > level:
+            continue
+        match block:
+            case Hint():
+                empty = level >= Level.VERBOSE
+            case Section() | Details() | Entry():
+                body = block.body if isinstance(block.body, tuple) else block.body()
+                block = replace(block, body=tuple(shown(body, level)))
+                empty = not block.body and not isinstance(block, Entry)
+            case Bullets():
+                empty = not block.items
+            case KeyValues() | Table() | Matrix():
+                empty = not block.rows
+            case _:
+                empty = False
+        if not empty:
+            yield block
+
+
+def body_of(block: Section | Details) -> tuple[Block, ...]:
+    """Return the blocks of a section that :func:`shown` has yielded."""
+    if not isinstance(block.body, tuple):
+        raise TypeError(f"the body of {block.title!r} was not called")
+    return block.body
 
 
 def columns(matrix: Matrix) -> Sequence[Series]:

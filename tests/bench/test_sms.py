@@ -16,7 +16,7 @@ from egmctl.bench.results import summarize
 from egmctl.bench.suites import SUITES, select_cases
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, RunReport, Settings, Status
-from egmctl.report.document import Chart, Matrix, Section
+from egmctl.report.document import Chart, Level, Matrix, Section, body_of, shown
 from egmctl.report.render.figures import HEIGHT, plot
 from egmctl.report.views.bench import bench_document
 from egmctl.report.views.bench_latency import ENOUGH, enough
@@ -146,10 +146,10 @@ class TestView:
         report = measured(SEEN)
         (section,) = [
             block
-            for block in bench_document(report).body
+            for block in shown(bench_document(report).body, Level.NORMAL)
             if isinstance(block, Section) and block.title == "Bandwidth by number of SMs"
         ]
-        table, chart = section.body
+        table, chart = body_of(section)
         assert isinstance(table, Matrix)
         assert isinstance(chart, Chart)
         assert table.rows == ("GPU0 -> GPU1 write",)

@@ -30,9 +30,11 @@ from egmctl.report.document import (
     Tone,
     Verdict,
     Words,
+    body_of,
     columns,
     parts,
     plain,
+    shown,
 )
 from egmctl.report.render import figures, page
 from egmctl.report.render.figures import DRAWN_CELLS, best, cells_of, legend, step_of
@@ -158,13 +160,12 @@ _WIDE_TABLE = 8
 
 def html(document: Document) -> str:
     """Return the whole page."""
-    return page.page(
-        document.command, document.subject, document.subtitle, document.banners, list(sections(document.body))
-    )
+    body = list(shown(document.body, Level.PAGE))
+    return page.page(document.command, document.subject, document.subtitle, document.banners, list(_sections(body)))
 
 
-def sections(blocks: Sequence[Block]) -> Iterator[page.PageSection]:
-    """Yield the sections of a page; what stands before the first one is a section too."""
+def _sections(blocks: Sequence[Block]) -> Iterator[page.PageSection]:
+    """Yield the sections of a page; the blocks before the first one are a section too."""
     first = [block for block in blocks if not isinstance(block, Section)]
     names: dict[str, int] = {}
     if first:
@@ -172,7 +173,7 @@ def sections(blocks: Sequence[Block]) -> Iterator[page.PageSection]:
         yield page.PageSection(_id(title, names), title, tuple(_blocks(first)))
     for block in blocks:
         if isinstance(block, Section):
-            yield page.PageSection(_id(block.title, names), block.title, tuple(_blocks(block.body)))
+            yield page.PageSection(_id(block.title, names), block.title, tuple(_blocks(body_of(block))))
 
 
 def _id(title: str, names: dict[str, int]) -> str:
@@ -235,9 +236,9 @@ def _block(block: Block) -> Child:
         case Diagram():
             return element("div", figures.diagram(block.scene), class_="scroll drawing")
         case Details():
-            return _details(block.title, block.body)
+            return _details(block.title, body_of(block))
         case Section():
-            return [element("h3", block.title), list(_blocks(block.body))]
+            return [element("h3", block.title), list(_blocks(body_of(block)))]
         case _:
             assert_never(block)
 

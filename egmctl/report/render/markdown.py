@@ -27,6 +27,7 @@ from egmctl.report.document import (
     Tone,
     Verdict,
     Words,
+    body_of,
     columns,
     parts,
     plain,
@@ -123,7 +124,7 @@ def _folded(block: Block) -> str:
     if block.level < Level.VERBOSE:
         return _block(block, 3)
     if isinstance(block, (Section, Details)):
-        return details(block.title, _blocks(block.body, 4))
+        return details(block.title, _blocks(body_of(block), 4))
     return details(_name(block), _block(block, 4))
 
 
@@ -140,7 +141,7 @@ def _name(block: Block) -> str:
 
 
 def _blocks(blocks: Sequence[Block], depth: int) -> str:
-    return "\n".join(filter(None, (_block(one, depth) for one in shown(blocks, Level.VERBOSE))))
+    return "\n".join(filter(None, (_block(block, depth) for block in blocks)))
 
 
 def _block(block: Block, depth: int) -> str:
@@ -159,15 +160,15 @@ def _block(block: Block, depth: int) -> str:
         case Entry():
             check = f" {code(block.id)}" if block.id else ""
             head = f"{'#' * depth} {escaped(block.word)} {_words(block.title)}{check}\n"
-            return "\n".join(filter(None, (head, *(_folded(one) for one in shown(block.body, Level.VERBOSE)))))
+            return "\n".join(filter(None, (head, *map(_folded, block.body))))
         case Table():
             return "\n".join(_table(block))
         case Matrix():
             return _matrix(block)
         case Section():
-            return f"{'#' * depth} {escaped(block.title)}\n\n{_blocks(block.body, depth + 1)}"
+            return f"{'#' * depth} {escaped(block.title)}\n\n{_blocks(body_of(block), depth + 1)}"
         case Details():
-            return details(block.title, _blocks(block.body, depth + 1))
+            return details(block.title, _blocks(body_of(block), depth + 1))
         case Chart() | Diagram() | Hint():
             return ""
         case _:

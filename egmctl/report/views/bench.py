@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 
 from egmctl.model.finding import Status as Found
 from egmctl.model.gpu import FAKE, are_fake
+from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import Engine, Measurement, MemoryKind, Pattern, Quantity, RunReport, Status
 from egmctl.model.ucx import node_names
 from egmctl.model.verdict import (
@@ -22,6 +24,7 @@ from egmctl.model.verdict import (
 )
 from egmctl.report.document import (
     Block,
+    Body,
     Bullets,
     Diagram,
     Document,
@@ -65,7 +68,7 @@ from egmctl.report.views.causes import cause_entries
 from egmctl.report.views.machine import banners, confidential_banner, machine_section
 from egmctl.report.views.node_scene import node_scene
 from egmctl.report.views.topo import gpu_matrix
-from egmctl.topology.topology import Topology, topology
+from egmctl.topology.topology import topology
 from egmctl.units import counted, gpu_name, listed, printable, several, shortened
 from egmctl.verdict.yardsticks import unit_of
 
@@ -234,19 +237,20 @@ def bench_document(report: RunReport) -> Document:
     version = report.cuda_driver_version
     cuda = f" (CUDA {version // 1000}.{version % 1000 // 10})" if version else ""
     driver = report.driver_version or "unknown"
-    fake = (FAKE,) if are_fake(gpu.name for gpu in report.gpus) else ()
-    modelled = tuple(
-        dict.fromkeys(
-            one for machine in report.machines for one in (*banners(machine.origin), *confidential_banner(machine))
-        )
-    )
     return Document(
         command="egmctl bench",
         subject=subject,
         subtitle=f"{subject}, driver {driver}{cuda}; {tally(report)}, {report.wall_s:.0f} s",
-        banners=(*fake, *modelled),
+        banners=bench_banners(report),
         body=tuple(_body(report)),
     )
+
+
+def bench_banners(report: RunReport) -> tuple[str, ...]:
+    """Return what everybody has to know first of a run."""
+    fake = (FAKE,) if are_fake(gpu.name for gpu in report.gpus) else ()
+    told = (line for machine in report.machines for line in (*banners(machine.origin), *confidential_banner(machine)))
+    return tuple(dict.fromkeys((*fake, *told)))
 
 
 def _body(report: RunReport) -> Iterator[Block]:
@@ -257,31 +261,31 @@ def _body(report: RunReport) -> Iterator[Block]:
         yield from _details(report)
         return
     yield from _worst_paths(report)
-    yield from _broken(report)
+    yield Section(title="Failed or unstable", body=partial(_broken, report))
     yield from class_tables(report)
-    if by_number := tuple(by_sms(report.measurements, Frame.of(report))):
-        yield Section(title="Bandwidth by number of SMs", body=by_number)
-    if lines := tuple(soak_lines(report)):
-        worst = worst_paths(report)
-        yield Section(title="Soak", body=(Bullets(items=lines), *([worst] if worst is not None else [])))
-    yield from _warnings(report)
+    by_number = tuple(by_sms(report.measurements, Frame.of(report)))
+    yield Section(title="Bandwidth by number of SMs", body=by_number)
+    yield Section(title="Soak", body=partial(_soak, report))
+    yield Section(title="Warnings", body=partial(_warnings, report))
     staged = tuple(staged_lines(report))
     more = (f"and {len(staged) - _STAGED} more pairs",) if len(staged) > _STAGED else ()
     notes = [*filter(None, [route_line(report)]), *unexpected_owners(report), *staged[:_STAGED], *more]
     notes += [*_skipped(report), *report.problems]
-    if notes:
-        yield Section(title="Notes", body=(Bullets(items=tuple(notes)),))
+    yield Section(title="Notes", body=(Bullets(items=tuple(notes)),))
     yield from _details(report)
     yield Hint(words="Matrices, settings and references: -v; all of it as a page: -o run.html")
 
 
-def _warnings(report: RunReport) -> Iterator[Section]:
-    told = [f"{sentence} ({several(len(paths), 'path')})" for sentence, paths in seen(report, causes=False).items()]
-    if told:
-        yield Section(title="Warnings", body=tuple(_first(told)))
+def _soak(report: RunReport) -> Iterator[Block]:
+    lines = tuple(soak_lines(report))
+    yield Bullets(items=lines)
+    if lines and (worst := worst_paths(report)) is not None:
+        yield worst
 
 
-def _first(sentences: Sequence[str]) -> Iterator[Bullets | Hint]:
+def _warnings(report: RunReport) -> Iterator[Bullets | Hint]:
+    counts = {sentence: len(paths) for sentence, paths in seen(report, causes=False).items()}
+    sentences = [f"{sentence} ({several(count, 'path')})" for sentence, count in counts.items()]
     yield Bullets(items=tuple(sentences[:_WARNINGS]))
     if len(sentences) > _WARNINGS:
         yield Bullets(items=tuple(sentences[_WARNINGS:]), level=Level.VERBOSE)
@@ -292,38 +296,43 @@ def _details(report: RunReport) -> Iterator[Section]:
     """Yield what stands behind the answer: the picture, every number, what it was judged by, how it was measured."""
     chosen = {gpu.bus_id for gpu in report.gpus}
     for machine in report.machines[:_NODES_DRAWN]:
-        judged = topology(machine, [gpu for gpu in machine.gpus or () if gpu.bus_id in chosen])
-        yield topology_section(judged, report)
+        gpus = [gpu for gpu in machine.gpus or () if gpu.bus_id in chosen]
+        yield Section(title="Topology", body=partial(_topology, report, machine, gpus), level=Level.PAGE)
         yield machine_section(machine)
     if len(report.machines) > _NODES_DRAWN:
         told = f"{len(report.machines) - _NODES_DRAWN} more nodes were measured; JSON has the facts of each."
         yield Section(title="Further nodes", body=(Paragraph(words=told),), level=Level.PAGE)
-    for title, blocks in families(report):
-        yield Section(title=title, body=blocks, level=Level.VERBOSE)
+    sections: list[tuple[str, Body]] = [*families(report)]
     if report.verdict is not None:
-        yield from judged_sections(report, report.verdict)
-    if owned := tuple(owner_lines(report)):
-        yield Section(title="Owner of EGM memory", body=(Bullets(items=owned),), level=Level.VERBOSE)
-    skipped = tuple(
-        Entry(
-            word=status.upper(), tone=STATUS_TONES.get(status, Tone.BAD), title=f"{shortened(paths, _MANY)}: {reason}"
-        )
-        for status, reason, paths in exceptions(report)
-        if status is Status.WAIVED
-    )
-    if skipped:
-        yield Section(title="Skipped", body=skipped, level=Level.VERBOSE)
-    if all_warnings := tuple(warnings(report)):
-        yield Section(title="Each warning", body=(Bullets(items=all_warnings),), level=Level.VERBOSE)
-    how_line = f"{', '.join(how(report))}. GB/s are 1e9 bytes a second; a copy counts its bytes once."
+        sections += judged_sections(report, report.verdict)
+    sections += [
+        ("Owner of EGM memory", lambda: [Bullets(items=tuple(owner_lines(report)))]),
+        ("Skipped", partial(_skipped_cases, report)),
+        ("Each warning", lambda: [Bullets(items=tuple(warnings(report)))]),
+        ("How it was measured", lambda: [Bullets(items=tuple(_method(report)))]),
+    ]
+    for title, body in sections:
+        yield Section(title=title, body=body, level=Level.VERBOSE)
+
+
+def _skipped_cases(report: RunReport) -> Iterator[Entry]:
+    for status, reason, paths in exceptions(report):
+        if status is Status.WAIVED:
+            title = f"{shortened(paths, _MANY)}: {reason}"
+            yield Entry(word=status.upper(), tone=STATUS_TONES[status], title=title)
+
+
+def _method(report: RunReport) -> Iterator[str]:
+    yield f"{', '.join(how(report))}. GB/s are 1e9 bytes a second; a copy counts its bytes once."
+    yield from filter(None, (where_time_went(report), kernel_line(report)))
+    yield from report.notes
     nodes = node_names(rank.host for rank in report.ranks)
-    where = tuple(f"{node} is {host or 'unknown'}" for host, node in nodes.items())
-    told_notes = (how_line, *filter(None, [where_time_went(report), kernel_line(report)]), *report.notes, *where)
-    yield Section(title="How it was measured", body=(Bullets(items=told_notes),), level=Level.VERBOSE)
+    yield from (f"{node} is {host or 'unknown'}" for host, node in nodes.items())
 
 
-def topology_section(judged: Topology, report: RunReport) -> Section:
-    """Return the picture of a node with what was measured over each link."""
+def _topology(report: RunReport, machine: Machine, gpus: Sequence[Gpu]) -> Iterator[Block]:
+    """Yield the picture of a node with what was measured over each link."""
+    judged = topology(machine, gpus)
     found, cases = rates(report)
     told = "Rates are nominal, in one direction."
     if any(label in judged.gpus for ends in found for label in ends):
@@ -331,10 +340,10 @@ def topology_section(judged: Topology, report: RunReport) -> Section:
             " Numbers with arrows are measured GB/s in the drawing's directions (↓ down, ↑ up, → from the first GPU): "
             f"single copies by copy engines, of a GPU on a switch the median of its pairs. Cases: {', '.join(cases)}."
         )
-    links = (gpu_matrix(judged),) if judged.gpus else ()
-    picture = Diagram(scene=node_scene(judged, found))
-    body = (Paragraph(words=judged.platform.line), picture, Paragraph(words=told, tone=Tone.DIM), *links)
-    return Section(title="Topology", body=body, level=Level.PAGE)
+    yield Paragraph(words=judged.platform.line)
+    yield Diagram(scene=node_scene(judged, found))
+    yield Paragraph(words=told, tone=Tone.DIM)
+    yield gpu_matrix(judged)
 
 
 def _kernel(report: RunReport) -> Iterator[Entry | Hint]:
@@ -387,27 +396,23 @@ def _worst_paths(report: RunReport) -> Iterator[Entry | Hint]:
         yield Hint(words=f"and {len(found) - _BENCH_WORST} more paths are slow (-v)", more=True, level=Level.SUMMARY)
 
 
-def _broken(report: RunReport) -> Iterator[Section]:
+def _broken(report: RunReport) -> Iterator[Block]:
     """Yield what was not measured, or not steadily, with why; all paths of it with ``-v``."""
     told = [one for one in exceptions(report) if one[0] not in (Status.WAIVED, Status.UNSTABLE)]
     unstable = {f"{m.case} {m.path}": m.reason or "" for m in report.measurements if m.status is Status.UNSTABLE}
     if unstable:
         (reason,) = unstable.values() if len(unstable) == 1 else ("the samples differ too much",)
         told.append((Status.UNSTABLE, reason, list(unstable)))
-    entries: list[Block] = [
-        Entry(
+    for place, (status, reason, paths) in enumerate(told):
+        yield Entry(
             word=status.upper(),
             tone=STATUS_TONES.get(status, Tone.BAD),
             title=f"{shortened(paths, _PATHS)}: {reason}",
             body=tuple(_each(status, paths, unstable)),
             level=Level.NORMAL if place < _REASONS else Level.VERBOSE,
         )
-        for place, (status, reason, paths) in enumerate(told)
-    ]
     if len(told) > _REASONS:
-        entries.append(Hint(words=f"and {len(told) - _REASONS} more reasons (-v)", more=True))
-    if entries:
-        yield Section(title="Failed or unstable", body=tuple(entries))
+        yield Hint(words=f"and {len(told) - _REASONS} more reasons (-v)", more=True)
 
 
 def _each(status: Status, paths: Sequence[str], unstable: Mapping[str, str]) -> Iterator[KeyValues]:

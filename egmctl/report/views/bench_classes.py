@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 
 from egmctl.bench.suites import CASES, SUITES
@@ -21,13 +22,14 @@ from egmctl.model.verdict import (
 )
 from egmctl.report.document import (
     EMPTY,
+    Block,
+    Body,
     Bullets,
     Cell,
     Hint,
     Level,
     Matrix,
     Paragraph,
-    Section,
     Series,
     Span,
     Tone,
@@ -302,23 +304,20 @@ _LEGEND = (
 )
 
 
-def judged_sections(report: RunReport, verdict: RunVerdict) -> Iterator[Section]:
+def judged_sections(report: RunReport, verdict: RunVerdict) -> Iterator[tuple[str, Body]]:
     """Yield the table of the classes, what stands out, and where the references come from."""
-    judged = [one for one in verdict.classes if {one.by_profile, one.by_link, one.by_peers} != {Grade.NO_REFERENCE}]
-    if judged:
-        body = (Paragraph(words=_LEGEND, tone=Tone.DIM), _table(judged))
-        yield Section(title="Measured vs expected", body=body, level=Level.VERBOSE)
-    for title, lines in (
-        ("Outliers", _culprits(verdict.culprits)),
-        ("Failures", _faults(report, verdict)),
-        ("References", _references(verdict)),
-    ):
-        if items := tuple(lines):
-            yield Section(title=title, body=(Bullets(items=items),), level=Level.VERBOSE)
+    yield "Measured vs expected", partial(_judged, verdict)
+    yield "Outliers", lambda: [Bullets(items=tuple(_culprits(verdict.culprits)))]
+    yield "Failures", lambda: [Bullets(items=tuple(_faults(report, verdict)))]
+    yield "References", lambda: [Bullets(items=tuple(_references(verdict)))]
 
 
-def _table(classes: Sequence[ClassVerdict]) -> Matrix:
-    return by_link(
+def _judged(verdict: RunVerdict) -> Iterator[Block]:
+    classes = [one for one in verdict.classes if {one.by_profile, one.by_link, one.by_peers} != {Grade.NO_REFERENCE}]
+    if not classes:
+        return
+    yield Paragraph(words=_LEGEND, tone=Tone.DIM)
+    yield by_link(
         [
             (
                 f"{one.case} {format_size(one.size_bytes)}" if one.size_bytes else one.case,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from statistics import median
 
 from egmctl.bench.engines import engine_for
@@ -10,7 +11,7 @@ from egmctl.model.measurement import Engine, Measurement, MemoryKind, Pattern, Q
 from egmctl.model.route import HOST_NAMES, NUMA_MEMORY, Egm
 from egmctl.model.task import UCX_ENGINES
 from egmctl.model.ucx import UcxStaging
-from egmctl.report.document import EMPTY, Better, Cell, Chart, Matrix, Series
+from egmctl.report.document import EMPTY, Better, Body, Cell, Chart, Matrix, Series
 from egmctl.report.route_words import routes_words
 from egmctl.report.views.bench_classes import Frame, columns_of, tone_of
 from egmctl.report.views.bench_latency import latencies
@@ -352,22 +353,24 @@ _FAMILIES = {
 }
 
 
-def families(report: RunReport) -> Iterator[tuple[str, tuple[Matrix | Chart, ...]]]:
+def families(report: RunReport) -> Iterator[tuple[str, Body]]:
     """Yield the tables of each family under its title, in the order of measuring; none of waived ones."""
     if len(report.ranks) > FOLDED_ABOVE:
-        yield _FAMILIES[""], tuple(folded(report))
+        yield _FAMILIES[""], partial(folded, report)
         return
+    for family in dict.fromkeys(m.family for m in report.measurements):
+        yield _FAMILIES.get(family, family), partial(_family, report, family)
+
+
+def _family(report: RunReport, family: str) -> Iterator[Matrix | Chart]:
     frame = Frame.of(report)
     # A series by the number of SMs has a section of its own (egmctl.report.views.bench_latency).
-    single = [m for m in report.measurements if m.blocks is None]
-    for family in dict.fromkeys(m.family for m in single):
-        found = list(tables([m for m in single if m.family == family], frame))
-        if family == "host":
-            found += side_by_side(_bandwidths(report), frame)
-        if family == "ipc":
-            found += [*life_cycles(report.measurements), *beside(report)]
-        if found:
-            yield _FAMILIES.get(family, family), tuple(found)
+    yield from tables([m for m in report.measurements if m.family == family and m.blocks is None], frame)
+    if family == "host":
+        yield from side_by_side(_bandwidths(report), frame)
+    if family == "ipc":
+        yield from life_cycles(report.measurements)
+        yield from beside(report)
 
 
 def tables(measurements: Sequence[Measurement], frame: Frame) -> Iterator[Matrix | Chart]:

@@ -73,10 +73,7 @@ def cause_entries(report: RunReport) -> Iterator[Entry | Hint]:
             word="CAUSE",
             tone=TONES[cause.status] if cause.status is not Found.NOTE else Tone.UNKNOWN,
             title=(cause_title(cause), Span(f" [{finding.check}]", Tone.DIM)),
-            body=(
-                *([KeyValues(rows=tuple(rows))] if rows else []),
-                *([Command(text=command)] if command is not None else []),
-            ),
+            body=(KeyValues(rows=tuple(rows)), *([Command(text=command)] if command is not None else [])),
             level=Level.SUMMARY if place < CAUSES else Level.VERBOSE,
         )
     if len(report.causes) > CAUSES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from statistics import median
 
 from egmctl.errors import ExitCode
@@ -157,16 +158,16 @@ def _body(comparison: Comparison) -> Iterator[Block]:
     yield verdict(comparison)
     yield from _causes(comparison)
     for unit, title in (*_QUANTITIES.items(), ("", "Other paths")):
-        rows = [one for one in comparison.affected if _unit(comparison, one) == unit]
-        if rows:
-            yield Section(title=title, body=tuple(_entry(comparison, row) for row in rows))
+        rows = [row for row in comparison.affected if _unit(comparison, row) == unit]
+        yield Section(title=title, body=tuple(_entry(comparison, row) for row in rows))
     yield from _told(comparison, comparison.words, FINDINGS if comparison.kind is Command.DOCTOR else "Facts")
     if comparison.same:
         yield Paragraph(words=(Span("SAME", Tone.GOOD), f"  {comparison.same_folded}"))
     if not comparison.of_nodes:
-        yield from _tables(comparison)
-    if lines := tuple(_one_sided(comparison)):
-        yield Section(title="Paths on one side, unstable, or over another link", body=(Bullets(items=lines),))
+        for level, title in ((Level.VERBOSE, "Paths that differ"), (Level.ALL, "Paths that are the same")):
+            yield Section(title=title, body=partial(_tables, comparison, level), level=level)
+    one_sided = Bullets(items=tuple(_one_sided(comparison)))
+    yield Section(title="Paths on one side, unstable, or over another link", body=(one_sided,))
     yield from _told(comparison, comparison.machines, "Machine differences", outcomes=False)
     notes = [*_problems(comparison), *comparison.notes]
     if comparison.kind in (Command.BENCH, Command.BRINGUP):
@@ -174,8 +175,7 @@ def _body(comparison: Comparison) -> Iterator[Block]:
         notes.append(
             f"shown are changes from {of} above {100 * comparison.tolerance:g} % and above 3x run-to-run noise"
         )
-    if notes:
-        yield Section(title="Notes", body=(Bullets(items=tuple(notes)),))
+    yield Section(title="Notes", body=(Bullets(items=tuple(notes)),))
     files = tuple((node.name, _time(node.at) or "-", node.tool) for node in comparison.nodes)
     columns = (Column(name="file"), Column(name="when"), Column(name="written by"))
     yield Section(title=FILES, body=(Table(columns=columns, rows=files),), level=Level.VERBOSE)
@@ -237,8 +237,6 @@ def _told(
     comparison: Comparison, differences: Sequence[AttributeDifference], title: str, *, outcomes: bool = True
 ) -> Iterator[Section]:
     """Yield findings or facts: the first ones, and with -v the others."""
-    if not differences:
-        return
 
     def block(those: Sequence[AttributeDifference], level: Level) -> tuple[Block, ...]:
         if not outcomes:
@@ -262,26 +260,21 @@ def _difference(comparison: Comparison, one: AttributeDifference) -> Words:
     return f"{subject}: {one.reference} -> {one.value}"
 
 
-def _tables(comparison: Comparison) -> Iterator[Section]:
-    """Yield a table for each case in which one run is against another; those with nothing new at the end."""
+def _tables(comparison: Comparison, level: Level) -> Iterator[Table]:
+    """Yield a table for each case in which one run is against another: what differs, or what is the same."""
     first, second = (node.name for node in comparison.nodes)
     heads = ("", first, second, "change")
     columns = (
         *(Column(name=name, align=Align.RIGHT if name else Align.LEFT) for name in heads),
         Column(name="outcome"),
     )
-    for level in (Level.VERBOSE, Level.ALL):
-        cases: dict[str, list[PathDifference]] = {}
-        for path in comparison.paths:
-            both = path.reference is not None and path.value is not None
-            if both and (path.outcome is Outcome.SAME) is (level is Level.ALL):
-                cases.setdefault(f"{_name(path)} over {path.link} ({path.unit})", []).append(path)
-        tables = tuple(
-            Table(columns=columns, rows=tuple(map(_row, paths)), caption=name) for name, paths in cases.items()
-        )
-        if tables:
-            title = "Paths that differ" if level is Level.VERBOSE else "Paths that are the same"
-            yield Section(title=title, body=tables, level=level)
+    cases: dict[str, list[PathDifference]] = {}
+    for path in comparison.paths:
+        both = path.reference is not None and path.value is not None
+        if both and (path.outcome is Outcome.SAME) is (level is Level.ALL):
+            cases.setdefault(f"{_name(path)} over {path.link} ({path.unit})", []).append(path)
+    for name, paths in cases.items():
+        yield Table(columns=columns, rows=tuple(map(_row, paths)), caption=name)
 
 
 def _row(path: PathDifference) -> tuple[Words, ...]:

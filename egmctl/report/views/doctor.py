@@ -6,6 +6,7 @@ Without host names and times: nodes in the same state print the same bytes, so t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import TOLD, Confidence, Finding, Guard, Remedy, Status
@@ -117,21 +118,14 @@ def _body(diagnosis: Diagnosis) -> Iterator[Block]:
     process = diagnosis.machine.process
     if process is not None and process.pid:
         yield Paragraph(words=f"Process {process.pid}; NVML and CUDA were queried from outside of it.", tone=Tone.DIM)
-    found = causes(diagnosis.findings)
-    for cause in found:
+    roots = causes(diagnosis.findings)
+    for cause in roots:
         yield _problem(cause)
-    yield from _notes(diagnosis, found)
+    yield from _notes(diagnosis, roots)
     for status, name in _TITLES.items():
-        findings = [finding for finding in diagnosis.findings if finding.status is status]
-        if findings:
-            yield Section(title=name, body=(_table(findings),), level=Level.VERBOSE)
-    if seen := [finding for finding in diagnosis.findings if finding.evidence and _is_fine(finding)]:
-        yield Section(title="What was read", body=(_evidence(seen),), level=Level.ALL)
+        yield Section(title=name, body=partial(_table, diagnosis, status), level=Level.VERBOSE)
+    yield Section(title="What was read", body=partial(_evidence, diagnosis), level=Level.ALL)
     yield machine_section(diagnosis.machine)
-
-
-def _is_fine(finding: Finding) -> bool:
-    return finding.status not in TOLD
 
 
 def _problem(cause: RootCause) -> Entry:
@@ -159,17 +153,12 @@ def _about(cause: RootCause) -> Iterator[Block]:
         rows.append(("cause", finding.cause + sure))
     if finding.remedy is not None:
         rows.append(("fix", remedy_words(finding.remedy)))
-    if rows:
-        yield KeyValues(rows=tuple(rows))
+    yield KeyValues(rows=tuple(rows))
     if finding.remedy is not None and finding.remedy.command is not None:
         yield Command(text=finding.remedy.command)
-    if cause.explains:
-        yield KeyValues(rows=tuple(("explains", _explained(one)) for one in cause.explains))
-    if finding.note:
-        yield KeyValues(rows=(("note", finding.note),))
-    seen = tuple(("seen", _seen(finding, place)) for place in range(len(finding.evidence)))
-    if seen:
-        yield KeyValues(rows=seen, level=Level.VERBOSE)
+    yield KeyValues(rows=tuple(("explains", _explained(other)) for other in cause.explains))
+    yield KeyValues(rows=(("note", finding.note),) if finding.note else ())
+    yield KeyValues(rows=tuple(("seen", words) for words in _seen(finding)), level=Level.VERBOSE)
 
 
 def _explained(finding: Finding) -> Words:
@@ -183,10 +172,11 @@ def remedy_words(remedy: Remedy) -> str:
     return f"{remedy.text.removesuffix('.')} ({', '.join(needs)})." if needs else remedy.text
 
 
-def _seen(finding: Finding, place: int) -> Words:
-    seen = finding.evidence[place]
-    errno = f" ({seen.errno})" if seen.errno and seen.errno not in seen.value else ""
-    return Span(seen.source, code=True), f": {seen.value}{errno}"
+def _seen(finding: Finding) -> Iterator[Words]:
+    """Yield a line for each piece of evidence."""
+    for evidence in finding.evidence:
+        errno = f" ({evidence.errno})" if evidence.errno and evidence.errno not in evidence.value else ""
+        yield Span(evidence.source, code=True), f": {evidence.value}{errno}"
 
 
 def _notes(diagnosis: Diagnosis, found: Sequence[RootCause]) -> Iterator[Block]:
@@ -212,22 +202,26 @@ def _notes(diagnosis: Diagnosis, found: Sequence[RootCause]) -> Iterator[Block]:
         yield Hint(words=f"Not determined (-v says why): {shortened(rest, _NAMED)}")
 
 
-def _table(findings: Sequence[Finding]) -> Table:
-    return Table(
+def _table(diagnosis: Diagnosis, status: Status) -> Iterator[Table]:
+    """Yield the table of the findings that have a status."""
+    yield Table(
         columns=(Column(name="check"), Column(name="where", wrap=True), Column(name="what", wrap=True)),
-        rows=tuple((Span(one.check, code=True), one.place.label or "node", _noted(one)) for one in findings),
+        rows=tuple(
+            (
+                Span(finding.check, code=True),
+                finding.place.label or "node",
+                "; ".join(filter(None, (finding.summary, finding.note))),
+            )
+            for finding in diagnosis.findings
+            if finding.status is status
+        ),
     )
 
 
-def _noted(finding: Finding) -> str:
-    return f"{finding.summary}; {finding.note}" if finding.note else finding.summary
-
-
-def _evidence(findings: Sequence[Finding]) -> KeyValues:
-    rows: list[tuple[str, Words]] = []
-    for finding in findings:
-        rows += [(finding.check, _seen(finding, place)) for place in range(len(finding.evidence))]
-    return KeyValues(rows=tuple(rows))
+def _evidence(diagnosis: Diagnosis) -> Iterator[KeyValues]:
+    """Yield what was read for the findings that are no problem."""
+    fine = [finding for finding in diagnosis.findings if finding.status not in TOLD]
+    yield KeyValues(rows=tuple((finding.check, words) for finding in fine for words in _seen(finding)))
 
 
 def checks_document(checks: CheckList) -> Document:

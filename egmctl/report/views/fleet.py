@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import median
 
 from egmctl.model.command import Command
@@ -27,7 +28,7 @@ from egmctl.report.document import (
     Tone,
     Verdict,
 )
-from egmctl.report.views.compare import FILES, FINDINGS, banners, compare_document
+from egmctl.report.views.compare import FILES, FINDINGS, banners, compare_document, heading
 from egmctl.units import natural, several
 
 CAUSES_SHOWN = 12
@@ -65,12 +66,11 @@ def _body(report: FleetReport) -> Iterator[Block]:
             body = (*body, Hint(words=f"and {len(more)} more (-v)", more=True), *more)
         yield Section(title="Causes", body=body)
     if report.comparison is not None:
-        yield from heat_maps(report)
-        compared = compare_document(report.comparison)
-        yield Section(title=f"Compared: {compared.subject}", body=tuple(_own(compared)))
-    groups = tuple(_group(group) for group in report.groups)
-    if groups:
-        yield Section(title="Nodes that are alike", body=groups, level=Level.VERBOSE)
+        yield Section(title="Nodes", body=partial(_heat_maps, report, report.comparison), level=Level.PAGE)
+        title = f"Compared: {heading(report.comparison)}"
+        yield Section(title=title, body=tuple(_own(compare_document(report.comparison))))
+    groups = partial(map, _group, report.groups)
+    yield Section(title="Nodes that are alike", body=groups, level=Level.VERBOSE)
 
 
 def _own(compared: Document) -> Iterator[Block]:
@@ -163,13 +163,10 @@ def _group(group: NodeGroup) -> Section:
     return Section(title=title, body=lines, level=Level.VERBOSE)
 
 
-def heat_maps(report: FleetReport) -> Iterator[Section]:
+def _heat_maps(report: FleetReport, comparison: Comparison) -> Iterator[Matrix]:
     """Yield the nodes by class of paths and by check, those with most against them first."""
-    if report.comparison is None:
-        return
-    maps = [*_by_class(report, report.comparison), *_by_check(report)]
-    if maps:
-        yield Section(title="Nodes", body=tuple(maps), level=Level.PAGE)
+    yield from _by_class(report, comparison)
+    yield from _by_check(report)
 
 
 def _by_class(report: FleetReport, comparison: Comparison) -> Iterator[Matrix]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 
 from egmctl.model.machine import C2cLink, Gpu, Machine, Nic, NvLink, OriginKind, PcieLink, PciFunction, Reason, Record
@@ -41,22 +42,15 @@ _FEW = 8
 """Names of unread values that are listed without asking for all."""
 
 
-def details(topology: Topology) -> Iterator[Block]:
+def _devices(topology: Topology) -> Iterator[Block]:
     """Yield whose indices are shown, then the NUMA nodes, each GPU, the NICs, and a modelled machine's sources."""
     numbers = "GPU indices are NVML's, as in nvidia-smi, whatever CUDA_VISIBLE_DEVICES says."
-    yield Section(
-        title="Devices", body=(Paragraph(words=numbers, tone=Tone.DIM), *_devices(topology)), level=Level.VERBOSE
-    )
-
-
-def _devices(topology: Topology) -> Iterator[Details]:
-    if nodes := numa_rows(topology.machine):
-        yield _part("NUMA nodes", nodes)
+    yield Paragraph(words=numbers, tone=Tone.DIM)
+    yield _part("NUMA nodes", numa_rows(topology.machine))
     for label, gpu in topology.gpus.items():
         rows = (*_gpu(gpu), *_atomics(topology, gpu), *_routes(topology, gpu), *_unread(gpu, Level.VERBOSE))
         yield _part(f"{label}  {gpu_name(gpu.name)}", rows, tuple(_unread(gpu, Level.ALL)))
-    if topology.nics:
-        yield _part("NICs", tuple((label, _nic(nic)) for label, nic in topology.nics.items()))
+    yield _part("NICs", tuple((label, _nic(nic)) for label, nic in topology.nics.items()))
     origin = topology.machine.origin
     if origin.kind is OriginKind.MODELLED:
         lines = (("about", origin.description), *(("source", source) for source in origin.sources))
@@ -88,8 +82,7 @@ def _pci(bus_id: str, pci: PciFunction | None) -> str:
 
 
 def _part(title: str, rows: tuple[tuple[str, str], ...], more: tuple[tuple[str, str], ...] = ()) -> Details:
-    body = (KeyValues(rows=rows), *([KeyValues(rows=more, level=Level.ALL)] if more else []))
-    return Details(title=title, body=body)
+    return Details(title=title, body=(KeyValues(rows=rows), KeyValues(rows=more, level=Level.ALL)))
 
 
 def _gpu(gpu: Gpu) -> Iterator[tuple[str, str]]:
@@ -254,8 +247,7 @@ def _body(topology: Topology) -> Iterator[Block]:
         why = lacking.sentence.removesuffix(".")
         sentence = f"{why[:1].lower()}{why[1:]}"
         yield Verdict(word="NOT DETERMINED", tone=Tone.WARN, sentence=sentence, advice=" ".join(lacking.advice))
-        if lacking.missing:
-            yield Section(title="Missing", body=(Bullets(items=lacking.missing),))
+        yield Section(title="Missing", body=(Bullets(items=lacking.missing),))
         yield Section(title="Found", body=(KeyValues(rows=found_anyway(topology.machine)),))
         return
     yield from summary(topology)
@@ -271,11 +263,10 @@ def _body(topology: Topology) -> Iterator[Block]:
         yield _topo_routes(topology)
     yield from _p2p(topology)
     remarks = tuple(note.words for note in topology.remarks if note.kind is NoteKind.REMARK)
-    if remarks:
-        yield Section(title="Notes", body=(Bullets(items=remarks),))
-    yield from details(topology)
+    yield Section(title="Notes", body=(Bullets(items=remarks),))
+    yield Section(title="Devices", body=partial(_devices, topology), level=Level.VERBOSE)
     yield machine_section(topology.machine)
-    yield from _legend(topology)
+    yield Section(title="Legend", body=partial(_legend, topology))
 
 
 def summary(topology: Topology) -> Iterator[Block]:
@@ -468,9 +459,8 @@ def _p2p(topology: Topology) -> Iterator[Block]:
         (source, ", ".join(f"{name} {one.value}" for one in alike if one.source == source for name in one.names))
         for source in sources
     )
-    if rows:
-        every = "every pair" if all(gpu.nvml for gpu in topology.gpus.values()) else "every pair that NVML lists"
-        yield Section(title=f"P2P, the same for {every}", body=(KeyValues(rows=rows),))
+    every = "every pair" if all(gpu.nvml for gpu in topology.gpus.values()) else "every pair that NVML lists"
+    yield Section(title=f"P2P, the same for {every}", body=(KeyValues(rows=rows),))
     labels = tuple(topology.gpus)
     for matrix in topology.p2p:
         if not matrix.uniform:
@@ -492,14 +482,12 @@ def _p2p(topology: Topology) -> Iterator[Block]:
             )
 
 
-def _legend(topology: Topology) -> Iterator[Section]:
+def _legend(topology: Topology) -> Iterator[KeyValues]:
     """Explain the symbols; those that only links between NICs have, where these are shown."""
-    everywhere = legend_rows(topology)
     here = legend_rows(topology, between_nics=False)
-    if everywhere:
-        further = tuple(row for row in everywhere if row not in here)
-        more = (KeyValues(rows=further, level=Level.VERBOSE),) if further else ()
-        yield Section(title="Legend", body=(KeyValues(rows=tuple(here)), *more))
+    yield KeyValues(rows=tuple(here))
+    further = tuple(row for row in legend_rows(topology) if row not in here)
+    yield KeyValues(rows=further, level=Level.VERBOSE)
 
 
 def legend_rows(topology: Topology, *, between_nics: bool = True) -> list[tuple[str, str]]:
