@@ -5,7 +5,7 @@ Coordinates are pixels of the picture at its natural size, from its upper left c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -312,8 +312,6 @@ class Chart:
     """``x`` are bytes, drawn by their logarithm."""
     logarithmic: bool = False
     """``x`` are other numbers from 1 on, drawn by their logarithm."""
-    titled: bool = False
-    """The drawing holds the caption: no table with the same one stands beside it."""
     limits: tuple[tuple[str, float], ...] = ()
     """What no curve can be above, each by its name: level lines."""
     level: Level = Level.NORMAL
@@ -418,6 +416,23 @@ def body_of(block: Section | Details) -> tuple[Block, ...]:
     if not isinstance(block.body, tuple):
         raise TypeError(f"the body of {block.title!r} was not called")
     return block.body
+
+
+def columns_of(
+    columns: Mapping[str, Sequence[str | Cell]] | Mapping[tuple[str, ...], Sequence[str | Cell]],
+    align: Align = Align.RIGHT,
+) -> tuple[tuple[Series, ...], ...]:
+    """Return the columns of a matrix by their headings: one line each, or several."""
+    return tuple(
+        (
+            Series(
+                header=header if isinstance(header, tuple) else (header,),
+                cells=tuple(Cell(text=cell) if isinstance(cell, str) else cell for cell in cells),
+                align=align,
+            ),
+        )
+        for header, cells in columns.items()
+    )
 
 
 def columns(matrix: Matrix) -> Sequence[Series]:

@@ -7,7 +7,7 @@ from egmctl.report.document import Chart, Document, Level, Matrix, Section, body
 from egmctl.report.kinds import Format
 from egmctl.report.render.text import WIDTH, text
 from egmctl.report.rendering import render
-from egmctl.report.views.bench_tables import families
+from egmctl.report.views.bench_details import families
 
 __all__ = ["WIDTH", "matrices_text", "tables_of", "text_of"]
 

@@ -85,9 +85,7 @@ def plot(what: Chart) -> Element:
         "svg",
         element("title", what.caption),
         element("desc", "; ".join(names)),
-        element("text", arrows(what.caption), x=float(_LEFT), y=float(_TOP - 12), class_="strong")
-        if what.titled
-        else None,
+        element("text", arrows(what.caption), x=float(_LEFT), y=float(_TOP - 12), class_="strong"),
         list(_axes(what, x_ticks, y_ticks, x, y)),
         [
             element("line", x1=float(_LEFT), x2=float(WIDTH - _RIGHT), y1=y(limit), y2=y(limit), class_="limit")

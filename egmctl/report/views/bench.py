@@ -37,6 +37,7 @@ from egmctl.report.document import (
     Section,
     Span,
     Tone,
+    columns_of,
 )
 from egmctl.report.views.bench_answer import (
     answer,
@@ -56,14 +57,11 @@ from egmctl.report.views.bench_answer import (
 from egmctl.report.views.bench_classes import (
     GRADE_TONES,
     STATUS_TONES,
-    Frame,
     class_tables,
-    columns_of,
     judged_sections,
     number,
 )
-from egmctl.report.views.bench_latency import by_sms
-from egmctl.report.views.bench_tables import families
+from egmctl.report.views.bench_details import by_sms, families
 from egmctl.report.views.causes import cause_entries
 from egmctl.report.views.machine import banners, confidential_banner, machine_section
 from egmctl.report.views.node_scene import node_scene
@@ -263,8 +261,7 @@ def _body(report: RunReport) -> Iterator[Block]:
     yield from _worst_paths(report)
     yield Section(title="Failed or unstable", body=partial(_broken, report))
     yield from class_tables(report)
-    by_number = tuple(by_sms(report.measurements, Frame.of(report)))
-    yield Section(title="Bandwidth by number of SMs", body=by_number)
+    yield Section(title="Bandwidth by number of SMs", body=partial(by_sms, report))
     yield Section(title="Soak", body=partial(_soak, report))
     yield Section(title="Warnings", body=partial(_warnings, report))
     staged = tuple(staged_lines(report))

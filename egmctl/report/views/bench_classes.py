@@ -34,6 +34,7 @@ from egmctl.report.document import (
     Span,
     Tone,
     Words,
+    columns_of,
 )
 from egmctl.units import format_size, shortened
 from egmctl.verdict.yardsticks import class_of, names
@@ -117,9 +118,9 @@ class Frame:
         return Cell(text=f"{value:.{digits}f}", tone=tone, mark=mark, value=value if compared else None, kind=kind)
 
     def square(
-        self, cells: Mapping[tuple[str, str], Cell], totals: Mapping[str, Cell] | None = None
+        self, cells: Mapping[tuple[str, tuple[str, ...]], Cell], totals: Mapping[str, Cell] | None = None
     ) -> tuple[tuple[str, ...], tuple[tuple[Series, ...], ...]]:
-        """Lay out cells by row and column in the order of their labels, and beside each row its sum.
+        """Lay out cells by row and column (the lines above it) in the order of their labels; beside each row its sum.
 
         Returns
         -------
@@ -127,29 +128,21 @@ class Frame:
             The rows and the groups of a :class:`egmctl.report.document.Matrix`.
         """
         places = {label: place for place, label in enumerate(self.order)}
-        rows, columns = (
-            sorted(dict.fromkeys(labels), key=lambda label: places.get(label, len(places)))
-            for labels in ((row for row, _ in cells), (column for _, column in cells))
-        )
-        groups = [
-            (Series(header=(column,), cells=tuple(cells.get((row, column), EMPTY) for row in rows)),)
-            for column in columns
-        ]
+
+        def place(*labels: str) -> list[int]:
+            return [places.get(label, len(places)) for label in labels]
+
+        rows = sorted(dict.fromkeys(row for row, _ in cells), key=place)
+        headers = sorted(dict.fromkeys(header for _, header in cells), key=lambda header: place(*header))
+        columns = {header: [cells.get((row, header), EMPTY) for row in rows] for header in headers}
         if totals:
-            groups.append((Series(header=("sum",), cells=tuple(totals.get(row, EMPTY) for row in rows)),))
-        return tuple(rows), tuple(groups)
+            columns["sum",] = [totals.get(row, EMPTY) for row in rows]
+        return tuple(rows), columns_of(columns)
 
 
 def tone_of(measurement: Measurement) -> Tone:
     """Return what a measurement's status means."""
     return STATUS_TONES.get(measurement.status, Tone.BAD)
-
-
-def columns_of(columns: Mapping[str, Sequence[str]]) -> tuple[tuple[Series, ...], ...]:
-    """Return columns of words by their headings."""
-    return tuple(
-        (Series(header=(name,), cells=tuple(Cell(text=text) for text in texts)),) for name, texts in columns.items()
-    )
 
 
 def _brand(judged: Judged) -> Brand | None:
