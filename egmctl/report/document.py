@@ -5,9 +5,10 @@ Coordinates are pixels of the picture at its natural size, from its upper left c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import TypeVar
 
 from egmctl.compat import StrEnum
 
@@ -326,41 +327,20 @@ class Diagram:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Details:
-    """What a page folds away under a line; text shows it with ``-v``."""
-
-    title: str
-    body: Body
-    level: Level = Level.VERBOSE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
     """Blocks under a heading; it is left out where it has none."""
 
     title: str
     body: Body
+    folded: bool = False
+    """A page shows the heading alone until it is opened."""
     level: Level = Level.NORMAL
 
 
 Body = tuple["Block", ...] | Callable[[], Iterable["Block"]]
 """Blocks, or a function that makes them: it is called where they are shown, and only there."""
 
-Block = (
-    Verdict
-    | Paragraph
-    | Hint
-    | Bullets
-    | KeyValues
-    | Command
-    | Entry
-    | Table
-    | Matrix
-    | Chart
-    | Diagram
-    | Details
-    | Section
-)
+Block = Verdict | Paragraph | Hint | Bullets | KeyValues | Command | Entry | Table | Matrix | Chart | Diagram | Section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,7 +377,7 @@ def shown(blocks: Iterable[Block], level: Level) -> Iterator[Block]:
         match block:
             case Hint():
                 empty = level >= Level.VERBOSE
-            case Section() | Details() | Entry():
+            case Section() | Entry():
                 body = block.body if isinstance(block.body, tuple) else block.body()
                 block = replace(block, body=tuple(shown(body, level)))
                 empty = not block.body and not isinstance(block, Entry)
@@ -411,16 +391,33 @@ def shown(blocks: Iterable[Block], level: Level) -> Iterator[Block]:
             yield block
 
 
-def body_of(block: Section | Details) -> tuple[Block, ...]:
+def body_of(block: Section) -> tuple[Block, ...]:
     """Return the blocks of a section that :func:`shown` has yielded."""
     if not isinstance(block.body, tuple):
         raise TypeError(f"the body of {block.title!r} was not called")
     return block.body
 
 
+def table(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[Words]],
+    *,
+    right: Collection[str] = (),
+    wrap: Collection[str] = (),
+    caption: str = "",
+) -> Table:
+    """Return a table by the headings of its columns; ``right`` hold numbers, ``wrap`` sentences."""
+    columns = (
+        Column(name=head, align=Align.RIGHT if head in right else Align.LEFT, wrap=head in wrap) for head in heads
+    )
+    return Table(columns=tuple(columns), rows=tuple(map(tuple, rows)), caption=caption)
+
+
+_Header = TypeVar("_Header", bound="str | tuple[str, ...]")
+
+
 def columns_of(
-    columns: Mapping[str, Sequence[str | Cell]] | Mapping[tuple[str, ...], Sequence[str | Cell]],
-    align: Align = Align.RIGHT,
+    columns: Mapping[_Header, Sequence[str | Cell]], align: Align = Align.RIGHT
 ) -> tuple[tuple[Series, ...], ...]:
     """Return the columns of a matrix by their headings: one line each, or several."""
     return tuple(

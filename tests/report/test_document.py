@@ -21,7 +21,6 @@ from egmctl.report.document import (
     Chart,
     Column,
     Command,
-    Details,
     Diagram,
     Document,
     Entry,
@@ -105,7 +104,7 @@ BLOCK: st.SearchStrategy[Block] = st.one_of(
     st.builds(Verdict, word=st.just("OK"), tone=TONE, sentence=WORDS, advice=st.one_of(st.just(""), WORDS)),
     st.builds(Entry, word=st.just("FAIL"), tone=TONE, title=WORDS, id=WORD, body=NESTED, level=LEVEL),
     st.builds(Section, title=SENTENCE, body=NESTED, level=LEVEL),
-    st.builds(Details, title=SENTENCE, body=NESTED),
+    st.builds(Section, title=SENTENCE, body=NESTED, folded=st.just(True), level=LEVEL),
 )
 DOCUMENT = st.builds(
     Document,
@@ -271,7 +270,7 @@ def _all(blocks: Iterable[Block]) -> list[Block]:
     found: list[Block] = []
     for block in shown(blocks, Level.ALL):
         inner = block.body if isinstance(block, Entry) else ()
-        found += [block, *_all(body_of(block) if isinstance(block, (Section, Details)) else inner)]
+        found += [block, *_all(body_of(block) if isinstance(block, Section) else inner)]
     return found
 
 

@@ -15,7 +15,6 @@ from egmctl.report.document import (
     Cell,
     Chart,
     Command,
-    Details,
     Diagram,
     Document,
     Entry,
@@ -191,7 +190,7 @@ def _blocks(blocks: Sequence[Block]) -> Iterator[Child]:
             continue
         yield from _figures(matrices)
         matrices = []
-        if block.level is Level.ALL and not isinstance(block, Details):
+        if block.level is Level.ALL:
             yield element("details", element("summary", "more"), _block(block))
         else:
             yield _block(block)
@@ -235,16 +234,12 @@ def _block(block: Block) -> Child:
             return _chart(block)
         case Diagram():
             return element("div", figures.diagram(block.scene), class_="scroll drawing")
-        case Details():
-            return _details(block.title, body_of(block))
+        case Section() if block.folded:
+            return element("details", element("summary", block.title), list(_blocks(body_of(block))))
         case Section():
             return [element("h3", block.title), list(_blocks(body_of(block)))]
         case _:
             assert_never(block)
-
-
-def _details(title: str, body: Sequence[Block]) -> Element:
-    return element("details", element("summary", title), list(_blocks(body)))
 
 
 def _verdict(block: Verdict) -> Element:

@@ -12,7 +12,6 @@ from egmctl.report.document import (
     Bullets,
     Chart,
     Command,
-    Details,
     Diagram,
     Document,
     Entry,
@@ -123,14 +122,14 @@ def markdown(document: Document) -> str:
 def _folded(block: Block) -> str:
     if block.level < Level.VERBOSE:
         return _block(block, 3)
-    if isinstance(block, (Section, Details)):
+    if isinstance(block, Section):
         return details(block.title, _blocks(body_of(block), 4))
     return details(_name(block), _block(block, 4))
 
 
 def _name(block: Block) -> str:
     match block:
-        case Section() | Details():
+        case Section():
             return block.title
         case Table() | Matrix() | Chart():
             return block.caption or "table"
@@ -165,10 +164,10 @@ def _block(block: Block, depth: int) -> str:
             return "\n".join(_table(block))
         case Matrix():
             return _matrix(block)
+        case Section() if block.folded:
+            return details(block.title, _blocks(body_of(block), depth + 1))
         case Section():
             return f"{'#' * depth} {escaped(block.title)}\n\n{_blocks(body_of(block), depth + 1)}"
-        case Details():
-            return details(block.title, _blocks(body_of(block), depth + 1))
         case Chart() | Diagram() | Hint():
             return ""
         case _:

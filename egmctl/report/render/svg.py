@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 from rich.console import Console
 from rich.text import Text
 
-from egmctl.report.document import Block, Chart, Details, Diagram, Document, Level, Matrix, Section, body_of, shown
+from egmctl.report.document import Block, Chart, Diagram, Document, Level, Matrix, Section, body_of, shown
 from egmctl.report.render import figures
 from egmctl.report.render.figures import DRAWN_CELLS, cells_of
 from egmctl.report.render.page import element, raw, style, xml
@@ -72,7 +72,7 @@ def _figures(blocks: Iterable[Block]) -> Iterator[Element]:
                 yield figures.heat_map(block)
             case Chart() if any(curve for _, curve in block.curves):
                 yield figures.chart(block)
-            case Section() | Details():
+            case Section():
                 yield from _figures(body_of(block))
             case _:
                 continue

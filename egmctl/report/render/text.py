@@ -19,7 +19,6 @@ from egmctl.report.document import (
     Chart,
     Column,
     Command,
-    Details,
     Diagram,
     Document,
     Entry,
@@ -112,7 +111,7 @@ class _Page:
                 self.gap()
             label = max(map(_head, run))
             for number, block in enumerate(run):
-                if number and isinstance(block, (Section, Details, Matrix, Table)):
+                if number and isinstance(block, (Section, Matrix, Table)):
                     self.gap()
                 # A hint stands below what it continues.
                 below = label + 2 if isinstance(run[0], (Entry, Bullets)) else 1
@@ -154,7 +153,7 @@ class _Page:
                 self._table(block, indent)
             case Matrix():
                 self._matrix(block)
-            case Section() | Details():
+            case Section():
                 self.words(block.title, indent, style=_HEADING)
                 self.blocks(body_of(block), indent)
             case Chart() | Diagram():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import groupby
 
 from egmctl.model.finding import Status as Found
 from egmctl.model.gpu import FAKE, are_fake
@@ -70,57 +69,36 @@ from egmctl.topology.topology import topology
 from egmctl.units import counted, gpu_name, listed, printable, several, shortened
 from egmctl.verdict.yardsticks import unit_of
 
-_WORST = 8
-"""Rows of the table."""
 _FEW = 3
 """Flows whose ends fit beside a case's name."""
 
 
-def soak_lines(report: RunReport) -> Iterator[str]:
-    """Yield a sentence for each case that was measured again and again."""
-    if report.settings.duration_s is None:
-        return
-    measured = [m for m in report.measurements if m.slowest_at_s is not None]
-    for case in dict.fromkeys(m.case for m in measured):
-        those = [m for m in measured if m.case == case]
-        worst = min(those, key=_worst)
-        value = worst.latency_ns.max if worst.latency_ns else worst.bandwidth_gb_s.min if worst.bandwidth_gb_s else 0
-        unit = "ns" if worst.latency_ns else "GB/s"
-        yield (
-            f"{case}: {min(m.attempts for m in those)} passes or more, the worst sample {value:.2f} {unit} after "
-            f"{worst.slowest_at_s or 0:.0f} s, {worst.path}"
-        )
-
-
-def _worst(measurement: Measurement) -> float:
-    """Return the worst sample against the path's own median, the smaller the worse."""
-    if (latency := measurement.latency_ns) is not None:
-        return latency.median / latency.max
-    bandwidth = measurement.bandwidth_gb_s
-    return bandwidth.min / bandwidth.median if bandwidth is not None else 1
-
-
-def worst_paths(report: RunReport) -> Matrix | None:
-    """Return the paths of a soak whose worst sample was farthest from their median, and when it was taken."""
-    found = [
-        (m, m.bandwidth_gb_s.min / m.bandwidth_gb_s.median)
-        for m in report.measurements
-        if m.slowest_at_s is not None and m.bandwidth_gb_s is not None
-    ]
-    if not found:
-        return None
-    worst = sorted(found, key=lambda pair: pair[1])[:_WORST]
-    rows = [(m, m.bandwidth_gb_s, m.slowest_at_s or 0) for m, _ in worst if m.bandwidth_gb_s is not None]
-    columns = {
-        "median": [f"{summary.median:.2f}" for _, summary, _ in rows],
-        "min": [f"{summary.min:.2f}" for _, summary, _ in rows],
-        "at": [f"{at_s:.0f} s" for _, _, at_s in rows],
-    }
-    return Matrix(
-        caption=f"Worst of {report.wall_s:.0f} s (GB/s)",
-        rows=tuple(f"{m.case} {m.path if len(m.flows) < _FEW else ''}".rstrip() for m, _, _ in rows),
-        groups=columns_of(columns),
+def soak(report: RunReport) -> Iterator[Matrix]:
+    """Yield a row for each case that was measured again and again: the path with the worst sample, and when it was."""
+    rows: dict[str, tuple[str, ...]] = {}
+    for case in dict.fromkeys(m.case for m in report.measurements if m.slowest_at_s is not None):
+        members = [m for m in report.measurements if m.case == case and m.slowest_at_s is not None]
+        worst = min(members, key=_worst_share)
+        if (summary := worst.headline) is None:
+            continue
+        value, unit = (summary.max, "ns") if worst.latency_ns else (summary.min, "GB/s")
+        passes, at = min(m.attempts for m in members), f"{worst.slowest_at_s or 0:.0f} s"
+        name = f"{case} {worst.path if len(worst.flows) < _FEW else ''}".rstrip()
+        rows[name] = (str(passes), f"{summary.median:.2f}", f"{value:.2f}", unit, at)
+    heads = ("passes", "median", "worst", "", "at")
+    yield Matrix(
+        caption=f"Worst of {report.wall_s:.0f} s",
+        rows=tuple(rows),
+        groups=columns_of({head: [row[place] for row in rows.values()] for place, head in enumerate(heads)}),
     )
+
+
+def _worst_share(measurement: Measurement) -> float:
+    """Return the worst sample against the path's own median, the smaller the worse."""
+    summary = measurement.headline
+    if summary is None:
+        return 1
+    return summary.median / summary.max if measurement.latency_ns else summary.min / summary.median
 
 
 _HOST = (MemoryKind.HOST_NUMA, MemoryKind.HOST_NUMA_POOL, MemoryKind.PINNED, MemoryKind.REGISTERED)
@@ -162,7 +140,7 @@ def _rank(m: Measurement) -> tuple[int, int]:
 
 _CASES = 2
 """Cases that are named."""
-_WHY = {
+_OWNER_UNKNOWN = {
     OwnerUnknown.NO_COUNTERS: "no counters show which link carried the bytes",
     OwnerUnknown.TOO_FEW: "the reads that were measured leave several GPUs",
     OwnerUnknown.OWN_LINK_EACH: "each GPU read it over its own NVLink-C2C, as memory that belongs to none",
@@ -172,44 +150,42 @@ _WHY = {
 
 def owner_lines(report: RunReport) -> Iterator[str]:
     """Yield a sentence for each NUMA node: the owner of what was allocated under each GPU, or why it is not known."""
+    known: dict[tuple[str, int], list[str]] = {}
+    unknown: dict[tuple[str, int, str], list[str]] = {}
+    for owner in _owners(report):
+        under = owner.allocated_by_label
+        if owner.owner is not None:
+            known.setdefault((owner.case, owner.numa_node), []).append(f"under {under}: {owner.owner_label}")
+        else:
+            unknown.setdefault((owner.case, owner.numa_node, _why_unknown(report, owner)), []).append(under)
     cases: dict[str, list[str]] = {}
-    found = report.verdict.owners if report.verdict is not None else ()
-    for (case, node), those in groupby(sorted(found, key=_of_case), key=_of_case):
-        for sentence in _sentences(report, tuple(those)):
-            cases.setdefault(f"NUMA{node}: {sentence}", []).append(case)
-    yield from (f"{sentence} ({shortened(names, _CASES)})" for sentence, names in cases.items())
-
-
-def _of_case(one: MemoryOwner) -> tuple[str, int]:
-    return one.case, one.numa_node
-
-
-def _sentences(report: RunReport, those: Sequence[MemoryOwner]) -> Iterator[str]:
-    known = [f"under {one.allocated_by_label}: {one.owner_label}" for one in those if one.owner is not None]
-    if known:
-        yield f"owner by the link counters of memory allocated {', '.join(known)}"
-    unknown: dict[str, list[str]] = {}
-    for one in those:
-        if one.owner is None:
-            unknown.setdefault(_why(report, one), []).append(one.allocated_by_label)
-    yield from (f"owner unknown of memory allocated under {listed(names)}: {why}" for why, names in unknown.items())
+    for (case, node), owners in known.items():
+        sentence = f"NUMA{node}: owner by the link counters of memory allocated {', '.join(owners)}"
+        cases.setdefault(sentence, []).append(case)
+    for (case, node, why), labels in unknown.items():
+        sentence = f"NUMA{node}: owner unknown of memory allocated under {listed(labels)}: {why}"
+        cases.setdefault(sentence, []).append(case)
+    yield from (f"{sentence} ({shortened(names, _CASES)})" for sentence, names in sorted(cases.items()))
 
 
 def unexpected_owners(report: RunReport) -> Iterator[str]:
     """Yield a sentence for each EGM memory that does not belong to the GPU under which it was allocated."""
-    found = report.verdict.owners if report.verdict is not None else ()
-    other = [one for one in found if one.owner is not None and one.owner != one.allocated_by]
     yield from dict.fromkeys(
-        f"EGM memory of NUMA{one.numa_node} allocated under {one.allocated_by_label} belongs to {one.owner_label}, by "
-        "the link counters: its NVLink-C2C carries the bytes"
-        for one in other
+        f"EGM memory of NUMA{owner.numa_node} allocated under {owner.allocated_by_label} belongs to "
+        f"{owner.owner_label}, by the link counters: its NVLink-C2C carries the bytes"
+        for owner in _owners(report)
+        if owner.owner not in (None, owner.allocated_by)
     )
 
 
-def _why(report: RunReport, one: MemoryOwner) -> str:
-    if one.unknown is not None and one.unknown is not OwnerUnknown.NOT_EGM:
-        return _WHY[one.unknown]
-    flow = report.measurements[one.measurements[0]].flows[0]
+def _owners(report: RunReport) -> Sequence[MemoryOwner]:
+    return report.verdict.owners if report.verdict is not None else ()
+
+
+def _why_unknown(report: RunReport, owner: MemoryOwner) -> str:
+    if owner.unknown is not None and owner.unknown is not OwnerUnknown.NOT_EGM:
+        return _OWNER_UNKNOWN[owner.unknown]
+    flow = report.measurements[owner.measurements[0]].flows[0]
     return f"not EGM ({printable(flow.route.egm_reason)})"
 
 
@@ -262,7 +238,7 @@ def _body(report: RunReport) -> Iterator[Block]:
     yield Section(title="Failed or unstable", body=partial(_broken, report))
     yield from class_tables(report)
     yield Section(title="Bandwidth by number of SMs", body=partial(by_sms, report))
-    yield Section(title="Soak", body=partial(_soak, report))
+    yield Section(title="Soak", body=partial(soak, report))
     yield Section(title="Warnings", body=partial(_warnings, report))
     staged = tuple(staged_lines(report))
     more = (f"and {len(staged) - _STAGED} more pairs",) if len(staged) > _STAGED else ()
@@ -271,13 +247,6 @@ def _body(report: RunReport) -> Iterator[Block]:
     yield Section(title="Notes", body=(Bullets(items=tuple(notes)),))
     yield from _details(report)
     yield Hint(words="Matrices, settings and references: -v; all of it as a page: -o run.html")
-
-
-def _soak(report: RunReport) -> Iterator[Block]:
-    lines = tuple(soak_lines(report))
-    yield Bullets(items=lines)
-    if lines and (worst := worst_paths(report)) is not None:
-        yield worst
 
 
 def _warnings(report: RunReport) -> Iterator[Bullets | Hint]:

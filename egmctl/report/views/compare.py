@@ -11,10 +11,8 @@ from egmctl.model.command import Command
 from egmctl.model.comparison import Affected, AttributeDifference, Comparison, Outcome, PathDifference
 from egmctl.model.gpu import FAKE
 from egmctl.report.document import (
-    Align,
     Block,
     Bullets,
-    Column,
     Document,
     Entry,
     Hint,
@@ -27,6 +25,7 @@ from egmctl.report.document import (
     Tone,
     Verdict,
     Words,
+    table,
 )
 from egmctl.report.views.doctor import remedy_words
 from egmctl.report.views.doctor import title as found_words
@@ -177,8 +176,7 @@ def _body(comparison: Comparison) -> Iterator[Block]:
         )
     yield Section(title="Notes", body=(Bullets(items=tuple(notes)),))
     files = tuple((node.name, _time(node.at) or "-", node.tool) for node in comparison.nodes)
-    columns = (Column(name="file"), Column(name="when"), Column(name="written by"))
-    yield Section(title=FILES, body=(Table(columns=columns, rows=files),), level=Level.VERBOSE)
+    yield Section(title=FILES, body=(table(("file", "when", "written by"), files),), level=Level.VERBOSE)
 
 
 def _causes(comparison: Comparison) -> Iterator[Entry]:
@@ -263,18 +261,14 @@ def _difference(comparison: Comparison, one: AttributeDifference) -> Words:
 def _tables(comparison: Comparison, level: Level) -> Iterator[Table]:
     """Yield a table for each case in which one run is against another: what differs, or what is the same."""
     first, second = (node.name for node in comparison.nodes)
-    heads = ("", first, second, "change")
-    columns = (
-        *(Column(name=name, align=Align.RIGHT if name else Align.LEFT) for name in heads),
-        Column(name="outcome"),
-    )
+    numbers = (first, second, "change")
     cases: dict[str, list[PathDifference]] = {}
     for path in comparison.paths:
         both = path.reference is not None and path.value is not None
         if both and (path.outcome is Outcome.SAME) is (level is Level.ALL):
             cases.setdefault(f"{_name(path)} over {path.link} ({path.unit})", []).append(path)
     for name, paths in cases.items():
-        yield Table(columns=columns, rows=tuple(map(_row, paths)), caption=name)
+        yield table(("", *numbers, "outcome"), map(_row, paths), right=numbers, caption=name)
 
 
 def _row(path: PathDifference) -> tuple[Words, ...]:

@@ -15,7 +15,6 @@ from egmctl.model.machine import OriginKind
 from egmctl.report.document import (
     Block,
     Bullets,
-    Column,
     Command,
     Document,
     Entry,
@@ -29,6 +28,7 @@ from egmctl.report.document import (
     Tone,
     Verdict,
     Words,
+    table,
 )
 from egmctl.report.views.machine import banners, machine_section, subject
 from egmctl.units import several, shortened
@@ -204,18 +204,16 @@ def _notes(diagnosis: Diagnosis, found: Sequence[RootCause]) -> Iterator[Block]:
 
 def _table(diagnosis: Diagnosis, status: Status) -> Iterator[Table]:
     """Yield the table of the findings that have a status."""
-    yield Table(
-        columns=(Column(name="check"), Column(name="where", wrap=True), Column(name="what", wrap=True)),
-        rows=tuple(
-            (
-                Span(finding.check, code=True),
-                finding.place.label or "node",
-                "; ".join(filter(None, (finding.summary, finding.note))),
-            )
-            for finding in diagnosis.findings
-            if finding.status is status
-        ),
+    rows = (
+        (
+            Span(finding.check, code=True),
+            finding.place.label or "node",
+            "; ".join(filter(None, (finding.summary, finding.note))),
+        )
+        for finding in diagnosis.findings
+        if finding.status is status
     )
+    yield table(("check", "where", "what"), rows, wrap=("where", "what"))
 
 
 def _evidence(diagnosis: Diagnosis) -> Iterator[KeyValues]:
@@ -228,9 +226,9 @@ def checks_document(checks: CheckList) -> Document:
     """Return the list of checks: id, the condition, and what it guards; of a single one all there is to know."""
     if len(checks.checks) == 1:
         return explain_document(checks.checks[0])
-    rows = tuple((check.id, check.title, _guards(check)) for check in checks.checks)
-    columns = (Column(name="check"), Column(name="condition", wrap=True), Column(name="guards"))
-    return Document(command="egmctl doctor", subject="checks", body=(Table(columns=columns, rows=rows),))
+    rows = ((check.id, check.title, _guards(check)) for check in checks.checks)
+    listed = table(("check", "condition", "guards"), rows, wrap=("condition",))
+    return Document(command="egmctl doctor", subject="checks", body=(listed,))
 
 
 def explain_document(check: CheckEntry) -> Document:

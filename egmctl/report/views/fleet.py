@@ -23,10 +23,10 @@ from egmctl.report.document import (
     Matrix,
     Paragraph,
     Section,
-    Series,
     Span,
     Tone,
     Verdict,
+    columns_of,
 )
 from egmctl.report.views.compare import FILES, FINDINGS, banners, compare_document, heading
 from egmctl.units import natural, several
@@ -181,14 +181,8 @@ def _by_class(report: FleetReport, comparison: Comparison) -> Iterator[Matrix]:
             caption="Share of what all nodes reach, by node and class of paths (%)",
             notes=("100: within the bound; the classes in which no node differs are not shown",),
             rows=tuple(nodes),
-            groups=tuple(
-                (
-                    Series(
-                        header=name,
-                        cells=tuple(_share(found.get(node, {}).get(name), node in found) for node in nodes),
-                    ),
-                )
-                for name in classes
+            groups=columns_of(
+                {name: [_share(found.get(node, {}).get(name), node in found) for node in nodes] for name in classes}
             ),
             better=Better.HIGH,
         )
@@ -217,10 +211,7 @@ def _by_check(report: FleetReport) -> Iterator[Matrix]:
             caption="Nodes by check",
             notes=("checks that no node fails are not shown",),
             rows=tuple(nodes),
-            groups=tuple(
-                (Series(header=(check,), cells=tuple(_status(found.get(node, {}), check) for node in nodes)),)
-                for check in checks
-            ),
+            groups=columns_of({check: [_status(found.get(node, {}), check) for node in nodes] for check in checks}),
         )
 
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from egmctl.facts.redact import redact
 from egmctl.model.machine import Machine, Origin, OriginKind
-from egmctl.report.document import Block, Column, KeyValues, Level, Section, Table
+from egmctl.report.document import Block, KeyValues, Level, Section, Table, table
 from egmctl.units import counted, format_kernel_list, format_size, gpu_name, printable
 
 
@@ -119,4 +119,4 @@ def _gpus(machine: Machine) -> Table:
             )
         )
     heads = ("", "name", "bus id", "memory", "PCIe", "VBIOS", "max. SM clock", "modes")
-    return Table(columns=tuple(Column(name=name) for name in heads), rows=tuple(rows), caption="GPUs")
+    return table(heads, rows, caption="GPUs")

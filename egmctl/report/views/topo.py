@@ -15,7 +15,6 @@ from egmctl.report.document import (
     Block,
     Bullets,
     Cell,
-    Details,
     Diagram,
     Document,
     Entry,
@@ -27,6 +26,7 @@ from egmctl.report.document import (
     Series,
     Tone,
     Verdict,
+    columns_of,
 )
 from egmctl.report.views.machine import banners, machine_section, numa_rows, subject
 from egmctl.report.views.node_scene import node_scene
@@ -81,8 +81,9 @@ def _pci(bus_id: str, pci: PciFunction | None) -> str:
     return ", ".join(parts)
 
 
-def _part(title: str, rows: tuple[tuple[str, str], ...], more: tuple[tuple[str, str], ...] = ()) -> Details:
-    return Details(title=title, body=(KeyValues(rows=rows), KeyValues(rows=more, level=Level.ALL)))
+def _part(title: str, rows: tuple[tuple[str, str], ...], more: tuple[tuple[str, str], ...] = ()) -> Section:
+    body = (KeyValues(rows=rows), KeyValues(rows=more, level=Level.ALL))
+    return Section(title=title, body=body, folded=True, level=Level.VERBOSE)
 
 
 def _gpu(gpu: Gpu) -> Iterator[tuple[str, str]]:
@@ -377,11 +378,9 @@ def _folded(labels: Sequence[str]) -> str:
 def gpu_matrix(topology: Topology) -> Matrix:
     """Return the links between GPUs, with each GPU's affinities."""
     headers = (("CPU", "affinity"), ("NUMA", "aff."), ("HOST_", "NUMA_ID"), ("GPU", "NUMA ID"))
-    cells = [_affinities(gpu) for gpu in topology.gpus.values()]
-    affinity = tuple(
-        Series(header=header, cells=tuple(Cell(text=row[place]) for row in cells), align=Align.LEFT)
-        for place, header in enumerate(headers)
-    )
+    rows = [_affinities(gpu) for gpu in topology.gpus.values()]
+    by_header = {header: [row[place] for row in rows] for place, header in enumerate(headers)}
+    affinity = tuple(column for (column,) in columns_of(by_header, Align.LEFT))
     labels = list(topology.gpus)
     return _matrix(topology, "GPU links", labels, labels, further=(affinity,))
 
@@ -395,19 +394,11 @@ def _matrix(
     further: tuple[tuple[Series, ...], ...] = (),
     after: tuple[str, ...] = (),
 ) -> Matrix:
-    groups = tuple(
-        (
-            Series(
-                header=(column,),
-                cells=tuple(
-                    Cell(text=" X") if row == column else link_cell(topology.link(row, column)) for row in rows
-                ),
-                align=Align.LEFT,
-            ),
-        )
-        for column in columns
-    )
-    return Matrix(caption=caption, rows=tuple(rows), groups=(*groups, *further), after=after)
+    cells = {
+        column: [" X" if row == column else link_cell(topology.link(row, column)) for row in rows] for column in columns
+    }
+    groups = (*columns_of(cells, Align.LEFT), *further)
+    return Matrix(caption=caption, rows=tuple(rows), groups=groups, after=after)
 
 
 def link_cell(link: Link) -> Cell:
@@ -464,22 +455,11 @@ def _p2p(topology: Topology) -> Iterator[Block]:
     labels = tuple(topology.gpus)
     for matrix in topology.p2p:
         if not matrix.uniform:
-            yield Matrix(
-                caption=f"P2P {', '.join(matrix.names)} ({matrix.source})",
-                rows=labels,
-                groups=tuple(
-                    (
-                        Series(
-                            header=(column,),
-                            cells=tuple(
-                                Cell(text=" X" if row == column else matrix.cells[row, column]) for row in labels
-                            ),
-                            align=Align.LEFT,
-                        ),
-                    )
-                    for column in labels
-                ),
-            )
+            cells = {
+                column: [" X" if row == column else matrix.cells[row, column] for row in labels] for column in labels
+            }
+            caption = f"P2P {', '.join(matrix.names)} ({matrix.source})"
+            yield Matrix(caption=caption, rows=labels, groups=columns_of(cells, Align.LEFT))
 
 
 def _legend(topology: Topology) -> Iterator[KeyValues]:
