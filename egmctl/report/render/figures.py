@@ -233,11 +233,6 @@ def _shape(shape: Box | Line | Label) -> Element:
             return element("text", shape.text, x=shape.x, y=shape.y, class_=classes or None)
 
 
-def chart(what: Chart) -> Element:
-    """Return curves under their heading."""
-    return plot(what)
-
-
 def heat_map(matrix: Matrix) -> Element:
     """Return a matrix as a heat map."""
     words = list(_caption(matrix))

@@ -48,10 +48,10 @@ which a heat map does and can be scrolled by keyboard."""
 def matrix_html(matrix: Matrix) -> Element:
     """Return a figure with the table of a matrix."""
     if cells_of(matrix) > DRAWN_CELLS:
-        told = f"{cells_of(matrix)} cells are too many to show: JSON and CSV have them."
-        return element("figure", element("p", list(_caption(matrix))), element("p", told, class_="dim"))
+        too_many = f"{cells_of(matrix)} cells are too many to show: JSON and CSV have them."
+        return element("figure", element("p", list(_caption(matrix))), element("p", too_many, class_="dim"))
     series, best_of = columns(matrix), best(matrix)
-    depth = max((len(one.header) for one in series), default=1)
+    depth = max((len(column.header) for column in series), default=1)
     head = [
         element("tr", element("td") if any(matrix.rows) else None, list(_heads(matrix, row, depth)))
         for row in range(depth)
@@ -64,18 +64,20 @@ def matrix_html(matrix: Matrix) -> Element:
         class_=f"heat{' few' if len(series) <= _FEW else ''}" if best_of else "numbers",
     )
     wide = len(series) >= (_WIDE if best_of else _LONG)
+    scrolled = _scrolled(table, matrix.after, matrix.caption if wide else "")
+    return element("figure", scrolled, class_="wide" if wide else None)
+
+
+def _scrolled(table: Element, after: Sequence[str], name: str) -> Element:
+    """Return a table with the lines below it; one with a name is wide, and can be scrolled by keyboard."""
     return element(
-        "figure",
-        element(
-            "div",
-            table,
-            [element("p", line, class_="after") for line in matrix.after],
-            class_="scroll",
-            tabindex="0" if wide else None,
-            role="region" if wide else None,
-            aria_label=matrix.caption if wide else None,
-        ),
-        class_="wide" if wide else None,
+        "div",
+        table,
+        [element("p", line, class_="after") for line in after],
+        class_="scroll",
+        tabindex="0" if name else None,
+        role="region" if name else None,
+        aria_label=name or None,
     )
 
 
@@ -199,15 +201,17 @@ def _blocks(blocks: Sequence[Block]) -> Iterator[Child]:
 
 def _figures(blocks: Sequence[Matrix | Chart]) -> Iterator[Child]:
     if blocks:
-        drawn = [matrix_html(one) if isinstance(one, Matrix) else _chart(one) for one in blocks]
-        broad = any(isinstance(one, Matrix) and figures.is_broad(one) for one in blocks)
+        drawn = [matrix_html(block) if isinstance(block, Matrix) else _chart(block) for block in blocks]
+        broad = any(isinstance(block, Matrix) and figures.is_broad(block) for block in blocks)
         yield element("div", drawn, class_="grids broad" if broad else "grids")
-        better = dict.fromkeys(one.better for one in blocks if isinstance(one, Matrix) and one.better is not None)
+        better = dict.fromkeys(
+            block.better for block in blocks if isinstance(block, Matrix) and block.better is not None
+        )
         yield from map(legend_html, better)
 
 
 def _chart(chart: Chart) -> Element:
-    return element("figure", element("div", figures.chart(chart), class_="scroll drawn"), class_="plotted")
+    return element("figure", element("div", figures.plot(chart), class_="scroll drawn"), class_="plotted")
 
 
 def _block(block: Block) -> Child:
@@ -279,15 +283,7 @@ def _table(block: Table) -> Element:
         element("tbody", (_row(row, looks) for row in block.rows)),
         class_="rows",
     )
-    return element(
-        "div",
-        table,
-        [element("p", note, class_="after") for note in block.notes],
-        class_="scroll",
-        tabindex="0" if wide else None,
-        role="region" if wide else None,
-        aria_label=(block.caption or "table") if wide else None,
-    )
+    return _scrolled(table, block.notes, (block.caption or "table") if wide else "")
 
 
 def _look(block: Table, place: int) -> str | None:

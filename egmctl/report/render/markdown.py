@@ -101,18 +101,18 @@ def markdown(document: Document) -> str:
     title = f"## {escaped(document.command)}: {escaped(verdict or document.subject)}\n"
     about = ", ".join(filter(None, (document.subject if verdict else "", document.subtitle)))
     text = "\n".join(filter(None, (title, warning(list(document.banners)))))
-    told = False
+    about_told = False
     left_out = []
     for block in body:
-        if about and not told and not isinstance(block, Verdict):
+        if about and not about_told and not isinstance(block, Verdict):
             text += f"\n{escaped(about)}\n"
-            told = True
+            about_told = True
         part = _folded(block)
         if len(text) + len(part) > LIMIT:
             left_out.append(_name(block))
         elif part:
             text += f"\n{part}"
-    if about and not told:
+    if about and not about_told:
         text += f"\n{escaped(about)}\n"
     if left_out:
         text += f"\nToo long for a ticket, left out: {escaped('; '.join(left_out))}. The page and JSON have it.\n"

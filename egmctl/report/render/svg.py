@@ -71,7 +71,7 @@ def _figures(blocks: Iterable[Block]) -> Iterator[Element]:
             case Matrix() if block.better is not None and cells_of(block) <= DRAWN_CELLS:
                 yield figures.heat_map(block)
             case Chart() if any(curve for _, curve in block.curves):
-                yield figures.chart(block)
+                yield figures.plot(block)
             case Section():
                 yield from _figures(body_of(block))
             case _:

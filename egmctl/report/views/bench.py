@@ -110,15 +110,15 @@ def rates(report: RunReport) -> tuple[dict[tuple[str, str], float], tuple[str, .
 
     Of several cases with the same ends, such as pushed and pulled copies, the first one counts.
     """
-    found: dict[tuple[str, str], float] = {}
+    gb_s: dict[tuple[str, str], float] = {}
     cases: dict[str, None] = {}
     for m in sorted(filter(_plain, report.measurements), key=_rank):
         flow = m.flows[0]
         ends = flow.source.label, flow.destination.label
-        if ends not in found and m.bandwidth_gb_s is not None:
-            found[ends] = m.bandwidth_gb_s.median
+        if ends not in gb_s and m.bandwidth_gb_s is not None:
+            gb_s[ends] = m.bandwidth_gb_s.median
             cases[m.case] = None
-    return found, tuple(cases)
+    return gb_s, tuple(cases)
 
 
 def _plain(m: Measurement) -> bool:
@@ -300,22 +300,22 @@ def _topology(report: RunReport, machine: Machine, gpus: Sequence[Gpu]) -> Itera
     """Yield the picture of a node with what was measured over each link."""
     judged = topology(machine, gpus)
     found, cases = rates(report)
-    told = "Rates are nominal, in one direction."
+    legend = "Rates are nominal, in one direction."
     if any(label in judged.gpus for ends in found for label in ends):
-        told += (
+        legend += (
             " Numbers with arrows are measured GB/s in the drawing's directions (↓ down, ↑ up, → from the first GPU): "
             f"single copies by copy engines, of a GPU on a switch the median of its pairs. Cases: {', '.join(cases)}."
         )
     yield Paragraph(words=judged.platform.line)
     yield Diagram(scene=node_scene(judged, found))
-    yield Paragraph(words=told, tone=Tone.DIM)
+    yield Paragraph(words=legend, tone=Tone.DIM)
     yield gpu_matrix(judged)
 
 
 def _kernel(report: RunReport) -> Iterator[Entry | Hint]:
     """Yield what the kernel logged meanwhile that calls for an operator."""
-    found = grave(report)
-    for fault in found[:_FAULTS]:
+    faults = grave(report)
+    for fault in faults[:_FAULTS]:
         fix = fault.remedy.text + (f" ({fault.remedy.command})" if fault.remedy.command else "")
         yield Entry(
             word=fault.status.upper(),
@@ -324,8 +324,8 @@ def _kernel(report: RunReport) -> Iterator[Entry | Hint]:
             body=(KeyValues(rows=(("fix", fix),)),),
             level=Level.SUMMARY,
         )
-    if len(found) > _FAULTS:
-        yield Hint(words=f"and {len(found) - _FAULTS} more in the kernel's log (-v)", more=True, level=Level.SUMMARY)
+    if len(faults) > _FAULTS:
+        yield Hint(words=f"and {len(faults) - _FAULTS} more in the kernel's log (-v)", more=True, level=Level.SUMMARY)
 
 
 def _worst_paths(report: RunReport) -> Iterator[Entry | Hint]:
@@ -334,7 +334,7 @@ def _worst_paths(report: RunReport) -> Iterator[Entry | Hint]:
     if verdict is None:
         return
     classes = {number: one for one in verdict.classes for number in one.measurements}
-    found: list[tuple[float, Grade, Measurement, ClassVerdict, Judgement]] = []
+    slow: list[tuple[float, Grade, Measurement, ClassVerdict, Judgement]] = []
     for judged in verdict.judged:
         bad = [one for one in judged.judgements if one.grade in BAD_GRADES]
         if bad:
@@ -343,9 +343,9 @@ def _worst_paths(report: RunReport) -> Iterator[Entry | Hint]:
             measurement = report.measurements[judged.measurement]
             share = first.value / first.expected if first.expected else 1.0
             slower = 1 / share if measurement.quantity is Quantity.LATENCY and share else share
-            found.append((slower, grade, measurement, classes[judged.measurement], first))
-    found.sort(key=lambda item: (list(Grade).index(item[1]), item[0]))
-    for _, grade, measurement, of, judgement in found[:_BENCH_WORST]:
+            slow.append((slower, grade, measurement, classes[judged.measurement], first))
+    slow.sort(key=lambda item: (list(Grade).index(item[1]), item[0]))
+    for _, grade, measurement, path_class, judgement in slow[:_BENCH_WORST]:
         unit = unit_of(measurement)
         against = ""
         if judgement.expected:
@@ -355,21 +355,21 @@ def _worst_paths(report: RunReport) -> Iterator[Entry | Hint]:
         yield Entry(
             word=grade.upper(),
             tone=GRADE_TONES[grade],
-            title=(f"{measurement.path}: {number(judgement.value)} {unit}{against} ", Span(of.case, Tone.DIM)),
+            title=(f"{measurement.path}: {number(judgement.value)} {unit}{against} ", Span(path_class.case, Tone.DIM)),
             level=Level.SUMMARY,
         )
-    if len(found) > _BENCH_WORST:
-        yield Hint(words=f"and {len(found) - _BENCH_WORST} more paths are slow (-v)", more=True, level=Level.SUMMARY)
+    if len(slow) > _BENCH_WORST:
+        yield Hint(words=f"and {len(slow) - _BENCH_WORST} more paths are slow (-v)", more=True, level=Level.SUMMARY)
 
 
 def _broken(report: RunReport) -> Iterator[Block]:
     """Yield what was not measured, or not steadily, with why; all paths of it with ``-v``."""
-    told = [one for one in exceptions(report) if one[0] not in (Status.WAIVED, Status.UNSTABLE)]
+    groups = [group for group in exceptions(report) if group[0] not in (Status.WAIVED, Status.UNSTABLE)]
     unstable = {f"{m.case} {m.path}": m.reason or "" for m in report.measurements if m.status is Status.UNSTABLE}
     if unstable:
         (reason,) = unstable.values() if len(unstable) == 1 else ("the samples differ too much",)
-        told.append((Status.UNSTABLE, reason, list(unstable)))
-    for place, (status, reason, paths) in enumerate(told):
+        groups.append((Status.UNSTABLE, reason, list(unstable)))
+    for place, (status, reason, paths) in enumerate(groups):
         yield Entry(
             word=status.upper(),
             tone=STATUS_TONES.get(status, Tone.BAD),
@@ -377,8 +377,8 @@ def _broken(report: RunReport) -> Iterator[Block]:
             body=tuple(_each(status, paths, unstable)),
             level=Level.NORMAL if place < _REASONS else Level.VERBOSE,
         )
-    if len(told) > _REASONS:
-        yield Hint(words=f"and {len(told) - _REASONS} more reasons (-v)", more=True)
+    if len(groups) > _REASONS:
+        yield Hint(words=f"and {len(groups) - _REASONS} more reasons (-v)", more=True)
 
 
 def _each(status: Status, paths: Sequence[str], unstable: Mapping[str, str]) -> Iterator[KeyValues]:

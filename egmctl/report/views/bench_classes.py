@@ -37,7 +37,7 @@ from egmctl.report.document import (
     columns_of,
 )
 from egmctl.units import format_size, shortened
-from egmctl.verdict.yardsticks import class_of, names
+from egmctl.verdict.yardsticks import PathClass, class_of, names
 
 GRADE_TONES = {Grade.FAIL: Tone.BAD, Grade.WARN: Tone.WARN}
 GRADE_MARKS = {Grade.FAIL: "!", Grade.WARN: "~"}
@@ -202,7 +202,7 @@ def _rows(report: RunReport) -> list[_Row]:
     if verdict is not None:
         return [
             (
-                f"{one.case} {format_size(one.size_bytes)}" if one.size_bytes else one.case,
+                _name(one.case, one.size_bytes),
                 one.link,
                 [report.measurements[number] for number in one.measurements],
                 one,
@@ -213,16 +213,20 @@ def _rows(report: RunReport) -> list[_Row]:
 
 
 def _unjudged(measurements: Sequence[Measurement]) -> list[_Row]:
-    members: dict[object, list[Measurement]] = {}
-    shown = [m for m in measurements if m.headline is not None and m.blocks is None]
-    sized = {one: name for one, name in names(map(class_of, shown)).items() if ", " in name}
-    for m in shown:
-        members.setdefault(class_of(m), []).append(m)
+    members: dict[PathClass, list[Measurement]] = {}
+    for m in measurements:
+        if m.headline is not None and m.blocks is None:
+            members.setdefault(class_of(m), []).append(m)
+    sized = {path_class for path_class, name in names(members).items() if ", " in name}
     return [
-        (f"{one.case} {format_size(one.size_bytes)}" if one in sized else one.case, one.link, those, None)
-        for those in members.values()
-        for one in (class_of(those[0]),)
+        (_name(path_class.case, path_class.size_bytes if path_class in sized else None), path_class.link, alike, None)
+        for path_class, alike in members.items()
     ]
+
+
+def _name(case: str, size_bytes: int | None) -> str:
+    """Return a case's name, with the size of its buffers where it was measured with several."""
+    return f"{case} {format_size(size_bytes)}" if size_bytes else case
 
 
 def _summary(rows: Sequence[_Row], caption: str = "Path classes (GB/s; latencies in ns)") -> Matrix:
@@ -250,10 +254,10 @@ def by_link(
     for link in dict.fromkeys(link for _, link, _ in rows):
         labels.append(link)
         cells.append((Cell(text=""),) * len(heads))
-        for case, of, those in rows:
-            if of == link:
+        for case, row_link, row_cells in rows:
+            if row_link == link:
                 labels.append(f" {case}")
-                cells.append(those)
+                cells.append(row_cells)
     return Matrix(
         caption=caption,
         notes=notes,
@@ -313,7 +317,7 @@ def _judged(verdict: RunVerdict) -> Iterator[Block]:
     yield by_link(
         [
             (
-                f"{one.case} {format_size(one.size_bytes)}" if one.size_bytes else one.case,
+                _name(one.case, one.size_bytes),
                 one.link,
                 (
                     Cell(text=number(one.worst)),
@@ -340,9 +344,9 @@ def _culprits(culprits: Sequence[Culprit]) -> Iterator[Words]:
     merged: dict[tuple[str, Direction | None], list[Culprit]] = {}
     for culprit in culprits:
         merged.setdefault((culprit.label, culprit.direction), []).append(culprit)
-    for (label, direction), those in sorted(merged.items(), key=lambda item: len(item[1][0].gpus)):
-        first = those[0]
-        cases = _shortened([one.path_class for one in those])
+    for (label, direction), alike in sorted(merged.items(), key=lambda item: len(item[1][0].gpus)):
+        first = alike[0]
+        cases = shortened([culprit.path_class for culprit in alike], _SHOWN)
         yield _grade(first.grade), f" {label}{_SIDES[direction]}: {first.reason}, in {cases}"
 
 
@@ -360,18 +364,15 @@ def _faults(report: RunReport, verdict: RunVerdict) -> Iterator[Words]:
                 for judgement in judged[number].judgements
                 if judgement.yardstick is yardstick and judgement.grade in BAD_GRADES
             ]
-            if not bad or (yardstick is Yardstick.PEERS and _explained(verdict, one)):
+            explained = any(culprit.path_class == one.path_class for culprit in verdict.culprits)
+            if not bad or (yardstick is Yardstick.PEERS and explained):
                 continue
             bad.sort(key=lambda pair: pair[1].grade is not Grade.FAIL)
-            paths = _shortened([report.measurements[number].path for number, _ in bad[1:]])
+            paths = shortened([report.measurements[number].path for number, _ in bad[1:]], _SHOWN)
             more = f"; also {paths}" if paths else ""
             yield _grade(bad[0][1].grade), f" {one.path_class}: {bad[0][1].reason}{more}"
         if one.grade is Grade.FAIL and Grade.FAIL not in (one.by_profile, one.by_link, one.by_peers):
             yield Span("FAIL", Tone.BAD), f" {one.path_class}: {one.reason}"
-
-
-def _explained(verdict: RunVerdict, one: ClassVerdict) -> bool:
-    return any(culprit.path_class == one.path_class for culprit in verdict.culprits)
 
 
 def _references(verdict: RunVerdict) -> Iterator[str]:
@@ -382,15 +383,11 @@ def _references(verdict: RunVerdict) -> Iterator[str]:
         if one.source is not None:
             sources.setdefault(one.source, []).append(one.path_class)
     for source, classes in sources.items():
-        which = "" if len(sources) == 1 else f" ({_shortened(classes)})"
+        which = "" if len(sources) == 1 else f" ({shortened(classes, _SHOWN)})"
         yield f"{source}{which}"
     lacking: dict[str, list[str]] = {}
     for one in verdict.classes:
         if verdict.profile is not None and one.by_profile is Grade.NO_REFERENCE:
             lacking.setdefault(one.reason, []).append(one.path_class)
     for reason, classes in lacking.items():
-        yield f"no reference for {_shortened(classes)}: {reason}"
-
-
-def _shortened(items: Sequence[str]) -> str:
-    return shortened(items, _SHOWN)
+        yield f"no reference for {shortened(classes, _SHOWN)}: {reason}"

@@ -162,7 +162,7 @@ def life_cycles(measurements: Sequence[Measurement]) -> Iterator[Matrix]:
         return
     members = list(cases.values())
     # The longest list has all stages, and gives their order.
-    names = sorted(([stage.name for stage in m.stages] for those in members for m in those), key=len, reverse=True)
+    names = sorted(([stage.name for stage in m.stages] for of_case in members for m in of_case), key=len, reverse=True)
     stages = list(dict.fromkeys(name for stage_names in names for name in stage_names))
     yield Matrix(
         caption=f"Life of {format_size(members[0][0].size_bytes)} of shared memory, stage by stage (us)",
@@ -170,8 +170,8 @@ def life_cycles(measurements: Sequence[Measurement]) -> Iterator[Matrix]:
             f"Median over up to {max(map(len, members))} ordered pairs, by the host's clock; a dash where a kind has "
             "no such stage.",
         ),
-        rows=tuple(_shared(those[0]) for those in members),
-        groups=columns_of({name: [_stage(those, name) for those in members] for name in stages or ["status"]}),
+        rows=tuple(_shared(of_case[0]) for of_case in members),
+        groups=columns_of({name: [_stage(of_case, name) for of_case in members] for name in stages or ["status"]}),
         better=Better.LOW if stages else None,
     )
 
@@ -341,8 +341,8 @@ def _behind(measurements: Sequence[Measurement], digits: int, *, latency: bool) 
         behind = {label: median(shares) for label, shares in by_gpu.items()}
         gpus = [label for label in sorted(behind, key=lambda label: sign * behind[label]) if _is_odd(behind[label])]
         if gpus:
-            told = ", ".join(f"{label} {100 * behind[label]:.1f} %" for label in gpus[:_WORST])
-            yield f"by the GPU that issues the work, against the median of the link: {told}"
+            gpu_shares = ", ".join(f"{label} {100 * behind[label]:.1f} %" for label in gpus[:_WORST])
+            yield f"by the GPU that issues the work, against the median of the link: {gpu_shares}"
 
 
 def _is_odd(share: float) -> bool:

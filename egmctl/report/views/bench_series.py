@@ -218,13 +218,13 @@ def _columns(
 
 def _points(axis: Axis, curve: Mapping[float, Sequence[Measurement]]) -> Iterator[Point]:
     """Yield the points of a curve: of one path with the span of its samples, of several with theirs."""
-    for place, those in sorted(curve.items(), key=lambda item: item[0]):
-        values = _values(those)
+    for place, paths in sorted(curve.items(), key=lambda item: item[0]):
+        values = _values(paths)
         if not values or place == _ALL:
             continue
-        summary = those[0].headline if len(those) == 1 else None
+        summary = paths[0].headline if len(paths) == 1 else None
         low, high = (summary.min, summary.max) if summary is not None else (min(values), max(values))
-        x = axis.drawn_at(those[0]) if axis.drawn_at else place
+        x = axis.drawn_at(paths[0]) if axis.drawn_at else place
         yield Point(x=x, y=median(values), low=low, high=high)
 
 

@@ -146,15 +146,15 @@ def cause_words(bringup: Bringup, cause: JoinedCause) -> str:
     root = root_of(bringup, cause)
     if root is None:
         return "" if bringup.run is None else plain(bench_answer(bringup.run, alone=False).sentence)
-    told = [_title(root, cause)]
+    parts = [_title(root, cause)]
     slow, broke = _slow_and_broke(bringup, cause)
     if slow:
-        told.append(f"explains {several(len(slow), 'slow path')}")
+        parts.append(f"explains {several(len(slow), 'slow path')}")
     if broke:
-        told.append(f"{several(len(broke), 'path')} broke")
+        parts.append(f"{several(len(broke), 'path')} broke")
     if cause.waived:
-        told.append(f"{several(len(cause.waived), 'measurement')} not made")
-    return "; ".join(told)
+        parts.append(f"{several(len(cause.waived), 'measurement')} not made")
+    return "; ".join(parts)
 
 
 def _title(root: Finding, cause: JoinedCause) -> str:

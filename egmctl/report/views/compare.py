@@ -27,6 +27,7 @@ from egmctl.report.document import (
     Words,
     table,
 )
+from egmctl.report.views.causes import cause_rows
 from egmctl.report.views.doctor import remedy_words
 from egmctl.report.views.doctor import title as found_words
 from egmctl.units import format_size, listed, natural, several, shortened
@@ -94,26 +95,26 @@ def verdict(comparison: Comparison) -> Verdict:
 
 
 def _common(comparison: Comparison) -> str:
-    worse = [one for one in comparison.affected if one.outcome is Outcome.WORSE and one.change is not None]
+    worse = [row for row in comparison.affected if row.outcome is Outcome.WORSE and row.change is not None]
     if comparison.of_nodes:
-        bad = list(dict.fromkeys(one.node for one in worse))
+        bad = list(dict.fromkeys(row.node for row in worse))
         if not bad:
             return ""
-        where = dict.fromkeys(one.where for one in worse)
-        same = f": {'; '.join(where)}" if len(where) <= _CASES_SHOWN else ""
-        return f"only {_nodes(bad)} {'is' if len(bad) == 1 else 'are'} slower{same}"
+        where = dict.fromkeys(row.where for row in worse)
+        alike = f": {'; '.join(where)}" if len(where) <= _CASES_SHOWN else ""
+        return f"only {_nodes(bad)} {'is' if len(bad) == 1 else 'are'} slower{alike}"
     if not worse:
         return ""
     busy = _got_busy(comparison)
     if comparison.touches:
         pair = _only_pair(comparison)
         ends = f"is between {listed(pair)}" if pair else f"touches {listed(comparison.touches, 'or')}"
-        told = f"everything slower {ends}"
+        words = f"everything slower {ends}"
         if busy and set(comparison.touches) <= {*busy}:
-            return f"{told}, which other processes used in {comparison.nodes[-1].name}"
+            return f"{words}, which other processes used in {comparison.nodes[-1].name}"
     else:
-        told = "what is slower has no GPU in common"
-    return f"{told}; other processes used {listed(busy)} in {comparison.nodes[-1].name}" if busy else told
+        words = "what is slower has no GPU in common"
+    return f"{words}; other processes used {listed(busy)} in {comparison.nodes[-1].name}" if busy else words
 
 
 def _only_pair(comparison: Comparison) -> Sequence[str]:
@@ -184,11 +185,7 @@ def _causes(comparison: Comparison) -> Iterator[Entry]:
     worse = {place for place, path in enumerate(comparison.paths) if path.outcome is Outcome.WORSE}
     for cause in comparison.causes:
         of = f"{cause.node}: " if comparison.of_nodes else ""
-        rows: list[tuple[str, Words]] = [("explains", f"{len(cause.explains)} of {len(worse)} worse paths")]
-        if cause.finding.cause:
-            rows.insert(0, ("cause", cause.finding.cause))
-        if cause.finding.remedy is not None:
-            rows.append(("fix", remedy_words(cause.finding.remedy)))
+        rows = [*cause_rows(cause.finding), ("explains", f"{len(cause.explains)} of {len(worse)} worse paths")]
         title = (f"{of}{found_words(cause.finding)}", Span(f" [{cause.finding.check}]", Tone.DIM))
         yield Entry(word="CAUSE", tone=Tone.WARN, title=title, body=(KeyValues(rows=tuple(rows)),), level=Level.SUMMARY)
     explained = {place for cause in comparison.causes for place in cause.explains}

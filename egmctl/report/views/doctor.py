@@ -71,26 +71,28 @@ def verdict(diagnosis: Diagnosis) -> Verdict:
     failures, warnings = (
         sum(finding.status is status for finding in diagnosis.findings) for status in (Status.FAIL, Status.WARN)
     )
-    found = " and ".join(several(n, what) for n, what in ((failures, "failure"), (warnings, "warning")) if n)
-    if found and len(roots) < failures + warnings:
-        found += f", {several(len(roots), 'root cause')}"
+    problems = " and ".join(several(n, what) for n, what in ((failures, "failure"), (warnings, "warning")) if n)
+    if problems and len(roots) < failures + warnings:
+        problems += f", {several(len(roots), 'root cause')}"
     if diagnosis.failed:
-        return Verdict(word="PROBLEMS", tone=Tone.BAD, sentence="; ".join(filter(None, (found, rest))))
+        return Verdict(word="PROBLEMS", tone=Tone.BAD, sentence="; ".join(filter(None, (problems, rest))))
     if diagnosis.nothing is not None:
         why = diagnosis.nothing.removesuffix(".")
-        sentence = "; ".join(filter(None, (f"{why[:1].lower()}{why[1:]}", found, rest)))
+        sentence = "; ".join(filter(None, (f"{why[:1].lower()}{why[1:]}", problems, rest)))
         return Verdict(word="NOT DETERMINED", tone=Tone.UNKNOWN, sentence=sentence, advice=_how_to_know(diagnosis))
     if diagnosis.undetermined:
         applied = number[Status.UNKNOWN] + number[Status.PASS] + number[Status.WARN]
-        told = f"{number[Status.UNKNOWN]} of {several(applied, 'check')} had no data"
-        good = f"{found}; " if found else ""
+        lacking = f"{number[Status.UNKNOWN]} of {several(applied, 'check')} had no data"
+        good = f"{problems}; " if problems else ""
         return Verdict(
             word="NOT DETERMINED",
             tone=Tone.UNKNOWN,
-            sentence=f"{told}; {good}{_counted(number, Status.PASS, Status.SKIP)}",
+            sentence=f"{lacking}; {good}{_counted(number, Status.PASS, Status.SKIP)}",
             advice=_how_to_know(diagnosis),
         )
-    return Verdict(word="OK", tone=Tone.WARN if found else Tone.GOOD, sentence=", ".join(filter(None, (found, rest))))
+    return Verdict(
+        word="OK", tone=Tone.WARN if problems else Tone.GOOD, sentence=", ".join(filter(None, (problems, rest)))
+    )
 
 
 def _how_to_know(diagnosis: Diagnosis) -> str:
@@ -147,18 +149,20 @@ def title(finding: Finding) -> str:
 
 def _about(cause: RootCause) -> Iterator[Block]:
     finding = cause.finding
-    rows: list[tuple[str, Words]] = []
     if finding.cause:
         sure = "" if finding.confidence is Confidence.HIGH else f" ({finding.confidence} confidence)"
-        rows.append(("cause", finding.cause + sure))
+        yield KeyValues(rows=(("cause", finding.cause + sure),))
     if finding.remedy is not None:
-        rows.append(("fix", remedy_words(finding.remedy)))
-    yield KeyValues(rows=tuple(rows))
-    if finding.remedy is not None and finding.remedy.command is not None:
-        yield Command(text=finding.remedy.command)
+        yield from _fix(finding.remedy)
     yield KeyValues(rows=tuple(("explains", _explained(other)) for other in cause.explains))
     yield KeyValues(rows=(("note", finding.note),) if finding.note else ())
     yield KeyValues(rows=tuple(("seen", words) for words in _seen(finding)), level=Level.VERBOSE)
+
+
+def _fix(remedy: Remedy) -> Iterator[Block]:
+    yield KeyValues(rows=(("fix", remedy_words(remedy)),))
+    if remedy.command is not None:
+        yield Command(text=remedy.command)
 
 
 def _explained(finding: Finding) -> Words:
@@ -188,14 +192,12 @@ def _notes(diagnosis: Diagnosis, found: Sequence[RootCause]) -> Iterator[Block]:
         if finding.remedy is not None:
             alike.setdefault((title(finding), finding.remedy), []).append(finding.check)
     for (what, remedy), checks in alike.items():
-        rows: tuple[tuple[str, Words], ...] = (("fix", remedy_words(remedy)),)
-        command = () if remedy.command is None else (Command(text=remedy.command),)
         yield Entry(
             word="UNKNOWN",
             tone=Tone.UNKNOWN,
             title=what,
             id=", ".join(dict.fromkeys(checks)),
-            body=(KeyValues(rows=rows), *command),
+            body=tuple(_fix(remedy)),
         )
     rest = list(dict.fromkeys(one.check for one in unknown if one.remedy is None))
     if rest:

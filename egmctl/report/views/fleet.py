@@ -170,19 +170,19 @@ def _heat_maps(report: FleetReport, comparison: Comparison) -> Iterator[Matrix]:
 
 
 def _by_class(report: FleetReport, comparison: Comparison) -> Iterator[Matrix]:
-    found: dict[str, dict[tuple[str, str], list[float]]] = {}
+    shares: dict[str, dict[tuple[str, str], list[float]]] = {}
     for path in comparison.paths:
         if path.slower is not None and path.outcome is not Outcome.SAME:
-            found.setdefault(path.node, {}).setdefault((path.case, path.link), []).append(path.slower)
-    classes = sorted({name for one in found.values() for name in one})
-    nodes = _rows(report, {node: len(one) for node, one in found.items()})
+            shares.setdefault(path.node, {}).setdefault((path.case, path.link), []).append(path.slower)
+    classes = sorted({name for of_node in shares.values() for name in of_node})
+    nodes = _rows(report, {node: len(of_node) for node, of_node in shares.items()})
     if classes:
         yield Matrix(
             caption="Share of what all nodes reach, by node and class of paths (%)",
             notes=("100: within the bound; the classes in which no node differs are not shown",),
             rows=tuple(nodes),
             groups=columns_of(
-                {name: [_share(found.get(node, {}).get(name), node in found) for node in nodes] for name in classes}
+                {name: [_share(shares.get(node, {}).get(name), node in shares) for node in nodes] for name in classes}
             ),
             better=Better.HIGH,
         )
@@ -196,22 +196,22 @@ def _share(slower: Sequence[float] | None, outlier: bool) -> Cell:
 
 
 def _by_check(report: FleetReport) -> Iterator[Matrix]:
-    found: dict[str, dict[str, str]] = {}
+    statuses: dict[str, dict[str, str]] = {}
     for group in report.groups:
         for line in group.lines:
             check = line.check
             if line.status in ("fail", "warn") and check:
                 for node in group.nodes:
-                    worse = "fail" in (line.status, found.get(node, {}).get(check))
-                    found.setdefault(node, {})[check] = "fail" if worse else "warn"
-    checks = sorted({check for one in found.values() for check in one})
-    nodes = _rows(report, {node: len(one) for node, one in found.items()})
+                    worse = "fail" in (line.status, statuses.get(node, {}).get(check))
+                    statuses.setdefault(node, {})[check] = "fail" if worse else "warn"
+    checks = sorted({check for of_node in statuses.values() for check in of_node})
+    nodes = _rows(report, {node: len(of_node) for node, of_node in statuses.items()})
     if checks:
         yield Matrix(
             caption="Nodes by check",
             notes=("checks that no node fails are not shown",),
             rows=tuple(nodes),
-            groups=columns_of({check: [_status(found.get(node, {}), check) for node in nodes] for check in checks}),
+            groups=columns_of({check: [_status(statuses.get(node, {}), check) for node in nodes] for check in checks}),
         )
 
 
