@@ -5,9 +5,10 @@ Coordinates are pixels of the picture at its natural size, from its upper left c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import TypeVar
 
 from egmctl.compat import StrEnum
 
@@ -312,8 +313,6 @@ class Chart:
     """``x`` are bytes, drawn by their logarithm."""
     logarithmic: bool = False
     """``x`` are other numbers from 1 on, drawn by their logarithm."""
-    titled: bool = False
-    """The drawing holds the caption: no table with the same one stands beside it."""
     limits: tuple[tuple[str, float], ...] = ()
     """What no curve can be above, each by its name: level lines."""
     level: Level = Level.NORMAL
@@ -328,38 +327,20 @@ class Diagram:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Details:
-    """What a page folds away under a line; text shows it with ``-v``."""
-
-    title: str
-    body: tuple[Block, ...]
-    level: Level = Level.VERBOSE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Blocks under a heading."""
+    """Blocks under a heading; it is left out where it has none."""
 
     title: str
-    body: tuple[Block, ...]
+    body: Body
+    folded: bool = False
+    """A page shows the heading alone until it is opened."""
     level: Level = Level.NORMAL
 
 
-Block = (
-    Verdict
-    | Paragraph
-    | Hint
-    | Bullets
-    | KeyValues
-    | Command
-    | Entry
-    | Table
-    | Matrix
-    | Chart
-    | Diagram
-    | Details
-    | Section
-)
+Body = tuple["Block", ...] | Callable[[], Iterable["Block"]]
+"""Blocks, or a function that makes them: it is called where they are shown, and only there."""
+
+Block = Verdict | Paragraph | Hint | Bullets | KeyValues | Command | Entry | Table | Matrix | Chart | Diagram | Section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -384,14 +365,70 @@ def plain(words: Words) -> str:
 
 def parts(words: Words) -> tuple[Span, ...]:
     """Return a line of text in its parts."""
-    those = words if isinstance(words, tuple) else (words,)
-    return tuple(Span(part) if isinstance(part, str) else part for part in those)
+    pieces = words if isinstance(words, tuple) else (words,)
+    return tuple(Span(part) if isinstance(part, str) else part for part in pieces)
 
 
 def shown(blocks: Iterable[Block], level: Level) -> Iterator[Block]:
-    """Yield the blocks that are shown at a level."""
-    return (
-        block for block in blocks if block.level <= level and not (isinstance(block, Hint) and level >= Level.VERBOSE)
+    """Yield the blocks that are shown at a level, with their bodies; nothing that is empty."""
+    for block in blocks:
+        if block.level > level:
+            continue
+        match block:
+            case Hint():
+                empty = level >= Level.VERBOSE
+            case Section() | Entry():
+                body = block.body if isinstance(block.body, tuple) else block.body()
+                block = replace(block, body=tuple(shown(body, level)))
+                empty = not block.body and not isinstance(block, Entry)
+            case Bullets():
+                empty = not block.items
+            case KeyValues() | Table() | Matrix():
+                empty = not block.rows
+            case _:
+                empty = False
+        if not empty:
+            yield block
+
+
+def body_of(block: Section) -> tuple[Block, ...]:
+    """Return the blocks of a section that :func:`shown` has yielded."""
+    if not isinstance(block.body, tuple):
+        raise TypeError(f"the body of {block.title!r} was not called")
+    return block.body
+
+
+def table(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[Words]],
+    *,
+    right: Collection[str] = (),
+    wrap: Collection[str] = (),
+    caption: str = "",
+) -> Table:
+    """Return a table by the headings of its columns; ``right`` hold numbers, ``wrap`` sentences."""
+    columns = (
+        Column(name=head, align=Align.RIGHT if head in right else Align.LEFT, wrap=head in wrap) for head in heads
+    )
+    return Table(columns=tuple(columns), rows=tuple(map(tuple, rows)), caption=caption)
+
+
+_Header = TypeVar("_Header", bound="str | tuple[str, ...]")
+
+
+def columns_of(
+    columns: Mapping[_Header, Sequence[str | Cell]], align: Align = Align.RIGHT
+) -> tuple[tuple[Series, ...], ...]:
+    """Return the columns of a matrix by their headings: one line each, or several."""
+    return tuple(
+        (
+            Series(
+                header=header if isinstance(header, tuple) else (header,),
+                cells=tuple(Cell(text=cell) if isinstance(cell, str) else cell for cell in cells),
+                align=align,
+            ),
+        )
+        for header, cells in columns.items()
     )
 
 

@@ -42,7 +42,7 @@ def test_both_ways_by_copy_engine_and_kernel_each_through_the_gpu_of_who_issues_
     assert set(created) == {(f"HOST_NUMA:{node}", handle) for node in (0, 1) for handle in ("NONE", "FABRIC")}
     assert run.node.leaks() == []
     text = str(render(from_json(RunReport, run.result), Format.TEXT, verbose=1))
-    read = text[text.index("memcpy CE NUMA(row) <- NUMA(column) by the row's GPU bandwidth (GB/s)") :]
+    read = text[text.index("memcpy CE HOST_NUMA(row) <- HOST_NUMA(column) by the row's GPU bandwidth (GB/s)") :]
     assert ["GPU0:NUMA0", "GPU2:NUMA1"] in [line.split() for line in read.splitlines()[:9]]
 
 

@@ -12,7 +12,7 @@ from egmctl.model.measurement import Measurement, Quantity, RunReport, Settings,
 from egmctl.report.document import Matrix, columns
 from egmctl.report.views.bench_answer import exceptions
 from egmctl.report.views.bench_classes import Frame
-from egmctl.report.views.bench_tables import beside, life_cycles, side_by_side
+from egmctl.report.views.bench_details import beside, life_cycles, side_by_side
 from tests.bench.reports import report
 from tests.doctor.machines import shipped
 
@@ -60,7 +60,7 @@ def test_the_ratio_is_path_by_path() -> None:
 
 
 def test_what_has_nothing_beside_it_is_not_in_the_table() -> None:
-    assert list(beside(report_of(*measured("ipc_socket_round_trip")))) == []
+    assert [grid.rows for grid in beside(report_of(*measured("ipc_socket_round_trip")))] == [()]
 
 
 def test_stages_are_in_the_order_of_the_kind_that_has_all_of_them() -> None:

@@ -22,7 +22,7 @@ from egmctl.gpu import chase
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Sample, Settings, Status, Verification, finish
 from egmctl.report.render.text import WIDTH
-from egmctl.report.views.bench_latency import knee
+from egmctl.report.views.bench_series import knee
 from egmctl.units import GIB, MIB
 from tests.bench.test_run import SCHEMA
 from tests.conftest import RunEgmctl
@@ -314,14 +314,14 @@ GPU2  104.2  105.2      -
     def test_load_is_what_was_reached(self) -> None:
         text = shown(H200, 2, [0], "device_to_device_latency_loaded")
         assert "device_to_device_latency_loaded_*\n" in text
-        assert "2 blocks    20.0  102.2  102.0-102.5" in text
+        assert "2 blocks    102.2  102.0-102.5  20.0" in text
 
     def test_the_knee_is_marked_and_its_rule_stated(self) -> None:
         sizes = [size for size in FOOTPRINTS_LOCAL if size <= 8 * GIB]
         values = [1200.0 if size < 2 * GIB else 1500.0 for size in sizes] + [1500.0] * 9
         text = shown(H200, 2, [0], "device_local_footprint", *values)
-        assert "Knee: the first footprint that takes 10 % longer than 512 MiB" in text
-        assert [line.split()[:2] for line in text.splitlines() if line.endswith(" knee")] == [["2", "GiB"]]
+        assert "knee: the first footprint that takes 10 % longer than 512 MiB" in text
+        assert [line.split()[:2] for line in text.splitlines() if line.endswith("^")] == [["2", "GiB"]]
 
     @pytest.mark.parametrize("gpus", [1, 2, 8])
     def test_a_page_is_wide_enough_for_eight_gpus(self, gpus: int) -> None:

@@ -79,7 +79,7 @@ def test_the_matrices_of_an_egm_node() -> None:
     assert (
         matrices_text(report_of(plan_of("gb200-tray", 3)))
         == """\
-memcpy CE NUMA(row) -> GPU(column) bandwidth (GB/s)
+memcpy CE HOST_NUMA(row) -> GPU(column) bandwidth (GB/s)
 host_numa_to_device_memcpy_ce
 EGM over C2C: NUMA0 with GPU0 GPU1, NUMA1 with GPU2
 EGM over NV18>C2C: NUMA0 with GPU2, NUMA1 with GPU0 GPU1
@@ -87,7 +87,7 @@ EGM over NV18>C2C: NUMA0 with GPU2, NUMA1 with GPU0 GPU1
 NUMA0  100.00  101.00  102.00
 NUMA1  103.00  104.00  105.00
 
-memcpy CE NUMA(row) <- GPU(column) bandwidth (GB/s)
+memcpy CE HOST_NUMA(row) <- GPU(column) bandwidth (GB/s)
 device_to_host_numa_memcpy_ce
 EGM over C2C: NUMA0 with GPU0 GPU1, NUMA1 with GPU2
 EGM over NV18>C2C: NUMA0 with GPU2, NUMA1 with GPU0 GPU1

@@ -16,10 +16,10 @@ from egmctl.bench.results import summarize
 from egmctl.bench.suites import SUITES, select_cases
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, RunReport, Settings, Status
-from egmctl.report.document import Chart, Matrix, Section
+from egmctl.report.document import Chart, Level, Matrix, Section, body_of, columns, shown
 from egmctl.report.render.figures import HEIGHT, plot
 from egmctl.report.views.bench import bench_document
-from egmctl.report.views.bench_latency import ENOUGH, enough
+from egmctl.report.views.bench_series import ENOUGH, enough
 from egmctl.units import MIB
 from egmctl.verdict.judge import judge
 from egmctl.verdict.yardsticks import not_judged
@@ -144,20 +144,17 @@ class TestView:
         report = measured(SEEN)
         (section,) = [
             block
-            for block in bench_document(report).body
+            for block in shown(bench_document(report).body, Level.NORMAL)
             if isinstance(block, Section) and block.title == "Bandwidth by number of SMs"
         ]
-        table, chart = section.body
+        table, chart = body_of(section)
         assert isinstance(table, Matrix)
         assert isinstance(chart, Chart)
-        assert table.rows == ("GPU0 -> GPU1 write",)
-        columns = [column for group in table.groups for column in group]
-        assert [(column.header, column.cells[0].text) for column in columns[:3]] == [
-            (("by",), "SM"),
-            (("95 %",), "16"),
-            (("1",), "23.0"),
-        ]
-        assert columns[-1].header == ("132",)
+        assert table.rows == ("1 SM", *(f"{sms} SMs" for sms in list(SEEN)[1:]))
+        (column,) = columns(table)
+        assert column.header == ("GPU0", "-> GPU1", "write", "SM")
+        assert [cell.text for cell in column.cells] == [f"{value:.2f}" for value in SEEN.values()]
+        assert [row for row, cell in zip(table.rows, column.cells, strict=True) if cell.mark == "^"] == ["16 SMs"]
         assert [point.x for point in chart.curves[0][1]] == sorted(SEEN)
         limit = report.measurements[0].flows[0].route.at_most_gb_s
         assert chart.limits == ((f"NV18 {limit:.0f} GB/s", limit),)

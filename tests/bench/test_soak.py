@@ -9,7 +9,8 @@ import pytest
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.results import SAMPLES_KEPT, Soak, summarize
 from egmctl.model.measurement import Measurement, RunReport, Sample, Settings, Status, finish
-from egmctl.report.views.bench import soak_lines
+from egmctl.report.document import columns
+from egmctl.report.views.bench import soak
 from tests.bench.four import FOUR
 from tests.doctor.machines import shipped
 
@@ -114,7 +115,12 @@ def test_the_text_says_what_was_worst_and_when() -> None:
         interrupted=False,
         measurements=(replace(measured(396.4, 391.25), attempts=7, slowest_at_s=42.3),),
     )
-    assert list(soak_lines(report)) == [
-        "device_to_device_memcpy_read_ce: 7 passes or more, the worst sample 391.25 GB/s after 42 s, GPU0 -> GPU1"
+    (table,) = soak(report)
+    assert table.rows == ("device_to_device_memcpy_read_ce GPU0 -> GPU1",)
+    assert [(column.header[0], column.cells[0].text) for column in columns(table)] == [
+        ("passes", "7"),
+        ("median", "393.82"),
+        ("worst", "391.25"),
+        ("", "GB/s"),
+        ("at", "42 s"),
     ]
-    assert not list(soak_lines(replace(report, settings=replace(settings, duration_s=None))))

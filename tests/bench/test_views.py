@@ -85,10 +85,10 @@ GPU1       -  241.00
 
 def test_both_directions_to_the_host_are_three_matrices() -> None:
     text = matrices_of("host_numa_to_device_bidirectional_memcpy_ce", gpus=2)
-    assert [line for line in text.splitlines() if "(GB/s)" in line or line.startswith("NUMA0 ")] == [
-        "memcpy CE NUMA(row) -> GPU(column) bandwidth, both directions at once (GB/s)",
+    assert [line for line in text.splitlines() if line.startswith(("memcpy", "NUMA0 "))] == [
+        "memcpy CE HOST_NUMA(row) -> GPU(column) bandwidth, both directions at once",
         "NUMA0  100.00  110.00",
-        "memcpy CE NUMA(row) <- GPU(column) bandwidth, both directions at once (GB/s)",
+        "memcpy CE HOST_NUMA(row) <- GPU(column) bandwidth, both directions at once",
         "NUMA0  101.00  111.00",
         "memcpy CE both directions, sum (GB/s)",
         "NUMA0  201.00  221.00",
@@ -139,13 +139,13 @@ def test_kinds_of_host_memory_stand_side_by_side() -> None:
         text[text.index("memcpy CE host memory") :]
         == """\
 memcpy CE host memory(row) -> GPU(column) by kind of memory (GB/s)
-VMM and pool are EGM; the others are not
-         NUMA0   NUMA0   NUMA1   NUMA1
-          GPU0    GPU1    GPU0    GPU1
-VMM     100.00  110.00  120.00  130.00
-pool    140.00  150.00  160.00  170.00
-pinned  180.00  190.00  200.00  210.00
-system  220.00  230.00  240.00  250.00
+HOST_NUMA memory is EGM; the others are not
+                 NUMA0   NUMA0   NUMA1   NUMA1
+                  GPU0    GPU1    GPU0    GPU1
+HOST_NUMA       100.00  110.00  120.00  130.00
+HOST_NUMA pool  140.00  150.00  160.00  170.00
+pinned          180.00  190.00  200.00  210.00
+system          220.00  230.00  240.00  250.00
 """
     )
 
@@ -161,7 +161,7 @@ def test_many_numbers_of_copies_are_told_by_the_least_and_the_most() -> None:
     assert told(4, 1, 1622, 14, 4, 8) == "copied 1 to 1622 times a sample"
 
 
-def test_a_soak_shows_the_paths_that_fell_farthest_and_when() -> None:
+def test_a_soak_shows_the_path_of_each_case_that_fell_farthest_and_when() -> None:
     report = report_of("device_to_device_memcpy_write_ce", gpus=2)
     found = [
         replace(m, bandwidth_gb_s=summarize([100.0, 100.0, least]), slowest_at_s=at_s)
@@ -173,10 +173,9 @@ def test_a_soak_shows_the_paths_that_fell_farthest_and_when() -> None:
     text = text_of(report)
     assert (
         """\
-Worst of 48 s (GB/s)
-                                               median    min    at
-device_to_device_memcpy_write_ce GPU1 -> GPU0  100.00  60.00  47 s
-device_to_device_memcpy_write_ce GPU0 -> GPU1  100.00  99.00  12 s
+Worst of 48 s
+                                               passes  median  worst          at
+device_to_device_memcpy_write_ce GPU1 -> GPU0       1  100.00  60.00  GB/s  47 s
 """
         in text
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
+from functools import partial
 from xml.etree import ElementTree
 
 import pytest
@@ -19,7 +21,6 @@ from egmctl.report.document import (
     Chart,
     Column,
     Command,
-    Details,
     Diagram,
     Document,
     Entry,
@@ -40,6 +41,8 @@ from egmctl.report.document import (
     Tone,
     Verdict,
     Words,
+    body_of,
+    shown,
 )
 from egmctl.report.render.html import html
 from egmctl.report.render.markdown import markdown
@@ -101,7 +104,7 @@ BLOCK: st.SearchStrategy[Block] = st.one_of(
     st.builds(Verdict, word=st.just("OK"), tone=TONE, sentence=WORDS, advice=st.one_of(st.just(""), WORDS)),
     st.builds(Entry, word=st.just("FAIL"), tone=TONE, title=WORDS, id=WORD, body=NESTED, level=LEVEL),
     st.builds(Section, title=SENTENCE, body=NESTED, level=LEVEL),
-    st.builds(Details, title=SENTENCE, body=NESTED),
+    st.builds(Section, title=SENTENCE, body=NESTED, folded=st.just(True), level=LEVEL),
 )
 DOCUMENT = st.builds(
     Document,
@@ -222,19 +225,52 @@ def test_levels(level: Level) -> None:
     assert [f"{one.name.lower()}-words" in shown for one in Level] == [one <= level for one in Level]
 
 
+@pytest.mark.parametrize("level", Level)
+@pytest.mark.parametrize(
+    "rendered",
+    [
+        pytest.param(lambda document, level: text(document, level=level).plain, id="text"),
+        pytest.param(lambda document, level: html(document) if level <= Level.PAGE else "", id="page"),
+    ],
+)
+def test_bodies_of_sections_are_called_where_they_are_shown_and_only_there(
+    rendered: Callable[[Document, Level], str], level: Level
+) -> None:
+    called: list[Level] = []
+
+    def body(of: Level) -> list[Block]:
+        called.append(of)
+        return [Paragraph(words=f"{of.name.lower()}-words", level=Level.SUMMARY)]
+
+    sections = [Section(title=of.name, body=partial(body, of), level=of) for of in Level]
+    within = Section(title="all", body=lambda: sections, level=Level.SUMMARY)
+    shown_text = rendered(Document(command="x", subject="y", body=(within,)), level)
+    assert [of for of in Level if f"{of.name.lower()}-words" in shown_text] == called
+    assert called == list(Level) if "<html" in shown_text else [of for of in Level if of <= level]
+
+
+def test_what_is_empty_has_no_heading() -> None:
+    empty = (Bullets(items=()), KeyValues(rows=()), Section(title="inner", body=list))
+    document = Document(command="x", subject="y", body=(Section(title="outer", body=empty), *empty))
+    assert text(document).plain == ""
+    assert "outer" not in html(document) + markdown(document)
+
+
 def test_a_hint_stands_below_what_it_continues_and_goes_with_what_it_promises() -> None:
     entries = (Entry(word="FAIL", tone=Tone.BAD, title="one"), Entry(word="FAIL", tone=Tone.BAD, title="two"))
     document = Document(command="x", subject="y", body=(*entries, Hint(words="and 3 more (-v)", more=True)))
     assert text(document).plain == "FAIL  one\nFAIL  two\n      and 3 more (-v)\n"
-    for shown in (text(document, level=Level.VERBOSE).plain, markdown(document), html(document)):
-        assert "one" in shown
-        assert "and 3 more" not in shown
+    for told in (text(document, level=Level.VERBOSE).plain, markdown(document), html(document)):
+        assert "one" in told
+        assert "and 3 more" not in told
 
 
-def _all(blocks: tuple[Block, ...]) -> list[Block]:
+def _all(blocks: Iterable[Block]) -> list[Block]:
+    """Return blocks with those in their bodies."""
     found: list[Block] = []
-    for block in blocks:
-        found += [block, *(_all(block.body) if isinstance(block, (Entry, Section, Details)) else [])]
+    for block in shown(blocks, Level.ALL):
+        inner = block.body if isinstance(block, Entry) else ()
+        found += [block, *_all(body_of(block) if isinstance(block, Section) else inner)]
     return found
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from egmctl.model.measurement import RunReport
-from egmctl.report.document import Chart, Document, Matrix
+from egmctl.report.document import Chart, Document, Level, Matrix, Section, body_of, shown
 from egmctl.report.kinds import Format
 from egmctl.report.render.text import WIDTH, text
 from egmctl.report.rendering import render
-from egmctl.report.views.bench_tables import families
+from egmctl.report.views.bench_details import families
 
 __all__ = ["WIDTH", "matrices_text", "tables_of", "text_of"]
 
@@ -24,7 +24,9 @@ def document_text(document: Document) -> str:
 
 def tables_of(report: RunReport) -> list[Matrix | Chart]:
     """Return the tables of a run."""
-    return [block for _, blocks in families(report) for block in blocks]
+    sections = [Section(title=title, body=body) for title, body in families(report)]
+    shown_sections = [block for block in shown(sections, Level.ALL) if isinstance(block, Section)]
+    return [block for section in shown_sections for block in body_of(section) if isinstance(block, (Matrix, Chart))]
 
 
 def matrices_text(report: RunReport) -> str:

@@ -85,9 +85,7 @@ def plot(what: Chart) -> Element:
         "svg",
         element("title", what.caption),
         element("desc", "; ".join(names)),
-        element("text", arrows(what.caption), x=float(_LEFT), y=float(_TOP - 12), class_="strong")
-        if what.titled
-        else None,
+        element("text", arrows(what.caption), x=float(_LEFT), y=float(_TOP - 12), class_="strong"),
         list(_axes(what, x_ticks, y_ticks, x, y)),
         [
             element("line", x1=float(_LEFT), x2=float(WIDTH - _RIGHT), y1=y(limit), y2=y(limit), class_="limit")
@@ -233,11 +231,6 @@ def _shape(shape: Box | Line | Label) -> Element:
             anchor = "" if shape.anchor is Anchor.START else shape.anchor.value
             classes = " ".join(filter(None, (shape.look.value, anchor, "halo" if shape.halo else "")))
             return element("text", shape.text, x=shape.x, y=shape.y, class_=classes or None)
-
-
-def chart(what: Chart) -> Element:
-    """Return curves under their heading."""
-    return plot(what)
 
 
 def heat_map(matrix: Matrix) -> Element:

@@ -15,7 +15,6 @@ from egmctl.report.document import (
     Cell,
     Chart,
     Command,
-    Details,
     Diagram,
     Document,
     Entry,
@@ -30,9 +29,11 @@ from egmctl.report.document import (
     Tone,
     Verdict,
     Words,
+    body_of,
     columns,
     parts,
     plain,
+    shown,
 )
 from egmctl.report.render import figures, page
 from egmctl.report.render.figures import DRAWN_CELLS, best, cells_of, legend, step_of
@@ -47,10 +48,10 @@ which a heat map does and can be scrolled by keyboard."""
 def matrix_html(matrix: Matrix) -> Element:
     """Return a figure with the table of a matrix."""
     if cells_of(matrix) > DRAWN_CELLS:
-        told = f"{cells_of(matrix)} cells are too many to show: JSON and CSV have them."
-        return element("figure", element("p", list(_caption(matrix))), element("p", told, class_="dim"))
+        too_many = f"{cells_of(matrix)} cells are too many to show: JSON and CSV have them."
+        return element("figure", element("p", list(_caption(matrix))), element("p", too_many, class_="dim"))
     series, best_of = columns(matrix), best(matrix)
-    depth = max((len(one.header) for one in series), default=1)
+    depth = max((len(column.header) for column in series), default=1)
     head = [
         element("tr", element("td") if any(matrix.rows) else None, list(_heads(matrix, row, depth)))
         for row in range(depth)
@@ -63,18 +64,20 @@ def matrix_html(matrix: Matrix) -> Element:
         class_=f"heat{' few' if len(series) <= _FEW else ''}" if best_of else "numbers",
     )
     wide = len(series) >= (_WIDE if best_of else _LONG)
+    scrolled = _scrolled(table, matrix.after, matrix.caption if wide else "")
+    return element("figure", scrolled, class_="wide" if wide else None)
+
+
+def _scrolled(table: Element, after: Sequence[str], name: str) -> Element:
+    """Return a table with the lines below it; one with a name is wide, and can be scrolled by keyboard."""
     return element(
-        "figure",
-        element(
-            "div",
-            table,
-            [element("p", line, class_="after") for line in matrix.after],
-            class_="scroll",
-            tabindex="0" if wide else None,
-            role="region" if wide else None,
-            aria_label=matrix.caption if wide else None,
-        ),
-        class_="wide" if wide else None,
+        "div",
+        table,
+        [element("p", line, class_="after") for line in after],
+        class_="scroll",
+        tabindex="0" if name else None,
+        role="region" if name else None,
+        aria_label=name or None,
     )
 
 
@@ -158,13 +161,12 @@ _WIDE_TABLE = 8
 
 def html(document: Document) -> str:
     """Return the whole page."""
-    return page.page(
-        document.command, document.subject, document.subtitle, document.banners, list(sections(document.body))
-    )
+    body = list(shown(document.body, Level.PAGE))
+    return page.page(document.command, document.subject, document.subtitle, document.banners, list(_sections(body)))
 
 
-def sections(blocks: Sequence[Block]) -> Iterator[page.PageSection]:
-    """Yield the sections of a page; what stands before the first one is a section too."""
+def _sections(blocks: Sequence[Block]) -> Iterator[page.PageSection]:
+    """Yield the sections of a page; the blocks before the first one are a section too."""
     first = [block for block in blocks if not isinstance(block, Section)]
     names: dict[str, int] = {}
     if first:
@@ -172,7 +174,7 @@ def sections(blocks: Sequence[Block]) -> Iterator[page.PageSection]:
         yield page.PageSection(_id(title, names), title, tuple(_blocks(first)))
     for block in blocks:
         if isinstance(block, Section):
-            yield page.PageSection(_id(block.title, names), block.title, tuple(_blocks(block.body)))
+            yield page.PageSection(_id(block.title, names), block.title, tuple(_blocks(body_of(block))))
 
 
 def _id(title: str, names: dict[str, int]) -> str:
@@ -190,7 +192,7 @@ def _blocks(blocks: Sequence[Block]) -> Iterator[Child]:
             continue
         yield from _figures(matrices)
         matrices = []
-        if block.level is Level.ALL and not isinstance(block, Details):
+        if block.level is Level.ALL:
             yield element("details", element("summary", "more"), _block(block))
         else:
             yield _block(block)
@@ -199,15 +201,17 @@ def _blocks(blocks: Sequence[Block]) -> Iterator[Child]:
 
 def _figures(blocks: Sequence[Matrix | Chart]) -> Iterator[Child]:
     if blocks:
-        drawn = [matrix_html(one) if isinstance(one, Matrix) else _chart(one) for one in blocks]
-        broad = any(isinstance(one, Matrix) and figures.is_broad(one) for one in blocks)
+        drawn = [matrix_html(block) if isinstance(block, Matrix) else _chart(block) for block in blocks]
+        broad = any(isinstance(block, Matrix) and figures.is_broad(block) for block in blocks)
         yield element("div", drawn, class_="grids broad" if broad else "grids")
-        better = dict.fromkeys(one.better for one in blocks if isinstance(one, Matrix) and one.better is not None)
+        better = dict.fromkeys(
+            block.better for block in blocks if isinstance(block, Matrix) and block.better is not None
+        )
         yield from map(legend_html, better)
 
 
 def _chart(chart: Chart) -> Element:
-    return element("figure", element("div", figures.chart(chart), class_="scroll drawn"), class_="plotted")
+    return element("figure", element("div", figures.plot(chart), class_="scroll drawn"), class_="plotted")
 
 
 def _block(block: Block) -> Child:
@@ -234,16 +238,12 @@ def _block(block: Block) -> Child:
             return _chart(block)
         case Diagram():
             return element("div", figures.diagram(block.scene), class_="scroll drawing")
-        case Details():
-            return _details(block.title, block.body)
+        case Section() if block.folded:
+            return element("details", element("summary", block.title), list(_blocks(body_of(block))))
         case Section():
-            return [element("h3", block.title), list(_blocks(block.body))]
+            return [element("h3", block.title), list(_blocks(body_of(block)))]
         case _:
             assert_never(block)
-
-
-def _details(title: str, body: Sequence[Block]) -> Element:
-    return element("details", element("summary", title), list(_blocks(body)))
 
 
 def _verdict(block: Verdict) -> Element:
@@ -283,15 +283,7 @@ def _table(block: Table) -> Element:
         element("tbody", (_row(row, looks) for row in block.rows)),
         class_="rows",
     )
-    return element(
-        "div",
-        table,
-        [element("p", note, class_="after") for note in block.notes],
-        class_="scroll",
-        tabindex="0" if wide else None,
-        role="region" if wide else None,
-        aria_label=(block.caption or "table") if wide else None,
-    )
+    return _scrolled(table, block.notes, (block.caption or "table") if wide else "")
 
 
 def _look(block: Table, place: int) -> str | None:

@@ -12,7 +12,6 @@ from egmctl.report.document import (
     Bullets,
     Chart,
     Command,
-    Details,
     Diagram,
     Document,
     Entry,
@@ -27,6 +26,7 @@ from egmctl.report.document import (
     Tone,
     Verdict,
     Words,
+    body_of,
     columns,
     parts,
     plain,
@@ -101,18 +101,18 @@ def markdown(document: Document) -> str:
     title = f"## {escaped(document.command)}: {escaped(verdict or document.subject)}\n"
     about = ", ".join(filter(None, (document.subject if verdict else "", document.subtitle)))
     text = "\n".join(filter(None, (title, warning(list(document.banners)))))
-    told = False
+    about_told = False
     left_out = []
     for block in body:
-        if about and not told and not isinstance(block, Verdict):
+        if about and not about_told and not isinstance(block, Verdict):
             text += f"\n{escaped(about)}\n"
-            told = True
+            about_told = True
         part = _folded(block)
         if len(text) + len(part) > LIMIT:
             left_out.append(_name(block))
         elif part:
             text += f"\n{part}"
-    if about and not told:
+    if about and not about_told:
         text += f"\n{escaped(about)}\n"
     if left_out:
         text += f"\nToo long for a ticket, left out: {escaped('; '.join(left_out))}. The page and JSON have it.\n"
@@ -122,14 +122,14 @@ def markdown(document: Document) -> str:
 def _folded(block: Block) -> str:
     if block.level < Level.VERBOSE:
         return _block(block, 3)
-    if isinstance(block, (Section, Details)):
-        return details(block.title, _blocks(block.body, 4))
+    if isinstance(block, Section):
+        return details(block.title, _blocks(body_of(block), 4))
     return details(_name(block), _block(block, 4))
 
 
 def _name(block: Block) -> str:
     match block:
-        case Section() | Details():
+        case Section():
             return block.title
         case Table() | Matrix() | Chart():
             return block.caption or "table"
@@ -140,7 +140,7 @@ def _name(block: Block) -> str:
 
 
 def _blocks(blocks: Sequence[Block], depth: int) -> str:
-    return "\n".join(filter(None, (_block(one, depth) for one in shown(blocks, Level.VERBOSE))))
+    return "\n".join(filter(None, (_block(block, depth) for block in blocks)))
 
 
 def _block(block: Block, depth: int) -> str:
@@ -159,15 +159,15 @@ def _block(block: Block, depth: int) -> str:
         case Entry():
             check = f" {code(block.id)}" if block.id else ""
             head = f"{'#' * depth} {escaped(block.word)} {_words(block.title)}{check}\n"
-            return "\n".join(filter(None, (head, *(_folded(one) for one in shown(block.body, Level.VERBOSE)))))
+            return "\n".join(filter(None, (head, *map(_folded, block.body))))
         case Table():
             return "\n".join(_table(block))
         case Matrix():
             return _matrix(block)
+        case Section() if block.folded:
+            return details(block.title, _blocks(body_of(block), depth + 1))
         case Section():
-            return f"{'#' * depth} {escaped(block.title)}\n\n{_blocks(block.body, depth + 1)}"
-        case Details():
-            return details(block.title, _blocks(block.body, depth + 1))
+            return f"{'#' * depth} {escaped(block.title)}\n\n{_blocks(body_of(block), depth + 1)}"
         case Chart() | Diagram() | Hint():
             return ""
         case _:

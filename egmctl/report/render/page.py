@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -155,58 +155,6 @@ def facts(rows: Sequence[tuple[str, Child]]) -> Element:
     return element(
         "dl", (element("div", element("dt", name), element("dd", value)) for name, value in rows), class_="facts"
     )
-
-
-def table(caption: str, head: Sequence[str], labels: Sequence[str], rows: Sequence[Sequence[str]]) -> Element:
-    """Return a table whose first column and first row are its headings."""
-    return element(
-        "div",
-        element(
-            "table",
-            element("caption", element("strong", caption)),
-            element("thead", element("tr", element("td"), (element("th", name, scope="col") for name in head))),
-            element(
-                "tbody",
-                (
-                    element("tr", element("th", label, scope="row"), (element("td", cell) for cell in row))
-                    for label, row in zip(labels, rows, strict=True)
-                ),
-            ),
-            class_="links",
-        ),
-        class_="scroll",
-        tabindex="0" if len(head) > 8 else None,
-        role="region" if len(head) > 8 else None,
-        aria_label=caption if len(head) > 8 else None,
-    )
-
-
-def rows(head: Sequence[str], body: Sequence[Sequence[Child]], numbers: Collection[str] = ()) -> Element:
-    """Return a table that is read row by row: the first cell of each is its heading.
-
-    Parameters
-    ----------
-    numbers
-        The columns of numbers, by their heading.
-    """
-    looks = ["number" if name in numbers else None for name in head]
-    heads = (element("th", name, scope="col", class_=look) for name, look in zip(head, looks, strict=True))
-    return element(
-        "div",
-        element(
-            "table",
-            element("thead", element("tr", heads)),
-            element("tbody", (_row(row, looks) for row in body)),
-            class_="rows",
-        ),
-        class_="scroll",
-    )
-
-
-def _row(row: Sequence[Child], looks: Sequence[str | None]) -> Element:
-    first, *others = row
-    cells = (element("td", cell, class_=look) for cell, look in zip(others, looks[1:], strict=True))
-    return element("tr", element("th", first, scope="row"), cells)
 
 
 def _section(section: PageSection) -> Element:

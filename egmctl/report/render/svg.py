@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from xml.etree.ElementTree import Element
 
 from rich.console import Console
 from rich.text import Text
 
-from egmctl.report.document import Block, Chart, Details, Diagram, Document, Matrix, Section
+from egmctl.report.document import Block, Chart, Diagram, Document, Level, Matrix, Section, body_of, shown
 from egmctl.report.render import figures
 from egmctl.report.render.figures import DRAWN_CELLS, cells_of
 from egmctl.report.render.page import element, raw, style, xml
@@ -58,10 +58,12 @@ _PAD, _BANNER = 16.0, 30.0
 
 def svg(document: Document) -> str:
     """Return a document's drawings, heat maps and curves below each other; without any, an empty picture."""
-    return stack(f"{document.command}: {document.subject}", document.banners, list(_figures(document.body)))
+    return stack(
+        f"{document.command}: {document.subject}", document.banners, list(_figures(shown(document.body, Level.PAGE)))
+    )
 
 
-def _figures(blocks: Sequence[Block]) -> Iterator[Element]:
+def _figures(blocks: Iterable[Block]) -> Iterator[Element]:
     for block in blocks:
         match block:
             case Diagram():
@@ -69,9 +71,9 @@ def _figures(blocks: Sequence[Block]) -> Iterator[Element]:
             case Matrix() if block.better is not None and cells_of(block) <= DRAWN_CELLS:
                 yield figures.heat_map(block)
             case Chart() if any(curve for _, curve in block.curves):
-                yield figures.chart(block)
-            case Section() | Details():
-                yield from _figures(block.body)
+                yield figures.plot(block)
+            case Section():
+                yield from _figures(body_of(block))
             case _:
                 continue
 

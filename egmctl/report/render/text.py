@@ -19,7 +19,6 @@ from egmctl.report.document import (
     Chart,
     Column,
     Command,
-    Details,
     Diagram,
     Document,
     Entry,
@@ -35,6 +34,7 @@ from egmctl.report.document import (
     Tone,
     Verdict,
     Words,
+    body_of,
     parts,
     plain,
     shown,
@@ -71,7 +71,7 @@ def text(document: Document, *, width: int = WIDTH, level: Level = Level.NORMAL)
     level
         The blocks up to this one are shown.
     """
-    page = _Page(width=min(max(width, NARROWEST), WIDEST), level=level)
+    page = _Page(width=min(max(width, NARROWEST), WIDEST))
     for banner in document.banners:
         page.words(banner, style=STYLES[Tone.WARN], further=2)
     body = list(shown(document.body, level))
@@ -89,9 +89,9 @@ def text(document: Document, *, width: int = WIDTH, level: Level = Level.NORMAL)
 class _Page:
     """The text so far, and how wide it may be."""
 
-    def __init__(self, *, width: int, level: Level) -> None:
+    def __init__(self, *, width: int) -> None:
         self.text = Text()
-        self._width, self._level = width, level
+        self._width = width
         self._names = 0
         """Characters of the longest name of values in the present entry."""
 
@@ -103,18 +103,18 @@ class _Page:
         close
             Without empty lines: what belongs to an entry.
         """
-        names = [name for one in shown(blocks, self._level) if isinstance(one, KeyValues) for name, _ in one.rows]
         if close:
-            self._names = max(map(len, names), default=0)
-        for place, those in enumerate(_runs(shown(blocks, self._level))):
+            rows = [row for block in blocks if isinstance(block, KeyValues) for row in block.rows]
+            self._names = max((len(name) for name, _ in rows), default=0)
+        for place, run in enumerate(_runs(blocks)):
             if place and not close:
                 self.gap()
-            label = max((_head(one) for one in those), default=0)
-            for number, block in enumerate(those):
-                if number and isinstance(block, (Section, Details, Matrix, Table)):
+            label = max(map(_head, run))
+            for number, block in enumerate(run):
+                if number and isinstance(block, (Section, Matrix, Table)):
                     self.gap()
                 # A hint stands below what it continues.
-                below = label + 2 if isinstance(those[0], (Entry, Bullets)) else 1
+                below = label + 2 if isinstance(run[0], (Entry, Bullets)) else 1
                 self._block(block, indent + below if number and isinstance(block, Hint) else indent, label)
 
     def words(
@@ -153,9 +153,9 @@ class _Page:
                 self._table(block, indent)
             case Matrix():
                 self._matrix(block)
-            case Section() | Details():
+            case Section():
                 self.words(block.title, indent, style=_HEADING)
-                self.blocks(block.body, indent)
+                self.blocks(body_of(block), indent)
             case Chart() | Diagram():
                 # The numbers stand in a table beside it.
                 return
@@ -208,7 +208,7 @@ def _head(block: Block) -> int:
     return len(block.word) if isinstance(block, Entry) else 0
 
 
-def _runs(blocks: Iterator[Block]) -> Iterator[list[Block]]:
+def _runs(blocks: Sequence[Block]) -> Iterator[list[Block]]:
     """Yield the blocks of one kind that follow each other; a hint at more of them belongs to them."""
     run: list[Block] = []
     for block in blocks:

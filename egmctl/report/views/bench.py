@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from functools import partial
 
 from egmctl.model.finding import Status as Found
 from egmctl.model.gpu import FAKE, are_fake
+from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import Engine, Measurement, MemoryKind, Pattern, Quantity, RunReport, Status
 from egmctl.model.ucx import node_names
 from egmctl.model.verdict import (
@@ -22,6 +23,7 @@ from egmctl.model.verdict import (
 )
 from egmctl.report.document import (
     Block,
+    Body,
     Bullets,
     Diagram,
     Document,
@@ -34,6 +36,7 @@ from egmctl.report.document import (
     Section,
     Span,
     Tone,
+    columns_of,
 )
 from egmctl.report.views.bench_answer import (
     answer,
@@ -53,73 +56,49 @@ from egmctl.report.views.bench_answer import (
 from egmctl.report.views.bench_classes import (
     GRADE_TONES,
     STATUS_TONES,
-    Frame,
     class_tables,
-    columns_of,
     judged_sections,
     number,
 )
-from egmctl.report.views.bench_latency import by_sms
-from egmctl.report.views.bench_tables import families
+from egmctl.report.views.bench_details import by_sms, families
 from egmctl.report.views.causes import cause_entries
 from egmctl.report.views.machine import banners, confidential_banner, machine_section
 from egmctl.report.views.node_scene import node_scene
 from egmctl.report.views.topo import gpu_matrix
-from egmctl.topology.topology import Topology, topology
+from egmctl.topology.topology import topology
 from egmctl.units import counted, gpu_name, listed, printable, several, shortened
 from egmctl.verdict.yardsticks import unit_of
 
-_WORST = 8
-"""Rows of the table."""
 _FEW = 3
 """Flows whose ends fit beside a case's name."""
 
 
-def soak_lines(report: RunReport) -> Iterator[str]:
-    """Yield a sentence for each case that was measured again and again."""
-    if report.settings.duration_s is None:
-        return
-    measured = [m for m in report.measurements if m.slowest_at_s is not None]
-    for case in dict.fromkeys(m.case for m in measured):
-        those = [m for m in measured if m.case == case]
-        worst = min(those, key=_worst)
-        value = worst.latency_ns.max if worst.latency_ns else worst.bandwidth_gb_s.min if worst.bandwidth_gb_s else 0
-        unit = "ns" if worst.latency_ns else "GB/s"
-        yield (
-            f"{case}: {min(m.attempts for m in those)} passes or more, the worst sample {value:.2f} {unit} after "
-            f"{worst.slowest_at_s or 0:.0f} s, {worst.path}"
-        )
-
-
-def _worst(measurement: Measurement) -> float:
-    """Return the worst sample against the path's own median, the smaller the worse."""
-    if (latency := measurement.latency_ns) is not None:
-        return latency.median / latency.max
-    bandwidth = measurement.bandwidth_gb_s
-    return bandwidth.min / bandwidth.median if bandwidth is not None else 1
-
-
-def worst_paths(report: RunReport) -> Matrix | None:
-    """Return the paths of a soak whose worst sample was farthest from their median, and when it was taken."""
-    found = [
-        (m, m.bandwidth_gb_s.min / m.bandwidth_gb_s.median)
-        for m in report.measurements
-        if m.slowest_at_s is not None and m.bandwidth_gb_s is not None
-    ]
-    if not found:
-        return None
-    worst = sorted(found, key=lambda pair: pair[1])[:_WORST]
-    rows = [(m, m.bandwidth_gb_s, m.slowest_at_s or 0) for m, _ in worst if m.bandwidth_gb_s is not None]
-    columns = {
-        "median": [f"{summary.median:.2f}" for _, summary, _ in rows],
-        "min": [f"{summary.min:.2f}" for _, summary, _ in rows],
-        "at": [f"{at_s:.0f} s" for _, _, at_s in rows],
-    }
-    return Matrix(
-        caption=f"Worst of {report.wall_s:.0f} s (GB/s)",
-        rows=tuple(f"{m.case} {m.path if len(m.flows) < _FEW else ''}".rstrip() for m, _, _ in rows),
-        groups=columns_of(columns),
+def soak(report: RunReport) -> Iterator[Matrix]:
+    """Yield a row for each case that was measured again and again: the path with the worst sample, and when it was."""
+    rows: dict[str, tuple[str, ...]] = {}
+    for case in dict.fromkeys(m.case for m in report.measurements if m.slowest_at_s is not None):
+        members = [m for m in report.measurements if m.case == case and m.slowest_at_s is not None]
+        worst = min(members, key=_worst_share)
+        if (summary := worst.headline) is None:
+            continue
+        value, unit = (summary.max, "ns") if worst.latency_ns else (summary.min, "GB/s")
+        passes, at = min(m.attempts for m in members), f"{worst.slowest_at_s or 0:.0f} s"
+        name = f"{case} {worst.path if len(worst.flows) < _FEW else ''}".rstrip()
+        rows[name] = (str(passes), f"{summary.median:.2f}", f"{value:.2f}", unit, at)
+    heads = ("passes", "median", "worst", "", "at")
+    yield Matrix(
+        caption=f"Worst of {report.wall_s:.0f} s",
+        rows=tuple(rows),
+        groups=columns_of({head: [row[place] for row in rows.values()] for place, head in enumerate(heads)}),
     )
+
+
+def _worst_share(measurement: Measurement) -> float:
+    """Return the worst sample against the path's own median, the smaller the worse."""
+    summary = measurement.headline
+    if summary is None:
+        return 1
+    return summary.median / summary.max if measurement.latency_ns else summary.min / summary.median
 
 
 _HOST = (MemoryKind.HOST_NUMA, MemoryKind.HOST_NUMA_POOL, MemoryKind.PINNED, MemoryKind.REGISTERED)
@@ -131,15 +110,15 @@ def rates(report: RunReport) -> tuple[dict[tuple[str, str], float], tuple[str, .
 
     Of several cases with the same ends, such as pushed and pulled copies, the first one counts.
     """
-    found: dict[tuple[str, str], float] = {}
+    gb_s: dict[tuple[str, str], float] = {}
     cases: dict[str, None] = {}
     for m in sorted(filter(_plain, report.measurements), key=_rank):
         flow = m.flows[0]
         ends = flow.source.label, flow.destination.label
-        if ends not in found and m.bandwidth_gb_s is not None:
-            found[ends] = m.bandwidth_gb_s.median
+        if ends not in gb_s and m.bandwidth_gb_s is not None:
+            gb_s[ends] = m.bandwidth_gb_s.median
             cases[m.case] = None
-    return found, tuple(cases)
+    return gb_s, tuple(cases)
 
 
 def _plain(m: Measurement) -> bool:
@@ -161,7 +140,7 @@ def _rank(m: Measurement) -> tuple[int, int]:
 
 _CASES = 2
 """Cases that are named."""
-_WHY = {
+_OWNER_UNKNOWN = {
     OwnerUnknown.NO_COUNTERS: "no counters show which link carried the bytes",
     OwnerUnknown.TOO_FEW: "the reads that were measured leave several GPUs",
     OwnerUnknown.OWN_LINK_EACH: "each GPU read it over its own NVLink-C2C, as memory that belongs to none",
@@ -171,44 +150,42 @@ _WHY = {
 
 def owner_lines(report: RunReport) -> Iterator[str]:
     """Yield a sentence for each NUMA node: the owner of what was allocated under each GPU, or why it is not known."""
+    known: dict[tuple[str, int], list[str]] = {}
+    unknown: dict[tuple[str, int, str], list[str]] = {}
+    for owner in _owners(report):
+        under = owner.allocated_by_label
+        if owner.owner is not None:
+            known.setdefault((owner.case, owner.numa_node), []).append(f"under {under}: {owner.owner_label}")
+        else:
+            unknown.setdefault((owner.case, owner.numa_node, _why_unknown(report, owner)), []).append(under)
     cases: dict[str, list[str]] = {}
-    found = report.verdict.owners if report.verdict is not None else ()
-    for (case, node), those in groupby(sorted(found, key=_of_case), key=_of_case):
-        for sentence in _sentences(report, tuple(those)):
-            cases.setdefault(f"NUMA{node}: {sentence}", []).append(case)
-    yield from (f"{sentence} ({shortened(names, _CASES)})" for sentence, names in cases.items())
-
-
-def _of_case(one: MemoryOwner) -> tuple[str, int]:
-    return one.case, one.numa_node
-
-
-def _sentences(report: RunReport, those: Sequence[MemoryOwner]) -> Iterator[str]:
-    known = [f"under {one.allocated_by_label}: {one.owner_label}" for one in those if one.owner is not None]
-    if known:
-        yield f"owner by the link counters of memory allocated {', '.join(known)}"
-    unknown: dict[str, list[str]] = {}
-    for one in those:
-        if one.owner is None:
-            unknown.setdefault(_why(report, one), []).append(one.allocated_by_label)
-    yield from (f"owner unknown of memory allocated under {listed(names)}: {why}" for why, names in unknown.items())
+    for (case, node), owners in known.items():
+        sentence = f"NUMA{node}: owner by the link counters of memory allocated {', '.join(owners)}"
+        cases.setdefault(sentence, []).append(case)
+    for (case, node, why), labels in unknown.items():
+        sentence = f"NUMA{node}: owner unknown of memory allocated under {listed(labels)}: {why}"
+        cases.setdefault(sentence, []).append(case)
+    yield from (f"{sentence} ({shortened(names, _CASES)})" for sentence, names in sorted(cases.items()))
 
 
 def unexpected_owners(report: RunReport) -> Iterator[str]:
     """Yield a sentence for each EGM memory that does not belong to the GPU under which it was allocated."""
-    found = report.verdict.owners if report.verdict is not None else ()
-    other = [one for one in found if one.owner is not None and one.owner != one.allocated_by]
     yield from dict.fromkeys(
-        f"EGM memory of NUMA{one.numa_node} allocated under {one.allocated_by_label} belongs to {one.owner_label}, by "
-        "the link counters: its NVLink-C2C carries the bytes"
-        for one in other
+        f"EGM memory of NUMA{owner.numa_node} allocated under {owner.allocated_by_label} belongs to "
+        f"{owner.owner_label}, by the link counters: its NVLink-C2C carries the bytes"
+        for owner in _owners(report)
+        if owner.owner not in (None, owner.allocated_by)
     )
 
 
-def _why(report: RunReport, one: MemoryOwner) -> str:
-    if one.unknown is not None and one.unknown is not OwnerUnknown.NOT_EGM:
-        return _WHY[one.unknown]
-    flow = report.measurements[one.measurements[0]].flows[0]
+def _owners(report: RunReport) -> Sequence[MemoryOwner]:
+    return report.verdict.owners if report.verdict is not None else ()
+
+
+def _why_unknown(report: RunReport, owner: MemoryOwner) -> str:
+    if owner.unknown is not None and owner.unknown is not OwnerUnknown.NOT_EGM:
+        return _OWNER_UNKNOWN[owner.unknown]
+    flow = report.measurements[owner.measurements[0]].flows[0]
     return f"not EGM ({printable(flow.route.egm_reason)})"
 
 
@@ -234,19 +211,20 @@ def bench_document(report: RunReport) -> Document:
     version = report.cuda_driver_version
     cuda = f" (CUDA {version // 1000}.{version % 1000 // 10})" if version else ""
     driver = report.driver_version or "unknown"
-    fake = (FAKE,) if are_fake(gpu.name for gpu in report.gpus) else ()
-    modelled = tuple(
-        dict.fromkeys(
-            one for machine in report.machines for one in (*banners(machine.origin), *confidential_banner(machine))
-        )
-    )
     return Document(
         command="egmctl bench",
         subject=subject,
         subtitle=f"{subject}, driver {driver}{cuda}; {tally(report)}, {report.wall_s:.0f} s",
-        banners=(*fake, *modelled),
+        banners=bench_banners(report),
         body=tuple(_body(report)),
     )
+
+
+def bench_banners(report: RunReport) -> tuple[str, ...]:
+    """Return what everybody has to know first of a run."""
+    fake = (FAKE,) if are_fake(gpu.name for gpu in report.gpus) else ()
+    told = (line for machine in report.machines for line in (*banners(machine.origin), *confidential_banner(machine)))
+    return tuple(dict.fromkeys((*fake, *told)))
 
 
 def _body(report: RunReport) -> Iterator[Block]:
@@ -257,31 +235,23 @@ def _body(report: RunReport) -> Iterator[Block]:
         yield from _details(report)
         return
     yield from _worst_paths(report)
-    yield from _broken(report)
+    yield Section(title="Failed or unstable", body=partial(_broken, report))
     yield from class_tables(report)
-    if by_number := tuple(by_sms(report.measurements, Frame.of(report))):
-        yield Section(title="Bandwidth by number of SMs", body=by_number)
-    if lines := tuple(soak_lines(report)):
-        worst = worst_paths(report)
-        yield Section(title="Soak", body=(Bullets(items=lines), *([worst] if worst is not None else [])))
-    yield from _warnings(report)
+    yield Section(title="Bandwidth by number of SMs", body=partial(by_sms, report))
+    yield Section(title="Soak", body=partial(soak, report))
+    yield Section(title="Warnings", body=partial(_warnings, report))
     staged = tuple(staged_lines(report))
     more = (f"and {len(staged) - _STAGED} more pairs",) if len(staged) > _STAGED else ()
     notes = [*filter(None, [route_line(report)]), *unexpected_owners(report), *staged[:_STAGED], *more]
     notes += [*_skipped(report), *report.problems]
-    if notes:
-        yield Section(title="Notes", body=(Bullets(items=tuple(notes)),))
+    yield Section(title="Notes", body=(Bullets(items=tuple(notes)),))
     yield from _details(report)
     yield Hint(words="Matrices, settings and references: -v; all of it as a page: -o run.html")
 
 
-def _warnings(report: RunReport) -> Iterator[Section]:
-    told = [f"{sentence} ({several(len(paths), 'path')})" for sentence, paths in seen(report, causes=False).items()]
-    if told:
-        yield Section(title="Warnings", body=tuple(_first(told)))
-
-
-def _first(sentences: Sequence[str]) -> Iterator[Bullets | Hint]:
+def _warnings(report: RunReport) -> Iterator[Bullets | Hint]:
+    counts = {sentence: len(paths) for sentence, paths in seen(report, causes=False).items()}
+    sentences = [f"{sentence} ({several(count, 'path')})" for sentence, count in counts.items()]
     yield Bullets(items=tuple(sentences[:_WARNINGS]))
     if len(sentences) > _WARNINGS:
         yield Bullets(items=tuple(sentences[_WARNINGS:]), level=Level.VERBOSE)
@@ -292,55 +262,60 @@ def _details(report: RunReport) -> Iterator[Section]:
     """Yield what stands behind the answer: the picture, every number, what it was judged by, how it was measured."""
     chosen = {gpu.bus_id for gpu in report.gpus}
     for machine in report.machines[:_NODES_DRAWN]:
-        judged = topology(machine, [gpu for gpu in machine.gpus or () if gpu.bus_id in chosen])
-        yield topology_section(judged, report)
+        gpus = [gpu for gpu in machine.gpus or () if gpu.bus_id in chosen]
+        yield Section(title="Topology", body=partial(_topology, report, machine, gpus), level=Level.PAGE)
         yield machine_section(machine)
     if len(report.machines) > _NODES_DRAWN:
         told = f"{len(report.machines) - _NODES_DRAWN} more nodes were measured; JSON has the facts of each."
         yield Section(title="Further nodes", body=(Paragraph(words=told),), level=Level.PAGE)
-    for title, blocks in families(report):
-        yield Section(title=title, body=blocks, level=Level.VERBOSE)
+    sections: list[tuple[str, Body]] = [*families(report)]
     if report.verdict is not None:
-        yield from judged_sections(report, report.verdict)
-    if owned := tuple(owner_lines(report)):
-        yield Section(title="Owner of EGM memory", body=(Bullets(items=owned),), level=Level.VERBOSE)
-    skipped = tuple(
-        Entry(
-            word=status.upper(), tone=STATUS_TONES.get(status, Tone.BAD), title=f"{shortened(paths, _MANY)}: {reason}"
-        )
-        for status, reason, paths in exceptions(report)
-        if status is Status.WAIVED
-    )
-    if skipped:
-        yield Section(title="Skipped", body=skipped, level=Level.VERBOSE)
-    if all_warnings := tuple(warnings(report)):
-        yield Section(title="Each warning", body=(Bullets(items=all_warnings),), level=Level.VERBOSE)
-    how_line = f"{', '.join(how(report))}. GB/s are 1e9 bytes a second; a copy counts its bytes once."
+        sections += judged_sections(report, report.verdict)
+    sections += [
+        ("Owner of EGM memory", lambda: [Bullets(items=tuple(owner_lines(report)))]),
+        ("Skipped", partial(_skipped_cases, report)),
+        ("Each warning", lambda: [Bullets(items=tuple(warnings(report)))]),
+        ("How it was measured", lambda: [Bullets(items=tuple(_method(report)))]),
+    ]
+    for title, body in sections:
+        yield Section(title=title, body=body, level=Level.VERBOSE)
+
+
+def _skipped_cases(report: RunReport) -> Iterator[Entry]:
+    for status, reason, paths in exceptions(report):
+        if status is Status.WAIVED:
+            title = f"{shortened(paths, _MANY)}: {reason}"
+            yield Entry(word=status.upper(), tone=STATUS_TONES[status], title=title)
+
+
+def _method(report: RunReport) -> Iterator[str]:
+    yield f"{', '.join(how(report))}. GB/s are 1e9 bytes a second; a copy counts its bytes once."
+    yield from filter(None, (where_time_went(report), kernel_line(report)))
+    yield from report.notes
     nodes = node_names(rank.host for rank in report.ranks)
-    where = tuple(f"{node} is {host or 'unknown'}" for host, node in nodes.items())
-    told_notes = (how_line, *filter(None, [where_time_went(report), kernel_line(report)]), *report.notes, *where)
-    yield Section(title="How it was measured", body=(Bullets(items=told_notes),), level=Level.VERBOSE)
+    yield from (f"{node} is {host or 'unknown'}" for host, node in nodes.items())
 
 
-def topology_section(judged: Topology, report: RunReport) -> Section:
-    """Return the picture of a node with what was measured over each link."""
+def _topology(report: RunReport, machine: Machine, gpus: Sequence[Gpu]) -> Iterator[Block]:
+    """Yield the picture of a node with what was measured over each link."""
+    judged = topology(machine, gpus)
     found, cases = rates(report)
-    told = "Rates are nominal, in one direction."
+    legend = "Rates are nominal, in one direction."
     if any(label in judged.gpus for ends in found for label in ends):
-        told += (
+        legend += (
             " Numbers with arrows are measured GB/s in the drawing's directions (↓ down, ↑ up, → from the first GPU): "
             f"single copies by copy engines, of a GPU on a switch the median of its pairs. Cases: {', '.join(cases)}."
         )
-    links = (gpu_matrix(judged),) if judged.gpus else ()
-    picture = Diagram(scene=node_scene(judged, found))
-    body = (Paragraph(words=judged.platform.line), picture, Paragraph(words=told, tone=Tone.DIM), *links)
-    return Section(title="Topology", body=body, level=Level.PAGE)
+    yield Paragraph(words=judged.platform.line)
+    yield Diagram(scene=node_scene(judged, found))
+    yield Paragraph(words=legend, tone=Tone.DIM)
+    yield gpu_matrix(judged)
 
 
 def _kernel(report: RunReport) -> Iterator[Entry | Hint]:
     """Yield what the kernel logged meanwhile that calls for an operator."""
-    found = grave(report)
-    for fault in found[:_FAULTS]:
+    faults = grave(report)
+    for fault in faults[:_FAULTS]:
         fix = fault.remedy.text + (f" ({fault.remedy.command})" if fault.remedy.command else "")
         yield Entry(
             word=fault.status.upper(),
@@ -349,8 +324,8 @@ def _kernel(report: RunReport) -> Iterator[Entry | Hint]:
             body=(KeyValues(rows=(("fix", fix),)),),
             level=Level.SUMMARY,
         )
-    if len(found) > _FAULTS:
-        yield Hint(words=f"and {len(found) - _FAULTS} more in the kernel's log (-v)", more=True, level=Level.SUMMARY)
+    if len(faults) > _FAULTS:
+        yield Hint(words=f"and {len(faults) - _FAULTS} more in the kernel's log (-v)", more=True, level=Level.SUMMARY)
 
 
 def _worst_paths(report: RunReport) -> Iterator[Entry | Hint]:
@@ -359,7 +334,7 @@ def _worst_paths(report: RunReport) -> Iterator[Entry | Hint]:
     if verdict is None:
         return
     classes = {number: one for one in verdict.classes for number in one.measurements}
-    found: list[tuple[float, Grade, Measurement, ClassVerdict, Judgement]] = []
+    slow: list[tuple[float, Grade, Measurement, ClassVerdict, Judgement]] = []
     for judged in verdict.judged:
         bad = [one for one in judged.judgements if one.grade in BAD_GRADES]
         if bad:
@@ -368,9 +343,9 @@ def _worst_paths(report: RunReport) -> Iterator[Entry | Hint]:
             measurement = report.measurements[judged.measurement]
             share = first.value / first.expected if first.expected else 1.0
             slower = 1 / share if measurement.quantity is Quantity.LATENCY and share else share
-            found.append((slower, grade, measurement, classes[judged.measurement], first))
-    found.sort(key=lambda item: (list(Grade).index(item[1]), item[0]))
-    for _, grade, measurement, of, judgement in found[:_BENCH_WORST]:
+            slow.append((slower, grade, measurement, classes[judged.measurement], first))
+    slow.sort(key=lambda item: (list(Grade).index(item[1]), item[0]))
+    for _, grade, measurement, path_class, judgement in slow[:_BENCH_WORST]:
         unit = unit_of(measurement)
         against = ""
         if judgement.expected:
@@ -380,34 +355,30 @@ def _worst_paths(report: RunReport) -> Iterator[Entry | Hint]:
         yield Entry(
             word=grade.upper(),
             tone=GRADE_TONES[grade],
-            title=(f"{measurement.path}: {number(judgement.value)} {unit}{against} ", Span(of.case, Tone.DIM)),
+            title=(f"{measurement.path}: {number(judgement.value)} {unit}{against} ", Span(path_class.case, Tone.DIM)),
             level=Level.SUMMARY,
         )
-    if len(found) > _BENCH_WORST:
-        yield Hint(words=f"and {len(found) - _BENCH_WORST} more paths are slow (-v)", more=True, level=Level.SUMMARY)
+    if len(slow) > _BENCH_WORST:
+        yield Hint(words=f"and {len(slow) - _BENCH_WORST} more paths are slow (-v)", more=True, level=Level.SUMMARY)
 
 
-def _broken(report: RunReport) -> Iterator[Section]:
+def _broken(report: RunReport) -> Iterator[Block]:
     """Yield what was not measured, or not steadily, with why; all paths of it with ``-v``."""
-    told = [one for one in exceptions(report) if one[0] not in (Status.WAIVED, Status.UNSTABLE)]
+    groups = [group for group in exceptions(report) if group[0] not in (Status.WAIVED, Status.UNSTABLE)]
     unstable = {f"{m.case} {m.path}": m.reason or "" for m in report.measurements if m.status is Status.UNSTABLE}
     if unstable:
         (reason,) = unstable.values() if len(unstable) == 1 else ("the samples differ too much",)
-        told.append((Status.UNSTABLE, reason, list(unstable)))
-    entries: list[Block] = [
-        Entry(
+        groups.append((Status.UNSTABLE, reason, list(unstable)))
+    for place, (status, reason, paths) in enumerate(groups):
+        yield Entry(
             word=status.upper(),
             tone=STATUS_TONES.get(status, Tone.BAD),
             title=f"{shortened(paths, _PATHS)}: {reason}",
             body=tuple(_each(status, paths, unstable)),
             level=Level.NORMAL if place < _REASONS else Level.VERBOSE,
         )
-        for place, (status, reason, paths) in enumerate(told)
-    ]
-    if len(told) > _REASONS:
-        entries.append(Hint(words=f"and {len(told) - _REASONS} more reasons (-v)", more=True))
-    if entries:
-        yield Section(title="Failed or unstable", body=tuple(entries))
+    if len(groups) > _REASONS:
+        yield Hint(words=f"and {len(groups) - _REASONS} more reasons (-v)", more=True)
 
 
 def _each(status: Status, paths: Sequence[str], unstable: Mapping[str, str]) -> Iterator[KeyValues]:

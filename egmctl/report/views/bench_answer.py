@@ -94,17 +94,17 @@ _VERIFICATION = {
 def how(report: RunReport) -> list[str]:
     """Return how everything was measured, in a few words each."""
     settings = report.settings
-    told = [
+    parts = [
         f"buffers of {format_size(settings.size_bytes)}",
         f"median of {several(settings.samples, 'sample')}",
     ]
     measured = [m for m in report.measurements if m.samples]
     if copies := sorted({m.copies for m in measured if m.quantity is Quantity.BANDWIDTH}):
         times = " or ".join(map(str, copies)) if len(copies) <= _FEW else f"{copies[0]} to {copies[-1]}"
-        told.insert(1, f"copied {times} times a sample")
-    told += dict.fromkeys(_GATING[m.gating] for m in measured if m.gating in _GATING)
-    told += dict.fromkeys(_VERIFICATION[m.verification] for m in measured if m.verification)
-    return told
+        parts.insert(1, f"copied {times} times a sample")
+    parts += dict.fromkeys(_GATING[m.gating] for m in measured if m.gating in _GATING)
+    parts += dict.fromkeys(_VERIFICATION[m.verification] for m in measured if m.verification)
+    return parts
 
 
 _CASES = 3
@@ -139,14 +139,17 @@ def exceptions(report: RunReport) -> Iterator[tuple[MeasurementStatus, str, list
     for measurement in report.measurements:
         if measurement.status is not MeasurementStatus.OK:
             groups.setdefault((measurement.status, measurement.reason or ""), []).append(measurement)
-    for (status, reason), those in groups.items():
-        cases = list(dict.fromkeys(m.case for m in those))
-        whole = status is MeasurementStatus.WAIVED and len(those) == sum(m.case in cases for m in report.measurements)
+    for (status, reason), members in groups.items():
+        cases = list(dict.fromkeys(m.case for m in members))
+        whole = status is MeasurementStatus.WAIVED and len(members) == sum(m.case in cases for m in report.measurements)
         if whole:
             yield status, reason, cases
             continue
-        paths = {case: list(dict.fromkeys(m.path for m in those if m.case == case)) for case in cases}
-        yield status, reason, [f"{case} {path}" if path == of[0] else path for case, of in paths.items() for path in of]
+        named: list[str] = []
+        for case in cases:
+            first, *others = dict.fromkeys(m.path for m in members if m.case == case)
+            named += [f"{case} {first}", *others]
+        yield status, reason, named
 
 
 def tally(report: RunReport) -> str:
@@ -393,7 +396,7 @@ def _nothing(report: RunReport) -> DocumentVerdict:
     explained = {number for cause in report.causes for number in cause.explains}
     reasons = Counter(m.reason for n, m in enumerate(report.measurements) if n not in explained and m.reason)
     rest = "".join(f"; {count} more: {reason}" for reason, count in reasons.most_common(1))
-    return _incomplete(f"nothing was measured: {cause_title(report.causes[0])}{rest}", _fix(report))
+    return _incomplete(f"nothing was measured: {cause_title(report.causes[0])}{rest}", cause_advice(report.causes[0]))
 
 
 def _missing(report: RunReport) -> list[RunCause]:
@@ -489,10 +492,6 @@ def _not_made(report: RunReport) -> str:
     if left[0] in stopped:
         return f"; {cause_words(report, stopped[left[0]])}"
     return f"; {several(len(left), 'measurement')} not made: {report.measurements[left[0]].reason}"
-
-
-def _fix(report: RunReport) -> str:
-    return cause_advice(report.causes[0])
 
 
 def _incomplete(sentence: str, advice: str) -> DocumentVerdict:

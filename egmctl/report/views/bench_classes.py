@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 
 from egmctl.bench.suites import CASES, SUITES
@@ -21,20 +22,22 @@ from egmctl.model.verdict import (
 )
 from egmctl.report.document import (
     EMPTY,
+    Block,
+    Body,
     Bullets,
     Cell,
     Hint,
     Level,
     Matrix,
     Paragraph,
-    Section,
     Series,
     Span,
     Tone,
     Words,
+    columns_of,
 )
 from egmctl.units import format_size, shortened
-from egmctl.verdict.yardsticks import class_of, names
+from egmctl.verdict.yardsticks import PathClass, class_of, names
 
 GRADE_TONES = {Grade.FAIL: Tone.BAD, Grade.WARN: Tone.WARN}
 GRADE_MARKS = {Grade.FAIL: "!", Grade.WARN: "~"}
@@ -115,9 +118,9 @@ class Frame:
         return Cell(text=f"{value:.{digits}f}", tone=tone, mark=mark, value=value if compared else None, kind=kind)
 
     def square(
-        self, cells: Mapping[tuple[str, str], Cell], totals: Mapping[str, Cell] | None = None
+        self, cells: Mapping[tuple[str, tuple[str, ...]], Cell], totals: Mapping[str, Cell] | None = None
     ) -> tuple[tuple[str, ...], tuple[tuple[Series, ...], ...]]:
-        """Lay out cells by row and column in the order of their labels, and beside each row its sum.
+        """Lay out cells by row and column (the lines above it) in the order of their labels; beside each row its sum.
 
         Returns
         -------
@@ -125,29 +128,21 @@ class Frame:
             The rows and the groups of a :class:`egmctl.report.document.Matrix`.
         """
         places = {label: place for place, label in enumerate(self.order)}
-        rows, columns = (
-            sorted(dict.fromkeys(labels), key=lambda label: places.get(label, len(places)))
-            for labels in ((row for row, _ in cells), (column for _, column in cells))
-        )
-        groups = [
-            (Series(header=(column,), cells=tuple(cells.get((row, column), EMPTY) for row in rows)),)
-            for column in columns
-        ]
+
+        def place(*labels: str) -> list[int]:
+            return [places.get(label, len(places)) for label in labels]
+
+        rows = sorted(dict.fromkeys(row for row, _ in cells), key=place)
+        headers = sorted(dict.fromkeys(header for _, header in cells), key=lambda header: place(*header))
+        columns = {header: [cells.get((row, header), EMPTY) for row in rows] for header in headers}
         if totals:
-            groups.append((Series(header=("sum",), cells=tuple(totals.get(row, EMPTY) for row in rows)),))
-        return tuple(rows), tuple(groups)
+            columns["sum",] = [totals.get(row, EMPTY) for row in rows]
+        return tuple(rows), columns_of(columns)
 
 
 def tone_of(measurement: Measurement) -> Tone:
     """Return what a measurement's status means."""
     return STATUS_TONES.get(measurement.status, Tone.BAD)
-
-
-def columns_of(columns: Mapping[str, Sequence[str]]) -> tuple[tuple[Series, ...], ...]:
-    """Return columns of words by their headings."""
-    return tuple(
-        (Series(header=(name,), cells=tuple(Cell(text=text) for text in texts)),) for name, texts in columns.items()
-    )
 
 
 def _brand(judged: Judged) -> Brand | None:
@@ -207,7 +202,7 @@ def _rows(report: RunReport) -> list[_Row]:
     if verdict is not None:
         return [
             (
-                f"{one.case} {format_size(one.size_bytes)}" if one.size_bytes else one.case,
+                _name(one.case, one.size_bytes),
                 one.link,
                 [report.measurements[number] for number in one.measurements],
                 one,
@@ -218,16 +213,20 @@ def _rows(report: RunReport) -> list[_Row]:
 
 
 def _unjudged(measurements: Sequence[Measurement]) -> list[_Row]:
-    members: dict[object, list[Measurement]] = {}
-    shown = [m for m in measurements if m.headline is not None and m.blocks is None]
-    sized = {one: name for one, name in names(map(class_of, shown)).items() if ", " in name}
-    for m in shown:
-        members.setdefault(class_of(m), []).append(m)
+    members: dict[PathClass, list[Measurement]] = {}
+    for m in measurements:
+        if m.headline is not None and m.blocks is None:
+            members.setdefault(class_of(m), []).append(m)
+    sized = {path_class for path_class, name in names(members).items() if ", " in name}
     return [
-        (f"{one.case} {format_size(one.size_bytes)}" if one in sized else one.case, one.link, those, None)
-        for those in members.values()
-        for one in (class_of(those[0]),)
+        (_name(path_class.case, path_class.size_bytes if path_class in sized else None), path_class.link, alike, None)
+        for path_class, alike in members.items()
     ]
+
+
+def _name(case: str, size_bytes: int | None) -> str:
+    """Return a case's name, with the size of its buffers where it was measured with several."""
+    return f"{case} {format_size(size_bytes)}" if size_bytes else case
 
 
 def _summary(rows: Sequence[_Row], caption: str = "Path classes (GB/s; latencies in ns)") -> Matrix:
@@ -255,10 +254,10 @@ def by_link(
     for link in dict.fromkeys(link for _, link, _ in rows):
         labels.append(link)
         cells.append((Cell(text=""),) * len(heads))
-        for case, of, those in rows:
-            if of == link:
+        for case, row_link, row_cells in rows:
+            if row_link == link:
                 labels.append(f" {case}")
-                cells.append(those)
+                cells.append(row_cells)
     return Matrix(
         caption=caption,
         notes=notes,
@@ -302,26 +301,23 @@ _LEGEND = (
 )
 
 
-def judged_sections(report: RunReport, verdict: RunVerdict) -> Iterator[Section]:
+def judged_sections(report: RunReport, verdict: RunVerdict) -> Iterator[tuple[str, Body]]:
     """Yield the table of the classes, what stands out, and where the references come from."""
-    judged = [one for one in verdict.classes if {one.by_profile, one.by_link, one.by_peers} != {Grade.NO_REFERENCE}]
-    if judged:
-        body = (Paragraph(words=_LEGEND, tone=Tone.DIM), _table(judged))
-        yield Section(title="Measured vs expected", body=body, level=Level.VERBOSE)
-    for title, lines in (
-        ("Outliers", _culprits(verdict.culprits)),
-        ("Failures", _faults(report, verdict)),
-        ("References", _references(verdict)),
-    ):
-        if items := tuple(lines):
-            yield Section(title=title, body=(Bullets(items=items),), level=Level.VERBOSE)
+    yield "Measured vs expected", partial(_judged, verdict)
+    yield "Outliers", lambda: [Bullets(items=tuple(_culprits(verdict.culprits)))]
+    yield "Failures", lambda: [Bullets(items=tuple(_faults(report, verdict)))]
+    yield "References", lambda: [Bullets(items=tuple(_references(verdict)))]
 
 
-def _table(classes: Sequence[ClassVerdict]) -> Matrix:
-    return by_link(
+def _judged(verdict: RunVerdict) -> Iterator[Block]:
+    classes = [one for one in verdict.classes if {one.by_profile, one.by_link, one.by_peers} != {Grade.NO_REFERENCE}]
+    if not classes:
+        return
+    yield Paragraph(words=_LEGEND, tone=Tone.DIM)
+    yield by_link(
         [
             (
-                f"{one.case} {format_size(one.size_bytes)}" if one.size_bytes else one.case,
+                _name(one.case, one.size_bytes),
                 one.link,
                 (
                     Cell(text=number(one.worst)),
@@ -348,9 +344,9 @@ def _culprits(culprits: Sequence[Culprit]) -> Iterator[Words]:
     merged: dict[tuple[str, Direction | None], list[Culprit]] = {}
     for culprit in culprits:
         merged.setdefault((culprit.label, culprit.direction), []).append(culprit)
-    for (label, direction), those in sorted(merged.items(), key=lambda item: len(item[1][0].gpus)):
-        first = those[0]
-        cases = _shortened([one.path_class for one in those])
+    for (label, direction), alike in sorted(merged.items(), key=lambda item: len(item[1][0].gpus)):
+        first = alike[0]
+        cases = shortened([culprit.path_class for culprit in alike], _SHOWN)
         yield _grade(first.grade), f" {label}{_SIDES[direction]}: {first.reason}, in {cases}"
 
 
@@ -368,18 +364,15 @@ def _faults(report: RunReport, verdict: RunVerdict) -> Iterator[Words]:
                 for judgement in judged[number].judgements
                 if judgement.yardstick is yardstick and judgement.grade in BAD_GRADES
             ]
-            if not bad or (yardstick is Yardstick.PEERS and _explained(verdict, one)):
+            explained = any(culprit.path_class == one.path_class for culprit in verdict.culprits)
+            if not bad or (yardstick is Yardstick.PEERS and explained):
                 continue
             bad.sort(key=lambda pair: pair[1].grade is not Grade.FAIL)
-            paths = _shortened([report.measurements[number].path for number, _ in bad[1:]])
+            paths = shortened([report.measurements[number].path for number, _ in bad[1:]], _SHOWN)
             more = f"; also {paths}" if paths else ""
             yield _grade(bad[0][1].grade), f" {one.path_class}: {bad[0][1].reason}{more}"
         if one.grade is Grade.FAIL and Grade.FAIL not in (one.by_profile, one.by_link, one.by_peers):
             yield Span("FAIL", Tone.BAD), f" {one.path_class}: {one.reason}"
-
-
-def _explained(verdict: RunVerdict, one: ClassVerdict) -> bool:
-    return any(culprit.path_class == one.path_class for culprit in verdict.culprits)
 
 
 def _references(verdict: RunVerdict) -> Iterator[str]:
@@ -390,15 +383,11 @@ def _references(verdict: RunVerdict) -> Iterator[str]:
         if one.source is not None:
             sources.setdefault(one.source, []).append(one.path_class)
     for source, classes in sources.items():
-        which = "" if len(sources) == 1 else f" ({_shortened(classes)})"
+        which = "" if len(sources) == 1 else f" ({shortened(classes, _SHOWN)})"
         yield f"{source}{which}"
     lacking: dict[str, list[str]] = {}
     for one in verdict.classes:
         if verdict.profile is not None and one.by_profile is Grade.NO_REFERENCE:
             lacking.setdefault(one.reason, []).append(one.path_class)
     for reason, classes in lacking.items():
-        yield f"no reference for {_shortened(classes)}: {reason}"
-
-
-def _shortened(items: Sequence[str]) -> str:
-    return shortened(items, _SHOWN)
+        yield f"no reference for {shortened(classes, _SHOWN)}: {reason}"

@@ -1,29 +1,28 @@
-"""Bandwidths as matrices for people: the shape of nvidia-smi and nvbandwidth, the direction in each caption."""
+"""Bandwidths and latencies as matrices: the shape of nvidia-smi and nvbandwidth, the direction in each caption."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 
-from egmctl.bench.engine import ENGINES
-from egmctl.model.measurement import Endpoint, Flow, Measurement, MemoryKind, Pattern, Status
-from egmctl.report.document import Better, Cell, Chart, Matrix, Point, Series
+from egmctl.model.measurement import (
+    Chase,
+    ChaseOrder,
+    Endpoint,
+    Engine,
+    Flow,
+    Measurement,
+    MemoryKind,
+    Pattern,
+    Quantity,
+    Status,
+)
+from egmctl.model.route import HOST_NAMES
+from egmctl.report.document import Better, Cell, Matrix
 from egmctl.report.route_words import route_words
 from egmctl.report.views.bench_classes import Frame
 from egmctl.units import format_size, several
 
-_MEMORY = {
-    MemoryKind.HOST_NUMA: "NUMA",
-    MemoryKind.HOST_NUMA_POOL: "NUMA pool",
-    MemoryKind.HOST_NUMA_DEFAULT_POOL: "NUMA default pool",
-    MemoryKind.HOST_DEFAULT_POOL: "host default pool",
-    MemoryKind.PINNED: "pinned",
-    MemoryKind.REGISTERED: "registered",
-    MemoryKind.HUGETLB: "hugetlb",
-    MemoryKind.THP: "THP",
-    MemoryKind.MANAGED: "managed",
-    MemoryKind.SYSTEM: "system",
-}
 _ONE_ROW = (Pattern.RING, Pattern.BISECT, Pattern.LOCAL)
 """Every GPU is the source of one flow: one row tells all."""
 _AT_ONCE = {
@@ -37,40 +36,34 @@ _AT_ONCE = {
     Pattern.OWN_NODE: ", every GPU with its own NUMA node at once",
     Pattern.OWN_NODE_BOTH: ", every GPU with its own NUMA node in both directions at once",
 }
+_Place = tuple[str, tuple[str, ...]]
+"""The row of a cell, and the lines above its column."""
 
 
-def matrices(measurements: Sequence[Measurement], frame: Frame) -> Iterator[Matrix | Chart]:
-    """Yield the bandwidths of one case: one size as matrices, several as a table of sizes; nothing if all are waived.
-
-    The curves of a sweep stand beside their table.
-    """
+def matrices(measurements: Sequence[Measurement], frame: Frame) -> Iterator[Matrix]:
+    """Yield the matrices of what shares a table; nothing where all is waived."""
     if all(measurement.status is Status.WAIVED for measurement in measurements):
         return
-    if len({measurement.size_bytes for measurement in measurements}) > 1:
-        yield from _sizes(measurements)
-        return
-    first = measurements[0]
+    # A GPU's own memory is the diagonal of the matrix of its peers': the last one says what the rows are.
+    flows, pattern = measurements[-1].flows, measurements[-1].pattern
     notes = tuple(routes(measurements))
-    if first.flows[0].through_gpu and not first.ranks:
-        yield _through(measurements, frame, notes)
+    if measurements[-1].quantity is Quantity.LATENCY:
+        yield _latencies(measurements, frame, notes)
         return
-    if first.pattern in _ONE_ROW:
-        yield _one_row(measurements, frame, notes)
-        return
-    host = any(end.bus_id is None for end in (first.flows[0].source, first.flows[0].destination))
-    if first.pattern in (Pattern.BOTH_DIRECTIONS, Pattern.OWN_NODE_BOTH) and host:
-        yield _matrix(measurements, frame, notes, 0)
-        yield _matrix(measurements, frame, (), 1)
+    host = any(end.bus_id is None for end in (flows[0].source, flows[0].destination))
+    if pattern in (Pattern.BOTH_DIRECTIONS, Pattern.OWN_NODE_BOTH) and host:
+        yield _bandwidths(measurements, frame, notes, 0)
+        yield _bandwidths(measurements, frame, (), 1)
     else:
-        yield _matrix(measurements, frame, notes)
-    if first.pattern is Pattern.BOTH_DIRECTIONS:
-        cells = {}
+        yield _bandwidths(measurements, frame, notes)
+    if pattern is Pattern.BOTH_DIRECTIONS:
+        sums: dict[_Place, Cell] = {}
         for measurement in measurements:
-            one, other = sorted((end.label for end in ends(measurement.flows[0])), key=frame.order.index)
-            cells[one, other] = frame.bandwidth(measurement)
-        rows, groups = frame.square(cells)
-        caption = f"{_engine(first)} both directions, sum (GB/s)"
-        yield Matrix(caption=caption, names=first.case, rows=rows, groups=groups, better=Better.HIGH)
+            row, column = sorted((end.label for end in ends(measurement.flows[0])), key=frame.order.index)
+            sums[row, (column,)] = frame.bandwidth(measurement)
+        rows, groups = frame.square(sums)
+        caption = f"{ENGINES[measurements[0].engine].caption} both directions, sum (GB/s)"
+        yield Matrix(caption=caption, names=measurements[0].case, rows=rows, groups=groups, better=Better.HIGH)
 
 
 def routes(measurements: Sequence[Measurement]) -> Iterator[str]:
@@ -78,14 +71,14 @@ def routes(measurements: Sequence[Measurement]) -> Iterator[str]:
     cells: dict[str, list[Flow]] = {}
     for flow in (flow for measurement in measurements for flow in measurement.flows):
         cells.setdefault(route_words(flow.route), []).append(flow)
-    for words, those in cells.items():
+    for words, flows in cells.items():
         if len(cells) == 1:
             yield words
-        elif those[0].route.memory is None:
-            yield f"{words}: {several(len(those), 'pair')}"
+        elif flows[0].route.memory is None:
+            yield f"{words}: {several(len(flows), 'pair')}"
         else:
             rows: dict[str, dict[str, None]] = {}
-            for row, column in map(ends, those):
+            for row, column in map(ends, flows):
                 rows.setdefault(row.label, {})[column.label] = None
             where = ", ".join(f"{row} with {' '.join(gpus)}" for row, gpus in rows.items())
             yield f"{words}: {where}"
@@ -110,52 +103,69 @@ def ends(flow: Flow, pattern: Pattern = Pattern.PAIR) -> tuple[Endpoint, Endpoin
     return (destination, source) if swap else (source, destination)
 
 
-def _caption(measurement: Measurement, way: int = 0) -> str:
+def bandwidth_caption(measurement: Measurement, way: int = 0) -> str:
+    """Return what a table of bandwidths shows: the engine, the direction, and what else is moved meanwhile."""
     flow = measurement.flows[way]
     row, column = ends(flow, measurement.pattern)
     arrow = "->" if row == flow.source else "<-"
     at_once = _AT_ONCE.get(measurement.pattern, "")
     streams = f", {measurement.streams} streams" if measurement.streams > 1 else ""
-    sides = "GPU(column)" if measurement.pattern in _ONE_ROW else f"{_kind(row)}(row) {arrow} {_kind(column)}(column)"
+    if _through_any_gpu(measurement):
+        sides = f"{_kind(flow.source)} -> {_kind(flow.destination)}(column) by GPU(row)"
+    elif measurement.pattern in _ONE_ROW:
+        sides = "GPU(column)"
+    else:
+        sides = f"{_kind(row)}(row) {arrow} {_kind(column)}(column)"
     through = " by the row's GPU" if flow.through_gpu and measurement.ranks else ""
-    return f"{_engine(measurement)} {sides}{through} bandwidth{at_once}{streams} (GB/s)"
+    return f"{ENGINES[measurement.engine].caption} {sides}{through} bandwidth{at_once}{streams} (GB/s)"
 
 
-def _engine(measurement: Measurement) -> str:
-    return ENGINES[measurement.engine].caption
+def _through_any_gpu(measurement: Measurement) -> bool:
+    """Say whether GPUs move bytes between NUMA nodes: a row for each GPU, a column for each pair of nodes."""
+    return measurement.flows[0].through_gpu and not measurement.ranks
 
 
 def _kind(end: Endpoint) -> str:
     if end.bus_id is not None:
         return "GPU default pool" if end.memory is MemoryKind.DEVICE_DEFAULT_POOL else "GPU"
-    return "CPU" if end.memory is MemoryKind.REGISTERS else _MEMORY[end.memory]
+    return "CPU" if end.memory is MemoryKind.REGISTERS else HOST_NAMES[end.memory]
 
 
-def _matrix(
+def _place(measurement: Measurement, flow: Flow) -> _Place:
+    """Return where the bandwidth of a flow stands."""
+    source, destination = flow.source.label, flow.destination.label
+    if _through_any_gpu(measurement):
+        return flow.initiator_label, (f"{source}->{destination}",)
+    if measurement.pattern in _ONE_ROW:
+        return "", (source,) if measurement.pattern is Pattern.LOCAL else (source, f"->{destination}")
+    row, column = ends(flow, measurement.pattern)
+    return row.label, (column.label,)
+
+
+def _bandwidths(
     measurements: Sequence[Measurement], frame: Frame, notes: tuple[str, ...], way: int | None = None
 ) -> Matrix:
-    cells: dict[tuple[str, str], Cell] = {}
+    cells: dict[_Place, Cell] = {}
     totals: dict[str, Cell] = {}
     whole: list[str] = []
     for measurement in measurements:
-        labels = set()
-        for place, flow in enumerate(measurement.flows):
-            if way is None or place % 2 == way:
-                row, column = ends(flow, measurement.pattern)
-                cells[row.label, column.label] = frame.bandwidth(measurement, place)
-                labels.add(row.label)
+        places = {
+            number: _place(measurement, flow)
+            for number, flow in enumerate(measurement.flows)
+            if way is None or number % 2 == way
+        }
+        cells |= {place: frame.bandwidth(measurement, number) for number, place in places.items()}
         if len(measurement.flows) < 2 or measurement.pattern is Pattern.BOTH_DIRECTIONS:
             continue
-        if len(labels) == 1:
-            totals[labels.pop()] = frame.bandwidth(measurement)
+        total, rows_of = frame.bandwidth(measurement), {row for row, _ in places.values()}
+        if len(rows_of) == 1:
+            totals[rows_of.pop()] = total
         else:
-            total = frame.bandwidth(measurement)
             whole.append(f"sum of all: {total.text}{total.mark}")
     rows, groups = frame.square(cells, totals)
-    first = measurements[0]
     return Matrix(
-        caption=_caption(first, way or 0),
-        names=first.case,
+        caption=bandwidth_caption(measurements[0], way or 0),
+        names=measurements[0].case,
         notes=notes,
         rows=rows,
         groups=groups,
@@ -164,83 +174,69 @@ def _matrix(
     )
 
 
-def _through(measurements: Sequence[Measurement], frame: Frame, notes: tuple[str, ...]) -> Matrix:
-    """A row for each GPU that moves the bytes, a column for each pair of NUMA nodes."""
-    first = measurements[0]
-    source, destination = (_kind(end) for end in (first.flows[0].source, first.flows[0].destination))
-    cells = {
-        (flow.initiator_label, f"{flow.source.label}->{flow.destination.label}"): frame.bandwidth(m, 0)
-        for m in measurements
-        for flow in m.flows
-    }
+def _latencies(measurements: Sequence[Measurement], frame: Frame, notes: tuple[str, ...]) -> Matrix:
+    cells: dict[_Place, Cell] = {}
+    tails: list[tuple[float, str]] = []
+    for measurement in measurements:
+        flow = measurement.flows[0]
+        row, column, reader = flow.source.label, flow.initiator_label, flow.initiator_label
+        value, digits = None if measurement.headline is None else measurement.headline.median, 1
+        if ENGINES[measurement.engine].round_trip:
+            row = reader
+            column = measurement.flows[1].initiator_label if len(measurement.flows) > 1 else flow.destination.label
+            halves = [sample.p50_ns for sample in measurement.samples if sample.p50_ns is not None]
+            value, digits = median(halves) if halves and measurement.measured else None, 0
+            samples = measurement.samples
+            tails += [(sample.p99_ns, f"{row} <-> {column}") for sample in samples if sample.p99_ns is not None]
+        elif flow.source.bus_id is not None and flow.initiator is not None:
+            row, column = reader, flow.source.label
+        cells[row, (column,)] = frame.number(measurement, value, digits=digits, kind=flow.route.symbol)
+    slowest = (f"p99 at most {max(tails)[0]:.0f} ns ({max(tails)[1]})",) if tails else ()
     rows, groups = frame.square(cells)
     return Matrix(
-        caption=f"{_engine(first)} {source} -> {destination}(column) by GPU(row) bandwidth (GB/s)",
-        names=first.case,
-        notes=notes,
+        caption=latency_caption(measurements[-1]),
+        names=", ".join(dict.fromkeys(measurement.case for measurement in measurements)),
+        notes=(*notes, *slowest),
         rows=rows,
         groups=groups,
-        better=Better.HIGH,
+        better=Better.LOW,
     )
 
 
-def _one_row(measurements: Sequence[Measurement], frame: Frame, notes: tuple[str, ...]) -> Matrix:
-    """One column a flow: its two ends above its number."""
-    groups = []
-    for measurement in measurements:
-        for place, flow in enumerate(measurement.flows):
-            header: tuple[str, ...] = (flow.source.label,)
-            if measurement.pattern is not Pattern.LOCAL:
-                header = (flow.source.label, f"->{flow.destination.label}")
-            groups.append((Series(header=header, cells=(frame.bandwidth(measurement, place),)),))
-        if len(measurement.flows) > 1:
-            groups.append((Series(header=("sum",), cells=(frame.bandwidth(measurement),)),))
-    first = measurements[0]
-    return Matrix(
-        caption=_caption(first),
-        names=first.case,
-        notes=notes,
-        rows=("",),
-        groups=tuple(groups),
-        better=Better.HIGH,
-    )
+def latency_caption(measurement: Measurement) -> str:
+    """Return what a table of latencies shows: between which ends, and how they are read."""
+    flow = measurement.flows[0]
+    if measurement.engine is Engine.PING_PONG:
+        by = f"by flags in {flow.destination.label}" if flow.destination.bus_id is None else "each polls its own"
+        return f"round trip of a flag GPU(row) <-> GPU(column), {by} (ns, p50)"
+    if ENGINES[measurement.engine].round_trip:
+        return f"round trip of {ENGINES[measurement.engine].caption} GPU(row) <-> GPU(column) (ns, p50)"
+    if measurement.pattern is Pattern.LOADED:
+        ways = f"under load {flow.source.label} -> {flow.initiator_label}"
+    elif flow.source.memory in HOST_NAMES:
+        ways = f"{HOST_NAMES[flow.source.memory]}(row) -> {'CPU' if flow.initiator is None else 'GPU'}(column)"
+    else:
+        ways = "GPU(row) <- GPU(column)" if flow.initiator is not None else "GPU(row) -> CPU(column)"
+    return f"latency {ways}, {_how(measurement)} (ns)"
 
 
-def _sizes(measurements: Sequence[Measurement]) -> Iterator[Matrix | Chart]:
-    """A sweep: what all paths over the same links reach at each size."""
-    first = measurements[0]
-    groups: dict[tuple[str, str], dict[int, list[Measurement]]] = {}
-    for measurement in measurements:
-        route = measurement.flows[0].route
-        of_route = groups.setdefault((route.symbol, route_words(route)), {})
-        of_route.setdefault(measurement.size_bytes, []).append(measurement)
-    sizes = sorted({measurement.size_bytes for measurement in measurements})
-    notes, columns, curves = [], [], []
-    picks: tuple[tuple[str, Callable[[list[float]], float]], ...] = (("median", median), ("min", min), ("max", max))
-    for (name, words), curve in groups.items():
-        count = max(map(len, curve.values()))
-        values = {size: [m.bandwidth_gb_s.median for m in those if m.bandwidth_gb_s] for size, those in curve.items()}
-        notes.append(f"{words}: {f'median, min and max of {count} paths' if count > 1 else '1 path'}")
-        columns.append(
-            tuple(
-                Series(
-                    header=(name if label == "median" else "", label),
-                    cells=tuple(Cell(text=f"{pick(values[size]):.2f}" if values.get(size) else "-") for size in sizes),
-                )
-                for label, pick in picks
-            )
-        )
-        points = [
-            Point(x=size, y=median(found), low=min(found), high=max(found))
-            for size in sizes
-            if (found := values.get(size))
-        ]
-        curves.append((name, tuple(points)))
-    yield Matrix(
-        caption=_caption(first),
-        names=f"{first.case}, by size",
-        notes=tuple(notes),
-        rows=tuple(map(format_size, sizes)),
-        groups=tuple(columns),
-    )
-    yield Chart(caption=_caption(first), x="buffer", y="GB/s", curves=tuple(curves), sizes=True)
+def _how(measurement: Measurement) -> str:
+    if measurement.engine is not Engine.CHASE:
+        return ENGINES[measurement.engine].caption
+    chase, size = chase_of(measurement), format_size(measurement.size_bytes)
+    if chase.order is ChaseOrder.SEQUENTIAL:
+        return f"{size} line after line"
+    return f"random lines of {size}, {'read before' if chase.warm else 'read once'}"
+
+
+def chase_of(measurement: Measurement) -> Chase:
+    """Return how a latency is read.
+
+    Raises
+    ------
+    ValueError
+        If it is no latency.
+    """
+    if measurement.chase is None:
+        raise ValueError(f"{measurement.case} is no latency")
+    return measurement.chase

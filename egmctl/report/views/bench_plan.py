@@ -24,6 +24,7 @@ from egmctl.report.document import (
     Section,
     Table,
     Tone,
+    table,
 )
 from egmctl.units import format_size, natural, several
 
@@ -95,7 +96,6 @@ def cost_document(cost: JobCost, machine: Machine) -> Document:
         duration(cost.seconds),
         format_size(max(one.held_bytes for one in costs)),
     )
-    columns = tuple(Column(name=head, align=Align.RIGHT if head else Align.LEFT) for head in heads)
     nothing = "Nothing was measured; all nodes are assumed to be one NVLink domain."
     return Document(
         command="egmctl bench --dry-run",
@@ -103,7 +103,7 @@ def cost_document(cost: JobCost, machine: Machine) -> Document:
         body=(
             Paragraph(words=f"Cost: {several(cost.ranks, 'GPU')} on {several(cost.nodes, 'node')} like {name}"),
             Paragraph(words=nothing, tone=Tone.DIM),
-            Table(columns=columns, rows=(*(tuple(_cells(one)) for one in costs), total)),
+            table(heads, (*(tuple(_cells(case)) for case in costs), total), right=heads[1:]),
             *(Entry(word="!", tone=Tone.WARN, title=line) for line in _breaks(costs)),
         ),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from egmctl.compat import assert_never
 from egmctl.model.bringup import Answer, Bringup, Gap, GapKind, JoinedCause
@@ -25,7 +26,7 @@ from egmctl.report.document import (
     plain,
 )
 from egmctl.report.views import bench_answer as bench_warnings
-from egmctl.report.views.bench import bench_document
+from egmctl.report.views.bench import bench_banners, bench_document
 from egmctl.report.views.bench_answer import answer as bench_answer
 from egmctl.report.views.causes import CAUSES, PATHS, SEE_DOCTOR
 from egmctl.report.views.doctor import TONES, doctor_document, remedy_words, title
@@ -40,28 +41,31 @@ from egmctl.units import several, shortened
 def bringup_document(bringup: Bringup) -> Document:
     """Return what there is to say of a node, with the documents of doctor and bench below it."""
     machine = bringup.machine
-    run = None if bringup.run is None else bench_document(bringup.run)
-    parts = [("Doctor", doctor_document(bringup.diagnosis)), ("Topology", topo_document(topology(machine)))]
-    if run is not None:
-        parts.append(("Bench", run))
+    measured = () if bringup.run is None else bench_banners(bringup.run)
     return Document(
         command="egmctl bringup",
         subject=subject(machine.origin),
-        banners=tuple(dict.fromkeys((*banners(machine.origin), *(run.banners if run is not None else ())))),
+        banners=tuple(dict.fromkeys((*banners(machine.origin), *measured))),
         body=(
             *summary(bringup),
-            *(Section(title=title, body=tuple(_own(part)), level=Level.VERBOSE) for title, part in parts),
+            *(
+                Section(title=title, body=partial(_part, bringup, title), level=Level.VERBOSE)
+                for title in ("Doctor", "Topology", "Bench")
+            ),
             machine_section(machine),
         ),
     )
 
 
-def _own(part: Document) -> Iterator[Block]:
-    """Yield what a part says that no other one does."""
-    shared = ("Machine", "Topology") if part.command != "egmctl topo" else ("Machine",)
-    for block in part.body:
-        if not isinstance(block, Section) or block.title not in shared:
-            yield block
+def _part(bringup: Bringup, title: str) -> Iterator[Block]:
+    """Yield what one of the commands says that no other one does."""
+    if title == "Doctor":
+        body = doctor_document(bringup.diagnosis).body
+    elif title == "Topology":
+        body = topo_document(topology(bringup.machine)).body
+    else:
+        body = () if bringup.run is None else bench_document(bringup.run).body
+    return (block for block in body if not isinstance(block, Section) or block.title not in ("Machine", "Topology"))
 
 
 def summary(bringup: Bringup) -> Iterator[Block]:
@@ -142,15 +146,15 @@ def cause_words(bringup: Bringup, cause: JoinedCause) -> str:
     root = root_of(bringup, cause)
     if root is None:
         return "" if bringup.run is None else plain(bench_answer(bringup.run, alone=False).sentence)
-    told = [_title(root, cause)]
+    parts = [_title(root, cause)]
     slow, broke = _slow_and_broke(bringup, cause)
     if slow:
-        told.append(f"explains {several(len(slow), 'slow path')}")
+        parts.append(f"explains {several(len(slow), 'slow path')}")
     if broke:
-        told.append(f"{several(len(broke), 'path')} broke")
+        parts.append(f"{several(len(broke), 'path')} broke")
     if cause.waived:
-        told.append(f"{several(len(cause.waived), 'measurement')} not made")
-    return "; ".join(told)
+        parts.append(f"{several(len(cause.waived), 'measurement')} not made")
+    return "; ".join(parts)
 
 
 def _title(root: Finding, cause: JoinedCause) -> str:
@@ -260,7 +264,7 @@ def _entry(bringup: Bringup, cause: JoinedCause, level: Level, *, first: bool) -
         tone=TONES[cause.status],
         title=unknown if root is None else _title(root, cause),
         id="" if root is None else root.check,
-        body=(*([KeyValues(rows=tuple(rows))] if rows else []), *command),
+        body=(KeyValues(rows=tuple(rows)), *command),
         level=level,
     )
 

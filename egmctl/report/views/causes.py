@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from egmctl.model.finding import RunCause
+from egmctl.model.finding import Finding, RunCause
 from egmctl.model.finding import Status as Found
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.route import LinkKind
@@ -37,14 +37,14 @@ def cause_words(report: RunReport, cause: RunCause) -> str:
     measurements = [report.measurements[number] for number in cause.explains]
     waived = sum(m.missed_path for m in measurements)
     slow = len(measurements) - waived
-    told = [cause_title(cause)]
+    parts = [cause_title(cause)]
     if slow and all(crosses_unknown_links(m) for m in measurements):
-        told.append(f"the links of {several(slow, 'path')} are unknown")
+        parts.append(f"the links of {several(slow, 'path')} are unknown")
     elif slow:
-        told.append(f"explains {several(slow, 'path')}")
+        parts.append(f"explains {several(slow, 'path')}")
     if waived:
-        told.append(f"{several(waived, 'measurement')} not made")
-    return "; ".join(told)
+        parts.append(f"{several(waived, 'measurement')} not made")
+    return "; ".join(parts)
 
 
 def cause_advice(cause: RunCause) -> str:
@@ -58,11 +58,8 @@ def cause_advice(cause: RunCause) -> str:
 def cause_entries(report: RunReport) -> Iterator[Entry | Hint]:
     """Yield each cause once: what was found, why, what it explains, and what to do unless the answer says it."""
     for place, cause in enumerate(report.causes):
-        finding, rows = cause.finding, list[tuple[str, Words]]()
-        if finding.cause:
-            rows.append(("cause", finding.cause))
-        if finding.remedy is not None and place:
-            rows.append(("fix", remedy_words(finding.remedy)))
+        finding = cause.finding
+        rows = cause_rows(finding, fix=place > 0)
         paths = list(dict.fromkeys(report.measurements[number].path for number in cause.explains))
         if paths:
             rows.append(("explains", shortened(paths, PATHS)))
@@ -73,16 +70,21 @@ def cause_entries(report: RunReport) -> Iterator[Entry | Hint]:
             word="CAUSE",
             tone=TONES[cause.status] if cause.status is not Found.NOTE else Tone.UNKNOWN,
             title=(cause_title(cause), Span(f" [{finding.check}]", Tone.DIM)),
-            body=(
-                *([KeyValues(rows=tuple(rows))] if rows else []),
-                *([Command(text=command)] if command is not None else []),
-            ),
+            body=(KeyValues(rows=tuple(rows)), *([Command(text=command)] if command is not None else [])),
             level=Level.SUMMARY if place < CAUSES else Level.VERBOSE,
         )
     if len(report.causes) > CAUSES:
         yield Hint(
             words=f"and {several(len(report.causes) - CAUSES, 'more cause')} (-v)", more=True, level=Level.SUMMARY
         )
+
+
+def cause_rows(finding: Finding, *, fix: bool = True) -> list[tuple[str, Words]]:
+    """Return why something is so, and what to do, as rows of an entry."""
+    rows: list[tuple[str, Words]] = [("cause", finding.cause)] if finding.cause else []
+    if fix and finding.remedy is not None:
+        rows.append(("fix", remedy_words(finding.remedy)))
+    return rows
 
 
 def crosses_unknown_links(measurement: Measurement) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from statistics import median
 
 from egmctl.errors import ExitCode
@@ -10,10 +11,8 @@ from egmctl.model.command import Command
 from egmctl.model.comparison import Affected, AttributeDifference, Comparison, Outcome, PathDifference
 from egmctl.model.gpu import FAKE
 from egmctl.report.document import (
-    Align,
     Block,
     Bullets,
-    Column,
     Document,
     Entry,
     Hint,
@@ -26,7 +25,9 @@ from egmctl.report.document import (
     Tone,
     Verdict,
     Words,
+    table,
 )
+from egmctl.report.views.causes import cause_rows
 from egmctl.report.views.doctor import remedy_words
 from egmctl.report.views.doctor import title as found_words
 from egmctl.units import format_size, listed, natural, several, shortened
@@ -94,26 +95,26 @@ def verdict(comparison: Comparison) -> Verdict:
 
 
 def _common(comparison: Comparison) -> str:
-    worse = [one for one in comparison.affected if one.outcome is Outcome.WORSE and one.change is not None]
+    worse = [row for row in comparison.affected if row.outcome is Outcome.WORSE and row.change is not None]
     if comparison.of_nodes:
-        bad = list(dict.fromkeys(one.node for one in worse))
+        bad = list(dict.fromkeys(row.node for row in worse))
         if not bad:
             return ""
-        where = dict.fromkeys(one.where for one in worse)
-        same = f": {'; '.join(where)}" if len(where) <= _CASES_SHOWN else ""
-        return f"only {_nodes(bad)} {'is' if len(bad) == 1 else 'are'} slower{same}"
+        where = dict.fromkeys(row.where for row in worse)
+        alike = f": {'; '.join(where)}" if len(where) <= _CASES_SHOWN else ""
+        return f"only {_nodes(bad)} {'is' if len(bad) == 1 else 'are'} slower{alike}"
     if not worse:
         return ""
     busy = _got_busy(comparison)
     if comparison.touches:
         pair = _only_pair(comparison)
         ends = f"is between {listed(pair)}" if pair else f"touches {listed(comparison.touches, 'or')}"
-        told = f"everything slower {ends}"
+        words = f"everything slower {ends}"
         if busy and set(comparison.touches) <= {*busy}:
-            return f"{told}, which other processes used in {comparison.nodes[-1].name}"
+            return f"{words}, which other processes used in {comparison.nodes[-1].name}"
     else:
-        told = "what is slower has no GPU in common"
-    return f"{told}; other processes used {listed(busy)} in {comparison.nodes[-1].name}" if busy else told
+        words = "what is slower has no GPU in common"
+    return f"{words}; other processes used {listed(busy)} in {comparison.nodes[-1].name}" if busy else words
 
 
 def _only_pair(comparison: Comparison) -> Sequence[str]:
@@ -157,16 +158,16 @@ def _body(comparison: Comparison) -> Iterator[Block]:
     yield verdict(comparison)
     yield from _causes(comparison)
     for unit, title in (*_QUANTITIES.items(), ("", "Other paths")):
-        rows = [one for one in comparison.affected if _unit(comparison, one) == unit]
-        if rows:
-            yield Section(title=title, body=tuple(_entry(comparison, row) for row in rows))
+        rows = [row for row in comparison.affected if _unit(comparison, row) == unit]
+        yield Section(title=title, body=tuple(_entry(comparison, row) for row in rows))
     yield from _told(comparison, comparison.words, FINDINGS if comparison.kind is Command.DOCTOR else "Facts")
     if comparison.same:
         yield Paragraph(words=(Span("SAME", Tone.GOOD), f"  {comparison.same_folded}"))
     if not comparison.of_nodes:
-        yield from _tables(comparison)
-    if lines := tuple(_one_sided(comparison)):
-        yield Section(title="Paths on one side, unstable, or over another link", body=(Bullets(items=lines),))
+        for level, title in ((Level.VERBOSE, "Paths that differ"), (Level.ALL, "Paths that are the same")):
+            yield Section(title=title, body=partial(_tables, comparison, level), level=level)
+    one_sided = Bullets(items=tuple(_one_sided(comparison)))
+    yield Section(title="Paths on one side, unstable, or over another link", body=(one_sided,))
     yield from _told(comparison, comparison.machines, "Machine differences", outcomes=False)
     notes = [*_problems(comparison), *comparison.notes]
     if comparison.kind in (Command.BENCH, Command.BRINGUP):
@@ -174,11 +175,9 @@ def _body(comparison: Comparison) -> Iterator[Block]:
         notes.append(
             f"shown are changes from {of} above {100 * comparison.tolerance:g} % and above 3x run-to-run noise"
         )
-    if notes:
-        yield Section(title="Notes", body=(Bullets(items=tuple(notes)),))
+    yield Section(title="Notes", body=(Bullets(items=tuple(notes)),))
     files = tuple((node.name, _time(node.at) or "-", node.tool) for node in comparison.nodes)
-    columns = (Column(name="file"), Column(name="when"), Column(name="written by"))
-    yield Section(title=FILES, body=(Table(columns=columns, rows=files),), level=Level.VERBOSE)
+    yield Section(title=FILES, body=(table(("file", "when", "written by"), files),), level=Level.VERBOSE)
 
 
 def _causes(comparison: Comparison) -> Iterator[Entry]:
@@ -186,11 +185,7 @@ def _causes(comparison: Comparison) -> Iterator[Entry]:
     worse = {place for place, path in enumerate(comparison.paths) if path.outcome is Outcome.WORSE}
     for cause in comparison.causes:
         of = f"{cause.node}: " if comparison.of_nodes else ""
-        rows: list[tuple[str, Words]] = [("explains", f"{len(cause.explains)} of {len(worse)} worse paths")]
-        if cause.finding.cause:
-            rows.insert(0, ("cause", cause.finding.cause))
-        if cause.finding.remedy is not None:
-            rows.append(("fix", remedy_words(cause.finding.remedy)))
+        rows = [*cause_rows(cause.finding), ("explains", f"{len(cause.explains)} of {len(worse)} worse paths")]
         title = (f"{of}{found_words(cause.finding)}", Span(f" [{cause.finding.check}]", Tone.DIM))
         yield Entry(word="CAUSE", tone=Tone.WARN, title=title, body=(KeyValues(rows=tuple(rows)),), level=Level.SUMMARY)
     explained = {place for cause in comparison.causes for place in cause.explains}
@@ -237,8 +232,6 @@ def _told(
     comparison: Comparison, differences: Sequence[AttributeDifference], title: str, *, outcomes: bool = True
 ) -> Iterator[Section]:
     """Yield findings or facts: the first ones, and with -v the others."""
-    if not differences:
-        return
 
     def block(those: Sequence[AttributeDifference], level: Level) -> tuple[Block, ...]:
         if not outcomes:
@@ -262,26 +255,17 @@ def _difference(comparison: Comparison, one: AttributeDifference) -> Words:
     return f"{subject}: {one.reference} -> {one.value}"
 
 
-def _tables(comparison: Comparison) -> Iterator[Section]:
-    """Yield a table for each case in which one run is against another; those with nothing new at the end."""
+def _tables(comparison: Comparison, level: Level) -> Iterator[Table]:
+    """Yield a table for each case in which one run is against another: what differs, or what is the same."""
     first, second = (node.name for node in comparison.nodes)
-    heads = ("", first, second, "change")
-    columns = (
-        *(Column(name=name, align=Align.RIGHT if name else Align.LEFT) for name in heads),
-        Column(name="outcome"),
-    )
-    for level in (Level.VERBOSE, Level.ALL):
-        cases: dict[str, list[PathDifference]] = {}
-        for path in comparison.paths:
-            both = path.reference is not None and path.value is not None
-            if both and (path.outcome is Outcome.SAME) is (level is Level.ALL):
-                cases.setdefault(f"{_name(path)} over {path.link} ({path.unit})", []).append(path)
-        tables = tuple(
-            Table(columns=columns, rows=tuple(map(_row, paths)), caption=name) for name, paths in cases.items()
-        )
-        if tables:
-            title = "Paths that differ" if level is Level.VERBOSE else "Paths that are the same"
-            yield Section(title=title, body=tables, level=level)
+    numbers = (first, second, "change")
+    cases: dict[str, list[PathDifference]] = {}
+    for path in comparison.paths:
+        both = path.reference is not None and path.value is not None
+        if both and (path.outcome is Outcome.SAME) is (level is Level.ALL):
+            cases.setdefault(f"{_name(path)} over {path.link} ({path.unit})", []).append(path)
+    for name, paths in cases.items():
+        yield table(("", *numbers, "outcome"), map(_row, paths), right=numbers, caption=name)
 
 
 def _row(path: PathDifference) -> tuple[Words, ...]:

@@ -6,6 +6,7 @@ Without host names and times: nodes in the same state print the same bytes, so t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import TOLD, Cause, Confidence, Finding, Guard, Remedy, Status, causes
@@ -14,7 +15,6 @@ from egmctl.model.machine import OriginKind
 from egmctl.report.document import (
     Block,
     Bullets,
-    Column,
     Command,
     Document,
     Entry,
@@ -28,6 +28,7 @@ from egmctl.report.document import (
     Tone,
     Verdict,
     Words,
+    table,
 )
 from egmctl.report.views.machine import banners, machine_section, subject
 from egmctl.units import several, shortened
@@ -69,26 +70,28 @@ def verdict(diagnosis: Diagnosis) -> Verdict:
     failures, warnings = (
         sum(finding.status is status for finding in diagnosis.findings) for status in (Status.FAIL, Status.WARN)
     )
-    found = " and ".join(several(n, what) for n, what in ((failures, "failure"), (warnings, "warning")) if n)
-    if found and len(roots) < failures + warnings:
-        found += f", {several(len(roots), 'root cause')}"
+    problems = " and ".join(several(n, what) for n, what in ((failures, "failure"), (warnings, "warning")) if n)
+    if problems and len(roots) < failures + warnings:
+        problems += f", {several(len(roots), 'root cause')}"
     if diagnosis.failed:
-        return Verdict(word="PROBLEMS", tone=Tone.BAD, sentence="; ".join(filter(None, (found, rest))))
+        return Verdict(word="PROBLEMS", tone=Tone.BAD, sentence="; ".join(filter(None, (problems, rest))))
     if diagnosis.nothing is not None:
         why = diagnosis.nothing.removesuffix(".")
-        sentence = "; ".join(filter(None, (f"{why[:1].lower()}{why[1:]}", found, rest)))
+        sentence = "; ".join(filter(None, (f"{why[:1].lower()}{why[1:]}", problems, rest)))
         return Verdict(word="NOT DETERMINED", tone=Tone.UNKNOWN, sentence=sentence, advice=_how_to_know(diagnosis))
     if diagnosis.undetermined:
         applied = number[Status.UNKNOWN] + number[Status.PASS] + number[Status.WARN]
-        told = f"{number[Status.UNKNOWN]} of {several(applied, 'check')} had no data"
-        good = f"{found}; " if found else ""
+        lacking = f"{number[Status.UNKNOWN]} of {several(applied, 'check')} had no data"
+        good = f"{problems}; " if problems else ""
         return Verdict(
             word="NOT DETERMINED",
             tone=Tone.UNKNOWN,
-            sentence=f"{told}; {good}{_counted(number, Status.PASS, Status.SKIP)}",
+            sentence=f"{lacking}; {good}{_counted(number, Status.PASS, Status.SKIP)}",
             advice=_how_to_know(diagnosis),
         )
-    return Verdict(word="OK", tone=Tone.WARN if found else Tone.GOOD, sentence=", ".join(filter(None, (found, rest))))
+    return Verdict(
+        word="OK", tone=Tone.WARN if problems else Tone.GOOD, sentence=", ".join(filter(None, (problems, rest)))
+    )
 
 
 def _how_to_know(diagnosis: Diagnosis) -> str:
@@ -116,21 +119,14 @@ def _body(diagnosis: Diagnosis) -> Iterator[Block]:
     process = diagnosis.machine.process
     if process is not None and process.pid:
         yield Paragraph(words=f"Process {process.pid}; NVML and CUDA were queried from outside of it.", tone=Tone.DIM)
-    found = causes(diagnosis.findings)
-    for cause in found:
+    roots = causes(diagnosis.findings)
+    for cause in roots:
         yield _problem(cause)
-    yield from _notes(diagnosis, found)
+    yield from _notes(diagnosis, roots)
     for status, name in _TITLES.items():
-        findings = [finding for finding in diagnosis.findings if finding.status is status]
-        if findings:
-            yield Section(title=name, body=(_table(findings),), level=Level.VERBOSE)
-    if seen := [finding for finding in diagnosis.findings if finding.evidence and _is_fine(finding)]:
-        yield Section(title="What was read", body=(_evidence(seen),), level=Level.ALL)
+        yield Section(title=name, body=partial(_table, diagnosis, status), level=Level.VERBOSE)
+    yield Section(title="What was read", body=partial(_evidence, diagnosis), level=Level.ALL)
     yield machine_section(diagnosis.machine)
-
-
-def _is_fine(finding: Finding) -> bool:
-    return finding.status not in TOLD
 
 
 def _problem(cause: Cause) -> Entry:
@@ -152,23 +148,20 @@ def title(finding: Finding) -> str:
 
 def _about(cause: Cause) -> Iterator[Block]:
     finding = cause.finding
-    rows: list[tuple[str, Words]] = []
     if finding.cause:
         sure = "" if finding.confidence is Confidence.HIGH else f" ({finding.confidence} confidence)"
-        rows.append(("cause", finding.cause + sure))
+        yield KeyValues(rows=(("cause", finding.cause + sure),))
     if finding.remedy is not None:
-        rows.append(("fix", remedy_words(finding.remedy)))
-    if rows:
-        yield KeyValues(rows=tuple(rows))
-    if finding.remedy is not None and finding.remedy.command is not None:
-        yield Command(text=finding.remedy.command)
-    if cause.explains:
-        yield KeyValues(rows=tuple(("explains", _explained(one)) for one in cause.explains))
-    if finding.note:
-        yield KeyValues(rows=(("note", finding.note),))
-    seen = tuple(("seen", _seen(finding, place)) for place in range(len(finding.evidence)))
-    if seen:
-        yield KeyValues(rows=seen, level=Level.VERBOSE)
+        yield from _fix(finding.remedy)
+    yield KeyValues(rows=tuple(("explains", _explained(other)) for other in cause.explains))
+    yield KeyValues(rows=(("note", finding.note),) if finding.note else ())
+    yield KeyValues(rows=tuple(("seen", words) for words in _seen(finding)), level=Level.VERBOSE)
+
+
+def _fix(remedy: Remedy) -> Iterator[Block]:
+    yield KeyValues(rows=(("fix", remedy_words(remedy)),))
+    if remedy.command is not None:
+        yield Command(text=remedy.command)
 
 
 def _explained(finding: Finding) -> Words:
@@ -182,10 +175,11 @@ def remedy_words(remedy: Remedy) -> str:
     return f"{remedy.text.removesuffix('.')} ({', '.join(needs)})." if needs else remedy.text
 
 
-def _seen(finding: Finding, place: int) -> Words:
-    seen = finding.evidence[place]
-    errno = f" ({seen.errno})" if seen.errno and seen.errno not in seen.value else ""
-    return Span(seen.source, code=True), f": {seen.value}{errno}"
+def _seen(finding: Finding) -> Iterator[Words]:
+    """Yield a line for each piece of evidence."""
+    for evidence in finding.evidence:
+        errno = f" ({evidence.errno})" if evidence.errno and evidence.errno not in evidence.value else ""
+        yield Span(evidence.source, code=True), f": {evidence.value}{errno}"
 
 
 def _notes(diagnosis: Diagnosis, found: Sequence[Cause]) -> Iterator[Block]:
@@ -197,45 +191,45 @@ def _notes(diagnosis: Diagnosis, found: Sequence[Cause]) -> Iterator[Block]:
         if finding.remedy is not None:
             alike.setdefault((title(finding), finding.remedy), []).append(finding.check)
     for (what, remedy), checks in alike.items():
-        rows: tuple[tuple[str, Words], ...] = (("fix", remedy_words(remedy)),)
-        command = () if remedy.command is None else (Command(text=remedy.command),)
         yield Entry(
             word="UNKNOWN",
             tone=Tone.UNKNOWN,
             title=what,
             id=", ".join(dict.fromkeys(checks)),
-            body=(KeyValues(rows=rows), *command),
+            body=tuple(_fix(remedy)),
         )
     rest = list(dict.fromkeys(one.check for one in unknown if one.remedy is None))
     if rest:
         yield Hint(words=f"Not determined (-v says why): {shortened(rest, _NAMED)}")
 
 
-def _table(findings: Sequence[Finding]) -> Table:
-    return Table(
-        columns=(Column(name="check"), Column(name="where", wrap=True), Column(name="what", wrap=True)),
-        rows=tuple((Span(one.check, code=True), one.place.label or "node", _noted(one)) for one in findings),
+def _table(diagnosis: Diagnosis, status: Status) -> Iterator[Table]:
+    """Yield the table of the findings that have a status."""
+    rows = (
+        (
+            Span(finding.check, code=True),
+            finding.place.label or "node",
+            "; ".join(filter(None, (finding.summary, finding.note))),
+        )
+        for finding in diagnosis.findings
+        if finding.status is status
     )
+    yield table(("check", "where", "what"), rows, wrap=("where", "what"))
 
 
-def _noted(finding: Finding) -> str:
-    return f"{finding.summary}; {finding.note}" if finding.note else finding.summary
-
-
-def _evidence(findings: Sequence[Finding]) -> KeyValues:
-    rows: list[tuple[str, Words]] = []
-    for finding in findings:
-        rows += [(finding.check, _seen(finding, place)) for place in range(len(finding.evidence))]
-    return KeyValues(rows=tuple(rows))
+def _evidence(diagnosis: Diagnosis) -> Iterator[KeyValues]:
+    """Yield what was read for the findings that are no problem."""
+    fine = [finding for finding in diagnosis.findings if finding.status not in TOLD]
+    yield KeyValues(rows=tuple((finding.check, words) for finding in fine for words in _seen(finding)))
 
 
 def checks_document(checks: CheckList) -> Document:
     """Return the list of checks: id, the condition, and what it guards; of a single one all there is to know."""
     if len(checks.checks) == 1:
         return explain_document(checks.checks[0])
-    rows = tuple((check.id, check.title, _guards(check)) for check in checks.checks)
-    columns = (Column(name="check"), Column(name="condition", wrap=True), Column(name="guards"))
-    return Document(command="egmctl doctor", subject="checks", body=(Table(columns=columns, rows=rows),))
+    rows = ((check.id, check.title, _guards(check)) for check in checks.checks)
+    listed = table(("check", "condition", "guards"), rows, wrap=("condition",))
+    return Document(command="egmctl doctor", subject="checks", body=(listed,))
 
 
 def explain_document(check: CheckEntry) -> Document:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import median
 
 from egmctl.model.command import Command
@@ -22,12 +23,12 @@ from egmctl.report.document import (
     Matrix,
     Paragraph,
     Section,
-    Series,
     Span,
     Tone,
     Verdict,
+    columns_of,
 )
-from egmctl.report.views.compare import FILES, FINDINGS, banners, compare_document
+from egmctl.report.views.compare import FILES, FINDINGS, banners, compare_document, heading
 from egmctl.units import natural, several
 
 CAUSES_SHOWN = 12
@@ -65,12 +66,11 @@ def _body(report: FleetReport) -> Iterator[Block]:
             body = (*body, Hint(words=f"and {len(more)} more (-v)", more=True), *more)
         yield Section(title="Causes", body=body)
     if report.comparison is not None:
-        yield from heat_maps(report)
-        compared = compare_document(report.comparison)
-        yield Section(title=f"Compared: {compared.subject}", body=tuple(_own(compared)))
-    groups = tuple(_group(group) for group in report.groups)
-    if groups:
-        yield Section(title="Nodes that are alike", body=groups, level=Level.VERBOSE)
+        yield Section(title="Nodes", body=partial(_heat_maps, report, report.comparison), level=Level.PAGE)
+        title = f"Compared: {heading(report.comparison)}"
+        yield Section(title=title, body=tuple(_own(compare_document(report.comparison))))
+    groups = partial(map, _group, report.groups)
+    yield Section(title="Nodes that are alike", body=groups, level=Level.VERBOSE)
 
 
 def _own(compared: Document) -> Iterator[Block]:
@@ -163,35 +163,26 @@ def _group(group: NodeGroup) -> Section:
     return Section(title=title, body=lines, level=Level.VERBOSE)
 
 
-def heat_maps(report: FleetReport) -> Iterator[Section]:
+def _heat_maps(report: FleetReport, comparison: Comparison) -> Iterator[Matrix]:
     """Yield the nodes by class of paths and by check, those with most against them first."""
-    if report.comparison is None:
-        return
-    maps = [*_by_class(report, report.comparison), *_by_check(report)]
-    if maps:
-        yield Section(title="Nodes", body=tuple(maps), level=Level.PAGE)
+    yield from _by_class(report, comparison)
+    yield from _by_check(report)
 
 
 def _by_class(report: FleetReport, comparison: Comparison) -> Iterator[Matrix]:
-    found: dict[str, dict[tuple[str, str], list[float]]] = {}
+    shares: dict[str, dict[tuple[str, str], list[float]]] = {}
     for path in comparison.paths:
         if path.slower is not None and path.outcome is not Outcome.SAME:
-            found.setdefault(path.node, {}).setdefault((path.case, path.link), []).append(path.slower)
-    classes = sorted({name for one in found.values() for name in one})
-    nodes = _rows(report, {node: len(one) for node, one in found.items()})
+            shares.setdefault(path.node, {}).setdefault((path.case, path.link), []).append(path.slower)
+    classes = sorted({name for of_node in shares.values() for name in of_node})
+    nodes = _rows(report, {node: len(of_node) for node, of_node in shares.items()})
     if classes:
         yield Matrix(
             caption="Share of what all nodes reach, by node and class of paths (%)",
             notes=("100: within the bound; the classes in which no node differs are not shown",),
             rows=tuple(nodes),
-            groups=tuple(
-                (
-                    Series(
-                        header=name,
-                        cells=tuple(_share(found.get(node, {}).get(name), node in found) for node in nodes),
-                    ),
-                )
-                for name in classes
+            groups=columns_of(
+                {name: [_share(shares.get(node, {}).get(name), node in shares) for node in nodes] for name in classes}
             ),
             better=Better.HIGH,
         )
@@ -205,25 +196,22 @@ def _share(slower: Sequence[float] | None, outlier: bool) -> Cell:
 
 
 def _by_check(report: FleetReport) -> Iterator[Matrix]:
-    found: dict[str, dict[str, str]] = {}
+    statuses: dict[str, dict[str, str]] = {}
     for group in report.groups:
         for line in group.lines:
             check = line.check
             if line.status in ("fail", "warn") and check:
                 for node in group.nodes:
-                    worse = "fail" in (line.status, found.get(node, {}).get(check))
-                    found.setdefault(node, {})[check] = "fail" if worse else "warn"
-    checks = sorted({check for one in found.values() for check in one})
-    nodes = _rows(report, {node: len(one) for node, one in found.items()})
+                    worse = "fail" in (line.status, statuses.get(node, {}).get(check))
+                    statuses.setdefault(node, {})[check] = "fail" if worse else "warn"
+    checks = sorted({check for of_node in statuses.values() for check in of_node})
+    nodes = _rows(report, {node: len(of_node) for node, of_node in statuses.items()})
     if checks:
         yield Matrix(
             caption="Nodes by check",
             notes=("checks that no node fails are not shown",),
             rows=tuple(nodes),
-            groups=tuple(
-                (Series(header=(check,), cells=tuple(_status(found.get(node, {}), check) for node in nodes)),)
-                for check in checks
-            ),
+            groups=columns_of({check: [_status(statuses.get(node, {}), check) for node in nodes] for check in checks}),
         )
 
 

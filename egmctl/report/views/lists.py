@@ -12,10 +12,8 @@ from egmctl.model.listing import History, KeptRun, MachineList, ShippedMachine
 from egmctl.model.machine import Machine
 from egmctl.model.profile import Matched, Profile, ProfileList, Reference, Signature
 from egmctl.report.document import (
-    Align,
     Block,
     Bullets,
-    Column,
     Document,
     Entry,
     Level,
@@ -25,6 +23,7 @@ from egmctl.report.document import (
     Table,
     Tone,
     Verdict,
+    table,
 )
 from egmctl.report.views.machine import banners, subject
 from egmctl.topology.platform import platform
@@ -43,16 +42,9 @@ def history_document(history: History) -> Document:
     else:
         ended = Counter(run.exit_code is not None for run in runs)
         unfinished = f", {ended[False]} of them did not end" if ended[False] else ""
-        columns = (
-            Column(name="run"),
-            Column(name="began (UTC)"),
-            Column(name="GPUs", align=Align.RIGHT),
-            Column(name="ok", align=Align.RIGHT),
-            Column(name="ending", wrap=True),
-        )
         finished = [run for run in runs if run.exit_code is not None]
         places = {id(run): len(finished) - 1 - place for place, run in enumerate(finished)}
-        rows = tuple(
+        rows = (
             (
                 _name(places.get(id(run))),
                 run.started_at.replace("T", " ").removesuffix("Z").removesuffix("+00:00"),
@@ -67,15 +59,10 @@ def history_document(history: History) -> Document:
             Paragraph(
                 words=f"{count}, the latest last. 'egmctl show FILE' shows one, 'egmctl compare last' the last two."
             ),
-            Table(columns=columns, rows=rows),
+            table(("run", "began (UTC)", "GPUs", "ok", "ending"), rows, right=("GPUs", "ok"), wrap=("ending",)),
             Section(
                 title="Files",
-                body=(
-                    Table(
-                        columns=(Column(name="began"), Column(name="file")),
-                        rows=tuple((run.started_at, run.file) for run in runs),
-                    ),
-                ),
+                body=(table(("began", "file"), ((run.started_at, run.file) for run in runs)),),
             ),
         )
     return Document(command="egmctl history", subject=several(len(runs), "bench run"), body=body)
@@ -159,7 +146,7 @@ def profile_document(profile: Profile) -> Document:
             )
             for link in profile.links
         )
-        body.append(Section(title="Links, one direction", body=(_table(heads, rows),)))
+        body.append(Section(title="Links, one direction", body=(table(heads, rows, right=heads[1:]),)))
     if profile.references:
         links = dict.fromkeys(reference.link for reference in profile.references)
         tables = tuple(
@@ -220,13 +207,8 @@ def _references(link: str, references: Sequence[Reference], marks: dict[str, str
         )
         for one in references
     )
-    return _table((link, "typical", "warn", "fail", "source"), rows)
-
-
-def _table(heads: Sequence[str], rows: tuple[tuple[str, ...], ...]) -> Table:
-    first, *others = heads
-    columns = (Column(name=first), *(Column(name=head, align=Align.RIGHT) for head in others))
-    return Table(columns=columns, rows=rows)
+    heads = ("typical", "warn", "fail", "source")
+    return table((link, *heads), rows, right=heads)
 
 
 def _number(value: float | None) -> str:
@@ -236,5 +218,4 @@ def _number(value: float | None) -> str:
 def _kinds(profile: Profile) -> str:
     kinds = {profile.sources[reference.source].kind for reference in profile.references}
     count = len(profile.references)
-    told = f"{several(count, 'reference')}, {' and '.join(sorted(kinds))}" if count else "no references"
-    return told
+    return f"{several(count, 'reference')}, {' and '.join(sorted(kinds))}" if count else "no references"

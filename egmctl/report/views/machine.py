@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from egmctl.facts.redact import redact
 from egmctl.model.machine import Machine, Origin, OriginKind
-from egmctl.report.document import Block, Column, KeyValues, Level, Section, Table
+from egmctl.report.document import Block, KeyValues, Level, Section, Table, table
 from egmctl.units import counted, format_kernel_list, format_size, gpu_name, printable
 
 
@@ -38,11 +39,13 @@ def subject(origin: Origin) -> str:
 
 def machine_section(machine: Machine, level: Level = Level.PAGE) -> Section:
     """Return the facts, with pseudonyms for what is private: pages are handed on."""
+    return Section(title="Machine", body=partial(_machine, machine), level=level)
+
+
+def _machine(machine: Machine) -> Iterator[Block]:
     machine = redact(_of_interest(machine))
-    body: list[Block] = [KeyValues(rows=tuple((name, value) for name, value in _facts(machine) if value))]
-    if machine.gpus:
-        body.append(_gpus(machine))
-    return Section(title="Machine", body=tuple(body), level=level)
+    yield KeyValues(rows=tuple((name, value) for name, value in _facts(machine) if value))
+    yield _gpus(machine)
 
 
 def _of_interest(machine: Machine) -> Machine:
@@ -116,4 +119,4 @@ def _gpus(machine: Machine) -> Table:
             )
         )
     heads = ("", "name", "bus id", "memory", "PCIe", "VBIOS", "max. SM clock", "modes")
-    return Table(columns=tuple(Column(name=name) for name in heads), rows=tuple(rows), caption="GPUs")
+    return table(heads, rows, caption="GPUs")

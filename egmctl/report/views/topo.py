@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 
 from egmctl.model.machine import C2cLink, Gpu, Machine, Nic, NvLink, OriginKind, PcieLink, PciFunction, Reason, Record
@@ -14,7 +15,6 @@ from egmctl.report.document import (
     Block,
     Bullets,
     Cell,
-    Details,
     Diagram,
     Document,
     Entry,
@@ -26,6 +26,7 @@ from egmctl.report.document import (
     Series,
     Tone,
     Verdict,
+    columns_of,
 )
 from egmctl.report.views.machine import banners, machine_section, numa_rows, subject
 from egmctl.report.views.node_scene import node_scene
@@ -41,22 +42,15 @@ _FEW = 8
 """Names of unread values that are listed without asking for all."""
 
 
-def details(topology: Topology) -> Iterator[Block]:
+def _devices(topology: Topology) -> Iterator[Block]:
     """Yield whose indices are shown, then the NUMA nodes, each GPU, the NICs, and a modelled machine's sources."""
     numbers = "GPU indices are NVML's, as in nvidia-smi, whatever CUDA_VISIBLE_DEVICES says."
-    yield Section(
-        title="Devices", body=(Paragraph(words=numbers, tone=Tone.DIM), *_devices(topology)), level=Level.VERBOSE
-    )
-
-
-def _devices(topology: Topology) -> Iterator[Details]:
-    if nodes := numa_rows(topology.machine):
-        yield _part("NUMA nodes", nodes)
+    yield Paragraph(words=numbers, tone=Tone.DIM)
+    yield _part("NUMA nodes", numa_rows(topology.machine))
     for label, gpu in topology.gpus.items():
         rows = (*_gpu(gpu), *_atomics(topology, gpu), *_routes(topology, gpu), *_unread(gpu, Level.VERBOSE))
         yield _part(f"{label}  {gpu_name(gpu.name)}", rows, tuple(_unread(gpu, Level.ALL)))
-    if topology.nics:
-        yield _part("NICs", tuple((label, _nic(nic)) for label, nic in topology.nics.items()))
+    yield _part("NICs", tuple((label, _nic(nic)) for label, nic in topology.nics.items()))
     origin = topology.machine.origin
     if origin.kind is OriginKind.MODELLED:
         lines = (("about", origin.description), *(("source", source) for source in origin.sources))
@@ -87,9 +81,9 @@ def _pci(bus_id: str, pci: PciFunction | None) -> str:
     return ", ".join(parts)
 
 
-def _part(title: str, rows: tuple[tuple[str, str], ...], more: tuple[tuple[str, str], ...] = ()) -> Details:
-    body = (KeyValues(rows=rows), *([KeyValues(rows=more, level=Level.ALL)] if more else []))
-    return Details(title=title, body=body)
+def _part(title: str, rows: tuple[tuple[str, str], ...], more: tuple[tuple[str, str], ...] = ()) -> Section:
+    body = (KeyValues(rows=rows), KeyValues(rows=more, level=Level.ALL))
+    return Section(title=title, body=body, folded=True, level=Level.VERBOSE)
 
 
 def _gpu(gpu: Gpu) -> Iterator[tuple[str, str]]:
@@ -254,8 +248,7 @@ def _body(topology: Topology) -> Iterator[Block]:
         why = lacking.sentence.removesuffix(".")
         sentence = f"{why[:1].lower()}{why[1:]}"
         yield Verdict(word="NOT DETERMINED", tone=Tone.WARN, sentence=sentence, advice=" ".join(lacking.advice))
-        if lacking.missing:
-            yield Section(title="Missing", body=(Bullets(items=lacking.missing),))
+        yield Section(title="Missing", body=(Bullets(items=lacking.missing),))
         yield Section(title="Found", body=(KeyValues(rows=found_anyway(topology.machine)),))
         return
     yield from summary(topology)
@@ -271,11 +264,10 @@ def _body(topology: Topology) -> Iterator[Block]:
         yield _topo_routes(topology)
     yield from _p2p(topology)
     remarks = tuple(note.words for note in topology.remarks if note.kind is NoteKind.REMARK)
-    if remarks:
-        yield Section(title="Notes", body=(Bullets(items=remarks),))
-    yield from details(topology)
+    yield Section(title="Notes", body=(Bullets(items=remarks),))
+    yield Section(title="Devices", body=partial(_devices, topology), level=Level.VERBOSE)
     yield machine_section(topology.machine)
-    yield from _legend(topology)
+    yield Section(title="Legend", body=partial(_legend, topology))
 
 
 def summary(topology: Topology) -> Iterator[Block]:
@@ -386,11 +378,9 @@ def _folded(labels: Sequence[str]) -> str:
 def gpu_matrix(topology: Topology) -> Matrix:
     """Return the links between GPUs, with each GPU's affinities."""
     headers = (("CPU", "affinity"), ("NUMA", "aff."), ("HOST_", "NUMA_ID"), ("GPU", "NUMA ID"))
-    cells = [_affinities(gpu) for gpu in topology.gpus.values()]
-    affinity = tuple(
-        Series(header=header, cells=tuple(Cell(text=row[place]) for row in cells), align=Align.LEFT)
-        for place, header in enumerate(headers)
-    )
+    rows = [_affinities(gpu) for gpu in topology.gpus.values()]
+    by_header = {header: [row[place] for row in rows] for place, header in enumerate(headers)}
+    affinity = tuple(column for (column,) in columns_of(by_header, Align.LEFT))
     labels = list(topology.gpus)
     return _matrix(topology, "GPU links", labels, labels, further=(affinity,))
 
@@ -404,19 +394,11 @@ def _matrix(
     further: tuple[tuple[Series, ...], ...] = (),
     after: tuple[str, ...] = (),
 ) -> Matrix:
-    groups = tuple(
-        (
-            Series(
-                header=(column,),
-                cells=tuple(
-                    Cell(text=" X") if row == column else link_cell(topology.link(row, column)) for row in rows
-                ),
-                align=Align.LEFT,
-            ),
-        )
-        for column in columns
-    )
-    return Matrix(caption=caption, rows=tuple(rows), groups=(*groups, *further), after=after)
+    cells = {
+        column: [" X" if row == column else link_cell(topology.link(row, column)) for row in rows] for column in columns
+    }
+    groups = (*columns_of(cells, Align.LEFT), *further)
+    return Matrix(caption=caption, rows=tuple(rows), groups=groups, after=after)
 
 
 def link_cell(link: Link) -> Cell:
@@ -468,38 +450,24 @@ def _p2p(topology: Topology) -> Iterator[Block]:
         (source, ", ".join(f"{name} {one.value}" for one in alike if one.source == source for name in one.names))
         for source in sources
     )
-    if rows:
-        every = "every pair" if all(gpu.nvml for gpu in topology.gpus.values()) else "every pair that NVML lists"
-        yield Section(title=f"P2P, the same for {every}", body=(KeyValues(rows=rows),))
+    every = "every pair" if all(gpu.nvml for gpu in topology.gpus.values()) else "every pair that NVML lists"
+    yield Section(title=f"P2P, the same for {every}", body=(KeyValues(rows=rows),))
     labels = tuple(topology.gpus)
     for matrix in topology.p2p:
         if not matrix.uniform:
-            yield Matrix(
-                caption=f"P2P {', '.join(matrix.names)} ({matrix.source})",
-                rows=labels,
-                groups=tuple(
-                    (
-                        Series(
-                            header=(column,),
-                            cells=tuple(
-                                Cell(text=" X" if row == column else matrix.cells[row, column]) for row in labels
-                            ),
-                            align=Align.LEFT,
-                        ),
-                    )
-                    for column in labels
-                ),
-            )
+            cells = {
+                column: [" X" if row == column else matrix.cells[row, column] for row in labels] for column in labels
+            }
+            caption = f"P2P {', '.join(matrix.names)} ({matrix.source})"
+            yield Matrix(caption=caption, rows=labels, groups=columns_of(cells, Align.LEFT))
 
 
-def _legend(topology: Topology) -> Iterator[Section]:
+def _legend(topology: Topology) -> Iterator[KeyValues]:
     """Explain the symbols; those that only links between NICs have, where these are shown."""
-    everywhere = legend_rows(topology)
     here = legend_rows(topology, between_nics=False)
-    if everywhere:
-        further = tuple(row for row in everywhere if row not in here)
-        more = (KeyValues(rows=further, level=Level.VERBOSE),) if further else ()
-        yield Section(title="Legend", body=(KeyValues(rows=tuple(here)), *more))
+    yield KeyValues(rows=tuple(here))
+    further = tuple(row for row in legend_rows(topology) if row not in here)
+    yield KeyValues(rows=further, level=Level.VERBOSE)
 
 
 def legend_rows(topology: Topology, *, between_nics: bool = True) -> list[tuple[str, str]]:

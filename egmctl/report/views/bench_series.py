@@ -1,0 +1,258 @@
+"""Series: what paths reach by size, footprint, load or number of SMs, each as a table and its curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from os.path import commonprefix
+from statistics import median
+
+from egmctl.model.measurement import Measurement, Pattern, Quantity, Status
+from egmctl.model.route import HOST_NAMES, Egm
+from egmctl.report.document import EMPTY, Cell, Chart, Matrix, Point, Series, columns_of
+from egmctl.report.views.bench_classes import Frame
+from egmctl.report.views.bench_matrix import bandwidth_caption, chase_of, latency_caption, routes
+from egmctl.units import MIB, format_size, several
+
+KNEE = 1.1
+"""A latency so many times that of :data:`KNEE_FROM_BYTES` is called a knee."""
+KNEE_FROM_BYTES = 512 * MIB
+"""The footprint that the larger ones are compared with: from 4 times the L2 cache of every supported GPU on, what
+grows is not the share that no cache holds any more, but what finding the page takes."""
+ENOUGH = 0.95
+"""The part of the most that a path reaches from which on more SMs are not worth much."""
+MARK = "^"
+"""The sign of the point of a curve that a note explains."""
+_ALL = math.inf
+"""In place of the number of a GPU's SMs that is not known."""
+
+
+def knee(latencies_ns: Mapping[float, float]) -> float | None:
+    """Return the footprint at which a curve has its knee; ``None`` if it has none or does not begin low enough."""
+    base = latencies_ns.get(KNEE_FROM_BYTES)
+    if base is None:
+        return None
+    slow = (size for size, ns in latencies_ns.items() if size > KNEE_FROM_BYTES and ns > KNEE * base)
+    return min(slow, default=None)
+
+
+def enough(gb_s: Mapping[float, float]) -> float | None:
+    """Return the fewest SMs that reach :data:`ENOUGH` of the most; ``None`` of none."""
+    most = max(gb_s.values(), default=0.0)
+    return min((sms for sms, value in gb_s.items() if value >= ENOUGH * most), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """What varies along a series, and how its table and its curves show it."""
+
+    x: str
+    caption: Callable[[Measurement], str]
+    at: Callable[[Measurement], float]
+    """The place of a measurement on its curve."""
+    point: Callable[[float], str]
+    """The name of such a place."""
+    curve: Callable[[Measurement], tuple[str, ...]]
+    """The name of a measurement's curve, in lines."""
+    note: str = ""
+    marked: Callable[[Mapping[float, float]], float | None] = lambda _: None
+    """The place on a curve that the note is about."""
+    beside: Mapping[str, Callable[[Measurement], str]] | None = None
+    """Further columns."""
+    drawn_at: Callable[[Measurement], float] | None = None
+    """The place in the drawing, where it is not that in the table."""
+    apart: bool = False
+    """Whether each path has a drawing of its own, with a curve for each last line of a curve's name."""
+    sizes: bool = False
+    logarithmic: bool = False
+
+
+def _sms_curve(measurement: Measurement) -> tuple[str, ...]:
+    """Return the path, between two GPUs which of them does the work, and the engine."""
+    flow = measurement.flows[0]
+    lines: tuple[str, ...] = (flow.source.label, f"-> {flow.destination.label}")
+    if flow.source.bus_id == flow.destination.bus_id:
+        lines = (flow.source.label, "local")
+    elif None not in (flow.source.bus_id, flow.destination.bus_id):
+        lines = (*lines, "write" if flow.pushed else "read")
+    return (*lines, ENGINES[measurement.engine].caption.removeprefix("memcpy "))
+
+
+def _footprint_curve(measurement: Measurement) -> tuple[str, ...]:
+    flow = measurement.flows[0]
+    return flow.source.label, *filter(None, [HOST_NAMES.get(flow.source.memory)]), f"-> {flow.initiator_label}"
+
+
+def _load_gb_s(measurement: Measurement) -> float:
+    return measurement.bandwidth_gb_s.median if measurement.bandwidth_gb_s else 0
+
+
+def _span(measurement: Measurement) -> str:
+    latency = measurement.latency_ns
+    return f"{latency.min:.1f}-{latency.max:.1f}" if latency else "-"
+
+
+SIZE = Axis(
+    x="buffer",
+    caption=bandwidth_caption,
+    at=lambda m: m.size_bytes,
+    point=lambda size: format_size(round(size)),
+    curve=lambda m: (m.flows[0].route.symbol, *(["EGM"] if m.flows[0].route.egm is Egm.YES else [])),
+    sizes=True,
+)
+FOOTPRINT = Axis(
+    x="footprint",
+    caption=lambda _: "latency by footprint, random lines (ns)",
+    at=lambda m: m.size_bytes,
+    point=lambda size: format_size(round(size)),
+    curve=_footprint_curve,
+    note=f"{MARK} knee: the first footprint that takes {100 * (KNEE - 1):.0f} % longer than "
+    f"{format_size(KNEE_FROM_BYTES)}; from there on finding the page costs time too (TLB).",
+    marked=knee,
+    sizes=True,
+)
+LOAD = Axis(
+    x="load in GB/s",
+    caption=latency_caption,
+    at=lambda m: chase_of(m).load_blocks,
+    point=lambda blocks: several(round(blocks), "block"),
+    curve=lambda m: (m.flows[0].initiator_label,),
+    note="Other SMs of the same GPU read the same memory meanwhile: blocks of 128 threads with 8 KiB in flight each, "
+    "and the GB/s that they reached.",
+    beside={"min-max": _span, "GB/s": lambda m: f"{_load_gb_s(m):.1f}" if m.bandwidth_gb_s else "-"},
+    drawn_at=_load_gb_s,
+)
+SMS = Axis(
+    x="SMs",
+    caption=lambda m: f"GB/s by number of SMs, one block on each, {format_size(m.size_bytes)}",
+    at=lambda m: m.blocks or _ALL,
+    point=lambda sms: "all SMs" if sms == _ALL else several(round(sms), "SM"),
+    curve=_sms_curve,
+    note=f"{MARK} the fewest SMs that reach {100 * ENOUGH:.0f} % of their column's maximum",
+    marked=enough,
+    apart=True,
+    logarithmic=True,
+)
+
+
+def axis_of(measurement: Measurement) -> Axis | None:
+    """Return what varies among measurements like this one; ``None`` where nothing but its ends does."""
+    if measurement.blocks is not None:
+        return SMS
+    if measurement.pattern is Pattern.LOADED:
+        return LOAD
+    return FOOTPRINT if measurement.chase is not None and measurement.chase.by_footprint else None
+
+
+def series(axis: Axis, measurements: Sequence[Measurement], frame: Frame) -> Iterator[Matrix | Chart]:
+    """Yield the table of a series and its curves; nothing where all is waived.
+
+    A path has a column; several over the same links have three: their median, the least and the most.
+    """
+    curves: dict[tuple[str, ...], dict[float, list[Measurement]]] = {}
+    for m in measurements:
+        curves.setdefault(axis.curve(m), {}).setdefault(axis.at(m), []).append(m)
+    curves = {
+        name: curve
+        for name, curve in curves.items()
+        if any(m.status is not Status.WAIVED for members in curve.values() for m in members)
+    }
+    if not curves:
+        return
+    first = next(m for members in next(iter(curves.values())).values() for m in members)
+    places = sorted({place for curve in curves.values() for place in curve})
+    groups = tuple(
+        _columns(axis, name, [curve.get(place, []) for place in places], places, frame)
+        for name, curve in curves.items()
+    )
+    notes = (*routes(measurements), axis.note)
+    yield Matrix(
+        caption=axis.caption(first),
+        names=_alike(measurements),
+        notes=tuple(filter(None, notes)),
+        rows=tuple(map(axis.point, places)),
+        groups=groups,
+    )
+    drawings: dict[str, list[tuple[str, ...]]] = {}
+    for name in curves:
+        drawings.setdefault(" ".join(name[:-1]) if axis.apart else "", []).append(name)
+    for path, names in drawings.items():
+        drawn = [m for name in names for members in curves[name].values() for m in members]
+        yield Chart(
+            caption=f"{path} by number of {axis.x}" if axis.apart else axis.caption(first),
+            x=axis.x,
+            y=_unit(first),
+            curves=tuple((_name(axis, name), tuple(_points(axis, curves[name]))) for name in names),
+            sizes=axis.sizes,
+            logarithmic=axis.logarithmic,
+            limits=tuple(dict.fromkeys(_limits(drawn))),
+        )
+
+
+def _columns(
+    axis: Axis, name: tuple[str, ...], members: Sequence[Sequence[Measurement]], places: Sequence[float], frame: Frame
+) -> tuple[Series, ...]:
+    """Return the columns of a curve; ``members`` are the measurements at each place."""
+    digits = 1 if _unit(next(m for those in members for m in those)) == "ns" else 2
+    values = {place: figures for place, those in zip(places, members, strict=True) if (figures := _values(those))}
+    columns: dict[tuple[str, ...], Sequence[str | Cell]] = {}
+    if (count := max(map(len, members))) > 1:
+        picks: Mapping[str, Callable[[Sequence[float]], float]] = {"median": median, "min": min, "max": max}
+        for word, pick in picks.items():
+            header = (*name, f"{count} paths", word) if not columns else (word,)
+            columns[header] = [f"{pick(values[place]):.{digits}f}" if place in values else "-" for place in places]
+    else:
+        marked = axis.marked({place: figures[0] for place, figures in values.items()})
+        cells = []
+        for place, those in zip(places, members, strict=True):
+            value = values[place][0] if place in values else None
+            cell = frame.number(those[0], value, digits=digits, compared=False) if those else EMPTY
+            cells.append(replace(cell, mark=f"{cell.mark}{MARK}") if place == marked else cell)
+        columns[name] = cells
+        for word, show in (axis.beside or {}).items():
+            columns[word,] = [show(those[0]) if those else "-" for those in members]
+    return tuple(column for (column,) in columns_of(columns))
+
+
+def _points(axis: Axis, curve: Mapping[float, Sequence[Measurement]]) -> Iterator[Point]:
+    """Yield the points of a curve: of one path with the span of its samples, of several with theirs."""
+    for place, paths in sorted(curve.items(), key=lambda item: item[0]):
+        values = _values(paths)
+        if not values or place == _ALL:
+            continue
+        summary = paths[0].headline if len(paths) == 1 else None
+        low, high = (summary.min, summary.max) if summary is not None else (min(values), max(values))
+        x = axis.drawn_at(paths[0]) if axis.drawn_at else place
+        yield Point(x=x, y=median(values), low=low, high=high)
+
+
+def _values(measurements: Sequence[Measurement]) -> list[float]:
+    return [m.headline.median for m in measurements if m.headline is not None]
+
+
+def _limits(measurements: Sequence[Measurement]) -> Iterator[tuple[str, float]]:
+    """Yield what the links of a drawing's paths carry at most; the sum of several flows may be more."""
+    for m in measurements:
+        limit = m.flows[0].route.at_most_gb_s
+        if m.quantity is Quantity.BANDWIDTH and len(m.flows) == 1 and limit is not None:
+            yield f"{m.flows[0].route.symbol} {limit:.0f} GB/s", limit
+
+
+def _unit(measurement: Measurement) -> str:
+    return "ns" if measurement.quantity is Quantity.LATENCY else "GB/s"
+
+
+def _name(axis: Axis, name: tuple[str, ...]) -> str:
+    return name[-1] if axis.apart else " ".join(name)
+
+
+def _alike(measurements: Sequence[Measurement]) -> str:
+    """Return what the names of cases of one kind of path begin with; of several kinds, of the first."""
+    kinds: dict[object, list[str]] = {}
+    for m in measurements:
+        kinds.setdefault((m.flows[0].source.memory, m.pattern), []).append(m.case)
+    names, *others = kinds.values()
+    # The prefix is one of names, not of paths.
+    shown = f"{commonprefix(names)}*" if len(set(names)) > 1 else names[0]  # noqa: RUF071
+    return f"{shown}, ..." if others else shown
