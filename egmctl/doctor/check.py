@@ -67,14 +67,14 @@ EVERYTHING = Scope()
 Judge = Callable[[Machine, Scope], Iterable[Finding]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Check:
-    """One check: a pure function of a machine, and what people may want to know of it."""
+    """A pure function of a machine, and what it needs; its texts are in the TOML file of its area."""
 
     id: str
     """Stable, ``area.what``: scripts and tickets name it."""
-    title: str
-    """What is checked, as a short noun phrase."""
+    judge: Judge
+    """Yields at least one finding; a check that does not concern this machine yields a ``skip`` with why."""
     guards: tuple[Guard, ...]
     """What is at risk where it does not pass; ``--for`` chooses by them."""
     sections: tuple[str, ...]
@@ -82,14 +82,6 @@ class Check:
     (Single values in them may still be ``None``, and recorded machines hold anything that their types allow.)"""
     wants: tuple[str, ...] = ()
     """Sections that the check reads too, and can do without: what it says then is its own."""
-    judge: Judge
-    """Yields at least one finding; a check that does not concern this machine yields a ``skip`` with why."""
-    why: str
-    """Why it matters, for ``--explain``: one to four sentences, with the source of the rule."""
-    read: str
-    """How it is read: files and calls, and what they cannot tell."""
-    fix: str
-    """What to do about it."""
 
 
 def passed(summary: str, **more: Any) -> Finding:

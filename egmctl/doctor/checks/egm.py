@@ -365,103 +365,12 @@ def _peer_route(machine: Machine, scope: Scope) -> Iterator[Finding]:
 
 
 CHECKS = (
-    Check(
-        id="egm.platform",
-        title="the platform has EGM",
-        guards=(Guard.EGM,),
-        sections=("gpus",),
-        judge=_platform,
-        why="EGM is a CPU's memory reached over the NVLink-C2C of a GPU on it: GH200, GB200 and GB300 have it, GPUs on "
-        "PCIe do not. Elsewhere the same calls work over PCIe, at its speed, and the other egm.* checks are skipped.",
-        read="NVML's C2C mode and the state of each C2C link; x86-64 means that there is none.",
-        fix="Nothing to fix: this check informs.",
-    ),
-    Check(
-        id="egm.capability",
-        title="EGM is on",
-        guards=(Guard.EGM,),
-        sections=("gpus",),
-        judge=_capability,
-        why="The driver turns EGM on for a GPU only if the firmware reserved memory and the routes were programmed. "
-        "Every GPU of a node must have it: a mapping between two GPUs is made only where both do "
-        "(open-gpu-kernel-modules, p2p_api.c).",
-        read="Bit 0 (NVML_DEV_CAP_EGM) of nvmlDeviceGetCapabilities; nvidia-smi -q shows it as Capabilities / EGM. "
-        "Drivers before about 580 do not report it.",
-        fix="Turn EGM on in the firmware setup and reboot. If it is on there, egm.preconditions names what is missing.",
-    ),
-    Check(
-        id="egm.preconditions",
-        title="the preconditions of EGM are met",
-        guards=(Guard.EGM,),
-        sections=("gpus", "system"),
-        judge=_preconditions,
-        why="Where EGM is off, one of these is missing: NVLink-C2C up, ACPI properties nvidia,egm-pxm, -base-pa and "
-        "-size, a kernel with CONFIG_ACPI_NUMA, a NUMA node for the GPU (open-gpu-kernel-modules, mem_mgr.c, nv.c).",
-        read="NVML; the kernel's configuration; as root the firmware's DSDT and SSDT. The kernel.* checks read the "
-        "kernel log.",
-        fix="Fix what the finding names; most often EGM is off in the firmware setup.",
-    ),
-    Check(
-        id="egm.fabric-address",
-        title="EGM works across the NVLink domain",
-        guards=(Guard.EGM, Guard.FABRIC),
-        sections=("gpus",),
-        judge=_fabric_address,
-        why="To share HOST_NUMA memory with another node by fabric handle, the domain's fabric manager must have EGM "
-        "on and give the GPU an EGM address (open-gpu-kernel-modules, gpu_fabric_probe.c). NCCL and others then fail "
-        "on host buffers only.",
-        read="CUDA's HANDLE_TYPE_FABRIC_SUPPORTED against HOST_NUMA_MULTINODE_IPC_SUPPORTED; CUDA is queried with "
-        "--active only.",
-        fix="Turn EGM on in the domain's fabric manager.",
-    ),
-    Check(
-        id="egm.hypervisor-mode",
-        title="EGM memory is not reserved for virtual machines",
-        guards=(Guard.EGM,),
-        sections=("driver", "system"),
-        judge=_hypervisor_mode,
-        why="For virtual machines the firmware hides the EGM regions from the kernel: most of a node's memory is then "
-        "missing from MemTotal, and CUDA on the host has no EGM (Linux RFC 'vfio/nvgrace-egm').",
-        read="The module nvgrace_egm and the devices in /sys/class/egm.",
-        fix="Turn that mode off in the firmware setup if the node runs no virtual machines.",
-    ),
-    Check(
-        id="egm.override-key",
-        title="no registry key overrides EGM",
-        guards=(Guard.EGM,),
-        sections=("driver",),
-        judge=_override_key,
-        why="RMEnableLocalEgmPeerId is a hardware verification key (open-gpu-kernel-modules, nvrm_registry.h). With "
-        "it the EGM capability bit no longer reflects the firmware.",
-        read="RegistryDwords in /proc/driver/nvidia/params.",
-        fix="Take the key out of the module's options and reload the driver.",
-    ),
-    Check(
-        id="egm.cgroup-route",
-        title="GPUs on EGM routes are accessible",
-        guards=(Guard.EGM,),
-        sections=("host", "gpus", "process"),
-        judge=_cgroup_route,
-        why="EGM memory belongs to one GPU of its NUMA node, its owner: that reaches it over its own NVLink-C2C, every "
-        "other GPU over NVLink and the owner's (open-gpu-kernel-modules 595.45.04, nv_gpu_ops.c; read there, not "
-        "measured). A GPU that a device cgroup denies can own none: with one of two left all of it goes over one C2C, "
-        "with none there is no EGM on that node. NVIDIA's EGM guide asks to use CUDA_VISIBLE_DEVICES instead "
-        "(https://docs.nvidia.com/cuda/cuda-c-programming-guide/egm.html).",
-        read="For each CPU NUMA node, the GPUs whose sysfs numa_node (or CUDA's HOST_NUMA_ID) it is, and whether each "
-        "can be used: access(2) of its device node, NVML's list.",
-        fix="Give the process all GPUs and choose with CUDA_VISIBLE_DEVICES. dev.cgroup-restricted has the way for "
-        "each manager.",
-    ),
-    Check(
-        id="egm.peer-route",
-        title="every GPU has an NVLink route to the other NUMA nodes",
-        guards=(Guard.EGM, Guard.P2P),
-        sections=("host", "gpus", "pairs"),
-        judge=_peer_route,
-        why="Memory of another CPU is reached over NVLink to a GPU on it, as that GPU's peer. Without peer access the "
-        "pages are mapped as ordinary system memory, and HOST_NUMA memory cannot be mapped at all "
-        "(open-gpu-kernel-modules, uvm_map_external.c).",
-        read="NVML: active NVLinks, and nvmlDeviceGetP2PStatus for read, write and NVLink.",
-        fix="See p2p.status and nvlink.links.",
-    ),
+    Check("egm.platform", _platform, guards=(Guard.EGM,), sections=("gpus",)),
+    Check("egm.capability", _capability, guards=(Guard.EGM,), sections=("gpus",)),
+    Check("egm.preconditions", _preconditions, guards=(Guard.EGM,), sections=("gpus", "system")),
+    Check("egm.fabric-address", _fabric_address, guards=(Guard.EGM, Guard.FABRIC), sections=("gpus",)),
+    Check("egm.hypervisor-mode", _hypervisor_mode, guards=(Guard.EGM,), sections=("driver", "system")),
+    Check("egm.override-key", _override_key, guards=(Guard.EGM,), sections=("driver",)),
+    Check("egm.cgroup-route", _cgroup_route, guards=(Guard.EGM,), sections=("host", "gpus", "process")),
+    Check("egm.peer-route", _peer_route, guards=(Guard.EGM, Guard.P2P), sections=("host", "gpus", "pairs")),
 )

@@ -379,66 +379,9 @@ def _device_words(machine: Machine) -> str:
 
 
 CHECKS = (
-    Check(
-        id="fabric.state",
-        title="GPUs are registered in the NVLink fabric and healthy",
-        guards=(Guard.FABRIC, Guard.P2P, Guard.EGM),
-        sections=("gpus",),
-        judge=_state,
-        why="On systems with NVSwitches a GPU has peers only once the fabric manager has registered it; until then "
-        "CUDA ends with 802. The health mask shows what has degraded since.",
-        read="nvmlDeviceGetGpuFabricInfoV: state, status (valid once completed), every field of the health mask, "
-        "and the "
-        f"summary. A fabric that is not ready is a warning within {BOOT_GRACE_S} s of boot, later a failure.",
-        fix="Start the fabric manager or read its log: nvidia-fabricmanager on HGX, NMX-C in a rack.",
-    ),
-    Check(
-        id="fabric.consistency",
-        title="all GPUs are in one NVLink domain and clique",
-        guards=(Guard.FABRIC, Guard.P2P, Guard.EGM),
-        sections=("gpus",),
-        judge=_consistency,
-        why="Only GPUs of one clique of one domain reach each other over NVLink; a node's GPUs belong together.",
-        read="clusterUuid and cliqueId of each GPU. Other nodes are not queried. A UUID of zeros is a fabric of one "
-        "node.",
-        fix="Correct the partition in the fabric manager.",
-    ),
-    Check(
-        id="fabric.manager",
-        title="the fabric manager runs where it is needed",
-        guards=(Guard.FABRIC, Guard.P2P),
-        sections=("gpus", "switches", "system"),
-        judge=_manager,
-        why="A node that has the NVSwitches itself (HGX) needs nvidia-fabricmanager; a tray of an NVLink rack does "
-        "not, and must not run it (https://github.com/Azure/AgentBaker/pull/8839). Switches of NVLink 5 are no PCI "
-        "devices: they are recognised by GPUs with NVLink 5 and without NVLink-C2C.",
-        read="NVSwitches in sysfs, the GPUs' NVLinks, the names of running processes, and whether the GPUs are "
-        "registered. A container does not see the host's processes.",
-        fix="systemctl enable --now nvidia-fabricmanager, in the driver's version.",
-    ),
-    Check(
-        id="fabric.same-node-isolation",
-        title="this process can import memory of every GPU of the node",
-        guards=(Guard.FABRIC, Guard.IPC),
-        sections=("gpus",),
-        judge=_isolation,
-        why="A process can import memory only of GPUs that it may open itself. Ranks limited to one GPU each by "
-        "device cgroup cannot share memory within the node, though they can between nodes "
-        "(https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu/issues/294).",
-        read="access(2) of each GPU's device node. It is a warning where --for names fabric or ipc.",
-        fix="Give every rank all GPUs and choose with CUDA_VISIBLE_DEVICES.",
-    ),
-    Check(
-        id="fabric.management",
-        title="the NVLink 5 switches are reachable",
-        guards=(Guard.FABRIC, Guard.P2P),
-        sections=("gpus", "system"),
-        judge=_management,
-        why="On HGX B200 and newer the NVLink switches are reached through a ConnectX-7 on the board, by ib_umad and "
-        "the subnet manager nvlsm. If one of these is missing the GPUs look healthy, their fabric stays in progress "
-        f"forever, and CUDA ends with 802 ({_SOURCE}).",
-        read="/sys/module, the names of running processes, and as root the Vital Product Data of each ConnectX-7: "
-        "SW_MNG marks management devices, which topo, bench and rdma.* leave out. Without root they look like NICs.",
-        fix="modprobe -a mlx5_ib ib_umad, install nvlsm, restart nvidia-fabricmanager, then reset the GPUs.",
-    ),
+    Check("fabric.state", _state, guards=(Guard.FABRIC, Guard.P2P, Guard.EGM), sections=("gpus",)),
+    Check("fabric.consistency", _consistency, guards=(Guard.FABRIC, Guard.P2P, Guard.EGM), sections=("gpus",)),
+    Check("fabric.manager", _manager, guards=(Guard.FABRIC, Guard.P2P), sections=("gpus", "switches", "system")),
+    Check("fabric.same-node-isolation", _isolation, guards=(Guard.FABRIC, Guard.IPC), sections=("gpus",)),
+    Check("fabric.management", _management, guards=(Guard.FABRIC, Guard.P2P), sections=("gpus", "system")),
 )

@@ -297,81 +297,11 @@ def _persistence(machine: Machine, scope: Scope) -> Iterator[Finding]:
 
 
 CHECKS = (
-    Check(
-        id="gpu.health",
-        title="no memory errors and no recovery action pending",
-        guards=tuple(Guard),
-        sections=("gpus",),
-        judge=_health,
-        why="A GPU with uncorrected errors ends jobs (Xid 48, 63, 64, 94, 95) or needs a reset; the driver reports "
-        "this as a recovery action.",
-        read="NVML: recovery action (field 230), remapped rows, uncorrected volatile ECC errors. kernel.xid reads the "
-        "Xids.",
-        fix="Do what the recovery action says; replace a GPU whose rows cannot be remapped.",
-    ),
-    Check(
-        id="gpu.throttle",
-        title="clocks are not throttled",
-        guards=(Guard.PERF,),
-        sections=("gpus",),
-        judge=_throttle,
-        why="Heat and weak power supplies cost more bandwidth than any wrong setting.",
-        read="nvmlDeviceGetCurrentClocksEventReasons at this moment. A power cap under load is normal and is not "
-        "judged.",
-        fix="Check cooling and power.",
-    ),
-    Check(
-        id="gpu.mig",
-        title="MIG is off",
-        guards=SHARING,
-        sections=("gpus",),
-        judge=_mig,
-        why="MIG instances have no peers: no P2P, no CUDA IPC between GPUs. EGM is routed only through a GPU that has "
-        "a single instance in the process (open-gpu-kernel-modules, uvm_va_space.c).",
-        read="nvmlDeviceGetMigMode, current and pending. It is a failure where --for names p2p, ipc or egm.",
-        fix="nvidia-smi -mig 0, then reset the GPUs.",
-    ),
-    Check(
-        id="gpu.cc-mode",
-        title="confidential computing allows P2P",
-        guards=(Guard.P2P, Guard.RDMA),
-        sections=("driver",),
-        judge=_confidential,
-        why="Under confidential computing a GPU communicates with its own virtual machine only, unless a multi-GPU "
-        "mode is set (NVIDIA confidential computing deployment guide).",
-        read="nvmlSystemGetConfComputeSettings.",
-        fix="Choose the multi-GPU mode, or turn confidential computing off.",
-    ),
-    Check(
-        id="gpu.vgpu",
-        title="GPUs are physical, not vGPUs",
-        guards=(Guard.P2P, Guard.FABRIC),
-        sections=("gpus",),
-        judge=_vgpu,
-        why="Virtual GPUs have P2P over NVLink only with some profiles, and none over PCIe (NVIDIA vGPU user guide).",
-        read="nvmlDeviceGetVirtualizationMode.",
-        fix="Pass physical GPUs through to the virtual machine.",
-    ),
-    Check(
-        id="gpu.compute-mode",
-        title="compute mode allows several processes",
-        guards=(Guard.IPC,),
-        sections=("gpus",),
-        judge=_compute_mode,
-        why="In an exclusive mode a second process gets no context on the GPU, which ranks that share memory need. In "
-        "prohibited mode no process gets one.",
-        read="nvmlDeviceGetComputeMode.",
-        fix="nvidia-smi -c DEFAULT, or run MPS.",
-    ),
-    Check(
-        id="gpu.persistence",
-        title="persistence mode is on",
-        guards=(Guard.PERF,),
-        sections=("gpus",),
-        judge=_persistence,
-        why="Without it the driver shuts a GPU down when its last client leaves: the next one waits seconds, and "
-        "clocks and modes are lost (NVIDIA driver persistence documentation).",
-        read="nvmlDeviceGetPersistenceMode.",
-        fix="Enable nvidia-persistenced.",
-    ),
+    Check("gpu.health", _health, guards=tuple(Guard), sections=("gpus",)),
+    Check("gpu.throttle", _throttle, guards=(Guard.PERF,), sections=("gpus",)),
+    Check("gpu.mig", _mig, guards=SHARING, sections=("gpus",)),
+    Check("gpu.cc-mode", _confidential, guards=(Guard.P2P, Guard.RDMA), sections=("driver",)),
+    Check("gpu.vgpu", _vgpu, guards=(Guard.P2P, Guard.FABRIC), sections=("gpus",)),
+    Check("gpu.compute-mode", _compute_mode, guards=(Guard.IPC,), sections=("gpus",)),
+    Check("gpu.persistence", _persistence, guards=(Guard.PERF,), sections=("gpus",)),
 )

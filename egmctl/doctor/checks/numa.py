@@ -277,67 +277,9 @@ def _addressing(machine: Machine, scope: Scope) -> Iterator[Finding]:
 
 
 CHECKS = (
-    Check(
-        id="numa.mempolicy-syscalls",
-        title="memory policy system calls are allowed",
-        guards=(Guard.EGM, Guard.PERF),
-        sections=("confinement",),
-        judge=_mempolicy,
-        why="CUDA places HOST_NUMA memory, which is what EGM is allocated with, by get_mempolicy(2) and mbind(2). The "
-        "default seccomp profiles of Docker and Kubernetes refuse both without CAP_SYS_NICE: cuMemCreate then fails, "
-        "and NCCL falls back silently (NCCL user guide, troubleshooting of runtime issues).",
-        read="A child process makes each call in a form that changes nothing, and reports the error number, or that "
-        "the call killed it.",
-        fix="docker run --cap-add SYS_NICE; in Kubernetes, securityContext.capabilities.add: [SYS_NICE].",
-    ),
-    Check(
-        id="numa.cpuset-mems",
-        title="the cpuset allows the memory of every NUMA node",
-        guards=(Guard.EGM, Guard.PERF),
-        sections=("host",),
-        judge=_cpuset,
-        why="Memory can come only from the NUMA nodes in the process' cpuset. HOST_NUMA memory on another fails, "
-        "however much of it is free.",
-        read="Mems_allowed_list in /proc/self/status against the NUMA nodes with CPUs. Only nodes required by --numa "
-        "are a fault, also where one has no memory; with --for egm others are a warning. Else a partial "
-        "allocation is normal.",
-        fix="Request the node's memory from the resource manager, or use another node.",
-    ),
-    Check(
-        id="numa.gpu-affinity",
-        title="the NUMA node of each GPU is known",
-        guards=(Guard.EGM, Guard.PERF),
-        sections=("host", "gpus"),
-        judge=_gpu_affinity,
-        why="EGM is used only for a GPU whose closest CPU node is known (open-gpu-kernel-modules, uvm_gpu.c). "
-        "Other platforms place processes and host buffers by it.",
-        read="numa_node of each GPU in sysfs; -1 where the firmware does not say. Virtual machines with one NUMA node "
-        "pass.",
-        fix="Update the firmware; in a virtual machine, let the hypervisor pass the topology on.",
-    ),
-    Check(
-        id="numa.mode",
-        title="coherent GPU memory is managed the same way on all GPUs",
-        guards=(Guard.EGM, Guard.PERF),
-        sections=("gpus", "driver"),
-        judge=_mode,
-        why="On coherent platforms a GPU's memory is either a NUMA node of the kernel, or managed by the driver "
-        "(CDMM, from driver 580 on meant for Kubernetes). Both are valid; a GPU that differs from the others, or "
-        "whose memory failed to go online, is a fault. GPUs on PCIe beside them have no such memory.",
-        read="CoherentGPUMemoryMode and EnableUserNUMAManagement in /proc/driver/nvidia/params, either of which turns "
-        "CDMM on (open-gpu-kernel-modules, os-registry.c), numa_status of each GPU, NVML's GPU NUMA id.",
-        fix="See numa.auto-online; the kernel log says why.",
-    ),
-    Check(
-        id="uvm.addressing-mode",
-        title="coherent GPUs use the CPU's page tables (ATS)",
-        guards=(Guard.EGM, Guard.PERF),
-        sections=("gpus", "driver", "system"),
-        judge=_addressing,
-        why="Coherent GPUs share the CPU's page tables (ATS). Where the kernel lacks the SMMU's shared virtual "
-        "addressing, CUDA does not even start (https://github.com/siderolabs/talos/issues/14087).",
-        read="nvmlDeviceGetAddressingMode; for the reason uvm_ats_mode and the kernel's configuration. Outside Grace "
-        "it is information only.",
-        fix="Boot a kernel with CONFIG_ARM_SMMU_V3_SVA and without iommu.passthrough.",
-    ),
+    Check("numa.mempolicy-syscalls", _mempolicy, guards=(Guard.EGM, Guard.PERF), sections=("confinement",)),
+    Check("numa.cpuset-mems", _cpuset, guards=(Guard.EGM, Guard.PERF), sections=("host",)),
+    Check("numa.gpu-affinity", _gpu_affinity, guards=(Guard.EGM, Guard.PERF), sections=("host", "gpus")),
+    Check("numa.mode", _mode, guards=(Guard.EGM, Guard.PERF), sections=("gpus", "driver")),
+    Check("uvm.addressing-mode", _addressing, guards=(Guard.EGM, Guard.PERF), sections=("gpus", "driver", "system")),
 )

@@ -523,58 +523,8 @@ def _disabled(machine: Machine, _scope: Scope) -> Iterator[Finding]:
 
 
 CHECKS = (
-    Check(
-        id="nvlink.links",
-        title="all NVLinks are active",
-        guards=(Guard.P2P, Guard.FABRIC, Guard.EGM),
-        sections=("gpus",),
-        judge=_links,
-        why="Remote EGM, P2P and fabric handles go over NVLink. A GPU with fewer links than the others slows every "
-        "collective down to its own speed, and its fabric may refuse to register it.",
-        read="nvmlDeviceGetNvLinkState and NVML_FI_DEV_NVLINK_GET_STATE of each link, against the GPU of the same "
-        "product that has the most and, on NVSwitches, the number that its product has. Bridges and direct links leave "
-        "some out by design; a link that sleeps is up; one whose traffic is disabled is not. No link at all fails "
-        "beside GPUs that have some and on boards that always do; it is a warning where the module's parameters, a "
-        "virtual machine or a disabled fabric take them away.",
-        fix="Drain the node, reset the GPU; if that does not help, replace the hardware.",
-    ),
-    Check(
-        id="nvlink.errors",
-        title="no NVLink errors",
-        guards=(Guard.P2P, Guard.PERF),
-        sections=("gpus",),
-        judge=_errors,
-        why="A link carries no traffic while it retrains (a recovery), and a rising count announces a failing link. "
-        "Single CRC errors and replays are corrected by the link. NVLink 5 counts differently: a "
-        f"recovery that failed, or an effective bit error rate above {MAX_EFFECTIVE_BER:g}, from which on DCGM 4.6 "
-        "fails the link, is a failure.",
-        read="Up to NVLink 4 NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY, _CRC and _REPLAY of each link; from NVLink 5 on "
-        "NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_*, _EFFECTIVE_*, _SYMBOL_*, the packet errors and _FEC_HISTORY_*. All "
-        "count since the driver was loaded, so one reading gives no rate. kernel.xid reads the Xids.",
-        fix="Compare two readings some minutes apart; where recoveries rise, inspect or replace the hardware.",
-    ),
-    Check(
-        id="nvlink.bw-mode",
-        title="NVLinks run at full bandwidth",
-        guards=(Guard.PERF, Guard.P2P, Guard.FABRIC),
-        sections=("gpus", "driver"),
-        judge=_bandwidth_mode,
-        why="From Hopper on the NVLinks of a system, from Blackwell on those of each GPU can be set to half of their "
-        "bandwidth, fewer links or none, to save power. GPUs of different modes cannot import each other's memory, and "
-        "with the mode OFF there is no P2P over NVLink, without a kernel log message (open-gpu-kernel-modules, "
-        "mem_fabric_import_v2.c, kernel_nvlink.c).",
-        read="nvmlDeviceGetNvlinkBwMode of each GPU; before Blackwell nvmlSystemGetNvlinkBwMode and the module "
-        "parameter NVreg_RmNvlinkBandwidthLinkCount.",
-        fix="One mode for all GPUs; nvidia-smi nvlink -sBwMode FULL as root, while no GPU is used.",
-    ),
-    Check(
-        id="nvlink.disabled",
-        title="NVLink is not disabled",
-        guards=(Guard.P2P, Guard.EGM, Guard.FABRIC),
-        sections=("driver",),
-        judge=_disabled,
-        why="With the module parameter NVreg_NvLinkDisable=1 the driver brings up no NVLink at all.",
-        read="NvLinkDisable in /proc/driver/nvidia/params.",
-        fix="Take the option out of /etc/modprobe.d and reload the driver.",
-    ),
+    Check("nvlink.links", _links, guards=(Guard.P2P, Guard.FABRIC, Guard.EGM), sections=("gpus",)),
+    Check("nvlink.errors", _errors, guards=(Guard.P2P, Guard.PERF), sections=("gpus",)),
+    Check("nvlink.bw-mode", _bandwidth_mode, guards=(Guard.PERF, Guard.P2P, Guard.FABRIC), sections=("gpus", "driver")),
+    Check("nvlink.disabled", _disabled, guards=(Guard.P2P, Guard.EGM, Guard.FABRIC), sections=("driver",)),
 )

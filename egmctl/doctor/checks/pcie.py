@@ -271,44 +271,12 @@ def _iommu(machine: Machine, scope: Scope) -> Iterator[Finding]:
 
 
 CHECKS = (
+    Check("pcie.link", _link, guards=(Guard.PERF, Guard.RDMA), sections=("gpus", "nics", "system")),
     Check(
-        id="pcie.link",
-        title="PCIe links run at full width and speed",
-        guards=(Guard.PERF, Guard.RDMA),
-        sections=("gpus", "nics", "system"),
-        judge=_link,
-        why="A link that trained narrow stays narrow until it is reset, and halves every copy to and from the host.",
-        read="current_link_* and max_link_* of GPUs and NICs in sysfs, against what the slot can do. A GPU's speed is "
-        "judged only while it is busy, because it slows its link down when idle. Links further upstream are not "
-        "judged.",
-        fix="Look for PCIe errors in the event log; reseat the card.",
-    ),
-    Check(
-        id="pcie.acs",
-        title="PCIe ports have the ACS settings that P2P traffic needs",
+        "pcie.acs",
+        _acs,
         guards=(Guard.P2P, Guard.RDMA, Guard.PERF),
         sections=("gpus", "pairs", "nics", "system", "host"),
-        judge=_acs,
-        why="Where a plain PCIe switch redirects, it sends traffic between two of its devices up to the root complex: "
-        "slow, and on some platforms data is lost (NCCL user guide, GPU troubleshooting). Source validation alone "
-        "redirects nothing. On Grace and Vera the opposite is wrong: their root ports need redirection, and around a "
-        "ConnectX-8 with Data Direct each port needs other bits (rdma_topo of rdma-core).",
-        read="As root, the ACS control register of each bridge above a GPU, a NIC or a Data Direct function, and the "
-        "kinds of the bridges, which say how GPUs and NICs are connected. The bits of each class are those of "
-        "rdma_topo; where none fits, nothing is judged. In a virtual machine the host decides.",
-        fix="On plain switches turn ACS off in the firmware setup where no virtual machines are run. Elsewhere boot "
-        "with the pci=config_acs= that the finding names, or leave ACS as Linux sets it.",
     ),
-    Check(
-        id="pcie.iommu",
-        title="no IOMMU translates P2P traffic",
-        guards=(Guard.P2P, Guard.RDMA),
-        sections=("gpus", "pairs", "nics", "system"),
-        judge=_iommu,
-        why="An IOMMU that translates sends traffic between devices through the root complex, and peer writes can "
-        "vanish although every call succeeds.",
-        read="iommu_group/type of GPUs and NICs: identity passes addresses through, DMA and DMA-FQ translate. Its "
-        "faults are in the kernel log.",
-        fix="Boot with iommu=pt on x86. On Grace leave the SMMU as it is.",
-    ),
+    Check("pcie.iommu", _iommu, guards=(Guard.P2P, Guard.RDMA), sections=("gpus", "pairs", "nics", "system")),
 )

@@ -349,51 +349,8 @@ def _may_be_excluded(gpu: Gpu) -> bool:
 
 
 CHECKS = (
-    Check(
-        id="dev.count-consistency",
-        title="every GPU on PCI can be used",
-        guards=tuple(Guard),
-        sections=("gpus",),
-        judge=_count,
-        why="A GPU that a program cannot see is lost at one of five steps, each with its own causes.",
-        read="How many GPUs are on PCI, bound to the driver, have a device node, are accessible to this process, are "
-        "listed by NVML and by CUDA (which only --active asks). NVML ignores CUDA_VISIBLE_DEVICES and honours "
-        "the device cgroup.",
-        fix="The finding names the step. A partial allocation is a note, unless --expect says how many GPUs there "
-        "should be; no usable GPU at all is always a fault.",
-    ),
-    Check(
-        id="dev.fell-off-bus",
-        title="every GPU answers on PCI",
-        guards=tuple(Guard),
-        sections=("gpus",),
-        judge=_off_the_bus,
-        why="A GPU whose link went down takes its NVLinks and its EGM routes with it, and only a power cycle brings "
-        "it back.",
-        read="The first bytes of its PCI configuration space: all ones mean that nothing answers (Xid 79). A GPU "
-        "that is gone from the bus altogether is missed only where --expect names a recorded machine or a "
-        "count.",
-        fix="Drain the node and power-cycle it. If it happens again, the GPU, its riser or its power is broken.",
-    ),
-    Check(
-        id="dev.driver-binding",
-        title="every GPU is bound to the nvidia driver",
-        guards=tuple(Guard),
-        sections=("gpus",),
-        judge=_binding,
-        why="CUDA and NVML see only GPUs bound to the kernel module nvidia. vfio-pci gives a GPU to a virtual "
-        "machine, nouveau and others take it for the display.",
-        read="The link driver in /sys/bus/pci/devices/<bus id>.",
-        fix="Load the module; keep nouveau from loading; unbind from vfio-pci what is to be used here.",
-    ),
-    Check(
-        id="dev.excluded",
-        title="the driver excludes no GPU",
-        guards=(Guard.P2P, Guard.EGM),
-        sections=("gpus",),
-        judge=_excluded,
-        why="The driver does not start an excluded GPU: it is no peer, and no EGM traffic goes through it.",
-        read="GPU Excluded in /proc/driver/nvidia/gpus/*/information, and ExcludedGpus in /proc/driver/nvidia/params.",
-        fix="Change NVreg_ExcludedGpus in /etc/modprobe.d and reload the driver.",
-    ),
+    Check("dev.count-consistency", _count, guards=tuple(Guard), sections=("gpus",)),
+    Check("dev.fell-off-bus", _off_the_bus, guards=tuple(Guard), sections=("gpus",)),
+    Check("dev.driver-binding", _binding, guards=tuple(Guard), sections=("gpus",)),
+    Check("dev.excluded", _excluded, guards=(Guard.P2P, Guard.EGM), sections=("gpus",)),
 )

@@ -385,86 +385,11 @@ def _shown(loaded: str | None) -> str:
 
 
 CHECKS = (
-    Check(
-        id="rdma.ports",
-        title="NIC ports are active",
-        guards=(Guard.RDMA,),
-        sections=("nics",),
-        judge=_ports,
-        why="A rank whose NIC is down or slow holds up all others. An unplugged port is no fault.",
-        read="state, phys_state, rate and link_layer of each port in sysfs. Ports that are not active are findings "
-        "with --for rdma, and failures where a recorded machine given with --expect had them active.",
-        fix="Cable, switch port, subnet manager, in this order.",
-    ),
-    Check(
-        id="rdma.gdr-path",
-        title="NICs can reach GPU memory",
-        guards=(Guard.RDMA,),
-        sections=("nics", "driver", "system"),
-        judge=_gdr_path,
-        why="GPUDirect RDMA needs nvidia_peermem, or dma-buf: the open kernel modules on Linux 5.12 or newer (NCCL, "
-        "net_ib/gdr.cc).",
-        read="/sys/module, the driver's flavour, the kernel's version; CUDA's DMA_BUF_SUPPORTED where CUDA was "
-        "queried.",
-        fix="modprobe nvidia_peermem, or the open kernel modules.",
-    ),
-    Check(
-        id="rdma.affinity",
-        title="every GPU has a NIC nearby",
-        guards=(Guard.RDMA, Guard.PERF),
-        sections=("host", "gpus", "nics"),
-        judge=_affinity,
-        why="Traffic between a GPU and a NIC on another NUMA node crosses the CPUs' interconnect, and by default "
-        "NCCL does not use GPUDirect RDMA over it (NCCL_NET_GDR_LEVEL).",
-        read="PCI paths and NUMA nodes, in the classes of nvidia-smi topo -m.",
-        fix="Place NICs evenly, or choose GPUs that have one.",
-    ),
-    Check(
-        id="rdma.ofed",
-        title="RDMA modules and NIC firmware are consistent",
-        guards=(Guard.RDMA,),
-        sections=("nics", "system"),
-        judge=_ofed,
-        why="nvidia_peermem must have been built against the RDMA stack that runs. This says which one that is.",
-        read="Versions of the modules in /sys/module, firmware of the NICs. Load errors are in the kernel log.",
-        fix="Nothing to fix: this check informs.",
-    ),
-    Check(
-        id="rdma.devices-cgroup",
-        title="verbs devices are accessible",
-        guards=(Guard.RDMA,),
-        sections=("nics", "system"),
-        judge=_devices,
-        why="Programs reach a NIC through /dev/infiniband/uverbsN. Containers and device cgroups can deny it, as with "
-        "GPUs.",
-        read="access(2) of the nodes that the kernel has devices for: EPERM is the cgroup, EACCES mode bits, ENOENT "
-        "not passed in.",
-        fix="docker run --device=/dev/infiniband; the RDMA device plugin in Kubernetes.",
-    ),
-    Check(
-        id="rdma.coherent-dmabuf",
-        title="dma-buf works for coherent GPU memory",
-        guards=(Guard.RDMA,),
-        sections=("gpus", "nics", "driver", "host"),
-        judge=_coherent_dmabuf,
-        why="On Grace a NIC on PCIe needs its mapping over PCIe, which CUDA 12.8 and driver 570.86.15 brought "
-        "(https://github.com/ofiwg/libfabric/issues/10967). Under CDMM a kernel before 6.18 needs nvidia_uvm's pages "
-        "for it (open-gpu-kernel-modules, nv-dmabuf.c).",
-        read="Versions of driver and kernel, CoherentGPUMemoryMode, EnableUserNUMAManagement, and whether nvidia_uvm "
-        "is loaded. Nothing is exported: the driver's source is the rule, not a trial.",
-        fix="Update the driver; under CDMM load nvidia_uvm or update the kernel.",
-    ),
-    Check(
-        id="rdma.gdrcopy",
-        title="GDRCopy supports the GPUs' memory mode",
-        guards=(Guard.RDMA, Guard.PERF),
-        sections=("gpus", "driver", "system"),
-        judge=_gdrcopy,
-        why="Under CDMM GPU memory is no NUMA node, and a CPU reaches it through GDRCopy only "
-        "(https://github.com/NVIDIA/TensorRT-LLM/pull/9166). Its kernel module supports that mode from 2.5.1 on "
-        "(GDRCopy, CHANGELOG.md).",
-        read="The driver's module parameters, and the version in /sys/module/gdrdrv. GDRCopy 2.6 with a CUDA 13.3 "
-        "driver works without the module, which cannot be seen from here.",
-        fix="Install gdrdrv 2.5.1 or newer.",
-    ),
+    Check("rdma.ports", _ports, guards=(Guard.RDMA,), sections=("nics",)),
+    Check("rdma.gdr-path", _gdr_path, guards=(Guard.RDMA,), sections=("nics", "driver", "system")),
+    Check("rdma.affinity", _affinity, guards=(Guard.RDMA, Guard.PERF), sections=("host", "gpus", "nics")),
+    Check("rdma.ofed", _ofed, guards=(Guard.RDMA,), sections=("nics", "system")),
+    Check("rdma.devices-cgroup", _devices, guards=(Guard.RDMA,), sections=("nics", "system")),
+    Check("rdma.coherent-dmabuf", _coherent_dmabuf, guards=(Guard.RDMA,), sections=("gpus", "nics", "driver", "host")),
+    Check("rdma.gdrcopy", _gdrcopy, guards=(Guard.RDMA, Guard.PERF), sections=("gpus", "driver", "system")),
 )
