@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from egmctl.errors import UsageError
 from egmctl.facts import replay
-from egmctl.model.finding import Finding, Guard, Remedy, Status, on_gpus
-from egmctl.model.machine import Gpu, Machine, NumaKind, Reason, Record
+from egmctl.model.finding import Finding, Guard, Remedy, Status
+from egmctl.model.machine import Gpu, GpuNvml, Machine, NumaKind, Reason, Record
 from egmctl.units import printable
 
 
@@ -135,20 +135,18 @@ def gap(record: Record | None, *names: str, newer: bool = False) -> str:
     return ""
 
 
-def unreported(gpus: Sequence[Gpu], name: str, what: str, not_supported: str) -> Finding:
-    """Return a finding on what NVML did not report of GPUs: a skip where they do not have it, else ``unknown``.
+def unreported(nvml: GpuNvml, name: str, label: str, not_supported: str) -> Finding:
+    """Return a finding on a field that NVML did not report: a skip where the GPU does not have it, else ``unknown``.
 
     Parameters
     ----------
-    name
-        Of the field of :class:`egmctl.model.gpu.GpuNvml`.
-    what, not_supported
-        What it is, and the sentence where the GPUs do not have it.
+    label, not_supported
+        The name of the field for people, and the sentence where the GPU does not have it.
     """
-    why = next((why for gpu in gpus if gpu.nvml and (why := gpu.nvml.unread.get(name))), None)
+    why = nvml.unread.get(name)
     if why is not None and why.reason is Reason.NOT_SUPPORTED:
-        return skipped(not_supported, place=on_gpus(gpus))
-    return unknown(f"{what}: NVML did not report it" + (f" ({why.reason.value})" if why else ""), place=on_gpus(gpus))
+        return skipped(not_supported)
+    return unknown(f"{label}: NVML did not report it" + (f" ({why.reason.value})" if why else ""))
 
 
 _COUNT = re.compile(r"\s*(gpus|nics|numa)\s*=\s*([0-9]{1,5})\s*", re.ASCII)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from egmctl.doctor.check import Scope
-from egmctl.model.finding import Confidence, Evidence, Remedy, on_gpus
+from egmctl.doctor.check import Judge, Scope, skipped
+from egmctl.model.finding import Confidence, Evidence, Finding, Remedy, on_gpus
 from egmctl.model.kernel_log import DriverMessage, KernelEvent
 from egmctl.model.machine import (
     Confinement,
@@ -122,6 +122,32 @@ def by_value(things: Iterable[T], value: Callable[[T], K]) -> Iterator[tuple[K, 
         groups.setdefault(value(thing), []).append(thing)
     for key, members in groups.items():
         yield key, tuple(members)
+
+
+def judged(gpus: Iterable[Gpu], judge: Callable[[Gpu], Finding | None]) -> Iterator[Finding]:
+    """Judge each GPU by itself; GPUs with the same verdict share one finding, which has the evidence of all.
+
+    Parameters
+    ----------
+    judge
+        Returns the verdict, without its place; ``None`` for a GPU that the check does not concern.
+    """
+    verdicts = [(gpu, verdict) for gpu in gpus if (verdict := judge(gpu)) is not None]
+    for shared, group in by_value(verdicts, lambda pair: replace(pair[1], evidence=())):
+        evidence = dict.fromkeys(evidence for _, verdict in group for evidence in verdict.evidence)
+        yield replace(shared, place=on_gpus(gpu for gpu, _ in group), evidence=tuple(evidence))
+
+
+def judged_by_nvml(judge: Callable[[Gpu, GpuNvml, Scope], Finding]) -> Judge:
+    """Make a check of a judgement of one GPU by what NVML says of it."""
+
+    def check(machine: Machine, scope: Scope) -> Iterator[Finding]:
+        gpus = usable(machine, scope.gpus_of(machine))
+        if not gpus:
+            yield skipped(NO_GPU)
+        yield from judged(gpus, lambda gpu: judge(gpu, gpu.nvml, scope) if gpu.nvml else None)
+
+    return check
 
 
 def loss(machine: Machine, gpu: Gpu) -> Block | None:
