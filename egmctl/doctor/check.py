@@ -65,6 +65,8 @@ EVERYTHING = Scope()
 
 
 Judge = Callable[[Machine, Scope], Iterable[Finding]]
+Need = Callable[[Machine, Scope], Finding | None]
+"""Returns the finding of a check that does not concern this machine, or that has nothing to judge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,19 @@ class Check:
     (Single values in them may still be ``None``, and recorded machines hold anything that their types allow.)"""
     wants: tuple[str, ...] = ()
     """Sections that the check reads too, and can do without: what it says then is its own."""
+
+
+def needing(*needs: Need) -> Callable[[Judge], Judge]:
+    """Give a check's function its conditions: the first that is not met answers in its place."""
+
+    def decorate(judge: Judge) -> Judge:
+        def check(machine: Machine, scope: Scope) -> Iterable[Finding]:
+            unmet = next((finding for need in needs if (finding := need(machine, scope)) is not None), None)
+            return judge(machine, scope) if unmet is None else (unmet,)
+
+        return check
+
+    return decorate
 
 
 def passed(summary: str, **more: Any) -> Finding:

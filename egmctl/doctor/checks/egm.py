@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from egmctl.doctor.check import Check, Scope, failed, passed, skipped, unknown, warned
+from egmctl.doctor.check import Check, Scope, failed, needing, passed, skipped, unknown, warned
 from egmctl.doctor.situation import (
-    NO_COHERENT_GPU,
-    NO_GPU,
     NOT_EGM,
     coherent,
     coherent_gpus,
     fabric,
-    in_domain,
     loss,
     mode_without_peers,
+    needs_any_gpu,
+    needs_coherent_gpu,
+    needs_domain,
+    needs_egm_platform,
     usable,
 )
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus, on_numa
@@ -33,13 +34,11 @@ FIRMWARE = Remedy(
 )
 
 
+@needing(needs_any_gpu)
 def _platform(machine: Machine, _scope: Scope) -> Iterator[Finding]:
-    if not machine.gpus:
-        yield skipped("there is no NVIDIA GPU")
-        return
     able = coherent(machine)
     states = tuple(
-        Evidence(source=f"NVLink-C2C of GPU{gpu.index}", value=c2c(machine, gpu).value) for gpu in machine.gpus
+        Evidence(source=f"NVLink-C2C of GPU{gpu.index}", value=c2c(machine, gpu).value) for gpu in machine.gpus or ()
     )
     if able:
         found = platform(machine)
@@ -51,10 +50,8 @@ def _platform(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         yield skipped(NOT_EGM, evidence=states)
 
 
+@needing(needs_egm_platform)
 def _capability(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if not coherent(machine):
-        yield skipped(NOT_EGM)
-        return
     gpus = [gpu for gpu in usable(machine, scope.gpus_of(machine)) if c2c(machine, gpu) is C2c.UP]
     if not gpus:
         yield skipped("NVLink-C2C of no GPU that can be used from here is up; c2c.link and dev.* say why")
@@ -90,15 +87,9 @@ def _bits(gpus: list[Gpu]) -> tuple[Evidence, ...]:
     )
 
 
+@needing(needs_egm_platform, needs_coherent_gpu)
 def _preconditions(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if not coherent(machine):
-        yield skipped(NOT_EGM)
-        return
-    usable_gpus = usable(machine, scope.gpus_of(machine))
-    gpus = coherent_gpus(machine, usable_gpus)
-    if not gpus:
-        yield skipped(NO_COHERENT_GPU if usable_gpus else NO_GPU)
-        return
+    gpus = coherent_gpus(machine, usable(machine, scope.gpus_of(machine)))
     if all(gpu.nvml and gpu.nvml.egm_capable and c2c(machine, gpu) is C2c.UP for gpu in gpus):
         yield passed("all are met: EGM is on", place=on_gpus(gpus))
         return
@@ -162,18 +153,9 @@ def _firmware_evidence(machine: Machine) -> Iterator[Evidence]:
     yield Evidence(source="/sys/firmware/acpi/tables/DSDT, SSDT*", value=words[system.acpi_egm])
 
 
+@needing(needs_egm_platform, needs_domain, needs_coherent_gpu)
 def _fabric_address(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if not coherent(machine):
-        yield skipped(NOT_EGM)
-        return
-    if not in_domain(machine):
-        yield skipped("the GPUs are in no multi-node NVLink domain")
-        return
-    usable_gpus = usable(machine, scope.gpus_of(machine))
-    gpus = coherent_gpus(machine, usable_gpus)
-    if not gpus:
-        yield skipped(NO_COHERENT_GPU if usable_gpus else NO_GPU)
-        return
+    gpus = coherent_gpus(machine, usable(machine, scope.gpus_of(machine)))
     names = ("HANDLE_TYPE_FABRIC_SUPPORTED", "HOST_NUMA_MULTINODE_IPC_SUPPORTED")
     told = [(gpu, tuple(gpu.cuda.attributes.get(name) for name in names)) for gpu in gpus if gpu.cuda]
     without = [gpu for gpu, bits in told if bits == (1, 0)]
@@ -206,10 +188,8 @@ def _fabric_address(machine: Machine, scope: Scope) -> Iterator[Finding]:
         )
 
 
+@needing(needs_egm_platform)
 def _hypervisor_mode(machine: Machine, _scope: Scope) -> Iterator[Finding]:
-    if not coherent(machine):
-        yield skipped(NOT_EGM)
-        return
     system, driver = machine.system or System(), machine.driver or Driver()
     modules = [name for name in driver.modules or () if name == "nvgrace_egm"]
     evidence = (
@@ -258,10 +238,8 @@ def _override_key(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         yield passed("no registry key overrides EGM", evidence=evidence)
 
 
+@needing(needs_egm_platform)
 def _cgroup_route(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if not coherent(machine):
-        yield skipped(NOT_EGM)
-        return
     nodes = [node for node in scope.numa_of(machine) if owners(machine, node)]
     if not nodes:
         yield unknown("no GPU is known to be on any of these NUMA nodes")
@@ -325,10 +303,8 @@ def _all_local(machine: Machine, scope: Scope, node: int) -> bool:
     )
 
 
+@needing(needs_egm_platform)
 def _peer_route(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if not coherent(machine):
-        yield skipped(NOT_EGM)
-        return
     gpus = usable(machine, scope.gpus_of(machine))
     far = [(gpu, node) for gpu in gpus for node in scope.numa_of(machine) if gpu.host_numa_id != node]
     if not far:

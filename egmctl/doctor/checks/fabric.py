@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from egmctl.doctor.check import Check, Scope, failed, gap, passed, skipped, unknown, warned
+from egmctl.doctor.check import Check, Scope, failed, gap, needing, passed, skipped, unknown, warned
 from egmctl.doctor.situation import (
-    NO_GPU,
     by_value,
     coherent,
     fabric,
     in_domain,
     kept_away,
     manages_nvlink5,
+    needs_gpu,
     services_hidden,
     usable,
     virtual,
@@ -72,10 +72,9 @@ def _manager_of(machine: Machine) -> Remedy:
     return NVLINK5_MANAGER if manages_nvlink5(machine) else MANAGER
 
 
+@needing(needs_gpu)
 def _state(machine: Machine, scope: Scope) -> Iterator[Finding]:
     gpus = usable(machine, scope.gpus_of(machine))
-    if not gpus:
-        yield skipped(NO_GPU)
     for key, group in by_value(gpus, _key):
         yield from _state_of(machine, fabric(group[0]), group, key)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from egmctl.doctor.check import Check, Scope, failed, gap, passed, skipped, unknown, unreported, warned
-from egmctl.doctor.situation import NO_GPU, judged, judged_by_nvml, usable
+from egmctl.doctor.check import Check, Scope, failed, gap, needing, passed, skipped, unknown, unreported, warned
+from egmctl.doctor.situation import judged, judged_by_nvml, needs_gpu, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Driver, Gpu, GpuNvml, Machine
 
@@ -38,10 +38,9 @@ SLOWDOWNS = {
 """Clocks event reasons that stand for a fault of cooling or power; a power cap under load is none."""
 
 
+@needing(needs_gpu)
 def _health(machine: Machine, scope: Scope) -> Iterator[Finding]:
     gpus = usable(machine, scope.gpus_of(machine))
-    if not gpus:
-        yield skipped(NO_GPU)
     faults = {gpu.bus_id: list(_faults(gpu, gpu.nvml)) for gpu in gpus if gpu.nvml}
     for findings in faults.values():
         yield from findings

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from egmctl.compat import StrEnum
-from egmctl.doctor.check import Check, Scope, failed, noted, passed, skipped, unknown, warned
-from egmctl.doctor.situation import NO_GPU, in_domain, services_hidden, usable
+from egmctl.doctor.check import Check, Scope, failed, needing, noted, passed, skipped, unknown, warned
+from egmctl.doctor.situation import NO_GPU, in_domain, needs_any_gpu, needs_domain, services_hidden, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import DeviceNode, Driver, Imex, Machine, Reason, System
 
@@ -27,11 +27,9 @@ def _wanted(machine: Machine, scope: Scope) -> bool:
     return in_domain(machine) or scope.asked_purpose(Guard.FABRIC)
 
 
+@needing(needs_any_gpu)
 def _module(machine: Machine, scope: Scope) -> Iterator[Finding]:
     driver = machine.driver or Driver()
-    if not machine.gpus:
-        yield skipped("there is no NVIDIA GPU")
-        return
     if not _wanted(machine, scope):
         yield skipped(UNUSED)
         return
@@ -65,12 +63,10 @@ def _module(machine: Machine, scope: Scope) -> Iterator[Finding]:
         )
 
 
+@needing(needs_any_gpu)
 def _channel(machine: Machine, scope: Scope) -> Iterator[Finding]:
     driver = machine.driver or Driver()
     channels = driver.imex_channels
-    if not machine.gpus:
-        yield skipped("there is no NVIDIA GPU")
-        return
     if channels is None:
         yield unknown(f"{CHANNELS} was not read")
         return
@@ -271,11 +267,9 @@ def _driver_managed(imex: Imex, runs: bool, evidence: tuple[Evidence, ...]) -> F
     return passed("no ComputeDomain is on this node: the DRA driver starts IMEX with one", evidence=evidence)
 
 
+@needing(needs_domain)
 def _domain(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     imex = (machine.system or System()).imex or Imex()
-    if not in_domain(machine):
-        yield skipped("the GPUs are in no multi-node NVLink domain")
-        return
     if _manager(machine) is _Manager.DRIVER_MANAGED:
         yield skipped("each ComputeDomain has an IMEX domain of its own, which its pods tell")
         return

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from egmctl.doctor.check import Check, Scope, failed, passed, skipped, unknown, warned
-from egmctl.doctor.situation import coherent, coherent_gpus, usable, virtual
+from egmctl.doctor.check import Check, Scope, failed, needing, passed, skipped, unknown, warned
+from egmctl.doctor.situation import coherent, coherent_gpus, needs_coherence, needs_grace, usable, virtual
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.host import CpuFrequencies, Host
 from egmctl.model.machine import Machine, Reason, Unread
@@ -53,10 +53,8 @@ def _seen(cpus: CpuFrequencies) -> Evidence:
     return Evidence(source=f"{_FOLDER} of CPUs {cpus.cpus}", value=value)
 
 
+@needing(needs_coherence("only GPUs with NVLink-C2C add memory to the kernel"))
 def _auto_online(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if not coherent(machine):
-        yield skipped("only GPUs with NVLink-C2C add memory to the kernel")
-        return
     host = machine.host or Host()
     mode = memory_mode(machine)
     if mode is MemoryMode.CDMM:
@@ -99,11 +97,10 @@ def _auto_online(machine: Machine, scope: Scope) -> Iterator[Finding]:
         )
 
 
+@needing(needs_grace)
 def _balancing(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     host = machine.host or Host()
-    if not coherent(machine):
-        yield skipped("matters on Grace only")
-    elif host.numa_balancing is None:
+    if host.numa_balancing is None:
         yield _unread("numa_balancing", host.unread)
     elif host.numa_balancing:
         yield warned(
@@ -123,11 +120,10 @@ def _balancing(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         )
 
 
+@needing(needs_grace)
 def _page_size(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     host = machine.host or Host()
-    if not coherent(machine):
-        yield skipped("matters on Grace only")
-    elif host.page_size_bytes is None:
+    if host.page_size_bytes is None:
         yield _unread("page_size_bytes", host.unread)
     else:
         kib = host.page_size_bytes // 1024

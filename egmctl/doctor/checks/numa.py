@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from egmctl.doctor.check import Check, Scope, failed, passed, skipped, unknown, warned
-from egmctl.doctor.situation import NO_COHERENT_GPU, NO_GPU, by_value, coherent, coherent_gpus, in_container, usable
+from egmctl.doctor.check import Check, Scope, failed, needing, passed, skipped, unknown, warned
+from egmctl.doctor.situation import (
+    NO_NVIDIA_GPU,
+    by_value,
+    coherent,
+    coherent_gpus,
+    in_container,
+    needs_coherence,
+    needs_coherent_gpu,
+    needs_gpu,
+    usable,
+)
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus, on_numa
 from egmctl.model.machine import Confinement, Driver, Host, Machine, NumaKind, System
 from egmctl.topology.platform import PARAMETERS, MemoryMode, memory_mode, own_node
@@ -120,7 +130,7 @@ def _gpu_affinity(machine: Machine, scope: Scope) -> Iterator[Finding]:
         yield unknown("the NUMA node of these GPUs was not read", place=on_gpus(unread))
     if not told:
         if not gpus:
-            yield skipped("there is no NVIDIA GPU")
+            yield skipped(NO_NVIDIA_GPU)
         return
     without = tuple(gpu for gpu, node in told if node < 0)
     cut_off = coherent_gpus(machine, without) if coherent(machine) else ()
@@ -161,15 +171,9 @@ def _gpu_affinity(machine: Machine, scope: Scope) -> Iterator[Finding]:
         )
 
 
+@needing(needs_coherence("only memory of GPUs with NVLink-C2C can be a NUMA node"), needs_coherent_gpu)
 def _mode(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if not coherent(machine):
-        yield skipped("only memory of GPUs with NVLink-C2C can be a NUMA node")
-        return
-    usable_gpus = usable(machine, scope.gpus_of(machine))
-    gpus = coherent_gpus(machine, usable_gpus)
-    if not gpus:
-        yield skipped(NO_COHERENT_GPU if usable_gpus else NO_GPU)
-        return
+    gpus = coherent_gpus(machine, usable(machine, scope.gpus_of(machine)))
     mode = memory_mode(machine)
     nodes = [(gpu, own_node(gpu)) for gpu in gpus]
     evidence = (
@@ -231,11 +235,10 @@ def mode_evidence(machine: Machine) -> tuple[Evidence, ...]:
     )
 
 
+@needing(needs_gpu)
 def _addressing(machine: Machine, scope: Scope) -> Iterator[Finding]:
     driver = machine.driver or Driver()
     gpus = usable(machine, scope.gpus_of(machine))
-    if not gpus:
-        yield skipped(NO_GPU)
     configuration = (machine.system or System()).kernel_configuration or {}
     settings = (
         Evidence(source="uvm_ats_mode", value=(driver.uvm_parameters or {}).get("uvm_ats_mode", "not read")),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from egmctl.doctor.check import Check, Scope, failed, gap, passed, skipped, unknown, warned
-from egmctl.doctor.situation import NO_GPU, by_value, usable, virtual
+from egmctl.doctor.check import Check, Scope, failed, gap, needing, passed, skipped, unknown, warned
+from egmctl.doctor.situation import NO_GPU, by_value, needs_gpu, usable, virtual
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Driver, Gpu, Machine, NvLink, NvLinkCounters
 from egmctl.model.route import LinkKind
@@ -37,11 +37,9 @@ _PACKET_COUNTERS = (
 )
 
 
+@needing(needs_gpu)
 def _links(machine: Machine, scope: Scope) -> Iterator[Finding]:
     gpus = usable(machine, scope.gpus_of(machine))
-    if not gpus:
-        yield skipped(NO_GPU)
-        return
     for why, group in by_value(gpus, _unread_states):
         if why:
             yield unknown(f"the state of the NVLinks was not read ({why})", place=on_gpus(group))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from egmctl.doctor.check import Check, Scope, failed, passed, skipped, unknown, warned
+from egmctl.doctor.situation import NO_DOMAIN
 from egmctl.driver.signatures import cause_of
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy
 from egmctl.model.machine import Machine, Outcome, Peer, PeerPort, PeerProbe
 from egmctl.units import counted, printable, several, shortened
 
 ALONE = "only under mpirun or srun, with ranks on several nodes"
-_NO_DOMAIN = "the GPUs are in no multi-node NVLink domain"
 NOT_TRIED = "only with --active under mpirun or srun"
 
 _SHOWN = 4
@@ -74,7 +74,7 @@ def _clique(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         yield _alone(machine)
         return
     if not any(node.clusters for node in nodes):
-        yield skipped(_NO_DOMAIN)
+        yield skipped(NO_DOMAIN)
         return
     groups = _groups(
         nodes, lambda node: f"cluster {', '.join(node.clusters) or 'none'}, clique {_numbers(node.cliques)}"
@@ -103,7 +103,7 @@ def _imex(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         yield _alone(machine)
         return
     if not any(node.clusters for node in nodes):
-        yield skipped(_NO_DOMAIN)
+        yield skipped(NO_DOMAIN)
         return
     bad = [(node, why) for node in nodes if (why := _imex_fault(node))]
     if bad:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from egmctl.doctor.check import Check, Scope, failed, noted, passed, skipped, unknown, warned
-from egmctl.doctor.situation import funnel, lost, requested
+from egmctl.doctor.situation import NO_NVIDIA_GPU, funnel, lost, requested
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Place, PlaceKind, Remedy, on_gpus
 from egmctl.model.machine import Driver, Gpu, Machine, Reason
 from egmctl.topology.access import Block, Obstacle, Step, classify, elsewhere, nvml_failure
@@ -58,7 +58,7 @@ def _count(machine: Machine, scope: Scope) -> Iterator[Finding]:
     evidence = (Evidence(source="PCI > driver > device node > accessible > NVML > CUDA", value=line),)
     if not gpus:
         few = _too_few(counts, 0, scope, line, evidence)
-        yield from few or (skipped("there is no NVIDIA GPU", evidence=evidence),)
+        yield from few or (skipped(NO_NVIDIA_GPU, evidence=evidence),)
         return
     gone = {gpu.bus_id: stopped for gpu in gpus if (stopped := classify(machine, gpu)) is not None}
     usable = len(gpus) - len(gone)
@@ -242,7 +242,7 @@ def _off_the_bus(machine: Machine, scope: Scope) -> Iterator[Finding]:
     if not silent and not gone and answering:
         yield passed("every GPU answers on the PCI bus", place=on_gpus(answering))
     elif not gpus and not gone:
-        yield skipped("there is no NVIDIA GPU")
+        yield skipped(NO_NVIDIA_GPU)
 
 
 def _binding(machine: Machine, scope: Scope) -> Iterator[Finding]:
@@ -253,9 +253,7 @@ def _binding(machine: Machine, scope: Scope) -> Iterator[Finding]:
         yield _not_bound(machine, scope, driver or "", group)
     if not unbound:
         yield (
-            passed("every GPU is bound to the driver nvidia", place=on_gpus(gpus))
-            if gpus
-            else skipped("there is no NVIDIA GPU")
+            passed("every GPU is bound to the driver nvidia", place=on_gpus(gpus)) if gpus else skipped(NO_NVIDIA_GPU)
         )
 
 
@@ -339,7 +337,7 @@ def _excluded(machine: Machine, scope: Scope) -> Iterator[Finding]:
     if read:
         yield passed("no GPU is excluded", place=on_gpus(read), evidence=evidence)
     elif not unread:
-        yield skipped("there is no NVIDIA GPU")
+        yield skipped(NO_NVIDIA_GPU)
 
 
 def _may_be_excluded(gpu: Gpu) -> bool:

@@ -5,20 +5,29 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from egmctl.doctor.check import Check, Scope, failed, passed, skipped, unknown, warned
+from egmctl.doctor.check import Check, Scope, failed, needing, passed, skipped, unknown, warned
 from egmctl.doctor.checks.numa import mode_evidence
-from egmctl.doctor.situation import NOT_COHERENT, coherent, dotted, in_container, kernel, numbers
+from egmctl.doctor.situation import dotted, in_container, kernel, needs_coherence, numbers
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus, on_nics
 from egmctl.model.machine import Driver, Gpu, Machine, Nic, NicPort, System
 from egmctl.model.route import LinkClass
 from egmctl.topology.links import gpu_nic_link
 from egmctl.topology.platform import MemoryMode, memory_mode
 
+NO_NIC = "no InfiniBand or RoCE device"
 
+
+def needs_nic(machine: Machine, scope: Scope) -> Finding | None:
+    """Need a NIC."""
+    if machine.nics:
+        return None
+    if scope.asked_purpose(Guard.RDMA):
+        return unknown(f"{NO_NIC} was found, though RDMA is required (--for rdma)")
+    return skipped(NO_NIC)
+
+
+@needing(needs_nic)
 def _ports(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if nothing := no_nics(machine, scope):
-        yield nothing
-        return
     nics = machine.nics or ()
     told = [(nic, port) for nic in nics for port in nic.ports if port.state is not None]
     if not told:
@@ -112,24 +121,12 @@ def _port_evidence(nic: Nic, port: NicPort) -> Evidence:
     return Evidence(source=f"/sys/class/infiniband/{nic.name}/ports/{port.number}", value=words)
 
 
-NO_NIC = "no InfiniBand or RoCE device"
 CLASSES = (LinkClass.PIX, LinkClass.PXB, LinkClass.PHB, LinkClass.NODE, LinkClass.SYS)
 """From near to far."""
 
 
-def no_nics(machine: Machine, scope: Scope) -> Finding | None:
-    """Return the finding where there is no NIC to judge."""
-    if machine.nics:
-        return None
-    if scope.asked_purpose(Guard.RDMA):
-        return unknown(f"{NO_NIC} was found, though RDMA is required (--for rdma)")
-    return skipped(NO_NIC)
-
-
+@needing(needs_nic)
 def _gdr_path(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if nothing := no_nics(machine, scope):
-        yield nothing
-        return
     driver, system = machine.driver or Driver(), machine.system or System()
     peermem = [name for name in ("nvidia_peermem", "nv_peer_mem") if name in (system.module_versions or {})]
     answers = {gpu.cuda.attributes.get("DMA_BUF_SUPPORTED") for gpu in machine.gpus or () if gpu.cuda} - {None}
@@ -164,10 +161,8 @@ def _gdr_path(machine: Machine, scope: Scope) -> Iterator[Finding]:
         )
 
 
+@needing(needs_nic)
 def _affinity(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if nothing := no_nics(machine, scope):
-        yield nothing
-        return
     near: list[Gpu] = []
     for gpu in scope.gpus_of(machine):
         classes = {nic.name: gpu_nic_link(machine, gpu, nic).kind for nic in machine.nics or ()}
@@ -193,10 +188,8 @@ def _affinity(machine: Machine, scope: Scope) -> Iterator[Finding]:
         yield passed("a NIC on the same NUMA node or nearer", place=on_gpus(near))
 
 
-def _ofed(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if nothing := no_nics(machine, scope):
-        yield nothing
-        return
+@needing(needs_nic)
+def _ofed(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     versions = (machine.system or System()).module_versions
     if versions is None:
         yield unknown("the RDMA modules' versions were not read")
@@ -218,10 +211,8 @@ def _ofed(machine: Machine, scope: Scope) -> Iterator[Finding]:
     )
 
 
+@needing(needs_nic)
 def _devices(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if nothing := no_nics(machine, scope):
-        yield nothing
-        return
     verbs = (machine.system or System()).verbs
     if verbs is None:
         yield unknown("the nodes in /dev/infiniband were not read")
@@ -280,13 +271,8 @@ CDMM_GDRDRV = (2, 5, 1)
 """The first gdrdrv that supports CDMM (GDRCopy, CHANGELOG.md: "Support the CDMM mode")."""
 
 
-def _coherent_dmabuf(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if nothing := no_nics(machine, scope):
-        yield nothing
-        return
-    if not coherent(machine):
-        yield skipped(NOT_COHERENT)
-        return
+@needing(needs_nic, needs_coherence())
+def _coherent_dmabuf(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     driver = machine.driver or Driver()
     version, release = numbers(driver.driver_version or driver.module_version), kernel(machine)
     evidence = (
@@ -341,10 +327,8 @@ def _by_pages(machine: Machine, unread_kernel: bool, evidence: tuple[Evidence, .
     )
 
 
+@needing(needs_coherence())
 def _gdrcopy(machine: Machine, _scope: Scope) -> Iterator[Finding]:
-    if not coherent(machine):
-        yield skipped(NOT_COHERENT)
-        return
     mode = memory_mode(machine)
     evidence = mode_evidence(machine)
     if mode is MemoryMode.UNKNOWN:
