@@ -46,7 +46,7 @@ _ORDER = (
     "active",
     "peers",
 )
-"""Of the areas; one that is not named here comes after them."""
+"""The areas in the order of their checks; an area that is not named here comes after them."""
 
 
 def _all_checks() -> Iterator[Check]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from egmctl.doctor.check import Judge, Need, Scope, needing, skipped
-from egmctl.model.finding import Confidence, Evidence, Finding, Remedy, on_gpus
+from egmctl.model.finding import Confidence, Evidence, Finding, Place, Remedy, on_gpus
 from egmctl.model.kernel_log import DriverMessage, KernelEvent
 from egmctl.model.machine import (
     Confinement,
@@ -156,18 +156,22 @@ def by_value(things: Iterable[T], value: Callable[[T], K]) -> Iterator[tuple[K, 
         yield key, tuple(members)
 
 
-def judged(gpus: Iterable[Gpu], judge: Callable[[Gpu], Finding | None]) -> Iterator[Finding]:
-    """Judge each GPU by itself; GPUs with the same verdict share one finding, which has the evidence of all.
+def judged(
+    things: Iterable[T], judge: Callable[[T], Finding | None], place: Callable[[Iterable[T]], Place]
+) -> Iterator[Finding]:
+    """Judge each GPU or NIC by itself; those with the same verdict share one finding, which has the evidence of all.
 
     Parameters
     ----------
     judge
-        Returns the verdict, without its place; ``None`` for a GPU that the check does not concern.
+        Returns the verdict, without its place; ``None`` for what the check does not concern.
+    place
+        Returns the place of those that share a finding.
     """
-    verdicts = [(gpu, verdict) for gpu in gpus if (verdict := judge(gpu)) is not None]
+    verdicts = [(thing, verdict) for thing in things if (verdict := judge(thing)) is not None]
     for shared, group in by_value(verdicts, lambda pair: replace(pair[1], evidence=())):
         evidence = dict.fromkeys(evidence for _, verdict in group for evidence in verdict.evidence)
-        yield replace(shared, place=on_gpus(gpu for gpu, _ in group), evidence=tuple(evidence))
+        yield replace(shared, place=place(thing for thing, _ in group), evidence=tuple(evidence))
 
 
 def judged_by_nvml(judge: Callable[[Gpu, GpuNvml, Scope], Finding]) -> Judge:
@@ -176,7 +180,7 @@ def judged_by_nvml(judge: Callable[[Gpu, GpuNvml, Scope], Finding]) -> Judge:
     @needing(needs_gpu)
     def check(machine: Machine, scope: Scope) -> Iterator[Finding]:
         gpus = usable(machine, scope.gpus_of(machine))
-        return judged(gpus, lambda gpu: judge(gpu, gpu.nvml, scope) if gpu.nvml else None)
+        return judged(gpus, lambda gpu: judge(gpu, gpu.nvml, scope) if gpu.nvml else None, on_gpus)
 
     return check
 

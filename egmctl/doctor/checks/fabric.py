@@ -10,6 +10,7 @@ from egmctl.doctor.situation import (
     coherent,
     fabric,
     in_domain,
+    judged,
     kept_away,
     manages_nvlink5,
     needs_gpu,
@@ -18,7 +19,7 @@ from egmctl.doctor.situation import (
     virtual,
 )
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
-from egmctl.model.machine import Driver, Fabric, Gpu, Machine, System
+from egmctl.model.machine import Driver, Fabric, Gpu, Machine, Reason, System
 
 INFO = "nvmlDeviceGetGpuFabricInfoV"
 NO_FABRIC = "the GPUs are in no fabric"
@@ -43,7 +44,7 @@ CONFIGURATION = {
     "invalid-location": "the GPU's position is wrong",
     "gpu-state-invalid": "the GPU's state is invalid",
 }
-"""Of the mask's field ``incorrect_configuration``."""
+"""Values of the mask's field ``incorrect_configuration``."""
 
 MANAGER = Remedy(
     text="Start the fabric manager of the driver's version, and read its log.",
@@ -74,65 +75,44 @@ def _manager_of(machine: Machine) -> Remedy:
 
 @needing(needs_gpu)
 def _state(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    gpus = usable(machine, scope.gpus_of(machine))
-    for key, group in by_value(gpus, _key):
-        yield from _state_of(machine, fabric(group[0]), group, key)
+    return judged(usable(machine, scope.gpus_of(machine)), lambda gpu: _state_of(machine, gpu), on_gpus)
 
 
-def _key(gpu: Gpu) -> tuple[object, ...]:
-    """What decides over the finding of one GPU: those that agree in it share one."""
-    found = fabric(gpu)
-    if found is None:
-        why = gpu.nvml.unread.get("fabric") if gpu.nvml else None
-        return (why.reason if why else None,)
-    unread = tuple((name, why.reason) for name, why in found.unread.items() if name.startswith(("health", "status")))
-    return found.state, found.status, found.health_summary, tuple(sorted((found.health or {}).items())), unread
+def _state_of(machine: Machine, gpu: Gpu) -> Finding:
+    info = fabric(gpu)
+    if info is None or info.state is None:
+        unread = gpu.nvml.unread.get("fabric") if gpu.nvml and info is None else None
+        if unread is not None and unread.reason in (Reason.NOT_SUPPORTED, Reason.DRIVER_TOO_OLD):
+            return skipped(NO_FABRIC)
+        reason = "no state" if info is not None else unread.reason.value if unread is not None else "no reason"
+        return unknown(f"NVML does not report the state of the fabric ({reason})")
+    status = "-" if info.status is None else str(info.status)
+    evidence = (Evidence(source=f"{INFO}: state, status", value=f"{info.state}, {status}"),)
+    if info.state == "not-supported":
+        return skipped(NO_FABRIC, evidence=evidence)
+    if info.state in ("not-started", "in-progress"):
+        return _not_ready(machine, info.state, evidence)
+    if info.status:
+        ended = f"the fabric's registration ended with NVML error {info.status}"
+        return failed(ended, _manager_of(machine), evidence=evidence)
+    return _health(info, evidence)
 
 
-def _state_of(
-    machine: Machine, found: Fabric | None, gpus: tuple[Gpu, ...], key: tuple[object, ...]
-) -> Iterator[Finding]:
-    place = on_gpus(gpus)
-    if found is None or found.state is None:
-        word = str(key[0] or "no reason") if found is None else "no state"
-        if word in ("not-supported", "driver-too-old"):
-            yield skipped(NO_FABRIC, place=place)
-        else:
-            yield unknown(f"NVML does not report the state of the fabric ({word})", place=place)
-        return
-    status = "-" if found.status is None else str(found.status)
-    evidence = (Evidence(source=f"{INFO}: state, status", value=f"{found.state}, {status}"),)
-    if found.state == "not-supported":
-        yield skipped(NO_FABRIC, place=place, evidence=evidence)
-        return
-    if found.state in ("not-started", "in-progress"):
-        uptime = (machine.system or System()).uptime_s
-        if uptime is not None and uptime < BOOT_GRACE_S:
-            yield warned(
-                f"the fabric is not ready yet ({found.state}, {uptime:.0f} s after boot)",
-                Remedy(text=f"Check again {BOOT_GRACE_S} s after boot."),
-                place=place,
-                evidence=evidence,
-            )
-        else:
-            yield failed(
-                f"the fabric is not ready ({found.state}): CUDA ends with CUDA_ERROR_SYSTEM_NOT_READY (802)",
-                _manager_of(machine),
-                place=place,
-                evidence=(*evidence, *_since_boot(machine)),
-                cause="the fabric manager (on this node, or of the rack) has not registered the GPUs"
-                + (f", and later than {BOOT_GRACE_S} s after boot it does not by itself" if uptime is not None else ""),
-            )
-        return
-    if found.status:
-        yield failed(
-            f"the fabric's registration ended with NVML error {found.status}",
-            _manager_of(machine),
-            place=place,
+def _not_ready(machine: Machine, state: str, evidence: tuple[Evidence, ...]) -> Finding:
+    uptime = (machine.system or System()).uptime_s
+    if uptime is not None and uptime < BOOT_GRACE_S:
+        return warned(
+            f"the fabric is not ready yet ({state}, {uptime:.0f} s after boot)",
+            Remedy(text=f"Check again {BOOT_GRACE_S} s after boot."),
             evidence=evidence,
         )
-        return
-    yield from _health(found, gpus, evidence)
+    return failed(
+        f"the fabric is not ready ({state}): CUDA ends with CUDA_ERROR_SYSTEM_NOT_READY (802)",
+        _manager_of(machine),
+        evidence=(*evidence, *_since_boot(machine)),
+        cause="the fabric manager (on this node, or of the rack) has not registered the GPUs"
+        + (f", and later than {BOOT_GRACE_S} s after boot it does not by itself" if uptime is not None else ""),
+    )
 
 
 def _since_boot(machine: Machine) -> Iterator[Evidence]:
@@ -143,41 +123,38 @@ def _since_boot(machine: Machine) -> Iterator[Evidence]:
         yield Evidence(source="cuInit", value=error)
 
 
-def _health(found: Fabric, gpus: tuple[Gpu, ...], evidence: tuple[Evidence, ...]) -> Iterator[Finding]:
-    health: Mapping[str, str] = found.health or {}
+def _health(info: Fabric, evidence: tuple[Evidence, ...]) -> Finding:
+    health: Mapping[str, str] = info.health or {}
     faults = [(grave, words) for name, (bad, grave, words) in MASK.items() if health.get(name) == bad]
     configuration = health.get("incorrect_configuration", "none")
     if configuration not in ("none", "not-supported"):
         faults.append((True, CONFIGURATION.get(configuration, f"its configuration is wrong ({configuration})")))
-    if found.health_summary in ("unhealthy", "limited-capacity"):
-        grave = found.health_summary == "unhealthy"
+    if info.health_summary in ("unhealthy", "limited-capacity"):
+        grave = info.health_summary == "unhealthy"
         if not faults:
-            faults.append((grave, f"its health is {found.health_summary.replace('-', ' ')}"))
-        faults = [(grave or one, words) for one, words in faults]
+            faults.append((grave, f"its health is {info.health_summary.replace('-', ' ')}"))
+        faults = [(grave or fault, words) for fault, words in faults]
     evidence = (
         *evidence,
         Evidence(source=f"{INFO}: health", value=", ".join(f"{k}={v}" for k, v in health.items()) or "not read"),
-        Evidence(source=f"{INFO}: health summary", value=found.health_summary or "not read"),
+        Evidence(source=f"{INFO}: health summary", value=info.health_summary or "not read"),
     )
     if faults:
-        yield (failed if any(grave for grave, _ in faults) else warned)(
+        return (failed if any(grave for grave, _ in faults) else warned)(
             f"the fabric's registration is complete, but {'; '.join(words for _, words in faults)}",
             Remedy(
                 text="Check these GPUs in the fabric manager (NMX-C, or nvidia-fabricmanager's log); drain the node "
                 "while a route is unhealthy.",
                 command="nvidia-smi -q | grep -A12 Fabric",
             ),
-            place=on_gpus(gpus),
             evidence=evidence,
         )
-    elif unread := gap(found, "status") or gap(found, "health", "health_summary", newer=True):
-        yield unknown(
+    if unread := gap(info, "status") or gap(info, "health", "health_summary", newer=True):
+        return unknown(
             f"registered in the fabric, but its status or health was not read ({unread})",
-            place=on_gpus(gpus),
             evidence=evidence,
         )
-    else:
-        yield passed("registered in the fabric, and healthy", place=on_gpus(gpus), evidence=evidence)
+    return passed("registered in the fabric, and healthy", evidence=evidence)
 
 
 def _consistency(machine: Machine, scope: Scope) -> Iterator[Finding]:

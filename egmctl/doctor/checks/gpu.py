@@ -27,7 +27,7 @@ RECOVERY = {
     "bus-reset": ("reset of the bus", "Drain the node and reset the GPU's bus, or reboot.", True),
     "system-reboot": ("reboot of the system", "Drain the node and reboot it.", True),
 }
-"""Of NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: what is asked for, how it is done, whether it needs a reboot."""
+"""Recovery actions (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION): their names, what to do, and whether it needs a reboot."""
 
 SLOWDOWNS = {
     "hw-slowdown": "hardware slowdown (heat or power)",
@@ -44,7 +44,7 @@ def _health(machine: Machine, scope: Scope) -> Iterator[Finding]:
     faults = {gpu.bus_id: list(_faults(gpu, gpu.nvml)) for gpu in gpus if gpu.nvml}
     for findings in faults.values():
         yield from findings
-    yield from judged((gpu for gpu in gpus if not faults[gpu.bus_id]), _no_fault)
+    yield from judged((gpu for gpu in gpus if not faults[gpu.bus_id]), _no_fault, on_gpus)
 
 
 def _no_fault(gpu: Gpu) -> Finding:

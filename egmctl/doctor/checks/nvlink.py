@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from egmctl.doctor.check import Check, Scope, failed, gap, needing, passed, skipped, unknown, warned
-from egmctl.doctor.situation import NO_GPU, by_value, needs_gpu, usable, virtual
+from egmctl.doctor.situation import NO_GPU, by_value, judged, needs_gpu, usable, virtual
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Driver, Gpu, Machine, NvLink, NvLinkCounters
 from egmctl.model.route import LinkKind
@@ -266,37 +266,31 @@ def _inactive(gpu: Gpu) -> Evidence:
 
 def _errors(machine: Machine, scope: Scope) -> Iterator[Finding]:
     gpus = usable(machine, scope.gpus_of(machine))
-    clean: list[Gpu] = []
-    noted: list[Gpu] = []
-    untold: list[Gpu] = []
-    for gpu in gpus:
-        links = nvlinks_of(gpu)
-        if bad := [link for link in links if _is_bad(link)]:
-            yield _bad_signal(gpu, bad)
-        elif recoveries := sum(_recoveries(link) or 0 for link in links):
-            yield _retrained(gpu, recoveries)
-        elif has_no_nvlink(gpu):
-            continue
-        elif not links or any(map(_lacks_counters, links)):
-            untold.append(gpu)
-        else:
-            (noted if any(_corrected(link) for link in links) else clean).append(gpu)
     if all(has_no_nvlink(gpu) for gpu in gpus):
         yield skipped(NO_NVLINK if gpus else NO_GPU)
-    if untold:
-        yield unknown("NVML does not report all error counters of the NVLinks", place=on_gpus(untold))
-    if clean:
-        yield passed("no NVLink errors", place=on_gpus(clean))
-    for gpu in noted:
-        yield passed(
-            "no NVLink retrains",
-            place=on_gpus([gpu]),
-            evidence=_counters(gpu, nvlinks_of(gpu)),
-            note="only a fast rise matters: DCGM fails a Blackwell link whose effective or symbol errors rise within "
-            "a minute"
-            if any(link.counters for link in nvlinks_of(gpu))
-            else "the link corrected CRC errors and replays; only a fast rise matters",
-        )
+    yield from judged(gpus, _errors_of, on_gpus)
+
+
+def _errors_of(gpu: Gpu) -> Finding | None:
+    links = nvlinks_of(gpu)
+    if bad := [link for link in links if _is_bad(link)]:
+        return _bad_signal(gpu, bad)
+    if recoveries := sum(_recoveries(link) or 0 for link in links):
+        return _retrained(gpu, recoveries)
+    if has_no_nvlink(gpu):
+        return None
+    if not links or any(map(_lacks_counters, links)):
+        return unknown("NVML does not report all error counters of the NVLinks")
+    if not any(_corrected(link) for link in links):
+        return passed("no NVLink errors")
+    return passed(
+        "no NVLink retrains",
+        evidence=_counters(gpu, links),
+        note="only a fast rise matters: DCGM fails a Blackwell link whose effective or symbol errors rise within a "
+        "minute"
+        if any(link.counters for link in links)
+        else "the link corrected CRC errors and replays; only a fast rise matters",
+    )
 
 
 def _lacks_counters(link: NvLink) -> bool:
@@ -329,7 +323,6 @@ def _bad_signal(gpu: Gpu, links: list[NvLink]) -> Finding:
             text="Drain the node, inspect or replace the cable, cartridge or board of these links, and reset the GPU.",
             command="nvidia-smi nvlink -e",
         ),
-        place=on_gpus([gpu]),
         evidence=_counters(gpu, links),
         cause="NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS: the link lost its signal for good"
         if lost
@@ -345,7 +338,6 @@ def _retrained(gpu: Gpu, recoveries: int) -> Finding:
             "cable.",
             command="nvidia-smi nvlink -e",
         ),
-        place=on_gpus([gpu]),
         evidence=_counters(gpu, [link for link in nvlinks_of(gpu) if _recoveries(link) or _corrected(link)]),
         cause="a link that loses its signal carries no traffic until it is retrained",
     )

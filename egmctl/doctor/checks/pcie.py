@@ -5,65 +5,49 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from egmctl.doctor.check import Check, Scope, failed, passed, skipped, unknown, warned
-from egmctl.doctor.situation import coherent, usable, virtual
+from egmctl.doctor.situation import coherent, judged, usable, virtual
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus, on_nics
-from egmctl.model.machine import Bridge, Gpu, Machine, PcieLink, PciFunction, Reason, System
+from egmctl.model.machine import Bridge, Gpu, Machine, Nic, PcieLink, PciFunction, Reason, System
 from egmctl.topology.acs import REDIRECT, Acs, AcsKind, UnrecognisedError, corrected, required_acs
 
 
 def _link(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    functions = [(gpu, gpu.pci) for gpu in scope.gpus_of(machine) if gpu.pci is not None]
-    nics = [(nic.name, nic.pci or PciFunction(bus_id="")) for nic in machine.nics or ()]
-    good_gpus: list[Gpu] = []
-    untold = [gpu for gpu in scope.gpus_of(machine) if gpu.pci is None]
-    for gpu, pci in functions:
-        link = _known(pci.link, gpu.nvml.link if gpu.nvml else None)
-        width = _expected(machine, pci, link, "max_width")
-        speed = _expected(machine, pci, link, "max_speed_gt_s")
-        if link.width is None or width is None:
-            untold.append(gpu)
-        elif link.width < width:
-            yield failed(
-                f"PCIe x{link.width} of x{width:g}", RESEAT, place=on_gpus([gpu]), evidence=_link_evidence(pci, link)
-            )
-        elif _busy(gpu) and link.speed_gt_s is not None and speed is not None and link.speed_gt_s < speed:
-            yield warned(
-                f"PCIe runs at {link.speed_gt_s:g} of {speed:g} GT/s, though the GPU is busy",
-                RESEAT,
-                place=on_gpus([gpu]),
-                evidence=_link_evidence(pci, link),
-            )
-        else:
-            good_gpus.append(gpu)
-    if untold:
-        yield unknown("the width of the PCIe link was not read", place=on_gpus(untold))
-    if good_gpus:
-        yield passed("the GPUs' PCIe links run at full width", place=on_gpus(good_gpus))
-    good_nics, unread_nics = [], []
-    for name, pci in nics:
-        link = pci.link or PcieLink()
-        width, speed = _expected(machine, pci, link, "max_width"), _expected(machine, pci, link, "max_speed_gt_s")
-        narrow = link.width is not None and width is not None and link.width < width
-        slow = link.speed_gt_s is not None and speed is not None and link.speed_gt_s < speed
-        if narrow or slow:
-            yield warned(
-                f"PCIe x{link.width} of x{width:g}"
-                if narrow
-                else f"PCIe runs at {link.speed_gt_s:g} of {speed:g} GT/s",
-                RESEAT,
-                place=on_nics([name]),
-                evidence=_link_evidence(pci, link),
-            )
-        elif None in (link.width, width, link.speed_gt_s, speed):
-            unread_nics.append(name)
-        else:
-            good_nics.append(name)
-    if unread_nics:
-        yield unknown("the width or speed of the PCIe link was not read", place=on_nics(unread_nics))
-    if good_nics:
-        yield passed("the NICs' PCIe links run at full width and speed", place=on_nics(good_nics))
-    if not functions and not untold and not nics:
+    gpus, nics = scope.gpus_of(machine), machine.nics or ()
+    if not gpus and not nics:
         yield skipped("no GPU or NIC was read on PCIe")
+    yield from judged(gpus, lambda gpu: _gpu_link(machine, gpu), on_gpus)
+    yield from judged(nics, lambda nic: _nic_link(machine, nic), lambda group: on_nics(nic.name for nic in group))
+
+
+def _gpu_link(machine: Machine, gpu: Gpu) -> Finding:
+    pci = gpu.pci or PciFunction(bus_id=gpu.bus_id)
+    link = PcieLink() if gpu.pci is None else _known(pci.link, gpu.nvml.link if gpu.nvml else None)
+    width, speed = _expected(machine, pci, link, "max_width"), _expected(machine, pci, link, "max_speed_gt_s")
+    if link.width is None or width is None:
+        return unknown("the width of the PCIe link was not read")
+    if link.width < width:
+        return failed(f"PCIe x{link.width} of x{width:g}", RESEAT, evidence=_link_evidence(pci, link))
+    if _busy(gpu) and link.speed_gt_s is not None and speed is not None and link.speed_gt_s < speed:
+        return warned(
+            f"PCIe runs at {link.speed_gt_s:g} of {speed:g} GT/s, though the GPU is busy",
+            RESEAT,
+            evidence=_link_evidence(pci, link),
+        )
+    return passed("the GPUs' PCIe links run at full width")
+
+
+def _nic_link(machine: Machine, nic: Nic) -> Finding:
+    pci = nic.pci or PciFunction(bus_id="")
+    link = pci.link or PcieLink()
+    width, speed = _expected(machine, pci, link, "max_width"), _expected(machine, pci, link, "max_speed_gt_s")
+    if link.width is not None and width is not None and link.width < width:
+        return warned(f"PCIe x{link.width} of x{width:g}", RESEAT, evidence=_link_evidence(pci, link))
+    if link.speed_gt_s is not None and speed is not None and link.speed_gt_s < speed:
+        slow = f"PCIe runs at {link.speed_gt_s:g} of {speed:g} GT/s"
+        return warned(slow, RESEAT, evidence=_link_evidence(pci, link))
+    if None in (link.width, width, link.speed_gt_s, speed):
+        return unknown("the width or speed of the PCIe link was not read")
+    return passed("the NICs' PCIe links run at full width and speed")
 
 
 RESEAT = Remedy(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from egmctl.doctor.check import Check, Scope, failed, needing, passed, skipped, unknown, warned
 from egmctl.doctor.checks.numa import mode_evidence
-from egmctl.doctor.situation import dotted, in_container, kernel, needs_coherence, numbers
+from egmctl.doctor.situation import dotted, in_container, judged, kernel, needs_coherence, numbers
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus, on_nics
 from egmctl.model.machine import Driver, Gpu, Machine, Nic, NicPort, System
 from egmctl.model.route import LinkClass
@@ -163,29 +163,24 @@ def _gdr_path(machine: Machine, scope: Scope) -> Iterator[Finding]:
 
 @needing(needs_nic)
 def _affinity(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    near: list[Gpu] = []
-    for gpu in scope.gpus_of(machine):
-        classes = {nic.name: gpu_nic_link(machine, gpu, nic).kind for nic in machine.nics or ()}
-        known = [kind for kind in classes.values() if kind in CLASSES]
-        if not known:
-            yield unknown("the distance to the NICs is unknown", place=on_gpus([gpu]))
-        elif min(known, key=CLASSES.index) is LinkClass.SYS:
-            yield warned(
-                "every NIC is on another NUMA node",
-                Remedy(
-                    text="Use GPUs that have a NIC on their own NUMA node for traffic between nodes, or move a NIC."
-                ),
-                place=on_gpus([gpu]),
-                evidence=tuple(
-                    Evidence(source=f"GPU{gpu.index} to {name}", value=kind.value) for name, kind in classes.items()
-                ),
-                cause="RDMA to this GPU crosses the CPUs' interconnect, and NCCL does not use GPUDirect at that "
-                "distance",
-            )
-        else:
-            near.append(gpu)
-    if near:
-        yield passed("a NIC on the same NUMA node or nearer", place=on_gpus(near))
+    return judged(scope.gpus_of(machine), lambda gpu: _nearest(machine, gpu), on_gpus)
+
+
+def _nearest(machine: Machine, gpu: Gpu) -> Finding:
+    classes = {nic.name: gpu_nic_link(machine, gpu, nic).kind for nic in machine.nics or ()}
+    known = [kind for kind in classes.values() if kind in CLASSES]
+    if not known:
+        return unknown("the distance to the NICs is unknown")
+    if min(known, key=CLASSES.index) is not LinkClass.SYS:
+        return passed("a NIC on the same NUMA node or nearer")
+    return warned(
+        "every NIC is on another NUMA node",
+        Remedy(text="Use GPUs that have a NIC on their own NUMA node for traffic between nodes, or move a NIC."),
+        evidence=tuple(
+            Evidence(source=f"GPU{gpu.index} to {name}", value=kind.value) for name, kind in classes.items()
+        ),
+        cause="RDMA to this GPU crosses the CPUs' interconnect, and NCCL does not use GPUDirect at that distance",
+    )
 
 
 @needing(needs_nic)
