@@ -10,8 +10,9 @@ import sys
 
 from generated import ROOT, below, settle, wrap
 
-from egmctl.doctor.check import Check
-from egmctl.doctor.runner import CHECKS, anchor
+from egmctl.doctor.runner import CHECKS, check_list
+from egmctl.model.finding import Guard
+from egmctl.model.listing import CheckEntry
 
 DOCUMENT = ROOT / "docs" / "doctor.md"
 MARK = "<!-- What follows is written by tools/doctor_reference.py. -->\n"
@@ -23,16 +24,15 @@ def main(arguments: list[str]) -> int:
 
 
 def reference() -> str:
-    """Return the table of the checks and a chapter for each."""
-    rows = [f"| [{check.id}](#{anchor(check.id)}) | {check.title} | {', '.join(check.guards)} |" for check in CHECKS]
-    table = "\n".join(["| check | what is checked | guards |", "|---|---|---|", *rows])
-    return f"## The checks\n\n{table}\n\n" + "\n".join(_chapter(check) for check in CHECKS)
+    """Return a chapter for each check."""
+    return "## The checks\n\n" + "\n\n".join(_chapter(check) for check in check_list(CHECKS).checks) + "\n"
 
 
-def _chapter(check: Check) -> str:
-    parts = (("Why it matters", check.why), ("How it is read", check.read), ("How to fix it", check.fix))
-    body = "\n".join(f"{wrap(f'**{title}.** {words}')}\n" for title, words in parts)
-    return f"### {check.id}\n\n{wrap(f'{check.title[:1].upper()}{check.title[1:]}.')}\n\n{body}"
+def _chapter(check: CheckEntry) -> str:
+    guards = "everything" if len(check.guards) == len(Guard) else ", ".join(check.guards)
+    title = f"**{check.title[:1].upper()}{check.title[1:]}**; guards {guards}."
+    parts = (title, check.why, f"**Read:** {check.read}", f"**Fix:** {check.fix}")
+    return "\n\n".join((f"### {check.id}", *map(wrap, parts)))
 
 
 if __name__ == "__main__":

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from egmctl.errors import UsageError
 from egmctl.facts import replay
-from egmctl.model.finding import Finding, Guard, Remedy, Status, on_gpus
-from egmctl.model.machine import Gpu, Machine, NumaKind, Reason, Record
+from egmctl.model.finding import Finding, Guard, Remedy, Status
+from egmctl.model.machine import Gpu, GpuNvml, Machine, NumaKind, Reason, Record
 from egmctl.units import printable
 
 
@@ -65,16 +65,18 @@ EVERYTHING = Scope()
 
 
 Judge = Callable[[Machine, Scope], Iterable[Finding]]
+Need = Callable[[Machine, Scope], Finding | None]
+"""Returns the finding of a check that does not concern this machine, or that has nothing to judge."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Check:
-    """One check: a pure function of a machine, and what people may want to know of it."""
+    """A pure function of a machine, and what it needs; its texts are in the TOML file of its area."""
 
     id: str
     """Stable, ``area.what``: scripts and tickets name it."""
-    title: str
-    """What is checked, as a short noun phrase."""
+    judge: Judge
+    """Yields at least one finding; a check that does not concern this machine yields a ``skip`` with why."""
     guards: tuple[Guard, ...]
     """What is at risk where it does not pass; ``--for`` chooses by them."""
     sections: tuple[str, ...]
@@ -82,14 +84,19 @@ class Check:
     (Single values in them may still be ``None``, and recorded machines hold anything that their types allow.)"""
     wants: tuple[str, ...] = ()
     """Sections that the check reads too, and can do without: what it says then is its own."""
-    judge: Judge
-    """Yields at least one finding; a check that does not concern this machine yields a ``skip`` with why."""
-    why: str
-    """Why it matters, for ``--explain``: one to four sentences, with the source of the rule."""
-    read: str
-    """How it is read: files and calls, and what they cannot tell."""
-    fix: str
-    """What to do about it."""
+
+
+def needing(*needs: Need) -> Callable[[Judge], Judge]:
+    """Give a check's function its conditions: the first that is not met answers in its place."""
+
+    def decorate(judge: Judge) -> Judge:
+        def check(machine: Machine, scope: Scope) -> Iterable[Finding]:
+            unmet = next((finding for need in needs if (finding := need(machine, scope)) is not None), None)
+            return judge(machine, scope) if unmet is None else (unmet,)
+
+        return check
+
+    return decorate
 
 
 def passed(summary: str, **more: Any) -> Finding:
@@ -143,20 +150,18 @@ def gap(record: Record | None, *names: str, newer: bool = False) -> str:
     return ""
 
 
-def unreported(gpus: Sequence[Gpu], name: str, what: str, not_supported: str) -> Finding:
-    """Return a finding on what NVML did not report of GPUs: a skip where they do not have it, else ``unknown``.
+def unreported(nvml: GpuNvml, name: str, label: str, not_supported: str) -> Finding:
+    """Return a finding on a field that NVML did not report: a skip where the GPU does not have it, else ``unknown``.
 
     Parameters
     ----------
-    name
-        Of the field of :class:`egmctl.model.gpu.GpuNvml`.
-    what, not_supported
-        What it is, and the sentence where the GPUs do not have it.
+    label, not_supported
+        The name of the field for people, and the sentence where the GPU does not have it.
     """
-    why = next((why for gpu in gpus if gpu.nvml and (why := gpu.nvml.unread.get(name))), None)
+    why = nvml.unread.get(name)
     if why is not None and why.reason is Reason.NOT_SUPPORTED:
-        return skipped(not_supported, place=on_gpus(gpus))
-    return unknown(f"{what}: NVML did not report it" + (f" ({why.reason.value})" if why else ""), place=on_gpus(gpus))
+        return skipped(not_supported)
+    return unknown(f"{label}: NVML did not report it" + (f" ({why.reason.value})" if why else ""))
 
 
 _COUNT = re.compile(r"\s*(gpus|nics|numa)\s*=\s*([0-9]{1,5})\s*", re.ASCII)

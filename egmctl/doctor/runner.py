@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
 
+from egmctl import toml
 from egmctl.doctor import checks
 from egmctl.doctor.causes import explained
 from egmctl.doctor.check import Check, Scope, skipped, unknown
@@ -43,7 +46,7 @@ _ORDER = (
     "active",
     "peers",
 )
-"""Of the areas; one that is not named here comes after them."""
+"""The areas in the order of their checks; an area that is not named here comes after them."""
 
 
 def _all_checks() -> Iterator[Check]:
@@ -117,8 +120,21 @@ def _no_check(option: str, text: str) -> UsageError:
 
 def check_list(checks: Iterable[Check]) -> CheckList:
     """Return the records that ``--list`` and ``--explain`` show of checks."""
-    names = [field.name for field in fields(CheckEntry)]
-    return CheckList(checks=tuple(CheckEntry(**{name: getattr(check, name) for name in names}) for check in checks))
+    entries = (
+        CheckEntry(id=check.id, guards=check.guards, sections=check.sections, **texts()[check.id]) for check in checks
+    )
+    return CheckList(checks=tuple(entries))
+
+
+@cache
+def texts() -> dict[str, dict[str, str]]:
+    """Return the title, why, read and fix of each check by its id, from the TOML files beside the checks."""
+    return {
+        f"{area}.{name}": {key: " ".join(text.split()) for key, text in entry.items()}
+        for file in sorted(Path(checks.__path__[0]).glob("*.toml"))
+        for area, entries in toml.loads(file.read_text(encoding="utf-8")).items()
+        for name, entry in entries.items()
+    }
 
 
 def diagnose(machine: Machine, scope: Scope, checks: Sequence[Check], *, strict: bool = False) -> Diagnosis:

@@ -14,16 +14,7 @@ from tests.doctor.machines import shipped
 
 def check(check_id: str, *findings: Finding, sections: tuple[str, ...] = (), guards: Iterable[Guard] = Guard) -> Check:
     """A check that always finds the same."""
-    return Check(
-        id=check_id,
-        title=f"the title of {check_id}",
-        guards=tuple(guards),
-        sections=sections,
-        judge=lambda _machine, _scope: findings,
-        why="Because.",
-        read="From a file.",
-        fix="With care.",
-    )
+    return Check(check_id, lambda _machine, _scope: findings, guards=tuple(guards), sections=sections)
 
 
 def broken(check_id: str, error: Exception) -> Check:
@@ -32,7 +23,7 @@ def broken(check_id: str, error: Exception) -> Check:
     def judge(_machine: Machine, _scope: Scope) -> Iterable[Finding]:
         raise error
 
-    return Check(id=check_id, title="", guards=(), sections=(), judge=judge, why="", read="", fix="")
+    return Check(check_id, judge, guards=(), sections=())
 
 
 def diagnosis(

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from egmctl.doctor.check import EVERYTHING, Scope
-from egmctl.doctor.kernel_faults import MESSAGES, XIDS, remedy
+from egmctl.doctor.kernel_faults import Action, catalogue
 from egmctl.facts.kernel_log import event
 from egmctl.model.finding import Finding, Status
 from egmctl.model.host import Bridge
@@ -113,14 +113,16 @@ def test_a_model_has_none() -> None:
     assert run_one("kernel.xid", machine).status is Status.SKIP
 
 
-@pytest.mark.parametrize("message", DriverMessage)
-def test_every_message_has_a_meaning_and_a_remedy(message: DriverMessage) -> None:
-    assert MESSAGES[message].remedy.text
+def test_every_message_and_every_action_has_its_remedy_and_no_remedy_is_left_over() -> None:
+    used = [catalogue().remedies[action] for action in Action]
+    used += [catalogue().messages[message].remedy for message in DriverMessage]
+    assert all(remedy.text.endswith(".") for remedy in used)
+    assert all(remedy in used for remedy in catalogue().remedies.values())
 
 
 @pytest.mark.parametrize("number", [13, 31, 43, 45])
 def test_xids_of_applications_call_for_nobody(number: int) -> None:
-    assert XIDS[number].status is Status.PASS
+    assert catalogue().xids[number].status is Status.PASS
 
 
 @pytest.mark.parametrize("text", ["yesterday", "2", "-1h", "2h ago", "9999999s"])
@@ -132,7 +134,7 @@ def test_since_names_what_is_wrong(egmctl: RunEgmctl, text: str) -> None:
 
 def test_an_application_that_a_contained_memory_error_ended_did_nothing_wrong() -> None:
     """Xid 94 is the GPU's memory: no out-of-bounds access is to be looked for."""
-    advice = remedy(XIDS[94])
+    advice = catalogue().remedies[catalogue().xids[94].action]
     assert "whose fault it is not" in advice.text
     assert "compute-sanitizer" not in advice.text
 

@@ -21,7 +21,7 @@ from tests.doctor.builders import check
 
 def test_every_file_of_checks_has_some() -> None:
     files = {path.stem for path in Path(checks.__path__[0]).glob("*.py")} - {"__init__"}
-    assert set(registry._ORDER) <= files
+    assert set(registry._ORDER) <= files == {path.stem for path in Path(checks.__path__[0]).glob("*.toml")}
     assert all(importlib.import_module(f"egmctl.doctor.checks.{name}").CHECKS for name in files)
     assert all(isinstance(check, Check) for check in CHECKS)
 
@@ -30,21 +30,24 @@ def test_ids_are_unique() -> None:
     assert len({check.id for check in CHECKS}) == len(CHECKS)
 
 
-@pytest.mark.parametrize("one", CHECKS, ids=lambda one: str(one.id))
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: str(check.id))
 class TestEveryCheck:
-    def test_its_id_is_area_and_name(self, one: Check) -> None:
-        assert re.fullmatch(r"[a-z0-9]+\.[a-z0-9-]+", one.id)
+    def test_its_id_is_area_and_name(self, check: Check) -> None:
+        assert re.fullmatch(r"[a-z0-9]+\.[a-z0-9-]+", check.id)
 
-    def test_it_reads_sections_that_exist_and_guards_something(self, one: Check) -> None:
-        assert set(one.sections) <= set(SECTION_VERSIONS)
-        assert one.guards
+    def test_it_reads_sections_that_exist_and_guards_something(self, check: Check) -> None:
+        assert set(check.sections) <= set(SECTION_VERSIONS)
+        assert check.guards
 
-    def test_its_texts_are_sentences(self, one: Check) -> None:
-        for text in (one.why, one.read, one.fix):
+
+def test_every_check_has_its_texts_and_no_text_is_left_over() -> None:
+    assert set(registry.texts()) == {check.id for check in CHECKS}
+    for entry in registry.check_list(CHECKS).checks:
+        assert len(entry.title) <= 60, entry.id
+        assert not entry.title.endswith("."), entry.id
+        for text in (entry.why, entry.read, entry.fix):
             assert text.endswith("."), text
-            assert "{" not in text, text
-        assert not one.title.endswith(".")
-        assert len(one.title) <= 60
+            assert not re.match(r"(Of|Who|Whose|What)\b", text), text
 
 
 class TestSelect:

@@ -10,10 +10,11 @@ from xml.etree import ElementTree
 import pytest
 
 from egmctl.doctor.check import EVERYTHING, Scope, failed, passed
-from egmctl.doctor.runner import CHECKS, check_list, diagnose
+from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.errors import ExitCode
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Finding, Guard, Remedy, Status, on_gpus, on_numa
+from egmctl.model.listing import CheckEntry, CheckList
 from egmctl.report.document import Level, plain
 from egmctl.report.exports.json import doctor_json
 from egmctl.report.exports.junit import junit
@@ -37,6 +38,13 @@ SICK = diagnosis(
     check("fabric.state", REBOOT),
 )
 HOSTILE = 'a\x1b[31m"<&>|\\\n\u202e'
+
+
+def entry(check_id: str, *guards: Guard) -> CheckEntry:
+    title = f"the title of {check_id}"
+    return CheckEntry(
+        id=check_id, title=title, guards=guards, sections=(), why="Because.", read="From a file.", fix="With care."
+    )
 
 
 def doctor_text(diagnosis: Diagnosis, *, level: Level = Level.NORMAL, width: int = 80) -> str:
@@ -69,10 +77,10 @@ class TestText:
 
     def test_a_healthy_node_takes_at_most_four_lines(self) -> None:
         told = doctor_text(diagnose(shipped("hgx-h200x4"), EVERYTHING, CHECKS))
-        # The recording is older than cpu.governor.
+        # The recording is older than what these two read.
         first, second, _, unknown = told.splitlines()
         assert re.fullmatch(r"OK: \d+ checks passed, 2 not determined, \d+ do not apply", first)
-        assert unknown == "Not determined (-v says why): cpu.governor"
+        assert unknown == "Not determined (-v says why): env.limits, cpu.governor"
         assert second == "no EGM: 4 NVIDIA H200 on x86_64, no NVLink-C2C"
 
     def test_warnings_alone_are_ok_but_said(self) -> None:
@@ -145,12 +153,12 @@ class TestText:
             assert "0815" not in doctor_text(diagnosis(*CHECKS, machine=machine), level=level)
 
     def test_explain_tells_why_how_and_what_to_do(self) -> None:
-        told = text(checks_document(check_list([check("a.one", guards=[Guard.EGM, Guard.P2P])]))).plain
+        told = text(checks_document(CheckList(checks=(entry("a.one", Guard.EGM, Guard.P2P),)))).plain
         assert told.startswith("a.one: the title of a.one\nguards egm, p2p\n")
         assert "\nHow to fix it\n  With care.\n" in told
 
     def test_the_list_of_checks_has_a_line_each(self) -> None:
-        told = text(checks_document(check_list([check("a.one"), check("b.two", guards=[Guard.EGM])]))).plain
+        told = text(checks_document(CheckList(checks=(entry("a.one", *Guard), entry("b.two", Guard.EGM))))).plain
         assert [line.split() for line in told.splitlines()[1:]] == [
             ["a.one", "the", "title", "of", "a.one", "all"],
             ["b.two", "the", "title", "of", "b.two", "egm"],

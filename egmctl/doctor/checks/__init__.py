@@ -1,1 +1,1 @@
-"""One file an area; each ends in ``CHECKS``, which ``egmctl.doctor.runner`` finds and puts in order."""
+"""One file an area, which ends in ``CHECKS``, with the texts of its checks in the TOML file beside it."""

@@ -430,63 +430,12 @@ def _dev_mounts(machine: Machine) -> tuple[Evidence, ...]:
 
 CHECKS = (
     Check(
-        id="dev.cgroup-restricted",
-        title="the device cgroup denies no GPU",
+        "dev.cgroup-restricted",
+        _cgroup_restricted,
         guards=(Guard.EGM, Guard.P2P, Guard.IPC, Guard.FABRIC),
         sections=("gpus",),
-        judge=_cgroup_restricted,
-        why="Cgroups that limit devices block EGM routing (CUDA programming guide, Extended GPU Memory). "
-        f"{_DRIVER_SOURCE}, and one that a cgroup denies cannot be opened. Imports of that GPU's memory fail too: "
-        "on H200, legacy IPC with INVALID_VALUE, file descriptors with INVALID_DEVICE, fabric handles with "
-        "NOT_SUPPORTED.",
-        read="access(2) of each /dev/nvidiaN, which asks the device cgroup without opening the node: EPERM is the "
-        "cgroup, "
-        "EACCES is mode bits or a security module. The cgroup's path and, as root, the names of its BPF programs say "
-        "who set it. devices.list of cgroup version 1 is shown but not trusted: a list of denials prints a *:* rwm.",
-        fix="Give the process all GPUs of the node and choose among them with CUDA_VISIBLE_DEVICES, which hides the "
-        "others from CUDA and keeps EGM routes over them. How depends on the resource manager; the finding says it. "
-        "Without --gpus or --expect, having some of a node's GPUs is a note and no fault (--strict makes it one), as "
-        "long "
-        "as a GPU is left and no NUMA node's EGM memory is cut off.",
     ),
-    Check(
-        id="dev.nodes-missing",
-        title="every GPU has its device node",
-        guards=(Guard.EGM, Guard.P2P, Guard.IPC),
-        sections=("gpus",),
-        judge=_nodes_missing,
-        why=f"Without its device node a GPU cannot be opened. {_DRIVER_SOURCE}.",
-        read="/dev/nvidiaN of each GPU in /proc/driver/nvidia/gpus. In a container a missing node was not passed in, "
-        "and a device cgroup usually denies it as well, which cannot be asked about without the node.",
-        fix="On a host run nvidia-modprobe, or nvidia-persistenced at boot. In a container ask for all GPUs and "
-        "choose with CUDA_VISIBLE_DEVICES.",
-    ),
-    Check(
-        id="dev.permissions",
-        title="device nodes are accessible to this user",
-        guards=tuple(Guard),
-        sections=("gpus",),
-        judge=_permissions,
-        why="A node that exists and that the cgroup allows may still be closed to this user, or lie on a mount where "
-        "device nodes do nothing.",
-        read="access(2) of each /dev/nvidiaN (EACCES), its owner and mode, statvfs(2) for the mount option nodev "
-        "(which access(2) does not see), /proc/self/uid_map for a user namespace.",
-        fix="Join the owning group or change the driver's NVreg_DeviceFileMode and NVreg_DeviceFileGID; mount "
-        "without nodev; in a user namespace only the mode for others counts.",
-    ),
-    Check(
-        id="dev.control-nodes",
-        title="nvidiactl and nvidia-uvm are accessible",
-        guards=tuple(Guard),
-        sections=("driver",),
-        judge=_control_nodes,
-        why="NVML and CUDA open /dev/nvidiactl first, then CUDA opens /dev/nvidia-uvm: without them no GPU is found. A "
-        "container can lose them long after its start, when systemd reloads its units and drops the rules that "
-        "the runtime added.",
-        read="Type, numbers (against /proc/devices) and access(2) of /dev/nvidiactl, /dev/nvidia-uvm, "
-        "/dev/nvidia-uvm-tools and /dev/nvidia-caps/*.",
-        fix="Ask who set the cgroup (the finding names it). Re-create a container that lost its rules; "
-        "nvidia-ctk system create-dev-char-symlinks --create-all, CDI, or the cgroupfs driver prevent that. Where they "
-        "were never given, add the driver capabilities compute,utility.",
-    ),
+    Check("dev.nodes-missing", _nodes_missing, guards=(Guard.EGM, Guard.P2P, Guard.IPC), sections=("gpus",)),
+    Check("dev.permissions", _permissions, guards=tuple(Guard), sections=("gpus",)),
+    Check("dev.control-nodes", _control_nodes, guards=tuple(Guard), sections=("driver",)),
 )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
-from egmctl.doctor.check import Check, Judge, Scope, failed, passed, skipped, unknown
-from egmctl.doctor.situation import coherent, coherent_gpus, in_domain, numbers
+from egmctl.doctor.check import Check, Scope, failed, passed, skipped, unknown
+from egmctl.doctor.situation import by_value, coherent, coherent_gpus, in_domain, numbers
 from egmctl.driver.signatures import Cause, cause_of, cause_of_crash
 from egmctl.model.finding import NODE, Confidence, Evidence, Finding, Guard, Place, PlaceKind, Remedy, on_gpus, on_pairs
 from egmctl.model.machine import Confinement, Driver, Gpu, Host, Machine, Outcome, Probe, ProbeKind
@@ -50,23 +51,15 @@ def kinds_of(checks: Iterable[Check]) -> tuple[ProbeKind, ...]:
     return tuple(kind for check in checks for kind in KINDS.get(check.id, ()))
 
 
-def _judging(check_id: str) -> Judge:
-    kinds = KINDS[check_id]
-
-    def judge(machine: Machine, scope: Scope) -> Iterator[Finding]:
-        if machine.probes is None:
-            yield skipped(NOT_ASKED)
-            return
-        groups: dict[tuple[object, ...], list[Probe]] = {}
-        for probe in machine.probes:
-            if probe.kind in kinds and _is_whole(probe):
-                groups.setdefault(_sameness(probe), []).append(probe)
-        if not groups:
-            yield skipped("no GPU to try it on")
-        for probes in groups.values():
-            yield replace(_verdict(machine, scope, probes), place=_place(machine, probes))
-
-    return judge
+def _judge(kinds: tuple[ProbeKind, ...], machine: Machine, scope: Scope) -> Iterator[Finding]:
+    if machine.probes is None:
+        yield skipped(NOT_ASKED)
+        return
+    probes = [probe for probe in machine.probes if probe.kind in kinds and _is_whole(probe)]
+    if not probes:
+        yield skipped("no GPU to try it on")
+    for _, group in by_value(probes, _sameness):
+        yield replace(_verdict(machine, scope, group), place=_place(machine, group))
 
 
 def _is_whole(probe: Probe) -> bool:
@@ -83,7 +76,7 @@ def _sameness(probe: Probe) -> tuple[object, ...]:
     return probe.kind, host, probe.outcome, probe.call, probe.error_number, detail
 
 
-def _verdict(machine: Machine, scope: Scope, probes: list[Probe]) -> Finding:
+def _verdict(machine: Machine, scope: Scope, probes: Sequence[Probe]) -> Finding:
     first = probes[0]
     what = _subject(machine, probes)
     evidence = tuple(Evidence(source=_participants(machine, probe), value=probe.detail) for probe in probes[:4])
@@ -122,7 +115,7 @@ def _crash(machine: Machine, probe: Probe) -> Cause | None:
     return cause_of_crash(probe.call)
 
 
-def _without_c2c(machine: Machine, probes: list[Probe]) -> str:
+def _without_c2c(machine: Machine, probes: Sequence[Probe]) -> str:
     """Name the GPUs that reached the host memory over PCIe, if any did."""
     if coherent(machine) is False:
         return "over PCIe, not EGM: no GPU here has NVLink-C2C"
@@ -187,7 +180,7 @@ _PTRACE = Cause(
 )
 
 
-def _subject(machine: Machine, probes: list[Probe]) -> str:
+def _subject(machine: Machine, probes: Sequence[Probe]) -> str:
     first = probes[0]
     memory = "GPU memory" if first.numa_node is None else "HOST_NUMA memory"
     match first.kind:
@@ -229,7 +222,7 @@ def _participants(machine: Machine, probe: Probe) -> str:
     return f"{probe.kind} {ends}{nodes}{by}"
 
 
-def _place(machine: Machine, probes: list[Probe]) -> Place:
+def _place(machine: Machine, probes: Sequence[Probe]) -> Place:
     first, known = probes[0], _known(machine)
     if first.kind is ProbeKind.HOST_NUMA:
         return Place(kind=PlaceKind.NUMA, ids=(str(first.numa_node),), label=f"NUMA {first.numa_node}")
@@ -250,99 +243,17 @@ def _pairs(probes: Iterable[Probe]) -> set[tuple[str, str]]:
     return found
 
 
+def _check(check_id: str, *guards: Guard, sections: tuple[str, ...] = ("gpus",)) -> Check:
+    return Check(check_id, partial(_judge, KINDS[check_id]), guards=guards, sections=sections)
+
+
 CHECKS = (
-    Check(
-        id="egm.alloc-active",
-        title="HOST_NUMA memory works on each NUMA node (--active)",
-        guards=(Guard.EGM,),
-        sections=("gpus", "host"),
-        judge=_judging("egm.alloc-active"),
-        why="EGM memory is made by cuMemCreate on a NUMA node and mapped for every GPU that is to reach it. A "
-        "container's seccomp profile, a cpuset or missing memory stop that, and granularity queries succeed all the "
-        "same (measured on H200).",
-        read="With --active: 2 MiB on each chosen CPU NUMA node, mapped for all chosen GPUs; each GPU writes it and "
-        "the CPU compares every byte, then the other way round. Where a GPU has no EGM the same calls go over PCIe.",
-        fix="By the call that failed: see numa.mempolicy-syscalls and numa.cpuset-mems.",
-    ),
-    Check(
-        id="p2p.verify",
-        title="copies between GPUs deliver every byte (--active)",
-        guards=(Guard.P2P,),
-        sections=("gpus",),
-        judge=_judging("p2p.verify"),
-        why="Behind a translating IOMMU or a redirecting PCIe switch, peer writes can be dropped while every call "
-        "succeeds: only comparing the bytes shows it.",
-        read="With --active: each GPU writes 2 MiB into each peer's memory and reads them back, with peer access "
-        "enabled; every destination is overwritten first and every byte compared.",
-        fix="Look for pcie.acs, pcie.iommu and the GPUs' errors; do not compute over a path that corrupts.",
-    ),
-    Check(
-        id="fabric.alloc-active",
-        title="fabric handles work between two processes (--active)",
-        guards=(Guard.FABRIC,),
-        sections=("gpus",),
-        judge=_judging("fabric.alloc-active"),
-        why="CUDA says that it supports fabric handles also where none can be made: that needs an IMEX channel (800 "
-        "without one), and importing needs access to the owner's GPU (801 without it, measured on H200).",
-        read="With --active: one process makes memory on its GPU and on each NUMA node and exports it, another one on "
-        "the next GPU imports it; both write, both compare every byte. Other nodes are not tried.",
-        fix="Make an IMEX channel (nvidia-modprobe -c 0), and give each process all GPUs of the node.",
-    ),
-    Check(
-        id="ipc.legacy-active",
-        title="legacy CUDA IPC works between two processes (--active)",
-        guards=(Guard.IPC,),
-        sections=("gpus",),
-        judge=_judging("ipc.legacy-active"),
-        why="MPI and PyTorch share GPU memory by cuIpcGetMemHandle. Opening fails with 1 where the owner's GPU is "
-        "denied to the importer (measured on H200), with 201 across PID namespaces.",
-        read="With --active: along a ring of the GPUs one process opens another's memory; both write, both compare.",
-        fix="Give each process all GPUs of the node and choose with CUDA_VISIBLE_DEVICES, under which it works.",
-    ),
-    Check(
-        id="ipc.vmm-active",
-        title="file descriptors work between two processes (--active)",
-        guards=(Guard.IPC, Guard.EGM),
-        sections=("gpus",),
-        judge=_judging("ipc.vmm-active"),
-        why="NCCL and NVSHMEM share memory as file descriptors of cuMemCreate. The import fails with 101 where the "
-        "owner's GPU is denied to the importer, for host memory too (measured on H200).",
-        read="With --active: as ipc.legacy-active, with memory of the GPU and of each NUMA node; the descriptors "
-        "travel over a socket (SCM_RIGHTS).",
-        fix="Give each process all GPUs of the node and choose with CUDA_VISIBLE_DEVICES, under which it works.",
-    ),
-    Check(
-        id="ipc.pool-active",
-        title="memory pools work between two processes (--active)",
-        guards=(Guard.IPC,),
-        sections=("gpus",),
-        judge=_judging("ipc.pool-active"),
-        why="Stream-ordered memory is shared by its pool and a pointer into it.",
-        read="With --active: as ipc.vmm-active, with memory pools.",
-        fix="As for ipc.vmm-active.",
-    ),
-    Check(
-        id="ipc.event-active",
-        title="interprocess events work between two processes (--active)",
-        guards=(Guard.IPC,),
-        sections=("gpus",),
-        judge=_judging("ipc.event-active"),
-        why="Processes that share memory by CUDA IPC signal by interprocess events when it is ready. Under "
-        "a device cgroup that denies the owner's GPU these can still be opened, while its memory cannot "
-        "(measured on H200): a working event says nothing about memory.",
-        read="With --active: along a ring of the GPUs one process makes an event and records it, another one opens it "
-        "(cuIpcOpenEventHandle) and waits for it.",
-        fix="As for ipc.legacy-active; look at the PID namespaces of both processes (ipc.pid-namespace).",
-    ),
-    Check(
-        id="ipc.pidfd-active",
-        title="pidfd_getfd works between two processes (--active)",
-        guards=(Guard.IPC,),
-        sections=("gpus",),
-        judge=_judging("ipc.pidfd-active"),
-        why="UCX and PyTorch take another process' memory descriptors with pidfd_getfd(2), which needs the rights of "
-        "ptrace(2): Yama denies it between unrelated processes.",
-        read="With --active: one probing process takes a descriptor of the other one, both started alike.",
-        fix="PR_SET_PTRACER in the process that gives, or CAP_SYS_PTRACE; descriptors over sockets need neither.",
-    ),
+    _check("egm.alloc-active", Guard.EGM, sections=("gpus", "host")),
+    _check("p2p.verify", Guard.P2P),
+    _check("fabric.alloc-active", Guard.FABRIC),
+    _check("ipc.legacy-active", Guard.IPC),
+    _check("ipc.vmm-active", Guard.IPC, Guard.EGM),
+    _check("ipc.pool-active", Guard.IPC),
+    _check("ipc.event-active", Guard.IPC),
+    _check("ipc.pidfd-active", Guard.IPC),
 )

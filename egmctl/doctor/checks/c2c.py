@@ -111,15 +111,4 @@ def _c2c_evidence(gpu: Gpu) -> Evidence:
     )
 
 
-CHECKS = (
-    Check(
-        id="c2c.link",
-        title="NVLink-C2C is up",
-        guards=(Guard.EGM, Guard.PERF),
-        sections=("gpus",),
-        judge=_c2c,
-        why="Everything between a Grace CPU and its GPU goes over NVLink-C2C, EGM of all other GPUs too.",
-        read="NVML: C2C mode, and state, errors and power state of each link (fields 170 to 172 and 231 to 234).",
-        fix="Power-cycle the node. If it persists, replace the superchip.",
-    ),
-)
+CHECKS = (Check("c2c.link", _c2c, guards=(Guard.EGM, Guard.PERF), sections=("gpus",)),)

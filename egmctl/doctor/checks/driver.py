@@ -143,47 +143,8 @@ def _mps(machine: Machine, _scope: Scope) -> Iterator[Finding]:
 
 
 CHECKS = (
-    Check(
-        id="drv.versions",
-        title="kernel module and libraries have the same version",
-        guards=tuple(Guard),
-        sections=("driver",),
-        judge=_versions,
-        why="NVML and CUDA refuse to start where the loaded kernel module is of another version than they are "
-        "(NVML_ERROR_LIB_RM_VERSION_MISMATCH, CUDA_ERROR_SYSTEM_DRIVER_MISMATCH): nothing works on any GPU.",
-        read="/proc/driver/nvidia/version against nvmlSystemGetDriverVersion.",
-        fix="Stop what uses the GPUs and reload the module (modprobe -r, modprobe), or reboot. In a container, "
-        "use the host's libraries as the NVIDIA Container Toolkit mounts them.",
-    ),
-    Check(
-        id="drv.params",
-        title="no driver parameter disables a feature",
-        guards=(Guard.RDMA, Guard.P2P, Guard.PERF),
-        sections=("driver",),
-        judge=_parameters,
-        why="Some module parameters turn off what works by default: GrdmaPciTopoCheckOverride=2 denies GPUDirect RDMA, "
-        "DmaRemapPeerMmio=0 breaks it and P2P behind an IOMMU (open-gpu-kernel-modules, nv-reg.h).",
-        read="/proc/driver/nvidia/params.",
-        fix="Take the option out of /etc/modprobe.d and reload the driver.",
-    ),
-    Check(
-        id="drv.nouveau",
-        title="nouveau is not bound to a GPU",
-        guards=tuple(Guard),
-        sections=("gpus", "driver"),
-        judge=_nouveau,
-        why="A GPU has one kernel driver. Where nouveau was loaded first, NVIDIA's driver cannot bind to it.",
-        read="/sys/module/nouveau and the driver of each GPU.",
-        fix="Blacklist nouveau, rebuild the initramfs, reboot.",
-    ),
-    Check(
-        id="mps.env",
-        title="the MPS server (information)",
-        guards=(Guard.IPC,),
-        sections=("process", "system"),
-        judge=_mps,
-        why="Under MPS one server holds the contexts of all its clients: its own GPUs and rights limit them.",
-        read="CUDA_MPS_PIPE_DIRECTORY, and whether an MPS process runs.",
-        fix="Nothing to fix: this check informs.",
-    ),
+    Check("drv.versions", _versions, guards=tuple(Guard), sections=("driver",)),
+    Check("drv.params", _parameters, guards=(Guard.RDMA, Guard.P2P, Guard.PERF), sections=("driver",)),
+    Check("drv.nouveau", _nouveau, guards=tuple(Guard), sections=("gpus", "driver")),
+    Check("mps.env", _mps, guards=(Guard.IPC,), sections=("process", "system")),
 )

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from egmctl.doctor.check import Check, Scope, failed, passed, skipped, unknown, warned
+from egmctl.doctor.check import Check, Scope, failed, needing, passed, skipped, unknown, warned
 from egmctl.doctor.situation import (
-    NO_COHERENT_GPU,
-    NO_GPU,
     NOT_EGM,
     coherent,
     coherent_gpus,
     fabric,
-    in_domain,
     loss,
     mode_without_peers,
+    needs_any_gpu,
+    needs_coherent_gpu,
+    needs_domain,
+    needs_egm_platform,
     usable,
 )
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus, on_numa
@@ -33,13 +34,11 @@ FIRMWARE = Remedy(
 )
 
 
+@needing(needs_any_gpu)
 def _platform(machine: Machine, _scope: Scope) -> Iterator[Finding]:
-    if not machine.gpus:
-        yield skipped("there is no NVIDIA GPU")
-        return
     able = coherent(machine)
     states = tuple(
-        Evidence(source=f"NVLink-C2C of GPU{gpu.index}", value=c2c(machine, gpu).value) for gpu in machine.gpus
+        Evidence(source=f"NVLink-C2C of GPU{gpu.index}", value=c2c(machine, gpu).value) for gpu in machine.gpus or ()
     )
     if able:
         found = platform(machine)
@@ -51,10 +50,8 @@ def _platform(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         yield skipped(NOT_EGM, evidence=states)
 
 
+@needing(needs_egm_platform)
 def _capability(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if not coherent(machine):
-        yield skipped(NOT_EGM)
-        return
     gpus = [gpu for gpu in usable(machine, scope.gpus_of(machine)) if c2c(machine, gpu) is C2c.UP]
     if not gpus:
         yield skipped("NVLink-C2C of no GPU that can be used from here is up; c2c.link and dev.* say why")
@@ -90,15 +87,9 @@ def _bits(gpus: list[Gpu]) -> tuple[Evidence, ...]:
     )
 
 
+@needing(needs_egm_platform, needs_coherent_gpu)
 def _preconditions(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if not coherent(machine):
-        yield skipped(NOT_EGM)
-        return
-    usable_gpus = usable(machine, scope.gpus_of(machine))
-    gpus = coherent_gpus(machine, usable_gpus)
-    if not gpus:
-        yield skipped(NO_COHERENT_GPU if usable_gpus else NO_GPU)
-        return
+    gpus = coherent_gpus(machine, usable(machine, scope.gpus_of(machine)))
     if all(gpu.nvml and gpu.nvml.egm_capable and c2c(machine, gpu) is C2c.UP for gpu in gpus):
         yield passed("all are met: EGM is on", place=on_gpus(gpus))
         return
@@ -162,18 +153,9 @@ def _firmware_evidence(machine: Machine) -> Iterator[Evidence]:
     yield Evidence(source="/sys/firmware/acpi/tables/DSDT, SSDT*", value=words[system.acpi_egm])
 
 
+@needing(needs_egm_platform, needs_domain, needs_coherent_gpu)
 def _fabric_address(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if not coherent(machine):
-        yield skipped(NOT_EGM)
-        return
-    if not in_domain(machine):
-        yield skipped("the GPUs are in no multi-node NVLink domain")
-        return
-    usable_gpus = usable(machine, scope.gpus_of(machine))
-    gpus = coherent_gpus(machine, usable_gpus)
-    if not gpus:
-        yield skipped(NO_COHERENT_GPU if usable_gpus else NO_GPU)
-        return
+    gpus = coherent_gpus(machine, usable(machine, scope.gpus_of(machine)))
     names = ("HANDLE_TYPE_FABRIC_SUPPORTED", "HOST_NUMA_MULTINODE_IPC_SUPPORTED")
     told = [(gpu, tuple(gpu.cuda.attributes.get(name) for name in names)) for gpu in gpus if gpu.cuda]
     without = [gpu for gpu, bits in told if bits == (1, 0)]
@@ -206,10 +188,8 @@ def _fabric_address(machine: Machine, scope: Scope) -> Iterator[Finding]:
         )
 
 
+@needing(needs_egm_platform)
 def _hypervisor_mode(machine: Machine, _scope: Scope) -> Iterator[Finding]:
-    if not coherent(machine):
-        yield skipped(NOT_EGM)
-        return
     system, driver = machine.system or System(), machine.driver or Driver()
     modules = [name for name in driver.modules or () if name == "nvgrace_egm"]
     evidence = (
@@ -258,10 +238,8 @@ def _override_key(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         yield passed("no registry key overrides EGM", evidence=evidence)
 
 
+@needing(needs_egm_platform)
 def _cgroup_route(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if not coherent(machine):
-        yield skipped(NOT_EGM)
-        return
     nodes = [node for node in scope.numa_of(machine) if owners(machine, node)]
     if not nodes:
         yield unknown("no GPU is known to be on any of these NUMA nodes")
@@ -325,10 +303,8 @@ def _all_local(machine: Machine, scope: Scope, node: int) -> bool:
     )
 
 
+@needing(needs_egm_platform)
 def _peer_route(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if not coherent(machine):
-        yield skipped(NOT_EGM)
-        return
     gpus = usable(machine, scope.gpus_of(machine))
     far = [(gpu, node) for gpu in gpus for node in scope.numa_of(machine) if gpu.host_numa_id != node]
     if not far:
@@ -365,103 +341,12 @@ def _peer_route(machine: Machine, scope: Scope) -> Iterator[Finding]:
 
 
 CHECKS = (
-    Check(
-        id="egm.platform",
-        title="the platform has EGM",
-        guards=(Guard.EGM,),
-        sections=("gpus",),
-        judge=_platform,
-        why="EGM is a CPU's memory reached over the NVLink-C2C of a GPU on it: GH200, GB200 and GB300 have it, GPUs on "
-        "PCIe do not. Elsewhere the same calls work over PCIe, at its speed, and the other egm.* checks are skipped.",
-        read="NVML's C2C mode and the state of each C2C link; x86-64 means that there is none.",
-        fix="Nothing to fix: this check informs.",
-    ),
-    Check(
-        id="egm.capability",
-        title="EGM is on",
-        guards=(Guard.EGM,),
-        sections=("gpus",),
-        judge=_capability,
-        why="The driver turns EGM on for a GPU only if the firmware reserved memory and the routes were programmed. "
-        "Every GPU of a node must have it: a mapping between two GPUs is made only where both do "
-        "(open-gpu-kernel-modules, p2p_api.c).",
-        read="Bit 0 (NVML_DEV_CAP_EGM) of nvmlDeviceGetCapabilities; nvidia-smi -q shows it as Capabilities / EGM. "
-        "Drivers before about 580 do not report it.",
-        fix="Turn EGM on in the firmware setup and reboot. If it is on there, egm.preconditions names what is missing.",
-    ),
-    Check(
-        id="egm.preconditions",
-        title="the preconditions of EGM are met",
-        guards=(Guard.EGM,),
-        sections=("gpus", "system"),
-        judge=_preconditions,
-        why="Where EGM is off, one of these is missing: NVLink-C2C up, ACPI properties nvidia,egm-pxm, -base-pa and "
-        "-size, a kernel with CONFIG_ACPI_NUMA, a NUMA node for the GPU (open-gpu-kernel-modules, mem_mgr.c, nv.c).",
-        read="NVML; the kernel's configuration; as root the firmware's DSDT and SSDT. The kernel.* checks read the "
-        "kernel log.",
-        fix="Fix what the finding names; most often EGM is off in the firmware setup.",
-    ),
-    Check(
-        id="egm.fabric-address",
-        title="EGM works across the NVLink domain",
-        guards=(Guard.EGM, Guard.FABRIC),
-        sections=("gpus",),
-        judge=_fabric_address,
-        why="To share HOST_NUMA memory with another node by fabric handle, the domain's fabric manager must have EGM "
-        "on and give the GPU an EGM address (open-gpu-kernel-modules, gpu_fabric_probe.c). NCCL and others then fail "
-        "on host buffers only.",
-        read="CUDA's HANDLE_TYPE_FABRIC_SUPPORTED against HOST_NUMA_MULTINODE_IPC_SUPPORTED; CUDA is queried with "
-        "--active only.",
-        fix="Turn EGM on in the domain's fabric manager.",
-    ),
-    Check(
-        id="egm.hypervisor-mode",
-        title="EGM memory is not reserved for virtual machines",
-        guards=(Guard.EGM,),
-        sections=("driver", "system"),
-        judge=_hypervisor_mode,
-        why="For virtual machines the firmware hides the EGM regions from the kernel: most of a node's memory is then "
-        "missing from MemTotal, and CUDA on the host has no EGM (Linux RFC 'vfio/nvgrace-egm').",
-        read="The module nvgrace_egm and the devices in /sys/class/egm.",
-        fix="Turn that mode off in the firmware setup if the node runs no virtual machines.",
-    ),
-    Check(
-        id="egm.override-key",
-        title="no registry key overrides EGM",
-        guards=(Guard.EGM,),
-        sections=("driver",),
-        judge=_override_key,
-        why="RMEnableLocalEgmPeerId is a hardware verification key (open-gpu-kernel-modules, nvrm_registry.h). With "
-        "it the EGM capability bit no longer reflects the firmware.",
-        read="RegistryDwords in /proc/driver/nvidia/params.",
-        fix="Take the key out of the module's options and reload the driver.",
-    ),
-    Check(
-        id="egm.cgroup-route",
-        title="GPUs on EGM routes are accessible",
-        guards=(Guard.EGM,),
-        sections=("host", "gpus", "process"),
-        judge=_cgroup_route,
-        why="EGM memory belongs to one GPU of its NUMA node, its owner: that reaches it over its own NVLink-C2C, every "
-        "other GPU over NVLink and the owner's (open-gpu-kernel-modules 595.45.04, nv_gpu_ops.c; read there, not "
-        "measured). A GPU that a device cgroup denies can own none: with one of two left all of it goes over one C2C, "
-        "with none there is no EGM on that node. NVIDIA's EGM guide asks to use CUDA_VISIBLE_DEVICES instead "
-        "(https://docs.nvidia.com/cuda/cuda-c-programming-guide/egm.html).",
-        read="For each CPU NUMA node, the GPUs whose sysfs numa_node (or CUDA's HOST_NUMA_ID) it is, and whether each "
-        "can be used: access(2) of its device node, NVML's list.",
-        fix="Give the process all GPUs and choose with CUDA_VISIBLE_DEVICES. dev.cgroup-restricted has the way for "
-        "each manager.",
-    ),
-    Check(
-        id="egm.peer-route",
-        title="every GPU has an NVLink route to the other NUMA nodes",
-        guards=(Guard.EGM, Guard.P2P),
-        sections=("host", "gpus", "pairs"),
-        judge=_peer_route,
-        why="Memory of another CPU is reached over NVLink to a GPU on it, as that GPU's peer. Without peer access the "
-        "pages are mapped as ordinary system memory, and HOST_NUMA memory cannot be mapped at all "
-        "(open-gpu-kernel-modules, uvm_map_external.c).",
-        read="NVML: active NVLinks, and nvmlDeviceGetP2PStatus for read, write and NVLink.",
-        fix="See p2p.status and nvlink.links.",
-    ),
+    Check("egm.platform", _platform, guards=(Guard.EGM,), sections=("gpus",)),
+    Check("egm.capability", _capability, guards=(Guard.EGM,), sections=("gpus",)),
+    Check("egm.preconditions", _preconditions, guards=(Guard.EGM,), sections=("gpus", "system")),
+    Check("egm.fabric-address", _fabric_address, guards=(Guard.EGM, Guard.FABRIC), sections=("gpus",)),
+    Check("egm.hypervisor-mode", _hypervisor_mode, guards=(Guard.EGM,), sections=("driver", "system")),
+    Check("egm.override-key", _override_key, guards=(Guard.EGM,), sections=("driver",)),
+    Check("egm.cgroup-route", _cgroup_route, guards=(Guard.EGM,), sections=("host", "gpus", "process")),
+    Check("egm.peer-route", _peer_route, guards=(Guard.EGM, Guard.P2P), sections=("host", "gpus", "pairs")),
 )

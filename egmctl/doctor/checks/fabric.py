@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from egmctl.doctor.check import Check, Scope, failed, gap, passed, skipped, unknown, warned
+from egmctl.doctor.check import Check, Scope, failed, gap, needing, passed, skipped, unknown, warned
 from egmctl.doctor.situation import (
-    NO_GPU,
     by_value,
     coherent,
     fabric,
     in_domain,
+    judged,
     kept_away,
     manages_nvlink5,
+    needs_gpu,
     services_hidden,
     usable,
     virtual,
 )
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
-from egmctl.model.machine import Driver, Fabric, Gpu, Machine, System
+from egmctl.model.machine import Driver, Fabric, Gpu, Machine, Reason, System
 
 INFO = "nvmlDeviceGetGpuFabricInfoV"
 NO_FABRIC = "the GPUs are in no fabric"
@@ -43,7 +44,7 @@ CONFIGURATION = {
     "invalid-location": "the GPU's position is wrong",
     "gpu-state-invalid": "the GPU's state is invalid",
 }
-"""Of the mask's field ``incorrect_configuration``."""
+"""Values of the mask's field ``incorrect_configuration``."""
 
 MANAGER = Remedy(
     text="Start the fabric manager of the driver's version, and read its log.",
@@ -72,68 +73,46 @@ def _manager_of(machine: Machine) -> Remedy:
     return NVLINK5_MANAGER if manages_nvlink5(machine) else MANAGER
 
 
+@needing(needs_gpu)
 def _state(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    gpus = usable(machine, scope.gpus_of(machine))
-    if not gpus:
-        yield skipped(NO_GPU)
-    for key, group in by_value(gpus, _key):
-        yield from _state_of(machine, fabric(group[0]), group, key)
+    return judged(usable(machine, scope.gpus_of(machine)), lambda gpu: _state_of(machine, gpu), on_gpus)
 
 
-def _key(gpu: Gpu) -> tuple[object, ...]:
-    """What decides over the finding of one GPU: those that agree in it share one."""
-    found = fabric(gpu)
-    if found is None:
-        why = gpu.nvml.unread.get("fabric") if gpu.nvml else None
-        return (why.reason if why else None,)
-    unread = tuple((name, why.reason) for name, why in found.unread.items() if name.startswith(("health", "status")))
-    return found.state, found.status, found.health_summary, tuple(sorted((found.health or {}).items())), unread
+def _state_of(machine: Machine, gpu: Gpu) -> Finding:
+    info = fabric(gpu)
+    if info is None or info.state is None:
+        unread = gpu.nvml.unread.get("fabric") if gpu.nvml and info is None else None
+        if unread is not None and unread.reason in (Reason.NOT_SUPPORTED, Reason.DRIVER_TOO_OLD):
+            return skipped(NO_FABRIC)
+        reason = "no state" if info is not None else unread.reason.value if unread is not None else "no reason"
+        return unknown(f"NVML does not report the state of the fabric ({reason})")
+    status = "-" if info.status is None else str(info.status)
+    evidence = (Evidence(source=f"{INFO}: state, status", value=f"{info.state}, {status}"),)
+    if info.state == "not-supported":
+        return skipped(NO_FABRIC, evidence=evidence)
+    if info.state in ("not-started", "in-progress"):
+        return _not_ready(machine, info.state, evidence)
+    if info.status:
+        ended = f"the fabric's registration ended with NVML error {info.status}"
+        return failed(ended, _manager_of(machine), evidence=evidence)
+    return _health(info, evidence)
 
 
-def _state_of(
-    machine: Machine, found: Fabric | None, gpus: tuple[Gpu, ...], key: tuple[object, ...]
-) -> Iterator[Finding]:
-    place = on_gpus(gpus)
-    if found is None or found.state is None:
-        word = str(key[0] or "no reason") if found is None else "no state"
-        if word in ("not-supported", "driver-too-old"):
-            yield skipped(NO_FABRIC, place=place)
-        else:
-            yield unknown(f"NVML does not report the state of the fabric ({word})", place=place)
-        return
-    status = "-" if found.status is None else str(found.status)
-    evidence = (Evidence(source=f"{INFO}: state, status", value=f"{found.state}, {status}"),)
-    if found.state == "not-supported":
-        yield skipped(NO_FABRIC, place=place, evidence=evidence)
-        return
-    if found.state in ("not-started", "in-progress"):
-        uptime = (machine.system or System()).uptime_s
-        if uptime is not None and uptime < BOOT_GRACE_S:
-            yield warned(
-                f"the fabric is not ready yet ({found.state}, {uptime:.0f} s after boot)",
-                Remedy(text=f"Check again {BOOT_GRACE_S} s after boot."),
-                place=place,
-                evidence=evidence,
-            )
-        else:
-            yield failed(
-                f"the fabric is not ready ({found.state}): CUDA ends with CUDA_ERROR_SYSTEM_NOT_READY (802)",
-                _manager_of(machine),
-                place=place,
-                evidence=(*evidence, *_since_boot(machine)),
-                cause="the fabric manager (on this node, or of the rack) has not registered the GPUs"
-                + (f", and later than {BOOT_GRACE_S} s after boot it does not by itself" if uptime is not None else ""),
-            )
-        return
-    if found.status:
-        yield failed(
-            f"the fabric's registration ended with NVML error {found.status}",
-            _manager_of(machine),
-            place=place,
+def _not_ready(machine: Machine, state: str, evidence: tuple[Evidence, ...]) -> Finding:
+    uptime = (machine.system or System()).uptime_s
+    if uptime is not None and uptime < BOOT_GRACE_S:
+        return warned(
+            f"the fabric is not ready yet ({state}, {uptime:.0f} s after boot)",
+            Remedy(text=f"Check again {BOOT_GRACE_S} s after boot."),
             evidence=evidence,
         )
-        return
-    yield from _health(found, gpus, evidence)
+    return failed(
+        f"the fabric is not ready ({state}): CUDA ends with CUDA_ERROR_SYSTEM_NOT_READY (802)",
+        _manager_of(machine),
+        evidence=(*evidence, *_since_boot(machine)),
+        cause="the fabric manager (on this node, or of the rack) has not registered the GPUs"
+        + (f", and later than {BOOT_GRACE_S} s after boot it does not by itself" if uptime is not None else ""),
+    )
 
 
 def _since_boot(machine: Machine) -> Iterator[Evidence]:
@@ -144,41 +123,38 @@ def _since_boot(machine: Machine) -> Iterator[Evidence]:
         yield Evidence(source="cuInit", value=error)
 
 
-def _health(found: Fabric, gpus: tuple[Gpu, ...], evidence: tuple[Evidence, ...]) -> Iterator[Finding]:
-    health: Mapping[str, str] = found.health or {}
+def _health(info: Fabric, evidence: tuple[Evidence, ...]) -> Finding:
+    health: Mapping[str, str] = info.health or {}
     faults = [(grave, words) for name, (bad, grave, words) in MASK.items() if health.get(name) == bad]
     configuration = health.get("incorrect_configuration", "none")
     if configuration not in ("none", "not-supported"):
         faults.append((True, CONFIGURATION.get(configuration, f"its configuration is wrong ({configuration})")))
-    if found.health_summary in ("unhealthy", "limited-capacity"):
-        grave = found.health_summary == "unhealthy"
+    if info.health_summary in ("unhealthy", "limited-capacity"):
+        grave = info.health_summary == "unhealthy"
         if not faults:
-            faults.append((grave, f"its health is {found.health_summary.replace('-', ' ')}"))
-        faults = [(grave or one, words) for one, words in faults]
+            faults.append((grave, f"its health is {info.health_summary.replace('-', ' ')}"))
+        faults = [(grave or fault, words) for fault, words in faults]
     evidence = (
         *evidence,
         Evidence(source=f"{INFO}: health", value=", ".join(f"{k}={v}" for k, v in health.items()) or "not read"),
-        Evidence(source=f"{INFO}: health summary", value=found.health_summary or "not read"),
+        Evidence(source=f"{INFO}: health summary", value=info.health_summary or "not read"),
     )
     if faults:
-        yield (failed if any(grave for grave, _ in faults) else warned)(
+        return (failed if any(grave for grave, _ in faults) else warned)(
             f"the fabric's registration is complete, but {'; '.join(words for _, words in faults)}",
             Remedy(
                 text="Check these GPUs in the fabric manager (NMX-C, or nvidia-fabricmanager's log); drain the node "
                 "while a route is unhealthy.",
                 command="nvidia-smi -q | grep -A12 Fabric",
             ),
-            place=on_gpus(gpus),
             evidence=evidence,
         )
-    elif unread := gap(found, "status") or gap(found, "health", "health_summary", newer=True):
-        yield unknown(
+    if unread := gap(info, "status") or gap(info, "health", "health_summary", newer=True):
+        return unknown(
             f"registered in the fabric, but its status or health was not read ({unread})",
-            place=on_gpus(gpus),
             evidence=evidence,
         )
-    else:
-        yield passed("registered in the fabric, and healthy", place=on_gpus(gpus), evidence=evidence)
+    return passed("registered in the fabric, and healthy", evidence=evidence)
 
 
 def _consistency(machine: Machine, scope: Scope) -> Iterator[Finding]:
@@ -379,66 +355,9 @@ def _device_words(machine: Machine) -> str:
 
 
 CHECKS = (
-    Check(
-        id="fabric.state",
-        title="GPUs are registered in the NVLink fabric and healthy",
-        guards=(Guard.FABRIC, Guard.P2P, Guard.EGM),
-        sections=("gpus",),
-        judge=_state,
-        why="On systems with NVSwitches a GPU has peers only once the fabric manager has registered it; until then "
-        "CUDA ends with 802. The health mask shows what has degraded since.",
-        read="nvmlDeviceGetGpuFabricInfoV: state, status (valid once completed), every field of the health mask, "
-        "and the "
-        f"summary. A fabric that is not ready is a warning within {BOOT_GRACE_S} s of boot, later a failure.",
-        fix="Start the fabric manager or read its log: nvidia-fabricmanager on HGX, NMX-C in a rack.",
-    ),
-    Check(
-        id="fabric.consistency",
-        title="all GPUs are in one NVLink domain and clique",
-        guards=(Guard.FABRIC, Guard.P2P, Guard.EGM),
-        sections=("gpus",),
-        judge=_consistency,
-        why="Only GPUs of one clique of one domain reach each other over NVLink; a node's GPUs belong together.",
-        read="clusterUuid and cliqueId of each GPU. Other nodes are not queried. A UUID of zeros is a fabric of one "
-        "node.",
-        fix="Correct the partition in the fabric manager.",
-    ),
-    Check(
-        id="fabric.manager",
-        title="the fabric manager runs where it is needed",
-        guards=(Guard.FABRIC, Guard.P2P),
-        sections=("gpus", "switches", "system"),
-        judge=_manager,
-        why="A node that has the NVSwitches itself (HGX) needs nvidia-fabricmanager; a tray of an NVLink rack does "
-        "not, and must not run it (https://github.com/Azure/AgentBaker/pull/8839). Switches of NVLink 5 are no PCI "
-        "devices: they are recognised by GPUs with NVLink 5 and without NVLink-C2C.",
-        read="NVSwitches in sysfs, the GPUs' NVLinks, the names of running processes, and whether the GPUs are "
-        "registered. A container does not see the host's processes.",
-        fix="systemctl enable --now nvidia-fabricmanager, in the driver's version.",
-    ),
-    Check(
-        id="fabric.same-node-isolation",
-        title="this process can import memory of every GPU of the node",
-        guards=(Guard.FABRIC, Guard.IPC),
-        sections=("gpus",),
-        judge=_isolation,
-        why="A process can import memory only of GPUs that it may open itself. Ranks limited to one GPU each by "
-        "device cgroup cannot share memory within the node, though they can between nodes "
-        "(https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu/issues/294).",
-        read="access(2) of each GPU's device node. It is a warning where --for names fabric or ipc.",
-        fix="Give every rank all GPUs and choose with CUDA_VISIBLE_DEVICES.",
-    ),
-    Check(
-        id="fabric.management",
-        title="the NVLink 5 switches are reachable",
-        guards=(Guard.FABRIC, Guard.P2P),
-        sections=("gpus", "system"),
-        judge=_management,
-        why="On HGX B200 and newer the NVLink switches are reached through a ConnectX-7 on the board, by ib_umad and "
-        "the subnet manager nvlsm. If one of these is missing the GPUs look healthy, their fabric stays in progress "
-        f"forever, and CUDA ends with 802 ({_SOURCE}).",
-        read="/sys/module, the names of running processes, and as root the Vital Product Data of each ConnectX-7: "
-        "SW_MNG marks management devices, which topo, bench and rdma.* leave out. Without root they look like NICs.",
-        fix="modprobe -a mlx5_ib ib_umad, install nvlsm, restart nvidia-fabricmanager, then reset the GPUs.",
-    ),
+    Check("fabric.state", _state, guards=(Guard.FABRIC, Guard.P2P, Guard.EGM), sections=("gpus",)),
+    Check("fabric.consistency", _consistency, guards=(Guard.FABRIC, Guard.P2P, Guard.EGM), sections=("gpus",)),
+    Check("fabric.manager", _manager, guards=(Guard.FABRIC, Guard.P2P), sections=("gpus", "switches", "system")),
+    Check("fabric.same-node-isolation", _isolation, guards=(Guard.FABRIC, Guard.IPC), sections=("gpus",)),
+    Check("fabric.management", _management, guards=(Guard.FABRIC, Guard.P2P), sections=("gpus", "system")),
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from egmctl.doctor.check import Check, Scope, failed, gap, passed, skipped, unknown, unreported, warned
-from egmctl.doctor.situation import NO_GPU, by_value, usable
+from egmctl.doctor.check import Check, Scope, failed, gap, needing, passed, skipped, unknown, unreported, warned
+from egmctl.doctor.situation import judged, judged_by_nvml, needs_gpu, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Driver, Gpu, GpuNvml, Machine
 
@@ -27,7 +27,7 @@ RECOVERY = {
     "bus-reset": ("reset of the bus", "Drain the node and reset the GPU's bus, or reboot.", True),
     "system-reboot": ("reboot of the system", "Drain the node and reboot it.", True),
 }
-"""Of NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: what is asked for, how it is done, whether it needs a reboot."""
+"""Recovery actions (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION): their names, what to do, and whether it needs a reboot."""
 
 SLOWDOWNS = {
     "hw-slowdown": "hardware slowdown (heat or power)",
@@ -38,24 +38,24 @@ SLOWDOWNS = {
 """Clocks event reasons that stand for a fault of cooling or power; a power cap under load is none."""
 
 
+@needing(needs_gpu)
 def _health(machine: Machine, scope: Scope) -> Iterator[Finding]:
     gpus = usable(machine, scope.gpus_of(machine))
-    if not gpus:
-        yield skipped(NO_GPU)
-        return
-    good = []
-    for gpu in gpus:
-        found = list(_faults(gpu, gpu.nvml or GpuNvml(index=gpu.index)))
-        yield from found
-        if not found:
-            good.append(gpu)
-    for (read, unread), group in by_value(good, _read):
-        if unread:
-            yield unknown(f"NVML did not report {'; '.join(unread)}", place=on_gpus(group))
-        elif read:
-            yield passed(", ".join(read), place=on_gpus(group))
-        else:
-            yield unknown("NVML reports neither memory errors nor a recovery action", place=on_gpus(group))
+    faults = {gpu.bus_id: list(_faults(gpu, gpu.nvml)) for gpu in gpus if gpu.nvml}
+    for findings in faults.values():
+        yield from findings
+    yield from judged((gpu for gpu in gpus if not faults[gpu.bus_id]), _no_fault, on_gpus)
+
+
+def _no_fault(gpu: Gpu) -> Finding:
+    """Return the finding on a GPU without a fault: which signs of health were read, and which could not be."""
+    read = [sign for sign, names in _SIGNS.items() if all(getattr(gpu.nvml, name) is not None for name in names)]
+    unread = [f"{sign} ({reason})" for sign, names in _SIGNS.items() if (reason := gap(gpu.nvml, *names))]
+    if unread:
+        return unknown(f"NVML did not report {'; '.join(unread)}")
+    if read:
+        return passed(", ".join(f"no {sign}" for sign in read))
+    return unknown("NVML reports neither memory errors nor a recovery action")
 
 
 _SIGNS = {
@@ -63,14 +63,7 @@ _SIGNS = {
     "pending row remapping": ("remapped_rows_pending", "remapped_rows_failure"),
     "recovery action": ("recovery_action",),
 }
-"""What a healthy GPU has none of, and the fields of NVML that say so."""
-
-
-def _read(gpu: Gpu) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return which signs of a healthy GPU were read, and which could not be, with the reasons."""
-    read = (what for what, names in _SIGNS.items() if all(getattr(gpu.nvml, name) is not None for name in names))
-    unread = (f"{what} ({why})" for what, names in _SIGNS.items() if (why := gap(gpu.nvml, *names)))
-    return tuple(f"no {what}" for what in read), tuple(unread)
+"""Signs that a healthy GPU does not show, and the fields of NVML that say so."""
 
 
 def _faults(gpu: Gpu, nvml: GpuNvml) -> Iterator[Finding]:
@@ -120,74 +113,47 @@ def _faults(gpu: Gpu, nvml: GpuNvml) -> Iterator[Finding]:
         )
 
 
-def _throttle(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    gpus = usable(machine, scope.gpus_of(machine))
-    if not gpus:
-        yield skipped(NO_GPU)
-    for reasons, group in by_value(gpus, lambda gpu: gpu.nvml.throttle_reasons if gpu.nvml else None):
-        evidence = (
-            Evidence(source="nvmlDeviceGetCurrentClocksEventReasons", value=", ".join(reasons or ()) or "none"),
-            *(
-                Evidence(source=f"nvmlDeviceGetTemperature(GPU{gpu.index})", value=f"{gpu.nvml.temperature_c} C")
-                for gpu in group
-                if gpu.nvml and gpu.nvml.temperature_c is not None
-            ),
+@judged_by_nvml
+def _throttle(gpu: Gpu, nvml: GpuNvml, _scope: Scope) -> Finding:
+    reasons, temperature = nvml.throttle_reasons, nvml.temperature_c
+    evidence = [Evidence(source="nvmlDeviceGetCurrentClocksEventReasons", value=", ".join(reasons or ()) or "none")]
+    if temperature is not None:
+        evidence.append(Evidence(source=f"nvmlDeviceGetTemperature(GPU{gpu.index})", value=f"{temperature} C"))
+    if reasons is None:
+        return unreported(nvml, "throttle_reasons", "throttle reasons", "NVML does not report throttle reasons")
+    if slow := [SLOWDOWNS[reason] for reason in reasons if reason in SLOWDOWNS]:
+        return warned(
+            f"clocks throttled: {'; '.join(slow)}",
+            Remedy(text="Check fans, coolant and power supplies.", command="nvidia-smi -q -d PERFORMANCE,TEMPERATURE"),
+            evidence=tuple(evidence),
         )
-        slow = [SLOWDOWNS[reason] for reason in reasons or () if reason in SLOWDOWNS]
-        if slow:
-            yield warned(
-                f"clocks throttled: {'; '.join(slow)}",
-                Remedy(
-                    text="Check fans, coolant and power supplies.", command="nvidia-smi -q -d PERFORMANCE,TEMPERATURE"
-                ),
-                place=on_gpus(group),
-                evidence=evidence,
-            )
-        elif reasons is None:
-            yield unreported(group, "throttle_reasons", "throttle reasons", "NVML does not report throttle reasons")
-        else:
-            yield passed("clocks are not throttled by heat or power supplies", place=on_gpus(group), evidence=evidence)
+    return passed("clocks are not throttled by heat or power supplies", evidence=tuple(evidence))
 
 
 SHARING = (Guard.P2P, Guard.IPC, Guard.EGM)
 
 
-def _mig(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    gpus = usable(machine, scope.gpus_of(machine))
-    if not gpus:
-        yield skipped(NO_GPU)
-    for (mode, pending), group in by_value(
-        gpus, lambda gpu: (gpu.nvml.mig_mode, gpu.nvml.mig_mode_pending) if gpu.nvml else (None, None)
-    ):
-        evidence = (Evidence(source="nvmlDeviceGetMigMode", value=f"current {_on(mode)}, pending {_on(pending)}"),)
-        off = Remedy(
-            text="Turn MIG off if GPUs work together, then reset them.",
-            command="nvidia-smi -mig 0",
-            needs_root=True,
+@judged_by_nvml
+def _mig(_gpu: Gpu, nvml: GpuNvml, scope: Scope) -> Finding:
+    mode, pending = nvml.mig_mode, nvml.mig_mode_pending
+    evidence = (Evidence(source="nvmlDeviceGetMigMode", value=f"current {_on(mode)}, pending {_on(pending)}"),)
+    off = Remedy(
+        text="Turn MIG off if GPUs work together, then reset them.", command="nvidia-smi -mig 0", needs_root=True
+    )
+    if mode is None:
+        return unreported(nvml, "mig_mode", "MIG", "these GPUs do not support MIG")
+    if mode:
+        return (failed if any(map(scope.asked_purpose, SHARING)) else warned)(
+            "MIG is on: no P2P, no CUDA IPC and no remote EGM between GPUs",
+            off,
+            evidence=evidence,
+            cause="CUDA gives a process one MIG instance, which has no peers",
         )
-        if mode:
-            asked = any(scope.asked_purpose(guard) for guard in SHARING)
-            tell = failed if asked else warned
-            yield tell(
-                "MIG is on: no P2P, no CUDA IPC and no remote EGM between GPUs",
-                off,
-                place=on_gpus(group),
-                evidence=evidence,
-                cause="CUDA gives a process one MIG instance, which has no peers",
-            )
-        elif mode is False and pending:
-            yield warned(
-                "MIG will be on after the next reset of the GPU",
-                off,
-                place=on_gpus(group),
-                evidence=evidence,
-            )
-        elif mode is False and pending is None:
-            yield unreported(group, "mig_mode_pending", "the MIG mode after the next reset", "MIG is off")
-        elif mode is False:
-            yield passed("MIG is off", place=on_gpus(group), evidence=evidence)
-        else:
-            yield unreported(group, "mig_mode", "MIG", "these GPUs do not support MIG")
+    if pending is None:
+        return unreported(nvml, "mig_mode_pending", "the MIG mode after the next reset", "MIG is off")
+    if pending:
+        return warned("MIG will be on after the next reset of the GPU", off, evidence=evidence)
+    return passed("MIG is off", evidence=evidence)
 
 
 def _on(value: bool | None) -> str:
@@ -225,153 +191,63 @@ def _confidential(machine: Machine, scope: Scope) -> Iterator[Finding]:
         )
 
 
-def _vgpu(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    gpus = usable(machine, scope.gpus_of(machine))
-    if not gpus:
-        yield skipped(NO_GPU)
-    for mode, group in by_value(gpus, lambda gpu: gpu.nvml.virtualization if gpu.nvml else None):
-        evidence = (Evidence(source="nvmlDeviceGetVirtualizationMode", value=mode or "not read"),)
-        if mode == "vgpu":
-            yield warned(
-                "these are vGPUs: their profiles decide whether P2P and fabric handles work",
-                Remedy(
-                    text="Pass physical GPUs through to the virtual machine, or use time-sliced profiles with NVLink."
-                ),
-                place=on_gpus(group),
-                evidence=evidence,
-                cause="MIG-backed profiles have no P2P, and none has it over PCIe (NVIDIA vGPU user guide)",
-            )
-        elif mode is None:
-            yield unreported(group, "virtualization", "virtualisation", "no virtualisation mode")
-        else:
-            note = "passed through to this virtual machine" if mode == "passthrough" else ""
-            yield passed("physical GPUs", place=on_gpus(group), evidence=evidence, note=note)
+@judged_by_nvml
+def _vgpu(_gpu: Gpu, nvml: GpuNvml, _scope: Scope) -> Finding:
+    mode = nvml.virtualization
+    evidence = (Evidence(source="nvmlDeviceGetVirtualizationMode", value=mode or "not read"),)
+    if mode is None:
+        return unreported(nvml, "virtualization", "virtualisation", "no virtualisation mode")
+    if mode == "vgpu":
+        return warned(
+            "these are vGPUs: their profiles decide whether P2P and fabric handles work",
+            Remedy(text="Pass physical GPUs through to the virtual machine, or use time-sliced profiles with NVLink."),
+            evidence=evidence,
+            cause="MIG-backed profiles have no P2P, and none has it over PCIe (NVIDIA vGPU user guide)",
+        )
+    note = "passed through to this virtual machine" if mode == "passthrough" else ""
+    return passed("physical GPUs", evidence=evidence, note=note)
 
 
-def _compute_mode(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    gpus = usable(machine, scope.gpus_of(machine))
-    if not gpus:
-        yield skipped(NO_GPU)
+@judged_by_nvml
+def _compute_mode(_gpu: Gpu, nvml: GpuNvml, _scope: Scope) -> Finding:
+    mode = nvml.compute_mode
+    evidence = (Evidence(source="nvmlDeviceGetComputeMode", value=mode or "not read"),)
     back = Remedy(text="Set the mode back to default.", command="nvidia-smi -c DEFAULT", needs_root=True)
-    for mode, group in by_value(gpus, lambda gpu: gpu.nvml.compute_mode if gpu.nvml else None):
-        evidence = (Evidence(source="nvmlDeviceGetComputeMode", value=mode or "not read"),)
-        if mode == "prohibited":
-            yield failed("no process may use these GPUs with CUDA", back, place=on_gpus(group), evidence=evidence)
-        elif mode in ("exclusive-process", "exclusive-thread"):
-            yield warned(
-                "one process at a time may use each GPU: two ranks cannot share a GPU, nor import each other's memory",
-                back,
-                place=on_gpus(group),
-                evidence=evidence,
-                cause="a process that opens another's memory needs a context on that GPU too; with MPS the server has "
-                "it",
-            )
-        elif mode == "default":
-            yield passed("compute mode allows any number of processes", place=on_gpus(group), evidence=evidence)
-        else:
-            yield unreported(group, "compute_mode", "the compute mode", "no compute mode")
+    if mode == "prohibited":
+        return failed("no process may use these GPUs with CUDA", back, evidence=evidence)
+    if mode in ("exclusive-process", "exclusive-thread"):
+        return warned(
+            "one process at a time may use each GPU: two ranks cannot share a GPU, nor import each other's memory",
+            back,
+            evidence=evidence,
+            cause="a process that opens another's memory needs a context on that GPU too; with MPS the server has it",
+        )
+    if mode == "default":
+        return passed("compute mode allows any number of processes", evidence=evidence)
+    return unreported(nvml, "compute_mode", "the compute mode", "no compute mode")
 
 
-def _persistence(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    gpus = usable(machine, scope.gpus_of(machine))
-    if not gpus:
-        yield skipped(NO_GPU)
-    for mode, group in by_value(gpus, lambda gpu: gpu.nvml.persistence_mode if gpu.nvml else None):
-        evidence = (Evidence(source="nvmlDeviceGetPersistenceMode", value=_on(mode)),)
-        if mode:
-            yield passed("persistence mode is on", place=on_gpus(group), evidence=evidence)
-        elif mode is False:
-            yield warned(
-                "persistence mode is off: each first use initialises the GPU, which takes seconds and drops its "
-                "settings",
-                Remedy(
-                    text="Run nvidia-persistenced, or set the mode.",
-                    command="nvidia-smi -pm 1",
-                    needs_root=True,
-                ),
-                place=on_gpus(group),
-                evidence=evidence,
-            )
-        else:
-            yield unreported(group, "persistence_mode", "persistence mode", "no persistence mode here")
+@judged_by_nvml
+def _persistence(_gpu: Gpu, nvml: GpuNvml, _scope: Scope) -> Finding:
+    mode = nvml.persistence_mode
+    evidence = (Evidence(source="nvmlDeviceGetPersistenceMode", value=_on(mode)),)
+    if mode is None:
+        return unreported(nvml, "persistence_mode", "persistence mode", "no persistence mode here")
+    if mode:
+        return passed("persistence mode is on", evidence=evidence)
+    return warned(
+        "persistence mode is off: each first use initialises the GPU, which takes seconds and drops its settings",
+        Remedy(text="Run nvidia-persistenced, or set the mode.", command="nvidia-smi -pm 1", needs_root=True),
+        evidence=evidence,
+    )
 
 
 CHECKS = (
-    Check(
-        id="gpu.health",
-        title="no memory errors and no recovery action pending",
-        guards=tuple(Guard),
-        sections=("gpus",),
-        judge=_health,
-        why="A GPU with uncorrected errors ends jobs (Xid 48, 63, 64, 94, 95) or needs a reset; the driver reports "
-        "this as a recovery action.",
-        read="NVML: recovery action (field 230), remapped rows, uncorrected volatile ECC errors. kernel.xid reads the "
-        "Xids.",
-        fix="Do what the recovery action says; replace a GPU whose rows cannot be remapped.",
-    ),
-    Check(
-        id="gpu.throttle",
-        title="clocks are not throttled",
-        guards=(Guard.PERF,),
-        sections=("gpus",),
-        judge=_throttle,
-        why="Heat and weak power supplies cost more bandwidth than any wrong setting.",
-        read="nvmlDeviceGetCurrentClocksEventReasons at this moment. A power cap under load is normal and is not "
-        "judged.",
-        fix="Check cooling and power.",
-    ),
-    Check(
-        id="gpu.mig",
-        title="MIG is off",
-        guards=SHARING,
-        sections=("gpus",),
-        judge=_mig,
-        why="MIG instances have no peers: no P2P, no CUDA IPC between GPUs. EGM is routed only through a GPU that has "
-        "a single instance in the process (open-gpu-kernel-modules, uvm_va_space.c).",
-        read="nvmlDeviceGetMigMode, current and pending. It is a failure where --for names p2p, ipc or egm.",
-        fix="nvidia-smi -mig 0, then reset the GPUs.",
-    ),
-    Check(
-        id="gpu.cc-mode",
-        title="confidential computing allows P2P",
-        guards=(Guard.P2P, Guard.RDMA),
-        sections=("driver",),
-        judge=_confidential,
-        why="Under confidential computing a GPU communicates with its own virtual machine only, unless a multi-GPU "
-        "mode is set (NVIDIA confidential computing deployment guide).",
-        read="nvmlSystemGetConfComputeSettings.",
-        fix="Choose the multi-GPU mode, or turn confidential computing off.",
-    ),
-    Check(
-        id="gpu.vgpu",
-        title="GPUs are physical, not vGPUs",
-        guards=(Guard.P2P, Guard.FABRIC),
-        sections=("gpus",),
-        judge=_vgpu,
-        why="Virtual GPUs have P2P over NVLink only with some profiles, and none over PCIe (NVIDIA vGPU user guide).",
-        read="nvmlDeviceGetVirtualizationMode.",
-        fix="Pass physical GPUs through to the virtual machine.",
-    ),
-    Check(
-        id="gpu.compute-mode",
-        title="compute mode allows several processes",
-        guards=(Guard.IPC,),
-        sections=("gpus",),
-        judge=_compute_mode,
-        why="In an exclusive mode a second process gets no context on the GPU, which ranks that share memory need. In "
-        "prohibited mode no process gets one.",
-        read="nvmlDeviceGetComputeMode.",
-        fix="nvidia-smi -c DEFAULT, or run MPS.",
-    ),
-    Check(
-        id="gpu.persistence",
-        title="persistence mode is on",
-        guards=(Guard.PERF,),
-        sections=("gpus",),
-        judge=_persistence,
-        why="Without it the driver shuts a GPU down when its last client leaves: the next one waits seconds, and "
-        "clocks and modes are lost (NVIDIA driver persistence documentation).",
-        read="nvmlDeviceGetPersistenceMode.",
-        fix="Enable nvidia-persistenced.",
-    ),
+    Check("gpu.health", _health, guards=tuple(Guard), sections=("gpus",)),
+    Check("gpu.throttle", _throttle, guards=(Guard.PERF,), sections=("gpus",)),
+    Check("gpu.mig", _mig, guards=SHARING, sections=("gpus",)),
+    Check("gpu.cc-mode", _confidential, guards=(Guard.P2P, Guard.RDMA), sections=("driver",)),
+    Check("gpu.vgpu", _vgpu, guards=(Guard.P2P, Guard.FABRIC), sections=("gpus",)),
+    Check("gpu.compute-mode", _compute_mode, guards=(Guard.IPC,), sections=("gpus",)),
+    Check("gpu.persistence", _persistence, guards=(Guard.PERF,), sections=("gpus",)),
 )

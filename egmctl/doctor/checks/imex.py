@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from egmctl.compat import StrEnum
-from egmctl.doctor.check import Check, Scope, failed, noted, passed, skipped, unknown, warned
-from egmctl.doctor.situation import NO_GPU, in_domain, services_hidden, usable
+from egmctl.doctor.check import Check, Scope, failed, needing, noted, passed, skipped, unknown, warned
+from egmctl.doctor.situation import NO_GPU, in_domain, needs_any_gpu, needs_domain, services_hidden, usable
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import DeviceNode, Driver, Imex, Machine, Reason, System
 
@@ -27,11 +27,9 @@ def _wanted(machine: Machine, scope: Scope) -> bool:
     return in_domain(machine) or scope.asked_purpose(Guard.FABRIC)
 
 
+@needing(needs_any_gpu)
 def _module(machine: Machine, scope: Scope) -> Iterator[Finding]:
     driver = machine.driver or Driver()
-    if not machine.gpus:
-        yield skipped("there is no NVIDIA GPU")
-        return
     if not _wanted(machine, scope):
         yield skipped(UNUSED)
         return
@@ -65,12 +63,10 @@ def _module(machine: Machine, scope: Scope) -> Iterator[Finding]:
         )
 
 
+@needing(needs_any_gpu)
 def _channel(machine: Machine, scope: Scope) -> Iterator[Finding]:
     driver = machine.driver or Driver()
     channels = driver.imex_channels
-    if not machine.gpus:
-        yield skipped("there is no NVIDIA GPU")
-        return
     if channels is None:
         yield unknown(f"{CHANNELS} was not read")
         return
@@ -271,11 +267,9 @@ def _driver_managed(imex: Imex, runs: bool, evidence: tuple[Evidence, ...]) -> F
     return passed("no ComputeDomain is on this node: the DRA driver starts IMEX with one", evidence=evidence)
 
 
+@needing(needs_domain)
 def _domain(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     imex = (machine.system or System()).imex or Imex()
-    if not in_domain(machine):
-        yield skipped("the GPUs are in no multi-node NVLink domain")
-        return
     if _manager(machine) is _Manager.DRIVER_MANAGED:
         yield skipped("each ComputeDomain has an IMEX domain of its own, which its pods tell")
         return
@@ -349,68 +343,9 @@ def _recovery(machine: Machine, scope: Scope) -> Iterator[Finding]:
 
 
 CHECKS = (
-    Check(
-        id="imex.module",
-        title="the driver has IMEX channels",
-        guards=(Guard.FABRIC,),
-        sections=("gpus", "driver"),
-        judge=_module,
-        why="Fabric handles belong to an IMEX channel. NVreg_ImexChannelCount=0 takes all of them away, and a count "
-        "that differs between nodes keeps them apart (IMEX guide).",
-        read=f"The major {MAJOR} in /proc/devices, ImexChannelCount in /proc/driver/nvidia/params.",
-        fix="Load the driver with channels: that is the default.",
-    ),
-    Check(
-        id="imex.channel",
-        title="an IMEX channel is accessible",
-        guards=(Guard.FABRIC,),
-        sections=("gpus", "driver"),
-        wants=("system",),
-        judge=_channel,
-        why="Without a channel that the user may read and write, every fabric handle ends with 800 NOT_PERMITTED, "
-        "within one node too. Channels are not created by default and do not survive a reboot "
-        "(https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide).",
-        read=f"access(2) of the nodes in {CHANNELS}, and their major against /proc/devices. Having none is a failure "
-        "with --for fabric, a warning in a multi-node NVLink domain, and otherwise no finding.",
-        fix="nvidia-modprobe -c 0 on a host; containers and jobs request a channel from their manager.",
-    ),
-    Check(
-        id="imex.daemon",
-        title="the IMEX service is ready",
-        guards=(Guard.FABRIC,),
-        sections=("gpus", "system"),
-        judge=_daemon,
-        why="Memory of another node is imported with the help of nvidia-imex on both (IMEX guide). The GPU driver has "
-        "one IMEX session: a second daemon gets NV_ERR_IN_USE. Kubernetes' DRA driver starts daemons of its own unless "
-        "its ComputeDomains are host-managed (https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu).",
-        read="Names and cgroups of running processes, nvidia-imex-ctl -q with a time limit because it may hang, the "
-        "end of /var/log/nvidia-imex.log, and for Kubernetes kubelet, the DRA driver's files and, as root, its "
-        "IMEX_MODE. Where the service runs on the host, a container sees none of it.",
-        fix="Without Kubernetes' ComputeDomains, and where they are host-managed, systemctl enable --now nvidia-imex "
-        "on every node; where they are driver-managed, systemctl disable --now nvidia-imex (docs/kubernetes.md).",
-    ),
-    Check(
-        id="imex.domain",
-        title="the IMEX domain is up",
-        guards=(Guard.FABRIC, Guard.EGM),
-        sections=("gpus", "system"),
-        judge=_domain,
-        why="All nodes of nodes_config.cfg must be up and of one version for the domain to be up; a node that is "
-        "missing cannot share memory.",
-        read="nvidia-imex-ctl -N -j with a time limit; in nodes_config.cfg only the number of addresses and "
-        "duplicates. The addresses are not contacted; only a handshake with a peer would prove membership.",
-        fix="nvidia-imex-ctl -N shows which node is not connected, or of another version (V).",
-    ),
-    Check(
-        id="imex.recovery",
-        title="no IMEX recovery is pending",
-        guards=(Guard.FABRIC,),
-        sections=("gpus",),
-        wants=("system",),
-        judge=_recovery,
-        why="When an IMEX daemon stops abruptly the driver disables fabric allocations (open-gpu-kernel-modules, "
-        "imex_session_api.c).",
-        read="NVML's recovery action of each GPU. The driver also logs it (kernel.driver-messages).",
-        fix="Restart nvidia-imex on the domain's nodes; else reboot.",
-    ),
+    Check("imex.module", _module, guards=(Guard.FABRIC,), sections=("gpus", "driver")),
+    Check("imex.channel", _channel, guards=(Guard.FABRIC,), sections=("gpus", "driver"), wants=("system",)),
+    Check("imex.daemon", _daemon, guards=(Guard.FABRIC,), sections=("gpus", "system")),
+    Check("imex.domain", _domain, guards=(Guard.FABRIC, Guard.EGM), sections=("gpus", "system")),
+    Check("imex.recovery", _recovery, guards=(Guard.FABRIC,), sections=("gpus",), wants=("system",)),
 )

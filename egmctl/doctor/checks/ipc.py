@@ -188,63 +188,9 @@ def _raise(name: str) -> Remedy:
 
 
 CHECKS = (
-    Check(
-        id="ipc.pid-namespace",
-        title="the PID namespace is shared",
-        guards=(Guard.IPC,),
-        sections=("confinement",),
-        judge=_pid_namespace,
-        why="Legacy CUDA IPC (cuIpcOpenMemHandle) names the exporter by its process id and works within one PID "
-        "namespace only. Ranks in different containers need file descriptors or fabric handles.",
-        read="/proc/self/ns/pid against the host's namespace number. Whether a particular peer shares it is not "
-        "checked.",
-        fix="Run the ranks in one container, or with a shared PID namespace (docker run --pid, shareProcessNamespace).",
-    ),
-    Check(
-        id="ipc.ipc-namespace",
-        title="the IPC namespace is shared",
-        guards=(Guard.IPC,),
-        sections=("confinement",),
-        judge=_ipc_namespace,
-        why="NCCL and MPI share host buffers through /dev/shm, which each container has its own of. CUDA's own "
-        "handles do not need the namespace (measured on H200).",
-        read="/proc/self/ns/ipc against the host's namespace number.",
-        fix="docker run --ipc=host, or one container for all ranks of the node.",
-    ),
-    Check(
-        id="ipc.ptrace",
-        title="pidfd_getfd may take descriptors of other processes",
-        guards=(Guard.IPC,),
-        sections=("confinement",),
-        judge=_ptrace,
-        why="UCX, PyTorch and others take POSIX descriptors from a peer with pidfd_getfd(2), which asks for the "
-        "right to trace it (ptrace(2)). Passing over sockets needs no such right.",
-        read="Yama's ptrace_scope, CAP_SYS_PTRACE, and an answer of pidfd_open(2). A functional test is in doctor "
-        "--active.",
-        fix="prctl(PR_SET_PTRACER, ...) in the exporter, CAP_SYS_PTRACE, or sockets.",
-    ),
-    Check(
-        id="ipc.shm",
-        title="/dev/shm is large enough",
-        guards=(Guard.IPC, Guard.PERF),
-        sections=("confinement", "system"),
-        judge=_shm,
-        why="Ranks of one node share host buffers in /dev/shm. Docker's 64 MiB run out quickly, and then a rank dies "
-        "with a bus error (NCCL user guide, troubleshooting).",
-        read="statvfs(2) of /dev/shm, and RemoveIPC in logind's configuration. Less than 1 GiB is a warning, and with "
-        "--for ipc 64 MiB or less a failure.",
-        fix="docker run --shm-size=1g or more.",
-    ),
-    Check(
-        id="ipc.limits",
-        title="resource limits are high enough",
-        guards=(Guard.IPC, Guard.RDMA),
-        sections=("confinement", "system"),
-        judge=_limits,
-        why="RDMA locks the memory that it registers, each peer costs descriptors, and an unlimited stack makes "
-        "glibc give threads small ones (NCCL user guide, troubleshooting).",
-        read="/proc/self/limits, vm.max_map_count. CAP_IPC_LOCK lifts the limit of locked memory. A shell's limits "
-        "are a note; --for rdma or ipc judges them.",
-        fix="ulimit, docker --ulimit, or the limits of the unit that starts the jobs.",
-    ),
+    Check("ipc.pid-namespace", _pid_namespace, guards=(Guard.IPC,), sections=("confinement",)),
+    Check("ipc.ipc-namespace", _ipc_namespace, guards=(Guard.IPC,), sections=("confinement",)),
+    Check("ipc.ptrace", _ptrace, guards=(Guard.IPC,), sections=("confinement",)),
+    Check("ipc.shm", _shm, guards=(Guard.IPC, Guard.PERF), sections=("confinement", "system")),
+    Check("ipc.limits", _limits, guards=(Guard.IPC, Guard.RDMA), sections=("confinement", "system")),
 )

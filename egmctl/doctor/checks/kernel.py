@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from egmctl.doctor.check import Check, Scope, failed, passed, skipped, unknown, warned
-from egmctl.doctor.situation import coherent, coherent_gpus, usable, virtual
+from egmctl.doctor.check import Check, Scope, failed, needing, passed, skipped, unknown, warned
+from egmctl.doctor.situation import coherent, coherent_gpus, needs_coherence, needs_grace, usable, virtual
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.host import CpuFrequencies, Host
 from egmctl.model.machine import Machine, Reason, Unread
@@ -53,10 +53,8 @@ def _seen(cpus: CpuFrequencies) -> Evidence:
     return Evidence(source=f"{_FOLDER} of CPUs {cpus.cpus}", value=value)
 
 
+@needing(needs_coherence("only GPUs with NVLink-C2C add memory to the kernel"))
 def _auto_online(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if not coherent(machine):
-        yield skipped("only GPUs with NVLink-C2C add memory to the kernel")
-        return
     host = machine.host or Host()
     mode = memory_mode(machine)
     if mode is MemoryMode.CDMM:
@@ -99,11 +97,10 @@ def _auto_online(machine: Machine, scope: Scope) -> Iterator[Finding]:
         )
 
 
+@needing(needs_grace)
 def _balancing(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     host = machine.host or Host()
-    if not coherent(machine):
-        yield skipped("matters on Grace only")
-    elif host.numa_balancing is None:
+    if host.numa_balancing is None:
         yield _unread("numa_balancing", host.unread)
     elif host.numa_balancing:
         yield warned(
@@ -123,11 +120,10 @@ def _balancing(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         )
 
 
+@needing(needs_grace)
 def _page_size(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     host = machine.host or Host()
-    if not coherent(machine):
-        yield skipped("matters on Grace only")
-    elif host.page_size_bytes is None:
+    if host.page_size_bytes is None:
         yield _unread("page_size_bytes", host.unread)
     else:
         kib = host.page_size_bytes // 1024
@@ -199,61 +195,9 @@ def _unread(name: str, reasons: Mapping[str, Unread]) -> Finding:
 
 
 CHECKS = (
-    Check(
-        id="cpu.governor",
-        title="CPU frequency is not limited",
-        guards=(Guard.PERF,),
-        sections=("host", "gpus"),
-        judge=_governor,
-        why="Latencies of launches and of host memory, and copies by CPU threads, follow the CPUs' frequency. A "
-        "governor other than performance lowers it without load, and powersave may keep it there; a limit below the "
-        "maximum holds under load, too (Linux kernel, admin-guide/pm/cpufreq).",
-        read="scaling_governor, scaling_max_freq and cpuinfo_max_freq of each CPU in /sys/devices/system/cpu. Virtual "
-        "machines have none: their host sets the frequency.",
-        fix="cpupower frequency-set --governor performance, at each boot by tuned or a systemd unit.",
-    ),
-    Check(
-        id="numa.auto-online",
-        title="new memory goes online as movable",
-        guards=(Guard.EGM,),
-        sections=("host", "gpus", "driver"),
-        judge=_auto_online,
-        why="The driver refuses to bring a GPU's memory online in a zone that is not movable "
-        "(open-gpu-kernel-modules, os-interface.c).",
-        read="auto_online_blocks, and whether the GPUs' memory is online.",
-        fix="Boot with memhp_default_state=online_movable.",
-    ),
-    Check(
-        id="numa.balancing",
-        title="automatic NUMA balancing is off",
-        guards=(Guard.PERF,),
-        sections=("host", "gpus"),
-        judge=_balancing,
-        why="The kernel unmaps pages now and then to see which CPU touches them. A GPU that shares the page tables "
-        "faults on each; NVIDIA's Grace Performance Tuning Guide asks to turn it off.",
-        read="/proc/sys/kernel/numa_balancing. It is judged on coherent platforms only.",
-        fix="sysctl -w kernel.numa_balancing=0, and numa_balancing=disable on the kernel's command line.",
-    ),
-    Check(
-        id="numa.page-size",
-        title="the kernel uses 64 KiB pages on Grace",
-        guards=(Guard.PERF,),
-        sections=("host", "gpus"),
-        judge=_page_size,
-        why="NVIDIA's Grace Performance Tuning Guide recommends kernels with 64 KiB pages. Smaller ones work.",
-        read="AT_PAGESZ of the auxiliary vector.",
-        fix="Boot the distribution's 64k kernel.",
-    ),
-    Check(
-        id="numa.cmdline",
-        title="no known-harmful kernel parameters",
-        guards=(Guard.EGM, Guard.PERF),
-        sections=("host", "gpus"),
-        judge=_command_line,
-        why="numa=off leaves one node, so that memory cannot be placed. On Grace, iommu.passthrough kept GPUs from "
-        "sharing page tables (https://github.com/NVIDIA/NV-Kernels/issues/22), and init_on_alloc clears every page "
-        "twice.",
-        read="/proc/cmdline, against a fixed list of parameters.",
-        fix="Take the parameter off the kernel's command line and reboot.",
-    ),
+    Check("cpu.governor", _governor, guards=(Guard.PERF,), sections=("host", "gpus")),
+    Check("numa.auto-online", _auto_online, guards=(Guard.EGM,), sections=("host", "gpus", "driver")),
+    Check("numa.balancing", _balancing, guards=(Guard.PERF,), sections=("host", "gpus")),
+    Check("numa.page-size", _page_size, guards=(Guard.PERF,), sections=("host", "gpus")),
+    Check("numa.cmdline", _command_line, guards=(Guard.EGM, Guard.PERF), sections=("host", "gpus")),
 )

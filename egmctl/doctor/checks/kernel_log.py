@@ -186,58 +186,26 @@ def _covered(log: KernelLog, scope: Scope) -> Evidence:
 
 
 CHECKS = (
+    Check("kernel.xid", _xid, guards=ALL, sections=("gpus",), wants=("kernel_log",)),
     Check(
-        id="kernel.xid",
-        title="no Xid that needs an operator",
-        guards=ALL,
-        sections=("gpus",),
-        wants=("kernel_log",),
-        judge=_xid,
-        why="The driver reports GPU errors as numbered Xids in the kernel log. Many are an application's fault (13, "
-        "31, 43, 45) and no reason to drain a node; some need a reset, a reboot or a repair. "
-        "Meanings: NVIDIA's Xid catalogue and nverror.h.",
-        read="/dev/kmsg, else journalctl --dmesg --boot; both may need privileges. Lines are known by their text, "
-        "never by "
-        "priority. The ring buffer drops old lines: the evidence says since when it was read. --since limits it to "
-        "newer lines.",
-        fix="Do what the Xid requires: restart the application, reset the GPU, reboot, or inspect the hardware.",
-    ),
-    Check(
-        id="kernel.sxid",
-        title="no SXid from an NVSwitch",
+        "kernel.sxid",
+        _sxid,
         guards=(Guard.P2P, Guard.IPC, Guard.PERF),
         sections=("gpus",),
         wants=("kernel_log", "switches"),
-        judge=_sxid,
-        why="NVSwitches report errors as SXids. A fatal one stops NVLink between all GPUs of the node until they "
-        "are reset together (NVIDIA Fabric Manager User Guide).",
-        read="The kernel log, as for kernel.xid. Only HGX-style nodes have their switches' driver; the switches of "
-        "an NVL72 rack log on their own trays.",
-        fix="Reset all GPUs and NVSwitches together; inspect or replace what the SXid's link names.",
     ),
     Check(
-        id="kernel.aer",
-        title="no PCIe errors on GPUs, bridges and NICs",
+        "kernel.aer",
+        _aer,
         guards=(Guard.PERF, Guard.RDMA),
         sections=("gpus",),
         wants=("kernel_log", "system", "nics", "switches"),
-        judge=_aer,
-        why="PCIe Advanced Error Reporting (AER) logs link errors. Uncorrected errors end jobs; many corrected ones "
-        "cost bandwidth and often precede them.",
-        read="The kernel log, as for kernel.xid, for the GPUs, the bridges above them, NVSwitches and NICs. Where the "
-        "firmware handles AER itself nothing is logged.",
-        fix="Reseat or replace the card, its riser or its cable.",
     ),
     Check(
-        id="kernel.driver-messages",
-        title="no driver message about EGM, NVLink, fabric or IMEX faults",
+        "kernel.driver-messages",
+        _driver,
         guards=(Guard.EGM, Guard.P2P, Guard.IPC, Guard.FABRIC),
         sections=("gpus",),
         wants=("kernel_log",),
-        judge=_driver,
-        why="Often only a driver message says why EGM is off, a link did not train or an import failed.",
-        read="The kernel log, as for kernel.xid; messages as open-gpu-kernel-modules 595.45.04 spells them. Messages "
-        "that a driver words differently are missed, so a pass is no proof.",
-        fix="The finding says it for each message.",
     ),
 )

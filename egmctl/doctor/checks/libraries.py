@@ -310,66 +310,9 @@ def _container(machine: Machine, _scope: Scope) -> Iterator[Finding]:
 
 
 CHECKS = (
-    Check(
-        id="drv.libraries",
-        title="NVML and CUDA work",
-        guards=tuple(Guard),
-        sections=("gpus", "driver"),
-        judge=_answer,
-        why="Most facts about a GPU come from NVML, and every CUDA program starts with cuInit. If one of them fails, "
-        "crashes, hangs or is missing, other checks have nothing to judge, which is no sign of health.",
-        read="nvmlInit and all later NVML calls, in a child process that may crash or hang; even then the failing "
-        "call and its GPU are known. CUDA is queried with --active only.",
-        fix="The finding names the call. A denied device node (dev.control-nodes), libraries of another version "
-        "(drv.versions) and a driver that is not loaded (dev.driver-binding) are reported there; otherwise read the "
-        "kernel log.",
-    ),
-    Check(
-        id="env.visible-devices",
-        title="CUDA_VISIBLE_DEVICES names existing GPUs",
-        guards=(Guard.EGM, Guard.P2P, Guard.IPC),
-        sections=("process",),
-        judge=_visible_devices,
-        why="CUDA_VISIBLE_DEVICES chooses GPUs and keeps EGM routes: the others are hidden from CUDA but stay "
-        "accessible. Its numbers count the GPUs that the process may open, so under a device cgroup they are not the "
-        "node's; the list ends at the first entry that names no GPU.",
-        read="The environment of this process, or of --pid P as it was at its start. Its numbers are in CUDA's "
-        "order, which CUDA_DEVICE_ORDER=PCI_BUS_ID makes that of nvidia-smi.",
-        fix="Use UUIDs (nvidia-smi -L), or numbers from 0 with CUDA_DEVICE_ORDER=PCI_BUS_ID.",
-    ),
-    Check(
-        id="env.bad-cuda-env",
-        title="no environment variable slows down or disables CUDA or NCCL",
-        guards=(Guard.PERF, Guard.P2P, Guard.FABRIC),
-        sections=("process",),
-        judge=_bad_environment,
-        why="Debugging variables are left behind in profiles and job scripts, and then disable NVLink, fabric handles "
-        "or overlapping launches for every later run.",
-        read="A fixed list of CUDA and NCCL variables; no other is read, and paths are not shown.",
-        fix="Unset them where they are set: job script, container image, /etc/environment.",
-    ),
-    Check(
-        id="env.limits",
-        title="descriptors, processes and address space are enough for CUDA",
-        guards=tuple(Guard),
-        sections=("confinement", "gpus"),
-        judge=_limits,
-        why="CUDA opens descriptors for each GPU, starts threads, and reserves addresses for the memory of all GPUs. "
-        "Where a limit is in the way its calls fail with errors that do not say so, or the process crashes.",
-        read="/proc/self/limits, and pids.max and pids.current of the process' cgroups. The numbers that CUDA needs "
-        "are estimates: a low limit is a warning until something fails.",
-        fix="ulimit, docker --ulimit and --pids-limit, or the limits of the unit that starts the jobs.",
-    ),
-    Check(
-        id="ns.container",
-        title="the container of this process (information)",
-        guards=(Guard.IPC,),
-        sections=("process",),
-        judge=_container,
-        why="Namespaces and filters decide what can be shared between processes and which system calls work; ipc.* "
-        "and numa.* judge what follows from them.",
-        read="Files and variables that container runtimes set, /proc/self/mountinfo, /proc/self/uid_map, Seccomp "
-        "and CapEff in /proc/self/status.",
-        fix="Nothing to fix: this check informs. Other checks say what the container lacks.",
-    ),
+    Check("drv.libraries", _answer, guards=tuple(Guard), sections=("gpus", "driver")),
+    Check("env.visible-devices", _visible_devices, guards=(Guard.EGM, Guard.P2P, Guard.IPC), sections=("process",)),
+    Check("env.bad-cuda-env", _bad_environment, guards=(Guard.PERF, Guard.P2P, Guard.FABRIC), sections=("process",)),
+    Check("env.limits", _limits, guards=tuple(Guard), sections=("confinement", "gpus")),
+    Check("ns.container", _container, guards=(Guard.IPC,), sections=("process",)),
 )

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from egmctl.doctor.check import Check, Scope, failed, passed, skipped, unknown, warned
-from egmctl.doctor.situation import NO_COHERENT_GPU, NO_GPU, by_value, coherent, coherent_gpus, in_container, usable
+from egmctl.doctor.check import Check, Scope, failed, needing, passed, skipped, unknown, warned
+from egmctl.doctor.situation import (
+    NO_NVIDIA_GPU,
+    by_value,
+    coherent,
+    coherent_gpus,
+    in_container,
+    needs_coherence,
+    needs_coherent_gpu,
+    needs_gpu,
+    usable,
+)
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus, on_numa
 from egmctl.model.machine import Confinement, Driver, Host, Machine, NumaKind, System
 from egmctl.topology.platform import PARAMETERS, MemoryMode, memory_mode, own_node
@@ -120,7 +130,7 @@ def _gpu_affinity(machine: Machine, scope: Scope) -> Iterator[Finding]:
         yield unknown("the NUMA node of these GPUs was not read", place=on_gpus(unread))
     if not told:
         if not gpus:
-            yield skipped("there is no NVIDIA GPU")
+            yield skipped(NO_NVIDIA_GPU)
         return
     without = tuple(gpu for gpu, node in told if node < 0)
     cut_off = coherent_gpus(machine, without) if coherent(machine) else ()
@@ -161,15 +171,9 @@ def _gpu_affinity(machine: Machine, scope: Scope) -> Iterator[Finding]:
         )
 
 
+@needing(needs_coherence("only memory of GPUs with NVLink-C2C can be a NUMA node"), needs_coherent_gpu)
 def _mode(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if not coherent(machine):
-        yield skipped("only memory of GPUs with NVLink-C2C can be a NUMA node")
-        return
-    usable_gpus = usable(machine, scope.gpus_of(machine))
-    gpus = coherent_gpus(machine, usable_gpus)
-    if not gpus:
-        yield skipped(NO_COHERENT_GPU if usable_gpus else NO_GPU)
-        return
+    gpus = coherent_gpus(machine, usable(machine, scope.gpus_of(machine)))
     mode = memory_mode(machine)
     nodes = [(gpu, own_node(gpu)) for gpu in gpus]
     evidence = (
@@ -231,11 +235,10 @@ def mode_evidence(machine: Machine) -> tuple[Evidence, ...]:
     )
 
 
+@needing(needs_gpu)
 def _addressing(machine: Machine, scope: Scope) -> Iterator[Finding]:
     driver = machine.driver or Driver()
     gpus = usable(machine, scope.gpus_of(machine))
-    if not gpus:
-        yield skipped(NO_GPU)
     configuration = (machine.system or System()).kernel_configuration or {}
     settings = (
         Evidence(source="uvm_ats_mode", value=(driver.uvm_parameters or {}).get("uvm_ats_mode", "not read")),
@@ -277,67 +280,9 @@ def _addressing(machine: Machine, scope: Scope) -> Iterator[Finding]:
 
 
 CHECKS = (
-    Check(
-        id="numa.mempolicy-syscalls",
-        title="memory policy system calls are allowed",
-        guards=(Guard.EGM, Guard.PERF),
-        sections=("confinement",),
-        judge=_mempolicy,
-        why="CUDA places HOST_NUMA memory, which is what EGM is allocated with, by get_mempolicy(2) and mbind(2). The "
-        "default seccomp profiles of Docker and Kubernetes refuse both without CAP_SYS_NICE: cuMemCreate then fails, "
-        "and NCCL falls back silently (NCCL user guide, troubleshooting of runtime issues).",
-        read="A child process makes each call in a form that changes nothing, and reports the error number, or that "
-        "the call killed it.",
-        fix="docker run --cap-add SYS_NICE; in Kubernetes, securityContext.capabilities.add: [SYS_NICE].",
-    ),
-    Check(
-        id="numa.cpuset-mems",
-        title="the cpuset allows the memory of every NUMA node",
-        guards=(Guard.EGM, Guard.PERF),
-        sections=("host",),
-        judge=_cpuset,
-        why="Memory can come only from the NUMA nodes in the process' cpuset. HOST_NUMA memory on another fails, "
-        "however much of it is free.",
-        read="Mems_allowed_list in /proc/self/status against the NUMA nodes with CPUs. Only nodes required by --numa "
-        "are a fault, also where one has no memory; with --for egm others are a warning. Else a partial "
-        "allocation is normal.",
-        fix="Request the node's memory from the resource manager, or use another node.",
-    ),
-    Check(
-        id="numa.gpu-affinity",
-        title="the NUMA node of each GPU is known",
-        guards=(Guard.EGM, Guard.PERF),
-        sections=("host", "gpus"),
-        judge=_gpu_affinity,
-        why="EGM is used only for a GPU whose closest CPU node is known (open-gpu-kernel-modules, uvm_gpu.c). "
-        "Other platforms place processes and host buffers by it.",
-        read="numa_node of each GPU in sysfs; -1 where the firmware does not say. Virtual machines with one NUMA node "
-        "pass.",
-        fix="Update the firmware; in a virtual machine, let the hypervisor pass the topology on.",
-    ),
-    Check(
-        id="numa.mode",
-        title="coherent GPU memory is managed the same way on all GPUs",
-        guards=(Guard.EGM, Guard.PERF),
-        sections=("gpus", "driver"),
-        judge=_mode,
-        why="On coherent platforms a GPU's memory is either a NUMA node of the kernel, or managed by the driver "
-        "(CDMM, from driver 580 on meant for Kubernetes). Both are valid; a GPU that differs from the others, or "
-        "whose memory failed to go online, is a fault. GPUs on PCIe beside them have no such memory.",
-        read="CoherentGPUMemoryMode and EnableUserNUMAManagement in /proc/driver/nvidia/params, either of which turns "
-        "CDMM on (open-gpu-kernel-modules, os-registry.c), numa_status of each GPU, NVML's GPU NUMA id.",
-        fix="See numa.auto-online; the kernel log says why.",
-    ),
-    Check(
-        id="uvm.addressing-mode",
-        title="coherent GPUs use the CPU's page tables (ATS)",
-        guards=(Guard.EGM, Guard.PERF),
-        sections=("gpus", "driver", "system"),
-        judge=_addressing,
-        why="Coherent GPUs share the CPU's page tables (ATS). Where the kernel lacks the SMMU's shared virtual "
-        "addressing, CUDA does not even start (https://github.com/siderolabs/talos/issues/14087).",
-        read="nvmlDeviceGetAddressingMode; for the reason uvm_ats_mode and the kernel's configuration. Outside Grace "
-        "it is information only.",
-        fix="Boot a kernel with CONFIG_ARM_SMMU_V3_SVA and without iommu.passthrough.",
-    ),
+    Check("numa.mempolicy-syscalls", _mempolicy, guards=(Guard.EGM, Guard.PERF), sections=("confinement",)),
+    Check("numa.cpuset-mems", _cpuset, guards=(Guard.EGM, Guard.PERF), sections=("host",)),
+    Check("numa.gpu-affinity", _gpu_affinity, guards=(Guard.EGM, Guard.PERF), sections=("host", "gpus")),
+    Check("numa.mode", _mode, guards=(Guard.EGM, Guard.PERF), sections=("gpus", "driver")),
+    Check("uvm.addressing-mode", _addressing, guards=(Guard.EGM, Guard.PERF), sections=("gpus", "driver", "system")),
 )

@@ -243,30 +243,6 @@ def _policy(machine: Machine, scope: Scope) -> Iterator[Finding]:
 
 
 CHECKS = (
-    Check(
-        id="numa.memory",
-        title="each NUMA node with CPUs has memory, as its siblings do",
-        guards=(Guard.EGM, Guard.PERF),
-        sections=("host",),
-        wants=("gpus", "driver"),
-        judge=_memory,
-        why="HOST_NUMA memory comes from one node. The driver refuses it on nodes without CPUs "
-        "(https://github.com/NVIDIA/nccl, issue 2190), and before branch 595 cuMemCreate crashed on nodes of unequal "
-        "memory (issue 2106).",
-        read="CPUs, MemTotal, MemFree and reclaimable memory (files, slabs) of each NUMA node. A warning: less than "
-        "75 % of the largest sibling's memory, or less than 2 % of its own available. A note, or with --for egm a "
-        "warning: less available than 25 % of what is free on a sibling. Memory of coherent GPUs is no fault.",
-        fix="Look for missing memory or CPUs in the firmware's setup; find what holds it with numastat -m.",
-    ),
-    Check(
-        id="numa.policy",
-        title="no memory policy forbids a NUMA node",
-        guards=(Guard.EGM, Guard.PERF),
-        sections=("host",),
-        judge=_policy,
-        why="A process that was started with numactl --membind, or by Slurm with --mem-bind, takes memory of the named "
-        "nodes only, unless it asks for others by mbind(2).",
-        read="The policy of the first mapping in /proc/self/numa_maps. Whether CUDA overrides it is not known.",
-        fix="Start the process without --membind, or with all nodes.",
-    ),
+    Check("numa.memory", _memory, guards=(Guard.EGM, Guard.PERF), sections=("host",), wants=("gpus", "driver")),
+    Check("numa.policy", _policy, guards=(Guard.EGM, Guard.PERF), sections=("host",)),
 )

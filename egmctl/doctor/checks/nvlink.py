@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from egmctl.doctor.check import Check, Scope, failed, gap, passed, skipped, unknown, warned
-from egmctl.doctor.situation import NO_GPU, by_value, usable, virtual
+from egmctl.doctor.check import Check, Scope, failed, gap, needing, passed, skipped, unknown, warned
+from egmctl.doctor.situation import NO_GPU, by_value, judged, needs_gpu, usable, virtual
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Driver, Gpu, Machine, NvLink, NvLinkCounters
 from egmctl.model.route import LinkKind
@@ -37,11 +37,9 @@ _PACKET_COUNTERS = (
 )
 
 
+@needing(needs_gpu)
 def _links(machine: Machine, scope: Scope) -> Iterator[Finding]:
     gpus = usable(machine, scope.gpus_of(machine))
-    if not gpus:
-        yield skipped(NO_GPU)
-        return
     for why, group in by_value(gpus, _unread_states):
         if why:
             yield unknown(f"the state of the NVLinks was not read ({why})", place=on_gpus(group))
@@ -268,37 +266,31 @@ def _inactive(gpu: Gpu) -> Evidence:
 
 def _errors(machine: Machine, scope: Scope) -> Iterator[Finding]:
     gpus = usable(machine, scope.gpus_of(machine))
-    clean: list[Gpu] = []
-    noted: list[Gpu] = []
-    untold: list[Gpu] = []
-    for gpu in gpus:
-        links = nvlinks_of(gpu)
-        if bad := [link for link in links if _is_bad(link)]:
-            yield _bad_signal(gpu, bad)
-        elif recoveries := sum(_recoveries(link) or 0 for link in links):
-            yield _retrained(gpu, recoveries)
-        elif has_no_nvlink(gpu):
-            continue
-        elif not links or any(map(_lacks_counters, links)):
-            untold.append(gpu)
-        else:
-            (noted if any(_corrected(link) for link in links) else clean).append(gpu)
     if all(has_no_nvlink(gpu) for gpu in gpus):
         yield skipped(NO_NVLINK if gpus else NO_GPU)
-    if untold:
-        yield unknown("NVML does not report all error counters of the NVLinks", place=on_gpus(untold))
-    if clean:
-        yield passed("no NVLink errors", place=on_gpus(clean))
-    for gpu in noted:
-        yield passed(
-            "no NVLink retrains",
-            place=on_gpus([gpu]),
-            evidence=_counters(gpu, nvlinks_of(gpu)),
-            note="only a fast rise matters: DCGM fails a Blackwell link whose effective or symbol errors rise within "
-            "a minute"
-            if any(link.counters for link in nvlinks_of(gpu))
-            else "the link corrected CRC errors and replays; only a fast rise matters",
-        )
+    yield from judged(gpus, _errors_of, on_gpus)
+
+
+def _errors_of(gpu: Gpu) -> Finding | None:
+    links = nvlinks_of(gpu)
+    if bad := [link for link in links if _is_bad(link)]:
+        return _bad_signal(gpu, bad)
+    if recoveries := sum(_recoveries(link) or 0 for link in links):
+        return _retrained(gpu, recoveries)
+    if has_no_nvlink(gpu):
+        return None
+    if not links or any(map(_lacks_counters, links)):
+        return unknown("NVML does not report all error counters of the NVLinks")
+    if not any(_corrected(link) for link in links):
+        return passed("no NVLink errors")
+    return passed(
+        "no NVLink retrains",
+        evidence=_counters(gpu, links),
+        note="only a fast rise matters: DCGM fails a Blackwell link whose effective or symbol errors rise within a "
+        "minute"
+        if any(link.counters for link in links)
+        else "the link corrected CRC errors and replays; only a fast rise matters",
+    )
 
 
 def _lacks_counters(link: NvLink) -> bool:
@@ -331,7 +323,6 @@ def _bad_signal(gpu: Gpu, links: list[NvLink]) -> Finding:
             text="Drain the node, inspect or replace the cable, cartridge or board of these links, and reset the GPU.",
             command="nvidia-smi nvlink -e",
         ),
-        place=on_gpus([gpu]),
         evidence=_counters(gpu, links),
         cause="NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS: the link lost its signal for good"
         if lost
@@ -347,7 +338,6 @@ def _retrained(gpu: Gpu, recoveries: int) -> Finding:
             "cable.",
             command="nvidia-smi nvlink -e",
         ),
-        place=on_gpus([gpu]),
         evidence=_counters(gpu, [link for link in nvlinks_of(gpu) if _recoveries(link) or _corrected(link)]),
         cause="a link that loses its signal carries no traffic until it is retrained",
     )
@@ -523,58 +513,8 @@ def _disabled(machine: Machine, _scope: Scope) -> Iterator[Finding]:
 
 
 CHECKS = (
-    Check(
-        id="nvlink.links",
-        title="all NVLinks are active",
-        guards=(Guard.P2P, Guard.FABRIC, Guard.EGM),
-        sections=("gpus",),
-        judge=_links,
-        why="Remote EGM, P2P and fabric handles go over NVLink. A GPU with fewer links than the others slows every "
-        "collective down to its own speed, and its fabric may refuse to register it.",
-        read="nvmlDeviceGetNvLinkState and NVML_FI_DEV_NVLINK_GET_STATE of each link, against the GPU of the same "
-        "product that has the most and, on NVSwitches, the number that its product has. Bridges and direct links leave "
-        "some out by design; a link that sleeps is up; one whose traffic is disabled is not. No link at all fails "
-        "beside GPUs that have some and on boards that always do; it is a warning where the module's parameters, a "
-        "virtual machine or a disabled fabric take them away.",
-        fix="Drain the node, reset the GPU; if that does not help, replace the hardware.",
-    ),
-    Check(
-        id="nvlink.errors",
-        title="no NVLink errors",
-        guards=(Guard.P2P, Guard.PERF),
-        sections=("gpus",),
-        judge=_errors,
-        why="A link carries no traffic while it retrains (a recovery), and a rising count announces a failing link. "
-        "Single CRC errors and replays are corrected by the link. NVLink 5 counts differently: a "
-        f"recovery that failed, or an effective bit error rate above {MAX_EFFECTIVE_BER:g}, from which on DCGM 4.6 "
-        "fails the link, is a failure.",
-        read="Up to NVLink 4 NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY, _CRC and _REPLAY of each link; from NVLink 5 on "
-        "NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_*, _EFFECTIVE_*, _SYMBOL_*, the packet errors and _FEC_HISTORY_*. All "
-        "count since the driver was loaded, so one reading gives no rate. kernel.xid reads the Xids.",
-        fix="Compare two readings some minutes apart; where recoveries rise, inspect or replace the hardware.",
-    ),
-    Check(
-        id="nvlink.bw-mode",
-        title="NVLinks run at full bandwidth",
-        guards=(Guard.PERF, Guard.P2P, Guard.FABRIC),
-        sections=("gpus", "driver"),
-        judge=_bandwidth_mode,
-        why="From Hopper on the NVLinks of a system, from Blackwell on those of each GPU can be set to half of their "
-        "bandwidth, fewer links or none, to save power. GPUs of different modes cannot import each other's memory, and "
-        "with the mode OFF there is no P2P over NVLink, without a kernel log message (open-gpu-kernel-modules, "
-        "mem_fabric_import_v2.c, kernel_nvlink.c).",
-        read="nvmlDeviceGetNvlinkBwMode of each GPU; before Blackwell nvmlSystemGetNvlinkBwMode and the module "
-        "parameter NVreg_RmNvlinkBandwidthLinkCount.",
-        fix="One mode for all GPUs; nvidia-smi nvlink -sBwMode FULL as root, while no GPU is used.",
-    ),
-    Check(
-        id="nvlink.disabled",
-        title="NVLink is not disabled",
-        guards=(Guard.P2P, Guard.EGM, Guard.FABRIC),
-        sections=("driver",),
-        judge=_disabled,
-        why="With the module parameter NVreg_NvLinkDisable=1 the driver brings up no NVLink at all.",
-        read="NvLinkDisable in /proc/driver/nvidia/params.",
-        fix="Take the option out of /etc/modprobe.d and reload the driver.",
-    ),
+    Check("nvlink.links", _links, guards=(Guard.P2P, Guard.FABRIC, Guard.EGM), sections=("gpus",)),
+    Check("nvlink.errors", _errors, guards=(Guard.P2P, Guard.PERF), sections=("gpus",)),
+    Check("nvlink.bw-mode", _bandwidth_mode, guards=(Guard.PERF, Guard.P2P, Guard.FABRIC), sections=("gpus", "driver")),
+    Check("nvlink.disabled", _disabled, guards=(Guard.P2P, Guard.EGM, Guard.FABRIC), sections=("driver",)),
 )

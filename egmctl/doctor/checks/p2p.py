@@ -145,19 +145,4 @@ def _by_cuda_alone(refused: P2pRefusal | None, place: Place, scope: Scope, *, jo
     )
 
 
-CHECKS = (
-    Check(
-        id="p2p.status",
-        title="the driver allows P2P between the GPUs",
-        guards=(Guard.P2P, Guard.IPC, Guard.EGM),
-        sections=("gpus", "pairs"),
-        judge=_status,
-        why="P2P copies, CUDA IPC between GPUs and remote EGM need peer access. Where NVLink joins two "
-        "GPUs the driver refuses it for a reason, mostly without a kernel log message: the bandwidth mode is "
-        "OFF, their cliques differ, the fabric calls one unhealthy, or EGM is on and a GPU on NVSwitches got no EGM "
-        "fabric address (open-gpu-kernel-modules 595.45.04, kernel_nvlink.c).",
-        read="nvmlDeviceGetP2PStatus for read, write and, where links are active, NVLink, and cuDeviceCanAccessPeer, "
-        "for each ordered pair. They show what the driver allows; only doctor --active shows whether the bytes arrive.",
-        fix="By its code: DR is a registry key; CNS and TNS are the board; GNS is the GPU or a mode of it.",
-    ),
-)
+CHECKS = (Check("p2p.status", _status, guards=(Guard.P2P, Guard.IPC, Guard.EGM), sections=("gpus", "pairs")),)

@@ -5,65 +5,49 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from egmctl.doctor.check import Check, Scope, failed, passed, skipped, unknown, warned
-from egmctl.doctor.situation import coherent, usable, virtual
+from egmctl.doctor.situation import coherent, judged, usable, virtual
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus, on_nics
-from egmctl.model.machine import Bridge, Gpu, Machine, PcieLink, PciFunction, Reason, System
+from egmctl.model.machine import Bridge, Gpu, Machine, Nic, PcieLink, PciFunction, Reason, System
 from egmctl.topology.acs import REDIRECT, Acs, AcsKind, UnrecognisedError, corrected, required_acs
 
 
 def _link(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    functions = [(gpu, gpu.pci) for gpu in scope.gpus_of(machine) if gpu.pci is not None]
-    nics = [(nic.name, nic.pci or PciFunction(bus_id="")) for nic in machine.nics or ()]
-    good_gpus: list[Gpu] = []
-    untold = [gpu for gpu in scope.gpus_of(machine) if gpu.pci is None]
-    for gpu, pci in functions:
-        link = _known(pci.link, gpu.nvml.link if gpu.nvml else None)
-        width = _expected(machine, pci, link, "max_width")
-        speed = _expected(machine, pci, link, "max_speed_gt_s")
-        if link.width is None or width is None:
-            untold.append(gpu)
-        elif link.width < width:
-            yield failed(
-                f"PCIe x{link.width} of x{width:g}", RESEAT, place=on_gpus([gpu]), evidence=_link_evidence(pci, link)
-            )
-        elif _busy(gpu) and link.speed_gt_s is not None and speed is not None and link.speed_gt_s < speed:
-            yield warned(
-                f"PCIe runs at {link.speed_gt_s:g} of {speed:g} GT/s, though the GPU is busy",
-                RESEAT,
-                place=on_gpus([gpu]),
-                evidence=_link_evidence(pci, link),
-            )
-        else:
-            good_gpus.append(gpu)
-    if untold:
-        yield unknown("the width of the PCIe link was not read", place=on_gpus(untold))
-    if good_gpus:
-        yield passed("the GPUs' PCIe links run at full width", place=on_gpus(good_gpus))
-    good_nics, unread_nics = [], []
-    for name, pci in nics:
-        link = pci.link or PcieLink()
-        width, speed = _expected(machine, pci, link, "max_width"), _expected(machine, pci, link, "max_speed_gt_s")
-        narrow = link.width is not None and width is not None and link.width < width
-        slow = link.speed_gt_s is not None and speed is not None and link.speed_gt_s < speed
-        if narrow or slow:
-            yield warned(
-                f"PCIe x{link.width} of x{width:g}"
-                if narrow
-                else f"PCIe runs at {link.speed_gt_s:g} of {speed:g} GT/s",
-                RESEAT,
-                place=on_nics([name]),
-                evidence=_link_evidence(pci, link),
-            )
-        elif None in (link.width, width, link.speed_gt_s, speed):
-            unread_nics.append(name)
-        else:
-            good_nics.append(name)
-    if unread_nics:
-        yield unknown("the width or speed of the PCIe link was not read", place=on_nics(unread_nics))
-    if good_nics:
-        yield passed("the NICs' PCIe links run at full width and speed", place=on_nics(good_nics))
-    if not functions and not untold and not nics:
+    gpus, nics = scope.gpus_of(machine), machine.nics or ()
+    if not gpus and not nics:
         yield skipped("no GPU or NIC was read on PCIe")
+    yield from judged(gpus, lambda gpu: _gpu_link(machine, gpu), on_gpus)
+    yield from judged(nics, lambda nic: _nic_link(machine, nic), lambda group: on_nics(nic.name for nic in group))
+
+
+def _gpu_link(machine: Machine, gpu: Gpu) -> Finding:
+    pci = gpu.pci or PciFunction(bus_id=gpu.bus_id)
+    link = PcieLink() if gpu.pci is None else _known(pci.link, gpu.nvml.link if gpu.nvml else None)
+    width, speed = _expected(machine, pci, link, "max_width"), _expected(machine, pci, link, "max_speed_gt_s")
+    if link.width is None or width is None:
+        return unknown("the width of the PCIe link was not read")
+    if link.width < width:
+        return failed(f"PCIe x{link.width} of x{width:g}", RESEAT, evidence=_link_evidence(pci, link))
+    if _busy(gpu) and link.speed_gt_s is not None and speed is not None and link.speed_gt_s < speed:
+        return warned(
+            f"PCIe runs at {link.speed_gt_s:g} of {speed:g} GT/s, though the GPU is busy",
+            RESEAT,
+            evidence=_link_evidence(pci, link),
+        )
+    return passed("the GPUs' PCIe links run at full width")
+
+
+def _nic_link(machine: Machine, nic: Nic) -> Finding:
+    pci = nic.pci or PciFunction(bus_id="")
+    link = pci.link or PcieLink()
+    width, speed = _expected(machine, pci, link, "max_width"), _expected(machine, pci, link, "max_speed_gt_s")
+    if link.width is not None and width is not None and link.width < width:
+        return warned(f"PCIe x{link.width} of x{width:g}", RESEAT, evidence=_link_evidence(pci, link))
+    if link.speed_gt_s is not None and speed is not None and link.speed_gt_s < speed:
+        slow = f"PCIe runs at {link.speed_gt_s:g} of {speed:g} GT/s"
+        return warned(slow, RESEAT, evidence=_link_evidence(pci, link))
+    if None in (link.width, width, link.speed_gt_s, speed):
+        return unknown("the width or speed of the PCIe link was not read")
+    return passed("the NICs' PCIe links run at full width and speed")
 
 
 RESEAT = Remedy(
@@ -271,44 +255,12 @@ def _iommu(machine: Machine, scope: Scope) -> Iterator[Finding]:
 
 
 CHECKS = (
+    Check("pcie.link", _link, guards=(Guard.PERF, Guard.RDMA), sections=("gpus", "nics", "system")),
     Check(
-        id="pcie.link",
-        title="PCIe links run at full width and speed",
-        guards=(Guard.PERF, Guard.RDMA),
-        sections=("gpus", "nics", "system"),
-        judge=_link,
-        why="A link that trained narrow stays narrow until it is reset, and halves every copy to and from the host.",
-        read="current_link_* and max_link_* of GPUs and NICs in sysfs, against what the slot can do. A GPU's speed is "
-        "judged only while it is busy, because it slows its link down when idle. Links further upstream are not "
-        "judged.",
-        fix="Look for PCIe errors in the event log; reseat the card.",
-    ),
-    Check(
-        id="pcie.acs",
-        title="PCIe ports have the ACS settings that P2P traffic needs",
+        "pcie.acs",
+        _acs,
         guards=(Guard.P2P, Guard.RDMA, Guard.PERF),
         sections=("gpus", "pairs", "nics", "system", "host"),
-        judge=_acs,
-        why="Where a plain PCIe switch redirects, it sends traffic between two of its devices up to the root complex: "
-        "slow, and on some platforms data is lost (NCCL user guide, GPU troubleshooting). Source validation alone "
-        "redirects nothing. On Grace and Vera the opposite is wrong: their root ports need redirection, and around a "
-        "ConnectX-8 with Data Direct each port needs other bits (rdma_topo of rdma-core).",
-        read="As root, the ACS control register of each bridge above a GPU, a NIC or a Data Direct function, and the "
-        "kinds of the bridges, which say how GPUs and NICs are connected. The bits of each class are those of "
-        "rdma_topo; where none fits, nothing is judged. In a virtual machine the host decides.",
-        fix="On plain switches turn ACS off in the firmware setup where no virtual machines are run. Elsewhere boot "
-        "with the pci=config_acs= that the finding names, or leave ACS as Linux sets it.",
     ),
-    Check(
-        id="pcie.iommu",
-        title="no IOMMU translates P2P traffic",
-        guards=(Guard.P2P, Guard.RDMA),
-        sections=("gpus", "pairs", "nics", "system"),
-        judge=_iommu,
-        why="An IOMMU that translates sends traffic between devices through the root complex, and peer writes can "
-        "vanish although every call succeeds.",
-        read="iommu_group/type of GPUs and NICs: identity passes addresses through, DMA and DMA-FQ translate. Its "
-        "faults are in the kernel log.",
-        fix="Boot with iommu=pt on x86. On Grace leave the SMMU as it is.",
-    ),
+    Check("pcie.iommu", _iommu, guards=(Guard.P2P, Guard.RDMA), sections=("gpus", "pairs", "nics", "system")),
 )

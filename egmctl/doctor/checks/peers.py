@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from egmctl.doctor.check import Check, Scope, failed, passed, skipped, unknown, warned
+from egmctl.doctor.situation import NO_DOMAIN
 from egmctl.driver.signatures import cause_of
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy
 from egmctl.model.machine import Machine, Outcome, Peer, PeerPort, PeerProbe
 from egmctl.units import counted, printable, several, shortened
 
 ALONE = "only under mpirun or srun, with ranks on several nodes"
-_NO_DOMAIN = "the GPUs are in no multi-node NVLink domain"
 NOT_TRIED = "only with --active under mpirun or srun"
 
 _SHOWN = 4
@@ -74,7 +74,7 @@ def _clique(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         yield _alone(machine)
         return
     if not any(node.clusters for node in nodes):
-        yield skipped(_NO_DOMAIN)
+        yield skipped(NO_DOMAIN)
         return
     groups = _groups(
         nodes, lambda node: f"cluster {', '.join(node.clusters) or 'none'}, clique {_numbers(node.cliques)}"
@@ -103,7 +103,7 @@ def _imex(machine: Machine, _scope: Scope) -> Iterator[Finding]:
         yield _alone(machine)
         return
     if not any(node.clusters for node in nodes):
-        yield skipped(_NO_DOMAIN)
+        yield skipped(NO_DOMAIN)
         return
     bad = [(node, why) for node in nodes if (why := _imex_fault(node))]
     if bad:
@@ -233,72 +233,11 @@ def _host_of(probe: PeerProbe) -> str:
     return probe.hosts[0 if probe.by == probe.owner else 1]
 
 
-_READ = "Each rank sends its node's findings to the others over MPI; "
-
 CHECKS = (
-    Check(
-        id="peers.versions",
-        title="all nodes have the same driver and egmctl",
-        guards=(Guard.FABRIC, Guard.IPC),
-        sections=(),
-        judge=_versions,
-        why="IMEX and the driver exchange handles and messages whose form belongs to the driver's version; on a node "
-        "that missed an update imports fail or hang.",
-        read=f"{_READ}the driver's version is that of doctor's driver checks.",
-        fix="Install one version on all nodes.",
-    ),
-    Check(
-        id="peers.clique",
-        title="all nodes' GPUs are in one NVLink domain and clique",
-        guards=(Guard.FABRIC,),
-        sections=(),
-        judge=_clique,
-        why="Memory can be opened by fabric handle only within one clique of one cluster (NVML, nvmlGpuFabricInfo_t; "
-        "NVIDIA's IMEX guide).",
-        read=f"{_READ}cluster UUID and clique are those of nvmlDeviceGetGpuFabricInfoV.",
-        fix="Run on nodes of one domain.",
-    ),
-    Check(
-        id="peers.imex",
-        title="IMEX is ready on all nodes",
-        guards=(Guard.FABRIC,),
-        sections=(),
-        judge=_imex,
-        why="A node whose IMEX daemon is not ready, or that has no channel for this job, can neither export nor open "
-        "memory of other nodes.",
-        read=f"{_READ}channels by access(2), daemon and domain as nvidia-imex-ctl says, where it could be asked.",
-        fix="See the checks imex.* on the nodes named.",
-    ),
-    Check(
-        id="peers.nics",
-        title="the same NIC ports are active on all nodes",
-        guards=(Guard.RDMA,),
-        sections=(),
-        judge=_ports,
-        why="A port that is down on one node makes that node the slow one of every collective.",
-        read=f"{_READ}ports as /sys/class/infiniband shows them.",
-        fix="Check the port's cable and switch.",
-    ),
-    Check(
-        id="peers.nodes",
-        title="no check fails on the other nodes",
-        guards=tuple(Guard),
-        sections=(),
-        judge=_others,
-        why="Only rank 0's node is shown in full; this check reports failures on the other nodes.",
-        read=f"{_READ}each node's first rank runs the same checks there.",
-        fix="Run doctor on the nodes named.",
-    ),
-    Check(
-        id="peers.fabric-active",
-        title="fabric handles work between ranks, both ways (--active)",
-        guards=(Guard.FABRIC,),
-        sections=(),
-        judge=_imports,
-        why="Only trying it shows whether one node can open another's memory: attributes, channels and a domain that "
-        "is up do not prove it.",
-        read="With --active: 2 MiB of device and of HOST_NUMA memory are exported by one rank of each node, opened, "
-        "compared and written by that of each other one, and compared by the owner; within one node between all ranks.",
-        fix="See the cause: a device cgroup that denies the owner's GPU, no channel, or IMEX.",
-    ),
+    Check("peers.versions", _versions, guards=(Guard.FABRIC, Guard.IPC), sections=()),
+    Check("peers.clique", _clique, guards=(Guard.FABRIC,), sections=()),
+    Check("peers.imex", _imex, guards=(Guard.FABRIC,), sections=()),
+    Check("peers.nics", _ports, guards=(Guard.RDMA,), sections=()),
+    Check("peers.nodes", _others, guards=tuple(Guard), sections=()),
+    Check("peers.fabric-active", _imports, guards=(Guard.FABRIC,), sections=()),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from egmctl.doctor.check import Check, Scope, failed, noted, passed, skipped, unknown, warned
-from egmctl.doctor.situation import funnel, lost, requested
+from egmctl.doctor.situation import NO_NVIDIA_GPU, funnel, lost, requested
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Place, PlaceKind, Remedy, on_gpus
 from egmctl.model.machine import Driver, Gpu, Machine, Reason
 from egmctl.topology.access import Block, Obstacle, Step, classify, elsewhere, nvml_failure
@@ -58,7 +58,7 @@ def _count(machine: Machine, scope: Scope) -> Iterator[Finding]:
     evidence = (Evidence(source="PCI > driver > device node > accessible > NVML > CUDA", value=line),)
     if not gpus:
         few = _too_few(counts, 0, scope, line, evidence)
-        yield from few or (skipped("there is no NVIDIA GPU", evidence=evidence),)
+        yield from few or (skipped(NO_NVIDIA_GPU, evidence=evidence),)
         return
     gone = {gpu.bus_id: stopped for gpu in gpus if (stopped := classify(machine, gpu)) is not None}
     usable = len(gpus) - len(gone)
@@ -242,7 +242,7 @@ def _off_the_bus(machine: Machine, scope: Scope) -> Iterator[Finding]:
     if not silent and not gone and answering:
         yield passed("every GPU answers on the PCI bus", place=on_gpus(answering))
     elif not gpus and not gone:
-        yield skipped("there is no NVIDIA GPU")
+        yield skipped(NO_NVIDIA_GPU)
 
 
 def _binding(machine: Machine, scope: Scope) -> Iterator[Finding]:
@@ -253,9 +253,7 @@ def _binding(machine: Machine, scope: Scope) -> Iterator[Finding]:
         yield _not_bound(machine, scope, driver or "", group)
     if not unbound:
         yield (
-            passed("every GPU is bound to the driver nvidia", place=on_gpus(gpus))
-            if gpus
-            else skipped("there is no NVIDIA GPU")
+            passed("every GPU is bound to the driver nvidia", place=on_gpus(gpus)) if gpus else skipped(NO_NVIDIA_GPU)
         )
 
 
@@ -339,7 +337,7 @@ def _excluded(machine: Machine, scope: Scope) -> Iterator[Finding]:
     if read:
         yield passed("no GPU is excluded", place=on_gpus(read), evidence=evidence)
     elif not unread:
-        yield skipped("there is no NVIDIA GPU")
+        yield skipped(NO_NVIDIA_GPU)
 
 
 def _may_be_excluded(gpu: Gpu) -> bool:
@@ -349,51 +347,8 @@ def _may_be_excluded(gpu: Gpu) -> bool:
 
 
 CHECKS = (
-    Check(
-        id="dev.count-consistency",
-        title="every GPU on PCI can be used",
-        guards=tuple(Guard),
-        sections=("gpus",),
-        judge=_count,
-        why="A GPU that a program cannot see is lost at one of five steps, each with its own causes.",
-        read="How many GPUs are on PCI, bound to the driver, have a device node, are accessible to this process, are "
-        "listed by NVML and by CUDA (which only --active asks). NVML ignores CUDA_VISIBLE_DEVICES and honours "
-        "the device cgroup.",
-        fix="The finding names the step. A partial allocation is a note, unless --expect says how many GPUs there "
-        "should be; no usable GPU at all is always a fault.",
-    ),
-    Check(
-        id="dev.fell-off-bus",
-        title="every GPU answers on PCI",
-        guards=tuple(Guard),
-        sections=("gpus",),
-        judge=_off_the_bus,
-        why="A GPU whose link went down takes its NVLinks and its EGM routes with it, and only a power cycle brings "
-        "it back.",
-        read="The first bytes of its PCI configuration space: all ones mean that nothing answers (Xid 79). A GPU "
-        "that is gone from the bus altogether is missed only where --expect names a recorded machine or a "
-        "count.",
-        fix="Drain the node and power-cycle it. If it happens again, the GPU, its riser or its power is broken.",
-    ),
-    Check(
-        id="dev.driver-binding",
-        title="every GPU is bound to the nvidia driver",
-        guards=tuple(Guard),
-        sections=("gpus",),
-        judge=_binding,
-        why="CUDA and NVML see only GPUs bound to the kernel module nvidia. vfio-pci gives a GPU to a virtual "
-        "machine, nouveau and others take it for the display.",
-        read="The link driver in /sys/bus/pci/devices/<bus id>.",
-        fix="Load the module; keep nouveau from loading; unbind from vfio-pci what is to be used here.",
-    ),
-    Check(
-        id="dev.excluded",
-        title="the driver excludes no GPU",
-        guards=(Guard.P2P, Guard.EGM),
-        sections=("gpus",),
-        judge=_excluded,
-        why="The driver does not start an excluded GPU: it is no peer, and no EGM traffic goes through it.",
-        read="GPU Excluded in /proc/driver/nvidia/gpus/*/information, and ExcludedGpus in /proc/driver/nvidia/params.",
-        fix="Change NVreg_ExcludedGpus in /etc/modprobe.d and reload the driver.",
-    ),
+    Check("dev.count-consistency", _count, guards=tuple(Guard), sections=("gpus",)),
+    Check("dev.fell-off-bus", _off_the_bus, guards=tuple(Guard), sections=("gpus",)),
+    Check("dev.driver-binding", _binding, guards=tuple(Guard), sections=("gpus",)),
+    Check("dev.excluded", _excluded, guards=(Guard.P2P, Guard.EGM), sections=("gpus",)),
 )

@@ -5,20 +5,29 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from egmctl.doctor.check import Check, Scope, failed, passed, skipped, unknown, warned
+from egmctl.doctor.check import Check, Scope, failed, needing, passed, skipped, unknown, warned
 from egmctl.doctor.checks.numa import mode_evidence
-from egmctl.doctor.situation import NOT_COHERENT, coherent, dotted, in_container, kernel, numbers
+from egmctl.doctor.situation import dotted, in_container, judged, kernel, needs_coherence, numbers
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus, on_nics
 from egmctl.model.machine import Driver, Gpu, Machine, Nic, NicPort, System
 from egmctl.model.route import LinkClass
 from egmctl.topology.links import gpu_nic_link
 from egmctl.topology.platform import MemoryMode, memory_mode
 
+NO_NIC = "no InfiniBand or RoCE device"
 
+
+def needs_nic(machine: Machine, scope: Scope) -> Finding | None:
+    """Need a NIC."""
+    if machine.nics:
+        return None
+    if scope.asked_purpose(Guard.RDMA):
+        return unknown(f"{NO_NIC} was found, though RDMA is required (--for rdma)")
+    return skipped(NO_NIC)
+
+
+@needing(needs_nic)
 def _ports(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if nothing := no_nics(machine, scope):
-        yield nothing
-        return
     nics = machine.nics or ()
     told = [(nic, port) for nic in nics for port in nic.ports if port.state is not None]
     if not told:
@@ -112,24 +121,12 @@ def _port_evidence(nic: Nic, port: NicPort) -> Evidence:
     return Evidence(source=f"/sys/class/infiniband/{nic.name}/ports/{port.number}", value=words)
 
 
-NO_NIC = "no InfiniBand or RoCE device"
 CLASSES = (LinkClass.PIX, LinkClass.PXB, LinkClass.PHB, LinkClass.NODE, LinkClass.SYS)
 """From near to far."""
 
 
-def no_nics(machine: Machine, scope: Scope) -> Finding | None:
-    """Return the finding where there is no NIC to judge."""
-    if machine.nics:
-        return None
-    if scope.asked_purpose(Guard.RDMA):
-        return unknown(f"{NO_NIC} was found, though RDMA is required (--for rdma)")
-    return skipped(NO_NIC)
-
-
+@needing(needs_nic)
 def _gdr_path(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if nothing := no_nics(machine, scope):
-        yield nothing
-        return
     driver, system = machine.driver or Driver(), machine.system or System()
     peermem = [name for name in ("nvidia_peermem", "nv_peer_mem") if name in (system.module_versions or {})]
     answers = {gpu.cuda.attributes.get("DMA_BUF_SUPPORTED") for gpu in machine.gpus or () if gpu.cuda} - {None}
@@ -164,39 +161,30 @@ def _gdr_path(machine: Machine, scope: Scope) -> Iterator[Finding]:
         )
 
 
+@needing(needs_nic)
 def _affinity(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if nothing := no_nics(machine, scope):
-        yield nothing
-        return
-    near: list[Gpu] = []
-    for gpu in scope.gpus_of(machine):
-        classes = {nic.name: gpu_nic_link(machine, gpu, nic).kind for nic in machine.nics or ()}
-        known = [kind for kind in classes.values() if kind in CLASSES]
-        if not known:
-            yield unknown("the distance to the NICs is unknown", place=on_gpus([gpu]))
-        elif min(known, key=CLASSES.index) is LinkClass.SYS:
-            yield warned(
-                "every NIC is on another NUMA node",
-                Remedy(
-                    text="Use GPUs that have a NIC on their own NUMA node for traffic between nodes, or move a NIC."
-                ),
-                place=on_gpus([gpu]),
-                evidence=tuple(
-                    Evidence(source=f"GPU{gpu.index} to {name}", value=kind.value) for name, kind in classes.items()
-                ),
-                cause="RDMA to this GPU crosses the CPUs' interconnect, and NCCL does not use GPUDirect at that "
-                "distance",
-            )
-        else:
-            near.append(gpu)
-    if near:
-        yield passed("a NIC on the same NUMA node or nearer", place=on_gpus(near))
+    return judged(scope.gpus_of(machine), lambda gpu: _nearest(machine, gpu), on_gpus)
 
 
-def _ofed(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if nothing := no_nics(machine, scope):
-        yield nothing
-        return
+def _nearest(machine: Machine, gpu: Gpu) -> Finding:
+    classes = {nic.name: gpu_nic_link(machine, gpu, nic).kind for nic in machine.nics or ()}
+    known = [kind for kind in classes.values() if kind in CLASSES]
+    if not known:
+        return unknown("the distance to the NICs is unknown")
+    if min(known, key=CLASSES.index) is not LinkClass.SYS:
+        return passed("a NIC on the same NUMA node or nearer")
+    return warned(
+        "every NIC is on another NUMA node",
+        Remedy(text="Use GPUs that have a NIC on their own NUMA node for traffic between nodes, or move a NIC."),
+        evidence=tuple(
+            Evidence(source=f"GPU{gpu.index} to {name}", value=kind.value) for name, kind in classes.items()
+        ),
+        cause="RDMA to this GPU crosses the CPUs' interconnect, and NCCL does not use GPUDirect at that distance",
+    )
+
+
+@needing(needs_nic)
+def _ofed(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     versions = (machine.system or System()).module_versions
     if versions is None:
         yield unknown("the RDMA modules' versions were not read")
@@ -218,10 +206,8 @@ def _ofed(machine: Machine, scope: Scope) -> Iterator[Finding]:
     )
 
 
+@needing(needs_nic)
 def _devices(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if nothing := no_nics(machine, scope):
-        yield nothing
-        return
     verbs = (machine.system or System()).verbs
     if verbs is None:
         yield unknown("the nodes in /dev/infiniband were not read")
@@ -280,13 +266,8 @@ CDMM_GDRDRV = (2, 5, 1)
 """The first gdrdrv that supports CDMM (GDRCopy, CHANGELOG.md: "Support the CDMM mode")."""
 
 
-def _coherent_dmabuf(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    if nothing := no_nics(machine, scope):
-        yield nothing
-        return
-    if not coherent(machine):
-        yield skipped(NOT_COHERENT)
-        return
+@needing(needs_nic, needs_coherence())
+def _coherent_dmabuf(machine: Machine, _scope: Scope) -> Iterator[Finding]:
     driver = machine.driver or Driver()
     version, release = numbers(driver.driver_version or driver.module_version), kernel(machine)
     evidence = (
@@ -341,10 +322,8 @@ def _by_pages(machine: Machine, unread_kernel: bool, evidence: tuple[Evidence, .
     )
 
 
+@needing(needs_coherence())
 def _gdrcopy(machine: Machine, _scope: Scope) -> Iterator[Finding]:
-    if not coherent(machine):
-        yield skipped(NOT_COHERENT)
-        return
     mode = memory_mode(machine)
     evidence = mode_evidence(machine)
     if mode is MemoryMode.UNKNOWN:
@@ -385,86 +364,11 @@ def _shown(loaded: str | None) -> str:
 
 
 CHECKS = (
-    Check(
-        id="rdma.ports",
-        title="NIC ports are active",
-        guards=(Guard.RDMA,),
-        sections=("nics",),
-        judge=_ports,
-        why="A rank whose NIC is down or slow holds up all others. An unplugged port is no fault.",
-        read="state, phys_state, rate and link_layer of each port in sysfs. Ports that are not active are findings "
-        "with --for rdma, and failures where a recorded machine given with --expect had them active.",
-        fix="Cable, switch port, subnet manager, in this order.",
-    ),
-    Check(
-        id="rdma.gdr-path",
-        title="NICs can reach GPU memory",
-        guards=(Guard.RDMA,),
-        sections=("nics", "driver", "system"),
-        judge=_gdr_path,
-        why="GPUDirect RDMA needs nvidia_peermem, or dma-buf: the open kernel modules on Linux 5.12 or newer (NCCL, "
-        "net_ib/gdr.cc).",
-        read="/sys/module, the driver's flavour, the kernel's version; CUDA's DMA_BUF_SUPPORTED where CUDA was "
-        "queried.",
-        fix="modprobe nvidia_peermem, or the open kernel modules.",
-    ),
-    Check(
-        id="rdma.affinity",
-        title="every GPU has a NIC nearby",
-        guards=(Guard.RDMA, Guard.PERF),
-        sections=("host", "gpus", "nics"),
-        judge=_affinity,
-        why="Traffic between a GPU and a NIC on another NUMA node crosses the CPUs' interconnect, and by default "
-        "NCCL does not use GPUDirect RDMA over it (NCCL_NET_GDR_LEVEL).",
-        read="PCI paths and NUMA nodes, in the classes of nvidia-smi topo -m.",
-        fix="Place NICs evenly, or choose GPUs that have one.",
-    ),
-    Check(
-        id="rdma.ofed",
-        title="RDMA modules and NIC firmware are consistent",
-        guards=(Guard.RDMA,),
-        sections=("nics", "system"),
-        judge=_ofed,
-        why="nvidia_peermem must have been built against the RDMA stack that runs. This says which one that is.",
-        read="Versions of the modules in /sys/module, firmware of the NICs. Load errors are in the kernel log.",
-        fix="Nothing to fix: this check informs.",
-    ),
-    Check(
-        id="rdma.devices-cgroup",
-        title="verbs devices are accessible",
-        guards=(Guard.RDMA,),
-        sections=("nics", "system"),
-        judge=_devices,
-        why="Programs reach a NIC through /dev/infiniband/uverbsN. Containers and device cgroups can deny it, as with "
-        "GPUs.",
-        read="access(2) of the nodes that the kernel has devices for: EPERM is the cgroup, EACCES mode bits, ENOENT "
-        "not passed in.",
-        fix="docker run --device=/dev/infiniband; the RDMA device plugin in Kubernetes.",
-    ),
-    Check(
-        id="rdma.coherent-dmabuf",
-        title="dma-buf works for coherent GPU memory",
-        guards=(Guard.RDMA,),
-        sections=("gpus", "nics", "driver", "host"),
-        judge=_coherent_dmabuf,
-        why="On Grace a NIC on PCIe needs its mapping over PCIe, which CUDA 12.8 and driver 570.86.15 brought "
-        "(https://github.com/ofiwg/libfabric/issues/10967). Under CDMM a kernel before 6.18 needs nvidia_uvm's pages "
-        "for it (open-gpu-kernel-modules, nv-dmabuf.c).",
-        read="Versions of driver and kernel, CoherentGPUMemoryMode, EnableUserNUMAManagement, and whether nvidia_uvm "
-        "is loaded. Nothing is exported: the driver's source is the rule, not a trial.",
-        fix="Update the driver; under CDMM load nvidia_uvm or update the kernel.",
-    ),
-    Check(
-        id="rdma.gdrcopy",
-        title="GDRCopy supports the GPUs' memory mode",
-        guards=(Guard.RDMA, Guard.PERF),
-        sections=("gpus", "driver", "system"),
-        judge=_gdrcopy,
-        why="Under CDMM GPU memory is no NUMA node, and a CPU reaches it through GDRCopy only "
-        "(https://github.com/NVIDIA/TensorRT-LLM/pull/9166). Its kernel module supports that mode from 2.5.1 on "
-        "(GDRCopy, CHANGELOG.md).",
-        read="The driver's module parameters, and the version in /sys/module/gdrdrv. GDRCopy 2.6 with a CUDA 13.3 "
-        "driver works without the module, which cannot be seen from here.",
-        fix="Install gdrdrv 2.5.1 or newer.",
-    ),
+    Check("rdma.ports", _ports, guards=(Guard.RDMA,), sections=("nics",)),
+    Check("rdma.gdr-path", _gdr_path, guards=(Guard.RDMA,), sections=("nics", "driver", "system")),
+    Check("rdma.affinity", _affinity, guards=(Guard.RDMA, Guard.PERF), sections=("host", "gpus", "nics")),
+    Check("rdma.ofed", _ofed, guards=(Guard.RDMA,), sections=("nics", "system")),
+    Check("rdma.devices-cgroup", _devices, guards=(Guard.RDMA,), sections=("nics", "system")),
+    Check("rdma.coherent-dmabuf", _coherent_dmabuf, guards=(Guard.RDMA,), sections=("gpus", "nics", "driver", "host")),
+    Check("rdma.gdrcopy", _gdrcopy, guards=(Guard.RDMA, Guard.PERF), sections=("gpus", "driver", "system")),
 )
