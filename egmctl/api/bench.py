@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.util import find_spec
 
+from egmctl.api.options import BenchOptions, documented
+from egmctl.bench.case import Case
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.budget import checked, fitted, memory_of, most_bytes
 from egmctl.bench.plan.cost import plan_seconds
 from egmctl.bench.plan.flows import parse_pairs
 from egmctl.bench.plan.make import make_plan, sweep_sizes, top_that_fits
 from egmctl.bench.plan.task import COPIES_LIMIT
-from egmctl.bench.suites import FABRIC, STANDARD, SUITES, select_cases, select_suites
+from egmctl.bench.suites import FABRIC, STANDARD, SUITES, select_cases
 from egmctl.bench.supervisor import Progress, supervise
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.facts.inside import memory_left
@@ -34,80 +37,39 @@ from egmctl.verdict.ucx_route import explained, sections
 DEFAULT_SIZE_BYTES = 512 * MIB
 
 LONGEST_DAYS = 30
-"""What a run may take."""
+"""The most days that a run may take."""
 
 
-class Bench:
-    """Measurements, each byte verified: which, on what, and how.
-
-    Parameters
-    ----------
-    suites
-        Their names: ``["quick"]``; none: the standard one, or all where cases are named.
-    cases
-        Names of cases, also with wildcards; of the suites only those.
-    gpus, numa, pair
-        Which GPUs, NUMA nodes and paths, as ``--gpus``, ``--numa`` and ``--pair`` name them. Without ``gpus`` all that
-        can be measured: that one cannot be is a fault of a run only where it was named.
-    size
-        Bytes of a buffer: ``"64M"``; without it 512 MiB, or less where that does not fit.
-    sweep
-        Whether sizes up to that one are measured.
-    samples, copies
-        How often each path is measured, and how much is queued each time.
-    duration_s
-        Seconds of a soak; without it each path is measured once.
-    timeout_s
-        Seconds without a sign of life after which a step is given up.
-    serial, gate, allow_busy
-        As ``--serial``, the opposite of ``--no-gate``, and ``--allow-busy``.
-    memory_percent
-        The part of free memory that buffers may take.
+@documented
+@dataclass(frozen=True, kw_only=True)
+class Bench(BenchOptions):
+    """Measurements, each byte verified: which, on what, and how, as the options of ``egmctl bench`` say.
 
     Raises
     ------
     UsageError
-        For what there is not, or is out of its range.
+        If an option names what there is not, or is out of its range.
     """
 
-    def __init__(
-        self,
-        *,
-        suites: Sequence[str] = (),
-        cases: Sequence[str] = (),
-        gpus: str | None = None,
-        numa: str = "all",
-        pair: str | None = None,
-        size: str | None = None,
-        sweep: bool = False,
-        samples: int | None = None,
-        copies: int | None = None,
-        duration_s: float | None = None,
-        timeout_s: float = 60.0,
-        serial: bool = False,
-        gate: bool = True,
-        allow_busy: bool = False,
-        memory_percent: int = 50,
-    ) -> None:
-        self._suites = select_suites(",".join(suites)) if suites else ()
-        self.cases = select_cases(cases, self._suites)
-        """What is measured, in the registry's order."""
-        settings = _settings(self._suites, size, samples, copies, timeout_s, duration_s)
-        if not 1 <= memory_percent <= 95:
-            raise UsageError(f"--memory {memory_percent}: it must be from 1 to 95 per cent")
-        self.settings = replace(
-            settings, serial=serial, gate=gate, allow_busy=allow_busy, memory_percent=memory_percent
-        )
-        """How everything in the run is measured."""
-        self._gpus, self._numa, self._pair = gpus, numa, pair
-        self._size, self._sweep = size, sweep
+    def __post_init__(self) -> None:
+        _ = self.selected_cases, self.settings
+
+    @cached_property
+    def selected_cases(self) -> tuple[Case, ...]:
+        """The cases that are measured, in the registry's order."""
+        return select_cases(self.cases, self.suite_names)
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings with which everything in the run is measured."""
+        return _settings(self)
 
     @property
     def sections(self) -> tuple[str, ...]:
         """What :func:`egmctl.read_machine` has to read for these cases."""
         # A job's rank 0 gets the machines of all nodes: only what the plan needs.
-        more = () if FABRIC in self._suites else CAUSES_FROM
-        return tuple(dict.fromkeys((*sections(self.cases), *more)))
+        more = () if FABRIC in self.suite_names else CAUSES_FROM
+        return tuple(dict.fromkeys((*sections(self.selected_cases), *more)))
 
     def plan(self, machine: Machine, *, fit: bool = True, check: bool = True) -> Plan:
         """Return what will be measured, in its order, and why the rest will not. Touches no GPU.
@@ -126,7 +88,7 @@ class Bench:
         UsageError
             If it has no such GPU, node or path, or not the memory; or if the ranks of a job would have to measure it.
         """
-        if FABRIC in self._suites:
+        if FABRIC in self.suite_names:
             raise UsageError(
                 f"--suite {FABRIC} is measured by the ranks of a job: run egmctl bench under srun or mpirun"
             )
@@ -136,14 +98,14 @@ class Bench:
         left_bytes = memory_left(Root.from_environment()) if live else None
         no_ucx = unusable("ucxx is not installed") if live and find_spec("ucxx") is None else ""
         made = self._plan(machine, self.settings, no_ucx)
-        if fit and self._size is None:
+        if fit and self.size is None:
             made = fitted(
                 made,
                 memory_of(machine, left_bytes),
                 lambda size: self._plan(machine, replace(self.settings, size_bytes=size), no_ucx),
             )
         if check:
-            made = checked(made, memory_of(machine, left_bytes, None if self._size is None else most_bytes))
+            made = checked(made, memory_of(machine, left_bytes, None if self.size is None else most_bytes))
             if self.settings.duration_s is None and (days := plan_seconds(made) / 86400) > LONGEST_DAYS:
                 raise UsageError(
                     f"this takes about {days:.0f} days, more than {LONGEST_DAYS}; give a smaller --size or --samples, "
@@ -152,16 +114,18 @@ class Bench:
         return made
 
     def _plan(self, machine: Machine, settings: Settings, no_ucx: str) -> Plan:
-        chosen = select_gpus("all" if self._gpus is None else self._gpus, machine.gpus or ())
-        nodes = select_numa(self._numa, machine, chosen)
-        pairs = () if self._pair is None else parse_pairs(self._pair, chosen, nodes)
-        if not self._sweep:
-            return make_plan(machine, chosen, nodes, self.cases, settings, pairs=pairs, no_ucx=no_ucx)
+        chosen = select_gpus("all" if self.gpus is None else self.gpus, machine.gpus or ())
+        nodes = select_numa(self.numa, machine, chosen)
+        pairs = () if self.pair is None else parse_pairs(self.pair, chosen, nodes)
+        if self.sweep is None:
+            return make_plan(machine, chosen, nodes, self.selected_cases, settings, pairs=pairs, no_ucx=no_ucx)
         top = settings.size_bytes
-        if not self._size:
-            top = top_that_fits(machine, chosen, nodes, self.cases, settings, no_ucx=no_ucx)
+        if not self.size:
+            top = top_that_fits(machine, chosen, nodes, self.selected_cases, settings, no_ucx=no_ucx)
         settings = replace(settings, size_bytes=top)
-        return make_plan(machine, chosen, nodes, self.cases, settings, sweep_sizes(top), pairs=pairs, no_ucx=no_ucx)
+        return make_plan(
+            machine, chosen, nodes, self.selected_cases, settings, sweep_sizes(top), pairs=pairs, no_ucx=no_ucx
+        )
 
     def run(
         self,
@@ -206,9 +170,9 @@ class Bench:
         machine
             The live node; without it the findings are made from the run's own record, which has pseudonyms.
         """
-        named = () if self._gpus is None else tuple(gpu.bus_id for gpu in report.gpus)
+        named = () if self.gpus is None else tuple(gpu.bus_id for gpu in report.gpus)
         # Runs between processes choose no NUMA nodes.
-        numa = report.numa_nodes if self._numa != "all" and report.numa_nodes else None
+        numa = report.numa_nodes if self.numa != "all" and report.numa_nodes else None
         return with_causes(report, machine, asked=named, numa=numa)
 
 
@@ -255,27 +219,21 @@ def judge_run(
     return replace(report, verdict=judge(report, chosen, profile_reason=why, strict=strict))
 
 
-def _settings(
-    suites: Sequence[str],
-    size: str | None,
-    samples: int | None,
-    copies: int | None,
-    timeout: float,
-    duration: float | None,
-) -> Settings:
+def _settings(options: BenchOptions) -> Settings:
     """Return how everything in a run is measured.
 
     Raises
     ------
     UsageError
-        For what is out of its range.
+        If an option is out of its range.
     """
     try:
-        size_bytes = DEFAULT_SIZE_BYTES if size is None else parse_size(size)
+        size_bytes = DEFAULT_SIZE_BYTES if options.size is None else parse_size(options.size)
     except ValueError as error:
         raise UsageError(f"--size: {error}") from error
+    samples, copies, timeout, duration = options.samples, options.copies, options.timeout, options.duration
     if samples is None:
-        samples = max(SUITES[name].samples for name in suites or (STANDARD,))
+        samples = max(SUITES[name].samples for name in options.suite_names or (STANDARD,))
     if not 1 <= samples <= 1000:
         raise UsageError(f"--samples {samples}: it must be from 1 to 1000")
     if copies is not None and not 1 <= copies <= COPIES_LIMIT:
@@ -284,7 +242,19 @@ def _settings(
         raise UsageError(f"--timeout {timeout:g}: it must be above 0 and at most 86400 seconds")
     if duration is not None and not 0 < duration <= LONGEST_DAYS * 86400:
         raise UsageError(f"--duration {duration:g}: it must be above 0 and at most {LONGEST_DAYS * 86400} seconds")
-    return Settings(size_bytes=size_bytes, copies=copies, samples=samples, timeout_s=timeout, duration_s=duration)
+    if not 1 <= options.memory <= 95:
+        raise UsageError(f"--memory {options.memory}: it must be from 1 to 95 per cent")
+    return Settings(
+        size_bytes=size_bytes,
+        copies=copies,
+        samples=samples,
+        timeout_s=timeout,
+        duration_s=duration,
+        serial=options.serial,
+        gate=not options.no_gate,
+        allow_busy=options.allow_busy,
+        memory_percent=options.memory,
+    )
 
 
 def _why_no_gpu(machine: Machine) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
-from egmctl.doctor.check import Expectation, Scope, expectation
+from egmctl.api.options import DoctorOptions, documented
+from egmctl.doctor.check import Check, Expectation, Scope, expectation
 from egmctl.doctor.checks.active import kinds_of
 from egmctl.doctor.probes import OnProbe, probed
 from egmctl.doctor.runner import diagnose, select
@@ -21,24 +23,10 @@ ALWAYS = ("host", "gpus", "driver", "process", "confinement")
 """The sections that selectors, the platform and the causes of findings need, whatever is checked."""
 
 
-class Doctor:
+@documented
+@dataclass(frozen=True, kw_only=True)
+class Doctor(DoctorOptions):
     """Checks of a machine: what stops EGM, P2P, IPC, fabric handles and GPUDirect RDMA there.
-
-    Parameters
-    ----------
-    purposes
-        What has to work, as ``--for``: ``"egm,fabric"``; ``None`` is everything.
-    gpus, numa
-        Which GPUs and NUMA nodes, as ``--gpus`` and ``--numa``. What is named has to work; ``None`` is all that are
-        there.
-    check, skip
-        Ids of checks, also with wildcards; only those, or all but those.
-    expect
-        What should be there, as ``--expect``: ``"gpus=8,nics=4"`` or a machine.
-    since
-        How far back the kernel's log counts: ``"boot"``, ``"30m"``, ``"2h"``, ``"1d"``.
-    strict
-        Whether warnings and notes are failures.
 
     Raises
     ------
@@ -46,24 +34,25 @@ class Doctor:
         If an option names what there is not.
     """
 
-    def __init__(
-        self,
-        *,
-        purposes: str | None = None,
-        gpus: str | None = None,
-        numa: str | None = None,
-        check: Sequence[str] = (),
-        skip: Sequence[str] = (),
-        expect: str | None = None,
-        since: str | None = None,
-        strict: bool = False,
-    ) -> None:
-        self._purposes = purposes_of(purposes)
-        self._expectation: Expectation | None = None if expect is None else expectation(expect)
-        self._since_s = _since(since)
-        self._gpus, self._numa, self._strict = gpus, numa, strict
-        self.checks = select(self._purposes, check, skip)
-        """What is checked, in its order."""
+    def __post_init__(self) -> None:
+        _ = self._guards, self._expectation, self._since_s, self.checks
+
+    @cached_property
+    def checks(self) -> tuple[Check, ...]:
+        """The checks that are made, in their order."""
+        return select(self._guards, self.check, self.skip)
+
+    @cached_property
+    def _guards(self) -> tuple[Guard, ...] | None:
+        return purposes_of(self.purposes)
+
+    @cached_property
+    def _expectation(self) -> Expectation | None:
+        return None if self.expect is None else expectation(self.expect)
+
+    @cached_property
+    def _since_s(self) -> float | None:
+        return _since(self.since)
 
     @property
     def sections(self) -> tuple[str, ...]:
@@ -97,15 +86,15 @@ class Doctor:
             If the machine has no GPU or NUMA node that was named.
         """
         scope = self.scope(machine)
-        return diagnose(redact(machine) if redacted else machine, scope, self.checks, strict=self._strict)
+        return diagnose(redact(machine) if redacted else machine, scope, self.checks, strict=self.strict)
 
     def scope(self, machine: Machine) -> Scope:
         """Return the GPUs, NUMA nodes and purposes that the findings are about."""
-        chosen = None if self._gpus is None else select_gpus(self._gpus, machine.gpus or ())
+        chosen = None if self.gpus is None else select_gpus(self.gpus, machine.gpus or ())
         return Scope(
             gpus=None if chosen is None else tuple(gpu.bus_id for gpu in chosen),
-            numa=None if self._numa is None else select_numa(self._numa, machine, chosen),
-            purposes=self._purposes,
+            numa=None if self.numa is None else select_numa(self.numa, machine, chosen),
+            purposes=self._guards,
             expectation=self._expectation,
             since_s=self._since_s,
         )

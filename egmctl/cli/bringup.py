@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from egmctl.cli.doctor_options import ExitStyle, ExitStyleOption, GpusOption, NumaOption, exit_codes
-from egmctl.cli.journal import end_journal, open_journal
-from egmctl.cli.mpi import Mpi, answers_alone, launched
-from egmctl.cli.options import (
-    ColorOption,
-    ForceOption,
-    JsonOption,
-    MachineOption,
-    QuietOption,
-    VerboseOption,
-    format_option,
-    list_machines,
-    output_option,
-    read_machine,
-)
-from egmctl.cli.output import Color, Outputs, Target
+from egmctl.api.options import NodeOptions
+from egmctl.cli.doctor import ExitStyle, ExitStyleOption, exit_codes
+from egmctl.cli.journal import JournalOptions, end_journal, open_journal
+from egmctl.cli.mpi import node_outputs
+from egmctl.cli.options import MachineOption, list_machines, read_machine, takes_options
+from egmctl.cli.output import OutputOptions, Outputs, Target
 from egmctl.cli.progress import Beside, Shown, probing, show_progress
 from egmctl.cli.topo import SECTIONS as TOPO_SECTIONS
 from egmctl.errors import ChildNotStarted, NothingToDo
-from egmctl.report.kinds import BRINGUP, Format
-from egmctl.report.rendering import render
+from egmctl.report.kinds import BRINGUP
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.text import Text
 
     from egmctl.api.bench import Bench
@@ -40,22 +26,13 @@ if TYPE_CHECKING:
 SUITE = "quick"
 """What is measured: one look at every link."""
 
-FormatOption = Annotated[Format | None, format_option(BRINGUP.formats)]
-OutputOption = Annotated[list[Path] | None, output_option(BRINGUP.formats)]
 
-
+@takes_options(BRINGUP.formats, without=("csv",))
 def bringup(
-    gpus: GpusOption = None,
-    numa: NumaOption = None,
+    options: NodeOptions,
+    output: OutputOptions,
     machine: MachineOption = None,
-    json: JsonOption = False,
-    format: FormatOption = None,
-    output: OutputOption = None,
-    force: ForceOption = False,
-    verbose: VerboseOption = 0,
     exit_style: ExitStyleOption = ExitStyle.EGMCTL,
-    quiet: QuietOption = False,
-    color: ColorOption = Color.AUTO,
 ) -> int:
     """Say whether this node can be handed over: GO, NO-GO or INCOMPLETE, with the cause and what to do.
 
@@ -63,12 +40,9 @@ def bringup(
     With --machine nothing can be measured: the answer is then NO-GO or INCOMPLETE.
     """
     with exit_codes(exit_style):
-        found = launched(Mpi.AUTO) if machine is None else None
-        outputs = Outputs.chosen(BRINGUP, output, json=json, format=format, force=force, color=color, quiet=quiet)
         if machine == "list":
-            return list_machines(outputs)
-        if found is not None:
-            outputs = answers_alone(found, outputs)
+            return list_machines(output.chosen(BRINGUP))
+        outputs = node_outputs(output, BRINGUP, machine)
         outputs.check()
 
         from egmctl.api.bench import Bench
@@ -76,40 +50,38 @@ def bringup(
         from egmctl.facts.redact import redact_run
         from egmctl.verdict.bringup import bringup as judged
 
-        doctor = Doctor(gpus=gpus, numa=numa)
-        bench = Bench(suites=(SUITE,), gpus=gpus, numa="all" if numa is None else numa)
+        doctor = Doctor(**vars(options))
+        bench = Bench(suites=(SUITE,), gpus=options.gpus, numa=options.numa or "all")
         sections = dict.fromkeys((*doctor.sections, *TOPO_SECTIONS, *bench.sections))
         run: RunReport | None = None
         before: Diagnosis | None = None
-        why = "a recorded machine cannot be measured"
+        not_measured = "a recorded machine cannot be measured"
         if machine is not None:
-            seen = read_machine(machine, sections, quiet=quiet)
+            node = read_machine(machine, sections, quiet=output.quiet)
         else:
-            with show_progress(quiet) as shown:
+            with show_progress(output.quiet) as shown:
                 shown.doing(0.0, "doctor: reading this node")
-                seen = read_machine(None, sections, quiet=quiet)
-                seen = doctor.probe(seen, on_probe=probing(shown, seen))
-                before = doctor.diagnose(seen)
+                node = read_machine(None, sections, quiet=output.quiet)
+                node = doctor.probe(node, on_probe=probing(shown, node))
+                before = doctor.diagnose(node)
                 try:
-                    run, seen = _measured(bench, seen, outputs.files, shown, quiet=quiet)
+                    run, node = _measured(bench, node, outputs, shown)
                 except (NothingToDo, ChildNotStarted) as error:
-                    why = str(error)
-        answer = judged(doctor.diagnose(seen), run, before=before, not_measured=why)
+                    not_measured = str(error)
+        answer = judged(doctor.diagnose(node), run, before=before, not_measured=not_measured)
 
         def draw(target: Target) -> Text | str:
-            shown = answer
-            if target.leaves_the_node:
-                redacted = None if run is None else redact_run(run, seen)
-                shown = judged(doctor.diagnose(seen, redacted=True), redacted, before=before, not_measured=why)
-            return render(shown, target.format, verbose=verbose, brief=target.brief, width=target.width)
+            if not target.leaves_the_node:
+                return target.draw(answer)
+            diagnosis = doctor.diagnose(node, redacted=True)
+            redacted = None if run is None else redact_run(run, node)
+            return target.draw(judged(diagnosis, redacted, before=before, not_measured=not_measured))
 
         outputs.write(draw)
     return answer.nagios_state if exit_style is ExitStyle.NAGIOS else answer.exit_code
 
 
-def _measured(
-    bench: Bench, machine: Machine, files: Sequence[Path], shown: Shown, *, quiet: bool
-) -> tuple[RunReport, Machine]:
+def _measured(bench: Bench, machine: Machine, outputs: Outputs, shown: Shown) -> tuple[RunReport, Machine]:
     """Return the judged run of the quick suite, and the machine as it is after it: load brings out what idling hides.
 
     Raises
@@ -124,9 +96,9 @@ def _measured(
     profiles = load_profiles()
     plan = bench.plan(machine)
     with rereading() as reread, start_worker() as worker:
-        kept = open_journal(None, False, files, machine, quiet=quiet)
+        kept = open_journal(JournalOptions(), outputs, machine)
         run = bench.run(plan, machine, on_progress=shown, worker=worker, recorder=Beside(kept, shown))
         after = reread(machine)
         report = bench.explain(judge_run(run, machine, profiles), after)
-    end_journal(kept, report.exit_code, quiet=quiet)
+    end_journal(kept, report.exit_code, quiet=outputs.options.quiet)
     return report, after

@@ -9,20 +9,10 @@ from typing import Annotated
 
 import typer
 
-from egmctl.cli.options import (
-    ColorOption,
-    CsvOption,
-    ForceOption,
-    JsonOption,
-    QuietOption,
-    VerboseOption,
-    format_option,
-    output_option,
-)
-from egmctl.cli.output import Color, Outputs, say
+from egmctl.cli.options import takes_options
+from egmctl.cli.output import OutputOptions, say
 from egmctl.errors import UsageError
-from egmctl.report.kinds import COMPARISON, Format
-from egmctl.report.rendering import render
+from egmctl.report.kinds import COMPARISON
 from egmctl.units import several
 
 FilesArgument = Annotated[
@@ -70,26 +60,10 @@ def _unsaid(sentence: str) -> None:
     """Take what ``--quiet`` keeps back."""
 
 
-FormatOption = Annotated[Format | None, format_option(COMPARISON.formats)]
-OutputOption = Annotated[list[Path] | None, output_option(COMPARISON.formats)]
-
-
-def compare(
-    files: FilesArgument,
-    tolerance: ToleranceOption = 5.0,
-    json: JsonOption = False,
-    csv: CsvOption = False,
-    format: FormatOption = None,
-    output: OutputOption = None,
-    force: ForceOption = False,
-    verbose: VerboseOption = 0,
-    quiet: QuietOption = False,
-    color: ColorOption = Color.AUTO,
-) -> int:
+@takes_options(COMPARISON.formats)
+def compare(files: FilesArgument, output: OutputOptions, tolerance: ToleranceOption = 5.0) -> int:
     """Compare saved results of bringup, bench, doctor, topo or snapshot; exit code 1 if something is worse."""
-    outputs = Outputs.chosen(
-        COMPARISON, output, json=json, csv=csv, format=format, force=force, color=color, quiet=quiet
-    )
+    outputs = output.chosen(COMPARISON)
     outputs.check()
     if not 0 <= tolerance < 100:
         raise UsageError(f"--tolerance {tolerance:g}: it must be from 0 to below 100 per cent")
@@ -103,8 +77,9 @@ def compare(
         require_clustershell("comparing more than two files")
     saved = load_all(_with_last(files))
     for loaded in saved:
-        if loaded.missing and not quiet:
+        if loaded.missing and not output.quiet:
             say(f"{loaded.path}: {loaded.missing}")
-    found = comparison.compare(saved, tolerance=tolerance / 100, spread=spread_of(saved, _unsaid if quiet else say))
-    outputs.write(lambda target: render(found, target.format, verbose=verbose, brief=target.brief, width=target.width))
-    return found.exit_code
+    spread = spread_of(saved, _unsaid if output.quiet else say)
+    compared = comparison.compare(saved, tolerance=tolerance / 100, spread=spread)
+    outputs.show(compared)
+    return compared.exit_code

@@ -3,177 +3,186 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
-from egmctl.cli.doctor_options import (
-    ActiveOption,
-    BriefOption,
-    CheckOption,
-    ExitStyle,
-    ExitStyleOption,
-    ExpectOption,
-    ExplainOption,
-    GpusOption,
-    ListOption,
-    NumaOption,
-    PidOption,
-    PurposeOption,
-    SinceOption,
-    SkipOption,
-    StrictOption,
-    exit_codes,
-)
-from egmctl.cli.mpi import Mpi, MpiOption, answers_alone, job, launched
+import typer
+
+from egmctl.api.options import DoctorOptions, option
+from egmctl.cli.mpi import MpiOptions, answers_alone, job
 from egmctl.cli.options import (
-    ColorOption,
-    ForceOption,
-    JsonOption,
     MachineOption,
-    QuietOption,
-    VerboseOption,
     check_detail,
-    format_option,
     list_machines,
-    output_option,
     read_machine,
+    refuse_together,
+    takes_options,
 )
-from egmctl.cli.output import Color, Draw, Outputs, Target, say
+from egmctl.cli.output import OutputOptions, Outputs, Target, say
 from egmctl.cli.progress import probing, show_progress
-from egmctl.errors import ExitCode, UsageError
-from egmctl.report.kinds import CHECKS, DOCTOR, Format
-from egmctl.report.rendering import render
+from egmctl.compat import StrEnum
+from egmctl.errors import EgmctlError, ExitCode, UsageError
+from egmctl.report.kinds import CHECKS, DOCTOR
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from egmctl.api.doctor import Doctor
     from egmctl.model.machine import Machine
+    from egmctl.mpi.environment import Launched
 
 PEERS = ("nics", "system")
-"""What the nodes of an MPI job tell each other besides."""
+"""The sections besides that the nodes of an MPI job exchange."""
 
 OTHER_NODES = "peers.nodes"
 """The check that tells what the checks found on other nodes."""
 
-FormatOption = Annotated[Format | None, format_option(DOCTOR.formats)]
-OutputOption = Annotated[list[Path] | None, output_option(DOCTOR.formats)]
+
+class ExitStyle(StrEnum):
+    """The meaning of exit codes: that of egmctl (``docs/exit-codes.md``) or of Nagios plugins."""
+
+    EGMCTL = "egmctl"
+    NAGIOS = "nagios"
 
 
+ExitStyleOption = Annotated[
+    ExitStyle,
+    typer.Option("--exit-style", help="Exit codes of egmctl, or 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN of Nagios."),
+]
+
+
+@contextlib.contextmanager
+def exit_codes(style: ExitStyle) -> Iterator[None]:
+    """Give an error the exit code of a style: as 2 would be CRITICAL, an error is UNKNOWN, which is 3 in both."""
+    try:
+        yield
+    except EgmctlError as error:
+        if style is ExitStyle.NAGIOS:
+            error.exit_code = ExitCode.NOTHING
+        raise
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class WayOptions:
+    """How the doctor looks, or what it shows instead of a diagnosis."""
+
+    active: bool = option(
+        "Also run tests: HOST_NUMA memory, copies between GPUs, memory shared by two processes. Loads CUDA; "
+        "takes seconds and a little GPU memory.",
+        default=False,
+    )
+    pid: int = option(
+        "Judge what that process (a running job) may use; as root, also its access to GPUs.",
+        "PID",
+        default=0,
+        min=0,
+        show_default=False,
+    )
+    list_checks: bool = option("List the checks and their purposes, then exit.", None, "--list", default=False)
+    explain: str | None = option("Explain a check: why it matters, how it is read, how to fix it.", "ID")
+    brief: bool = option("Only one line per problem, and the counts.", default=False)
+
+
+@takes_options(DOCTOR.formats, without=("csv",))
 def doctor(
-    purposes: PurposeOption = None,
-    gpus: GpusOption = None,
-    numa: NumaOption = None,
-    check: CheckOption = None,
-    skip: SkipOption = None,
-    active: ActiveOption = False,
-    expect: ExpectOption = None,
-    pid: PidOption = 0,
-    since: SinceOption = None,
-    strict: StrictOption = False,
+    options: DoctorOptions,
+    way: WayOptions,
+    mpi: MpiOptions,
+    output: OutputOptions,
     machine: MachineOption = None,
-    list_checks: ListOption = False,
-    explain: ExplainOption = None,
-    json: JsonOption = False,
-    format: FormatOption = None,
-    brief: BriefOption = False,
-    verbose: VerboseOption = 0,
     exit_style: ExitStyleOption = ExitStyle.EGMCTL,
-    output: OutputOption = None,
-    force: ForceOption = False,
-    mpi: MpiOption = Mpi.AUTO,
-    quiet: QuietOption = False,
-    color: ColorOption = Color.AUTO,
 ) -> int:
     """Say what stops EGM, P2P, IPC, fabric handles and GPUDirect RDMA here, and what to do about it.
 
     Reads files and NVML, changes nothing and may run beside jobs; only --active loads CUDA. Under mpirun or srun it
     compares the nodes too, and with --active they open each other's memory.
     """
-    with exit_codes(exit_style):
-        found, problem = launched(mpi) if machine is None and not pid else None, ""
-        outputs = Outputs.chosen(DOCTOR, output, json=json, format=format, force=force, color=color, quiet=quiet)
-        check_detail(brief=brief, verbose=verbose)
-        if pid and machine is not None:
+    with exit_codes(exit_style), contextlib.ExitStack() as joined:
+        launch = mpi.launched() if machine is None and not way.pid else None
+        outputs = output.chosen(DOCTOR)
+        check_detail(brief=way.brief, verbose=output.verbose)
+        if way.pid and machine is not None:
             raise UsageError("--pid and --machine exclude each other: a recorded machine has no processes")
-        if active and (pid or machine is not None):
+        if way.active and (way.pid or machine is not None):
             raise UsageError("--active works on this node and process only: leave out --pid and --machine")
         if machine == "list":
             return list_machines(outputs)
-        if list_checks and explain is not None:
-            raise UsageError("--list and --explain exclude each other; give one of them")
-        if list_checks or explain is not None:
-            outputs.all_in(CHECKS.formats, "--list" if explain is None else "--explain")
-            outputs.check()
-            outputs.write(_listed(explain, purposes), answers=False)
-            return ExitCode.OK
+        refuse_together({"--list": way.list_checks, "--explain": way.explain is not None})
+        if way.list_checks or way.explain is not None:
+            return _list_checks(outputs, way.explain, options.purposes)
         from egmctl.api.doctor import Doctor
 
-        asked = Doctor(
-            purposes=purposes,
-            gpus=gpus,
-            numa=numa,
+        if options.check and launch is not None:
             # What fails on another node is told, whatever the user chose.
-            check=(*check, OTHER_NODES) if check and found is not None else check or (),
-            skip=skip or (),
-            expect=expect,
-            since=since,
-            strict=strict,
-        )
-        sections = (*asked.sections, *(PEERS if found is not None else ()))
+            options = replace(options, check=(*options.check, OTHER_NODES))
+        asked = Doctor(**vars(options))
+        if launch is None:
+            node = _read(asked, way, machine, outputs, launch)
+        else:
+            node, launch, outputs = _read_with_others(joined, asked, way, outputs, launch)
+        diagnosis = asked.diagnose(node)
 
-        def facts() -> Machine:
-            outputs.check()
-            seen = read_machine(machine, sections, quiet=quiet, cuda=active, pid=pid)
-            # Of the ranks of a node one is enough, and that of rank 0 is shown.
-            if not active or (found is not None and found.rank):
-                return seen
-            with show_progress(quiet) as shown:
-                return asked.probe(seen, on_probe=probing(shown, seen))
+        def draw(target: Target) -> Text | str:
+            shown = asked.diagnose(node, redacted=True) if target.leaves_the_node else diagnosis
+            return target.draw(shown, brief=way.brief)
 
-        def failing(seen: Machine) -> tuple[str, ...]:
-            return asked.diagnose(seen).failures
-
-        with contextlib.ExitStack() as joined:
-            if found is not None:
-                from egmctl.doctor.peers import with_peers
-                from egmctl.mpi.world import MpiFailed
-
-                try:
-                    world = joined.enter_context(job(found))
-                except MpiFailed as error:
-                    outputs = answers_alone(found, outputs)
-                    if found.rank == 0:
-                        say(f"{error}; the first process of each node answers for that node alone")
-                    problem, found = error.reason, None
-            if found is None:
-                seen = facts()
-                if problem:
-                    from egmctl.model.machine import Peers
-
-                    seen = replace(seen, peers=Peers(nodes=(), problem=problem))
-            else:
-                seen = with_peers(world, facts, failing, active=active)
-            diagnosis = asked.diagnose(seen)
-
-            def draw(target: Target) -> Text | str:
-                shown = asked.diagnose(seen, redacted=True) if target.leaves_the_node else diagnosis
-                terse = brief or target.brief
-                return render(shown, target.format, verbose=0 if terse else verbose, brief=terse, width=target.width)
-
-            outputs.write(draw)
-    if diagnosis.nothing is not None and not {target.format for target in outputs.targets} & {Format.TEXT, Format.JSON}:
+        outputs.write(draw)
+    if diagnosis.nothing is not None and not outputs.explains_itself:
         say(diagnosis.nothing)
-    if found is not None and found.rank:
+    if launch is not None and launch.rank:
         return ExitCode.OK
     return diagnosis.nagios_state if exit_style is ExitStyle.NAGIOS else diagnosis.exit_code
 
 
-def _listed(explain: str | None, purposes: str | None) -> Draw:
-    """Return the renderer of the checks that ``--list`` or ``--explain`` shows."""
+def _read(asked: Doctor, way: WayOptions, machine: str | None, outputs: Outputs, launch: Launched | None) -> Machine:
+    """Return the machine to judge, with what the active probes find on it."""
+    outputs.check()
+    quiet = outputs.options.quiet
+    sections = (*asked.sections, *(PEERS if launch is not None else ()))
+    node = read_machine(machine, sections, quiet=quiet, cuda=way.active, pid=way.pid)
+    # One rank of a node is enough, and that of rank 0 is shown.
+    if not way.active or (launch is not None and launch.rank):
+        return node
+    with show_progress(quiet) as shown:
+        return asked.probe(node, on_probe=probing(shown, node))
+
+
+def _read_with_others(
+    joined: contextlib.ExitStack, asked: Doctor, way: WayOptions, outputs: Outputs, launch: Launched
+) -> tuple[Machine, Launched | None, Outputs]:
+    """Return this node with what the other nodes of an MPI job tell.
+
+    Where MPI does not start, each node answers for itself: then there is no job, and the outputs are its own.
+    """
+    from egmctl.doctor.peers import with_peers
+    from egmctl.model.machine import Peers
+    from egmctl.mpi.world import MpiFailed
+
+    try:
+        world = joined.enter_context(job(launch))
+    except MpiFailed as error:
+        outputs = answers_alone(launch, outputs)
+        if launch.rank == 0:
+            say(f"{error}; the first process of each node answers for that node alone")
+        node = _read(asked, way, None, outputs, None)
+        return replace(node, peers=Peers(nodes=(), problem=error.reason)), None, outputs
+    node = with_peers(
+        world,
+        lambda: _read(asked, way, None, outputs, launch),
+        lambda machine: asked.diagnose(machine).failures,
+        active=way.active,
+    )
+    return node, launch, outputs
+
+
+def _list_checks(outputs: Outputs, explain: str | None, purposes: str | None) -> int:
+    """Show the checks for ``--list`` or ``--explain``."""
     from egmctl.api.doctor import purposes_of
     from egmctl.doctor import runner as registry
 
+    outputs.all_in(CHECKS.formats, "--list" if explain is None else "--explain")
+    outputs.check()
     checks = registry.select(purposes_of(purposes)) if explain is None else (registry.find(explain),)
-    listed = registry.check_list(checks)
-    return lambda target: render(listed, target.format, width=target.width)
+    outputs.show(registry.check_list(checks), answers=False)
+    return ExitCode.OK

@@ -10,47 +10,54 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from egmctl.cli.mpi import job
+from egmctl.api.options import BenchOptions, option
+from egmctl.cli.mpi import MpiOptions, job
 from egmctl.cli.options import read_machine
 from egmctl.cli.output import Draw, Outputs
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.report.kinds import Format
 
 if TYPE_CHECKING:
-    from egmctl.bench.case import Case
+    from egmctl.api.bench import Bench
     from egmctl.bench.fabric_run import Asked
     from egmctl.bench.supervisor import Progress
     from egmctl.journal.events import Recorder
     from egmctl.model.machine import Gpu, Machine
-    from egmctl.model.measurement import RunReport, Settings
+    from egmctl.model.measurement import RunReport
     from egmctl.mpi.environment import Launched
 
 FABRIC, RDMA = "fabric", "rdma"
 """The suites that MPI processes measure together."""
 RANKS_LIMIT = 100_000
-"""Of ``--ranks``."""
+"""The largest number that ``--ranks`` takes."""
 
 Bar = Callable[[], AbstractContextManager["Progress"]]
 
 
-def is_fabric(
-    suites: Sequence[str], found: Launched | None, *, ranks: int | None, sample: int | None, dry_run: bool
-) -> bool:
-    """Say whether a run is one of the suite ``fabric``.
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class JobOptions(MpiOptions):
+    """How GPUs of many nodes are measured together."""
+
+    sample: int | None = option("With --suite fabric: measure each GPU with K random others instead of all.", "K")
+    ranks: int | None = option("With --dry-run --suite fabric: the cost for N GPUs on nodes like this one.", "N")
+
+
+def is_fabric(options: BenchOptions, job: JobOptions, launch: Launched | None, *, dry_run: bool) -> bool:
+    """Say whether a run is one that MPI processes measure together.
 
     Raises
     ------
     UsageError
-        For options that make no sense with the suites.
+        If an option makes no sense with the suites.
     """
+    suites, sample, ranks = options.suite_names, job.sample, job.ranks
     if sample is not None and sample < 1:
         raise UsageError(f"--sample {sample}: it must be 1 or more")
-    if tuple(suites) == (RDMA,) and found is not None and ranks is None:
-        return True
-    if tuple(suites) != (FABRIC,):
-        if found is not None:
+    fabric = suites == (FABRIC,)
+    if not fabric and not (suites == (RDMA,) and launch is not None and ranks is None):
+        if launch is not None:
             raise UsageError(
-                f"{found.by} started {found.size} processes, which can only measure --suite {FABRIC} or {RDMA} "
+                f"{launch.by} started {launch.size} processes, which can only measure --suite {FABRIC} or {RDMA} "
                 "together; with --mpi off each measures by itself"
             )
         if ranks is not None or sample is not None:
@@ -60,65 +67,68 @@ def is_fabric(
         raise UsageError("--ranks is for --dry-run; a real run has as many ranks as mpirun or srun starts")
     if ranks is not None and not 2 <= ranks <= RANKS_LIMIT:
         raise UsageError(f"--ranks {ranks}: it must be from 2 to {RANKS_LIMIT}")
+    if fabric and (options.sweep is not None or options.numa != "all"):
+        raise UsageError(
+            f"{'--numa' if options.sweep is None else '--sweep'} cannot be combined with --suite {FABRIC}, which "
+            "measures one size and each GPU's nearest NUMA node"
+        )
+    if options.pair is not None:
+        raise UsageError(
+            f"--pair cannot be combined with --suite {FABRIC} or an MPI job: those measure between all ranks"
+        )
     return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FabricRun:
-    """What the user asked for."""
+    """A run that MPI processes, or ranks on this node, measure together."""
 
-    cases: tuple[Case, ...]
-    settings: Settings
-    gpus: str
-    sections: tuple[str, ...]
-    sample: int | None
-    fixed_size: bool
+    bench: Bench
+    job: JobOptions
     outputs: Outputs
-    quiet: bool
     recorder: Recorder | None = None
-    """Told on the one rank that has the report."""
+    """Takes each measurement on the one rank that has the report."""
 
-    def planned(self, machine_name: str | None, ranks: int | None) -> Draw:
-        """Return what ``--dry-run`` shows: the steps between this node's GPUs, or what ``ranks`` of them cost."""
+    def planned(self, machine_name: str | None) -> Draw:
+        """Return what ``--dry-run`` shows: the steps between this node's GPUs, or what ``--ranks`` of them cost."""
         from egmctl.report.exports.plan_json import cost_json, plan_json
+        from egmctl.report.rendering import rendered
+        from egmctl.report.views.bench_plan import cost_document, plan_document
 
-        seen = read_machine(machine_name, self.sections, quiet=self.quiet)
-        if ranks is None:
+        node = read_machine(machine_name, self.bench.sections, quiet=self.outputs.options.quiet)
+        if self.job.ranks is None:
             from egmctl.bench.fabric_run import alone, plan_for
-            from egmctl.report.rendering import rendered
-            from egmctl.report.views.bench_plan import plan_document
 
-            plan = plan_for(alone(seen, self._chosen(seen)), self._asked())
+            plan = plan_for(alone(node, self._chosen(node)), self._asked())
             return lambda target: (
-                plan_json(plan, seen)
+                plan_json(plan, node)
                 if target.format is Format.JSON
                 else rendered(plan_document(plan), target.format, width=target.width)
             )
         from egmctl.bench.plan.cost import job_cost
         from egmctl.bench.plan.fabric import make_fabric_plan
         from egmctl.bench.plan.placement import modelled
-        from egmctl.report.rendering import rendered
-        from egmctl.report.views.bench_plan import cost_document
 
-        if not seen.gpus:
+        if not node.gpus:
             raise NothingToDo("no GPU here to scale from; --machine names a machine that has GPUs")
-        layout = modelled(seen, ranks)
-        cost = job_cost(make_fabric_plan(layout, self.cases, self.settings, self.sample), layout)
+        layout = modelled(node, self.job.ranks)
+        plan = make_fabric_plan(layout, self.bench.selected_cases, self.bench.settings, self.job.sample)
+        cost = job_cost(plan, layout)
         return lambda target: (
-            cost_json(cost, seen)
+            cost_json(cost, node)
             if target.format is Format.JSON
-            else rendered(cost_document(cost, seen), target.format, width=target.width)
+            else rendered(cost_document(cost, node), target.format, width=target.width)
         )
 
     @contextlib.contextmanager
-    def measured(self, found: Launched | None, bar: Bar) -> Iterator[RunReport]:
+    def measured(self, launch: Launched | None, bar: Bar) -> Iterator[RunReport]:
         """Measure, and hand over the report on the one rank that has it; the block ends with ``typer.Exit``."""
         from egmctl.bench.fabric_run import measure_here, measure_job
 
-        if found is None:
-            seen, chosen = self._facts()
+        if launch is None:
+            node, chosen = self._facts()
             with bar() as on_progress:
-                report = measure_here(seen, chosen, self._asked(), on_progress, self.recorder)
+                report = measure_here(node, chosen, self._asked(), on_progress, self.recorder)
             yield report
             return
         from egmctl.bench.processes.group import start_rank
@@ -128,26 +138,31 @@ class FabricRun:
             self.outputs.check()
             return self._facts()
 
-        with job(found) as world:
+        with job(launch) as world:
             child = start_rank(world.rank, world.size)
             with bar() as on_progress:
-                told = measure_job(world, child, facts, self._asked(), on_progress, self.recorder)
-            if told is None:
+                report_of_job = measure_job(world, child, facts, self._asked(), on_progress, self.recorder)
+            if report_of_job is None:
                 raise typer.Exit
-            yield told
+            yield report_of_job
 
     def _facts(self) -> tuple[Machine, Sequence[Gpu]]:
-        seen = read_machine(None, self.sections, quiet=True)
-        if not seen.gpus:
+        node = read_machine(None, self.bench.sections, quiet=True)
+        if not node.gpus:
             raise NothingToDo("no GPU to measure; 'egmctl topo' shows what was found")
-        return seen, self._chosen(seen)
+        return node, self._chosen(node)
 
     def _chosen(self, machine: Machine) -> Sequence[Gpu]:
         from egmctl.selectors import select_gpus
 
-        return select_gpus(self.gpus, machine.gpus or ())
+        return select_gpus("all" if self.bench.gpus is None else self.bench.gpus, machine.gpus or ())
 
     def _asked(self) -> Asked:
         from egmctl.bench.fabric_run import Asked
 
-        return Asked(cases=self.cases, settings=self.settings, sample=self.sample, fixed_size=self.fixed_size)
+        return Asked(
+            cases=self.bench.selected_cases,
+            settings=self.bench.settings,
+            sample=self.job.sample,
+            fixed_size=self.bench.size is not None,
+        )

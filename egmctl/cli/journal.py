@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from egmctl.cli.options import ColorOption, ForceOption, JsonOption, output_option
-from egmctl.cli.output import Color, Outputs, say
+from egmctl.api.options import option
+from egmctl.cli.options import NO_LEVELS, takes_options
+from egmctl.cli.output import OutputOptions, Outputs, say
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.kinds import HISTORY
-from egmctl.report.rendering import render
 
 if TYPE_CHECKING:
     from egmctl.journal.write import Journal
@@ -21,26 +21,32 @@ if TYPE_CHECKING:
     from egmctl.model.machine import Machine
 
 
-def open_journal(
-    folder: Path | None, unwanted: bool, files: Sequence[Path], machine: Machine | None = None, *, quiet: bool
-) -> Journal | None:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class JournalOptions:
+    """Where the journal of a run is kept."""
+
+    journal: Path | None = option("Where to keep the run's journal. Default: ~/.local/state/egmctl/journal.", "DIR")
+    no_journal: bool = option("Keep no journal; a killed run then loses its results.", default=False)
+
+
+def open_journal(options: JournalOptions, outputs: Outputs, machine: Machine | None = None) -> Journal | None:
     """Return the journal of a run that begins, and tell once of an earlier one that did not end.
+
+    Without ``--journal`` it is in the user's own folder, and where that cannot be written to, beside the first file
+    that the result goes to.
 
     Parameters
     ----------
-    folder
-        What ``--journal`` names; without it the user's own, and where that cannot be written to, beside the first of
-        ``files``, which the result goes to.
     machine
         The node, whose private names do not go into it.
     """
-    if unwanted or (folder is None and os.environ.get("EGMCTL_NO_JOURNAL")):
+    if options.no_journal or (options.journal is None and os.environ.get("EGMCTL_NO_JOURNAL")):
         return None
     from egmctl.facts.redact import part_redactor
     from egmctl.journal.write import Journal, journal_folder
 
-    folders = [folder] if folder is not None else [journal_folder(), *(file.parent for file in files[:1])]
-    if not quiet:
+    folders = [options.journal] if options.journal else [journal_folder(), *(file.parent for file in outputs.files[:1])]
+    if not outputs.options.quiet:
         _mention(folders[0])
     return Journal(folders, part_redactor(machine))
 
@@ -84,20 +90,15 @@ def _row(path: Path) -> KeptRun:
     )
 
 
-OutputOption = Annotated[list[Path] | None, output_option(HISTORY.formats)]
-
-
+@takes_options(HISTORY.formats, without=NO_LEVELS)
 def history(
+    output: OutputOptions,
     folder: Annotated[
         Path | None, typer.Option("--journal", metavar="DIR", help="Folder given to bench --journal.")
     ] = None,
-    json: JsonOption = False,
-    output: OutputOption = None,
-    force: ForceOption = False,
-    color: ColorOption = Color.AUTO,
 ) -> int:
     """List the bench runs that this node keeps, the latest last."""
-    outputs = Outputs.chosen(HISTORY, output, json=json, force=force, color=color)
+    outputs = output.chosen(HISTORY)
     outputs.check()
 
     from egmctl.journal.read import earlier
@@ -109,6 +110,5 @@ def history(
             rows.append(_row(path))
         except UsageError as error:
             say(str(error))
-    found = History(runs=tuple(rows))
-    outputs.write(lambda target: render(found, target.format, width=target.width))
+    outputs.show(History(runs=tuple(rows)))
     return ExitCode.OK

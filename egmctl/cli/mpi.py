@@ -7,54 +7,56 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import typer
 
+from egmctl.api.options import option
 from egmctl.cli import output
 from egmctl.compat import StrEnum
 from egmctl.errors import EgmctlError, ExitCode
 
 if TYPE_CHECKING:
-    from egmctl.cli.output import Outputs
+    from egmctl.cli.output import OutputOptions, Outputs
     from egmctl.mpi.environment import Launched
     from egmctl.mpi.world import World
+    from egmctl.report.kinds import Kind
 
 
 class Mpi(StrEnum):
-    """What ``--mpi`` says."""
+    """The words of ``--mpi``."""
 
     AUTO = "auto"
-    """The launcher's variables tell."""
+    """The variables of a launcher decide."""
     OFF = "off"
 
 
-MpiOption = Annotated[
-    Mpi,
-    typer.Option(
-        "--mpi",
-        help="auto: join the MPI job if mpirun or srun started this process; off: run alone.",
-    ),
-]
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class MpiOptions:
+    """Whether the command joins an MPI job."""
+
+    mpi: Mpi = option(
+        "auto: join the MPI job if mpirun or srun started this process; off: run alone.", default=Mpi.AUTO
+    )
+
+    def launched(self) -> Launched | None:
+        """Return what the launcher says, if this is one of several processes and they belong together.
+
+        From now on all but rank 0 are silent.
+        """
+        if self.mpi is Mpi.OFF:
+            return None
+        from egmctl.mpi.environment import launched
+
+        launch = launched(os.environ)
+        if launch is not None:
+            output.relayed = True
+            output.muted = launch.rank > 0
+        return launch
 
 
-def launched(mode: Mpi) -> Launched | None:
-    """Return what the launcher says, if this is one of several processes and they belong together.
-
-    From now on all but rank 0 are silent.
-    """
-    if mode is Mpi.OFF:
-        return None
-    from egmctl.mpi.environment import launched as told
-
-    found = told(os.environ)
-    if found is not None:
-        output.relayed = True
-        output.muted = found.rank > 0
-    return found
-
-
-def answers_alone(found: Launched, outputs: Outputs) -> Outputs:
+def answers_alone(launch: Launched, outputs: Outputs) -> Outputs:
     """Have one process of each node answer for it, and the others end in silence.
 
     Returns
@@ -62,14 +64,21 @@ def answers_alone(found: Launched, outputs: Outputs) -> Outputs:
     Outputs
         On all nodes but that of rank 0 with the node's name in each file's: two nodes never write the same file.
     """
-    if not found.first_of_node:
+    if not launch.first_of_node:
         raise typer.Exit
     output.muted = False
-    return outputs.of_node(socket.gethostname()) if found.rank else outputs
+    return outputs.of_node(socket.gethostname()) if launch.rank else outputs
+
+
+def node_outputs(chosen: OutputOptions, kind: Kind, machine: str | None) -> Outputs:
+    """Return where a command writes that answers for one node: as one of an MPI job's processes, for its own node."""
+    launch = MpiOptions().launched() if machine is None else None
+    outputs = chosen.chosen(kind)
+    return outputs if launch is None else answers_alone(launch, outputs)
 
 
 @contextlib.contextmanager
-def job(found: Launched) -> Iterator[World]:
+def job(launch: Launched) -> Iterator[World]:
     """Join the job, and leave it with all others.
 
     Raises
@@ -81,7 +90,7 @@ def job(found: Launched) -> Iterator[World]:
     """
     from egmctl.mpi.world import RanksMissing, World
 
-    world = World(found, on_wait=lambda: output.say(f"waiting for all {found.size} processes to start MPI"))
+    world = World(launch, on_wait=lambda: output.say(f"waiting for all {launch.size} processes to start MPI"))
     try:
         yield world
     except RanksMissing as error:

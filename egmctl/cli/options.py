@@ -1,39 +1,22 @@
-"""The options that commands share, so that one word means one thing everywhere."""
+"""Groups of options as commands take them, and what several commands do with the options that they share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import Field, fields, is_dataclass
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
 
 import typer
 
-from egmctl.cli.output import Color, Outputs, say
+from egmctl.cli.output import OutputOptions, Outputs, say
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.kinds import MACHINES, SUFFIXES, Format
-from egmctl.report.rendering import render
-from egmctl.units import printable
 
 if TYPE_CHECKING:
     from egmctl.model.machine import Machine
 
-
-GpusOption = Annotated[
-    str,
-    typer.Option("--gpus", metavar="LIST", help="GPUs: all, 0-3,5, 0-7/2, a UUID (or its start), a PCI bus id."),
-]
-MeasuredGpusOption = Annotated[
-    str | None,
-    typer.Option(
-        "--gpus",
-        metavar="LIST",
-        help="GPUs: all (the default), 0-3,5, 0-7/2, a UUID (or its start), a PCI bus id. A named GPU that cannot be "
-        "measured is a failure.",
-    ),
-]
-NumaOption = Annotated[
-    str,
-    typer.Option("--numa", metavar="LIST", help="CPU NUMA nodes: all, local (to the chosen GPUs), 1, 0-1."),
-]
 MachineOption = Annotated[
     str | None,
     typer.Option(
@@ -42,8 +25,86 @@ MachineOption = Annotated[
         help="A recorded or shipped machine instead of this node; 'list' names the shipped ones.",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON document, also on failure.")]
-CsvOption = Annotated[bool, typer.Option("--csv", help="Write CSV, one fact per row.")]
+Ended = TypeVar("Ended")
+
+
+def takes_options(
+    formats: Sequence[Format] = (), *, note: str = "", without: Collection[str] = ()
+) -> Callable[[Callable[..., Ended]], Callable[..., Ended]]:
+    """Return a decorator for commands whose parameters are groups of options: dataclasses of ``option`` fields.
+
+    The parser sees the fields as parameters of the command, each of which is an option; the command gets the groups.
+
+    Parameters
+    ----------
+    formats, note
+        The formats of the command's result, which the help of ``--format`` and ``-o`` names with a note.
+    without
+        Fields that are no options of this command: they keep their defaults.
+    """
+
+    def decorate(command: Callable[..., Ended]) -> Callable[..., Ended]:
+        hints = get_type_hints(command, include_extras=True)
+        groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+        members = {name: [each for each in fields(group) if each.name not in without] for name, group in groups.items()}
+        flat: list[inspect.Parameter] = []
+        for parameter in inspect.signature(command).parameters.values():
+            if parameter.name in groups:
+                types = _types(groups[parameter.name])
+                flat += [_parameter(each, types[each.name], formats, note) for each in members[parameter.name]]
+            else:
+                flat.append(parameter.replace(annotation=hints[parameter.name], kind=parameter.KEYWORD_ONLY))
+
+        @functools.wraps(command)
+        def parsed(**values: Any) -> Ended:
+            given = {name: () if value is None and name in repeated else value for name, value in values.items()}
+            grouped = {
+                name: group(**{each.name: given.pop(each.name) for each in members[name]})
+                for name, group in groups.items()
+            }
+            return command(**given, **grouped)
+
+        repeated = {each.name for chosen in members.values() for each in chosen if each.default == ()}
+        parsed.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
+        parsed.__annotations__ = {parameter.name: parameter.annotation for parameter in flat}
+        return parsed
+
+    return decorate
+
+
+@functools.cache
+def _types(group: type[Any]) -> Mapping[str, Any]:
+    return get_type_hints(group)
+
+
+def _parameter(each: Field[Any], hint: Any, formats: Sequence[Format], note: str) -> inspect.Parameter:
+    """Return a field as a parameter that the parser understands: an option that is repeated is a list, or ``None``."""
+    default = each.default
+    if default == ():
+        hint, default = list[get_args(hint)[0]] | None, None  # type: ignore[misc]
+    return inspect.Parameter(
+        each.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[hint, _option(each, formats, note)],
+    )
+
+
+def _option(each: Field[Any], formats: Sequence[Format], note: str) -> Any:
+    more = dict(each.metadata)
+    names = more.pop("names") or (f"--{each.name.replace('_', '-')}",)
+    suffixes = [
+        f"{suffix}{' (JUnit)' * (format is Format.JUNIT)}" for suffix, format in SUFFIXES.items() if format in formats
+    ]
+    more["help"] = more["help"].format(formats=", ".join(formats), suffixes=", ".join(suffixes), note=note)
+    if each.name == "format":
+        more["autocompletion"] = lambda incomplete: [word.value for word in formats if word.startswith(incomplete)]
+    return typer.Option(*names, **more)
+
+
+ForceOption = Annotated[bool, _option(OutputOptions.__dataclass_fields__["force"], (), "")]
+NO_LEVELS = ("csv", "format", "verbose")
+"""The options that lists do not have: they are text or JSON, with one level of detail."""
 
 
 def check_detail(*, brief: bool, verbose: int) -> None:
@@ -52,54 +113,23 @@ def check_detail(*, brief: bool, verbose: int) -> None:
     Raises
     ------
     UsageError
-        Where both are given.
+        If both are given.
     """
     if brief and verbose:
         raise UsageError("--brief and --verbose exclude each other; give one of them")
 
 
-def format_option(valid: Sequence[Format], note: str = "") -> Any:
-    """Return ``--format`` of a command whose result has these formats: it offers them, and refuses others by name."""
+def refuse_together(options: Mapping[str, bool]) -> None:
+    """Refuse options that exclude each other.
 
-    def parsed(text: str) -> Format:
-        if text not in valid:
-            raise UsageError(f"--format {printable(text[:40])}: no such format here; valid are {', '.join(valid)}")
-        return Format(text)
-
-    def completed(incomplete: str) -> list[str]:
-        return [format.value for format in valid if format.startswith(incomplete)]
-
-    return typer.Option(
-        "--format",
-        metavar="FORMAT",
-        parser=parsed,
-        autocompletion=completed,
-        help=f"Output format: {', '.join(valid)}{note}.",
-    )
-
-
-def output_option(valid: Sequence[Format], note: str = "") -> Any:
-    """Return ``-o`` of a command whose result has these formats."""
-    suffixes = (
-        f"{suffix}{' (JUnit)' * (format is Format.JUNIT)}" for suffix, format in SUFFIXES.items() if format in valid
-    )
-    return typer.Option(
-        "--output",
-        "-o",
-        metavar="FILE",
-        help=f"Write to FILE, the format by its suffix: {', '.join(suffixes)}{note}. Can be given several times; - is "
-        "standard output.",
-    )
-
-
-ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")]
-ColorOption = Annotated[
-    Color, typer.Option("--color", help="When to use colour; auto follows NO_COLOR, FORCE_COLOR and the terminal.")
-]
-VerboseOption = Annotated[
-    int, typer.Option("--verbose", "-v", count=True, show_default=False, help="Show more detail.")
-]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on standard error.")]
+    Raises
+    ------
+    UsageError
+        If more than one of them is given.
+    """
+    given = [option for option, is_given in options.items() if is_given]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} exclude each other; give one of them")
 
 
 def read_machine(name: str | None, sections: Iterable[str], *, quiet: bool, cuda: bool = True, pid: int = 0) -> Machine:
@@ -108,7 +138,7 @@ def read_machine(name: str | None, sections: Iterable[str], *, quiet: bool, cuda
     Parameters
     ----------
     sections, cuda, pid
-        As for :func:`egmctl.facts.collect.collect`; of a machine to replay, all there is.
+        As for :func:`egmctl.facts.collect.collect`; a machine to replay has all its sections.
 
     Raises
     ------
@@ -121,10 +151,10 @@ def read_machine(name: str | None, sections: Iterable[str], *, quiet: bool, cuda
 
     if name is None:
         return collect(sections, cuda=cuda, pid=pid, on_wait=None if quiet else say)
-    seen = load(name)
-    if seen.origin.kind is OriginKind.RECORDED and not quiet:
-        say(f"replaying the recorded machine {seen.origin.name}, not this node")
-    return seen
+    machine = load(name)
+    if machine.origin.kind is OriginKind.RECORDED and not quiet:
+        say(f"replaying the recorded machine {machine.origin.name}, not this node")
+    return machine
 
 
 def list_machines(outputs: Outputs) -> int:
@@ -134,6 +164,5 @@ def list_machines(outputs: Outputs) -> int:
 
     outputs.all_in(MACHINES.formats, "--machine list")
     outputs.check()
-    listed = machine_list([load(name) for name in names()])
-    outputs.write(lambda target: render(listed, target.format, width=target.width), answers=False)
+    outputs.show(machine_list([load(name) for name in names()]), answers=False)
     return ExitCode.OK

@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from egmctl.api.options import option
 from egmctl.compat import StrEnum
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.files import make_folder, next_free, open_parent, settle, state_folder, status_in, write_whole
 from egmctl.report.kinds import SUFFIXES, Format, Kind
+from egmctl.report.rendering import render
 from egmctl.units import printable
 
 if TYPE_CHECKING:
@@ -31,8 +33,51 @@ class Color(StrEnum):
     NEVER = "never"
 
 
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class OutputOptions:
+    """Where a result goes, in which format, and how much is said."""
+
+    json: bool = option("Write one JSON document, also on failure.", default=False)
+    csv: bool = option("Write CSV, one fact per row.", default=False)
+    format: str | None = option("Output format: {formats}{note}.", "FORMAT")
+    output: Sequence[Path] = option(
+        "Write to FILE, the format by its suffix: {suffixes}{note}. Can be given several times; - is standard output.",
+        "FILE",
+        "--output",
+        "-o",
+        default=(),
+    )
+    force: bool = option("Overwrite a file that exists.", default=False)
+    verbose: int = option("Show more detail.", None, "--verbose", "-v", default=0, count=True, show_default=False)
+    quiet: bool = option("No progress and no notes on standard error.", None, "--quiet", "-q", default=False)
+    color: Color = option(
+        "When to use colour; auto follows NO_COLOR, FORCE_COLOR and the terminal.", default=Color.AUTO
+    )
+
+    def chosen(self, kind: Kind) -> Outputs:
+        """Return the places that a result of this kind goes to: standard output where ``-o`` names no file.
+
+        Raises
+        ------
+        UsageError
+            As :func:`choose_format`, and where a file is named twice.
+        """
+        paths: Sequence[Path | None] = self.output or (None,)
+        for path in paths:
+            if paths.count(path) > 1:
+                raise UsageError(f"-o {printable(str(path))} is given {paths.count(path)} times; give it once")
+        formats = (
+            choose_format(kind.formats, path, json=self.json, csv=self.csv, format=self.format) for path in paths
+        )
+        targets = (
+            Target(format=format, file=file_of(path), verbose=self.verbose)
+            for format, path in zip(formats, paths, strict=True)
+        )
+        return Outputs(targets=tuple(targets), options=self)
+
+
 def choose_format(
-    valid: Sequence[Format], output: Path | None, *, json: bool = False, csv: bool = False, format: Format | None = None
+    valid: Sequence[Format], output: Path | None, *, json: bool = False, csv: bool = False, format: str | None = None
 ) -> Format:
     """Return the format that the options ask for; text if they ask for none.
 
@@ -43,7 +88,7 @@ def choose_format(
     output
         Its suffix says the format, unless an option does.
     format
-        What ``--format`` says; ``--json`` and ``--csv`` are short for two of its words.
+        The word of ``--format``; ``--json`` and ``--csv`` are short for two words.
 
     Raises
     ------
@@ -51,17 +96,17 @@ def choose_format(
         For options that contradict each other, for a suffix that names no format, and for a format that the result
         has not.
     """
-    options = {
-        "--json": Format.JSON if json else None,
-        "--csv": Format.CSV if csv else None,
-        f"--format {format}": format,
+    words = {
+        "--json": "json" if json else None,
+        "--csv": "csv" if csv else None,
+        f"--format {printable((format or '')[:40])}": format,
     }
-    given = {option: asked for option, asked in options.items() if asked is not None}
+    given = {spelling: word for spelling, word in words.items() if word is not None}
+    if wrong := next((spelling for spelling, word in given.items() if word not in valid), None):
+        raise UsageError(f"{wrong}: no such format here; valid are {', '.join(valid)}")
     if len(set(given.values())) > 1:
         raise UsageError(f"{' and '.join(given)} exclude each other; give one of them")
-    asked = next(iter(given.values()), None)
-    if asked is not None and asked not in valid:
-        raise UsageError(f"{next(iter(given))}: no such format here; valid are {', '.join(valid)}")
+    asked = next(map(Format, given.values()), None)
     output = file_of(output)
     if output is None:
         return asked or Format.TEXT
@@ -73,9 +118,9 @@ def choose_format(
     if asked is None and by_suffix is None:
         if os.path.isdir(output):
             raise UsageError(f"{_name(output)} is a directory; give a file to write the result to")
-        found = f"the suffix {output.suffix!r} names no format" if output.suffix else "no suffix names the format"
-        suffixes = ", ".join(suffix for suffix, one in SUFFIXES.items() if one in valid)
-        raise UsageError(f"{_name(output)}: {found}; valid are {suffixes}, or any with --format")
+        lacking = f"the suffix {output.suffix!r} names no format" if output.suffix else "no suffix names the format"
+        suffixes = ", ".join(suffix for suffix, format in SUFFIXES.items() if format in valid)
+        raise UsageError(f"{_name(output)}: {lacking}; valid are {suffixes}, or any with --format")
     return asked or by_suffix or Format.TEXT
 
 
@@ -298,8 +343,10 @@ class Target:
     format: Format
     file: Path | None
     """``None`` is standard output."""
+    verbose: int = 0
+    """How much more detail than usual is shown."""
     brief: bool = False
-    """Only the answer: what a terminal shows beside files."""
+    """Whether only the answer is shown, as on a terminal beside files."""
 
     @property
     def leaves_the_node(self) -> bool:
@@ -311,6 +358,11 @@ class Target:
         """Characters of a line of the terminal that shows it; ``None`` where none does."""
         return terminal_width(self.file)
 
+    def draw(self, result: object, *, brief: bool = False) -> Text | str:
+        """Return a result as it is shown there."""
+        brief = brief or self.brief
+        return render(result, self.format, verbose=0 if brief else self.verbose, brief=brief, width=self.width)
+
 
 Draw = Callable[[Target], "Text | str"]
 
@@ -320,53 +372,17 @@ class Outputs:
     """All places that a result goes to."""
 
     targets: tuple[Target, ...]
-    force: bool
-    color: Color
-    quiet: bool = False
-
-    @classmethod
-    def chosen(
-        cls,
-        kind: Kind,
-        files: Sequence[Path] | None,
-        *,
-        json: bool = False,
-        csv: bool = False,
-        format: Format | None = None,
-        force: bool = False,
-        color: Color = Color.AUTO,
-        quiet: bool = False,
-    ) -> Outputs:
-        """Return what the options ask for.
-
-        Parameters
-        ----------
-        kind
-            Of the result.
-        json, csv, format
-            As for :func:`egmctl.cli.output.choose_format`.
-        files
-            What ``-o`` names, each with its format by its suffix; standard output where there is none.
-
-        Raises
-        ------
-        UsageError
-            As :func:`egmctl.cli.output.choose_format`, and where a file is named twice.
-        """
-        asked: list[Path | None] = [*files] if files else [None]
-        for path in asked:
-            if asked.count(path) > 1:
-                raise UsageError(f"-o {printable(str(path))} is given {asked.count(path)} times; give it once")
-        targets = [
-            Target(format=choose_format(kind.formats, path, json=json, csv=csv, format=format), file=file_of(path))
-            for path in asked
-        ]
-        return cls(targets=tuple(targets), force=force, color=color, quiet=quiet)
+    options: OutputOptions
 
     @property
     def files(self) -> tuple[Path, ...]:
         """The files."""
         return tuple(target.file for target in self.targets if target.file is not None)
+
+    @property
+    def explains_itself(self) -> bool:
+        """Whether the result says itself, in one of the places, why it is empty: text and JSON do."""
+        return any(target.format in (Format.TEXT, Format.JSON) for target in self.targets)
 
     def of_node(self, host: str) -> Outputs:
         """Return the same with the name of a node in that of each file: ``topo-node02.json``."""
@@ -397,7 +413,7 @@ class Outputs:
             As :func:`egmctl.cli.output.check_output`.
         """
         for target in self.targets:
-            check_output(target.file, self.force)
+            check_output(target.file, self.options.force)
 
     def write(self, draw: Draw, *, answers: bool = True) -> None:
         """Write a result everywhere; a file that cannot be written keeps it from no other.
@@ -417,19 +433,23 @@ class Outputs:
         failed: list[EgmctlError] = []
         for target in self.targets:
             try:
-                emit(draw(target), output=target.file, force=self.force, color=self.color)
+                emit(draw(target), output=target.file, force=self.options.force, color=self.options.color)
             except EgmctlError as error:
                 failed.append(error)
         if failed:
             raise failed[0]
-        if answers and len(self.files) == len(self.targets) and not self.quiet and has_stdout():
-            told = draw(Target(format=Format.TEXT, file=None, brief=True))
-            emit(_with_files(told, self.files), output=None, force=False, color=self.color)
+        if answers and len(self.files) == len(self.targets) and not self.options.quiet and has_stdout():
+            answer = draw(Target(format=Format.TEXT, file=None, brief=True))
+            emit(_with_files(answer, self.files), output=None, force=False, color=self.options.color)
+
+    def show(self, result: object, *, answers: bool = True) -> None:
+        """Write a result everywhere as it is: :meth:`write`."""
+        self.write(lambda target: target.draw(result), answers=answers)
 
 
-def _with_files(told: Text | str, files: Sequence[Path]) -> Text | str:
+def _with_files(answer: Text | str, files: Sequence[Path]) -> Text | str:
     names = f"written: {', '.join(printable(str(path)) for path in files)}\n"
-    if isinstance(told, str):
-        return f"{told.rstrip()}\n{names}"
-    told.rstrip()
-    return told.append("\n").append(names, "dim")
+    if isinstance(answer, str):
+        return f"{answer.rstrip()}\n{names}"
+    answer.rstrip()
+    return answer.append("\n").append(names, "dim")

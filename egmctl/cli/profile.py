@@ -8,20 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from egmctl.cli.options import (
-    ColorOption,
-    ForceOption,
-    JsonOption,
-    MachineOption,
-    QuietOption,
-    list_machines,
-    output_option,
-    read_machine,
-)
-from egmctl.cli.output import Color, Outputs, check_output, emit, file_of, say
+from egmctl.cli.options import NO_LEVELS, ForceOption, MachineOption, list_machines, read_machine, takes_options
+from egmctl.cli.output import OutputOptions, check_output, emit, file_of, say
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.kinds import MATCH, PROFILES
-from egmctl.report.rendering import render
 from egmctl.units import printable
 
 if TYPE_CHECKING:
@@ -36,8 +26,6 @@ app = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": 
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A profile's name, or its file NAME.toml.")]
 RunsArgument = Annotated[list[Path], typer.Argument(metavar="RUN.json...", help="JSON results of egmctl bench.")]
-OutputOption = Annotated[list[Path] | None, output_option(PROFILES.formats)]
-MatchOutputOption = Annotated[list[Path] | None, output_option(MATCH.formats)]
 TomlOption = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="FILE.toml", help="Write to FILE.toml; its stem is the profile's name."),
@@ -45,50 +33,32 @@ TomlOption = Annotated[
 
 
 @app.command("list", short_help="List the profiles.")
-def list_profiles(
-    json: JsonOption = False,
-    output: OutputOption = None,
-    force: ForceOption = False,
-    color: ColorOption = Color.AUTO,
-) -> int:
+@takes_options(PROFILES.formats, without=NO_LEVELS)
+def list_profiles(output: OutputOptions) -> int:
     """List the profiles: your own, the system's (/etc/egmctl/profiles), and those that ship."""
     from egmctl.verdict.profiles import load_all
 
-    outputs = Outputs.chosen(PROFILES, output, json=json, force=force, color=color)
-    _write(outputs, load_all)
-    return ExitCode.OK
+    return _show(output, load_all)
 
 
 @app.command("show", short_help="Show one profile, with the source of each number.")
-def show_profile(
-    name: NameArgument,
-    json: JsonOption = False,
-    output: OutputOption = None,
-    force: ForceOption = False,
-    color: ColorOption = Color.AUTO,
-) -> int:
+@takes_options(PROFILES.formats, without=NO_LEVELS)
+def show_profile(name: NameArgument, output: OutputOptions) -> int:
     """Show one profile: how its machines are recognised, what each path reaches, and the source of each number."""
     from egmctl.verdict.profiles import find, read
 
-    def found() -> Sequence[tuple[Profile, Path]]:
+    def named() -> Sequence[tuple[Profile, Path]]:
         path = find(name)
         return [(read(path), path)]
 
-    _write(Outputs.chosen(PROFILES, output, json=json, force=force, color=color), found)
-    return ExitCode.OK
+    return _show(output, named)
 
 
 @app.command("match", short_help="Show which profile matches this machine, and why.")
-def match_profiles(
-    machine: MachineOption = None,
-    json: JsonOption = False,
-    output: MatchOutputOption = None,
-    force: ForceOption = False,
-    quiet: QuietOption = False,
-    color: ColorOption = Color.AUTO,
-) -> int:
+@takes_options(MATCH.formats, without=NO_LEVELS)
+def match_profiles(output: OutputOptions, machine: MachineOption = None) -> int:
     """Show which profile matches this machine, and why; exit code 3 if none does."""
-    outputs = Outputs.chosen(MATCH, output, json=json, force=force, color=color, quiet=quiet)
+    outputs = output.chosen(MATCH)
     if machine == "list":
         return list_machines(outputs)
     outputs.check()
@@ -96,13 +66,12 @@ def match_profiles(
     from egmctl.model.profile import Matched, MatchResult
     from egmctl.verdict.profiles import choose, load_all, match_profile
 
-    seen = read_machine(machine, SECTIONS, quiet=quiet)
+    node = read_machine(machine, SECTIONS, quiet=output.quiet)
     profiles = [profile for profile, _ in load_all()]
-    chosen, why = choose(seen, profiles)
-    matches = tuple(match_profile(seen, profile) for profile in profiles)
-    result = MatchResult(profile=chosen.name if chosen else None, reason=why, matches=matches)
-    matched = Matched(origin=seen.origin, result=result)
-    outputs.write(lambda target: render(matched, target.format, width=target.width))
+    chosen, reason = choose(node, profiles)
+    matches = tuple(match_profile(node, profile) for profile in profiles)
+    result = MatchResult(profile=chosen.name if chosen else None, reason=reason, matches=matches)
+    outputs.show(Matched(origin=node.origin, result=result))
     return ExitCode.OK if chosen else ExitCode.NOTHING
 
 
@@ -127,12 +96,14 @@ def learn_profile(runs: RunsArgument, output: TomlOption = None, force: ForceOpt
     return ExitCode.OK
 
 
-def _write(outputs: Outputs, find: Callable[[], Sequence[tuple[Profile, Path]]]) -> None:
+def _show(output: OutputOptions, find: Callable[[], Sequence[tuple[Profile, Path]]]) -> int:
     from egmctl.model.profile import ProfileFile, ProfileList
 
+    outputs = output.chosen(PROFILES)
     outputs.check()
     files = tuple(ProfileFile(file=str(path), profile=profile) for profile, path in find())
-    outputs.write(lambda target: render(ProfileList(profiles=files), target.format, width=target.width))
+    outputs.show(ProfileList(profiles=files))
+    return ExitCode.OK
 
 
 def _run(saved: Saved) -> Run:

@@ -7,21 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from egmctl.cli.options import (
-    ColorOption,
-    CsvOption,
-    ForceOption,
-    JsonOption,
-    QuietOption,
-    VerboseOption,
-    check_detail,
-    format_option,
-    output_option,
-)
-from egmctl.cli.output import Color, Outputs, Target, say
+from egmctl.cli.options import check_detail, takes_options
+from egmctl.cli.output import OutputOptions, Target, say
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.kinds import BENCH, BRINGUP, DOCTOR, TOPO, Format, Kind, kind_of
-from egmctl.report.rendering import render
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -36,21 +25,12 @@ FileArgument = Annotated[
     ),
 ]
 
-FormatOption = Annotated[Format | None, format_option(tuple(Format), " (those of the command that wrote FILE)")]
-OutputOption = Annotated[list[Path] | None, output_option(tuple(Format), " (those of the command that wrote FILE)")]
 
-
+@takes_options(tuple(Format), note=" (those of the command that wrote FILE)")
 def show(
     file: FileArgument,
-    json: JsonOption = False,
-    csv: CsvOption = False,
-    format: FormatOption = None,
-    output: OutputOption = None,
-    force: ForceOption = False,
-    verbose: VerboseOption = 0,
+    output: OutputOptions,
     brief: Annotated[bool, typer.Option("--brief", help="Of a result of doctor: one line per problem.")] = False,
-    quiet: QuietOption = False,
-    color: ColorOption = Color.AUTO,
 ) -> int:
     """Show a saved result again, in any format that its command has: the bytes that it would have written itself.
 
@@ -62,10 +42,10 @@ def show(
 
     saved, written = load_document(file)
     kind = _kind(saved)
-    outputs = Outputs.chosen(kind, output, json=json, csv=csv, format=format, force=force, color=color, quiet=quiet)
+    outputs = output.chosen(kind)
     if brief and kind is not DOCTOR:
         raise UsageError(f"--brief works with a result of egmctl doctor, which {file} is not")
-    check_detail(brief=brief, verbose=verbose)
+    check_detail(brief=brief, verbose=output.verbose)
     outputs.check()
     read = written is None or any(target.format is not Format.JSON for target in outputs.targets)
     result = viewed(saved) if read else None
@@ -74,7 +54,7 @@ def show(
         try:
             if result is None or (written is not None and target.format is Format.JSON):
                 return ascii_text(written or b"")
-            return render(result, target.format, verbose=verbose, brief=brief or target.brief, width=target.width)
+            return target.draw(result, brief=brief)
         except (LookupError, ValueError, ArithmeticError) as error:
             # No run writes such a file: its values are valid one by one, and contradict each other.
             raise UsageError(f"file {file} cannot be shown: its parts do not fit together ({error})") from error
@@ -82,7 +62,7 @@ def show(
     outputs.write(draw, answers=result is not None)
     if not isinstance(saved, Saved):
         return ExitCode.OK
-    if saved.missing and not quiet:
+    if saved.missing and not output.quiet:
         say(f"{file}: {saved.missing}")
     return ExitCode.CRASHED if saved.damaged else ExitCode.OK
 

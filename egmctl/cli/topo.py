@@ -2,73 +2,31 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-from egmctl.cli.mpi import Mpi, answers_alone, launched
-from egmctl.cli.options import (
-    ColorOption,
-    CsvOption,
-    ForceOption,
-    GpusOption,
-    JsonOption,
-    MachineOption,
-    NumaOption,
-    QuietOption,
-    VerboseOption,
-    format_option,
-    list_machines,
-    output_option,
-    read_machine,
-)
-from egmctl.cli.output import Color, Outputs, Target, say
+from egmctl.api.options import TopoOptions
+from egmctl.cli.mpi import node_outputs
+from egmctl.cli.options import MachineOption, list_machines, read_machine, takes_options
+from egmctl.cli.output import OutputOptions, say
 from egmctl.errors import ExitCode
-from egmctl.report.kinds import TOPO, Format
-from egmctl.report.rendering import render
-
-if TYPE_CHECKING:
-    from rich.text import Text
+from egmctl.report.kinds import TOPO
 
 SECTIONS = ("host", "gpus", "pairs", "switches", "nics", "driver", "process")
 """The sections of a machine that the command shows something of."""
 
-FormatOption = Annotated[Format | None, format_option(TOPO.formats)]
-OutputOption = Annotated[list[Path] | None, output_option(TOPO.formats)]
 
-
-def topo(
-    gpus: GpusOption = "all",
-    numa: NumaOption = "all",
-    machine: MachineOption = None,
-    json: JsonOption = False,
-    csv: CsvOption = False,
-    format: FormatOption = None,
-    output: OutputOption = None,
-    force: ForceOption = False,
-    verbose: VerboseOption = 0,
-    quiet: QuietOption = False,
-    color: ColorOption = Color.AUTO,
-) -> int:
+@takes_options(TOPO.formats)
+def topo(options: TopoOptions, output: OutputOptions, machine: MachineOption = None) -> int:
     """Show how GPUs, NICs and host memory are connected, and which routes are Extended GPU Memory (EGM)."""
-    found = launched(Mpi.AUTO) if machine is None else None
-    outputs = Outputs.chosen(TOPO, output, json=json, csv=csv, format=format, force=force, color=color, quiet=quiet)
     if machine == "list":
-        return list_machines(outputs)
-    if found is not None:
-        outputs = answers_alone(found, outputs)
+        return list_machines(output.chosen(TOPO))
+    outputs = node_outputs(output, TOPO, machine)
     outputs.check()
 
     from egmctl.api.machine import topology_of
     from egmctl.topology.notes import missing
 
-    seen = read_machine(machine, SECTIONS, quiet=quiet)
-    lacking = missing(seen)
-
-    def draw(target: Target) -> Text | str:
-        shown = topology_of(seen, gpus=gpus, numa=numa, redacted=target.leaves_the_node)
-        return render(shown, target.format, verbose=verbose, brief=target.brief, width=target.width)
-
-    outputs.write(draw)
-    if lacking is not None and not {target.format for target in outputs.targets} & {Format.TEXT, Format.JSON}:
-        say(lacking.sentence)
-    return ExitCode.OK if lacking is None else ExitCode.NOTHING
+    node = read_machine(machine, SECTIONS, quiet=output.quiet)
+    note = missing(node)
+    outputs.write(lambda target: target.draw(topology_of(node, **vars(options), redacted=target.leaves_the_node)))
+    if note is not None and not outputs.explains_itself:
+        say(note.sentence)
+    return ExitCode.OK if note is None else ExitCode.NOTHING

@@ -19,12 +19,11 @@ HARNESS = """
 import sys, os, time
 import typer
 from egmctl.cli import app as frame
-from egmctl.cli.options import JsonOption
 from egmctl.cli.output import emit
 from egmctl.errors import *
 
 @frame.app.command()
-def probe(json: JsonOption = False) -> None:
+def probe(json: bool = typer.Option(False, "--json")) -> None:
     {body}
 
 frame.main()

@@ -332,13 +332,13 @@ def test_of_two_commands_that_write_one_new_file_both_results_are_there(tmp_path
 
 SLOW_START = """
 import sys
-from egmctl.cli import outputs
+from egmctl.cli import output
 from egmctl.cli.app import run
-check = outputs.check_output
+check = output.check_output
 def checked(*arguments):
     check(*arguments)
     sys.stdin.read()
-outputs.check_output = checked
+output.check_output = checked
 sys.exit(run(sys.argv[1:]))
 """
 """The command, which waits after it has looked at the file that it is to write."""

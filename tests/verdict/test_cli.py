@@ -118,7 +118,10 @@ def test_a_broken_profile_is_told_before_anything_is_measured(
 @pytest.mark.parametrize("option", [("--strict",), ("--profile", "hgx-h200")])
 def test_no_verdict_goes_with_nothing_that_is_about_the_verdict(egmctl: RunEgmctl, option: tuple[str, ...]) -> None:
     ended = egmctl("bench", "--no-verdict", *option)
-    assert (ended.code, ended.err) == (2, f"egmctl: --no-verdict and {option[0]} exclude each other\n")
+    assert (ended.code, ended.err) == (
+        2,
+        f"egmctl: --no-verdict and {option[0]} exclude each other; give one of them\n",
+    )
 
 
 def test_list_names_every_profile_with_what_it_knows(egmctl: RunEgmctl, home: dict[str, str | None]) -> None:

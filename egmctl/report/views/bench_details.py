@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from statistics import median
 
+from egmctl.bench.engine import ENGINES
 from egmctl.model.measurement import Engine, Measurement, MemoryKind, Pattern, Quantity, RunReport, Status
 from egmctl.model.route import HOST_NAMES, NUMA_MEMORY, Egm
 from egmctl.model.task import UCX_ENGINES

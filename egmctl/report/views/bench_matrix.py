@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
+from egmctl.bench.engine import ENGINES
 from egmctl.model.measurement import (
     Chase,
     ChaseOrder,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from os.path import commonprefix
 from statistics import median
 
+from egmctl.bench.engine import ENGINES
 from egmctl.model.measurement import Measurement, Pattern, Quantity, Status
 from egmctl.model.route import HOST_NAMES, Egm
 from egmctl.report.document import EMPTY, Cell, Chart, Matrix, Point, Series, columns_of

@@ -1,0 +1,126 @@
+"""The options that commands and library share: each is a field, stated once with its spelling and its help.
+
+No two groups are compared: each method that a dataclass would get for that costs time at every start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from egmctl.errors import UsageError
+from egmctl.units import printable
+
+Group = TypeVar("Group")
+
+
+def option(help: str, metavar: str | None = None, *names: str, default: Any = None, **more: Any) -> Any:
+    """Return a field of a group of options.
+
+    Parameters
+    ----------
+    help, metavar
+        What ``--help`` shows.
+    names
+        The spellings; without them ``--`` and the name of the field.
+    default
+        The value without the option; ``()`` makes an option that can be given several times.
+    more
+        Further arguments of ``typer.Option``.
+    """
+    return field(default=default, metadata={"help": help, "metavar": metavar, "names": names, **more})
+
+
+def documented(group: type[Group]) -> type[Group]:
+    """Append the options of a class to its docstring, in the words of ``--help``."""
+    options = (f"{each.name}\n    {each.metadata['help']}\n" for each in fields(group))  # type: ignore[arg-type]
+    group.__doc__ = f"{group.__doc__}\n\nParameters\n----------\n{''.join(options)}"
+    return group
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class TopoOptions:
+    """The part of a machine that ``egmctl topo`` shows."""
+
+    gpus: str = option("GPUs: all, 0-3,5, 0-7/2, a UUID (or its start), a PCI bus id.", "LIST", default="all")
+    numa: str = option("CPU NUMA nodes: all, local (to the chosen GPUs), 1, 0-1.", "LIST", default="all")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class BenchOptions:
+    """What the bench measures, and how."""
+
+    gpus: str | None = option(
+        "GPUs: all (the default), 0-3,5, 0-7/2, a UUID (or its start), a PCI bus id. A named GPU that cannot be "
+        "measured is a failure.",
+        "LIST",
+    )
+    numa: str = option("CPU NUMA nodes: all, local (to the chosen GPUs), 1, 0-1.", "LIST", default="all")
+    suites: Sequence[str] = option("Suites of cases; --list names them.", "NAME[,..]", "--suite", default=())
+    cases: Sequence[str] = option(
+        "Only cases whose names match; can be given several times.", "GLOB", "--case", default=()
+    )
+    pair: str | None = option("Only these paths, from A to B: GPUs (0, GPU0) and NUMA nodes (NUMA0).", "A:B[,..]")
+    quick: bool = option("A quick look at every link: --suite quick.", default=False)
+    full: bool = option("Every case: --suite full.", default=False)
+    size: str | None = option("Bytes of each buffer: 512M (the default), 64MiB (2^20), 64MB (10^6).", "SIZE")
+    sweep: str | None = option(
+        "Measure sizes from 4 KiB to --size (default: the largest that fits, up to 8 GiB).", "size"
+    )
+    samples: int | None = option("Samples of each path: 3 or 5, by the suite.", "N")
+    copies: int | None = option("Copies of the buffer in one sample; by default as many as take 20 ms.", "N")
+    duration: float | None = option("Soak test: repeat all measurements for this long.", "SECONDS")
+    serial: bool = option("Measure one pair at a time, even if pairs share no GPU or link.", default=False)
+    no_gate: bool = option("Do not queue work behind a gate kernel: for profilers.", default=False)
+    allow_busy: bool = option("Measure GPUs that other processes use, and mark the results.", default=False)
+    memory: int = option("Share of the free memory that buffers may take, 1 to 95.", "PERCENT", default=50)
+    timeout: float = option("Give up a step after this long and continue.", "SECONDS", default=60.0)
+
+    @property
+    def suite_names(self) -> tuple[str, ...]:
+        """The suites that the options choose; none where cases are named, or the standard suite is meant.
+
+        Raises
+        ------
+        UsageError
+            If there is no such suite or sweep, or the options exclude each other.
+        """
+        from egmctl.bench.suites import select_suites
+
+        if sum((bool(self.suites), self.quick, self.full)) > 1:
+            raise UsageError("--suite, --quick and --full exclude each other")
+        if self.sweep not in (None, "size"):
+            raise UsageError(f"--sweep {printable(self.sweep)!r}: the only valid sweep is size")
+        if self.suites:
+            return select_suites(",".join(self.suites))
+        implied = {"quick": self.quick, "full": self.full, "sweep": self.sweep is not None and not self.cases}
+        return tuple(name for name, chosen in implied.items() if chosen)[:1]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class NodeOptions:
+    """The parts of a node that have to work."""
+
+    gpus: str | None = option(
+        "GPUs that must work: all, 0-3,5, a UUID (or its start), a PCI bus id. A named GPU that cannot be used "
+        "is a failure.",
+        "LIST",
+    )
+    numa: str | None = option("CPU NUMA nodes whose memory must work: all, local, 1, 0-1.", "LIST")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class DoctorOptions(NodeOptions):
+    """What the doctor checks, and what it expects."""
+
+    purposes: str | None = option("Only checks for these purposes: egm, p2p, ipc, fabric, rdma, perf.", "LIST", "--for")
+    check: Sequence[str] = option("Only this check or glob (numa.*); can be given several times.", "ID", default=())
+    skip: Sequence[str] = option("Skip this check or glob; can be given several times.", "ID", default=())
+    expect: str | None = option(
+        "What must be here: counts (gpus=8,nics=4,numa=2), or a recorded or shipped machine.", "gpus=N|FILE"
+    )
+    since: str | None = option(
+        "Kernel messages of this long only: 30m, 2h, 1d. Default: since boot.", "AGE", show_default=False
+    )
+    strict: bool = option("Treat warnings and notes as failures (exit code 1).", default=False)
