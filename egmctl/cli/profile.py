@@ -93,17 +93,17 @@ def match_profiles(
         return list_machines(outputs)
     outputs.check()
 
-    from egmctl.model.profile import Matched, MatchResult
+    from egmctl.model.profile import MatchResult
     from egmctl.verdict.profiles import choose, load_all, match_profile
 
     seen = read_machine(machine, SECTIONS, quiet=quiet)
     profiles = [profile for profile, _ in load_all()]
     chosen, why = choose(seen, profiles)
     matches = tuple(match_profile(seen, profile) for profile in profiles)
-    result = MatchResult(profile=chosen.name if chosen else None, reason=why, matches=matches)
-    matched = Matched(origin=seen.origin, result=result)
-    outputs.write(lambda target: render(matched, target.format, width=target.width))
-    return ExitCode.OK if chosen else ExitCode.NOTHING
+    profile = chosen.name if chosen else None
+    result = MatchResult(origin=seen.origin, profile=profile, reason=why, matches=matches)
+    outputs.write(lambda target: render(result, target.format, width=target.width))
+    return result.exit_code
 
 
 @app.command("learn", short_help="Make a profile from your own runs.")
