@@ -33,9 +33,9 @@ from egmctl.model.listing import CheckList, History, MachineList
 from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin, Spelling
 from egmctl.model.measurement import RunReport
 from egmctl.model.planned import PLAN_SCHEMA, PlanReport
-from egmctl.model.profile import PROFILE_SCHEMA, Matched, MatchResult, Profile, ProfileList
+from egmctl.model.profile import PROFILE_SCHEMA, MatchResult, Profile, ProfileList
 from egmctl.report.exports.plan_json import COST_SCHEMA
-from egmctl.topology.result import TopoResult
+from egmctl.topology.topology import Topology
 
 SCHEMAS = Path(__file__).resolve().parents[1] / "docs" / "schemas"
 
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
     outdated = False
     schemas = {
         "machine": machine_schema(),
-        "topo": command_schema(TopoResult.SCHEMA, TopoResult),
+        "topo": command_schema(Topology.SCHEMA, Topology),
         "bench": command_schema(RunReport.SCHEMA, RunReport),
         "plan": command_schema(PLAN_SCHEMA, PlanReport),
         "doctor": command_schema(Diagnosis.SCHEMA, Diagnosis),
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
         "fleet": command_schema(FleetReport.SCHEMA, FleetReport, one_machine=False),
         "profile": profile_schema(),
         "profiles": command_schema(ProfileList.SCHEMA, ProfileList, one_machine=False),
-        "match": command_schema(Matched.SCHEMA, MatchResult),
+        "match": command_schema(MatchResult.SCHEMA, MatchResult),
         "cost": command_schema(COST_SCHEMA, JobCost),
         "history": command_schema(History.SCHEMA, History, one_machine=False),
         "machines": command_schema(MachineList.SCHEMA, MachineList, one_machine=False),

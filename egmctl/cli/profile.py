@@ -63,16 +63,17 @@ def match_profiles(output: OutputOptions, machine: MachineOption = None) -> int:
         return list_machines(outputs)
     outputs.check()
 
-    from egmctl.model.profile import Matched, MatchResult
+    from egmctl.model.profile import MatchResult
     from egmctl.verdict.profiles import choose, load_all, match_profile
 
     node = read_machine(machine, SECTIONS, quiet=output.quiet)
     profiles = [profile for profile, _ in load_all()]
     chosen, reason = choose(node, profiles)
     matches = tuple(match_profile(node, profile) for profile in profiles)
-    result = MatchResult(profile=chosen.name if chosen else None, reason=reason, matches=matches)
-    outputs.show(Matched(origin=node.origin, result=result))
-    return ExitCode.OK if chosen else ExitCode.NOTHING
+    name = chosen.name if chosen else None
+    result = MatchResult(origin=node.origin, profile=name, reason=reason, matches=matches)
+    outputs.show(result)
+    return result.exit_code
 
 
 @app.command("learn", short_help="Make a profile from your own runs.")

@@ -10,12 +10,10 @@ import typer
 from egmctl.cli.options import check_detail, takes_options
 from egmctl.cli.output import OutputOptions, Target, say
 from egmctl.errors import ExitCode, UsageError
-from egmctl.report.kinds import BENCH, BRINGUP, DOCTOR, TOPO, Format, Kind, kind_of
+from egmctl.report.kinds import DOCTOR, TOPO, Format, kind_of
 
 if TYPE_CHECKING:
     from rich.text import Text
-
-    from egmctl.saved import Digest, Saved
 
 FileArgument = Annotated[
     Path,
@@ -38,10 +36,13 @@ def show(
     command is exit_code in JSON.
     """
     from egmctl.documents import ascii_text
-    from egmctl.saved import Saved, load_document, viewed
+    from egmctl.model.machine import Machine
+    from egmctl.saved import load_any, viewed
 
-    saved, written = load_document(file)
-    kind = _kind(saved)
+    saved = load_any(file)
+    written = saved.content
+    # A snapshot, and a command that ended without a result, show a topology.
+    kind = TOPO if saved.result is None or isinstance(saved.result, Machine) else kind_of(saved.result)
     outputs = output.chosen(kind)
     if brief and kind is not DOCTOR:
         raise UsageError(f"--brief works with a result of egmctl doctor, which {file} is not")
@@ -60,19 +61,6 @@ def show(
             raise UsageError(f"file {file} cannot be shown: its parts do not fit together ({error})") from error
 
     outputs.write(draw, answers=result is not None)
-    if not isinstance(saved, Saved):
-        return ExitCode.OK
     if saved.missing and not output.quiet:
         say(f"{file}: {saved.missing}")
     return ExitCode.CRASHED if saved.damaged else ExitCode.OK
-
-
-def _kind(saved: Saved | Digest) -> Kind:
-    """Return the kind of a saved result; a snapshot, and a command that ended without a result, show a topology."""
-    from egmctl.model.command import Command
-    from egmctl.saved import Saved
-
-    if not isinstance(saved, Saved):
-        return kind_of(saved)
-    kinds = {Command.BENCH: BENCH, Command.DOCTOR: DOCTOR, Command.BRINGUP: BRINGUP}
-    return TOPO if saved.kind is None else kinds.get(saved.kind, TOPO)

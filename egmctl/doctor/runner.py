@@ -17,7 +17,7 @@ from egmctl.doctor.causes import explained
 from egmctl.doctor.check import Check, Scope, skipped, unknown
 from egmctl.errors import UsageError
 from egmctl.facts.redact import known_words
-from egmctl.model.diagnosis import Diagnosis, counts
+from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Finding, Guard
 from egmctl.model.listing import CheckEntry, CheckList
 from egmctl.model.machine import Machine, Reason
@@ -159,7 +159,6 @@ def diagnose(machine: Machine, scope: Scope, checks: Sequence[Check], *, strict:
         gpus_asked=scope.gpus,
         numa_asked=scope.numa,
         purposes=scope.purposes or tuple(Guard),
-        counts=counts(findings),
         findings=findings,
         strict=strict,
         machines=(machine,),

@@ -66,25 +66,25 @@ def confinement(root: Root, pid: int = 0) -> Confinement:
     shm = why.read("shm_total_bytes", lambda: _shm(root, pid))
     if shm is None:
         why.unread["shm_free_bytes"] = why.unread["shm_total_bytes"]
-    return Confinement(
+    return why.record(
+        Confinement,
         namespaces=_namespaces(root, f"{folder}/ns", why),
-        pid_namespace_depth=why.read("pid_namespace_depth", lambda: len(root.line(status, "NSpid").split())),
-        uid_map=why.read("uid_map", lambda: _uid_map(root, f"{folder}/uid_map")),
-        capabilities=why.read("capabilities", lambda: _number(root, status, "CapEff", 16)),
-        seccomp=why.read("seccomp", lambda: _seccomp(root, status)),
-        no_new_privileges=why.read("no_new_privileges", lambda: bool(_number(root, status, "NoNewPrivs"))),
+        pid_namespace_depth=lambda: len(root.line(status, "NSpid").split()),
+        uid_map=lambda: _uid_map(root, f"{folder}/uid_map"),
+        capabilities=lambda: _number(root, status, "CapEff", 16),
+        seccomp=lambda: _seccomp(root, status),
+        no_new_privileges=lambda: bool(_number(root, status, "NoNewPrivs")),
         limits=_limits(root, f"{folder}/limits", why),
-        pids_left=why.read("pids_left", lambda: pids_left(root, folder)),
-        mounts=why.read("mounts", lambda: _mounts(root, f"{folder}/mountinfo")),
+        pids_left=lambda: pids_left(root, folder),
+        mounts=lambda: _mounts(root, f"{folder}/mountinfo"),
         shm_total_bytes=shm and shm[0],
         shm_free_bytes=shm and shm[1],
-        ptrace_scope=why.read("ptrace_scope", lambda: root.number("/proc/sys/kernel/yama/ptrace_scope")),
-        device_rules=why.read("device_rules", lambda: _device_rules(root, folder)),
+        ptrace_scope=lambda: root.number("/proc/sys/kernel/yama/ptrace_scope"),
+        device_rules=lambda: _device_rules(root, folder),
         device_lists=_device_lists(root, folder),
         device_units=_device_units(root, folder),
-        device_programs=why.read("device_programs", lambda: _device_programs(root, folder)),
-        system_calls=why.read("system_calls", lambda: _system_calls(pid, why)),
-        unread=why.unread,
+        device_programs=lambda: _device_programs(root, folder),
+        system_calls=lambda: _system_calls(pid, why),
     )
 
 

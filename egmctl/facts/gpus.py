@@ -113,21 +113,20 @@ def function(root: Root, place: str) -> PciFunction:
     if not BUS_ID.fullmatch(bus_id):
         raise Unreadable(Reason.NOT_PRESENT, f"{place}: not a PCI function")
     folder = f"{DEVICES}/{bus_id}"
-    why = Reasons()
-    return PciFunction(
+    return Reasons().record(
+        PciFunction,
         bus_id=bus_id,
-        vendor_id=why.read("vendor_id", lambda: root.number(f"{folder}/vendor", 16)),
-        device_id=why.read("device_id", lambda: root.number(f"{folder}/device", 16)),
-        subsystem_vendor_id=why.read("subsystem_vendor_id", lambda: root.number(f"{folder}/subsystem_vendor", 16)),
-        subsystem_device_id=why.read("subsystem_device_id", lambda: root.number(f"{folder}/subsystem_device", 16)),
-        class_code=why.read("class_code", lambda: root.number(f"{folder}/class", 16)),
-        path=why.read("path", lambda: _path(components)),
-        numa_node=why.read("numa_node", lambda: root.number(f"{folder}/numa_node")),
-        local_cpus=why.read("local_cpus", lambda: root.kernel_list(f"{folder}/local_cpulist")),
+        vendor_id=lambda: root.number(f"{folder}/vendor", 16),
+        device_id=lambda: root.number(f"{folder}/device", 16),
+        subsystem_vendor_id=lambda: root.number(f"{folder}/subsystem_vendor", 16),
+        subsystem_device_id=lambda: root.number(f"{folder}/subsystem_device", 16),
+        class_code=lambda: root.number(f"{folder}/class", 16),
+        path=lambda: _path(components),
+        numa_node=lambda: root.number(f"{folder}/numa_node"),
+        local_cpus=lambda: root.kernel_list(f"{folder}/local_cpulist"),
         link=link(root, folder),
-        driver=why.read("driver", lambda: _driver(root, folder)),
-        responds=why.read("responds", lambda: _responds(root, folder)),
-        unread=why.unread,
+        driver=lambda: _driver(root, folder),
+        responds=lambda: _responds(root, folder),
     )
 
 
@@ -141,13 +140,12 @@ def _path(place: list[str]) -> tuple[str, ...]:
 
 def link(root: Root, folder: str) -> PcieLink:
     """Read the link's state in a function's folder; of a bridge it is the link below."""
-    why = Reasons()
-    return PcieLink(
-        speed_gt_s=why.read("speed_gt_s", lambda: _speed(root, f"{folder}/current_link_speed")),
-        width=why.read("width", lambda: _width(root, f"{folder}/current_link_width")),
-        max_speed_gt_s=why.read("max_speed_gt_s", lambda: _speed(root, f"{folder}/max_link_speed")),
-        max_width=why.read("max_width", lambda: _width(root, f"{folder}/max_link_width")),
-        unread=why.unread,
+    return Reasons().record(
+        PcieLink,
+        speed_gt_s=lambda: _speed(root, f"{folder}/current_link_speed"),
+        width=lambda: _width(root, f"{folder}/current_link_width"),
+        max_speed_gt_s=lambda: _speed(root, f"{folder}/max_link_speed"),
+        max_width=lambda: _width(root, f"{folder}/max_link_width"),
     )
 
 
@@ -208,15 +206,14 @@ class DriverFiles:
 
 def driver(root: Root) -> DriverFiles:
     """Read versions, modules, parameters and majors."""
-    why = Reasons()
-    return DriverFiles(
-        module_version=why.read("module_version", lambda: _version(root)[2]),
-        module_flavour=why.read("module_flavour", lambda: "open" if _version(root)[1] else "proprietary"),
-        modules=why.read("modules", lambda: _modules(root)),
-        module_parameters=why.read("module_parameters", lambda: _parameters(root)),
-        uvm_parameters=why.read("uvm_parameters", lambda: _uvm_parameters(root)),
-        majors=why.read("majors", lambda: _majors(root)),
-        unread=why.unread,
+    return Reasons().record(
+        DriverFiles,
+        module_version=lambda: _version(root)[2],
+        module_flavour=lambda: "open" if _version(root)[1] else "proprietary",
+        modules=lambda: _modules(root),
+        module_parameters=lambda: _parameters(root),
+        uvm_parameters=lambda: _uvm_parameters(root),
+        majors=lambda: _majors(root),
     )
 
 
@@ -232,16 +229,15 @@ def gpus(root: Root) -> dict[str, GpuProc]:
 
 
 def _gpu(root: Root, bus_id: str) -> GpuProc:
-    why = Reasons()
     information, numa_status = f"{PROC}/gpus/{bus_id}/information", f"{PROC}/gpus/{bus_id}/numa_status"
-    return GpuProc(
-        model=why.read("model", lambda: root.line(information, "Model")),
-        uuid=why.read("uuid", lambda: _uuid(root, information)),
-        minor=why.read("minor", lambda: _number(root, information, "Device Minor")),
-        excluded=why.read("excluded", lambda: root.line(information, "GPU Excluded") == "Yes"),
-        numa_status=why.read("numa_status", lambda: root.line(numa_status, "Status")),
-        numa_node=why.read("numa_node", lambda: _number(root, numa_status, "Node")),
-        unread=why.unread,
+    return Reasons().record(
+        GpuProc,
+        model=lambda: root.line(information, "Model"),
+        uuid=lambda: _uuid(root, information),
+        minor=lambda: _number(root, information, "Device Minor"),
+        excluded=lambda: root.line(information, "GPU Excluded") == "Yes",
+        numa_status=lambda: root.line(numa_status, "Status"),
+        numa_node=lambda: _number(root, numa_status, "Node"),
     )
 
 

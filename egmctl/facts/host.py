@@ -96,29 +96,26 @@ def host(root: Root, pid: int = 0) -> Host:
         The process whose CPUs and NUMA nodes are meant; 0 is this one.
     """
     status = f"/proc/{pid or 'self'}/status"
-    why = Reasons()
-    return Host(
-        hostname=why.read("hostname", lambda: root.read("/proc/sys/kernel/hostname")),
-        kernel=why.read("kernel", lambda: root.read("/proc/sys/kernel/osrelease")),
-        architecture=why.read("architecture", lambda: machine_architecture(root)),
-        cpu_model=why.read("cpu_model", lambda: _cpu_model(root)),
-        cpu_count=why.read("cpu_count", lambda: len(_numbers(root, "/sys/devices/system/cpu/online"))),
-        page_size_bytes=why.read("page_size_bytes", lambda: _page_size(root)),
-        memory_total_bytes=why.read("memory_total_bytes", lambda: _kib(root, "/proc/meminfo", "MemTotal")),
-        memory_available_bytes=why.read("memory_available_bytes", lambda: _kib(root, "/proc/meminfo", "MemAvailable")),
-        numa_nodes=why.read("numa_nodes", lambda: _numa_nodes(root)),
-        allowed_cpus=why.read("allowed_cpus", lambda: _allowed(root, status, "Cpus_allowed_list")),
-        allowed_numa_nodes=why.read("allowed_numa_nodes", lambda: _allowed(root, status, "Mems_allowed_list")),
-        memory_policy=why.read("memory_policy", lambda: _memory_policy(root, f"/proc/{pid or 'self'}/numa_maps")),
-        huge_pages=why.read("huge_pages", lambda: _huge_pages(root, HUGE_PAGES)),
-        transparent_huge_pages=why.read("transparent_huge_pages", lambda: _transparent_huge_pages(root)),
-        numa_balancing=why.read("numa_balancing", lambda: root.number("/proc/sys/kernel/numa_balancing")),
-        cpu_frequencies=why.read("cpu_frequencies", lambda: _cpu_frequencies(root)),
-        auto_online_blocks=why.read(
-            "auto_online_blocks", lambda: root.read("/sys/devices/system/memory/auto_online_blocks")
-        ),
-        kernel_command_line=why.read("kernel_command_line", lambda: _command_line(root.read("/proc/cmdline"))),
-        unread=why.unread,
+    return Reasons().record(
+        Host,
+        hostname=lambda: root.read("/proc/sys/kernel/hostname"),
+        kernel=lambda: root.read("/proc/sys/kernel/osrelease"),
+        architecture=lambda: machine_architecture(root),
+        cpu_model=lambda: _cpu_model(root),
+        cpu_count=lambda: len(_numbers(root, "/sys/devices/system/cpu/online")),
+        page_size_bytes=lambda: _page_size(root),
+        memory_total_bytes=lambda: _kib(root, "/proc/meminfo", "MemTotal"),
+        memory_available_bytes=lambda: _kib(root, "/proc/meminfo", "MemAvailable"),
+        numa_nodes=lambda: _numa_nodes(root),
+        allowed_cpus=lambda: _allowed(root, status, "Cpus_allowed_list"),
+        allowed_numa_nodes=lambda: _allowed(root, status, "Mems_allowed_list"),
+        memory_policy=lambda: _memory_policy(root, f"/proc/{pid or 'self'}/numa_maps"),
+        huge_pages=lambda: _huge_pages(root, HUGE_PAGES),
+        transparent_huge_pages=lambda: _transparent_huge_pages(root),
+        numa_balancing=lambda: root.number("/proc/sys/kernel/numa_balancing"),
+        cpu_frequencies=lambda: _cpu_frequencies(root),
+        auto_online_blocks=lambda: root.read("/sys/devices/system/memory/auto_online_blocks"),
+        kernel_command_line=lambda: _command_line(root.read("/proc/cmdline")),
     )
 
 
@@ -211,18 +208,16 @@ def _numa_node(root: Root, number: int, online: int, with_memory: tuple[int, ...
         (False, True): NumaKind.MEMORY_ONLY,
         (False, False): NumaKind.EMPTY,
     }
-    return NumaNode(
+    return why.record(
+        NumaNode,
         id=number,
         kind=kinds[bool(cpus), bool(total) if with_memory is None else number in with_memory],
         cpus=cpus,
         memory_total_bytes=total,
-        memory_free_bytes=why.read(
-            "memory_free_bytes", lambda: _kib(root, f"{folder}/meminfo", f"Node {number} MemFree")
-        ),
-        memory_reclaimable_bytes=why.read("memory_reclaimable_bytes", lambda: _reclaimable(root, number)),
-        distances=why.read("distances", lambda: _distances(root, f"{folder}/distance", online)),
-        huge_pages=why.read("huge_pages", lambda: _huge_pages(root, f"{folder}/hugepages")),
-        unread=why.unread,
+        memory_free_bytes=lambda: _kib(root, f"{folder}/meminfo", f"Node {number} MemFree"),
+        memory_reclaimable_bytes=lambda: _reclaimable(root, number),
+        distances=lambda: _distances(root, f"{folder}/distance", online),
+        huge_pages=lambda: _huge_pages(root, f"{folder}/hugepages"),
     )
 
 
@@ -254,12 +249,12 @@ def _cpu_frequencies(root: Root) -> tuple[CpuFrequencies, ...]:
     for number in cpus:
         folder = f"{CPUS}/cpu{number}/cpufreq"
         why = Reasons()
-        one = CpuFrequencies(
+        one = why.record(
+            CpuFrequencies,
             cpus="",
-            governor=why.read("governor", functools.partial(root.read, f"{folder}/scaling_governor")),
-            limit_khz=why.read("limit_khz", functools.partial(root.number, f"{folder}/scaling_max_freq")),
-            max_khz=why.read("max_khz", functools.partial(root.number, f"{folder}/cpuinfo_max_freq")),
-            unread=why.unread,
+            governor=functools.partial(root.read, f"{folder}/scaling_governor"),
+            limit_khz=functools.partial(root.number, f"{folder}/scaling_max_freq"),
+            max_khz=functools.partial(root.number, f"{folder}/cpuinfo_max_freq"),
         )
         key = repr((one.governor, one.limit_khz, one.max_khz, sorted(why.unread)))
         found.setdefault(key, (one, []))[1].append(number)
@@ -273,12 +268,11 @@ def _huge_pages(root: Root, folder: str) -> tuple[HugePages, ...]:
 
 def _huge_page_pool(root: Root, pools: str, kib: int) -> HugePages:
     folder = f"{pools}/hugepages-{kib}kB"
-    why = Reasons()
-    return HugePages(
+    return Reasons().record(
+        HugePages,
         page_size_bytes=kib * KIB,
-        total=why.read("total", lambda: root.number(f"{folder}/nr_hugepages")),
-        free=why.read("free", lambda: root.number(f"{folder}/free_hugepages")),
-        unread=why.unread,
+        total=lambda: root.number(f"{folder}/nr_hugepages"),
+        free=lambda: root.number(f"{folder}/free_hugepages"),
     )
 
 

@@ -82,13 +82,13 @@ def process(root: Root, pid: int = 0) -> Process:
     folder = f"/proc/{pid or 'self'}"
     why = Reasons()
     environment = why.read("environment", lambda: _environment(root, pid))
-    return Process(
+    return why.record(
+        Process,
         pid=pid,
-        effective_uid=why.read("effective_uid", lambda: _effective_uid(root, pid)),
-        cgroups=why.read("cgroups", lambda: cgroups(root, folder)),
+        effective_uid=lambda: _effective_uid(root, pid),
+        cgroups=lambda: cgroups(root, folder),
         container_signs=_container_signs(root, pid, environment or {}),
         environment=environment and {key: environment[key] for key in ENVIRONMENT_KEYS if key in environment},
-        unread=why.unread,
     )
 
 

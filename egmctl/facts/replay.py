@@ -10,7 +10,7 @@ import typing
 from collections.abc import Hashable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from egmctl import __version__, data
 from egmctl.documents import check_schema, read_object, refuse, short, stem
@@ -184,7 +184,6 @@ def decode(document: dict[str, Any], source: str, where: str = "") -> Machine:
         refuse(source, f"is not a valid machine: {short(str(error))}")
     if fault := _fault(machine):
         refuse(source, f"is not a valid machine: {where and f'{where}: '}{fault}")
-    machine = _with_reasons(machine, document, _OLDER[machine.origin.kind is OriginKind.MODELLED])
     return dataclasses.replace(machine, sections={**machine.sections, **newer})
 
 
@@ -234,34 +233,6 @@ def _drop_newer_sections(document: dict[str, Any]) -> dict[str, SectionStatus]:
             del sections[name]
             document.pop(name, None)
     return newer
-
-
-_OLDER = {
-    False: Unread(reason=Reason.NOT_ASKED, detail="the egmctl that wrote this did not read it"),
-    True: Unread(reason=Reason.NOT_STATED),
-}
-"""Why a value is null that a recorded (false) or a modelled (true) machine does not mention."""
-
-
-def _with_reasons(value: T, data: Any, why: Unread) -> T:
-    """Return a decoded value in which every null that its document does not mention has a reason."""
-    if isinstance(value, tuple) and isinstance(data, list):
-        items = [_with_reasons(item, given, why) for item, given in zip(value, data, strict=True)]
-        return cast(T, tuple(items)) if any(a is not b for a, b in zip(items, value, strict=True)) else value
-    if not dataclasses.is_dataclass(value) or isinstance(value, type) or not isinstance(data, dict):
-        return value
-    changes: dict[str, Any] = {}
-    unmentioned = []
-    for field in dataclasses.fields(value):
-        before = getattr(value, field.name)
-        if before is None and field.name not in data:
-            unmentioned.append(field.name)
-        elif (after := _with_reasons(before, data.get(field.name), why)) is not before:
-            changes[field.name] = after
-    if unmentioned and isinstance(value, Record) and not isinstance(value, Machine):
-        changes["unread"] = {**dict.fromkeys(unmentioned, why), **value.unread}
-    changed: Any = value
-    return cast(T, dataclasses.replace(changed, **changes)) if changes else value
 
 
 def _fault(machine: Machine) -> str | None:

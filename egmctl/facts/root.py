@@ -59,8 +59,7 @@ class Reasons:
 
     ::
 
-        why = Reasons()
-        return Record(value=why.read("value", lambda: root.number("/proc/value")), unread=why.unread)
+        Reasons().record(Record, path="/proc/value", value=lambda: root.number("/proc/value"))
     """
 
     def __init__(self) -> None:
@@ -73,6 +72,11 @@ class Reasons:
         except Unreadable as error:
             self.unread[name] = error.unread
             return None
+
+    def record(self, kind: Callable[..., T], /, **fields: object) -> T:
+        """Return a record of these fields, those that are functions read, with the reasons why some are null."""
+        values = {name: self.read(name, value) if callable(value) else value for name, value in fields.items()}
+        return kind(**values, unread=self.unread)
 
     def null(self, names: str, reason: Reason, detail: str) -> None:
         """Keep one reason for several fields, named with spaces between."""

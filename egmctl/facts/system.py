@@ -188,15 +188,15 @@ def _devices(root: Root) -> tuple[Nic, ...]:
 def _nic(root: Root, name: str) -> Nic:
     folder = f"{CLASS}/{name}"
     why = Reasons()
-    return Nic(
+    return why.record(
+        Nic,
         name=name,
-        pci=why.read("pci", lambda: pci.function(root, f"{folder}/device")),
+        pci=lambda: pci.function(root, f"{folder}/device"),
         ports=why.read("ports", lambda: _ports(root, f"{folder}/ports")) or (),
-        firmware=why.read("firmware", lambda: root.read(f"{folder}/fw_ver")),
-        node_guid=why.read("node_guid", lambda: root.read(f"{folder}/node_guid")),
-        board_id=why.read("board_id", lambda: root.read(f"{folder}/board_id")),
+        firmware=lambda: root.read(f"{folder}/fw_ver"),
+        node_guid=lambda: root.read(f"{folder}/node_guid"),
+        board_id=lambda: root.read(f"{folder}/board_id"),
         interfaces=tuple(why.read("interfaces", lambda: root.names(f"{folder}/device/net")) or ()),
-        unread=why.unread,
     )
 
 
@@ -206,14 +206,13 @@ def _ports(root: Root, folder: str) -> tuple[NicPort, ...]:
 
 
 def _port(root: Root, folder: str, number: int) -> NicPort:
-    why = Reasons()
-    return NicPort(
+    return Reasons().record(
+        NicPort,
         number=number,
-        state=why.read("state", lambda: _word(root, f"{folder}/state")),
-        physical_state=why.read("physical_state", lambda: _word(root, f"{folder}/phys_state")),
-        link_layer=why.read("link_layer", lambda: root.read(f"{folder}/link_layer")),
-        rate_gbit_s=why.read("rate_gbit_s", lambda: _rate(root, f"{folder}/rate")),
-        unread=why.unread,
+        state=lambda: _word(root, f"{folder}/state"),
+        physical_state=lambda: _word(root, f"{folder}/phys_state"),
+        link_layer=lambda: root.read(f"{folder}/link_layer"),
+        rate_gbit_s=lambda: _rate(root, f"{folder}/rate"),
     )
 
 
@@ -303,17 +302,17 @@ def imex(root: Root, running: Processes | None) -> Imex:
         domain = why.read(
             "domain_status", lambda: _services_word(root, ("-N", "-j"), r'"status"\s*:\s*"(UP|DOWN|DEGRADED)"')
         )
-    return Imex(
+    return why.record(
+        Imex,
         configured_nodes=None if addresses is None else addresses.total(),
         duplicate_nodes=None if addresses is None else addresses.total() - len(addresses),
         daemon_state=state,
         domain_status=domain,
-        runs_in=why.read("runs_in", lambda: _places(root, _services_listed(running))),
-        kubelet=why.read("kubelet", lambda: not _KUBELETS.isdisjoint(_services_listed(running))),
-        compute_domains=why.read("compute_domains", lambda: _compute_domains(root, _services_listed(running))),
-        compute_domain_mode=why.read("compute_domain_mode", lambda: _mode(root, _services_listed(running))),
-        session_in_use=why.read("session_in_use", lambda: _session_in_use(root)),
-        unread=why.unread,
+        runs_in=lambda: _places(root, _services_listed(running)),
+        kubelet=lambda: not _KUBELETS.isdisjoint(_services_listed(running)),
+        compute_domains=lambda: _compute_domains(root, _services_listed(running)),
+        compute_domain_mode=lambda: _mode(root, _services_listed(running)),
+        session_in_use=lambda: _session_in_use(root),
     )
 
 
@@ -423,26 +422,24 @@ def system(root: Root) -> System:
     data_direct = why.read("data_direct", lambda: pci.data_direct(root))
     if functions is None:
         why.unread["bridges"] = why.unread["ats"] = why.unread["iommu_domains"]
-    return System(
-        uptime_s=why.read("uptime_s", lambda: _uptime(root)),
-        kernel_configuration=why.read("kernel_configuration", lambda: _configuration(root)),
-        acpi_egm=why.read("acpi_egm", lambda: _acpi_egm(root)),
+    return why.record(
+        System,
+        uptime_s=lambda: _uptime(root),
+        kernel_configuration=lambda: _configuration(root),
+        acpi_egm=lambda: _acpi_egm(root),
         egm_regions=tuple(root.names_if_any("/sys/class/egm")),
-        max_map_count=why.read("max_map_count", lambda: root.number("/proc/sys/vm/max_map_count")),
-        remove_ipc=why.read("remove_ipc", lambda: _remove_ipc(root)),
+        max_map_count=lambda: root.number("/proc/sys/vm/max_map_count"),
+        remove_ipc=lambda: _remove_ipc(root),
         iommu_domains=None if functions is None else _iommu_domains(root, functions),
         bridges=None if functions is None else _bridges(root, (*functions, *(data_direct or ()))),
         data_direct=data_direct,
         ats=None if functions is None else why.read("ats", lambda: _ats(root, functions)),
         daemons=None if running is None else daemons(running),
         imex=imex(root, running),
-        module_versions=why.read("module_versions", lambda: _module_versions(root)),
-        peer_memory_clients=why.read(
-            "peer_memory_clients", lambda: tuple(root.names_if_any("/sys/kernel/mm/memory_peers"))
-        ),
-        verbs=why.read("verbs", lambda: _verbs(root)),
-        nvlink_management=why.read("nvlink_management", lambda: management(root)),
-        unread=why.unread,
+        module_versions=lambda: _module_versions(root),
+        peer_memory_clients=lambda: tuple(root.names_if_any("/sys/kernel/mm/memory_peers")),
+        verbs=lambda: _verbs(root),
+        nvlink_management=lambda: management(root),
     )
 
 
@@ -517,14 +514,13 @@ def _bridges(root: Root, functions: Iterable[PciFunction]) -> tuple[Bridge, ...]
 
 def _bridge(root: Root, bus_id: str) -> Bridge:
     folder = f"{pci.DEVICES}/{bus_id}"
-    why = Reasons()
-    return Bridge(
+    return Reasons().record(
+        Bridge,
         bus_id=bus_id,
-        vendor_id=why.read("vendor_id", lambda: root.number(f"{folder}/vendor", 16)),
-        device_id=why.read("device_id", lambda: root.number(f"{folder}/device", 16)),
+        vendor_id=lambda: root.number(f"{folder}/vendor", 16),
+        device_id=lambda: root.number(f"{folder}/device", 16),
         link=pci.link(root, folder),
-        acs_control=why.read("acs_control", lambda: _acs_control(root, f"{folder}/config")),
-        unread=why.unread,
+        acs_control=lambda: _acs_control(root, f"{folder}/config"),
     )
 
 

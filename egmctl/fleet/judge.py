@@ -17,7 +17,7 @@ from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.fleet import Asked, NodeAnswer, Reach
 from egmctl.model.machine import MACHINE_SCHEMA
 from egmctl.model.measurement import RunReport
-from egmctl.topology.result import TopoResult
+from egmctl.topology.topology import Topology
 from egmctl.units import format_size, printable
 
 MARK = "egmctl-fleet"
@@ -96,7 +96,7 @@ OUTPUT_LIMIT = FILE_LIMIT
 
 SCHEMAS = {
     Command.SNAPSHOT: MACHINE_SCHEMA,
-    Command.TOPO: TopoResult.SCHEMA,
+    Command.TOPO: Topology.SCHEMA,
     Command.DOCTOR: Diagnosis.SCHEMA,
     Command.BENCH: RunReport.SCHEMA,
     Command.BRINGUP: Bringup.SCHEMA,

@@ -129,28 +129,30 @@ class Bringup:
             case Answer.INCOMPLETE:
                 return ExitCode.NOTHING
 
-
-def bringup_fault(found: Bringup) -> str | None:
-    """Return what in a bring-up does not fit together, as half a sentence that names the place; ``None``: all fits."""
-    counts_of = {
-        "findings": len(found.diagnosis.findings),
-        "slow": 0 if found.run is None else len(found.run.measurements),
-        "waived": 0 if found.run is None else len(found.run.measurements),
-    }
-    if not found.diagnosis.machines:
-        return "result.diagnosis.machines: there is none"
-    for place, cause in enumerate(found.causes):
-        for name, count in counts_of.items():
-            if any(not 0 <= number < count for number in getattr(cause, name)):
-                return f"result.causes[{place}].{name}: one of them is not there"
-        causes = () if found.run is None else found.run.causes
-        if cause.run_cause is not None and not 0 <= cause.run_cause < len(causes):
-            return f"result.causes[{place}].run_cause: it is not there"
-    gaps = [number for gap in found.gaps for number in gap.causes]
-    if any(not 0 <= number < len(found.causes) for number in gaps):
-        return "result.gaps: one is of a cause that is not there"
-    if not found.gaps and found.answer is Answer.INCOMPLETE:
-        return "result.gaps: there is none"
-    if found.answer is Answer.NO_GO and not any(cause.status is Status.FAIL for cause in found.causes):
-        return "result.causes: none failed"
-    return None
+    @property
+    def fault(self) -> str | None:
+        """What does not fit together, as half a sentence that names the place."""
+        if self.run is not None and (fault := self.run.fault):
+            return fault
+        counts_of = {
+            "findings": len(self.diagnosis.findings),
+            "slow": 0 if self.run is None else len(self.run.measurements),
+            "waived": 0 if self.run is None else len(self.run.measurements),
+        }
+        if not self.diagnosis.machines:
+            return "result.diagnosis.machines: there is none"
+        for place, cause in enumerate(self.causes):
+            for name, count in counts_of.items():
+                if any(not 0 <= number < count for number in getattr(cause, name)):
+                    return f"result.causes[{place}].{name}: one of them is not there"
+            causes = () if self.run is None else self.run.causes
+            if cause.run_cause is not None and not 0 <= cause.run_cause < len(causes):
+                return f"result.causes[{place}].run_cause: it is not there"
+        gaps = [number for gap in self.gaps for number in gap.causes]
+        if any(not 0 <= number < len(self.causes) for number in gaps):
+            return "result.gaps: one is of a cause that is not there"
+        if not self.gaps and self.answer is Answer.INCOMPLETE:
+            return "result.gaps: there is none"
+        if self.answer is Answer.NO_GO and not any(cause.status is Status.FAIL for cause in self.causes):
+            return "result.causes: none failed"
+        return None

@@ -13,7 +13,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -63,20 +63,26 @@ def _written(kind: type) -> tuple[str, ...]:
     return tuple(f.name for f in sorted(dataclasses.fields(kind), key=lambda f: f.name == "unread"))
 
 
-def from_json(cls: type[T], data: Any, where: str = "") -> T:
+Readers = Mapping[Any, Callable[[Any, str], Any]]
+"""Functions that read the JSON data of some dataclasses at their place in the document."""
+
+
+def from_json(cls: type[T], data: Any, where: str = "", readers: Readers = types.MappingProxyType({})) -> T:
     """Build ``cls`` (a dataclass) from JSON data.
 
     Parameters
     ----------
     where
         Path of ``data`` in its document, for error messages.
+    readers
+        For dataclasses whose documents have rules of their own.
 
     Raises
     ------
     DecodeError
         Naming the first place that does not fit.
     """
-    value: T = _decode(cls, data, where)
+    value: T = _decode(cls, data, where, readers)
     return value
 
 
@@ -97,11 +103,11 @@ def _derived(cls: type) -> frozenset[str]:
     return frozenset(f.name for f in dataclasses.fields(cls) if not f.init)
 
 
-def _decode(kind: Any, data: Any, where: str) -> Any:
+def _decode(kind: Any, data: Any, where: str, readers: Readers) -> Any:
     origin = typing.get_origin(kind)
     if origin is typing.Annotated:
         base, *marks = typing.get_args(kind)
-        value = _decode(base, data, where)
+        value = _decode(base, data, where, readers)
         for spelling in marks:
             if isinstance(spelling, Spelling):
                 _check_spelling(spelling, value, where)
@@ -111,13 +117,15 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
         if data is None and type(None) in options:
             return None
         (only,) = [option for option in options if option is not type(None)]
-        return _decode(only, data, where)
+        return _decode(only, data, where, readers)
     if origin is tuple:
-        return _decode_tuple(typing.get_args(kind), data, where)
+        return _decode_tuple(typing.get_args(kind), data, where, readers)
     if origin in (dict, Mapping):
-        return _decode_mapping(typing.get_args(kind), data, where)
+        return _decode_mapping(typing.get_args(kind), data, where, readers)
     if dataclasses.is_dataclass(kind):
-        return _decode_dataclass(typing.cast(type, kind), data, where)
+        if kind in readers:
+            return readers[kind](data, where)
+        return _decode_dataclass(typing.cast(type, kind), data, where, readers)
     if isinstance(kind, type) and issubclass(kind, Enum):
         try:
             return kind(data)
@@ -127,11 +135,11 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
     return _decode_scalar(kind, data, where)
 
 
-def _decode_dataclass(cls: type, data: Any, where: str) -> Any:
+def _decode_dataclass(cls: type, data: Any, where: str, readers: Readers) -> Any:
     if not isinstance(data, dict):
         raise DecodeError(f"{where or 'the document'}: expected an object, found {_name(data)}")
     values = {
-        name: _decode(kind, data[name], f"{where}.{name}" if where else name)
+        name: _decode(kind, data[name], f"{where}.{name}" if where else name, readers)
         for name, kind in _hints(cls)
         if name in data and name not in _derived(cls)
     }
@@ -142,24 +150,26 @@ def _decode_dataclass(cls: type, data: Any, where: str) -> Any:
     return cls(**values)
 
 
-def _decode_tuple(kinds: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:
+def _decode_tuple(kinds: tuple[Any, ...], data: Any, where: str, readers: Readers) -> tuple[Any, ...]:
     if not isinstance(data, list):
         raise DecodeError(f"{where}: expected a list, found {_name(data)}")
     if len(data) > ITEMS_LIMIT:
         raise DecodeError(f"{where}: expected at most {ITEMS_LIMIT} items, found {len(data)}")
     if len(kinds) == 2 and kinds[1] is Ellipsis:
-        return tuple(_decode(kinds[0], item, f"{where}[{i}]") for i, item in enumerate(data))
+        return tuple(_decode(kinds[0], item, f"{where}[{i}]", readers) for i, item in enumerate(data))
     if len(data) != len(kinds):
         raise DecodeError(f"{where}: expected {len(kinds)} items, found {len(data)}")
-    return tuple(_decode(kind, item, f"{where}[{i}]") for i, (kind, item) in enumerate(zip(kinds, data, strict=True)))
+    return tuple(
+        _decode(kind, item, f"{where}[{i}]", readers) for i, (kind, item) in enumerate(zip(kinds, data, strict=True))
+    )
 
 
-def _decode_mapping(kinds: tuple[Any, ...], data: Any, where: str) -> dict[str, Any]:
+def _decode_mapping(kinds: tuple[Any, ...], data: Any, where: str, readers: Readers) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise DecodeError(f"{where}: expected an object, found {_name(data)}")
     for key in data:
         _check_unicode(key, where)
-    return {key: _decode(kinds[1], item, f"{where}.{key}") for key, item in data.items()}
+    return {key: _decode(kinds[1], item, f"{where}.{key}", readers) for key, item in data.items()}
 
 
 def _check_spelling(spelling: Spelling, value: str, where: str) -> None:

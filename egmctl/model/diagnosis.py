@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from egmctl.errors import ExitCode
@@ -25,7 +25,7 @@ class Diagnosis:
     """NUMA nodes that were named with ``--numa``."""
     purposes: tuple[Guard, ...]
     """What the findings are about: the words of ``--for``."""
-    counts: Mapping[str, int]
+    counts: Mapping[str, int] = field(init=False)
     """Number of checks by status: that of a check's gravest finding; ``explained`` are those whose faults another
     check's finding explains."""
     findings: tuple[Finding, ...]
@@ -34,6 +34,13 @@ class Diagnosis:
     """Whether a warning or a note is a failure."""
     machines: tuple[Machine, ...] = ()
     """The node that was checked, with pseudonyms for what is private."""
+
+    def __post_init__(self) -> None:
+        statuses = list(self.verdicts.values())
+        counts = {status.value: statuses.count(status) for status in Status}
+        if explained := len({finding.check for finding in self.findings}) - len(statuses):
+            counts["explained"] = explained
+        object.__setattr__(self, "counts", counts)
 
     @property
     def machine(self) -> Machine:
@@ -104,15 +111,6 @@ class Diagnosis:
         if self.undetermined:
             return 3
         return 1 if self.counts[Status.WARN] else 0
-
-
-def counts(findings: Iterable[Finding]) -> Mapping[str, int]:
-    """Return the number of checks with each status, for :attr:`Diagnosis.counts`."""
-    found = tuple(findings)
-    statuses = list(verdicts(found).values())
-    told = {status.value: statuses.count(status) for status in Status}
-    explained = len({finding.check for finding in found}) - len(statuses)
-    return told | ({"explained": explained} if explained else {})
 
 
 def verdicts(findings: Iterable[Finding]) -> Mapping[str, Status]:

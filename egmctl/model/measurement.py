@@ -493,6 +493,11 @@ class RunReport:
     """The nodes that were measured, with the facts that the plan was made from and pseudonyms for what is private."""
 
     @property
+    def fault(self) -> str | None:
+        """What does not fit together, as half a sentence that names the place."""
+        return _run_fault(self)
+
+    @property
     def exit_code(self) -> ExitCode:
         """The code that the command ends with: see ``docs/exit-codes.md``."""
         if self.interrupted:
@@ -536,8 +541,7 @@ def exit_code(measurements: Sequence[Measurement]) -> ExitCode:
     return ExitCode.OK
 
 
-def run_fault(report: RunReport) -> str | None:
-    """Return what in a run does not fit together, as half a sentence that names the place; ``None``: all fits."""
+def _run_fault(report: RunReport) -> str | None:
     for place, measurement in enumerate(report.measurements):
         if fault := measurement_fault(measurement):
             return f"result.measurements[{place}].{fault}"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from egmctl.compat import StrEnum
+from egmctl.errors import ExitCode
 from egmctl.model.machine import Origin
 from egmctl.model.record import Plain, Share, Spelling
 
@@ -203,20 +204,25 @@ class ProfileList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchResult:
-    """What ``egmctl profile match`` gives."""
-
-    profile: Plain | None
-    """The one that fits and is asked first; ``None`` where none fits."""
-    reason: Plain
-    matches: tuple[Match, ...]
-    """Of every profile that there is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Matched:
-    """A match and what it is about, as the document's envelope has it."""
+    """The answer of ``egmctl profile match``: which profile fits a machine."""
 
     SCHEMA: ClassVar[str] = "egmctl.match/1"
 
     origin: Origin
-    result: MatchResult
+    """Where the facts of the machine came from."""
+    profile: Plain | None
+    """The one that fits and is asked first; ``None`` where none fits."""
+    reason: Plain
+    matches: tuple[Match, ...]
+    """How well each profile that there is fits."""
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """3 where no profile fits."""
+        return ExitCode.OK if self.profile is not None else ExitCode.NOTHING
+
+    @property
+    def fault(self) -> str | None:
+        """What does not fit together, as half a sentence that names the place."""
+        named = [match.profile for match in self.matches].count(self.profile) if self.profile is not None else 1
+        return None if named == 1 else "result.profile: it is not among result.matches"

@@ -48,13 +48,14 @@ class Kind:
     """One kind of result."""
 
     record: str
-    """The class of its results; the ``SCHEMA`` of its JSON document is the class's, but that of ``topo``
-    (:class:`egmctl.topology.result.TopoResult`)."""
+    """The class of its results: the key ``result`` of its JSON document, which has the class's ``SCHEMA``."""
     view: str
     """The function that makes a document of a result: text, pages and pictures are drawn from that."""
     json: str = "egmctl.report.exports.json:plain_json"
     exports: Mapping[Format, str] = field(default_factory=dict)
     """The functions that write a result as data, by format."""
+    command: str = ""
+    """The command that looks at a node, one of :class:`egmctl.model.command.Command`; a digest has none."""
     pages: bool = True
     """Whether a result can be a page or a picture; lists are text and JSON."""
     drawn: bool = False
@@ -69,6 +70,7 @@ class Kind:
 
 BENCH = Kind(
     record="egmctl.model.measurement:RunReport",
+    command="bench",
     view="egmctl.report.views.bench:bench_document",
     json="egmctl.report.exports.json:bench_json",
     exports={
@@ -80,15 +82,17 @@ BENCH = Kind(
 )
 TOPO = Kind(
     record="egmctl.topology.topology:Topology",
+    command="topo",
     view="egmctl.report.views.topo:topo_document",
-    json="egmctl.report.exports.json:topo_json",
+    json="egmctl.report.exports.json:node_json",
     exports={Format.CSV: "egmctl.report.exports.csv:topo_csv"},
     drawn=True,
 )
 DOCTOR = Kind(
     record="egmctl.model.diagnosis:Diagnosis",
+    command="doctor",
     view="egmctl.report.views.doctor:doctor_document",
-    json="egmctl.report.exports.json:doctor_json",
+    json="egmctl.report.exports.json:node_json",
     exports={
         Format.PROM: "egmctl.report.exports.prometheus:doctor_prom",
         Format.NAGIOS: "egmctl.report.exports.nagios:nagios",
@@ -97,6 +101,7 @@ DOCTOR = Kind(
 )
 BRINGUP = Kind(
     record="egmctl.model.bringup:Bringup",
+    command="bringup",
     view="egmctl.report.views.bringup:bringup_document",
     json="egmctl.report.exports.json:bringup_json",
     exports={
@@ -116,9 +121,8 @@ FLEET = Kind(
     exports={Format.CSV: "egmctl.report.exports.csv:fleet_csv"},
 )
 MATCH = Kind(
-    record="egmctl.model.profile:Matched",
+    record="egmctl.model.profile:MatchResult",
     view="egmctl.report.views.lists:match_document",
-    json="egmctl.report.exports.json:match_json",
     pages=False,
 )
 HISTORY = Kind(record="egmctl.model.listing:History", view="egmctl.report.views.lists:history_document", pages=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import permutations, takewhile
 
 from egmctl.model.machine import Gpu, Machine, Nic, NumaKind, NvLink, Pair, PciFunction, Reason
@@ -29,11 +29,15 @@ class Link:
     """Why :attr:`kind` is unknown."""
     unlisted: bool = False
     """That is because NVML does not list one of the two GPUs."""
+    source: str = ""
+    target: str = ""
+    """Labels of both ends, ``GPU0`` and ``NIC1``, of a link of a :class:`egmctl.topology.topology.Topology`."""
+    symbol: str = field(init=False)
+    """As in the matrix, without marks: ``NV18``, ``PIX``, ..., ``?``."""
 
-    @property
-    def symbol(self) -> str:
-        """``NV18``, ``PIX``, ..., ``?``."""
-        return f"NV{self.nvlinks}" if self.kind is LinkClass.NVLINK else self.kind.value
+    def __post_init__(self) -> None:
+        symbol = f"NV{self.nvlinks}" if self.kind is LinkClass.NVLINK else self.kind.value
+        object.__setattr__(self, "symbol", symbol)
 
 
 _ANCESTORS = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from egmctl.compat import StrEnum
@@ -134,7 +134,7 @@ class Note:
 def notes(
     machine: Machine,
     gpus: Sequence[Gpu],
-    links: Mapping[tuple[str, str], Link],
+    links: Sequence[Link],
     routes: Sequence[HostRoute],
     platform: PlatformVerdict,
 ) -> tuple[Note, ...]:
@@ -184,7 +184,7 @@ def _routes(machine: Machine, routes: Sequence[HostRoute], platform: PlatformVer
     words = {RouteKind.BLOCKED: "blocked", RouteKind.UNKNOWN: "unknown"}
     for (kind, reason), found in causes.items():
         gpus = "GPU" + format_kernel_list({indices[route.gpu] for route in found})
-        nodes = "NUMA " + format_kernel_list({route.node for route in found})
+        nodes = "NUMA " + format_kernel_list({route.numa_node for route in found})
         yield f"{gpus} to {nodes}: {words.get(kind, 'not EGM')}; {reason}"
 
 
@@ -194,7 +194,7 @@ def _owners(machine: Machine, routes: Sequence[HostRoute]) -> Iterable[str]:
     groups: dict[frozenset[str], list[int]] = {}
     for route in routes:
         if route.siblings:
-            groups.setdefault(frozenset((route.gpu, *route.siblings)), []).append(route.node)
+            groups.setdefault(frozenset((route.gpu, *route.siblings)), []).append(route.numa_node)
     if groups:
         named = (
             f"NUMA {nodes[0]}: GPU{format_kernel_list({indices[gpu] for gpu in gpus})}"
@@ -207,21 +207,21 @@ def _owners(machine: Machine, routes: Sequence[HostRoute]) -> Iterable[str]:
         )
 
 
-def _fewer_nvlinks(gpus: Sequence[Gpu], links: Mapping[tuple[str, str], Link]) -> Iterable[str]:
+def _fewer_nvlinks(gpus: Sequence[Gpu], links: Sequence[Link]) -> Iterable[str]:
     """Name the GPUs with inactive links; where NVML gives no per-link state, the pairs that fall short."""
-    short = {pair: link for pair, link in links.items() if link.nvlinks_expected}
+    short = [link for link in links if link.nvlinks_expected]
     named: set[str] = set()
     for gpu in gpus:
         label, active = f"GPU{gpu.index}", active_nvlinks(gpu)
-        touching = [link for pair, link in short.items() if label in pair]
+        touching = [link for link in short if label in (link.source, link.target)]
         part = gpu.nvml.nvlink_count if gpu.nvml else None
         expected = max([part or 0, *(link.nvlinks_expected or 0 for link in touching if link.through == "switch")])
         if active is not None and touching and active < expected:
             yield f"* {label}: {active} of {expected} NVLinks are active"
             named.add(label)
-    for pair, link in short.items():
-        if not named & set(pair):
-            yield f"* {pair[0]} to {pair[1]}: {link.nvlinks} of {link.nvlinks_expected} NVLinks"
+    for link in short:
+        if not named & {link.source, link.target}:
+            yield f"* {link.source} to {link.target}: {link.nvlinks} of {link.nvlinks_expected} NVLinks"
 
 
 def _without_speed(gpus: Sequence[Gpu]) -> Iterable[str]:
@@ -239,13 +239,13 @@ def _narrow_pcie(gpus: Sequence[Gpu]) -> Iterable[str]:
             yield f"GPU{gpu.index}: PCIe x{link.width} of x{link.max_width}"
 
 
-def _unknown_links(links: Mapping[tuple[str, str], Link]) -> Iterable[str]:
-    causes: dict[str, list[tuple[str, str]]] = {}
-    for pair, link in links.items():
+def _unknown_links(links: Sequence[Link]) -> Iterable[str]:
+    causes: dict[str, list[Link]] = {}
+    for link in links:
         if link.kind is LinkClass.UNKNOWN and not link.unlisted:
-            causes.setdefault(link.reason, []).append(pair)
-    for reason, pairs in causes.items():
-        example = f"{pairs[0][0]} to {pairs[0][1]}" + (f" and {len(pairs) - 1} more" if len(pairs) > 1 else "")
+            causes.setdefault(link.reason, []).append(link)
+    for reason, (first, *others) in causes.items():
+        example = f"{first.source} to {first.target}" + (f" and {len(others)} more" if others else "")
         yield f"{example}: unknown link, {reason}"
 
 

@@ -20,7 +20,7 @@ CPU's is, so EGM routes do not depend on it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from egmctl.compat import StrEnum
 from egmctl.model.machine import Gpu, Machine, NumaKind
@@ -52,7 +52,7 @@ class HostRoute:
 
     gpu: str
     """Bus id."""
-    node: int
+    numa_node: int
     kind: RouteKind
     hops: tuple[Hop, ...] = ()
     """From the GPU to the memory; empty where blocked or unknown."""
@@ -67,46 +67,44 @@ class HostRoute:
     measurement tries it; whether the driver makes HOST_NUMA memory there at all is not documented."""
     siblings: tuple[str, ...] = ()
     """For a local EGM route: bus ids of the other GPUs on that CPU. Memory that one of these owns is reached over
-    :attr:`to_sibling` and the owner's C2C instead: inferred from the driver's source."""
+    :attr:`to_sibling` and the owner's C2C instead: inferred from the driver's source, not measured."""
     to_sibling: Hop | None = None
 
-    @property
-    def egm(self) -> bool | None:
-        """Whether this is EGM; ``None`` where unknown."""
-        return None if self.kind is RouteKind.UNKNOWN else self.kind in (RouteKind.LOCAL, RouteKind.REMOTE)
+    # What follows from the rest: written for readers, and not read back.
+    egm: bool | None = field(init=False)
+    """Whether this is EGM; null where unknown."""
+    symbol: str = field(init=False)
+    """The links in a word: ``C2C``, ``NV18>C2C``, ``C2C-sys``, ``PCIe>SMP``, ``blocked``, ``?``. ``C2C|NV18>C2C`` is by
+    the owner of the memory: itself, or another GPU of the CPU."""
+    at_most_gb_s: float | None = field(init=False)
+    """The least of the known links, in 1e9 bytes a second: the route cannot be faster. Null where none is known."""
+    nominal_gb_s: float | None = field(init=False)
+    """Nominal rate of one direction of the slowest link; null where a link's rate is not known."""
+    limited_by: LinkKind | None = field(init=False)
+    """The slowest link of those known."""
+    rate_reason: str = field(init=False)
+    """Why :attr:`nominal_gb_s` is null."""
 
-    @property
-    def symbol(self) -> str:
-        """The links in a word: ``C2C``, ``NV18>C2C``, ``C2C-sys``, ``PCIe>SMP``, ``blocked``, ``?``.
+    def __post_init__(self) -> None:
+        known = [(hop.nominal_gb_s, hop.link) for hop in self.hops if hop.nominal_gb_s is not None]
+        unknown = [f"{hop.link.value}: {hop.reason}" for hop in self.hops if hop.nominal_gb_s is None]
+        at_most = at_most_gb_s(self.hops)
+        derived = {
+            "egm": None if self.kind is RouteKind.UNKNOWN else self.kind in (RouteKind.LOCAL, RouteKind.REMOTE),
+            "symbol": self._symbol(),
+            "at_most_gb_s": at_most,
+            "nominal_gb_s": None if unknown else at_most,
+            "limited_by": min(known, key=lambda item: item[0])[1] if known else None,
+            "rate_reason": "; ".join(unknown) if self.hops else self.reason,
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
-        ``C2C|NV18>C2C`` is by the owner of the memory: itself, or another GPU of the CPU.
-        """
+    def _symbol(self) -> str:
         if not self.hops:
             return "blocked" if self.kind is RouteKind.BLOCKED else "?"
         own = symbol_of(self.hops, system=self.kind is RouteKind.C2C)
         return own if self.to_sibling is None else f"{own}|{symbol_of((self.to_sibling, *self.hops))}"
-
-    @property
-    def nominal_gb_s(self) -> float | None:
-        """Nominal rate per direction of the slowest link; ``None`` where a link's rate is not known."""
-        return self.at_most_gb_s if all(hop.nominal_gb_s is not None for hop in self.hops) else None
-
-    @property
-    def at_most_gb_s(self) -> float | None:
-        """The least of the known links: the route cannot be faster. ``None`` where none is known."""
-        return at_most_gb_s(self.hops)
-
-    @property
-    def limited_by(self) -> LinkKind | None:
-        """The slowest link of those known."""
-        known = [(hop.nominal_gb_s, hop.link) for hop in self.hops if hop.nominal_gb_s is not None]
-        return min(known, key=lambda item: item[0])[1] if known else None
-
-    @property
-    def rate_reason(self) -> str:
-        """Why :attr:`nominal_gb_s` is ``None``."""
-        unknown = [f"{hop.link.value}: {hop.reason}" for hop in self.hops if hop.nominal_gb_s is None]
-        return "; ".join(unknown) if self.hops else self.reason
 
 
 def route(machine: Machine, gpu: Gpu, node: int) -> HostRoute:

@@ -1,51 +1,107 @@
-"""All that ``egmctl topo`` says of a machine, judged once and then shown in any form."""
+"""Judges a machine's topology once, to be shown in any form."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations, product
+from typing import ClassVar
 
-from egmctl.model.machine import Gpu, Machine, Nic
+from egmctl.errors import ExitCode
+from egmctl.model.machine import BusId, Gpu, Machine, Nic
+from egmctl.topology.access import Block, obstacle
 from egmctl.topology.links import Link, P2pMatrix, cpu_node_ids, gpu_link, gpu_nic_link, matrices, nic_link
-from egmctl.topology.notes import Note, notes
-from egmctl.topology.platform import PlatformVerdict, platform
+from egmctl.topology.notes import Missing, Note, missing, notes
+from egmctl.topology.platform import C2c, Egm, PlatformVerdict, c2c, egm, own_node, platform
 from egmctl.topology.routes import HostRoute, route
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuState:
+    """The state of one GPU; ``machines`` has what was read of it."""
+
+    label: str
+    """Its name in ``links``: ``GPU0``."""
+    bus_id: BusId
+    """Its name in ``routes`` and in ``machines``."""
+    own_node: int | None
+    """The NUMA node of the GPU's own memory."""
+    c2c: C2c
+    egm: Egm
+    blocked_by: Block | None
+    """The obstacle to its use from this process; null where there is none."""
+    blocked_reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Topology:
     """The judged topology of a machine, for a choice of its GPUs and CPU NUMA nodes."""
 
-    machine: Machine
-    gpus: Mapping[str, Gpu]
-    """By label: ``GPU0``."""
-    nics: Mapping[str, Nic]
-    """By label: ``NIC0``, numbered by place in the machine's list, as nvidia-smi does."""
-    nodes: tuple[int, ...]
-    """CPU NUMA nodes."""
+    SCHEMA: ClassVar[str] = "egmctl.topo/2"
+
     platform: PlatformVerdict
-    """Of the whole machine, whatever was chosen."""
-    links: Mapping[tuple[str, str], Link]
-    """By the labels of both ends, each pair once."""
+    """The platform of the whole machine, whatever was chosen."""
+    gpu_states: tuple[GpuState, ...]
+    numa_nodes: tuple[int, ...]
+    """CPU NUMA nodes to which routes lead."""
+    links: tuple[Link, ...]
+    """The link between each pair of GPUs and NICs, once; ``NIC0`` is the first of the machine's NICs."""
     routes: tuple[HostRoute, ...]
     """By GPU and then by node, in the order of both."""
-    p2p: tuple[P2pMatrix, ...]
-    """Of the chosen GPUs that NVML lists."""
-    remarks: tuple[Note, ...]
+    notes: tuple[Note, ...]
+    missing: Missing | None
+    """Why no matrix could be drawn; null where one could."""
+    machines: tuple[Machine, ...]
+    """The whole node, in a document with pseudonyms for what is private: what the other keys were judged from."""
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """The remarks in words."""
-        return tuple(note.words for note in self.remarks)
+    def machine(self) -> Machine:
+        """The whole node."""
+        return self.machines[0]
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """3 where no matrix could be drawn: ``docs/exit-codes.md``."""
+        return ExitCode.OK if self.missing is None else ExitCode.NOTHING
+
+    @property
+    def nothing(self) -> str | None:
+        """Why no matrix could be drawn, as a sentence."""
+        return None if self.missing is None else self.missing.sentence
+
+    @cached_property
+    def gpus(self) -> Mapping[str, Gpu]:
+        """The chosen GPUs by label: ``GPU0``."""
+        return {state.label: self.machine.gpu(state.bus_id) for state in self.gpu_states}
+
+    @cached_property
+    def nics(self) -> Mapping[str, Nic]:
+        """By label: ``NIC0``, numbered by place in the machine's list, as nvidia-smi does."""
+        return _nics(self.machine)
+
+    @cached_property
+    def p2p(self) -> tuple[P2pMatrix, ...]:
+        """What the drivers say of peer access between the chosen GPUs that NVML lists."""
+        return matrices(self.machine, {label: gpu for label, gpu in self.gpus.items() if gpu.nvml is not None})
 
     def link(self, first: str, second: str) -> Link:
         """Return the link between two labels, in either order."""
-        return self.links.get((first, second)) or self.links[second, first]
+        return self._link_by_ends[frozenset((first, second))]
+
+    @cached_property
+    def _link_by_ends(self) -> Mapping[frozenset[str], Link]:
+        return {frozenset((link.source, link.target)): link for link in self.links}
 
     def label(self, bus_id: str) -> str:
         """Return the label of any of the machine's GPUs, chosen or not."""
         return gpu_label(self.machine.gpu(bus_id))
+
+    def judged_again(self, machine: Machine) -> Topology:
+        """Return the topology of another reading of the machine, for the same choice of GPUs and nodes."""
+        gpus = {gpu.bus_id: gpu for gpu in machine.gpus or ()}
+        chosen = dict.fromkeys(state.bus_id for state in self.gpu_states if state.bus_id in gpus)
+        return topology(machine, [gpus[bus_id] for bus_id in chosen], list(dict.fromkeys(self.numa_nodes)))
 
 
 def topology(machine: Machine, gpus: Sequence[Gpu] | None = None, nodes: Sequence[int] | None = None) -> Topology:
@@ -58,24 +114,41 @@ def topology(machine: Machine, gpus: Sequence[Gpu] | None = None, nodes: Sequenc
         still counts: a route may lead over a GPU that was not chosen.
     """
     chosen = {gpu_label(gpu): gpu for gpu in ((machine.gpus or ()) if gpus is None else gpus)}
-    nics = {f"NIC{place}": nic for place, nic in enumerate(machine.nics or ())}
-    chosen_nodes = cpu_node_ids(machine) if nodes is None else tuple(nodes)
-    links = {(a, b): gpu_link(machine, chosen[a], chosen[b]) for a, b in combinations(chosen, 2)}
-    links |= {(a, b): gpu_nic_link(machine, chosen[a], nics[b]) for a, b in product(chosen, nics)}
-    links |= {(a, b): nic_link(machine, nics[a], nics[b]) for a, b in combinations(nics, 2)}
-    found = tuple(route(machine, gpu, node) for gpu, node in product(chosen.values(), chosen_nodes))
+    nics = _nics(machine)
+    numa_nodes = cpu_node_ids(machine) if nodes is None else tuple(nodes)
+    by_ends = {(a, b): gpu_link(machine, chosen[a], chosen[b]) for a, b in combinations(chosen, 2)}
+    by_ends |= {(a, b): gpu_nic_link(machine, chosen[a], nics[b]) for a, b in product(chosen, nics)}
+    by_ends |= {(a, b): nic_link(machine, nics[a], nics[b]) for a, b in combinations(nics, 2)}
+    links = tuple(replace(link, source=source, target=target) for (source, target), link in by_ends.items())
+    routes = tuple(route(machine, gpu, node) for gpu, node in product(chosen.values(), numa_nodes))
     verdict = platform(machine)
     return Topology(
-        machine=machine,
-        gpus=chosen,
-        nics=nics,
-        nodes=chosen_nodes,
         platform=verdict,
+        gpu_states=tuple(_state(machine, gpu) for gpu in chosen.values()),
+        numa_nodes=numa_nodes,
         links=links,
-        routes=found,
-        p2p=matrices(machine, {label: gpu for label, gpu in chosen.items() if gpu.nvml is not None}),
-        remarks=notes(machine, tuple(chosen.values()), links, found, verdict),
+        routes=routes,
+        notes=notes(machine, tuple(chosen.values()), links, routes, verdict),
+        missing=missing(machine),
+        machines=(machine,),
     )
+
+
+def _state(machine: Machine, gpu: Gpu) -> GpuState:
+    stopped = obstacle(machine, gpu)
+    return GpuState(
+        label=gpu_label(gpu),
+        bus_id=gpu.bus_id,
+        own_node=own_node(gpu),
+        c2c=c2c(machine, gpu),
+        egm=egm(machine, gpu),
+        blocked_by=stopped.block if stopped else None,
+        blocked_reason=stopped.cause if stopped else "",
+    )
+
+
+def _nics(machine: Machine) -> Mapping[str, Nic]:
+    return {f"NIC{place}": nic for place, nic in enumerate(machine.nics or ())}
 
 
 def gpu_label(gpu: Gpu) -> str:

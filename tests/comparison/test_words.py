@@ -44,7 +44,6 @@ def diagnosis(*findings: Finding) -> Diagnosis:
         gpus_asked=None,
         numa_asked=None,
         purposes=tuple(Guard),
-        counts={},
         findings=findings,
         machines=(H200,),
     )

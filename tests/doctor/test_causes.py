@@ -18,7 +18,7 @@ from egmctl.model.finding import TOLD, Finding, Guard, Status, on_gpus
 from egmctl.model.kernel_log import DriverMessage as M
 from egmctl.model.kernel_log import KernelLog
 from egmctl.model.machine import Gpu, Imex, LibraryFailure, Machine, Outcome, PcieLink, Peers, Probe, Reason, Unread
-from egmctl.report.exports.json import doctor_json
+from egmctl.report.exports.json import node_json
 from egmctl.report.exports.junit import junit
 from egmctl.report.exports.nagios import nagios
 from egmctl.report.render.text import text
@@ -414,7 +414,7 @@ def test_a_denied_uvm_is_one_fault_with_what_it_explains() -> None:
     assert "explains" in shown
     assert len(nagios(found).splitlines()) == 2
     assert 'failures="1"' in junit(found)
-    document = json.loads(doctor_json(found))["result"]
+    document = json.loads(node_json(found))["result"]
     assert next(one["explains"] for one in document["findings"] if one["check"] == "dev.control-nodes")
 
 

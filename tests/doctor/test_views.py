@@ -16,7 +16,7 @@ from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Finding, Guard, Remedy, Status, on_gpus, on_numa
 from egmctl.model.listing import CheckEntry, CheckList
 from egmctl.report.document import Level, plain
-from egmctl.report.exports.json import doctor_json
+from egmctl.report.exports.json import node_json
 from egmctl.report.exports.junit import junit
 from egmctl.report.exports.nagios import nagios
 from egmctl.report.exports.prometheus import doctor_prom
@@ -176,7 +176,7 @@ def test_strings_of_the_machine_are_data_in_every_format(format: Format) -> None
 class TestJson:
     def test_the_document_says_what_was_asked_and_found(self) -> None:
         scope = Scope(gpus=(GPUS[1].bus_id,), purposes=(Guard.EGM,))
-        document = json.loads(doctor_json(diagnosis(check("a.one", DENIED), scope=scope)))
+        document = json.loads(node_json(diagnosis(check("a.one", DENIED), scope=scope)))
         assert (document["schema"], document["exit_code"], document["errors"]) == ("egmctl.doctor/1", 1, [])
         result = document["result"]
         assert (result["gpus_asked"], result["numa_asked"], result["purposes"]) == ([GPUS[1].bus_id], None, ["egm"])
@@ -187,7 +187,7 @@ class TestJson:
         assert finding["remedy"]["command"] == "srun --gpu-bind=none"
 
     def test_nothing_determined_is_an_error_in_it(self) -> None:
-        document = json.loads(doctor_json(diagnosis(check("a.one", ABSENT))))
+        document = json.loads(node_json(diagnosis(check("a.one", ABSENT))))
         assert (document["exit_code"], document["errors"][0]["code"]) == (3, "nothing")
 
 

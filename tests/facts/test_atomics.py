@@ -31,7 +31,7 @@ def test_they_are_recorded_by_snapshot_and_shown_from_there(
     assert recorded["pairs"][0]["atomics"]["float-min"] == []
 
     document = json.loads(egmctl("topo", "--machine", str(file), "--json").out)
-    assert document["result"]["p2p"][0]["atomics"]["integer-add"] == ADD
+    assert document["result"]["machines"][0]["pairs"][0]["atomics"]["integer-add"] == ADD
     shown = " ".join(egmctl("topo", "-v", "--machine", str(file)).out.split())
     assert (
         "host atomics integer-add integer-min integer-max and or xor: signed unsigned reduction scalar-32 scalar-64; "

@@ -25,7 +25,7 @@ from egmctl.model.codec import to_json
 from egmctl.model.finding import Finding, RunCause, Status
 from egmctl.model.kernel_log import KernelMessages
 from egmctl.model.measurement import RunReport
-from egmctl.report.exports.json import bringup_json, doctor_json, plain_json, topo_json
+from egmctl.report.exports.json import bringup_json, node_json, plain_json
 from egmctl.topology.topology import topology
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.judge import judge
@@ -67,11 +67,11 @@ def _bench(_folder: Path) -> str:
 
 
 def _doctor(_folder: Path) -> str:
-    return doctor_json(diagnose(machine_of(MACHINE), EVERYTHING, CHECKS))
+    return node_json(diagnose(machine_of(MACHINE), EVERYTHING, CHECKS))
 
 
 def _topo(_folder: Path) -> str:
-    return topo_json(topology(machine_of(MACHINE)))
+    return node_json(topology(machine_of(MACHINE)))
 
 
 def _journal(folder: Path) -> str:

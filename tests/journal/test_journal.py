@@ -237,7 +237,7 @@ def measured(lines: Sequence[bytes]) -> set[int]:
     ("change", "sentence"),
     [
         (lambda result: result["machines"][0]["gpus"].append(result["machines"][0]["gpus"][0]), "gpus: the bus id"),
-        (lambda result: result.update(machines=[7]), "result.machines: expected a list of objects"),
+        (lambda result: result.update(machines=[7]), "result.machines[0]: expected an object"),
         (lambda result: result.update(notes=["x"] * (ITEMS_LIMIT + 1)), "result.notes: expected at most"),
         (lambda result: result.update(causes=[{}]), "result.causes[0]: the key"),
     ],

@@ -53,8 +53,10 @@ def test_what_the_text_of_topo_shows_the_document_states(tmp_path: Path, name: s
     assert shown == {ends: symbols[ends] for ends in shown}
     gpus = {end for ends in symbols for end in ends if end.startswith("GPU")}
     assert {ends for ends in symbols if set(ends) <= gpus} <= shown.keys() or document["exit_code"] != 0
+    labels = {state["bus_id"]: state["label"] for state in result["gpu_states"]}
     for route in result["routes"] if document["exit_code"] == 0 else ():
-        row = next(line for line in text.partition("host memory (")[2].splitlines() if line.startswith(route["gpu"]))
+        label = labels[route["gpu"]]
+        row = next(line for line in text.partition("host memory (")[2].splitlines() if line.startswith(label))
         assert route["symbol"].partition(":")[0] in row
 
 

@@ -57,7 +57,6 @@ def _diagnosed(machine: str, name: str) -> Saved:
         gpus_asked=None,
         numa_asked=None,
         purposes=tuple(Guard),
-        counts={},
         findings=diagnose(node, Scope(), CHECKS).findings,
         machines=(node,),
     )

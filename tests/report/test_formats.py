@@ -15,7 +15,7 @@ from egmctl.doctor.check import Scope
 from egmctl.doctor.runner import CHECKS, check_list, diagnose
 from egmctl.model.listing import History, KeptRun
 from egmctl.model.machine import Machine, Origin, OriginKind
-from egmctl.model.profile import Matched, MatchResult, ProfileFile, ProfileList
+from egmctl.model.profile import MatchResult, ProfileFile, ProfileList
 from egmctl.report import kinds
 from egmctl.report import kinds as formats
 from egmctl.report.document import Better, Matrix, Tone
@@ -63,9 +63,11 @@ HISTORY = History(
     )
 )
 PROFILES = ProfileList(profiles=tuple(ProfileFile(file=str(path), profile=one) for one, path in load_all()))
-MATCHED = Matched(
+MATCHED = MatchResult(
     origin=GH200.origin,
-    result=MatchResult(profile=None, reason="why", matches=(match_profile(GH200, PROFILES.profiles[0].profile),)),
+    profile=None,
+    reason="why",
+    matches=(match_profile(GH200, PROFILES.profiles[0].profile),),
 )
 
 

@@ -27,10 +27,10 @@ from egmctl.model.finding import Finding
 from egmctl.model.finding import Status as Found
 from egmctl.model.fleet import FleetReport
 from egmctl.model.measurement import RunReport
-from egmctl.report.exports.json import doctor_json, dump, envelope, plain_json
+from egmctl.report.exports.json import dump, envelope, node_json, plain_json
 from egmctl.report.kinds import Format
 from egmctl.report.rendering import render
-from egmctl.topology.result import TopoResult
+from egmctl.topology.topology import Topology
 from egmctl.verdict.judge import judge
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import shipped
@@ -82,7 +82,7 @@ def test_any_numbers_come_back_as_they_were(name: str, values: list[float]) -> N
 @pytest.mark.parametrize("name", few(replay.names(), every=4))
 def test_a_diagnosis(tmp_path: Path, name: str) -> None:
     diagnosis = diagnose(shipped(name), EVERYTHING, CHECKS, strict=True)
-    loaded = saved.load(write(tmp_path, doctor_json(diagnosis)))
+    loaded = saved.load(write(tmp_path, node_json(diagnosis)))
     assert loaded.kind is Command.DOCTOR
     assert isinstance(loaded.result, Diagnosis)
     assert loaded.result.findings == diagnosis.findings
@@ -97,7 +97,7 @@ def test_a_topology(tmp_path: Path, egmctl: RunEgmctl, name: str) -> None:
     assert egmctl("topo", "--machine", name, "-o", str(path)).code == 0
     loaded = saved.load(path)
     assert loaded.kind is Command.TOPO
-    assert isinstance(loaded.result, TopoResult)
+    assert isinstance(loaded.result, Topology)
     written = json.loads(path.read_text())["result"]
     assert to_json(loaded.result) == written, "and it would be written the same"
 
@@ -139,7 +139,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     [
         ("", "is not JSON, or is truncated"),
         ("[]", "expected an object"),
-        ("{}", "it states no schema, expected egmctl.bench/2, egmctl.doctor/1, egmctl.topo/2, egmctl.machine/1"),
+        ("{}", "it states no schema, expected egmctl.bench/2, egmctl.topo/2, egmctl.doctor/1, egmctl.bringup/"),
         ('{"schema": "egmctl.bench/3"}', "has the schema 'egmctl.bench/3', of another version of egmctl"),
         ('{"schema": "egmctl.bench/1"}', "this one reads egmctl.bench/2"),
         ('{"schema": "egmctl.bench/2"}', "the key 'tool' is missing"),
@@ -161,7 +161,7 @@ def test_a_folder(tmp_path: Path) -> None:
 
 def test_the_folder_of_a_fleet_is_its_report(tmp_path: Path) -> None:
     (tmp_path / "fleet.json").write_text(plain_json(REPORT))
-    assert isinstance(saved.load_any(tmp_path), FleetReport)
+    assert isinstance(saved.load_any(tmp_path).result, FleetReport)
 
 
 def test_a_wrong_value_is_named_with_its_place(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.report.exports.csv import topo_csv
-from egmctl.report.exports.json import topo_json
+from egmctl.report.exports.json import node_json
 from egmctl.topology.topology import topology
 from tests.random_machines import machines
 from tests.topology import builders
@@ -25,7 +25,7 @@ SCHEMA = json.loads((Path(__file__).resolve().parents[2] / "docs/schemas/topo.sc
 
 
 def document(machine: Machine) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads(topo_json(topology(machine)))
+    read: dict[str, Any] = json.loads(node_json(topology(machine)))
     return read
 
 
@@ -50,15 +50,15 @@ class TestJson:
         assert len(ends) == len({frozenset(pair) for pair in ends}) == 5 * 4 // 2
 
     def test_a_remote_route_names_its_links_and_owners(self) -> None:
-        (route,) = (r for r in self.result["routes"] if (r["gpu"], r["numa_node"]) == ("GPU0", 1))
+        (route,) = (r for r in self.result["routes"] if (r["gpu"], r["numa_node"]) == (bus_id(0), 1))
         assert route["kind"] == "egm-remote"
         assert route["egm"] is True
-        assert route["via"] == ["GPU2", "GPU3"]
+        assert route["via"] == [bus_id(2), bus_id(3)]
         assert [(hop["link"], hop["nvlinks"]) for hop in route["hops"]] == [("nvlink", 18), ("c2c", None)]
         assert route["limited_by"] == "c2c"
 
     def test_a_rate_that_is_not_known_is_null_with_its_reason(self) -> None:
-        (route,) = (r for r in document(hgx(2))["result"]["routes"] if (r["gpu"], r["numa_node"]) == ("GPU0", 1))
+        (route,) = (r for r in document(hgx(2))["result"]["routes"] if (r["gpu"], r["numa_node"]) == (bus_id(0), 1))
         assert route["nominal_gb_s"] is None
         assert route["rate_reason"] == "smp: nothing reports the rate between NUMA nodes"
         assert route["at_most_gb_s"] > 63
@@ -66,7 +66,7 @@ class TestJson:
     def test_a_blocked_route_has_a_stable_word_and_a_sentence(self) -> None:
         gone = out_of_sight(grace_gpu(1, node=1))
         found = document(builders.machine([grace_gpu(0, node=0), gone], architecture="aarch64"))["result"]
-        (route,) = (r for r in found["routes"] if (r["gpu"], r["numa_node"]) == ("GPU0", 1))
+        (route,) = (r for r in found["routes"] if (r["gpu"], r["numa_node"]) == (bus_id(0), 1))
         assert route["blocked_by"] == "device-cgroup"
         assert route["reason"] == "GPU1: denied by the device cgroup (/dev/nvidia1: EPERM)"
 
@@ -86,7 +86,7 @@ class TestCsv:
     def test_ids_are_bus_ids_and_words_are_words(self) -> None:
         (route,) = (row for row in rows(grace()) if (row["source"], row["target"]) == ("GPU0", "NUMA1"))
         assert route["source_bus_id"] == bus_id(0)
-        assert (route["egm"], route["via"], route["symbol"]) == ("true", "GPU2 GPU3", "NV18>C2C")
+        assert (route["egm"], route["via"], route["symbol"]) == ("true", f"{bus_id(2)} {bus_id(3)}", "NV18>C2C")
 
     def test_every_row_says_that_the_machine_is_modelled(self) -> None:
         assert {row["origin"] for row in rows(grace(origin=OriginKind.MODELLED))} == {"modelled"}

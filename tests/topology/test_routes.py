@@ -28,6 +28,10 @@ def on_arm(gpus: list[Gpu], **options: object) -> Machine:
     return builders.machine(gpus, architecture="aarch64", **options)  # type: ignore[arg-type]
 
 
+def words(machine: Machine) -> list[str]:
+    return [note.words for note in topology(machine).notes]
+
+
 class TestEgm:
     def test_local_over_the_gpus_own_c2c(self) -> None:
         found = from_gpu(grace(count=2, per_node=1), 0, 0)
@@ -39,13 +43,13 @@ class TestEgm:
         found = from_gpu(grace(), 1, 0)
         assert (found.kind, found.symbol, found.siblings) == (RouteKind.LOCAL, "C2C|NV18>C2C", (bus_id(0),))
         assert found.nominal_gb_s == pytest.approx(450.0)
-        assert any("not measured" in note for note in topology(grace()).notes)
+        assert any("not measured" in note for note in words(grace()))
 
     def test_a_gpu_that_cannot_be_used_owns_nothing(self) -> None:
         gpus = [grace_gpu(i, node=0) for i in range(2)]
         assert from_gpu(on_arm([gpus[0], out_of_sight(gpus[1])]), 0, 0).symbol == "C2C"
         assert from_gpu(on_arm([gpus[0], grace_gpu(1, node=0, egm=False)]), 0, 0).symbol == "C2C"
-        assert not any("belongs to" in note for note in topology(grace(count=2, per_node=1)).notes)
+        assert not any("belongs to" in note for note in words(grace(count=2, per_node=1)))
 
     def test_remote_over_nvlink_to_the_gpus_of_the_node_and_their_c2c(self) -> None:
         found = from_gpu(grace(), 0, 1)
@@ -229,7 +233,7 @@ def machines(draw: st.DrawFn) -> Machine:
 @given(machines())
 def test_every_gpu_has_exactly_one_route_to_every_cpu_node_and_each_says_all(machine: Machine) -> None:
     judged = topology(machine)
-    ends = [(found.gpu, found.node) for found in judged.routes]
+    ends = [(found.gpu, found.numa_node) for found in judged.routes]
     assert ends == [(g.bus_id, n) for g in machine.gpus or () for n in cpu_node_ids(machine)]
     for found in judged.routes:
         assert (found.blocked_by is not None) == (found.kind is RouteKind.BLOCKED)
@@ -248,7 +252,7 @@ class TestRates:
         found = rates.nvlink(gpu(0, speed=speed), 18)
         assert (found.nominal_gb_s, found.reason) == (None, f"NVML reports an active NVLink of {speed} MB/s")
         stopped = gpu(0, speed=0)
-        said = topology(hgx(2), [stopped]).notes
+        said = [note.words for note in topology(hgx(2), [stopped]).notes]
         assert "GPU0: NVML calls NVLinks 0-17 active at 0 MB/s, so their rate is unknown" in said
 
     def test_gb200_nvlink(self) -> None:

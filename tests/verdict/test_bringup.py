@@ -60,7 +60,7 @@ def sick(*findings: tuple[str, Finding]) -> Diagnosis:
     made = diagnosis(*(check(name, finding) for name, finding in findings), machine=H200)
     names = {name for name, _ in findings}
     rest = tuple(one for one in well.findings if one.check not in names)
-    return replace(well, findings=(*made.findings, *rest), counts={**well.counts, "fail": len(findings)})
+    return replace(well, findings=(*made.findings, *rest))
 
 
 def touching(label: str) -> Callable[[Task, Flow], float]:

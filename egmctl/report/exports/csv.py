@@ -14,6 +14,7 @@ import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
+from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 from egmctl.model.codec import field_types
@@ -83,9 +84,10 @@ def topo_csv(topology: Topology) -> str:
     Every row says where the machine came from, so that rows of a modelled machine cannot pass for facts once they are
     cut out or put together with others.
     """
-    from egmctl.topology.result import LinkEntry, P2pEntry, RouteEntry, topo_result
+    from egmctl.model.machine import Pair
+    from egmctl.topology.links import Link
+    from egmctl.topology.routes import HostRoute
 
-    result = topo_result(topology)
     machine = topology.machine
     origin = {
         "origin": machine.origin.kind,
@@ -93,28 +95,24 @@ def topo_csv(topology: Topology) -> str:
         "driver_version": machine.driver.module_version if machine.driver else None,
     }
     bus_ids = {label: gpu.bus_id for label, gpu in topology.gpus.items()}
-    kinds = (("link", LinkEntry, result.links), ("route", RouteEntry, result.routes), ("p2p", P2pEntry, result.p2p))
+    labels = {bus_id: label for label, bus_id in bus_ids.items()}
     columns = dict.fromkeys((*origin, "record", "source", "source_bus_id", "target", "target_bus_id"))
-    rows: list[dict[str, object]] = []
-    for name, record, entries in kinds:
+    for record in (Link, HostRoute, Pair):
         columns |= dict.fromkeys(_columns(record))
-        for entry in entries:
-            row = origin | {"record": name} | _cells(entry)
-            if isinstance(entry, RouteEntry):
-                row |= {"source": entry.gpu, "target": f"NUMA{entry.numa_node}"}
-            if isinstance(entry, P2pEntry):
-                for column, value in _p2p(entry):
-                    columns[column] = None
-                    row[column] = value
-            ends = ((end, bus_ids.get(str(row[end]))) for end in ("source", "target"))
-            rows.append(row | {f"{end}_bus_id": bus_id for end, bus_id in ends})
+
+    def row(kind: str, record: Any, source: str, target: str) -> dict[str, object]:
+        ends = {"source_bus_id": bus_ids.get(source), "target_bus_id": bus_ids.get(target)}
+        return origin | {"record": kind} | _cells(record) | {"source": source, "target": target} | ends
+
+    rows = [row("link", link, link.source, link.target) for link in topology.links]
+    rows += [row("route", route, labels[route.gpu], f"NUMA{route.numa_node}") for route in topology.routes]
+    for source, target in permutations(labels, 2):
+        if pair := machine.pair(source, target):
+            values: dict[str, object] = {f"status_{name}": value for name, value in pair.p2p_status.items()}
+            values |= {f"cuda_{name}": value for name, value in pair.cuda_attributes.items()}
+            columns |= dict.fromkeys(values)
+            rows.append(row("p2p", pair, labels[source], labels[target]) | values)
     return csv_text(columns, rows)
-
-
-def _p2p(entry: Any) -> Iterator[tuple[str, object]]:
-    """Yield what the drivers say of a pair, by capability and by attribute."""
-    yield from ((f"status_{name}", value) for name, value in entry.status.items())
-    yield from ((f"cuda_{name}", value) for name, value in entry.cuda_attributes.items())
 
 
 def compare_csv(comparison: Comparison) -> str:
@@ -164,7 +162,8 @@ def csv_text(columns: Iterable[str], rows: Iterable[Mapping[str, object]]) -> st
     """
     file = io.StringIO()
     writer = csv.DictWriter(file, list(columns), lineterminator="\n")
-    writer.writeheader()
+    # Names of capabilities come from the machine.
+    writer.writerow({name: _cell(name) for name in writer.fieldnames})
     writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
     return file.getvalue()
 

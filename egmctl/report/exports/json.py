@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from egmctl.model.fleet import FleetReport
     from egmctl.model.listing import CheckList, History, MachineList
     from egmctl.model.measurement import RunReport
-    from egmctl.model.profile import Matched, ProfileList
+    from egmctl.model.profile import MatchResult, ProfileList
     from egmctl.topology.topology import Topology
 
 
@@ -75,21 +75,11 @@ def dump(document: dict[str, Any]) -> str:
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
 
-def topo_json(topology: Topology) -> str:
-    """Return a topology as a JSON document, with an error where no matrix could be drawn."""
-    from egmctl.topology.result import topo_result
-
-    result = topo_result(topology)
-    errors = [] if result.missing is None else [NothingToDo(result.missing.sentence)]
-    body = to_json(replace(result, machines=(redact(topology.machine),)))
-    return dump(envelope(result.SCHEMA, result.exit_code, body, machine=topology.machine, errors=errors))
-
-
-def doctor_json(diagnosis: Diagnosis) -> str:
-    """Return a diagnosis as a JSON document."""
-    body = to_json(replace(diagnosis, machines=(redact(diagnosis.machine),)))
-    errors = [] if diagnosis.nothing is None else [NothingToDo(diagnosis.nothing)]
-    return dump(envelope(diagnosis.SCHEMA, diagnosis.exit_code, body, machine=diagnosis.machine, errors=errors))
+def node_json(result: Topology | Diagnosis) -> str:
+    """Return what was judged of a machine as a JSON document, with an error where nothing could be."""
+    body = to_json(replace(result, machines=(redact(result.machine),)))
+    errors = [] if result.nothing is None else [NothingToDo(result.nothing)]
+    return dump(envelope(result.SCHEMA, result.exit_code, body, machine=result.machine, errors=errors))
 
 
 def bringup_json(bringup: Bringup) -> str:
@@ -105,13 +95,7 @@ def bench_json(report: RunReport) -> str:
     return dump(envelope(report.SCHEMA, report.exit_code, to_json(report), machine=machine))
 
 
-def match_json(matched: Matched) -> str:
-    """Return the profile that a machine matches as a JSON document."""
-    code = ExitCode.OK if matched.result.profile is not None else ExitCode.NOTHING
-    return dump(envelope(matched.SCHEMA, code, to_json(matched.result), machine=matched.origin))
-
-
-def plain_json(result: Comparison | FleetReport | History | ProfileList | MachineList | CheckList) -> str:
-    """Return a result of no single machine as a JSON document; its envelope's ``machine`` is null."""
+def plain_json(result: Comparison | FleetReport | MatchResult | History | ProfileList | MachineList | CheckList) -> str:
+    """Return a result that holds no machine as a JSON document; the envelope's ``machine`` is its origin, or null."""
     code = getattr(result, "exit_code", ExitCode.OK)
-    return dump(envelope(result.SCHEMA, code, to_json(result), machine=None))
+    return dump(envelope(result.SCHEMA, code, to_json(result), machine=getattr(result, "origin", None)))

@@ -10,7 +10,7 @@ from egmctl.data import profiles_dir
 from egmctl.errors import ExitCode
 from egmctl.model.listing import History, KeptRun, MachineList, ShippedMachine
 from egmctl.model.machine import Machine
-from egmctl.model.profile import Matched, Profile, ProfileList, Reference, Signature
+from egmctl.model.profile import MatchResult, Profile, ProfileList, Reference, Signature
 from egmctl.report.document import (
     Block,
     Bullets,
@@ -161,9 +161,8 @@ def profile_document(profile: Profile) -> Document:
     return Document(command="egmctl profile show", subject=profile.name, body=tuple(body))
 
 
-def match_document(matched: Matched) -> Document:
+def match_document(result: MatchResult) -> Document:
     """Return which profile a machine is of, and by what; or why it is of none."""
-    result = matched.result
     points: tuple[Bullets, ...] = ()
     if result.profile is None:
         found = Verdict(word="Profile", tone=Tone.WARN, sentence=f"none: {result.reason}")
@@ -173,8 +172,8 @@ def match_document(matched: Matched) -> Document:
         points = (Bullets(items=tuple(point.reason for point in match.points)),)
     return Document(
         command="egmctl profile match",
-        subject=subject(matched.origin),
-        banners=banners(matched.origin),
+        subject=subject(result.origin),
+        banners=banners(result.origin),
         body=(found, *points),
     )
 

@@ -192,7 +192,7 @@ class _Drawing:
 
     def host_link(self, label: str, node: _Node, x: float) -> Iterator[Shape]:
         of = self.topology.gpus[label].bus_id
-        route = next((one for one in self.topology.routes if one.gpu == of and one.node == node.node), None)
+        route = next((one for one in self.topology.routes if one.gpu == of and one.numa_node == node.node), None)
         blocked = route is not None and route.kind is RouteKind.BLOCKED
         over_c2c = route is not None and bool(route.hops) and route.hops[0].link is LinkKind.C2C
         look = Look.DOWN if blocked else Look.C2C if over_c2c else Look.LINK
@@ -321,7 +321,7 @@ def _behind_switches(topology: Topology) -> dict[str, list[str]]:
 
 def _nodes(topology: Topology, behind: Mapping[str, Sequence[str]]) -> list[_Node]:
     """Return the NUMA nodes that are shown, each with the GPUs and NICs beside it; last those that have none."""
-    nodes: dict[int | None, _Node] = {node: _Node(node) for node in topology.nodes}
+    nodes: dict[int | None, _Node] = {node: _Node(node) for node in topology.numa_nodes}
     for label, gpu in topology.gpus.items():
         nodes.setdefault(gpu.host_numa_id, _Node(gpu.host_numa_id)).gpus.append(label)
     hanging = {nic for nics in behind.values() for nic in nics}

@@ -32,7 +32,7 @@ from egmctl.report.views.machine import banners, machine_section, numa_rows, sub
 from egmctl.report.views.node_scene import node_scene
 from egmctl.topology.access import obstacle
 from egmctl.topology.links import Link, nvlink
-from egmctl.topology.notes import NoteKind, missing
+from egmctl.topology.notes import NoteKind
 from egmctl.topology.platform import PlatformKind, own_node
 from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.topology.topology import Topology
@@ -190,7 +190,7 @@ def _routes(topology: Topology, gpu: Gpu) -> Iterator[tuple[str, str]]:
         hops = [f"{hop.link.value}{_times(hop.nvlinks)} {_gb_s(hop)}" for hop in route.hops]
         if route.via:
             hops[-1] = f"{hops[-1]} of {' or '.join(map(topology.label, route.via))}"
-        yield f"to NUMA {route.node}", ", then ".join(hops) or route.reason
+        yield f"to NUMA {route.numa_node}", ", then ".join(hops) or route.reason
         if route.to_sibling is not None:
             owner = " or ".join(map(topology.label, route.siblings))
             first = f"{route.to_sibling.link.value}{_times(route.to_sibling.nvlinks)} {_gb_s(route.to_sibling)}"
@@ -243,7 +243,7 @@ def topo_document(topology: Topology) -> Document:
 
 
 def _body(topology: Topology) -> Iterator[Block]:
-    lacking = missing(topology.machine)
+    lacking = topology.missing
     if lacking is not None:
         why = lacking.sentence.removesuffix(".")
         sentence = f"{why[:1].lower()}{why[1:]}"
@@ -263,7 +263,7 @@ def _body(topology: Topology) -> Iterator[Block]:
     if topology.routes:
         yield _topo_routes(topology)
     yield from _p2p(topology)
-    remarks = tuple(note.words for note in topology.remarks if note.kind is NoteKind.REMARK)
+    remarks = tuple(note.words for note in topology.notes if note.kind is NoteKind.REMARK)
     yield Section(title="Notes", body=(Bullets(items=remarks),))
     yield Section(title="Devices", body=partial(_devices, topology), level=Level.VERBOSE)
     yield machine_section(topology.machine)
@@ -274,7 +274,7 @@ def summary(topology: Topology) -> Iterator[Block]:
     """Yield the sentences that answer what is connected to what, and what is wrong with it."""
     for sentence in _sentences(topology):
         yield Paragraph(words=sentence, level=Level.SUMMARY)
-    for note in topology.remarks:
+    for note in topology.notes:
         if note.kind in _TONES:
             words = note.words.removeprefix("* ")
             yield Entry(word=note.kind.upper(), tone=_TONES[note.kind], title=words, level=Level.SUMMARY)
@@ -295,7 +295,7 @@ def _sentences(topology: Topology) -> Iterator[str]:
     yield from _between_gpus(topology)
     near = [
         f"NUMA {node}: {_folded(gpus) or 'no GPU'}" + (f" with {_folded(nics)}" if nics else "")
-        for node in topology.nodes
+        for node in topology.numa_nodes
         for gpus, nics in [(_gpus_of(topology, node), _nics_of(topology, node))]
         if gpus or nics
     ]
@@ -305,9 +305,9 @@ def _sentences(topology: Topology) -> Iterator[str]:
     if close:
         yield f"On the same PCIe switch: {', '.join(close)}."
     blocked = sum(route.kind is RouteKind.BLOCKED for route in topology.routes)
-    if blocked and not any(note.kind is NoteKind.HIDDEN for note in topology.remarks):
+    if blocked and not any(note.kind is NoteKind.HIDDEN for note in topology.notes):
         yield f"{blocked} of {len(topology.routes)} routes to host memory are blocked: see the notes."
-    if not any(note.kind in _TONES for note in topology.remarks):
+    if not any(note.kind in _TONES for note in topology.notes):
         yield "No link is degraded, no GPU hidden."
 
 
@@ -409,8 +409,8 @@ def link_cell(link: Link) -> Cell:
 
 def _topo_routes(topology: Topology) -> Matrix:
     groups = []
-    for node in topology.nodes:
-        routes = [route for route in topology.routes if route.node == node]
+    for node in topology.numa_nodes:
+        routes = [route for route in topology.routes if route.numa_node == node]
         cells = tuple(Cell(text=_route_text(route), tone=_route_tone(route)) for route in routes)
         rates = tuple(Cell(text=rate_text(route)) for route in routes)
         groups.append((Series(header=(f"NUMA {node}",), cells=cells, align=Align.LEFT), Series(header=(), cells=rates)))
@@ -472,7 +472,7 @@ def _legend(topology: Topology) -> Iterator[KeyValues]:
 
 def legend_rows(topology: Topology, *, between_nics: bool = True) -> list[tuple[str, str]]:
     """Explain the symbols that appear, in the order of nvidia-smi's legend and then of how good a route is."""
-    links = [link for ends, link in topology.links.items() if between_nics or not set(ends) <= {*topology.nics}]
+    links = [link for link in topology.links if between_nics or link.source not in topology.nics]
     counted = Counter(link.kind for link in links)
     kinds = {route.kind for route in topology.routes}
     statuses = {status for matrix in topology.p2p for status in matrix.cells.values()}
@@ -486,7 +486,7 @@ def legend_rows(topology: Topology, *, between_nics: bool = True) -> list[tuple[
         ("PXB", "several PCIe bridges, without the host bridge", LinkClass.PXB in counted),
         ("PIX", "at most a single PCIe bridge", LinkClass.PIX in counted),
         ("NV#", "a bonded set of # NVLinks", LinkClass.NVLINK in counted),
-        ("NV#*", "fewer NVLinks than expected", any(link.nvlinks_expected for link in topology.links.values())),
+        ("NV#*", "fewer NVLinks than expected", any(link.nvlinks_expected for link in topology.links)),
         (
             "C2C",
             "EGM over the GPU's own NVLink-C2C",
