@@ -11,7 +11,7 @@ from egmctl.api.options import BenchOptions, option
 from egmctl.cli.fabric import FABRIC, FabricRun, JobOptions, is_fabric
 from egmctl.cli.journal import JournalOptions, end_journal, open_journal
 from egmctl.cli.options import MachineOption, list_machines, read_machine, refuse_together, takes_options
-from egmctl.cli.output import OutputOptions, Outputs, Target
+from egmctl.cli.output import OutputOptions, Outputs, Target, say
 from egmctl.cli.progress import Beside, show_progress
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.report.kinds import BENCH, Format
@@ -147,7 +147,8 @@ def _measure(options: BenchOptions, verdict: VerdictOptions, journal: JournalOpt
 
     # Children ask the libraries and initialise CUDA, a second's work, while modules are loaded here. Reading comes
     # first: it looks which device nodes are missing before CUDA makes them.
-    with reading(LIBRARY_SECTIONS) as read, start_worker() as worker:
+    on_wait = None if outputs.options.quiet else say
+    with reading(LIBRARY_SECTIONS, on_wait=on_wait) as read, start_worker() as worker:
         from egmctl.api.bench import Bench, judge_run
 
         bench = Bench(**vars(options))

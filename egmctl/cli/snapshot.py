@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from egmctl.cli.options import ForceOption
-from egmctl.cli.output import check_output, emit, file_of
+from egmctl.cli.output import check_output, emit, file_of, say
 from egmctl.errors import UsageError
 
 JsonFileOption = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE.json", help="Write to FILE.json.")]
@@ -42,7 +42,7 @@ def snapshot(
     from egmctl.facts.collect import collect
     from egmctl.facts.redact import redact
 
-    machine = collect(_sections(sections))
+    machine = collect(_sections(sections), on_wait=say)
     emit(record.text(machine if full else redact(machine)), output=output, force=force)
 
 

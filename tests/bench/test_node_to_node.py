@@ -91,7 +91,7 @@ def test_a_call_that_fails_for_the_second_buffer_is_named_and_the_rest_given_bac
 
 def test_the_table_has_a_row_for_each_gpu_and_a_column_for_each_way() -> None:
     text = str(render(run("dgx-h100", cases=(CASE,), gpus=2), Format.TEXT, verbose=1))
-    assert "memcpy CE NUMA -> NUMA(column) by GPU(row) bandwidth (GB/s)" in text
+    assert "memcpy CE HOST_NUMA -> HOST_NUMA(column) by GPU(row) bandwidth (GB/s)" in text
     (head,) = [line for line in text.splitlines() if "NUMA0->NUMA1" in line]
     assert head.split() == ["NUMA0->NUMA1", "NUMA1->NUMA0"]
 
