@@ -78,7 +78,7 @@ def test_every_route_comes_back_from_json_and_through_every_view(routes: list[Ro
     assert from_json(RunReport, json.loads(json.dumps(to_json(judged)))) == judged
     shown = {format: str(render(judged, format)) for format in BENCH.formats}
     assert not any("\x1b" in text for text in shown.values())
-    links = {row["link"] for row in csv.DictReader(io.StringIO(shown[Format.CSV]))}
+    links = {row["flow_route_symbol"] for row in csv.DictReader(io.StringIO(shown[Format.CSV]))}
     assert links == {flow.route.symbol for m in report.measurements for flow in m.flows}
     pair = [
         Saved(path=Path(f"{name}.json"), kind=Command.BENCH, name=name, result=run, tool="egmctl")

@@ -53,7 +53,7 @@ def test_json_fits_its_schema_and_csv_has_a_row_for_each_path(egmctl: RunEgmctl,
     paths = found["result"]["paths"]
     assert len(paths) == len(document(runs, "monday")["result"]["measurements"])  # type: ignore[index]
     rows = list(csv.DictReader(io.StringIO(egmctl("compare", *files, "--csv").out)))
-    assert [row["about"] for row in rows if row["subject"] == "path"] == [path["path"] for path in paths]
+    assert [row["path"] for row in rows if row["subject"] == "path"] == [path["path"] for path in paths]
 
 
 @pytest.mark.long
