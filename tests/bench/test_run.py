@@ -357,7 +357,7 @@ class TestForms:
         node = fake_node("gb200-tray")
         for suffix, beginning in (
             (".txt", "FAKE GPUs, nothing of this is hardware"),
-            (".csv", "case,family,"),
+            (".csv", "node,started_at,"),
             (".json", "{\n"),
         ):
             file = tmp_path / f"out{suffix}"

@@ -41,7 +41,8 @@ def test_nodes_that_are_alike_pass_and_open_each_others_memory_both_ways(two_nod
     assert statuses == {
         "peers.versions": {"pass"},
         "peers.clique": {"pass"},
-        "peers.imex": {"pass"},
+        # No program of a copied tree is run, so the service's state is not read.
+        "peers.imex": {"unknown"},
         "peers.nics": {"skip"},
         "peers.nodes": {"pass"},
         "peers.fabric-active": {"pass"},
