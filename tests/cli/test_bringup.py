@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from egmctl.facts import replay as record
 from egmctl.model.gpu import FAKE, GpuProcess
 from egmctl.units import MIB
-from tests.conftest import ROOT, RunEgmctl
+from tests.conftest import ROOT, RunEgmctl, ended
 from tests.doctor.machines import patched, shipped
 from tests.fake.plugin import MakeFakeNode
 
@@ -65,7 +66,7 @@ def test_gpus_in_use_are_not_measured_and_who_uses_them_is_named(
 
 
 @pytest.mark.long
-def test_what_appears_while_the_bench_runs_is_no_go(egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path) -> None:
+def test_what_appears_while_the_bench_runs_is_no_go(fake_node: MakeFakeNode, tmp_path: Path) -> None:
     healthy = patched(shipped("hgx-h200x4"), "gpus[*].nvml", memory_total_bytes=640 * MIB, memory_used_bytes=0)
     node, kept = fake_node(healthy), tmp_path / "node.json"
 
@@ -77,10 +78,12 @@ def test_what_appears_while_the_bench_runs_is_no_go(egmctl: RunEgmctl, fake_node
 
     thread = threading.Thread(target=sicken, daemon=True)
     thread.start()
-    ended = egmctl("bringup", "--gpus", "0-1", "-o", "-", "-o", kept, "-q", env=node.environment(), timeout_s=280)
+    # An interpreter of its own: a forked child would have the fake libraries, and their answers, from its beginning.
+    words = ["bringup", "--gpus", "0-1", "-o", "-", "-o", str(kept), "-q"]
+    done = ended([sys.executable, "-m", "egmctl", *words], env=node.environment(), timeout_s=280)
     result = json.loads(kept.read_text())["result"]
-    assert (ended.code, result["answer"], result["causes"][0]["under_load"]) == (1, "no-go", True)
-    first = " ".join(ended.out.split())
+    assert (done.code, result["answer"], result["causes"][0]["under_load"]) == (1, "no-go", True)
+    first = " ".join(done.out.split())
     assert "NO-GO: GPU1: " in first
     assert "(appeared during the bench) Next: " in first
 
