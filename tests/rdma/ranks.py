@@ -44,7 +44,7 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
         )
         tasks = [from_json(Task, task) for task in message["tasks"]]
         if call := os.environ.get("EGMCTL_TEST_UCX_FAILS"):
-            ucx._library()
+            ucx._ucx_library()
             setattr(ucx_rma._library(), call, lambda *_: _NO_MEMORY)
         if message["spoilt"] and exchange.rank == 1:
             vars(ucx_side)["Link"] = _Spoiling
