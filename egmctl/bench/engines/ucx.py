@@ -54,7 +54,7 @@ WARM_UP_MESSAGES = 4
 WARM_UP_BYTES = 256 << 20
 """Before the first sample, twice: so many messages at most, and one at least; TCP takes half a second for these."""
 MESSAGES_LIMIT = 4096
-"""Of one sample, however short they are."""
+"""The most messages in one sample, however short they are."""
 SETTLE_S = 5.0
 """How long what is under way may take to end after a failure."""
 _DATA, _ANSWER = 1, 2

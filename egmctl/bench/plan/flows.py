@@ -1,4 +1,4 @@
-"""Who meets whom: the flows of each pattern, and the pairs that the user names."""
+"""The flows of each pattern: which ends exchange bytes, and the pairs that the user names."""
 
 from __future__ import annotations
 
@@ -302,11 +302,11 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Who uses a GPU."""
+    """The processes that use a GPU."""
 
     gpu: Gpu
     pids: tuple[int, ...] = ()
-    """Of the processes that NVML lists; none where only their memory is seen."""
+    """Process ids that NVML lists; empty where only their memory is seen."""
     used_bytes: int = 0
     """Memory in use, where nobody that is seen has it."""
 

@@ -63,7 +63,7 @@ _SILENT_CUDA: _Wrong = (("cuda", "?"),)
 
 
 def _was_asked(pair: Pair) -> bool:
-    """Say whether CUDA was asked for a pair that it does not answer for."""
+    """Say whether CUDA gives no answer for a pair that it was queried for."""
     why = pair.unread.get("can_access_peer")
     return why is not None and why.reason not in (Reason.NOT_ASKED, Reason.NOT_STATED, Reason.NOT_PRESENT)
 
