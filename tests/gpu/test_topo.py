@@ -50,16 +50,17 @@ def test_every_cell_of_the_matrix_is_nvidia_smis(live: dict[str, Any]) -> None:
 def test_the_matrix_without_nvlink(live: dict[str, Any]) -> None:
     printed = nvidia_smi("-mp")
     gpus = [link for link in live["links"] if link["target"].startswith("GPU")]
-    assert {(link["source"], link["target"]): link["pci_kind"] for link in gpus} == {
+    assert {(link["source"], link["target"]): link["pci"] for link in gpus} == {
         (link["source"], link["target"]): printed.cells[link["source"], link["target"]] for link in gpus
     }
 
 
 def test_affinities(live: dict[str, Any]) -> None:
     printed = nvidia_smi("-m").affinities
-    for gpu in live["gpus"]:
-        numa_id = "N/A" if gpu["gpu_numa_id"] is None else str(gpu["gpu_numa_id"])
-        assert [gpu["cpu_affinity"], gpu["numa_affinity"], numa_id] == printed[gpu["label"]]
+    for gpu in live["machines"][0]["gpus"]:
+        nvml = gpu["nvml"]
+        numa_id = "N/A" if nvml["numa_node"] is None else str(nvml["numa_node"])
+        assert [nvml["cpu_affinity"], nvml["numa_affinity"], numa_id] == printed[f"GPU{gpu['index']}"]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,13 @@ def test_affinities(live: dict[str, Any]) -> None:
 )
 def test_every_p2p_status_is_nvidia_smis(live: dict[str, Any], option: str, index: str) -> None:
     printed = nvidia_smi("-p2p", option)
-    ours = {(pair["source"], pair["target"]): pair["status"][index] for pair in live["p2p"]}
+    machine = live["machines"][0]
+    labels = {gpu["bus_id"]: f"GPU{gpu['index']}" for gpu in machine["gpus"]}
+    ours = {
+        (labels[pair["source"]], labels[pair["target"]]): pair["p2p_status"][index]
+        for pair in machine["pairs"]
+        if pair["p2p_status"] is not None
+    }
     assert ours == {ends: cell for ends, cell in printed.cells.items() if ends[0] != ends[1]}
 
 
