@@ -167,11 +167,11 @@ def journal_schema() -> dict[str, Any]:
                 mentioned={"type": "boolean"},
             ),
             event(events.BEGIN, **first, result=of_bench("RunReport")),
-            event(events.STEP, tasks={"type": "array", "items": task}),
-            event(events.MEASUREMENT, number=number, measurement=of_bench("Measurement")),
-            event(events.KERNEL, events={"type": "array", "items": of_bench("KernelEvent")}),
-            event(events.NOTE, text=text),
-            event(events.PROBLEM, text=text),
+            event("step", tasks={"type": "array", "items": task}),
+            event("measurement", number=number, measurement=of_bench("Measurement")),
+            event("kernel", events={"type": "array", "items": of_bench("KernelEvent")}),
+            event("note", text=text),
+            event("problem", text=text),
         ],
     }
 

@@ -20,7 +20,7 @@ from egmctl.bench.supervisor import Progress, supervise
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.facts.inside import memory_left
 from egmctl.facts.root import Root
-from egmctl.journal.events import Recorder
+from egmctl.journal.events import Recorder, forget
 from egmctl.launch import Child
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.model.measurement import RunReport, Settings
@@ -134,7 +134,7 @@ class Bench(BenchOptions):
         *,
         on_progress: Progress = lambda _part, _task: None,
         worker: Child | None = None,
-        recorder: Recorder | None = None,
+        recorder: Recorder = forget,
     ) -> RunReport:
         """Measure a plan in child processes and return the record of the schema ``egmctl.bench/2``, without verdict.
 
@@ -149,7 +149,7 @@ class Bench(BenchOptions):
         worker
             A process of :func:`egmctl.bench.processes.group.start_worker` that was started before.
         recorder
-            Told of each measurement: a journal.
+            Takes what happens as it happens: a journal.
 
         Raises
         ------

@@ -12,7 +12,7 @@ from egmctl.cli.fabric import FABRIC, FabricRun, JobOptions, is_fabric
 from egmctl.cli.journal import JournalOptions, end_journal, open_journal
 from egmctl.cli.options import MachineOption, list_machines, read_machine, refuse_together, takes_options
 from egmctl.cli.output import OutputOptions, Outputs, Target, say
-from egmctl.cli.progress import Beside, show_progress
+from egmctl.cli.progress import show_progress
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.report.kinds import BENCH, Format
 
@@ -157,7 +157,7 @@ def _measure(options: BenchOptions, verdict: VerdictOptions, journal: JournalOpt
         plan = bench.plan(node)
         kept = open_journal(journal, outputs, node)
         with show_progress(outputs.options.quiet) as shown:
-            report = bench.run(plan, node, on_progress=shown, worker=worker, recorder=Beside(kept, shown))
+            report = bench.run(plan, node, on_progress=shown, worker=worker, recorder=shown.recorder(kept))
     if profiles is not None:
         report = judge_run(report, node, profiles, strict=verdict.strict)
     return _finish(bench, report, outputs, kept, node)
@@ -177,15 +177,17 @@ def _measure_fabric(
 
     bench = Bench(**vars(options))
     profiles = verdict.load()
-    kept = None if launch is not None and launch.rank else open_journal(journal, outputs)
-    run = FabricRun(bench=bench, job=job, outputs=outputs, recorder=kept)
-    with run.measured(launch, lambda: show_progress(outputs.options.quiet)) as report:
+    if launch is not None and launch.rank:
+        journal = JournalOptions(no_journal=True)
+    kept = open_journal(journal, outputs)
+    run = FabricRun(bench=bench, job=job, outputs=outputs)
+    with run.measured(launch, lambda: show_progress(outputs.options.quiet), kept) as report:
         if profiles is not None and len(report.machines) == 1:
             report = judge_run(report, report.machines[0], profiles, strict=verdict.strict)
         raise typer.Exit(_finish(bench, explained(report), outputs, kept, None))
 
 
-def _finish(bench: Bench, report: RunReport, outputs: Outputs, kept: Journal | None, machine: Machine | None) -> int:
+def _finish(bench: Bench, report: RunReport, outputs: Outputs, kept: Journal, machine: Machine | None) -> int:
     """Write a run with its causes, end its journal and return the exit code."""
     from egmctl.facts.redact import redact_run
 

@@ -10,7 +10,7 @@ from egmctl.cli.journal import JournalOptions, end_journal, open_journal
 from egmctl.cli.mpi import node_outputs
 from egmctl.cli.options import MachineOption, list_machines, read_machine, takes_options
 from egmctl.cli.output import OutputOptions, Outputs, Target
-from egmctl.cli.progress import Beside, Shown, probing, show_progress
+from egmctl.cli.progress import Shown, probing, show_progress
 from egmctl.cli.topo import SECTIONS as TOPO_SECTIONS
 from egmctl.errors import ChildNotStarted, NothingToDo
 from egmctl.report.kinds import BRINGUP
@@ -97,7 +97,7 @@ def _measured(bench: Bench, machine: Machine, outputs: Outputs, shown: Shown) ->
     plan = bench.plan(machine)
     with rereading() as reread, start_worker() as worker:
         kept = open_journal(JournalOptions(), outputs, machine)
-        run = bench.run(plan, machine, on_progress=shown, worker=worker, recorder=Beside(kept, shown))
+        run = bench.run(plan, machine, on_progress=shown, worker=worker, recorder=shown.recorder(kept))
         after = reread(machine)
         report = bench.explain(judge_run(run, machine, profiles), after)
     end_journal(kept, report.exit_code, quiet=outputs.options.quiet)

@@ -86,8 +86,6 @@ class FabricRun:
     bench: Bench
     job: JobOptions
     outputs: Outputs
-    recorder: Recorder | None = None
-    """Takes each measurement on the one rank that has the report."""
 
     def planned(self, machine_name: str | None) -> Draw:
         """Return what ``--dry-run`` shows: the steps between this node's GPUs, or what ``--ranks`` of them cost."""
@@ -121,14 +119,14 @@ class FabricRun:
         )
 
     @contextlib.contextmanager
-    def measured(self, launch: Launched | None, bar: Bar) -> Iterator[RunReport]:
+    def measured(self, launch: Launched | None, bar: Bar, recorder: Recorder) -> Iterator[RunReport]:
         """Measure, and hand over the report on the one rank that has it; the block ends with ``typer.Exit``."""
         from egmctl.bench.fabric_run import measure_here, measure_job
 
         if launch is None:
             node, chosen = self._facts()
             with bar() as on_progress:
-                report = measure_here(node, chosen, self._asked(), on_progress, self.recorder)
+                report = measure_here(node, chosen, self._asked(), on_progress, recorder)
             yield report
             return
         from egmctl.bench.processes.group import start_rank
@@ -141,7 +139,7 @@ class FabricRun:
         with job(launch) as world:
             child = start_rank(world.rank, world.size)
             with bar() as on_progress:
-                report_of_job = measure_job(world, child, facts, self._asked(), on_progress, self.recorder)
+                report_of_job = measure_job(world, child, facts, self._asked(), on_progress, recorder)
             if report_of_job is None:
                 raise typer.Exit
             yield report_of_job

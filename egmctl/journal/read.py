@@ -79,7 +79,7 @@ def to_tell(path: Path) -> str | None:
     with contextlib.suppress(OSError), open(open_regular(path), "rb") as file:
         began = file.seek(max(0, file.seek(0, io.SEEK_END) - _TAIL_BYTES))
         entries = list(_entries(file.read(_TAIL_BYTES), run))
-        steps = [place for place, entry in enumerate(entries) if entry["event"] == events.STEP]
+        steps = [place for place, entry in enumerate(entries) if entry["event"] == "step"]
         if not steps and began:
             return "did not end"
         for entry in entries[steps[-1] :] if steps else ():
@@ -90,30 +90,9 @@ def to_tell(path: Path) -> str | None:
 def _state(path: Path) -> events.State | None:
     try:
         with open(open_regular(path), "rb") as file:
-            return events.state_of(file.read(events.STATE_BYTES))
+            return events.read_state(file.read(events.STATE_BYTES))
     except OSError:
         return None
-
-
-def read_file(path: Path, decode: Decode) -> Kept:
-    """Return what a journal file holds.
-
-    Parameters
-    ----------
-    decode
-        As for :func:`read`.
-
-    Raises
-    ------
-    UsageError
-        If it cannot be read, or as :func:`read`.
-    """
-    try:
-        with open(open_regular(path), "rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"journal {printable(str(path))} cannot be read: {error.strerror}") from error
-    return read(content, f"journal {path}", decode)
 
 
 def read(content: bytes, source: str, decode: Decode) -> Kept:
@@ -166,7 +145,7 @@ class _Run:
 
     state: events.State | None = None
     begin: dict[str, Any] | None = None
-    found: dict[int, Measurement] = field(default_factory=dict)
+    outcomes: dict[int, Measurement] = field(default_factory=dict)
     under_way: dict[int, Task] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -186,30 +165,26 @@ class _Run:
     def _take(self, entry: dict[str, Any]) -> None:
         if max(len(self.kernel), len(self.notes), len(self.problems)) >= ITEMS_LIMIT:
             raise DecodeError(f"more than {ITEMS_LIMIT} lines of one kind")
-        match entry.get("event"):
-            case events.STATE:
-                self.state = from_json(events.State, entry)
-            case events.BEGIN:
-                self.begin = self.begin or entry
-            case events.STEP:
-                step = from_json(events.Step, entry)
-                begun = {_number(numbered.number): numbered.task for numbered in step.tasks}
+        match _decoded(entry):
+            case events.State() as state:
+                self.state = state
+            case events.StepBegun(tasks=tasks):
+                begun = {_checked_number(numbered.number): numbered.task for numbered in tasks}
                 for task in begun.values():
                     _check(finish(task, Status.CRASHED))
                 self.under_way = begun
-            case events.MEASUREMENT:
-                outcome = from_json(events.Outcome, entry)
-                _check(outcome.measurement)
-                self.found[_number(outcome.number)] = outcome.measurement
-                self.under_way.pop(outcome.number, None)
-            case events.KERNEL:
-                self.kernel += from_json(events.Logged, entry).events
-            case events.NOTE:
-                self.notes.append(from_json(events.Text, entry).text)
-            case events.PROBLEM:
-                self.problems.append(from_json(events.Text, entry).text)
-            case _:
-                raise DecodeError("there is no such event")
+            case events.Outcome(number=number, measurement=measurement):
+                _check(measurement)
+                self.outcomes[_checked_number(number)] = measurement
+                self.under_way.pop(number, None)
+            case events.Logged(events=logged):
+                self.kernel += logged
+            case events.Note(text=text):
+                self.notes.append(text)
+            case events.Problem(text=text):
+                self.problems.append(text)
+            case None:
+                self.begin = self.begin or entry
 
     @property
     def damaged(self) -> int:
@@ -220,14 +195,25 @@ class _Run:
         return max(0, lines - len(self.taken) - (not self.taken.issuperset(events.BEGIN_LINES)))
 
 
+def _decoded(entry: dict[str, Any]) -> Any:
+    """Return the record that a line holds; ``None`` of one that says what is to be measured."""
+    event = entry.get("event")
+    if event == events.BEGIN:
+        return None
+    for name, record in (events.STATE, events.State), *events.RECORDS.items():
+        if name == event:
+            return from_json(record, entry)
+    raise DecodeError("there is no such event")
+
+
 def _check(measurement: Measurement) -> None:
     if fault := measurement_fault(measurement):
         raise DecodeError(fault)
 
 
-def _number(number: int) -> int:
+def _checked_number(number: int) -> int:
     if not 0 <= number < ITEMS_LIMIT:
-        raise DecodeError(f"number: expected one below {ITEMS_LIMIT}, found {number}")
+        raise DecodeError(f"number: expected a number below {ITEMS_LIMIT}, not {number}")
     return number
 
 
@@ -266,12 +252,12 @@ def _put_together(skeleton: RunReport, run: _Run) -> Kept:
         for number, task in run.under_way.items()
         if broke_off
     }
-    found = crashed | run.found
+    outcomes = crashed | run.outcomes
     report = replace(
         skeleton,
         notes=tuple(notes),
         problems=tuple(problems),
-        measurements=tuple(found[number] for number in sorted(found)),
+        measurements=tuple(outcomes[number] for number in sorted(outcomes)),
     )
     if (messages := skeleton.kernel_messages) is not None and run.kernel:
         ended_s = max(messages.ended_s, run.kernel[-1].time_s)

@@ -24,6 +24,7 @@ from egmctl.errors import EgmctlError
 from egmctl.files import write_all, write_whole
 from egmctl.fleet.folder import new_folder
 from egmctl.journal import write
+from egmctl.journal.events import Note
 from egmctl.model.command import Command
 from tests.conftest import ROOT, command_environment
 from tests.fleet.lab import ANSWERS
@@ -98,9 +99,9 @@ def test_a_nodes_document_is_not_kept(tmp_path: Path, late: Callable[[int], None
 def test_a_journal_says_that_it_ends_early_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    journal = write.Journal([tmp_path], str)
+    journal = write.Journal([tmp_path], lambda part: part)
     journal._file = journal._made()
-    journal.note("a note")
+    journal(Note(text="a note"))
     file, real = journal._file, os.close
 
     def close(descriptor: int) -> None:
@@ -111,7 +112,7 @@ def test_a_journal_says_that_it_ends_early_and_the_run_goes_on(
     monkeypatch.setattr(os, "close", close)
     journal.end(0)
     assert journal.failure == f"{journal.path}: {os.strerror(number)}"
-    journal.note("nothing goes on after that")
+    journal(Note(text="nothing goes on after that"))
     assert journal.path is not None
     write.mention(journal.path)
 

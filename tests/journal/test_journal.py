@@ -349,7 +349,7 @@ def test_a_clock_that_is_set_back_makes_no_run_the_oldest(
     report = read(content, "it").report
     for _ in range(2):
         journal = write.Journal([tmp_path], lambda part: part)
-        journal.begin(dataclasses.replace(report, measurements=(), problems=()), 3)
+        journal(events.Begin(report=dataclasses.replace(report, measurements=(), problems=()), steps=3))
         journal.close()
         assert journal.path is not None
         assert earlier(tmp_path)[-1] == journal.path, "it is the latest one, though its time is not"
@@ -367,8 +367,7 @@ def test_a_fifo_in_the_place_of_a_journal_keeps_nobody_waiting(tmp_path: Path) -
     assert reading.to_tell(path) is None
     assert not reading.ended(path)
     write.mention(path)
-    with pytest.raises(UsageError, match="cannot be read: it is not a regular file"):
-        load_journal(path)
+    assert earlier(tmp_path) == []
     assert time.monotonic() - began < 5
 
 
@@ -378,8 +377,8 @@ def test_a_full_one_ends_and_the_run_goes_on(env: dict[str, str | None], folder:
     (tmp_path / "small.py").write_text(
         "import sys; from egmctl.journal import write\n"
         "class Small(write.Journal):\n"
-        "    def begin(self, *arguments):\n"
-        "        super().begin(*arguments)\n"
+        "    def _begin(self, *arguments):\n"
+        "        super()._begin(*arguments)\n"
         f"        write.FILE_LIMIT = self._size + {room}\n"
         "write.Journal = Small\n"
         "from egmctl.cli.app import run; sys.exit(run(sys.argv[1:]))\n"

@@ -34,10 +34,10 @@ from egmctl.cli.app import run
 from egmctl.journal import write
 
 class Limited(write.Journal):
-    def begin(self, *arguments):
+    def _begin(self, *arguments):
         # Not before: children share what is larger.
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
-        super().begin(*arguments)
+        super()._begin(*arguments)
 
 write.Journal = Limited
 sys.exit(run(sys.argv[2:]))
