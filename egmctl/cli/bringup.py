@@ -8,17 +8,16 @@ from egmctl.api.options import NodeOptions
 from egmctl.cli.doctor import ExitStyle, ExitStyleOption, exit_codes
 from egmctl.cli.journal import JournalOptions, end_journal, open_journal
 from egmctl.cli.mpi import node_outputs
-from egmctl.cli.options import MachineOption, list_machines, read_machine, takes_options
-from egmctl.cli.output import OutputOptions, Outputs, Target
+from egmctl.cli.options import MachineOption, read_machine, takes_options
+from egmctl.cli.output import OutputOptions, Outputs
 from egmctl.cli.progress import Shown, probing, show_progress
 from egmctl.cli.topo import SECTIONS as TOPO_SECTIONS
 from egmctl.errors import ChildNotStarted, NothingToDo
 from egmctl.report.kinds import BRINGUP
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from egmctl.api.bench import Bench
+    from egmctl.model.bringup import Bringup
     from egmctl.model.diagnosis import Diagnosis
     from egmctl.model.machine import Machine
     from egmctl.model.measurement import RunReport
@@ -40,10 +39,7 @@ def bringup(
     With --machine nothing can be measured: the answer is then NO-GO or INCOMPLETE.
     """
     with exit_codes(exit_style):
-        if machine == "list":
-            return list_machines(output.chosen(BRINGUP))
         outputs = node_outputs(output, BRINGUP, machine)
-        outputs.check()
 
         from egmctl.api.bench import Bench
         from egmctl.api.doctor import Doctor
@@ -70,14 +66,12 @@ def bringup(
                     not_measured = str(error)
         answer = judged(doctor.diagnose(node), run, before=before, not_measured=not_measured)
 
-        def draw(target: Target) -> Text | str:
-            if not target.leaves_the_node:
-                return target.draw(answer)
+        def redacted() -> Bringup:
             diagnosis = doctor.diagnose(node, redacted=True)
-            redacted = None if run is None else redact_run(run, node)
-            return target.draw(judged(diagnosis, redacted, before=before, not_measured=not_measured))
+            redacted_run = None if run is None else redact_run(run, node)
+            return judged(diagnosis, redacted_run, before=before, not_measured=not_measured)
 
-        outputs.write(draw)
+        outputs.show(answer, redacted)
     return answer.nagios_state if exit_style is ExitStyle.NAGIOS else answer.exit_code
 
 

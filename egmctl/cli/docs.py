@@ -28,7 +28,7 @@ def docs(topic: TopicArgument = None) -> int:
         text = pages[topic].read_text(encoding="utf-8")
     else:
         raise UsageError(f"docs has no topic {printable(topic)!r}{_nearest(topic, pages)}; 'egmctl docs' lists them")
-    emit(text, output=None, force=False)
+    emit(text)
     return ExitCode.OK
 
 

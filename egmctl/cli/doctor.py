@@ -14,20 +14,17 @@ from egmctl.cli.mpi import MpiOptions, answers_alone, job
 from egmctl.cli.options import (
     MachineOption,
     check_detail,
-    list_machines,
     read_machine,
     refuse_together,
     takes_options,
 )
-from egmctl.cli.output import OutputOptions, Outputs, Target, say
+from egmctl.cli.output import OutputOptions, Outputs, say
 from egmctl.cli.progress import probing, show_progress
 from egmctl.compat import StrEnum
 from egmctl.errors import EgmctlError, ExitCode, UsageError
 from egmctl.report.kinds import CHECKS, DOCTOR
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from egmctl.api.doctor import Doctor
     from egmctl.model.machine import Machine
     from egmctl.mpi.environment import Launched
@@ -100,17 +97,15 @@ def doctor(
     """
     with exit_codes(exit_style), contextlib.ExitStack() as joined:
         launch = mpi.launched() if machine is None and not way.pid else None
-        outputs = output.chosen(DOCTOR)
+        outputs = output.chosen(DOCTOR.formats)
         check_detail(brief=way.brief, verbose=output.verbose)
         if way.pid and machine is not None:
             raise UsageError("--pid and --machine exclude each other: a recorded machine has no processes")
         if way.active and (way.pid or machine is not None):
             raise UsageError("--active works on this node and process only: leave out --pid and --machine")
-        if machine == "list":
-            return list_machines(outputs)
         refuse_together({"--list": way.list_checks, "--explain": way.explain is not None})
         if way.list_checks or way.explain is not None:
-            return _list_checks(outputs, way.explain, options.purposes)
+            return _list_checks(output, way.explain, options.purposes)
         from egmctl.api.doctor import Doctor
 
         if options.check and launch is not None:
@@ -122,12 +117,7 @@ def doctor(
         else:
             node, launch, outputs = _read_with_others(joined, asked, way, outputs, launch)
         diagnosis = asked.diagnose(node)
-
-        def draw(target: Target) -> Text | str:
-            shown = asked.diagnose(node, redacted=True) if target.leaves_the_node else diagnosis
-            return target.draw(shown, brief=way.brief)
-
-        outputs.write(draw)
+        outputs.show(diagnosis, lambda: asked.diagnose(node, redacted=True), brief=way.brief)
     if diagnosis.nothing is not None and not outputs.explains_itself:
         say(diagnosis.nothing)
     if launch is not None and launch.rank:
@@ -176,13 +166,11 @@ def _read_with_others(
     return node, launch, outputs
 
 
-def _list_checks(outputs: Outputs, explain: str | None, purposes: str | None) -> int:
+def _list_checks(output: OutputOptions, explain: str | None, purposes: str | None) -> int:
     """Show the checks for ``--list`` or ``--explain``."""
     from egmctl.api.doctor import purposes_of
     from egmctl.doctor import runner as registry
 
-    outputs.all_in(CHECKS.formats, "--list" if explain is None else "--explain")
-    outputs.check()
     checks = registry.select(purposes_of(purposes)) if explain is None else (registry.find(explain),)
-    outputs.show(registry.check_list(checks), answers=False)
+    output.checked(CHECKS.formats).show(registry.check_list(checks), answers=False)
     return ExitCode.OK

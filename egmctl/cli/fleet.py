@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ import typer
 
 from egmctl.api.options import option
 from egmctl.cli.options import refuse_together, takes_options
-from egmctl.cli.output import OutputOptions, check_output, emit, say, shows_progress
+from egmctl.cli.output import OutputOptions, check_output, emit, is_terminal, say, wants_progress
 from egmctl.compat import StrEnum
 from egmctl.errors import UsageError
 from egmctl.report.kinds import FLEET, Format
@@ -156,16 +157,16 @@ def fleet(
     state = keeping.list_nodes and _word(NodeState, keeping.list_nodes, "--list: there is no such state")
     refuse_together({"--list": keeping.list_nodes is not None, "--json": output.json})
     launch = launching.launch(wanted)
-    check_output(None, force=False)
+    check_output(None)
     session = _session(context, wanted, remote or (), chosen, keeping, launch.launcher)
     with _progress(output.quiet) as on_tick:
         asking = ask(session, launch, on_tick, say)
     report = asking.report
     if state:
         nodes = fold(answer.node for answer in report.answers if answer.state is state)
-        emit(nodes, output=None, force=False)
+        emit(nodes)
     else:
-        output.chosen(FLEET).show(report)
+        output.chosen(FLEET.formats).show(report)
     if not output.quiet and len(report.answers) > report.counts.get("answered", 0):
         words = ["egmctl", "fleet", wanted.value, "--resume", report.folder]
         words += ["--launcher", launching.launcher] if launch.launcher is not Launcher.SSH else []
@@ -175,7 +176,7 @@ def fleet(
         raise asking.failure
     if not asking.written:
         # It is tried once more, and goes elsewhere.
-        emit(render(report, Format.JSON), output=session.folder.path / REPORT, force=True)
+        emit(render(report, Format.JSON), session.folder.path / REPORT, force=True)
     return report.exit_code
 
 
@@ -255,7 +256,7 @@ def _check_remote(context: typer.Context, command: Command, arguments: Sequence[
 @contextlib.contextmanager
 def _progress(quiet: bool) -> Iterator[Callable[[Progress], None]]:
     """Show on standard error how many nodes are done, if that is a terminal and is wanted."""
-    if not shows_progress(quiet):
+    if not (wants_progress(quiet) and is_terminal(sys.stderr)):
         yield lambda _progress: None
         return
 

@@ -96,8 +96,7 @@ def history(
     ] = None,
 ) -> int:
     """List the bench runs that this node keeps, the latest last."""
-    outputs = output.chosen(HISTORY)
-    outputs.check()
+    outputs = output.checked(HISTORY.formats)
 
     from egmctl.journal.read import earlier
     from egmctl.model.listing import History

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hi
 
 import typer
 
-from egmctl.cli.output import OutputOptions, Outputs, say
+from egmctl.cli.output import OutputOptions, say
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.kinds import MACHINES, SUFFIXES, Format
 
@@ -30,7 +30,7 @@ Ended = TypeVar("Ended")
 
 def takes_options(
     formats: Sequence[Format] = (), *, note: str = "", without: Collection[str] = ()
-) -> Callable[[Callable[..., Ended]], Callable[..., Ended]]:
+) -> Callable[[Callable[..., Ended]], Callable[..., Ended | ExitCode]]:
     """Return a decorator for commands whose parameters are groups of options: dataclasses of ``option`` fields.
 
     The parser sees the fields as parameters of the command, each of which is an option; the command gets the groups.
@@ -43,7 +43,7 @@ def takes_options(
         Fields that are no options of this command: they keep their defaults.
     """
 
-    def decorate(command: Callable[..., Ended]) -> Callable[..., Ended]:
+    def decorate(command: Callable[..., Ended]) -> Callable[..., Ended | ExitCode]:
         hints = get_type_hints(command, include_extras=True)
         groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
         members = {name: [each for each in fields(group) if each.name not in without] for name, group in groups.items()}
@@ -56,12 +56,14 @@ def takes_options(
                 flat.append(parameter.replace(annotation=hints[parameter.name], kind=parameter.KEYWORD_ONLY))
 
         @functools.wraps(command)
-        def parsed(**values: Any) -> Ended:
+        def parsed(**values: Any) -> Ended | ExitCode:
             given = {name: () if value is None and name in repeated else value for name, value in values.items()}
             grouped = {
                 name: group(**{each.name: given.pop(each.name) for each in members[name]})
                 for name, group in groups.items()
             }
+            if given.get("machine") == "list":
+                return _list_machines(grouped["output"])
             return command(**given, **grouped)
 
         repeated = {each.name for chosen in members.values() for each in chosen if each.default == ()}
@@ -157,12 +159,11 @@ def read_machine(name: str | None, sections: Iterable[str], *, quiet: bool, cuda
     return machine
 
 
-def list_machines(outputs: Outputs) -> int:
+def _list_machines(output: OutputOptions) -> ExitCode:
     """Show the machines that ship, for ``--machine list``."""
     from egmctl.facts.replay import load, names
     from egmctl.report.views.lists import machine_list
 
-    outputs.all_in(MACHINES.formats, "--machine list")
-    outputs.check()
+    outputs = output.checked(MACHINES.formats)
     outputs.show(machine_list([load(name) for name in names()]), answers=False)
     return ExitCode.OK

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from egmctl.cli.output import logs_progress, say, shows_progress
+from egmctl.cli.output import is_terminal, say, wants_progress
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -75,11 +76,13 @@ class Lines(Shown):
 @contextlib.contextmanager
 def show_progress(quiet: bool) -> Iterator[Shown]:
     """Show on standard error how a command goes, unless nobody wants it."""
-    if shows_progress(quiet):
+    if not wants_progress(quiet):
+        yield Shown()
+    elif is_terminal(sys.stderr):
         with _table() as table:
             yield table
     else:
-        yield Lines() if logs_progress(quiet) else Shown()
+        yield Lines()
 
 
 @contextlib.contextmanager

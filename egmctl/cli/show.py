@@ -43,7 +43,7 @@ def show(
     written = saved.content
     # A snapshot, and a command that ended without a result, show a topology.
     kind = TOPO if saved.result is None or isinstance(saved.result, Machine) else kind_of(saved.result)
-    outputs = output.chosen(kind)
+    outputs = output.chosen(kind.formats)
     if brief and kind is not DOCTOR:
         raise UsageError(f"--brief works with a result of egmctl doctor, which {file} is not")
     check_detail(brief=brief, verbose=output.verbose)

@@ -43,7 +43,7 @@ def snapshot(
     from egmctl.facts.redact import redact
 
     machine = collect(_sections(sections), on_wait=say)
-    emit(record.text(machine if full else redact(machine)), output=output, force=force)
+    emit(record.text(machine if full else redact(machine)), output, force=force)
 
 
 def _sections(text: str) -> tuple[str, ...]:

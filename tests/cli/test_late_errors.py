@@ -79,7 +79,7 @@ def test_a_result_that_its_disk_lost_goes_to_standard_output(
 ) -> None:
     late(number)
     with pytest.raises(EgmctlError, match="the result is on standard output"):
-        emit("the result", output=tmp_path / "a.txt", force=False)
+        emit("the result", tmp_path / "a.txt")
     assert capsys.readouterr().out == "the result\n"
     assert list(tmp_path.iterdir()) == []
 
@@ -137,7 +137,7 @@ def test_standard_output_is_settled(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(os, "dup", duplicated)
         monkeypatch.setattr(os, "close", fail)
         with pytest.raises(EgmctlError, match=f"to standard output: {os.strerror(number)}"):
-            emit("{}", output=None, force=False)
+            emit("{}")
 
 
 def test_a_disk_with_room_for_a_part_is_asked_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
