@@ -13,7 +13,6 @@ from egmctl.api.options import DoctorOptions, option
 from egmctl.cli.mpi import MpiOptions, answers_alone, job
 from egmctl.cli.options import (
     MachineOption,
-    check_detail,
     read_machine,
     refuse_together,
     takes_options,
@@ -98,7 +97,7 @@ def doctor(
     with exit_codes(exit_style), contextlib.ExitStack() as joined:
         launch = mpi.launched() if machine is None and not way.pid else None
         outputs = output.chosen(DOCTOR.formats)
-        check_detail(brief=way.brief, verbose=output.verbose)
+        refuse_together({"--brief": way.brief, "--verbose": output.verbose > 0})
         if way.pid and machine is not None:
             raise UsageError("--pid and --machine exclude each other: a recorded machine has no processes")
         if way.active and (way.pid or machine is not None):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import shutil
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -15,7 +13,8 @@ import typer
 
 from egmctl.api.options import option
 from egmctl.cli.options import refuse_together, takes_options
-from egmctl.cli.output import OutputOptions, check_output, emit, is_terminal, say, wants_progress
+from egmctl.cli.output import OutputOptions, check_output, emit, say
+from egmctl.cli.progress import show_progress
 from egmctl.compat import StrEnum
 from egmctl.errors import UsageError
 from egmctl.report.kinds import FLEET, Format
@@ -159,7 +158,12 @@ def fleet(
     launch = launching.launch(wanted)
     check_output(None)
     session = _session(context, wanted, remote or (), chosen, keeping, launch.launcher)
-    with _progress(output.quiet) as on_tick:
+    # No thread in this process: the engine forks.
+    with show_progress(output.quiet, threads=False) as shown:
+
+        def on_tick(progress: Progress) -> None:
+            shown.doing(len(progress.answers) / progress.total, _words(progress))
+
         asking = ask(session, launch, on_tick, say)
     report = asking.report
     if state:
@@ -253,39 +257,12 @@ def _check_remote(context: typer.Context, command: Command, arguments: Sequence[
                 raise UsageError(f"after --, {option} is not allowed: fleet collects JSON from each node")
 
 
-@contextlib.contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[Progress], None]]:
-    """Show on standard error how many nodes are done, if that is a terminal and is wanted."""
-    if not (wants_progress(quiet) and is_terminal(sys.stderr)):
-        yield lambda _progress: None
-        return
-
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn
-    from rich.progress import Progress as Bar
-
-    columns = (
-        TextColumn("{task.completed} of {task.total}"),
-        BarColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
-    # No thread of its own: the engine forks.
-    with Bar(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
-        task = bar.add_task("", visible=False)
-
-        def show(progress: Progress) -> None:
-            done = len(progress.answers)
-            bar.update(task, completed=done, total=progress.total, description=_state(progress), visible=True)
-            bar.refresh()
-
-        yield show
-
-
-def _state(progress: Progress) -> str:
+def _words(progress: Progress) -> str:
+    """Return how far a run is."""
     from egmctl.model.fleet import Reach
 
     failed = [answer.node for answer in progress.answers if answer.reach is not Reach.ANSWERED]
-    words = [f"{len(progress.under_way)} under way"]
+    words = [f"{len(progress.answers)} of {progress.total} nodes, {len(progress.under_way)} under way"]
     if failed:
         words.append(f"{len(failed)} failed, the last {printable(failed[-1])}")
     if progress.stopping:

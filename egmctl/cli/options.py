@@ -109,18 +109,6 @@ NO_LEVELS = ("csv", "format", "verbose")
 """The options that lists do not have: they are text or JSON, with one level of detail."""
 
 
-def check_detail(*, brief: bool, verbose: int) -> None:
-    """Refuse ``--brief`` with ``--verbose``.
-
-    Raises
-    ------
-    UsageError
-        If both are given.
-    """
-    if brief and verbose:
-        raise UsageError("--brief and --verbose exclude each other; give one of them")
-
-
 def refuse_together(options: Mapping[str, bool]) -> None:
     """Refuse options that exclude each other.
 

@@ -74,19 +74,25 @@ class Lines(Shown):
 
 
 @contextlib.contextmanager
-def show_progress(quiet: bool) -> Iterator[Shown]:
-    """Show on standard error how a command goes, unless nobody wants it."""
+def show_progress(quiet: bool, *, threads: bool = True) -> Iterator[Shown]:
+    """Show on standard error how a command goes, unless nobody wants it.
+
+    Parameters
+    ----------
+    threads
+        Whether a thread may keep the bar moving; not in a process that forks.
+    """
     if not wants_progress(quiet):
         yield Shown()
     elif is_terminal(sys.stderr):
-        with _table() as table:
+        with _table(threads) as table:
             yield table
     else:
         yield Lines()
 
 
 @contextlib.contextmanager
-def _table() -> Iterator[Shown]:
+def _table(threads: bool) -> Iterator[Shown]:
     from rich.console import Console, Group
     from rich.live import Live
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -100,7 +106,7 @@ def _table() -> Iterator[Shown]:
     console = Console(stderr=True)
     progress = Progress(*columns, console=console)
     bar = progress.add_task("setting up", total=1)
-    with Live(progress, console=console, transient=True, refresh_per_second=4) as live:
+    with Live(progress, console=console, transient=True, refresh_per_second=4, auto_refresh=threads) as live:
         drawn = time.monotonic()
 
         class Table(Shown):
@@ -109,6 +115,8 @@ def _table() -> Iterator[Shown]:
                     # What comes after the probes has a time of its own.
                     progress.reset(bar, total=1)
                 progress.update(bar, completed=part, description=what)
+                if not threads:
+                    live.refresh()
 
             def __call__(self, part: float, task: Task | None) -> None:
                 nonlocal drawn

@@ -111,7 +111,7 @@ def _in_one_sided_record(subject: Subject, reference: Statements, file: Statemen
     """Say whether a fact is of a record that only one side has."""
     words = subject.what.split(" ")
     records = (subject._replace(what=" ".join(words[:count])) for count in range(1, len(words)))
-    return any((_text(reference, one) == THERE) is not (_text(file, one) == THERE) for one in records)
+    return any((_text(reference, record) == THERE) is not (_text(file, record) == THERE) for record in records)
 
 
 def _folded(labels: Iterable[str]) -> str:
@@ -226,13 +226,69 @@ def sections_of(machines: Sequence[Machine]) -> tuple[str, ...]:
     return tuple(name for name in every if all(getattr(machine, name) is not None for machine in machines))
 
 
+class _Thing(NamedTuple):
+    """A thing of a machine that facts are about; the first is the node as a whole."""
+
+    kind: str = ""
+    name: str = ""
+    label: str = ""
+
+
 def statements(machine: Machine, sections: Sequence[str], names: GpuNames, file: int) -> Mapping[Subject, Statement]:
     """Return what there is to say of some sections of a machine."""
-    return {
-        Subject(place.kind, place.name, " ".join(place.words)): Statement(text, place.label)
-        for section in sections
-        for place, text in _walk(to_json(getattr(machine, section)), _Place(names, file), section)
-    }
+    facts: dict[Subject, Statement] = {}
+
+    def state(thing: _Thing, words: Sequence[str], text: str) -> None:
+        facts[Subject(thing.kind, thing.name, " ".join(words))] = Statement(text, thing.label)
+
+    def walk(value: Any, thing: _Thing, words: tuple[str, ...], key: str) -> None:
+        """State each fact below a value, which has this key in what the words lead to."""
+        whole = (*words, key)
+        if isinstance(value, dict):
+            state(thing, whole, THERE)
+            walk_record(value, thing, whole)
+        elif isinstance(value, list) and (key in _THINGS or (value and isinstance(value[0], dict))):
+            if key in _THINGS:
+                # Also where there is none: read is another thing than not read.
+                state(thing, whole, THERE)
+            for record in value:
+                if key == "pairs":
+                    walk_record(record, _pair(record, names, file), ())
+                elif key in _THINGS:
+                    below = _thing(_THINGS[key], record, names, file)
+                    state(below, (PRESENT,), "yes")
+                    walk_record(record, below, (), _named_by(record))
+                else:
+                    walk_record(record, thing, (*words, f"{key} {_name_of(record)}"), _named_by(record))
+        elif value not in (None, []):
+            state(thing, whole, _facts_text(value, key))
+
+    def walk_record(record: Mapping[str, Any], thing: _Thing, words: tuple[str, ...], name: str = "") -> None:
+        """State the facts of a record; ``name`` is the key that tells it from others."""
+        for key, value in record.items():
+            if key not in _LEFT_OUT and key not in ("unread", name):
+                walk(value, thing, words, key)
+        for key, unread in record.get("unread", {}).items():
+            parts = key.split(".")
+            if unread["reason"] != "not-asked" and _LEFT_OUT.isdisjoint(parts):
+                state(thing, (*words, *parts), f"{_UNREAD} ({unread['reason']})")
+
+    for section in sections:
+        walk(to_json(getattr(machine, section)), _Thing(), (), section)
+    return facts
+
+
+def _thing(kind: str, record: Mapping[str, Any], names: GpuNames, file: int) -> _Thing:
+    name = _name_of(record)
+    if kind == "GPU":
+        return _Thing(kind, names.name(file, name), names.label(file, name))
+    return _Thing(kind, name, f"NUMA{name}" if kind == "NUMA" else name)
+
+
+def _pair(record: Mapping[str, Any], names: GpuNames, file: int) -> _Thing:
+    ends = record["source"], record["target"]
+    name, label = (">".join(call(file, end) for end in ends) for call in (names.name, names.label))
+    return _Thing("pair", name, label)
 
 
 def judge(subject: Subject, before: str, after: str) -> Outcome:
@@ -247,71 +303,6 @@ def judge(subject: Subject, before: str, after: str) -> Outcome:
     if numbers[0] is not None and numbers[1] is not None and (more_is_worse or fact in _LESS_IS_WORSE):
         return Outcome.WORSE if (numbers[1] > numbers[0]) is more_is_worse else Outcome.BETTER
     return Outcome.DIFFERENT
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where in a machine a fact is."""
-
-    names: GpuNames
-    file: int
-    kind: str = ""
-    name: str = ""
-    label: str = ""
-    words: tuple[str, ...] = ()
-
-    def below(self, word: str) -> _Place:
-        # Not by replace(), which takes three times as long: a rack has half a million facts.
-        return _Place(self.names, self.file, self.kind, self.name, self.label, (*self.words, word))
-
-    def thing(self, kind: str, record: Mapping[str, Any]) -> _Place:
-        """Return the place of a thing of its own."""
-        name = label = _name_of(record)
-        if kind == "GPU":
-            name, label = self.names.name(self.file, name), self.names.label(self.file, name)
-        elif kind == "NUMA":
-            label = f"NUMA{name}"
-        return replace(self, kind=kind, name=name, label=label, words=())
-
-    def pair(self, record: Mapping[str, Any]) -> _Place:
-        """Return the place of an ordered pair of GPUs."""
-        ends = record["source"], record["target"]
-        name = ">".join(self.names.name(self.file, end) for end in ends)
-        label = ">".join(self.names.label(self.file, end) for end in ends)
-        return replace(self, kind="pair", name=name, label=label, words=())
-
-
-def _walk(value: Any, place: _Place, key: str) -> Iterator[tuple[_Place, str]]:
-    """Yield each fact below a value: where it is, and what it says."""
-    if isinstance(value, dict):
-        yield place.below(key), THERE
-        yield from _record(value, place.below(key))
-    elif isinstance(value, list) and (key in _THINGS or (value and isinstance(value[0], dict))):
-        if key in _THINGS:
-            # Also where there is none: read is another thing than not read.
-            yield place.below(key), THERE
-        for record in value:
-            if key == "pairs":
-                yield from _record(record, place.pair(record))
-            elif key in _THINGS:
-                there = place.thing(_THINGS[key], record)
-                yield there.below(PRESENT), "yes"
-                yield from _record(record, there, _named_by(record))
-            else:
-                yield from _record(record, place.below(f"{key} {_name_of(record)}"), _named_by(record))
-    elif value not in (None, []):
-        yield place.below(key), _facts_text(value, key)
-
-
-def _record(record: Mapping[str, Any], place: _Place, name: str = "") -> Iterator[tuple[_Place, str]]:
-    """Yield the facts of a record; ``name`` is the key that tells it from others."""
-    for key, value in record.items():
-        if key not in _LEFT_OUT and key not in ("unread", name):
-            yield from _walk(value, place, key)
-    for key, why in record.get("unread", {}).items():
-        words = key.split(".")
-        if why["reason"] != "not-asked" and _LEFT_OUT.isdisjoint(words):
-            yield replace(place, words=(*place.words, *words)), f"{_UNREAD} ({why['reason']})"
 
 
 def _name_of(record: Mapping[str, Any]) -> str:

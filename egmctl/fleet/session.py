@@ -182,7 +182,7 @@ def _folded(report: FleetReport, folder: Folder, warn: Callable[[str], None]) ->
         report,
         answers=tuple(answers),
         counts=counts(answers),
-        groups=groups(answers, lines, fold),
+        groups=groups(answers, lines),
         comparison=comparison,
     )
 

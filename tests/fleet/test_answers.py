@@ -23,7 +23,6 @@ from egmctl.fleet.run import ERRORS_KEPT, Launch, _Fleet
 from egmctl.fleet.session import old_session
 from egmctl.model.command import Command
 from egmctl.model.fleet import Asked, FleetReport, GroupLine, Launcher, NodeAnswer, Reach, worst_exit_code
-from egmctl.nodesets import fold
 from egmctl.report.exports.json import plain_json
 
 ASKED = Asked(command=Command.DOCTOR, nodes=("node01",), remote_command="egmctl", version="egmctl 0.1.0")
@@ -152,7 +151,7 @@ def test_alike_nodes_are_together_and_those_without_an_answer_last() -> None:
         (GroupLine(key="egm.cgroup-route", value="no", status="fail"),),
     )
     lines = {f"node{n:02}": other if n == 3 else usual for n in range(1, 6)}
-    found = groups(answers, lines, fold)
+    found = groups(answers, lines)
     assert [group.folded for group in found] == ["node[01-02,04-05]", "node03", "node[06-10]"]
     assert found[2].lines == (
         GroupLine(key="", value="ssh: connect to host NODE port 22: Connection timed out", status="unreachable"),
@@ -161,7 +160,7 @@ def test_alike_nodes_are_together_and_those_without_an_answer_last() -> None:
 
 def test_a_node_that_is_alone_in_its_reason_keeps_the_words() -> None:
     reason = "ssh: connect to host 10.0.0.1 port 22: Connection refused"
-    (group,) = groups([NodeAnswer(node="a", reach=Reach.UNREACHABLE, exit_code=4, reason=reason)], {}, fold)
+    (group,) = groups([NodeAnswer(node="a", reach=Reach.UNREACHABLE, exit_code=4, reason=reason)], {})
     assert group.lines[0].value == reason
 
 

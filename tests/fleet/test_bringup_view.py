@@ -61,7 +61,7 @@ def rack() -> FleetReport:
         finished=True,
         counts=counts(answers),
         answers=answers,
-        groups=groups(answers, {n: lines[odd.get(n, "go")] for n in nodes if n != "node71"}, fold),
+        groups=groups(answers, {n: lines[odd.get(n, "go")] for n in nodes if n != "node71"}),
     )
 
 
