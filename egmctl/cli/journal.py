@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,14 +61,15 @@ def end_journal(journal: Journal, exit_code: int, *, quiet: bool) -> None:
 
 def _mention(folder: Path) -> None:
     """Tell of the latest run that did not end, unless somebody was told."""
-    from egmctl.journal.read import earlier, to_tell
+    from egmctl.journal.read import earlier, is_unmentioned
     from egmctl.journal.write import mention
+    from egmctl.saved import load_journal
 
-    for path in reversed(earlier(folder)[-3:]):
-        if ending := to_tell(path):
-            mention(path)
-            say(f"an earlier bench {ending}; 'egmctl show {path}' shows its results")
-            return
+    path = next(filter(is_unmentioned, reversed(earlier(folder)[-3:])), None)
+    if path is not None:
+        mention(path)
+        with contextlib.suppress(UsageError):
+            say(f"an earlier bench {load_journal(path).ending}; 'egmctl show {path}' shows its results")
 
 
 def _row(path: Path) -> KeptRun:

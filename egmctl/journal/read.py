@@ -23,9 +23,6 @@ _MOST_ELEMENTS = 4_000_000
 """Objects, lists and their members in the largest journal that is read. Ours have one in some 15 bytes; of the smallest
 ones Python makes 30 times the file's size in memory."""
 
-_TAIL_BYTES = 1 << 18
-"""How much of a journal's end is read for what was under way there: a step of all pairs of 8 GPUs has some 100 KiB."""
-
 _MARK = f'"schema":"{events.JOURNAL_SCHEMA.partition("/")[0]}/'.encode()
 
 
@@ -67,24 +64,10 @@ def ended(path: Path) -> bool:
     return state is not None and state.exit_code is not None
 
 
-def to_tell(path: Path) -> str | None:
-    """Return how a run ended that did not come to its end, ``None`` of others and where somebody was told.
-
-    Reads the journal's first line and its end alone: a run looks at its predecessors before it begins.
-    """
+def is_unmentioned(path: Path) -> bool:
+    """Say whether a run did not come to its end, and nobody was told of it: the journal's first line alone is read."""
     state = _state(path)
-    if state is None or state.exit_code is not None or state.mentioned:
-        return None
-    run = _Run()
-    with contextlib.suppress(OSError), open(open_regular(path), "rb") as file:
-        began = file.seek(max(0, file.seek(0, io.SEEK_END) - _TAIL_BYTES))
-        entries = list(_entries(file.read(_TAIL_BYTES), run))
-        steps = [place for place, entry in enumerate(entries) if entry["event"] == "step"]
-        if not steps and began:
-            return "did not end"
-        for entry in entries[steps[-1] :] if steps else ():
-            run.take(entry)
-    return _ending(state, tuple(run.under_way.values()))
+    return state is not None and state.exit_code is None and not state.mentioned
 
 
 def _state(path: Path) -> events.State | None:
@@ -231,41 +214,41 @@ def _ending(state: events.State | None, under_way: tuple[Task, ...]) -> str:
 
 
 def _put_together(skeleton: RunReport, run: _Run) -> Kept:
-    state, damaged = run.state, run.damaged
+    state = run.state or events.State()
+    ended = state.exit_code is not None
     # What the run did after the journal's end is unknown, unless it is the run's end too.
-    broke_off = state is not None and state.exit_code is None and state.cut is None
-    under_way = tuple(run.under_way.values()) if broke_off else ()
-    ending = _ending(state, under_way)
+    broke_off = run.state is not None and not ended and state.cut is None
+    under_way = run.under_way if broke_off else {}
+    ending = _ending(run.state, tuple(under_way.values()))
     notes, problems = [*skeleton.notes, *run.notes], [*skeleton.problems, *run.problems]
     cut = damage = None
-    if damaged:
-        held = "it held is" if damaged == 1 else "they held is"
-        damage = f"{damaged} {'line' if damaged == 1 else 'lines'} damaged: what {held} missing"
+    if run.damaged:
+        lines, held = ("line", "it held is") if run.damaged == 1 else ("lines", "they held is")
+        damage = f"{run.damaged} {lines} damaged: what {held} missing"
         problems.append(f"read from a journal: {damage}")
-    if state is not None and state.cut is not None:
+    if state.cut is not None:
         cut = f"the journal was cut off ({printable(state.cut)}): what was measured afterwards is unknown"
         notes.append(cut)
-    if state is None or state.exit_code is None:
+    if not ended:
         problems.append(f"read from a journal: the run {ending}")
-    crashed = {
-        number: finish(task, Status.CRASHED, reason="the command ended while this was measured")
-        for number, task in run.under_way.items()
-        if broke_off
-    }
+    reason = "the command ended while this was measured"
+    crashed = {number: finish(task, Status.CRASHED, reason=reason) for number, task in under_way.items()}
     outcomes = crashed | run.outcomes
+    messages = skeleton.kernel_messages
+    if messages is not None and run.kernel:
+        ended_s = max(messages.ended_s, run.kernel[-1].time_s)
+        messages = replace(messages, events=tuple(run.kernel), ended_s=ended_s)
     report = replace(
         skeleton,
         notes=tuple(notes),
         problems=tuple(problems),
         measurements=tuple(outcomes[number] for number in sorted(outcomes)),
+        kernel_messages=messages,
     )
-    if (messages := skeleton.kernel_messages) is not None and run.kernel:
-        ended_s = max(messages.ended_s, run.kernel[-1].time_s)
-        report = replace(report, kernel_messages=replace(messages, events=tuple(run.kernel), ended_s=ended_s))
     return Kept(
         report=report,
-        exit_code=None if state is None else state.exit_code,
-        under_way=under_way,
+        exit_code=state.exit_code,
+        under_way=tuple(under_way.values()),
         ending=ending,
         cut=cut,
         damage=damage,

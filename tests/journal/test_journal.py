@@ -268,33 +268,13 @@ def test_the_next_bench_mentions_it_once(egmctl: RunEgmctl, env: dict[str, str |
 def test_there_is_something_to_tell_of_a_run_that_did_not_end_once(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "kept.journal"
     path.write_bytes(content)
-    assert reading.to_tell(path) is None
-    lines = with_state(content).splitlines(keepends=True)
-    for number in range(3, len(lines)):
-        path.write_bytes(b"".join(lines[:number]) + lines[number][:99])
-        assert reading.to_tell(path) == load_journal(path).ending, number
+    assert not reading.is_unmentioned(path)
+    path.write_bytes(with_state(content))
+    assert reading.is_unmentioned(path)
     write.mention(path)
-    assert reading.to_tell(path) is None
+    assert not reading.is_unmentioned(path)
     assert "the run ended" in load_journal(path).report.problems[-1]
-    assert reading.to_tell(tmp_path / "not there") is None
-
-
-def test_the_end_of_a_large_one_is_told_without_reading_it_all(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "kept.journal"
-    lines = with_state(content).splitlines(keepends=True)
-    steps = [line for line in lines if b'"event":"step"' in line]
-    with path.open("wb") as file:
-        file.write(b"".join(lines[:-1]))
-        file.truncate(write.FILE_LIMIT - len(steps[-1]))
-        file.seek(0, os.SEEK_END)
-        file.write(b"\n" + steps[-1])
-    began = time.process_time()
-    ending = reading.to_tell(path)
-    assert time.process_time() - began < 0.5
-    assert ending is not None
-    assert ending.startswith("ended while measuring ")
-    path.write_bytes(b"".join(lines[:-1]) + b"\0" * write.FILE_LIMIT)
-    assert reading.to_tell(path) == "did not end"
+    assert not reading.is_unmentioned(tmp_path / "not there")
 
 
 @pytest.mark.long
@@ -364,7 +344,7 @@ def test_a_fifo_in_the_place_of_a_journal_keeps_nobody_waiting(tmp_path: Path) -
     os.mkfifo(path)
     began = time.monotonic()
     assert not write.at_work(path)
-    assert reading.to_tell(path) is None
+    assert not reading.is_unmentioned(path)
     assert not reading.ended(path)
     write.mention(path)
     assert earlier(tmp_path) == []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.journal.read import earlier, to_tell
+from egmctl.journal.read import earlier, is_unmentioned
 from egmctl.saved import load_journal
 from tests.conftest import Ended, ended
 from tests.doctor.cgroups import mounted
@@ -67,7 +67,7 @@ def check_cut(folder: Path, why: str) -> None:
     assert {one.status.value for one in kept.report.measurements} == {"ok"}
     sentence = f"the journal was cut off ({why}): what was measured afterwards is unknown"
     assert kept.report.notes[-1] == sentence
-    assert to_tell(path) is None
+    assert not is_unmentioned(path)
     shown = run("show", path, "--json")
     assert shown.code == json.loads(shown.out)["exit_code"] == 0
     assert shown.err == f"egmctl: {path}: {sentence}\n"
