@@ -1,4 +1,4 @@
-"""What the tools that write a file of this repository share: write it, or with ``--check`` say if it is old."""
+"""Shared by the tools that write a file of this repository: write it, or with ``--check`` say if it is old."""
 
 from __future__ import annotations
 

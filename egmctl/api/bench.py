@@ -1,4 +1,4 @@
-"""What the bench is asked, its plan for a machine, the run of a plan, and the verdict on a run."""
+"""The bench: its options, its plan for a machine, the run of a plan, and the verdict on a run."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Bench(BenchOptions):
 
     @property
     def sections(self) -> tuple[str, ...]:
-        """What :func:`egmctl.read_machine` has to read for these cases."""
+        """The sections that :func:`egmctl.read_machine` has to read for these cases."""
         # A job's rank 0 gets the machines of all nodes: only what the plan needs.
         more = () if FABRIC in self.suite_names else CAUSES_FROM
         return tuple(dict.fromkeys((*sections(self.selected_cases), *more)))
@@ -178,7 +178,7 @@ class Bench(BenchOptions):
 
 @dataclass(frozen=True, slots=True)
 class Profiles:
-    """What a run is judged by."""
+    """Profiles to judge a run by."""
 
     candidates: Sequence[Profile]
     named: bool = False
@@ -211,12 +211,12 @@ def judge_run(
         Whether warnings fail.
     """
     profiles = profiles or load_profiles()
-    chosen, why = choose(machine, profiles.candidates)
+    chosen, reason = choose(machine, profiles.candidates)
     if profiles.named:
         chosen = profiles.candidates[0]
         fits = match_profile(machine, chosen)
-        why = "asked for" if fits.fits else f"asked for, but of another kind: {fits.reason}"
-    return replace(report, verdict=judge(report, chosen, profile_reason=why, strict=strict))
+        reason = "asked for" if fits.fits else f"asked for, but of another kind: {fits.reason}"
+    return replace(report, verdict=judge(report, chosen, profile_reason=reason, strict=strict))
 
 
 def _settings(options: BenchOptions) -> Settings:

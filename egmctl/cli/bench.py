@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class VerdictOptions:
-    """What a run is judged by."""
+    """The profile that judges a run, and how strictly."""
 
     profile: str | None = option(
         "Judge by this profile instead of the matching one; 'egmctl profile list' names them.", "FILE|NAME"
@@ -44,7 +44,7 @@ class VerdictOptions:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PreviewOptions:
-    """What is shown instead of measuring."""
+    """Plans to show instead of measuring."""
 
     list_cases: bool = option("Show the cases and whether each can run here, then exit.", None, "--list", default=False)
     dry_run: bool = option("Show steps, bytes, memory and time, then exit.", default=False)

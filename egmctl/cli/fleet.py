@@ -97,7 +97,7 @@ class LaunchOptions:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class FolderOptions:
-    """What runs on the nodes, where the results are kept, and which of them are shown."""
+    """The egmctl on the nodes, the folder of the results, and the nodes to list."""
 
     remote_command: str | None = option("Path of egmctl on the nodes. Default: found in PATH.", "PATH")
     any_version: bool = option("Accept nodes with another version of egmctl.", default=False)

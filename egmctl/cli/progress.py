@@ -1,4 +1,4 @@
-"""What a long command shows while it works: what it is doing, and of a bench the table of path classes as it fills.
+"""Progress of a long command: its current activity and, for a bench, the table of path classes as it fills.
 
 All of it goes to standard error: to a terminal a bar and the table, to a log a line at times. The table is drawn at
 most once a second and where a step ends, so that it takes no CPU from what is being measured.

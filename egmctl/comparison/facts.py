@@ -23,7 +23,7 @@ THERE = "there"
 
 
 class Subject(NamedTuple):
-    """What something is said of."""
+    """The subject of a statement: a fact, or a check, of a thing."""
 
     kind: str
     """``GPU``, ``NIC``, ...; empty for the node as a whole."""
@@ -35,7 +35,7 @@ class Subject(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """What one file says of a subject."""
+    """The words of one file about a subject."""
 
     text: str
     label: str

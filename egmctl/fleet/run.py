@@ -240,7 +240,7 @@ class _Fleet(EventHandler):  # type: ignore[misc]
 
 @dataclass(slots=True)
 class _Talk:
-    """What a node has sent so far."""
+    """The output of a node so far."""
 
     file: BinaryIO
     began: float = field(default_factory=time.monotonic)

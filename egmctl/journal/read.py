@@ -32,7 +32,7 @@ Decode = Callable[[Any, str], RunReport]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What a journal holds."""
+    """The content of a journal."""
 
     report: RunReport
     """What the run would have given, had it ended there: what was under way is ``crashed``."""
@@ -49,7 +49,7 @@ class Kept:
 
     @property
     def missing(self) -> str | None:
-        """What is not in it though it was measured, in a sentence; ``None``: nothing."""
+        """A sentence about measurements that are not in it; ``None`` where none is missing."""
         return "; ".join(filter(None, (self.cut, self.damage))) or None
 
 
@@ -124,7 +124,7 @@ def _entries(content: bytes, run: _Run) -> Iterator[dict[str, Any]]:
 
 @dataclass(slots=True)
 class _Run:
-    """What a journal's lines add up to."""
+    """The sum of a journal's lines so far."""
 
     state: events.State | None = None
     begin: dict[str, Any] | None = None

@@ -131,7 +131,7 @@ class Bringup:
 
     @property
     def fault(self) -> str | None:
-        """What does not fit together, as half a sentence that names the place."""
+        """The first inconsistency, as half a sentence that names the place; ``None`` where all fits together."""
         if self.run is not None and (fault := self.run.fault):
             return fault
         counts_of = {

@@ -20,7 +20,7 @@ OCI = (
 
 
 class _Part(NamedTuple):
-    """What a part is called, and what is known of it."""
+    """The name of a part, and the known facts about it."""
 
     name: str
     capability: tuple[int, int]
