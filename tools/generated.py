@@ -29,8 +29,8 @@ def below(path: Path, mark: str, reference: str) -> str:
     SystemExit
         If the document has no such line.
     """
-    head, found, _ = path.read_text(encoding="utf-8").partition(mark)
-    if not found:
+    head, line, _ = path.read_text(encoding="utf-8").partition(mark)
+    if not line:
         raise SystemExit(f"{path} has no line {mark}")
     return f"{head}{mark}\n{reference}"
 
