@@ -68,16 +68,6 @@ def test_a_comparison_shown_again_is_the_same_bytes(egmctl: RunEgmctl, runs: Pat
 
 
 @pytest.mark.long
-def test_three_nodes_are_folded(egmctl: RunEgmctl, runs: Path) -> None:
-    text = (runs / "monday.json").read_text()
-    for number in (1, 2, 3):
-        (runs / f"node{number}.json").write_text(text)
-    done = egmctl("compare", *(runs / f"node{number}.json" for number in (3, 1, 2)))
-    assert done.code == 0
-    assert "SAME  node[1-3]\n" in done.out
-
-
-@pytest.mark.long
 def test_only_more_than_two_files_need_clustershell(egmctl: RunEgmctl, runs: Path, tmp_path: Path) -> None:
     hidden = tmp_path / "hidden"
     (hidden / "ClusterShell").mkdir(parents=True)
@@ -188,14 +178,6 @@ def test_wrong_use_is_one_sentence(egmctl: RunEgmctl, arguments: tuple[str, ...]
     assert done.code == 2
     assert sentence in done.err
     assert done.err.count("\n") == 1
-
-
-def test_kinds_do_not_mix(egmctl: RunEgmctl, tmp_path: Path) -> None:
-    path = tmp_path / "doctor.json"
-    egmctl("doctor", "--machine", "gh200", "-o", path)
-    done = egmctl("compare", ROOT / "profiles/machines/gh200.json", path)
-    assert done.code == 2
-    assert "only results of one kind can be compared" in done.err
 
 
 @pytest.mark.long

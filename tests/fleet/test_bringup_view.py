@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gzip
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -105,10 +104,3 @@ def test_metrics_and_test_cases_hold_doctor_and_bench() -> None:
     junit = str(render(no_go(), Format.JUNIT))
     assert junit.count("<testsuite ") == 2
     assert '<failure type="fail"' in junit
-
-
-def test_a_saved_record_may_be_compressed(tmp_path: Path) -> None:
-    plain = saved(tmp_path, "node", go())
-    packed = tmp_path / "node.json.gz"
-    packed.write_bytes(gzip.compress(plain.read_bytes()))
-    assert viewed(load(packed)) == viewed(load(plain))
