@@ -5,12 +5,13 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from egmctl import __version__
 from egmctl.api.options import option
 from egmctl.cli.options import refuse_together, takes_options
 from egmctl.cli.output import OutputOptions, check_output, emit, say
@@ -201,27 +202,30 @@ def _session(
     """
     from egmctl.fleet.nodes import select_nodes
     from egmctl.fleet.session import new_session, old_session
+    from egmctl.model.fleet import Asked
 
-    remote_command, any_version = keeping.remote_command, keeping.any_version
+    version = "" if keeping.any_version else f"egmctl {__version__}"
     if keeping.resume is None:
         _check_remote(context, command, remote)
-        nodes = select_nodes(chosen.nodes, chosen.exclude)
-        _require(launcher)
-        return new_session(
-            command,
-            remote,
-            nodes,
-            remote_command=remote_command or "egmctl",
-            any_version=any_version,
-            path=keeping.folder,
+        asked = Asked(
+            command=command,
+            arguments=tuple(remote),
+            nodes=select_nodes(chosen.nodes, chosen.exclude),
+            remote_command=keeping.remote_command or "egmctl",
+            version=version,
         )
+        _require(launcher)
+        return new_session(asked, keeping.folder)
     given = {"-w": chosen.nodes, "-x": chosen.exclude, "-o": keeping.folder, "an option after --": remote}
     if wrong := next((name for name, value in given.items() if value), None):
         raise UsageError(f"--resume repeats the earlier command: leave out {wrong}")
-    session = old_session(command, keeping.resume, remote_command=remote_command, any_version=any_version)
+    session = old_session(command, keeping.resume)
     _check_remote(context, command, session.asked.arguments)
     _require(launcher)
-    return session
+    remote_command = keeping.remote_command or session.asked.remote_command
+    # Where any version was welcome, it still is.
+    version = session.asked.version and version
+    return replace(session, asked=replace(session.asked, remote_command=remote_command, version=version))
 
 
 def _require(launcher: Launcher) -> None:

@@ -226,7 +226,7 @@ def test_a_report_names_no_node_that_is_none(folder: Folder) -> None:
     )
     folder.write_report(plain_json(report))
     with pytest.raises(UsageError, match="is no name of a node"):
-        old_session(Command.DOCTOR, folder.path, remote_command=None, any_version=False)
+        old_session(Command.DOCTOR, folder.path)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": "egmctl.topo/2"}', '{"schema": "egmctl.fleet/2"}'])
