@@ -124,58 +124,20 @@ def _folded(labels: Iterable[str]) -> str:
     return ", ".join(known)
 
 
-_MOMENTARY = frozenset(
-    {
-        "memory_available_bytes",
-        "memory_free_bytes",
-        "memory_used_bytes",
-        "free",
-        "shm_free_bytes",
-        "uptime_s",
-        "pid",
-        "processes",
-        "namespaces",
-        "sm_clock_mhz",
-        "memory_clock_mhz",
-        "performance_state",
-        "power_state",
-        "throttle_reasons",
-        "temperature_c",
-        "speed_gt_s",
-        "link_state",
-        "effective_ber",
-        "symbol_ber",
-        "fec_history",
-    }
-)
-"""Facts of a moment; also the speed of a PCIe link and the state of an NVLink, which save power while they are idle."""
+_MOMENTARY = {
+    *("memory_available_bytes", "memory_free_bytes", "memory_used_bytes", "free", "shm_free_bytes"),
+    *("uptime_s", "pid", "processes", "namespaces"),
+    *("sm_clock_mhz", "memory_clock_mhz", "performance_state", "power_state", "throttle_reasons", "temperature_c"),
+    # They save power while they are idle: PCIe links and NVLinks.
+    *("speed_gt_s", "link_state", "effective_ber", "symbol_ber", "fec_history"),
+}
+"""Facts of a moment."""
 
-_IDENTITY = frozenset(
-    {
-        "bus_id",
-        "index",
-        "ordinal",
-        "major",
-        "minor",
-        "majors",
-        "uuid",
-        "serial",
-        "hostname",
-        "cluster_uuid",
-        "chassis_serial",
-        "slot",
-        "tray",
-        "host_id",
-        "node_guid",
-        "interfaces",
-        "cgroups",
-        "device_programs",
-        "remote_bus_id",
-        "source",
-        "target",
-        "id",
-    }
-)
+_IDENTITY = {
+    *("bus_id", "index", "ordinal", "major", "minor", "majors", "id", "remote_bus_id", "source", "target"),
+    *("uuid", "serial", "slot", "tray", "host_id", "cluster_uuid", "chassis_serial", "node_guid"),
+    *("hostname", "interfaces", "cgroups", "device_programs"),
+}
 """Facts that tell a node, a part, a boot or a job from its equals."""
 
 _LEFT_OUT = _MOMENTARY | _IDENTITY
@@ -202,20 +164,12 @@ _MORE_IS_WORSE = re.compile(
     r".*errors|replays.*|(failed_)?recoveries|ecc_uncorrected_volatile|remapped_rows_(un)?correctable"
 )
 _GOOD = {
-    PRESENT: "yes",
+    **dict.fromkeys((PRESENT, "active", "c2c_enabled", "can_access_peer", "responds"), "yes"),
+    **dict.fromkeys(("read", "write", "nvlink", "atomics"), "OK"),
+    **dict.fromkeys(("remapped_rows_pending", "remapped_rows_failure"), "no"),
     "access": "ok",
-    "active": "yes",
-    "c2c_enabled": "yes",
-    "can_access_peer": "yes",
-    "responds": "yes",
-    "read": "OK",
-    "write": "OK",
-    "nvlink": "OK",
-    "atomics": "OK",
     "state": "ACTIVE",
     "recovery_action": "none",
-    "remapped_rows_pending": "no",
-    "remapped_rows_failure": "no",
 }
 """Facts of which one word is the good one."""
 
