@@ -10,7 +10,6 @@ import errno
 import io
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -26,7 +25,7 @@ from egmctl.fleet.folder import new_folder
 from egmctl.journal import write
 from egmctl.journal.events import Note
 from egmctl.model.command import Command
-from tests.conftest import ROOT, command_environment
+from tests.conftest import ended
 from tests.fleet.lab import ANSWERS
 
 NUMBERS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
@@ -191,17 +190,11 @@ def test_what_a_node_sent_is_lost_and_no_other_nodes_answer(tmp_path: Path, numb
         (tmp_path / name).chmod(0o755)
     (tmp_path / "late.py").write_text(LATE_SPOOL.format(number=number))
     words = ("fleet", "doctor", "-w", "node[01-02]", "--launcher", "srun", "--json", "-o", "out")
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "late.py"), *words],
-        cwd=tmp_path,
-        env=command_environment({"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    answers = {one["node"]: one for one in json.loads(done.stdout)["result"]["answers"]}
-    assert {node: one["reach"] for node, one in answers.items()} == {"node01": "answered", "node02": "lost"}
+    path = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    done = ended([sys.executable, str(tmp_path / "late.py"), *words], cwd=tmp_path, env=path)
+    answers = {answer["node"]: answer for answer in json.loads(done.out)["result"]["answers"]}
+    assert {node: answer["reach"] for node, answer in answers.items()} == {"node01": "answered", "node02": "lost"}
     assert answers["node02"]["reason"].endswith(f"node02.part: {os.strerror(number)}")
-    assert done.returncode == 4
-    assert "Traceback" not in done.stderr
+    assert done.code == 4
+    assert "Traceback" not in done.err
     assert [path.name for path in (tmp_path / "out/nodes").iterdir()] == ["node01.json"]

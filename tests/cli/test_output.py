@@ -15,7 +15,7 @@ from rich.text import Text
 from egmctl.cli.output import Color, check_output, choose_format, colored, emit
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.report.kinds import BENCH, Format
-from tests.conftest import ROOT, RunEgmctl, command_environment
+from tests.conftest import ROOT, RunEgmctl, command_environment, ended
 from tests.in_process import run
 
 SUFFIXES_OF_BENCH = ".txt, .json, .csv, .html, .svg, .md, .prom, .xml"
@@ -147,10 +147,7 @@ def test_a_directory_without_permission_is_named(tmp_path: Path, mode: int, sent
     command = [sys.executable, "-c", script, str(folder), str(mode)]
     if os.geteuid() == 0:
         command = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", *command]
-    done = subprocess.run(
-        command, cwd=ROOT, env=command_environment({}), capture_output=True, text=True, check=True, timeout=30
-    )
-    assert done.stdout == f"{folder}/a.txt cannot be written: {sentence.format(folder)}\n"
+    assert ended(command).out == f"{folder}/a.txt cannot be written: {sentence.format(folder)}\n"
 
 
 def test_a_name_that_is_too_long_is_refused_and_costs_no_result(tmp_path: Path) -> None:
@@ -247,15 +244,8 @@ def test_who_decides_about_colour(
 @pytest.mark.processes
 def test_a_locale_without_the_letters_costs_no_result() -> None:
     script = "from egmctl.cli.output import emit; emit('h\\u00f6st \\u2192')"
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=ROOT,
-        env=command_environment({"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}),
-        capture_output=True,
-        check=True,
-        timeout=30,
-    )
-    assert done.stdout == b"h\\xf6st \\u2192\n"
+    done = ended([sys.executable, "-c", script], env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
+    assert done.out == "h\\xf6st \\u2192\n"
 
 
 def test_one_newline_ends_every_result(capsys: pytest.CaptureFixture[str]) -> None:
@@ -307,12 +297,10 @@ def test_where_no_file_can_be_written_the_result_goes_to_standard_output(tmp_pat
         "except EgmctlError as error: sys.stderr.write(str(error))\n"
     )
     path = tmp_path / "a.txt"
-    env = command_environment({"XDG_STATE_HOME": str(tmp_path / "state")})
-    command = [sys.executable, "-c", script, str(path)]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "the result\n"
-    assert done.stderr == f"cannot write {path}: File too large; the result is on standard output"
-    assert [one for one in tmp_path.rglob("*") if one.is_file()] == []
+    done = ended([sys.executable, "-c", script, str(path)], env={"XDG_STATE_HOME": str(tmp_path / "state")})
+    assert done.out == "the result\n"
+    assert done.err == f"cannot write {path}: File too large; the result is on standard output"
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 @pytest.mark.long
@@ -320,13 +308,13 @@ def test_where_no_file_can_be_written_the_result_goes_to_standard_output(tmp_pat
 def test_of_two_commands_that_write_one_new_file_both_results_are_there(tmp_path: Path) -> None:
     path = tmp_path / "topo.json"
     arguments = ["topo", "--machine", "gh200", "-q", "-o", str(path)]
-    command = [sys.executable, "-c", SLOW_START, *arguments]
+    words = [sys.executable, "-c", SLOW_START, *arguments]
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
-    both = [subprocess.Popen(command, cwd=ROOT, env=command_environment({}), **pipes) for _ in range(2)]  # type: ignore[call-overload]
-    said = [one.communicate(timeout=60)[1].decode() for one in both]
-    assert sorted(one.returncode for one in both) == [0, 2]
+    both = [subprocess.Popen(words, cwd=ROOT, env=command_environment({}), **pipes) for _ in range(2)]  # type: ignore[call-overload]
+    sentences = [command.communicate(timeout=60)[1].decode() for command in both]
+    assert sorted(command.returncode for command in both) == [0, 2]
     other = tmp_path / "topo-2.json"
-    assert sorted(said) == ["", f"egmctl: {path} exists; --force overwrites it; the result is in {other}\n"]
+    assert sorted(sentences) == ["", f"egmctl: {path} exists; --force overwrites it; the result is in {other}\n"]
     assert path.read_bytes() == other.read_bytes()
 
 
