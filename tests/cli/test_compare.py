@@ -30,8 +30,8 @@ def runs(egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path) -> Path:
 
 
 def document(folder: Path, name: str) -> dict[str, object]:
-    found: dict[str, object] = json.loads((folder / f"{name}.json").read_text())
-    return found
+    document_shown: dict[str, object] = json.loads((folder / f"{name}.json").read_text())
+    return document_shown
 
 
 @pytest.mark.long
@@ -48,9 +48,9 @@ def test_a_path_that_broke_since_is_named(egmctl: RunEgmctl, runs: Path) -> None
 @pytest.mark.long
 def test_json_fits_its_schema_and_csv_has_a_row_for_each_path(egmctl: RunEgmctl, runs: Path) -> None:
     files = (runs / "monday.json", runs / "tuesday.json")
-    found = json.loads(egmctl("compare", *files, "--json").out)
-    jsonschema.Draft202012Validator(SCHEMA).validate(found)
-    paths = found["result"]["paths"]
+    document_shown = json.loads(egmctl("compare", *files, "--json").out)
+    jsonschema.Draft202012Validator(SCHEMA).validate(document_shown)
+    paths = document_shown["result"]["paths"]
     assert len(paths) == len(document(runs, "monday")["result"]["measurements"])  # type: ignore[index]
     rows = list(csv.DictReader(io.StringIO(egmctl("compare", *files, "--csv").out)))
     assert [row["path"] for row in rows if row["subject"] == "path"] == [path["path"] for path in paths]

@@ -69,7 +69,7 @@ def test_a_result_is_not_in_its_file_and_the_earlier_one_is(
     late(number)
     with pytest.raises(EgmctlError, match=f"cannot write .*a.json: {os.strerror(number)}"):
         write_whole(path, b"new")
-    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("a.json", "earlier")]
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.json", "earlier")]
 
 
 @numbers

@@ -58,8 +58,8 @@ def test_the_form_is_said_by_the_option_or_the_suffix(asked: dict[str, Any], nam
             "--format nagios: no such format here; valid are text, json, csv, html, svg, md, prom, junit",
         ),
         *(
-            ({}, name, f"{name}: {found}; valid are {SUFFIXES_OF_BENCH}, or any with --format")
-            for name, found in (
+            ({}, name, f"{name}: {complaint}; valid are {SUFFIXES_OF_BENCH}, or any with --format")
+            for name, complaint in (
                 ("a.yaml", "the suffix '.yaml' names no format"),
                 ("a.xls", "the suffix '.xls' names no format"),
                 ("result", "no suffix names the format"),

@@ -41,13 +41,13 @@ def test_the_probes_of_doctor_are_told_before_the_bench_in_the_same_lines(
     clock = [0.0]
     monkeypatch.setattr("egmctl.cli.progress.time.monotonic", lambda: clock[0])
     shown, node = Lines(), shipped("gb200-tray")
-    one, other, *_ = [gpu.bus_id for gpu in node.gpus or ()]
+    first_gpu, second_gpu, *_ = [gpu.bus_id for gpu in node.gpus or ()]
     show = probing(shown, node)
-    probe = Probe(kind=ProbeKind.P2P, gpus=(one, other), outcome=Tried.NOT_RUN)
+    probe = Probe(kind=ProbeKind.P2P, gpus=(first_gpu, second_gpu), outcome=Tried.NOT_RUN)
     for at_s, part, tried in (
         (3.0, 0.1, probe),
         (11.0, 0.5, probe),
-        (25.0, 0.9, replace(probe, kind=ProbeKind.HOST_NUMA, gpus=(one,), numa_node=1)),
+        (25.0, 0.9, replace(probe, kind=ProbeKind.HOST_NUMA, gpus=(first_gpu,), numa_node=1)),
     ):
         clock[0] = at_s
         show(part, tried)

@@ -103,9 +103,9 @@ def test_a_run_that_was_saved_without_its_causes_is_explained_by_what_it_holds(t
     path = tmp_path / "run.json"
     path.write_bytes(gzip.decompress((ROOT / "tests/data/runs/beside-traffic.json.gz").read_bytes()))
     assert json.loads(path.read_text())["result"]["causes"] == []
-    told = " ".join(run("show", path).out.split())
-    assert "in use by process 1066" in told.partition("CAUSE")[0]
-    assert "nothing that was read explains it" not in told
+    text = " ".join(run("show", path).out.split())
+    assert "in use by process 1066" in text.partition("CAUSE")[0]
+    assert "nothing that was read explains it" not in text
 
 
 @pytest.mark.parametrize("words", [("show", "monday.json"), ("compare", "monday.json", "today.json")])

@@ -39,8 +39,8 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def sent(version: str = "egmctl 0.1.0", document: str = DOCUMENT, end: int | None = 0) -> str:
-    told = f"\negmctl-fleet begin\negmctl-fleet version {version}\n{document}\n"
-    return told if end is None else f"{told}\negmctl-fleet end {end}\n"
+    output = f"\negmctl-fleet begin\negmctl-fleet version {version}\n{document}\n"
+    return output if end is None else f"{output}\negmctl-fleet end {end}\n"
 
 
 def judged(folder: Folder, output: str, errors: str = "", **ended: object) -> NodeAnswer:
@@ -151,9 +151,9 @@ def test_alike_nodes_are_together_and_those_without_an_answer_last() -> None:
         (GroupLine(key="egm.cgroup-route", value="no", status="fail"),),
     )
     lines = {f"node{n:02}": other if n == 3 else usual for n in range(1, 6)}
-    found = groups(answers, lines)
-    assert [group.folded for group in found] == ["node[01-02,04-05]", "node03", "node[06-10]"]
-    assert found[2].lines == (
+    made = groups(answers, lines)
+    assert [group.folded for group in made] == ["node[01-02,04-05]", "node03", "node[06-10]"]
+    assert made[2].lines == (
         GroupLine(key="", value="ssh: connect to host NODE port 22: Connection timed out", status="unreachable"),
     )
 

@@ -31,9 +31,9 @@ def no_go() -> Bringup:
     return bringup(sick(("nvlink.links", LINKS)), measured(value=touching("GPU2")))
 
 
-def saved(folder: Path, name: str, found: Bringup) -> Path:
+def saved(folder: Path, name: str, result: Bringup) -> Path:
     path = folder / f"{name}.json"
-    path.write_text(str(render(found, Format.JSON)))
+    path.write_text(str(render(result, Format.JSON)))
     return path
 
 
@@ -43,7 +43,7 @@ def rack() -> FleetReport:
     nodes = [f"node{n:02}" for n in range(1, 73)]
     kinds = {"go": go(), "no-go": no_go(), "incomplete": bringup(healthy(), None, not_measured="no idle GPU")}
     with TemporaryDirectory() as folder:
-        lines = {name: lines_of(load(saved(Path(folder), name, one))) for name, one in kinds.items()}
+        lines = {name: lines_of(load(saved(Path(folder), name, result))) for name, result in kinds.items()}
     odd = {"node05": "no-go", "node23": "no-go", "node40": "incomplete"}
     answers = tuple(
         NodeAnswer(node=node, reach=Reach.UNREACHABLE, exit_code=4, reason="ssh: no route to host")

@@ -87,21 +87,21 @@ def test_killed_at_any_moment_each_journal_has_what_was_measured_and_names_the_s
 ) -> None:
     choice = random.Random(7)  # noqa: S311
     for number in range(KILLS):
-        told = killed(env, choice.random() * 1.5)
+        said = killed(env, choice.random() * 1.5)
         path = earlier(folder)[-1]
         assert len(earlier(folder)) == min(number + 1, write.FILES_LIMIT)
         kept = load_journal(path)
-        measured = {int(line.split()[1]) for line in told if line.startswith("measurement ")}
-        finished = [one for one in kept.report.measurements if one.reason != UNDER_WAY]
+        measured = {int(line.split()[1]) for line in said if line.startswith("measurement ")}
+        finished = [m for m in kept.report.measurements if m.reason != UNDER_WAY]
         assert len(finished) >= len(measured), "nothing that was measured is lost"
-        if told[-1] == "end":
+        if said[-1] == "end":
             assert (kept.exit_code, kept.under_way) == (0, ())
             continue
         assert kept.exit_code is None
-        steps = [line for line in told if line.startswith("step ")]
+        steps = [line for line in said if line.startswith("step ")]
         if steps and not kept.under_way:
             # Killed between its last measurement and the next step.
-            assert told[-1].startswith("measurement") or len(finished) > len(measured)
+            assert said[-1].startswith("measurement") or len(finished) > len(measured)
         for task in kept.under_way:
             assert what(task) in kept.ending or "more at once" in kept.ending
         assert kept.ending in kept.report.problems[-1]
@@ -159,7 +159,7 @@ def test_cut_at_any_byte_it_is_read_up_to_there(content: bytes) -> None:
             continue
         kept = read(part, "journal x")
         lines = part.split(b"\n")[:-1]
-        finished = [one for one in kept.report.measurements if one.status is not Status.CRASHED]
+        finished = [m for m in kept.report.measurements if m.status is not Status.CRASHED]
         assert len(finished) == len(measured(lines))
         assert kept.exit_code is None
 
@@ -333,10 +333,10 @@ def test_a_clock_that_is_set_back_makes_no_run_the_oldest(
         journal.close()
         assert journal.path is not None
         assert earlier(tmp_path)[-1] == journal.path, "it is the latest one, though its time is not"
-        told: list[str] = []
-        monkeypatch.setattr(commands, "say", told.append)
+        said: list[str] = []
+        monkeypatch.setattr(commands, "say", said.append)
         commands._mention(tmp_path)
-        assert told == [f"an earlier bench ended between two steps; 'egmctl show {journal.path}' shows its results"]
+        assert said == [f"an earlier bench ended between two steps; 'egmctl show {journal.path}' shows its results"]
 
 
 def test_a_fifo_in_the_place_of_a_journal_keeps_nobody_waiting(tmp_path: Path) -> None:

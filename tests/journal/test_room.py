@@ -64,7 +64,7 @@ def check_cut(folder: Path, why: str) -> None:
     kept = load_journal(path)
     assert (kept.exit_code, kept.under_way, kept.damage, kept.report.problems) == (0, (), None, ())
     assert 0 < len(kept.report.measurements) < 8
-    assert {one.status.value for one in kept.report.measurements} == {"ok"}
+    assert {m.status.value for m in kept.report.measurements} == {"ok"}
     sentence = f"the journal was cut off ({why}): what was measured afterwards is unknown"
     assert kept.report.notes[-1] == sentence
     assert not is_unmentioned(path)
