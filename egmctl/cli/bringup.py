@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from egmctl.api.options import NodeOptions
-from egmctl.cli.doctor import ExitStyle, ExitStyleOption, exit_codes
 from egmctl.cli.journal import JournalOptions, end_journal, open_journal
 from egmctl.cli.mpi import node_outputs
-from egmctl.cli.options import MachineOption, read_machine, takes_options
+from egmctl.cli.options import ExitStyle, ExitStyleOption, MachineOption, read_machine, takes_options
 from egmctl.cli.output import OutputOptions, Outputs
 from egmctl.cli.progress import Shown, probing, show_progress
 from egmctl.cli.topo import SECTIONS as TOPO_SECTIONS
@@ -38,40 +37,39 @@ def bringup(
     Runs doctor with its active probes, the topology and the quick bench, and joins what they find. Needs idle GPUs.
     With --machine nothing can be measured: the answer is then NO-GO or INCOMPLETE.
     """
-    with exit_codes(exit_style):
-        outputs = node_outputs(output, BRINGUP, machine)
+    outputs = node_outputs(output, BRINGUP, machine)
 
-        from egmctl.api.bench import Bench
-        from egmctl.api.doctor import Doctor
-        from egmctl.facts.redact import redact_run
-        from egmctl.verdict.bringup import bringup as judged
+    from egmctl.api.bench import Bench
+    from egmctl.api.doctor import Doctor
+    from egmctl.facts.redact import redact_run
+    from egmctl.verdict.bringup import bringup as judged
 
-        doctor = Doctor(**vars(options))
-        bench = Bench(suites=(SUITE,), gpus=options.gpus, numa=options.numa or "all")
-        sections = dict.fromkeys((*doctor.sections, *TOPO_SECTIONS, *bench.sections))
-        run: RunReport | None = None
-        before: Diagnosis | None = None
-        not_measured = "a recorded machine cannot be measured"
-        if machine is not None:
-            node = read_machine(machine, sections, quiet=output.quiet)
-        else:
-            with show_progress(output.quiet) as shown:
-                shown.doing(0.0, "doctor: reading this node")
-                node = read_machine(None, sections, quiet=output.quiet)
-                node = doctor.probe(node, on_probe=probing(shown, node))
-                before = doctor.diagnose(node)
-                try:
-                    run, node = _measured(bench, node, outputs, shown)
-                except (NothingToDo, ChildNotStarted) as error:
-                    not_measured = str(error)
-        answer = judged(doctor.diagnose(node), run, before=before, not_measured=not_measured)
+    doctor = Doctor(**vars(options))
+    bench = Bench(suites=(SUITE,), gpus=options.gpus, numa=options.numa or "all")
+    sections = dict.fromkeys((*doctor.sections, *TOPO_SECTIONS, *bench.sections))
+    run: RunReport | None = None
+    before: Diagnosis | None = None
+    not_measured = "a recorded machine cannot be measured"
+    if machine is not None:
+        node = read_machine(machine, sections, quiet=output.quiet)
+    else:
+        with show_progress(output.quiet) as shown:
+            shown.doing(0.0, "doctor: reading this node")
+            node = read_machine(None, sections, quiet=output.quiet)
+            node = doctor.probe(node, on_probe=probing(shown, node))
+            before = doctor.diagnose(node)
+            try:
+                run, node = _measured(bench, node, outputs, shown)
+            except (NothingToDo, ChildNotStarted) as error:
+                not_measured = str(error)
+    answer = judged(doctor.diagnose(node), run, before=before, not_measured=not_measured)
 
-        def redacted() -> Bringup:
-            diagnosis = doctor.diagnose(node, redacted=True)
-            redacted_run = None if run is None else redact_run(run, node)
-            return judged(diagnosis, redacted_run, before=before, not_measured=not_measured)
+    def redacted() -> Bringup:
+        diagnosis = doctor.diagnose(node, redacted=True)
+        redacted_run = None if run is None else redact_run(run, node)
+        return judged(diagnosis, redacted_run, before=before, not_measured=not_measured)
 
-        outputs.show(answer, redacted)
+    outputs.show(answer, redacted)
     return answer.nagios_state if exit_style is ExitStyle.NAGIOS else answer.exit_code
 
 

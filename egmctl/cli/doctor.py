@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from egmctl.api.options import DoctorOptions, option
 from egmctl.cli.mpi import MpiOptions, answers_alone, job
 from egmctl.cli.options import (
+    ExitStyle,
+    ExitStyleOption,
     MachineOption,
     read_machine,
     refuse_together,
@@ -19,8 +18,7 @@ from egmctl.cli.options import (
 )
 from egmctl.cli.output import OutputOptions, Outputs, say
 from egmctl.cli.progress import probing, show_progress
-from egmctl.compat import StrEnum
-from egmctl.errors import EgmctlError, ExitCode, UsageError
+from egmctl.errors import ExitCode, UsageError
 from egmctl.report.kinds import CHECKS, DOCTOR
 
 if TYPE_CHECKING:
@@ -33,30 +31,6 @@ PEERS = ("nics", "system")
 
 OTHER_NODES = "peers.nodes"
 """The check that tells what the checks found on other nodes."""
-
-
-class ExitStyle(StrEnum):
-    """The meaning of exit codes: that of egmctl (``docs/exit-codes.md``) or of Nagios plugins."""
-
-    EGMCTL = "egmctl"
-    NAGIOS = "nagios"
-
-
-ExitStyleOption = Annotated[
-    ExitStyle,
-    typer.Option("--exit-style", help="Exit codes of egmctl, or 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN of Nagios."),
-]
-
-
-@contextlib.contextmanager
-def exit_codes(style: ExitStyle) -> Iterator[None]:
-    """Give an error the exit code of a style: as 2 would be CRITICAL, an error is UNKNOWN, which is 3 in both."""
-    try:
-        yield
-    except EgmctlError as error:
-        if style is ExitStyle.NAGIOS:
-            error.exit_code = ExitCode.NOTHING
-        raise
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -94,7 +68,7 @@ def doctor(
     Reads files and NVML, changes nothing and may run beside jobs; only --active loads CUDA. Under mpirun or srun it
     compares the nodes too, and with --active they open each other's memory.
     """
-    with exit_codes(exit_style), contextlib.ExitStack() as joined:
+    with contextlib.ExitStack() as joined:
         launch = mpi.launched() if machine is None and not way.pid else None
         outputs = output.chosen(DOCTOR.formats)
         refuse_together({"--brief": way.brief, "--verbose": output.verbose > 0})

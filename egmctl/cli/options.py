@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hi
 import typer
 
 from egmctl.cli.output import OutputOptions, say
-from egmctl.errors import ExitCode, UsageError
+from egmctl.compat import StrEnum
+from egmctl.errors import EgmctlError, ExitCode, UsageError
 from egmctl.report.kinds import MACHINES, SUFFIXES, Format
 
 if TYPE_CHECKING:
@@ -24,6 +25,19 @@ MachineOption = Annotated[
         metavar="FILE|NAME",
         help="A recorded or shipped machine instead of this node; 'list' names the shipped ones.",
     ),
+]
+
+
+class ExitStyle(StrEnum):
+    """The meaning of exit codes: that of egmctl (``docs/exit-codes.md``) or of Nagios plugins."""
+
+    EGMCTL = "egmctl"
+    NAGIOS = "nagios"
+
+
+ExitStyleOption = Annotated[
+    ExitStyle,
+    typer.Option("--exit-style", help="Exit codes of egmctl, or 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN of Nagios."),
 ]
 Ended = TypeVar("Ended")
 
@@ -64,7 +78,13 @@ def takes_options(
             }
             if given.get("machine") == "list":
                 return _list_machines(grouped["output"])
-            return command(**given, **grouped)
+            try:
+                return command(**given, **grouped)
+            except EgmctlError as error:
+                if given.get("exit_style") is ExitStyle.NAGIOS:
+                    # 2 would be CRITICAL: an error is UNKNOWN, which is 3 in both styles.
+                    error.exit_code = ExitCode.NOTHING
+                raise
 
         repeated = {each.name for chosen in members.values() for each in chosen if each.default == ()}
         parsed.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]

@@ -396,53 +396,43 @@ def _outcome(
     before: MeasuredPath | None, after: MeasuredPath | None, bound: float, nodes: tuple[str, str]
 ) -> tuple[Outcome | None, str]:
     """Return what the two are to each other and why; no outcome where neither has a number, for the same reason."""
-    if before is None or after is None or before.value is None or after.value is None:
-        return _one_sided(before, after, nodes)
-    slower = after.slower(before.value)
-    reason = _joined(_unsure(before, nodes[0]) or _unsure(after, nodes[1]), _other_route(before, after))
-    if abs(slower) > bound:
-        return Outcome.WORSE if slower > 0 else Outcome.BETTER, reason
-    same = (before.status, before.links, before.egm) == (after.status, after.links, after.egm)
-    return (Outcome.SAME, "") if same else (Outcome.DIFFERENT, reason)
-
-
-def _one_sided(
-    before: MeasuredPath | None, after: MeasuredPath | None, nodes: tuple[str, str]
-) -> tuple[Outcome | None, str]:
+    reasons = _reason(before, nodes[0]), _reason(after, nodes[1])
+    if before is not None and after is not None and before.value is not None and after.value is not None:
+        unsure = [
+            reason for point, reason in zip((before, after), reasons, strict=True) if point.status is Status.UNSTABLE
+        ]
+        reason = "; ".join([*unsure[:1], *_other_route(before, after)])
+        slower = after.slower(before.value)
+        if abs(slower) > bound:
+            return Outcome.WORSE if slower > 0 else Outcome.BETTER, reason
+        same = (before.status, before.links, before.egm) == (after.status, after.links, after.egm)
+        return (Outcome.SAME, "") if same else (Outcome.DIFFERENT, reason)
+    # A path that a run lacks is like one that it has waived.
+    was, now = (Status.WAIVED if point is None else point.status for point in (before, after))
     if before is not None and before.value is not None:
-        return Outcome.WORSE if _broke(after) else Outcome.DIFFERENT, _why_none(after, nodes[1])
+        return Outcome.WORSE if now in BROKEN else Outcome.DIFFERENT, reasons[1]
     if after is not None and after.value is not None:
-        return Outcome.BETTER if _broke(before) else Outcome.DIFFERENT, _why_none(before, nodes[0])
-    statuses = [Status.WAIVED if point is None else point.status for point in (before, after)]
-    if statuses[0] is statuses[1]:
+        return Outcome.BETTER if was in BROKEN else Outcome.DIFFERENT, reasons[0]
+    if was is now:
         return None, ""
-    return Outcome.DIFFERENT, _why_none(after, nodes[1]) if _broke(after) else _why_none(before, nodes[0])
+    return Outcome.DIFFERENT, reasons[1] if now in BROKEN else reasons[0]
 
 
-def _broke(point: MeasuredPath | None) -> bool:
-    return point is not None and point.status in BROKEN
-
-
-def _why_none(point: MeasuredPath | None, node: str) -> str:
+def _reason(point: MeasuredPath | None, node: str) -> str:
+    """Say how a path ended on a node, and why."""
     if point is None:
         return f"not measured in {node}"
     reason = f": {point.measurement.reason}" if point.measurement.reason else ""
     return f"{point.status.value} in {node}{reason}"
 
 
-def _unsure(point: MeasuredPath, node: str) -> str:
-    return _why_none(point, node) if point.status is Status.UNSTABLE else ""
-
-
-def _other_route(before: MeasuredPath, after: MeasuredPath) -> str:
+def _other_route(before: MeasuredPath, after: MeasuredPath) -> Iterator[str]:
     """Say that bytes take other links than before, or that memory is EGM on one side only."""
-    over = "" if after.links == before.links else f"over {after.links}, not {before.links}"
-    egm = [" and ".join(sorted(point.egm)) for point in (after, before)]
-    return _joined(over, "" if after.egm == before.egm else f"EGM: {egm[0]}, not {egm[1]}")
-
-
-def _joined(*reasons: str) -> str:
-    return "; ".join(filter(None, reasons))
+    if after.links != before.links:
+        yield f"over {after.links}, not {before.links}"
+    if after.egm != before.egm:
+        egm, other = (" and ".join(sorted(point.egm)) for point in (after, before))
+        yield f"EGM: {egm}, not {other}"
 
 
 def _bound(tolerance: float, spread: Spread, sigma: float) -> tuple[float, str]:
