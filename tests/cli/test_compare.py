@@ -95,36 +95,27 @@ def test_a_run_shown_again_is_what_it_printed(egmctl: RunEgmctl, fake_node: Make
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("machine", "options"),
+    ("asked", "views"),
     [
-        *((name, ()) for name in replay.names()),
-        ("gb200-nvl72", ("-v",)),
-        ("gb200-tray", ("--gpus", "1,0", "--numa", "1")),
-        ("hgx-h200x4", ("--csv",)),
+        *((f"topo --machine {name}", [""]) for name in replay.names()),
+        ("topo --machine gb200-nvl72", ["-v"]),
+        ("topo --machine gb200-tray --gpus 1,0 --numa 1", [""]),
+        ("topo --machine hgx-h200x4", ["--csv"]),
+        *(
+            (f"doctor --machine {name} --strict", ["", "-v", "--brief", "--format nagios", "--format junit"])
+            for name in ("gb200-tray", "hgx-h200x4")
+        ),
     ],
 )
-def test_a_topology_shown_again_is_the_same_bytes(
-    egmctl: RunEgmctl, tmp_path: Path, machine: str, options: tuple[str, ...]
+def test_a_result_shown_again_is_the_same_bytes(
+    egmctl: RunEgmctl, tmp_path: Path, asked: str, views: list[str]
 ) -> None:
-    path = tmp_path / "topo.json"
-    asked = [option for option in options if option not in ("-v", "--csv")]
-    views = [option for option in options if option in ("-v", "--csv")]
-    egmctl("topo", "--machine", machine, *asked, "-o", path)
-    shown, printed = egmctl("show", path, *views).out, egmctl("topo", "--machine", machine, *options).out
-    # Of names that are private the file has pseudonyms: this is the only one that a text shows.
-    assert re.sub(r"cluster [0-9a-f-]+", "", shown) == re.sub(r"cluster [0-9a-f-]+", "", printed)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("machine", ["gb200-tray", "hgx-h200x4"])
-@pytest.mark.parametrize("views", [(), ("-v",), ("--brief",), ("--format", "nagios"), ("--format", "junit")])
-def test_a_diagnosis_shown_again_is_the_same_bytes(
-    egmctl: RunEgmctl, tmp_path: Path, machine: str, views: tuple[str, ...]
-) -> None:
-    path = tmp_path / "doctor.json"
-    asked = ("doctor", "--machine", machine, "--strict")
-    egmctl(*asked, "-o", path)
-    assert egmctl("show", path, *views).out == egmctl(*asked, *views).out
+    path = tmp_path / "result.json"
+    egmctl(*asked.split(), "-o", path)
+    for view in views:
+        shown, printed = egmctl("show", path, *view.split()).out, egmctl(*asked.split(), *view.split()).out
+        # Of names that are private the file has pseudonyms: this is the only one that a text shows.
+        assert re.sub(r"cluster [0-9a-f-]+", "", shown) == re.sub(r"cluster [0-9a-f-]+", "", printed)
 
 
 def test_brief_is_for_diagnoses_only(egmctl: RunEgmctl, tmp_path: Path) -> None:
