@@ -112,7 +112,7 @@ def _ask(session: Session, launch: Launch, on_tick: Callable[[Progress], None], 
     written = (time.monotonic(), 0)
 
     def write(answers: Sequence[NodeAnswer]) -> None:
-        folder.write_report(plain_json(_report(session, launch.launcher, {answer.node: answer for answer in answers})))
+        folder.write_report(plain_json(_report(session, launch.launcher, answers)))
 
     def tick(progress: Progress) -> None:
         nonlocal written
@@ -129,7 +129,7 @@ def _ask(session: Session, launch: Launch, on_tick: Callable[[Progress], None], 
     # Whatever the folding meets, the answers are in the folder before it.
     with contextlib.suppress(EgmctlError):
         write(answers)
-    report = _folded(_report(session, launch.launcher, {answer.node: answer for answer in answers}), folder, warn)
+    report = _folded(_report(session, launch.launcher, answers), folder, warn)
     try:
         folder.write_report(plain_json(report))
     except EgmctlError:
@@ -164,10 +164,14 @@ def _folded(report: FleetReport, folder: Folder, warn: Callable[[str], None]) ->
     )
 
 
-def _report(session: Session, launcher: Launcher, new: dict[str, NodeAnswer]) -> FleetReport:
+def _report(session: Session, launcher: Launcher, new: Sequence[NodeAnswer]) -> FleetReport:
     """Return the report with the answers that there are; the others were not asked."""
-    known = session.answers | new
-    answers = tuple(known.get(node) or _not_asked(node) for node in session.asked.nodes)
+    known = session.answers | {answer.node: answer for answer in new}
+    answers = tuple(
+        known.get(node)
+        or NodeAnswer(node=node, reach=Reach.NOT_ASKED, exit_code=ExitCode.INTERRUPTED, reason="not started")
+        for node in session.asked.nodes
+    )
     return FleetReport(
         asked=session.asked,
         folded=fold(session.asked.nodes),
@@ -178,7 +182,3 @@ def _report(session: Session, launcher: Launcher, new: dict[str, NodeAnswer]) ->
         counts=counts(answers),
         answers=answers,
     )
-
-
-def _not_asked(node: str) -> NodeAnswer:
-    return NodeAnswer(node=node, reach=Reach.NOT_ASKED, exit_code=ExitCode.INTERRUPTED, reason="not started")
