@@ -38,7 +38,7 @@ def clocked(owner, name):
 
 
 clocked(bench, "open_journal")
-for name in ("begin", "step", "measurement", "kernel", "note", "problem", "end"):
+for name in ("__call__", "end"):
     clocked(Journal, name)
 sys.argv[0] = "egmctl"
 try:
@@ -62,12 +62,12 @@ def main(rounds: int, options: list[str]) -> int:
                 seconds[name].append(time.perf_counter() - started)
                 if name == "with":
                     spent = json.loads(ran.stderr.rstrip().rpartition("\n")[2])
-                    shares.append(sum(one for one, _ in spent.values()) / seconds[name][-1])
-                    parts = (f"{call} {1000 * one:.1f} ms in {calls}" for call, (one, calls) in spent.items())
+                    shares.append(sum(seconds_spent for seconds_spent, _ in spent.values()) / seconds[name][-1])
+                    parts = (f"{call} {1000 * total:.1f} ms in {calls}" for call, (total, calls) in spent.items())
                     sys.stdout.write(f"{100 * shares[-1]:.2f} %: {', '.join(parts)}\n")
     for name, times in seconds.items():
-        told = ", ".join(f"{one:.3f}" for one in times)
-        sys.stdout.write(f"{name:8} {statistics.median(times):.3f} s  ({told})\n")
+        each = ", ".join(f"{time_s:.3f}" for time_s in times)
+        sys.stdout.write(f"{name:8} {statistics.median(times):.3f} s  ({each})\n")
     share = statistics.median(shares)
     sys.stdout.write(f"the journal costs {100 * share:.2f} % of the run\n")
     return 1 if share > 0.01 else 0

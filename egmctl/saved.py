@@ -148,7 +148,8 @@ def load_journal(path: Path) -> journal.Kept:
     UsageError
         If it cannot be read or is none.
     """
-    return journal.read_file(path, _run)
+    source = f"journal {path}"
+    return journal.read(read_content(path, source), source, _run)
 
 
 def _run(body: Any, source: str) -> RunReport:

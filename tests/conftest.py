@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -65,7 +65,14 @@ def egmctl() -> Iterator[RunEgmctl]:
     server.close()
 
 
-def ended(command: Sequence[str], *, env: Mapping[str, str | None] | None, cwd: Path = ROOT, timeout_s: float) -> Ended:
+def ended(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str | None] | None = None,
+    cwd: Path = ROOT,
+    timeout_s: float = 60,
+    **more: Any,
+) -> Ended:
     """Run a command in the environment of :func:`command_environment`."""
     done = subprocess.run(
         command,
@@ -75,6 +82,7 @@ def ended(command: Sequence[str], *, env: Mapping[str, str | None] | None, cwd: 
         capture_output=True,
         encoding="utf-8",
         check=False,
+        **more,
     )
     return Ended(done.returncode, done.stdout, done.stderr)
 

@@ -42,7 +42,7 @@ def _commands(command: Any, parent: Any, name: str) -> list[Command]:
     word = name.rpartition(" ")[2] or "egmctl"
     context = command.context_class(command, info_name=word, parent=parent, **command.context_settings)
     records = [parameter.get_help_record(context) for parameter in command.get_params(context)]
-    found = Command(
+    own = Command(
         name=name,
         usage=" ".join(command.collect_usage_pieces(context)),
         help=" ".join((command.help or "").split()),
@@ -53,4 +53,4 @@ def _commands(command: Any, parent: Any, name: str) -> list[Command]:
         ),
     )
     below = getattr(command, "commands", {}).items()
-    return [found, *(one for word, child in below for one in _commands(child, context, f"{name} {word}".strip()))]
+    return [own, *(each for word, child in below for each in _commands(child, context, f"{name} {word}".strip()))]

@@ -1,4 +1,4 @@
-"""What the tools that write a file of this repository share: write it, or with ``--check`` say if it is old."""
+"""Shared by the tools that write a file of this repository: write it, or with ``--check`` say if it is old."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def below(path: Path, mark: str, reference: str) -> str:
     SystemExit
         If the document has no such line.
     """
-    head, found, _ = path.read_text(encoding="utf-8").partition(mark)
-    if not found:
+    head, line, _ = path.read_text(encoding="utf-8").partition(mark)
+    if not line:
         raise SystemExit(f"{path} has no line {mark}")
     return f"{head}{mark}\n{reference}"
 

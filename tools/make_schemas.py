@@ -6,7 +6,6 @@ python tools/make_schemas.py --check    write nothing; exit 1 if a file is not w
 
 from __future__ import annotations
 
-import argparse
 import ast
 import dataclasses
 import inspect
@@ -17,66 +16,42 @@ import types
 import typing
 from collections.abc import Mapping
 from enum import Enum
-from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
+
+from generated import ROOT, settle
 
 from egmctl.bench.plan.cost import JobCost
 from egmctl.errors import ERROR_SCHEMA
 from egmctl.journal import events
 from egmctl.journal.events import JOURNAL_SCHEMA
-from egmctl.model.bringup import Bringup
 from egmctl.model.codec import field_types
-from egmctl.model.comparison import Comparison
-from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.fleet import FleetReport
-from egmctl.model.listing import CheckList, History, MachineList
 from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin, Spelling
 from egmctl.model.measurement import RunReport
 from egmctl.model.planned import PLAN_SCHEMA, PlanReport
-from egmctl.model.profile import PROFILE_SCHEMA, MatchResult, Profile, ProfileList
+from egmctl.model.profile import PROFILE_SCHEMA, Profile
 from egmctl.report.exports.plan_json import COST_SCHEMA
-from egmctl.topology.topology import Topology
+from egmctl.report.kinds import KINDS, MATCH
 
-SCHEMAS = Path(__file__).resolve().parents[1] / "docs" / "schemas"
+SCHEMAS = ROOT / "docs" / "schemas"
 
 
 def main(arguments: list[str]) -> int:
     """Return the exit code."""
-    parser = argparse.ArgumentParser(description="Write the JSON Schemas of docs/schemas/.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file would change")
-    check = parser.parse_args(arguments).check
-    SCHEMAS.mkdir(parents=True, exist_ok=True)
-    outdated = False
-    schemas = {
+    made = {
         "machine": machine_schema(),
-        "topo": command_schema(Topology.SCHEMA, Topology),
-        "bench": command_schema(RunReport.SCHEMA, RunReport),
         "plan": command_schema(PLAN_SCHEMA, PlanReport),
-        "doctor": command_schema(Diagnosis.SCHEMA, Diagnosis),
-        "bringup": command_schema(Bringup.SCHEMA, Bringup),
-        "comparison": command_schema(Comparison.SCHEMA, Comparison, one_machine=False),
-        "fleet": command_schema(FleetReport.SCHEMA, FleetReport, one_machine=False),
-        "profile": profile_schema(),
-        "profiles": command_schema(ProfileList.SCHEMA, ProfileList, one_machine=False),
-        "match": command_schema(MatchResult.SCHEMA, MatchResult),
         "cost": command_schema(COST_SCHEMA, JobCost),
-        "history": command_schema(History.SCHEMA, History, one_machine=False),
-        "machines": command_schema(MachineList.SCHEMA, MachineList, one_machine=False),
-        "checks": command_schema(CheckList.SCHEMA, CheckList, one_machine=False),
+        "profile": profile_schema(),
         "error": command_schema(ERROR_SCHEMA, None),
         "journal": journal_schema(),
     }
-    for name, schema in schemas.items():
-        path = SCHEMAS / f"{name}.schema.json"
-        text = json.dumps(schema, indent=1) + "\n"
-        if path.exists() and path.read_text(encoding="ascii") == text:
-            continue
-        if check:
-            sys.stderr.write(f"{path} is not what tools/make_schemas.py writes\n")
-            outdated = True
-        else:
-            path.write_text(text, encoding="ascii")
-    return int(outdated)
+    for kind in KINDS:
+        record = resolve_name(kind.record)
+        name = record.SCHEMA.removeprefix("egmctl.").partition("/")[0]
+        made[name] = command_schema(record.SCHEMA, record, one_machine=bool(kind.command) or kind is MATCH)
+    texts = {SCHEMAS / f"{name}.schema.json": json.dumps(schema, indent=1) + "\n" for name, schema in made.items()}
+    return max([settle(arguments, path, text, "tools/make_schemas.py") for path, text in texts.items()])
 
 
 class Definitions(dict[str, Any]):
@@ -167,22 +142,17 @@ def journal_schema() -> dict[str, Any]:
                 mentioned={"type": "boolean"},
             ),
             event(events.BEGIN, **first, result=of_bench("RunReport")),
-            event(events.STEP, tasks={"type": "array", "items": task}),
-            event(events.MEASUREMENT, number=number, measurement=of_bench("Measurement")),
-            event(events.KERNEL, events={"type": "array", "items": of_bench("KernelEvent")}),
-            event(events.NOTE, text=text),
-            event(events.PROBLEM, text=text),
+            event("step", tasks={"type": "array", "items": task}),
+            event("measurement", number=number, measurement=of_bench("Measurement")),
+            event("kernel", events={"type": "array", "items": of_bench("KernelEvent")}),
+            event("note", text=text),
+            event("problem", text=text),
         ],
     }
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [schema, {"type": "null"}]}
-
-
-def _object(**properties: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of an object that has all of these."""
-    return {"type": "object", "properties": properties, "required": list(properties)}
 
 
 def command_schema(name: str, result_type: type | None, *, one_machine: bool = True) -> dict[str, Any]:
@@ -281,12 +251,12 @@ def _field_docstrings(cls: type) -> dict[str, str]:
         return {}
     (definition,) = ast.parse(inspect.getsource(cls)).body
     body = definition.body if isinstance(definition, ast.ClassDef) else []
-    found = {}
+    descriptions = {}
     for field, below in itertools.pairwise(body):
         match field, below:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                found[name] = inspect.cleandoc(text)
-    return found
+                descriptions[name] = inspect.cleandoc(text)
+    return descriptions
 
 
 if __name__ == "__main__":

@@ -65,11 +65,11 @@ def _document(machine: Machine) -> dict[str, Any]:
 def _holds(path: Path, machine: Machine) -> bool:
     """Return whether a file holds this machine."""
     try:
-        found = json.loads(path.read_text(encoding="ascii"))
+        document = json.loads(path.read_text(encoding="ascii"))
     except (OSError, ValueError):
         return False
     wanted = _document(machine)
-    return isinstance(found, dict) and {**found, "egmctl": ""} == {**wanted, "egmctl": ""}
+    return isinstance(document, dict) and {**document, "egmctl": ""} == {**wanted, "egmctl": ""}
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ class Artefact:
 
 @dataclass
 class Tally:
-    """What held and what did not."""
+    """Checks that passed and checks that failed."""
 
     passed: int = 0
     failed: list[str] = field(default_factory=list)

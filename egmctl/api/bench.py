@@ -1,8 +1,8 @@
-"""What the bench is asked, its plan for a machine, the run of a plan, and the verdict on a run."""
+"""The bench: its options, its plan for a machine, the run of a plan, and the verdict on a run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -20,7 +20,7 @@ from egmctl.bench.supervisor import Progress, supervise
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.facts.inside import memory_left
 from egmctl.facts.root import Root
-from egmctl.journal.events import Recorder
+from egmctl.journal.events import Recorder, forget
 from egmctl.launch import Child
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.model.measurement import RunReport, Settings
@@ -36,6 +36,7 @@ from egmctl.verdict.ucx_route import explained, sections
 
 DEFAULT_SIZE_BYTES = 512 * MIB
 
+SHORTEST_S = 0.001
 LONGEST_DAYS = 30
 """The most days that a run may take."""
 
@@ -66,7 +67,7 @@ class Bench(BenchOptions):
 
     @property
     def sections(self) -> tuple[str, ...]:
-        """What :func:`egmctl.read_machine` has to read for these cases."""
+        """The sections that :func:`egmctl.read_machine` has to read for these cases."""
         # A job's rank 0 gets the machines of all nodes: only what the plan needs.
         more = () if FABRIC in self.suite_names else CAUSES_FROM
         return tuple(dict.fromkeys((*sections(self.selected_cases), *more)))
@@ -134,7 +135,7 @@ class Bench(BenchOptions):
         *,
         on_progress: Progress = lambda _part, _task: None,
         worker: Child | None = None,
-        recorder: Recorder | None = None,
+        recorder: Recorder = forget,
     ) -> RunReport:
         """Measure a plan in child processes and return the record of the schema ``egmctl.bench/2``, without verdict.
 
@@ -149,7 +150,7 @@ class Bench(BenchOptions):
         worker
             A process of :func:`egmctl.bench.processes.group.start_worker` that was started before.
         recorder
-            Told of each measurement: a journal.
+            Takes what happens as it happens: a journal.
 
         Raises
         ------
@@ -178,7 +179,7 @@ class Bench(BenchOptions):
 
 @dataclass(frozen=True, slots=True)
 class Profiles:
-    """What a run is judged by."""
+    """Profiles to judge a run by."""
 
     candidates: Sequence[Profile]
     named: bool = False
@@ -211,12 +212,12 @@ def judge_run(
         Whether warnings fail.
     """
     profiles = profiles or load_profiles()
-    chosen, why = choose(machine, profiles.candidates)
+    chosen, reason = choose(machine, profiles.candidates)
     if profiles.named:
         chosen = profiles.candidates[0]
         fits = match_profile(machine, chosen)
-        why = "asked for" if fits.fits else f"asked for, but of another kind: {fits.reason}"
-    return replace(report, verdict=judge(report, chosen, profile_reason=why, strict=strict))
+        reason = "asked for" if fits.fits else f"asked for, but of another kind: {fits.reason}"
+    return replace(report, verdict=judge(report, chosen, profile_reason=reason, strict=strict))
 
 
 def _settings(options: BenchOptions) -> Settings:
@@ -231,25 +232,25 @@ def _settings(options: BenchOptions) -> Settings:
         size_bytes = DEFAULT_SIZE_BYTES if options.size is None else parse_size(options.size)
     except ValueError as error:
         raise UsageError(f"--size: {error}") from error
-    samples, copies, timeout, duration = options.samples, options.copies, options.timeout, options.duration
+    samples = options.samples
     if samples is None:
         samples = max(SUITES[name].samples for name in options.suite_names or (STANDARD,))
-    if not 1 <= samples <= 1000:
-        raise UsageError(f"--samples {samples}: it must be from 1 to 1000")
-    if copies is not None and not 1 <= copies <= COPIES_LIMIT:
-        raise UsageError(f"--copies {copies}: it must be from 1 to {COPIES_LIMIT}")
-    if not 0 < timeout <= 86400:
-        raise UsageError(f"--timeout {timeout:g}: it must be above 0 and at most 86400 seconds")
-    if duration is not None and not 0 < duration <= LONGEST_DAYS * 86400:
-        raise UsageError(f"--duration {duration:g}: it must be above 0 and at most {LONGEST_DAYS * 86400} seconds")
-    if not 1 <= options.memory <= 95:
-        raise UsageError(f"--memory {options.memory}: it must be from 1 to 95 per cent")
+    limits: Mapping[str, tuple[float | None, float, float, str]] = {
+        "--samples": (samples, 1, 1000, ""),
+        "--copies": (options.copies, 1, COPIES_LIMIT, ""),
+        "--timeout": (options.timeout, SHORTEST_S, 86400, " seconds"),
+        "--duration": (options.duration, SHORTEST_S, LONGEST_DAYS * 86400, " seconds"),
+        "--memory": (options.memory, 1, 95, " per cent"),
+    }
+    for option, (value, least, most, unit) in limits.items():
+        if value is not None and not least <= value <= most:
+            raise UsageError(f"{option} {value:.12g}: it must be from {least:g} to {most:.0f}{unit}")
     return Settings(
         size_bytes=size_bytes,
-        copies=copies,
+        copies=options.copies,
         samples=samples,
-        timeout_s=timeout,
-        duration_s=duration,
+        timeout_s=options.timeout,
+        duration_s=options.duration,
         serial=options.serial,
         gate=not options.no_gate,
         allow_busy=options.allow_busy,

@@ -1,4 +1,4 @@
-"""What the doctor is asked, and its diagnosis of a machine."""
+"""The doctor: its options, and its diagnosis of a machine."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Doctor(DoctorOptions):
 
     @property
     def sections(self) -> tuple[str, ...]:
-        """What :func:`egmctl.read_machine` has to read for these checks."""
+        """The sections that :func:`egmctl.read_machine` has to read for these checks."""
         needed = (section for check in self.checks for section in (*check.sections, *check.wants))
         return tuple(dict.fromkeys((*ALWAYS, *needed)))
 

@@ -49,7 +49,7 @@ class TopoOptions:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class BenchOptions:
-    """What the bench measures, and how."""
+    """The measurements of a bench, and how they are made."""
 
     gpus: str | None = option(
         "GPUs: all (the default), 0-3,5, 0-7/2, a UUID (or its start), a PCI bus id. A named GPU that cannot be "
@@ -112,7 +112,7 @@ class NodeOptions:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class DoctorOptions(NodeOptions):
-    """What the doctor checks, and what it expects."""
+    """The checks of a doctor, and its expectations."""
 
     purposes: str | None = option("Only checks for these purposes: egm, p2p, ipc, fabric, rdma, perf.", "LIST", "--for")
     check: Sequence[str] = option("Only this check or glob (numa.*); can be given several times.", "ID", default=())

@@ -30,7 +30,7 @@ from egmctl.bench.processes.mpi import Coordinator, serve_rank
 from egmctl.bench.supervisor import Progress, supervise
 from egmctl.errors import EgmctlError
 from egmctl.facts.redact import redact
-from egmctl.journal.events import Recorder
+from egmctl.journal.events import Recorder, forget
 from egmctl.launch import Child
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import Gpu, Machine
@@ -57,7 +57,7 @@ class Asked:
 
 
 def measure_here(
-    machine: Machine, chosen: Sequence[Gpu], asked: Asked, on_progress: Progress, recorder: Recorder | None = None
+    machine: Machine, chosen: Sequence[Gpu], asked: Asked, on_progress: Progress, recorder: Recorder = forget
 ) -> RunReport:
     """Measure between ranks on this node, one for each GPU that can be used.
 
@@ -89,7 +89,7 @@ def measure_job(
     facts: Callable[[], tuple[Machine, Sequence[Gpu]]],
     asked: Asked,
     on_progress: Progress,
-    recorder: Recorder | None = None,
+    recorder: Recorder = forget,
 ) -> RunReport | None:
     """Measure between all ranks of an MPI job.
 
@@ -206,7 +206,7 @@ def _supervised(
     layout: RankLayout,
     on_progress: Progress,
     start: Callable[[int], WorkerPool],
-    recorder: Recorder | None,
+    recorder: Recorder,
 ) -> RunReport:
     machines = tuple(layout.machines.values())
     report = supervise(plan, machines[0], on_progress=on_progress, start_ranks=start, recorder=recorder)

@@ -30,7 +30,7 @@ from egmctl.facts.host_load import HostLoadWatch
 from egmctl.facts.kernel_log import KernelLogWatch
 from egmctl.facts.redact import redact
 from egmctl.facts.root import Root
-from egmctl.journal.events import NoRecorder, Recorder
+from egmctl.journal.events import Begin, Logged, Note, NumberedTask, Outcome, Problem, Recorder, StepBegun, forget
 from egmctl.launch import Child
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
@@ -75,7 +75,7 @@ def supervise(
     worker: Child | None = None,
     target: str = WORKER,
     start_ranks: Callable[[int], WorkerPool] = start_group,
-    recorder: Recorder | None = None,
+    recorder: Recorder = forget,
 ) -> RunReport:
     """Measure every step of a plan.
 
@@ -99,7 +99,6 @@ def supervise(
     """
     started_at = datetime.datetime.now(datetime.timezone.utc)
     started = time.perf_counter()
-    recorder = recorder or NoRecorder()
     root = Root.from_environment()
     watch, host = KernelLogWatch(root), HostLoadWatch(root)
     report = RunReport(
@@ -117,7 +116,7 @@ def supervise(
         measurements=(),
         machines=(redact(machine),),
     )
-    recorder.begin(report, len(plan.steps))
+    recorder(Begin(report=report, steps=len(plan.steps)))
     run = _Run(plan, machine, on_progress, recorder, watch)
     interrupted = False
 
@@ -189,7 +188,7 @@ class _Run:
         self._watch = watch
         self._told = {"notes": 0, "problems": 0}
         for number, not_run in self.found.items():
-            recorder.measurement(number, not_run)
+            recorder(Outcome(number=number, measurement=not_run))
         self._lifetimes = Lifetimes(self._of(step) for step in plan.steps)
         self._differences: dict[str, float] = {}
         """By group, how much a pair alone differed from the same one among others."""
@@ -244,16 +243,16 @@ class _Run:
                 reason = why or f"not run: {WORKER_LIMIT} {_processes_of(task).value} had failed before"
                 kind = WaiverKind.INTERRUPTED if why else WaiverKind.GIVEN_UP
                 self.found[number] = waived(task, kind, reason)
-                self._recorder.measurement(number, self.found[number])
+                self._recorder(Outcome(number=number, measurement=self.found[number]))
 
     def tell(self) -> None:
         """Tell the recorder of notes and problems that are new, and of what the kernel has logged."""
         if logged := self._watch.events():
-            self._recorder.kernel(logged)
+            self._recorder(Logged(events=tuple(logged)))
         for note in self.notes[self._told["notes"] :]:
-            self._recorder.note(note)
+            self._recorder(Note(text=note))
         for problem in self.problems[self._told["problems"] :]:
-            self._recorder.problem(problem)
+            self._recorder(Problem(text=problem))
         self._told = {"notes": len(self.notes), "problems": len(self.problems)}
 
     def _processes(self, step: Step) -> _Processes:
@@ -295,7 +294,8 @@ class _Run:
         )
         self._on_progress(self._part_over(step), self._tasks[step.tasks[0]])
         self.tell()
-        self._recorder.step([(number, self._tasks[number]) for number in step.tasks])
+        begun = tuple(NumberedTask(number=number, task=self._tasks[number]) for number in step.tasks)
+        self._recorder(StepBegun(tasks=begun))
         # Many samples of large buffers may take longer than it takes to be sure that something hangs.
         timeout_s = max(self._plan.settings.timeout_s, 4 * self._seconds.get(step, 0))
         over = pool.ask(
@@ -332,7 +332,7 @@ class _Run:
         else:
             self.found[number] = of_both(before, measurement)
         if number in self.found:
-            self._recorder.measurement(number, self.found[number])
+            self._recorder(Outcome(number=number, measurement=self.found[number]))
 
     def _repeat(self, step: Step) -> None:
         """Have a step measured once more whose samples differ too much."""
@@ -390,7 +390,7 @@ class _Run:
             )
             outcome = by_blocked_route(outcome)
             self.found[number] = self._soak.merge(self.found.get(number), outcome) if self._soak else outcome
-            self._recorder.measurement(number, self.found[number])
+            self._recorder(Outcome(number=number, measurement=self.found[number]))
 
     def _of(self, step: Step) -> list[Task]:
         return [self._tasks[number] for number in step.tasks]

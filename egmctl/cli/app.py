@@ -138,7 +138,7 @@ def _egmctl(
 ) -> None:
     """Map, measure and diagnose NVIDIA GPU nodes during bring-up, Extended GPU Memory (EGM) included."""
     if version:
-        emit(versions(), output=None, force=False)
+        emit(versions())
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help(), err=True)
@@ -187,7 +187,7 @@ def _fail(error: EgmctlError, arguments: Sequence[str]) -> int:
 
         document = envelope(ERROR_SCHEMA, error.exit_code, None, machine=None, errors=[error])
         try:
-            emit(dump(document), output=None, force=False)
+            emit(dump(document))
         except EgmctlError as second:
             say(str(second))
     return error.exit_code

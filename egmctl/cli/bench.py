@@ -8,27 +8,26 @@ from typing import TYPE_CHECKING
 import typer
 
 from egmctl.api.options import BenchOptions, option
-from egmctl.cli.fabric import FABRIC, FabricRun, JobOptions, is_fabric
+from egmctl.cli.fabric import FABRIC, JobOptions, is_fabric, measured_together, show_fabric_plan, show_plan
 from egmctl.cli.journal import JournalOptions, end_journal, open_journal
-from egmctl.cli.options import MachineOption, list_machines, read_machine, refuse_together, takes_options
-from egmctl.cli.output import OutputOptions, Outputs, Target, say
-from egmctl.cli.progress import Beside, show_progress
-from egmctl.errors import NothingToDo, UsageError
+from egmctl.cli.options import MachineOption, read_machine, refuse_together, takes_options
+from egmctl.cli.output import OutputOptions, Outputs, say
+from egmctl.cli.progress import show_progress
+from egmctl.errors import ExitCode, NothingToDo, UsageError
 from egmctl.report.kinds import BENCH, Format
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from egmctl.api.bench import Bench, Profiles
     from egmctl.journal.write import Journal
     from egmctl.model.machine import Machine
     from egmctl.model.measurement import RunReport
     from egmctl.mpi.environment import Launched
+    from egmctl.report.document import Document
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class VerdictOptions:
-    """What a run is judged by."""
+    """The profile that judges a run, and how strictly."""
 
     profile: str | None = option(
         "Judge by this profile instead of the matching one; 'egmctl profile list' names them.", "FILE|NAME"
@@ -45,7 +44,7 @@ class VerdictOptions:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PreviewOptions:
-    """What is shown instead of measuring."""
+    """Plans to show instead of measuring."""
 
     list_cases: bool = option("Show the cases and whether each can run here, then exit.", None, "--list", default=False)
     dry_run: bool = option("Show steps, bytes, memory and time, then exit.", default=False)
@@ -70,44 +69,36 @@ def bench(
 
     Needs idle GPUs. Without --quick, --full, --suite or --case: the suite 'standard', 15 s on two GPUs.
     """
-    outputs = output.chosen(BENCH)
+    refuse_together({"--list": preview.list_cases, "--dry-run": preview.dry_run})
+    refuse_together({"--no-verdict": verdict.no_verdict, "--strict": verdict.strict})
+    refuse_together({"--no-verdict": verdict.no_verdict, "--profile": verdict.profile is not None})
+    refuse_together({"--no-journal": journal.no_journal, "--journal": journal.journal is not None})
     launch = job.launched()
     measuring_with = None if preview.wanted else launch
-    _check_preview(preview, outputs)
-    if machine == "list":
-        return list_machines(outputs)
+    formats = BENCH.formats
+    if preview.wanted:
+        formats = (Format.TEXT,) if preview.list_cases else (Format.TEXT, Format.JSON)
+    outputs = output.chosen(formats)
     if measuring_with is None:
         outputs.check()
     if machine is not None and not preview.wanted:
         raise UsageError("--machine: a recorded machine cannot be measured; use it with --list or --dry-run")
-    refuse_together({"--no-verdict": verdict.no_verdict, "--strict": verdict.strict})
-    refuse_together({"--no-verdict": verdict.no_verdict, "--profile": verdict.profile is not None})
-    refuse_together({"--no-journal": journal.no_journal, "--journal": journal.journal is not None})
     if launch is not None and not options.suite_names:
         options = replace(options, suites=(FABRIC,))
     fabric = is_fabric(options, job, measuring_with, dry_run=preview.dry_run)
     if preview.wanted:
-        if verdict.profile is not None:
-            verdict.load()
-        _show_plan(options, job, preview, outputs, machine, fabric=fabric)
-        return 0
+        _show_plan(options, job, verdict, preview, outputs, machine, fabric=fabric)
+        return ExitCode.OK
     if fabric:
         # The ranks of a job read their own nodes.
         return _measure_fabric(options, job, verdict, journal, outputs, measuring_with)
     return _measure(options, verdict, journal, outputs)
 
 
-def _check_preview(preview: PreviewOptions, outputs: Outputs) -> None:
-    refuse_together({"--list": preview.list_cases, "--dry-run": preview.dry_run})
-    if preview.list_cases:
-        outputs.all_in((Format.TEXT,), "--list")
-    if preview.dry_run:
-        outputs.all_in((Format.TEXT, Format.JSON), "--dry-run")
-
-
 def _show_plan(
     options: BenchOptions,
     job: JobOptions,
+    verdict: VerdictOptions,
     preview: PreviewOptions,
     outputs: Outputs,
     machine: str | None,
@@ -117,27 +108,25 @@ def _show_plan(
     """Show the cases, or the steps of a run, on this node or a recorded machine."""
     from egmctl.api.bench import Bench
     from egmctl.report.exports.plan_json import plan_json
-    from egmctl.report.rendering import rendered
     from egmctl.report.views.bench_plan import cases_document, plan_document
 
+    if verdict.profile is not None:
+        verdict.load()
     bench = Bench(**vars(options))
-    if fabric and preview.dry_run:
-        outputs.write(FabricRun(bench=bench, job=job, outputs=outputs).planned(machine), answers=False)
-        return
     node = read_machine(machine, bench.sections, quiet=outputs.options.quiet)
+    if fabric and preview.dry_run:
+        show_fabric_plan(bench, job, node, outputs)
+        return
     try:
         plan = bench.plan(node, fit=preview.dry_run, check=preview.dry_run)
     except NothingToDo as error:
         elsewhere = "" if machine else "; --machine NAME answers for another machine"
         raise NothingToDo(f"{error}{elsewhere}") from error
 
-    def draw(target: Target) -> Text | str:
-        if target.format is Format.JSON:
-            return plan_json(plan, node)
-        document = cases_document(plan, bench.selected_cases) if preview.list_cases else plan_document(plan)
-        return rendered(document, target.format, width=target.width)
+    def document() -> Document:
+        return cases_document(plan, bench.selected_cases) if preview.list_cases else plan_document(plan)
 
-    outputs.write(draw, answers=False)
+    show_plan(outputs, lambda: plan_json(plan, node), document)
 
 
 def _measure(options: BenchOptions, verdict: VerdictOptions, journal: JournalOptions, outputs: Outputs) -> int:
@@ -157,7 +146,7 @@ def _measure(options: BenchOptions, verdict: VerdictOptions, journal: JournalOpt
         plan = bench.plan(node)
         kept = open_journal(journal, outputs, node)
         with show_progress(outputs.options.quiet) as shown:
-            report = bench.run(plan, node, on_progress=shown, worker=worker, recorder=Beside(kept, shown))
+            report = bench.run(plan, node, on_progress=shown, worker=worker, recorder=shown.recorder(kept))
     if profiles is not None:
         report = judge_run(report, node, profiles, strict=verdict.strict)
     return _finish(bench, report, outputs, kept, node)
@@ -177,23 +166,20 @@ def _measure_fabric(
 
     bench = Bench(**vars(options))
     profiles = verdict.load()
-    kept = None if launch is not None and launch.rank else open_journal(journal, outputs)
-    run = FabricRun(bench=bench, job=job, outputs=outputs, recorder=kept)
-    with run.measured(launch, lambda: show_progress(outputs.options.quiet)) as report:
+    if launch is not None and launch.rank:
+        journal = JournalOptions(no_journal=True)
+    kept = open_journal(journal, outputs)
+    with measured_together(bench, job, outputs, launch, kept) as report:
         if profiles is not None and len(report.machines) == 1:
             report = judge_run(report, report.machines[0], profiles, strict=verdict.strict)
         raise typer.Exit(_finish(bench, explained(report), outputs, kept, None))
 
 
-def _finish(bench: Bench, report: RunReport, outputs: Outputs, kept: Journal | None, machine: Machine | None) -> int:
+def _finish(bench: Bench, report: RunReport, outputs: Outputs, kept: Journal, machine: Machine | None) -> int:
     """Write a run with its causes, end its journal and return the exit code."""
     from egmctl.facts.redact import redact_run
 
     report = bench.explain(report, machine)
-
-    def draw(target: Target) -> Text | str:
-        return target.draw(bench.explain(redact_run(report, machine)) if target.leaves_the_node else report)
-
-    outputs.write(draw)
+    outputs.show(report, lambda: bench.explain(redact_run(report, machine)))
     end_journal(kept, report.exit_code, quiet=outputs.options.quiet)
     return report.exit_code

@@ -5,20 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from egmctl.api.options import NodeOptions
-from egmctl.cli.doctor import ExitStyle, ExitStyleOption, exit_codes
 from egmctl.cli.journal import JournalOptions, end_journal, open_journal
 from egmctl.cli.mpi import node_outputs
-from egmctl.cli.options import MachineOption, list_machines, read_machine, takes_options
-from egmctl.cli.output import OutputOptions, Outputs, Target
-from egmctl.cli.progress import Beside, Shown, probing, show_progress
+from egmctl.cli.options import ExitStyle, ExitStyleOption, MachineOption, read_machine, takes_options
+from egmctl.cli.output import OutputOptions, Outputs
+from egmctl.cli.progress import Shown, probing, show_progress
 from egmctl.cli.topo import SECTIONS as TOPO_SECTIONS
 from egmctl.errors import ChildNotStarted, NothingToDo
 from egmctl.report.kinds import BRINGUP
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from egmctl.api.bench import Bench
+    from egmctl.model.bringup import Bringup
     from egmctl.model.diagnosis import Diagnosis
     from egmctl.model.machine import Machine
     from egmctl.model.measurement import RunReport
@@ -39,45 +37,39 @@ def bringup(
     Runs doctor with its active probes, the topology and the quick bench, and joins what they find. Needs idle GPUs.
     With --machine nothing can be measured: the answer is then NO-GO or INCOMPLETE.
     """
-    with exit_codes(exit_style):
-        if machine == "list":
-            return list_machines(output.chosen(BRINGUP))
-        outputs = node_outputs(output, BRINGUP, machine)
-        outputs.check()
+    outputs = node_outputs(output, BRINGUP, machine)
 
-        from egmctl.api.bench import Bench
-        from egmctl.api.doctor import Doctor
-        from egmctl.facts.redact import redact_run
-        from egmctl.verdict.bringup import bringup as judged
+    from egmctl.api.bench import Bench
+    from egmctl.api.doctor import Doctor
+    from egmctl.facts.redact import redact_run
+    from egmctl.verdict.bringup import bringup as judged
 
-        doctor = Doctor(**vars(options))
-        bench = Bench(suites=(SUITE,), gpus=options.gpus, numa=options.numa or "all")
-        sections = dict.fromkeys((*doctor.sections, *TOPO_SECTIONS, *bench.sections))
-        run: RunReport | None = None
-        before: Diagnosis | None = None
-        not_measured = "a recorded machine cannot be measured"
-        if machine is not None:
-            node = read_machine(machine, sections, quiet=output.quiet)
-        else:
-            with show_progress(output.quiet) as shown:
-                shown.doing(0.0, "doctor: reading this node")
-                node = read_machine(None, sections, quiet=output.quiet)
-                node = doctor.probe(node, on_probe=probing(shown, node))
-                before = doctor.diagnose(node)
-                try:
-                    run, node = _measured(bench, node, outputs, shown)
-                except (NothingToDo, ChildNotStarted) as error:
-                    not_measured = str(error)
-        answer = judged(doctor.diagnose(node), run, before=before, not_measured=not_measured)
+    doctor = Doctor(**vars(options))
+    bench = Bench(suites=(SUITE,), gpus=options.gpus, numa=options.numa or "all")
+    sections = dict.fromkeys((*doctor.sections, *TOPO_SECTIONS, *bench.sections))
+    run: RunReport | None = None
+    before: Diagnosis | None = None
+    not_measured = "a recorded machine cannot be measured"
+    if machine is not None:
+        node = read_machine(machine, sections, quiet=output.quiet)
+    else:
+        with show_progress(output.quiet) as shown:
+            shown.doing(0.0, "doctor: reading this node")
+            node = read_machine(None, sections, quiet=output.quiet)
+            node = doctor.probe(node, on_probe=probing(shown, node))
+            before = doctor.diagnose(node)
+            try:
+                run, node = _measured(bench, node, outputs, shown)
+            except (NothingToDo, ChildNotStarted) as error:
+                not_measured = str(error)
+    answer = judged(doctor.diagnose(node), run, before=before, not_measured=not_measured)
 
-        def draw(target: Target) -> Text | str:
-            if not target.leaves_the_node:
-                return target.draw(answer)
-            diagnosis = doctor.diagnose(node, redacted=True)
-            redacted = None if run is None else redact_run(run, node)
-            return target.draw(judged(diagnosis, redacted, before=before, not_measured=not_measured))
+    def redacted() -> Bringup:
+        diagnosis = doctor.diagnose(node, redacted=True)
+        redacted_run = None if run is None else redact_run(run, node)
+        return judged(diagnosis, redacted_run, before=before, not_measured=not_measured)
 
-        outputs.write(draw)
+    outputs.show(answer, redacted)
     return answer.nagios_state if exit_style is ExitStyle.NAGIOS else answer.exit_code
 
 
@@ -97,7 +89,7 @@ def _measured(bench: Bench, machine: Machine, outputs: Outputs, shown: Shown) ->
     plan = bench.plan(machine)
     with rereading() as reread, start_worker() as worker:
         kept = open_journal(JournalOptions(), outputs, machine)
-        run = bench.run(plan, machine, on_progress=shown, worker=worker, recorder=Beside(kept, shown))
+        run = bench.run(plan, machine, on_progress=shown, worker=worker, recorder=shown.recorder(kept))
         after = reread(machine)
         report = bench.explain(judge_run(run, machine, profiles), after)
     end_journal(kept, report.exit_code, quiet=outputs.options.quiet)

@@ -63,8 +63,7 @@ def _unsaid(sentence: str) -> None:
 @takes_options(COMPARISON.formats)
 def compare(files: FilesArgument, output: OutputOptions, tolerance: ToleranceOption = 5.0) -> int:
     """Compare saved results of bringup, bench, doctor, topo or snapshot; exit code 1 if something is worse."""
-    outputs = output.chosen(COMPARISON)
-    outputs.check()
+    outputs = output.checked(COMPARISON.formats)
     if not 0 <= tolerance < 100:
         raise UsageError(f"--tolerance {tolerance:g}: it must be from 0 to below 100 per cent")
 

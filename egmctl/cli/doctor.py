@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from egmctl.api.options import DoctorOptions, option
 from egmctl.cli.mpi import MpiOptions, answers_alone, job
 from egmctl.cli.options import (
+    ExitStyle,
+    ExitStyleOption,
     MachineOption,
-    check_detail,
-    list_machines,
     read_machine,
     refuse_together,
     takes_options,
 )
-from egmctl.cli.output import OutputOptions, Outputs, Target, say
+from egmctl.cli.output import OutputOptions, Outputs, say
 from egmctl.cli.progress import probing, show_progress
-from egmctl.compat import StrEnum
-from egmctl.errors import EgmctlError, ExitCode, UsageError
+from egmctl.errors import ExitCode, UsageError
 from egmctl.report.kinds import CHECKS, DOCTOR
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from egmctl.api.doctor import Doctor
     from egmctl.model.machine import Machine
     from egmctl.mpi.environment import Launched
@@ -37,30 +31,6 @@ PEERS = ("nics", "system")
 
 OTHER_NODES = "peers.nodes"
 """The check that tells what the checks found on other nodes."""
-
-
-class ExitStyle(StrEnum):
-    """The meaning of exit codes: that of egmctl (``docs/exit-codes.md``) or of Nagios plugins."""
-
-    EGMCTL = "egmctl"
-    NAGIOS = "nagios"
-
-
-ExitStyleOption = Annotated[
-    ExitStyle,
-    typer.Option("--exit-style", help="Exit codes of egmctl, or 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN of Nagios."),
-]
-
-
-@contextlib.contextmanager
-def exit_codes(style: ExitStyle) -> Iterator[None]:
-    """Give an error the exit code of a style: as 2 would be CRITICAL, an error is UNKNOWN, which is 3 in both."""
-    try:
-        yield
-    except EgmctlError as error:
-        if style is ExitStyle.NAGIOS:
-            error.exit_code = ExitCode.NOTHING
-        raise
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -98,19 +68,17 @@ def doctor(
     Reads files and NVML, changes nothing and may run beside jobs; only --active loads CUDA. Under mpirun or srun it
     compares the nodes too, and with --active they open each other's memory.
     """
-    with exit_codes(exit_style), contextlib.ExitStack() as joined:
+    with contextlib.ExitStack() as joined:
         launch = mpi.launched() if machine is None and not way.pid else None
-        outputs = output.chosen(DOCTOR)
-        check_detail(brief=way.brief, verbose=output.verbose)
+        outputs = output.chosen(DOCTOR.formats)
+        refuse_together({"--brief": way.brief, "--verbose": output.verbose > 0})
         if way.pid and machine is not None:
             raise UsageError("--pid and --machine exclude each other: a recorded machine has no processes")
         if way.active and (way.pid or machine is not None):
             raise UsageError("--active works on this node and process only: leave out --pid and --machine")
-        if machine == "list":
-            return list_machines(outputs)
         refuse_together({"--list": way.list_checks, "--explain": way.explain is not None})
         if way.list_checks or way.explain is not None:
-            return _list_checks(outputs, way.explain, options.purposes)
+            return _list_checks(output, way.explain, options.purposes)
         from egmctl.api.doctor import Doctor
 
         if options.check and launch is not None:
@@ -122,12 +90,7 @@ def doctor(
         else:
             node, launch, outputs = _read_with_others(joined, asked, way, outputs, launch)
         diagnosis = asked.diagnose(node)
-
-        def draw(target: Target) -> Text | str:
-            shown = asked.diagnose(node, redacted=True) if target.leaves_the_node else diagnosis
-            return target.draw(shown, brief=way.brief)
-
-        outputs.write(draw)
+        outputs.show(diagnosis, lambda: asked.diagnose(node, redacted=True), brief=way.brief)
     if diagnosis.nothing is not None and not outputs.explains_itself:
         say(diagnosis.nothing)
     if launch is not None and launch.rank:
@@ -176,13 +139,11 @@ def _read_with_others(
     return node, launch, outputs
 
 
-def _list_checks(outputs: Outputs, explain: str | None, purposes: str | None) -> int:
+def _list_checks(output: OutputOptions, explain: str | None, purposes: str | None) -> int:
     """Show the checks for ``--list`` or ``--explain``."""
     from egmctl.api.doctor import purposes_of
     from egmctl.doctor import runner as registry
 
-    outputs.all_in(CHECKS.formats, "--list" if explain is None else "--explain")
-    outputs.check()
     checks = registry.select(purposes_of(purposes)) if explain is None else (registry.find(explain),)
-    outputs.show(registry.check_list(checks), answers=False)
+    output.checked(CHECKS.formats).show(registry.check_list(checks), answers=False)
     return ExitCode.OK

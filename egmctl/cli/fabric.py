@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,25 +12,26 @@ import typer
 from egmctl.api.options import BenchOptions, option
 from egmctl.cli.mpi import MpiOptions, job
 from egmctl.cli.options import read_machine
-from egmctl.cli.output import Draw, Outputs
+from egmctl.cli.output import Outputs, Target
+from egmctl.cli.progress import show_progress
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.report.kinds import Format
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from egmctl.api.bench import Bench
     from egmctl.bench.fabric_run import Asked
-    from egmctl.bench.supervisor import Progress
     from egmctl.journal.events import Recorder
     from egmctl.model.machine import Gpu, Machine
     from egmctl.model.measurement import RunReport
     from egmctl.mpi.environment import Launched
+    from egmctl.report.document import Document
 
 FABRIC, RDMA = "fabric", "rdma"
 """The suites that MPI processes measure together."""
 RANKS_LIMIT = 100_000
 """The largest number that ``--ranks`` takes."""
-
-Bar = Callable[[], AbstractContextManager["Progress"]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -79,90 +79,86 @@ def is_fabric(options: BenchOptions, job: JobOptions, launch: Launched | None, *
     return True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FabricRun:
-    """A run that MPI processes, or ranks on this node, measure together."""
+def show_plan(outputs: Outputs, json: Callable[[], str], document: Callable[[], Document]) -> None:
+    """Write what ``--list`` and ``--dry-run`` show: a document, or its JSON."""
+    from egmctl.report.rendering import rendered
 
-    bench: Bench
-    job: JobOptions
-    outputs: Outputs
-    recorder: Recorder | None = None
-    """Takes each measurement on the one rank that has the report."""
+    def draw(target: Target) -> Text | str:
+        if target.format is Format.JSON:
+            return json()
+        return rendered(document(), target.format, width=target.width)
 
-    def planned(self, machine_name: str | None) -> Draw:
-        """Return what ``--dry-run`` shows: the steps between this node's GPUs, or what ``--ranks`` of them cost."""
-        from egmctl.report.exports.plan_json import cost_json, plan_json
-        from egmctl.report.rendering import rendered
-        from egmctl.report.views.bench_plan import cost_document, plan_document
+    outputs.write(draw, answers=False)
 
-        node = read_machine(machine_name, self.bench.sections, quiet=self.outputs.options.quiet)
-        if self.job.ranks is None:
-            from egmctl.bench.fabric_run import alone, plan_for
 
-            plan = plan_for(alone(node, self._chosen(node)), self._asked())
-            return lambda target: (
-                plan_json(plan, node)
-                if target.format is Format.JSON
-                else rendered(plan_document(plan), target.format, width=target.width)
-            )
-        from egmctl.bench.plan.cost import job_cost
-        from egmctl.bench.plan.fabric import make_fabric_plan
-        from egmctl.bench.plan.placement import modelled
+def show_fabric_plan(bench: Bench, job: JobOptions, node: Machine, outputs: Outputs) -> None:
+    """Write what ``--dry-run`` shows: the steps between this node's GPUs, or what a job of ``--ranks`` costs."""
+    from egmctl.bench.fabric_run import alone, plan_for
+    from egmctl.bench.plan.cost import job_cost
+    from egmctl.bench.plan.fabric import make_fabric_plan
+    from egmctl.bench.plan.placement import modelled
+    from egmctl.report.exports.plan_json import cost_json, plan_json
+    from egmctl.report.views.bench_plan import cost_document, plan_document
 
-        if not node.gpus:
-            raise NothingToDo("no GPU here to scale from; --machine names a machine that has GPUs")
-        layout = modelled(node, self.job.ranks)
-        plan = make_fabric_plan(layout, self.bench.selected_cases, self.bench.settings, self.job.sample)
-        cost = job_cost(plan, layout)
-        return lambda target: (
-            cost_json(cost, node)
-            if target.format is Format.JSON
-            else rendered(cost_document(cost, node), target.format, width=target.width)
-        )
+    if job.ranks is None:
+        plan = plan_for(alone(node, _chosen(bench, node)), _asked(bench, job))
+        show_plan(outputs, lambda: plan_json(plan, node), lambda: plan_document(plan))
+        return
+    if not node.gpus:
+        raise NothingToDo("no GPU here to scale from; --machine names a machine that has GPUs")
+    layout = modelled(node, job.ranks)
+    cost = job_cost(make_fabric_plan(layout, bench.selected_cases, bench.settings, job.sample), layout)
+    show_plan(outputs, lambda: cost_json(cost, node), lambda: cost_document(cost, node))
 
-    @contextlib.contextmanager
-    def measured(self, launch: Launched | None, bar: Bar) -> Iterator[RunReport]:
-        """Measure, and hand over the report on the one rank that has it; the block ends with ``typer.Exit``."""
-        from egmctl.bench.fabric_run import measure_here, measure_job
 
-        if launch is None:
-            node, chosen = self._facts()
-            with bar() as on_progress:
-                report = measure_here(node, chosen, self._asked(), on_progress, self.recorder)
-            yield report
-            return
-        from egmctl.bench.processes.group import start_rank
+@contextlib.contextmanager
+def measured_together(
+    bench: Bench, options: JobOptions, outputs: Outputs, launch: Launched | None, recorder: Recorder
+) -> Iterator[RunReport]:
+    """Measure, and hand over the report on the one rank that has it; on the others the block ends with ``typer.Exit``.
 
-        def facts() -> tuple[Machine, Sequence[Gpu]]:
-            # Only rank 0 writes: what keeps it from that has to reach the others, who would wait for it.
-            self.outputs.check()
-            return self._facts()
+    Parameters
+    ----------
+    launch
+        The job that this process is a rank of; ``None``: ranks on this node measure.
+    """
+    from egmctl.bench.fabric_run import measure_here, measure_job
+    from egmctl.bench.processes.group import start_rank
 
-        with job(launch) as world:
-            child = start_rank(world.rank, world.size)
-            with bar() as on_progress:
-                report_of_job = measure_job(world, child, facts, self._asked(), on_progress, self.recorder)
-            if report_of_job is None:
-                raise typer.Exit
-            yield report_of_job
+    asked, quiet = _asked(bench, options), outputs.options.quiet
 
-    def _facts(self) -> tuple[Machine, Sequence[Gpu]]:
-        node = read_machine(None, self.bench.sections, quiet=True)
+    def facts() -> tuple[Machine, Sequence[Gpu]]:
+        # Only rank 0 writes: what keeps it from that has to reach the others, who would wait for it.
+        outputs.check()
+        node = read_machine(None, bench.sections, quiet=True)
         if not node.gpus:
             raise NothingToDo("no GPU to measure; 'egmctl topo' shows what was found")
-        return node, self._chosen(node)
+        return node, _chosen(bench, node)
 
-    def _chosen(self, machine: Machine) -> Sequence[Gpu]:
-        from egmctl.selectors import select_gpus
+    if launch is None:
+        node, chosen = facts()
+        with show_progress(quiet) as shown:
+            report = measure_here(node, chosen, asked, shown, recorder)
+        yield report
+        return
+    with job(launch) as world:
+        child = start_rank(world.rank, world.size)
+        with show_progress(quiet) as shown:
+            report_of_job = measure_job(world, child, facts, asked, shown, recorder)
+        if report_of_job is None:
+            raise typer.Exit
+        yield report_of_job
 
-        return select_gpus("all" if self.bench.gpus is None else self.bench.gpus, machine.gpus or ())
 
-    def _asked(self) -> Asked:
-        from egmctl.bench.fabric_run import Asked
+def _chosen(bench: Bench, machine: Machine) -> Sequence[Gpu]:
+    from egmctl.selectors import select_gpus
 
-        return Asked(
-            cases=self.bench.selected_cases,
-            settings=self.bench.settings,
-            sample=self.job.sample,
-            fixed_size=self.bench.size is not None,
-        )
+    return select_gpus("all" if bench.gpus is None else bench.gpus, machine.gpus or ())
+
+
+def _asked(bench: Bench, job: JobOptions) -> Asked:
+    from egmctl.bench.fabric_run import Asked
+
+    return Asked(
+        cases=bench.selected_cases, settings=bench.settings, sample=job.sample, fixed_size=bench.size is not None
+    )

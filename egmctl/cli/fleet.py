@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from egmctl import __version__
 from egmctl.api.options import option
 from egmctl.cli.options import refuse_together, takes_options
-from egmctl.cli.output import OutputOptions, check_output, emit, say, shows_progress
+from egmctl.cli.output import OutputOptions, check_output, emit, say
+from egmctl.cli.progress import show_progress
 from egmctl.compat import StrEnum
 from egmctl.errors import UsageError
 from egmctl.report.kinds import FLEET, Format
@@ -97,7 +98,7 @@ class LaunchOptions:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class FolderOptions:
-    """What runs on the nodes, where the results are kept, and which of them are shown."""
+    """The egmctl on the nodes, the folder of the results, and the nodes to list."""
 
     remote_command: str | None = option("Path of egmctl on the nodes. Default: found in PATH.", "PATH")
     any_version: bool = option("Accept nodes with another version of egmctl.", default=False)
@@ -156,16 +157,21 @@ def fleet(
     state = keeping.list_nodes and _word(NodeState, keeping.list_nodes, "--list: there is no such state")
     refuse_together({"--list": keeping.list_nodes is not None, "--json": output.json})
     launch = launching.launch(wanted)
-    check_output(None, force=False)
+    check_output(None)
     session = _session(context, wanted, remote or (), chosen, keeping, launch.launcher)
-    with _progress(output.quiet) as on_tick:
+    # No thread in this process: the engine forks.
+    with show_progress(output.quiet, threads=False) as shown:
+
+        def on_tick(progress: Progress) -> None:
+            shown.doing(len(progress.answers) / progress.total, _words(progress))
+
         asking = ask(session, launch, on_tick, say)
     report = asking.report
     if state:
         nodes = fold(answer.node for answer in report.answers if answer.state is state)
-        emit(nodes, output=None, force=False)
+        emit(nodes)
     else:
-        output.chosen(FLEET).show(report)
+        output.chosen(FLEET.formats).show(report)
     if not output.quiet and len(report.answers) > report.counts.get("answered", 0):
         words = ["egmctl", "fleet", wanted.value, "--resume", report.folder]
         words += ["--launcher", launching.launcher] if launch.launcher is not Launcher.SSH else []
@@ -175,7 +181,7 @@ def fleet(
         raise asking.failure
     if not asking.written:
         # It is tried once more, and goes elsewhere.
-        emit(render(report, Format.JSON), output=session.folder.path / REPORT, force=True)
+        emit(render(report, Format.JSON), session.folder.path / REPORT, force=True)
     return report.exit_code
 
 
@@ -196,27 +202,30 @@ def _session(
     """
     from egmctl.fleet.nodes import select_nodes
     from egmctl.fleet.session import new_session, old_session
+    from egmctl.model.fleet import Asked
 
-    remote_command, any_version = keeping.remote_command, keeping.any_version
+    version = "" if keeping.any_version else f"egmctl {__version__}"
     if keeping.resume is None:
         _check_remote(context, command, remote)
-        nodes = select_nodes(chosen.nodes, chosen.exclude)
-        _require(launcher)
-        return new_session(
-            command,
-            remote,
-            nodes,
-            remote_command=remote_command or "egmctl",
-            any_version=any_version,
-            path=keeping.folder,
+        asked = Asked(
+            command=command,
+            arguments=tuple(remote),
+            nodes=select_nodes(chosen.nodes, chosen.exclude),
+            remote_command=keeping.remote_command or "egmctl",
+            version=version,
         )
+        _require(launcher)
+        return new_session(asked, keeping.folder)
     given = {"-w": chosen.nodes, "-x": chosen.exclude, "-o": keeping.folder, "an option after --": remote}
     if wrong := next((name for name, value in given.items() if value), None):
         raise UsageError(f"--resume repeats the earlier command: leave out {wrong}")
-    session = old_session(command, keeping.resume, remote_command=remote_command, any_version=any_version)
+    session = old_session(command, keeping.resume)
     _check_remote(context, command, session.asked.arguments)
     _require(launcher)
-    return session
+    remote_command = keeping.remote_command or session.asked.remote_command
+    # Where any version was welcome, it still is.
+    version = session.asked.version and version
+    return replace(session, asked=replace(session.asked, remote_command=remote_command, version=version))
 
 
 def _require(launcher: Launcher) -> None:
@@ -252,39 +261,12 @@ def _check_remote(context: typer.Context, command: Command, arguments: Sequence[
                 raise UsageError(f"after --, {option} is not allowed: fleet collects JSON from each node")
 
 
-@contextlib.contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[Progress], None]]:
-    """Show on standard error how many nodes are done, if that is a terminal and is wanted."""
-    if not shows_progress(quiet):
-        yield lambda _progress: None
-        return
-
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn
-    from rich.progress import Progress as Bar
-
-    columns = (
-        TextColumn("{task.completed} of {task.total}"),
-        BarColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
-    # No thread of its own: the engine forks.
-    with Bar(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
-        task = bar.add_task("", visible=False)
-
-        def show(progress: Progress) -> None:
-            done = len(progress.answers)
-            bar.update(task, completed=done, total=progress.total, description=_state(progress), visible=True)
-            bar.refresh()
-
-        yield show
-
-
-def _state(progress: Progress) -> str:
+def _words(progress: Progress) -> str:
+    """Return how far a run is."""
     from egmctl.model.fleet import Reach
 
     failed = [answer.node for answer in progress.answers if answer.reach is not Reach.ANSWERED]
-    words = [f"{len(progress.under_way)} under way"]
+    words = [f"{len(progress.answers)} of {progress.total} nodes, {len(progress.under_way)} under way"]
     if failed:
         words.append(f"{len(failed)} failed, the last {printable(failed[-1])}")
     if progress.stopping:

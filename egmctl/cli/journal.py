@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +30,8 @@ class JournalOptions:
     no_journal: bool = option("Keep no journal; a killed run then loses its results.", default=False)
 
 
-def open_journal(options: JournalOptions, outputs: Outputs, machine: Machine | None = None) -> Journal | None:
-    """Return the journal of a run that begins, and tell once of an earlier one that did not end.
+def open_journal(options: JournalOptions, outputs: Outputs, machine: Machine | None = None) -> Journal:
+    """Return the journal of a run that begins, an empty one for none, and tell once of an earlier run that did not end.
 
     Without ``--journal`` it is in the user's own folder, and where that cannot be written to, beside the first file
     that the result goes to.
@@ -40,21 +41,19 @@ def open_journal(options: JournalOptions, outputs: Outputs, machine: Machine | N
     machine
         The node, whose private names do not go into it.
     """
-    if options.no_journal or (options.journal is None and os.environ.get("EGMCTL_NO_JOURNAL")):
-        return None
     from egmctl.facts.redact import part_redactor
     from egmctl.journal.write import Journal, journal_folder
 
+    if options.no_journal or (options.journal is None and os.environ.get("EGMCTL_NO_JOURNAL")):
+        return Journal((), str)
     folders = [options.journal] if options.journal else [journal_folder(), *(file.parent for file in outputs.files[:1])]
     if not outputs.options.quiet:
         _mention(folders[0])
     return Journal(folders, part_redactor(machine))
 
 
-def end_journal(journal: Journal | None, exit_code: int, *, quiet: bool) -> None:
+def end_journal(journal: Journal, exit_code: int, *, quiet: bool) -> None:
     """Say in a run's journal that its result is where it should be, and here why a journal ended before that."""
-    if journal is None:
-        return
     journal.end(exit_code)
     if journal.failure and not quiet:
         say(f"the run's journal ends early: {journal.failure}")
@@ -62,14 +61,15 @@ def end_journal(journal: Journal | None, exit_code: int, *, quiet: bool) -> None
 
 def _mention(folder: Path) -> None:
     """Tell of the latest run that did not end, unless somebody was told."""
-    from egmctl.journal.read import earlier, to_tell
+    from egmctl.journal.read import earlier, is_unmentioned
     from egmctl.journal.write import mention
+    from egmctl.saved import load_journal
 
-    for path in reversed(earlier(folder)[-3:]):
-        if ending := to_tell(path):
-            mention(path)
-            say(f"an earlier bench {ending}; 'egmctl show {path}' shows its results")
-            return
+    path = next(filter(is_unmentioned, reversed(earlier(folder)[-3:])), None)
+    if path is not None:
+        mention(path)
+        with contextlib.suppress(UsageError):
+            say(f"an earlier bench {load_journal(path).ending}; 'egmctl show {path}' shows its results")
 
 
 def _row(path: Path) -> KeptRun:
@@ -84,7 +84,7 @@ def _row(path: Path) -> KeptRun:
         started_at=kept.report.started_at,
         gpus=tuple(gpu.label for gpu in kept.report.gpus),
         measurements=len(kept.report.measurements),
-        ok=sum(one.status is Status.OK for one in kept.report.measurements),
+        ok=sum(measurement.status is Status.OK for measurement in kept.report.measurements),
         exit_code=kept.exit_code,
         ending="; ".join(filter(None, (kept.ending, kept.missing))),
     )
@@ -98,8 +98,7 @@ def history(
     ] = None,
 ) -> int:
     """List the bench runs that this node keeps, the latest last."""
-    outputs = output.chosen(HISTORY)
-    outputs.check()
+    outputs = output.checked(HISTORY.formats)
 
     from egmctl.journal.read import earlier
     from egmctl.model.listing import History

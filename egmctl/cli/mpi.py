@@ -73,8 +73,10 @@ def answers_alone(launch: Launched, outputs: Outputs) -> Outputs:
 def node_outputs(chosen: OutputOptions, kind: Kind, machine: str | None) -> Outputs:
     """Return where a command writes that answers for one node: as one of an MPI job's processes, for its own node."""
     launch = MpiOptions().launched() if machine is None else None
-    outputs = chosen.chosen(kind)
-    return outputs if launch is None else answers_alone(launch, outputs)
+    outputs = chosen.chosen(kind.formats)
+    outputs = outputs if launch is None else answers_alone(launch, outputs)
+    outputs.check()
+    return outputs
 
 
 @contextlib.contextmanager

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hi
 
 import typer
 
-from egmctl.cli.output import OutputOptions, Outputs, say
-from egmctl.errors import ExitCode, UsageError
+from egmctl.cli.output import OutputOptions, say
+from egmctl.compat import StrEnum
+from egmctl.errors import EgmctlError, ExitCode, UsageError
 from egmctl.report.kinds import MACHINES, SUFFIXES, Format
 
 if TYPE_CHECKING:
@@ -25,12 +26,25 @@ MachineOption = Annotated[
         help="A recorded or shipped machine instead of this node; 'list' names the shipped ones.",
     ),
 ]
+
+
+class ExitStyle(StrEnum):
+    """The meaning of exit codes: that of egmctl (``docs/exit-codes.md``) or of Nagios plugins."""
+
+    EGMCTL = "egmctl"
+    NAGIOS = "nagios"
+
+
+ExitStyleOption = Annotated[
+    ExitStyle,
+    typer.Option("--exit-style", help="Exit codes of egmctl, or 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN of Nagios."),
+]
 Ended = TypeVar("Ended")
 
 
 def takes_options(
     formats: Sequence[Format] = (), *, note: str = "", without: Collection[str] = ()
-) -> Callable[[Callable[..., Ended]], Callable[..., Ended]]:
+) -> Callable[[Callable[..., Ended]], Callable[..., Ended | ExitCode]]:
     """Return a decorator for commands whose parameters are groups of options: dataclasses of ``option`` fields.
 
     The parser sees the fields as parameters of the command, each of which is an option; the command gets the groups.
@@ -43,7 +57,7 @@ def takes_options(
         Fields that are no options of this command: they keep their defaults.
     """
 
-    def decorate(command: Callable[..., Ended]) -> Callable[..., Ended]:
+    def decorate(command: Callable[..., Ended]) -> Callable[..., Ended | ExitCode]:
         hints = get_type_hints(command, include_extras=True)
         groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
         members = {name: [each for each in fields(group) if each.name not in without] for name, group in groups.items()}
@@ -56,13 +70,21 @@ def takes_options(
                 flat.append(parameter.replace(annotation=hints[parameter.name], kind=parameter.KEYWORD_ONLY))
 
         @functools.wraps(command)
-        def parsed(**values: Any) -> Ended:
+        def parsed(**values: Any) -> Ended | ExitCode:
             given = {name: () if value is None and name in repeated else value for name, value in values.items()}
             grouped = {
                 name: group(**{each.name: given.pop(each.name) for each in members[name]})
                 for name, group in groups.items()
             }
-            return command(**given, **grouped)
+            if given.get("machine") == "list":
+                return _list_machines(grouped["output"])
+            try:
+                return command(**given, **grouped)
+            except EgmctlError as error:
+                if given.get("exit_style") is ExitStyle.NAGIOS:
+                    # 2 would be CRITICAL: an error is UNKNOWN, which is 3 in both styles.
+                    error.exit_code = ExitCode.NOTHING
+                raise
 
         repeated = {each.name for chosen in members.values() for each in chosen if each.default == ()}
         parsed.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
@@ -107,18 +129,6 @@ NO_LEVELS = ("csv", "format", "verbose")
 """The options that lists do not have: they are text or JSON, with one level of detail."""
 
 
-def check_detail(*, brief: bool, verbose: int) -> None:
-    """Refuse ``--brief`` with ``--verbose``.
-
-    Raises
-    ------
-    UsageError
-        If both are given.
-    """
-    if brief and verbose:
-        raise UsageError("--brief and --verbose exclude each other; give one of them")
-
-
 def refuse_together(options: Mapping[str, bool]) -> None:
     """Refuse options that exclude each other.
 
@@ -157,12 +167,11 @@ def read_machine(name: str | None, sections: Iterable[str], *, quiet: bool, cuda
     return machine
 
 
-def list_machines(outputs: Outputs) -> int:
+def _list_machines(output: OutputOptions) -> ExitCode:
     """Show the machines that ship, for ``--machine list``."""
     from egmctl.facts.replay import load, names
     from egmctl.report.views.lists import machine_list
 
-    outputs.all_in(MACHINES.formats, "--machine list")
-    outputs.check()
+    outputs = output.checked(MACHINES.formats)
     outputs.show(machine_list([load(name) for name in names()]), answers=False)
     return ExitCode.OK

@@ -17,7 +17,7 @@ from egmctl.api.options import option
 from egmctl.compat import StrEnum
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.files import make_folder, next_free, open_parent, settle, state_folder, status_in, write_whole
-from egmctl.report.kinds import SUFFIXES, Format, Kind
+from egmctl.report.kinds import SUFFIXES, Format
 from egmctl.report.rendering import render
 from egmctl.units import printable
 
@@ -54,30 +54,37 @@ class OutputOptions:
         "When to use colour; auto follows NO_COLOR, FORCE_COLOR and the terminal.", default=Color.AUTO
     )
 
-    def chosen(self, kind: Kind) -> Outputs:
-        """Return the places that a result of this kind goes to: standard output where ``-o`` names no file.
+    def chosen(self, formats: Sequence[Format]) -> Outputs:
+        """Return the places that a result with these formats goes to: standard output where ``-o`` names no file.
 
         Raises
         ------
         UsageError
             As :func:`choose_format`, and where a file is named twice.
         """
-        paths: Sequence[Path | None] = self.output or (None,)
-        for path in paths:
-            if paths.count(path) > 1:
-                raise UsageError(f"-o {printable(str(path))} is given {paths.count(path)} times; give it once")
-        formats = (
-            choose_format(kind.formats, path, json=self.json, csv=self.csv, format=self.format) for path in paths
+        files = [*map(file_of, self.output)] or [None]
+        for file in files:
+            if files.count(file) > 1:
+                raise UsageError(f"-o {_name(file or Path('-'))} is given {files.count(file)} times; give it once")
+        targets = tuple(
+            Target(
+                format=choose_format(formats, file, json=self.json, csv=self.csv, format=self.format),
+                file=file,
+                verbose=self.verbose,
+            )
+            for file in files
         )
-        targets = (
-            Target(format=format, file=file_of(path), verbose=self.verbose)
-            for format, path in zip(formats, paths, strict=True)
-        )
-        return Outputs(targets=tuple(targets), options=self)
+        return Outputs(targets=targets, options=self)
+
+    def checked(self, formats: Sequence[Format]) -> Outputs:
+        """Return the places that a result goes to, all of which can be written to: :meth:`Outputs.check`."""
+        outputs = self.chosen(formats)
+        outputs.check()
+        return outputs
 
 
 def choose_format(
-    valid: Sequence[Format], output: Path | None, *, json: bool = False, csv: bool = False, format: str | None = None
+    valid: Sequence[Format], file: Path | None, *, json: bool = False, csv: bool = False, format: str | None = None
 ) -> Format:
     """Return the format that the options ask for; text if they ask for none.
 
@@ -85,7 +92,7 @@ def choose_format(
     ----------
     valid
         The formats of the command's result.
-    output
+    file
         Its suffix says the format, unless an option does.
     format
         The word of ``--format``; ``--json`` and ``--csv`` are short for two words.
@@ -96,32 +103,25 @@ def choose_format(
         For options that contradict each other, for a suffix that names no format, and for a format that the result
         has not.
     """
+    by_suffix = None if file is None else SUFFIXES.get(file.suffix.lower())
     words = {
         "--json": "json" if json else None,
         "--csv": "csv" if csv else None,
         f"--format {printable((format or '')[:40])}": format,
+        f"the suffix of {file}": by_suffix if by_suffix in valid else None,
     }
-    given = {spelling: word for spelling, word in words.items() if word is not None}
+    given = {printable(spelling): word for spelling, word in words.items() if word is not None}
     if wrong := next((spelling for spelling, word in given.items() if word not in valid), None):
         raise UsageError(f"{wrong}: no such format here; valid are {', '.join(valid)}")
     if len(set(given.values())) > 1:
         raise UsageError(f"{' and '.join(given)} exclude each other; give one of them")
-    asked = next(map(Format, given.values()), None)
-    output = file_of(output)
-    if output is None:
-        return asked or Format.TEXT
-    by_suffix = SUFFIXES.get(output.suffix.lower())
-    if by_suffix not in valid:
-        by_suffix = None
-    if asked is not None and by_suffix not in (None, asked):
-        raise UsageError(f"{next(iter(given))} and the suffix of {_name(output)} exclude each other; give one of them")
-    if asked is None and by_suffix is None:
-        if os.path.isdir(output):
-            raise UsageError(f"{_name(output)} is a directory; give a file to write the result to")
-        lacking = f"the suffix {output.suffix!r} names no format" if output.suffix else "no suffix names the format"
-        suffixes = ", ".join(suffix for suffix, format in SUFFIXES.items() if format in valid)
-        raise UsageError(f"{_name(output)}: {lacking}; valid are {suffixes}, or any with --format")
-    return asked or by_suffix or Format.TEXT
+    if file is None or given:
+        return next(map(Format, given.values()), Format.TEXT)
+    if os.path.isdir(file):
+        raise UsageError(f"{_name(file)} is a directory; give a file to write the result to")
+    lacking = f"the suffix {file.suffix!r} names no format" if file.suffix else "no suffix names the format"
+    suffixes = ", ".join(suffix for suffix, word in SUFFIXES.items() if word in valid)
+    raise UsageError(f"{_name(file)}: {lacking}; valid are {suffixes}, or any with --format")
 
 
 def file_of(output: Path | None) -> Path | None:
@@ -129,12 +129,7 @@ def file_of(output: Path | None) -> Path | None:
     return None if output == Path("-") else output
 
 
-def leaves_the_node(format: Format, output: Path | None) -> bool:
-    """Say whether a result is a document, which may leave the site: all but text that is read where it was made."""
-    return file_of(output) is not None or format not in (Format.TEXT, Format.NAGIOS)
-
-
-def check_output(output: Path | None, force: bool) -> None:
+def check_output(file: Path | None, force: bool = False) -> None:
     """Refuse, before any work is done, to write where :func:`emit` could not or must not.
 
     Raises
@@ -146,25 +141,24 @@ def check_output(output: Path | None, force: bool) -> None:
     """
     if muted:
         return
-    output = file_of(output)
-    if output is None:
+    if file is None:
         if sys.stdout is None:
             raise EgmctlError("standard output is closed: there is nowhere to write the result to")
         return
     try:
-        with open_parent(output) as (folder, name):
+        with open_parent(file) as (folder, name):
             earlier = status_in(folder, name)
             writable = os.access(".", os.W_OK | os.X_OK, dir_fd=folder)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise UsageError(f"{_name(output)} cannot be written: {_name(output.parent)} is not a directory") from error
+        raise UsageError(f"{_name(file)} cannot be written: {_name(file.parent)} is not a directory") from error
     except OSError as error:
-        raise UsageError(f"{_name(output)} cannot be written: {error.strerror}") from error
+        raise UsageError(f"{_name(file)} cannot be written: {error.strerror}") from error
     if earlier is not None and not stat.S_ISREG(earlier.st_mode):
-        raise UsageError(f"{_name(output)} is not a regular file; give a file to write the result to")
+        raise UsageError(f"{_name(file)} is not a regular file; give a file to write the result to")
     if earlier is not None and not force:
-        raise UsageError(f"{_name(output)} exists; --force overwrites it")
+        raise UsageError(f"{_name(file)} exists; --force overwrites it")
     if not writable:
-        raise UsageError(f"{_name(output)} cannot be written: no permission to write in {_name(output.parent)}")
+        raise UsageError(f"{_name(file)} cannot be written: no permission to write in {_name(file.parent)}")
 
 
 muted = False
@@ -177,19 +171,18 @@ emitted = False
 """Whether this process has written, or tried to write, a result: there is never a second document after it."""
 
 
-def emit(content: Text | str, *, output: Path | None, force: bool, color: Color = Color.AUTO) -> None:
-    """Write a command's result, to ``output`` or to standard output.
+def emit(content: Text | str, file: Path | None = None, *, force: bool = False, color: Color = Color.AUTO) -> None:
+    """Write a command's result, to a file or to standard output.
 
-    A file that cannot be written any more costs no result: it goes to another file, or to standard output.
-
-    A reader of standard output that goes away early (``| head``) is no error: it has what it wanted.
+    A file that cannot be written any more costs no result: it goes to another file, or to standard output. A reader of
+    standard output that goes away early (``| head``) is no error: it has what it wanted.
 
     Parameters
     ----------
     content
         Text that may be coloured, or JSON or CSV that is written as it is; a missing last newline is added.
-    output
-        The file to write: it appears whole or not at all, and never coloured. ``None`` or ``-`` is standard output.
+    file
+        It appears whole or not at all, and is never coloured. ``None`` is standard output.
     force
         Overwrite a file that exists.
     color
@@ -206,15 +199,14 @@ def emit(content: Text | str, *, output: Path | None, force: bool, color: Color 
     emitted = True
     if muted:
         return
-    output = file_of(output)
-    if output is not None:
+    if file is not None:
         text = _render(content, colored=False)
         try:
-            write_whole(output, text.encode(), replace=force)
+            write_whole(file, text.encode(), replace=force)
         except EgmctlError as error:
-            raise type(error)(f"{error}; the result is {_rescued(text, output)}") from error
+            raise type(error)(f"{error}; the result is {_rescued(text, file)}") from error
         return
-    check_output(None, force)
+    check_output(None)
     text = _render(content, colored=colored(sys.stdout, color))
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A locale that cannot spell a character must not cost the result.
@@ -232,18 +224,18 @@ def emit(content: Text | str, *, output: Path | None, force: bool, color: Color 
         raise EgmctlError(f"cannot write the result to standard output: {error.strerror}") from error
 
 
-def _rescued(text: str, output: Path) -> str:
+def _rescued(text: str, file: Path) -> str:
     """Put a result elsewhere that cannot go where it should, and say where: beside it, with the user, on the screen."""
     kept = state_folder() / "results"
-    for folder in (output.parent, kept):
+    for folder in (file.parent, kept):
         with contextlib.suppress(EgmctlError, OSError):
             if folder is kept:
                 make_folder(folder)
-            path = next_free(folder / output.name)
+            path = next_free(folder / file.name)
             write_whole(path, text.encode(), replace=False)
             return f"in {_name(path)}"
     try:
-        emit(text, output=None, force=False)
+        emit(text)
     except EgmctlError as error:
         return f"lost: {error}"
     return "on standard output"
@@ -276,26 +268,9 @@ def is_terminal(stream: TextIO) -> bool:
     return not relayed and stream.isatty()
 
 
-def has_stdout() -> bool:
-    """Say whether there is a standard output that may be written to."""
-    return sys.stdout is not None and not muted
-
-
-def terminal_width(output: Path | None) -> int | None:
-    """Return the characters of a line of the terminal that shows the result; ``None`` where none does."""
-    if output is not None or sys.stdout is None or not is_terminal(sys.stdout):
-        return None
-    return shutil.get_terminal_size().columns
-
-
-def shows_progress(quiet: bool) -> bool:
-    """Say whether progress is shown on standard error: on a terminal, unless the user wants none."""
-    return not (quiet or os.environ.get("EGMCTL_NO_PROGRESS")) and sys.stderr is not None and is_terminal(sys.stderr)
-
-
-def logs_progress(quiet: bool) -> bool:
-    """Say whether a long run writes lines to standard error: where that is a log, unless the user wants none."""
-    return not (quiet or muted or os.environ.get("EGMCTL_NO_PROGRESS")) and sys.stderr is not None
+def wants_progress(quiet: bool) -> bool:
+    """Say whether the user wants to see on standard error how a command goes."""
+    return not (quiet or os.environ.get("EGMCTL_NO_PROGRESS")) and sys.stderr is not None
 
 
 def settle_stdout() -> None:
@@ -350,13 +325,15 @@ class Target:
 
     @property
     def leaves_the_node(self) -> bool:
-        """Whether the result is a document there, which may leave the site."""
-        return not self.brief and leaves_the_node(self.format, self.file)
+        """Whether the result is a document there, which may leave the site: all but text that is read where it is."""
+        return not self.brief and (self.file is not None or self.format not in (Format.TEXT, Format.NAGIOS))
 
     @property
     def width(self) -> int | None:
         """Characters of a line of the terminal that shows it; ``None`` where none does."""
-        return terminal_width(self.file)
+        if self.file is not None or sys.stdout is None or not is_terminal(sys.stdout):
+            return None
+        return shutil.get_terminal_size().columns
 
     def draw(self, result: object, *, brief: bool = False) -> Text | str:
         """Return a result as it is shown there."""
@@ -392,63 +369,72 @@ class Outputs:
 
         return replace(self, targets=tuple(replace(target, file=renamed(target.file)) for target in self.targets))
 
-    def all_in(self, valid: Sequence[Format], what: str) -> None:
-        """Refuse what has fewer formats than the command's result.
-
-        Raises
-        ------
-        UsageError
-            If the user chose another format; ``what`` begins the sentence.
-        """
-        for target in self.targets:
-            if target.format not in valid:
-                raise UsageError(f"{what} has no format {target.format}; valid are {', '.join(valid)}")
-
     def check(self) -> None:
         """Refuse, before any work is done, to write where :meth:`write` could not or must not.
 
         Raises
         ------
         EgmctlError
-            As :func:`egmctl.cli.output.check_output`.
+            As :func:`check_output`.
         """
         for target in self.targets:
             check_output(target.file, self.options.force)
 
-    def write(self, draw: Draw, *, answers: bool = True) -> None:
-        """Write a result everywhere; a file that cannot be written keeps it from no other.
+    def show(
+        self,
+        result: object,
+        redacted: Callable[[], object] | None = None,
+        *,
+        brief: bool = False,
+        answers: bool = True,
+    ) -> None:
+        """Write a result everywhere.
 
         Parameters
         ----------
-        draw
-            Makes the content for one place.
+        redacted
+            Makes the result with pseudonyms for documents, which may leave the site.
+        brief
+            Whether only its short form is shown.
+        answers
+            As for :meth:`write`.
+        """
+
+        def draw(target: Target) -> Text | str:
+            shown = redacted() if redacted is not None and target.leaves_the_node else result
+            return target.draw(shown, brief=brief)
+
+        self.write(draw, answers=answers)
+
+    def write(self, draw: Draw, *, answers: bool = True) -> None:
+        """Write to every place what is drawn for it; a file that cannot be written keeps it from no other.
+
+        Parameters
+        ----------
         answers
             Where only files are written, the answer and their names go to standard output; not with ``--quiet``.
 
         Raises
         ------
         EgmctlError
-            As :func:`egmctl.cli.output.emit`, once all others are written.
+            As :func:`emit`, once all others are written.
         """
         failed: list[EgmctlError] = []
         for target in self.targets:
             try:
-                emit(draw(target), output=target.file, force=self.options.force, color=self.options.color)
+                emit(draw(target), target.file, force=self.options.force, color=self.options.color)
             except EgmctlError as error:
                 failed.append(error)
         if failed:
             raise failed[0]
-        if answers and len(self.files) == len(self.targets) and not self.options.quiet and has_stdout():
+        only_files = len(self.files) == len(self.targets)
+        if answers and only_files and not self.options.quiet and sys.stdout is not None and not muted:
             answer = draw(Target(format=Format.TEXT, file=None, brief=True))
-            emit(_with_files(answer, self.files), output=None, force=False, color=self.options.color)
-
-    def show(self, result: object, *, answers: bool = True) -> None:
-        """Write a result everywhere as it is: :meth:`write`."""
-        self.write(lambda target: target.draw(result), answers=answers)
+            emit(_with_files(answer, self.files), color=self.options.color)
 
 
 def _with_files(answer: Text | str, files: Sequence[Path]) -> Text | str:
-    names = f"written: {', '.join(printable(str(path)) for path in files)}\n"
+    names = f"written: {', '.join(map(_name, files))}\n"
     if isinstance(answer, str):
         return f"{answer.rstrip()}\n{names}"
     answer.rstrip()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from egmctl.cli.options import NO_LEVELS, ForceOption, MachineOption, list_machines, read_machine, takes_options
+from egmctl.cli.options import NO_LEVELS, ForceOption, MachineOption, read_machine, takes_options
 from egmctl.cli.output import OutputOptions, check_output, emit, file_of, say
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.kinds import MATCH, PROFILES
@@ -58,10 +58,7 @@ def show_profile(name: NameArgument, output: OutputOptions) -> int:
 @takes_options(MATCH.formats, without=NO_LEVELS)
 def match_profiles(output: OutputOptions, machine: MachineOption = None) -> int:
     """Show which profile matches this machine, and why; exit code 3 if none does."""
-    outputs = output.chosen(MATCH)
-    if machine == "list":
-        return list_machines(outputs)
-    outputs.check()
+    outputs = output.checked(MATCH.formats)
 
     from egmctl.model.profile import MatchResult
     from egmctl.verdict.profiles import choose, load_all, match_profile
@@ -92,7 +89,7 @@ def learn_profile(runs: RunsArgument, output: TomlOption = None, force: ForceOpt
     name = "site" if output is None else output.stem
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     profile = learn([_run(saved) for saved in load_all(runs)], name, today)
-    emit(dump(profile), output=output, force=force)
+    emit(dump(profile), output, force=force)
     say(f"{profile.title}: {len(profile.references)} path classes")
     return ExitCode.OK
 
@@ -100,8 +97,7 @@ def learn_profile(runs: RunsArgument, output: TomlOption = None, force: ForceOpt
 def _show(output: OutputOptions, find: Callable[[], Sequence[tuple[Profile, Path]]]) -> int:
     from egmctl.model.profile import ProfileFile, ProfileList
 
-    outputs = output.chosen(PROFILES)
-    outputs.check()
+    outputs = output.checked(PROFILES.formats)
     files = tuple(ProfileFile(file=str(path), profile=profile) for profile, path in find())
     outputs.show(ProfileList(profiles=files))
     return ExitCode.OK

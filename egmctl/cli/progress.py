@@ -1,4 +1,4 @@
-"""What a long command shows while it works: what it is doing, and of a bench the table of path classes as it fills.
+"""Progress of a long command: its current activity and, for a bench, the table of path classes as it fills.
 
 All of it goes to standard error: to a terminal a bar and the table, to a log a line at times. The table is drawn at
 most once a second and where a step ends, so that it takes no CPU from what is being measured.
@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from egmctl.cli.output import logs_progress, say, shows_progress
+from egmctl.cli.output import is_terminal, say, wants_progress
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from egmctl.journal.events import Recorder
-    from egmctl.model.kernel_log import KernelEvent
+    from egmctl.journal.events import Event, Recorder
     from egmctl.model.machine import Machine, Probe
-    from egmctl.model.measurement import Measurement, RunReport, Task
+    from egmctl.model.measurement import Measurement, Task
 
 LINE_EVERY_S = 10.0
 """Seconds between two lines of a log: a run that is shorter writes none."""
@@ -29,36 +29,39 @@ _BESIDE = 4
 """Lines of a terminal that the table leaves free."""
 
 
-class Shown(Protocol):
-    """Shows how far a command is; what it is told of measurements, it may show too."""
+class Shown:
+    """Shows how far a command is; this one shows nothing."""
+
+    def __init__(self) -> None:
+        self.measured: dict[int, Measurement] = {}
+        """What the run has measured so far, by number of the task."""
 
     def doing(self, part: float, what: str) -> None:
-        """Show that a part of what is under way is over, and what is done now."""
+        """Show that a part of what is under way is over, from 0 to 1, and what is done now."""
 
     def __call__(self, part: float, task: Task | None) -> None:
-        """Show that a part of the run is over and that a task is being measured."""
+        """Show that a part of the run is over and that a task is being measured, ``None`` between two."""
+        if task is not None:
+            self.doing(part, f"{task.case} {task.path}")
 
-    def measured(self, number: int, measurement: Measurement) -> None:
-        """Take the outcome of a task."""
+    def recorder(self, recorder: Recorder) -> Recorder:
+        """Return a recorder that passes events on and takes what was measured."""
+        from egmctl.journal.events import Outcome
+
+        def record(event: Event) -> None:
+            recorder(event)
+            if isinstance(event, Outcome):
+                self.measured[event.number] = event.measurement
+
+        return record
 
 
-class _Nothing:
-    def doing(self, part: float, what: str) -> None:
-        """Show nothing."""
-
-    def __call__(self, part: float, task: Task | None) -> None:
-        """Show nothing."""
-
-    def measured(self, number: int, measurement: Measurement) -> None:
-        """Show nothing."""
-
-
-class Lines:
+class Lines(Shown):
     """A line every :data:`LINE_EVERY_S` seconds."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._begun = self._last = time.monotonic()
-        self._found: dict[int, Measurement] = {}
 
     def doing(self, part: float, what: str) -> None:
         """Say what is done now, if the last line is long enough ago."""
@@ -66,31 +69,30 @@ class Lines:
         if now < self._last + LINE_EVERY_S:
             return
         self._last = now
-        measured = f", {len(self._found)} measured" if self._found else ""
+        measured = f", {len(self.measured)} measured" if self.measured else ""
         say(f"{100 * part:.0f} %, {now - self._begun:.0f} s{measured}; now {what}")
 
-    def __call__(self, part: float, task: Task | None) -> None:
-        """Say what is being measured, if the last line is long enough ago."""
-        if task is not None:
-            self.doing(part, _words(task))
-
-    def measured(self, number: int, measurement: Measurement) -> None:
-        """Count it."""
-        self._found[number] = measurement
-
 
 @contextlib.contextmanager
-def show_progress(quiet: bool) -> Iterator[Shown]:
-    """Show on standard error how a command goes, unless nobody wants it."""
-    if shows_progress(quiet):
-        with _table() as table:
+def show_progress(quiet: bool, *, threads: bool = True) -> Iterator[Shown]:
+    """Show on standard error how a command goes, unless nobody wants it.
+
+    Parameters
+    ----------
+    threads
+        Whether a thread may keep the bar moving; not in a process that forks.
+    """
+    if not wants_progress(quiet):
+        yield Shown()
+    elif is_terminal(sys.stderr):
+        with _table(threads) as table:
             yield table
     else:
-        yield Lines() if logs_progress(quiet) else _Nothing()
+        yield Lines()
 
 
 @contextlib.contextmanager
-def _table() -> Iterator[Shown]:
+def _table(threads: bool) -> Iterator[Shown]:
     from rich.console import Console, Group
     from rich.live import Live
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -104,32 +106,29 @@ def _table() -> Iterator[Shown]:
     console = Console(stderr=True)
     progress = Progress(*columns, console=console)
     bar = progress.add_task("setting up", total=1)
-    with Live(progress, console=console, transient=True, refresh_per_second=4) as live:
-        found: dict[int, Measurement] = {}
+    with Live(progress, console=console, transient=True, refresh_per_second=4, auto_refresh=threads) as live:
         drawn = time.monotonic()
 
-        class Table:
+        class Table(Shown):
             def doing(self, part: float, what: str) -> None:
                 if part < progress.tasks[bar].completed:
                     # What comes after the probes has a time of its own.
                     progress.reset(bar, total=1)
                 progress.update(bar, completed=part, description=what)
+                if not threads:
+                    live.refresh()
 
             def __call__(self, part: float, task: Task | None) -> None:
                 nonlocal drawn
-                self.doing(part, _words(task) if task else "")
-                if found and task is None and time.monotonic() > drawn + TABLE_EVERY_S:
+                super().__call__(part, task)
+                if task is not None:
+                    return
+                self.doing(part, "")
+                if self.measured and time.monotonic() > drawn + TABLE_EVERY_S:
                     drawn = time.monotonic()
-                    live.update(Group(table_text(list(found.values())), progress))
-
-            def measured(self, number: int, measurement: Measurement) -> None:
-                found[number] = measurement
+                    live.update(Group(table_text(list(self.measured.values())), progress))
 
         yield Table()
-
-
-def _words(task: Task) -> str:
-    return f"{task.case} {task.path}"
 
 
 def probing(shown: Shown, machine: Machine) -> Callable[[float, Probe], None]:
@@ -159,38 +158,3 @@ def table_text(measurements: Sequence[Measurement]) -> Text:
     table = path_classes(measurements)
     lines = text(Document(command="", subject="", body=(table,)), width=size.columns).split("\n")
     return Text("\n").join(lines[-max(size.lines - _BESIDE, 1) :])
-
-
-class Beside:
-    """A recorder that tells what shows a run, too."""
-
-    def __init__(self, recorder: Recorder | None, shown: Shown) -> None:
-        from egmctl.journal.events import NoRecorder
-
-        self._recorder: Recorder = recorder or NoRecorder()
-        self._shown = shown
-
-    def begin(self, report: RunReport, steps: int) -> None:
-        """Pass it on."""
-        self._recorder.begin(report, steps)
-
-    def step(self, tasks: Sequence[tuple[int, Task]]) -> None:
-        """Pass it on."""
-        self._recorder.step(tasks)
-
-    def measurement(self, number: int, measurement: Measurement) -> None:
-        """Pass it on, and show it."""
-        self._recorder.measurement(number, measurement)
-        self._shown.measured(number, measurement)
-
-    def kernel(self, logged: Sequence[KernelEvent]) -> None:
-        """Pass it on."""
-        self._recorder.kernel(logged)
-
-    def note(self, text: str) -> None:
-        """Pass it on."""
-        self._recorder.note(text)
-
-    def problem(self, text: str) -> None:
-        """Pass it on."""
-        self._recorder.problem(text)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from egmctl.cli.options import check_detail, takes_options
+from egmctl.cli.options import refuse_together, takes_options
 from egmctl.cli.output import OutputOptions, Target, say
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.kinds import DOCTOR, TOPO, Format, kind_of
@@ -43,10 +43,10 @@ def show(
     written = saved.content
     # A snapshot, and a command that ended without a result, show a topology.
     kind = TOPO if saved.result is None or isinstance(saved.result, Machine) else kind_of(saved.result)
-    outputs = output.chosen(kind)
+    outputs = output.chosen(kind.formats)
     if brief and kind is not DOCTOR:
         raise UsageError(f"--brief works with a result of egmctl doctor, which {file} is not")
-    check_detail(brief=brief, verbose=output.verbose)
+    refuse_together({"--brief": brief, "--verbose": output.verbose > 0})
     outputs.check()
     read = written is None or any(target.format is not Format.JSON for target in outputs.targets)
     result = viewed(saved) if read else None

@@ -43,7 +43,7 @@ def snapshot(
     from egmctl.facts.redact import redact
 
     machine = collect(_sections(sections), on_wait=say)
-    emit(record.text(machine if full else redact(machine)), output=output, force=force)
+    emit(record.text(machine if full else redact(machine)), output, force=force)
 
 
 def _sections(text: str) -> tuple[str, ...]:
@@ -54,12 +54,10 @@ def _sections(text: str) -> tuple[str, ...]:
     UsageError
         If one of them is none, or none is named.
     """
-    from egmctl.model.machine import SECTION_VERSIONS
+    from egmctl.api.machine import SECTIONS
 
-    # A snapshot tries nothing: doctor --active makes the probes.
-    valid = tuple(name for name in SECTION_VERSIONS if name != "probes")
-    asked = valid if text.strip() == "all" else tuple(part.strip() for part in text.split(","))
+    asked = SECTIONS if text.strip() == "all" else tuple(part.strip() for part in text.split(","))
     for name in asked:
-        if name not in valid:
-            raise UsageError(f"--sections: there is no section {name!r}; valid are all and {','.join(valid)}")
-    return tuple(name for name in valid if name in asked)
+        if name not in SECTIONS:
+            raise UsageError(f"--sections: there is no section {name!r}; valid are all and {','.join(SECTIONS)}")
+    return tuple(name for name in SECTIONS if name in asked)

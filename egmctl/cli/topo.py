@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from egmctl.api.options import TopoOptions
 from egmctl.cli.mpi import node_outputs
-from egmctl.cli.options import MachineOption, list_machines, read_machine, takes_options
+from egmctl.cli.options import MachineOption, read_machine, takes_options
 from egmctl.cli.output import OutputOptions, say
 from egmctl.errors import ExitCode
 from egmctl.report.kinds import TOPO
@@ -16,17 +16,15 @@ SECTIONS = ("host", "gpus", "pairs", "switches", "nics", "driver", "process")
 @takes_options(TOPO.formats)
 def topo(options: TopoOptions, output: OutputOptions, machine: MachineOption = None) -> int:
     """Show how GPUs, NICs and host memory are connected, and which routes are Extended GPU Memory (EGM)."""
-    if machine == "list":
-        return list_machines(output.chosen(TOPO))
     outputs = node_outputs(output, TOPO, machine)
-    outputs.check()
 
     from egmctl.api.machine import topology_of
     from egmctl.topology.notes import missing
 
     node = read_machine(machine, SECTIONS, quiet=output.quiet)
     note = missing(node)
-    outputs.write(lambda target: target.draw(topology_of(node, **vars(options), redacted=target.leaves_the_node)))
+    shown = topology_of(node, **vars(options))
+    outputs.show(shown, lambda: topology_of(node, **vars(options), redacted=True))
     if note is not None and not outputs.explains_itself:
         say(note.sentence)
     return ExitCode.OK if note is None else ExitCode.NOTHING

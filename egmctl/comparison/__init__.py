@@ -116,19 +116,17 @@ def _kind(saved: Sequence[Saved]) -> Command:
     """
     if len(saved) < 2:
         raise UsageError("there is nothing to compare with: give two files or more")
-    kinds: dict[Command, Saved] = {}
-    for file in saved:
-        if file.kind is not None:
-            kinds.setdefault(file.kind, file)
-    if len(kinds) > 1:
-        first, other = list(kinds.values())[:2]
-        raise UsageError(
-            f"{first.path} is of egmctl {first.kind} and {other.path} of egmctl {other.kind}: "
-            "only results of one kind can be compared"
-        )
-    if not kinds:
+    with_result = [(file, file.kind) for file in saved if file.kind is not None]
+    if not with_result:
         raise UsageError(f"none of the {len(saved)} files has a result: {saved[0].path}: {_problem(saved[0])}")
-    return next(iter(kinds))
+    first, kind = with_result[0]
+    for other, other_kind in with_result:
+        if other_kind is not kind:
+            raise UsageError(
+                f"{first.path} is of egmctl {kind} and {other.path} of egmctl {other_kind}: "
+                "only results of one kind can be compared"
+            )
+    return kind
 
 
 def _node(saved: Saved) -> ComparedNode:

@@ -23,7 +23,7 @@ THERE = "there"
 
 
 class Subject(NamedTuple):
-    """What something is said of."""
+    """The subject of a statement: a fact, or a check, of a thing."""
 
     kind: str
     """``GPU``, ``NIC``, ...; empty for the node as a whole."""
@@ -35,7 +35,7 @@ class Subject(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """What one file says of a subject."""
+    """The words of one file about a subject."""
 
     text: str
     label: str
@@ -111,7 +111,7 @@ def _in_one_sided_record(subject: Subject, reference: Statements, file: Statemen
     """Say whether a fact is of a record that only one side has."""
     words = subject.what.split(" ")
     records = (subject._replace(what=" ".join(words[:count])) for count in range(1, len(words)))
-    return any((_text(reference, one) == THERE) is not (_text(file, one) == THERE) for one in records)
+    return any((_text(reference, record) == THERE) is not (_text(file, record) == THERE) for record in records)
 
 
 def _folded(labels: Iterable[str]) -> str:
@@ -124,58 +124,20 @@ def _folded(labels: Iterable[str]) -> str:
     return ", ".join(known)
 
 
-_MOMENTARY = frozenset(
-    {
-        "memory_available_bytes",
-        "memory_free_bytes",
-        "memory_used_bytes",
-        "free",
-        "shm_free_bytes",
-        "uptime_s",
-        "pid",
-        "processes",
-        "namespaces",
-        "sm_clock_mhz",
-        "memory_clock_mhz",
-        "performance_state",
-        "power_state",
-        "throttle_reasons",
-        "temperature_c",
-        "speed_gt_s",
-        "link_state",
-        "effective_ber",
-        "symbol_ber",
-        "fec_history",
-    }
-)
-"""Facts of a moment; also the speed of a PCIe link and the state of an NVLink, which save power while they are idle."""
+_MOMENTARY = {
+    *("memory_available_bytes", "memory_free_bytes", "memory_used_bytes", "free", "shm_free_bytes"),
+    *("uptime_s", "pid", "processes", "namespaces"),
+    *("sm_clock_mhz", "memory_clock_mhz", "performance_state", "power_state", "throttle_reasons", "temperature_c"),
+    # They save power while they are idle: PCIe links and NVLinks.
+    *("speed_gt_s", "link_state", "effective_ber", "symbol_ber", "fec_history"),
+}
+"""Facts of a moment."""
 
-_IDENTITY = frozenset(
-    {
-        "bus_id",
-        "index",
-        "ordinal",
-        "major",
-        "minor",
-        "majors",
-        "uuid",
-        "serial",
-        "hostname",
-        "cluster_uuid",
-        "chassis_serial",
-        "slot",
-        "tray",
-        "host_id",
-        "node_guid",
-        "interfaces",
-        "cgroups",
-        "device_programs",
-        "remote_bus_id",
-        "source",
-        "target",
-        "id",
-    }
-)
+_IDENTITY = {
+    *("bus_id", "index", "ordinal", "major", "minor", "majors", "id", "remote_bus_id", "source", "target"),
+    *("uuid", "serial", "slot", "tray", "host_id", "cluster_uuid", "chassis_serial", "node_guid"),
+    *("hostname", "interfaces", "cgroups", "device_programs"),
+}
 """Facts that tell a node, a part, a boot or a job from its equals."""
 
 _LEFT_OUT = _MOMENTARY | _IDENTITY
@@ -202,20 +164,12 @@ _MORE_IS_WORSE = re.compile(
     r".*errors|replays.*|(failed_)?recoveries|ecc_uncorrected_volatile|remapped_rows_(un)?correctable"
 )
 _GOOD = {
-    PRESENT: "yes",
+    **dict.fromkeys((PRESENT, "active", "c2c_enabled", "can_access_peer", "responds"), "yes"),
+    **dict.fromkeys(("read", "write", "nvlink", "atomics"), "OK"),
+    **dict.fromkeys(("remapped_rows_pending", "remapped_rows_failure"), "no"),
     "access": "ok",
-    "active": "yes",
-    "c2c_enabled": "yes",
-    "can_access_peer": "yes",
-    "responds": "yes",
-    "read": "OK",
-    "write": "OK",
-    "nvlink": "OK",
-    "atomics": "OK",
     "state": "ACTIVE",
     "recovery_action": "none",
-    "remapped_rows_pending": "no",
-    "remapped_rows_failure": "no",
 }
 """Facts of which one word is the good one."""
 
@@ -226,13 +180,69 @@ def sections_of(machines: Sequence[Machine]) -> tuple[str, ...]:
     return tuple(name for name in every if all(getattr(machine, name) is not None for machine in machines))
 
 
+class _Thing(NamedTuple):
+    """A thing of a machine that facts are about; the first is the node as a whole."""
+
+    kind: str = ""
+    name: str = ""
+    label: str = ""
+
+
 def statements(machine: Machine, sections: Sequence[str], names: GpuNames, file: int) -> Mapping[Subject, Statement]:
     """Return what there is to say of some sections of a machine."""
-    return {
-        Subject(place.kind, place.name, " ".join(place.words)): Statement(text, place.label)
-        for section in sections
-        for place, text in _walk(to_json(getattr(machine, section)), _Place(names, file), section)
-    }
+    facts: dict[Subject, Statement] = {}
+
+    def state(thing: _Thing, words: Sequence[str], text: str) -> None:
+        facts[Subject(thing.kind, thing.name, " ".join(words))] = Statement(text, thing.label)
+
+    def walk(value: Any, thing: _Thing, words: tuple[str, ...], key: str) -> None:
+        """State each fact below a value, which has this key in what the words lead to."""
+        whole = (*words, key)
+        if isinstance(value, dict):
+            state(thing, whole, THERE)
+            walk_record(value, thing, whole)
+        elif isinstance(value, list) and (key in _THINGS or (value and isinstance(value[0], dict))):
+            if key in _THINGS:
+                # Also where there is none: read is another thing than not read.
+                state(thing, whole, THERE)
+            for record in value:
+                if key == "pairs":
+                    walk_record(record, _pair(record, names, file), ())
+                elif key in _THINGS:
+                    below = _thing(_THINGS[key], record, names, file)
+                    state(below, (PRESENT,), "yes")
+                    walk_record(record, below, (), _named_by(record))
+                else:
+                    walk_record(record, thing, (*words, f"{key} {_name_of(record)}"), _named_by(record))
+        elif value not in (None, []):
+            state(thing, whole, _facts_text(value, key))
+
+    def walk_record(record: Mapping[str, Any], thing: _Thing, words: tuple[str, ...], name: str = "") -> None:
+        """State the facts of a record; ``name`` is the key that tells it from others."""
+        for key, value in record.items():
+            if key not in _LEFT_OUT and key not in ("unread", name):
+                walk(value, thing, words, key)
+        for key, unread in record.get("unread", {}).items():
+            parts = key.split(".")
+            if unread["reason"] != "not-asked" and _LEFT_OUT.isdisjoint(parts):
+                state(thing, (*words, *parts), f"{_UNREAD} ({unread['reason']})")
+
+    for section in sections:
+        walk(to_json(getattr(machine, section)), _Thing(), (), section)
+    return facts
+
+
+def _thing(kind: str, record: Mapping[str, Any], names: GpuNames, file: int) -> _Thing:
+    name = _name_of(record)
+    if kind == "GPU":
+        return _Thing(kind, names.name(file, name), names.label(file, name))
+    return _Thing(kind, name, f"NUMA{name}" if kind == "NUMA" else name)
+
+
+def _pair(record: Mapping[str, Any], names: GpuNames, file: int) -> _Thing:
+    ends = record["source"], record["target"]
+    name, label = (">".join(call(file, end) for end in ends) for call in (names.name, names.label))
+    return _Thing("pair", name, label)
 
 
 def judge(subject: Subject, before: str, after: str) -> Outcome:
@@ -247,71 +257,6 @@ def judge(subject: Subject, before: str, after: str) -> Outcome:
     if numbers[0] is not None and numbers[1] is not None and (more_is_worse or fact in _LESS_IS_WORSE):
         return Outcome.WORSE if (numbers[1] > numbers[0]) is more_is_worse else Outcome.BETTER
     return Outcome.DIFFERENT
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where in a machine a fact is."""
-
-    names: GpuNames
-    file: int
-    kind: str = ""
-    name: str = ""
-    label: str = ""
-    words: tuple[str, ...] = ()
-
-    def below(self, word: str) -> _Place:
-        # Not by replace(), which takes three times as long: a rack has half a million facts.
-        return _Place(self.names, self.file, self.kind, self.name, self.label, (*self.words, word))
-
-    def thing(self, kind: str, record: Mapping[str, Any]) -> _Place:
-        """Return the place of a thing of its own."""
-        name = label = _name_of(record)
-        if kind == "GPU":
-            name, label = self.names.name(self.file, name), self.names.label(self.file, name)
-        elif kind == "NUMA":
-            label = f"NUMA{name}"
-        return replace(self, kind=kind, name=name, label=label, words=())
-
-    def pair(self, record: Mapping[str, Any]) -> _Place:
-        """Return the place of an ordered pair of GPUs."""
-        ends = record["source"], record["target"]
-        name = ">".join(self.names.name(self.file, end) for end in ends)
-        label = ">".join(self.names.label(self.file, end) for end in ends)
-        return replace(self, kind="pair", name=name, label=label, words=())
-
-
-def _walk(value: Any, place: _Place, key: str) -> Iterator[tuple[_Place, str]]:
-    """Yield each fact below a value: where it is, and what it says."""
-    if isinstance(value, dict):
-        yield place.below(key), THERE
-        yield from _record(value, place.below(key))
-    elif isinstance(value, list) and (key in _THINGS or (value and isinstance(value[0], dict))):
-        if key in _THINGS:
-            # Also where there is none: read is another thing than not read.
-            yield place.below(key), THERE
-        for record in value:
-            if key == "pairs":
-                yield from _record(record, place.pair(record))
-            elif key in _THINGS:
-                there = place.thing(_THINGS[key], record)
-                yield there.below(PRESENT), "yes"
-                yield from _record(record, there, _named_by(record))
-            else:
-                yield from _record(record, place.below(f"{key} {_name_of(record)}"), _named_by(record))
-    elif value not in (None, []):
-        yield place.below(key), _facts_text(value, key)
-
-
-def _record(record: Mapping[str, Any], place: _Place, name: str = "") -> Iterator[tuple[_Place, str]]:
-    """Yield the facts of a record; ``name`` is the key that tells it from others."""
-    for key, value in record.items():
-        if key not in _LEFT_OUT and key not in ("unread", name):
-            yield from _walk(value, place, key)
-    for key, why in record.get("unread", {}).items():
-        words = key.split(".")
-        if why["reason"] != "not-asked" and _LEFT_OUT.isdisjoint(words):
-            yield replace(place, words=(*place.words, *words)), f"{_UNREAD} ({why['reason']})"
 
 
 def _name_of(record: Mapping[str, Any]) -> str:

@@ -25,17 +25,17 @@ def statements(results: Sequence[Diagnosis], names: GpuNames) -> list[Mapping[Su
     A check names what it has something against, and the node where it has nothing: of a thing that only other files'
     findings name, a file says ``pass`` if the check ran.
     """
-    by_file = [_found(result, names, file) for file, result in enumerate(results)]
-    labels = {subject: statement.label for said in by_file for subject, statement in said.items()}
+    by_file = [_by_subject(result, names, file) for file, result in enumerate(results)]
+    labels = {subject: statement.label for named in by_file for subject, statement in named.items()}
     whole: list[Mapping[Subject, Statement]] = []
-    for result, said in zip(results, by_file, strict=True):
+    for result, named in zip(results, by_file, strict=True):
         # Whether each check that a file has did more than skip.
         ran: dict[str, bool] = {}
         for finding in result.findings:
             ran[finding.check] = ran.get(finding.check, False) or finding.status is not Status.SKIP
         unnamed = {None: _NOT_CHECKED, True: Status.PASS.value, False: Status.SKIP.value}
-        words = {subject: unnamed[ran.get(subject.what)] for subject in labels}
-        whole.append({subject: said.get(subject, Statement(words[subject], labels[subject])) for subject in labels})
+        usual = {subject: Statement(unnamed[ran.get(subject.what)], label) for subject, label in labels.items()}
+        whole.append(usual | named)
     return whole
 
 
@@ -53,7 +53,7 @@ def judge(_subject: Subject, before: str, after: str) -> Outcome | None:
     return Outcome.DIFFERENT
 
 
-def _found(result: Diagnosis, names: GpuNames, file: int) -> dict[Subject, Statement]:
+def _by_subject(result: Diagnosis, names: GpuNames, file: int) -> dict[Subject, Statement]:
     about: dict[Subject, list[Finding]] = {}
     labels: dict[Subject, str] = {}
     for finding in result.findings:

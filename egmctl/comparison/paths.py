@@ -16,7 +16,7 @@ from egmctl.model.measurement import BROKEN, Endpoint, Measurement, Quantity, Ru
 from egmctl.model.profile import Profile
 from egmctl.model.route import Egm
 from egmctl.model.task import CPU_ENGINES, UCX_ENGINES
-from egmctl.model.ucx import Rank, node_names
+from egmctl.model.ucx import node_names
 from egmctl.saved import Saved
 from egmctl.units import natural
 from egmctl.verdict.profiles import choose, load_all, match_profile
@@ -27,7 +27,7 @@ PathClass = tuple[str, str, str, int]
 
 
 class Key(NamedTuple):
-    """What makes a path of one run the same as that of another."""
+    """The identity of a path: paths of two runs with the same key are the same path."""
 
     case: str
     stage: str
@@ -56,7 +56,7 @@ class MeasuredPath:
 
     @property
     def path_class(self) -> PathClass:
-        """What it is compared with."""
+        """The class of alike paths that it is one of."""
         return self.measurement.case, self.stage, self.links, self.measurement.size_bytes
 
     def slower(self, reference: float) -> float:
@@ -66,7 +66,7 @@ class MeasuredPath:
 
 
 class GpuNames:
-    """What the GPUs of several files are called, so that the same GPU, or that in the same place, has one name.
+    """Names of the GPUs of several files: the same GPU, or the one in the same place, has one name.
 
     Parameters
     ----------
@@ -92,21 +92,21 @@ class GpuNames:
 
 def points(runs: Sequence[RunReport], names: GpuNames) -> list[dict[Key, MeasuredPath]]:
     """Return the paths of each run by what makes them the same."""
-    found: list[dict[Key, MeasuredPath]] = []
     sized = _sized(runs)
+    points_by_run: list[dict[Key, MeasuredPath]] = []
     for number, run in enumerate(runs):
-        mine: dict[Key, MeasuredPath] = {}
-        of_run = _Ranks(run.ranks, names, number)
+        points_of_run: dict[Key, MeasuredPath] = {}
+        owner = _owners(run, names, number)
         for measurement in run.measurements:
             for point in _points(measurement):
-                key = _key(point, names, number, of_run)
+                key = _key(point, names, number, owner)
                 if measurement.case not in sized:
                     key = key._replace(size_bytes=0)
-                while key in mine:
+                while key in points_of_run:
                     key = key._replace(again=key.again + 1)
-                mine[key] = point
-        found.append(mine)
-    return found
+                points_of_run[key] = point
+        points_by_run.append(points_of_run)
+    return points_by_run
 
 
 def _sized(runs: Sequence[RunReport]) -> set[str]:
@@ -118,7 +118,7 @@ def _sized(runs: Sequence[RunReport]) -> set[str]:
             sizes.setdefault(measurement.case, set()).add(measurement.size_bytes)
             if measurement.quantity is not Quantity.BANDWIDTH or measurement.size_bytes < JUDGED_FROM_BYTES:
                 sized.add(measurement.case)
-        sized |= {case for case, of_case in sizes.items() if len(of_case) > 1}
+        sized |= {case for case, case_sizes in sizes.items() if len(case_sizes) > 1}
     return sized
 
 
@@ -139,51 +139,47 @@ def _points(measurement: Measurement) -> Iterator[MeasuredPath]:
         )
 
 
-def _key(point: MeasuredPath, names: GpuNames, run: int, ranks: _Ranks) -> Key:
+def _key(point: MeasuredPath, names: GpuNames, run: int, owner: Owner) -> Key:
     measurement = point.measurement
     chase = measurement.chase
-    how = (
-        measurement.engine.value,
-        measurement.pattern.value,
-        str(measurement.streams),
-        *(() if chase is None else (chase.order.value, str(chase.stride_bytes), str(chase.warm))),
-        *(() if chase is None else (str(chase.load_blocks),)),
-        *(() if measurement.blocks is None else (f"{measurement.blocks} blocks",)),
-    )
+    how = [measurement.engine, measurement.pattern, measurement.streams, measurement.blocks]
+    how += [] if chase is None else [chase.order, chase.stride_bytes, chase.warm, chase.load_blocks]
     ends = tuple(
         (
-            ranks.owner(measurement, end),
+            owner(measurement, end),
             end.memory.value,
             f"NUMA{end.numa_node}" if end.bus_id is None else names.name(run, end.bus_id),
             end.handle.value if end.handle else "",
             # Of several processes the rank tells.
-            *((names.name(run, end.allocated_by),) if end.allocated_by is not None and end.rank is None else ()),
+            "" if end.allocated_by is None or end.rank is not None else names.name(run, end.allocated_by),
         )
         for flow in measurement.flows
         for end in (flow.source, flow.destination)
     )
-    issuers = tuple(
-        ("by", "" if flow.initiator is None else names.name(run, flow.initiator)) for flow in measurement.flows
-    )
-    return Key(measurement.case, point.stage, ends + issuers, measurement.size_bytes, how, 0)
+    issuers = tuple("" if flow.initiator is None else names.name(run, flow.initiator) for flow in measurement.flows)
+    return Key(measurement.case, point.stage, (*ends, issuers), measurement.size_bytes, tuple(map(str, how)), 0)
 
 
-class _Ranks:
-    """Who has made the memory at an end, where that tells it from other memory of the same place."""
+Owner = Callable[[Measurement, Endpoint], str]
 
-    def __init__(self, ranks: Sequence[Rank], names: GpuNames, run: int) -> None:
-        nodes = node_names(rank.host for rank in ranks)
-        self._nodes = {rank.number: nodes.get(rank.host, "") for rank in ranks}
-        self._gpus = {rank.number: names.name(run, rank.bus_id) for rank in ranks}
-        self._of_job = {rank.number for rank in ranks if rank.host is not None}
 
-    def owner(self, measurement: Measurement, end: Endpoint) -> str:
-        """Return the node, in a run over several; of host memory that is reached over its maker's GPU, that GPU too."""
-        rank = end.rank
-        if rank is None or rank not in self._nodes:
+def _owners(run: RunReport, names: GpuNames, number: int) -> Owner:
+    """Return a function that names the maker of the memory at an end, where that tells it from other memory there.
+
+    The maker is the node, in a run over several; of host memory that is reached over its maker's GPU, that GPU too.
+    """
+    ranks = {rank.number: rank for rank in run.ranks}
+    nodes = node_names(rank.host for rank in run.ranks)
+
+    def owner(measurement: Measurement, end: Endpoint) -> str:
+        rank = None if end.rank is None else ranks.get(end.rank)
+        if rank is None:
             return ""
-        by_maker = end.bus_id is None and (rank in self._of_job or measurement.engine in UCX_ENGINES)
-        return f"{self._nodes[rank]}:{self._gpus[rank]}" if by_maker else self._nodes[rank]
+        node = nodes.get(rank.host, "")
+        by_maker = end.bus_id is None and (rank.host is not None or measurement.engine in UCX_ENGINES)
+        return f"{node}:{names.name(number, rank.bus_id)}" if by_maker else node
+
+    return owner
 
 
 TOLERANCE = 0.05
@@ -207,7 +203,7 @@ class Spread:
 
     @property
     def bound(self) -> float:
-        """What two runs may differ by."""
+        """The largest usual difference of two runs."""
         return TIMES * math.sqrt(2) * self.value
 
 
@@ -251,21 +247,15 @@ def spread_of(saved: Sequence[Saved], warn: Callable[[str], None]) -> SpreadOf:
 
 
 def known_spread(machines: Sequence[Machine], profiles: Sequence[Profile]) -> SpreadOf:
-    """Return a function that knows the spreads of the profile that fits all of the machines, and else the defaults.
-
-    Parameters
-    ----------
-    profiles
-        In the order in which they are asked: :func:`egmctl.verdict.profiles.load_all`.
-    """
+    """Return a function that knows the spreads of the first profile that fits all machines, and else the defaults."""
     profile = choose(machines[0], profiles)[0] if machines else None
-    if profile is not None and not all(match_profile(machine, profile).fits for machine in machines[1:]):
-        profile = None
+    if profile is None or not all(match_profile(machine, profile).fits for machine in machines[1:]):
+        return default_spread
 
     def spread(measurement: Measurement) -> Spread:
-        reference = reference_for(measurement, profile)[0] if profile is not None and measurement.flows else None
         default = default_spread(measurement)
-        if profile is None or reference is None or reference.run_to_run is None:
+        reference = reference_for(measurement, profile)[0] if measurement.flows else None
+        if reference is None or reference.run_to_run is None:
             return default
         runs = profile.sources[reference.source].runs or 0
         if runs < TRUSTED_RUNS and reference.run_to_run < default.value:
@@ -381,7 +371,7 @@ def differences(
             is_beyond = outcome in (Outcome.WORSE, Outcome.BETTER) or after is None or after.value is None
             if outcome is None or (of_nodes and not is_beyond):
                 continue
-            values = [None if point is None else point.value for point in (before, after)]
+            old, new = (None if point is None else point.value for point in (before, after))
             yield PathDifference(
                 node=node,
                 case=either.measurement.case,
@@ -393,9 +383,9 @@ def differences(
                 size_bytes=either.measurement.size_bytes,
                 unit=either.measurement.quantity.unit,
                 outcome=outcome,
-                reference=values[0],
-                value=values[1],
-                change=None if values[0] is None or values[1] is None else values[1] / values[0] - 1,
+                reference=old,
+                value=new,
+                change=None if old is None or new is None else new / old - 1,
                 bound=bound,
                 bound_reason=bound_reason,
                 reason=reason,
@@ -406,53 +396,43 @@ def _outcome(
     before: MeasuredPath | None, after: MeasuredPath | None, bound: float, nodes: tuple[str, str]
 ) -> tuple[Outcome | None, str]:
     """Return what the two are to each other and why; no outcome where neither has a number, for the same reason."""
-    if before is None or after is None or before.value is None or after.value is None:
-        return _one_sided(before, after, nodes)
-    slower = after.slower(before.value)
-    reason = _joined(_unsure(before, nodes[0]) or _unsure(after, nodes[1]), _other_route(before, after))
-    if abs(slower) > bound:
-        return Outcome.WORSE if slower > 0 else Outcome.BETTER, reason
-    same = (before.status, before.links, before.egm) == (after.status, after.links, after.egm)
-    return (Outcome.SAME, "") if same else (Outcome.DIFFERENT, reason)
-
-
-def _one_sided(
-    before: MeasuredPath | None, after: MeasuredPath | None, nodes: tuple[str, str]
-) -> tuple[Outcome | None, str]:
+    reasons = _reason(before, nodes[0]), _reason(after, nodes[1])
+    if before is not None and after is not None and before.value is not None and after.value is not None:
+        unsure = [
+            reason for point, reason in zip((before, after), reasons, strict=True) if point.status is Status.UNSTABLE
+        ]
+        reason = "; ".join([*unsure[:1], *_other_route(before, after)])
+        slower = after.slower(before.value)
+        if abs(slower) > bound:
+            return Outcome.WORSE if slower > 0 else Outcome.BETTER, reason
+        same = (before.status, before.links, before.egm) == (after.status, after.links, after.egm)
+        return (Outcome.SAME, "") if same else (Outcome.DIFFERENT, reason)
+    # A path that a run lacks is like one that it has waived.
+    was, now = (Status.WAIVED if point is None else point.status for point in (before, after))
     if before is not None and before.value is not None:
-        return Outcome.WORSE if _broke(after) else Outcome.DIFFERENT, _why_none(after, nodes[1])
+        return Outcome.WORSE if now in BROKEN else Outcome.DIFFERENT, reasons[1]
     if after is not None and after.value is not None:
-        return Outcome.BETTER if _broke(before) else Outcome.DIFFERENT, _why_none(before, nodes[0])
-    statuses = [Status.WAIVED if point is None else point.status for point in (before, after)]
-    if statuses[0] is statuses[1]:
+        return Outcome.BETTER if was in BROKEN else Outcome.DIFFERENT, reasons[0]
+    if was is now:
         return None, ""
-    return Outcome.DIFFERENT, _why_none(after, nodes[1]) if _broke(after) else _why_none(before, nodes[0])
+    return Outcome.DIFFERENT, reasons[1] if now in BROKEN else reasons[0]
 
 
-def _broke(point: MeasuredPath | None) -> bool:
-    return point is not None and point.status in BROKEN
-
-
-def _why_none(point: MeasuredPath | None, node: str) -> str:
+def _reason(point: MeasuredPath | None, node: str) -> str:
+    """Say how a path ended on a node, and why."""
     if point is None:
         return f"not measured in {node}"
     reason = f": {point.measurement.reason}" if point.measurement.reason else ""
     return f"{point.status.value} in {node}{reason}"
 
 
-def _unsure(point: MeasuredPath, node: str) -> str:
-    return _why_none(point, node) if point.status is Status.UNSTABLE else ""
-
-
-def _other_route(before: MeasuredPath, after: MeasuredPath) -> str:
+def _other_route(before: MeasuredPath, after: MeasuredPath) -> Iterator[str]:
     """Say that bytes take other links than before, or that memory is EGM on one side only."""
-    over = "" if after.links == before.links else f"over {after.links}, not {before.links}"
-    egm = [" and ".join(sorted(point.egm)) for point in (after, before)]
-    return _joined(over, "" if after.egm == before.egm else f"EGM: {egm[0]}, not {egm[1]}")
-
-
-def _joined(*reasons: str) -> str:
-    return "; ".join(filter(None, reasons))
+    if after.links != before.links:
+        yield f"over {after.links}, not {before.links}"
+    if after.egm != before.egm:
+        egm, other = (" and ".join(sorted(point.egm)) for point in (after, before))
+        yield f"EGM: {egm}, not {other}"
 
 
 def _bound(tolerance: float, spread: Spread, sigma: float) -> tuple[float, str]:

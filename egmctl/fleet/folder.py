@@ -8,7 +8,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
@@ -16,17 +16,20 @@ from typing import BinaryIO
 from egmctl.documents import check_schema, read_object, refuse
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.files import NEW_FILE, make_folder, open_folder, open_parent, path_of, write_whole
-from egmctl.model import finding, fleet, measurement
+from egmctl.model import fleet, measurement
 from egmctl.model.bringup import Answer, Bringup
 from egmctl.model.codec import DecodeError, from_json
 from egmctl.model.command import Command
 from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Finding, Status
 from egmctl.model.fleet import FleetReport, GroupLine, NodeGroup
+from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import RunReport
-from egmctl.model.verdict import Grade
+from egmctl.model.measurement import BenchGpu, RunReport
+from egmctl.model.verdict import Culprit, Grade
+from egmctl.nodesets import fold
 from egmctl.report.document import plain
-from egmctl.report.views.bench_answer import answer
+from egmctl.report.views import bench_answer
 from egmctl.report.views.bringup import root_of, verdict
 from egmctl.report.views.causes import asked_words
 from egmctl.saved import Saved
@@ -75,12 +78,9 @@ class Folder:
     def spool(self, node: str) -> BinaryIO:
         """Return a file for what a node sends while it sends it; :meth:`discard` or :meth:`keep` end it."""
         self.discard(node)
-        try:
-            with open_folder(self.path / NODES) as nodes:
-                part = os.open(self.part(node).name, NEW_FILE, 0o666, dir_fd=nodes)
-            return os.fdopen(part, "wb", buffering=0)
-        except OSError as error:
-            raise EgmctlError(f"cannot write {printable(str(self.part(node)))}: {error.strerror}") from error
+        with _failing(f"cannot write {_name(self.part(node))}"), open_folder(self.path / NODES) as nodes:
+            part = os.open(self.part(node).name, NEW_FILE, 0o666, dir_fd=nodes)
+        return os.fdopen(part, "wb", buffering=0)
 
     def part(self, node: str) -> Path:
         """Return the path of the file that :meth:`spool` makes."""
@@ -88,10 +88,8 @@ class Folder:
 
     def sent(self, node: str) -> bytes:
         """Return what a node sent."""
-        try:
+        with _failing(f"cannot read {_name(self.part(node))}"):
             return self.part(node).read_bytes()
-        except OSError as error:
-            raise EgmctlError(f"cannot read {printable(str(self.part(node)))}: {error.strerror}") from error
 
     def keep(self, node: str, document: bytes) -> str:
         """Put a node's document in its place, in place of what it sent, and return its path in the folder.
@@ -99,17 +97,14 @@ class Folder:
         It is a part of what was sent, and goes where that is: a disk that is full by now has room for it.
         """
         name, part = document_of(node), self.part(node)
-        try:
-            with open_folder(self.path / NODES) as nodes:
-                sent = os.open(part.name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=nodes)
-                with os.fdopen(sent, "r+b") as file:
-                    file.write(document + b"\n")
-                    file.truncate()
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(part.name, Path(name).name, src_dir_fd=nodes, dst_dir_fd=nodes)
-        except OSError as error:
-            raise EgmctlError(f"cannot write {printable(str(self.path / name))}: {error.strerror}") from error
+        with _failing(f"cannot write {_name(self.path / name)}"), open_folder(self.path / NODES) as nodes:
+            sent = os.open(part.name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=nodes)
+            with os.fdopen(sent, "r+b") as file:
+                file.write(document + b"\n")
+                file.truncate()
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part.name, Path(name).name, src_dir_fd=nodes, dst_dir_fd=nodes)
         return name
 
     def holds(self, name: str) -> bool:
@@ -148,6 +143,19 @@ def document_of(node: str) -> str:
     return f"{NODES}/{node}.json"
 
 
+def _name(path: Path) -> str:
+    return printable(str(path))
+
+
+@contextlib.contextmanager
+def _failing(sentence: str, kind: type[EgmctlError] = EgmctlError) -> Iterator[None]:
+    """Raise, in place of a system's error, a sentence with the error's reason."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{sentence}: {error.strerror}") from error
+
+
 def new_folder(path: Path | None, command: Command, now: datetime) -> Folder:
     """Make the folder of a run.
 
@@ -165,9 +173,9 @@ def new_folder(path: Path | None, command: Command, now: datetime) -> Folder:
     if path is None:
         stamp = f"egmctl-fleet-{command}-{now:%Y%m%dT%H%M%SZ}"
         tries = (Path(stamp), *(Path(f"{stamp}-{number}") for number in range(2, 100)))
-        path = next((one for one in tries if not one.exists()), tries[0])
-    name = printable(str(path))
-    try:
+        path = next((free for free in tries if not free.exists()), tries[0])
+    name = _name(path)
+    with _failing(f"{name} cannot be made", UsageError):
         with open_parent(path) as (parent, last), contextlib.suppress(FileExistsError):
             os.mkdir(last, dir_fd=parent)
         with open_folder(path) as opened:
@@ -176,8 +184,6 @@ def new_folder(path: Path | None, command: Command, now: datetime) -> Folder:
             if os.listdir(path_of(opened)):
                 raise UsageError(f"{name} exists; give a new folder, or --resume {name} to continue")
             os.mkdir(NODES, dir_fd=opened)
-    except OSError as error:
-        raise UsageError(f"{name} cannot be made: {error.strerror}") from error
     return Folder(path)
 
 
@@ -190,62 +196,50 @@ def old_folder(path: Path) -> Folder:
         If there is none, or it cannot be read or written to, or is of another user: what it says is run on the nodes.
     """
     if not os.access(path / REPORT, os.R_OK):
-        raise UsageError(f"{printable(str(path))} is not a folder of egmctl fleet: it has no readable {REPORT}")
+        raise UsageError(f"{_name(path)} is not a folder of egmctl fleet: it has no readable {REPORT}")
     if not os.access(path / NODES, os.W_OK | os.X_OK):
-        raise UsageError(f"{printable(str(path / NODES))} cannot be written to")
-    try:
+        raise UsageError(f"{_name(path / NODES)} cannot be written to")
+    with _failing(f"{_name(path)} cannot be written to", UsageError):
         make_folder(path)
-    except OSError as error:
-        raise UsageError(f"{printable(str(path))} cannot be written to: {error.strerror}") from error
     # The owner of a folder can exchange what is in it, and where a link leads is its owner's choice.
-    for one in (path / REPORT, path, path / NODES):
-        status = one.stat() if one == path else one.lstat()
-        name = printable(str(one))
+    for part in (path / REPORT, path, path / NODES):
+        status = part.stat() if part == path else part.lstat()
         if stat.S_ISLNK(status.st_mode):
-            raise UsageError(f"{name} is a link: --resume takes the folder that the earlier run made")
+            raise UsageError(f"{_name(part)} is a link: --resume takes the folder that the earlier run made")
         if status.st_uid not in (os.geteuid(), 0):
-            raise UsageError(f"{name} belongs to user {status.st_uid}: --resume would run what it says on the nodes")
+            raise UsageError(
+                f"{_name(part)} belongs to user {status.st_uid}: --resume would run what it says on the nodes"
+            )
     return Folder(path)
 
 
-_STATUSES = {Grade.FAIL: "fail", Grade.WARN: "warn"}
+_STATUSES: Mapping[str, str] = {
+    Grade.FAIL: "fail",
+    Grade.WARN: "warn",
+    Answer.NO_GO: "fail",
+    Answer.INCOMPLETE: "warn",
+}
+"""What is wrong, as a line's status has it; nothing else is."""
 
 
-def groups(
-    answers: Sequence[fleet.NodeAnswer],
-    lines_of: Mapping[str, tuple[GroupLine, ...]],
-    fold: Callable[[Iterable[str]], str],
-) -> tuple[NodeGroup, ...]:
+def groups(answers: Sequence[fleet.NodeAnswer], lines_of: Mapping[str, tuple[GroupLine, ...]]) -> tuple[NodeGroup, ...]:
     """Return nodes whose lines are the same together, the largest group first, those that did not answer last.
 
     Parameters
     ----------
     lines_of
         The lines of each node that answered.
-    fold
-        Writes nodes in short.
     """
     alike: dict[tuple[GroupLine, ...], list[fleet.NodeAnswer]] = {}
-    for one in answers:
-        alike.setdefault(lines_of.get(one.node) or _silence(one, _nameless(one)), []).append(one)
-    found = []
-    for lines, those in sorted(alike.items(), key=lambda item: (item[1][0].node not in lines_of, -len(item[1]))):
-        nodes = tuple(answer.node for answer in those)
-        told = _silence(those[0], those[0].reason) if nodes[0] not in lines_of and len(nodes) == 1 else lines
-        found.append(NodeGroup(nodes=nodes, folded=fold(nodes), lines=told))
-    return tuple(found)
-
-
-def lines_of(saved: Saved) -> tuple[GroupLine, ...]:
-    """Return how it stands on a node."""
-    match saved.result:
-        case Diagnosis() as result:
-            return _doctor_lines(result)
-        case RunReport() as report:
-            return _bench_lines(report)
-        case Bringup() as found:
-            return _bringup_lines(found)
-    return tuple(line for machine in saved.machines for line in _machine_lines(machine))
+    for answer in answers:
+        alike.setdefault(lines_of.get(answer.node) or _silence(answer, _general(answer)), []).append(answer)
+    made = []
+    for lines, members in sorted(alike.items(), key=lambda item: (item[1][0].node not in lines_of, -len(item[1]))):
+        nodes = tuple(answer.node for answer in members)
+        if nodes[0] not in lines_of and len(nodes) == 1:
+            lines = _silence(members[0], members[0].reason)
+        made.append(NodeGroup(nodes=nodes, folded=fold(nodes), lines=lines))
+    return tuple(made)
 
 
 def _silence(answer: fleet.NodeAnswer, reason: str) -> tuple[GroupLine, ...]:
@@ -253,90 +247,98 @@ def _silence(answer: fleet.NodeAnswer, reason: str) -> tuple[GroupLine, ...]:
     return (GroupLine(key="", value=reason, status=answer.reach.value),)
 
 
-def _nameless(answer: fleet.NodeAnswer) -> str:
-    """Return why there is no document, without what makes it another reason on every node: its name and address."""
+def _general(answer: fleet.NodeAnswer) -> str:
+    """Return why there is no document, without the node's name and address, which differ on every node."""
     return re.sub(r"\bhost \S+ port\b", "host NODE port", answer.reason.replace(answer.node, "NODE"))
 
 
-def _machine_lines(machine: Machine) -> tuple[GroupLine, ...]:
-    lacking, driver = missing(machine), machine.driver
-    lines = [GroupLine(key="platform", value=platform(machine).line)]
-    if lacking is not None:
-        lines.append(GroupLine(key="", value=lacking.sentence, status="fail"))
-    lines.append(GroupLine(key="GPUs", value=_counted(gpu.name for gpu in machine.gpus or ())))
-    if driver is not None:
+def lines_of(saved: Saved) -> tuple[GroupLine, ...]:
+    """Return the lines that say how it stands on a node; nodes with the same lines are alike."""
+    match saved.result:
+        case Diagnosis() as diagnosis:
+            return tuple(_doctor_lines(diagnosis))
+        case RunReport() as report:
+            return tuple(_bench_lines(report))
+        case Bringup() as bringup:
+            return tuple(_bringup_lines(bringup))
+    return tuple(line for machine in saved.machines for line in _machine_lines(machine))
+
+
+def _machine_lines(machine: Machine) -> Iterator[GroupLine]:
+    yield GroupLine(key="platform", value=platform(machine).line)
+    if (lacking := missing(machine)) is not None:
+        yield GroupLine(key="", value=lacking.sentence, status="fail")
+    yield _gpus(machine.gpus or ())
+    if (driver := machine.driver) is not None:
         version = driver.driver_version or driver.module_version or "none"
-        lines.append(GroupLine(key="driver", value=" ".join(filter(None, (version, driver.module_flavour)))))
-    return tuple(lines)
+        yield GroupLine(key="driver", value=_joined(version, driver.module_flavour))
 
 
-def _doctor_lines(result: Diagnosis) -> tuple[GroupLine, ...]:
-    told = ", ".join(f"{number} {status}" for status, number in result.counts.items() if number)
-    lines = [GroupLine(key="platform", value=result.platform), GroupLine(key="checks", value=told or "none")]
-    for status in (finding.Status.FAIL, finding.Status.WARN):
-        for one in result.findings:
-            if one.status is status and not one.explained_by:
-                key = " ".join(filter(None, (one.check, one.place.label)))
-                explains = f"; explains {', '.join(one.explains)}" if one.explains else ""
-                lines.append(GroupLine(key=key, value=f"{one.summary}{explains}", check=one.check, status=status.value))
-    return tuple(lines)
+def _doctor_lines(diagnosis: Diagnosis) -> Iterator[GroupLine]:
+    yield GroupLine(key="platform", value=diagnosis.platform)
+    yield _counts("checks", diagnosis.counts)
+    for status in (Status.FAIL, Status.WARN):
+        for finding in diagnosis.findings:
+            if finding.status is status and not finding.explained_by:
+                explains = f"; explains {', '.join(finding.explains)}" if finding.explains else ""
+                yield _finding_line(finding, status, explains)
 
 
-def _bench_lines(report: RunReport) -> tuple[GroupLine, ...]:
-    statuses = Counter(one.status for one in report.measurements)
-    told = ", ".join(f"{statuses[status]} {status}" for status in measurement.Status if statuses[status])
-    lines = [
-        GroupLine(key="GPUs", value=_counted(gpu.name for gpu in report.gpus)),
-        GroupLine(key="measurements", value=told or "none"),
-    ]
-    culprits: Sequence[GroupLine] = ()
+def _bench_lines(report: RunReport) -> Iterator[GroupLine]:
+    yield _gpus(report.gpus)
+    statuses = Counter(m.status for m in report.measurements)
+    yield _counts("measurements", {status: statuses[status] for status in measurement.Status})
+    culprits: Sequence[Culprit] = ()
     if report.verdict is not None:
-        status = _STATUSES.get(report.verdict.grade, "")
-        told = plain(answer(report).sentence) if status else report.verdict.grade.value
-        lines.append(GroupLine(key="" if status else "verdict", value=told, status=status))
-        culprits = [
-            GroupLine(
-                key=culprit.path_class,
-                value=f"{culprit.label} is slower than its peers",
-                status=_STATUSES.get(culprit.grade, ""),
-            )
-            for culprit in report.verdict.culprits
-        ]
-    lines += [GroupLine(key="", value=problem, status="fail") for problem in report.problems]
-    for one in report.measurements:
-        if one.status not in (measurement.Status.OK, measurement.Status.WAIVED):
-            status = "warn" if one.status is measurement.Status.UNSTABLE else "fail"
-            lines.append(GroupLine(key=f"{one.case} {one.path}", value=one.status.value, status=status))
+        grade, culprits = report.verdict.grade, report.verdict.culprits
+        if status := _STATUSES.get(grade, ""):
+            yield GroupLine(key="", value=plain(bench_answer.answer(report).sentence), status=status)
+        else:
+            yield GroupLine(key="verdict", value=grade.value)
+    for problem in report.problems:
+        yield GroupLine(key="", value=problem, status="fail")
+    for m in report.measurements:
+        if m.status not in (measurement.Status.OK, measurement.Status.WAIVED):
+            status = "warn" if m.status is measurement.Status.UNSTABLE else "fail"
+            yield GroupLine(key=f"{m.case} {m.path}", value=m.status.value, status=status)
+    slow = ((culprit.path_class, culprit.label, _STATUSES.get(culprit.grade, "")) for culprit in culprits)
     # Slow in both directions is one line.
-    lines += dict.fromkeys(culprits)
-    lines += _cause_lines(report)
-    return tuple(lines)
-
-
-def _cause_lines(report: RunReport) -> Iterator[GroupLine]:
-    """Yield what explains a run: each cause once."""
+    for path_class, label, status in dict.fromkeys(slow):
+        yield GroupLine(key=path_class, value=f"{label} is slower than its peers", status=status)
     for cause in report.causes:
-        key = " ".join(filter(None, ("cause", cause.finding.check, cause.node, cause.finding.place.label)))
-        value = f"{cause.finding.summary}{asked_words(cause)}; "
-        value += f"explains {len(cause.explains)} of {len(report.measurements)} measurements"
-        yield GroupLine(key=key, value=value, status="" if cause.status is finding.Status.NOTE else cause.status.value)
+        key = _joined("cause", cause.finding.check, cause.node, cause.finding.place.label)
+        explains = f"explains {len(cause.explains)} of {len(report.measurements)} measurements"
+        value = f"{cause.finding.summary}{asked_words(cause)}; {explains}"
+        yield GroupLine(key=key, value=value, status="" if cause.status is Status.NOTE else cause.status.value)
 
 
-def _bringup_lines(found: Bringup) -> tuple[GroupLine, ...]:
-    """Return the causes of a node that may not be handed over, the gravest first, then the answer."""
-    lines = []
-    for cause in found.causes:
-        root = root_of(found, cause)
-        if root is not None and cause.status in (finding.Status.FAIL, finding.Status.WARN):
-            key = " ".join(filter(None, (root.check, root.place.label)))
-            lines.append(GroupLine(key=key, value=root.summary, check=root.check, status=cause.status.value))
-    told = verdict(found)
-    status = {Answer.NO_GO: "fail", Answer.INCOMPLETE: "warn"}.get(found.answer, "")
-    if not any(line.status == "fail" for line in lines):
-        lines.insert(0, GroupLine(key="", value=plain(told.sentence) if status else told.word, status=status))
-    lines.append(GroupLine(key="GPUs", value=_counted(gpu.name for gpu in found.machine.gpus or ())))
-    return tuple(lines)
+def _bringup_lines(bringup: Bringup) -> Iterator[GroupLine]:
+    """Yield the causes of a node that may not be handed over, the gravest first; without one that failed the answer."""
+    roots = [(root_of(bringup, cause), cause.status) for cause in bringup.causes]
+    status = _STATUSES.get(bringup.answer, "")
+    if not any(root is not None and cause_status is Status.FAIL for root, cause_status in roots):
+        shown = verdict(bringup)
+        yield GroupLine(key="", value=plain(shown.sentence) if status else shown.word, status=status)
+    for root, cause_status in roots:
+        if root is not None and cause_status in (Status.FAIL, Status.WARN):
+            yield _finding_line(root, cause_status)
+    yield _gpus(bringup.machine.gpus or ())
 
 
-def _counted(names: Iterable[str | None]) -> str:
-    return counted(map(gpu_name, names)) or "none"
+def _finding_line(finding: Finding, status: Status, more: str = "") -> GroupLine:
+    key = _joined(finding.check, finding.place.label)
+    return GroupLine(key=key, value=f"{finding.summary}{more}", check=finding.check, status=status.value)
+
+
+def _counts(key: str, counts: Mapping[str, int]) -> GroupLine:
+    return GroupLine(
+        key=key, value=", ".join(f"{number} {word}" for word, number in counts.items() if number) or "none"
+    )
+
+
+def _gpus(gpus: Iterable[Gpu | BenchGpu]) -> GroupLine:
+    return GroupLine(key="GPUs", value=counted(gpu_name(gpu.name) for gpu in gpus) or "none")
+
+
+def _joined(*words: str | None) -> str:
+    return " ".join(filter(None, words))

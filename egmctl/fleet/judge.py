@@ -6,18 +6,16 @@ import re
 import shlex
 import signal
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import Any
 
 from egmctl.documents import FILE_LIMIT, check_schema, parse_object, short
 from egmctl.errors import ERROR_SCHEMA, ExitCode, UsageError
 from egmctl.fleet.folder import Folder
-from egmctl.model.bringup import Bringup
 from egmctl.model.command import Command
-from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.fleet import Asked, NodeAnswer, Reach
 from egmctl.model.machine import MACHINE_SCHEMA
-from egmctl.model.measurement import RunReport
-from egmctl.topology.topology import Topology
+from egmctl.report.kinds import KINDS
 from egmctl.units import format_size, printable
 
 MARK = "egmctl-fleet"
@@ -94,13 +92,8 @@ def read_output(output: bytes) -> Output:
 OUTPUT_LIMIT = FILE_LIMIT
 """Bytes that a node may send: nobody reads a larger document."""
 
-SCHEMAS = {
-    Command.SNAPSHOT: MACHINE_SCHEMA,
-    Command.TOPO: Topology.SCHEMA,
-    Command.DOCTOR: Diagnosis.SCHEMA,
-    Command.BENCH: RunReport.SCHEMA,
-    Command.BRINGUP: Bringup.SCHEMA,
-}
+SCHEMAS = {Command(kind.command): resolve_name(kind.record).SCHEMA for kind in KINDS if kind.command}
+SCHEMAS[Command.SNAPSHOT] = MACHINE_SCHEMA
 """What each command answers in."""
 
 
@@ -127,14 +120,9 @@ def judge(asked: Asked, folder: Folder, ended: Ended, timeout_s: float) -> NodeA
     What a command that was stopped has until then is kept, too, though it is no answer.
     """
     output = read_output(b"" if ended.flooded else folder.sent(ended.node))
-    reach, reason = _without_document(asked, ended, output, timeout_s)
-    code = int(ExitCode.CRASHED)
-    has_result = False
-    if reach is None:
-        reach, reason, code = _document(asked, ended, output)
-        has_result = reach in (Reach.ANSWERED, Reach.INTERRUPTED)
-    elif reach is Reach.TIMED_OUT and output.document:
-        has_result = _document(asked, ended, output)[0] in (Reach.ANSWERED, Reach.INTERRUPTED)
+    document = _document(asked, ended, output)
+    reach, reason, code = _without_document(asked, ended, output, timeout_s) or document
+    has_result = document[0] in (Reach.ANSWERED, Reach.INTERRUPTED) and reach in (document[0], Reach.TIMED_OUT)
     if ended.interrupted and reach is not Reach.ANSWERED:
         reach, reason, code = Reach.INTERRUPTED, "stopped by Ctrl-C", int(ExitCode.INTERRUPTED)
     if has_result:
@@ -154,55 +142,57 @@ def judge(asked: Asked, folder: Folder, ended: Ended, timeout_s: float) -> NodeA
     )
 
 
-def _without_document(
-    asked: Asked, ended: Ended, output: Output, timeout_s: float
-) -> tuple[Reach, str] | tuple[None, str]:
+CRASHED = int(ExitCode.CRASHED)
+
+
+def _without_document(asked: Asked, ended: Ended, output: Output, timeout_s: float) -> tuple[Reach, str, int] | None:
     """Return why there can be no document; ``None`` where there should be one."""
     words = _words(ended.errors)
     if ended.flooded:
-        return Reach.FLOODED, f"it sent more than {format_size(OUTPUT_LIMIT)} and was stopped"
+        return Reach.FLOODED, f"it sent more than {format_size(OUTPUT_LIMIT)} and was stopped", CRASHED
     if ended.out_of_time and output.code is None:
         what = "the command did not end" if output.begun else "no command was started there"
-        return Reach.TIMED_OUT, f"{what} in {ended.duration_s:.0f} s"
+        return Reach.TIMED_OUT, f"{what} in {ended.duration_s:.0f} s", CRASHED
     if not output.begun:
-        return Reach.UNREACHABLE, words or f"the launcher {_how(ended.code)} without a message"
+        how = f"ended with {ended.code}" if ended.code >= 0 else f"was ended by signal {-ended.code}"
+        return Reach.UNREACHABLE, words or f"the launcher {how} without a message", CRASHED
     if output.code is None:
-        return Reach.LOST, words or "the connection ended before the command"
+        return Reach.LOST, words or "the connection ended before the command", CRASHED
     if output.code == 124 or (output.code == 128 + signal.SIGKILL and ended.duration_s >= timeout_s):
-        return Reach.TIMED_OUT, f"the command did not end in {timeout_s:g} s and was stopped"
+        return Reach.TIMED_OUT, f"the command did not end in {timeout_s:g} s and was stopped", CRASHED
     if output.lacks:
         where = "there" if "/" in asked.remote_command else "in the PATH of a session without a login"
         what = f"there is no {printable(asked.remote_command)} {where}"
-        return Reach.NO_EGMCTL, f"{what}; give its path with --remote-command"
+        return Reach.NO_EGMCTL, f"{what}; give its path with --remote-command", CRASHED
     if output.version is None:
-        return Reach.GARBAGE, words or f"the command ended with {output.code} before it said its version"
+        return Reach.GARBAGE, words or f"the command ended with {output.code} before it said its version", CRASHED
     if not output.version.startswith("egmctl "):
         said = repr(printable(output.version[:80])) if output.version else "nothing"
-        return Reach.GARBAGE, f"'{asked.remote_command} --version' says {said}"
+        return Reach.GARBAGE, f"'{asked.remote_command} --version' says {said}", CRASHED
     if asked.version and output.version != asked.version:
-        return Reach.WRONG_VERSION, f"{printable(output.version[:80])}, not {asked.version}; nothing was run"
-    return None, ""
+        reason = f"{printable(output.version[:80])}, not {asked.version}; nothing was run"
+        return Reach.WRONG_VERSION, reason, CRASHED
+    return None
 
 
 def _document(asked: Asked, ended: Ended, output: Output) -> tuple[Reach, str, int]:
     """Judge a document, or what stands in its place: how asking ended, why, and the exit code that counts."""
-    crashed = int(ExitCode.CRASHED)
     # Where this command was not interrupted, one that was interrupted on its node broke.
     known = set(ExitCode) - {ExitCode.INTERRUPTED}
-    code = output.code if output.code is not None and output.code in known else crashed
+    code = output.code if output.code is not None and output.code in known else CRASHED
     words = _words(ended.errors)
     if not output.document:
-        return Reach.FAILED, words or f"the command ended with {output.code} without a message", code or crashed
+        return Reach.FAILED, words or f"the command ended with {output.code} without a message", code or CRASHED
     source = "what it sent"
     try:
         document = parse_object(output.document, source, "result of egmctl")
         schema = check_schema(document, (SCHEMAS[asked.command], ERROR_SCHEMA), source, "result of egmctl")
     except UsageError as error:
-        return Reach.GARBAGE, _told("; ".join(filter(None, (str(error), words)))), crashed
+        return Reach.GARBAGE, _shortened("; ".join(filter(None, (str(error), words)))), CRASHED
     if schema == ERROR_SCHEMA or (schema != MACHINE_SCHEMA and document.get("result") is None):
-        return Reach.FAILED, _told(_first_error(document)) or words, code or crashed
+        return Reach.FAILED, _shortened(_first_error(document)) or words, code or CRASHED
     if document.get("exit_code") == ExitCode.INTERRUPTED:
-        return Reach.INTERRUPTED, "the command was interrupted there", crashed
+        return Reach.INTERRUPTED, "the command was interrupted there", CRASHED
     return Reach.ANSWERED, "", code
 
 
@@ -216,13 +206,9 @@ def _first_error(document: dict[str, Any]) -> str:
 def _words(errors: str) -> str:
     """Return the last lines of a standard error that say something, as one line."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    return _told("; ".join(lines[-2:]).removeprefix("egmctl: "))
+    return _shortened("; ".join(lines[-2:]).removeprefix("egmctl: "))
 
 
-def _told(text: str) -> str:
+def _shortened(text: str) -> str:
     """Return a launcher's or a node's own words as a reason bears them."""
     return short(printable(text))
-
-
-def _how(code: int) -> str:
-    return f"ended with {code}" if code >= 0 else f"was ended by signal {-code}"

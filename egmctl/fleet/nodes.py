@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import configparser
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,8 +47,8 @@ def select_nodes(wanted: Sequence[str], excluded: Sequence[str]) -> tuple[str, .
     left_out = set(_expand("-x", excluded))
     nodes = tuple(node for node in chosen if node not in left_out)
     if not nodes:
-        why = "-w names none, or -x excludes all of them" if wanted else "name them, as in -w node[01-72]"
-        raise UsageError(f"no nodes: {why}")
+        reason = "-w names none, or -x excludes all of them" if wanted else "name them, as in -w node[01-72]"
+        raise UsageError(f"no nodes: {reason}")
     check_names(nodes)
     return nodes
 
@@ -61,26 +62,26 @@ def check_names(nodes: Sequence[str]) -> None:
         If one is no name of a node or is there twice, or there are more than :data:`NODES_LIMIT`.
     """
     _check_count(len(nodes), "the nodes")
-    seen: set[str] = set()
-    for node in nodes:
+    for node, times in Counter(nodes).items():
         if not NAME.fullmatch(node):
             raise UsageError(
                 f"{printable(node[:60])!r} is no name of a node: at most 200 letters, digits and any of . _ : - are"
             )
-        if node in seen:
+        if times > 1:
             raise UsageError(f"node {node} is named twice")
-        seen.add(node)
 
 
 def _expand(option: str, sets: Sequence[str]) -> list[str]:
     groups = _SiteGroups()
+    nodes = NodeSet()
     try:
-        found = NodeSet()
-        for one in sets:
-            _check_set(one)
-            found.update(NodeSet(one, resolver=groups))
-            _check_count(len(found), "the sets together")
-        return list(found)
+        for text in sets:
+            _check_set(text)
+            nodes.update(NodeSet(text, resolver=groups))
+            _check_count(len(nodes), "the sets together")
+        return list(nodes)
+    except UsageError as error:
+        raise UsageError(f"{option}: {error}") from error
     except GroupResolverSourceError as error:
         sources = ", ".join(f"@{source}:..." for source in groups.sources() if GROUP.fullmatch(source))
         if not sources:
@@ -90,8 +91,6 @@ def _expand(option: str, sets: Sequence[str]) -> list[str]:
         ) from error
     except (NodeSetException, GroupResolverError, GroupSourceError, configparser.Error) as error:
         raise UsageError(f"{option} cannot be read: {printable(str(error)[:200])}") from error
-    except UsageError as error:
-        raise UsageError(f"{option}: {error}") from error
     except (AttributeError, TypeError, ValueError, OSError) as error:
         # A configuration of groups that is of none of the forms that ClusterShell expects.
         raise UsageError(f"{option}: the groups cannot be read: {printable(str(error)[:200])}") from error
@@ -108,11 +107,11 @@ class _SiteGroups(GroupResolverConfig):  # type: ignore[misc]
         for name in filter(None, (namespace, group)):
             if not GROUP.fullmatch(name):
                 raise UsageError(f"{_quoted(name)} is no name of a group: letters, digits and any of . _ + - are")
-        found = self._checked(super().group_nodes(group, namespace))
-        if not found and (others := self._others(group, namespace)) is not None:
+        nodes = self._checked(super().group_nodes(group, namespace))
+        if not nodes and (others := self._others(group, namespace)) is not None:
             known = f"there are {short(', '.join(others))}" if others else "none is defined"
             raise UsageError(f"there is no group @{namespace + ':' if namespace else ''}{group}; {known}")
-        return found
+        return nodes
 
     def all_nodes(self, namespace: str | None = None) -> list[str]:
         """Return the node sets of all nodes."""
@@ -130,7 +129,7 @@ class _SiteGroups(GroupResolverConfig):  # type: ignore[misc]
 
     @staticmethod
     def _checked(sets: list[Any]) -> list[str]:
-        texts = [str(one) for one in sets]
+        texts = [*map(str, sets)]
         for text in texts:
             _check_set(text)
         return texts
@@ -167,7 +166,7 @@ def _size(digits: str, inner: str) -> int:
         bounds.append((match[1], match[2] or match[1]))
     count = sum(max(int(last) - int(first), 0) + 1 for first, last in bounds)
     if digits:
-        numbers = [int(end) for one in bounds for end in one]
+        numbers = [int(end) for ends in bounds for end in ends]
         count = max(count, int(f"{digits[-18:]}{max(numbers)}") - int(f"{digits[-18:]}{min(numbers)}") + 1)
     return count
 

@@ -125,7 +125,7 @@ class _Fleet(EventHandler):  # type: ignore[misc]
         interruptions: list[int],
     ) -> None:
         self.progress = Progress(total=len(nodes))
-        self._asked, self._nodes, self._launch, self._folder = asked, nodes, launch, folder
+        self.asked, self.launch, self._nodes, self._folder = asked, launch, nodes, folder
         self._on_tick, self._interruptions = on_tick, interruptions
         self._talks: dict[str, _Talk] = {}
         self._stop_by: float | None = None
@@ -133,7 +133,7 @@ class _Fleet(EventHandler):  # type: ignore[misc]
         self.failure: EgmctlError | None = None
 
     def run(self, task: Task) -> None:
-        launch = self._launch
+        launch = self.launch
         kind = _SshWorker if launch.launcher is Launcher.SSH else _SrunWorker
         self._worker = kind(
             ",".join(self._nodes),
@@ -144,7 +144,6 @@ class _Fleet(EventHandler):  # type: ignore[misc]
             # Taken for a pattern (%host) by the worker: each client puts its own in its place.
             command="egmctl",
         )
-        self._worker.asked, self._worker.launch = self._asked, launch
         task.schedule(self._worker)
         task.timer(TICK_S, handler=self, interval=TICK_S, autoclose=True)
         try:
@@ -167,7 +166,11 @@ class _Fleet(EventHandler):  # type: ignore[misc]
         if self._interruptions and self._stop_by is None:
             self._stop_by = time.monotonic() + KILL_AFTER_S + SLACK_S
             self.progress.stopping = True
-            self._worker.stop()
+            # Start no more, and have what runs end.
+            for client in self._worker._clients:
+                if not client.registered:
+                    client.abort()
+            self._worker.set_write_eof()
         elif self._stop_by is not None and (len(self._interruptions) > 1 or time.monotonic() > self._stop_by):
             self._worker.abort()
         self._on_tick(self.progress)
@@ -227,7 +230,7 @@ class _Fleet(EventHandler):  # type: ignore[misc]
             interrupted=self._stop_by is not None or self.failure is not None,
         )
         try:
-            answer = judge(self._asked, self._folder, ended, self._launch.timeout_s)
+            answer = judge(self.asked, self._folder, ended, self.launch.timeout_s)
             if answer.reach is Reach.INTERRUPTED and self.failure is not None:
                 answer = replace(answer, reason="stopped, as the folder of results took no more")
             self.progress.answers.append(answer)
@@ -237,7 +240,7 @@ class _Fleet(EventHandler):  # type: ignore[misc]
 
 @dataclass(slots=True)
 class _Talk:
-    """What a node has sent so far."""
+    """The output of a node so far."""
 
     file: BinaryIO
     began: float = field(default_factory=time.monotonic)
@@ -268,7 +271,8 @@ class _SshNode(_Client, SshClient):  # type: ignore[misc]
     """An ssh."""
 
     def _build_cmd(self) -> Any:
-        self.command = remote_line(self.worker.asked, self.worker.launch.timeout_s)
+        fleet: _Fleet = self.worker.eh
+        self.command = remote_line(fleet.asked, fleet.launch.timeout_s)
         return super()._build_cmd()
 
 
@@ -276,27 +280,13 @@ class _SrunNode(_Client):
     """An srun."""
 
     def _build_cmd(self) -> tuple[list[str], None]:
-        words = remote_words(self.worker.asked, self.worker.launch.timeout_s)
-        return srun_words(self.key, self.worker.launch, words), None
+        fleet: _Fleet = self.worker.eh
+        return srun_words(self.key, fleet.launch, remote_words(fleet.asked, fleet.launch.timeout_s)), None
 
 
-class _Worker(ExecWorker):  # type: ignore[misc]
-    """All nodes."""
-
-    asked: Asked
-    launch: Launch
-
-    def stop(self) -> None:
-        """Start no more, and have what runs end."""
-        for client in self._clients:
-            if not client.registered:
-                client.abort()
-        self.set_write_eof()
-
-
-class _SshWorker(_Worker):
+class _SshWorker(ExecWorker):  # type: ignore[misc]
     SHELL_CLASS = _SshNode
 
 
-class _SrunWorker(_Worker):
+class _SrunWorker(ExecWorker):  # type: ignore[misc]
     SHELL_CLASS = _SrunNode

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
-from egmctl import __version__
 from egmctl.comparison import compare
 from egmctl.comparison.paths import spread_of
 from egmctl.errors import EgmctlError, ExitCode, UsageError
@@ -39,21 +38,11 @@ class Session:
     """Of nodes that answered in an earlier run."""
 
 
-def new_session(
-    command: Command,
-    arguments: Sequence[str],
-    nodes: Sequence[str],
-    *,
-    remote_command: str,
-    any_version: bool,
-    path: Path | None,
-) -> Session:
+def new_session(asked: Asked, path: Path | None) -> Session:
     """Begin a run: its folder is made.
 
     Parameters
     ----------
-    nodes
-        Their names.
     path
         Where the folder is to be; ``None`` is a new one with the date.
 
@@ -63,17 +52,10 @@ def new_session(
         For a folder that cannot be made.
     """
     started = datetime.now(timezone.utc)
-    asked = Asked(
-        command=command,
-        arguments=tuple(arguments),
-        nodes=tuple(nodes),
-        remote_command=remote_command,
-        version="" if any_version else f"egmctl {__version__}",
-    )
-    return Session(asked, new_folder(path, command, started), f"{started:%Y-%m-%dT%H:%M:%SZ}", {})
+    return Session(asked, new_folder(path, asked.command, started), f"{started:%Y-%m-%dT%H:%M:%SZ}", {})
 
 
-def old_session(command: Command, path: Path, *, remote_command: str | None, any_version: bool) -> Session:
+def old_session(command: Command, path: Path) -> Session:
     """Go on with an earlier run: the same question to the nodes that did not answer it.
 
     Raises
@@ -86,17 +68,12 @@ def old_session(command: Command, path: Path, *, remote_command: str | None, any
     if report.asked.command is not command:
         raise UsageError(f"{path} is of 'egmctl fleet {report.asked.command}', not of 'egmctl fleet {command}'")
     check_names(report.asked.nodes)
-    asked = dataclasses.replace(
-        report.asked,
-        remote_command=remote_command or report.asked.remote_command,
-        version="" if any_version or not report.asked.version else f"egmctl {__version__}",
-    )
     answered = {
         answer.node: answer
         for answer in report.answers
         if answer.reach is Reach.ANSWERED and answer.file == document_of(answer.node) and folder.holds(answer.file)
     }
-    return Session(asked, folder, report.started_at, answered)
+    return Session(report.asked, folder, report.started_at, answered)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -135,7 +112,7 @@ def _ask(session: Session, launch: Launch, on_tick: Callable[[Progress], None], 
     written = (time.monotonic(), 0)
 
     def write(answers: Sequence[NodeAnswer]) -> None:
-        folder.write_report(plain_json(_report(session, launch.launcher, {answer.node: answer for answer in answers})))
+        folder.write_report(plain_json(_report(session, launch.launcher, answers)))
 
     def tick(progress: Progress) -> None:
         nonlocal written
@@ -152,7 +129,7 @@ def _ask(session: Session, launch: Launch, on_tick: Callable[[Progress], None], 
     # Whatever the folding meets, the answers are in the folder before it.
     with contextlib.suppress(EgmctlError):
         write(answers)
-    report = _folded(_report(session, launch.launcher, {answer.node: answer for answer in answers}), folder, warn)
+    report = _folded(_report(session, launch.launcher, answers), folder, warn)
     try:
         folder.write_report(plain_json(report))
     except EgmctlError:
@@ -182,15 +159,19 @@ def _folded(report: FleetReport, folder: Folder, warn: Callable[[str], None]) ->
         report,
         answers=tuple(answers),
         counts=counts(answers),
-        groups=groups(answers, lines, fold),
+        groups=groups(answers, lines),
         comparison=comparison,
     )
 
 
-def _report(session: Session, launcher: Launcher, new: dict[str, NodeAnswer]) -> FleetReport:
+def _report(session: Session, launcher: Launcher, new: Sequence[NodeAnswer]) -> FleetReport:
     """Return the report with the answers that there are; the others were not asked."""
-    known = session.answers | new
-    answers = tuple(known.get(node) or _not_asked(node) for node in session.asked.nodes)
+    known = session.answers | {answer.node: answer for answer in new}
+    answers = tuple(
+        known.get(node)
+        or NodeAnswer(node=node, reach=Reach.NOT_ASKED, exit_code=ExitCode.INTERRUPTED, reason="not started")
+        for node in session.asked.nodes
+    )
     return FleetReport(
         asked=session.asked,
         folded=fold(session.asked.nodes),
@@ -201,7 +182,3 @@ def _report(session: Session, launcher: Launcher, new: dict[str, NodeAnswer]) ->
         counts=counts(answers),
         answers=answers,
     )
-
-
-def _not_asked(node: str) -> NodeAnswer:
-    return NodeAnswer(node=node, reach=Reach.NOT_ASKED, exit_code=ExitCode.INTERRUPTED, reason="not started")

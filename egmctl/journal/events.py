@@ -1,4 +1,4 @@
-"""What a journal is made of: a line of JSON for each event, with its number and checksum, and who is told of them.
+"""The events of a run, and the lines of JSON that a journal keeps of them, each with its number and checksum.
 
 The first line is the run's state. It has a fixed length and is written again in its place, so that the end of a run can
 be stated on a disk that is full. The others are only ever appended.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from egmctl.model.codec import DecodeError, from_json, to_json
 from egmctl.model.kernel_log import KernelEvent
@@ -19,16 +19,8 @@ from egmctl.model.measurement import Measurement, RunReport, Task
 JOURNAL_SCHEMA = "egmctl.journal/1"
 SUFFIX = ".journal"
 
-STATE, BEGIN, STEP, MEASUREMENT, KERNEL, NOTE, PROBLEM = (
-    "state",
-    "begin",
-    "step",
-    "measurement",
-    "kernel",
-    "note",
-    "problem",
-)
-"""The values of ``event``."""
+STATE, BEGIN = "state", "begin"
+"""The values of ``event`` whose lines are no record of :data:`RECORDS`."""
 
 STATE_BYTES = 512
 """Length of the first line, with spaces before its end."""
@@ -78,8 +70,8 @@ def entry(line: bytes) -> dict[str, Any] | None:
     return content if isinstance(content, dict) and type(content.get("line")) is int else None
 
 
-def state_of(first_line: bytes) -> State | None:
-    """Return what the first line of a journal says; ``None`` where it is damaged."""
+def read_state(first_line: bytes) -> State | None:
+    """Return the state in the first line of a journal; ``None`` where it is damaged."""
     content = entry(first_line) or {}
     try:
         return from_json(State, content) if (content.get("line"), content.get("event")) == (0, STATE) else None
@@ -92,6 +84,15 @@ def _refuse(word: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """The run begins: what is known before its first step."""
+
+    report: RunReport
+    """A report without measurements."""
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NumberedTask:
     """A task, and its place in the plan."""
 
@@ -100,15 +101,15 @@ class NumberedTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """The other keys of a line whose ``event`` is ``step``; the classes below are those of the other events."""
+class StepBegun:
+    """A step begins; a recorder has all events before it on disk when it returns."""
 
     tasks: tuple[NumberedTask, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Of ``measurement``."""
+    """A task has an outcome, in place of an earlier one with the same number."""
 
     number: int
     measurement: Measurement
@@ -116,60 +117,41 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logged:
-    """Of ``kernel``."""
+    """The kernel has logged this since it was asked last; a recorder has it on disk when it returns."""
 
     events: tuple[KernelEvent, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Text:
-    """Of ``note`` and ``problem``."""
+class Note:
+    """The run has one more note."""
 
     text: str
 
 
-class Recorder(Protocol):
-    """Who is told of what a run does, in this order."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Something went wrong outside of any measurement."""
 
-    def begin(self, report: RunReport, steps: int) -> None:
-        """Take what is known before the first step: a report without measurements."""
-
-    def step(self, tasks: Sequence[tuple[int, Task]]) -> None:
-        """A step begins; all that was told before is on disk when this returns."""
-
-    def measurement(self, number: int, measurement: Measurement) -> None:
-        """A task has an outcome, in place of an earlier one with the same number."""
-
-    def kernel(self, logged: Sequence[KernelEvent]) -> None:
-        """The kernel has logged this since it was asked last; it is on disk when this returns."""
-
-    def note(self, text: str) -> None:
-        """The run has a note more."""
-
-    def problem(self, text: str) -> None:
-        """Something went wrong outside of any measurement."""
+    text: str
 
 
-class NoRecorder:
-    """Keeps nothing."""
+Event = Begin | StepBegun | Outcome | Logged | Note | Problem
+Recorder = Callable[[Event], None]
+"""Takes the events of a run in their order, :class:`Begin` first."""
 
-    def begin(self, report: RunReport, steps: int) -> None:
-        """Forget it."""
+RECORDS: Mapping[str, type[StepBegun | Outcome | Logged | Note | Problem]] = {
+    "step": StepBegun,
+    "measurement": Outcome,
+    "kernel": Logged,
+    "note": Note,
+    "problem": Problem,
+}
+"""The values of ``event``, and the record that the other keys of such a line are."""
 
-    def step(self, tasks: Sequence[tuple[int, Task]]) -> None:
-        """Forget it."""
 
-    def measurement(self, number: int, measurement: Measurement) -> None:
-        """Forget it."""
-
-    def kernel(self, logged: Sequence[KernelEvent]) -> None:
-        """Forget it."""
-
-    def note(self, text: str) -> None:
-        """Forget it."""
-
-    def problem(self, text: str) -> None:
-        """Forget it."""
+def forget(_event: Event) -> None:
+    """Keep nothing: the recorder of a run that nobody follows."""
 
 
 ENGINE_WORDS = {"ce": "copy engine", "sm-write": "SM write", "sm-read": "SM read"}

@@ -23,9 +23,6 @@ _MOST_ELEMENTS = 4_000_000
 """Objects, lists and their members in the largest journal that is read. Ours have one in some 15 bytes; of the smallest
 ones Python makes 30 times the file's size in memory."""
 
-_TAIL_BYTES = 1 << 18
-"""How much of a journal's end is read for what was under way there: a step of all pairs of 8 GPUs has some 100 KiB."""
-
 _MARK = f'"schema":"{events.JOURNAL_SCHEMA.partition("/")[0]}/'.encode()
 
 
@@ -35,7 +32,7 @@ Decode = Callable[[Any, str], RunReport]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What a journal holds."""
+    """The content of a journal."""
 
     report: RunReport
     """What the run would have given, had it ended there: what was under way is ``crashed``."""
@@ -52,7 +49,7 @@ class Kept:
 
     @property
     def missing(self) -> str | None:
-        """What is not in it though it was measured, in a sentence; ``None``: nothing."""
+        """A sentence about measurements that are not in it; ``None`` where none is missing."""
         return "; ".join(filter(None, (self.cut, self.damage))) or None
 
 
@@ -67,53 +64,18 @@ def ended(path: Path) -> bool:
     return state is not None and state.exit_code is not None
 
 
-def to_tell(path: Path) -> str | None:
-    """Return how a run ended that did not come to its end, ``None`` of others and where somebody was told.
-
-    Reads the journal's first line and its end alone: a run looks at its predecessors before it begins.
-    """
+def is_unmentioned(path: Path) -> bool:
+    """Say whether a run did not come to its end, and nobody was told of it: the journal's first line alone is read."""
     state = _state(path)
-    if state is None or state.exit_code is not None or state.mentioned:
-        return None
-    run = _Run()
-    with contextlib.suppress(OSError), open(open_regular(path), "rb") as file:
-        began = file.seek(max(0, file.seek(0, io.SEEK_END) - _TAIL_BYTES))
-        entries = list(_entries(file.read(_TAIL_BYTES), run))
-        steps = [place for place, entry in enumerate(entries) if entry["event"] == events.STEP]
-        if not steps and began:
-            return "did not end"
-        for entry in entries[steps[-1] :] if steps else ():
-            run.take(entry)
-    return _ending(state, tuple(run.under_way.values()))
+    return state is not None and state.exit_code is None and not state.mentioned
 
 
 def _state(path: Path) -> events.State | None:
     try:
         with open(open_regular(path), "rb") as file:
-            return events.state_of(file.read(events.STATE_BYTES))
+            return events.read_state(file.read(events.STATE_BYTES))
     except OSError:
         return None
-
-
-def read_file(path: Path, decode: Decode) -> Kept:
-    """Return what a journal file holds.
-
-    Parameters
-    ----------
-    decode
-        As for :func:`read`.
-
-    Raises
-    ------
-    UsageError
-        If it cannot be read, or as :func:`read`.
-    """
-    try:
-        with open(open_regular(path), "rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"journal {printable(str(path))} cannot be read: {error.strerror}") from error
-    return read(content, f"journal {path}", decode)
 
 
 def read(content: bytes, source: str, decode: Decode) -> Kept:
@@ -162,11 +124,11 @@ def _entries(content: bytes, run: _Run) -> Iterator[dict[str, Any]]:
 
 @dataclass(slots=True)
 class _Run:
-    """What a journal's lines add up to."""
+    """The sum of a journal's lines so far."""
 
     state: events.State | None = None
     begin: dict[str, Any] | None = None
-    found: dict[int, Measurement] = field(default_factory=dict)
+    outcomes: dict[int, Measurement] = field(default_factory=dict)
     under_way: dict[int, Task] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -186,30 +148,26 @@ class _Run:
     def _take(self, entry: dict[str, Any]) -> None:
         if max(len(self.kernel), len(self.notes), len(self.problems)) >= ITEMS_LIMIT:
             raise DecodeError(f"more than {ITEMS_LIMIT} lines of one kind")
-        match entry.get("event"):
-            case events.STATE:
-                self.state = from_json(events.State, entry)
-            case events.BEGIN:
-                self.begin = self.begin or entry
-            case events.STEP:
-                step = from_json(events.Step, entry)
-                begun = {_number(numbered.number): numbered.task for numbered in step.tasks}
+        match _decoded(entry):
+            case events.State() as state:
+                self.state = state
+            case events.StepBegun(tasks=tasks):
+                begun = {_checked_number(numbered.number): numbered.task for numbered in tasks}
                 for task in begun.values():
                     _check(finish(task, Status.CRASHED))
                 self.under_way = begun
-            case events.MEASUREMENT:
-                outcome = from_json(events.Outcome, entry)
-                _check(outcome.measurement)
-                self.found[_number(outcome.number)] = outcome.measurement
-                self.under_way.pop(outcome.number, None)
-            case events.KERNEL:
-                self.kernel += from_json(events.Logged, entry).events
-            case events.NOTE:
-                self.notes.append(from_json(events.Text, entry).text)
-            case events.PROBLEM:
-                self.problems.append(from_json(events.Text, entry).text)
-            case _:
-                raise DecodeError("there is no such event")
+            case events.Outcome(number=number, measurement=measurement):
+                _check(measurement)
+                self.outcomes[_checked_number(number)] = measurement
+                self.under_way.pop(number, None)
+            case events.Logged(events=logged):
+                self.kernel += logged
+            case events.Note(text=text):
+                self.notes.append(text)
+            case events.Problem(text=text):
+                self.problems.append(text)
+            case None:
+                self.begin = self.begin or entry
 
     @property
     def damaged(self) -> int:
@@ -220,14 +178,25 @@ class _Run:
         return max(0, lines - len(self.taken) - (not self.taken.issuperset(events.BEGIN_LINES)))
 
 
+def _decoded(entry: dict[str, Any]) -> Any:
+    """Return the record that a line holds; ``None`` of one that says what is to be measured."""
+    event = entry.get("event")
+    if event == events.BEGIN:
+        return None
+    for name, record in (events.STATE, events.State), *events.RECORDS.items():
+        if name == event:
+            return from_json(record, entry)
+    raise DecodeError("there is no such event")
+
+
 def _check(measurement: Measurement) -> None:
     if fault := measurement_fault(measurement):
         raise DecodeError(fault)
 
 
-def _number(number: int) -> int:
+def _checked_number(number: int) -> int:
     if not 0 <= number < ITEMS_LIMIT:
-        raise DecodeError(f"number: expected one below {ITEMS_LIMIT}, found {number}")
+        raise DecodeError(f"number: expected a number below {ITEMS_LIMIT}, not {number}")
     return number
 
 
@@ -245,41 +214,41 @@ def _ending(state: events.State | None, under_way: tuple[Task, ...]) -> str:
 
 
 def _put_together(skeleton: RunReport, run: _Run) -> Kept:
-    state, damaged = run.state, run.damaged
+    state = run.state or events.State()
+    ended = state.exit_code is not None
     # What the run did after the journal's end is unknown, unless it is the run's end too.
-    broke_off = state is not None and state.exit_code is None and state.cut is None
-    under_way = tuple(run.under_way.values()) if broke_off else ()
-    ending = _ending(state, under_way)
+    broke_off = run.state is not None and not ended and state.cut is None
+    under_way = run.under_way if broke_off else {}
+    ending = _ending(run.state, tuple(under_way.values()))
     notes, problems = [*skeleton.notes, *run.notes], [*skeleton.problems, *run.problems]
     cut = damage = None
-    if damaged:
-        held = "it held is" if damaged == 1 else "they held is"
-        damage = f"{damaged} {'line' if damaged == 1 else 'lines'} damaged: what {held} missing"
+    if run.damaged:
+        lines, held = ("line", "it held is") if run.damaged == 1 else ("lines", "they held is")
+        damage = f"{run.damaged} {lines} damaged: what {held} missing"
         problems.append(f"read from a journal: {damage}")
-    if state is not None and state.cut is not None:
+    if state.cut is not None:
         cut = f"the journal was cut off ({printable(state.cut)}): what was measured afterwards is unknown"
         notes.append(cut)
-    if state is None or state.exit_code is None:
+    if not ended:
         problems.append(f"read from a journal: the run {ending}")
-    crashed = {
-        number: finish(task, Status.CRASHED, reason="the command ended while this was measured")
-        for number, task in run.under_way.items()
-        if broke_off
-    }
-    found = crashed | run.found
+    reason = "the command ended while this was measured"
+    crashed = {number: finish(task, Status.CRASHED, reason=reason) for number, task in under_way.items()}
+    outcomes = crashed | run.outcomes
+    messages = skeleton.kernel_messages
+    if messages is not None and run.kernel:
+        ended_s = max(messages.ended_s, run.kernel[-1].time_s)
+        messages = replace(messages, events=tuple(run.kernel), ended_s=ended_s)
     report = replace(
         skeleton,
         notes=tuple(notes),
         problems=tuple(problems),
-        measurements=tuple(found[number] for number in sorted(found)),
+        measurements=tuple(outcomes[number] for number in sorted(outcomes)),
+        kernel_messages=messages,
     )
-    if (messages := skeleton.kernel_messages) is not None and run.kernel:
-        ended_s = max(messages.ended_s, run.kernel[-1].time_s)
-        report = replace(report, kernel_messages=replace(messages, events=tuple(run.kernel), ended_s=ended_s))
     return Kept(
         report=report,
-        exit_code=None if state is None else state.exit_code,
-        under_way=under_way,
+        exit_code=state.exit_code,
+        under_way=tuple(under_way.values()),
         ending=ending,
         cut=cut,
         damage=damage,

@@ -7,7 +7,7 @@ import errno
 import fcntl
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,8 +17,7 @@ from egmctl import __version__
 from egmctl.files import NEW_FILE, open_folder, open_regular, path_of, state_folder, write_all
 from egmctl.journal import events
 from egmctl.model.codec import to_json
-from egmctl.model.kernel_log import KernelEvent
-from egmctl.model.measurement import Measurement, RunReport, Task
+from egmctl.model.measurement import RunReport
 
 FILES_LIMIT = 20
 """Journals that a folder keeps; the oldest go first."""
@@ -27,6 +26,8 @@ FILE_LIMIT = 32 << 20
 
 _OURS = re.compile(rf"bench-([0-9]{{6,9}})-[0-9]{{8}}T[0-9]{{6}}Z{re.escape(events.SUFFIX)}", re.ASCII)
 
+_NAMES = {record: name for name, record in events.RECORDS.items()}
+
 
 def journal_folder() -> Path:
     """Return where journals are kept unless somebody says otherwise."""
@@ -34,12 +35,12 @@ def journal_folder() -> Path:
 
 
 class Journal:
-    """One run's journal. A disk that takes no more costs the rest of the journal, never the run.
+    """One run's journal, as a recorder. A disk that takes no more costs the rest of the journal, never the run.
 
     Parameters
     ----------
     folders
-        Where it may be; the first one that can be written to is taken.
+        Where it may be; the first one that can be written to is taken. Without any, nothing is kept.
     clean
         Takes out of a part of the report what may not leave the site.
     """
@@ -55,43 +56,36 @@ class Journal:
         self._lines = 1
         self._size = events.STATE_BYTES
 
-    def begin(self, report: RunReport, steps: int) -> None:
+    def __call__(self, event: events.Event) -> None:
+        """Write an event; before a step, and once the kernel has logged something, wait until the disk has it all."""
+        if isinstance(event, events.Begin):
+            self._begin(event)
+        if self._file is None or isinstance(event, events.Begin):
+            return
+        self._write(_NAMES[type(event)], to_json(self._clean(event)))
+        if isinstance(event, events.StepBegun | events.Logged):
+            # The node may be about to go down.
+            self._flush()
+
+    def _begin(self, begin: events.Begin) -> None:
         """Make the file, and remove the oldest ones of its folder."""
         self._file = self._made()
-        first = {"schema": events.JOURNAL_SCHEMA, "egmctl": __version__, "bench": RunReport.SCHEMA, "steps": steps}
-        result = to_json(self._clean(report))
-        for _ in events.BEGIN_LINES:
-            self._write(events.BEGIN, **first, result=result)
-        if self.path is None:
+        if self._file is None:
             return
-        if self._state.cut is not None:
+        content = {
+            "schema": events.JOURNAL_SCHEMA,
+            "egmctl": __version__,
+            "bench": RunReport.SCHEMA,
+            "steps": begin.steps,
+            "result": to_json(self._clean(begin.report)),
+        }
+        for _ in events.BEGIN_LINES:
+            self._write(events.BEGIN, content)
+        if self._state.cut is not None and self.path is not None:
             with contextlib.suppress(OSError), open_folder(self.path.parent) as folder:
                 os.unlink(self.path.name, dir_fd=folder)
             self.path = None
             self.close()
-
-    def step(self, tasks: Sequence[tuple[int, Task]]) -> None:
-        """Write that a step begins, and wait until the disk has that and all before it."""
-        told = [{"number": number, "task": to_json(self._clean(task))} for number, task in tasks]
-        self._write(events.STEP, tasks=told)
-        self._flush()
-
-    def measurement(self, number: int, measurement: Measurement) -> None:
-        """Write an outcome."""
-        self._write(events.MEASUREMENT, number=number, measurement=to_json(self._clean(measurement)))
-
-    def kernel(self, logged: Sequence[KernelEvent]) -> None:
-        """Write what the kernel has logged, and wait until the disk has it: the node may be about to go down."""
-        self._write(events.KERNEL, events=[to_json(self._clean(event)) for event in logged])
-        self._flush()
-
-    def note(self, text: str) -> None:
-        """Write a note."""
-        self._write(events.NOTE, text=self._clean(text))
-
-    def problem(self, text: str) -> None:
-        """Write a problem."""
-        self._write(events.PROBLEM, text=self._clean(text))
 
     def end(self, exit_code: int) -> None:
         """Write that the run came to its end and its result is where it should be."""
@@ -128,7 +122,7 @@ class Journal:
             return file
         return None
 
-    def _write(self, event: str, **content: Any) -> None:
+    def _write(self, event: str, content: Mapping[str, Any]) -> None:
         if self._file is None or self._state.cut is not None:
             return
         line = events.line(self._lines, event, content)
@@ -151,12 +145,12 @@ class Journal:
 
     def _cut(self, error: OSError) -> None:
         """End the journal after its last whole line; its first line then says why."""
-        why = error.strerror or "it cannot be written"
-        self.failure = f"{self.path}: {why}"
+        reason = error.strerror or "it cannot be written"
+        self.failure = f"{self.path}: {reason}"
         if self._file is not None:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self._size)
-        self._put(replace(self._state, lines=self._lines, cut=why))
+        self._put(replace(self._state, lines=self._lines, cut=reason))
 
     def _put(self, state: events.State) -> None:
         """Write the first line in its place, which needs no more room."""
@@ -252,6 +246,6 @@ def mention(path: Path) -> None:
     with contextlib.suppress(OSError), open_folder(path.parent) as folder:
         descriptor = open_regular(path_of(folder) / path.name, os.O_RDWR | os.O_NOFOLLOW)
         with open(descriptor, "r+b", buffering=0) as file:
-            state = events.state_of(file.read(events.STATE_BYTES))
+            state = events.read_state(file.read(events.STATE_BYTES))
             if state is not None:
                 os.pwrite(file.fileno(), events.state_line(replace(state, mentioned=True)), 0)

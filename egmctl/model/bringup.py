@@ -107,13 +107,8 @@ class Bringup:
     @property
     def nagios_state(self) -> int:
         """0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN, as :attr:`egmctl.model.diagnosis.Diagnosis.nagios_state`."""
-        match self.answer:
-            case Answer.GO:
-                return int(any(cause.status is Status.WARN for cause in self.causes))
-            case Answer.NO_GO:
-                return 2
-            case Answer.INCOMPLETE:
-                return 3
+        warns = any(cause.status is Status.WARN for cause in self.causes)
+        return {Answer.GO: int(warns), Answer.NO_GO: 2, Answer.INCOMPLETE: 3}[self.answer]
 
     @property
     def exit_code(self) -> ExitCode:
@@ -121,35 +116,34 @@ class Bringup:
         code = ExitCode.OK if self.run is None else self.run.exit_code
         if code in (ExitCode.INTERRUPTED, ExitCode.CRASHED):
             return code
-        match self.answer:
-            case Answer.GO:
-                return ExitCode.OK
-            case Answer.NO_GO:
-                return ExitCode.FAILED
-            case Answer.INCOMPLETE:
-                return ExitCode.NOTHING
+        by_answer = {
+            Answer.GO: ExitCode.OK,
+            Answer.NO_GO: ExitCode.FAILED,
+            Answer.INCOMPLETE: ExitCode.NOTHING,
+        }
+        return by_answer[self.answer]
 
     @property
     def fault(self) -> str | None:
-        """What does not fit together, as half a sentence that names the place."""
+        """The first inconsistency, as half a sentence that names the place; ``None`` where all fits together."""
         if self.run is not None and (fault := self.run.fault):
             return fault
-        counts_of = {
+        measurements = 0 if self.run is None else len(self.run.measurements)
+        counts = {
             "findings": len(self.diagnosis.findings),
-            "slow": 0 if self.run is None else len(self.run.measurements),
-            "waived": 0 if self.run is None else len(self.run.measurements),
+            "run_cause": 0 if self.run is None else len(self.run.causes),
+            "slow": measurements,
+            "waived": measurements,
         }
         if not self.diagnosis.machines:
             return "result.diagnosis.machines: there is none"
         for place, cause in enumerate(self.causes):
-            for name, count in counts_of.items():
-                if any(not 0 <= number < count for number in getattr(cause, name)):
+            for name, count in counts.items():
+                value = getattr(cause, name)
+                numbers = value if isinstance(value, tuple) else () if value is None else (value,)
+                if any(not 0 <= number < count for number in numbers):
                     return f"result.causes[{place}].{name}: one of them is not there"
-            causes = () if self.run is None else self.run.causes
-            if cause.run_cause is not None and not 0 <= cause.run_cause < len(causes):
-                return f"result.causes[{place}].run_cause: it is not there"
-        gaps = [number for gap in self.gaps for number in gap.causes]
-        if any(not 0 <= number < len(self.causes) for number in gaps):
+        if any(not 0 <= number < len(self.causes) for gap in self.gaps for number in gap.causes):
             return "result.gaps: one is of a cause that is not there"
         if not self.gaps and self.answer is Answer.INCOMPLETE:
             return "result.gaps: there is none"

@@ -1,4 +1,4 @@
-"""What differs between saved results: made by ``egmctl.comparison`` from the files and nothing else; views show it.
+"""Differences between saved results: made by ``egmctl.comparison`` from the files and nothing else; views show them.
 
 Of two files, the second is held against the first. Of more, each node is held against what the nodes have in common:
 the median of their numbers, the most frequent of their words.
@@ -17,7 +17,7 @@ from egmctl.model.record import Plain
 
 
 class Outcome(StrEnum):
-    """What a difference means, the gravest first."""
+    """The meaning of a difference, the gravest first."""
 
     WORSE = "worse"
     BETTER = "better"
@@ -120,7 +120,7 @@ class AttributeDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonCause:
-    """What explains paths of one node that are worse, and does not hold for the reference."""
+    """A cause of paths of one node that are worse, which does not hold for the reference."""
 
     node: str
     finding: Finding
@@ -169,7 +169,7 @@ class Comparison:
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
         """The outcome of every difference that counts."""
-        return (*(path.outcome for path in self.paths), *(one.outcome for one in self.words))
+        return (*(path.outcome for path in self.paths), *(difference.outcome for difference in self.words))
 
     @property
     def exit_code(self) -> ExitCode:

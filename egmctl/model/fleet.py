@@ -1,4 +1,4 @@
-"""What ``egmctl fleet`` found: how each node answered, and which nodes are alike."""
+"""The results of ``egmctl fleet``: how each node answered, and which nodes are alike."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Launcher(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the nodes were asked: what ``--resume`` repeats."""
+    """The question to the nodes, which ``--resume`` repeats."""
 
     command: Command
     arguments: tuple[str, ...] = ()
@@ -176,5 +176,5 @@ def worst_exit_code(codes: Iterable[int]) -> ExitCode:
 
 def counts(answers: Iterable[NodeAnswer]) -> dict[str, int]:
     """Return the number of nodes by how asking them ended, in the order of :class:`Reach`, without zeros."""
-    found = Counter(answer.reach for answer in answers)
-    return {reach.value: found[reach] for reach in Reach if found[reach]}
+    reached = Counter(answer.reach for answer in answers)
+    return {reach.value: reached[reach] for reach in Reach if reached[reach]}

@@ -12,8 +12,8 @@ from egmctl.bench.plan import Plan
 from egmctl.bench.plan.cost import plan_bytes, plan_seconds, steps_seconds
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import CASES, SUITES, select_cases
+from egmctl.cli import fabric
 from egmctl.cli.app import app
-from egmctl.cli.fabric import FabricRun
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.facts import collect
 from egmctl.model.measurement import Settings
@@ -69,11 +69,11 @@ def test_a_fabric_s_ranks_read_their_nodes_themselves(monkeypatch: pytest.Monkey
     """What is begun early for other suites could make the device nodes whose absence a rank is to see."""
     before, meanwhile = children(), []
 
-    def facts(_run: FabricRun) -> None:
+    def read_machine(*_: object, **__: object) -> None:
         meanwhile.append(children() - before)
         raise NothingToDo("seen enough")
 
-    monkeypatch.setattr(FabricRun, "_facts", facts)
+    monkeypatch.setattr(fabric, "read_machine", read_machine)
     with pytest.raises(NothingToDo, match="seen enough"):
         typer.main.get_command(app)(["bench", "--suite", "fabric", "--no-journal"], standalone_mode=False)
     assert meanwhile == [set()]

@@ -18,6 +18,7 @@ from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.facts.kernel_log import EVENTS_LIMIT, KernelLogWatch, event
 from egmctl.facts.redact import part_redactor, redact_run
 from egmctl.facts.root import Root
+from egmctl.journal.events import Recorder, forget
 from egmctl.journal.write import Journal
 from egmctl.model.bringup import Answer
 from egmctl.model.codec import from_json, to_json
@@ -53,7 +54,7 @@ def kmsg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def supervised(kmsg: Path, journal: Journal | None = None, messages: dict[int, str] | None = None) -> RunReport:
+def supervised(kmsg: Path, journal: Recorder = forget, messages: dict[int, str] | None = None) -> RunReport:
     """Run the worker of the supervisor's tests, and log what is to be logged when so many steps have begun."""
     begun = 0
 
@@ -98,7 +99,7 @@ class TestWhileItRuns:
 
     def test_a_crash_asks_the_log_before_it_is_blamed(self, kmsg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("EGMCTL_TEST_FAULT", "7:crash")
-        report = supervised(kmsg, None, {8: OFF_THE_BUS})
+        report = supervised(kmsg, forget, {8: OFF_THE_BUS})
         assert report.kernel_messages is not None
         assert len(report.kernel_messages.events) == 1
 

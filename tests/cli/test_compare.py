@@ -30,8 +30,8 @@ def runs(egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path) -> Path:
 
 
 def document(folder: Path, name: str) -> dict[str, object]:
-    found: dict[str, object] = json.loads((folder / f"{name}.json").read_text())
-    return found
+    document_shown: dict[str, object] = json.loads((folder / f"{name}.json").read_text())
+    return document_shown
 
 
 @pytest.mark.long
@@ -48,9 +48,9 @@ def test_a_path_that_broke_since_is_named(egmctl: RunEgmctl, runs: Path) -> None
 @pytest.mark.long
 def test_json_fits_its_schema_and_csv_has_a_row_for_each_path(egmctl: RunEgmctl, runs: Path) -> None:
     files = (runs / "monday.json", runs / "tuesday.json")
-    found = json.loads(egmctl("compare", *files, "--json").out)
-    jsonschema.Draft202012Validator(SCHEMA).validate(found)
-    paths = found["result"]["paths"]
+    document_shown = json.loads(egmctl("compare", *files, "--json").out)
+    jsonschema.Draft202012Validator(SCHEMA).validate(document_shown)
+    paths = document_shown["result"]["paths"]
     assert len(paths) == len(document(runs, "monday")["result"]["measurements"])  # type: ignore[index]
     rows = list(csv.DictReader(io.StringIO(egmctl("compare", *files, "--csv").out)))
     assert [row["path"] for row in rows if row["subject"] == "path"] == [path["path"] for path in paths]
@@ -65,16 +65,6 @@ def test_a_comparison_shown_again_is_the_same_bytes(egmctl: RunEgmctl, runs: Pat
     for views in ((), ("-v",), ("--csv",), ("--format", "md"), ("--format", "html")):
         shown = egmctl("show", path, *views)
         assert (shown.code, shown.out) == (0, egmctl(*asked, *views).out)
-
-
-@pytest.mark.long
-def test_three_nodes_are_folded(egmctl: RunEgmctl, runs: Path) -> None:
-    text = (runs / "monday.json").read_text()
-    for number in (1, 2, 3):
-        (runs / f"node{number}.json").write_text(text)
-    done = egmctl("compare", *(runs / f"node{number}.json" for number in (3, 1, 2)))
-    assert done.code == 0
-    assert "SAME  node[1-3]\n" in done.out
 
 
 @pytest.mark.long
@@ -105,36 +95,27 @@ def test_a_run_shown_again_is_what_it_printed(egmctl: RunEgmctl, fake_node: Make
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("machine", "options"),
+    ("asked", "views"),
     [
-        *((name, ()) for name in replay.names()),
-        ("gb200-nvl72", ("-v",)),
-        ("gb200-tray", ("--gpus", "1,0", "--numa", "1")),
-        ("hgx-h200x4", ("--csv",)),
+        *((f"topo --machine {name}", [""]) for name in replay.names()),
+        ("topo --machine gb200-nvl72", ["-v"]),
+        ("topo --machine gb200-tray --gpus 1,0 --numa 1", [""]),
+        ("topo --machine hgx-h200x4", ["--csv"]),
+        *(
+            (f"doctor --machine {name} --strict", ["", "-v", "--brief", "--format nagios", "--format junit"])
+            for name in ("gb200-tray", "hgx-h200x4")
+        ),
     ],
 )
-def test_a_topology_shown_again_is_the_same_bytes(
-    egmctl: RunEgmctl, tmp_path: Path, machine: str, options: tuple[str, ...]
+def test_a_result_shown_again_is_the_same_bytes(
+    egmctl: RunEgmctl, tmp_path: Path, asked: str, views: list[str]
 ) -> None:
-    path = tmp_path / "topo.json"
-    asked = [option for option in options if option not in ("-v", "--csv")]
-    views = [option for option in options if option in ("-v", "--csv")]
-    egmctl("topo", "--machine", machine, *asked, "-o", path)
-    shown, printed = egmctl("show", path, *views).out, egmctl("topo", "--machine", machine, *options).out
-    # Of names that are private the file has pseudonyms: this is the only one that a text shows.
-    assert re.sub(r"cluster [0-9a-f-]+", "", shown) == re.sub(r"cluster [0-9a-f-]+", "", printed)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("machine", ["gb200-tray", "hgx-h200x4"])
-@pytest.mark.parametrize("views", [(), ("-v",), ("--brief",), ("--format", "nagios"), ("--format", "junit")])
-def test_a_diagnosis_shown_again_is_the_same_bytes(
-    egmctl: RunEgmctl, tmp_path: Path, machine: str, views: tuple[str, ...]
-) -> None:
-    path = tmp_path / "doctor.json"
-    asked = ("doctor", "--machine", machine, "--strict")
-    egmctl(*asked, "-o", path)
-    assert egmctl("show", path, *views).out == egmctl(*asked, *views).out
+    path = tmp_path / "result.json"
+    egmctl(*asked.split(), "-o", path)
+    for view in views:
+        shown, printed = egmctl("show", path, *view.split()).out, egmctl(*asked.split(), *view.split()).out
+        # Of names that are private the file has pseudonyms: this is the only one that a text shows.
+        assert re.sub(r"cluster [0-9a-f-]+", "", shown) == re.sub(r"cluster [0-9a-f-]+", "", printed)
 
 
 def test_brief_is_for_diagnoses_only(egmctl: RunEgmctl, tmp_path: Path) -> None:
@@ -188,14 +169,6 @@ def test_wrong_use_is_one_sentence(egmctl: RunEgmctl, arguments: tuple[str, ...]
     assert done.code == 2
     assert sentence in done.err
     assert done.err.count("\n") == 1
-
-
-def test_kinds_do_not_mix(egmctl: RunEgmctl, tmp_path: Path) -> None:
-    path = tmp_path / "doctor.json"
-    egmctl("doctor", "--machine", "gh200", "-o", path)
-    done = egmctl("compare", ROOT / "profiles/machines/gh200.json", path)
-    assert done.code == 2
-    assert "only results of one kind can be compared" in done.err
 
 
 @pytest.mark.long

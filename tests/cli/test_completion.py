@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import command_environment
+from tests.conftest import ended
 
 pytestmark = pytest.mark.processes
 
@@ -24,15 +23,9 @@ def shell(tmp_path: Path) -> Path:
 
 
 def bash(folder: Path, script: str) -> str:
-    done = subprocess.run(
-        ["bash", "--norc", "-c", f'PATH="{folder}:$PATH"\n{script}'],
-        env=command_environment({}),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    return done.stdout
+    done = ended(["bash", "--norc", "-c", f'PATH="{folder}:$PATH"\n{script}'])
+    assert done.code == 0, done.err
+    return done.out
 
 
 def completed(folder: Path, *words: str) -> list[str]:

@@ -141,7 +141,7 @@ def test_a_form_without_a_suffix_of_its_own(egmctl: RunEgmctl, tmp_path: Path) -
         (("--expect", "hgx-h200"), "there is no machine 'hgx-h200'; did you mean hgx-h200x4? --machine list shows all"),
         (("--json", "--format", "prom"), "--json and --format prom exclude each other"),
         (("--brief", "-v"), "--brief and --verbose exclude each other"),
-        (("--list", "--format", "prom"), "--list has no format prom; valid are text, json"),
+        (("--list", "--format", "prom"), "--format prom: no such format here; valid are text, json"),
         (("--list", "--explain", "numa.mode"), "--list and --explain exclude each other"),
         (("-o", "found.csv"), "found.csv: the suffix '.csv' names no format; valid are .txt, .json, .html, .svg, .md"),
     ],

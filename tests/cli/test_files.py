@@ -40,10 +40,10 @@ def test_of_many_that_write_one_new_file_one_wins(tmp_path: Path) -> None:
         )  # type: ignore[call-overload]
         for digit in "01234567"
     ]
-    said = [one.communicate(timeout=60)[0].strip() for one in writers]
-    assert said.count("won") == 1
-    assert set(said) == {"won", f"{path} exists; --force overwrites it"}
-    assert path.read_text() == str(said.index("won")) * 5000
+    sentences = [writer.communicate(timeout=60)[0].strip() for writer in writers]
+    assert sentences.count("won") == 1
+    assert set(sentences) == {"won", f"{path} exists; --force overwrites it"}
+    assert path.read_text() == str(sentences.index("won")) * 5000
     assert os.listdir(tmp_path) == ["new.json"], "nothing is left over"
 
 

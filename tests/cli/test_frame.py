@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, Ended, RunEgmctl, command_environment
+from tests.conftest import ROOT, Ended, RunEgmctl, command_environment, ended
 
 pytestmark = pytest.mark.processes
 
@@ -192,16 +192,8 @@ def test_version_reads_the_loaded_drivers(egmctl: RunEgmctl, tmp_path: Path, lin
     assert egmctl("-V", env={"EGMCTL_SYSROOT": str(tmp_path)}).out.endswith(f"NVIDIA driver {version}\n")
 
 
-def shell(script: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {script}"],
-        env=command_environment({"PY": sys.executable}),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+def shell(script: str) -> Ended:
+    return ended(["bash", "-c", f"set -o pipefail; {script}"], env={"PY": sys.executable})
 
 
 @pytest.mark.parametrize(
@@ -213,26 +205,26 @@ def shell(script: str) -> subprocess.CompletedProcess[str]:
 )
 def test_a_result_that_cannot_be_written_is_not_success(redirection: str, complaint: str) -> None:
     done = shell(f'"$PY" -m egmctl --version {redirection}')
-    assert (done.returncode, done.stderr) == (4, complaint)
+    assert (done.code, done.err) == (4, complaint)
 
 
 def test_help_that_cannot_be_written_is_one_sentence() -> None:
     done = shell('"$PY" -m egmctl --help >/dev/full')
-    assert (done.returncode, done.stderr) == (4, "egmctl: the system refused: No space left on device\n")
+    assert (done.code, done.err) == (4, "egmctl: the system refused: No space left on device\n")
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:
     done = shell('(sleep 0.3; "$PY" -m egmctl --version) | true')
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.code, done.err) == (0, "")
 
 
 def test_a_reader_of_help_that_leaves_early_is_told_nothing() -> None:
-    assert shell('(sleep 0.3; "$PY" -m egmctl --help) | true').stderr == ""
+    assert shell('(sleep 0.3; "$PY" -m egmctl --help) | true').err == ""
 
 
 def test_a_closed_standard_error_does_not_spill_into_the_result() -> None:
     done = shell('"$PY" -m egmctl topo --no-such 2>&-')
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.code, done.out) == (2, "")
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("profile", "--help")])

@@ -10,7 +10,6 @@ import errno
 import io
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -24,8 +23,9 @@ from egmctl.errors import EgmctlError
 from egmctl.files import write_all, write_whole
 from egmctl.fleet.folder import new_folder
 from egmctl.journal import write
+from egmctl.journal.events import Note
 from egmctl.model.command import Command
-from tests.conftest import ROOT, command_environment
+from tests.conftest import ended
 from tests.fleet.lab import ANSWERS
 
 NUMBERS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
@@ -69,7 +69,7 @@ def test_a_result_is_not_in_its_file_and_the_earlier_one_is(
     late(number)
     with pytest.raises(EgmctlError, match=f"cannot write .*a.json: {os.strerror(number)}"):
         write_whole(path, b"new")
-    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("a.json", "earlier")]
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.json", "earlier")]
 
 
 @numbers
@@ -78,7 +78,7 @@ def test_a_result_that_its_disk_lost_goes_to_standard_output(
 ) -> None:
     late(number)
     with pytest.raises(EgmctlError, match="the result is on standard output"):
-        emit("the result", output=tmp_path / "a.txt", force=False)
+        emit("the result", tmp_path / "a.txt")
     assert capsys.readouterr().out == "the result\n"
     assert list(tmp_path.iterdir()) == []
 
@@ -98,9 +98,9 @@ def test_a_nodes_document_is_not_kept(tmp_path: Path, late: Callable[[int], None
 def test_a_journal_says_that_it_ends_early_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    journal = write.Journal([tmp_path], str)
+    journal = write.Journal([tmp_path], lambda part: part)
     journal._file = journal._made()
-    journal.note("a note")
+    journal(Note(text="a note"))
     file, real = journal._file, os.close
 
     def close(descriptor: int) -> None:
@@ -111,7 +111,7 @@ def test_a_journal_says_that_it_ends_early_and_the_run_goes_on(
     monkeypatch.setattr(os, "close", close)
     journal.end(0)
     assert journal.failure == f"{journal.path}: {os.strerror(number)}"
-    journal.note("nothing goes on after that")
+    journal(Note(text="nothing goes on after that"))
     assert journal.path is not None
     write.mention(journal.path)
 
@@ -136,7 +136,7 @@ def test_standard_output_is_settled(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(os, "dup", duplicated)
         monkeypatch.setattr(os, "close", fail)
         with pytest.raises(EgmctlError, match=f"to standard output: {os.strerror(number)}"):
-            emit("{}", output=None, force=False)
+            emit("{}")
 
 
 def test_a_disk_with_room_for_a_part_is_asked_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,17 +190,11 @@ def test_what_a_node_sent_is_lost_and_no_other_nodes_answer(tmp_path: Path, numb
         (tmp_path / name).chmod(0o755)
     (tmp_path / "late.py").write_text(LATE_SPOOL.format(number=number))
     words = ("fleet", "doctor", "-w", "node[01-02]", "--launcher", "srun", "--json", "-o", "out")
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "late.py"), *words],
-        cwd=tmp_path,
-        env=command_environment({"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    answers = {one["node"]: one for one in json.loads(done.stdout)["result"]["answers"]}
-    assert {node: one["reach"] for node, one in answers.items()} == {"node01": "answered", "node02": "lost"}
+    path = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    done = ended([sys.executable, str(tmp_path / "late.py"), *words], cwd=tmp_path, env=path)
+    answers = {answer["node"]: answer for answer in json.loads(done.out)["result"]["answers"]}
+    assert {node: answer["reach"] for node, answer in answers.items()} == {"node01": "answered", "node02": "lost"}
     assert answers["node02"]["reason"].endswith(f"node02.part: {os.strerror(number)}")
-    assert done.returncode == 4
-    assert "Traceback" not in done.stderr
+    assert done.code == 4
+    assert "Traceback" not in done.err
     assert [path.name for path in (tmp_path / "out/nodes").iterdir()] == ["node01.json"]

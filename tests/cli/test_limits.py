@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import resource
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 
 import pytest
 
 from egmctl.units import MIB
-from tests.conftest import ROOT, command_environment
+from tests.conftest import ended
 from tests.doctor.cgroups import pids
 from tests.doctor.machines import patched, shipped
 from tests.fake.plugin import MakeFakeNode
@@ -32,17 +31,9 @@ def brought_up(fake_node: MakeFakeNode, before: Callable[[], None]) -> tuple[int
     shutil.rmtree(cgroups, ignore_errors=True)
     cgroups.parent.mkdir(parents=True, exist_ok=True)
     cgroups.symlink_to("/sys/fs/cgroup")
-    done = subprocess.run(
-        [sys.executable, "-m", "egmctl", "bringup", "--gpus", "0-1", "-q"],
-        env=command_environment(node.environment()),
-        preexec_fn=before,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    return done.returncode, " ".join(done.stdout.split())
+    command = [sys.executable, "-m", "egmctl", "bringup", "--gpus", "0-1", "-q"]
+    done = ended(command, env=node.environment(), timeout_s=280, preexec_fn=before)
+    return done.code, " ".join(done.out.split())
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from rich.text import Text
 from egmctl.cli.output import Color, check_output, choose_format, colored, emit
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.report.kinds import BENCH, Format
-from tests.conftest import ROOT, RunEgmctl, command_environment
+from tests.conftest import ROOT, RunEgmctl, command_environment, ended
 from tests.in_process import run
 
 SUFFIXES_OF_BENCH = ".txt, .json, .csv, .html, .svg, .md, .prom, .xml"
@@ -58,8 +58,8 @@ def test_the_form_is_said_by_the_option_or_the_suffix(asked: dict[str, Any], nam
             "--format nagios: no such format here; valid are text, json, csv, html, svg, md, prom, junit",
         ),
         *(
-            ({}, name, f"{name}: {found}; valid are {SUFFIXES_OF_BENCH}, or any with --format")
-            for name, found in (
+            ({}, name, f"{name}: {complaint}; valid are {SUFFIXES_OF_BENCH}, or any with --format")
+            for name, complaint in (
                 ("a.yaml", "the suffix '.yaml' names no format"),
                 ("a.xls", "the suffix '.xls' names no format"),
                 ("result", "no suffix names the format"),
@@ -83,9 +83,9 @@ def test_a_file_that_exists_is_kept_without_force_and_replaced_with_it(tmp_path:
     with pytest.raises(UsageError, match=r"a\.json exists; --force overwrites it"):
         check_output(path, force=False)
     with pytest.raises(UsageError, match="exists"):
-        emit("{}", output=path, force=False)
+        emit("{}", path)
     assert path.read_text() == "mine"
-    emit("{}", output=path, force=True)
+    emit("{}", path, force=True)
     assert path.read_text() == "{}\n"
 
 
@@ -93,10 +93,10 @@ def test_a_file_is_written_with_usual_rights_and_a_replaced_one_keeps_its_own(tm
     path = tmp_path / "a.txt"
     mask = os.umask(0o022)
     try:
-        emit("1", output=path, force=False)
+        emit("1", path)
         assert path.stat().st_mode & 0o777 == 0o644
         path.chmod(0o600)
-        emit("2", output=path, force=True)
+        emit("2", path, force=True)
         assert path.stat().st_mode & 0o777 == 0o600
     finally:
         os.umask(mask)
@@ -107,7 +107,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     target.parent.mkdir()
     target.write_text("old")
     link.symlink_to(target)
-    emit("new", output=link, force=True)
+    emit("new", link, force=True)
     assert link.is_symlink()
     assert target.read_text() == "new\n"
 
@@ -147,17 +147,14 @@ def test_a_directory_without_permission_is_named(tmp_path: Path, mode: int, sent
     command = [sys.executable, "-c", script, str(folder), str(mode)]
     if os.geteuid() == 0:
         command = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", *command]
-    done = subprocess.run(
-        command, cwd=ROOT, env=command_environment({}), capture_output=True, text=True, check=True, timeout=30
-    )
-    assert done.stdout == f"{folder}/a.txt cannot be written: {sentence.format(folder)}\n"
+    assert ended(command).out == f"{folder}/a.txt cannot be written: {sentence.format(folder)}\n"
 
 
 def test_a_name_that_is_too_long_is_refused_and_costs_no_result(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be written: File name too long"):
         check_output(tmp_path / f"{300 * 'a'}.txt", force=False)
     with pytest.raises(EgmctlError, match=r"cannot write .*: File name too long; the result is in .*/a{200}-2\.txt"):
-        emit("{}", output=tmp_path / f"{300 * 'a'}.txt", force=False)
+        emit("{}", tmp_path / f"{300 * 'a'}.txt")
     assert [path.name for path in tmp_path.iterdir()] == [f"{200 * 'a'}-2.txt"]
 
 
@@ -174,7 +171,7 @@ def test_a_write_that_fails_costs_neither_the_earlier_file_nor_the_result(
     monkeypatch.setattr(os, failing, fail)
     sentence = f"cannot write {path}: No space left on device; the result is"
     with pytest.raises(EgmctlError) as caught:
-        emit("{}", output=path, force=True)
+        emit("{}", path, force=True)
     assert path.read_text() == "mine"
     if failing == "fsync":
         assert str(caught.value) == f"{sentence} on standard output"
@@ -187,7 +184,7 @@ def test_a_write_that_fails_costs_neither_the_earlier_file_nor_the_result(
 
 
 def test_text_in_a_file_is_never_coloured(tmp_path: Path) -> None:
-    emit(Text("PASS", style="green"), output=tmp_path / "a.txt", force=False, color=Color.ALWAYS)
+    emit(Text("PASS", style="green"), tmp_path / "a.txt", color=Color.ALWAYS)
     assert (tmp_path / "a.txt").read_text() == "PASS\n"
 
 
@@ -197,7 +194,7 @@ def test_text_is_never_wrapped_cut_or_read_as_markup(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     line = "[bold]not markup[/] :smile: https://example.org 12345 " + "x" * 300
-    emit(Text(line), output=None, force=False, color=color)
+    emit(Text(line), color=color)
     assert capsys.readouterr().out == f"{line}\n"
 
 
@@ -207,7 +204,7 @@ def test_colours_are_the_terminals_own_sixteen(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    emit(Text("PASS", style="green"), output=None, force=False, color=Color.ALWAYS)
+    emit(Text("PASS", style="green"), color=Color.ALWAYS)
     assert capsys.readouterr().out == "\x1b[32mPASS\x1b[0m\n"
 
 
@@ -246,21 +243,14 @@ def test_who_decides_about_colour(
 
 @pytest.mark.processes
 def test_a_locale_without_the_letters_costs_no_result() -> None:
-    script = "from egmctl.cli.output import emit; emit('h\\u00f6st \\u2192', output=None, force=False)"
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=ROOT,
-        env=command_environment({"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}),
-        capture_output=True,
-        check=True,
-        timeout=30,
-    )
-    assert done.stdout == b"h\\xf6st \\u2192\n"
+    script = "from egmctl.cli.output import emit; emit('h\\u00f6st \\u2192')"
+    done = ended([sys.executable, "-c", script], env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
+    assert done.out == "h\\xf6st \\u2192\n"
 
 
 def test_one_newline_ends_every_result(capsys: pytest.CaptureFixture[str]) -> None:
-    emit("{}\n", output=None, force=False)
-    emit("a,b", output=None, force=False)
+    emit("{}\n")
+    emit("a,b")
     assert capsys.readouterr().out == "{}\na,b\n"
 
 
@@ -279,7 +269,7 @@ def test_a_file_that_appeared_meanwhile_is_kept_and_so_is_the_result(tmp_path: P
     path.write_text("mine")
     (tmp_path / "a-2.json").write_text("mine, too")
     with pytest.raises(UsageError) as caught:
-        emit("{}", output=path, force=False)
+        emit("{}", path)
     assert str(caught.value) == f"{path} exists; --force overwrites it; the result is in {tmp_path / 'a-3.json'}"
     assert (path.read_text(), (tmp_path / "a-3.json").read_text()) == ("mine", "{}\n")
 
@@ -290,7 +280,7 @@ def test_where_the_folder_has_gone_the_result_goes_to_the_users_state(tmp_path: 
     check_output(path, force=False)
     path.parent.rmdir()
     with pytest.raises(EgmctlError) as caught:
-        emit("{}", output=path, force=False)
+        emit("{}", path)
     sentence = f"cannot write {path}: No such file or directory; the result is in {state / 'a-2.json'}"
     assert str(caught.value) == sentence
     assert (state / "a-2.json").read_text() == "{}\n"
@@ -303,16 +293,14 @@ def test_where_no_file_can_be_written_the_result_goes_to_standard_output(tmp_pat
         "import resource, signal, sys; from pathlib import Path; from egmctl.cli.output import emit\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
         "from egmctl.errors import EgmctlError\n"
-        "try: emit('the result', output=Path(sys.argv[1]), force=False)\n"
+        "try: emit('the result', Path(sys.argv[1]))\n"
         "except EgmctlError as error: sys.stderr.write(str(error))\n"
     )
     path = tmp_path / "a.txt"
-    env = command_environment({"XDG_STATE_HOME": str(tmp_path / "state")})
-    command = [sys.executable, "-c", script, str(path)]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "the result\n"
-    assert done.stderr == f"cannot write {path}: File too large; the result is on standard output"
-    assert [one for one in tmp_path.rglob("*") if one.is_file()] == []
+    done = ended([sys.executable, "-c", script, str(path)], env={"XDG_STATE_HOME": str(tmp_path / "state")})
+    assert done.out == "the result\n"
+    assert done.err == f"cannot write {path}: File too large; the result is on standard output"
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 @pytest.mark.long
@@ -320,13 +308,13 @@ def test_where_no_file_can_be_written_the_result_goes_to_standard_output(tmp_pat
 def test_of_two_commands_that_write_one_new_file_both_results_are_there(tmp_path: Path) -> None:
     path = tmp_path / "topo.json"
     arguments = ["topo", "--machine", "gh200", "-q", "-o", str(path)]
-    command = [sys.executable, "-c", SLOW_START, *arguments]
+    words = [sys.executable, "-c", SLOW_START, *arguments]
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
-    both = [subprocess.Popen(command, cwd=ROOT, env=command_environment({}), **pipes) for _ in range(2)]  # type: ignore[call-overload]
-    said = [one.communicate(timeout=60)[1].decode() for one in both]
-    assert sorted(one.returncode for one in both) == [0, 2]
+    both = [subprocess.Popen(words, cwd=ROOT, env=command_environment({}), **pipes) for _ in range(2)]  # type: ignore[call-overload]
+    sentences = [command.communicate(timeout=60)[1].decode() for command in both]
+    assert sorted(command.returncode for command in both) == [0, 2]
     other = tmp_path / "topo-2.json"
-    assert sorted(said) == ["", f"egmctl: {path} exists; --force overwrites it; the result is in {other}\n"]
+    assert sorted(sentences) == ["", f"egmctl: {path} exists; --force overwrites it; the result is in {other}\n"]
     assert path.read_bytes() == other.read_bytes()
 
 

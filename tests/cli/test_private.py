@@ -78,8 +78,8 @@ def node(fake_node: MakeFakeNode) -> FakeNode:
 
 
 def check(text: str, *, what: str) -> None:
-    for found in re.finditer(SECRET, text):
-        raise AssertionError(f"{what}: ...{text[max(0, found.start() - 200) : found.end() + 100]}...")
+    for leak in re.finditer(SECRET, text):
+        raise AssertionError(f"{what}: ...{text[max(0, leak.start() - 200) : leak.end() + 100]}...")
     for uuid in (CLUSTER, *(uuid_of(index).removeprefix("GPU-") for index in range(4))):
         assert uuid not in text, what
 
@@ -138,9 +138,9 @@ def test_no_form_of_a_document_holds_one(
 def test_a_snapshot_holds_none(egmctl: RunEgmctl, node: FakeNode) -> None:
     whole = egmctl("snapshot", env=environment(node)).out
     check(whole, what="snapshot")
-    found = json.loads(whole)
-    assert found["host"]["kernel"] == "6.8.0"
-    assert found["host"]["kernel_command_line"] == {"iommu": "pt", "pci": "kernel_command_line-1"}
+    document = json.loads(whole)
+    assert document["host"]["kernel"] == "6.8.0"
+    assert document["host"]["kernel_command_line"] == {"iommu": "pt", "pci": "kernel_command_line-1"}
 
 
 @pytest.mark.long

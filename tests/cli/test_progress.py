@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from egmctl.cli.progress import Beside, Lines, probing, table_text
-from egmctl.journal.events import NoRecorder
-from egmctl.model.machine import Outcome, Probe, ProbeKind
+from egmctl.cli.progress import Lines, probing, table_text
+from egmctl.journal.events import Event, Outcome, forget
+from egmctl.model.machine import Outcome as Tried
+from egmctl.model.machine import Probe, ProbeKind
 from tests.doctor.machines import shipped
 from tests.report.runs import run
 
@@ -21,11 +22,11 @@ def test_a_log_has_a_line_every_ten_seconds(
     clock = [0.0]
     monkeypatch.setattr("egmctl.cli.progress.time.monotonic", lambda: clock[0])
     shown = Lines()
-    recorder = Beside(None, shown)
+    record = shown.recorder(forget)
     first = RUN.measurements[0]
     for at_s, part in ((4.0, 0.1), (11.0, 0.3), (15.0, 0.4), (22.0, 0.6)):
         clock[0] = at_s
-        recorder.measurement(0, first)
+        record(Outcome(number=0, measurement=first))
         shown(part, first)
         shown(part, None)
     path = "host_numa_to_device_memcpy_ce NUMA0 -> GPU0"
@@ -40,13 +41,13 @@ def test_the_probes_of_doctor_are_told_before_the_bench_in_the_same_lines(
     clock = [0.0]
     monkeypatch.setattr("egmctl.cli.progress.time.monotonic", lambda: clock[0])
     shown, node = Lines(), shipped("gb200-tray")
-    one, other, *_ = [gpu.bus_id for gpu in node.gpus or ()]
+    first_gpu, second_gpu, *_ = [gpu.bus_id for gpu in node.gpus or ()]
     show = probing(shown, node)
-    probe = Probe(kind=ProbeKind.P2P, gpus=(one, other), outcome=Outcome.NOT_RUN)
+    probe = Probe(kind=ProbeKind.P2P, gpus=(first_gpu, second_gpu), outcome=Tried.NOT_RUN)
     for at_s, part, tried in (
         (3.0, 0.1, probe),
         (11.0, 0.5, probe),
-        (25.0, 0.9, replace(probe, kind=ProbeKind.HOST_NUMA, gpus=(one,), numa_node=1)),
+        (25.0, 0.9, replace(probe, kind=ProbeKind.HOST_NUMA, gpus=(first_gpu,), numa_node=1)),
     ):
         clock[0] = at_s
         show(part, tried)
@@ -72,11 +73,7 @@ def test_the_table_of_a_terminal_fills_with_what_is_measured(monkeypatch: pytest
 
 
 def test_the_journal_is_told_as_before() -> None:
-    told: list[int] = []
-
-    class Kept(NoRecorder):
-        def measurement(self, number: int, measurement: object) -> None:  # noqa: ARG002
-            told.append(number)
-
-    Beside(Kept(), Lines()).measurement(3, RUN.measurements[0])
-    assert told == [3]
+    kept: list[Event] = []
+    outcome = Outcome(number=3, measurement=RUN.measurements[0])
+    Lines().recorder(kept.append)(outcome)
+    assert kept == [outcome]

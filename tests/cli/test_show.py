@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from egmctl.facts import replay as record
 from egmctl.report.kinds import CHECKS, HISTORY, MACHINES, MATCH, PROFILES, Format
-from tests.conftest import ROOT, RunEgmctl, command_environment
+from tests.conftest import ROOT, RunEgmctl, ended
 from tests.in_process import run
 from tests.saved.documents import bench_document, machine_of, measured_report
 
@@ -25,17 +24,9 @@ def test_a_pipe_is_shown_as_its_file(egmctl: RunEgmctl, tmp_path: Path, options:
     usual = egmctl("show", str(path), *options)
     assert usual.code == 0, usual.err
     with path.open("rb") as file:
-        piped = subprocess.run(
-            ["sh", "-c", f'cat | exec "{sys.executable}" -m egmctl show /dev/stdin "$@"', "sh", *options],
-            cwd=ROOT,
-            env=command_environment({}),
-            stdin=file,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-    assert (piped.returncode, piped.stdout) == (0, usual.out), piped.stderr
+        script = f'cat | exec "{sys.executable}" -m egmctl show /dev/stdin "$@"'
+        piped = ended(["sh", "-c", script, "sh", *options], stdin=file)
+    assert (piped.code, piped.out) == (0, usual.out), piped.err
 
 
 def test_json_is_ascii_whatever_the_file_holds(egmctl: RunEgmctl, tmp_path: Path) -> None:
@@ -112,9 +103,9 @@ def test_a_run_that_was_saved_without_its_causes_is_explained_by_what_it_holds(t
     path = tmp_path / "run.json"
     path.write_bytes(gzip.decompress((ROOT / "tests/data/runs/beside-traffic.json.gz").read_bytes()))
     assert json.loads(path.read_text())["result"]["causes"] == []
-    told = " ".join(run("show", path).out.split())
-    assert "in use by process 1066" in told.partition("CAUSE")[0]
-    assert "nothing that was read explains it" not in told
+    text = " ".join(run("show", path).out.split())
+    assert "in use by process 1066" in text.partition("CAUSE")[0]
+    assert "nothing that was read explains it" not in text
 
 
 @pytest.mark.parametrize("words", [("show", "monday.json"), ("compare", "monday.json", "today.json")])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import typer
 
 from benchmarks.startup import BASELINE, LIMITS, measure
 from egmctl.cli.app import app
-from tests.conftest import ROOT, command_environment
+from tests.conftest import ROOT, ended
 
 pytestmark = pytest.mark.processes
 
@@ -39,16 +38,16 @@ FILES = ("answers",)
 
 def leaves() -> list[tuple[str, ...]]:
     """Return every command's words: ``("profile", "show")``."""
-    found: list[tuple[str, ...]] = []
+    words_of_commands: list[tuple[str, ...]] = []
     groups: list[tuple[tuple[str, ...], object]] = [((), typer.main.get_command(app))]
     while groups:
         words, command = groups.pop()
         below = getattr(command, "commands", None)
         if below is None:
-            found.append(words)
+            words_of_commands.append(words)
         else:
             groups += [((*words, name), each) for name, each in below.items()]
-    return sorted(found)
+    return sorted(words_of_commands)
 
 
 LISTS_MODULES = """
@@ -61,16 +60,8 @@ sys.exit(main())
 
 def imported(*arguments: str) -> set[str]:
     """Return the modules that the command imports in its own process."""
-    done = subprocess.run(
-        [sys.executable, "-c", LISTS_MODULES, *arguments],
-        cwd=ROOT,
-        env=command_environment({}),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return {line.partition(" ")[2] for line in done.stderr.splitlines() if line.startswith("module: ")}
+    done = ended([sys.executable, "-c", LISTS_MODULES, *arguments])
+    return {line.partition(" ")[2] for line in done.err.splitlines() if line.startswith("module: ")}
 
 
 def packages(modules: set[str]) -> set[str]:

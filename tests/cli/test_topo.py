@@ -46,18 +46,6 @@ def test_json_and_csv_say_where_the_machine_came_from(egmctl: RunEgmctl, recorde
     assert {(row["origin"], row["machine"]) for row in rows} == {("recorded", "node7")}
 
 
-@pytest.mark.parametrize(
-    ("suffix", "start"), [(".txt", "2 NVIDIA H200 on "), (".json", "{\n"), (".csv", "origin,machine,")]
-)
-def test_the_suffix_of_the_output_file_says_the_form(
-    egmctl: RunEgmctl, recorded: Path, tmp_path: Path, suffix: str, start: str
-) -> None:
-    output = tmp_path / f"topo{suffix}"
-    done = egmctl("topo", "--machine", recorded, "-q", "-o", output)
-    assert (done.code, done.out, done.err) == (0, "", "")
-    assert output.read_text().startswith(start)
-
-
 def test_gpus_and_numa_choose_rows_and_columns(egmctl: RunEgmctl) -> None:
     out = egmctl("topo", "--machine", "gb200-tray", "--gpus", "2,0", "--numa", "1", "--json").out
     result = json.loads(out)["result"]

@@ -48,8 +48,8 @@ def changed(report: RunReport, change: Change) -> RunReport:
 
 def reaching(measurement: Measurement, gb_s: float) -> Measurement:
     """Return a measurement that reached this bandwidth."""
-    found = summarize([gb_s * 0.999, gb_s, gb_s * 1.001])
-    return replace(measurement, bandwidth_gb_s=found, flows_gb_s=(found,))
+    summary = summarize([gb_s * 0.999, gb_s, gb_s * 1.001])
+    return replace(measurement, bandwidth_gb_s=summary, flows_gb_s=(summary,))
 
 
 def times(factor: float, where: Callable[[Measurement], bool]) -> Change:

@@ -34,9 +34,9 @@ def told(comparison: Comparison) -> dict[tuple[str, str], set[str]]:
 
 
 def test_links_that_went_down_explain_the_worse_paths_of_their_gpu() -> None:
-    found = compared(measured(H200), measured(links_down(), "GPU2"))
-    assert told(found) == {("node1", "nvlink.links"): OF_GPU2}
-    text = " ".join(str(render(found, Format.TEXT)).split())
+    comparison = compared(measured(H200), measured(links_down(), "GPU2"))
+    assert told(comparison) == {("node1", "nvlink.links"): OF_GPU2}
+    text = " ".join(str(render(comparison, Format.TEXT)).split())
     assert "CAUSE GPU2: 16 of 18 NVLinks are active [nvlink.links]" in text
     assert "explains 6 of 7 worse paths" in text
     assert "CAUSE nothing that was read explains 1 of 7 worse paths" in text
@@ -47,18 +47,18 @@ def test_what_was_so_before_does_not_explain_the_change() -> None:
 
 
 def test_another_process_explains_what_it_touched() -> None:
-    found = compared(measured(H200), beside(measured(H200, "GPU2"), "GPU2", other_processes=(1066,)))
-    assert told(found) == {("node1", "bench.other-processes"): {*OF_GPU2, "NUMA0 -> GPU2"}}
+    comparison = compared(measured(H200), beside(measured(H200, "GPU2"), "GPU2", other_processes=(1066,)))
+    assert told(comparison) == {("node1", "bench.other-processes"): {*OF_GPU2, "NUMA0 -> GPU2"}}
 
 
 def test_two_causes_stay_two() -> None:
-    found = compared(measured(H200), measured(links_down(narrow(1)), "GPU1", "GPU2"))
-    assert told(found) == {("node1", "nvlink.links"): OF_GPU2, ("node1", "pcie.link"): {"NUMA0 -> GPU1"}}
+    comparison = compared(measured(H200), measured(links_down(narrow(1)), "GPU1", "GPU2"))
+    assert told(comparison) == {("node1", "nvlink.links"): OF_GPU2, ("node1", "pcie.link"): {"NUMA0 -> GPU1"}}
 
 
 def test_of_nodes_the_one_that_is_out_of_line_has_the_cause() -> None:
-    found = compared(measured(H200), measured(links_down(), "GPU2"), measured(H200), measured(H200))
-    assert told(found) == {("node1", "nvlink.links"): OF_GPU2}
+    comparison = compared(measured(H200), measured(links_down(), "GPU2"), measured(H200), measured(H200))
+    assert told(comparison) == {("node1", "nvlink.links"): OF_GPU2}
 
 
 def test_runs_that_are_alike_have_no_cause() -> None:

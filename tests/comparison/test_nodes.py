@@ -28,21 +28,23 @@ def rack(bad: RunReport | None = None, *, spread: float = 0.001) -> list[Saved]:
 
 
 def test_sixteen_equal_nodes_are_the_same() -> None:
-    found = compare(rack())
-    assert (found.paths, found.words, found.machines) == ((), (), ())
-    assert found.same_folded == "node[01-16]"
-    assert found.exit_code is ExitCode.OK
-    assert "\nSAME  node[01-16]\n" in text_of(found)
+    comparison = compare(rack())
+    assert (comparison.paths, comparison.words, comparison.machines) == ((), (), ())
+    assert comparison.same_folded == "node[01-16]"
+    assert comparison.exit_code is ExitCode.OK
+    assert "\nSAME  node[01-16]\n" in text_of(comparison)
 
 
 def test_one_bad_link_is_named_with_its_node() -> None:
-    found = compare(rack(changed(run(seed=99), times(0.88, on_path("GPU3 -> GPU1")))))
-    assert {(one.node, one.path, one.outcome) for one in found.paths} == {("node16", "GPU3 -> GPU1", Outcome.WORSE)}
-    (row,) = found.affected
+    comparison = compare(rack(changed(run(seed=99), times(0.88, on_path("GPU3 -> GPU1")))))
+    assert {(diff.node, diff.path, diff.outcome) for diff in comparison.paths} == {
+        ("node16", "GPU3 -> GPU1", Outcome.WORSE)
+    }
+    (row,) = comparison.affected
     assert (row.node, row.where) == ("node16", "GPU3 -> GPU1")
-    assert found.same_folded == "node[01-15]"
-    assert found.exit_code is ExitCode.FAILED
-    text = text_of(found)
+    assert comparison.same_folded == "node[01-15]"
+    assert comparison.exit_code is ExitCode.FAILED
+    text = text_of(comparison)
     assert "WORSE  node16: GPU3 -> GPU1 12" in text
     assert "SAME  node[01-15]\n" in text
 
@@ -54,28 +56,28 @@ def test_a_path_that_lacks_links_is_named_with_them() -> None:
         return replace(m, flows=(replace(flow, route=over(nv(16))),)) if m.path == "GPU3 -> GPU1" else m
 
     slow = changed(changed(run(seed=99), times(16 / 18, on_path("GPU3 -> GPU1"))), fewer)
-    found = compare(rack(slow))
-    assert {(one.node, one.path, one.reason) for one in found.paths} == {
+    comparison = compare(rack(slow))
+    assert {(diff.node, diff.path, diff.reason) for diff in comparison.paths} == {
         ("node16", "GPU3 -> GPU1", "over NV16, not NV18")
     }
-    assert "over NV16, not NV18: " in text_of(found)
+    assert "over NV16, not NV18: " in text_of(comparison)
 
 
 def test_one_bad_gpu_is_named_in_place_of_its_links() -> None:
-    found = compare(rack(changed(run(seed=99), times(0.88, from_gpu("GPU3")))))
-    assert [row.where for row in found.affected] == ["GPU3 -> *"]
+    comparison = compare(rack(changed(run(seed=99), times(0.88, from_gpu("GPU3")))))
+    assert [row.where for row in comparison.affected] == ["GPU3 -> *"]
 
 
 def test_a_node_that_is_slow_all_over() -> None:
-    found = compare(rack(changed(run(seed=99), times(0.5, lambda _m: True))))
-    assert [(row.node, row.where) for row in found.affected] == [("node16", "all paths")]
+    comparison = compare(rack(changed(run(seed=99), times(0.5, lambda _m: True))))
+    assert [(row.node, row.where) for row in comparison.affected] == [("node16", "all paths")]
 
 
 @pytest.mark.long
 def test_a_path_that_broke_on_one_node() -> None:
     broken = changed(run(seed=99), ended(Status.CORRUPT, "3 words differ", on_path("GPU0 -> GPU1")))
-    found = compare(rack(broken))
-    assert {(one.node, one.outcome, one.reason) for one in found.paths} == {
+    comparison = compare(rack(broken))
+    assert {(diff.node, diff.outcome, diff.reason) for diff in comparison.paths} == {
         ("node16", Outcome.WORSE, "corrupt in node16: 3 words differ")
     }
 
@@ -94,7 +96,7 @@ def test_nodes_that_scatter_are_not_out_of_line() -> None:
 def test_three_nodes_are_enough() -> None:
     nodes = [saved(name, run(seed=seed)) for seed, name in enumerate("abc")]
     nodes[1] = saved("b", changed(run(seed=9), times(0.8, on_path("GPU0 -> GPU1"))))
-    assert {(one.node, one.path) for one in compare(nodes).paths} == {("b", "GPU0 -> GPU1")}
+    assert {(diff.node, diff.path) for diff in compare(nodes).paths} == {("b", "GPU0 -> GPU1")}
 
 
 @pytest.mark.long
@@ -111,9 +113,9 @@ def test_the_order_of_the_files_does_not_matter(order: Sequence[int], factor: fl
 @given(seed=st.integers(), spread=st.floats(0, 0.1), times_=st.integers(3, 20))
 def test_copies_of_one_run_are_the_same(seed: int, spread: float, times_: int) -> None:
     report = run(seed=seed, spread=spread)
-    found = compare([saved(f"node{number}", report) for number in range(times_)])
-    assert found.paths == ()
-    assert len(found.same) == times_
+    comparison = compare([saved(f"node{number}", report) for number in range(times_)])
+    assert comparison.paths == ()
+    assert len(comparison.same) == times_
 
 
 def test_nodes_whose_bus_ids_differ_are_matched_by_index() -> None:
@@ -137,9 +139,9 @@ def test_nodes_whose_bus_ids_differ_are_matched_by_index() -> None:
         return replace(changed(report, move), gpus=gpus, machines=())
 
     nodes = [saved(f"node{bus}", moved(run(seed=int(bus)), bus)) for bus in ("10", "20", "30")]
-    found = compare(nodes)
-    assert found.compared == len(run().measurements)
-    assert found.notes == ("the files have no bus id in common: GPUs are matched by index",)
+    comparison = compare(nodes)
+    assert comparison.compared == len(run().measurements)
+    assert comparison.notes == ("the files have no bus id in common: GPUs are matched by index",)
 
 
 @pytest.mark.long
@@ -150,17 +152,17 @@ def test_a_driver_that_few_nodes_have_stands_beside() -> None:
     assert machine.driver is not None
     other = replace(old, machines=(replace(machine, driver=replace(machine.driver, driver_version="570.1")),))
     nodes[3:5] = [saved(name, other) for name in RACK[3:5]]
-    found = compare(nodes)
-    (one,) = found.machines
-    assert (one.folded, one.what, one.value) == ("node[04-05]", "driver driver_version", "570.1")
-    assert found.same_folded == "node[01-16]", "what stands beside is not out of line"
+    comparison = compare(nodes)
+    (diff,) = comparison.machines
+    assert (diff.folded, diff.what, diff.value) == ("node[04-05]", "driver driver_version", "570.1")
+    assert comparison.same_folded == "node[01-16]", "what stands beside is not out of line"
 
 
 def test_a_node_that_answered_nothing_is_told() -> None:
     dead = replace(saved("node17", run()), kind=None, result=None, exit_code=4)
-    found = compare([*rack(), dead])
-    assert found.same_folded == "node[01-16]"
-    assert "node17: ended with 4 without a result" in text_of(found)
+    comparison = compare([*rack(), dead])
+    assert comparison.same_folded == "node[01-16]"
+    assert "node17: ended with 4 without a result" in text_of(comparison)
 
 
 def longest(comparison: Comparison) -> int:

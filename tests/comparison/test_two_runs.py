@@ -32,54 +32,61 @@ def two(before: RunReport, after: RunReport) -> Comparison:
 
 
 def differing(comparison: Comparison) -> list[PathDifference]:
-    return [one for one in comparison.paths if one.outcome is not Outcome.SAME]
+    return [diff for diff in comparison.paths if diff.outcome is not Outcome.SAME]
 
 
 def test_two_runs_of_one_node_show_no_regression() -> None:
-    found = two(run(seed=1), run(seed=2))
-    assert found.kind is Command.BENCH
-    assert found.compared == len(run().measurements) == len(found.paths)
-    assert differing(found) == []
-    assert found.exit_code is ExitCode.OK
-    assert re.match(r"SAME: [0-9]+ paths compared: 0 worse, 0 better, 0 different\n", text_of(found))
+    comparison = two(run(seed=1), run(seed=2))
+    assert comparison.kind is Command.BENCH
+    assert comparison.compared == len(run().measurements) == len(comparison.paths)
+    assert differing(comparison) == []
+    assert comparison.exit_code is ExitCode.OK
+    assert re.match(r"SAME: [0-9]+ paths compared: 0 worse, 0 better, 0 different\n", text_of(comparison))
 
 
 def test_one_pair_that_is_slow_blames_neither_of_its_gpus() -> None:
-    found = two(run(seed=1), changed(run(seed=2), times(0.7, lambda m: m.path in ("GPU1 -> GPU2", "GPU2 -> GPU1"))))
-    assert text_of(found).startswith("WORSE: everything slower is between GPU1 and GPU2; ")
+    comparison = two(
+        run(seed=1), changed(run(seed=2), times(0.7, lambda m: m.path in ("GPU1 -> GPU2", "GPU2 -> GPU1")))
+    )
+    assert text_of(comparison).startswith("WORSE: everything slower is between GPU1 and GPU2; ")
 
 
 @settings(max_examples=10)
 @given(seed=st.integers(), spread=st.floats(0, 0.5), machine=st.sampled_from(["hgx-h200x4", "gb200-tray", "gh200"]))
 def test_a_run_with_itself_finds_nothing(seed: int, spread: float, machine: str) -> None:
     report = run(machine, seed=seed, spread=spread)
-    found = two(report, report)
-    assert differing(found) == []
-    assert [*found.affected, *found.words, *found.machines, *found.notes] == []
+    comparison = two(report, report)
+    assert differing(comparison) == []
+    assert [*comparison.affected, *comparison.words, *comparison.machines, *comparison.notes] == []
 
 
 def test_a_slow_path_is_named_with_both_medians() -> None:
     slow = changed(run(seed=2), times(0.8, lambda m: m.case == CASE and m.path == "GPU1 -> GPU2"))
-    found = two(run(seed=1), slow)
-    (one,) = differing(found)
-    assert (one.case, one.path, one.outcome, one.unit) == (CASE, "GPU1 -> GPU2", Outcome.WORSE, "GB/s")
-    assert one.change == pytest.approx(-0.2, abs=0.01)
-    assert found.exit_code is ExitCode.FAILED
-    text = text_of(found, verbose=1)
+    comparison = two(run(seed=1), slow)
+    (diff,) = differing(comparison)
+    assert (diff.case, diff.path, diff.outcome, diff.unit) == (
+        CASE,
+        "GPU1 -> GPU2",
+        Outcome.WORSE,
+        "GB/s",
+    )
+    assert diff.change == pytest.approx(-0.2, abs=0.01)
+    assert comparison.exit_code is ExitCode.FAILED
+    text = text_of(comparison, verbose=1)
     assert "WORSE  GPU1 -> GPU2: 20.1 % slower\n" in text
     assert f"{CASE}, 512 MiB over NV18 (GB/s)\n" in text
 
 
 def test_a_faster_path_is_shown_and_is_no_regression() -> None:
-    found = two(run(seed=1), changed(run(seed=2), times(1.2, on_path("GPU1 -> GPU2"))))
-    assert {one.outcome for one in differing(found)} == {Outcome.BETTER}
-    assert found.exit_code is ExitCode.OK
-    assert "faster" in text_of(found)
+    comparison = two(run(seed=1), changed(run(seed=2), times(1.2, on_path("GPU1 -> GPU2"))))
+    assert {diff.outcome for diff in differing(comparison)} == {Outcome.BETTER}
+    assert comparison.exit_code is ExitCode.OK
+    assert "faster" in text_of(comparison)
 
 
 def test_paths_that_begin_at_one_gpu_are_told_as_its() -> None:
-    found = two(run(seed=1), changed(run(seed=2), times(0.8, from_gpu("GPU1"))))
-    (row,) = found.affected
+    comparison = two(run(seed=1), changed(run(seed=2), times(0.8, from_gpu("GPU1"))))
+    (row,) = comparison.affected
     assert (row.where, len(row.paths), row.of) == ("GPU1 -> *", 6, 6)
     assert len(row.cases) == 2
 
@@ -87,8 +94,8 @@ def test_paths_that_begin_at_one_gpu_are_told_as_its() -> None:
 @pytest.mark.parametrize(("percent", "told"), [(4.5, 0), (5.6, 1)])
 def test_what_a_lost_nvlink_costs_is_just_outside_the_tolerance(percent: float, told: int) -> None:
     where = lambda m: m.case == CASE and m.path == "GPU0 -> GPU1"  # noqa: E731
-    found = two(run(spread=0), changed(run(spread=0), times(1 - percent / 100, where)))
-    assert len(differing(found)) == told
+    comparison = two(run(spread=0), changed(run(spread=0), times(1 - percent / 100, where)))
+    assert len(differing(comparison)) == told
 
 
 def test_a_known_spread_counts_three_times() -> None:
@@ -96,9 +103,9 @@ def test_a_known_spread_counts_three_times() -> None:
     slow = changed(run(spread=0), times(0.9, on_path("GPU0 -> GPU1")))
     pair = [saved("before", run(spread=0)), saved("after", slow)]
     for spread, told in ((0.02, True), (0.03, False)):
-        found = compare(pair, spread=lambda _m, spread=spread: Spread(spread, "measured"))  # type: ignore[misc]
-        assert bool(differing(found)) is told
-    assert all("3 x the spread of two runs, each 3 %: measured" in one.bound_reason for one in found.paths)
+        comparison = compare(pair, spread=lambda _m, spread=spread: Spread(spread, "measured"))  # type: ignore[misc]
+        assert bool(differing(comparison)) is told
+    assert all("3 x the spread of two runs, each 3 %: measured" in diff.bound_reason for diff in comparison.paths)
 
 
 def test_the_tolerance_can_be_set() -> None:
@@ -113,34 +120,34 @@ def test_the_tolerance_can_be_set() -> None:
 @pytest.mark.parametrize("status", [Status.CORRUPT, Status.FAILED, Status.CRASHED, Status.TIMED_OUT])
 def test_a_path_that_broke_is_worse(status: Status) -> None:
     broken = changed(run(), ended(status, "3 words differ", on_path("GPU0 -> GPU1")))
-    found = two(run(), broken)
-    assert {(one.outcome, one.reason) for one in differing(found)} == {
+    comparison = two(run(), broken)
+    assert {(diff.outcome, diff.reason) for diff in differing(comparison)} == {
         (Outcome.WORSE, f"{status} in after: 3 words differ")
     }
-    assert found.exit_code is ExitCode.FAILED
-    assert f"GPU0 -> GPU1: {status} in after: 3 words differ" in text_of(found)
-    assert {one.outcome for one in differing(two(broken, run()))} == {Outcome.BETTER}
+    assert comparison.exit_code is ExitCode.FAILED
+    assert f"GPU0 -> GPU1: {status} in after: 3 words differ" in text_of(comparison)
+    assert {diff.outcome for diff in differing(two(broken, run()))} == {Outcome.BETTER}
     assert differing(two(broken, broken)) == []
 
 
 def test_a_path_that_was_waived_is_told_and_counts_for_nothing() -> None:
-    found = two(run(), changed(run(), ended(Status.WAIVED, "MIG is on", on_path("GPU0 -> GPU1"))))
-    assert {(one.outcome, one.reason) for one in differing(found)} == {
+    comparison = two(run(), changed(run(), ended(Status.WAIVED, "MIG is on", on_path("GPU0 -> GPU1"))))
+    assert {(diff.outcome, diff.reason) for diff in differing(comparison)} == {
         (Outcome.DIFFERENT, "waived in after: MIG is on")
     }
-    assert found.exit_code is ExitCode.OK
+    assert comparison.exit_code is ExitCode.OK
     assert (
         "waived in after: MIG is on: device_to_device_memcpy_write_ce, device_to_device_memcpy_read_ce, 2 paths"
-        in " ".join(text_of(found).split())
+        in " ".join(text_of(comparison).split())
     )
 
 
 def test_a_path_that_only_one_run_has_is_told() -> None:
     fewer = replace(run(), measurements=run().measurements[4:])
-    found = two(fewer, run())
-    assert [one.reason for one in differing(found)] == ["not measured in before"] * 4
-    assert found.compared == len(fewer.measurements)
-    assert "not measured in before: host_numa_to_device_memcpy_ce, 4 paths\n" in text_of(found)
+    comparison = two(fewer, run())
+    assert [diff.reason for diff in differing(comparison)] == ["not measured in before"] * 4
+    assert comparison.compared == len(fewer.measurements)
+    assert "not measured in before: host_numa_to_device_memcpy_ce, 4 paths\n" in text_of(comparison)
 
 
 def test_an_unstable_path_is_compared_and_told() -> None:
@@ -148,17 +155,17 @@ def test_an_unstable_path_is_compared_and_told() -> None:
         return replace(measurement, status=Status.UNSTABLE, reason="the samples vary by 9 % (CV)")
 
     shaky = changed(run(), lambda m: unstable(m) if m.path == "GPU0 -> GPU1" else m)
-    assert {one.outcome for one in differing(two(run(), shaky))} == {Outcome.DIFFERENT}
+    assert {diff.outcome for diff in differing(two(run(), shaky))} == {Outcome.DIFFERENT}
     slow = changed(shaky, times(0.8, on_path("GPU0 -> GPU1")))
-    assert {(one.outcome, one.reason) for one in differing(two(run(), slow))} == {
+    assert {(diff.outcome, diff.reason) for diff in differing(two(run(), slow))} == {
         (Outcome.WORSE, "unstable in after: the samples vary by 9 % (CV)")
     }
 
 
 def test_nothing_in_common_is_nothing_compared() -> None:
     sized = changed(run(), lambda m: replace(m, size_bytes=4096))
-    found = two(run(), sized)
-    assert (found.compared, found.exit_code) == (0, ExitCode.NOTHING)
+    comparison = two(run(), sized)
+    assert (comparison.compared, comparison.exit_code) == (0, ExitCode.NOTHING)
 
 
 # --- which GPU is which ----------------------------------------------------------------------------------------------
@@ -188,9 +195,9 @@ def test_gpus_are_matched_by_bus_id_though_their_indices_have_changed() -> None:
     ]
     slow = [reaching(m, 300) if m.path == "GPU0 -> GPU1" else m for m in kept]
     gpus = tuple(replace(gpu, index=gpu.index - 1, label=renamed(gpu.label)) for gpu in report.gpus[1:])
-    found = two(report, replace(report, gpus=gpus, measurements=tuple(slow)))
-    assert {one.path for one in found.paths if one.outcome is Outcome.WORSE} == {"GPU0 -> GPU1"}
-    assert found.compared == len(kept)
+    comparison = two(report, replace(report, gpus=gpus, measurements=tuple(slow)))
+    assert {diff.path for diff in comparison.paths if diff.outcome is Outcome.WORSE} == {"GPU0 -> GPU1"}
+    assert comparison.compared == len(kept)
 
 
 # --- what stands beside it -------------------------------------------------------------------------------------------
@@ -203,13 +210,13 @@ def test_what_differs_in_the_machines_stands_beside() -> None:
     assert machine.gpus is not None
     driver = replace(machine.driver, driver_version="600.1")
     gpus = tuple(replace(gpu, nvml=gpu.nvml and replace(gpu.nvml, vbios="97.00")) for gpu in machine.gpus)
-    found = two(before, replace(before, machines=(replace(machine, driver=driver, gpus=gpus),)))
-    assert {(one.about, one.what, one.value) for one in found.machines} == {
+    comparison = two(before, replace(before, machines=(replace(machine, driver=driver, gpus=gpus),)))
+    assert {(diff.about, diff.what, diff.value) for diff in comparison.machines} == {
         ("", "driver driver_version", "600.1"),
         ("GPU0-3", "nvml vbios", "97.00"),
     }
-    assert found.exit_code is ExitCode.OK
-    assert "GPU0-3 nvml vbios: 96.00.A5.00.1A -> 97.00\n" in text_of(found)
+    assert comparison.exit_code is ExitCode.OK
+    assert "GPU0-3 nvml vbios: 96.00.A5.00.1A -> 97.00\n" in text_of(comparison)
 
 
 def test_another_gpu_in_the_same_place_is_told() -> None:
@@ -219,14 +226,14 @@ def test_another_gpu_in_the_same_place_is_told() -> None:
     first = machine.gpus[0]
     assert first.nvml is not None
     swapped = replace(first, nvml=replace(first.nvml, uuid="GPU-00000000-0000-0000-0000-000000000001"))
-    found = two(before, replace(before, machines=(replace(machine, gpus=(swapped, *machine.gpus[1:])),)))
-    assert found.notes == ("GPU0: another GPU than in the first file, by its UUID",)
+    comparison = two(before, replace(before, machines=(replace(machine, gpus=(swapped, *machine.gpus[1:])),)))
+    assert comparison.notes == ("GPU0: another GPU than in the first file, by its UUID",)
 
 
 def test_settings_that_differ_are_told() -> None:
     after = run()
-    found = two(run(), replace(after, settings=replace(after.settings, serial=True)))
-    assert found.notes == ("settings differ: --serial off in before, on in after",)
+    comparison = two(run(), replace(after, settings=replace(after.settings, serial=True)))
+    assert comparison.notes == ("settings differ: --serial off in before, on in after",)
 
 
 # --- what cannot be compared -----------------------------------------------------------------------------------------
@@ -245,14 +252,14 @@ def test_kinds_do_not_mix() -> None:
 
 def test_a_run_without_a_result_is_told() -> None:
     dead = replace(saved("after", run()), kind=None, result=None, exit_code=4)
-    found = compare([saved("before", run()), dead])
-    assert found.exit_code is ExitCode.NOTHING
-    assert "after: ended with 4 without a result" in text_of(found)
+    comparison = compare([saved("before", run()), dead])
+    assert comparison.exit_code is ExitCode.NOTHING
+    assert "after: ended with 4 without a result" in text_of(comparison)
 
 
 def test_an_interrupted_run_is_told() -> None:
-    found = two(run(), replace(run(), interrupted=True))
-    assert "after: interrupted, a partial report" in text_of(found)
+    comparison = two(run(), replace(run(), interrupted=True))
+    assert "after: interrupted, a partial report" in text_of(comparison)
 
 
 # --- sizes and spreads -----------------------------------------------------------------------------------------------
@@ -260,9 +267,9 @@ def test_an_interrupted_run_is_told() -> None:
 
 def test_a_run_whose_usual_size_did_not_fit_is_compared_all_the_same() -> None:
     smaller = changed(run(seed=2), lambda m: replace(m, size_bytes=493 << 20))
-    found = two(run(seed=1), smaller)
-    assert found.compared == len(found.paths) == len(run().measurements)
-    assert differing(found) == []
+    comparison = two(run(seed=1), smaller)
+    assert comparison.compared == len(comparison.paths) == len(run().measurements)
+    assert differing(comparison) == []
 
 
 def test_sizes_of_a_sweep_are_not_mixed() -> None:
@@ -270,9 +277,9 @@ def test_sizes_of_a_sweep_are_not_mixed() -> None:
         small = tuple(replace(m, size_bytes=128 << 20) for m in report.measurements)
         return replace(report, measurements=(*report.measurements, *small))
 
-    found = two(run(), sweep(run()))
-    assert found.compared == len(run().measurements)
-    assert {one.size_bytes for one in differing(found)} == {128 << 20}
+    comparison = two(run(), sweep(run()))
+    assert comparison.compared == len(run().measurements)
+    assert {diff.size_bytes for diff in differing(comparison)} == {128 << 20}
 
 
 def test_a_profile_of_many_runs_says_how_far_runs_are_apart() -> None:
@@ -280,7 +287,7 @@ def test_a_profile_of_many_runs_says_how_far_runs_are_apart() -> None:
     (measured,) = [m for m in run().measurements if m.case == CASE and m.path == "GPU0 -> GPU1"]
 
     def spread(runs: int, run_to_run: float, *machines: Machine) -> Spread:
-        references = tuple(replace(one, run_to_run=run_to_run) for one in h200.references)
+        references = tuple(replace(diff, run_to_run=run_to_run) for diff in h200.references)
         sources = {name: replace(source, runs=runs) for name, source in h200.sources.items()}
         learnt = replace(h200, references=references, sources=sources)
         return known_spread(machines or run().machines, [learnt])(measured)
@@ -302,7 +309,7 @@ def test_a_healthy_node_s_cpu_threads_are_not_called_slower() -> None:
     before, after = (run_of("host_numa_read_cpu", value=lambda *_, gb_s=gb_s: gb_s) for gb_s in (174.5, 136.0))
     assert not differing(two(before, after))
     halved = run_of("host_numa_read_cpu", value=lambda *_: 174.5 / 2)
-    assert {one.outcome for one in differing(two(before, halved))} == {Outcome.WORSE}
+    assert {diff.outcome for diff in differing(two(before, halved))} == {Outcome.WORSE}
 
 
 @pytest.mark.parametrize("case", ["ipc_event_round_trip", "ipc_socket_round_trip"])
@@ -316,17 +323,11 @@ def test_round_trips_that_the_host_carries_scatter_more_than_what_gpus_do_by_the
 
 
 def test_as_markdown_for_a_ticket() -> None:
-    found = two(run(seed=1), changed(run(seed=2), times(0.8, from_gpu("GPU1"))))
-    text = str(render(found, Format.MARKDOWN))
+    comparison = two(run(seed=1), changed(run(seed=2), times(0.8, from_gpu("GPU1"))))
+    text = str(render(comparison, Format.MARKDOWN))
     assert text.startswith("## egmctl compare: WORSE\n")
     assert "WORSE GPU1 -\\> \\*: 20.0 % slower (6 of 6 paths)" in text
     assert text.count("| worse |") + text.count("| **worse** |") == 6
-
-
-def test_as_a_picture() -> None:
-    drawn = str(render(two(run(), run()), Format.SVG))
-    assert drawn.startswith("<svg")
-    assert "before" in drawn
 
 
 # --- what is no bandwidth --------------------------------------------------------------------------------------------
@@ -334,15 +335,16 @@ def test_as_a_picture() -> None:
 
 def test_of_a_latency_more_is_worse() -> None:
     def latency(factor: float) -> RunReport:
-        found = summarize([800.0 * factor])
+        summary = summarize([800.0 * factor])
         return changed(
-            run(), lambda m: replace(m, quantity=Quantity.LATENCY, latency_ns=found, bandwidth_gb_s=None, flows_gb_s=())
+            run(),
+            lambda m: replace(m, quantity=Quantity.LATENCY, latency_ns=summary, bandwidth_gb_s=None, flows_gb_s=()),
         )
 
-    found = two(latency(1), latency(1.3))
-    assert {(one.outcome, one.unit) for one in differing(found)} == {(Outcome.WORSE, "ns")}
-    assert [row.change for row in found.affected] == [pytest.approx(0.3)] * len(found.affected)
-    assert {one.outcome for one in differing(two(latency(1.3), latency(1)))} == {Outcome.BETTER}
+    comparison = two(latency(1), latency(1.3))
+    assert {(diff.outcome, diff.unit) for diff in differing(comparison)} == {(Outcome.WORSE, "ns")}
+    assert [row.change for row in comparison.affected] == [pytest.approx(0.3)] * len(comparison.affected)
+    assert {diff.outcome for diff in differing(two(latency(1.3), latency(1)))} == {Outcome.BETTER}
 
 
 def test_the_stages_of_a_life_cycle_are_compared_one_by_one() -> None:
@@ -352,6 +354,6 @@ def test_the_stages_of_a_life_cycle_are_compared_one_by_one() -> None:
             run(), lambda m: replace(m, quantity=Quantity.DURATION, stages=stages, bandwidth_gb_s=None, flows_gb_s=())
         )
 
-    found = two(life_cycle(1.0), life_cycle(3.0))
-    assert {(one.stage, one.unit, one.outcome) for one in differing(found)} == {("open", "ms", Outcome.WORSE)}
-    assert f"{CASE}, open, 512 MiB over NV18 (ms)" in text_of(found, verbose=1)
+    comparison = two(life_cycle(1.0), life_cycle(3.0))
+    assert {(diff.stage, diff.unit, diff.outcome) for diff in differing(comparison)} == {("open", "ms", Outcome.WORSE)}
+    assert f"{CASE}, open, 512 MiB over NV18 (ms)" in text_of(comparison, verbose=1)

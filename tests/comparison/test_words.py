@@ -54,7 +54,7 @@ def doctors(before: Sequence[Finding], after: Sequence[Finding]) -> Comparison:
 
 
 def told(comparison: Comparison) -> list[tuple[Outcome, str, str, str]]:
-    return [(one.outcome, one.about, one.reference, one.value) for one in comparison.words]
+    return [(diff.outcome, diff.about, diff.reference, diff.value) for diff in comparison.words]
 
 
 PASS, SKIP, UNKNOWN = finding(Status.PASS), finding(Status.SKIP, "not here"), finding(Status.UNKNOWN, "no permission")
@@ -77,23 +77,22 @@ WARN, FAIL = finding(Status.WARN, "slow"), finding(Status.FAIL, "broken")
         (SKIP, FAIL, Outcome.DIFFERENT),
         (FAIL, SKIP, Outcome.DIFFERENT),
         (WARN, finding(Status.WARN, "slow in another way"), Outcome.DIFFERENT),
+        (PASS, PASS, None),
+        (PASS, SKIP, None),
+        (SKIP, PASS, None),
+        (FAIL, FAIL, None),
     ],
 )
-def test_what_a_change_of_a_finding_means(before: Finding, after: Finding, outcome: Outcome) -> None:
-    found = doctors([before], [after])
-    assert [one.outcome for one in found.words] == [outcome]
-    assert found.exit_code is (ExitCode.FAILED if outcome is Outcome.WORSE else ExitCode.OK)
-
-
-@pytest.mark.parametrize(("before", "after"), [(PASS, PASS), (PASS, SKIP), (SKIP, PASS), (FAIL, FAIL)])
-def test_what_is_nothing(before: Finding, after: Finding) -> None:
-    assert doctors([before], [after]).words == ()
+def test_what_a_change_of_a_finding_means(before: Finding, after: Finding, outcome: Outcome | None) -> None:
+    comparison = doctors([before], [after])
+    assert [diff.outcome for diff in comparison.words] == ([] if outcome is None else [outcome])
+    assert comparison.exit_code is (ExitCode.FAILED if outcome is Outcome.WORSE else ExitCode.OK)
 
 
 def test_a_fault_of_some_gpus_where_all_was_well() -> None:
-    found = doctors([PASS], [finding(Status.FAIL, "no access", on_gpus(GPUS[1:3]))])
-    assert told(found) == [(Outcome.WORSE, "GPU1-2", "pass", "fail: no access")]
-    assert "WORSE  GPU1-2 gpu.one: pass -> fail: no access\n" in text_of(found)
+    comparison = doctors([PASS], [finding(Status.FAIL, "no access", on_gpus(GPUS[1:3]))])
+    assert told(comparison) == [(Outcome.WORSE, "GPU1-2", "pass", "fail: no access")]
+    assert "WORSE  GPU1-2 gpu.one: pass -> fail: no access\n" in text_of(comparison)
 
 
 def test_a_fault_that_spread_to_another_gpu() -> None:
@@ -103,22 +102,24 @@ def test_a_fault_that_spread_to_another_gpu() -> None:
 
 
 def test_a_fault_of_a_pair() -> None:
-    found = doctors([PASS], [finding(Status.FAIL, "no peer access", on_pairs([(GPUS[0], GPUS[1])]))])
-    assert [one.about for one in found.words] == ["GPU0>GPU1"]
+    comparison = doctors([PASS], [finding(Status.FAIL, "no peer access", on_pairs([(GPUS[0], GPUS[1])]))])
+    assert [diff.about for diff in comparison.words] == ["GPU0>GPU1"]
 
 
 def test_a_check_that_did_not_run_before_is_no_regression() -> None:
-    found = doctors([PASS], [PASS, finding(Status.FAIL, "broken", check="gpu.two")])
-    assert told(found) == [(Outcome.DIFFERENT, "", "not checked", "fail: broken")]
+    comparison = doctors([PASS], [PASS, finding(Status.FAIL, "broken", check="gpu.two")])
+    assert told(comparison) == [(Outcome.DIFFERENT, "", "not checked", "fail: broken")]
 
 
 def test_of_many_nodes_those_with_the_same_fault_are_folded() -> None:
     good, bad = diagnosis(PASS), diagnosis(finding(Status.FAIL, "broken", on_gpus(GPUS[:1])))
     nodes = [saved(f"node{number:02}", bad if number in (3, 4, 5, 9) else good) for number in range(1, 19)]
-    found = compare(nodes)
-    assert [(one.folded, one.about, one.value) for one in found.words] == [("node[03-05,09]", "GPU0", "fail: broken")]
-    assert found.same_folded == "node[01-02,06-08,10-18]"
-    assert found.exit_code is ExitCode.FAILED
+    comparison = compare(nodes)
+    assert [(diff.folded, diff.about, diff.value) for diff in comparison.words] == [
+        ("node[03-05,09]", "GPU0", "fail: broken")
+    ]
+    assert comparison.same_folded == "node[01-02,06-08,10-18]"
+    assert comparison.exit_code is ExitCode.FAILED
 
 
 # --- facts -----------------------------------------------------------------------------------------------------------
@@ -143,9 +144,9 @@ def snapshots(after: Machine, before: Machine = H200) -> Comparison:
 def test_a_machine_and_itself() -> None:
     for name in replay.names():
         machine = shipped(name)
-        found = snapshots(machine, machine)
-        assert (found.words, found.notes, found.exit_code) == ((), (), ExitCode.OK)
-        assert found.compared > 100
+        comparison = snapshots(machine, machine)
+        assert (comparison.words, comparison.notes, comparison.exit_code) == ((), (), ExitCode.OK)
+        assert comparison.compared > 100
 
 
 def test_what_changes_by_the_minute_is_no_fact() -> None:
@@ -154,10 +155,10 @@ def test_what_changes_by_the_minute_is_no_fact() -> None:
 
 def test_a_link_that_is_down_is_worse() -> None:
     links = (GPUS[1].nvml and GPUS[1].nvml.nvlinks) or ()
-    found = snapshots(with_gpu(1, nvlinks=(replace(links[0], active=False), *links[1:])))
-    assert told(found) == [(Outcome.WORSE, "GPU1", "yes", "no")]
-    assert found.exit_code is ExitCode.FAILED
-    assert "GPU1 nvml nvlinks 0 active: yes -> no" in text_of(found)
+    comparison = snapshots(with_gpu(1, nvlinks=(replace(links[0], active=False), *links[1:])))
+    assert told(comparison) == [(Outcome.WORSE, "GPU1", "yes", "no")]
+    assert comparison.exit_code is ExitCode.FAILED
+    assert "GPU1 nvml nvlinks 0 active: yes -> no" in text_of(comparison)
 
 
 def test_errors_that_rose_are_worse_and_those_that_fell_are_better() -> None:
@@ -173,10 +174,10 @@ def test_each_counter_of_errors_is_worse_where_it_rose(counter: str) -> None:
 
 
 def test_a_gpu_that_is_gone_is_one_difference() -> None:
-    found = snapshots(with_gpus(*GPUS[:3]))
-    assert ("GPU3", "present", "not there") in [(one.about, one.what, one.value) for one in found.words]
-    assert {one.outcome for one in found.words} == {Outcome.WORSE}
-    assert len(found.words) == 1
+    comparison = snapshots(with_gpus(*GPUS[:3]))
+    assert ("GPU3", "present", "not there") in [(diff.about, diff.what, diff.value) for diff in comparison.words]
+    assert {diff.outcome for diff in comparison.words} == {Outcome.WORSE}
+    assert len(comparison.words) == 1
 
 
 def test_another_vbios_is_different() -> None:
@@ -185,22 +186,22 @@ def test_another_vbios_is_different() -> None:
 
 def test_what_could_not_be_read_is_neither_worse_nor_better() -> None:
     denied = {"recovery_action": Unread(reason=Reason.NO_PERMISSION)}
-    found = snapshots(with_gpu(0, recovery_action=None, unread=denied), with_gpu(0, unread={}))
-    assert told(found) == [(Outcome.DIFFERENT, "GPU0", "none", "not read (no-permission)")]
+    comparison = snapshots(with_gpu(0, recovery_action=None, unread=denied), with_gpu(0, unread={}))
+    assert told(comparison) == [(Outcome.DIFFERENT, "GPU0", "none", "not read (no-permission)")]
 
 
 def test_a_source_that_does_not_know_a_gpu_is_one_difference() -> None:
     blind = replace(GPUS[3], nvml=None, unread={"nvml": Unread(reason=Reason.NO_PERMISSION)})
-    found = snapshots(with_gpus(*GPUS[:3], blind))
-    assert [(one.about, one.what, one.reference, one.value) for one in found.words] == [
+    comparison = snapshots(with_gpus(*GPUS[:3], blind))
+    assert [(diff.about, diff.what, diff.reference, diff.value) for diff in comparison.words] == [
         ("GPU3", "nvml", "there", "not read (no-permission)")
     ]
 
 
 def test_a_list_that_was_read_is_there_whatever_is_in_it() -> None:
     before, after = shipped("gb200-tray"), shipped("gb200-nvl72")
-    found = {one.what: (one.reference, one.value) for one in snapshots(after, before).words}
-    assert found["driver imex_channels"] == ("not read (not-stated)", "there")
+    words = {diff.what: (diff.reference, diff.value) for diff in snapshots(after, before).words}
+    assert words["driver imex_channels"] == ("not read (not-stated)", "there")
 
 
 def test_a_section_that_one_file_lacks_is_passed_over() -> None:
@@ -208,8 +209,8 @@ def test_a_section_that_one_file_lacks_is_passed_over() -> None:
 
 
 def test_strings_of_a_machine_are_only_shown() -> None:
-    found = snapshots(with_gpu(0, vbios="[bold]\x1b[31m\n\u202e"))
-    for text in (text_of(found, verbose=2), compare_csv(found)):
+    comparison = snapshots(with_gpu(0, vbios="[bold]\x1b[31m\n\u202e"))
+    for text in (text_of(comparison, verbose=2), compare_csv(comparison)):
         assert "\x1b" not in text
         assert "\u202e" not in text
         assert "[bold]\\x1b[31m\\n\\u202e" in text

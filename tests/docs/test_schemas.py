@@ -13,6 +13,7 @@ import pytest
 from referencing import Registry, Resource
 
 from egmctl.facts.kernel_log import event
+from egmctl.journal.events import Begin, Logged, Note, NumberedTask, Outcome, Problem, StepBegun
 from egmctl.journal.write import Journal
 from egmctl.model.measurement import Status
 from tests.conftest import ROOT
@@ -41,15 +42,15 @@ def journal(tmp_path: Path) -> Path:
     """The journal of a run that did not end, with every kind of event."""
     report = measured_report("hgx-h200x4")
     kept = Journal([tmp_path], lambda part: part)
-    kept.begin(replace(report, measurements=()), 2)
+    kept(Begin(report=replace(report, measurements=()), steps=2))
     logged = event(1.0, "NVRM: Xid (PCI:0000:00:08): 79, GPU has fallen off the bus.")
     assert logged is not None
-    kept.kernel([logged])
+    kept(Logged(events=(logged,)))
     for number, measurement in enumerate(report.measurements[:2]):
-        kept.step([(number, measurement)])
-        kept.measurement(number, replace(measurement, status=Status.OK))
-    kept.note("a note")
-    kept.problem("a problem")
+        kept(StepBegun(tasks=(NumberedTask(number=number, task=measurement),)))
+        kept(Outcome(number=number, measurement=replace(measurement, status=Status.OK)))
+    kept(Note(text="a note"))
+    kept(Problem(text="a problem"))
     kept.close()
     assert kept.path is not None
     return kept.path

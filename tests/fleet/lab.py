@@ -163,15 +163,15 @@ class Lab:
     def processes(self, name: str) -> list[str]:
         """Return the command lines of what runs on a host for someone: all but its first processes and sshd."""
         space = os.readlink(f"/proc/{self._hosts[name].pid}/ns/net")
-        found = []
+        commands = []
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 if os.readlink(entry / "ns/net") == space:
-                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip())
+                    commands.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip())
             except OSError:
                 continue
         own = ("unshare ", "sh -c \nmount", "cat", "/usr/sbin/sshd", "sshd:")
-        return [line for line in found if line and not line.startswith(own)]
+        return [line for line in commands if line and not line.startswith(own)]
 
     def inside(self, *words: str) -> list[str]:
         """Return the command line of a program that reaches the hosts."""

@@ -23,7 +23,6 @@ from egmctl.fleet.run import ERRORS_KEPT, Launch, _Fleet
 from egmctl.fleet.session import old_session
 from egmctl.model.command import Command
 from egmctl.model.fleet import Asked, FleetReport, GroupLine, Launcher, NodeAnswer, Reach, worst_exit_code
-from egmctl.nodesets import fold
 from egmctl.report.exports.json import plain_json
 
 ASKED = Asked(command=Command.DOCTOR, nodes=("node01",), remote_command="egmctl", version="egmctl 0.1.0")
@@ -40,8 +39,8 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def sent(version: str = "egmctl 0.1.0", document: str = DOCUMENT, end: int | None = 0) -> str:
-    told = f"\negmctl-fleet begin\negmctl-fleet version {version}\n{document}\n"
-    return told if end is None else f"{told}\negmctl-fleet end {end}\n"
+    output = f"\negmctl-fleet begin\negmctl-fleet version {version}\n{document}\n"
+    return output if end is None else f"{output}\negmctl-fleet end {end}\n"
 
 
 def judged(folder: Folder, output: str, errors: str = "", **ended: object) -> NodeAnswer:
@@ -152,16 +151,16 @@ def test_alike_nodes_are_together_and_those_without_an_answer_last() -> None:
         (GroupLine(key="egm.cgroup-route", value="no", status="fail"),),
     )
     lines = {f"node{n:02}": other if n == 3 else usual for n in range(1, 6)}
-    found = groups(answers, lines, fold)
-    assert [group.folded for group in found] == ["node[01-02,04-05]", "node03", "node[06-10]"]
-    assert found[2].lines == (
+    made = groups(answers, lines)
+    assert [group.folded for group in made] == ["node[01-02,04-05]", "node03", "node[06-10]"]
+    assert made[2].lines == (
         GroupLine(key="", value="ssh: connect to host NODE port 22: Connection timed out", status="unreachable"),
     )
 
 
 def test_a_node_that_is_alone_in_its_reason_keeps_the_words() -> None:
     reason = "ssh: connect to host 10.0.0.1 port 22: Connection refused"
-    (group,) = groups([NodeAnswer(node="a", reach=Reach.UNREACHABLE, exit_code=4, reason=reason)], {}, fold)
+    (group,) = groups([NodeAnswer(node="a", reach=Reach.UNREACHABLE, exit_code=4, reason=reason)], {})
     assert group.lines[0].value == reason
 
 
@@ -227,7 +226,7 @@ def test_a_report_names_no_node_that_is_none(folder: Folder) -> None:
     )
     folder.write_report(plain_json(report))
     with pytest.raises(UsageError, match="is no name of a node"):
-        old_session(Command.DOCTOR, folder.path, remote_command=None, any_version=False)
+        old_session(Command.DOCTOR, folder.path)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": "egmctl.topo/2"}', '{"schema": "egmctl.fleet/2"}'])

@@ -27,9 +27,9 @@ def causes(machine: Machine, *slow: str) -> list[tuple[str, str]]:
 
 
 def test_what_is_slow_in_both_directions_is_one_line() -> None:
-    told = lines(H200, "GPU2")
-    assert sum("GPU2 is slower than its peers" in line.value for line in told) == 2, "one for each class of paths"
-    assert len(told) == len(set(told))
+    shown = lines(H200, "GPU2")
+    assert sum("GPU2 is slower than its peers" in line.value for line in shown) == 2, "one for each class of paths"
+    assert len(shown) == len(set(shown))
 
 
 def test_each_cause_is_one_line() -> None:
@@ -46,8 +46,8 @@ def test_each_cause_is_one_line() -> None:
 
 
 def test_what_nothing_explains_says_so() -> None:
-    told = [line.value for line in lines(H200, "GPU2") if line.status == "fail"]
-    assert told[0].endswith("the outliers touch GPU2; nothing that was read explains it")
+    shown = [line.value for line in lines(H200, "GPU2") if line.status == "fail"]
+    assert shown[0].endswith("the outliers touch GPU2; nothing that was read explains it")
     assert causes(H200, "GPU2") == []
 
 

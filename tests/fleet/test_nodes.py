@@ -165,7 +165,7 @@ def _folder(path: Path, **asked: object) -> Path:
 
 
 def _resume(path: Path) -> None:
-    old_session(Command.DOCTOR, path, remote_command=None, any_version=True)
+    old_session(Command.DOCTOR, path)
 
 
 def test_an_earlier_run_asks_each_node_once(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_an_earlier_run_asks_each_node_once(tmp_path: Path) -> None:
 def test_an_answer_of_an_earlier_run_is_looked_for_in_its_own_file_only(tmp_path: Path) -> None:
     folder = _folder(tmp_path / "run")
     (tmp_path / "secret").write_text("{}")
-    session = old_session(Command.DOCTOR, folder, remote_command=None, any_version=True)
+    session = old_session(Command.DOCTOR, folder)
     assert session.answers == {}, "nodes/../../secret is not its document"
 
 

@@ -110,13 +110,13 @@ def test_what_a_launcher_has_started_ends_with_a_fleet_that_is_killed(cluster: P
     (cluster / "bin" / "srun").write_text("#!/bin/sh\n(setsid proxy 60 &)\nproxy 60 & proxy 60\n")
 
     def running() -> int:
-        found = 0
+        count = 0
         for entry in Path("/proc").glob("[0-9]*"):
             try:
-                found += os.readlink(entry / "exe") == str(sleeper)
+                count += os.readlink(entry / "exe") == str(sleeper)
             except OSError:
                 continue
-        return found
+        return count
 
     with start(cluster, "doctor", "-w", "a") as process:
         settle(lambda: running() == 3, "what the launcher starts")

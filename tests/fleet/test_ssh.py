@@ -46,7 +46,8 @@ def without_a_link(machine: Machine) -> Machine:
     gpu = machine.gpus[2]  # type: ignore[index]
     first, *others = gpu.nvml.nvlinks  # type: ignore[union-attr, misc]
     nvml = replace(gpu.nvml, nvlinks=(replace(first, active=False), *others))  # type: ignore[type-var]
-    return replace(machine, gpus=tuple(replace(gpu, nvml=nvml) if one is gpu else one for one in machine.gpus or ()))
+    gpus = tuple(replace(gpu, nvml=nvml) if other is gpu else other for other in machine.gpus or ())
+    return replace(machine, gpus=gpus)
 
 
 def result(ended: Ended) -> dict[str, Any]:
@@ -54,8 +55,8 @@ def result(ended: Ended) -> dict[str, Any]:
     document = json.loads(ended.out)
     jsonschema.Draft202012Validator(SCHEMA).validate(document)
     assert document["exit_code"] == ended.code
-    found: dict[str, Any] = document["result"]
-    return found
+    results: dict[str, Any] = document["result"]
+    return results
 
 
 def answers(ended: Ended) -> dict[str, dict[str, Any]]:
@@ -108,8 +109,8 @@ def test_whatever_a_node_does_is_a_result_and_nothing_is_left_behind(lab: Lab, f
     nodes = "node[01-03],other,hangs,lacks,silent,floods,babbles"
     arguments = ("fleet", "doctor", "-w", nodes, "--connect-timeout", "4", "--timeout", "15", "--json", "-o", "out")
     ended = lab.run(*arguments)
-    found = answers(ended)
-    assert {node: answer["reach"] for node, answer in found.items()} == {
+    results = answers(ended)
+    assert {node: answer["reach"] for node, answer in results.items()} == {
         "node01": "answered",
         "node02": "answered",
         "node03": "answered",
@@ -120,17 +121,17 @@ def test_whatever_a_node_does_is_a_result_and_nothing_is_left_behind(lab: Lab, f
         "floods": "flooded",
         "babbles": "garbage",
     }
-    assert found["other"]["reason"] == f"egmctl 0.0.1, not egmctl {__version__}; nothing was run"
+    assert results["other"]["reason"] == f"egmctl 0.0.1, not egmctl {__version__}; nothing was run"
     assert not (lab.folder / "was-run").exists()
-    assert found["hangs"]["reason"] == "the command did not end in 15 s and was stopped"
-    assert found["silent"]["reason"].startswith("ssh: connect to host 10.77.")
-    assert "sent more than 64 MiB" in found["floods"]["reason"]
-    assert "is not JSON" in found["babbles"]["reason"]
+    assert results["hangs"]["reason"] == "the command did not end in 15 s and was stopped"
+    assert results["silent"]["reason"].startswith("ssh: connect to host 10.77.")
+    assert "sent more than 64 MiB" in results["floods"]["reason"]
+    assert "is not JSON" in results["babbles"]["reason"]
     assert ended.code == 4, "a node without an answer counts as a crash"
     assert result(ended)["groups"][0]["nodes"] == ["node01", "node02"], "those that are alike are together, and first"
     assert result(ended)["groups"][1]["folded"] == "node03"
     assert {"key": "nvlink.links GPU2", "status": "fail"}.items() <= result(ended)["groups"][1]["lines"][2].items()
-    assert [one["folded"] for one in result(ended)["comparison"]["words"]] == ["node03"]
+    assert [other["folded"] for other in result(ended)["comparison"]["words"]] == ["node03"]
     folder = lab.folder / "results" / "out"
     assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == [
         "fleet.json",
@@ -140,7 +141,7 @@ def test_whatever_a_node_does_is_a_result_and_nothing_is_left_behind(lab: Lab, f
     ]
     assert json.loads((folder / "fleet.json").read_text()) == json.loads(ended.out)
     assert json.loads((folder / "nodes" / "node01.json").read_text())["schema"] == "egmctl.doctor/1"
-    for node in found:
+    for node in results:
         settle(lambda node=node: not lab.processes(node))  # type: ignore[misc]
 
 
@@ -284,9 +285,9 @@ def test_where_results_cannot_be_kept_each_node_says_so_and_nothing_goes_on(lab:
     finally:
         subprocess.run(["umount", disk], check=True)
     assert ended.code == 4
-    told = " ".join(ended.out.split())
-    assert told.startswith("unreachable 2: ")
-    assert re.search(rf"what it sent could not be kept: cannot (read|write) {disk}/out/nodes/\S*: {why}", told)
+    text = " ".join(ended.out.split())
+    assert text.startswith("unreachable 2: ")
+    assert re.search(rf"what it sent could not be kept: cannot (read|write) {disk}/out/nodes/\S*: {why}", text)
     settle(lambda: not lab.processes("node01") and not lab.processes("node02"))
 
 
@@ -368,8 +369,8 @@ def test_every_command_of_a_real_egmctl(
     lab.host("node02", on(fake_node("hgx-h200x4").environment()))
     remote = ("--", *options) if options else ()
     ended = lab.run("fleet", command, "-w", "node[01-02]", "--json", *remote)
-    found = result(ended)
+    results = result(ended)
     assert ended.code == 0, ended.out
-    assert found["counts"] == {"answered": 2}
-    assert [group["nodes"] for group in found["groups"]] == [["node01", "node02"]]
-    assert any("FAKE" in line["value"] for line in found["groups"][0]["lines"])
+    assert results["counts"] == {"answered": 2}
+    assert [group["nodes"] for group in results["groups"]] == [["node01", "node02"]]
+    assert any("FAKE" in line["value"] for line in results["groups"][0]["lines"])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, RunEgmctl, command_environment
+from tests.conftest import ROOT, RunEgmctl, ended
 
 
 @pytest.mark.parametrize(
@@ -39,31 +38,24 @@ def test_what_makes_no_sense_is_refused(
     egmctl: RunEgmctl, tmp_path: Path, arguments: tuple[str, ...], sentence: str
 ) -> None:
     """Where there is no ssh, too: what the user can mend at once is told first."""
-    ended = egmctl("fleet", *arguments, cwd=tmp_path, env={"PATH": str(tmp_path)})
-    assert (ended.code, ended.out) == (2, ""), ended.err
-    assert sentence in ended.err
+    done = egmctl("fleet", *arguments, cwd=tmp_path, env={"PATH": str(tmp_path)})
+    assert (done.code, done.out) == (2, ""), done.err
+    assert sentence in done.err
     assert list(tmp_path.iterdir()) == [], "no folder was made"
 
 
 def test_without_its_launcher_no_node_is_asked(egmctl: RunEgmctl, tmp_path: Path) -> None:
     path = {"PATH": str(tmp_path)}
-    ended = egmctl("fleet", "doctor", "-w", "a", "--launcher", "srun", cwd=tmp_path, env=path)
-    assert (ended.code, ended.out) == (2, "")
-    assert ended.err == "egmctl: --launcher srun: there is no srun in the PATH\n"
+    done = egmctl("fleet", "doctor", "-w", "a", "--launcher", "srun", cwd=tmp_path, env=path)
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "egmctl: --launcher srun: there is no srun in the PATH\n"
     assert list(tmp_path.iterdir()) == [], "no folder was made"
 
 
 @pytest.mark.processes
 def test_where_clustershell_is_missing_it_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "ClusterShell.py").write_text("raise ImportError('not here')\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "egmctl", "fleet", "doctor", "-w", "a"],
-        env=command_environment({"PYTHONPATH": f"{tmp_path}:{ROOT}"}),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stderr == "egmctl: 'egmctl fleet' needs ClusterShell: pip install 'egmctl[fleet]'\n"
+    command = [sys.executable, "-m", "egmctl", "fleet", "doctor", "-w", "a"]
+    done = ended(command, env={"PYTHONPATH": f"{tmp_path}:{ROOT}"}, cwd=tmp_path)
+    assert done.code == 2
+    assert done.err == "egmctl: 'egmctl fleet' needs ClusterShell: pip install 'egmctl[fleet]'\n"

@@ -119,8 +119,8 @@ COMPARED = Comparison(
 def test_a_node_that_is_worse_counts_also_where_it_is_the_first_of_two(nodes: int, outcome: Outcome, code: int) -> None:
     path = PathDifference(node="b", case="c", path="p", link="w", size_bytes=1, unit="ns", outcome=outcome)
     named = tuple(ComparedNode(name=f"n{number}", tool="", at="") for number in range(nodes))
-    found = Comparison(kind=Command.BENCH, nodes=named, folded="", tolerance=0.05, compared=1, paths=(path,))
-    assert replace(REPORT, answers=ANSWERS[:2], comparison=found).exit_code == code
+    made = Comparison(kind=Command.BENCH, nodes=named, folded="", tolerance=0.05, compared=1, paths=(path,))
+    assert replace(REPORT, answers=ANSWERS[:2], comparison=made).exit_code == code
 
 
 def test_the_document_fits_its_schema_and_reads_back() -> None:
@@ -133,9 +133,9 @@ def test_the_document_fits_its_schema_and_reads_back() -> None:
 
 def test_what_differs_between_fake_gpus_says_first_that_they_are_fake(egmctl: RunEgmctl, tmp_path: Path) -> None:
     named = tuple(ComparedNode(name=f"node{n:02}", tool="", at="", fake=n < 4) for n in (1, 2, 3, 4))
-    found = Comparison(kind=Command.DOCTOR, nodes=named, folded="node[01-04]", tolerance=0.05, compared=1)
+    made = Comparison(kind=Command.DOCTOR, nodes=named, folded="node[01-04]", tolerance=0.05, compared=1)
     file = tmp_path / "fleet.json"
-    file.write_text(plain_json(replace(REPORT, comparison=found)))
+    file.write_text(plain_json(replace(REPORT, comparison=made)))
     head = "FAKE GPUs, nothing of this is hardware: node01, node02, node03\n\nhealthy 2: "
     assert egmctl("show", file).out.startswith(head)
 
@@ -178,8 +178,8 @@ def test_a_broken_profile_of_the_user_costs_no_report(
         (folder.path / answer.file).write_text(json.dumps(bench_document(measured_report("hgx-h200x4"))))
     warnings: list[str] = []
     asked = replace(REPORT.asked, command=Command.BENCH)
-    found = session._folded(replace(REPORT, asked=asked, answers=ANSWERS[:2], groups=()), folder, warnings.append)
+    made = session._folded(replace(REPORT, asked=asked, answers=ANSWERS[:2], groups=()), folder, warnings.append)
     (warning,) = warnings
     assert re.search(r"profile .*broken.toml, line 1: .*; continuing without it", warning)
-    assert found.comparison is not None
-    assert found.counts == {"answered": 2}
+    assert made.comparison is not None
+    assert made.counts == {"answered": 2}

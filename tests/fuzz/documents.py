@@ -19,6 +19,7 @@ from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.errors import UsageError
 from egmctl.facts import replay as record
 from egmctl.facts.kernel_log import event
+from egmctl.journal.events import Begin, Logged, Note, NumberedTask, Outcome, StepBegun
 from egmctl.journal.write import Journal
 from egmctl.model.bringup import Bringup
 from egmctl.model.codec import to_json
@@ -77,13 +78,13 @@ def _topo(_folder: Path) -> str:
 def _journal(folder: Path) -> str:
     report = judged_run()
     journal = Journal([folder], lambda part: part)
-    journal.begin(replace(report, measurements=(), verdict=None, causes=()), 3)
+    journal(Begin(report=replace(report, measurements=(), verdict=None, causes=()), steps=3))
     for number, measurement in enumerate(report.measurements[:12]):
-        journal.step([(number, measurement)])
-        journal.measurement(number, measurement)
-    journal.kernel(report.kernel_messages.events if report.kernel_messages else ())
-    journal.note("a note")
-    journal.step([(12, report.measurements[12])])
+        journal(StepBegun(tasks=(NumberedTask(number=number, task=measurement),)))
+        journal(Outcome(number=number, measurement=measurement))
+    journal(Logged(events=tuple(report.kernel_messages.events) if report.kernel_messages else ()))
+    journal(Note(text="a note"))
+    journal(StepBegun(tasks=(NumberedTask(number=12, task=report.measurements[12]),)))
     journal.close()
     assert journal.path is not None
     text = journal.path.read_text()

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 
 from egmctl.cli import app
 from egmctl.journal import write
-from egmctl.model.measurement import Measurement, Task
+from egmctl.journal.events import Event, Outcome, StepBegun
 
 PIPE = int(sys.argv.pop(1))
 
@@ -19,13 +18,12 @@ PIPE = int(sys.argv.pop(1))
 class Told(write.Journal):
     """The journal, and a line for each event after it."""
 
-    def step(self, tasks: Sequence[tuple[int, Task]]) -> None:
-        super().step(tasks)
-        os.write(PIPE, f"step {' '.join(str(number) for number, _ in tasks)}\n".encode())
-
-    def measurement(self, number: int, measurement: Measurement) -> None:
-        super().measurement(number, measurement)
-        os.write(PIPE, f"measurement {number}\n".encode())
+    def __call__(self, event: Event) -> None:
+        super().__call__(event)
+        if isinstance(event, StepBegun):
+            os.write(PIPE, f"step {' '.join(str(numbered.number) for numbered in event.tasks)}\n".encode())
+        if isinstance(event, Outcome):
+            os.write(PIPE, f"measurement {event.number}\n".encode())
 
     def end(self, exit_code: int) -> None:
         super().end(exit_code)

@@ -87,21 +87,21 @@ def test_killed_at_any_moment_each_journal_has_what_was_measured_and_names_the_s
 ) -> None:
     choice = random.Random(7)  # noqa: S311
     for number in range(KILLS):
-        told = killed(env, choice.random() * 1.5)
+        said = killed(env, choice.random() * 1.5)
         path = earlier(folder)[-1]
         assert len(earlier(folder)) == min(number + 1, write.FILES_LIMIT)
         kept = load_journal(path)
-        measured = {int(line.split()[1]) for line in told if line.startswith("measurement ")}
-        finished = [one for one in kept.report.measurements if one.reason != UNDER_WAY]
+        measured = {int(line.split()[1]) for line in said if line.startswith("measurement ")}
+        finished = [m for m in kept.report.measurements if m.reason != UNDER_WAY]
         assert len(finished) >= len(measured), "nothing that was measured is lost"
-        if told[-1] == "end":
+        if said[-1] == "end":
             assert (kept.exit_code, kept.under_way) == (0, ())
             continue
         assert kept.exit_code is None
-        steps = [line for line in told if line.startswith("step ")]
+        steps = [line for line in said if line.startswith("step ")]
         if steps and not kept.under_way:
             # Killed between its last measurement and the next step.
-            assert told[-1].startswith("measurement") or len(finished) > len(measured)
+            assert said[-1].startswith("measurement") or len(finished) > len(measured)
         for task in kept.under_way:
             assert what(task) in kept.ending or "more at once" in kept.ending
         assert kept.ending in kept.report.problems[-1]
@@ -159,7 +159,7 @@ def test_cut_at_any_byte_it_is_read_up_to_there(content: bytes) -> None:
             continue
         kept = read(part, "journal x")
         lines = part.split(b"\n")[:-1]
-        finished = [one for one in kept.report.measurements if one.status is not Status.CRASHED]
+        finished = [m for m in kept.report.measurements if m.status is not Status.CRASHED]
         assert len(finished) == len(measured(lines))
         assert kept.exit_code is None
 
@@ -268,33 +268,13 @@ def test_the_next_bench_mentions_it_once(egmctl: RunEgmctl, env: dict[str, str |
 def test_there_is_something_to_tell_of_a_run_that_did_not_end_once(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "kept.journal"
     path.write_bytes(content)
-    assert reading.to_tell(path) is None
-    lines = with_state(content).splitlines(keepends=True)
-    for number in range(3, len(lines)):
-        path.write_bytes(b"".join(lines[:number]) + lines[number][:99])
-        assert reading.to_tell(path) == load_journal(path).ending, number
+    assert not reading.is_unmentioned(path)
+    path.write_bytes(with_state(content))
+    assert reading.is_unmentioned(path)
     write.mention(path)
-    assert reading.to_tell(path) is None
+    assert not reading.is_unmentioned(path)
     assert "the run ended" in load_journal(path).report.problems[-1]
-    assert reading.to_tell(tmp_path / "not there") is None
-
-
-def test_the_end_of_a_large_one_is_told_without_reading_it_all(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "kept.journal"
-    lines = with_state(content).splitlines(keepends=True)
-    steps = [line for line in lines if b'"event":"step"' in line]
-    with path.open("wb") as file:
-        file.write(b"".join(lines[:-1]))
-        file.truncate(write.FILE_LIMIT - len(steps[-1]))
-        file.seek(0, os.SEEK_END)
-        file.write(b"\n" + steps[-1])
-    began = time.process_time()
-    ending = reading.to_tell(path)
-    assert time.process_time() - began < 0.5
-    assert ending is not None
-    assert ending.startswith("ended while measuring ")
-    path.write_bytes(b"".join(lines[:-1]) + b"\0" * write.FILE_LIMIT)
-    assert reading.to_tell(path) == "did not end"
+    assert not reading.is_unmentioned(tmp_path / "not there")
 
 
 @pytest.mark.long
@@ -349,14 +329,14 @@ def test_a_clock_that_is_set_back_makes_no_run_the_oldest(
     report = read(content, "it").report
     for _ in range(2):
         journal = write.Journal([tmp_path], lambda part: part)
-        journal.begin(dataclasses.replace(report, measurements=(), problems=()), 3)
+        journal(events.Begin(report=dataclasses.replace(report, measurements=(), problems=()), steps=3))
         journal.close()
         assert journal.path is not None
         assert earlier(tmp_path)[-1] == journal.path, "it is the latest one, though its time is not"
-        told: list[str] = []
-        monkeypatch.setattr(commands, "say", told.append)
+        said: list[str] = []
+        monkeypatch.setattr(commands, "say", said.append)
         commands._mention(tmp_path)
-        assert told == [f"an earlier bench ended between two steps; 'egmctl show {journal.path}' shows its results"]
+        assert said == [f"an earlier bench ended between two steps; 'egmctl show {journal.path}' shows its results"]
 
 
 def test_a_fifo_in_the_place_of_a_journal_keeps_nobody_waiting(tmp_path: Path) -> None:
@@ -364,11 +344,10 @@ def test_a_fifo_in_the_place_of_a_journal_keeps_nobody_waiting(tmp_path: Path) -
     os.mkfifo(path)
     began = time.monotonic()
     assert not write.at_work(path)
-    assert reading.to_tell(path) is None
+    assert not reading.is_unmentioned(path)
     assert not reading.ended(path)
     write.mention(path)
-    with pytest.raises(UsageError, match="cannot be read: it is not a regular file"):
-        load_journal(path)
+    assert earlier(tmp_path) == []
     assert time.monotonic() - began < 5
 
 
@@ -378,8 +357,8 @@ def test_a_full_one_ends_and_the_run_goes_on(env: dict[str, str | None], folder:
     (tmp_path / "small.py").write_text(
         "import sys; from egmctl.journal import write\n"
         "class Small(write.Journal):\n"
-        "    def begin(self, *arguments):\n"
-        "        super().begin(*arguments)\n"
+        "    def _begin(self, *arguments):\n"
+        "        super()._begin(*arguments)\n"
         f"        write.FILE_LIMIT = self._size + {room}\n"
         "write.Journal = Small\n"
         "from egmctl.cli.app import run; sys.exit(run(sys.argv[1:]))\n"

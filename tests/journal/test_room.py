@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.journal.read import earlier, to_tell
+from egmctl.journal.read import earlier, is_unmentioned
 from egmctl.saved import load_journal
 from tests.conftest import Ended, ended
 from tests.doctor.cgroups import mounted
@@ -34,10 +34,10 @@ from egmctl.cli.app import run
 from egmctl.journal import write
 
 class Limited(write.Journal):
-    def begin(self, *arguments):
+    def _begin(self, *arguments):
         # Not before: children share what is larger.
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
-        super().begin(*arguments)
+        super()._begin(*arguments)
 
 write.Journal = Limited
 sys.exit(run(sys.argv[2:]))
@@ -64,10 +64,10 @@ def check_cut(folder: Path, why: str) -> None:
     kept = load_journal(path)
     assert (kept.exit_code, kept.under_way, kept.damage, kept.report.problems) == (0, (), None, ())
     assert 0 < len(kept.report.measurements) < 8
-    assert {one.status.value for one in kept.report.measurements} == {"ok"}
+    assert {m.status.value for m in kept.report.measurements} == {"ok"}
     sentence = f"the journal was cut off ({why}): what was measured afterwards is unknown"
     assert kept.report.notes[-1] == sentence
-    assert to_tell(path) is None
+    assert not is_unmentioned(path)
     shown = run("show", path, "--json")
     assert shown.code == json.loads(shown.out)["exit_code"] == 0
     assert shown.err == f"egmctl: {path}: {sentence}\n"

@@ -70,10 +70,10 @@ def test_a_link_out_of_the_folder_or_to_nowhere_is_a_fault(folder: Path) -> None
     (folder / "shell").symlink_to("/bin/sh")
     (folder / "lost").symlink_to("nothing")
     (folder / "inside").symlink_to("python3")
-    found = {
+    left = {
         fault.partition(" ")[0] for fault in faults(folder) if fault.endswith("leads out of the folder, or nowhere")
     }
-    assert found == {"shell", "lost"}
+    assert left == {"shell", "lost"}
 
 
 def test_a_folder_without_programs_is_a_fault(tmp_path: Path) -> None:
@@ -116,9 +116,9 @@ def test_each_form_is_found_and_proved(tmp_path: Path) -> None:
         for each in (arch, "riscv64"):
             (tmp_path / name.replace("ARCH", each)).touch()
     (tmp_path / "SHA256SUMS").touch()
-    found = list(prove_dist.artefacts(tmp_path, prove_dist.FORMS, arch))
-    assert sorted(artefact.form for artefact in found) == sorted(prove_dist.FORMS)
-    assert [one.form for one in prove_dist.artefacts(tmp_path, ["deb"], arch)] == ["deb"]
+    every = list(prove_dist.artefacts(tmp_path, prove_dist.FORMS, arch))
+    assert sorted(artefact.form for artefact in every) == sorted(prove_dist.FORMS)
+    assert [artefact.form for artefact in prove_dist.artefacts(tmp_path, ["deb"], arch)] == ["deb"]
 
 
 def test_what_an_installation_leaves_is_seen_an_empty_folder_of_its_own_too(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_a_form_that_a_command_has_not_is_refused_with_those_it_has(egmctl: RunE
     assert done.err == "egmctl: --format junit: no such format here; valid are text, json, csv, html, svg, md\n"
     done = egmctl("doctor", "--machine", "list", "--format", "prom")
     assert (done.code, done.out) == (2, "")
-    assert "--machine list has no format prom; valid are text, json" in done.err
+    assert "--format prom: no such format here; valid are text, json" in done.err
 
 
 COMMANDS = {

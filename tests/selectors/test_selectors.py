@@ -113,10 +113,10 @@ def test_a_span_is_a_range(first: int, last: int, step: int) -> None:
 def test_any_text_selects_something_or_is_one_sentence(text: str) -> None:
     sentence = ""
     try:
-        found = select_gpus(text, EIGHT)
+        chosen = select_gpus(text, EIGHT)
     except UsageError as error:
-        found, sentence = (), str(error)
-    assert found or (sentence.startswith("--gpus ") and "\n" not in sentence)
+        chosen, sentence = (), str(error)
+    assert chosen or (sentence.startswith("--gpus ") and "\n" not in sentence)
 
 
 class TestNuma:

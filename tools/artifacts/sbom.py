@@ -42,20 +42,20 @@ def bill_of_materials(version: str, epoch: int) -> Callable[[Path], str]:
 
 
 def _wheels(site: Path) -> Iterator[Component]:
-    for one in distributions(path=[str(site)]):
-        name = one.metadata["Name"]
+    for wheel in distributions(path=[str(site)]):
+        name = wheel.metadata["Name"]
         if name == "egmctl":
             continue
-        purl = PackageURL("pypi", name=re.sub(r"[-_.]+", "-", name).lower(), version=one.version)
-        yield _component(name, one.version, purl, _licence(one))
+        purl = PackageURL("pypi", name=re.sub(r"[-_.]+", "-", name).lower(), version=wheel.version)
+        yield _component(name, wheel.version, purl, _licence(wheel))
 
 
-def _licence(one: Distribution) -> str | None:
+def _licence(wheel: Distribution) -> str | None:
     """Return what a wheel says of its licence: an SPDX expression, or words."""
     for key in ("License-Expression", "License"):
-        if key in one.metadata and "\n" not in one.metadata[key]:
-            return str(one.metadata[key])
-    classifiers = one.metadata.get_all("Classifier") or []
+        if key in wheel.metadata and "\n" not in wheel.metadata[key]:
+            return str(wheel.metadata[key])
+    classifiers = wheel.metadata.get_all("Classifier") or []
     named = [line.rpartition(" :: ")[2] for line in classifiers if line.startswith("License :: ")]
     return named[0] if named else None
 

@@ -20,7 +20,7 @@ OCI = (
 
 
 class _Part(NamedTuple):
-    """What a part is called, and what is known of it."""
+    """The name of a part, and the known facts about it."""
 
     name: str
     capability: tuple[int, int]
@@ -70,7 +70,7 @@ def gb200_cdmm() -> Machine:
     )
     driver = _known(machine.driver)
     parameters = {"CoherentGPUMemoryMode": "driver"}
-    unread = {name: why for name, why in driver.unread.items() if name != "module_parameters"}
+    unread = {name: reason for name, reason in driver.unread.items() if name != "module_parameters"}
     return _called(
         replace(machine, driver=replace(driver, module_parameters=parameters, unread=unread)),
         "gb200-nvl72-cdmm",
@@ -118,7 +118,7 @@ def station() -> Machine:
     (gpu,) = machine.gpus or ()
     card = _card(gpu)
     nvml = _known(gpu.nvml)
-    unread = {name: why for name, why in nvml.unread.items() if name not in ("nvlinks", "nvlink_count")}
+    unread = {name: reason for name, reason in nvml.unread.items() if name not in ("nvlinks", "nvlink_count")}
     gpu = replace(gpu, nvml=replace(nvml, nvlinks=(), nvlink_count=0, unread=unread))
     none = {"read": "CNS", "write": "CNS", "nvlink": "NS", "atomics": "CNS", "pci": "CNS"}
     pairs = tuple(
@@ -194,7 +194,7 @@ def _gpu(gpu: Gpu, part: _Part) -> Gpu:
     nvml = replace(nvml, name=name, compute_capability=capability)
     nvml = _without(nvml, NOT_STATED, "sm_clock_max_mhz", "memory_clock_max_mhz", "memory_total_bytes")
     if memory_mib is not None:
-        known = {key: why for key, why in nvml.unread.items() if key != "memory_total_bytes"}
+        known = {key: reason for key, reason in nvml.unread.items() if key != "memory_total_bytes"}
         nvml = replace(nvml, memory_total_bytes=memory_mib << 20, unread=known)
     parts = {"COMPUTE_CAPABILITY_MAJOR": capability[0], "COMPUTE_CAPABILITY_MINOR": capability[1]}
     others = ("MULTIPROCESSOR_COUNT", "L2_CACHE_SIZE", "ASYNC_ENGINE_COUNT")

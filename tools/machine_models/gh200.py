@@ -170,4 +170,4 @@ def quad() -> Machine:
 def _star(nodes: int) -> tuple[tuple[int, ...], ...]:
     """Return the distances that numactl prints: 10 to itself, 80 between the CPU's node and any other, else 255."""
     every = range(nodes)
-    return tuple(tuple(10 if one == other else 80 if 0 in (one, other) else 255 for other in every) for one in every)
+    return tuple(tuple(10 if node == other else 80 if 0 in (node, other) else 255 for other in every) for node in every)

@@ -1,4 +1,4 @@
-"""What every Grace system here has: Grace CPUs, coherent NVLink-C2C, GPU memory as NUMA nodes, EGM on."""
+"""Parts of every Grace system here: Grace CPUs, coherent NVLink-C2C, GPU memory as NUMA nodes, EGM on."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What all GPUs of one machine have in common."""
+    """Facts that all GPUs of one machine share."""
 
     name: str
     compute_capability: tuple[int, int]

@@ -73,7 +73,7 @@ def stated(cls: type[R], **values: Any) -> R:
         elif isinstance(value, Mapping):
             missing = {key: item for key, item in value.items() if isinstance(item, Unread)}
             values[name] = {key: None if key in missing else item for key, item in value.items()}
-            unread |= {f"{name}.{key}": why for key, why in missing.items()}
+            unread |= {f"{name}.{key}": reason for key, reason in missing.items()}
     return cls(**values, unread=unread)
 
 

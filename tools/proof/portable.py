@@ -1,4 +1,4 @@
-"""What a folder, deb or rpm holds, looked at without running it: architectures, what each ELF file needs, links."""
+"""The content of a folder, deb or rpm, examined without running it: architectures, what each ELF file needs, links."""
 
 from __future__ import annotations
 
