@@ -17,7 +17,7 @@ import pytest
 
 from egmctl.bench.case import Case, Footprint
 from egmctl.bench.plan.make import make_plan
-from egmctl.bench.processes.group import WORKER, Group, WorkerPool, start_group, start_rank
+from egmctl.bench.processes.group import WORKER, Group, start_group, start_rank
 from egmctl.bench.processes.protocol import ENVIRONMENT
 from egmctl.bench.suites import CASES
 from egmctl.bench.supervisor import supervise
@@ -77,7 +77,7 @@ def runner(fake_node: MakeFakeNode, monkeypatch: pytest.MonkeyPatch) -> RunIpc:
         samples: int = 2,
         timeout_s: float = 30,
         hosts: Sequence[str | None] = (None,) * 4,
-        start: Callable[[int], WorkerPool] = start_group,
+        start: Callable[[int], Group] = start_group,
     ) -> Run:
         node = fake_node(machine or with_imex_channel(nvl4()))
         for name, value in node.environment(faults).items():

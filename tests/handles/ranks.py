@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from egmctl.bench.engines import engine_for, life_cycle
-from egmctl.bench.processes.collective import Abandoned, ParentExchange
+from egmctl.bench.processes.collective import Abandoned, Exchange
 from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.processes.group import Group, start_rank
 from egmctl.bench.processes.protocol import ENVIRONMENT, Event, Preparation, Request
@@ -59,7 +59,7 @@ SHARED = (
 def run(parent: Channel, arguments: dict[str, Any]) -> None:
     """Measure the ``tasks`` of each request, of one engine, among the ``ranks``; answer with what came of it."""
     start_driver()
-    exchange = ParentExchange(parent, arguments["rank"], arguments["size"])
+    exchange = Exchange(parent, **arguments)
     worker: WorkerContext | None = None
     while (message := parent.receive()[0])["do"] == Request.MEASURE:
         ranks = [from_json(Rank, rank) for rank in message["ranks"]]

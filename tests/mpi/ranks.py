@@ -7,7 +7,7 @@ import signal
 import time
 from typing import Any
 
-from egmctl.bench.processes.collective import Abandoned, ParentExchange
+from egmctl.bench.processes.collective import Abandoned, Exchange
 from egmctl.bench.processes.protocol import Event, Request
 from egmctl.driver import breadcrumb
 from egmctl.launch import Channel
@@ -15,7 +15,7 @@ from egmctl.launch import Channel
 
 def run(parent: Channel, arguments: dict[str, Any]) -> None:
     """Do what each request asks for: so many ``calls``, and a ``fault`` of rank ``who`` in call ``at``."""
-    exchange = ParentExchange(parent, arguments["rank"], arguments["size"])
+    exchange = Exchange(parent, **arguments)
     while (message := parent.receive()[0])["do"] == Request.MEASURE:
         said: list[Any] = []
         try:
@@ -24,7 +24,7 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
                     _misbehave(message["fault"])
                 given = {"from": exchange.rank, "handle": "ab" * 64 * 100 * exchange.rank}
                 said.append([item.data["from"] for item in exchange.all_gather(given)])
-                exchange.barrier()
+                exchange.all_gather(None)
         except Abandoned as error:
             said.append(str(error))
         parent.send({"event": Event.OVER, "said": said, "pid": os.getpid()})
