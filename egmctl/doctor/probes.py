@@ -164,7 +164,7 @@ class Prober:
     Parameters
     ----------
     options
-        As of :func:`egmctl.launch.spawn`.
+        As of :func:`egmctl.launch.Child`.
 
     Attributes
     ----------
@@ -178,7 +178,7 @@ class Prober:
     """
 
     def __init__(self, **options: Any) -> None:
-        self._child = launch.spawn("egmctl.doctor.probes:serve", {}, grace_s=0, **options)
+        self._child = launch.Child("egmctl.doctor.probes:serve", {}, grace_s=0, **options)
         self._answers_due = 1
         self.is_lost = False
 

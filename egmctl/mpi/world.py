@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 
 from egmctl import __version__
 from egmctl.errors import ChildFailed, EgmctlError, ExitCode, NothingToDo, UsageError
-from egmctl.launch import ChannelClosed, spawn, wait_for_any
+from egmctl.launch import ChannelClosed, Child, wait_for_any
 from egmctl.model.codec import from_json
 from egmctl.mpi.communicator import ROLL_CALL_S, memory_of, taken
 from egmctl.mpi.environment import Launched
@@ -188,7 +188,7 @@ class World:
         self.host = socket.gethostname()
         self.broken = False
         self._order = 0
-        self._child = spawn(_TARGET, {}, inherited=_pmi(os.environ))
+        self._child = Child(_TARGET, {}, inherited=_pmi(os.environ))
         try:
             if not wait_for_any([self._child], min(PATIENCE_S, start_s)):
                 on_wait()

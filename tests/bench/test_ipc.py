@@ -22,7 +22,7 @@ from egmctl.bench.processes.protocol import ENVIRONMENT
 from egmctl.bench.suites import CASES
 from egmctl.bench.supervisor import supervise
 from egmctl.errors import ExitCode
-from egmctl.launch import spawn
+from egmctl.launch import Child
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Engine, Measurement, Quantity, RunReport, Settings, Status
 from egmctl.units import MIB
@@ -158,7 +158,7 @@ def test_clocks_of_other_nodes_are_not_waited_for(run: RunIpc) -> None:
         """Start ranks of two nodes, of which the second was booted an hour before the first."""
         ahead = {"before": "tests.bench.clocks:put_ahead", "before_arguments": {"seconds": 3600}}
         there = {
-            rank: spawn(WORKER, {"rank": rank, "size": size}, environment=ENVIRONMENT, **ahead)  # type: ignore[arg-type]
+            rank: Child(WORKER, {"rank": rank, "size": size}, environment=ENVIRONMENT, **ahead)  # type: ignore[arg-type]
             for rank in (2, 3)
         }
         return Group({rank: start_rank(rank, size) for rank in (0, 1)} | there)

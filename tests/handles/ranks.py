@@ -19,7 +19,7 @@ from egmctl.bench.processes.worker import start_driver
 from egmctl.driver import cuda
 from egmctl.driver.cuda import call
 from egmctl.gpu.telemetry import Telemetry
-from egmctl.launch import Channel, spawn
+from egmctl.launch import Channel, Child
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import (
     Chase,
@@ -125,7 +125,7 @@ def start(count: int) -> Group:
 
 def start_confined(visible: str | None = None, cgroup: Path | None = None) -> Group:
     """Start two ranks, of which the second sees the GPUs ``visible`` only, or is in a cgroup."""
-    importer = spawn(
+    importer = Child(
         TARGET,
         {"rank": 1, "size": 2},
         environment={**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": visible},

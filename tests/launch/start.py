@@ -22,7 +22,7 @@ def run(target: str, arguments: dict[str, Any] | None = None, *, timeout_s: floa
 
 def spawn(target: str, arguments: dict[str, Any] | None = None, **options: Any) -> launch.Child:
     """Spawn ``tests.launch.targets:target``."""
-    return launch.spawn(f"tests.launch.targets:{target}", arguments or {}, **_with_tests_importable(options))
+    return launch.Child(f"tests.launch.targets:{target}", arguments or {}, **_with_tests_importable(options))
 
 
 def is_alive(pid: int) -> bool:

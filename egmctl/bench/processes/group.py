@@ -12,7 +12,7 @@ from typing import Any
 from egmctl.bench.processes.protocol import ENVIRONMENT, Event, Request
 from egmctl.compat import StrEnum
 from egmctl.errors import ChildFailed
-from egmctl.launch import ChannelClosed, Child, spawn, wait_for_any
+from egmctl.launch import ChannelClosed, Child, wait_for_any
 
 RELEASE_S = 15.0
 """How long ranks may take to come to the end of a step that another one has failed in: kernels that wait for another
@@ -31,14 +31,14 @@ def start_worker(target: str = WORKER) -> Child:
     Parameters
     ----------
     target
-        As :func:`egmctl.launch.spawn` takes it; another one only in tests.
+        As :func:`egmctl.launch.Child` takes it; another one only in tests.
     """
-    return spawn(target, {}, environment=ENVIRONMENT)
+    return Child(target, {}, environment=ENVIRONMENT)
 
 
 def start_rank(number: int, size: int, target: str = WORKER) -> Child:
     """Start the process of one rank of ``size``, which initialises CUDA and waits for requests."""
-    return spawn(target, {"rank": number, "size": size}, environment=ENVIRONMENT)
+    return Child(target, {"rank": number, "size": size}, environment=ENVIRONMENT)
 
 
 def start_group(size: int, target: str = WORKER) -> Group:
