@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -38,6 +38,14 @@ ALL_PAIRS_UP_TO = 36
 Message = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """A rank's answer to the others: its node, or why it cannot take part."""
+
+    peer: Peer | None = None
+    refusal: Refusal | None = None
+
+
 def with_peers(
     world: World, facts: Callable[[], Machine], failed: Callable[[Machine], Sequence[str]], *, active: bool
 ) -> Machine:
@@ -60,17 +68,16 @@ def with_peers(
     machine: Machine | None = None
     try:
         machine = facts()
-        own: Message = {"peer": to_json(peer(machine, world.host, world.rank, failed(machine)))}
+        own = _Answer(peer=peer(machine, world.host, world.rank, failed(machine)))
     except EgmctlError as error:
-        own = {"refusal": to_json(refusal(world.rank, world.host, error))}
-    told = world.all_gather(json.dumps(own).encode(), GATHER_S)
-    check(read_told(Refusal, told, key="refusal", optional=True))
+        own = _Answer(refusal=refusal(world.rank, world.host, error))
+    answers = read_told(_Answer, world.all_gather(json.dumps(to_json(own)).encode(), GATHER_S))
+    check(answer.refusal for answer in answers if answer.refusal)
     assert machine is not None  # noqa: S101 - no rank has refused
-    by_rank = read_told(Peer, told, key="peer")
     nodes: dict[str, Peer] = {}
-    for one in by_rank:
-        known = nodes.setdefault(one.host, replace(one, ranks=()))
-        nodes[one.host] = replace(known, ranks=(*known.ranks, *one.ranks))
+    for rank_peer in [answer.peer for answer in answers if answer.peer]:
+        known = nodes.setdefault(rank_peer.host, replace(rank_peer, ranks=()))
+        nodes[rank_peer.host] = replace(known, ranks=(*known.ranks, *rank_peer.ranks))
     probes = _tried(world, machine, list(nodes.values())) if active else None
     return replace(machine, peers=Peers(nodes=tuple(nodes.values()), probes=probes))
 
@@ -118,7 +125,7 @@ def _tried(world: World, machine: Machine, nodes: Sequence[Peer]) -> tuple[PeerP
     labels = [part.decode() for part in world.all_gather(label.encode(), GATHER_S)]
     takes_part = [node.ranks[0] for node in nodes] if several else list(nodes[0].ranks)
     host_of = {rank: node.host for node in nodes for rank in node.ranks}
-    found: list[PeerProbe] = []
+    probes: list[PeerProbe] = []
     own = _OwnProcess(gpu if world.rank in takes_part else None)
     with contextlib.closing(own):
         for owner, importer in _pairs(takes_part):
@@ -131,8 +138,8 @@ def _tried(world: World, machine: Machine, nodes: Sequence[Peer]) -> tuple[PeerP
                     host_memory=host_memory,
                     outcome=Outcome.NOT_RUN,
                 )
-                found.append(_shared(world, own, blank))
-    return tuple(found)
+                probes.append(_shared(world, own, blank))
+    return tuple(probes)
 
 
 def _pairs(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -141,9 +148,9 @@ def _pairs(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
         pairs = list(combinations(ranks, 2))
     else:
         pairs = list(zip(ranks, [*ranks[1:], ranks[0]], strict=True))
-    for one, other in pairs:
-        yield one, other
-        yield other, one
+    for owner, importer in pairs:
+        yield owner, importer
+        yield importer, owner
 
 
 def _shared(world: World, own: _OwnProcess, probe: PeerProbe) -> PeerProbe:

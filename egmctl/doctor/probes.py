@@ -121,7 +121,7 @@ def _results(
 
 
 _ALONE = (ProbeKind.HOST_NUMA, ProbeKind.P2P)
-"""What one process tries."""
+"""The probes of one process."""
 
 
 def attempt(probe: Probe, processes: Sequence[Prober], visible: Sequence[str] = ()) -> Probe:
@@ -312,7 +312,7 @@ def serve(parent: Channel, _arguments: Message) -> None:
 
 
 class _Orders:
-    """What a process can be asked for: each method is the ``do`` of an order.
+    """The orders that a process carries out: each method is the ``do`` of one.
 
     An order has ``gpu``, the bus id of the GPU that works here, ``kind``, ``gpus`` and ``node`` of the probe,
     ``visible``, what the answers to the orders before had, and ``fds``, the descriptors that came with the last one.

@@ -87,7 +87,7 @@ class ChannelClosed(EOFError):
 
 
 class MalformedMessage(ValueError):
-    """What arrived is not a message; the channel is of no more use."""
+    """The peer sent something that is not a message; the channel is of no more use."""
 
 
 class Channel:

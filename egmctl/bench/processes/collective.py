@@ -1,4 +1,4 @@
-"""What the ranks of a measurement agree on: every command ends the same way in all of them."""
+"""Steps that all processes of a measurement take together: each ends the same way in all of them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What one rank has given."""
+    """A rank's contribution to an exchange."""
 
     data: Any
     """JSON data."""
@@ -92,7 +92,7 @@ class Exchange:
 
 
 class Abandoned(Exception):
-    """What the ranks were doing together is over, through no fault of this one."""
+    """The ranks' common step is over, through no fault of this one."""
 
 
 _OPENING = ("cuIpcOpenMemHandle", "cuIpcOpenEventHandle", "cuMemImportFromShareableHandle")
@@ -247,7 +247,7 @@ def close_all(gathered: Iterable[Iterable[Item]]) -> None:
 _KINDS: dict[str, Callable[..., Exception]] = {
     kind.__name__: kind for kind in (DriverCallError, DriverTooOld, NoKernels, NoPages, GateExpired, ImpossibleTime)
 }
-"""What a rank may tell of; another rank makes the same error of its arguments."""
+"""The errors that a rank sends to the others, which make the same error of its arguments."""
 
 
 def _described(error: Exception) -> dict[str, Any]:
@@ -264,7 +264,7 @@ class OpenBuffers:
     """The buffers of a step, as one process has them."""
 
     seeds: dict[tuple[int, int, End], int] = field(default_factory=dict)
-    """Of each buffer, by the indices of its task and its flow and by its end."""
+    """The seed of each buffer, by the indices of its task and its flow and by its end."""
     made: list[tuple[int, Buffer, AllocatedBuffer]] = field(default_factory=list)
     """Those that this process has made for the step, each with the index of the first task that uses it."""
 
@@ -387,14 +387,14 @@ def _cost_of(buffer: Buffer, held: AllocatedBuffer) -> BufferCost:
 
 
 class Closable(Protocol):
-    """What is given back by closing it."""
+    """A resource that is given back by closing it."""
 
     def close(self) -> None: ...
 
 
 @dataclass(slots=True)
 class ResourceScope:
-    """What a rank holds for one task, in the order in which it was taken."""
+    """The resources that a rank holds for one task, in the order in which it took them."""
 
     own: list[Closable] = field(default_factory=list)
     opened: list[Closable] = field(default_factory=list)

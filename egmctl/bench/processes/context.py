@@ -1,4 +1,4 @@
-"""What measurements are made with, set up once in the worker and reused by all: contexts, kernels, gate, buffers."""
+"""The tools of all measurements, set up once in a process: contexts, kernels, gate, buffers."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ class AllocatedBuffer:
     filled_bytes: int = 0
     """How much of a source, from its start, holds the pattern of the seed; nothing writes to it afterwards."""
     first_touch_ms: float | None = None
-    """What it cost to write all of it for the first time; ``None`` while that has not happened at once."""
+    """How long it took to write all of it for the first time; ``None`` while that has not happened at once."""
 
 
 class WorkerContext:
-    """What a process of the bench has: GPUs, everything taken on them, and the way to the other processes.
+    """A process of the bench: its GPUs, everything taken on them, and the way to the other processes.
 
     What was taken is released in reverse order by :meth:`close`.
 

@@ -19,7 +19,7 @@ RELEASE_S = 15.0
 GPU give up after 5 s (:data:`egmctl.gpu.chase.TIMEOUT_NS`), a gate after 10."""
 
 WORKER = "egmctl.bench.processes.worker:run"
-"""What every process that works GPUs runs."""
+"""The target of every process that works GPUs."""
 
 Message = dict[str, Any]
 OnEvent = Callable[[Message], None]
@@ -53,7 +53,7 @@ def start_group(size: int, target: str = WORKER) -> Group:
 
 
 class Kind(StrEnum):
-    """What a message is."""
+    """The kinds of messages."""
 
     CONTRIBUTE = "contribute"
     """The rank gives something to an exchange, and waits for what the others give."""
@@ -67,15 +67,14 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMessage:
-    """What one rank sends in a round."""
+    """The message of one rank in a round."""
 
     rank: int
     kind: Kind
     call: str = ""
     """Which exchange it is in: all ranks have to be in the same."""
     data: Any = None
-    """What it gives; of ``DONE`` the message of the rank, of ``FAILED`` the arguments of :class:`GroupFailed`. JSON
-    data."""
+    """JSON data: a contribution, a message of the rank, or, of ``FAILED``, the arguments of :class:`GroupFailed`."""
     fds: tuple[int, ...] = field(default=(), compare=False)
     """Descriptors of this process; between nodes there are none."""
 

@@ -1,4 +1,4 @@
-"""What ``--active`` tried: HOST_NUMA memory, copies between GPUs, and memory shared between processes."""
+"""Checks of the active probes: HOST_NUMA memory, copies between GPUs, memory shared between processes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _SUBJECTS = {
     ProbeKind.PIDFD: "a descriptor by pidfd_getfd",
 }
 _WORKS = {ProbeKind.IPC_EVENT: "one process waits for another one's", ProbeKind.PIDFD: "works"}
-"""What those probes show that move no bytes."""
+"""The results of probes that move no bytes."""
 
 
 def kinds_of(checks: Iterable[Check]) -> tuple[ProbeKind, ...]:
