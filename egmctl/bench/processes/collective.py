@@ -182,6 +182,13 @@ class CollectiveStep:
             failed = dict.fromkeys(own, error)
         return self._gather(given, failed)
 
+    def do_for_all(self, part: Callable[[int], None]) -> None:
+        """Have every process do its part of each task, those that have ended included, and wait for all of them."""
+        failed: dict[int, Exception] = {}
+        for index in range(len(self.tasks)):
+            _attempt(failed, index, partial(part, index))
+        self._gather({}, {index: error for index, error in failed.items() if self.outcomes[index] is None})
+
     def _going(self) -> list[int]:
         return [index for index, outcome in enumerate(self.outcomes) if outcome is None]
 
@@ -418,8 +425,8 @@ def resource_scopes(collective: CollectiveStep) -> Iterator[list[ResourceScope]]
     scopes = [ResourceScope() for _ in collective.tasks]
     try:
         yield scopes
-        _everywhere(collective, [scope.close for scope in scopes])
-        _everywhere(collective, [scope.free for scope in scopes])
+        collective.do_for_all(lambda index: scopes[index].close())
+        collective.do_for_all(lambda index: scopes[index].free())
     except BaseException:
         # The others are gone, or this process is at its end: there is nobody to agree with.
         for scope in scopes:
@@ -427,19 +434,6 @@ def resource_scopes(collective: CollectiveStep) -> Iterator[list[ResourceScope]]
                 with suppress(*FAILURES):
                     work()
         raise
-
-
-def _everywhere(collective: CollectiveStep, works: Sequence[Callable[[], None]]) -> None:
-    """Do something for each task, those that have ended included, and wait until all ranks have."""
-    failed: dict[int, Exception] = {}
-    for index, work in enumerate(works):
-        _attempt(failed, index, work)
-
-    def tell(index: int) -> None:
-        if index in failed:
-            raise failed[index]
-
-    collective.do(tell)
 
 
 def _close(held: list[Closable]) -> None:
