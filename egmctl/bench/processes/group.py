@@ -145,7 +145,7 @@ class Group:
             A process died, hung or came out of step, where there are several :class:`GroupFailed`; this command's
             others have been released, or killed where they did not come to an end in :data:`RELEASE_S`.
         """
-        self._send(request, timeout_s=timeout_s)
+        self._send(request, timeout_s=max(timeout_s, RELEASE_S))
         while True:
             messages = self._listen(self._members, timeout_s, on_event)
             if self._join is not None:
