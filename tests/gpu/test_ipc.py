@@ -206,7 +206,7 @@ def test_a_rank_that_is_killed_leaves_nothing_and_another_group_goes_on(machine:
     def start(size: int) -> Group:
         group = start_group(size)
         if not killed:
-            pid = group.pids[1]
+            pid = group._members[1].pid
             killed.append(pid)
             threading.Timer(after_s, os.kill, (pid, signal.SIGKILL)).start()
         return group

@@ -81,7 +81,7 @@ def test_events_without_end_do_not_hold_off_the_deadline() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "told"),
+    ("sent", "problem"),
     [
         (b"Segmentation fault (core dumped)\n", "not a message"),
         (HEADER_OF_A_HUGE_MESSAGE, "not a message"),
@@ -95,9 +95,9 @@ def test_events_without_end_do_not_hold_off_the_deadline() -> None:
         ),
     ],
 )
-def test_garbage_from_a_child_is_a_failure_of_the_child(sent: bytes, told: str) -> None:
+def test_garbage_from_a_child_is_a_failure_of_the_child(sent: bytes, problem: str) -> None:
     with spawn("send_garbage", {"hex": sent.hex(), "then": "hang"}) as child:
-        with pytest.raises(ChildFailed, match=told) as caught:
+        with pytest.raises(ChildFailed, match=problem) as caught:
             child.result(30)
         assert caught.value.how == "crashed"
         assert not is_alive(child.pid)
@@ -221,13 +221,13 @@ def test_a_child_has_what_it_needs_and_nothing_else_open() -> None:
     reading, writing = os.pipe()
     os.set_inheritable(reading, True)
     try:
-        seen = run("facts")
+        reported = run("facts")
     finally:
         os.close(reading)
         os.close(writing)
     # Standard streams, the socket, the breadcrumb and its mapping's hold on it, and the folder that is being read.
-    assert len(seen["descriptors"]) == 7
-    assert len(seen["descriptors of a child of its own"]) == 4
+    assert len(reported["descriptors"]) == 7
+    assert len(reported["descriptors of a child of its own"]) == 4
 
 
 def test_children_are_started_from_the_main_thread_only() -> None:
@@ -255,9 +255,9 @@ def test_a_process_that_cannot_be_started_is_a_child_that_failed(monkeypatch: py
 
 def test_a_child_whose_parent_died_before_it_could_be_tied_to_it_ends() -> None:
     program = "from egmctl.launch.channel import die_with; die_with({parent_pid}); print('lives')"
-    for parent_pid, told in (("__import__('os').getppid()", "lives\n"), ("1 << 22", "")):
+    for parent_pid, output in (("__import__('os').getppid()", "lives\n"), ("1 << 22", "")):
         command = [sys.executable, "-c", program.format(parent_pid=parent_pid)]
-        assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout == told
+        assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout == output
 
 
 def test_a_parent_that_was_started_to_ignore_its_children_can_have_some() -> None:

@@ -98,8 +98,8 @@ def test_children_work_side_by_side() -> None:
 
 
 def test_the_hook_runs_before_the_target_is_imported() -> None:
-    seen = run("facts", before="tests.launch.hooks:mark", before_arguments={"mark": "the hook ran"})
-    assert seen["environment"]["EGMCTL_TEST_HOOK_RAN"] == "the hook ran, then the target was imported"
+    reported = run("facts", before="tests.launch.hooks:mark", before_arguments={"mark": "the hook ran"})
+    assert reported["environment"]["EGMCTL_TEST_HOOK_RAN"] == "the hook ran, then the target was imported"
 
 
 def test_a_hook_that_fails_is_told_like_a_target_that_fails() -> None:
@@ -112,8 +112,8 @@ def test_the_environment_is_the_parents_with_the_changes(monkeypatch: pytest.Mon
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     monkeypatch.setenv("EGMCTL_TEST_KEPT", "kept")
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "64")
-    seen = run("facts", environment={"CUDA_VISIBLE_DEVICES": None, "EGMCTL_TEST_SET": "set", "MKL_NUM_THREADS": "2"})
-    environment = seen["environment"]
+    changes = {"CUDA_VISIBLE_DEVICES": None, "EGMCTL_TEST_SET": "set", "MKL_NUM_THREADS": "2"}
+    environment = run("facts", environment=changes)["environment"]
     assert "CUDA_VISIBLE_DEVICES" not in environment
     assert environment["EGMCTL_TEST_KEPT"] == "kept"
     assert environment["EGMCTL_TEST_SET"] == "set"

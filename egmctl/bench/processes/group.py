@@ -119,11 +119,6 @@ class Group:
         self._members = dict(members)
         self._join = join
 
-    @property
-    def pids(self) -> dict[int, int]:
-        """The processes of this command's ranks, by number."""
-        return {rank: child.pid for rank, child in self._members.items()}
-
     def ask(self, request: Message, timeout_s: float, on_event: OnEvent | None = None) -> list[Message]:
         """Send a request to this command's ranks, and serve their exchanges until every rank of the run is through.
 
