@@ -68,7 +68,7 @@ def bringup(
                 node = read_machine(None, sections, quiet=output.quiet)
                 # It initialises CUDA while doctor's processes do, and opens no context before it is asked to measure.
                 with contextlib.suppress(ChildNotStarted):
-                    worker = started.enter_context(start_worker())
+                    worker = started.enter_context(start_worker()) if node.gpus else None
                 node = doctor.probe(node, on_probe=probing(shown, node))
                 before = doctor.diagnose(node)
                 try:

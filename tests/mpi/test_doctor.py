@@ -37,7 +37,7 @@ def test_nodes_that_are_alike_pass_and_open_each_others_memory_both_ways(two_nod
     done = egmctl_under_mpi(two_nodes, *PEERS, "--active")
     assert done.code == 0, done.err
     by_check = findings(done.out)
-    statuses = {check: {finding["status"] for finding in findings_of_check} for check, findings_of_check in by_check.items()}
+    statuses = {check: {finding["status"] for finding in by_check[check]} for check in by_check}
     assert statuses == {
         "peers.versions": {"pass"},
         "peers.clique": {"pass"},
