@@ -25,7 +25,7 @@ from egmctl.bench.plan.placement import (
     ranks_of,
     whole,
 )
-from egmctl.bench.processes.group import WorkerPool, start_group
+from egmctl.bench.processes.group import Group, start_group
 from egmctl.bench.processes.mpi import Coordinator, serve_rank
 from egmctl.bench.supervisor import Progress, supervise
 from egmctl.errors import EgmctlError
@@ -205,7 +205,7 @@ def _supervised(
     plan: Plan,
     layout: RankLayout,
     on_progress: Progress,
-    start: Callable[[int], WorkerPool],
+    start: Callable[[int], Group],
     recorder: Recorder,
 ) -> RunReport:
     machines = tuple(layout.machines.values())

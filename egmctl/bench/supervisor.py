@@ -20,7 +20,7 @@ from egmctl.bench.plan import Plan
 from egmctl.bench.plan.cost import steps_seconds
 from egmctl.bench.plan.schedule import Step
 from egmctl.bench.plan.task import shortened
-from egmctl.bench.processes.group import WORKER, GroupFailed, SingleWorker, WorkerPool, start_group, start_worker
+from egmctl.bench.processes.group import WORKER, Group, GroupFailed, start_group, start_worker
 from egmctl.bench.processes.protocol import NodeAccess, OrderedStep, OrderedTask, Preparation, Request
 from egmctl.bench.results import Soak, of_both, with_proof
 from egmctl.bench.suites import CASES
@@ -74,7 +74,7 @@ def supervise(
     on_progress: Progress,
     worker: Child | None = None,
     target: str = WORKER,
-    start_ranks: Callable[[int], WorkerPool] = start_group,
+    start_ranks: Callable[[int], Group] = start_group,
     recorder: Recorder = forget,
 ) -> RunReport:
     """Measure every step of a plan.
@@ -120,12 +120,12 @@ def supervise(
     run = _Run(plan, machine, on_progress, recorder, watch)
     interrupted = False
 
-    def start(by_ranks: bool) -> WorkerPool:
+    def start(by_ranks: bool) -> Group:
         nonlocal worker
         if by_ranks:
             return start_ranks(len(plan.ranks))
         first, worker = worker, None
-        return SingleWorker(first or start_worker(target))
+        return Group({0: first or start_worker(target)})
 
     try:
         while run.goes_on:
@@ -205,7 +205,7 @@ class _Run:
         self.pending = deque(step for step in self.pending if self._failures[self._processes(step)] < WORKER_LIMIT)
         return bool(self.pending)
 
-    def work(self, start: Callable[[bool], WorkerPool]) -> None:
+    def work(self, start: Callable[[bool], Group]) -> None:
         """Have a worker, or a group of ranks, measure the steps that are pending for it, until it is through or fails.
 
         Parameters
@@ -261,7 +261,7 @@ class _Run:
     def _kind(self, step: Step) -> _Kind:
         return bool(self._tasks[step.tasks[0]].ranks), step.isolated
 
-    def _prepare(self, pool: WorkerPool, kind: _Kind) -> None:
+    def _prepare(self, pool: Group, kind: _Kind) -> None:
         """Have a pool set up what the pending steps of its kind need."""
         plan = self._plan
         ranks = plan.ranks if kind[0] else ()
@@ -281,7 +281,7 @@ class _Run:
         order = {"do": Request.PREPARE, "preparation": to_json(preparation)}
         pool.ask(order, plan.settings.timeout_s)
 
-    def _measure(self, pool: WorkerPool, step: Step) -> bool:
+    def _measure(self, pool: Group, step: Step) -> bool:
         """Have a step measured; return whether the pool can go on."""
         ordered = OrderedStep(
             tasks=tuple(

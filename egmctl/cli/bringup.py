@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from egmctl.api.options import NodeOptions
@@ -16,6 +17,7 @@ from egmctl.report.kinds import BRINGUP
 
 if TYPE_CHECKING:
     from egmctl.api.bench import Bench
+    from egmctl.launch import Child
     from egmctl.model.bringup import Bringup
     from egmctl.model.diagnosis import Diagnosis
     from egmctl.model.machine import Machine
@@ -41,6 +43,7 @@ def bringup(
 
     from egmctl.api.bench import Bench
     from egmctl.api.doctor import Doctor
+    from egmctl.bench.processes.group import start_worker
     from egmctl.facts.redact import redact_run
     from egmctl.verdict.bringup import bringup as judged
 
@@ -49,17 +52,21 @@ def bringup(
     sections = dict.fromkeys((*doctor.sections, *TOPO_SECTIONS, *bench.sections))
     run: RunReport | None = None
     before: Diagnosis | None = None
+    worker: Child | None = None
     not_measured = "a recorded machine cannot be measured"
     if machine is not None:
         node = read_machine(machine, sections, quiet=output.quiet)
     else:
-        with show_progress(output.quiet) as shown:
+        with show_progress(output.quiet) as shown, contextlib.ExitStack() as started:
             shown.doing(0.0, "doctor: reading this node")
             node = read_machine(None, sections, quiet=output.quiet)
+            # It initialises CUDA while doctor's processes do, and opens no context before it is asked to measure.
+            with contextlib.suppress(ChildNotStarted):
+                worker = started.enter_context(start_worker()) if node.gpus else None
             node = doctor.probe(node, on_probe=probing(shown, node))
             before = doctor.diagnose(node)
             try:
-                run, node = _measured(bench, node, outputs, shown)
+                run, node = _measured(bench, node, outputs, shown, worker or started.enter_context(start_worker()))
             except (NothingToDo, ChildNotStarted) as error:
                 not_measured = str(error)
     answer = judged(doctor.diagnose(node), run, before=before, not_measured=not_measured)
@@ -73,7 +80,9 @@ def bringup(
     return answer.nagios_state if exit_style is ExitStyle.NAGIOS else answer.exit_code
 
 
-def _measured(bench: Bench, machine: Machine, outputs: Outputs, shown: Shown) -> tuple[RunReport, Machine]:
+def _measured(
+    bench: Bench, machine: Machine, outputs: Outputs, shown: Shown, worker: Child
+) -> tuple[RunReport, Machine]:
     """Return the judged run of the quick suite, and the machine as it is after it: load brings out what idling hides.
 
     Raises
@@ -82,12 +91,11 @@ def _measured(bench: Bench, machine: Machine, outputs: Outputs, shown: Shown) ->
         If there is nothing to measure, or no memory for it.
     """
     from egmctl.api.bench import judge_run, load_profiles
-    from egmctl.bench.processes.group import start_worker
     from egmctl.facts.collect import rereading
 
     profiles = load_profiles()
     plan = bench.plan(machine)
-    with rereading() as reread, start_worker() as worker:
+    with rereading() as reread:
         kept = open_journal(JournalOptions(), outputs, machine)
         run = bench.run(plan, machine, on_progress=shown, worker=worker, recorder=shown.recorder(kept))
         after = reread(machine)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
 from egmctl import __version__
-from egmctl.doctor.probes import Part, attempt
+from egmctl.doctor.probes import Prober
 from egmctl.doctor.situation import in_domain, usable
 from egmctl.errors import EgmctlError
 from egmctl.model.codec import to_json
@@ -26,7 +26,6 @@ from egmctl.model.machine import (
     PeerPort,
     PeerProbe,
     Peers,
-    Probe,
     ProbeKind,
 )
 from egmctl.mpi.world import Refusal, World, check, read_told, refusal
@@ -37,6 +36,14 @@ ALL_PAIRS_UP_TO = 36
 """Nodes, or ranks of one node, of which every pair is tried; of more, each with the next one."""
 
 Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """A rank's answer to the others: its node, or why it cannot take part."""
+
+    peer: Peer | None = None
+    refusal: Refusal | None = None
 
 
 def with_peers(
@@ -61,17 +68,16 @@ def with_peers(
     machine: Machine | None = None
     try:
         machine = facts()
-        own: Message = {"peer": to_json(peer(machine, world.host, world.rank, failed(machine)))}
+        own = _Answer(peer=peer(machine, world.host, world.rank, failed(machine)))
     except EgmctlError as error:
-        own = {"refusal": to_json(refusal(world.rank, world.host, error))}
-    told = world.all_gather(json.dumps(own).encode(), GATHER_S)
-    check(read_told(Refusal, told, key="refusal", optional=True))
+        own = _Answer(refusal=refusal(world.rank, world.host, error))
+    answers = read_told(_Answer, world.all_gather(json.dumps(to_json(own)).encode(), GATHER_S))
+    check(answer.refusal for answer in answers if answer.refusal)
     assert machine is not None  # noqa: S101 - no rank has refused
-    by_rank = read_told(Peer, told, key="peer")
     nodes: dict[str, Peer] = {}
-    for one in by_rank:
-        known = nodes.setdefault(one.host, replace(one, ranks=()))
-        nodes[one.host] = replace(known, ranks=(*known.ranks, *one.ranks))
+    for rank_peer in [answer.peer for answer in answers if answer.peer]:
+        known = nodes.setdefault(rank_peer.host, replace(rank_peer, ranks=()))
+        nodes[rank_peer.host] = replace(known, ranks=(*known.ranks, *rank_peer.ranks))
     probes = _tried(world, machine, list(nodes.values())) if active else None
     return replace(machine, peers=Peers(nodes=tuple(nodes.values()), probes=probes))
 
@@ -119,9 +125,9 @@ def _tried(world: World, machine: Machine, nodes: Sequence[Peer]) -> tuple[PeerP
     labels = [part.decode() for part in world.all_gather(label.encode(), GATHER_S)]
     takes_part = [node.ranks[0] for node in nodes] if several else list(nodes[0].ranks)
     host_of = {rank: node.host for node in nodes for rank in node.ranks}
-    found: list[PeerProbe] = []
-    seat = _Seat(gpu if world.rank in takes_part else None)
-    with contextlib.closing(seat):
+    probes: list[PeerProbe] = []
+    own = _OwnProcess(gpu if world.rank in takes_part else None)
+    with contextlib.closing(own):
         for owner, importer in _pairs(takes_part):
             for host_memory in (False, True):
                 blank = PeerProbe(
@@ -132,8 +138,8 @@ def _tried(world: World, machine: Machine, nodes: Sequence[Peer]) -> tuple[PeerP
                     host_memory=host_memory,
                     outcome=Outcome.NOT_RUN,
                 )
-                found.append(_shared(world, seat, blank))
-    return tuple(found)
+                probes.append(_shared(world, own, blank))
+    return tuple(probes)
 
 
 def _pairs(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -142,60 +148,46 @@ def _pairs(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
         pairs = list(combinations(ranks, 2))
     else:
         pairs = list(zip(ranks, [*ranks[1:], ranks[0]], strict=True))
-    for one, other in pairs:
-        yield one, other
-        yield other, one
+    for owner, importer in pairs:
+        yield owner, importer
+        yield importer, owner
 
 
-def _shared(world: World, seat: _Seat, blank: PeerProbe) -> PeerProbe:
+def _shared(world: World, own: _OwnProcess, probe: PeerProbe) -> PeerProbe:
     """Have the owner share memory, the importer open it and both compare; every rank is told how it ended."""
-    given: Message = {}
-    for who, order in ((blank.owner, "export"), (blank.importer, "import"), (blank.owner, "verify")):
-        own = seat.carry_out(order, given, host_memory=blank.host_memory) if world.rank == who else {}
-        said = json.loads(world.broadcast(json.dumps(own).encode(), GATHER_S, root=who))
-        if "failed" in said:
-            return replace(blank, by=who, **{**said["failed"], "outcome": Outcome(said["failed"]["outcome"])})
-        given = given or said
-    return replace(blank, outcome=Outcome.OK)
+    order: Message = {"kind": ProbeKind.FABRIC}
+    for rank, do in ((probe.owner, "export"), (probe.importer, "open_exported"), (probe.owner, "verify")):
+        answer = own.ask({**order, "do": do}, host_memory=probe.host_memory) if world.rank == rank else {}
+        answer = json.loads(world.broadcast(json.dumps(answer).encode(), GATHER_S, root=rank))
+        if failed := answer.get("failed"):
+            failed.pop("error_name", None)
+            return replace(probe, by=rank, **{**failed, "outcome": Outcome(failed["outcome"])})
+        order |= answer
+    return replace(probe, outcome=Outcome.OK)
 
 
-class _Seat:
-    """This rank's part in the probes: a process on its GPU, started anew where it has come to its end."""
+class _OwnProcess:
+    """This rank's process that probes on its GPU, started anew where it has come to its end."""
 
     def __init__(self, gpu: Gpu | None) -> None:
         self._gpu = gpu
-        self._part = Part(gpu.bus_id) if gpu else None
+        self._prober = Prober() if gpu else None
 
-    def carry_out(self, do: str, given: Message, *, host_memory: bool) -> Message:
+    def ask(self, order: Message, *, host_memory: bool) -> Message:
         """Return the answer of the process to an order, or how it failed."""
         if self._gpu is None:
             return {"failed": {"outcome": Outcome.NOT_RUN, "detail": "no GPU of this rank can be used"}}
-        part = self._part = self._part or Part(self._gpu.bus_id)
         node = self._gpu.host_numa_id if host_memory else None
         if host_memory and node is None:
             return {"failed": {"outcome": Outcome.NOT_RUN, "detail": "the GPU's NUMA node is not known"}}
-        order: Message = {"do": do, "kind": ProbeKind.FABRIC}
-        if do == "export":
-            order["node"] = node
-        elif do == "import":
-            order["offer"] = given["offer"]
-        answer: Message = {}
-
-        def ask() -> Message:
-            answer.update(part.ask(order)[0])
-            return answer
-
-        blank = Probe(kind=ProbeKind.FABRIC, gpus=(), numa_node=node, outcome=Outcome.NOT_RUN)
-        failed, is_lost = attempt(blank, None, ask)
-        if is_lost:
-            part.close()
-            self._part = None
-        if failed is None:
-            return {"offer": answer["offer"]} if do == "export" else {}
-        details = {name: getattr(failed, name) for name in ("outcome", "call", "error_number", "detail")}
-        return {"failed": details}
+        prober = self._prober = self._prober or Prober()
+        answer, _ = prober.ask({**order, "gpu": self._gpu.bus_id, "node": node})
+        if prober.is_lost:
+            self.close()
+        return answer
 
     def close(self) -> None:
         """End the process."""
-        if self._part is not None:
-            self._part.close()
+        if self._prober is not None:
+            self._prober.close()
+            self._prober = None

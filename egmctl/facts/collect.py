@@ -288,7 +288,7 @@ class _Node:
 def _start(target: str, arguments: dict[str, Any], children: ExitStack) -> launch.Child | ChildFailed:
     try:
         # Without grace: once it has answered, a child has nothing left to do.
-        return children.enter_context(launch.spawn(target, arguments, grace_s=0))
+        return children.enter_context(launch.Child(target, arguments, grace_s=0))
     except ChildFailed as error:
         return error
 

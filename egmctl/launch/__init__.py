@@ -5,12 +5,12 @@ taking the command, its results or the terminal with it::
 
     result = launch.run("egmctl.facts.nvml:read", {"gpus": [0]}, timeout_s=30)
 
-    with launch.spawn("egmctl.bench.processes.worker:run", {}) as worker:
+    with launch.Child("egmctl.bench.processes.worker:run", {}) as worker:
         worker.channel.send({"case": "..."})
         message, fds = worker.receive(timeout_s=60)
 """
 
 from egmctl.launch.channel import Channel, ChannelClosed
-from egmctl.launch.process import Child, run, spawn, wait_for_any
+from egmctl.launch.process import Child, run, wait_for_any
 
-__all__ = ["Channel", "ChannelClosed", "Child", "run", "spawn", "wait_for_any"]
+__all__ = ["Channel", "ChannelClosed", "Child", "run", "wait_for_any"]

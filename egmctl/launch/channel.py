@@ -1,6 +1,6 @@
 """JSON messages and file descriptors between a command and its child, and the calls of the C library for that.
 
-ctypes is allowed in this room for these calls alone. All go through the C library's own wrappers, so no system call
+All go through the C library's own wrappers, so no system call
 number is assumed; ``memfd_create`` is called here because ``os.memfd_create`` is missing from Pythons that were
 built against an old glibc (uv's standalone builds before 2026-07), whatever glibc they run on.
 """
@@ -87,7 +87,7 @@ class ChannelClosed(EOFError):
 
 
 class MalformedMessage(ValueError):
-    """What arrived is not a message; the channel is of no more use."""
+    """The peer sent something that is not a message; the channel is of no more use."""
 
 
 class Channel:
@@ -142,11 +142,11 @@ class Channel:
         return self._socket.fileno()
 
     def has_message(self) -> bool:
-        """Say whether a whole message, or what makes none, has been read off the socket already."""
-        if len(self._data) < _HEADER.size:
-            return False
-        magic, _, _, length = _HEADER.unpack_from(self._data)
-        return bool(magic != _MAGIC or len(self._data) >= _HEADER.size + length)
+        """Say whether a whole message, or garbage, has been read off the socket already."""
+        try:
+            return self._kind() is not None
+        except MalformedMessage:
+            return True
 
     def close(self) -> None:
         """Close this end, and descriptors that came and were never asked for."""
@@ -183,14 +183,18 @@ class Channel:
     def _await_frame(self, timeout_s: float | None) -> bytes:
         """Read until a whole message is in the buffer; return its kind."""
         deadline = _deadline(timeout_s)
-        while True:
-            if len(self._data) >= _HEADER.size:
-                magic, kind, fds, length = _HEADER.unpack_from(self._data)
-                if magic != _MAGIC or kind not in (MESSAGE, RESULT, RAISED) or fds > FD_LIMIT or length > MESSAGE_LIMIT:
-                    raise MalformedMessage(f"not a message: {bytes(self._data[: _HEADER.size])!r}")
-                if len(self._data) >= _HEADER.size + length:
-                    return bytes(kind)
+        while (kind := self._kind()) is None:
             self._read(deadline)
+        return kind
+
+    def _kind(self) -> bytes | None:
+        """Return the kind of the message in the buffer; ``None`` where it is not complete."""
+        if len(self._data) < _HEADER.size:
+            return None
+        magic, kind, fds, length = _HEADER.unpack_from(self._data)
+        if magic != _MAGIC or kind not in (MESSAGE, RESULT, RAISED) or fds > FD_LIMIT or length > MESSAGE_LIMIT:
+            raise MalformedMessage(f"not a message: {bytes(self._data[: _HEADER.size])!r}")
+        return bytes(kind) if len(self._data) >= _HEADER.size + length else None
 
     def _take_frame(self) -> tuple[bytes, Any, list[int]]:
         _, kind, count, length = _HEADER.unpack_from(self._data)
@@ -207,24 +211,21 @@ class Channel:
         return kind, content, [self._fds.popleft() for _ in range(count)]
 
     def _read(self, deadline: float | None) -> None:
-        while True:
-            try:
-                data, ancillary, _, _ = self._socket.recvmsg(
-                    _CHUNK, socket.CMSG_SPACE(FD_LIMIT * 4), socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-                )
-            except BlockingIOError:
-                self._wait(select.POLLIN, deadline)
-                continue
-            except ConnectionError:
-                data, ancillary = b"", []
-            for _, _, rights in ancillary:
-                fds = array.array("i")
-                fds.frombytes(rights[: len(rights) // fds.itemsize * fds.itemsize])
-                self._fds.extend(fds)
-            if not data:
-                raise ChannelClosed("the peer is gone")
-            self._data += data
-            return
+        """Read once, as soon as there is something."""
+        self._wait(select.POLLIN, deadline)
+        try:
+            data, ancillary, _, _ = self._socket.recvmsg(
+                _CHUNK, socket.CMSG_SPACE(FD_LIMIT * 4), socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionError:
+            data, ancillary = b"", []
+        for _, _, rights in ancillary:
+            fds = array.array("i")
+            fds.frombytes(rights[: len(rights) // fds.itemsize * fds.itemsize])
+            self._fds.extend(fds)
+        if not data:
+            raise ChannelClosed("the peer is gone")
+        self._data += data
 
     def _wait(self, event: int, deadline: float | None) -> None:
         poll = select.poll()

@@ -1,4 +1,4 @@
-"""What a child process executes: run by its path, it loads the package it lies in and serves one target.
+"""The program of a child process: run by its path, it loads the package it lies in and serves one target.
 
 The parent's ``egmctl`` may come from a wheel, an editable install or a checkout that only the parent's import path
 knows. So the child takes its own place as the answer, for this one import only: neither the current folder nor the

@@ -61,11 +61,11 @@ def _become(libc: ctypes.CDLL, words: list[str], passes: bool) -> None:
         os._exit(127)
 
 
-_told: list[int] = []
+_received: list[int] = []
 
 
 def _noted(number: int, _frame: object) -> None:
-    _told.append(number)
+    _received.append(number)
 
 
 def _watch(child: int, awake: int, grace_s: float) -> "int | None":
@@ -74,7 +74,7 @@ def _watch(child: int, awake: int, grace_s: float) -> "int | None":
     poll.register(awake, select.POLLIN)
     poll.register(0, 0)
     until = None
-    while signal.SIGTERM not in _told:
+    while signal.SIGTERM not in _received:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)

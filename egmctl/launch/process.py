@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import json
 import os
 import select
@@ -60,113 +59,26 @@ def run(
     *,
     timeout_s: float,
     on_event: Callable[[dict[str, Any]], None] | None = None,
-    environment: Mapping[str, str | None] | None = None,
-    before: str | None = None,
-    before_arguments: dict[str, Any] | None = None,
-    sealed: bool = False,
+    **options: Any,
 ) -> JsonValue:
-    """Call ``target`` in a child process and return its result.
+    """Call ``target`` in a child process and return its result: what it sends before that are events.
 
     Parameters
     ----------
-    target
-        ``"package.module:function"``, called as ``function(parent: Channel, arguments)``: what it sends to
-        ``parent`` is an event, what it returns is the result.
-    arguments
-        JSON data.
+    target, arguments, options
+        As of :class:`Child`.
     timeout_s
         Seconds until the result has to be there.
     on_event
         Called with each event, in order.
-    environment
-        Changes to this process' environment: a string sets, ``None`` removes.
-    before, before_arguments
-        A hook ``"package.module:function"``, called as ``function(before_arguments)`` before the target's module
-        is imported.
-    sealed
-        For a child that looks at what others have made: the modules of target and hook are imported first, then the
-        child can import nothing more and prints no traceback (`egmctl.launch.serve`).
 
     Raises
     ------
     ChildFailed
         The child crashed, hung, or its target raised.
     """
-    with spawn(
-        target,
-        arguments,
-        environment=environment,
-        before=before,
-        before_arguments=before_arguments,
-        sealed=sealed,
-    ) as child:
+    with Child(target, arguments, **options) as child:
         return child.result(timeout_s, on_event)
-
-
-def spawn(
-    target: str,
-    arguments: dict[str, Any],
-    *,
-    environment: Mapping[str, str | None] | None = None,
-    before: str | None = None,
-    before_arguments: dict[str, Any] | None = None,
-    sealed: bool = False,
-    grace_s: float = GRACE_S,
-    inherited: Sequence[int] = (),
-) -> Child:
-    """Start a child process and return at once; parameters as for `run`.
-
-    Call it from the main thread: the kernel kills a child when the *thread* that started it ends, and only the main
-    thread lives as long as the process.
-
-    Parameters
-    ----------
-    grace_s
-        Seconds that the child has to end by itself when the block is left.
-    inherited
-        Descriptors of this process that the child has too, by the same numbers.
-
-    Raises
-    ------
-    ChildFailed
-        The system cannot start a process (:class:`egmctl.errors.ChildNotStarted`).
-    """
-    if threading.current_thread() is not threading.main_thread():
-        raise RuntimeError("children are started from the main thread: they die with the thread that started them")
-    request = {
-        "arguments": arguments,
-        "before": before,
-        "before_arguments": before_arguments or {},
-        "sealed": sealed,
-    }
-    text = json.dumps(request, allow_nan=False).encode("ascii")
-    _occupy_standard_descriptors()
-    with contextlib.ExitStack() as kept, contextlib.ExitStack() as given:
-        try:
-            our_end, child_end = socket.socketpair()
-            kept.enter_context(our_end)
-            given.enter_context(child_end)
-            output = kept.enter_context(memory_file("egmctl-output"))
-            crumbs = given.enter_context(memory_file("egmctl-breadcrumb"))
-            trail = kept.enter_context(contextlib.closing(Trail(crumbs.fileno())))
-            asked = given.enter_context(memory_file("egmctl-request"))
-            asked.write(text)
-            asked.seek(0)
-            own = (child_end.fileno(), crumbs.fileno(), asked.fileno())
-            process = subprocess.Popen(  # noqa: S603 - this interpreter and a file of this package
-                [sys.executable, *_interpreter_flags(), _CHILD, target, *map(str, (os.getpid(), *own))],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=(*own, *inherited),
-                env=_environment(environment or {}),
-                **_OWN_GROUP,
-            )
-        except OSError as error:
-            remedy = f"; {_RAISE[error.errno]}" if error.errno in _RAISE else ""
-            raise ChildNotStarted(f"a child process cannot be started: {error}{remedy}", how="crashed") from None
-        kept.pop_all()
-        return Child(target, process, Channel(our_end), trail, output, grace_s)
 
 
 def wait_for_any(children: Collection[Child], timeout_s: float) -> list[Child]:
@@ -181,7 +93,30 @@ def wait_for_any(children: Collection[Child], timeout_s: float) -> list[Child]:
 
 
 class Child:
-    """A child process under way, as `spawn` returns it: a context manager that ends it.
+    """A child process, started at once: a context manager that ends it.
+
+    Make it in the main thread: the kernel kills a child when the *thread* that started it ends, and only the main
+    thread lives as long as the process.
+
+    Parameters
+    ----------
+    target
+        ``"package.module:function"``, called as ``function(parent: Channel, arguments)``: what it sends to
+        ``parent`` are messages, what it returns is the result.
+    arguments
+        JSON data.
+    environment
+        Changes to this process' environment: a string sets, ``None`` removes.
+    before, before_arguments
+        A hook ``"package.module:function"``, called as ``function(before_arguments)`` before the target's module
+        is imported.
+    sealed
+        For a child that looks at what others have made: the modules of target and hook are imported first, then the
+        child can import nothing more and prints no traceback (`egmctl.launch.serve`).
+    grace_s
+        Seconds that the child has to end by itself when the block is left.
+    inherited
+        Descriptors of this process that the child has too, by the same numbers.
 
     Attributes
     ----------
@@ -189,25 +124,64 @@ class Child:
         Process and process group.
     channel
         This side's end, for a conversation. When it raises, `result` or `receive` say what has become of the child.
+
+    Raises
+    ------
+    ChildNotStarted
+        The system cannot start a process.
     """
 
     def __init__(
         self,
         target: str,
-        process: subprocess.Popen[bytes],
-        channel: Channel,
-        trail: Trail,
-        output: io.FileIO,
-        grace_s: float,
+        arguments: dict[str, Any],
+        *,
+        environment: Mapping[str, str | None] | None = None,
+        before: str | None = None,
+        before_arguments: dict[str, Any] | None = None,
+        sealed: bool = False,
+        grace_s: float = GRACE_S,
+        inherited: Sequence[int] = (),
     ) -> None:
-        self.pid = process.pid
-        self.channel = channel
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("children are started from the main thread: they die with the thread that started them")
+        request = {
+            "arguments": arguments,
+            "before": before,
+            "before_arguments": before_arguments or {},
+            "sealed": sealed,
+        }
+        text = json.dumps(request, allow_nan=False).encode("ascii")
         self._target = target
-        self._process = process
-        self._trail = trail
-        self._output = output
         self._grace_s = grace_s
         self._stuck = False
+        _occupy_standard_descriptors()
+        with contextlib.ExitStack() as kept, contextlib.ExitStack() as given:
+            try:
+                our_end, child_end = socket.socketpair()
+                self.channel = kept.enter_context(contextlib.closing(Channel(our_end)))
+                given.enter_context(child_end)
+                self._output = kept.enter_context(memory_file("egmctl-output"))
+                crumbs = given.enter_context(memory_file("egmctl-breadcrumb"))
+                self._trail = kept.enter_context(contextlib.closing(Trail(crumbs.fileno())))
+                asked = given.enter_context(memory_file("egmctl-request"))
+                asked.write(text)
+                asked.seek(0)
+                own = (child_end.fileno(), crumbs.fileno(), asked.fileno())
+                self._process = subprocess.Popen(  # noqa: S603 - this interpreter and a file of this package
+                    [sys.executable, *_interpreter_flags(), _CHILD, target, *map(str, (os.getpid(), *own))],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._output,
+                    stderr=self._output,
+                    pass_fds=(*own, *inherited),
+                    env=_environment(environment or {}),
+                    **_OWN_GROUP,
+                )
+            except OSError as error:
+                remedy = f"; {_RAISE[error.errno]}" if error.errno in _RAISE else ""
+                raise ChildNotStarted(f"a child process cannot be started: {error}{remedy}", how="crashed") from None
+            kept.pop_all()
+        self.pid = self._process.pid
 
     def result(self, timeout_s: float, on_event: Callable[[dict[str, Any]], None] | None = None) -> JsonValue:
         """Wait for the target's return value; hand each message that comes before it to ``on_event``.
@@ -330,30 +304,22 @@ class Child:
         match content:
             case {"kind": str(kind), "message": str(message), "own": None}:
                 first_line = message.partition("\n")[0]
-                return self._failed(f"{self._target} raised {kind}: {first_line}", "raised", kind)
+                return self._failed(f"{self._target} raised {kind}: {first_line}", "raised", kind=kind)
             case {
                 "kind": str(kind),
                 "message": str(message),
                 "own": {"code": str(code), "exit_code": int(exit_code), "details": dict(details)},
             } if exit_code in set(ExitCode):
-                error = self._failed(message, "raised", kind, details)
+                error = self._failed(message, "raised", kind=kind, details=details)
                 error.code, error.exit_code = code, ExitCode(exit_code)
                 return error
         self.kill()
         return self._failed(f"{self._target} sent an invalid message: not the description of an exception", "crashed")
 
-    def _failed(
-        self, message: str, how: str, kind: str | None = None, details: dict[str, Any] | None = None
-    ) -> ChildFailed:
-        return ChildFailed(
-            message,
-            how=how,
-            last_call=self.last_call(),
-            last_subject=self.last_subject(),
-            kind=kind,
-            details=details,
-            output=self._output_tail(),
-        )
+    def _failed(self, message: str, how: str, **more: Any) -> ChildFailed:
+        calls, subjects = self.last_call(), self.last_subject()
+        output = self._output_tail()
+        return ChildFailed(message, how=how, last_call=calls, last_subject=subjects, output=output, **more)
 
     def _output_tail(self) -> str:
         size = os.fstat(self._output.fileno()).st_size

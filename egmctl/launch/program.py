@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 KEEPER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "keeper.py")
 
 END_S = 3.0
-"""What the keeper may take to end everything, a little more than it tries (:mod:`egmctl.launch.keeper`)."""
+"""The keeper's time to end everything, a little more than it tries (:mod:`egmctl.launch.keeper`)."""
 
 
 def kept(words: Sequence[str], *, grace_s: float, passes_input: bool) -> list[str]:

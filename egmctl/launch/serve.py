@@ -1,4 +1,4 @@
-"""What a child gives up before it looks at what others have made: to run any code that it has not loaded yet.
+"""The child's side: it serves one target. A sealed child first gives up the ability to load any more code.
 
 Python imports at odd moments. An exception that nobody caught is printed with the lines of the source files, which are
 opened then; the first two lines of a file may name a codec, and a codec is a module. A warning opens files too. Who
@@ -22,7 +22,7 @@ from egmctl.errors import EgmctlError
 from egmctl.launch.channel import RAISED, RESULT, Channel, ChannelClosed, die_with
 
 EXIT_CODE = 70
-"""Of a sealed child that ends by an exception which it could not tell its parent (sysexits.h, EX_SOFTWARE)."""
+"""The exit code of a sealed child that could not tell its parent of an exception (sysexits.h, EX_SOFTWARE)."""
 
 
 def seal() -> None:

@@ -1,4 +1,4 @@
-"""What other ranks of a job report of their nodes, and what doctor's active probes saw."""
+"""Records of doctor's active probes, and of the other nodes of a job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from egmctl.model.record import BusId, Plain, Share, Uuid
 
 
 class ProbeKind(StrEnum):
-    """What is tried."""
+    """The kinds of probes."""
 
     HOST_NUMA = "host-numa"
     """HOST_NUMA memory, mapped for all chosen GPUs: a GPU writes it and the CPU compares, then the other way round."""
@@ -60,7 +60,7 @@ class Probe:
     call: Plain | None = None
     """The call that failed, or that was under way at the end."""
     error_number: int | None = None
-    """What it returned: a CUresult; of PIDFD an errno."""
+    """The CUresult that it returned; of PIDFD an errno."""
     error_name: Plain | None = None
     detail: Plain = ""
 
@@ -87,7 +87,7 @@ class Peer:
     """``egmctl``'s version."""
     driver_version: Plain | None = None
     clusters: tuple[Uuid, ...] = ()
-    """Of its GPUs' NVLink domains, each once; none where they are in no domain of several nodes."""
+    """The NVLink domains of its GPUs, each once; none where they are in no domain of several nodes."""
     cliques: tuple[int, ...] = ()
     imex_channel: bool | None = None
     """Whether its process may use a channel; ``None`` where that was not looked at."""
@@ -106,7 +106,7 @@ class PeerProbe:
     importer: int
     """Ranks."""
     hosts: tuple[Plain, Plain]
-    """Of both, in this order."""
+    """The nodes of both, in this order."""
     labels: tuple[Plain, Plain]
     """``node1:GPU0``: of both."""
     host_memory: bool

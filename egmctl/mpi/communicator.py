@@ -115,13 +115,11 @@ class Communicator:
                 return self.gather(data, timeout_s)
             case "broadcast":
                 return [self.broadcast(data, timeout_s, order["root"])]
-            case "barrier":
-                self.barrier(timeout_s)
             case "roll_call":
                 if ranks := self.roll_call(timeout_s):
                     raise Missing(ranks)
             case "finish":
-                self.barrier(timeout_s)
+                self._wait(self._comm.Ibarrier(), timeout_s)
                 self._mpi.Finalize()
             case "abort":
                 self._comm.Abort(order["code"])
@@ -132,12 +130,14 @@ class Communicator:
         sizes = array("i", bytes(4 * self.size))
         self._wait(self._comm.Iallgather(array("i", [len(data)]), sizes), timeout_s)
         received = bytearray(_total(sizes))
+        starts = array("i", [0, *accumulate(sizes)][:-1])
         here = to_all or not self.rank
         if received:
-            layout = [received, (sizes, _starts(sizes)), self._mpi.BYTE] if here else None
+            layout = [received, (sizes, starts), self._mpi.BYTE] if here else None
             begin = self._comm.Iallgatherv if to_all else self._comm.Igatherv
             self._wait(begin([data, self._mpi.BYTE], layout), timeout_s)
-        return _parts(received, sizes) if here else []
+        parts = zip(starts, sizes, strict=True)
+        return [bytes(received[start : start + size]) for start, size in parts] if here else []
 
     def broadcast(self, data: bytes, timeout_s: float, root: int) -> bytes:
         """Return what ``root`` gives; what others give is not looked at."""
@@ -147,10 +147,6 @@ class Communicator:
         buffer = bytearray(data) if self.rank == root else bytearray(size[0])
         self._wait(self._comm.Ibcast([buffer, self._mpi.BYTE], root), timeout_s)
         return bytes(buffer)
-
-    def barrier(self, timeout_s: float) -> None:
-        """Return when all have come here."""
-        self._wait(self._comm.Ibarrier(), timeout_s)
 
     def roll_call(self, within_s: float) -> tuple[int, ...]:
         """Have everybody who is there report to rank 0; return there who has not, elsewhere nothing."""
@@ -215,11 +211,3 @@ def _total(sizes: Sequence[int]) -> int:
     if total > MESSAGE_LIMIT or min(sizes, default=0) < 0:
         raise EgmctlError(f"{total} bytes are more than {MESSAGE_LIMIT}, which all ranks together may give at once")
     return total
-
-
-def _starts(sizes: Sequence[int]) -> array[int]:
-    return array("i", [0, *accumulate(sizes)][:-1])
-
-
-def _parts(received: bytearray, sizes: Sequence[int]) -> list[bytes]:
-    return [bytes(received[start : start + size]) for start, size in zip(_starts(sizes), sizes, strict=True)]

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What a launcher says of this process."""
+    """This process as its launcher describes it."""
 
     rank: int
     size: int
-    """Of the job, 2 or more."""
+    """How many processes the job has: 2 or more."""
     by: str
     """The launcher, for people."""
     first_of_node: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -10,11 +11,11 @@ import signal
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from egmctl import __version__
 from egmctl.errors import ChildFailed, EgmctlError, ExitCode, NothingToDo, UsageError
-from egmctl.launch import ChannelClosed, spawn, wait_for_any
+from egmctl.launch import ChannelClosed, Child, wait_for_any
 from egmctl.model.codec import from_json
 from egmctl.mpi.communicator import ROLL_CALL_S, memory_of, taken
 from egmctl.mpi.environment import Launched
@@ -48,63 +49,38 @@ def check(refusals: Iterable[Refusal]) -> None:
     NothingToDo
         If something else keeps ranks from taking part.
     """
-    alike: dict[str, list[Refusal]] = {}
-    for refusal in refusals:
-        alike.setdefault(refusal.why, []).append(refusal)
-    sentence = "; ".join(f"{_who(refusals_alike)}: {reason}" for reason, refusals_alike in alike.items())
-    if any(refusal.usage for refusals_alike in alike.values() for refusal in refusals_alike):
-        raise UsageError(sentence)
-    if sentence:
-        raise NothingToDo(sentence)
-
-
-def _who(refusals_alike: list[Refusal]) -> str:
-    more = f" and {len(refusals_alike) - 1} more" if len(refusals_alike) > 1 else ""
-    return f"rank {refusals_alike[0].rank} ({printable(refusals_alike[0].host)}){more}"
+    refusals = list(refusals)
+    sentences = []
+    for reason in dict.fromkeys(refusal.why for refusal in refusals):
+        first, *others = [refusal for refusal in refusals if refusal.why == reason]
+        more = f" and {len(others)} more" if others else ""
+        sentences.append(f"rank {first.rank} ({printable(first.host)}){more}: {reason}")
+    if any(refusal.usage for refusal in refusals):
+        raise UsageError("; ".join(sentences))
+    if refusals:
+        raise NothingToDo("; ".join(sentences))
 
 
 T = TypeVar("T")
 
 
-def read_told(cls: type[T], told: Sequence[bytes], *, key: str | None = None, optional: bool = False) -> list[T]:
-    """Return what each rank says, the first one rank 0.
-
-    Parameters
-    ----------
-    key
-        The member of an object that is it.
-    optional
-        Whether ranks that say something else are left out.
+def read_told(cls: type[T], parts: Sequence[bytes]) -> list[T]:
+    """Return the record that each rank has sent as JSON, rank 0's first.
 
     Raises
     ------
     UsageError
-        If it is not what this version says: the sentence names the rank.
+        If it is not what this version sends: the sentence names the rank.
     """
-    values = []
-    for rank, part in enumerate(told):
-        data = _json(rank, part)
-        if optional and key not in data:
-            continue
+    records = []
+    for rank, part in enumerate(parts):
         try:
-            values.append(from_json(cls, data if key is None else data.get(key)))
-        except ValueError:
-            raise _foreign(rank) from None
-    return values
-
-
-def _json(rank: int, text: bytes) -> dict[str, Any]:
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
-        raise _foreign(rank) from None
-    if not isinstance(data, dict):
-        raise _foreign(rank)
-    return data
-
-
-def _foreign(rank: int) -> UsageError:
-    return UsageError(f"rank {rank} does not speak as egmctl {__version__} does: install one version on all nodes")
+            records.append(from_json(cls, json.loads(part)))
+        except (ValueError, RecursionError):
+            raise UsageError(
+                f"rank {rank} does not speak as egmctl {__version__} does: install one version on all nodes"
+            ) from None
+    return records
 
 
 START_S = 60.0
@@ -188,7 +164,7 @@ class World:
         self.host = socket.gethostname()
         self.broken = False
         self._order = 0
-        self._child = spawn(_TARGET, {}, inherited=_pmi(os.environ))
+        self._child = Child(_TARGET, {}, inherited=_pmi(os.environ))
         try:
             if not wait_for_any([self._child], min(PATIENCE_S, start_s)):
                 on_wait()
@@ -221,10 +197,6 @@ class World:
     def broadcast(self, data: bytes, timeout_s: float, root: int = 0) -> bytes:
         """Return what ``root`` gives; what others give is not looked at."""
         return self._call("broadcast", timeout_s, data, root=root)[0]
-
-    def barrier(self, timeout_s: float) -> None:
-        """Return when all have come here."""
-        self._call("barrier", timeout_s)
 
     def roll_call(self, within_s: float = ROLL_CALL_S) -> tuple[int, ...]:
         """Have everybody who is there report to rank 0; return there who has not, elsewhere nothing."""
@@ -277,8 +249,8 @@ class World:
         if "missing" in answer:
             self.broken = self.broken or name != "roll_call"
             raise RanksMissing(tuple(answer["missing"]))
-        ends = [sum(answer["sizes"][: index + 1]) for index in range(len(answer["sizes"]))]
-        return [content[end - size : end] for end, size in zip(ends, answer["sizes"], strict=True)]
+        rest = io.BytesIO(content)
+        return [rest.read(size) for size in answer["sizes"]]
 
 
 def _pmi(environment: Mapping[str, str]) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ import signal
 import time
 from typing import Any
 
-from egmctl.bench.processes.collective import Abandoned, ParentExchange
+from egmctl.bench.processes.collective import Abandoned, Exchange
 from egmctl.bench.processes.protocol import Event, Request
 from egmctl.driver import breadcrumb
 from egmctl.launch import Channel
@@ -15,7 +15,7 @@ from egmctl.launch import Channel
 
 def run(parent: Channel, arguments: dict[str, Any]) -> None:
     """Do what each request asks for: so many ``calls``, and a ``fault`` of rank ``who`` in call ``at``."""
-    exchange = ParentExchange(parent, arguments["rank"], arguments["size"])
+    exchange = Exchange(parent, **arguments)
     while (message := parent.receive()[0])["do"] == Request.MEASURE:
         said: list[Any] = []
         try:
@@ -29,9 +29,9 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
         parent.send({"event": Event.OVER, "said": said, "pid": os.getpid(), "fds": len(os.listdir("/proc/self/fd"))})
 
 
-def _gather(exchange: ParentExchange, number: int) -> Any:
+def _gather(exchange: Exchange, number: int) -> Any:
     if number % 3 == 1:
-        exchange.barrier()
+        exchange.all_gather(None)
         return None
     reader, writer = os.pipe()
     os.write(writer, f"file of {exchange.rank}".encode())
@@ -58,7 +58,7 @@ def _misbehave(parent: Channel, fault: str) -> None:
     if fault == "leave":
         parent.send({"event": Event.OVER})
     if fault == "skip":
-        parent.send({"event": Event.EXCHANGE, "call": "barrier, call 77", "data": None})
+        parent.send({"event": Event.EXCHANGE, "call": "exchange 77", "data": None})
     if fault == "garbage":
         os.write(parent.fileno(), b"no message at all")
         time.sleep(600)

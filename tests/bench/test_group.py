@@ -69,8 +69,8 @@ def test_the_same_processes_serve_many_steps_and_no_file_stays_open(group: Group
     [
         ("crash", "crashed", "died from SIGSEGV in cuIpcOpenMemHandle"),
         ("raise", "raised", "ValueError: a bug in the rank"),
-        ("leave", "crashed", "out of step: it is through with the step, and rank 0 is in barrier, call 3"),
-        ("skip", "crashed", "out of step: it is in barrier, call 77, and rank 0 is in barrier, call 3"),
+        ("leave", "crashed", "out of step: it is through with the step, and rank 0 is in exchange 3"),
+        ("skip", "crashed", "out of step: it is in exchange 77, and rank 0 is in exchange 3"),
         ("garbage", "crashed", "sent an invalid message"),
     ],
 )

@@ -17,12 +17,12 @@ import pytest
 
 from egmctl.bench.case import Case, Footprint
 from egmctl.bench.plan.make import make_plan
-from egmctl.bench.processes.group import WORKER, Group, WorkerPool, start_group, start_rank
+from egmctl.bench.processes.group import WORKER, Group, start_group, start_rank
 from egmctl.bench.processes.protocol import ENVIRONMENT
 from egmctl.bench.suites import CASES
 from egmctl.bench.supervisor import supervise
 from egmctl.errors import ExitCode
-from egmctl.launch import spawn
+from egmctl.launch import Child
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Engine, Measurement, Quantity, RunReport, Settings, Status
 from egmctl.units import MIB
@@ -77,7 +77,7 @@ def runner(fake_node: MakeFakeNode, monkeypatch: pytest.MonkeyPatch) -> RunIpc:
         samples: int = 2,
         timeout_s: float = 30,
         hosts: Sequence[str | None] = (None,) * 4,
-        start: Callable[[int], WorkerPool] = start_group,
+        start: Callable[[int], Group] = start_group,
     ) -> Run:
         node = fake_node(machine or with_imex_channel(nvl4()))
         for name, value in node.environment(faults).items():
@@ -158,7 +158,7 @@ def test_clocks_of_other_nodes_are_not_waited_for(run: RunIpc) -> None:
         """Start ranks of two nodes, of which the second was booted an hour before the first."""
         ahead = {"before": "tests.bench.clocks:put_ahead", "before_arguments": {"seconds": 3600}}
         there = {
-            rank: spawn(WORKER, {"rank": rank, "size": size}, environment=ENVIRONMENT, **ahead)  # type: ignore[arg-type]
+            rank: Child(WORKER, {"rank": rank, "size": size}, environment=ENVIRONMENT, **ahead)  # type: ignore[arg-type]
             for rank in (2, 3)
         }
         return Group({rank: start_rank(rank, size) for rank in (0, 1)} | there)

@@ -84,7 +84,7 @@ def test_a_hang_costs_one_task_and_its_timeout(run: Supervise) -> None:
     report = run("5:hang", timeout_s=8)
     assert statuses(report) == [*[Status.OK] * 5, Status.TIMED_OUT, Status.OK, Status.OK]
     assert report.measurements[5].last_call == "cuStreamSynchronize"
-    assert "no result within 8 s, it is in cuStreamSynchronize" in (report.measurements[5].reason or "")
+    assert "no response for 8 s, it is in cuStreamSynchronize" in (report.measurements[5].reason or "")
     assert 8 <= report.wall_s < 60
     assert report.exit_code is ExitCode.CRASHED
 

@@ -11,7 +11,7 @@ from egmctl.bench.engines import engine_for, transfer, transfer_step
 from egmctl.bench.evidence import LinkCounters
 from egmctl.bench.outcomes import EXPIRED_LIMIT
 from egmctl.bench.plan.make import make_plan
-from egmctl.bench.processes.collective import LocalExchange
+from egmctl.bench.processes.collective import Exchange
 from egmctl.bench.processes.context import AllocatedBuffer, Stopwatch
 from egmctl.gpu.telemetry import Telemetry
 from egmctl.gpu.timing import Gating, Timing
@@ -36,7 +36,7 @@ class StubRig:
     allocate_ms = 1.0
     touch_ms = None
     gpus = ranks = ()
-    exchange = LocalExchange()
+    exchange = Exchange()
 
     def __init__(self) -> None:
         self.stopwatch = Stopwatch()

@@ -32,8 +32,8 @@ def active(
     environment = node.environment(faults) | variables
     done = egmctl("doctor", "--active", "--json", *arguments, env=environment, timeout_s=280)
     assert "Traceback" not in done.err
-    found: list[dict[str, Any]] = json.loads(done.out)["result"]["findings"]
-    return done.code, found
+    findings: list[dict[str, Any]] = json.loads(done.out)["result"]["findings"]
+    return done.code, findings
 
 
 def statuses(findings: Sequence[dict[str, Any]], check: str) -> list[str]:
@@ -53,6 +53,14 @@ class TestOnFakeNodes:
         assert len(node.calls("cuIpcOpenEventHandle")) == len(GPUS)
         sizes = {int(call.arguments["size"]) for name in ("cuMemCreate", "cuMemAlloc") for call in node.calls(name)}
         assert sizes == {2 << 20}
+        # In exclusive mode a GPU has one context: those who share open theirs when the others have ended.
+        calls = node.calls()
+        sharing = {call.pid for call in calls if call.name.startswith("cuIpc")}
+        alone = {call.pid for call in calls if call.name == "cuCtxEnablePeerAccess"} - sharing
+        opened = min(
+            n for n, call in enumerate(calls) if call.pid in sharing and call.name == "cuDevicePrimaryCtxRetain"
+        )
+        assert max(n for n, call in enumerate(calls) if call.pid in alone) < opened
 
     @pytest.mark.long
     def test_chosen_gpus_and_nodes_only(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
@@ -85,14 +93,28 @@ class TestOnFakeNodes:
         assert "written to the peer: 1 of 262144 words differ, the first at offset 4096" in json.dumps(failure)
 
     @pytest.mark.long
-    @pytest.mark.parametrize(("fault", "words"), [("kill:11", "killed its process"), ("abort", "killed its process")])
-    def test_a_crash_costs_one_probe(self, egmctl: RunEgmctl, fake_node: MakeFakeNode, fault: str, words: str) -> None:
-        faults = f"cuCtxEnablePeerAccess@2={fault},once"
-        code, findings = active(egmctl, fake_node(nvl4()), "--check", "p2p.verify", faults=faults)
+    @pytest.mark.parametrize(
+        ("check", "faults", "passing", "end"),
+        [
+            ("p2p.verify", "cuCtxEnablePeerAccess@2=kill:11,once", 1, "killed its process in cuCtxEnablePeerAccess"),
+            ("p2p.verify", "cuCtxEnablePeerAccess@2=abort,once", 1, "killed its process in cuCtxEnablePeerAccess"),
+            (
+                "ipc.vmm-active",
+                "cuMemImportFromShareableHandle=hang,once",
+                2,
+                "did not end in time in cuMemImportFromShareableHandle",
+            ),
+        ],
+        ids=["crash", "abort", "hang"],
+    )
+    def test_a_process_that_ends_or_hangs_costs_one_probe_and_is_named(
+        self, egmctl: RunEgmctl, fake_node: MakeFakeNode, check: str, faults: str, passing: int, end: str
+    ) -> None:
+        code, findings = active(egmctl, fake_node(nvl4()), "--check", check, faults=faults)
         assert code == 1
-        assert sorted(statuses(findings, "p2p.verify")) == ["fail", "pass"]
+        assert sorted(statuses(findings, check)) == ["fail"] + ["pass"] * passing
         (failure,) = [finding for finding in findings if finding["status"] == "fail"]
-        assert failure["summary"] == f"copies between peers: {words} in cuCtxEnablePeerAccess"
+        assert failure["summary"].endswith(f": {end}")
 
     @pytest.mark.long
     def test_each_numa_node_is_tried_in_a_process_of_its_own(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
@@ -106,16 +128,6 @@ class TestOnFakeNodes:
         assert made["HOST_NUMA:0"].isdisjoint(made["HOST_NUMA:1"])
         (failure,) = [finding for finding in findings if finding["status"] == "fail"]
         assert "r595" in failure["cause"]
-
-    @pytest.mark.long
-    def test_a_hang_is_ended_and_named(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-        options = ("--check", "ipc.vmm-active", "--gpus", "0-1")
-        faults = "cuMemImportFromShareableHandle=hang,once"
-        code, findings = active(egmctl, fake_node(nvl4()), *options, faults=faults)
-        assert code == 1
-        assert sorted(statuses(findings, "ipc.vmm-active")) == ["fail", "pass", "pass"]
-        (failure,) = [finding for finding in findings if finding["status"] == "fail"]
-        assert failure["summary"].endswith("did not end in time in cuMemImportFromShareableHandle")
 
     @pytest.mark.long
     def test_without_a_driver_nothing_can_be_told(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
@@ -164,33 +176,38 @@ def failing(kind: ProbeKind, call: str, number: int, *, node: int | None = None,
     )
 
 
+DENIED = "device cgroup or container denies it"
+
+
 class TestJudgement:
     @pytest.mark.parametrize(
-        ("kind", "call", "number"),
+        ("probe", "status", "cause"),
         [
-            (ProbeKind.LEGACY_IPC, "cuIpcOpenMemHandle", 1),
-            (ProbeKind.POSIX_FD, "cuMemImportFromShareableHandle", 101),
-            (ProbeKind.FABRIC, "cuMemImportFromShareableHandle", 801),
+            (failing(ProbeKind.LEGACY_IPC, "cuIpcOpenMemHandle", 1), Status.FAIL, DENIED),
+            (failing(ProbeKind.POSIX_FD, "cuMemImportFromShareableHandle", 101), Status.FAIL, DENIED),
+            (failing(ProbeKind.FABRIC, "cuMemImportFromShareableHandle", 801), Status.FAIL, DENIED),
+            (failing(ProbeKind.PIDFD, "pidfd_getfd", 1, name="EPERM"), Status.FAIL, "ptrace"),
+            (failing(ProbeKind.IPC_EVENT, "cuIpcOpenEventHandle", 201), Status.FAIL, ""),
+            (failing(ProbeKind.POOL, "cuMemPoolCreate", 801), Status.SKIP, ""),
+            (failing(ProbeKind.P2P, "cuCtxEnablePeerAccess", 217), Status.SKIP, ""),
         ],
+        ids=lambda value: value.kind if isinstance(value, Probe) else None,
     )
-    def test_an_owner_out_of_reach_is_named_as_the_cause(self, kind: ProbeKind, call: str, number: int) -> None:
-        finding = judged(shipped("gb200-tray"), failing(kind, call, number))
-        assert finding.status is Status.FAIL
-        assert "device cgroup or container denies it" in finding.cause
-        assert finding.remedy is not None
-        assert "CUDA_VISIBLE_DEVICES" in finding.remedy.text
+    def test_errors_and_their_causes(self, probe: Probe, status: Status, cause: str) -> None:
+        finding = judged(shipped("gb200-tray"), probe)
+        assert finding.status is status
+        assert cause in finding.cause
+        if cause == DENIED:
+            assert finding.remedy is not None
+            assert "CUDA_VISIBLE_DEVICES" in finding.remedy.text
 
-    def test_a_pool_whose_import_ends_the_process_has_the_same_cause(self) -> None:
+    def test_a_pool_whose_import_ends_the_process_has_a_cause(self) -> None:
         died = replace(
             failing(ProbeKind.POOL, "cuMemPoolImportFromShareableHandle", 0), outcome=Outcome.CRASHED, error_number=None
         )
         finding = judged(shipped("gb200-tray"), died)
         assert finding.summary.endswith("killed its process in cuMemPoolImportFromShareableHandle")
-        assert "device cgroup or container denies it" in finding.cause
-
-    def test_an_event_that_cannot_be_opened_fails(self) -> None:
-        finding = judged(shipped("gb200-tray"), failing(ProbeKind.IPC_EVENT, "cuIpcOpenEventHandle", 201))
-        assert (finding.status, finding.check) == (Status.FAIL, "ipc.event-active")
+        assert DENIED in finding.cause
 
     def test_without_an_imex_channel_only_those_who_need_one_fail(self) -> None:
         probe = failing(ProbeKind.FABRIC, "cuMemCreate", 800)
@@ -206,16 +223,6 @@ class TestJudgement:
         assert "cpuset" in judged(machine, probe).cause
         machine = patched(shipped("gb200-tray"), "confinement", system_calls={"mbind": "EPERM"})
         assert "mbind is forbidden" in judged(machine, probe).cause
-
-    def test_what_the_driver_does_not_have_is_no_fault(self) -> None:
-        machine = shipped("gb200-tray")
-        assert judged(machine, failing(ProbeKind.POOL, "cuMemPoolCreate", 801)).status is Status.SKIP
-        assert judged(machine, failing(ProbeKind.P2P, "cuCtxEnablePeerAccess", 217)).status is Status.SKIP
-
-    def test_yama_forbids_taking_descriptors(self) -> None:
-        finding = judged(shipped("gb200-tray"), failing(ProbeKind.PIDFD, "pidfd_getfd", 1, name="EPERM"))
-        assert finding.status is Status.FAIL
-        assert "ptrace" in finding.cause
 
     def test_a_gpu_that_the_machine_does_not_have_is_no_traceback(self) -> None:
         probe = Probe(kind=ProbeKind.P2P, gpus=("0009:01:00.0", "0009:02:00.0"), outcome=Outcome.OK)

@@ -27,7 +27,7 @@ def spawn(target: str, uid: int, arguments: dict[str, Any] | None = None, **plac
     """Start a target of ``tests.doctor.hooks`` in the place of a user's process."""
     user = {"uid": uid, "gid": uid, "groups": [uid, 4711]}
     place = {"root": "/", "is_live": True, "cgroups": [], "user": user, "overrides": None} | place
-    return launch.spawn(
+    return launch.Child(
         f"tests.doctor.hooks:{target}",
         arguments or {},
         before="egmctl.facts.inside:enter",

@@ -76,7 +76,7 @@ def outcomes(
     waiting = iter(plans)
     while batch := list(islice(waiting, at_once)):
         children = [
-            launch.spawn(target, {"pairs": True}, environment=node.environment(plan), grace_s=0) for plan in batch
+            launch.Child(target, {"pairs": True}, environment=node.environment(plan), grace_s=0) for plan in batch
         ]
         deadline = time.monotonic() + timeout_s
         for plan, child in zip(batch, children, strict=True):

@@ -49,7 +49,7 @@ def test_this_machine_itself() -> None:
 
 
 def test_what_is_not_asked_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "spawn", None)
+    monkeypatch.setattr(launch, "Child", None)
     machine = collect(FILES_ONLY)
     assert broken_invariants(machine) == []
     assert machine.host is not None
@@ -153,14 +153,14 @@ def test_a_reading_that_is_given_up_leaves_no_child(tmp_path: Path, monkeypatch:
 
 @pytest.mark.usefixtures("tree")
 def test_without_cuda_no_child_loads_libcuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = launch.spawn
+    original = launch.Child
     started = []
 
     def spawn(target: str, arguments: dict[str, Any], **options: Any) -> launch.Child:
         started.append(target)
         return original(target, arguments, **options)
 
-    monkeypatch.setattr(launch, "spawn", spawn)
+    monkeypatch.setattr(launch, "Child", spawn)
     machine = collect(SECTION_VERSIONS, cuda=False)
     assert broken_invariants(machine) == []
     assert started == ["egmctl.facts.nvml:read"]
@@ -219,9 +219,9 @@ def _spawn_instead(monkeypatch: pytest.MonkeyPatch, folder: Path, body: str) -> 
     """Let every child run ``body`` in place of what it would have done."""
     (folder / "stand_in.py").write_text(f"def read(parent, arguments):\n    {body}\n")
     monkeypatch.setenv("PYTHONPATH", str(folder))
-    original = launch.spawn
+    original = launch.Child
 
     def spawn(_target: str, arguments: dict[str, Any], **options: Any) -> launch.Child:
         return original("stand_in:read", arguments, **options)
 
-    monkeypatch.setattr(launch, "spawn", spawn)
+    monkeypatch.setattr(launch, "Child", spawn)

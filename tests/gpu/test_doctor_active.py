@@ -19,7 +19,7 @@ import pytest
 
 from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.checks.active import CHECKS
-from egmctl.doctor.probes import Part, share
+from egmctl.doctor.probes import Prober, attempt
 from egmctl.doctor.runner import diagnose
 from egmctl.model.finding import Status
 from egmctl.model.machine import Gpu, Machine, Origin, OriginKind, Outcome, Probe, ProbeKind
@@ -77,17 +77,17 @@ def imex_channel() -> Iterator[None]:
             channel.parent.rmdir()
 
 
-def table(owner: Part, start_importer: Callable[[], Part]) -> Table:
+def table(gpus: tuple[str, str], owner: Prober, start_importer: Callable[[], Prober]) -> Table:
     """Share everything once, with another importer where one has come to its end."""
-    found = {}
+    probes = {}
     importer = start_importer()
     for kind, node in COLUMNS:
-        blank = Probe(kind=kind, gpus=(owner.gpu or "", importer.gpu or ""), numa_node=node, outcome=Outcome.NOT_RUN)
-        found[kind, node], lost = share(blank, owner, importer)
-        assert owner not in lost, shown(found)
-        if lost:
+        blank = Probe(kind=kind, gpus=gpus, numa_node=node, outcome=Outcome.NOT_RUN)
+        probes[kind, node] = attempt(blank, (owner, importer))
+        assert not owner.is_lost, shown(probes)
+        if importer.is_lost:
             importer = start_importer()
-    return found
+    return probes
 
 
 def shown(found: Table) -> str:
@@ -108,20 +108,19 @@ def test_the_same_import_works_with_cuda_visible_devices_and_fails_under_a_devic
     assert first.proc.minor is not None
     with denying_v2(first.proc.minor) as cgroup, contextlib.ExitStack() as ended:
 
-        def part(gpu: Gpu, visible: str | None = None, cgroup: Path | None = None) -> Part:
-            made = Part(
-                gpu.bus_id,
+        def prober(visible: str | None = None, cgroup: Path | None = None) -> Prober:
+            made = Prober(
                 environment={"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": visible},
                 before="tests.doctor.hooks:join_cgroup" if cgroup else None,
                 before_arguments={"directory": str(cgroup)},
             )
             return ended.enter_context(contextlib.closing(made))
 
-        owner = part(first)
+        ends, owner = (first.bus_id, second.bus_id), prober()
         tables = [
-            table(owner, lambda: part(second)),
-            table(owner, lambda: part(second, visible=second.uuid)),
-            table(owner, lambda: part(second, cgroup=cgroup.directory)),
+            table(ends, owner, prober),
+            table(ends, owner, lambda: prober(visible=second.uuid)),
+            table(ends, owner, lambda: prober(cgroup=cgroup.directory)),
         ]
     for found in tables:
         print(shown(found))  # noqa: T201 - with -s: the measured table

@@ -171,7 +171,7 @@ def test_an_importer_in_a_cgroup_that_denies_the_owner(machine: Machine, monkeyp
                 "before": "tests.doctor.hooks:join_cgroup",
                 "before_arguments": {"directory": str(cgroup.directory)},
             }
-            importer = launch.spawn(WORKER, {"rank": 1, "size": 2}, environment=ENVIRONMENT, **hook)  # type: ignore[arg-type]
+            importer = launch.Child(WORKER, {"rank": 1, "size": 2}, environment=ENVIRONMENT, **hook)  # type: ignore[arg-type]
             return Group({0: start_rank(0, 2), 1: importer})
 
         report = measure(machine, *DENIED, start=start)
@@ -190,7 +190,7 @@ def test_an_importer_in_a_cgroup_that_denies_the_owner(machine: Machine, monkeyp
 def test_an_importer_that_cuda_visible_devices_hides_the_owner_from(machine: Machine) -> None:
     def start(_size: int) -> Group:
         hidden = {**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": (machine.gpus or ())[1].uuid}
-        return Group({0: start_rank(0, 2), 1: launch.spawn(WORKER, {"rank": 1, "size": 2}, environment=hidden)})
+        return Group({0: start_rank(0, 2), 1: launch.Child(WORKER, {"rank": 1, "size": 2}, environment=hidden)})
 
     report = measure(machine, *DENIED, "ipc_posix_fd_host_numa_read_ce", start=start)
     assert {m.status for m in report.measurements} <= {Status.OK, Status.UNSTABLE}, [
@@ -207,7 +207,7 @@ def test_a_rank_that_is_killed_leaves_nothing_and_another_group_goes_on(machine:
         group = start_group(size)
         starts.append(size)
         if len(starts) == 1:
-            pid = group.pids[1]
+            pid = group._members[1].pid
             threading.Timer(after_s, os.kill, (pid, signal.SIGKILL)).start()
         return group
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from egmctl.bench.engines import engine_for, life_cycle
-from egmctl.bench.processes.collective import Abandoned, ParentExchange
+from egmctl.bench.processes.collective import Abandoned, Exchange
 from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.processes.group import Group, start_rank
 from egmctl.bench.processes.protocol import ENVIRONMENT, Event, Preparation, Request
@@ -19,7 +19,7 @@ from egmctl.bench.processes.worker import start_driver
 from egmctl.driver import cuda
 from egmctl.driver.cuda import call
 from egmctl.gpu.telemetry import Telemetry
-from egmctl.launch import Channel, spawn
+from egmctl.launch import Channel, Child
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import (
     Chase,
@@ -59,7 +59,7 @@ SHARED = (
 def run(parent: Channel, arguments: dict[str, Any]) -> None:
     """Measure the ``tasks`` of each request, of one engine, among the ``ranks``; answer with what came of it."""
     start_driver()
-    exchange = ParentExchange(parent, arguments["rank"], arguments["size"])
+    exchange = Exchange(parent, **arguments)
     worker: WorkerContext | None = None
     while (message := parent.receive()[0])["do"] == Request.MEASURE:
         ranks = [from_json(Rank, rank) for rank in message["ranks"]]
@@ -125,7 +125,7 @@ def start(count: int) -> Group:
 
 def start_confined(visible: str | None = None, cgroup: Path | None = None) -> Group:
     """Start two ranks, of which the second sees the GPUs ``visible`` only, or is in a cgroup."""
-    importer = spawn(
+    importer = Child(
         TARGET,
         {"rank": 1, "size": 2},
         environment={**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": visible},

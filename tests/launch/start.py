@@ -22,7 +22,7 @@ def run(target: str, arguments: dict[str, Any] | None = None, *, timeout_s: floa
 
 def spawn(target: str, arguments: dict[str, Any] | None = None, **options: Any) -> launch.Child:
     """Spawn ``tests.launch.targets:target``."""
-    return launch.spawn(f"tests.launch.targets:{target}", arguments or {}, **_with_tests_importable(options))
+    return launch.Child(f"tests.launch.targets:{target}", arguments or {}, **_with_tests_importable(options))
 
 
 def is_alive(pid: int) -> bool:
@@ -50,13 +50,13 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 60) -> bool:
 
 def open_descriptors() -> list[str]:
     """What this process has open, by number and name."""
-    found = []
+    names = []
     for fd in os.listdir("/proc/self/fd"):
         try:
-            found.append(f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}")
+            names.append(f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}")
         except FileNotFoundError:
             continue
-    return sorted(found)
+    return sorted(names)
 
 
 def _with_tests_importable(options: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,23 +38,23 @@ NO_EXCEPTIONS = (
 MISSING_FILES = b"egmm" + (3).to_bytes(4, "little") + (2).to_bytes(4, "little") + b"{}"
 
 
-@pytest.mark.parametrize("code", [0, 3])
-def test_a_child_that_exits_without_a_result_has_crashed(code: int) -> None:
-    with pytest.raises(ChildFailed, match=f"exit_with exited with code {code} without a result") as caught:
-        run("exit_with", {"code": code})
-    assert caught.value.how == "crashed"
-
-
-def test_a_crash_names_its_signal_the_call_and_where_in_the_source_it_was() -> None:
-    with pytest.raises(ChildFailed, match="segfault died from SIGSEGV in cuMemMap") as caught:
-        run("segfault")
-    assert (caught.value.how, caught.value.last_call) == ("crashed", "cuMemMap")
-    assert "in segfault" in caught.value.output
-
-
-def test_a_signal_without_a_name_is_told_by_its_number() -> None:
-    with pytest.raises(ChildFailed, match="died from signal 40"):
-        run("kill_itself", {"signal": 40})
+@pytest.mark.parametrize(
+    ("target", "arguments", "message", "last_call", "output"),
+    [
+        ("exit_with", {"code": 0}, "exit_with exited with code 0 without a result", None, ""),
+        ("exit_with", {"code": 3}, "exit_with exited with code 3 without a result", None, ""),
+        ("segfault", {}, "segfault died from SIGSEGV in cuMemMap", "cuMemMap", "in segfault"),
+        ("kill_itself", {"signal": 40}, "died from signal 40", None, ""),
+        ("send_garbage", {"hex": HALF_A_MESSAGE.hex(), "then": "exit"}, "exited with code 0", None, ""),
+    ],
+)
+def test_a_child_that_ends_without_a_result_has_crashed(
+    target: str, arguments: dict[str, Any], message: str, last_call: str | None, output: str
+) -> None:
+    with pytest.raises(ChildFailed, match=message) as caught:
+        run(target, arguments)
+    assert (caught.value.how, caught.value.last_call) == ("crashed", last_call)
+    assert output in caught.value.output
 
 
 def test_a_child_past_its_deadline_is_killed_and_its_last_call_told() -> None:
@@ -68,10 +69,9 @@ def test_a_child_past_its_deadline_is_killed_and_its_last_call_told() -> None:
 
 
 def test_a_stopped_child_times_out_and_is_killed() -> None:
-    with spawn("stop_itself") as child:
-        with pytest.raises(ChildFailed, match=": no result within 1 s"):
-            child.result(1)
-        assert not is_alive(child.pid)
+    with spawn("stop_itself") as child, pytest.raises(ChildFailed, match=": no result within 1 s"):
+        child.result(1)
+    assert not is_alive(child.pid)
 
 
 def test_events_without_end_do_not_hold_off_the_deadline() -> None:
@@ -81,7 +81,7 @@ def test_events_without_end_do_not_hold_off_the_deadline() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "told"),
+    ("sent", "problem"),
     [
         (b"Segmentation fault (core dumped)\n", "not a message"),
         (HEADER_OF_A_HUGE_MESSAGE, "not a message"),
@@ -95,9 +95,9 @@ def test_events_without_end_do_not_hold_off_the_deadline() -> None:
         ),
     ],
 )
-def test_garbage_from_a_child_is_a_failure_of_the_child(sent: bytes, told: str) -> None:
+def test_garbage_from_a_child_is_a_failure_of_the_child(sent: bytes, problem: str) -> None:
     with spawn("send_garbage", {"hex": sent.hex(), "then": "hang"}) as child:
-        with pytest.raises(ChildFailed, match=told) as caught:
+        with pytest.raises(ChildFailed, match=problem) as caught:
             child.result(30)
         assert caught.value.how == "crashed"
         assert not is_alive(child.pid)
@@ -109,11 +109,6 @@ def test_files_that_come_with_the_end_are_closed(kind: bytes) -> None:
     with contextlib.suppress(ChildFailed):
         run("end_with_files", {"kind": kind.decode()})
     assert open_descriptors() == before
-
-
-def test_a_child_that_dies_within_a_message_has_crashed() -> None:
-    with pytest.raises(ChildFailed, match="exited with code 0 without a result"):
-        run("send_garbage", {"hex": HALF_A_MESSAGE.hex(), "then": "exit"})
 
 
 def test_a_child_that_closes_its_channel_and_lives_has_crashed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,13 +221,13 @@ def test_a_child_has_what_it_needs_and_nothing_else_open() -> None:
     reading, writing = os.pipe()
     os.set_inheritable(reading, True)
     try:
-        seen = run("facts")
+        reported = run("facts")
     finally:
         os.close(reading)
         os.close(writing)
     # Standard streams, the socket, the breadcrumb and its mapping's hold on it, and the folder that is being read.
-    assert len(seen["descriptors"]) == 7
-    assert len(seen["descriptors of a child of its own"]) == 4
+    assert len(reported["descriptors"]) == 7
+    assert len(reported["descriptors of a child of its own"]) == 4
 
 
 def test_children_are_started_from_the_main_thread_only() -> None:
@@ -260,9 +255,9 @@ def test_a_process_that_cannot_be_started_is_a_child_that_failed(monkeypatch: py
 
 def test_a_child_whose_parent_died_before_it_could_be_tied_to_it_ends() -> None:
     program = "from egmctl.launch.channel import die_with; die_with({parent_pid}); print('lives')"
-    for parent_pid, told in (("__import__('os').getppid()", "lives\n"), ("1 << 22", "")):
+    for parent_pid, output in (("__import__('os').getppid()", "lives\n"), ("1 << 22", "")):
         command = [sys.executable, "-c", program.format(parent_pid=parent_pid)]
-        assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout == told
+        assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout == output
 
 
 def test_a_parent_that_was_started_to_ignore_its_children_can_have_some() -> None:

@@ -21,8 +21,8 @@ import json, sys
 import egmctl
 from egmctl import launch
 
-seen = launch.run("tests.launch.targets:facts", {{}}, timeout_s=30, environment={{"PYTHONPATH": {pythonpath!r}}})
-print(json.dumps({{"parent": egmctl.__file__, "child": seen["package"], "path": seen["path"]}}))
+reported = launch.run("tests.launch.targets:facts", {{}}, timeout_s=30, environment={{"PYTHONPATH": {pythonpath!r}}})
+print(json.dumps({{"parent": egmctl.__file__, "child": reported["package"], "path": reported["path"]}}))
 """
 
 
@@ -54,9 +54,9 @@ def test_a_child_uses_the_package_of_its_parent(site: Path, tmp_path: Path, way:
         [sys.executable, "-c", program], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout)
-    assert seen["child"] == seen["parent"] == str(site / "egmctl" / "__init__.py")
-    assert str(site) not in seen["path"]
+    reported = json.loads(done.stdout)
+    assert reported["child"] == reported["parent"] == str(site / "egmctl" / "__init__.py")
+    assert str(site) not in reported["path"]
 
 
 def test_nothing_in_the_current_folder_or_beside_the_launcher_passes_for_a_library(
@@ -65,9 +65,9 @@ def test_nothing_in_the_current_folder_or_beside_the_launcher_passes_for_a_libra
     for name in ("egmctl", "json", "socket", "subprocess", "typing", "sitecustomize"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a hostile module was imported')")
     monkeypatch.chdir(tmp_path)
-    seen = run("facts")
-    assert seen["package"] == str(ROOT / "egmctl" / "__init__.py")
-    assert {"", ".", str(tmp_path), str(ROOT / "egmctl" / "launch")}.isdisjoint(seen["path"])
+    reported = run("facts")
+    assert reported["package"] == str(ROOT / "egmctl" / "__init__.py")
+    assert {"", ".", str(tmp_path), str(ROOT / "egmctl" / "launch")}.isdisjoint(reported["path"])
 
 
 def test_a_child_keeps_the_interpreter_flags_of_its_parent() -> None:
@@ -105,7 +105,7 @@ def test_a_child_is_ready_for_its_target_in_little_more_time_than_python_takes_t
     bare = [sys.executable, "-I", "-c", "import time; print(time.process_time())"]
     ours, pythons = [], []
     for _ in range(10):
-        seen = run("facts", before="tests.launch.hooks:note_cpu_time")["environment"]
-        ours.append(float(seen["EGMCTL_TEST_CPU_S"]))
+        reported = run("facts", before="tests.launch.hooks:note_cpu_time")["environment"]
+        ours.append(float(reported["EGMCTL_TEST_CPU_S"]))
         pythons.append(float(subprocess.check_output(bare)))
     assert min(ours) < 5 * min(pythons)

@@ -29,13 +29,13 @@ def sleepers(tmp_path: Path) -> Callable[[], int]:
     program.chmod(0o755)
 
     def count() -> int:
-        found = 0
+        count = 0
         for entry in Path("/proc").glob("[0-9]*"):
             try:
-                found += os.readlink(entry / "exe") == str(program)
+                count += os.readlink(entry / "exe") == str(program)
             except OSError:
                 continue
-        return found
+        return count
 
     return count
 

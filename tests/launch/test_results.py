@@ -17,26 +17,22 @@ from tests.launch.start import run, spawn
 pytestmark = pytest.mark.processes
 
 
+LARGE = {"text": "y" * (16 << 20)}
+
+
 @pytest.mark.parametrize(
     "value",
-    [{}, {"a": [1, 2.5, None, True, "ü \ud800 \x00"], "b": {"c": []}}, {"large": 2**64, "small": 5e-324}],
+    [{}, {"a": [1, 2.5, None, True, "ü \ud800 \x00"], "b": {"c": []}}, {"large": 2**64, "small": 5e-324}, LARGE],
+    ids=["nothing", "nested", "numbers", "16 MiB"],
 )
 def test_arguments_and_result_are_json_data_that_arrive_unchanged(value: dict[str, Any]) -> None:
     assert run("echo", value) == value
 
 
-def test_large_arguments_and_results_arrive_whole() -> None:
-    size = 16 << 20
-    assert run("echo", {"text": "y" * size}) == {"text": "y" * size}
-
-
-def test_events_come_in_order_and_before_the_result() -> None:
+def test_events_come_in_order_and_before_the_result_and_may_be_passed_over() -> None:
     events: list[dict[str, Any]] = []
     assert run("count", {"to": 1000}, on_event=events.append) == 1000
     assert events == [{"number": number} for number in range(1000)]
-
-
-def test_events_may_be_passed_over() -> None:
     assert run("count", {"to": 10}) == 10
 
 
@@ -102,8 +98,8 @@ def test_children_work_side_by_side() -> None:
 
 
 def test_the_hook_runs_before_the_target_is_imported() -> None:
-    seen = run("facts", before="tests.launch.hooks:mark", before_arguments={"mark": "the hook ran"})
-    assert seen["environment"]["EGMCTL_TEST_HOOK_RAN"] == "the hook ran, then the target was imported"
+    reported = run("facts", before="tests.launch.hooks:mark", before_arguments={"mark": "the hook ran"})
+    assert reported["environment"]["EGMCTL_TEST_HOOK_RAN"] == "the hook ran, then the target was imported"
 
 
 def test_a_hook_that_fails_is_told_like_a_target_that_fails() -> None:
@@ -116,8 +112,8 @@ def test_the_environment_is_the_parents_with_the_changes(monkeypatch: pytest.Mon
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     monkeypatch.setenv("EGMCTL_TEST_KEPT", "kept")
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "64")
-    seen = run("facts", environment={"CUDA_VISIBLE_DEVICES": None, "EGMCTL_TEST_SET": "set", "MKL_NUM_THREADS": "2"})
-    environment = seen["environment"]
+    changes = {"CUDA_VISIBLE_DEVICES": None, "EGMCTL_TEST_SET": "set", "MKL_NUM_THREADS": "2"}
+    environment = run("facts", environment=changes)["environment"]
     assert "CUDA_VISIBLE_DEVICES" not in environment
     assert environment["EGMCTL_TEST_KEPT"] == "kept"
     assert environment["EGMCTL_TEST_SET"] == "set"
@@ -125,33 +121,35 @@ def test_the_environment_is_the_parents_with_the_changes(monkeypatch: pytest.Mon
     assert environment["MKL_NUM_THREADS"] == "2"
 
 
-def test_an_exception_of_the_target_names_target_class_and_message() -> None:
+@pytest.mark.parametrize(
+    ("target", "sentence", "kind", "exit_code", "details"),
+    [
+        (
+            "raise_value_error",
+            "tests.launch.targets:raise_value_error raised ValueError: seven is not even",
+            "ValueError",
+            ExitCode.CRASHED,
+            {},
+        ),
+        ("raise_nothing_to_do", "there is no driver here", "NothingToDo", ExitCode.NOTHING, {}),
+        (
+            "raise_driver_error",
+            "cuMemCreate failed: CUDA_ERROR_NOT_PERMITTED (800)",
+            "DriverCallError",
+            ExitCode.CRASHED,
+            {"call": "cuMemCreate", "number": 800, "name": "CUDA_ERROR_NOT_PERMITTED"},
+        ),
+    ],
+)
+def test_an_exception_of_the_target_keeps_its_class_and_ours_their_sentence_and_details(
+    target: str, sentence: str, kind: str, exit_code: ExitCode, details: dict[str, Any]
+) -> None:
     with pytest.raises(ChildFailed) as caught:
-        run("raise_value_error")
+        run(target)
     error = caught.value
-    assert str(error) == "tests.launch.targets:raise_value_error raised ValueError: seven is not even"
-    assert (error.how, error.kind, error.last_call, error.exit_code) == ("raised", "ValueError", None, ExitCode.CRASHED)
+    assert (str(error), error.how, error.kind, error.last_call) == (sentence, "raised", kind, None)
+    assert (error.exit_code, error.details) == (exit_code, details)
     assert "Traceback" in error.output
-
-
-def test_an_error_of_ours_keeps_its_sentence_code_and_exit_code() -> None:
-    with pytest.raises(ChildFailed) as caught:
-        run("raise_nothing_to_do")
-    error = caught.value
-    assert str(error) == "there is no driver here"
-    assert (error.how, error.kind, error.code, error.exit_code) == (
-        "raised",
-        "NothingToDo",
-        "nothing",
-        ExitCode.NOTHING,
-    )
-
-
-def test_a_driver_error_keeps_call_number_and_name() -> None:
-    with pytest.raises(ChildFailed, match=r"cuMemCreate failed: CUDA_ERROR_NOT_PERMITTED \(800\)") as caught:
-        run("raise_driver_error")
-    assert caught.value.kind == "DriverCallError"
-    assert caught.value.details == {"call": "cuMemCreate", "number": 800, "name": "CUDA_ERROR_NOT_PERMITTED"}
 
 
 def test_a_target_that_does_not_exist_is_named() -> None:

@@ -11,8 +11,8 @@ pytestmark = pytest.mark.processes
 
 
 def test_target_and_hook_work_as_in_any_child() -> None:
-    seen = run("sealed_facts", before="tests.launch.hooks:mark_sealed", before_arguments={"mark": "m"}, sealed=True)
-    assert seen == {"mark": "m", "finders": [], "import": "ModuleNotFoundError", "codec": "LookupError"}
+    reported = run("sealed_facts", before="tests.launch.hooks:mark_sealed", before_arguments={"mark": "m"}, sealed=True)
+    assert reported == {"mark": "m", "finders": [], "import": "ModuleNotFoundError", "codec": "LookupError"}
 
 
 def test_an_error_is_told_and_no_source_file_is_read_for_it() -> None:

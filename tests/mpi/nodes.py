@@ -55,14 +55,14 @@ class Place:
     def signal_commands(self, number: int) -> None:
         """Send a signal to the commands that MPI has started on this node."""
         here = f"EGMCTL_SYSROOT={self.node.sysroot}".encode()
-        found = 0
+        signalled = 0
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 words = (process / "cmdline").read_bytes().split(b"\0")
                 if b"egmctl" in words and b"bench" in words and here in (process / "environ").read_bytes().split(b"\0"):
                     os.kill(int(process.name), number)
-                    found += 1
-        assert found == self.ranks
+                    signalled += 1
+        assert signalled == self.ranks
 
 
 def egmctl_under_mpi(

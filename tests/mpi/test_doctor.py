@@ -21,10 +21,10 @@ PEERS = ("doctor", "--check", "peers.*", "--json")
 
 def findings(out: str) -> dict[str, list[dict[str, Any]]]:
     """Return the findings of the one document that the job has written, by check."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_check: dict[str, list[dict[str, Any]]] = {}
     for finding in json.loads(out)["result"]["findings"]:
-        found.setdefault(finding["check"], []).append(finding)
-    return found
+        by_check.setdefault(finding["check"], []).append(finding)
+    return by_check
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def two_nodes(fake_node: MakeFakeNode) -> list[Place]:
 def test_nodes_that_are_alike_pass_and_open_each_others_memory_both_ways(two_nodes: list[Place]) -> None:
     done = egmctl_under_mpi(two_nodes, *PEERS, "--active")
     assert done.code == 0, done.err
-    found = findings(done.out)
-    statuses = {check: {one["status"] for one in those} for check, those in found.items()}
+    by_check = findings(done.out)
+    statuses = {check: {finding["status"] for finding in by_check[check]} for check in by_check}
     assert statuses == {
         "peers.versions": {"pass"},
         "peers.clique": {"pass"},
@@ -47,8 +47,9 @@ def test_nodes_that_are_alike_pass_and_open_each_others_memory_both_ways(two_nod
         "peers.nodes": {"pass"},
         "peers.fabric-active": {"pass"},
     }
-    assert [one["summary"].partition(" ")[0] for one in found["peers.fabric-active"]] == ["device", "HOST_NUMA"]
-    assert all("2 directions between ranks" in one["summary"] for one in found["peers.fabric-active"])
+    summaries = [finding["summary"] for finding in by_check["peers.fabric-active"]]
+    assert [summary.partition(" ")[0] for summary in summaries] == ["device", "HOST_NUMA"]
+    assert all("2 directions between ranks" in summary for summary in summaries)
 
 
 @pytest.mark.long
@@ -60,12 +61,12 @@ def test_what_differs_is_told_by_node(fake_node: MakeFakeNode) -> None:
     ]
     done = egmctl_under_mpi(nodes, *PEERS)
     assert done.code == 1, done.err
-    found = {check: those[0] for check, those in findings(done.out).items()}
-    odd = {check for check, finding in found.items() if finding["status"] == "fail"}
+    by_check = {check: first for check, (first, *_) in findings(done.out).items()}
+    odd = {check for check, finding in by_check.items() if finding["status"] == "fail"}
     assert odd == {"peers.versions", "peers.clique", "peers.imex"}
     for check in odd:
-        assert "rack1-n3" in {evidence["source"] for evidence in found[check]["evidence"]}
-    assert found["peers.fabric-active"]["status"] == "skip"
+        assert "rack1-n3" in {evidence["source"] for evidence in by_check[check]["evidence"]}
+    assert by_check["peers.fabric-active"]["status"] == "skip"
 
 
 @pytest.mark.long
@@ -76,11 +77,11 @@ def test_an_import_that_fails_is_told_with_both_ranks_and_its_cause(fake_node: M
     ]
     done = egmctl_under_mpi(nodes, *PEERS, "--active")
     assert done.code == 1, done.err
-    those = findings(done.out)["peers.fabric-active"]
-    assert [one["status"] for one in those] == ["fail", "fail", "pass", "pass"]
-    assert "node1:GPU0 to node2:GPU0 (owner to importer)" in those[0]["summary"]
-    assert those[0]["evidence"][0]["source"] == "rank 1 on rack1-n2"
-    assert "device cgroup" in those[0]["cause"]
+    fabric = findings(done.out)["peers.fabric-active"]
+    assert [finding["status"] for finding in fabric] == ["fail", "fail", "pass", "pass"]
+    assert "node1:GPU0 to node2:GPU0 (owner to importer)" in fabric[0]["summary"]
+    assert fabric[0]["evidence"][0]["source"] == "rank 1 on rack1-n2"
+    assert "device cgroup" in fabric[0]["cause"]
 
 
 @pytest.mark.long
@@ -91,8 +92,8 @@ def test_a_rank_whose_process_dies_costs_its_own_part_only(fake_node: MakeFakeNo
     ]
     done = egmctl_under_mpi(nodes, *PEERS, "--active")
     assert done.code == 1, done.err
-    those = findings(done.out)["peers.fabric-active"]
-    assert sorted(one["status"] for one in those) == ["fail", "pass", "pass"]
+    fabric = findings(done.out)["peers.fabric-active"]
+    assert sorted(finding["status"] for finding in fabric) == ["fail", "pass", "pass"]
 
 
 @pytest.mark.long
@@ -123,23 +124,24 @@ def test_with_strict_a_warning_on_another_node_is_told(fake_node: MakeFakeNode) 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("of", [("doctor", "--check", "peers.*"), ("bench", "--suite", "fabric")])
-def test_a_wrong_use_on_one_node_is_a_usage_error_of_the_job(fake_node: MakeFakeNode, of: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("command", [("doctor", "--check", "peers.*"), ("bench", "--suite", "fabric")])
+def test_a_wrong_use_on_one_node_is_a_usage_error_of_the_job(fake_node: MakeFakeNode, command: tuple[str, ...]) -> None:
     fewer = replace(in_domain("rack1-n2"), gpus=(in_domain("rack1-n2").gpus or ())[:1], pairs=())
     nodes = [Place(fake_node(in_domain("rack1-n1")), 1), Place(fake_node(fewer), 2)]
-    done = egmctl_under_mpi(nodes, *of, "--gpus", "1")
+    done = egmctl_under_mpi(nodes, *command, "--gpus", "1")
     assert done.code == 2, done.err
     assert re.search(r"egmctl: rank 1 \(\S+\) and 1 more: --gpus '1': there is no GPU 1", done.err)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("of", [("doctor", "--check", "peers.*"), ("bench", "--suite", "fabric")])
+@pytest.mark.parametrize("command", [("doctor", "--check", "peers.*"), ("bench", "--suite", "fabric")])
 def test_a_file_that_rank_0_may_not_write_ends_all_ranks(
-    two_nodes: list[Place], tmp_path: Path, of: tuple[str, ...]
+    two_nodes: list[Place], tmp_path: Path, command: tuple[str, ...]
 ) -> None:
     (tmp_path / "there.json").touch()
     # Without the option mpirun itself would end the others, which srun does not.
-    done = egmctl_under_mpi(two_nodes, *of, "-o", tmp_path / "there.json", options=("--enable-recovery",), timeout_s=60)
+    written = ("-o", tmp_path / "there.json")
+    done = egmctl_under_mpi(two_nodes, *command, *written, options=("--enable-recovery",), timeout_s=60)
     assert "there.json exists; --force overwrites it" in done.err
 
 
@@ -154,4 +156,4 @@ def test_a_job_says_once_what_every_rank_would_say(egmctl: RunEgmctl, asked: tup
 def test_alone_the_checks_of_peers_do_not_concern_a_node(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
     of_a_job = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
     done = egmctl(*PEERS, "--mpi", "off", env=fake_node(in_domain("rack1-n1")).environment() | of_a_job)
-    assert {finding["status"] for those in findings(done.out).values() for finding in those} == {"skip"}
+    assert {finding["status"] for group in findings(done.out).values() for finding in group} == {"skip"}

@@ -18,10 +18,6 @@ SENTENCE = f"rank 1 does not speak as egmctl {__version__} does: install one ver
 
 def test_what_is_said_comes_back() -> None:
     assert read_told(Refusal, [SAID, SAID]) == [GOOD, GOOD]
-    either = [b'{"peer": {}}', b'{"refusal": %s}' % SAID]
-    assert read_told(Refusal, either, key="refusal", optional=True) == [GOOD]
-    with pytest.raises(UsageError, match="rank 0 does not speak"):
-        read_told(Refusal, either, key="refusal")
 
 
 @pytest.mark.parametrize(

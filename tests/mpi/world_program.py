@@ -25,7 +25,6 @@ def calls(world: World) -> None:
     assert world.gather(str(me).encode(), 60) == ([b"0", b"1", b"2", b"3"] if me == 0 else [])
     assert world.broadcast(b"from three" if me == 3 else b"?", 60, root=3) == b"from three"
     assert world.broadcast(b"", 60) == b""
-    world.barrier(60)
     assert world.roll_call(60) == ()
     world.finish()
     say(f"rank {me} of {world.size}: all calls")
@@ -33,7 +32,7 @@ def calls(world: World) -> None:
 
 def one_is_away(world: World) -> None:
     """Rank 2 does not come to a call in time, rank 3 is dead."""
-    world.barrier(60)
+    world.all_gather(b"", 60)
     if world.rank == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     if world.rank == 2:
@@ -49,7 +48,7 @@ def one_is_away(world: World) -> None:
 
 def one_is_late(world: World) -> None:
     """Rank 2 comes when the others have given the call up, whose buffers MPI fills all the same."""
-    world.barrier(60)
+    world.all_gather(b"", 60)
     if world.rank == 2:
         time.sleep(4.5)
     with contextlib.suppress(RanksMissing):
@@ -68,7 +67,7 @@ def one_has_a_fault(started: Launched) -> None:
     with job(started) as world:
         if world.rank == 1:
             raise ValueError("a fault")
-        world.barrier(600)
+        world.all_gather(b"", 600)
 
 
 def unknown_to_mpi(_world: World) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from egmctl.bench.engines import ucx as ucx_side
-from egmctl.bench.processes.collective import ParentExchange
+from egmctl.bench.processes.collective import Exchange
 from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.processes.group import Group, start_rank
 from egmctl.bench.processes.protocol import Event, NodeAccess, Preparation, Request
@@ -32,7 +32,7 @@ _NO_MEMORY = -4
 def run(parent: Channel, arguments: dict[str, Any]) -> None:
     """Measure the ``tasks`` of each request among the ``ranks``; answer with what came of it."""
     start_driver()
-    exchange = ParentExchange(parent, arguments["rank"], arguments["size"])
+    exchange = Exchange(parent, **arguments)
     while (message := parent.receive()[0])["do"] == Request.MEASURE:
         ranks = [from_json(Rank, rank) for rank in message["ranks"]]
         own = ranks[exchange.rank]

@@ -1,4 +1,4 @@
-"""What the ranks of a measurement agree on: every command ends the same way in all of them."""
+"""Steps that all processes of a measurement take together: each ends the same way in all of them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What one rank has given."""
+    """A rank's contribution to an exchange."""
 
     data: Any
     """JSON data."""
@@ -52,16 +52,22 @@ class Item:
     """File descriptors of this process now, which closes them. Across nodes there are none."""
 
 
-class Exchange(Protocol):
-    """The other ranks. Every rank makes the same calls in the same order; each call is a barrier."""
+class Exchange:
+    """The processes of a measurement. All make the same calls in the same order; each call is a barrier.
 
-    @property
-    def rank(self) -> int:
-        """This process' number, from 0."""
+    Parameters
+    ----------
+    parent
+        Reaches the other processes; ``None`` where there are none.
+    rank, size
+        The number of this process, from 0, and how many there are.
+    """
 
-    @property
-    def size(self) -> int:
-        """How many there are."""
+    def __init__(self, parent: Channel | None = None, rank: int = 0, size: int = 1) -> None:
+        self.rank = rank
+        self.size = size
+        self._parent = parent
+        self._calls = 0
 
     def all_gather(self, data: Any, fds: Sequence[int] = ()) -> list[Item]:
         """Give something to all; return what each has given, by rank, this one included.
@@ -71,62 +77,22 @@ class Exchange(Protocol):
         Abandoned
             Another rank has died or hangs, or the time for the step is over: let go of everything.
         """
-
-    def barrier(self) -> None:
-        """Return when every rank has come here."""
-
-
-class LocalExchange:
-    """The exchange of the one process that works all GPUs."""
-
-    rank = 0
-    size = 1
-
-    def all_gather(self, data: Any, fds: Sequence[int] = ()) -> list[Item]:
-        return [Item(data, tuple(fds))]
-
-    def barrier(self) -> None:
-        """Nobody is waited for."""
-
-
-class ParentExchange:
-    """The exchange of one process of several, over the channel to the parent.
-
-    Parameters
-    ----------
-    rank, size
-        Of this process, and of all.
-    """
-
-    def __init__(self, parent: Channel, rank: int, size: int) -> None:
-        self.rank = rank
-        self.size = size
-        self._parent = parent
-        self._calls = 0
-
-    def all_gather(self, data: Any, fds: Sequence[int] = ()) -> list[Item]:
-        """Give something to all; return what each has given, by rank, this one included."""
-        return self._join("all_gather", data, fds)
-
-    def barrier(self) -> None:
-        """Return when every rank has come here."""
-        self._join("barrier", None, ())
-
-    def _join(self, call: str, data: Any, fds: Sequence[int]) -> list[Item]:
-        # The number tells a rank that is one call behind: it would be given what is not its own.
+        if self._parent is None:
+            return [Item(data, tuple(fds))]
+        # The number shows a rank that is one call behind: it would be given what is not its own.
         self._calls += 1
-        self._parent.send({"event": Event.EXCHANGE, "call": f"{call}, call {self._calls}", "data": data}, fds)
-        message, given = self._parent.receive()
+        self._parent.send({"event": Event.EXCHANGE, "call": f"exchange {self._calls}", "data": data}, fds)
+        message, received = self._parent.receive()
         if message["do"] == Request.ABANDON:
-            for fd in given:
+            for fd in received:
                 os.close(fd)
             raise Abandoned(message["why"])
-        rest = iter(given)
+        rest = iter(received)
         return [Item(item["data"], tuple(next(rest) for _ in range(item["fds"]))) for item in message["items"]]
 
 
 class Abandoned(Exception):
-    """What the ranks were doing together is over, through no fault of this one."""
+    """The ranks' common step is over, through no fault of this one."""
 
 
 _OPENING = ("cuIpcOpenMemHandle", "cuIpcOpenEventHandle", "cuMemImportFromShareableHandle")
@@ -167,15 +133,15 @@ class CollectiveStep:
         Parameters
         ----------
         part
-            Called with the place of a task; what it returns, JSON data or an :class:`Item` with file descriptors, all
-            processes hear. What it raises of :data:`FAILURES` ends the task in all processes.
+            Called with the index of a task; what it returns, JSON data or an :class:`Item` with file descriptors, all
+            processes get. What it raises of :data:`FAILURES` ends the task in all processes.
         begin
             Called for every task before ``part`` is for the first one: what GPUs do at the same time.
 
         Returns
         -------
         list
-            Of each task, what each process has given; of a task that ended before, nothing. Its descriptors are this
+            For each task, what each process has given; for a task that ended before, nothing. Its descriptors are this
             process', which closes them (:func:`close_all`).
 
         Raises
@@ -186,11 +152,11 @@ class CollectiveStep:
         failed: dict[int, Exception] = {}
         given: dict[int, Any] = {}
         if begin is not None:
-            for place in self._going():
-                _attempt(failed, place, partial(begin, place))
-        for place in self._going():
-            if place not in failed:
-                _attempt(failed, place, lambda place=place: given.update({place: part(place)}))  # type: ignore[misc]
+            for index in self._going():
+                _attempt(failed, index, partial(begin, index))
+        for index in self._going():
+            if index not in failed:
+                given[index] = _attempt(failed, index, partial(part, index))
         return self._gather(given, failed)
 
     def do_at_once(self, part: Callable[[Sequence[int]], Mapping[int, Any]]) -> list[list[Item]]:
@@ -199,52 +165,52 @@ class CollectiveStep:
         Parameters
         ----------
         part
-            Called with the places of the tasks that go on, also of none; what it returns for each all processes hear.
+            Called with the indices of the tasks that go on, also with none; what it returns for each, all processes
+            get.
 
         Returns
         -------
         list
             As of :meth:`do`.
         """
-        failed: dict[int, Exception] = {}
         given: Mapping[int, Any] = {}
+        failed: dict[int, Exception] = {}
         try:
             given = part(self._going())
         except FAILURES as error:
-            failed = {place: error for place in self._going() if self._has_part(place)}
+            own = (index for index in self._going() if self.exchange.rank in (self.tasks[index].ranks or (0,)))
+            failed = dict.fromkeys(own, error)
         return self._gather(given, failed)
 
-    def _going(self) -> list[int]:
-        return [place for place, outcome in enumerate(self.outcomes) if outcome is None]
+    def do_for_all(self, part: Callable[[int], None]) -> None:
+        """Have every process do its part of each task, those that have ended included, and wait for all of them."""
+        failed: dict[int, Exception] = {}
+        for index in range(len(self.tasks)):
+            _attempt(failed, index, partial(part, index))
+        self._gather({}, {index: error for index, error in failed.items() if self.outcomes[index] is None})
 
-    def _has_part(self, place: int) -> bool:
-        return self.exchange.rank in (self.tasks[place].ranks or (0,))
+    def _going(self) -> list[int]:
+        return [index for index, outcome in enumerate(self.outcomes) if outcome is None]
 
     def _gather(self, given: Mapping[int, Any], failed: Mapping[int, Exception]) -> list[list[Item]]:
+        values = [given.get(index) for index in range(len(self.tasks))]
+        items = [value if isinstance(value, Item) else Item(value) for value in values]
         if self.exchange.size == 1:
-            for place, error in failed.items():
-                self.outcomes[place] = failure(self.tasks[place], error)
-            return [[_item(given.get(place))] for place in range(len(self.tasks))]
-        words: list[dict[str, Any]] = []
-        fds: list[int] = []
-        for place in range(len(self.tasks)):
-            if place in failed:
-                words.append({"failed": _described(failed[place])})
-                continue
-            item = _item(given.get(place))
-            words.append({"data": item.data, "fds": len(item.fds)})
-            fds += item.fds
-        said = self.exchange.all_gather(words, fds)
+            for index, error in failed.items():
+                self.outcomes[index] = failure(self.tasks[index], error)
+            return [[item] for item in items]
+        data = [
+            {"failed": _described(failed[index])} if index in failed else {"data": item.data, "fds": len(item.fds)}
+            for index, item in enumerate(items)
+        ]
         gathered: list[list[Item]] = [[] for _ in self.tasks]
-        for rank, said_item in enumerate(said):
-            rest = iter(said_item.fds)
-            for place, word in enumerate(said_item.data):
-                if "failed" in word:
-                    gathered[place].append(Item(None))
-                    if self.outcomes[place] is None:
-                        self.outcomes[place] = self._failed(self.tasks[place], word["failed"], rank)
-                else:
-                    gathered[place].append(Item(word["data"], tuple(next(rest) for _ in range(word["fds"]))))
+        for rank, contribution in enumerate(self.exchange.all_gather(data, [fd for item in items for fd in item.fds])):
+            fds = iter(contribution.fds)
+            for index, part in enumerate(contribution.data):
+                own_fds = tuple(next(fds) for _ in range(part.get("fds", 0)))
+                gathered[index].append(Item(part.get("data"), own_fds))
+                if "failed" in part and self.outcomes[index] is None:
+                    self.outcomes[index] = self._failed(self.tasks[index], part["failed"], rank)
         return gathered
 
     def _failed(self, task: Task, described: dict[str, Any], rank: int) -> Measurement:
@@ -268,15 +234,13 @@ class CollectiveStep:
         )
 
 
-def _attempt(failed: dict[int, Exception], place: int, work: Callable[[], None]) -> None:
+def _attempt(failed: dict[int, Exception], index: int, work: Callable[[], Any]) -> Any:
+    """Return what some work returns; note the error, one of :data:`FAILURES`, with which it ends."""
     try:
-        work()
+        return work()
     except FAILURES as error:
-        failed[place] = error
-
-
-def _item(value: Any) -> Item:
-    return value if isinstance(value, Item) else Item(value)
+        failed[index] = error
+        return None
 
 
 def close_all(gathered: Iterable[Iterable[Item]]) -> None:
@@ -290,7 +254,7 @@ def close_all(gathered: Iterable[Iterable[Item]]) -> None:
 _KINDS: dict[str, Callable[..., Exception]] = {
     kind.__name__: kind for kind in (DriverCallError, DriverTooOld, NoKernels, NoPages, GateExpired, ImpossibleTime)
 }
-"""What a rank may tell of; another rank makes the same error of its arguments."""
+"""The errors that a rank sends to the others, which make the same error of its arguments."""
 
 
 def _described(error: Exception) -> dict[str, Any]:
@@ -307,17 +271,17 @@ class OpenBuffers:
     """The buffers of a step, as one process has them."""
 
     seeds: dict[tuple[int, int, End], int] = field(default_factory=dict)
-    """Of each buffer, by the places of its task and its flow and by its end."""
+    """The seed of each buffer, by the indices of its task and its flow and by its end."""
     made: list[tuple[int, Buffer, AllocatedBuffer]] = field(default_factory=list)
-    """Those that this process has made for the step, each with the place of the first task that uses it."""
+    """Those that this process has made for the step, each with the index of the first task that uses it."""
 
-    def made_for(self, place: int, held: AllocatedBuffer) -> bool:
+    def made_for(self, index: int, held: AllocatedBuffer) -> bool:
         """Say whether a buffer was made for a task."""
-        return any(at == place and buffer is held for at, _, buffer in self.made)
+        return any(at == index and buffer is held for at, _, buffer in self.made)
 
-    def costs(self, place: int) -> list[BufferCost]:
+    def costs(self, index: int) -> list[BufferCost]:
         """Return what the buffers cost that a task was the first to use."""
-        return [_cost_of(buffer, held) for at, buffer, held in self.made if at == place]
+        return [_cost_of(buffer, held) for at, buffer, held in self.made if at == index]
 
 
 def open_buffers(
@@ -334,57 +298,57 @@ def open_buffers(
     Parameters
     ----------
     before
-        Called with the place of each task before its buffers are made.
+        Called with the index of each task before its buffers are made.
     """
     opened = OpenBuffers()
 
-    def offer(place: int) -> Item:
+    def offer(index: int) -> Item:
         with ReleaseStack() as undo:
             # What was prepared for the buffers of a task that cannot be made.
             undo.callback(worker.disconnect_unused)
-            before(place)
-            made = make(place)
+            before(index)
+            item = make(index)
             undo.pop_all()
-        return made
+        return item
 
-    def make(place: int) -> Item:
+    def make(index: int) -> Item:
         offers: list[dict[str, Any]] = []
         fds: list[int] = []
-        for number, _, end, buffer in _ends(collective.tasks[place], assigned[place]):
+        for number, _, end, buffer in _ends(collective.tasks[index], assigned[index]):
             if not collective.owns(buffer.end):
                 continue
             known = worker.has(buffer)
             held = worker.held(buffer)
             if not known:
-                opened.made.append((place, buffer, held))
-            offers.append({"flow": number, "end": end, "seed": held.seed})
+                opened.made.append((index, buffer, held))
+            offers.append({"flow": number, "end": end, "seed": held.seed, "fds": 0})
             if buffer.end.handle is not None:
-                description, given = held.memory.offer()  # type: ignore[attr-defined]  # made by WorkerContext with a handle
-                offers[-1] |= {"offer": description, "fds": len(given)}
-                fds += given
+                description, handles = held.memory.offer()  # type: ignore[attr-defined]  # made by WorkerContext with a handle
+                offers[-1] |= {"description": description, "fds": len(handles)}
+                fds += handles
         return Item(offers, tuple(fds))
 
     gathered = collective.do(offer)
-    offers: dict[tuple[int, int, End], tuple[dict[str, Any], list[int]]] = {}
-    for place, items in enumerate(gathered):
+    descriptions: dict[tuple[int, int, End], tuple[dict[str, Any], list[int]]] = {}
+    for index, items in enumerate(gathered):
         for item in items:
-            rest = iter(item.fds)
+            fds = iter(item.fds)
             for offered in item.data or ():
-                key = place, offered["flow"], End(offered["end"])
+                key = index, offered["flow"], End(offered["end"])
                 opened.seeds[key] = offered["seed"]
-                if "offer" in offered:
-                    offers[key] = offered["offer"], [next(rest) for _ in range(offered["fds"])]
+                own_fds = [next(fds) for _ in range(offered["fds"])]
+                descriptions[key] = offered.get("description", {}), own_fds
 
-    def open_others(place: int) -> None:
-        for number, flow, end, buffer in _ends(collective.tasks[place], assigned[place]):
-            key = place, number, end
+    def open_others(index: int) -> None:
+        for number, flow, end, buffer in _ends(collective.tasks[index], assigned[index]):
+            key = index, number, end
             if not collective.issues(flow) or collective.owns(buffer.end):
                 continue
             if worker.has(buffer) and worker.held(buffer).seed == opened.seeds[key]:
                 continue
             worker.release(buffer)
             context = worker.stream(flow.initiator or "").context
-            worker.adopt(buffer, ImportedMemory(context, *offers[key]), opened.seeds[key])
+            worker.adopt(buffer, ImportedMemory(context, *descriptions[key]), opened.seeds[key])
 
     try:
         if collective.exchange.size > 1:
@@ -401,7 +365,7 @@ def release(worker: WorkerContext, buffers: Sequence[Buffer]) -> str | None:
         chosen = (buffer for buffer in buffers if ((buffer.end.rank or 0) == worker.exchange.rank) is own)
         failed = worker.release_all(chosen)
         problem = problem or failed
-        worker.exchange.barrier()
+        worker.exchange.all_gather(None)
     return problem
 
 
@@ -430,14 +394,14 @@ def _cost_of(buffer: Buffer, held: AllocatedBuffer) -> BufferCost:
 
 
 class Closable(Protocol):
-    """What is given back by closing it."""
+    """A resource that is given back by closing it."""
 
     def close(self) -> None: ...
 
 
 @dataclass(slots=True)
 class ResourceScope:
-    """What a rank holds for one task, in the order in which it was taken."""
+    """The resources that a rank holds for one task, in the order in which it took them."""
 
     own: list[Closable] = field(default_factory=list)
     opened: list[Closable] = field(default_factory=list)
@@ -461,8 +425,8 @@ def resource_scopes(collective: CollectiveStep) -> Iterator[list[ResourceScope]]
     scopes = [ResourceScope() for _ in collective.tasks]
     try:
         yield scopes
-        _everywhere(collective, [scope.close for scope in scopes])
-        _everywhere(collective, [scope.free for scope in scopes])
+        collective.do_for_all(lambda index: scopes[index].close())
+        collective.do_for_all(lambda index: scopes[index].free())
     except BaseException:
         # The others are gone, or this process is at its end: there is nobody to agree with.
         for scope in scopes:
@@ -470,19 +434,6 @@ def resource_scopes(collective: CollectiveStep) -> Iterator[list[ResourceScope]]
                 with suppress(*FAILURES):
                     work()
         raise
-
-
-def _everywhere(collective: CollectiveStep, works: Sequence[Callable[[], None]]) -> None:
-    """Do something for each task, those that have ended included, and wait until all ranks have."""
-    failed: dict[int, Exception] = {}
-    for place, work in enumerate(works):
-        _attempt(failed, place, work)
-
-    def tell(place: int) -> None:
-        if place in failed:
-            raise failed[place]
-
-    collective.do(tell)
 
 
 def _close(held: list[Closable]) -> None:
@@ -536,7 +487,7 @@ def with_evidence(
 ) -> list[Measurement]:
     """Return the measurement of each task, concluded here where it has not ended early, with what its GPUs did."""
     heard = collective.do(lambda _place: told(watch, worker))
-    measurements = [outcome or conclude(place) for place, outcome in enumerate(collective.outcomes)]
+    measurements = [outcome or conclude(index) for index, outcome in enumerate(collective.outcomes)]
     return [
         replace(m, evidence=gathered(m, len(m.samples), worker.ranks, items)) if m.samples else m
         for m, items in zip(measurements, heard, strict=True)

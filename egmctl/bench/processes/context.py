@@ -1,10 +1,10 @@
-"""What measurements are made with, set up once in the worker and reused by all: contexts, kernels, gate, buffers."""
+"""The tools of all measurements, set up once in a process: contexts, kernels, gate, buffers."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -44,7 +44,7 @@ from egmctl.gpu.memory import (
 from egmctl.gpu.pattern import Pattern
 from egmctl.gpu.program import Kernels, NoKernels
 from egmctl.gpu.timing import Gate, KernelGate, NoGate, Stream
-from egmctl.model.measurement import Endpoint, Flow, HandleKind, MemoryKind, Phase, PhaseSeconds, Placement
+from egmctl.model.measurement import Endpoint, Flow, MemoryKind, Phase, PhaseSeconds, Placement
 from egmctl.model.route import HOST_NAMES
 from egmctl.units import format_size
 
@@ -61,11 +61,11 @@ class AllocatedBuffer:
     filled_bytes: int = 0
     """How much of a source, from its start, holds the pattern of the seed; nothing writes to it afterwards."""
     first_touch_ms: float | None = None
-    """What it cost to write all of it for the first time; ``None`` while that has not happened at once."""
+    """How long it took to write all of it for the first time; ``None`` while that has not happened at once."""
 
 
 class WorkerContext:
-    """What a process of the bench has: GPUs, everything taken on them, and the way to the other processes.
+    """A process of the bench: its GPUs, everything taken on them, and the way to the other processes.
 
     What was taken is released in reverse order by :meth:`close`.
 
@@ -108,18 +108,15 @@ class WorkerContext:
         self.kernels: dict[str, Kernels] = {}
         with ReleaseStack() as undo:
             self._undo = undo
-            self._open(preparation.gpus)
+            for bus_id in preparation.gpus:
+                try:
+                    self._contexts[bus_id] = self._keep(Context(bus_id))
+                except DriverCallError as error:
+                    self._unusable[bus_id] = error
             self.link_counters = LinkCounters(self._keep(counters(self._contexts)))
             if self._contexts:
                 self._set_up()
             self._undo = undo.pop_all()
-
-    def _open(self, gpus: Sequence[str]) -> None:
-        for bus_id in gpus:
-            try:
-                self._contexts[bus_id] = self._keep(Context(bus_id))
-            except DriverCallError as error:
-                self._unusable[bus_id] = error
 
     def _set_up(self) -> None:
         """Make what all tasks share, on every GPU, before anything is timed."""
@@ -278,40 +275,44 @@ class WorkerContext:
                 self._undo.callback(self.release, buffer)
 
     def _allocate(self, buffer: Buffer) -> BufferMemory:
-        end = buffer.end
+        end, size_bytes = buffer.end, buffer.size_bytes
         if end.handle is not None:
-            return self._share(buffer, end.handle)
+            # Other processes open it; this one works one GPU.
+            (bus_id,) = self.gpus
+            if end.numa_node is not None:
+                self._before[buffer] = Before(end.numa_node)
+            return SharedMemory(end.handle, self.stream(bus_id).context, size_bytes, end.numa_node)
         if end.memory is MemoryKind.DEVICE:
-            return DeviceMemory(self.stream(end.bus_id or "").context, buffer.size_bytes)
+            return DeviceMemory(self.stream(end.bus_id or "").context, size_bytes)
         if end.memory is MemoryKind.DEVICE_DEFAULT_POOL:
-            pool = self._default_pool(end, self.stream(end.bus_id or "").context)
-            return DefaultPoolMemory(pool, buffer.size_bytes)
+            return DefaultPoolMemory(self._default_pool(end, self.stream(end.bus_id or "").context), size_bytes)
         if end.memory is MemoryKind.GPU_NUMA and end.numa_node is not None:
             self._before[buffer] = Before(end.numa_node)
-            return SystemMemory(Node(end.numa_node), buffer.size_bytes)
+            return SystemMemory(Node(end.numa_node), size_bytes)
         access = self._nodes[end.numa_node or 0]
         node = Node(access.numa_node, access.cpus)
         self._before[buffer] = Before(node.id)
         if end.memory is MemoryKind.SYSTEM:
-            return SystemMemory(node, buffer.size_bytes)
+            return SystemMemory(node, size_bytes)
         contexts = [self._contexts[bus_id] for bus_id in access.gpus if bus_id in self._contexts]
         if not contexts:
             raise self._unusable[access.gpus[0]]
-        if end.memory is MemoryKind.HOST_NUMA:
-            first = [] if end.allocated_by is None else [self.stream(end.allocated_by).context]
-            others = [context for context in contexts if context not in first]
-            return HostNumaMemory(node.id, buffer.size_bytes, [*first, *others])
-        if end.memory is MemoryKind.HOST_NUMA_POOL:
-            return HostNumaPoolMemory(node.id, buffer.size_bytes, contexts)
-        if end.memory in (MemoryKind.HOST_NUMA_DEFAULT_POOL, MemoryKind.HOST_DEFAULT_POOL):
-            touched_on = node if end.memory is MemoryKind.HOST_DEFAULT_POOL else None
-            return DefaultPoolMemory(self._default_pool(end, contexts[0]), buffer.size_bytes, contexts, touched_on)
-        if end.memory is MemoryKind.MANAGED:
-            return ManagedMemory(node, buffer.size_bytes, contexts)
-        # Portable memory can be made through any context.
-        if end.memory is MemoryKind.PINNED:
-            return PinnedMemory(node, buffer.size_bytes, contexts[0])
-        return _registered(end.memory, node, buffer.size_bytes, contexts[0])
+        match end.memory:
+            case MemoryKind.HOST_NUMA:
+                first = [] if end.allocated_by is None else [self.stream(end.allocated_by).context]
+                others = [context for context in contexts if context not in first]
+                return HostNumaMemory(node.id, size_bytes, [*first, *others])
+            case MemoryKind.HOST_NUMA_POOL:
+                return HostNumaPoolMemory(node.id, size_bytes, contexts)
+            case MemoryKind.HOST_NUMA_DEFAULT_POOL | MemoryKind.HOST_DEFAULT_POOL:
+                touched_on = node if end.memory is MemoryKind.HOST_DEFAULT_POOL else None
+                return DefaultPoolMemory(self._default_pool(end, contexts[0]), size_bytes, contexts, touched_on)
+            case MemoryKind.MANAGED:
+                return ManagedMemory(node, size_bytes, contexts)
+            case MemoryKind.PINNED:
+                # Portable memory can be made through any context.
+                return PinnedMemory(node, size_bytes, contexts[0])
+        return _registered(end.memory, node, size_bytes, contexts[0])
 
     def _default_pool(self, end: Endpoint, context: Context) -> DefaultPool:
         """Return the driver's own pool that memory at an end is from; it stays, and who had access to it before has."""
@@ -324,13 +325,6 @@ class WorkerContext:
         if key not in self._pools:
             self._pools[key] = self._keep(DefaultPool(context, place))
         return self._pools[key]
-
-    def _share(self, buffer: Buffer, handle: HandleKind) -> BufferMemory:
-        """Make memory that other processes open, on this process' one GPU or on a NUMA node."""
-        (bus_id,) = self.gpus
-        if buffer.end.numa_node is not None:
-            self._before[buffer] = Before(buffer.end.numa_node)
-        return SharedMemory(handle, self.stream(bus_id).context, buffer.size_bytes, buffer.end.numa_node)
 
     def _keep(self, resource: T) -> T:
         self._undo.callback(resource.close)

@@ -9,50 +9,110 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from egmctl.bench.processes.group import RELEASE_S, WORKER, Failure, Group, GroupFailed, Kind, RankMessage, start_rank
+from egmctl.bench.processes.group import (
+    RELEASE_S,
+    WORKER,
+    Group,
+    GroupFailed,
+    Kind,
+    Message,
+    OnEvent,
+    RankMessage,
+    start_rank,
+)
 from egmctl.launch import Child
 from egmctl.mpi.world import RanksMissing, World
 
 MARGIN_S = RELEASE_S + 10.0
-"""What a command may need, besides its rank's own time, until it sends a message: to release a rank, and to kill it."""
+"""How much longer than its rank a command may need to send a message: to release a rank, and to kill it."""
 REPORT_S = 0.4
 """How long a command that is told to end reports to rank 0: mpirun gives it a second between SIGTERM and SIGKILL."""
 IDLE_S = 600.0
 """How long a command waits for an order: between two of them rank 0 plans, writes, or waits for a person."""
 
-Message = dict[str, Any]
-OnEvent = Callable[[Message], None]
 
-
-class Coordinator:
-    """The ranks of all commands, as that of rank 0 has them.
+class LocalRank(Group):
+    """This command's part of a group: its one rank's process.
 
     Parameters
     ----------
     child
-        Its own rank's process, started already; all other commands have started theirs too.
-    name
-        Of a rank's place, for people.
+        The process, started already.
     target
         Of the processes that take the place of failed ones; another one only in tests.
     """
 
-    def __init__(self, world: World, child: Child, name: Callable[[int], str], target: str = WORKER) -> None:
-        self._world = world
+    def __init__(self, world: World, child: Child, target: str = WORKER) -> None:
+        self.world = world
         self._target = target
-        self.name = name
-        self._first: Child | None = child
-        self.lost: tuple[int, ...] = ()
-        """Ranks whose commands are gone: nothing can be asked of this job any more."""
+        self._timeout_s = 0.0
+        """Until a rank has to have sent its message."""
+        super().__init__({world.rank: child}, self.join)
 
-    def start(self) -> CoordinatedGroup:
-        """Return a group of all ranks: the processes that there are, or, after a failure, new ones."""
-        child, self._first = self._first, None
-        if child is None:
+    def ask(self, request: Message, timeout_s: float, on_event: OnEvent | None = None) -> list[Message]:
+        self._timeout_s = timeout_s
+        return super().ask(request, timeout_s, on_event)
+
+    def join(self, messages: Sequence[RankMessage]) -> list[RankMessage]:
+        """Return the messages of all commands of the job, each with one rank."""
+        (own,) = messages
+        given = json.dumps({"kind": own.kind, "call": own.call, "data": own.data}).encode()
+        received = map(json.loads, self.world.all_gather(given, self._timeout_s + MARGIN_S))
+        return [
+            RankMessage(rank=rank, kind=Kind(message["kind"]), call=message["call"], data=message["data"])
+            for rank, message in enumerate(received)
+        ]
+
+    def restart(self) -> None:
+        """End the process and start another one."""
+        self.close()
+        self._members = {self.world.rank: start_rank(self.world.rank, self.world.size, self._target)}
+
+    def kill(self) -> None:
+        """Kill the process."""
+        self._members[self.world.rank].kill()
+
+
+class Coordinator(LocalRank):
+    """The ranks of all commands, as rank 0 has them.
+
+    Parameters
+    ----------
+    child, target
+        As of :class:`LocalRank`.
+    name
+        Where a rank is, for people.
+
+    Attributes
+    ----------
+    lost
+        Ranks whose commands are gone: nothing can be asked of this job any more.
+    """
+
+    def __init__(self, world: World, child: Child, name: Callable[[int], str], target: str = WORKER) -> None:
+        super().__init__(world, child, target)
+        self.lost: tuple[int, ...] = ()
+        self._name = name
+        self._is_new = True
+
+    def start(self) -> Coordinator:
+        """Return the group of all ranks: with the processes that there are, or, the second time, with new ones."""
+        if not self._is_new:
             self.order(0, {"do": "start"})
-        return CoordinatedGroup(self, LocalRank(self._world, child, self._target))
+            self.restart()
+        self._is_new = False
+        return self
+
+    def ask(self, request: Message, timeout_s: float, on_event: OnEvent | None = None) -> list[Message]:
+        self.order(timeout_s, {"do": "ask", "request": request, "timeout_s": timeout_s})
+        try:
+            return super().ask(request, timeout_s, on_event)
+        except GroupFailed as error:
+            name = self._name(error.rank)
+            raise GroupFailed(error.rank, error.reason, error.how, error.last_call, name) from None
+        except RanksMissing as error:
+            raise self.failed(error.ranks) from None
 
     def finish(self) -> None:
         """Tell the other commands that there is nothing more; what was measured does not depend on who hears it."""
@@ -65,51 +125,26 @@ class Coordinator:
         if self.lost:
             raise self.failed(self.lost)
         try:
-            self._world.broadcast(json.dumps(order).encode(), timeout_s + MARGIN_S)
+            self.world.broadcast(json.dumps(order).encode(), timeout_s + MARGIN_S)
         except RanksMissing as error:
             raise self.failed(error.ranks) from None
 
     def failed(self, ranks: tuple[int, ...]) -> GroupFailed:
         """Note that commands are gone; return what that makes of a request."""
         self.lost = ranks
-        gone = ", ".join(f"rank {rank} ({self.name(rank)})" for rank in ranks) or "an unknown rank"
+        gone = ", ".join(f"rank {rank} ({self._name(rank)})" for rank in ranks) or "an unknown rank"
         reason = f"the process that MPI started is gone or does not respond: {gone}"
-        return GroupFailed(Failure(rank=min(ranks, default=0), how="crashed", reason=reason))
-
-
-class CoordinatedGroup:
-    """One group of all ranks, until one of them fails."""
-
-    def __init__(self, coordinator: Coordinator, member: LocalRank) -> None:
-        self._coordinator = coordinator
-        self._member = member
-
-    def ask(self, request: Message, timeout_s: float, on_event: OnEvent | None = None) -> list[Message]:
-        """Have a request carried out by all ranks: see :meth:`egmctl.bench.processes.group.Group.ask`."""
-        self._coordinator.order(timeout_s, {"do": "ask", "request": request, "timeout_s": timeout_s})
-        try:
-            return self._member.ask(request, timeout_s, on_event)
-        except GroupFailed as error:
-            raise GroupFailed(error.failure, self._coordinator.name(error.rank)) from None
-        except RanksMissing as error:
-            raise self._coordinator.failed(error.ranks) from None
-
-    def close(self) -> None:
-        """End this command's process; the others end theirs when they are told to start anew, or to finish."""
-        self._member.close()
-
-    def __enter__(self) -> CoordinatedGroup:
-        return self
+        return GroupFailed(min(ranks, default=0), reason, "crashed")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is KeyboardInterrupt:
             # A launcher gives a second until it kills this command too.
-            self._member.kill()
+            self.kill()
         self.close()
 
 
 def serve_rank(world: World, child: Child, target: str = WORKER) -> None:
-    """Do what rank 0 orders, until there is nothing more; parameters as for :class:`Coordinator`.
+    """Do what rank 0 orders, until there is nothing more; parameters as of :class:`LocalRank`.
 
     Raises
     ------
@@ -120,14 +155,11 @@ def serve_rank(world: World, child: Child, target: str = WORKER) -> None:
     try:
         while (order := json.loads(world.broadcast(b"", IDLE_S)))["do"] != "finish":
             if order["do"] == "start":
-                member.close()
-                member = LocalRank(world, None, target)
+                member.restart()
                 continue
-            try:
+            # Rank 0 knows of a failure from the same messages.
+            with contextlib.suppress(GroupFailed):
                 member.ask(order["request"], order["timeout_s"])
-            except GroupFailed:
-                # Rank 0 knows it from the same messages.
-                continue
     except KeyboardInterrupt:
         # Rank 0 asks who is there, as mpirun ends all when it has lost one; a child in the driver is slow to end.
         world.roll_call(REPORT_S)
@@ -135,32 +167,3 @@ def serve_rank(world: World, child: Child, target: str = WORKER) -> None:
         raise
     finally:
         member.close()
-
-
-class LocalRank(Group):
-    """This command's part of a group: its one rank's process."""
-
-    def __init__(self, world: World, child: Child | None, target: str) -> None:
-        self._world = world
-        self._timeout_s = 0.0
-        """Until a rank has to have sent its message."""
-        self._child = child or start_rank(world.rank, world.size, target)
-        super().__init__({world.rank: self._child}, self.join)
-
-    def ask(self, request: Message, timeout_s: float, on_event: OnEvent | None = None) -> list[Message]:
-        self._timeout_s = timeout_s
-        return super().ask(request, timeout_s, on_event)
-
-    def join(self, messages: Sequence[RankMessage]) -> list[RankMessage]:
-        """Return the messages of all commands of the job, each with one rank."""
-        (own,) = messages
-        given = json.dumps({"kind": own.kind, "call": own.call, "data": own.data}).encode()
-        heard = map(json.loads, self._world.all_gather(given, self._timeout_s + MARGIN_S))
-        return [
-            RankMessage(rank=rank, kind=Kind(message["kind"]), call=message["call"], data=message["data"])
-            for rank, message in enumerate(heard)
-        ]
-
-    def kill(self) -> None:
-        """Kill the rank's process."""
-        self._child.kill()

@@ -1,4 +1,4 @@
-"""What the command and its worker say to each other.
+"""The messages between the command and its worker.
 
 The worker is started while the command still collects facts, and initialises CUDA meanwhile. The command then sends a
 :class:`Preparation`, one :class:`OrderedStep` after the other, and at last nothing more but that it is over; the worker
@@ -70,7 +70,7 @@ class NodeAccess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparation:
-    """What a worker has to know before the first step."""
+    """Facts that a worker needs before the first step."""
 
     settings: Settings
     gpus: tuple[BusId, ...]

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from egmctl.bench.engines import engine_for
-from egmctl.bench.processes.collective import Abandoned, Exchange, LocalExchange, ParentExchange, release
+from egmctl.bench.processes.collective import Abandoned, Exchange, release
 from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.processes.protocol import Event, NodeAccess, OrderedStep, Preparation, Request
 from egmctl.driver.cuda import initialise
@@ -36,7 +36,7 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
         Of one of several, ``rank`` and ``size``: its number, and how many there are.
     """
     start_driver()
-    exchange: Exchange = ParentExchange(parent, arguments["rank"], arguments["size"]) if arguments else LocalExchange()
+    exchange = Exchange(parent, **arguments) if arguments else Exchange()
     message, _ = parent.receive()
     preparation = _own(from_json(Preparation, message["preparation"]), exchange.rank)
     why_not = preparation.no_counters

@@ -1,0 +1,411 @@
+"""Doctor's active probes: small copies, every byte compared, in child processes that may crash or hang.
+
+A process carries out one order after the other (:func:`serve`). A call that fails is an answer; that the process ends
+or hangs is seen by the command. No kernel is compiled and nothing is timed: a probe tests what the bench needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+from egmctl import launch
+from egmctl.doctor.check import Scope
+from egmctl.doctor.situation import usable
+from egmctl.driver import ids
+from egmctl.driver.cuda import call, initialise
+from egmctl.errors import ChildFailed, DriverCallError
+from egmctl.facts.system_calls import take_descriptor
+from egmctl.gpu import trials
+from egmctl.gpu.context import Context
+from egmctl.gpu.handles import ImportedEvent, ImportedMemory, SharedEvent, SharedMemory
+from egmctl.gpu.memory import HostNumaMemory
+from egmctl.gpu.timing import Stream
+from egmctl.launch import Channel
+from egmctl.model.machine import SECTION_VERSIONS, Machine, Outcome, Probe, SectionStatus
+from egmctl.model.probes import ProbeKind
+from egmctl.model.task import HandleKind
+
+Message = dict[str, Any]
+
+# --- the command's side ----------------------------------------------------------------------------------------------
+
+START_TIMEOUT_S = 30.0
+"""For starting CUDA: about a second with 8 GPUs, much longer beside a driver that resets one."""
+PROBE_TIMEOUT_S = 10.0
+"""For one order, which takes milliseconds."""
+DEADLINE_S = 60.0
+"""For all probes together; those that have not begun by then are not run."""
+
+OnProbe = Callable[[float, Probe], None]
+"""Called before each probe with the part of all that is over, from 0 to 1, and the probe."""
+
+
+def probed(machine: Machine, scope: Scope, kinds: Iterable[ProbeKind], on_probe: OnProbe | None = None) -> Machine:
+    """Return the machine with the results of active probes of its usable GPUs in scope."""
+    started = time.monotonic()
+    gpus = [gpu.bus_id for gpu in usable(machine, scope.gpus_of(machine))]
+    results = tuple(_results(gpus, scope.numa_of(machine), frozenset(kinds), on_probe or (lambda _part, _probe: None)))
+    status = SectionStatus(version=SECTION_VERSIONS["probes"], duration_ms=round(1e3 * (time.monotonic() - started), 3))
+    return replace(machine, probes=results, sections={**machine.sections, "probes": status})
+
+
+def plan(gpus: Sequence[str], nodes: Sequence[int], kinds: Collection[ProbeKind]) -> list[Probe]:
+    """Return the probes of these kinds in their order, as not run.
+
+    Every GPU tries host memory on every node, and every other GPU's memory. Two processes share along a ring of the
+    GPUs; with one GPU, both work on it.
+    """
+    ring = list(zip(gpus, [*gpus[1:], *gpus[:1]], strict=True))
+    # H200, driver 580: a process that has imported a HOST_NUMA pool gets CUDA_ERROR_OUT_OF_MEMORY from one of its own.
+    # So each process is either owner or importer of such pools.
+    apart = ring[: len(ring) - (len(ring) > 1 and len(ring) % 2) : 2]
+    shared: list[tuple[ProbeKind, Sequence[tuple[str, str]], Sequence[int | None]]] = [
+        (ProbeKind.LEGACY_IPC, ring, [None]),
+        (ProbeKind.POSIX_FD, ring, [None]),
+        (ProbeKind.POSIX_FD, ring, nodes),
+        (ProbeKind.POOL, ring, [None]),
+        (ProbeKind.POOL, apart, nodes),
+        (ProbeKind.FABRIC, ring, [None]),
+        (ProbeKind.FABRIC, ring, nodes),
+        (ProbeKind.IPC_EVENT, ring, [None]),
+        (ProbeKind.PIDFD, ring, [None]),
+    ]
+    probes = [
+        *(_blank(ProbeKind.HOST_NUMA, (gpu,), node) for node in nodes for gpu in gpus),
+        *(_blank(ProbeKind.P2P, (gpu, peer)) for gpu in gpus for peer in gpus if gpu != peer),
+        *(_blank(kind, ends, node) for kind, pairs, on in shared for ends in pairs for node in on),
+    ]
+    return [probe for probe in probes if probe.kind in kinds]
+
+
+def _blank(kind: ProbeKind, gpus: tuple[str, ...], node: int | None = None) -> Probe:
+    return Probe(kind=kind, gpus=gpus, numa_node=node, outcome=Outcome.NOT_RUN)
+
+
+def _results(
+    gpus: Sequence[str], nodes: Sequence[int], kinds: Collection[ProbeKind], on_probe: OnProbe
+) -> Iterator[Probe]:
+    deadline = time.monotonic() + DEADLINE_S
+    probes = plan(gpus, nodes, kinds)
+    if not probes:
+        return
+    with closing(_Processes()) as processes:
+        try:
+            answer, _ = processes.start(probes).ask({"do": "visible"})
+        except ChildFailed as error:
+            answer = {"failed": _end(error)}
+        if failed := answer.get("failed"):
+            yield from (replace(probe, **failed) for probe in probes)
+            return
+        visible = [gpu for gpu in gpus if gpu in answer["visible"]]
+        alone = [probe for probe in probes if probe.kind in _ALONE]
+        probes = alone + [probe for probe in plan(visible, nodes, kinds) if probe.kind not in _ALONE]
+        for number, probe in enumerate(probes):
+            on_probe(number / len(probes), probe)
+            if number == len(alone):
+                processes.open_contexts(visible)
+            if hidden := [gpu for gpu in probe.gpus if gpu not in visible]:
+                yield replace(probe, detail=f"CUDA does not show {' and '.join(hidden)} to this process")
+            elif time.monotonic() > deadline:
+                yield replace(probe, detail=f"the probes before took all of {DEADLINE_S:g} s")
+            else:
+                yield attempt(probe, processes.of(probe), visible)
+            processes.end_unneeded(probes[number + 1 :])
+
+
+_ALONE = (ProbeKind.HOST_NUMA, ProbeKind.P2P)
+"""The probes of one process."""
+
+
+def attempt(probe: Probe, processes: Sequence[Prober], visible: Sequence[str] = ()) -> Probe:
+    """Return a probe with its outcome.
+
+    Parameters
+    ----------
+    processes
+        One, or the owner's and the importer's.
+    visible
+        The GPUs that host memory is mapped for.
+    """
+    steps = _STEPS.get(probe.kind, ("export", "open_exported", "verify"))
+    message: Message = {"kind": probe.kind, "gpus": probe.gpus, "node": probe.numa_node, "visible": list(visible)}
+    fds: list[int] = []
+    for number, step in enumerate(steps):
+        # Owner and importer in turn.
+        gpu = probe.gpus[number % 2]
+        answer, received = processes[number % 2].ask({**message, "do": step, "gpu": gpu}, fds)
+        for fd in fds:
+            os.close(fd)
+        if failed := answer.get("failed"):
+            return replace(probe, by=gpu, **failed)
+        message |= answer
+        fds = received
+    return replace(probe, outcome=Outcome.OK)
+
+
+_STEPS = {
+    ProbeKind.HOST_NUMA: ("try_host_memory",),
+    ProbeKind.P2P: ("try_peer",),
+    ProbeKind.PIDFD: ("identify", "take_descriptor"),
+}
+"""The orders of a probe (:class:`_Orders`); those that are not here share something."""
+
+
+class Prober:
+    """A process that probes, started at once; it initialises CUDA while others work.
+
+    Parameters
+    ----------
+    options
+        As of :func:`egmctl.launch.Child`.
+
+    Attributes
+    ----------
+    is_lost
+        It has ended, hangs, or its context fails every further call.
+
+    Raises
+    ------
+    ChildFailed
+        It cannot be started.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._child = launch.Child("egmctl.doctor.probes:serve", {}, grace_s=0, **options)
+        self._answers_due = 1
+        self.is_lost = False
+
+    def open_context(self, gpu: str) -> None:
+        """Have the process open a context, and do not wait."""
+        self._send({"do": "open_context", "gpu": gpu}, ())
+        self._answers_due += 1
+
+    def ask(self, order: Message, fds: Sequence[int] = ()) -> tuple[Message, list[int]]:
+        """Have an order carried out; return the answer and its descriptors, which the caller closes.
+
+        How the order failed, if it did, is under ``failed``: fields of a :class:`Probe`.
+        """
+        try:
+            while self._answers_due:
+                self._child.receive(START_TIMEOUT_S)
+                self._answers_due -= 1
+            self._send(order, fds)
+            answer, received = self._child.receive(PROBE_TIMEOUT_S)
+        except ChildFailed as error:
+            self.is_lost = True
+            return {"failed": _end(error)}, []
+        if "failed" in answer:
+            answer["failed"]["outcome"] = Outcome(answer["failed"]["outcome"])
+            self.is_lost = answer["is_broken"]
+        return answer, received
+
+    def close(self) -> None:
+        """End the process."""
+        self._child.close()
+
+    def _send(self, order: Message, fds: Sequence[int]) -> None:
+        # What has become of a process that is gone, the next wait for its answer says.
+        with contextlib.suppress(launch.ChannelClosed, TimeoutError):
+            self._child.channel.send(order, fds, timeout_s=PROBE_TIMEOUT_S)
+
+
+def _end(error: ChildFailed) -> Message:
+    """Return how a process ended, by a call that failed while it started, in a crash, or hanging."""
+    if error.how == "raised":
+        return _failed_call(**error.details, detail=str(error))
+    outcome = Outcome.TIMED_OUT if error.how == "timed-out" else Outcome.CRASHED
+    return {"outcome": outcome, "call": error.last_call, "detail": str(error)}
+
+
+class _Processes:
+    """The processes of a run of probes: all start at the same time, and a lost one is replaced when it is needed.
+
+    Drivers before r595 may crash in cuMemCreate on a node without memory or CPUs
+    (https://github.com/NVIDIA/nccl/issues/2106), so each node is tried in a process of its own.
+    """
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Prober] = {}
+
+    def start(self, probes: Sequence[Probe]) -> Prober:
+        """Start the processes of these probes; return one of them."""
+        for probe in probes:
+            self.of(probe)
+        return self.of(probes[0])[0]
+
+    def of(self, probe: Probe) -> list[Prober]:
+        """Return the process of a probe, or those of owner and importer."""
+        for name in _names(probe):
+            if name not in self._by_name:
+                self._by_name[name] = Prober()
+        return [self._by_name[name] for name in _names(probe)]
+
+    def open_contexts(self, gpus: Iterable[str]) -> None:
+        """Have the processes that share open contexts on their GPUs, all at the same time."""
+        for gpu in gpus:
+            if gpu in self._by_name:
+                self._by_name[gpu].open_context(gpu)
+
+    def end_unneeded(self, probes: Iterable[Probe]) -> None:
+        """End the processes that are lost, and those that none of these probes needs: they hold contexts."""
+        needed = {name for probe in probes for name in _names(probe)}
+        for name in [name for name, process in self._by_name.items() if process.is_lost or name not in needed]:
+            self._by_name.pop(name).close()
+
+    def close(self) -> None:
+        """End all."""
+        self.end_unneeded(())
+
+
+def _names(probe: Probe) -> list[str]:
+    """Return the name of the process that a probe needs, or those of owner and importer."""
+    if probe.kind is ProbeKind.HOST_NUMA:
+        return [f"NUMA{probe.numa_node}"]
+    if probe.kind is ProbeKind.P2P:
+        return ["peers"]
+    owner, importer = probe.gpus
+    return [owner, importer if importer != owner else "the other process on the GPU"]
+
+
+# --- the process -----------------------------------------------------------------------------------------------------
+
+OUTGOING_SEED, RETURN_SEED = 0x0E6D, 0x1E6D
+"""The patterns that the owner leaves for the importer, and the importer for the owner."""
+
+_HANDLES = {
+    ProbeKind.LEGACY_IPC: HandleKind.LEGACY,
+    ProbeKind.POSIX_FD: HandleKind.POSIX_FD,
+    ProbeKind.POOL: HandleKind.POOL,
+    ProbeKind.FABRIC: HandleKind.FABRIC,
+}
+
+
+def serve(parent: Channel, _arguments: Message) -> None:
+    """Initialise CUDA, say so, and carry out orders: the target of every probing process."""
+    initialise()
+    parent.send({})
+    orders = _Orders()
+    while True:
+        order, fds = parent.receive()
+        given: list[int] = []
+        try:
+            answer = getattr(orders, order["do"])({**order, "fds": fds}) or {}
+            given = answer.pop("fds", [])
+        except DriverCallError as error:
+            answer = {"failed": _failed_call(**vars(error), detail=str(error)), "is_broken": _is_broken()}
+        except trials.Corrupt as difference:
+            answer = {"failed": {"outcome": Outcome.CORRUPT, "detail": str(difference)}, "is_broken": False}
+        except OSError as error:
+            name = errno.errorcode.get(error.errno or 0, "unknown error")
+            detail = f"{error.strerror} failed: {name}"
+            answer = {"failed": _failed_call(error.strerror, error.errno or 0, name, detail), "is_broken": False}
+        for fd in fds:
+            os.close(fd)
+        parent.send(answer, given)
+
+
+class _Orders:
+    """The orders that a process carries out: each method is the ``do`` of one.
+
+    An order has ``gpu``, the bus id of the GPU that works here, ``kind``, ``gpus`` and ``node`` of the probe,
+    ``visible``, what the answers to the orders before had, and ``fds``, the descriptors that came with the last one.
+    """
+
+    def __init__(self) -> None:
+        self._contexts: dict[str, Context] = {}
+        self._exported: SharedMemory | SharedEvent | None = None
+
+    def visible(self, _order: Message) -> Message:
+        """Return the bus ids of the GPUs that CUDA shows to this process."""
+        devices = [call("cuDeviceGet", ordinal) for ordinal in range(call("cuDeviceGetCount"))]
+        names = [call("cuDeviceGetPCIBusId", 32, device) for device in devices]
+        return {"visible": [ids.bus_id(name.split(b"\0", 1)[0].decode()) for name in names]}
+
+    def open_context(self, order: Message) -> None:
+        """Open the context that later orders need."""
+        self._context(order["gpu"])
+
+    def try_host_memory(self, order: Message) -> None:
+        """Have a GPU write memory of a NUMA node and the CPU compare it, then the other way round."""
+        context = self._context(order["gpu"])
+        mapped = [self._context(bus_id) for bus_id in order["visible"]]
+        with closing(HostNumaMemory(order["node"], trials.SIZE_BYTES, mapped)) as memory:
+            trials.host_round_trip(context, memory, OUTGOING_SEED)
+
+    def try_peer(self, order: Message) -> None:
+        """Have a GPU write a peer's memory, then read it."""
+        context, peer = [self._context(bus_id) for bus_id in order["gpus"]]
+        trials.peer_round_trip(context, peer, OUTGOING_SEED)
+
+    def export(self, order: Message) -> Message:
+        """Make memory, or record an event, for another process."""
+        self._free()
+        context = self._context(order["gpu"])
+        if order["kind"] == ProbeKind.IPC_EVENT:
+            self._exported = event = SharedEvent(context)
+            with closing(Stream(context)) as stream:
+                event.record(stream)
+            return {"event": event.handle.hex()}
+        handle = _HANDLES[ProbeKind(order["kind"])]
+        self._exported = memory = SharedMemory(handle, context, trials.SIZE_BYTES, order["node"])
+        trials.put(context, memory, OUTGOING_SEED)
+        offer, fds = memory.offer()
+        return {"offer": offer, "fds": fds}
+
+    def open_exported(self, order: Message) -> None:
+        """Open what was exported: compare memory and leave something for its owner, or wait for the event."""
+        context = self._context(order["gpu"])
+        if order["kind"] == ProbeKind.IPC_EVENT:
+            with closing(ImportedEvent(context, bytes.fromhex(order["event"]))) as event:
+                event.synchronize()
+            return
+        with closing(ImportedMemory(context, order["offer"], order["fds"])) as memory:
+            trials.check(context, memory, OUTGOING_SEED, "read by the importer")
+            trials.put(context, memory, RETURN_SEED)
+
+    def verify(self, order: Message) -> None:
+        """Compare what the importer has left in the exported memory, and free it."""
+        if isinstance(self._exported, SharedMemory):
+            trials.check(self._context(order["gpu"]), self._exported, RETURN_SEED, "written by the importer")
+        self._free()
+
+    def identify(self, _order: Message) -> Message:
+        """Return the number of this process."""
+        return {"pid": os.getpid()}
+
+    def take_descriptor(self, order: Message) -> None:
+        """Take the other process' standard input, which every process has."""
+        os.close(take_descriptor(order["pid"], 0))
+
+    def _context(self, bus_id: str) -> Context:
+        if bus_id not in self._contexts:
+            self._contexts[bus_id] = Context(bus_id)
+        return self._contexts[bus_id]
+
+    def _free(self) -> None:
+        exported, self._exported = self._exported, None
+        if exported is not None:
+            exported.close()
+
+
+def _failed_call(
+    call: str | None = None, number: int | None = None, name: str | None = None, detail: str = "", **_more: Any
+) -> Message:
+    """Return the fields of a probe whose call failed with a CUresult or an errno."""
+    return {"outcome": Outcome.ERROR, "call": call, "error_number": number, "error_name": name, "detail": detail}
+
+
+def _is_broken() -> bool:
+    """Say whether the current context fails every further call, as after an illegal access."""
+    try:
+        call("cuCtxSynchronize")
+    except DriverCallError as error:
+        return error.name != "CUDA_ERROR_INVALID_CONTEXT"
+    return False
