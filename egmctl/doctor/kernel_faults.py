@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -110,6 +110,11 @@ def meaning(event: KernelEvent) -> Xid:
     if event.number == RECOVERY_CHANGED and "to 0x0 " in event.text:
         return replace(xid, status=Status.PASS, action=Action.NONE)
     return xid
+
+
+def is_one_of(event: KernelEvent, numbers_or_parts: Collection[int | Blame]) -> bool:
+    """Say whether an Xid is one of these numbers, or blames one of these parts."""
+    return event.number in numbers_or_parts or meaning(event).blame in numbers_or_parts
 
 
 _MANY_CORRECTED = 100

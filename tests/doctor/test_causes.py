@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from egmctl.doctor.causes import RULES, alike, explained
+from egmctl.doctor.causes import ON_FINDINGS, explained
 from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.checks.active import KINDS
+from egmctl.doctor.effects_on_findings import alike
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.facts.kernel_log import event
 from egmctl.model.diagnosis import Diagnosis
@@ -330,12 +331,14 @@ def test_each_pair(pair: tuple[str, str], machine: Callable[[], Machine]) -> Non
 
 
 def test_every_rule_that_looks_at_the_machine_has_its_pair() -> None:
-    assert {cause for rule in RULES if rule.holds is not alike for cause in rule.causes} == {
+    assert {cause for rule in ON_FINDINGS if rule.holds is not alike for cause in rule.causes} == {
         cause for cause, _ in PAIRS
     }
 
 
-ALIKE = [(cause, effect) for rule in RULES if rule.holds is alike for cause in rule.causes for effect in rule.effects]
+ALIKE = [
+    (cause, effect) for rule in ON_FINDINGS if rule.holds is alike for cause in rule.causes for effect in rule.effects
+]
 
 
 @pytest.mark.parametrize(("cause", "effect"), ALIKE)
@@ -351,7 +354,7 @@ def test_each_pair_that_sees_the_same_fault(cause: str, effect: str) -> None:
 def test_of_two_that_explain_each_other_one_stays_the_cause() -> None:
     """The version that NVML could not tell explains nothing away that its failure is the cause of, and the reverse."""
     gpu = (healthy().gpus or ())[0]
-    pairs = {(cause, effect) for rule in RULES for cause in rule.causes for effect in rule.effects}
+    pairs = {(cause, effect) for rule in ON_FINDINGS for cause in rule.causes for effect in rule.effects}
     both = [(cause, effect) for cause, effect in pairs if (effect, cause) in pairs]
     assert both
     for cause, effect in both:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egmctl.doctor.causes import RULES, explained
+from egmctl.doctor.causes import ON_FINDINGS, explained
 from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.model.finding import TOLD, Cause, Finding, Place, PlaceKind, Status, causes, on_gpus, on_pairs
@@ -30,8 +30,8 @@ def checks_of(found: tuple[Cause, ...]) -> list[tuple[str, list[tuple[str, str]]
 
 
 def test_every_check_of_the_table_exists_and_only_an_xid_explains_another_finding_of_its_check() -> None:
-    assert {check for rule in RULES for check in (*rule.causes, *rule.effects)} <= set(IDS)
-    assert [rule.causes for rule in RULES if set(rule.causes) & set(rule.effects)] == [("kernel.xid",)]
+    assert {check for rule in ON_FINDINGS for check in (*rule.causes, *rule.effects)} <= set(IDS)
+    assert [rule.causes for rule in ON_FINDINGS if set(rule.causes) & set(rule.effects)] == [("kernel.xid",)]
 
 
 def test_a_denied_gpu_explains_the_route_that_it_would_carry() -> None:
