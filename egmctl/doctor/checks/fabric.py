@@ -11,7 +11,7 @@ from egmctl.doctor.situation import (
     fabric,
     in_domain,
     judged,
-    kept_away,
+    lost,
     manages_nvlink5,
     needs_gpu,
     services_hidden,
@@ -20,6 +20,7 @@ from egmctl.doctor.situation import (
 )
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Driver, Fabric, Gpu, Machine, Reason, System
+from egmctl.topology.access import DENIED
 
 INFO = "nvmlDeviceGetGpuFabricInfoV"
 NO_FABRIC = "the GPUs are in no fabric"
@@ -246,7 +247,7 @@ def _manager(machine: Machine, _scope: Scope) -> Iterator[Finding]:
 
 
 def _isolation(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    away = kept_away(machine)
+    away = lost(machine, *DENIED)
     if not away:
         yield passed("this process can import memory of every GPU")
         return
