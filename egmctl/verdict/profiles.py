@@ -188,8 +188,8 @@ def find(name_or_path: str) -> Path:
     files = {path.stem: path for path in reversed(_files())}
     if name_or_path not in files:
         raise UsageError(
-            f"there is no profile {short(printable(name_or_path))!r}; there are {', '.join(reversed(files))}, or give a "
-            "file NAME.toml"
+            f"there is no profile {short(printable(name_or_path))!r}; there are {', '.join(reversed(files))}, or give "
+            "a file NAME.toml"
         )
     return files[name_or_path]
 
@@ -474,10 +474,12 @@ def _references(learnt: Mapping[_Key, _Learnt]) -> Iterator[Reference]:
     of_link: dict[tuple[str, Unit], list[_Learnt]] = {}
     for (_, link, _), entry in learnt.items():
         of_link.setdefault((link, entry.unit), []).append(entry)
+    offs = {key: max(entry.off for entry in alike) for key, alike in of_link.items()}
+    spreads = {
+        key: [spread for entry in alike if (spread := entry.run_to_run) is not None] for key, alike in of_link.items()
+    }
     for (case, link, flows), entry in learnt.items():
-        alike = of_link[link, entry.unit]
-        off = max(other.off for other in alike)
-        run_to_run = max((other.run_to_run for other in alike if other.run_to_run is not None), default=None)
+        off, run_to_run = offs[link, entry.unit], spreads[link, entry.unit]
         latency = entry.unit is Unit.NS
         warn = max(SPREADS_WARN * off, LATENCY_WARN if latency else LEAST_WARN)
         fail = max(SPREADS_FAIL * off, LATENCY_FAIL if latency else LEAST_FAIL)
@@ -491,7 +493,7 @@ def _references(learnt: Mapping[_Key, _Learnt]) -> Iterator[Reference]:
             fail=_round(entry.typical * max(0.01, 1 + sign * fail)),
             flows=flows,
             least_bytes=0 if latency else max(JUDGED_FROM_BYTES, (entry.least_bytes or 0) // SMALLER),
-            run_to_run=None if run_to_run is None else _round(run_to_run),
+            run_to_run=_round(max(run_to_run)) if run_to_run else None,
             source="runs",
             bounds_source="bounds",
         )
