@@ -307,9 +307,10 @@ def _whole(gpu: Gpu) -> Obstacle | None:
 def _failure(driver: Driver, field: str, error: str | None, call: str) -> LibraryFailure | None:
     """Return the failure that a recording from before ``nvml_failure`` states by the field of the error's name."""
     if error is not None:
-        return LibraryFailure(how="error", call=call, name=error)
+        how = "missing" if error == "NVML_ERROR_LIBRARY_NOT_FOUND" else "error"
+        return LibraryFailure(how=how, call=call, name=error)
     reason = _reason(driver, field)
     if reason in (None, Reason.NOT_ASKED, Reason.NOT_STATED):
         return None
-    how = {Reason.CRASHED: "crashed", Reason.TIMED_OUT: "timed-out", Reason.MISSING_LIBRARY: "missing"}
-    return LibraryFailure(how=how.get(reason, "error"), detail=_because(driver, field))
+    hows = {Reason.CRASHED: "crashed", Reason.TIMED_OUT: "timed-out", Reason.MISSING_LIBRARY: "missing"}
+    return LibraryFailure(how=hows.get(reason, "error"), detail=_because(driver, field))

@@ -40,8 +40,8 @@ def test_no_gpu_at_all() -> None:
     text = text_of(builders.machine([], driver=driver))
     assert text.startswith("there is no NVIDIA GPU on this machine Next: If it should have one: 'lspci -d 10de:'")
     assert "kernel driver: not loaded (/proc/driver/nvidia/version: ENOENT)" in text
-    assert "NVML: libnvidia-ml.so.1 was not found" in text
-    assert "CUDA: libcuda.so.1 was not found" in text
+    assert "NVML is missing: the library cannot be loaded" in text
+    assert "CUDA is missing: the library cannot be loaded" in text
     assert text.endswith("Found NUMA 0 cpu, CPUs 0-55, 512 GiB")
     assert "'egmctl topo --machine list' names machines to try without a GPU. Missing" in text
 
@@ -72,7 +72,7 @@ def test_a_cgroup_that_denies_nvidiactl() -> None:
     driver = Driver(module_version="580.1", nvml_error="NVML_ERROR_UNKNOWN", nodes=nodes)
     text = text_of(builders.machine(unlisted(1), driver=driver))
     assert "NVML does not work" in text
-    assert "NVML: NVML_ERROR_UNKNOWN" in text
+    assert "NVML fails (nvmlInit: NVML_ERROR_UNKNOWN)" in text
     assert "/dev/nvidiactl: EPERM" in text
     assert "This process was not given /dev/nvidiactl" in text
     assert "'egmctl doctor' says who set that" in text
@@ -95,7 +95,7 @@ def test_a_child_that_hung_says_so() -> None:
     driver = Driver(module_version="580.1", unread={"nvml_error": hung})
     text = text_of(builders.machine(unlisted(1), driver=driver))
     assert "NVML does not work" in text
-    assert "NVML: timed-out (the child that reads NVML timed out in nvmlInit)" in text
+    assert "NVML did not answer in time" in text
 
 
 def test_a_modelled_machine_says_so_here_too() -> None:
