@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 
 from egmctl.doctor.check import Judge, Need, Scope, needing, skipped
 from egmctl.model.finding import Confidence, Evidence, Finding, Place, Remedy, on_gpus
-from egmctl.model.kernel_log import DriverMessage, KernelEvent
+from egmctl.model.kernel_log import DriverMessage
 from egmctl.model.machine import (
     Confinement,
     DeviceNode,
@@ -182,8 +182,8 @@ def judged_by_nvml(judge: Callable[[Gpu, GpuNvml, Scope], Finding]) -> Judge:
 
 def loss(machine: Machine, gpu: Gpu) -> Block | None:
     """Return what keeps a GPU from this process, ``None`` where nothing does."""
-    found = classify(machine, gpu)
-    return None if found is None else found.block
+    stopped = classify(machine, gpu)
+    return None if stopped is None else stopped.block
 
 
 def lost(machine: Machine, *blocks: Block) -> list[Gpu]:
@@ -191,22 +191,19 @@ def lost(machine: Machine, *blocks: Block) -> list[Gpu]:
     return [gpu for gpu in machine.gpus or () if loss(machine, gpu) in blocks]
 
 
-def _listed_others(gpu: Gpu, library: str) -> bool:
-    """Say whether the library was asked, and answered without this GPU."""
-    why = gpu.unread.get(library)
-    return why is not None and why.reason is Reason.NOT_PRESENT
-
-
 def funnel(machine: Machine, gpus: Iterable[Gpu]) -> dict[Step, int | None]:
     """Return how many GPUs get how far; ``None`` for a library that was not asked or did not answer."""
-    reached = [found.step if (found := classify(machine, gpu)) else Step.WHOLE for gpu in gpus]
+    obstacles = [classify(machine, gpu) for gpu in gpus]
+    reached = [Step.WHOLE if stopped is None else stopped.step for stopped in obstacles]
     counts: dict[Step, int | None] = {
         step: sum(lost > step or step is Step.PCI for lost in reached)
         for step in (Step.PCI, Step.DRIVER, Step.NODE, Step.ACCESS)
     }
     for step, library in ((Step.NVML, "nvml"), (Step.CUDA, "cuda")):
-        asked = any(getattr(gpu, library) is not None or _listed_others(gpu, library) for gpu in gpus)
         listed = sum(getattr(gpu, library) is not None for gpu in gpus)
+        unread = [gpu.unread[library] for gpu in gpus if library in gpu.unread]
+        # A library that was asked and lists none of these GPUs says so of each.
+        asked = listed or any(reason.reason is Reason.NOT_PRESENT for reason in unread)
         counts[step] = listed if asked and not elsewhere(machine) else None
     return counts
 
@@ -219,16 +216,14 @@ def requested(machine: Machine, scope: Scope, gpu: Gpu) -> bool:
     if expected is None:
         return False
     if expected.reference is not None:
-        return any(
-            other.bus_id == gpu.bus_id and loss(expected.reference, other) is None
-            for other in expected.reference.gpus or ()
-        )
-    return expected.gpus is not None and sum(loss(machine, one) is None for one in machine.gpus or ()) < expected.gpus
+        usable_there = (other for other in expected.reference.gpus or () if loss(expected.reference, other) is None)
+        return any(other.bus_id == gpu.bus_id for other in usable_there)
+    return expected.gpus is not None and expected.gpus > sum(loss(machine, gpu) is None for gpu in machine.gpus or ())
 
 
 def routers(machine: Machine, scope: Scope) -> dict[int, tuple[Gpu, ...]]:
     """Return the GPUs that EGM traffic to each CPU NUMA node in scope can be routed through: those that sit on it."""
-    return {node: found for node in scope.numa_of(machine) if (found := owners(machine, node))}
+    return {node: gpus for node in scope.numa_of(machine) if (gpus := owners(machine, node))}
 
 
 def may_have_egm(machine: Machine) -> bool:
@@ -444,38 +439,33 @@ MAKE_NODES = Remedy(
 
 
 def accesses(gpus: Iterable[Gpu]) -> tuple[Evidence, ...]:
-    """What access(2) said of these GPUs' device nodes."""
+    """Return what access(2) said of these GPUs' device nodes."""
     return node_evidence(gpu.node for gpu in gpus if gpu.node is not None)
 
 
 def node_evidence(nodes: Iterable[DeviceNode]) -> tuple[Evidence, ...]:
-    """What it said of device nodes."""
-    answers = ((node, access_of(node)) for node in nodes)
-    return tuple(
-        Evidence(
-            source=f"access({node.path})", value=answer or "not asked", errno=None if answer in (None, "ok") else answer
-        )
-        for node, answer in answers
-    )
+    """Return what access(2) said of device nodes."""
+    evidence = []
+    for node in nodes:
+        answer = access_of(node)
+        errno = None if answer in (None, "ok") else answer
+        evidence.append(Evidence(source=f"access({node.path})", value=answer or "not asked", errno=errno))
+    return tuple(evidence)
 
 
 def cgroup_evidence(machine: Machine) -> tuple[Evidence, ...]:
-    """The cgroup that decides over devices, its BPF programs and its rules."""
+    """Return the cgroup that decides over devices, its BPF programs and its rules."""
     process, confinement = machine.process or Process(), machine.confinement or Confinement()
-    found = []
+    evidence = []
     if path := device_path(process, confinement):
-        found.append(Evidence(source=f"/proc/{process.pid or 'self'}/cgroup", value=path))
-    found += (
-        Evidence(
-            source="bpf(BPF_PROG_QUERY)",
-            value=f"{program.name or 'a program without a name'} on {program.cgroup or 'a cgroup further up'}",
-        )
-        for program in confinement.device_programs or ()
-    )
+        evidence.append(Evidence(source=f"/proc/{process.pid or 'self'}/cgroup", value=path))
+    for program in confinement.device_programs or ():
+        value = f"{program.name or 'a program without a name'} on {program.cgroup or 'a cgroup further up'}"
+        evidence.append(Evidence(source=_PROGRAMS, value=value))
     if confinement.device_rules:
         # A list of denials prints the same as none at all, so it is shown and nothing is concluded from it.
-        found.append(Evidence(source="devices.list (a hint only)", value="; ".join(confinement.device_rules)))
-    return tuple(found)
+        evidence.append(Evidence(source="devices.list (a hint only)", value="; ".join(confinement.device_rules)))
+    return tuple(evidence)
 
 
 def route_evidence(machine: Machine, scope: Scope) -> tuple[Evidence, ...]:
@@ -529,11 +519,11 @@ class P2pRefusal:
     """A mode that somebody set says so too: as grave as that is by itself."""
 
 
-def refusal(machine: Machine, one: Gpu, other: Gpu, pair: Pair) -> P2pRefusal | None:
+def refusal(machine: Machine, gpu: Gpu, other: Gpu, pair: Pair) -> P2pRefusal | None:
     """Return why P2P between two GPUs with NVLink is refused; ``None`` where nothing that was read explains it."""
     if pair.nvlink_count == 0:
         return None
-    gpus = one, other
+    gpus = gpu, other
     if (mode := mode_without_peers(machine, gpus)) is not None:
         return P2pRefusal(mode, Remedy(text="See gpu.mig, gpu.cc-mode and gpu.vgpu."), Confidence.HIGH, chosen=True)
     return _modes(machine, gpus) or _in_fabric(gpus) or _egm_address(machine, gpus, pair)
@@ -541,12 +531,12 @@ def refusal(machine: Machine, one: Gpu, other: Gpu, pair: Pair) -> P2pRefusal | 
 
 def mode_without_peers(machine: Machine, gpus: Iterable[Gpu]) -> str | None:
     """Return the mode in which somebody runs one of these GPUs and in which it has no peers; ``None`` for none."""
-    those = [gpu.nvml for gpu in gpus if gpu.nvml is not None]
-    if any(nvml.mig_mode for nvml in those):
+    known = [gpu.nvml for gpu in gpus if gpu.nvml is not None]
+    if any(nvml.mig_mode for nvml in known):
         return "MIG is on, and its instances have no peers"
     if (machine.driver or Driver()).confidential_compute == "on":
         return "confidential computing is on for single GPUs, which have no peers"
-    if any(nvml.virtualization == "vgpu" for nvml in those):
+    if any(nvml.virtualization == "vgpu" for nvml in known):
         return "a vGPU has peers with some profiles only"
     return None
 
@@ -564,16 +554,17 @@ def _modes(machine: Machine, gpus: tuple[Gpu, Gpu]) -> P2pRefusal | None:
 
 
 def _in_fabric(gpus: tuple[Gpu, Gpu]) -> P2pRefusal | None:
-    found = [one for gpu in gpus if (one := fabric(gpu)) is not None]
-    remedy = Remedy(text="See fabric.state and fabric.consistency.")
-    states = [one.state for one in found]
-    if any(state in ("not-started", "in-progress") for state in states):
-        return P2pRefusal("the fabric has not registered them yet", remedy, Confidence.HIGH)
-    if any(one.health_summary == "unhealthy" for one in found):
-        return P2pRefusal(f"the fabric calls one of them unhealthy {_NOT_TRIED}", remedy, Confidence.HIGH)
-    if len(found) == 2 and (found[0].cluster_uuid, found[0].clique_id) != (found[1].cluster_uuid, found[1].clique_id):
-        return P2pRefusal(f"they are in different cliques {_NOT_TRIED}", remedy, Confidence.HIGH)
-    return None
+    fabrics = [known for gpu in gpus if (known := fabric(gpu)) is not None]
+    cliques = {(known.cluster_uuid, known.clique_id) for known in fabrics}
+    if any(known.state in ("not-started", "in-progress") for known in fabrics):
+        cause = "the fabric has not registered them yet"
+    elif any(known.health_summary == "unhealthy" for known in fabrics):
+        cause = f"the fabric calls one of them unhealthy {_NOT_TRIED}"
+    elif len(cliques) == 2:
+        cause = f"they are in different cliques {_NOT_TRIED}"
+    else:
+        return None
+    return P2pRefusal(cause, Remedy(text="See fabric.state and fabric.consistency."), Confidence.HIGH)
 
 
 def _egm_address(machine: Machine, gpus: tuple[Gpu, Gpu], pair: Pair) -> P2pRefusal | None:
@@ -584,8 +575,9 @@ def _egm_address(machine: Machine, gpus: tuple[Gpu, Gpu], pair: Pair) -> P2pRefu
     """
     if pair.nvlink_through != "switch" or not any(egm(machine, gpu).able for gpu in gpus):
         return None
+    events = () if machine.kernel_log is None else machine.kernel_log.events
     cause = "a GPU on NVSwitches with EGM on and without an EGM fabric address has no P2P at all " + _NOT_TRIED
-    if any(event.message is DriverMessage.EGM_NO_FABRIC_ADDRESS for event in _events(machine)):
+    if any(event.message is DriverMessage.EGM_NO_FABRIC_ADDRESS for event in events):
         evidence = (Evidence(source="kernel log", value=DriverMessage.EGM_NO_FABRIC_ADDRESS.value),)
         return P2pRefusal(cause, _EGM_ADDRESS, Confidence.HIGH, evidence)
     names = ("HANDLE_TYPE_FABRIC_SUPPORTED", "HOST_NUMA_MULTINODE_IPC_SUPPORTED")
@@ -596,10 +588,6 @@ def _egm_address(machine: Machine, gpus: tuple[Gpu, Gpu], pair: Pair) -> P2pRefu
     if (1, 1) in bits:
         return None
     return P2pRefusal(f"possibly: {cause}; whether these GPUs have one was not read", _EGM_ADDRESS, Confidence.LOW)
-
-
-def _events(machine: Machine) -> tuple[KernelEvent, ...]:
-    return () if machine.kernel_log is None else machine.kernel_log.events
 
 
 Version = tuple[int, ...]
