@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median, median_high
+from statistics import median, median_high, median_low
 
 from egmctl.bench.engine import ENGINES
 from egmctl.model.measurement import Endpoint, Measurement, Pattern, Quantity, RunReport, Status
@@ -112,8 +112,6 @@ LEAST_GPUS = 4
 
 _MOST_OF = 0.75
 """So many of a GPU's cells must be weak to call it the GPU: otherwise they are pairs."""
-_ROUNDS = 20
-_SETTLED = 1e-9
 
 End = str | None
 """A GPU, or ``None`` where that end of a path is none."""
@@ -192,73 +190,33 @@ def fit(cells: Sequence[PeerCell], bounds: Bounds) -> Fit:
     """
     if len({end for cell in cells for end in (cell.source, cell.destination) if end is not None}) < LEAST_GPUS:
         return Fit(None)
-    sign = -1 if bounds.latency else 1
-    good = {cell: sign * math.log(cell.value) for cell in cells}
-    pairs = all(cell.source is not None and cell.destination not in (None, cell.source) for cell in cells)
-    rows, columns = _polish(good) if pairs else ({}, {})
-    usual = _usual(good, rows, columns)
-    weak = {cell for cell in cells if bounds.grade(math.exp(sign * (good[cell] - usual))) is not Grade.PASS}
-    named: dict[tuple[str, Direction], float] = {}
-    for effects, direction in ((rows, Direction.EGRESS), (columns, Direction.INGRESS)):
-        base = median_high(effects.values()) if effects else 0.0
-        for gpu, effect in effects.items():
-            its = [cell for cell in cells if _end(cell, direction) == gpu]
-            off = bounds.grade(math.exp(sign * (effect - base))) is not Grade.PASS
-            if off and len(its) > 1 and len(weak.intersection(its)) >= _MOST_OF * len(its):
-                named[gpu, direction] = effect - base
-
-    def outlier(gpus: tuple[str, ...], direction: Direction | None, effect: float) -> Outlier:
-        ratio = math.exp(sign * effect)
-        return Outlier(gpus, direction, ratio, bounds.grade(ratio))
-
-    outliers = [outlier((gpu,), direction, effect) for (gpu, direction), effect in named.items()]
+    # Nothing is faster than its link: where half are slow, those are the odd ones.
+    better_median = median_low if bounds.latency else median_high
+    typical = better_median([cell.value for cell in cells])
+    weak = {cell for cell in cells if bounds.grade(cell.value / typical) is not Grade.PASS}
+    are_pairs = all(cell.source is not None and cell.destination not in (None, cell.source) for cell in cells)
+    ratios: dict[tuple[End, Direction], float] = {}
+    for direction in Direction if are_pairs else ():
+        by_gpu: dict[End, list[PeerCell]] = {}
+        for cell in cells:
+            by_gpu.setdefault(cell.source if direction is Direction.EGRESS else cell.destination, []).append(cell)
+        medians = {gpu: median(cell.value for cell in own) for gpu, own in by_gpu.items()}
+        for gpu, own in by_gpu.items():
+            ratio = medians[gpu] / better_median(medians.values())
+            mostly_weak = len(own) > 1 and len(weak.intersection(own)) >= _MOST_OF * len(own)
+            if mostly_weak and bounds.grade(ratio) is not Grade.PASS:
+                ratios[gpu, direction] = ratio
+    outliers = [
+        Outlier((str(gpu),), direction, ratio, bounds.grade(ratio)) for (gpu, direction), ratio in ratios.items()
+    ]
     for cell in cells:
-        explained = usual + sum(
-            named.get((gpu, direction), 0.0)
-            for gpu, direction in ((cell.source, Direction.EGRESS), (cell.destination, Direction.INGRESS))
-            if gpu is not None
-        )
-        rest = good[cell] - explained
-        if bounds.grade(math.exp(sign * rest)) is not Grade.PASS:
+        of_gpus = ratios.get((cell.source, Direction.EGRESS), 1) * ratios.get((cell.destination, Direction.INGRESS), 1)
+        if bounds.grade(cell.value / (typical * of_gpus)) is not Grade.PASS:
             gpus = tuple(dict.fromkeys(end for end in (cell.source, cell.destination) if end is not None))
-            outliers.append(outlier(gpus, _direction(cell), good[cell] - usual))
-    outliers.sort(key=lambda odd: (len(odd.gpus), -abs(math.log(odd.ratio))))
-    return Fit(math.exp(sign * usual), tuple(outliers))
-
-
-def _polish(good: Mapping[PeerCell, float]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the effect of each source and of each destination."""
-    rows = dict.fromkeys((str(cell.source) for cell in good), 0.0)
-    columns = dict.fromkeys((str(cell.destination) for cell in good), 0.0)
-    rest = dict(good)
-    for _ in range(_ROUNDS):
-        moved = 0.0
-        for effects, direction in ((rows, Direction.EGRESS), (columns, Direction.INGRESS)):
-            for gpu in effects:
-                its = [cell for cell in rest if _end(cell, direction) == gpu]
-                step = median(rest[cell] for cell in its)
-                effects[gpu] += step
-                moved = max(moved, abs(step))
-                for cell in its:
-                    rest[cell] -= step
-        if moved < _SETTLED:
-            break
-    return rows, columns
-
-
-def _usual(good: Mapping[PeerCell, float], rows: Mapping[str, float], columns: Mapping[str, float]) -> float:
-    """Return what a path between two ordinary GPUs reaches.
-
-    Of an even number the better of the two in the middle: nothing is faster than its link, so where half are slow,
-    those are the odd ones.
-    """
-    if rows:
-        return median_high(rows.values()) + median_high(columns.values())
-    return median_high(good.values())
-
-
-def _end(cell: PeerCell, direction: Direction) -> End:
-    return cell.source if direction is Direction.EGRESS else cell.destination
+            ratio = cell.value / typical
+            outliers.append(Outlier(gpus, _direction(cell), ratio, bounds.grade(ratio)))
+    outliers.sort(key=lambda outlier: (len(outlier.gpus), -abs(math.log(outlier.ratio))))
+    return Fit(typical, tuple(outliers))
 
 
 def _direction(cell: PeerCell) -> Direction | None:
