@@ -25,7 +25,7 @@ from egmctl.model.machine import (
     Reason,
 )
 from egmctl.model.process import INITIAL_NAMESPACES
-from egmctl.topology.access import Block, Step, classify, elsewhere, obstacle
+from egmctl.topology.access import DENIED, Block, Step, classify, elsewhere, obstacle
 from egmctl.topology.platform import C2c, c2c, egm, multi_node
 from egmctl.topology.routes import owners
 
@@ -93,6 +93,11 @@ def needs_any_gpu(machine: Machine, _scope: Scope) -> Finding | None:
 def needs_domain(machine: Machine, _scope: Scope) -> Finding | None:
     """Need a multi-node NVLink domain."""
     return None if in_domain(machine) else skipped(NO_DOMAIN)
+
+
+def kept_away(machine: Machine) -> tuple[Gpu, ...]:
+    """Return the GPUs that the device cgroup or the container keeps from this process."""
+    return tuple(gpu for gpu in machine.gpus or () if (stopped := obstacle(machine, gpu)) and stopped.block in DENIED)
 
 
 def fabric(gpu: Gpu) -> Fabric | None:

@@ -169,10 +169,10 @@ def judge(
     culprits: list[Culprit] = []
     judged: dict[int, Judged] = {}
     for path_class, numbers in members.items():
-        values = {number: value for number in numbers if (value := value_of(measurements[number])) is not None}
-        peers, outliers = against_peers(report, called[path_class], values)
-        culprits += outliers
-        for number, value in values.items():
+        valued = {n: value for n in numbers if (value := value_of(measurements[n])) is not None}
+        peers, odd = against_peers(report, called[path_class], valued)
+        culprits += odd
+        for number, value in valued.items():
             judged[number] = _judged(number, measurements[number], value, profile, peers[number])
     classes = tuple(
         _class_verdict(called[path_class], path_class, path_class in sized, numbers, measurements, judged, profile)

@@ -534,11 +534,12 @@ def dump(profile: Profile) -> str:
     tables = [("", {key: document[key] for key in ("schema", "name", "title")}), ("[match]", document["match"])]
     tables += [(f"[sources.{_key(name)}]", source) for name, source in document["sources"].items()]
     tables += [(f"[[{name}]]", table) for name in ("links", "references") for table in document[name]]
-    texts = [
-        "\n".join([header, *(f"{key} = {_value(value)}" for key, value in table.items() if value not in (None, []))])
-        for header, table in tables
-    ]
-    return "\n\n".join(texts).strip("\n") + "\n"
+    return "\n\n".join("\n".join([header, *_pairs(table)]) for header, table in tables).strip("\n") + "\n"
+
+
+def _pairs(table: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a table with their values, but those that say nothing."""
+    return [f"{_key(key)} = {_value(value)}" for key, value in table.items() if value not in (None, [])]
 
 
 def _key(key: str) -> str:

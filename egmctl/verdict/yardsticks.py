@@ -11,7 +11,7 @@ from egmctl.bench.engine import ENGINES
 from egmctl.model.measurement import Endpoint, Measurement, Pattern, Quantity, RunReport, Status
 from egmctl.model.profile import Profile, Reference, Unit
 from egmctl.model.route import HOST_MEMORY, MemoryKind
-from egmctl.model.verdict import Culprit, Direction, Grade, Judgement, Yardstick, worst_grade
+from egmctl.model.verdict import Culprit, Direction, Grade, Judgement, Yardstick
 from egmctl.units import MIB, format_size
 
 JUDGED_FROM_BYTES = 64 * MIB
@@ -50,8 +50,8 @@ def kind_of(measurement: Measurement) -> str:
 
 
 def _one(symbols: Iterable[str]) -> str:
-    different = set(symbols)
-    return different.pop() if len(different) == 1 else SEVERAL
+    found = set(symbols)
+    return found.pop() if len(found) == 1 else SEVERAL
 
 
 def several_sizes(classes: Iterable[PathClass]) -> frozenset[PathClass]:
@@ -378,7 +378,7 @@ def against_peers(
     bus_ids = {
         end.label: end.bus_id for m in measurements for flow in m.flows for end in (flow.source, flow.destination)
     }
-    judgements: dict[int, Judgement] = {}
+    judgements: dict[int, list[Judgement]] = {number: [] for number in values}
     culprits: list[Culprit] = []
     for cells in groups.values():
         fitted = fit(cells, bounds)
@@ -387,14 +387,13 @@ def against_peers(
         for cell in cells:
             number = cell.measurement
             judgement = _judgement(cell, report.measurements[number], values[number], fitted.typical, bounds)
-            if judgement.grade is worst_grade((judgement.grade, judgements.get(number, judgement).grade)):
-                judgements[number] = judgement
+            judgements[number].append(judgement)
         culprits += [_culprit(outlier, fitted, path_class, bus_ids, bounds) for outlier in fitted.outliers]
-    return {
-        number: judgements.get(number)
-        or no_reference(Yardstick.PEERS, value, _without_peers(report.measurements[number]))
-        for number, value in values.items()
-    }, tuple(culprits)
+    for number, value in values.items():
+        if not judgements[number]:
+            judgements[number].append(no_reference(Yardstick.PEERS, value, _without_peers(report.measurements[number])))
+    gravest = {number: min(known, key=lambda j: list(Grade).index(j.grade)) for number, known in judgements.items()}
+    return gravest, tuple(culprits)
 
 
 def _bounds(measurement: Measurement) -> Bounds:

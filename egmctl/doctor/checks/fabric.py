@@ -11,7 +11,7 @@ from egmctl.doctor.situation import (
     fabric,
     in_domain,
     judged,
-    lost,
+    kept_away,
     manages_nvlink5,
     needs_gpu,
     services_hidden,
@@ -20,7 +20,6 @@ from egmctl.doctor.situation import (
 )
 from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Driver, Fabric, Gpu, Machine, Reason, System
-from egmctl.topology.access import DENIED
 
 INFO = "nvmlDeviceGetGpuFabricInfoV"
 NO_FABRIC = "the GPUs are in no fabric"
@@ -247,7 +246,7 @@ def _manager(machine: Machine, _scope: Scope) -> Iterator[Finding]:
 
 
 def _isolation(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    away = lost(machine, *DENIED)
+    away = kept_away(machine)
     if not away:
         yield passed("this process can import memory of every GPU")
         return
