@@ -539,7 +539,8 @@ def dump(profile: Profile) -> str:
 
 def _pairs(table: Mapping[str, Any]) -> list[str]:
     """Return the keys of a table with their values, but those that say nothing."""
-    return [f"{_key(key)} = {_value(value)}" for key, value in table.items() if value not in (None, [])]
+    texts = {key: _value(value) for key, value in table.items() if value not in (None, [])}
+    return [f"{_key(key)} = {text}" for key, text in texts.items() if text != "{}"]
 
 
 def _key(key: str) -> str:
@@ -549,4 +550,6 @@ def _key(key: str) -> str:
 
 def _value(value: Any) -> str:
     """Return a value as TOML: JSON's escapes are TOML's, but for the delete character and pairs of surrogates."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(_pairs(value))}}}"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
