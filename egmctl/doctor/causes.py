@@ -114,10 +114,11 @@ _TAKEN = ("dev.excluded", "dev.cgroup-restricted", "dev.nodes-missing")
 """What takes a GPU away from this process, or from all, while it works."""
 _EGM = ("egm.capability", "egm.preconditions", "egm.fabric-address", "egm.cgroup-route", "egm.peer-route")
 _OF_A_LOST_GPU = (*_EGM, "env.visible-devices", "fabric.same-node-isolation", "rdma.affinity")
-"""What is seen of a GPU that cannot be used. What NVML says of GPUs is not among it: NVML does not list this one; nor
-what sysfs says, which needs nobody's leave."""
+"""Findings on a GPU that cannot be used. Those by NVML are not among them, as NVML does not list such a GPU; nor those
+by sysfs, which needs no permission."""
 _OVER_NVLINK = ("p2p.verify", "fabric.alloc-active")
 """What is tried over NVLink where there is any."""
+_WITHOUT_FABRIC = ("fabric.state", "fabric.consistency", "p2p.status", *_OVER_NVLINK)
 
 _ALIKE: Mapping[str, tuple[str, ...]] = {
     "dev.fell-off-bus": ("dev.driver-binding", "dev.permissions", "gpu.health", "pcie.link", *_OF_A_LOST_GPU),
@@ -140,15 +141,8 @@ _ALIKE: Mapping[str, tuple[str, ...]] = {
     "egm.override-key": (*_EGM, "egm.alloc-active"),
     # Without EGM the same memory can be had as ordinary system memory.
     "egm.capability": tuple(check for check in _EGM if check != "egm.capability"),
-    "fabric.management": (
-        "fabric.manager",
-        "fabric.state",
-        "fabric.consistency",
-        "nvlink.links",
-        "p2p.status",
-        *_OVER_NVLINK,
-    ),
-    "fabric.manager": ("fabric.state", "fabric.consistency", "p2p.status", "egm.fabric-address", *_OVER_NVLINK),
+    "fabric.management": ("fabric.manager", "nvlink.links", *_WITHOUT_FABRIC),
+    "fabric.manager": ("egm.fabric-address", *_WITHOUT_FABRIC),
     "egm.fabric-address": ("p2p.status", "egm.peer-route"),
     "p2p.status": ("egm.peer-route", "p2p.verify"),
     "fabric.state": ("p2p.status", "fabric.consistency", "imex.domain", "egm.fabric-address", "fabric.alloc-active"),
@@ -194,14 +188,8 @@ ON_FINDINGS: tuple[Rule, ...] = (
     Rule(("dev.control-nodes",), ("drv.libraries",), when.control_node_failed),
     Rule(("dev.control-nodes",), _ACTIVE, when.cuda_did_not_start),
     Rule(("drv.libraries",), _ACTIVE, when.cuda_failed),
-    Rule(
-        (
-            *("dev.fell-off-bus", "dev.driver-binding", *_TAKEN),
-            *("dev.permissions", "dev.control-nodes", "drv.libraries"),
-        ),
-        ("dev.count-consistency",),
-        when.no_gpu_left,
-    ),
+    Rule(("dev.fell-off-bus", "dev.driver-binding", *_TAKEN), ("dev.count-consistency",), when.no_gpu_left),
+    Rule(("dev.permissions", "dev.control-nodes", "drv.libraries"), ("dev.count-consistency",), when.no_gpu_left),
     Rule(("dev.driver-binding", *_TAKEN), ("pcie.link",), when.undetermined),
     Rule(("fabric.management", "fabric.manager", "fabric.state"), ("drv.libraries",), when.not_ready),
     # CUDA lists parts of a GPU with MIG, and no prohibited one.
@@ -254,6 +242,7 @@ _REFUSED = frozenset({WaiverKind.REFUSED})
 _NO_MEMORY = frozenset({WaiverKind.UNSUPPORTED_MEMORY})
 _NO_HANDLE = _REFUSED | {WaiverKind.UNSUPPORTED_HANDLE}
 _NO_FABRIC = _NO_HANDLE | {WaiverKind.NO_IMEX_CHANNEL}
+_LESS_NVLINK = _BOTH | _NO_P2P | {WaiverKind.NO_NVLINK}
 _EGM_BLOCKED = _BOTH | _REFUSED | {Symptom.DEGRADED, WaiverKind.EGM_BLOCKED}
 _NVLINK = (
     *("nvlink.bw-mode", "nvlink.disabled", "kernel.sxid"),
@@ -280,14 +269,9 @@ ON_PATHS: tuple[Rule, ...] = (
     Rule(("gpu.cc-mode",), _BOTH | _NO_P2P | {WaiverKind.UNSUPPORTED_HANDLE}, on()),
     Rule(("gpu.vgpu",), _BOTH | _NO_P2P | _NO_FABRIC | _NO_MEMORY, on()),
     # NVLink replays what arrives wrong: errors cost time, no bytes.
-    *(
-        Rule(checks, _BOTH | _NO_P2P | {WaiverKind.NO_NVLINK}, on(Way.NVLINK, where=way, of_links=True))
-        for checks, way in (
-            (("nvlink.links",), paths.short_of_nvlinks),
-            (("nvlink.errors",), paths.errors_on_the_way),
-            (_NVLINK, paths.joined_by_nvlink),
-        )
-    ),
+    Rule(("nvlink.links",), _LESS_NVLINK, on(Way.NVLINK, where=paths.short_of_nvlinks, of_links=True)),
+    Rule(("nvlink.errors",), _LESS_NVLINK, on(Way.NVLINK, where=paths.errors_on_the_way, of_links=True)),
+    Rule(_NVLINK, _LESS_NVLINK, on(Way.NVLINK, where=paths.joined_by_nvlink, of_links=True)),
     # These take NVLink from all pairs of a GPU; NVML may list no link any more.
     Rule(("nvlink.disabled", "nvlink.bw-mode"), _BOTH | _NO_P2P, on(Way.DIRECT_PEERS)),
     Rule(("nvlink.links", "nvlink.errors", *_NVLINK), _BOTH | _NO_P2P, on(Way.DIRECT_PEERS, where=paths.lost_nvlink)),
