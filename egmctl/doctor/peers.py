@@ -1,4 +1,4 @@
-"""Exchanges facts between the nodes of an MPI job, and has them open each other's memory: for the checks of peers.
+"""The nodes of an MPI job tell each other of themselves, and open each other's memory: facts for the checks of peers.
 
 Every command makes the same calls in the same order, whatever became of its own part, so that none waits for another.
 """
@@ -64,19 +64,20 @@ def with_peers(
         own: Message = {"peer": to_json(peer(machine, world.host, world.rank, failed(machine)))}
     except EgmctlError as error:
         own = {"refusal": to_json(refusal(world.rank, world.host, error))}
-    answers = world.all_gather(json.dumps(own).encode(), GATHER_S)
-    check(read_told(Refusal, answers, key="refusal", optional=True))
+    told = world.all_gather(json.dumps(own).encode(), GATHER_S)
+    check(read_told(Refusal, told, key="refusal", optional=True))
     assert machine is not None  # noqa: S101 - no rank has refused
+    by_rank = read_told(Peer, told, key="peer")
     nodes: dict[str, Peer] = {}
-    for rank in read_told(Peer, answers, key="peer"):
-        node = nodes.setdefault(rank.host, replace(rank, ranks=()))
-        nodes[rank.host] = replace(node, ranks=(*node.ranks, *rank.ranks))
+    for one in by_rank:
+        known = nodes.setdefault(one.host, replace(one, ranks=()))
+        nodes[one.host] = replace(known, ranks=(*known.ranks, *one.ranks))
     probes = _tried(world, machine, list(nodes.values())) if active else None
     return replace(machine, peers=Peers(nodes=tuple(nodes.values()), probes=probes))
 
 
 def peer(machine: Machine, host: str, rank: int, failed: Sequence[str]) -> Peer:
-    """Return the facts that a rank states of its node."""
+    """Return what a rank tells of its node."""
     driver, imex = machine.driver, (machine.system.imex if machine.system else None) or Imex()
     fabrics = [gpu.nvml.fabric for gpu in machine.gpus or () if gpu.nvml and gpu.nvml.fabric and in_domain(machine)]
     channels = driver.imex_channels if driver else None
@@ -118,9 +119,9 @@ def _tried(world: World, machine: Machine, nodes: Sequence[Peer]) -> tuple[PeerP
     labels = [part.decode() for part in world.all_gather(label.encode(), GATHER_S)]
     takes_part = [node.ranks[0] for node in nodes] if several else list(nodes[0].ranks)
     host_of = {rank: node.host for node in nodes for rank in node.ranks}
-    probes: list[PeerProbe] = []
-    prober = _Prober(gpu if world.rank in takes_part else None)
-    with contextlib.closing(prober):
+    found: list[PeerProbe] = []
+    seat = _Seat(gpu if world.rank in takes_part else None)
+    with contextlib.closing(seat):
         for owner, importer in _pairs(takes_part):
             for host_memory in (False, True):
                 blank = PeerProbe(
@@ -131,34 +132,34 @@ def _tried(world: World, machine: Machine, nodes: Sequence[Peer]) -> tuple[PeerP
                     host_memory=host_memory,
                     outcome=Outcome.NOT_RUN,
                 )
-                probes.append(_shared(world, prober, blank))
-    return tuple(probes)
+                found.append(_shared(world, seat, blank))
+    return tuple(found)
 
 
 def _pairs(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield owners and importers, each pair in both orders."""
+    """Yield owners and importers."""
     if len(ranks) <= ALL_PAIRS_UP_TO:
         pairs = list(combinations(ranks, 2))
     else:
         pairs = list(zip(ranks, [*ranks[1:], ranks[0]], strict=True))
-    for pair in pairs:
-        yield pair
-        yield pair[::-1]
+    for one, other in pairs:
+        yield one, other
+        yield other, one
 
 
-def _shared(world: World, prober: _Prober, blank: PeerProbe) -> PeerProbe:
+def _shared(world: World, seat: _Seat, blank: PeerProbe) -> PeerProbe:
     """Have the owner share memory, the importer open it and both compare; every rank is told how it ended."""
     given: Message = {}
-    for rank, order in ((blank.owner, "export"), (blank.importer, "import"), (blank.owner, "verify")):
-        own = prober.carry_out(order, given, host_memory=blank.host_memory) if world.rank == rank else {}
-        answer = json.loads(world.broadcast(json.dumps(own).encode(), GATHER_S, root=rank))
-        if "failed" in answer:
-            return replace(blank, by=rank, **{**answer["failed"], "outcome": Outcome(answer["failed"]["outcome"])})
-        given = given or answer
+    for who, order in ((blank.owner, "export"), (blank.importer, "import"), (blank.owner, "verify")):
+        own = seat.carry_out(order, given, host_memory=blank.host_memory) if world.rank == who else {}
+        said = json.loads(world.broadcast(json.dumps(own).encode(), GATHER_S, root=who))
+        if "failed" in said:
+            return replace(blank, by=who, **{**said["failed"], "outcome": Outcome(said["failed"]["outcome"])})
+        given = given or said
     return replace(blank, outcome=Outcome.OK)
 
 
-class _Prober:
+class _Seat:
     """This rank's part in the probes: a process on its GPU, started anew where it has come to its end."""
 
     def __init__(self, gpu: Gpu | None) -> None:
