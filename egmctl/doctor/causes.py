@@ -1,44 +1,53 @@
-"""Which finding explains which: rules from a cause to its effects, and the engine that applies them."""
+"""What explains what: the one table of causes, and the matcher that applies it.
+
+A rule says which checks' faults explain which findings of other checks (:data:`ON_FINDINGS`) or which troubles of a
+run's paths (:data:`ON_PATHS`). Its condition is a function of :mod:`egmctl.doctor.effects_on_findings` or of
+:mod:`egmctl.doctor.effects_on_paths`. Why a path is called slow, or a finding somebody else's doing, is a row here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Generic, TypeVar
+from functools import cache
+from typing import Any
 
+from egmctl.doctor import effects_on_findings as when
+from egmctl.doctor import effects_on_paths as paths
 from egmctl.doctor.checks.access import without_gpus
 from egmctl.doctor.checks.active import KINDS
-from egmctl.doctor.checks.gpu import RECOVERY_ACTION
-from egmctl.doctor.checks.kernel_log import message_of, xids_of
-from egmctl.doctor.kernel_faults import C2C_XIDS, RECOVERY_CHANGED, Action, Blame, meaning
-from egmctl.model.finding import TOLD, Finding, PlaceKind, Status
+from egmctl.doctor.effects_on_paths import Node, Symptom, Trouble, Way, on
+from egmctl.doctor.kernel_faults import C2C_XIDS, Blame
+from egmctl.model.finding import TOLD, Finding, PlaceKind, Status, WaiverKind
 from egmctl.model.kernel_log import DriverMessage as M
-from egmctl.model.kernel_log import EventKind, KernelEvent
-from egmctl.model.machine import Driver, LibraryFailure, Machine, Outcome, Probe
-from egmctl.topology.access import Block, classify, cuda_failure, nvml_failure
-
-Scene = TypeVar("Scene")
-Effect = TypeVar("Effect")
+from egmctl.model.machine import Machine
+from egmctl.topology.access import Block
 
 
 @dataclass(frozen=True, slots=True)
-class Rule(Generic[Scene, Effect]):
-    """A cause and its possible effects: other findings on a machine here, paths of a run in verdict/explain.py."""
+class Rule:
+    """A cause and its possible effects."""
 
     causes: tuple[str, ...]
     """Ids, or globs of ids, of the checks that find the cause."""
     effects: Collection[str]
-    """Ids of checks; symptoms and kinds of waivers of a path."""
-    holds: Callable[[Scene, Finding, Effect], bool]
-    """Whether a finding of the cause explains an effect."""
-    given: Callable[[Scene, Finding], bool] | None = None
-    """Whether a finding of the cause counts at all; by default each does."""
+    """Ids of checks, or the kinds of a path's :class:`Trouble`."""
+    holds: Callable[[Node, Finding, Any], bool]
+    """Whether, on a node, a finding of the cause explains an effect: a finding, or a trouble."""
 
 
-def rules_from(rules: Iterable[Rule[Scene, Effect]], check: str) -> list[Rule[Scene, Effect]]:
+def explains(node: Node, cause: Finding, effect: Finding | Trouble) -> bool:
+    """Say whether a fault explains another finding on the same node, or a trouble of a path that is on it."""
+    kind = effect.check if isinstance(effect, Finding) else effect.kind
+    return any(kind in rule.effects and rule.holds(node, cause, effect) for rule in rules_from(cause.check))
+
+
+@cache
+def rules_from(check: str) -> tuple[Rule, ...]:
     """Return the rules whose cause is a finding of a check."""
-    return [rule for rule in rules if any(fnmatchcase(check, pattern) for pattern in rule.causes)]
+    rules = (*ON_FINDINGS, *ON_PATHS)
+    return tuple(rule for rule in rules if any(fnmatchcase(check, pattern) for pattern in rule.causes))
 
 
 def explained(machine: Machine, findings: Sequence[Finding]) -> tuple[Finding, ...]:
@@ -47,22 +56,19 @@ def explained(machine: Machine, findings: Sequence[Finding]) -> tuple[Finding, .
     What could not be determined is explained too. A cause becomes as grave as what it explains: what was tried and
     failed shows that it does harm.
     """
+    node = Node(machine)
     faults = [place for place, finding in enumerate(findings) if finding.status in TOLD]
     unknown = [place for place, finding in enumerate(findings) if finding.status is Status.UNKNOWN]
     if machine.peers and machine.peers.problem:
         # That MPI did not start is why the nodes were not compared, whatever is wrong with this one.
         unknown = [place for place in unknown if not findings[place].check.startswith("peers.")]
-    rules = {place: rules_from(RULES, findings[place].check) for place in faults}
     causes_of: dict[int, list[int]] = {}
     for effect in (*faults, *unknown):
         causes = [
             cause
             for cause in faults
             if cause != effect
-            and any(
-                findings[effect].check in rule.effects and rule.holds(machine, findings[cause], findings[effect])
-                for rule in rules[cause]
-            )
+            and explains(node, findings[cause], findings[effect])
             # Of two that could explain each other one stays the cause.
             and effect not in _all_causes(cause, causes_of)
         ]
@@ -71,16 +77,13 @@ def explained(machine: Machine, findings: Sequence[Finding]) -> tuple[Finding, .
     result = list(findings)
     for effect in causes_of:
         roots = sorted(_all_causes(effect, causes_of) - causes_of.keys())
-        result[effect] = replace(result[effect], explained_by=_checks(result[root] for root in roots))
+        checks = tuple(dict.fromkeys(result[root].check for root in roots))
+        result[effect] = replace(result[effect], explained_by=checks)
         for root in roots:
             statuses = {result[root].status, findings[effect].status} & set(TOLD)
-            explains = dict.fromkeys((*result[root].explains, findings[effect].check))
-            result[root] = replace(result[root], explains=tuple(explains), status=min(statuses, key=TOLD.index))
+            effects = dict.fromkeys((*result[root].explains, findings[effect].check))
+            result[root] = replace(result[root], explains=tuple(effects), status=min(statuses, key=TOLD.index))
     return tuple(result)
-
-
-def _checks(findings: Iterable[Finding]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(finding.check for finding in findings))
 
 
 def _all_causes(effect: int, causes_of: Mapping[int, list[int]]) -> set[int]:
@@ -101,220 +104,7 @@ def _covers(causes: Sequence[Finding], effect: Finding) -> bool:
     return gpus <= touched
 
 
-# --- when a finding explains another ---------------------------------------------------------------------------------
-
-Holds = Callable[[Machine, Finding, Finding], bool]
-"""Whether, on a machine, a cause explains an effect."""
-
-
-def always(_machine: Machine, _cause: Finding, _effect: Finding) -> bool:
-    """Say that one explains the other wherever both are."""
-    return True
-
-
-def same_gpus(_machine: Machine, cause: Finding, effect: Finding) -> bool:
-    """Say whether both are about GPUs, and about some of the same."""
-    return not set(cause.place.ids).isdisjoint(effect.place.ids)
-
-
-def alike(_machine: Machine, cause: Finding, effect: Finding) -> bool:
-    """Say whether both are about some of the same GPUs, or one of them is about something else than GPUs."""
-    return cause.place.meets(effect.place)
-
-
-def no_gpu_left(machine: Machine, cause: Finding, effect: Finding) -> bool:
-    """Say whether the cause has some of the GPUs that the effect counts."""
-    return effect.place.kind is not PlaceKind.GPU or same_gpus(machine, cause, effect)
-
-
-def undetermined(machine: Machine, cause: Finding, effect: Finding) -> bool:
-    """Say whether the effect is unknown, of GPUs that the cause has."""
-    return effect.status is Status.UNKNOWN and alike(machine, cause, effect)
-
-
-def control_node_failed(machine: Machine, _cause: Finding, effect: Finding) -> bool:
-    """Say whether a library's start failed because one of the nodes that it opens first is closed."""
-    closed = _closed_nodes(machine)
-    nvml, cuda = nvml_failure(machine), cuda_failure(machine)
-    if _is_about(effect, nvml):
-        return nvml is not None and nvml.call == "nvmlInit" and "/dev/nvidiactl" in closed
-    return _is_about(effect, cuda) and cuda is not None and cuda.call == "cuInit" and bool(closed)
-
-
-def _is_about(finding: Finding, failure: LibraryFailure | None) -> bool:
-    """Say whether a finding quotes the call in which a library failed."""
-    return failure is not None and failure.call in {evidence.source for evidence in finding.evidence}
-
-
-def _closed_nodes(machine: Machine) -> set[str]:
-    nodes = (machine.driver or Driver()).nodes or ()
-    return {node.path for node in nodes if node.access not in (None, "ok") or node.kind not in (None, "character")}
-
-
-def none_to_open(machine: Machine, cause: Finding, effect: Finding) -> bool:
-    """Say whether CUDA finds no GPU that it can open, and the cause has some of those."""
-    failure = cuda_failure(machine)
-    no_device = failure is not None and (failure.call, failure.number) == ("cuInit", _NO_DEVICE)
-    return no_device and _is_about(effect, failure) and same_gpus(machine, cause, effect)
-
-
-def not_ready(machine: Machine, _cause: Finding, effect: Finding) -> bool:
-    """Say whether CUDA does not start because the fabric is not ready, and the effect is about that."""
-    failure = cuda_failure(machine)
-    return failure is not None and failure.number == _SYSTEM_NOT_READY and _is_about(effect, failure)
-
-
-_NO_DEVICE, _SYSTEM_NOT_READY = 100, 802
-"""CUDA_ERROR_NO_DEVICE and CUDA_ERROR_SYSTEM_NOT_READY (cuda.h)."""
-
-
-def versions_differ(machine: Machine, _cause: Finding, _effect: Finding) -> bool:
-    """Say whether the libraries refuse a kernel module of another version."""
-    failure = nvml_failure(machine)
-    return failure is not None and failure.name == "NVML_ERROR_LIB_RM_VERSION_MISMATCH"
-
-
-def control_denied(_machine: Machine, _cause: Finding, effect: Finding) -> bool:
-    """Say whether the cgroup that denies the GPUs denies the node that all of them need as well."""
-    return any(item.errno == "EPERM" for item in effect.evidence if item.source == "access(/dev/nvidiactl)")
-
-
-def _probes(machine: Machine, check: str, *outcomes: Outcome) -> list[Probe]:
-    """Return the probes that a check judges and that ended in one of these ways."""
-    kinds = KINDS.get(check, ())
-    return [probe for probe in machine.probes or () if probe.kind in kinds and probe.outcome in outcomes]
-
-
-def cuda_did_not_start(machine: Machine, _cause: Finding, effect: Finding) -> bool:
-    """Say whether every probe that this check judges and that failed did so in cuInit, which closed nodes stop."""
-    bad = _probes(machine, effect.check, *(outcome for outcome in Outcome if outcome is not Outcome.OK))
-    return bool(bad) and all(probe.call in _STARTS for probe in bad) and bool(_closed_nodes(machine))
-
-
-_STARTS = ("cuInit", "cuDriverGetVersion")
-
-
-def failed_in(*calls: str, number: int | None = None) -> Holds:
-    """Return whether all probes of the effect that failed did so in one of these calls, with this CUresult."""
-
-    def holds(machine: Machine, _cause: Finding, effect: Finding) -> bool:
-        bad = _probes(machine, effect.check, Outcome.ERROR)
-        return bool(bad) and all(probe.call in calls and number in (None, probe.error_number) for probe in bad)
-
-    return holds
-
-
-def cuda_failed(machine: Machine, cause: Finding, effect: Finding) -> bool:
-    """Say whether CUDA failed as a whole, and what was tried in its first calls."""
-    return cuda_failure(machine) is not None and failed_in(*_STARTS)(machine, cause, effect)
-
-
-def ran_short(machine: Machine, _cause: Finding, effect: Finding) -> bool:
-    """Say whether the effect failed as it does where descriptors, processes or addresses run out."""
-    if effect.check == "drv.libraries":
-        failures = [failure for failure in (nvml_failure(machine), cuda_failure(machine)) if failure is not None]
-        ours = [f for f in failures if _is_about(effect, f) or (f.call is None and f.how == "not-started")]
-        return bool(ours) and all(failure.how != "timed-out" and failure.number in _SHORT for failure in ours)
-    bad = _probes(machine, effect.check, Outcome.ERROR, Outcome.CRASHED, Outcome.CORRUPT)
-    return bool(bad) and all(probe.outcome is not Outcome.CORRUPT and probe.error_number in _SHORT for probe in bad)
-
-
-_SHORT = (None, 2, 100, 304, 999)
-"""What CUDA answers where the kernel gives it nothing more: OUT_OF_MEMORY, NO_DEVICE, OPERATING_SYSTEM, UNKNOWN (also
-NVML's); nothing of a process that crashed or could not be started."""
-
-
-def lost_as(*blocks: Block, status: Status | None = None) -> Holds:
-    """Return whether the effect is about GPUs of the cause, all of which are lost in one of these ways.
-
-    Parameters
-    ----------
-    status
-        The cause must have.
-    """
-
-    def holds(machine: Machine, cause: Finding, effect: Finding) -> bool:
-        gpus = [gpu for gpu in machine.gpus or () if gpu.bus_id in effect.place.ids]
-        return (
-            status in (None, cause.status)
-            and same_gpus(machine, cause, effect)
-            and all((stopped := classify(machine, gpu)) is not None and stopped.block in blocks for gpu in gpus)
-        )
-
-    return holds
-
-
-def logged(*messages: M) -> Holds:
-    """Return whether the effect is that the driver logged one of these messages, of a GPU that the cause may have."""
-    return lambda machine, cause, effect: alike(machine, cause, effect) and message_of(machine, effect) in messages
-
-
-def asks_to_recover(finding: Finding) -> bool:
-    """Say whether a finding of ``gpu.health`` is about the recovery action that the driver asks for."""
-    return {evidence.source for evidence in finding.evidence} == {RECOVERY_ACTION}
-
-
-def needs_recovery(machine: Machine, cause: Finding, effect: Finding) -> bool:
-    """Say whether the driver asks for a recovery because of an Xid after which a GPU needs one."""
-    grave = (Action.RESET, Action.REBOOT, Action.LINKS)
-    serious = any(meaning(event).action in grave for event in xids_of(machine, cause))
-    return asks_to_recover(effect) and same_gpus(machine, cause, effect) and serious
-
-
-def announces_recovery(machine: Machine, cause: Finding, effect: Finding) -> bool:
-    """Say whether the effect is Xid 154, with which the driver logs that it asks for a recovery."""
-    numbers = {event.number for event in xids_of(machine, effect)}
-    return numbers == {RECOVERY_CHANGED} and asks_to_recover(cause) and same_gpus(machine, cause, effect)
-
-
-def precedes_recovery(machine: Machine, cause: Finding, effect: Finding) -> bool:
-    """Say whether the effect is Xid 154, and the cause the last Xid of the GPU before it that needs an operator."""
-    announced = {(event.number, event.bus_id) for event in xids_of(machine, effect)}
-    reasons = {(event.number, event.bus_id) for event in xids_of(machine, cause)}
-    if any(number != RECOVERY_CHANGED for number, _ in announced):
-        return False
-    last: dict[str | None, int | None] = {}
-    for event in _xids(machine):
-        if event.number != RECOVERY_CHANGED:
-            last[event.bus_id] = event.number
-        elif (event.number, event.bus_id) in announced and (last.get(event.bus_id), event.bus_id) in reasons:
-            return True
-    return False
-
-
-def _xids(machine: Machine) -> list[KernelEvent]:
-    """Return the Xids of the kernel's log that need an operator."""
-    events = () if machine.kernel_log is None else machine.kernel_log.events
-    return [event for event in events if event.kind is EventKind.XID and meaning(event).status in TOLD]
-
-
-def xids(fits: Callable[[KernelEvent], bool]) -> Holds:
-    """Return whether all Xids of the effect's GPU that need an operator are such ones, and the cause has that GPU."""
-
-    def holds(machine: Machine, cause: Finding, effect: Finding) -> bool:
-        events = [event for event in _xids(machine) if event.bus_id in effect.place.ids]
-        return same_gpus(machine, cause, effect) and bool(events) and all(map(fits, events))
-
-    return holds
-
-
-def blamed_on(blame: Blame) -> Holds:
-    """Return whether all Xids of the effect's GPU are of a part, or ask for the recovery after one that is."""
-    return xids(lambda event: meaning(event).blame is blame or event.number == RECOVERY_CHANGED)
-
-
-def of_numbers(*numbers: int) -> Holds:
-    """Return whether all Xids of the effect's GPU are of these numbers, or ask for the recovery after one."""
-    return xids(lambda event: event.number in (*numbers, RECOVERY_CHANGED))
-
-
-def imex_to_recover(machine: Machine, cause: Finding, effect: Finding) -> bool:
-    """Say whether the recovery action that the driver asks for is that of an IMEX domain."""
-    actions = {evidence.value for evidence in effect.evidence}
-    return actions == {"recover-imex-domain"} and same_gpus(machine, cause, effect)
-
-
-# --- the table -------------------------------------------------------------------------------------------------------
+# --- findings ---------------------------------------------------------------------------------------------------------
 
 _MEMORY_XIDS = (48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 168, 171, 172)
 """Xids of a GPU's memory (:mod:`egmctl.doctor.kernel_faults`)."""
@@ -324,10 +114,11 @@ _TAKEN = ("dev.excluded", "dev.cgroup-restricted", "dev.nodes-missing")
 """What takes a GPU away from this process, or from all, while it works."""
 _EGM = ("egm.capability", "egm.preconditions", "egm.fabric-address", "egm.cgroup-route", "egm.peer-route")
 _OF_A_LOST_GPU = (*_EGM, "env.visible-devices", "fabric.same-node-isolation", "rdma.affinity")
-"""What is seen of a GPU that cannot be used. What NVML says of GPUs is not among it: NVML does not list this one; nor
-what sysfs says, which needs nobody's leave."""
+"""Findings on a GPU that cannot be used. Those by NVML are not among them, as NVML does not list such a GPU; nor those
+by sysfs, which needs no permission."""
 _OVER_NVLINK = ("p2p.verify", "fabric.alloc-active")
 """What is tried over NVLink where there is any."""
+_WITHOUT_FABRIC = ("fabric.state", "fabric.consistency", "p2p.status", *_OVER_NVLINK)
 
 _ALIKE: Mapping[str, tuple[str, ...]] = {
     "dev.fell-off-bus": ("dev.driver-binding", "dev.permissions", "gpu.health", "pcie.link", *_OF_A_LOST_GPU),
@@ -350,15 +141,8 @@ _ALIKE: Mapping[str, tuple[str, ...]] = {
     "egm.override-key": (*_EGM, "egm.alloc-active"),
     # Without EGM the same memory can be had as ordinary system memory.
     "egm.capability": tuple(check for check in _EGM if check != "egm.capability"),
-    "fabric.management": (
-        "fabric.manager",
-        "fabric.state",
-        "fabric.consistency",
-        "nvlink.links",
-        "p2p.status",
-        *_OVER_NVLINK,
-    ),
-    "fabric.manager": ("fabric.state", "fabric.consistency", "p2p.status", "egm.fabric-address", *_OVER_NVLINK),
+    "fabric.management": ("fabric.manager", "nvlink.links", *_WITHOUT_FABRIC),
+    "fabric.manager": ("egm.fabric-address", *_WITHOUT_FABRIC),
     "egm.fabric-address": ("p2p.status", "egm.peer-route"),
     "p2p.status": ("egm.peer-route", "p2p.verify"),
     "fabric.state": ("p2p.status", "fabric.consistency", "imex.domain", "egm.fabric-address", "fabric.alloc-active"),
@@ -389,62 +173,145 @@ _LOGGED: Mapping[str, tuple[M, ...]] = {
 }
 """By check: the messages in which the driver says what it finds."""
 
-RULES: tuple[Rule[Machine, Finding], ...] = (
-    *(Rule((cause,), effects, alike) for cause, effects in _ALIKE.items()),
-    *(Rule((cause,), ("kernel.driver-messages",), logged(*messages)) for cause, messages in _LOGGED.items()),
+ON_FINDINGS: tuple[Rule, ...] = (
+    *(Rule((cause,), effects, when.alike) for cause, effects in _ALIKE.items()),
+    *(Rule((cause,), ("kernel.driver-messages",), when.logged(*messages)) for cause, messages in _LOGGED.items()),
     # A GPU has one kernel driver, and the libraries find none whose driver is not NVIDIA's.
-    Rule(("drv.nouveau",), ("dev.driver-binding", "drv.libraries", "dev.count-consistency"), always),
-    Rule(("dev.driver-binding",), ("drv.libraries",), same_gpus),
-    Rule(("dev.fell-off-bus", *_TAKEN, "dev.permissions"), ("drv.libraries",), none_to_open),
-    Rule(("drv.versions",), ("drv.libraries",), versions_differ),
-    Rule(("dev.cgroup-restricted",), ("dev.control-nodes",), control_denied),
+    Rule(("drv.nouveau",), ("dev.driver-binding", "drv.libraries", "dev.count-consistency"), when.always),
+    Rule(("dev.driver-binding",), ("drv.libraries",), when.same_gpus),
+    Rule(("dev.fell-off-bus", *_TAKEN, "dev.permissions"), ("drv.libraries",), when.none_to_open),
+    Rule(("drv.versions",), ("drv.libraries",), when.versions_differ),
+    Rule(("dev.cgroup-restricted",), ("dev.control-nodes",), when.control_denied),
     # A container that is started without GPUs has none of NVIDIA's device nodes.
-    Rule(("dev.nodes-missing",), ("dev.control-nodes",), lambda machine, _cause, _effect: without_gpus(machine)),
+    Rule(("dev.nodes-missing",), ("dev.control-nodes",), lambda node, _cause, _effect: without_gpus(node.machine)),
     # NVML and CUDA open /dev/nvidiactl first, CUDA then /dev/nvidia-uvm: in cuInit, with which every use begins.
-    Rule(("dev.control-nodes",), ("drv.libraries",), control_node_failed),
-    Rule(("dev.control-nodes",), _ACTIVE, cuda_did_not_start),
-    Rule(("drv.libraries",), _ACTIVE, cuda_failed),
-    Rule(
-        (
-            *("dev.fell-off-bus", "dev.driver-binding", *_TAKEN),
-            *("dev.permissions", "dev.control-nodes", "drv.libraries"),
-        ),
-        ("dev.count-consistency",),
-        no_gpu_left,
-    ),
-    Rule(("dev.driver-binding", *_TAKEN), ("pcie.link",), undetermined),
-    Rule(("fabric.management", "fabric.manager", "fabric.state"), ("drv.libraries",), not_ready),
+    Rule(("dev.control-nodes",), ("drv.libraries",), when.control_node_failed),
+    Rule(("dev.control-nodes",), _ACTIVE, when.cuda_did_not_start),
+    Rule(("drv.libraries",), _ACTIVE, when.cuda_failed),
+    Rule(("dev.fell-off-bus", "dev.driver-binding", *_TAKEN), ("dev.count-consistency",), when.no_gpu_left),
+    Rule(("dev.permissions", "dev.control-nodes", "drv.libraries"), ("dev.count-consistency",), when.no_gpu_left),
+    Rule(("dev.driver-binding", *_TAKEN), ("pcie.link",), when.undetermined),
+    Rule(("fabric.management", "fabric.manager", "fabric.state"), ("drv.libraries",), when.not_ready),
     # CUDA lists parts of a GPU with MIG, and no prohibited one.
-    Rule(("gpu.mig",), ("dev.count-consistency",), lost_as(Block.NOT_SEEN_BY_CUDA)),
-    Rule(("gpu.compute-mode",), ("dev.count-consistency",), lost_as(Block.NOT_SEEN_BY_CUDA, status=Status.FAIL)),
+    Rule(("gpu.mig",), ("dev.count-consistency",), when.lost_as(Block.NOT_SEEN_BY_CUDA)),
+    Rule(("gpu.compute-mode",), ("dev.count-consistency",), when.lost_as(Block.NOT_SEEN_BY_CUDA, status=Status.FAIL)),
     # The driver gave the GPU up and said why.
-    Rule(("kernel.xid",), ("dev.count-consistency",), lost_as(Block.GPU_LOST, Block.NOT_LISTED, status=Status.FAIL)),
-    Rule(("dev.fell-off-bus",), ("kernel.xid",), of_numbers(79)),
-    Rule(("dev.fell-off-bus",), ("kernel.aer",), same_gpus),
+    Rule(
+        ("kernel.xid",), ("dev.count-consistency",), when.lost_as(Block.GPU_LOST, Block.NOT_LISTED, status=Status.FAIL)
+    ),
+    Rule(("dev.fell-off-bus",), ("kernel.xid",), when.xids(79)),
+    Rule(("dev.fell-off-bus",), ("kernel.aer",), when.same_gpus),
     # The driver logs the errors that it counts.
-    Rule(("gpu.health",), ("kernel.xid",), of_numbers(*_MEMORY_XIDS)),
-    Rule(("nvlink.links", "nvlink.errors"), ("kernel.xid",), blamed_on(Blame.LINK)),
-    Rule(("c2c.link",), ("kernel.xid",), of_numbers(*C2C_XIDS)),
+    Rule(("gpu.health",), ("kernel.xid",), when.xids(*_MEMORY_XIDS)),
+    Rule(("nvlink.links", "nvlink.errors"), ("kernel.xid",), when.xids(Blame.LINK)),
+    Rule(("c2c.link",), ("kernel.xid",), when.xids(*C2C_XIDS)),
     # It times out waiting for a link that has errors.
-    Rule(("kernel.aer",), ("kernel.xid",), blamed_on(Blame.PCIE)),
-    Rule(("kernel.xid",), ("gpu.health",), needs_recovery),
-    Rule(("gpu.health",), ("kernel.xid",), announces_recovery),
-    Rule(("kernel.xid",), ("kernel.xid",), precedes_recovery),
-    Rule(("imex.recovery",), ("gpu.health",), imex_to_recover),
+    Rule(("kernel.aer",), ("kernel.xid",), when.xids(Blame.PCIE)),
+    Rule(("kernel.xid",), ("gpu.health",), when.needs_recovery),
+    Rule(("gpu.health",), ("kernel.xid",), when.announces_recovery),
+    Rule(("kernel.xid",), ("kernel.xid",), when.precedes_recovery),
+    Rule(("imex.recovery",), ("gpu.health",), when.imex_to_recover),
     # Fabric handles need an IMEX channel (cuda.h, CUDA_ERROR_NOT_PERMITTED).
     Rule(
         ("imex.channel",),
         ("fabric.alloc-active",),
-        failed_in("cuMemCreate", "cuMemPoolCreate", "cuMemImportFromShareableHandle", number=800),
+        when.failed_in("cuMemCreate", "cuMemPoolCreate", "cuMemImportFromShareableHandle", number=800),
     ),
     # The driver cannot take memory of that NUMA node.
     Rule(
         ("numa.cpuset-mems", "numa.mempolicy-syscalls", "numa.memory"),
         ("egm.alloc-active", "ipc.vmm-active", "ipc.pool-active", "fabric.alloc-active"),
-        failed_in("cuMemCreate", "cuMemPoolCreate"),
+        when.failed_in("cuMemCreate", "cuMemPoolCreate"),
     ),
-    Rule(("env.limits",), ("drv.libraries", *_ACTIVE), ran_short),
+    Rule(("env.limits",), ("drv.libraries", *_ACTIVE), when.ran_short),
     # pidfd_getfd needs the rights of ptrace(2).
-    Rule(("ipc.ptrace",), ("ipc.pidfd-active",), always),
+    Rule(("ipc.ptrace",), ("ipc.pidfd-active",), when.always),
 )
-"""What explains what; each pair has a test (tests/doctor/test_causes.py)."""
+"""Which findings explain which; each pair has a test (tests/doctor/test_causes.py)."""
+
+
+# --- paths ------------------------------------------------------------------------------------------------------------
+
+_SLOW = frozenset({Symptom.SLOW})
+_FAILED = frozenset({Symptom.FAILED})
+_CORRUPT = frozenset({Symptom.CORRUPT})
+_BOTH = _SLOW | _FAILED
+_NO_GPU = frozenset({WaiverKind.GPU_UNUSABLE})
+_NO_P2P = frozenset({WaiverKind.NO_PEER_ACCESS, WaiverKind.NO_ATOMICS})
+_REFUSED = frozenset({WaiverKind.REFUSED})
+_NO_MEMORY = frozenset({WaiverKind.UNSUPPORTED_MEMORY})
+_NO_HANDLE = _REFUSED | {WaiverKind.UNSUPPORTED_HANDLE}
+_NO_FABRIC = _NO_HANDLE | {WaiverKind.NO_IMEX_CHANNEL}
+_LESS_NVLINK = _BOTH | _NO_P2P | {WaiverKind.NO_NVLINK}
+_EGM_BLOCKED = _BOTH | _REFUSED | {Symptom.DEGRADED, WaiverKind.EGM_BLOCKED}
+_NVLINK = (
+    *("nvlink.bw-mode", "nvlink.disabled", "kernel.sxid"),
+    *("fabric.manager", "fabric.management", "fabric.state", "fabric.consistency"),
+)
+
+ON_PATHS: tuple[Rule, ...] = (
+    # A GPU that is taken away is slow nowhere: nothing is measured on it.
+    Rule(("dev.*", "gpu.compute-mode"), _FAILED | _NO_GPU, on()),
+    Rule(("drv.libraries", "drv.versions", "drv.nouveau"), _FAILED | _NO_GPU, on(whole_node=True)),
+    Rule(("drv.libraries",), {Symptom.BLIND}, on(whole_node=True)),
+    Rule(("env.limits",), _FAILED | {Symptom.LOST}, on()),
+    Rule(("gpu.mig",), _NO_GPU | _NO_P2P, on()),
+    Rule(("env.visible-devices",), {WaiverKind.GPU_HIDDEN}, on()),
+    # Uncorrectable errors of a GPU's memory end what touches it; ECC does not make it slow.
+    Rule(("gpu.health",), _FAILED | _CORRUPT | _NO_GPU, on()),
+    # Of the many Xids some end contexts, and some leave clocks or links down: off the bus, or in an unknown state.
+    Rule(("kernel.xid",), _FAILED | _NO_GPU, on(given=paths.at_gpu)),
+    Rule(("kernel.xid",), _SLOW, on(given=paths.with_xid(79, 109))),
+    Rule(("kernel.xid",), _SLOW, on(Way.NVLINK, where=paths.joined_by_nvlink, given=paths.with_xid(Blame.LINK))),
+    Rule(("kernel.xid",), _SLOW, on(Way.C2C, given=paths.with_xid(*C2C_XIDS))),
+    Rule(("gpu.throttle",), _SLOW, on()),
+    # Host memory is reached through encrypted bounce buffers, and single GPUs have no peers.
+    Rule(("gpu.cc-mode",), _BOTH | _NO_P2P | {WaiverKind.UNSUPPORTED_HANDLE}, on()),
+    Rule(("gpu.vgpu",), _BOTH | _NO_P2P | _NO_FABRIC | _NO_MEMORY, on()),
+    # NVLink replays what arrives wrong: errors cost time, no bytes.
+    Rule(("nvlink.links",), _LESS_NVLINK, on(Way.NVLINK, where=paths.short_of_nvlinks, of_links=True)),
+    Rule(("nvlink.errors",), _LESS_NVLINK, on(Way.NVLINK, where=paths.errors_on_the_way, of_links=True)),
+    Rule(_NVLINK, _LESS_NVLINK, on(Way.NVLINK, where=paths.joined_by_nvlink, of_links=True)),
+    # These take NVLink from all pairs of a GPU; NVML may list no link any more.
+    Rule(("nvlink.disabled", "nvlink.bw-mode"), _BOTH | _NO_P2P, on(Way.DIRECT_PEERS)),
+    Rule(("nvlink.links", "nvlink.errors", *_NVLINK), _BOTH | _NO_P2P, on(Way.DIRECT_PEERS, where=paths.lost_nvlink)),
+    # A fabric handle needs a channel on one node too (800 without one, measured on HGX H200), other handles need none.
+    Rule(("imex.module", "imex.channel"), _FAILED | _NO_FABRIC, on(Way.FABRIC_HANDLE)),
+    # The driver makes no fabric memory at all until the domain is recovered (open-gpu-kernel-modules,
+    # imex_session_api.c: read there, not tried).
+    Rule(("fabric.*", "imex.recovery"), _FAILED | _NO_HANDLE, on(Way.FABRIC_HANDLE)),
+    # Only memory of other nodes is imported with the service: within HGX H200 all handles worked without it.
+    Rule(("imex.daemon", "imex.domain"), _FAILED | _NO_HANDLE, on(Way.OTHER_NODE)),
+    # Without P2P copies between GPUs are staged in host memory.
+    Rule(("p2p.status",), _BOTH | _NO_P2P, on(Way.PEERS)),
+    Rule(("p2p.verify",), _FAILED | _CORRUPT, on(Way.PEERS)),
+    Rule(("pcie.acs",), _BOTH, on(Way.PCIE_PEERS)),
+    # "Silent device memory corruption" (CUDA C++ Programming Guide, "IOMMU on Linux").
+    Rule(("pcie.iommu",), _BOTH | _CORRUPT, on(Way.PCIE_PEERS)),
+    Rule(("pcie.link",), _SLOW, on(Way.PCIE)),
+    Rule(("kernel.aer",), _BOTH, on(Way.PCIE, given=paths.at_gpu)),
+    # Where C2C is down the same memory is reached over PCIe.
+    Rule(("c2c.link",), _BOTH | _NO_MEMORY | _REFUSED, on(Way.C2C, of_links=True)),
+    # Without EGM the same memory is ordinary system memory, which can be had as well.
+    Rule(("egm.capability", "egm.preconditions", "egm.override-key"), _SLOW, on(Way.NUMA)),
+    Rule(("egm.hypervisor-mode",), _BOTH, on(Way.NUMA)),
+    # Managed memory goes over C2C as ordinary system memory then, and nothing says so (open-gpu-kernel-modules,
+    # uvm_va_block.c: read there, not measured).
+    Rule(("egm.capability", "egm.preconditions", "egm.cgroup-route"), _SLOW, on(Way.MANAGED)),
+    Rule(("egm.cgroup-route",), _EGM_BLOCKED, on(Way.NUMA)),
+    # It is the route to other nodes' memory: the GPU's own C2C has no part in it.
+    Rule(("egm.peer-route",), _SLOW, on(Way.MANAGED, where=paths.far_memory)),
+    Rule(("egm.peer-route",), _EGM_BLOCKED, on(Way.BLOCKED_NUMA)),
+    Rule(("egm.fabric-address",), _FAILED | _NO_MEMORY | _REFUSED, on(Way.SHARED_NUMA)),
+    Rule(("egm.alloc-active",), _FAILED | _CORRUPT | _REFUSED, on(Way.NUMA)),
+    Rule(("numa.cpuset-mems",), _FAILED | {WaiverKind.NO_NUMA_MEMORY}, on(Way.HOST)),
+    Rule(("numa.memory", "numa.mempolicy-syscalls"), _FAILED | _REFUSED, on(Way.HOST)),
+    # Without common page tables a GPU has no plain memory, and CPUs have none of a GPU's.
+    Rule(("uvm.addressing-mode",), _NO_MEMORY, on(Way.PAGEABLE)),
+    Rule(("numa.mode",), _NO_MEMORY, on(Way.GPU_NUMA)),
+    Rule(("numa.balancing", "numa.cmdline"), _SLOW, on(Way.HOST)),
+)
+"""Which findings explain the troubles of which paths.
+
+A check that is in no row explains no measurement: the bench uses neither NCCL's variables nor NICs.
+"""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from egmctl import toml
-from egmctl.compat import StrEnum, assert_never
+from egmctl.compat import StrEnum
 from egmctl.doctor.situation import by_value
 from egmctl.model.finding import NODE, Place, Remedy, Status, on_gpus
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent
@@ -112,6 +112,11 @@ def meaning(event: KernelEvent) -> Xid:
     return xid
 
 
+def is_one_of(event: KernelEvent, numbers_or_parts: Collection[int | Blame]) -> bool:
+    """Say whether an Xid is one of these numbers, or blames one of these parts."""
+    return event.number in numbers_or_parts or meaning(event).blame in numbers_or_parts
+
+
 _MANY_CORRECTED = 100
 """Corrected PCIe errors of one device from which on a link is called noisy. Chosen: a healthy link logs none; a link
 that repairs some a day works."""
@@ -128,11 +133,14 @@ class KernelFault:
     """``GPU2``, else the device's bus id, with what it is where that is known."""
     name: str
     """``Xid 79, GPU fell off the bus``."""
-    title: str
-    """Device and name in one line."""
     blame: Blame
     remedy: Remedy
     events: tuple[KernelEvent, ...]
+
+    @property
+    def title(self) -> str:
+        """Device and name in one line; a message of the driver needs no device."""
+        return self.name if self.events[0].kind is EventKind.DRIVER else f"{self.where}: {self.name}"
 
     @property
     def times(self) -> str:
@@ -146,79 +154,63 @@ def kernel_faults(machine: Machine, events: Iterable[KernelEvent]) -> Iterator[K
 
     PCIe errors count of the node's GPUs, NVSwitches and NICs, and of the bridges above them.
     """
-    by_kind: dict[EventKind, list[KernelEvent]] = {kind: [] for kind in EventKind}
+    judges = {EventKind.XID: _xids, EventKind.SXID: _sxids, EventKind.AER: _pcie, EventKind.DRIVER: _messages}
+    by_kind: dict[EventKind, list[KernelEvent]] = {kind: [] for kind in judges}
     for event in events:
         by_kind[event.kind].append(event)
-    for kind, those in by_kind.items():
-        match kind:
-            case EventKind.XID:
-                yield from _xids(machine, those)
-            case EventKind.SXID:
-                yield from _sxids(those)
-            case EventKind.AER:
-                yield from _pcie(machine, those)
-            case EventKind.DRIVER:
-                yield from _messages(machine, those)
-            case _:
-                assert_never(kind)
+    for kind, judge in judges.items():
+        yield from judge(machine, by_kind[kind])
 
 
 def _xids(machine: Machine, events: Sequence[KernelEvent]) -> Iterator[KernelFault]:
     for (number, bus_id, status), group in by_value(events, lambda e: (e.number, e.bus_id, meaning(e).status)):
-        one, place = meaning(group[0]), _place(machine, bus_id)
-        where = place.label or str(bus_id)
+        xid, place = meaning(group[0]), _place(machine, bus_id)
         yield KernelFault(
             status=status,
             place=place,
-            where=where,
-            name=f"Xid {number}, {one.name}",
-            title=f"{where}: Xid {number}, {one.name}",
-            blame=one.blame,
-            remedy=catalogue().remedies[one.action],
-            events=tuple(group),
+            where=place.label or str(bus_id),
+            name=f"Xid {number}, {xid.name}",
+            blame=xid.blame,
+            remedy=catalogue().remedies[xid.action],
+            events=group,
         )
 
 
-def _sxids(events: Sequence[KernelEvent]) -> Iterator[KernelFault]:
+def _sxids(_machine: Machine, events: Sequence[KernelEvent]) -> Iterator[KernelFault]:
     for (number, bus_id, fatal), group in by_value(events, lambda e: (e.number, e.bus_id, e.fatal)):
         link = "" if group[0].link is None else f" on link {group[0].link}"
-        where = f"NVSwitch {bus_id}"
-        # Unless the line says Non-fatal it is taken for fatal, as NVIDIA's own monitors do.
-        name = f"SXid {number}{link}, {'non-fatal' if fatal is False else 'fatal'}"
         yield KernelFault(
+            # Unless the line says Non-fatal it is taken for fatal, as NVIDIA's own monitors do.
             status=Status.WARN if fatal is False else Status.FAIL,
             place=NODE,
-            where=where,
-            name=name,
-            title=f"{where}: {name}",
+            where=f"NVSwitch {bus_id}",
+            name=f"SXid {number}{link}, {'non-fatal' if fatal is False else 'fatal'}",
             blame=Blame.SWITCH,
             remedy=Remedy(
                 text="Look up the number in the Fabric Manager guide; reset all GPUs and NVSwitches of the node "
                 "together, then inspect or replace the switch or the GPU at that link.",
                 needs_root=True,
             ),
-            events=tuple(group),
+            events=group,
         )
 
 
 def _pcie(machine: Machine, events: Sequence[KernelEvent]) -> Iterator[KernelFault]:
-    known = _devices(machine)
-    those = [event for event in events if event.bus_id in known]
-    for (bus_id, corrected, fatal), group in by_value(those, lambda e: (e.bus_id, e.corrected, e.fatal)):
-        what = "corrected" if corrected else "fatal" if fatal else "non-fatal"
+    devices = _devices(machine)
+    known = [event for event in events if event.bus_id in devices]
+    for (bus_id, corrected, fatal), group in by_value(known, lambda e: (e.bus_id, e.corrected, e.fatal)):
+        kind = "corrected" if corrected else "fatal" if fatal else "non-fatal"
         few = corrected and len(group) < _MANY_CORRECTED
-        where, name = known[bus_id or ""], several(len(group), f"{what} PCIe error")
         yield KernelFault(
             status=Status.PASS if few else Status.FAIL if fatal else Status.WARN,
             place=_below(machine, bus_id),
-            where=where,
-            name=name,
-            title=f"{where}: {name}",
+            where=devices[bus_id or ""],
+            name=several(len(group), f"{kind} PCIe error"),
             blame=Blame.PCIE,
             remedy=Remedy(
                 text="Reseat or replace the card, its riser or cable; compare the link's width and speed (lspci -vv)."
             ),
-            events=tuple(group),
+            events=group,
         )
 
 
@@ -227,17 +219,16 @@ def _messages(machine: Machine, events: Sequence[KernelEvent]) -> Iterator[Kerne
         if message is None:
             continue
         known = catalogue().messages[message]
-        place = _place(machine, group[0].bus_id) if len({e.bus_id for e in group}) == 1 else NODE
-        name = f"the driver logged: {known.meaning}"
+        bus_ids = {event.bus_id for event in group}
+        place = _place(machine, bus_ids.pop()) if len(bus_ids) == 1 else NODE
         yield KernelFault(
             status=Status.FAIL if known.status is Status.FAIL else Status.WARN,
             place=place,
             where=place.label,
-            name=name,
-            title=name,
+            name=f"the driver logged: {known.meaning}",
             blame=Blame.UNKNOWN,
             remedy=known.remedy,
-            events=tuple(group),
+            events=group,
         )
 
 

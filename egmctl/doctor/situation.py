@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from egmctl.doctor.check import Judge, Need, Scope, needing, skipped
 from egmctl.model.finding import Confidence, Evidence, Finding, Place, Remedy, on_gpus
-from egmctl.model.kernel_log import DriverMessage, KernelEvent
+from egmctl.model.kernel_log import DriverMessage
 from egmctl.model.machine import (
     Confinement,
     DeviceNode,
@@ -187,8 +187,8 @@ def judged_by_nvml(judge: Callable[[Gpu, GpuNvml, Scope], Finding]) -> Judge:
 
 def loss(machine: Machine, gpu: Gpu) -> Block | None:
     """Return what keeps a GPU from this process, ``None`` where nothing does."""
-    found = classify(machine, gpu)
-    return None if found is None else found.block
+    stopped = classify(machine, gpu)
+    return None if stopped is None else stopped.block
 
 
 def lost(machine: Machine, *blocks: Block) -> list[Gpu]:
@@ -196,22 +196,19 @@ def lost(machine: Machine, *blocks: Block) -> list[Gpu]:
     return [gpu for gpu in machine.gpus or () if loss(machine, gpu) in blocks]
 
 
-def _listed_others(gpu: Gpu, library: str) -> bool:
-    """Say whether the library was asked, and answered without this GPU."""
-    why = gpu.unread.get(library)
-    return why is not None and why.reason is Reason.NOT_PRESENT
-
-
 def funnel(machine: Machine, gpus: Iterable[Gpu]) -> dict[Step, int | None]:
     """Return how many GPUs get how far; ``None`` for a library that was not asked or did not answer."""
-    reached = [found.step if (found := classify(machine, gpu)) else Step.WHOLE for gpu in gpus]
+    obstacles = [classify(machine, gpu) for gpu in gpus]
+    reached = [Step.WHOLE if stopped is None else stopped.step for stopped in obstacles]
     counts: dict[Step, int | None] = {
         step: sum(lost > step or step is Step.PCI for lost in reached)
         for step in (Step.PCI, Step.DRIVER, Step.NODE, Step.ACCESS)
     }
     for step, library in ((Step.NVML, "nvml"), (Step.CUDA, "cuda")):
-        asked = any(getattr(gpu, library) is not None or _listed_others(gpu, library) for gpu in gpus)
         listed = sum(getattr(gpu, library) is not None for gpu in gpus)
+        unread = [gpu.unread[library] for gpu in gpus if library in gpu.unread]
+        # A library that was asked and lists none of these GPUs says so of each.
+        asked = listed or any(reason.reason is Reason.NOT_PRESENT for reason in unread)
         counts[step] = listed if asked and not elsewhere(machine) else None
     return counts
 
@@ -224,16 +221,14 @@ def requested(machine: Machine, scope: Scope, gpu: Gpu) -> bool:
     if expected is None:
         return False
     if expected.reference is not None:
-        return any(
-            other.bus_id == gpu.bus_id and loss(expected.reference, other) is None
-            for other in expected.reference.gpus or ()
-        )
-    return expected.gpus is not None and sum(loss(machine, one) is None for one in machine.gpus or ()) < expected.gpus
+        usable_there = (other for other in expected.reference.gpus or () if loss(expected.reference, other) is None)
+        return any(other.bus_id == gpu.bus_id for other in usable_there)
+    return expected.gpus is not None and expected.gpus > sum(loss(machine, gpu) is None for gpu in machine.gpus or ())
 
 
 def routers(machine: Machine, scope: Scope) -> dict[int, tuple[Gpu, ...]]:
     """Return the GPUs that EGM traffic to each CPU NUMA node in scope can be routed through: those that sit on it."""
-    return {node: found for node in scope.numa_of(machine) if (found := owners(machine, node))}
+    return {node: gpus for node in scope.numa_of(machine) if (gpus := owners(machine, node))}
 
 
 def may_have_egm(machine: Machine) -> bool:
@@ -248,18 +243,14 @@ def may_have_egm(machine: Machine) -> bool:
 
 
 SLURM_PROGRAM, SYSTEMD_PROGRAM = "Slurm_Cgroup_v2", "sd_devices"
-
+_PROGRAMS = "bpf(BPF_PROG_QUERY)"
 _ALL_DEVICES = "a *:* rwm"
 _CHOOSE = "and choose among them with CUDA_VISIBLE_DEVICES"
-_LOST_RULES = (
-    "Re-create the container. To keep its device rules across a systemd daemon-reload: "
-    "nvidia-ctk system create-dev-char-symlinks --create-all on the host, CDI, or the cgroupfs driver."
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manager:
-    """Who it is, by what sign, and what to ask of it."""
+    """The program that decides over the devices of a process, by what sign, and what to ask of it."""
 
     name: str
     """As it follows "set by": ``Slurm for this task``, ``Docker``."""
@@ -286,10 +277,11 @@ def limited_cgroup(confinement: Confinement) -> str | None:
     Of version 2 it is the lowest with a device program. Of version 1 it is the highest whose list is no longer that of
     all devices; a list of denials prints that of all devices too, so it tells nothing.
     """
-    programs = [one.cgroup for one in confinement.device_programs or () if one.cgroup is not None]
+    programs = [program.cgroup for program in confinement.device_programs or () if program.cgroup is not None]
     if programs:
         return max(programs, key=len)
-    return next((one.cgroup for one in confinement.device_lists if one.rules and one.rules != (_ALL_DEVICES,)), None)
+    limited = (entry for entry in confinement.device_lists if entry.rules and entry.rules != (_ALL_DEVICES,))
+    return next((entry.cgroup for entry in limited), None)
 
 
 def manager(machine: Machine, *, of_container: bool = False) -> Manager:
@@ -301,13 +293,119 @@ def manager(machine: Machine, *, of_container: bool = False) -> Manager:
         Whether it can only have been who started the container, as for device nodes that are not in it. A cgroup below
         the top one that is seen is somebody else's.
     """
-    seen = _signs(machine)
-    if of_container:
-        seen = replace(seen, is_containers=True)
-    for recognise in (_slurm_program, _kubernetes, _runtime, _slurm_job, _lsf, _systemd):
-        if (found := recognise(seen)) is not None:
-            return found
-    return Manager(name="", sign=seen.by_path if seen.path else None, remedy=_ANYBODY, confidence=Confidence.LOW)
+    process, confinement = machine.process or Process(), machine.confinement or Confinement()
+    path = device_path(process, confinement)
+    by_path = Evidence(source=f"/proc/{process.pid or 'self'}/cgroup", value=path)
+    programs = {program.name: program.cgroup or path for program in confinement.device_programs or () if program.name}
+    # The container's own cgroup is the top one that is seen, with no program attached below it.
+    is_top = all(program.cgroup in (None, "/") for program in confinement.device_programs or ())
+    of_container = of_container or (path in ("", "/") and is_top)
+    variables = {*(process.environment or {}), *(process.container_signs or ())}
+    if SLURM_PROGRAM in programs:
+        cgroup = programs[SLURM_PROGRAM]
+        return _slurm(machine, Evidence(source=_PROGRAMS, value=f"{SLURM_PROGRAM} on {cgroup}"), cgroup)
+    for name, kind, pattern, confidence in _SIGNS:
+        match kind:
+            case "path":
+                matches, sign = bool(re.search(pattern, path)), by_path
+            case "variable":
+                matches, sign = pattern in variables, Evidence(source="environment", value=f"{pattern} is set")
+            case "file":
+                matches = of_container and pattern in (process.container_signs or ())
+                sign = Evidence(source=pattern, value="is there")
+        if matches and name == "Slurm":
+            return replace(_slurm(machine, sign), confidence=confidence)
+        if matches:
+            return Manager(name=name, sign=sign, remedy=_REMEDIES.get(name, _CONTAINER), confidence=confidence)
+    return _systemd(path, programs, confinement.device_units) or Manager(
+        name="", sign=by_path if path else None, remedy=_ANYBODY, confidence=Confidence.LOW
+    )
+
+
+_SIGNS: tuple[tuple[str, Literal["path", "variable", "file"], str, Confidence], ...] = (
+    ("Kubernetes", "path", "kubepods", Confidence.HIGH),
+    ("Kubernetes", "variable", "KUBERNETES_SERVICE_HOST", Confidence.HIGH),
+    ("Docker", "path", r"/docker[-/][0-9a-f]{12,}", Confidence.HIGH),
+    ("CRI-O", "path", "/crio-", Confidence.HIGH),
+    ("containerd", "path", "/cri-containerd-", Confidence.HIGH),
+    ("Podman", "path", "/libpod-|/libpod_parent/", Confidence.HIGH),
+    ("LXC", "path", r"/lxc(\.payload)?[./]", Confidence.HIGH),
+    ("Docker", "file", "/.dockerenv", Confidence.MEDIUM),
+    ("Podman", "file", "/run/.containerenv", Confidence.MEDIUM),
+    ("Apptainer", "file", "/.singularity.d", Confidence.MEDIUM),
+    ("Slurm", "path", "/job_[0-9]+(/|$)", Confidence.MEDIUM),
+    ("Slurm", "variable", "SLURM_JOB_ID", Confidence.MEDIUM),
+    ("LSF", "path", "(^|/)lsf(/|$)", Confidence.HIGH),
+    ("LSF", "variable", "LSB_JOBID", Confidence.MEDIUM),
+)
+"""Who leaves which sign in the cgroup's path, in the environment or in the root folder, the surest first."""
+_CONTAINER = Remedy(
+    text=f"Start the container with all GPUs (--gpus all, or the CDI device nvidia.com/gpu=all) {_CHOOSE}."
+)
+_ANYBODY = Remedy(
+    text=f"Start the process in a cgroup that allows all GPUs {_CHOOSE}; ask who created the cgroup named here."
+)
+_REMEDIES = {
+    "Kubernetes": Remedy(text=f"Request all GPUs of the node (or a DRA claim for all) {_CHOOSE}."),
+    "LSF": Remedy(text=f"Request all GPUs of the host (-gpu num=all of them, mode=shared) {_CHOOSE}."),
+}
+
+
+def _slurm(machine: Machine, sign: Evidence, cgroup: str = "") -> Manager:
+    """Return Slurm, which denies devices for a whole job, or for each of its tasks where GPUs are bound to tasks.
+
+    SLURM_GPUS_ON_NODE counts the GPUs of the step here. Where they are bound to tasks, SLURM_STEP_GPUS names those of
+    the task alone, and no variable need name the option that did it (seen with Slurm 22.05).
+    """
+    environment = (machine.process or Process()).environment or {}
+    gpus = len(machine.gpus or ())
+    allowed = gpus - len(lost(machine, Block.DEVICE_CGROUP))
+    on_node = environment.get("SLURM_GPUS_ON_NODE", "")
+    options = (environment.get(name) for name in ("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND"))
+    by_task = "/task_" in cgroup or any(option not in (None, "", "none") for option in options)
+    if re.fullmatch("[0-9]{1,4}", on_node, re.ASCII):
+        by_task = int(on_node) > allowed
+    elif "SLURM_JOB_ID" in environment and not allowed:
+        by_task = False
+    if by_task:
+        text = (
+            "Give every task all GPUs of the job (srun --gpu-bind=none, --gpus-per-node for --gpus-per-task) "
+            f"{_CHOOSE}."
+        )
+    elif allowed:
+        text = f"Ask Slurm for all GPUs of the node (--gres=gpu:{gpus}) {_CHOOSE}."
+    else:
+        text = f"Ask Slurm for GPUs (--gres=gpu:N, this node has {gpus}): this step has none."
+    return Manager(name=f"Slurm for this {'task' if by_task else 'job'}", sign=sign, remedy=Remedy(text=text))
+
+
+def _systemd(path: str, programs: Mapping[str, str], units: Sequence[DeviceUnit]) -> Manager | None:
+    """Return systemd, where its program or a unit's file shows that it limits devices: it puts everything in a unit."""
+    in_path = [part for part in path.split("/") if re.fullmatch(r".+\.(service|scope|slice)", part)]
+    limiting = [unit for unit in units if any(map(_limits, unit.settings))]
+    if SYSTEMD_PROGRAM in programs:
+        name = in_path[-1] if in_path else ""
+        sign = Evidence(source=_PROGRAMS, value=f"{SYSTEMD_PROGRAM} on {programs[SYSTEMD_PROGRAM]}")
+    elif limiting:
+        name = limiting[-1].unit
+        sign = Evidence(source=limiting[-1].file, value=", ".join(limiting[-1].settings[:4]))
+    else:
+        return None
+    last = in_path[-1] if in_path else ""
+    remedy = Remedy(
+        text="In the unit, set DevicePolicy=auto and drop DeviceAllow=, or add DeviceAllow=char-nvidia* rw.",
+        # A name that is not one word for a shell is not put into a command.
+        command=f"systemctl show -p DevicePolicy,DeviceAllow {last}"
+        if re.fullmatch(r"[A-Za-z0-9@_.:-]+", last)
+        else None,
+        needs_root=True,
+    )
+    return Manager(name=f"systemd for {name}" if name else "systemd", sign=sign, remedy=remedy)
+
+
+def _limits(setting: str) -> bool:
+    """Say whether a setting of a unit keeps devices away: ``DevicePolicy=auto`` does so only with a DeviceAllow."""
+    return setting.startswith("DeviceAllow=") or setting in ("DevicePolicy=closed", "DevicePolicy=strict")
 
 
 def rules_lost(machine: Machine) -> bool:
@@ -319,7 +417,11 @@ def rules_lost(machine: Machine) -> bool:
 
 def lost_rules() -> Remedy:
     """Return what to do where a container has nvidiactl and may not use it: it was given the GPUs and lost them."""
-    return Remedy(text=_LOST_RULES, needs_root=True)
+    return Remedy(
+        text="Re-create the container. To keep its device rules across a systemd daemon-reload: nvidia-ctk system "
+        "create-dev-char-symlinks --create-all on the host, CDI, or the cgroupfs driver.",
+        needs_root=True,
+    )
 
 
 def device_path(process: Process, confinement: Confinement) -> str:
@@ -334,198 +436,41 @@ def device_path(process: Process, confinement: Confinement) -> str:
     return first if first.strip("/") and not confinement.device_programs else second or first
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Signs:
-    """What managers leave behind."""
-
-    path: str
-    by_path: Evidence
-    programs: Mapping[str, str]
-    """Names of the device programs to the cgroups that they are attached to."""
-    is_containers: bool
-    """Whether it may be the container's own cgroup: the top one that is seen, and no program is attached below it."""
-    environment: Mapping[str, str]
-    container: tuple[str, ...]
-    units: tuple[DeviceUnit, ...]
-    """Units in the path whose files limit devices."""
-    gpus: int
-    allowed: int
-    """How many of the GPUs the device cgroup does not deny."""
-
-
-def _signs(machine: Machine) -> _Signs:
-    process, confinement = machine.process or Process(), machine.confinement or Confinement()
-    path = device_path(process, confinement)
-    return _Signs(
-        path=path,
-        by_path=Evidence(source=f"/proc/{process.pid or 'self'}/cgroup", value=path),
-        programs={one.name: one.cgroup or path for one in confinement.device_programs or () if one.name},
-        is_containers=path in ("", "/") and all(one.cgroup in (None, "/") for one in confinement.device_programs or ()),
-        environment=process.environment or {},
-        container=process.container_signs or (),
-        units=tuple(one for one in confinement.device_units if any(map(_limits, one.settings))),
-        gpus=len(machine.gpus or ()),
-        allowed=len(machine.gpus or ()) - len(lost(machine, Block.DEVICE_CGROUP)),
-    )
-
-
-def _limits(setting: str) -> bool:
-    """Say whether a setting of a unit keeps devices away: ``DevicePolicy=auto`` does so only with a DeviceAllow."""
-    return setting.startswith("DeviceAllow=") or setting in ("DevicePolicy=closed", "DevicePolicy=strict")
-
-
-def _slurm_program(seen: _Signs) -> Manager | None:
-    if SLURM_PROGRAM not in seen.programs:
-        return None
-    where = seen.programs[SLURM_PROGRAM]
-    return _slurm(seen, Evidence(source=_PROGRAMS, value=f"{SLURM_PROGRAM} on {where}"), where, Confidence.HIGH)
-
-
-def _kubernetes(seen: _Signs) -> Manager | None:
-    if "kubepods" in seen.path:
-        return Manager(name="Kubernetes", sign=seen.by_path, remedy=_POD)
-    if "KUBERNETES_SERVICE_HOST" in seen.container:
-        sign = Evidence(source="environment", value="KUBERNETES_SERVICE_HOST is set")
-        return Manager(name="Kubernetes", sign=sign, remedy=_POD)
-    return None
-
-
-def _runtime(seen: _Signs) -> Manager | None:
-    for name, pattern in _RUNTIMES:
-        if re.search(pattern, seen.path):
-            return Manager(name=name, sign=seen.by_path, remedy=_CONTAINER)
-    for file, name in _RUNTIME_FILES:
-        if file in seen.container and seen.is_containers:
-            sign = Evidence(source=file, value="is there")
-            return Manager(name=name, sign=sign, remedy=_CONTAINER, confidence=Confidence.MEDIUM)
-    return None
-
-
-def _slurm_job(seen: _Signs) -> Manager | None:
-    if re.search(r"/job_[0-9]+(/|$)", seen.path):
-        return _slurm(seen, seen.by_path, "", Confidence.MEDIUM)
-    if "SLURM_JOB_ID" in seen.environment:
-        return _slurm(seen, Evidence(source="environment", value="SLURM_JOB_ID is set"), "", Confidence.MEDIUM)
-    return None
-
-
-def _slurm(seen: _Signs, sign: Evidence, where: str, confidence: Confidence) -> Manager:
-    """Return Slurm, which denies devices for a whole job, or for each of its tasks where GPUs are bound to tasks.
-
-    SLURM_GPUS_ON_NODE counts the GPUs of the step here. Where they are bound to tasks, SLURM_STEP_GPUS names those of
-    the task alone, and no variable need name the option that did it (seen with Slurm 22.05).
-    """
-    has = seen.environment.get("SLURM_GPUS_ON_NODE", "")
-    options = (seen.environment.get(name) for name in ("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND"))
-    by_task = "/task_" in where or any(option not in (None, "", "none") for option in options)
-    if re.fullmatch("[0-9]{1,4}", has, re.ASCII):
-        by_task = int(has) > seen.allowed
-    elif "SLURM_JOB_ID" in seen.environment and not seen.allowed:
-        by_task = False
-    if by_task:
-        text = (
-            "Give every task all GPUs of the job (srun --gpu-bind=none, --gpus-per-node for --gpus-per-task) "
-            f"{_CHOOSE}."
-        )
-    elif seen.allowed:
-        text = f"Ask Slurm for all GPUs of the node (--gres=gpu:{seen.gpus}) {_CHOOSE}."
-    else:
-        text = f"Ask Slurm for GPUs (--gres=gpu:N, this node has {seen.gpus}): this step has none."
-    name = "Slurm for this task" if by_task else "Slurm for this job"
-    return Manager(name=name, sign=sign, remedy=Remedy(text=text), confidence=confidence)
-
-
-def _lsf(seen: _Signs) -> Manager | None:
-    if re.search(r"(^|/)lsf(/|$)", seen.path):
-        return Manager(name="LSF", sign=seen.by_path, remedy=_LSF_JOB)
-    if "LSB_JOBID" in seen.environment:
-        sign = Evidence(source="environment", value="LSB_JOBID is set")
-        return Manager(name="LSF", sign=sign, remedy=_LSF_JOB, confidence=Confidence.MEDIUM)
-    return None
-
-
-def _systemd(seen: _Signs) -> Manager | None:
-    units = [part for part in seen.path.split("/") if re.fullmatch(r".+\.(service|scope|slice)", part)]
-    unit = units[-1] if units else ""
-    name = f"systemd for {unit}" if unit else "systemd"
-    remedy = Remedy(
-        text="In the unit, set DevicePolicy=auto and drop DeviceAllow=, or add DeviceAllow=char-nvidia* rw.",
-        # A name that is not one word for a shell is not put into a command.
-        command=f"systemctl show -p DevicePolicy,DeviceAllow {unit}"
-        if re.fullmatch(r"[A-Za-z0-9@_.:-]+", unit)
-        else None,
-        needs_root=True,
-    )
-    if SYSTEMD_PROGRAM in seen.programs:
-        sign = Evidence(source=_PROGRAMS, value=f"{SYSTEMD_PROGRAM} on {seen.programs[SYSTEMD_PROGRAM]}")
-        return Manager(name=name, sign=sign, remedy=remedy)
-    if seen.units:
-        # systemd puts everything into some unit: only its files show that it limits the devices of this one.
-        last = seen.units[-1]
-        sign = Evidence(source=last.file, value=", ".join(last.settings[:4]))
-        return Manager(name=f"systemd for {last.unit}", sign=sign, remedy=remedy)
-    return None
-
-
-_RUNTIMES = (
-    ("Docker", r"/docker[-/][0-9a-f]{12,}"),
-    ("CRI-O", r"/crio-"),
-    ("containerd", r"/cri-containerd-"),
-    ("Podman", r"/libpod-|/libpod_parent/"),
-    ("LXC", r"/lxc(\.payload)?[./]"),
-)
-_RUNTIME_FILES = (("/.dockerenv", "Docker"), ("/run/.containerenv", "Podman"), ("/.singularity.d", "Apptainer"))
-_PROGRAMS = "bpf(BPF_PROG_QUERY)"
-
 MAKE_NODES = Remedy(
     text="Create the device nodes with nvidia-modprobe; nvidia-persistenced does so at boot.",
     command="nvidia-modprobe -c 0",
     needs_root=True,
 )
 
-_POD = Remedy(text=f"Request all GPUs of the node (or a DRA claim for all) {_CHOOSE}.")
-_CONTAINER = Remedy(
-    text=f"Start the container with all GPUs (--gpus all, or the CDI device nvidia.com/gpu=all) {_CHOOSE}."
-)
-_LSF_JOB = Remedy(text=f"Request all GPUs of the host (-gpu num=all of them, mode=shared) {_CHOOSE}.")
-_ANYBODY = Remedy(
-    text=f"Start the process in a cgroup that allows all GPUs {_CHOOSE}; ask who created the cgroup named here."
-)
-
 
 def accesses(gpus: Iterable[Gpu]) -> tuple[Evidence, ...]:
-    """What access(2) said of these GPUs' device nodes."""
+    """Return what access(2) said of these GPUs' device nodes."""
     return node_evidence(gpu.node for gpu in gpus if gpu.node is not None)
 
 
 def node_evidence(nodes: Iterable[DeviceNode]) -> tuple[Evidence, ...]:
-    """What it said of device nodes."""
-    answers = ((node, access_of(node)) for node in nodes)
-    return tuple(
-        Evidence(
-            source=f"access({node.path})", value=answer or "not asked", errno=None if answer in (None, "ok") else answer
-        )
-        for node, answer in answers
-    )
+    """Return what access(2) said of device nodes."""
+    evidence = []
+    for node in nodes:
+        answer = access_of(node)
+        errno = None if answer in (None, "ok") else answer
+        evidence.append(Evidence(source=f"access({node.path})", value=answer or "not asked", errno=errno))
+    return tuple(evidence)
 
 
 def cgroup_evidence(machine: Machine) -> tuple[Evidence, ...]:
-    """The cgroup that decides over devices, its BPF programs and its rules."""
+    """Return the cgroup that decides over devices, its BPF programs and its rules."""
     process, confinement = machine.process or Process(), machine.confinement or Confinement()
-    found = []
+    evidence = []
     if path := device_path(process, confinement):
-        found.append(Evidence(source=f"/proc/{process.pid or 'self'}/cgroup", value=path))
-    found += (
-        Evidence(
-            source="bpf(BPF_PROG_QUERY)",
-            value=f"{program.name or 'a program without a name'} on {program.cgroup or 'a cgroup further up'}",
-        )
-        for program in confinement.device_programs or ()
-    )
+        evidence.append(Evidence(source=f"/proc/{process.pid or 'self'}/cgroup", value=path))
+    for program in confinement.device_programs or ():
+        value = f"{program.name or 'a program without a name'} on {program.cgroup or 'a cgroup further up'}"
+        evidence.append(Evidence(source=_PROGRAMS, value=value))
     if confinement.device_rules:
         # A list of denials prints the same as none at all, so it is shown and nothing is concluded from it.
-        found.append(Evidence(source="devices.list (a hint only)", value="; ".join(confinement.device_rules)))
-    return tuple(found)
+        evidence.append(Evidence(source="devices.list (a hint only)", value="; ".join(confinement.device_rules)))
+    return tuple(evidence)
 
 
 def route_evidence(machine: Machine, scope: Scope) -> tuple[Evidence, ...]:
@@ -579,11 +524,11 @@ class P2pRefusal:
     """A mode that somebody set says so too: as grave as that is by itself."""
 
 
-def refusal(machine: Machine, one: Gpu, other: Gpu, pair: Pair) -> P2pRefusal | None:
+def refusal(machine: Machine, gpu: Gpu, other: Gpu, pair: Pair) -> P2pRefusal | None:
     """Return why P2P between two GPUs with NVLink is refused; ``None`` where nothing that was read explains it."""
     if pair.nvlink_count == 0:
         return None
-    gpus = one, other
+    gpus = gpu, other
     if (mode := mode_without_peers(machine, gpus)) is not None:
         return P2pRefusal(mode, Remedy(text="See gpu.mig, gpu.cc-mode and gpu.vgpu."), Confidence.HIGH, chosen=True)
     return _modes(machine, gpus) or _in_fabric(gpus) or _egm_address(machine, gpus, pair)
@@ -591,12 +536,12 @@ def refusal(machine: Machine, one: Gpu, other: Gpu, pair: Pair) -> P2pRefusal | 
 
 def mode_without_peers(machine: Machine, gpus: Iterable[Gpu]) -> str | None:
     """Return the mode in which somebody runs one of these GPUs and in which it has no peers; ``None`` for none."""
-    those = [gpu.nvml for gpu in gpus if gpu.nvml is not None]
-    if any(nvml.mig_mode for nvml in those):
+    known = [gpu.nvml for gpu in gpus if gpu.nvml is not None]
+    if any(nvml.mig_mode for nvml in known):
         return "MIG is on, and its instances have no peers"
     if (machine.driver or Driver()).confidential_compute == "on":
         return "confidential computing is on for single GPUs, which have no peers"
-    if any(nvml.virtualization == "vgpu" for nvml in those):
+    if any(nvml.virtualization == "vgpu" for nvml in known):
         return "a vGPU has peers with some profiles only"
     return None
 
@@ -614,16 +559,17 @@ def _modes(machine: Machine, gpus: tuple[Gpu, Gpu]) -> P2pRefusal | None:
 
 
 def _in_fabric(gpus: tuple[Gpu, Gpu]) -> P2pRefusal | None:
-    found = [one for gpu in gpus if (one := fabric(gpu)) is not None]
-    remedy = Remedy(text="See fabric.state and fabric.consistency.")
-    states = [one.state for one in found]
-    if any(state in ("not-started", "in-progress") for state in states):
-        return P2pRefusal("the fabric has not registered them yet", remedy, Confidence.HIGH)
-    if any(one.health_summary == "unhealthy" for one in found):
-        return P2pRefusal(f"the fabric calls one of them unhealthy {_NOT_TRIED}", remedy, Confidence.HIGH)
-    if len(found) == 2 and (found[0].cluster_uuid, found[0].clique_id) != (found[1].cluster_uuid, found[1].clique_id):
-        return P2pRefusal(f"they are in different cliques {_NOT_TRIED}", remedy, Confidence.HIGH)
-    return None
+    fabrics = [known for gpu in gpus if (known := fabric(gpu)) is not None]
+    cliques = {(known.cluster_uuid, known.clique_id) for known in fabrics}
+    if any(known.state in ("not-started", "in-progress") for known in fabrics):
+        cause = "the fabric has not registered them yet"
+    elif any(known.health_summary == "unhealthy" for known in fabrics):
+        cause = f"the fabric calls one of them unhealthy {_NOT_TRIED}"
+    elif len(cliques) == 2:
+        cause = f"they are in different cliques {_NOT_TRIED}"
+    else:
+        return None
+    return P2pRefusal(cause, Remedy(text="See fabric.state and fabric.consistency."), Confidence.HIGH)
 
 
 def _egm_address(machine: Machine, gpus: tuple[Gpu, Gpu], pair: Pair) -> P2pRefusal | None:
@@ -634,8 +580,9 @@ def _egm_address(machine: Machine, gpus: tuple[Gpu, Gpu], pair: Pair) -> P2pRefu
     """
     if pair.nvlink_through != "switch" or not any(egm(machine, gpu).able for gpu in gpus):
         return None
+    events = () if machine.kernel_log is None else machine.kernel_log.events
     cause = "a GPU on NVSwitches with EGM on and without an EGM fabric address has no P2P at all " + _NOT_TRIED
-    if any(event.message is DriverMessage.EGM_NO_FABRIC_ADDRESS for event in _events(machine)):
+    if any(event.message is DriverMessage.EGM_NO_FABRIC_ADDRESS for event in events):
         evidence = (Evidence(source="kernel log", value=DriverMessage.EGM_NO_FABRIC_ADDRESS.value),)
         return P2pRefusal(cause, _EGM_ADDRESS, Confidence.HIGH, evidence)
     names = ("HANDLE_TYPE_FABRIC_SUPPORTED", "HOST_NUMA_MULTINODE_IPC_SUPPORTED")
@@ -646,10 +593,6 @@ def _egm_address(machine: Machine, gpus: tuple[Gpu, Gpu], pair: Pair) -> P2pRefu
     if (1, 1) in bits:
         return None
     return P2pRefusal(f"possibly: {cause}; whether these GPUs have one was not read", _EGM_ADDRESS, Confidence.LOW)
-
-
-def _events(machine: Machine) -> tuple[KernelEvent, ...]:
-    return () if machine.kernel_log is None else machine.kernel_log.events
 
 
 Version = tuple[int, ...]

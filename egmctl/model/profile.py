@@ -160,7 +160,7 @@ class MatchPoint:
     """One thing that a profile asks of a machine."""
 
     what: Plain
-    """``GPU name``, ``PCI device id``, ``GPUs``, ``NVLinks``, ``link``, ``C2C``, ``NVLink domain``."""
+    """``GPU name``, ``PCI device id``, ``GPUs``, ``NVLinks per GPU``, ``link``, ``NVLink-C2C``, ``NVLink domain``."""
     fits: bool
     reason: Plain
     """What is expected and what was found."""

@@ -189,5 +189,5 @@ class RunVerdict:
     @property
     def too_slow(self) -> bool:
         """Whether a path is slower than its references allow, or in a strict run something was warned of."""
-        slow = any(one.by_speed is Grade.FAIL for one in self.classes)
+        slow = any(verdict.by_speed is Grade.FAIL for verdict in self.classes)
         return slow or (self.strict and self.grade is Grade.WARN)

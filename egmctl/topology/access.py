@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from egmctl.compat import StrEnum
-from egmctl.model.machine import Confinement, DeviceNode, Driver, Gpu, LibraryFailure, Machine, Process, Reason
+from egmctl.model.machine import Confinement, DeviceNode, Driver, Gpu, LibraryFailure, Machine, Process, Reason, Record
 
 
 class Step(enum.IntEnum):
@@ -87,28 +87,28 @@ class Block(StrEnum):
     NO_P2P = "no-p2p"
 
 
-LOST_AT: Mapping[Block, Step] = {
-    Block.OFF_THE_BUS: Step.PCI,
-    Block.NOT_BOUND: Step.DRIVER,
-    Block.EXCLUDED: Step.DRIVER,
-    Block.UNKNOWN: Step.NODE,
-    Block.NOT_IN_CONTAINER: Step.NODE,
-    Block.NO_DEVICE_NODE: Step.NODE,
-    Block.NOT_A_DEVICE: Step.NODE,
-    Block.MASKED: Step.NODE,
-    Block.STALE_NODE: Step.NODE,
-    Block.DEVICE_CGROUP: Step.ACCESS,
-    Block.NO_PERMISSION: Step.ACCESS,
-    Block.NODEV: Step.ACCESS,
-    Block.NVML_FAILED: Step.NVML,
-    Block.GPU_LOST: Step.NVML,
-    Block.NOT_LISTED: Step.NVML,
-    Block.CUDA_FAILED: Step.CUDA,
-    Block.NOT_SEEN_BY_CUDA: Step.CUDA,
-    Block.MIG: Step.WHOLE,
-    Block.COMPUTE_MODE: Step.WHOLE,
+_SEEN: Mapping[Block, tuple[Step, str]] = {
+    Block.OFF_THE_BUS: (Step.PCI, "fell off the PCI bus"),
+    Block.NOT_BOUND: (Step.DRIVER, "bound to {detail}"),
+    Block.EXCLUDED: (Step.DRIVER, "excluded by the driver's configuration"),
+    Block.UNKNOWN: (Step.NODE, "whether it is accessible is unknown{particular}"),
+    Block.NOT_IN_CONTAINER: (Step.NODE, "not passed into this container{answered}"),
+    Block.NO_DEVICE_NODE: (Step.NODE, "no device node{answered}"),
+    Block.NOT_A_DEVICE: (Step.NODE, "{path} is not a character device{particular}"),
+    Block.MASKED: (Step.NODE, "{path} is /dev/null: something hides the device node"),
+    Block.STALE_NODE: (Step.NODE, "{path} has the numbers of another device{particular}"),
+    Block.DEVICE_CGROUP: (Step.ACCESS, "denied by the device cgroup{answered}"),
+    Block.NO_PERMISSION: (Step.ACCESS, "denied by mode bits or a security module{answered}"),
+    Block.NODEV: (Step.ACCESS, "{path} lies on a mount with the option nodev"),
+    Block.NVML_FAILED: (Step.NVML, "NVML {detail}"),
+    Block.GPU_LOST: (Step.NVML, "NVML cannot open it{particular}"),
+    Block.NOT_LISTED: (Step.NVML, "NVML does not list it"),
+    Block.CUDA_FAILED: (Step.CUDA, "CUDA {detail}"),
+    Block.NOT_SEEN_BY_CUDA: (Step.CUDA, "CUDA does not see it{particular}"),
+    Block.MIG: (Step.WHOLE, "MIG is on: it can only be used in parts"),
+    Block.COMPUTE_MODE: (Step.WHOLE, "its compute mode is prohibited"),
 }
-"""The step at which each of a GPU's is seen: the GPU has not taken it."""
+"""The step that a GPU has not taken, and the words for it."""
 
 DENIED = frozenset({Block.DEVICE_CGROUP, Block.NOT_IN_CONTAINER, Block.MASKED})
 """What somebody decided: the GPU is well, and this process was not given it."""
@@ -134,53 +134,18 @@ class Obstacle:
     @property
     def step(self) -> Step:
         """The step that the GPU has not taken."""
-        return LOST_AT[self.block]
+        return _SEEN[self.block][0]
 
     @property
     def cause(self) -> str:
-        """What is so, as it follows the name of the thing and a colon. For people: nothing reads it."""
-        answered = f" ({self.path}: {self.answer})" if self.path else ""
-        match self.block:
-            case Block.OFF_THE_BUS:
-                return "fell off the PCI bus"
-            case Block.NOT_BOUND:
-                return f"bound to {self.detail}" if self.detail else "no kernel driver is bound"
-            case Block.EXCLUDED:
-                return "excluded by the driver's configuration"
-            case Block.UNKNOWN:
-                return f"whether it is accessible is unknown{f' ({self.detail})' if self.detail else ''}"
-            case Block.NOT_IN_CONTAINER:
-                return f"not passed into this container{answered}"
-            case Block.NO_DEVICE_NODE:
-                return f"no device node{answered}"
-            case Block.NOT_A_DEVICE:
-                return f"{self.path} is {self.detail}, not a device node"
-            case Block.MASKED:
-                return f"{self.path} is /dev/null: something hides the device node"
-            case Block.STALE_NODE:
-                return f"{self.path} has the numbers of another device ({self.detail})"
-            case Block.DEVICE_CGROUP:
-                return f"denied by the device cgroup{answered}"
-            case Block.NO_PERMISSION:
-                return f"denied by mode bits or a security module{answered}"
-            case Block.NODEV:
-                return f"{self.path} lies on a mount with the option nodev"
-            case Block.NVML_FAILED:
-                return f"NVML {self.detail}"
-            case Block.GPU_LOST:
-                return f"NVML cannot open it{f' ({self.detail})' if self.detail else ''}"
-            case Block.NOT_LISTED:
-                return "NVML does not list it"
-            case Block.CUDA_FAILED:
-                return f"CUDA {self.detail}"
-            case Block.NOT_SEEN_BY_CUDA:
-                return f"CUDA does not see it{f' ({self.detail})' if self.detail else ''}"
-            case Block.MIG:
-                return "MIG is on: it can only be used in parts"
-            case Block.COMPUTE_MODE:
-                return "its compute mode is prohibited"
-            case _:
-                return self.detail
+        """The obstacle in words, as they follow the name of the thing and a colon. For people: nothing reads it."""
+        words = _SEEN[self.block][1] if self.block in _SEEN else "{detail}"
+        return words.format(
+            detail=self.detail,
+            particular=f" ({self.detail})" if self.detail else "",
+            path=self.path,
+            answered=f" ({self.path}: {self.answer})" if self.path else "",
+        )
 
 
 def obstacle(machine: Machine, gpu: Gpu, through: Step = Step.NVML) -> Obstacle | None:
@@ -188,8 +153,8 @@ def obstacle(machine: Machine, gpu: Gpu, through: Step = Step.NVML) -> Obstacle 
 
     As :func:`classify`, but that nobody could look stops nothing where NVML lists the GPU.
     """
-    found = classify(machine, gpu, through)
-    return None if found is not None and found.block is Block.UNKNOWN and gpu.nvml is not None else found
+    failed = classify(machine, gpu, through)
+    return None if failed is not None and failed.block is Block.UNKNOWN and gpu.nvml is not None else failed
 
 
 def classify(machine: Machine, gpu: Gpu, through: Step = Step.CUDA) -> Obstacle | None:
@@ -200,8 +165,8 @@ def classify(machine: Machine, gpu: Gpu, through: Step = Step.CUDA) -> Obstacle 
     through
         The last step that counts: topology needs no CUDA, and only a measurement needs the whole GPU.
     """
-    found = _before_libraries(machine, gpu) or _libraries(machine, gpu) or _whole(gpu)
-    return found if found is not None and found.step <= through else None
+    failed = _before_libraries(machine, gpu) or _libraries(machine, gpu) or _whole(gpu)
+    return failed if failed is not None and failed.step <= through else None
 
 
 def node_obstacle(node: DeviceNode, numbers: tuple[int | None, int | None]) -> Obstacle | None:
@@ -212,31 +177,21 @@ def node_obstacle(node: DeviceNode, numbers: tuple[int | None, int | None]) -> O
     numbers
         The major and minor that it should have; ``None`` where that is not known.
     """
-    where = {"path": node.path}
+    path = node.path
     if node.kind not in (None, "character"):
-        return Obstacle(Block.NOT_A_DEVICE, _KINDS.get(node.kind or "", node.kind or ""), **where)
-    found = node.major, node.minor
-    if found == _NULL_DEVICE:
-        return Obstacle(Block.MASKED, **where)
-    pairs = list(zip(found, numbers, strict=True))
-    if any(is_ is not None and should is not None and is_ != should for is_, should in pairs):
+        return Obstacle(Block.NOT_A_DEVICE, node.kind or "", path)
+    if (node.major, node.minor) == _NULL_DEVICE:
+        return Obstacle(Block.MASKED, path=path)
+    pairs = zip((node.major, node.minor), numbers, strict=True)
+    if any(number is not None and expected is not None and number != expected for number, expected in pairs):
         wanted = ":".join("?" if number is None else str(number) for number in numbers)
-        return Obstacle(Block.STALE_NODE, f"{node.major}:{node.minor}, not {wanted}", **where)
+        return Obstacle(Block.STALE_NODE, f"{node.major}:{node.minor}, not {wanted}", path)
     if node.access in ("EPERM", "EACCES"):
         block = Block.DEVICE_CGROUP if node.access == "EPERM" else Block.NO_PERMISSION
-        return Obstacle(block, path=node.path, answer=node.access)
+        return Obstacle(block, path=path, answer=node.access)
     if node.access not in (None, "ok", "ENOENT"):
-        return Obstacle(Block.UNKNOWN, f"{node.path}: access(2) answers {node.access}")
-    return Obstacle(Block.NODEV, **where) if node.nodev else None
-
-
-_KINDS = {
-    "directory": "a directory",
-    "file": "a regular file",
-    "fifo": "a FIFO",
-    "socket": "a socket",
-    "block": "a block device",
-}
+        return Obstacle(Block.UNKNOWN, f"{path}: access(2) answers {node.access}")
+    return Obstacle(Block.NODEV, path=path) if node.nodev else None
 
 
 def nvml_failure(machine: Machine) -> LibraryFailure | None:
@@ -285,53 +240,60 @@ def _before_libraries(machine: Machine, gpu: Gpu) -> Obstacle | None:
     if (gpu.nvml is not None or gpu.cuda is not None) and not elsewhere(machine):
         return None
     if pci is not None and pci.driver is not None and pci.driver != "nvidia":
-        return Obstacle(Block.NOT_BOUND, pci.driver)
+        return Obstacle(Block.NOT_BOUND, pci.driver or "no kernel driver")
     if proc is not None and proc.excluded:
         return Obstacle(Block.EXCLUDED)
-    unread = gpu.unread.get("node")
-    if node is None and unread is not None and unread.reason is not Reason.NOT_PRESENT:
-        return Obstacle(Block.UNKNOWN, unread.detail or unread.reason.value)
+    if node is None and _reason(gpu, "node") not in (None, Reason.NOT_PRESENT):
+        return Obstacle(Block.UNKNOWN, _because(gpu, "node"))
     if node is None or not node.exists or node.access == "ENOENT":
         return _without_node(machine, gpu)
     major = ((machine.driver or Driver()).majors or {}).get("nvidia", _MAJOR)
-    found = node_obstacle(node, (major, proc.minor if proc is not None else None))
-    if found is None and node.access is None:
-        untold = node.unread.get("access")
-        return Obstacle(Block.UNKNOWN, (untold.detail or untold.reason.value) if untold else "")
-    return found
+    if wrong := node_obstacle(node, (major, proc.minor if proc is not None else None)):
+        return wrong
+    return Obstacle(Block.UNKNOWN, _because(node, "access")) if node.access is None else None
 
 
 def _without_node(machine: Machine, gpu: Gpu) -> Obstacle | None:
     minor = gpu.proc.minor if gpu.proc is not None else None
     path = gpu.node.path if gpu.node is not None else "" if minor is None else f"/dev/nvidia{minor}"
-    missing = {"path": path, "answer": "ENOENT"} if path else {}
     if given_some(machine):
-        return Obstacle(Block.NOT_IN_CONTAINER, **missing)
+        return Obstacle(Block.NOT_IN_CONTAINER, path=path, answer="ENOENT")
     if gpu.node is not None or gpu.proc is not None:
-        return Obstacle(Block.NO_DEVICE_NODE, **missing)
+        return Obstacle(Block.NO_DEVICE_NODE, path=path, answer="ENOENT")
     # The node's name is unknown: what NVML says of it may.
-    why = gpu.unread.get("nvml")
-    return None if why is not None and why.reason is Reason.FAILED else Obstacle(Block.UNKNOWN)
+    return None if _reason(gpu, "nvml") is Reason.FAILED else Obstacle(Block.UNKNOWN)
+
+
+def _reason(record: Record, name: str) -> Reason | None:
+    unread = record.unread.get(name)
+    return unread.reason if unread is not None else None
+
+
+def _because(record: Record, name: str) -> str:
+    """Return why a field was not read, in words."""
+    unread = record.unread.get(name)
+    return (unread.detail or unread.reason.value) if unread is not None else ""
 
 
 def _libraries(machine: Machine, gpu: Gpu) -> Obstacle | None:
     if elsewhere(machine):
         return None
+    reasons = {library: _reason(gpu, library) for library in ("nvml", "cuda")}
     if gpu.nvml is None and gpu.cuda is None:
         if failed := nvml_failure(machine):
             return Obstacle(Block.NVML_FAILED, failed.words)
-        why = gpu.unread.get("nvml")
-        if why is not None and why.reason is Reason.NOT_ASKED:
-            return Obstacle(Block.UNKNOWN, "NVML was not queried")
-        if why is not None and why.reason is not Reason.NOT_PRESENT:
-            return Obstacle(Block.GPU_LOST, why.detail or why.reason.value)
-        return Obstacle(Block.NOT_LISTED)
-    why = gpu.unread.get("cuda")
-    if gpu.cuda is not None or why is None or why.reason in (Reason.NOT_ASKED, Reason.NOT_STATED):
+        match reasons["nvml"]:
+            case None | Reason.NOT_PRESENT:
+                return Obstacle(Block.NOT_LISTED)
+            case Reason.NOT_ASKED:
+                return Obstacle(Block.UNKNOWN, "NVML was not queried")
+            case _:
+                return Obstacle(Block.GPU_LOST, _because(gpu, "nvml"))
+    if gpu.cuda is not None or reasons["cuda"] in (None, Reason.NOT_ASKED, Reason.NOT_STATED):
         return None
     if failed := cuda_failure(machine):
         return Obstacle(Block.CUDA_FAILED, failed.words)
-    return Obstacle(Block.NOT_SEEN_BY_CUDA, why.detail)
+    return Obstacle(Block.NOT_SEEN_BY_CUDA, gpu.unread["cuda"].detail)
 
 
 def _whole(gpu: Gpu) -> Obstacle | None:
@@ -343,13 +305,12 @@ def _whole(gpu: Gpu) -> Obstacle | None:
 
 
 def _failure(driver: Driver, field: str, error: str | None, call: str) -> LibraryFailure | None:
-    """Return the failure that a document of before ``nvml_failure`` states by the field of the error's name."""
+    """Return the failure that a recording from before ``nvml_failure`` states by the field of the error's name."""
     if error is not None:
-        return LibraryFailure(how="error", call=call, name=error)
-    why = driver.unread.get(field)
-    if why is None or why.reason in (Reason.NOT_ASKED, Reason.NOT_STATED):
+        how = "missing" if error == "NVML_ERROR_LIBRARY_NOT_FOUND" else "error"
+        return LibraryFailure(how=how, call=call, name=error)
+    reason = _reason(driver, field)
+    if reason in (None, Reason.NOT_ASKED, Reason.NOT_STATED):
         return None
-    return LibraryFailure(how=_HOW.get(why.reason, "error"), detail=why.detail or why.reason.value)
-
-
-_HOW = {Reason.CRASHED: "crashed", Reason.TIMED_OUT: "timed-out", Reason.MISSING_LIBRARY: "missing"}
+    hows = {Reason.CRASHED: "crashed", Reason.TIMED_OUT: "timed-out", Reason.MISSING_LIBRARY: "missing"}
+    return LibraryFailure(how=hows.get(reason, "error"), detail=_because(driver, field))

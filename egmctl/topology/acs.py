@@ -126,8 +126,8 @@ class _Tree:
 
     def _with_acs(self) -> Iterator[str]:
         for port, bridge in self._ports.items():
-            why = bridge.unread.get("acs_control")
-            has_none = why is not None and why.reason.value == "not-supported"
+            unread = bridge.unread.get("acs_control")
+            has_none = unread is not None and unread.reason.value == "not-supported"
             if not has_none and self.is_one_of(port, _GRACE | _VERA | _CONNECTX_SWITCH | _BLUEFIELD_SWITCH):
                 yield port
 

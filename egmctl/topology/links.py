@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import permutations, takewhile
 
 from egmctl.model.machine import Gpu, Machine, Nic, NumaKind, NvLink, Pair, PciFunction, Reason
@@ -58,15 +58,13 @@ def gpu_link(machine: Machine, first: Gpu, second: Gpu) -> Link:
     from the PCI paths. Where the two directions differ, the link is the lesser one.
     """
     first, second = sorted((first, second), key=lambda gpu: gpu.bus_id)
-    pairs = [p for p in (machine.pair(first.bus_id, second.bus_id), machine.pair(second.bus_id, first.bus_id)) if p]
-    ancestor = next((p.common_ancestor for p in pairs if p.common_ancestor), None)
+    pairs = _pairs(machine, first, second)
+    ancestor = next((pair.common_ancestor for pair in pairs if pair.common_ancestor), None)
+    pci, reason = _pci_class(machine, (first.pci, first.host_numa_id), (second.pci, second.host_numa_id))
     if ancestor in _ANCESTORS:
         pci, reason = _ANCESTORS[ancestor], ""
-    else:
-        pci, reason = _pci_class(machine, (first.pci, first.host_numa_id), (second.pci, second.host_numa_id))
-    counts = [p.nvlink_count for p in pairs if p.nvlink_count is not None]
-    if counts and min(counts) > 0:
-        nvlinks = min(counts)
+    nvlinks = min((pair.nvlink_count for pair in pairs if pair.nvlink_count is not None), default=None)
+    if nvlinks:
         expected = _expected_nvlinks(machine, first, second, pairs[0])
         return Link(
             kind=LinkClass.NVLINK,
@@ -75,11 +73,17 @@ def gpu_link(machine: Machine, first: Gpu, second: Gpu) -> Link:
             through=pairs[0].nvlink_through,
             pci=pci,
         )
-    if not counts and not has_no_nvlink(first) and not has_no_nvlink(second):
+    if nvlinks is None and not has_no_nvlink(first) and not has_no_nvlink(second):
         unlisted = [f"GPU{gpu.index}" for gpu in (first, second) if gpu.nvml is None]
-        why = without_nvml(machine, " and ".join(unlisted)) if unlisted else "NVML does not report the NVLinks"
-        return Link(kind=LinkClass.UNKNOWN, pci=pci, reason=why, unlisted=bool(unlisted))
+        reason = without_nvml(machine, " and ".join(unlisted)) if unlisted else "NVML does not report the NVLinks"
+        return Link(kind=LinkClass.UNKNOWN, pci=pci, reason=reason, unlisted=bool(unlisted))
     return Link(kind=pci, nvlinks=0, pci=pci, reason=reason)
+
+
+def _pairs(machine: Machine, first: Gpu, second: Gpu) -> list[Pair]:
+    """Return what was read of two GPUs, in both directions."""
+    pairs = (machine.pair(first.bus_id, second.bus_id), machine.pair(second.bus_id, first.bus_id))
+    return [pair for pair in pairs if pair is not None]
 
 
 def gpu_nic_link(machine: Machine, gpu: Gpu, nic: Nic) -> Link:
@@ -114,21 +118,19 @@ def _pci_class(machine: Machine, first: _Location, second: _Location) -> tuple[L
     downstream port), or none (two functions of one device, or one bus), and PXB if either has more. A root complex
     is no bridge: devices that share nothing else meet in the host bridge.
     """
-    one, other = first[0], second[0]
-    if one is None or other is None or not one.path or not other.path:
+    (function, node), (other, other_node) = first, second
+    if function is None or other is None or not function.path or not other.path:
         return LinkClass.UNKNOWN, "the PCI path was not read"
-    if one.bus_id.rpartition(".")[0] == other.bus_id.rpartition(".")[0]:
+    if function.bus_id.rpartition(".")[0] == other.bus_id.rpartition(".")[0]:
         return LinkClass.PIX, ""
-    alike = (a == b for a, b in zip(one.path, other.path, strict=False))
-    shared = sum(takewhile(bool, alike))
+    shared = sum(takewhile(bool, (a == b for a, b in zip(function.path, other.path, strict=False))))
     if shared >= 2:
-        below = max(len(one.path), len(other.path)) - shared
+        below = max(len(function.path), len(other.path)) - shared
         return (LinkClass.PIX if below <= 1 else LinkClass.PXB), ""
     if shared == 1:
         return LinkClass.PHB, ""
-    nodes = [-1 if node is None else node for _, node in (first, second)]
-    if min(nodes) >= 0:
-        return (LinkClass.NODE if nodes[0] == nodes[1] else LinkClass.SYS), ""
+    if node is not None and other_node is not None and min(node, other_node) >= 0:
+        return (LinkClass.NODE if node == other_node else LinkClass.SYS), ""
     if len(cpu_node_ids(machine)) == 1:
         return LinkClass.NODE, ""
     return LinkClass.UNKNOWN, "two host bridges, and the firmware does not say which NUMA nodes they belong to"
@@ -159,8 +161,7 @@ def nvlink_joins(machine: Machine, first: Gpu, second: Gpu) -> bool:
     Switches join all GPUs that have links. NVML need not say where a direct link leads that is down: then both GPUs
     must lack some, because on bridges two GPUs of different bridges are never joined.
     """
-    pairs = [p for p in (machine.pair(first.bus_id, second.bus_id), machine.pair(second.bus_id, first.bus_id)) if p]
-    if any(pair.nvlink_count for pair in pairs) or nvlinks_between(first, second):
+    if any(pair.nvlink_count for pair in _pairs(machine, first, second)) or nvlinks_between(first, second):
         return True
     if has_no_nvlink(first) or has_no_nvlink(second):
         return False
@@ -262,16 +263,15 @@ def matrices(machine: Machine, gpus: Mapping[str, Gpu]) -> tuple[P2pMatrix, ...]
         (source, target): machine.pair(gpus[source].bus_id, gpus[target].bus_id)
         for source, target in permutations(gpus, 2)
     }
-    found: list[P2pMatrix] = []
-    for source, names in (("NVML", NVML_INDICES), ("CUDA", tuple(CUDA_ATTRIBUTES))):
+    result: list[P2pMatrix] = []
+    for library, names in (("NVML", NVML_INDICES), ("CUDA", tuple(CUDA_ATTRIBUTES))):
+        groups: dict[tuple[str, ...], list[str]] = {}
         for name in names if pairs else ():
-            cells = {ends: _value(pair, name) for ends, pair in pairs.items()}
-            twin = next((matrix for matrix in found if (matrix.source, matrix.cells) == (source, cells)), None)
-            if twin is None:
-                found.append(P2pMatrix(source, (name,), cells))
-            else:
-                found[found.index(twin)] = replace(twin, names=(*twin.names, name))
-    return tuple(found)
+            groups.setdefault(tuple(_value(pair, name) for pair in pairs.values()), []).append(name)
+        result += [
+            P2pMatrix(library, tuple(alike), dict(zip(pairs, values, strict=True))) for values, alike in groups.items()
+        ]
+    return tuple(result)
 
 
 def _value(pair: Pair | None, name: str) -> str:
@@ -317,8 +317,8 @@ _NVLINK_WITH_16_17 = (6, 7)
 def without_speed(gpu: Gpu) -> dict[LinkKind, tuple[int, ...]]:
     """Return by kind the numbers of a GPU's links that NVML calls active at 0 MB/s: one of its two answers is wrong."""
     nvml = gpu.nvml
-    nvlinks = [one.link for one in nvlinks_of(gpu) if one.active and one.speed_mb_s == 0]
-    c2cs = [one.link for one in (nvml.c2c_links if nvml else None) or () if one.active and one.max_rate_mb_s == 0]
+    nvlinks = [link.link for link in nvlinks_of(gpu) if link.active and link.speed_mb_s == 0]
+    c2cs = [link.link for link in (nvml.c2c_links if nvml else None) or () if link.active and link.max_rate_mb_s == 0]
     return {kind: tuple(links) for kind, links in ((LinkKind.NVLINK, nvlinks), (LinkKind.C2C, c2cs)) if links}
 
 

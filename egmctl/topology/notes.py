@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from egmctl.compat import StrEnum
-from egmctl.model.machine import Driver, Gpu, Machine, Reason
+from egmctl.model.machine import Driver, Gpu, Machine
 from egmctl.model.route import LinkClass, LinkKind
 from egmctl.topology import links as rates
-from egmctl.topology.access import DENIED, Block, obstacle
+from egmctl.topology.access import DENIED, Block, cuda_failure, nvml_failure, obstacle
 from egmctl.topology.links import Link, active_nvlinks, cpu_node_ids
 from egmctl.topology.platform import PlatformKind, PlatformVerdict
 from egmctl.topology.routes import HostRoute, RouteKind
@@ -29,82 +29,80 @@ class Missing:
 
 def missing(machine: Machine) -> Missing | None:
     """Return what keeps a machine's topology from being known; ``None`` where NVML lists at least one GPU."""
-    gpus = machine.gpus or ()
-    if any(gpu.nvml is not None for gpu in gpus):
+    if any(gpu.nvml is not None for gpu in machine.gpus or ()):
         return None
-    driver = machine.driver or Driver()
+    sentence, advice = _what_stops(machine)
     return Missing(
-        sentence=_sentence(gpus, driver),
-        missing=tuple(_parts(machine, gpus, driver)),
-        advice=(*_advice(machine, gpus, driver), "'egmctl topo --machine list' names machines to try without a GPU."),
+        sentence=sentence,
+        missing=tuple(_parts(machine)),
+        advice=(advice, "'egmctl topo --machine list' names machines to try without a GPU."),
     )
 
 
-def _sentence(gpus: tuple[Gpu, ...], driver: Driver) -> str:
+def _what_stops(machine: Machine) -> tuple[str, str]:
+    """Return the first thing that stops this process from using a GPU, and what to do about it."""
+    gpus, driver, failure = machine.gpus or (), machine.driver or Driver(), nvml_failure(machine)
+    on_bus = "1 NVIDIA GPU is on the PCI bus" if len(gpus) == 1 else f"{len(gpus)} NVIDIA GPUs are on the PCI bus"
     if not gpus:
-        return "There is no NVIDIA GPU on this machine."
-    are = "1 NVIDIA GPU is" if len(gpus) == 1 else f"{len(gpus)} NVIDIA GPUs are"
+        return (
+            "There is no NVIDIA GPU on this machine.",
+            "If it should have one: 'lspci -d 10de:' lists those on its bus; in a container, ask for its GPUs.",
+        )
     if not _loaded(driver):
-        return f"{are} on the PCI bus, but the NVIDIA driver is not loaded."
-    if driver.nvml_error == "NVML_ERROR_LIBRARY_NOT_FOUND":
-        return f"{are} on the PCI bus and the driver is loaded, but its library NVML is missing."
-    if driver.nvml_error is not None or "nvml_error" in driver.unread:
-        return f"{are} on the PCI bus and the driver is loaded, but NVML does not work."
-    return f"{are} on the PCI bus, but none can be used from here."
+        nouveau = "nouveau" in (driver.modules or ())
+        return (
+            f"{on_bus}, but the NVIDIA driver is not loaded.",
+            "The nouveau driver is loaded: block it and load NVIDIA's."
+            if nouveau
+            else "Load the driver with 'modprobe nvidia', or install it.",
+        )
+    if failure is not None and failure.how == "missing":
+        version = f" {driver.module_version}" if driver.module_version else ""
+        return (
+            f"{on_bus} and the driver is loaded, but its library NVML is missing.",
+            f"Install the libraries of driver{version}. In a container, start it with "
+            "NVIDIA_DRIVER_CAPABILITIES=compute,utility.",
+        )
+    sentence = f"{on_bus}, but none can be used from here."
+    if failure is not None:
+        sentence = f"{on_bus} and the driver is loaded, but NVML does not work."
+    denied = [node.path for node in driver.nodes or () if node.access == "EPERM" and node.path.endswith("nvidiactl")]
+    obstacles = [obstacle(machine, gpu) for gpu in gpus]
+    if any(stopped is not None and stopped.block in DENIED for stopped in obstacles):
+        denied.append("these GPUs")
+    if denied:
+        advice = (
+            f"This process was not given {' and '.join(denied)}: start it in a cgroup or container with all GPUs, and "
+            "choose among them with CUDA_VISIBLE_DEVICES. 'egmctl doctor' says who set that, and how to ask for all."
+        )
+    elif failure is not None and failure.name == "NVML_ERROR_LIB_RM_VERSION_MISMATCH":
+        advice = "The library and the loaded driver are of different versions: reload the driver, or reboot."
+    else:
+        advice = "'egmctl doctor' has each GPU and the libraries; the kernel log has more (dmesg | grep NVRM)."
+    return sentence, advice
 
 
-def _parts(machine: Machine, gpus: tuple[Gpu, ...], driver: Driver) -> Iterator[str]:
+def _parts(machine: Machine) -> Iterator[str]:
+    """Yield each missing part of the driver with its reason."""
+    driver = machine.driver or Driver()
     if not _loaded(driver):
         unread = driver.unread.get("module_version")
         yield f"kernel driver: not loaded ({unread.detail if unread and unread.detail else 'no version to read'})"
-    for library, file, error, field in (
-        ("NVML", "libnvidia-ml.so.1", driver.nvml_error, "nvml_error"),
-        ("CUDA", "libcuda.so.1", driver.cuda_error, "cuda_error"),
-    ):
-        unread = driver.unread.get(field)
-        if error == "NVML_ERROR_LIBRARY_NOT_FOUND" or (unread and unread.reason is Reason.MISSING_LIBRARY):
-            yield f"{library}: {file} was not found"
-        elif error:
-            yield f"{library}: {error}"
-        elif unread and unread.reason is not Reason.NOT_STATED:
-            yield f"{library}: {unread.reason.value}" + (f" ({unread.detail})" if unread.detail else "")
-    for node in (driver.nodes or ()) if _loaded(driver) else ():
+    for library, failure in (("NVML", nvml_failure(machine)), ("CUDA", cuda_failure(machine))):
+        if failure is not None:
+            yield f"{library} {failure.words}"
+    if not _loaded(driver):
+        return
+    for node in driver.nodes or ():
         if node.access not in (None, "ok") and node.path.endswith(("nvidiactl", "nvidia-uvm")):
             yield f"{node.path}: {node.access}"
-    causes: dict[str, set[int]] = {}
-    for gpu in gpus if _loaded(driver) else ():
+    indices: dict[str, set[int]] = {}
+    for gpu in machine.gpus or ():
         stopped = obstacle(machine, gpu)
-        # That NVML fails as a whole is told already.
+        # A failure of NVML as a whole is a part of its own.
         if stopped is not None and stopped.block is not Block.NVML_FAILED:
-            causes.setdefault(stopped.cause, set()).add(gpu.index)
-    for cause, indices in causes.items():
-        yield f"GPU{format_kernel_list(indices)}: {cause}"
-
-
-def _advice(machine: Machine, gpus: tuple[Gpu, ...], driver: Driver) -> Iterator[str]:
-    closed = [node.path for node in driver.nodes or () if node.access == "EPERM" and node.path.endswith("nvidiactl")]
-    stopped = {found.block for gpu in gpus if (found := obstacle(machine, gpu)) is not None}
-    if not gpus:
-        yield "If it should have one: 'lspci -d 10de:' lists those on its bus; in a container, ask for its GPUs."
-    elif not _loaded(driver):
-        if "nouveau" in (driver.modules or ()):
-            yield "The nouveau driver is loaded: block it and load NVIDIA's."
-        else:
-            yield "Load the driver with 'modprobe nvidia', or install it."
-    elif driver.nvml_error == "NVML_ERROR_LIBRARY_NOT_FOUND":
-        version = f" {driver.module_version}" if driver.module_version else ""
-        yield f"Install the libraries of driver{version}."
-        yield "In a container, start it with NVIDIA_DRIVER_CAPABILITIES=compute,utility."
-    elif closed or stopped & DENIED:
-        what = " and ".join((*closed, *(["these GPUs"] if stopped & DENIED else [])))
-        yield (
-            f"This process was not given {what}: start it in a cgroup or container with all GPUs, and choose among "
-            "them with CUDA_VISIBLE_DEVICES. 'egmctl doctor' says who set that, and how to ask for all."
-        )
-    elif driver.nvml_error == "NVML_ERROR_LIB_RM_VERSION_MISMATCH":
-        yield "The library and the loaded driver are of different versions: reload the driver, or reboot."
-    else:
-        yield "'egmctl doctor' has each GPU and the libraries; the kernel log has more (dmesg | grep NVRM)."
+            indices.setdefault(stopped.cause, set()).add(gpu.index)
+    yield from (f"GPU{format_kernel_list(gpus)}: {cause}" for cause, gpus in indices.items())
 
 
 def _loaded(driver: Driver) -> bool:
@@ -162,14 +160,8 @@ def _unusable(machine: Machine, gpus: Sequence[Gpu]) -> Iterable[str]:
 
 
 def _driver(machine: Machine) -> Iterable[str]:
-    driver = machine.driver
-    if driver is None:
-        return
-    unread = driver.unread.get("cuda_error")
-    if driver.cuda_error:
-        yield f"CUDA does not work here ({driver.cuda_error}): what only CUDA knows is missing"
-    elif unread is not None and unread.reason is not Reason.NOT_STATED:
-        yield f"CUDA did not answer ({unread.detail or unread.reason.value}): what only CUDA knows is missing"
+    if failure := cuda_failure(machine):
+        yield f"CUDA {failure.words}: what only CUDA knows is missing"
 
 
 def _routes(machine: Machine, routes: Sequence[HostRoute], platform: PlatformVerdict) -> Iterable[str]:
@@ -178,13 +170,13 @@ def _routes(machine: Machine, routes: Sequence[HostRoute], platform: PlatformVer
     indices = {gpu.bus_id: gpu.index for gpu in machine.gpus or ()}
     causes: dict[tuple[RouteKind, str], list[HostRoute]] = {}
     for route in routes:
-        told = route.kind is RouteKind.PCIE and platform.kind is PlatformKind.NO_EGM
-        if route.reason and not told and route.gpu not in unusable:
+        by_platform = route.kind is RouteKind.PCIE and platform.kind is PlatformKind.NO_EGM
+        if route.reason and not by_platform and route.gpu not in unusable:
             causes.setdefault((route.kind, route.reason), []).append(route)
     words = {RouteKind.BLOCKED: "blocked", RouteKind.UNKNOWN: "unknown"}
-    for (kind, reason), found in causes.items():
-        gpus = "GPU" + format_kernel_list({indices[route.gpu] for route in found})
-        nodes = "NUMA " + format_kernel_list({route.numa_node for route in found})
+    for (kind, reason), alike in causes.items():
+        gpus = "GPU" + format_kernel_list({indices[route.gpu] for route in alike})
+        nodes = "NUMA " + format_kernel_list({route.numa_node for route in alike})
         yield f"{gpus} to {nodes}: {words.get(kind, 'not EGM')}; {reason}"
 
 

@@ -160,42 +160,34 @@ def _remote(machine: Machine, gpu: Gpu, node: int) -> HostRoute:
     carries it, is not documented.
     """
     possible: list[tuple[int, Gpu]] = []
-    wrong: dict[RouteKind, list[str]] = {}
-    blocks: list[Block] = []
+    blocked: list[tuple[str, Block]] = []
+    unknown: list[str] = []
+    not_egm: list[str] = []
     for owner in owners(machine, node):
-        name = f"GPU{owner.index}"
-        peer = egm(machine, owner)
-        stopped = obstacle(machine, owner)
-        nvlinks = _peer_nvlinks(machine, gpu, owner)
-        if stopped is None and isinstance(nvlinks, Obstacle) and peer.able:
-            stopped = nvlinks
+        name, peer, nvlinks = f"GPU{owner.index}", egm(machine, owner), _peer_nvlinks(machine, gpu, owner)
+        stopped = obstacle(machine, owner) or (nvlinks if isinstance(nvlinks, Obstacle) and peer.able else None)
         if stopped is not None:
-            wrong.setdefault(RouteKind.BLOCKED, []).append(f"{name}: {stopped.cause}")
-            blocks.append(stopped.block)
+            blocked.append((f"{name}: {stopped.cause}", stopped.block))
         elif peer.able is False:
-            wrong.setdefault(RouteKind.C2C, []).append(f"{name}: {peer.cause}")
+            not_egm.append(f"{name}: {peer.cause}")
         elif peer.able is None:
-            wrong.setdefault(RouteKind.UNKNOWN, []).append(f"{name}: {peer.cause}")
+            unknown.append(f"{name}: {peer.cause}")
         elif isinstance(nvlinks, int):
             possible.append((nvlinks, owner))
         else:
-            wrong.setdefault(RouteKind.UNKNOWN, []).append(
-                f"{name}: NVML does not report the NVLinks to it, or its P2P state"
-            )
+            unknown.append(f"{name}: NVML does not report the NVLinks to it, or its P2P state")
     if possible:
         most = max(nvlinks for nvlinks, _ in possible)
         best = [owner for nvlinks, owner in possible if nvlinks == most]
         hops = (rates.nvlink(gpu, most), rates.c2c(best[0]))
         return HostRoute(gpu.bus_id, node, RouteKind.REMOTE, hops=hops, via=tuple(owner.bus_id for owner in best))
-    for kind in (RouteKind.UNKNOWN, RouteKind.BLOCKED):
-        if kind in wrong:
-            reason = "; ".join(wrong[kind])
-            if kind is RouteKind.UNKNOWN:
-                return HostRoute(gpu.bus_id, node, kind, reason=reason)
-            left = (rates.c2c(gpu), *across(machine, gpu, node))
-            return HostRoute(gpu.bus_id, node, kind, reason=reason, blocked_by=blocks[0], otherwise=left)
-    not_egm = "; ".join(wrong.get(RouteKind.C2C, [])) or f"no GPU sits on NUMA node {node}"
-    return _system_memory(machine, gpu, node, not_egm)
+    if unknown:
+        return HostRoute(gpu.bus_id, node, RouteKind.UNKNOWN, reason="; ".join(unknown))
+    if blocked:
+        reason = "; ".join(words for words, _ in blocked)
+        left = (rates.c2c(gpu), *across(machine, gpu, node))
+        return HostRoute(gpu.bus_id, node, RouteKind.BLOCKED, reason=reason, blocked_by=blocked[0][1], otherwise=left)
+    return _system_memory(machine, gpu, node, "; ".join(not_egm) or f"no GPU sits on NUMA node {node}")
 
 
 def _peer_nvlinks(machine: Machine, gpu: Gpu, owner: Gpu) -> int | Obstacle | None:

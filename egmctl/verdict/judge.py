@@ -8,15 +8,16 @@ NVLink and of PCIe and none of NVLink-C2C: that a GPU used its own is inferred b
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from egmctl.doctor.kernel_faults import kernel_faults
 from egmctl.model.finding import Status
 from egmctl.model.gpu import FAKE, are_fake
 from egmctl.model.measurement import BROKEN, COUNTED_AT_LEAST, STRAY_AT_MOST, Measurement, Quantity, RunReport, Verdict
-from egmctl.model.profile import Profile, Reference, Unit
+from egmctl.model.profile import Profile, Unit
 from egmctl.model.route import Egm, LinkKind
 from egmctl.model.verdict import (
     BAD_GRADES,
@@ -53,39 +54,39 @@ from egmctl.verdict.yardsticks import (
 def owners(measurements: Sequence[Measurement]) -> tuple[MemoryOwner, ...]:
     """Return for each case the owner of the memory of each NUMA node and GPU under which some was allocated and copied.
 
-    That of other processes than the one that copies it is told of where it is EGM.
+    Memory of other processes than the one that copies it counts only where it is EGM.
     """
     labels: dict[str, str] = {}
-    reads: dict[tuple[str, int, str], list[int]] = {}
+    reads: dict[tuple[str, int, str], dict[int, _Read]] = {}
     for number, measurement in enumerate(measurements):
         flow = measurement.flows[0]
         end = flow.source if flow.source.allocated_by is not None else flow.destination
-        if end.allocated_by is None or end.numa_node is None or flow.initiator is None:
-            continue
         alone = measurement.quantity is Quantity.BANDWIDTH and len(measurement.flows) == 1
-        told = end.rank is None or flow.route.egm is Egm.YES
-        if not (measurement.measured and alone and told):
+        if not alone or not measurement.measured or end.allocated_by is None or end.numa_node is None:
             continue
-        reads.setdefault((measurement.case, end.numa_node, end.allocated_by), []).append(number)
+        if flow.initiator is None or (end.rank is not None and flow.route.egm is not Egm.YES):
+            continue
+        key = measurement.case, end.numa_node, end.allocated_by
+        reads.setdefault(key, {})[number] = _read(measurement, flow.initiator, end.allocated_by)
         labels[flow.initiator] = flow.initiator_label
         labels[end.allocated_by] = end.allocated_by_label or end.allocated_by
-    found = []
-    for (case, node, allocated_by), numbers in reads.items():
-        found_owner = _owner([_read(measurements[number], allocated_by) for number in numbers])
-        owner = None if isinstance(found_owner, OwnerUnknown) else found_owner
-        found.append(
+    result = []
+    for (case, node, allocated_by), by_number in reads.items():
+        owner = _owner(by_number.values())
+        unknown = owner if isinstance(owner, OwnerUnknown) else None
+        result.append(
             MemoryOwner(
                 case=case,
                 numa_node=node,
                 allocated_by=allocated_by,
                 allocated_by_label=labels[allocated_by],
-                owner=owner,
-                owner_label=None if owner is None else labels[owner],
-                unknown=found_owner if isinstance(found_owner, OwnerUnknown) else None,
-                measurements=tuple(numbers),
+                owner=None if unknown else owner,
+                owner_label=None if unknown else labels[owner],
+                unknown=unknown,
+                measurements=tuple(by_number),
             )
         )
-    return tuple(found)
+    return tuple(result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,47 +96,42 @@ class _Read:
     reader: str
     allocated_by: str
     egm: bool
-    link: LinkKind | None
+    link: LinkKind | None = None
     """Over which it came; ``None`` where nothing shows that."""
-    sent: bool | None
+    sent: bool | None = None
     """Whether the GPU under which the memory was allocated sent it over NVLink, or received what was written; ``None``
     where nothing shows that."""
 
 
 def _owner(reads: Iterable[_Read]) -> str | OwnerUnknown:
     of_egm = [read for read in reads if read.egm]
-    if not of_egm:
-        return OwnerUnknown.NOT_EGM
-    told = [read for read in of_egm if read.link is not None]
-    if not told:
-        return OwnerUnknown.NO_COUNTERS
-    own = {read.reader for read in told if read.link is LinkKind.C2C}
-    across = {read.reader for read in told if read.link is LinkKind.NVLINK}
+    counted = [read for read in of_egm if read.link is not None]
+    if not counted:
+        return OwnerUnknown.NO_COUNTERS if of_egm else OwnerUnknown.NOT_EGM
+    own = {read.reader for read in counted if read.link is LinkKind.C2C}
+    across = {read.reader for read in counted if read.link is LinkKind.NVLINK}
     if not across:
         return OwnerUnknown.OWN_LINK_EACH if len(own) > 1 else OwnerUnknown.TOO_FEW
-    sent = {read.allocated_by for read in told if read.sent}
-    not_sent = {read.allocated_by for read in told if read.sent is False}
-    possible = own | sent
-    if len(possible) > 1 or possible & (across | not_sent):
+    possible = own | {read.allocated_by for read in counted if read.sent}
+    impossible = across | {read.allocated_by for read in counted if read.sent is False}
+    if len(possible) > 1 or possible & impossible:
         return OwnerUnknown.CONTRADICTORY
     return possible.pop() if possible else OwnerUnknown.TOO_FEW
 
 
-def _read(measurement: Measurement, allocated_by: str) -> _Read:
-    flow = measurement.flows[0]
-    reader = flow.initiator or ""
-    egm = flow.route.egm is Egm.YES
-    evidence = measurement.evidence
+def _read(measurement: Measurement, reader: str, allocated_by: str) -> _Read:
+    flow, evidence = measurement.flows[0], measurement.evidence
+    read = _Read(reader, allocated_by, flow.route.egm is Egm.YES)
     route = evidence.route if evidence is not None else None
     if evidence is None or route is None or route.verdict in (Verdict.UNKNOWN, Verdict.REFUTED):
-        return _Read(reader, allocated_by, egm, None, None)
+        return read
     sent = None
     if route.link is LinkKind.NVLINK and reader != allocated_by:
-        gpu = next((gpu for gpu in evidence.gpus if gpu.bus_id == allocated_by), None)
-        if gpu is not None:
-            counted = gpu.received_bytes if flow.sent else gpu.sent_bytes
-            sent = _has_sent(counted.get(LinkKind.NVLINK), route.expected_bytes)
-    return _Read(reader, allocated_by, egm, route.link, sent)
+        for gpu in evidence.gpus:
+            if gpu.bus_id == allocated_by:
+                counted = (gpu.received_bytes if flow.sent else gpu.sent_bytes).get(LinkKind.NVLINK)
+                sent = _has_sent(counted, route.expected_bytes)
+    return replace(read, link=route.link, sent=sent)
 
 
 def _has_sent(sent_bytes: int | None, expected_bytes: int) -> bool | None:
@@ -183,7 +179,9 @@ def judge(
         for path_class, numbers in members.items()
     )
     warnings = (*_warnings(measurements), *_logged(report))
-    grade = _run_grade(classes, warnings)
+    grade = worst_grade(verdict.grade for verdict in classes)
+    if warnings and grade is not Grade.FAIL:
+        grade = Grade.WARN
     return RunVerdict(
         grade=grade,
         reason=_run_reason(report, grade, classes, warnings),
@@ -199,12 +197,12 @@ def judge(
 
 
 def _judged(number: int, measurement: Measurement, value: float, profile: Profile | None, peers: Judgement) -> Judged:
-    if (why_not := not_judged(measurement)) is not None:
-        nothing = tuple(no_reference(yardstick, value, why_not) for yardstick in Yardstick)
-        return Judged(measurement=number, judgements=nothing)
-    by_profile = against_profile(measurement, value, profile)
-    by_link = against_link(measurement, value, profile)
-    return Judged(measurement=number, judgements=(by_profile, by_link, peers))
+    if (reason := not_judged(measurement)) is not None:
+        judgements = tuple(no_reference(yardstick, value, reason) for yardstick in Yardstick)
+    else:
+        by_profile = against_profile(measurement, value, profile)
+        judgements = (by_profile, against_link(measurement, value, profile), peers)
+    return Judged(measurement=number, judgements=judgements)
 
 
 def _class_verdict(
@@ -227,7 +225,9 @@ def _class_verdict(
         grade = Grade.NO_REFERENCE
     values = [value for n in numbers if (value := value_of(measurements[n])) is not None]
     unit = unit_of(measurements[numbers[0]])
-    reference = _used(mine, measurements[numbers[0]], profile)
+    by_profile = by[Yardstick.PROFILE]
+    used = by_profile is not Grade.NO_REFERENCE and profile is not None
+    reference = reference_for(measurements[numbers[0]], profile)[0] if used and profile else None
     return ClassVerdict(
         path_class=name,
         case=path_class.case,
@@ -247,11 +247,6 @@ def _class_verdict(
         fail=reference.fail if reference else None,
         source=cite(profile, reference) if profile and reference else None,
     )
-
-
-def _used(judgements: Sequence[Judgement], measurement: Measurement, profile: Profile | None) -> Reference | None:
-    judged = any(j.yardstick is Yardstick.PROFILE and j.grade is not Grade.NO_REFERENCE for j in judgements)
-    return reference_for(measurement, profile)[0] if judged and profile else None
 
 
 def _class_reason(grade: Grade, broken: Sequence[Measurement], judgements: Sequence[Judgement], count: int) -> str:
@@ -289,15 +284,10 @@ def _logged(report: RunReport) -> Iterable[str]:
             yield f"the kernel logged meanwhile: {fault.title}{fault.times}"
 
 
-def _run_grade(classes: Sequence[ClassVerdict], warnings: Sequence[str]) -> Grade:
-    grade = worst_grade(verdict.grade for verdict in classes)
-    return Grade.WARN if warnings and grade is not Grade.FAIL else grade
-
-
 def _run_reason(report: RunReport, grade: Grade, classes: Sequence[ClassVerdict], warnings: Sequence[str]) -> str:
-    counts = {one: sum(verdict.grade is one for verdict in classes) for one in Grade}
-    words = {Grade.FAIL: "fail", Grade.WARN: "warn", Grade.PASS: "pass", Grade.NO_REFERENCE: "without a reference"}
-    parts = [f"{counts[one]} {words[one]}" for one in Grade if counts[one]]
+    counts = Counter(verdict.grade for verdict in classes)
+    words = {**{grade: grade.value for grade in Grade}, Grade.NO_REFERENCE: "without a reference"}
+    parts = [f"{counts[grade]} {words[grade]}" for grade in Grade if counts[grade]]
     reason = f"{len(classes)} path classes: {', '.join(parts) or 'none was measured'}"
     if grade is Grade.WARN and not counts[Grade.WARN]:
         reason += f"; {warnings[0]}"

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
-import types
-import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -20,7 +17,7 @@ from egmctl.data import profiles_dir
 from egmctl.documents import short
 from egmctl.errors import UsageError
 from egmctl.files import read_bounded
-from egmctl.model.codec import DecodeError, field_types, from_json, to_json
+from egmctl.model.codec import DecodeError, from_json, to_json
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import Measurement, Pattern, RunReport, Status
 from egmctl.model.profile import (
@@ -43,89 +40,72 @@ from egmctl.verdict.yardsticks import JUDGED_FROM_BYTES, class_of, not_judged, u
 
 def choose(machine: Machine, profiles: Sequence[Profile]) -> tuple[Profile | None, str]:
     """Return the first profile that fits, and why it does; or none, and why none does."""
-    for profile in profiles:
-        if (match := match_profile(machine, profile)).fits:
+    matches = [match_profile(machine, profile) for profile in profiles]
+    for profile, match in zip(profiles, matches, strict=True):
+        if match.fits:
             return profile, match.reason
     if not machine.gpus:
         return None, "there is no GPU"
-    found = counted(map(gpu_kind, machine.gpus))
-    near = [m for p in profiles if (m := match_profile(machine, p)).points[0].fits]
-    why = "".join(f"; {match.profile} does not match: {match.reason}" for match in near)
-    return None, f"no profile matches {found}{why}"
+    near = "".join(f"; {match.profile} does not match: {match.reason}" for match in matches if match.points[0].fits)
+    return None, f"no profile matches {counted(map(gpu_kind, machine.gpus))}{near}"
 
 
 def match_profile(machine: Machine, profile: Profile) -> Match:
     """Ask of a machine everything that the profile's signature states."""
     signature, gpus = profile.match, machine.gpus or ()
-    points = [
-        _all("GPU name", [gpu.name for gpu in gpus], signature.gpu_names),
-        _all("PCI device id", [pci_id(gpu) for gpu in gpus], signature.device_ids),
-        _count(len(gpus), signature),
-        _nvlinks(gpus, signature),
-        _link(machine, gpus, signature),
-        _c2c(machine, gpus, signature),
-        _domain(machine, signature),
-    ]
-    return Match(profile=profile.name, points=tuple(point for point in points if point is not None))
-
-
-def _all(what: str, found: Sequence[str | None], expected: Sequence[str]) -> MatchPoint:
-    known = [one for one in found if one is not None]
-    words = ", ".join(dict.fromkeys(known or ["unknown" if found else "no GPU"]))
-    fits = bool(known) and all(one in expected for one in known)
-    return _point(what, fits, words, " or ".join(expected))
-
-
-def _count(found: int, signature: Signature) -> MatchPoint:
     least, most = signature.least_gpus, signature.most_gpus
-    expected = str(most) if least == most else f"{least} to {most}"
-    return _point("GPUs", least <= found <= most, str(found), expected)
-
-
-def _nvlinks(gpus: Sequence[Gpu], signature: Signature) -> MatchPoint | None:
-    if signature.nvlinks is None:
-        return None
-    listed = [gpu.nvml for gpu in gpus if gpu.nvml is not None]
-    counts = {nvml.nvlink_count for nvml in listed}
-    found = sorted("unknown" if count is None else str(count) for count in counts)
-    words = ", ".join(found) or ("unknown" if gpus else "no GPU")
-    return _point("NVLinks per GPU", counts == {signature.nvlinks}, words, str(signature.nvlinks))
-
-
-def _link(machine: Machine, gpus: Sequence[Gpu], signature: Signature) -> MatchPoint | None:
-    """Compare the best link between two GPUs: one whose links are down is still of its kind, and no faster."""
-    if signature.link is None or len(gpus) < 2:
-        return None
-    links = [gpu_link(machine, one, other) for one, other in combinations(gpus, 2)]
-    joined = [link.nvlinks or 0 for link in links if link.kind is LinkClass.NVLINK]
-    if not joined:
-        return _point("link", True, f"{links[0].symbol} (no NVLink is up)", signature.link)
-    most = signature.nvlinks_between or 0
-    return _point("link", max(joined) <= most, f"NV{max(joined)}", signature.link)
-
-
-def _c2c(machine: Machine, gpus: Sequence[Gpu], signature: Signature) -> MatchPoint:
+    points = [
+        _point("GPU name", {gpu.name for gpu in gpus}, signature.gpu_names),
+        _point("PCI device id", {pci_id(gpu) for gpu in gpus}, signature.device_ids),
+        _point(
+            "GPUs",
+            {str(len(gpus))},
+            [str(number) for number in range(least, most + 1)],
+            f"{least} to {most}" * (least != most),
+        ),
+    ]
+    if signature.nvlinks is not None:
+        counts = {gpu.nvml.nvlink_count for gpu in gpus if gpu.nvml is not None} or {None}
+        words = {"unknown" if count is None else str(count) for count in counts} if gpus else set()
+        points.append(_point("NVLinks per GPU", words, (str(signature.nvlinks),)))
+    if signature.link is not None and len(gpus) > 1:
+        # A node whose links are down is still of its kind, and no faster.
+        joined = _nvlinks_between(machine)
+        words = {f"NV{joined}"} if joined else {"(no NVLink is up)"}
+        slower = [f"NV{number}" for number in range(1, (signature.nvlinks_between or 0) + 1)]
+        points.append(_point("link", words, [*slower, "(no NVLink is up)"], signature.link))
     states = {c2c(machine, gpu) for gpu in gpus}
-    found = states - {C2c.UNKNOWN} or states
-    expected = "NVLink-C2C" if signature.c2c else "no NVLink-C2C"
-    fits = found <= ({C2c.UP, C2c.DOWN} if signature.c2c else {C2c.ABSENT})
-    reason = expected if fits else f"NVLink-C2C {', '.join(sorted(found))}, expected {expected}"
-    return MatchPoint(what="C2C", fits=fits, reason=reason)
+    expected = (C2c.UP, C2c.DOWN) if signature.c2c else (C2c.ABSENT,)
+    points.append(_point("NVLink-C2C", states - {C2c.UNKNOWN} or states, expected))
+    if signature.nvlink_domain is not None:
+        kinds = {True: "multi-node", False: "single-node"}
+        is_multi_node = platform(machine).clique_id is not None
+        points.append(_point("NVLink domain", {kinds[is_multi_node]}, (kinds[signature.nvlink_domain],)))
+    return Match(profile=profile.name, points=tuple(points))
 
 
-def _domain(machine: Machine, signature: Signature) -> MatchPoint | None:
-    if signature.nvlink_domain is None:
-        return None
-    found = platform(machine).clique_id is not None
-    words = {True: "a multi-node NVLink domain", False: "no multi-node NVLink domain"}
-    fits = found is signature.nvlink_domain
-    reason = words[found] if fits else f"{words[found]}, expected {words[signature.nvlink_domain]}"
-    return MatchPoint(what="NVLink domain", fits=fits, reason=reason)
+def _point(what: str, values: Collection[str | None], expected: Collection[str], words: str = "") -> MatchPoint:
+    """Compare what was read of a machine with what a profile expects of it.
 
-
-def _point(what: str, fits: bool, found: str, expected: str) -> MatchPoint:
-    reason = f"{what} {found}" if fits else f"{what} {found}, not {expected}"
+    Parameters
+    ----------
+    values
+        The different values of its GPUs; ``None``, of a GPU of which it was not read, does not count.
+    words
+        The expectation for people; by default all that is expected.
+    """
+    known = sorted(value for value in values if value is not None)
+    fits = bool(known) and set(known) <= set(expected)
+    reason = f"{what} {', '.join(known) or ('unknown' if values else 'no GPU')}"
+    if not fits:
+        reason += f", not {words or ' or '.join(expected)}"
     return MatchPoint(what=what, fits=fits, reason=reason)
+
+
+def _nvlinks_between(machine: Machine) -> int:
+    """Return the NVLinks of the best link between two GPUs; 0 where none is up."""
+    links = [gpu_link(machine, *pair) for pair in combinations(machine.gpus or (), 2)]
+    return max((link.nvlinks or 0 for link in links if link.kind is LinkClass.NVLINK), default=0)
 
 
 def gpu_kind(gpu: Gpu) -> str:
@@ -138,7 +118,8 @@ def pci_id(gpu: Gpu) -> str | None:
     return None if gpu.pci is None else gpu.pci.pci_id
 
 
-"""The keys of schema 1 in its text, in which the line of a fault is looked for."""
+# --- files -----------------------------------------------------------------------------------------------------------
+
 FILE_LIMIT = 1 << 20
 """Bytes of the largest file that is read; ``hgx-h200.toml`` has some 20 KiB."""
 
@@ -169,18 +150,17 @@ def load_all(on_broken: Callable[[UsageError], None] | None = None) -> tuple[tup
     UsageError
         For a broken one, without ``on_broken``: what it says must not be passed over in silence.
     """
-    found: dict[str, tuple[Profile, Path]] = {}
-    for folder in folders():
-        for path in sorted(folder.glob("*.toml")):
-            if path.stem in found:
-                continue
-            try:
-                found[path.stem] = read(path), path
-            except UsageError as error:
-                if on_broken is None:
-                    raise
-                on_broken(error)
-    return tuple(found.values())
+    profiles: list[tuple[Profile, Path]] = []
+    for path in _files():
+        if path.stem in [profile.name for profile, _ in profiles]:
+            continue
+        try:
+            profiles.append((read(path), path))
+        except UsageError as error:
+            if on_broken is None:
+                raise
+            on_broken(error)
+    return tuple(profiles)
 
 
 def load(name_or_path: str) -> Profile:
@@ -204,15 +184,19 @@ def find(name_or_path: str) -> Path:
     """
     if os.sep in name_or_path or name_or_path.endswith(".toml"):
         return Path(name_or_path)
-    for folder in folders():
-        path = folder / f"{name_or_path}.toml"
-        # A name may be longer than any file's.
-        if os.path.isfile(path):
-            return path
-    names = ", ".join(dict.fromkeys(path.stem for folder in folders() for path in sorted(folder.glob("*.toml"))))
-    raise UsageError(
-        f"there is no profile {short(printable(name_or_path))!r}; there are {names}, or give a file NAME.toml"
-    )
+    # Of two of one name the first is taken.
+    files = {path.stem: path for path in reversed(_files())}
+    if name_or_path not in files:
+        raise UsageError(
+            f"there is no profile {short(printable(name_or_path))!r}; there are {', '.join(reversed(files))}, or give "
+            "a file NAME.toml"
+        )
+    return files[name_or_path]
+
+
+def _files() -> list[Path]:
+    """Return all files of profiles, in the order in which they are asked."""
+    return [path for folder in folders() for path in sorted(folder.glob("*.toml"))]
 
 
 def read(path: Path) -> Profile:
@@ -256,13 +240,14 @@ def parse(text: str, path: Path) -> Profile:
         _refuse(path, line, f"not TOML: {str(error)[: at.start()] if at else type(error).__name__}")
     if document.get("schema") != PROFILE_SCHEMA:
         _refuse_key(path, text, "schema", f"expected {PROFILE_SCHEMA!r}, found {document.get('schema')!r}")
-    for place in _unknown(Profile, document, ""):
-        _refuse_key(path, text, place, "there is no such key")
     try:
         profile = from_json(Profile, document)
     except DecodeError as error:
         place, _, what = str(error).partition(": ")
         _refuse_key(path, text, place if what else "", what or place)
+    for place in _unknown(document, to_json(profile)):
+        # A misspelt key would do nothing, silently.
+        _refuse_key(path, text, place, "there is no such key")
     if profile.name != path.stem:
         _refuse_key(path, text, "name", f"expected {path.stem!r}, the file's name, found {profile.name!r}")
     for place, what in _faults(profile):
@@ -274,15 +259,15 @@ def _faults(profile: Profile) -> Iterator[tuple[str, str]]:
     """Yield the place and the sentence of each thing that the types do not say."""
     cited = [("match.source", profile.match.source)]
     cited += [(f"links[{i}].source", link.source) for i, link in enumerate(profile.links)]
-    seen: set[tuple[str, str, int | None]] = set()
+    paths: set[tuple[str, str, int | None]] = set()
     for i, reference in enumerate(profile.references):
         cited.append((f"references[{i}].source", reference.source))
         if reference.bounds_source is not None:
             cited.append((f"references[{i}].bounds_source", reference.bounds_source))
         path = reference.case, reference.link, reference.flows
-        if path in seen:
+        if path in paths:
             yield f"references[{i}].case", f"{reference.case} over {reference.link} is there already"
-        seen.add(path)
+        paths.add(path)
         values = (reference.fail, reference.warn, reference.typical)
         if not any(values):
             yield f"references[{i}].case", "it has neither a typical value nor a bound"
@@ -300,25 +285,17 @@ def _faults(profile: Profile) -> Iterator[tuple[str, str]]:
             yield place, f"{source!r} is none of the sources: {known}"
 
 
-def _unknown(kind: Any, data: Any, where: str) -> Iterator[str]:
-    """Yield the place of each key that the type does not have: a misspelt one would do nothing, silently."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType, typing.Annotated):
-        yield from _unknown(arguments[0], data, where)
-    elif origin is tuple and isinstance(data, list):
-        for i, item in enumerate(data):
-            yield from _unknown(arguments[0], item, f"{where}[{i}]")
-    elif origin is Mapping and isinstance(data, dict):
-        for key, item in data.items():
-            yield from _unknown(arguments[1], item, f"{where}.{key}")
-    elif dataclasses.is_dataclass(kind) and isinstance(data, dict):
-        fields = field_types(typing.cast(type, kind))
-        for key, item in data.items():
-            place = f"{where}.{key}" if where else key
-            if key in fields:
-                yield from _unknown(fields[key], item, place)
-            else:
-                yield place
+def _unknown(document: Any, known: Any, place: str = "") -> Iterator[str]:
+    """Yield the place of each key of a document that the profile made of it does not have."""
+    if isinstance(document, list):
+        for i, (item, known_item) in enumerate(zip(document, known, strict=True)):
+            yield from _unknown(item, known_item, f"{place}[{i}]")
+    for key in document if isinstance(document, dict) else ():
+        inner = f"{place}.{key}" if place else key
+        if key in known:
+            yield from _unknown(document[key], known[key], inner)
+        else:
+            yield inner
 
 
 def _refuse_key(path: Path, text: str, place: str, what: str) -> NoReturn:
@@ -337,15 +314,15 @@ def line_of(text: str, place: str) -> int:
     name, _, number = table.partition("[")
     nth = int(number.rstrip("]")) if number else 0
     key = key.partition("[")[0]
-    inside, count, found = table == key, -1, 1
+    inside, count, header_line = table == key, -1, 1
     for line, content in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[\[?\s*([^\[\]]+?)\s*\]\]?\s*(#.*)?$", content):
             count += header[1] == name
             inside = header[1] == name and count == nth
-            found = line if inside else found
+            header_line = line if inside else header_line
         elif inside and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", content):
             return line
-    return found
+    return header_line
 
 
 SPREADS_WARN, LEAST_WARN = 1.5, 0.025
@@ -388,8 +365,12 @@ class Run:
     """What tells its node from others."""
 
 
+_Key = tuple[str, str, int | None]
+"""Case, links and number of flows."""
+
+
 @dataclass(slots=True)
-class _Seen:
+class _Learnt:
     """What all runs say of one class."""
 
     unit: Unit
@@ -446,11 +427,11 @@ def learn(runs: Sequence[Run], name: str, date: str) -> Profile:
                 "the runs are of machines that differ: "
                 f"{first.node} has {_kind(first.machine)}, {run.node} has {_kind(run.machine)}"
             )
-    seen: dict[tuple[str, str, int | None], _Seen] = {}
+    learnt: dict[_Key, _Learnt] = {}
     for run in runs:
         for measurement in run.report.measurements:
-            _add(seen, run, measurement)
-    if not seen:
+            _add(learnt, run, measurement)
+    if not learnt:
         raise UsageError("the runs hold nothing to learn from: no measurement is ok, large enough and from idle GPUs")
     nodes = len({run.node for run in runs})
     base = f"{several(len(runs), 'run')} on {several(nodes, 'machine')}"
@@ -461,26 +442,26 @@ def learn(runs: Sequence[Run], name: str, date: str) -> Profile:
         title=f"{_kind(first.machine)}, learnt from {base}",
         match=_signature([run.machine for run in runs]),
         sources={"runs": source, "bounds": Source(kind=SourceKind.RULE, text=RULE)},
-        references=tuple(_references(seen)),
+        references=tuple(_references(learnt)),
     )
 
 
-def _add(seen: dict[tuple[str, str, int | None], _Seen], run: Run, measurement: Measurement) -> None:
+def _add(learnt: dict[_Key, _Learnt], run: Run, measurement: Measurement) -> None:
     value = value_of(measurement)
     if value is None or measurement.status is not Status.OK or not_judged(measurement) or _is_beside(measurement):
         return
-    one = class_of(measurement)
+    path_class = class_of(measurement)
     flows = len(measurement.flows) if measurement.pattern in _COUNTED_FLOWS else None
-    found = seen.setdefault((one.case, one.link, flows), _Seen(unit_of(measurement)))
+    entry = learnt.setdefault((path_class.case, path_class.link, flows), _Learnt(unit_of(measurement)))
     if _is_swept(run.report, measurement):
-        if measurement.size_bytes < found.size_bytes:
+        if measurement.size_bytes < entry.size_bytes:
             return
-        if measurement.size_bytes > found.size_bytes:
-            found.by_path.clear()
-            found.least_bytes = None
-            found.size_bytes = measurement.size_bytes
-    found.least_bytes = min(found.least_bytes or measurement.size_bytes, measurement.size_bytes)
-    found.by_path.setdefault((run.node, measurement.path), []).append(value)
+        if measurement.size_bytes > entry.size_bytes:
+            entry.by_path.clear()
+            entry.least_bytes = None
+            entry.size_bytes = measurement.size_bytes
+    entry.least_bytes = min(entry.least_bytes or measurement.size_bytes, measurement.size_bytes)
+    entry.by_path.setdefault((run.node, measurement.path), []).append(value)
 
 
 def _is_beside(measurement: Measurement) -> bool:
@@ -488,29 +469,31 @@ def _is_beside(measurement: Measurement) -> bool:
     return measurement.evidence is not None and any(gpu.other_processes for gpu in measurement.evidence.gpus)
 
 
-def _references(seen: Mapping[tuple[str, str, int | None], _Seen]) -> Iterator[Reference]:
+def _references(learnt: Mapping[_Key, _Learnt]) -> Iterator[Reference]:
     """Yield a reference for each class; how far runs are apart is of the link, whichever case showed it."""
-    off: dict[tuple[str, Unit], float] = {}
-    run_to_run: dict[tuple[str, Unit], float] = {}
-    for (_, link, _), one in seen.items():
-        off[link, one.unit] = max(off.get((link, one.unit), 0), one.off)
-        if one.run_to_run is not None:
-            run_to_run[link, one.unit] = max(run_to_run.get((link, one.unit), 0), one.run_to_run)
-    for (case, link, flows), one in seen.items():
-        latency = one.unit is Unit.NS
-        warn = max(SPREADS_WARN * off[link, one.unit], LATENCY_WARN if latency else LEAST_WARN)
-        fail = max(SPREADS_FAIL * off[link, one.unit], LATENCY_FAIL if latency else LEAST_FAIL)
+    of_link: dict[tuple[str, Unit], list[_Learnt]] = {}
+    for (_, link, _), entry in learnt.items():
+        of_link.setdefault((link, entry.unit), []).append(entry)
+    offs = {key: max(entry.off for entry in alike) for key, alike in of_link.items()}
+    spreads = {
+        key: [spread for entry in alike if (spread := entry.run_to_run) is not None] for key, alike in of_link.items()
+    }
+    for (case, link, flows), entry in learnt.items():
+        off, run_to_run = offs[link, entry.unit], spreads[link, entry.unit]
+        latency = entry.unit is Unit.NS
+        warn = max(SPREADS_WARN * off, LATENCY_WARN if latency else LEAST_WARN)
+        fail = max(SPREADS_FAIL * off, LATENCY_FAIL if latency else LEAST_FAIL)
         sign = 1 if latency else -1
         yield Reference(
             case=case,
             link=link,
-            unit=one.unit,
-            typical=_round(one.typical),
-            warn=_round(one.typical * max(0.01, 1 + sign * warn)),
-            fail=_round(one.typical * max(0.01, 1 + sign * fail)),
+            unit=entry.unit,
+            typical=_round(entry.typical),
+            warn=_round(entry.typical * max(0.01, 1 + sign * warn)),
+            fail=_round(entry.typical * max(0.01, 1 + sign * fail)),
             flows=flows,
-            least_bytes=0 if latency else max(JUDGED_FROM_BYTES, (one.least_bytes or 0) // SMALLER),
-            run_to_run=_round(run_to_run[link, one.unit]) if (link, one.unit) in run_to_run else None,
+            least_bytes=0 if latency else max(JUDGED_FROM_BYTES, (entry.least_bytes or 0) // SMALLER),
+            run_to_run=_round(max(run_to_run)) if run_to_run else None,
             source="runs",
             bounds_source="bounds",
         )
@@ -519,18 +502,13 @@ def _references(seen: Mapping[tuple[str, str, int | None], _Seen]) -> Iterator[R
 def _signature(machines: Sequence[Machine]) -> Signature:
     gpus = [gpu for machine in machines for gpu in machine.gpus or ()]
     nvlinks = {gpu.nvml.nvlink_count if gpu.nvml else None for gpu in gpus}
-    joined = [
-        link.nvlinks or 0
-        for machine in machines
-        for one, other in combinations(machine.gpus or (), 2)
-        if (link := gpu_link(machine, one, other)).kind is LinkClass.NVLINK
-    ]
+    joined = max(map(_nvlinks_between, machines))
     return Signature(
         gpu_names=tuple(dict.fromkeys(gpu.name for gpu in gpus if gpu.name)),
-        device_ids=tuple(dict.fromkeys(found for gpu in gpus if (found := pci_id(gpu)))),
+        device_ids=tuple(dict.fromkeys(name for gpu in gpus if (name := pci_id(gpu)))),
         most_gpus=max(len(machine.gpus or ()) for machine in machines),
         nvlinks=nvlinks.pop() if len(nvlinks) == 1 else None,
-        link=f"NV{max(joined)}" if joined else None,
+        link=f"NV{joined}" if joined else None,
         c2c=any(c2c(machine, gpu) in (C2c.UP, C2c.DOWN) for machine in machines for gpu in machine.gpus or ()),
         nvlink_domain=platform(machines[0]).clique_id is not None,
         source="runs",
@@ -552,44 +530,26 @@ def _round(value: float) -> float:
 
 def dump(profile: Profile) -> str:
     """Return the file's text; without keys that say nothing."""
-    document: dict[str, Any] = to_json(profile)
-    return "\n".join(_table(document, "")).strip("\n") + "\n"
+    document = to_json(profile)
+    tables = [("", {key: document[key] for key in ("schema", "name", "title")}), ("[match]", document["match"])]
+    tables += [(f"[sources.{_key(name)}]", source) for name, source in document["sources"].items()]
+    tables += [(f"[[{name}]]", table) for name in ("links", "references") for table in document[name]]
+    return "\n\n".join("\n".join([header, *_pairs(table)]) for header, table in tables).strip("\n") + "\n"
 
 
-def _table(table: Mapping[str, Any], name: str) -> Iterator[str]:
-    """Yield a table's own keys, then those of its tables: TOML has a key belong to the last header above it."""
-    for key, value in table.items():
-        if value not in (None, []) and not _is_table(value):
-            yield f"{_key(key)} = {_value(value)}"
-    for key, value in table.items():
-        place = f"{name}.{_key(key)}" if name else _key(key)
-        if isinstance(value, dict):
-            if any(not isinstance(item, dict) for item in value.values()):
-                yield f"\n[{place}]"
-            yield from _table(value, place)
-        elif _is_table(value):
-            for item in value:
-                yield f"\n[[{place}]]"
-                yield from _table(item, place)
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value))
+def _pairs(table: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a table with their values, but those that say nothing."""
+    texts = {key: _value(value) for key, value in table.items() if value not in (None, [])}
+    return [f"{_key(key)} = {text}" for key, text in texts.items() if text != "{}"]
 
 
 def _key(key: str) -> str:
     bare = key.isascii() and key.replace("-", "").replace("_", "").isalnum()
-    return key if bare else _string(key)
+    return key if bare else _value(key)
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(map(_value, value))}]"
-    if isinstance(value, str):
-        return _string(value)
-    return json.dumps(value)
-
-
-def _string(text: str) -> str:
-    """Return a basic string: JSON's escapes are TOML's, but for the delete character and pairs of surrogates."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")
+    """Return a value as TOML: JSON's escapes are TOML's, but for the delete character and pairs of surrogates."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(_pairs(value))}}}"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")

@@ -1,4 +1,4 @@
-"""What ``egmctl bench`` adds where UCX carried messages: what the doctor's checks say of the way that it took."""
+"""Notes on a run whose messages UCX carried: what doctor's checks say of the route that UCX took."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from egmctl.model.ucx import UcxRoute
 from egmctl.topology.links import gpu_nic_link
 
 _CHECKS = ("rdma.", "pcie.")
-"""Beginnings of the ids of the checks that explain a way."""
+"""Beginnings of the ids of the checks that explain a route."""
 
 
 def sections(cases: Sequence[Case]) -> tuple[str, ...]:
@@ -25,7 +25,7 @@ def sections(cases: Sequence[Case]) -> tuple[str, ...]:
 
 
 def explained(report: RunReport) -> RunReport:
-    """Return a report with a note for each finding of the doctor that may explain why UCX took the way it took.
+    """Return a report with a note for each finding of the doctor that may explain why UCX took its route.
 
     Where GPUDirect RDMA was in use everywhere it could be, there is nothing to explain.
     """
@@ -71,11 +71,9 @@ def _findings(machine: Machine) -> Iterator[str]:
     from egmctl.doctor.runner import CHECKS, diagnose
 
     checks = [check for check in CHECKS if check.id.startswith(_CHECKS) and Guard.RDMA in check.guards]
-    found = diagnose(machine, Scope(purposes=(Guard.RDMA,)), checks).findings
-    worth_telling = (Status.FAIL, Status.WARN, Status.UNKNOWN)
-    told: dict[str, dict[str, None]] = {}
-    for finding in found:
-        if finding.status in worth_telling:
-            told.setdefault(f"{finding.status}: {finding.summary}", {})[finding.check] = None
-    for what, by in told.items():
-        yield f"doctor's check{'s' * (len(by) > 1)} {', '.join(by)}: {what}"
+    by_words: dict[str, dict[str, None]] = {}
+    for finding in diagnose(machine, Scope(purposes=(Guard.RDMA,)), checks).findings:
+        if finding.status in (Status.FAIL, Status.WARN, Status.UNKNOWN):
+            by_words.setdefault(f"{finding.status}: {finding.summary}", {})[finding.check] = None
+    for words, ids in by_words.items():
+        yield f"doctor's check{'s' * (len(ids) > 1)} {', '.join(ids)}: {words}"

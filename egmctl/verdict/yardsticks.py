@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median, median_high
+from statistics import median, median_high, median_low
 
 from egmctl.bench.engine import ENGINES
 from egmctl.model.measurement import Endpoint, Measurement, Pattern, Quantity, RunReport, Status
@@ -110,21 +110,8 @@ def is_by_host(measurement: Measurement) -> bool:
 LEAST_GPUS = 4
 """With fewer GPUs nobody can say which of two that differ is the odd one."""
 
-BANDWIDTH_WARN, BANDWIDTH_FAIL = 0.05, 0.15
-"""How far below its siblings is a warning, a fault. Chosen: healthy pairs of one node are 0.1 % apart on HGX H200
-(docs/hardware-notes.md) and up to 3.5 % below their median in published matrices of HGX H100 (docs/profiles.md); one of
-18 links that is missing costs 5.6 %."""
-HOST_WARN, HOST_FAIL = 0.2, 0.4
-"""The same between GPUs and host memory, which share more than their own links: root complexes, memory, and on virtual
-machines neighbours. Chosen: of 28 runs on HGX H200 a single GPU was up to 15 % below the others (docs/profiles.md); a
-PCIe link that trained at half its width or rate loses half."""
-LATENCY_WARN, LATENCY_FAIL = 0.15, 0.5
-"""How far above, for latencies. Chosen: on HGX H200 they are up to 6 % apart, by the place of GPU and SM."""
-
 _MOST_OF = 0.75
 """So many of a GPU's cells must be weak to call it the GPU: otherwise they are pairs."""
-_ROUNDS = 20
-_SETTLED = 1e-9
 
 End = str | None
 """A GPU, or ``None`` where that end of a path is none."""
@@ -141,26 +128,35 @@ class PeerCell:
 
 
 @dataclass(frozen=True, slots=True)
-class Tolerance:
-    """How far off is how bad, as parts of what the siblings reach."""
+class Bounds:
+    """Where a value becomes a warning, and where a fault: below these for a bandwidth, above them for a latency."""
 
-    warn: float
-    fail: float
-    latency: bool
+    warn: float | None
+    fail: float | None
+    latency: bool = False
 
-    def grade(self, ratio: float) -> Grade:
-        """Grade what a cell reaches by what its siblings do: of a bandwidth below 1, of a latency above."""
-        off = ratio - 1 if self.latency else 1 - ratio
-        return Grade.FAIL if off > self.fail else Grade.WARN if off > self.warn else Grade.PASS
+    def grade(self, value: float) -> Grade:
+        """Grade a value; a bound that is ``None`` is none."""
+        for grade, bound in ((Grade.FAIL, self.fail), (Grade.WARN, self.warn)):
+            if bound is not None and (value > bound if self.latency else value < bound):
+                return grade
+        return Grade.PASS
 
-    def bound(self, typical: float, off: float) -> float:
-        """Return the value that is as far off."""
-        return typical * (1 + off) if self.latency else typical * (1 - off)
+    def times(self, typical: float) -> Bounds:
+        """Return as values what are parts of a typical value here."""
+        return Bounds(self.warn and self.warn * typical, self.fail and self.fail * typical, self.latency)
 
 
-BANDWIDTH = Tolerance(BANDWIDTH_WARN, BANDWIDTH_FAIL, latency=False)
-HOST = Tolerance(HOST_WARN, HOST_FAIL, latency=False)
-LATENCY = Tolerance(LATENCY_WARN, LATENCY_FAIL, latency=True)
+BANDWIDTH = Bounds(warn=0.95, fail=0.85)
+"""Parts of what the siblings reach. Chosen: healthy pairs of one node are 0.1 % apart on HGX H200
+(docs/hardware-notes.md) and up to 3.5 % below their median in published matrices of HGX H100 (docs/profiles.md); one of
+18 links that is missing costs 5.6 %."""
+HOST = Bounds(warn=0.8, fail=0.6)
+"""The same between GPUs and host memory, which share more than their own links: root complexes, memory, and on virtual
+machines neighbours. Chosen: of 28 runs on HGX H200 a single GPU was up to 15 % below the others (docs/profiles.md); a
+PCIe link that trained at half its width or rate loses half."""
+LATENCY = Bounds(warn=1.15, fail=1.5, latency=True)
+"""Of latencies. Chosen: on HGX H200 they are up to 6 % apart, by the place of GPU and SM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +180,7 @@ class Fit:
     """GPUs first, then pairs; the worst first."""
 
 
-def fit(cells: Sequence[PeerCell], tolerance: Tolerance) -> Fit:
+def fit(cells: Sequence[PeerCell], bounds: Bounds) -> Fit:
     """Find what is out of line among cells of one class.
 
     Parameters
@@ -194,73 +190,33 @@ def fit(cells: Sequence[PeerCell], tolerance: Tolerance) -> Fit:
     """
     if len({end for cell in cells for end in (cell.source, cell.destination) if end is not None}) < LEAST_GPUS:
         return Fit(None)
-    sign = -1 if tolerance.latency else 1
-    good = {cell: sign * math.log(cell.value) for cell in cells}
-    pairs = all(cell.source is not None and cell.destination not in (None, cell.source) for cell in cells)
-    rows, columns = _polish(good) if pairs else ({}, {})
-    usual = _usual(good, rows, columns)
-    weak = {cell for cell in cells if tolerance.grade(math.exp(sign * (good[cell] - usual))) is not Grade.PASS}
-    named: dict[tuple[str, Direction], float] = {}
-    for effects, direction in ((rows, Direction.EGRESS), (columns, Direction.INGRESS)):
-        base = median_high(effects.values()) if effects else 0.0
-        for gpu, effect in effects.items():
-            its = [cell for cell in cells if _end(cell, direction) == gpu]
-            off = tolerance.grade(math.exp(sign * (effect - base))) is not Grade.PASS
-            if off and len(its) > 1 and len(weak.intersection(its)) >= _MOST_OF * len(its):
-                named[gpu, direction] = effect - base
-
-    def outlier(gpus: tuple[str, ...], direction: Direction | None, effect: float) -> Outlier:
-        ratio = math.exp(sign * effect)
-        return Outlier(gpus, direction, ratio, tolerance.grade(ratio))
-
-    outliers = [outlier((gpu,), direction, effect) for (gpu, direction), effect in named.items()]
+    # Nothing is faster than its link: where half are slow, those are the odd ones.
+    better_median = median_low if bounds.latency else median_high
+    typical = better_median([cell.value for cell in cells])
+    weak = {cell for cell in cells if bounds.grade(cell.value / typical) is not Grade.PASS}
+    are_pairs = all(cell.source is not None and cell.destination not in (None, cell.source) for cell in cells)
+    ratios: dict[tuple[End, Direction], float] = {}
+    for direction in Direction if are_pairs else ():
+        by_gpu: dict[End, list[PeerCell]] = {}
+        for cell in cells:
+            by_gpu.setdefault(cell.source if direction is Direction.EGRESS else cell.destination, []).append(cell)
+        medians = {gpu: median(cell.value for cell in own) for gpu, own in by_gpu.items()}
+        for gpu, own in by_gpu.items():
+            ratio = medians[gpu] / better_median(medians.values())
+            mostly_weak = len(own) > 1 and len(weak.intersection(own)) >= _MOST_OF * len(own)
+            if mostly_weak and bounds.grade(ratio) is not Grade.PASS:
+                ratios[gpu, direction] = ratio
+    outliers = [
+        Outlier((str(gpu),), direction, ratio, bounds.grade(ratio)) for (gpu, direction), ratio in ratios.items()
+    ]
     for cell in cells:
-        explained = usual + sum(
-            named.get((gpu, direction), 0.0)
-            for gpu, direction in ((cell.source, Direction.EGRESS), (cell.destination, Direction.INGRESS))
-            if gpu is not None
-        )
-        rest = good[cell] - explained
-        if tolerance.grade(math.exp(sign * rest)) is not Grade.PASS:
+        of_gpus = ratios.get((cell.source, Direction.EGRESS), 1) * ratios.get((cell.destination, Direction.INGRESS), 1)
+        if bounds.grade(cell.value / (typical * of_gpus)) is not Grade.PASS:
             gpus = tuple(dict.fromkeys(end for end in (cell.source, cell.destination) if end is not None))
-            outliers.append(outlier(gpus, _direction(cell), good[cell] - usual))
-    outliers.sort(key=lambda odd: (len(odd.gpus), -abs(math.log(odd.ratio))))
-    return Fit(math.exp(sign * usual), tuple(outliers))
-
-
-def _polish(good: Mapping[PeerCell, float]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the effect of each source and of each destination."""
-    rows = dict.fromkeys((str(cell.source) for cell in good), 0.0)
-    columns = dict.fromkeys((str(cell.destination) for cell in good), 0.0)
-    rest = dict(good)
-    for _ in range(_ROUNDS):
-        moved = 0.0
-        for effects, direction in ((rows, Direction.EGRESS), (columns, Direction.INGRESS)):
-            for gpu in effects:
-                its = [cell for cell in rest if _end(cell, direction) == gpu]
-                step = median(rest[cell] for cell in its)
-                effects[gpu] += step
-                moved = max(moved, abs(step))
-                for cell in its:
-                    rest[cell] -= step
-        if moved < _SETTLED:
-            break
-    return rows, columns
-
-
-def _usual(good: Mapping[PeerCell, float], rows: Mapping[str, float], columns: Mapping[str, float]) -> float:
-    """Return what a path between two ordinary GPUs reaches.
-
-    Of an even number the better of the two in the middle: nothing is faster than its link, so where half are slow,
-    those are the odd ones.
-    """
-    if rows:
-        return median_high(rows.values()) + median_high(columns.values())
-    return median_high(good.values())
-
-
-def _end(cell: PeerCell, direction: Direction) -> End:
-    return cell.source if direction is Direction.EGRESS else cell.destination
+            ratio = cell.value / typical
+            outliers.append(Outlier(gpus, _direction(cell), ratio, bounds.grade(ratio)))
+    outliers.sort(key=lambda outlier: (len(outlier.gpus), -abs(math.log(outlier.ratio))))
+    return Fit(typical, tuple(outliers))
 
 
 def _direction(cell: PeerCell) -> Direction | None:
@@ -274,24 +230,19 @@ def against_profile(measurement: Measurement, value: float, profile: Profile | N
     """Judge by the profile's reference for the case, the link and the number of flows."""
     if profile is None:
         return no_reference(Yardstick.PROFILE, value, "no profile matches this machine")
-    reference, why = reference_for(measurement, profile)
+    reference, missing = reference_for(measurement, profile)
     if reference is None:
-        return no_reference(Yardstick.PROFILE, value, why)
-    sign = 1 if reference.unit is Unit.GB_S else -1
-    beyond = "below" if sign > 0 else "above"
-    grade, against = Grade.PASS, ""
-    for word, bound in ((Grade.FAIL, reference.fail), (Grade.WARN, reference.warn)):
-        if bound is not None and sign * value < sign * bound:
-            grade, against = word, f", {beyond} {bound:.4g}"
-            break
-    unit = reference.unit
-    link = class_of(measurement).link
+        return no_reference(Yardstick.PROFILE, value, missing)
+    bounds = Bounds(reference.warn, reference.fail, latency=reference.unit is Unit.NS)
+    grade, link = bounds.grade(value), class_of(measurement).link
+    bound = {Grade.FAIL: reference.fail, Grade.WARN: reference.warn}.get(grade)
+    beyond = "" if bound is None else f", {'above' if bounds.latency else 'below'} {bound:.4g}"
     usual = "" if reference.typical is None else f"; typical is {reference.typical:.4g}"
     over = "" if link == reference.link else f", over {link}, not {reference.link}"
     return Judgement(
         yardstick=Yardstick.PROFILE,
         grade=grade,
-        reason=f"{measurement.path}: {value:.4g} {unit}{against}{usual}{over}",
+        reason=f"{measurement.path}: {value:.4g} {reference.unit}{beyond}{usual}{over}",
         value=value,
         expected=reference.typical,
         warn=reference.warn,
@@ -341,7 +292,7 @@ def no_reference(yardstick: Yardstick, value: float, why_not: str) -> Judgement:
     return Judgement(yardstick=yardstick, grade=Grade.NO_REFERENCE, reason=why_not, value=value)
 
 
-WARN_BELOW, FAIL_BELOW = 0.5, 0.25
+_OF_LINK = Bounds(warn=0.5, fail=0.25)
 """Parts of the link's payload rate. Chosen: of the healthy paths in docs/profiles.md the least is 55 % (kernels reading
 host memory over PCIe on H100); a quarter is what a link of two PCIe generations less, or of a quarter of the lanes,
 carries."""
@@ -365,7 +316,7 @@ def against_link(measurement: Measurement, value: float, profile: Profile | None
     if limit is None:
         return no_reference(Yardstick.LINK, value, "the link's rate is not known")
     part = value / limit
-    grade = Grade.FAIL if part < FAIL_BELOW else Grade.WARN if part < WARN_BELOW else Grade.PASS
+    grade = _OF_LINK.grade(part)
     reason = f"{measurement.path}: {value:.4g} GB/s is {100 * part:.0f} % of its link's {limit:.4g} GB/s"
     if part > MORE_THAN_IT_CARRIES:
         grade, reason = Grade.WARN, f"{reason}: not all bytes can have crossed the link"
@@ -375,8 +326,8 @@ def against_link(measurement: Measurement, value: float, profile: Profile | None
         reason=reason,
         value=value,
         expected=limit,
-        warn=WARN_BELOW * limit,
-        fail=FAIL_BELOW * limit,
+        warn=_OF_LINK.times(limit).warn,
+        fail=_OF_LINK.times(limit).fail,
         source=source,
     )
 
@@ -397,9 +348,7 @@ def _unbounded(measurement: Measurement) -> str | None:
     return None if flow.route.first_link else "it crosses no known link"
 
 
-_SOURCE = "this run: the same class between its other GPUs"
 _OF_GPUS = (Pattern.PAIR, Pattern.LOCAL, Pattern.BOTH_DIRECTIONS, Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
-_ORDER = (Grade.FAIL, Grade.WARN, Grade.PASS)
 
 
 def against_peers(
@@ -420,35 +369,34 @@ def against_peers(
         A judgement for each, and who is out of line.
     """
     measurements = [report.measurements[number] for number in values]
-    tolerance = _tolerance(measurements[0]) if measurements else BANDWIDTH
+    bounds = _bounds(measurements[0]) if measurements else BANDWIDTH
     groups: dict[tuple[bool, bool], list[PeerCell]] = {}
-    if not any(not_judged(one) or is_by_host(one) for one in measurements):
+    if not any(not_judged(m) or is_by_host(m) for m in measurements):
         for number, value in values.items():
             for cell in _cells(number, report.measurements[number], value):
                 groups.setdefault((cell.source is None, cell.destination is None), []).append(cell)
     bus_ids = {
         end.label: end.bus_id for m in measurements for flow in m.flows for end in (flow.source, flow.destination)
     }
-    judgements: dict[int, Judgement] = {}
+    judgements: dict[int, list[Judgement]] = {number: [] for number in values}
     culprits: list[Culprit] = []
     for cells in groups.values():
-        fitted = fit(cells, tolerance)
+        fitted = fit(cells, bounds)
         if fitted.typical is None:
             continue
         for cell in cells:
-            judgement = _judgement(cell, values[cell.measurement], report.measurements, fitted.typical, tolerance)
-            before = judgements.setdefault(cell.measurement, judgement)
-            if _ORDER.index(judgement.grade) < _ORDER.index(before.grade):
-                judgements[cell.measurement] = judgement
-        culprits += [_culprit(outlier, fitted, path_class, bus_ids, tolerance) for outlier in fitted.outliers]
-    return {
-        number: judgements.get(number)
-        or no_reference(Yardstick.PEERS, value, _without_peers(report.measurements[number]))
-        for number, value in values.items()
-    }, tuple(culprits)
+            number = cell.measurement
+            judgement = _judgement(cell, report.measurements[number], values[number], fitted.typical, bounds)
+            judgements[number].append(judgement)
+        culprits += [_culprit(outlier, fitted, path_class, bus_ids, bounds) for outlier in fitted.outliers]
+    for number, value in values.items():
+        if not judgements[number]:
+            judgements[number].append(no_reference(Yardstick.PEERS, value, _without_peers(report.measurements[number])))
+    gravest = {number: min(known, key=lambda j: list(Grade).index(j.grade)) for number, known in judgements.items()}
+    return gravest, tuple(culprits)
 
 
-def _tolerance(measurement: Measurement) -> Tolerance:
+def _bounds(measurement: Measurement) -> Bounds:
     if measurement.quantity is Quantity.LATENCY:
         return LATENCY
     ends = (measurement.flows[0].source, measurement.flows[0].destination)
@@ -463,9 +411,9 @@ def _cells(number: int, measurement: Measurement, value: float) -> Iterator[Peer
     elif measurement.pattern is Pattern.ALL_TO_ONE:
         yield PeerCell(number, None, _gpu(flow.destination), value)
     elif measurement.pattern is Pattern.BOTH_DIRECTIONS and measurement.flows_gb_s:
-        for one, summary in zip(measurement.flows, measurement.flows_gb_s, strict=True):
+        for direction, summary in zip(measurement.flows, measurement.flows_gb_s, strict=True):
             if summary.median > 0:
-                yield PeerCell(number, _gpu(one.source), _gpu(one.destination), summary.median)
+                yield PeerCell(number, _gpu(direction.source), _gpu(direction.destination), summary.median)
     elif measurement.pattern in (Pattern.PAIR, Pattern.LOCAL) and len(measurement.flows) == 1:
         yield PeerCell(number, _gpu(flow.source), _gpu(flow.destination), value)
 
@@ -475,19 +423,17 @@ def _gpu(end: Endpoint) -> str | None:
     return end.label if end.bus_id is not None else None
 
 
-def _judgement(
-    cell: PeerCell, value: float, measurements: tuple[Measurement, ...], typical: float, tolerance: Tolerance
-) -> Judgement:
-    ratio = cell.value / typical
+def _judgement(cell: PeerCell, measurement: Measurement, value: float, typical: float, bounds: Bounds) -> Judgement:
+    ratio, values = cell.value / typical, bounds.times(typical)
     return Judgement(
         yardstick=Yardstick.PEERS,
-        grade=tolerance.grade(ratio),
-        reason=f"{measurements[cell.measurement].path}: {100 * ratio:.0f} % of its peers' {typical:.4g}",
+        grade=bounds.grade(ratio),
+        reason=f"{measurement.path}: {100 * ratio:.0f} % of its peers' {typical:.4g}",
         value=value,
         expected=typical,
-        warn=tolerance.bound(typical, tolerance.warn),
-        fail=tolerance.bound(typical, tolerance.fail),
-        source=_SOURCE,
+        warn=values.warn,
+        fail=values.fail,
+        source="this run: the same class between its other GPUs",
     )
 
 
@@ -500,10 +446,10 @@ def _without_peers(measurement: Measurement) -> str:
 
 
 def _culprit(
-    outlier: Outlier, fitted: Fit, path_class: str, bus_ids: Mapping[str, str | None], tolerance: Tolerance
+    outlier: Outlier, fitted: Fit, path_class: str, bus_ids: Mapping[str, str | None], bounds: Bounds
 ) -> Culprit:
     side = {Direction.EGRESS: "traffic from it", Direction.INGRESS: "traffic to it", None: "it"}
-    takes = "takes" if tolerance.latency else "reaches"
+    takes = "takes" if bounds.latency else "reaches"
     reason = (
         f"{side[outlier.direction] if len(outlier.gpus) == 1 else 'this pair alone'} {takes} "
         f"{100 * outlier.ratio:.0f} % of its peers' {fitted.typical:.4g}"

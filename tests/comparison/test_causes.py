@@ -12,8 +12,8 @@ from egmctl.report.kinds import Format
 from egmctl.report.rendering import render
 from tests.comparison.runs import saved
 from tests.doctor.machines import shipped
-from tests.verdict.runs import H2D, WRITE, run
-from tests.verdict.test_explain import OF_GPU2, beside, links_down, narrow, slow_at
+from tests.verdict.runs import H2D, WRITE, run, slow_at
+from tests.verdict.test_explain import OF_GPU2, beside, links_down, narrow
 
 H200 = shipped("hgx-h200x4")
 

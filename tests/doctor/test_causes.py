@@ -7,14 +7,17 @@ import json
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from egmctl.doctor.causes import RULES, alike, explained
+from egmctl.doctor.causes import ON_FINDINGS, explained
 from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.checks.active import KINDS
+from egmctl.doctor.effects_on_findings import alike
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.facts.kernel_log import event
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import TOLD, Finding, Guard, Status, on_gpus
+from egmctl.model.finding import NODE, TOLD, Finding, Guard, Status, causes, on_gpus, on_pairs
 from egmctl.model.kernel_log import DriverMessage as M
 from egmctl.model.kernel_log import KernelLog
 from egmctl.model.machine import Gpu, Imex, LibraryFailure, Machine, Outcome, PcieLink, Peers, Probe, Reason, Unread
@@ -330,12 +333,14 @@ def test_each_pair(pair: tuple[str, str], machine: Callable[[], Machine]) -> Non
 
 
 def test_every_rule_that_looks_at_the_machine_has_its_pair() -> None:
-    assert {cause for rule in RULES if rule.holds is not alike for cause in rule.causes} == {
+    assert {cause for rule in ON_FINDINGS if rule.holds is not alike for cause in rule.causes} == {
         cause for cause, _ in PAIRS
     }
 
 
-ALIKE = [(cause, effect) for rule in RULES if rule.holds is alike for cause in rule.causes for effect in rule.effects]
+ALIKE = [
+    (cause, effect) for rule in ON_FINDINGS if rule.holds is alike for cause in rule.causes for effect in rule.effects
+]
 
 
 @pytest.mark.parametrize(("cause", "effect"), ALIKE)
@@ -351,7 +356,7 @@ def test_each_pair_that_sees_the_same_fault(cause: str, effect: str) -> None:
 def test_of_two_that_explain_each_other_one_stays_the_cause() -> None:
     """The version that NVML could not tell explains nothing away that its failure is the cause of, and the reverse."""
     gpu = (healthy().gpus or ())[0]
-    pairs = {(cause, effect) for rule in RULES for cause in rule.causes for effect in rule.effects}
+    pairs = {(cause, effect) for rule in ON_FINDINGS for cause in rule.causes for effect in rule.effects}
     both = [(cause, effect) for cause, effect in pairs if (effect, cause) in pairs]
     assert both
     for cause, effect in both:
@@ -485,3 +490,58 @@ def test_gpus_that_are_denied_in_several_ways_leave_cuda_none_and_are_its_causes
     roots = [one for one in told(machine).findings if one.status is Status.FAIL and not one.explained_by]
     assert {one.check for one in roots} == {"dev.cgroup-restricted", "dev.permissions"}
     assert all("drv.libraries" in one.explains for one in roots)
+
+
+GPUS = healthy().gpus or ()
+
+
+def causes_of(*findings: Finding) -> list[tuple[str, list[str]]]:
+    """Return the checks that are causes, each with the checks and places that it explains."""
+    found = causes(explained(dataclasses.replace(healthy(), probes=()), findings))
+    return [
+        (cause.finding.check, [f"{effect.check} {effect.place.label}" for effect in cause.explains]) for cause in found
+    ]
+
+
+def test_only_an_xid_explains_another_finding_of_its_check() -> None:
+    assert {check for rule in ON_FINDINGS for check in (*rule.causes, *rule.effects)} <= {check.id for check in CHECKS}
+    assert [rule.causes for rule in ON_FINDINGS if set(rule.causes) & set(rule.effects)] == [("kernel.xid",)]
+
+
+def test_what_a_gpus_problem_explains_is_told_there() -> None:
+    """Also where the same check found the same of another GPU first."""
+    links, retrained = [fault("nvlink.links", gpu) for gpu in GPUS[:2]], fault("nvlink.errors", GPUS[1])
+    assert causes_of(*links, retrained) == [("nvlink.links", []), ("nvlink.links", ["nvlink.errors GPU1"])]
+
+
+def test_one_gpus_problem_does_not_explain_pairs_of_others() -> None:
+    links = fault("nvlink.links", GPUS[0])
+    pairs = on_pairs([(GPUS[0], GPUS[1]), (GPUS[2], GPUS[3])])
+    refused = dataclasses.replace(fault("p2p.status", GPUS[0]), place=pairs)
+    assert causes_of(links, refused) == [("nvlink.links", []), ("p2p.status", [])]
+    both = dataclasses.replace(links, place=on_gpus([GPUS[0], GPUS[3]]))
+    assert causes_of(both, refused) == [("nvlink.links", [f"p2p.status {pairs.label}"])]
+
+
+FINDINGS = st.lists(
+    st.builds(
+        Finding,
+        status=st.sampled_from(Status),
+        summary=st.just(""),
+        check=st.sampled_from([check.id for check in CHECKS]),
+        place=st.just(NODE) | st.lists(st.sampled_from(GPUS), min_size=1, unique_by=id).map(on_gpus),
+    ),
+    max_size=12,
+)
+
+
+@pytest.mark.long
+@given(FINDINGS)
+def test_every_problem_is_in_exactly_one_cause_and_the_gravest_come_first(findings: list[Finding]) -> None:
+    judged = explained(healthy(), findings)
+    found = causes(judged)
+    listed = [finding for cause in found for finding in (cause.finding, *cause.explains)]
+    problems = [finding for finding in judged if finding.status in TOLD]
+    assert sorted(id(entry) for entry in listed if entry.status is not Status.UNKNOWN) == sorted(map(id, problems))
+    gravity = [list(Status).index(cause.status) for cause in found]
+    assert gravity == sorted(gravity)

@@ -141,10 +141,10 @@ class TestControlNodes:
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
-            ({"kind": "directory", "major": None, "minor": None}, "is a directory, not a device node"),
-            ({"kind": "file", "major": None, "minor": None}, "is a regular file, not a device node"),
-            ({"kind": "fifo", "major": None, "minor": None}, "is a FIFO, not a device node"),
-            ({"kind": "block"}, "is a block device, not a device node"),
+            ({"kind": "directory", "major": None, "minor": None}, "is not a character device (directory)"),
+            ({"kind": "file", "major": None, "minor": None}, "is not a character device (file)"),
+            ({"kind": "fifo", "major": None, "minor": None}, "is not a character device (fifo)"),
+            ({"kind": "block"}, "is not a character device (block)"),
             ({"major": 1, "minor": 3}, "is /dev/null: something hides the device node"),
             ({"major": 240}, "has the numbers of another device (240:"),
             ({"nodev": True}, "lies on a mount with the option nodev"),

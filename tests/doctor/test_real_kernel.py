@@ -223,9 +223,9 @@ def test_what_is_no_device_node_of_the_gpu_is_named(node: Node, kind: str) -> No
     place = node.device(2)
     place.unlink()
     words = {
-        "directory": "/dev/nvidia2 is a directory, not a device node",
-        "fifo": "/dev/nvidia2 is a FIFO, not a device node",
-        "block": "/dev/nvidia2 is a block device, not a device node",
+        "directory": "/dev/nvidia2 is not a character device (directory)",
+        "fifo": "/dev/nvidia2 is not a character device (fifo)",
+        "block": "/dev/nvidia2 is not a character device (block)",
         "null": "/dev/null is bound over /dev/nvidia2",
         "other minor": "the device nodes have the numbers of other devices",
     }

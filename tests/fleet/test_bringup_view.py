@@ -18,7 +18,8 @@ from egmctl.report.rendering import render
 from egmctl.saved import load, viewed
 from egmctl.verdict.bringup import bringup
 from tests.report.texts import text_of
-from tests.verdict.test_bringup import LINKS, healthy, measured, sick, touching
+from tests.verdict.runs import slow_at
+from tests.verdict.test_bringup import LINKS, healthy, measured, sick
 
 
 @functools.cache
@@ -28,7 +29,7 @@ def go() -> Bringup:
 
 @functools.cache
 def no_go() -> Bringup:
-    return bringup(sick(("nvlink.links", LINKS)), measured(value=touching("GPU2")))
+    return bringup(sick(("nvlink.links", LINKS)), measured(value=slow_at("GPU2")))
 
 
 def saved(folder: Path, name: str, result: Bringup) -> Path:

@@ -11,8 +11,8 @@ from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
 from tests.comparison.runs import saved
 from tests.doctor.machines import shipped
-from tests.verdict.runs import H2D, WRITE, run
-from tests.verdict.test_explain import PROFILE, links_down, narrow, slow_at
+from tests.verdict.runs import H2D, WRITE, run, slow_at
+from tests.verdict.test_explain import PROFILE, links_down, narrow
 
 H200 = shipped("hgx-h200x4")
 

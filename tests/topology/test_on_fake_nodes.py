@@ -49,7 +49,7 @@ class TestWhatIsMissing:
     def test_nvml_finds_no_driver(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
         done = egmctl("topo", env=fake_node("gb200-tray").environment(faults="nvmlInit=error:9"))
         assert done.code == 3
-        assert "NVML: NVML_ERROR_DRIVER_NOT_LOADED" in done.out
+        assert "NVML_ERROR_DRIVER_NOT_LOADED" in done.out
         assert "GPU3  " in done.out
 
     def test_the_libraries_are_not_there(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
@@ -64,7 +64,7 @@ class TestWhatIsMissing:
     def test_cuda_has_no_device(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
         done = egmctl("topo", env=fake_node("gb200-tray").environment(faults="cuInit=error:100"))
         assert done.code == 0
-        assert "CUDA does not work here (CUDA_ERROR_NO_DEVICE)" in done.out
+        assert "CUDA fails (cuInit: CUDA_ERROR_NO_DEVICE" in done.out
         assert "NV18>C2C" in done.out
 
     @pytest.mark.long
@@ -83,7 +83,7 @@ class TestWhatIsMissing:
         seen: Machine = collect(("host", "gpus", "pairs", "driver"), deadline_s=12)
         words = " ".join(str(render(topology(seen), Format.TEXT)).split())
         assert "NV18>C2C" in words
-        assert "CUDA did not answer (the child that reads CUDA timed out in cuInit)" in words
+        assert "CUDA did not answer in time" in words
 
     @pytest.mark.long
     def test_an_owner_that_no_library_lists_blocks_the_routes_over_it(

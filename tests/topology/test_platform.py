@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from egmctl.model.machine import Fabric, Gpu, Machine, Platform, Reason, Unread
@@ -13,27 +11,53 @@ from tests.topology import builders
 from tests.topology.builders import CLUSTER, NO_CLUSTER, gpu, grace, grace_gpu, hgx, out_of_sight
 
 
-def test_single_node_single_gpu() -> None:
-    verdict = platform(grace(1))
-    assert verdict.kind is PlatformKind.SINGLE_GPU
-    assert verdict.line == "EGM, single-node single-GPU: 1 NVIDIA GB200 on aarch64"
-
-
-def test_single_node_multi_gpu() -> None:
-    verdict = platform(grace(4))
-    assert verdict.kind is PlatformKind.MULTI_GPU
-    assert verdict.line == "EGM, single-node multi-GPU: 4 NVIDIA GB200 on aarch64"
-
-
 def in_domain(**fabric: object) -> Machine:
     whole = {"state": "completed", "status": 0, "cluster_uuid": CLUSTER, "clique_id": 7} | fabric
     return builders.machine([grace_gpu(i, fabric=Fabric(**whole)) for i in range(2)], architecture="aarch64")  # type: ignore[arg-type]
 
 
-def test_multi_node_nvlink_domain() -> None:
-    verdict = platform(in_domain())
-    assert (verdict.kind, verdict.clique_id) == (PlatformKind.MULTI_NODE, 7)
-    assert verdict.line == "EGM, multi-node NVLink domain (clique 7): 2 NVIDIA GB200 on aarch64"
+def on_arm(*gpus: Gpu) -> Machine:
+    return builders.machine(list(gpus), architecture="aarch64")
+
+
+def too_old(index: int) -> Gpu:
+    return patched(grace_gpu(index, egm=None), "nvml", unread={"capabilities": Unread(reason=Reason.DRIVER_TOO_OLD)})
+
+
+LINES = {
+    "EGM, single-node single-GPU: 1 NVIDIA GB200 on aarch64": (grace(1), PlatformKind.SINGLE_GPU),
+    "EGM, single-node multi-GPU: 4 NVIDIA GB200 on aarch64": (grace(4), PlatformKind.MULTI_GPU),
+    "EGM, multi-node NVLink domain (clique 7): 2 NVIDIA GB200 on aarch64": (in_domain(), PlatformKind.MULTI_NODE),
+    "EGM, multi-node NVLink domain (clique 0): 2 NVIDIA GB200 on aarch64": (
+        in_domain(clique_id=0),
+        PlatformKind.MULTI_NODE,
+    ),
+    "no EGM: 4 NVIDIA H200 on x86_64, no NVLink-C2C": (hgx(4), PlatformKind.NO_EGM),
+    "no EGM: 1 NVIDIA H200 and 1 GPU of unknown name on x86_64, no NVLink-C2C": (
+        builders.machine([gpu(0), out_of_sight(gpu(1))]),
+        PlatformKind.NO_EGM,
+    ),
+    "no EGM: 1 NVIDIA GB200 on aarch64, the EGM capability bit is clear": (
+        on_arm(grace_gpu(0, egm=False)),
+        PlatformKind.NO_EGM,
+    ),
+    "EGM unknown: 2 NVIDIA GB200 on aarch64, NVML is too old for nvmlDeviceGetCapabilities": (
+        on_arm(too_old(0), too_old(1)),
+        PlatformKind.UNKNOWN,
+    ),
+    "EGM, single-node multi-GPU: 2 NVIDIA GB200 on aarch64, EGM on 1 of 2 GPUs": (
+        on_arm(grace_gpu(0), grace_gpu(1, egm=False)),
+        PlatformKind.MULTI_GPU,
+    ),
+    "no EGM: no NVIDIA GPU": (builders.machine([]), PlatformKind.NO_EGM),
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_each_platform_has_its_line(line: str) -> None:
+    machine, kind = LINES[line]
+    verdict = platform(machine)
+    assert (verdict.line, verdict.kind) == (line, kind)
 
 
 @pytest.mark.parametrize("fabric", [{"cluster_uuid": NO_CLUSTER}, {"cluster_uuid": None}, {"state": "in-progress"}])
@@ -51,42 +75,3 @@ def test_a_cluster_uuid_alone_makes_no_domain_of_boards_without_c2c() -> None:
 
 def hopper(index: int) -> Gpu:
     return gpu(index, fabric=Fabric(state="completed", status=0, cluster_uuid=CLUSTER, clique_id=7))
-
-
-def test_clique_0_of_a_real_cluster_is_a_domain() -> None:
-    assert platform(in_domain(clique_id=0)).kind is PlatformKind.MULTI_NODE
-
-
-def test_x86_has_no_egm() -> None:
-    verdict = platform(hgx(4))
-    assert verdict.kind is PlatformKind.NO_EGM
-    assert verdict.line == "no EGM: 4 NVIDIA H200 on x86_64, no NVLink-C2C"
-
-
-def test_a_clear_bit_is_no_egm() -> None:
-    line = platform(builders.machine([grace_gpu(0, egm=False)], architecture="aarch64")).line
-    assert line == "no EGM: 1 NVIDIA GB200 on aarch64, the EGM capability bit is clear"
-
-
-def test_an_old_nvml_leaves_it_unknown() -> None:
-    def old(found: Gpu) -> Gpu:
-        assert found.nvml is not None
-        return replace(found, nvml=replace(found.nvml, unread={"capabilities": Unread(reason=Reason.DRIVER_TOO_OLD)}))
-
-    machine = builders.machine([old(grace_gpu(i, egm=None)) for i in range(4)], architecture="aarch64")
-    verdict = platform(machine)
-    assert verdict.kind is PlatformKind.UNKNOWN
-    assert verdict.line == "EGM unknown: 4 NVIDIA GB200 on aarch64, NVML is too old for nvmlDeviceGetCapabilities"
-
-
-def test_some_gpus_without_egm_are_counted() -> None:
-    machine = builders.machine([grace_gpu(0), grace_gpu(1, egm=False)], architecture="aarch64")
-    assert platform(machine).line.endswith("2 NVIDIA GB200 on aarch64, EGM on 1 of 2 GPUs")
-
-
-def test_a_denied_gpu_on_x86_changes_nothing() -> None:
-    assert platform(builders.machine([gpu(0), out_of_sight(gpu(1))])).kind is PlatformKind.NO_EGM
-
-
-def test_no_gpu() -> None:
-    assert platform(builders.machine([])).line == "no EGM: no NVIDIA GPU"

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egmctl.model.machine import Gpu, GpuProc, Machine, NumaKind, PcieLink, Reason, Unread
+from egmctl.model.machine import Gpu, Machine, NumaKind, PcieLink, Reason, Unread
 from egmctl.model.route import LinkKind
 from egmctl.topology import links as rates
 from egmctl.topology.access import Block
 from egmctl.topology.links import cpu_node_ids
 from egmctl.topology.routes import HostRoute, RouteKind, route
 from egmctl.topology.topology import topology
+from tests.doctor.machines import patched
 from tests.topology import builders
 from tests.topology.builders import bus_id, gpu, grace, grace_gpu, hgx, node, out_of_sight, pairs
 
@@ -74,113 +73,102 @@ class TestEgm:
         assert from_gpu(machine, 0, 1).kind is RouteKind.REMOTE
 
 
-class TestBlocked:
-    def owner_gone(self, gone: Gpu, **options: object) -> HostRoute:
-        return from_gpu(on_arm([grace_gpu(0, node=0), gone], **options), 0, 1)
-
-    @pytest.mark.parametrize(
-        ("access", "exists", "container", "block", "words"),
-        [
-            ("EPERM", True, (), Block.DEVICE_CGROUP, "GPU1: denied by the device cgroup (/dev/nvidia1: EPERM)"),
-            ("EACCES", True, (), Block.NO_PERMISSION, "GPU1: denied by mode bits or a security module"),
-            ("ENOENT", False, ("/.dockerenv",), Block.NOT_IN_CONTAINER, "GPU1: not passed into this container"),
-            ("ENOENT", False, (), Block.NO_DEVICE_NODE, "GPU1: no device node (/dev/nvidia1: ENOENT)"),
-            ("ok", True, (), Block.NOT_LISTED, "GPU1: NVML does not list it"),
-        ],
-    )
-    def test_by_an_owner_out_of_sight(
-        self, access: str, exists: bool, container: tuple[str, ...], block: Block, words: str
-    ) -> None:
-        gone = out_of_sight(grace_gpu(1, node=1), access=access, exists=exists)
-        found = self.owner_gone(gone, container_signs=container)
-        assert (found.kind, found.blocked_by, found.symbol) == (RouteKind.BLOCKED, block, "blocked")
-        assert found.reason.startswith(words)
-        assert found.nominal_gb_s is None
-
-    def test_by_an_owner_whose_node_is_not_there_at_all(self) -> None:
-        gone = replace(out_of_sight(grace_gpu(1, node=1)), node=None, proc=GpuProc(minor=1))
-        found = self.owner_gone(gone, container_signs=("/.dockerenv",))
-        assert found.reason == "GPU1: not passed into this container (/dev/nvidia1: ENOENT)"
-
-    def test_by_an_owner_bound_to_another_driver(self) -> None:
-        gone = out_of_sight(grace_gpu(1, node=1))
-        assert gone.pci is not None
-        found = self.owner_gone(replace(gone, pci=replace(gone.pci, driver="vfio-pci")))
-        assert (found.blocked_by, found.reason) == (Block.NOT_BOUND, "GPU1: bound to vfio-pci")
-
-    def test_by_an_owner_off_the_bus(self) -> None:
-        gone = out_of_sight(grace_gpu(1, node=1))
-        assert gone.pci is not None
-        found = self.owner_gone(replace(gone, pci=replace(gone.pci, responds=False)))
-        assert found.blocked_by is Block.OFF_THE_BUS
-
-    def test_by_mems_allowed(self) -> None:
-        found = from_gpu(grace(allowed="0"), 0, 1)
-        assert found.blocked_by is Block.MEMS_ALLOWED
-        assert from_gpu(grace(allowed="0"), 0, 0).kind is RouteKind.LOCAL
-
-    def test_by_a_node_without_memory(self) -> None:
-        machine = grace(nodes=[node(0), node(1, NumaKind.CPU_ONLY)])
-        assert from_gpu(machine, 0, 1).blocked_by is Block.NO_MEMORY
-
-    def test_by_nvlinks_that_are_down(self) -> None:
-        found = from_gpu(grace(2, per_node=1, nvlinks=0), 0, 1)
-        assert (found.blocked_by, found.reason) == (Block.NVLINK_DOWN, "GPU1: no NVLink to it is up")
-
-    def test_by_p2p_that_the_driver_refuses(self) -> None:
-        gpus = [grace_gpu(i, node=i) for i in range(2)]
-        refused = pairs(gpus, nvlinks=18, p2p_status={"read": "OK", "write": "DR", "nvlink": "OK"})
-        found = from_gpu(on_arm(gpus, pairs=refused), 0, 1)
-        assert (found.blocked_by, found.reason) == (Block.NO_P2P, "GPU1: P2P write to it is DR")
-
-    def test_every_route_of_a_gpu_that_is_denied_itself(self) -> None:
-        machine = on_arm([grace_gpu(0, node=0), out_of_sight(grace_gpu(1, node=1))])
-        assert from_gpu(machine, 1, 1).blocked_by is Block.DEVICE_CGROUP
+def owner_gone(gone: Gpu, **options: object) -> Machine:
+    return on_arm([grace_gpu(0, node=0), gone], **options)
 
 
-class TestNotEgm:
-    def test_x86_has_pcie_only(self) -> None:
-        found = from_gpu(hgx(), 0, 0)
-        assert (found.kind, found.symbol, found.egm) == (RouteKind.PCIE, "PCIe", False)
-        assert found.nominal_gb_s == pytest.approx(63.0, abs=0.1)
-        assert found.reason == "no NVLink-C2C"
+def unseen(**gpu: object) -> Gpu:
+    """GPU1, whose device node is denied."""
+    return patched(out_of_sight(grace_gpu(1, node=1)), "", **gpu)
 
-    def test_across_sockets_pcie_is_the_most_it_can_be(self) -> None:
-        found = from_gpu(hgx(), 0, 1)
-        assert (found.symbol, found.nominal_gb_s) == ("PCIe>SMP", None)
-        assert found.at_most_gb_s == pytest.approx(63.0, abs=0.1)
-        assert found.rate_reason == "smp: nothing reports the rate between NUMA nodes"
 
-    def test_a_clear_egm_bit_leaves_c2c_as_ordinary_system_memory(self) -> None:
-        machine = on_arm([grace_gpu(i, node=i, egm=False) for i in range(2)])
-        near, far = from_gpu(machine, 0, 0), from_gpu(machine, 0, 1)
-        assert (near.kind, near.symbol, near.egm) == (RouteKind.C2C, "C2C-sys", False)
-        assert near.reason == "the EGM capability bit is clear"
-        assert (far.symbol, far.nominal_gb_s) == ("C2C-sys>SMP", None)
-        assert far.at_most_gb_s == pytest.approx(450.0)
+def refused() -> Machine:
+    gpus = [grace_gpu(i, node=i) for i in range(2)]
+    return on_arm(gpus, pairs=pairs(gpus, nvlinks=18, p2p_status={"read": "OK", "write": "DR", "nvlink": "OK"}))
 
-    def test_a_clear_egm_bit_of_the_owner_does_too(self) -> None:
-        machine = on_arm([grace_gpu(0, node=0), grace_gpu(1, node=1, egm=False)])
-        found = from_gpu(machine, 0, 1)
-        assert (found.kind, found.reason) == (RouteKind.C2C, "GPU1: the EGM capability bit is clear")
 
-    def test_a_node_without_gpu_has_no_owner(self) -> None:
-        machine = on_arm([grace_gpu(0, node=0)], nodes=[node(0), node(1)])
-        found = from_gpu(machine, 0, 1)
-        assert (found.kind, found.reason) == (RouteKind.C2C, "no GPU sits on NUMA node 1")
+MISSING = out_of_sight(grace_gpu(1, node=1), access="ENOENT", exists=False)
+CONTAINER = ("/.dockerenv",)
+BLOCKED: dict[str, tuple[Machine, Block]] = {
+    "GPU1: denied by the device cgroup (/dev/nvidia1: EPERM)": (owner_gone(unseen()), Block.DEVICE_CGROUP),
+    "GPU1: denied by mode bits or a security module (/dev/nvidia1: EACCES)": (
+        owner_gone(out_of_sight(grace_gpu(1, node=1), access="EACCES")),
+        Block.NO_PERMISSION,
+    ),
+    "GPU1: not passed into this container (/dev/nvidia1: ENOENT)": (
+        owner_gone(MISSING, container_signs=CONTAINER),
+        Block.NOT_IN_CONTAINER,
+    ),
+    "GPU1: not passed into this container": (
+        owner_gone(unseen(node=None), container_signs=CONTAINER),
+        Block.NOT_IN_CONTAINER,
+    ),
+    "GPU1: no device node (/dev/nvidia1: ENOENT)": (owner_gone(MISSING), Block.NO_DEVICE_NODE),
+    "GPU1: NVML does not list it": (
+        owner_gone(out_of_sight(grace_gpu(1, node=1), access="ok")),
+        Block.NOT_LISTED,
+    ),
+    "GPU1: bound to vfio-pci": (owner_gone(patched(unseen(), "pci", driver="vfio-pci")), Block.NOT_BOUND),
+    "GPU1: fell off the PCI bus": (owner_gone(patched(unseen(), "pci", responds=False)), Block.OFF_THE_BUS),
+    "this process may use memory of NUMA node 0 only (Mems_allowed)": (grace(allowed="0"), Block.MEMS_ALLOWED),
+    "NUMA node 1 has no memory": (grace(nodes=[node(0), node(1, NumaKind.CPU_ONLY)]), Block.NO_MEMORY),
+    "GPU1: no NVLink to it is up": (grace(2, per_node=1, nvlinks=0), Block.NVLINK_DOWN),
+    "GPU1: P2P write to it is DR": (refused(), Block.NO_P2P),
+}
 
-    def test_c2c_down_leaves_pcie(self) -> None:
-        machine = on_arm([grace_gpu(0, c2c_up=False)])
-        found = from_gpu(machine, 0, 0)
-        assert (found.kind, found.reason) == (RouteKind.PCIE, "NVLink-C2C is down")
+
+@pytest.mark.parametrize("reason", BLOCKED)
+def test_a_route_to_another_cpu_is_blocked_with_its_reason(reason: str) -> None:
+    machine, block = BLOCKED[reason]
+    found = from_gpu(machine, 0, 1)
+    assert (found.kind, found.blocked_by, found.reason) == (RouteKind.BLOCKED, block, reason)
+    assert (found.symbol, found.nominal_gb_s) == ("blocked", None)
+
+
+def test_what_blocks_one_route_leaves_others() -> None:
+    assert from_gpu(grace(allowed="0"), 0, 0).kind is RouteKind.LOCAL
+    assert from_gpu(owner_gone(unseen()), 1, 1).blocked_by is Block.DEVICE_CGROUP, "of a GPU that is denied itself none"
+
+
+CLEAR = "the EGM capability bit is clear"
+C2C, PCIE = pytest.approx(450.0), pytest.approx(63.0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("machine", "to_node", "kind", "symbol", "reason", "at_most"),
+    [
+        (hgx(), 0, RouteKind.PCIE, "PCIe", "no NVLink-C2C", PCIE),
+        (hgx(), 1, RouteKind.PCIE, "PCIe>SMP", "no NVLink-C2C", PCIE),
+        (on_arm([grace_gpu(i, node=i, egm=False) for i in range(2)]), 0, RouteKind.C2C, "C2C-sys", CLEAR, C2C),
+        (on_arm([grace_gpu(i, node=i, egm=False) for i in range(2)]), 1, RouteKind.C2C, "C2C-sys>SMP", CLEAR, C2C),
+        (owner_gone(grace_gpu(1, node=1, egm=False)), 1, RouteKind.C2C, "C2C-sys>SMP", f"GPU1: {CLEAR}", C2C),
+        (
+            on_arm([grace_gpu(0, node=0)], nodes=[node(0), node(1)]),
+            1,
+            RouteKind.C2C,
+            "C2C-sys>SMP",
+            "no GPU sits on NUMA node 1",
+            C2C,
+        ),
+        (on_arm([grace_gpu(0, c2c_up=False)]), 0, RouteKind.PCIE, "PCIe", "NVLink-C2C is down", PCIE),
+    ],
+)
+def test_what_is_not_egm_says_why(
+    machine: Machine, to_node: int, kind: RouteKind, symbol: str, reason: str, at_most: float
+) -> None:
+    found = from_gpu(machine, 0, to_node)
+    assert (found.kind, found.symbol, found.egm, found.reason) == (kind, symbol, False, reason)
+    assert found.at_most_gb_s == at_most
+    if symbol.endswith("SMP"):
+        assert (found.nominal_gb_s, found.rate_reason) == (None, "smp: nothing reports the rate between NUMA nodes")
+    else:
+        assert found.nominal_gb_s == at_most
 
 
 class TestUnknown:
     def test_nvml_too_old_for_the_egm_bit(self) -> None:
-        old = grace_gpu(0, egm=None)
-        assert old.nvml is not None
-        why = {"capabilities": Unread(reason=Reason.DRIVER_TOO_OLD)}
-        found = from_gpu(on_arm([replace(old, nvml=replace(old.nvml, unread=why))]), 0, 0)
+        old = patched(grace_gpu(0, egm=None), "nvml", unread={"capabilities": Unread(reason=Reason.DRIVER_TOO_OLD)})
+        found = from_gpu(on_arm([old]), 0, 0)
         assert (found.kind, found.symbol, found.egm) == (RouteKind.UNKNOWN, "?", None)
         assert found.reason == "NVML is too old for nvmlDeviceGetCapabilities"
 

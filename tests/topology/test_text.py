@@ -135,10 +135,10 @@ def test_it_begins_with_sentences_that_say_what_is_connected_to_what() -> None:
 
 def test_cuda_that_fails_is_a_note_beside_the_matrix() -> None:
     failed = text_of(hgx(2, driver=Driver(module_version="580", cuda_error="CUDA_ERROR_SYSTEM_NOT_READY")))
-    assert "CUDA does not work here (CUDA_ERROR_SYSTEM_NOT_READY)" in failed
+    assert "CUDA fails (cuInit: CUDA_ERROR_SYSTEM_NOT_READY)" in failed
     why = {"cuda_error": Unread(reason=Reason.MISSING_LIBRARY, detail="libcuda.so.1: not found")}
     silent = text_of(hgx(2, driver=Driver(module_version="580", unread=why)))
-    assert "CUDA did not answer (libcuda.so.1: not found)" in silent
+    assert "CUDA is missing: the library cannot be loaded" in silent
 
 
 def test_cuda_visible_devices_is_mentioned_without_its_value() -> None:

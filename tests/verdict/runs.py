@@ -30,6 +30,16 @@ def usual(task: Task, flow: Flow) -> float:  # noqa: ARG001
     return USUAL[task.case]
 
 
+def slow_at(*labels: str, source: bool = True, destination: bool = True) -> Value:
+    """Return what is reached where a flow has one of these GPUs as its source or destination, at half its speed."""
+
+    def value(task: Task, flow: Flow) -> float:
+        slow = (source and flow.source.label in labels) or (destination and flow.destination.label in labels)
+        return usual(task, flow) * (0.5 if slow else 1)
+
+    return value
+
+
 def run(
     *cases: str,
     value: Value = usual,

@@ -30,7 +30,7 @@ from tests.doctor.builders import check, diagnosis
 from tests.doctor.machines import patched, shipped, with_gpu_denied
 from tests.doctor.scenes import scenes
 from tests.golden import compare
-from tests.verdict.runs import H2D, WRITE, run, usual, waived_on, with_status
+from tests.verdict.runs import H2D, WRITE, run, slow_at, usual, waived_on, with_status
 
 GOLDEN = Path(__file__).parent / "golden"
 H200 = shipped("hgx-h200x4")
@@ -63,15 +63,6 @@ def sick(*findings: tuple[str, Finding]) -> Diagnosis:
     return replace(well, findings=(*made.findings, *rest))
 
 
-def touching(label: str) -> Callable[[Task, Flow], float]:
-    """What is reached where one end is at half its speed."""
-
-    def value(task: Task, flow: Flow) -> float:
-        return usual(task, flow) * (0.5 if label in (flow.source.label, flow.destination.label) else 1)
-
-    return value
-
-
 def measured(
     *cases: str, value: Callable[[Task, Flow], float] = usual, machine: Machine = H200, known: bool = True
 ) -> RunReport:
@@ -99,7 +90,7 @@ def test_a_failed_check_alone_is_no_go() -> None:
 
 
 def test_slow_paths_alone_are_no_go_and_one_cause() -> None:
-    found = bringup(healthy(), measured(value=touching("GPU2")))
+    found = bringup(healthy(), measured(value=slow_at("GPU2")))
     (cause,) = found.causes
     assert (found.answer, cause.findings, cause.status) == (Answer.NO_GO, (), Found.FAIL)
     assert found.run is not None
@@ -107,7 +98,7 @@ def test_slow_paths_alone_are_no_go_and_one_cause() -> None:
 
 
 def test_links_that_are_down_explain_the_slow_paths_of_their_gpu() -> None:
-    found = bringup(sick(("nvlink.links", LINKS)), measured(WRITE, value=touching("GPU2")))
+    found = bringup(sick(("nvlink.links", LINKS)), measured(WRITE, value=slow_at("GPU2")))
     (cause,) = found.causes
     assert found.diagnosis.findings[cause.findings[0]].check == "nvlink.links"
     assert len(cause.slow) == 6
@@ -119,12 +110,12 @@ def test_links_that_are_down_explain_the_slow_paths_of_their_gpu() -> None:
 
 def test_a_warning_that_explains_failing_paths_is_a_failure() -> None:
     links = warned("few NVLinks", Remedy(text="Look."), place=on_gpus(GPUS[2:3]))
-    found = bringup(sick(("nvlink.links", links)), measured(WRITE, value=touching("GPU2")))
+    found = bringup(sick(("nvlink.links", links)), measured(WRITE, value=slow_at("GPU2")))
     assert [(cause.status, bool(cause.findings)) for cause in found.causes] == [(Found.FAIL, True)]
 
 
 def test_two_independent_faults_stay_two() -> None:
-    found = bringup(sick(("pcie.link", PCIE)), measured(WRITE, value=touching("GPU2")))
+    found = bringup(sick(("pcie.link", PCIE)), measured(WRITE, value=slow_at("GPU2")))
     assert [len(cause.findings) for cause in found.causes] == [0, 1]
     assert all(not cause.slow for cause in found.causes if cause.findings), "PCIe of GPU0 is not NVLink of GPU2"
     assert "and 1 more cause\nNext: inspect" in shown(found)
@@ -144,7 +135,7 @@ def test_two_independent_faults_stay_two() -> None:
     ],
 )
 def test_a_check_explains_the_paths_that_cross_what_it_guards(name: str, place: Place, explains: set[str]) -> None:
-    slow = measured(value=touching("GPU2"))
+    slow = measured(value=slow_at("GPU2"))
     (cause,) = (
         one for one in bringup(sick((name, failed("so", Remedy(text="Do."), place=place))), slow).causes if one.findings
     )
@@ -222,7 +213,7 @@ def slower_than_peers(task: Task, flow: Flow) -> float:
 
 def test_a_slow_path_is_no_go_where_another_has_no_reference() -> None:
     site = replace(PROFILE, references=tuple(one for one in PROFILE.references if one.case == WRITE))
-    made = run(WRITE, H2D, value=touching("GPU2"))
+    made = run(WRITE, H2D, value=slow_at("GPU2"))
     assert bringup(healthy(), replace(made, verdict=judge(made, site))).answer is Answer.NO_GO
 
 
@@ -238,7 +229,7 @@ def test_what_broke_for_no_known_cause_is_not_called_slow(status: Status) -> Non
 
 
 def test_what_broke_is_not_counted_among_slow_path_classes() -> None:
-    made = run(WRITE, H2D, value=touching("GPU2"))
+    made = run(WRITE, H2D, value=slow_at("GPU2"))
     made = judged(with_status(made, Status.CRASHED, [n for n, m in enumerate(made.measurements) if m.case == H2D]))
     words = " ".join(str(render(made, Format.TEXT)).split())
     assert words.startswith("FAIL: 1 of 2 path classes are slower than expected; ")
@@ -272,7 +263,7 @@ def test_no_machine_takes_more_than_25_lines_and_a_fault_is_named_first(name: st
         ("bringup-go", bringup(healthy(), measured())),
         (
             "bringup-no-go",
-            bringup(sick(("nvlink.links", LINKS), ("pcie.link", PCIE)), measured(value=touching("GPU2"))),
+            bringup(sick(("nvlink.links", LINKS), ("pcie.link", PCIE)), measured(value=slow_at("GPU2"))),
         ),
         ("bringup-incomplete", bringup(healthy(), judged(with_status(run(WRITE), Status.WAIVED, [0, 1])))),
     ],
@@ -292,7 +283,7 @@ ANSWERS = {
 
 @pytest.mark.parametrize("format", BRINGUP.formats)
 def test_every_format_has_the_answer(format: Format) -> None:
-    found = bringup(sick(("nvlink.links", LINKS)), measured(value=touching("GPU2")))
+    found = bringup(sick(("nvlink.links", LINKS)), measured(value=slow_at("GPU2")))
     told = str(render(found, format))
     assert ANSWERS.get(format, "NO-GO") in told
     assert "18 NVLinks down" in told or format in (Format.SVG, Format.PROM)
@@ -313,7 +304,7 @@ def test_the_document_fits_its_schema() -> None:
 
 
 def test_nagios_first_line_names_answer_check_and_cause() -> None:
-    found = bringup(sick(("nvlink.links", LINKS)), measured(WRITE, value=touching("GPU2")))
+    found = bringup(sick(("nvlink.links", LINKS)), measured(WRITE, value=slow_at("GPU2")))
     first, second, *_ = str(render(found, Format.NAGIOS)).splitlines()
     told = "nvlink.links: GPU2: 2 of 18 NVLinks down (links 4, 11); explains 6 slow paths"
     assert first.startswith(f"EGMCTL CRITICAL - NO-GO: {told} | fail=1 ")
@@ -343,7 +334,7 @@ def test_junit_has_what_broke_and_what_was_not_measured_without_a_verdict_too() 
     assert (shown.get("failures"), shown.get("skipped"), shown.get("tests")) == ("1", "10", "11")
     (failed_case,) = shown.iter("failure")
     assert (failed_case.get("type"), failed_case.get("message")) == ("crashed", "as the test wants it")
-    slow = ElementTree.fromstring(str(render(measured(WRITE, value=touching("GPU2")), Format.JUNIT)))  # noqa: S314
+    slow = ElementTree.fromstring(str(render(measured(WRITE, value=slow_at("GPU2")), Format.JUNIT)))  # noqa: S314
     assert (slow.get("failures"), slow.get("tests")) == ("1", "1")
 
 

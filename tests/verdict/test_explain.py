@@ -38,19 +38,10 @@ from egmctl.verdict.profiles import load
 from tests.doctor.faults import FAULTS, faults, healthy, weak_switch
 from tests.doctor.machines import patched, shipped, with_gpu_denied
 from tests.mutation import mutated
-from tests.verdict.runs import H2D, WRITE, run, usual, waived_on, with_status
+from tests.verdict.runs import H2D, WRITE, run, slow_at, usual, waived_on, with_status
 
 H200 = shipped("hgx-h200x4")
 PROFILE = load("hgx-h200")
-
-
-def slow_at(*labels: str) -> Callable[[Task, Flow], float]:
-    """What is reached where an end is one of these, at half its speed."""
-
-    def value(task: Task, flow: Flow) -> float:
-        return usual(task, flow) * (0.5 if {flow.source.label, flow.destination.label} & {*labels} else 1)
-
-    return value
 
 
 def explained(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from egmctl.errors import ExitCode
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.measurement import Evidence, Flow, GpuEvidence, RunReport, Status, Task
+from egmctl.model.measurement import Evidence, GpuEvidence, RunReport, Status
 from egmctl.model.profile import Profile
 from egmctl.model.verdict import Direction, Grade, Judgement, RunVerdict, Yardstick
 from egmctl.units import MIB
@@ -20,7 +20,7 @@ from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import load
 from tests.bench.routes import PCIE, SMP, nv, over, to_host
 from tests.doctor.machines import shipped
-from tests.verdict.runs import BOTH, D2H, H2D, H200, LATENCY, LOCAL, READ, RING, USUAL, WRITE, run, usual, with_status
+from tests.verdict.runs import BOTH, D2H, H2D, H200, LATENCY, LOCAL, READ, RING, USUAL, WRITE, run, slow_at, with_status
 
 PROFILE = load("hgx-h200")
 REAL = json.loads((Path(__file__).parent / "h200_quick_runs.json").read_text())["runs"]
@@ -82,21 +82,17 @@ def test_the_profile_fails_what_is_below_and_only_that() -> None:
     assert first.reason == "GPU0 -> GPU1: 356.6 GB/s, below 376.4; typical is 396.2"
 
 
-def test_between_the_bounds_is_a_warning() -> None:
-    verdict = verdict_of(run(WRITE, value=lambda *_: 380.0))
-    assert verdict.grade is Grade.WARN
-
-
-def test_of_a_latency_more_is_worse() -> None:
-    assert verdict_of(run(LATENCY, value=lambda *_: 2000.0)).grade is Grade.FAIL
-    assert verdict_of(run(LATENCY, value=lambda *_: 500.0)).grade is Grade.PASS
+@pytest.mark.parametrize(
+    ("case", "value", "grade"),
+    [(WRITE, 380.0, Grade.WARN), (LATENCY, 2000.0, Grade.FAIL), (LATENCY, 500.0, Grade.PASS)],
+)
+def test_between_the_bounds_is_a_warning_and_of_a_latency_more_is_worse(case: str, value: float, grade: Grade) -> None:
+    assert verdict_of(run(case, value=lambda *_: value)).grade is grade
 
 
 def test_unknown_hardware_has_no_reference_and_still_the_other_two() -> None:
-    def one_slow(task: Task, flow: Flow) -> float:
-        return 0.5 * usual(task, flow) if flow.source.label == "GPU2" else usual(task, flow)
-
-    healthy, slow = verdict_of(run(WRITE), None), verdict_of(run(WRITE, value=one_slow), None)
+    healthy = verdict_of(run(WRITE), None)
+    slow = verdict_of(run(WRITE, value=slow_at("GPU2", destination=False)), None)
     assert healthy.grade is Grade.NO_REFERENCE
     assert {j.grade for j in by(healthy, Yardstick.LINK)} == {Grade.PASS}
     assert slow.grade is Grade.FAIL
@@ -104,10 +100,7 @@ def test_unknown_hardware_has_no_reference_and_still_the_other_two() -> None:
 
 
 def test_a_slow_gpu_is_named_in_every_class_that_shows_it() -> None:
-    def slow_arrivals(task: Task, flow: Flow) -> float:
-        return 0.5 * usual(task, flow) if flow.destination.label == "GPU1" else usual(task, flow)
-
-    verdict = verdict_of(run(WRITE, BOTH, H2D, value=slow_arrivals))
+    verdict = verdict_of(run(WRITE, BOTH, H2D, value=slow_at("GPU1", source=False)))
     assert {(c.label, c.direction) for c in verdict.culprits} == {("GPU1", Direction.INGRESS)}
     assert len(verdict.culprits) == 3
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from egmctl.doctor.causes import rules_from
+from egmctl.doctor.causes import ON_PATHS, rules_from
+from egmctl.doctor.effects_on_paths import Symptom
 from egmctl.doctor.runner import CHECKS
 from egmctl.facts.kernel_log import event
 from egmctl.model.finding import NODE, OF_GPUS, Cause, Finding, Place, PlaceKind, Status, Waiver, WaiverKind
@@ -16,7 +17,7 @@ from egmctl.model.machine import Gpu, Machine, NvLink
 from egmctl.model.measurement import Flow, HandleKind, Measurement, RunReport
 from egmctl.model.measurement import Status as Outcome
 from egmctl.model.route import Carrier, Hop, LinkKind, MemoryKind, Route
-from egmctl.verdict.explain import RULES, Shortfalls, Symptom, explained_by
+from egmctl.verdict.explain import Shortfalls, explained_by
 from tests.doctor.machines import patched, shipped
 from tests.doctor.machines import run as run_check
 from tests.verdict.runs import H2D, H200, WRITE, run
@@ -161,14 +162,14 @@ def stopped(path: Measurement, kind: WaiverKind) -> tuple[RunReport, Shortfalls]
 
 
 def test_the_table_has_every_check_that_explains_a_measurement() -> None:
-    assert {check.id for check in CHECKS if rules_from(RULES, check.id)} == set(TABLE)
+    assert {check.id for check in CHECKS if any(rule in ON_PATHS for rule in rules_from(check.id))} == set(TABLE)
 
 
 @pytest.mark.parametrize("check", TABLE)
 def test_a_fault_does_what_its_mechanism_can_and_nothing_else(check: str) -> None:
     for name, path in PATHS.items():
         there = [one for one in TABLE[check] if name in one.paths.split()]
-        for symptom in Symptom:
+        for symptom in OUTCOMES:
             can = any(symptom.value in one.symptoms.split() for one in there)
             assert bool(explained_by(fault(check), *with_symptom(path, symptom))) is can, (name, symptom)
 
@@ -187,7 +188,7 @@ def test_a_fault_of_another_gpu_explains_nothing_unless_all_have_it(check: str) 
     other = Place(kind=PlaceKind.GPU, ids=("0000:00:07.0",), label="GPU1")
     everywhere = check in ("drv.libraries", "drv.versions", "drv.nouveau")
     found = [
-        *(explained_by(fault(check, other), *with_symptom(PEER, symptom)) for symptom in Symptom),
+        *(explained_by(fault(check, other), *with_symptom(PEER, symptom)) for symptom in OUTCOMES),
         *(explained_by(fault(check, other), *stopped(PEER, kind)) for kind in WaiverKind),
     ]
     assert any(found) is everywhere
@@ -318,4 +319,4 @@ def test_what_could_not_be_determined_explains_nothing(check: str) -> None:
     root = fault("gpu.persistence").finding
     cause = Cause(root, (fault(check, status=Status.UNKNOWN).finding,))
     for path in PATHS.values():
-        assert not any(explained_by(cause, *with_symptom(path, symptom)) for symptom in Symptom)
+        assert not any(explained_by(cause, *with_symptom(path, symptom)) for symptom in OUTCOMES)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egmctl.model.verdict import Direction, Grade
-from egmctl.verdict.yardsticks import BANDWIDTH, LATENCY, Fit, PeerCell, Tolerance, fit
+from egmctl.verdict.yardsticks import BANDWIDTH, LATENCY, Bounds, Fit, PeerCell, fit
 
 EGRESS, INGRESS = Direction.EGRESS, Direction.INGRESS
 
@@ -149,9 +149,9 @@ def test_of_a_latency_more_is_worse(part: float, grade: Grade | None) -> None:
     assert [(outlier.gpus, outlier.grade) for outlier in outliers] == ([(("g1",), grade)] if grade else [])
 
 
-@pytest.mark.parametrize("tolerance", [BANDWIDTH, LATENCY])
-def test_three_gpus_have_no_siblings(tolerance: Tolerance) -> None:
-    assert fit(matrix(3, [1.0], {(0, None): 0.1}), tolerance).typical is None
+@pytest.mark.parametrize("bounds", [BANDWIDTH, LATENCY])
+def test_three_gpus_have_no_siblings(bounds: Bounds) -> None:
+    assert fit(matrix(3, [1.0], {(0, None): 0.1}), bounds).typical is None
 
 
 def test_where_one_end_is_a_gpu_the_gpu_is_named_with_the_direction() -> None:
