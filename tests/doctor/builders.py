@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from egmctl.doctor.check import EVERYTHING, Check, Scope, failed, passed, skipped, unknown, warned
+from egmctl.doctor.check import EVERYTHING, Check, Scope
+from egmctl.doctor.findings import failed, passed, skipped, unknown, warned
 from egmctl.doctor.runner import diagnose
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Remedy, on_gpus

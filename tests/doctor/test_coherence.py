@@ -45,7 +45,7 @@ class TestCardOnPcieBesideCoherentGpus:
 
     def test_a_card_whose_node_the_firmware_leaves_out_costs_no_egm(self, station: Machine) -> None:
         machine = patched(station, "gpus[4].pci", numa_node=-1)
-        assert run_one("numa.gpu-affinity", machine).status is Status.WARN
+        assert run("numa.gpu-affinity", machine)[0].status is Status.WARN
         assert run("numa.gpu-affinity", patched(machine, "gpus[1].pci", numa_node=-1))[0].status is Status.FAIL
 
     def test_the_card_owns_no_egm(self, station: Machine) -> None:

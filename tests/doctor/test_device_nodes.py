@@ -126,7 +126,7 @@ class TestControlNodes:
         denied = with_control(HGX, "nvidia-cap1", "EPERM")
         assert [found.status for found in run(CONTROL, denied)] == [Status.PASS]
         mig = patched(denied, "gpus[0].nvml", mig_mode=True)
-        assert [found.status for found in run(CONTROL, mig)] == [Status.PASS, Status.FAIL]
+        assert [found.status for found in run(CONTROL, mig)] == [Status.FAIL, Status.PASS]
 
     def test_not_looked_at(self) -> None:
         unread = {"nodes": Unread(reason=Reason.NOT_STATED)}

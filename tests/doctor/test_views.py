@@ -9,7 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from egmctl.doctor.check import EVERYTHING, Scope, failed, passed
+from egmctl.doctor.check import EVERYTHING, Scope
+from egmctl.doctor.findings import failed, passed
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.errors import ExitCode
 from egmctl.model.diagnosis import Diagnosis
