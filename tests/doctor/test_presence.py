@@ -56,7 +56,7 @@ class TestCount:
         ("expectation", "remedy"),
         [
             (Expectation(gpus=4), "The other dev.* checks say where each was lost"),
-            (Expectation(gpus=8), "A GPU missing on PCI was removed, has no power"),
+            (Expectation(gpus=8), "Power-cycle the node; replace a GPU"),
         ],
     )
     def test_fewer_than_expected(self, expectation: Expectation, remedy: str) -> None:

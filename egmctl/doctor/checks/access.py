@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from egmctl.doctor.check import Scope, Verdicts, check, known, skip
+from egmctl.doctor.check import Scope, Verdicts, about, check, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, noted, passed, skipped, todo, unknown, warned
 from egmctl.doctor.situation import (
     MAKE_NODES,
     NO_NVIDIA_GPU,
     access_of,
     accesses,
-    by_value,
     cgroup_evidence,
     loss,
     lost,
@@ -30,7 +29,7 @@ from egmctl.doctor.situation import (
 )
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Remedy, on_gpus
 from egmctl.model.machine import Confinement, DeviceNode, Driver, Gpu, Machine, Process, Reason
-from egmctl.topology.access import Block, classify, elsewhere, given_some, node_mounts, node_obstacle
+from egmctl.topology.access import Block, Obstacle, classify, elsewhere, given_some, node_mounts, node_obstacle
 
 _NO_NODE = "no GPU has a device node"
 _MOUNT_WITH_DEV = as_root("Mount that file system with dev (mount -o remount,dev), or bind the host's nodes.")
@@ -109,7 +108,11 @@ def _nodes_missing(machine: Machine, scope: Scope) -> Verdicts:
             masked,
             "/dev/null is bound over {}",
             _UNMASK,
-            evidence=_stats(masked, ", /dev/null"),
+            evidence=tuple(
+                fact(f"stat({gpu.node.path})", f"{gpu.node.major}:{gpu.node.minor}, /dev/null")
+                for gpu in masked
+                if gpu.node
+            ),
             cause="something hides the GPU from this process",
         )
     if kept:
@@ -200,48 +203,43 @@ def _local_only(machine: Machine, scope: Scope) -> bool:
 
 @check("dev.permissions", *Guard)
 def _permissions(machine: Machine, scope: Scope) -> Verdicts:
-    refused = lost(machine, Block.NO_PERMISSION)
-    # GPUs whose nodes have the same owner and mode have the same cause.
-    for _, gpus in by_value(refused, lambda gpu: gpu.node and (gpu.node.mode, gpu.node.uid, gpu.node.gid)):
-        if node := gpus[0].node:
+    faults = [
+        fault
+        for gpu in machine.gpus or ()
+        if gpu.node is not None and (stopped := classify(machine, gpu)) is not None
+        for fault in about(gpu, _node_fault(machine, gpu.node, stopped))
+    ]
+    yield from faults
+    if not faults:
+        accessible = [gpu for gpu in scope.gpus_of(machine) if gpu.node is not None and gpu.node.access == "ok"]
+        yield passed(
+            "device nodes are accessible to this user",
+            accessible or skip("no device node is accessible; other checks say why"),
+        )
+
+
+def _node_fault(machine: Machine, node: DeviceNode, stopped: Obstacle) -> Verdicts:
+    """Judge a GPU's device node that exists, where the node itself stops this process."""
+    match stopped.block:
+        case Block.NO_PERMISSION:
+            yield from node_evidence([node])
+            yield failed("this user may not open the device nodes", **_denial(machine, node))
+        case Block.NODEV:
+            yield from (*node_evidence([node]), *_dev_mounts(machine))
             yield failed(
-                "this user may not open the device nodes", place=gpus, evidence=accesses(gpus), **_denial(machine, node)
+                "the device nodes are on a mount with the option nodev: opening them fails with EACCES", _MOUNT_WITH_DEV
             )
-    if undeclared := lost(machine, Block.NODEV):
-        yield failed(
-            "the device nodes are on a mount with the option nodev: opening them fails with EACCES",
-            _MOUNT_WITH_DEV,
-            undeclared,
-            evidence=(*accesses(undeclared), *_dev_mounts(machine)),
-        )
-    if stale := lost(machine, Block.STALE_NODE):
-        yield failed(
-            "the device nodes have the numbers of other devices",
-            as_root("Remove them and create them again.", "nvidia-modprobe -c 0"),
-            stale,
-            evidence=_stats(stale),
-            cause="they were created before the driver's device numbers changed",
-        )
-    replaced = lost(machine, Block.NOT_A_DEVICE)
-    if replaced:
-        causes = (obstacle.cause for gpu in replaced if (obstacle := classify(machine, gpu)) is not None)
-        yield failed(
-            f"something else is in the place of the device nodes: {'; '.join(causes)}",
-            as_root("Remove it and create the nodes again.", "nvidia-modprobe -c 0"),
-            replaced,
-            evidence=tuple(fact(f"stat({gpu.node.path})", gpu.node.kind or "") for gpu in replaced if gpu.node),
-            cause="a mount or a program created it before the driver did",
-        )
-    if not (refused or undeclared or stale or replaced):
-        open_to_us = [gpu for gpu in scope.gpus_of(machine) if gpu.node is not None and gpu.node.access == "ok"]
-        if not open_to_us:
-            skip("no device node is accessible; other checks say why")
-        yield passed("device nodes are accessible to this user", open_to_us)
-
-
-def _stats(gpus: list[Gpu], suffix: str = "") -> tuple[Evidence, ...]:
-    nodes = [gpu.node for gpu in gpus if gpu.node]
-    return tuple(fact(f"stat({node.path})", f"{node.major}:{node.minor}{suffix}") for node in nodes)
+        case Block.STALE_NODE:
+            cause = "they were created before the driver's device numbers changed"
+            yield fact(f"stat({node.path})", f"{node.major}:{node.minor}")
+            yield failed("the device nodes have the numbers of other devices", _MAKE_ANEW, cause=cause)
+        case Block.NOT_A_DEVICE:
+            yield fact(f"stat({node.path})", node.kind or "")
+            yield failed(
+                f"something else is in the place of the device node: {stopped.cause}",
+                _MAKE_ANEW,
+                cause="a mount or a program created it before the driver did",
+            )
 
 
 def _denial(machine: Machine, node: DeviceNode) -> dict[str, Any]:
@@ -261,10 +259,7 @@ def _denial(machine: Machine, node: DeviceNode) -> dict[str, Any]:
     user = "this user" if process.effective_uid is None else f"uid {process.effective_uid}"
     return {
         "cause": f"the mode bits{mode} or a security module deny {user}",
-        "remedy": as_root(
-            "Join the group that owns the nodes, or have the driver make them with another mode "
-            "(NVreg_DeviceFileMode, NVreg_DeviceFileGID)."
-        ),
+        "remedy": as_root("Join the group that owns the nodes, or set NVreg_DeviceFileMode and NVreg_DeviceFileGID."),
     }
 
 
@@ -304,7 +299,12 @@ def _control_nodes(machine: Machine, _scope: Scope) -> Verdicts:
 def _fault(machine: Machine, node: DeviceNode, user: str) -> Iterator[Finding]:
     """Judge one of the nodes that all GPUs need; nothing where it can be used."""
     path, answer, is_control = node.path, access_of(node), node.path == "/dev/nvidiactl"
-    if any(gpu.nvml if is_control else gpu.cuda for gpu in machine.gpus or ()) and not elsewhere(machine):
+    opened = any(gpu.nvml if is_control else gpu.cuda for gpu in machine.gpus or ())
+    majors = (machine.driver or Driver()).majors or {}
+    major = majors.get("nvidiactl", majors.get("nvidia", 195)) if is_control else majors.get("nvidia-uvm")
+    # The minors are those of nv-chardev-numbers.h and of nvidia-uvm.h: uvm.c takes the first one of its region.
+    stopped = node_obstacle(node, (major, 255 if is_control else 0))
+    if opened and not elsewhere(machine):
         # What a library has opened is open, whatever access(2) said before.
         return
     if answer is None:
@@ -318,39 +318,21 @@ def _fault(machine: Machine, node: DeviceNode, user: str) -> Iterator[Finding]:
         )
     elif answer == "ENOENT" and is_control:
         yield failed(f"{path} is not there", MAKE_NODES, cause="it was not created yet")
-    elif answer != "ENOENT":
-        yield from _blocked(machine, node, user)
-
-
-def _blocked(machine: Machine, node: DeviceNode, user: str) -> Iterator[Finding]:
-    """Judge a control node that exists by what stops this process from opening it, if anything does."""
-    majors = (machine.driver or Driver()).majors or {}
-    # The minors are those of nv-chardev-numbers.h and of nvidia-uvm.h: uvm.c takes the first one of its region.
-    is_control = node.path == "/dev/nvidiactl"
-    numbers = (majors.get("nvidiactl", majors.get("nvidia", 195)), 255) if is_control else (majors.get("nvidia-uvm"), 0)
-    stopped = node_obstacle(node, numbers)
-    if stopped is None:
+    elif answer == "ENOENT" or stopped is None:
         return
-    match stopped.block:
-        case Block.DEVICE_CGROUP:
-            by = manager(machine)
-            cause, remedy = policy(machine, by), by.remedy
-            if rules_lost(machine):
-                cause += "; a container that had its GPUs gets there when systemd reloads its units"
-                remedy = lost_rules()
-            denied = f"the device cgroup denies {node.path}, which {user} cannot do without"
-            yield failed(denied, remedy, cause=cause, confidence=by.confidence)
-        case Block.NO_PERMISSION:
-            yield failed(f"this user may not open {node.path}", **_denial(machine, node))
-        case Block.UNKNOWN:
-            yield unknown(f"whether {node.path} may be used here: {stopped.detail}")
-        case Block.NODEV:
-            yield failed(stopped.cause, _MOUNT_WITH_DEV)
-        case Block.MASKED:
-            yield failed(f"{stopped.cause}, which {user} cannot do without", _UNMASK)
-        case _:
-            yield failed(
-                f"{stopped.cause}, and {user} cannot do without it",
-                _MAKE_ANEW,
-                cause="another file took its place, or the driver's device numbers have changed since",
-            )
+    elif stopped.block is Block.DEVICE_CGROUP:
+        by = manager(machine)
+        cause, remedy = policy(machine, by), by.remedy
+        if rules_lost(machine):
+            cause += "; a container that had its GPUs gets there when systemd reloads its units"
+            remedy = lost_rules()
+        denied = f"the device cgroup denies {path}, which {user} cannot do without"
+        yield failed(denied, remedy, cause=cause, confidence=by.confidence)
+    elif stopped.block is Block.NO_PERMISSION:
+        yield failed(f"this user may not open {path}", **_denial(machine, node))
+    elif stopped.block is Block.UNKNOWN:
+        yield unknown(f"whether {path} may be used here: {stopped.detail}")
+    else:
+        remedies = {Block.NODEV: _MOUNT_WITH_DEV, Block.MASKED: _UNMASK}
+        remedy = remedies.get(stopped.block, _MAKE_ANEW)
+        yield failed(f"{stopped.cause}, and {user} cannot do without it", remedy)

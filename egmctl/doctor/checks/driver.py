@@ -81,11 +81,7 @@ def _nouveau(machine: Machine, _scope: Scope) -> Verdicts:
     if taken or (loaded and "nvidia" not in modules):
         yield failed(
             "nouveau is bound to the GPUs, so NVIDIA's driver cannot use them",
-            as_root(
-                "Blacklist nouveau, rebuild the initramfs and reboot.",
-                "echo 'blacklist nouveau' > /etc/modprobe.d/nouveau.conf",
-                reboot=True,
-            ),
+            as_root("Blacklist nouveau.", "echo 'blacklist nouveau' > /etc/modprobe.d/nouveau.conf", reboot=True),
             taken,
         )
     elif loaded and any(gpu.pci is None or gpu.pci.driver is None for gpu in gpus):

@@ -21,11 +21,7 @@ from egmctl.topology.links import active_nvlinks
 from egmctl.topology.platform import C2c, PlatformKind, c2c, platform
 from egmctl.topology.routes import RouteKind, owners, route
 
-FIRMWARE = as_root(
-    "Turn EGM on in the system firmware setup (the vendor names the entry), then look again.",
-    "nvidia-smi -q | grep -A1 Capabilities",
-    reboot=True,
-)
+FIRMWARE = as_root("Turn EGM on in the system firmware setup.", "nvidia-smi -q | grep -A1 Capabilities", reboot=True)
 
 
 @check("egm.platform", Guard.EGM)
@@ -158,11 +154,7 @@ def _hypervisor_mode(machine: Machine, _scope: Scope) -> Verdicts:
     if loaded or regions:
         yield warned(
             "EGM memory is reserved for virtual machines, so the host has less memory than installed",
-            as_root(
-                "If this node runs no virtual machines, turn EGM's hypervisor mode off in the firmware setup and "
-                "unload nvgrace_egm.",
-                reboot=True,
-            ),
+            as_root("On a node without virtual machines turn EGM's hypervisor mode off in the firmware.", reboot=True),
             cause="in this mode the firmware hides the EGM regions from the kernel; nvgrace_egm hands them to guests",
         )
         return
@@ -218,10 +210,7 @@ def _cgroup_route(machine: Machine, scope: Scope) -> Verdicts:
                 )
             yield (failed if required or len(lost) == len(gpus) else warned)(
                 summary,
-                todo(
-                    "Give this process all of the node's GPUs and choose among them with CUDA_VISIBLE_DEVICES; "
-                    "dev.cgroup-restricted says how for this manager."
-                )
+                todo("Give this process all of the node's GPUs: see dev.cgroup-restricted.")
                 if all(stopped.block in DENIED for _, stopped in lost)
                 else todo("Bring the GPU back: the dev.* checks say what is wrong with it."),
                 place,

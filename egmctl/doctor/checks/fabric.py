@@ -51,19 +51,15 @@ def _manager_of(machine: Machine) -> Remedy:
     """Return what to do about the manager that such a node's fabric has."""
     if coherent(machine):
         return todo(
-            "Look at the rack's fabric manager (NMX-C on its switch trays): the tray's GPUs must be in a partition. "
-            "Nothing on this node registers them.",
+            "Look at the rack's fabric manager (NMX-C): the tray's GPUs must be in a partition.",
             "nvidia-smi -q | grep -A12 Fabric",
         )
     if manages_nvlink5(machine):
         return as_root(
-            "See fabric.management and fabric.manager, restart nvidia-fabricmanager and read its log; with a "
-            "partition mode (FABRIC_MODE=1), activate a partition. Then reset the GPUs.",
+            "See fabric.management and fabric.manager; with FABRIC_MODE=1 activate a partition. Then reset the GPUs.",
             "systemctl status nvidia-fabricmanager",
         )
-    return as_root(
-        "Start the fabric manager of the driver's version, and read its log.", "systemctl status nvidia-fabricmanager"
-    )
+    return as_root("Start the driver's fabric manager and read its log.", "systemctl status nvidia-fabricmanager")
 
 
 @check("fabric.state", Guard.FABRIC, Guard.P2P, Guard.EGM)
@@ -119,11 +115,7 @@ def _health(info: Fabric) -> Verdicts:
     if faults:
         yield (failed if summary == "unhealthy" or any(stops_work for stops_work, _ in faults) else warned)(
             f"the fabric's registration is complete, but {'; '.join(words for _, words in faults)}",
-            todo(
-                "Check these GPUs in the fabric manager (NMX-C, or nvidia-fabricmanager's log); drain the node while a "
-                "route is unhealthy.",
-                "nvidia-smi -q | grep -A12 Fabric",
-            ),
+            todo("Drain the node; check these GPUs in the fabric manager.", "nvidia-smi -q | grep -A12 Fabric"),
         )
     elif unread := gap(info, "status") or gap(info, "health", "health_summary", newer=True):
         yield unknown(f"registered in the fabric, but its status or health was not read ({unread})")
@@ -171,10 +163,7 @@ def _manager(machine: Machine, _scope: Scope) -> Verdicts:
     if in_domain(machine) and runs:
         yield warned(
             "a fabric manager runs on a node whose fabric is managed from outside",
-            as_root(
-                "Stop it: on trays of an NVLink rack the switches' own manager does its work.",
-                "systemctl disable --now nvidia-fabricmanager",
-            ),
+            as_root("Stop it: the rack's switches have their own.", "systemctl disable --now nvidia-fabricmanager"),
         )
     elif not switches and not manages_nvlink5(machine):
         yield skipped("this node has no NVSwitch: its fabric, if any, is managed elsewhere")
@@ -187,10 +176,7 @@ def _manager(machine: Machine, _scope: Scope) -> Verdicts:
     else:
         yield failed(
             "no fabric manager runs for this node's NVSwitches",
-            as_root(
-                "Install and start the fabric manager of exactly the driver's version.",
-                "systemctl enable --now nvidia-fabricmanager",
-            ),
+            as_root("Start the one of exactly the driver's version.", "systemctl enable --now nvidia-fabricmanager"),
             cause="it brings up the NVLinks; without it CUDA ends with CUDA_ERROR_SYSTEM_NOT_READY (802)",
         )
 
@@ -205,10 +191,7 @@ def _isolation(machine: Machine, scope: Scope) -> Verdicts:
     elif scope.asked_purpose(Guard.FABRIC) or scope.asked_purpose(Guard.IPC):
         yield warned(
             words,
-            todo(
-                "Give every rank all of the node's GPUs and choose with CUDA_VISIBLE_DEVICES (Slurm: "
-                "--gpu-bind=none with --gpus-per-node; Kubernetes: one pod with all GPUs)."
-            ),
+            todo("Give every rank all GPUs and choose with CUDA_VISIBLE_DEVICES: see dev.cgroup-restricted."),
             away,
             cause="measured on H200: the import fails with 801 (fabric handle), 101 (POSIX descriptor) or 1 (legacy "
             "IPC) where the device cgroup denies the owner",
@@ -244,11 +227,7 @@ def _management(machine: Machine, _scope: Scope) -> Verdicts:
     elif missing:
         yield failed(
             f"{' and '.join(missing)} not loaded: nothing reaches the NVLink switches",
-            as_root(
-                "Load them, now and at boot (they may be in the package linux-modules-extra), then restart the "
-                "fabric manager.",
-                f"modprobe -a {' '.join(missing)}",
-            ),
+            as_root("Load them at each boot, then restart the fabric manager.", f"modprobe -a {' '.join(missing)}"),
             cause="the fabric then stays in progress forever, and CUDA ends with 802 "
             "(https://github.com/NVIDIA/gpu-operator/issues/2781)",
         )
@@ -257,10 +236,7 @@ def _management(machine: Machine, _scope: Scope) -> Verdicts:
     elif "nvlsm" not in daemons:
         yield failed(
             "nvlsm, the NVLink subnet manager, does not run",
-            as_root(
-                "Install nvlsm; the fabric manager's start script starts it. Then restart the fabric manager.",
-                "systemctl restart nvidia-fabricmanager",
-            ),
+            as_root("Install nvlsm, then restart the fabric manager.", "systemctl restart nvidia-fabricmanager"),
             cause="without it the fabric manager ends with NV_WARN_NOTHING_TO_DO "
             "(https://github.com/siderolabs/extensions/issues/717)",
         )

@@ -102,10 +102,8 @@ def _refusal(node: DeviceNode, major: int | None) -> tuple[str, Remedy]:
     """Return why a channel cannot be used, and what to do."""
     cannot = f"IMEX {_name(node)} cannot be used"
     if _stale(node, major):
-        return f"the node of IMEX {_name(node)} is stale: its major is {node.major}, the driver's is {major}", as_root(
-            "Remove the node and create it again: its major can change when the driver is reloaded.",
-            f"rm -r {CHANNELS} && nvidia-modprobe -c 0",
-        )
+        remedy = as_root("Remove the node and create it again.", f"rm -r {CHANNELS} && nvidia-modprobe -c 0")
+        return f"the node of IMEX {_name(node)} is stale: its major is {node.major}, the driver's is {major}", remedy
     if node.access == "EPERM":
         remedy = todo("Assign the channel to this job or container: see the IMEX guide and the resource manager.")
         return f"{cannot}: the device cgroup denies it", remedy
@@ -217,10 +215,7 @@ def _driver_managed(imex: Imex, runs: bool) -> Verdicts:
     if "host" in places:
         yield failed(
             "the host's IMEX service runs on a node whose ComputeDomains are driver-managed",
-            as_root(
-                "Turn the host's service off: Kubernetes' DRA driver starts its own.",
-                "systemctl disable --now nvidia-imex",
-            ),
+            as_root("Turn the host's off: the DRA driver starts its own.", "systemctl disable --now nvidia-imex"),
             cause=ONE_SESSION,
         )
     elif runs:

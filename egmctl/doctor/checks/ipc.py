@@ -52,10 +52,7 @@ def _ptrace(machine: Machine, scope: Scope) -> Verdicts:
     absent = value is None and unread is not None and unread.reason is Reason.NOT_PRESENT
     yield fact("/proc/sys/kernel/yama/ptrace_scope", "no Yama" if absent else value)
     yield fact("pidfd_open(2)", call or "not asked", None if call in (None, "ok", "killed") else call)
-    remedy = todo(
-        "Pass descriptors over a Unix socket (SCM_RIGHTS), let the exporter call prctl(PR_SET_PTRACER), or give the "
-        "container CAP_SYS_PTRACE."
-    )
+    remedy = todo("Pass descriptors over a socket, let the exporter set PR_SET_PTRACER, or add CAP_SYS_PTRACE.")
     over_sockets = "descriptors can still be passed over sockets"
     refused = "pidfd_open is refused, so pidfd_getfd cannot work"
     if call not in (None, "ok"):

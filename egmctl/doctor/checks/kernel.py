@@ -30,10 +30,7 @@ def _governor(machine: Machine, _scope: Scope) -> Verdicts:
             reasons.append("a limit below the hardware's maximum")
         yield warned(
             f"CPUs {', '.join(cpus.cpus for cpus in slow)} run below their maximum frequency: {'; '.join(reasons)}",
-            as_root(
-                "Set the governor to performance, and the limit to the maximum; at each boot, by tuned or a unit.",
-                "cpupower frequency-set --governor performance",
-            ),
+            as_root("Set the governor at each boot.", "cpupower frequency-set --governor performance"),
         )
     elif any(None in (cpus.governor, cpus.limited) for cpus in frequencies):
         yield unknown("the governor or frequency limit of some CPUs was not read")
@@ -69,7 +66,7 @@ def _auto_online(machine: Machine, scope: Scope) -> Verdicts:
         yield failed(
             f"the policy for new memory is {policy}, but the driver brings GPU memory online as movable only",
             as_root(
-                "Boot with memhp_default_state=online_movable, or set it before the driver is loaded.",
+                "Boot with memhp_default_state=online_movable.",
                 "echo online_movable > /sys/devices/system/memory/auto_online_blocks",
                 reboot=True,
             ),
@@ -87,10 +84,7 @@ def _balancing(machine: Machine, _scope: Scope) -> Verdicts:
     if balancing:
         yield warned(
             "automatic NUMA balancing is on: it unmaps pages that GPUs use",
-            as_root(
-                "Turn it off; numa_balancing=disable on the kernel's command line keeps it off.",
-                "sysctl -w kernel.numa_balancing=0",
-            ),
+            as_root("Turn it off, at boot by numa_balancing=disable.", "sysctl -w kernel.numa_balancing=0"),
             cause="NVIDIA's Grace Performance Tuning Guide asks to disable it",
         )
     else:

@@ -15,10 +15,7 @@ from egmctl.units import several
 
 _SHOWN = 3
 """Events that a finding quotes: the first, and the newest."""
-_MAY_READ = as_root(
-    "Run as root, with CAP_SYSLOG, or in the group adm or systemd-journal; in a container, run it on the host.",
-    "sudo egmctl doctor --check 'kernel.*'",
-)
+_MAY_READ = as_root("Run as root or with CAP_SYSLOG, on the host.", "sudo egmctl doctor --check 'kernel.*'")
 
 
 @check("kernel.xid", *Guard, wants=("kernel_log",))

@@ -15,19 +15,13 @@ from egmctl.topology.access import Block, cuda_failure, nvml_failure
 from egmctl.units import format_size, several
 
 _LOG = "dmesg | grep -iE 'NVRM|Xid'"
-_SICK = as_root(
-    "Look for Xids and driver messages in the kernel log; stop what uses the GPUs, then reset them or reboot.", _LOG
-)
+_SICK = as_root("Look for Xids in the kernel log; stop what uses the GPUs, then reset them or reboot.", _LOG)
 _FREE = todo("Free memory, processes or descriptors, or raise their limits (ulimit -a, pids.max, memory.max).")
 _BY_NAME: Mapping[str, Remedy] = {
     "NVML_ERROR_DRIVER_NOT_LOADED": as_root("Load the driver's kernel module, or install it.", "modprobe nvidia"),
-    "NVML_ERROR_NO_PERMISSION": as_root(
-        "Let this user use the device nodes (dev.permissions, dev.control-nodes), or run as root."
-    ),
+    "NVML_ERROR_NO_PERMISSION": as_root("Run as root, or see dev.permissions and dev.control-nodes."),
     "NVML_ERROR_LIB_RM_VERSION_MISMATCH": as_root("Reload the kernel module of the installed driver, or reboot."),
-    "NVML_ERROR_GPU_IS_LOST": as_root(
-        "A GPU has fallen off the bus: drain the node and power-cycle it.", _LOG, reboot=True
-    ),
+    "NVML_ERROR_GPU_IS_LOST": as_root("Drain the node and power-cycle it.", _LOG, reboot=True),
     "NVML_ERROR_MEMORY": _FREE,
     "NVML_ERROR_INSUFFICIENT_RESOURCES": _FREE,
 }

@@ -62,9 +62,8 @@ def _cpuset(machine: Machine, scope: Scope) -> Verdicts:
     yield fact("/proc/self/status: Cpus_allowed_list", host.allowed_cpus)
     denied = [node for node in nodes if node not in parse_kernel_list(allowed)]
     remedy = todo(
-        "Request memory of that node from the resource manager (Slurm: --mem-bind=none and whole nodes; Kubernetes: "
-        "memory manager policy; systemd: AllowedMemoryNodes=; docker: --cpuset-mems), or name only other nodes with "
-        "--numa."
+        "Request memory of that node (Slurm: --mem-bind=none and whole nodes; Kubernetes: memory manager policy; "
+        "systemd: AllowedMemoryNodes=; docker: --cpuset-mems), or name only other nodes with --numa."
     )
     if denied and required:
         yield failed(
@@ -175,10 +174,7 @@ def _addressing_of(machine: Machine, mode: str | None, has_c2c: bool) -> Verdict
     elif has_c2c:
         yield failed(
             f"the GPUs do not use the CPU's page tables (addressing mode {mode})",
-            as_root(
-                "Boot a kernel with CONFIG_ARM_SMMU_V3_SVA, without iommu.passthrough, and leave uvm_ats_mode at 1.",
-                reboot=True,
-            ),
+            as_root("Boot with CONFIG_ARM_SMMU_V3_SVA, without iommu.passthrough, uvm_ats_mode at 1.", reboot=True),
             cause="GPUs with NVLink-C2C need ATS to reach malloc'ed memory",
         )
     else:

@@ -22,10 +22,7 @@ _FIXED = (595,)
 _NODES_OF_A_GPU = 8
 """NUMA nodes that a coherent GPU reserves, for MIG."""
 
-FIND_MEMORY = as_root(
-    "Look for its memory: the firmware's setup and event log, mem= on the kernel's command line, offline blocks "
-    "(lsmem)."
-)
+FIND_MEMORY = as_root("Look for its memory: firmware setup and event log, the kernel's mem=, offline blocks (lsmem).")
 
 
 @check("numa.memory", Guard.EGM, Guard.PERF, sections=("host",), wants=("gpus", "driver"))
@@ -83,9 +80,7 @@ def _without_cpus(machine: Machine, scope: Scope, nodes: list[NumaNode]) -> Iter
             yield failed(
                 f"no CPUs on the node that is local to {on_gpus(local).label}: the driver refuses HOST_NUMA memory "
                 "there",
-                as_root(
-                    "Bring its CPUs online (/sys/devices/system/cpu/offline, maxcpus=, nr_cpus=, the firmware's setup)."
-                ),
+                as_root("Bring its CPUs online (see /sys/devices/system/cpu/offline, maxcpus=, nr_cpus=)."),
                 _on([node]),
                 evidence=_sizes([node]),
                 cause="the driver takes HOST_NUMA memory of nodes with CPUs only (https://github.com/NVIDIA/nccl, "

@@ -29,14 +29,8 @@ from egmctl.units import format_kernel_list
 
 STATE = "nvmlDeviceGetNvLinkState"
 NO_NVLINK = "no GPU has NVLink"
-RESET = todo(
-    "Drain the node and reset the GPU; if the link stays down, inspect or replace the GPU, board or cable.",
-    "nvidia-smi nvlink -s",
-)
-SWITCHES = todo(
-    "Check the NVSwitches in the fabric manager's log, then reset all GPUs and switches together.",
-    "nvidia-smi nvlink -s",
-)
+RESET = todo("Drain the node and reset the GPU; if that does not help, inspect the hardware.", "nvidia-smi nvlink -s")
+SWITCHES = todo("Read the fabric manager's log, then reset all GPUs and switches together.", "nvidia-smi nvlink -s")
 MAX_EFFECTIVE_BER = 1e-12
 """Effective bit error rate of a link from which on it is bad (DCGM 4.6, DcgmHealthWatch.cpp, Blackwell)."""
 
@@ -187,11 +181,7 @@ def _all_down(machine: Machine, gpu: Gpu) -> Verdicts:
     elif of_board and reason:
         yield warned(
             "no NVLink is active",
-            todo(
-                "Where that is not meant, undo it: the module's parameters, the bandwidth mode, or the fabric "
-                "manager's partition of the virtual machine.",
-                RESET.command,
-            ),
+            todo("Undo the cause, unless it is intended.", RESET.command),
             cause=reason,
         )
     elif of_board or (on_switches and not reason):
@@ -250,7 +240,7 @@ def _errors(machine: Machine, scope: Scope) -> Verdicts:
 def _errors_of(gpu: Gpu) -> Verdicts:
     links = nvlinks_of(gpu)
     bad = [link for link in links if _is_bad(link)]
-    recoveries = sum(_recoveries(link) or 0 for link in links)
+    recoveries = sum(map(_recoveries, links))
     counting = [link for link in bad or links if _recoveries(link) or _corrected(link) or _is_bad(link)]
     yield from (fact(f"link {link.link} of GPU{gpu.index}", _words(link)) for link in counting)
     if bad:
@@ -258,10 +248,7 @@ def _errors_of(gpu: Gpu) -> Verdicts:
         state = "could not be recovered" if lost else f"have an effective bit error rate above {MAX_EFFECTIVE_BER:g}"
         yield failed(
             f"NVLinks {state} (links {_numbers(bad)})",
-            todo(
-                "Drain the node, inspect or replace the cable, cartridge or board of these links, and reset the GPU.",
-                "nvidia-smi nvlink -e",
-            ),
+            todo("Drain the node, inspect the links' cables and boards, reset the GPU.", "nvidia-smi nvlink -e"),
             cause="NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS: the link lost its signal for good"
             if lost
             else "DCGM 4.6 fails a link of Blackwell from this rate on (DcgmHealthWatch.cpp)",
@@ -269,10 +256,7 @@ def _errors_of(gpu: Gpu) -> Verdicts:
     elif recoveries:
         yield warned(
             f"{recoveries} NVLink retrains since the driver was loaded",
-            todo(
-                "Watch whether the count rises under load; if it does, inspect or replace the GPU, its board or cable.",
-                "nvidia-smi nvlink -e",
-            ),
+            todo("If the count rises under load, inspect the GPU, its board or cable.", "nvidia-smi nvlink -e"),
             cause="a link that loses its signal carries no traffic until it is retrained",
         )
     elif has_no_nvlink(gpu):
@@ -306,34 +290,27 @@ def _is_bad(link: NvLink) -> bool:
     return bool(counters.failed_recoveries) or (counters.effective_ber or 0.0) > MAX_EFFECTIVE_BER
 
 
-def _recoveries(link: NvLink) -> int | None:
+def _recoveries(link: NvLink) -> int:
     """Return how often a link was retrained, by the counter that its generation has."""
-    if link.counters is not None:
-        return link.counters.recoveries
-    return link.recovery_errors
+    return (link.counters.recoveries if link.counters else link.recovery_errors) or 0
 
 
-def _corrected(link: NvLink) -> int | None:
+def _corrected(link: NvLink) -> int:
     """Return the errors of a link that cost no retraining."""
-    counted = link.counters
-    if counted is not None:
-        names = (*_PACKET_COUNTERS, "effective_errors", "symbol_errors")
-        values: Iterable[int | None] = (getattr(counted, name) for name in names)
-    else:
-        values = (link.crc_errors, link.replay_errors)
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    if link.counters is None:
+        return (link.crc_errors or 0) + (link.replay_errors or 0)
+    names = (*_PACKET_COUNTERS, "effective_errors", "symbol_errors")
+    return sum(getattr(link.counters, name) or 0 for name in names)
 
 
 def _words(link: NvLink) -> str:
-    counted = link.counters
-    if counted is None:
+    counters = link.counters
+    if counters is None:
         return f"{link.crc_errors or 0} CRC, {link.replay_errors or 0} replays, {link.recovery_errors or 0} recoveries"
-    parts = [f"{counted.recoveries or 0} recoveries", f"{counted.failed_recoveries or 0} failed"]
-    parts += [f"{counted.effective_errors or 0} effective errors", f"BER {_rate(counted.effective_ber)}"]
-    parts += [f"{counted.symbol_errors or 0} symbol errors", f"symbol BER {_rate(counted.symbol_ber)}"]
-    parts += [f"{value} {name.replace('_', ' ')}" for name in _PACKET_COUNTERS if (value := getattr(counted, name))]
-    if worst := [corrected for corrected, codewords in enumerate(counted.fec_history or ()) if codewords]:
+    names = ("recoveries", "failed_recoveries", "effective_errors", "symbol_errors", *_PACKET_COUNTERS)
+    parts = [f"{value} {name.replace('_', ' ')}" for name in names if (value := getattr(counters, name))]
+    parts += [f"BER {_rate(counters.effective_ber)}", f"symbol BER {_rate(counters.symbol_ber)}"]
+    if worst := [corrected for corrected, codewords in enumerate(counters.fec_history or ()) if codewords]:
         parts.append(f"FEC corrected up to {worst[-1]} symbols of a codeword")
     return ", ".join(parts)
 
@@ -343,11 +320,7 @@ def _rate(value: float | None) -> str:
 
 
 FULL = as_root("Set the mode to FULL, unless you want to save power.", "nvidia-smi nvlink -sBwMode FULL")
-ALIKE = as_root(
-    "Give all GPUs one mode (the fabric manager's, or NVreg_RmNvlinkBandwidth and NVreg_RmNvlinkBandwidthLinkCount in "
-    "/etc/modprobe.d), then reset them.",
-    "nvidia-smi nvlink -gBwMode",
-)
+ALIKE = as_root("Give all GPUs one mode, then reset them.", "nvidia-smi nvlink -gBwMode")
 OFF = "NVLink's bandwidth mode is OFF: these GPUs have no P2P over NVLink"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from egmctl.doctor.check import Scope, Verdicts, check, skip
-from egmctl.doctor.findings import as_root, fact, failed, passed, skipped, todo, unknown, warned
+from egmctl.doctor.findings import fact, failed, passed, skipped, todo, unknown, warned, without_option
 from egmctl.doctor.situation import P2pRefusal, refusal, usable
 from egmctl.model.finding import Finding, Guard, on_gpus, on_pairs
 from egmctl.model.machine import Gpu, Machine, Pair, Reason
@@ -83,9 +83,7 @@ def _verdict(wrong: _Wrong, refused: P2pRefusal | None, pairs: list[tuple[Gpu, G
     elif not words:
         return unknown("NVML did not report the state of P2P", place, evidence=evidence)
     elif any(word == "DR" for _, word in words):
-        remedy = as_root(
-            "Take the key (RMDisableP2P, PeerMappingOverride, ...) out of NVreg_RegistryDwords and reload the driver."
-        )
+        remedy = without_option("RMDisableP2P or PeerMappingOverride (in NVreg_RegistryDwords)")
         return failed(summary, remedy, place, evidence=evidence)
     elif not joined and scope.asked_purpose(Guard.P2P):
         remedy = todo("Use GPUs below one PCIe switch or with NVLink, or let the library copy through host memory.")

@@ -11,10 +11,7 @@ from egmctl.model.finding import Guard, Remedy, on_nics
 from egmctl.model.machine import Bridge, Gpu, Machine, PcieLink, PciFunction, Reason, System
 from egmctl.topology.acs import REDIRECT, Acs, AcsKind, UnrecognisedError, corrected, required_acs
 
-RESEAT = as_root(
-    "Look for PCIe errors in the system event log, then reseat the card, riser or cable.",
-    "dmesg | grep -iE 'pcieport|AER'",
-)
+RESEAT = as_root("Look for PCIe errors, then reseat the card, riser or cable.", "dmesg | grep -iE 'pcieport|AER'")
 
 
 @check("pcie.link", Guard.PERF, Guard.RDMA, sections=("gpus", "nics", "system"))
@@ -207,11 +204,6 @@ def _iommu(machine: Machine, scope: Scope) -> Verdicts:
     else:
         yield warned(
             f"an IOMMU translates the addresses that {traffic} uses",
-            as_root(
-                "Boot with iommu=pt, or turn the IOMMU off in the firmware setup; verify with 'egmctl doctor "
-                "--active'.",
-                reboot=True,
-            ),
-            cause="peer writes through a translating IOMMU can be dropped while CUDA reports success, and all of it "
-            "goes up to the root complex",
+            as_root("Boot with iommu=pt, or turn the IOMMU off in the firmware setup.", reboot=True),
+            cause="peer writes through a translating IOMMU can be dropped while CUDA reports success",
         )

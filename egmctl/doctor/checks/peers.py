@@ -80,10 +80,7 @@ def _clique(machine: Machine, _scope: Scope) -> Verdicts:
     else:
         yield failed(
             f"the GPUs are in {len(groups.values)} different NVLink domains or cliques",
-            todo(
-                "Request nodes of one domain (Slurm's topology/block, a ComputeDomain in Kubernetes), or look at the "
-                "fabric manager's partitions."
-            ),
+            todo("Request nodes of one domain (Slurm: topology/block; Kubernetes: a ComputeDomain)."),
             cause="fabric handles work within one clique of one cluster only",
         )
 

@@ -6,7 +6,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from egmctl.doctor.check import Scope, Verdicts, check, skip
-from egmctl.doctor.findings import PARAMS, as_root, fact, failed, noted, passed, skipped, todo, unknown, warned
+from egmctl.doctor.findings import (
+    PARAMS,
+    as_root,
+    fact,
+    failed,
+    noted,
+    passed,
+    skipped,
+    todo,
+    unknown,
+    warned,
+    without_option,
+)
 from egmctl.doctor.situation import NO_NVIDIA_GPU, funnel, lost, requested
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Place, PlaceKind, on_gpus
 from egmctl.model.machine import Driver, Gpu, Machine, Reason
@@ -21,16 +33,9 @@ _WORDS = {
     Step.NVML: "NVML",
     Step.CUDA: "CUDA",
 }
-_ABSENT = as_root(
-    "A GPU missing on PCI was removed, has no power, did not come up at boot, or was not passed to this virtual "
-    "machine. Power-cycle the node, and replace a GPU that stays away.",
-    "lspci -d 10de:",
-    reboot=True,
-)
+_ABSENT = as_root("Power-cycle the node; replace a GPU that stays away from PCI.", "lspci -d 10de:", reboot=True)
 _POWER = as_root("Drain the node and power-cycle it; if the GPU stays away, replace it.", reboot=True)
-_KERNEL_LOG = as_root(
-    "Look for Xid and RmInitAdapter in the kernel log; reset the GPU or reboot.", "dmesg | grep -iE 'NVRM|Xid'"
-)
+_KERNEL_LOG = as_root("Look for Xid and RmInitAdapter; reset the GPU or reboot.", "dmesg | grep -iE 'NVRM|Xid'")
 
 _TOLD_ELSEWHERE: Mapping[Block, str] = {
     Block.OFF_THE_BUS: "dev.fell-off-bus",
@@ -127,12 +132,7 @@ def _lost(block: Block, gpus: list[Gpu], stopped: Obstacle) -> Finding:
             cause = "the driver could not start it"
         case Block.GPU_LOST:
             summary, cause = "NVML counts it and cannot open it", "it no longer answers, or the driver gave it up"
-            remedy = as_root(
-                "Look for Xid 79 (fallen off the bus) and other Xids in the kernel log; drain the node, reset the GPU "
-                "or power-cycle the node.",
-                "dmesg | grep -iE 'NVRM|Xid'",
-                reboot=True,
-            )
+            remedy = as_root("Drain the node, then power-cycle it.", "dmesg | grep -iE 'NVRM|Xid'", reboot=True)
         case Block.NOT_SEEN_BY_CUDA:
             summary = "NVML lists it but CUDA does not"
             remedy = todo("See gpu.mig, gpu.compute-mode, fabric.state and drv.versions: each of them can do this.")
@@ -233,9 +233,7 @@ def _excluded(machine: Machine, scope: Scope) -> Verdicts:
             f"{configured}, but {on_gpus(required).label} is required (--gpus, --expect)"
             if required
             else f"{configured}: other GPUs can use it neither as a peer nor as an EGM route",
-            as_root(
-                "If that is not intended, remove it from NVreg_ExcludedGpus in /etc/modprobe.d and reload the driver."
-            ),
+            without_option("NVreg_ExcludedGpus"),
             excluded,
             evidence=tuple(
                 fact(f"/proc/driver/nvidia/gpus/{gpu.bus_id}/information", "GPU Excluded: Yes") for gpu in excluded

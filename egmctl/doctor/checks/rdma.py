@@ -124,11 +124,7 @@ def _gdr_path(machine: Machine, scope: Scope) -> Verdicts:
     else:
         yield (failed if scope.asked_purpose(Guard.RDMA) else warned)(
             "NICs cannot reach GPU memory: neither nvidia_peermem nor dma-buf",
-            as_root(
-                "Load nvidia_peermem (it wants the RDMA stack that it was built with), or use the open kernel "
-                "modules on Linux 5.12 or newer.",
-                "modprobe nvidia_peermem",
-            ),
+            as_root("Load nvidia_peermem, or use open modules on Linux 5.12 or newer.", "modprobe nvidia_peermem"),
             cause="everything between GPUs of different nodes is then copied through host memory",
         )
 
