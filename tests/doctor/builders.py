@@ -34,7 +34,8 @@ def diagnosis(
     return diagnose(machine or shipped("gb200-tray"), scope, checks, strict=strict)
 
 
-GPUS = shipped("gb200-tray").gpus or ()
+NODE_MACHINE = shipped("gb200-tray")
+GPUS = NODE_MACHINE.gpus or ()
 
 DENIED = failed(
     "the device cgroup denies /dev/nvidia3",

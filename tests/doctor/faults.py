@@ -65,10 +65,10 @@ def tried(machine: Machine) -> tuple[Probe, ...]:
 
 def logged(line: str) -> Machine:
     """The healthy machine, whose kernel logged a line ten minutes ago."""
-    found = event(400.0, line)
-    assert found is not None
+    logged_event = event(400.0, line)
+    assert logged_event is not None
     assert healthy().kernel_log is not None
-    return patched(healthy(), "kernel_log", events=(found,))
+    return patched(healthy(), "kernel_log", events=(logged_event,))
 
 
 def healthy() -> Machine:

@@ -66,7 +66,9 @@ ALSO_SEEN: Mapping[str, tuple[set[str], str]] = {
 
 def told(fault: Fault, without: str = "") -> tuple[Finding, ...]:
     checks = [check for check in CHECKS if check.id != without]
-    return tuple(one for one in diagnose(fault.machine(), fault.scope, checks).findings if one.status in TOLD)
+    return tuple(
+        finding for finding in diagnose(fault.machine(), fault.scope, checks).findings if finding.status in TOLD
+    )
 
 
 @pytest.mark.parametrize("check", [check.id for check in CHECKS if check.id not in ONLY_TOLD])

@@ -39,17 +39,17 @@ def tree(folder: Path, **governors: str) -> Root:
 
 def test_cpus_that_are_alike_are_together(tmp_path: Path) -> None:
     governors = {"cpu0": "performance", "cpu1": "performance", "cpu2": "schedutil", "cpu3": "performance"}
-    found = host(tree(tmp_path, **governors)).cpu_frequencies
-    assert found is not None
-    assert [(one.cpus, one.governor, one.limited) for one in found] == [
+    facts = host(tree(tmp_path, **governors)).cpu_frequencies
+    assert facts is not None
+    assert [(finding.cpus, finding.governor, finding.limited) for finding in facts] == [
         ("0-1,3", "performance", False),
         ("2", "schedutil", False),
     ]
 
 
 def test_a_kernel_without_cpufreq_is_a_reason(tmp_path: Path) -> None:
-    found = host(tree(tmp_path))
-    assert (found.cpu_frequencies, found.unread["cpu_frequencies"].reason) == (None, Reason.NOT_PRESENT)
+    facts = host(tree(tmp_path))
+    assert (facts.cpu_frequencies, facts.unread["cpu_frequencies"].reason) == (None, Reason.NOT_PRESENT)
 
 
 def judged(*cpus: CpuFrequencies) -> Machine:
