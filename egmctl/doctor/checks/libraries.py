@@ -60,43 +60,32 @@ def _lists_no_gpu(gpus: list[Gpu]) -> bool:
 
 
 def _failed(machine: Machine, library: str, failure: LibraryFailure, gpus: list[Gpu]) -> Finding:
-    about = [gpu for gpu in machine.gpus or () if gpu.bus_id == failure.gpu]
+    named = [gpu for gpu in machine.gpus or () if gpu.bus_id == failure.gpu]
+    version = machine.driver.module_version if machine.driver else None
     call = failure.call or f"the child process that queries {library}"
-    return failed(
-        f"{library} {failure.words}: what only it reports is unknown",
-        _remedy(machine, library, failure),
-        about or gpus,
-        evidence=(fact(call, failure.detail or failure.name or failure.how),),
-        cause=_cause(library, failure),
-    )
-
-
-def _cause(library: str, failure: LibraryFailure) -> str:
-    if library == "CUDA" and (known := cause_of(failure.call, failure.number)) is not None:
-        return known.cause
-    match failure.how:
-        case "crashed":
-            return f"a GPU or the driver is in a state that crashes {library}; nvidia-smi will crash as well"
-        case "timed-out":
-            return "the driver does not return from that call: a GPU hangs or is being reset"
-        case _:
-            return ""
-
-
-def _remedy(machine: Machine, library: str, failure: LibraryFailure) -> Remedy:
+    signature = cause_of(failure.call, failure.number) if library == "CUDA" else None
+    cause = signature.cause if signature else ""
+    remedy = todo(signature.remedy) if signature else _BY_NAME.get(failure.name or "", _SICK)
     match failure.how:
         case "missing" if in_container(machine):
-            return todo("Start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility.")
+            remedy = todo("Start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility.")
         case "missing":
-            version = machine.driver.module_version if machine.driver else None
-            return todo(f"Install the libraries of driver {version}." if version else "Install the driver.")
+            remedy = todo(f"Install the libraries of driver {version}." if version else "Install the driver.")
         case "too-old":
-            return todo("Install the extra of egmctl that fits the driver (cu12 or cu13), or a newer driver.")
+            remedy = todo("Install the extra of egmctl that fits the driver (cu12 or cu13), or a newer driver.")
         case "not-started":
-            return _FREE
-    if library == "CUDA" and (cause := cause_of(failure.call, failure.number)) is not None:
-        return todo(cause.remedy)
-    return _BY_NAME.get(failure.name or "", _SICK)
+            remedy = _FREE
+        case "crashed":
+            cause = cause or f"the state of a GPU or of the driver crashes {library}; nvidia-smi will crash as well"
+        case "timed-out":
+            cause = cause or "the driver does not return from that call: a GPU hangs or is being reset"
+    return failed(
+        f"{library} {failure.words}: what only it reports is unknown",
+        remedy,
+        named or gpus,
+        evidence=(fact(call, failure.detail or failure.name or failure.how),),
+        cause=cause,
+    )
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -22,41 +22,28 @@ def _link(machine: Machine, scope: Scope) -> Verdicts:
     for gpu in gpus:
         pci = gpu.pci or PciFunction(bus_id=gpu.bus_id)
         link = PcieLink() if gpu.pci is None else _known(pci.link, gpu.nvml.link if gpu.nvml else None)
-        yield from about(gpu, _gpu_link(machine, gpu, pci, link))
+        yield from about(gpu, _judge(machine, pci, link, gpu))
     for nic in nics:
-        function = nic.pci or PciFunction(bus_id="")
-        yield from about(on_nics([nic.name]), _nic_link(machine, function, function.link or PcieLink()))
+        pci = nic.pci or PciFunction(bus_id="")
+        yield from about(on_nics([nic.name]), _judge(machine, pci, pci.link or PcieLink()))
 
 
-def _gpu_link(machine: Machine, gpu: Gpu, pci: PciFunction, link: PcieLink) -> Verdicts:
+def _judge(machine: Machine, pci: PciFunction, link: PcieLink, gpu: Gpu | None = None) -> Verdicts:
+    """Judge the link of a GPU, whose speed counts only while it is busy, or else of a NIC."""
     width, speed = _expected(machine, pci, link, "max_width"), _expected(machine, pci, link, "max_speed_gt_s")
-    if link.width is None or width is None:
-        yield unknown("the width of the PCIe link was not read")
-    elif link.width < width:
-        yield from _slow(pci, link, f"PCIe x{link.width} of x{width:g}", stops_work=True)
-    elif _busy(gpu) and link.speed_gt_s is not None and speed is not None and link.speed_gt_s < speed:
-        words = f"PCIe runs at {link.speed_gt_s:g} of {speed:g} GT/s, though the GPU is busy"
-        yield from _slow(pci, link, words)
-    else:
-        yield passed("the GPUs' PCIe links run at full width")
-
-
-def _nic_link(machine: Machine, pci: PciFunction, link: PcieLink) -> Verdicts:
-    width, speed = _expected(machine, pci, link, "max_width"), _expected(machine, pci, link, "max_speed_gt_s")
+    words = f"x{link.width}, {link.speed_gt_s} GT/s; at most x{link.max_width}, {link.max_speed_gt_s} GT/s"
+    read = fact(f"/sys/bus/pci/devices/{pci.bus_id}/current_link_*, max_link_*", words.replace("None", "?"))
+    judges_speed = gpu is None or _busy(gpu)
     if link.width is not None and width is not None and link.width < width:
-        yield from _slow(pci, link, f"PCIe x{link.width} of x{width:g}")
-    elif link.speed_gt_s is not None and speed is not None and link.speed_gt_s < speed:
-        yield from _slow(pci, link, f"PCIe runs at {link.speed_gt_s:g} of {speed:g} GT/s")
-    elif None in (link.width, width, link.speed_gt_s, speed):
+        narrow = f"PCIe x{link.width} of x{width:g}"
+        yield (failed if gpu else warned)(narrow, RESEAT, evidence=(read,))
+    elif judges_speed and link.speed_gt_s is not None and speed is not None and link.speed_gt_s < speed:
+        busy = ", though the GPU is busy" if gpu else ""
+        yield warned(f"PCIe runs at {link.speed_gt_s:g} of {speed:g} GT/s{busy}", RESEAT, evidence=(read,))
+    elif None in (link.width, width) or (gpu is None and None in (link.speed_gt_s, speed)):
         yield unknown("the width or speed of the PCIe link was not read")
     else:
-        yield passed("the NICs' PCIe links run at full width and speed")
-
-
-def _slow(pci: PciFunction, link: PcieLink, summary: str, *, stops_work: bool = False) -> Verdicts:
-    words = f"x{link.width}, {link.speed_gt_s} GT/s; at most x{link.max_width}, {link.max_speed_gt_s} GT/s"
-    yield fact(f"/sys/bus/pci/devices/{pci.bus_id}/current_link_*, max_link_*", words.replace("None", "?"))
-    yield (failed if stops_work else warned)(summary, RESEAT)
+        yield passed(f"PCIe links run at full width{'' if gpu else ' and speed'}")
 
 
 def _known(sysfs: PcieLink | None, nvml: PcieLink | None) -> PcieLink:

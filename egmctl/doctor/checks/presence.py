@@ -37,7 +37,7 @@ _ABSENT = as_root("Power-cycle the node; replace a GPU that stays away from PCI.
 _POWER = as_root("Drain the node and power-cycle it; if the GPU stays away, replace it.", reboot=True)
 _KERNEL_LOG = as_root("Look for Xid and RmInitAdapter; reset the GPU or reboot.", "dmesg | grep -iE 'NVRM|Xid'")
 
-_TOLD_ELSEWHERE: Mapping[Block, str] = {
+_JUDGED_BY: Mapping[Block, str] = {
     Block.OFF_THE_BUS: "dev.fell-off-bus",
     Block.NOT_BOUND: "dev.driver-binding",
     Block.EXCLUDED: "dev.excluded",
@@ -92,7 +92,7 @@ def _count(machine: Machine, scope: Scope) -> Verdicts:
 
 
 def _checks_of(obstacles: Iterable[Obstacle]) -> str:
-    names = {**_TOLD_ELSEWHERE, Block.NOT_SEEN_BY_CUDA: "gpu.mig"}
+    names = {**_JUDGED_BY, Block.NOT_SEEN_BY_CUDA: "gpu.mig"}
     return ", ".join(dict.fromkeys(names.get(obstacle.block, "dev.cgroup-restricted") for obstacle in obstacles))
 
 
@@ -101,7 +101,7 @@ def _unexplained(machine: Machine, scope: Scope, gone: Mapping[str, Obstacle]) -
     groups: dict[Block, list[Gpu]] = {}
     for gpu in machine.gpus or ():
         stopped = gone.get(gpu.bus_id)
-        if stopped is None or stopped.block in _TOLD_ELSEWHERE:
+        if stopped is None or stopped.block in _JUDGED_BY:
             continue
         if stopped.block is Block.UNKNOWN and elsewhere(machine):
             # dev.cgroup-restricted reports what nobody could look at in another process' place.
