@@ -1,4 +1,4 @@
-"""What a check is, and what it is asked about: purposes, GPUs, NUMA nodes and expectations."""
+"""Checks: rules over a machine and a scope, and the frame that makes findings of what a rule yields."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """What ``--expect`` says the node has; ``None``: it does not say."""
+    """The counts that ``--expect`` states for the node; ``None`` where it states none."""
 
     gpus: int | None = None
     nics: int | None = None
@@ -76,12 +76,12 @@ class Scope:
 
 
 EVERYTHING = Scope()
-"""What is checked where the user named nothing."""
+"""The scope of a user who named nothing."""
 
 
 Judge = Callable[[Machine, Scope], Iterable[Finding]]
 Verdicts = Iterator[Finding | Evidence]
-"""What a rule yields: what it has read, as evidence, then what follows from it."""
+"""The items that a rule yields: evidence, and the findings that follow from it."""
 Rule = Callable[[Machine, Scope], Iterable[Finding | Evidence]]
 
 
@@ -94,7 +94,7 @@ class Check:
     judge: Judge
     """Returns at least one finding; a check that does not concern this machine returns a ``skip`` with the reason."""
     guards: tuple[Guard, ...]
-    """What is at risk where it does not pass; ``--for`` chooses by them."""
+    """The uses at risk where it does not pass; ``--for`` chooses by them."""
     sections: tuple[str, ...]
     """Sections of the machine without which the check cannot say anything: the runner answers for it then.
     (Single values in them may still be ``None``, and recorded machines hold anything that their types allow.)"""

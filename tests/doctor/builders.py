@@ -30,7 +30,7 @@ def broken(check_id: str, error: Exception) -> Check:
 def diagnosis(
     *checks: Check, machine: Machine | None = None, scope: Scope = EVERYTHING, strict: bool = False
 ) -> Diagnosis:
-    """What these checks say of a machine."""
+    """Return the diagnosis of a machine by these checks."""
     return diagnose(machine or shipped("gb200-tray"), scope, checks, strict=strict)
 
 

@@ -44,7 +44,7 @@ ALONE: Mapping[str, Fault] = {
     "pcie.acs": Fault(lambda: patched(weak_switch(), "system", iommu_domains={})),
     "pcie.iommu": Fault(lambda: patched(weak_switch(), "system.bridges[*]", acs_control=0)),
 }
-"""In place of the machine of ``faults()``, where that one has what other checks see too."""
+"""Machines that replace those of ``faults()``, where other checks see that fault too."""
 
 ALSO_SEEN: Mapping[str, tuple[set[str], str]] = {
     "drv.nouveau": (

@@ -88,7 +88,7 @@ def outcomes(
 
 
 def diagnosed(machine: Machine, outcome: JsonValue | ChildFailed) -> Diagnosis:
-    """What the checks say of the machine where NVML has answered so."""
+    """Return the diagnosis of the machine where NVML has answered so."""
     facts = gpus.nvml_facts(outcome)
     cuda = gpus.no_cuda_facts(Unread(reason=Reason.NOT_ASKED))
     joined = gpus.join(

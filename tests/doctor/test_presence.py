@@ -1,4 +1,4 @@
-"""Where GPUs are lost on their way from PCI to CUDA, and which of that is a fault."""
+"""GPUs are lost on their way from PCI to CUDA; some of that is a fault."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_the_doctor_does_not_run_the_code_of_a_process(egmctl: RunEgmctl, uid: i
 
 @USERS
 def test_the_trap_works(uid: int) -> None:
-    """Who does what the doctor did runs the code: without this the tests here would say nothing."""
+    """The trap works: a process that does what the doctor did runs the code."""
     careless = (
         "import os, sys; from egmctl.facts.root import Root\n"
         "os.chroot(sys.argv[1]); os.setuid(int(sys.argv[2])); Root().names('/dev')"
@@ -108,7 +108,7 @@ def test_links_that_lead_out_of_the_root_or_nowhere_are_not_followed(root: Path,
 
 
 def test_what_is_no_device_is_not_opened(root: Path) -> None:
-    """Who opens a FIFO waits for another end; who opens a device may start it."""
+    """Opening a FIFO waits for its other end; opening a device may start it."""
     os.mkfifo(root / "dev/nvidia0")
     (root / "dev/nvidia1").mkdir()
     (root / "dev/nvidia-caps").write_text("a file in the place of a folder")

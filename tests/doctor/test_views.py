@@ -1,4 +1,4 @@
-"""What people and programs read: text that folds over many nodes, JSON, Nagios, Prometheus, JUnit."""
+"""The outputs of doctor: text that folds over many nodes, JSON, Nagios, Prometheus, JUnit."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ INFO = "nvmlDeviceGetGpuFabricInfoV"
 NO_FABRIC = "the GPUs are in no fabric"
 NOT_VISIBLE = "the host's processes are not visible from here"
 BOOT_GRACE_S = 300
-"""How long after boot a fabric may still be coming up (NVSentinel, fabric-manager-monitor)."""
+"""Seconds after boot in which a fabric may still be coming up (NVSentinel, fabric-manager-monitor)."""
 
 MASK = {
     "route_unhealthy": ("true", True, "a route through the fabric is unhealthy"),
@@ -201,7 +201,7 @@ def _isolation(machine: Machine, scope: Scope) -> Verdicts:
 
 
 MODULES = ("mlx5_core", "mlx5_ib", "ib_umad")
-"""What the fabric manager and nvlsm need in the kernel (https://github.com/NVIDIA/gpu-driver-container)."""
+"""Kernel modules that the fabric manager and nvlsm need (https://github.com/NVIDIA/gpu-driver-container)."""
 
 
 @check("fabric.management", Guard.FABRIC, Guard.P2P, sections=("gpus", "system"))

@@ -120,7 +120,7 @@ def _node_evidence(node: DeviceNode) -> Evidence:
 
 
 class _Manager(StrEnum):
-    """Who runs IMEX on a node of an NVLink domain."""
+    """The owner of IMEX on a node of an NVLink domain."""
 
     SERVICE = "the host's service"
     HOST_MANAGED = "the host's service, for Kubernetes' ComputeDomains"

@@ -1,4 +1,4 @@
-"""What the kernel's log holds against GPUs, NVSwitches and PCIe links, told apart by whose fault it is and how old."""
+"""Faults of GPUs, NVSwitches and PCIe links in the kernel's log, with their blame and age."""
 
 from __future__ import annotations
 

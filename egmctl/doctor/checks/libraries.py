@@ -25,7 +25,7 @@ _BY_NAME: Mapping[str, Remedy] = {
     "NVML_ERROR_MEMORY": _FREE,
     "NVML_ERROR_INSUFFICIENT_RESOURCES": _FREE,
 }
-"""What to do for NVML's errors that say so themselves (nvml.h, nvmlReturn_t)."""
+"""Remedies for NVML's errors that name their cause (nvml.h, nvmlReturn_t)."""
 
 
 @check("drv.libraries", *Guard, sections=("gpus", "driver"))

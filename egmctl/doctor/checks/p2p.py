@@ -21,7 +21,7 @@ MEANINGS = {
 
 
 _Wrong = tuple[tuple[str, str], ...]
-"""What is not OK, and NVML's word for it."""
+"""The kinds of P2P that are not OK, each with NVML's word for it."""
 _BY_CUDA_ALONE: _Wrong = (("cuda", "0"),)
 """NVML allows all of it, and CUDA does not."""
 _SILENT_CUDA: _Wrong = (("cuda", "?"),)

@@ -1,4 +1,4 @@
-"""Who runs IMEX: the host's service, or Kubernetes' DRA driver in pods. Two of them exclude each other."""
+"""IMEX is run by the host's service or by Kubernetes' DRA driver in pods; the two exclude each other."""
 
 from __future__ import annotations
 
