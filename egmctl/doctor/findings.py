@@ -91,11 +91,11 @@ def gap(record: Record | None, *names: str, newer: bool = False) -> str:
         if record is None:
             return "not read"
         if getattr(record, name) is None:
-            why = record.unread.get(name)
-            if why is None:
+            unread = record.unread.get(name)
+            if unread is None:
                 return "" if newer else "not read"
-            if why.reason not in nothing:
-                return why.detail or why.reason.value
+            if unread.reason not in nothing:
+                return unread.detail or unread.reason.value
     return ""
 
 
@@ -107,7 +107,7 @@ def unreported(nvml: GpuNvml, name: str, label: str, not_supported: str) -> Find
     label, not_supported
         The name of the field for people, and the sentence where the GPU does not have it.
     """
-    why = nvml.unread.get(name)
-    if why is not None and why.reason is Reason.NOT_SUPPORTED:
+    unread = nvml.unread.get(name)
+    if unread is not None and unread.reason is Reason.NOT_SUPPORTED:
         return skipped(not_supported)
-    return unknown(f"{label}: NVML did not report it" + (f" ({why.reason.value})" if why else ""))
+    return unknown(f"{label}: NVML did not report it" + (f" ({unread.reason.value})" if unread else ""))
