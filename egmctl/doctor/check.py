@@ -1,23 +1,38 @@
-"""What a check is, and what it is asked about: purposes, GPUs, NUMA nodes and expectations."""
+"""Checks: rules over a machine and a scope, and the frame that makes findings of what a rule yields."""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import NoReturn, TypeVar
 
+from egmctl.doctor.findings import Where, placed, skipped, unknown
 from egmctl.errors import UsageError
 from egmctl.facts import replay
-from egmctl.model.finding import Finding, Guard, Remedy, Status
-from egmctl.model.machine import Gpu, GpuNvml, Machine, NumaKind, Reason, Record
+from egmctl.model.finding import (
+    NODE,
+    Evidence,
+    Finding,
+    Guard,
+    Place,
+    PlaceKind,
+    Status,
+    on_gpus,
+    on_nics,
+    on_numa,
+)
+from egmctl.model.machine import Gpu, Machine, NumaKind, Unread
 from egmctl.units import printable
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """What ``--expect`` says the node has; ``None``: it does not say."""
+    """The counts that ``--expect`` states for the node; ``None`` where it states none."""
 
     gpus: int | None = None
     nics: int | None = None
@@ -61,12 +76,13 @@ class Scope:
 
 
 EVERYTHING = Scope()
-"""What is checked where the user named nothing."""
+"""The scope of a user who named nothing."""
 
 
 Judge = Callable[[Machine, Scope], Iterable[Finding]]
-Need = Callable[[Machine, Scope], Finding | None]
-"""Returns the finding of a check that does not concern this machine, or that has nothing to judge."""
+Verdicts = Iterator[Finding | Evidence]
+"""The items that a rule yields: evidence, and the findings that follow from it."""
+Rule = Callable[[Machine, Scope], Iterable[Finding | Evidence]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +92,9 @@ class Check:
     id: str
     """Stable, ``area.what``: scripts and tickets name it."""
     judge: Judge
-    """Yields at least one finding; a check that does not concern this machine yields a ``skip`` with why."""
+    """Returns at least one finding; a check that does not concern this machine returns a ``skip`` with the reason."""
     guards: tuple[Guard, ...]
-    """What is at risk where it does not pass; ``--for`` chooses by them."""
+    """The uses at risk where it does not pass; ``--for`` chooses by them."""
     sections: tuple[str, ...]
     """Sections of the machine without which the check cannot say anything: the runner answers for it then.
     (Single values in them may still be ``None``, and recorded machines hold anything that their types allow.)"""
@@ -86,82 +102,93 @@ class Check:
     """Sections that the check reads too, and can do without: what it says then is its own."""
 
 
-def needing(*needs: Need) -> Callable[[Judge], Judge]:
-    """Give a check's function its conditions: the first that is not met answers in its place."""
+def check(
+    check_id: str, *guards: Guard, sections: tuple[str, ...] = ("gpus",), wants: tuple[str, ...] = ()
+) -> Callable[[Rule], Check]:
+    """Make a check of a rule, a generator of evidence and findings.
 
-    def decorate(judge: Judge) -> Judge:
-        def check(machine: Machine, scope: Scope) -> Iterable[Finding]:
-            unmet = next((finding for need in needs if (finding := need(machine, scope)) is not None), None)
-            return judge(machine, scope) if unmet is None else (unmet,)
+    A finding gets the evidence that the rule has yielded before it. Findings that differ only in their GPUs, NUMA nodes
+    or NICs become one: a rule judges each of them by itself (:func:`about`). :func:`skip` and :func:`known` end it.
+    """
 
-        return check
+    def decorate(rule: Rule) -> Check:
+        @functools.wraps(rule)
+        def judge(machine: Machine, scope: Scope) -> tuple[Finding, ...]:
+            return _merged(machine, about(NODE, rule(machine, scope)))
+
+        return Check(check_id, judge, guards=guards, sections=sections, wants=wants)
 
     return decorate
 
 
-def passed(summary: str, **more: Any) -> Finding:
-    """It is as it should be."""
-    return Finding(status=Status.PASS, summary=summary, **more)
+class _Ended(Exception):
+    """A rule has nothing more to judge."""
+
+    def __init__(self, finding: Finding) -> None:
+        self.finding = finding
 
 
-def warned(summary: str, remedy: Remedy, **more: Any) -> Finding:
-    """It works, with harm that was measured or is documented."""
-    return Finding(status=Status.WARN, summary=summary, remedy=remedy, **more)
+def end(finding: Finding) -> NoReturn:
+    """End the check with a last finding."""
+    raise _Ended(finding)
 
 
-def noted(summary: str, **more: Any) -> Finding:
-    """It is as somebody set it up, and something does not work because of that."""
-    return Finding(status=Status.NOTE, summary=summary, **more)
+def skip(reason: str) -> NoReturn:
+    """End the check: it does not concern this machine."""
+    end(skipped(reason))
 
 
-def failed(summary: str, remedy: Remedy, **more: Any) -> Finding:
-    """It does not work."""
-    return Finding(status=Status.FAIL, summary=summary, remedy=remedy, **more)
+def known(value: T | None, sentence: str, unread: Unread | None = None) -> T:
+    """Return a value; end the check as ``unknown``, with this sentence and the reason, where it was not read."""
+    if value is None:
+        end(unknown(f"{sentence} ({unread.detail or unread.reason.value})" if unread else sentence))
+    return value
 
 
-def skipped(why: str, **more: Any) -> Finding:
-    """It does not concern this machine."""
-    return Finding(status=Status.SKIP, summary=why, **more)
+def about(where: Where, verdicts: Iterable[Finding | Evidence]) -> Iterator[Finding]:
+    """Place what a rule for one thing yields: its findings get the place, and the evidence yielded before them."""
+    place = placed(where)
+    evidence: tuple[Evidence, ...] = ()
+    try:
+        for item in verdicts:
+            if isinstance(item, Evidence):
+                evidence += (item,)
+            else:
+                item_place = place if item.place == NODE else item.place
+                yield replace(item, place=item_place, evidence=evidence + item.evidence)
+    except _Ended as ended:
+        yield replace(ended.finding, place=place, evidence=evidence)
 
 
-def unknown(why: str, **more: Any) -> Finding:
-    """It concerns this machine and is unknown."""
-    return Finding(status=Status.UNKNOWN, summary=why, **more)
+def _merged(machine: Machine, findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Join findings with the same verdict on GPUs, NUMA nodes or NICs, with the evidence of all; the gravest first."""
+    groups: dict[Hashable, list[Finding]] = {}
+    for finding in findings:
+        place = finding.place
+        joins = place.kind is not PlaceKind.PAIR and place.label
+        verdict = (finding.status, finding.summary, finding.cause, finding.remedy, finding.confidence, finding.note)
+        groups.setdefault((place.kind if joins else place, *verdict), []).append(finding)
+    merged = [_joined(machine, group) if len(group) > 1 else group[0] for group in groups.values()]
+    return tuple(sorted(merged, key=lambda finding: list(Status).index(finding.status)))
 
 
-def gap(record: Record | None, *names: str, newer: bool = False) -> str:
-    """Return why the first of these fields was not read; empty where all were, or there is no such thing to read.
-
-    Parameters
-    ----------
-    newer
-        Fields that recordings of before them do not state: there nobody could look at them.
-    """
-    nothing = {Reason.NOT_SUPPORTED, Reason.DRIVER_TOO_OLD} | ({Reason.NOT_STATED} if newer else set())
-    for name in names:
-        if record is None:
-            return "not read"
-        if getattr(record, name) is None:
-            why = record.unread.get(name)
-            if why is None:
-                return "" if newer else "not read"
-            if why.reason not in nothing:
-                return why.detail or why.reason.value
-    return ""
+def _joined(machine: Machine, group: list[Finding]) -> Finding:
+    evidence = dict.fromkeys(evidence for finding in group for evidence in finding.evidence)
+    place = _union(machine, [finding.place for finding in group])
+    return replace(group[0], place=place, evidence=tuple(evidence))
 
 
-def unreported(nvml: GpuNvml, name: str, label: str, not_supported: str) -> Finding:
-    """Return a finding on a field that NVML did not report: a skip where the GPU does not have it, else ``unknown``.
-
-    Parameters
-    ----------
-    label, not_supported
-        The name of the field for people, and the sentence where the GPU does not have it.
-    """
-    why = nvml.unread.get(name)
-    if why is not None and why.reason is Reason.NOT_SUPPORTED:
-        return skipped(not_supported)
-    return unknown(f"{label}: NVML did not report it" + (f" ({why.reason.value})" if why else ""))
+def _union(machine: Machine, places: list[Place]) -> Place:
+    ids = dict.fromkeys(place_id for place in places for place_id in place.ids)
+    match places[0].kind:
+        case PlaceKind.GPU:
+            return on_gpus(gpu for gpu in machine.gpus or () if gpu.bus_id in ids)
+        case PlaceKind.NUMA:
+            return on_numa(map(int, ids))
+        case PlaceKind.NIC:
+            return on_nics(ids)
+        case _:
+            return places[0]
 
 
 _COUNT = re.compile(r"\s*(gpus|nics|numa)\s*=\s*([0-9]{1,5})\s*", re.ASCII)

@@ -14,7 +14,8 @@ from pathlib import Path
 from egmctl import toml
 from egmctl.doctor import checks
 from egmctl.doctor.causes import explained
-from egmctl.doctor.check import Check, Scope, skipped, unknown
+from egmctl.doctor.check import Check, Scope
+from egmctl.doctor.findings import skipped, unknown
 from egmctl.errors import UsageError
 from egmctl.facts.redact import known_words
 from egmctl.model.diagnosis import Diagnosis
@@ -52,7 +53,9 @@ _ORDER = (
 def _all_checks() -> Iterator[Check]:
     areas = sorted(area.name for area in pkgutil.iter_modules(checks.__path__))
     for area in sorted(areas, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER)):
-        yield from importlib.import_module(f"{checks.__name__}.{area}").CHECKS
+        module = vars(importlib.import_module(f"{checks.__name__}.{area}"))
+        yield from module.get("CHECKS", ())
+        yield from (value for value in module.values() if isinstance(value, Check))
 
 
 CHECKS: tuple[Check, ...] = tuple(_all_checks())

@@ -7,8 +7,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from egmctl.doctor.check import Judge, Need, Scope, needing, skipped
-from egmctl.model.finding import Confidence, Evidence, Finding, Place, Remedy, on_gpus
+from egmctl.doctor.check import Scope
+from egmctl.model.finding import Confidence, Evidence, Remedy, on_gpus
 from egmctl.model.kernel_log import DriverMessage
 from egmctl.model.machine import (
     Confinement,
@@ -63,36 +63,6 @@ def coherent_gpus(machine: Machine, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
 def usable(machine: Machine, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
     """Return the GPUs that NVML lists: what is lost is told by the checks of access."""
     return tuple(gpu for gpu in gpus if gpu.nvml is not None and obstacle(machine, gpu) is None)
-
-
-def needs_coherence(reason: str = NOT_COHERENT) -> Need:
-    """Return the need of a GPU on NVLink-C2C, and the reason to skip without one."""
-    return lambda machine, _scope: None if coherent(machine) else skipped(reason)
-
-
-needs_egm_platform = needs_coherence(NOT_EGM)
-needs_grace = needs_coherence("matters on Grace only")
-
-
-def needs_gpu(machine: Machine, scope: Scope) -> Finding | None:
-    """Need a GPU in scope that NVML lists."""
-    return None if usable(machine, scope.gpus_of(machine)) else skipped(NO_GPU)
-
-
-def needs_coherent_gpu(machine: Machine, scope: Scope) -> Finding | None:
-    """Need a GPU in scope that NVML lists and that has NVLink-C2C."""
-    has_one = coherent_gpus(machine, usable(machine, scope.gpus_of(machine)))
-    return needs_gpu(machine, scope) or (None if has_one else skipped(NO_COHERENT_GPU))
-
-
-def needs_any_gpu(machine: Machine, _scope: Scope) -> Finding | None:
-    """Need a GPU on this node, in whatever state."""
-    return None if machine.gpus else skipped(NO_NVIDIA_GPU)
-
-
-def needs_domain(machine: Machine, _scope: Scope) -> Finding | None:
-    """Need a multi-node NVLink domain."""
-    return None if in_domain(machine) else skipped(NO_DOMAIN)
 
 
 def kept_away(machine: Machine) -> tuple[Gpu, ...]:
@@ -154,35 +124,6 @@ def by_value(things: Iterable[T], value: Callable[[T], K]) -> Iterator[tuple[K, 
         groups.setdefault(value(thing), []).append(thing)
     for key, members in groups.items():
         yield key, tuple(members)
-
-
-def judged(
-    things: Iterable[T], judge: Callable[[T], Finding | None], place: Callable[[Iterable[T]], Place]
-) -> Iterator[Finding]:
-    """Judge each GPU or NIC by itself; those with the same verdict share one finding, which has the evidence of all.
-
-    Parameters
-    ----------
-    judge
-        Returns the verdict, without its place; ``None`` for what the check does not concern.
-    place
-        Returns the place of those that share a finding.
-    """
-    verdicts = [(thing, verdict) for thing in things if (verdict := judge(thing)) is not None]
-    for shared, group in by_value(verdicts, lambda pair: replace(pair[1], evidence=())):
-        evidence = dict.fromkeys(evidence for _, verdict in group for evidence in verdict.evidence)
-        yield replace(shared, place=place(thing for thing, _ in group), evidence=tuple(evidence))
-
-
-def judged_by_nvml(judge: Callable[[Gpu, GpuNvml, Scope], Finding]) -> Judge:
-    """Make a check of a judgement of one GPU by what NVML says of it."""
-
-    @needing(needs_gpu)
-    def check(machine: Machine, scope: Scope) -> Iterator[Finding]:
-        gpus = usable(machine, scope.gpus_of(machine))
-        return judged(gpus, lambda gpu: judge(gpu, gpu.nvml, scope) if gpu.nvml else None, on_gpus)
-
-    return check
 
 
 def loss(machine: Machine, gpu: Gpu) -> Block | None:

@@ -14,6 +14,7 @@ fixed ones."""
 
 CAPABILITIES = {
     "NET_ADMIN": 12,
+    "IPC_LOCK": 14,
     "SYS_PTRACE": 19,
     "SYS_ADMIN": 21,
     "SYS_NICE": 23,

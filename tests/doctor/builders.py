@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from egmctl.doctor.check import EVERYTHING, Check, Scope, failed, passed, skipped, unknown, warned
+from egmctl.doctor.check import EVERYTHING, Check, Scope
+from egmctl.doctor.findings import failed, passed, skipped, unknown, warned
 from egmctl.doctor.runner import diagnose
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Remedy, on_gpus
@@ -29,11 +30,12 @@ def broken(check_id: str, error: Exception) -> Check:
 def diagnosis(
     *checks: Check, machine: Machine | None = None, scope: Scope = EVERYTHING, strict: bool = False
 ) -> Diagnosis:
-    """What these checks say of a machine."""
+    """Return the diagnosis of a machine by these checks."""
     return diagnose(machine or shipped("gb200-tray"), scope, checks, strict=strict)
 
 
-GPUS = shipped("gb200-tray").gpus or ()
+NODE_MACHINE = shipped("gb200-tray")
+GPUS = NODE_MACHINE.gpus or ()
 
 DENIED = failed(
     "the device cgroup denies /dev/nvidia3",

@@ -65,10 +65,10 @@ def tried(machine: Machine) -> tuple[Probe, ...]:
 
 def logged(line: str) -> Machine:
     """The healthy machine, whose kernel logged a line ten minutes ago."""
-    found = event(400.0, line)
-    assert found is not None
+    logged_event = event(400.0, line)
+    assert logged_event is not None
     assert healthy().kernel_log is not None
-    return patched(healthy(), "kernel_log", events=(found,))
+    return patched(healthy(), "kernel_log", events=(logged_event,))
 
 
 def healthy() -> Machine:
@@ -189,7 +189,7 @@ def _areas() -> list[ModuleType]:
 
 _NONE: dict[str, Any] = dict.fromkeys(set(field_types(NvLinkCounters)) - {"unread", "fec_history"}, 0)
 NO_NVLINK_ERRORS = NvLinkCounters(**_NONE, fec_history=(10**12, 10**6, *[0] * 14))
-"""Of a link of NVLink 5: forward error correction has something to do on every one."""
+"""Counters of a healthy NVLink 5: forward error correction has something to do on every link."""
 
 HEALTHY_FABRIC = {
     "degraded_bandwidth": "false",
@@ -211,7 +211,7 @@ def excluded() -> Machine:
 
 
 def no_control_node() -> Machine:
-    """What a denied nvidiactl looks like on H200: NVML and CUDA find nothing."""
+    """Return a machine with a denied nvidiactl, as seen on H200: NVML and CUDA list nothing."""
     return patched(patched(healthy(), "gpus[*]", nvml=None, cuda=None), "driver.nodes[0]", access="EPERM")
 
 
@@ -446,7 +446,7 @@ PASSES: Mapping[str, Callable[[], Machine]] = {
     "kernel.sxid": lambda: patched(with_switches(), "", kernel_log=healthy().kernel_log),
     "pcie.iommu": lambda: patched(weak_switch(), "system", iommu_domains={}),
 }
-"""Of checks that do not concern the healthy machine: one that passes."""
+"""By check that does not concern the healthy machine: a machine that passes."""
 
 ONLY_TOLD = frozenset(
     {"egm.platform", "ipc.ipc-namespace", "ipc.pid-namespace", "mps.env", "ns.container", "numa.page-size", "rdma.ofed"}

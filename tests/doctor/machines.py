@@ -58,11 +58,11 @@ def with_gpu_denied(machine: Machine, *indices: int, access: str = "EPERM") -> M
     As measured on H200 under a device cgroup: NVML and CUDA list the others only, ``/proc/driver/nvidia/gpus`` and
     sysfs still all, and NVML's indices shift.
     """
-    seen = [gpu for gpu in machine.gpus or () if gpu.index not in indices]
+    visible = [gpu for gpu in machine.gpus or () if gpu.index not in indices]
     denied = [gpu for gpu in machine.gpus or () if gpu.index in indices]
     assert len(denied) == len(set(indices))
     gpus: list[Gpu] = []
-    for index, gpu in enumerate([*seen, *denied]):
+    for index, gpu in enumerate([*visible, *denied]):
         values: dict[str, Any] = {"index": index}
         if gpu in denied:
             assert gpu.node is not None

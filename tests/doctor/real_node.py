@@ -69,8 +69,8 @@ class Node:
             if name != "status":
                 (own / name).symlink_to(f"/proc/self/{name}")
         lines = Path("/proc/self/status").read_text().splitlines()
-        told = [f"Mems_allowed_list:\t{nodes}" if line.startswith("Mems_allowed_list") else line for line in lines]
-        (own / "status").write_text("\n".join(told) + "\n")
+        changed = [f"Mems_allowed_list:\t{nodes}" if line.startswith("Mems_allowed_list") else line for line in lines]
+        (own / "status").write_text("\n".join(changed) + "\n")
 
     def _make(self, path: Path, numbers: int) -> None:
         os.mknod(path, stat.S_IFCHR, numbers)
@@ -144,5 +144,5 @@ def hgx_node(machine: str = "hgx-h200x4") -> Iterator[Node]:
 
 
 def evidence(finding: dict[str, Any]) -> dict[str, str]:
-    """Return what was seen, by where."""
-    return {seen["source"]: seen["value"] for seen in finding["evidence"]}
+    """Return what was item, by where."""
+    return {item["source"]: item["value"] for item in finding["evidence"]}

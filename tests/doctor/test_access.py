@@ -64,8 +64,8 @@ def values(finding: Finding) -> dict[str, str]:
 
 class TestSeverity:
     def test_nothing_denied(self) -> None:
-        found = run_one(CGROUP, HGX)
-        assert (found.status, found.summary, found.place.label) == (
+        finding = run_one(CGROUP, HGX)
+        assert (finding.status, finding.summary, finding.place.label) == (
             Status.PASS,
             "the device cgroup denies no GPU",
             "GPU0-3",
@@ -73,22 +73,22 @@ class TestSeverity:
 
     def test_a_share_of_a_node_is_no_fault(self) -> None:
         denied = bus_id(HGX, 1)
-        found = run_one(CGROUP, with_gpu_denied(HGX, 1))
-        assert found.status is Status.NOTE
-        assert found.summary == "the device cgroup denies /dev/nvidia1"
-        assert "normal for a partial allocation" in found.note
-        assert "GPU0-2 cannot import memory of GPU3 by legacy, descriptor, pool or fabric handle" in found.note
-        assert found.place.ids == (denied,)
-        (access,) = [evidence for evidence in found.evidence if evidence.source == "access(/dev/nvidia1)"]
+        finding = run_one(CGROUP, with_gpu_denied(HGX, 1))
+        assert finding.status is Status.NOTE
+        assert finding.summary == "the device cgroup denies /dev/nvidia1"
+        assert "normal for a partial allocation" in finding.note
+        assert "GPU0-2 cannot import memory of GPU3 by legacy, descriptor, pool or fabric handle" in finding.note
+        assert finding.place.ids == (denied,)
+        (access,) = [evidence for evidence in finding.evidence if evidence.source == "access(/dev/nvidia1)"]
         assert (access.value, access.errno) == ("EPERM", "EPERM")
 
     def test_a_gpu_that_was_asked_for_is_a_fault(self) -> None:
         denied = bus_id(HGX, 1)
-        found = run_one(CGROUP, with_gpu_denied(HGX, 1), Scope(gpus=(denied,)))
-        assert found.status is Status.FAIL
-        assert found.summary == "the device cgroup denies /dev/nvidia1, but GPU3 is required (--gpus, --expect)"
-        assert found.remedy is not None
-        assert "CUDA_VISIBLE_DEVICES" in found.remedy.text
+        finding = run_one(CGROUP, with_gpu_denied(HGX, 1), Scope(gpus=(denied,)))
+        assert finding.status is Status.FAIL
+        assert finding.summary == "the device cgroup denies /dev/nvidia1, but GPU3 is required (--gpus, --expect)"
+        assert finding.remedy is not None
+        assert "CUDA_VISIBLE_DEVICES" in finding.remedy.text
 
     def test_another_gpu_that_was_asked_for_is_none(self) -> None:
         scope = Scope(gpus=(bus_id(HGX, 0),))
@@ -107,16 +107,16 @@ class TestSeverity:
         assert run_one(CGROUP, with_gpu_denied(HGX, 1), Scope(expectation=expectation)).status is status
 
     def test_an_egm_node_that_keeps_an_owner_warns(self) -> None:
-        found = run_one(CGROUP, with_gpu_denied(NVL4, 3))
-        assert found.status is Status.WARN
-        assert found.summary == "the device cgroup denies /dev/nvidia3: EGM to NUMA 1 has fewer GPUs to go through"
-        assert values(found)["GPUs of each NUMA node"] == "NUMA 0: GPU0-1; NUMA 1: GPU2, GPU3 blocked"
+        finding = run_one(CGROUP, with_gpu_denied(NVL4, 3))
+        assert finding.status is Status.WARN
+        assert finding.summary == "the device cgroup denies /dev/nvidia3: EGM to NUMA 1 has fewer GPUs to go through"
+        assert values(finding)["GPUs of each NUMA node"] == "NUMA 0: GPU0-1; NUMA 1: GPU2, GPU3 blocked"
 
     @pytest.mark.parametrize("machine", [with_gpu_denied(NVL4, 2, 3), with_gpu_denied(GH200X4, 1)])
     def test_an_egm_node_without_an_owner_fails(self, machine: Machine) -> None:
-        found = run_one(CGROUP, machine)
-        assert found.status is Status.FAIL
-        assert found.summary.endswith("EGM to NUMA 1 has no GPU left to go through")
+        finding = run_one(CGROUP, machine)
+        assert finding.status is Status.FAIL
+        assert finding.summary.endswith("EGM to NUMA 1 has no GPU left to go through")
 
     def test_nodes_out_of_scope_do_not_count(self) -> None:
         assert run_one(CGROUP, with_gpu_denied(GH200X4, 1), Scope(numa=(0,))).status is Status.NOTE
@@ -131,31 +131,31 @@ class TestSeverity:
 
     def test_a_hidden_gpu_passes_and_says_why(self) -> None:
         machine = patched(HGX, "process", environment={"CUDA_VISIBLE_DEVICES": "0"})
-        found = run_one(CGROUP, machine, Scope(gpus=(bus_id(HGX, 1),)))
-        assert found.status is Status.PASS
-        assert "EGM routes over them stay" in found.note
+        finding = run_one(CGROUP, machine, Scope(gpus=(bus_id(HGX, 1),)))
+        assert finding.status is Status.PASS
+        assert "EGM routes over them stay" in finding.note
 
     def test_nvidiactl_denied_too_is_a_container_that_lost_its_rules(self) -> None:
         machine = with_gpu_denied(HGX, 0, 1, 2, 3)
         node = DeviceNode(path="/dev/nvidiactl", exists=True, major=195, minor=255, access="EPERM")
-        found = run_one(CGROUP, patched(machine, "driver", nodes=(node,)))
-        assert found.status is Status.FAIL
-        assert found.remedy is not None
-        assert "create-dev-char-symlinks" in found.remedy.text
+        finding = run_one(CGROUP, patched(machine, "driver", nodes=(node,)))
+        assert finding.status is Status.FAIL
+        assert finding.remedy is not None
+        assert "create-dev-char-symlinks" in finding.remedy.text
 
     def test_the_rules_of_version_1_are_shown_and_not_believed(self) -> None:
         machine = in_cgroup(with_gpu_denied(HGX, 1), "/job", version=1)
         machine = patched(machine, "confinement", device_rules=("a *:* rwm",))
-        found = run_one(CGROUP, machine)
-        assert values(found)["devices.list (a hint only)"] == "a *:* rwm"
-        assert found.summary == "the device cgroup denies /dev/nvidia1"
+        finding = run_one(CGROUP, machine)
+        assert values(finding)["devices.list (a hint only)"] == "a *:* rwm"
+        assert finding.summary == "the device cgroup denies /dev/nvidia1"
 
     def test_of_another_process_only_root_can_tell(self) -> None:
         untold = {"node": Unread(reason=Reason.NO_PERMISSION, detail="only root can join it")}
         machine = patched(patched(HGX, "gpus[*]", node=None, unread=untold), "process", pid=42)
-        found = run_one(CGROUP, machine)
-        assert found.status is Status.UNKNOWN
-        assert found.summary == "whether process 42 may use its GPUs: only root can look from inside of its cgroup"
+        finding = run_one(CGROUP, machine)
+        assert finding.status is Status.UNKNOWN
+        assert finding.summary == "whether process 42 may use its GPUs: only root can look from inside of its cgroup"
 
     def test_what_nvml_lists_says_nothing_of_another_process(self) -> None:
         machine = patched(patched(HGX, "gpus[1].node", access="EPERM"), "process", pid=42)
@@ -178,17 +178,17 @@ class TestSeverity:
     def test_an_access_that_cannot_be_told_is_neither_a_pass_nor_a_denial(self, access: str | None) -> None:
         unread = {} if access else {"access": Unread(reason=Reason.FAILED, detail="/dev/nvidia1: ELOOP")}
         machine = patched(patched(HGX, "gpus[1].node", access=access, unread=unread), "process", pid=42)
-        found = run(CGROUP, machine)
+        findings = run(CGROUP, machine)
         why = "/dev/nvidia1: ELOOP" if unread else f"/dev/nvidia1: access(2) answers {access}"
-        assert (found[0].status, found[0].place.ids) == (Status.UNKNOWN, (bus_id(HGX, 1),))
-        assert found[0].summary == f"whether these GPUs are accessible is unknown: {why}"
+        assert (findings[0].status, findings[0].place.ids) == (Status.UNKNOWN, (bus_id(HGX, 1),))
+        assert findings[0].summary == f"whether these GPUs are accessible is unknown: {why}"
 
     def test_root_that_could_not_look_says_why(self) -> None:
         untold = {"node": Unread(reason=Reason.FAILED, detail="/proc/42: the child in its cgroup crashed")}
         machine = patched(patched(HGX, "gpus[*]", node=None, unread=untold), "process", pid=42)
-        found = run_one(CGROUP, machine)
+        finding = run_one(CGROUP, machine)
         assert (
-            found.summary == "whether these GPUs are accessible is unknown: /proc/42: the child in its cgroup crashed"
+            finding.summary == "whether these GPUs are accessible is unknown: /proc/42: the child in its cgroup crashed"
         )
 
 
@@ -214,9 +214,9 @@ class TestWhoSetIt:
         self, path: str, program: str | None, at: str | None, cause: str, confidence: str
     ) -> None:
         machine = in_cgroup(with_gpu_denied(HGX, 1), path, program=program, at=at)
-        found = run_one(CGROUP, machine)
-        assert found.cause.startswith(f"set by {cause} (")
-        assert found.confidence is Confidence(confidence)
+        finding = run_one(CGROUP, machine)
+        assert finding.cause.startswith(f"set by {cause} (")
+        assert finding.confidence is Confidence(confidence)
 
     def test_slurm_of_version_1_binds_gpus_to_tasks_where_the_job_says_so(self) -> None:
         path = "/slurm/uid_1000/job_42/step_0/task_3"
@@ -247,10 +247,10 @@ class TestWhoSetIt:
     ) -> None:
         machine = with_gpu_denied(HGX, *denied)
         machine = in_cgroup(machine, JOB, program=program, at=JOB)
-        found = run_one(CGROUP, patched(machine, "process", environment={"SLURM_JOB_ID": "42", **environment}))
-        assert found.cause.startswith(f"set by Slurm for {cause} (")
-        assert found.remedy is not None
-        assert remedy in found.remedy.text
+        finding = run_one(CGROUP, patched(machine, "process", environment={"SLURM_JOB_ID": "42", **environment}))
+        assert finding.cause.startswith(f"set by Slurm for {cause} (")
+        assert finding.remedy is not None
+        assert remedy in finding.remedy.text
 
     def test_the_remedy_is_the_managers(self) -> None:
         asked = Scope(gpus=(bus_id(HGX, 1),))
@@ -280,11 +280,11 @@ class TestWhoSetIt:
         asked = Scope(gpus=(bus_id(HGX, 1),))
         assert run_one(CGROUP, machine, asked).cause == f"owner unknown; the cgroup is /system.slice/{unit}"
         file = DeviceUnit(unit=unit, file=f"/etc/systemd/system/{unit}", settings=(setting,))
-        found = run_one(CGROUP, patched(machine, "confinement", device_units=(file,)), asked)
-        assert found.cause == f"set by systemd for {unit} (/etc/systemd/system/{unit}: {setting})"
-        assert found.remedy is not None
-        assert "DevicePolicy=auto" in found.remedy.text
-        assert found.remedy.command == command
+        finding = run_one(CGROUP, patched(machine, "confinement", device_units=(file,)), asked)
+        assert finding.cause == f"set by systemd for {unit} (/etc/systemd/system/{unit}: {setting})"
+        assert finding.remedy is not None
+        assert "DevicePolicy=auto" in finding.remedy.text
+        assert finding.remedy.command == command
 
     def test_a_policy_that_limits_nothing_is_no_sign(self) -> None:
         machine = in_cgroup(with_gpu_denied(HGX, 1), "/system.slice/train.service")
@@ -327,27 +327,27 @@ class TestNodesMissing:
 
     def test_on_a_host_it_was_not_made(self) -> None:
         host = patched(with_gpu_denied(HGX, 1, access="ENOENT"), "process", container_signs=())
-        found = run_one(NODES, host)
-        assert (found.status, found.summary) == (Status.FAIL, "there is no device node: /dev/nvidia1")
-        assert found.remedy is not None
-        assert found.remedy.command == "nvidia-modprobe -c 1"
+        finding = run_one(NODES, host)
+        assert (finding.status, finding.summary) == (Status.FAIL, "there is no device node: /dev/nvidia1")
+        assert finding.remedy is not None
+        assert finding.remedy.command == "nvidia-modprobe -c 1"
 
     @pytest.mark.parametrize(("scope", "status"), [(EVERYTHING, Status.NOTE), (Scope(gpus=("x",)), Status.FAIL)])
     def test_in_a_container_it_was_not_given(self, scope: Scope, status: Status) -> None:
         if scope.gpus:
             scope = Scope(gpus=(bus_id(HGX, 1),))
         machine = patched(with_gpu_denied(HGX, 1, access="ENOENT"), "process", container_signs=("/.dockerenv",))
-        found = run_one(NODES, machine, scope)
-        assert found.status is status
-        assert found.summary.startswith("this container was not given /dev/nvidia1")
-        assert found.confidence is Confidence.MEDIUM
+        finding = run_one(NODES, machine, scope)
+        assert finding.status is status
+        assert finding.summary.startswith("this container was not given /dev/nvidia1")
+        assert finding.confidence is Confidence.MEDIUM
 
     def test_nodes_mounted_one_by_one_are_a_container_too(self) -> None:
         machine = patched(with_gpu_denied(HGX, 1, access="ENOENT"), "process", container_signs=())
         mount = Mount(path="/dev/nvidia0", kind="devtmpfs", options=("ro", "nosuid"))
-        found = run_one(NODES, dataclasses.replace(machine, confinement=Confinement(mounts=(mount,))))
-        assert found.status is Status.NOTE
-        assert values(found)["/proc/self/mountinfo"] == "/dev/nvidia0"
+        finding = run_one(NODES, dataclasses.replace(machine, confinement=Confinement(mounts=(mount,))))
+        assert finding.status is Status.NOTE
+        assert values(finding)["/proc/self/mountinfo"] == "/dev/nvidia0"
 
     def test_enroot_says_so_itself(self) -> None:
         machine = patched(
@@ -356,10 +356,10 @@ class TestNodesMissing:
             container_signs=("overlay root",),
             environment={"ENROOT_RESTRICT_DEV": "y", "NVIDIA_VISIBLE_DEVICES": "0"},
         )
-        found = run_one(NODES, machine, Scope(gpus=(bus_id(HGX, 1),)))
-        assert found.cause == "enroot passes in only the requested device nodes; NVIDIA_VISIBLE_DEVICES=0"
-        assert found.remedy is not None
-        assert "ENROOT_RESTRICT_DEV" in found.remedy.text
+        finding = run_one(NODES, machine, Scope(gpus=(bus_id(HGX, 1),)))
+        assert finding.cause == "enroot passes in only the requested device nodes; NVIDIA_VISIBLE_DEVICES=0"
+        assert finding.remedy is not None
+        assert "ENROOT_RESTRICT_DEV" in finding.remedy.text
 
     def test_an_egm_node_that_loses_its_owner_fails_here_too(self) -> None:
         machine = patched(with_gpu_denied(GH200X4, 1, access="ENOENT"), "process", container_signs=("/.dockerenv",))
@@ -369,8 +369,8 @@ class TestNodesMissing:
         """As libnvidia-container's legacy mode does: then nothing tells the minor."""
         hidden = {"node": Unread(reason=Reason.NOT_PRESENT), "nvml": Unread(reason=Reason.NOT_PRESENT)}
         machine = patched(HGX, "gpus[1]", proc=None, node=None, nvml=None, cuda=None, unread=hidden)
-        found = run_one(NODES, patched(machine, "process", container_signs=("tmpfs /proc/driver/nvidia",)))
-        assert found.summary == f"this container was not given {bus_id(HGX, 1)}"
+        finding = run_one(NODES, patched(machine, "process", container_signs=("tmpfs /proc/driver/nvidia",)))
+        assert finding.summary == f"this container was not given {bus_id(HGX, 1)}"
 
     def test_a_node_that_nvml_made_meanwhile_is_not_missed(self) -> None:
         assert HGX.gpus is not None

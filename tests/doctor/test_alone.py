@@ -44,7 +44,7 @@ ALONE: Mapping[str, Fault] = {
     "pcie.acs": Fault(lambda: patched(weak_switch(), "system", iommu_domains={})),
     "pcie.iommu": Fault(lambda: patched(weak_switch(), "system.bridges[*]", acs_control=0)),
 }
-"""In place of the machine of ``faults()``, where that one has what other checks see too."""
+"""Machines that replace those of ``faults()``, where other checks see that fault too."""
 
 ALSO_SEEN: Mapping[str, tuple[set[str], str]] = {
     "drv.nouveau": (
@@ -66,7 +66,9 @@ ALSO_SEEN: Mapping[str, tuple[set[str], str]] = {
 
 def told(fault: Fault, without: str = "") -> tuple[Finding, ...]:
     checks = [check for check in CHECKS if check.id != without]
-    return tuple(one for one in diagnose(fault.machine(), fault.scope, checks).findings if one.status in TOLD)
+    return tuple(
+        finding for finding in diagnose(fault.machine(), fault.scope, checks).findings if finding.status in TOLD
+    )
 
 
 @pytest.mark.parametrize("check", [check.id for check in CHECKS if check.id not in ONLY_TOLD])

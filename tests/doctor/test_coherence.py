@@ -27,8 +27,8 @@ def station() -> Machine:
 
 class TestCardOnPcieBesideCoherentGpus:
     def test_the_machine_has_no_fault(self, station: Machine) -> None:
-        found = diagnose(station, EVERYTHING, CHECKS).findings
-        problems = [(f.check, f.place.label, f.summary) for f in found if f.status in (Status.FAIL, Status.WARN)]
+        findings = diagnose(station, EVERYTHING, CHECKS).findings
+        problems = [(f.check, f.place.label, f.summary) for f in findings if f.status in (Status.FAIL, Status.WARN)]
         assert problems == []
 
     @pytest.mark.parametrize("check", ["egm.capability", "egm.preconditions", "numa.mode", "c2c.link"])
@@ -45,7 +45,7 @@ class TestCardOnPcieBesideCoherentGpus:
 
     def test_a_card_whose_node_the_firmware_leaves_out_costs_no_egm(self, station: Machine) -> None:
         machine = patched(station, "gpus[4].pci", numa_node=-1)
-        assert run_one("numa.gpu-affinity", machine).status is Status.WARN
+        assert run("numa.gpu-affinity", machine)[0].status is Status.WARN
         assert run("numa.gpu-affinity", patched(machine, "gpus[1].pci", numa_node=-1))[0].status is Status.FAIL
 
     def test_the_card_owns_no_egm(self, station: Machine) -> None:
@@ -91,8 +91,8 @@ def cdmm(**driver: Any) -> Machine:
 
 class TestWhatCdmmTakesAway:
     def test_it_is_no_fault_and_says_what_does_not_work(self) -> None:
-        found = run_one("numa.mode", cdmm())
-        assert (found.status, "GDRCopy" in found.note, "mbind" in found.note) == (Status.PASS, True, True)
+        finding = run_one("numa.mode", cdmm())
+        assert (finding.status, "GDRCopy" in finding.note, "mbind" in finding.note) == (Status.PASS, True, True)
         assert run_one("numa.auto-online", cdmm()).status is Status.SKIP
 
     def test_without_its_parameters_nothing_is_a_pass(self) -> None:

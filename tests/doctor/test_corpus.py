@@ -1,4 +1,4 @@
-"""What ``egmctl doctor --machine`` says of every machine of the corpus, byte for byte, and that the corpus is enough.
+"""The output of ``egmctl doctor --machine`` for every machine of the corpus, byte for byte; the corpus is complete.
 
 Findings of every check are held by rules: tests/properties/test_text_and_json.py and tests/doctor/test_faults.py.
 

@@ -32,16 +32,16 @@ class TestPermissions:
     def test_mode_bits(self) -> None:
         machine = as_user(with_gpu_denied(HGX, 1, access="EACCES"), 1000)
         machine = patched(machine, "gpus[3].node", mode=0o660, uid=0, gid=44)
-        found = run_one(PERMISSIONS, machine)
-        assert (found.status, found.summary) == (Status.FAIL, "this user may not open the device nodes")
-        assert found.cause.startswith("the mode bits (mode 0660, uid 0, gid 44) or a security module deny uid 1000")
-        assert [(seen.value, seen.errno) for seen in found.evidence] == [("EACCES", "EACCES")]
+        finding = run_one(PERMISSIONS, machine)
+        assert (finding.status, finding.summary) == (Status.FAIL, "this user may not open the device nodes")
+        assert finding.cause.startswith("the mode bits (mode 0660, uid 0, gid 44) or a security module deny uid 1000")
+        assert [(item.value, item.errno) for item in finding.evidence] == [("EACCES", "EACCES")]
 
     def test_root_is_stopped_by_a_security_module_only(self) -> None:
-        found = run_one(PERMISSIONS, as_user(with_gpu_denied(HGX, 1, access="EACCES"), 0))
-        assert "security module" in found.cause
-        assert found.remedy is not None
-        assert found.remedy.command == "ausearch -m avc -ts recent"
+        finding = run_one(PERMISSIONS, as_user(with_gpu_denied(HGX, 1, access="EACCES"), 0))
+        assert "security module" in finding.cause
+        assert finding.remedy is not None
+        assert finding.remedy.command == "ausearch -m avc -ts recent"
 
     def test_a_user_namespace_does_not_know_the_owner(self) -> None:
         machine = as_user(with_gpu_denied(HGX, 1, access="EACCES"), 0, uid_map=((0, 1000, 1),))
@@ -55,17 +55,17 @@ class TestPermissions:
     def test_nodev(self) -> None:
         machine = patched(not_listed(HGX, 1), "gpus[1].node", nodev=True)
         mount = Mount(path="/dev", kind="tmpfs", options=("rw", "nodev"))
-        found = run_one(PERMISSIONS, dataclasses.replace(machine, confinement=Confinement(mounts=(mount,))))
-        assert found.status is Status.FAIL
-        assert "nodev" in found.summary
-        assert found.evidence[-1].value == "/dev tmpfs rw,nodev"
+        finding = run_one(PERMISSIONS, dataclasses.replace(machine, confinement=Confinement(mounts=(mount,))))
+        assert finding.status is Status.FAIL
+        assert "nodev" in finding.summary
+        assert finding.evidence[-1].value == "/dev tmpfs rw,nodev"
         (count,) = run("dev.count-consistency", machine)
         assert count.status is Status.NOTE, "it is explained"
 
     @pytest.mark.parametrize("numbers", [{"major": 236}, {"minor": 7}])
     def test_a_node_with_the_numbers_of_another_device(self, numbers: dict[str, int]) -> None:
-        found = run_one(PERMISSIONS, patched(not_listed(HGX, 1), "gpus[1].node", **numbers))
-        assert (found.status, found.summary) == (
+        finding = run_one(PERMISSIONS, patched(not_listed(HGX, 1), "gpus[1].node", **numbers))
+        assert (finding.status, finding.summary) == (
             Status.FAIL,
             "the device nodes have the numbers of other devices",
         )
@@ -95,43 +95,43 @@ class TestControlNodes:
 
     @pytest.mark.parametrize("name", ["nvidiactl", "nvidia-uvm"])
     def test_denied(self, name: str) -> None:
-        found = run_one(CONTROL, with_control(HGX, name, "EPERM"))
-        assert found.status is Status.FAIL
-        assert found.summary.startswith(f"the device cgroup denies /dev/{name}")
+        finding = run_one(CONTROL, with_control(HGX, name, "EPERM"))
+        assert finding.status is Status.FAIL
+        assert finding.summary.startswith(f"the device cgroup denies /dev/{name}")
 
     def test_of_a_container_that_brings_only_utility(self) -> None:
         machine = patched(HGX, "process", environment={"NVIDIA_DRIVER_CAPABILITIES": "utility"})
-        found = run_one(CONTROL, with_control(machine, "nvidia-uvm", "ENOENT"))
-        assert found.status is Status.FAIL
-        assert found.cause == "NVIDIA_DRIVER_CAPABILITIES is utility"
+        finding = run_one(CONTROL, with_control(machine, "nvidia-uvm", "ENOENT"))
+        assert finding.status is Status.FAIL
+        assert finding.cause == "NVIDIA_DRIVER_CAPABILITIES is utility"
 
     def test_on_a_host_cuda_makes_nvidia_uvm_when_it_needs_it(self) -> None:
         machine = patched(HGX, "process", container_signs=())
-        found = run_one(CONTROL, with_control(machine, "nvidia-uvm", "ENOENT"))
-        assert found.status is Status.PASS
-        assert found.note.startswith("/dev/nvidia-uvm: not there")
+        finding = run_one(CONTROL, with_control(machine, "nvidia-uvm", "ENOENT"))
+        assert finding.status is Status.PASS
+        assert finding.note.startswith("/dev/nvidia-uvm: not there")
 
     def test_nvidiactl_that_nothing_made(self) -> None:
         machine = patched(patched(HGX, "process", container_signs=()), "gpus[*]", nvml=None)
         assert run_one(CONTROL, with_control(machine, "nvidiactl", "ENOENT")).status is Status.FAIL
 
     def test_mode_bits(self) -> None:
-        found = run_one(CONTROL, with_control(HGX, "nvidiactl", "EACCES"))
-        assert (found.status, found.summary) == (Status.FAIL, "this user may not open /dev/nvidiactl")
+        finding = run_one(CONTROL, with_control(HGX, "nvidiactl", "EACCES"))
+        assert (finding.status, finding.summary) == (Status.FAIL, "this user may not open /dev/nvidiactl")
 
     def test_nvidia_uvm_tools_is_for_profilers_only(self) -> None:
         assert run_one(CONTROL, with_control(HGX, "nvidia-uvm-tools", "EPERM")).status is Status.PASS
 
     def test_mig_needs_the_caps(self) -> None:
         denied = with_control(HGX, "nvidia-cap1", "EPERM")
-        assert [found.status for found in run(CONTROL, denied)] == [Status.PASS]
+        assert [finding.status for finding in run(CONTROL, denied)] == [Status.PASS]
         mig = patched(denied, "gpus[0].nvml", mig_mode=True)
-        assert [found.status for found in run(CONTROL, mig)] == [Status.PASS, Status.FAIL]
+        assert [finding.status for finding in run(CONTROL, mig)] == [Status.FAIL, Status.PASS]
 
     def test_not_looked_at(self) -> None:
         unread = {"nodes": Unread(reason=Reason.NOT_STATED)}
-        found = run_one(CONTROL, patched(HGX, "driver", nodes=None, unread=unread))
-        assert found.summary == "the driver's device nodes were not read (not-stated)"
+        finding = run_one(CONTROL, patched(HGX, "driver", nodes=None, unread=unread))
+        assert finding.summary == "the driver's device nodes were not read (not-stated)"
 
     def test_of_another_process(self) -> None:
         untold = DeviceNode(path="/dev/nvidiactl", exists=True, access=None)
@@ -155,9 +155,9 @@ class TestControlNodes:
         majors = (HGX.driver and HGX.driver.majors) or {}
         uvm = {"major": majors["nvidia-uvm"], "minor": 0}
         good = {"major": 195, "minor": 255} if name == "nvidiactl" else uvm
-        found = run_one(CONTROL, with_control(HGX, name, "ok", **good | changes))
-        assert found.status is Status.FAIL
-        assert f"/dev/{name} {words}" in found.summary
+        finding = run_one(CONTROL, with_control(HGX, name, "ok", **good | changes))
+        assert finding.status is Status.FAIL
+        assert f"/dev/{name} {words}" in finding.summary
 
     def test_what_a_library_has_opened_is_open(self) -> None:
         """nvidia-modprobe mends modes while NVML starts: access(2) was asked before."""

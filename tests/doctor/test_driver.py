@@ -11,18 +11,18 @@ NODE = shipped("gb200-nvl72")
 class TestVersions:
     def test_the_same_everywhere(self) -> None:
         machine = patched(NODE, "driver", module_version="580.159.04", driver_version="580.159.04")
-        found = run_one("drv.versions", machine)
-        assert (found.status, found.summary) == (Status.PASS, "kernel module and libraries are both 580.159.04")
+        finding = run_one("drv.versions", machine)
+        assert (finding.status, finding.summary) == (Status.PASS, "kernel module and libraries are both 580.159.04")
 
     def test_libraries_of_another_version(self) -> None:
         machine = patched(NODE, "driver", module_version="580.159.04", driver_version="575.57.08")
-        found = run_one("drv.versions", machine)
-        assert (found.status, found.summary) == (
+        finding = run_one("drv.versions", machine)
+        assert (finding.status, finding.summary) == (
             Status.FAIL,
             "the kernel module is 580.159.04, the libraries are 575.57.08",
         )
-        assert found.remedy is not None
-        assert found.remedy.needs_root
+        assert finding.remedy is not None
+        assert finding.remedy.needs_root
 
     def test_nvml_that_refuses_to_start(self) -> None:
         error = "NVML_ERROR_LIB_RM_VERSION_MISMATCH"

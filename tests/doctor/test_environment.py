@@ -24,9 +24,9 @@ class TestVisibleDevices:
 
     @pytest.mark.parametrize("value", ["0", "0,3", "3,2,1,0", ""])
     def test_choosing_with_it_passes_and_says_why(self, value: str) -> None:
-        found = run_one(VISIBLE, with_variables(CUDA_VISIBLE_DEVICES=value))
-        assert found.status is Status.PASS
-        assert "to choose GPUs where EGM matters" in found.note
+        finding = run_one(VISIBLE, with_variables(CUDA_VISIBLE_DEVICES=value))
+        assert finding.status is Status.PASS
+        assert "to choose GPUs where EGM matters" in finding.note
 
     def test_by_uuid(self) -> None:
         machine = patched(HGX, "gpus[0].nvml", uuid="GPU-11111111-2222-3333-4444-555555555555")
@@ -42,16 +42,16 @@ class TestVisibleDevices:
         ],
     )
     def test_what_is_not_there(self, value: str, words: str) -> None:
-        found = run_one(VISIBLE, with_variables(CUDA_VISIBLE_DEVICES=value))
-        assert found.status is Status.WARN
-        assert words in found.summary
+        finding = run_one(VISIBLE, with_variables(CUDA_VISIBLE_DEVICES=value))
+        assert finding.status is Status.WARN
+        assert words in finding.summary
 
     def test_numbers_count_what_the_cgroup_left(self) -> None:
         denied = with_gpu_denied(HGX, 0)
         assert run_one(VISIBLE, with_variables(denied, CUDA_VISIBLE_DEVICES="2")).status is Status.PASS
-        found = run_one(VISIBLE, with_variables(denied, CUDA_VISIBLE_DEVICES="3"))
-        assert found.status is Status.WARN
-        assert found.cause == "3 GPUs can be used from here; numbers count those only, not the node's"
+        finding = run_one(VISIBLE, with_variables(denied, CUDA_VISIBLE_DEVICES="3"))
+        assert finding.status is Status.WARN
+        assert finding.cause == "3 GPUs can be used from here; numbers count those only, not the node's"
 
     def test_of_a_process_that_is_not_ours(self) -> None:
         assert run_one(VISIBLE, patched(HGX, "process", environment=None)).status is Status.UNKNOWN
@@ -63,23 +63,23 @@ class TestBadEnvironment:
         assert run_one(BAD, harmless).status is Status.PASS
 
     def test_each_variable_is_a_warning(self) -> None:
-        found = run(BAD, with_variables(NCCL_P2P_DISABLE="1", CUDA_LAUNCH_BLOCKING="1"))
-        assert [one.status for one in found] == [Status.WARN, Status.WARN]
-        assert {one.remedy.command for one in found if one.remedy} == {
+        findings = run(BAD, with_variables(NCCL_P2P_DISABLE="1", CUDA_LAUNCH_BLOCKING="1"))
+        assert [finding.status for finding in findings] == [Status.WARN, Status.WARN]
+        assert {finding.remedy.command for finding in findings if finding.remedy} == {
             "unset NCCL_P2P_DISABLE",
             "unset CUDA_LAUNCH_BLOCKING",
         }
 
     def test_a_path_is_not_shown(self) -> None:
-        found = run_one(BAD, with_variables(CUDA_INJECTION64_PATH="/home/alice/secret.so"))
-        assert found.status is Status.WARN
-        assert "alice" not in repr(found)
+        finding = run_one(BAD, with_variables(CUDA_INJECTION64_PATH="/home/alice/secret.so"))
+        assert finding.status is Status.WARN
+        assert "alice" not in repr(finding)
 
 
 class TestContainer:
     def test_none(self) -> None:
-        found = run_one(CONTAINER, patched(HGX, "process", container_signs=()))
-        assert (found.status, found.summary) == (Status.PASS, "this process is not in a container")
+        finding = run_one(CONTAINER, patched(HGX, "process", container_signs=()))
+        assert (finding.status, finding.summary) == (Status.PASS, "this process is not in a container")
 
     def test_what_kind(self) -> None:
         machine = patched(HGX, "process", container_signs=("/.dockerenv",))
@@ -88,5 +88,5 @@ class TestContainer:
             (Confinement(seccomp="none", capabilities=2**40 - 1), "a privileged container"),
             (Confinement(uid_map=((0, 1000, 1),)), "a container, with user namespace"),
         ):
-            found = run_one(CONTAINER, dataclasses.replace(machine, confinement=confinement))
-            assert (found.status, found.summary) == (Status.PASS, f"this process is in {words}")
+            finding = run_one(CONTAINER, dataclasses.replace(machine, confinement=confinement))
+            assert (finding.status, finding.summary) == (Status.PASS, f"this process is in {words}")

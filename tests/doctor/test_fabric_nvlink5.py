@@ -34,8 +34,8 @@ def in_progress(**system: Any) -> Machine:
     ],
 )
 def test_what_the_switches_need(changes: dict[str, Any], status: Status, words: str) -> None:
-    found = run_one("fabric.management", in_progress(**changes))
-    assert (found.status, words in found.summary) == (status, True), found.summary
+    finding = run_one("fabric.management", in_progress(**changes))
+    assert (finding.status, words in finding.summary) == (status, True), finding.summary
 
 
 def test_a_fabric_that_is_complete_needs_no_proof() -> None:
@@ -56,11 +56,11 @@ def test_in_progress_for_ever_names_who_has_to_end_it() -> None:
     board = run_one("fabric.state", patched(in_progress(), "driver", cuda_error="CUDA_ERROR_SYSTEM_NOT_READY"))
     assert "802" in board.summary
     assert "fabric.management" in (board.remedy.text if board.remedy else "")
-    assert ("cuInit", "CUDA_ERROR_SYSTEM_NOT_READY") in {(one.source, one.value) for one in board.evidence}
+    assert ("cuInit", "CUDA_ERROR_SYSTEM_NOT_READY") in {(item.source, item.value) for item in board.evidence}
     tray = run_one("fabric.state", patched(healthy(), "gpus[*].nvml.fabric", state="in-progress", status=None))
     assert "NMX-C" in (tray.remedy.text if tray.remedy else "")
 
 
 def test_one_missing_module_is_one_cause() -> None:
-    found = causes(diagnose(without_umad(), EVERYTHING, CHECKS).findings)
-    assert [cause.finding.check for cause in found if cause.status is Status.FAIL] == ["fabric.management"]
+    roots = causes(diagnose(without_umad(), EVERYTHING, CHECKS).findings)
+    assert [cause.finding.check for cause in roots if cause.status is Status.FAIL] == ["fabric.management"]

@@ -32,15 +32,15 @@ class TestEveryCheck:
             return
         assert check.id in faults(), "add a machine that has the fault to FAULTS in tests/doctor/checks/test_AREA.py"
         fault = faults()[check.id]
-        found = diagnose(fault.machine(), fault.scope, [check]).findings
-        problems = [finding for finding in found if finding.status in PROBLEMS]
-        assert problems, [(finding.status, finding.summary) for finding in found]
+        findings = diagnose(fault.machine(), fault.scope, [check]).findings
+        problems = [finding for finding in findings if finding.status in PROBLEMS]
+        assert problems, [(finding.status, finding.summary) for finding in findings]
         assert all(finding.remedy is not None for finding in problems)
 
     def test_it_passes_where_there_is_none(self, check: Check) -> None:
         machine = PASSES[check.id]() if check.id in PASSES else healthy()
-        found = diagnose(machine, EVERYTHING, [check])
-        assert found.verdicts[check.id] is Status.PASS, [(f.status, f.summary) for f in found.findings]
+        diagnosis = diagnose(machine, EVERYTHING, [check])
+        assert diagnosis.verdicts[check.id] is Status.PASS, [(f.status, f.summary) for f in diagnosis.findings]
 
 
 def test_the_healthy_machine_has_no_fault() -> None:
@@ -49,8 +49,8 @@ def test_the_healthy_machine_has_no_fault() -> None:
 
 @pytest.mark.parametrize("name", replay.names())
 def test_no_shipped_machine_has_a_fault(name: str) -> None:
-    found = diagnose(shipped(name), EVERYTHING, CHECKS).findings
-    assert [(finding.check, finding.summary) for finding in found if finding.status in PROBLEMS] == []
+    findings = diagnose(shipped(name), EVERYTHING, CHECKS).findings
+    assert [(finding.check, finding.summary) for finding in findings if finding.status in PROBLEMS] == []
 
 
 def test_what_only_tells_never_finds_a_fault() -> None:

@@ -112,7 +112,7 @@ def examine(machine: Machine, choice: random.Random) -> None:
     """Run every check over a machine and show what they find in one of the formats."""
     try:
         diagnosis = diagnose(machine, _scope(machine, choice), CHECKS)
-        broken = [found for found in diagnosis.findings if found.summary.startswith("the check itself failed")]
+        broken = [finding for finding in diagnosis.findings if finding.summary.startswith("the check itself failed")]
         assert broken == []
         assert broken_diagnosis(diagnosis) == []
         shown = str(render(diagnosis, choice.choice(DOCTOR.formats), verbose=choice.randint(0, 2)))

@@ -1,4 +1,4 @@
-"""What the doctor makes of the kernel's log: whose fault, how old, what to do; an application's fault is no GPU's."""
+"""The kernel's log: blame, age and remedy of each fault; an application's fault is no GPU's."""
 
 from __future__ import annotations
 

@@ -88,10 +88,10 @@ def outcomes(
 
 
 def diagnosed(machine: Machine, outcome: JsonValue | ChildFailed) -> Diagnosis:
-    """What the checks say of the machine where NVML has answered so."""
+    """Return the diagnosis of the machine where NVML has answered so."""
     facts = gpus.nvml_facts(outcome)
     cuda = gpus.no_cuda_facts(Unread(reason=Reason.NOT_ASKED))
-    found = gpus.join(
+    joined = gpus.join(
         pci={gpu.bus_id: gpu.pci for gpu in machine.gpus or () if gpu.pci},
         proc={gpu.bus_id: gpu.proc for gpu in machine.gpus or () if gpu.proc},
         nodes={
@@ -105,11 +105,13 @@ def diagnosed(machine: Machine, outcome: JsonValue | ChildFailed) -> Diagnosis:
     values, unread = gpus.driver_values(facts, cuda)
     assert machine.driver is not None
     driver = dataclasses.replace(machine.driver, **values, unread={**machine.driver.unread, **unread})
-    return diagnose(dataclasses.replace(machine, gpus=found, driver=driver), EVERYTHING, CHECKS)
+    return diagnose(dataclasses.replace(machine, gpus=joined, driver=driver), EVERYTHING, CHECKS)
 
 
-def roots(found: Diagnosis) -> list[str]:
-    return [one.check for one in found.findings if one.status is Status.FAIL and not one.explained_by]
+def roots(diagnosis: Diagnosis) -> list[str]:
+    return [
+        finding.check for finding in diagnosis.findings if finding.status is Status.FAIL and not finding.explained_by
+    ]
 
 
 def test_without_a_fault_all_is_well(healthy: Machine) -> None:
@@ -127,10 +129,14 @@ def test_every_call_that_ends_or_holds_the_process_is_named(node: FakeNode, heal
     patience: dict[str, Any] = {"timeout_s": 8, "at_once": 24} if how == "timed-out" else {}
     plans = {f"{name}={ENDS[how]}": name for name in names}
     for plan, outcome in outcomes(node, list(plans), **patience):
-        found = diagnosed(healthy, outcome)
-        assert (found.exit_code, found.nagios_state, roots(found)) == (ExitCode.FAILED, 2, ["drv.libraries"]), plan
-        assert found.machine.driver is not None
-        failure = found.machine.driver.nvml_failure
+        diagnosis = diagnosed(healthy, outcome)
+        assert (diagnosis.exit_code, diagnosis.nagios_state, roots(diagnosis)) == (
+            ExitCode.FAILED,
+            2,
+            ["drv.libraries"],
+        ), plan
+        assert diagnosis.machine.driver is not None
+        failure = diagnosis.machine.driver.nvml_failure
         assert failure is not None
         assert failure.how == ("timed-out" if how == "timed-out" else "crashed")
         assert (failure.call or "").startswith(plans[plan]), plan
@@ -143,35 +149,35 @@ def test_every_call_that_returns_an_error_costs_its_value_or_is_a_fault(node: Fa
     names = [name for name in calls(node) if name != "nvmlErrorString"]
     plans = {f"{name}=error:999": name for name in names}
     for plan, outcome in outcomes(node, list(plans)):
-        found = diagnosed(healthy, outcome)
+        diagnosis = diagnosed(healthy, outcome)
         if plans[plan] in NEEDED:
-            assert found.exit_code is ExitCode.FAILED, plan
+            assert diagnosis.exit_code is ExitCode.FAILED, plan
         else:
-            assert all(gpu.nvml is not None for gpu in found.machine.gpus or ()), plan
-            assert not [one for one in found.findings if "the check itself failed" in one.summary], plan
+            assert all(gpu.nvml is not None for gpu in diagnosis.machine.gpus or ()), plan
+            assert not [finding for finding in diagnosis.findings if "the check itself failed" in finding.summary], plan
 
 
 @pytest.mark.long
 def test_every_error_of_its_start_is_a_fault(node: FakeNode, healthy: Machine) -> None:
     plans = [f"nvmlInit=error:{number}" for number in (*range(1, 24), 999)]
     for plan, outcome in outcomes(node, plans):
-        found = diagnosed(healthy, outcome)
-        (root,) = [one for one in found.findings if one.check in roots(found)][:1]
-        assert (found.exit_code, found.nagios_state) == (ExitCode.FAILED, 2), plan
+        diagnosis = diagnosed(healthy, outcome)
+        (root,) = [finding for finding in diagnosis.findings if finding.check in roots(diagnosis)][:1]
+        assert (diagnosis.exit_code, diagnosis.nagios_state) == (ExitCode.FAILED, 2), plan
         assert root.remedy is not None
-        assert found.machine.driver is not None
-        assert found.machine.driver.nvml_failure is not None
-        assert found.machine.driver.nvml_failure.number == int(plan.rpartition(":")[2])
+        assert diagnosis.machine.driver is not None
+        assert diagnosis.machine.driver.nvml_failure is not None
+        assert diagnosis.machine.driver.nvml_failure.number == int(plan.rpartition(":")[2])
 
 
 @pytest.mark.parametrize("call", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetPciInfo"])
 def test_one_lost_gpu_is_a_fault_and_moves_no_number(node: FakeNode, healthy: Machine, call: str) -> None:
     ((_, outcome),) = outcomes(node, [f"{call}@1=error:15"])
-    found = diagnosed(healthy, outcome)
-    first, second = found.machine.gpus or ()
+    diagnosis = diagnosed(healthy, outcome)
+    first, second = diagnosis.machine.gpus or ()
     assert [(gpu.index, gpu.nvml is None) for gpu in (first, second)] == [(0, True), (1, False)]
-    assert roots(found) == ["dev.count-consistency"]
-    (lost,) = [one for one in found.findings if one.check == "dev.count-consistency"]
+    assert roots(diagnosis) == ["dev.count-consistency"]
+    (lost,) = [finding for finding in diagnosis.findings if finding.check == "dev.count-consistency"]
     assert (lost.place.label, lost.summary) == ("GPU0", "NVML counts it and cannot open it")
 
 
@@ -181,9 +187,9 @@ def test_no_child_can_be_started(node: FakeNode) -> None:
 
     with here(node) as patch:
         patch.setattr(launch, "spawn", refuse)
-        found = diagnose(collect(SECTIONS, cuda=False), EVERYTHING, CHECKS)
-    assert (found.exit_code, roots(found)) == (ExitCode.FAILED, ["drv.libraries"])
-    (root,) = [one for one in found.findings if one.check == "drv.libraries"]
+        diagnosis = diagnose(collect(SECTIONS, cuda=False), EVERYTHING, CHECKS)
+    assert (diagnosis.exit_code, roots(diagnosis)) == (ExitCode.FAILED, ["drv.libraries"])
+    (root,) = [finding for finding in diagnosis.findings if finding.check == "drv.libraries"]
     assert "no child process can be started" in root.summary
 
 

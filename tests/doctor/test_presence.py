@@ -1,4 +1,4 @@
-"""Where GPUs are lost on their way from PCI to CUDA, and which of that is a fault."""
+"""GPUs are lost on their way from PCI to CUDA; some of that is a fault."""
 
 from __future__ import annotations
 
@@ -37,59 +37,59 @@ def bus_id(machine: Machine, index: int) -> str:
 
 class TestCount:
     def test_all_the_way(self) -> None:
-        found = run_one(COUNT, HGX)
-        assert (found.status, found.summary) == (Status.PASS, "all 4 GPUs can be used from here")
-        assert found.evidence[0].value == "4 on PCI > 4 driver > 4 device node > 4 accessible > 4 NVML > 4 CUDA"
+        finding = run_one(COUNT, HGX)
+        assert (finding.status, finding.summary) == (Status.PASS, "all 4 GPUs can be used from here")
+        assert finding.evidence[0].value == "4 on PCI > 4 driver > 4 device node > 4 accessible > 4 NVML > 4 CUDA"
 
     def test_cuda_that_was_not_asked(self) -> None:
         unread = {"cuda": Unread(reason=Reason.NOT_ASKED)}
-        found = run_one(COUNT, patched(HGX, "gpus[*]", cuda=None, unread=unread))
-        assert found.status is Status.PASS
-        assert found.evidence[0].value.endswith("4 NVML > not asked CUDA")
+        finding = run_one(COUNT, patched(HGX, "gpus[*]", cuda=None, unread=unread))
+        assert finding.status is Status.PASS
+        assert finding.evidence[0].value.endswith("4 NVML > not asked CUDA")
 
     def test_what_another_check_explains_is_no_fault_here(self) -> None:
-        found = run_one(COUNT, with_gpu_denied(HGX, 1))
-        assert (found.status, found.summary) == (Status.NOTE, "3 of 4 GPUs can be used from here")
-        assert found.evidence[0].value.startswith("4 on PCI > 4 driver > 4 device node > 3 accessible > 3 NVML")
+        finding = run_one(COUNT, with_gpu_denied(HGX, 1))
+        assert (finding.status, finding.summary) == (Status.NOTE, "3 of 4 GPUs can be used from here")
+        assert finding.evidence[0].value.startswith("4 on PCI > 4 driver > 4 device node > 3 accessible > 3 NVML")
 
     @pytest.mark.parametrize(
         ("expectation", "remedy"),
         [
             (Expectation(gpus=4), "The other dev.* checks say where each was lost"),
-            (Expectation(gpus=8), "A GPU missing on PCI was removed, has no power"),
+            (Expectation(gpus=8), "Power-cycle the node; replace a GPU"),
         ],
     )
     def test_fewer_than_expected(self, expectation: Expectation, remedy: str) -> None:
-        found = run_one(COUNT, with_gpu_denied(HGX, 1), Scope(expectation=expectation))
-        assert found.status is Status.FAIL
-        assert found.summary == f"3 of the {expectation.gpus} expected GPUs can be used from here"
-        assert found.remedy is not None
-        assert found.remedy.text.startswith(remedy)
+        finding = run_one(COUNT, with_gpu_denied(HGX, 1), Scope(expectation=expectation))
+        assert finding.status is Status.FAIL
+        assert finding.summary == f"3 of the {expectation.gpus} expected GPUs can be used from here"
+        assert finding.remedy is not None
+        assert finding.remedy.text.startswith(remedy)
 
     def test_open_to_this_process_and_not_listed_by_nvml(self) -> None:
-        found = run_one(COUNT, lost_by(HGX, 1, "nvml", "cuda"))
-        assert found.status is Status.FAIL
-        assert found.place.ids == (bus_id(HGX, 1),)
-        assert found.remedy is not None
-        assert found.remedy.command == "dmesg | grep -iE 'NVRM|Xid'"
+        finding = run_one(COUNT, lost_by(HGX, 1, "nvml", "cuda"))
+        assert finding.status is Status.FAIL
+        assert finding.place.ids == (bus_id(HGX, 1),)
+        assert finding.remedy is not None
+        assert finding.remedy.command == "dmesg | grep -iE 'NVRM|Xid'"
 
     def test_listed_by_nvml_and_not_by_cuda(self) -> None:
-        found = run_one(COUNT, lost_by(HGX, 1, "cuda"))
-        assert (found.status, found.summary) == (Status.FAIL, "NVML lists it but CUDA does not")
+        finding = run_one(COUNT, lost_by(HGX, 1, "cuda"))
+        assert (finding.status, finding.summary) == (Status.FAIL, "NVML lists it but CUDA does not")
 
     @pytest.mark.parametrize("why", list(Reason))
     def test_no_gpu_that_can_be_used_is_never_a_pass_whatever_the_reason(self, why: Reason) -> None:
         unread = {"nvml": Unread(reason=why, detail="something new"), "cuda": Unread(reason=Reason.NOT_ASKED)}
         for node in ({}, {"access": "EWHATEVER"}, {"access": "EPERM"}, {"exists": False, "access": "ENOENT"}):
             machine = patched(HGX, "gpus[*]", nvml=None, cuda=None, unread=unread)
-            found = run(COUNT, patched(machine, "gpus[*].node", **node))
-            assert [finding.status for finding in found] == [Status.FAIL], (why, node)
+            findings = run(COUNT, patched(machine, "gpus[*].node", **node))
+            assert [finding.status for finding in findings] == [Status.FAIL], (why, node)
 
     def test_a_gpu_that_nvml_counts_and_cannot_open(self) -> None:
         lost = {"nvml": Unread(reason=Reason.FAILED, detail="GPU 1: nvmlDeviceGetHandleByIndex: 15 (GPU is lost)")}
-        found = run_one(COUNT, patched(HGX, "gpus[1]", nvml=None, cuda=None, unread=lost))
-        assert (found.status, found.place.ids) == (Status.FAIL, (bus_id(HGX, 1),))
-        assert found.summary == "NVML counts it and cannot open it"
+        finding = run_one(COUNT, patched(HGX, "gpus[1]", nvml=None, cuda=None, unread=lost))
+        assert (finding.status, finding.place.ids) == (Status.FAIL, (bus_id(HGX, 1),))
+        assert finding.summary == "NVML counts it and cannot open it"
 
     def test_no_gpu(self) -> None:
         assert run_one(COUNT, dataclasses.replace(HGX, gpus=())).status is Status.SKIP
@@ -100,17 +100,17 @@ class TestBus:
         assert run_one(BUS, HGX).status is Status.PASS
 
     def test_all_ones(self) -> None:
-        found = run_one(BUS, lost_by(HGX, 2, "nvml", "cuda", responds=False))
-        assert (found.status, found.place.ids) == (Status.FAIL, (bus_id(HGX, 2),))
-        assert found.remedy is not None
-        assert found.remedy.needs_reboot
+        finding = run_one(BUS, lost_by(HGX, 2, "nvml", "cuda", responds=False))
+        assert (finding.status, finding.place.ids) == (Status.FAIL, (bus_id(HGX, 2),))
+        assert finding.remedy is not None
+        assert finding.remedy.needs_reboot
 
     def test_gone_altogether_is_seen_by_what_was_expected(self) -> None:
         assert HGX.gpus is not None
         rest = dataclasses.replace(HGX, gpus=HGX.gpus[:-1])
         assert run_one(BUS, rest).status is Status.PASS
-        found = run_one(BUS, rest, Scope(expectation=Expectation(reference=HGX, gpus=4)))
-        assert (found.status, found.place.ids) == (Status.FAIL, (bus_id(HGX, 3),))
+        finding = run_one(BUS, rest, Scope(expectation=Expectation(reference=HGX, gpus=4)))
+        assert (finding.status, finding.place.ids) == (Status.FAIL, (bus_id(HGX, 3),))
         count = run_one(COUNT, rest, Scope(expectation=Expectation(gpus=4)))
         assert count.summary == "3 of the 4 expected GPUs can be used from here"
 
@@ -130,18 +130,18 @@ class TestBinding:
     )
     def test_another_driver(self, driver: str, modules: tuple[str, ...], status: Status, words: str) -> None:
         machine = patched(lost_by(HGX, 1, "proc", "node", "nvml", "cuda", driver=driver), "driver", modules=modules)
-        found = run_one(BINDING, machine)
-        assert (found.status, found.summary, found.place.ids) == (status, words, (bus_id(HGX, 1),))
+        finding = run_one(BINDING, machine)
+        assert (finding.status, finding.summary, finding.place.ids) == (status, words, (bus_id(HGX, 1),))
 
     def test_a_gpu_of_a_virtual_machine_that_was_asked_for(self) -> None:
         machine = lost_by(HGX, 1, "proc", "node", "nvml", "cuda", driver="vfio-pci")
-        found = run_one(BINDING, machine, Scope(gpus=(bus_id(HGX, 1),)))
-        assert found.status is Status.FAIL
+        finding = run_one(BINDING, machine, Scope(gpus=(bus_id(HGX, 1),)))
+        assert finding.status is Status.FAIL
 
     def test_one_finding_a_driver(self) -> None:
         machine = lost_by(HGX, 1, "proc", "node", "nvml", "cuda", driver="vfio-pci")
         machine = lost_by(machine, 2, "proc", "node", "nvml", "cuda", driver="nouveau")
-        assert [found.status for found in run(BINDING, machine)] == [Status.NOTE, Status.FAIL]
+        assert [finding.status for finding in run(BINDING, machine)] == [Status.FAIL, Status.NOTE]
 
 
 class TestExcluded:
@@ -151,8 +151,8 @@ class TestExcluded:
     def test_one(self) -> None:
         machine = patched(lost_by(HGX, 1, "nvml", "cuda"), "gpus[1].proc", excluded=True)
         machine = patched(machine, "driver", module_parameters={"ExcludedGpus": "GPU-1"})
-        found = run_one(EXCLUDED, machine)
-        assert (found.status, found.place.ids) == (Status.WARN, (bus_id(HGX, 1),))
-        assert found.evidence[0].source == "/proc/driver/nvidia/params ExcludedGpus"
+        finding = run_one(EXCLUDED, machine)
+        assert (finding.status, finding.place.ids) == (Status.WARN, (bus_id(HGX, 1),))
+        assert finding.evidence[0].source == "/proc/driver/nvidia/params ExcludedGpus"
         assert run_one(EXCLUDED, machine, Scope(gpus=(bus_id(HGX, 1),))).status is Status.FAIL
         assert run_one(COUNT, machine).status is Status.NOTE, "it is explained"

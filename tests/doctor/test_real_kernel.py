@@ -35,66 +35,66 @@ def node() -> Iterator[Node]:
 
 @pytest.mark.long
 def test_with_nothing_in_the_way_every_gpu_is_accessible(node: Node) -> None:
-    code, found = node.doctor()
+    code, findings = node.doctor()
     assert code == 0
-    assert {found[check]["status"] for check in (CGROUP, PERMISSIONS, NODES)} == {"pass"}
-    assert "4 device node > 4 accessible" in found[COUNT]["evidence"][0]["value"]
+    assert {findings[check]["status"] for check in (CGROUP, PERMISSIONS, NODES)} == {"pass"}
+    assert "4 device node > 4 accessible" in findings[COUNT]["evidence"][0]["value"]
 
 
 PSEUDONYM = r"/cgroup-[0-9]+"
 """What the JSON document has for a cgroup whose name no manager gives."""
 
 
-def assert_denies(node: Node, minor: int, code: int, found: Findings) -> None:
+def assert_denies(node: Node, minor: int, code: int, findings: Findings) -> None:
     """The doctor names exactly this GPU, and the cgroup."""
     assert code == 1
-    finding = found[CGROUP]
+    finding = findings[CGROUP]
     assert finding["status"] == "fail"
     assert finding["place"]["ids"] == [node.bus_id(minor)]
     assert finding["summary"].startswith(f"the device cgroup denies /dev/nvidia{minor}, but GPU")
     assert (f"access(/dev/nvidia{minor})", "EPERM") in evidence(finding).items()
     assert re.fullmatch(PSEUDONYM, evidence(finding)["/proc/self/cgroup"])
-    assert "3 accessible" in found[COUNT]["evidence"][0]["value"]
-    assert found[PERMISSIONS]["status"] != "fail"
+    assert "3 accessible" in findings[COUNT]["evidence"][0]["value"]
+    assert findings[PERMISSIONS]["status"] != "fail"
 
 
 def test_version_1(node: Node) -> None:
     with denying_v1(1) as cgroup:
-        code, found = node.doctor("--gpus", node.bus_id(1), before=cgroup.join)
-    assert_denies(node, 1, code, found)
-    assert evidence(found[CGROUP])["devices.list (a hint only)"] == "a *:* rwm", "as if nothing were denied"
+        code, findings = node.doctor("--gpus", node.bus_id(1), before=cgroup.join)
+    assert_denies(node, 1, code, findings)
+    assert evidence(findings[CGROUP])["devices.list (a hint only)"] == "a *:* rwm", "as if nothing were denied"
 
 
 def test_version_2(node: Node) -> None:
     with denying_v2(2) as cgroup:
-        code, found = node.doctor("--gpus", node.bus_id(2), before=cgroup.join)
-    assert_denies(node, 2, code, found)
-    program = evidence(found[CGROUP])["bpf(BPF_PROG_QUERY)"]
+        code, findings = node.doctor("--gpus", node.bus_id(2), before=cgroup.join)
+    assert_denies(node, 2, code, findings)
+    program = evidence(findings[CGROUP])["bpf(BPF_PROG_QUERY)"]
     assert re.fullmatch(f"a program without a name on {PSEUDONYM}", program)
 
 
 def test_a_gpu_that_was_not_asked_for_is_no_fault(node: Node) -> None:
     with denying_v2(2) as cgroup:
-        code, found = node.doctor(before=cgroup.join)
-    assert (code, found[CGROUP]["status"]) == (0, "note")
-    assert found[CGROUP]["place"]["ids"] == [node.bus_id(2)]
-    assert "normal for a partial allocation" in found[CGROUP]["note"]
+        code, findings = node.doctor(before=cgroup.join)
+    assert (code, findings[CGROUP]["status"]) == (0, "note")
+    assert findings[CGROUP]["place"]["ids"] == [node.bus_id(2)]
+    assert "normal for a partial allocation" in findings[CGROUP]["note"]
 
 
 def test_several_at_once(node: Node) -> None:
     with denying_v2(0, 3) as cgroup:
-        _, found = node.doctor(before=cgroup.join)
-    assert found[CGROUP]["place"]["ids"] == [node.bus_id(0), node.bus_id(3)]
+        _, findings = node.doctor(before=cgroup.join)
+    assert findings[CGROUP]["place"]["ids"] == [node.bus_id(0), node.bus_id(3)]
 
 
 def test_the_programs_name_tells_slurm_and_its_place_the_level(node: Node) -> None:
     task = "job_42/step_0/user/task_3"
     with denying_v2(1, name="Slurm_Cgroup_v2", below=task) as cgroup:
-        _, found = node.doctor(before=cgroup.join)
-    assert found[CGROUP]["cause"].startswith("set by Slurm for this job (bpf(BPF_PROG_QUERY): Slurm_Cgroup_v2 on ")
-    assert re.fullmatch(f"Slurm_Cgroup_v2 on {PSEUDONYM}", evidence(found[CGROUP])["bpf(BPF_PROG_QUERY)"])
-    assert re.fullmatch(f"{PSEUDONYM}/{task}", evidence(found[CGROUP])["/proc/self/cgroup"])
-    assert re.search(f"the limit is on {PSEUDONYM}, an ancestor of this process' cgroup", found[CGROUP]["cause"])
+        _, findings = node.doctor(before=cgroup.join)
+    assert findings[CGROUP]["cause"].startswith("set by Slurm for this job (bpf(BPF_PROG_QUERY): Slurm_Cgroup_v2 on ")
+    assert re.fullmatch(f"Slurm_Cgroup_v2 on {PSEUDONYM}", evidence(findings[CGROUP])["bpf(BPF_PROG_QUERY)"])
+    assert re.fullmatch(f"{PSEUDONYM}/{task}", evidence(findings[CGROUP])["/proc/self/cgroup"])
+    assert re.search(f"the limit is on {PSEUDONYM}, an ancestor of this process' cgroup", findings[CGROUP]["cause"])
 
 
 @pytest.mark.long
@@ -104,57 +104,57 @@ def test_a_user_without_rights_meets_the_same_cgroup(node: Node) -> None:
         confined.become_nobody()
 
     with denying_v2(1) as cgroup:
-        code, found = node.doctor("--gpus", node.bus_id(1), before=before)
-    assert_denies(node, 1, code, found)
-    assert "bpf(BPF_PROG_QUERY)" not in evidence(found[CGROUP]), "only root may ask for the programs"
+        code, findings = node.doctor("--gpus", node.bus_id(1), before=before)
+    assert_denies(node, 1, code, findings)
+    assert "bpf(BPF_PROG_QUERY)" not in evidence(findings[CGROUP]), "only root may ask for the programs"
 
 
 def test_expectation(node: Node) -> None:
     with denying_v2(1) as cgroup:
-        code, found = node.doctor("--expect", "gpus=4", before=cgroup.join)
-    assert_denies(node, 1, code, found)
-    assert found[COUNT]["summary"] == "3 of the 4 expected GPUs can be used from here"
+        code, findings = node.doctor("--expect", "gpus=4", before=cgroup.join)
+    assert_denies(node, 1, code, findings)
+    assert findings[COUNT]["summary"] == "3 of the 4 expected GPUs can be used from here"
 
 
 @pytest.mark.long
 def test_mode_bits(node: Node) -> None:
     node.device(1).chmod(0)
     assert node.doctor()[1][PERMISSIONS]["status"] == "pass", "root passes over mode bits"
-    code, found = node.doctor(before=confined.become_nobody)
-    assert (code, found[PERMISSIONS]["status"]) == (1, "fail")
-    assert found[PERMISSIONS]["place"]["ids"] == [node.bus_id(1)]
-    assert found[PERMISSIONS]["cause"].startswith(
+    code, findings = node.doctor(before=confined.become_nobody)
+    assert (code, findings[PERMISSIONS]["status"]) == (1, "fail")
+    assert findings[PERMISSIONS]["place"]["ids"] == [node.bus_id(1)]
+    assert findings[PERMISSIONS]["cause"].startswith(
         "the mode bits (mode 0000, uid 0, gid 0) or a security module deny uid 65534"
     )
-    assert found[CGROUP]["status"] == "pass"
+    assert findings[CGROUP]["status"] == "pass"
 
 
 def test_a_mount_with_nodev(node: Node) -> None:
     subprocess.run(["mount", "-o", "remount,nodev", str(node.root / "dev")], check=True)
     with pytest.raises(PermissionError):
         node.device(0).open("rb")
-    code, found = node.doctor()
-    assert (code, found[PERMISSIONS]["status"]) == (1, "fail")
-    assert "nodev" in found[PERMISSIONS]["summary"]
-    assert evidence(found[PERMISSIONS])["access(/dev/nvidia0)"] == "ok", "which is why access(2) is not enough here"
+    code, findings = node.doctor()
+    assert (code, findings[PERMISSIONS]["status"]) == (1, "fail")
+    assert "nodev" in findings[PERMISSIONS]["summary"]
+    assert evidence(findings[PERMISSIONS])["access(/dev/nvidia0)"] == "ok", "which is why access(2) is not enough here"
 
 
 def test_a_missing_node_on_a_host(node: Node) -> None:
     node.device(3).unlink()
-    code, found = node.doctor()
-    assert (code, found[NODES]["status"]) == (1, "fail")
-    assert found[NODES]["remedy"]["command"] == "nvidia-modprobe -c 3"
+    code, findings = node.doctor()
+    assert (code, findings[NODES]["status"]) == (1, "fail")
+    assert findings[NODES]["remedy"]["command"] == "nvidia-modprobe -c 3"
 
 
 @pytest.mark.long
 def test_a_missing_node_in_a_container(node: Node) -> None:
     node.device(3).unlink()
     (node.root / ".dockerenv").touch()
-    code, found = node.doctor()
-    assert (code, found[NODES]["status"]) == (0, "note")
-    assert found[NODES]["summary"] == "this container was not given /dev/nvidia3"
-    code, found = node.doctor("--gpus", node.bus_id(3))
-    assert (code, found[NODES]["cause"]) == (1, "set by Docker")
+    code, findings = node.doctor()
+    assert (code, findings[NODES]["status"]) == (0, "note")
+    assert findings[NODES]["summary"] == "this container was not given /dev/nvidia3"
+    code, findings = node.doctor("--gpus", node.bus_id(3))
+    assert (code, findings[NODES]["cause"]) == (1, "set by Docker")
 
 
 @pytest.mark.long
@@ -162,24 +162,24 @@ def test_a_user_namespace_that_does_not_know_the_owner(node: Node) -> None:
     os.chown(node.device(1), 12345, 12345)
     node.device(1).chmod(0o660)
     assert node.doctor()[1][PERMISSIONS]["status"] == "pass"
-    code, found = node.doctor(before=confined.enter_user_namespace)
-    assert (code, found[PERMISSIONS]["status"]) == (1, "fail")
-    assert found[PERMISSIONS]["place"]["ids"] == [node.bus_id(1)]
-    assert "user namespace" in found[PERMISSIONS]["cause"]
+    code, findings = node.doctor(before=confined.enter_user_namespace)
+    assert (code, findings[PERMISSIONS]["status"]) == (1, "fail")
+    assert findings[PERMISSIONS]["place"]["ids"] == [node.bus_id(1)]
+    assert "user namespace" in findings[PERMISSIONS]["cause"]
 
 
 @pytest.mark.long
 def test_nvidiactl_denied_in_a_container_is_the_loss_of_its_rules(node: Node) -> None:
     (node.root / ".dockerenv").touch()
     with denying_v2(0, 1, 2, 3, CONTROL) as cgroup:
-        code, found = node.doctor(before=cgroup.join)
-    assert (code, found[CGROUP]["status"], found["dev.control-nodes"]["status"]) == (1, "fail", "fail")
-    assert "create-dev-char-symlinks" in found["dev.control-nodes"]["remedy"]["text"]
+        code, findings = node.doctor(before=cgroup.join)
+    assert (code, findings[CGROUP]["status"], findings["dev.control-nodes"]["status"]) == (1, "fail", "fail")
+    assert "create-dev-char-symlinks" in findings["dev.control-nodes"]["remedy"]["text"]
 
 
-def faults_of(found: Findings) -> dict[str, list[str]]:
+def faults_of(findings: Findings) -> dict[str, list[str]]:
     """Return each cause, and what it explains."""
-    graves = [one for one in found.values() if one["status"] == "fail" and not one["explained_by"]]
+    graves = [finding for finding in findings.values() if finding["status"] == "fail" and not finding["explained_by"]]
     return {one["check"]: one["explains"] for one in graves}
 
 
@@ -192,28 +192,28 @@ def test_all_denied_by_both_versions_at_once(node: Node) -> None:
             first.join()
             second.join()
 
-        code, found = node.doctor(before=before)
-    assert (code, list(faults_of(found))) == (1, [CGROUP])
-    assert found[CGROUP]["summary"].endswith("no GPU can be used")
-    assert found[CGROUP]["place"]["label"] == "GPU0-3"
+        code, findings = node.doctor(before=before)
+    assert (code, list(faults_of(findings))) == (1, [CGROUP])
+    assert findings[CGROUP]["summary"].endswith("no GPU can be used")
+    assert findings[CGROUP]["place"]["label"] == "GPU0-3"
 
 
 @pytest.mark.long
 def test_a_denied_uvm_is_one_fault_that_explains_all_that_was_tried(node: Node) -> None:
     majors = (node.machine.driver and node.machine.driver.majors) or {}
     with denying_v2(0, major=majors["nvidia-uvm"]) as cgroup:
-        code, found = node.doctor("--active", before=cgroup.join)
-    causes = faults_of(found)
+        code, findings = node.doctor("--active", before=cgroup.join)
+    causes = faults_of(findings)
     assert (code, list(causes)) == (1, ["dev.control-nodes"])
     assert {"drv.libraries", "egm.alloc-active", "p2p.verify", "ipc.vmm-active"} <= set(causes["dev.control-nodes"])
-    assert found["dev.control-nodes"]["cause"].startswith("owner unknown")
-    assert "container" not in found["dev.control-nodes"]["remedy"]["text"], "there is none"
+    assert findings["dev.control-nodes"]["cause"].startswith("owner unknown")
+    assert "container" not in findings["dev.control-nodes"]["remedy"]["text"], "there is none"
 
 
 def test_a_denied_control_node_is_one_fault(node: Node) -> None:
     with denying_v2(CONTROL) as cgroup:
-        code, found = node.doctor(before=cgroup.join)
-    causes = faults_of(found)
+        code, findings = node.doctor(before=cgroup.join)
+    causes = faults_of(findings)
     assert (code, list(causes)) == (1, ["dev.control-nodes"])
     assert {"drv.libraries", COUNT} <= set(causes["dev.control-nodes"])
 
@@ -237,9 +237,9 @@ def test_what_is_no_device_node_of_the_gpu_is_named(node: Node, kind: str) -> No
     else:
         mode, major, minor = numbers[kind]
         os.mknod(place, mode, os.makedev(major, minor))
-    code, found = node.doctor("--gpus", node.bus_id(2))
-    causes = faults_of(found)
+    code, findings = node.doctor("--gpus", node.bus_id(2))
+    causes = faults_of(findings)
     (cause,) = causes
     assert (code, cause) == (1, NODES if kind == "null" else PERMISSIONS)
-    assert words[kind] in found[cause]["summary"]
-    assert found[cause]["place"]["label"] == "GPU2"
+    assert words[kind] in findings[cause]["summary"]
+    assert findings[cause]["place"]["label"] == "GPU2"

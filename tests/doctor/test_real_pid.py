@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import re
 import signal
@@ -50,11 +51,11 @@ def test_a_jobs_cgroup_is_seen_from_outside(
     node: Node, denying: Callable[[int], contextlib.AbstractContextManager[Cgroup]]
 ) -> None:
     with denying(1) as cgroup, job(node, cgroup.join) as pid:
-        code, found = node.doctor("--pid", str(pid), "--gpus", node.bus_id(1))
+        code, findings = node.doctor("--pid", str(pid), "--gpus", node.bus_id(1))
         _, text = node.run("doctor", "-v", "--pid", str(pid), "--gpus", node.bus_id(1))
         own_code, own = node.doctor("--gpus", node.bus_id(1))
         left = (cgroup.directory / "cgroup.procs").read_text().split()
-    finding = found[CGROUP]
+    finding = findings[CGROUP]
     assert (code, finding["status"], finding["place"]["ids"]) == (1, "fail", [node.bus_id(1)])
     # Only text that is read on the node itself has names of the site.
     assert re.findall(rf"/proc/{pid}/cgroup: (\S+)", text) == [cgroup.path]
@@ -78,11 +79,11 @@ def test_its_environment_and_its_user_count(node: Node) -> None:
 
     node.device(2).chmod(0o600)
     with job(node, before, CUDA_VISIBLE_DEVICES="0,2", AWS_SESSION="hunter2") as pid:
-        _, found = node.doctor("--pid", str(pid))
-    assert found["dev.permissions"]["place"]["ids"] == [node.bus_id(2)]
-    assert f"or a security module deny uid {confined.NOBODY}" in found["dev.permissions"]["cause"]
-    assert evidence(found["env.visible-devices"])["environment"] == "CUDA_VISIBLE_DEVICES=0,2"
-    assert "hunter2" not in repr(found)
+        _, findings = node.doctor("--pid", str(pid))
+    assert findings["dev.permissions"]["place"]["ids"] == [node.bus_id(2)]
+    assert f"or a security module deny uid {confined.NOBODY}" in findings["dev.permissions"]["cause"]
+    assert evidence(findings["env.visible-devices"])["environment"] == "CUDA_VISIBLE_DEVICES=0,2"
+    assert "hunter2" not in repr(findings)
 
 
 def test_root_of_a_user_namespace_is_no_root(node: Node) -> None:
@@ -95,8 +96,8 @@ def test_root_of_a_user_namespace_is_no_root(node: Node) -> None:
 
     node.device(2).chmod(0o600)
     with job(node, before) as pid:
-        _, found = node.doctor("--pid", str(pid))
-    assert found["dev.permissions"]["place"]["ids"] == [node.bus_id(2)]
+        _, findings = node.doctor("--pid", str(pid))
+    assert findings["dev.permissions"]["place"]["ids"] == [node.bus_id(2)]
 
 
 @pytest.mark.long
@@ -105,8 +106,9 @@ def test_root_of_a_user_namespace_is_no_root(node: Node) -> None:
 def test_without_a_system_call_its_access_is_unknown(node: Node, call: str, number: int, name: str) -> None:
     """As on a kernel that is too old, or under a filter that does not know the call: nothing else is tried instead."""
     with job(node, lambda: None) as pid:
-        _, found = node.doctor("--pid", str(pid), before=lambda: confined.filter_calls([call], confined.ERRNO, number))
-    finding = found[CGROUP]
+        confine = functools.partial(confined.filter_calls, [call], confined.ERRNO, number)
+        _, findings = node.doctor("--pid", str(pid), before=confine)
+    finding = findings[CGROUP]
     assert finding["status"] == "unknown"
     assert finding["summary"] == (
         f"whether these GPUs are accessible is unknown: /proc/{pid}/root is not looked at without {call}, which "
@@ -117,16 +119,16 @@ def test_without_a_system_call_its_access_is_unknown(node: Node, call: str, numb
 @pytest.mark.long
 def test_where_asking_kills_its_access_is_unknown(node: Node) -> None:
     with job(node, lambda: None) as pid:
-        _, found = node.doctor("--pid", str(pid), before=lambda: confined.filter_calls(["openat2"], confined.KILL))
-    assert found[CGROUP]["status"] == "unknown"
-    assert found[CGROUP]["summary"].endswith(f"/proc/{pid}: the child that stands beside it crashed")
+        _, findings = node.doctor("--pid", str(pid), before=lambda: confined.filter_calls(["openat2"], confined.KILL))
+    assert findings[CGROUP]["status"] == "unknown"
+    assert findings[CGROUP]["summary"].endswith(f"/proc/{pid}: the child that stands beside it crashed")
 
 
 @pytest.mark.long
 def test_without_roots_rights_its_access_is_unknown(node: Node) -> None:
     with denying_v2(1) as cgroup, job(node, cgroup.join) as pid:
-        _, found = node.doctor("--pid", str(pid), before=confined.become_nobody)
-    finding = found[CGROUP]
+        _, findings = node.doctor("--pid", str(pid), before=confined.become_nobody)
+    finding = findings[CGROUP]
     assert finding["status"] == "unknown"
     assert finding["summary"] == f"whether process {pid} may use its GPUs: only root can look from inside of its cgroup"
 
@@ -154,13 +156,13 @@ def test_its_own_root_directory(tmp_path: Path) -> None:
                     os._exit(0)
             try:
                 os.read(started, 1)
-                seen = inside.read_all(Root(), child, [0, 1, 2])
+                reading = inside.read_all(Root(), child, [0, 1, 2])
             finally:
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
                 os.close(started)
                 os.close(ready)
-    assert {minor: node.access for minor, node in seen.gpus.items()} == {0: "ok", 1: "EPERM", 2: "ENOENT"}
+    assert {minor: node.access for minor, node in reading.gpus.items()} == {0: "ok", 1: "EPERM", 2: "ENOENT"}
 
 
 def test_a_process_that_has_ended() -> None:

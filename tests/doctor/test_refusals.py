@@ -25,9 +25,9 @@ def with_bits(machine: Machine, fabric: int, host: int) -> Machine:
 
 class TestEgmFabricAddress:
     def test_the_kernels_log_proves_it(self) -> None:
-        found = event(12.0, LINE)
-        assert found is not None
-        log = KernelLog(source="/dev/kmsg", now_s=60.0, first_s=0.0, events=(found,))
+        logged = event(12.0, LINE)
+        assert logged is not None
+        log = KernelLog(source="/dev/kmsg", now_s=60.0, first_s=0.0, events=(logged,))
         finding = run_one("p2p.status", patched(refused(), "", kernel_log=log))
         assert (finding.status, finding.confidence) == (Status.FAIL, Confidence.HIGH)
         assert "EGM fabric address" in finding.cause
@@ -72,8 +72,8 @@ class TestOtherReasons:
 
 def test_what_nvml_does_not_report_does_not_excuse_what_it_does() -> None:
     machine = patched(healthy(), "pairs[*]", p2p_status={"read": "CNS"})
-    found = run_one("p2p.status", machine)
-    assert (found.status, found.summary) == (Status.FAIL, "no P2P read: the chipset does not support it")
+    finding = run_one("p2p.status", machine)
+    assert (finding.status, finding.summary) == (Status.FAIL, "no P2P read: the chipset does not support it")
 
 
 class TestByCudaAlone:
@@ -81,15 +81,15 @@ class TestByCudaAlone:
 
     def test_between_gpus_with_nvlink_it_is_a_fault(self) -> None:
         machine = patched(healthy(), "pairs[0]", can_access_peer=False)
-        (found,) = [one for one in run("p2p.status", machine) if one.status is not Status.PASS]
-        assert (found.status, found.place.label) == (Status.FAIL, "GPU0>GPU1")
-        assert found.summary == "CUDA refuses P2P that NVML allows: copies are staged in host memory"
-        assert ("cuDeviceCanAccessPeer", "0") in {(seen.source, seen.value) for seen in found.evidence}
+        (finding,) = [finding for finding in run("p2p.status", machine) if finding.status is not Status.PASS]
+        assert (finding.status, finding.place.label) == (Status.FAIL, "GPU0>GPU1")
+        assert finding.summary == "CUDA refuses P2P that NVML allows: copies are staged in host memory"
+        assert ("cuDeviceCanAccessPeer", "0") in {(item.source, item.value) for item in finding.evidence}
 
     def test_what_the_fabric_says_is_its_cause(self) -> None:
         machine = patched(healthy(), "gpus[*].nvml.fabric", health_summary="unhealthy")
-        found = run_one("p2p.status", patched(machine, "pairs[*]", can_access_peer=False))
-        assert "unhealthy" in found.cause
+        finding = run_one("p2p.status", patched(machine, "pairs[*]", can_access_peer=False))
+        assert "unhealthy" in finding.cause
 
     def test_over_pcie_copies_are_slower(self) -> None:
         machine = patched(healthy(), "pairs[*]", nvlink_count=0, can_access_peer=False)

@@ -16,16 +16,16 @@ NODE = shipped("gb200-tray")
 
 
 def test_findings_come_in_the_order_of_the_checks_and_say_which_made_them() -> None:
-    found = diagnosis(check("b.two", FINE, DENIED, guards=[Guard.EGM]), check("a.one", FINE)).findings
-    assert [finding.check for finding in found] == ["b.two", "b.two", "a.one"]
-    assert found[0].guards == (Guard.EGM,)
-    assert found[0].docs == "docs/doctor.md#btwo"
+    findings = diagnosis(check("b.two", FINE, DENIED, guards=[Guard.EGM]), check("a.one", FINE)).findings
+    assert [finding.check for finding in findings] == ["b.two", "b.two", "a.one"]
+    assert findings[0].guards == (Guard.EGM,)
+    assert findings[0].docs == "docs/doctor.md#btwo"
 
 
 def test_a_check_that_raises_is_unknown_and_the_others_go_on() -> None:
-    found = diagnosis(broken("a.one", ZeroDivisionError("secret")), check("b.two", FINE)).findings
-    assert [finding.status for finding in found] == [Status.UNKNOWN, Status.PASS]
-    assert found[0].summary == "the check itself failed (ZeroDivisionError); please report it"
+    findings = diagnosis(broken("a.one", ZeroDivisionError("secret")), check("b.two", FINE)).findings
+    assert [finding.status for finding in findings] == [Status.UNKNOWN, Status.PASS]
+    assert findings[0].summary == "the check itself failed (ZeroDivisionError); please report it"
 
 
 def test_a_check_that_says_nothing_is_unknown() -> None:
@@ -43,8 +43,8 @@ def test_a_check_that_says_nothing_is_unknown() -> None:
 def test_a_missing_section_is_answered_for(status: Unread | None, expected: Status, words: str) -> None:
     sections = {} if status is None else {"nics": SectionStatus(version=1, unread=status)}
     machine = dataclasses.replace(NODE, nics=None, sections=sections)
-    (found,) = diagnosis(check("a.one", FINE, sections=("nics",)), machine=machine).findings
-    assert (found.status, found.summary) == (expected, words)
+    (finding,) = diagnosis(check("a.one", FINE, sections=("nics",)), machine=machine).findings
+    assert (finding.status, finding.summary) == (expected, words)
 
 
 def test_the_same_machine_gives_the_same_findings() -> None:

@@ -33,20 +33,20 @@ def asked(*purposes: Guard) -> Scope:
 
 
 def verdicts(check: str, machine: Machine, scope: Scope = EVERYTHING) -> list[tuple[Status, str]]:
-    return [(found.status, found.place.label) for found in run(check, machine, scope)]
+    return [(finding.status, finding.place.label) for finding in run(check, machine, scope)]
 
 
 class TestEgm:
     def test_a_mixed_node_fails_on_the_gpus_without_it(self) -> None:
         machine = patched(healthy(), "gpus[1].nvml", capabilities=0)
-        (found,) = run("egm.capability", machine)
-        assert (found.status, found.place.label) == (Status.FAIL, "GPU1")
-        assert "GPU0,2-3" in found.summary
+        (finding,) = run("egm.capability", machine)
+        assert (finding.status, finding.place.label) == (Status.FAIL, "GPU1")
+        assert "GPU0,2-3" in finding.summary
 
     def test_an_old_driver_does_not_tell(self) -> None:
         unread = {"capabilities": Unread(reason=Reason.DRIVER_TOO_OLD)}
         machine = patched(healthy(), "gpus[*].nvml", capabilities=None, unread=unread)
-        assert {found.status for found in run("egm.capability", machine)} == {Status.UNKNOWN}
+        assert {finding.status for finding in run("egm.capability", machine)} == {Status.UNKNOWN}
 
     @pytest.mark.parametrize(
         ("part", "changes", "words"),
@@ -59,7 +59,7 @@ class TestEgm:
     )
     def test_what_is_missing_is_named(self, part: str, changes: dict[str, Any], words: str) -> None:
         machine = patched(patched(healthy(), "gpus[*].nvml", capabilities=0), part, **changes)
-        assert [words in found.summary for found in run("egm.preconditions", machine)] == [True]
+        assert [words in finding.summary for finding in run("egm.preconditions", machine)] == [True]
 
     def test_a_node_that_lost_one_of_two_gpus_is_a_warning_and_both_a_failure(self) -> None:
         assert verdicts("egm.cgroup-route", with_gpu_denied(healthy(), 3)) == [
@@ -92,8 +92,8 @@ class TestEgm:
 class TestNuma:
     def test_a_part_of_the_nodes_is_ordinary_unless_the_rest_is_asked_for(self) -> None:
         machine = patched(healthy(), "host", allowed_numa_nodes="0")
-        found = run_one("numa.cpuset-mems", machine)
-        assert (found.status, "NUMA 1" in found.note) == (Status.PASS, True)
+        finding = run_one("numa.cpuset-mems", machine)
+        assert (finding.status, "NUMA 1" in finding.note) == (Status.PASS, True)
         assert run_one("numa.cpuset-mems", machine, Scope(numa=(1,))).status is Status.FAIL
 
     @pytest.mark.parametrize("allowed", ["0-1", "0", None])
@@ -102,11 +102,13 @@ class TestNuma:
     ) -> None:
         machine = patched(healthy(), "host", allowed_numa_nodes=allowed)
         machine = patched(machine, "host.numa_nodes[1]", kind=NumaKind.CPU_ONLY, memory_total_bytes=0)
-        found = run("numa.cpuset-mems", machine, Scope(numa=(0, 1)))
-        (fault,) = [one for one in found if one.status is Status.FAIL]
+        findings = run("numa.cpuset-mems", machine, Scope(numa=(0, 1)))
+        (fault,) = [finding for finding in findings if finding.status is Status.FAIL]
         assert (fault.place.label, "has no memory" in fault.summary, fault.cause) == ("NUMA 1", True, "")
-        assert "no memory" not in " ".join(one.summary + one.note for one in run("numa.cpuset-mems", machine))
-        assert "NUMA 1" not in " ".join(one.note for one in run("numa.cpuset-mems", machine))
+        assert "no memory" not in " ".join(
+            finding.summary + finding.note for finding in run("numa.cpuset-mems", machine)
+        )
+        assert "NUMA 1" not in " ".join(finding.note for finding in run("numa.cpuset-mems", machine))
 
     def test_memory_policies_matter_to_egm_most(self) -> None:
         answers = {"get_mempolicy": "EPERM", "mbind": "ok", "set_mempolicy": "ok"}
@@ -135,9 +137,9 @@ class TestNvlink:
         """An NVSwitch that is down takes the same links from every GPU."""
         machine = patched(HGX, "gpus[*].nvml.nvlinks[17]", active=False)
         machine = patched(machine, "gpus[*].nvml.nvlinks[16]", active=False)
-        found = run_one("nvlink.links", machine)
-        assert (found.status, found.summary) == (Status.FAIL, "16 of 18 NVLinks are active")
-        assert (found.place.label, "NVIDIA H200 on NVSwitches has 18" in found.cause) == ("GPU0-3", True)
+        finding = run_one("nvlink.links", machine)
+        assert (finding.status, finding.summary) == (Status.FAIL, "16 of 18 NVLinks are active")
+        assert (finding.place.label, "NVIDIA H200 on NVSwitches has 18" in finding.cause) == ("GPU0-3", True)
 
     @pytest.mark.parametrize(
         ("path", "changes"),
@@ -151,14 +153,14 @@ class TestNvlink:
     )
     def test_links_that_no_gpu_uses_can_be_by_design(self, path: str, changes: dict[str, Any]) -> None:
         machine = patched(patched(HGX, "gpus[*].nvml.nvlinks[17]", active=False), path, **changes)
-        found = run_one("nvlink.links", machine)
-        assert (found.status, found.summary) == (Status.PASS, "17 NVLinks are active")
+        finding = run_one("nvlink.links", machine)
+        assert (finding.status, finding.summary) == (Status.PASS, "17 NVLinks are active")
 
     @pytest.mark.parametrize("changes", [{"name": "NVIDIA H800"}, {"virtualization": "vgpu"}])
     def test_of_other_products_on_switches_it_is_unknown(self, changes: dict[str, Any]) -> None:
         machine = patched(patched(HGX, "gpus[*].nvml.nvlinks[17]", active=False), "gpus[*].nvml", **changes)
-        found = run_one("nvlink.links", machine)
-        assert (found.status, found.summary[:42]) == (Status.UNKNOWN, "17 of 18 NVLinks are active on every GPU: ")
+        finding = run_one("nvlink.links", machine)
+        assert (finding.status, finding.summary[:42]) == (Status.UNKNOWN, "17 of 18 NVLinks are active on every GPU: ")
         all_up = patched(HGX, "gpus[*].nvml", **changes)
         assert run_one("nvlink.links", all_up).status is Status.PASS
 
@@ -205,9 +207,9 @@ class TestGpu:
 
     def test_what_asks_for_a_reset_has_its_command(self) -> None:
         for changes in ({"remapped_rows_pending": True}, {"recovery_action": "gpu-reset"}):
-            (found,) = [f for f in run("gpu.health", patched(HGX, "gpus[1].nvml", **changes)) if f.remedy]
-            assert found.remedy is not None
-            assert found.remedy.command == f"nvidia-smi --gpu-reset -i {(HGX.gpus or ())[1].bus_id}"
+            (finding,) = [f for f in run("gpu.health", patched(HGX, "gpus[1].nvml", **changes)) if f.remedy]
+            assert finding.remedy is not None
+            assert finding.remedy.command == f"nvidia-smi --gpu-reset -i {(HGX.gpus or ())[1].bus_id}"
 
     def test_each_fault_of_health(self) -> None:
         for changes, status in (
@@ -248,8 +250,8 @@ class TestFabric:
 
     def test_a_stale_channel(self) -> None:
         node = DeviceNode(path="/dev/nvidia-caps-imex-channels/channel0", exists=True, access="ok", major=240, minor=0)
-        found = run_one("imex.channel", patched(healthy(), "driver", imex_channels=(node,)))
-        assert (found.status, "stale" in found.summary) == (Status.FAIL, True)
+        finding = run_one("imex.channel", patched(healthy(), "driver", imex_channels=(node,)))
+        assert (finding.status, "stale" in finding.summary) == (Status.FAIL, True)
 
     @pytest.mark.parametrize(
         ("daemons", "state", "reason", "hidden", "status"),
@@ -290,9 +292,12 @@ class TestIpc:
     def test_the_limits_of_a_plain_shell_are_a_note(self) -> None:
         limits = {"memlock": 8 << 20, "nofile": 1024, "stack": 8 << 20}
         machine = patched(HGX, "confinement", limits=limits, capabilities=0)
-        found = run_one("ipc.limits", machine)
-        assert (found.status, "8 MiB" in found.note) == (Status.PASS, True)
-        assert [found.status for found in run("ipc.limits", machine, asked(Guard.RDMA))] == [Status.FAIL, Status.WARN]
+        finding = run_one("ipc.limits", machine)
+        assert (finding.status, "8 MiB" in finding.note) == (Status.PASS, True)
+        assert [finding.status for finding in run("ipc.limits", machine, asked(Guard.RDMA))] == [
+            Status.FAIL,
+            Status.WARN,
+        ]
 
     def test_root_may_lock_beyond_the_limit(self) -> None:
         limits = {"memlock": 8 << 20, "nofile": 1 << 20, "stack": 8 << 20}
@@ -327,8 +332,8 @@ class TestIpc:
         namespaces = {"pid": 4026532281, "ipc": 4026532282}
         machine = patched(HGX, "confinement", namespaces=namespaces)
         for check in ("ipc.pid-namespace", "ipc.ipc-namespace"):
-            found = run_one(check, machine)
-            assert (found.status, bool(found.note)) == (Status.PASS, True)
+            finding = run_one(check, machine)
+            assert (finding.status, bool(finding.note)) == (Status.PASS, True)
 
 
 class TestRdma:
@@ -339,8 +344,8 @@ class TestRdma:
 
     def test_a_port_without_a_cable_is_a_note(self) -> None:
         machine = self.port_down(healthy(), state="DOWN", physical_state="Polling")
-        (found,) = run("rdma.ports", machine)
-        assert (found.status, "ibP2p3s0/1" in found.note) == (Status.PASS, True)
+        (finding,) = run("rdma.ports", machine)
+        assert (finding.status, "ibP2p3s0/1" in finding.note) == (Status.PASS, True)
         assert verdicts("rdma.ports", machine, asked(Guard.RDMA))[0] == (Status.WARN, "ibP2p3s0")
         before = Scope(expectation=Expectation(reference=healthy()))
         assert verdicts("rdma.ports", machine, before)[0] == (Status.FAIL, "ibP2p3s0")
@@ -384,5 +389,5 @@ def test_a_node_without_a_gpu_fails_no_check_of_gpus_whatever_is_asked() -> None
     bare = dataclasses.replace(HGX, gpus=(), pairs=(), switches=(), driver=Driver(majors={}))
     for guard in (Guard.EGM, Guard.P2P, Guard.FABRIC):
         findings = [f for check in CHECKS if guard in check.guards for f in run(check.id, bare, asked(guard))]
-        failed = {found.check for found in findings if found.status is Status.FAIL}
+        failed = {finding.check for finding in findings if finding.status is Status.FAIL}
         assert failed == set(), guard

@@ -37,7 +37,7 @@ def test_the_doctor_does_not_run_the_code_of_a_process(egmctl: RunEgmctl, uid: i
 
 @USERS
 def test_the_trap_works(uid: int) -> None:
-    """Who does what the doctor did runs the code: without this the tests here would say nothing."""
+    """The trap works: a process that does what the doctor did runs the code."""
     careless = (
         "import os, sys; from egmctl.facts.root import Root\n"
         "os.chroot(sys.argv[1]); os.setuid(int(sys.argv[2])); Root().names('/dev')"
@@ -84,13 +84,13 @@ def test_links_lead_where_they_lead_the_process(root: Path, uid: int) -> None:
     (root / "dev/nvidia1").symlink_to("../../../../nodes/nvidia1")
     (root / "dev/nvidia2").symlink_to("/nodes/nvidia2")
     with process_in(root, uid) as pid:
-        seen = inside.read_all(Root(), pid, [])
-    assert {minor: (node.access, node.minor) for minor, node in seen.gpus.items()} == {
+        readings = inside.read_all(Root(), pid, [])
+    assert {minor: (node.access, node.minor) for minor, node in readings.gpus.items()} == {
         0: ("ok", 0),
         1: ("ok", 1),
         2: ("ENOENT", None),
     }
-    assert not seen.gpus[2].exists
+    assert not readings.gpus[2].exists
 
 
 @USERS
@@ -100,26 +100,26 @@ def test_links_that_lead_out_of_the_root_or_nowhere_are_not_followed(root: Path,
     (root / "dev/nvidia1").symlink_to("/proc/self/fd/0")
     (root / "dev/nvidia2").symlink_to("nvidia2")
     with process_in(root, uid) as pid:
-        seen = inside.read_all(Root(), pid, [])
-    for node in seen.gpus.values():
+        readings = inside.read_all(Root(), pid, [])
+    for node in readings.gpus.values():
         assert (node.access, node.mode) == (None, None)
-    assert seen.gpus[0].unread["access"].detail == "/dev/nvidia0: ELOOP"
-    assert seen.gpus[2].unread["access"].detail == "/dev/nvidia2: ELOOP"
+    assert readings.gpus[0].unread["access"].detail == "/dev/nvidia0: ELOOP"
+    assert readings.gpus[2].unread["access"].detail == "/dev/nvidia2: ELOOP"
 
 
 def test_what_is_no_device_is_not_opened(root: Path) -> None:
-    """Who opens a FIFO waits for another end; who opens a device may start it."""
+    """Opening a FIFO waits for its other end; opening a device may start it."""
     os.mkfifo(root / "dev/nvidia0")
     (root / "dev/nvidia1").mkdir()
     (root / "dev/nvidia-caps").write_text("a file in the place of a folder")
     os.mkfifo(root / "dev/nvidia-caps-imex-channels")
     with process_in(root, 0) as pid:
-        seen = inside.read_all(Root(), pid, [])
-    assert [node.unread["major"].detail for node in seen.gpus.values()] == [
+        readings = inside.read_all(Root(), pid, [])
+    assert [node.unread["major"].detail for node in readings.gpus.values()] == [
         "/dev/nvidia0: not a character device",
         "/dev/nvidia1: not a character device",
     ]
-    assert (seen.imex_channels, [node.exists for node in seen.control]) == ((), [False] * 3)
+    assert (readings.imex_channels, [node.exists for node in readings.control]) == ((), [False] * 3)
 
 
 def test_other_files_are_looked_for_in_its_root_only(root: Path) -> None:
@@ -129,9 +129,9 @@ def test_other_files_are_looked_for_in_its_root_only(root: Path) -> None:
     (root / "dev/shm").symlink_to("/")
     own = os.statvfs(root)
     with process_in(root, confined.NOBODY) as pid:
-        found = inside.files(Root(), pid, ["/.dockerenv", "/run", "/real", "/../real", "/etc/passwd"])
+        files_found = inside.files(Root(), pid, ["/.dockerenv", "/run", "/real", "/../real", "/etc/passwd"])
         size, _ = inside.file_system(Root(), pid, "/dev/shm")  # noqa: S108 - looked at
-    assert found == ("/real", "/../real")
+    assert files_found == ("/real", "/../real")
     assert size == own.f_blocks * own.f_frsize
 
 
@@ -160,5 +160,5 @@ def test_a_folder_that_is_closed_to_it(root: Path) -> None:
     (root / "dev/closed").chmod(0o700)
     (root / "dev/nvidia0").symlink_to("closed/nvidia0")
     with process_in(root, confined.NOBODY) as pid:
-        (seen,) = inside.read_all(Root(), pid, []).gpus.values()
-    assert (seen.exists, seen.access) == (True, "EACCES")
+        (readings,) = inside.read_all(Root(), pid, []).gpus.values()
+    assert (readings.exists, readings.access) == (True, "EACCES")

@@ -81,7 +81,7 @@ def machine_of(name: str, check: str) -> Machine:
 
 @functools.cache
 def known_values() -> dict[str, list[Any]]:
-    """What machines have at each place: shipped ones, recorded ones, and those with a fault."""
+    """Return the values at each place of shipped and recorded machines, and of those with a fault."""
     machines = [fault.machine() for fault in faults().values()] + [shipped(name) for name in replay.names()]
     machines += [shipped(str(path)) for path in sorted((File(__file__).parent / "corpus").glob("*/machine.json"))]
     found: dict[str, dict[str, Any]] = defaultdict(dict)
@@ -128,8 +128,8 @@ def decides(check: Check, machine: Machine, paths: Sequence[Path], well: tuple[F
         return False
     for other in other_values(check, paths[0], value):
         for places in (paths[:1], paths):
-            found = _findings(check, having(machine, places, other), EVERYTHING)
-            if any(finding.status in (Status.FAIL, Status.WARN) and finding not in well for finding in found):
+            findings = _findings(check, having(machine, places, other), EVERYTHING)
+            if any(finding.status in (Status.FAIL, Status.WARN) and finding not in well for finding in findings):
                 return True
     return False
 
@@ -157,8 +157,8 @@ def _is_about(machine: Machine, path: Path, finding: Finding) -> bool:
 
 def suffices(check: Check, name: str, number: int) -> bool:
     """Say whether :data:`SUFFICES` has a fact, taken from ``number`` things."""
-    why = SUFFICES.get((check.id, name)) or SUFFICES.get(("*", name))
-    return why is not None and (number == 1 or not why.startswith("of one"))
+    unread = SUFFICES.get((check.id, name)) or SUFFICES.get(("*", name))
+    return unread is not None and (number == 1 or not unread.startswith("of one"))
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -178,14 +178,20 @@ def test_what_decides_and_was_not_read_does_not_pass(check: Check, name: str, mo
         if not any(one == place or one.startswith(f"{place}.") for one in deciding):
             continue
         for taken in dict.fromkeys((tuple(paths[:1]), tuple(paths[-1:]), tuple(paths))):
-            found = tuple(_findings(check, without(machine, taken), EVERYTHING))
-            if not is_told(machine, taken[0], well, found) and not suffices(check, place, len(taken)):
-                silent.append((place, len(taken), [(one.status.value, one.place.label, one.summary) for one in found]))
+            findings = tuple(_findings(check, without(machine, taken), EVERYTHING))
+            if not is_told(machine, taken[0], well, findings) and not suffices(check, place, len(taken)):
+                silent.append(
+                    (
+                        place,
+                        len(taken),
+                        [(finding.status.value, finding.place.label, finding.summary) for finding in findings],
+                    )
+                )
     assert silent == []
     if any(not suffices(check, place, 2) for place in deciding):
         everything = [path for place in deciding if not suffices(check, place, 2) for path in places[place]]
-        found = tuple(_findings(check, without(machine, everything), EVERYTHING))
-        assert not all(finding.status is Status.PASS for finding in found), "all at once"
+        findings = tuple(_findings(check, without(machine, everything), EVERYTHING))
+        assert not all(finding.status is Status.PASS for finding in findings), "all at once"
 
 
 class TestHealth:
@@ -194,19 +200,22 @@ class TestHealth:
     def test_memory_errors_that_were_not_read_are_unknown(self) -> None:
         names = ("ecc_uncorrected_volatile", "remapped_rows_pending", "remapped_rows_failure")
         machine = without(shipped("hgx-h200x4"), [("gpus", 2, "nvml", name) for name in names])
-        found = run("gpu.health", machine)
-        assert {(one.status, one.place.label) for one in found} == {(Status.UNKNOWN, "GPU2"), (Status.PASS, "GPU0-1,3")}
-        (unknown,) = [one for one in found if one.status is Status.UNKNOWN]
+        findings = run("gpu.health", machine)
+        assert {(finding.status, finding.place.label) for finding in findings} == {
+            (Status.UNKNOWN, "GPU2"),
+            (Status.PASS, "GPU0-1,3"),
+        }
+        (unknown,) = [finding for finding in findings if finding.status is Status.UNKNOWN]
         assert unknown.summary == (
             "NVML did not report uncorrected errors (999 (Unknown Error)); pending row remapping (999 (Unknown Error))"
         )
 
     def test_what_a_gpu_does_not_have_is_not_claimed(self) -> None:
-        why = {name: Unread(reason=Reason.NOT_SUPPORTED) for name in ("remapped_rows_pending", "remapped_rows_failure")}
-        machine = patched(healthy(), "gpus[*].nvml", **dict.fromkeys(why), unread=why)
+        unread = dict.fromkeys(("remapped_rows_pending", "remapped_rows_failure"), Unread(reason=Reason.NOT_SUPPORTED))
+        machine = patched(healthy(), "gpus[*].nvml", **dict.fromkeys(unread), unread=unread)
         assert run_one("gpu.health", machine).summary == "no uncorrected errors, no recovery action"
 
 
 def test_a_gpu_that_cuda_lists_and_nvml_does_not_is_no_pass() -> None:
-    found = run_one("dev.count-consistency", without(healthy(), [("gpus", 1, "nvml")]))
-    assert (found.status, found.place.label) == (Status.FAIL, "GPU1")
+    finding = run_one("dev.count-consistency", without(healthy(), [("gpus", 1, "nvml")]))
+    assert (finding.status, finding.place.label) == (Status.FAIL, "GPU1")

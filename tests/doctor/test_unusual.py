@@ -107,11 +107,13 @@ def told(machine: Machine, scope: Scope = EVERYTHING) -> Diagnosis:
 @pytest.mark.parametrize("name", UNUSUAL)
 def test_a_node_that_is_so_on_purpose_is_no_fault(name: str) -> None:
     machine, expected = UNUSUAL[name]
-    found = told(machine())
+    findings = told(machine())
     problems = {
-        check: status for check, status in found.verdicts.items() if status in (Status.FAIL, Status.WARN, Status.NOTE)
+        check: status
+        for check, status in findings.verdicts.items()
+        if status in (Status.FAIL, Status.WARN, Status.NOTE)
     }
-    assert (problems, int(found.exit_code)) == (expected, 0)
+    assert (problems, int(findings.exit_code)) == (expected, 0)
 
 
 @pytest.mark.parametrize("machine", [mig, confidential, vgpu])

@@ -1,4 +1,4 @@
-"""What people and programs read: text that folds over many nodes, JSON, Nagios, Prometheus, JUnit."""
+"""The outputs of doctor: text that folds over many nodes, JSON, Nagios, Prometheus, JUnit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from egmctl.doctor.check import EVERYTHING, Scope, failed, passed
+from egmctl.doctor.check import EVERYTHING, Scope
+from egmctl.doctor.findings import failed, passed
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.errors import ExitCode
 from egmctl.model.diagnosis import Diagnosis
@@ -76,16 +77,16 @@ class TestText:
         )
 
     def test_a_healthy_node_takes_at_most_four_lines(self) -> None:
-        told = doctor_text(diagnose(shipped("hgx-h200x4"), EVERYTHING, CHECKS))
+        shown = doctor_text(diagnose(shipped("hgx-h200x4"), EVERYTHING, CHECKS))
         # The recording is older than what these two read.
-        first, second, _, unknown = told.splitlines()
+        first, second, _, unknown = shown.splitlines()
         assert re.fullmatch(r"OK: \d+ checks passed, 2 not determined, \d+ do not apply", first)
         assert unknown == "Not determined (-v says why): env.limits, cpu.governor"
         assert second == "no EGM: 4 NVIDIA H200 on x86_64, no NVLink-C2C"
 
     def test_warnings_alone_are_ok_but_said(self) -> None:
-        told = doctor_text(diagnosis(check("a.one", FINE), check("gpu.persistence", PERSISTENCE)), level=Level.SUMMARY)
-        assert told.splitlines()[1:] == [
+        shown = doctor_text(diagnosis(check("a.one", FINE), check("gpu.persistence", PERSISTENCE)), level=Level.SUMMARY)
+        assert shown.splitlines()[1:] == [
             "OK: 1 warning, 1 check passed",
             "",
             "WARN  GPU0-3: persistence mode is off  [gpu.persistence]",
@@ -94,7 +95,7 @@ class TestText:
     def test_a_warning_counts_where_there_is_no_gpu_too(self) -> None:
         small = patched(healthy(), "confinement", shm_total_bytes=512 << 20, shm_free_bytes=512 << 20)
         found = diagnose(patched(small, "", gpus=(), pairs=()), EVERYTHING, CHECKS)
-        number = sum(one.status in (Status.WARN, Status.FAIL) for one in found.findings)
+        number = sum(finding.status in (Status.WARN, Status.FAIL) for finding in found.findings)
         assert found.exit_code == ExitCode.NOTHING
         assert number
         assert f"there is no NVIDIA GPU on this machine; {number} warning" in plain(verdict(found).sentence)
@@ -113,8 +114,8 @@ class TestText:
 
     def test_advice_on_what_is_unknown_is_shown(self) -> None:
         advised = dataclasses.replace(UNTOLD, remedy=Remedy(text="Ask the kernel log."))
-        told = doctor_text(diagnosis(check("a.one", FINE), check("a.two", FINE), check("b.two", advised)))
-        assert told.endswith("UNKNOWN  NVML is too old to say  [b.two]\n         fix  Ask the kernel log.\n")
+        shown = doctor_text(diagnosis(check("a.one", FINE), check("a.two", FINE), check("b.two", advised)))
+        assert shown.endswith("UNKNOWN  NVML is too old to say  [b.two]\n         fix  Ask the kernel log.\n")
 
     def test_a_root_cause_names_what_it_explains_and_each_problem_is_listed_once(self) -> None:
         route = failed("no GPU can route EGM", Remedy(text="Give all."), place=on_numa([1]))
@@ -122,10 +123,10 @@ class TestText:
         found = diagnosis(
             check("egm.cgroup-route", route), check("dev.cgroup-restricted", DENIED), check("nvlink.links", elsewhere)
         )
-        told = doctor_text(found)
-        assert "PROBLEMS: 3 failures, 2 root causes" in told
-        assert "explains  FAIL NUMA 1: no GPU can route EGM [egm.cgroup-route]" in told
-        assert told.count("FAIL ") == 3
+        shown = doctor_text(found)
+        assert "PROBLEMS: 3 failures, 2 root causes" in shown
+        assert "explains  FAIL NUMA 1: no GPU can route EGM [egm.cgroup-route]" in shown
+        assert shown.count("FAIL ") == 3
 
     def test_brief_is_a_line_a_problem(self) -> None:
         assert doctor_text(SICK, level=Level.SUMMARY).splitlines()[4:] == [
@@ -135,9 +136,9 @@ class TestText:
         ]
 
     def test_verbose_shows_every_check_and_the_evidence_of_problems(self) -> None:
-        told = doctor_text(SICK, level=Level.VERBOSE)
-        assert "seen   access(/dev/nvidia3): EPERM" in told
-        lines = [" ".join(line.split()) for line in told.splitlines()]
+        shown = doctor_text(SICK, level=Level.VERBOSE)
+        assert "seen   access(/dev/nvidia3): EPERM" in shown
+        lines = [" ".join(line.split()) for line in shown.splitlines()]
         assert "env.fine node as it should be; 4 GPUs are there" in lines
         assert "egm.route node not an EGM platform" in lines
 
@@ -153,13 +154,13 @@ class TestText:
             assert "0815" not in doctor_text(diagnosis(*CHECKS, machine=machine), level=level)
 
     def test_explain_tells_why_how_and_what_to_do(self) -> None:
-        told = text(checks_document(CheckList(checks=(entry("a.one", Guard.EGM, Guard.P2P),)))).plain
-        assert told.startswith("a.one: the title of a.one\nguards egm, p2p\n")
-        assert "\nHow to fix it\n  With care.\n" in told
+        shown = text(checks_document(CheckList(checks=(entry("a.one", Guard.EGM, Guard.P2P),)))).plain
+        assert shown.startswith("a.one: the title of a.one\nguards egm, p2p\n")
+        assert "\nHow to fix it\n  With care.\n" in shown
 
     def test_the_list_of_checks_has_a_line_each(self) -> None:
-        told = text(checks_document(CheckList(checks=(entry("a.one", *Guard), entry("b.two", Guard.EGM))))).plain
-        assert [line.split() for line in told.splitlines()[1:]] == [
+        shown = text(checks_document(CheckList(checks=(entry("a.one", *Guard), entry("b.two", Guard.EGM))))).plain
+        assert [line.split() for line in shown.splitlines()[1:]] == [
             ["a.one", "the", "title", "of", "a.one", "all"],
             ["b.two", "the", "title", "of", "b.two", "egm"],
         ]

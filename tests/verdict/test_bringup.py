@@ -11,7 +11,8 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 
-from egmctl.doctor.check import EVERYTHING, Scope, failed, warned
+from egmctl.doctor.check import EVERYTHING, Scope
+from egmctl.doctor.findings import failed, warned
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.model.bringup import Answer, Bringup, GapKind
 from egmctl.model.diagnosis import Diagnosis

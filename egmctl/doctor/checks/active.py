@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from egmctl.doctor.check import Check, Scope, failed, passed, skipped, unknown
+from egmctl.doctor.check import Check, Scope
+from egmctl.doctor.findings import failed, passed, skipped, unknown
 from egmctl.doctor.situation import by_value, coherent, coherent_gpus, in_domain, numbers
 from egmctl.driver.signatures import Cause, cause_of, cause_of_crash
 from egmctl.model.finding import NODE, Confidence, Evidence, Finding, Guard, Place, Remedy, on_gpus, on_numa, on_pairs

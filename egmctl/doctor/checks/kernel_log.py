@@ -1,39 +1,34 @@
-"""What the kernel's log holds against GPUs, NVSwitches and PCIe links, told apart by whose fault it is and how old."""
+"""Faults of GPUs, NVSwitches and PCIe links in the kernel's log, with their blame and age."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from egmctl.doctor.check import Check, Scope, failed, passed, skipped, unknown, warned
+from egmctl.doctor.check import Scope, Verdicts, check, end, skip
+from egmctl.doctor.findings import as_root, fact, failed, passed, unknown, warned
 from egmctl.doctor.kernel_faults import Blame, KernelFault, kernel_faults, meaning
-from egmctl.model.finding import Evidence, Finding, Guard, Remedy, Status
+from egmctl.model.finding import Evidence, Finding, Guard, Status
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent, KernelLog
 from egmctl.model.machine import Machine, OriginKind, Reason
 from egmctl.units import several
 
-ALL = tuple(Guard)
 _SHOWN = 3
 """Events that a finding quotes: the first, and the newest."""
-_MAY_READ = Remedy(
-    text="Run as root, with CAP_SYSLOG, or in the group adm or systemd-journal; in a container, run it on the host.",
-    command="sudo egmctl doctor --check 'kernel.*'",
-    needs_root=True,
-)
+_MAY_READ = as_root("Run as root or with CAP_SYSLOG, on the host.", "sudo egmctl doctor --check 'kernel.*'")
 
 
-def _xid(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    log = yield from _log(machine)
-    if log is None:
-        return
+@check("kernel.xid", *Guard, wants=("kernel_log",))
+def _xid(machine: Machine, scope: Scope) -> Verdicts:
+    log = _log(machine)
     events = [event for event in _recent(log, scope, EventKind.XID) if _concerns(machine, scope, event)]
     faults = list(kernel_faults(machine, events))
-    found = [fault for fault in faults if fault.status is not Status.PASS]
-    for fault in found:
-        blamed = "" if fault.blame in (Blame.NOBODY, Blame.UNKNOWN) else f"blamed on: {fault.blame.value}"
-        yield _finding(log, fault, cause=blamed)
     harmless = [fault for fault in faults if fault.status is Status.PASS]
-    if not found:
+    for fault in faults:
+        if fault not in harmless:
+            blamed = "" if fault.blame in (Blame.NOBODY, Blame.UNKNOWN) else f"blamed on: {fault.blame.value}"
+            yield _finding(log, fault, cause=blamed)
+    if len(harmless) == len(faults):
         quoted = [event for event in events if meaning(event).status is Status.PASS]
         yield passed(
             "no Xid that needs an operator" if harmless else "no Xid",
@@ -48,99 +43,88 @@ def _xid(machine: Machine, scope: Scope) -> Iterator[Finding]:
 
 def xids_of(machine: Machine, finding: Finding) -> tuple[KernelEvent, ...]:
     """Return the events that a finding of ``kernel.xid`` is about: those that it quotes."""
-    log = machine.kernel_log
-    events = () if log is None else [event for event in log.events if event.kind is EventKind.XID]
-    quoted = set(finding.evidence)
-    return tuple(event for event in events if log is not None and quoted.intersection(_evidence(log, [event])))
-
-
-def _sxid(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    log = yield from _log(machine)
+    log, quoted = machine.kernel_log, set(finding.evidence)
     if log is None:
-        return
+        return ()
+    events = (event for event in log.events if event.kind is EventKind.XID)
+    return tuple(event for event in events if quoted.intersection(_evidence(log, [event])))
+
+
+@check("kernel.sxid", Guard.P2P, Guard.IPC, Guard.PERF, wants=("kernel_log", "switches"))
+def _sxid(machine: Machine, scope: Scope) -> Verdicts:
+    log = _log(machine)
     events = _recent(log, scope, EventKind.SXID)
+    if not events and not machine.switches:
+        skip("no NVSwitch on this node; the switches of a rack log on their own trays")
     if not events:
-        if not machine.switches:
-            yield skipped("no NVSwitch on this node; the switches of a rack log on their own trays")
-        else:
-            yield passed("no SXid", evidence=(_covered(log, scope),))
-        return
+        yield passed("no SXid", evidence=(_covered(log, scope),))
     yield from (_finding(log, fault) for fault in kernel_faults(machine, events))
 
 
-def _aer(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    log = yield from _log(machine)
-    if log is None:
-        return
-    faults = list(kernel_faults(machine, _recent(log, scope, EventKind.AER)))
-    found = [fault for fault in faults if fault.status is not Status.PASS]
-    yield from (_finding(log, fault) for fault in found)
-    if not found:
-        count = sum(len(fault.events) for fault in faults)
-        few = f"{several(count, 'corrected PCIe error')}, repaired by the links" if count else ""
+@check("kernel.aer", Guard.PERF, Guard.RDMA, wants=("kernel_log", "system", "nics", "switches"))
+def _aer(machine: Machine, scope: Scope) -> Verdicts:
+    log = _log(machine)
+    errors = list(kernel_faults(machine, _recent(log, scope, EventKind.AER)))
+    faults = [fault for fault in errors if fault.status is not Status.PASS]
+    yield from (_finding(log, fault) for fault in faults)
+    if not faults:
+        count = sum(len(fault.events) for fault in errors)
         yield passed(
-            "no PCIe errors on GPUs, their bridges and NICs" + (" but corrected ones" if count else ""),
+            f"no PCIe errors on GPUs, their bridges and NICs{' but corrected ones' if count else ''}",
             evidence=(_covered(log, scope),),
-            note=few,
+            note=f"{several(count, 'corrected PCIe error')}, repaired by the links" if count else "",
         )
 
 
-def _driver(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    log = yield from _log(machine)
-    if log is None:
-        return
+@check("kernel.driver-messages", Guard.EGM, Guard.P2P, Guard.IPC, Guard.FABRIC, wants=("kernel_log",))
+def _driver(machine: Machine, scope: Scope) -> Verdicts:
+    log = _log(machine)
     faults = list(kernel_faults(machine, _recent(log, scope, EventKind.DRIVER)))
     for fault in faults:
         yield replace(_finding(log, fault), evidence=(_quoted(log, fault.events[-1]),))
     if not faults:
-        yield passed(
-            "no driver message about EGM, NVLink, C2C, fabric or IMEX faults",
-            evidence=(_covered(log, scope),),
-        )
+        none = "no driver message about EGM, NVLink, C2C, fabric or IMEX faults"
+        yield passed(none, evidence=(_covered(log, scope),))
 
 
 def message_of(machine: Machine, finding: Finding) -> DriverMessage | None:
     """Return the message that a finding of ``kernel.driver-messages`` is about: the one that it quotes."""
     log = machine.kernel_log
-    events = () if log is None else [event for event in log.events if event.kind is EventKind.DRIVER]
-    return next(
-        (event.message for event in events if log is not None and _quoted(log, event) in finding.evidence), None
-    )
+    if log is None:
+        return None
+    events = (event for event in log.events if event.kind is EventKind.DRIVER)
+    return next((event.message for event in events if _quoted(log, event) in finding.evidence), None)
 
 
 def _quoted(log: KernelLog, event: KernelEvent) -> Evidence:
-    words = "" if event.message is None else event.message.value
-    return Evidence(source=log.source, value=f"{_ago(log, event)}: ... {words} ...")
+    return fact(log.source, f"{_ago(log, event)}: ... {event.message.value if event.message else ''} ...")
 
 
 def _finding(log: KernelLog, fault: KernelFault, *, cause: str = "") -> Finding:
-    told = failed if fault.status is Status.FAIL else warned
-    last = f"{'last ' if len(fault.events) > 1 else ''}{_ago(log, fault.events[-1])}"
-    # The place is told beside it.
-    return told(
-        f"{fault.name if fault.where == fault.place.label else fault.title}{fault.times}, {last}",
+    # The place is shown beside the name, if it is the whole of it.
+    name = fault.name if fault.where == fault.place.label else fault.title
+    last = "last " if len(fault.events) > 1 else ""
+    return (failed if fault.status is Status.FAIL else warned)(
+        f"{name}{fault.times}, {last}{_ago(log, fault.events[-1])}",
         fault.remedy,
-        place=fault.place,
+        fault.place,
         evidence=_evidence(log, fault.events),
         cause=cause,
     )
 
 
-def _log(machine: Machine) -> Generator[Finding, None, KernelLog | None]:
-    """Return the log, or yield why there is none."""
+def _log(machine: Machine) -> KernelLog:
+    """Return the log; end the check where there is none."""
     if machine.kernel_log is not None:
         return machine.kernel_log
     status = machine.sections.get("kernel_log")
+    unread = status.unread if status else None
     if machine.origin.kind is OriginKind.MODELLED:
-        yield skipped("a model has no kernel log")
-    elif status is None or (status.unread and status.unread.reason in (Reason.NOT_ASKED, Reason.NOT_STATED)):
-        yield skipped("recorded without the kernel log")
-    else:
-        why = status.unread
-        yield unknown(
-            "the kernel log was not read" + (f" ({why.detail or why.reason.value})" if why else ""), remedy=_MAY_READ
-        )
-    return None
+        skip("a model has no kernel log")
+    if status is None or (unread and unread.reason in (Reason.NOT_ASKED, Reason.NOT_STATED)):
+        skip("recorded without the kernel log")
+    reason = f" ({unread.detail or unread.reason.value})" if unread else ""
+    end(unknown(f"the kernel log was not read{reason}", remedy=_MAY_READ))
 
 
 def _recent(log: KernelLog, scope: Scope, kind: EventKind) -> list[KernelEvent]:
@@ -166,15 +150,15 @@ def _ago(log: KernelLog, event: KernelEvent) -> str:
 
 def _evidence(log: KernelLog, events: Sequence[KernelEvent]) -> tuple[Evidence, ...]:
     shown = (*events[:1], *events[1:][-(_SHOWN - 1) :])
-    return tuple(Evidence(source=log.source, value=_line(event)) for event in shown)
+    return tuple(fact(log.source, _line(event)) for event in shown)
 
 
 def _line(event: KernelEvent) -> str:
-    who = f", pid={event.pid}" if event.pid is not None else ""
-    who += f", name={event.process}" if event.process else ""
+    process = f", pid={event.pid}" if event.pid is not None else ""
+    process += f", name={event.process}" if event.process else ""
     word = {EventKind.XID: "Xid ", EventKind.SXID: "SXid "}.get(event.kind, "")
     number = "" if event.number is None else f"{word}{event.number}"
-    return f"[{event.time_s:.3f}] {event.bus_id} {number}{who} {event.text}".rstrip()
+    return f"[{event.time_s:.3f}] {event.bus_id} {number}{process} {event.text}".rstrip()
 
 
 def _covered(log: KernelLog, scope: Scope) -> Evidence:
@@ -182,30 +166,4 @@ def _covered(log: KernelLog, scope: Scope) -> Evidence:
     first = "empty" if log.first_s is None else f"from {log.first_s:.0f} s to {log.now_s:.0f} s after boot"
     since = "" if scope.since_s is None else f", limited to the last {scope.since_s:.0f} s by --since"
     lost = ", with lines overwritten in between" if log.overwritten else ""
-    return Evidence(source=log.source, value=f"{first}{since}{lost}")
-
-
-CHECKS = (
-    Check("kernel.xid", _xid, guards=ALL, sections=("gpus",), wants=("kernel_log",)),
-    Check(
-        "kernel.sxid",
-        _sxid,
-        guards=(Guard.P2P, Guard.IPC, Guard.PERF),
-        sections=("gpus",),
-        wants=("kernel_log", "switches"),
-    ),
-    Check(
-        "kernel.aer",
-        _aer,
-        guards=(Guard.PERF, Guard.RDMA),
-        sections=("gpus",),
-        wants=("kernel_log", "system", "nics", "switches"),
-    ),
-    Check(
-        "kernel.driver-messages",
-        _driver,
-        guards=(Guard.EGM, Guard.P2P, Guard.IPC, Guard.FABRIC),
-        sections=("gpus",),
-        wants=("kernel_log",),
-    ),
-)
+    return fact(log.source, f"{first}{since}{lost}")

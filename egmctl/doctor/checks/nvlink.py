@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from egmctl.doctor.check import Check, Scope, failed, gap, needing, passed, skipped, unknown, warned
-from egmctl.doctor.situation import NO_GPU, by_value, judged, needs_gpu, usable, virtual
-from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus
+from egmctl.doctor.check import Scope, Verdicts, about, check, end, known, skip
+from egmctl.doctor.findings import (
+    PARAMS,
+    as_root,
+    fact,
+    failed,
+    gap,
+    passed,
+    skipped,
+    todo,
+    unknown,
+    warned,
+    without_option,
+)
+from egmctl.doctor.situation import NO_GPU, usable, virtual
+from egmctl.doctor.subject import usable_gpus
+from egmctl.model.finding import Evidence, Guard
 from egmctl.model.machine import Driver, Gpu, Machine, NvLink, NvLinkCounters
 from egmctl.model.route import LinkKind
 from egmctl.topology.links import has_no_nvlink, nvlinks_of, without_speed
@@ -15,14 +29,8 @@ from egmctl.units import format_kernel_list
 
 STATE = "nvmlDeviceGetNvLinkState"
 NO_NVLINK = "no GPU has NVLink"
-RESET = Remedy(
-    text="Drain the node and reset the GPU; if the link stays down, inspect or replace the GPU, board or cable.",
-    command="nvidia-smi nvlink -s",
-)
-SWITCHES = Remedy(
-    text="Check the NVSwitches in the fabric manager's log, then reset all GPUs and switches together.",
-    command="nvidia-smi nvlink -s",
-)
+RESET = todo("Drain the node and reset the GPU; if that does not help, inspect the hardware.", "nvidia-smi nvlink -s")
+SWITCHES = todo("Read the fabric manager's log, then reset all GPUs and switches together.", "nvidia-smi nvlink -s")
 MAX_EFFECTIVE_BER = 1e-12
 """Effective bit error rate of a link from which on it is bad (DCGM 4.6, DcgmHealthWatch.cpp, Blackwell)."""
 
@@ -37,47 +45,73 @@ _PACKET_COUNTERS = (
 )
 
 
-@needing(needs_gpu)
-def _links(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    gpus = usable(machine, scope.gpus_of(machine))
-    for why, group in by_value(gpus, _unread_states):
-        if why:
-            yield unknown(f"the state of the NVLinks was not read ({why})", place=on_gpus(group))
-    told = [gpu for gpu in gpus if not _unread_states(gpu)]
+@check("nvlink.links", Guard.P2P, Guard.FABRIC, Guard.EGM)
+def _links(machine: Machine, scope: Scope) -> Verdicts:
     usual: dict[str | None, int] = {}
     for gpu in machine.gpus or ():
         # GPUs of another product have another number of links.
         usual[gpu.name] = max(usual.get(gpu.name, 0), _up(gpu))
-    if unconnected := tuple(gpu for gpu in told if usual[gpu.name] == 0):
-        alone = not any(nvlinks_of(gpu) for gpu in machine.gpus or ())
-        yield from _all_down(machine, tuple(gpu for gpu in unconnected if alone or _is_to_have(machine, gpu)))
-    connected = (gpu for gpu in told if usual[gpu.name] > 0)
-    for (count, most, wired), group in by_value(
-        connected, lambda gpu: (_up(gpu), usual[gpu.name], _wired(machine, gpu))
-    ):
-        expected = max(most, wired or 0)
-        if count < expected:
-            by_product = (
-                f"a {group[0].name} on NVSwitches has {expected} ({_SOURCES[expected]}); a switch that is down takes "
-                "links of every GPU"
-            )
-            yield failed(
-                f"{count} of {expected} NVLinks are active",
-                RESET if count < most else SWITCHES,
-                place=on_gpus(group),
-                evidence=tuple(_inactive(gpu) for gpu in group),
-                cause="other GPUs of this node have more active links" if count < most else by_product,
-            )
-        else:
-            yield from _as_usual(count, group, lacking=wired is None and _is_switched(group[0]))
+    for gpu in usable_gpus(machine, scope):
+        yield from about(gpu, _links_of(machine, gpu, usual[gpu.name]))
+
+
+def _links_of(machine: Machine, gpu: Gpu, most: int) -> Verdicts:
+    """Judge a GPU's links.
+
+    Parameters
+    ----------
+    most
+        Links that are up on the GPU of the same product with the most of them.
+    """
+    if unread := _unread_states(gpu):
+        end(unknown(f"the state of the NVLinks was not read ({unread})"))
+    if most == 0:
+        yield from _all_down(machine, gpu)
+        return
+    up, wired = _up(gpu), _wired(machine, gpu)
+    expected = max(most, wired or 0)
+    if up < expected:
+        yield _inactive(gpu)
+        by_product = (
+            f"a {gpu.name} on NVSwitches has {expected} ({_SOURCES[expected]}); a switch that is down takes links of "
+            "every GPU"
+        )
+        yield failed(
+            f"{up} of {expected} NVLinks are active",
+            RESET if up < most else SWITCHES,
+            cause="other GPUs of this node have more active links" if up < most else by_product,
+        )
+    elif stopped := without_speed(gpu).get(LinkKind.NVLINK):
+        yield fact(f"NVML_FI_DEV_NVLINK_GET_SPEED(GPU{gpu.index})", f"0 MB/s: {format_kernel_list(set(stopped))}")
+        cause = "a link that is trained has a speed: one of NVML's two answers is wrong"
+        yield warned("NVML calls NVLinks active at 0 MB/s", RESET, cause=cause)
+    elif silent := _in_state(gpu, "active-traffic-disabled"):
+        value = f"active-traffic-disabled: {format_kernel_list(silent)}"
+        yield fact(f"NVML_FI_DEV_NVLINK_GET_STATE(GPU{gpu.index})", value)
+        yield warned(
+            "NVLinks are up, but their traffic is disabled",
+            todo("Check these links in the fabric manager's log, then reset the GPU.", "nvidia-smi nvlink -s"),
+            cause="NVML_NVLINK_STATE_ACTIVE_TRAFFIC_DISABLED (nvml.h); when the driver does so is not documented",
+        )
+    else:
+        count = (gpu.nvml.nvlink_count if gpu.nvml else None) or 0
+        if count > up and wired is None and _is_switched(gpu):
+            yield _inactive(gpu)
+            unclear = "whether the board leaves some out is unknown"
+            end(unknown(f"{up} of {count} NVLinks are active on every GPU: {unclear}"))
+        notes = [f"the GPU has {count}; {count - up} are unused on every GPU"] if count > up else []
+        if _in_state(gpu, "sleep"):
+            notes.append("some links are asleep to save power; traffic wakes them")
+        yield fact(STATE, f"{up} of {count} links active")
+        yield passed(f"{up} NVLinks are active", note="; ".join(notes))
 
 
 def _unread_states(gpu: Gpu) -> str:
     """Return why it is not known which of a GPU's links are up; empty where it is."""
     if has_no_nvlink(gpu):
         return ""
-    listed = gap(gpu.nvml, "nvlinks")
-    return listed or next((why for link in nvlinks_of(gpu) if (why := _unread_state(link))), "")
+    reasons = (gap(gpu.nvml, "nvlinks"), *map(_unread_state, nvlinks_of(gpu)))
+    return next(filter(None, reasons), "")
 
 
 def _unread_state(link: NvLink) -> str:
@@ -117,63 +151,6 @@ def _is_switched(gpu: Gpu) -> bool:
     return all(link.remote_type == "switch" for link in nvlinks_of(gpu) if link.active)
 
 
-def _as_usual(count: int, gpus: tuple[Gpu, ...], *, lacking: bool) -> Iterator[Finding]:
-    """Judge GPUs with as many links up as their siblings.
-
-    Parameters
-    ----------
-    lacking
-        That some are unused may be a fault: they lead to switches, and nobody says how many should.
-    """
-    stopped = tuple(gpu for gpu in gpus if LinkKind.NVLINK in without_speed(gpu))
-    if stopped:
-        yield warned(
-            "NVML calls NVLinks active at 0 MB/s",
-            RESET,
-            place=on_gpus(stopped),
-            evidence=tuple(
-                Evidence(
-                    source=f"NVML_FI_DEV_NVLINK_GET_SPEED(GPU{gpu.index})",
-                    value=f"0 MB/s: {format_kernel_list(set(without_speed(gpu)[LinkKind.NVLINK]))}",
-                )
-                for gpu in stopped
-            ),
-            cause="a link that is trained has a speed: one of NVML's two answers is wrong",
-        )
-    silent = tuple(gpu for gpu in gpus if gpu not in stopped and _in_state(gpu, "active-traffic-disabled"))
-    if silent:
-        yield warned(
-            "NVLinks are up, but their traffic is disabled",
-            Remedy(
-                text="Check these links in the fabric manager's log, then reset the GPU.",
-                command="nvidia-smi nvlink -s",
-            ),
-            place=on_gpus(silent),
-            evidence=tuple(_state_evidence(gpu, "active-traffic-disabled") for gpu in silent),
-            cause="NVML_NVLINK_STATE_ACTIVE_TRAFFIC_DISABLED (nvml.h); when the driver does so is not documented",
-        )
-    well = tuple(gpu for gpu in gpus if gpu not in (*silent, *stopped))
-    if not well:
-        return
-    part = max((gpu.nvml.nvlink_count or 0) for gpu in well if gpu.nvml)
-    if lacking and part > count:
-        yield unknown(
-            f"{count} of {part} NVLinks are active on every GPU: whether the board leaves some out is unknown",
-            place=on_gpus(well),
-            evidence=tuple(_inactive(gpu) for gpu in well),
-        )
-        return
-    notes = [f"the GPU has {part}; {part - count} are unused on every GPU"] if part > count else []
-    if asleep := [gpu for gpu in well if _in_state(gpu, "sleep")]:
-        notes.append(f"{on_gpus(asleep).label}: links asleep to save power, they wake by traffic")
-    yield passed(
-        f"{count} NVLinks are active",
-        place=on_gpus(well),
-        evidence=(Evidence(source=STATE, value=f"{count} of {part} links active"),),
-        note="; ".join(notes),
-    )
-
-
 def _up(gpu: Gpu) -> int:
     """Return how many of a GPU's links are trained: one that sleeps is."""
     return sum(bool(link.active) or link.link_state == "sleep" for link in nvlinks_of(gpu))
@@ -183,59 +160,41 @@ def _in_state(gpu: Gpu, state: str) -> list[int]:
     return [link.link for link in nvlinks_of(gpu) if link.link_state == state and 0 <= link.link < 1 << 10]
 
 
-def _state_evidence(gpu: Gpu, state: str) -> Evidence:
-    links = format_kernel_list(set(_in_state(gpu, state)))
-    return Evidence(source=f"NVML_FI_DEV_NVLINK_GET_STATE(GPU{gpu.index})", value=f"{state}: {links}")
-
-
-def _is_to_have(machine: Machine, gpu: Gpu) -> bool:
-    """Say whether links of a GPU are to be up: it has some, or is of a board that never goes without."""
-    return bool(nvlinks_of(gpu)) or _is_of_board(machine, gpu)
-
-
 def _is_of_board(machine: Machine, gpu: Gpu) -> bool:
     """Say whether a GPU is of a product with links to switches; a Grace GPU alone may be a workstation's, without."""
     siblings = sum(other.name == gpu.name for other in machine.gpus or ())
     return gpu.name in _PRODUCTS and (siblings > 1 or c2c(machine, gpu) is C2c.ABSENT)
 
 
-def _all_down(machine: Machine, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
-    """Judge GPUs of which none of a product has a link that is up."""
-    groups = by_value(
-        gpus, lambda gpu: (_is_of_board(machine, gpu), bool(nvlinks_of(gpu)), _none_by_design(machine, gpu))
-    )
-    for (known, listed, why), group in groups:
-        place, evidence = on_gpus(group), tuple(_inactive(gpu) for gpu in group)
-        states = {gpu.nvml.fabric.state for gpu in group if gpu.nvml and gpu.nvml.fabric}
-        switched = listed and bool(machine.switches or states & {"not-started", "in-progress", "completed"})
-        if all(gpu.nvml and gpu.nvml.mig_mode for gpu in group):
-            yield skipped("no NVLink is active, and MIG is on: its instances have no peers", place=place)
-        elif known and why:
-            yield warned(
-                "no NVLink is active",
-                Remedy(
-                    text="Where that is not meant, undo it: the module's parameters, the bandwidth mode, or the fabric "
-                    "manager's partition of the virtual machine.",
-                    command=RESET.command,
-                ),
-                place=place,
-                evidence=evidence,
-                cause=why,
-            )
-        elif known or (switched and not why):
-            yield failed(
-                "no NVLink is active, though these GPUs belong on NVSwitches",
-                Remedy(
-                    text="See fabric.manager and fabric.state: the fabric manager brings the links up.",
-                    command=RESET.command,
-                ),
-                place=place,
-                evidence=evidence,
-            )
-        elif listed:
-            yield skipped(f"no NVLink is active: {why}" if why else "no NVLink is connected", place=place)
-        else:
+def _all_down(machine: Machine, gpu: Gpu) -> Verdicts:
+    """Judge a GPU where no GPU of its product has a link that is up."""
+    of_board, listed = _is_of_board(machine, gpu), bool(nvlinks_of(gpu))
+    others_have_links = any(nvlinks_of(other) for other in machine.gpus or ())
+    reason, state = _none_by_design(machine, gpu), _fabric_state(gpu)
+    on_switches = listed and (bool(machine.switches) or state in ("not-started", "in-progress", "completed"))
+    yield _inactive(gpu)
+    if not listed and not of_board:
+        if not others_have_links:
             yield skipped(NO_NVLINK)
+    elif gpu.nvml and gpu.nvml.mig_mode:
+        yield skipped("no NVLink is active, and MIG is on: its instances have no peers")
+    elif of_board and reason:
+        yield warned(
+            "no NVLink is active",
+            todo("Undo the cause, unless it is intended.", RESET.command),
+            cause=reason,
+        )
+    elif of_board or (on_switches and not reason):
+        yield failed(
+            "no NVLink is active, though these GPUs belong on NVSwitches",
+            todo("See fabric.manager and fabric.state: the fabric manager brings the links up.", RESET.command),
+        )
+    else:
+        yield skipped(f"no NVLink is active: {reason}" if reason else "no NVLink is connected")
+
+
+def _fabric_state(gpu: Gpu) -> str | None:
+    return gpu.nvml.fabric.state if gpu.nvml and gpu.nvml.fabric else None
 
 
 def _none_by_design(machine: Machine, gpu: Gpu) -> str:
@@ -245,52 +204,70 @@ def _none_by_design(machine: Machine, gpu: Gpu) -> str:
         return "a module parameter disables NVLink (nvlink.disabled)"
     if "off" in ((gpu.nvml.nvlink_bandwidth_mode if gpu.nvml else None), driver.nvlink_bandwidth_mode):
         return "NVLink's bandwidth mode is OFF (nvlink.bw-mode)"
-    if virtual(machine):
-        one = len(machine.gpus or ()) == 1
-        state = gpu.nvml.fabric.state if gpu.nvml and gpu.nvml.fabric else None
-        if one or state in (None, "not-supported"):
-            return f"this virtual machine has {'one GPU, without peers' if one else 'a partition without NVLinks'}"
+    state = _fabric_state(gpu)
+    if virtual(machine) and len(machine.gpus or ()) == 1:
+        return "this virtual machine has one GPU, without peers"
+    if virtual(machine) and state in (None, "not-supported"):
+        return "this virtual machine has a partition without NVLinks"
     # A100 has NVLinks and no fabric that its driver could probe.
     probed = gpu.nvml is not None and (gpu.nvml.compute_capability or (9, 0)) >= (9, 0)
-    if probed and gpu.nvml and gpu.nvml.fabric and gpu.nvml.fabric.state == "not-supported":
+    if probed and state == "not-supported":
         return "the fabric is disabled: the driver calls it not supported"
     return ""
 
 
 def _inactive(gpu: Gpu) -> Evidence:
     if not nvlinks_of(gpu):
-        return Evidence(source=f"NVML_FI_DEV_NVLINK_LINK_COUNT(GPU{gpu.index})", value="0")
-    down = format_kernel_list({link.link for link in nvlinks_of(gpu) if not link.active and 0 <= link.link < 1 << 10})
-    return Evidence(source=f"{STATE}(GPU{gpu.index})", value=f"inactive: {down or 'none'}")
+        return fact(f"NVML_FI_DEV_NVLINK_LINK_COUNT(GPU{gpu.index})", 0)
+    return fact(
+        f"{STATE}(GPU{gpu.index})", f"inactive: {_numbers(link for link in nvlinks_of(gpu) if not link.active)}"
+    )
 
 
-def _errors(machine: Machine, scope: Scope) -> Iterator[Finding]:
+def _numbers(links: Iterable[NvLink]) -> str:
+    return format_kernel_list({link.link for link in links if 0 <= link.link < 1 << 10}) or "none"
+
+
+@check("nvlink.errors", Guard.P2P, Guard.PERF)
+def _errors(machine: Machine, scope: Scope) -> Verdicts:
     gpus = usable(machine, scope.gpus_of(machine))
     if all(has_no_nvlink(gpu) for gpu in gpus):
         yield skipped(NO_NVLINK if gpus else NO_GPU)
-    yield from judged(gpus, _errors_of, on_gpus)
+    for gpu in gpus:
+        yield from about(gpu, _errors_of(gpu))
 
 
-def _errors_of(gpu: Gpu) -> Finding | None:
+def _errors_of(gpu: Gpu) -> Verdicts:
     links = nvlinks_of(gpu)
-    if bad := [link for link in links if _is_bad(link)]:
-        return _bad_signal(gpu, bad)
-    if recoveries := sum(_recoveries(link) or 0 for link in links):
-        return _retrained(gpu, recoveries)
-    if has_no_nvlink(gpu):
-        return None
-    if not links or any(map(_lacks_counters, links)):
-        return unknown("NVML does not report all error counters of the NVLinks")
-    if not any(_corrected(link) for link in links):
-        return passed("no NVLink errors")
-    return passed(
-        "no NVLink retrains",
-        evidence=_counters(gpu, links),
-        note="only a fast rise matters: DCGM fails a Blackwell link whose effective or symbol errors rise within a "
-        "minute"
-        if any(link.counters for link in links)
-        else "the link corrected CRC errors and replays; only a fast rise matters",
-    )
+    bad = [link for link in links if _is_bad(link)]
+    recoveries = sum(map(_recoveries, links))
+    counting = [link for link in bad or links if _recoveries(link) or _corrected(link) or _is_bad(link)]
+    yield from (fact(f"link {link.link} of GPU{gpu.index}", _words(link)) for link in counting)
+    if bad:
+        lost = any(link.counters and link.counters.failed_recoveries for link in bad)
+        state = "could not be recovered" if lost else f"have an effective bit error rate above {MAX_EFFECTIVE_BER:g}"
+        yield failed(
+            f"NVLinks {state} (links {_numbers(bad)})",
+            todo("Drain the node, inspect the links' cables and boards, reset the GPU.", "nvidia-smi nvlink -e"),
+            cause="NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS: the link lost its signal for good"
+            if lost
+            else "DCGM 4.6 fails a link of Blackwell from this rate on (DcgmHealthWatch.cpp)",
+        )
+    elif recoveries:
+        yield warned(
+            f"{recoveries} NVLink retrains since the driver was loaded",
+            todo("If the count rises under load, inspect the GPU, its board or cable.", "nvidia-smi nvlink -e"),
+            cause="a link that loses its signal carries no traffic until it is retrained",
+        )
+    elif has_no_nvlink(gpu):
+        return
+    elif not links or any(map(_lacks_counters, links)):
+        yield unknown("NVML does not report all error counters of the NVLinks")
+    elif counting:
+        note = "the links corrected errors; only a fast rise of a counter matters (DCGM: within a minute)"
+        yield passed("no NVLink retrains", note=note)
+    else:
+        yield passed("no NVLink errors")
 
 
 def _lacks_counters(link: NvLink) -> bool:
@@ -309,76 +286,31 @@ def has_errors(link: NvLink) -> bool:
 
 
 def _is_bad(link: NvLink) -> bool:
-    counted = link.counters or NvLinkCounters()
-    return bool(counted.failed_recoveries) or (counted.effective_ber or 0.0) > MAX_EFFECTIVE_BER
+    counters = link.counters or NvLinkCounters()
+    return bool(counters.failed_recoveries) or (counters.effective_ber or 0.0) > MAX_EFFECTIVE_BER
 
 
-def _bad_signal(gpu: Gpu, links: list[NvLink]) -> Finding:
-    numbers = format_kernel_list({link.link for link in links if 0 <= link.link < 1 << 10})
-    lost = any(link.counters and link.counters.failed_recoveries for link in links)
-    what = "could not be recovered" if lost else f"have an effective bit error rate above {MAX_EFFECTIVE_BER:g}"
-    return failed(
-        f"NVLinks {what} (links {numbers})",
-        Remedy(
-            text="Drain the node, inspect or replace the cable, cartridge or board of these links, and reset the GPU.",
-            command="nvidia-smi nvlink -e",
-        ),
-        evidence=_counters(gpu, links),
-        cause="NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS: the link lost its signal for good"
-        if lost
-        else "DCGM 4.6 fails a link of Blackwell from this rate on (DcgmHealthWatch.cpp)",
-    )
-
-
-def _retrained(gpu: Gpu, recoveries: int) -> Finding:
-    return warned(
-        f"{recoveries} NVLink retrains since the driver was loaded",
-        Remedy(
-            text="Watch whether the count rises under load; if it does, inspect or replace the GPU, its board or the "
-            "cable.",
-            command="nvidia-smi nvlink -e",
-        ),
-        evidence=_counters(gpu, [link for link in nvlinks_of(gpu) if _recoveries(link) or _corrected(link)]),
-        cause="a link that loses its signal carries no traffic until it is retrained",
-    )
-
-
-def _recoveries(link: NvLink) -> int | None:
+def _recoveries(link: NvLink) -> int:
     """Return how often a link was retrained, by the counter that its generation has."""
-    if link.counters is not None:
-        return link.counters.recoveries
-    return link.recovery_errors
+    return (link.counters.recoveries if link.counters else link.recovery_errors) or 0
 
 
-def _corrected(link: NvLink) -> int | None:
+def _corrected(link: NvLink) -> int:
     """Return the errors of a link that cost no retraining."""
-    counted = link.counters
-    if counted is not None:
-        names = (*_PACKET_COUNTERS, "effective_errors", "symbol_errors")
-        values: Iterable[int | None] = (getattr(counted, name) for name in names)
-    else:
-        values = (link.crc_errors, link.replay_errors)
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
-def _counters(gpu: Gpu, links: Iterable[NvLink]) -> tuple[Evidence, ...]:
-    return tuple(
-        Evidence(source=f"link {link.link} of GPU{gpu.index}", value=_words(link))
-        for link in links
-        if _recoveries(link) or _corrected(link) or _is_bad(link)
-    )
+    if link.counters is None:
+        return (link.crc_errors or 0) + (link.replay_errors or 0)
+    names = (*_PACKET_COUNTERS, "effective_errors", "symbol_errors")
+    return sum(getattr(link.counters, name) or 0 for name in names)
 
 
 def _words(link: NvLink) -> str:
-    counted = link.counters
-    if counted is None:
+    counters = link.counters
+    if counters is None:
         return f"{link.crc_errors or 0} CRC, {link.replay_errors or 0} replays, {link.recovery_errors or 0} recoveries"
-    parts = [f"{counted.recoveries or 0} recoveries", f"{counted.failed_recoveries or 0} failed"]
-    parts += [f"{counted.effective_errors or 0} effective errors", f"BER {_rate(counted.effective_ber)}"]
-    parts += [f"{counted.symbol_errors or 0} symbol errors", f"symbol BER {_rate(counted.symbol_ber)}"]
-    parts += [f"{value} {name.replace('_', ' ')}" for name in _PACKET_COUNTERS if (value := getattr(counted, name))]
-    if worst := [corrected for corrected, codewords in enumerate(counted.fec_history or ()) if codewords]:
+    names = ("recoveries", "failed_recoveries", "effective_errors", "symbol_errors", *_PACKET_COUNTERS)
+    parts = [f"{value} {name.replace('_', ' ')}" for name in names if (value := getattr(counters, name))]
+    parts += [f"BER {_rate(counters.effective_ber)}", f"symbol BER {_rate(counters.symbol_ber)}"]
+    if worst := [corrected for corrected, codewords in enumerate(counters.fec_history or ()) if codewords]:
         parts.append(f"FEC corrected up to {worst[-1]} symbols of a codeword")
     return ", ".join(parts)
 
@@ -387,134 +319,75 @@ def _rate(value: float | None) -> str:
     return "not read" if value is None else f"{value:.0e}" if value else "<= 1e-254"
 
 
-FULL = Remedy(
-    text="Set the mode to FULL, unless you want to save power.",
-    command="nvidia-smi nvlink -sBwMode FULL",
-    needs_root=True,
-)
-ALIKE = Remedy(
-    text="Give all GPUs one mode (the fabric manager's, or NVreg_RmNvlinkBandwidth and "
-    "NVreg_RmNvlinkBandwidthLinkCount in /etc/modprobe.d), then reset them.",
-    command="nvidia-smi nvlink -gBwMode",
-    needs_root=True,
-)
-OFF = "off"
+FULL = as_root("Set the mode to FULL, unless you want to save power.", "nvidia-smi nvlink -sBwMode FULL")
+ALIKE = as_root("Give all GPUs one mode, then reset them.", "nvidia-smi nvlink -gBwMode")
+OFF = "NVLink's bandwidth mode is OFF: these GPUs have no P2P over NVLink"
 
 
-def _bandwidth_mode(machine: Machine, scope: Scope) -> Iterator[Finding]:
+@check("nvlink.bw-mode", Guard.PERF, Guard.P2P, Guard.FABRIC, sections=("gpus", "driver"))
+def _bandwidth_mode(machine: Machine, scope: Scope) -> Verdicts:
+    if not any(nvlinks_of(gpu) for gpu in machine.gpus or ()):
+        skip(NO_NVLINK)
     driver = machine.driver or Driver()
     mode = driver.nvlink_bandwidth_mode
     parameter = (driver.module_parameters or {}).get("RmNvlinkBandwidthLinkCount", "0")
-    evidence = (
-        Evidence(source="nvmlSystemGetNvlinkBwMode", value=mode or "not read"),
-        Evidence(source="/proc/driver/nvidia/params: RmNvlinkBandwidthLinkCount", value=parameter),
-    )
-    if not any(nvlinks_of(gpu) for gpu in machine.gpus or ()):
-        yield skipped(NO_NVLINK)
-        return
+    yield fact("nvmlSystemGetNvlinkBwMode", mode)
+    yield fact(f"{PARAMS}: RmNvlinkBandwidthLinkCount", parameter)
     gpus = usable(machine, scope.gpus_of(machine))
-    told = tuple(gpu for gpu in gpus if gpu.nvml and gpu.nvml.nvlink_bandwidth_mode)
-    unread = [gpu for gpu in gpus if gpu not in told and gap(gpu.nvml, "nvlink_bandwidth_mode", newer=True)]
+    having_own = tuple(gpu for gpu in gpus if gpu.nvml and gpu.nvml.nvlink_bandwidth_mode)
+    unread = [gpu for gpu in gpus if gpu not in having_own and gap(gpu.nvml, "nvlink_bandwidth_mode", newer=True)]
     if unread:
-        yield unknown("NVML did not report the bandwidth mode of these GPUs", place=on_gpus(unread), evidence=evidence)
-    if told:
-        yield from _of_gpus(told, evidence)
+        yield unknown("NVML did not report the bandwidth mode of these GPUs", unread)
+    if having_own:
+        yield from _modes_of(having_own)
     elif unread and mode in (None, "full"):
         return
-    elif mode == OFF:
-        yield failed("NVLink's bandwidth mode is OFF: GPUs have no P2P over NVLink", FULL, evidence=evidence)
-    elif mode not in (None, "full") or parameter not in ("0", ""):
-        yield warned(
-            f"the NVLinks are set to less than their bandwidth ({mode or f'{parameter} links'})",
-            FULL
-            if mode not in (None, "full")
-            else Remedy(
-                text="Take NVreg_RmNvlinkBandwidthLinkCount out of /etc/modprobe.d and reload the driver.",
-                needs_root=True,
-            ),
-            evidence=evidence,
-        )
+    elif mode == "off":
+        yield failed(OFF, FULL)
+    elif mode not in (None, "full"):
+        yield warned(f"the NVLinks are set to less than their bandwidth ({mode})", FULL)
+    elif parameter not in ("0", ""):
+        fewer = f"the NVLinks are set to less than their bandwidth ({parameter} links)"
+        yield warned(fewer, without_option("NVreg_RmNvlinkBandwidthLinkCount"))
     elif mode is None:
-        why = driver.unread.get("nvlink_bandwidth_mode")
-        tell = skipped if why and why.reason.value in ("not-supported", "driver-too-old") else unknown
-        yield tell("NVML does not report a bandwidth mode", evidence=evidence)
-    elif driver.module_parameters is None:
-        yield unknown("/proc/driver/nvidia/params was not read: it may leave out links", evidence=evidence)
+        unsupported = not gap(driver, "nvlink_bandwidth_mode")
+        yield (skipped if unsupported else unknown)("NVML does not report a bandwidth mode")
     else:
-        yield passed("the NVLinks run at full bandwidth", evidence=evidence)
+        known(driver.module_parameters, f"{PARAMS} was not read: it may leave out links")
+        yield passed("the NVLinks run at full bandwidth")
 
 
-def _of_gpus(gpus: tuple[Gpu, ...], evidence: tuple[Evidence, ...]) -> Iterator[Finding]:
+def _modes_of(gpus: tuple[Gpu, ...]) -> Verdicts:
     """Judge the modes that GPUs have each for themselves, from Blackwell on."""
-    modes = [(gpu, gpu.nvml.nvlink_bandwidth_mode or "") for gpu in gpus if gpu.nvml]
-    best = {gpu.bus_id: gpu.nvml.nvlink_bandwidth_best for gpu in gpus if gpu.nvml}
-    found = (
-        *evidence,
-        *(
-            Evidence(
-                source=f"nvmlDeviceGetNvlinkBwMode(GPU{gpu.index})",
-                value=f"{mode}{', the best it can' if best[gpu.bus_id] else ''}",
-            )
-            for gpu, mode in modes
-        ),
-    )
-    if len({mode for _, mode in modes}) > 1:
+    modes = [(gpu, gpu.nvml.nvlink_bandwidth_mode, gpu.nvml.nvlink_bandwidth_best) for gpu in gpus if gpu.nvml]
+    for gpu, mode, is_best in modes:
+        yield fact(f"nvmlDeviceGetNvlinkBwMode(GPU{gpu.index})", f"{mode}{', the best it can' if is_best else ''}")
+    if len({mode for _, mode, _ in modes}) > 1:
         yield failed(
             "the GPUs' NVLinks are in different bandwidth modes",
             ALIKE,
-            place=on_gpus(gpus),
-            evidence=found,
+            gpus,
             cause="between GPUs of different modes the driver refuses imports and multicast ('bwMode does not match', "
             "open-gpu-kernel-modules, mem_fabric_import_v2.c, mem_multicast_fabric.c)",
         )
         return
-    mode_of = {gpu.bus_id: mode for gpu, mode in modes}
-    for (mode, is_best), group in by_value(gpus, lambda gpu: (mode_of[gpu.bus_id], best[gpu.bus_id])):
-        if mode == OFF:
-            yield failed(
-                "NVLink's bandwidth mode is OFF: these GPUs have no P2P over NVLink",
-                ALIKE,
-                place=on_gpus(group),
-                evidence=found,
-                cause="the driver reports that P2P is not supported, and logs nothing (open-gpu-kernel-modules, "
-                "kernel_nvlink.c)",
-            )
+    for gpu, mode, is_best in modes:
+        if mode == "off":
+            cause = "P2P is then not supported, and nothing is logged (open-gpu-kernel-modules, kernel_nvlink.c)"
+            yield failed(OFF, ALIKE, gpu, cause=cause)
         elif mode == "full" or is_best:
             note = "" if mode == "full" else f"{mode} is the most that the GPUs and their fabric can do"
-            yield passed("the NVLinks run at full bandwidth", place=on_gpus(group), evidence=found, note=note)
+            yield passed("the NVLinks run at full bandwidth", gpu, note=note)
         else:
-            yield warned(
-                f"the NVLinks are set to less than their bandwidth ({mode})",
-                ALIKE,
-                place=on_gpus(group),
-                evidence=found,
-            )
+            yield warned(f"the NVLinks are set to less than their bandwidth ({mode})", ALIKE, gpu)
 
 
-def _disabled(machine: Machine, _scope: Scope) -> Iterator[Finding]:
-    parameters = (machine.driver or Driver()).module_parameters
-    if parameters is None:
-        yield unknown("/proc/driver/nvidia/params was not read")
-        return
+@check("nvlink.disabled", Guard.P2P, Guard.EGM, Guard.FABRIC, sections=("driver",))
+def _disabled(machine: Machine, _scope: Scope) -> Verdicts:
+    parameters = known((machine.driver or Driver()).module_parameters, f"{PARAMS} was not read")
     value = parameters.get("NvLinkDisable", "0")
-    evidence = (Evidence(source="/proc/driver/nvidia/params: NvLinkDisable", value=value),)
-    if value not in ("0", ""):
-        yield failed(
-            "a module parameter disables NVLink",
-            Remedy(
-                text="Take NVreg_NvLinkDisable=1 out of /etc/modprobe.d and reload the driver.",
-                needs_root=True,
-                needs_reboot=True,
-            ),
-            evidence=evidence,
-        )
+    yield fact(f"{PARAMS}: NvLinkDisable", value)
+    if value in ("0", ""):
+        yield passed("NVLink is not disabled")
     else:
-        yield passed("NVLink is not disabled", evidence=evidence)
-
-
-CHECKS = (
-    Check("nvlink.links", _links, guards=(Guard.P2P, Guard.FABRIC, Guard.EGM), sections=("gpus",)),
-    Check("nvlink.errors", _errors, guards=(Guard.P2P, Guard.PERF), sections=("gpus",)),
-    Check("nvlink.bw-mode", _bandwidth_mode, guards=(Guard.PERF, Guard.P2P, Guard.FABRIC), sections=("gpus", "driver")),
-    Check("nvlink.disabled", _disabled, guards=(Guard.P2P, Guard.EGM, Guard.FABRIC), sections=("driver",)),
-)
+        yield failed("a module parameter disables NVLink", without_option("NVreg_NvLinkDisable=1"))

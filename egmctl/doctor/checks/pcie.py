@@ -2,59 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from egmctl.doctor.check import Check, Scope, failed, passed, skipped, unknown, warned
-from egmctl.doctor.situation import coherent, judged, usable, virtual
-from egmctl.model.finding import Evidence, Finding, Guard, Remedy, on_gpus, on_nics
-from egmctl.model.machine import Bridge, Gpu, Machine, Nic, PcieLink, PciFunction, Reason, System
+from egmctl.doctor.check import Scope, Verdicts, about, check, known, skip
+from egmctl.doctor.findings import as_root, fact, failed, passed, unknown, warned
+from egmctl.doctor.situation import coherent, usable, virtual
+from egmctl.model.finding import Guard, Remedy, on_nics
+from egmctl.model.machine import Bridge, Gpu, Machine, PcieLink, PciFunction, Reason, System
 from egmctl.topology.acs import REDIRECT, Acs, AcsKind, UnrecognisedError, corrected, required_acs
 
+RESEAT = as_root("Look for PCIe errors, then reseat the card, riser or cable.", "dmesg | grep -iE 'pcieport|AER'")
 
-def _link(machine: Machine, scope: Scope) -> Iterator[Finding]:
+
+@check("pcie.link", Guard.PERF, Guard.RDMA, sections=("gpus", "nics", "system"))
+def _link(machine: Machine, scope: Scope) -> Verdicts:
     gpus, nics = scope.gpus_of(machine), machine.nics or ()
     if not gpus and not nics:
-        yield skipped("no GPU or NIC was read on PCIe")
-    yield from judged(gpus, lambda gpu: _gpu_link(machine, gpu), on_gpus)
-    yield from judged(nics, lambda nic: _nic_link(machine, nic), lambda group: on_nics(nic.name for nic in group))
+        skip("no GPU or NIC was read on PCIe")
+    for gpu in gpus:
+        pci = gpu.pci or PciFunction(bus_id=gpu.bus_id)
+        link = PcieLink() if gpu.pci is None else _known(pci.link, gpu.nvml.link if gpu.nvml else None)
+        yield from about(gpu, _judge(machine, pci, link, gpu))
+    for nic in nics:
+        pci = nic.pci or PciFunction(bus_id="")
+        yield from about(on_nics([nic.name]), _judge(machine, pci, pci.link or PcieLink()))
 
 
-def _gpu_link(machine: Machine, gpu: Gpu) -> Finding:
-    pci = gpu.pci or PciFunction(bus_id=gpu.bus_id)
-    link = PcieLink() if gpu.pci is None else _known(pci.link, gpu.nvml.link if gpu.nvml else None)
+def _judge(machine: Machine, pci: PciFunction, link: PcieLink, gpu: Gpu | None = None) -> Verdicts:
+    """Judge the link of a GPU, whose speed counts only while it is busy, or else of a NIC."""
     width, speed = _expected(machine, pci, link, "max_width"), _expected(machine, pci, link, "max_speed_gt_s")
-    if link.width is None or width is None:
-        return unknown("the width of the PCIe link was not read")
-    if link.width < width:
-        return failed(f"PCIe x{link.width} of x{width:g}", RESEAT, evidence=_link_evidence(pci, link))
-    if _busy(gpu) and link.speed_gt_s is not None and speed is not None and link.speed_gt_s < speed:
-        return warned(
-            f"PCIe runs at {link.speed_gt_s:g} of {speed:g} GT/s, though the GPU is busy",
-            RESEAT,
-            evidence=_link_evidence(pci, link),
-        )
-    return passed("the GPUs' PCIe links run at full width")
-
-
-def _nic_link(machine: Machine, nic: Nic) -> Finding:
-    pci = nic.pci or PciFunction(bus_id="")
-    link = pci.link or PcieLink()
-    width, speed = _expected(machine, pci, link, "max_width"), _expected(machine, pci, link, "max_speed_gt_s")
+    words = f"x{link.width}, {link.speed_gt_s} GT/s; at most x{link.max_width}, {link.max_speed_gt_s} GT/s"
+    read = fact(f"/sys/bus/pci/devices/{pci.bus_id}/current_link_*, max_link_*", words.replace("None", "?"))
+    judges_speed = gpu is None or _busy(gpu)
     if link.width is not None and width is not None and link.width < width:
-        return warned(f"PCIe x{link.width} of x{width:g}", RESEAT, evidence=_link_evidence(pci, link))
-    if link.speed_gt_s is not None and speed is not None and link.speed_gt_s < speed:
-        slow = f"PCIe runs at {link.speed_gt_s:g} of {speed:g} GT/s"
-        return warned(slow, RESEAT, evidence=_link_evidence(pci, link))
-    if None in (link.width, width, link.speed_gt_s, speed):
-        return unknown("the width or speed of the PCIe link was not read")
-    return passed("the NICs' PCIe links run at full width and speed")
-
-
-RESEAT = Remedy(
-    text="Look for PCIe errors in the system event log, then reseat the card, riser or cable.",
-    command="dmesg | grep -iE 'pcieport|AER'",
-    needs_root=True,
-)
+        narrow = f"PCIe x{link.width} of x{width:g}"
+        yield (failed if gpu else warned)(narrow, RESEAT, evidence=(read,))
+    elif judges_speed and link.speed_gt_s is not None and speed is not None and link.speed_gt_s < speed:
+        busy = ", though the GPU is busy" if gpu else ""
+        yield warned(f"PCIe runs at {link.speed_gt_s:g} of {speed:g} GT/s{busy}", RESEAT, evidence=(read,))
+    elif None in (link.width, width) or (gpu is None and None in (link.speed_gt_s, speed)):
+        yield unknown("the width or speed of the PCIe link was not read")
+    else:
+        yield passed(f"PCIe links run at full width{'' if gpu else ' and speed'}")
 
 
 def _known(sysfs: PcieLink | None, nvml: PcieLink | None) -> PcieLink:
@@ -80,19 +69,10 @@ def _busy(gpu: Gpu) -> bool:
     return nvml.performance_state == 0 and "idle" not in nvml.throttle_reasons
 
 
-def _link_evidence(pci: PciFunction, link: PcieLink) -> tuple[Evidence, ...]:
-    words = f"x{link.width}, {link.speed_gt_s} GT/s; at most x{link.max_width}, {link.max_speed_gt_s} GT/s"
-    return (
-        Evidence(
-            source=f"/sys/bus/pci/devices/{pci.bus_id}/current_link_*, max_link_*", value=words.replace("None", "?")
-        ),
-    )
-
-
 def _over_pcie(machine: Machine, scope: Scope) -> str:
     """Say what goes from device to device over PCIe here; empty where nothing does."""
     gpus = usable(machine, scope.gpus_of(machine))
-    pairs = [machine.pair(one.bus_id, other.bus_id) for one in gpus for other in gpus if one is not other]
+    pairs = [machine.pair(source.bus_id, target.bus_id) for source in gpus for target in gpus if source is not target]
     parts = []
     if any(pair is not None and not pair.nvlink_count and pair.p2p_status.get("read") == "OK" for pair in pairs):
         parts.append("P2P between GPUs")
@@ -101,101 +81,80 @@ def _over_pcie(machine: Machine, scope: Scope) -> str:
     return " and ".join(parts)
 
 
-def _acs(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    traffic = _over_pcie(machine, scope)
-    bridges = (machine.system or System()).bridges
-    if bridges is None:
-        yield unknown("the PCIe bridges were not read")
-    elif not traffic:
-        yield skipped("no traffic goes from device to device over PCIe here")
-    elif virtual(machine):
-        yield skipped("in a virtual machine the host controls Access Control Services")
-    elif any(_hidden(bridge) for bridge in bridges):
+NO_TRAFFIC = "no traffic goes from device to device over PCIe here"
+
+
+@check("pcie.acs", Guard.P2P, Guard.RDMA, Guard.PERF, sections=("gpus", "pairs", "nics", "system", "host"))
+def _acs(machine: Machine, scope: Scope) -> Verdicts:
+    bridges = known((machine.system or System()).bridges, "the PCIe bridges were not read")
+    traffic = _over_pcie(machine, scope) or skip(NO_TRAFFIC)
+    if virtual(machine):
+        skip("in a virtual machine the host controls Access Control Services")
+    if any(_unread_acs(bridge) is Reason.NO_PERMISSION for bridge in bridges):
         yield unknown("whether bridges redirect P2P traffic is unknown: only root may read it")
+        return
+    try:
+        acs = required_acs(machine)
+    except UnrecognisedError as error:
+        yield unknown(f"which ACS settings are right here is unknown: {error}")
     else:
-        try:
-            acs = required_acs(machine)
-        except UnrecognisedError as error:
-            yield unknown(f"which ACS settings are right here is unknown: {error}")
-        else:
-            yield _plain_acs(bridges, traffic) if acs.kind is AcsKind.PLAIN else _class_acs(machine, acs, traffic)
+        yield from _plain_acs(bridges, traffic) if acs.kind is AcsKind.PLAIN else _class_acs(bridges, acs, traffic)
 
 
-def _hidden(bridge: Bridge) -> bool:
+def _unread_acs(bridge: Bridge) -> Reason | None:
     unread = bridge.unread.get("acs_control")
-    return unread is not None and unread.reason is Reason.NO_PERMISSION
+    return unread.reason if unread else None
 
 
-def _plain_acs(bridges: Iterable[Bridge], traffic: str) -> Finding:
+def _plain_acs(bridges: Iterable[Bridge], traffic: str) -> Verdicts:
     controls = {bridge.bus_id: bridge.acs_control for bridge in bridges if bridge.acs_control is not None}
     redirecting = {bus_id: control for bus_id, control in controls.items() if control & REDIRECT}
-    unread = [bridge.bus_id for bridge in bridges if bridge.acs_control is None and not _without_acs(bridge)]
+    without_acs = {bridge.bus_id for bridge in bridges if _unread_acs(bridge) is Reason.NOT_SUPPORTED}
+    unread = [bridge.bus_id for bridge in bridges if bridge.bus_id not in {*controls, *without_acs}]
+    yield from (fact(f"ACS control of {bus_id}", f"{control:#06x}") for bus_id, control in redirecting.items())
     if redirecting:
-        return warned(
+        yield warned(
             f"{len(redirecting)} PCIe bridges send {traffic} up to the root complex",
-            Remedy(
-                text="Turn ACS off in the firmware setup where no virtual machines are run, or for each bridge with "
+            as_root(
+                "Turn ACS off in the firmware setup where no virtual machines are run, or for each bridge with "
                 "setpci -s BRIDGE ECAP_ACS+0x6.w=0000 after each boot.",
-                needs_root=True,
-                needs_reboot=True,
-            ),
-            evidence=tuple(
-                Evidence(source=f"ACS control of {bus_id}", value=f"{control:#06x}")
-                for bus_id, control in redirecting.items()
+                reboot=True,
             ),
             cause="redirection is on; NCCL's user guide (troubleshooting of PCIe) names it as a cause of slow or "
             "hanging GPUDirect",
         )
-    if unread:
-        return unknown(f"whether bridges redirect P2P traffic is unknown: ACS of {unread[0]} was not read")
-    if not controls:
-        return skipped("no bridge above these devices has Access Control Services")
-    return passed(
-        "no PCIe bridge redirects P2P traffic",
-        evidence=(Evidence(source="bridges read", value=str(len(controls))),),
-    )
+    elif unread:
+        yield unknown(f"whether bridges redirect P2P traffic is unknown: ACS of {unread[0]} was not read")
+    elif not controls:
+        skip("no bridge above these devices has Access Control Services")
+    else:
+        yield fact("bridges read", len(controls))
+        yield passed("no PCIe bridge redirects P2P traffic")
 
 
-def _without_acs(bridge: Bridge) -> bool:
-    unread = bridge.unread.get("acs_control")
-    return unread is not None and unread.reason is Reason.NOT_SUPPORTED
-
-
-def _class_acs(machine: Machine, acs: Acs, traffic: str) -> Finding:
+def _class_acs(bridges: Iterable[Bridge], acs: Acs, traffic: str) -> Verdicts:
     """Judge the ports of a topology that needs bits of its own."""
-    bridges = {bridge.bus_id: bridge for bridge in (machine.system or System()).bridges or ()}
-    controls = {bus_id: bridges[bus_id].acs_control for bus_id in acs.ports}
+    controls = {bridge.bus_id: bridge.acs_control for bridge in bridges if bridge.bus_id in acs.ports}
     unread = [bus_id for bus_id, control in controls.items() if control is None]
-    wrong = {
-        bus_id: (control, corrected(bits, control))
-        for bus_id, bits in acs.ports.items()
-        if (control := controls[bus_id]) is not None and corrected(bits, control) != control
-    }
+    wrong = 0
+    yield fact("topology", acs.kind)
+    for bus_id, bits in acs.ports.items():
+        now = controls[bus_id]
+        if now is not None and (needed := corrected(bits, now)) != now:
+            wrong += 1
+            yield fact(f"ACS control of {bus_id}", f"{now:#04x}, needs {bits} ({needed:#04x})")
     if wrong:
-        return warned(
-            f"{len(wrong)} PCIe ports have other ACS settings than {traffic} needs here",
+        yield warned(
+            f"{wrong} PCIe ports have other ACS settings than {traffic} needs here",
             _acs_remedy(acs),
-            evidence=(
-                Evidence(source="topology", value=acs.kind),
-                *(
-                    Evidence(
-                        source=f"ACS control of {bus_id}", value=f"{now:#04x}, needs {acs.ports[bus_id]} ({then:#04x})"
-                    )
-                    for bus_id, (now, then) in wrong.items()
-                ),
-            ),
             cause="rdma_topo (rdma-core) requires these bits; with others GPUDirect RDMA is slower, refused (ENOTSUPP) "
             "or faults",
         )
-    if unread:
-        return unknown(f"whether ACS is right here is unknown: that of {unread[0]} was not read")
-    return passed(
-        "each PCIe port has the ACS settings that its place needs",
-        evidence=(
-            Evidence(source="topology", value=acs.kind),
-            Evidence(source="ports read", value=str(len(controls))),
-        ),
-    )
+    elif unread:
+        yield unknown(f"whether ACS is right here is unknown: that of {unread[0]} was not read")
+    else:
+        yield fact("ports read", len(controls))
+        yield passed("each PCIe port has the ACS settings that its place needs")
 
 
 _LONGEST = 400
@@ -215,52 +174,23 @@ def _acs_remedy(acs: Acs) -> Remedy:
             "Leave ACS as Linux sets it: take pci=config_acs=, disable_acs_redir= and scripts that run setpci out, and "
             "boot again. 'rdma_topo check' verifies it."
         )
-    return Remedy(text=text, needs_root=True, needs_reboot=True)
+    return as_root(text, reboot=True)
 
 
-def _iommu(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    domains = (machine.system or System()).iommu_domains
-    what = _over_pcie(machine, scope)
-    if domains is None:
-        yield unknown("the IOMMU groups were not read")
-        return
-    translating = {bus_id: kind for bus_id, kind in domains.items() if kind in ("DMA", "DMA-FQ")}
-    evidence = tuple(
-        Evidence(source=f"/sys/bus/pci/devices/{bus_id}/iommu_group/type", value=kind)
-        for bus_id, kind in domains.items()
-    )
+@check("pcie.iommu", Guard.P2P, Guard.RDMA, sections=("gpus", "pairs", "nics", "system"))
+def _iommu(machine: Machine, scope: Scope) -> Verdicts:
+    domains = known((machine.system or System()).iommu_domains, "the IOMMU groups were not read")
     if coherent(machine):
-        yield skipped("on Grace the SMMU translates by design: GPUs use ATS")
-    elif not what:
-        yield skipped("no traffic goes from device to device over PCIe here")
-    elif translating and not virtual(machine):
-        yield warned(
-            f"an IOMMU translates the addresses that {what} uses",
-            Remedy(
-                text="Boot with iommu=pt, or turn the IOMMU off in the firmware setup; verify with 'egmctl doctor "
-                "--active'.",
-                needs_root=True,
-                needs_reboot=True,
-            ),
-            evidence=evidence,
-            cause="peer writes through a translating IOMMU can be dropped while CUDA reports success, and all of it "
-            "goes up to the root complex",
-        )
-    elif translating:
-        yield passed(
-            "the virtual machine has an IOMMU", evidence=evidence, note="the host decides whether it translates"
-        )
+        skip("on Grace the SMMU translates by design: GPUs use ATS")
+    traffic = _over_pcie(machine, scope) or skip(NO_TRAFFIC)
+    yield from (fact(f"/sys/bus/pci/devices/{bus_id}/iommu_group/type", kind) for bus_id, kind in domains.items())
+    if not {"DMA", "DMA-FQ"}.intersection(domains.values()):
+        yield passed("no IOMMU translates these devices' addresses")
+    elif virtual(machine):
+        yield passed("the virtual machine has an IOMMU", note="the host decides whether it translates")
     else:
-        yield passed("no IOMMU translates these devices' addresses", evidence=evidence)
-
-
-CHECKS = (
-    Check("pcie.link", _link, guards=(Guard.PERF, Guard.RDMA), sections=("gpus", "nics", "system")),
-    Check(
-        "pcie.acs",
-        _acs,
-        guards=(Guard.P2P, Guard.RDMA, Guard.PERF),
-        sections=("gpus", "pairs", "nics", "system", "host"),
-    ),
-    Check("pcie.iommu", _iommu, guards=(Guard.P2P, Guard.RDMA), sections=("gpus", "pairs", "nics", "system")),
-)
+        yield warned(
+            f"an IOMMU translates the addresses that {traffic} uses",
+            as_root("Boot with iommu=pt, or turn the IOMMU off in the firmware setup.", reboot=True),
+            cause="peer writes through a translating IOMMU can be dropped while CUDA reports success",
+        )

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
-from egmctl.doctor.check import Check, Scope, failed, noted, passed, skipped, unknown, warned
+from egmctl.doctor.check import Scope, Verdicts, check, skip
+from egmctl.doctor.findings import (
+    PARAMS,
+    as_root,
+    fact,
+    failed,
+    noted,
+    passed,
+    skipped,
+    todo,
+    unknown,
+    warned,
+    without_option,
+)
 from egmctl.doctor.situation import NO_NVIDIA_GPU, funnel, lost, requested
-from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Place, PlaceKind, Remedy, on_gpus
+from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Place, PlaceKind, on_gpus
 from egmctl.model.machine import Driver, Gpu, Machine, Reason
 from egmctl.topology.access import Block, Obstacle, Step, classify, elsewhere, nvml_failure
 from egmctl.units import several
@@ -19,16 +33,11 @@ _WORDS = {
     Step.NVML: "NVML",
     Step.CUDA: "CUDA",
 }
-_ABSENT = Remedy(
-    text="A GPU missing on PCI was removed, has no power, did not come up at boot, or was not passed to this virtual "
-    "machine. Power-cycle the node, and replace a GPU that stays away.",
-    command="lspci -d 10de:",
-    needs_root=True,
-    needs_reboot=True,
-)
+_ABSENT = as_root("Power-cycle the node; replace a GPU that stays away from PCI.", "lspci -d 10de:", reboot=True)
+_POWER = as_root("Drain the node and power-cycle it; if the GPU stays away, replace it.", reboot=True)
+_KERNEL_LOG = as_root("Look for Xid and RmInitAdapter; reset the GPU or reboot.", "dmesg | grep -iE 'NVRM|Xid'")
 
-
-_TOLD_ELSEWHERE: Mapping[Block, str] = {
+_JUDGED_BY: Mapping[Block, str] = {
     Block.OFF_THE_BUS: "dev.fell-off-bus",
     Block.NOT_BOUND: "dev.driver-binding",
     Block.EXCLUDED: "dev.excluded",
@@ -44,311 +53,205 @@ _TOLD_ELSEWHERE: Mapping[Block, str] = {
     Block.CUDA_FAILED: "drv.libraries",
 }
 """The check that judges each way to lose a GPU. Every other way, one that nobody has thought of too, fails here."""
-_KERNEL_LOG = Remedy(
-    text="Look for Xid and RmInitAdapter in the kernel log; reset the GPU or reboot.",
-    command="dmesg | grep -iE 'NVRM|Xid'",
-    needs_root=True,
-)
 
 
-def _count(machine: Machine, scope: Scope) -> Iterator[Finding]:
+@check("dev.count-consistency", *Guard)
+def _count(machine: Machine, scope: Scope) -> Verdicts:
     gpus = machine.gpus or ()
     counts = funnel(machine, gpus)
     line = " > ".join(f"{'not asked' if number is None else number} {_WORDS[step]}" for step, number in counts.items())
-    evidence = (Evidence(source="PCI > driver > device node > accessible > NVML > CUDA", value=line),)
-    if not gpus:
-        few = _too_few(counts, 0, scope, line, evidence)
-        yield from few or (skipped(NO_NVIDIA_GPU, evidence=evidence),)
-        return
+    yield fact("PCI > driver > device node > accessible > NVML > CUDA", line)
     gone = {gpu.bus_id: stopped for gpu in gpus if (stopped := classify(machine, gpu)) is not None}
+    lost_gpus = [gpu for gpu in gpus if gpu.bus_id in gone]
     usable = len(gpus) - len(gone)
-    found = [*_unexplained(machine, scope, gone, evidence), *_by_cuda_alone(machine, evidence)]
-    found += _too_few(counts, usable, scope, line, evidence)
-    untold = elsewhere(machine) and any(stopped.block is Block.UNKNOWN for stopped in gone.values())
-    if not usable and not untold and not found:
-        yield failed(
-            "no GPU can be used from here",
-            Remedy(text=f"See {_checks_of(gone.values())}."),
-            place=on_gpus(gpus),
-            evidence=evidence,
-            cause="; ".join(dict.fromkeys(stopped.cause for stopped in gone.values())),
+    unclear = elsewhere(machine) and any(stopped.block is Block.UNKNOWN for stopped in gone.values())
+    faults = [*_unexplained(machine, scope, gone), *_by_cuda_alone(machine)]
+    wanted = (scope.expectation.gpus if scope.expectation else None) or 0
+    if usable < wanted:
+        on_pci = counts[Step.PCI]
+        absent = on_pci is not None and on_pci < wanted
+        remedy = _ABSENT if absent else todo("The other dev.* checks say where each was lost and what to do.")
+        faults.append(failed(f"{usable} of the {wanted} expected GPUs can be used from here", remedy, cause=line))
+    yield from faults
+    if faults:
+        return
+    if not gpus:
+        yield skipped(NO_NVIDIA_GPU)
+    elif not gone:
+        yield passed(f"{'all ' if len(gpus) > 1 else ''}{several(len(gpus), 'GPU')} can be used from here")
+    elif not usable and not unclear:
+        causes = dict.fromkeys(stopped.cause for stopped in gone.values())
+        see = todo(f"See {_checks_of(gone.values())}.")
+        yield failed("no GPU can be used from here", see, gpus, cause="; ".join(causes))
+    else:
+        yield (unknown if unclear else noted)(
+            f"{usable} of {len(gpus)} GPUs can be used from here",
+            lost_gpus,
+            note=f"{on_gpus(lost_gpus).label}: see {_checks_of(gone.values())}",
         )
-        return
-    yield from found
-    if found:
-        return
-    if not gone:
-        yield passed(f"{'all ' * (len(gpus) > 1)}{several(len(gpus), 'GPU')} can be used from here", evidence=evidence)
-        return
-    missed = [gpu for gpu in gpus if gpu.bus_id in gone]
-    yield (unknown if untold else noted)(
-        f"{usable} of {len(gpus)} GPUs can be used from here",
-        place=on_gpus(missed),
-        evidence=evidence,
-        note=f"{on_gpus(missed).label}: see {_checks_of(gone.values())}",
-    )
 
 
-def _checks_of(stopped: Iterable[Obstacle]) -> str:
-    names = {**_TOLD_ELSEWHERE, Block.NOT_SEEN_BY_CUDA: "gpu.mig"}
-    return ", ".join(dict.fromkeys(names.get(one.block, "dev.cgroup-restricted") for one in stopped))
+def _checks_of(obstacles: Iterable[Obstacle]) -> str:
+    names = {**_JUDGED_BY, Block.NOT_SEEN_BY_CUDA: "gpu.mig"}
+    return ", ".join(dict.fromkeys(names.get(obstacle.block, "dev.cgroup-restricted") for obstacle in obstacles))
 
 
-def _is_mig(gpu: Gpu) -> bool:
-    """Say whether CUDA need not list it: a process gets one MIG instance, of one GPU (MIG user guide)."""
-    return gpu.nvml is not None and bool(gpu.nvml.mig_mode)
-
-
-def _unexplained(
-    machine: Machine, scope: Scope, gone: Mapping[str, Obstacle], evidence: tuple[Evidence, ...]
-) -> Iterator[Finding]:
+def _unexplained(machine: Machine, scope: Scope, gone: Mapping[str, Obstacle]) -> Iterator[Finding]:
     """Judge the GPUs that are lost in a way which no other check judges, each way once."""
     groups: dict[Block, list[Gpu]] = {}
     for gpu in machine.gpus or ():
         stopped = gone.get(gpu.bus_id)
-        if stopped is None or stopped.block in _TOLD_ELSEWHERE:
+        if stopped is None or stopped.block in _JUDGED_BY:
             continue
         if stopped.block is Block.UNKNOWN and elsewhere(machine):
-            # What nobody could look at in another process' place is told by dev.cgroup-restricted.
+            # dev.cgroup-restricted reports what nobody could look at in another process' place.
             continue
-        if stopped.block is Block.NOT_SEEN_BY_CUDA and _is_mig(gpu) and not requested(machine, scope, gpu):
+        # CUDA gives a process one MIG instance, of one GPU (MIG user guide).
+        has_mig = gpu.nvml is not None and bool(gpu.nvml.mig_mode)
+        if stopped.block is Block.NOT_SEEN_BY_CUDA and has_mig and not requested(machine, scope, gpu):
             continue
         groups.setdefault(stopped.block, []).append(gpu)
     for block, gpus in groups.items():
-        yield _lost(block, gpus, gone[gpus[0].bus_id], evidence)
+        yield _lost(block, gpus, gone[gpus[0].bus_id])
 
 
-def _by_cuda_alone(machine: Machine, evidence: tuple[Evidence, ...]) -> Iterator[Finding]:
+def _by_cuda_alone(machine: Machine) -> Iterator[Finding]:
     """Judge the GPUs that CUDA lists and NVML, which works, does not: nothing is known of their state."""
     gpus = [gpu for gpu in machine.gpus or () if gpu.cuda is not None and gpu.nvml is None and "nvml" in gpu.unread]
     gpus = [gpu for gpu in gpus if gpu.unread["nvml"].reason not in (Reason.NOT_ASKED, Reason.NOT_STATED)]
     if gpus and nvml_failure(machine) is None and not elsewhere(machine):
-        yield failed(
-            f"CUDA lists {'it' if len(gpus) == 1 else 'them'} but NVML does not",
-            _KERNEL_LOG,
-            place=on_gpus(gpus),
-            evidence=(*evidence, *_why(gpus, "nvml")),
-            confidence=Confidence.LOW,
-        )
+        evidence = _reasons(gpus, "nvml")
+        yield failed("CUDA lists it but NVML does not", _KERNEL_LOG, gpus, evidence=evidence, confidence=Confidence.LOW)
 
 
-def _lost(block: Block, gpus: list[Gpu], stopped: Obstacle, evidence: tuple[Evidence, ...]) -> Finding:
-    place, of_nvml = on_gpus(gpus), (*evidence, *_why(gpus, "nvml"))
-    them = "it" if len(gpus) == 1 else "them"
+def _lost(block: Block, gpus: list[Gpu], stopped: Obstacle) -> Finding:
+    summary, remedy, cause = f"cannot be used from here: {stopped.cause}", _KERNEL_LOG, ""
     match block:
         case Block.NOT_LISTED:
-            return failed(
-                "NVML does not list it, though the driver has it and its device node is accessible"
-                if len(gpus) == 1
-                else "NVML does not list them, though the driver has them and their device nodes are accessible",
-                _KERNEL_LOG,
-                place=place,
-                evidence=of_nvml,
-                cause="the driver could not start them",
-                confidence=Confidence.MEDIUM,
-            )
+            summary = "NVML does not list it, though the driver has it and its device node is accessible"
+            cause = "the driver could not start it"
         case Block.GPU_LOST:
-            return failed(
-                f"NVML counts {them} and cannot open {them}",
-                Remedy(
-                    text="Look for Xid 79 (fallen off the bus) and other Xids in the kernel log; drain the node, reset "
-                    "the GPU or power-cycle the node.",
-                    command="dmesg | grep -iE 'NVRM|Xid'",
-                    needs_root=True,
-                    needs_reboot=True,
-                ),
-                place=place,
-                evidence=of_nvml,
-                cause="the GPU no longer answers, or the driver gave it up",
-                confidence=Confidence.MEDIUM,
-            )
+            summary, cause = "NVML counts it and cannot open it", "it no longer answers, or the driver gave it up"
+            remedy = as_root("Drain the node, then power-cycle it.", "dmesg | grep -iE 'NVRM|Xid'", reboot=True)
         case Block.NOT_SEEN_BY_CUDA:
-            return failed(
-                f"NVML lists {them} but CUDA does not",
-                Remedy(text="See gpu.mig, gpu.compute-mode, fabric.state and drv.versions: each of them can do this."),
-                place=place,
-                evidence=(*evidence, *_why(gpus, "cuda")),
-                confidence=Confidence.LOW,
-            )
-        case _:
-            return failed(
-                f"{'it' if len(gpus) == 1 else 'they'} cannot be used from here: {stopped.cause}",
-                _KERNEL_LOG,
-                place=place,
-                evidence=of_nvml,
-                confidence=Confidence.LOW,
-            )
-
-
-def _too_few(
-    counts: Mapping[Step, int | None], usable: int, scope: Scope, line: str, evidence: tuple[Evidence, ...]
-) -> tuple[Finding, ...]:
-    """Judge the number of GPUs against ``--expect``."""
-    wanted = scope.expectation.gpus if scope.expectation else None
-    if wanted is None or usable >= wanted:
-        return ()
-    on_pci = counts[Step.PCI]
-    return (
-        failed(
-            f"{usable} of the {wanted} expected GPUs can be used from here",
-            _ABSENT
-            if on_pci is not None and on_pci < wanted
-            else Remedy(text="The other dev.* checks say where each was lost and what to do."),
-            evidence=evidence,
-            cause=line,
-        ),
+            summary = "NVML lists it but CUDA does not"
+            remedy = todo("See gpu.mig, gpu.compute-mode, fabric.state and drv.versions: each of them can do this.")
+    return failed(
+        summary,
+        remedy,
+        gpus,
+        evidence=_reasons(gpus, "cuda" if block is Block.NOT_SEEN_BY_CUDA else "nvml"),
+        cause=cause,
+        confidence=Confidence.MEDIUM if cause else Confidence.LOW,
     )
 
 
-def _why(gpus: list[Gpu], library: str) -> tuple[Evidence, ...]:
+def _reasons(gpus: list[Gpu], library: str) -> tuple[Evidence, ...]:
     reasons = {gpu.bus_id: gpu.unread[library] for gpu in gpus if library in gpu.unread}
-    return tuple(Evidence(source=library.upper(), value=f"{bus_id}: {why.detail}") for bus_id, why in reasons.items())
+    return tuple(fact(library.upper(), f"{bus_id}: {unread.detail}") for bus_id, unread in reasons.items())
 
 
-_POWER = Remedy(
-    text="Drain the node and power-cycle it; if the GPU stays away, replace it.",
-    needs_root=True,
-    needs_reboot=True,
-)
-
-
-def _off_the_bus(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    gpus = machine.gpus or ()
-    silent = lost(machine, Block.OFF_THE_BUS)
-    if silent:
-        yield failed(
-            "fell off the PCI bus: its configuration space reads all ones",
-            _POWER,
-            place=on_gpus(silent),
-            evidence=tuple(
-                Evidence(source=f"/sys/bus/pci/devices/{gpu.bus_id}/config", value="ff ff ff ff") for gpu in silent
-            ),
-            cause="the link is down; the kernel log has Xid 79, or errors of its PCIe port (AER)",
-        )
+@check("dev.fell-off-bus", *Guard)
+def _off_the_bus(machine: Machine, scope: Scope) -> Verdicts:
+    gpus, silent = machine.gpus or (), lost(machine, Block.OFF_THE_BUS)
+    for gpu in gpus:
+        if gpu in silent:
+            yield failed(
+                "fell off the PCI bus: its configuration space reads all ones",
+                _POWER,
+                gpu,
+                evidence=(fact(f"/sys/bus/pci/devices/{gpu.bus_id}/config", "ff ff ff ff"),),
+                cause="the link is down; the kernel log has Xid 79, or errors of its PCIe port (AER)",
+            )
+        elif gpu.pci is None or not gpu.pci.responds:
+            yield unknown("whether they answer on the PCI bus: sysfs was not read", gpu)
     reference = scope.expectation.reference if scope.expectation else None
     here = {gpu.bus_id for gpu in gpus}
-    gone = [gpu for gpu in (reference.gpus if reference else None) or () if gpu.bus_id not in here]
+    gone = tuple(gpu.bus_id for gpu in (reference.gpus if reference else None) or () if gpu.bus_id not in here)
+    answering = [gpu for gpu in gpus if gpu not in silent and gpu.pci is not None and gpu.pci.responds]
     if gone:
         yield failed(
-            f"not on the PCI bus, and the expected machine has it: {', '.join(gpu.bus_id for gpu in gone)}",
+            f"not on the PCI bus, and the expected machine has it: {', '.join(gone)}",
             _POWER,
-            place=Place(kind=PlaceKind.GPU, ids=tuple(gpu.bus_id for gpu in gone), label=""),
-            evidence=(Evidence(source="/sys/bus/pci/devices", value=several(len(here), "GPU")),),
+            Place(kind=PlaceKind.GPU, ids=gone),
+            evidence=(fact("/sys/bus/pci/devices", several(len(here), "GPU")),),
             cause="it was removed, or its link did not come up at boot",
         )
-    answering = [gpu for gpu in gpus if gpu.pci is not None and gpu.pci.responds]
-    if unread := [gpu for gpu in gpus if gpu not in silent and gpu not in answering]:
-        yield unknown("whether they answer on the PCI bus: sysfs was not read", place=on_gpus(unread))
-    if not silent and not gone and answering:
-        yield passed("every GPU answers on the PCI bus", place=on_gpus(answering))
-    elif not gpus and not gone:
+    elif not gpus:
         yield skipped(NO_NVIDIA_GPU)
+    elif answering and not silent:
+        yield passed("every GPU answers on the PCI bus", answering)
 
 
-def _binding(machine: Machine, scope: Scope) -> Iterator[Finding]:
+@check("dev.driver-binding", *Guard)
+def _binding(machine: Machine, scope: Scope) -> Verdicts:
     gpus = [gpu for gpu in machine.gpus or () if gpu.pci is not None and gpu.pci.driver is not None]
     unbound = lost(machine, Block.NOT_BOUND)
-    for driver in dict.fromkeys(gpu.pci.driver for gpu in unbound if gpu.pci):
-        group = [gpu for gpu in unbound if gpu.pci and gpu.pci.driver == driver]
-        yield _not_bound(machine, scope, driver or "", group)
+    for gpu in unbound:
+        yield _not_bound(machine, scope, gpu)
+    if not gpus and not unbound:
+        skip(NO_NVIDIA_GPU)
     if not unbound:
-        yield (
-            passed("every GPU is bound to the driver nvidia", place=on_gpus(gpus)) if gpus else skipped(NO_NVIDIA_GPU)
-        )
+        yield passed("every GPU is bound to the driver nvidia", gpus)
 
 
-def _not_bound(machine: Machine, scope: Scope, driver: str, gpus: list[Gpu]) -> Finding:
-    modules = (machine.driver or Driver()).modules or ()
+def _not_bound(machine: Machine, scope: Scope, gpu: Gpu) -> Finding:
+    driver = (gpu.pci and gpu.pci.driver) or ""
     words = f"bound to {driver}, not to nvidia" if driver else "no kernel driver is bound"
-    more = {
-        "place": on_gpus(gpus),
-        "evidence": tuple(
-            Evidence(source=f"/sys/bus/pci/devices/{gpu.bus_id}/driver", value=driver or "none") for gpu in gpus
-        ),
+    more: dict[str, Any] = {
+        "place": gpu,
+        "evidence": (fact(f"/sys/bus/pci/devices/{gpu.bus_id}/driver", driver or "none"),),
     }
     if driver.startswith("vfio"):
-        give_back = Remedy(
-            text="Take it back from the virtual machine: unbind it from vfio-pci and bind it to nvidia.",
-            needs_root=True,
-        )
-        if any(requested(machine, scope, gpu) for gpu in gpus):
-            return failed(
-                f"{words}, but it is required (--gpus, --expect)",
-                give_back,
-                cause="it is reserved for a virtual machine",
-                **more,
-            )
-        return noted(words, remedy=give_back, cause="it is reserved for a virtual machine", **more)
+        more["remedy"] = as_root("Take it back from the virtual machine: unbind it from vfio-pci, bind it to nvidia.")
+        more["cause"] = "it is reserved for a virtual machine"
+        if requested(machine, scope, gpu):
+            return failed(f"{words}, but it is required (--gpus, --expect)", **more)
+        return noted(words, **more)
     if driver:
-        return failed(
-            words,
-            Remedy(
-                text=f"Keep {driver} from loading (modprobe.blacklist={driver}), and reboot.",
-                needs_root=True,
-                needs_reboot=True,
-            ),
-            cause="another driver took it first",
-            **more,
-        )
-    if "nvidia" in modules:
-        remedy = Remedy(
-            text="Look in the kernel log for why the driver refused it.",
-            command="dmesg | grep -i NVRM",
-            needs_root=True,
-        )
+        remedy = as_root(f"Keep {driver} from loading (modprobe.blacklist={driver}), and reboot.", reboot=True)
+        return failed(words, remedy, cause="another driver took it first", **more)
+    if "nvidia" in ((machine.driver or Driver()).modules or ()):
+        remedy = as_root("Look in the kernel log for why the driver refused it.", "dmesg | grep -i NVRM")
         return failed(words, remedy, cause="the module is loaded but did not bind to it", **more)
-    remedy = Remedy(text="Load the driver's kernel module, or install it.", command="modprobe nvidia", needs_root=True)
+    remedy = as_root("Load the driver's kernel module, or install it.", "modprobe nvidia")
     return failed(words, remedy, cause="the NVIDIA kernel module is not loaded", **more)
 
 
-def _excluded(machine: Machine, scope: Scope) -> Iterator[Finding]:
-    excluded = [gpu for gpu in machine.gpus or () if gpu.proc is not None and gpu.proc.excluded]
+@check("dev.excluded", Guard.P2P, Guard.EGM)
+def _excluded(machine: Machine, scope: Scope) -> Verdicts:
+    gpus = machine.gpus or ()
     parameters = (machine.driver or Driver()).module_parameters or {}
-    listed = {name: parameters[name] for name in ("ExcludedGpus", "GpuBlacklist") if parameters.get(name)}
-    evidence = tuple(Evidence(source=f"/proc/driver/nvidia/params {name}", value=text) for name, text in listed.items())
-    remedy = Remedy(
-        text="If that is not intended, remove it from NVreg_ExcludedGpus in /etc/modprobe.d and reload the driver.",
-        needs_root=True,
-    )
+    excluded = [gpu for gpu in gpus if gpu.proc is not None and gpu.proc.excluded]
+    for name in ("ExcludedGpus", "GpuBlacklist"):
+        if parameters.get(name):
+            yield fact(f"{PARAMS} {name}", parameters[name])
     if excluded:
-        evidence += tuple(
-            Evidence(source=f"/proc/driver/nvidia/gpus/{gpu.bus_id}/information", value="GPU Excluded: Yes")
-            for gpu in excluded
+        required = [gpu for gpu in excluded if requested(machine, scope, gpu)]
+        configured = "excluded by the driver's configuration"
+        yield (failed if required else warned)(
+            f"{configured}, but {on_gpus(required).label} is required (--gpus, --expect)"
+            if required
+            else f"{configured}: other GPUs can use it neither as a peer nor as an EGM route",
+            without_option("NVreg_ExcludedGpus"),
+            excluded,
+            evidence=tuple(
+                fact(f"/proc/driver/nvidia/gpus/{gpu.bus_id}/information", "GPU Excluded: Yes") for gpu in excluded
+            ),
+            cause="the administrator excluded it",
         )
-        asked = [gpu for gpu in excluded if requested(machine, scope, gpu)]
-        more = {"place": on_gpus(excluded), "evidence": evidence, "cause": "the administrator excluded it"}
-        if asked:
-            yield failed(
-                f"excluded by the driver's configuration, but {on_gpus(asked).label} is required (--gpus, --expect)",
-                remedy,
-                **more,
-            )
-        else:
-            yield warned(
-                "excluded by the driver's configuration: other GPUs can use it neither as a peer nor as an EGM route",
-                remedy,
-                **more,
-            )
         return
-    read = [gpu for gpu in machine.gpus or () if gpu.proc is not None and gpu.proc.excluded is not None]
-    unread = [gpu for gpu in machine.gpus or () if gpu not in read and _may_be_excluded(gpu)]
+    read = [gpu for gpu in gpus if gpu.proc is not None and gpu.proc.excluded is not None]
+    unread = [gpu for gpu in gpus if gpu not in read and _may_be_excluded(gpu)]
     if unread:
-        yield unknown("whether the driver excludes them: /proc/driver/nvidia/gpus was not read", place=on_gpus(unread))
+        yield unknown("whether the driver excludes them: /proc/driver/nvidia/gpus was not read", unread)
     if read:
-        yield passed("no GPU is excluded", place=on_gpus(read), evidence=evidence)
+        yield passed("no GPU is excluded", read)
     elif not unread:
         yield skipped(NO_NVIDIA_GPU)
 
 
 def _may_be_excluded(gpu: Gpu) -> bool:
     """Say whether a GPU of which this was not read may be excluded: one that the driver does not have is not."""
-    why = gpu.unread.get("proc")
-    return gpu.proc is not None or (why is not None and why.reason is not Reason.NOT_PRESENT)
-
-
-CHECKS = (
-    Check("dev.count-consistency", _count, guards=tuple(Guard), sections=("gpus",)),
-    Check("dev.fell-off-bus", _off_the_bus, guards=tuple(Guard), sections=("gpus",)),
-    Check("dev.driver-binding", _binding, guards=tuple(Guard), sections=("gpus",)),
-    Check("dev.excluded", _excluded, guards=(Guard.P2P, Guard.EGM), sections=("gpus",)),
-)
+    unread = gpu.unread.get("proc")
+    return gpu.proc is not None or (unread is not None and unread.reason is not Reason.NOT_PRESENT)

@@ -50,9 +50,9 @@ def limited(machine: Machine | None = None, *, pids: int | None = -1, capabiliti
     ],
 )
 def test_a_limit_that_is_too_low_is_named_with_its_number(machine: Machine, summary: str) -> None:
-    found = run_one("env.limits", machine)
-    assert (found.status, found.summary) == (Status.WARN, summary)
-    assert found.remedy is not None
+    finding = run_one("env.limits", machine)
+    assert (finding.status, finding.summary) == (Status.WARN, summary)
+    assert finding.remedy is not None
 
 
 def test_roots_processes_are_not_counted() -> None:
@@ -70,12 +70,12 @@ def test_the_limits_of_a_real_process() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
-        found = confinement(Root("/"))
+        facts = confinement(Root("/"))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert found.limits is not None
+    assert facts.limits is not None
     space, processes = (resource.getrlimit(which)[0] for which in (resource.RLIMIT_AS, resource.RLIMIT_NPROC))
-    assert (found.limits["nofile"], found.limits["as"], found.limits["nproc"]) == (200, space, processes)
+    assert (facts.limits["nofile"], facts.limits["as"], facts.limits["nproc"]) == (200, space, processes)
 
 
 @pytest.mark.parametrize(("version", "line"), [(1, "7:pids:/job/step"), (2, "0::/job/step")])
@@ -108,17 +108,17 @@ def test_the_tightest_cgroup_counts(tmp_path: Path, version: int, line: str) -> 
     ],
 )
 def test_it_explains_a_driver_that_fails_for_want_of_something(failure: LibraryFailure, explained: bool) -> None:
-    why = {"cuda": Unread(reason=Reason.FAILED, detail="")}
-    machine = patched(patched(limited(nofile=48), "gpus[*]", cuda=None, unread=why), "driver", cuda_failure=failure)
+    unread = {"cuda": Unread(reason=Reason.FAILED, detail="")}
+    machine = patched(patched(limited(nofile=48), "gpus[*]", cuda=None, unread=unread), "driver", cuda_failure=failure)
     findings = diagnose(machine, EVERYTHING, CHECKS).findings
-    (found,) = [one for one in findings if (one.check, one.status) == ("drv.libraries", Status.FAIL)]
-    assert found.explained_by == (("env.limits",) if explained else ())
+    (finding,) = [finding for finding in findings if (finding.check, finding.status) == ("drv.libraries", Status.FAIL)]
+    assert finding.explained_by == (("env.limits",) if explained else ())
 
 
 def test_it_explains_no_wrong_bytes() -> None:
-    probes = tuple(patched(one, "", outcome=Outcome.CORRUPT) for one in healthy().probes or ())
+    probes = tuple(patched(probe, "", outcome=Outcome.CORRUPT) for probe in healthy().probes or ())
     findings = diagnose(patched(limited(nofile=48), "", probes=probes), EVERYTHING, CHECKS).findings
-    assert not [one for one in findings if "env.limits" in one.explained_by]
+    assert not [finding for finding in findings if "env.limits" in finding.explained_by]
 
 
 @pytest.mark.parametrize("status", [Ended.CRASHED, Ended.FAILED])

@@ -1,4 +1,4 @@
-"""Who runs IMEX: the host's service, or Kubernetes' DRA driver in pods. Two of them exclude each other."""
+"""IMEX is run by the host's service or by Kubernetes' DRA driver in pods; the two exclude each other."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def node(tmp_path: Path, running: Mapping[str, tuple[str, str, str]], *, log: st
     return services.imex(root, services.processes(root))
 
 
-def on(found: Imex, *, state: str | None = None) -> Finding:
+def on(facts: Imex, *, state: str | None = None) -> Finding:
     """Judge the healthy tray with what was read there."""
-    daemons = ("nvidia-imex",) if found.runs_in else ()
-    machine = patched(healthy(), "system", daemons=daemons, imex=patched(found, "", daemon_state=state))
+    daemons = ("nvidia-imex",) if facts.runs_in else ()
+    machine = patched(healthy(), "system", daemons=daemons, imex=patched(facts, "", daemon_state=state))
     return run_one("imex.daemon", machine)
 
 
@@ -63,10 +63,10 @@ def plugin(mode: str = "") -> dict[str, tuple[str, str, str]]:
 
 
 def test_without_kubernetes_the_service_has_to_run(tmp_path: Path) -> None:
-    found = on(node(tmp_path, {}))
-    assert found.status is Status.FAIL
-    assert found.remedy is not None
-    assert found.remedy.command == "systemctl enable --now nvidia-imex"
+    facts = on(node(tmp_path, {}))
+    assert facts.status is Status.FAIL
+    assert facts.remedy is not None
+    assert facts.remedy.command == "systemctl enable --now nvidia-imex"
 
 
 @pytest.mark.parametrize("mode", ["", "driverManaged"])
@@ -78,22 +78,22 @@ def test_driver_managed_domains_need_no_service_and_none_runs_on_an_idle_node(tm
 
 
 def test_the_daemon_of_a_pod_is_the_drivers(tmp_path: Path) -> None:
-    found = on(node(tmp_path, KUBELET | DAEMON))
-    assert (found.status, found.summary) == (Status.PASS, "the DRA driver's IMEX daemon runs")
+    facts = on(node(tmp_path, KUBELET | DAEMON))
+    assert (facts.status, facts.summary) == (Status.PASS, "the DRA driver's IMEX daemon runs")
 
 
 def test_the_service_beside_driver_managed_domains_has_to_go(tmp_path: Path) -> None:
-    found = on(node(tmp_path, plugin("driverManaged") | SERVICE), state="READY")
-    assert found.status is Status.FAIL
-    assert found.remedy is not None
-    assert found.remedy.command == "systemctl disable --now nvidia-imex"
+    facts = on(node(tmp_path, plugin("driverManaged") | SERVICE), state="READY")
+    assert facts.status is Status.FAIL
+    assert facts.remedy is not None
+    assert facts.remedy.command == "systemctl disable --now nvidia-imex"
 
 
 def test_host_managed_domains_need_the_service(tmp_path: Path) -> None:
-    found = on(node(tmp_path, plugin("hostManaged")))
-    assert found.status is Status.FAIL
-    assert found.remedy is not None
-    assert (found.remedy.command, "command socket" in found.remedy.text) == (
+    facts = on(node(tmp_path, plugin("hostManaged")))
+    assert facts.status is Status.FAIL
+    assert facts.remedy is not None
+    assert (facts.remedy.command, "command socket" in facts.remedy.text) == (
         "systemctl enable --now nvidia-imex",
         True,
     )
@@ -104,12 +104,12 @@ def test_host_managed_domains_need_the_service(tmp_path: Path) -> None:
 def test_where_the_mode_is_unknown_both_cases_are_told(
     tmp_path: Path, running: Mapping[str, tuple[str, str, str]]
 ) -> None:
-    found = on(node(tmp_path, running, files=True), state="READY" if running != KUBELET else None)
-    assert found.status is Status.NOTE
-    assert found.remedy is not None
-    assert found.remedy.command is None
-    assert "need it off" in found.remedy.text
-    assert "nodes without ComputeDomains, need the host's nvidia-imex on" in found.remedy.text
+    facts = on(node(tmp_path, running, files=True), state="READY" if running != KUBELET else None)
+    assert facts.status is Status.NOTE
+    assert facts.remedy is not None
+    assert facts.remedy.command is None
+    assert "need it off" in facts.remedy.text
+    assert "nodes without ComputeDomains, need the host's nvidia-imex on" in facts.remedy.text
 
 
 def test_the_mode_of_another_users_plugin_is_unknown(tmp_path: Path) -> None:
@@ -119,10 +119,10 @@ def test_the_mode_of_another_users_plugin_is_unknown(tmp_path: Path) -> None:
 
 def test_a_refused_session_names_the_other_daemon(tmp_path: Path) -> None:
     log = "Failed to allocate Imex session: NV_ERR_IN_USE"
-    found = on(node(tmp_path, SERVICE, log=log), state="SHUTTING_DOWN")
-    assert (found.status, found.summary) == (Status.FAIL, "another IMEX daemon holds the GPU driver's session")
-    assert found.remedy is not None
-    assert "systemctl enable" not in (found.remedy.command or "")
+    facts = on(node(tmp_path, SERVICE, log=log), state="SHUTTING_DOWN")
+    assert (facts.status, facts.summary) == (Status.FAIL, "another IMEX daemon holds the GPU driver's session")
+    assert facts.remedy is not None
+    assert "systemctl enable" not in (facts.remedy.command or "")
 
 
 def test_a_log_of_before_the_service_was_turned_off_is_no_fault(tmp_path: Path) -> None:

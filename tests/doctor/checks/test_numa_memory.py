@@ -138,9 +138,9 @@ def test_policy_and_reclaimable_memory_are_read(tmp_path: Path) -> None:
     tree.write(f"{NODES}/node0/cpulist", "0-71")
     lines = ("MemTotal: 1000", "MemFree: 10", "Active(file): 20", "Inactive(file): 30", "SReclaimable: 40")
     tree.write(f"{NODES}/node0/meminfo", "\n".join(f"Node 0 {line} kB" for line in lines))
-    found = host(Root(str(tmp_path)))
-    assert found.memory_policy == "bind:0"
-    assert [node.memory_reclaimable_bytes for node in found.numa_nodes or ()] == [90 * 1024]
+    facts = host(Root(str(tmp_path)))
+    assert facts.memory_policy == "bind:0"
+    assert [node.memory_reclaimable_bytes for node in facts.numa_nodes or ()] == [90 * 1024]
     (tmp_path / "proc/self/numa_maps").unlink()
     assert host(Root(str(tmp_path))).unread["memory_policy"].reason is Reason.NOT_PRESENT
 

@@ -92,16 +92,16 @@ def acs(machine: Machine) -> Finding:
 
 def test_data_direct_needs_a_root_port_without_source_validation() -> None:
     assert acs(gb300()).status is Status.PASS
-    found = acs(gb300(root_port=0x1D))
-    assert (found.status, found.evidence[1].value) == (Status.WARN, "0x1d, needs xx111x0 (0x1c)")
-    assert found.remedy is not None
-    assert "xx111x0@0008:00:00.0;xx101x1@0008:02:00.0;xx110x1@0008:02:01.0" in found.remedy.text
-    assert (found.remedy.command, "setpci" in found.remedy.text) == (None, False)
+    finding = acs(gb300(root_port=0x1D))
+    assert (finding.status, finding.evidence[1].value) == (Status.WARN, "0x1d, needs xx111x0 (0x1c)")
+    assert finding.remedy is not None
+    assert "xx111x0@0008:00:00.0;xx101x1@0008:02:00.0;xx110x1@0008:02:01.0" in finding.remedy.text
+    assert (finding.remedy.command, "setpci" in finding.remedy.text) == (None, False)
 
 
 def test_data_direct_with_acs_turned_off_is_wrong_at_each_port() -> None:
-    found = acs(gb300(root_port=0, nic_side=0, gpu_side=0))
-    assert (found.status, found.summary) == (
+    finding = acs(gb300(root_port=0, nic_side=0, gpu_side=0))
+    assert (finding.status, finding.summary) == (
         Status.WARN,
         "12 PCIe ports have other ACS settings than GPUDirect RDMA needs here",
     )
@@ -125,10 +125,10 @@ def test_on_either_side_of_data_direct_another_redirect_is_off(nic_side: int, gp
 def test_root_ports_of_grace_and_vera_need_what_linux_sets(
     root_port: tuple[int, int], control: int, status: Status
 ) -> None:
-    found = acs(gb200(control, root_port))
-    assert found.status is status
-    if found.remedy is not None:
-        assert found.remedy.text.startswith("Leave ACS as Linux sets it")
+    finding = acs(gb200(control, root_port))
+    assert finding.status is status
+    if finding.remedy is not None:
+        assert finding.remedy.text.startswith("Leave ACS as Linux sets it")
 
 
 @pytest.mark.parametrize(
@@ -176,14 +176,14 @@ def _moved(machine: Machine) -> Machine:
     ],
 )
 def test_what_is_not_recognised_or_not_read_is_unknown_and_has_no_remedy(machine: object) -> None:
-    found = acs(machine())  # type: ignore[operator]
-    assert (found.status, found.remedy) == (Status.UNKNOWN, None)
+    finding = acs(machine())  # type: ignore[operator]
+    assert (finding.status, finding.remedy) == (Status.UNKNOWN, None)
 
 
 def test_without_root_the_settings_are_unknown() -> None:
     closed = {"acs_control": Unread(reason=Reason.NO_PERMISSION)}
-    found = acs(patched(gb300(), "system.bridges[*]", acs_control=None, unread=closed))
-    assert (found.status, "only root" in found.summary) == (Status.UNKNOWN, True)
+    finding = acs(patched(gb300(), "system.bridges[*]", acs_control=None, unread=closed))
+    assert (finding.status, "only root" in finding.summary) == (Status.UNKNOWN, True)
 
 
 def test_a_data_direct_function_and_the_ports_above_it_are_read(tmp_path: Path) -> None:
@@ -197,13 +197,13 @@ def test_a_data_direct_function_and_the_ports_above_it_are_read(tmp_path: Path) 
         tree.write(f"{folder}/vendor", f"{vendor:#06x}")
         tree.write(f"{folder}/device", f"{device:#06x}")
         tree.write(f"{folder}/config", bytes(256) + struct.pack("<IHH", 0x0001000D, 0, 0x1C) + bytes(64))
-    found = system(Root(str(tmp_path)))
-    assert [(function.bus_id, function.path) for function in found.data_direct or ()] == [
+    finding = system(Root(str(tmp_path)))
+    assert [(function.bus_id, function.path) for function in finding.data_direct or ()] == [
         ("0008:06:00.0", ("pci0008:00", *ports))
     ]
-    assert [(port.bus_id, port.vendor_id, port.device_id, port.acs_control) for port in found.bridges or ()] == [
+    assert [(port.bus_id, port.vendor_id, port.device_id, port.acs_control) for port in finding.bridges or ()] == [
         (ports[0], *GRACE, 0x1C),
         (ports[1], *CONNECTX_SWITCH, 0x1C),
         (ports[2], *CONNECTX_SWITCH, 0x1C),
     ]
-    assert found.ats == {}
+    assert finding.ats == {}
