@@ -134,7 +134,7 @@ Words = str | Span | tuple[str | Span, ...]
 """A line of text: plain, or in parts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """The answer: a word, why, and what to do next. Always shown first."""
 
@@ -148,7 +148,7 @@ class Verdict:
     level: Level = Level.SUMMARY
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Paragraph:
     """Sentences."""
 
@@ -157,7 +157,7 @@ class Paragraph:
     level: Level = Level.NORMAL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Hint:
     """What ``-v`` would add: shown only by text without it; a page and a ticket have what it is about."""
 
@@ -167,7 +167,7 @@ class Hint:
     level: Level = Level.NORMAL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Bullets:
     """A list of sentences."""
 
@@ -175,7 +175,7 @@ class Bullets:
     level: Level = Level.NORMAL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class KeyValues:
     """Names and values, one a line."""
 
@@ -183,7 +183,7 @@ class KeyValues:
     level: Level = Level.NORMAL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Command:
     """What may be pasted into a shell as it is: never broken."""
 
@@ -191,7 +191,7 @@ class Command:
     level: Level = Level.NORMAL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One thing that was found: a word for how it stands, a title, and what belongs to it."""
 
@@ -212,7 +212,7 @@ class Align(StrEnum):
     CENTRE = "^"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Column:
     """A column of a :class:`Table`."""
 
@@ -222,7 +222,7 @@ class Column:
     """Its cells are sentences, which may be broken."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Table:
     """Rows of one kind; the first cell of each names it."""
 
@@ -243,7 +243,7 @@ class Better(StrEnum):
     """Latencies."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Cell:
     """A cell of a :class:`Matrix`."""
 
@@ -260,7 +260,7 @@ class Cell:
 EMPTY = Cell()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Series:
     """A column of a :class:`Matrix`: what stands above it, line by line, and its cells from top to bottom."""
 
@@ -318,7 +318,7 @@ class Chart:
     level: Level = Level.NORMAL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Diagram:
     """A picture; text leaves it out, so what it shows stands elsewhere too."""
 
@@ -326,7 +326,7 @@ class Diagram:
     level: Level = Level.NORMAL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Section:
     """Blocks under a heading; it is left out where it has none."""
 

@@ -6,32 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from egmctl.compat import assert_never
-from egmctl.report.document import (
-    Align,
-    Block,
-    Bullets,
-    Chart,
-    Command,
-    Diagram,
-    Document,
-    Entry,
-    Hint,
-    KeyValues,
-    Level,
-    Matrix,
-    Paragraph,
-    Section,
-    Span,
-    Table,
-    Tone,
-    Verdict,
-    Words,
-    body_of,
-    columns,
-    parts,
-    plain,
-    shown,
-)
+from egmctl.report import document as doc
+from egmctl.report.document import Align, Level, Tone, Words
 from egmctl.units import printable
 
 _MARKUP = re.compile(r"([\\`*{}\[\]<>#|~&$!]|(?<![^\W_])_|_(?![^\W_])|^[-+=]|^\d+(?=[.)](?:\s|$))|:(?=//)|(?<=www)\.)")
@@ -94,17 +70,17 @@ LIMIT = 60_000
 """Characters; GitHub takes 65536 in one comment."""
 
 
-def markdown(document: Document) -> str:
+def markdown(document: doc.Document) -> str:
     """Return the text: without the folded parts that would make it longer than :data:`LIMIT`, which it then says."""
-    body = list(shown(document.body, Level.VERBOSE))
-    verdict = next((block.word for block in body if isinstance(block, Verdict)), "")
+    body = list(doc.shown(document.body, Level.VERBOSE))
+    verdict = next((block.word for block in body if isinstance(block, doc.Verdict)), "")
     title = f"## {escaped(document.command)}: {escaped(verdict or document.subject)}\n"
     about = ", ".join(filter(None, (document.subject if verdict else "", document.subtitle)))
     text = "\n".join(filter(None, (title, warning(list(document.banners)))))
     about_told = False
     left_out = []
     for block in body:
-        if about and not about_told and not isinstance(block, Verdict):
+        if about and not about_told and not isinstance(block, doc.Verdict):
             text += f"\n{escaped(about)}\n"
             about_told = True
         part = _folded(block)
@@ -119,62 +95,62 @@ def markdown(document: Document) -> str:
     return text
 
 
-def _folded(block: Block) -> str:
+def _folded(block: doc.Block) -> str:
     if block.level < Level.VERBOSE:
         return _block(block, 3)
-    if isinstance(block, Section):
-        return details(block.title, _blocks(body_of(block), 4))
+    if isinstance(block, doc.Section):
+        return details(block.title, _blocks(doc.body_of(block), 4))
     return details(_name(block), _block(block, 4))
 
 
-def _name(block: Block) -> str:
+def _name(block: doc.Block) -> str:
     match block:
-        case Section():
+        case doc.Section():
             return block.title
-        case Table() | Matrix() | Chart():
+        case doc.Table() | doc.Matrix() | doc.Chart():
             return block.caption or "table"
-        case Entry():
-            return plain(block.title)
+        case doc.Entry():
+            return doc.plain(block.title)
         case _:
             return "more"
 
 
-def _blocks(blocks: Sequence[Block], depth: int) -> str:
+def _blocks(blocks: Sequence[doc.Block], depth: int) -> str:
     return "\n".join(filter(None, (_block(block, depth) for block in blocks)))
 
 
-def _block(block: Block, depth: int) -> str:
+def _block(block: doc.Block, depth: int) -> str:
     match block:
-        case Verdict():
+        case doc.Verdict():
             advice = f"\n**Next:** {_words(block.advice)}\n" if block.advice else ""
             return f"**{escaped(block.word)}**: {_words(block.sentence)}\n{advice}"
-        case Paragraph():
+        case doc.Paragraph():
             return f"{_words(block.words)}\n"
-        case Bullets():
+        case doc.Bullets():
             return "".join(f"- {_words(item)}\n" for item in block.items)
-        case KeyValues():
+        case doc.KeyValues():
             return "".join(f"- {escaped(name)}: {_words(value)}\n" for name, value in block.rows)
-        case Command():
+        case doc.Command():
             return code_block(block.text, "sh")
-        case Entry():
+        case doc.Entry():
             check = f" {code(block.id)}" if block.id else ""
             head = f"{'#' * depth} {escaped(block.word)} {_words(block.title)}{check}\n"
             return "\n".join(filter(None, (head, *map(_folded, block.body))))
-        case Table():
+        case doc.Table():
             return "\n".join(_table(block))
-        case Matrix():
+        case doc.Matrix():
             return _matrix(block)
-        case Section() if block.folded:
-            return details(block.title, _blocks(body_of(block), depth + 1))
-        case Section():
-            return f"{'#' * depth} {escaped(block.title)}\n\n{_blocks(body_of(block), depth + 1)}"
-        case Chart() | Diagram() | Hint():
+        case doc.Section() if block.folded:
+            return details(block.title, _blocks(doc.body_of(block), depth + 1))
+        case doc.Section():
+            return f"{'#' * depth} {escaped(block.title)}\n\n{_blocks(doc.body_of(block), depth + 1)}"
+        case doc.Chart() | doc.Diagram() | doc.Hint():
             return ""
         case _:
             assert_never(block)
 
 
-def _table(block: Table) -> Iterator[str]:
+def _table(block: doc.Table) -> Iterator[str]:
     if block.caption:
         yield f"**{escaped(block.caption)}**\n"
     head = [escaped(column.name) or " " for column in block.columns]
@@ -184,8 +160,8 @@ def _table(block: Table) -> Iterator[str]:
         yield "".join(f"{escaped(note)}\n" for note in block.notes)
 
 
-def _matrix(block: Matrix) -> str:
-    series = columns(block)
+def _matrix(block: doc.Matrix) -> str:
+    series = doc.columns(block)
     head = [" ", *(escaped(" ".join(filter(None, one.header))) or " " for one in series)]
     rows = [
         [
@@ -205,19 +181,19 @@ def _matrix(block: Matrix) -> str:
 
 def _cell(words: Words) -> str:
     # Alone in a cell a dash is no list.
-    return plain(words) if plain(words) == "-" else _words(words)
+    return doc.plain(words) if doc.plain(words) == "-" else _words(words)
 
 
 def _words(words: Words) -> str:
     text = ""
-    for span in parts(words):
+    for span in doc.parts(words):
         part = _span(span)
         # Without something between them two spans of code, or two bold ones, would be one.
         text += f"<!-- -->{part}" if text.endswith(("`", "**")) and part.startswith(("`", "**")) else part
     return text
 
 
-def _span(span: Span) -> str:
+def _span(span: doc.Span) -> str:
     return code(span.text) if span.code else _marked(span.text, span.tone)
 
 

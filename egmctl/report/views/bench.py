@@ -21,23 +21,8 @@ from egmctl.model.verdict import (
     Yardstick,
     worst_grade,
 )
-from egmctl.report.document import (
-    Block,
-    Body,
-    Bullets,
-    Diagram,
-    Document,
-    Entry,
-    Hint,
-    KeyValues,
-    Level,
-    Matrix,
-    Paragraph,
-    Section,
-    Span,
-    Tone,
-    columns_of,
-)
+from egmctl.report import document as doc
+from egmctl.report.document import Level, Tone
 from egmctl.report.views.bench_answer import (
     answer,
     exceptions,
@@ -73,7 +58,7 @@ _FEW = 3
 """Flows whose ends fit beside a case's name."""
 
 
-def soak(report: RunReport) -> Iterator[Matrix]:
+def soak(report: RunReport) -> Iterator[doc.Matrix]:
     """Yield a row for each case that was measured again and again: the path with the worst sample, and when it was."""
     rows: dict[str, tuple[str, ...]] = {}
     for case in dict.fromkeys(m.case for m in report.measurements if m.slowest_at_s is not None):
@@ -86,10 +71,10 @@ def soak(report: RunReport) -> Iterator[Matrix]:
         name = f"{case} {worst.path if len(worst.flows) < _FEW else ''}".rstrip()
         rows[name] = (str(passes), f"{summary.median:.2f}", f"{value:.2f}", unit, at)
     heads = ("passes", "median", "worst", "", "at")
-    yield Matrix(
+    yield doc.Matrix(
         caption=f"Worst of {report.wall_s:.0f} s",
         rows=tuple(rows),
-        groups=columns_of({head: [row[place] for row in rows.values()] for place, head in enumerate(heads)}),
+        groups=doc.columns_of({head: [row[place] for row in rows.values()] for place, head in enumerate(heads)}),
     )
 
 
@@ -205,13 +190,13 @@ _FAULTS = 3
 _STATUS_TONES = {Found.FAIL: Tone.BAD, Found.WARN: Tone.WARN}
 
 
-def bench_document(report: RunReport) -> Document:
+def bench_document(report: RunReport) -> doc.Document:
     """Return what there is to say of a run first."""
     subject = counted(gpu_name(gpu.name) for gpu in report.gpus)
     version = report.cuda_driver_version
     cuda = f" (CUDA {version // 1000}.{version % 1000 // 10})" if version else ""
     driver = report.driver_version or "unknown"
-    return Document(
+    return doc.Document(
         command="egmctl bench",
         subject=subject,
         subtitle=f"{subject}, driver {driver}{cuda}; {tally(report)}, {report.wall_s:.0f} s",
@@ -227,7 +212,7 @@ def bench_banners(report: RunReport) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*fake, *told)))
 
 
-def _body(report: RunReport) -> Iterator[Block]:
+def _body(report: RunReport) -> Iterator[doc.Block]:
     yield answer(report)
     yield from cause_entries(report)
     yield from _kernel(report)
@@ -235,57 +220,57 @@ def _body(report: RunReport) -> Iterator[Block]:
         yield from _details(report)
         return
     yield from _worst_paths(report)
-    yield Section(title="Failed or unstable", body=partial(_broken, report))
+    yield doc.Section("Failed or unstable", partial(_broken, report))
     yield from class_tables(report)
-    yield Section(title="Bandwidth by number of SMs", body=partial(by_sms, report))
-    yield Section(title="Soak", body=partial(soak, report))
-    yield Section(title="Warnings", body=partial(_warnings, report))
+    yield doc.Section("Bandwidth by number of SMs", partial(by_sms, report))
+    yield doc.Section("Soak", partial(soak, report))
+    yield doc.Section("Warnings", partial(_warnings, report))
     staged = tuple(staged_lines(report))
     more = (f"and {len(staged) - _STAGED} more pairs",) if len(staged) > _STAGED else ()
     notes = [*filter(None, [route_line(report)]), *unexpected_owners(report), *staged[:_STAGED], *more]
     notes += [*_skipped(report), *report.problems]
-    yield Section(title="Notes", body=(Bullets(items=tuple(notes)),))
+    yield doc.Section("Notes", (doc.Bullets(tuple(notes)),))
     yield from _details(report)
-    yield Hint(words="Matrices, settings and references: -v; all of it as a page: -o run.html")
+    yield doc.Hint("Matrices, settings and references: -v; all of it as a page: -o run.html")
 
 
-def _warnings(report: RunReport) -> Iterator[Bullets | Hint]:
+def _warnings(report: RunReport) -> Iterator[doc.Bullets | doc.Hint]:
     counts = {sentence: len(paths) for sentence, paths in seen(report, causes=False).items()}
     sentences = [f"{sentence} ({several(count, 'path')})" for sentence, count in counts.items()]
-    yield Bullets(items=tuple(sentences[:_WARNINGS]))
+    yield doc.Bullets(tuple(sentences[:_WARNINGS]))
     if len(sentences) > _WARNINGS:
-        yield Bullets(items=tuple(sentences[_WARNINGS:]), level=Level.VERBOSE)
-        yield Hint(words=f"and {len(sentences) - _WARNINGS} more (-v)", more=True)
+        yield doc.Bullets(tuple(sentences[_WARNINGS:]), level=Level.VERBOSE)
+        yield doc.Hint(f"and {len(sentences) - _WARNINGS} more (-v)", more=True)
 
 
-def _details(report: RunReport) -> Iterator[Section]:
+def _details(report: RunReport) -> Iterator[doc.Section]:
     """Yield what stands behind the answer: the picture, every number, what it was judged by, how it was measured."""
     chosen = {gpu.bus_id for gpu in report.gpus}
     for machine in report.machines[:_NODES_DRAWN]:
         gpus = [gpu for gpu in machine.gpus or () if gpu.bus_id in chosen]
-        yield Section(title="Topology", body=partial(_topology, report, machine, gpus), level=Level.PAGE)
+        yield doc.Section("Topology", partial(_topology, report, machine, gpus), level=Level.PAGE)
         yield machine_section(machine)
     if len(report.machines) > _NODES_DRAWN:
         told = f"{len(report.machines) - _NODES_DRAWN} more nodes were measured; JSON has the facts of each."
-        yield Section(title="Further nodes", body=(Paragraph(words=told),), level=Level.PAGE)
-    sections: list[tuple[str, Body]] = [*families(report)]
+        yield doc.Section("Further nodes", (doc.Paragraph(told),), level=Level.PAGE)
+    sections: list[tuple[str, doc.Body]] = [*families(report)]
     if report.verdict is not None:
         sections += judged_sections(report, report.verdict)
     sections += [
-        ("Owner of EGM memory", lambda: [Bullets(items=tuple(owner_lines(report)))]),
+        ("Owner of EGM memory", lambda: [doc.Bullets(tuple(owner_lines(report)))]),
         ("Skipped", partial(_skipped_cases, report)),
-        ("Each warning", lambda: [Bullets(items=tuple(warnings(report)))]),
-        ("How it was measured", lambda: [Bullets(items=tuple(_method(report)))]),
+        ("Each warning", lambda: [doc.Bullets(tuple(warnings(report)))]),
+        ("How it was measured", lambda: [doc.Bullets(tuple(_method(report)))]),
     ]
     for title, body in sections:
-        yield Section(title=title, body=body, level=Level.VERBOSE)
+        yield doc.Section(title, body, level=Level.VERBOSE)
 
 
-def _skipped_cases(report: RunReport) -> Iterator[Entry]:
+def _skipped_cases(report: RunReport) -> Iterator[doc.Entry]:
     for status, reason, paths in exceptions(report):
         if status is Status.WAIVED:
             title = f"{shortened(paths, _MANY)}: {reason}"
-            yield Entry(word=status.upper(), tone=STATUS_TONES[status], title=title)
+            yield doc.Entry(status.upper(), STATUS_TONES[status], title)
 
 
 def _method(report: RunReport) -> Iterator[str]:
@@ -296,7 +281,7 @@ def _method(report: RunReport) -> Iterator[str]:
     yield from (f"{node} is {host or 'unknown'}" for host, node in nodes.items())
 
 
-def _topology(report: RunReport, machine: Machine, gpus: Sequence[Gpu]) -> Iterator[Block]:
+def _topology(report: RunReport, machine: Machine, gpus: Sequence[Gpu]) -> Iterator[doc.Block]:
     """Yield the picture of a node with what was measured over each link."""
     judged = topology(machine, gpus)
     found, cases = rates(report)
@@ -306,29 +291,29 @@ def _topology(report: RunReport, machine: Machine, gpus: Sequence[Gpu]) -> Itera
             " Numbers with arrows are measured GB/s in the drawing's directions (↓ down, ↑ up, → from the first GPU): "
             f"single copies by copy engines, of a GPU on a switch the median of its pairs. Cases: {', '.join(cases)}."
         )
-    yield Paragraph(words=judged.platform.line)
-    yield Diagram(scene=node_scene(judged, found))
-    yield Paragraph(words=legend, tone=Tone.DIM)
+    yield doc.Paragraph(judged.platform.line)
+    yield doc.Diagram(node_scene(judged, found))
+    yield doc.Paragraph(legend, tone=Tone.DIM)
     yield gpu_matrix(judged)
 
 
-def _kernel(report: RunReport) -> Iterator[Entry | Hint]:
+def _kernel(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
     """Yield what the kernel logged meanwhile that calls for an operator."""
     faults = grave(report)
     for fault in faults[:_FAULTS]:
         fix = fault.remedy.text + (f" ({fault.remedy.command})" if fault.remedy.command else "")
-        yield Entry(
-            word=fault.status.upper(),
-            tone=_STATUS_TONES[fault.status],
-            title=logged(fault),
-            body=(KeyValues(rows=(("fix", fix),)),),
+        yield doc.Entry(
+            fault.status.upper(),
+            _STATUS_TONES[fault.status],
+            logged(fault),
+            body=(doc.KeyValues((("fix", fix),)),),
             level=Level.SUMMARY,
         )
     if len(faults) > _FAULTS:
-        yield Hint(words=f"and {len(faults) - _FAULTS} more in the kernel's log (-v)", more=True, level=Level.SUMMARY)
+        yield doc.Hint(f"and {len(faults) - _FAULTS} more in the kernel's log (-v)", more=True, level=Level.SUMMARY)
 
 
-def _worst_paths(report: RunReport) -> Iterator[Entry | Hint]:
+def _worst_paths(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
     """Yield the paths that are farthest from what is expected."""
     verdict = report.verdict
     if verdict is None:
@@ -352,17 +337,17 @@ def _worst_paths(report: RunReport) -> Iterator[Entry | Hint]:
             by = {Yardstick.PROFILE: "the expected", Yardstick.LINK: "its link's", Yardstick.PEERS: "its peers'"}
             against = f", {100 * judgement.value / judgement.expected:.0f} % of {by[judgement.yardstick]}"
             against += f" {number(judgement.expected)}"
-        yield Entry(
-            word=grade.upper(),
-            tone=GRADE_TONES[grade],
-            title=(f"{measurement.path}: {number(judgement.value)} {unit}{against} ", Span(path_class.case, Tone.DIM)),
+        yield doc.Entry(
+            grade.upper(),
+            GRADE_TONES[grade],
+            (f"{measurement.path}: {number(judgement.value)} {unit}{against} ", doc.Span(path_class.case, Tone.DIM)),
             level=Level.SUMMARY,
         )
     if len(slow) > _BENCH_WORST:
-        yield Hint(words=f"and {len(slow) - _BENCH_WORST} more paths are slow (-v)", more=True, level=Level.SUMMARY)
+        yield doc.Hint(f"and {len(slow) - _BENCH_WORST} more paths are slow (-v)", more=True, level=Level.SUMMARY)
 
 
-def _broken(report: RunReport) -> Iterator[Block]:
+def _broken(report: RunReport) -> Iterator[doc.Block]:
     """Yield what was not measured, or not steadily, with why; all paths of it with ``-v``."""
     groups = [group for group in exceptions(report) if group[0] not in (Status.WAIVED, Status.UNSTABLE)]
     unstable = {f"{m.case} {m.path}": m.reason or "" for m in report.measurements if m.status is Status.UNSTABLE}
@@ -370,23 +355,23 @@ def _broken(report: RunReport) -> Iterator[Block]:
         (reason,) = unstable.values() if len(unstable) == 1 else ("the samples differ too much",)
         groups.append((Status.UNSTABLE, reason, list(unstable)))
     for place, (status, reason, paths) in enumerate(groups):
-        yield Entry(
-            word=status.upper(),
-            tone=STATUS_TONES.get(status, Tone.BAD),
-            title=f"{shortened(paths, _PATHS)}: {reason}",
+        yield doc.Entry(
+            status.upper(),
+            STATUS_TONES.get(status, Tone.BAD),
+            f"{shortened(paths, _PATHS)}: {reason}",
             body=tuple(_each(status, paths, unstable)),
             level=Level.NORMAL if place < _REASONS else Level.VERBOSE,
         )
     if len(groups) > _REASONS:
-        yield Hint(words=f"and {len(groups) - _REASONS} more reasons (-v)", more=True)
+        yield doc.Hint(f"and {len(groups) - _REASONS} more reasons (-v)", more=True)
 
 
-def _each(status: Status, paths: Sequence[str], unstable: Mapping[str, str]) -> Iterator[KeyValues]:
+def _each(status: Status, paths: Sequence[str], unstable: Mapping[str, str]) -> Iterator[doc.KeyValues]:
     """Yield all paths where some are not named, and by how much each unstable one varies."""
     if status is Status.UNSTABLE and len(paths) > 1:
-        yield KeyValues(rows=tuple(unstable.items()), level=Level.VERBOSE)
+        yield doc.KeyValues(tuple(unstable.items()), level=Level.VERBOSE)
     elif len(paths) > _PATHS:
-        yield KeyValues(rows=(("paths", ", ".join(paths)),), level=Level.VERBOSE)
+        yield doc.KeyValues((("paths", ", ".join(paths)),), level=Level.VERBOSE)
 
 
 def _skipped(report: RunReport) -> Iterator[str]:

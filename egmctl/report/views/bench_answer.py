@@ -22,8 +22,8 @@ from egmctl.model.measurement import (
 from egmctl.model.measurement import Status as MeasurementStatus
 from egmctl.model.route import LinkKind
 from egmctl.model.verdict import BAD_GRADES, Culprit, Grade, RunVerdict
+from egmctl.report import document as doc
 from egmctl.report.document import Tone
-from egmctl.report.document import Verdict as DocumentVerdict
 from egmctl.report.views.causes import UNEXPLAINED, cause_advice, cause_title, cause_words, crosses_unknown_links
 from egmctl.units import format_size, listed, printable, several, shortened
 from egmctl.verdict.explain import HIDDEN, OTHERS, THROTTLED, shortfalls, words
@@ -293,7 +293,7 @@ def answer(
     *,
     next_step: str = "look for the cause with 'egmctl doctor --active', then measure again",
     alone: bool = True,
-) -> DocumentVerdict:
+) -> doc.Verdict:
     """Return the answer: whether the run is whole, and whether the paths are as fast as they should be.
 
     Parameters
@@ -330,10 +330,10 @@ def answer(
     if missing := _missing(report):
         return _incomplete(f"{_bench_answer_told(report, missing)}; {_rest(made, verdict)}", cause_advice(missing[0]))
     if verdict is None:
-        return DocumentVerdict(
-            word="NO REFERENCE",
-            tone=Tone.PLAIN,
-            sentence=f"{several(made, 'measurement')}, not judged (--no-verdict){_not_made(report)}",
+        return doc.Verdict(
+            "NO REFERENCE",
+            Tone.PLAIN,
+            f"{several(made, 'measurement')}, not judged (--no-verdict){_not_made(report)}",
         )
     counts = Counter(one.grade for one in verdict.classes)
     unknown = f", {counts[Grade.NO_REFERENCE]} without a reference" if counts[Grade.NO_REFERENCE] else ""
@@ -343,24 +343,20 @@ def answer(
         sentence = f"{of}{unknown}{_not_made(report)}{_warned(report, verdict)}"
         if counts[Grade.WARN]:
             sentence = f"{_why(report, verdict)}{_not_made(report)}"
-        return DocumentVerdict(
-            word="PASS", tone=Tone.WARN, sentence=f"with warnings: {sentence}", advice=_advice(report, [], next_step)
-        )
+        return doc.Verdict("PASS", Tone.WARN, f"with warnings: {sentence}", advice=_advice(report, [], next_step))
     if verdict.grade is Grade.PASS:
-        return DocumentVerdict(word="PASS", tone=Tone.GOOD, sentence=f"{of}{unknown}{_not_made(report)}")
-    return DocumentVerdict(
-        word="NO REFERENCE",
-        tone=Tone.UNKNOWN,
-        sentence=f"{several(made, 'measurement')} and nothing to judge them by: {_why_no_reference(verdict)}"
+        return doc.Verdict("PASS", Tone.GOOD, f"{of}{unknown}{_not_made(report)}")
+    return doc.Verdict(
+        "NO REFERENCE",
+        Tone.UNKNOWN,
+        f"{several(made, 'measurement')} and nothing to judge them by: {_why_no_reference(verdict)}"
         + _not_made(report)
         + _warned(report, verdict),
         advice="compare with another run (egmctl compare), or make a profile of healthy nodes (egmctl profile learn)",
     )
 
 
-def _fault(
-    report: RunReport, broken: Sequence[Measurement], next_step: str, lacking: str = ""
-) -> DocumentVerdict | None:
+def _fault(report: RunReport, broken: Sequence[Measurement], next_step: str, lacking: str = "") -> doc.Verdict | None:
     """Return the answer where measurements failed or are too slow, the gravest first; ``None`` where none did.
 
     Parameters
@@ -379,12 +375,10 @@ def _fault(
     else:
         return None
     less = f"; INCOMPLETE: {lacking}" if lacking else _less(report, besides)
-    return DocumentVerdict(
-        word="FAIL", tone=Tone.BAD, sentence=sentence + less, advice=_advice(report, broken, next_step)
-    )
+    return doc.Verdict("FAIL", Tone.BAD, sentence + less, advice=_advice(report, broken, next_step))
 
 
-def _nothing(report: RunReport) -> DocumentVerdict:
+def _nothing(report: RunReport) -> doc.Verdict:
     """Return the answer where nothing was measured: the first cause, and why else not what that does not explain."""
     if not report.causes:
         why = next((m.reason for m in report.measurements if m.reason), "there was nothing to measure")
@@ -494,8 +488,8 @@ def _not_made(report: RunReport) -> str:
     return f"; {several(len(left), 'measurement')} not made: {report.measurements[left[0]].reason}"
 
 
-def _incomplete(sentence: str, advice: str) -> DocumentVerdict:
-    return DocumentVerdict(word="INCOMPLETE", tone=Tone.WARN, sentence=sentence, advice=advice)
+def _incomplete(sentence: str, advice: str) -> doc.Verdict:
+    return doc.Verdict("INCOMPLETE", Tone.WARN, sentence, advice=advice)
 
 
 def _why(report: RunReport, verdict: RunVerdict) -> str:

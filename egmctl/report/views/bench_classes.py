@@ -20,22 +20,8 @@ from egmctl.model.verdict import (
     Yardstick,
     worst_grade,
 )
-from egmctl.report.document import (
-    EMPTY,
-    Block,
-    Body,
-    Bullets,
-    Cell,
-    Hint,
-    Level,
-    Matrix,
-    Paragraph,
-    Series,
-    Span,
-    Tone,
-    Words,
-    columns_of,
-)
+from egmctl.report import document as doc
+from egmctl.report.document import Level, Tone, Words
 from egmctl.units import format_size, shortened
 from egmctl.verdict.yardsticks import PathClass, class_of, names
 
@@ -76,7 +62,7 @@ class Frame:
         ]
         return cls(order, {key: brand for key, brand in found.items() if brand is not None})
 
-    def bandwidth(self, measurement: Measurement, flow: int | None = None) -> Cell:
+    def bandwidth(self, measurement: Measurement, flow: int | None = None) -> doc.Cell:
         """Return the cell of one flow, or of all of them together: no number to set against those of single flows."""
         summary = measurement.bandwidth_gb_s if flow is None else None
         if flow is not None and measurement.measured:
@@ -98,7 +84,7 @@ class Frame:
         kind: str = "",
         compared: bool = True,
         own: bool = True,
-    ) -> Cell:
+    ) -> doc.Cell:
         """Return the cell of a number, or of the status of what has none.
 
         Parameters
@@ -110,16 +96,16 @@ class Frame:
         """
         tone = tone_of(measurement)
         if value is None:
-            return Cell(text=measurement.status.value, tone=tone)
+            return doc.Cell(measurement.status.value, tone=tone)
         mark = UNSTABLE if measurement.status is Status.UNSTABLE else ""
         brand = self.brands.get(id(measurement)) if own else None
         if brand is not None:
             tone, mark = brand.tone, brand.mark
-        return Cell(text=f"{value:.{digits}f}", tone=tone, mark=mark, value=value if compared else None, kind=kind)
+        return doc.Cell(f"{value:.{digits}f}", tone=tone, mark=mark, value=value if compared else None, kind=kind)
 
     def square(
-        self, cells: Mapping[tuple[str, tuple[str, ...]], Cell], totals: Mapping[str, Cell] | None = None
-    ) -> tuple[tuple[str, ...], tuple[tuple[Series, ...], ...]]:
+        self, cells: Mapping[tuple[str, tuple[str, ...]], doc.Cell], totals: Mapping[str, doc.Cell] | None = None
+    ) -> tuple[tuple[str, ...], tuple[tuple[doc.Series, ...], ...]]:
         """Lay out cells by row and column (the lines above it) in the order of their labels; beside each row its sum.
 
         Returns
@@ -134,10 +120,10 @@ class Frame:
 
         rows = sorted(dict.fromkeys(row for row, _ in cells), key=place)
         headers = sorted(dict.fromkeys(header for _, header in cells), key=lambda header: place(*header))
-        columns = {header: [cells.get((row, header), EMPTY) for row in rows] for header in headers}
+        columns = {header: [cells.get((row, header), doc.EMPTY) for row in rows] for header in headers}
         if totals:
-            columns["sum",] = [totals.get(row, EMPTY) for row in rows]
-        return tuple(rows), columns_of(columns)
+            columns["sum",] = [totals.get(row, doc.EMPTY) for row in rows]
+        return tuple(rows), doc.columns_of(columns)
 
 
 def tone_of(measurement: Measurement) -> Tone:
@@ -166,7 +152,7 @@ _NOTE = (
 )
 
 
-def class_tables(report: RunReport) -> Iterator[Matrix | Hint]:
+def class_tables(report: RunReport) -> Iterator[doc.Matrix | doc.Hint]:
     """Yield the table of the path classes that fit a screen, and that of the others."""
     rows = _rows(report)
     first = _first(rows) if len(rows) > _SCREEN else rows
@@ -176,7 +162,7 @@ def class_tables(report: RunReport) -> Iterator[Matrix | Hint]:
     if further := [row for row in rows if id(row) not in shown]:
         table = _summary(further, "Further path classes (GB/s; latencies in ns)")
         yield replace(table, level=Level.VERBOSE)
-        yield Hint(words=f"and {len(further)} more path classes{_that_are_well(further)} (-v)", more=True)
+        yield doc.Hint(f"and {len(further)} more path classes{_that_are_well(further)} (-v)", more=True)
 
 
 def _first(rows: Sequence[_Row]) -> Sequence[_Row]:
@@ -192,7 +178,7 @@ def _that_are_well(rows: Sequence[_Row]) -> str:
     return ", all as fast as expected" if all(row[3] is not None and row[3].grade is Grade.PASS for row in rows) else ""
 
 
-def path_classes(measurements: Sequence[Measurement]) -> Matrix:
+def path_classes(measurements: Sequence[Measurement]) -> doc.Matrix:
     """Return a row for each class of paths of which something is measured, without a verdict."""
     return _summary(_unjudged(measurements))
 
@@ -229,7 +215,7 @@ def _name(case: str, size_bytes: int | None) -> str:
     return f"{case} {format_size(size_bytes)}" if size_bytes else case
 
 
-def _summary(rows: Sequence[_Row], caption: str = "Path classes (GB/s; latencies in ns)") -> Matrix:
+def _summary(rows: Sequence[_Row], caption: str = "Path classes (GB/s; latencies in ns)") -> doc.Matrix:
     """Return a row for each class of paths, those over the same links together."""
     return by_link(
         [(case, link, _cells(measurements, verdict)) for case, link, measurements, verdict in rows],
@@ -240,8 +226,12 @@ def _summary(rows: Sequence[_Row], caption: str = "Path classes (GB/s; latencies
 
 
 def by_link(
-    rows: Sequence[tuple[str, str, Sequence[Cell]]], *, heads: Sequence[str], caption: str, notes: tuple[str, ...] = ()
-) -> Matrix:
+    rows: Sequence[tuple[str, str, Sequence[doc.Cell]]],
+    *,
+    heads: Sequence[str],
+    caption: str,
+    notes: tuple[str, ...] = (),
+) -> doc.Matrix:
     """Return the cells of cases, those over the same links together under a heading.
 
     Parameters
@@ -250,25 +240,23 @@ def by_link(
         Case, link and cells of each.
     """
     labels: list[str] = []
-    cells: list[Sequence[Cell]] = []
+    cells: list[Sequence[doc.Cell]] = []
     for link in dict.fromkeys(link for _, link, _ in rows):
         labels.append(link)
-        cells.append((Cell(text=""),) * len(heads))
+        cells.append((doc.Cell(""),) * len(heads))
         for case, row_link, row_cells in rows:
             if row_link == link:
                 labels.append(f" {case}")
                 cells.append(row_cells)
-    return Matrix(
+    return doc.Matrix(
         caption=caption,
         notes=notes,
         rows=tuple(labels),
-        groups=(
-            tuple(Series(header=(head,), cells=tuple(row[place] for row in cells)) for place, head in enumerate(heads)),
-        ),
+        groups=(tuple(doc.Series((head,), tuple(row[place] for row in cells)) for place, head in enumerate(heads)),),
     )
 
 
-def _cells(measurements: Sequence[Measurement], verdict: ClassVerdict | None) -> tuple[Cell, ...]:
+def _cells(measurements: Sequence[Measurement], verdict: ClassVerdict | None) -> tuple[doc.Cell, ...]:
     values = [m.headline.median for m in measurements if m.headline is not None]
     latency = measurements[0].quantity is Quantity.LATENCY
     grade = verdict.grade if verdict is not None else Grade.NO_REFERENCE
@@ -279,11 +267,11 @@ def _cells(measurements: Sequence[Measurement], verdict: ClassVerdict | None) ->
         if m.headline is not None and not latency and len(m.flows) == 1 and (rate := m.flows[0].route.at_most_gb_s)
     ]
     return (
-        Cell(text=str(len(measurements))),
-        Cell(text=number(median(values)) if values else "-"),
-        Cell(text=number(worst), tone=GRADE_TONES.get(grade, Tone.PLAIN), mark=GRADE_MARKS.get(grade, "")),
-        Cell(text=number(verdict.expected if verdict is not None else None)),
-        Cell(text=f"{100 * median(rates):.0f} %" if rates else "-"),
+        doc.Cell(str(len(measurements))),
+        doc.Cell(number(median(values)) if values else "-"),
+        doc.Cell(number(worst), tone=GRADE_TONES.get(grade, Tone.PLAIN), mark=GRADE_MARKS.get(grade, "")),
+        doc.Cell(number(verdict.expected if verdict is not None else None)),
+        doc.Cell(f"{100 * median(rates):.0f} %" if rates else "-"),
     )
 
 
@@ -301,29 +289,29 @@ _LEGEND = (
 )
 
 
-def judged_sections(report: RunReport, verdict: RunVerdict) -> Iterator[tuple[str, Body]]:
+def judged_sections(report: RunReport, verdict: RunVerdict) -> Iterator[tuple[str, doc.Body]]:
     """Yield the table of the classes, what stands out, and where the references come from."""
     yield "Measured vs expected", partial(_judged, verdict)
-    yield "Outliers", lambda: [Bullets(items=tuple(_culprits(verdict.culprits)))]
-    yield "Failures", lambda: [Bullets(items=tuple(_faults(report, verdict)))]
-    yield "References", lambda: [Bullets(items=tuple(_references(verdict)))]
+    yield "Outliers", lambda: [doc.Bullets(tuple(_culprits(verdict.culprits)))]
+    yield "Failures", lambda: [doc.Bullets(tuple(_faults(report, verdict)))]
+    yield "References", lambda: [doc.Bullets(tuple(_references(verdict)))]
 
 
-def _judged(verdict: RunVerdict) -> Iterator[Block]:
+def _judged(verdict: RunVerdict) -> Iterator[doc.Block]:
     classes = [one for one in verdict.classes if {one.by_profile, one.by_link, one.by_peers} != {Grade.NO_REFERENCE}]
     if not classes:
         return
-    yield Paragraph(words=_LEGEND, tone=Tone.DIM)
+    yield doc.Paragraph(_LEGEND, tone=Tone.DIM)
     yield by_link(
         [
             (
                 _name(one.case, one.size_bytes),
                 one.link,
                 (
-                    Cell(text=number(one.worst)),
-                    Cell(text=number(one.expected)),
+                    doc.Cell(number(one.worst)),
+                    doc.Cell(number(one.expected)),
                     *(
-                        Cell(text=_WORDS[grade], tone=GRADE_TONES.get(grade, Tone.PLAIN))
+                        doc.Cell(_WORDS[grade], tone=GRADE_TONES.get(grade, Tone.PLAIN))
                         for grade in (one.by_profile, one.by_link, one.by_peers)
                     ),
                 ),
@@ -335,8 +323,8 @@ def _judged(verdict: RunVerdict) -> Iterator[Block]:
     )
 
 
-def _grade(grade: Grade) -> Span:
-    return Span(_WORDS[grade], GRADE_TONES.get(grade, Tone.PLAIN))
+def _grade(grade: Grade) -> doc.Span:
+    return doc.Span(_WORDS[grade], GRADE_TONES.get(grade, Tone.PLAIN))
 
 
 def _culprits(culprits: Sequence[Culprit]) -> Iterator[Words]:
@@ -353,7 +341,7 @@ def _culprits(culprits: Sequence[Culprit]) -> Iterator[Words]:
 def _faults(report: RunReport, verdict: RunVerdict) -> Iterator[Words]:
     """Say of each class that is not well why, with the paths."""
     for warning in verdict.warnings:
-        yield Span("warn", Tone.WARN), f" {warning}"
+        yield doc.Span("warn", Tone.WARN), f" {warning}"
     judged = {one.measurement: one for one in verdict.judged}
     for one in verdict.classes:
         for yardstick in Yardstick:
@@ -372,7 +360,7 @@ def _faults(report: RunReport, verdict: RunVerdict) -> Iterator[Words]:
             more = f"; also {paths}" if paths else ""
             yield _grade(bad[0][1].grade), f" {one.path_class}: {bad[0][1].reason}{more}"
         if one.grade is Grade.FAIL and Grade.FAIL not in (one.by_profile, one.by_link, one.by_peers):
-            yield Span("FAIL", Tone.BAD), f" {one.path_class}: {one.reason}"
+            yield doc.Span("FAIL", Tone.BAD), f" {one.path_class}: {one.reason}"
 
 
 def _references(verdict: RunVerdict) -> Iterator[str]:

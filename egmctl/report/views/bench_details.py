@@ -186,9 +186,9 @@ def _stage(measurements: Sequence[Measurement], name: str) -> Cell:
     medians = [stage.ms.median for m in measurements for stage in m.stages if stage.name == name]
     if not medians:
         bad = next((m for m in measurements if m.status is not Status.OK), None)
-        return EMPTY if bad is None else Cell(text=bad.status.value, tone=tone_of(bad))
+        return EMPTY if bad is None else Cell(bad.status.value, tone=tone_of(bad))
     us = 1e3 * median(medians)
-    return Cell(text=f"{us:.1f}" if us < _FEW_US else f"{us:.0f}")
+    return Cell(f"{us:.1f}" if us < _FEW_US else f"{us:.0f}")
 
 
 def messages(measurements: Sequence[Measurement]) -> Iterator[Matrix]:
@@ -223,7 +223,7 @@ def _grid(
         notes=tuple(_verdicts(measurements)),
         rows=_ranks(measurements),
         groups=columns_of(
-            {name: [Cell(text=text(m), tone=tone_of(m)) for m in measurements] for name, text in shown.items()}
+            {name: [Cell(text(m), tone=tone_of(m)) for m in measurements] for name, text in shown.items()}
         ),
     )
 

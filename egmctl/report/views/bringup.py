@@ -11,20 +11,8 @@ from egmctl.model.finding import Finding, Status
 from egmctl.model.machine import OriginKind
 from egmctl.model.measurement import RunReport
 from egmctl.model.verdict import RunVerdict
-from egmctl.report.document import (
-    Block,
-    Command,
-    Document,
-    Entry,
-    Hint,
-    KeyValues,
-    Level,
-    Section,
-    Tone,
-    Verdict,
-    Words,
-    plain,
-)
+from egmctl.report import document as doc
+from egmctl.report.document import Level, Tone, Words
 from egmctl.report.views import bench_answer as bench_warnings
 from egmctl.report.views.bench import bench_banners, bench_document
 from egmctl.report.views.bench_answer import answer as bench_answer
@@ -38,18 +26,18 @@ from egmctl.topology.topology import topology
 from egmctl.units import several, shortened
 
 
-def bringup_document(bringup: Bringup) -> Document:
+def bringup_document(bringup: Bringup) -> doc.Document:
     """Return what there is to say of a node, with the documents of doctor and bench below it."""
     machine = bringup.machine
     measured = () if bringup.run is None else bench_banners(bringup.run)
-    return Document(
+    return doc.Document(
         command="egmctl bringup",
         subject=subject(machine.origin),
         banners=tuple(dict.fromkeys((*banners(machine.origin), *measured))),
         body=(
             *summary(bringup),
             *(
-                Section(title=title, body=partial(_part, bringup, title), level=Level.VERBOSE)
+                doc.Section(title, partial(_part, bringup, title), level=Level.VERBOSE)
                 for title in ("Doctor", "Topology", "Bench")
             ),
             machine_section(machine),
@@ -57,7 +45,7 @@ def bringup_document(bringup: Bringup) -> Document:
     )
 
 
-def _part(bringup: Bringup, title: str) -> Iterator[Block]:
+def _part(bringup: Bringup, title: str) -> Iterator[doc.Block]:
     """Yield what one of the commands says that no other one does."""
     if title == "Doctor":
         body = doctor_document(bringup.diagnosis).body
@@ -65,30 +53,30 @@ def _part(bringup: Bringup, title: str) -> Iterator[Block]:
         body = topo_document(topology(bringup.machine)).body
     else:
         body = () if bringup.run is None else bench_document(bringup.run).body
-    return (block for block in body if not isinstance(block, Section) or block.title not in ("Machine", "Topology"))
+    return (block for block in body if not isinstance(block, doc.Section) or block.title not in ("Machine", "Topology"))
 
 
-def summary(bringup: Bringup) -> Iterator[Block]:
+def summary(bringup: Bringup) -> Iterator[doc.Block]:
     """Yield the answer, the causes, and a line each for doctor, topology and bench."""
     yield verdict(bringup)
     told = [cause for cause in bringup.causes if cause.status is not Status.NOTE or cause.waived]
     for place, cause in enumerate(told):
         yield _entry(bringup, cause, Level.SUMMARY if place < CAUSES else Level.VERBOSE, first=place == 0)
     if len(told) > CAUSES:
-        yield Hint(words=f"and {len(told) - CAUSES} more (-v)", more=True)
+        yield doc.Hint(f"and {len(told) - CAUSES} more (-v)", more=True)
     found = doctor_verdict(bringup.diagnosis)
     rows: list[tuple[str, Words]] = [
-        ("doctor", f"{found.word}: {plain(found.sentence)}"),
+        ("doctor", f"{found.word}: {doc.plain(found.sentence)}"),
         ("topo", platform(bringup.machine).line),
     ]
     if bringup.run is None:
         rows.append(("bench", "not run"))
     else:
         answered = bench_answer(bringup.run, alone=False)
-        rows.append(("bench", f"{answered.word}: {plain(answered.sentence)}"))
+        rows.append(("bench", f"{answered.word}: {doc.plain(answered.sentence)}"))
         rows += _warned(bringup.run)
-    yield KeyValues(rows=tuple(rows))
-    yield Hint(words="All checks and paths: -v; all of it as a page: -o node.html")
+    yield doc.KeyValues(tuple(rows))
+    yield doc.Hint("All checks and paths: -v; all of it as a page: -o node.html")
 
 
 def _warned(run: RunReport) -> Iterator[tuple[str, Words]]:
@@ -98,7 +86,7 @@ def _warned(run: RunReport) -> Iterator[tuple[str, Words]]:
         yield "warned", f"{sentence} ({several(len(paths), 'path')}){f' and {len(seen) - 1} more' * (len(seen) > 1)}"
 
 
-def verdict(bringup: Bringup) -> Verdict:
+def verdict(bringup: Bringup) -> doc.Verdict:
     """Return the answer in one sentence, and what to do."""
     match bringup.answer:
         case Answer.GO:
@@ -108,28 +96,26 @@ def verdict(bringup: Bringup) -> Verdict:
             more = len(failed) - 1
             also = f"; and {several(more, 'more cause')}" if more else ""
             sentence = f"{cause_words(bringup, failed[0])}{also}"
-            return Verdict(word="NO-GO", tone=Tone.BAD, sentence=sentence, advice=_advice(bringup, failed[0]))
+            return doc.Verdict("NO-GO", Tone.BAD, sentence, advice=_advice(bringup, failed[0]))
         case Answer.INCOMPLETE:
             gap = bringup.gaps[0]
-            return Verdict(
-                word="INCOMPLETE", tone=Tone.WARN, sentence=_gap(bringup, gap), advice=_next_step(bringup, gap)
-            )
+            return doc.Verdict("INCOMPLETE", Tone.WARN, _gap(bringup, gap), advice=_next_step(bringup, gap))
         case _:
             assert_never(bringup.answer)
 
 
-def _go(bringup: Bringup) -> Verdict:
+def _go(bringup: Bringup) -> doc.Verdict:
     answered = None if bringup.run is None else bench_answer(bringup.run)
     warnings = sum(cause.status is Status.WARN and bool(cause.findings) for cause in bringup.causes)
-    measured = "" if answered is None else plain(answered.sentence)
+    measured = "" if answered is None else doc.plain(answered.sentence)
     checked = f"{bringup.diagnosis.counts[Status.PASS]} checks passed" + (
         f", {several(warnings, 'warning')}" if warnings else ""
     )
     warned = warnings or (answered is not None and answered.tone is Tone.WARN)
-    return Verdict(
-        word="GO",
-        tone=Tone.WARN if warned else Tone.GOOD,
-        sentence=f"{checked}; {measured}",
+    return doc.Verdict(
+        "GO",
+        Tone.WARN if warned else Tone.GOOD,
+        f"{checked}; {measured}",
         advice="read the warnings, then hand the node over" if warned else "hand the node over",
     )
 
@@ -145,7 +131,7 @@ def cause_words(bringup: Bringup, cause: JoinedCause) -> str:
     """Return a cause in a sentence, with how much of the bench it explains."""
     root = root_of(bringup, cause)
     if root is None:
-        return "" if bringup.run is None else plain(bench_answer(bringup.run, alone=False).sentence)
+        return "" if bringup.run is None else doc.plain(bench_answer(bringup.run, alone=False).sentence)
     parts = [_title(root, cause)]
     slow, broke = _slow_and_broke(bringup, cause)
     if slow:
@@ -167,7 +153,9 @@ def _advice(bringup: Bringup, cause: JoinedCause) -> str:
         return _sentence(remedy_words(root.remedy))
     if root is not None or bringup.run is None:
         return SEE_DOCTOR
-    return plain(bench_answer(bringup.run, next_step="inspect these GPUs and their links, then run it again").advice)
+    return doc.plain(
+        bench_answer(bringup.run, next_step="inspect these GPUs and their links, then run it again").advice
+    )
 
 
 def _sentence(words: str) -> str:
@@ -192,7 +180,7 @@ def _gap(bringup: Bringup, gap: Gap) -> str:
         case GapKind.NO_REFERENCE:
             return f"measured, but there is nothing to judge by: {why}" if why else "measured, but not judged"
         case GapKind.NOT_DETERMINED:
-            return _sentence(plain(doctor_verdict(bringup.diagnosis).sentence))
+            return _sentence(doc.plain(doctor_verdict(bringup.diagnosis).sentence))
         case _:
             assert_never(gap.kind)
 
@@ -239,16 +227,16 @@ def _next_step(bringup: Bringup, gap: Gap) -> str:
             assert_never(gap.kind)
 
 
-def _entry(bringup: Bringup, cause: JoinedCause, level: Level, *, first: bool) -> Entry:
+def _entry(bringup: Bringup, cause: JoinedCause, level: Level, *, first: bool) -> doc.Entry:
     root = root_of(bringup, cause)
     rows: list[tuple[str, Words]] = []
-    command: tuple[Command, ...] = ()
+    command: tuple[doc.Command, ...] = ()
     if root is not None and root.remedy is not None:
         # The answer has told the fix of the first one.
         if not first:
             rows.append(("fix", remedy_words(root.remedy)))
         elif root.remedy.command is not None:
-            command = (Command(text=root.remedy.command),)
+            command = (doc.Command(root.remedy.command),)
     findings = [bringup.diagnosis.findings[place] for place in cause.findings[1:]]
     if checks := list(dict.fromkeys(one.check for one in findings)):
         rows.append(("explains", shortened(checks, PATHS)))
@@ -259,12 +247,12 @@ def _entry(bringup: Bringup, cause: JoinedCause, level: Level, *, first: bool) -
             rows.append((word, shortened(paths, PATHS)))
     if waived := _paths(bringup, cause.waived):
         rows.append(("not made", shortened(waived, PATHS)))
-    return Entry(
-        word=cause.status.upper(),
-        tone=TONES[cause.status],
-        title=unknown if root is None else _title(root, cause),
+    return doc.Entry(
+        cause.status.upper(),
+        TONES[cause.status],
+        unknown if root is None else _title(root, cause),
         id="" if root is None else root.check,
-        body=(KeyValues(rows=tuple(rows)), *command),
+        body=(doc.KeyValues(tuple(rows)), *command),
         level=level,
     )
 

@@ -67,16 +67,14 @@ def cause_entries(report: RunReport) -> Iterator[Entry | Hint]:
             rows.append(("checks", ", ".join(finding.explains)))
         command = finding.remedy.command if finding.remedy is not None else None
         yield Entry(
-            word="CAUSE",
-            tone=TONES[cause.status] if cause.status is not Found.NOTE else Tone.UNKNOWN,
-            title=(cause_title(cause), Span(f" [{finding.check}]", Tone.DIM)),
-            body=(KeyValues(rows=tuple(rows)), *([Command(text=command)] if command is not None else [])),
+            "CAUSE",
+            TONES[cause.status] if cause.status is not Found.NOTE else Tone.UNKNOWN,
+            (cause_title(cause), Span(f" [{finding.check}]", Tone.DIM)),
+            body=(KeyValues(tuple(rows)), *([Command(command)] if command is not None else [])),
             level=Level.SUMMARY if place < CAUSES else Level.VERBOSE,
         )
     if len(report.causes) > CAUSES:
-        yield Hint(
-            words=f"and {several(len(report.causes) - CAUSES, 'more cause')} (-v)", more=True, level=Level.SUMMARY
-        )
+        yield Hint(f"and {several(len(report.causes) - CAUSES, 'more cause')} (-v)", more=True, level=Level.SUMMARY)
 
 
 def cause_rows(finding: Finding, *, fix: bool = True) -> list[tuple[str, Words]]:

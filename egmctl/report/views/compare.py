@@ -10,23 +10,8 @@ from egmctl.errors import ExitCode
 from egmctl.model.command import Command
 from egmctl.model.comparison import Affected, AttributeDifference, Comparison, Outcome, PathDifference
 from egmctl.model.gpu import FAKE
-from egmctl.report.document import (
-    Block,
-    Bullets,
-    Document,
-    Entry,
-    Hint,
-    KeyValues,
-    Level,
-    Paragraph,
-    Section,
-    Span,
-    Table,
-    Tone,
-    Verdict,
-    Words,
-    table,
-)
+from egmctl.report import document as doc
+from egmctl.report.document import Level, Tone, Words
 from egmctl.report.views.causes import cause_rows
 from egmctl.report.views.doctor import remedy_words
 from egmctl.report.views.doctor import title as found_words
@@ -43,11 +28,11 @@ _SHOWN = 15
 """Rows of a kind that are told without -v."""
 
 
-def compare_document(comparison: Comparison) -> Document:
+def compare_document(comparison: Comparison) -> doc.Document:
     """Return what differs between two runs or among many nodes."""
     times = sorted(_time(node.at) for node in comparison.nodes if node.at)
     when = f", {' to '.join(dict.fromkeys((times[0], times[-1])))}" if times else ""
-    return Document(
+    return doc.Document(
         command="egmctl compare",
         subject=heading(comparison),
         subtitle=f"{heading(comparison)}: {several(len(comparison.nodes), 'file')}{when}",
@@ -74,12 +59,12 @@ def heading(comparison: Comparison) -> str:
     return f"{comparison.kind} {who}"
 
 
-def verdict(comparison: Comparison) -> Verdict:
+def verdict(comparison: Comparison) -> doc.Verdict:
     """Return in one sentence what the differences have in common."""
     counted = _counted(comparison)
     if comparison.exit_code is ExitCode.NOTHING:
         why = next(iter([*_problems(comparison), *comparison.notes]), "the files have nothing in common")
-        return Verdict(word="NOT COMPARED", tone=Tone.WARN, sentence=why, advice="compare results of the same cases")
+        return doc.Verdict("NOT COMPARED", Tone.WARN, why, advice="compare results of the same cases")
     gravest = next((one for one in Outcome if one in comparison.outcomes), Outcome.SAME)
     common, advice = _common(comparison), ""
     if gravest is Outcome.WORSE:
@@ -89,9 +74,7 @@ def verdict(comparison: Comparison) -> Verdict:
             advice = remedy_words(remedy).removesuffix(".")
         if _got_busy(comparison):
             advice = "measure again when the GPUs are idle"
-    return Verdict(
-        word=gravest.upper(), tone=_TONES[gravest], sentence="; ".join(filter(None, (common, counted))), advice=advice
-    )
+    return doc.Verdict(gravest.upper(), _TONES[gravest], "; ".join(filter(None, (common, counted))), advice=advice)
 
 
 def _common(comparison: Comparison) -> str:
@@ -154,20 +137,20 @@ def _counted(comparison: Comparison) -> str:
     return f"{several(comparison.compared, thing)} compared: {', '.join(told)}"
 
 
-def _body(comparison: Comparison) -> Iterator[Block]:
+def _body(comparison: Comparison) -> Iterator[doc.Block]:
     yield verdict(comparison)
     yield from _causes(comparison)
     for unit, title in (*_QUANTITIES.items(), ("", "Other paths")):
         rows = [row for row in comparison.affected if _unit(comparison, row) == unit]
-        yield Section(title=title, body=tuple(_entry(comparison, row) for row in rows))
+        yield doc.Section(title, tuple(_entry(comparison, row) for row in rows))
     yield from _told(comparison, comparison.words, FINDINGS if comparison.kind is Command.DOCTOR else "Facts")
     if comparison.same:
-        yield Paragraph(words=(Span("SAME", Tone.GOOD), f"  {comparison.same_folded}"))
+        yield doc.Paragraph((doc.Span("SAME", Tone.GOOD), f"  {comparison.same_folded}"))
     if not comparison.of_nodes:
         for level, title in ((Level.VERBOSE, "Paths that differ"), (Level.ALL, "Paths that are the same")):
-            yield Section(title=title, body=partial(_tables, comparison, level), level=level)
-    one_sided = Bullets(items=tuple(_one_sided(comparison)))
-    yield Section(title="Paths on one side, unstable, or over another link", body=(one_sided,))
+            yield doc.Section(title, partial(_tables, comparison, level), level=level)
+    one_sided = doc.Bullets(tuple(_one_sided(comparison)))
+    yield doc.Section("Paths on one side, unstable, or over another link", (one_sided,))
     yield from _told(comparison, comparison.machines, "Machine differences", outcomes=False)
     notes = [*_problems(comparison), *comparison.notes]
     if comparison.kind in (Command.BENCH, Command.BRINGUP):
@@ -175,30 +158,30 @@ def _body(comparison: Comparison) -> Iterator[Block]:
         notes.append(
             f"shown are changes from {of} above {100 * comparison.tolerance:g} % and above 3x run-to-run noise"
         )
-    yield Section(title="Notes", body=(Bullets(items=tuple(notes)),))
+    yield doc.Section("Notes", (doc.Bullets(tuple(notes)),))
     files = tuple((node.name, _time(node.at) or "-", node.tool) for node in comparison.nodes)
-    yield Section(title=FILES, body=(table(("file", "when", "written by"), files),), level=Level.VERBOSE)
+    yield doc.Section(FILES, (doc.table(("file", "when", "written by"), files),), level=Level.VERBOSE)
 
 
-def _causes(comparison: Comparison) -> Iterator[Entry]:
+def _causes(comparison: Comparison) -> Iterator[doc.Entry]:
     """Yield what explains the paths that are worse, and what to do; or that nothing that was read does."""
     worse = {place for place, path in enumerate(comparison.paths) if path.outcome is Outcome.WORSE}
     for cause in comparison.causes:
         of = f"{cause.node}: " if comparison.of_nodes else ""
         rows = [*cause_rows(cause.finding), ("explains", f"{len(cause.explains)} of {len(worse)} worse paths")]
-        title = (f"{of}{found_words(cause.finding)}", Span(f" [{cause.finding.check}]", Tone.DIM))
-        yield Entry(word="CAUSE", tone=Tone.WARN, title=title, body=(KeyValues(rows=tuple(rows)),), level=Level.SUMMARY)
+        title = (f"{of}{found_words(cause.finding)}", doc.Span(f" [{cause.finding.check}]", Tone.DIM))
+        yield doc.Entry("CAUSE", Tone.WARN, title, body=(doc.KeyValues(tuple(rows)),), level=Level.SUMMARY)
     explained = {place for cause in comparison.causes for place in cause.explains}
     if left := len(worse - explained):
         words = f"nothing that was read explains {left} of {len(worse)} worse paths"
-        yield Entry(word="CAUSE", tone=Tone.UNKNOWN, title=words)
+        yield doc.Entry("CAUSE", Tone.UNKNOWN, words)
 
 
 def _unit(comparison: Comparison, row: Affected) -> str:
     return comparison.paths[row.paths[0]].unit if row.change is not None else ""
 
 
-def _entry(comparison: Comparison, row: Affected) -> Entry:
+def _entry(comparison: Comparison, row: Affected) -> doc.Entry:
     paths = [comparison.paths[place] for place in row.paths]
     title = f"{row.where}: " if not comparison.of_nodes else f"{row.node}: {row.where} "
     title += _happened(comparison, row)
@@ -206,8 +189,8 @@ def _entry(comparison: Comparison, row: Affected) -> Entry:
         title += f" ({len(paths)} of {row.of} paths)"
     numbers = comparison.of_nodes and row.change is not None
     lines = tuple(_medians(paths)) if numbers else (", ".join(row.cases),)
-    body = tuple(Paragraph(words=line, tone=Tone.DIM) for line in lines)
-    return Entry(word=row.outcome.upper(), tone=_TONES[row.outcome], title=title, body=body)
+    body = tuple(doc.Paragraph(line, tone=Tone.DIM) for line in lines)
+    return doc.Entry(row.outcome.upper(), _TONES[row.outcome], title, body=body)
 
 
 def _medians(paths: Iterable[PathDifference]) -> Iterator[str]:
@@ -230,22 +213,22 @@ def _happened(comparison: Comparison, row: Affected) -> str:
 
 def _told(
     comparison: Comparison, differences: Sequence[AttributeDifference], title: str, *, outcomes: bool = True
-) -> Iterator[Section]:
+) -> Iterator[doc.Section]:
     """Yield findings or facts: the first ones, and with -v the others."""
 
-    def block(those: Sequence[AttributeDifference], level: Level) -> tuple[Block, ...]:
+    def block(those: Sequence[AttributeDifference], level: Level) -> tuple[doc.Block, ...]:
         if not outcomes:
-            return (Bullets(items=tuple(_difference(comparison, one) for one in those), level=level),)
+            return (doc.Bullets(tuple(_difference(comparison, one) for one in those), level=level),)
         return tuple(
-            Entry(word=one.outcome.upper(), tone=_TONES[one.outcome], title=_difference(comparison, one), level=level)
+            doc.Entry(one.outcome.upper(), _TONES[one.outcome], _difference(comparison, one), level=level)
             for one in those
         )
 
     body = block(differences[:_SHOWN], Level.NORMAL)
     if further := differences[_SHOWN:]:
-        more = Hint(words=f"and {len(further)} more (-v)", more=True)
+        more = doc.Hint(f"and {len(further)} more (-v)", more=True)
         body = (*body, more, *block(further, Level.VERBOSE))
-    yield Section(title=title, body=body)
+    yield doc.Section(title, body)
 
 
 def _difference(comparison: Comparison, one: AttributeDifference) -> Words:
@@ -255,7 +238,7 @@ def _difference(comparison: Comparison, one: AttributeDifference) -> Words:
     return f"{subject}: {one.reference} -> {one.value}"
 
 
-def _tables(comparison: Comparison, level: Level) -> Iterator[Table]:
+def _tables(comparison: Comparison, level: Level) -> Iterator[doc.Table]:
     """Yield a table for each case in which one run is against another: what differs, or what is the same."""
     first, second = (node.name for node in comparison.nodes)
     numbers = (first, second, "change")
@@ -265,12 +248,12 @@ def _tables(comparison: Comparison, level: Level) -> Iterator[Table]:
         if both and (path.outcome is Outcome.SAME) is (level is Level.ALL):
             cases.setdefault(f"{_name(path)} over {path.link} ({path.unit})", []).append(path)
     for name, paths in cases.items():
-        yield table(("", *numbers, "outcome"), map(_row, paths), right=numbers, caption=name)
+        yield doc.table(("", *numbers, "outcome"), map(_row, paths), right=numbers, caption=name)
 
 
 def _row(path: PathDifference) -> tuple[Words, ...]:
     unstable = path.outcome is Outcome.DIFFERENT and path.reason.startswith("unstable")
-    word = Span("unstable" if unstable else path.outcome.value, _TONES[path.outcome])
+    word = doc.Span("unstable" if unstable else path.outcome.value, _TONES[path.outcome])
     numbers = f"{path.reference:.2f}", f"{path.value:.2f}", f"{100 * (path.change or 0):+.1f} %"
     return path.path, *numbers, word
 

@@ -12,24 +12,8 @@ from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import TOLD, Cause, Confidence, Finding, Guard, Remedy, Status, causes
 from egmctl.model.listing import CheckEntry, CheckList
 from egmctl.model.machine import OriginKind
-from egmctl.report.document import (
-    Block,
-    Bullets,
-    Command,
-    Document,
-    Entry,
-    Hint,
-    KeyValues,
-    Level,
-    Paragraph,
-    Section,
-    Span,
-    Table,
-    Tone,
-    Verdict,
-    Words,
-    table,
-)
+from egmctl.report import document as doc
+from egmctl.report.document import Level, Tone, Words
 from egmctl.report.views.machine import banners, machine_section, subject
 from egmctl.units import several, shortened
 
@@ -46,10 +30,10 @@ _NAMED = 12
 """Checks that could not be determined and are named without -v."""
 
 
-def doctor_document(diagnosis: Diagnosis) -> Document:
+def doctor_document(diagnosis: Diagnosis) -> doc.Document:
     """Return what there is to say of a diagnosis."""
     machine = diagnosis.machine
-    return Document(
+    return doc.Document(
         command="egmctl doctor",
         subject=subject(machine.origin),
         subtitle=diagnosis.platform,
@@ -58,7 +42,7 @@ def doctor_document(diagnosis: Diagnosis) -> Document:
     )
 
 
-def verdict(diagnosis: Diagnosis) -> Verdict:
+def verdict(diagnosis: Diagnosis) -> doc.Verdict:
     """Return the answer: ``OK`` and ``PROBLEMS`` go with the exit codes 0 and 1.
 
     ``NOT DETERMINED`` is what neither failed nor could be judged by as many checks as could not be: a machine of which
@@ -74,24 +58,22 @@ def verdict(diagnosis: Diagnosis) -> Verdict:
     if problems and len(roots) < failures + warnings:
         problems += f", {several(len(roots), 'root cause')}"
     if diagnosis.failed:
-        return Verdict(word="PROBLEMS", tone=Tone.BAD, sentence="; ".join(filter(None, (problems, rest))))
+        return doc.Verdict("PROBLEMS", Tone.BAD, "; ".join(filter(None, (problems, rest))))
     if diagnosis.nothing is not None:
         why = diagnosis.nothing.removesuffix(".")
         sentence = "; ".join(filter(None, (f"{why[:1].lower()}{why[1:]}", problems, rest)))
-        return Verdict(word="NOT DETERMINED", tone=Tone.UNKNOWN, sentence=sentence, advice=_how_to_know(diagnosis))
+        return doc.Verdict("NOT DETERMINED", Tone.UNKNOWN, sentence, advice=_how_to_know(diagnosis))
     if diagnosis.undetermined:
         applied = number[Status.UNKNOWN] + number[Status.PASS] + number[Status.WARN]
         lacking = f"{number[Status.UNKNOWN]} of {several(applied, 'check')} had no data"
         good = f"{problems}; " if problems else ""
-        return Verdict(
-            word="NOT DETERMINED",
-            tone=Tone.UNKNOWN,
-            sentence=f"{lacking}; {good}{_counted(number, Status.PASS, Status.SKIP)}",
+        return doc.Verdict(
+            "NOT DETERMINED",
+            Tone.UNKNOWN,
+            f"{lacking}; {good}{_counted(number, Status.PASS, Status.SKIP)}",
             advice=_how_to_know(diagnosis),
         )
-    return Verdict(
-        word="OK", tone=Tone.WARN if problems else Tone.GOOD, sentence=", ".join(filter(None, (problems, rest)))
-    )
+    return doc.Verdict("OK", Tone.WARN if problems else Tone.GOOD, ", ".join(filter(None, (problems, rest))))
 
 
 def _how_to_know(diagnosis: Diagnosis) -> str:
@@ -114,27 +96,27 @@ def _counted(number: Mapping[str, int], *statuses: Status) -> str:
     return ", ".join(f"{count} {one if count == 1 else many}" for count, (one, many) in told if count)
 
 
-def _body(diagnosis: Diagnosis) -> Iterator[Block]:
+def _body(diagnosis: Diagnosis) -> Iterator[doc.Block]:
     yield verdict(diagnosis)
     process = diagnosis.machine.process
     if process is not None and process.pid:
-        yield Paragraph(words=f"Process {process.pid}; NVML and CUDA were queried from outside of it.", tone=Tone.DIM)
+        yield doc.Paragraph(f"Process {process.pid}; NVML and CUDA were queried from outside of it.", tone=Tone.DIM)
     roots = causes(diagnosis.findings)
     for cause in roots:
         yield _problem(cause)
     yield from _notes(diagnosis, roots)
     for status, name in _TITLES.items():
-        yield Section(title=name, body=partial(_table, diagnosis, status), level=Level.VERBOSE)
-    yield Section(title="What was read", body=partial(_evidence, diagnosis), level=Level.ALL)
+        yield doc.Section(name, partial(_table, diagnosis, status), level=Level.VERBOSE)
+    yield doc.Section("What was read", partial(_evidence, diagnosis), level=Level.ALL)
     yield machine_section(diagnosis.machine)
 
 
-def _problem(cause: Cause) -> Entry:
+def _problem(cause: Cause) -> doc.Entry:
     finding = cause.finding
-    return Entry(
-        word=finding.status.upper(),
-        tone=TONES[finding.status],
-        title=title(finding),
+    return doc.Entry(
+        finding.status.upper(),
+        TONES[finding.status],
+        title(finding),
         id=finding.check,
         body=tuple(_about(cause)),
         level=Level.SUMMARY,
@@ -146,27 +128,27 @@ def title(finding: Finding) -> str:
     return f"{finding.place.label}: {finding.summary}" if finding.place.label else finding.summary
 
 
-def _about(cause: Cause) -> Iterator[Block]:
+def _about(cause: Cause) -> Iterator[doc.Block]:
     finding = cause.finding
     if finding.cause:
         sure = "" if finding.confidence is Confidence.HIGH else f" ({finding.confidence} confidence)"
-        yield KeyValues(rows=(("cause", finding.cause + sure),))
+        yield doc.KeyValues((("cause", finding.cause + sure),))
     if finding.remedy is not None:
         yield from _fix(finding.remedy)
-    yield KeyValues(rows=tuple(("explains", _explained(other)) for other in cause.explains))
-    yield KeyValues(rows=(("note", finding.note),) if finding.note else ())
-    yield KeyValues(rows=tuple(("seen", words) for words in _seen(finding)), level=Level.VERBOSE)
+    yield doc.KeyValues(tuple(("explains", _explained(other)) for other in cause.explains))
+    yield doc.KeyValues((("note", finding.note),) if finding.note else ())
+    yield doc.KeyValues(tuple(("seen", words) for words in _seen(finding)), level=Level.VERBOSE)
 
 
-def _fix(remedy: Remedy) -> Iterator[Block]:
-    yield KeyValues(rows=(("fix", remedy_words(remedy)),))
+def _fix(remedy: Remedy) -> Iterator[doc.Block]:
+    yield doc.KeyValues((("fix", remedy_words(remedy)),))
     if remedy.command is not None:
-        yield Command(text=remedy.command)
+        yield doc.Command(remedy.command)
 
 
 def _explained(finding: Finding) -> Words:
-    word = Span(finding.status.upper(), TONES[finding.status])
-    return word, f" {title(finding)} ", Span(f"[{finding.check}]", Tone.DIM)
+    word = doc.Span(finding.status.upper(), TONES[finding.status])
+    return word, f" {title(finding)} ", doc.Span(f"[{finding.check}]", Tone.DIM)
 
 
 def remedy_words(remedy: Remedy) -> str:
@@ -179,10 +161,10 @@ def _seen(finding: Finding) -> Iterator[Words]:
     """Yield a line for each piece of evidence."""
     for evidence in finding.evidence:
         errno = f" ({evidence.errno})" if evidence.errno and evidence.errno not in evidence.value else ""
-        yield Span(evidence.source, code=True), f": {evidence.value}{errno}"
+        yield doc.Span(evidence.source, code=True), f": {evidence.value}{errno}"
 
 
-def _notes(diagnosis: Diagnosis, found: Sequence[Cause]) -> Iterator[Block]:
+def _notes(diagnosis: Diagnosis, found: Sequence[Cause]) -> Iterator[doc.Block]:
     """Yield what is worth knowing: advice on what could not be determined, and which checks could not be."""
     explained = {id(one) for cause in found for one in cause.explains}
     unknown = [one for one in diagnosis.findings if one.status is Status.UNKNOWN and id(one) not in explained]
@@ -191,57 +173,57 @@ def _notes(diagnosis: Diagnosis, found: Sequence[Cause]) -> Iterator[Block]:
         if finding.remedy is not None:
             alike.setdefault((title(finding), finding.remedy), []).append(finding.check)
     for (what, remedy), checks in alike.items():
-        yield Entry(
-            word="UNKNOWN",
-            tone=Tone.UNKNOWN,
-            title=what,
+        yield doc.Entry(
+            "UNKNOWN",
+            Tone.UNKNOWN,
+            what,
             id=", ".join(dict.fromkeys(checks)),
             body=tuple(_fix(remedy)),
         )
     rest = list(dict.fromkeys(one.check for one in unknown if one.remedy is None))
     if rest:
-        yield Hint(words=f"Not determined (-v says why): {shortened(rest, _NAMED)}")
+        yield doc.Hint(f"Not determined (-v says why): {shortened(rest, _NAMED)}")
 
 
-def _table(diagnosis: Diagnosis, status: Status) -> Iterator[Table]:
+def _table(diagnosis: Diagnosis, status: Status) -> Iterator[doc.Table]:
     """Yield the table of the findings that have a status."""
     rows = (
         (
-            Span(finding.check, code=True),
+            doc.Span(finding.check, code=True),
             finding.place.label or "node",
             "; ".join(filter(None, (finding.summary, finding.note))),
         )
         for finding in diagnosis.findings
         if finding.status is status
     )
-    yield table(("check", "where", "what"), rows, wrap=("where", "what"))
+    yield doc.table(("check", "where", "what"), rows, wrap=("where", "what"))
 
 
-def _evidence(diagnosis: Diagnosis) -> Iterator[KeyValues]:
+def _evidence(diagnosis: Diagnosis) -> Iterator[doc.KeyValues]:
     """Yield what was read for the findings that are no problem."""
     fine = [finding for finding in diagnosis.findings if finding.status not in TOLD]
-    yield KeyValues(rows=tuple((finding.check, words) for finding in fine for words in _seen(finding)))
+    yield doc.KeyValues(tuple((finding.check, words) for finding in fine for words in _seen(finding)))
 
 
-def checks_document(checks: CheckList) -> Document:
+def checks_document(checks: CheckList) -> doc.Document:
     """Return the list of checks: id, the condition, and what it guards; of a single one all there is to know."""
     if len(checks.checks) == 1:
         return explain_document(checks.checks[0])
     rows = ((check.id, check.title, _guards(check)) for check in checks.checks)
-    listed = table(("check", "condition", "guards"), rows, wrap=("condition",))
-    return Document(command="egmctl doctor", subject="checks", body=(listed,))
+    listed = doc.table(("check", "condition", "guards"), rows, wrap=("condition",))
+    return doc.Document(command="egmctl doctor", subject="checks", body=(listed,))
 
 
-def explain_document(check: CheckEntry) -> Document:
+def explain_document(check: CheckEntry) -> doc.Document:
     """Return what there is to know of a check."""
     parts = (("Why it matters", check.why), ("How it is read", check.read), ("How to fix it", check.fix))
-    return Document(
+    return doc.Document(
         command="egmctl doctor",
         subject=check.id,
         body=(
-            Paragraph(words=(Span(check.id, Tone.STRONG), f": {check.title}")),
-            Paragraph(words=f"guards {', '.join(check.guards)}", tone=Tone.DIM),
-            *(Section(title=title, body=(Bullets(items=(body,)),)) for title, body in parts),
+            doc.Paragraph((doc.Span(check.id, Tone.STRONG), f": {check.title}")),
+            doc.Paragraph(f"guards {', '.join(check.guards)}", tone=Tone.DIM),
+            *(doc.Section(title, (doc.Bullets((body,)),)) for title, body in parts),
         ),
     )
 

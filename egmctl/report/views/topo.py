@@ -10,24 +10,8 @@ from itertools import combinations
 
 from egmctl.model.machine import C2cLink, Gpu, Machine, Nic, NvLink, OriginKind, PcieLink, PciFunction, Reason, Record
 from egmctl.model.route import Hop, LinkClass, LinkKind
-from egmctl.report.document import (
-    Align,
-    Block,
-    Bullets,
-    Cell,
-    Diagram,
-    Document,
-    Entry,
-    KeyValues,
-    Level,
-    Matrix,
-    Paragraph,
-    Section,
-    Series,
-    Tone,
-    Verdict,
-    columns_of,
-)
+from egmctl.report import document as doc
+from egmctl.report.document import Align, Level, Tone
 from egmctl.report.views.machine import banners, machine_section, numa_rows, subject
 from egmctl.report.views.node_scene import node_scene
 from egmctl.topology.access import obstacle
@@ -42,10 +26,10 @@ _FEW = 8
 """Names of unread values that are listed without asking for all."""
 
 
-def _devices(topology: Topology) -> Iterator[Block]:
+def _devices(topology: Topology) -> Iterator[doc.Block]:
     """Yield whose indices are shown, then the NUMA nodes, each GPU, the NICs, and a modelled machine's sources."""
     numbers = "GPU indices are NVML's, as in nvidia-smi, whatever CUDA_VISIBLE_DEVICES says."
-    yield Paragraph(words=numbers, tone=Tone.DIM)
+    yield doc.Paragraph(numbers, tone=Tone.DIM)
     yield _part("NUMA nodes", numa_rows(topology.machine))
     for label, gpu in topology.gpus.items():
         rows = (*_gpu(gpu), *_atomics(topology, gpu), *_routes(topology, gpu), *_unread(gpu, Level.VERBOSE))
@@ -81,9 +65,9 @@ def _pci(bus_id: str, pci: PciFunction | None) -> str:
     return ", ".join(parts)
 
 
-def _part(title: str, rows: tuple[tuple[str, str], ...], more: tuple[tuple[str, str], ...] = ()) -> Section:
-    body = (KeyValues(rows=rows), KeyValues(rows=more, level=Level.ALL))
-    return Section(title=title, body=body, folded=True, level=Level.VERBOSE)
+def _part(title: str, rows: tuple[tuple[str, str], ...], more: tuple[tuple[str, str], ...] = ()) -> doc.Section:
+    body = (doc.KeyValues(rows), doc.KeyValues(more, level=Level.ALL))
+    return doc.Section(title, body, folded=True, level=Level.VERBOSE)
 
 
 def _gpu(gpu: Gpu) -> Iterator[tuple[str, str]]:
@@ -232,9 +216,9 @@ _NEAR = (LinkClass.PIX, LinkClass.PXB)
 """A NIC that shares PCIe bridges with a GPU, below the host bridge."""
 
 
-def topo_document(topology: Topology) -> Document:
+def topo_document(topology: Topology) -> doc.Document:
     """Return what there is to say of a node's topology."""
-    return Document(
+    return doc.Document(
         command="egmctl topo",
         subject=subject(topology.machine.origin),
         banners=banners(topology.machine.origin),
@@ -242,17 +226,17 @@ def topo_document(topology: Topology) -> Document:
     )
 
 
-def _body(topology: Topology) -> Iterator[Block]:
+def _body(topology: Topology) -> Iterator[doc.Block]:
     lacking = topology.missing
     if lacking is not None:
         why = lacking.sentence.removesuffix(".")
         sentence = f"{why[:1].lower()}{why[1:]}"
-        yield Verdict(word="NOT DETERMINED", tone=Tone.WARN, sentence=sentence, advice=" ".join(lacking.advice))
-        yield Section(title="Missing", body=(Bullets(items=lacking.missing),))
-        yield Section(title="Found", body=(KeyValues(rows=found_anyway(topology.machine)),))
+        yield doc.Verdict("NOT DETERMINED", Tone.WARN, sentence, advice=" ".join(lacking.advice))
+        yield doc.Section("Missing", (doc.Bullets(lacking.missing),))
+        yield doc.Section("Found", (doc.KeyValues(found_anyway(topology.machine)),))
         return
     yield from summary(topology)
-    yield Diagram(scene=node_scene(topology))
+    yield doc.Diagram(node_scene(topology))
     if topology.gpus:
         yield gpu_matrix(topology)
     if topology.nics:
@@ -264,20 +248,20 @@ def _body(topology: Topology) -> Iterator[Block]:
         yield _topo_routes(topology)
     yield from _p2p(topology)
     remarks = tuple(note.words for note in topology.notes if note.kind is NoteKind.REMARK)
-    yield Section(title="Notes", body=(Bullets(items=remarks),))
-    yield Section(title="Devices", body=partial(_devices, topology), level=Level.VERBOSE)
+    yield doc.Section("Notes", (doc.Bullets(remarks),))
+    yield doc.Section("Devices", partial(_devices, topology), level=Level.VERBOSE)
     yield machine_section(topology.machine)
-    yield Section(title="Legend", body=partial(_legend, topology))
+    yield doc.Section("Legend", partial(_legend, topology))
 
 
-def summary(topology: Topology) -> Iterator[Block]:
+def summary(topology: Topology) -> Iterator[doc.Block]:
     """Yield the sentences that answer what is connected to what, and what is wrong with it."""
     for sentence in _sentences(topology):
-        yield Paragraph(words=sentence, level=Level.SUMMARY)
+        yield doc.Paragraph(sentence, level=Level.SUMMARY)
     for note in topology.notes:
         if note.kind in _TONES:
             words = note.words.removeprefix("* ")
-            yield Entry(word=note.kind.upper(), tone=_TONES[note.kind], title=words, level=Level.SUMMARY)
+            yield doc.Entry(note.kind.upper(), _TONES[note.kind], words, level=Level.SUMMARY)
 
 
 def _sentences(topology: Topology) -> Iterator[str]:
@@ -375,12 +359,12 @@ def _folded(labels: Sequence[str]) -> str:
     return ", ".join(f"{name}{format_kernel_list(numbers)}" for name, numbers in kinds.items())
 
 
-def gpu_matrix(topology: Topology) -> Matrix:
+def gpu_matrix(topology: Topology) -> doc.Matrix:
     """Return the links between GPUs, with each GPU's affinities."""
     headers = (("CPU", "affinity"), ("NUMA", "aff."), ("HOST_", "NUMA_ID"), ("GPU", "NUMA ID"))
     rows = [_affinities(gpu) for gpu in topology.gpus.values()]
     by_header = {header: [row[place] for row in rows] for place, header in enumerate(headers)}
-    affinity = tuple(column for (column,) in columns_of(by_header, Align.LEFT))
+    affinity = tuple(column for (column,) in doc.columns_of(by_header, Align.LEFT))
     labels = list(topology.gpus)
     return _matrix(topology, "GPU links", labels, labels, further=(affinity,))
 
@@ -391,31 +375,31 @@ def _matrix(
     rows: Sequence[str],
     columns: Sequence[str],
     *,
-    further: tuple[tuple[Series, ...], ...] = (),
+    further: tuple[tuple[doc.Series, ...], ...] = (),
     after: tuple[str, ...] = (),
-) -> Matrix:
+) -> doc.Matrix:
     cells = {
         column: [" X" if row == column else link_cell(topology.link(row, column)) for row in rows] for column in columns
     }
-    groups = (*columns_of(cells, Align.LEFT), *further)
-    return Matrix(caption=caption, rows=tuple(rows), groups=groups, after=after)
+    groups = (*doc.columns_of(cells, Align.LEFT), *further)
+    return doc.Matrix(caption=caption, rows=tuple(rows), groups=groups, after=after)
 
 
-def link_cell(link: Link) -> Cell:
+def link_cell(link: Link) -> doc.Cell:
     """Return the symbol of a link, marked where NVLinks are missing."""
     mark = "*" if link.nvlinks_expected else ""
-    return Cell(text=link.symbol, mark=mark, tone=Tone.WARN if mark or link.symbol == "?" else Tone.PLAIN)
+    return doc.Cell(link.symbol, mark=mark, tone=Tone.WARN if mark or link.symbol == "?" else Tone.PLAIN)
 
 
-def _topo_routes(topology: Topology) -> Matrix:
+def _topo_routes(topology: Topology) -> doc.Matrix:
     groups = []
     for node in topology.numa_nodes:
         routes = [route for route in topology.routes if route.numa_node == node]
-        cells = tuple(Cell(text=_route_text(route), tone=_route_tone(route)) for route in routes)
-        rates = tuple(Cell(text=rate_text(route)) for route in routes)
-        groups.append((Series(header=(f"NUMA {node}",), cells=cells, align=Align.LEFT), Series(header=(), cells=rates)))
+        cells = tuple(doc.Cell(_route_text(route), tone=_route_tone(route)) for route in routes)
+        rates = tuple(doc.Cell(rate_text(route)) for route in routes)
+        groups.append((doc.Series((f"NUMA {node}",), cells, align=Align.LEFT), doc.Series((), rates)))
     name = "EGM routes" if any(route.egm for route in topology.routes) else "Routes"
-    return Matrix(
+    return doc.Matrix(
         caption=f"{name} to host memory (nominal GB/s per direction)", rows=tuple(topology.gpus), groups=tuple(groups)
     )
 
@@ -442,7 +426,7 @@ def _is_at_most(route: HostRoute) -> bool:
     return route.nominal_gb_s is None and route.at_most_gb_s is not None
 
 
-def _p2p(topology: Topology) -> Iterator[Block]:
+def _p2p(topology: Topology) -> Iterator[doc.Block]:
     """Say in one line what is alike for all pairs, and draw a matrix, as nvidia-smi does, of what is not."""
     alike = [matrix for matrix in topology.p2p if matrix.uniform]
     sources = dict.fromkeys(matrix.source for matrix in alike)
@@ -451,7 +435,7 @@ def _p2p(topology: Topology) -> Iterator[Block]:
         for source in sources
     )
     every = "every pair" if all(gpu.nvml for gpu in topology.gpus.values()) else "every pair that NVML lists"
-    yield Section(title=f"P2P, the same for {every}", body=(KeyValues(rows=rows),))
+    yield doc.Section(f"P2P, the same for {every}", (doc.KeyValues(rows),))
     labels = tuple(topology.gpus)
     for matrix in topology.p2p:
         if not matrix.uniform:
@@ -459,15 +443,15 @@ def _p2p(topology: Topology) -> Iterator[Block]:
                 column: [" X" if row == column else matrix.cells[row, column] for row in labels] for column in labels
             }
             caption = f"P2P {', '.join(matrix.names)} ({matrix.source})"
-            yield Matrix(caption=caption, rows=labels, groups=columns_of(cells, Align.LEFT))
+            yield doc.Matrix(caption=caption, rows=labels, groups=doc.columns_of(cells, Align.LEFT))
 
 
-def _legend(topology: Topology) -> Iterator[KeyValues]:
+def _legend(topology: Topology) -> Iterator[doc.KeyValues]:
     """Explain the symbols; those that only links between NICs have, where these are shown."""
     here = legend_rows(topology, between_nics=False)
-    yield KeyValues(rows=tuple(here))
+    yield doc.KeyValues(tuple(here))
     further = tuple(row for row in legend_rows(topology) if row not in here)
-    yield KeyValues(rows=further, level=Level.VERBOSE)
+    yield doc.KeyValues(further, level=Level.VERBOSE)
 
 
 def legend_rows(topology: Topology, *, between_nics: bool = True) -> list[tuple[str, str]]:
