@@ -11,6 +11,7 @@ from enum import IntEnum
 from typing import TypeVar
 
 from egmctl.compat import StrEnum
+from egmctl.units import several
 
 
 class Look(StrEnum):
@@ -430,6 +431,55 @@ def columns_of(
         )
         for header, cells in columns.items()
     )
+
+
+def grid(
+    caption: str,
+    rows: Iterable[tuple[str, Mapping[_Header, str | Cell]]],
+    *,
+    names: str = "",
+    notes: Iterable[str] = (),
+    after: tuple[str, ...] = (),
+    align: Align = Align.RIGHT,
+    better: Better | None = None,
+    together: bool = False,
+    level: Level = Level.NORMAL,
+) -> Matrix:
+    """Return a matrix by its rows: the name of each and its cells by heading, with a dash where it has none.
+
+    Parameters
+    ----------
+    align
+        How the cells of all columns stand.
+    together
+        Whether all columns stay together, however narrow the page.
+    """
+    rows = list(rows)
+    cells = {
+        header: [row.get(header, EMPTY) for _, row in rows]
+        for header in dict.fromkeys(header for _, row in rows for header in row)
+    }
+    columns = columns_of(cells, align)
+    return Matrix(
+        caption=caption,
+        names=names,
+        notes=tuple(notes),
+        rows=tuple(name for name, _ in rows),
+        groups=(sum(columns, ()),) if together else columns,
+        after=after,
+        better=better,
+        level=level,
+    )
+
+
+def limited(blocks: Iterable[Entry], most: int, what: str = "", level: Level = Level.NORMAL) -> Iterator[Entry | Hint]:
+    """Yield the first entries, those for ``-v``, and a hint at the number of these: ``and 3 more causes (-v)``."""
+    entries = list(blocks)
+    yield from entries[:most]
+    yield from (replace(entry, level=Level.VERBOSE) for entry in entries[most:])
+    if more := len(entries[most:]):
+        words = f"{more} more" if not what else several(more, f"more {what}")
+        yield Hint(f"and {words} (-v)", more=True, level=level)
 
 
 def columns(matrix: Matrix) -> Sequence[Series]:
