@@ -22,7 +22,8 @@ from egmctl.report.exports.json import result_json
 from egmctl.report.exports.junit import doctor_junit
 from egmctl.report.exports.nagios import doctor_nagios
 from egmctl.report.render.text import text
-from egmctl.report.views.doctor import doctor_document, title
+from egmctl.report.views.causes import title
+from egmctl.report.views.doctor import doctor_document
 from tests.doctor.faults import by_nouveau, excluded, faults, healthy, with_switches, without_umad
 from tests.doctor.machines import patched, with_gpu_denied
 

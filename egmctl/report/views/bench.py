@@ -1,26 +1,16 @@
-"""A soak as text: of each case the worst sample of all its paths and when it was. JSON has it of each path."""
+"""What ``egmctl bench`` says: the answer with its causes, the path classes, then what it rests on."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
-from egmctl.model.finding import Status as Found
+from egmctl.doctor.kernel_faults import KernelFault
 from egmctl.model.gpu import FAKE, are_fake
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import Engine, Measurement, MemoryKind, Pattern, Quantity, RunReport, Status
 from egmctl.model.ucx import node_names
-from egmctl.model.verdict import (
-    BAD_GRADES,
-    ClassVerdict,
-    Grade,
-    Judgement,
-    MemoryOwner,
-    OwnerUnknown,
-    Yardstick,
-    worst_grade,
-)
+from egmctl.model.verdict import BAD_GRADES, Grade, Judgement, MemoryOwner, OwnerUnknown, Yardstick
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone
 from egmctl.report.views.bench_answer import (
@@ -38,15 +28,9 @@ from egmctl.report.views.bench_answer import (
     was_run,
     where_time_went,
 )
-from egmctl.report.views.bench_classes import (
-    GRADE_TONES,
-    STATUS_TONES,
-    class_tables,
-    judged_sections,
-    number,
-)
+from egmctl.report.views.bench_classes import GRADE_TONES, STATUS_TONES, class_tables, judged_sections, number
 from egmctl.report.views.bench_details import by_sms, families
-from egmctl.report.views.causes import cause_entries
+from egmctl.report.views.causes import TONES, cause_entries
 from egmctl.report.views.machine import banners, confidential_banner, machine_section
 from egmctl.report.views.node_scene import node_scene
 from egmctl.report.views.topo import gpu_matrix
@@ -60,22 +44,24 @@ _FEW = 3
 
 def soak(report: RunReport) -> Iterator[doc.Matrix]:
     """Yield a row for each case that was measured again and again: the path with the worst sample, and when it was."""
-    rows: dict[str, tuple[str, ...]] = {}
-    for case in dict.fromkeys(m.case for m in report.measurements if m.slowest_at_s is not None):
-        members = [m for m in report.measurements if m.case == case and m.slowest_at_s is not None]
+    cases: dict[str, list[Measurement]] = {}
+    for m in report.measurements:
+        if m.slowest_at_s is not None and m.headline is not None:
+            cases.setdefault(m.case, []).append(m)
+    rows = []
+    for case, members in cases.items():
         worst = min(members, key=_worst_share)
-        if (summary := worst.headline) is None:
-            continue
-        value, unit = (summary.max, "ns") if worst.latency_ns else (summary.min, "GB/s")
-        passes, at = min(m.attempts for m in members), f"{worst.slowest_at_s or 0:.0f} s"
-        name = f"{case} {worst.path if len(worst.flows) < _FEW else ''}".rstrip()
-        rows[name] = (str(passes), f"{summary.median:.2f}", f"{value:.2f}", unit, at)
-    heads = ("passes", "median", "worst", "", "at")
-    yield doc.Matrix(
-        caption=f"Worst of {report.wall_s:.0f} s",
-        rows=tuple(rows),
-        groups=doc.columns_of({head: [row[place] for row in rows.values()] for place, head in enumerate(heads)}),
-    )
+        summary = worst.headline
+        name = f"{case} {worst.path}" if len(worst.flows) < _FEW else case
+        cells = {
+            "passes": str(min(m.attempts for m in members)),
+            "median": f"{summary.median:.2f}" if summary else "-",
+            "worst": f"{summary.max if worst.latency_ns else summary.min:.2f}" if summary else "-",
+            "": "ns" if worst.latency_ns else "GB/s",
+            "at": f"{worst.slowest_at_s or 0:.0f} s",
+        }
+        rows.append((name, cells))
+    yield doc.grid(f"Worst of {report.wall_s:.0f} s", rows)
 
 
 def _worst_share(measurement: Measurement) -> float:
@@ -135,21 +121,15 @@ _OWNER_UNKNOWN = {
 
 def owner_lines(report: RunReport) -> Iterator[str]:
     """Yield a sentence for each NUMA node: the owner of what was allocated under each GPU, or why it is not known."""
-    known: dict[tuple[str, int], list[str]] = {}
-    unknown: dict[tuple[str, int, str], list[str]] = {}
+    labels: dict[tuple[int, str, str], list[str]] = {}
     for owner in _owners(report):
-        under = owner.allocated_by_label
-        if owner.owner is not None:
-            known.setdefault((owner.case, owner.numa_node), []).append(f"under {under}: {owner.owner_label}")
-        else:
-            unknown.setdefault((owner.case, owner.numa_node, _why_unknown(report, owner)), []).append(under)
+        ends = f"belongs to {owner.owner_label}, by the link counters"
+        if owner.owner is None:
+            ends = f"has an unknown owner: {_why_unknown(report, owner)}"
+        labels.setdefault((owner.numa_node, ends, owner.case), []).append(owner.allocated_by_label)
     cases: dict[str, list[str]] = {}
-    for (case, node), owners in known.items():
-        sentence = f"NUMA{node}: owner by the link counters of memory allocated {', '.join(owners)}"
-        cases.setdefault(sentence, []).append(case)
-    for (case, node, why), labels in unknown.items():
-        sentence = f"NUMA{node}: owner unknown of memory allocated under {listed(labels)}: {why}"
-        cases.setdefault(sentence, []).append(case)
+    for (node, ends, case), under in labels.items():
+        cases.setdefault(f"NUMA{node}: memory allocated under {listed(under)} {ends}", []).append(case)
     yield from (f"{sentence} ({shortened(names, _CASES)})" for sentence, names in sorted(cases.items()))
 
 
@@ -187,7 +167,7 @@ _STAGED = 2
 """Pairs without peer access that are named."""
 _FAULTS = 3
 """Faults of the kernel's log that are told without -v."""
-_STATUS_TONES = {Found.FAIL: Tone.BAD, Found.WARN: Tone.WARN}
+_AGAINST = {Yardstick.PROFILE: "the expected", Yardstick.LINK: "its link's", Yardstick.PEERS: "its peers'"}
 
 
 def bench_document(report: RunReport) -> doc.Document:
@@ -234,13 +214,14 @@ def _body(report: RunReport) -> Iterator[doc.Block]:
     yield doc.Hint("Matrices, settings and references: -v; all of it as a page: -o run.html")
 
 
-def _warnings(report: RunReport) -> Iterator[doc.Bullets | doc.Hint]:
-    counts = {sentence: len(paths) for sentence, paths in seen(report, causes=False).items()}
-    sentences = [f"{sentence} ({several(count, 'path')})" for sentence, count in counts.items()]
+def _warnings(report: RunReport) -> Iterator[doc.Block]:
+    sentences = [
+        f"{sentence} ({several(len(paths), 'path')})" for sentence, paths in seen(report, causes=False).items()
+    ]
     yield doc.Bullets(tuple(sentences[:_WARNINGS]))
-    if len(sentences) > _WARNINGS:
-        yield doc.Bullets(tuple(sentences[_WARNINGS:]), level=Level.VERBOSE)
-        yield doc.Hint(f"and {len(sentences) - _WARNINGS} more (-v)", more=True)
+    if further := tuple(sentences[_WARNINGS:]):
+        yield doc.Bullets(further, level=Level.VERBOSE)
+        yield doc.Hint(f"and {len(further)} more (-v)", more=True)
 
 
 def _details(report: RunReport) -> Iterator[doc.Section]:
@@ -298,86 +279,69 @@ def _topology(report: RunReport, machine: Machine, gpus: Sequence[Gpu]) -> Itera
 
 
 def _kernel(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
-    """Yield what the kernel logged meanwhile that calls for an operator."""
-    faults = grave(report)
-    for fault in faults[:_FAULTS]:
+    """Return what the kernel logged meanwhile that calls for an operator."""
+
+    def entry(fault: KernelFault) -> doc.Entry:
         fix = fault.remedy.text + (f" ({fault.remedy.command})" if fault.remedy.command else "")
-        yield doc.Entry(
-            fault.status.upper(),
-            _STATUS_TONES[fault.status],
-            logged(fault),
-            body=(doc.KeyValues((("fix", fix),)),),
-            level=Level.SUMMARY,
-        )
-    if len(faults) > _FAULTS:
-        yield doc.Hint(f"and {len(faults) - _FAULTS} more in the kernel's log (-v)", more=True, level=Level.SUMMARY)
+        body = (doc.KeyValues((("fix", fix),)),)
+        return doc.Entry(fault.status.upper(), TONES[fault.status], logged(fault), body=body, level=Level.SUMMARY)
+
+    return doc.limited(map(entry, grave(report)), _FAULTS, "kernel message", Level.SUMMARY)
 
 
 def _worst_paths(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
-    """Yield the paths that are farthest from what is expected."""
+    """Yield the paths that are farthest from what is expected, the gravest first."""
     verdict = report.verdict
     if verdict is None:
         return
-    classes = {number: one for one in verdict.classes for number in one.measurements}
-    slow: list[tuple[float, Grade, Measurement, ClassVerdict, Judgement]] = []
+    slow: list[tuple[int, float, Measurement, Judgement]] = []
     for judged in verdict.judged:
-        bad = [one for one in judged.judgements if one.grade in BAD_GRADES]
+        bad = [judgement for judgement in judged.judgements if judgement.grade in BAD_GRADES]
         if bad:
-            grade = worst_grade(one.grade for one in bad)
-            first = min(bad, key=lambda one: (list(Grade).index(one.grade), list(Yardstick).index(one.yardstick)))
+            first = min(bad, key=lambda j: (list(Grade).index(j.grade), list(Yardstick).index(j.yardstick)))
             measurement = report.measurements[judged.measurement]
             share = first.value / first.expected if first.expected else 1.0
-            slower = 1 / share if measurement.quantity is Quantity.LATENCY and share else share
-            slow.append((slower, grade, measurement, classes[judged.measurement], first))
-    slow.sort(key=lambda item: (list(Grade).index(item[1]), item[0]))
-    for _, grade, measurement, path_class, judgement in slow[:_BENCH_WORST]:
-        unit = unit_of(measurement)
-        against = ""
+            if measurement.quantity is Quantity.LATENCY and share:
+                share = 1 / share
+            slow.append((list(Grade).index(first.grade), share, measurement, first))
+    slow.sort(key=lambda entry: entry[:2])
+    for _, _, measurement, judgement in slow[:_BENCH_WORST]:
+        words = f"{measurement.path}: {number(judgement.value)} {unit_of(measurement)}"
         if judgement.expected:
-            by = {Yardstick.PROFILE: "the expected", Yardstick.LINK: "its link's", Yardstick.PEERS: "its peers'"}
-            against = f", {100 * judgement.value / judgement.expected:.0f} % of {by[judgement.yardstick]}"
-            against += f" {number(judgement.expected)}"
-        yield doc.Entry(
-            grade.upper(),
-            GRADE_TONES[grade],
-            (f"{measurement.path}: {number(judgement.value)} {unit}{against} ", doc.Span(path_class.case, Tone.DIM)),
-            level=Level.SUMMARY,
-        )
+            share = 100 * judgement.value / judgement.expected
+            words += f", {share:.0f} % of {_AGAINST[judgement.yardstick]} {number(judgement.expected)}"
+        case = doc.Span(measurement.case, Tone.DIM)
+        grade = judgement.grade
+        yield doc.Entry(grade.upper(), GRADE_TONES[grade], (f"{words} ", case), level=Level.SUMMARY)
     if len(slow) > _BENCH_WORST:
-        yield doc.Hint(f"and {len(slow) - _BENCH_WORST} more paths are slow (-v)", more=True, level=Level.SUMMARY)
+        words = f"and {len(slow) - _BENCH_WORST} more paths are slow (-v)"
+        yield doc.Hint(words, more=True, level=Level.SUMMARY)
 
 
 def _broken(report: RunReport) -> Iterator[doc.Block]:
-    """Yield what was not measured, or not steadily, with why; all paths of it with ``-v``."""
+    """Return what was not measured, or not steadily, and the reason; all paths of it with ``-v``."""
     groups = [group for group in exceptions(report) if group[0] not in (Status.WAIVED, Status.UNSTABLE)]
     unstable = {f"{m.case} {m.path}": m.reason or "" for m in report.measurements if m.status is Status.UNSTABLE}
     if unstable:
         (reason,) = unstable.values() if len(unstable) == 1 else ("the samples differ too much",)
         groups.append((Status.UNSTABLE, reason, list(unstable)))
-    for place, (status, reason, paths) in enumerate(groups):
-        yield doc.Entry(
-            status.upper(),
-            STATUS_TONES.get(status, Tone.BAD),
-            f"{shortened(paths, _PATHS)}: {reason}",
-            body=tuple(_each(status, paths, unstable)),
-            level=Level.NORMAL if place < _REASONS else Level.VERBOSE,
-        )
-    if len(groups) > _REASONS:
-        yield doc.Hint(f"and {len(groups) - _REASONS} more reasons (-v)", more=True)
+    return doc.limited((_reason(*group, unstable) for group in groups), _REASONS, "reason")
 
 
-def _each(status: Status, paths: Sequence[str], unstable: Mapping[str, str]) -> Iterator[doc.KeyValues]:
-    """Yield all paths where some are not named, and by how much each unstable one varies."""
+def _reason(status: Status, reason: str, paths: Sequence[str], unstable: Mapping[str, str]) -> doc.Entry:
+    """Return a reason with its paths: all where some are not named, and by how much each unstable one varies."""
+    rows = [("paths", ", ".join(paths))] if len(paths) > _PATHS else []
     if status is Status.UNSTABLE and len(paths) > 1:
-        yield doc.KeyValues(tuple(unstable.items()), level=Level.VERBOSE)
-    elif len(paths) > _PATHS:
-        yield doc.KeyValues((("paths", ", ".join(paths)),), level=Level.VERBOSE)
+        rows = list(unstable.items())
+    title = f"{shortened(paths, _PATHS)}: {reason}"
+    body = (doc.KeyValues(tuple(rows), level=Level.VERBOSE),)
+    return doc.Entry(status.upper(), STATUS_TONES.get(status, Tone.BAD), title, body=body)
 
 
 def _skipped(report: RunReport) -> Iterator[str]:
     explained = {number for cause in report.causes for number in cause.explains}
     waived = [m for n, m in enumerate(report.measurements) if m.status is Status.WAIVED and n not in explained]
     if waived:
-        reasons = Counter(m.reason or "" for m in waived)
-        told = "; ".join(reason for reason, _ in reasons.most_common(2))
-        yield f"{several(len(waived), 'measurement')} skipped: {told}{' ...' if len(reasons) > 2 else ''}"
+        reasons = list(dict.fromkeys(m.reason or "" for m in waived))
+        more = " ..." if len(reasons) > 2 else ""
+        yield f"{several(len(waived), 'measurement')} skipped: {'; '.join(reasons[:2])}{more}"

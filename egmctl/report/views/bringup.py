@@ -16,8 +16,8 @@ from egmctl.report.document import Level, Tone, Words
 from egmctl.report.views import bench_answer as bench_warnings
 from egmctl.report.views.bench import bench_banners, bench_document
 from egmctl.report.views.bench_answer import answer as bench_answer
-from egmctl.report.views.causes import CAUSES, PATHS, SEE_DOCTOR
-from egmctl.report.views.doctor import TONES, doctor_document, remedy_words, title
+from egmctl.report.views.causes import CAUSES, PATHS, TONES, advice, finding_entry, title
+from egmctl.report.views.doctor import doctor_document
 from egmctl.report.views.doctor import verdict as doctor_verdict
 from egmctl.report.views.machine import banners, machine_section, subject
 from egmctl.report.views.topo import topo_document
@@ -59,14 +59,13 @@ def _part(bringup: Bringup, title: str) -> Iterator[doc.Block]:
 def summary(bringup: Bringup) -> Iterator[doc.Block]:
     """Yield the answer, the causes, and a line each for doctor, topology and bench."""
     yield verdict(bringup)
-    told = [cause for cause in bringup.causes if cause.status is not Status.NOTE or cause.waived]
-    for place, cause in enumerate(told):
-        yield _entry(bringup, cause, Level.SUMMARY if place < CAUSES else Level.VERBOSE, first=place == 0)
-    if len(told) > CAUSES:
-        yield doc.Hint(f"and {len(told) - CAUSES} more (-v)", more=True)
-    found = doctor_verdict(bringup.diagnosis)
+    causes = [cause for cause in bringup.causes if cause.status is not Status.NOTE or cause.waived]
+    # The answer has told the fix of the first one.
+    entries = (_entry(bringup, cause, fix=place > 0) for place, cause in enumerate(causes))
+    yield from doc.limited(entries, CAUSES)
+    checked = doctor_verdict(bringup.diagnosis)
     rows: list[tuple[str, Words]] = [
-        ("doctor", f"{found.word}: {doc.plain(found.sentence)}"),
+        ("doctor", f"{checked.word}: {doc.plain(checked.sentence)}"),
         ("topo", platform(bringup.machine).line),
     ]
     if bringup.run is None:
@@ -149,17 +148,13 @@ def _title(root: Finding, cause: JoinedCause) -> str:
 
 def _advice(bringup: Bringup, cause: JoinedCause) -> str:
     root = root_of(bringup, cause)
-    if root is not None and root.remedy is not None:
-        return _sentence(remedy_words(root.remedy))
-    if root is not None or bringup.run is None:
-        return SEE_DOCTOR
+    if root is not None:
+        return advice(root)
+    if bringup.run is None:
+        return "run it again"
     return doc.plain(
         bench_answer(bringup.run, next_step="inspect these GPUs and their links, then run it again").advice
     )
-
-
-def _sentence(words: str) -> str:
-    return words.removesuffix(".")
 
 
 def _gap(bringup: Bringup, gap: Gap) -> str:
@@ -180,7 +175,7 @@ def _gap(bringup: Bringup, gap: Gap) -> str:
         case GapKind.NO_REFERENCE:
             return f"measured, but there is nothing to judge by: {why}" if why else "measured, but not judged"
         case GapKind.NOT_DETERMINED:
-            return _sentence(doc.plain(doctor_verdict(bringup.diagnosis).sentence))
+            return doc.plain(doctor_verdict(bringup.diagnosis).sentence).removesuffix(".")
         case _:
             assert_never(gap.kind)
 
@@ -227,34 +222,18 @@ def _next_step(bringup: Bringup, gap: Gap) -> str:
             assert_never(gap.kind)
 
 
-def _entry(bringup: Bringup, cause: JoinedCause, level: Level, *, first: bool) -> doc.Entry:
+def _entry(bringup: Bringup, cause: JoinedCause, *, fix: bool) -> doc.Entry:
     root = root_of(bringup, cause)
-    rows: list[tuple[str, Words]] = []
-    command: tuple[doc.Command, ...] = ()
-    if root is not None and root.remedy is not None:
-        # The answer has told the fix of the first one.
-        if not first:
-            rows.append(("fix", remedy_words(root.remedy)))
-        elif root.remedy.command is not None:
-            command = (doc.Command(root.remedy.command),)
-    findings = [bringup.diagnosis.findings[place] for place in cause.findings[1:]]
-    if checks := list(dict.fromkeys(one.check for one in findings)):
-        rows.append(("explains", shortened(checks, PATHS)))
     slow, broke = _slow_and_broke(bringup, cause)
-    unknown = f"{several(len(slow) + len(broke), 'slow path' if not broke else 'slow or broken path')}, cause unknown"
-    for word, paths in (("slow", slow), ("broke", broke)):
-        if paths:
-            rows.append((word, shortened(paths, PATHS)))
-    if waived := _paths(bringup, cause.waived):
-        rows.append(("not made", shortened(waived, PATHS)))
-    return doc.Entry(
-        cause.status.upper(),
-        TONES[cause.status],
-        unknown if root is None else _title(root, cause),
-        id="" if root is None else root.check,
-        body=(doc.KeyValues(tuple(rows)), *command),
-        level=level,
-    )
+    checks = [bringup.diagnosis.findings[place].check for place in cause.findings[1:]]
+    lists = {"explains": checks, "slow": slow, "broke": broke, "not made": _paths(bringup, cause.waived)}
+    rows = [(name, shortened(list(dict.fromkeys(items)), PATHS)) for name, items in lists.items() if items]
+    word, tone = cause.status.upper(), TONES[cause.status]
+    if root is not None:
+        return finding_entry(root, _title(root, cause), word=word, tone=tone, cause=False, fix=fix, rows=rows)
+    what = "slow or broken path" if broke else "slow path"
+    unknown = f"{several(len(slow) + len(broke), what)}, cause unknown"
+    return doc.Entry(word, tone, unknown, body=(doc.KeyValues(tuple(rows)),), level=Level.SUMMARY)
 
 
 def _slow_and_broke(bringup: Bringup, cause: JoinedCause) -> tuple[list[str], list[str]]:

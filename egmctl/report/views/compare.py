@@ -12,9 +12,9 @@ from egmctl.model.comparison import Affected, AttributeDifference, Comparison, O
 from egmctl.model.gpu import FAKE
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words
-from egmctl.report.views.causes import cause_rows
-from egmctl.report.views.doctor import remedy_words
-from egmctl.report.views.doctor import title as found_words
+from egmctl.report.views.causes import advice as finding_advice
+from egmctl.report.views.causes import finding_entry
+from egmctl.report.views.causes import title as finding_title
 from egmctl.units import format_size, listed, natural, several, shortened
 
 _TONES = {Outcome.WORSE: Tone.BAD, Outcome.BETTER: Tone.GOOD, Outcome.DIFFERENT: Tone.WARN, Outcome.SAME: Tone.GOOD}
@@ -70,8 +70,8 @@ def verdict(comparison: Comparison) -> doc.Verdict:
     if gravest is Outcome.WORSE:
         where = _where_worse(comparison)
         advice = f"look for the cause with 'egmctl doctor' on {where}"
-        if comparison.causes and (remedy := comparison.causes[0].finding.remedy) is not None:
-            advice = remedy_words(remedy).removesuffix(".")
+        if comparison.causes and comparison.causes[0].finding.remedy is not None:
+            advice = finding_advice(comparison.causes[0].finding)
         if _got_busy(comparison):
             advice = "measure again when the GPUs are idle"
     return doc.Verdict(gravest.upper(), _TONES[gravest], "; ".join(filter(None, (common, counted))), advice=advice)
@@ -167,10 +167,10 @@ def _causes(comparison: Comparison) -> Iterator[doc.Entry]:
     """Yield what explains the paths that are worse, and what to do; or that nothing that was read does."""
     worse = {place for place, path in enumerate(comparison.paths) if path.outcome is Outcome.WORSE}
     for cause in comparison.causes:
-        of = f"{cause.node}: " if comparison.of_nodes else ""
-        rows = [*cause_rows(cause.finding), ("explains", f"{len(cause.explains)} of {len(worse)} worse paths")]
-        title = (f"{of}{found_words(cause.finding)}", doc.Span(f" [{cause.finding.check}]", Tone.DIM))
-        yield doc.Entry("CAUSE", Tone.WARN, title, body=(doc.KeyValues(tuple(rows)),), level=Level.SUMMARY)
+        node = f"{cause.node}: " if comparison.of_nodes else ""
+        rows = [("explains", f"{len(cause.explains)} of {len(worse)} worse paths")]
+        words = f"{node}{finding_title(cause.finding)}"
+        yield finding_entry(cause.finding, words, word="CAUSE", tone=Tone.WARN, rows=rows)
     explained = {place for cause in comparison.causes for place in cause.explains}
     if left := len(worse - explained):
         words = f"nothing that was read explains {left} of {len(worse)} worse paths"

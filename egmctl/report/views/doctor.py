@@ -6,25 +6,19 @@ Without host names and times: nodes in the same state print the same bytes, so t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import TOLD, Cause, Confidence, Finding, Guard, Remedy, Status, causes
+from egmctl.model.finding import TOLD, Cause, Finding, Guard, Remedy, Status, causes
 from egmctl.model.listing import CheckEntry, CheckList
 from egmctl.model.machine import OriginKind
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words
+from egmctl.report.views.causes import TONES, finding_entry, title
 from egmctl.report.views.machine import banners, machine_section, subject
 from egmctl.units import several, shortened
 
-TONES = {
-    Status.FAIL: Tone.BAD,
-    Status.WARN: Tone.WARN,
-    Status.UNKNOWN: Tone.UNKNOWN,
-    Status.NOTE: Tone.UNKNOWN,
-    Status.PASS: Tone.GOOD,
-    Status.SKIP: Tone.DIM,
-}
 _TITLES = {Status.UNKNOWN: "Not determined", Status.PASS: "Passed", Status.SKIP: "Does not apply"}
 _NAMED = 12
 """Checks that could not be determined and are named without -v."""
@@ -113,48 +107,15 @@ def _body(diagnosis: Diagnosis) -> Iterator[doc.Block]:
 
 def _problem(cause: Cause) -> doc.Entry:
     finding = cause.finding
-    return doc.Entry(
-        finding.status.upper(),
-        TONES[finding.status],
-        title(finding),
-        id=finding.check,
-        body=tuple(_about(cause)),
-        level=Level.SUMMARY,
-    )
-
-
-def title(finding: Finding) -> str:
-    """Return what was found, and where."""
-    return f"{finding.place.label}: {finding.summary}" if finding.place.label else finding.summary
-
-
-def _about(cause: Cause) -> Iterator[doc.Block]:
-    finding = cause.finding
-    if finding.cause:
-        sure = "" if finding.confidence is Confidence.HIGH else f" ({finding.confidence} confidence)"
-        yield doc.KeyValues((("cause", finding.cause + sure),))
-    if finding.remedy is not None:
-        yield from _fix(finding.remedy)
-    yield doc.KeyValues(tuple(("explains", _explained(other)) for other in cause.explains))
-    yield doc.KeyValues((("note", finding.note),) if finding.note else ())
-    yield doc.KeyValues(tuple(("seen", words) for words in _seen(finding)), level=Level.VERBOSE)
-
-
-def _fix(remedy: Remedy) -> Iterator[doc.Block]:
-    yield doc.KeyValues((("fix", remedy_words(remedy)),))
-    if remedy.command is not None:
-        yield doc.Command(remedy.command)
+    rows: list[tuple[str, Words]] = [("explains", _explained(other)) for other in cause.explains]
+    rows += [("note", finding.note)] if finding.note else []
+    evidence = doc.KeyValues(tuple(("seen", words) for words in _seen(finding)), level=Level.VERBOSE)
+    return finding_entry(finding, rows=rows, further=(evidence,))
 
 
 def _explained(finding: Finding) -> Words:
     word = doc.Span(finding.status.upper(), TONES[finding.status])
     return word, f" {title(finding)} ", doc.Span(f"[{finding.check}]", Tone.DIM)
-
-
-def remedy_words(remedy: Remedy) -> str:
-    """Return what to do, and what it needs."""
-    needs = [word for word, true in (("as root", remedy.needs_root), ("needs a reboot", remedy.needs_reboot)) if true]
-    return f"{remedy.text.removesuffix('.')} ({', '.join(needs)})." if needs else remedy.text
 
 
 def _seen(finding: Finding) -> Iterator[Words]:
@@ -164,24 +125,18 @@ def _seen(finding: Finding) -> Iterator[Words]:
         yield doc.Span(evidence.source, code=True), f": {evidence.value}{errno}"
 
 
-def _notes(diagnosis: Diagnosis, found: Sequence[Cause]) -> Iterator[doc.Block]:
+def _notes(diagnosis: Diagnosis, roots: Sequence[Cause]) -> Iterator[doc.Block]:
     """Yield what is worth knowing: advice on what could not be determined, and which checks could not be."""
-    explained = {id(one) for cause in found for one in cause.explains}
-    unknown = [one for one in diagnosis.findings if one.status is Status.UNKNOWN and id(one) not in explained]
-    alike: dict[tuple[str, Remedy], list[str]] = {}
+    explained = {id(finding) for cause in roots for finding in cause.explains}
+    unknown = [f for f in diagnosis.findings if f.status is Status.UNKNOWN and id(f) not in explained]
+    alike: dict[tuple[str, Remedy | None], list[Finding]] = {}
     for finding in unknown:
         if finding.remedy is not None:
-            alike.setdefault((title(finding), finding.remedy), []).append(finding.check)
-    for (what, remedy), checks in alike.items():
-        yield doc.Entry(
-            "UNKNOWN",
-            Tone.UNKNOWN,
-            what,
-            id=", ".join(dict.fromkeys(checks)),
-            body=tuple(_fix(remedy)),
-        )
-    rest = list(dict.fromkeys(one.check for one in unknown if one.remedy is None))
-    if rest:
+            alike.setdefault((title(finding), finding.remedy), []).append(finding)
+    for findings in alike.values():
+        checks = ", ".join(dict.fromkeys(finding.check for finding in findings))
+        yield replace(finding_entry(findings[0], level=Level.NORMAL), id=checks)
+    if rest := list(dict.fromkeys(finding.check for finding in unknown if finding.remedy is None)):
         yield doc.Hint(f"Not determined (-v says why): {shortened(rest, _NAMED)}")
 
 
