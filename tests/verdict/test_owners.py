@@ -149,7 +149,9 @@ def test_the_owners_are_told_with_v_and_first_only_where_they_are_unexpected() -
 def test_an_unknown_owner_says_why() -> None:
     made = run("hgx-h200x4", cases=(CASE,))
     shown = text(replace(made, verdict=judge(made, None)), verbose=1)
-    assert "NUMA0: memory allocated under GPU0, GPU1, GPU2 and GPU3 has an unknown owner: not EGM (no NVLink-C2C)" in shown
+    assert (
+        "NUMA0: memory allocated under GPU0, GPU1, GPU2 and GPU3 has an unknown owner: not EGM (no NVLink-C2C)" in shown
+    )
     assert "no counters show which link carried the bytes" in text(read(at=()), verbose=1)
 
 
