@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from xml.etree.ElementTree import Element
 
-from egmctl.report.document import Anchor, Better, Box, Cell, Chart, Label, Line, Matrix, Point, Scene, Tone, columns
+from egmctl.report.document import Better, Cell, Chart, Matrix, Point, Tone, columns
 from egmctl.report.render.page import arrows, element
 from egmctl.units import format_size
 
@@ -201,36 +201,6 @@ _DENSE, _WIDE = 7, 12
 def is_broad(matrix: Matrix) -> bool:
     """Say whether a matrix needs more than half the width of a page."""
     return _DENSE <= len(columns(matrix)) < _WIDE
-
-
-def diagram(scene: Scene) -> Element:
-    """Return the drawing of a scene."""
-    return element(
-        "svg",
-        element("title", scene.title),
-        element("desc", "; ".join(scene.sentences)),
-        [_shape(shape) for shape in scene.shapes],
-        class_="figure topology",
-        role="img",
-        viewBox=f"0 0 {scene.width:g} {scene.height:g}",
-        width=scene.width,
-        height=scene.height,
-    )
-
-
-def _shape(shape: Box | Line | Label) -> Element:
-    match shape:
-        case Box():
-            place = {"x": shape.x, "y": shape.y, "width": shape.width, "height": shape.height}
-            return element("rect", **place, rx=shape.radius or None, class_=shape.look.value)
-        case Line():
-            first, *further = shape.points
-            path = f"M{first[0]:.1f} {first[1]:.1f}" + "".join(f"L{x:.1f} {y:.1f}" for x, y in further)
-            return element("path", d=path, class_=shape.look.value)
-        case Label():
-            anchor = "" if shape.anchor is Anchor.START else shape.anchor.value
-            classes = " ".join(filter(None, (shape.look.value, anchor, "halo" if shape.halo else "")))
-            return element("text", shape.text, x=shape.x, y=shape.y, class_=classes or None)
 
 
 def heat_map(matrix: Matrix) -> Element:

@@ -211,7 +211,7 @@ def _block(block: doc.Block) -> Child:
         case doc.Chart():
             return _chart(block)
         case doc.Diagram():
-            return element("div", figures.diagram(block.scene), class_="scroll drawing")
+            return element("div", block.draw(), class_="scroll drawing")
         case doc.Section() if block.folded:
             return element("details", element("summary", block.title), list(_blocks(doc.body_of(block))))
         case doc.Section():

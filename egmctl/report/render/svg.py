@@ -67,7 +67,7 @@ def _figures(blocks: Iterable[Block]) -> Iterator[Element]:
     for block in blocks:
         match block:
             case Diagram():
-                yield figures.diagram(block.scene)
+                yield block.draw()
             case Matrix() if block.better is not None and cells_of(block) <= DRAWN_CELLS:
                 yield figures.heat_map(block)
             case Chart() if any(curve for _, curve in block.curves):

@@ -32,8 +32,7 @@ from egmctl.report.views.bench_classes import GRADE_TONES, STATUS_TONES, class_t
 from egmctl.report.views.bench_details import by_sms, families
 from egmctl.report.views.causes import TONES, cause_entries
 from egmctl.report.views.machine import banners, confidential_banner, machine_section
-from egmctl.report.views.node_scene import node_scene
-from egmctl.report.views.topo import gpu_matrix
+from egmctl.report.views.topo import gpu_matrix, node_diagram
 from egmctl.topology.topology import topology
 from egmctl.units import counted, gpu_name, listed, printable, several, shortened
 from egmctl.verdict.yardsticks import unit_of
@@ -273,7 +272,7 @@ def _topology(report: RunReport, machine: Machine, gpus: Sequence[Gpu]) -> Itera
             f"single copies by copy engines, of a GPU on a switch the median of its pairs. Cases: {', '.join(cases)}."
         )
     yield doc.Paragraph(judged.platform.line)
-    yield doc.Diagram(node_scene(judged, found))
+    yield node_diagram(judged, found)
     yield doc.Paragraph(legend, tone=Tone.DIM)
     yield gpu_matrix(judged)
 

@@ -44,37 +44,45 @@ def compare_document(comparison: Comparison) -> doc.Document:
 def banners(comparison: Comparison) -> Iterator[str]:
     """Say which of the files that are compared are of no hardware, in the words that every form has."""
     nodes = comparison.nodes
-    told = {
+    warnings = {
         "MODEL built from public documentation, not captured from hardware": [n.name for n in nodes if n.modelled],
         FAKE: [node.name for node in nodes if node.fake],
     }
-    for words, names in told.items():
+    for words, names in warnings.items():
         if names:
             yield f"{words}: {comparison.folded if len(names) == len(nodes) else ', '.join(names)}"
 
 
 def heading(comparison: Comparison) -> str:
     """Say what is compared."""
-    who = comparison.folded if comparison.of_nodes else " -> ".join(node.name for node in comparison.nodes)
-    return f"{comparison.kind} {who}"
+    names = comparison.folded if comparison.of_nodes else " -> ".join(node.name for node in comparison.nodes)
+    return f"{comparison.kind} {names}"
 
 
 def verdict(comparison: Comparison) -> doc.Verdict:
     """Return in one sentence what the differences have in common."""
     counted = _counted(comparison)
     if comparison.exit_code is ExitCode.NOTHING:
-        why = next(iter([*_problems(comparison), *comparison.notes]), "the files have nothing in common")
-        return doc.Verdict("NOT COMPARED", Tone.WARN, why, advice="compare results of the same cases")
-    gravest = next((one for one in Outcome if one in comparison.outcomes), Outcome.SAME)
-    common, advice = _common(comparison), ""
-    if gravest is Outcome.WORSE:
-        where = _where_worse(comparison)
-        advice = f"look for the cause with 'egmctl doctor' on {where}"
-        if comparison.causes and comparison.causes[0].finding.remedy is not None:
-            advice = finding_advice(comparison.causes[0].finding)
-        if _got_busy(comparison):
-            advice = "measure again when the GPUs are idle"
-    return doc.Verdict(gravest.upper(), _TONES[gravest], "; ".join(filter(None, (common, counted))), advice=advice)
+        reason = next(iter([*_problems(comparison), *comparison.notes]), "the files have nothing in common")
+        return doc.Verdict("NOT COMPARED", Tone.WARN, reason, "compare results of the same cases")
+    gravest = next((outcome for outcome in Outcome if outcome in comparison.outcomes), Outcome.SAME)
+    sentence = "; ".join(filter(None, (_common(comparison), counted)))
+    return doc.Verdict(
+        gravest.upper(), _TONES[gravest], sentence, _advice(comparison) if gravest is Outcome.WORSE else ""
+    )
+
+
+def _advice(comparison: Comparison) -> str:
+    if _got_busy(comparison):
+        return "measure again when the GPUs are idle"
+    if comparison.causes and comparison.causes[0].finding.remedy is not None:
+        return finding_advice(comparison.causes[0].finding)
+    where = "each node that is worse"
+    if not comparison.of_nodes:
+        where = f"the node where {comparison.nodes[-1].name} was measured"
+    elif bad := dict.fromkeys(row.node for row in comparison.affected if row.outcome is Outcome.WORSE):
+        where = _nodes(list(bad))
+    return f"look for the cause with 'egmctl doctor' on {where}"
 
 
 def _common(comparison: Comparison) -> str:
@@ -102,17 +110,10 @@ def _common(comparison: Comparison) -> str:
 
 def _only_pair(comparison: Comparison) -> Sequence[str]:
     """Return the two ends that all worse paths have; none where they have not the same."""
-    worse = [one for one in comparison.paths if one.outcome is Outcome.WORSE and one.change is not None]
-    pairs = {frozenset((one.source, one.destination)) for one in worse}
-    return sorted(next(iter(pairs)), key=natural) if len(pairs) == 1 and len(next(iter(pairs))) > 1 else ()
-
-
-def _where_worse(comparison: Comparison) -> str:
-    """Return on which nodes to look for the cause."""
-    if not comparison.of_nodes:
-        return f"the node where {comparison.nodes[-1].name} was measured"
-    bad = dict.fromkeys(one.node for one in comparison.affected if one.outcome is Outcome.WORSE)
-    return _nodes(list(bad)) if bad else "each node that is worse"
+    worse = [path for path in comparison.paths if path.outcome is Outcome.WORSE and path.change is not None]
+    pairs = {frozenset((path.source, path.destination)) for path in worse}
+    (pair,) = pairs if len(pairs) == 1 else (frozenset(),)
+    return sorted(pair, key=natural) if len(pair) > 1 else ()
 
 
 def _nodes(names: Sequence[str]) -> str:
@@ -131,10 +132,9 @@ def _got_busy(comparison: Comparison) -> list[str]:
 
 
 def _counted(comparison: Comparison) -> str:
-    counts = {outcome: comparison.outcomes.count(outcome) for outcome in Outcome}
-    thing = _THINGS.get(comparison.kind, "fact")
-    told = [f"{counts[outcome]} {outcome}" for outcome in (Outcome.WORSE, Outcome.BETTER, Outcome.DIFFERENT)]
-    return f"{several(comparison.compared, thing)} compared: {', '.join(told)}"
+    outcomes = (Outcome.WORSE, Outcome.BETTER, Outcome.DIFFERENT)
+    counts = ", ".join(f"{comparison.outcomes.count(outcome)} {outcome}" for outcome in outcomes)
+    return f"{several(comparison.compared, _THINGS.get(comparison.kind, 'fact'))} compared: {counts}"
 
 
 def _body(comparison: Comparison) -> Iterator[doc.Block]:
@@ -143,7 +143,7 @@ def _body(comparison: Comparison) -> Iterator[doc.Block]:
     for unit, title in (*_QUANTITIES.items(), ("", "Other paths")):
         rows = [row for row in comparison.affected if _unit(comparison, row) == unit]
         yield doc.Section(title, tuple(_entry(comparison, row) for row in rows))
-    yield from _told(comparison, comparison.words, FINDINGS if comparison.kind is Command.DOCTOR else "Facts")
+    yield _entries(comparison, comparison.words, FINDINGS if comparison.kind is Command.DOCTOR else "Facts")
     if comparison.same:
         yield doc.Paragraph((doc.Span("SAME", Tone.GOOD), f"  {comparison.same_folded}"))
     if not comparison.of_nodes:
@@ -151,13 +151,12 @@ def _body(comparison: Comparison) -> Iterator[doc.Block]:
             yield doc.Section(title, partial(_tables, comparison, level), level=level)
     one_sided = doc.Bullets(tuple(_one_sided(comparison)))
     yield doc.Section("Paths on one side, unstable, or over another link", (one_sided,))
-    yield from _told(comparison, comparison.machines, "Machine differences", outcomes=False)
+    yield _entries(comparison, comparison.machines, "Machine differences")
     notes = [*_problems(comparison), *comparison.notes]
     if comparison.kind in (Command.BENCH, Command.BRINGUP):
-        of = "the median of the nodes" if comparison.of_nodes else "the first run"
-        notes.append(
-            f"shown are changes from {of} above {100 * comparison.tolerance:g} % and above 3x run-to-run noise"
-        )
+        reference = "the median of the nodes" if comparison.of_nodes else "the first run"
+        above = f"above {100 * comparison.tolerance:g} % and above 3x run-to-run noise"
+        notes.append(f"shown are changes from {reference} {above}")
     yield doc.Section("Notes", (doc.Bullets(tuple(notes)),))
     files = tuple((node.name, _time(node.at) or "-", node.tool) for node in comparison.nodes)
     yield doc.Section(FILES, (doc.table(("file", "when", "written by"), files),), level=Level.VERBOSE)
@@ -198,10 +197,10 @@ def _medians(paths: Iterable[PathDifference]) -> Iterator[str]:
     cases: dict[str, list[PathDifference]] = {}
     for path in paths:
         cases.setdefault(f"{_name(path)} ({path.unit})", []).append(path)
-    for name, those in cases.items():
-        found = median(path.value for path in those if path.value is not None)
-        usual = median(path.reference for path in those if path.reference is not None)
-        yield f"{name}: {found:.2f}, all nodes {usual:.2f}"
+    for name, alike in cases.items():
+        own = median(path.value for path in alike if path.value is not None)
+        usual = median(path.reference for path in alike if path.reference is not None)
+        yield f"{name}: {own:.2f}, all nodes {usual:.2f}"
 
 
 def _happened(comparison: Comparison, row: Affected) -> str:
@@ -211,31 +210,20 @@ def _happened(comparison: Comparison, row: Affected) -> str:
     return f"{100 * abs(row.change):.1f} % {'slower' if row.change > 0 else 'faster'}"
 
 
-def _told(
-    comparison: Comparison, differences: Sequence[AttributeDifference], title: str, *, outcomes: bool = True
-) -> Iterator[doc.Section]:
-    """Yield findings or facts: the first ones, and with -v the others."""
-
-    def block(those: Sequence[AttributeDifference], level: Level) -> tuple[doc.Block, ...]:
-        if not outcomes:
-            return (doc.Bullets(tuple(_difference(comparison, one) for one in those), level=level),)
-        return tuple(
-            doc.Entry(one.outcome.upper(), _TONES[one.outcome], _difference(comparison, one), level=level)
-            for one in those
-        )
-
-    body = block(differences[:_SHOWN], Level.NORMAL)
-    if further := differences[_SHOWN:]:
-        more = doc.Hint(f"and {len(further)} more (-v)", more=True)
-        body = (*body, more, *block(further, Level.VERBOSE))
-    yield doc.Section(title, body)
+def _entries(comparison: Comparison, differences: Sequence[AttributeDifference], title: str) -> doc.Section:
+    """Return findings or facts: the first ones, and with -v the others."""
+    entries = (
+        doc.Entry(difference.outcome.upper(), _TONES[difference.outcome], _difference(comparison, difference))
+        for difference in differences
+    )
+    return doc.Section(title, tuple(doc.limited(entries, _SHOWN)))
 
 
-def _difference(comparison: Comparison, one: AttributeDifference) -> Words:
-    subject = " ".join(filter(None, (one.about, one.what)))
+def _difference(comparison: Comparison, difference: AttributeDifference) -> str:
+    subject = " ".join(filter(None, (difference.about, difference.what)))
     if comparison.of_nodes:
-        return f"{one.folded}: {subject}: {one.value}; most: {one.reference}"
-    return f"{subject}: {one.reference} -> {one.value}"
+        return f"{difference.folded}: {subject}: {difference.value}; most: {difference.reference}"
+    return f"{subject}: {difference.reference} -> {difference.value}"
 
 
 def _tables(comparison: Comparison, level: Level) -> Iterator[doc.Table]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -43,12 +43,7 @@ def _body(report: FleetReport) -> Iterator[doc.Block]:
     words = " ".join(("egmctl", asked.command.value, *asked.arguments))
     how = f"{several(len(asked.nodes), 'node')} {report.folded} by {report.launcher}: {words}; results: {report.folder}"
     yield doc.Paragraph(how, tone=Tone.DIM)
-    causes = list(_causes(report))
-    if causes:
-        body: tuple[doc.Block, ...] = tuple(causes[:CAUSES_SHOWN])
-        if more := tuple(replace(cause, level=Level.VERBOSE) for cause in causes[CAUSES_SHOWN:]):
-            body = (*body, doc.Hint(f"and {len(more)} more (-v)", more=True), *more)
-        yield doc.Section("Causes", body)
+    yield doc.Section("Causes", tuple(doc.limited(_causes(report), CAUSES_SHOWN)))
     if report.comparison is not None:
         yield doc.Section("Nodes", partial(_heat_maps, report, report.comparison), level=Level.PAGE)
         title = f"Compared: {heading(report.comparison)}"
@@ -70,22 +65,22 @@ def _own(compared: doc.Document) -> Iterator[doc.Block]:
 
 def answer(report: FleetReport) -> Iterator[doc.Paragraph]:
     """Yield how many nodes are in which state, which they are, and the first thing that is wrong with each group."""
-    states = {one.node: one.state for one in report.answers}
-    groups = report.groups or tuple(NodeGroup(nodes=(one.node,), folded=one.node, lines=()) for one in report.answers)
-    parts: list[str | doc.Span] = []
+    states = {answer.node: answer.state for answer in report.answers}
+    groups = report.groups or tuple(NodeGroup(nodes=(node,), folded=node, lines=()) for node in states)
+    words: list[str | doc.Span] = []
     for state in NodeState:
-        told = []
+        parts = []
         for group in groups:
             nodes = [node for node in group.nodes if states.get(node) is state]
+            names = group.folded if len(nodes) == len(group.nodes) else ",".join(nodes)
+            first = next((_words(line) for line in group.lines if line.status and state is not NodeState.HEALTHY), "")
             if nodes:
-                names = group.folded if len(nodes) == len(group.nodes) else ",".join(nodes)
-                why = "" if state is NodeState.HEALTHY else _first(group)
-                told.append(f"{names} ({why})" if why else names)
-        if told:
-            number = list(states.values()).count(state)
-            between = " \N{MIDDLE DOT} " if parts else ""
-            parts += [between, doc.Span(f"{_name(report, state)} {number}", _STATES[state]), f": {', '.join(told)}"]
-    yield doc.Paragraph(tuple(parts) or "no node was asked", level=Level.SUMMARY)
+                parts.append(f"{names} ({first})" if first else names)
+        if parts:
+            count = list(states.values()).count(state)
+            words += [" \N{MIDDLE DOT} "] if words else []
+            words += [doc.Span(f"{_name(report, state)} {count}", _STATES[state]), f": {', '.join(parts)}"]
+    yield doc.Paragraph(tuple(words) or "no node was asked", level=Level.SUMMARY)
     if advice := _advice(set(states.values()) - {NodeState.HEALTHY}):
         yield doc.Paragraph((doc.Span("Next: ", Tone.STRONG), advice), level=Level.SUMMARY)
 
@@ -104,109 +99,78 @@ def _advice(bad: set[NodeState]) -> str:
     return "see what keeps them from an answer with 'egmctl doctor' there" if bad else ""
 
 
-def _first(group: NodeGroup) -> str:
-    line = next((line for line in group.lines if line.status), None)
-    return "" if line is None else _words(line)
-
-
 def _words(line: GroupLine) -> str:
     return ": ".join(filter(None, (line.key, line.value)))
 
 
 def _causes(report: FleetReport) -> Iterator[doc.Entry]:
     """Yield each thing that is wrong once, with the nodes where it is, the most frequent first."""
-    found: dict[GroupLine, list[NodeGroup]] = {}
+    groups: dict[GroupLine, list[NodeGroup]] = {}
     for group in report.groups:
-        for line in group.lines:
-            if line.status:
-                groups = found.setdefault(line, [])
-                if group not in groups:
-                    groups.append(group)
-    number = {line: sum(len(group.nodes) for group in groups) for line, groups in found.items()}
-    for line in sorted(found, key=lambda line: (_rank(line.status), -number[line])):
-        nodes = ",".join(group.folded for group in found[line])
-        nodes += f" ({number[line]} nodes)" if number[line] > 1 else ""
-        yield doc.Entry(
-            line.status.upper(),
-            _TONES.get(line.status, Tone.PLAIN),
-            _words(line),
-            body=(doc.KeyValues((("on", nodes),)),),
-        )
+        for line in dict.fromkeys(line for line in group.lines if line.status):
+            groups.setdefault(line, []).append(group)
+    counts = {line: sum(len(group.nodes) for group in alike) for line, alike in groups.items()}
+    for line in sorted(groups, key=lambda line: (_rank(line.status), -counts[line])):
+        nodes = ",".join(group.folded for group in groups[line])
+        nodes += f" ({counts[line]} nodes)" if counts[line] > 1 else ""
+        yield replace(_entry(line), body=(doc.KeyValues((("on", nodes),)),))
 
 
 def _rank(status: str) -> int:
     return _ORDER.index(status) if status in _ORDER else len(_ORDER)
 
 
+def _entry(line: GroupLine) -> doc.Entry:
+    return doc.Entry(line.status.upper(), _TONES.get(line.status, Tone.PLAIN), _words(line))
+
+
 def _group(group: NodeGroup) -> doc.Section:
-    lines = tuple(
-        doc.Entry(line.status.upper(), _TONES.get(line.status, Tone.PLAIN), _words(line)) for line in group.lines
-    )
     title = group.folded if len(group.nodes) == 1 else f"{group.folded}  {several(len(group.nodes), 'node')}"
-    return doc.Section(title, lines, level=Level.VERBOSE)
+    return doc.Section(title, tuple(map(_entry, group.lines)), level=Level.VERBOSE)
 
 
 def _heat_maps(report: FleetReport, comparison: Comparison) -> Iterator[doc.Matrix]:
     """Yield the nodes by class of paths and by check, those with most against them first."""
-    yield from _by_class(report, comparison)
-    yield from _by_check(report)
-
-
-def _by_class(report: FleetReport, comparison: Comparison) -> Iterator[doc.Matrix]:
-    shares: dict[str, dict[tuple[str, str], list[float]]] = {}
+    shares: dict[str, dict[tuple[str, ...], list[float]]] = {}
     for path in comparison.paths:
         if path.slower is not None and path.outcome is not Outcome.SAME:
             shares.setdefault(path.node, {}).setdefault((path.case, path.link), []).append(path.slower)
     classes = sorted({name for of_node in shares.values() for name in of_node})
-    nodes = _rows(report, {node: len(of_node) for node, of_node in shares.items()})
-    if classes:
-        yield doc.Matrix(
-            caption="Share of what all nodes reach, by node and class of paths (%)",
-            notes=("100: within the bound; the classes in which no node differs are not shown",),
-            rows=tuple(nodes),
-            groups=doc.columns_of(
-                {name: [_share(shares.get(node, {}).get(name), node in shares) for node in nodes] for name in classes}
-            ),
-            better=Better.HIGH,
-        )
+    yield doc.grid(
+        "Share of what all nodes reach, by node and class of paths (%)",
+        [(node, {name: _share(shares.get(node, {}).get(name)) for name in classes}) for node in _rows(report, shares)],
+        notes=("100: within the bound; the classes in which no node differs are not shown",),
+        better=Better.HIGH,
+    )
+    statuses: dict[str, dict[str, doc.Cell]] = {}
+    for status in ("warn", "fail"):
+        for group in report.groups:
+            for line in group.lines:
+                if line.status == status and line.check:
+                    for node in group.nodes:
+                        statuses.setdefault(node, {})[line.check] = doc.Cell(status, _TONES[status])
+    checks = sorted({check for of_node in statuses.values() for check in of_node})
+    yield doc.grid(
+        "Nodes by check",
+        [
+            (node, {check: statuses.get(node, {}).get(check, doc.EMPTY) for check in checks})
+            for node in _rows(report, statuses)
+        ],
+        notes=("checks that no node fails are not shown",),
+    )
 
 
-def _share(slower: Sequence[float] | None, outlier: bool) -> doc.Cell:
+def _share(slower: Sequence[float] | None) -> doc.Cell:
     if slower is None:
         return doc.Cell("100", value=100.0)
     share = 100 * (1 - median(slower))
-    return doc.Cell(f"{share:.0f}", value=max(share, 0.1), tone=Tone.WARN if outlier else Tone.PLAIN, mark="!")
+    return doc.Cell(f"{share:.0f}", Tone.WARN, "!", value=max(share, 0.1))
 
 
-def _by_check(report: FleetReport) -> Iterator[doc.Matrix]:
-    statuses: dict[str, dict[str, str]] = {}
-    for group in report.groups:
-        for line in group.lines:
-            check = line.check
-            if line.status in ("fail", "warn") and check:
-                for node in group.nodes:
-                    worse = "fail" in (line.status, statuses.get(node, {}).get(check))
-                    statuses.setdefault(node, {})[check] = "fail" if worse else "warn"
-    checks = sorted({check for of_node in statuses.values() for check in of_node})
-    nodes = _rows(report, {node: len(of_node) for node, of_node in statuses.items()})
-    if checks:
-        yield doc.Matrix(
-            caption="Nodes by check",
-            notes=("checks that no node fails are not shown",),
-            rows=tuple(nodes),
-            groups=doc.columns_of(
-                {check: [_status(statuses.get(node, {}), check) for node in nodes] for check in checks}
-            ),
-        )
-
-
-def _status(of: Mapping[str, str], check: str) -> doc.Cell:
-    return doc.Cell(of[check], tone=_TONES[of[check]]) if check in of else doc.EMPTY
-
-
-def _rows(report: FleetReport, faults: Mapping[str, int]) -> list[str]:
-    """Return the nodes that something is against, those with most first, and one row for all others."""
+def _rows(report: FleetReport, faults: Mapping[str, Sized]) -> list[str]:
+    """Return the nodes that something is against, those with most first, and one row for all others; none of none."""
     answered = [answer.node for answer in report.answers if answer.reach is Reach.ANSWERED]
-    bad = sorted((node for node in answered if faults.get(node)), key=lambda node: (-faults[node], natural(node)))
+    bad = sorted((node for node in answered if node in faults), key=lambda node: (-len(faults[node]), natural(node)))
     others = [node for node in answered if node not in bad]
-    return [*bad, *(others if len(others) == 1 else [f"{len(others)} others"] if others else [])]
+    folded = others if len(others) == 1 else [f"{len(others)} others"] if others else []
+    return [*bad, *folded] if faults else []

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 from egmctl.model.machine import C2cLink, Gpu, Machine, Nic, NvLink, OriginKind, PcieLink, PciFunction, Reason, Record
 from egmctl.model.route import Hop, LinkClass, LinkKind
 from egmctl.report import document as doc
 from egmctl.report.document import Align, Level, Tone
 from egmctl.report.views.machine import banners, machine_section, numa_rows, subject
-from egmctl.report.views.node_scene import node_scene
 from egmctl.topology.access import obstacle
 from egmctl.topology.links import Link, nvlink
 from egmctl.topology.notes import NoteKind
@@ -20,6 +20,9 @@ from egmctl.topology.platform import PlatformKind, own_node
 from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.topology.topology import Topology
 from egmctl.units import format_kernel_list, gpu_name, natural, printable, several
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
 
 _FEW = 8
 """Names of unread values that are listed without asking for all."""
@@ -219,7 +222,7 @@ def _body(topology: Topology) -> Iterator[doc.Block]:
         yield doc.Section("Found", (doc.KeyValues(found_anyway(topology.machine)),))
         return
     yield from summary(topology)
-    yield doc.Diagram(node_scene(topology))
+    yield node_diagram(topology)
     if topology.gpus:
         yield gpu_matrix(topology)
     if topology.nics:
@@ -332,6 +335,17 @@ def _folded(labels: Sequence[str]) -> str:
             return label
         kinds.setdefault(name, set()).add(int(label[len(name) :]))
     return ", ".join(f"{name}{format_kernel_list(numbers)}" for name, numbers in kinds.items())
+
+
+def node_diagram(topology: Topology, rates: Mapping[tuple[str, str], float] | None = None) -> doc.Diagram:
+    """Return the picture of a node, with the GB/s that were measured by the labels of source and destination."""
+
+    def draw() -> Element:
+        from egmctl.report.views.node_drawing import node_drawing
+
+        return node_drawing(topology, rates)
+
+    return doc.Diagram(draw)
 
 
 def gpu_matrix(topology: Topology) -> doc.Matrix:
