@@ -81,7 +81,9 @@ def _heads(matrix: doc.Matrix, row: int, depth: int) -> Iterator[Element]:
     """Yield the headings of one row, each over the columns of its group that have none there; the last row is right
     above the cells."""
     for group in matrix.groups:
-        texts = [one.header[place] if (place := row - depth + len(one.header)) >= 0 else "" for one in group]
+        # The last row is right above the cells, however few lines a heading has.
+        headers = [("",) * (depth - len(column.header)) + column.header for column in group]
+        texts = [lines[row] for lines in headers]
         starts = [number for number, text in enumerate(texts) if text or number == 0]
         for start, end in zip(starts, [*starts[1:], len(texts)], strict=True):
             if not texts[start]:
@@ -94,7 +96,7 @@ def _heads(matrix: doc.Matrix, row: int, depth: int) -> Iterator[Element]:
 
 def _body(matrix: doc.Matrix, best_of: Mapping[str, float]) -> Iterator[Element]:
     for place, row in enumerate(matrix.rows):
-        cells = [one.cells[place] for one in doc.columns(matrix)]
+        cells = [column.cells[place] for column in doc.columns(matrix)]
         # A row without cells is a heading of those below it.
         look = None if any(cell.text for cell in cells) else "strong"
         yield element(
@@ -234,12 +236,12 @@ def _entry(block: doc.Entry) -> Element:
     label = element("span", block.word.lower(), class_=f"word-{look}") if block.word else None
     check = element("code", block.id) if block.id else None
     body: list[Child] = []
-    for one in block.body:
-        if isinstance(one, doc.KeyValues):
-            pairs = ([element("dt", name), element("dd", _words(value))] for name, value in one.rows)
+    for part in block.body:
+        if isinstance(part, doc.KeyValues):
+            pairs = ([element("dt", name), element("dd", _words(value))] for name, value in part.rows)
             body.append(element("dl", list(pairs), class_="values"))
         else:
-            body.append(_block(one))
+            body.append(_block(part))
     return element("article", element("h3", label, element("span", _words(block.title)), check), body, class_="finding")
 
 

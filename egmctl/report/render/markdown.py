@@ -46,7 +46,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[bo
     right
         Of each column, whether it holds numbers.
     """
-    marks = ["---:" if one else "---" for one in right]
+    marks = ["---:" if number else "---" for number in right]
     return "".join(f"| {' | '.join(row)} |\n" for row in (head, marks, *rows))
 
 
@@ -61,9 +61,8 @@ def warning(lines: Sequence[str]) -> str:
 
 
 def _plain(match: re.Match[str]) -> str:
-    found = match[0]
-    # A backslash makes punctuation plain, no digit: of "1." it stands before the dot.
-    return f"{found}\\" if found[0].isdigit() else f"\\{found}"
+    # A backslash makes punctuation plain, no digit: in "1." it stands before the dot.
+    return f"{match[0]}\\" if match[0][0].isdigit() else f"\\{match[0]}"
 
 
 LIMIT = 60_000
@@ -73,26 +72,21 @@ LIMIT = 60_000
 def markdown(document: doc.Document) -> str:
     """Return the text: without the folded parts that would make it longer than :data:`LIMIT`, which it then says."""
     body = list(doc.shown(document.body, Level.VERBOSE))
-    verdict = next((block.word for block in body if isinstance(block, doc.Verdict)), "")
-    title = f"## {escaped(document.command)}: {escaped(verdict or document.subject)}\n"
-    about = ", ".join(filter(None, (document.subject if verdict else "", document.subtitle)))
-    text = "\n".join(filter(None, (title, warning(list(document.banners)))))
-    about_told = False
+    verdicts = [block for block in body if isinstance(block, doc.Verdict)]
+    title = f"## {escaped(document.command)}: {escaped(verdicts[0].word if verdicts else document.subject)}\n"
+    about = ", ".join(filter(None, (document.subject if verdicts else "", document.subtitle)))
+    parts = [title, warning(document.banners), *(_block(verdict, 3) for verdict in verdicts)]
+    parts.append(f"{escaped(about)}\n" if about else "")
     left_out = []
     for block in body:
-        if about and not about_told and not isinstance(block, doc.Verdict):
-            text += f"\n{escaped(about)}\n"
-            about_told = True
-        part = _folded(block)
-        if len(text) + len(part) > LIMIT:
+        part = "" if isinstance(block, doc.Verdict) else _folded(block)
+        if sum(map(len, parts)) + len(part) > LIMIT:
             left_out.append(_name(block))
-        elif part:
-            text += f"\n{part}"
-    if about and not about_told:
-        text += f"\n{escaped(about)}\n"
+        else:
+            parts.append(part)
     if left_out:
-        text += f"\nToo long for a ticket, left out: {escaped('; '.join(left_out))}. The page and JSON have it.\n"
-    return text
+        parts.append(f"Too long for a ticket, left out: {escaped('; '.join(left_out))}. The page and JSON have it.\n")
+    return "\n".join(filter(None, parts))
 
 
 def _folded(block: doc.Block) -> str:
@@ -162,21 +156,15 @@ def _table(block: doc.Table) -> Iterator[str]:
 
 def _matrix(block: doc.Matrix) -> str:
     series = doc.columns(block)
-    head = [" ", *(escaped(" ".join(filter(None, one.header))) or " " for one in series)]
-    rows = [
-        [
-            f"**{escaped(name)}**" if name else " ",
-            *(
-                _marked(f"{one.cells[place].text.strip()}{one.cells[place].mark}", one.cells[place].tone)
-                for one in series
-            ),
-        ]
-        for place, name in enumerate(block.rows)
-    ]
-    told = f"**{escaped(block.caption)}**" + (f" {code(block.names)}" if block.names else "")
+    head = [" ", *(escaped(" ".join(filter(None, column.header))) or " " for column in series)]
+    rows = []
+    for place, name in enumerate(block.rows):
+        cells = [column.cells[place] for column in series]
+        shown = [_marked(f"{cell.text.strip()}{cell.mark}", cell.tone) for cell in cells]
+        rows.append([f"**{escaped(name)}**" if name else " ", *shown])
+    caption = f"**{escaped(block.caption)}**" + (f" {code(block.names)}" if block.names else "")
     notes = "".join(f"<br>{escaped(note)}" for note in (*block.notes, *block.after))
-    right = (False, *(one.align is Align.RIGHT for one in series))
-    return f"{told}{notes}\n\n{table(head, rows, right)}"
+    return f"{caption}{notes}\n\n{table(head, rows, (False, *(column.align is Align.RIGHT for column in series)))}"
 
 
 def _cell(words: Words) -> str:

@@ -234,49 +234,53 @@ def _matrix_lines(matrix: doc.Matrix, width: int) -> Iterator[Text]:
     """
     names = [printable(name) for name in matrix.rows]
     label = max(map(len, names), default=0)
-    wide = {id(series): _width_of(series) for group in matrix.groups for series in group}
-    marks = {id(series): _mark_of(series) for group in matrix.groups for series in group}
-    left = width - sum(1 + size for size in wide.values())
-    if len(matrix.groups) == 1 and label > left:
+    groups = [[(series, _width_of(series)) for series in group] for group in matrix.groups]
+    sizes = [size for group in groups for _, size in group]
+    left = width - sum(sizes) - len(sizes)
+    if len(groups) == 1 and label > left:
         label = max(left, _LEAST_WRAPPED)
-
-    def blocks(gap: int) -> list[list[doc.Series]]:
-        found: list[list[doc.Series]] = [[]]
-        used = label
-        for group in matrix.groups:
-            size = sum(gap + wide[id(series)] for series in group)
-            if found[-1] and used + size > width:
-                found.append([])
-                used = label
-            found[-1].extend(group)
-            used += size
-        return found
-
-    def fits(gap: int) -> bool:
-        return label + sum(gap + size for size in wide.values()) <= width
-
-    gap = 1 if fits(1) and not fits(2) else 2
-    for number, block in enumerate(blocks(gap)):
+    gap = 1 if label <= left < label + len(sizes) else 2
+    for number, block in enumerate(_column_blocks(groups, width - label, gap)):
         if number:
             yield Text()
-        height = max((len(series.header) for series in block), default=0)
+        height = max((len(series.header) for series, _ in block), default=0)
         for row in range(-height, len(names)):
             name = names[row] if row >= 0 else ""
             if len(name) > label:
                 yield Text(name)
                 name = ""
             line = Text(name.ljust(label))
-            for series in block:
-                line.append(" " * gap)
-                if row >= 0:
-                    cell = series.cells[row]
-                    unmarked = " " * (marks[id(series)] - len(cell.mark))
-                    piece = Text(f"{printable(cell.text)}{cell.mark}", STYLES[cell.tone]).append(unmarked)
-                else:
-                    head = series.header[row] if -row <= len(series.header) else ""
-                    piece = Text(printable(head), STYLES[Tone.DIM])
-                line.append_text(_aligned(piece, wide[id(series)], series.align))
+            for series, size in block:
+                piece = _matrix_cell(series, row)
+                line.append(" " * gap).append_text(_aligned(piece, size, series.align))
             yield line
+
+
+_Columns = list[tuple[doc.Series, int]]
+"""Columns, each with its width."""
+
+
+def _column_blocks(groups: Sequence[_Columns], width: int, gap: int) -> Iterator[_Columns]:
+    """Yield as many groups as fit beside each other, again and again."""
+    block: _Columns = []
+    used = 0
+    for group in groups:
+        size = sum(gap + size for _, size in group)
+        if block and used + size > width:
+            yield block
+            block, used = [], 0
+        block = [*block, *group]
+        used += size
+    yield block
+
+
+def _matrix_cell(series: doc.Series, row: int) -> Text:
+    """Return the cell of a row; rows of the header count from -1 upwards."""
+    if row < 0:
+        return Text(printable(series.header[row]) if -row <= len(series.header) else "", STYLES[Tone.DIM])
+    cell = series.cells[row]
+    unmarked = " " * (_mark_of(series) - len(cell.mark))
+    return Text(f"{printable(cell.text)}{cell.mark}", STYLES[cell.tone]).append(unmarked)
 
 
 def _width_of(series: doc.Series) -> int:
@@ -318,9 +322,9 @@ def _broken(line: Text, width: int, indent: int) -> Iterator[Text]:
     place = 0
     for number, piece in enumerate(pieces):
         content = piece.strip(" ")
-        found = words.index(content, place)
-        yield Text(" " * (lead if number == 0 else indent)).append_text(line[found : found + len(content)])
-        place = found + len(content)
+        start = words.index(content, place)
+        place = start + len(content)
+        yield Text(" " * (lead if number == 0 else indent)).append_text(line[start:place])
 
 
 def _trimmed(text: Text) -> Text:

@@ -187,8 +187,8 @@ def bench_document(report: RunReport) -> doc.Document:
 def bench_banners(report: RunReport) -> tuple[str, ...]:
     """Return what everybody has to know first of a run."""
     fake = (FAKE,) if are_fake(gpu.name for gpu in report.gpus) else ()
-    told = (line for machine in report.machines for line in (*banners(machine.origin), *confidential_banner(machine)))
-    return tuple(dict.fromkeys((*fake, *told)))
+    lines = (line for machine in report.machines for line in (*banners(machine.origin), *confidential_banner(machine)))
+    return tuple(dict.fromkeys((*fake, *lines)))
 
 
 def _body(report: RunReport) -> Iterator[doc.Block]:
@@ -231,8 +231,8 @@ def _details(report: RunReport) -> Iterator[doc.Section]:
         yield doc.Section("Topology", partial(_topology, report, machine, gpus), level=Level.PAGE)
         yield machine_section(machine)
     if len(report.machines) > _NODES_DRAWN:
-        told = f"{len(report.machines) - _NODES_DRAWN} more nodes were measured; JSON has the facts of each."
-        yield doc.Section("Further nodes", (doc.Paragraph(told),), level=Level.PAGE)
+        words = f"{len(report.machines) - _NODES_DRAWN} more nodes were measured; JSON has the facts of each."
+        yield doc.Section("Further nodes", (doc.Paragraph(words),), level=Level.PAGE)
     sections: list[tuple[str, doc.Body]] = [*families(report)]
     if report.verdict is not None:
         sections += judged_sections(report, report.verdict)
@@ -264,15 +264,15 @@ def _method(report: RunReport) -> Iterator[str]:
 def _topology(report: RunReport, machine: Machine, gpus: Sequence[Gpu]) -> Iterator[doc.Block]:
     """Yield the picture of a node with what was measured over each link."""
     judged = topology(machine, gpus)
-    found, cases = rates(report)
+    gb_s, cases = rates(report)
     legend = "Rates are nominal, in one direction."
-    if any(label in judged.gpus for ends in found for label in ends):
+    if any(label in judged.gpus for ends in gb_s for label in ends):
         legend += (
             " Numbers with arrows are measured GB/s in the drawing's directions (↓ down, ↑ up, → from the first GPU): "
             f"single copies by copy engines, of a GPU on a switch the median of its pairs. Cases: {', '.join(cases)}."
         )
     yield doc.Paragraph(judged.platform.line)
-    yield node_diagram(judged, found)
+    yield node_diagram(judged, gb_s)
     yield doc.Paragraph(legend, tone=Tone.DIM)
     yield gpu_matrix(judged)
 

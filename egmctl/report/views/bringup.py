@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from egmctl.compat import assert_never
@@ -28,32 +28,27 @@ from egmctl.units import several, shortened
 
 def bringup_document(bringup: Bringup) -> doc.Document:
     """Return what there is to say of a node, with the documents of doctor and bench below it."""
-    machine = bringup.machine
-    measured = () if bringup.run is None else bench_banners(bringup.run)
+    machine, run = bringup.machine, bringup.run
+    parts: dict[str, Callable[[], doc.Document]] = {
+        "Doctor": lambda: doctor_document(bringup.diagnosis),
+        "Topology": lambda: topo_document(topology(machine)),
+    }
+    if run is not None:
+        parts["Bench"] = lambda: bench_document(run)
+    measured = () if run is None else bench_banners(run)
+    sections = (doc.Section(name, partial(_part, make), level=Level.VERBOSE) for name, make in parts.items())
     return doc.Document(
         command="egmctl bringup",
         subject=subject(machine.origin),
         banners=tuple(dict.fromkeys((*banners(machine.origin), *measured))),
-        body=(
-            *summary(bringup),
-            *(
-                doc.Section(title, partial(_part, bringup, title), level=Level.VERBOSE)
-                for title in ("Doctor", "Topology", "Bench")
-            ),
-            machine_section(machine),
-        ),
+        body=(*summary(bringup), *sections, machine_section(machine)),
     )
 
 
-def _part(bringup: Bringup, title: str) -> Iterator[doc.Block]:
+def _part(make: Callable[[], doc.Document]) -> Iterator[doc.Block]:
     """Yield what one of the commands says that no other one does."""
-    if title == "Doctor":
-        body = doctor_document(bringup.diagnosis).body
-    elif title == "Topology":
-        body = topo_document(topology(bringup.machine)).body
-    else:
-        body = () if bringup.run is None else bench_document(bringup.run).body
-    return (block for block in body if not isinstance(block, doc.Section) or block.title not in ("Machine", "Topology"))
+    shared = ("Machine", "Topology")
+    return (block for block in make().body if not isinstance(block, doc.Section) or block.title not in shared)
 
 
 def summary(bringup: Bringup) -> Iterator[doc.Block]:
@@ -80,9 +75,10 @@ def summary(bringup: Bringup) -> Iterator[doc.Block]:
 
 def _warned(run: RunReport) -> Iterator[tuple[str, Words]]:
     """Yield a line for what was seen while paths were measured, and no cause tells."""
-    seen = bench_warnings.seen(run, causes=False)
-    for sentence, paths in list(seen.items())[:1]:
-        yield "warned", f"{sentence} ({several(len(paths), 'path')}){f' and {len(seen) - 1} more' * (len(seen) > 1)}"
+    warnings = bench_warnings.seen(run, causes=False)
+    more = f" and {len(warnings) - 1} more" if len(warnings) > 1 else ""
+    for sentence, paths in list(warnings.items())[:1]:
+        yield "warned", f"{sentence} ({several(len(paths), 'path')}){more}"
 
 
 def verdict(bringup: Bringup) -> doc.Verdict:
@@ -160,20 +156,20 @@ def _advice(bringup: Bringup, cause: JoinedCause) -> str:
 def _gap(bringup: Bringup, gap: Gap) -> str:
     number = 0 if bringup.run is None else len(bringup.run.measurements)
     count = f"{len(gap.measurements)} of {number} measurements"
-    why = _because(bringup, gap)
+    reason = _because(bringup, gap)
     match gap.kind:
         case GapKind.INTERRUPTED:
             return f"interrupted with {number - len(gap.measurements)} of {number} measurements made"
         case GapKind.BROKE:
-            return f"{count if gap.measurements else 'the run'} broke: {why}"
+            return f"{count if gap.measurements else 'the run'} broke: {reason}"
         case GapKind.NOT_MEASURED:
-            return f"nothing was measured: {why}"
+            return f"nothing was measured: {reason}"
         case GapKind.WAIVED:
-            return f"{count} were not made: {why}"
+            return f"{count} were not made: {reason}"
         case GapKind.NO_REFERENCE if gap.measurements and bringup.run is not None and bringup.run.verdict is not None:
             return _without_reference(bringup.run.verdict, gap)
         case GapKind.NO_REFERENCE:
-            return f"measured, but there is nothing to judge by: {why}" if why else "measured, but not judged"
+            return f"measured, but there is nothing to judge by: {reason}" if reason else "measured, but not judged"
         case GapKind.NOT_DETERMINED:
             return doc.plain(doctor_verdict(bringup.diagnosis).sentence).removesuffix(".")
         case _:
@@ -182,7 +178,8 @@ def _gap(bringup: Bringup, gap: Gap) -> str:
 
 def _without_reference(verdict: RunVerdict, gap: Gap) -> str:
     """Name the path classes that the profile does not have."""
-    without = [one.path_class for one in verdict.classes if set(gap.measurements).intersection(one.measurements)]
+    numbers = set(gap.measurements)
+    without = [judged.path_class for judged in verdict.classes if numbers.intersection(judged.measurements)]
     return (
         f"profile {verdict.profile} has no reference for {len(without)} of {len(verdict.classes)} path classes: "
         f"{shortened(without, PATHS)}"
@@ -201,25 +198,20 @@ def _next_step(bringup: Bringup, gap: Gap) -> str:
     roots = [cause for place in gap.causes if root_of(bringup, cause := bringup.causes[place]) is not None]
     if roots:
         return f"{_advice(bringup, roots[0])}; then run it again"
-    match gap.kind:
-        case GapKind.INTERRUPTED:
-            return "run it again"
-        case GapKind.BROKE:
-            return "run it again; 'egmctl bench --quick' shows each path"
-        case GapKind.NOT_MEASURED:
-            if bringup.machine.origin.kind is OriginKind.LIVE and not bringup.machine.gpus:
-                return "run it where the GPUs are; if they are here, 'egmctl topo' says what is missing"
-            return "run 'egmctl bringup' on the node itself, where its GPUs can be used"
-        case GapKind.WAIVED:
-            return "run it again when all GPUs are free and can be used from here"
-        case GapKind.NO_REFERENCE:
-            return (
-                "learn a profile of healthy nodes (egmctl profile learn), or compare with one of them (egmctl compare)"
-            )
-        case GapKind.NOT_DETERMINED:
-            return "see what could not be read with 'egmctl doctor -v'"
-        case _:
-            assert_never(gap.kind)
+    if gap.kind is GapKind.NOT_MEASURED and bringup.machine.origin.kind is OriginKind.LIVE and not bringup.machine.gpus:
+        return "run it where the GPUs are; if they are here, 'egmctl topo' says what is missing"
+    return _NEXT_STEPS[gap.kind]
+
+
+_NEXT_STEPS = {
+    GapKind.INTERRUPTED: "run it again",
+    GapKind.BROKE: "run it again; 'egmctl bench --quick' shows each path",
+    GapKind.NOT_MEASURED: "run 'egmctl bringup' on the node itself, where its GPUs can be used",
+    GapKind.WAIVED: "run it again when all GPUs are free and can be used from here",
+    GapKind.NO_REFERENCE: "learn a profile of healthy nodes (egmctl profile learn), or compare with one of them "
+    "(egmctl compare)",
+    GapKind.NOT_DETERMINED: "see what could not be read with 'egmctl doctor -v'",
+}
 
 
 def _entry(bringup: Bringup, cause: JoinedCause, *, fix: bool) -> doc.Entry:

@@ -44,30 +44,25 @@ def verdict(diagnosis: Diagnosis) -> doc.Verdict:
     """
     roots = [cause for cause in causes(diagnosis.findings) if cause.status is not Status.NOTE]
     number = diagnosis.counts
-    rest = _counted(number, Status.NOTE, Status.PASS, Status.UNKNOWN, Status.SKIP)
-    failures, warnings = (
-        sum(finding.status is status for finding in diagnosis.findings) for status in (Status.FAIL, Status.WARN)
-    )
-    problems = " and ".join(several(n, what) for n, what in ((failures, "failure"), (warnings, "warning")) if n)
-    if problems and len(roots) < failures + warnings:
+    statuses = [finding.status for finding in diagnosis.findings]
+    counts = {"failure": statuses.count(Status.FAIL), "warning": statuses.count(Status.WARN)}
+    problems = " and ".join(several(count, what) for what, count in counts.items() if count)
+    if problems and len(roots) < sum(counts.values()):
         problems += f", {several(len(roots), 'root cause')}"
+    rest = _counted(number, Status.NOTE, Status.PASS, Status.UNKNOWN, Status.SKIP)
+    known = list(filter(None, (problems, rest)))
     if diagnosis.failed:
-        return doc.Verdict("PROBLEMS", Tone.BAD, "; ".join(filter(None, (problems, rest))))
+        return doc.Verdict("PROBLEMS", Tone.BAD, "; ".join(known))
+    if not diagnosis.undetermined:
+        return doc.Verdict("OK", Tone.WARN if problems else Tone.GOOD, ", ".join(known))
     if diagnosis.nothing is not None:
-        why = diagnosis.nothing.removesuffix(".")
-        sentence = "; ".join(filter(None, (f"{why[:1].lower()}{why[1:]}", problems, rest)))
-        return doc.Verdict("NOT DETERMINED", Tone.UNKNOWN, sentence, advice=_how_to_know(diagnosis))
-    if diagnosis.undetermined:
+        reason = diagnosis.nothing.removesuffix(".")
+        sentence = "; ".join((f"{reason[:1].lower()}{reason[1:]}", *known))
+    else:
         applied = number[Status.UNKNOWN] + number[Status.PASS] + number[Status.WARN]
         lacking = f"{number[Status.UNKNOWN]} of {several(applied, 'check')} had no data"
-        good = f"{problems}; " if problems else ""
-        return doc.Verdict(
-            "NOT DETERMINED",
-            Tone.UNKNOWN,
-            f"{lacking}; {good}{_counted(number, Status.PASS, Status.SKIP)}",
-            advice=_how_to_know(diagnosis),
-        )
-    return doc.Verdict("OK", Tone.WARN if problems else Tone.GOOD, ", ".join(filter(None, (problems, rest))))
+        sentence = "; ".join(filter(None, (lacking, problems, _counted(number, Status.PASS, Status.SKIP))))
+    return doc.Verdict("NOT DETERMINED", Tone.UNKNOWN, sentence, _how_to_know(diagnosis))
 
 
 def _how_to_know(diagnosis: Diagnosis) -> str:
@@ -86,8 +81,8 @@ def _counted(number: Mapping[str, int], *statuses: Status) -> str:
         Status.UNKNOWN: ("not determined", "not determined"),
         Status.SKIP: ("does not apply", "do not apply"),
     }
-    told = [(number.get(status, 0), words[status]) for status in statuses]
-    return ", ".join(f"{count} {one if count == 1 else many}" for count, (one, many) in told if count)
+    counts = ((number.get(status, 0), words[status]) for status in statuses)
+    return ", ".join(f"{count} {singular if count == 1 else plural}" for count, (singular, plural) in counts if count)
 
 
 def _body(diagnosis: Diagnosis) -> Iterator[doc.Block]:

@@ -1,4 +1,4 @@
-"""What ``egmctl topo -v`` adds: of each GPU and NIC its ids, its place, its ports, and who knows it."""
+"""What ``egmctl topo`` says: what is connected to what and what is wrong with it; with ``-v`` each device."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def found_anyway(machine: Machine) -> tuple[tuple[str, str], ...]:
     return (
         *numa_rows(machine),
         *((f"GPU{gpu.index}", _pci(gpu.bus_id, gpu.pci)) for gpu in machine.gpus or ()),
-        *((f"NVSwitch{n}", _pci(one.pci.bus_id, one.pci)) for n, one in enumerate(machine.switches or ())),
+        *((f"NVSwitch{n}", _pci(switch.pci.bus_id, switch.pci)) for n, switch in enumerate(machine.switches or ())),
         *(
             (f"NIC{n}", nic.name if nic.pci is None else f"{nic.name}, {_pci(nic.pci.bus_id, nic.pci)}")
             for n, nic in enumerate(machine.nics or ())
