@@ -128,7 +128,6 @@ class Align(StrEnum):
 
     LEFT = "<"
     RIGHT = ">"
-    CENTRE = "^"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +147,6 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[Words, ...], ...]
     caption: str = ""
-    notes: tuple[str, ...] = ()
-    """A sentence each, below it."""
     level: Level = Level.NORMAL
 
 
@@ -327,10 +324,8 @@ def table(
     caption: str = "",
 ) -> Table:
     """Return a table by the headings of its columns; ``right`` hold numbers, ``wrap`` sentences."""
-    columns = (
-        Column(name=head, align=Align.RIGHT if head in right else Align.LEFT, wrap=head in wrap) for head in heads
-    )
-    return Table(columns=tuple(columns), rows=tuple(map(tuple, rows)), caption=caption)
+    columns = (Column(head, Align.RIGHT if head in right else Align.LEFT, head in wrap) for head in heads)
+    return Table(tuple(columns), tuple(map(tuple, rows)), caption)
 
 
 _Header = TypeVar("_Header", bound="str | tuple[str, ...]")

@@ -259,7 +259,7 @@ def _table(block: doc.Table) -> Element:
         element("tbody", (_row(row, looks) for row in block.rows)),
         class_="rows",
     )
-    return _scrolled(table, block.notes, (block.caption or "table") if wide else "")
+    return _scrolled(table, (), (block.caption or "table") if wide else "")
 
 
 def _look(block: doc.Table, place: int) -> str | None:

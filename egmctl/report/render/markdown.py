@@ -150,8 +150,6 @@ def _table(block: doc.Table) -> Iterator[str]:
     head = [escaped(column.name) or " " for column in block.columns]
     rows = [[_cell(cell) for cell in row] for row in block.rows]
     yield table(head, rows, (column.align is Align.RIGHT for column in block.columns))
-    if block.notes:
-        yield "".join(f"{escaped(note)}\n" for note in block.notes)
 
 
 def _matrix(block: doc.Matrix) -> str:

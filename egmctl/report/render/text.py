@@ -161,8 +161,6 @@ class _Page:
             self.words(block.caption, indent, style=_HEADING)
         for line in table_lines(block.columns, block.rows, self._width - indent):
             self.text.append(" " * indent).append_text(line).append("\n")
-        for note in block.notes:
-            self.words(note, indent, style=STYLES[Tone.DIM], further=2)
 
     def _matrix(self, block: doc.Matrix) -> None:
         self.words(block.caption, style=_HEADING)
@@ -302,9 +300,8 @@ def _line(words: Words, style: str = "") -> Text:
 
 
 def _aligned(piece: Text, width: int, align: Align) -> Text:
-    spaces = max(width - len(piece), 0)
-    left = {Align.LEFT: 0, Align.RIGHT: spaces, Align.CENTRE: spaces // 2}[align]
-    return Text(" " * left).append_text(piece).append(" " * (spaces - left))
+    spaces = " " * max(width - len(piece), 0)
+    return Text(spaces).append_text(piece) if align is Align.RIGHT else Text().append_text(piece).append(spaces)
 
 
 def _broken(line: Text, width: int, indent: int) -> Iterator[Text]:

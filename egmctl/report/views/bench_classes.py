@@ -99,27 +99,29 @@ class Frame:
             tone, mark = self.brands.get(id(measurement), (tone, mark))
         return doc.Cell(f"{value:.{digits}f}", tone, mark, value=value if compared else None, kind=kind)
 
-    def square(
-        self, cells: Mapping[tuple[str, tuple[str, ...]], doc.Cell], totals: Mapping[str, doc.Cell] | None = None
-    ) -> tuple[tuple[str, ...], tuple[tuple[doc.Series, ...], ...]]:
-        """Lay out cells by row and column (the lines above it) in the order of their labels; beside each row its sum.
-
-        Returns
-        -------
-        tuple
-            The rows and the groups of a :class:`egmctl.report.document.Matrix`.
-        """
+    def matrix(
+        self,
+        caption: str,
+        cells: Mapping[tuple[str, tuple[str, ...]], doc.Cell],
+        totals: Mapping[str, doc.Cell] | None = None,
+        *,
+        names: str,
+        notes: tuple[str, ...] = (),
+        after: tuple[str, ...] = (),
+        better: doc.Better = doc.Better.HIGH,
+    ) -> doc.Matrix:
+        """Return cells by row and column (the lines above it) in the order of their labels; beside each row its sum."""
         places = {label: place for place, label in enumerate(self.order)}
 
         def place(*labels: str) -> list[int]:
             return [places.get(label, len(places)) for label in labels]
 
-        rows = sorted(dict.fromkeys(row for row, _ in cells), key=place)
         headers = sorted(dict.fromkeys(header for _, header in cells), key=lambda header: place(*header))
-        columns = {header: [cells.get((row, header), doc.EMPTY) for row in rows] for header in headers}
-        if totals:
-            columns["sum",] = [totals.get(row, doc.EMPTY) for row in rows]
-        return tuple(rows), doc.columns_of(columns)
+        rows = []
+        for row in sorted(dict.fromkeys(row for row, _ in cells), key=place):
+            sums = {("sum",): totals.get(row, doc.EMPTY)} if totals else {}
+            rows.append((row, {header: cells.get((row, header), doc.EMPTY) for header in headers} | sums))
+        return doc.grid(caption, rows, names=names, notes=notes, after=after, better=better)
 
 
 def tone_of(measurement: Measurement) -> Tone:
