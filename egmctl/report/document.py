@@ -29,7 +29,7 @@ class Level(IntEnum):
 
 
 class Tone(StrEnum):
-    """What a word means, for its colour; the word itself always says it too."""
+    """The meaning of a word, for its colour; the word itself always says it too."""
 
     PLAIN = ""
     GOOD = "good"
@@ -55,7 +55,7 @@ Words = str | Span | tuple[str | Span, ...]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer: a word, why, and what to do next. Always shown first."""
+    """The answer: a word, the reason, and the next step. Always shown first."""
 
     word: str
     """``OK``, ``PASS``, ``FAIL``, ``PROBLEMS``, ``NOT DETERMINED``, ``INCOMPLETE``, ``NO REFERENCE``."""
@@ -63,7 +63,7 @@ class Verdict:
     sentence: Words
     """One sentence with the figures."""
     advice: Words = ""
-    """What to do; empty where there is nothing to do."""
+    """The next step; empty where there is nothing to do."""
     level: Level = Level.SUMMARY
 
 
@@ -78,7 +78,7 @@ class Paragraph:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """What ``-v`` would add: shown only by text without it; a page and a ticket have what it is about."""
+    """A line on what ``-v`` would add: only text without ``-v`` shows it; a page and a ticket have all."""
 
     words: Words
     more: bool = False
@@ -104,7 +104,7 @@ class KeyValues:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What may be pasted into a shell as it is: never broken."""
+    """A line that may be pasted into a shell as it is: it is never broken."""
 
     text: str
     level: Level = Level.NORMAL
@@ -230,7 +230,7 @@ class Chart:
     logarithmic: bool = False
     """``x`` are other numbers from 1 on, drawn by their logarithm."""
     limits: tuple[tuple[str, float], ...] = ()
-    """What no curve can be above, each by its name: level lines."""
+    """Level lines that no curve can be above, each by its name."""
     level: Level = Level.NORMAL
 
 
@@ -267,11 +267,11 @@ class Document:
     command: str
     """``egmctl doctor``."""
     subject: str
-    """What it is about: ``this node``, ``4 x NVIDIA H200``."""
+    """The thing that it describes: ``this node``, ``4 x NVIDIA H200``."""
     subtitle: str = ""
     """When and how it was made."""
     banners: tuple[str, ...] = ()
-    """What everybody has to know first: that a machine was modelled, or is fake."""
+    """Warnings to read first: the machine was modelled, or is fake."""
     body: tuple[Block, ...]
 
 

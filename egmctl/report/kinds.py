@@ -44,7 +44,7 @@ class Kind:
     """One kind of result."""
 
     name: str
-    """What its functions begin with: ``doctor_document`` is its view, ``doctor_prom`` writes its metrics."""
+    """The begin of its functions' names: ``doctor_document`` is its view, ``doctor_prom`` writes its metrics."""
     record: str
     """The class of its results: the key ``result`` of its JSON document, which has the class's ``SCHEMA``."""
     views: str = ""

@@ -1,4 +1,4 @@
-"""What ``egmctl bench`` says: the answer with its causes, the path classes, then what it rests on."""
+"""The view of ``egmctl bench``: the answer with its causes, the path classes, then what it rests on."""
 
 from __future__ import annotations
 

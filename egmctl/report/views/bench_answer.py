@@ -201,7 +201,7 @@ def staged_lines(report: RunReport) -> Iterator[str]:
 
 
 _Sign = tuple[str, str, str]
-"""What a GPU showed: the id of the finding, the GPU's label, and the finding's sentence, "" for any."""
+"""A symptom of a GPU: the id of the finding, the GPU's label, and the finding's sentence, "" for any."""
 
 
 def _signs(report: RunReport) -> Iterator[_Sign]:
@@ -435,7 +435,7 @@ _NOT_HERE = frozenset(
         WaiverKind.GPU_HIDDEN,
     }
 )
-"""What these GPUs and this driver do not have, or somebody chose to hide: nothing is missing there."""
+"""Waivers for what these GPUs and this driver lack, or somebody chose to hide: nothing is missing there."""
 
 
 def _not_made(report: RunReport) -> str:

@@ -37,7 +37,7 @@ Brand = tuple[Tone, str]
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What all matrices of a run share."""
+    """The order of labels and the marks that all matrices of a run share."""
 
     order: Sequence[str] = ()
     """The labels of the ends, as rows and columns are ordered."""

@@ -1,4 +1,4 @@
-"""What ``egmctl bringup`` says: GO, NO-GO or INCOMPLETE, the causes with what to do, and a line for each part."""
+"""The view of ``egmctl bringup``: GO, NO-GO or INCOMPLETE, the causes with what to do, and a line for each part."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from egmctl.model.measurement import RunReport
 from egmctl.model.verdict import RunVerdict
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words
-from egmctl.report.views import bench_answer as bench_warnings
 from egmctl.report.views.bench import bench_banners, bench_document
 from egmctl.report.views.bench_answer import answer as bench_answer
+from egmctl.report.views.bench_answer import seen as seen_by_bench
 from egmctl.report.views.causes import CAUSES, PATHS, TONES, advice, finding_entry, title
 from egmctl.report.views.doctor import doctor_document
 from egmctl.report.views.doctor import verdict as doctor_verdict
@@ -75,7 +75,7 @@ def summary(bringup: Bringup) -> Iterator[doc.Block]:
 
 def _warned(run: RunReport) -> Iterator[tuple[str, Words]]:
     """Yield a line for what was seen while paths were measured, and no cause tells."""
-    warnings = bench_warnings.seen(run, causes=False)
+    warnings = seen_by_bench(run, causes=False)
     more = f" and {len(warnings) - 1} more" if len(warnings) > 1 else ""
     for sentence, paths in list(warnings.items())[:1]:
         yield "warned", f"{sentence} ({several(len(paths), 'path')}){more}"
@@ -103,9 +103,8 @@ def _go(bringup: Bringup) -> doc.Verdict:
     answered = None if bringup.run is None else bench_answer(bringup.run)
     warnings = sum(cause.status is Status.WARN and bool(cause.findings) for cause in bringup.causes)
     measured = "" if answered is None else doc.plain(answered.sentence)
-    checked = f"{bringup.diagnosis.counts[Status.PASS]} checks passed" + (
-        f", {several(warnings, 'warning')}" if warnings else ""
-    )
+    also = f", {several(warnings, 'warning')}" if warnings else ""
+    checked = f"{bringup.diagnosis.counts[Status.PASS]} checks passed{also}"
     warned = warnings or (answered is not None and answered.tone is Tone.WARN)
     return doc.Verdict(
         "GO",

@@ -67,17 +67,17 @@ def finding_entry(
         What else to show below it.
     """
     sure = "" if finding.confidence is Confidence.HIGH else f" ({finding.confidence} confidence)"
-    told: list[tuple[str, Words]] = [("cause", finding.cause + sure)] if finding.cause and cause else []
+    reasons: list[tuple[str, Words]] = [("cause", finding.cause + sure)] if finding.cause and cause else []
     command: tuple[Command, ...] = ()
     if (remedy := finding.remedy) is not None:
-        told += [("fix", remedy_words(remedy))] * fix
+        reasons += [("fix", remedy_words(remedy))] * fix
         command = () if remedy.command is None else (Command(remedy.command),)
     return Entry(
         word or finding.status.upper(),
         TONES[finding.status] if tone is None else tone,
         words or title(finding),
         id=finding.check,
-        body=(KeyValues(tuple(told)), *command, KeyValues(tuple(rows)), *further),
+        body=(KeyValues(tuple(reasons)), *command, KeyValues(tuple(rows)), *further),
         level=level,
     )
 

@@ -1,4 +1,4 @@
-"""What ``egmctl compare`` says: what the differences have in common, then bandwidths, latencies, findings and facts."""
+"""The view of ``egmctl compare``: what the differences have in common, then paths, findings and facts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from egmctl.units import format_size, listed, natural, several, shortened
 
 _TONES = {Outcome.WORSE: Tone.BAD, Outcome.BETTER: Tone.GOOD, Outcome.DIFFERENT: Tone.WARN, Outcome.SAME: Tone.GOOD}
 _THINGS = {Command.BENCH: "path", Command.BRINGUP: "path", Command.DOCTOR: "finding"}
-"""Of others facts are compared."""
+"""The things that are counted; of other commands facts are."""
 _QUANTITIES = {"GB/s": "Bandwidth", "ns": "Latency", "ms": "Handle life cycle"}
 FINDINGS, FILES = "Findings", "Files"
 """Titles of sections."""

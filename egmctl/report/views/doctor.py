@@ -1,4 +1,4 @@
-"""What ``egmctl doctor`` says: the answer, the root causes with what to do, then, for who wants it, every check.
+"""The view of ``egmctl doctor``: the answer, the root causes with what to do, then every check for those who want it.
 
 Without host names and times: nodes in the same state print the same bytes, so that the outputs of many fold together.
 """

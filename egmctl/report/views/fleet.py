@@ -1,4 +1,4 @@
-"""What ``egmctl fleet`` says: which nodes are well and which are not, each cause once, then what they differ in."""
+"""The view of ``egmctl fleet``: which nodes are well and which are not, each cause once, then what they differ in."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def _text(text: str, x: float, y: float, look: str = "") -> Element:
 
 
 class _Drawing:
-    """What the parts of a picture share: who hangs where, and how high each row is."""
+    """The layout that the parts of a picture share: the place of each device, and the height of each row."""
 
     def __init__(self, topology: Topology, rates: Rates) -> None:
         self.topology, self.rates = topology, rates

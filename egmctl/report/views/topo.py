@@ -1,4 +1,4 @@
-"""What ``egmctl topo`` says: what is connected to what and what is wrong with it; with ``-v`` each device."""
+"""The view of ``egmctl topo``: what is connected to what and what is wrong with it; with ``-v`` each device."""
 
 from __future__ import annotations
 
