@@ -15,19 +15,16 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from itertools import permutations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from egmctl.model.codec import field_types
-from egmctl.model.command import Command
-from egmctl.model.comparison import AttributeDifference, Comparison, PathDifference
-from egmctl.model.fleet import FleetReport, NodeAnswer
-from egmctl.model.machine import Pair
-from egmctl.model.measurement import Flow, Measurement, RunReport, Stage, Summary
-from egmctl.model.verdict import Yardstick
-from egmctl.topology.links import Link
-from egmctl.topology.routes import HostRoute
-from egmctl.topology.topology import Topology
 from egmctl.units import printable
+
+if TYPE_CHECKING:
+    from egmctl.model.comparison import Comparison
+    from egmctl.model.fleet import FleetReport
+    from egmctl.model.measurement import RunReport
+    from egmctl.topology.topology import Topology
 
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?", re.ASCII)
 
@@ -37,6 +34,9 @@ def bench_csv(report: RunReport) -> str:
 
     Every row has what the whole measurement reached and how it was judged; ``flow_gb_s_...`` is the flow's own.
     """
+    from egmctl.model.measurement import Flow, Measurement, Stage, Summary
+    from egmctl.model.verdict import Yardstick
+
     run = {
         "node": next((machine.host.hostname for machine in report.machines if machine.host), None),
         "started_at": report.started_at,
@@ -84,6 +84,10 @@ def topo_csv(topology: Topology) -> str:
     Every row says where the machine came from, so that rows of a modelled machine cannot pass for facts once they are
     cut out or put together with others.
     """
+    from egmctl.model.machine import Pair
+    from egmctl.topology.links import Link
+    from egmctl.topology.routes import HostRoute
+
     machine = topology.machine
     origin = {
         "origin": machine.origin.kind,
@@ -117,6 +121,8 @@ def compare_csv(comparison: Comparison) -> str:
     ``subject`` is ``path``, ``finding``, ``fact`` or ``machine``: a fact beside the other three. ``warning`` says in
     every row which files are of no hardware, so that none can pass for hardware once it is cut out.
     """
+    from egmctl.model.command import Command
+    from egmctl.model.comparison import AttributeDifference, PathDifference
     from egmctl.report.views.compare import banners
 
     warning = {"warning": "; ".join(banners(comparison))}
@@ -132,6 +138,8 @@ def compare_csv(comparison: Comparison) -> str:
 
 def fleet_csv(report: FleetReport) -> str:
     """Return a row for each node; ``causes`` are what is wrong on it, each behind its status."""
+    from egmctl.model.fleet import NodeAnswer
+
     causes = {
         node: "; ".join(f"{line.status} {line.key} {line.value}".strip() for line in group.lines if line.status)
         for group in report.groups

@@ -10,12 +10,8 @@ from typing import Any
 from egmctl import __version__
 from egmctl.errors import EgmctlError, ExitCode, NothingToDo
 from egmctl.facts.redact import redact
-from egmctl.model.bringup import Bringup
 from egmctl.model.codec import to_json
-from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.machine import Machine, Origin
-from egmctl.model.measurement import RunReport
-from egmctl.topology.topology import Topology
 
 
 def envelope(
@@ -75,19 +71,14 @@ def result_json(result: Any) -> str:
     The machine of a diagnosis or a topology has pseudonyms for what is private. Where nothing could be determined,
     ``errors`` says why.
     """
+    machine = getattr(result, "machine", None) or next(iter(getattr(result, "machines", ())), None)
     body = result
-    match result:
-        case RunReport():
-            machine = next(iter(result.machines), None)
-        case Bringup():
-            machine = result.machine
-            body = replace(result, diagnosis=replace(result.diagnosis, machines=(redact(machine),)))
-        case Diagnosis() | Topology():
-            machine = result.machine
-            body = replace(result, machines=(redact(machine),))
-        case _:
-            machine = getattr(result, "origin", None)
+    if hasattr(result, "diagnosis"):
+        body = replace(result, diagnosis=replace(result.diagnosis, machines=(redact(result.machine),)))
+    elif hasattr(result, "machine"):
+        body = replace(result, machines=(redact(result.machine),))
+    origin = machine if isinstance(machine, Machine) else getattr(result, "origin", None)
     nothing = getattr(result, "nothing", None)
     errors = [] if nothing is None else [NothingToDo(nothing)]
     code = getattr(result, "exit_code", ExitCode.OK)
-    return dump(envelope(result.SCHEMA, code, to_json(body), machine=machine, errors=errors))
+    return dump(envelope(result.SCHEMA, code, to_json(body), machine=origin, errors=errors))

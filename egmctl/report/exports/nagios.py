@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from egmctl.model.bringup import Bringup
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import TOLD, Finding, Remedy, Status, causes
 from egmctl.units import printable
+
+if TYPE_CHECKING:
+    from egmctl.model.bringup import Bringup
 
 _WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 _Problem = tuple[Status, str, Remedy | None]

@@ -5,15 +5,18 @@ from __future__ import annotations
 import datetime
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from egmctl import __version__
-from egmctl.model.bringup import Answer, Bringup
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Finding, PlaceKind, Status
 from egmctl.model.measurement import Endpoint, Flow, Measurement, RunReport
 from egmctl.model.measurement import Status as MeasurementStatus
 from egmctl.model.verdict import Grade
 from egmctl.units import GB, counted, gpu_name, printable
+
+if TYPE_CHECKING:
+    from egmctl.model.bringup import Bringup
 
 Sample = tuple[Mapping[str, object], float]
 """Labels and value."""
@@ -145,6 +148,8 @@ def bench_prom(report: RunReport) -> str:
 
 def bringup_prom(bringup: Bringup) -> str:
     """Return the metrics: the answer has a series for each word, of which one is 1."""
+    from egmctl.model.bringup import Answer
+
     answers = [({"answer": answer.value}, float(answer is bringup.answer)) for answer in Answer]
     metric = _gauge("egmctl_bringup_answer", "1 for what egmctl bringup says of the node.", answers)
     return metric + doctor_prom(bringup.diagnosis) + ("" if bringup.run is None else bench_prom(bringup.run))
