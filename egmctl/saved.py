@@ -188,7 +188,7 @@ def _load(document: dict[str, Any], source: str, file: Path) -> Saved:
     kind = _KINDS.get(schema)
     return Saved(
         path=file,
-        kind=Command(kind.command) if kind and kind.command else None,
+        kind=Command(kind.name) if kind and kind.name in list(Command) else None,
         name=stem(file),
         result=None if kind is None else _result(resolve_name(kind.record), document.get("result"), source),
         tool=envelope.tool,

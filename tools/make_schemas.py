@@ -26,6 +26,7 @@ from egmctl.errors import ERROR_SCHEMA
 from egmctl.journal import events
 from egmctl.journal.events import JOURNAL_SCHEMA
 from egmctl.model.codec import field_types
+from egmctl.model.command import Command
 from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin, Spelling
 from egmctl.model.measurement import RunReport
 from egmctl.model.planned import PLAN_SCHEMA, PlanReport
@@ -49,7 +50,7 @@ def main(arguments: list[str]) -> int:
     for kind in KINDS:
         record = resolve_name(kind.record)
         name = record.SCHEMA.removeprefix("egmctl.").partition("/")[0]
-        made[name] = command_schema(record.SCHEMA, record, one_machine=bool(kind.command) or kind is MATCH)
+        made[name] = command_schema(record.SCHEMA, record, one_machine=kind.name in list(Command) or kind is MATCH)
     texts = {SCHEMAS / f"{name}.schema.json": json.dumps(schema, indent=1) + "\n" for name, schema in made.items()}
     return max([settle(arguments, path, text, "tools/make_schemas.py") for path, text in texts.items()])
 

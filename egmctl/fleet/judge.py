@@ -92,7 +92,7 @@ def read_output(output: bytes) -> Output:
 OUTPUT_LIMIT = FILE_LIMIT
 """Bytes that a node may send: nobody reads a larger document."""
 
-SCHEMAS = {Command(kind.command): resolve_name(kind.record).SCHEMA for kind in KINDS if kind.command}
+SCHEMAS = {Command(kind.name): resolve_name(kind.record).SCHEMA for kind in KINDS if kind.name in list(Command)}
 SCHEMAS[Command.SNAPSHOT] = MACHINE_SCHEMA
 """What each command answers in."""
 

@@ -19,7 +19,7 @@ from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison
 from egmctl.model.fleet import Asked, FleetReport, Launcher, NodeAnswer, Reach, counts
 from egmctl.nodesets import fold
-from egmctl.report.exports.json import plain_json
+from egmctl.report.exports.json import result_json
 from egmctl.saved import Saved, load
 
 REPORT_EVERY_S = 2.0
@@ -112,7 +112,7 @@ def _ask(session: Session, launch: Launch, on_tick: Callable[[Progress], None], 
     written = (time.monotonic(), 0)
 
     def write(answers: Sequence[NodeAnswer]) -> None:
-        folder.write_report(plain_json(_report(session, launch.launcher, answers)))
+        folder.write_report(result_json(_report(session, launch.launcher, answers)))
 
     def tick(progress: Progress) -> None:
         nonlocal written
@@ -131,7 +131,7 @@ def _ask(session: Session, launch: Launch, on_tick: Callable[[Progress], None], 
         write(answers)
     report = _folded(_report(session, launch.launcher, answers), folder, warn)
     try:
-        folder.write_report(plain_json(report))
+        folder.write_report(result_json(report))
     except EgmctlError:
         return Asking(report, failure, written=False)
     return Asking(report, failure, written=True)

@@ -1,98 +1,17 @@
-"""A picture as data: boxes, lines and words at their places, with what each of them means; renderers draw it.
-
-Coordinates are pixels of the picture at its natural size, from its upper left corner.
-"""
+"""A document as data: blocks that a view makes and a renderer shows, each from some level of detail on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from egmctl.compat import StrEnum
+from egmctl.units import several
 
-
-class Look(StrEnum):
-    """What a shape stands for; a renderer has a style for each."""
-
-    SHEET = "sheet"
-    FRAME = "box"
-    """A NUMA node."""
-    HOST = "host"
-    NIC = "nic"
-    GPU = "card"
-    GPU_DEGRADED = "card degraded"
-    GPU_BLOCKED = "card blocked"
-    PCIE_SWITCH = "pcie-switch"
-    NVSWITCH = "switch"
-    LINK = "link"
-    C2C = "link c2c"
-    NVLINK = "link nvlink"
-    DOWN = "link down"
-    """A link of which a part or all is down, or a blocked way."""
-    TEXT = ""
-    STRONG = "strong"
-    DIM = "dim"
-    MONO = "dim mono"
-    BAD = "bad"
-    WARN = "warn"
-
-
-class Anchor(StrEnum):
-    """Which part of the words stands at their place."""
-
-    START = "start"
-    MIDDLE = "middle"
-    END = "end"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Box:
-    """A rectangle."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-    look: Look
-    radius: float = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """Straight pieces from point to point."""
-
-    points: tuple[tuple[float, float], ...]
-    look: Look
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Label:
-    """A line of words; ``y`` is where the letters stand on."""
-
-    text: str
-    x: float
-    y: float
-    look: Look = Look.TEXT
-    anchor: Anchor = Anchor.START
-    halo: bool = False
-    """It lies over lines."""
-
-
-Shape = Box | Line | Label
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
-    """A picture."""
-
-    title: str
-    sentences: tuple[str, ...]
-    """What it shows, for who does not see it."""
-    width: float
-    height: float
-    shapes: tuple[Shape, ...]
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
 
 
 class Level(IntEnum):
@@ -110,7 +29,7 @@ class Level(IntEnum):
 
 
 class Tone(StrEnum):
-    """What a word means, for its colour; the word itself always says it too."""
+    """The meaning of a word, for its colour; the word itself always says it too."""
 
     PLAIN = ""
     GOOD = "good"
@@ -134,9 +53,9 @@ Words = str | Span | tuple[str | Span, ...]
 """A line of text: plain, or in parts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer: a word, why, and what to do next. Always shown first."""
+    """The answer: a word, the reason, and the next step. Always shown first."""
 
     word: str
     """``OK``, ``PASS``, ``FAIL``, ``PROBLEMS``, ``NOT DETERMINED``, ``INCOMPLETE``, ``NO REFERENCE``."""
@@ -144,11 +63,11 @@ class Verdict:
     sentence: Words
     """One sentence with the figures."""
     advice: Words = ""
-    """What to do; empty where there is nothing to do."""
+    """The next step; empty where there is nothing to do."""
     level: Level = Level.SUMMARY
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Paragraph:
     """Sentences."""
 
@@ -157,9 +76,9 @@ class Paragraph:
     level: Level = Level.NORMAL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Hint:
-    """What ``-v`` would add: shown only by text without it; a page and a ticket have what it is about."""
+    """A line on what ``-v`` would add: only text without ``-v`` shows it; a page and a ticket have all."""
 
     words: Words
     more: bool = False
@@ -167,7 +86,7 @@ class Hint:
     level: Level = Level.NORMAL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Bullets:
     """A list of sentences."""
 
@@ -175,7 +94,7 @@ class Bullets:
     level: Level = Level.NORMAL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class KeyValues:
     """Names and values, one a line."""
 
@@ -183,15 +102,15 @@ class KeyValues:
     level: Level = Level.NORMAL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Command:
-    """What may be pasted into a shell as it is: never broken."""
+    """A line that may be pasted into a shell as it is: it is never broken."""
 
     text: str
     level: Level = Level.NORMAL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One thing that was found: a word for how it stands, a title, and what belongs to it."""
 
@@ -209,10 +128,9 @@ class Align(StrEnum):
 
     LEFT = "<"
     RIGHT = ">"
-    CENTRE = "^"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Column:
     """A column of a :class:`Table`."""
 
@@ -222,15 +140,13 @@ class Column:
     """Its cells are sentences, which may be broken."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Table:
     """Rows of one kind; the first cell of each names it."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Words, ...], ...]
     caption: str = ""
-    notes: tuple[str, ...] = ()
-    """A sentence each, below it."""
     level: Level = Level.NORMAL
 
 
@@ -243,7 +159,7 @@ class Better(StrEnum):
     """Latencies."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Cell:
     """A cell of a :class:`Matrix`."""
 
@@ -260,7 +176,7 @@ class Cell:
 EMPTY = Cell()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Series:
     """A column of a :class:`Matrix`: what stands above it, line by line, and its cells from top to bottom."""
 
@@ -314,19 +230,20 @@ class Chart:
     logarithmic: bool = False
     """``x`` are other numbers from 1 on, drawn by their logarithm."""
     limits: tuple[tuple[str, float], ...] = ()
-    """What no curve can be above, each by its name: level lines."""
+    """Level lines that no curve can be above, each by its name."""
     level: Level = Level.NORMAL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Diagram:
     """A picture; text leaves it out, so what it shows stands elsewhere too."""
 
-    scene: Scene
+    draw: Callable[[], Element]
+    """Returns the picture as SVG with a width and a height; it is called where it is shown, and only there."""
     level: Level = Level.NORMAL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Section:
     """Blocks under a heading; it is left out where it has none."""
 
@@ -350,11 +267,11 @@ class Document:
     command: str
     """``egmctl doctor``."""
     subject: str
-    """What it is about: ``this node``, ``4 x NVIDIA H200``."""
+    """The thing that it describes: ``this node``, ``4 x NVIDIA H200``."""
     subtitle: str = ""
     """When and how it was made."""
     banners: tuple[str, ...] = ()
-    """What everybody has to know first: that a machine was modelled, or is fake."""
+    """Warnings to read first: the machine was modelled, or is fake."""
     body: tuple[Block, ...]
 
 
@@ -407,10 +324,8 @@ def table(
     caption: str = "",
 ) -> Table:
     """Return a table by the headings of its columns; ``right`` hold numbers, ``wrap`` sentences."""
-    columns = (
-        Column(name=head, align=Align.RIGHT if head in right else Align.LEFT, wrap=head in wrap) for head in heads
-    )
-    return Table(columns=tuple(columns), rows=tuple(map(tuple, rows)), caption=caption)
+    columns = (Column(head, Align.RIGHT if head in right else Align.LEFT, head in wrap) for head in heads)
+    return Table(tuple(columns), tuple(map(tuple, rows)), caption)
 
 
 _Header = TypeVar("_Header", bound="str | tuple[str, ...]")
@@ -430,6 +345,55 @@ def columns_of(
         )
         for header, cells in columns.items()
     )
+
+
+def grid(
+    caption: str,
+    rows: Iterable[tuple[str, Mapping[_Header, str | Cell]]],
+    *,
+    names: str = "",
+    notes: Iterable[str] = (),
+    after: tuple[str, ...] = (),
+    align: Align = Align.RIGHT,
+    better: Better | None = None,
+    together: bool = False,
+    level: Level = Level.NORMAL,
+) -> Matrix:
+    """Return a matrix by its rows: the name of each and its cells by heading, with a dash where it has none.
+
+    Parameters
+    ----------
+    align
+        How the cells of all columns stand.
+    together
+        Whether all columns stay together, however narrow the page.
+    """
+    rows = list(rows)
+    cells = {
+        header: [row.get(header, EMPTY) for _, row in rows]
+        for header in dict.fromkeys(header for _, row in rows for header in row)
+    }
+    columns = columns_of(cells, align)
+    return Matrix(
+        caption=caption,
+        names=names,
+        notes=tuple(notes),
+        rows=tuple(name for name, _ in rows),
+        groups=(sum(columns, ()),) if together else columns,
+        after=after,
+        better=better,
+        level=level,
+    )
+
+
+def limited(blocks: Iterable[Entry], most: int, what: str = "", level: Level = Level.NORMAL) -> Iterator[Entry | Hint]:
+    """Yield the first entries, those for ``-v``, and a hint at the number of these: ``and 3 more causes (-v)``."""
+    entries = list(blocks)
+    yield from entries[:most]
+    yield from (replace(entry, level=Level.VERBOSE) for entry in entries[most:])
+    if more := len(entries[most:]):
+        words = f"{more} more" if not what else several(more, f"more {what}")
+        yield Hint(f"and {words} (-v)", more=True, level=level)
 
 
 def columns(matrix: Matrix) -> Sequence[Series]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from egmctl.compat import StrEnum
 
@@ -39,100 +39,58 @@ SUFFIXES: Mapping[str, Format] = {
 """The format that the suffix of ``-o FILE`` asks for."""
 
 
-_LIST = (Format.TEXT, Format.JSON)
-_PAGES = (Format.TEXT, Format.JSON, Format.HTML, Format.SVG, Format.MARKDOWN)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     """One kind of result."""
 
+    name: str
+    """The begin of its functions' names: ``doctor_document`` is its view, ``doctor_prom`` writes its metrics."""
     record: str
     """The class of its results: the key ``result`` of its JSON document, which has the class's ``SCHEMA``."""
-    view: str
-    """The function that makes a document of a result: text, pages and pictures are drawn from that."""
-    json: str = "egmctl.report.exports.json:plain_json"
-    exports: Mapping[Format, str] = field(default_factory=dict)
-    """The functions that write a result as data, by format."""
-    command: str = ""
-    """The command that looks at a node, one of :class:`egmctl.model.command.Command`; a digest has none."""
+    views: str = ""
+    """The module of its view; "" where it is called as the kind."""
+    data: tuple[Format, ...] = ()
+    """The formats besides JSON that an export writes; a page and text are drawn from the view's document."""
     pages: bool = True
     """Whether a result can be a page or a picture; lists are text and JSON."""
     drawn: bool = False
     """Whether the picture shows the document's figures instead of its text."""
 
     @property
+    def view(self) -> str:
+        """The function that makes a document of a result."""
+        return f"egmctl.report.views.{self.views or self.name}:{self.name}_document"
+
+    def export(self, format: Format) -> str | None:
+        """Return the function that writes a result as data; ``None`` where the format shows its document."""
+        if format is Format.JSON:
+            return "egmctl.report.exports.json:result_json"
+        return f"egmctl.report.exports.{format}:{self.name}_{format}" if format in self.data else None
+
+    @property
     def formats(self) -> tuple[Format, ...]:
         """The formats that a result can be written in."""
-        documents = _PAGES if self.pages else _LIST
-        return tuple(format for format in Format if format in documents or format in self.exports)
+        pages = (Format.HTML, Format.SVG, Format.MARKDOWN) if self.pages else ()
+        return tuple(format for format in Format if format in (Format.TEXT, Format.JSON, *pages, *self.data))
 
 
+_CHECKED = (Format.PROM, Format.NAGIOS, Format.JUNIT)
 BENCH = Kind(
+    name="bench",
     record="egmctl.model.measurement:RunReport",
-    command="bench",
-    view="egmctl.report.views.bench:bench_document",
-    json="egmctl.report.exports.json:bench_json",
-    exports={
-        Format.CSV: "egmctl.report.exports.csv:bench_csv",
-        Format.PROM: "egmctl.report.exports.prometheus:bench_prom",
-        Format.JUNIT: "egmctl.report.exports.junit:bench_junit",
-    },
+    data=(Format.CSV, Format.PROM, Format.JUNIT),
     drawn=True,
 )
-TOPO = Kind(
-    record="egmctl.topology.topology:Topology",
-    command="topo",
-    view="egmctl.report.views.topo:topo_document",
-    json="egmctl.report.exports.json:node_json",
-    exports={Format.CSV: "egmctl.report.exports.csv:topo_csv"},
-    drawn=True,
-)
-DOCTOR = Kind(
-    record="egmctl.model.diagnosis:Diagnosis",
-    command="doctor",
-    view="egmctl.report.views.doctor:doctor_document",
-    json="egmctl.report.exports.json:node_json",
-    exports={
-        Format.PROM: "egmctl.report.exports.prometheus:doctor_prom",
-        Format.NAGIOS: "egmctl.report.exports.nagios:nagios",
-        Format.JUNIT: "egmctl.report.exports.junit:junit",
-    },
-)
-BRINGUP = Kind(
-    record="egmctl.model.bringup:Bringup",
-    command="bringup",
-    view="egmctl.report.views.bringup:bringup_document",
-    json="egmctl.report.exports.json:bringup_json",
-    exports={
-        Format.PROM: "egmctl.report.exports.bringup:bringup_prom",
-        Format.NAGIOS: "egmctl.report.exports.bringup:bringup_nagios",
-        Format.JUNIT: "egmctl.report.exports.bringup:bringup_junit",
-    },
-)
-COMPARISON = Kind(
-    record="egmctl.model.comparison:Comparison",
-    view="egmctl.report.views.compare:compare_document",
-    exports={Format.CSV: "egmctl.report.exports.csv:compare_csv"},
-)
-FLEET = Kind(
-    record="egmctl.model.fleet:FleetReport",
-    view="egmctl.report.views.fleet:fleet_document",
-    exports={Format.CSV: "egmctl.report.exports.csv:fleet_csv"},
-)
-MATCH = Kind(
-    record="egmctl.model.profile:MatchResult",
-    view="egmctl.report.views.lists:match_document",
-    pages=False,
-)
-HISTORY = Kind(record="egmctl.model.listing:History", view="egmctl.report.views.lists:history_document", pages=False)
-PROFILES = Kind(
-    record="egmctl.model.profile:ProfileList", view="egmctl.report.views.lists:profiles_document", pages=False
-)
-MACHINES = Kind(
-    record="egmctl.model.listing:MachineList", view="egmctl.report.views.lists:machines_document", pages=False
-)
-CHECKS = Kind(record="egmctl.model.listing:CheckList", view="egmctl.report.views.doctor:checks_document", pages=False)
+TOPO = Kind(name="topo", record="egmctl.topology.topology:Topology", data=(Format.CSV,), drawn=True)
+DOCTOR = Kind(name="doctor", record="egmctl.model.diagnosis:Diagnosis", data=_CHECKED)
+BRINGUP = Kind(name="bringup", record="egmctl.model.bringup:Bringup", data=_CHECKED)
+COMPARISON = Kind(name="compare", record="egmctl.model.comparison:Comparison", data=(Format.CSV,))
+FLEET = Kind(name="fleet", record="egmctl.model.fleet:FleetReport", data=(Format.CSV,))
+MATCH = Kind(name="match", record="egmctl.model.profile:MatchResult", views="lists", pages=False)
+HISTORY = Kind(name="history", record="egmctl.model.listing:History", views="lists", pages=False)
+PROFILES = Kind(name="profiles", record="egmctl.model.profile:ProfileList", views="lists", pages=False)
+MACHINES = Kind(name="machines", record="egmctl.model.listing:MachineList", views="lists", pages=False)
+CHECKS = Kind(name="checks", record="egmctl.model.listing:CheckList", views="doctor", pages=False)
 
 KINDS = (BENCH, TOPO, DOCTOR, BRINGUP, COMPARISON, FLEET, MATCH, HISTORY, PROFILES, MACHINES, CHECKS)
 

@@ -35,8 +35,7 @@ def render(
     kind = kind_of(result)
     if format not in kind.formats:
         raise ValueError(f"a {type(result).__name__} has no format {format}")
-    export = kind.json if format is Format.JSON else kind.exports.get(format)
-    if export is not None:
+    if export := kind.export(format):
         content: Text | str = resolve_name(export)(result)
     else:
         document = resolve_name(kind.view)(result)

@@ -1,4 +1,4 @@
-"""What a route is called: words are made of it here and nowhere else."""
+"""The names of routes for people: they are made here and nowhere else."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from egmctl.report.kinds import Format
 from egmctl.report.rendering import render
 from egmctl.report.views.bench import bench_document
 from egmctl.report.views.bench_answer import answer
-from egmctl.report.views.bench_classes import Brand, Frame
+from egmctl.report.views.bench_classes import Frame
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import load
@@ -267,7 +267,7 @@ def test_with_v_nothing_is_told_twice_and_no_v_is_offered() -> None:
 def test_a_cell_is_branded_for_its_own_value_only() -> None:
     report = judged(RING, BOTH, value=busy)
     (ring,) = [m for m in report.measurements if m.case == RING]
-    frame = replace(Frame.of(report), brands={id(ring): Brand(Tone.BAD, "!")})
+    frame = replace(Frame.of(report), brands={id(ring): (Tone.BAD, "!")})
     assert all(not frame.bandwidth(ring, flow).mark for flow in range(len(ring.flows)))
     assert frame.bandwidth(ring).mark == "!"
 

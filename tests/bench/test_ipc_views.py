@@ -11,8 +11,7 @@ from egmctl.bench.suites import select_cases
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Settings, Stage, Status, finish
 from egmctl.report.document import Matrix, columns
 from egmctl.report.views.bench_answer import exceptions
-from egmctl.report.views.bench_classes import Frame
-from egmctl.report.views.bench_details import beside, life_cycles, side_by_side
+from egmctl.report.views.bench_details import beside, life_cycles
 from tests.bench.reports import report
 from tests.doctor.machines import shipped
 
@@ -52,7 +51,7 @@ def column(grid: Matrix, name: str) -> list[str]:
 
 def test_the_ratio_is_path_by_path() -> None:
     one, other = measured("ipc_posix_fd_device_write_ce")
-    (grid,) = beside(report_of(replace(one, in_process=100.0), replace(other, in_process=200.0)))
+    grid = beside([replace(one, in_process=100.0), replace(other, in_process=200.0)])
     assert grid.rows == ("ipc_posix_fd_device_write_ce",)
     assert (column(grid, "min"), column(grid, "ratio"), column(grid, "max")) == (["0.500"], ["0.750"], ["1.000"])
     assert column(grid, "unit") == ["GB/s"]
@@ -60,7 +59,7 @@ def test_the_ratio_is_path_by_path() -> None:
 
 
 def test_what_has_nothing_beside_it_is_not_in_the_table() -> None:
-    assert [grid.rows for grid in beside(report_of(*measured("ipc_socket_round_trip")))] == [()]
+    assert beside(measured("ipc_socket_round_trip")).rows == ()
 
 
 def test_stages_are_in_the_order_of_the_kind_that_has_all_of_them() -> None:
@@ -87,15 +86,3 @@ def test_what_failed_is_told_with_its_case_since_all_kinds_take_the_same_paths()
     (told,) = exceptions(report_of(replace(one, reason="died"), replace(other, reason="died")))
     names = ["ipc_legacy_device_life_cycle GPU0 -> GPU1", "ipc_pool_device_life_cycle GPU1 -> GPU0"]
     assert told == (Status.CRASHED, "died", names)
-
-
-def test_waived_lives_have_no_table() -> None:
-    assert list(life_cycles(measured("ipc_fabric_device_life_cycle", status=Status.WAIVED))) == []
-
-
-def test_kinds_of_host_memory_side_by_side_are_those_of_one_process() -> None:
-    within = ("host_numa_to_device_memcpy_ce", "host_numa_pool_to_device_memcpy_ce")
-    alone = measured(*within)
-    among = [*alone, *measured("ipc_posix_fd_host_numa_read_ce", "ipc_pool_host_numa_read_ce", value=1.0)]
-    frame = Frame(["NUMA0", "GPU0", "GPU1"])
-    assert list(side_by_side(among, frame)) == list(side_by_side(alone, frame)) != []

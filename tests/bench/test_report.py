@@ -30,7 +30,7 @@ from egmctl.model.measurement import (
     finish,
 )
 from egmctl.report.exports.csv import bench_csv
-from egmctl.report.exports.json import bench_json
+from egmctl.report.exports.json import result_json
 from egmctl.report.render.text import WIDTH
 from egmctl.report.views.bench_plan import cases_document
 from egmctl.units import MIB
@@ -195,7 +195,7 @@ def test_json_has_every_sample_as_a_number_with_its_unit_in_the_key() -> None:
     plan = plan_of("gb200-tray", 2)
     first = measured(plan.tasks[0].task, 200.0, 210.0, 220.0)
     rest = [finish(planned.task, Status.WAIVED, reason="not here") for planned in plan.tasks[1:]]
-    document = json.loads(bench_json(replace(report_of(plan, first, *rest), machines=(GB200,))))
+    document = json.loads(result_json(replace(report_of(plan, first, *rest), machines=(GB200,))))
     assert (document["schema"], document["exit_code"]) == ("egmctl.bench/2", 0)
     jsonschema.Draft202012Validator(SCHEMA).validate(document)
     result = document["result"]

@@ -132,24 +132,6 @@ def test_the_local_copy_is_one_row() -> None:
     assert "    GPU0    GPU1    GPU2\n  100.00  110.00  120.00\n" in matrices_of("device_local_copy")
 
 
-def test_kinds_of_host_memory_stand_side_by_side() -> None:
-    cases = ("host_numa_to_device_memcpy_ce", "host_numa_pool_to_device_memcpy_ce", "host_to_device_memcpy_ce")
-    text = matrices_of(*cases, "system_to_device_memcpy_ce", gpus=2)
-    assert (
-        text[text.index("memcpy CE host memory") :]
-        == """\
-memcpy CE host memory(row) -> GPU(column) by kind of memory (GB/s)
-HOST_NUMA memory is EGM; the others are not
-                 NUMA0   NUMA0   NUMA1   NUMA1
-                  GPU0    GPU1    GPU0    GPU1
-HOST_NUMA       100.00  110.00  120.00  130.00
-HOST_NUMA pool  140.00  150.00  160.00  170.00
-pinned          180.00  190.00  200.00  210.00
-system          220.00  230.00  240.00  250.00
-"""
-    )
-
-
 def test_many_numbers_of_copies_are_told_by_the_least_and_the_most() -> None:
     report = report_of("device_to_device_memcpy_write_ce", gpus=3)
 

@@ -11,7 +11,7 @@ import pytest
 from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.runner import CHECKS, anchor, diagnose
 from egmctl.facts import replay
-from egmctl.report.exports.json import node_json
+from egmctl.report.exports.json import result_json
 from tests.conftest import ROOT
 from tests.doctor.machines import shipped
 from tests.tiers import few
@@ -27,5 +27,5 @@ def test_every_finding_links_to_a_heading() -> None:
 @pytest.mark.parametrize("name", few(replay.names(), every=4))
 def test_every_document_fits_the_schema(name: str) -> None:
     schema = json.loads((ROOT / "docs/schemas/doctor.schema.json").read_text())
-    document = json.loads(node_json(diagnose(shipped(name), EVERYTHING, CHECKS)))
+    document = json.loads(result_json(diagnose(shipped(name), EVERYTHING, CHECKS)))
     jsonschema.Draft202012Validator(schema).validate(document)

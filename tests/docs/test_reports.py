@@ -13,7 +13,7 @@ from egmctl.doctor.check import Scope
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.report import kinds
 from egmctl.report import kinds as formats
-from egmctl.report.exports.bringup import bringup_prom
+from egmctl.report.exports.prom import bringup_prom
 from egmctl.report.kinds import Format
 from egmctl.verdict.bringup import bringup
 from tests.conftest import ROOT, RunEgmctl

@@ -21,11 +21,12 @@ from egmctl.model.finding import NODE, TOLD, Finding, Guard, Status, causes, on_
 from egmctl.model.kernel_log import DriverMessage as M
 from egmctl.model.kernel_log import KernelLog
 from egmctl.model.machine import Gpu, Imex, LibraryFailure, Machine, Outcome, PcieLink, Peers, Probe, Reason, Unread
-from egmctl.report.exports.json import node_json
-from egmctl.report.exports.junit import junit
-from egmctl.report.exports.nagios import nagios
+from egmctl.report.exports.json import result_json
+from egmctl.report.exports.junit import doctor_junit
+from egmctl.report.exports.nagios import doctor_nagios
 from egmctl.report.render.text import text
-from egmctl.report.views.doctor import doctor_document, title
+from egmctl.report.views.causes import title
+from egmctl.report.views.doctor import doctor_document
 from tests.doctor.faults import by_nouveau, excluded, faults, healthy, with_switches, without_umad
 from tests.doctor.machines import patched, with_gpu_denied
 
@@ -417,9 +418,9 @@ def test_a_denied_uvm_is_one_fault_with_what_it_explains() -> None:
     shown = text(doctor_document(found)).plain
     assert "1 root cause" in shown
     assert "explains" in shown
-    assert len(nagios(found).splitlines()) == 2
-    assert 'failures="1"' in junit(found)
-    document = json.loads(node_json(found))["result"]
+    assert len(doctor_nagios(found).splitlines()) == 2
+    assert 'failures="1"' in doctor_junit(found)
+    document = json.loads(result_json(found))["result"]
     assert next(one["explains"] for one in document["findings"] if one["check"] == "dev.control-nodes")
 
 

@@ -13,7 +13,7 @@ from egmctl.model.finding import Finding, Status
 from egmctl.model.host import Bridge
 from egmctl.model.kernel_log import DriverMessage, KernelLog
 from egmctl.model.machine import Machine, OriginKind, Reason, SectionStatus, Unread
-from egmctl.report.views.doctor import title
+from egmctl.report.views.causes import title
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import patched, run, run_one, shipped
 

@@ -17,10 +17,10 @@ from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Finding, Guard, Remedy, Status, on_gpus, on_numa
 from egmctl.model.listing import CheckEntry, CheckList
 from egmctl.report.document import Level, plain
-from egmctl.report.exports.json import node_json
-from egmctl.report.exports.junit import junit
-from egmctl.report.exports.nagios import nagios
-from egmctl.report.exports.prometheus import doctor_prom
+from egmctl.report.exports.json import result_json
+from egmctl.report.exports.junit import doctor_junit
+from egmctl.report.exports.nagios import doctor_nagios
+from egmctl.report.exports.prom import doctor_prom
 from egmctl.report.kinds import DOCTOR, Format
 from egmctl.report.render.text import text
 from egmctl.report.rendering import render
@@ -177,7 +177,7 @@ def test_strings_of_the_machine_are_data_in_every_format(format: Format) -> None
 class TestJson:
     def test_the_document_says_what_was_asked_and_found(self) -> None:
         scope = Scope(gpus=(GPUS[1].bus_id,), purposes=(Guard.EGM,))
-        document = json.loads(node_json(diagnosis(check("a.one", DENIED), scope=scope)))
+        document = json.loads(result_json(diagnosis(check("a.one", DENIED), scope=scope)))
         assert (document["schema"], document["exit_code"], document["errors"]) == ("egmctl.doctor/1", 1, [])
         result = document["result"]
         assert (result["gpus_asked"], result["numa_asked"], result["purposes"]) == ([GPUS[1].bus_id], None, ["egm"])
@@ -188,13 +188,13 @@ class TestJson:
         assert finding["remedy"]["command"] == "srun --gpu-bind=none"
 
     def test_nothing_determined_is_an_error_in_it(self) -> None:
-        document = json.loads(node_json(diagnosis(check("a.one", ABSENT))))
+        document = json.loads(result_json(diagnosis(check("a.one", ABSENT))))
         assert (document["exit_code"], document["errors"][0]["code"]) == (3, "nothing")
 
 
 class TestNagios:
     def test_the_first_line_names_the_check_and_has_the_data(self) -> None:
-        lines = nagios(SICK).splitlines()
+        lines = doctor_nagios(SICK).splitlines()
         assert lines[0] == (
             "EGMCTL CRITICAL - dev.cgroup-restricted: GPU3: the device cgroup denies /dev/nvidia3 (+2 more)"
             " | fail=2 warn=1 unknown=1 note=0 pass=1 skip=2"
@@ -203,12 +203,12 @@ class TestNagios:
         assert len(lines) == 4
 
     def test_other_states(self) -> None:
-        assert nagios(diagnosis(check("a.one", FINE))).startswith("EGMCTL OK - ")
-        assert nagios(diagnosis(check("a.one", PERSISTENCE))).startswith("EGMCTL WARNING - ")
-        assert nagios(diagnosis(check("a.one", UNTOLD))).startswith("EGMCTL UNKNOWN - No check could determine")
+        assert doctor_nagios(diagnosis(check("a.one", FINE))).startswith("EGMCTL OK - ")
+        assert doctor_nagios(diagnosis(check("a.one", PERSISTENCE))).startswith("EGMCTL WARNING - ")
+        assert doctor_nagios(diagnosis(check("a.one", UNTOLD))).startswith("EGMCTL UNKNOWN - No check could determine")
 
     def test_a_bar_in_a_string_begins_no_data(self) -> None:
-        lines = nagios(diagnosis(check("a.one", failed(HOSTILE, Remedy(text="x"))))).splitlines()
+        lines = doctor_nagios(diagnosis(check("a.one", failed(HOSTILE, Remedy(text="x"))))).splitlines()
         assert len(lines) == 2
         assert "|" not in lines[1]
 
@@ -237,7 +237,7 @@ class TestProm:
 
 class TestJunit:
     def test_statuses(self) -> None:
-        suite = ElementTree.fromstring(junit(SICK))[0]  # noqa: S314
+        suite = ElementTree.fromstring(doctor_junit(SICK))[0]  # noqa: S314
         assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("8", "2", "3")
         names = {case.get("name"): case for case in suite}
         assert names["dev.cgroup-restricted [GPU3]"].find("failure") is not None
@@ -245,12 +245,12 @@ class TestJunit:
         assert names["c2c.link"].find("skipped") is not None
 
     def test_a_warning_is_a_failure_where_that_is_strict(self) -> None:
-        suite = ElementTree.fromstring(junit(dataclasses.replace(SICK, strict=True)))[0]  # noqa: S314
+        suite = ElementTree.fromstring(doctor_junit(dataclasses.replace(SICK, strict=True)))[0]  # noqa: S314
         assert suite.get("failures") == "3"
 
     def test_any_string_is_well_formed(self) -> None:
         hostile = [failed(HOSTILE, Remedy(text=HOSTILE, command=HOSTILE)), passed(HOSTILE), _with(ABSENT, HOSTILE)]
-        root = ElementTree.fromstring(junit(diagnosis(check("a.one", *hostile))))  # noqa: S314
+        root = ElementTree.fromstring(doctor_junit(diagnosis(check("a.one", *hostile))))  # noqa: S314
         assert len(root[0]) == 3
 
 

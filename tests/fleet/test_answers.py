@@ -23,7 +23,7 @@ from egmctl.fleet.run import ERRORS_KEPT, Launch, _Fleet
 from egmctl.fleet.session import old_session
 from egmctl.model.command import Command
 from egmctl.model.fleet import Asked, FleetReport, GroupLine, Launcher, NodeAnswer, Reach, worst_exit_code
-from egmctl.report.exports.json import plain_json
+from egmctl.report.exports.json import result_json
 
 ASKED = Asked(command=Command.DOCTOR, nodes=("node01",), remote_command="egmctl", version="egmctl 0.1.0")
 DOCUMENT = json.dumps({"schema": "egmctl.doctor/1", "exit_code": 1, "errors": [], "result": {}})
@@ -224,7 +224,7 @@ def test_a_report_names_no_node_that_is_none(folder: Folder) -> None:
         counts={},
         answers=(),
     )
-    folder.write_report(plain_json(report))
+    folder.write_report(result_json(report))
     with pytest.raises(UsageError, match="is no name of a node"):
         old_session(Command.DOCTOR, folder.path)
 

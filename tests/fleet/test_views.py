@@ -17,7 +17,7 @@ from egmctl.model.codec import from_json
 from egmctl.model.command import Command
 from egmctl.model.comparison import ComparedNode, Comparison, Outcome, PathDifference
 from egmctl.model.fleet import Asked, FleetReport, GroupLine, Launcher, NodeAnswer, NodeGroup, Reach, counts
-from egmctl.report.exports.json import plain_json
+from egmctl.report.exports.json import result_json
 from egmctl.report.kinds import Format
 from egmctl.report.rendering import render
 from egmctl.report.views.fleet import CAUSES_SHOWN
@@ -124,7 +124,7 @@ def test_a_node_that_is_worse_counts_also_where_it_is_the_first_of_two(nodes: in
 
 
 def test_the_document_fits_its_schema_and_reads_back() -> None:
-    document = json.loads(plain_json(REPORT))
+    document = json.loads(result_json(REPORT))
     schema = json.loads((ROOT / "docs/schemas/fleet.schema.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(document)
     assert (document["exit_code"], document["machine"]) == (4, None)
@@ -135,7 +135,7 @@ def test_what_differs_between_fake_gpus_says_first_that_they_are_fake(egmctl: Ru
     named = tuple(ComparedNode(name=f"node{n:02}", tool="", at="", fake=n < 4) for n in (1, 2, 3, 4))
     made = Comparison(kind=Command.DOCTOR, nodes=named, folded="node[01-04]", tolerance=0.05, compared=1)
     file = tmp_path / "fleet.json"
-    file.write_text(plain_json(replace(REPORT, comparison=made)))
+    file.write_text(result_json(replace(REPORT, comparison=made)))
     head = "FAKE GPUs, nothing of this is hardware: node01, node02, node03\n\nhealthy 2: "
     assert egmctl("show", file).out.startswith(head)
 
@@ -143,7 +143,7 @@ def test_what_differs_between_fake_gpus_says_first_that_they_are_fake(egmctl: Ru
 @pytest.mark.long
 def test_a_report_shown_again_is_the_text_that_the_fleet_printed(egmctl: RunEgmctl, tmp_path: Path) -> None:
     file = tmp_path / "fleet.json"
-    file.write_text(plain_json(REPORT))
+    file.write_text(result_json(REPORT))
     assert egmctl("show", file).out == text_of(REPORT)
     assert egmctl("show", file, "-v").out == text_of(REPORT, verbose=1)
     assert egmctl("show", file, "--json").out == file.read_text()
@@ -158,7 +158,7 @@ def test_a_report_shown_again_is_the_text_that_the_fleet_printed(egmctl: RunEgmc
 
 def test_a_report_that_is_none_is_refused_with_the_place(egmctl: RunEgmctl, tmp_path: Path) -> None:
     file = tmp_path / "fleet.json"
-    file.write_text(plain_json(REPORT).replace('"reach": "unreachable"', '"reach": "beyond"'))
+    file.write_text(result_json(REPORT).replace('"reach": "unreachable"', '"reach": "beyond"'))
     done = egmctl("show", file)
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "is not a valid result: result.answers[3].reach: expected one of answered" in done.err

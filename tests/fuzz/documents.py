@@ -26,7 +26,7 @@ from egmctl.model.codec import to_json
 from egmctl.model.finding import Finding, RunCause, Status
 from egmctl.model.kernel_log import KernelMessages
 from egmctl.model.measurement import RunReport
-from egmctl.report.exports.json import bringup_json, node_json, plain_json
+from egmctl.report.exports.json import result_json
 from egmctl.topology.topology import topology
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.judge import judge
@@ -68,11 +68,11 @@ def _bench(_folder: Path) -> str:
 
 
 def _doctor(_folder: Path) -> str:
-    return node_json(diagnose(machine_of(MACHINE), EVERYTHING, CHECKS))
+    return result_json(diagnose(machine_of(MACHINE), EVERYTHING, CHECKS))
 
 
 def _topo(_folder: Path) -> str:
-    return node_json(topology(machine_of(MACHINE)))
+    return result_json(topology(machine_of(MACHINE)))
 
 
 def _journal(folder: Path) -> str:
@@ -93,11 +93,11 @@ def _journal(folder: Path) -> str:
 
 
 def _fleet(folder: Path) -> str:
-    return plain_json(replace(REPORT, comparison=_compared(folder)))
+    return result_json(replace(REPORT, comparison=_compared(folder)))
 
 
 def _comparison(folder: Path) -> str:
-    return plain_json(_compared(folder))
+    return result_json(_compared(folder))
 
 
 def _compared(folder: Path) -> Any:
@@ -110,7 +110,7 @@ def _compared(folder: Path) -> Any:
 
 def _bringup(_folder: Path) -> str:
     found = bringup(diagnose(machine_of(MACHINE), EVERYTHING, CHECKS), judged_run())
-    return bringup_json(found)
+    return result_json(found)
 
 
 def _profile(_folder: Path) -> str:

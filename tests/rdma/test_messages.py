@@ -115,7 +115,7 @@ def test_the_command_shows_ways_and_verdicts(egmctl: RunEgmctl, node: FakeNode) 
     environment = node.environment() | WITHOUT_CUDA | {"PYTHONPATH": os.environ.get("PYTHONPATH")}
     ended = egmctl("bench", "-v", *options, env=environment)
     assert ended.code == 0, ended.err
-    assert "Messages of 64 KiB by UCX (GB/s)" in ended.out
+    assert "Memory moved by UCX (GB/s)" in ended.out
     assert "shared memory within the node (" in ended.out
     assert "doctor's check" not in ended.out, "between host memories there is nothing of GPUDirect to explain"
     document = json.loads(egmctl("bench", *options, "--json", env=environment).out)

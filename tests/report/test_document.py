@@ -15,7 +15,6 @@ from egmctl.report.document import (
     Align,
     Better,
     Block,
-    Box,
     Bullets,
     Cell,
     Chart,
@@ -26,14 +25,10 @@ from egmctl.report.document import (
     Entry,
     Hint,
     KeyValues,
-    Label,
     Level,
-    Line,
-    Look,
     Matrix,
     Paragraph,
     Point,
-    Scene,
     Section,
     Series,
     Span,
@@ -46,6 +41,7 @@ from egmctl.report.document import (
 )
 from egmctl.report.render.html import html
 from egmctl.report.render.markdown import markdown
+from egmctl.report.render.page import element
 from egmctl.report.render.text import NARROWEST, WIDEST, text
 
 HOSTILE = ["a\x1b[31mb", "<script>alert(1)</script>", "x|y", "@someone #1", "[link](http://x)", "\u202eabc", "`code`"]
@@ -197,19 +193,9 @@ def test_a_matrix_is_split_into_blocks_of_columns_where_the_terminal_is_narrow()
 
 
 def test_a_picture_and_curves_are_on_the_page_only() -> None:
-    scene = Scene(
-        title="t",
-        sentences=("s",),
-        width=100,
-        height=50,
-        shapes=(
-            Box(x=0, y=0, width=10, height=10, look=Look.GPU),
-            Line(points=((0, 0), (5, 5), (5, 9)), look=Look.NVLINK),
-            Label(text="GPU<0>", x=1, y=2),
-        ),
-    )
+    drawing = partial(element, "svg", element("text", "GPU<0>", x=1, y=2), width=100, height=50)
     curve = ("GPU0", (Point(x=1, y=2, low=1, high=3), Point(x=4, y=5, low=4, high=6)))
-    body: tuple[Block, ...] = (Diagram(scene=scene), Chart(caption="c", x="size", y="ns", curves=(curve,)))
+    body: tuple[Block, ...] = (Diagram(drawing), Chart(caption="c", x="size", y="ns", curves=(curve,)))
     document = Document(command="x", subject="y", body=body)
     assert text(document).plain == ""
     assert markdown(document) == "## x: y\n"

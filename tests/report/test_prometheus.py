@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from egmctl.doctor.check import Scope
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.model.measurement import Status
-from egmctl.report.exports.prometheus import bench_prom, doctor_prom
+from egmctl.report.exports.prom import bench_prom, doctor_prom
 from egmctl.units import printable
 from tests.doctor.machines import shipped
 from tests.report.runs import HOSTILE, hostile_run, judged, run

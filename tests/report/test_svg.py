@@ -8,12 +8,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from egmctl.report.document import Chart, Label, Line, Look, Point
+from egmctl.report.document import Chart, Point
 from egmctl.report.kinds import Format
-from egmctl.report.render.figures import HEIGHT, WIDTH, diagram, plot, ticks
+from egmctl.report.render.figures import HEIGHT, WIDTH, plot, ticks
 from egmctl.report.rendering import render
 from egmctl.report.views.bench import rates
-from egmctl.report.views.node_scene import Rates, node_scene
+from egmctl.report.views.node_drawing import Rates, node_drawing
 from egmctl.topology.topology import Topology, topology
 from tests.doctor.machines import shipped
 from tests.doctor.scenes import scenes
@@ -61,7 +61,7 @@ def test_a_matrix_holds_every_number_and_marks_the_bad_one_with_a_sign() -> None
 
 
 def drawing(judged: Topology, rates: Rates | None = None) -> ElementTree.Element:
-    return diagram(node_scene(judged, rates))
+    return node_drawing(judged, rates)
 
 
 class TestTheTopology:
@@ -143,17 +143,18 @@ def test_a_gpu_with_links_down_is_drawn_so_and_its_healthy_peers_are_not() -> No
 
 
 def test_the_words_of_a_pair_of_gpus_touch_no_link_of_another_pair() -> None:
-    scene = node_scene(topology(shipped("gh200x4")))
-    lines = [shape for shape in scene.shapes if isinstance(shape, Line) and shape.look is Look.NVLINK]
-    named = [shape for shape in scene.shapes if isinstance(shape, Label) and shape.halo and "NV6" in shape.text]
-    assert len(named) == len(lines) == 6
-    for label in named:
-        for (x, top), (_, bottom) in ((line.points[0], line.points[1]) for line in lines):
-            assert abs(x - label.x) > 3.2 * len(label.text) or not top < label.y < bottom, label.text
+    picture = drawing(topology(shipped("gh200x4")))
+    links = [path.get("d", "") for path in picture.iter("path") if path.get("class") == "link nvlink"]
+    names = [text for text in picture.iter("text") if "halo" in text.get("class", "") and "NV6" in words(text)]
+    assert len(names) == len(links) == 6
+    for name in names:
+        x, y = float(name.get("x", "")), float(name.get("y", ""))
+        for link in links:
+            (left, top), (_, bottom), *_ = (map(float, point.split()) for point in link.removeprefix("M").split("L"))
+            assert abs(left - x) > 3.2 * len(words(name)) or not top < y < bottom, words(name)
 
 
 def test_names_that_do_not_fit_their_box_are_cut_to_it() -> None:
-    shapes = node_scene(topology(shipped("dgx-station-gb300"))).shapes
-    assert any(isinstance(one, Label) and one.text == "RTX PRO 6000 B\N{HORIZONTAL ELLIPSIS}" for one in shapes)
-    shapes = node_scene(topology(shipped("dgx-h100"))).shapes
-    assert any(isinstance(one, Label) and one.text == "NIC10 mlx5_10" for one in shapes)
+    texts = [words(text) for text in elements(drawing(topology(shipped("dgx-station-gb300"))), "text")]
+    assert "RTX PRO 6000 B\N{HORIZONTAL ELLIPSIS}" in texts
+    assert "NIC10 mlx5_10" in [words(text) for text in elements(drawing(topology(shipped("dgx-h100"))), "text")]

@@ -13,7 +13,7 @@ from egmctl.bench.results import summarize
 from egmctl.facts.redact import redact
 from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.model.measurement import RunReport, Sample, Settings, Status, finish
-from egmctl.report.exports.json import bench_json
+from egmctl.report.exports.json import result_json
 from egmctl.units import MIB
 from tests.bench.four import FOUR
 from tests.bench.reports import report
@@ -48,5 +48,5 @@ def _measured_report(name: str, values: tuple[float, ...]) -> RunReport:
 
 def bench_document(run: RunReport) -> dict[str, Any]:
     """Return the document of a run."""
-    document: dict[str, Any] = json.loads(bench_json(run))
+    document: dict[str, Any] = json.loads(result_json(run))
     return document

@@ -18,7 +18,7 @@ from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.errors import UsageError
 from egmctl.model.codec import to_json
 from egmctl.model.command import Command
-from egmctl.report.exports.json import node_json
+from egmctl.report.exports.json import result_json
 from egmctl.report.kinds import Format
 from egmctl.report.rendering import render
 from egmctl.saved import Saved
@@ -43,7 +43,7 @@ def test_runs(tmp_path: Path, seed: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("seed", seeds(4))
 def test_diagnoses(tmp_path: Path, seed: int) -> None:
-    text = node_json(diagnose(shipped("hgx-h200x4"), EVERYTHING, CHECKS))
+    text = result_json(diagnose(shipped("hgx-h200x4"), EVERYTHING, CHECKS))
     _examine(text, tmp_path, random.Random(seed))  # noqa: S311
 
 

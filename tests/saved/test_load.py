@@ -27,7 +27,7 @@ from egmctl.model.finding import Finding
 from egmctl.model.finding import Status as Found
 from egmctl.model.fleet import FleetReport
 from egmctl.model.measurement import RunReport
-from egmctl.report.exports.json import dump, envelope, node_json, plain_json
+from egmctl.report.exports.json import dump, envelope, result_json
 from egmctl.report.kinds import Format
 from egmctl.report.rendering import render
 from egmctl.topology.topology import Topology
@@ -82,7 +82,7 @@ def test_any_numbers_come_back_as_they_were(name: str, values: list[float]) -> N
 @pytest.mark.parametrize("name", few(replay.names(), every=4))
 def test_a_diagnosis(tmp_path: Path, name: str) -> None:
     diagnosis = diagnose(shipped(name), EVERYTHING, CHECKS, strict=True)
-    loaded = saved.load(write(tmp_path, node_json(diagnosis)))
+    loaded = saved.load(write(tmp_path, result_json(diagnosis)))
     assert loaded.kind is Command.DOCTOR
     assert isinstance(loaded.result, Diagnosis)
     assert loaded.result.findings == diagnosis.findings
@@ -160,7 +160,7 @@ def test_a_folder(tmp_path: Path) -> None:
 
 
 def test_the_folder_of_a_fleet_is_its_report(tmp_path: Path) -> None:
-    (tmp_path / "fleet.json").write_text(plain_json(REPORT))
+    (tmp_path / "fleet.json").write_text(result_json(REPORT))
     assert isinstance(saved.load_any(tmp_path).result, FleetReport)
 
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.report.exports.csv import topo_csv
-from egmctl.report.exports.json import node_json
+from egmctl.report.exports.json import result_json
 from egmctl.topology.topology import topology
 from tests.random_machines import machines
 from tests.topology import builders
@@ -25,7 +25,7 @@ SCHEMA = json.loads((Path(__file__).resolve().parents[2] / "docs/schemas/topo.sc
 
 
 def document(machine: Machine) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads(node_json(topology(machine)))
+    read: dict[str, Any] = json.loads(result_json(topology(machine)))
     return read
 
 

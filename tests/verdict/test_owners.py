@@ -138,7 +138,7 @@ def text(report: RunReport, verbose: int = 0) -> str:
 
 def test_the_owners_are_told_with_v_and_first_only_where_they_are_unexpected() -> None:
     expected, other = read(), read(FIRST_OF_CPU)
-    line = f"NUMA0: owner by the link counters of memory allocated under GPU0: GPU0, under GPU1: GPU1 ({CASE})"
+    line = f"NUMA0: memory allocated under GPU0 belongs to GPU0, by the link counters ({CASE})"
     assert line in text(expected, verbose=1)
     assert "EGM memory of NUMA" not in text(expected)
     first = text(other)
@@ -149,7 +149,9 @@ def test_the_owners_are_told_with_v_and_first_only_where_they_are_unexpected() -
 def test_an_unknown_owner_says_why() -> None:
     made = run("hgx-h200x4", cases=(CASE,))
     shown = text(replace(made, verdict=judge(made, None)), verbose=1)
-    assert "NUMA0: owner unknown of memory allocated under GPU0, GPU1, GPU2 and GPU3: not EGM (no NVLink-C2C)" in shown
+    assert (
+        "NUMA0: memory allocated under GPU0, GPU1, GPU2 and GPU3 has an unknown owner: not EGM (no NVLink-C2C)" in shown
+    )
     assert "no counters show which link carried the bytes" in text(read(at=()), verbose=1)
 
 

@@ -5,23 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from egmctl import __version__
 from egmctl.errors import EgmctlError, ExitCode, NothingToDo
 from egmctl.facts.redact import redact
 from egmctl.model.codec import to_json
 from egmctl.model.machine import Machine, Origin
-
-if TYPE_CHECKING:
-    from egmctl.model.bringup import Bringup
-    from egmctl.model.comparison import Comparison
-    from egmctl.model.diagnosis import Diagnosis
-    from egmctl.model.fleet import FleetReport
-    from egmctl.model.listing import CheckList, History, MachineList
-    from egmctl.model.measurement import RunReport
-    from egmctl.model.profile import MatchResult, ProfileList
-    from egmctl.topology.topology import Topology
 
 
 def envelope(
@@ -75,27 +65,20 @@ def dump(document: dict[str, Any]) -> str:
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
 
-def node_json(result: Topology | Diagnosis) -> str:
-    """Return what was judged of a machine as a JSON document, with an error where nothing could be."""
-    body = to_json(replace(result, machines=(redact(result.machine),)))
-    errors = [] if result.nothing is None else [NothingToDo(result.nothing)]
-    return dump(envelope(result.SCHEMA, result.exit_code, body, machine=result.machine, errors=errors))
+def result_json(result: Any) -> str:
+    """Return any result of :mod:`egmctl.report.kinds` as a JSON document.
 
-
-def bringup_json(bringup: Bringup) -> str:
-    """Return a node's bring-up as a JSON document."""
-    diagnosis = replace(bringup.diagnosis, machines=(redact(bringup.machine),))
-    body = to_json(replace(bringup, diagnosis=diagnosis))
-    return dump(envelope(bringup.SCHEMA, bringup.exit_code, body, machine=bringup.machine))
-
-
-def bench_json(report: RunReport) -> str:
-    """Return a run of the bench as a JSON document: every sample, null with the reason beside it."""
-    machine = next(iter(report.machines), None)
-    return dump(envelope(report.SCHEMA, report.exit_code, to_json(report), machine=machine))
-
-
-def plain_json(result: Comparison | FleetReport | MatchResult | History | ProfileList | MachineList | CheckList) -> str:
-    """Return a result that holds no machine as a JSON document; the envelope's ``machine`` is its origin, or null."""
+    The machine of a diagnosis or a topology has pseudonyms for what is private. Where nothing could be determined,
+    ``errors`` says why.
+    """
+    machine = getattr(result, "machine", None) or next(iter(getattr(result, "machines", ())), None)
+    body = result
+    if hasattr(result, "diagnosis"):
+        body = replace(result, diagnosis=replace(result.diagnosis, machines=(redact(result.machine),)))
+    elif hasattr(result, "machine"):
+        body = replace(result, machines=(redact(result.machine),))
+    origin = machine if isinstance(machine, Machine) else getattr(result, "origin", None)
+    nothing = getattr(result, "nothing", None)
+    errors = [] if nothing is None else [NothingToDo(nothing)]
     code = getattr(result, "exit_code", ExitCode.OK)
-    return dump(envelope(result.SCHEMA, code, to_json(result), machine=getattr(result, "origin", None)))
+    return dump(envelope(result.SCHEMA, code, to_json(body), machine=origin, errors=errors))

@@ -1,128 +1,107 @@
-"""A diagnosis and a run of the bench as JUnit XML, which CI systems read."""
+"""Results as JUnit XML, which CI systems read."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element, SubElement
 
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import TOLD, Finding, Status
-from egmctl.model.measurement import BROKEN, Measurement, RunReport
+from egmctl.model.measurement import BROKEN, RunReport
 from egmctl.model.measurement import Status as Ended
-from egmctl.model.verdict import ClassVerdict, Grade
+from egmctl.model.verdict import Grade
+from egmctl.report.exports.nagios import with_remedy
 from egmctl.units import printable
 
-Suite = tuple[int, int, int, str]
-"""Tests, failures, skipped ones, and the element."""
+if TYPE_CHECKING:
+    from egmctl.model.bringup import Bringup
 
 
-def junit(diagnosis: Diagnosis) -> str:
+def doctor_junit(diagnosis: Diagnosis) -> str:
     """Return JUnit XML: a finding is a test case; ``skip``, ``unknown`` and what
     another one explains are skipped ones, ``warn`` and ``note`` pass."""
-    return document([doctor_suite(diagnosis)])
+    return _document(_doctor_suite(diagnosis))
 
 
 def bench_junit(report: RunReport) -> str:
     """Return JUnit XML: a class of paths is a test case, and so is each measurement that broke; what was not measured
     and what has no reference are skipped ones."""
-    return document([bench_suite(report)])
+    return _document(_bench_suite(report))
 
 
-def document(suites: Sequence[Suite]) -> str:
-    """Return whole JUnit XML."""
-    tests, failures, skips = sum(s[0] for s in suites), sum(s[1] for s in suites), sum(s[2] for s in suites)
-    head = f'tests="{tests}" failures="{failures}" errors="0" skipped="{skips}"'
-    body = "".join(suite[3] for suite in suites)
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n<testsuites {head}>\n{body}</testsuites>\n'
+def bringup_junit(bringup: Bringup) -> str:
+    """Return JUnit XML: a suite of doctor's findings, and one of the path classes of the bench."""
+    return _document(_doctor_suite(bringup.diagnosis), *([] if bringup.run is None else [_bench_suite(bringup.run)]))
 
 
-def suite(name: str, tests: int, failures: int, skips: int, cases: str) -> Suite:
-    """Return a suite of test cases."""
-    head = f'tests="{tests}" failures="{failures}" errors="0" skipped="{skips}"'
-    return tests, failures, skips, f' <testsuite name="{name}" {head}>\n{cases} </testsuite>\n'
+def _document(*suites: Element) -> str:
+    root = Element("testsuites", _counts([case for suite in suites for case in suite]))
+    root.extend(suites)
+    ElementTree.indent(root, " ")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
 
 
-def doctor_suite(diagnosis: Diagnosis) -> Suite:
-    """Return the findings of a diagnosis."""
-    findings = diagnosis.findings
+def _suite(name: str, cases: Sequence[Element]) -> Element:
+    suite = Element("testsuite", {"name": name} | _counts(cases))
+    suite.extend(cases)
+    return suite
+
+
+def _counts(cases: Sequence[Element]) -> dict[str, str]:
+    failures, skips = (sum(case.find(tag) is not None for case in cases) for tag in ("failure", "skipped"))
+    return {"tests": str(len(cases)), "failures": str(failures), "errors": "0", "skipped": str(skips)}
+
+
+def _case(classname: str, name: str, tag: str, kind: str, message: str, text: str = "") -> Element:
+    """Return a test case that failed or was skipped, with its kind and message; of ``system-out`` with the text."""
+    case = Element("testcase", {"classname": printable(classname), "name": printable(name)})
+    attributes = {} if tag == "system-out" else {"type": kind, "message": printable(message)}
+    SubElement(case, tag, attributes).text = printable(text) or None
+    return case
+
+
+def _doctor_suite(diagnosis: Diagnosis) -> Element:
     failing = TOLD if diagnosis.strict else (Status.FAIL,)
-    failures = sum(finding.status in failing and not finding.explained_by for finding in findings)
-    skips = sum(finding.status in (Status.SKIP, Status.UNKNOWN) or bool(finding.explained_by) for finding in findings)
-    cases = "".join(_case(finding, failing) for finding in findings)
-    return suite("egmctl doctor", len(findings), failures, skips, cases)
+    return _suite("egmctl doctor", [_finding(finding, failing) for finding in diagnosis.findings])
 
 
-def bench_suite(report: RunReport) -> Suite:
-    """Return the verdicts of a run, and what kept it from being whole."""
-    classes = () if report.verdict is None else report.verdict.classes
-    broken = [m for m in report.measurements if m.status in BROKEN]
-    waived = {(m.case, m.reason or ""): m for m in report.measurements if m.status is Ended.WAIVED}
-    unjudged = [] if report.verdict is not None else [m for m in report.measurements if m.measured]
-    problems = [*report.problems, *(["the run was interrupted"] if report.interrupted else [])]
-    failing = (Grade.FAIL, Grade.WARN) if report.verdict is not None and report.verdict.strict else (Grade.FAIL,)
-    cases = [
-        *(_class_case(one, failing) for one in classes),
-        *(
-            _measured_case(m, f'<failure type="{m.status}" message="{escaped(m.reason or "")}"></failure>')
-            for m in broken
-        ),
-        *(_measured_case(m, f'<skipped type="waived" message="{escaped(m.reason or "")}"/>') for m in waived.values()),
-        *(_measured_case(m, '<skipped type="not-judged" message="measured, not judged"/>') for m in unjudged),
-        *(
-            f'  <testcase classname="bench" name="run"><failure type="incomplete" message="{escaped(one)}"></failure>'
-            "</testcase>\n"
-            for one in problems
-        ),
-    ]
-    failures = sum(one.grade in failing for one in classes) + len(broken) + len(problems)
-    skips = sum(one.grade is Grade.NO_REFERENCE for one in classes) + len(waived) + len(unjudged)
-    return suite("egmctl bench", len(cases), failures, skips, "".join(cases))
-
-
-def _class_case(one: ClassVerdict, failing: tuple[Grade, ...]) -> str:
-    message = f'message="{escaped(one.reason)}"'
-    if one.grade in failing:
-        inside = f'<failure type="{one.grade}" {message}></failure>'
-    elif one.grade is Grade.NO_REFERENCE:
-        inside = f'<skipped type="no-reference" {message}/>'
-    else:
-        inside = f"<system-out>{escaped(one.reason)}</system-out>"
-    name = f'classname="bench.{escaped(one.case)}" name="{escaped(one.path_class)}"'
-    return f"  <testcase {name}>{inside}</testcase>\n"
-
-
-def _measured_case(m: Measurement, inside: str) -> str:
-    return (
-        f'  <testcase classname="bench.{escaped(m.case)}" name="{escaped(f"{m.case} {m.path}")}">{inside}</testcase>\n'
-    )
-
-
-def _case(finding: Finding, failing: tuple[Status, ...]) -> str:
-    area = finding.check.partition(".")[0]
+def _finding(finding: Finding, failing: tuple[Status, ...]) -> Element:
     place = f" [{finding.place.label}]" if finding.place.label else ""
-    message = f'message="{escaped(finding.summary)}"'
+    names = f"doctor.{finding.check.partition('.')[0]}", finding.check + place
     if finding.explained_by:
-        by = escaped(f"explained by {', '.join(finding.explained_by)}: {finding.summary}")
-        inside = f'<skipped type="explained" message="{by}"/>'
-    elif finding.status in failing:
-        inside = f'<failure type="{finding.status}" {message}>{escaped(_advice(finding))}</failure>'
-    elif finding.status in (Status.SKIP, Status.UNKNOWN):
-        inside = f'<skipped type="{finding.status}" {message}/>'
-    else:
-        told = f"{finding.status}: {finding.summary}{_advice(finding, before='. ')}"
-        inside = f"<system-out>{escaped(told)}</system-out>"
-    return (
-        f'  <testcase classname="doctor.{escaped(area)}" name="{escaped(finding.check + place)}">{inside}</testcase>\n'
-    )
+        by = f"explained by {', '.join(finding.explained_by)}: {finding.summary}"
+        return _case(*names, "skipped", "explained", by)
+    if finding.status in failing:
+        return _case(*names, "failure", finding.status, finding.summary, with_remedy("", finding.remedy))
+    if finding.status in (Status.SKIP, Status.UNKNOWN):
+        return _case(*names, "skipped", finding.status, finding.summary)
+    return _case(*names, "system-out", "", "", with_remedy(f"{finding.status}: {finding.summary}", finding.remedy))
 
 
-def _advice(finding: Finding, before: str = "") -> str:
-    remedy = finding.remedy
-    if remedy is None:
-        return ""
-    return before + remedy.text + (f" $ {remedy.command}" if remedy.command else "")
-
-
-def escaped(text: str) -> str:
-    """Return a text as XML holds it."""
-    return html.escape(printable(text))
+def _bench_suite(report: RunReport) -> Element:
+    verdict = report.verdict
+    failing = (Grade.FAIL, Grade.WARN) if verdict is not None and verdict.strict else (Grade.FAIL,)
+    cases = []
+    for path_class in () if verdict is None else verdict.classes:
+        names = f"bench.{path_class.case}", path_class.path_class
+        if path_class.grade in failing:
+            cases.append(_case(*names, "failure", path_class.grade, path_class.reason))
+        elif path_class.grade is Grade.NO_REFERENCE:
+            cases.append(_case(*names, "skipped", "no-reference", path_class.reason))
+        else:
+            cases.append(_case(*names, "system-out", "", "", path_class.reason))
+    waived = set()
+    for m in report.measurements:
+        names = f"bench.{m.case}", f"{m.case} {m.path}"
+        if m.status in BROKEN:
+            cases.append(_case(*names, "failure", m.status, m.reason or ""))
+        elif m.status is Ended.WAIVED and (m.case, m.reason) not in waived:
+            waived.add((m.case, m.reason))
+            cases.append(_case(*names, "skipped", "waived", m.reason or ""))
+        elif m.measured and verdict is None:
+            cases.append(_case(*names, "skipped", "not-judged", "measured, not judged"))
+    problems = [*report.problems, *(["the run was interrupted"] if report.interrupted else [])]
+    cases += [_case("bench", "run", "failure", "incomplete", problem) for problem in problems]
+    return _suite("egmctl bench", cases)

@@ -1,45 +1,73 @@
-"""A diagnosis as the output of a Nagios plugin: https://nagios-plugins.org/doc/guidelines.html#PLUGOUTPUT."""
+"""Results as the output of a Nagios plugin: https://nagios-plugins.org/doc/guidelines.html#PLUGOUTPUT."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import TOLD, Finding, Remedy, Status, causes
 from egmctl.units import printable
 
+if TYPE_CHECKING:
+    from egmctl.model.bringup import Bringup
+
 _WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
+_Problem = tuple[Status, str, Remedy | None]
 
 
-def nagios(diagnosis: Diagnosis) -> str:
+def doctor_nagios(diagnosis: Diagnosis) -> str:
     """Return one line of state, what is wrong by which check, and performance data; then a line a problem."""
-    number = diagnosis.counts
     roots = [cause.finding for cause in causes(diagnosis.findings)]
     problems = [f for status in TOLD for f in diagnosis.findings if f.status is status and not f.explained_by]
-    told = ", ".join(f"{count} {status}" for status, count in number.items() if count)
+    sentence = ", ".join(f"{count} {status}" for status, count in diagnosis.counts.items() if count)
     if diagnosis.nothing is not None:
-        told = diagnosis.nothing
+        sentence = diagnosis.nothing
     elif roots:
-        more = f" (+{len(roots) - 1} more)" if len(roots) > 1 else ""
-        told = f"{_named(roots[0])}{more}"
-    first = plugin_line(diagnosis.nagios_state, told, performance(diagnosis))
-    return "\n".join([first, *(sentence(one.status, _named(one), one.remedy) for one in problems)]) + "\n"
+        sentence = _named(roots[0]) + (f" (+{len(roots) - 1} more)" if len(roots) > 1 else "")
+    lines = ((finding.status, _named(finding), finding.remedy) for finding in problems)
+    return _output(diagnosis.nagios_state, sentence, _performance(diagnosis), lines)
 
 
-def plugin_line(state: int, told: str, data: str) -> str:
-    """Return the line that Nagios shows: the state, what is wrong, and performance data behind a bar."""
-    return f"EGMCTL {_WORDS[state]} - {_unbarred(told)} | {data}"
+def bringup_nagios(bringup: Bringup) -> str:
+    """Return one line of state, answer and cause, with performance data; then a line a cause."""
+    from egmctl.report.document import plain
+    from egmctl.report.views.bringup import cause_words, root_of, verdict
+
+    answered = verdict(bringup)
+    root = None if bringup.blamed is None else root_of(bringup, bringup.blamed)
+    check = "" if root is None else f"{root.check}: "
+    slow = {number for cause in bringup.causes for number in cause.slow}
+    problems: list[_Problem] = []
+    for cause in bringup.causes:
+        root = root_of(bringup, cause)
+        words = cause_words(bringup, cause)
+        problems.append(
+            (cause.status, f"bench: {words}", None)
+            if root is None
+            else (cause.status, f"{root.check}: {words}", root.remedy)
+        )
+    sentence = f"{answered.word}: {check}{plain(answered.sentence)}"
+    return _output(bringup.nagios_state, sentence, f"{_performance(bringup.diagnosis)} slow={len(slow)}", problems)
 
 
-def performance(diagnosis: Diagnosis) -> str:
-    """Return the numbers of checks by status as performance data."""
-    return " ".join(f"{status}={diagnosis.counts.get(status, 0)}" for status in Status)
-
-
-def sentence(status: Status, told: str, remedy: Remedy | None) -> str:
-    """Return a line on one problem, with what to do."""
+def with_remedy(sentence: str, remedy: Remedy | None) -> str:
+    """Return a sentence with what to do about it, and the command."""
     if remedy is None:
-        return f"{status.upper()} {_unbarred(told)}"
+        return sentence
     command = f" $ {remedy.command}" if remedy.command else ""
-    return f"{status.upper()} {_unbarred(f'{told}. {remedy.text}{command}')}"
+    return f"{f'{sentence}. ' if sentence else ''}{remedy.text}{command}"
+
+
+def _output(state: int, sentence: str, performance: str, problems: Iterable[_Problem]) -> str:
+    """Return the line that Nagios shows, then a line for each problem: status, sentence, and what to do."""
+    lines = [f"EGMCTL {_WORDS[state]} - {_unbarred(sentence)} | {performance}"]
+    lines += [f"{status.upper()} {_unbarred(with_remedy(words, remedy))}" for status, words, remedy in problems]
+    return "\n".join(lines) + "\n"
+
+
+def _performance(diagnosis: Diagnosis) -> str:
+    return " ".join(f"{status}={diagnosis.counts.get(status, 0)}" for status in Status)
 
 
 def _named(finding: Finding) -> str:

@@ -36,9 +36,11 @@ def plan_report(plan: Plan) -> PlanReport:
         ranks=tuple(replace(rank, host=None) for rank in plan.ranks),
         measurements=tuple(
             PlannedMeasurement(
-                **{f.name: getattr(one.task, f.name) for f in fields(Task)}, waiver=one.waiver, waivers=one.waivers
+                **{f.name: getattr(planned.task, f.name) for f in fields(Task)},
+                waiver=planned.waiver,
+                waivers=planned.waivers,
             )
-            for one in plan.tasks
+            for planned in plan.tasks
         ),
         steps=tuple(
             PlannedStep(measurements=step.tasks, proof=step.proof, seconds=seconds)

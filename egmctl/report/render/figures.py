@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from xml.etree.ElementTree import Element
 
-from egmctl.report.document import Anchor, Better, Box, Cell, Chart, Label, Line, Matrix, Point, Scene, Tone, columns
+from egmctl.report.document import Better, Cell, Chart, Matrix, Point, Tone, columns
 from egmctl.report.render.page import arrows, element
 from egmctl.units import format_size
 
@@ -22,12 +22,12 @@ DRAWN_CELLS = 72 * 72
 
 def best(matrix: Matrix) -> dict[str, float]:
     """Return the best number of each kind of a matrix; nothing where it is not to be shaded."""
-    found: dict[str, float] = {}
+    best_of: dict[str, float] = {}
     better = max if matrix.better is Better.HIGH else min
     for cell in (cell for series in columns(matrix) for cell in series.cells):
         if matrix.better is not None and cell.value:
-            found[cell.kind] = better(found.get(cell.kind, cell.value), cell.value)
-    return found
+            best_of[cell.kind] = better(best_of.get(cell.kind, cell.value), cell.value)
+    return best_of
 
 
 def step_of(cell: Cell, best_of: Mapping[str, float], better: Better | None) -> int | None:
@@ -37,9 +37,9 @@ def step_of(cell: Cell, best_of: Mapping[str, float], better: Better | None) -> 
     return step(cell.value, best_of[cell.kind], better)
 
 
-def step(value: float, of: float, better: Better) -> int:
+def step(value: float, most: float, better: Better) -> int:
     """Return the step of a number, 7 for the best and what equals it within one per cent."""
-    share = value / of if better is Better.HIGH else of / value if value > 0 else 1
+    share = value / most if better is Better.HIGH else most / value if value > 0 else 1
     return bisect_right(BOUNDS, share)
 
 
@@ -114,8 +114,8 @@ def _powers(sizes: Sequence[float]) -> list[float]:
     """Return the powers of 16 (or of 4, of few sizes) from the smallest size to the largest, and those two."""
     first, last = sizes[0], max(sizes[-1], 2 * sizes[0])
     factor = 4 if last / first <= 4**6 else 16
-    found = [first * factor**place for place in range(1 + int(math.log(last / first, factor) + 1e-9))]
-    return found if found[-1] == last else [*found, last]
+    powers = [first * factor**place for place in range(1 + int(math.log(last / first, factor) + 1e-9))]
+    return powers if powers[-1] == last else [*powers, last]
 
 
 def _scale(low: float, high: float, start: float, end: float, *, logarithm: bool = False) -> Scale:
@@ -203,68 +203,39 @@ def is_broad(matrix: Matrix) -> bool:
     return _DENSE <= len(columns(matrix)) < _WIDE
 
 
-def diagram(scene: Scene) -> Element:
-    """Return the drawing of a scene."""
-    return element(
-        "svg",
-        element("title", scene.title),
-        element("desc", "; ".join(scene.sentences)),
-        [_shape(shape) for shape in scene.shapes],
-        class_="figure topology",
-        role="img",
-        viewBox=f"0 0 {scene.width:g} {scene.height:g}",
-        width=scene.width,
-        height=scene.height,
-    )
-
-
-def _shape(shape: Box | Line | Label) -> Element:
-    match shape:
-        case Box():
-            place = {"x": shape.x, "y": shape.y, "width": shape.width, "height": shape.height}
-            return element("rect", **place, rx=shape.radius or None, class_=shape.look.value)
-        case Line():
-            first, *further = shape.points
-            path = f"M{first[0]:.1f} {first[1]:.1f}" + "".join(f"L{x:.1f} {y:.1f}" for x, y in further)
-            return element("path", d=path, class_=shape.look.value)
-        case Label():
-            anchor = "" if shape.anchor is Anchor.START else shape.anchor.value
-            classes = " ".join(filter(None, (shape.look.value, anchor, "halo" if shape.halo else "")))
-            return element("text", shape.text, x=shape.x, y=shape.y, class_=classes or None)
-
-
 def heat_map(matrix: Matrix) -> Element:
     """Return a matrix as a heat map."""
-    words = list(_caption(matrix))
-    series, best_of = columns(matrix), best(matrix)
-    depth = max((len(one.header) for one in series), default=1)
-    top = len(words) * _FIGURES_LINE + 6
-    body = top + depth * _FIGURES_LINE
+    captions = [(arrows(matrix.caption), "strong"), (matrix.names, "dim")]
+    captions += [(arrows(note), "dim") for note in matrix.notes]
+    captions = [caption for caption in captions if caption[0]]
     parts = [
-        element(
-            "text", text, x=_LABEL + (place + 0.5) * _CELL, y=top + (row + 0.7) * _FIGURES_LINE, class_="dim middle"
-        )
-        for place, one in enumerate(series)
-        for row, text in enumerate(one.header, depth - len(one.header))
+        element("text", text, x=0, y=place * _FIGURES_LINE - 4, class_=look)
+        for place, (text, look) in enumerate(captions, 1)
     ]
-    for place, row in enumerate(matrix.rows):
-        y = body + place * _ROW
-        parts.append(element("text", row, x=0, y=y + 19, class_="dim"))
-        for number, one in enumerate(series):
-            parts += _cell(one.cells[place], matrix, best_of, _LABEL + number * _CELL, y)
-    height = body + len(matrix.rows) * _ROW
-    for after in matrix.after:
-        height += _FIGURES_LINE
-        parts.append(element("text", after, x=_LABEL, y=height - 2, class_="dim"))
-    told = max((len(text) for text in (matrix.names, *matrix.notes)), default=0)
+    series, best_of = columns(matrix), best(matrix)
+    depth = max((len(column.header) for column in series), default=1)
+    y = len(captions) * _FIGURES_LINE + 6
+    for place, column in enumerate(series):
+        x = _LABEL + (place + 0.5) * _CELL
+        for row, text in enumerate(column.header, depth - len(column.header)):
+            parts.append(element("text", text, x=x, y=y + (row + 0.7) * _FIGURES_LINE, class_="dim middle"))
+    y += depth * _FIGURES_LINE
+    for place, name in enumerate(matrix.rows):
+        parts.append(element("text", name, x=0, y=y + 19, class_="dim"))
+        for number, column in enumerate(series):
+            parts += _cell(column.cells[place], matrix, best_of, _LABEL + number * _CELL, y)
+        y += _ROW
+    for line in matrix.after:
+        y += _FIGURES_LINE
+        parts.append(element("text", line, x=_LABEL, y=y - 2, class_="dim"))
+    longest = max((len(text) for text in (matrix.names, *matrix.notes)), default=0)
     return element(
         "svg",
         element("title", matrix.caption),
-        words,
         parts,
         class_="figure",
-        width=max(_LABEL + len(series) * _CELL, _STRONG * len(matrix.caption), _DIM * told),
-        height=height + 4,
+        width=max(_LABEL + len(series) * _CELL, _STRONG * len(matrix.caption), _DIM * longest),
+        height=y + 4,
         overflow="visible",
     )
 
@@ -279,14 +250,3 @@ def _cell(cell: Cell, matrix: Matrix, best_of: Mapping[str, float], x: float, y:
             yield element("rect", x=x + 1, y=y + 1, width=_CELL - 4, height=_ROW - 4, rx=4, class_=ring)
     text = f"{cell.text} {cell.mark}".rstrip()
     yield element("text", text, x=x + _CELL / 2 - 1, y=y + 19, class_=f"middle {style}".strip())
-
-
-def _caption(matrix: Matrix) -> Sequence[Element]:
-    words = [
-        (arrows(matrix.caption), "strong"),
-        *((text, "dim") for text in (matrix.names, *map(arrows, matrix.notes)) if text),
-    ]
-    return [
-        element("text", text, x=0, y=place * _FIGURES_LINE - 4, class_=look)
-        for place, (text, look) in enumerate(words, 1)
-    ]

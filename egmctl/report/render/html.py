@@ -7,34 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from xml.etree.ElementTree import Element
 
 from egmctl.compat import assert_never
-from egmctl.report.document import (
-    Align,
-    Better,
-    Block,
-    Bullets,
-    Cell,
-    Chart,
-    Command,
-    Diagram,
-    Document,
-    Entry,
-    Hint,
-    KeyValues,
-    Level,
-    Matrix,
-    Paragraph,
-    Section,
-    Span,
-    Table,
-    Tone,
-    Verdict,
-    Words,
-    body_of,
-    columns,
-    parts,
-    plain,
-    shown,
-)
+from egmctl.report import document as doc
+from egmctl.report.document import Align, Better, Level, Tone, Words
 from egmctl.report.render import figures, page
 from egmctl.report.render.figures import DRAWN_CELLS, best, cells_of, legend, step_of
 from egmctl.report.render.page import Child, arrows, element
@@ -45,12 +19,12 @@ _FEW, _LONG, _WIDE = 2, 5, 12
 which a heat map does and can be scrolled by keyboard."""
 
 
-def matrix_html(matrix: Matrix) -> Element:
+def matrix_html(matrix: doc.Matrix) -> Element:
     """Return a figure with the table of a matrix."""
     if cells_of(matrix) > DRAWN_CELLS:
         too_many = f"{cells_of(matrix)} cells are too many to show: JSON and CSV have them."
         return element("figure", element("p", list(_caption(matrix))), element("p", too_many, class_="dim"))
-    series, best_of = columns(matrix), best(matrix)
+    series, best_of = doc.columns(matrix), best(matrix)
     depth = max((len(column.header) for column in series), default=1)
     head = [
         element("tr", element("td") if any(matrix.rows) else None, list(_heads(matrix, row, depth)))
@@ -95,7 +69,7 @@ def legend_html(better: Better) -> Element:
     )
 
 
-def _caption(matrix: Matrix) -> Iterator[Element]:
+def _caption(matrix: doc.Matrix) -> Iterator[Element]:
     yield element("strong", arrows(matrix.caption))
     if matrix.names:
         yield element("span", matrix.names, class_="case")
@@ -103,11 +77,13 @@ def _caption(matrix: Matrix) -> Iterator[Element]:
         yield element("span", arrows(note), class_="note")
 
 
-def _heads(matrix: Matrix, row: int, depth: int) -> Iterator[Element]:
+def _heads(matrix: doc.Matrix, row: int, depth: int) -> Iterator[Element]:
     """Yield the headings of one row, each over the columns of its group that have none there; the last row is right
     above the cells."""
     for group in matrix.groups:
-        texts = [one.header[place] if (place := row - depth + len(one.header)) >= 0 else "" for one in group]
+        # The last row is right above the cells, however few lines a heading has.
+        headers = [("",) * (depth - len(column.header)) + column.header for column in group]
+        texts = [lines[row] for lines in headers]
         starts = [number for number, text in enumerate(texts) if text or number == 0]
         for start, end in zip(starts, [*starts[1:], len(texts)], strict=True):
             if not texts[start]:
@@ -118,9 +94,9 @@ def _heads(matrix: Matrix, row: int, depth: int) -> Iterator[Element]:
                 yield element("th", arrows(texts[start]), scope="col")
 
 
-def _body(matrix: Matrix, best_of: Mapping[str, float]) -> Iterator[Element]:
+def _body(matrix: doc.Matrix, best_of: Mapping[str, float]) -> Iterator[Element]:
     for place, row in enumerate(matrix.rows):
-        cells = [one.cells[place] for one in columns(matrix)]
+        cells = [column.cells[place] for column in doc.columns(matrix)]
         # A row without cells is a heading of those below it.
         look = None if any(cell.text for cell in cells) else "strong"
         yield element(
@@ -130,7 +106,7 @@ def _body(matrix: Matrix, best_of: Mapping[str, float]) -> Iterator[Element]:
         )
 
 
-def _cell(cell: Cell, matrix: Matrix, best_of: Mapping[str, float]) -> Element:
+def _cell(cell: doc.Cell, matrix: doc.Matrix, best_of: Mapping[str, float]) -> Element:
     step = step_of(cell, best_of, matrix.better)
     classes = [] if step is None else [f"heat-{step}"]
     if cell.tone in _CLASSES:
@@ -159,22 +135,22 @@ _WIDE_TABLE = 8
 """Columns from which a table can be scrolled by keyboard."""
 
 
-def html(document: Document) -> str:
+def html(document: doc.Document) -> str:
     """Return the whole page."""
-    body = list(shown(document.body, Level.PAGE))
+    body = list(doc.shown(document.body, Level.PAGE))
     return page.page(document.command, document.subject, document.subtitle, document.banners, list(_sections(body)))
 
 
-def _sections(blocks: Sequence[Block]) -> Iterator[page.PageSection]:
+def _sections(blocks: Sequence[doc.Block]) -> Iterator[page.PageSection]:
     """Yield the sections of a page; the blocks before the first one are a section too."""
-    first = [block for block in blocks if not isinstance(block, Section)]
+    first = [block for block in blocks if not isinstance(block, doc.Section)]
     names: dict[str, int] = {}
     if first:
-        title = "Verdict" if isinstance(first[0], Verdict) else "Overview"
+        title = "Verdict" if isinstance(first[0], doc.Verdict) else "Overview"
         yield page.PageSection(_id(title, names), title, tuple(_blocks(first)))
     for block in blocks:
-        if isinstance(block, Section):
-            yield page.PageSection(_id(block.title, names), block.title, tuple(_blocks(body_of(block))))
+        if isinstance(block, doc.Section):
+            yield page.PageSection(_id(block.title, names), block.title, tuple(_blocks(doc.body_of(block))))
 
 
 def _id(title: str, names: dict[str, int]) -> str:
@@ -183,11 +159,11 @@ def _id(title: str, names: dict[str, int]) -> str:
     return name if names[name] == 1 else f"{name}-{names[name]}"
 
 
-def _blocks(blocks: Sequence[Block]) -> Iterator[Child]:
+def _blocks(blocks: Sequence[doc.Block]) -> Iterator[Child]:
     """Yield elements; matrices that follow each other stand beside each other, with one key to their shades."""
-    matrices: list[Matrix | Chart] = []
+    matrices: list[doc.Matrix | doc.Chart] = []
     for block in blocks:
-        if isinstance(block, (Matrix, Chart)):
+        if isinstance(block, (doc.Matrix, doc.Chart)):
             matrices.append(block)
             continue
         yield from _figures(matrices)
@@ -199,54 +175,54 @@ def _blocks(blocks: Sequence[Block]) -> Iterator[Child]:
     yield from _figures(matrices)
 
 
-def _figures(blocks: Sequence[Matrix | Chart]) -> Iterator[Child]:
+def _figures(blocks: Sequence[doc.Matrix | doc.Chart]) -> Iterator[Child]:
     if blocks:
-        drawn = [matrix_html(block) if isinstance(block, Matrix) else _chart(block) for block in blocks]
-        broad = any(isinstance(block, Matrix) and figures.is_broad(block) for block in blocks)
+        drawn = [matrix_html(block) if isinstance(block, doc.Matrix) else _chart(block) for block in blocks]
+        broad = any(isinstance(block, doc.Matrix) and figures.is_broad(block) for block in blocks)
         yield element("div", drawn, class_="grids broad" if broad else "grids")
         better = dict.fromkeys(
-            block.better for block in blocks if isinstance(block, Matrix) and block.better is not None
+            block.better for block in blocks if isinstance(block, doc.Matrix) and block.better is not None
         )
         yield from map(legend_html, better)
 
 
-def _chart(chart: Chart) -> Element:
+def _chart(chart: doc.Chart) -> Element:
     return element("figure", element("div", figures.plot(chart), class_="scroll drawn"), class_="plotted")
 
 
-def _block(block: Block) -> Child:
+def _block(block: doc.Block) -> Child:
     match block:
-        case Verdict():
+        case doc.Verdict():
             return _verdict(block)
-        case Paragraph():
+        case doc.Paragraph():
             return element("p", _words(block.words), class_="dim" if block.tone is Tone.DIM else _class(block.tone))
-        case Hint():
+        case doc.Hint():
             return []
-        case Bullets():
+        case doc.Bullets():
             return element("ul", (element("li", _words(item)) for item in block.items), class_="sentences")
-        case KeyValues():
+        case doc.KeyValues():
             return page.facts([(name, _words(value)) for name, value in block.rows])
-        case Command():
+        case doc.Command():
             return element("pre", element("code", block.text))
-        case Entry():
+        case doc.Entry():
             return _entry(block)
-        case Table():
+        case doc.Table():
             return _table(block)
-        case Matrix():
+        case doc.Matrix():
             return matrix_html(block)
-        case Chart():
+        case doc.Chart():
             return _chart(block)
-        case Diagram():
-            return element("div", figures.diagram(block.scene), class_="scroll drawing")
-        case Section() if block.folded:
-            return element("details", element("summary", block.title), list(_blocks(body_of(block))))
-        case Section():
-            return [element("h3", block.title), list(_blocks(body_of(block)))]
+        case doc.Diagram():
+            return element("div", block.draw(), class_="scroll drawing")
+        case doc.Section() if block.folded:
+            return element("details", element("summary", block.title), list(_blocks(doc.body_of(block))))
+        case doc.Section():
+            return [element("h3", block.title), list(_blocks(doc.body_of(block)))]
         case _:
             assert_never(block)
 
 
-def _verdict(block: Verdict) -> Element:
+def _verdict(block: doc.Verdict) -> Element:
     look = _LOOKS.get(block.tone, "plain")
     sign = element("svg", (element("path", d=path) for path in _SIGNS[look]), viewBox="0 0 24 24", aria_hidden="true")
     said = [element("p", block.word, class_="word"), element("p", _words(block.sentence), class_="why")]
@@ -255,21 +231,21 @@ def _verdict(block: Verdict) -> Element:
     return element("div", sign, element("div", said), class_=f"verdict {look}")
 
 
-def _entry(block: Entry) -> Element:
+def _entry(block: doc.Entry) -> Element:
     look = _LOOKS.get(block.tone, "plain")
     label = element("span", block.word.lower(), class_=f"word-{look}") if block.word else None
     check = element("code", block.id) if block.id else None
     body: list[Child] = []
-    for one in block.body:
-        if isinstance(one, KeyValues):
-            pairs = ([element("dt", name), element("dd", _words(value))] for name, value in one.rows)
+    for part in block.body:
+        if isinstance(part, doc.KeyValues):
+            pairs = ([element("dt", name), element("dd", _words(value))] for name, value in part.rows)
             body.append(element("dl", list(pairs), class_="values"))
         else:
-            body.append(_block(one))
+            body.append(_block(part))
     return element("article", element("h3", label, element("span", _words(block.title)), check), body, class_="finding")
 
 
-def _table(block: Table) -> Element:
+def _table(block: doc.Table) -> Element:
     looks = [_look(block, place) for place in range(len(block.columns))]
     heads = (
         element("th", column.name, scope="col", class_=look) for column, look in zip(block.columns, looks, strict=True)
@@ -283,15 +259,15 @@ def _table(block: Table) -> Element:
         element("tbody", (_row(row, looks) for row in block.rows)),
         class_="rows",
     )
-    return _scrolled(table, block.notes, (block.caption or "table") if wide else "")
+    return _scrolled(table, (), (block.caption or "table") if wide else "")
 
 
-def _look(block: Table, place: int) -> str | None:
+def _look(block: doc.Table, place: int) -> str | None:
     """Return how the cells of a column look: those of numbers and names are not broken, sentences are."""
     column = block.columns[place]
     if column.align is Align.RIGHT:
         return "number"
-    short = all(len(plain(row[place])) <= _SHORT for row in block.rows)
+    short = all(len(doc.plain(row[place])) <= _SHORT for row in block.rows)
     return "whole" if short or not column.wrap else None
 
 
@@ -302,10 +278,10 @@ def _row(row: Sequence[Words], looks: Sequence[str | None]) -> Element:
 
 
 def _words(words: Words) -> list[Child]:
-    return [_span(part) for part in parts(words)]
+    return [_span(part) for part in doc.parts(words)]
 
 
-def _span(span: Span) -> Child:
+def _span(span: doc.Span) -> Child:
     if span.code:
         return element("code", span.text)
     look = _class(span.tone)

@@ -6,32 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from egmctl.compat import assert_never
-from egmctl.report.document import (
-    Align,
-    Block,
-    Bullets,
-    Chart,
-    Command,
-    Diagram,
-    Document,
-    Entry,
-    Hint,
-    KeyValues,
-    Level,
-    Matrix,
-    Paragraph,
-    Section,
-    Span,
-    Table,
-    Tone,
-    Verdict,
-    Words,
-    body_of,
-    columns,
-    parts,
-    plain,
-    shown,
-)
+from egmctl.report import document as doc
+from egmctl.report.document import Align, Level, Tone, Words
 from egmctl.units import printable
 
 _MARKUP = re.compile(r"([\\`*{}\[\]<>#|~&$!]|(?<![^\W_])_|_(?![^\W_])|^[-+=]|^\d+(?=[.)](?:\s|$))|:(?=//)|(?<=www)\.)")
@@ -70,7 +46,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[bo
     right
         Of each column, whether it holds numbers.
     """
-    marks = ["---:" if one else "---" for one in right]
+    marks = ["---:" if number else "---" for number in right]
     return "".join(f"| {' | '.join(row)} |\n" for row in (head, marks, *rows))
 
 
@@ -85,139 +61,125 @@ def warning(lines: Sequence[str]) -> str:
 
 
 def _plain(match: re.Match[str]) -> str:
-    found = match[0]
-    # A backslash makes punctuation plain, no digit: of "1." it stands before the dot.
-    return f"{found}\\" if found[0].isdigit() else f"\\{found}"
+    # A backslash makes punctuation plain, no digit: in "1." it stands before the dot.
+    return f"{match[0]}\\" if match[0][0].isdigit() else f"\\{match[0]}"
 
 
 LIMIT = 60_000
 """Characters; GitHub takes 65536 in one comment."""
 
 
-def markdown(document: Document) -> str:
+def markdown(document: doc.Document) -> str:
     """Return the text: without the folded parts that would make it longer than :data:`LIMIT`, which it then says."""
-    body = list(shown(document.body, Level.VERBOSE))
-    verdict = next((block.word for block in body if isinstance(block, Verdict)), "")
-    title = f"## {escaped(document.command)}: {escaped(verdict or document.subject)}\n"
-    about = ", ".join(filter(None, (document.subject if verdict else "", document.subtitle)))
-    text = "\n".join(filter(None, (title, warning(list(document.banners)))))
-    about_told = False
+    body = list(doc.shown(document.body, Level.VERBOSE))
+    verdicts = [block for block in body if isinstance(block, doc.Verdict)]
+    title = f"## {escaped(document.command)}: {escaped(verdicts[0].word if verdicts else document.subject)}\n"
+    about = ", ".join(filter(None, (document.subject if verdicts else "", document.subtitle)))
+    parts = [title, warning(document.banners), *(_block(verdict, 3) for verdict in verdicts)]
+    parts.append(f"{escaped(about)}\n" if about else "")
     left_out = []
     for block in body:
-        if about and not about_told and not isinstance(block, Verdict):
-            text += f"\n{escaped(about)}\n"
-            about_told = True
-        part = _folded(block)
-        if len(text) + len(part) > LIMIT:
+        part = "" if isinstance(block, doc.Verdict) else _folded(block)
+        if sum(map(len, parts)) + len(part) > LIMIT:
             left_out.append(_name(block))
-        elif part:
-            text += f"\n{part}"
-    if about and not about_told:
-        text += f"\n{escaped(about)}\n"
+        else:
+            parts.append(part)
     if left_out:
-        text += f"\nToo long for a ticket, left out: {escaped('; '.join(left_out))}. The page and JSON have it.\n"
-    return text
+        parts.append(f"Too long for a ticket, left out: {escaped('; '.join(left_out))}. The page and JSON have it.\n")
+    return "\n".join(filter(None, parts))
 
 
-def _folded(block: Block) -> str:
+def _folded(block: doc.Block) -> str:
     if block.level < Level.VERBOSE:
         return _block(block, 3)
-    if isinstance(block, Section):
-        return details(block.title, _blocks(body_of(block), 4))
+    if isinstance(block, doc.Section):
+        return details(block.title, _blocks(doc.body_of(block), 4))
     return details(_name(block), _block(block, 4))
 
 
-def _name(block: Block) -> str:
+def _name(block: doc.Block) -> str:
     match block:
-        case Section():
+        case doc.Section():
             return block.title
-        case Table() | Matrix() | Chart():
+        case doc.Table() | doc.Matrix() | doc.Chart():
             return block.caption or "table"
-        case Entry():
-            return plain(block.title)
+        case doc.Entry():
+            return doc.plain(block.title)
         case _:
             return "more"
 
 
-def _blocks(blocks: Sequence[Block], depth: int) -> str:
+def _blocks(blocks: Sequence[doc.Block], depth: int) -> str:
     return "\n".join(filter(None, (_block(block, depth) for block in blocks)))
 
 
-def _block(block: Block, depth: int) -> str:
+def _block(block: doc.Block, depth: int) -> str:
     match block:
-        case Verdict():
+        case doc.Verdict():
             advice = f"\n**Next:** {_words(block.advice)}\n" if block.advice else ""
             return f"**{escaped(block.word)}**: {_words(block.sentence)}\n{advice}"
-        case Paragraph():
+        case doc.Paragraph():
             return f"{_words(block.words)}\n"
-        case Bullets():
+        case doc.Bullets():
             return "".join(f"- {_words(item)}\n" for item in block.items)
-        case KeyValues():
+        case doc.KeyValues():
             return "".join(f"- {escaped(name)}: {_words(value)}\n" for name, value in block.rows)
-        case Command():
+        case doc.Command():
             return code_block(block.text, "sh")
-        case Entry():
+        case doc.Entry():
             check = f" {code(block.id)}" if block.id else ""
             head = f"{'#' * depth} {escaped(block.word)} {_words(block.title)}{check}\n"
             return "\n".join(filter(None, (head, *map(_folded, block.body))))
-        case Table():
+        case doc.Table():
             return "\n".join(_table(block))
-        case Matrix():
+        case doc.Matrix():
             return _matrix(block)
-        case Section() if block.folded:
-            return details(block.title, _blocks(body_of(block), depth + 1))
-        case Section():
-            return f"{'#' * depth} {escaped(block.title)}\n\n{_blocks(body_of(block), depth + 1)}"
-        case Chart() | Diagram() | Hint():
+        case doc.Section() if block.folded:
+            return details(block.title, _blocks(doc.body_of(block), depth + 1))
+        case doc.Section():
+            return f"{'#' * depth} {escaped(block.title)}\n\n{_blocks(doc.body_of(block), depth + 1)}"
+        case doc.Chart() | doc.Diagram() | doc.Hint():
             return ""
         case _:
             assert_never(block)
 
 
-def _table(block: Table) -> Iterator[str]:
+def _table(block: doc.Table) -> Iterator[str]:
     if block.caption:
         yield f"**{escaped(block.caption)}**\n"
     head = [escaped(column.name) or " " for column in block.columns]
     rows = [[_cell(cell) for cell in row] for row in block.rows]
     yield table(head, rows, (column.align is Align.RIGHT for column in block.columns))
-    if block.notes:
-        yield "".join(f"{escaped(note)}\n" for note in block.notes)
 
 
-def _matrix(block: Matrix) -> str:
-    series = columns(block)
-    head = [" ", *(escaped(" ".join(filter(None, one.header))) or " " for one in series)]
-    rows = [
-        [
-            f"**{escaped(name)}**" if name else " ",
-            *(
-                _marked(f"{one.cells[place].text.strip()}{one.cells[place].mark}", one.cells[place].tone)
-                for one in series
-            ),
-        ]
-        for place, name in enumerate(block.rows)
-    ]
-    told = f"**{escaped(block.caption)}**" + (f" {code(block.names)}" if block.names else "")
+def _matrix(block: doc.Matrix) -> str:
+    series = doc.columns(block)
+    head = [" ", *(escaped(" ".join(filter(None, column.header))) or " " for column in series)]
+    rows = []
+    for place, name in enumerate(block.rows):
+        cells = [column.cells[place] for column in series]
+        shown = [_marked(f"{cell.text.strip()}{cell.mark}", cell.tone) for cell in cells]
+        rows.append([f"**{escaped(name)}**" if name else " ", *shown])
+    caption = f"**{escaped(block.caption)}**" + (f" {code(block.names)}" if block.names else "")
     notes = "".join(f"<br>{escaped(note)}" for note in (*block.notes, *block.after))
-    right = (False, *(one.align is Align.RIGHT for one in series))
-    return f"{told}{notes}\n\n{table(head, rows, right)}"
+    return f"{caption}{notes}\n\n{table(head, rows, (False, *(column.align is Align.RIGHT for column in series)))}"
 
 
 def _cell(words: Words) -> str:
     # Alone in a cell a dash is no list.
-    return plain(words) if plain(words) == "-" else _words(words)
+    return doc.plain(words) if doc.plain(words) == "-" else _words(words)
 
 
 def _words(words: Words) -> str:
     text = ""
-    for span in parts(words):
+    for span in doc.parts(words):
         part = _span(span)
         # Without something between them two spans of code, or two bold ones, would be one.
         text += f"<!-- -->{part}" if text.endswith(("`", "**")) and part.startswith(("`", "**")) else part
     return text
 
 
-def _span(span: Span) -> str:
+def _span(span: doc.Span) -> str:
     return code(span.text) if span.code else _marked(span.text, span.tone)
 
 

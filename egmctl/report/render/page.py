@@ -18,7 +18,7 @@ Child = Element | str | Iterable["Child"] | None
 Value = str | float | bool | None
 
 _INLINE = frozenset({"a", "abbr", "b", "code", "span", "strong", "td", "th", "tspan"})
-"""Elements without a line break behind them; the others have one, for who reads the source."""
+"""Elements without a line break behind them; the others have one, for readers of the source."""
 
 
 def element(tag: str, *children: Child, **attributes: Value) -> Element:
@@ -108,9 +108,9 @@ def page(command: str, title: str, subtitle: str, banners: Sequence[str], sectio
     command
         Which command made it: ``egmctl bench``.
     title, subtitle
-        What the report is of, and when and how it was made.
+        The subject of the report, and when and how it was made.
     banners
-        What everybody has to know first: that a machine was modelled, recorded or fake.
+        Warnings to read first: that a machine was modelled, recorded or fake.
     """
     sheet = style("colors", "figure", "page")
     digest = base64.b64encode(hashlib.sha256(sheet.encode()).digest()).decode()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from xml.etree.ElementTree import Element
 
 from rich.console import Console
 from rich.text import Text
 
 from egmctl.report.document import Block, Chart, Diagram, Document, Level, Matrix, Section, body_of, shown
-from egmctl.report.render import figures
-from egmctl.report.render.figures import DRAWN_CELLS, cells_of
+from egmctl.report.render.figures import DRAWN_CELLS, cells_of, heat_map, plot
 from egmctl.report.render.page import element, raw, style, xml
 
 _TEMPLATE = """\
@@ -57,39 +56,12 @@ _PAD, _BANNER = 16.0, 30.0
 
 
 def svg(document: Document) -> str:
-    """Return a document's drawings, heat maps and curves below each other; without any, an empty picture."""
-    return stack(
-        f"{document.command}: {document.subject}", document.banners, list(_figures(shown(document.body, Level.PAGE)))
-    )
-
-
-def _figures(blocks: Iterable[Block]) -> Iterator[Element]:
-    for block in blocks:
-        match block:
-            case Diagram():
-                yield figures.diagram(block.scene)
-            case Matrix() if block.better is not None and cells_of(block) <= DRAWN_CELLS:
-                yield figures.heat_map(block)
-            case Chart() if any(curve for _, curve in block.curves):
-                yield figures.plot(block)
-            case Section():
-                yield from _figures(body_of(block))
-            case _:
-                continue
-
-
-def stack(title: str, banners: Sequence[str], figures: Sequence[Element]) -> str:
-    """Return a document with figures (``svg`` elements with a width and a height) below each other.
-
-    Parameters
-    ----------
-    banners
-        What everybody has to know first, on the picture's face.
-    """
+    """Return a document's drawings, heat maps and curves below each other, its banners above them."""
+    figures = list(_figures(shown(document.body, Level.PAGE)))
     width = max((float(figure.get("width", "0")) for figure in figures), default=320.0) + 2 * _PAD
     y = _PAD
     parts: list[Element] = []
-    for text in banners:
+    for text in document.banners:
         parts.append(element("text", text, x=_PAD, y=y + 16, class_="warn"))
         y += _BANNER
     for figure in figures:
@@ -100,7 +72,7 @@ def stack(title: str, banners: Sequence[str], figures: Sequence[Element]) -> str
     return xml(
         element(
             "svg",
-            element("title", title),
+            element("title", f"{document.command}: {document.subject}"),
             raw("style", style("colors", "figure")),
             element("rect", width=width, height=y, class_="sheet"),
             parts,
@@ -111,3 +83,18 @@ def stack(title: str, banners: Sequence[str], figures: Sequence[Element]) -> str
             height=y,
         )
     )
+
+
+def _figures(blocks: Iterable[Block]) -> Iterator[Element]:
+    for block in blocks:
+        match block:
+            case Diagram():
+                yield block.draw()
+            case Matrix() if block.better is not None and cells_of(block) <= DRAWN_CELLS:
+                yield heat_map(block)
+            case Chart() if any(curve for _, curve in block.curves):
+                yield plot(block)
+            case Section():
+                yield from _figures(body_of(block))
+            case _:
+                continue

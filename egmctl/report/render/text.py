@@ -12,33 +12,8 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from egmctl.compat import assert_never
-from egmctl.report.document import (
-    Align,
-    Block,
-    Bullets,
-    Chart,
-    Column,
-    Command,
-    Diagram,
-    Document,
-    Entry,
-    Hint,
-    KeyValues,
-    Level,
-    Matrix,
-    Paragraph,
-    Section,
-    Series,
-    Span,
-    Table,
-    Tone,
-    Verdict,
-    Words,
-    body_of,
-    parts,
-    plain,
-    shown,
-)
+from egmctl.report import document as doc
+from egmctl.report.document import Align, Level, Tone, Words
 from egmctl.units import printable
 
 WIDTH = 80
@@ -61,7 +36,7 @@ _LEAST_WRAPPED = 20
 """Characters that a column of sentences keeps."""
 
 
-def text(document: Document, *, width: int = WIDTH, level: Level = Level.NORMAL) -> Text:
+def text(document: doc.Document, *, width: int = WIDTH, level: Level = Level.NORMAL) -> Text:
     """Return the whole text.
 
     Parameters
@@ -74,12 +49,12 @@ def text(document: Document, *, width: int = WIDTH, level: Level = Level.NORMAL)
     page = _Page(width=min(max(width, NARROWEST), WIDEST))
     for banner in document.banners:
         page.words(banner, style=STYLES[Tone.WARN], further=2)
-    body = list(shown(document.body, level))
-    first = [block for block in body if isinstance(block, Verdict)]
+    body = list(doc.shown(document.body, level))
+    first = [block for block in body if isinstance(block, doc.Verdict)]
     page.blocks(first)
     if document.subtitle and level >= Level.NORMAL:
         page.words(document.subtitle, style=STYLES[Tone.DIM], further=2)
-    rest = [block for block in body if not isinstance(block, Verdict)]
+    rest = [block for block in body if not isinstance(block, doc.Verdict)]
     if rest:
         page.gap()
     page.blocks(rest)
@@ -95,7 +70,7 @@ class _Page:
         self._names = 0
         """Characters of the longest name of values in the present entry."""
 
-    def blocks(self, blocks: Sequence[Block], indent: int = 0, *, close: bool = False) -> None:
+    def blocks(self, blocks: Sequence[doc.Block], indent: int = 0, *, close: bool = False) -> None:
         """Write blocks below each other, an empty line between those of different kinds.
 
         Parameters
@@ -104,18 +79,18 @@ class _Page:
             Without empty lines: what belongs to an entry.
         """
         if close:
-            rows = [row for block in blocks if isinstance(block, KeyValues) for row in block.rows]
+            rows = [row for block in blocks if isinstance(block, doc.KeyValues) for row in block.rows]
             self._names = max((len(name) for name, _ in rows), default=0)
         for place, run in enumerate(_runs(blocks)):
             if place and not close:
                 self.gap()
             label = max(map(_head, run))
             for number, block in enumerate(run):
-                if number and isinstance(block, (Section, Matrix, Table)):
+                if number and isinstance(block, (doc.Section, doc.Matrix, doc.Table)):
                     self.gap()
                 # A hint stands below what it continues.
-                below = label + 2 if isinstance(run[0], (Entry, Bullets)) else 1
-                self._block(block, indent + below if number and isinstance(block, Hint) else indent, label)
+                below = label + 2 if isinstance(run[0], (doc.Entry, doc.Bullets)) else 1
+                self._block(block, indent + below if number and isinstance(block, doc.Hint) else indent, label)
 
     def words(
         self, words: Words, indent: int = 0, *, style: str = "", head: Text | None = None, further: int = 0
@@ -131,65 +106,63 @@ class _Page:
         if self.text and not self.text.plain.endswith("\n\n"):
             self.text.append("\n")
 
-    def _block(self, block: Block, indent: int, label: int) -> None:
+    def _block(self, block: doc.Block, indent: int, label: int) -> None:
         match block:
-            case Verdict():
+            case doc.Verdict():
                 self._verdict(block, indent)
-            case Paragraph():
+            case doc.Paragraph():
                 self.words(block.words, indent, style=STYLES[block.tone])
-            case Hint():
+            case doc.Hint():
                 self.words(block.words, indent, style=STYLES[Tone.DIM])
-            case Bullets():
+            case doc.Bullets():
                 for item in block.items:
                     self.words(item, indent + 2, further=2)
-            case KeyValues():
+            case doc.KeyValues():
                 self._key_values(block, indent, label)
-            case Command():
+            case doc.Command():
                 place = indent + self._names + 2 if self._names else indent
                 self.text.append(f"{' ' * place}$ {printable(block.text)}\n", _HEADING)
-            case Entry():
+            case doc.Entry():
                 self._entry(block, indent, label)
-            case Table():
+            case doc.Table():
                 self._table(block, indent)
-            case Matrix():
+            case doc.Matrix():
                 self._matrix(block)
-            case Section():
+            case doc.Section():
                 self.words(block.title, indent, style=_HEADING)
-                self.blocks(body_of(block), indent)
-            case Chart() | Diagram():
+                self.blocks(doc.body_of(block), indent)
+            case doc.Chart() | doc.Diagram():
                 # The numbers stand in a table beside it.
                 return
             case _:
                 assert_never(block)
 
-    def _verdict(self, block: Verdict, indent: int) -> None:
+    def _verdict(self, block: doc.Verdict, indent: int) -> None:
         word = Text(" " * indent).append(f"{block.word}:", _VERDICTS.get(block.tone, _HEADING)).append(" ")
         for piece in _broken(word.append_text(_line(block.sentence)), self._width, indent + 2):
             self.text.append_text(piece).append("\n")
         if block.advice:
             self.words(block.advice, head=Text(" " * indent).append("Next: ", _HEADING))
 
-    def _key_values(self, block: KeyValues, indent: int, label: int) -> None:
+    def _key_values(self, block: doc.KeyValues, indent: int, label: int) -> None:
         width = max(self._names, label)
         for name, value in block.rows:
             self.words(value, head=Text(" " * indent).append(f"{printable(name).ljust(width)}  ", STYLES[Tone.DIM]))
 
-    def _entry(self, block: Entry, indent: int, label: int) -> None:
+    def _entry(self, block: doc.Entry, indent: int, label: int) -> None:
         head = Text(" " * indent).append(block.word.ljust(label), STYLES[block.tone]).append("  ")
-        check = (Span(f"  [{block.id}]", Tone.DIM),) if block.id else ()
-        self.words((*parts(block.title), *check), head=head)
+        check = (doc.Span(f"  [{block.id}]", Tone.DIM),) if block.id else ()
+        self.words((*doc.parts(block.title), *check), head=head)
         self.blocks(block.body, indent + label + 2, close=True)
         self._names = 0
 
-    def _table(self, block: Table, indent: int) -> None:
+    def _table(self, block: doc.Table, indent: int) -> None:
         if block.caption:
             self.words(block.caption, indent, style=_HEADING)
         for line in table_lines(block.columns, block.rows, self._width - indent):
             self.text.append(" " * indent).append_text(line).append("\n")
-        for note in block.notes:
-            self.words(note, indent, style=STYLES[Tone.DIM], further=2)
 
-    def _matrix(self, block: Matrix) -> None:
+    def _matrix(self, block: doc.Matrix) -> None:
         self.words(block.caption, style=_HEADING)
         if block.names:
             self.text.append(f"{printable(block.names)}\n", STYLES[Tone.DIM])
@@ -201,18 +174,18 @@ class _Page:
             self.words(after)
 
 
-def _head(block: Block) -> int:
+def _head(block: doc.Block) -> int:
     """Return the characters of what stands before a block's text: the same for those that follow each other."""
-    if isinstance(block, KeyValues):
+    if isinstance(block, doc.KeyValues):
         return max((len(name) for name, _ in block.rows), default=0)
-    return len(block.word) if isinstance(block, Entry) else 0
+    return len(block.word) if isinstance(block, doc.Entry) else 0
 
 
-def _runs(blocks: Sequence[Block]) -> Iterator[list[Block]]:
+def _runs(blocks: Sequence[doc.Block]) -> Iterator[list[doc.Block]]:
     """Yield the blocks of one kind that follow each other; a hint at more of them belongs to them."""
-    run: list[Block] = []
+    run: list[doc.Block] = []
     for block in blocks:
-        joins = isinstance(block, Hint) and block.more
+        joins = isinstance(block, doc.Hint) and block.more
         if run and type(block) is not type(run[0]) and not joins:
             yield run
             run = []
@@ -221,10 +194,10 @@ def _runs(blocks: Sequence[Block]) -> Iterator[list[Block]]:
         yield run
 
 
-def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[Words]], width: int) -> Iterator[Text]:
+def table_lines(columns: Sequence[doc.Column], rows: Sequence[Sequence[Words]], width: int) -> Iterator[Text]:
     """Yield the lines of a table: its columns as wide as their cells, those of sentences as wide as is left."""
     names = [printable(column.name) for column in columns]
-    texts = [[printable(plain(cell)) for cell in row] for row in rows]
+    texts = [[printable(doc.plain(cell)) for cell in row] for row in rows]
     widths = [max([len(name), *(len(row[place]) for row in texts)]) for place, name in enumerate(names)]
     gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= width else 1
     wrapped = [place for place, column in enumerate(columns) if column.wrap]
@@ -252,80 +225,83 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[Words]], widt
             yield line
 
 
-def _matrix_lines(matrix: Matrix, width: int) -> Iterator[Text]:
+def _matrix_lines(matrix: doc.Matrix, width: int) -> Iterator[Text]:
     """Yield the lines of a matrix, in as many blocks of columns as the width asks for.
 
     Where one block alone is too wide for its names, the longest names stand on lines of their own.
     """
     names = [printable(name) for name in matrix.rows]
     label = max(map(len, names), default=0)
-    wide = {id(series): _width_of(series) for group in matrix.groups for series in group}
-    marks = {id(series): _mark_of(series) for group in matrix.groups for series in group}
-    left = width - sum(1 + size for size in wide.values())
-    if len(matrix.groups) == 1 and label > left:
+    groups = [[(series, _width_of(series)) for series in group] for group in matrix.groups]
+    sizes = [size for group in groups for _, size in group]
+    left = width - sum(sizes) - len(sizes)
+    if len(groups) == 1 and label > left:
         label = max(left, _LEAST_WRAPPED)
-
-    def blocks(gap: int) -> list[list[Series]]:
-        found: list[list[Series]] = [[]]
-        used = label
-        for group in matrix.groups:
-            size = sum(gap + wide[id(series)] for series in group)
-            if found[-1] and used + size > width:
-                found.append([])
-                used = label
-            found[-1].extend(group)
-            used += size
-        return found
-
-    def fits(gap: int) -> bool:
-        return label + sum(gap + size for size in wide.values()) <= width
-
-    gap = 1 if fits(1) and not fits(2) else 2
-    for number, block in enumerate(blocks(gap)):
+    gap = 1 if label <= left < label + len(sizes) else 2
+    for number, block in enumerate(_column_blocks(groups, width - label, gap)):
         if number:
             yield Text()
-        height = max((len(series.header) for series in block), default=0)
+        height = max((len(series.header) for series, _ in block), default=0)
         for row in range(-height, len(names)):
             name = names[row] if row >= 0 else ""
             if len(name) > label:
                 yield Text(name)
                 name = ""
             line = Text(name.ljust(label))
-            for series in block:
-                line.append(" " * gap)
-                if row >= 0:
-                    cell = series.cells[row]
-                    unmarked = " " * (marks[id(series)] - len(cell.mark))
-                    piece = Text(f"{printable(cell.text)}{cell.mark}", STYLES[cell.tone]).append(unmarked)
-                else:
-                    head = series.header[row] if -row <= len(series.header) else ""
-                    piece = Text(printable(head), STYLES[Tone.DIM])
-                line.append_text(_aligned(piece, wide[id(series)], series.align))
+            for series, size in block:
+                piece = _matrix_cell(series, row)
+                line.append(" " * gap).append_text(_aligned(piece, size, series.align))
             yield line
 
 
-def _width_of(series: Series) -> int:
+_Columns = list[tuple[doc.Series, int]]
+"""Columns, each with its width."""
+
+
+def _column_blocks(groups: Sequence[_Columns], width: int, gap: int) -> Iterator[_Columns]:
+    """Yield as many groups as fit beside each other, again and again."""
+    block: _Columns = []
+    used = 0
+    for group in groups:
+        size = sum(gap + size for _, size in group)
+        if block and used + size > width:
+            yield block
+            block, used = [], 0
+        block = [*block, *group]
+        used += size
+    yield block
+
+
+def _matrix_cell(series: doc.Series, row: int) -> Text:
+    """Return the cell of a row; rows of the header count from -1 upwards."""
+    if row < 0:
+        return Text(printable(series.header[row]) if -row <= len(series.header) else "", STYLES[Tone.DIM])
+    cell = series.cells[row]
+    unmarked = " " * (_mark_of(series) - len(cell.mark))
+    return Text(f"{printable(cell.text)}{cell.mark}", STYLES[cell.tone]).append(unmarked)
+
+
+def _width_of(series: doc.Series) -> int:
     mark = _mark_of(series)
     cells = (len(printable(cell.text)) + max(mark, len(cell.mark)) for cell in series.cells)
     return max((*map(len, series.header), *cells), default=0)
 
 
-def _mark_of(series: Series) -> int:
+def _mark_of(series: doc.Series) -> int:
     """Return the characters that the signs behind a column's numbers take, so that the numbers stay in line."""
     return max((len(cell.mark) for cell in series.cells), default=0) if series.align is Align.RIGHT else 0
 
 
 def _line(words: Words, style: str = "") -> Text:
     line = Text()
-    for part in parts(words):
+    for part in doc.parts(words):
         line.append(printable(part.text), STYLES[part.tone] or style)
     return line
 
 
 def _aligned(piece: Text, width: int, align: Align) -> Text:
-    spaces = max(width - len(piece), 0)
-    left = {Align.LEFT: 0, Align.RIGHT: spaces, Align.CENTRE: spaces // 2}[align]
-    return Text(" " * left).append_text(piece).append(" " * (spaces - left))
+    spaces = " " * max(width - len(piece), 0)
+    return Text(spaces).append_text(piece) if align is Align.RIGHT else Text().append_text(piece).append(spaces)
 
 
 def _broken(line: Text, width: int, indent: int) -> Iterator[Text]:
@@ -343,9 +319,9 @@ def _broken(line: Text, width: int, indent: int) -> Iterator[Text]:
     place = 0
     for number, piece in enumerate(pieces):
         content = piece.strip(" ")
-        found = words.index(content, place)
-        yield Text(" " * (lead if number == 0 else indent)).append_text(line[found : found + len(content)])
-        place = found + len(content)
+        start = words.index(content, place)
+        place = start + len(content)
+        yield Text(" " * (lead if number == 0 else indent)).append_text(line[start:place])
 
 
 def _trimmed(text: Text) -> Text:

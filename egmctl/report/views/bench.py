@@ -1,43 +1,18 @@
-"""A soak as text: of each case the worst sample of all its paths and when it was. JSON has it of each path."""
+"""The view of ``egmctl bench``: the answer with its causes, the path classes, then what it rests on."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
-from egmctl.model.finding import Status as Found
+from egmctl.doctor.kernel_faults import KernelFault
 from egmctl.model.gpu import FAKE, are_fake
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import Engine, Measurement, MemoryKind, Pattern, Quantity, RunReport, Status
 from egmctl.model.ucx import node_names
-from egmctl.model.verdict import (
-    BAD_GRADES,
-    ClassVerdict,
-    Grade,
-    Judgement,
-    MemoryOwner,
-    OwnerUnknown,
-    Yardstick,
-    worst_grade,
-)
-from egmctl.report.document import (
-    Block,
-    Body,
-    Bullets,
-    Diagram,
-    Document,
-    Entry,
-    Hint,
-    KeyValues,
-    Level,
-    Matrix,
-    Paragraph,
-    Section,
-    Span,
-    Tone,
-    columns_of,
-)
+from egmctl.model.verdict import BAD_GRADES, Grade, Judgement, MemoryOwner, OwnerUnknown, Yardstick
+from egmctl.report import document as doc
+from egmctl.report.document import Level, Tone
 from egmctl.report.views.bench_answer import (
     answer,
     exceptions,
@@ -53,18 +28,11 @@ from egmctl.report.views.bench_answer import (
     was_run,
     where_time_went,
 )
-from egmctl.report.views.bench_classes import (
-    GRADE_TONES,
-    STATUS_TONES,
-    class_tables,
-    judged_sections,
-    number,
-)
+from egmctl.report.views.bench_classes import GRADE_TONES, STATUS_TONES, class_tables, judged_sections, number
 from egmctl.report.views.bench_details import by_sms, families
-from egmctl.report.views.causes import cause_entries
+from egmctl.report.views.causes import TONES, cause_entries
 from egmctl.report.views.machine import banners, confidential_banner, machine_section
-from egmctl.report.views.node_scene import node_scene
-from egmctl.report.views.topo import gpu_matrix
+from egmctl.report.views.topo import gpu_matrix, node_diagram
 from egmctl.topology.topology import topology
 from egmctl.units import counted, gpu_name, listed, printable, several, shortened
 from egmctl.verdict.yardsticks import unit_of
@@ -73,24 +41,26 @@ _FEW = 3
 """Flows whose ends fit beside a case's name."""
 
 
-def soak(report: RunReport) -> Iterator[Matrix]:
+def soak(report: RunReport) -> Iterator[doc.Matrix]:
     """Yield a row for each case that was measured again and again: the path with the worst sample, and when it was."""
-    rows: dict[str, tuple[str, ...]] = {}
-    for case in dict.fromkeys(m.case for m in report.measurements if m.slowest_at_s is not None):
-        members = [m for m in report.measurements if m.case == case and m.slowest_at_s is not None]
+    cases: dict[str, list[Measurement]] = {}
+    for m in report.measurements:
+        if m.slowest_at_s is not None and m.headline is not None:
+            cases.setdefault(m.case, []).append(m)
+    rows = []
+    for case, members in cases.items():
         worst = min(members, key=_worst_share)
-        if (summary := worst.headline) is None:
-            continue
-        value, unit = (summary.max, "ns") if worst.latency_ns else (summary.min, "GB/s")
-        passes, at = min(m.attempts for m in members), f"{worst.slowest_at_s or 0:.0f} s"
-        name = f"{case} {worst.path if len(worst.flows) < _FEW else ''}".rstrip()
-        rows[name] = (str(passes), f"{summary.median:.2f}", f"{value:.2f}", unit, at)
-    heads = ("passes", "median", "worst", "", "at")
-    yield Matrix(
-        caption=f"Worst of {report.wall_s:.0f} s",
-        rows=tuple(rows),
-        groups=columns_of({head: [row[place] for row in rows.values()] for place, head in enumerate(heads)}),
-    )
+        summary = worst.headline
+        name = f"{case} {worst.path}" if len(worst.flows) < _FEW else case
+        cells = {
+            "passes": str(min(m.attempts for m in members)),
+            "median": f"{summary.median:.2f}" if summary else "-",
+            "worst": f"{summary.max if worst.latency_ns else summary.min:.2f}" if summary else "-",
+            "": "ns" if worst.latency_ns else "GB/s",
+            "at": f"{worst.slowest_at_s or 0:.0f} s",
+        }
+        rows.append((name, cells))
+    yield doc.grid(f"Worst of {report.wall_s:.0f} s", rows)
 
 
 def _worst_share(measurement: Measurement) -> float:
@@ -150,21 +120,15 @@ _OWNER_UNKNOWN = {
 
 def owner_lines(report: RunReport) -> Iterator[str]:
     """Yield a sentence for each NUMA node: the owner of what was allocated under each GPU, or why it is not known."""
-    known: dict[tuple[str, int], list[str]] = {}
-    unknown: dict[tuple[str, int, str], list[str]] = {}
+    labels: dict[tuple[int, str, str], list[str]] = {}
     for owner in _owners(report):
-        under = owner.allocated_by_label
-        if owner.owner is not None:
-            known.setdefault((owner.case, owner.numa_node), []).append(f"under {under}: {owner.owner_label}")
-        else:
-            unknown.setdefault((owner.case, owner.numa_node, _why_unknown(report, owner)), []).append(under)
+        ends = f"belongs to {owner.owner_label}, by the link counters"
+        if owner.owner is None:
+            ends = f"has an unknown owner: {_why_unknown(report, owner)}"
+        labels.setdefault((owner.numa_node, ends, owner.case), []).append(owner.allocated_by_label)
     cases: dict[str, list[str]] = {}
-    for (case, node), owners in known.items():
-        sentence = f"NUMA{node}: owner by the link counters of memory allocated {', '.join(owners)}"
-        cases.setdefault(sentence, []).append(case)
-    for (case, node, why), labels in unknown.items():
-        sentence = f"NUMA{node}: owner unknown of memory allocated under {listed(labels)}: {why}"
-        cases.setdefault(sentence, []).append(case)
+    for (node, ends, case), under in labels.items():
+        cases.setdefault(f"NUMA{node}: memory allocated under {listed(under)} {ends}", []).append(case)
     yield from (f"{sentence} ({shortened(names, _CASES)})" for sentence, names in sorted(cases.items()))
 
 
@@ -202,16 +166,16 @@ _STAGED = 2
 """Pairs without peer access that are named."""
 _FAULTS = 3
 """Faults of the kernel's log that are told without -v."""
-_STATUS_TONES = {Found.FAIL: Tone.BAD, Found.WARN: Tone.WARN}
+_AGAINST = {Yardstick.PROFILE: "the expected", Yardstick.LINK: "its link's", Yardstick.PEERS: "its peers'"}
 
 
-def bench_document(report: RunReport) -> Document:
+def bench_document(report: RunReport) -> doc.Document:
     """Return what there is to say of a run first."""
     subject = counted(gpu_name(gpu.name) for gpu in report.gpus)
     version = report.cuda_driver_version
     cuda = f" (CUDA {version // 1000}.{version % 1000 // 10})" if version else ""
     driver = report.driver_version or "unknown"
-    return Document(
+    return doc.Document(
         command="egmctl bench",
         subject=subject,
         subtitle=f"{subject}, driver {driver}{cuda}; {tally(report)}, {report.wall_s:.0f} s",
@@ -223,11 +187,11 @@ def bench_document(report: RunReport) -> Document:
 def bench_banners(report: RunReport) -> tuple[str, ...]:
     """Return what everybody has to know first of a run."""
     fake = (FAKE,) if are_fake(gpu.name for gpu in report.gpus) else ()
-    told = (line for machine in report.machines for line in (*banners(machine.origin), *confidential_banner(machine)))
-    return tuple(dict.fromkeys((*fake, *told)))
+    lines = (line for machine in report.machines for line in (*banners(machine.origin), *confidential_banner(machine)))
+    return tuple(dict.fromkeys((*fake, *lines)))
 
 
-def _body(report: RunReport) -> Iterator[Block]:
+def _body(report: RunReport) -> Iterator[doc.Block]:
     yield answer(report)
     yield from cause_entries(report)
     yield from _kernel(report)
@@ -235,57 +199,58 @@ def _body(report: RunReport) -> Iterator[Block]:
         yield from _details(report)
         return
     yield from _worst_paths(report)
-    yield Section(title="Failed or unstable", body=partial(_broken, report))
+    yield doc.Section("Failed or unstable", partial(_broken, report))
     yield from class_tables(report)
-    yield Section(title="Bandwidth by number of SMs", body=partial(by_sms, report))
-    yield Section(title="Soak", body=partial(soak, report))
-    yield Section(title="Warnings", body=partial(_warnings, report))
+    yield doc.Section("Bandwidth by number of SMs", partial(by_sms, report))
+    yield doc.Section("Soak", partial(soak, report))
+    yield doc.Section("Warnings", partial(_warnings, report))
     staged = tuple(staged_lines(report))
     more = (f"and {len(staged) - _STAGED} more pairs",) if len(staged) > _STAGED else ()
     notes = [*filter(None, [route_line(report)]), *unexpected_owners(report), *staged[:_STAGED], *more]
     notes += [*_skipped(report), *report.problems]
-    yield Section(title="Notes", body=(Bullets(items=tuple(notes)),))
+    yield doc.Section("Notes", (doc.Bullets(tuple(notes)),))
     yield from _details(report)
-    yield Hint(words="Matrices, settings and references: -v; all of it as a page: -o run.html")
+    yield doc.Hint("Matrices, settings and references: -v; all of it as a page: -o run.html")
 
 
-def _warnings(report: RunReport) -> Iterator[Bullets | Hint]:
-    counts = {sentence: len(paths) for sentence, paths in seen(report, causes=False).items()}
-    sentences = [f"{sentence} ({several(count, 'path')})" for sentence, count in counts.items()]
-    yield Bullets(items=tuple(sentences[:_WARNINGS]))
-    if len(sentences) > _WARNINGS:
-        yield Bullets(items=tuple(sentences[_WARNINGS:]), level=Level.VERBOSE)
-        yield Hint(words=f"and {len(sentences) - _WARNINGS} more (-v)", more=True)
+def _warnings(report: RunReport) -> Iterator[doc.Block]:
+    sentences = [
+        f"{sentence} ({several(len(paths), 'path')})" for sentence, paths in seen(report, causes=False).items()
+    ]
+    yield doc.Bullets(tuple(sentences[:_WARNINGS]))
+    if further := tuple(sentences[_WARNINGS:]):
+        yield doc.Bullets(further, level=Level.VERBOSE)
+        yield doc.Hint(f"and {len(further)} more (-v)", more=True)
 
 
-def _details(report: RunReport) -> Iterator[Section]:
+def _details(report: RunReport) -> Iterator[doc.Section]:
     """Yield what stands behind the answer: the picture, every number, what it was judged by, how it was measured."""
     chosen = {gpu.bus_id for gpu in report.gpus}
     for machine in report.machines[:_NODES_DRAWN]:
         gpus = [gpu for gpu in machine.gpus or () if gpu.bus_id in chosen]
-        yield Section(title="Topology", body=partial(_topology, report, machine, gpus), level=Level.PAGE)
+        yield doc.Section("Topology", partial(_topology, report, machine, gpus), level=Level.PAGE)
         yield machine_section(machine)
     if len(report.machines) > _NODES_DRAWN:
-        told = f"{len(report.machines) - _NODES_DRAWN} more nodes were measured; JSON has the facts of each."
-        yield Section(title="Further nodes", body=(Paragraph(words=told),), level=Level.PAGE)
-    sections: list[tuple[str, Body]] = [*families(report)]
+        words = f"{len(report.machines) - _NODES_DRAWN} more nodes were measured; JSON has the facts of each."
+        yield doc.Section("Further nodes", (doc.Paragraph(words),), level=Level.PAGE)
+    sections: list[tuple[str, doc.Body]] = [*families(report)]
     if report.verdict is not None:
         sections += judged_sections(report, report.verdict)
     sections += [
-        ("Owner of EGM memory", lambda: [Bullets(items=tuple(owner_lines(report)))]),
+        ("Owner of EGM memory", lambda: [doc.Bullets(tuple(owner_lines(report)))]),
         ("Skipped", partial(_skipped_cases, report)),
-        ("Each warning", lambda: [Bullets(items=tuple(warnings(report)))]),
-        ("How it was measured", lambda: [Bullets(items=tuple(_method(report)))]),
+        ("Each warning", lambda: [doc.Bullets(tuple(warnings(report)))]),
+        ("How it was measured", lambda: [doc.Bullets(tuple(_method(report)))]),
     ]
     for title, body in sections:
-        yield Section(title=title, body=body, level=Level.VERBOSE)
+        yield doc.Section(title, body, level=Level.VERBOSE)
 
 
-def _skipped_cases(report: RunReport) -> Iterator[Entry]:
+def _skipped_cases(report: RunReport) -> Iterator[doc.Entry]:
     for status, reason, paths in exceptions(report):
         if status is Status.WAIVED:
             title = f"{shortened(paths, _MANY)}: {reason}"
-            yield Entry(word=status.upper(), tone=STATUS_TONES[status], title=title)
+            yield doc.Entry(status.upper(), STATUS_TONES[status], title)
 
 
 def _method(report: RunReport) -> Iterator[str]:
@@ -296,103 +261,86 @@ def _method(report: RunReport) -> Iterator[str]:
     yield from (f"{node} is {host or 'unknown'}" for host, node in nodes.items())
 
 
-def _topology(report: RunReport, machine: Machine, gpus: Sequence[Gpu]) -> Iterator[Block]:
+def _topology(report: RunReport, machine: Machine, gpus: Sequence[Gpu]) -> Iterator[doc.Block]:
     """Yield the picture of a node with what was measured over each link."""
     judged = topology(machine, gpus)
-    found, cases = rates(report)
+    gb_s, cases = rates(report)
     legend = "Rates are nominal, in one direction."
-    if any(label in judged.gpus for ends in found for label in ends):
+    if any(label in judged.gpus for ends in gb_s for label in ends):
         legend += (
             " Numbers with arrows are measured GB/s in the drawing's directions (↓ down, ↑ up, → from the first GPU): "
             f"single copies by copy engines, of a GPU on a switch the median of its pairs. Cases: {', '.join(cases)}."
         )
-    yield Paragraph(words=judged.platform.line)
-    yield Diagram(scene=node_scene(judged, found))
-    yield Paragraph(words=legend, tone=Tone.DIM)
+    yield doc.Paragraph(judged.platform.line)
+    yield node_diagram(judged, gb_s)
+    yield doc.Paragraph(legend, tone=Tone.DIM)
     yield gpu_matrix(judged)
 
 
-def _kernel(report: RunReport) -> Iterator[Entry | Hint]:
-    """Yield what the kernel logged meanwhile that calls for an operator."""
-    faults = grave(report)
-    for fault in faults[:_FAULTS]:
+def _kernel(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
+    """Return what the kernel logged meanwhile that calls for an operator."""
+
+    def entry(fault: KernelFault) -> doc.Entry:
         fix = fault.remedy.text + (f" ({fault.remedy.command})" if fault.remedy.command else "")
-        yield Entry(
-            word=fault.status.upper(),
-            tone=_STATUS_TONES[fault.status],
-            title=logged(fault),
-            body=(KeyValues(rows=(("fix", fix),)),),
-            level=Level.SUMMARY,
-        )
-    if len(faults) > _FAULTS:
-        yield Hint(words=f"and {len(faults) - _FAULTS} more in the kernel's log (-v)", more=True, level=Level.SUMMARY)
+        body = (doc.KeyValues((("fix", fix),)),)
+        return doc.Entry(fault.status.upper(), TONES[fault.status], logged(fault), body=body, level=Level.SUMMARY)
+
+    return doc.limited(map(entry, grave(report)), _FAULTS, "kernel message", Level.SUMMARY)
 
 
-def _worst_paths(report: RunReport) -> Iterator[Entry | Hint]:
-    """Yield the paths that are farthest from what is expected."""
+def _worst_paths(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
+    """Yield the paths that are farthest from what is expected, the gravest first."""
     verdict = report.verdict
     if verdict is None:
         return
-    classes = {number: one for one in verdict.classes for number in one.measurements}
-    slow: list[tuple[float, Grade, Measurement, ClassVerdict, Judgement]] = []
+    slow: list[tuple[int, float, Measurement, Judgement]] = []
     for judged in verdict.judged:
-        bad = [one for one in judged.judgements if one.grade in BAD_GRADES]
+        bad = [judgement for judgement in judged.judgements if judgement.grade in BAD_GRADES]
         if bad:
-            grade = worst_grade(one.grade for one in bad)
-            first = min(bad, key=lambda one: (list(Grade).index(one.grade), list(Yardstick).index(one.yardstick)))
+            first = min(bad, key=lambda j: (list(Grade).index(j.grade), list(Yardstick).index(j.yardstick)))
             measurement = report.measurements[judged.measurement]
             share = first.value / first.expected if first.expected else 1.0
-            slower = 1 / share if measurement.quantity is Quantity.LATENCY and share else share
-            slow.append((slower, grade, measurement, classes[judged.measurement], first))
-    slow.sort(key=lambda item: (list(Grade).index(item[1]), item[0]))
-    for _, grade, measurement, path_class, judgement in slow[:_BENCH_WORST]:
-        unit = unit_of(measurement)
-        against = ""
+            if measurement.quantity is Quantity.LATENCY and share:
+                share = 1 / share
+            slow.append((list(Grade).index(first.grade), share, measurement, first))
+    slow.sort(key=lambda entry: entry[:2])
+    for _, _, measurement, judgement in slow[:_BENCH_WORST]:
+        words = f"{measurement.path}: {number(judgement.value)} {unit_of(measurement)}"
         if judgement.expected:
-            by = {Yardstick.PROFILE: "the expected", Yardstick.LINK: "its link's", Yardstick.PEERS: "its peers'"}
-            against = f", {100 * judgement.value / judgement.expected:.0f} % of {by[judgement.yardstick]}"
-            against += f" {number(judgement.expected)}"
-        yield Entry(
-            word=grade.upper(),
-            tone=GRADE_TONES[grade],
-            title=(f"{measurement.path}: {number(judgement.value)} {unit}{against} ", Span(path_class.case, Tone.DIM)),
-            level=Level.SUMMARY,
-        )
+            share = 100 * judgement.value / judgement.expected
+            words += f", {share:.0f} % of {_AGAINST[judgement.yardstick]} {number(judgement.expected)}"
+        case = doc.Span(measurement.case, Tone.DIM)
+        grade = judgement.grade
+        yield doc.Entry(grade.upper(), GRADE_TONES[grade], (f"{words} ", case), level=Level.SUMMARY)
     if len(slow) > _BENCH_WORST:
-        yield Hint(words=f"and {len(slow) - _BENCH_WORST} more paths are slow (-v)", more=True, level=Level.SUMMARY)
+        words = f"and {len(slow) - _BENCH_WORST} more paths are slow (-v)"
+        yield doc.Hint(words, more=True, level=Level.SUMMARY)
 
 
-def _broken(report: RunReport) -> Iterator[Block]:
-    """Yield what was not measured, or not steadily, with why; all paths of it with ``-v``."""
+def _broken(report: RunReport) -> Iterator[doc.Block]:
+    """Return what was not measured, or not steadily, and the reason; all paths of it with ``-v``."""
     groups = [group for group in exceptions(report) if group[0] not in (Status.WAIVED, Status.UNSTABLE)]
     unstable = {f"{m.case} {m.path}": m.reason or "" for m in report.measurements if m.status is Status.UNSTABLE}
     if unstable:
         (reason,) = unstable.values() if len(unstable) == 1 else ("the samples differ too much",)
         groups.append((Status.UNSTABLE, reason, list(unstable)))
-    for place, (status, reason, paths) in enumerate(groups):
-        yield Entry(
-            word=status.upper(),
-            tone=STATUS_TONES.get(status, Tone.BAD),
-            title=f"{shortened(paths, _PATHS)}: {reason}",
-            body=tuple(_each(status, paths, unstable)),
-            level=Level.NORMAL if place < _REASONS else Level.VERBOSE,
-        )
-    if len(groups) > _REASONS:
-        yield Hint(words=f"and {len(groups) - _REASONS} more reasons (-v)", more=True)
+    return doc.limited((_reason(*group, unstable) for group in groups), _REASONS, "reason")
 
 
-def _each(status: Status, paths: Sequence[str], unstable: Mapping[str, str]) -> Iterator[KeyValues]:
-    """Yield all paths where some are not named, and by how much each unstable one varies."""
+def _reason(status: Status, reason: str, paths: Sequence[str], unstable: Mapping[str, str]) -> doc.Entry:
+    """Return a reason with its paths: all where some are not named, and by how much each unstable one varies."""
+    rows = [("paths", ", ".join(paths))] if len(paths) > _PATHS else []
     if status is Status.UNSTABLE and len(paths) > 1:
-        yield KeyValues(rows=tuple(unstable.items()), level=Level.VERBOSE)
-    elif len(paths) > _PATHS:
-        yield KeyValues(rows=(("paths", ", ".join(paths)),), level=Level.VERBOSE)
+        rows = list(unstable.items())
+    title = f"{shortened(paths, _PATHS)}: {reason}"
+    body = (doc.KeyValues(tuple(rows), level=Level.VERBOSE),)
+    return doc.Entry(status.upper(), STATUS_TONES.get(status, Tone.BAD), title, body=body)
 
 
 def _skipped(report: RunReport) -> Iterator[str]:
     explained = {number for cause in report.causes for number in cause.explains}
     waived = [m for n, m in enumerate(report.measurements) if m.status is Status.WAIVED and n not in explained]
     if waived:
-        reasons = Counter(m.reason or "" for m in waived)
-        told = "; ".join(reason for reason, _ in reasons.most_common(2))
-        yield f"{several(len(waived), 'measurement')} skipped: {told}{' ...' if len(reasons) > 2 else ''}"
+        reasons = list(dict.fromkeys(m.reason or "" for m in waived))
+        more = " ..." if len(reasons) > 2 else ""
+        yield f"{several(len(waived), 'measurement')} skipped: {'; '.join(reasons[:2])}{more}"

@@ -9,22 +9,13 @@ from dataclasses import replace
 from egmctl.doctor.kernel_faults import Blame, KernelFault, kernel_faults
 from egmctl.model.finding import RunCause, Status, WaiverKind
 from egmctl.model.finding import Status as Found
-from egmctl.model.measurement import (
-    BROKEN,
-    GpuEvidence,
-    LinkEvidence,
-    Measurement,
-    Quantity,
-    RunReport,
-    Verdict,
-    Verification,
-)
+from egmctl.model.measurement import BROKEN, LinkEvidence, Measurement, Quantity, RunReport, Verdict, Verification
 from egmctl.model.measurement import Status as MeasurementStatus
 from egmctl.model.route import LinkKind
 from egmctl.model.verdict import BAD_GRADES, Culprit, Grade, RunVerdict
+from egmctl.report import document as doc
 from egmctl.report.document import Tone
-from egmctl.report.document import Verdict as DocumentVerdict
-from egmctl.report.views.causes import UNEXPLAINED, cause_advice, cause_title, cause_words, crosses_unknown_links
+from egmctl.report.views.causes import UNEXPLAINED, advice, cause_title, cause_words, crosses_unknown_links
 from egmctl.units import format_size, listed, printable, several, shortened
 from egmctl.verdict.explain import HIDDEN, OTHERS, THROTTLED, shortfalls, words
 from egmctl.verdict.yardsticks import is_degraded, is_lost
@@ -32,11 +23,11 @@ from egmctl.verdict.yardsticks import is_degraded, is_lost
 
 def faults(report: RunReport) -> list[KernelFault]:
     """Return what was logged, by device and kind, the gravest first."""
-    logged = report.kernel_messages
-    if logged is None or not logged.events or not report.machines:
+    log = report.kernel_messages
+    if log is None or not log.events or not report.machines:
         return []
     # Under MPI it is the log of rank 0's node, whose machine is the first.
-    return sorted(kernel_faults(report.machines[0], logged.events), key=lambda fault: list(Status).index(fault.status))
+    return sorted(kernel_faults(report.machines[0], log.events), key=lambda fault: list(Status).index(fault.status))
 
 
 def grave(report: RunReport) -> list[KernelFault]:
@@ -55,26 +46,20 @@ def _named(fault: KernelFault) -> str:
     return f"{fault.title}{fault.times}{blame}"
 
 
-def kernel_sentences(report: RunReport) -> Iterator[str]:
-    """Yield a sentence with what to do for each fault that calls for an operator."""
-    for fault in grave(report):
-        yield f"{logged(fault)}. {fault.remedy.text}"
-
-
 def kernel_line(report: RunReport) -> str | None:
     """Say in one sentence what else the log held, or why it was not read; ``None`` where not read."""
-    logged = report.kernel_messages
-    if logged is None:
+    log = report.kernel_messages
+    if log is None:
         return None
-    if logged.unread is not None:
-        return f"Kernel log while it ran: unknown ({logged.unread.detail or logged.unread.reason.value})."
-    harmless = [_named(fault) for fault in faults(report) if fault.status is Status.PASS]
-    more = [f"{logged.left_out} more were not kept"] if logged.left_out else []
-    lost = ["lines were overwritten before they were read"] if logged.overwritten else []
-    told = "; ".join([*harmless, *more, *lost])
-    if told:
-        return f"Kernel log while it ran: {told}."
-    return None if grave(report) else "Kernel log while it ran: no Xid, SXid, PCIe error or fault of the driver."
+    if log.unread is not None:
+        return f"Kernel log while it ran: unknown ({log.unread.detail or log.unread.reason.value})."
+    parts = [_named(fault) for fault in faults(report) if fault.status is Status.PASS]
+    parts += [f"{log.left_out} more were not kept"] * bool(log.left_out)
+    parts += ["lines were overwritten before they were read"] * log.overwritten
+    if not parts and grave(report):
+        return None
+    none = "no Xid, SXid, PCIe error or fault of the driver"
+    return f"Kernel log while it ran: {'; '.join(parts) or none}."
 
 
 _FEW = 3
@@ -109,6 +94,15 @@ def how(report: RunReport) -> list[str]:
 
 _CASES = 3
 """Cases that took longest that are named."""
+_PHASES = {
+    "starting_s": "starting",
+    "set_up_s": "set-up",
+    "warm_up_s": "warm-up",
+    "measuring_s": "measuring",
+    "verifying_s": "verifying",
+    "tear_down_s": "tear-down",
+    "waiting_s": "waiting",
+}
 
 
 def where_time_went(report: RunReport) -> str | None:
@@ -116,18 +110,10 @@ def where_time_went(report: RunReport) -> str | None:
     spent = report.seconds
     if spent is None:
         return None
-    phases = (
-        ("starting", spent.starting_s),
-        ("set-up", spent.set_up_s),
-        ("warm-up", spent.warm_up_s),
-        ("measuring", spent.measuring_s),
-        ("verifying", spent.verifying_s),
-        ("tear-down", spent.tear_down_s),
-        ("waiting", spent.waiting_s),
-    )
-    longest = sorted(spent.cases, key=lambda one: -one.sum_s)[:_CASES]
-    cases = f"; longest: {', '.join(f'{one.case} {one.sum_s:.2f} s' for one in longest)}" if longest else ""
-    return f"Time: {', '.join(f'{name} {seconds:.2f} s' for name, seconds in phases)}{cases}."
+    phases = ", ".join(f"{name} {getattr(spent, field):.2f} s" for field, name in _PHASES.items())
+    longest = sorted(spent.cases, key=lambda case: -case.sum_s)[:_CASES]
+    cases = f"; longest: {', '.join(f'{case.case} {case.sum_s:.2f} s' for case in longest)}" if longest else ""
+    return f"Time: {phases}{cases}."
 
 
 def exceptions(report: RunReport) -> Iterator[tuple[MeasurementStatus, str, list[str]]]:
@@ -165,10 +151,9 @@ _SHOWN = 4
 
 
 def warnings(report: RunReport) -> Iterator[str]:
-    """Yield a sentence for each thing that was seen, with the paths that it was seen on."""
-    yield from kernel_sentences(report)
-    for sentence, paths in seen(report).items():
-        yield f"{sentence}: {shortened(paths, _SHOWN)}"
+    """Yield a sentence for each thing that was seen, with what to do or the paths that it was seen on."""
+    yield from (f"{logged(fault)}. {fault.remedy.text}" for fault in grave(report))
+    yield from (f"{sentence}: {shortened(paths, _SHOWN)}" for sentence, paths in seen(report).items())
 
 
 def seen(report: RunReport, *, causes: bool = True) -> dict[str, list[str]]:
@@ -179,12 +164,12 @@ def seen(report: RunReport, *, causes: bool = True) -> dict[str, list[str]]:
     causes
         Also what a cause of the run tells.
     """
-    found: dict[str, dict[str, None]] = {}
-    told = frozenset[_Sign]() if causes else frozenset(_told(report))
+    paths: dict[str, dict[str, None]] = {}
+    known = frozenset[_Sign]() if causes else frozenset(_signs(report))
     for measurement in report.measurements:
-        for sentence in _of(measurement, told):
-            found.setdefault(sentence, {})[f"{measurement.case} {measurement.path}"] = None
-    return {sentence: list(paths) for sentence, paths in found.items()}
+        for sentence in _seen_on(measurement, known):
+            paths.setdefault(sentence, {})[f"{measurement.case} {measurement.path}"] = None
+    return {sentence: list(names) for sentence, names in paths.items()}
 
 
 def route_line(report: RunReport) -> str | None:
@@ -206,68 +191,55 @@ def route_line(report: RunReport) -> str | None:
 def staged_lines(report: RunReport) -> Iterator[str]:
     """Yield in a sentence for each reason how many measurements went through host memory for want of peer access."""
     reasons = Counter(
-        why
+        reason
         for m in report.measurements
-        for why in dict.fromkeys(flow.route.staged_reason for flow in m.flows if flow.route.staged_reason)
+        for reason in {flow.route.staged_reason: None for flow in m.flows if flow.route.staged_reason}
         if m.measured
     )
-    for why, count in reasons.items():
-        yield f"{several(count, 'measurement')} staged through host memory: {printable(why)}"
+    for reason, count in reasons.items():
+        yield f"{several(count, 'measurement')} staged through host memory: {printable(reason)}"
 
 
 _Sign = tuple[str, str, str]
-"""What a GPU showed: the id of the finding, the GPU's label, and the finding's sentence."""
+"""A symptom of a GPU: the id of the finding, the GPU's label, and the finding's sentence, "" for any."""
 
 
-def _told(report: RunReport) -> Iterator[_Sign]:
+def _signs(report: RunReport) -> Iterator[_Sign]:
     """Yield what the causes of a run tell of GPUs: one GPU's cause tells nothing of another one."""
     for cause in report.causes:
         finding = cause.finding
         for measurement in report.measurements if finding.check in (OTHERS, THROTTLED) else ():
             for gpu in measurement.evidence.gpus if measurement.evidence else ():
                 if gpu.bus_id in finding.place.ids and words(finding.check, gpu) == finding.summary:
-                    yield finding.check, gpu.label, finding.summary
+                    # Who uses a GPU changes from one measurement to the next.
+                    yield finding.check, gpu.label, "" if finding.check == OTHERS else finding.summary
 
 
-def _of(measurement: Measurement, told: Collection[_Sign]) -> Iterator[str]:
+def _seen_on(measurement: Measurement, known: Collection[_Sign]) -> Iterator[str]:
     for placement in measurement.placements:
         if placement.right is False:
             yield f"memory of {placement.label} is elsewhere ({printable(placement.detail)})"
     evidence = measurement.evidence
+    route = evidence.route if evidence is not None else None
     if measurement.measured and is_degraded(measurement):
-        yield _degraded(measurement)
-    if evidence is None:
-        return
-    for gpu in evidence.gpus:
-        for name, rise in gpu.errors.items():
-            yield f"{name} of {gpu.label} rose by {rise}"
-        if gpu.other_processes and not _is_told(OTHERS, gpu, told):
-            pids = ", ".join(map(str, gpu.other_processes[:_SHOWN]))
-            yield f"other processes used {gpu.label} meanwhile ({pids})"
+        reason = next(flow.route.egm_reason for flow in measurement.flows if flow.route.degraded)
+        yield f"degraded, not EGM ({printable(reason)}); {_carried(route)}"
+    for gpu in evidence.gpus if evidence is not None else ():
+        yield from (f"{name} of {gpu.label} rose by {rise}" for name, rise in gpu.errors.items())
+        if gpu.other_processes and (OTHERS, gpu.label, "") not in known:
+            yield f"other processes used {gpu.label} meanwhile ({', '.join(map(str, gpu.other_processes[:_SHOWN]))})"
         slowed = sorted(set(gpu.throttle_reasons or ()) - HARMLESS)
-        if slowed and not _is_told(THROTTLED, gpu, told):
+        if slowed and (THROTTLED, gpu.label, words(THROTTLED, gpu)) not in known:
             yield f"clocks of {gpu.label} throttled: {', '.join(slowed)}"
-    if evidence.route is not None and evidence.route.verdict is Verdict.REFUTED:
-        yield _refuted(evidence.route)
+    if route is not None and route.verdict is Verdict.REFUTED:
+        yield _refuted(route)
 
 
-def _is_told(check: str, gpu: GpuEvidence, told: Collection[_Sign]) -> bool:
-    """Say whether a cause tells this of this GPU; who uses one changes from one measurement to the next."""
-    said = words(check, gpu)
-    return any(
-        (one, label) == (check, gpu.label) and (sentence == said or check == OTHERS) for one, label, sentence in told
-    )
-
-
-def _degraded(measurement: Measurement) -> str:
-    route = measurement.evidence.route if measurement.evidence is not None else None
-    why = next(flow.route.egm_reason for flow in measurement.flows if flow.route.degraded)
+def _carried(route: LinkEvidence | None) -> str:
     if route is None or route.verdict in (Verdict.UNKNOWN, Verdict.REFUTED):
-        carried = "no counter shows which link carried the bytes"
-    else:
-        how = "by its counters" if route.verdict is Verdict.PROVEN else "by exclusion"
-        carried = f"{_LINKS[route.link]} carried the bytes, {how}"
-    return f"degraded, not EGM ({printable(why)}); {carried}"
+        return "no counter shows which link carried the bytes"
+    how = "by its counters" if route.verdict is Verdict.PROVEN else "by exclusion"
+    return f"{_LINKS[route.link]} carried the bytes, {how}"
 
 
 _LINKS = {LinkKind.NVLINK: "NVLink", LinkKind.C2C: "C2C", LinkKind.PCIE: "PCIe"}
@@ -293,7 +265,7 @@ def answer(
     *,
     next_step: str = "look for the cause with 'egmctl doctor --active', then measure again",
     alone: bool = True,
-) -> DocumentVerdict:
+) -> doc.Verdict:
     """Return the answer: whether the run is whole, and whether the paths are as fast as they should be.
 
     Parameters
@@ -305,62 +277,66 @@ def answer(
     """
     if not alone:
         report = replace(report, machines=(), causes=())
+    verdict = report.verdict
     made = sum(m.measured for m in report.measurements)
     lost = [m for m in report.measurements if is_lost(m)]
-    verdict = report.verdict
     broken = sorted(
         (m for m in report.measurements if m.status in BROKEN and m not in lost),
         key=lambda m: m.status is not MeasurementStatus.CORRUPT,
     )
+    lacking, remedy = "", ""
     if report.interrupted:
-        done = f"interrupted with {made} of {len(report.measurements)} measurements made"
-        return _fault(report, broken, next_step, done) or _incomplete(done, "run it again")
-    if lost or report.problems:
-        why = next((m.reason for m in lost if m.reason), None) or next(iter(report.problems), "")
-        known = [cause for cause in report.causes if any(is_lost(report.measurements[n]) for n in cause.explains)]
-        why = cause_words(report, known[0]) if known else why
-        advice = cause_advice(known[0]) if known else "run 'egmctl doctor', then measure again"
-        count = f"{len(lost)} of {len(report.measurements)} measurements"
-        done = f"{count} crashed, timed out or broke: {why}" if lost else f"the run broke: {why}"
-        return _fault(report, broken, next_step, done) or _incomplete(done, advice)
-    if not any(was_run(m) for m in report.measurements):
+        lacking = f"interrupted with {made} of {len(report.measurements)} measurements made"
+        remedy = "run it again"
+    elif lost or report.problems:
+        lacking, remedy = _lost(report, lost)
+    elif not any(was_run(m) for m in report.measurements):
         return _nothing(report)
-    if fault := _fault(report, broken, next_step):
+    if fault := _fault(report, broken, next_step, lacking):
         return fault
+    if lacking:
+        return _incomplete(lacking, remedy)
     if missing := _missing(report):
-        return _incomplete(f"{_bench_answer_told(report, missing)}; {_rest(made, verdict)}", cause_advice(missing[0]))
+        return _incomplete(f"{_first_causes(report, missing)}; {_rest(made, verdict)}", advice(missing[0].finding))
+    left_out = _not_made(report)
     if verdict is None:
-        return DocumentVerdict(
-            word="NO REFERENCE",
-            tone=Tone.PLAIN,
-            sentence=f"{several(made, 'measurement')}, not judged (--no-verdict){_not_made(report)}",
-        )
-    counts = Counter(one.grade for one in verdict.classes)
+        sentence = f"{several(made, 'measurement')}, not judged (--no-verdict){left_out}"
+        return doc.Verdict("NO REFERENCE", Tone.PLAIN, sentence)
+    counts = Counter(path_class.grade for path_class in verdict.classes)
     unknown = f", {counts[Grade.NO_REFERENCE]} without a reference" if counts[Grade.NO_REFERENCE] else ""
-    all_of = "all" if counts[Grade.PASS] == len(verdict.classes) else f"{counts[Grade.PASS]} of"
-    of = f"{all_of} {len(verdict.classes)} path classes are as fast as profile {verdict.profile} expects"
-    if verdict.grade is Grade.WARN and (counts[Grade.PASS] or counts[Grade.WARN]):
-        sentence = f"{of}{unknown}{_not_made(report)}{_warned(report, verdict)}"
-        if counts[Grade.WARN]:
-            sentence = f"{_why(report, verdict)}{_not_made(report)}"
-        return DocumentVerdict(
-            word="PASS", tone=Tone.WARN, sentence=f"with warnings: {sentence}", advice=_advice(report, [], next_step)
-        )
+    passed = "all" if counts[Grade.PASS] == len(verdict.classes) else f"{counts[Grade.PASS]} of"
+    sentence = f"{passed} {_as_fast(verdict)}{unknown}{left_out}"
     if verdict.grade is Grade.PASS:
-        return DocumentVerdict(word="PASS", tone=Tone.GOOD, sentence=f"{of}{unknown}{_not_made(report)}")
-    return DocumentVerdict(
-        word="NO REFERENCE",
-        tone=Tone.UNKNOWN,
-        sentence=f"{several(made, 'measurement')} and nothing to judge them by: {_why_no_reference(verdict)}"
-        + _not_made(report)
+        return doc.Verdict("PASS", Tone.GOOD, sentence)
+    if verdict.grade is Grade.WARN and (counts[Grade.PASS] or counts[Grade.WARN]):
+        sentence = f"{_slow(report, verdict)}{left_out}" if counts[Grade.WARN] else sentence + _warned(report, verdict)
+        return doc.Verdict("PASS", Tone.WARN, f"with warnings: {sentence}", _advice(report, [], next_step))
+    return doc.Verdict(
+        "NO REFERENCE",
+        Tone.UNKNOWN,
+        f"{several(made, 'measurement')} and nothing to judge them by: {_why_no_reference(verdict)}{left_out}"
         + _warned(report, verdict),
-        advice="compare with another run (egmctl compare), or make a profile of healthy nodes (egmctl profile learn)",
+        "compare with another run (egmctl compare), or make a profile of healthy nodes (egmctl profile learn)",
     )
 
 
-def _fault(
-    report: RunReport, broken: Sequence[Measurement], next_step: str, lacking: str = ""
-) -> DocumentVerdict | None:
+def _as_fast(verdict: RunVerdict) -> str:
+    return f"{len(verdict.classes)} path classes are as fast as profile {verdict.profile} expects"
+
+
+def _lost(report: RunReport, lost: Sequence[Measurement]) -> tuple[str, str]:
+    """Return why a run broke or lost measurements, by its cause where one is known, and what to do."""
+    known = [cause for cause in report.causes if any(is_lost(report.measurements[n]) for n in cause.explains)]
+    reason = next((m.reason for m in lost if m.reason), None) or next(iter(report.problems), "")
+    next_step = "run 'egmctl doctor', then measure again"
+    if known:
+        reason, next_step = cause_words(report, known[0]), advice(known[0].finding)
+    if not lost:
+        return f"the run broke: {reason}", next_step
+    return f"{len(lost)} of {len(report.measurements)} measurements crashed, timed out or broke: {reason}", next_step
+
+
+def _fault(report: RunReport, broken: Sequence[Measurement], next_step: str, lacking: str) -> doc.Verdict | None:
     """Return the answer where measurements failed or are too slow, the gravest first; ``None`` where none did.
 
     Parameters
@@ -371,32 +347,35 @@ def _fault(
         Why the run is not whole, told after that; otherwise what was left out is.
     """
     verdict = report.verdict
+    named: Sequence[RunCause] = ()
     if broken:
         sentence = f"{len(broken)} of {len(report.measurements)} measurements failed: {broken[0].reason}"
-        besides: Sequence[RunCause] = ()
     elif verdict is not None and verdict.too_slow:
-        sentence, besides = _why(report, verdict), _explaining_slow(report)[:1]
+        sentence, named = _slow(report, verdict), _explaining_slow(report)[:1]
     else:
         return None
-    less = f"; INCOMPLETE: {lacking}" if lacking else _less(report, besides)
-    return DocumentVerdict(
-        word="FAIL", tone=Tone.BAD, sentence=sentence + less, advice=_advice(report, broken, next_step)
-    )
+    missing = [cause for cause in _missing(report) if cause not in named]
+    lacking = lacking or (_first_causes(report, missing) if missing else "")
+    incomplete = f"; INCOMPLETE: {lacking}" if lacking else ""
+    return doc.Verdict("FAIL", Tone.BAD, sentence + incomplete, _advice(report, broken, next_step))
 
 
-def _nothing(report: RunReport) -> DocumentVerdict:
-    """Return the answer where nothing was measured: the first cause, and why else not what that does not explain."""
-    if not report.causes:
-        why = next((m.reason for m in report.measurements if m.reason), "there was nothing to measure")
-        kinds = {waiver.kind for m in report.measurements for waiver in m.waivers}
-        # No check is about what a case needs to be installed, or of a GPU.
-        other = "choose other cases: 'egmctl bench --list' shows them"
-        advice = other if kinds == {WaiverKind.UNSUPPORTED_ENGINE} else "see what stops it with 'egmctl doctor'"
-        return _incomplete(f"nothing was measured: {why}", advice)
+def _nothing(report: RunReport) -> doc.Verdict:
+    """Return the answer where nothing was measured: the first cause, and a reason for what it does not explain."""
     explained = {number for cause in report.causes for number in cause.explains}
     reasons = Counter(m.reason for n, m in enumerate(report.measurements) if n not in explained and m.reason)
-    rest = "".join(f"; {count} more: {reason}" for reason, count in reasons.most_common(1))
-    return _incomplete(f"nothing was measured: {cause_title(report.causes[0])}{rest}", cause_advice(report.causes[0]))
+    if report.causes:
+        rest = "".join(f"; {count} more: {reason}" for reason, count in reasons.most_common(1))
+        title = cause_title(report.causes[0])
+        return _incomplete(f"nothing was measured: {title}{rest}", advice(report.causes[0].finding))
+    kinds = {waiver.kind for m in report.measurements for waiver in m.waivers}
+    # No check is about what a case needs to be installed, or of a GPU.
+    other = "choose other cases: 'egmctl bench --list' shows them"
+    stopped = "see what stops it with 'egmctl doctor'"
+    return _incomplete(
+        f"nothing was measured: {next(iter(reasons), 'there was nothing to measure')}",
+        other if kinds == {WaiverKind.UNSUPPORTED_ENGINE} else stopped,
+    )
 
 
 def _missing(report: RunReport) -> list[RunCause]:
@@ -406,40 +385,22 @@ def _missing(report: RunReport) -> list[RunCause]:
 
     That CUDA_VISIBLE_DEVICES hides a GPU was somebody's choice: it counts only where the user named the GPU.
     """
-    found = []
-    for cause in report.causes:
-        explained = [report.measurements[number] for number in cause.explains]
-        blind = any(map(crosses_unknown_links, explained))
-        chosen = cause.finding.check == HIDDEN and cause.status is not Found.FAIL
-        stops = _is_of_gpus(cause) or cause.status is Found.FAIL
-        left_out = any(m.missed_path for m in explained) and stops and not chosen
-        if left_out or (blind and _is_of_libraries(cause)):
-            found.append(cause)
-    return sorted(found, key=lambda cause: not cause.asked)
+    return sorted((cause for cause in report.causes if _is_gap(report, cause)), key=lambda cause: not cause.asked)
 
 
-def _is_of_gpus(cause: RunCause) -> bool:
-    """Say whether a cause takes GPUs away, and not single paths."""
-    return cause.finding.check.startswith(("bench.gpu-", "dev.", "drv.", "env.visible-devices", "gpu."))
+def _is_gap(report: RunReport, cause: RunCause) -> bool:
+    explained = [report.measurements[number] for number in cause.explains]
+    failed = cause.status is Found.FAIL
+    check = cause.finding.check
+    unreadable = "drv.libraries" in (check, *cause.finding.explains)
+    if unreadable and any(map(crosses_unknown_links, explained)):
+        return True
+    stops = failed or check.startswith(("bench.gpu-", "dev.", "drv.", "env.visible-devices", "gpu."))
+    chosen = check == HIDDEN and not failed
+    return stops and not chosen and any(m.missed_path for m in explained)
 
 
-def _is_of_libraries(cause: RunCause) -> bool:
-    return "drv.libraries" in (cause.finding.check, *cause.finding.explains)
-
-
-def _less(report: RunReport, besides: Sequence[RunCause] = ()) -> str:
-    """Say what makes a run incomplete that failed too.
-
-    Parameters
-    ----------
-    besides
-        Told already, with what was not measured because of them.
-    """
-    missing = [cause for cause in _missing(report) if cause not in besides]
-    return f"; INCOMPLETE: {_bench_answer_told(report, missing)}" if missing else ""
-
-
-def _bench_answer_told(report: RunReport, causes: Sequence[RunCause]) -> str:
+def _first_causes(report: RunReport, causes: Sequence[RunCause]) -> str:
     """Tell the first two of some causes, and how many more there are."""
     more = [f"and {several(len(causes) - 2, 'more cause')}"] if len(causes) > 2 else []
     return "; ".join([*(cause_words(report, cause) for cause in causes[:2]), *more])
@@ -450,12 +411,10 @@ def _rest(made: int, verdict: RunVerdict | None) -> str:
     measured = f"the {several(made, 'measurement')} made"
     if verdict is None:
         return f"{measured} {'were' if made != 1 else 'was'} not judged"
-    counts = Counter(one.grade for one in verdict.classes)
-    passed = f"{counts[Grade.PASS]} of {len(verdict.classes)} path classes"
-    if verdict.grade is Grade.PASS:
-        return f"PASS for {measured}: {passed} are as fast as profile {verdict.profile} expects"
-    if verdict.grade is Grade.WARN and verdict.profile is not None:
-        return f"PASS with warnings for {measured}: {passed} are as fast as profile {verdict.profile} expects"
+    warned = verdict.grade is Grade.WARN and verdict.profile is not None
+    if verdict.grade is Grade.PASS or warned:
+        passed = sum(path_class.grade is Grade.PASS for path_class in verdict.classes)
+        return f"PASS{' with warnings' if warned else ''} for {measured}: {passed} of {_as_fast(verdict)}"
     return f"{measured} {'have' if made != 1 else 'has'} no reference: {_why_no_reference(verdict)}"
 
 
@@ -473,64 +432,62 @@ _NOT_HERE = frozenset(
         WaiverKind.UNSUPPORTED_HANDLE,
         WaiverKind.UNSUPPORTED_ENGINE,
         WaiverKind.REFUSED,
+        WaiverKind.GPU_HIDDEN,
     }
 )
-"""What these GPUs and this driver do not have: nothing is missing there."""
+"""Waivers for what these GPUs and this driver lack, or somebody chose to hide: nothing is missing there."""
 
 
 def _not_made(report: RunReport) -> str:
     """Say what was not measured that these GPUs could do, and why; not what somebody chose to hide."""
-    stopped = {n: cause for cause in reversed(report.causes) for n in cause.explains}
-    left = [
+    left_out = [
         number
-        for number, one in enumerate(report.measurements)
-        if one.status is MeasurementStatus.WAIVED
-        and not (one.waivers and one.waivers[0].kind in {*_NOT_HERE, WaiverKind.GPU_HIDDEN})
+        for number, m in enumerate(report.measurements)
+        if m.status is MeasurementStatus.WAIVED and not (m.waivers and m.waivers[0].kind in _NOT_HERE)
     ]
-    if not left:
+    if not left_out:
         return ""
-    if left[0] in stopped:
-        return f"; {cause_words(report, stopped[left[0]])}"
-    return f"; {several(len(left), 'measurement')} not made: {report.measurements[left[0]].reason}"
+    for cause in report.causes:
+        if left_out[0] in cause.explains:
+            return f"; {cause_words(report, cause)}"
+    return f"; {several(len(left_out), 'measurement')} not made: {report.measurements[left_out[0]].reason}"
 
 
-def _incomplete(sentence: str, advice: str) -> DocumentVerdict:
-    return DocumentVerdict(word="INCOMPLETE", tone=Tone.WARN, sentence=sentence, advice=advice)
+def _incomplete(sentence: str, advice: str) -> doc.Verdict:
+    return doc.Verdict("INCOMPLETE", Tone.WARN, sentence, advice)
 
 
-def _why(report: RunReport, verdict: RunVerdict) -> str:
-    """Say in one sentence what is slow, and what was seen there meanwhile."""
-    bad = [one for one in verdict.classes if one.by_speed in BAD_GRADES]
+def _slow(report: RunReport, verdict: RunVerdict) -> str:
+    """Say in one sentence what is slow, which GPUs that touches, and what explains it."""
+    bad = [path_class for path_class in verdict.classes if path_class.by_speed in BAD_GRADES]
     if not bad and verdict.warnings:
         return f"{verdict.warnings[0]} (--strict)"
-    counted = f"{len(bad)} of {len(verdict.classes)} path classes are slower than expected"
-    if all(one.by_speed is Grade.WARN for one in bad):
-        counted = f"{len(bad)} of {len(verdict.classes)} path classes are a little slower than usual"
-    return "; ".join(filter(None, (counted, _where(verdict.culprits), _explained(report))))
+    little = all(path_class.by_speed is Grade.WARN for path_class in bad)
+    how = "a little slower than usual" if little else "slower than expected"
+    causes = _explaining_slow(report)
+    explained = _first_cause(report, causes)
+    if not causes and report.machines and not grave(report):
+        explained = UNEXPLAINED
+    sentence = f"{len(bad)} of {len(verdict.classes)} path classes are {how}"
+    return "; ".join(filter(None, (sentence, _where(verdict.culprits), explained)))
 
 
 def _where(culprits: Sequence[Culprit]) -> str:
     """Say which GPUs, or else which pairs, the outliers of the most classes have in common."""
-    gpus = Counter(one.label for one in culprits if len(one.gpus) == 1)
-    pairs = Counter(one.label for one in culprits if len(one.gpus) > 1)
-    if gpus:
-        return f"the outliers touch {listed([label for label, _ in gpus.most_common(_PATHS)])}"
-    return f"outliers: {listed([label for label, _ in pairs.most_common(_PATHS)])}" if pairs else ""
+    gpus = Counter(culprit.label for culprit in culprits if len(culprit.gpus) == 1)
+    labels = [label for label, _ in (gpus or Counter(culprit.label for culprit in culprits)).most_common(_PATHS)]
+    return f"{'the outliers touch' if gpus else 'outliers:'} {listed(labels)}" if labels else ""
 
 
-def _explained(report: RunReport) -> str:
-    """Say what explains the slow paths, the causes that explain most first; or that nothing that was read does."""
-    told = _explaining_slow(report)
-    if not told:
-        return UNEXPLAINED if report.machines and not grave(report) else ""
-    more = f"; and {several(len(told) - 1, 'more cause')}" if len(told) > 1 else ""
-    return cause_words(report, told[0]) + more
+def _first_cause(report: RunReport, causes: Sequence[RunCause]) -> str:
+    more = f"; and {several(len(causes) - 1, 'more cause')}" if len(causes) > 1 else ""
+    return cause_words(report, causes[0]) + more if causes else ""
 
 
 def _warned(report: RunReport, verdict: RunVerdict) -> str:
     """Return the first warning that no yardstick measures, and its cause where there is one."""
-    told = _explaining_slow(report)
-    return "".join(f"; {words}" for words in (*verdict.warnings[:1], *(cause_words(report, one) for one in told[:1])))
+    causes = (cause_words(report, cause) for cause in _explaining_slow(report)[:1])
+    return "".join(f"; {words}" for words in (*verdict.warnings[:1], *causes))
 
 
 def _explaining_slow(report: RunReport) -> list[RunCause]:
@@ -542,9 +499,8 @@ def _explaining_slow(report: RunReport) -> list[RunCause]:
 def _advice(report: RunReport, broken: Sequence[Measurement], next_step: str) -> str:
     if any(m.status is MeasurementStatus.CORRUPT for m in broken):
         return "drain the node: data arrived corrupt; 'egmctl doctor --active' shows where"
-    told = _explaining_slow(report)
-    if told:
-        return cause_advice(told[0])
+    if causes := _explaining_slow(report):
+        return advice(causes[0].finding)
     if grave(report):
         return "act on the kernel's message below, then measure again"
     return "see what stops them with 'egmctl doctor'" if broken else next_step

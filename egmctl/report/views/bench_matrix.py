@@ -62,9 +62,8 @@ def matrices(measurements: Sequence[Measurement], frame: Frame) -> Iterator[Matr
         for measurement in measurements:
             row, column = sorted((end.label for end in ends(measurement.flows[0])), key=frame.order.index)
             sums[row, (column,)] = frame.bandwidth(measurement)
-        rows, groups = frame.square(sums)
         caption = f"{ENGINES[measurements[0].engine].caption} both directions, sum (GB/s)"
-        yield Matrix(caption=caption, names=measurements[0].case, rows=rows, groups=groups, better=Better.HIGH)
+        yield frame.matrix(caption, sums, names=measurements[0].case)
 
 
 def routes(measurements: Sequence[Measurement]) -> Iterator[str]:
@@ -163,16 +162,8 @@ def _bandwidths(
             totals[rows_of.pop()] = total
         else:
             whole.append(f"sum of all: {total.text}{total.mark}")
-    rows, groups = frame.square(cells, totals)
-    return Matrix(
-        caption=bandwidth_caption(measurements[0], way or 0),
-        names=measurements[0].case,
-        notes=notes,
-        rows=rows,
-        groups=groups,
-        after=tuple(whole),
-        better=Better.HIGH,
-    )
+    caption = bandwidth_caption(measurements[0], way or 0)
+    return frame.matrix(caption, cells, totals, names=measurements[0].case, notes=notes, after=tuple(whole))
 
 
 def _latencies(measurements: Sequence[Measurement], frame: Frame, notes: tuple[str, ...]) -> Matrix:
@@ -193,15 +184,9 @@ def _latencies(measurements: Sequence[Measurement], frame: Frame, notes: tuple[s
             row, column = reader, flow.source.label
         cells[row, (column,)] = frame.number(measurement, value, digits=digits, kind=flow.route.symbol)
     slowest = (f"p99 at most {max(tails)[0]:.0f} ns ({max(tails)[1]})",) if tails else ()
-    rows, groups = frame.square(cells)
-    return Matrix(
-        caption=latency_caption(measurements[-1]),
-        names=", ".join(dict.fromkeys(measurement.case for measurement in measurements)),
-        notes=(*notes, *slowest),
-        rows=rows,
-        groups=groups,
-        better=Better.LOW,
-    )
+    names = ", ".join(dict.fromkeys(measurement.case for measurement in measurements))
+    caption = latency_caption(measurements[-1])
+    return frame.matrix(caption, cells, names=names, notes=(*notes, *slowest), better=Better.LOW)
 
 
 def latency_caption(measurement: Measurement) -> str:

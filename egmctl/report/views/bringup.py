@@ -1,8 +1,8 @@
-"""What ``egmctl bringup`` says: GO, NO-GO or INCOMPLETE, the causes with what to do, and a line for each part."""
+"""The view of ``egmctl bringup``: GO, NO-GO or INCOMPLETE, the causes with what to do, and a line for each part."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from egmctl.compat import assert_never
@@ -11,25 +11,13 @@ from egmctl.model.finding import Finding, Status
 from egmctl.model.machine import OriginKind
 from egmctl.model.measurement import RunReport
 from egmctl.model.verdict import RunVerdict
-from egmctl.report.document import (
-    Block,
-    Command,
-    Document,
-    Entry,
-    Hint,
-    KeyValues,
-    Level,
-    Section,
-    Tone,
-    Verdict,
-    Words,
-    plain,
-)
-from egmctl.report.views import bench_answer as bench_warnings
+from egmctl.report import document as doc
+from egmctl.report.document import Level, Tone, Words
 from egmctl.report.views.bench import bench_banners, bench_document
 from egmctl.report.views.bench_answer import answer as bench_answer
-from egmctl.report.views.causes import CAUSES, PATHS, SEE_DOCTOR
-from egmctl.report.views.doctor import TONES, doctor_document, remedy_words, title
+from egmctl.report.views.bench_answer import seen as seen_by_bench
+from egmctl.report.views.causes import CAUSES, PATHS, TONES, advice, finding_entry, title
+from egmctl.report.views.doctor import doctor_document
 from egmctl.report.views.doctor import verdict as doctor_verdict
 from egmctl.report.views.machine import banners, machine_section, subject
 from egmctl.report.views.topo import topo_document
@@ -38,67 +26,62 @@ from egmctl.topology.topology import topology
 from egmctl.units import several, shortened
 
 
-def bringup_document(bringup: Bringup) -> Document:
+def bringup_document(bringup: Bringup) -> doc.Document:
     """Return what there is to say of a node, with the documents of doctor and bench below it."""
-    machine = bringup.machine
-    measured = () if bringup.run is None else bench_banners(bringup.run)
-    return Document(
+    machine, run = bringup.machine, bringup.run
+    parts: dict[str, Callable[[], doc.Document]] = {
+        "Doctor": lambda: doctor_document(bringup.diagnosis),
+        "Topology": lambda: topo_document(topology(machine)),
+    }
+    if run is not None:
+        parts["Bench"] = lambda: bench_document(run)
+    measured = () if run is None else bench_banners(run)
+    sections = (doc.Section(name, partial(_part, make), level=Level.VERBOSE) for name, make in parts.items())
+    return doc.Document(
         command="egmctl bringup",
         subject=subject(machine.origin),
         banners=tuple(dict.fromkeys((*banners(machine.origin), *measured))),
-        body=(
-            *summary(bringup),
-            *(
-                Section(title=title, body=partial(_part, bringup, title), level=Level.VERBOSE)
-                for title in ("Doctor", "Topology", "Bench")
-            ),
-            machine_section(machine),
-        ),
+        body=(*summary(bringup), *sections, machine_section(machine)),
     )
 
 
-def _part(bringup: Bringup, title: str) -> Iterator[Block]:
+def _part(make: Callable[[], doc.Document]) -> Iterator[doc.Block]:
     """Yield what one of the commands says that no other one does."""
-    if title == "Doctor":
-        body = doctor_document(bringup.diagnosis).body
-    elif title == "Topology":
-        body = topo_document(topology(bringup.machine)).body
-    else:
-        body = () if bringup.run is None else bench_document(bringup.run).body
-    return (block for block in body if not isinstance(block, Section) or block.title not in ("Machine", "Topology"))
+    shared = ("Machine", "Topology")
+    return (block for block in make().body if not isinstance(block, doc.Section) or block.title not in shared)
 
 
-def summary(bringup: Bringup) -> Iterator[Block]:
+def summary(bringup: Bringup) -> Iterator[doc.Block]:
     """Yield the answer, the causes, and a line each for doctor, topology and bench."""
     yield verdict(bringup)
-    told = [cause for cause in bringup.causes if cause.status is not Status.NOTE or cause.waived]
-    for place, cause in enumerate(told):
-        yield _entry(bringup, cause, Level.SUMMARY if place < CAUSES else Level.VERBOSE, first=place == 0)
-    if len(told) > CAUSES:
-        yield Hint(words=f"and {len(told) - CAUSES} more (-v)", more=True)
-    found = doctor_verdict(bringup.diagnosis)
+    causes = [cause for cause in bringup.causes if cause.status is not Status.NOTE or cause.waived]
+    # The answer has told the fix of the first one.
+    entries = (_entry(bringup, cause, fix=place > 0) for place, cause in enumerate(causes))
+    yield from doc.limited(entries, CAUSES)
+    checked = doctor_verdict(bringup.diagnosis)
     rows: list[tuple[str, Words]] = [
-        ("doctor", f"{found.word}: {plain(found.sentence)}"),
+        ("doctor", f"{checked.word}: {doc.plain(checked.sentence)}"),
         ("topo", platform(bringup.machine).line),
     ]
     if bringup.run is None:
         rows.append(("bench", "not run"))
     else:
         answered = bench_answer(bringup.run, alone=False)
-        rows.append(("bench", f"{answered.word}: {plain(answered.sentence)}"))
+        rows.append(("bench", f"{answered.word}: {doc.plain(answered.sentence)}"))
         rows += _warned(bringup.run)
-    yield KeyValues(rows=tuple(rows))
-    yield Hint(words="All checks and paths: -v; all of it as a page: -o node.html")
+    yield doc.KeyValues(tuple(rows))
+    yield doc.Hint("All checks and paths: -v; all of it as a page: -o node.html")
 
 
 def _warned(run: RunReport) -> Iterator[tuple[str, Words]]:
     """Yield a line for what was seen while paths were measured, and no cause tells."""
-    seen = bench_warnings.seen(run, causes=False)
-    for sentence, paths in list(seen.items())[:1]:
-        yield "warned", f"{sentence} ({several(len(paths), 'path')}){f' and {len(seen) - 1} more' * (len(seen) > 1)}"
+    warnings = seen_by_bench(run, causes=False)
+    more = f" and {len(warnings) - 1} more" if len(warnings) > 1 else ""
+    for sentence, paths in list(warnings.items())[:1]:
+        yield "warned", f"{sentence} ({several(len(paths), 'path')}){more}"
 
 
-def verdict(bringup: Bringup) -> Verdict:
+def verdict(bringup: Bringup) -> doc.Verdict:
     """Return the answer in one sentence, and what to do."""
     match bringup.answer:
         case Answer.GO:
@@ -108,28 +91,25 @@ def verdict(bringup: Bringup) -> Verdict:
             more = len(failed) - 1
             also = f"; and {several(more, 'more cause')}" if more else ""
             sentence = f"{cause_words(bringup, failed[0])}{also}"
-            return Verdict(word="NO-GO", tone=Tone.BAD, sentence=sentence, advice=_advice(bringup, failed[0]))
+            return doc.Verdict("NO-GO", Tone.BAD, sentence, advice=_advice(bringup, failed[0]))
         case Answer.INCOMPLETE:
             gap = bringup.gaps[0]
-            return Verdict(
-                word="INCOMPLETE", tone=Tone.WARN, sentence=_gap(bringup, gap), advice=_next_step(bringup, gap)
-            )
+            return doc.Verdict("INCOMPLETE", Tone.WARN, _gap(bringup, gap), advice=_next_step(bringup, gap))
         case _:
             assert_never(bringup.answer)
 
 
-def _go(bringup: Bringup) -> Verdict:
+def _go(bringup: Bringup) -> doc.Verdict:
     answered = None if bringup.run is None else bench_answer(bringup.run)
     warnings = sum(cause.status is Status.WARN and bool(cause.findings) for cause in bringup.causes)
-    measured = "" if answered is None else plain(answered.sentence)
-    checked = f"{bringup.diagnosis.counts[Status.PASS]} checks passed" + (
-        f", {several(warnings, 'warning')}" if warnings else ""
-    )
+    measured = "" if answered is None else doc.plain(answered.sentence)
+    also = f", {several(warnings, 'warning')}" if warnings else ""
+    checked = f"{bringup.diagnosis.counts[Status.PASS]} checks passed{also}"
     warned = warnings or (answered is not None and answered.tone is Tone.WARN)
-    return Verdict(
-        word="GO",
-        tone=Tone.WARN if warned else Tone.GOOD,
-        sentence=f"{checked}; {measured}",
+    return doc.Verdict(
+        "GO",
+        Tone.WARN if warned else Tone.GOOD,
+        f"{checked}; {measured}",
         advice="read the warnings, then hand the node over" if warned else "hand the node over",
     )
 
@@ -145,7 +125,7 @@ def cause_words(bringup: Bringup, cause: JoinedCause) -> str:
     """Return a cause in a sentence, with how much of the bench it explains."""
     root = root_of(bringup, cause)
     if root is None:
-        return "" if bringup.run is None else plain(bench_answer(bringup.run, alone=False).sentence)
+        return "" if bringup.run is None else doc.plain(bench_answer(bringup.run, alone=False).sentence)
     parts = [_title(root, cause)]
     slow, broke = _slow_and_broke(bringup, cause)
     if slow:
@@ -163,43 +143,42 @@ def _title(root: Finding, cause: JoinedCause) -> str:
 
 def _advice(bringup: Bringup, cause: JoinedCause) -> str:
     root = root_of(bringup, cause)
-    if root is not None and root.remedy is not None:
-        return _sentence(remedy_words(root.remedy))
-    if root is not None or bringup.run is None:
-        return SEE_DOCTOR
-    return plain(bench_answer(bringup.run, next_step="inspect these GPUs and their links, then run it again").advice)
-
-
-def _sentence(words: str) -> str:
-    return words.removesuffix(".")
+    if root is not None:
+        return advice(root)
+    if bringup.run is None:
+        return "run it again"
+    return doc.plain(
+        bench_answer(bringup.run, next_step="inspect these GPUs and their links, then run it again").advice
+    )
 
 
 def _gap(bringup: Bringup, gap: Gap) -> str:
     number = 0 if bringup.run is None else len(bringup.run.measurements)
     count = f"{len(gap.measurements)} of {number} measurements"
-    why = _because(bringup, gap)
+    reason = _because(bringup, gap)
     match gap.kind:
         case GapKind.INTERRUPTED:
             return f"interrupted with {number - len(gap.measurements)} of {number} measurements made"
         case GapKind.BROKE:
-            return f"{count if gap.measurements else 'the run'} broke: {why}"
+            return f"{count if gap.measurements else 'the run'} broke: {reason}"
         case GapKind.NOT_MEASURED:
-            return f"nothing was measured: {why}"
+            return f"nothing was measured: {reason}"
         case GapKind.WAIVED:
-            return f"{count} were not made: {why}"
+            return f"{count} were not made: {reason}"
         case GapKind.NO_REFERENCE if gap.measurements and bringup.run is not None and bringup.run.verdict is not None:
             return _without_reference(bringup.run.verdict, gap)
         case GapKind.NO_REFERENCE:
-            return f"measured, but there is nothing to judge by: {why}" if why else "measured, but not judged"
+            return f"measured, but there is nothing to judge by: {reason}" if reason else "measured, but not judged"
         case GapKind.NOT_DETERMINED:
-            return _sentence(plain(doctor_verdict(bringup.diagnosis).sentence))
+            return doc.plain(doctor_verdict(bringup.diagnosis).sentence).removesuffix(".")
         case _:
             assert_never(gap.kind)
 
 
 def _without_reference(verdict: RunVerdict, gap: Gap) -> str:
     """Name the path classes that the profile does not have."""
-    without = [one.path_class for one in verdict.classes if set(gap.measurements).intersection(one.measurements)]
+    numbers = set(gap.measurements)
+    without = [judged.path_class for judged in verdict.classes if numbers.intersection(judged.measurements)]
     return (
         f"profile {verdict.profile} has no reference for {len(without)} of {len(verdict.classes)} path classes: "
         f"{shortened(without, PATHS)}"
@@ -218,55 +197,34 @@ def _next_step(bringup: Bringup, gap: Gap) -> str:
     roots = [cause for place in gap.causes if root_of(bringup, cause := bringup.causes[place]) is not None]
     if roots:
         return f"{_advice(bringup, roots[0])}; then run it again"
-    match gap.kind:
-        case GapKind.INTERRUPTED:
-            return "run it again"
-        case GapKind.BROKE:
-            return "run it again; 'egmctl bench --quick' shows each path"
-        case GapKind.NOT_MEASURED:
-            if bringup.machine.origin.kind is OriginKind.LIVE and not bringup.machine.gpus:
-                return "run it where the GPUs are; if they are here, 'egmctl topo' says what is missing"
-            return "run 'egmctl bringup' on the node itself, where its GPUs can be used"
-        case GapKind.WAIVED:
-            return "run it again when all GPUs are free and can be used from here"
-        case GapKind.NO_REFERENCE:
-            return (
-                "learn a profile of healthy nodes (egmctl profile learn), or compare with one of them (egmctl compare)"
-            )
-        case GapKind.NOT_DETERMINED:
-            return "see what could not be read with 'egmctl doctor -v'"
-        case _:
-            assert_never(gap.kind)
+    if gap.kind is GapKind.NOT_MEASURED and bringup.machine.origin.kind is OriginKind.LIVE and not bringup.machine.gpus:
+        return "run it where the GPUs are; if they are here, 'egmctl topo' says what is missing"
+    return _NEXT_STEPS[gap.kind]
 
 
-def _entry(bringup: Bringup, cause: JoinedCause, level: Level, *, first: bool) -> Entry:
+_NEXT_STEPS = {
+    GapKind.INTERRUPTED: "run it again",
+    GapKind.BROKE: "run it again; 'egmctl bench --quick' shows each path",
+    GapKind.NOT_MEASURED: "run 'egmctl bringup' on the node itself, where its GPUs can be used",
+    GapKind.WAIVED: "run it again when all GPUs are free and can be used from here",
+    GapKind.NO_REFERENCE: "learn a profile of healthy nodes (egmctl profile learn), or compare with one of them "
+    "(egmctl compare)",
+    GapKind.NOT_DETERMINED: "see what could not be read with 'egmctl doctor -v'",
+}
+
+
+def _entry(bringup: Bringup, cause: JoinedCause, *, fix: bool) -> doc.Entry:
     root = root_of(bringup, cause)
-    rows: list[tuple[str, Words]] = []
-    command: tuple[Command, ...] = ()
-    if root is not None and root.remedy is not None:
-        # The answer has told the fix of the first one.
-        if not first:
-            rows.append(("fix", remedy_words(root.remedy)))
-        elif root.remedy.command is not None:
-            command = (Command(text=root.remedy.command),)
-    findings = [bringup.diagnosis.findings[place] for place in cause.findings[1:]]
-    if checks := list(dict.fromkeys(one.check for one in findings)):
-        rows.append(("explains", shortened(checks, PATHS)))
     slow, broke = _slow_and_broke(bringup, cause)
-    unknown = f"{several(len(slow) + len(broke), 'slow path' if not broke else 'slow or broken path')}, cause unknown"
-    for word, paths in (("slow", slow), ("broke", broke)):
-        if paths:
-            rows.append((word, shortened(paths, PATHS)))
-    if waived := _paths(bringup, cause.waived):
-        rows.append(("not made", shortened(waived, PATHS)))
-    return Entry(
-        word=cause.status.upper(),
-        tone=TONES[cause.status],
-        title=unknown if root is None else _title(root, cause),
-        id="" if root is None else root.check,
-        body=(KeyValues(rows=tuple(rows)), *command),
-        level=level,
-    )
+    checks = [bringup.diagnosis.findings[place].check for place in cause.findings[1:]]
+    lists = {"explains": checks, "slow": slow, "broke": broke, "not made": _paths(bringup, cause.waived)}
+    rows = [(name, shortened(list(dict.fromkeys(items)), PATHS)) for name, items in lists.items() if items]
+    word, tone = cause.status.upper(), TONES[cause.status]
+    if root is not None:
+        return finding_entry(root, _title(root, cause), word=word, tone=tone, cause=False, fix=fix, rows=rows)
+    what = "slow or broken path" if broke else "slow path"
+    unknown = f"{several(len(slow) + len(broke), what)}, cause unknown"
+    return doc.Entry(word, tone, unknown, body=(doc.KeyValues(tuple(rows)),), level=Level.SUMMARY)
 
 
 def _slow_and_broke(bringup: Bringup, cause: JoinedCause) -> tuple[list[str], list[str]]:

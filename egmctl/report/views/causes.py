@@ -1,15 +1,13 @@
-"""The causes of a run in words: what was found, how much of the run it explains, and what to do."""
+"""Findings and causes in words: what was found, why, what it explains, and what to do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from egmctl.model.finding import Finding, RunCause
-from egmctl.model.finding import Status as Found
+from egmctl.model.finding import Confidence, Finding, Remedy, RunCause, Status
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.route import LinkKind
-from egmctl.report.document import Command, Entry, Hint, KeyValues, Level, Span, Tone, Words
-from egmctl.report.views.doctor import TONES, remedy_words, title
+from egmctl.report.document import Block, Command, Entry, Hint, KeyValues, Level, Tone, Words, limited
 from egmctl.units import several, shortened
 
 CAUSES = 3
@@ -17,8 +15,71 @@ CAUSES = 3
 PATHS = 3
 """Paths that a cause names."""
 UNEXPLAINED = "nothing that was read explains it"
-SEE_DOCTOR = "see what it is about with 'egmctl doctor'"
-"""What to do about a cause without a remedy."""
+TONES = {
+    Status.FAIL: Tone.BAD,
+    Status.WARN: Tone.WARN,
+    Status.UNKNOWN: Tone.UNKNOWN,
+    Status.NOTE: Tone.UNKNOWN,
+    Status.PASS: Tone.GOOD,
+    Status.SKIP: Tone.DIM,
+}
+
+
+def title(finding: Finding) -> str:
+    """Return what was found, and where."""
+    return f"{finding.place.label}: {finding.summary}" if finding.place.label else finding.summary
+
+
+def remedy_words(remedy: Remedy) -> str:
+    """Return what to do, and what it needs."""
+    needs = [word for word, true in (("as root", remedy.needs_root), ("needs a reboot", remedy.needs_reboot)) if true]
+    return f"{remedy.text.removesuffix('.')} ({', '.join(needs)})." if needs else remedy.text
+
+
+def advice(finding: Finding) -> str:
+    """Return what to do about a finding, for the line after the answer, without a full stop."""
+    if finding.remedy is None:
+        return "see what it is about with 'egmctl doctor'"
+    return remedy_words(finding.remedy).removesuffix(".")
+
+
+def finding_entry(
+    finding: Finding,
+    words: Words = "",
+    *,
+    word: str = "",
+    tone: Tone | None = None,
+    cause: bool = True,
+    fix: bool = True,
+    rows: Iterable[tuple[str, Words]] = (),
+    further: tuple[Block, ...] = (),
+    level: Level = Level.SUMMARY,
+) -> Entry:
+    """Return a finding with its cause, what to do, and the command that does it.
+
+    Parameters
+    ----------
+    words, word, tone
+        In place of the finding's title and its status.
+    cause, fix
+        Whether to say why it is so and what to do: the answer may have said it, or a screen be too short.
+    rows, further
+        What else to show below it.
+    """
+    sure = "" if finding.confidence is Confidence.HIGH else f" ({finding.confidence} confidence)"
+    reasons: list[tuple[str, Words]] = [("cause", finding.cause + sure)] if finding.cause and cause else []
+    command: tuple[Command, ...] = ()
+    if (remedy := finding.remedy) is not None:
+        reasons += [("fix", remedy_words(remedy))] * fix
+        command = () if remedy.command is None else (Command(remedy.command),)
+    return Entry(
+        word or finding.status.upper(),
+        TONES[finding.status] if tone is None else tone,
+        words or title(finding),
+        id=finding.check,
+        body=(KeyValues(tuple(reasons)), *command, KeyValues(tuple(rows)), *further),
+        level=level,
+    )
 
 
 def cause_title(cause: RunCause) -> str:
@@ -29,7 +90,7 @@ def cause_title(cause: RunCause) -> str:
 
 def asked_words(cause: RunCause) -> str:
     """Return how a sentence on a cause goes on where the user named its GPUs; a failed check says so itself."""
-    return f", but --gpus names {cause.asked}" if cause.asked and cause.finding.status is not Found.FAIL else ""
+    return f", but --gpus names {cause.asked}" if cause.asked and cause.finding.status is not Status.FAIL else ""
 
 
 def cause_words(report: RunReport, cause: RunCause) -> str:
@@ -47,44 +108,23 @@ def cause_words(report: RunReport, cause: RunCause) -> str:
     return "; ".join(parts)
 
 
-def cause_advice(cause: RunCause) -> str:
-    """Return what to do about a cause, for the line after the answer: with its command, without a full stop."""
-    remedy = cause.finding.remedy
-    if remedy is None:
-        return SEE_DOCTOR
-    return remedy_words(remedy).removesuffix(".")
-
-
 def cause_entries(report: RunReport) -> Iterator[Entry | Hint]:
     """Yield each cause once: what was found, why, what it explains, and what to do unless the answer says it."""
+    return limited(_cause_entries(report), CAUSES, "cause", Level.SUMMARY)
+
+
+def _cause_entries(report: RunReport) -> Iterator[Entry]:
     for place, cause in enumerate(report.causes):
-        finding = cause.finding
-        rows = cause_rows(finding, fix=place > 0)
         paths = list(dict.fromkeys(report.measurements[number].path for number in cause.explains))
-        if paths:
-            rows.append(("explains", shortened(paths, PATHS)))
-        if finding.explains:
-            rows.append(("checks", ", ".join(finding.explains)))
-        command = finding.remedy.command if finding.remedy is not None else None
-        yield Entry(
+        rows = (("explains", shortened(paths, PATHS)), ("checks", ", ".join(cause.finding.explains)))
+        yield finding_entry(
+            cause.finding,
+            cause_title(cause),
             word="CAUSE",
-            tone=TONES[cause.status] if cause.status is not Found.NOTE else Tone.UNKNOWN,
-            title=(cause_title(cause), Span(f" [{finding.check}]", Tone.DIM)),
-            body=(KeyValues(rows=tuple(rows)), *([Command(text=command)] if command is not None else [])),
-            level=Level.SUMMARY if place < CAUSES else Level.VERBOSE,
+            tone=TONES[cause.status],
+            fix=place > 0,
+            rows=[row for row in rows if row[1]],
         )
-    if len(report.causes) > CAUSES:
-        yield Hint(
-            words=f"and {several(len(report.causes) - CAUSES, 'more cause')} (-v)", more=True, level=Level.SUMMARY
-        )
-
-
-def cause_rows(finding: Finding, *, fix: bool = True) -> list[tuple[str, Words]]:
-    """Return why something is so, and what to do, as rows of an entry."""
-    rows: list[tuple[str, Words]] = [("cause", finding.cause)] if finding.cause else []
-    if fix and finding.remedy is not None:
-        rows.append(("fix", remedy_words(finding.remedy)))
-    return rows
 
 
 def crosses_unknown_links(measurement: Measurement) -> bool:

@@ -1,4 +1,4 @@
-"""What ``egmctl compare`` says: what the differences have in common, then bandwidths, latencies, findings and facts."""
+"""The view of ``egmctl compare``: what the differences have in common, then paths, findings and facts."""
 
 from __future__ import annotations
 
@@ -10,31 +10,16 @@ from egmctl.errors import ExitCode
 from egmctl.model.command import Command
 from egmctl.model.comparison import Affected, AttributeDifference, Comparison, Outcome, PathDifference
 from egmctl.model.gpu import FAKE
-from egmctl.report.document import (
-    Block,
-    Bullets,
-    Document,
-    Entry,
-    Hint,
-    KeyValues,
-    Level,
-    Paragraph,
-    Section,
-    Span,
-    Table,
-    Tone,
-    Verdict,
-    Words,
-    table,
-)
-from egmctl.report.views.causes import cause_rows
-from egmctl.report.views.doctor import remedy_words
-from egmctl.report.views.doctor import title as found_words
+from egmctl.report import document as doc
+from egmctl.report.document import Level, Tone, Words
+from egmctl.report.views.causes import advice as finding_advice
+from egmctl.report.views.causes import finding_entry
+from egmctl.report.views.causes import title as finding_title
 from egmctl.units import format_size, listed, natural, several, shortened
 
 _TONES = {Outcome.WORSE: Tone.BAD, Outcome.BETTER: Tone.GOOD, Outcome.DIFFERENT: Tone.WARN, Outcome.SAME: Tone.GOOD}
 _THINGS = {Command.BENCH: "path", Command.BRINGUP: "path", Command.DOCTOR: "finding"}
-"""Of others facts are compared."""
+"""The things that are counted; of other commands facts are."""
 _QUANTITIES = {"GB/s": "Bandwidth", "ns": "Latency", "ms": "Handle life cycle"}
 FINDINGS, FILES = "Findings", "Files"
 """Titles of sections."""
@@ -43,11 +28,11 @@ _SHOWN = 15
 """Rows of a kind that are told without -v."""
 
 
-def compare_document(comparison: Comparison) -> Document:
+def compare_document(comparison: Comparison) -> doc.Document:
     """Return what differs between two runs or among many nodes."""
     times = sorted(_time(node.at) for node in comparison.nodes if node.at)
     when = f", {' to '.join(dict.fromkeys((times[0], times[-1])))}" if times else ""
-    return Document(
+    return doc.Document(
         command="egmctl compare",
         subject=heading(comparison),
         subtitle=f"{heading(comparison)}: {several(len(comparison.nodes), 'file')}{when}",
@@ -59,39 +44,45 @@ def compare_document(comparison: Comparison) -> Document:
 def banners(comparison: Comparison) -> Iterator[str]:
     """Say which of the files that are compared are of no hardware, in the words that every form has."""
     nodes = comparison.nodes
-    told = {
+    warnings = {
         "MODEL built from public documentation, not captured from hardware": [n.name for n in nodes if n.modelled],
         FAKE: [node.name for node in nodes if node.fake],
     }
-    for words, names in told.items():
+    for words, names in warnings.items():
         if names:
             yield f"{words}: {comparison.folded if len(names) == len(nodes) else ', '.join(names)}"
 
 
 def heading(comparison: Comparison) -> str:
     """Say what is compared."""
-    who = comparison.folded if comparison.of_nodes else " -> ".join(node.name for node in comparison.nodes)
-    return f"{comparison.kind} {who}"
+    names = comparison.folded if comparison.of_nodes else " -> ".join(node.name for node in comparison.nodes)
+    return f"{comparison.kind} {names}"
 
 
-def verdict(comparison: Comparison) -> Verdict:
+def verdict(comparison: Comparison) -> doc.Verdict:
     """Return in one sentence what the differences have in common."""
     counted = _counted(comparison)
     if comparison.exit_code is ExitCode.NOTHING:
-        why = next(iter([*_problems(comparison), *comparison.notes]), "the files have nothing in common")
-        return Verdict(word="NOT COMPARED", tone=Tone.WARN, sentence=why, advice="compare results of the same cases")
-    gravest = next((one for one in Outcome if one in comparison.outcomes), Outcome.SAME)
-    common, advice = _common(comparison), ""
-    if gravest is Outcome.WORSE:
-        where = _where_worse(comparison)
-        advice = f"look for the cause with 'egmctl doctor' on {where}"
-        if comparison.causes and (remedy := comparison.causes[0].finding.remedy) is not None:
-            advice = remedy_words(remedy).removesuffix(".")
-        if _got_busy(comparison):
-            advice = "measure again when the GPUs are idle"
-    return Verdict(
-        word=gravest.upper(), tone=_TONES[gravest], sentence="; ".join(filter(None, (common, counted))), advice=advice
+        reason = next(iter([*_problems(comparison), *comparison.notes]), "the files have nothing in common")
+        return doc.Verdict("NOT COMPARED", Tone.WARN, reason, "compare results of the same cases")
+    gravest = next((outcome for outcome in Outcome if outcome in comparison.outcomes), Outcome.SAME)
+    sentence = "; ".join(filter(None, (_common(comparison), counted)))
+    return doc.Verdict(
+        gravest.upper(), _TONES[gravest], sentence, _advice(comparison) if gravest is Outcome.WORSE else ""
     )
+
+
+def _advice(comparison: Comparison) -> str:
+    if _got_busy(comparison):
+        return "measure again when the GPUs are idle"
+    if comparison.causes and comparison.causes[0].finding.remedy is not None:
+        return finding_advice(comparison.causes[0].finding)
+    where = "each node that is worse"
+    if not comparison.of_nodes:
+        where = f"the node where {comparison.nodes[-1].name} was measured"
+    elif bad := dict.fromkeys(row.node for row in comparison.affected if row.outcome is Outcome.WORSE):
+        where = _nodes(list(bad))
+    return f"look for the cause with 'egmctl doctor' on {where}"
 
 
 def _common(comparison: Comparison) -> str:
@@ -119,17 +110,10 @@ def _common(comparison: Comparison) -> str:
 
 def _only_pair(comparison: Comparison) -> Sequence[str]:
     """Return the two ends that all worse paths have; none where they have not the same."""
-    worse = [one for one in comparison.paths if one.outcome is Outcome.WORSE and one.change is not None]
-    pairs = {frozenset((one.source, one.destination)) for one in worse}
-    return sorted(next(iter(pairs)), key=natural) if len(pairs) == 1 and len(next(iter(pairs))) > 1 else ()
-
-
-def _where_worse(comparison: Comparison) -> str:
-    """Return on which nodes to look for the cause."""
-    if not comparison.of_nodes:
-        return f"the node where {comparison.nodes[-1].name} was measured"
-    bad = dict.fromkeys(one.node for one in comparison.affected if one.outcome is Outcome.WORSE)
-    return _nodes(list(bad)) if bad else "each node that is worse"
+    worse = [path for path in comparison.paths if path.outcome is Outcome.WORSE and path.change is not None]
+    pairs = {frozenset((path.source, path.destination)) for path in worse}
+    (pair,) = pairs if len(pairs) == 1 else (frozenset(),)
+    return sorted(pair, key=natural) if len(pair) > 1 else ()
 
 
 def _nodes(names: Sequence[str]) -> str:
@@ -148,57 +132,55 @@ def _got_busy(comparison: Comparison) -> list[str]:
 
 
 def _counted(comparison: Comparison) -> str:
-    counts = {outcome: comparison.outcomes.count(outcome) for outcome in Outcome}
-    thing = _THINGS.get(comparison.kind, "fact")
-    told = [f"{counts[outcome]} {outcome}" for outcome in (Outcome.WORSE, Outcome.BETTER, Outcome.DIFFERENT)]
-    return f"{several(comparison.compared, thing)} compared: {', '.join(told)}"
+    outcomes = (Outcome.WORSE, Outcome.BETTER, Outcome.DIFFERENT)
+    counts = ", ".join(f"{comparison.outcomes.count(outcome)} {outcome}" for outcome in outcomes)
+    return f"{several(comparison.compared, _THINGS.get(comparison.kind, 'fact'))} compared: {counts}"
 
 
-def _body(comparison: Comparison) -> Iterator[Block]:
+def _body(comparison: Comparison) -> Iterator[doc.Block]:
     yield verdict(comparison)
     yield from _causes(comparison)
     for unit, title in (*_QUANTITIES.items(), ("", "Other paths")):
         rows = [row for row in comparison.affected if _unit(comparison, row) == unit]
-        yield Section(title=title, body=tuple(_entry(comparison, row) for row in rows))
-    yield from _told(comparison, comparison.words, FINDINGS if comparison.kind is Command.DOCTOR else "Facts")
+        yield doc.Section(title, tuple(_entry(comparison, row) for row in rows))
+    yield _entries(comparison, comparison.words, FINDINGS if comparison.kind is Command.DOCTOR else "Facts")
     if comparison.same:
-        yield Paragraph(words=(Span("SAME", Tone.GOOD), f"  {comparison.same_folded}"))
+        yield doc.Paragraph((doc.Span("SAME", Tone.GOOD), f"  {comparison.same_folded}"))
     if not comparison.of_nodes:
         for level, title in ((Level.VERBOSE, "Paths that differ"), (Level.ALL, "Paths that are the same")):
-            yield Section(title=title, body=partial(_tables, comparison, level), level=level)
-    one_sided = Bullets(items=tuple(_one_sided(comparison)))
-    yield Section(title="Paths on one side, unstable, or over another link", body=(one_sided,))
-    yield from _told(comparison, comparison.machines, "Machine differences", outcomes=False)
+            yield doc.Section(title, partial(_tables, comparison, level), level=level)
+    one_sided = doc.Bullets(tuple(_one_sided(comparison)))
+    yield doc.Section("Paths on one side, unstable, or over another link", (one_sided,))
+    yield _entries(comparison, comparison.machines, "Machine differences")
     notes = [*_problems(comparison), *comparison.notes]
     if comparison.kind in (Command.BENCH, Command.BRINGUP):
-        of = "the median of the nodes" if comparison.of_nodes else "the first run"
-        notes.append(
-            f"shown are changes from {of} above {100 * comparison.tolerance:g} % and above 3x run-to-run noise"
-        )
-    yield Section(title="Notes", body=(Bullets(items=tuple(notes)),))
+        reference = "the median of the nodes" if comparison.of_nodes else "the first run"
+        above = f"above {100 * comparison.tolerance:g} % and above 3x run-to-run noise"
+        notes.append(f"shown are changes from {reference} {above}")
+    yield doc.Section("Notes", (doc.Bullets(tuple(notes)),))
     files = tuple((node.name, _time(node.at) or "-", node.tool) for node in comparison.nodes)
-    yield Section(title=FILES, body=(table(("file", "when", "written by"), files),), level=Level.VERBOSE)
+    yield doc.Section(FILES, (doc.table(("file", "when", "written by"), files),), level=Level.VERBOSE)
 
 
-def _causes(comparison: Comparison) -> Iterator[Entry]:
+def _causes(comparison: Comparison) -> Iterator[doc.Entry]:
     """Yield what explains the paths that are worse, and what to do; or that nothing that was read does."""
     worse = {place for place, path in enumerate(comparison.paths) if path.outcome is Outcome.WORSE}
     for cause in comparison.causes:
-        of = f"{cause.node}: " if comparison.of_nodes else ""
-        rows = [*cause_rows(cause.finding), ("explains", f"{len(cause.explains)} of {len(worse)} worse paths")]
-        title = (f"{of}{found_words(cause.finding)}", Span(f" [{cause.finding.check}]", Tone.DIM))
-        yield Entry(word="CAUSE", tone=Tone.WARN, title=title, body=(KeyValues(rows=tuple(rows)),), level=Level.SUMMARY)
+        node = f"{cause.node}: " if comparison.of_nodes else ""
+        rows = [("explains", f"{len(cause.explains)} of {len(worse)} worse paths")]
+        words = f"{node}{finding_title(cause.finding)}"
+        yield finding_entry(cause.finding, words, word="CAUSE", tone=Tone.WARN, rows=rows)
     explained = {place for cause in comparison.causes for place in cause.explains}
     if left := len(worse - explained):
         words = f"nothing that was read explains {left} of {len(worse)} worse paths"
-        yield Entry(word="CAUSE", tone=Tone.UNKNOWN, title=words)
+        yield doc.Entry("CAUSE", Tone.UNKNOWN, words)
 
 
 def _unit(comparison: Comparison, row: Affected) -> str:
     return comparison.paths[row.paths[0]].unit if row.change is not None else ""
 
 
-def _entry(comparison: Comparison, row: Affected) -> Entry:
+def _entry(comparison: Comparison, row: Affected) -> doc.Entry:
     paths = [comparison.paths[place] for place in row.paths]
     title = f"{row.where}: " if not comparison.of_nodes else f"{row.node}: {row.where} "
     title += _happened(comparison, row)
@@ -206,8 +188,8 @@ def _entry(comparison: Comparison, row: Affected) -> Entry:
         title += f" ({len(paths)} of {row.of} paths)"
     numbers = comparison.of_nodes and row.change is not None
     lines = tuple(_medians(paths)) if numbers else (", ".join(row.cases),)
-    body = tuple(Paragraph(words=line, tone=Tone.DIM) for line in lines)
-    return Entry(word=row.outcome.upper(), tone=_TONES[row.outcome], title=title, body=body)
+    body = tuple(doc.Paragraph(line, tone=Tone.DIM) for line in lines)
+    return doc.Entry(row.outcome.upper(), _TONES[row.outcome], title, body=body)
 
 
 def _medians(paths: Iterable[PathDifference]) -> Iterator[str]:
@@ -215,10 +197,10 @@ def _medians(paths: Iterable[PathDifference]) -> Iterator[str]:
     cases: dict[str, list[PathDifference]] = {}
     for path in paths:
         cases.setdefault(f"{_name(path)} ({path.unit})", []).append(path)
-    for name, those in cases.items():
-        found = median(path.value for path in those if path.value is not None)
-        usual = median(path.reference for path in those if path.reference is not None)
-        yield f"{name}: {found:.2f}, all nodes {usual:.2f}"
+    for name, alike in cases.items():
+        own = median(path.value for path in alike if path.value is not None)
+        usual = median(path.reference for path in alike if path.reference is not None)
+        yield f"{name}: {own:.2f}, all nodes {usual:.2f}"
 
 
 def _happened(comparison: Comparison, row: Affected) -> str:
@@ -228,34 +210,23 @@ def _happened(comparison: Comparison, row: Affected) -> str:
     return f"{100 * abs(row.change):.1f} % {'slower' if row.change > 0 else 'faster'}"
 
 
-def _told(
-    comparison: Comparison, differences: Sequence[AttributeDifference], title: str, *, outcomes: bool = True
-) -> Iterator[Section]:
-    """Yield findings or facts: the first ones, and with -v the others."""
-
-    def block(those: Sequence[AttributeDifference], level: Level) -> tuple[Block, ...]:
-        if not outcomes:
-            return (Bullets(items=tuple(_difference(comparison, one) for one in those), level=level),)
-        return tuple(
-            Entry(word=one.outcome.upper(), tone=_TONES[one.outcome], title=_difference(comparison, one), level=level)
-            for one in those
-        )
-
-    body = block(differences[:_SHOWN], Level.NORMAL)
-    if further := differences[_SHOWN:]:
-        more = Hint(words=f"and {len(further)} more (-v)", more=True)
-        body = (*body, more, *block(further, Level.VERBOSE))
-    yield Section(title=title, body=body)
+def _entries(comparison: Comparison, differences: Sequence[AttributeDifference], title: str) -> doc.Section:
+    """Return findings or facts: the first ones, and with -v the others."""
+    entries = (
+        doc.Entry(difference.outcome.upper(), _TONES[difference.outcome], _difference(comparison, difference))
+        for difference in differences
+    )
+    return doc.Section(title, tuple(doc.limited(entries, _SHOWN)))
 
 
-def _difference(comparison: Comparison, one: AttributeDifference) -> Words:
-    subject = " ".join(filter(None, (one.about, one.what)))
+def _difference(comparison: Comparison, difference: AttributeDifference) -> str:
+    subject = " ".join(filter(None, (difference.about, difference.what)))
     if comparison.of_nodes:
-        return f"{one.folded}: {subject}: {one.value}; most: {one.reference}"
-    return f"{subject}: {one.reference} -> {one.value}"
+        return f"{difference.folded}: {subject}: {difference.value}; most: {difference.reference}"
+    return f"{subject}: {difference.reference} -> {difference.value}"
 
 
-def _tables(comparison: Comparison, level: Level) -> Iterator[Table]:
+def _tables(comparison: Comparison, level: Level) -> Iterator[doc.Table]:
     """Yield a table for each case in which one run is against another: what differs, or what is the same."""
     first, second = (node.name for node in comparison.nodes)
     numbers = (first, second, "change")
@@ -265,12 +236,12 @@ def _tables(comparison: Comparison, level: Level) -> Iterator[Table]:
         if both and (path.outcome is Outcome.SAME) is (level is Level.ALL):
             cases.setdefault(f"{_name(path)} over {path.link} ({path.unit})", []).append(path)
     for name, paths in cases.items():
-        yield table(("", *numbers, "outcome"), map(_row, paths), right=numbers, caption=name)
+        yield doc.table(("", *numbers, "outcome"), map(_row, paths), right=numbers, caption=name)
 
 
 def _row(path: PathDifference) -> tuple[Words, ...]:
     unstable = path.outcome is Outcome.DIFFERENT and path.reason.startswith("unstable")
-    word = Span("unstable" if unstable else path.outcome.value, _TONES[path.outcome])
+    word = doc.Span("unstable" if unstable else path.outcome.value, _TONES[path.outcome])
     numbers = f"{path.reference:.2f}", f"{path.value:.2f}", f"{100 * (path.change or 0):+.1f} %"
     return path.path, *numbers, word
 

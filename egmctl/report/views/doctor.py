@@ -1,4 +1,4 @@
-"""What ``egmctl doctor`` says: the answer, the root causes with what to do, then, for who wants it, every check.
+"""The view of ``egmctl doctor``: the answer, the root causes with what to do, then every check for those who want it.
 
 Without host names and times: nodes in the same state print the same bytes, so that the outputs of many fold together.
 """
@@ -6,50 +6,28 @@ Without host names and times: nodes in the same state print the same bytes, so t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import TOLD, Cause, Confidence, Finding, Guard, Remedy, Status, causes
+from egmctl.model.finding import TOLD, Cause, Finding, Guard, Remedy, Status, causes
 from egmctl.model.listing import CheckEntry, CheckList
 from egmctl.model.machine import OriginKind
-from egmctl.report.document import (
-    Block,
-    Bullets,
-    Command,
-    Document,
-    Entry,
-    Hint,
-    KeyValues,
-    Level,
-    Paragraph,
-    Section,
-    Span,
-    Table,
-    Tone,
-    Verdict,
-    Words,
-    table,
-)
+from egmctl.report import document as doc
+from egmctl.report.document import Level, Tone, Words
+from egmctl.report.views.causes import TONES, finding_entry, title
 from egmctl.report.views.machine import banners, machine_section, subject
 from egmctl.units import several, shortened
 
-TONES = {
-    Status.FAIL: Tone.BAD,
-    Status.WARN: Tone.WARN,
-    Status.UNKNOWN: Tone.UNKNOWN,
-    Status.NOTE: Tone.UNKNOWN,
-    Status.PASS: Tone.GOOD,
-    Status.SKIP: Tone.DIM,
-}
 _TITLES = {Status.UNKNOWN: "Not determined", Status.PASS: "Passed", Status.SKIP: "Does not apply"}
 _NAMED = 12
 """Checks that could not be determined and are named without -v."""
 
 
-def doctor_document(diagnosis: Diagnosis) -> Document:
+def doctor_document(diagnosis: Diagnosis) -> doc.Document:
     """Return what there is to say of a diagnosis."""
     machine = diagnosis.machine
-    return Document(
+    return doc.Document(
         command="egmctl doctor",
         subject=subject(machine.origin),
         subtitle=diagnosis.platform,
@@ -58,7 +36,7 @@ def doctor_document(diagnosis: Diagnosis) -> Document:
     )
 
 
-def verdict(diagnosis: Diagnosis) -> Verdict:
+def verdict(diagnosis: Diagnosis) -> doc.Verdict:
     """Return the answer: ``OK`` and ``PROBLEMS`` go with the exit codes 0 and 1.
 
     ``NOT DETERMINED`` is what neither failed nor could be judged by as many checks as could not be: a machine of which
@@ -66,32 +44,25 @@ def verdict(diagnosis: Diagnosis) -> Verdict:
     """
     roots = [cause for cause in causes(diagnosis.findings) if cause.status is not Status.NOTE]
     number = diagnosis.counts
-    rest = _counted(number, Status.NOTE, Status.PASS, Status.UNKNOWN, Status.SKIP)
-    failures, warnings = (
-        sum(finding.status is status for finding in diagnosis.findings) for status in (Status.FAIL, Status.WARN)
-    )
-    problems = " and ".join(several(n, what) for n, what in ((failures, "failure"), (warnings, "warning")) if n)
-    if problems and len(roots) < failures + warnings:
+    statuses = [finding.status for finding in diagnosis.findings]
+    counts = {"failure": statuses.count(Status.FAIL), "warning": statuses.count(Status.WARN)}
+    problems = " and ".join(several(count, what) for what, count in counts.items() if count)
+    if problems and len(roots) < sum(counts.values()):
         problems += f", {several(len(roots), 'root cause')}"
+    rest = _counted(number, Status.NOTE, Status.PASS, Status.UNKNOWN, Status.SKIP)
+    known = list(filter(None, (problems, rest)))
     if diagnosis.failed:
-        return Verdict(word="PROBLEMS", tone=Tone.BAD, sentence="; ".join(filter(None, (problems, rest))))
+        return doc.Verdict("PROBLEMS", Tone.BAD, "; ".join(known))
+    if not diagnosis.undetermined:
+        return doc.Verdict("OK", Tone.WARN if problems else Tone.GOOD, ", ".join(known))
     if diagnosis.nothing is not None:
-        why = diagnosis.nothing.removesuffix(".")
-        sentence = "; ".join(filter(None, (f"{why[:1].lower()}{why[1:]}", problems, rest)))
-        return Verdict(word="NOT DETERMINED", tone=Tone.UNKNOWN, sentence=sentence, advice=_how_to_know(diagnosis))
-    if diagnosis.undetermined:
+        reason = diagnosis.nothing.removesuffix(".")
+        sentence = "; ".join((f"{reason[:1].lower()}{reason[1:]}", *known))
+    else:
         applied = number[Status.UNKNOWN] + number[Status.PASS] + number[Status.WARN]
         lacking = f"{number[Status.UNKNOWN]} of {several(applied, 'check')} had no data"
-        good = f"{problems}; " if problems else ""
-        return Verdict(
-            word="NOT DETERMINED",
-            tone=Tone.UNKNOWN,
-            sentence=f"{lacking}; {good}{_counted(number, Status.PASS, Status.SKIP)}",
-            advice=_how_to_know(diagnosis),
-        )
-    return Verdict(
-        word="OK", tone=Tone.WARN if problems else Tone.GOOD, sentence=", ".join(filter(None, (problems, rest)))
-    )
+        sentence = "; ".join(filter(None, (lacking, problems, _counted(number, Status.PASS, Status.SKIP))))
+    return doc.Verdict("NOT DETERMINED", Tone.UNKNOWN, sentence, _how_to_know(diagnosis))
 
 
 def _how_to_know(diagnosis: Diagnosis) -> str:
@@ -110,138 +81,99 @@ def _counted(number: Mapping[str, int], *statuses: Status) -> str:
         Status.UNKNOWN: ("not determined", "not determined"),
         Status.SKIP: ("does not apply", "do not apply"),
     }
-    told = [(number.get(status, 0), words[status]) for status in statuses]
-    return ", ".join(f"{count} {one if count == 1 else many}" for count, (one, many) in told if count)
+    counts = ((number.get(status, 0), words[status]) for status in statuses)
+    return ", ".join(f"{count} {singular if count == 1 else plural}" for count, (singular, plural) in counts if count)
 
 
-def _body(diagnosis: Diagnosis) -> Iterator[Block]:
+def _body(diagnosis: Diagnosis) -> Iterator[doc.Block]:
     yield verdict(diagnosis)
     process = diagnosis.machine.process
     if process is not None and process.pid:
-        yield Paragraph(words=f"Process {process.pid}; NVML and CUDA were queried from outside of it.", tone=Tone.DIM)
+        yield doc.Paragraph(f"Process {process.pid}; NVML and CUDA were queried from outside of it.", tone=Tone.DIM)
     roots = causes(diagnosis.findings)
     for cause in roots:
         yield _problem(cause)
     yield from _notes(diagnosis, roots)
     for status, name in _TITLES.items():
-        yield Section(title=name, body=partial(_table, diagnosis, status), level=Level.VERBOSE)
-    yield Section(title="What was read", body=partial(_evidence, diagnosis), level=Level.ALL)
+        yield doc.Section(name, partial(_table, diagnosis, status), level=Level.VERBOSE)
+    yield doc.Section("What was read", partial(_evidence, diagnosis), level=Level.ALL)
     yield machine_section(diagnosis.machine)
 
 
-def _problem(cause: Cause) -> Entry:
+def _problem(cause: Cause) -> doc.Entry:
     finding = cause.finding
-    return Entry(
-        word=finding.status.upper(),
-        tone=TONES[finding.status],
-        title=title(finding),
-        id=finding.check,
-        body=tuple(_about(cause)),
-        level=Level.SUMMARY,
-    )
-
-
-def title(finding: Finding) -> str:
-    """Return what was found, and where."""
-    return f"{finding.place.label}: {finding.summary}" if finding.place.label else finding.summary
-
-
-def _about(cause: Cause) -> Iterator[Block]:
-    finding = cause.finding
-    if finding.cause:
-        sure = "" if finding.confidence is Confidence.HIGH else f" ({finding.confidence} confidence)"
-        yield KeyValues(rows=(("cause", finding.cause + sure),))
-    if finding.remedy is not None:
-        yield from _fix(finding.remedy)
-    yield KeyValues(rows=tuple(("explains", _explained(other)) for other in cause.explains))
-    yield KeyValues(rows=(("note", finding.note),) if finding.note else ())
-    yield KeyValues(rows=tuple(("seen", words) for words in _seen(finding)), level=Level.VERBOSE)
-
-
-def _fix(remedy: Remedy) -> Iterator[Block]:
-    yield KeyValues(rows=(("fix", remedy_words(remedy)),))
-    if remedy.command is not None:
-        yield Command(text=remedy.command)
+    rows: list[tuple[str, Words]] = [("explains", _explained(other)) for other in cause.explains]
+    rows += [("note", finding.note)] if finding.note else []
+    evidence = doc.KeyValues(tuple(("seen", words) for words in _seen(finding)), level=Level.VERBOSE)
+    return finding_entry(finding, rows=rows, further=(evidence,))
 
 
 def _explained(finding: Finding) -> Words:
-    word = Span(finding.status.upper(), TONES[finding.status])
-    return word, f" {title(finding)} ", Span(f"[{finding.check}]", Tone.DIM)
-
-
-def remedy_words(remedy: Remedy) -> str:
-    """Return what to do, and what it needs."""
-    needs = [word for word, true in (("as root", remedy.needs_root), ("needs a reboot", remedy.needs_reboot)) if true]
-    return f"{remedy.text.removesuffix('.')} ({', '.join(needs)})." if needs else remedy.text
+    word = doc.Span(finding.status.upper(), TONES[finding.status])
+    return word, f" {title(finding)} ", doc.Span(f"[{finding.check}]", Tone.DIM)
 
 
 def _seen(finding: Finding) -> Iterator[Words]:
     """Yield a line for each piece of evidence."""
     for evidence in finding.evidence:
         errno = f" ({evidence.errno})" if evidence.errno and evidence.errno not in evidence.value else ""
-        yield Span(evidence.source, code=True), f": {evidence.value}{errno}"
+        yield doc.Span(evidence.source, code=True), f": {evidence.value}{errno}"
 
 
-def _notes(diagnosis: Diagnosis, found: Sequence[Cause]) -> Iterator[Block]:
+def _notes(diagnosis: Diagnosis, roots: Sequence[Cause]) -> Iterator[doc.Block]:
     """Yield what is worth knowing: advice on what could not be determined, and which checks could not be."""
-    explained = {id(one) for cause in found for one in cause.explains}
-    unknown = [one for one in diagnosis.findings if one.status is Status.UNKNOWN and id(one) not in explained]
-    alike: dict[tuple[str, Remedy], list[str]] = {}
+    explained = {id(finding) for cause in roots for finding in cause.explains}
+    unknown = [f for f in diagnosis.findings if f.status is Status.UNKNOWN and id(f) not in explained]
+    alike: dict[tuple[str, Remedy | None], list[Finding]] = {}
     for finding in unknown:
         if finding.remedy is not None:
-            alike.setdefault((title(finding), finding.remedy), []).append(finding.check)
-    for (what, remedy), checks in alike.items():
-        yield Entry(
-            word="UNKNOWN",
-            tone=Tone.UNKNOWN,
-            title=what,
-            id=", ".join(dict.fromkeys(checks)),
-            body=tuple(_fix(remedy)),
-        )
-    rest = list(dict.fromkeys(one.check for one in unknown if one.remedy is None))
-    if rest:
-        yield Hint(words=f"Not determined (-v says why): {shortened(rest, _NAMED)}")
+            alike.setdefault((title(finding), finding.remedy), []).append(finding)
+    for findings in alike.values():
+        checks = ", ".join(dict.fromkeys(finding.check for finding in findings))
+        yield replace(finding_entry(findings[0], level=Level.NORMAL), id=checks)
+    if rest := list(dict.fromkeys(finding.check for finding in unknown if finding.remedy is None)):
+        yield doc.Hint(f"Not determined (-v says why): {shortened(rest, _NAMED)}")
 
 
-def _table(diagnosis: Diagnosis, status: Status) -> Iterator[Table]:
+def _table(diagnosis: Diagnosis, status: Status) -> Iterator[doc.Table]:
     """Yield the table of the findings that have a status."""
     rows = (
         (
-            Span(finding.check, code=True),
+            doc.Span(finding.check, code=True),
             finding.place.label or "node",
             "; ".join(filter(None, (finding.summary, finding.note))),
         )
         for finding in diagnosis.findings
         if finding.status is status
     )
-    yield table(("check", "where", "what"), rows, wrap=("where", "what"))
+    yield doc.table(("check", "where", "what"), rows, wrap=("where", "what"))
 
 
-def _evidence(diagnosis: Diagnosis) -> Iterator[KeyValues]:
+def _evidence(diagnosis: Diagnosis) -> Iterator[doc.KeyValues]:
     """Yield what was read for the findings that are no problem."""
     fine = [finding for finding in diagnosis.findings if finding.status not in TOLD]
-    yield KeyValues(rows=tuple((finding.check, words) for finding in fine for words in _seen(finding)))
+    yield doc.KeyValues(tuple((finding.check, words) for finding in fine for words in _seen(finding)))
 
 
-def checks_document(checks: CheckList) -> Document:
+def checks_document(checks: CheckList) -> doc.Document:
     """Return the list of checks: id, the condition, and what it guards; of a single one all there is to know."""
     if len(checks.checks) == 1:
         return explain_document(checks.checks[0])
     rows = ((check.id, check.title, _guards(check)) for check in checks.checks)
-    listed = table(("check", "condition", "guards"), rows, wrap=("condition",))
-    return Document(command="egmctl doctor", subject="checks", body=(listed,))
+    listed = doc.table(("check", "condition", "guards"), rows, wrap=("condition",))
+    return doc.Document(command="egmctl doctor", subject="checks", body=(listed,))
 
 
-def explain_document(check: CheckEntry) -> Document:
+def explain_document(check: CheckEntry) -> doc.Document:
     """Return what there is to know of a check."""
     parts = (("Why it matters", check.why), ("How it is read", check.read), ("How to fix it", check.fix))
-    return Document(
+    return doc.Document(
         command="egmctl doctor",
         subject=check.id,
         body=(
-            Paragraph(words=(Span(check.id, Tone.STRONG), f": {check.title}")),
-            Paragraph(words=f"guards {', '.join(check.guards)}", tone=Tone.DIM),
-            *(Section(title=title, body=(Bullets(items=(body,)),)) for title, body in parts),
+            doc.Paragraph((doc.Span(check.id, Tone.STRONG), f": {check.title}")),
+            doc.Paragraph(f"guards {', '.join(check.guards)}", tone=Tone.DIM),
+            *(doc.Section(title, (doc.Bullets((body,)),)) for title, body in parts),
         ),
     )
 

@@ -1,8 +1,8 @@
-"""What ``egmctl fleet`` says: which nodes are well and which are not, each cause once, then what they differ in."""
+"""The view of ``egmctl fleet``: which nodes are well and which are not, each cause once, then what they differ in."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -10,24 +10,8 @@ from statistics import median
 from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison, Outcome
 from egmctl.model.fleet import FleetReport, GroupLine, NodeGroup, NodeState, Reach
-from egmctl.report.document import (
-    EMPTY,
-    Better,
-    Block,
-    Cell,
-    Document,
-    Entry,
-    Hint,
-    KeyValues,
-    Level,
-    Matrix,
-    Paragraph,
-    Section,
-    Span,
-    Tone,
-    Verdict,
-    columns_of,
-)
+from egmctl.report import document as doc
+from egmctl.report.document import Better, Level, Tone
 from egmctl.report.views.compare import FILES, FINDINGS, banners, compare_document, heading
 from egmctl.units import natural, several
 
@@ -43,9 +27,9 @@ _STATES = {
 }
 
 
-def fleet_document(report: FleetReport) -> Document:
+def fleet_document(report: FleetReport) -> doc.Document:
     """Return what there is to say of many nodes."""
-    return Document(
+    return doc.Document(
         command="egmctl fleet",
         subject=f"{several(len(report.asked.nodes), 'node')} {report.folded}",
         banners=() if report.comparison is None else tuple(banners(report.comparison)),
@@ -53,57 +37,52 @@ def fleet_document(report: FleetReport) -> Document:
     )
 
 
-def _body(report: FleetReport) -> Iterator[Block]:
+def _body(report: FleetReport) -> Iterator[doc.Block]:
     yield from answer(report)
     asked = report.asked
     words = " ".join(("egmctl", asked.command.value, *asked.arguments))
     how = f"{several(len(asked.nodes), 'node')} {report.folded} by {report.launcher}: {words}; results: {report.folder}"
-    yield Paragraph(words=how, tone=Tone.DIM)
-    causes = list(_causes(report))
-    if causes:
-        body: tuple[Block, ...] = tuple(causes[:CAUSES_SHOWN])
-        if more := tuple(replace(cause, level=Level.VERBOSE) for cause in causes[CAUSES_SHOWN:]):
-            body = (*body, Hint(words=f"and {len(more)} more (-v)", more=True), *more)
-        yield Section(title="Causes", body=body)
+    yield doc.Paragraph(how, tone=Tone.DIM)
+    yield doc.Section("Causes", tuple(doc.limited(_causes(report), CAUSES_SHOWN)))
     if report.comparison is not None:
-        yield Section(title="Nodes", body=partial(_heat_maps, report, report.comparison), level=Level.PAGE)
+        yield doc.Section("Nodes", partial(_heat_maps, report, report.comparison), level=Level.PAGE)
         title = f"Compared: {heading(report.comparison)}"
-        yield Section(title=title, body=tuple(_own(compare_document(report.comparison))))
+        yield doc.Section(title, tuple(_own(compare_document(report.comparison))))
     groups = partial(map, _group, report.groups)
-    yield Section(title="Nodes that are alike", body=groups, level=Level.VERBOSE)
+    yield doc.Section("Nodes that are alike", groups, level=Level.VERBOSE)
 
 
-def _own(compared: Document) -> Iterator[Block]:
+def _own(compared: doc.Document) -> Iterator[doc.Block]:
     """Yield what a comparison says that a fleet has not said already: findings are among the causes."""
     for block in compared.body:
-        if isinstance(block, Verdict):
+        if isinstance(block, doc.Verdict):
             yield replace(block, advice="")
-        elif not isinstance(block, Section):
+        elif not isinstance(block, doc.Section):
             yield block
         elif block.title != FILES:
             yield replace(block, level=Level.VERBOSE) if block.title == FINDINGS else block
 
 
-def answer(report: FleetReport) -> Iterator[Paragraph]:
+def answer(report: FleetReport) -> Iterator[doc.Paragraph]:
     """Yield how many nodes are in which state, which they are, and the first thing that is wrong with each group."""
-    states = {one.node: one.state for one in report.answers}
-    groups = report.groups or tuple(NodeGroup(nodes=(one.node,), folded=one.node, lines=()) for one in report.answers)
-    parts: list[str | Span] = []
+    states = {answer.node: answer.state for answer in report.answers}
+    groups = report.groups or tuple(NodeGroup(nodes=(node,), folded=node, lines=()) for node in states)
+    words: list[str | doc.Span] = []
     for state in NodeState:
-        told = []
+        parts = []
         for group in groups:
             nodes = [node for node in group.nodes if states.get(node) is state]
+            names = group.folded if len(nodes) == len(group.nodes) else ",".join(nodes)
+            first = next((_words(line) for line in group.lines if line.status and state is not NodeState.HEALTHY), "")
             if nodes:
-                names = group.folded if len(nodes) == len(group.nodes) else ",".join(nodes)
-                why = "" if state is NodeState.HEALTHY else _first(group)
-                told.append(f"{names} ({why})" if why else names)
-        if told:
-            number = list(states.values()).count(state)
-            between = " \N{MIDDLE DOT} " if parts else ""
-            parts += [between, Span(f"{_name(report, state)} {number}", _STATES[state]), f": {', '.join(told)}"]
-    yield Paragraph(words=tuple(parts) or "no node was asked", level=Level.SUMMARY)
+                parts.append(f"{names} ({first})" if first else names)
+        if parts:
+            count = list(states.values()).count(state)
+            words += [" \N{MIDDLE DOT} "] if words else []
+            words += [doc.Span(f"{_name(report, state)} {count}", _STATES[state]), f": {', '.join(parts)}"]
+    yield doc.Paragraph(tuple(words) or "no node was asked", level=Level.SUMMARY)
     if advice := _advice(set(states.values()) - {NodeState.HEALTHY}):
-        yield Paragraph(words=(Span("Next: ", Tone.STRONG), advice), level=Level.SUMMARY)
+        yield doc.Paragraph((doc.Span("Next: ", Tone.STRONG), advice), level=Level.SUMMARY)
 
 
 def _name(report: FleetReport, state: NodeState) -> str:
@@ -120,108 +99,78 @@ def _advice(bad: set[NodeState]) -> str:
     return "see what keeps them from an answer with 'egmctl doctor' there" if bad else ""
 
 
-def _first(group: NodeGroup) -> str:
-    line = next((line for line in group.lines if line.status), None)
-    return "" if line is None else _words(line)
-
-
 def _words(line: GroupLine) -> str:
     return ": ".join(filter(None, (line.key, line.value)))
 
 
-def _causes(report: FleetReport) -> Iterator[Entry]:
+def _causes(report: FleetReport) -> Iterator[doc.Entry]:
     """Yield each thing that is wrong once, with the nodes where it is, the most frequent first."""
-    found: dict[GroupLine, list[NodeGroup]] = {}
+    groups: dict[GroupLine, list[NodeGroup]] = {}
     for group in report.groups:
-        for line in group.lines:
-            if line.status:
-                groups = found.setdefault(line, [])
-                if group not in groups:
-                    groups.append(group)
-    number = {line: sum(len(group.nodes) for group in groups) for line, groups in found.items()}
-    for line in sorted(found, key=lambda line: (_rank(line.status), -number[line])):
-        nodes = ",".join(group.folded for group in found[line])
-        nodes += f" ({number[line]} nodes)" if number[line] > 1 else ""
-        yield Entry(
-            word=line.status.upper(),
-            tone=_TONES.get(line.status, Tone.PLAIN),
-            title=_words(line),
-            body=(KeyValues(rows=(("on", nodes),)),),
-        )
+        for line in dict.fromkeys(line for line in group.lines if line.status):
+            groups.setdefault(line, []).append(group)
+    counts = {line: sum(len(group.nodes) for group in alike) for line, alike in groups.items()}
+    for line in sorted(groups, key=lambda line: (_rank(line.status), -counts[line])):
+        nodes = ",".join(group.folded for group in groups[line])
+        nodes += f" ({counts[line]} nodes)" if counts[line] > 1 else ""
+        yield replace(_entry(line), body=(doc.KeyValues((("on", nodes),)),))
 
 
 def _rank(status: str) -> int:
     return _ORDER.index(status) if status in _ORDER else len(_ORDER)
 
 
-def _group(group: NodeGroup) -> Section:
-    lines = tuple(
-        Entry(word=line.status.upper(), tone=_TONES.get(line.status, Tone.PLAIN), title=_words(line))
-        for line in group.lines
-    )
+def _entry(line: GroupLine) -> doc.Entry:
+    return doc.Entry(line.status.upper(), _TONES.get(line.status, Tone.PLAIN), _words(line))
+
+
+def _group(group: NodeGroup) -> doc.Section:
     title = group.folded if len(group.nodes) == 1 else f"{group.folded}  {several(len(group.nodes), 'node')}"
-    return Section(title=title, body=lines, level=Level.VERBOSE)
+    return doc.Section(title, tuple(map(_entry, group.lines)), level=Level.VERBOSE)
 
 
-def _heat_maps(report: FleetReport, comparison: Comparison) -> Iterator[Matrix]:
+def _heat_maps(report: FleetReport, comparison: Comparison) -> Iterator[doc.Matrix]:
     """Yield the nodes by class of paths and by check, those with most against them first."""
-    yield from _by_class(report, comparison)
-    yield from _by_check(report)
-
-
-def _by_class(report: FleetReport, comparison: Comparison) -> Iterator[Matrix]:
-    shares: dict[str, dict[tuple[str, str], list[float]]] = {}
+    shares: dict[str, dict[tuple[str, ...], list[float]]] = {}
     for path in comparison.paths:
         if path.slower is not None and path.outcome is not Outcome.SAME:
             shares.setdefault(path.node, {}).setdefault((path.case, path.link), []).append(path.slower)
     classes = sorted({name for of_node in shares.values() for name in of_node})
-    nodes = _rows(report, {node: len(of_node) for node, of_node in shares.items()})
-    if classes:
-        yield Matrix(
-            caption="Share of what all nodes reach, by node and class of paths (%)",
-            notes=("100: within the bound; the classes in which no node differs are not shown",),
-            rows=tuple(nodes),
-            groups=columns_of(
-                {name: [_share(shares.get(node, {}).get(name), node in shares) for node in nodes] for name in classes}
-            ),
-            better=Better.HIGH,
-        )
-
-
-def _share(slower: Sequence[float] | None, outlier: bool) -> Cell:
-    if slower is None:
-        return Cell(text="100", value=100.0)
-    share = 100 * (1 - median(slower))
-    return Cell(text=f"{share:.0f}", value=max(share, 0.1), tone=Tone.WARN if outlier else Tone.PLAIN, mark="!")
-
-
-def _by_check(report: FleetReport) -> Iterator[Matrix]:
-    statuses: dict[str, dict[str, str]] = {}
-    for group in report.groups:
-        for line in group.lines:
-            check = line.check
-            if line.status in ("fail", "warn") and check:
-                for node in group.nodes:
-                    worse = "fail" in (line.status, statuses.get(node, {}).get(check))
-                    statuses.setdefault(node, {})[check] = "fail" if worse else "warn"
+    yield doc.grid(
+        "Share of what all nodes reach, by node and class of paths (%)",
+        [(node, {name: _share(shares.get(node, {}).get(name)) for name in classes}) for node in _rows(report, shares)],
+        notes=("100: within the bound; the classes in which no node differs are not shown",),
+        better=Better.HIGH,
+    )
+    statuses: dict[str, dict[str, doc.Cell]] = {}
+    for status in ("warn", "fail"):
+        for group in report.groups:
+            for line in group.lines:
+                if line.status == status and line.check:
+                    for node in group.nodes:
+                        statuses.setdefault(node, {})[line.check] = doc.Cell(status, _TONES[status])
     checks = sorted({check for of_node in statuses.values() for check in of_node})
-    nodes = _rows(report, {node: len(of_node) for node, of_node in statuses.items()})
-    if checks:
-        yield Matrix(
-            caption="Nodes by check",
-            notes=("checks that no node fails are not shown",),
-            rows=tuple(nodes),
-            groups=columns_of({check: [_status(statuses.get(node, {}), check) for node in nodes] for check in checks}),
-        )
+    yield doc.grid(
+        "Nodes by check",
+        [
+            (node, {check: statuses.get(node, {}).get(check, doc.EMPTY) for check in checks})
+            for node in _rows(report, statuses)
+        ],
+        notes=("checks that no node fails are not shown",),
+    )
 
 
-def _status(of: Mapping[str, str], check: str) -> Cell:
-    return Cell(text=of[check], tone=_TONES[of[check]]) if check in of else EMPTY
+def _share(slower: Sequence[float] | None) -> doc.Cell:
+    if slower is None:
+        return doc.Cell("100", value=100.0)
+    share = 100 * (1 - median(slower))
+    return doc.Cell(f"{share:.0f}", Tone.WARN, "!", value=max(share, 0.1))
 
 
-def _rows(report: FleetReport, faults: Mapping[str, int]) -> list[str]:
-    """Return the nodes that something is against, those with most first, and one row for all others."""
+def _rows(report: FleetReport, faults: Mapping[str, Sized]) -> list[str]:
+    """Return the nodes that something is against, those with most first, and one row for all others; none of none."""
     answered = [answer.node for answer in report.answers if answer.reach is Reach.ANSWERED]
-    bad = sorted((node for node in answered if faults.get(node)), key=lambda node: (-faults[node], natural(node)))
+    bad = sorted((node for node in answered if node in faults), key=lambda node: (-len(faults[node]), natural(node)))
     others = [node for node in answered if node not in bad]
-    return [*bad, *(others if len(others) == 1 else [f"{len(others)} others"] if others else [])]
+    folded = others if len(others) == 1 else [f"{len(others)} others"] if others else []
+    return [*bad, *folded] if faults else []

@@ -39,12 +39,12 @@ def subject(origin: Origin) -> str:
 
 def machine_section(machine: Machine, level: Level = Level.PAGE) -> Section:
     """Return the facts, with pseudonyms for what is private: pages are handed on."""
-    return Section(title="Machine", body=partial(_machine, machine), level=level)
+    return Section("Machine", partial(_machine, machine), level=level)
 
 
 def _machine(machine: Machine) -> Iterator[Block]:
     machine = redact(_of_interest(machine))
-    yield KeyValues(rows=tuple((name, value) for name, value in _facts(machine) if value))
+    yield KeyValues(tuple((name, value) for name, value in _facts(machine) if value))
     yield _gpus(machine)
 
 

@@ -1,35 +1,18 @@
-"""What ``egmctl topo -v`` adds: of each GPU and NIC its ids, its place, its ports, and who knows it."""
+"""The view of ``egmctl topo``: what is connected to what and what is wrong with it; with ``-v`` each device."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 from egmctl.model.machine import C2cLink, Gpu, Machine, Nic, NvLink, OriginKind, PcieLink, PciFunction, Reason, Record
 from egmctl.model.route import Hop, LinkClass, LinkKind
-from egmctl.report.document import (
-    Align,
-    Block,
-    Bullets,
-    Cell,
-    Diagram,
-    Document,
-    Entry,
-    KeyValues,
-    Level,
-    Matrix,
-    Paragraph,
-    Section,
-    Series,
-    Tone,
-    Verdict,
-    columns_of,
-)
+from egmctl.report import document as doc
+from egmctl.report.document import Align, Level, Tone
 from egmctl.report.views.machine import banners, machine_section, numa_rows, subject
-from egmctl.report.views.node_scene import node_scene
 from egmctl.topology.access import obstacle
 from egmctl.topology.links import Link, nvlink
 from egmctl.topology.notes import NoteKind
@@ -38,23 +21,26 @@ from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.topology.topology import Topology
 from egmctl.units import format_kernel_list, gpu_name, natural, printable, several
 
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
 _FEW = 8
 """Names of unread values that are listed without asking for all."""
 
 
-def _devices(topology: Topology) -> Iterator[Block]:
+def _devices(topology: Topology) -> Iterator[doc.Block]:
     """Yield whose indices are shown, then the NUMA nodes, each GPU, the NICs, and a modelled machine's sources."""
     numbers = "GPU indices are NVML's, as in nvidia-smi, whatever CUDA_VISIBLE_DEVICES says."
-    yield Paragraph(words=numbers, tone=Tone.DIM)
+    yield doc.Paragraph(numbers, tone=Tone.DIM)
     yield _part("NUMA nodes", numa_rows(topology.machine))
     for label, gpu in topology.gpus.items():
         rows = (*_gpu(gpu), *_atomics(topology, gpu), *_routes(topology, gpu), *_unread(gpu, Level.VERBOSE))
         yield _part(f"{label}  {gpu_name(gpu.name)}", rows, tuple(_unread(gpu, Level.ALL)))
-    yield _part("NICs", tuple((label, _nic(nic)) for label, nic in topology.nics.items()))
+    yield _part("NICs", ((label, _nic(nic)) for label, nic in topology.nics.items()))
     origin = topology.machine.origin
     if origin.kind is OriginKind.MODELLED:
-        lines = (("about", origin.description), *(("source", source) for source in origin.sources))
-        yield _part(f"Model {origin.name}", tuple(line for line in lines if line[1]))
+        sources = (("source", source) for source in origin.sources)
+        yield _part(f"Model {origin.name}", (("about", origin.description), *sources))
 
 
 def found_anyway(machine: Machine) -> tuple[tuple[str, str], ...]:
@@ -62,7 +48,7 @@ def found_anyway(machine: Machine) -> tuple[tuple[str, str], ...]:
     return (
         *numa_rows(machine),
         *((f"GPU{gpu.index}", _pci(gpu.bus_id, gpu.pci)) for gpu in machine.gpus or ()),
-        *((f"NVSwitch{n}", _pci(one.pci.bus_id, one.pci)) for n, one in enumerate(machine.switches or ())),
+        *((f"NVSwitch{n}", _pci(switch.pci.bus_id, switch.pci)) for n, switch in enumerate(machine.switches or ())),
         *(
             (f"NIC{n}", nic.name if nic.pci is None else f"{nic.name}, {_pci(nic.pci.bus_id, nic.pci)}")
             for n, nic in enumerate(machine.nics or ())
@@ -71,74 +57,62 @@ def found_anyway(machine: Machine) -> tuple[tuple[str, str], ...]:
 
 
 def _pci(bus_id: str, pci: PciFunction | None) -> str:
-    parts = [bus_id]
-    if pci is not None and pci.pci_id is not None:
-        parts.append(pci.pci_id)
-    if pci is not None and pci.numa_node is not None and pci.numa_node >= 0:
-        parts.append(f"NUMA {pci.numa_node}")
-    if pci is not None and pci.driver is not None:
-        parts.append(f"driver {pci.driver or 'none'}")
-    return ", ".join(parts)
+    if pci is None:
+        return bus_id
+    numa = f"NUMA {pci.numa_node}" if pci.numa_node is not None and pci.numa_node >= 0 else ""
+    driver = f"driver {pci.driver or 'none'}" if pci.driver is not None else ""
+    return ", ".join(filter(None, (bus_id, pci.pci_id, numa, driver)))
 
 
-def _part(title: str, rows: tuple[tuple[str, str], ...], more: tuple[tuple[str, str], ...] = ()) -> Section:
-    body = (KeyValues(rows=rows), KeyValues(rows=more, level=Level.ALL))
-    return Section(title=title, body=body, folded=True, level=Level.VERBOSE)
+def _part(title: str, rows: Iterable[tuple[str, str]], more: tuple[tuple[str, str], ...] = ()) -> doc.Section:
+    body = (doc.KeyValues(tuple(row for row in rows if row[1])), doc.KeyValues(more, level=Level.ALL))
+    return doc.Section(title, body, folded=True, level=Level.VERBOSE)
 
 
 def _gpu(gpu: Gpu) -> Iterator[tuple[str, str]]:
     yield "bus id", gpu.bus_id
     yield "UUID", gpu.uuid or "not read"
-    nvml, platform = gpu.nvml, gpu.nvml and gpu.nvml.platform
+    nvml = gpu.nvml
+    platform = nvml and nvml.platform
     if platform:
-        places = [("module", platform.module_id), ("slot", platform.slot), ("tray", platform.tray)]
-        known = [f"{name} {number}" for name, number in places if number is not None]
-        if known:
-            yield "place", ", ".join(known)
+        places = {"module": platform.module_id, "slot": platform.slot, "tray": platform.tray}
+        yield "place", ", ".join(f"{name} {number}" for name, number in places.items() if number is not None)
     if gpu.node is not None:
         yield "node", f"{gpu.node.path}: {gpu.node.access or 'access not read'}"
-    link = (nvml and nvml.link) or (gpu.pci and gpu.pci.link)
-    if link:
+    if link := (nvml and nvml.link) or (gpu.pci and gpu.pci.link):
         yield "PCIe", _pcie(link)
-    if nvml is not None and nvml.nvlinks:
+    if nvml is not None:
         yield "NVLink", _nvlinks(nvml.nvlinks, nvml.nvlink_count)
-    if nvml is not None and nvml.c2c_links:
         yield "C2C", _c2c(nvml.c2c_links)
-    if nvml is not None and nvml.egm_capable is not None:
-        yield "EGM bit", "set" if nvml.egm_capable else "clear"
-    if nvml is not None and nvml.addressing_mode is not None:
-        yield "addressing", nvml.addressing_mode
+        yield "EGM bit", {None: "", True: "set", False: "clear"}[nvml.egm_capable]
+        yield "addressing", nvml.addressing_mode or ""
     fabric = nvml and nvml.fabric
     if fabric and fabric.state:
-        parts = [fabric.state]
-        if fabric.cluster_uuid:
-            parts.append(f"cluster {fabric.cluster_uuid}")
-        if fabric.clique_id is not None:
-            parts.append(f"clique {fabric.clique_id}")
-        yield "fabric", ", ".join(parts)
+        cluster = f"cluster {fabric.cluster_uuid}" if fabric.cluster_uuid else ""
+        clique = f"clique {fabric.clique_id}" if fabric.clique_id is not None else ""
+        yield "fabric", ", ".join(filter(None, (fabric.state, cluster, clique)))
     yield "known to", ", ".join(gpu.sources) or "nothing"
 
 
 def _atomics(topology: Topology, gpu: Gpu) -> Iterator[tuple[str, str]]:
-    """Say what the links to host memory and to peers do natively of atomic operations, peers that are alike at once."""
-    if gpu.cuda is not None and (told := _atomics_words(gpu.cuda, "host_atomics", gpu.cuda.host_atomics)):
-        yield "host atomics", told
+    """Yield the atomic operations that links to host memory and to peers do natively, peers that are alike at once."""
+    if gpu.cuda is not None:
+        yield "host atomics", _atomics_words(gpu.cuda, "host_atomics", gpu.cuda.host_atomics)
     peers: dict[str, list[str]] = {}
     for label, peer in topology.gpus.items():
         pair = topology.machine.pair(gpu.bus_id, peer.bus_id) if peer is not gpu else None
-        if pair is not None and (told := _atomics_words(pair, "atomics", pair.atomics)):
-            peers.setdefault(told, []).append(label)
-    for told, labels in peers.items():
-        yield "peer atomics", f"{' '.join(labels)}: {told}"
+        if pair is not None and (words := _atomics_words(pair, "atomics", pair.atomics)):
+            peers.setdefault(words, []).append(label)
+    yield from (("peer atomics", f"{' '.join(labels)}: {words}") for words, labels in peers.items())
 
 
 def _atomics_words(record: Record, field: str, atomics: Mapping[str, tuple[str, ...]] | None) -> str:
     """Return operations that are alike in one part, or why they are not known; nothing where they are not stated."""
     if atomics is None:
-        why = record.unread.get(field)
-        return (
-            "" if why is None or why.reason is Reason.NOT_STATED else f"unknown, {why.reason}: {printable(why.detail)}"
-        )
+        unread = record.unread.get(field)
+        if unread is None or unread.reason is Reason.NOT_STATED:
+            return ""
+        return f"unknown, {unread.reason}: {printable(unread.detail)}"
     alike: dict[tuple[str, ...], list[str]] = {}
     for operation, words in atomics.items():
         alike.setdefault(words, []).append(operation)
@@ -148,10 +122,12 @@ def _atomics_words(record: Record, field: str, atomics: Mapping[str, tuple[str, 
 def _pcie(link: PcieLink) -> str:
     speed, width = link.max_speed_gt_s or link.speed_gt_s, link.width or link.max_width
     narrow = f" of x{link.max_width}" if link.width and link.max_width and link.width < link.max_width else ""
-    return f"{_known(speed and f'{speed:g}')} GT/s x{_known(width)}{narrow}"
+    return f"{f'{speed:g}' if speed else '?'} GT/s x{width or '?'}{narrow}"
 
 
-def _nvlinks(links: tuple[NvLink, ...], count: int | None) -> str:
+def _nvlinks(links: tuple[NvLink, ...] | None, count: int | None) -> str:
+    if not links:
+        return ""
     active = [link for link in links if link.active]
     parts = [f"{len(active)} of {max(count or 0, len(links))} active"]
     if active:
@@ -166,7 +142,9 @@ def _nvlinks(links: tuple[NvLink, ...], count: int | None) -> str:
     return ", ".join(parts)
 
 
-def _c2c(links: tuple[C2cLink, ...]) -> str:
+def _c2c(links: tuple[C2cLink, ...] | None) -> str:
+    if not links:
+        return ""
     active = [link for link in links if link.active]
     rates = sorted({link.max_rate_mb_s for link in active if link.max_rate_mb_s is not None})
     return ", ".join([f"{len(active)} of {len(links)} active", *(f"{rate} MB/s each" for rate in rates)])
@@ -183,29 +161,24 @@ def _nic(nic: Nic) -> str:
 
 
 def _routes(topology: Topology, gpu: Gpu) -> Iterator[tuple[str, str]]:
-    """Spell out each link of the GPU's routes, and over which GPUs a remote one can lead."""
+    """Yield each link of the GPU's routes, and over which GPUs a remote one can lead."""
     for route in topology.routes:
         if route.gpu != gpu.bus_id:
             continue
-        hops = [f"{hop.link.value}{_times(hop.nvlinks)} {_gb_s(hop)}" for hop in route.hops]
+        hops = list(map(_hop, route.hops))
         if route.via:
-            hops[-1] = f"{hops[-1]} of {' or '.join(map(topology.label, route.via))}"
+            hops[-1] += f" of {' or '.join(map(topology.label, route.via))}"
         yield f"to NUMA {route.numa_node}", ", then ".join(hops) or route.reason
         if route.to_sibling is not None:
             owner = " or ".join(map(topology.label, route.siblings))
-            first = f"{route.to_sibling.link.value}{_times(route.to_sibling.nvlinks)} {_gb_s(route.to_sibling)}"
-            yield (
-                "",
-                f"where {owner} owns the memory: {first}, then its c2c (read in the driver's source, not measured)",
-            )
+            source = "read in the driver's source, not measured"
+            yield "", f"where {owner} owns the memory: {_hop(route.to_sibling)}, then its c2c ({source})"
 
 
-def _times(nvlinks: int | None) -> str:
-    return "" if nvlinks is None else f" x{nvlinks}"
-
-
-def _gb_s(hop: Hop) -> str:
-    return f"({hop.reason})" if hop.nominal_gb_s is None else f"{hop.nominal_gb_s:.1f} GB/s"
+def _hop(hop: Hop) -> str:
+    times = "" if hop.nvlinks is None else f" x{hop.nvlinks}"
+    rate = f"({hop.reason})" if hop.nominal_gb_s is None else f"{hop.nominal_gb_s:.1f} GB/s"
+    return f"{hop.link.value}{times} {rate}"
 
 
 def _unread(gpu: Gpu, level: Level) -> Iterator[tuple[str, str]]:
@@ -223,18 +196,15 @@ def _unread(gpu: Gpu, level: Level) -> Iterator[tuple[str, str]]:
             yield "unread", f"{reason}: {', '.join(names)}"
 
 
-def _known(value: object) -> object:
-    return "?" if value is None else value
-
-
 _TONES = {NoteKind.HIDDEN: Tone.BAD, NoteKind.DEGRADED: Tone.WARN}
+_WITHOUT_EGM = {PlatformKind.NO_EGM: "no EGM", PlatformKind.UNKNOWN: "EGM unknown"}
 _NEAR = (LinkClass.PIX, LinkClass.PXB)
 """A NIC that shares PCIe bridges with a GPU, below the host bridge."""
 
 
-def topo_document(topology: Topology) -> Document:
+def topo_document(topology: Topology) -> doc.Document:
     """Return what there is to say of a node's topology."""
-    return Document(
+    return doc.Document(
         command="egmctl topo",
         subject=subject(topology.machine.origin),
         banners=banners(topology.machine.origin),
@@ -242,107 +212,107 @@ def topo_document(topology: Topology) -> Document:
     )
 
 
-def _body(topology: Topology) -> Iterator[Block]:
+def _body(topology: Topology) -> Iterator[doc.Block]:
     lacking = topology.missing
     if lacking is not None:
-        why = lacking.sentence.removesuffix(".")
-        sentence = f"{why[:1].lower()}{why[1:]}"
-        yield Verdict(word="NOT DETERMINED", tone=Tone.WARN, sentence=sentence, advice=" ".join(lacking.advice))
-        yield Section(title="Missing", body=(Bullets(items=lacking.missing),))
-        yield Section(title="Found", body=(KeyValues(rows=found_anyway(topology.machine)),))
+        sentence = lacking.sentence.removesuffix(".")
+        sentence = f"{sentence[:1].lower()}{sentence[1:]}"
+        yield doc.Verdict("NOT DETERMINED", Tone.WARN, sentence, advice=" ".join(lacking.advice))
+        yield doc.Section("Missing", (doc.Bullets(lacking.missing),))
+        yield doc.Section("Found", (doc.KeyValues(found_anyway(topology.machine)),))
         return
     yield from summary(topology)
-    yield Diagram(scene=node_scene(topology))
+    yield node_diagram(topology)
     if topology.gpus:
         yield gpu_matrix(topology)
     if topology.nics:
         names = "  ".join(f"{label}={nic.name}" for label, nic in topology.nics.items())
-        yield _matrix(topology, "NIC links", list(topology.gpus), list(topology.nics), after=(names,))
+        yield _matrix(topology, "NIC links", list(topology.gpus), list(topology.nics), (names,))
         nics = list(topology.nics)
         yield replace(_matrix(topology, "NIC to NIC links", nics, nics), level=Level.VERBOSE)
     if topology.routes:
         yield _topo_routes(topology)
     yield from _p2p(topology)
     remarks = tuple(note.words for note in topology.notes if note.kind is NoteKind.REMARK)
-    yield Section(title="Notes", body=(Bullets(items=remarks),))
-    yield Section(title="Devices", body=partial(_devices, topology), level=Level.VERBOSE)
+    yield doc.Section("Notes", (doc.Bullets(remarks),))
+    yield doc.Section("Devices", partial(_devices, topology), level=Level.VERBOSE)
     yield machine_section(topology.machine)
-    yield Section(title="Legend", body=partial(_legend, topology))
+    yield doc.Section("Legend", partial(_legend, topology))
 
 
-def summary(topology: Topology) -> Iterator[Block]:
+def summary(topology: Topology) -> Iterator[doc.Block]:
     """Yield the sentences that answer what is connected to what, and what is wrong with it."""
     for sentence in _sentences(topology):
-        yield Paragraph(words=sentence, level=Level.SUMMARY)
+        yield doc.Paragraph(sentence, level=Level.SUMMARY)
     for note in topology.notes:
         if note.kind in _TONES:
             words = note.words.removeprefix("* ")
-            yield Entry(word=note.kind.upper(), tone=_TONES[note.kind], title=words, level=Level.SUMMARY)
+            yield doc.Entry(note.kind.upper(), _TONES[note.kind], words, level=Level.SUMMARY)
 
 
 def _sentences(topology: Topology) -> Iterator[str]:
     verdict = topology.platform
-    egm = {PlatformKind.NO_EGM: "no EGM", PlatformKind.UNKNOWN: "EGM unknown"}.get(verdict.kind)
-    why = f": {verdict.cause}" if egm and verdict.cause else ""
-    number = len(topology.machine.gpus or ())
-    usable = sum(_usable(topology, gpu) for gpu in topology.machine.gpus or ())
-    if usable < number:
-        yield f"{usable} of {several(number, 'GPU')} can be used from here."
-    able = "with EGM" if verdict.able == number else f"EGM on {verdict.able} of {number} GPUs"
-    told = f"{verdict.what}, {egm or able}{why}"
+    gpus = topology.machine.gpus or ()
+    usable = sum(_usable(topology, gpu) for gpu in gpus)
+    if usable < len(gpus):
+        yield f"{usable} of {several(len(gpus), 'GPU')} can be used from here."
+    egm = "with EGM" if verdict.able == len(gpus) else f"EGM on {verdict.able} of {len(gpus)} GPUs"
+    if verdict.kind in _WITHOUT_EGM:
+        egm = _WITHOUT_EGM[verdict.kind] + (f": {verdict.cause}" if verdict.cause else "")
     domain = f"; one tray of a multi-node NVLink domain (clique {verdict.clique_id})"
-    yield f"{told}{domain if verdict.clique_id is not None else ''}."
+    yield f"{verdict.what}, {egm}{domain if verdict.clique_id is not None else ''}."
     yield from _between_gpus(topology)
-    near = [
-        f"NUMA {node}: {_folded(gpus) or 'no GPU'}" + (f" with {_folded(nics)}" if nics else "")
-        for node in topology.numa_nodes
-        for gpus, nics in [(_gpus_of(topology, node), _nics_of(topology, node))]
-        if gpus or nics
-    ]
+    near = []
+    for node in topology.numa_nodes:
+        local = [label for label, gpu in topology.gpus.items() if gpu.host_numa_id == node]
+        nics = [label for label, nic in topology.nics.items() if nic.pci is not None and nic.pci.numa_node == node]
+        if local or nics:
+            near.append(f"NUMA {node}: {_folded(local) or 'no GPU'}" + (f" with {_folded(nics)}" if nics else ""))
     if near:
         yield f"{'; '.join(near)}."
     close = [f"{gpu}-{nic}" for gpu in topology.gpus for nic in topology.nics if topology.link(gpu, nic).kind in _NEAR]
     if close:
         yield f"On the same PCIe switch: {', '.join(close)}."
+    notes = {note.kind for note in topology.notes}
     blocked = sum(route.kind is RouteKind.BLOCKED for route in topology.routes)
-    if blocked and not any(note.kind is NoteKind.HIDDEN for note in topology.notes):
+    if blocked and NoteKind.HIDDEN not in notes:
         yield f"{blocked} of {len(topology.routes)} routes to host memory are blocked: see the notes."
-    if not any(note.kind in _TONES for note in topology.notes):
+    if not notes.intersection(_TONES):
         yield "No link is degraded, no GPU hidden."
 
 
 def _between_gpus(topology: Topology) -> Iterator[str]:
-    kinds: dict[str, list[tuple[str, str]]] = {}
+    """Say what joins the pairs of GPUs; nothing is known of those that cannot be asked, and a note says why."""
+    links: dict[str, list[tuple[str, str]]] = {}
     for pair in combinations(topology.gpus, 2):
-        how = _joined(topology, pair)
-        # Nothing can be known of the links of a GPU that cannot be asked: why not is a note.
-        if how or all(_usable(topology, topology.gpus[label]) for label in pair):
-            kinds.setdefault(how, []).append(pair)
-    pairs = [pair for those in kinds.values() for pair in those]
-    all_told = len(pairs) == len(topology.gpus) * (len(topology.gpus) - 1) // 2
-    if len(kinds) == 1:
-        (how,) = kinds
-        whose = "all GPU pairs" if all_told else "all pairs of usable GPUs"
-        if len(pairs) == 1:
-            whose = "both GPUs" if all_told else " and ".join(pairs[0])
-        yield f"{_capital(whose)} are joined by {how}." if how else f"The links of {whose} are unknown."
-    elif kinds:
-        told = [f"{_pairs(those)} joined by {how}" for how, those in kinds.items() if how]
-        if unknown := kinds.get(""):
-            told.append(f"the links of {len(unknown)} are unknown")
-        yield f"Of {len(pairs)} {'GPU pairs' if all_told else 'pairs of usable GPUs'}, {'; '.join(told)}."
+        link = _joined(topology, pair)
+        if link or all(_usable(topology, topology.gpus[label]) for label in pair):
+            links.setdefault(link, []).append(pair)
+    number = sum(map(len, links.values()))
+    complete = number == len(topology.gpus) * (len(topology.gpus) - 1) // 2
+    if len(links) == 1:
+        ((link, pairs),) = links.items()
+        subject = "all GPU pairs" if complete else "all pairs of usable GPUs"
+        if number == 1:
+            subject = "both GPUs" if complete else " and ".join(pairs[0])
+        yield (
+            f"{subject[:1].upper()}{subject[1:]} are joined by {link}."
+            if link
+            else f"The links of {subject} are unknown."
+        )
+    elif links:
+        parts = [
+            f"{len(pairs)} {'are' if len(pairs) != 1 else 'is'} joined by {link}"
+            for link, pairs in links.items()
+            if link
+        ]
+        if unknown := links.get(""):
+            parts.append(f"the links of {len(unknown)} are unknown")
+        yield f"Of {number} {'GPU pairs' if complete else 'pairs of usable GPUs'}, {'; '.join(parts)}."
 
 
 def _usable(topology: Topology, gpu: Gpu) -> bool:
     return obstacle(topology.machine, gpu) is None
-
-
-def _capital(words: str) -> str:
-    return words[:1].upper() + words[1:]
-
-
-def _pairs(pairs: Sequence[tuple[str, str]]) -> str:
-    return f"{len(pairs)} {'are' if len(pairs) != 1 else 'is'}"
 
 
 def _joined(topology: Topology, pair: tuple[str, str]) -> str:
@@ -356,14 +326,6 @@ def _joined(topology: Topology, pair: tuple[str, str]) -> str:
     return f"{several(link.nvlinks or 0, 'NVLink')}{through}{each}"
 
 
-def _gpus_of(topology: Topology, node: int) -> list[str]:
-    return [label for label, gpu in topology.gpus.items() if gpu.host_numa_id == node]
-
-
-def _nics_of(topology: Topology, node: int) -> list[str]:
-    return [label for label, nic in topology.nics.items() if nic.pci is not None and nic.pci.numa_node == node]
-
-
 def _folded(labels: Sequence[str]) -> str:
     """Return labels in short: ``GPU0-3``."""
     kinds: dict[str, set[int]] = {}
@@ -375,47 +337,51 @@ def _folded(labels: Sequence[str]) -> str:
     return ", ".join(f"{name}{format_kernel_list(numbers)}" for name, numbers in kinds.items())
 
 
-def gpu_matrix(topology: Topology) -> Matrix:
+def node_diagram(topology: Topology, rates: Mapping[tuple[str, str], float] | None = None) -> doc.Diagram:
+    """Return the picture of a node, with the GB/s that were measured by the labels of source and destination."""
+
+    def draw() -> Element:
+        from egmctl.report.views.node_drawing import node_drawing
+
+        return node_drawing(topology, rates)
+
+    return doc.Diagram(draw)
+
+
+def gpu_matrix(topology: Topology) -> doc.Matrix:
     """Return the links between GPUs, with each GPU's affinities."""
-    headers = (("CPU", "affinity"), ("NUMA", "aff."), ("HOST_", "NUMA_ID"), ("GPU", "NUMA ID"))
-    rows = [_affinities(gpu) for gpu in topology.gpus.values()]
-    by_header = {header: [row[place] for row in rows] for place, header in enumerate(headers)}
-    affinity = tuple(column for (column,) in columns_of(by_header, Align.LEFT))
     labels = list(topology.gpus)
-    return _matrix(topology, "GPU links", labels, labels, further=(affinity,))
+    matrix = _matrix(topology, "GPU links", labels, labels)
+    affinities = doc.grid("", ((label, _affinities(gpu)) for label, gpu in topology.gpus.items()), align=Align.LEFT)
+    return replace(matrix, groups=(*matrix.groups, tuple(doc.columns(affinities))))
 
 
 def _matrix(
-    topology: Topology,
-    caption: str,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    *,
-    further: tuple[tuple[Series, ...], ...] = (),
-    after: tuple[str, ...] = (),
-) -> Matrix:
-    cells = {
-        column: [" X" if row == column else link_cell(topology.link(row, column)) for row in rows] for column in columns
-    }
-    groups = (*columns_of(cells, Align.LEFT), *further)
-    return Matrix(caption=caption, rows=tuple(rows), groups=groups, after=after)
+    topology: Topology, caption: str, rows: Sequence[str], columns: Sequence[str], after: tuple[str, ...] = ()
+) -> doc.Matrix:
+    def cell(row: str, column: str) -> str | doc.Cell:
+        return " X" if row == column else link_cell(topology.link(row, column))
+
+    cells = ((row, {column: cell(row, column) for column in columns}) for row in rows)
+    return doc.grid(caption, cells, align=Align.LEFT, after=after)
 
 
-def link_cell(link: Link) -> Cell:
+def link_cell(link: Link) -> doc.Cell:
     """Return the symbol of a link, marked where NVLinks are missing."""
     mark = "*" if link.nvlinks_expected else ""
-    return Cell(text=link.symbol, mark=mark, tone=Tone.WARN if mark or link.symbol == "?" else Tone.PLAIN)
+    return doc.Cell(link.symbol, Tone.WARN if mark or link.symbol == "?" else Tone.PLAIN, mark)
 
 
-def _topo_routes(topology: Topology) -> Matrix:
+def _topo_routes(topology: Topology) -> doc.Matrix:
+    tones = {RouteKind.BLOCKED: Tone.BAD, RouteKind.UNKNOWN: Tone.WARN}
     groups = []
     for node in topology.numa_nodes:
         routes = [route for route in topology.routes if route.numa_node == node]
-        cells = tuple(Cell(text=_route_text(route), tone=_route_tone(route)) for route in routes)
-        rates = tuple(Cell(text=rate_text(route)) for route in routes)
-        groups.append((Series(header=(f"NUMA {node}",), cells=cells, align=Align.LEFT), Series(header=(), cells=rates)))
+        symbols = tuple(doc.Cell(_route_text(route), tones.get(route.kind, Tone.PLAIN)) for route in routes)
+        rates = tuple(doc.Cell(rate_text(route)) for route in routes)
+        groups.append((doc.Series((f"NUMA {node}",), symbols, align=Align.LEFT), doc.Series((), rates)))
     name = "EGM routes" if any(route.egm for route in topology.routes) else "Routes"
-    return Matrix(
+    return doc.Matrix(
         caption=f"{name} to host memory (nominal GB/s per direction)", rows=tuple(topology.gpus), groups=tuple(groups)
     )
 
@@ -424,103 +390,103 @@ def _route_text(route: HostRoute) -> str:
     return route.symbol if route.blocked_by is None else f"{route.symbol}: {route.blocked_by.value}"
 
 
-def _route_tone(route: HostRoute) -> Tone:
-    return {RouteKind.BLOCKED: Tone.BAD, RouteKind.UNKNOWN: Tone.WARN}.get(route.kind, Tone.PLAIN)
-
-
 def rate_text(route: HostRoute) -> str:
     """Return the nominal GB/s of a route, as far as they are known."""
     if not route.hops:
         return ""
     if route.nominal_gb_s is not None:
         return f"{route.nominal_gb_s:.1f}"
-    return f"<={route.at_most_gb_s:.1f}" if _is_at_most(route) else "?"
+    return "?" if route.at_most_gb_s is None else f"<={route.at_most_gb_s:.1f}"
 
 
-def _is_at_most(route: HostRoute) -> bool:
-    """Say whether only a bound of a route's rate is known."""
-    return route.nominal_gb_s is None and route.at_most_gb_s is not None
-
-
-def _p2p(topology: Topology) -> Iterator[Block]:
+def _p2p(topology: Topology) -> Iterator[doc.Block]:
     """Say in one line what is alike for all pairs, and draw a matrix, as nvidia-smi does, of what is not."""
-    alike = [matrix for matrix in topology.p2p if matrix.uniform]
-    sources = dict.fromkeys(matrix.source for matrix in alike)
-    rows = tuple(
-        (source, ", ".join(f"{name} {one.value}" for one in alike if one.source == source for name in one.names))
-        for source in sources
-    )
-    every = "every pair" if all(gpu.nvml for gpu in topology.gpus.values()) else "every pair that NVML lists"
-    yield Section(title=f"P2P, the same for {every}", body=(KeyValues(rows=rows),))
-    labels = tuple(topology.gpus)
+    alike: dict[str, list[str]] = {}
+    labels = list(topology.gpus)
+    matrices = []
     for matrix in topology.p2p:
-        if not matrix.uniform:
-            cells = {
-                column: [" X" if row == column else matrix.cells[row, column] for row in labels] for column in labels
-            }
-            caption = f"P2P {', '.join(matrix.names)} ({matrix.source})"
-            yield Matrix(caption=caption, rows=labels, groups=columns_of(cells, Align.LEFT))
+        if matrix.uniform:
+            alike.setdefault(matrix.source, []).extend(f"{name} {matrix.value}" for name in matrix.names)
+            continue
+        cells = [
+            (row, {column: " X" if row == column else matrix.cells[row, column] for column in labels}) for row in labels
+        ]
+        matrices.append(doc.grid(f"P2P {', '.join(matrix.names)} ({matrix.source})", cells, align=Align.LEFT))
+    every = "every pair" if all(gpu.nvml for gpu in topology.gpus.values()) else "every pair that NVML lists"
+    rows = tuple((source, ", ".join(words)) for source, words in alike.items())
+    yield doc.Section(f"P2P, the same for {every}", (doc.KeyValues(rows),))
+    yield from matrices
 
 
-def _legend(topology: Topology) -> Iterator[KeyValues]:
+_MEANINGS = {
+    "X": "self",
+    "SYS": "PCIe and the interconnect between NUMA nodes",
+    "NODE": "PCIe and the interconnect between host bridges of one NUMA node",
+    "PHB": "PCIe and a host bridge (typically the CPU)",
+    "PXB": "several PCIe bridges, without the host bridge",
+    "PIX": "at most a single PCIe bridge",
+    "NV#": "a bonded set of # NVLinks",
+    "NV#*": "fewer NVLinks than expected",
+    "C2C": "EGM over the GPU's own NVLink-C2C",
+    "C2C|NV#>C2C": "EGM by the memory's owner: this GPU, or another of its CPU",
+    "NV#>C2C": "EGM over NVLink to a GPU of that node, then its NVLink-C2C",
+    "C2C-sys": "NVLink-C2C as ordinary system memory, not EGM",
+    "PCIe": "PCIe only, not EGM",
+    ">SMP": "onwards over the CPUs' interconnect",
+    "<=": "at most: the rate of a link on the route is unknown",
+    "blocked": "no route from this process, see the notes",
+    "CNS": "chipset not supported",
+    "GNS": "GPU not supported",
+    "TNS": "topology not supported",
+    "DR": "disabled by registry key",
+    "NS": "not supported",
+    "U": "unknown to the driver",
+    "?": "unknown",
+}
+"""In the order of nvidia-smi's legend and then of how good a route is; a status of P2P is its own symbol."""
+_ROUTES = {
+    RouteKind.REMOTE: "NV#>C2C",
+    RouteKind.C2C: "C2C-sys",
+    RouteKind.PCIE: "PCIe",
+    RouteKind.BLOCKED: "blocked",
+    RouteKind.UNKNOWN: "?",
+}
+
+
+def _legend(topology: Topology) -> Iterator[doc.KeyValues]:
     """Explain the symbols; those that only links between NICs have, where these are shown."""
-    here = legend_rows(topology, between_nics=False)
-    yield KeyValues(rows=tuple(here))
-    further = tuple(row for row in legend_rows(topology) if row not in here)
-    yield KeyValues(rows=further, level=Level.VERBOSE)
+    usual = _symbols(topology, [link for link in topology.links if link.source not in topology.nics])
+    further = _symbols(topology, topology.links) - usual
+    for symbols, level in ((usual, Level.NORMAL), (further, Level.VERBOSE)):
+        yield doc.KeyValues(tuple(row for row in _MEANINGS.items() if row[0] in symbols), level=level)
 
 
-def legend_rows(topology: Topology, *, between_nics: bool = True) -> list[tuple[str, str]]:
-    """Explain the symbols that appear, in the order of nvidia-smi's legend and then of how good a route is."""
-    links = [link for link in topology.links if between_nics or link.source not in topology.nics]
-    counted = Counter(link.kind for link in links)
-    kinds = {route.kind for route in topology.routes}
-    statuses = {status for matrix in topology.p2p for status in matrix.cells.values()}
-    hops = {hop.link for route in topology.routes for hop in route.hops}
-    unknown = any(route.kind is RouteKind.UNKNOWN or rate_text(route) == "?" for route in topology.routes)
-    symbols = [
-        ("X", "self", bool(topology.gpus or topology.nics)),
-        ("SYS", "PCIe and the interconnect between NUMA nodes", LinkClass.SYS in counted),
-        ("NODE", "PCIe and the interconnect between host bridges of one NUMA node", LinkClass.NODE in counted),
-        ("PHB", "PCIe and a host bridge (typically the CPU)", LinkClass.PHB in counted),
-        ("PXB", "several PCIe bridges, without the host bridge", LinkClass.PXB in counted),
-        ("PIX", "at most a single PCIe bridge", LinkClass.PIX in counted),
-        ("NV#", "a bonded set of # NVLinks", LinkClass.NVLINK in counted),
-        ("NV#*", "fewer NVLinks than expected", any(link.nvlinks_expected for link in topology.links)),
-        (
-            "C2C",
-            "EGM over the GPU's own NVLink-C2C",
-            any(route.kind is RouteKind.LOCAL and not route.siblings for route in topology.routes),
-        ),
-        (
-            "C2C|NV#>C2C",
-            "EGM by the memory's owner: this GPU, or another of its CPU",
-            any(route.siblings for route in topology.routes),
-        ),
-        ("NV#>C2C", "EGM over NVLink to a GPU of that node, then its NVLink-C2C", RouteKind.REMOTE in kinds),
-        ("C2C-sys", "NVLink-C2C as ordinary system memory, not EGM", RouteKind.C2C in kinds),
-        ("PCIe", "PCIe only, not EGM", RouteKind.PCIE in kinds),
-        (">SMP", "onwards over the CPUs' interconnect", LinkKind.SMP in hops),
-        ("<=", "at most: the rate of a link on the route is unknown", any(map(_is_at_most, topology.routes))),
-        ("blocked", "no route from this process, see the notes", RouteKind.BLOCKED in kinds),
-        ("CNS", "chipset not supported", "CNS" in statuses),
-        ("GNS", "GPU not supported", "GNS" in statuses),
-        ("TNS", "topology not supported", "TNS" in statuses),
-        ("DR", "disabled by registry key", "DR" in statuses),
-        ("NS", "not supported", "NS" in statuses),
-        ("U", "unknown to the driver", "U" in statuses),
-        ("?", "unknown", LinkClass.UNKNOWN in counted or LinkKind.UNKNOWN in hops or "?" in statuses or unknown),
-    ]
-    return [(symbol, meaning) for symbol, meaning, appears in symbols if appears]
+def _symbols(topology: Topology, links: Iterable[Link]) -> set[str]:
+    """Return the symbols of some links, and of all routes and pairs, as the legend has them."""
+    symbols = {"X"} if topology.gpus or topology.nics else set()
+    for link in links:
+        symbols.add("NV#" if link.kind is LinkClass.NVLINK else link.symbol)
+    symbols |= {"NV#*"} if any(link.nvlinks_expected for link in topology.links) else set()
+    for route in topology.routes:
+        local = "C2C|NV#>C2C" if route.siblings else "C2C"
+        symbols |= {_ROUTES.get(route.kind, local)}
+        symbols |= {">SMP" for hop in route.hops if hop.link is LinkKind.SMP}
+        symbols |= {"?" for hop in route.hops if hop.link is LinkKind.UNKNOWN}
+        symbols |= {"<=" if rate_text(route).startswith("<=") else rate_text(route)}
+    return symbols.union(*(matrix.cells.values() for matrix in topology.p2p))
 
 
-def _affinities(gpu: Gpu) -> tuple[str, str, str, str]:
+def _affinities(gpu: Gpu) -> dict[tuple[str, ...], str]:
     """Return a GPU's CPUs and NUMA nodes: by NVML, NVML's affinity, HOST_NUMA_ID, and of its own memory."""
     cpus = gpu.nvml.cpu_affinity if gpu.nvml is not None else None
     if cpus is None and gpu.pci is not None:
         cpus = gpu.pci.local_cpus or None
-    nodes = gpu.nvml.numa_affinity if gpu.nvml is not None else None
-    return cpus or "N/A", nodes or "N/A", _number(gpu.host_numa_id), _number(own_node(gpu))
+    return {
+        ("CPU", "affinity"): cpus or "N/A",
+        ("NUMA", "aff."): (gpu.nvml and gpu.nvml.numa_affinity) or "N/A",
+        ("HOST_", "NUMA_ID"): _number(gpu.host_numa_id),
+        ("GPU", "NUMA ID"): _number(own_node(gpu)),
+    }
 
 
 def _number(value: int | None) -> str:

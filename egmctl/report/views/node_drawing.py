@@ -1,14 +1,19 @@
-"""The words on the picture of a node: what a CPU, a NIC, a GPU and a route to host memory are called there."""
+"""The picture of a node: its CPUs, GPUs, NICs and switches, the links between them, and what was measured over these.
+
+Coordinates are pixels of the picture at its natural size, from its upper left corner. Classes are those of the style
+sheet ``figure.css``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
+from xml.etree.ElementTree import Element
 
 from egmctl.model.machine import Gpu, Nic
 from egmctl.model.route import LinkClass, LinkKind
-from egmctl.report.document import Anchor, Box, Label, Line, Look, Scene, Shape
+from egmctl.report.render.page import element
 from egmctl.topology.access import obstacle
 from egmctl.topology.links import Link, active_nvlinks, nvlink
 from egmctl.topology.routes import HostRoute, RouteKind
@@ -16,27 +21,26 @@ from egmctl.topology.topology import Topology
 from egmctl.units import format_size, gpu_name
 
 
-def host_words(topology: Topology, node: int | None) -> list[str]:
+def _host_words(topology: Topology, node: int | None) -> list[str]:
     """Return the name of a NUMA node, and what is known of its CPUs and its memory."""
     if node is None:
         return ["NUMA node not known"]
     host = topology.machine.host
-    found = next((one for one in (host.numa_nodes if host else None) or () if one.id == node), None)
-    words = [f"CPU, NUMA {node}"]
-    if found is not None and found.cpus:
-        words.append(f"CPUs {found.cpus}" if len(found.cpus) <= 20 else f"CPUs {found.cpus[:19]}…")
-    if found is not None and found.memory_total_bytes:
-        words.append(format_size(found.memory_total_bytes))
-    return words
+    for numa in (host.numa_nodes if host else None) or ():
+        if numa.id == node:
+            cpus = numa.cpus if len(numa.cpus) <= 20 else f"{numa.cpus[:19]}…"
+            size = format_size(numa.memory_total_bytes) if numa.memory_total_bytes else ""
+            return list(filter(None, (f"CPU, NUMA {node}", cpus and f"CPUs {cpus}", size)))
+    return [f"CPU, NUMA {node}"]
 
 
-def port_words(nic: Nic) -> str:
+def _port_words(nic: Nic) -> str:
     """Return the rates of a NIC's ports."""
     rates = {port.rate_gbit_s for port in nic.ports if port.rate_gbit_s}
     return " and ".join(f"{rate:g} Gbit/s" for rate in sorted(rates))
 
 
-def short_of(gpu: Gpu) -> str:
+def _short_of(gpu: Gpu) -> str:
     """Say what a GPU has less of than it should; nothing where it has all."""
     active, count = active_nvlinks(gpu), gpu.nvml.nvlink_count if gpu.nvml else None
     if active is not None and count and active < count:
@@ -47,7 +51,7 @@ def short_of(gpu: Gpu) -> str:
     return ""
 
 
-def route_words(route: HostRoute | None) -> tuple[str, ...]:
+def _route_words(route: HostRoute | None) -> tuple[str, ...]:
     """Return the lines beside a route to host memory: its links, its nominal rate, and whether it is EGM."""
     if route is None or not route.hops:
         return () if route is None else (route.symbol,)
@@ -55,7 +59,7 @@ def route_words(route: HostRoute | None) -> tuple[str, ...]:
     return (route.symbol, " ".join(filter(None, (rate, "EGM" if route.egm else ""))))
 
 
-def cut(text: str, width: float) -> str:
+def _cut(text: str, width: float) -> str:
     """Return text that is no wider than that in the widest font that the style sheet names."""
     if sum(map(_letter, text)) <= width:
         return text
@@ -122,7 +126,7 @@ class _Node:
         return self.x + _PAD + left + place * (_COLUMN + _GAP) + _COLUMN / 2
 
 
-def node_scene(topology: Topology, rates: Rates | None = None) -> Scene:
+def node_drawing(topology: Topology, rates: Rates | None = None) -> Element:
     """Return the picture.
 
     Parameters
@@ -130,11 +134,25 @@ def node_scene(topology: Topology, rates: Rates | None = None) -> Scene:
     rates
         What was measured; without it each link has its nominal rate only.
     """
-    return _Drawing(topology, rates or {}).scene()
+    return _Drawing(topology, rates or {}).drawing()
+
+
+def _box(look: str, x: float, y: float, width: float, height: float, radius: float = 0) -> Element:
+    return element("rect", x=x, y=y, width=width, height=height, rx=radius or None, class_=look)
+
+
+def _line(look: str, *points: tuple[float, float]) -> Element:
+    path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+    return element("path", d=f"M{path}", class_=look)
+
+
+def _text(text: str, x: float, y: float, look: str = "") -> Element:
+    """Return a line of words; ``y`` is where the letters stand on."""
+    return element("text", text, x=x, y=y, class_=look or None)
 
 
 class _Drawing:
-    """What the parts of a picture share: who hangs where, and how high each row is."""
+    """The layout that the parts of a picture share: the place of each device, and the height of each row."""
 
     def __init__(self, topology: Topology, rates: Rates) -> None:
         self.topology, self.rates = topology, rates
@@ -152,93 +170,97 @@ class _Drawing:
         self.bottom = self.cards + _CARD + _PAD
         self.centres = {label: node.centre(place) for node in self.nodes for place, label in enumerate(node.gpus)}
 
-    def scene(self) -> Scene:
-        shapes: list[Shape] = [shape for node in self.nodes for shape in self.node(node)]
-        shapes += self.between_cpus()
+    def drawing(self) -> Element:
+        parts = [part for node in self.nodes for part in self.node(node)]
+        parts += self.between_cpus()
         for label, gpu in self.topology.gpus.items():
-            shapes += self.card(label, gpu)
+            parts += self.card(label, gpu)
         below, height = self.below()
-        ground = Box(x=0, y=0, width=self.width, height=height, look=Look.SHEET)
-        return Scene(
-            title=f"Topology: {self.topology.platform.line}",
-            sentences=tuple(_sentences(self.topology, self.behind)),
+        return element(
+            "svg",
+            element("title", f"Topology: {self.topology.platform.line}"),
+            element("desc", "; ".join(_sentences(self.topology, self.behind))),
+            _box("sheet", 0, 0, self.width, height),
+            parts,
+            below,
+            class_="figure topology",
+            role="img",
+            viewBox=f"0 0 {self.width:g} {height:g}",
             width=self.width,
             height=height,
-            shapes=(ground, *shapes, *below),
         )
 
-    def node(self, node: _Node) -> Iterator[Shape]:
+    def node(self, node: _Node) -> Iterator[Element]:
         inner, wide = node.x + _PAD, node.width - 2 * _PAD
-        height = self.bottom - _PAD / 2
-        yield Box(x=node.x, y=_PAD / 2, width=node.width, height=height, look=Look.FRAME, radius=10)
-        yield Box(x=inner, y=self.top, width=wide, height=_HOST, look=Look.HOST, radius=6)
-        name, *told = host_words(self.topology, node.node)
-        yield Label(text=name, x=inner + 12, y=self.top + 23, look=Look.STRONG)
-        more = " · ".join(told)
-        yield Label(text=more, x=inner + wide - 12, y=self.top + 23, look=Look.DIM, anchor=Anchor.END)
+        yield _box("box", node.x, _PAD / 2, node.width, self.bottom - _PAD / 2, radius=10)
+        yield _box("host", inner, self.top, wide, _HOST, radius=6)
+        name, *further = _host_words(self.topology, node.node)
+        yield _text(name, inner + 12, self.top + 23, "strong")
+        yield _text(" · ".join(further), inner + wide - 12, self.top + 23, "dim end")
         for place, label in enumerate(node.nics):
             row, column = divmod(place, node.columns)
             yield from self.nic(label, inner + column * (_COLUMN + _GAP), _PAD + row * (_NIC + 8), _COLUMN)
         for place, label in enumerate(node.gpus):
             yield from self.host_link(label, node, node.centre(place) - _COLUMN / 2 + _LEFT)
 
-    def nic(self, label: str, x: float, y: float, width: float) -> Iterator[Shape]:
+    def nic(self, label: str, x: float, y: float, width: float) -> Iterator[Element]:
         nic = self.topology.nics[label]
-        told = port_words(nic)
-        yield Box(x=x, y=y, width=width, height=_NIC, look=Look.NIC, radius=6)
-        yield Label(text=cut(f"{label} {nic.name}", width - 7), x=x + 6, y=y + (15 if told else 22))
-        if told:
-            yield Label(text=told, x=x + 6, y=y + 29, look=Look.DIM)
+        ports = _port_words(nic)
+        yield _box("nic", x, y, width, _NIC, radius=6)
+        yield _text(_cut(f"{label} {nic.name}", width - 7), x + 6, y + (15 if ports else 22))
+        if ports:
+            yield _text(ports, x + 6, y + 29, "dim")
 
-    def host_link(self, label: str, node: _Node, x: float) -> Iterator[Shape]:
-        of = self.topology.gpus[label].bus_id
-        route = next((one for one in self.topology.routes if one.gpu == of and one.numa_node == node.node), None)
-        blocked = route is not None and route.kind is RouteKind.BLOCKED
-        over_c2c = route is not None and bool(route.hops) and route.hops[0].link is LinkKind.C2C
-        look = Look.DOWN if blocked else Look.C2C if over_c2c else Look.LINK
+    def host_link(self, label: str, node: _Node, x: float) -> Iterator[Element]:
+        ends = (self.topology.gpus[label].bus_id, node.node)
+        route = next((route for route in self.topology.routes if (route.gpu, route.numa_node) == ends), None)
+        look = "link"
+        if route is not None and route.kind is RouteKind.BLOCKED:
+            look = "link down"
+        elif route is not None and route.hops and route.hops[0].link is LinkKind.C2C:
+            look = "link c2c"
         start = self.top + _HOST
-        yield Line(points=((x, start), (x, self.cards)), look=look)
+        yield _line(look, (x, start), (x, self.cards))
         nics = self.behind.get(label, ())
         if nics:
             y = self.cards - len(nics) * (_NIC + 6) - _SWITCH - 8
             card = x - _LEFT
-            yield Box(x=card + 8, y=y, width=_COLUMN - 8, height=_SWITCH, look=Look.PCIE_SWITCH, radius=4)
-            yield Label(text="PCIe switch", x=card + 18, y=y + 15, look=Look.DIM)
+            yield _box("pcie-switch", card + 8, y, _COLUMN - 8, _SWITCH, radius=4)
+            yield _text("PCIe switch", card + 18, y + 15, "dim")
             for place, nic in enumerate(nics):
-                at = y + _SWITCH + 4 + place * (_NIC + 6)
-                middle = at + _NIC / 2
-                yield Line(points=((x + 8, y + _SWITCH), (x + 8, middle), (x + 14, middle)), look=Look.LINK)
-                yield from self.nic(nic, x + 14, at, _COLUMN - 14 - _LEFT)
+                top = y + _SWITCH + 4 + place * (_NIC + 6)
+                middle = top + _NIC / 2
+                yield _line("link", (x + 8, y + _SWITCH), (x + 8, middle), (x + 14, middle))
+                yield from self.nic(nic, x + 14, top, _COLUMN - 14 - _LEFT)
         down, up = self.rates.get((f"NUMA{node.node}", label)), self.rates.get((label, f"NUMA{node.node}"))
-        yield from _words(route_words(route), down, up, x + 10, start + 20)
+        yield from _words(_route_words(route), down, up, x + 10, start + 20)
 
-    def between_cpus(self) -> Iterator[Shape]:
+    def between_cpus(self) -> Iterator[Element]:
         """Yield the link between the CPUs of neighbours, of which nothing reports the rate."""
         known = [node for node in self.nodes if node.node is not None]
         for first, second in pairwise(known):
             y, left, right = self.top + _HOST / 2, first.x + first.width - _PAD, second.x + _PAD
-            yield Line(points=((left, y), (right, y)), look=Look.LINK)
-            middle = (left + right) / 2
-            yield Label(text="CPU to CPU", x=middle, y=y - 7, look=Look.DIM, anchor=Anchor.MIDDLE, halo=True)
+            yield _line("link", (left, y), (right, y))
+            yield _text("CPU to CPU", (left + right) / 2, y - 7, "dim middle halo")
 
-    def card(self, label: str, gpu: Gpu) -> Iterator[Shape]:
+    def card(self, label: str, gpu: Gpu) -> Iterator[Element]:
         x, y = self.centres[label] - _COLUMN / 2, self.cards
         stopped = obstacle(self.topology.machine, gpu)
-        short = short_of(gpu)
+        short = _short_of(gpu)
         memory = (gpu.nvml and gpu.nvml.memory_total_bytes) or (gpu.cuda and gpu.cuda.memory_total_bytes)
-        look = Look.GPU_BLOCKED if stopped else Look.GPU_DEGRADED if short else Look.GPU
-        yield Box(x=x, y=y, width=_COLUMN, height=_CARD, look=look, radius=8)
-        yield Label(text=label, x=x + 12, y=y + 21, look=Look.STRONG)
+        look, words, style = "card", gpu.bus_id, "dim mono"
+        if stopped:
+            look, words, style = "card blocked", f"blocked: {stopped.block.value}", "bad"
+        elif short:
+            look, words, style = "card degraded", short, "warn"
+        yield _box(look, x, y, _COLUMN, _CARD, radius=8)
+        yield _text(label, x + 12, y + 21, "strong")
         if memory:
-            size = format_size(memory)
-            yield Label(text=size, x=x + _COLUMN - 12, y=y + 21, look=Look.DIM, anchor=Anchor.END)
-        yield Label(text=cut(gpu_name(gpu.name).removeprefix("NVIDIA "), _COLUMN - 20), x=x + 12, y=y + 39)
-        told, style = (f"blocked: {stopped.block.value}", Look.BAD) if stopped else (short, Look.WARN)
-        if not told:
-            told, style = gpu.bus_id, Look.MONO
-        yield Label(text=told, x=x + 12, y=y + 56, look=style)
+            yield _text(format_size(memory), x + _COLUMN - 12, y + 21, "dim end")
+        yield _text(_cut(gpu_name(gpu.name).removeprefix("NVIDIA "), _COLUMN - 20), x + 12, y + 39)
+        yield _text(words, x + 12, y + 56, style)
 
-    def below(self) -> tuple[list[Shape], float]:
+    def below(self) -> tuple[list[Element], float]:
         """Return what is drawn of NVLink, and how far down the picture goes."""
         links = {
             (a, b): link
@@ -251,11 +273,11 @@ class _Drawing:
             return list(self.switched(links)), self.bottom + _BELOW + _SWITCH + 12 + _PAD
         if len(links) > _PAIRS_DRAWN:
             words = f"{len(links)} pairs joined by NVLink: too many to draw, see the table"
-            return [Label(text=words, x=float(_PAD), y=self.bottom + 24, look=Look.DIM)], self.bottom + 40
+            return [_text(words, _PAD, self.bottom + 24, "dim")], self.bottom + 40
         return self.direct(links)
 
-    def switched(self, links: Mapping[tuple[str, str], Link]) -> Iterator[Shape]:
-        bar, height = self.bottom + _BELOW, _SWITCH + 12
+    def switched(self, links: Mapping[tuple[str, str], Link]) -> Iterator[Element]:
+        bar = self.bottom + _BELOW
         for label, centre in self.centres.items():
             own = [link for pair, link in links.items() if label in pair]
             if not own:
@@ -265,58 +287,56 @@ class _Drawing:
             active, count = active_nvlinks(gpu), gpu.nvml.nvlink_count if gpu.nvml else None
             most = active or max(link.nvlinks or 0 for link in own)
             short = active < count if active is not None and count else any(link.nvlinks_expected for link in own)
-            of = f" of {count}" if short and count else "*" if short else ""
-            nominal = nvlink(gpu, most).nominal_gb_s
-            words = (f"NV{most}{of}" + (f" {nominal:.0f} GB/s" if nominal is not None else ""),)
-            yield Line(points=((x, self.cards + _CARD), (x, bar)), look=Look.DOWN if short else Look.NVLINK)
+            missing = f" of {count}" if short and count else "*" if short else ""
+            yield _line("link down" if short else "link nvlink", (x, self.cards + _CARD), (x, bar))
+            words = _with_rate(f"NV{most}{missing}", gpu, most)
             out = _middle([self.rates[label, other] for other in self.centres if (label, other) in self.rates])
             back = _middle([self.rates[other, label] for other in self.centres if (other, label) in self.rates])
-            yield from _words(words, out, back, x + 10, self.bottom + 24)
-        seen = len(self.topology.machine.switches or ())
-        name = f"{seen} NVSwitch{'es' * (seen != 1)}" if seen else "NVLink switches"
-        yield Box(x=_PAD, y=bar, width=self.width - 2 * _PAD, height=height, look=Look.NVSWITCH, radius=8)
-        yield Label(text=name, x=self.width / 2, y=bar + 22, look=Look.STRONG, anchor=Anchor.MIDDLE)
+            yield from _words((words,), out, back, x + 10, self.bottom + 24)
+        count = len(self.topology.machine.switches or ())
+        name = f"{count} NVSwitch{'es' * (count != 1)}" if count else "NVLink switches"
+        yield _box("switch", _PAD, bar, self.width - 2 * _PAD, _SWITCH + 12, radius=8)
+        yield _text(name, self.width / 2, bar + 22, "strong middle")
 
-    def direct(self, links: Mapping[tuple[str, str], Link]) -> tuple[list[Shape], float]:
+    def direct(self, links: Mapping[tuple[str, str], Link]) -> tuple[list[Element], float]:
         """Draw each pair as a line of its own, the nearest pairs first."""
         order = list(self.centres)
         pairs = sorted(links, key=lambda pair: (abs(order.index(pair[0]) - order.index(pair[1])), order.index(pair[0])))
         ports = {label: [pair for pair in pairs if label in pair] for label in order}
-        lines: list[Shape] = []
-        names: list[Shape] = []
+        lines: list[Element] = []
+        names: list[Element] = []
         y, cards = float(self.bottom), self.cards + _CARD
-        at = {
+        columns = {
             pair: tuple(sorted(_port(self.centres[end], ports[end].index(pair), len(ports[end])) for end in pair))
             for pair in pairs
         }
         for place, pair in enumerate(pairs):
             y += _ROW
             link = links[pair]
-            one, other = at[pair]
-            look = Look.DOWN if link.nvlinks_expected else Look.NVLINK
-            lines.append(Line(points=((one, cards), (one, y), (other, y), (other, cards)), look=look))
-            nominal = nvlink(self.topology.gpus[pair[0]], link.nvlinks or 0).nominal_gb_s
-            words = [f"{pair[0]}-{pair[1]} {link.symbol}" + (f" {nominal:.0f} GB/s" if nominal is not None else "")]
-            arrows = (("→", self.rates.get(pair)), ("←", self.rates.get((pair[1], pair[0]))))
-            words += [f"{arrow} {value:.1f}" for arrow, value in arrows if value is not None]
-            crossing = [x for later in pairs[place + 1 :] for x in at[later] if one < x < other]
-            middle = _widest(sorted((one, *crossing, other)))
-            names.append(
-                Label(text="  ".join(words), x=middle, y=y - 6, look=Look.DIM, anchor=Anchor.MIDDLE, halo=True)
-            )
+            left, right = columns[pair]
+            look = "link down" if link.nvlinks_expected else "link nvlink"
+            lines.append(_line(look, (left, cards), (left, y), (right, y), (right, cards)))
+            words = _with_rate(f"{pair[0]}-{pair[1]} {link.symbol}", self.topology.gpus[pair[0]], link.nvlinks or 0)
+            measured = _arrows({"→": self.rates.get(pair), "←": self.rates.get((pair[1], pair[0]))})
+            crossing = [x for later in pairs[place + 1 :] for x in columns[later] if left < x < right]
+            middle = _widest(sorted((left, *crossing, right)))
+            names.append(_text("  ".join((words, *measured)), middle, y - 6, "dim middle halo"))
         return [*lines, *names], y + 2 * _PAD
 
 
 def _behind_switches(topology: Topology) -> dict[str, list[str]]:
     """Return the NICs below the same PCIe switch as a GPU, each with the nearest such GPU."""
-    found: dict[str, list[str]] = {}
+    nics: dict[str, list[str]] = {}
     for nic in topology.nics:
-        for kind in (LinkClass.PIX, LinkClass.PXB):
-            gpu = next((one for one in topology.gpus if topology.link(one, nic).kind is kind), None)
-            if gpu is not None:
-                found.setdefault(gpu, []).append(nic)
-                break
-    return found
+        near = [
+            gpu
+            for kind in (LinkClass.PIX, LinkClass.PXB)
+            for gpu in topology.gpus
+            if topology.link(gpu, nic).kind is kind
+        ]
+        if near:
+            nics.setdefault(near[0], []).append(nic)
+    return nics
 
 
 def _nodes(topology: Topology, behind: Mapping[str, Sequence[str]]) -> list[_Node]:
@@ -332,13 +352,22 @@ def _nodes(topology: Topology, behind: Mapping[str, Sequence[str]]) -> list[_Nod
     return sorted(nodes.values(), key=lambda node: (node.node is None, node.node or 0))
 
 
-def _words(nominal: Sequence[str], down: float | None, up: float | None, x: float, y: float) -> Iterator[Shape]:
+def _words(nominal: Sequence[str], down: float | None, up: float | None, x: float, y: float) -> Iterator[Element]:
     """Yield the lines beside a link: what it is, and what was measured in each of its directions."""
     for place, text in enumerate(nominal):
-        yield Label(text=text, x=x, y=y + 16 * place, look=Look.DIM)
-    found = [f"{arrow} {value:.1f}" for arrow, value in (("↓", down), ("↑", up)) if value is not None]
-    if found:
-        yield Label(text="  ".join(found), x=x, y=y + 16 * len(nominal), look=Look.STRONG)
+        yield _text(text, x, y + 16 * place, "dim")
+    if measured := _arrows({"↓": down, "↑": up}):
+        yield _text("  ".join(measured), x, y + 16 * len(nominal), "strong")
+
+
+def _arrows(rates: Mapping[str, float | None]) -> list[str]:
+    return [f"{arrow} {rate:.1f}" for arrow, rate in rates.items() if rate is not None]
+
+
+def _with_rate(words: str, gpu: Gpu, nvlinks: int) -> str:
+    """Return words with the nominal rate of a GPU's NVLinks behind them."""
+    nominal = nvlink(gpu, nvlinks).nominal_gb_s
+    return words if nominal is None else f"{words} {nominal:.0f} GB/s"
 
 
 def _port(centre: float, place: int, count: int) -> float:
@@ -365,7 +394,7 @@ def _sentences(topology: Topology, behind: Mapping[str, Sequence[str]]) -> Itera
     kinds: dict[str, list[str]] = {}
     for a, b in combinations(topology.gpus, 2):
         link = topology.link(a, b)
-        way = f"{link.symbol} through switches" if link.through == "switch" else link.symbol
-        kinds.setdefault(way, []).append(f"{a} and {b}")
-    for way, pairs in kinds.items():
-        yield f"{way} between {', '.join(pairs)}" if len(pairs) <= 6 else f"{way} between {len(pairs)} pairs of GPUs"
+        through = " through switches" if link.through == "switch" else ""
+        kinds.setdefault(f"{link.symbol}{through}", []).append(f"{a} and {b}")
+    for kind, pairs in kinds.items():
+        yield f"{kind} between {', '.join(pairs) if len(pairs) <= 6 else f'{len(pairs)} pairs of GPUs'}"

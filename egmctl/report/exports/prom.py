@@ -1,0 +1,213 @@
+"""Results as metrics for the textfile collector of Prometheus' node_exporter."""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from egmctl import __version__
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Finding, PlaceKind, Status
+from egmctl.model.measurement import Endpoint, Flow, Measurement, RunReport
+from egmctl.model.measurement import Status as MeasurementStatus
+from egmctl.model.verdict import Grade
+from egmctl.units import GB, counted, gpu_name, printable
+
+if TYPE_CHECKING:
+    from egmctl.model.bringup import Bringup
+
+Sample = tuple[Mapping[str, object], float]
+"""Labels and value."""
+_STATES = {Status.PASS: 0, Status.NOTE: 0, Status.WARN: 1, Status.FAIL: 2, Status.UNKNOWN: 3}
+"""Nagios' numbers; a note is no fault. A skipped check has no sample."""
+_MEANING = "0 pass, 1 warn, 2 fail, 3 unknown."
+_GRADES = {Grade.PASS: 0, Grade.WARN: 1, Grade.FAIL: 2, Grade.NO_REFERENCE: 3}
+_GRADE_MEANING = "0 pass, 1 warn, 2 fail, 3 no reference."
+_NS = 1e-9
+
+
+def doctor_prom(diagnosis: Diagnosis) -> str:
+    """Return the metrics of a diagnosis; which series there are does not depend on the state of any GPU."""
+    checks: dict[str, list[Finding]] = {}
+    for finding in diagnosis.findings:
+        if finding.status in _STATES:
+            checks.setdefault(finding.check, []).append(finding)
+    return "".join(
+        (
+            _gauge(
+                "egmctl_doctor_check",
+                f"What a check of egmctl doctor says of the node: {_MEANING}",
+                (({"check": check}, _worst(findings)) for check, findings in checks.items()),
+            ),
+            _gauge(
+                "egmctl_doctor_gpu_check",
+                f"What a check says of one GPU: what it says of the whole node, unless it names GPUs: {_MEANING}",
+                (
+                    (
+                        {"check": check, "gpu": f"GPU{gpu.index}", "bus_id": gpu.bus_id},
+                        _worst(finding for finding in findings if _is_about(finding, gpu.bus_id)),
+                    )
+                    for check, findings in checks.items()
+                    for gpu in diagnosis.machine.gpus or ()
+                ),
+            ),
+            _gauge(
+                "egmctl_doctor_findings",
+                "Number of checks of egmctl doctor by what they say.",
+                (({"status": status}, number) for status, number in diagnosis.counts.items()),
+            ),
+        )
+    )
+
+
+def _is_about(finding: Finding, bus_id: str) -> bool:
+    match finding.place.kind:
+        case PlaceKind.GPU:
+            return bus_id in finding.place.ids
+        case PlaceKind.PAIR:
+            return any(bus_id in pair.split(">") for pair in finding.place.ids)
+        case place:
+            return place is PlaceKind.NODE
+
+
+def _worst(findings: Iterable[Finding]) -> int:
+    """Return the gravest state; a check names what it has something against, the others pass."""
+    return max((_STATES[finding.status] for finding in findings), default=_STATES[Status.PASS])
+
+
+def bench_prom(report: RunReport) -> str:
+    """Return the metrics of a run."""
+    measured = [m for m in report.measurements if m.measured]
+    counts = Counter(m.status for m in report.measurements)
+    info = {
+        "gpus": counted(gpu_name(gpu.name) for gpu in report.gpus),
+        "driver": report.driver_version or "",
+        "version": __version__,
+    }
+    metrics: list[tuple[str, str, Iterable[Sample]]] = [
+        (
+            "bandwidth_bytes_per_second",
+            "Median bandwidth of one flow, while all flows of its measurement run.",
+            _flows(measured),
+        ),
+        (
+            "total_bandwidth_bytes_per_second",
+            "Median bandwidth of several flows together.",
+            (
+                (_common(m) | {"path": m.path}, m.bandwidth_gb_s.median * GB)
+                for m in measured
+                if m.bandwidth_gb_s is not None and len(m.flows) > 1
+            ),
+        ),
+        (
+            "latency_seconds",
+            "Median latency: of one load, or of one round trip.",
+            ((_path(m, m.flows), m.latency_ns.median * _NS) for m in measured if m.latency_ns is not None),
+        ),
+        (
+            "stage_seconds",
+            "Median duration of a stage of a handle's life cycle.",
+            (
+                (_path(m, m.flows) | {"stage": stage.name}, stage.ms.median / 1000)
+                for m in measured
+                for stage in m.stages
+            ),
+        ),
+        (
+            "measurements",
+            "Number of measurements by how they ended.",
+            (({"status": status.value}, counts[status]) for status in MeasurementStatus),
+        ),
+    ]
+    if (verdict := report.verdict) is not None:
+        metrics += [
+            (
+                "verdict",
+                f"The verdict of the run: {_GRADE_MEANING}",
+                [({"profile": verdict.profile or ""}, _GRADES[verdict.grade])],
+            ),
+            (
+                "class_verdict",
+                f"The verdict of a class of paths: {_GRADE_MEANING}",
+                (
+                    ({"case": judged.case, "link": judged.link, "class": judged.path_class}, _GRADES[judged.grade])
+                    for judged in verdict.classes
+                ),
+            ),
+        ]
+    metrics += [
+        ("exit_code", "What the command ended with; 0 is fine.", [({}, report.exit_code)]),
+        ("duration_seconds", "How long the run took.", [({}, report.wall_s)]),
+        ("start_timestamp_seconds", "When the run began, seconds since 1970 UTC.", _began(report)),
+        ("info", "What was measured, with what: always 1.", [(info, 1)]),
+    ]
+    return "".join(_gauge(f"egmctl_bench_{name}", meaning, samples) for name, meaning, samples in metrics)
+
+
+def bringup_prom(bringup: Bringup) -> str:
+    """Return the metrics: the answer has a series for each word, of which one is 1."""
+    from egmctl.model.bringup import Answer
+
+    answers = [({"answer": answer.value}, float(answer is bringup.answer)) for answer in Answer]
+    metric = _gauge("egmctl_bringup_answer", "1 for what egmctl bringup says of the node.", answers)
+    return metric + doctor_prom(bringup.diagnosis) + ("" if bringup.run is None else bench_prom(bringup.run))
+
+
+def _flows(measured: Iterable[Measurement]) -> Iterator[Sample]:
+    for m in measured:
+        # The flow of a loaded latency is not what its bandwidth is of.
+        alone = (m.bandwidth_gb_s,) if m.bandwidth_gb_s is not None and len(m.flows) == 1 else ()
+        summaries = (m.flows_gb_s or alone) if m.latency_ns is None else ()
+        for flow, summary in zip(m.flows, summaries, strict=False):
+            yield _path(m, (flow,)), summary.median * GB
+
+
+def _common(m: Measurement) -> dict[str, object]:
+    return {"case": m.case, "size_bytes": m.size_bytes}
+
+
+def _path(m: Measurement, flows: Sequence[Flow]) -> dict[str, object]:
+    """Return the labels of a flow; of a round trip, that of the first GPU, and both as initiators."""
+    flow = flows[0]
+    return _common(m) | {
+        "source": flow.source.label,
+        "source_memory": _memory(flow.source),
+        "destination": flow.destination.label,
+        "destination_memory": _memory(flow.destination),
+        "initiator": ",".join(dict.fromkeys(each.initiator_label for each in flows)),
+        "link": flow.route.symbol,
+    }
+
+
+def _memory(end: Endpoint) -> str:
+    return end.memory if end.handle is None else f"{end.memory}:{end.handle}"
+
+
+def _began(report: RunReport) -> Iterator[Sample]:
+    try:
+        yield {}, datetime.datetime.fromisoformat(report.started_at).timestamp()
+    except ValueError:
+        return
+
+
+def _gauge(name: str, meaning: str, samples: Iterable[Sample]) -> str:
+    """Return a metric with its samples; nothing of no samples.
+
+    Parameters
+    ----------
+    name
+        With its unit, a base unit, at its end: ``_seconds``, ``_bytes_per_second``.
+    """
+    lines = [f"{name}{_labels(labels)} {value:.12g}\n" for labels, value in samples]
+    return f"# HELP {name} {meaning}\n# TYPE {name} gauge\n{''.join(lines)}" if lines else ""
+
+
+def _labels(labels: Mapping[str, object]) -> str:
+    shown = (f'{name}="{_value(str(value))}"' for name, value in labels.items())
+    return f"{{{','.join(shown)}}}" if labels else ""
+
+
+def _value(text: str) -> str:
+    return printable(text).replace("\\", "\\\\").replace('"', '\\"')
