@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from egmctl import __version__, launch
+from egmctl.driver.reading import Unreadable
 from egmctl.errors import ChildFailed, UsageError
 from egmctl.facts import confinement, gpus, host, inside, kernel_log, process, system
 from egmctl.facts import gpus as driver_files
@@ -19,7 +20,7 @@ from egmctl.facts import gpus as pci
 from egmctl.facts import system as nics
 from egmctl.facts import system as nodes
 from egmctl.facts.gpus import CudaFacts, NvmlFacts
-from egmctl.facts.root import Root, Unreadable
+from egmctl.facts.root import Root
 from egmctl.model.codec import JsonValue
 from egmctl.model.machine import (
     SECTION_VERSIONS,

@@ -14,13 +14,14 @@ from functools import partial
 from typing import Any
 
 from egmctl import launch
+from egmctl.driver.reading import Reasons, Unreadable
 from egmctl.driver.system_calls import NUMBERS
 from egmctl.errors import ChildFailed
 from egmctl.facts import inside
 from egmctl.facts.inside import cgroups, device_cgroup, mount_points, pids_left
-from egmctl.facts.root import Reasons, Root, Unreadable
+from egmctl.facts.root import Root
 from egmctl.facts.system_calls import PROBES
-from egmctl.model.machine import Confinement, DeviceList, DeviceProgram, DeviceUnit, Mount, Reason
+from egmctl.model.machine import Confinement, DeviceList, DeviceProgram, DeviceUnit, Mount, Reason, Unread
 
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user")
 LIMITS = {
@@ -202,17 +203,19 @@ def _device_programs(root: Root, folder: str) -> tuple[DeviceProgram, ...]:
         raise Unreadable(_how(error), f"{what}: the child {error.how}") from None
     if "errno" in answer:
         raise Unreadable.from_os_error(OSError(answer["errno"], ""), what)
-    return tuple(_program(found, directories[0]) for found in answer["programs"])
+    return tuple(_program(program, directories[0]) for program in answer["programs"])
 
 
-def _program(found: dict[str, Any], top: str) -> DeviceProgram:
-    why = Reasons()
-    cgroup = None if found["cgroup"] is None else found["cgroup"].removeprefix(top) or "/"
-    if found["name"] is None:
-        why.null("name", Reason.NOT_PRESENT, "bpf(BPF_OBJ_GET_INFO_BY_FD)")
-    if cgroup is None:
-        why.null("cgroup", Reason.NOT_PRESENT, "attached above the cgroups that are mounted here")
-    return DeviceProgram(id=found["id"], name=found["name"], cgroup=cgroup, unread=why.unread)
+def _program(program: dict[str, Any], top: str) -> DeviceProgram:
+    name, cgroup = program["name"], program["cgroup"]
+    no_name = Unreadable(Reason.NOT_PRESENT, "bpf(BPF_OBJ_GET_INFO_BY_FD)")
+    no_cgroup = Unreadable(Reason.NOT_PRESENT, "attached above the cgroups that are mounted here")
+    return Reasons().record(
+        DeviceProgram,
+        id=program["id"],
+        name=no_name if name is None else name,
+        cgroup=no_cgroup if cgroup is None else cgroup.removeprefix(top) or "/",
+    )
 
 
 def _system_calls(pid: int, why: Reasons) -> dict[str, str | None]:
@@ -231,7 +234,7 @@ def _system_calls(pid: int, why: Reasons) -> dict[str, str | None]:
         for name in left:
             if name not in answered:
                 answers[name] = None
-                why.null(f"system_calls.{name}", _how(error), f"{name}: the child {error.how}")
+                why.unread[f"system_calls.{name}"] = Unread(reason=_how(error), detail=f"{name}: the child {error.how}")
     return answers
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from egmctl.driver import ids
+from egmctl.driver.reading import Reasons, Unreadable
 from egmctl.errors import ChildFailed, ChildNotStarted, DriverLibraryMissing, DriverTooOld
-from egmctl.facts.root import Reasons, Root, Unreadable
+from egmctl.facts.root import Root
 from egmctl.model.codec import DecodeError, JsonValue, from_json
 from egmctl.model.machine import (
     BusId,

@@ -11,9 +11,10 @@ import struct
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from egmctl.driver.reading import Reasons, Unreadable
 from egmctl.driver.system_calls import NUMBERS
 from egmctl.facts.gpus import PRIVATE_PARAMETERS
-from egmctl.facts.root import Reasons, Root, Unreadable, kernel_list
+from egmctl.facts.root import Root, kernel_list
 from egmctl.model.host import CpuFrequencies
 from egmctl.model.machine import Host, HugePages, NumaKind, NumaNode, Reason
 from egmctl.model.measurement import Placement

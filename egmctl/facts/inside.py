@@ -14,9 +14,10 @@ from functools import partial
 from typing import Any
 
 from egmctl import launch
+from egmctl.driver.reading import Unreadable
 from egmctl.errors import ChildFailed, EgmctlError
 from egmctl.facts import system as nodes
-from egmctl.facts.root import NO_OVERRIDES, OtherRoot, Overrides, Root, Unreadable
+from egmctl.facts.root import NO_OVERRIDES, OtherRoot, Overrides, Root
 from egmctl.facts.system import DeviceNodes
 from egmctl.launch import Channel
 from egmctl.model.codec import DecodeError, from_json, to_json

@@ -10,7 +10,8 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from egmctl.facts.root import Root, Unreadable
+from egmctl.driver.reading import Unreadable
+from egmctl.facts.root import Root
 from egmctl.launch.program import output_of
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent, KernelLog, KernelMessages
 from egmctl.model.record import Reason, Unread

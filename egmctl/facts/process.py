@@ -6,9 +6,10 @@ import os
 import re
 from collections.abc import Mapping
 
+from egmctl.driver.reading import Reasons, Unreadable
 from egmctl.facts import inside
 from egmctl.facts.inside import cgroups, mount_points
-from egmctl.facts.root import Reasons, Root, Unreadable
+from egmctl.facts.root import Root
 from egmctl.model.machine import Process, Reason
 
 ENVIRONMENT_KEYS = (

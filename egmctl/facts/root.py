@@ -7,17 +7,15 @@ import errno
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar
 
+from egmctl.driver.reading import Unreadable
 from egmctl.facts.system_calls import call
-from egmctl.model.machine import Reason, Unread
+from egmctl.model.record import Reason
 from egmctl.units import parse_kernel_list
-
-T = TypeVar("T")
 
 SYSROOT_VARIABLE = "EGMCTL_SYSROOT"
 
@@ -26,61 +24,6 @@ READ_LIMIT = 1 << 20
 containers, has some 100 KiB."""
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-
-_REASONS = {
-    errno.ENOENT: Reason.NOT_PRESENT,
-    errno.ENOTDIR: Reason.NOT_PRESENT,
-    errno.ENODEV: Reason.NOT_PRESENT,
-    errno.ENXIO: Reason.NOT_PRESENT,
-    errno.EACCES: Reason.NO_PERMISSION,
-    errno.EPERM: Reason.NO_PERMISSION,
-    errno.EINVAL: Reason.NOT_SUPPORTED,
-    errno.EOPNOTSUPP: Reason.NOT_SUPPORTED,
-    errno.ENOSYS: Reason.NOT_SUPPORTED,
-}
-
-
-class Unreadable(Exception):
-    """A value cannot be read. ``unread`` says why; its detail names the file and holds nothing of its content."""
-
-    def __init__(self, reason: Reason, detail: str) -> None:
-        super().__init__(detail)
-        self.unread = Unread(reason=reason, detail=detail)
-
-    @classmethod
-    def from_os_error(cls, error: OSError, path: str) -> Unreadable:
-        """Translate what the kernel answered for ``path``."""
-        number = error.errno or 0
-        return cls(_REASONS.get(number, Reason.FAILED), f"{path}: {errno.errorcode.get(number, 'unknown error')}")
-
-
-class Reasons:
-    """Collects why the values of one record are null while the record is being put together.
-
-    ::
-
-        Reasons().record(Record, path="/proc/value", value=lambda: root.number("/proc/value"))
-    """
-
-    def __init__(self) -> None:
-        self.unread: dict[str, Unread] = {}
-
-    def read(self, name: str, function: Callable[[], T]) -> T | None:
-        """Return ``function()``, or ``None`` with the reason kept under ``name``."""
-        try:
-            return function()
-        except Unreadable as error:
-            self.unread[name] = error.unread
-            return None
-
-    def record(self, kind: Callable[..., T], /, **fields: object) -> T:
-        """Return a record of these fields, those that are functions read, with the reasons why some are null."""
-        values = {name: self.read(name, value) if callable(value) else value for name, value in fields.items()}
-        return kind(**values, unread=self.unread)
-
-    def null(self, names: str, reason: Reason, detail: str) -> None:
-        """Keep one reason for several fields, named with spaces between."""
-        self.unread.update(dict.fromkeys(names.split(), Unread(reason=reason, detail=detail)))
 
 
 class Root:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import stat
@@ -13,9 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from egmctl.driver.reading import Reasons, Unreadable
 from egmctl.facts import gpus as pci
 from egmctl.facts import host
-from egmctl.facts.root import READ_LIMIT, Reasons, Root, Unreadable
+from egmctl.facts.root import READ_LIMIT, Root
 from egmctl.launch.program import output_of
 from egmctl.model.host import Bridge, Imex, System, VerbsNode
 from egmctl.model.machine import DeviceNode, Nic, NicPort, PciFunction, Reason, Unread
@@ -99,29 +101,27 @@ def read(root: Place, path: str) -> DeviceNode:
     try:
         status = root.status(path)
     except Unreadable as error:
-        reason = error.unread
-        why.null("kind major minor mode uid gid nodev", reason.reason, reason.detail)
-        missing = reason.reason is Reason.NOT_PRESENT
-        return DeviceNode(path=path, exists=not missing, kind=None, access=access, unread=why.unread)
-    kind = next((word for is_one, word in _KINDS if is_one(status.st_mode)), "unknown")
+        exists = error.unread.reason is not Reason.NOT_PRESENT
+        unknown = dict.fromkeys(("kind", "major", "minor", "mode", "uid", "gid", "nodev"), error)
+        return why.record(DeviceNode, path=path, exists=exists, access=access, **unknown)
+    kind = next((word for has_kind, word in _KINDS if has_kind(status.st_mode)), "unknown")
     if kind == "file" and not root.is_live:
         # In a copied tree a file stands for the node: it has the mode, and no numbers.
         kind = "character"
     device = stat.S_ISCHR(status.st_mode)
-    if not device:
-        why.null("major minor", Reason.NOT_PRESENT, f"{path}: not a character device")
-    return DeviceNode(
+    no_device = Unreadable(Reason.NOT_PRESENT, f"{path}: not a character device")
+    return why.record(
+        DeviceNode,
         path=path,
         exists=True,
         kind=kind,
-        major=os.major(status.st_rdev) if device else None,
-        minor=os.minor(status.st_rdev) if device else None,
+        major=os.major(status.st_rdev) if device else no_device,
+        minor=os.minor(status.st_rdev) if device else no_device,
         mode=stat.S_IMODE(status.st_mode),
         uid=status.st_uid,
         gid=status.st_gid,
         access=access,
-        nodev=why.read("nodev", lambda: bool(root.file_system(path).f_flag & os.ST_NODEV)),
-        unread=why.unread,
+        nodev=lambda: bool(root.file_system(path).f_flag & os.ST_NODEV),
     )
 
 
@@ -570,14 +570,12 @@ def _module_version(root: Root, name: str) -> str:
 
 
 def _verbs(root: Root) -> tuple[VerbsNode, ...]:
-    found = []
-    for name in sorted(root.names_if_any(_VERBS), key=natural):
-        if re.fullmatch("uverbs[0-9]{1,4}", name):
-            why = Reasons()
-            nic = why.read("nic", lambda name=name: root.read(f"{_VERBS}/{name}/ibdev"))  # type: ignore[misc]
-            found.append(VerbsNode(nic=nic, node=read(root, f"/dev/infiniband/{name}"), unread=why.unread))
-    if found:
-        why = Reasons()
-        why.null("nic", Reason.NOT_SUPPORTED, "rdma_cm belongs to no NIC")
-        found.append(VerbsNode(node=read(root, "/dev/infiniband/rdma_cm"), unread=why.unread))
-    return tuple(found)
+    names = [name for name in root.names_if_any(_VERBS) if re.fullmatch("uverbs[0-9]{1,4}", name)]
+    nics: dict[str, object] = {
+        name: functools.partial(root.read, f"{_VERBS}/{name}/ibdev") for name in sorted(names, key=natural)
+    }
+    if nics:
+        nics["rdma_cm"] = Unreadable(Reason.NOT_SUPPORTED, "rdma_cm belongs to no NIC")
+    return tuple(
+        Reasons().record(VerbsNode, nic=nic, node=read(root, f"/dev/infiniband/{name}")) for name, nic in nics.items()
+    )

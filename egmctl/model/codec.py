@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, TypeVar
 
-from egmctl.model.machine import Spelling
+from egmctl.model.record import Spelling
 
 T = TypeVar("T")
 

@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from egmctl.driver.reading import Reasons, Unreadable
 from egmctl.facts import gpus as driver_files
 from egmctl.facts import gpus as pci
 from egmctl.facts import host, process
 from egmctl.facts import system as nics
 from egmctl.facts import system as nodes
-from egmctl.facts.root import READ_LIMIT, Reasons, Root, Unreadable
+from egmctl.facts.root import READ_LIMIT, Root
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import HugePages, Machine, NumaKind, NvSwitch, Origin, OriginKind, Reason
 from tests.facts.sysroot import GPU, Tree, grace_hopper

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from egmctl import launch
+from egmctl.driver.reading import Unreadable
 from egmctl.errors import ChildFailed
 from egmctl.facts import inside, system_calls
 from egmctl.facts import root as other_root
-from egmctl.facts.root import OtherRoot, Overrides, Unreadable
+from egmctl.facts.root import OtherRoot, Overrides
 from egmctl.model.machine import Reason
 from tests.facts.sysroot import Tree
 
