@@ -578,7 +578,7 @@ def _pair(
     ):
         if (pair := pairs.get(key)) is not None:
             values.update({name: getattr(pair, name) for name in names})
-            unread.update(pair.unread)
+            unread.update({name: why for name, why in pair.unread.items() if name.partition(".")[0] in names})
         else:
             why = absent or Unread(reason=Reason.NOT_PRESENT, detail=f"{library} does not list both GPUs")
             unread.update(dict.fromkeys(names, why))

@@ -2,6 +2,7 @@
 
 Reading is strict about types and lenient about keys: a wrong type is an error that names its place
 (``gpus[0].nvml.name``), an unknown key is a newer writer's and is passed over, a missing key with a default takes
+it. Of a :class:`egmctl.model.record.Record`, a nullable key that is missing is null because the document does not state
 it. Writing leaves out nothing but empty ``unread`` maps: null is a statement, and its reason stands beside it.
 """
 
@@ -17,7 +18,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, TypeVar
 
-from egmctl.model.record import Spelling
+from egmctl.model.record import NOT_STATED, Record, Spelling
 
 T = TypeVar("T")
 
@@ -98,6 +99,12 @@ def _hints(cls: type) -> tuple[tuple[str, Any], ...]:
 
 
 @functools.cache
+def null_by_default(cls: Any) -> tuple[str, ...]:
+    """Return the fields of a dataclass that are null where nothing is said of them."""
+    return tuple(f.name for f in dataclasses.fields(cls) if f.default is None)
+
+
+@functools.cache
 def _derived(cls: type) -> frozenset[str]:
     """Return the fields that follow from the others: they are written, and not read."""
     return frozenset(f.name for f in dataclasses.fields(cls) if not f.init)
@@ -147,6 +154,9 @@ def _decode_dataclass(cls: type, data: Any, where: str, readers: Readers) -> Any
         required = f.init and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if required and f.name not in values:
             raise DecodeError(f"{where or 'the document'}: the key {f.name!r} is missing")
+    if issubclass(cls, Record):
+        not_stated = {name: NOT_STATED for name in null_by_default(cls) if name not in values}
+        values["unread"] = not_stated | values.get("unread", {})
     return cls(**values)
 
 

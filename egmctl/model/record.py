@@ -86,6 +86,9 @@ class Unread:
     holds no names from the machine."""
 
 
+NOT_STATED = Unread(reason=Reason.NOT_STATED)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """Base of every record that is read from a machine."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from egmctl.facts.replay import null_by_default
 from egmctl.facts.system_calls import PROBES
+from egmctl.model.codec import null_by_default, to_json
 from egmctl.model.machine import (
     SECTION_VERSIONS,
     Confinement,
@@ -168,3 +168,26 @@ def machine(
         },
         **{section: value for section, value in values.items() if section not in missing},
     )
+
+
+def leave_out(data: Any) -> Any:
+    """Return JSON data without nulls that are only not stated: :mod:`egmctl.model.codec` adds them."""
+    if isinstance(data, list):
+        return [leave_out(item) for item in data]
+    if not isinstance(data, dict):
+        return data
+    kept = {key: leave_out(value) for key, value in data.items()}
+    for name in _not_stated(kept.get("unread")):
+        owner, _, key = name.partition(".")
+        (kept[owner] if key else kept).pop(key or owner, None)
+        kept["unread"].pop(name)
+    if kept.get("unread") == {}:
+        del kept["unread"]
+    sections = {name: status.get("unread") for name, status in kept.get("sections", {}).items()}
+    for name in _not_stated(sections):
+        del kept["sections"][name], kept[name]
+    return kept
+
+
+def _not_stated(reasons: Any) -> list[str]:
+    return [name for name, why in reasons.items() if why == to_json(NOT_STATED)] if isinstance(reasons, dict) else []
