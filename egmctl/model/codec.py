@@ -154,8 +154,8 @@ def _decode_dataclass(cls: type, data: Any, where: str, readers: Readers) -> Any
         required = f.init and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if required and f.name not in values:
             raise DecodeError(f"{where or 'the document'}: the key {f.name!r} is missing")
+    not_stated = {name: NOT_STATED for name in null_by_default(cls) if name not in values}
     if issubclass(cls, Record):
-        not_stated = {name: NOT_STATED for name in null_by_default(cls) if name not in values}
         values["unread"] = not_stated | values.get("unread", {})
     return cls(**values)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from egmctl.compat import StrEnum
-from egmctl.model.record import BusId, KernelList, Plain, Record, Share
+from egmctl.model.record import BusId, KernelList, Plain, Record, Sentence, Share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +207,7 @@ class LibraryFailure:
     """What the call returned."""
     name: Plain | None = None
     """The library's own name for that: ``NVML_ERROR_UNKNOWN``."""
-    detail: Plain = ""
+    detail: Sentence = ""
 
     @property
     def words(self) -> str:

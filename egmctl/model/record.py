@@ -14,6 +14,8 @@ class Share(StrEnum):
     """How a string may be shared, as a mark on its type."""
 
     PLAIN = "plain"
+    SENTENCE = "sentence"
+    """One of our own sentences, kept without the private names that it quotes."""
     UUID = "uuid"
     """High-entropy identifier: replaced by one derived from its hash, so that two recordings still join."""
     KERNEL_RELEASE = "kernel-release"
@@ -38,6 +40,7 @@ class Spelling:
 
 
 Plain = Annotated[str, Share.PLAIN]
+Sentence = Annotated[str, Share.SENTENCE]
 Uuid = Annotated[str, Share.UUID]
 BusId = Annotated[
     str,
@@ -81,7 +84,7 @@ class Unread:
     """Why one value could not be read, and what was tried."""
 
     reason: Reason
-    detail: Plain = ""
+    detail: Sentence = ""
     """The call or path and what it answered, e.g. ``nvmlDeviceGetC2cModeInfoV: 3 (Not Supported)``. Written by us:
     holds no names from the machine."""
 

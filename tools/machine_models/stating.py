@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from egmctl.facts.system_calls import PROBES
 from egmctl.model.codec import null_by_default, to_json
@@ -65,7 +65,7 @@ def stated(cls: type[R], **values: Any) -> R:
         that belong to one real part because a model has none.
     """
     unread: dict[str, Unread] = {}
-    for name in null_by_default(cls):
+    for name in null_by_default(cast(Any, cls)):
         values.setdefault(name, ONE_PARTS_OWN if name in _ONE_PARTS_OWN else NOT_STATED)
     for name, value in list(values.items()):
         if isinstance(value, Unread):
