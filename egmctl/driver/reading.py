@@ -45,6 +45,11 @@ class Unreadable(Exception):
         self.number = number
 
     @classmethod
+    def because(cls, why: Unread) -> Unreadable:
+        """Return the error of a reason."""
+        return cls(why.reason, why.detail)
+
+    @classmethod
     def from_os_error(cls, error: OSError, path: str) -> Unreadable:
         """Translate what the kernel answered for ``path``."""
         number = error.errno or 0
@@ -88,11 +93,11 @@ class Reasons:
     def record(self, kind: Callable[..., T], /, **fields: object) -> T:
         """Return a record of these fields, with the reasons why some are null.
 
-        Functions are read; an Unreadable is the reason why its field is null.
+        Functions are read; an Unread or Unreadable is the reason why its field is null.
         """
         values = {name: self.read(name, value) if callable(value) else value for name, value in fields.items()}
         for name, value in values.items():
-            if isinstance(value, Unreadable):
-                self.unread[name] = value.unread
+            if isinstance(value, Unread | Unreadable):
+                self.unread[name] = value if isinstance(value, Unread) else value.unread
                 values[name] = None
         return kind(**values, unread=self.unread)

@@ -18,7 +18,7 @@ from egmctl.driver.reading import Reasons, Unreadable
 from egmctl.driver.system_calls import NUMBERS
 from egmctl.errors import ChildFailed
 from egmctl.facts import inside
-from egmctl.facts.inside import cgroups, device_cgroup, mount_points, pids_left
+from egmctl.facts.inside import cgroups, device_cgroup, id_ranges, mount_points, pids_left
 from egmctl.facts.root import Root
 from egmctl.facts.system_calls import PROBES
 from egmctl.model.machine import Confinement, DeviceList, DeviceProgram, DeviceUnit, Mount, Reason, Unread
@@ -64,22 +64,18 @@ def confinement(root: Root, pid: int = 0) -> Confinement:
     folder = f"/proc/{pid or 'self'}"
     status = f"{folder}/status"
     why = Reasons()
-    shm = why.read("shm_total_bytes", lambda: _shm(root, pid))
-    if shm is None:
-        why.unread["shm_free_bytes"] = why.unread["shm_total_bytes"]
     return why.record(
         Confinement,
         namespaces=_namespaces(root, f"{folder}/ns", why),
         pid_namespace_depth=lambda: len(root.line(status, "NSpid").split()),
-        uid_map=lambda: _uid_map(root, f"{folder}/uid_map"),
-        capabilities=lambda: _number(root, status, "CapEff", 16),
+        uid_map=lambda: id_ranges(root, f"{folder}/uid_map"),
+        capabilities=lambda: root.numbers(status, "CapEff", 16)[0],
         seccomp=lambda: _seccomp(root, status),
-        no_new_privileges=lambda: bool(_number(root, status, "NoNewPrivs")),
+        no_new_privileges=lambda: bool(root.numbers(status, "NoNewPrivs")[0]),
         limits=_limits(root, f"{folder}/limits", why),
         pids_left=lambda: pids_left(root, folder),
         mounts=lambda: _mounts(root, f"{folder}/mountinfo"),
-        shm_total_bytes=shm and shm[0],
-        shm_free_bytes=shm and shm[1],
+        **why.fields("shm_total_bytes shm_free_bytes", lambda: _shm(root, pid)),
         ptrace_scope=lambda: root.number("/proc/sys/kernel/yama/ptrace_scope"),
         device_rules=lambda: _device_rules(root, folder),
         device_lists=_device_lists(root, folder),
@@ -89,19 +85,9 @@ def confinement(root: Root, pid: int = 0) -> Confinement:
     )
 
 
-def _number(root: Root, path: str, key: str, base: int = 10) -> int:
-    text = root.line(path, key)
-    if not re.fullmatch(r"[0-9a-f]{1,16}", text, re.ASCII):
-        raise Unreadable(Reason.FAILED, f"{path}: {key!r} is not a number")
-    try:
-        return int(text, base)
-    except ValueError:
-        raise Unreadable(Reason.FAILED, f"{path}: {key!r} is not a number") from None
-
-
 def _seccomp(root: Root, path: str) -> str:
-    mode = _number(root, path, "Seccomp")
-    if mode >= len(_SECCOMP):
+    (mode, *_) = root.numbers(path, "Seccomp")
+    if not 0 <= mode < len(_SECCOMP):
         raise Unreadable(Reason.FAILED, f"{path}: Seccomp is {mode}")
     return _SECCOMP[mode]
 
@@ -115,15 +101,6 @@ def _namespace(root: Root, path: str) -> int:
     if match := re.fullmatch(r"[a-z]+:\[([0-9]{1,19})\]", root.link(path), re.ASCII):
         return int(match[1])
     raise Unreadable(Reason.FAILED, f"{path}: no number in brackets")
-
-
-def _uid_map(root: Root, path: str) -> tuple[tuple[int, int, int], ...]:
-    found = []
-    for line in root.lines(path):
-        if not (match := re.fullmatch(r" *([0-9]{1,10}) +([0-9]{1,10}) +([0-9]{1,10})", line, re.ASCII)):
-            raise Unreadable(Reason.FAILED, f"{path}: not three numbers a line")
-        found.append((int(match[1]), int(match[2]), int(match[3])))
-    return tuple(found)
 
 
 def _limits(root: Root, path: str, why: Reasons) -> dict[str, int | None]:
@@ -140,9 +117,9 @@ def _limit(root: Root, path: str, words: str) -> int:
 
 def _mounts(root: Root, path: str) -> tuple[Mount, ...]:
     return tuple(
-        Mount(path=one.path, kind=one.kind, options=one.options)
-        for one in mount_points(root.read(path))
-        if _MOUNT.fullmatch(one.path)
+        Mount(path=mount.path, kind=mount.kind, options=mount.options)
+        for mount in mount_points(root.read(path))
+        if _MOUNT.fullmatch(mount.path)
     )
 
 
@@ -154,8 +131,11 @@ def _shm(root: Root, pid: int) -> tuple[int, int]:
 
 
 def _device_rules(root: Root, folder: str) -> tuple[str, ...]:
-    path = f"{device_cgroup(root, folder, 1)[-1]}/devices.list"
-    return tuple(line for line in root.lines(path) if _RULE.fullmatch(line))
+    return _rules(root, device_cgroup(root, folder, 1)[-1])
+
+
+def _rules(root: Root, cgroup: str) -> tuple[str, ...]:
+    return tuple(line for line in root.lines(f"{cgroup}/devices.list") if _RULE.fullmatch(line))
 
 
 def _device_lists(root: Root, folder: str) -> tuple[DeviceList, ...]:
@@ -163,12 +143,12 @@ def _device_lists(root: Root, folder: str) -> tuple[DeviceList, ...]:
         directories = device_cgroup(root, folder, 1)
     except Unreadable:
         return ()
-    found = []
+    lists = []
     for directory in directories:
         with suppress(Unreadable):
-            rules = tuple(line for line in root.lines(f"{directory}/devices.list") if _RULE.fullmatch(line))
-            found.append(DeviceList(cgroup=directory.removeprefix(directories[0]) or "/", rules=rules))
-    return tuple(found)
+            rules = _rules(root, directory)
+            lists.append(DeviceList(cgroup=directory.removeprefix(directories[0]) or "/", rules=rules))
+    return tuple(lists)
 
 
 def _device_units(root: Root, folder: str) -> tuple[DeviceUnit, ...]:
@@ -178,7 +158,7 @@ def _device_units(root: Root, folder: str) -> tuple[DeviceUnit, ...]:
     except Unreadable:
         return ()
     units = dict.fromkeys(part for path in paths for part in path.split("/") if _UNIT.fullmatch(part))
-    return tuple(found for unit in units for found in _unit_settings(root, unit))
+    return tuple(setting for unit in units for setting in _unit_settings(root, unit))
 
 
 def _unit_settings(root: Root, unit: str) -> Iterator[DeviceUnit]:
@@ -194,15 +174,15 @@ def _unit_settings(root: Root, unit: str) -> Iterator[DeviceUnit]:
 def _device_programs(root: Root, folder: str) -> tuple[DeviceProgram, ...]:
     _check_architecture()
     directories = [root.path(directory) for directory in device_cgroup(root, folder, 2)]
-    what = "bpf(BPF_PROG_QUERY)"
+    call = "bpf(BPF_PROG_QUERY)"
     try:
         answer: Any = launch.run(
             "egmctl.facts.system_calls:device_programs", {"cgroups": directories}, timeout_s=_TIMEOUT_S
         )
     except ChildFailed as error:
-        raise Unreadable(_how(error), f"{what}: the child {error.how}") from None
+        raise Unreadable(_how(error), f"{call}: the child {error.how}") from None
     if "errno" in answer:
-        raise Unreadable.from_os_error(OSError(answer["errno"], ""), what)
+        raise Unreadable.from_os_error(OSError(answer["errno"], ""), call)
     return tuple(_program(program, directories[0]) for program in answer["programs"])
 
 

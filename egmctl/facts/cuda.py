@@ -142,7 +142,8 @@ def read(_parent: object, arguments: dict[str, Any]) -> Any:
     except DriverCallError as error:
         why = _unreadable(error)
         facts |= {"absent": why.unread, "error": why.name, "failure": why.library_failure(error.call)}
-        return to_json(Reasons().record(dict, **{"driver_version": why, **facts}))
+        unread = {} if "driver_version" in facts else {"driver_version": why.unread}
+        return to_json({**facts, "unread": unread})
     facts["gpus"] = {bus_id: _gpu(ordinal, device) for ordinal, (bus_id, device) in enumerate(devices.items())}
     if arguments.get("pairs", True):
         facts["pairs"] = [_pair(*pair) for pair in itertools.permutations(devices.items(), 2)]

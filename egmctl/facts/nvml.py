@@ -140,9 +140,9 @@ def read(_parent: object, arguments: dict[str, Any]) -> Any:
     try:
         ask("nvmlInit")
     except Unreadable as error:
-        missing = {name: error for question in _SYSTEM for name in question.fields.split()}
         failure = error.library_failure("nvmlInit")
-        return to_json(Reasons().record(dict, absent=error.unread, error=error.name, failure=failure, **missing))
+        unread = {name: error.unread for question in _SYSTEM for name in question.fields.split()}
+        return to_json({"absent": error.unread, "error": error.name, "failure": failure, "unread": unread})
     facts = read_record(_SYSTEM)
     try:
         count = _believed(ask("nvmlDeviceGetCount"), _MOST_GPUS, "nvmlDeviceGetCount", "GPUs, a node")

@@ -112,24 +112,20 @@ def start_time(root: Root, pid: int) -> int:
 def _environment(root: Root, pid: int) -> Mapping[str, str]:
     """Return the known variables that are set, as Unicode: bytes that are not UTF-8 become U+FFFD."""
     if not pid:
-        found = {os.fsencode(name): os.fsencode(value) for name, value in os.environ.items()}
+        variables = {os.fsencode(name): os.fsencode(value) for name, value in os.environ.items()}
     else:
         # What the process was started with: what it changed since is in its memory only.
         words = (word.partition(b"=") for word in root.read_bytes(f"/proc/{pid}/environ").split(b"\0"))
-        found = {name: value for name, equals, value in words if equals}
+        variables = {name: value for name, equals, value in words if equals}
     known = {name.encode(): name for name in (*ENVIRONMENT_KEYS, *CONTAINER_VARIABLES)}
-    return {known[name]: value.decode(errors="replace") for name, value in found.items() if name in known}
+    return {known[name]: value.decode(errors="replace") for name, value in variables.items() if name in known}
 
 
 def _effective_uid(root: Root, pid: int) -> int:
     if not pid:
         return os.geteuid()
-    path = f"/proc/{pid}/status"
     # Real, effective, saved, file system.
-    numbers = root.line(path, "Uid").split()
-    if len(numbers) < 2 or not re.fullmatch("[0-9]{1,10}", numbers[1], re.ASCII):
-        raise Unreadable(Reason.FAILED, f"{path}: 'Uid' is not four numbers")
-    return int(numbers[1])
+    return root.numbers(f"/proc/{pid}/status", "Uid", least=4)[1]
 
 
 def _container_signs(root: Root, pid: int, environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -153,7 +149,7 @@ def _container_files(root: Root, pid: int) -> tuple[str, ...]:
 
 def _mount_signs(root: Root, path: str) -> tuple[str, ...]:
     try:
-        types = {one.path: one.kind for one in mount_points(root.read(path))}
+        types = {mount.path: mount.kind for mount in mount_points(root.read(path))}
     except Unreadable:
         return ()
     return (

@@ -267,7 +267,9 @@ def known_words(value: str) -> str:
     What people and programs put into the environment may be secret; what steers a driver is none of it.
     """
     known = (_ENVIRONMENT_WORD, _WHOLE_UUID, _PARTIAL_UUID)
-    return re.sub(r"[^,;:=^ ]+", lambda word: word[0] if any(pattern.fullmatch(word[0]) for pattern in known) else "...", value)
+    return re.sub(
+        r"[^,;:=^ ]+", lambda word: word[0] if any(pattern.fullmatch(word[0]) for pattern in known) else "...", value
+    )
 
 
 def _replace_uuids(text: str) -> str:

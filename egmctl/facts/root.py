@@ -129,10 +129,26 @@ class Root:
             Also if there is no such line.
         """
         for line in self.lines(path):
-            found, colon, value = line.partition(":")
-            if colon and found.strip() == key:
+            name, colon, value = line.partition(":")
+            if colon and name.strip() == key:
                 return value.strip()
         raise Unreadable(Reason.NOT_PRESENT, f"{path}: no line {key!r}")
+
+    def numbers(self, path: str, key: str, base: int = 10, least: int = 1) -> list[int]:
+        """Return the whole numbers of the first line ``key: number number ...`` of a file.
+
+        Raises
+        ------
+        Unreadable
+            Also if there is something else, or fewer than ``least``.
+        """
+        words = self.line(path, key).split()
+        try:
+            if len(words) >= least and all(re.fullmatch("-?[0-9a-f]{1,16}", word) for word in words):
+                return [int(word, base) for word in words]
+        except ValueError:
+            pass
+        raise Unreadable(Reason.FAILED, f"{path}: {key!r} is not a number")
 
     def names(self, path: str) -> list[str]:
         """Return the names in a directory, in order.
@@ -225,14 +241,14 @@ class Root:
             If nothing is there, or the links lead out of the root.
         """
         try:
-            found = os.path.realpath(self.path(path), strict=True)
+            target = os.path.realpath(self.path(path), strict=True)
         except OSError as error:
             raise Unreadable.from_os_error(error, path) from None
         if self.is_live:
-            return found
-        if not found.startswith(self.directory + "/"):
+            return target
+        if not target.startswith(self.directory + "/"):
             raise Unreadable(Reason.FAILED, f"{path}: leads out of the root directory")
-        return found.removeprefix(self.directory)
+        return target.removeprefix(self.directory)
 
 
 def kernel_list(text: str, path: str) -> str:

@@ -11,7 +11,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from egmctl.driver.reading import Reasons, Unreadable
@@ -59,13 +59,13 @@ class Place(Protocol):
 class DeviceNodes:
     """All of them at one moment."""
 
-    gpus: dict[int, DeviceNode]
+    gpus: Mapping[int, DeviceNode]
     """By minor; a GPU's node that is missing is here with ``exists`` False."""
     control: tuple[DeviceNode, ...]
     """nvidiactl, nvidia-uvm, nvidia-uvm-tools and what is in nvidia-caps."""
     imex_channels: tuple[DeviceNode, ...] | None
     """Empty where the folder is absent."""
-    unread: dict[str, Unread]
+    unread: Mapping[str, Unread] = field(default_factory=dict)
     """Folders that could not be listed, under the names of the driver's fields they would have filled:
     ``nodes.nvidia-caps``, ``imex_channels``."""
 
