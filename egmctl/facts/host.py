@@ -12,9 +12,9 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from egmctl.driver.reading import Reasons, Unreadable
-from egmctl.driver.system_calls import NUMBERS
 from egmctl.facts.gpus import PRIVATE_PARAMETERS
 from egmctl.facts.root import Root, kernel_list
+from egmctl.facts.system_calls import call
 from egmctl.model.host import CpuFrequencies
 from egmctl.model.machine import Host, HugePages, NumaKind, NumaNode, Reason
 from egmctl.model.measurement import Placement
@@ -23,6 +23,7 @@ from egmctl.units import KIB, MIB, format_kernel_list, format_size, parse_kernel
 NODES = "/sys/devices/system/node"
 CPUS = "/sys/devices/system/cpu"
 HUGE_PAGES = "/sys/kernel/mm/hugepages"
+_THP = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 COMMAND_LINE_KEYS = (
     # GPU memory as a NUMA node, and where memory comes from
@@ -112,7 +113,7 @@ def host(root: Root, pid: int = 0) -> Host:
         allowed_numa_nodes=lambda: _allowed(root, status, "Mems_allowed_list"),
         memory_policy=lambda: _memory_policy(root, f"/proc/{pid or 'self'}/numa_maps"),
         huge_pages=lambda: _huge_pages(root, HUGE_PAGES),
-        transparent_huge_pages=lambda: _transparent_huge_pages(root),
+        transparent_huge_pages=lambda: root.search(_THP, r"\[(\w+)\]", "no word in brackets")[1],
         numa_balancing=lambda: root.number("/proc/sys/kernel/numa_balancing"),
         cpu_frequencies=lambda: _cpu_frequencies(root),
         auto_online_blocks=lambda: root.read("/sys/devices/system/memory/auto_online_blocks"),
@@ -246,24 +247,24 @@ def _cpu_frequencies(root: Root) -> tuple[CpuFrequencies, ...]:
     if not cpus:
         raise Unreadable(Reason.FAILED, f"{CPUS}/online: no CPU")
     root.names(f"{CPUS}/cpu{cpus[0]}/cpufreq")
-    found: dict[str, tuple[CpuFrequencies, list[int]]] = {}
+    alike: dict[str, tuple[CpuFrequencies, list[int]]] = {}
     for number in cpus:
         folder = f"{CPUS}/cpu{number}/cpufreq"
         why = Reasons()
-        one = why.record(
+        frequencies = why.record(
             CpuFrequencies,
             cpus="",
             governor=functools.partial(root.read, f"{folder}/scaling_governor"),
             limit_khz=functools.partial(root.number, f"{folder}/scaling_max_freq"),
             max_khz=functools.partial(root.number, f"{folder}/cpuinfo_max_freq"),
         )
-        key = repr((one.governor, one.limit_khz, one.max_khz, sorted(why.unread)))
-        found.setdefault(key, (one, []))[1].append(number)
-    return tuple(replace(one, cpus=format_kernel_list(numbers)) for one, numbers in found.values())
+        key = repr((frequencies.governor, frequencies.limit_khz, frequencies.max_khz, sorted(why.unread)))
+        alike.setdefault(key, (frequencies, []))[1].append(number)
+    return tuple(replace(frequencies, cpus=format_kernel_list(numbers)) for frequencies, numbers in alike.values())
 
 
 def _huge_pages(root: Root, folder: str) -> tuple[HugePages, ...]:
-    sizes = (re.fullmatch(r"hugepages-([0-9]{1,12})kB", name, re.ASCII) for name in root.names(folder))
+    sizes = (_POOL.fullmatch(name) for name in root.names(folder))
     return tuple(_huge_page_pool(root, folder, kib) for kib in sorted(int(size[1]) for size in sizes if size))
 
 
@@ -277,23 +278,16 @@ def _huge_page_pool(root: Root, pools: str, kib: int) -> HugePages:
     )
 
 
-def _transparent_huge_pages(root: Root) -> str:
-    path = "/sys/kernel/mm/transparent_hugepage/enabled"
-    if match := re.search(r"\[(\w+)\]", root.read(path), re.ASCII):
-        return match[1]
-    raise Unreadable(Reason.FAILED, f"{path}: no word in brackets")
-
-
 def _command_line(text: str) -> dict[str, str]:
-    found = {}
+    parameters = {}
     for word in text.split():
         key, _, value = word.partition("=")
         module, dot, parameter = key.partition(".")
         if parameter.removeprefix("NVreg_") in PRIVATE_PARAMETERS:
             continue
         if key in COMMAND_LINE_KEYS or (dot and module.replace("-", "_") in COMMAND_LINE_MODULES):
-            found[key] = value
-    return found
+            parameters[key] = value
+    return parameters
 
 
 THREADS_LIMIT = 32
@@ -353,17 +347,17 @@ def huge_page_bytes(node: int, size_bytes: int) -> int:
     """
     root = Root.from_environment()
     folder = f"{NODES}/node{node}/hugepages"
-    told = []
+    too_few = []
     try:
-        pools = sorted(int(found[1]) * KIB for name in root.names(folder) if (found := _POOL.fullmatch(name)))
+        pools = sorted(int(pool[1]) * KIB for name in root.names(folder) if (pool := _POOL.fullmatch(name)))
         for page_bytes in pools:
             free = root.number(f"{folder}/hugepages-{page_bytes // KIB}kB/free_hugepages")
             if free * page_bytes >= size_bytes:
                 return page_bytes
-            told.append(f"{free} of {format_size(page_bytes)}")
+            too_few.append(f"{free} of {format_size(page_bytes)}")
     except Unreadable as why:
         raise NoPages(f"the huge pages of NUMA node {node} cannot be read: {why}") from None
-    there = ", ".join(told) or "none"
+    there = ", ".join(too_few) or "none"
     raise NoPages(f"NUMA node {node} has too few free huge pages for {format_size(size_bytes)}: {there}")
 
 
@@ -459,21 +453,13 @@ def page_nodes(address: int, size_bytes: int) -> Counter[int]:
     OSError
         The system call failed, or its number is not known for this architecture.
     """
-    number = NUMBERS.get(os.uname().machine, {}).get("move_pages")
-    if number is None:
-        raise OSError(errno.ENOSYS, "move_pages")
     addresses = range(address, address + size_bytes, STEP_BYTES)
     count = len(addresses)
     pages = (ctypes.c_void_p * count)(*addresses)
     status = (ctypes.c_int * count)()
     # Without nodes to move to, the kernel only tells where each page is (move_pages(2)).
-    if _libc().syscall(number, 0, ctypes.c_ulong(count), pages, None, status, 0):
-        raise OSError(ctypes.get_errno(), "move_pages")
+    call("move_pages", 0, count, pages, None, status, 0)
     return Counter(status)
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
 
 
 def _unknown(label: str, why: str) -> Placement:

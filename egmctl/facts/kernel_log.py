@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from egmctl.driver.reading import Unreadable
-from egmctl.facts.root import Root
-from egmctl.launch.program import output_of
+from egmctl.facts.root import Root, program_output
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent, KernelLog, KernelMessages
 from egmctl.model.record import Reason, Unread
 
@@ -147,11 +146,11 @@ def event(time_s: float, message: str) -> KernelEvent | None:
             text=match[4][:_TEXT_LIMIT],
         )
     if _DRIVER_LINE.match(message):
-        known = next((one for one in DriverMessage if one.value in message), None)
+        known = next((driver_message for driver_message in DriverMessage if driver_message.value in message), None)
         if known is not None:
-            found = _BUS_ID.search(message)
+            bus_id = _BUS_ID.search(message)
             return KernelEvent(
-                kind=EventKind.DRIVER, time_s=time_s, message=known, bus_id=_bus_id(found[0]) if found else None
+                kind=EventKind.DRIVER, time_s=time_s, message=known, bus_id=_bus_id(bus_id[0]) if bus_id else None
             )
     return None
 
@@ -173,9 +172,9 @@ def _kept(source: str, read: tuple[Iterable[Line], float, bool]) -> KernelLog:
     kept: deque[KernelEvent] = deque(maxlen=EVENTS_LIMIT)
     for time_s, message in lines:
         first_s = time_s if first_s is None else first_s
-        if (found := event(time_s, message)) is not None:
+        if (kernel_event := event(time_s, message)) is not None:
             count += 1
-            kept.append(found)
+            kept.append(kernel_event)
     return KernelLog(
         source=source,
         now_s=now_s,
@@ -196,7 +195,7 @@ def _kmsg(root: Root) -> tuple[Iterable[Line], float, bool]:
         lines, overwritten = records(descriptor)
     finally:
         os.close(descriptor)
-    return lines, round(time.clock_gettime(time.CLOCK_MONOTONIC), 3), overwritten
+    return lines, _now_s(), overwritten
 
 
 def open_kmsg(root: Root) -> int:
@@ -258,29 +257,15 @@ def _record(text: str) -> Line | None:
 def _journal(root: Root) -> tuple[Iterable[Line], float, bool]:
     if not root.exists(JOURNAL):
         raise Unreadable(Reason.NOT_PRESENT, f"{JOURNAL}: ENOENT")
-    command = [
-        root.path(JOURNAL),
-        "--dmesg",
-        "--boot",
-        "--output=json",
-        "--no-pager",
-        "--quiet",
-        f"--lines={_JOURNAL_LINES}",
-    ]
-    command.append("--output-fields=MESSAGE,_SOURCE_MONOTONIC_TIMESTAMP,SYSLOG_FACILITY")
-    environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
-    try:
-        output = output_of(command, timeout_s=JOURNAL_TIMEOUT_S, limit=_JOURNAL_BYTES, environment=environment)
-    except TimeoutError:
-        raise Unreadable(Reason.TIMED_OUT, f"{JOURNAL}: no end within {JOURNAL_TIMEOUT_S:g} s") from None
-    except OSError as error:
-        raise Unreadable.from_os_error(error, JOURNAL) from None
+    options = ("--dmesg", "--boot", "--output=json", "--no-pager", "--quiet", f"--lines={_JOURNAL_LINES}")
+    fields = "--output-fields=MESSAGE,_SOURCE_MONOTONIC_TIMESTAMP,SYSLOG_FACILITY"
+    output = program_output([root.path(JOURNAL), *options, fields], JOURNAL, JOURNAL_TIMEOUT_S, _JOURNAL_BYTES)
     entries = output.splitlines()
     cut = len(entries) >= _JOURNAL_LINES or len(output) >= _JOURNAL_BYTES
     lines = [line for raw in entries if (line := _journal_entry(raw)) is not None]
     if not lines:
         raise Unreadable(Reason.NO_PERMISSION, f"{JOURNAL}: no kernel message may be read")
-    return lines, round(time.clock_gettime(time.CLOCK_MONOTONIC), 3), cut
+    return lines, _now_s(), cut
 
 
 def _journal_entry(raw: bytes) -> Line | None:
@@ -304,13 +289,13 @@ def _bus_id(text: str) -> str:
 
 
 def _link(text: str) -> int | None:
-    found = _LINK.search(text)
-    return int(found[1]) if found else None
+    link = _LINK.search(text)
+    return int(link[1]) if link else None
 
 
 def _fatal(text: str) -> bool | None:
-    found = _FATAL.search(text)
-    return None if found is None else found[1].lower() == "fatal"
+    word = _FATAL.search(text)
+    return None if word is None else word[1].lower() == "fatal"
 
 
 class KernelLogWatch:
@@ -345,7 +330,7 @@ class KernelLogWatch:
             self._end(error)
             return ()
         self._overwritten |= overwritten
-        new = [found for line in lines if (found := event(*line)) is not None]
+        new = [kernel_event for line in lines if (kernel_event := event(*line)) is not None]
         kept = new[: EVENTS_LIMIT - len(self._events)]
         self._events += kept
         self._left_out += len(new) - len(kept)

@@ -14,6 +14,7 @@ from itertools import islice
 
 from egmctl.driver.reading import Unreadable
 from egmctl.facts.system_calls import call
+from egmctl.launch.program import output_of
 from egmctl.model.record import Reason
 from egmctl.units import parse_kernel_list
 
@@ -109,6 +110,18 @@ class Root:
             return int(text, base)
         except ValueError:
             raise Unreadable(Reason.FAILED, f"{path}: not a number") from None
+
+    def search(self, path: str, pattern: str, missing: str) -> re.Match[str]:
+        """Return where a pattern is in a file's text; ``^`` is the start of any line.
+
+        Raises
+        ------
+        Unreadable
+            Also if it is nowhere; ``missing`` says so in a few words.
+        """
+        if match := re.search(pattern, self.read(path), re.ASCII | re.MULTILINE):
+            return match
+        raise Unreadable(Reason.FAILED, f"{path}: {missing}")
 
     def kernel_list(self, path: str) -> str:
         """Return the kernel list that a file holds: ``0-3,8``.
@@ -249,6 +262,30 @@ class Root:
         if not target.startswith(self.directory + "/"):
             raise Unreadable(Reason.FAILED, f"{path}: leads out of the root directory")
         return target.removeprefix(self.directory)
+
+
+def program_output(command: Sequence[str], shown: str, timeout_s: float, limit: int) -> bytes:
+    """Return what a system's program prints.
+
+    Parameters
+    ----------
+    shown
+        How to call the program in a reason.
+    limit
+        Bytes after which the rest is left out.
+
+    Raises
+    ------
+    Unreadable
+        If it cannot be run, fails or takes too long.
+    """
+    environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+    try:
+        return output_of(command, timeout_s=timeout_s, limit=limit, environment=environment)
+    except TimeoutError:
+        raise Unreadable(Reason.TIMED_OUT, f"{shown}: no response within {timeout_s:g} s") from None
+    except OSError as error:
+        raise Unreadable.from_os_error(error, shown) from None
 
 
 def kernel_list(text: str, path: str) -> str:

@@ -8,7 +8,6 @@ import re
 import stat
 import struct
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,8 +16,7 @@ from typing import Protocol
 from egmctl.driver.reading import Reasons, Unreadable
 from egmctl.facts import gpus as pci
 from egmctl.facts import host
-from egmctl.facts.root import READ_LIMIT, Root
-from egmctl.launch.program import output_of
+from egmctl.facts.root import READ_LIMIT, Root, program_output
 from egmctl.model.host import Bridge, Imex, System, VerbsNode
 from egmctl.model.machine import DeviceNode, Nic, NicPort, PciFunction, Reason, Unread
 from egmctl.units import natural
@@ -147,7 +145,7 @@ def nics(root: Root) -> tuple[Nic, ...]:
     Unreadable
         If there are devices that cannot be listed.
     """
-    return tuple(found for found in _devices(root) if not _known_to_manage(root, found))
+    return tuple(device for device in _devices(root) if not _known_to_manage(root, device))
 
 
 def management(root: Root) -> tuple[Nic, ...]:
@@ -158,7 +156,7 @@ def management(root: Root) -> tuple[Nic, ...]:
     Unreadable
         If there are devices that cannot be listed, or one may be such a device and its Vital Product Data are hidden.
     """
-    return tuple(found for found in _devices(root) if _manages(root, found))
+    return tuple(device for device in _devices(root) if _manages(root, device))
 
 
 def _known_to_manage(root: Root, device: Nic) -> bool:
@@ -176,13 +174,7 @@ def _manages(root: Root, device: Nic) -> bool:
 
 
 def _devices(root: Root) -> tuple[Nic, ...]:
-    try:
-        names = root.names(CLASS)
-    except Unreadable as error:
-        if error.unread.reason is Reason.NOT_PRESENT:
-            return ()
-        raise
-    return tuple(_nic(root, name) for name in sorted(names, key=natural))
+    return tuple(_nic(root, name) for name in sorted(root.names_if_any(CLASS), key=natural))
 
 
 def _nic(root: Root, name: str) -> Nic:
@@ -212,20 +204,16 @@ def _port(root: Root, folder: str, number: int) -> NicPort:
         state=lambda: _word(root, f"{folder}/state"),
         physical_state=lambda: _word(root, f"{folder}/phys_state"),
         link_layer=lambda: root.read(f"{folder}/link_layer"),
-        rate_gbit_s=lambda: _rate(root, f"{folder}/rate"),
+        # "400 Gb/sec (4X NDR)", "2.5 Gb/sec (1X SDR)".
+        rate_gbit_s=lambda: float(
+            root.search(f"{folder}/rate", r"\A([0-9]{1,6}(?:\.[0-9]{1,3})?) Gb/sec", "no rate")[1]
+        ),
     )
 
 
 def _word(root: Root, path: str) -> str:
     """Return the word of ``4: ACTIVE``."""
     return root.read(path).rpartition(":")[2].strip()
-
-
-def _rate(root: Root, path: str) -> float:
-    # "400 Gb/sec (4X NDR)", "2.5 Gb/sec (1X SDR)".
-    if match := re.match(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) Gb/sec", root.read(path), re.ASCII):
-        return float(match[1])
-    raise Unreadable(Reason.FAILED, f"{path}: no rate")
 
 
 DAEMONS = {
@@ -274,11 +262,11 @@ def processes(root: Root) -> Processes:
     Unreadable
         If there is no ``/proc``.
     """
-    found: dict[str, list[str]] = {}
+    by_name: dict[str, list[str]] = {}
     for process in [name for name in root.names("/proc") if re.fullmatch(r"[0-9]{1,8}", name)][:_MOST_PROCESSES]:
         with suppress(Unreadable):
-            found.setdefault(root.read(f"/proc/{process}/comm"), []).append(process)
-    return found
+            by_name.setdefault(root.read(f"/proc/{process}/comm"), []).append(process)
+    return by_name
 
 
 def daemons(running: Processes) -> tuple[str, ...]:
@@ -289,9 +277,7 @@ def daemons(running: Processes) -> tuple[str, ...]:
 def imex(root: Root, running: Processes | None) -> Imex:
     """Read the service's list of nodes and who manages it, and ask its control program where one is installed."""
     why = Reasons()
-    addresses = why.read("configured_nodes", lambda: _addresses(root))
-    if addresses is None:
-        why.unread["duplicate_nodes"] = why.unread["configured_nodes"]
+    addresses = why.fields("configured_nodes duplicate_nodes", lambda: _addresses(root))
     state = why.read("daemon_state", lambda: _services_word(root, ("-q",), rf"\b({_DAEMON_STATES})\b"))
     domain = None
     if state is None:
@@ -304,8 +290,7 @@ def imex(root: Root, running: Processes | None) -> Imex:
         )
     return why.record(
         Imex,
-        configured_nodes=None if addresses is None else addresses.total(),
-        duplicate_nodes=None if addresses is None else addresses.total() - len(addresses),
+        **addresses,
         daemon_state=state,
         domain_status=domain,
         runs_in=lambda: _places(root, _services_listed(running)),
@@ -323,11 +308,11 @@ def _services_listed(running: Processes | None) -> Processes:
 
 
 def _places(root: Root, running: Processes) -> tuple[str, ...]:
-    found = set()
+    places = set()
     for process in running.get("nvidia-imex", ()):
         cgroup = root.read(f"/proc/{process}/cgroup")
-        found.add("pod" if "kubepods" in cgroup else "host" if "/nvidia-imex.service" in cgroup else "elsewhere")
-    return tuple(sorted(found))
+        places.add("pod" if "kubepods" in cgroup else "host" if "/nvidia-imex.service" in cgroup else "elsewhere")
+    return tuple(sorted(places))
 
 
 def _compute_domains(root: Root, running: Processes) -> bool:
@@ -353,8 +338,8 @@ def _mode(root: Root, running: Processes) -> str:
             unread = error
             continue
         # The variable came with the second mode (dra-driver-nvidia-gpu 0.5): without it there is only the first.
-        found = re.search(r"(?:^|\0)IMEX_MODE=(driverManaged|hostManaged)(?:\0|$)", environment)
-        return found[1] if found else "driverManaged"
+        mode = re.search(r"(?:^|\0)IMEX_MODE=(driverManaged|hostManaged)(?:\0|$)", environment)
+        return mode[1] if mode else "driverManaged"
     raise unread
 
 
@@ -363,9 +348,11 @@ def _session_in_use(root: Root) -> bool:
     return log.rfind(b"NV_ERR_IN_USE") > log.rfind(b"READY")
 
 
-def _addresses(root: Root) -> Counter[str]:
-    lines = (line.partition("#")[0].strip() for line in root.lines(IMEX_NODES))
-    return Counter(line for line in lines if line)
+def _addresses(root: Root) -> tuple[int, int]:
+    """Return how many nodes are configured, and how many of them are there twice."""
+    lines = [line.partition("#")[0].strip() for line in root.lines(IMEX_NODES)]
+    addresses = [line for line in lines if line]
+    return len(addresses), len(addresses) - len(set(addresses))
 
 
 def _services_word(root: Root, arguments: tuple[str, ...], pattern: str) -> str:
@@ -376,21 +363,11 @@ def _services_word(root: Root, arguments: tuple[str, ...], pattern: str) -> str:
     shown = " ".join((path, *arguments))
     if not root.is_live:
         raise Unreadable(Reason.NOT_ASKED, f"{shown}: programs of a copied tree are not run")
-    found = re.findall(pattern, _output(root.path(path), arguments, shown), re.ASCII)
-    if not found:
+    output = program_output([root.path(path), *arguments], shown, IMEX_TIMEOUT_S, _MOST_OUTPUT)
+    words = re.findall(pattern, output.decode(errors="replace"), re.ASCII)
+    if not words:
         raise Unreadable(Reason.FAILED, f"{shown}: no such word in its output")
-    return str(found[-1])
-
-
-def _output(program: str, arguments: tuple[str, ...], shown: str) -> str:
-    environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
-    try:
-        output = output_of([program, *arguments], timeout_s=IMEX_TIMEOUT_S, limit=_MOST_OUTPUT, environment=environment)
-    except TimeoutError:
-        raise Unreadable(Reason.TIMED_OUT, f"{shown}: no response within {IMEX_TIMEOUT_S:g} s") from None
-    except OSError as error:
-        raise Unreadable.from_os_error(error, shown) from None
-    return output.decode(errors="replace")
+    return str(words[-1])
 
 
 CONFIGURATION_KEYS = ("NUMA", "ACPI_NUMA", "NUMA_BALANCING", "MEMORY_HOTPLUG", "IOMMU_SVA", "ARM_SMMU_V3_SVA")
@@ -424,7 +401,7 @@ def system(root: Root) -> System:
         why.unread["bridges"] = why.unread["ats"] = why.unread["iommu_domains"]
     return why.record(
         System,
-        uptime_s=lambda: _uptime(root),
+        uptime_s=lambda: float(root.search("/proc/uptime", r"\A[0-9]{1,12}(\.[0-9]{1,3})?", "no number")[0]),
         kernel_configuration=lambda: _configuration(root),
         acpi_egm=lambda: _acpi_egm(root),
         egm_regions=tuple(root.names_if_any("/sys/class/egm")),
@@ -443,19 +420,13 @@ def system(root: Root) -> System:
     )
 
 
-def _uptime(root: Root) -> float:
-    if match := re.match(r"[0-9]{1,12}(\.[0-9]{1,3})?", root.read("/proc/uptime"), re.ASCII):
-        return float(match[0])
-    raise Unreadable(Reason.FAILED, "/proc/uptime: no number")
-
-
 def _configuration(root: Root) -> dict[str, str]:
     text = _configuration_text(root)
-    found = dict(re.findall(r"^CONFIG_(\w+)=(\S{1,40})$", text, re.M | re.A))
-    if not found:
+    options = dict(re.findall(r"^CONFIG_(\w+)=(\S{1,40})$", text, re.M | re.A))
+    if not options:
         raise Unreadable(Reason.FAILED, "the kernel's configuration: no line CONFIG_...=")
     # An option whose conditions are not met is not named at all.
-    return {key: found.get(key, "n") for key in CONFIGURATION_KEYS}
+    return {key: options.get(key, "n") for key in CONFIGURATION_KEYS}
 
 
 def _configuration_text(root: Root) -> str:
@@ -482,29 +453,26 @@ def _remove_ipc(root: Root) -> bool:
     # Drop-ins outrank the file, and the last line wins (logind.conf(5)).
     drop_ins = [f"{path}.d/{name}" for path in reversed(LOGIND_FILES) for name in root.names_if_any(f"{path}.d")]
     main = next((path for path in LOGIND_FILES if root.exists(path)), None)
-    found = None
+    values = []
     for path in ([main] if main else []) + [path for path in drop_ins if path.endswith(".conf")]:
-        for value in re.findall(r"^\s*RemoveIPC\s*=\s*(\w+)\s*$", root.read(path), re.M | re.A):
-            found = value.lower() in ("1", "yes", "true", "on", "y", "t")
-    if found is None:
+        values += re.findall(r"^\s*RemoveIPC\s*=\s*(\w+)\s*$", root.read(path), re.M | re.A)
+    if not values:
         raise Unreadable(Reason.NOT_PRESENT, "logind.conf: no line RemoveIPC=")
-    return found
+    return values[-1].lower() in ("1", "yes", "true", "on", "y", "t")
 
 
 def _functions(root: Root) -> tuple[PciFunction, ...]:
     """Return the GPUs and the NICs."""
-    gpus = (found for found in pci.nvidia_functions(root) if pci.is_gpu(found))
+    gpus = (function for function in pci.nvidia_functions(root) if pci.is_gpu(function))
     return (*gpus, *(nic.pci for nic in nics(root) if nic.pci is not None))
 
 
 def _iommu_domains(root: Root, functions: Iterable[PciFunction]) -> dict[str, str]:
-    found = {}
+    domains = {}
     for function in functions:
-        try:
-            found[function.bus_id] = root.read(f"{pci.DEVICES}/{function.bus_id}/iommu_group/type")
-        except Unreadable:
-            continue
-    return found
+        with suppress(Unreadable):
+            domains[function.bus_id] = root.read(f"{pci.DEVICES}/{function.bus_id}/iommu_group/type")
+    return domains
 
 
 def _bridges(root: Root, functions: Iterable[PciFunction]) -> tuple[Bridge, ...]:
@@ -559,14 +527,11 @@ def _extended(root: Root, path: str, wanted: int) -> bytes | None:
 def _module_versions(root: Root) -> dict[str, str]:
     if not root.exists("/sys/module"):
         raise Unreadable(Reason.NOT_PRESENT, "/sys/module: ENOENT")
-    return {name: _module_version(root, name) for name in RDMA_MODULES if root.exists(f"/sys/module/{name}")}
-
-
-def _module_version(root: Root, name: str) -> str:
-    try:
-        return root.read(f"/sys/module/{name}/version")
-    except Unreadable:
-        return ""
+    versions = dict.fromkeys((name for name in RDMA_MODULES if root.exists(f"/sys/module/{name}")), "")
+    for name in versions:
+        with suppress(Unreadable):
+            versions[name] = root.read(f"/sys/module/{name}/version")
+    return versions
 
 
 def _verbs(root: Root) -> tuple[VerbsNode, ...]:

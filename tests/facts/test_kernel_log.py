@@ -284,11 +284,11 @@ def test_a_journal_of_which_only_the_newest_was_read_has_a_gap(
     tree.write("/usr/bin/journalctl", "")
     said: list[str] = []
 
-    def output_of(command: list[str], **_: object) -> bytes:
+    def program_output(command: list[str], *_: object) -> bytes:
         said.extend(command)
         return b'{"MESSAGE":"NVRM: nothing","__MONOTONIC_TIMESTAMP":"1"}\n' * 2
 
-    monkeypatch.setattr(module, "output_of", output_of)
+    monkeypatch.setattr(module, "program_output", program_output)
     monkeypatch.setattr(module, "_JOURNAL_LINES", lines)
     assert module._journal(tree.root)[2] is cut
     assert f"--lines={lines}" in said
