@@ -143,10 +143,10 @@ def read_record(questions: Iterable[Question], *subject: Any, **known: Any) -> d
     known
         Further fields: values, or the errors in their place.
     """
-    why = Reasons()
+    reasons = Reasons()
     for question in questions:
-        known |= why.fields(question.fields, functools.partial(question.answer, subject))
-    return why.record(dict, **known)
+        known |= reasons.fields(question.fields, functools.partial(question.answer, subject))
+    return reasons.record(dict, **known)
 
 
 def field_values(handle: Any, fields: Iterable[Field]) -> dict[Field, int | Unreadable]:

@@ -32,12 +32,12 @@ def known_cause(error: DriverCallError) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What in the environment makes a call fail."""
+    """Something in the environment that makes a call fail."""
 
     cause: str
     """A clause."""
     remedy: str
-    """What to do, one sentence."""
+    """One sentence on how to fix it."""
 
     def __str__(self) -> str:
         return f"{self.cause}: {self.remedy[0].lower()}{self.remedy[1:].rstrip('.')}"

@@ -1,4 +1,4 @@
-"""What keeps a process from things: namespaces, capabilities, filters, limits, mounts and its device cgroup.
+"""The limits of a process: namespaces, capabilities, filters, limits, mounts and its device cgroup.
 
 All of it comes from the process' own files, so it can be read of another process too; only what system calls answer
 is known to nobody but the process itself.
@@ -63,25 +63,31 @@ def confinement(root: Root, pid: int = 0) -> Confinement:
     """
     folder = f"/proc/{pid or 'self'}"
     status = f"{folder}/status"
-    why = Reasons()
-    return why.record(
+    reasons = Reasons()
+    return reasons.record(
         Confinement,
-        namespaces=_namespaces(root, f"{folder}/ns", why),
+        namespaces={
+            name: reasons.read(f"namespaces.{name}", partial(_namespace, root, f"{folder}/ns/{name}"))
+            for name in NAMESPACES
+        },
         pid_namespace_depth=lambda: len(root.line(status, "NSpid").split()),
         uid_map=lambda: id_ranges(root, f"{folder}/uid_map"),
         capabilities=lambda: root.numbers(status, "CapEff", 16)[0],
         seccomp=lambda: _seccomp(root, status),
         no_new_privileges=lambda: bool(root.numbers(status, "NoNewPrivs")[0]),
-        limits=_limits(root, f"{folder}/limits", why),
+        limits={
+            name: reasons.read(f"limits.{name}", partial(_limit, root, f"{folder}/limits", words))
+            for name, words in LIMITS.items()
+        },
         pids_left=lambda: pids_left(root, folder),
         mounts=lambda: _mounts(root, f"{folder}/mountinfo"),
-        **why.fields("shm_total_bytes shm_free_bytes", lambda: _shm(root, pid)),
+        **reasons.fields("shm_total_bytes shm_free_bytes", lambda: _shm(root, pid)),
         ptrace_scope=lambda: root.number("/proc/sys/kernel/yama/ptrace_scope"),
         device_rules=lambda: _device_rules(root, folder),
         device_lists=_device_lists(root, folder),
         device_units=_device_units(root, folder),
         device_programs=lambda: _device_programs(root, folder),
-        system_calls=lambda: _system_calls(pid, why),
+        system_calls=lambda: _system_calls(pid, reasons),
     )
 
 
@@ -92,8 +98,10 @@ def _seccomp(root: Root, path: str) -> str:
     return _SECCOMP[mode]
 
 
-def _namespaces(root: Root, folder: str, why: Reasons) -> dict[str, int | None]:
-    return {name: why.read(f"namespaces.{name}", partial(_namespace, root, f"{folder}/{name}")) for name in NAMESPACES}
+def _namespaces(root: Root, folder: str, reasons: Reasons) -> dict[str, int | None]:
+    return {
+        name: reasons.read(f"namespaces.{name}", partial(_namespace, root, f"{folder}/{name}")) for name in NAMESPACES
+    }
 
 
 def _namespace(root: Root, path: str) -> int:
@@ -101,10 +109,6 @@ def _namespace(root: Root, path: str) -> int:
     if match := re.fullmatch(r"[a-z]+:\[([0-9]{1,19})\]", root.link(path), re.ASCII):
         return int(match[1])
     raise Unreadable(Reason.FAILED, f"{path}: no number in brackets")
-
-
-def _limits(root: Root, path: str, why: Reasons) -> dict[str, int | None]:
-    return {name: why.read(f"limits.{name}", partial(_limit, root, path, words)) for name, words in LIMITS.items()}
 
 
 def _limit(root: Root, path: str, words: str) -> int:
@@ -198,7 +202,7 @@ def _program(program: dict[str, Any], top: str) -> DeviceProgram:
     )
 
 
-def _system_calls(pid: int, why: Reasons) -> dict[str, str | None]:
+def _system_calls(pid: int, reasons: Reasons) -> dict[str, str | None]:
     if pid:
         raise Unreadable(Reason.NOT_ASKED, "what they answer is known to the process itself only")
     _check_architecture()
@@ -214,7 +218,9 @@ def _system_calls(pid: int, why: Reasons) -> dict[str, str | None]:
         for name in left:
             if name not in answered:
                 answers[name] = None
-                why.unread[f"system_calls.{name}"] = Unread(reason=_how(error), detail=f"{name}: the child {error.how}")
+                reasons.unread[f"system_calls.{name}"] = Unread(
+                    reason=_how(error), detail=f"{name}: the child {error.how}"
+                )
     return answers
 
 

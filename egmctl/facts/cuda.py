@@ -1,4 +1,4 @@
-"""What CUDA says of the GPUs and their pairs: the target of a child process. No context is created.
+"""CUDA's facts about the GPUs and their pairs, read by a child process. No context is created.
 
 The child sees every GPU that the device cgroup lets it see, whatever CUDA_VISIBLE_DEVICES says: hidden GPUs keep
 their facts.
@@ -140,9 +140,9 @@ def read(_parent: object, arguments: dict[str, Any]) -> Any:
         cuda.initialise()
         devices = dict(_device(ordinal) for ordinal in range(_count()))
     except DriverCallError as error:
-        why = _unreadable(error)
-        facts |= {"absent": why.unread, "error": why.name, "failure": why.library_failure(error.call)}
-        unread = {} if "driver_version" in facts else {"driver_version": why.unread}
+        failed = _unreadable(error)
+        facts |= {"absent": failed.unread, "error": failed.name, "failure": failed.library_failure(error.call)}
+        unread = {} if "driver_version" in facts else {"driver_version": failed.unread}
         return to_json({**facts, "unread": unread})
     facts["gpus"] = {bus_id: _gpu(ordinal, device) for ordinal, (bus_id, device) in enumerate(devices.items())}
     if arguments.get("pairs", True):
@@ -167,8 +167,8 @@ def _device(ordinal: int) -> tuple[str, Any]:
 
 
 def _gpu(ordinal: int, device: Any) -> dict[str, Any]:
-    why = Reasons()
-    gpu: dict[str, Any] = why.record(
+    reasons = Reasons()
+    gpu: dict[str, Any] = reasons.record(
         dict,
         ordinal=ordinal,
         uuid=lambda: f"GPU-{ids.uuid_text(_ask('cuDeviceGetUuid', device).bytes)}",
@@ -176,27 +176,27 @@ def _gpu(ordinal: int, device: Any) -> dict[str, Any]:
         memory_total_bytes=lambda: _ask("cuDeviceTotalMem", device),
     )
     gpu["attributes"] = _attributes(
-        why, "attributes", ATTRIBUTES, "CUdevice_attribute", "CU_DEVICE_ATTRIBUTE_", "cuDeviceGetAttribute", device
+        reasons, "attributes", ATTRIBUTES, "CUdevice_attribute", "CU_DEVICE_ATTRIBUTE_", "cuDeviceGetAttribute", device
     )
     claim = "HOST_NATIVE_ATOMIC_SUPPORTED"
     claimed = claim if gpu["attributes"][claim] else None
-    gpu["host_atomics"] = why.read(
+    gpu["host_atomics"] = reasons.read(
         "host_atomics", lambda: _atomics("cuDeviceGetHostAtomicCapabilities", claimed, device)
     )
     return gpu
 
 
 def _pair(source: tuple[str, Any], target: tuple[str, Any]) -> dict[str, Any]:
-    why = Reasons()
+    reasons = Reasons()
     ends = source[1], target[1]
-    pair: dict[str, Any] = why.record(
+    pair: dict[str, Any] = reasons.record(
         dict,
         source=source[0],
         target=target[0],
         can_access_peer=lambda: bool(_ask("cuDeviceCanAccessPeer", *ends)),
     )
     pair["cuda_attributes"] = _attributes(
-        why,
+        reasons,
         "cuda_attributes",
         P2P_ATTRIBUTES,
         "CUdevice_P2PAttribute",
@@ -206,12 +206,12 @@ def _pair(source: tuple[str, Any], target: tuple[str, Any]) -> dict[str, Any]:
     )
     claim = "NATIVE_ATOMIC_SUPPORTED"
     claimed = claim if pair["cuda_attributes"][claim] else None
-    pair["atomics"] = why.read("atomics", lambda: _atomics("cuDeviceGetP2PAtomicCapabilities", claimed, *ends))
+    pair["atomics"] = reasons.read("atomics", lambda: _atomics("cuDeviceGetP2PAtomicCapabilities", claimed, *ends))
     return pair
 
 
 def _attributes(
-    why: Reasons, field: str, names: Iterable[str], enum: str, prefix: str, function: str, *devices: Any
+    reasons: Reasons, field: str, names: Iterable[str], enum: str, prefix: str, function: str, *devices: Any
 ) -> dict[str, int | None]:
     def get(name: str) -> int:
         attribute = getattr(getattr(cuda.bindings(), enum), prefix + name, None)
@@ -227,7 +227,7 @@ def _attributes(
                 raise Unreadable(Reason.DRIVER_TOO_OLD, str(unreadable)) from None
             raise unreadable from None
 
-    return {name: why.read(f"{field}.{name}", functools.partial(get, name)) for name in names}
+    return {name: reasons.read(f"{field}.{name}", functools.partial(get, name)) for name in names}
 
 
 def _atomics(function: str, claim: str | None, *devices: Any) -> dict[str, list[str]]:

@@ -381,8 +381,8 @@ def _reread(gpu: Gpu, pci: PciFunction | None, nvml: NvmlFacts) -> Gpu:
         return replace(gpu, pci=pci or gpu.pci, nvml=None, cuda=None, unread=unread)
     if now is not None and gpu.nvml is not None:
         used = ("processes", "memory_used_bytes")
-        kept = {name: why for name, why in gpu.nvml.unread.items() if name in used}
-        unread = {**{name: why for name, why in now.unread.items() if name not in used}, **kept}
+        kept = {name: reason for name, reason in gpu.nvml.unread.items() if name in used}
+        unread = {**{name: reason for name, reason in now.unread.items() if name not in used}, **kept}
         now = replace(now, **{name: getattr(gpu.nvml, name) for name in used}, unread=unread)
         return replace(gpu, pci=pci or gpu.pci, nvml=now)
     return replace(gpu, pci=pci or gpu.pci)
@@ -391,15 +391,15 @@ def _reread(gpu: Gpu, pci: PciFunction | None, nvml: NvmlFacts) -> Gpu:
 def _reread_pair(pair: Pair, gpus: Mapping[BusId, Gpu]) -> Pair:
     if not {pair.source, pair.target} <= gpus.keys():
         return pair
-    why = Reasons()
-    links = why.fields(_NVLINKS, lambda: _nvlinks(gpus[pair.source], gpus[pair.target]))
+    reasons = Reasons()
+    links = reasons.fields(_NVLINKS, lambda: _nvlinks(gpus[pair.source], gpus[pair.target]))
     kept = {name: reason for name, reason in pair.unread.items() if name not in links}
-    return replace(pair, **links, unread={**kept, **why.unread})
+    return replace(pair, **links, unread={**kept, **reasons.unread})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvmlFacts(Record):
-    """What the child ``egmctl.facts.nvml:read`` hands back; without GPUs where ``absent`` says why."""
+    """The answer of the child ``egmctl.facts.nvml:read``; without GPUs where ``absent`` says why."""
 
     LIBRARY: ClassVar[str] = "NVML"
     absent: Unread | None = None
@@ -418,7 +418,7 @@ class NvmlFacts(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaFacts(Record):
-    """What the child ``egmctl.facts.cuda:read`` hands back; without GPUs where ``absent`` says why."""
+    """The answer of the child ``egmctl.facts.cuda:read``; without GPUs where ``absent`` says why."""
 
     LIBRARY: ClassVar[str] = "CUDA"
     absent: Unread | None = None
@@ -484,8 +484,8 @@ def with_cuda(driver: Driver, cuda: CudaFacts) -> Driver:
 
 
 def _with_values(driver: Driver, values: Mapping[str, Any], reasons: Mapping[str, Unread | None]) -> Driver:
-    kept = {name: why for name, why in driver.unread.items() if name not in values}
-    missing = {name: why for name, why in reasons.items() if why is not None and values[name] is None}
+    kept = {name: reason for name, reason in driver.unread.items() if name not in values}
+    missing = {name: reason for name, reason in reasons.items() if reason is not None and values[name] is None}
     return replace(driver, **values, unread={**kept, **missing})
 
 
@@ -508,7 +508,7 @@ def _by_known_bus_id(cuda: CudaFacts, nvml: NvmlFacts) -> dict[str, GpuCuda]:
 
 def _lost(nvml: NvmlFacts) -> Unread:
     if nvml.lost:
-        return replace(nvml.lost[0], detail="; ".join(why.detail for why in nvml.lost))
+        return replace(nvml.lost[0], detail="; ".join(reason.detail for reason in nvml.lost))
     return Unread(reason=Reason.NOT_PRESENT, detail=f"NVML lists {several(len(nvml.gpus), 'GPU')}, not this one")
 
 
@@ -529,7 +529,7 @@ def _pair(
     source: Gpu, target: Gpu, nvml: Pairs, nvml_absent: Unread | None, cuda: Pairs, cuda_absent: Unread | None
 ) -> Pair:
     key = source.bus_id, target.bus_id
-    why = Reasons()
+    reasons = Reasons()
     values: dict[str, Any] = {}
     for library, pairs, absent, names in (
         ("NVML", nvml, nvml_absent, ("common_ancestor", "p2p_status")),
@@ -537,12 +537,12 @@ def _pair(
     ):
         if (pair := pairs.get(key)) is not None:
             values |= {name: getattr(pair, name) for name in names}
-            why.unread |= {name: reason for name, reason in pair.unread.items() if name.partition(".")[0] in names}
+            reasons.unread |= {name: reason for name, reason in pair.unread.items() if name.partition(".")[0] in names}
         else:
             reason = absent or Unread(reason=Reason.NOT_PRESENT, detail=f"{library} does not list both GPUs")
-            why.unread |= dict.fromkeys(names, reason)
-    values |= why.fields(_NVLINKS, lambda: _nvlinks(source, target))
-    return why.record(Pair, source=source.bus_id, target=target.bus_id, **values)
+            reasons.unread |= dict.fromkeys(names, reason)
+    values |= reasons.fields(_NVLINKS, lambda: _nvlinks(source, target))
+    return reasons.record(Pair, source=source.bus_id, target=target.bus_id, **values)
 
 
 _NVLINKS = "nvlink_count nvlink_through"

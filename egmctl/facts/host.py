@@ -200,17 +200,17 @@ def _numa_nodes(root: Root) -> tuple[NumaNode, ...]:
 
 def _numa_node(root: Root, number: int, online: int, with_memory: tuple[int, ...] | None) -> NumaNode:
     folder = f"{NODES}/node{number}"
-    why = Reasons()
-    cpus = why.read("cpus", lambda: root.kernel_list(f"{folder}/cpulist")) or ""
+    reasons = Reasons()
+    cpus = reasons.read("cpus", lambda: root.kernel_list(f"{folder}/cpulist")) or ""
     # Lines here begin with "Node 0 ".
-    total = why.read("memory_total_bytes", lambda: _kib(root, f"{folder}/meminfo", f"Node {number} MemTotal"))
+    total = reasons.read("memory_total_bytes", lambda: _kib(root, f"{folder}/meminfo", f"Node {number} MemTotal"))
     kinds = {
         (True, True): NumaKind.CPU,
         (True, False): NumaKind.CPU_ONLY,
         (False, True): NumaKind.MEMORY_ONLY,
         (False, False): NumaKind.EMPTY,
     }
-    return why.record(
+    return reasons.record(
         NumaNode,
         id=number,
         kind=kinds[bool(cpus), bool(total) if with_memory is None else number in with_memory],
@@ -250,15 +250,15 @@ def _cpu_frequencies(root: Root) -> tuple[CpuFrequencies, ...]:
     alike: dict[str, tuple[CpuFrequencies, list[int]]] = {}
     for number in cpus:
         folder = f"{CPUS}/cpu{number}/cpufreq"
-        why = Reasons()
-        frequencies = why.record(
+        reasons = Reasons()
+        frequencies = reasons.record(
             CpuFrequencies,
             cpus="",
             governor=functools.partial(root.read, f"{folder}/scaling_governor"),
             limit_khz=functools.partial(root.number, f"{folder}/scaling_max_freq"),
             max_khz=functools.partial(root.number, f"{folder}/cpuinfo_max_freq"),
         )
-        key = repr((frequencies.governor, frequencies.limit_khz, frequencies.max_khz, sorted(why.unread)))
+        key = repr((frequencies.governor, frequencies.limit_khz, frequencies.max_khz, sorted(reasons.unread)))
         alike.setdefault(key, (frequencies, []))[1].append(number)
     return tuple(replace(frequencies, cpus=format_kernel_list(numbers)) for frequencies, numbers in alike.values())
 
@@ -330,7 +330,7 @@ class NoPages(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PageSizes:
-    """What a mapping is made of."""
+    """The pages of a mapping."""
 
     page_bytes: int | None
     huge_bytes: int | None
@@ -362,7 +362,7 @@ def huge_page_bytes(node: int, size_bytes: int) -> int:
 
 
 def page_sizes(address: int, size_bytes: int) -> PageSizes | None:
-    """Return what the mapping of a range is made of, by ``/proc/self/smaps``; ``None`` where that does not say."""
+    """Return the page sizes of a range, from ``/proc/self/smaps``; ``None`` where they cannot be read."""
     if not Root.from_environment().is_live:
         return None
     page_bytes: int | None = None
@@ -399,7 +399,7 @@ _SHARE = 0.8
 
 
 class Before:
-    """What was free on a NUMA node before a buffer was allocated there."""
+    """The free memory of a NUMA node before a buffer was allocated there."""
 
     def __init__(self, node: int) -> None:
         self._node = node

@@ -1,4 +1,4 @@
-"""What a process can see of the node: mounts, cgroups, privileges and device nodes, from inside or beside it."""
+"""A process' view of the node: mounts, cgroups, privileges and device nodes, from inside or beside it."""
 
 from __future__ import annotations
 
@@ -440,12 +440,12 @@ def _ask(
         raise _failed(folder, error) from None
     if isinstance(answer, dict) and answer.keys() == {"unread"}:
         try:
-            why = from_json(Unread, answer["unread"])
+            unread = from_json(Unread, answer["unread"])
         except DecodeError:
             raise _not_an_answer(folder) from None
         # That this user is not permitted something is no word on the right to ask.
-        reason = Reason.FAILED if why.reason is Reason.NO_PERMISSION else why.reason
-        raise Unreadable(reason, why.detail)
+        reason = Reason.FAILED if unread.reason is Reason.NO_PERMISSION else unread.reason
+        raise Unreadable(reason, unread.detail)
     return answer
 
 

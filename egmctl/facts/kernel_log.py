@@ -52,7 +52,7 @@ _OTHER_PROCESS = re.compile(
 )
 """A process in any other spelling, and all that comes after it: where its name ends is not known."""
 _CHANNEL = re.compile(r", Ch [0-9a-f]{8}$", re.ASCII)
-"""What the text most often begins with, and short enough to be taken for a part of a name of one or two letters."""
+"""The most common beginning of the text, so short that it could be part of a name of one or two letters."""
 _CAUSED_BY = re.compile(r" caused by previous Xid (\d{1,6})", re.ASCII)
 _SXID = re.compile(
     r"nvidia-nvswitch\d+: SXid \(PCI:([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\): (\d{1,6}), (.*)",
@@ -338,7 +338,7 @@ class KernelLogWatch:
 
     @property
     def messages(self) -> KernelMessages:
-        """What was logged until the last call of :meth:`events`."""
+        """The messages until the last call of :meth:`events`."""
         return KernelMessages(
             source=KMSG,
             unread=self.unread,

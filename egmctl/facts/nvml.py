@@ -1,4 +1,4 @@
-"""What NVML says of the GPUs, their links, their fabric and their pairs: the target of a child process.
+"""NVML's facts about the GPUs, their links, fabric and pairs, read by a child process.
 
 Calls are what costs: counters and rates of all links come from one ``nvmlDeviceGetFieldValues`` call.
 """

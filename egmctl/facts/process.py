@@ -1,4 +1,4 @@
-"""What confines this process: its cgroups, signs of a container, and the environment that steers drivers."""
+"""A process' cgroups, signs of a container, and the environment variables that steer drivers."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ def process(root: Root, pid: int = 0) -> Process:
         The process; 0 is this one.
     """
     folder = f"/proc/{pid or 'self'}"
-    why = Reasons()
-    environment = why.read("environment", lambda: _environment(root, pid))
-    return why.record(
+    reasons = Reasons()
+    environment = reasons.read("environment", lambda: _environment(root, pid))
+    return reasons.record(
         Process,
         pid=pid,
         effective_uid=lambda: _effective_uid(root, pid),

@@ -55,7 +55,7 @@ _CGROUP_ID = re.compile(r"[0-9a-f]{32,64}|[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][
 _CGROUP_AROUND_ID = re.compile(
     r"|pod|(docker|cri-containerd|crio|crio-conmon|libpod|libpod-conmon)-\.scope|kubepods(-besteffort|-burstable)?-pod\.slice"
 )
-"""What may stand around a container's or a pod's id, with the id left out."""
+"""The text that may surround a container's or a pod's id, with the id left out."""
 
 _ENVIRONMENT_WORD = re.compile(
     # numbers, ranges, percentages, InfiniBand devices
@@ -125,7 +125,7 @@ class _Redaction:
         self._numbers: dict[str, dict[str, int]] = {}
         self._uuids = sorted({gpu.uuid for gpu in (machine and machine.gpus) or () if gpu.uuid})
         self._private: dict[str, str] = {}
-        """What may stand in a sentence, and what stands for it."""
+        """Private names that a sentence may quote, and their pseudonyms."""
         self._names = re.compile("")
         self._by_share: dict[Share, Callable[[str, str], str]] = {
             Share.PLAIN: lambda text, _name: _replace_uuids(text),

@@ -202,11 +202,11 @@ def _fault(machine: Machine) -> str | None:
 
 
 def _repeated(what: str, values: Iterable[Hashable]) -> str | None:
-    seen = set()
+    earlier = set()
     for value in values:
-        if value in seen:
+        if value in earlier:
             return f"{what} {short(str(value))} is there twice"
-        seen.add(value)
+        earlier.add(value)
     return None
 
 

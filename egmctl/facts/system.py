@@ -76,39 +76,39 @@ def read_all(root: Place, minors: Iterable[int]) -> DeviceNodes:
     minors
         The GPUs that the driver knows; nodes beyond these are found by their names.
     """
-    why = Reasons()
+    reasons = Reasons()
     present = {
         int(match[1]) for name in root.names_if_any("/dev") if (match := re.fullmatch(r"nvidia([0-9]{1,3})", name))
     }
-    caps = why.read("nodes.nvidia-caps", lambda: _listed(root, CAPS, r"nvidia-cap[0-9]+"))
+    caps = reasons.read("nodes.nvidia-caps", lambda: _listed(root, CAPS, r"nvidia-cap[0-9]+"))
     return DeviceNodes(
         gpus={minor: read(root, f"/dev/nvidia{minor}") for minor in sorted(present | set(minors))},
         control=(
             *(read(root, f"/dev/{name}") for name in ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")),
             *(caps or ()),
         ),
-        imex_channels=why.read("imex_channels", lambda: _listed(root, IMEX_CHANNELS, r"channel[0-9]+")),
-        unread=why.unread,
+        imex_channels=reasons.read("imex_channels", lambda: _listed(root, IMEX_CHANNELS, r"channel[0-9]+")),
+        unread=reasons.unread,
     )
 
 
 def read(root: Place, path: str) -> DeviceNode:
     """Look at one node."""
-    why = Reasons()
-    access = why.read("access", lambda: root.access(path))
+    reasons = Reasons()
+    access = reasons.read("access", lambda: root.access(path))
     try:
         status = root.status(path)
     except Unreadable as error:
         exists = error.unread.reason is not Reason.NOT_PRESENT
         unknown = dict.fromkeys(("kind", "major", "minor", "mode", "uid", "gid", "nodev"), error)
-        return why.record(DeviceNode, path=path, exists=exists, access=access, **unknown)
+        return reasons.record(DeviceNode, path=path, exists=exists, access=access, **unknown)
     kind = next((word for has_kind, word in _KINDS if has_kind(status.st_mode)), "unknown")
     if kind == "file" and not root.is_live:
         # In a copied tree a file stands for the node: it has the mode, and no numbers.
         kind = "character"
     device = stat.S_ISCHR(status.st_mode)
     no_device = Unreadable(Reason.NOT_PRESENT, f"{path}: not a character device")
-    return why.record(
+    return reasons.record(
         DeviceNode,
         path=path,
         exists=True,
@@ -179,16 +179,16 @@ def _devices(root: Root) -> tuple[Nic, ...]:
 
 def _nic(root: Root, name: str) -> Nic:
     folder = f"{CLASS}/{name}"
-    why = Reasons()
-    return why.record(
+    reasons = Reasons()
+    return reasons.record(
         Nic,
         name=name,
         pci=lambda: pci.function(root, f"{folder}/device"),
-        ports=why.read("ports", lambda: _ports(root, f"{folder}/ports")) or (),
+        ports=reasons.read("ports", lambda: _ports(root, f"{folder}/ports")) or (),
         firmware=lambda: root.read(f"{folder}/fw_ver"),
         node_guid=lambda: root.read(f"{folder}/node_guid"),
         board_id=lambda: root.read(f"{folder}/board_id"),
-        interfaces=tuple(why.read("interfaces", lambda: root.names(f"{folder}/device/net")) or ()),
+        interfaces=tuple(reasons.read("interfaces", lambda: root.names(f"{folder}/device/net")) or ()),
     )
 
 
@@ -276,19 +276,19 @@ def daemons(running: Processes) -> tuple[str, ...]:
 
 def imex(root: Root, running: Processes | None) -> Imex:
     """Read the service's list of nodes and who manages it, and ask its control program where one is installed."""
-    why = Reasons()
-    addresses = why.fields("configured_nodes duplicate_nodes", lambda: _addresses(root))
-    state = why.read("daemon_state", lambda: _services_word(root, ("-q",), rf"\b({_DAEMON_STATES})\b"))
+    reasons = Reasons()
+    addresses = reasons.fields("configured_nodes duplicate_nodes", lambda: _addresses(root))
+    state = reasons.read("daemon_state", lambda: _services_word(root, ("-q",), rf"\b({_DAEMON_STATES})\b"))
     domain = None
     if state is None:
         # A program that hangs once will hang again.
-        why.unread["domain_status"] = why.unread["daemon_state"]
+        reasons.unread["domain_status"] = reasons.unread["daemon_state"]
     else:
         # With -N the same document comes again for every change: the last one counts.
-        domain = why.read(
+        domain = reasons.read(
             "domain_status", lambda: _services_word(root, ("-N", "-j"), r'"status"\s*:\s*"(UP|DOWN|DEGRADED)"')
         )
-    return why.record(
+    return reasons.record(
         Imex,
         **addresses,
         daemon_state=state,
@@ -393,13 +393,13 @@ _FIRST_EXTENDED, _ACS, _ATS = 0x100, 0x0D, 0x0F
 
 def system(root: Root) -> System:
     """Read all of it."""
-    why = Reasons()
-    running = why.read("daemons", lambda: processes(root))
-    functions = why.read("iommu_domains", lambda: _functions(root))
-    data_direct = why.read("data_direct", lambda: pci.data_direct(root))
+    reasons = Reasons()
+    running = reasons.read("daemons", lambda: processes(root))
+    functions = reasons.read("iommu_domains", lambda: _functions(root))
+    data_direct = reasons.read("data_direct", lambda: pci.data_direct(root))
     if functions is None:
-        why.unread["bridges"] = why.unread["ats"] = why.unread["iommu_domains"]
-    return why.record(
+        reasons.unread["bridges"] = reasons.unread["ats"] = reasons.unread["iommu_domains"]
+    return reasons.record(
         System,
         uptime_s=lambda: float(root.search("/proc/uptime", r"\A[0-9]{1,12}(\.[0-9]{1,3})?", "no number")[0]),
         kernel_configuration=lambda: _configuration(root),
@@ -410,7 +410,7 @@ def system(root: Root) -> System:
         iommu_domains=None if functions is None else _iommu_domains(root, functions),
         bridges=None if functions is None else _bridges(root, (*functions, *(data_direct or ()))),
         data_direct=data_direct,
-        ats=None if functions is None else why.read("ats", lambda: _ats(root, functions)),
+        ats=None if functions is None else reasons.read("ats", lambda: _ats(root, functions)),
         daemons=None if running is None else daemons(running),
         imex=imex(root, running),
         module_versions=lambda: _module_versions(root),

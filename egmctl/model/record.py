@@ -1,4 +1,4 @@
-"""What every record of a machine is made of: null with its reason, and strings that say whether they may be shared."""
+"""The parts of every record of a machine: nulls with reasons, and strings that say whether they may be shared."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Share(StrEnum):
     ENVIRONMENT = "environment"
     """Kept where it is numbers, ranges and well-known words, pseudonymised elsewhere."""
     PARAMETER = "parameter"
-    """Of a module or the kernel: kept but for paths."""
+    """A parameter of a module or the kernel: kept without paths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
