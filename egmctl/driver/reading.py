@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from egmctl.model.record import Reason, Unread
 
 T = TypeVar("T")
+D = TypeVar("D")
 
 _BY_ERRNO = {
     errno.ENOENT: Reason.NOT_PRESENT,
@@ -59,6 +60,14 @@ class Unreadable(Exception):
         """Return the ``LibraryFailure`` record of a call without which nothing is known, as JSON data."""
         how = FAILURE_WORDS.get(self.unread.reason, "error")
         return {"how": how, "call": call, "number": self.number, "name": self.name, "detail": self.unread.detail}
+
+
+def read_or(default: D, function: Callable[[], T]) -> T | D:
+    """Return what a function reads, or a default where it is not readable."""
+    try:
+        return function()
+    except Unreadable:
+        return default
 
 
 class Reasons:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from egmctl import launch
-from egmctl.driver.reading import Reasons, Unreadable
+from egmctl.driver.reading import Reasons, Unreadable, read_or
 from egmctl.driver.system_calls import NUMBERS
 from egmctl.errors import ChildFailed
 from egmctl.facts import inside
@@ -98,12 +98,6 @@ def _seccomp(root: Root, path: str) -> str:
     return _SECCOMP[mode]
 
 
-def _namespaces(root: Root, folder: str, reasons: Reasons) -> dict[str, int | None]:
-    return {
-        name: reasons.read(f"namespaces.{name}", partial(_namespace, root, f"{folder}/{name}")) for name in NAMESPACES
-    }
-
-
 def _namespace(root: Root, path: str) -> int:
     # pid:[4026531836]
     if match := re.fullmatch(r"[a-z]+:\[([0-9]{1,19})\]", root.link(path), re.ASCII):
@@ -143,10 +137,7 @@ def _rules(root: Root, cgroup: str) -> tuple[str, ...]:
 
 
 def _device_lists(root: Root, folder: str) -> tuple[DeviceList, ...]:
-    try:
-        directories = device_cgroup(root, folder, 1)
-    except Unreadable:
-        return ()
+    directories = read_or((), lambda: device_cgroup(root, folder, 1))
     lists = []
     for directory in directories:
         with suppress(Unreadable):
@@ -157,11 +148,8 @@ def _device_lists(root: Root, folder: str) -> tuple[DeviceList, ...]:
 
 def _device_units(root: Root, folder: str) -> tuple[DeviceUnit, ...]:
     """Return what the unit files on this host set for the units in the process' cgroup paths, the outermost first."""
-    try:
-        paths = [group.path for group in cgroups(root, folder)]
-    except Unreadable:
-        return ()
-    units = dict.fromkeys(part for path in paths for part in path.split("/") if _UNIT.fullmatch(part))
+    groups = read_or((), lambda: cgroups(root, folder))
+    units = dict.fromkeys(part for group in groups for part in group.path.split("/") if _UNIT.fullmatch(part))
     return tuple(setting for unit in units for setting in _unit_settings(root, unit))
 
 

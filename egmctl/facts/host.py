@@ -11,7 +11,7 @@ import struct
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from egmctl.driver.reading import Reasons, Unreadable
+from egmctl.driver.reading import Reasons, Unreadable, read_or
 from egmctl.facts.gpus import PRIVATE_PARAMETERS
 from egmctl.facts.root import Root, kernel_list
 from egmctl.facts.system_calls import call
@@ -155,14 +155,8 @@ def _cpu_model(root: Root) -> str:
     except (KeyError, ValueError):
         raise Unreadable(Reason.FAILED, "/proc/cpuinfo: neither a model name nor an implementer and part") from None
     name = _ARM_CORES.get(core, f"implementer {core[0]:#04x} part {core[1]:#05x}")
-    return f"NVIDIA Grace ({name})" if _is_grace(root) else name
-
-
-def _is_grace(root: Root) -> bool:
-    try:
-        return root.read("/sys/devices/soc0/soc_id") == _GRACE_SOC_ID
-    except Unreadable:
-        return False
+    is_grace = read_or("", lambda: root.read("/sys/devices/soc0/soc_id")) == _GRACE_SOC_ID
+    return f"NVIDIA Grace ({name})" if is_grace else name
 
 
 def _page_size(root: Root) -> int:
@@ -191,10 +185,7 @@ def _allowed(root: Root, path: str, key: str) -> str:
 
 def _numa_nodes(root: Root) -> tuple[NumaNode, ...]:
     online = _numbers(root, f"{NODES}/online")
-    try:
-        with_memory = _numbers(root, f"{NODES}/has_memory")
-    except Unreadable:
-        with_memory = None
+    with_memory = read_or(None, lambda: _numbers(root, f"{NODES}/has_memory"))
     return tuple(_numa_node(root, number, len(online), with_memory) for number in online)
 
 
@@ -467,7 +458,4 @@ def _unknown(label: str, why: str) -> Placement:
 
 
 def _free(node: int) -> int | None:
-    try:
-        return node_memory_free(Root.from_environment(), node)
-    except Unreadable:
-        return None
+    return read_or(None, lambda: node_memory_free(Root.from_environment(), node))

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from egmctl.driver.reading import Reasons, Unreadable
+from egmctl.driver.reading import Reasons, Unreadable, read_or
 from egmctl.facts import inside
 from egmctl.facts.inside import cgroups, mount_points
 from egmctl.facts.root import Root
@@ -130,38 +130,22 @@ def _effective_uid(root: Root, pid: int) -> int:
 
 def _container_signs(root: Root, pid: int, environment: Mapping[str, str]) -> tuple[str, ...]:
     folder = f"/proc/{pid or 'self'}"
+    present = _CONTAINER_FILES if not pid else read_or((), lambda: inside.files(root, pid, _CONTAINER_FILES))
+    # The first namespace maps all ids to themselves.
+    all_ids = ["0", "0", "4294967295"]
+    id_map = read_or(all_ids, lambda: root.read(f"{folder}/uid_map").split())
     return (
-        *_container_files(root, pid),
+        *(path for path in present if pid or root.exists(path)),
         *(name for name in CONTAINER_VARIABLES if name in environment),
         *_mount_signs(root, f"{folder}/mountinfo"),
-        *(("user namespace",) if _in_user_namespace(root, f"{folder}/uid_map") else ()),
+        *(("user namespace",) if id_map != all_ids else ()),
     )
 
 
-def _container_files(root: Root, pid: int) -> tuple[str, ...]:
-    if not pid:
-        return tuple(path for path in _CONTAINER_FILES if root.exists(path))
-    try:
-        return inside.files(root, pid, _CONTAINER_FILES)
-    except Unreadable:
-        return ()
-
-
 def _mount_signs(root: Root, path: str) -> tuple[str, ...]:
-    try:
-        types = {mount.path: mount.kind for mount in mount_points(root.read(path))}
-    except Unreadable:
-        return ()
+    types = {mount.path: mount.kind for mount in mount_points(read_or("", lambda: root.read(path)))}
     return (
         *(("overlay root",) if types.get("/") == "overlay" else ()),
         # libnvidia-container's legacy mode hides the GPUs that were not asked for in this way.
         *(("tmpfs /proc/driver/nvidia",) if types.get("/proc/driver/nvidia") == "tmpfs" else ()),
     )
-
-
-def _in_user_namespace(root: Root, path: str) -> bool:
-    try:
-        # The first namespace maps all ids to themselves.
-        return root.read(path).split() != ["0", "0", "4294967295"]
-    except Unreadable:
-        return False

@@ -333,7 +333,7 @@ NO_OVERRIDES = Overrides(searches=False, opens=False, uids=(), gids=())
 
 
 class OtherRoot:
-    """Device nodes below a descriptor, as :class:`egmctl.facts.system.Place` wants them.
+    """Device nodes below a descriptor; the methods are those of :class:`Root` that look at nodes.
 
     Parameters
     ----------

@@ -11,12 +11,11 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from egmctl.driver.reading import Reasons, Unreadable
+from egmctl.driver.reading import Reasons, Unreadable, read_or
 from egmctl.facts import gpus as pci
 from egmctl.facts import host
-from egmctl.facts.root import READ_LIMIT, Root, program_output
+from egmctl.facts.root import READ_LIMIT, OtherRoot, Root, program_output
 from egmctl.model.host import Bridge, Imex, System, VerbsNode
 from egmctl.model.machine import DeviceNode, Nic, NicPort, PciFunction, Reason, Unread
 from egmctl.units import natural
@@ -34,23 +33,8 @@ _KINDS = (
 )
 
 
-class Place(Protocol):
-    """Where nodes are looked at: a :class:`egmctl.facts.root.Root`, or the root directory of another process."""
-
-    is_live: bool
-    """Whether these are the nodes of this machine, and not a copied tree."""
-
-    def names_if_any(self, path: str) -> list[str]:
-        """See :meth:`egmctl.facts.root.Root.names_if_any`."""
-
-    def status(self, path: str) -> os.stat_result:
-        """See :meth:`egmctl.facts.root.Root.status`."""
-
-    def access(self, path: str) -> str:
-        """See :meth:`egmctl.facts.root.Root.access`; raises Unreadable where it is unknown."""
-
-    def file_system(self, path: str) -> os.statvfs_result:
-        """See :meth:`egmctl.facts.root.Root.file_system`."""
+Place = Root | OtherRoot
+"""Where nodes are looked at: this node or a copied tree, or the root directory of another process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +129,7 @@ def nics(root: Root) -> tuple[Nic, ...]:
     Unreadable
         If there are devices that cannot be listed.
     """
-    return tuple(device for device in _devices(root) if not _known_to_manage(root, device))
+    return tuple(device for device in _devices(root) if not read_or(False, functools.partial(_manages, root, device)))
 
 
 def management(root: Root) -> tuple[Nic, ...]:
@@ -157,13 +141,6 @@ def management(root: Root) -> tuple[Nic, ...]:
         If there are devices that cannot be listed, or one may be such a device and its Vital Product Data are hidden.
     """
     return tuple(device for device in _devices(root) if _manages(root, device))
-
-
-def _known_to_manage(root: Root, device: Nic) -> bool:
-    try:
-        return _manages(root, device)
-    except Unreadable:
-        return False
 
 
 def _manages(root: Root, device: Nic) -> bool:
