@@ -128,17 +128,15 @@ def rereading(*, deadline_s: float = 60.0) -> Iterator[Callable[[Machine], Machi
         child = _start("egmctl.facts.nvml:read_when_asked", {"pairs": False}, children)
 
         def machine(before: Machine) -> Machine:
-            if isinstance(child, ChildFailed):
-                outcome: JsonValue | ChildFailed = child
-            else:
+            if isinstance(child, launch.Child):
                 # What became of a child that is gone is noticed when its answer is waited for.
                 with suppress(launch.ChannelClosed):
                     child.channel.send({})
-                outcome = _result(child, deadline_s)
-            functions, _ = _attempt(lambda: {function.bus_id: function for function in gpus.nvidia_functions(root)})
-            log, _ = _attempt(lambda: kernel_log.kernel_log(root)) if before.kernel_log else (None, None)
-            now = gpus.reread(before, functions or {}, gpus.library_facts(NvmlFacts, outcome))
-            return dataclasses.replace(now, kernel_log=log or before.kernel_log)
+            nvml = gpus.library_facts(NvmlFacts, _result(child, deadline_s))
+            functions = _attempt(lambda: {function.bus_id: function for function in gpus.nvidia_functions(root)})
+            now = gpus.reread(before, {} if isinstance(functions, Unread) else functions, nvml)
+            log = before.kernel_log and _attempt(lambda: kernel_log.kernel_log(root))
+            return now if isinstance(log, Unread) else dataclasses.replace(now, kernel_log=log)
 
         yield machine
 
@@ -169,7 +167,9 @@ def _machine(node: _Node, asked: Collection[str]) -> Machine:
         duration_ms = None
         if name in asked:
             started = time.perf_counter()
-            values[name], unread = _attempt(function)
+            value = _attempt(function)
+            unread = value if isinstance(value, Unread) else None
+            values[name] = None if unread else value
             duration_ms = round(1e3 * (time.perf_counter() - started), 3)
         statuses[name] = SectionStatus(version=SECTION_VERSIONS[name], duration_ms=duration_ms, unread=unread)
 
@@ -208,7 +208,8 @@ class _Node:
             return
         # As root, NVML and CUDA may make the nodes that are missing: looking comes first.
         self._proc = _attempt(lambda: gpus.gpus(self.root))
-        minors = [gpu.minor for gpu in (self._proc[0] or {}).values() if gpu.minor is not None]
+        known = () if isinstance(self._proc, Unread) else self._proc.values()
+        minors = [gpu.minor for gpu in known if gpu.minor is not None]
         self._nodes = _attempt(lambda: inside.read_all(root, pid, minors) if pid else system.read_all(root, minors))
         arguments = {"pairs": "pairs" in asked}
         self._nvml_child = _start("egmctl.facts.nvml:read", arguments, children)
@@ -230,15 +231,10 @@ class _Node:
 
     @cached_property
     def gpus(self) -> tuple[Gpu, ...]:
-        functions, no_functions = _attempt(
-            lambda: {function.bus_id: function for function in self.functions if gpus.is_gpu(function)}
-        )
-        proc, no_proc = self._proc
-        nodes, no_nodes = self._nodes
         return gpus.join(
-            pci=no_functions or functions or {},
-            proc=no_proc or proc or {},
-            nodes=no_nodes or (nodes.gpus if nodes else {}),
+            pci=_attempt(lambda: {function.bus_id: function for function in self.functions if gpus.is_gpu(function)}),
+            proc=self._proc,
+            nodes=self._nodes if isinstance(self._nodes, Unread) else self._nodes.gpus,
             nvml=self.nvml,
             cuda=self.cuda,
         )
@@ -248,9 +244,9 @@ class _Node:
 
     def driver(self) -> Driver:
         driver = gpus.with_cuda(gpus.with_nvml(gpus.driver(self.root), self.nvml), self.cuda)
-        nodes, no_nodes = self._nodes
-        if nodes is None:
-            unread = dict.fromkeys(("nodes", "imex_channels"), no_nodes or Unread(reason=Reason.FAILED))
+        nodes = self._nodes
+        if isinstance(nodes, Unread):
+            unread = dict.fromkeys(("nodes", "imex_channels"), nodes)
             return dataclasses.replace(driver, unread={**driver.unread, **unread})
         unread = {**driver.unread, **nodes.unread}
         return dataclasses.replace(driver, nodes=nodes.control, imex_channels=nodes.imex_channels, unread=unread)
@@ -285,18 +281,20 @@ def _start(target: str, arguments: dict[str, Any], children: ExitStack) -> launc
         return error
 
 
-def _result(child: launch.Child, timeout_s: float) -> JsonValue | ChildFailed:
+def _result(child: launch.Child | ChildFailed, timeout_s: float) -> JsonValue | ChildFailed:
+    if isinstance(child, ChildFailed):
+        return child
     try:
         return child.result(max(0.0, timeout_s))
     except ChildFailed as error:
         return error
 
 
-def _attempt(function: Callable[[], T]) -> tuple[T | None, Unread | None]:
+def _attempt(function: Callable[[], T]) -> T | Unread:
     """Return a collector's value, or why there is none: nothing that it raises may end the tool."""
     try:
-        return function(), None
+        return function()
     except Unreadable as error:
-        return None, error.unread
+        return error.unread
     except Exception as error:
-        return None, Unread(reason=Reason.FAILED, detail=f"{type(error).__name__}: {error}")
+        return Unread(reason=Reason.FAILED, detail=f"{type(error).__name__}: {error}")
