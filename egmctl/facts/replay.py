@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Hashable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
@@ -89,7 +90,7 @@ def decode(document: dict[str, Any], source: str, where: str = "") -> Machine:
         machine = from_json(Machine, document, where)
     except DecodeError as error:
         refuse(source, f"is not a valid machine: {short(str(error))}")
-    if fault := _fault(machine):
+    for fault in _faults(machine):
         refuse(source, f"is not a valid machine: {where and f'{where}: '}{fault}")
     missing = {
         name: SectionStatus(version=version, unread=NOT_STATED)
@@ -169,49 +170,32 @@ def _drop_newer_sections(document: dict[str, Any]) -> dict[str, SectionStatus]:
     return newer
 
 
-def _fault(machine: Machine) -> str | None:
-    """Return what in a machine does not fit together, as half a sentence."""
-    host, gpus = machine.host, machine.gpus or ()
-    nodes = (host and host.numa_nodes) or ()
-    nics, switches = machine.nics or (), machine.switches or ()
-    sizes = {"gpus": len(gpus), "numa_nodes": len(nodes), "switches": len(switches), "nics": len(nics)}
+def _faults(machine: Machine) -> Iterator[str]:
+    """Yield half a sentence on each part of a machine that does not fit the others."""
+    gpus, pairs, nics = machine.gpus or (), machine.pairs or (), machine.nics or ()
+    nodes = (machine.host and machine.host.numa_nodes) or ()
+    sizes = {"gpus": len(gpus), "numa_nodes": len(nodes), "switches": len(machine.switches or ()), "nics": len(nics)}
     for what, size in sizes.items():
         if size > _LIMITS[what]:
-            return f"{size} {what}, a node has at most {_LIMITS[what]}"
+            yield f"{size} {what}, a node has at most {_LIMITS[what]}"
     known = {gpu.bus_id for gpu in gpus}
-    if machine.gpus is not None:
-        for pair in machine.pairs or ():
-            for bus_id in (pair.source, pair.target):
-                if bus_id not in known:
-                    return f"pairs: there is no GPU {bus_id}"
-    return (
-        _repeated("gpus: the bus id", (gpu.bus_id for gpu in gpus))
-        or _disordered("gpus: index", [gpu.index for gpu in gpus])
-        or _repeated("pairs: the pair", ((pair.source, pair.target) for pair in machine.pairs or ()))
-        or _disordered("host.numa_nodes: id", [node.id for node in nodes])
-        or _repeated("nics: the name", (nic.name for nic in nics))
-        or next(
-            (
-                f"host.numa_nodes: node {node.id} has {len(node.distances)} distances to {len(nodes)} nodes"
-                for node in nodes
-                if node.distances is not None and len(node.distances) != len(nodes)
-            ),
-            None,
-        )
-    )
-
-
-def _repeated(what: str, values: Iterable[Hashable]) -> str | None:
-    earlier = set()
-    for value in values:
-        if value in earlier:
-            return f"{what} {short(str(value))} is there twice"
-        earlier.add(value)
-    return None
-
-
-def _disordered(what: str, numbers: list[int]) -> str | None:
-    for before, number in zip([-1, *numbers], numbers, strict=False):
-        if number <= before:
-            return f"{what} {number} after {before}, expected ascending from 0"
-    return None
+    for bus_id in (bus_id for pair in pairs for bus_id in (pair.source, pair.target)):
+        if machine.gpus is not None and bus_id not in known:
+            yield f"pairs: there is no GPU {bus_id}"
+    names: dict[str, Iterable[Hashable]] = {
+        "gpus: the bus id": (gpu.bus_id for gpu in gpus),
+        "pairs: the pair": ((pair.source, pair.target) for pair in pairs),
+        "nics: the name": (nic.name for nic in nics),
+    }
+    for what, values in names.items():
+        for value, times in Counter(values).items():
+            if times > 1:
+                yield f"{what} {short(str(value))} is there twice"
+    numbers = {"gpus: index": [gpu.index for gpu in gpus], "host.numa_nodes: id": [node.id for node in nodes]}
+    for what, in_order in numbers.items():
+        for before, number in zip([-1, *in_order], in_order, strict=False):
+            if number <= before:
+                yield f"{what} {number} after {before}, expected ascending from 0"
+    for node in nodes:
+        if node.distances is not None and len(node.distances) != len(nodes):
+            yield f"host.numa_nodes: node {node.id} has {len(node.distances)} distances to {len(nodes)} nodes"

@@ -254,18 +254,8 @@ class Gpu(Record):
     @property
     def name(self) -> str | None:
         """Product name from the first source that has it."""
-        return next(
-            (
-                name
-                for name in (
-                    self.nvml and self.nvml.name,
-                    self.cuda and self.cuda.name,
-                    self.proc and self.proc.model,
-                )
-                if name
-            ),
-            None,
-        )
+        names = (self.nvml and self.nvml.name, self.cuda and self.cuda.name, self.proc and self.proc.model)
+        return next((name for name in names if name), None)
 
     @property
     def host_numa_id(self) -> int | None:
