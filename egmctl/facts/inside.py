@@ -8,7 +8,7 @@ import os
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -240,19 +240,15 @@ def _prctl(name: str, option: int, *arguments: int) -> None:
         raise OSError(ctypes.get_errno(), name)
 
 
-STEPS = ("cgroup.procs", "root")
-"""Steps of :func:`enter` that have no system call's name."""
-
-
 class StepRefused(EgmctlError):
     """The kernel refused a step of :func:`enter`.
 
     Parameters
     ----------
     step
-        The system call, or one of :data:`STEPS`.
+        The system call, ``cgroup.procs`` or ``root``.
     number
-        Of the error; 0 where a call had no effect.
+        The error's number; 0 where a call had no effect.
     """
 
     def __init__(self, step: str, number: int) -> None:
@@ -272,26 +268,29 @@ def enter(arguments: dict[str, Any]) -> None:
         ``overrides``: see :class:`egmctl.facts.root.Overrides`.
     """
     global _root
-    for procs in arguments["cgroups"]:
-        try:
+    with _step("cgroup.procs"):
+        for procs in arguments["cgroups"]:
             _write(procs, b"%d" % os.getpid())
-        except OSError as error:
-            raise StepRefused("cgroup.procs", error.errno or 0) from None
     os.chdir("/")
-    try:
+    with _step("root"):
         root = os.open(arguments["root"], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise StepRefused("root", error.errno or 0) from None
     user, overrides = arguments["user"], arguments["overrides"]
     _root = OtherRoot(root, Overrides(**overrides) if overrides else NO_OVERRIDES, is_live=arguments["is_live"])
-    try:
+    with _step():
         if user:
             give_up(user["uid"], user["gid"], user["groups"])
         else:
             drop_capabilities()
         _root.check()
+
+
+@contextmanager
+def _step(name: str = "") -> Iterator[None]:
+    """Name the step that an error of the system belongs to; without a name its ``strerror`` is one."""
+    try:
+        yield
     except OSError as error:
-        raise StepRefused(error.strerror or "", error.errno or 0) from None
+        raise StepRefused(name or error.strerror or "", error.errno or 0) from None
 
 
 def look_at_nodes(_parent: Channel, arguments: dict[str, Any]) -> Any:
