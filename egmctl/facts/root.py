@@ -7,16 +7,19 @@ import errno
 import os
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any, TypeVar
 
 from egmctl.driver.reading import Unreadable
 from egmctl.facts.system_calls import call
 from egmctl.launch.program import output_of
 from egmctl.model.record import Reason
 from egmctl.units import parse_kernel_list
+
+T = TypeVar("T")
 
 SYSROOT_VARIABLE = "EGMCTL_SYSROOT"
 
@@ -51,11 +54,8 @@ class Root:
         Unreadable
             If it is missing, not permitted or not a file.
         """
-        try:
-            # O_NONBLOCK: a FIFO in the place of a file must not hang the reader.
-            descriptor = os.open(self.path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-        except OSError as error:
-            raise Unreadable.from_os_error(error, path) from None
+        # O_NONBLOCK: a FIFO in the place of a file must not hang the reader.
+        descriptor = _ask(path, os.open, self.path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         try:
             parts = []
             if from_end:
@@ -171,10 +171,8 @@ class Root:
         Unreadable
             If it is missing, not permitted or not a directory.
         """
-        try:
-            return sorted(os.fsencode(name).decode(errors="replace") for name in os.listdir(self.path(path)))
-        except OSError as error:
-            raise Unreadable.from_os_error(error, path) from None
+        names = _ask(path, os.listdir, self.path(path))
+        return sorted(os.fsencode(name).decode(errors="replace") for name in names)
 
     def names_if_any(self, path: str) -> list[str]:
         """Return the names in a directory, in order; none where it is missing.
@@ -199,10 +197,7 @@ class Root:
         Unreadable
             If nothing is there.
         """
-        try:
-            return os.statvfs(self.path(path))
-        except OSError as error:
-            raise Unreadable.from_os_error(error, path) from None
+        return _ask(path, os.statvfs, self.path(path))
 
     def status(self, path: str) -> os.stat_result:
         """Return what stat(2) says, links followed.
@@ -212,10 +207,7 @@ class Root:
         Unreadable
             If nothing is there, or it cannot be reached.
         """
-        try:
-            return os.stat(self.path(path))
-        except OSError as error:
-            raise Unreadable.from_os_error(error, path) from None
+        return _ask(path, os.stat, self.path(path))
 
     def access(self, path: str) -> str:
         """Return whether access(2) lets this process read and write: ``"ok"``, or the name of its error number.
@@ -236,10 +228,7 @@ class Root:
         Unreadable
             If it is missing, not permitted or no link.
         """
-        try:
-            return os.fsencode(os.readlink(self.path(path))).decode(errors="replace")
-        except OSError as error:
-            raise Unreadable.from_os_error(error, path) from None
+        return os.fsencode(_ask(path, os.readlink, self.path(path))).decode(errors="replace")
 
     def exists(self, path: str) -> bool:
         """Return whether something is there, links followed."""
@@ -253,15 +242,20 @@ class Root:
         Unreadable
             If nothing is there, or the links lead out of the root.
         """
-        try:
-            target = os.path.realpath(self.path(path), strict=True)
-        except OSError as error:
-            raise Unreadable.from_os_error(error, path) from None
+        target = _ask(path, lambda: os.path.realpath(self.path(path), strict=True))
         if self.is_live:
             return target
         if not target.startswith(self.directory + "/"):
             raise Unreadable(Reason.FAILED, f"{path}: leads out of the root directory")
         return target.removeprefix(self.directory)
+
+
+def _ask(path: str, function: Callable[..., T], *arguments: Any) -> T:
+    """Return the answer of a function of the system; its error is that of ``path``."""
+    try:
+        return function(*arguments)
+    except OSError as error:
+        raise Unreadable.from_os_error(error, path) from None
 
 
 def program_output(command: Sequence[str], shown: str, timeout_s: float, limit: int) -> bytes:
