@@ -7,8 +7,7 @@ import json
 import os
 import re
 import time
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from egmctl.driver.reading import Unreadable
 from egmctl.facts.root import Root, program_output
@@ -105,26 +104,7 @@ def event(time_s: float, message: str) -> KernelEvent | None:
     if not any(word in message for word in _SOURCES):
         return None
     if match := _XID.match(message):
-        domain, bus, slot, number, rest = match.groups()
-        name = ""
-        process = _PROCESS.search(rest)
-        if process is not None:
-            name = _CHANNEL.sub("", process[2])
-            rest = rest[: process.start()] + rest[process.end() :]
-        rest = without_process(_first_line(rest))
-        caused = _CAUSED_BY.search(rest)
-        return KernelEvent(
-            kind=EventKind.XID,
-            time_s=time_s,
-            bus_id=_bus_id(f"{domain}:{bus}:{slot}"),
-            number=int(number),
-            fatal=_fatal(rest) if 144 <= int(number) <= 150 else None,
-            link=_link(rest),
-            pid=int(process[1]) if process and process[1] else None,
-            process=name if name not in ("", "<unknown>") else None,
-            caused_by=int(caused[1]) if caused else None,
-            text=rest[:_TEXT_LIMIT],
-        )
+        return _xid(time_s, match)
     message = _first_line(message)
     if match := _SXID.match(message):
         return KernelEvent(
@@ -145,14 +125,36 @@ def event(time_s: float, message: str) -> KernelEvent | None:
             corrected=match[2].startswith("Correct"),
             text=match[4][:_TEXT_LIMIT],
         )
-    if _DRIVER_LINE.match(message):
-        known = next((driver_message for driver_message in DriverMessage if driver_message.value in message), None)
-        if known is not None:
-            bus_id = _BUS_ID.search(message)
-            return KernelEvent(
-                kind=EventKind.DRIVER, time_s=time_s, message=known, bus_id=_bus_id(bus_id[0]) if bus_id else None
-            )
-    return None
+    known = [words for words in DriverMessage if words.value in message] if _DRIVER_LINE.match(message) else []
+    if not known:
+        return None
+    bus_id = _BUS_ID.search(message)
+    return KernelEvent(
+        kind=EventKind.DRIVER, time_s=time_s, message=known[0], bus_id=_bus_id(bus_id[0]) if bus_id else None
+    )
+
+
+def _xid(time_s: float, match: re.Match[str]) -> KernelEvent:
+    domain, bus, slot, number, rest = match.groups()
+    name = ""
+    process = _PROCESS.search(rest)
+    if process is not None:
+        name = _CHANNEL.sub("", process[2])
+        rest = rest[: process.start()] + rest[process.end() :]
+    rest = without_process(_first_line(rest))
+    caused = _CAUSED_BY.search(rest)
+    return KernelEvent(
+        kind=EventKind.XID,
+        time_s=time_s,
+        bus_id=_bus_id(f"{domain}:{bus}:{slot}"),
+        number=int(number),
+        fatal=_fatal(rest) if 144 <= int(number) <= 150 else None,
+        link=_link(rest),
+        pid=int(process[1]) if process and process[1] else None,
+        process=name if name not in ("", "<unknown>") else None,
+        caused_by=int(caused[1]) if caused else None,
+        text=rest[:_TEXT_LIMIT],
+    )
 
 
 def without_process(text: str) -> str:
@@ -164,28 +166,21 @@ def _first_line(text: str) -> str:
     return text.partition("\\x0a")[0].partition("\n")[0]
 
 
-def _kept(source: str, read: tuple[Iterable[Line], float, bool]) -> KernelLog:
+def _kept(source: str, read: tuple[Sequence[Line], float, bool]) -> KernelLog:
     """Return the log of some lines, read at a time, with or without a gap."""
     lines, now_s, overwritten = read
-    first_s: float | None = None
-    count = 0
-    kept: deque[KernelEvent] = deque(maxlen=EVENTS_LIMIT)
-    for time_s, message in lines:
-        first_s = time_s if first_s is None else first_s
-        if (kernel_event := event(time_s, message)) is not None:
-            count += 1
-            kept.append(kernel_event)
+    events = [kernel_event for line in lines if (kernel_event := event(*line)) is not None]
     return KernelLog(
         source=source,
         now_s=now_s,
-        first_s=first_s,
+        first_s=lines[0][0] if lines else None,
         overwritten=overwritten,
-        events=tuple(kept),
-        left_out=count - len(kept),
+        events=tuple(events[-EVENTS_LIMIT:]),
+        left_out=max(0, len(events) - EVENTS_LIMIT),
     )
 
 
-def _kmsg(root: Root) -> tuple[Iterable[Line], float, bool]:
+def _kmsg(root: Root) -> tuple[Sequence[Line], float, bool]:
     if not root.is_live:
         # A copy of the records as a regular file, one a line; its last line is the best clock there is.
         lines = [line for text in root.lines(KMSG) if (line := _record(text)) is not None]
@@ -254,7 +249,7 @@ def _record(text: str) -> Line | None:
     return int(fields[2]) / 1e6, message.partition("\n")[0]
 
 
-def _journal(root: Root) -> tuple[Iterable[Line], float, bool]:
+def _journal(root: Root) -> tuple[Sequence[Line], float, bool]:
     if not root.exists(JOURNAL):
         raise Unreadable(Reason.NOT_PRESENT, f"{JOURNAL}: ENOENT")
     options = ("--dmesg", "--boot", "--output=json", "--no-pager", "--quiet", f"--lines={_JOURNAL_LINES}")
