@@ -299,8 +299,8 @@ def cpus_of(node: int) -> tuple[int, ...]:
     """
     try:
         cpus = set(parse_kernel_list(Root.from_environment().kernel_list(f"{NODES}/node{node}/cpulist")))
-    except Unreadable as why:
-        raise NoCpus(str(why)) from None
+    except Unreadable as error:
+        raise NoCpus(str(error)) from None
     allowed = sorted(cpus & os.sched_getaffinity(0))
     if not allowed:
         raise NoCpus(f"this process may run on none of the CPUs of NUMA node {node}")
@@ -346,8 +346,8 @@ def huge_page_bytes(node: int, size_bytes: int) -> int:
             if free * page_bytes >= size_bytes:
                 return page_bytes
             too_few.append(f"{free} of {format_size(page_bytes)}")
-    except Unreadable as why:
-        raise NoPages(f"the huge pages of NUMA node {node} cannot be read: {why}") from None
+    except Unreadable as error:
+        raise NoPages(f"the huge pages of NUMA node {node} cannot be read: {error}") from None
     there = ", ".join(too_few) or "none"
     raise NoPages(f"NUMA node {node} has too few free huge pages for {format_size(size_bytes)}: {there}")
 

@@ -87,15 +87,11 @@ def from_json(cls: type[T], data: Any, where: str = "", readers: Readers = types
     return value
 
 
-def field_types(cls: type) -> dict[str, Any]:
-    """Return a dataclass' fields and their types with ``Annotated`` marks kept, in order."""
-    return dict(_hints(cls))
-
-
 @functools.cache
-def _hints(cls: type) -> tuple[tuple[str, Any], ...]:
+def field_types(cls: Any) -> Mapping[str, Any]:
+    """Return a dataclass' fields and their types with ``Annotated`` marks kept, in order."""
     hints = typing.get_type_hints(cls, include_extras=True)
-    return tuple((f.name, hints[f.name]) for f in dataclasses.fields(cls))
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
 
 
 @functools.cache
@@ -147,7 +143,7 @@ def _decode_dataclass(cls: type, data: Any, where: str, readers: Readers) -> Any
         raise DecodeError(f"{where or 'the document'}: expected an object, found {_name(data)}")
     values = {
         name: _decode(kind, data[name], f"{where}.{name}" if where else name, readers)
-        for name, kind in _hints(cls)
+        for name, kind in field_types(cls).items()
         if name in data and name not in _derived(cls)
     }
     for f in dataclasses.fields(cls):

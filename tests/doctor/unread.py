@@ -27,7 +27,8 @@ def shape(path: Path) -> str:
 
 def facts(record: Any, at: Path = ()) -> Iterator[tuple[Path, Any, bool]]:
     """Yield the place of every value that is stated, the value, and whether it may be null."""
-    for name, kind in field_types(type(record)).items():
+    cls: Any = type(record)
+    for name, kind in field_types(cls).items():
         if name in _NO_FACT or not hasattr(record, name) or (value := getattr(record, name)) is None:
             continue
         yield (*at, name), value, _may_be_null(kind)
