@@ -141,9 +141,10 @@ def _decode(kind: Any, data: Any, where: str, readers: Readers) -> Any:
 def _decode_dataclass(cls: type, data: Any, where: str, readers: Readers) -> Any:
     if not isinstance(data, dict):
         raise DecodeError(f"{where or 'the document'}: expected an object, found {_name(data)}")
+    types_by_name = field_types(cls)
     values = {
         name: _decode(kind, data[name], f"{where}.{name}" if where else name, readers)
-        for name, kind in field_types(cls).items()
+        for name, kind in types_by_name.items()
         if name in data and name not in _derived(cls)
     }
     for f in dataclasses.fields(cls):
@@ -151,9 +152,17 @@ def _decode_dataclass(cls: type, data: Any, where: str, readers: Readers) -> Any
         if required and f.name not in values:
             raise DecodeError(f"{where or 'the document'}: the key {f.name!r} is missing")
     not_stated = {name: NOT_STATED for name in null_by_default(cls) if name not in values}
-    if issubclass(cls, Record):
-        values["unread"] = not_stated | values.get("unread", {})
+    if not_stated and issubclass(cls, Record):
+        reasons = not_stated | values.get("unread", {})
+        order = list(types_by_name)
+        values["unread"] = dict(sorted(reasons.items(), key=lambda reason: _place(order, reason[0])))
     return cls(**values)
+
+
+def _place(order: list[str], name: str) -> int:
+    """Return the place of a field, or of ``field.key``, among a record's fields; unknown names come last."""
+    field = name.partition(".")[0]
+    return order.index(field) if field in order else len(order)
 
 
 def _decode_tuple(kinds: tuple[Any, ...], data: Any, where: str, readers: Readers) -> tuple[Any, ...]:
