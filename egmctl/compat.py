@@ -1,4 +1,4 @@
-"""What Python 3.11 brought and this code uses, for Python 3.10, which Ubuntu 22.04 has. It goes when 3.10 goes."""
+"""Features of Python 3.11 for Python 3.10, which Ubuntu 22.04 has. It goes when 3.10 goes."""
 
 import sys
 from typing import NoReturn

@@ -7,10 +7,15 @@ from pathlib import Path
 _PACKAGE = Path(__file__).resolve().parent
 
 
+def _shipped(name: str) -> Path:
+    """Return a shipped folder: inside the package in a wheel, beside it in a checkout."""
+    packaged = _PACKAGE / f"_{name}"
+    return packaged if packaged.is_dir() else _PACKAGE.parent / name
+
+
 def profiles_dir() -> Path:
-    """Return the folder of shipped profiles: inside the package in a wheel, beside it in a checkout."""
-    packaged = _PACKAGE / "_profiles"
-    return packaged if packaged.is_dir() else _PACKAGE.parent / "profiles"
+    """Return the folder of shipped profiles."""
+    return _shipped("profiles")
 
 
 def machines_dir() -> Path:
@@ -19,6 +24,5 @@ def machines_dir() -> Path:
 
 
 def docs_dir() -> Path:
-    """Return the folder of the guide: inside the package in a wheel, beside it in a checkout."""
-    packaged = _PACKAGE / "_docs"
-    return packaged if packaged.is_dir() else _PACKAGE.parent / "docs"
+    """Return the folder of the guide."""
+    return _shipped("docs")

@@ -65,7 +65,7 @@ def read_content(path: Path, source: str) -> bytes:
 
 
 _GZIP = b"\x1f\x8b"
-"""What a file that gzip made begins with: https://www.rfc-editor.org/rfc/rfc1952#section-2.3.1."""
+"""The first bytes of a file that gzip made: https://www.rfc-editor.org/rfc/rfc1952#section-2.3.1."""
 
 
 def _unpacked(content: bytes, source: str) -> bytes:

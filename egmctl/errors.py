@@ -1,4 +1,4 @@
-"""What can go wrong, and the exit code each kind of failure ends the command with.
+"""The errors, and the exit code that each kind ends the command with.
 
 ::
 

@@ -36,12 +36,12 @@ from egmctl.verdict.explain import with_causes
 
 Result = RunReport | Diagnosis | Bringup | Topology | Machine
 Digest = Comparison | FleetReport | History | ProfileList | MatchResult | MachineList | CheckList
-"""What a command made of several results, or of what the tool knows."""
+"""A result made from several results, or a list of what the tool knows."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorEntry:
-    """What went wrong, as the envelope has it."""
+    """An error, as the envelope has it."""
 
     code: str
     message: str
@@ -61,14 +61,14 @@ class Saved:
     result: Result | Digest | None
     """``None`` where the command ended before it had one; ``errors`` says why."""
     tool: str
-    """What wrote it: ``egmctl 0.1.0``."""
+    """The tool that wrote it: ``egmctl 0.1.0``."""
     exit_code: int | None = None
-    """What the command ended with; ``None`` of a snapshot, which does not say."""
+    """The command's exit code; ``None`` for a snapshot, which does not say."""
     origin: Origin | None = None
     """Where the facts came from; ``None`` where the command ended before it had a machine."""
     errors: tuple[ErrorEntry, ...] = ()
     missing: str | None = None
-    """What is not in a journal though it was measured, in a sentence."""
+    """A sentence on measurements that a journal lacks."""
     damaged: bool = False
     """Whether lines of a journal are damaged."""
     content: bytes | None = dataclasses.field(default=None, repr=False, compare=False)

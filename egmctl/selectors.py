@@ -1,4 +1,4 @@
-"""What ``--gpus`` and ``--numa`` accept: ``0-3,5``, ``0-7/2``, ``all``, ``local``, UUID prefixes, PCI bus ids.
+"""The values of ``--gpus`` and ``--numa``: ``0-3,5``, ``0-7/2``, ``all``, ``local``, UUID prefixes, PCI bus ids.
 
 The order given is kept and duplicates are dropped. Whatever does not name something that exists is a
 :class:`~egmctl.errors.UsageError` with one sentence: the bad part, then what there is.
@@ -117,13 +117,13 @@ def _numbered(part: str, items: Mapping[int, T], option: str, noun: str, exist: 
 
 
 def _by_uuid(part: str, gpus: Sequence[Gpu], exist: str) -> Gpu:
-    matching = [gpu for gpu in gpus if gpu.uuid is not None and gpu.uuid.lower().startswith(part.lower())]
-    if len(matching) > 1:
-        several = ", ".join(f"GPU{gpu.index}" for gpu in matching)
+    matches = [gpu for gpu in gpus if gpu.uuid is not None and gpu.uuid.lower().startswith(part.lower())]
+    if len(matches) > 1:
+        several = ", ".join(f"GPU{gpu.index}" for gpu in matches)
         raise UsageError(f"--gpus {_quote(part)} fits {several}; give more of the UUID")
-    if not matching:
+    if not matches:
         raise UsageError(f"--gpus {_quote(part)} is no GPU's UUID; {exist} (egmctl topo -v shows their UUIDs)")
-    return matching[0]
+    return matches[0]
 
 
 def _by_bus_id(part: str, gpus: Sequence[Gpu]) -> Gpu:
@@ -134,15 +134,14 @@ def _by_bus_id(part: str, gpus: Sequence[Gpu]) -> Gpu:
     function = match["function"] or "0"
     place = f"{int(match['bus'], 16):02x}:{int(match['device'], 16):02x}.{function}"
     domain = None if match["domain"] is None else f"{int(match['domain'], 16):04x}"
-    if domain:
-        matching = [gpu for gpu in gpus if gpu.bus_id == f"{domain}:{place}"]
-    else:
-        matching = [gpu for gpu in gpus if gpu.bus_id.endswith(f":{place}")]
-    if len(matching) > 1:
+    matches = [
+        gpu for gpu in gpus if (gpu.bus_id == f"{domain}:{place}" if domain else gpu.bus_id.endswith(f":{place}"))
+    ]
+    if len(matches) > 1:
         raise UsageError(f"--gpus {_quote(part)} is in several PCI domains; the GPUs here are at {buses}")
-    if not matching:
+    if not matches:
         raise UsageError(f"--gpus {_quote(part)} is no GPU's bus id; the GPUs here are at {buses}")
-    return matching[0]
+    return matches[0]
 
 
 def _local(gpus: Sequence[Gpu], ids: Mapping[int, int], exist: str) -> tuple[int, ...]:

@@ -138,3 +138,28 @@ def mend(held: list[tuple[Path, bytes]]) -> None:
         else:
             path.unlink(missing_ok=True)
         path.write_bytes(content)
+
+
+EXTREMES: dict[type, tuple[Any, ...]] = {
+    bool: (True, False),
+    int: (-1, 0, 1, 300, 2**63, -(2**63), 2**64),
+    float: (0.0, -0.5, 1e-300, 1e308),
+    str: ("", "\x1b[31m", "[bold]x[/]", "\u202e", "a\nb", "," * 300, "0-3,8", "0000:ff:1f.7"),
+}
+
+
+def mutate(document: Any, choice: random.Random, value: Any) -> None:
+    """Remove something at a random depth, or put in its place an extreme of its type, or any value."""
+    while True:
+        keys = list(document) if isinstance(document, dict) else range(len(document))
+        if not keys:
+            return
+        key = choice.choice(keys)
+        if isinstance(document[key], (dict, list)) and choice.random() < 0.8:
+            document = document[key]
+            continue
+        if choice.random() < 0.2:
+            del document[key]
+        else:
+            document[key] = choice.choice((value, None, *EXTREMES.get(type(document[key]), ())))
+        return

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from machine_models import derived, dgx_h100, gb200, gh200
+from machine_models.stating import leave_out
 
 from egmctl.data import machines_dir
 from egmctl.facts import replay as record
-from egmctl.facts.replay import leave_out
 from egmctl.model.machine import Machine
 
 

@@ -6,33 +6,26 @@ Only child processes import this.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from ctypes import byref
-from typing import Any
+from typing import Any, NamedTuple
 
 import pynvml
 
 from egmctl.driver import breadcrumb
-from egmctl.driver.ids import (
-    DRIVER_TOO_OLD,
-    FAILED,
-    MISSING_LIBRARY,
-    NO_PERMISSION,
-    NOT_SUPPORTED,
-    TIMED_OUT,
-    Reading,
-    Unavailable,
-)
+from egmctl.driver.reading import Reasons, Unreadable
+from egmctl.model.record import Reason
 
-_REASONS: Mapping[int, str] = {
-    pynvml.NVML_ERROR_NOT_SUPPORTED: NOT_SUPPORTED,
-    pynvml.NVML_ERROR_NO_PERMISSION: NO_PERMISSION,
-    pynvml.NVML_ERROR_TIMEOUT: TIMED_OUT,
-    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: MISSING_LIBRARY,
-    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: DRIVER_TOO_OLD,
+_REASONS: Mapping[int, Reason] = {
+    pynvml.NVML_ERROR_NOT_SUPPORTED: Reason.NOT_SUPPORTED,
+    pynvml.NVML_ERROR_NO_PERMISSION: Reason.NO_PERMISSION,
+    pynvml.NVML_ERROR_TIMEOUT: Reason.TIMED_OUT,
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: Reason.MISSING_LIBRARY,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: Reason.DRIVER_TOO_OLD,
     # The version of a structure is newer than the library.
-    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: DRIVER_TOO_OLD,
-    pynvml.NVML_ERROR_DEPRECATED: NOT_SUPPORTED,
+    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: Reason.DRIVER_TOO_OLD,
+    pynvml.NVML_ERROR_DEPRECATED: Reason.NOT_SUPPORTED,
 }
 """Return codes that say why, by number; every other error is ``failed``."""
 
@@ -66,21 +59,21 @@ def ask(function: str, *arguments: Any) -> Any:
 
     Raises
     ------
-    Unavailable
+    Unreadable
         NVML answered with an error, the library or pynvml lacks the function, or a string is not UTF-8.
     """
     breadcrumb.enter(function, _about)
     try:
         return getattr(pynvml, function)(*arguments)
     except pynvml.NVMLError as error:
-        raise unavailable(function, error.value) from error
+        raise _error(function, error.value) from error
     except MemoryError as error:
         # pynvml makes room for as many entries as the library says it has.
-        raise Unavailable(FAILED, f"{function}: a count in the answer is beyond all bounds") from error
+        raise Unreadable(Reason.FAILED, f"{function}: a count in the answer is beyond all bounds") from error
     except AttributeError as error:
-        raise Unavailable(DRIVER_TOO_OLD, f"{function}: not in the installed nvidia-ml-py") from error
+        raise Unreadable(Reason.DRIVER_TOO_OLD, f"{function}: not in the installed nvidia-ml-py") from error
     except UnicodeDecodeError as error:
-        raise Unavailable(FAILED, f"{function}: the answer is not UTF-8") from error
+        raise Unreadable(Reason.FAILED, f"{function}: the answer is not UTF-8") from error
     finally:
         breadcrumb.leave()
 
@@ -89,11 +82,11 @@ def ask(function: str, *arguments: Any) -> Any:
 def about(bus_id: str) -> Iterator[None]:
     """Say which GPU the calls within are about: where one of them ends the process, its parent is told."""
     global _about
-    before, _about = _about, bus_id
+    _about = bus_id
     try:
         yield
     finally:
-        _about = before
+        _about = ""
 
 
 def ask_struct(function: str, struct: str, *before: Any) -> Any:
@@ -104,46 +97,72 @@ def ask_struct(function: str, struct: str, *before: Any) -> Any:
 
     Raises
     ------
-    Unavailable
+    Unreadable
         As :func:`ask`.
     """
     kind = getattr(pynvml, f"c_nvml{struct}", None)
     if kind is None:
-        raise Unavailable(DRIVER_TOO_OLD, f"{function}: the installed nvidia-ml-py has no c_nvml{struct}")
+        raise Unreadable(Reason.DRIVER_TOO_OLD, f"{function}: the installed nvidia-ml-py has no c_nvml{struct}")
     value = kind()
     returned = ask(function, *before, byref(value))
     if returned:
-        raise unavailable(function, returned)
+        raise _error(function, returned)
     return value
 
 
-def take(
-    reading: Reading, names: str, function: str, *arguments: Any, convert: Callable[[Any], Any] = lambda value: value
-) -> None:
-    """Put the answer of :func:`ask` into a field, or spread it over several (named with spaces between)."""
-    fields = names.split()
-    try:
-        value = convert(ask(function, *arguments))
-    except Unavailable as why:
-        reading.miss(names, why)
-        return
-    reading.values.update(zip(fields, value, strict=True) if len(fields) > 1 else ((names, value),))
+class Question(NamedTuple):
+    """One call, and the fields of a record that its answer fills."""
+
+    fields: str
+    """Their names, with spaces between. The answer for several has as many parts."""
+    function: str | Callable[..., Any]
+    """A function of pynvml, or one of our own that raises Unreadable."""
+    convert: Callable[[Any], Any] = lambda answer: answer
+    arguments: tuple[Any, ...] = ()
+    """Arguments after the subject's."""
+
+    def answer(self, subject: tuple[Any, ...]) -> Any:
+        """Ask about a subject: a GPU's handle, a handle and a link's number, two handles, or nothing.
+
+        Raises
+        ------
+        Unreadable
+            There is no answer.
+        """
+        arguments = (*subject, *self.arguments)
+        return self.convert(
+            ask(self.function, *arguments) if isinstance(self.function, str) else self.function(*arguments)
+        )
 
 
-def field_values(handle: Any, fields: Iterable[Field]) -> dict[Field, int | Unavailable]:
+def read_record(questions: Iterable[Question], *subject: Any, **known: Any) -> dict[str, Any]:
+    """Return the record, as a dictionary, that these questions about one subject fill.
+
+    Parameters
+    ----------
+    known
+        Further fields: values, or the errors in their place.
+    """
+    reasons = Reasons()
+    for question in questions:
+        known |= reasons.fields(question.fields, functools.partial(question.answer, subject))
+    return reasons.record(dict, **known)
+
+
+def field_values(handle: Any, fields: Iterable[Field]) -> dict[Field, int | Unreadable]:
     """Read many field values in one call, which costs little more than one value."""
     wanted = list(fields)
     try:
         answers = ask("nvmlDeviceGetFieldValues", handle, wanted)
-    except Unavailable as why:
-        return dict.fromkeys(wanted, why)
+    except Unreadable as error:
+        return dict.fromkeys(wanted, error)
     return {field: _field_value(field, answer) for field, answer in zip(wanted, answers, strict=True)}
 
 
-def unavailable(what: str, code: int) -> Unavailable:
-    """Return the reason for a return code other than success."""
+def _error(what: str, code: int) -> Unreadable:
+    """Return the error of a return code other than success."""
     detail = f"{what}: {code} ({pynvml.NVMLError(code)})"
-    return Unavailable(_REASONS.get(code, FAILED), detail, _NAMES.get(code), code)
+    return Unreadable(_REASONS.get(code, Reason.FAILED), detail, _NAMES.get(code), code)
 
 
 def event_reasons(mask: int) -> list[str]:
@@ -153,9 +172,9 @@ def event_reasons(mask: int) -> list[str]:
     return known + unknown
 
 
-def _field_value(field: Field, answer: Any) -> int | Unavailable:
+def _field_value(field: Field, answer: Any) -> int | Unreadable:
     if answer.nvmlReturn != pynvml.NVML_SUCCESS:
-        return unavailable(f"field {field[0] if isinstance(field, tuple) else field}", answer.nvmlReturn)
+        return _error(f"field {field[0] if isinstance(field, tuple) else field}", answer.nvmlReturn)
     member = {
         pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
         pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
@@ -165,6 +184,6 @@ def _field_value(field: Field, answer: Any) -> int | Unavailable:
         pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
     }.get(answer.valueType)
     if member is None:
-        return Unavailable(FAILED, f"field value of type {answer.valueType}")
+        return Unreadable(Reason.FAILED, f"field value of type {answer.valueType}")
     value: int = getattr(answer.value, member)
     return value

@@ -6,6 +6,7 @@ importer may not use the GPU that owns the memory. So a signature is a call and 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from egmctl.errors import DriverCallError
@@ -15,7 +16,7 @@ def cause_of(call: str | None, number: int | None) -> Cause | None:
     """Return what makes this call return this CUresult; ``None`` if that is not known."""
     if number is None:
         return None
-    return _BY_CALL.get((call, number)) or _BY_CALL.get((None, number))
+    return SIGNATURES.get((call, number)) or SIGNATURES.get((None, number))
 
 
 def cause_of_crash(call: str | None) -> Cause | None:
@@ -31,28 +32,15 @@ def known_cause(error: DriverCallError) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What in the environment makes a call fail."""
+    """Something in the environment that makes a call fail."""
 
     cause: str
     """A clause."""
     remedy: str
-    """What to do, one sentence."""
+    """One sentence on how to fix it."""
 
     def __str__(self) -> str:
         return f"{self.cause}: {self.remedy[0].lower()}{self.remedy[1:].rstrip('.')}"
-
-
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """What a call returns, and why."""
-
-    call: str | None
-    """``None``: any call."""
-    number: int
-    """The CUresult."""
-    cause: Cause
-    source: str
-    """Where it was seen or is written."""
 
 
 OWNER_DENIED = Cause(
@@ -64,107 +52,57 @@ _NO_CHANNEL = Cause(
     "Make one (nvidia-modprobe -c 0) or give the container one; the node needs multi-node NVLink or NVSwitch.",
 )
 _IMPORT, _IMPORT_POOL = "cuMemImportFromShareableHandle", "cuMemPoolImportFromShareableHandle"
-_H200 = "measured on H200, driver 580 (docs/hardware-notes.md)"
 
-SIGNATURES: tuple[Signature, ...] = (
-    Signature("cuIpcOpenMemHandle", 1, OWNER_DENIED, f"{_H200}; open-mpi/ompi issue 11949"),
-    Signature(
-        "cuIpcOpenMemHandle",
-        201,
-        Cause(
-            "the two processes are in different PID namespaces, which legacy handles do not cross",
-            "Share the PID namespace (docker --pid, hostPID), or use file descriptors.",
-        ),
-        "vllm-project/vllm issue 52607",
+SIGNATURES: Mapping[tuple[str | None, int], Cause] = {
+    # Measured on H200, driver 580 (docs/hardware-notes.md); the first also open-mpi/ompi issue 11949.
+    ("cuIpcOpenMemHandle", 1): OWNER_DENIED,
+    (_IMPORT, 101): OWNER_DENIED,  # a file descriptor, also of host memory
+    (_IMPORT, 801): OWNER_DENIED,  # a fabric handle, also of host memory
+    (_IMPORT_POOL, 101): OWNER_DENIED,  # as of other memory; driver 580 ends the process instead
+    ("cuMemPoolImportPointer", 101): OWNER_DENIED,  # a pool of host memory
+    # Measured as well, and in cuda.h.
+    (_IMPORT, 800): _NO_CHANNEL,
+    ("cuMemCreate", 800): _NO_CHANNEL,
+    ("cuMemPoolCreate", 800): _NO_CHANNEL,
+    ("cuInit", 100): Cause(
+        "no GPU can be opened from this process; a device cgroup that denies /dev/nvidiactl looks like this",
+        "Look at what doctor says of device nodes.",
     ),
-    # Of a file descriptor, then of a fabric handle: for host memory too.
-    Signature(_IMPORT, 101, OWNER_DENIED, _H200),
-    Signature(_IMPORT, 801, OWNER_DENIED, _H200),
-    Signature(_IMPORT_POOL, 101, OWNER_DENIED, "as of other memory; driver 580 ends the process instead"),
-    Signature("cuMemPoolImportPointer", 101, OWNER_DENIED, f"{_H200}, pool of host memory"),
-    Signature(
-        _IMPORT,
-        400,
-        Cause(
-            "the IMEX domain is broken, or the two processes' device cgroups have no GPU in common",
-            "Look at nvidia-imex-ctl -N, and give both processes all GPUs of the node.",
-        ),
-        "kubernetes-sigs/dra-driver-nvidia-gpu issues 294 and 1417",
+    ("cuInit", 304): Cause(
+        "the process is in a PID namespace whose /proc is another one's",
+        "Mount a /proc of its own (unshare --mount-proc).",
     ),
-    Signature(_IMPORT, 800, _NO_CHANNEL, f"{_H200}; cuda.h"),
-    Signature("cuMemCreate", 800, _NO_CHANNEL, f"{_H200}; cuda.h"),
-    Signature("cuMemPoolCreate", 800, _NO_CHANNEL, f"{_H200}; cuda.h"),
-    Signature(
-        "cuInit",
-        3,
-        Cause(
-            "on Grace, the kernel is built without CONFIG_ARM_SMMU_V3_SVA",
-            "Boot a kernel with CONFIG_ARM_SMMU_V3_SVA=y.",
-        ),
-        "siderolabs/talos issue 14087",
+    # vllm-project/vllm issue 52607
+    ("cuIpcOpenMemHandle", 201): Cause(
+        "the two processes are in different PID namespaces, which legacy handles do not cross",
+        "Share the PID namespace (docker --pid, hostPID), or use file descriptors.",
     ),
-    Signature(
-        "cuInit",
-        100,
-        Cause(
-            "no GPU can be opened from this process; a device cgroup that denies /dev/nvidiactl looks like this",
-            "Look at what doctor says of device nodes.",
-        ),
-        _H200,
+    # kubernetes-sigs/dra-driver-nvidia-gpu issues 294 and 1417
+    (_IMPORT, 400): Cause(
+        "the IMEX domain is broken, or the two processes' device cgroups have no GPU in common",
+        "Look at nvidia-imex-ctl -N, and give both processes all GPUs of the node.",
     ),
-    Signature(
-        "cuInit",
-        304,
-        Cause(
-            "the process is in a PID namespace whose /proc is another one's",
-            "Mount a /proc of its own (unshare --mount-proc).",
-        ),
-        _H200,
+    # siderolabs/talos issue 14087
+    ("cuInit", 3): Cause(
+        "on Grace, the kernel is built without CONFIG_ARM_SMMU_V3_SVA",
+        "Boot a kernel with CONFIG_ARM_SMMU_V3_SVA=y.",
     ),
-    Signature(
-        None,
-        2,
-        Cause("there is not enough free memory", "End what else uses it; in a bench, a smaller --size."),
-        "cuda.h",
+    # cuda.h
+    (None, 2): Cause("there is not enough free memory", "End what else uses it; in a bench, a smaller --size."),
+    (None, 46): Cause(
+        "the GPU is in exclusive use by another process, or its compute mode forbids it",
+        "End what uses it, or nvidia-smi -c DEFAULT as root.",
     ),
-    Signature(
-        None,
-        46,
-        Cause(
-            "the GPU is in exclusive use by another process, or its compute mode forbids it",
-            "End what uses it, or nvidia-smi -c DEFAULT as root.",
-        ),
-        "cuda.h",
+    (None, 800): Cause("the driver does not permit it to this process", "Look at what doctor says of this node."),
+    (None, 802): Cause(
+        "the fabric or confidential computing is not ready yet", "Wait, then look at nvidia-fabricmanager's state."
     ),
-    Signature(
-        None,
-        800,
-        Cause("the driver does not permit it to this process", "Look at what doctor says of this node."),
-        "cuda.h",
+    (None, 803): Cause(
+        "the driver's libraries are not of the kernel module's version", "Reload the kernel module, or reboot."
     ),
-    Signature(
-        None,
-        802,
-        Cause(
-            "the fabric or confidential computing is not ready yet", "Wait, then look at nvidia-fabricmanager's state."
-        ),
-        "cuda.h",
+    (None, 804): Cause(
+        "the CUDA forward compatibility libraries do not support these GPUs",
+        "Take their folder out of LD_LIBRARY_PATH.",
     ),
-    Signature(
-        None,
-        803,
-        Cause("the driver's libraries are not of the kernel module's version", "Reload the kernel module, or reboot."),
-        "cuda.h",
-    ),
-    Signature(
-        None,
-        804,
-        Cause(
-            "the CUDA forward compatibility libraries do not support these GPUs",
-            "Take their folder out of LD_LIBRARY_PATH.",
-        ),
-        "cuda.h",
-    ),
-)
-
-_BY_CALL = {(signature.call, signature.number): signature.cause for signature in SIGNATURES}
+}
+"""The cause of a CUresult by the call that returned it; ``None`` is any call."""

@@ -12,14 +12,11 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from egmctl import __version__, launch
+from egmctl.driver.reading import Unreadable
 from egmctl.errors import ChildFailed, UsageError
 from egmctl.facts import confinement, gpus, host, inside, kernel_log, process, system
-from egmctl.facts import gpus as driver_files
-from egmctl.facts import gpus as pci
-from egmctl.facts import system as nics
-from egmctl.facts import system as nodes
 from egmctl.facts.gpus import CudaFacts, NvmlFacts
-from egmctl.facts.root import Root, Unreadable
+from egmctl.facts.root import Root
 from egmctl.model.codec import JsonValue
 from egmctl.model.machine import (
     SECTION_VERSIONS,
@@ -131,17 +128,15 @@ def rereading(*, deadline_s: float = 60.0) -> Iterator[Callable[[Machine], Machi
         child = _start("egmctl.facts.nvml:read_when_asked", {"pairs": False}, children)
 
         def machine(before: Machine) -> Machine:
-            if isinstance(child, ChildFailed):
-                outcome: JsonValue | ChildFailed = child
-            else:
+            if isinstance(child, launch.Child):
                 # What became of a child that is gone is noticed when its answer is waited for.
                 with suppress(launch.ChannelClosed):
                     child.channel.send({})
-                outcome = _result(child, deadline_s)
-            functions, _ = _attempt(lambda: {one.bus_id: one for one in pci.nvidia_functions(root)})
-            log, _ = _attempt(lambda: kernel_log.kernel_log(root)) if before.kernel_log else (None, None)
-            now = gpus.reread(before, functions or {}, gpus.nvml_facts(outcome))
-            return dataclasses.replace(now, kernel_log=log or before.kernel_log)
+            nvml = gpus.library_facts(NvmlFacts, _result(child, deadline_s))
+            functions = _attempt(lambda: {function.bus_id: function for function in gpus.nvidia_functions(root)})
+            now = gpus.reread(before, {} if isinstance(functions, Unread) else functions, nvml)
+            log = before.kernel_log and _attempt(lambda: kernel_log.kernel_log(root))
+            return now if isinstance(log, Unread) else dataclasses.replace(now, kernel_log=log)
 
         yield machine
 
@@ -172,13 +167,15 @@ def _machine(node: _Node, asked: Collection[str]) -> Machine:
         duration_ms = None
         if name in asked:
             started = time.perf_counter()
-            values[name], unread = _attempt(function)
+            value = _attempt(function)
+            unread = value if isinstance(value, Unread) else None
+            values[name] = None if unread else value
             duration_ms = round(1e3 * (time.perf_counter() - started), 3)
         statuses[name] = SectionStatus(version=SECTION_VERSIONS[name], duration_ms=duration_ms, unread=unread)
 
     read("host", lambda: host.host(root, pid))
     read("switches", node.switches)
-    read("nics", lambda: nics.nics(root))
+    read("nics", lambda: system.nics(root))
     read("process", lambda: process.process(root, pid))
     read("confinement", lambda: confinement.confinement(root, pid))
     read("system", lambda: system.system(root))
@@ -210,58 +207,49 @@ class _Node:
         if LIBRARY_SECTIONS.isdisjoint(asked):
             return
         # As root, NVML and CUDA may make the nodes that are missing: looking comes first.
-        self._proc = _attempt(lambda: driver_files.gpus(self.root))
-        minors = [gpu.minor for gpu in (self._proc[0] or {}).values() if gpu.minor is not None]
-        self._nodes = _attempt(lambda: inside.read_all(root, pid, minors) if pid else nodes.read_all(root, minors))
+        self._proc = _attempt(lambda: gpus.gpus(self.root))
+        known = () if isinstance(self._proc, Unread) else self._proc.values()
+        minors = [gpu.minor for gpu in known if gpu.minor is not None]
+        self._nodes = _attempt(lambda: inside.read_all(root, pid, minors) if pid else system.read_all(root, minors))
         arguments = {"pairs": "pairs" in asked}
         self._nvml_child = _start("egmctl.facts.nvml:read", arguments, children)
         self._cuda_child = _start("egmctl.facts.cuda:read", arguments, children) if cuda else None
 
     @cached_property
     def nvml(self) -> NvmlFacts:
-        return gpus.nvml_facts(self._answer("NVML", self._nvml_child))
+        return gpus.library_facts(NvmlFacts, self._answer("NVML", self._nvml_child))
 
     @cached_property
     def cuda(self) -> CudaFacts:
         if self._cuda_child is None:
-            return gpus.no_cuda_facts(Unread(reason=Reason.NOT_ASKED))
-        return gpus.cuda_facts(self._answer("CUDA", self._cuda_child))
+            return CudaFacts(absent=Unread(reason=Reason.NOT_ASKED))
+        return gpus.library_facts(CudaFacts, self._answer("CUDA", self._cuda_child))
 
     @cached_property
     def functions(self) -> tuple[PciFunction, ...]:
-        return pci.nvidia_functions(self.root)
+        return gpus.nvidia_functions(self.root)
 
     @cached_property
     def gpus(self) -> tuple[Gpu, ...]:
-        functions, no_functions = _attempt(
-            lambda: {found.bus_id: found for found in self.functions if pci.is_gpu(found)}
-        )
-        proc, no_proc = self._proc
-        seen, no_nodes = self._nodes
         return gpus.join(
-            pci=no_functions or functions or {},
-            proc=no_proc or proc or {},
-            nodes=no_nodes or (seen.gpus if seen else {}),
+            pci=_attempt(lambda: {function.bus_id: function for function in self.functions if gpus.is_gpu(function)}),
+            proc=self._proc,
+            nodes=self._nodes if isinstance(self._nodes, Unread) else self._nodes.gpus,
             nvml=self.nvml,
             cuda=self.cuda,
         )
 
     def switches(self) -> tuple[NvSwitch, ...]:
-        return tuple(NvSwitch(pci=found) for found in self.functions if not pci.is_gpu(found))
+        return tuple(NvSwitch(pci=function) for function in self.functions if not gpus.is_gpu(function))
 
     def driver(self) -> Driver:
-        files = driver_files.driver(self.root)
-        values, unread = gpus.driver_values(self.nvml, self.cuda)
-        seen, no_nodes = self._nodes
-        if no_nodes:
-            unread.update(dict.fromkeys(("nodes", "imex_channels"), no_nodes))
-        return Driver(
-            **{field.name: getattr(files, field.name) for field in dataclasses.fields(files) if field.name != "unread"},
-            **values,
-            nodes=seen.control if seen else None,
-            imex_channels=seen.imex_channels if seen else None,
-            unread={**files.unread, **unread, **(seen.unread if seen else {})},
-        )
+        driver = gpus.with_cuda(gpus.with_nvml(gpus.driver(self.root), self.nvml), self.cuda)
+        nodes = self._nodes
+        if isinstance(nodes, Unread):
+            unread = dict.fromkeys(("nodes", "imex_channels"), nodes)
+            return dataclasses.replace(driver, unread={**driver.unread, **unread})
+        unread = {**driver.unread, **nodes.unread}
+        return dataclasses.replace(driver, nodes=nodes.control, imex_channels=nodes.imex_channels, unread=unread)
 
     def _answer(self, library: str, child: launch.Child | ChildFailed) -> JsonValue | ChildFailed:
         if isinstance(child, ChildFailed):
@@ -293,18 +281,20 @@ def _start(target: str, arguments: dict[str, Any], children: ExitStack) -> launc
         return error
 
 
-def _result(child: launch.Child, timeout_s: float) -> JsonValue | ChildFailed:
+def _result(child: launch.Child | ChildFailed, timeout_s: float) -> JsonValue | ChildFailed:
+    if isinstance(child, ChildFailed):
+        return child
     try:
         return child.result(max(0.0, timeout_s))
     except ChildFailed as error:
         return error
 
 
-def _attempt(function: Callable[[], T]) -> tuple[T | None, Unread | None]:
+def _attempt(function: Callable[[], T]) -> T | Unread:
     """Return a collector's value, or why there is none: nothing that it raises may end the tool."""
     try:
-        return function(), None
+        return function()
     except Unreadable as error:
-        return None, error.unread
+        return error.unread
     except Exception as error:
-        return None, Unread(reason=Reason.FAILED, detail=f"{type(error).__name__}: {error}")
+        return Unread(reason=Reason.FAILED, detail=f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""What keeps a process from things: namespaces, capabilities, filters, limits, mounts and its device cgroup.
+"""The limits of a process: namespaces, capabilities, filters, limits, mounts and its device cgroup.
 
 All of it comes from the process' own files, so it can be read of another process too; only what system calls answer
 is known to nobody but the process itself.
@@ -14,13 +14,14 @@ from functools import partial
 from typing import Any
 
 from egmctl import launch
+from egmctl.driver.reading import Reasons, Unreadable, read_or
 from egmctl.driver.system_calls import NUMBERS
 from egmctl.errors import ChildFailed
 from egmctl.facts import inside
-from egmctl.facts.inside import cgroups, device_cgroup, mount_points, pids_left
-from egmctl.facts.root import Reasons, Root, Unreadable
+from egmctl.facts.inside import cgroups, device_cgroup, id_ranges, mount_points, pids_left
+from egmctl.facts.root import Root
 from egmctl.facts.system_calls import PROBES
-from egmctl.model.machine import Confinement, DeviceList, DeviceProgram, DeviceUnit, Mount, Reason
+from egmctl.model.machine import Confinement, DeviceList, DeviceProgram, DeviceUnit, Mount, Reason, Unread
 
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user")
 LIMITS = {
@@ -62,51 +63,39 @@ def confinement(root: Root, pid: int = 0) -> Confinement:
     """
     folder = f"/proc/{pid or 'self'}"
     status = f"{folder}/status"
-    why = Reasons()
-    shm = why.read("shm_total_bytes", lambda: _shm(root, pid))
-    if shm is None:
-        why.unread["shm_free_bytes"] = why.unread["shm_total_bytes"]
-    return why.record(
+    reasons = Reasons()
+    return reasons.record(
         Confinement,
-        namespaces=_namespaces(root, f"{folder}/ns", why),
+        namespaces={
+            name: reasons.read(f"namespaces.{name}", partial(_namespace, root, f"{folder}/ns/{name}"))
+            for name in NAMESPACES
+        },
         pid_namespace_depth=lambda: len(root.line(status, "NSpid").split()),
-        uid_map=lambda: _uid_map(root, f"{folder}/uid_map"),
-        capabilities=lambda: _number(root, status, "CapEff", 16),
+        uid_map=lambda: id_ranges(root, f"{folder}/uid_map"),
+        capabilities=lambda: root.numbers(status, "CapEff", 16)[0],
         seccomp=lambda: _seccomp(root, status),
-        no_new_privileges=lambda: bool(_number(root, status, "NoNewPrivs")),
-        limits=_limits(root, f"{folder}/limits", why),
+        no_new_privileges=lambda: bool(root.numbers(status, "NoNewPrivs")[0]),
+        limits={
+            name: reasons.read(f"limits.{name}", partial(_limit, root, f"{folder}/limits", words))
+            for name, words in LIMITS.items()
+        },
         pids_left=lambda: pids_left(root, folder),
         mounts=lambda: _mounts(root, f"{folder}/mountinfo"),
-        shm_total_bytes=shm and shm[0],
-        shm_free_bytes=shm and shm[1],
+        **reasons.fields("shm_total_bytes shm_free_bytes", lambda: _shm(root, pid)),
         ptrace_scope=lambda: root.number("/proc/sys/kernel/yama/ptrace_scope"),
         device_rules=lambda: _device_rules(root, folder),
         device_lists=_device_lists(root, folder),
         device_units=_device_units(root, folder),
         device_programs=lambda: _device_programs(root, folder),
-        system_calls=lambda: _system_calls(pid, why),
+        system_calls=lambda: _system_calls(pid, reasons),
     )
 
 
-def _number(root: Root, path: str, key: str, base: int = 10) -> int:
-    text = root.line(path, key)
-    if not re.fullmatch(r"[0-9a-f]{1,16}", text, re.ASCII):
-        raise Unreadable(Reason.FAILED, f"{path}: {key!r} is not a number")
-    try:
-        return int(text, base)
-    except ValueError:
-        raise Unreadable(Reason.FAILED, f"{path}: {key!r} is not a number") from None
-
-
 def _seccomp(root: Root, path: str) -> str:
-    mode = _number(root, path, "Seccomp")
-    if mode >= len(_SECCOMP):
+    (mode, *_) = root.numbers(path, "Seccomp")
+    if not 0 <= mode < len(_SECCOMP):
         raise Unreadable(Reason.FAILED, f"{path}: Seccomp is {mode}")
     return _SECCOMP[mode]
-
-
-def _namespaces(root: Root, folder: str, why: Reasons) -> dict[str, int | None]:
-    return {name: why.read(f"namespaces.{name}", partial(_namespace, root, f"{folder}/{name}")) for name in NAMESPACES}
 
 
 def _namespace(root: Root, path: str) -> int:
@@ -114,19 +103,6 @@ def _namespace(root: Root, path: str) -> int:
     if match := re.fullmatch(r"[a-z]+:\[([0-9]{1,19})\]", root.link(path), re.ASCII):
         return int(match[1])
     raise Unreadable(Reason.FAILED, f"{path}: no number in brackets")
-
-
-def _uid_map(root: Root, path: str) -> tuple[tuple[int, int, int], ...]:
-    found = []
-    for line in root.lines(path):
-        if not (match := re.fullmatch(r" *([0-9]{1,10}) +([0-9]{1,10}) +([0-9]{1,10})", line, re.ASCII)):
-            raise Unreadable(Reason.FAILED, f"{path}: not three numbers a line")
-        found.append((int(match[1]), int(match[2]), int(match[3])))
-    return tuple(found)
-
-
-def _limits(root: Root, path: str, why: Reasons) -> dict[str, int | None]:
-    return {name: why.read(f"limits.{name}", partial(_limit, root, path, words)) for name, words in LIMITS.items()}
 
 
 def _limit(root: Root, path: str, words: str) -> int:
@@ -139,9 +115,9 @@ def _limit(root: Root, path: str, words: str) -> int:
 
 def _mounts(root: Root, path: str) -> tuple[Mount, ...]:
     return tuple(
-        Mount(path=one.path, kind=one.kind, options=one.options)
-        for one in mount_points(root.read(path))
-        if _MOUNT.fullmatch(one.path)
+        Mount(path=mount.path, kind=mount.kind, options=mount.options)
+        for mount in mount_points(root.read(path))
+        if _MOUNT.fullmatch(mount.path)
     )
 
 
@@ -153,31 +129,28 @@ def _shm(root: Root, pid: int) -> tuple[int, int]:
 
 
 def _device_rules(root: Root, folder: str) -> tuple[str, ...]:
-    path = f"{device_cgroup(root, folder, 1)[-1]}/devices.list"
-    return tuple(line for line in root.lines(path) if _RULE.fullmatch(line))
+    return _rules(root, device_cgroup(root, folder, 1)[-1])
+
+
+def _rules(root: Root, cgroup: str) -> tuple[str, ...]:
+    return tuple(line for line in root.lines(f"{cgroup}/devices.list") if _RULE.fullmatch(line))
 
 
 def _device_lists(root: Root, folder: str) -> tuple[DeviceList, ...]:
-    try:
-        directories = device_cgroup(root, folder, 1)
-    except Unreadable:
-        return ()
-    found = []
+    directories = read_or((), lambda: device_cgroup(root, folder, 1))
+    lists = []
     for directory in directories:
         with suppress(Unreadable):
-            rules = tuple(line for line in root.lines(f"{directory}/devices.list") if _RULE.fullmatch(line))
-            found.append(DeviceList(cgroup=directory.removeprefix(directories[0]) or "/", rules=rules))
-    return tuple(found)
+            rules = _rules(root, directory)
+            lists.append(DeviceList(cgroup=directory.removeprefix(directories[0]) or "/", rules=rules))
+    return tuple(lists)
 
 
 def _device_units(root: Root, folder: str) -> tuple[DeviceUnit, ...]:
     """Return what the unit files on this host set for the units in the process' cgroup paths, the outermost first."""
-    try:
-        paths = [group.path for group in cgroups(root, folder)]
-    except Unreadable:
-        return ()
-    units = dict.fromkeys(part for path in paths for part in path.split("/") if _UNIT.fullmatch(part))
-    return tuple(found for unit in units for found in _unit_settings(root, unit))
+    groups = read_or((), lambda: cgroups(root, folder))
+    units = dict.fromkeys(part for group in groups for part in group.path.split("/") if _UNIT.fullmatch(part))
+    return tuple(setting for unit in units for setting in _unit_settings(root, unit))
 
 
 def _unit_settings(root: Root, unit: str) -> Iterator[DeviceUnit]:
@@ -193,29 +166,31 @@ def _unit_settings(root: Root, unit: str) -> Iterator[DeviceUnit]:
 def _device_programs(root: Root, folder: str) -> tuple[DeviceProgram, ...]:
     _check_architecture()
     directories = [root.path(directory) for directory in device_cgroup(root, folder, 2)]
-    what = "bpf(BPF_PROG_QUERY)"
+    call = "bpf(BPF_PROG_QUERY)"
     try:
         answer: Any = launch.run(
             "egmctl.facts.system_calls:device_programs", {"cgroups": directories}, timeout_s=_TIMEOUT_S
         )
     except ChildFailed as error:
-        raise Unreadable(_how(error), f"{what}: the child {error.how}") from None
+        raise Unreadable(_how(error), f"{call}: the child {error.how}") from None
     if "errno" in answer:
-        raise Unreadable.from_os_error(OSError(answer["errno"], ""), what)
-    return tuple(_program(found, directories[0]) for found in answer["programs"])
+        raise Unreadable.from_os_error(OSError(answer["errno"], ""), call)
+    return tuple(_program(program, directories[0]) for program in answer["programs"])
 
 
-def _program(found: dict[str, Any], top: str) -> DeviceProgram:
-    why = Reasons()
-    cgroup = None if found["cgroup"] is None else found["cgroup"].removeprefix(top) or "/"
-    if found["name"] is None:
-        why.null("name", Reason.NOT_PRESENT, "bpf(BPF_OBJ_GET_INFO_BY_FD)")
-    if cgroup is None:
-        why.null("cgroup", Reason.NOT_PRESENT, "attached above the cgroups that are mounted here")
-    return DeviceProgram(id=found["id"], name=found["name"], cgroup=cgroup, unread=why.unread)
+def _program(program: dict[str, Any], top: str) -> DeviceProgram:
+    name, cgroup = program["name"], program["cgroup"]
+    no_name = Unreadable(Reason.NOT_PRESENT, "bpf(BPF_OBJ_GET_INFO_BY_FD)")
+    no_cgroup = Unreadable(Reason.NOT_PRESENT, "attached above the cgroups that are mounted here")
+    return Reasons().record(
+        DeviceProgram,
+        id=program["id"],
+        name=no_name if name is None else name,
+        cgroup=no_cgroup if cgroup is None else cgroup.removeprefix(top) or "/",
+    )
 
 
-def _system_calls(pid: int, why: Reasons) -> dict[str, str | None]:
+def _system_calls(pid: int, reasons: Reasons) -> dict[str, str | None]:
     if pid:
         raise Unreadable(Reason.NOT_ASKED, "what they answer is known to the process itself only")
     _check_architecture()
@@ -231,7 +206,9 @@ def _system_calls(pid: int, why: Reasons) -> dict[str, str | None]:
         for name in left:
             if name not in answered:
                 answers[name] = None
-                why.null(f"system_calls.{name}", _how(error), f"{name}: the child {error.how}")
+                reasons.unread[f"system_calls.{name}"] = Unread(
+                    reason=_how(error), detail=f"{name}: the child {error.how}"
+                )
     return answers
 
 

@@ -1,4 +1,4 @@
-"""What CUDA says of the GPUs and their pairs: the target of a child process. No context is created.
+"""CUDA's facts about the GPUs and their pairs, read by a child process. No context is created.
 
 The child sees every GPU that the device cgroup lets it see, whatever CUDA_VISIBLE_DEVICES says: hidden GPUs keep
 their facts.
@@ -6,23 +6,17 @@ their facts.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 from egmctl.driver import cuda, ids
-from egmctl.driver.ids import (
-    DRIVER_TOO_OLD,
-    FAILED,
-    MISSING_LIBRARY,
-    NO_PERMISSION,
-    NOT_PRESENT,
-    NOT_SUPPORTED,
-    Reading,
-    Unavailable,
-)
+from egmctl.driver.reading import Reasons, Unreadable
 from egmctl.errors import DriverCallError, DriverLibraryMissing, DriverTooOld
+from egmctl.model.codec import to_json
+from egmctl.model.record import Reason
 
 ATTRIBUTES = (
     # what the GPU is
@@ -126,11 +120,11 @@ ATOMIC_CAPABILITIES = (
 _MOST_GPUS = 256
 """As NVML is believed (:mod:`egmctl.facts.nvml`)."""
 _INVALID_VALUE = 1
-_REASONS = {100: NOT_PRESENT, 800: NO_PERMISSION, 801: NOT_SUPPORTED}
+_REASONS = {100: Reason.NOT_PRESENT, 800: Reason.NO_PERMISSION, 801: Reason.NOT_SUPPORTED}
 """CUresults that say why, by number; every other error is ``failed``."""
 
 
-def read(_parent: object, arguments: dict[str, Any]) -> dict[str, Any]:
+def read(_parent: object, arguments: dict[str, Any]) -> Any:
     """Return ``egmctl.facts.gpus.CudaFacts`` as JSON.
 
     Parameters
@@ -140,23 +134,20 @@ def read(_parent: object, arguments: dict[str, Any]) -> dict[str, Any]:
     """
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    facts = Reading(driver_version=None)
+    facts: dict[str, Any] = {}
     try:
-        facts.values["driver_version"] = cuda.call("cuDriverGetVersion")
+        facts["driver_version"] = cuda.call("cuDriverGetVersion")
         cuda.initialise()
         devices = dict(_device(ordinal) for ordinal in range(_count()))
     except DriverCallError as error:
-        why = _why(error)
-        if facts.values["driver_version"] is None:
-            facts.miss("driver_version", why)
-        how = {MISSING_LIBRARY: "missing", DRIVER_TOO_OLD: "too-old"}.get(why.reason, "error")
-        name = None if error.number is None else error.name
-        failure = {"how": how, "call": error.call, "number": error.number, "name": name, "detail": why.detail}
-        return {**facts.json(), "absent": why.json(), "error": name, "failure": failure}
-    facts.values["gpus"] = {bus_id: _gpu(ordinal, device) for ordinal, (bus_id, device) in enumerate(devices.items())}
+        failed = _unreadable(error)
+        facts |= {"absent": failed.unread, "error": failed.name, "failure": failed.library_failure(error.call)}
+        unread = {} if "driver_version" in facts else {"driver_version": failed.unread}
+        return to_json({**facts, "unread": unread})
+    facts["gpus"] = {bus_id: _gpu(ordinal, device) for ordinal, (bus_id, device) in enumerate(devices.items())}
     if arguments.get("pairs", True):
-        facts.values["pairs"] = [_pair(*pair) for pair in itertools.permutations(devices.items(), 2)]
-    return facts.json()
+        facts["pairs"] = [_pair(*pair) for pair in itertools.permutations(devices.items(), 2)]
+    return to_json(facts)
 
 
 def _count() -> int:
@@ -176,85 +167,94 @@ def _device(ordinal: int) -> tuple[str, Any]:
 
 
 def _gpu(ordinal: int, device: Any) -> dict[str, Any]:
-    gpu = Reading(ordinal=ordinal)
-    _take(gpu, "uuid", lambda: f"GPU-{ids.uuid_text(cuda.call('cuDeviceGetUuid', device).bytes)}")
-    _take(gpu, "name", lambda: _text(cuda.call("cuDeviceGetName", 256, device)))
-    _take(gpu, "memory_total_bytes", lambda: cuda.call("cuDeviceTotalMem", device))
-    enum = cuda.bindings().CUdevice_attribute
-    gpu.values["attributes"] = _attributes(
-        gpu,
-        "attributes",
-        {name: getattr(enum, f"CU_DEVICE_ATTRIBUTE_{name}", None) for name in ATTRIBUTES},
-        lambda attribute: cuda.call("cuDeviceGetAttribute", attribute, device),
+    reasons = Reasons()
+    gpu: dict[str, Any] = reasons.record(
+        dict,
+        ordinal=ordinal,
+        uuid=lambda: f"GPU-{ids.uuid_text(_ask('cuDeviceGetUuid', device).bytes)}",
+        name=lambda: _text(_ask("cuDeviceGetName", 256, device)),
+        memory_total_bytes=lambda: _ask("cuDeviceTotalMem", device),
+    )
+    gpu["attributes"] = _attributes(
+        reasons, "attributes", ATTRIBUTES, "CUdevice_attribute", "CU_DEVICE_ATTRIBUTE_", "cuDeviceGetAttribute", device
     )
     claim = "HOST_NATIVE_ATOMIC_SUPPORTED"
-    claimed = gpu.values["attributes"].get(claim)
-    _take_atomics(gpu, "host_atomics", "cuDeviceGetHostAtomicCapabilities", device, claim=claim if claimed else None)
-    return gpu.json()
+    claimed = claim if gpu["attributes"][claim] else None
+    gpu["host_atomics"] = reasons.read(
+        "host_atomics", lambda: _atomics("cuDeviceGetHostAtomicCapabilities", claimed, device)
+    )
+    return gpu
 
 
 def _pair(source: tuple[str, Any], target: tuple[str, Any]) -> dict[str, Any]:
-    pair = Reading(source=source[0], target=target[0])
-    _take(pair, "can_access_peer", lambda: bool(cuda.call("cuDeviceCanAccessPeer", source[1], target[1])))
-    enum = cuda.bindings().CUdevice_P2PAttribute
-    pair.values["cuda_attributes"] = _attributes(
-        pair,
+    reasons = Reasons()
+    ends = source[1], target[1]
+    pair: dict[str, Any] = reasons.record(
+        dict,
+        source=source[0],
+        target=target[0],
+        can_access_peer=lambda: bool(_ask("cuDeviceCanAccessPeer", *ends)),
+    )
+    pair["cuda_attributes"] = _attributes(
+        reasons,
         "cuda_attributes",
-        {name: getattr(enum, f"CU_DEVICE_P2P_ATTRIBUTE_{name}", None) for name in P2P_ATTRIBUTES},
-        lambda attribute: cuda.call("cuDeviceGetP2PAttribute", attribute, source[1], target[1]),
+        P2P_ATTRIBUTES,
+        "CUdevice_P2PAttribute",
+        "CU_DEVICE_P2P_ATTRIBUTE_",
+        "cuDeviceGetP2PAttribute",
+        *ends,
     )
     claim = "NATIVE_ATOMIC_SUPPORTED"
-    claimed = pair.values["cuda_attributes"].get(claim)
-    ends = source[1], target[1]
-    _take_atomics(pair, "atomics", "cuDeviceGetP2PAtomicCapabilities", *ends, claim=claim if claimed else None)
-    return pair.json()
+    claimed = claim if pair["cuda_attributes"][claim] else None
+    pair["atomics"] = reasons.read("atomics", lambda: _atomics("cuDeviceGetP2PAtomicCapabilities", claimed, *ends))
+    return pair
 
 
 def _attributes(
-    reading: Reading, field: str, attributes: dict[str, Any], get: Callable[[Any], int]
+    reasons: Reasons, field: str, names: Iterable[str], enum: str, prefix: str, function: str, *devices: Any
 ) -> dict[str, int | None]:
-    values: dict[str, int | None] = {}
-    for name, attribute in attributes.items():
-        values[name] = None
+    def get(name: str) -> int:
+        attribute = getattr(getattr(cuda.bindings(), enum), prefix + name, None)
+        if attribute is None:
+            raise _not_in_bindings(name)
         try:
-            if attribute is None:
-                raise Unavailable(DRIVER_TOO_OLD, f"{name} is not in cuda-bindings {cuda.bindings_version()}")
-            values[name] = get(attribute)
+            value: int = cuda.call(function, attribute, *devices)
+            return value
         except DriverCallError as error:
-            # The driver answers INVALID_VALUE to the number of an attribute that is newer than itself.
-            why = _why(error)
-            reason = DRIVER_TOO_OLD if error.number == _INVALID_VALUE else why.reason
-            reading.unread[f"{field}.{name}"] = Unavailable(reason, why.detail).json()
-        except Unavailable as why:
-            reading.unread[f"{field}.{name}"] = why.json()
-    return values
+            unreadable = _unreadable(error)
+            if error.number == _INVALID_VALUE:
+                # The driver answers so to the number of an attribute that is newer than itself.
+                raise Unreadable(Reason.DRIVER_TOO_OLD, str(unreadable)) from None
+            raise unreadable from None
+
+    return {name: reasons.read(f"{field}.{name}", functools.partial(get, name)) for name in names}
 
 
-def _take_atomics(reading: Reading, field: str, name: str, *devices: Any, claim: str | None) -> None:
-    """Take what a link does natively of each atomic operation, by a function of CUDA 13.0.
+def _atomics(function: str, claim: str | None, *devices: Any) -> dict[str, list[str]]:
+    """Return what a link does natively of each atomic operation, by a function of CUDA 13.0.
 
     Parameters
     ----------
     claim
         The attribute by which the driver says that there are native atomics, if it does: driver 580 answers 0 for every
         operation between GPUs that have them (H100 and H200 over NVLink), so that answer says nothing.
+
+    Raises
+    ------
+    Unreadable
+        The driver does not tell.
     """
     enum = getattr(cuda.bindings(), "CUatomicOperation", None)
     if enum is None:
-        reading.miss(field, Unavailable(DRIVER_TOO_OLD, f"{name} is not in cuda-bindings {cuda.bindings_version()}"))
-        return
+        raise _not_in_bindings(function)
     operations = [getattr(enum, f"CU_ATOMIC_OPERATION_{operation}") for operation in ATOMIC_OPERATIONS]
-
-    def get() -> dict[str, list[str]]:
-        masks = cuda.call(name, operations, len(operations), *devices)
-        return {
-            operation.lower().replace("_", "-"): _capabilities(int(mask))
-            for operation, mask in zip(ATOMIC_OPERATIONS, masks, strict=True)
-        }
-
-    _take(reading, field, get)
-    if claim is not None and reading.values[field] is not None and not any(reading.values[field].values()):
-        reading.miss(field, Unavailable(FAILED, f"{name}: 0 for every operation, though {claim} is 1"))
+    masks = [int(mask) for mask in _ask(function, operations, len(operations), *devices)]
+    if claim is not None and not any(masks):
+        raise Unreadable(Reason.FAILED, f"{function}: 0 for every operation, though {claim} is 1")
+    return {
+        operation.lower().replace("_", "-"): _capabilities(mask)
+        for operation, mask in zip(ATOMIC_OPERATIONS, masks, strict=True)
+    }
 
 
 def _capabilities(mask: int) -> list[str]:
@@ -263,22 +263,24 @@ def _capabilities(mask: int) -> list[str]:
     return [*known, *(f"bit-{place}" for place in range(rest.bit_length()) if rest >> place & 1)]
 
 
-def _take(reading: Reading, field: str, get: Callable[[], Any]) -> None:
+def _ask(function: str, *arguments: Any) -> Any:
     try:
-        reading.values[field] = get()
+        return cuda.call(function, *arguments)
     except DriverCallError as error:
-        reading.miss(field, _why(error))
+        raise _unreadable(error) from None
 
 
-def _why(error: DriverCallError) -> Unavailable:
-    if isinstance(error, DriverLibraryMissing):
-        return Unavailable(MISSING_LIBRARY, f"{error.call}: {error.name}")
-    if isinstance(error, DriverTooOld):
-        return Unavailable(DRIVER_TOO_OLD, f"{error.call}: {error.name}")
-    if error.number is None:
-        # An answer that is not believed.
-        return Unavailable(FAILED, f"{error.call}: {error.name}")
-    return Unavailable(_REASONS.get(error.number, FAILED), f"{error.call}: {error.number} ({error.name})")
+def _not_in_bindings(name: str) -> Unreadable:
+    return Unreadable(Reason.DRIVER_TOO_OLD, f"{name} is not in cuda-bindings {cuda.bindings_version()}")
+
+
+def _unreadable(error: DriverCallError) -> Unreadable:
+    if error.number is not None:
+        reason = _REASONS.get(error.number, Reason.FAILED)
+        return Unreadable(reason, f"{error.call}: {error.number} ({error.name})", error.name, error.number)
+    # No library, no function, or an answer that is not believed.
+    reasons = {DriverLibraryMissing: Reason.MISSING_LIBRARY, DriverTooOld: Reason.DRIVER_TOO_OLD}
+    return Unreadable(reasons.get(type(error), Reason.FAILED), f"{error.call}: {error.name}")
 
 
 def _text(raw: bytes) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from egmctl.driver import ids
+from egmctl.driver.reading import FAILURE_WORDS, Reasons, Unreadable
 from egmctl.errors import ChildFailed, ChildNotStarted, DriverLibraryMissing, DriverTooOld
-from egmctl.facts.root import Reasons, Root, Unreadable
+from egmctl.facts.root import Root
 from egmctl.model.codec import DecodeError, JsonValue, from_json
 from egmctl.model.machine import (
     BusId,
@@ -58,19 +58,13 @@ def nvidia_functions(root: Root) -> tuple[PciFunction, ...]:
     Unreadable
         If there is no list of PCI devices.
     """
-    found = []
-    for bus_id in root.names(DEVICES):
-        if not BUS_ID.fullmatch(bus_id):
-            continue
-        try:
-            wanted = root.number(f"{DEVICES}/{bus_id}/vendor", 16) == NVIDIA and root.number(
-                f"{DEVICES}/{bus_id}/class", 16
-            ) >> 8 in (*_GPU_CLASSES, _NVSWITCH_CLASS)
-        except Unreadable:
-            continue
-        if wanted:
-            found.append(function(root, f"{DEVICES}/{bus_id}"))
-    return tuple(found)
+    classes = (*_GPU_CLASSES, _NVSWITCH_CLASS)
+    return _functions(
+        root,
+        lambda folder: (
+            root.number(f"{folder}/vendor", 16) == NVIDIA and root.number(f"{folder}/class", 16) >> 8 in classes
+        ),
+    )
 
 
 def data_direct(root: Root) -> tuple[PciFunction, ...]:
@@ -81,18 +75,27 @@ def data_direct(root: Root) -> tuple[PciFunction, ...]:
     Unreadable
         If there is no list of PCI devices.
     """
-    found = []
-    for bus_id in root.names(DEVICES):
-        folder = f"{DEVICES}/{bus_id}"
-        with suppress(Unreadable):
-            if (root.number(f"{folder}/vendor", 16), root.number(f"{folder}/device", 16)) == _DATA_DIRECT:
-                found.append(function(root, folder))
-    return tuple(found)
+    return _functions(
+        root,
+        lambda folder: (root.number(f"{folder}/vendor", 16), root.number(f"{folder}/device", 16)) == _DATA_DIRECT,
+    )
 
 
-def is_gpu(found: PciFunction) -> bool:
+def _functions(root: Root, wanted: Callable[[str], bool]) -> tuple[PciFunction, ...]:
+    functions = []
+    for folder in (f"{DEVICES}/{name}" for name in root.names(DEVICES) if BUS_ID.fullmatch(name)):
+        try:
+            is_wanted = wanted(folder)
+        except Unreadable:
+            continue
+        if is_wanted:
+            functions.append(function(root, folder))
+    return tuple(functions)
+
+
+def is_gpu(function: PciFunction) -> bool:
     """Return whether one of :func:`nvidia_functions` is a GPU; else it is an NVSwitch."""
-    return found.class_code is not None and found.class_code >> 8 in _GPU_CLASSES
+    return function.class_code is not None and function.class_code >> 8 in _GPU_CLASSES
 
 
 def function(root: Root, place: str) -> PciFunction:
@@ -191,23 +194,10 @@ PRIVATE_PARAMETERS = ("TemporaryFilePath", "RmMsg")
 """Module parameters that say nothing here and may hold anything."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriverFiles:
-    """The fields of :class:`egmctl.model.machine.Driver` that come from files, under their names there."""
-
-    module_version: str | None
-    module_flavour: str | None
-    modules: tuple[str, ...] | None
-    module_parameters: dict[str, str] | None
-    uvm_parameters: dict[str, str] | None
-    majors: dict[str, int] | None
-    unread: dict[str, Unread]
-
-
-def driver(root: Root) -> DriverFiles:
-    """Read versions, modules, parameters and majors."""
+def driver(root: Root) -> Driver:
+    """Read versions, modules, parameters and majors: what files say of the driver."""
     return Reasons().record(
-        DriverFiles,
+        Driver,
         module_version=lambda: _version(root)[2],
         module_flavour=lambda: "open" if _version(root)[1] else "proprietary",
         modules=lambda: _modules(root),
@@ -234,10 +224,10 @@ def _gpu(root: Root, bus_id: str) -> GpuProc:
         GpuProc,
         model=lambda: root.line(information, "Model"),
         uuid=lambda: _uuid(root, information),
-        minor=lambda: _number(root, information, "Device Minor"),
+        minor=lambda: root.numbers(information, "Device Minor")[0],
         excluded=lambda: root.line(information, "GPU Excluded") == "Yes",
         numa_status=lambda: root.line(numa_status, "Status"),
-        numa_node=lambda: _number(root, numa_status, "Node"),
+        numa_node=lambda: root.numbers(numa_status, "Node")[0],
     )
 
 
@@ -247,13 +237,6 @@ def _uuid(root: Root, path: str) -> str:
     if "?" in uuid:
         raise Unreadable(Reason.NOT_PRESENT, f"{path}: the UUID is not known until the GPU is opened")
     return uuid
-
-
-def _number(root: Root, path: str, key: str) -> int:
-    text = root.line(path, key)
-    if not re.fullmatch(r"-?[0-9]{1,9}", text, re.ASCII):
-        raise Unreadable(Reason.FAILED, f"{path}: {key!r} is not a number")
-    return int(text)
 
 
 def _version(root: Root) -> re.Match[str]:
@@ -273,12 +256,12 @@ def _modules(root: Root) -> tuple[str, ...]:
 
 
 def _parameters(root: Root) -> dict[str, str]:
-    found = {}
-    for line in root.lines(f"{PROC}/params"):
-        name, colon, value = line.partition(":")
-        if colon and name not in PRIVATE_PARAMETERS:
-            found[name.strip()] = value.strip().strip('"')
-    return found
+    lines = (line.partition(":") for line in root.lines(f"{PROC}/params"))
+    return {
+        name.strip(): value.strip().strip('"')
+        for name, colon, value in lines
+        if colon and name not in PRIVATE_PARAMETERS
+    }
 
 
 def _uvm_parameters(root: Root) -> dict[str, str]:
@@ -326,17 +309,13 @@ def join(
         "cuda": Unread(reason=Reason.NOT_PRESENT, detail=f"CUDA lists {several(len(cuda.gpus), 'GPU')}, not this one"),
     }
     known = {bus_id for source in sources.values() if not isinstance(source, Unread) for bus_id in source}
-    numbers = _numbers(known, {} if isinstance(pci, Unread) else pci, nvml)
     gpus = []
-    for bus_id, index in numbers.items():
-        found = {
+    for bus_id, index in _numbers(known, {} if isinstance(pci, Unread) else pci, nvml).items():
+        parts = {
             name: source if isinstance(source, Unread) else source.get(bus_id, missing[name])
             for name, source in sources.items()
         }
-        found["node"] = _node(found, nodes)
-        values = {name: None if isinstance(value, Unread) else value for name, value in found.items()}
-        unread = {name: value for name, value in found.items() if isinstance(value, Unread)}
-        gpus.append(Gpu(bus_id=bus_id, index=index, unread=unread, **values))
+        gpus.append(Reasons().record(Gpu, bus_id=bus_id, index=index, node=_node(parts, nodes), **parts))
     return tuple(sorted(gpus, key=lambda gpu: gpu.index))
 
 
@@ -384,16 +363,11 @@ def reread(machine: Machine, pci: Mapping[BusId, PciFunction], nvml: NvmlFacts) 
     """
     gpus = tuple(_reread(gpu, pci.get(gpu.bus_id), nvml) for gpu in machine.gpus or ())
     by_bus_id = {gpu.bus_id: gpu for gpu in gpus}
-    values, unread = driver_values(nvml, no_cuda_facts(_NOT_ASKED_AGAIN))
-    of_nvml = {name: value for name, value in values.items() if not name.startswith("cuda_")}
-    driver = machine.driver or Driver()
-    kept = {name: why for name, why in driver.unread.items() if name not in of_nvml}
-    now = {name: why for name, why in unread.items() if name in of_nvml}
     return replace(
         machine,
         gpus=gpus,
         pairs=machine.pairs and tuple(_reread_pair(pair, by_bus_id) for pair in machine.pairs),
-        driver=replace(driver, **of_nvml, unread={**kept, **now}),
+        driver=with_nvml(machine.driver or Driver(), nvml),
     )
 
 
@@ -407,8 +381,8 @@ def _reread(gpu: Gpu, pci: PciFunction | None, nvml: NvmlFacts) -> Gpu:
         return replace(gpu, pci=pci or gpu.pci, nvml=None, cuda=None, unread=unread)
     if now is not None and gpu.nvml is not None:
         used = ("processes", "memory_used_bytes")
-        kept = {name: why for name, why in gpu.nvml.unread.items() if name in used}
-        unread = {**{name: why for name, why in now.unread.items() if name not in used}, **kept}
+        kept = {name: reason for name, reason in gpu.nvml.unread.items() if name in used}
+        unread = {**{name: reason for name, reason in now.unread.items() if name not in used}, **kept}
         now = replace(now, **{name: getattr(gpu.nvml, name) for name in used}, unread=unread)
         return replace(gpu, pci=pci or gpu.pci, nvml=now)
     return replace(gpu, pci=pci or gpu.pci)
@@ -417,15 +391,17 @@ def _reread(gpu: Gpu, pci: PciFunction | None, nvml: NvmlFacts) -> Gpu:
 def _reread_pair(pair: Pair, gpus: Mapping[BusId, Gpu]) -> Pair:
     if not {pair.source, pair.target} <= gpus.keys():
         return pair
-    count, through, unread = _nvlinks(gpus[pair.source], gpus[pair.target])
-    kept = {name: why for name, why in pair.unread.items() if not name.startswith("nvlink_")}
-    return replace(pair, nvlink_count=count, nvlink_through=through, unread={**kept, **unread})
+    reasons = Reasons()
+    links = reasons.fields(_NVLINKS, lambda: _nvlinks(gpus[pair.source], gpus[pair.target]))
+    kept = {name: reason for name, reason in pair.unread.items() if name not in links}
+    return replace(pair, **links, unread={**kept, **reasons.unread})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvmlFacts(Record):
-    """What the child ``egmctl.facts.nvml:read`` hands back; without GPUs where ``absent`` says why."""
+    """The answer of the child ``egmctl.facts.nvml:read``; without GPUs where ``absent`` says why."""
 
+    LIBRARY: ClassVar[str] = "NVML"
     absent: Unread | None = None
     error: Plain | None = None
     """The name of nvmlInit's error."""
@@ -440,14 +416,11 @@ class NvmlFacts(Record):
     pairs: tuple[Pair, ...] = ()
 
 
-_NVML_VALUES = ("driver_version", "nvml_version", "confidential_compute", "nvlink_bandwidth_mode")
-"""Fields of :class:`egmctl.model.machine.Driver` that have the same name here."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaFacts(Record):
-    """What the child ``egmctl.facts.cuda:read`` hands back; without GPUs where ``absent`` says why."""
+    """The answer of the child ``egmctl.facts.cuda:read``; without GPUs where ``absent`` says why."""
 
+    LIBRARY: ClassVar[str] = "CUDA"
     absent: Unread | None = None
     error: Plain | None = None
     """The name of cuInit's error."""
@@ -457,76 +430,63 @@ class CudaFacts(Record):
     pairs: tuple[Pair, ...] = ()
 
 
-def nvml_facts(outcome: JsonValue | ChildFailed) -> NvmlFacts:
-    """Return the NVML child's facts from its result, or from the error it ended with."""
+F = TypeVar("F", NvmlFacts, CudaFacts)
+
+
+def library_facts(kind: type[F], outcome: JsonValue | ChildFailed) -> F:
+    """Return the facts of the child that reads NVML or CUDA from its result, or from the error it ended with.
+
+    Parameters
+    ----------
+    kind
+        :class:`NvmlFacts` or :class:`CudaFacts`.
+    """
     try:
         if not isinstance(outcome, ChildFailed):
-            return from_json(NvmlFacts, outcome)
-        absent, failure = _absent("NVML", outcome)
+            return from_json(kind, outcome)
+        reason, failure = _failed(f"the child that reads {kind.LIBRARY}", outcome)
     except DecodeError as error:
-        absent, failure = _garbage("NVML", error)
-    return NvmlFacts(absent=absent, failure=failure, unread=dict.fromkeys((*_NVML_VALUES, "error"), absent))
+        detail = f"the answer of the child that reads {kind.LIBRARY}: {error}"
+        reason, failure = Reason.FAILED, LibraryFailure(how="error", detail=detail)
+    return kind(absent=Unread(reason=reason, detail=failure.detail), failure=failure)
 
 
-def cuda_facts(outcome: JsonValue | ChildFailed) -> CudaFacts:
-    """Return the CUDA child's facts from its result, or from the error it ended with."""
-    try:
-        if not isinstance(outcome, ChildFailed):
-            return from_json(CudaFacts, outcome)
-        absent, failure = _absent("CUDA", outcome)
-    except DecodeError as error:
-        absent, failure = _garbage("CUDA", error)
-    return replace(no_cuda_facts(absent), failure=failure)
-
-
-def no_cuda_facts(why: Unread) -> CudaFacts:
-    """Return CUDA's facts where there are none."""
-    return CudaFacts(absent=why, unread=dict.fromkeys(("driver_version", "error"), why))
-
-
-def driver_values(nvml: NvmlFacts, cuda: CudaFacts) -> tuple[dict[str, Any], dict[str, Unread]]:
-    """Return the fields of :class:`egmctl.model.machine.Driver` that come from the libraries, and their reasons."""
-    values = {
-        **{name: getattr(nvml, name) for name in _NVML_VALUES},
-        "nvml_error": nvml.error,
-        "nvml_failure": nvml.failure,
-        "cuda_failure": cuda.failure,
-        "cuda_driver_version": cuda.driver_version,
-        "cuda_error": cuda.error,
-    }
-    sources = {
-        **{name: nvml.unread.get(name) for name in _NVML_VALUES},
-        "nvml_error": nvml.absent,
-        "cuda_driver_version": cuda.unread.get("driver_version"),
-        "cuda_error": cuda.absent,
-    }
-    return values, {name: why for name, why in sources.items() if why is not None and values[name] is None}
-
-
-def _absent(library: str, error: ChildFailed) -> tuple[Unread, LibraryFailure]:
-    """Return why a library says nothing: as the reason of each value, and as what happened."""
-    where = f" in {error.last_call}" if error.last_call else ""
-    child = f"the child that reads {library}"
+def _failed(child: str, error: ChildFailed) -> tuple[Reason, LibraryFailure]:
+    """Return why a library says nothing, and what happened."""
+    if isinstance(error, ChildNotStarted):
+        return Reason.FAILED, LibraryFailure(how="not-started", detail=str(error))
     if error.how != "raised":
-        reason = Reason.TIMED_OUT if error.how == "timed-out" else Reason.CRASHED
+        where = f" in {error.last_call}" if error.last_call else ""
         detail = f"{child} {error.how.replace('-', ' ')}{where}"
-        how = error.how
-        if isinstance(error, ChildNotStarted):
-            reason, how, detail = Reason.FAILED, "not-started", str(error)
-        failure = LibraryFailure(how=how, call=error.last_call, gpu=error.last_subject, detail=detail)
-        return Unread(reason=reason, detail=detail), failure
+        failure = LibraryFailure(how=error.how, call=error.last_call, gpu=error.last_subject, detail=detail)
+        return Reason.TIMED_OUT if error.how == "timed-out" else Reason.CRASHED, failure
     reasons = {DriverLibraryMissing.__name__: Reason.MISSING_LIBRARY, DriverTooOld.__name__: Reason.DRIVER_TOO_OLD}
-    detail = f"{child} raised {error.kind}"
-    if "call" in error.details:
-        detail = f"{error.details['call']}: {error.details['name']}"
     reason = reasons.get(error.kind or "", Reason.FAILED)
-    how = {Reason.MISSING_LIBRARY: "missing", Reason.DRIVER_TOO_OLD: "too-old"}.get(reason, "error")
-    return Unread(reason=reason, detail=detail), LibraryFailure(how=how, call=error.details.get("call"), detail=detail)
+    call = error.details.get("call")
+    detail = f"{call}: {error.details['name']}" if call else f"{child} raised {error.kind}"
+    return reason, LibraryFailure(how=FAILURE_WORDS.get(reason, "error"), call=call, detail=detail)
 
 
-def _garbage(library: str, error: DecodeError) -> tuple[Unread, LibraryFailure]:
-    detail = f"the answer of the child that reads {library}: {error}"
-    return Unread(reason=Reason.FAILED, detail=detail), LibraryFailure(how="error", detail=detail)
+def with_nvml(driver: Driver, nvml: NvmlFacts) -> Driver:
+    """Return the driver with what NVML says of it."""
+    names = ("driver_version", "nvml_version", "confidential_compute", "nvlink_bandwidth_mode")
+    values = {name: getattr(nvml, name) for name in names}
+    reasons = {name: nvml.unread.get(name, nvml.absent) for name in names}
+    values |= {"nvml_error": nvml.error, "nvml_failure": nvml.failure}
+    return _with_values(driver, values, {**reasons, "nvml_error": nvml.absent})
+
+
+def with_cuda(driver: Driver, cuda: CudaFacts) -> Driver:
+    """Return the driver with what CUDA says of it."""
+    values = {"cuda_driver_version": cuda.driver_version, "cuda_error": cuda.error, "cuda_failure": cuda.failure}
+    version = cuda.unread.get("driver_version", cuda.absent)
+    return _with_values(driver, values, {"cuda_driver_version": version, "cuda_error": cuda.absent})
+
+
+def _with_values(driver: Driver, values: Mapping[str, Any], reasons: Mapping[str, Unread | None]) -> Driver:
+    kept = {name: reason for name, reason in driver.unread.items() if name not in values}
+    missing = {name: reason for name, reason in reasons.items() if reason is not None and values[name] is None}
+    return replace(driver, **values, unread={**kept, **missing})
 
 
 def _known_bus_ids(cuda: CudaFacts, nvml: NvmlFacts) -> dict[str, str]:
@@ -548,14 +508,14 @@ def _by_known_bus_id(cuda: CudaFacts, nvml: NvmlFacts) -> dict[str, GpuCuda]:
 
 def _lost(nvml: NvmlFacts) -> Unread:
     if nvml.lost:
-        return replace(nvml.lost[0], detail="; ".join(why.detail for why in nvml.lost))
+        return replace(nvml.lost[0], detail="; ".join(reason.detail for reason in nvml.lost))
     return Unread(reason=Reason.NOT_PRESENT, detail=f"NVML lists {several(len(nvml.gpus), 'GPU')}, not this one")
 
 
-def _node(found: Mapping[str, Any], nodes: Mapping[int, DeviceNode] | Unread) -> DeviceNode | Unread:
+def _node(parts: Mapping[str, Any], nodes: Mapping[int, DeviceNode] | Unread) -> DeviceNode | Unread:
     if isinstance(nodes, Unread):
         return nodes
-    minors = [source.minor for source in (found["proc"], found["nvml"]) if not isinstance(source, Unread)]
+    minors = [source.minor for source in (parts["proc"], parts["nvml"]) if not isinstance(source, Unread)]
     minor = next((minor for minor in minors if minor is not None), None)
     if minor is None:
         return Unread(reason=Reason.NOT_PRESENT, detail="the minor of the device node is not known")
@@ -569,47 +529,49 @@ def _pair(
     source: Gpu, target: Gpu, nvml: Pairs, nvml_absent: Unread | None, cuda: Pairs, cuda_absent: Unread | None
 ) -> Pair:
     key = source.bus_id, target.bus_id
+    reasons = Reasons()
     values: dict[str, Any] = {}
-    unread: dict[str, Unread] = {}
     for library, pairs, absent, names in (
         ("NVML", nvml, nvml_absent, ("common_ancestor", "p2p_status")),
         ("CUDA", cuda, cuda_absent, ("can_access_peer", "cuda_attributes", "atomics")),
     ):
         if (pair := pairs.get(key)) is not None:
-            values.update({name: getattr(pair, name) for name in names})
-            unread.update(pair.unread)
+            values |= {name: getattr(pair, name) for name in names}
+            reasons.unread |= {name: reason for name, reason in pair.unread.items() if name.partition(".")[0] in names}
         else:
-            why = absent or Unread(reason=Reason.NOT_PRESENT, detail=f"{library} does not list both GPUs")
-            unread.update(dict.fromkeys(names, why))
-    values["nvlink_count"], values["nvlink_through"], why_not = _nvlinks(source, target)
-    unread.update(why_not)
-    return Pair(source=key[0], target=key[1], unread=unread, **values)
+            reason = absent or Unread(reason=Reason.NOT_PRESENT, detail=f"{library} does not list both GPUs")
+            reasons.unread |= dict.fromkeys(names, reason)
+    values |= reasons.fields(_NVLINKS, lambda: _nvlinks(source, target))
+    return reasons.record(Pair, source=source.bus_id, target=target.bus_id, **values)
 
 
-def _nvlinks(source: Gpu, target: Gpu) -> tuple[int | None, str | None, dict[str, Unread]]:
-    """Return how many active links join two GPUs, through what, and the reasons where that is not known."""
-    active: list[list[NvLink]] = []
-    for gpu in (source, target):
-        links = None if gpu.nvml is None else gpu.nvml.nvlinks
-        if links is None:
-            reasons = gpu.unread.get("nvml") or (gpu.nvml and gpu.nvml.unread.get("nvlinks"))
-            return _unknown(reasons or Unread(reason=Reason.FAILED))
-        for link in links:
-            if link.active is None:
-                return _unknown(link.unread["active"])
-        active.append([link for link in links if link.active])
-    ours, theirs = active
+_NVLINKS = "nvlink_count nvlink_through"
+
+
+def _nvlinks(source: Gpu, target: Gpu) -> tuple[int, str | None]:
+    """Return how many active links join two GPUs, and through what.
+
+    Raises
+    ------
+    Unreadable
+        If NVML does not say that of one of the two.
+    """
+    ours, theirs = _active_links(source), _active_links(target)
     direct = sum(link.remote_bus_id == target.bus_id for link in ours)
     if direct:
-        return direct, "direct", {}
+        return direct, "direct"
     for link in ours:
         if link.remote_type == "gpu" and link.remote_bus_id is None:
-            return _unknown(link.unread["remote_bus_id"])
+            raise Unreadable.because(link.unread["remote_bus_id"])
     switched = min(sum(link.remote_type == "switch" for link in links) for links in (ours, theirs))
-    if switched:
-        return switched, "switch", {}
-    return 0, None, {}
+    return switched, "switch" if switched else None
 
 
-def _unknown(why: Unread) -> tuple[None, None, dict[str, Unread]]:
-    return None, None, {"nvlink_count": why, "nvlink_through": why}
+def _active_links(gpu: Gpu) -> list[NvLink]:
+    if gpu.nvml is None or gpu.nvml.nvlinks is None:
+        reasons = gpu.unread.get("nvml") or (gpu.nvml and gpu.nvml.unread.get("nvlinks"))
+        raise Unreadable.because(reasons or Unread(reason=Reason.FAILED))
+    for link in gpu.nvml.nvlinks:
+        if link.active is None:
+            raise Unreadable.because(link.unread["active"])
+    return [link for link in gpu.nvml.nvlinks if link.active]

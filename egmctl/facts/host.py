@@ -11,9 +11,10 @@ import struct
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from egmctl.driver.system_calls import NUMBERS
+from egmctl.driver.reading import Reasons, Unreadable, read_or
 from egmctl.facts.gpus import PRIVATE_PARAMETERS
-from egmctl.facts.root import Reasons, Root, Unreadable, kernel_list
+from egmctl.facts.root import Root, kernel_list
+from egmctl.facts.system_calls import call
 from egmctl.model.host import CpuFrequencies
 from egmctl.model.machine import Host, HugePages, NumaKind, NumaNode, Reason
 from egmctl.model.measurement import Placement
@@ -22,6 +23,7 @@ from egmctl.units import KIB, MIB, format_kernel_list, format_size, parse_kernel
 NODES = "/sys/devices/system/node"
 CPUS = "/sys/devices/system/cpu"
 HUGE_PAGES = "/sys/kernel/mm/hugepages"
+_THP = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 COMMAND_LINE_KEYS = (
     # GPU memory as a NUMA node, and where memory comes from
@@ -111,7 +113,7 @@ def host(root: Root, pid: int = 0) -> Host:
         allowed_numa_nodes=lambda: _allowed(root, status, "Mems_allowed_list"),
         memory_policy=lambda: _memory_policy(root, f"/proc/{pid or 'self'}/numa_maps"),
         huge_pages=lambda: _huge_pages(root, HUGE_PAGES),
-        transparent_huge_pages=lambda: _transparent_huge_pages(root),
+        transparent_huge_pages=lambda: root.search(_THP, r"\[(\w+)\]", "no word in brackets")[1],
         numa_balancing=lambda: root.number("/proc/sys/kernel/numa_balancing"),
         cpu_frequencies=lambda: _cpu_frequencies(root),
         auto_online_blocks=lambda: root.read("/sys/devices/system/memory/auto_online_blocks"),
@@ -153,14 +155,8 @@ def _cpu_model(root: Root) -> str:
     except (KeyError, ValueError):
         raise Unreadable(Reason.FAILED, "/proc/cpuinfo: neither a model name nor an implementer and part") from None
     name = _ARM_CORES.get(core, f"implementer {core[0]:#04x} part {core[1]:#05x}")
-    return f"NVIDIA Grace ({name})" if _is_grace(root) else name
-
-
-def _is_grace(root: Root) -> bool:
-    try:
-        return root.read("/sys/devices/soc0/soc_id") == _GRACE_SOC_ID
-    except Unreadable:
-        return False
+    is_grace = read_or("", lambda: root.read("/sys/devices/soc0/soc_id")) == _GRACE_SOC_ID
+    return f"NVIDIA Grace ({name})" if is_grace else name
 
 
 def _page_size(root: Root) -> int:
@@ -189,26 +185,23 @@ def _allowed(root: Root, path: str, key: str) -> str:
 
 def _numa_nodes(root: Root) -> tuple[NumaNode, ...]:
     online = _numbers(root, f"{NODES}/online")
-    try:
-        with_memory = _numbers(root, f"{NODES}/has_memory")
-    except Unreadable:
-        with_memory = None
+    with_memory = read_or(None, lambda: _numbers(root, f"{NODES}/has_memory"))
     return tuple(_numa_node(root, number, len(online), with_memory) for number in online)
 
 
 def _numa_node(root: Root, number: int, online: int, with_memory: tuple[int, ...] | None) -> NumaNode:
     folder = f"{NODES}/node{number}"
-    why = Reasons()
-    cpus = why.read("cpus", lambda: root.kernel_list(f"{folder}/cpulist")) or ""
+    reasons = Reasons()
+    cpus = reasons.read("cpus", lambda: root.kernel_list(f"{folder}/cpulist")) or ""
     # Lines here begin with "Node 0 ".
-    total = why.read("memory_total_bytes", lambda: _kib(root, f"{folder}/meminfo", f"Node {number} MemTotal"))
+    total = reasons.read("memory_total_bytes", lambda: _kib(root, f"{folder}/meminfo", f"Node {number} MemTotal"))
     kinds = {
         (True, True): NumaKind.CPU,
         (True, False): NumaKind.CPU_ONLY,
         (False, True): NumaKind.MEMORY_ONLY,
         (False, False): NumaKind.EMPTY,
     }
-    return why.record(
+    return reasons.record(
         NumaNode,
         id=number,
         kind=kinds[bool(cpus), bool(total) if with_memory is None else number in with_memory],
@@ -245,24 +238,24 @@ def _cpu_frequencies(root: Root) -> tuple[CpuFrequencies, ...]:
     if not cpus:
         raise Unreadable(Reason.FAILED, f"{CPUS}/online: no CPU")
     root.names(f"{CPUS}/cpu{cpus[0]}/cpufreq")
-    found: dict[str, tuple[CpuFrequencies, list[int]]] = {}
+    alike: dict[str, tuple[CpuFrequencies, list[int]]] = {}
     for number in cpus:
         folder = f"{CPUS}/cpu{number}/cpufreq"
-        why = Reasons()
-        one = why.record(
+        reasons = Reasons()
+        frequencies = reasons.record(
             CpuFrequencies,
             cpus="",
             governor=functools.partial(root.read, f"{folder}/scaling_governor"),
             limit_khz=functools.partial(root.number, f"{folder}/scaling_max_freq"),
             max_khz=functools.partial(root.number, f"{folder}/cpuinfo_max_freq"),
         )
-        key = repr((one.governor, one.limit_khz, one.max_khz, sorted(why.unread)))
-        found.setdefault(key, (one, []))[1].append(number)
-    return tuple(replace(one, cpus=format_kernel_list(numbers)) for one, numbers in found.values())
+        key = repr((frequencies.governor, frequencies.limit_khz, frequencies.max_khz, sorted(reasons.unread)))
+        alike.setdefault(key, (frequencies, []))[1].append(number)
+    return tuple(replace(frequencies, cpus=format_kernel_list(numbers)) for frequencies, numbers in alike.values())
 
 
 def _huge_pages(root: Root, folder: str) -> tuple[HugePages, ...]:
-    sizes = (re.fullmatch(r"hugepages-([0-9]{1,12})kB", name, re.ASCII) for name in root.names(folder))
+    sizes = (_POOL.fullmatch(name) for name in root.names(folder))
     return tuple(_huge_page_pool(root, folder, kib) for kib in sorted(int(size[1]) for size in sizes if size))
 
 
@@ -276,23 +269,16 @@ def _huge_page_pool(root: Root, pools: str, kib: int) -> HugePages:
     )
 
 
-def _transparent_huge_pages(root: Root) -> str:
-    path = "/sys/kernel/mm/transparent_hugepage/enabled"
-    if match := re.search(r"\[(\w+)\]", root.read(path), re.ASCII):
-        return match[1]
-    raise Unreadable(Reason.FAILED, f"{path}: no word in brackets")
-
-
 def _command_line(text: str) -> dict[str, str]:
-    found = {}
+    parameters = {}
     for word in text.split():
         key, _, value = word.partition("=")
         module, dot, parameter = key.partition(".")
         if parameter.removeprefix("NVreg_") in PRIVATE_PARAMETERS:
             continue
         if key in COMMAND_LINE_KEYS or (dot and module.replace("-", "_") in COMMAND_LINE_MODULES):
-            found[key] = value
-    return found
+            parameters[key] = value
+    return parameters
 
 
 THREADS_LIMIT = 32
@@ -313,8 +299,8 @@ def cpus_of(node: int) -> tuple[int, ...]:
     """
     try:
         cpus = set(parse_kernel_list(Root.from_environment().kernel_list(f"{NODES}/node{node}/cpulist")))
-    except Unreadable as why:
-        raise NoCpus(str(why)) from None
+    except Unreadable as error:
+        raise NoCpus(str(error)) from None
     allowed = sorted(cpus & os.sched_getaffinity(0))
     if not allowed:
         raise NoCpus(f"this process may run on none of the CPUs of NUMA node {node}")
@@ -335,7 +321,7 @@ class NoPages(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PageSizes:
-    """What a mapping is made of."""
+    """The pages of a mapping."""
 
     page_bytes: int | None
     huge_bytes: int | None
@@ -352,22 +338,22 @@ def huge_page_bytes(node: int, size_bytes: int) -> int:
     """
     root = Root.from_environment()
     folder = f"{NODES}/node{node}/hugepages"
-    told = []
+    too_few = []
     try:
-        pools = sorted(int(found[1]) * KIB for name in root.names(folder) if (found := _POOL.fullmatch(name)))
+        pools = sorted(int(pool[1]) * KIB for name in root.names(folder) if (pool := _POOL.fullmatch(name)))
         for page_bytes in pools:
             free = root.number(f"{folder}/hugepages-{page_bytes // KIB}kB/free_hugepages")
             if free * page_bytes >= size_bytes:
                 return page_bytes
-            told.append(f"{free} of {format_size(page_bytes)}")
-    except Unreadable as why:
-        raise NoPages(f"the huge pages of NUMA node {node} cannot be read: {why}") from None
-    there = ", ".join(told) or "none"
+            too_few.append(f"{free} of {format_size(page_bytes)}")
+    except Unreadable as error:
+        raise NoPages(f"the huge pages of NUMA node {node} cannot be read: {error}") from None
+    there = ", ".join(too_few) or "none"
     raise NoPages(f"NUMA node {node} has too few free huge pages for {format_size(size_bytes)}: {there}")
 
 
 def page_sizes(address: int, size_bytes: int) -> PageSizes | None:
-    """Return what the mapping of a range is made of, by ``/proc/self/smaps``; ``None`` where that does not say."""
+    """Return the page sizes of a range, from ``/proc/self/smaps``; ``None`` where they cannot be read."""
     if not Root.from_environment().is_live:
         return None
     page_bytes: int | None = None
@@ -404,7 +390,7 @@ _SHARE = 0.8
 
 
 class Before:
-    """What was free on a NUMA node before a buffer was allocated there."""
+    """The free memory of a NUMA node before a buffer was allocated there."""
 
     def __init__(self, node: int) -> None:
         self._node = node
@@ -458,21 +444,13 @@ def page_nodes(address: int, size_bytes: int) -> Counter[int]:
     OSError
         The system call failed, or its number is not known for this architecture.
     """
-    number = NUMBERS.get(os.uname().machine, {}).get("move_pages")
-    if number is None:
-        raise OSError(errno.ENOSYS, "move_pages")
     addresses = range(address, address + size_bytes, STEP_BYTES)
     count = len(addresses)
     pages = (ctypes.c_void_p * count)(*addresses)
     status = (ctypes.c_int * count)()
     # Without nodes to move to, the kernel only tells where each page is (move_pages(2)).
-    if _libc().syscall(number, 0, ctypes.c_ulong(count), pages, None, status, 0):
-        raise OSError(ctypes.get_errno(), "move_pages")
+    call("move_pages", 0, count, pages, None, status, 0)
     return Counter(status)
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
 
 
 def _unknown(label: str, why: str) -> Placement:
@@ -480,7 +458,4 @@ def _unknown(label: str, why: str) -> Placement:
 
 
 def _free(node: int) -> int | None:
-    try:
-        return node_memory_free(Root.from_environment(), node)
-    except Unreadable:
-        return None
+    return read_or(None, lambda: node_memory_free(Root.from_environment(), node))

@@ -7,7 +7,8 @@ import re
 import time
 from contextlib import suppress
 
-from egmctl.facts.root import Root, Unreadable
+from egmctl.driver.reading import Unreadable
+from egmctl.facts.root import Root
 from egmctl.model.measurement import HostLoad
 
 _BUSY = (1, 2, 3, 6, 7, 8)

@@ -1,4 +1,4 @@
-"""What a process can see of the node: mounts, cgroups, privileges and device nodes, from inside or beside it."""
+"""A process' view of the node: mounts, cgroups, privileges and device nodes, from inside or beside it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ import os
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from egmctl import launch
+from egmctl.driver.reading import Unreadable
 from egmctl.errors import ChildFailed, EgmctlError
-from egmctl.facts import system as nodes
-from egmctl.facts.root import NO_OVERRIDES, OtherRoot, Overrides, Root, Unreadable
+from egmctl.facts import system
+from egmctl.facts.root import NO_OVERRIDES, OtherRoot, Overrides, Root
 from egmctl.facts.system import DeviceNodes
 from egmctl.launch import Channel
 from egmctl.model.codec import DecodeError, from_json, to_json
-from egmctl.model.machine import Cgroup, DeviceNode, Reason, Unread
+from egmctl.model.machine import Cgroup, Reason, Unread
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +64,15 @@ def cgroups(root: Root, folder: str) -> tuple[Cgroup, ...]:
         If the file cannot be read.
     """
     # "5:devices:/path" is a hierarchy of version 1 with its controllers; "0::/path" is version 2.
-    found = []
-    for line in root.lines(f"{folder}/cgroup"):
-        hierarchy, _, rest = line.partition(":")
-        controllers, colon, path = rest.partition(":")
-        if colon:
-            names = tuple(controllers.split(",")) if controllers else ()
-            found.append(Cgroup(version=2 if hierarchy == "0" else 1, controllers=names, path=path))
-    return tuple(found)
+    fields = (line.split(":", 2) for line in root.lines(f"{folder}/cgroup") if line.count(":") >= 2)
+    return tuple(
+        Cgroup(
+            version=2 if hierarchy == "0" else 1,
+            controllers=tuple(filter(None, controllers.split(","))),
+            path=path,
+        )
+        for hierarchy, controllers, path in fields
+    )
 
 
 def memory_left(root: Root) -> int | None:
@@ -132,28 +134,34 @@ def device_cgroup(root: Root, folder: str, version: int, controller: str = "devi
         If there is none, or it is not mounted here.
     """
     kind = "a cgroup of version 2" if version == 2 else f"the {controller} controller of version 1"
-    for cgroup in cgroups(root, folder):
-        if cgroup.version == version and (version == 2 or controller in cgroup.controllers):
-            path = cgroup.path
-            break
-    else:
+    deciding = _deciding(root, folder, version, controller)
+    if not deciding:
         raise Unreadable(Reason.NOT_PRESENT, f"{folder}/cgroup: not in {kind}")
-    for place, above in _mounts(root, version, controller):
-        inside = path.removeprefix(above.rstrip("/"))
+    path = deciding[0].path
+    for mount in mount_points(root.read("/proc/self/mountinfo")):
+        fits = mount.kind == "cgroup2" if version == 2 else mount.kind == "cgroup" and controller in mount.settings
+        inside = path.removeprefix(mount.top.rstrip("/"))
         # A cgroup outside of this process' cgroup namespace is shown as /../other.
-        if path.startswith(above) and ".." not in path.split("/") and root.exists(place + inside):
+        if fits and path.startswith(mount.top) and ".." not in path.split("/") and root.exists(mount.path + inside):
             parts = [part for part in inside.split("/") if part]
-            return tuple("/".join((place, *parts[:depth])) for depth in range(len(parts) + 1))
+            return tuple("/".join((mount.path, *parts[:depth])) for depth in range(len(parts) + 1))
     raise Unreadable(Reason.NOT_PRESENT, f"/proc/self/mountinfo: {kind} is not mounted here")
 
 
-def _mounts(root: Root, version: int, controller: str) -> list[tuple[str, str]]:
-    """Return where such a hierarchy is mounted, and which of its cgroups is the top one there."""
-    return [
-        (one.path, one.top)
-        for one in mount_points(root.read("/proc/self/mountinfo"))
-        if (one.kind == "cgroup2" if version == 2 else one.kind == "cgroup" and controller in one.settings)
-    ]
+def id_ranges(root: Root, path: str) -> tuple[tuple[int, int, int], ...]:
+    """Return the ranges of a ``uid_map`` or ``gid_map``: first inside, first outside, how many.
+
+    Raises
+    ------
+    Unreadable
+        If it cannot be read, or holds anything else.
+    """
+    ranges = []
+    for line in root.lines(path):
+        if not (match := re.fullmatch(r" *([0-9]{1,10}) +([0-9]{1,10}) +([0-9]{1,10})", line, re.ASCII)):
+            raise Unreadable(Reason.FAILED, f"{path}: not three numbers a line")
+        ranges.append((int(match[1]), int(match[2]), int(match[3])))
+    return tuple(ranges)
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -232,19 +240,15 @@ def _prctl(name: str, option: int, *arguments: int) -> None:
         raise OSError(ctypes.get_errno(), name)
 
 
-STEPS = ("cgroup.procs", "root")
-"""Steps of :func:`enter` that have no system call's name."""
-
-
 class StepRefused(EgmctlError):
     """The kernel refused a step of :func:`enter`.
 
     Parameters
     ----------
     step
-        The system call, or one of :data:`STEPS`.
+        The system call, ``cgroup.procs`` or ``root``.
     number
-        Of the error; 0 where a call had no effect.
+        The error's number; 0 where a call had no effect.
     """
 
     def __init__(self, step: str, number: int) -> None:
@@ -264,40 +268,37 @@ def enter(arguments: dict[str, Any]) -> None:
         ``overrides``: see :class:`egmctl.facts.root.Overrides`.
     """
     global _root
-    for procs in arguments["cgroups"]:
-        try:
+    with _step("cgroup.procs"):
+        for procs in arguments["cgroups"]:
             _write(procs, b"%d" % os.getpid())
-        except OSError as error:
-            raise StepRefused("cgroup.procs", error.errno or 0) from None
     os.chdir("/")
-    try:
+    with _step("root"):
         root = os.open(arguments["root"], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise StepRefused("root", error.errno or 0) from None
     user, overrides = arguments["user"], arguments["overrides"]
     _root = OtherRoot(root, Overrides(**overrides) if overrides else NO_OVERRIDES, is_live=arguments["is_live"])
-    try:
+    with _step():
         if user:
             give_up(user["uid"], user["gid"], user["groups"])
         else:
             drop_capabilities()
         _root.check()
+
+
+@contextmanager
+def _step(name: str = "") -> Iterator[None]:
+    """Name the step that an error of the system belongs to; without a name its ``strerror`` is one."""
+    try:
+        yield
     except OSError as error:
-        raise StepRefused(error.strerror or "", error.errno or 0) from None
+        raise StepRefused(name or error.strerror or "", error.errno or 0) from None
 
 
 def look_at_nodes(_parent: Channel, arguments: dict[str, Any]) -> Any:
     """Look at the device nodes of the GPUs with these ``minors`` and all that are there; the launcher's target."""
     try:
-        seen = nodes.read_all(_entered(), arguments["minors"])
+        return to_json(system.read_all(_entered(), arguments["minors"]))
     except Unreadable as error:
         return {"unread": to_json(error.unread)}
-    return {
-        "gpus": to_json(tuple(seen.gpus.values())),
-        "control": to_json(seen.control),
-        "imex_channels": to_json(seen.imex_channels),
-        "unread": to_json(seen.unread),
-    }
 
 
 def look_for_files(_parent: Channel, arguments: dict[str, Any]) -> Any:
@@ -336,7 +337,7 @@ def _is_of_cgroups(device: int) -> bool:
     number = f"{os.major(device)}:{os.minor(device)}"
     # UTF-8 is Python's own, and loads no codec.
     mounts = mount_points(content.decode("utf-8", "replace"))
-    return any(one.device == number and one.kind in ("cgroup", "cgroup2") for one in mounts)
+    return any(mount.device == number and mount.kind in ("cgroup", "cgroup2") for mount in mounts)
 
 
 def _entered() -> OtherRoot:
@@ -351,8 +352,8 @@ _root: OtherRoot | None = None
 _TIMEOUT_S = 5.0
 _DAC_OVERRIDE, _DAC_READ_SEARCH = 1, 2  # include/uapi/linux/capability.h
 _GPU = re.compile(r"/dev/nvidia([0-9]{1,3})", re.ASCII)
-_CONTROL = re.compile(rf"/dev/nvidia(ctl|-uvm|-uvm-tools)|{nodes.CAPS}/nvidia-cap[0-9]+", re.ASCII)
-_CHANNEL = re.compile(rf"{nodes.IMEX_CHANNELS}/channel[0-9]+", re.ASCII)
+_CONTROL = re.compile(rf"/dev/nvidia(ctl|-uvm|-uvm-tools)|{system.CAPS}/nvidia-cap[0-9]+", re.ASCII)
+_CHANNEL = re.compile(rf"{system.IMEX_CHANNELS}/channel[0-9]+", re.ASCII)
 
 
 def read_all(root: Root, pid: int, minors: Iterable[int]) -> DeviceNodes:
@@ -370,16 +371,13 @@ def read_all(root: Root, pid: int, minors: Iterable[int]) -> DeviceNodes:
     place = f"{folder}/root" if root.is_live else root.directory
     answer = _ask(root, folder, place, "look_at_nodes", {"minors": list(minors)}, cgroups=_joinable(root, folder))
     try:
-        gpus = _nodes(answer["gpus"], _GPU)
-        channels = answer["imex_channels"]
-        return DeviceNodes(
-            gpus={int(node.path.removeprefix("/dev/nvidia")): node for node in gpus},
-            control=_nodes(answer["control"], _CONTROL),
-            imex_channels=None if channels is None else _nodes(channels, _CHANNEL),
-            unread={str(name): from_json(Unread, why) for name, why in dict(answer["unread"]).items()},
-        )
-    except (KeyError, TypeError, ValueError):
+        nodes = from_json(DeviceNodes, answer)
+    except DecodeError:
         raise _not_an_answer(folder) from None
+    groups = ((nodes.gpus.values(), _GPU), (nodes.control, _CONTROL), (nodes.imex_channels or (), _CHANNEL))
+    if not all(paths.fullmatch(node.path) for group, paths in groups for node in group):
+        raise _not_an_answer(folder)
+    return replace(nodes, gpus={int(node.path.removeprefix("/dev/nvidia")): node for node in nodes.gpus.values()})
 
 
 def files(root: Root, pid: int, paths: Sequence[str]) -> tuple[str, ...]:
@@ -391,10 +389,10 @@ def files(root: Root, pid: int, paths: Sequence[str]) -> tuple[str, ...]:
         Where its root directory cannot be looked at.
     """
     folder = f"/proc/{pid}"
-    found = _ask(root, folder, root.path(f"{folder}/root"), "look_for_files", {"paths": list(paths)})
-    if not isinstance(found, list):
+    present = _ask(root, folder, root.path(f"{folder}/root"), "look_for_files", {"paths": list(paths)})
+    if not isinstance(present, list):
         raise _not_an_answer(folder)
-    return tuple(path for path in paths if path in found)
+    return tuple(path for path in paths if path in present)
 
 
 def file_system(root: Root, pid: int, path: str) -> tuple[int, int]:
@@ -419,8 +417,8 @@ def _ask(
     user = overrides = None
     if os.geteuid() == 0:
         # Real, effective, saved, of the file system.
-        uids, gids = (_numbers(root, f"{folder}/status", key, least=4) for key in ("Uid", "Gid"))
-        user = {"uid": uids[1], "gid": gids[1], "groups": _numbers(root, f"{folder}/status", "Groups")}
+        uids, gids = (root.numbers(f"{folder}/status", key, least=4) for key in ("Uid", "Gid"))
+        user = {"uid": uids[1], "gid": gids[1], "groups": root.numbers(f"{folder}/status", "Groups", least=0)}
         overrides = _overrides(root, folder)
     try:
         answer = launch.run(
@@ -441,12 +439,12 @@ def _ask(
         raise _failed(folder, error) from None
     if isinstance(answer, dict) and answer.keys() == {"unread"}:
         try:
-            why = from_json(Unread, answer["unread"])
+            unread = from_json(Unread, answer["unread"])
         except DecodeError:
             raise _not_an_answer(folder) from None
         # That this user is not permitted something is no word on the right to ask.
-        reason = Reason.FAILED if why.reason is Reason.NO_PERMISSION else why.reason
-        raise Unreadable(reason, why.detail)
+        reason = Reason.FAILED if unread.reason is Reason.NO_PERMISSION else unread.reason
+        raise Unreadable(reason, unread.detail)
     return answer
 
 
@@ -467,43 +465,15 @@ def _not_an_answer(folder: str) -> Unreadable:
     return Unreadable(Reason.FAILED, f"{folder}: what the child beside it says is no answer")
 
 
-def _nodes(answer: Any, paths: re.Pattern[str]) -> tuple[DeviceNode, ...]:
-    """Return device nodes whose paths are of the one kind that they can have.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If it is anything else.
-    """
-    found = tuple(from_json(DeviceNode, node) for node in answer)
-    if not all(paths.fullmatch(node.path) for node in found):
-        raise ValueError("not the path of a node")
-    return found
-
-
 def _overrides(root: Root, folder: str) -> dict[str, Any]:
     """Return what the process' capabilities may pass over; see :class:`egmctl.facts.root.Overrides`."""
-    text = root.line(f"{folder}/status", "CapEff")
-    if not re.fullmatch("[0-9a-f]{1,16}", text, re.ASCII):
-        raise Unreadable(Reason.FAILED, f"{folder}/status: 'CapEff' is not a number")
-    opens, reads = (bool(int(text, 16) >> bit & 1) for bit in (_DAC_OVERRIDE, _DAC_READ_SEARCH))
-    return {
-        "searches": opens or reads,
-        "opens": opens,
-        "uids": _known(root, f"{folder}/uid_map"),
-        "gids": _known(root, f"{folder}/gid_map"),
-    }
-
-
-def _known(root: Root, path: str) -> list[tuple[int, int]]:
-    """Return the ids outside of a user namespace that it knows: (first, how many)."""
-    found = []
-    for line in root.lines(path):
-        words = line.split()
-        if len(words) != 3 or not all(re.fullmatch("[0-9]{1,10}", word, re.ASCII) for word in words):
-            raise Unreadable(Reason.FAILED, f"{path}: not three numbers a line")
-        found.append((int(words[1]), int(words[2])))
-    return found
+    (capabilities, *_) = root.numbers(f"{folder}/status", "CapEff", 16)
+    opens, reads = (bool(capabilities >> bit & 1) for bit in (_DAC_OVERRIDE, _DAC_READ_SEARCH))
+    # The ids outside of the user namespace that it knows.
+    uids, gids = (
+        [(first, count) for _, first, count in id_ranges(root, f"{folder}/{name}")] for name in ("uid_map", "gid_map")
+    )
+    return {"searches": opens or reads, "opens": opens, "uids": uids, "gids": gids}
 
 
 def _joinable(root: Root, folder: str) -> list[str]:
@@ -514,29 +484,21 @@ def _joinable(root: Root, folder: str) -> list[str]:
     Unreadable
         If one that is not ours cannot be joined: the others alone would say too much is allowed.
     """
-    found = []
+    files = []
     for version in (1, 2):
         if _deciding(root, folder, version) != _deciding(root, "/proc/self", version):
             try:
-                procs = root.path(f"{device_cgroup(root, folder, version)[-1]}/cgroup.procs")
+                files.append(root.path(f"{device_cgroup(root, folder, version)[-1]}/cgroup.procs"))
             except Unreadable as error:
                 # Not "not-present": that a cgroup cannot be joined does not mean that there are no nodes.
                 raise Unreadable(Reason.FAILED, error.unread.detail) from None
-            found.append(procs)
-    return found
+    return files
 
 
-def _deciding(root: Root, folder: str, version: int) -> list[Cgroup]:
-    """Return the cgroups of a version that decide over a process' devices."""
+def _deciding(root: Root, folder: str, version: int, controller: str = "devices") -> list[Cgroup]:
+    """Return the cgroups of a version that decide over a process' devices, or by another controller."""
     return [
         group
         for group in cgroups(root, folder)
-        if group.version == version and (version == 2 or "devices" in group.controllers)
+        if group.version == version and (version == 2 or controller in group.controllers)
     ]
-
-
-def _numbers(root: Root, path: str, key: str, *, least: int = 0) -> list[int]:
-    words = root.line(path, key).split()
-    if not all(re.fullmatch("[0-9]{1,10}", word, re.ASCII) for word in words) or len(words) < least:
-        raise Unreadable(Reason.FAILED, f"{path}: {key!r} is not a list of numbers")
-    return [int(word) for word in words]

@@ -7,11 +7,10 @@ import json
 import os
 import re
 import time
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from egmctl.facts.root import Root, Unreadable
-from egmctl.launch.program import output_of
+from egmctl.driver.reading import Unreadable
+from egmctl.facts.root import Root, program_output
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent, KernelLog, KernelMessages
 from egmctl.model.record import Reason, Unread
 
@@ -52,7 +51,7 @@ _OTHER_PROCESS = re.compile(
 )
 """A process in any other spelling, and all that comes after it: where its name ends is not known."""
 _CHANNEL = re.compile(r", Ch [0-9a-f]{8}$", re.ASCII)
-"""What the text most often begins with, and short enough to be taken for a part of a name of one or two letters."""
+"""The most common beginning of the text, so short that it could be part of a name of one or two letters."""
 _CAUSED_BY = re.compile(r" caused by previous Xid (\d{1,6})", re.ASCII)
 _SXID = re.compile(
     r"nvidia-nvswitch\d+: SXid \(PCI:([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\): (\d{1,6}), (.*)",
@@ -105,26 +104,7 @@ def event(time_s: float, message: str) -> KernelEvent | None:
     if not any(word in message for word in _SOURCES):
         return None
     if match := _XID.match(message):
-        domain, bus, slot, number, rest = match.groups()
-        name = ""
-        process = _PROCESS.search(rest)
-        if process is not None:
-            name = _CHANNEL.sub("", process[2])
-            rest = rest[: process.start()] + rest[process.end() :]
-        rest = without_process(_first_line(rest))
-        caused = _CAUSED_BY.search(rest)
-        return KernelEvent(
-            kind=EventKind.XID,
-            time_s=time_s,
-            bus_id=_bus_id(f"{domain}:{bus}:{slot}"),
-            number=int(number),
-            fatal=_fatal(rest) if 144 <= int(number) <= 150 else None,
-            link=_link(rest),
-            pid=int(process[1]) if process and process[1] else None,
-            process=name if name not in ("", "<unknown>") else None,
-            caused_by=int(caused[1]) if caused else None,
-            text=rest[:_TEXT_LIMIT],
-        )
+        return _xid(time_s, match)
     message = _first_line(message)
     if match := _SXID.match(message):
         return KernelEvent(
@@ -145,14 +125,36 @@ def event(time_s: float, message: str) -> KernelEvent | None:
             corrected=match[2].startswith("Correct"),
             text=match[4][:_TEXT_LIMIT],
         )
-    if _DRIVER_LINE.match(message):
-        known = next((one for one in DriverMessage if one.value in message), None)
-        if known is not None:
-            found = _BUS_ID.search(message)
-            return KernelEvent(
-                kind=EventKind.DRIVER, time_s=time_s, message=known, bus_id=_bus_id(found[0]) if found else None
-            )
-    return None
+    known = [words for words in DriverMessage if words.value in message] if _DRIVER_LINE.match(message) else []
+    if not known:
+        return None
+    bus_id = _BUS_ID.search(message)
+    return KernelEvent(
+        kind=EventKind.DRIVER, time_s=time_s, message=known[0], bus_id=_bus_id(bus_id[0]) if bus_id else None
+    )
+
+
+def _xid(time_s: float, match: re.Match[str]) -> KernelEvent:
+    domain, bus, slot, number, rest = match.groups()
+    name = ""
+    process = _PROCESS.search(rest)
+    if process is not None:
+        name = _CHANNEL.sub("", process[2])
+        rest = rest[: process.start()] + rest[process.end() :]
+    rest = without_process(_first_line(rest))
+    caused = _CAUSED_BY.search(rest)
+    return KernelEvent(
+        kind=EventKind.XID,
+        time_s=time_s,
+        bus_id=_bus_id(f"{domain}:{bus}:{slot}"),
+        number=int(number),
+        fatal=_fatal(rest) if 144 <= int(number) <= 150 else None,
+        link=_link(rest),
+        pid=int(process[1]) if process and process[1] else None,
+        process=name if name not in ("", "<unknown>") else None,
+        caused_by=int(caused[1]) if caused else None,
+        text=rest[:_TEXT_LIMIT],
+    )
 
 
 def without_process(text: str) -> str:
@@ -164,28 +166,21 @@ def _first_line(text: str) -> str:
     return text.partition("\\x0a")[0].partition("\n")[0]
 
 
-def _kept(source: str, read: tuple[Iterable[Line], float, bool]) -> KernelLog:
+def _kept(source: str, read: tuple[Sequence[Line], float, bool]) -> KernelLog:
     """Return the log of some lines, read at a time, with or without a gap."""
     lines, now_s, overwritten = read
-    first_s: float | None = None
-    count = 0
-    kept: deque[KernelEvent] = deque(maxlen=EVENTS_LIMIT)
-    for time_s, message in lines:
-        first_s = time_s if first_s is None else first_s
-        if (found := event(time_s, message)) is not None:
-            count += 1
-            kept.append(found)
+    events = [kernel_event for line in lines if (kernel_event := event(*line)) is not None]
     return KernelLog(
         source=source,
         now_s=now_s,
-        first_s=first_s,
+        first_s=lines[0][0] if lines else None,
         overwritten=overwritten,
-        events=tuple(kept),
-        left_out=count - len(kept),
+        events=tuple(events[-EVENTS_LIMIT:]),
+        left_out=max(0, len(events) - EVENTS_LIMIT),
     )
 
 
-def _kmsg(root: Root) -> tuple[Iterable[Line], float, bool]:
+def _kmsg(root: Root) -> tuple[Sequence[Line], float, bool]:
     if not root.is_live:
         # A copy of the records as a regular file, one a line; its last line is the best clock there is.
         lines = [line for text in root.lines(KMSG) if (line := _record(text)) is not None]
@@ -195,7 +190,7 @@ def _kmsg(root: Root) -> tuple[Iterable[Line], float, bool]:
         lines, overwritten = records(descriptor)
     finally:
         os.close(descriptor)
-    return lines, round(time.clock_gettime(time.CLOCK_MONOTONIC), 3), overwritten
+    return lines, _now_s(), overwritten
 
 
 def open_kmsg(root: Root) -> int:
@@ -254,32 +249,18 @@ def _record(text: str) -> Line | None:
     return int(fields[2]) / 1e6, message.partition("\n")[0]
 
 
-def _journal(root: Root) -> tuple[Iterable[Line], float, bool]:
+def _journal(root: Root) -> tuple[Sequence[Line], float, bool]:
     if not root.exists(JOURNAL):
         raise Unreadable(Reason.NOT_PRESENT, f"{JOURNAL}: ENOENT")
-    command = [
-        root.path(JOURNAL),
-        "--dmesg",
-        "--boot",
-        "--output=json",
-        "--no-pager",
-        "--quiet",
-        f"--lines={_JOURNAL_LINES}",
-    ]
-    command.append("--output-fields=MESSAGE,_SOURCE_MONOTONIC_TIMESTAMP,SYSLOG_FACILITY")
-    environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
-    try:
-        output = output_of(command, timeout_s=JOURNAL_TIMEOUT_S, limit=_JOURNAL_BYTES, environment=environment)
-    except TimeoutError:
-        raise Unreadable(Reason.TIMED_OUT, f"{JOURNAL}: no end within {JOURNAL_TIMEOUT_S:g} s") from None
-    except OSError as error:
-        raise Unreadable.from_os_error(error, JOURNAL) from None
+    options = ("--dmesg", "--boot", "--output=json", "--no-pager", "--quiet", f"--lines={_JOURNAL_LINES}")
+    fields = "--output-fields=MESSAGE,_SOURCE_MONOTONIC_TIMESTAMP,SYSLOG_FACILITY"
+    output = program_output([root.path(JOURNAL), *options, fields], JOURNAL, JOURNAL_TIMEOUT_S, _JOURNAL_BYTES)
     entries = output.splitlines()
     cut = len(entries) >= _JOURNAL_LINES or len(output) >= _JOURNAL_BYTES
     lines = [line for raw in entries if (line := _journal_entry(raw)) is not None]
     if not lines:
         raise Unreadable(Reason.NO_PERMISSION, f"{JOURNAL}: no kernel message may be read")
-    return lines, round(time.clock_gettime(time.CLOCK_MONOTONIC), 3), cut
+    return lines, _now_s(), cut
 
 
 def _journal_entry(raw: bytes) -> Line | None:
@@ -303,13 +284,13 @@ def _bus_id(text: str) -> str:
 
 
 def _link(text: str) -> int | None:
-    found = _LINK.search(text)
-    return int(found[1]) if found else None
+    link = _LINK.search(text)
+    return int(link[1]) if link else None
 
 
 def _fatal(text: str) -> bool | None:
-    found = _FATAL.search(text)
-    return None if found is None else found[1].lower() == "fatal"
+    word = _FATAL.search(text)
+    return None if word is None else word[1].lower() == "fatal"
 
 
 class KernelLogWatch:
@@ -344,7 +325,7 @@ class KernelLogWatch:
             self._end(error)
             return ()
         self._overwritten |= overwritten
-        new = [found for line in lines if (found := event(*line)) is not None]
+        new = [kernel_event for line in lines if (kernel_event := event(*line)) is not None]
         kept = new[: EVENTS_LIMIT - len(self._events)]
         self._events += kept
         self._left_out += len(new) - len(kept)
@@ -352,7 +333,7 @@ class KernelLogWatch:
 
     @property
     def messages(self) -> KernelMessages:
-        """What was logged until the last call of :meth:`events`."""
+        """The messages until the last call of :meth:`events`."""
         return KernelMessages(
             source=KMSG,
             unread=self.unread,

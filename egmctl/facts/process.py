@@ -1,4 +1,4 @@
-"""What confines this process: its cgroups, signs of a container, and the environment that steers drivers."""
+"""A process' cgroups, signs of a container, and the environment variables that steer drivers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import os
 import re
 from collections.abc import Mapping
 
+from egmctl.driver.reading import Reasons, Unreadable, read_or
 from egmctl.facts import inside
 from egmctl.facts.inside import cgroups, mount_points
-from egmctl.facts.root import Reasons, Root, Unreadable
+from egmctl.facts.root import Root
 from egmctl.model.machine import Process, Reason
 
 ENVIRONMENT_KEYS = (
@@ -80,9 +81,9 @@ def process(root: Root, pid: int = 0) -> Process:
         The process; 0 is this one.
     """
     folder = f"/proc/{pid or 'self'}"
-    why = Reasons()
-    environment = why.read("environment", lambda: _environment(root, pid))
-    return why.record(
+    reasons = Reasons()
+    environment = reasons.read("environment", lambda: _environment(root, pid))
+    return reasons.record(
         Process,
         pid=pid,
         effective_uid=lambda: _effective_uid(root, pid),
@@ -111,60 +112,40 @@ def start_time(root: Root, pid: int) -> int:
 def _environment(root: Root, pid: int) -> Mapping[str, str]:
     """Return the known variables that are set, as Unicode: bytes that are not UTF-8 become U+FFFD."""
     if not pid:
-        found = {os.fsencode(name): os.fsencode(value) for name, value in os.environ.items()}
+        variables = {os.fsencode(name): os.fsencode(value) for name, value in os.environ.items()}
     else:
         # What the process was started with: what it changed since is in its memory only.
         words = (word.partition(b"=") for word in root.read_bytes(f"/proc/{pid}/environ").split(b"\0"))
-        found = {name: value for name, equals, value in words if equals}
+        variables = {name: value for name, equals, value in words if equals}
     known = {name.encode(): name for name in (*ENVIRONMENT_KEYS, *CONTAINER_VARIABLES)}
-    return {known[name]: value.decode(errors="replace") for name, value in found.items() if name in known}
+    return {known[name]: value.decode(errors="replace") for name, value in variables.items() if name in known}
 
 
 def _effective_uid(root: Root, pid: int) -> int:
     if not pid:
         return os.geteuid()
-    path = f"/proc/{pid}/status"
     # Real, effective, saved, file system.
-    numbers = root.line(path, "Uid").split()
-    if len(numbers) < 2 or not re.fullmatch("[0-9]{1,10}", numbers[1], re.ASCII):
-        raise Unreadable(Reason.FAILED, f"{path}: 'Uid' is not four numbers")
-    return int(numbers[1])
+    return root.numbers(f"/proc/{pid}/status", "Uid", least=4)[1]
 
 
 def _container_signs(root: Root, pid: int, environment: Mapping[str, str]) -> tuple[str, ...]:
     folder = f"/proc/{pid or 'self'}"
+    present = _CONTAINER_FILES if not pid else read_or((), lambda: inside.files(root, pid, _CONTAINER_FILES))
+    # The first namespace maps all ids to themselves.
+    all_ids = ["0", "0", "4294967295"]
+    id_map = read_or(all_ids, lambda: root.read(f"{folder}/uid_map").split())
     return (
-        *_container_files(root, pid),
+        *(path for path in present if pid or root.exists(path)),
         *(name for name in CONTAINER_VARIABLES if name in environment),
         *_mount_signs(root, f"{folder}/mountinfo"),
-        *(("user namespace",) if _in_user_namespace(root, f"{folder}/uid_map") else ()),
+        *(("user namespace",) if id_map != all_ids else ()),
     )
 
 
-def _container_files(root: Root, pid: int) -> tuple[str, ...]:
-    if not pid:
-        return tuple(path for path in _CONTAINER_FILES if root.exists(path))
-    try:
-        return inside.files(root, pid, _CONTAINER_FILES)
-    except Unreadable:
-        return ()
-
-
 def _mount_signs(root: Root, path: str) -> tuple[str, ...]:
-    try:
-        types = {one.path: one.kind for one in mount_points(root.read(path))}
-    except Unreadable:
-        return ()
+    types = {mount.path: mount.kind for mount in mount_points(read_or("", lambda: root.read(path)))}
     return (
         *(("overlay root",) if types.get("/") == "overlay" else ()),
         # libnvidia-container's legacy mode hides the GPUs that were not asked for in this way.
         *(("tmpfs /proc/driver/nvidia",) if types.get("/proc/driver/nvidia") == "tmpfs" else ()),
     )
-
-
-def _in_user_namespace(root: Root, path: str) -> bool:
-    try:
-        # The first namespace maps all ids to themselves.
-        return root.read(path).split() != ["0", "0", "4294967295"]
-    except Unreadable:
-        return False

@@ -55,7 +55,7 @@ _CGROUP_ID = re.compile(r"[0-9a-f]{32,64}|[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][
 _CGROUP_AROUND_ID = re.compile(
     r"|pod|(docker|cri-containerd|crio|crio-conmon|libpod|libpod-conmon)-\.scope|kubepods(-besteffort|-burstable)?-pod\.slice"
 )
-"""What may stand around a container's or a pod's id, with the id left out."""
+"""The text that may surround a container's or a pod's id, with the id left out."""
 
 _ENVIRONMENT_WORD = re.compile(
     # numbers, ranges, percentages, InfiniBand devices
@@ -77,9 +77,6 @@ _PATH_WORD = re.compile(r"[^\s'\"]*/[^\s'\"]*")
 
 _SENTENCE = re.compile(r"[\s/]")
 
-_SENTENCE_FIELDS = ("detail",)
-"""Fields of a machine that hold sentences of ours, which may quote what is private."""
-
 _SHORTEST = 4
 """Letters of the shortest private name that is looked for in sentences: of a host ``n1`` half of them would speak."""
 
@@ -93,7 +90,7 @@ def redact(machine: Machine) -> Machine:
     """
     if machine.origin.redacted:
         return machine
-    redacted: Machine = _Redaction(machine).value(Machine, machine, "")
+    redacted: Machine = _Redaction(machine).value(Machine, machine, "", fact=True)
     return dataclasses.replace(redacted, origin=dataclasses.replace(redacted.origin, redacted=True))
 
 
@@ -118,7 +115,7 @@ def part_redactor(machine: Machine | None) -> Callable[[Any], Any]:
         As for :func:`redact_run`.
     """
     redaction = _Redaction(machine)
-    return lambda part: redaction.result(type(part), part, "")
+    return lambda part: redaction.value(type(part), part, "", fact=False)
 
 
 class _Redaction:
@@ -128,7 +125,7 @@ class _Redaction:
         self._numbers: dict[str, dict[str, int]] = {}
         self._uuids = sorted({gpu.uuid for gpu in (machine and machine.gpus) or () if gpu.uuid})
         self._private: dict[str, str] = {}
-        """What may stand in a sentence, and what stands for it."""
+        """Private names that a sentence may quote, and their pseudonyms."""
         self._names = re.compile("")
         self._by_share: dict[Share, Callable[[str, str], str]] = {
             Share.PLAIN: lambda text, _name: _replace_uuids(text),
@@ -143,7 +140,7 @@ class _Redaction:
 
     def _learn(self, machine: Machine) -> None:
         """Number all that is private in the machine, and keep what a sentence may quote."""
-        self.value(Machine, machine, "")
+        self.value(Machine, machine, "", fact=True)
         for name, known in self._numbers.items():
             # Words such as "debug" of an environment are no names; paths and numbers of it may be.
             named = (text for text in known if name not in ("environment", "cgroup") or not text.isalpha())
@@ -154,77 +151,70 @@ class _Redaction:
         names = "|".join(re.escape(name) for name in sorted(self._private, key=len, reverse=True))
         self._names = re.compile(rf"(?<!\w)(?:{names})(?!\w)")
 
-    def result(self, kind: Any, value: Any, name: str) -> Any:
-        """Return a part of a result, of the type ``kind``, redacted: its strings are ours, and may quote a machine."""
-        if value is None or kind is Machine or not _has_text(kind):
+    def value(self, kind: Any, value: Any, name: str, *, fact: bool) -> Any:
+        """Return a value, redacted.
+
+        Parameters
+        ----------
+        kind
+            Its type, with marks.
+        name
+            The field it is in, which its pseudonym begins with.
+        fact
+            Whether it is what a machine said: strings without a mark are private. Those of results are our sentences,
+            which may quote a machine.
+        """
+        if value is None or not _has_text(kind):
             return value
         origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-        if isinstance(kind, type) and issubclass(kind, Record):
-            # A fact of the machine, such as what the kernel logged meanwhile.
-            return self.value(kind, value, name)
         if origin is typing.Annotated and arguments[0] is str:
-            marks = [mark for mark in arguments[1:] if isinstance(mark, Share) and mark is not Share.PLAIN]
-            return self._by_share[marks[0]](value, name) if marks else self._sentence(value)
+            (share,) = [mark for mark in arguments[1:] if isinstance(mark, Share)]
+            if share is Share.SENTENCE or (share is Share.PLAIN and not fact):
+                return self._sentence(value)
+            return self._by_share[share](value, name)
         if kind is str:
-            return self._sentence(value)
+            return self._numbered(name, value) if fact else self._sentence(value)
         if origin in (typing.Union, types.UnionType):
             (only,) = [option for option in arguments if option is not type(None)]
-            return self.result(only, value, name)
+            return self.value(only, value, name, fact=fact)
         if origin is tuple:
             kinds = [arguments[0]] * len(value) if arguments[1:] == (Ellipsis,) else arguments
-            return tuple(self.result(item_kind, item, name) for item_kind, item in zip(kinds, value, strict=True))
+            parts = zip(kinds, value, strict=True)
+            return tuple(self.value(part_kind, part, name, fact=fact) for part_kind, part in parts)
         if origin is Mapping:
-            return {key: self.result(arguments[1], item, name) for key, item in value.items()}
+            key_kind, item_kind = arguments
+            return {
+                self.value(key_kind, key, name, fact=fact): self.value(item_kind, item, name, fact=fact)
+                for key, item in value.items()
+            }
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            changed = {field: self.result(hint, getattr(value, field), field) for field, hint in _texts(type(value))}
-            return dataclasses.replace(value, **changed)
+            return self._record(value, fact=fact)
         return value
+
+    def _record(self, record: Any, *, fact: bool) -> Any:
+        if isinstance(record, Machine) and not fact:
+            # The machines of a result are redacted by themselves.
+            return record
+        fact = fact or isinstance(record, Record)
+        kind: Any = type(record)
+        changed = {name: self.value(hint, getattr(record, name), name, fact=fact) for name, hint in _texts(kind)}
+        if isinstance(record, SectionStatus) and record.unread is not None and record.unread.reason is Reason.FAILED:
+            # An unexpected exception's sentence may quote what the machine answered; its class may stay.
+            detail = record.unread.detail.partition(":")[0]
+            changed["unread"] = dataclasses.replace(record.unread, detail=detail)
+        if isinstance(record, KernelEvent):
+            text = without_process(record.text)
+            if len(record.process or "") >= _SHORTEST:
+                text = text.replace(record.process or "", changed["process"])
+            changed["text"] = self._sentence(text)
+        return dataclasses.replace(record, **changed)
 
     def _sentence(self, text: str) -> str:
         """Return one of our sentences without what is private in the machine; a single word is one of ours."""
         text = _replace_uuids(text)
         if not self._private or not _SENTENCE.search(text):
             return text
-        return self._names.sub(lambda found: self._private[found[0]], text)
-
-    def value(self, kind: Any, value: Any, name: str) -> Any:
-        """Return ``value``, of the type ``kind`` and in the field ``name``, redacted."""
-        origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-        if value is None:
-            return None
-        if origin is typing.Annotated and arguments[0] is str:
-            (share,) = [mark for mark in arguments[1:] if isinstance(mark, Share)]
-            if share is Share.PLAIN and name in _SENTENCE_FIELDS:
-                return self._sentence(value)
-            return self._by_share[share](value, name)
-        if kind is str:
-            return self._numbered(name, value)
-        if origin in (typing.Union, types.UnionType):
-            (only,) = [option for option in arguments if option is not type(None)]
-            return self.value(only, value, name)
-        if origin is tuple:
-            kinds = [arguments[0]] * len(value) if arguments[1:] == (Ellipsis,) else arguments
-            return tuple(self.value(item_kind, item, name) for item_kind, item in zip(kinds, value, strict=True))
-        if origin is Mapping:
-            return {
-                self.value(arguments[0], key, name): self.value(arguments[1], item, name) for key, item in value.items()
-            }
-        if dataclasses.is_dataclass(kind):
-            return self._record(kind, value)
-        return value
-
-    def _record(self, kind: Any, record: Any) -> Any:
-        changed = {name: self.value(hint, getattr(record, name), name) for name, hint in field_types(kind).items()}
-        if kind is SectionStatus and record.unread is not None and record.unread.reason is Reason.FAILED:
-            # An unexpected exception's sentence may quote what the machine answered; its class may stay.
-            detail = record.unread.detail.partition(":")[0]
-            changed["unread"] = dataclasses.replace(record.unread, detail=detail)
-        if kind is KernelEvent:
-            text = without_process(record.text)
-            if len(record.process or "") >= _SHORTEST:
-                text = text.replace(record.process, changed["process"])
-            changed["text"] = self._sentence(text)
-        return dataclasses.replace(record, **changed)
+        return self._names.sub(lambda name: self._private[name[0]], text)
 
     def _numbered(self, name: str, text: str) -> str:
         known = self._numbers.setdefault(name, {})
@@ -236,9 +226,9 @@ class _Redaction:
     def _cgroup_component(self, text: str) -> str:
         if not text or _CGROUP_WORD.fullmatch(text):
             return text
-        found = _CGROUP_ID.search(text)
-        if found and _CGROUP_AROUND_ID.fullmatch(text[: found.start()] + text[found.end() :]):
-            return text[: found.start()] + _other_digits(found[0]) + text[found.end() :]
+        id_ = _CGROUP_ID.search(text)
+        if id_ and _CGROUP_AROUND_ID.fullmatch(text[: id_.start()] + text[id_.end() :]):
+            return text[: id_.start()] + _other_digits(id_[0]) + text[id_.end() :]
         return self._numbered("cgroup", text)
 
     def _environment_word(self, match: re.Match[str]) -> str:
@@ -255,7 +245,7 @@ class _Redaction:
 
 
 @functools.cache
-def _texts(kind: type) -> tuple[tuple[str, Any], ...]:
+def _texts(kind: Any) -> tuple[tuple[str, Any], ...]:
     """Return the fields of a dataclass that may hold text, and their types."""
     given = {field.name for field in dataclasses.fields(kind) if field.init}
     return tuple((name, hint) for name, hint in field_types(kind).items() if name in given and _has_text(hint))
@@ -277,11 +267,13 @@ def known_words(value: str) -> str:
     What people and programs put into the environment may be secret; what steers a driver is none of it.
     """
     known = (_ENVIRONMENT_WORD, _WHOLE_UUID, _PARTIAL_UUID)
-    return re.sub(r"[^,;:=^ ]+", lambda word: word[0] if any(one.fullmatch(word[0]) for one in known) else "...", value)
+    return re.sub(
+        r"[^,;:=^ ]+", lambda word: word[0] if any(pattern.fullmatch(word[0]) for pattern in known) else "...", value
+    )
 
 
 def _replace_uuids(text: str) -> str:
-    return _UUID.sub(lambda found: _other_digits(found[0]), text)
+    return _UUID.sub(lambda uuid: _other_digits(uuid[0]), text)
 
 
 def _other_digits(text: str) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import types
-import typing
-from collections.abc import Hashable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,19 +15,20 @@ from egmctl import __version__, data
 from egmctl.documents import check_schema, read_object, refuse, short, stem
 from egmctl.errors import UsageError
 from egmctl.facts.cuda import ATTRIBUTES, P2P_ATTRIBUTES
-from egmctl.model.codec import DecodeError, field_types, from_json, to_json
+from egmctl.model.codec import DecodeError, from_json, to_json
 from egmctl.model.machine import (
     MACHINE_SCHEMA,
     SECTION_VERSIONS,
+    Gpu,
     GpuCuda,
     Machine,
     OriginKind,
     Pair,
     Reason,
-    Record,
     SectionStatus,
     Unread,
 )
+from egmctl.model.record import NOT_STATED
 from egmctl.units import listed
 
 
@@ -46,99 +46,7 @@ def text(machine: Machine) -> str:
     return json.dumps(document(machine), indent=1, allow_nan=False) + "\n"
 
 
-NAMES: Mapping[type[Record], tuple[str, tuple[str, ...]]] = {
-    GpuCuda: ("attributes", ATTRIBUTES),
-    Pair: ("cuda_attributes", P2P_ATTRIBUTES),
-}
-"""Fields that map names, and the names that the tool reads: where a document has some of them, it has them all."""
-
-_WHY = {"reason": Reason.NOT_STATED.value, "detail": ""}
-
-
-def fill(kind: Any, data: Any) -> None:
-    """Add the reason to every nullable field of a record that a document leaves out; malformed parts stay as they are.
-
-    Parameters
-    ----------
-    kind
-        The type that ``data`` is to be read as, by :func:`egmctl.model.codec.from_json`.
-    data
-        JSON data; it is changed.
-    """
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is typing.Annotated:
-        fill(arguments[0], data)
-    elif origin in (typing.Union, types.UnionType):
-        for option in arguments:
-            fill(option, data)
-    elif origin is tuple and isinstance(data, list):
-        for item in data:
-            fill(arguments[0], item)
-    elif dataclasses.is_dataclass(kind) and isinstance(data, dict):
-        for name, part in field_types(typing.cast(type, kind)).items():
-            if name in data and name != "unread":
-                fill(part, data[name])
-        if kind is Machine:
-            _explain_sections(data)
-        elif isinstance(kind, type) and issubclass(kind, Record):
-            _explain(kind, data)
-
-
-def leave_out(data: Any) -> Any:
-    """Return JSON data without what :func:`fill` adds: nulls that are not stated and have no more to say."""
-    if isinstance(data, list):
-        return [leave_out(item) for item in data]
-    if not isinstance(data, dict):
-        return data
-    kept = {key: leave_out(value) for key, value in data.items()}
-    for name in _not_stated(kept.get("unread")):
-        owner, _, key = name.partition(".")
-        (kept[owner] if key else kept).pop(key or owner, None)
-        kept["unread"].pop(name)
-    if kept.get("unread") == {}:
-        del kept["unread"]
-    sections = {name: status.get("unread") for name, status in kept.get("sections", {}).items()}
-    for name in _not_stated(sections):
-        del kept["sections"][name], kept[name]
-    return kept
-
-
-def _not_stated(reasons: Any) -> list[str]:
-    return [name for name, why in reasons.items() if why == _WHY] if isinstance(reasons, dict) else []
-
-
-def _explain(kind: type[Record], data: dict[str, Any]) -> None:
-    absent = [name for name in null_by_default(kind) if name not in data]
-    if kind in NAMES:
-        name, keys = NAMES[kind]
-        values = data.get(name)
-        if isinstance(values, dict) and not values.keys().isdisjoint(keys):
-            absent += [f"{name}.{key}" for key in keys if key not in values]
-            data[name] = {key: values.get(key) for key in dict.fromkeys((*keys, *values))}
-    unread = data.get("unread", {})
-    if absent and isinstance(unread, dict):
-        order = {name: number for number, name in enumerate(field_types(kind))}
-        reasons = dict.fromkeys(absent, _WHY) | unread
-        data["unread"] = dict(
-            sorted(reasons.items(), key=lambda item: order.get(item[0].partition(".")[0], len(order)))
-        )
-
-
-def _explain_sections(data: dict[str, Any]) -> None:
-    sections = data.get("sections")
-    if not isinstance(sections, dict):
-        return
-    for name, version in SECTION_VERSIONS.items():
-        if name not in sections and name not in data:
-            sections[name] = {"version": version, "duration_ms": None, "unread": _WHY}
-
-
-def null_by_default(kind: Any) -> tuple[str, ...]:
-    """Return the fields of a record (a dataclass) that are null where nothing is said of them."""
-    return tuple(field.name for field in dataclasses.fields(kind) if field.default is None)
-
-
-T = TypeVar("T")
+R = TypeVar("R", GpuCuda, Pair)
 
 _LIMITS = {"gpus": 256, "numa_nodes": 1024, "switches": 256, "nics": 4096}
 """Most that a node can have: minors of ``/dev/nvidia<minor>`` end at 247 (nv-chardev-numbers.h), Linux' NODES_SHIFT
@@ -162,7 +70,8 @@ def load(name_or_path: str) -> Machine:
 def decode(document: dict[str, Any], source: str, where: str = "") -> Machine:
     """Return the machine that a document holds, without the sections that are newer than this tool.
 
-    What the document leaves out is null because it is not stated (:mod:`egmctl.facts.replay`).
+    What the document leaves out is null because it is not stated: fields of records, whole sections, and of the CUDA
+    attributes that the tool reads those that are missing where a document has others.
 
     Parameters
     ----------
@@ -177,14 +86,40 @@ def decode(document: dict[str, Any], source: str, where: str = "") -> Machine:
         If it is no machine, or its parts do not fit together.
     """
     newer = _drop_newer_sections(document)
-    fill(Machine, document)
     try:
         machine = from_json(Machine, document, where)
     except DecodeError as error:
         refuse(source, f"is not a valid machine: {short(str(error))}")
-    if fault := _fault(machine):
+    for fault in _faults(machine):
         refuse(source, f"is not a valid machine: {where and f'{where}: '}{fault}")
-    return dataclasses.replace(machine, sections={**machine.sections, **newer})
+    missing = {
+        name: SectionStatus(version=version, unread=NOT_STATED)
+        for name, version in SECTION_VERSIONS.items()
+        if name not in machine.sections and getattr(machine, name) is None
+    }
+    return dataclasses.replace(
+        machine,
+        sections={**machine.sections, **missing, **newer},
+        gpus=machine.gpus and tuple(_with_attributes(gpu) for gpu in machine.gpus),
+        pairs=machine.pairs and tuple(_named(pair, "cuda_attributes", P2P_ATTRIBUTES) for pair in machine.pairs),
+    )
+
+
+def _with_attributes(gpu: Gpu) -> Gpu:
+    return gpu if gpu.cuda is None else dataclasses.replace(gpu, cuda=_named(gpu.cuda, "attributes", ATTRIBUTES))
+
+
+def _named(record: R, field: str, names: tuple[str, ...]) -> R:
+    """Return a record whose field has all these names, the missing ones not stated; one that has none stays so."""
+    known: Mapping[str, int | None] = getattr(record, field)
+    missing = [name for name in names if name not in known]
+    if not missing or len(missing) == len(names):
+        return record
+    changes: dict[str, Any] = {
+        field: {name: known.get(name) for name in dict.fromkeys((*names, *known))},
+        "unread": {**{f"{field}.{name}": NOT_STATED for name in missing}, **record.unread},
+    }
+    return dataclasses.replace(record, **changes)
 
 
 def recorded(machine: Machine, path: Path) -> Machine:
@@ -235,49 +170,32 @@ def _drop_newer_sections(document: dict[str, Any]) -> dict[str, SectionStatus]:
     return newer
 
 
-def _fault(machine: Machine) -> str | None:
-    """Return what in a machine does not fit together, as half a sentence."""
-    host, gpus = machine.host, machine.gpus or ()
-    nodes = (host and host.numa_nodes) or ()
-    nics, switches = machine.nics or (), machine.switches or ()
-    sizes = {"gpus": len(gpus), "numa_nodes": len(nodes), "switches": len(switches), "nics": len(nics)}
+def _faults(machine: Machine) -> Iterator[str]:
+    """Yield half a sentence on each part of a machine that does not fit the others."""
+    gpus, pairs, nics = machine.gpus or (), machine.pairs or (), machine.nics or ()
+    nodes = (machine.host and machine.host.numa_nodes) or ()
+    sizes = {"gpus": len(gpus), "numa_nodes": len(nodes), "switches": len(machine.switches or ()), "nics": len(nics)}
     for what, size in sizes.items():
         if size > _LIMITS[what]:
-            return f"{size} {what}, a node has at most {_LIMITS[what]}"
+            yield f"{size} {what}, a node has at most {_LIMITS[what]}"
     known = {gpu.bus_id for gpu in gpus}
-    if machine.gpus is not None:
-        for pair in machine.pairs or ():
-            for bus_id in (pair.source, pair.target):
-                if bus_id not in known:
-                    return f"pairs: there is no GPU {bus_id}"
-    return (
-        _repeated("gpus: the bus id", (gpu.bus_id for gpu in gpus))
-        or _disordered("gpus: index", [gpu.index for gpu in gpus])
-        or _repeated("pairs: the pair", ((pair.source, pair.target) for pair in machine.pairs or ()))
-        or _disordered("host.numa_nodes: id", [node.id for node in nodes])
-        or _repeated("nics: the name", (nic.name for nic in nics))
-        or next(
-            (
-                f"host.numa_nodes: node {node.id} has {len(node.distances)} distances to {len(nodes)} nodes"
-                for node in nodes
-                if node.distances is not None and len(node.distances) != len(nodes)
-            ),
-            None,
-        )
-    )
-
-
-def _repeated(what: str, values: Iterable[Hashable]) -> str | None:
-    seen = set()
-    for value in values:
-        if value in seen:
-            return f"{what} {short(str(value))} is there twice"
-        seen.add(value)
-    return None
-
-
-def _disordered(what: str, numbers: list[int]) -> str | None:
-    for before, number in zip([-1, *numbers], numbers, strict=False):
-        if number <= before:
-            return f"{what} {number} after {before}, expected ascending from 0"
-    return None
+    for bus_id in (bus_id for pair in pairs for bus_id in (pair.source, pair.target)):
+        if machine.gpus is not None and bus_id not in known:
+            yield f"pairs: there is no GPU {bus_id}"
+    names: dict[str, Iterable[Hashable]] = {
+        "gpus: the bus id": (gpu.bus_id for gpu in gpus),
+        "pairs: the pair": ((pair.source, pair.target) for pair in pairs),
+        "nics: the name": (nic.name for nic in nics),
+    }
+    for what, values in names.items():
+        for value, times in Counter(values).items():
+            if times > 1:
+                yield f"{what} {short(str(value))} is there twice"
+    numbers = {"gpus: index": [gpu.index for gpu in gpus], "host.numa_nodes: id": [node.id for node in nodes]}
+    for what, in_order in numbers.items():
+        for before, number in zip([-1, *in_order], in_order, strict=False):
+            if number <= before:
+                yield f"{what} {number} after {before}, expected ascending from 0"
+    for node in nodes:
+        if node.distances is not None and len(node.distances) != len(nodes):
+            yield f"host.numa_nodes: node {node.id} has {len(node.distances)} distances to {len(nodes)} nodes"

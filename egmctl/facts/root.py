@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from egmctl.driver.reading import Unreadable
 from egmctl.facts.system_calls import call
-from egmctl.model.machine import Reason, Unread
+from egmctl.launch.program import output_of
+from egmctl.model.record import Reason
 from egmctl.units import parse_kernel_list
 
 T = TypeVar("T")
@@ -26,61 +28,6 @@ READ_LIMIT = 1 << 20
 containers, has some 100 KiB."""
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-
-_REASONS = {
-    errno.ENOENT: Reason.NOT_PRESENT,
-    errno.ENOTDIR: Reason.NOT_PRESENT,
-    errno.ENODEV: Reason.NOT_PRESENT,
-    errno.ENXIO: Reason.NOT_PRESENT,
-    errno.EACCES: Reason.NO_PERMISSION,
-    errno.EPERM: Reason.NO_PERMISSION,
-    errno.EINVAL: Reason.NOT_SUPPORTED,
-    errno.EOPNOTSUPP: Reason.NOT_SUPPORTED,
-    errno.ENOSYS: Reason.NOT_SUPPORTED,
-}
-
-
-class Unreadable(Exception):
-    """A value cannot be read. ``unread`` says why; its detail names the file and holds nothing of its content."""
-
-    def __init__(self, reason: Reason, detail: str) -> None:
-        super().__init__(detail)
-        self.unread = Unread(reason=reason, detail=detail)
-
-    @classmethod
-    def from_os_error(cls, error: OSError, path: str) -> Unreadable:
-        """Translate what the kernel answered for ``path``."""
-        number = error.errno or 0
-        return cls(_REASONS.get(number, Reason.FAILED), f"{path}: {errno.errorcode.get(number, 'unknown error')}")
-
-
-class Reasons:
-    """Collects why the values of one record are null while the record is being put together.
-
-    ::
-
-        Reasons().record(Record, path="/proc/value", value=lambda: root.number("/proc/value"))
-    """
-
-    def __init__(self) -> None:
-        self.unread: dict[str, Unread] = {}
-
-    def read(self, name: str, function: Callable[[], T]) -> T | None:
-        """Return ``function()``, or ``None`` with the reason kept under ``name``."""
-        try:
-            return function()
-        except Unreadable as error:
-            self.unread[name] = error.unread
-            return None
-
-    def record(self, kind: Callable[..., T], /, **fields: object) -> T:
-        """Return a record of these fields, those that are functions read, with the reasons why some are null."""
-        values = {name: self.read(name, value) if callable(value) else value for name, value in fields.items()}
-        return kind(**values, unread=self.unread)
-
-    def null(self, names: str, reason: Reason, detail: str) -> None:
-        """Keep one reason for several fields, named with spaces between."""
-        self.unread.update(dict.fromkeys(names.split(), Unread(reason=reason, detail=detail)))
 
 
 class Root:
@@ -107,11 +54,8 @@ class Root:
         Unreadable
             If it is missing, not permitted or not a file.
         """
-        try:
-            # O_NONBLOCK: a FIFO in the place of a file must not hang the reader.
-            descriptor = os.open(self.path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-        except OSError as error:
-            raise Unreadable.from_os_error(error, path) from None
+        # O_NONBLOCK: a FIFO in the place of a file must not hang the reader.
+        descriptor = _ask(path, os.open, self.path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         try:
             parts = []
             if from_end:
@@ -167,6 +111,18 @@ class Root:
         except ValueError:
             raise Unreadable(Reason.FAILED, f"{path}: not a number") from None
 
+    def search(self, path: str, pattern: str, missing: str) -> re.Match[str]:
+        """Return where a pattern is in a file's text; ``^`` is the start of any line.
+
+        Raises
+        ------
+        Unreadable
+            Also if it is nowhere; ``missing`` says so in a few words.
+        """
+        if match := re.search(pattern, self.read(path), re.ASCII | re.MULTILINE):
+            return match
+        raise Unreadable(Reason.FAILED, f"{path}: {missing}")
+
     def kernel_list(self, path: str) -> str:
         """Return the kernel list that a file holds: ``0-3,8``.
 
@@ -186,10 +142,26 @@ class Root:
             Also if there is no such line.
         """
         for line in self.lines(path):
-            found, colon, value = line.partition(":")
-            if colon and found.strip() == key:
+            name, colon, value = line.partition(":")
+            if colon and name.strip() == key:
                 return value.strip()
         raise Unreadable(Reason.NOT_PRESENT, f"{path}: no line {key!r}")
+
+    def numbers(self, path: str, key: str, base: int = 10, least: int = 1) -> list[int]:
+        """Return the whole numbers of the first line ``key: number number ...`` of a file.
+
+        Raises
+        ------
+        Unreadable
+            Also if there is something else, or fewer than ``least``.
+        """
+        words = self.line(path, key).split()
+        try:
+            if len(words) >= least and all(re.fullmatch("-?[0-9a-f]{1,16}", word) for word in words):
+                return [int(word, base) for word in words]
+        except ValueError:
+            pass
+        raise Unreadable(Reason.FAILED, f"{path}: {key!r} is not a number")
 
     def names(self, path: str) -> list[str]:
         """Return the names in a directory, in order.
@@ -199,10 +171,8 @@ class Root:
         Unreadable
             If it is missing, not permitted or not a directory.
         """
-        try:
-            return sorted(os.fsencode(name).decode(errors="replace") for name in os.listdir(self.path(path)))
-        except OSError as error:
-            raise Unreadable.from_os_error(error, path) from None
+        names = _ask(path, os.listdir, self.path(path))
+        return sorted(os.fsencode(name).decode(errors="replace") for name in names)
 
     def names_if_any(self, path: str) -> list[str]:
         """Return the names in a directory, in order; none where it is missing.
@@ -227,10 +197,7 @@ class Root:
         Unreadable
             If nothing is there.
         """
-        try:
-            return os.statvfs(self.path(path))
-        except OSError as error:
-            raise Unreadable.from_os_error(error, path) from None
+        return _ask(path, os.statvfs, self.path(path))
 
     def status(self, path: str) -> os.stat_result:
         """Return what stat(2) says, links followed.
@@ -240,10 +207,7 @@ class Root:
         Unreadable
             If nothing is there, or it cannot be reached.
         """
-        try:
-            return os.stat(self.path(path))
-        except OSError as error:
-            raise Unreadable.from_os_error(error, path) from None
+        return _ask(path, os.stat, self.path(path))
 
     def access(self, path: str) -> str:
         """Return whether access(2) lets this process read and write: ``"ok"``, or the name of its error number.
@@ -264,10 +228,7 @@ class Root:
         Unreadable
             If it is missing, not permitted or no link.
         """
-        try:
-            return os.fsencode(os.readlink(self.path(path))).decode(errors="replace")
-        except OSError as error:
-            raise Unreadable.from_os_error(error, path) from None
+        return os.fsencode(_ask(path, os.readlink, self.path(path))).decode(errors="replace")
 
     def exists(self, path: str) -> bool:
         """Return whether something is there, links followed."""
@@ -281,15 +242,44 @@ class Root:
         Unreadable
             If nothing is there, or the links lead out of the root.
         """
-        try:
-            found = os.path.realpath(self.path(path), strict=True)
-        except OSError as error:
-            raise Unreadable.from_os_error(error, path) from None
+        target = _ask(path, lambda: os.path.realpath(self.path(path), strict=True))
         if self.is_live:
-            return found
-        if not found.startswith(self.directory + "/"):
+            return target
+        if not target.startswith(self.directory + "/"):
             raise Unreadable(Reason.FAILED, f"{path}: leads out of the root directory")
-        return found.removeprefix(self.directory)
+        return target.removeprefix(self.directory)
+
+
+def _ask(path: str, function: Callable[..., T], *arguments: Any) -> T:
+    """Return the answer of a function of the system; its error is that of ``path``."""
+    try:
+        return function(*arguments)
+    except OSError as error:
+        raise Unreadable.from_os_error(error, path) from None
+
+
+def program_output(command: Sequence[str], shown: str, timeout_s: float, limit: int) -> bytes:
+    """Return what a system's program prints.
+
+    Parameters
+    ----------
+    shown
+        How to call the program in a reason.
+    limit
+        Bytes after which the rest is left out.
+
+    Raises
+    ------
+    Unreadable
+        If it cannot be run, fails or takes too long.
+    """
+    environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+    try:
+        return output_of(command, timeout_s=timeout_s, limit=limit, environment=environment)
+    except TimeoutError:
+        raise Unreadable(Reason.TIMED_OUT, f"{shown}: no response within {timeout_s:g} s") from None
+    except OSError as error:
+        raise Unreadable.from_os_error(error, shown) from None
 
 
 def kernel_list(text: str, path: str) -> str:
@@ -337,7 +327,7 @@ NO_OVERRIDES = Overrides(searches=False, opens=False, uids=(), gids=())
 
 
 class OtherRoot:
-    """Device nodes below a descriptor, as :class:`egmctl.facts.system.Place` wants them.
+    """Device nodes below a descriptor; the methods are those of :class:`Root` that look at nodes.
 
     Parameters
     ----------

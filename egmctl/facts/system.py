@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import stat
 import struct
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
 
+from egmctl.driver.reading import Reasons, Unreadable, read_or
 from egmctl.facts import gpus as pci
 from egmctl.facts import host
-from egmctl.facts.root import READ_LIMIT, Reasons, Root, Unreadable
-from egmctl.launch.program import output_of
+from egmctl.facts.root import READ_LIMIT, OtherRoot, Root, program_output
 from egmctl.model.host import Bridge, Imex, System, VerbsNode
 from egmctl.model.machine import DeviceNode, Nic, NicPort, PciFunction, Reason, Unread
 from egmctl.units import natural
@@ -34,36 +33,21 @@ _KINDS = (
 )
 
 
-class Place(Protocol):
-    """Where nodes are looked at: a :class:`egmctl.facts.root.Root`, or the root directory of another process."""
-
-    is_live: bool
-    """Whether these are the nodes of this machine, and not a copied tree."""
-
-    def names_if_any(self, path: str) -> list[str]:
-        """See :meth:`egmctl.facts.root.Root.names_if_any`."""
-
-    def status(self, path: str) -> os.stat_result:
-        """See :meth:`egmctl.facts.root.Root.status`."""
-
-    def access(self, path: str) -> str:
-        """See :meth:`egmctl.facts.root.Root.access`; raises Unreadable where it is unknown."""
-
-    def file_system(self, path: str) -> os.statvfs_result:
-        """See :meth:`egmctl.facts.root.Root.file_system`."""
+Place = Root | OtherRoot
+"""Where nodes are looked at: this node or a copied tree, or the root directory of another process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceNodes:
     """All of them at one moment."""
 
-    gpus: dict[int, DeviceNode]
+    gpus: Mapping[int, DeviceNode]
     """By minor; a GPU's node that is missing is here with ``exists`` False."""
     control: tuple[DeviceNode, ...]
     """nvidiactl, nvidia-uvm, nvidia-uvm-tools and what is in nvidia-caps."""
     imex_channels: tuple[DeviceNode, ...] | None
     """Empty where the folder is absent."""
-    unread: dict[str, Unread]
+    unread: Mapping[str, Unread] = field(default_factory=dict)
     """Folders that could not be listed, under the names of the driver's fields they would have filled:
     ``nodes.nvidia-caps``, ``imex_channels``."""
 
@@ -76,52 +60,50 @@ def read_all(root: Place, minors: Iterable[int]) -> DeviceNodes:
     minors
         The GPUs that the driver knows; nodes beyond these are found by their names.
     """
-    why = Reasons()
+    reasons = Reasons()
     present = {
         int(match[1]) for name in root.names_if_any("/dev") if (match := re.fullmatch(r"nvidia([0-9]{1,3})", name))
     }
-    caps = why.read("nodes.nvidia-caps", lambda: _listed(root, CAPS, r"nvidia-cap[0-9]+"))
+    caps = reasons.read("nodes.nvidia-caps", lambda: _listed(root, CAPS, r"nvidia-cap[0-9]+"))
     return DeviceNodes(
         gpus={minor: read(root, f"/dev/nvidia{minor}") for minor in sorted(present | set(minors))},
         control=(
             *(read(root, f"/dev/{name}") for name in ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")),
             *(caps or ()),
         ),
-        imex_channels=why.read("imex_channels", lambda: _listed(root, IMEX_CHANNELS, r"channel[0-9]+")),
-        unread=why.unread,
+        imex_channels=reasons.read("imex_channels", lambda: _listed(root, IMEX_CHANNELS, r"channel[0-9]+")),
+        unread=reasons.unread,
     )
 
 
 def read(root: Place, path: str) -> DeviceNode:
     """Look at one node."""
-    why = Reasons()
-    access = why.read("access", lambda: root.access(path))
+    reasons = Reasons()
+    access = reasons.read("access", lambda: root.access(path))
     try:
         status = root.status(path)
     except Unreadable as error:
-        reason = error.unread
-        why.null("kind major minor mode uid gid nodev", reason.reason, reason.detail)
-        missing = reason.reason is Reason.NOT_PRESENT
-        return DeviceNode(path=path, exists=not missing, kind=None, access=access, unread=why.unread)
-    kind = next((word for is_one, word in _KINDS if is_one(status.st_mode)), "unknown")
+        exists = error.unread.reason is not Reason.NOT_PRESENT
+        unknown = dict.fromkeys(("kind", "major", "minor", "mode", "uid", "gid", "nodev"), error)
+        return reasons.record(DeviceNode, path=path, exists=exists, access=access, **unknown)
+    kind = next((word for has_kind, word in _KINDS if has_kind(status.st_mode)), "unknown")
     if kind == "file" and not root.is_live:
         # In a copied tree a file stands for the node: it has the mode, and no numbers.
         kind = "character"
     device = stat.S_ISCHR(status.st_mode)
-    if not device:
-        why.null("major minor", Reason.NOT_PRESENT, f"{path}: not a character device")
-    return DeviceNode(
+    no_device = Unreadable(Reason.NOT_PRESENT, f"{path}: not a character device")
+    return reasons.record(
+        DeviceNode,
         path=path,
         exists=True,
         kind=kind,
-        major=os.major(status.st_rdev) if device else None,
-        minor=os.minor(status.st_rdev) if device else None,
+        major=os.major(status.st_rdev) if device else no_device,
+        minor=os.minor(status.st_rdev) if device else no_device,
         mode=stat.S_IMODE(status.st_mode),
         uid=status.st_uid,
         gid=status.st_gid,
         access=access,
-        nodev=why.read("nodev", lambda: bool(root.file_system(path).f_flag & os.ST_NODEV)),
-        unread=why.unread,
+        nodev=lambda: bool(root.file_system(path).f_flag & os.ST_NODEV),
     )
 
 
@@ -147,7 +129,7 @@ def nics(root: Root) -> tuple[Nic, ...]:
     Unreadable
         If there are devices that cannot be listed.
     """
-    return tuple(found for found in _devices(root) if not _known_to_manage(root, found))
+    return tuple(device for device in _devices(root) if not read_or(False, functools.partial(_manages, root, device)))
 
 
 def management(root: Root) -> tuple[Nic, ...]:
@@ -158,14 +140,7 @@ def management(root: Root) -> tuple[Nic, ...]:
     Unreadable
         If there are devices that cannot be listed, or one may be such a device and its Vital Product Data are hidden.
     """
-    return tuple(found for found in _devices(root) if _manages(root, found))
-
-
-def _known_to_manage(root: Root, device: Nic) -> bool:
-    try:
-        return _manages(root, device)
-    except Unreadable:
-        return False
+    return tuple(device for device in _devices(root) if _manages(root, device))
 
 
 def _manages(root: Root, device: Nic) -> bool:
@@ -176,27 +151,21 @@ def _manages(root: Root, device: Nic) -> bool:
 
 
 def _devices(root: Root) -> tuple[Nic, ...]:
-    try:
-        names = root.names(CLASS)
-    except Unreadable as error:
-        if error.unread.reason is Reason.NOT_PRESENT:
-            return ()
-        raise
-    return tuple(_nic(root, name) for name in sorted(names, key=natural))
+    return tuple(_nic(root, name) for name in sorted(root.names_if_any(CLASS), key=natural))
 
 
 def _nic(root: Root, name: str) -> Nic:
     folder = f"{CLASS}/{name}"
-    why = Reasons()
-    return why.record(
+    reasons = Reasons()
+    return reasons.record(
         Nic,
         name=name,
         pci=lambda: pci.function(root, f"{folder}/device"),
-        ports=why.read("ports", lambda: _ports(root, f"{folder}/ports")) or (),
+        ports=reasons.read("ports", lambda: _ports(root, f"{folder}/ports")) or (),
         firmware=lambda: root.read(f"{folder}/fw_ver"),
         node_guid=lambda: root.read(f"{folder}/node_guid"),
         board_id=lambda: root.read(f"{folder}/board_id"),
-        interfaces=tuple(why.read("interfaces", lambda: root.names(f"{folder}/device/net")) or ()),
+        interfaces=tuple(reasons.read("interfaces", lambda: root.names(f"{folder}/device/net")) or ()),
     )
 
 
@@ -212,20 +181,16 @@ def _port(root: Root, folder: str, number: int) -> NicPort:
         state=lambda: _word(root, f"{folder}/state"),
         physical_state=lambda: _word(root, f"{folder}/phys_state"),
         link_layer=lambda: root.read(f"{folder}/link_layer"),
-        rate_gbit_s=lambda: _rate(root, f"{folder}/rate"),
+        # "400 Gb/sec (4X NDR)", "2.5 Gb/sec (1X SDR)".
+        rate_gbit_s=lambda: float(
+            root.search(f"{folder}/rate", r"\A([0-9]{1,6}(?:\.[0-9]{1,3})?) Gb/sec", "no rate")[1]
+        ),
     )
 
 
 def _word(root: Root, path: str) -> str:
     """Return the word of ``4: ACTIVE``."""
     return root.read(path).rpartition(":")[2].strip()
-
-
-def _rate(root: Root, path: str) -> float:
-    # "400 Gb/sec (4X NDR)", "2.5 Gb/sec (1X SDR)".
-    if match := re.match(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) Gb/sec", root.read(path), re.ASCII):
-        return float(match[1])
-    raise Unreadable(Reason.FAILED, f"{path}: no rate")
 
 
 DAEMONS = {
@@ -274,11 +239,11 @@ def processes(root: Root) -> Processes:
     Unreadable
         If there is no ``/proc``.
     """
-    found: dict[str, list[str]] = {}
+    by_name: dict[str, list[str]] = {}
     for process in [name for name in root.names("/proc") if re.fullmatch(r"[0-9]{1,8}", name)][:_MOST_PROCESSES]:
         with suppress(Unreadable):
-            found.setdefault(root.read(f"/proc/{process}/comm"), []).append(process)
-    return found
+            by_name.setdefault(root.read(f"/proc/{process}/comm"), []).append(process)
+    return by_name
 
 
 def daemons(running: Processes) -> tuple[str, ...]:
@@ -288,24 +253,21 @@ def daemons(running: Processes) -> tuple[str, ...]:
 
 def imex(root: Root, running: Processes | None) -> Imex:
     """Read the service's list of nodes and who manages it, and ask its control program where one is installed."""
-    why = Reasons()
-    addresses = why.read("configured_nodes", lambda: _addresses(root))
-    if addresses is None:
-        why.unread["duplicate_nodes"] = why.unread["configured_nodes"]
-    state = why.read("daemon_state", lambda: _services_word(root, ("-q",), rf"\b({_DAEMON_STATES})\b"))
+    reasons = Reasons()
+    addresses = reasons.fields("configured_nodes duplicate_nodes", lambda: _addresses(root))
+    state = reasons.read("daemon_state", lambda: _services_word(root, ("-q",), rf"\b({_DAEMON_STATES})\b"))
     domain = None
     if state is None:
         # A program that hangs once will hang again.
-        why.unread["domain_status"] = why.unread["daemon_state"]
+        reasons.unread["domain_status"] = reasons.unread["daemon_state"]
     else:
         # With -N the same document comes again for every change: the last one counts.
-        domain = why.read(
+        domain = reasons.read(
             "domain_status", lambda: _services_word(root, ("-N", "-j"), r'"status"\s*:\s*"(UP|DOWN|DEGRADED)"')
         )
-    return why.record(
+    return reasons.record(
         Imex,
-        configured_nodes=None if addresses is None else addresses.total(),
-        duplicate_nodes=None if addresses is None else addresses.total() - len(addresses),
+        **addresses,
         daemon_state=state,
         domain_status=domain,
         runs_in=lambda: _places(root, _services_listed(running)),
@@ -323,11 +285,11 @@ def _services_listed(running: Processes | None) -> Processes:
 
 
 def _places(root: Root, running: Processes) -> tuple[str, ...]:
-    found = set()
+    places = set()
     for process in running.get("nvidia-imex", ()):
         cgroup = root.read(f"/proc/{process}/cgroup")
-        found.add("pod" if "kubepods" in cgroup else "host" if "/nvidia-imex.service" in cgroup else "elsewhere")
-    return tuple(sorted(found))
+        places.add("pod" if "kubepods" in cgroup else "host" if "/nvidia-imex.service" in cgroup else "elsewhere")
+    return tuple(sorted(places))
 
 
 def _compute_domains(root: Root, running: Processes) -> bool:
@@ -353,8 +315,8 @@ def _mode(root: Root, running: Processes) -> str:
             unread = error
             continue
         # The variable came with the second mode (dra-driver-nvidia-gpu 0.5): without it there is only the first.
-        found = re.search(r"(?:^|\0)IMEX_MODE=(driverManaged|hostManaged)(?:\0|$)", environment)
-        return found[1] if found else "driverManaged"
+        mode = re.search(r"(?:^|\0)IMEX_MODE=(driverManaged|hostManaged)(?:\0|$)", environment)
+        return mode[1] if mode else "driverManaged"
     raise unread
 
 
@@ -363,9 +325,11 @@ def _session_in_use(root: Root) -> bool:
     return log.rfind(b"NV_ERR_IN_USE") > log.rfind(b"READY")
 
 
-def _addresses(root: Root) -> Counter[str]:
-    lines = (line.partition("#")[0].strip() for line in root.lines(IMEX_NODES))
-    return Counter(line for line in lines if line)
+def _addresses(root: Root) -> tuple[int, int]:
+    """Return how many nodes are configured, and how many of them are there twice."""
+    lines = [line.partition("#")[0].strip() for line in root.lines(IMEX_NODES)]
+    addresses = [line for line in lines if line]
+    return len(addresses), len(addresses) - len(set(addresses))
 
 
 def _services_word(root: Root, arguments: tuple[str, ...], pattern: str) -> str:
@@ -376,21 +340,11 @@ def _services_word(root: Root, arguments: tuple[str, ...], pattern: str) -> str:
     shown = " ".join((path, *arguments))
     if not root.is_live:
         raise Unreadable(Reason.NOT_ASKED, f"{shown}: programs of a copied tree are not run")
-    found = re.findall(pattern, _output(root.path(path), arguments, shown), re.ASCII)
-    if not found:
+    output = program_output([root.path(path), *arguments], shown, IMEX_TIMEOUT_S, _MOST_OUTPUT)
+    words = re.findall(pattern, output.decode(errors="replace"), re.ASCII)
+    if not words:
         raise Unreadable(Reason.FAILED, f"{shown}: no such word in its output")
-    return str(found[-1])
-
-
-def _output(program: str, arguments: tuple[str, ...], shown: str) -> str:
-    environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
-    try:
-        output = output_of([program, *arguments], timeout_s=IMEX_TIMEOUT_S, limit=_MOST_OUTPUT, environment=environment)
-    except TimeoutError:
-        raise Unreadable(Reason.TIMED_OUT, f"{shown}: no response within {IMEX_TIMEOUT_S:g} s") from None
-    except OSError as error:
-        raise Unreadable.from_os_error(error, shown) from None
-    return output.decode(errors="replace")
+    return str(words[-1])
 
 
 CONFIGURATION_KEYS = ("NUMA", "ACPI_NUMA", "NUMA_BALANCING", "MEMORY_HOTPLUG", "IOMMU_SVA", "ARM_SMMU_V3_SVA")
@@ -416,15 +370,15 @@ _FIRST_EXTENDED, _ACS, _ATS = 0x100, 0x0D, 0x0F
 
 def system(root: Root) -> System:
     """Read all of it."""
-    why = Reasons()
-    running = why.read("daemons", lambda: processes(root))
-    functions = why.read("iommu_domains", lambda: _functions(root))
-    data_direct = why.read("data_direct", lambda: pci.data_direct(root))
+    reasons = Reasons()
+    running = reasons.read("daemons", lambda: processes(root))
+    functions = reasons.read("iommu_domains", lambda: _functions(root))
+    data_direct = reasons.read("data_direct", lambda: pci.data_direct(root))
     if functions is None:
-        why.unread["bridges"] = why.unread["ats"] = why.unread["iommu_domains"]
-    return why.record(
+        reasons.unread["bridges"] = reasons.unread["ats"] = reasons.unread["iommu_domains"]
+    return reasons.record(
         System,
-        uptime_s=lambda: _uptime(root),
+        uptime_s=lambda: float(root.search("/proc/uptime", r"\A[0-9]{1,12}(\.[0-9]{1,3})?", "no number")[0]),
         kernel_configuration=lambda: _configuration(root),
         acpi_egm=lambda: _acpi_egm(root),
         egm_regions=tuple(root.names_if_any("/sys/class/egm")),
@@ -433,7 +387,7 @@ def system(root: Root) -> System:
         iommu_domains=None if functions is None else _iommu_domains(root, functions),
         bridges=None if functions is None else _bridges(root, (*functions, *(data_direct or ()))),
         data_direct=data_direct,
-        ats=None if functions is None else why.read("ats", lambda: _ats(root, functions)),
+        ats=None if functions is None else reasons.read("ats", lambda: _ats(root, functions)),
         daemons=None if running is None else daemons(running),
         imex=imex(root, running),
         module_versions=lambda: _module_versions(root),
@@ -443,19 +397,13 @@ def system(root: Root) -> System:
     )
 
 
-def _uptime(root: Root) -> float:
-    if match := re.match(r"[0-9]{1,12}(\.[0-9]{1,3})?", root.read("/proc/uptime"), re.ASCII):
-        return float(match[0])
-    raise Unreadable(Reason.FAILED, "/proc/uptime: no number")
-
-
 def _configuration(root: Root) -> dict[str, str]:
     text = _configuration_text(root)
-    found = dict(re.findall(r"^CONFIG_(\w+)=(\S{1,40})$", text, re.M | re.A))
-    if not found:
+    options = dict(re.findall(r"^CONFIG_(\w+)=(\S{1,40})$", text, re.M | re.A))
+    if not options:
         raise Unreadable(Reason.FAILED, "the kernel's configuration: no line CONFIG_...=")
     # An option whose conditions are not met is not named at all.
-    return {key: found.get(key, "n") for key in CONFIGURATION_KEYS}
+    return {key: options.get(key, "n") for key in CONFIGURATION_KEYS}
 
 
 def _configuration_text(root: Root) -> str:
@@ -482,29 +430,26 @@ def _remove_ipc(root: Root) -> bool:
     # Drop-ins outrank the file, and the last line wins (logind.conf(5)).
     drop_ins = [f"{path}.d/{name}" for path in reversed(LOGIND_FILES) for name in root.names_if_any(f"{path}.d")]
     main = next((path for path in LOGIND_FILES if root.exists(path)), None)
-    found = None
+    values = []
     for path in ([main] if main else []) + [path for path in drop_ins if path.endswith(".conf")]:
-        for value in re.findall(r"^\s*RemoveIPC\s*=\s*(\w+)\s*$", root.read(path), re.M | re.A):
-            found = value.lower() in ("1", "yes", "true", "on", "y", "t")
-    if found is None:
+        values += re.findall(r"^\s*RemoveIPC\s*=\s*(\w+)\s*$", root.read(path), re.M | re.A)
+    if not values:
         raise Unreadable(Reason.NOT_PRESENT, "logind.conf: no line RemoveIPC=")
-    return found
+    return values[-1].lower() in ("1", "yes", "true", "on", "y", "t")
 
 
 def _functions(root: Root) -> tuple[PciFunction, ...]:
     """Return the GPUs and the NICs."""
-    gpus = (found for found in pci.nvidia_functions(root) if pci.is_gpu(found))
+    gpus = (function for function in pci.nvidia_functions(root) if pci.is_gpu(function))
     return (*gpus, *(nic.pci for nic in nics(root) if nic.pci is not None))
 
 
 def _iommu_domains(root: Root, functions: Iterable[PciFunction]) -> dict[str, str]:
-    found = {}
+    domains = {}
     for function in functions:
-        try:
-            found[function.bus_id] = root.read(f"{pci.DEVICES}/{function.bus_id}/iommu_group/type")
-        except Unreadable:
-            continue
-    return found
+        with suppress(Unreadable):
+            domains[function.bus_id] = root.read(f"{pci.DEVICES}/{function.bus_id}/iommu_group/type")
+    return domains
 
 
 def _bridges(root: Root, functions: Iterable[PciFunction]) -> tuple[Bridge, ...]:
@@ -559,25 +504,20 @@ def _extended(root: Root, path: str, wanted: int) -> bytes | None:
 def _module_versions(root: Root) -> dict[str, str]:
     if not root.exists("/sys/module"):
         raise Unreadable(Reason.NOT_PRESENT, "/sys/module: ENOENT")
-    return {name: _module_version(root, name) for name in RDMA_MODULES if root.exists(f"/sys/module/{name}")}
-
-
-def _module_version(root: Root, name: str) -> str:
-    try:
-        return root.read(f"/sys/module/{name}/version")
-    except Unreadable:
-        return ""
+    versions = dict.fromkeys((name for name in RDMA_MODULES if root.exists(f"/sys/module/{name}")), "")
+    for name in versions:
+        with suppress(Unreadable):
+            versions[name] = root.read(f"/sys/module/{name}/version")
+    return versions
 
 
 def _verbs(root: Root) -> tuple[VerbsNode, ...]:
-    found = []
-    for name in sorted(root.names_if_any(_VERBS), key=natural):
-        if re.fullmatch("uverbs[0-9]{1,4}", name):
-            why = Reasons()
-            nic = why.read("nic", lambda name=name: root.read(f"{_VERBS}/{name}/ibdev"))  # type: ignore[misc]
-            found.append(VerbsNode(nic=nic, node=read(root, f"/dev/infiniband/{name}"), unread=why.unread))
-    if found:
-        why = Reasons()
-        why.null("nic", Reason.NOT_SUPPORTED, "rdma_cm belongs to no NIC")
-        found.append(VerbsNode(node=read(root, "/dev/infiniband/rdma_cm"), unread=why.unread))
-    return tuple(found)
+    names = [name for name in root.names_if_any(_VERBS) if re.fullmatch("uverbs[0-9]{1,4}", name)]
+    nics: dict[str, object] = {
+        name: functools.partial(root.read, f"{_VERBS}/{name}/ibdev") for name in sorted(names, key=natural)
+    }
+    if nics:
+        nics["rdma_cm"] = Unreadable(Reason.NOT_SUPPORTED, "rdma_cm belongs to no NIC")
+    return tuple(
+        Reasons().record(VerbsNode, nic=nic, node=read(root, f"/dev/infiniband/{name}")) for name, nic in nics.items()
+    )

@@ -61,8 +61,7 @@ def device_programs(_parent: Channel, arguments: dict[str, Any]) -> dict[str, An
         in_force = _query(cgroups[-1], _QUERY_EFFECTIVE)
     except OSError as error:
         return {"errno": error.errno}
-    found = [{"id": number, "name": _name(number), "cgroup": attached.get(number)} for number in in_force]
-    return {"programs": found}
+    return {"programs": [{"id": item, "name": _name(item), "cgroup": attached.get(item)} for item in in_force]}
 
 
 def take_descriptor(pid: int, fd: int) -> int:

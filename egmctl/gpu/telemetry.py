@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from egmctl.driver.ids import Unavailable
 from egmctl.driver.nvml import GPU_IS_LOST, Field, ask, event_reasons, field_values
+from egmctl.driver.reading import Unreadable
 from egmctl.gpu.counters import State, Traffic, rise
 from egmctl.model.route import LinkKind
 
@@ -64,8 +64,8 @@ class Telemetry:
         self.why_not: str | None = None
         try:
             ask("nvmlInit")
-        except Unavailable as why:
-            self.why_not = why.detail
+        except Unreadable as why:
+            self.why_not = str(why)
             return
         for bus_id in bus_ids:
             with self._noting_loss(bus_id):
@@ -113,7 +113,7 @@ class Telemetry:
     def close(self) -> None:
         """Let go of NVML."""
         if self.why_not is None:
-            with contextlib.suppress(Unavailable):
+            with contextlib.suppress(Unreadable):
                 ask("nvmlShutdown")
 
     def _errors(self, bus_id: str, link: str) -> dict[str, int]:
@@ -135,19 +135,19 @@ class Telemetry:
         """Let a question stay without an answer, and keep that NVML has lost the GPU where this is why."""
         try:
             yield
-        except Unavailable as why:
+        except Unreadable as why:
             self._note_loss(bus_id, why)
 
-    def _note_loss(self, bus_id: str, why: Unavailable) -> None:
+    def _note_loss(self, bus_id: str, why: Unreadable) -> None:
         if why.number == GPU_IS_LOST:
-            self.lost.setdefault(bus_id, why.detail)
+            self.lost.setdefault(bus_id, str(why))
 
     def _read(self, bus_id: str, wanted: Iterable[Field]) -> dict[Field, int]:
         """Return the values of those fields that the GPU has, in one call."""
         fields = [field for field in wanted if field in self._supported[bus_id]]
         answers = field_values(self._handles[bus_id], fields) if fields else {}
         for answer in answers.values():
-            if isinstance(answer, Unavailable):
+            if isinstance(answer, Unreadable):
                 self._note_loss(bus_id, answer)
         return {field: value for field, value in answers.items() if isinstance(value, int)}
 

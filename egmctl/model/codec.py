@@ -2,6 +2,7 @@
 
 Reading is strict about types and lenient about keys: a wrong type is an error that names its place
 (``gpus[0].nvml.name``), an unknown key is a newer writer's and is passed over, a missing key with a default takes
+it. Of a :class:`egmctl.model.record.Record`, a nullable key that is missing is null because the document does not state
 it. Writing leaves out nothing but empty ``unread`` maps: null is a statement, and its reason stands beside it.
 """
 
@@ -17,7 +18,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, TypeVar
 
-from egmctl.model.machine import Spelling
+from egmctl.model.record import NOT_STATED, Record, Spelling
 
 T = TypeVar("T")
 
@@ -86,15 +87,17 @@ def from_json(cls: type[T], data: Any, where: str = "", readers: Readers = types
     return value
 
 
-def field_types(cls: type) -> dict[str, Any]:
+@functools.cache
+def field_types(cls: Any) -> Mapping[str, Any]:
     """Return a dataclass' fields and their types with ``Annotated`` marks kept, in order."""
-    return dict(_hints(cls))
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
 
 
 @functools.cache
-def _hints(cls: type) -> tuple[tuple[str, Any], ...]:
-    hints = typing.get_type_hints(cls, include_extras=True)
-    return tuple((f.name, hints[f.name]) for f in dataclasses.fields(cls))
+def null_by_default(cls: Any) -> tuple[str, ...]:
+    """Return the fields of a dataclass that are null where nothing is said of them."""
+    return tuple(f.name for f in dataclasses.fields(cls) if f.default is None)
 
 
 @functools.cache
@@ -138,16 +141,28 @@ def _decode(kind: Any, data: Any, where: str, readers: Readers) -> Any:
 def _decode_dataclass(cls: type, data: Any, where: str, readers: Readers) -> Any:
     if not isinstance(data, dict):
         raise DecodeError(f"{where or 'the document'}: expected an object, found {_name(data)}")
+    types_by_name = field_types(cls)
     values = {
         name: _decode(kind, data[name], f"{where}.{name}" if where else name, readers)
-        for name, kind in _hints(cls)
+        for name, kind in types_by_name.items()
         if name in data and name not in _derived(cls)
     }
     for f in dataclasses.fields(cls):
         required = f.init and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if required and f.name not in values:
             raise DecodeError(f"{where or 'the document'}: the key {f.name!r} is missing")
+    not_stated = {name: NOT_STATED for name in null_by_default(cls) if name not in values}
+    if not_stated and issubclass(cls, Record):
+        reasons = not_stated | values.get("unread", {})
+        order = list(types_by_name)
+        values["unread"] = dict(sorted(reasons.items(), key=lambda reason: _place(order, reason[0])))
     return cls(**values)
+
+
+def _place(order: list[str], name: str) -> int:
+    """Return the place of a field, or of ``field.key``, among a record's fields; unknown names come last."""
+    field = name.partition(".")[0]
+    return order.index(field) if field in order else len(order)
 
 
 def _decode_tuple(kinds: tuple[Any, ...], data: Any, where: str, readers: Readers) -> tuple[Any, ...]:

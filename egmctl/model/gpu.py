@@ -40,7 +40,7 @@ class C2cLink(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvLinkCounters(Record):
-    """What an NVLink counts from NVLink 5 (Blackwell) on, since the driver was loaded or the GPU reset.
+    """The counters of an NVLink from NVLink 5 (Blackwell) on, since the driver was loaded or the GPU reset.
 
     NVML fields 206 to 222 and 235 to 250; earlier links have replays, recoveries and CRC errors instead.
     """
@@ -54,7 +54,7 @@ class NvLinkCounters(Record):
     """Headers that did not match."""
     integrity_errors: int | None = None
     discarded_packets: int | None = None
-    """Of those to be sent."""
+    """Packets that were to be sent."""
     recoveries: int | None = None
     """Times that the link lost its signal and was trained again; those that succeeded, and those that failed."""
     successful_recoveries: int | None = None
@@ -140,7 +140,7 @@ class GpuProcess(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuNvml(Record):
-    """What NVML says of a GPU. NVML ignores CUDA_VISIBLE_DEVICES and honours the device cgroup."""
+    """NVML's facts about a GPU. NVML ignores CUDA_VISIBLE_DEVICES and honours the device cgroup."""
 
     index: int
     """NVML's index: for people only, it shifts under a cgroup."""
@@ -167,7 +167,7 @@ class GpuNvml(Record):
     nvlink_count: int | None = None
     """NVML_FI_DEV_NVLINK_LINK_COUNT: how many this part has, up or down."""
     nvlink_bandwidth_mode: Plain | None = None
-    """Of this GPU, from Blackwell on: ``full``, ``off``, ``min``, ``half``, ``3quarter``, or ``12-links``."""
+    """This GPU's own mode, from Blackwell on: ``full``, ``off``, ``min``, ``half``, ``3quarter``, or ``12-links``."""
     nvlink_bandwidth_best: bool | None = None
     """Whether that is the most that the GPU and its fabric can do."""
     addressing_mode: Plain | None = None
@@ -188,7 +188,7 @@ class GpuNvml(Record):
     remapped_rows_pending: bool | None = None
     remapped_rows_failure: bool | None = None
     recovery_action: Plain | None = None
-    """What the driver asks for (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION): ``none``, ``gpu-reset``, ``node-reboot``,
+    """The driver's request (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION): ``none``, ``gpu-reset``, ``node-reboot``,
     ``drain-p2p``, ``drain-and-reset``, ``recover-imex-domain``, ``bus-reset``, ``system-reboot``."""
     performance_state: int | None = None
     sm_clock_mhz: int | None = None
@@ -208,7 +208,7 @@ class GpuNvml(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuCuda(Record):
-    """What CUDA says of a GPU, in a child without CUDA_VISIBLE_DEVICES and ordered by bus id."""
+    """CUDA's facts about a GPU, read in a child without CUDA_VISIBLE_DEVICES and ordered by bus id."""
 
     ordinal: int
     uuid: Uuid | None = None
@@ -217,7 +217,7 @@ class GpuCuda(Record):
     attributes: Mapping[Plain, int | None] = field(default_factory=dict)
     """CUdevice_attribute by name, without ``CU_DEVICE_ATTRIBUTE_``; reasons in ``unread`` as ``attributes.NAME``."""
     host_atomics: Mapping[Plain, tuple[Plain, ...]] | None = None
-    """What the link to host memory does natively of each atomic operation (cuDeviceGetHostAtomicCapabilities, CUDA
+    """Native support of the link to host memory for each atomic operation (cuDeviceGetHostAtomicCapabilities, CUDA
     13.0): ``integer-add`` to ``unsigned``, ``scalar-64``, ...; none of an operation that it does not."""
 
 
@@ -254,18 +254,8 @@ class Gpu(Record):
     @property
     def name(self) -> str | None:
         """Product name from the first source that has it."""
-        return next(
-            (
-                name
-                for name in (
-                    self.nvml and self.nvml.name,
-                    self.cuda and self.cuda.name,
-                    self.proc and self.proc.model,
-                )
-                if name
-            ),
-            None,
-        )
+        names = (self.nvml and self.nvml.name, self.cuda and self.cuda.name, self.proc and self.proc.model)
+        return next((name for name in names if name), None)
 
     @property
     def host_numa_id(self) -> int | None:
@@ -279,7 +269,7 @@ class Gpu(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair(Record):
-    """What the driver says of one ordered pair of GPUs."""
+    """The driver's facts about one ordered pair of GPUs."""
 
     source: BusId
     """The GPU that accesses."""
@@ -298,12 +288,12 @@ class Pair(Record):
     """CUdevice_P2PAttribute by name, without ``CU_DEVICE_P2P_ATTRIBUTE_``: PERFORMANCE_RANK (lower is better),
     ACCESS_SUPPORTED, ..."""
     atomics: Mapping[Plain, tuple[Plain, ...]] | None = None
-    """What the link from the source to the target does natively of each atomic operation
+    """Native support of the link from source to target for each atomic operation
     (cuDeviceGetP2PAtomicCapabilities, CUDA 13.0), in the words of :attr:`GpuCuda.host_atomics`."""
 
 
 FAKE = "FAKE GPUs, nothing of this is hardware"
-"""What is said of a result with such GPUs."""
+"""The notice on a result with such GPUs."""
 
 
 def are_fake(names: Iterable[str | None]) -> bool:

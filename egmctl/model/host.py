@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from egmctl.compat import StrEnum
-from egmctl.model.record import BusId, KernelList, Plain, Record, Share
+from egmctl.model.record import BusId, KernelList, Plain, Record, Sentence, Share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class DeviceNode(Record):
     path: Plain
     exists: bool
     kind: Plain | None = "character"
-    """What is there: ``character``, or ``block``, ``directory``, ``file``, ``fifo``, ``socket`` in its place."""
+    """The kind of file: ``character``, or ``block``, ``directory``, ``file``, ``fifo``, ``socket`` in its place."""
     major: int | None = None
     minor: int | None = None
     mode: int | None = None
@@ -105,7 +105,7 @@ class Nic(Record):
 
 
 class NumaKind(StrEnum):
-    """What a NUMA node has."""
+    """The contents of a NUMA node."""
 
     CPU = "cpu"
     """CPUs and memory."""
@@ -177,15 +177,15 @@ class Host(Record):
     allowed_cpus: KernelList | None = None
     """``Cpus_allowed_list`` of this process."""
     allowed_numa_nodes: KernelList | None = None
+    """``Mems_allowed_list`` of this process: HOST_NUMA memory can come from these only."""
     memory_policy: Plain | None = None
     """The process' NUMA memory policy, as ``numa_maps`` spells it: ``default``, ``bind:0``, ``interleave:0-1``."""
-    """``Mems_allowed_list`` of this process: HOST_NUMA memory can come from these only."""
     huge_pages: tuple[HugePages, ...] | None = None
     transparent_huge_pages: Plain | None = None
     """The word in brackets of ``/sys/kernel/mm/transparent_hugepage/enabled``."""
     numa_balancing: int | None = None
     cpu_frequencies: tuple[CpuFrequencies, ...] | None = None
-    """Of the online CPUs, those that are alike together; not present where the kernel does not set frequencies."""
+    """The online CPUs, grouped where they are alike; not present where the kernel does not set frequencies."""
     auto_online_blocks: Plain | None = None
     """``/sys/devices/system/memory/auto_online_blocks``: must be ``online_movable`` for GPU memory to become a node."""
     kernel_command_line: Mapping[Plain, Annotated[str, Share.PARAMETER]] | None = None
@@ -204,25 +204,25 @@ class LibraryFailure:
     gpu: BusId | None = None
     """The GPU that the call was about, where it was about one."""
     number: int | None = None
-    """What the call returned."""
+    """The number that the call returned."""
     name: Plain | None = None
     """The library's own name for that: ``NVML_ERROR_UNKNOWN``."""
-    detail: Plain = ""
+    detail: Sentence = ""
 
     @property
     def words(self) -> str:
-        """What happened, as it follows the library's name."""
+        """The failure in words that follow the library's name."""
         where = f" in {self.call}" if self.call else ""
-        of = f" of {self.gpu}" if self.gpu else ""
+        gpu = f" of {self.gpu}" if self.gpu else ""
         number = "" if self.number is None else f" ({self.number})"
         match self.how:
             case "error":
-                call = f"{self.call}{of}: " if self.call else ""
+                call = f"{self.call}{gpu}: " if self.call else ""
                 return f"fails ({call}{self.name or self.detail or 'no reason given'}{number})"
             case "crashed":
-                return f"crashed{where}{of}"
+                return f"crashed{where}{gpu}"
             case "timed-out":
-                return f"did not answer in time{f', it hangs{where}{of}' if where else ''}"
+                return f"did not answer in time{f', it hangs{where}{gpu}' if where else ''}"
             case "missing":
                 return "is missing: the library cannot be loaded"
             case "too-old":
@@ -257,7 +257,7 @@ class Driver(Record):
     nvlink_bandwidth_mode: Plain | None = None
     """``full``, ``off``, ``min``, ``half`` or ``3quarter`` (``nvmlSystemGetNvlinkBwMode``)."""
     modules: tuple[Plain, ...] | None = None
-    """Of nvidia, nvidia_uvm, nvidia_peermem, nvgrace_gpu, nvgrace_egm, nouveau, gdrdrv: those loaded."""
+    """The loaded ones of nvidia, nvidia_uvm, nvidia_peermem, nvgrace_gpu, nvgrace_egm, nouveau, gdrdrv."""
     module_parameters: Mapping[Plain, Annotated[str, Share.PARAMETER]] | None = None
     """``/proc/driver/nvidia/params``."""
     uvm_parameters: Mapping[Plain, Annotated[str, Share.PARAMETER]] | None = None
@@ -277,7 +277,7 @@ class Bridge(Record):
     vendor_id: int | None = None
     device_id: int | None = None
     link: PcieLink | None = None
-    """Of the link below it."""
+    """The state of the link below it."""
     acs_control: int | None = None
     """The control register of Access Control Services: bit 0 source validation, 2 request redirect, 3 completion
     redirect, 4 upstream forwarding, 6 direct translated P2P. Only root may read it."""
@@ -341,10 +341,10 @@ class System(Record):
     ats: Mapping[Plain, bool] | None = None
     """Whether each NIC has address translation (ATS), by bus id. Only root may read it."""
     daemons: tuple[Plain, ...] | None = None
-    """Of ``egmctl.facts.system.DAEMONS``: those running; in a container, those of its own PID namespace only."""
+    """The running ones of ``egmctl.facts.system.DAEMONS``; in a container, only those of its own PID namespace."""
     imex: Imex | None = None
     module_versions: Mapping[Plain, Plain] | None = None
-    """Of ``egmctl.facts.system.RDMA_MODULES``: those loaded; ``""`` where a module has no version of its own."""
+    """The loaded ones of ``egmctl.facts.system.RDMA_MODULES``; ``""`` where a module has no version of its own."""
     peer_memory_clients: tuple[Plain, ...] | None = None
     """Names in ``/sys/kernel/mm/memory_peers``; empty where the kernel has no such folder."""
     verbs: tuple[VerbsNode, ...] | None = None

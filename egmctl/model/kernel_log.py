@@ -1,4 +1,4 @@
-"""What the kernel's log says of GPUs, NVSwitches and their PCIe links: typed events, no other line of the log.
+"""The kernel log's events about GPUs, NVSwitches and their PCIe links: typed events, no other line of the log.
 
 The log holds other people's names and secrets, so only the kinds of lines that are known here become facts, and of
 those only the parts that the driver or the kernel wrote by itself.
@@ -13,7 +13,7 @@ from egmctl.model.record import BusId, Plain, Record, Unread
 
 
 class EventKind(StrEnum):
-    """What wrote the line."""
+    """The source of the line."""
 
     XID = "xid"
     """The GPU driver's error report: ``NVRM: Xid (PCI:0000:06:00): 31, ...``."""
@@ -75,12 +75,12 @@ class KernelEvent(Record):
     time_s: float
     """Seconds since boot, as the kernel counts them."""
     bus_id: BusId | None = None
-    """Of the GPU, NVSwitch or PCIe device that the line names; a GPU's Xid names no function, which is 0."""
+    """The GPU, NVSwitch or PCIe device that the line names; a GPU's Xid names no function, which is 0."""
     number: int | None = None
-    """Of an Xid or SXid."""
+    """The number of an Xid or SXid."""
     message: DriverMessage | None = None
     fatal: bool | None = None
-    """What the line itself calls the error: NVLink 5's Xids and SXids (Fatal, Nonfatal), and AER."""
+    """The line's own word for the error: NVLink 5's Xids and SXids (Fatal, Nonfatal), and AER."""
     corrected: bool = False
     """AER: the link repaired it."""
     link: int | None = None
@@ -115,7 +115,7 @@ class KernelLog(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelMessages:
-    """What the kernel logged while something ran, on the node of the command: under MPI that of rank 0."""
+    """The kernel's messages while something ran, on the node of the command: under MPI that of rank 0."""
 
     source: Plain
     unread: Unread | None = None

@@ -24,7 +24,7 @@ class KeptRun:
     """Those that the journal holds, what was under way at its end among them."""
     ok: int
     exit_code: int | None
-    """What it ended with; ``None`` where it did not end."""
+    """Its exit code; ``None`` where it did not end."""
     ending: Plain
     """How it ended, in a few words."""
 
@@ -43,10 +43,10 @@ class ShippedMachine:
     """A machine that ships with the tool."""
 
     name: Plain
-    """What ``--machine`` takes."""
+    """The name that ``--machine`` takes."""
     origin: OriginKind
     platform: Plain
-    """What it is, in one line."""
+    """Its platform, in one line."""
     description: Plain
 
 
@@ -67,7 +67,7 @@ class CheckEntry:
     """Stable, ``area.what``."""
     title: Plain
     guards: tuple[Guard, ...]
-    """What is at risk where it does not pass."""
+    """The abilities at risk where it does not pass."""
     sections: tuple[Plain, ...]
     """Sections of the machine without which it cannot say anything."""
     why: Plain

@@ -211,7 +211,7 @@ class Machine:
     system: System | None = None
     kernel_log: KernelLog | None = None
     probes: tuple[Probe, ...] | None = None
-    """What ``egmctl doctor --active`` tried, in that order; nothing else makes this section."""
+    """The probes of ``egmctl doctor --active``, in order; no other command makes this section."""
     peers: Peers | None = None
     """The nodes of the MPI job in which ``egmctl doctor`` ran: no section of one node."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from egmctl.compat import StrEnum
-from egmctl.model.record import BusId, Plain, Share, Uuid
+from egmctl.model.record import BusId, Plain, Sentence, Share, Uuid
 
 
 class ProbeKind(StrEnum):
@@ -62,7 +62,7 @@ class Probe:
     error_number: int | None = None
     """The CUresult that it returned; of PIDFD an errno."""
     error_name: Plain | None = None
-    detail: Plain = ""
+    detail: Sentence = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class PeerProbe:
     """The rank whose side failed."""
     call: Plain | None = None
     error_number: int | None = None
-    detail: Plain = ""
+    detail: Sentence = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

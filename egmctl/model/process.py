@@ -36,7 +36,7 @@ class Cgroup(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process(Record):
-    """Who the process is: its cgroups, signs of a container, and the environment that steers drivers."""
+    """The process: its cgroups, signs of a container, and the environment that steers drivers."""
 
     pid: int = 0
     """0 is the tool itself; else the process that ``--pid`` names."""
@@ -58,7 +58,7 @@ class Mount(Record):
     kind: Plain
     """The type of file system: ``devtmpfs``, ``tmpfs``, ``overlay``, ``proc``."""
     options: tuple[Plain, ...] = ()
-    """Of the mount, not of the file system: ``ro``, ``nosuid``, ``nodev``."""
+    """Options of the mount, not of the file system: ``ro``, ``nosuid``, ``nodev``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class DeviceList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceUnit:
-    """What systemd's unit files say of the devices of a unit that the process' cgroup lies in."""
+    """The device settings in systemd's files of a unit that the process' cgroup lies in."""
 
     unit: Annotated[str, Share.CGROUP_PATH]
     file: Annotated[str, Share.CGROUP_PATH]
@@ -92,7 +92,7 @@ class DeviceUnit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confinement(Record):
-    """What a process is kept from: by namespaces, capabilities, filters, limits, mounts and the device cgroup."""
+    """The limits of a process: namespaces, capabilities, filters, limits, mounts and the device cgroup."""
 
     namespaces: Mapping[Plain, int | None] | None = None
     """Inode numbers under the names of ``/proc/self/ns``; compare with :data:`INITIAL_NAMESPACES`."""
@@ -111,7 +111,7 @@ class Confinement(Record):
     """How many more processes and threads the process' cgroups allow (``pids.max``); -1: none limits them."""
     mounts: tuple[Mount, ...] | None = None
     shm_total_bytes: int | None = None
-    """Of ``/dev/shm``."""
+    """The size of ``/dev/shm``."""
     shm_free_bytes: int | None = None
     ptrace_scope: int | None = None
     """Yama's ``kernel.yama.ptrace_scope``; not present where the kernel has no Yama, which is as good as 0."""

@@ -1,4 +1,4 @@
-"""What every record of a machine is made of: null with its reason, and strings that say whether they may be shared."""
+"""The parts of every record of a machine: nulls with reasons, and strings that say whether they may be shared."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ class Share(StrEnum):
     """How a string may be shared, as a mark on its type."""
 
     PLAIN = "plain"
+    SENTENCE = "sentence"
+    """One of our own sentences, kept without the private names that it quotes."""
     UUID = "uuid"
     """High-entropy identifier: replaced by one derived from its hash, so that two recordings still join."""
     KERNEL_RELEASE = "kernel-release"
@@ -23,7 +25,7 @@ class Share(StrEnum):
     ENVIRONMENT = "environment"
     """Kept where it is numbers, ranges and well-known words, pseudonymised elsewhere."""
     PARAMETER = "parameter"
-    """Of a module or the kernel: kept but for paths."""
+    """A parameter of a module or the kernel: kept without paths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,7 @@ class Spelling:
 
 
 Plain = Annotated[str, Share.PLAIN]
+Sentence = Annotated[str, Share.SENTENCE]
 Uuid = Annotated[str, Share.UUID]
 BusId = Annotated[
     str,
@@ -81,9 +84,12 @@ class Unread:
     """Why one value could not be read, and what was tried."""
 
     reason: Reason
-    detail: Plain = ""
+    detail: Sentence = ""
     """The call or path and what it answered, e.g. ``nvmlDeviceGetC2cModeInfoV: 3 (Not Supported)``. Written by us:
     holds no names from the machine."""
+
+
+NOT_STATED = Unread(reason=Reason.NOT_STATED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,8 +61,8 @@ class Node:
 
     def joined(self, failed: dict[str, Any]) -> Machine:
         """Return the machine where a library has answered so, and the other one well."""
-        nvml = gpus.nvml_facts(failed.get("nvml", self.answers["nvml"]))
-        cuda = gpus.cuda_facts(failed.get("cuda", self.answers["cuda"]))
+        nvml = gpus.library_facts(gpus.NvmlFacts, failed.get("nvml", self.answers["nvml"]))
+        cuda = gpus.library_facts(gpus.CudaFacts, failed.get("cuda", self.answers["cuda"]))
         seen = self._files.gpus or ()
         found = gpus.join(
             pci={gpu.bus_id: gpu.pci for gpu in seen if gpu.pci},
@@ -72,9 +72,7 @@ class Node:
             cuda=cuda,
         )
         assert self._files.driver is not None
-        values, unread = gpus.driver_values(nvml, cuda)
-        kept = {name: why for name, why in self._files.driver.unread.items() if name not in values}
-        driver = dataclasses.replace(self._files.driver, **values, unread={**kept, **unread})
+        driver = gpus.with_cuda(gpus.with_nvml(self._files.driver, nvml), cuda)
         pairs = gpus.join_pairs(found, nvml, cuda)
         return dataclasses.replace(self._files, gpus=found, driver=driver, pairs=pairs)
 

@@ -88,9 +88,9 @@ def outcomes(
 
 
 def diagnosed(machine: Machine, outcome: JsonValue | ChildFailed) -> Diagnosis:
-    """Return the diagnosis of the machine where NVML has answered so."""
-    facts = gpus.nvml_facts(outcome)
-    cuda = gpus.no_cuda_facts(Unread(reason=Reason.NOT_ASKED))
+    """What the checks say of the machine where NVML has answered so."""
+    facts = gpus.library_facts(gpus.NvmlFacts, outcome)
+    cuda = gpus.CudaFacts(absent=Unread(reason=Reason.NOT_ASKED))
     joined = gpus.join(
         pci={gpu.bus_id: gpu.pci for gpu in machine.gpus or () if gpu.pci},
         proc={gpu.bus_id: gpu.proc for gpu in machine.gpus or () if gpu.proc},
@@ -102,9 +102,8 @@ def diagnosed(machine: Machine, outcome: JsonValue | ChildFailed) -> Diagnosis:
         nvml=facts,
         cuda=cuda,
     )
-    values, unread = gpus.driver_values(facts, cuda)
     assert machine.driver is not None
-    driver = dataclasses.replace(machine.driver, **values, unread={**machine.driver.unread, **unread})
+    driver = gpus.with_cuda(gpus.with_nvml(machine.driver, facts), cuda)
     return diagnose(dataclasses.replace(machine, gpus=joined, driver=driver), EVERYTHING, CHECKS)
 
 

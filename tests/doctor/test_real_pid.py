@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from egmctl.driver.reading import Unreadable
 from egmctl.facts import inside
-from egmctl.facts.root import Root, Unreadable
+from egmctl.facts.root import Root
 from egmctl.model.machine import Reason
 from tests.conftest import RunEgmctl
 from tests.doctor import confined

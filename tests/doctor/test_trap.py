@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from egmctl.driver.reading import Unreadable
 from egmctl.facts import inside
-from egmctl.facts.root import Root, Unreadable
+from egmctl.facts.root import Root
 from egmctl.model.machine import Reason
 from tests.conftest import ROOT, RunEgmctl
 from tests.doctor import confined

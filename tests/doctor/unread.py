@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
 
-from egmctl.model import machine as records
 from egmctl.model.codec import field_types
-from egmctl.model.host import CpuFrequencies
 from egmctl.model.machine import SECTION_VERSIONS, Machine, Reason, SectionStatus, Unread
 
 Path = tuple[str | int, ...]
@@ -28,7 +27,8 @@ def shape(path: Path) -> str:
 
 def facts(record: Any, at: Path = ()) -> Iterator[tuple[Path, Any, bool]]:
     """Yield the place of every value that is stated, the value, and whether it may be null."""
-    for name, kind in field_types(type(record)).items():
+    cls: Any = type(record)
+    for name, kind in field_types(cls).items():
         if name in _NO_FACT or not hasattr(record, name) or (value := getattr(record, name)) is None:
             continue
         yield (*at, name), value, _may_be_null(kind)
@@ -102,7 +102,9 @@ class Readings:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._seen: set[tuple[int, str]] = set()
         self._noting = False
-        kinds = [*(getattr(records, name) for name in records.__all__), CpuFrequencies]
+        names = ("gpu", "host", "kernel_log", "machine", "probes", "process", "record")
+        modules = [importlib.import_module(f"egmctl.model.{name}") for name in names]
+        kinds = {kind for module in modules for kind in vars(module).values() if isinstance(kind, type)}
         for kind in filter(dataclasses.is_dataclass, kinds):
             patch.setattr(kind, "__getattribute__", self._noted(), raising=False)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from egmctl.driver import cuda as driver
-from egmctl.driver.ids import Reading
+from egmctl.driver.reading import Unreadable
 from egmctl.facts import cuda
 from egmctl.model.machine import Reason
 from tests.conftest import RunEgmctl
@@ -82,11 +82,9 @@ def test_an_answer_that_an_attribute_contradicts_is_none(egmctl: RunEgmctl, fake
 
 def test_bindings_of_an_older_cuda_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "bindings", SimpleNamespace)
-    reading = Reading()
-    cuda._take_atomics(reading, "host_atomics", "cuDeviceGetHostAtomicCapabilities", 0, claim=None)
-    assert reading.values["host_atomics"] is None
-    assert reading.unread["host_atomics"]["reason"] == Reason.DRIVER_TOO_OLD
-    assert "cuda-bindings" in reading.unread["host_atomics"]["detail"]
+    with pytest.raises(Unreadable, match="cuda-bindings") as raised:
+        cuda._atomics("cuDeviceGetHostAtomicCapabilities", None, 0)
+    assert raised.value.unread.reason is Reason.DRIVER_TOO_OLD
 
 
 @pytest.mark.parametrize(

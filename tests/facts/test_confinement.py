@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from egmctl.driver.reading import Unreadable
 from egmctl.facts import confinement, system_calls
 from egmctl.facts.inside import device_cgroup
-from egmctl.facts.root import Root, Unreadable
+from egmctl.facts.root import Root
 from egmctl.model.codec import from_json
 from egmctl.model.machine import Confinement, Reason
 from egmctl.model.process import INITIAL_NAMESPACES

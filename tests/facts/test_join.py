@@ -16,6 +16,7 @@ from egmctl.facts.gpus import CudaFacts, NvmlFacts
 from egmctl.model.codec import to_json
 from egmctl.model.machine import (
     DeviceNode,
+    Driver,
     Gpu,
     GpuCuda,
     GpuNvml,
@@ -271,20 +272,16 @@ def test_each_ordered_pair_of_gpus_that_a_library_knows_is_there_once_and_comple
 def test_a_child_that_failed_is_a_source_that_is_absent_and_says_why(
     error: ChildFailed, reason: Reason, detail: str
 ) -> None:
-    facts = gpus.nvml_facts(error)
+    facts = gpus.library_facts(NvmlFacts, error)
 
     assert facts.absent == Unread(reason=reason, detail=detail)
-    assert set(facts.unread) == {
-        "driver_version",
-        "nvml_version",
-        "confidential_compute",
-        "nvlink_bandwidth_mode",
-        "error",
-    }
+    driver = gpus.with_nvml(Driver(), facts)
+    missing = {"driver_version", "nvml_version", "confidential_compute", "nvlink_bandwidth_mode", "nvml_error"}
+    assert driver.unread == dict.fromkeys(missing, facts.absent)
 
 
 def test_a_child_that_answers_nonsense_is_a_source_that_is_absent() -> None:
-    facts = gpus.cuda_facts({"gpus": {BUS_IDS[0]: {"ordinal": "zero"}}})
+    facts = gpus.library_facts(CudaFacts, {"gpus": {BUS_IDS[0]: {"ordinal": "zero"}}})
 
     assert facts.absent is not None
     assert "ordinal: expected a whole number" in facts.absent.detail
@@ -293,33 +290,24 @@ def test_a_child_that_answers_nonsense_is_a_source_that_is_absent() -> None:
 def test_facts_survive_the_way_from_child_to_parent() -> None:
     facts = nvml_of(BUS_IDS, nvlinks=links(BUS_IDS[0], None), unread={"serial": NOT_COLLECTED})
 
-    assert gpus.nvml_facts(to_json(facts)) == facts
+    assert gpus.library_facts(NvmlFacts, to_json(facts)) == facts
 
 
 def test_the_drivers_versions_and_errors_come_with_their_reasons() -> None:
     missing = Unread(reason=Reason.MISSING_LIBRARY, detail="cuDriverGetVersion: libcuda.so.1 cannot be loaded")
-    values, unread = gpus.driver_values(
-        NvmlFacts(
-            driver_version="580.159.04",
-            nvml_version="13.580.159.04",
-            confidential_compute="off",
-            nvlink_bandwidth_mode="full",
-        ),
-        CudaFacts(absent=missing, unread={"driver_version": missing}),
+    nvml = NvmlFacts(
+        driver_version="580.159.04",
+        nvml_version="13.580.159.04",
+        confidential_compute="off",
+        nvlink_bandwidth_mode="full",
     )
-
-    assert values == {
-        "driver_version": "580.159.04",
-        "nvml_version": "13.580.159.04",
-        "confidential_compute": "off",
-        "nvlink_bandwidth_mode": "full",
-        "nvml_error": None,
-        "nvml_failure": None,
-        "cuda_failure": None,
-        "cuda_driver_version": None,
-        "cuda_error": None,
-    }
-    assert unread == {"cuda_driver_version": missing, "cuda_error": missing}
+    assert gpus.with_cuda(gpus.with_nvml(Driver(), nvml), CudaFacts(absent=missing)) == Driver(
+        driver_version="580.159.04",
+        nvml_version="13.580.159.04",
+        confidential_compute="off",
+        nvlink_bandwidth_mode="full",
+        unread={"cuda_driver_version": missing, "cuda_error": missing},
+    )
 
 
 # --- identities ------------------------------------------------------------------------------------------------------

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egmctl.api.doctor import Doctor
+from egmctl.driver.reading import Unreadable
 from egmctl.facts import kernel_log as module
 from egmctl.facts.kernel_log import EVENTS_LIMIT, KernelLogWatch, event, kernel_log
-from egmctl.facts.root import Root, Unreadable
+from egmctl.facts.root import Root
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent, KernelLog
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
@@ -283,11 +284,11 @@ def test_a_journal_of_which_only_the_newest_was_read_has_a_gap(
     tree.write("/usr/bin/journalctl", "")
     said: list[str] = []
 
-    def output_of(command: list[str], **_: object) -> bytes:
+    def program_output(command: list[str], *_: object) -> bytes:
         said.extend(command)
         return b'{"MESSAGE":"NVRM: nothing","__MONOTONIC_TIMESTAMP":"1"}\n' * 2
 
-    monkeypatch.setattr(module, "output_of", output_of)
+    monkeypatch.setattr(module, "program_output", program_output)
     monkeypatch.setattr(module, "_JOURNAL_LINES", lines)
     assert module._journal(tree.root)[2] is cut
     assert f"--lines={lines}" in said

@@ -14,12 +14,11 @@ import pynvml
 import pytest
 
 from egmctl.driver import cuda as driver_cuda
-from egmctl.driver import ids as reading
-from egmctl.driver.ids import Reading, Unavailable
-from egmctl.driver.nvml import ask, ask_struct, field_values, take
+from egmctl.driver.nvml import Question, ask, ask_struct, field_values, read_record
+from egmctl.driver.reading import Unreadable
 from egmctl.facts import cuda, nvml
-from egmctl.facts.nvml import decode_health, read_c2c_links, read_fabric, read_nvlinks, read_platform
-from egmctl.model.machine import Reason
+from egmctl.facts.nvml import decode_health, fabric, links, platform
+from egmctl.model.record import Reason, Unread
 from tests.conftest import ROOT
 
 Answer = Callable[[str, Any], None]
@@ -40,12 +39,6 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
     return change
 
 
-def test_the_words_of_the_children_are_those_of_the_model() -> None:
-    words = {value for name, value in vars(reading).items() if name.isupper() and isinstance(value, str)}
-
-    assert words <= {reason.value for reason in Reason}
-
-
 @pytest.mark.parametrize(
     ("code", "reason", "words"),
     [
@@ -64,45 +57,46 @@ def test_the_words_of_the_children_are_those_of_the_model() -> None:
 def test_each_error_has_a_reason_and_keeps_its_number(answer: Answer, code: int, reason: str, words: str) -> None:
     answer("nvmlDeviceGetName", pynvml.NVMLError(code))
 
-    with pytest.raises(Unavailable) as raised:
+    with pytest.raises(Unreadable) as raised:
         ask("nvmlDeviceGetName", None)
 
-    assert raised.value.reason == reason
-    assert raised.value.detail.startswith(f"nvmlDeviceGetName: {words}")
+    assert raised.value.unread.reason == reason
+    assert str(raised.value).startswith(f"nvmlDeviceGetName: {words}")
 
 
 def test_the_libraries_own_name_of_an_error_is_kept(answer: Answer) -> None:
     answer("nvmlInit", pynvml.NVMLError(9))
 
-    with pytest.raises(Unavailable) as raised:
+    with pytest.raises(Unreadable) as raised:
         ask("nvmlInit")
 
     assert raised.value.name == "NVML_ERROR_DRIVER_NOT_LOADED"
 
 
 def test_a_function_that_pynvml_lacks_is_too_old() -> None:
-    with pytest.raises(Unavailable, match="nvmlNewer: not in the installed nvidia-ml-py") as raised:
+    with pytest.raises(Unreadable, match="nvmlNewer: not in the installed nvidia-ml-py") as raised:
         ask("nvmlNewer")
 
-    assert raised.value.reason == "driver-too-old"
+    assert raised.value.unread.reason == "driver-too-old"
 
 
 def test_a_string_that_is_not_utf_8_is_a_reason_and_no_crash(answer: Answer) -> None:
     answer("nvmlDeviceGetName", lambda _handle: b"\xff".decode())
 
-    with pytest.raises(Unavailable, match="the answer is not UTF-8"):
+    with pytest.raises(Unreadable, match="the answer is not UTF-8"):
         ask("nvmlDeviceGetName", None)
 
 
 @pytest.mark.parametrize("count", [10**9, 129, -1])
-def test_a_count_beyond_all_bounds_is_not_believed(count: int) -> None:
+def test_a_count_beyond_all_bounds_is_not_believed(answer: Answer, count: int) -> None:
     """10^9 NVLinks once grew the child to 23 GB."""
-    gpu = Reading()
-    read_nvlinks(gpu, None, count)
-    read_c2c_links(gpu, None, count)
-    assert (gpu.values["nvlinks"], gpu.values["nvlink_count"], gpu.values["c2c_links"]) == (None, None, None)
-    assert gpu.unread["nvlinks"]["reason"] == "failed"
-    assert f"{count} NVLinks" in gpu.unread["nvlinks"]["detail"]
+    answer("nvmlDeviceGetFieldValues", fields({91: count, 170: count, 230: 0}))
+    action, *answers = links(None)
+    assert action == "none"
+    for unreadable, what in zip(answers, ("NVLinks", "NVLinks", "C2C links"), strict=True):
+        assert isinstance(unreadable, Unreadable)
+        assert unreadable.unread.reason is Reason.FAILED
+        assert f"{count} {what}" in str(unreadable)
 
 
 def test_a_list_that_cannot_be_held_is_a_reason_and_no_crash(answer: Answer) -> None:
@@ -110,7 +104,7 @@ def test_a_list_that_cannot_be_held_is_a_reason_and_no_crash(answer: Answer) -> 
         raise MemoryError
 
     answer("nvmlDeviceGetComputeRunningProcesses", too_many)
-    with pytest.raises(Unavailable, match="a count in the answer is beyond all bounds"):
+    with pytest.raises(Unreadable, match="a count in the answer is beyond all bounds"):
         ask("nvmlDeviceGetComputeRunningProcesses", None)
 
 
@@ -145,9 +139,8 @@ def test_so_many_gpus_are_not_asked_for(count: int) -> None:
 def test_more_processes_than_a_gpu_can_have_are_not_asked_for_one_by_one(answer: Answer) -> None:
     answer("nvmlDeviceGetComputeRunningProcesses", [SimpleNamespace(pid=1, usedGpuMemory=1)] * 5000)
     answer("nvmlSystemGetProcessName", lambda _pid: pytest.fail("asked for a name"))
-    gpu = Reading()
-    take(gpu, "processes", "nvmlDeviceGetComputeRunningProcesses", None, convert=nvml._processes)
-    assert gpu.unread["processes"]["detail"] == "nvmlDeviceGetComputeRunningProcesses: 5000 processes on one GPU"
+    gpu = read_record([question for question in nvml._GPU if question.fields == "processes"], None)
+    assert gpu["unread"]["processes"].detail == "nvmlDeviceGetComputeRunningProcesses: 5000 processes on one GPU"
 
 
 @pytest.mark.parametrize("garbage", ["", "\x00\xff", "1b:00", "0000:1b:00.0.0"])
@@ -156,12 +149,11 @@ def test_a_gpu_whose_bus_id_is_none_costs_itself_alone(
 ) -> None:
     answer("nvmlDeviceGetHandleByIndex", lambda index: index)
     answer("nvmlDeviceGetPciInfo", lambda index: SimpleNamespace(busId=garbage if index else "00000000:1B:00.0"))
-    monkeypatch.setattr(nvml, "_gpu", lambda index, _handle: {"index": index})
-    facts = Reading()
-    nvml._read_gpus(facts, 2, pairs=True)
-    assert facts.values["gpus"] == {"0000:1b:00.0": {"index": 0}}
-    (lost,) = facts.values["lost"]
-    assert lost["detail"].startswith("GPU 1: nvmlDeviceGetPciInfo: ")
+    monkeypatch.setattr(nvml, "_GPU", ())
+    facts = nvml._gpus(2, pairs=True)
+    assert facts["gpus"] == {"0000:1b:00.0": {"index": 0, "unread": {}}}
+    (lost,) = facts["lost"]
+    assert lost.detail.startswith("GPU 1: nvmlDeviceGetPciInfo: ")
 
 
 @pytest.mark.parametrize(
@@ -187,20 +179,13 @@ def test_what_cuda_cannot_mean_is_a_reason_that_names_the_call(
 
 
 def test_one_answer_may_fill_several_fields_and_so_may_one_reason(answer: Answer) -> None:
-    record = Reading()
+    question = Question("now pending", "nvmlDeviceGetMigMode", lambda modes: map(bool, modes))
     answer("nvmlDeviceGetMigMode", [0, 1])
-    take(record, "now pending", "nvmlDeviceGetMigMode", None, convert=lambda modes: map(bool, modes))
-    answer("nvmlDeviceGetMigMode", pynvml.NVMLError(3))
-    take(record, "then later", "nvmlDeviceGetMigMode", None)
+    assert read_record([question], None) == {"now": False, "pending": True, "unread": {}}
 
-    why = {"reason": "not-supported", "detail": "nvmlDeviceGetMigMode: 3 (Not Supported)"}
-    assert record.json() == {
-        "now": False,
-        "pending": True,
-        "then": None,
-        "later": None,
-        "unread": {"then": why, "later": why},
-    }
+    answer("nvmlDeviceGetMigMode", pynvml.NVMLError(3))
+    why = Unread(reason=Reason.NOT_SUPPORTED, detail="nvmlDeviceGetMigMode: 3 (Not Supported)")
+    assert read_record([question], None) == {"now": None, "pending": None, "unread": {"now": why, "pending": why}}
 
 
 def test_a_structure_is_passed_by_reference_with_its_version_set(answer: Answer) -> None:
@@ -218,7 +203,7 @@ def test_a_structure_is_passed_by_reference_with_its_version_set(answer: Answer)
 def test_an_error_that_pynvml_returns_instead_of_raising_is_an_error(answer: Answer) -> None:
     answer("nvmlDeviceGetCapabilities", 3)
 
-    with pytest.raises(Unavailable, match=r"nvmlDeviceGetCapabilities: 3 \(Not Supported\)"):
+    with pytest.raises(Unreadable, match=r"nvmlDeviceGetCapabilities: 3 \(Not Supported\)"):
         ask_struct("nvmlDeviceGetCapabilities", "DeviceCapabilities_v1_t", None)
 
 
@@ -245,8 +230,8 @@ def test_one_field_that_is_not_supported_leaves_the_others(answer: Answer) -> No
     found = field_values(None, [91, (164, 0), (164, 1)])
 
     assert (found[91], found[164, 0]) == (18, 26562)
-    assert isinstance(why := found[164, 1], Unavailable)
-    assert (why.reason, why.detail) == ("not-supported", "field 164: 3 (Not Supported)")
+    assert isinstance(why := found[164, 1], Unreadable)
+    assert (why.unread.reason, str(why)) == ("not-supported", "field 164: 3 (Not Supported)")
 
 
 def test_a_failed_call_is_the_reason_of_every_field(answer: Answer) -> None:
@@ -257,26 +242,24 @@ def test_a_failed_call_is_the_reason_of_every_field(answer: Answer) -> None:
     assert [str(why) for why in found.values()] == ["nvmlDeviceGetFieldValues: 15 (GPU is lost)"] * 2
 
 
-def test_a_gpu_without_c2c_has_no_links_and_says_why() -> None:
-    gpu = Reading()
+def test_a_gpu_without_c2c_has_no_links_and_says_why(answer: Answer) -> None:
+    answer("nvmlDeviceGetFieldValues", fields({91: 0, 230: 0}))
 
-    read_c2c_links(gpu, None, Unavailable("not-supported", "field 170: 3 (Not Supported)"))
+    *_, c2c_links = links(None)
 
-    assert gpu.json() == {
-        "c2c_links": None,
-        "unread": {"c2c_links": {"reason": "not-supported", "detail": "field 170: 3 (Not Supported)"}},
-    }
+    assert isinstance(c2c_links, Unreadable)
+    assert (c2c_links.unread.reason, str(c2c_links)) == ("not-supported", "field 170: 3 (Not Supported)")
 
 
 def test_c2c_links_are_read_one_by_one(answer: Answer) -> None:
-    one = {(171, 0): 1, (172, 0): 45000, (231, 0): 0, (232, 0): 2, (233, 0): 0, (234, 0): 0}
+    up = {(171, 0): 1, (172, 0): 45000, (231, 0): 0, (232, 0): 2, (233, 0): 0, (234, 0): 0}
     down = {(171, 1): 0, (172, 1): 45000, (231, 1): 7, (232, 1): 0, (233, 1): 0}
-    answer("nvmlDeviceGetFieldValues", fields({**one, **down}))
-    gpu = Reading()
+    answer("nvmlDeviceGetFieldValues", fields({91: 0, 170: 2, **up, **down}))
 
-    read_c2c_links(gpu, None, 2)
+    *_, c2c_links = links(None)
 
-    first, second = gpu.values["c2c_links"]
+    assert isinstance(c2c_links, list)
+    first, second = c2c_links
     assert first == {
         "link": 0,
         "active": True,
@@ -285,31 +268,28 @@ def test_c2c_links_are_read_one_by_one(answer: Answer) -> None:
         "replays": 2,
         "replays_back_to_back": 0,
         "power_state": 0,
+        "unread": {},
     }
     assert (second["active"], second["errors"], second["power_state"]) == (False, 7, None)
     assert set(second["unread"]) == {"power_state"}
 
 
 def test_a_remote_bus_id_that_a_virtual_machine_hides_is_null_and_says_so(answer: Answer) -> None:
-    answer("nvmlDeviceGetFieldValues", fields({(164, link): 26562 for link in range(2)}))
+    answer("nvmlDeviceGetFieldValues", fields({91: 2, **{(164, link): 26562 for link in range(2)}}))
     answer("nvmlDeviceGetNvLinkState", lambda _handle, link: 1 - link)
     answer("nvmlDeviceGetNvLinkVersion", 6)
     answer("nvmlDeviceGetNvLinkRemoteDeviceType", lambda _handle, link: 2 * link)
     bus_ids = ("00000000:1B:00.0", "FFFFFFFF:FF:FF.0")
     answer("nvmlDeviceGetNvLinkRemotePciInfo", lambda _handle, link: SimpleNamespace(busId=bus_ids[link]))
-    gpu = Reading()
 
-    read_nvlinks(gpu, None, 2)
+    nvlinks = links(None)[2]
 
-    seen, hidden = gpu.values["nvlinks"]
-    assert (seen["active"], seen["remote_type"], seen["remote_bus_id"], seen["speed_mb_s"]) == (
-        True,
-        "gpu",
-        "0000:1b:00.0",
-        26562,
-    )
+    assert isinstance(nvlinks, list)
+    shown, hidden = nvlinks
+    assert (shown["active"], shown["remote_type"], shown["speed_mb_s"]) == (True, "gpu", 26562)
+    assert shown["remote_bus_id"] == "0000:1b:00.0"
     assert (hidden["active"], hidden["remote_type"], hidden["remote_bus_id"]) == (False, "switch", None)
-    assert "masked by the virtual machine" in hidden["unread"]["remote_bus_id"]["detail"]
+    assert "masked by the virtual machine" in hidden["unread"]["remote_bus_id"].detail
 
 
 # --- fabric and platform ---------------------------------------------------------------------------------------------
@@ -356,20 +336,18 @@ def filling(**members: Any) -> Callable[[Any, Any], int]:
 
 def test_a_fabric_without_a_cluster_has_no_uuid_and_says_why(answer: Answer) -> None:
     answer("nvmlDeviceGetGpuFabricInfoV", filling(state=3, status=0, cliqueId=0, healthMask=0, healthSummary=1))
-    gpu = Reading()
 
-    read_fabric(gpu, None)
+    record = fabric(None)
 
-    fabric = gpu.values["fabric"]
-    assert (fabric["state"], fabric["status"], fabric["clique_id"], fabric["health_summary"]) == (
+    assert (record["state"], record["status"], record["clique_id"], record["health_summary"]) == (
         "completed",
         0,
         0,
         "healthy",
     )
-    assert fabric["cluster_uuid"] is None
-    assert fabric["unread"] == {
-        "cluster_uuid": {"reason": "not-supported", "detail": "all zero: in no multi-node NVLink domain"}
+    assert record["cluster_uuid"] is None
+    assert record["unread"] == {
+        "cluster_uuid": Unread(reason=Reason.NOT_SUPPORTED, detail="all zero: in no multi-node NVLink domain")
     }
 
 
@@ -380,14 +358,12 @@ def test_a_driver_that_knows_only_version_2_of_the_fabric_still_tells_it(answer:
         return filling(state=2, clusterUuid=bytes(range(16)), cliqueId=5)(handle, reference)
 
     answer("nvmlDeviceGetGpuFabricInfoV", only_version_2)
-    gpu = Reading()
 
-    read_fabric(gpu, None)
+    record = fabric(None)
 
-    fabric = gpu.values["fabric"]
-    assert (fabric["state"], fabric["clique_id"]) == ("in-progress", 5)
-    assert fabric["cluster_uuid"] == "00010203-0405-0607-0809-0a0b0c0d0e0f"
-    assert set(fabric["unread"]) == {"status", "health_summary"}
+    assert (record["state"], record["clique_id"]) == ("in-progress", 5)
+    assert record["cluster_uuid"] == "00010203-0405-0607-0809-0a0b0c0d0e0f"
+    assert set(record["unread"]) == {"status", "health_summary"}
 
 
 def test_the_platform_is_read_byte_by_byte(answer: Answer) -> None:
@@ -396,13 +372,11 @@ def test_the_platform_is_read_byte_by_byte(answer: Answer) -> None:
     )
     answer("nvmlDeviceGetPlatformInfo", place)
     answer("nvmlDeviceGetModuleId", 4)
-    gpu = Reading()
 
-    read_platform(gpu, None)
+    record = platform(None)
 
-    platform = gpu.values["platform"]
-    assert platform.pop("unread").keys() == {"host_id"}
-    assert platform == {
+    assert record.pop("unread").keys() == {"host_id"}
+    assert record == {
         "module_id": 4,
         "chassis_serial": "1234567890123",
         "slot": 200,
@@ -415,20 +389,18 @@ def test_the_platform_is_read_byte_by_byte(answer: Answer) -> None:
 def test_a_place_without_a_chassis_is_none(answer: Answer) -> None:
     answer("nvmlDeviceGetPlatformInfo", filling(hostId=b"\x01"))
     answer("nvmlDeviceGetModuleId", 6)
-    gpu = Reading()
 
-    read_platform(gpu, None)
+    record = platform(None)
 
-    assert gpu.values["platform"]["module_id"] == 6
-    assert set(gpu.values["platform"]["unread"]) == {"chassis_serial", "slot", "tray", "host_id", "peer_type"}
+    assert record["module_id"] == 6
+    assert set(record["unread"]) == {"chassis_serial", "slot", "tray", "host_id", "peer_type"}
 
 
 def test_the_module_id_is_known_where_the_platform_is_not(answer: Answer) -> None:
     answer("nvmlDeviceGetPlatformInfo", pynvml.NVMLError(3))
     answer("nvmlDeviceGetModuleId", 2)
-    gpu = Reading()
 
-    read_platform(gpu, None)
+    record = platform(None)
 
-    assert gpu.values["platform"]["module_id"] == 2
-    assert set(gpu.values["platform"]["unread"]) == {"chassis_serial", "slot", "tray", "host_id", "peer_type"}
+    assert record["module_id"] == 2
+    assert set(record["unread"]) == {"chassis_serial", "slot", "tray", "host_id", "peer_type"}

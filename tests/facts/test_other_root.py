@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from egmctl import launch
+from egmctl.driver.reading import Unreadable
 from egmctl.errors import ChildFailed
 from egmctl.facts import inside, system_calls
 from egmctl.facts import root as other_root
-from egmctl.facts.root import OtherRoot, Overrides, Unreadable
+from egmctl.facts.root import OtherRoot, Overrides
 from egmctl.model.machine import Reason
 from tests.facts.sysroot import Tree
 
@@ -125,7 +126,7 @@ def test_capabilities_count_for_the_users_of_their_namespace() -> None:
 
 STATUS = "Uid:\t5\t5\t5\t5\nGid:\t6\t6\t6\t6\nGroups:\t\nCapEff:\t0000000000000000\n"
 NODE = {"path": "/dev/nvidia0", "exists": True}
-NODES: dict[str, Any] = {"gpus": [], "control": [], "imex_channels": None, "unread": {}}
+NODES: dict[str, Any] = {"gpus": {}, "control": [], "imex_channels": None, "unread": {}}
 
 
 @pytest.fixture
@@ -145,7 +146,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, value: Any) -> None:
 
 
 def test_an_answer_as_it_should_be(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer(monkeypatch, {**NODES, "gpus": [NODE]})
+    answer(monkeypatch, {**NODES, "gpus": {"0": NODE}})
     assert inside.read_all(tree.root, 77, []).gpus[0].exists
 
 
@@ -156,11 +157,11 @@ def test_an_answer_as_it_should_be(tree: Tree, monkeypatch: pytest.MonkeyPatch) 
         [],
         "ok",
         {},
-        {**NODES, "gpus": None},
-        {**NODES, "gpus": [{}]},
-        {**NODES, "gpus": [{**NODE, "mode": "0666"}]},
-        {**NODES, "gpus": [{**NODE, "path": "/dev/nvidia0\x1b[2J"}]},
-        {**NODES, "gpus": [{**NODE, "path": "/dev/sda"}]},
+        {**NODES, "gpus": [NODE]},
+        {**NODES, "gpus": {"0": {}}},
+        {**NODES, "gpus": {"0": {**NODE, "mode": "0666"}}},
+        {**NODES, "gpus": {"0": {**NODE, "path": "/dev/nvidia0\x1b[2J"}}},
+        {**NODES, "gpus": {"0": {**NODE, "path": "/dev/sda"}}},
         {**NODES, "control": [{**NODE, "path": "/dev/nvidia-caps/../sda"}]},
         {**NODES, "imex_channels": [NODE]},
         {**NODES, "unread": {"imex_channels": {"reason": "because"}}},

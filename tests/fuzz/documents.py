@@ -33,8 +33,7 @@ from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import load
 from tests.fleet.test_views import REPORT
 from tests.journal.lines import stamped
-from tests.mutation import mutated
-from tests.replay.test_load import mutate
+from tests.mutation import mutate, mutated
 from tests.saved.documents import bench_document, machine_of, measured_report
 
 VALUES: tuple[Any, ...] = ("", "\x1b[31m", "\u202e", 10**30, -1, 2.5, 1e308, True, [], {}, None, "x" * 5000, [[]] * 300)

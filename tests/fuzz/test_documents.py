@@ -90,8 +90,9 @@ def faulty(words: Sequence[str], totals: Totals) -> str:
         or "please report it" in ended.err
     ):
         return f"{ended.code}: {ended.err[-300:]}"
-    if not all(line.isprintable() for line in ended.err.split("\n")):
-        return f"control characters on standard error: {ended.err[-300:]!r}"
+    for stream in (ended.out, ended.err):
+        if not all(line.isprintable() for line in stream.split("\n")):
+            return f"control characters in the output: {stream[-300:]!r}"
     if ended.code == 2 and len(ended.err) > 2000:
         return f"no sentence but {len(ended.err)} characters"
     if took > PATIENCE_S:

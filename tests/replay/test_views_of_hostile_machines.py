@@ -19,9 +19,14 @@ from egmctl.model.machine import Machine
 from egmctl.report.kinds import TOPO
 from egmctl.report.rendering import render
 from egmctl.topology.topology import topology
+from tests.mutation import mutate
 from tests.random_machines import machines
-from tests.replay.test_load import JSON, mutate
 
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
 shipped = functools.cache(lambda name: record.document(replay.load(name)))
 
 

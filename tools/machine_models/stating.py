@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from egmctl.facts.replay import null_by_default
 from egmctl.facts.system_calls import PROBES
+from egmctl.model.codec import null_by_default, to_json
 from egmctl.model.machine import (
     SECTION_VERSIONS,
     Confinement,
@@ -65,7 +65,7 @@ def stated(cls: type[R], **values: Any) -> R:
         that belong to one real part because a model has none.
     """
     unread: dict[str, Unread] = {}
-    for name in null_by_default(cls):
+    for name in null_by_default(cast(Any, cls)):
         values.setdefault(name, ONE_PARTS_OWN if name in _ONE_PARTS_OWN else NOT_STATED)
     for name, value in list(values.items()):
         if isinstance(value, Unread):
@@ -168,3 +168,26 @@ def machine(
         },
         **{section: value for section, value in values.items() if section not in missing},
     )
+
+
+def leave_out(data: Any) -> Any:
+    """Return JSON data without nulls that are only not stated: :mod:`egmctl.model.codec` adds them."""
+    if isinstance(data, list):
+        return [leave_out(item) for item in data]
+    if not isinstance(data, dict):
+        return data
+    kept = {key: leave_out(value) for key, value in data.items()}
+    for name in _not_stated(kept.get("unread")):
+        owner, _, key = name.partition(".")
+        (kept[owner] if key else kept).pop(key or owner, None)
+        kept["unread"].pop(name)
+    if kept.get("unread") == {}:
+        del kept["unread"]
+    sections = {name: status.get("unread") for name, status in kept.get("sections", {}).items()}
+    for name in _not_stated(sections):
+        del kept["sections"][name], kept[name]
+    return kept
+
+
+def _not_stated(reasons: Any) -> list[str]:
+    return [name for name, why in reasons.items() if why == to_json(NOT_STATED)] if isinstance(reasons, dict) else []

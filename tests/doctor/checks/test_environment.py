@@ -9,9 +9,10 @@ import pytest
 
 from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.driver.reading import Unreadable
 from egmctl.facts.confinement import confinement
 from egmctl.facts.inside import pids_left
-from egmctl.facts.root import Root, Unreadable
+from egmctl.facts.root import Root
 from egmctl.model.finding import Status
 from egmctl.model.machine import LibraryFailure, Machine, Outcome, Reason, Unread
 from egmctl.model.measurement import Status as Ended

@@ -1,0 +1,112 @@
+"""Values and the reasons why they are missing: the one exception of a value that cannot be read, and its collector."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from egmctl.model.record import Reason, Unread
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+_BY_ERRNO = {
+    errno.ENOENT: Reason.NOT_PRESENT,
+    errno.ENOTDIR: Reason.NOT_PRESENT,
+    errno.ENODEV: Reason.NOT_PRESENT,
+    errno.ENXIO: Reason.NOT_PRESENT,
+    errno.EACCES: Reason.NO_PERMISSION,
+    errno.EPERM: Reason.NO_PERMISSION,
+    errno.EINVAL: Reason.NOT_SUPPORTED,
+    errno.EOPNOTSUPP: Reason.NOT_SUPPORTED,
+    errno.ENOSYS: Reason.NOT_SUPPORTED,
+}
+FAILURE_WORDS = {Reason.MISSING_LIBRARY: "missing", Reason.DRIVER_TOO_OLD: "too-old"}
+"""Reasons with a word of their own for :attr:`egmctl.model.host.LibraryFailure.how`; the others are ``error``."""
+
+
+class Unreadable(Exception):
+    """A value cannot be read.
+
+    Parameters
+    ----------
+    reason, detail
+        The ``unread`` record. The detail names the file or call and its error, and holds nothing of a file's content.
+    name
+        A library's own name for the error, e.g. ``NVML_ERROR_NOT_SUPPORTED``; ``None`` where it gave none.
+    number
+        What the call returned.
+    """
+
+    def __init__(self, reason: Reason, detail: str, name: str | None = None, number: int | None = None) -> None:
+        super().__init__(detail)
+        self.unread = Unread(reason=reason, detail=detail)
+        self.name = name
+        self.number = number
+
+    @classmethod
+    def because(cls, why: Unread) -> Unreadable:
+        """Return the error of a reason."""
+        return cls(why.reason, why.detail)
+
+    @classmethod
+    def from_os_error(cls, error: OSError, path: str) -> Unreadable:
+        """Translate what the kernel answered for ``path``."""
+        number = error.errno or 0
+        return cls(_BY_ERRNO.get(number, Reason.FAILED), f"{path}: {errno.errorcode.get(number, 'unknown error')}")
+
+    def library_failure(self, call: str) -> dict[str, Any]:
+        """Return the ``LibraryFailure`` record of a call without which nothing is known, as JSON data."""
+        how = FAILURE_WORDS.get(self.unread.reason, "error")
+        return {"how": how, "call": call, "number": self.number, "name": self.name, "detail": self.unread.detail}
+
+
+def read_or(default: D, function: Callable[[], T]) -> T | D:
+    """Return what a function reads, or a default where it is not readable."""
+    try:
+        return function()
+    except Unreadable:
+        return default
+
+
+class Reasons:
+    """Collects why the values of one record are null while the record is being put together.
+
+    ::
+
+        Reasons().record(Record, path="/proc/value", value=lambda: root.number("/proc/value"))
+    """
+
+    def __init__(self) -> None:
+        self.unread: dict[str, Unread] = {}
+
+    def read(self, name: str, function: Callable[[], T]) -> T | None:
+        """Return ``function()``, or ``None`` with the reason kept under ``name``."""
+        try:
+            return function()
+        except Unreadable as error:
+            self.unread[name] = error.unread
+            return None
+
+    def fields(self, names: str, function: Callable[[], Any]) -> dict[str, Any]:
+        """Return fields (named with spaces between) with what ``function`` returns for them, or null for one reason."""
+        keys = names.split()
+        try:
+            answer = function()
+        except Unreadable as error:
+            self.unread.update(dict.fromkeys(keys, error.unread))
+            return dict.fromkeys(keys)
+        return dict(zip(keys, answer if len(keys) > 1 else (answer,), strict=True))
+
+    def record(self, kind: Callable[..., T], /, **fields: object) -> T:
+        """Return a record of these fields, with the reasons why some are null.
+
+        Functions are read; an Unread or Unreadable is the reason why its field is null.
+        """
+        values = {name: self.read(name, value) if callable(value) else value for name, value in fields.items()}
+        for name, value in values.items():
+            if isinstance(value, Unread | Unreadable):
+                self.unread[name] = value if isinstance(value, Unread) else value.unread
+                values[name] = None
+        return kind(**values, unread=self.unread)
