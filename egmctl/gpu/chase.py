@@ -9,7 +9,7 @@ from itertools import cycle
 
 from egmctl.driver.cuda import call
 from egmctl.gpu.context import Context, ReleaseStack
-from egmctl.gpu.memory import DeviceMemory, PinnedWords
+from egmctl.gpu.memory import DeviceMemory, Memory, PinnedWords
 from egmctl.gpu.program import Kernels
 from egmctl.gpu.timing import Stream
 
@@ -145,12 +145,14 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """What a chase has measured."""
+    """What a chase has measured, or one thread that adds in turn."""
 
-    elapsed_ns: int
+    elapsed_ns: float
     loads: int
+    """Or additions."""
     wrong_offset: int | None
-    """Where it ended, if that is not where its chain leads: some load gave a wrong line."""
+    """Where it ended, if that is not where its chain leads: some load gave a wrong line. Of additions, the first
+    wrong counter."""
     load_bytes: int = 0
     """What the other blocks of the launch read while it was timed."""
     load_ns: int = 0
@@ -172,7 +174,7 @@ class Walk:
 
 
 class Reader:
-    """The GPU that measures latencies: one thread of it loads, or sends flags.
+    """The GPU that measures latencies: one thread of it loads, adds, or sends flags.
 
     Parameters
     ----------
@@ -184,7 +186,8 @@ class Reader:
         self.stream = stream
         self._kernels = kernels
         self._results = DeviceMemory(stream.context, 8 * _RESULT_WORDS)
-        self._walks: list[tuple[int, int]] = []
+        self._expected = 0
+        self._loads = 0
 
     def start_walk(self, chain: Chain, loads: int, *, warm: int, block: int = 0, blocks: int = 1) -> None:
         """Queue a walk along a chain, from where the last one ended.
@@ -198,48 +201,56 @@ class Reader:
         block, blocks
             Which of how many blocks walks: another one is on another multiprocessor.
         """
-        arguments = chain.address, chain.offset_bytes, warm, loads, block, self._results.address
-        chain.advance(warm + loads)
-        self._expected = chain.offset_bytes, loads
-        self._kernels.launch("chase", self.stream.handle, blocks, 1, *arguments)
+        self._launch("chase", blocks, 1, chain.address, chain.offset_bytes, warm, loads, block)
+        self._expect(chain, warm, loads)
 
     def end_walk(self) -> Walk:
         """Wait for the walk that was queued last, and return what it has measured."""
         start, end, offset, _sm = self._read(4)
-        expected, loads = self._expected
-        return Walk(end - start, loads, None if offset == expected else offset)
+        return Walk(end - start, self._loads, None if offset == self._expected else offset)
 
-    def start_loaded_walk(
-        self, chain: Chain, loads: int, *, warm: int, data: int, data_bytes: int, load_blocks: int
-    ) -> None:
+    def start_loaded_walk(self, chain: Chain, loads: int, *, warm: int, data: Memory, load_blocks: int) -> None:
         """Queue a walk under load.
 
         Parameters
         ----------
-        data, data_bytes
-            The buffer that other blocks of the launch read meanwhile.
+        data
+            Read by other blocks of the launch meanwhile.
         load_blocks
             How many do; not more than there are other multiprocessors, so that all run at once.
         """
         self._write([0, 0, 0, 0, 0, 0, 0, 0, _MASK, 0, 0])
-        arguments = chain.address, chain.offset_bytes, warm, loads, data, data_bytes, TIMEOUT_NS, self._results.address
-        chain.advance(warm + loads)
-        self._expected = chain.offset_bytes, loads
-        self._kernels.launch("chase_loaded", self.stream.handle, 1 + load_blocks, LOAD_THREADS, *arguments)
+        load = data.address, data.size_bytes, TIMEOUT_NS
+        arguments = chain.address, chain.offset_bytes, warm, loads, *load
+        self._launch("chase_loaded", 1 + load_blocks, LOAD_THREADS, *arguments)
+        self._expect(chain, warm, loads)
 
     def end_loaded_walk(self) -> Walk:
         """Wait for the walk under load that was queued last, and return what it has measured."""
         start, end, offset, _sm, expired, _begun, _phase, moved, first, last, beside = self._read(11)
-        expected, loads = self._expected
         return Walk(
             end - start,
-            loads,
-            None if offset == expected else offset,
+            self._loads,
+            None if offset == self._expected else offset,
             load_bytes=moved,
             load_ns=last - first if moved else 0,
             load_beside=beside,
             expired=bool(expired),
         )
+
+    def start_additions(self, counters: Counters, adds: int, *, warm: int) -> None:
+        """Queue additions, of which the first ``warm`` are not timed."""
+        self._launch("add_in_turn", 1, 1, counters.address, counters.made, warm, adds)
+        counters.made += warm + adds
+        self._loads = adds
+
+    def end_additions(self, counters: Counters) -> Walk:
+        """Wait for the additions that were queued last, and look at all counters."""
+        start, end, wrong_answers, _sm = self._read(4)
+        wrong_offset = counters.wrong_offset()
+        if wrong_offset is None and wrong_answers:
+            wrong_offset = 0
+        return Walk(end - start, self._loads, wrong_offset)
 
     def start_laps(self, poll: int, send: int, laps: int, *, serves: bool) -> None:
         """Queue this GPU's side of a ping-pong of at most :data:`LAPS_LIMIT` laps.
@@ -251,9 +262,7 @@ class Reader:
         serves
             Whether it sends first, and times the round trips.
         """
-        self._kernels.launch(
-            "ping_pong", self.stream.handle, 1, 1, poll, send, laps, int(serves), TIMEOUT_NS, self._results.address
-        )
+        self._launch("ping_pong", 1, 1, poll, send, laps, int(serves), TIMEOUT_NS)
 
     def end_laps(self, laps: int) -> Laps:
         """Wait for the side that serves, and return what it has measured."""
@@ -265,6 +274,13 @@ class Reader:
     def close(self) -> None:
         """Free the memory of the results."""
         self._results.close()
+
+    def _launch(self, name: str, blocks: int, threads: int, *arguments: int) -> None:
+        self._kernels.launch(name, self.stream.handle, blocks, threads, *arguments, self._results.address)
+
+    def _expect(self, chain: Chain, warm: int, loads: int) -> None:
+        chain.advance(warm + loads)
+        self._expected, self._loads = chain.offset_bytes, loads
 
     def _write(self, words: Sequence[int]) -> None:
         self.stream.context.make_current()
@@ -315,24 +331,8 @@ COUNTERS = 64
 COUNTER_STRIDE_BYTES = 128
 COUNTERS_BYTES = COUNTERS * COUNTER_STRIDE_BYTES
 """Of all counters, each in a line of its own: where in the L2 caches a line lies is in the time of each addition."""
-_ATOMICS_RESULT_WORDS = 4
 _WORDS = COUNTERS_BYTES // 8
 _STRIDE_WORDS = COUNTER_STRIDE_BYTES // 8
-
-
-@dataclass(frozen=True, slots=True)
-class Additions:
-    """What one launch has measured."""
-
-    elapsed_ns: int
-    adds: int
-    wrong_answers: int
-    """Additions that did not find the number that was there before."""
-
-    @property
-    def latency_ns(self) -> float:
-        """Mean of the additions."""
-        return self.elapsed_ns / self.adds
 
 
 class Counters:
@@ -361,41 +361,9 @@ class Counters:
 
     def wrong_offset(self) -> int | None:
         """Return the offset of the first word that does not hold what all additions make; ``None`` if each does."""
-        found = read_words(self._owner, self.address, _WORDS)
-        return next((8 * word for word, value in enumerate(found) if value != self._expected(word)), None)
+        words = read_words(self._owner, self.address, _WORDS)
+        return next((8 * word for word, value in enumerate(words) if value != self._expected(word)), None)
 
     def _expected(self, word: int) -> int:
         number, rest = divmod(word, _STRIDE_WORDS)
         return 0 if rest else self.made // COUNTERS + (number < self.made % COUNTERS)
-
-
-class Adder:
-    """The GPU that adds: one thread of it.
-
-    Parameters
-    ----------
-    stream
-        Of the GPU; results lie in its memory.
-    """
-
-    def __init__(self, stream: Stream, kernels: Kernels) -> None:
-        self.stream = stream
-        self._kernels = kernels
-        self._results = DeviceMemory(stream.context, 8 * _ATOMICS_RESULT_WORDS)
-        self._adds = 0
-
-    def start(self, counters: Counters, adds: int, *, warm: int) -> None:
-        """Queue additions, of which the first ``warm`` are not timed."""
-        arguments = counters.address, counters.made, warm, adds, self._results.address
-        self._kernels.launch("add_in_turn", self.stream.handle, 1, 1, *arguments)
-        counters.made += warm + adds
-        self._adds = adds
-
-    def end(self) -> Additions:
-        """Wait for what was queued last, and return what it has measured."""
-        start, end, wrong, _sm = read_words(self.stream, self._results.address, _ATOMICS_RESULT_WORDS)
-        return Additions(end - start, self._adds, wrong)
-
-    def close(self) -> None:
-        """Free the memory of the results."""
-        self._results.close()

@@ -32,7 +32,7 @@ class StubRig:
     address = 0
     size_bytes = 1 << 30
     pageable = own_pages = False
-    granularity = None
+    granularity_bytes = recommended_granularity_bytes = None
     allocate_ms = 1.0
     touch_ms = None
     gpus = ranks = ()

@@ -91,7 +91,7 @@ import sys
 from egmctl.gpu.context import Context
 from egmctl.driver.cuda import initialise, call
 from egmctl.gpu.memory import DeviceMemory
-from egmctl.gpu.pattern import KernelPattern, Region, pattern_words
+from egmctl.gpu.pattern import Pattern, Region, pattern_words
 from egmctl.gpu.program import Kernels
 from egmctl.gpu.chase import Results
 from egmctl.gpu.timing import Stream
@@ -99,7 +99,7 @@ import numpy as np
 initialise()
 context = Context(sys.argv[1])
 kernels, results, stream = {context.bus_id: Kernels(context)}, Results({context.bus_id: context}), Stream(context)
-pattern = KernelPattern(kernels, results)
+pattern = Pattern(kernels, results)
 words = 2 * (5 * 132 * 2 * 512 * 8 + 12345)
 memory = DeviceMemory(context, 8 * words)
 region = Region(memory.address, 8 * words, seed=7)

@@ -23,7 +23,7 @@ from egmctl.model.measurement import Flow, Task, Verification
 if TYPE_CHECKING:
     from egmctl.bench.processes.context import AllocatedBuffer, WorkerContext
     from egmctl.gpu.chase import Result
-    from egmctl.gpu.memory import BufferMemory
+    from egmctl.gpu.memory import Memory
     from egmctl.gpu.program import Kernels
 
 THREADS = 512
@@ -177,8 +177,8 @@ class Mover:
         transfer: Transfer,
         task: Task,
         flow: Flow,
-        source: BufferMemory | None,
-        destination: BufferMemory | None,
+        source: Memory | None,
+        destination: Memory | None,
         *,
         seed: int,
         streams: Sequence[Stream],
@@ -291,5 +291,5 @@ class ChecksumOfReads(CompareDestination):
         return finish
 
 
-def _region(memory: BufferMemory, part: Window, seed: int) -> Region:
+def _region(memory: Memory, part: Window, seed: int) -> Region:
     return Region(memory.address + part.offset_bytes, part.size_bytes, seed, part.offset_bytes, memory.pageable)

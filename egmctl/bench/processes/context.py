@@ -21,26 +21,21 @@ from egmctl.gpu.chase import Results
 from egmctl.gpu.context import Context, ReleaseStack
 from egmctl.gpu.counters import GpuCounters
 from egmctl.gpu.handles import SharedMemory
-from egmctl.gpu.host_memory import (
+from egmctl.gpu.memory import (
     DefaultPool,
     DefaultPoolMemory,
-    HostNumaPoolMemory,
-    ManagedMemory,
-    Node,
-    Pages,
-    PinnedMemory,
-    RegisteredMemory,
-    SystemMemory,
-)
-from egmctl.gpu.memory import (
-    BufferMemory,
     DeviceMemory,
     HostNumaMemory,
+    HostNumaPoolMemory,
+    ManagedMemory,
     Memory,
+    Pages,
+    PinnedMemory,
     PinnedWords,
-    on_host,
-    on_node,
+    SystemMemory,
+    location,
 )
+from egmctl.gpu.numa import Node
 from egmctl.gpu.pattern import Pattern
 from egmctl.gpu.program import Kernels, NoKernels
 from egmctl.gpu.timing import Gate, KernelGate, NoGate, Stream
@@ -55,7 +50,7 @@ T = TypeVar("T", bound=Closable)
 class AllocatedBuffer:
     """A buffer that there is."""
 
-    memory: BufferMemory
+    memory: Memory
     seed: int
     """No two buffers have the same one, so that data that came from the wrong one is seen."""
     filled_bytes: int = 0
@@ -192,7 +187,7 @@ class WorkerContext:
             self._buffers[buffer] = AllocatedBuffer(self._allocate(buffer), self.new_seed())
         return self._buffers[buffer]
 
-    def adopt(self, buffer: Buffer, memory: BufferMemory, seed: int) -> None:
+    def adopt(self, buffer: Buffer, memory: Memory, seed: int) -> None:
         """Keep another process' memory, which this one has opened, as a buffer."""
         self._buffers[buffer] = AllocatedBuffer(memory, seed)
 
@@ -277,7 +272,7 @@ class WorkerContext:
             for buffer in self._buffers:
                 self._undo.callback(self.release, buffer)
 
-    def _allocate(self, buffer: Buffer) -> BufferMemory:
+    def _allocate(self, buffer: Buffer) -> Memory:
         end = buffer.end
         if end.handle is not None:
             return self._share(buffer, end.handle)
@@ -316,16 +311,16 @@ class WorkerContext:
     def _default_pool(self, end: Endpoint, context: Context) -> DefaultPool:
         """Return the driver's own pool that memory at an end is from; it stays, and who had access to it before has."""
         if end.memory is MemoryKind.HOST_DEFAULT_POOL:
-            key, place = "host", on_host()
+            key, place = "host", location("HOST")
         elif end.numa_node is not None:
-            key, place = f"NUMA{end.numa_node}", on_node(end.numa_node)
+            key, place = f"NUMA{end.numa_node}", location("HOST_NUMA", end.numa_node)
         else:
             key, place = context.bus_id, None
         if key not in self._pools:
             self._pools[key] = self._keep(DefaultPool(context, place))
         return self._pools[key]
 
-    def _share(self, buffer: Buffer, handle: HandleKind) -> BufferMemory:
+    def _share(self, buffer: Buffer, handle: HandleKind) -> Memory:
         """Make memory that other processes open, on this process' one GPU or on a NUMA node."""
         (bus_id,) = self.gpus
         if buffer.end.numa_node is not None:
@@ -337,7 +332,7 @@ class WorkerContext:
         return resource
 
 
-def _registered(memory: MemoryKind, node: Node, size_bytes: int, context: Context) -> RegisteredMemory:
+def _registered(memory: MemoryKind, node: Node, size_bytes: int, context: Context) -> Memory:
     """Return registered memory of usual or huge pages.
 
     Raises
@@ -349,7 +344,7 @@ def _registered(memory: MemoryKind, node: Node, size_bytes: int, context: Contex
     if memory is MemoryKind.HUGETLB:
         pages = Pages(hugetlb_bytes=huge_page_bytes(node.id, size_bytes))
     try:
-        return RegisteredMemory(node, size_bytes, context, pages)
+        return SystemMemory(node, size_bytes, pages, context)
     except OSError as error:
         raise NoPages(f"{format_size(size_bytes)} of {HOST_NAMES[memory]} memory: {error.strerror}") from error
 
