@@ -11,7 +11,7 @@ from typing import Any
 
 from egmctl.bench.buffers import Buffer, Window, assign, window
 from egmctl.bench.engines.round_trips import WARM_UP_LAPS
-from egmctl.bench.engines.transfer import Destination, Source
+from egmctl.bench.engines.transfer import OwnBuffer
 from egmctl.bench.evidence import OVER_NETWORK, network_devices, parse, path_of
 from egmctl.bench.plan.task import SAMPLE_S
 from egmctl.bench.processes.collective import CollectiveStep, Item
@@ -89,8 +89,8 @@ class Side:
         self._remote: RemoteMemory | None = None
         self._stages_ms: dict[str, float] = {}
         ((self._buffers,),) = assign([task])
-        self._source: Source | None = None
-        self._destination: Destination | None = None
+        self._source: OwnBuffer | None = None
+        self._destination: OwnBuffer | None = None
         self._arrays: list[Any] = []
         self._part = Window(0, 1, task.size_bytes)
 
@@ -172,10 +172,10 @@ class Side:
         if self._sends:
             # Of a round trip both ends are written: the one that sends first may have received in the task before.
             held.filled_bytes = 0
-            self._source = Source(self._worker, held, stream)
+            self._source = OwnBuffer(self._worker, held, stream, self.seed)
             self._source.fill(Window(0, 1, held.memory.size_bytes))
         else:
-            self._destination = Destination(self._worker, held, stream, self.seed)
+            self._destination = OwnBuffer(self._worker, held, stream, self.seed)
         stream.synchronize()
 
     def warm_up(self) -> None:
