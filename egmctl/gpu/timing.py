@@ -1,18 +1,15 @@
 """Time work on streams of one or more GPUs between events, behind a gate that holds it until all of it has been queued.
 
-Without the gate the host's queueing is part of the time. The gate is a kernel that polls a word in host memory; where
-kernels cannot be compiled it is a wait that the driver queues; where that is not to be had either there is none. Which
-one it was is part of every result.
+Without the gate the host's queueing is part of the time. Whether there was one is part of every result.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
 
 from egmctl.compat import StrEnum
 from egmctl.driver.cuda import bindings, call
@@ -56,19 +53,39 @@ FlowParts = Sequence[Part]
 """What makes up one flow, each part on a stream of its own."""
 
 
-class Gate(Protocol):
-    """Holds streams back."""
+class Gate:
+    """A kernel of one thread that polls a word in host memory, for at most :data:`GATE_TIMEOUT_NS`, holds streams back.
 
-    how: Gating
+    Parameters
+    ----------
+    words
+        Two; without them nothing is held, and work runs as it is queued.
+    kernels
+        By the bus ids of their GPUs.
+    """
+
+    def __init__(self, words: PinnedWords | None = None, kernels: Mapping[str, Kernels] | None = None) -> None:
+        self.how = Gating.NONE if words is None else Gating.KERNEL
+        self._words = words
+        self._kernels = kernels or {}
 
     def hold(self, stream: Stream) -> None:
         """Let nothing that is queued on ``stream`` from now on run before :meth:`open`."""
+        if self._words is not None:
+            self._words.words[_OPEN] = 0
+            self._words.words[_EXPIRED] = 0
+            address = self._words.address
+            arguments = address + 4 * _OPEN, address + 4 * _EXPIRED, GATE_TIMEOUT_NS
+            self._kernels[stream.context.bus_id].launch("gate", stream.handle, 1, 1, *arguments)
 
     def open(self) -> None:
         """Let everything held run."""
+        if self._words is not None:
+            self._words.words[_OPEN] = 1
 
     def expired(self) -> bool:
         """Say whether a stream went ahead before :meth:`open`."""
+        return self._words is not None and bool(self._words.words[_EXPIRED])
 
 
 class Mark(IntEnum):
@@ -219,42 +236,3 @@ class GatedWork:
             for parts in flows:
                 first.wait_for(parts[0][0], Mark.FLOW_END)
             first.mark(Mark.GROUP_END)
-
-
-class KernelGate:
-    """One thread polls a word in host memory, for at most :data:`GATE_TIMEOUT_NS`."""
-
-    how = Gating.KERNEL
-
-    def __init__(self, words: PinnedWords, kernels: dict[str, Kernels]) -> None:
-        self._words = words
-        self._kernels = kernels
-
-    def hold(self, stream: Stream) -> None:
-        self._words.words[_OPEN] = 0
-        self._words.words[_EXPIRED] = 0
-        address = self._words.address
-        self._kernels[stream.context.bus_id].launch(
-            "gate", stream.handle, 1, 1, address + 4 * _OPEN, address + 4 * _EXPIRED, GATE_TIMEOUT_NS
-        )
-
-    def open(self) -> None:
-        self._words.words[_OPEN] = 1
-
-    def expired(self) -> bool:
-        return bool(self._words.words[_EXPIRED])
-
-
-class NoGate:
-    """Work runs as it is queued."""
-
-    how = Gating.NONE
-
-    def hold(self, stream: Stream) -> None:
-        """Hold nothing."""
-
-    def open(self) -> None:
-        """Nothing was held."""
-
-    def expired(self) -> bool:
-        return False

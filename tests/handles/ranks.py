@@ -18,7 +18,6 @@ from egmctl.bench.processes.protocol import ENVIRONMENT, Event, Preparation, Req
 from egmctl.bench.processes.worker import start_driver
 from egmctl.driver import cuda
 from egmctl.driver.cuda import call
-from egmctl.gpu.telemetry import Telemetry
 from egmctl.launch import Channel, spawn
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import (
@@ -66,7 +65,6 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
         if worker is None:
             worker = WorkerContext(
                 Preparation(settings=SETTINGS, gpus=(ranks[exchange.rank].bus_id,), ranks=tuple(ranks)),
-                Telemetry,
                 exchange,
             )
         tasks = [from_json(Task, task) for task in message["tasks"]]

@@ -15,7 +15,6 @@ from egmctl.bench.processes.protocol import Event, NodeAccess, Preparation, Requ
 from egmctl.bench.processes.worker import start_driver
 from egmctl.gpu import ucx
 from egmctl.gpu import ucx as ucx_rma
-from egmctl.gpu.telemetry import Telemetry
 from egmctl.gpu.ucx import Link, RegisteredMemory
 from egmctl.launch import Channel
 from egmctl.model.codec import from_json, to_json
@@ -39,7 +38,6 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
         access = NodeAccess(numa_node=own.numa_node or 0, gpus=(own.bus_id,))
         worker = WorkerContext(
             Preparation(settings=SETTINGS, gpus=(own.bus_id,), host_access=(access,), ranks=tuple(ranks)),
-            Telemetry,
             exchange,
         )
         tasks = [from_json(Task, task) for task in message["tasks"]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -19,7 +19,6 @@ from egmctl.errors import DriverCallError
 from egmctl.facts.host import Before, NoPages, huge_page_bytes
 from egmctl.gpu.chase import Results
 from egmctl.gpu.context import Context, ReleaseStack
-from egmctl.gpu.counters import GpuCounters
 from egmctl.gpu.handles import SharedMemory
 from egmctl.gpu.memory import (
     DefaultPool,
@@ -38,7 +37,8 @@ from egmctl.gpu.memory import (
 from egmctl.gpu.numa import Node
 from egmctl.gpu.pattern import Pattern
 from egmctl.gpu.program import Kernels, NoKernels
-from egmctl.gpu.timing import Gate, KernelGate, NoGate, Stream
+from egmctl.gpu.telemetry import Telemetry
+from egmctl.gpu.timing import Gate, Stream
 from egmctl.model.measurement import Endpoint, Flow, HandleKind, MemoryKind, Phase, PhaseSeconds, Placement
 from egmctl.model.route import HOST_NAMES
 from egmctl.units import format_size
@@ -68,8 +68,6 @@ class WorkerContext:
 
     Parameters
     ----------
-    counters
-        Opens those of GPUs, by their bus ids: :class:`egmctl.gpu.telemetry.Telemetry`.
     exchange
         To the other processes. Each has seeds of its own.
 
@@ -81,9 +79,7 @@ class WorkerContext:
         What the process spends its time on.
     """
 
-    def __init__(
-        self, preparation: Preparation, counters: Callable[[Iterable[str]], GpuCounters], exchange: Exchange
-    ) -> None:
+    def __init__(self, preparation: Preparation, exchange: Exchange) -> None:
         self.exchange = exchange
         self.stopwatch = Stopwatch()
         self.ranks = preparation.ranks
@@ -99,12 +95,12 @@ class WorkerContext:
         self._before: dict[Buffer, Before] = {}
         self._placements: dict[Buffer, Placement] = {}
         self._new_seeds = count(1 + (exchange.rank << 32))
-        self._gate: Gate = NoGate()
+        self._gate = Gate()
         self.kernels: dict[str, Kernels] = {}
         with ReleaseStack() as undo:
             self._undo = undo
             self._open(preparation.gpus)
-            self.link_counters = LinkCounters(self._keep(counters(self._contexts)))
+            self.link_counters = LinkCounters(self._keep(Telemetry(self._contexts, preparation.no_counters)))
             if self._contexts:
                 self._set_up()
             self._undo = undo.pop_all()
@@ -128,7 +124,7 @@ class WorkerContext:
                 del self._contexts[bus_id]
         words = self._keep(PinnedWords(2))
         if self._gated:
-            self._gate = KernelGate(words, self.kernels)
+            self._gate = Gate(words, self.kernels)
         self.results = self._keep(Results(self._contexts))
         self.pattern = Pattern(self.kernels, self.results)
 
@@ -141,7 +137,7 @@ class WorkerContext:
             Whether it does: queueing a copy of memory that is not pinned, or one that is staged, may take until it is
             done, so that a gate would never be opened.
         """
-        return self._gate if held else NoGate()
+        return self._gate if held else Gate()
 
     def one_more(self, bus_id: str) -> Context:
         """Return the context of a GPU that is none of the run's, opened now if it has not been before."""
