@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
@@ -50,6 +50,14 @@ _CLOCKS_DIFFER = 1.01
 def ms_since(started: float) -> float:
     """Return the milliseconds since a moment by :func:`time.perf_counter`."""
     return (time.perf_counter() - started) * 1e3
+
+
+@contextmanager
+def timed(stages_ms: dict[str, float], name: str) -> Iterator[None]:
+    """Note how long a ``with`` block took that did not fail."""
+    started = time.perf_counter()
+    yield
+    stages_ms[name] = ms_since(started)
 
 
 def possible_ms(call: str, ms: float, host_ms: float = math.inf) -> float:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from egmctl.driver.cuda import bindings, call
 from egmctl.errors import DriverCallError
-from egmctl.gpu.context import Context, ReleaseStack, ms_since
+from egmctl.gpu.context import Context, ReleaseStack, timed
 from egmctl.gpu.memory import (
     SPOILT_LIMIT,
     Memory,
@@ -73,10 +71,10 @@ class SharedMemory(Memory):
         self.stages_ms: dict[str, float] = {}
         allocate, export, _ = _BY_KIND[kind]
         with self._making(size_bytes, context) as undo:
-            with _timed(self.stages_ms, "allocate"):
+            with timed(self.stages_ms, "allocate"):
                 places = [on_gpu(context)] if node is None else [location("HOST_NUMA", node), on_gpu(context)]
                 self.address, self._mapped_bytes, resource = allocate(undo, context, places, size_bytes)
-            with _timed(self.stages_ms, "export"):
+            with timed(self.stages_ms, "export"):
                 self._handle, self._fds = export(undo, resource)
         self.allocate_ms = self.stages_ms["allocate"]
 
@@ -92,7 +90,7 @@ class SharedMemory(Memory):
 
     def close(self) -> None:
         """Give the memory back; those who opened it have closed it."""
-        with _timed(self.stages_ms, "free"):
+        with timed(self.stages_ms, "free"):
             super().close()
 
 
@@ -129,7 +127,7 @@ class ImportedMemory(Memory):
 
     def close(self) -> None:
         """Let go of the memory; its owner keeps it."""
-        with _timed(self.stages_ms, "close"):
+        with timed(self.stages_ms, "close"):
             super().close()
 
 
@@ -146,7 +144,7 @@ class _Offer:
         """Call a function that imports a shareable handle: the file descriptor, or these bytes of a fabric handle."""
         fabric = None if self.fds else _filled(bindings().CUmemFabricHandle(), handle)
         shareable, kind = (self.fds[0], _FD) if fabric is None else (fabric.getPtr(), _FABRIC)
-        with _timed(self.stages_ms, "open"):
+        with timed(self.stages_ms, "open"):
             return call(function, shareable, handle_type(kind), *more)
 
 
@@ -170,7 +168,7 @@ def _export_legacy(_undo: ReleaseStack, pointer: Any) -> _Exported:
 
 def _open_legacy(undo: ReleaseStack, _context: Context, offer: _Offer) -> int:
     handle = _filled(bindings().CUipcMemHandle(), offer.handle)
-    with _timed(offer.stages_ms, "open"):
+    with timed(offer.stages_ms, "open"):
         lazily = bindings().CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
         pointer = call("cuIpcOpenMemHandle", handle, lazily)
     undo.callback(call, "cuIpcCloseMemHandle", pointer)
@@ -191,7 +189,7 @@ def _export_physical(kind: str, undo: ReleaseStack, allocation: Any) -> _Exporte
 def _open_physical(undo: ReleaseStack, context: Context, offer: _Offer) -> int:
     allocation = offer.opened("cuMemImportFromShareableHandle", offer.handle)
     undo.callback(call, "cuMemRelease", allocation)
-    with _timed(offer.stages_ms, "map"):
+    with timed(offer.stages_ms, "map"):
         return map_allocation(undo, allocation, offer.mapped_bytes, [on_gpu(context)])
 
 
@@ -222,7 +220,7 @@ def _open_pool(undo: ReleaseStack, context: Context, offer: _Offer) -> int:
     exported = _filled(bindings().CUmemPoolPtrExportData(), offer.handle[-HANDLE_BYTES:])
     pool = offer.opened("cuMemPoolImportFromShareableHandle", offer.handle[:-HANDLE_BYTES], 0)
     undo.callback(call, "cuMemPoolDestroy", pool)
-    with _timed(offer.stages_ms, "map"):
+    with timed(offer.stages_ms, "map"):
         call("cuMemPoolSetAccess", pool, [access_from(on_gpu(context))], 1)
         pointer = call("cuMemPoolImportPointer", pool, exported)
     undo.callback(_free_async, pointer)
@@ -266,13 +264,6 @@ def _filled(structure: Any, handle: bytes) -> Any:
         raise ValueError(f"a handle of {len(handle)} bytes, not {HANDLE_BYTES}")
     ctypes.memmove(structure.getPtr(), handle, HANDLE_BYTES)
     return structure
-
-
-@contextmanager
-def _timed(stages_ms: dict[str, float], name: str) -> Iterator[None]:
-    started = time.perf_counter()
-    yield
-    stages_ms[name] = ms_since(started)
 
 
 class SharedEvent:

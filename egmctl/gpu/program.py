@@ -161,11 +161,10 @@ def target_of(architecture: str) -> str:
     Machine code for X.y runs on every X.z with z >= y ("Binary Compatibility", CUDA C++ Programming Guide).
     """
     number = _number(architecture)
-    known = [_number(name) for name in ARCHITECTURES]
-    if number // 10 > known[-1] // 10:
+    if number // 10 > _number(ARCHITECTURES[-1]) // 10:
         return NEWEST_PTX
-    fitting = [one for one in known if one // 10 == number // 10 and one <= number]
-    return f"sm_{fitting[-1]}" if fitting else architecture
+    older = [name for name in ARCHITECTURES if number // 10 * 10 <= _number(name) <= number]
+    return older[-1] if older else architecture
 
 
 def compiled(source: str, target: str) -> bytes:
@@ -215,11 +214,12 @@ def compile_source(source: str, text: bytes, target: str) -> bytes:
     program = _nvrtc("nvrtcCreateProgram", text, source.encode(), 0, [], [])
     try:
         options = [f"--gpu-architecture={target}".encode(), *(option.encode() for option in _OPTIONS)]
-        (result,) = _bindings().nvrtcCompileProgram(program, len(options), options)
-        if result != 0:
+        try:
+            _nvrtc("nvrtcCompileProgram", program, len(options), options)
+        except CompileError as error:
             log = bytearray(_nvrtc("nvrtcGetProgramLogSize", program))
             _nvrtc("nvrtcGetProgramLog", program, log)
-            raise CompileError(f"{source} for {target}: {result.name}\n{log.rstrip(bytes(1)).decode()}")
+            raise CompileError(f"{source} for {target}: {error}\n{log.rstrip(bytes(1)).decode()}") from error
         form = "PTX" if target == NEWEST_PTX else "CUBIN"
         image = bytearray(_nvrtc(f"nvrtcGet{form}Size", program))
         _nvrtc(f"nvrtcGet{form}", program, image)
@@ -254,12 +254,8 @@ def _name(text: bytes, target: str) -> str:
     return f"{hashlib.sha256(identity.encode() + text).hexdigest()}.{'ptx' if target == NEWEST_PTX else 'cubin'}"
 
 
-def _bindings() -> Any:
-    return importlib.import_module("cuda.bindings.nvrtc")
-
-
 def _nvrtc(name: str, *arguments: Any) -> Any:
-    result, *values = getattr(_bindings(), name)(*arguments)
+    result, *values = getattr(importlib.import_module("cuda.bindings.nvrtc"), name)(*arguments)
     if result != 0:
         raise CompileError(f"{name} failed: {result.name}")
     return values[0] if len(values) == 1 else tuple(values)

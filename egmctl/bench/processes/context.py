@@ -39,7 +39,7 @@ from egmctl.gpu.pattern import Pattern
 from egmctl.gpu.program import Kernels, NoKernels
 from egmctl.gpu.telemetry import Telemetry
 from egmctl.gpu.timing import Gate, Stream
-from egmctl.model.measurement import Endpoint, Flow, HandleKind, MemoryKind, Phase, PhaseSeconds, Placement
+from egmctl.model.measurement import Endpoint, Flow, MemoryKind, Phase, PhaseSeconds, Placement
 from egmctl.model.route import HOST_NAMES
 from egmctl.units import format_size
 
@@ -269,40 +269,43 @@ class WorkerContext:
                 self._undo.callback(self.release, buffer)
 
     def _allocate(self, buffer: Buffer) -> Memory:
-        end = buffer.end
-        if end.handle is not None:
-            return self._share(buffer, end.handle)
-        if end.memory is MemoryKind.DEVICE:
-            return DeviceMemory(self.stream(end.bus_id or "").context, buffer.size_bytes)
-        if end.memory is MemoryKind.DEVICE_DEFAULT_POOL:
-            pool = self._default_pool(end, self.stream(end.bus_id or "").context)
-            return DefaultPoolMemory(pool, buffer.size_bytes)
-        if end.memory is MemoryKind.GPU_NUMA and end.numa_node is not None:
+        end, kind, size_bytes = buffer.end, buffer.end.memory, buffer.size_bytes
+        if end.numa_node is not None:
             self._before[buffer] = Before(end.numa_node)
-            return SystemMemory(Node(end.numa_node), buffer.size_bytes)
+        if end.handle is not None:
+            (bus_id,) = self.gpus
+            return SharedMemory(end.handle, self.stream(bus_id).context, size_bytes, end.numa_node)
+        if kind is MemoryKind.DEVICE:
+            return DeviceMemory(self.stream(end.bus_id or "").context, size_bytes)
+        if kind is MemoryKind.DEVICE_DEFAULT_POOL:
+            return DefaultPoolMemory(self._default_pool(end, self.stream(end.bus_id or "").context), size_bytes)
+        if kind is MemoryKind.GPU_NUMA and end.numa_node is not None:
+            return SystemMemory(Node(end.numa_node), size_bytes)
         access = self._nodes[end.numa_node or 0]
         node = Node(access.numa_node, access.cpus)
-        self._before[buffer] = Before(node.id)
-        if end.memory is MemoryKind.SYSTEM:
-            return SystemMemory(node, buffer.size_bytes)
+        if kind is MemoryKind.SYSTEM:
+            return SystemMemory(node, size_bytes)
         contexts = [self._contexts[bus_id] for bus_id in access.gpus if bus_id in self._contexts]
         if not contexts:
             raise self._unusable[access.gpus[0]]
-        if end.memory is MemoryKind.HOST_NUMA:
-            first = [] if end.allocated_by is None else [self.stream(end.allocated_by).context]
-            others = [context for context in contexts if context not in first]
-            return HostNumaMemory(node.id, buffer.size_bytes, [*first, *others])
-        if end.memory is MemoryKind.HOST_NUMA_POOL:
-            return HostNumaPoolMemory(node.id, buffer.size_bytes, contexts)
-        if end.memory in (MemoryKind.HOST_NUMA_DEFAULT_POOL, MemoryKind.HOST_DEFAULT_POOL):
-            touched_on = node if end.memory is MemoryKind.HOST_DEFAULT_POOL else None
-            return DefaultPoolMemory(self._default_pool(end, contexts[0]), buffer.size_bytes, contexts, touched_on)
-        if end.memory is MemoryKind.MANAGED:
-            return ManagedMemory(node, buffer.size_bytes, contexts)
-        # Portable memory can be made through any context.
-        if end.memory is MemoryKind.PINNED:
-            return PinnedMemory(node, buffer.size_bytes, contexts[0])
-        return _registered(end.memory, node, buffer.size_bytes, contexts[0])
+        match kind:
+            case MemoryKind.HOST_NUMA:
+                if end.allocated_by is not None:
+                    # The owner's context is to be the current one.
+                    contexts.insert(0, self.stream(end.allocated_by).context)
+                return HostNumaMemory(node.id, size_bytes, list(dict.fromkeys(contexts)))
+            case MemoryKind.HOST_NUMA_POOL:
+                return HostNumaPoolMemory(node.id, size_bytes, contexts)
+            case MemoryKind.HOST_NUMA_DEFAULT_POOL:
+                return DefaultPoolMemory(self._default_pool(end, contexts[0]), size_bytes, contexts)
+            case MemoryKind.HOST_DEFAULT_POOL:
+                return DefaultPoolMemory(self._default_pool(end, contexts[0]), size_bytes, contexts, node)
+            case MemoryKind.MANAGED:
+                return ManagedMemory(node, size_bytes, contexts)
+            case MemoryKind.PINNED:
+                return PinnedMemory(node, size_bytes, contexts[0])
+            case _:
+                return _registered(kind, node, size_bytes, contexts[0])
 
     def _default_pool(self, end: Endpoint, context: Context) -> DefaultPool:
         """Return the driver's own pool that memory at an end is from; it stays, and who had access to it before has."""
@@ -315,13 +318,6 @@ class WorkerContext:
         if key not in self._pools:
             self._pools[key] = self._keep(DefaultPool(context, place))
         return self._pools[key]
-
-    def _share(self, buffer: Buffer, handle: HandleKind) -> Memory:
-        """Make memory that other processes open, on this process' one GPU or on a NUMA node."""
-        (bus_id,) = self.gpus
-        if buffer.end.numa_node is not None:
-            self._before[buffer] = Before(buffer.end.numa_node)
-        return SharedMemory(handle, self.stream(bus_id).context, buffer.size_bytes, buffer.end.numa_node)
 
     def _keep(self, resource: T) -> T:
         self._undo.callback(resource.close)
