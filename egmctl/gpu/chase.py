@@ -19,13 +19,18 @@ _PAIRS = 256
 
 
 class Result:
-    """One pair of words in a GPU's memory, for a kernel to write to."""
+    """One pair of words in a GPU's memory, for a kernel to write to.
 
-    def __init__(self, stream: Stream, address: int, seen: ctypes.Array[ctypes.c_uint64], seen_address: int) -> None:
+    Parameters
+    ----------
+    address, host_address
+        The pair on the GPU, and the one of pinned host memory to which it is fetched.
+    """
+
+    def __init__(self, stream: Stream, address: int, host_address: int) -> None:
         self.address = address
         self._stream = stream
-        self._seen = seen
-        self._seen_address = seen_address
+        self._host_address = host_address
 
     def clear(self) -> None:
         """Queue: set both words to 0."""
@@ -35,39 +40,36 @@ class Result:
     def fetch(self) -> None:
         """Queue: let the host see the words."""
         self._stream.context.make_current()
-        self._stream.copy(self._seen_address, self.address, _PAIR_BYTES)
+        self._stream.copy(self._host_address, self.address, _PAIR_BYTES)
 
     def words(self) -> tuple[int, int]:
         """Wait for the stream and return the words as they were fetched."""
         self._stream.synchronize()
-        return self._seen[0], self._seen[1]
+        first, second = (ctypes.c_uint64 * 2).from_address(self._host_address)
+        return first, second
 
 
 class Results:
     """The results of all GPUs."""
 
     def __init__(self, contexts: dict[str, Context]) -> None:
-        self._memory = {}
-        self._seen = {}
+        self._memory: dict[str, tuple[DeviceMemory, PinnedWords]] = {}
         with ReleaseStack() as undo:
             for bus_id, context in contexts.items():
-                self._memory[bus_id] = DeviceMemory(context, _PAIR_BYTES * _PAIRS)
-                undo.callback(self._memory[bus_id].close)
-                self._seen[bus_id] = PinnedWords(_PAIR_BYTES // 4 * _PAIRS)
-                undo.callback(self._seen[bus_id].close)
-            self._undo = undo.pop_all()
-        self._places = {bus_id: cycle(range(0, _PAIR_BYTES * _PAIRS, _PAIR_BYTES)) for bus_id in contexts}
+                on_gpu = DeviceMemory(context, _PAIR_BYTES * _PAIRS)
+                undo.callback(on_gpu.close)
+                on_host = PinnedWords(_PAIR_BYTES // 4 * _PAIRS)
+                undo.callback(on_host.close)
+                self._memory[bus_id] = on_gpu, on_host
+            self.close = undo.pop_all().close
+        self._offsets = {bus_id: cycle(range(0, _PAIR_BYTES * _PAIRS, _PAIR_BYTES)) for bus_id in contexts}
 
     def take(self, stream: Stream) -> Result:
         """Return a pair of words for a kernel on a stream."""
         bus_id = stream.context.bus_id
-        place = next(self._places[bus_id])
-        seen = self._seen[bus_id].address + place
-        return Result(stream, self._memory[bus_id].address + place, (ctypes.c_uint64 * 2).from_address(seen), seen)
-
-    def close(self) -> None:
-        """Free the memory."""
-        self._undo.close()
+        offset = next(self._offsets[bus_id])
+        on_gpu, on_host = self._memory[bus_id]
+        return Result(stream, on_gpu.address + offset, on_host.address + offset)
 
 
 def read_words(stream: Stream, address: int, count: int) -> list[int]:

@@ -149,7 +149,7 @@ class CpuWalk:
         tuple[float, int | None]
             Milliseconds, and the offset at which it ended, where that is not the one to which the chain leads.
         """
-        found: list[tuple[float, int]] = []
+        results: list[tuple[float, int]] = []
         start, mask = int(self._offsets[self._at]), self._memory.size_bytes - WORD_BYTES
 
         def body() -> None:
@@ -157,12 +157,12 @@ class CpuWalk:
             os.sched_setaffinity(0, {self._cpu})
             started = time.perf_counter()
             end = self._function(start, loads, self._memory.address, mask)
-            found.append((ms_since(started), end))
+            results.append((ms_since(started), end))
 
         thread = threading.Thread(target=body, daemon=True)
         thread.start()
         thread.join()
-        ((elapsed_ms, end),) = found
+        ((elapsed_ms, end),) = results
         self._at = (self._at + loads) % self.lines
         return elapsed_ms, None if end == int(self._offsets[self._at]) else end
 

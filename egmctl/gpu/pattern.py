@@ -127,7 +127,7 @@ class Pattern:
 def first_difference(
     stream: Stream, result: Result, region: Region, expected: Callable[[int], int]
 ) -> Difference | None:
-    """Wait for a kernel that counts differing words, and return what it found; ``None``: no word differs.
+    """Wait for a kernel that counts differing words, and return the first of them; ``None``: no word differs.
 
     Parameters
     ----------
@@ -143,8 +143,8 @@ def first_difference(
     if not 0 < count <= region.size_bytes // WORD_BYTES - first:
         # No kernel gives such a pair: it was damaged on its way, as the data may have been.
         return Difference(0, region.offset_bytes, 0, count)
-    (found,) = read_words(stream, region.address + first * WORD_BYTES, 1)
-    return Difference(count, region.offset_bytes + first * WORD_BYTES, expected(first), found)
+    (word,) = read_words(stream, region.address + first * WORD_BYTES, 1)
+    return Difference(count, region.offset_bytes + first * WORD_BYTES, expected(first), word)
 
 
 def pattern_words(seed: int, first: int, count: int) -> NDArray[np.uint64]:

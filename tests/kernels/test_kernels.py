@@ -94,7 +94,10 @@ def test_sources_include_nothing_so_that_no_headers_are_needed() -> None:
 
 @pytest.mark.usefixtures("nvrtc")
 def test_a_rejected_source_is_an_error_with_the_compilers_log() -> None:
-    with pytest.raises(CompileError, match=r"bad\.cu for sm_90: nvrtcCompileProgram failed: NVRTC_ERROR_COMPILATION(.|\n)*undefined_name"):
+    with pytest.raises(
+        CompileError,
+        match=r"bad\.cu for sm_90: nvrtcCompileProgram failed: NVRTC_ERROR_COMPILATION(.|\n)*undefined_name",
+    ):
         compile_source("bad.cu", b'extern "C" __global__ void bad() { undefined_name(); }', "sm_90")
 
 
