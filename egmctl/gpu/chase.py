@@ -15,7 +15,7 @@ from egmctl.gpu.timing import Stream
 
 _PAIR_BYTES = 16
 _PAIRS = 256
-"""More than one step can have under way on one GPU; after so many they are used again."""
+"""The pairs of one GPU: more than a step has under way. After the last one the first is used again."""
 
 
 class Result:
@@ -88,7 +88,7 @@ LOAD_THREADS = 128
 """Threads of a block that loads a path: each has 64 bytes under way, 8 KiB a block."""
 
 FLAG_BYTES = 64 * 128
-"""What a flag of a ping-pong has to itself: lines that its laps take in turn (``kernels/pingpong.cu``)."""
+"""The size of a ping-pong's flag: lines that its laps take in turn (``kernels/pingpong.cu``)."""
 
 LAPS_LIMIT = 4096
 """Round trips of one ping-pong whose times can be kept."""
@@ -133,7 +133,7 @@ class Chain:
 
     @property
     def offset_bytes(self) -> int:
-        """Where walks have come to, from the buffer's start."""
+        """The place that walks have come to, from the buffer's start."""
         return place(self._steps % self.lines, self.lines, self.seed) * self.stride_bytes
 
     def advance(self, loads: int) -> None:
@@ -147,20 +147,20 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """What a chase has measured, or one thread that adds in turn."""
+    """The result of a chase, or of one thread that adds in turn."""
 
     elapsed_ns: float
     loads: int
     """Or additions."""
     wrong_offset: int | None
-    """Where it ended, if that is not where its chain leads: some load gave a wrong line. Of additions, the first
+    """The place where it ended, if its chain does not lead there: some load gave a wrong line. For additions, the first
     wrong counter."""
     load_bytes: int = 0
-    """What the other blocks of the launch read while it was timed."""
+    """The bytes that the other blocks of the launch read while it was timed."""
     load_ns: int = 0
-    """How long they did, from the first to the last; it is within a poll of ``elapsed_ns``."""
+    """The time from their first read to the last; it is within a poll of ``elapsed_ns``."""
     load_beside: int = 0
-    """How many of their warps ran on the multiprocessor of the chase."""
+    """The number of their warps that ran on the multiprocessor of the chase."""
     expired: bool = False
     """A block gave up: the other numbers mean nothing."""
 
@@ -171,7 +171,7 @@ class Walk:
 
     @property
     def load_gb_s(self) -> float:
-        """What the other blocks really moved."""
+        """The bandwidth that the other blocks reached."""
         return self.load_bytes / self.load_ns if self.load_ns else 0.0
 
 
@@ -296,12 +296,12 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Laps:
-    """What a ping-pong has measured."""
+    """The result of a ping-pong."""
 
     elapsed_ns: int
-    """Of all laps."""
+    """The time of all laps."""
     laps_ns: tuple[float, ...]
-    """Of each lap."""
+    """The time of each lap."""
     expired: bool
     """A side gave up."""
 
@@ -332,7 +332,8 @@ def place(step: int, lines: int, seed: int) -> int:
 COUNTERS = 64
 COUNTER_STRIDE_BYTES = 128
 COUNTERS_BYTES = COUNTERS * COUNTER_STRIDE_BYTES
-"""Of all counters, each in a line of its own: where in the L2 caches a line lies is in the time of each addition."""
+"""The size of all counters. Each has a line of its own: the line's place in the L2 caches is in the time of each
+addition."""
 _WORDS = COUNTERS_BYTES // 8
 _STRIDE_WORDS = COUNTER_STRIDE_BYTES // 8
 

@@ -44,7 +44,7 @@ LEAST_MS = 1e-5
 """Less than this is no time of anything that a GPU does: a launch alone takes microseconds, and cuEventElapsedTime has
 "a resolution of around 0.5 microseconds" (CUDA Driver API, Event Management)."""
 _CLOCKS_DIFFER = 1.01
-"""How much faster a GPU's clock may run than the host's. Chosen: quartz clocks differ by a ten-thousandth at most."""
+"""The most that a GPU's clock may run faster than the host's. Chosen: quartz clocks differ by 1e-4 at most."""
 
 
 def ms_since(started: float) -> float:

@@ -16,20 +16,20 @@ _PCIE_WRAPS = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What the counters of a GPU's links stand at, or rose by; a link that NVML does not count is left out."""
+    """The counters of a GPU's links, or their rise; a link that NVML does not count is left out."""
 
     sent_bytes: Mapping[str, int] = field(default_factory=dict)
     received_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def since(self, before: Traffic) -> Traffic:
-        """Return what each rose by; that of PCIe must have gone round less than once."""
+        """Return the rise of each; the counter of PCIe must have wrapped at most once."""
         return Traffic(
             rise(self.sent_bytes, before.sent_bytes),
             rise(self.received_bytes, before.received_bytes),
         )
 
     def __add__(self, other: Traffic) -> Traffic:
-        """Add what they rose by in two spans of time."""
+        """Add the rises of two spans of time."""
         return Traffic(
             _sum(self.sent_bytes, other.sent_bytes),
             _sum(self.received_bytes, other.received_bytes),
@@ -38,7 +38,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How a GPU runs at a moment; ``None`` where NVML does not say."""
+    """The clocks and the temperature of a GPU at a moment; ``None`` where NVML does not say."""
 
     sm_clock_mhz: int | None
     memory_clock_mhz: int | None

@@ -25,7 +25,7 @@ _MASK = (1 << 64) - 1
 
 
 class CpuThreads:
-    """As many threads as CPUs, each bound to one of them while it works.
+    """A thread for each CPU, bound to it while it works.
 
     Parameters
     ----------

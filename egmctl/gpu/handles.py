@@ -234,7 +234,7 @@ _BY_KIND: Mapping[HandleKind, tuple[Callable[..., _Made], Callable[..., _Exporte
     HandleKind.POOL_FABRIC: (partial(_allocate_pool, _FABRIC), partial(_export_pool, _FABRIC), _open_pool),
     HandleKind.FABRIC: (partial(_allocate_physical, _FABRIC), partial(_export_physical, _FABRIC), _open_physical),
 }
-"""How the owner makes and exports memory of each kind, and how an importer opens it.
+"""The functions with which an owner makes and exports memory of each kind, and an importer opens it.
 
 The first function is called with those who get access: the place of the memory first, and the owner's GPU."""
 

@@ -173,11 +173,11 @@ class PinnedWords(Memory):
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """What pages memory of the process is made of: the kernel's usual ones by default."""
+    """The pages that the process asks for: the kernel's usual ones by default."""
 
     hugetlb_bytes: int | None = None
-    """Of one huge page of the kernel's pools; there must be enough free ones. Before Linux 5.14 the first write to a
-    missing one ends the process (SIGBUS)."""
+    """The size of one huge page of the kernel's pools; enough must be free. Before Linux 5.14 the first write
+    to a missing one ends the process (SIGBUS)."""
     transparent: bool = False
     """The kernel is advised to make transparent huge pages of it."""
 
@@ -443,7 +443,7 @@ def create_pool(
 
 
 SPOILT_LIMIT = 16
-"""How many ranges of addresses are tried after the first.
+"""The number of address ranges to try after the first.
 
 H200, driver 580: when a process has closed another one's pool of host memory, its addresses are still mapped somewhere
 in the driver, which gives them out again and then refuses them: with CUDA_ERROR_ALREADY_MAPPED to cuMemSetAccess, with

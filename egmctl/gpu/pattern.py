@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 WORD_BYTES = 8
 VECTOR_BYTES = 16
-"""What the kernels move at a time: sizes and offsets are multiples of it."""
+"""The kernels move so many at a time: sizes and offsets are multiples of it."""
 POISON = 0xDEADBEEF
 """4-byte word that a destination is filled with before each sample, so that a copy that did not happen is seen."""
 
 THREADS = 512
 BLOCKS = 4
-"""Of each multiprocessor: as many threads as it holds."""
+"""Blocks on each multiprocessor: it holds so many threads."""
 
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
@@ -42,9 +42,9 @@ class Region:
     address: int
     size_bytes: int
     seed: int
-    """Of the buffer."""
+    """The buffer's."""
     offset_bytes: int = 0
-    """Of this part in the buffer."""
+    """This part's place in the buffer."""
     pageable: bool = False
 
     @property
@@ -55,10 +55,10 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How memory differs from the pattern."""
+    """A difference of memory from the pattern."""
 
     words: int
-    """How many 8-byte words differ; 0 where the check's result is wrong and no word was located."""
+    """The number of 8-byte words that differ; 0 where the check's result is wrong and no word was located."""
     first_offset_bytes: int
     """In the buffer."""
     expected: int

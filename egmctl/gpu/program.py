@@ -23,10 +23,10 @@ from egmctl.files import make_folder
 from egmctl.gpu.context import Context, ReleaseStack
 
 INSTALL_NVRTC = "pip install 'egmctl[cu13]'"
-"""What brings NVRTC, for messages (``cu12`` on drivers for CUDA 12)."""
+"""The command that installs NVRTC, for messages (``cu12`` on drivers for CUDA 12)."""
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_103", "sm_120")
-"""What ships compiled, oldest first: A100, H100/H200/GH200, B200/GB200, B300/GB300, RTX Blackwell."""
+"""The architectures that ship compiled, oldest first: A100, H100/H200/GH200, B200/GB200, B300/GB300, RTX Blackwell."""
 
 NEWEST_PTX = "compute_120"
 """PTX of the newest of :data:`ARCHITECTURES`, which the driver compiles for GPUs that are newer."""

@@ -1,4 +1,4 @@
-"""What NVML shows of the GPUs beside a measurement: clocks, what slows them, counters of the links and of errors.
+"""NVML's view of the GPUs beside a measurement: clocks, throttling, counters of the links and of errors.
 
 Every question is asked between samples or at most every 20 ms: it goes through the driver, not through the links.
 """

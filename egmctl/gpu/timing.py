@@ -18,13 +18,13 @@ from egmctl.gpu.memory import PinnedWords
 from egmctl.gpu.program import Kernels
 
 GATE_TIMEOUT_NS = 10_000_000_000
-"""How long the gate kernel waits. Queueing takes microseconds: a gate that gives up means a stalled host."""
+"""The time that the gate kernel waits. Queueing takes microseconds: a gate that gives up means a stalled host."""
 
 _OPEN, _EXPIRED = 0, 1
 
 
 class Gating(StrEnum):
-    """What held the work back until all of it was queued."""
+    """The means that held the work back until all of it was queued."""
 
     KERNEL = "kernel"
     NONE = "none"
@@ -36,11 +36,11 @@ class Timing:
     """One sample of work that is measured as one."""
 
     elapsed_ms: float
-    """By the GPU, from the first flow's start, before which none starts, to the end of the last one."""
+    """The GPU's time from the first flow's start, before which none starts, to the end of the last one."""
     flows_ms: tuple[float, ...]
-    """Of each flow, from its own start to its own end."""
+    """The time of each flow, from its own start to its own end."""
     wall_ms: float
-    """From the opening of the gate until the host saw all of it done, by the host."""
+    """The host's time from the opening of the gate until all of it was done."""
     expired: bool
     """The gate gave up before it was opened: the sample is worth nothing."""
     opened_s: float = 0.0
@@ -50,7 +50,7 @@ class Timing:
 Part = tuple["Stream", Callable[[], None]]
 """A stream, and what queues work on it and returns; the stream's context is current then."""
 FlowParts = Sequence[Part]
-"""What makes up one flow, each part on a stream of its own."""
+"""The parts of one flow, each on a stream of its own."""
 
 
 class Gate:
@@ -93,11 +93,11 @@ class Mark(IntEnum):
 
     START = 0
     END = 1
-    """Of the stream's own work."""
+    """The end of the stream's own work."""
     FLOW_END = 2
-    """Of all parts of the flow that the stream is the first one of."""
+    """The end of all parts of a flow, on its first stream."""
     GROUP_END = 3
-    """Of all flows of the group that the stream is the first one of."""
+    """The end of all flows of a group, on its first stream."""
 
 
 class Stream:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SIZE_BYTES = 2 << 20
-"""Of every buffer: the granularity of cuMemCreate on H200, so the least there is."""
+"""The size of every buffer: the granularity of cuMemCreate on H200, so the least there is."""
 
 
 class Corrupt(Exception):

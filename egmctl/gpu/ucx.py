@@ -219,7 +219,7 @@ def _strings() -> Any:
 
 
 PATIENCE_S = 20.0
-"""How long a process waits for messages of the other one in one :meth:`Link.wait` before it gives up."""
+"""The time that :meth:`Link.wait` waits for the other process before it gives up."""
 
 REPORT_LIMIT = 4 << 20
 """Bytes of UCX's report that are read: it has some KiB, and whatever UCX_LOG_LEVEL adds to it."""
@@ -262,12 +262,12 @@ class Link:
         self._worker = self._call("ucp_worker_create", lambda: self._ucx.UCXWorker(self._context))
         self._endpoint: Any = None
         self.address: bytes = self._worker.address.tobytes()
-        """What the other process connects to."""
+        """The other process connects to it."""
         self._word = (ctypes.c_ubyte * 8)()
         self.word = self.buffer(ctypes.addressof(self._word), ctypes.sizeof(self._word), on_gpu=False)
         """A few bytes of host memory, for messages that say nothing but that they came."""
         self.stages_ms: dict[str, float] = {}
-        """What registering memory has cost, on this side: milliseconds by the host's clock."""
+        """The cost of registering memory, on this side: milliseconds by the host's clock."""
 
     @property
     def version(self) -> str:

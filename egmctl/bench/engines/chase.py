@@ -38,7 +38,7 @@ WARM_UP_LOADS = 2000
 long as all later ones."""
 
 NVBANDWIDTH_LOADS = 1_000_000
-"""What nvbandwidth does in one measurement, an equal part on each multiprocessor."""
+"""The loads of one measurement of nvbandwidth, an equal part on each multiprocessor."""
 
 
 def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
@@ -156,7 +156,7 @@ class Walker(TaskPart):
 
     @property
     def chase(self) -> Chase:
-        """How the latency is measured."""
+        """The chase of the task."""
         if self.task.chase is None:
             raise ValueError(f"{self.task.case} does not say how a latency is measured")
         return self.task.chase
@@ -201,7 +201,7 @@ class Nvbandwidth(Walker):
 
 
 class Loaded(Walker):
-    """As the chase, while other blocks of the same launch read a second buffer at the same end."""
+    """A chase while other blocks of the same launch read a second buffer at the same end."""
 
     kernel = "chase_loaded"
 

@@ -12,7 +12,7 @@ from egmctl.model.measurement import Verification
 from egmctl.model.task import Engine
 
 _SPLIT_BYTES = 4096
-"""Where a copy is split over streams, at a multiple of this."""
+"""A copy is split over streams at multiples of this."""
 _BULK_THREADS = 32
 """One of them works: a block needs a warp."""
 

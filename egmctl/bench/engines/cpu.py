@@ -37,7 +37,7 @@ from egmctl.model.measurement import (
 
 WARM_UP_PASSES = 2
 _WORD = 0x9E3779B97F4A7C15
-"""What is written, multiplied by the sample's number: no two samples leave the same."""
+"""Each sample writes a multiple of its own: no two samples leave the same word."""
 _MASK = (1 << 64) - 1
 
 

@@ -1,4 +1,4 @@
-"""How latencies are measured: the order of things in all processes, and one process' part of one task."""
+"""The frame of all latencies: the order of things in all processes, and one process' part of one task."""
 
 from __future__ import annotations
 

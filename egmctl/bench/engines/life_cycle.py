@@ -116,7 +116,7 @@ class _Life:
         self._me = collective.exchange.rank
         self._shared: SharedMemory | None = None
         self.stages_ms: dict[str, float] = {}
-        """What this rank has timed."""
+        """The stages that this rank has timed."""
 
     def make(self) -> None:
         if self._me == self._owner:

@@ -101,7 +101,7 @@ class Pair(TaskPart):
 
 
 APART_BYTES = 1 << 20
-"""From one flag to the other where one piece of memory has both."""
+"""The distance of the two flags where one piece of memory has both."""
 
 
 class Flags(Pair):
@@ -172,7 +172,7 @@ class Flags(Pair):
 
 
 SILENCE_S = 5.0
-"""How long a process waits for a message that takes microseconds, as kernels wait for a flag."""
+"""The time that a process waits for a message, which takes microseconds, as kernels wait for a flag."""
 
 
 class Messages(Pair):
@@ -253,7 +253,7 @@ class Messages(Pair):
 
 
 class Events(Messages):
-    """As messages, with a recording before each that the other side's stream, or at last the host, waits for."""
+    """Messages with a recording before each, for which the other side's stream, or at last the host, waits."""
 
     def make(self) -> Item:
         sockets = super().make()

@@ -11,14 +11,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from egmctl.bench.buffers import Window, assign, window
 from egmctl.bench.case import End
 from egmctl.bench.engine import ENGINES
-from egmctl.bench.evidence import Watch
 from egmctl.bench.outcomes import EXPIRED_LIMIT, GateExpired
 from egmctl.bench.processes import collective as evidence
 from egmctl.bench.processes.collective import CollectiveStep, Item, OpenBuffers, open_buffers
@@ -53,14 +52,14 @@ only seems to: with four blocks a kernel that only reads its peer's memory count
 WARM_UP_PASSES = 2
 """Untimed passes before the first sample of a task: host memory is mapped at its first touch, and clocks rise."""
 HEAD_START_S = 0.002
-"""From when the last process of a node has queued its work until all open their gates: what it takes to tell them."""
+"""The time from the last process of a node having queued its work until all open their gates: enough to tell them."""
 SPIN_S = 0.0005
 """A sleeping process wakes up this much too late at most, as a rule: the rest of the time it looks at the clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """What one flow moves in one sample: pass p moves slot p % slots; slots are neighbours in memory."""
+    """The bytes that one flow moves in one sample: pass p moves slot p % slots; slots are neighbours in memory."""
 
     source: int
     destination: int
@@ -69,11 +68,11 @@ class Move:
     slots: int
     passes: int
     seed: int
-    """Of the pattern that the bytes are, from the first slot on."""
+    """The seed of the bytes' pattern, from the first slot on."""
 
     @property
     def vectors(self) -> int:
-        """Of a slot, as kernels count."""
+        """The vectors of a slot, as kernels count."""
         return self.slot_bytes // VECTOR_BYTES
 
 
@@ -130,7 +129,7 @@ class OwnBuffer:
 
 
 class Mover:
-    """What moves the bytes of a flow, in the process that issues the work.
+    """The part of a flow in the process that issues its work: it moves the bytes.
 
     Parameters
     ----------
@@ -244,7 +243,7 @@ def compare_destination(flow: FlowPart, part: Window, passes: int) -> Check | No
 
 @dataclass(frozen=True)
 class Transfer:
-    """How one engine moves the bytes of a flow by work that is queued on streams behind a gate, and verifies them."""
+    """One engine: it moves the bytes of flows by work that is queued on streams behind a gate, and verifies them."""
 
     launch: Callable[[Mover, Move], FlowParts]
     """Returns the work of one flow: each part's stream, and what queues its operations there and returns."""
@@ -258,234 +257,93 @@ class Transfer:
 def measure(transfer: Transfer, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
     """Measure the bandwidths of a step at the same time, in all processes; every process returns the same."""
     collective = CollectiveStep(worker, tasks)
-    step = _Step(transfer, collective, worker)
-    step.prepare()
-    gate = worker.gate(held=not step.ungated)
+    phase = worker.stopwatch.phase
+    parts = [TaskPart(collective, worker, transfer, place) for place in range(len(tasks))]
+    streams_taken: Counter[str] = Counter()
+    opened = open_buffers(
+        collective, worker, assign(tasks), before=lambda place: parts[place].take_streams(streams_taken)
+    )
+    # Kernels that share a GPU.
+    flows = [flow for task in tasks for flow in task.flows if ENGINES[task.engine].needs_kernels]
+    sharing = Counter((flow.initiator_rank, flow.initiator) for flow in flows)
+    collective.do(lambda place: parts[place].get_ready(opened, sharing))
+    gate = worker.gate(held=all(part.ungated is None for part in parts))
     try:
-        with worker.stopwatch.phase(Phase.WARM_UP):
-            step.warm_up()
+        with phase(Phase.WARM_UP):
+            collective.do(lambda place: parts[place].fill())
+            collective.do(lambda place: parts[place].synchronize(), begin=lambda place: parts[place].pass_over())
         with worker.link_counters.watch(tasks) as watch:
             for number in range(settings.samples):
-                if None in collective.outcomes:
-                    step.sample(gate, watch, number)
+                if None not in collective.outcomes:
+                    break
+                timed = _timed(collective, worker, parts, gate, number)
+                watch.count()
+                for part, outcome, items in zip(parts, collective.outcomes, timed, strict=True):
+                    if outcome is None:
+                        part.keep(items)
+                with phase(Phase.VERIFYING):
+                    checked = collective.do(
+                        lambda place: parts[place].finish_checks(),
+                        begin=lambda place, number=number: parts[place].begin_checks(number),  # type: ignore[misc]
+                    )
+                for part, items in zip(parts, checked, strict=True):
+                    part.keep_mismatch(number, items)
     except BaseException:
         # Whatever waits behind a closed gate can be neither finished nor freed.
         gate.open()
         raise
     gathered = collective.do(
-        lambda place: step.told(place) | {"seen": evidence.told(watch, worker), "gating": gate.how}
+        lambda place: parts[place].told() | {"seen": evidence.told(watch, worker), "gating": gate.how}
     )
     return [
-        outcome or step.conclude(place, items)
-        for place, (outcome, items) in enumerate(zip(collective.outcomes, gathered, strict=True))
+        outcome or part.conclude(items)
+        for part, outcome, items in zip(parts, collective.outcomes, gathered, strict=True)
     ]
 
 
-@dataclass
-class _TaskPart:
-    """This process' part of a task."""
-
-    streams: dict[int, list[Stream]] = field(default_factory=dict)
-    """By the numbers of the flows that this process issues."""
-    flows: list[FlowPart] = field(default_factory=list)
-    checks: list[tuple[int, Check]] = field(default_factory=list)
-    """Under way, each with its flow's number."""
-    samples: list[Sample] = field(default_factory=list)
-    mismatch: Mismatch | None = None
-
-    @property
-    def movers(self) -> dict[int, Mover]:
-        """By the numbers of the flows that this process issues."""
-        return {flow.number: flow.mover for flow in self.flows if flow.mover is not None}
-
-    @property
-    def ungated(self) -> str | None:
-        """Why a copy of this process might not be queued before it is done; ``None`` if all are."""
-        return next((mover.ungated for mover in self.movers.values() if mover.ungated is not None), None)
+def _timed(
+    collective: CollectiveStep, worker: WorkerContext, parts: Sequence[TaskPart], gate: Gate, number: int
+) -> list[list[Item]]:
+    """Move everything once more, again while a gate gives up; return the times of each task, by process."""
+    phase = worker.stopwatch.phase
+    for attempt in range(EXPIRED_LIMIT):
+        with phase(Phase.VERIFYING):
+            collective.do(lambda place: parts[place].synchronize(), begin=lambda place: parts[place].poison(number))
+        with phase(Phase.MEASURING):
+            work = _HeldWork(collective, parts, gate)
+            queued = collective.do_at_once(lambda places, work=work: work.queue(places, number))  # type: ignore[misc]
+            run = partial(work.run, start_s=_start_s(collective, queued), last=attempt == EXPIRED_LIMIT - 1)
+            timed = collective.do_at_once(run)
+        if not any(item.data and item.data["expired"] for items in timed for item in items):
+            break
+    return timed
 
 
-class _Step:
-    """Tasks that are measured at the same time, as one process sees them."""
+class _HeldWork:
+    """All that this process issues in one sample, behind its gate."""
 
-    def __init__(self, transfer: Transfer, collective: CollectiveStep, worker: WorkerContext) -> None:
-        self._transfer = transfer
+    def __init__(self, collective: CollectiveStep, parts: Sequence[TaskPart], gate: Gate) -> None:
         self._collective = collective
-        self._worker = worker
-        self._phase = worker.stopwatch.phase
-        self._tasks = collective.tasks
-        self._buffers = assign(collective.tasks)
-        self._parts = [_TaskPart() for _ in collective.tasks]
-        self._open = OpenBuffers()
-        self._taken: Counter[str | None] = Counter()
+        self._parts = parts
+        self._gate = gate
+        self._places: list[int] = []
         self._held: GatedWork | None = None
-        self._held_tasks: list[int] = []
 
-    def prepare(self) -> None:
-        """Get streams, make, offer and open the buffers."""
-        self._open = open_buffers(self._collective, self._worker, self._buffers, before=self._take_streams)
-        # Kernels that share a GPU.
-        flows = [flow for task in self._tasks for flow in task.flows if ENGINES[task.engine].needs_kernels]
-        sharing = Counter((flow.initiator_rank, flow.initiator) for flow in flows)
-        self._collective.do(lambda place: self._get_ready(place, sharing))
-
-    @property
-    def ungated(self) -> bool:
-        """Whether a copy of this process might not be queued before it is done."""
-        return any(part.ungated is not None for part in self._parts)
-
-    def warm_up(self) -> None:
-        """Fill the sources, and move everything a few times."""
-        self._collective.do(self._fill)
-        self._collective.do(self._synchronize, begin=self._pass_over)
-
-    def sample(self, gate: Gate, watch: Watch, number: int) -> None:
-        """Take one sample of each task."""
-        for attempt in range(EXPIRED_LIMIT):
-            with self._phase(Phase.VERIFYING):
-                self._collective.do(self._synchronize, begin=lambda place: self._poison(place, number))
-            with self._phase(Phase.MEASURING):
-                queued = self._collective.do_at_once(lambda places: self._queue(places, number, gate))
-                start_s = self._start_s(queued)
-                last = attempt == EXPIRED_LIMIT - 1
-                timed = self._collective.do_at_once(partial(self._run, start_s=start_s, last=last))
-            if not any(item.data and item.data["expired"] for items in timed for item in items):
-                break
-        watch.count()
-        for place, items in enumerate(timed):
-            if self._collective.outcomes[place] is None:
-                self._parts[place].samples.append(self._joined(place, items))
-        with self._phase(Phase.VERIFYING):
-            differences = self._collective.do(
-                self._finish_checks, begin=lambda place: self._begin_checks(place, number)
-            )
-        for part, items in zip(self._parts, differences, strict=True):
-            for item in items:
-                for flow, *difference in item.data or ():
-                    part.mismatch = part.mismatch or mismatch_of(Difference(*difference), number, flow)
-
-    def told(self, place: int) -> dict[str, Any]:
-        """Return what this process alone knows of a task."""
-        own = [buffer for flow in self._buffers[place] for buffer in flow.there if self._collective.owns(buffer.end)]
-        return {
-            "costs": [to_json(cost) for cost in self._open.costs(place)],
-            "placements": [to_json(placement) for placement in self._worker.placements(own)],
-            "ungated": self._parts[place].ungated,
-        }
-
-    def conclude(self, place: int, items: Sequence[Item]) -> Measurement:
-        """Return the measurement of a task, of which each process has told what it knows."""
-        task, part = self._tasks[place], self._parts[place]
-        gating = {items[flow.initiator_rank or 0].data["gating"] for flow in task.flows}
-        return of_bandwidth(
-            task,
-            part.samples,
-            part.mismatch,
-            next((f"measured without a gate: {reason}" for item in items if (reason := item.data["ungated"])), None),
-            gating=" and ".join(sorted(gating)),
-            verification=self._transfer.verification,
-            seeds=tuple(flow.seed for flow in part.flows),
-            costs=tuple(from_json(BufferCost, cost) for item in items for cost in item.data["costs"]),
-            placements=tuple(
-                from_json(Placement, placement) for item in items for placement in item.data["placements"]
-            ),
-            evidence=evidence.gathered(task, len(part.samples), self._collective.ranks, items, "seen"),
-        )
-
-    def _take_streams(self, place: int) -> None:
-        """Get the streams of the flows that this process issues, and let their GPUs reach its other GPUs."""
-        task = self._tasks[place]
-        for number, flow in enumerate(task.flows):
-            if not self._collective.issues(flow):
-                continue
-            initiator = flow.initiator or ""
-            first = self._taken[initiator]
-            self._taken[initiator] += task.streams
-            streams = [self._worker.stream(initiator, first + number) for number in range(task.streams)]
-            self._parts[place].streams[number] = streams
-            if flow.route.staged:
-                self._worker.disconnect(flow.source.bus_id or "", flow.destination.bus_id or "")
-                continue
-            for end in (flow.source, flow.destination):
-                if self._collective.owns(end):
-                    self._worker.connect(initiator, end)
-
-    def _get_ready(self, place: int, sharing: Mapping[tuple[int | None, str | None], int]) -> None:
-        """Put together what fills, moves and looks at the bytes of each flow."""
-        collective, worker, task, parts = self._collective, self._worker, self._tasks[place], self._parts[place]
-        for number, (flow, buffers) in enumerate(zip(task.flows, self._buffers[place], strict=True)):
-            seed = self._open.seeds[place, number, End.DESTINATION if buffers.source is None else End.SOURCE]
-            part = FlowPart(number, seed)
-            if buffers.source is not None and collective.owns(flow.source):
-                part.source = OwnBuffer(worker, worker.held(buffers.source), worker.near(flow.source, flow), seed)
-            if buffers.destination is not None and collective.owns(flow.destination):
-                held = worker.held(buffers.destination)
-                part.destination = OwnBuffer(worker, held, worker.near(flow.destination, flow), seed)
-            if collective.issues(flow):
-                source, destination = (
-                    None if buffer is None else worker.held(buffer).memory
-                    for buffer in (buffers.source, buffers.destination)
-                )
-                share = sharing.get((flow.initiator_rank, flow.initiator), 1)
-                streams = parts.streams[number]
-                ends = source, destination
-                part.mover = Mover(worker, task, flow, ends, seed=seed, streams=streams, share=share)
-            parts.flows.append(part)
-
-    def _fill(self, place: int) -> None:
-        part = window(self._tasks[place].size_bytes, WARM_UP_PASSES, 0)
-        for flow in self._parts[place].flows:
-            if flow.source is not None:
-                flow.source.fill(part)
-            if flow.destination is not None and self._open.made_for(place, flow.destination.held):
-                flow.destination.first_touch(part)
-
-    def _pass_over(self, place: int) -> None:
-        part = window(self._tasks[place].size_bytes, WARM_UP_PASSES, 0)
-        for mover in self._parts[place].movers.values():
-            for stream, operation in self._transfer.launch(mover, mover.move(part, WARM_UP_PASSES)):
-                stream.context.make_current()
-                operation()
-
-    def _poison(self, place: int, number: int) -> None:
-        """Begin to make sure that what a sample leaves is not there already."""
-        part = self._window(place, number)
-        for flow in self._parts[place].flows:
-            if flow.source is not None:
-                flow.source.fill(part)
-            self._transfer.prepare(flow, part)
-
-    def _synchronize(self, place: int) -> None:
-        for flow in self._parts[place].flows:
-            for stream in flow.streams:
-                stream.synchronize()
-
-    def _queue(self, places: Sequence[int], number: int, gate: Gate) -> dict[int, float]:
-        """Queue all that this process issues behind its gate; return when that was done."""
-        self._held_tasks = [place for place in places if self._parts[place].movers]
-        groups = []
-        for place in self._held_tasks:
-            part, passes = self._window(place, number), self._tasks[place].copies
-            movers = self._parts[place].movers.values()
-            groups.append([self._transfer.launch(mover, mover.move(part, passes)) for mover in movers])
-        self._held = GatedWork(gate, groups) if groups else None
+    def queue(self, places: Sequence[int], number: int) -> dict[int, float]:
+        """Queue the work of tasks; return when that was done."""
+        self._places = [place for place in places if self._parts[place].movers]
+        groups = [self._parts[place].work(number) for place in self._places]
+        self._held = GatedWork(self._gate, groups) if groups else None
         return dict.fromkeys(places, time.perf_counter())
 
-    def _start_s(self, queued: Sequence[Sequence[Item]]) -> float | None:
-        """Return when the processes of this node open their gates; ``None`` where there is one process."""
-        if self._collective.exchange.size == 1:
-            return None
-        ready_s = [items[rank].data for items in queued if items for rank in self._collective.here]
-        return max((at for at in ready_s if at), default=0) + HEAD_START_S
-
-    def _run(self, places: Sequence[int], *, start_s: float | None, last: bool) -> dict[int, dict[str, Any]]:
+    def run(self, places: Sequence[int], *, start_s: float | None, last: bool) -> dict[int, dict[str, Any]]:
         """Open the gate, on one node at the agreed time; return the times of the flows that this process issues."""
-        held, self._held = self._held, None
-        if held is None:
+        if self._held is None:
             return {}
-        if start_s is not None and any(self._one_node(place) for place in self._held_tasks):
+        if start_s is not None and any(self._parts[place].on_one_node for place in self._places):
             _wait_until(start_s)
         # Also what has ended meanwhile: it waits behind the gate.
-        timings = held.run()
+        timings = self._held.run()
         if last and any(timing.expired for timing in timings):
             raise GateExpired
         return {
@@ -496,37 +354,189 @@ class _Step:
                 "wall_ms": timing.wall_ms,
                 "expired": timing.expired,
             }
-            for place, timing in zip(self._held_tasks, timings, strict=True)
+            for place, timing in zip(self._places, timings, strict=True)
             if place in places
         }
 
-    def _joined(self, place: int, items: Sequence[Item]) -> Sample:
-        """Return the sample that the flows of all processes make."""
-        parts = [item.data for item in items if item.data]
-        elapsed_ms = max(part["elapsed_ms"] for part in parts)
-        if len(parts) > 1 and self._one_node(place):
+
+def _start_s(collective: CollectiveStep, queued: Sequence[Sequence[Item]]) -> float | None:
+    """Return when the processes of this node open their gates; ``None`` where there is one process."""
+    if collective.exchange.size == 1:
+        return None
+    ready_s = [items[rank].data for items in queued if items for rank in collective.here]
+    return max((at for at in ready_s if at), default=0) + HEAD_START_S
+
+
+class TaskPart:
+    """This process' part of one task of a step."""
+
+    def __init__(self, collective: CollectiveStep, worker: WorkerContext, transfer: Transfer, place: int) -> None:
+        self.task = collective.tasks[place]
+        self._place = place
+        self._collective = collective
+        self._worker = worker
+        self._transfer = transfer
+        self._buffers = assign(collective.tasks)[place]
+        self._streams: dict[int, list[Stream]] = {}
+        """The streams of the flows that this process issues, by their numbers."""
+        self._flows: list[FlowPart] = []
+        self._opened = OpenBuffers()
+        self._checks: list[tuple[int, Check]] = []
+        """Under way, each with its flow's number."""
+        self._samples: list[Sample] = []
+        self._mismatch: Mismatch | None = None
+        self.movers: dict[int, Mover] = {}
+        """The movers of the same flows."""
+
+    @property
+    def ungated(self) -> str | None:
+        """Why a copy of this process might not be queued before it is done; ``None`` if all are."""
+        return next((mover.ungated for mover in self.movers.values() if mover.ungated is not None), None)
+
+    @property
+    def on_one_node(self) -> bool:
+        """Whether all processes that take part are on one node, and have one clock."""
+        return len({self._collective.ranks[number].host for number in self.task.ranks}) == 1
+
+    def take_streams(self, taken: Counter[str]) -> None:
+        """Get the streams of the flows that this process issues, and let their GPUs reach its other GPUs.
+
+        Parameters
+        ----------
+        taken
+            How many streams the tasks of the step have on each GPU.
+        """
+        for number, flow in enumerate(self.task.flows):
+            if not self._collective.issues(flow):
+                continue
+            initiator = flow.initiator or ""
+            first = taken[initiator]
+            taken[initiator] += self.task.streams
+            self._streams[number] = [self._worker.stream(initiator, first + n) for n in range(self.task.streams)]
+            if flow.route.staged:
+                self._worker.disconnect(flow.source.bus_id or "", flow.destination.bus_id or "")
+                continue
+            for end in (flow.source, flow.destination):
+                if self._collective.owns(end):
+                    self._worker.connect(initiator, end)
+
+    def get_ready(self, opened: OpenBuffers, sharing: Mapping[tuple[int | None, str | None], int]) -> None:
+        """Put together what fills, moves and looks at the bytes of each flow."""
+        worker, owns = self._worker, self._collective.owns
+        self._opened = opened
+        for number, (flow, buffers) in enumerate(zip(self.task.flows, self._buffers, strict=True)):
+            seed = opened.seeds[self._place, number, End.DESTINATION if buffers.source is None else End.SOURCE]
+            part = FlowPart(number, seed)
+            if buffers.source is not None and owns(flow.source):
+                part.source = OwnBuffer(worker, worker.held(buffers.source), worker.near(flow.source, flow), seed)
+            if buffers.destination is not None and owns(flow.destination):
+                held = worker.held(buffers.destination)
+                part.destination = OwnBuffer(worker, held, worker.near(flow.destination, flow), seed)
+            if self._collective.issues(flow):
+                source, destination = (
+                    None if buffer is None else worker.held(buffer).memory
+                    for buffer in (buffers.source, buffers.destination)
+                )
+                share = sharing.get((flow.initiator_rank, flow.initiator), 1)
+                ends, streams = (source, destination), self._streams[number]
+                part.mover = Mover(worker, self.task, flow, ends, seed=seed, streams=streams, share=share)
+                self.movers[number] = part.mover
+            self._flows.append(part)
+
+    def fill(self) -> None:
+        """Fill the sources for the warm-up, and write new destinations for the first time."""
+        part = window(self.task.size_bytes, WARM_UP_PASSES, 0)
+        for flow in self._flows:
+            if flow.source is not None:
+                flow.source.fill(part)
+            if flow.destination is not None and self._opened.made_for(self._place, flow.destination.held):
+                flow.destination.first_touch(part)
+
+    def pass_over(self) -> None:
+        """Begin to move everything a few times."""
+        part = window(self.task.size_bytes, WARM_UP_PASSES, 0)
+        for mover in self.movers.values():
+            for stream, operation in self._transfer.launch(mover, mover.move(part, WARM_UP_PASSES)):
+                stream.context.make_current()
+                operation()
+
+    def poison(self, number: int) -> None:
+        """Begin to make sure that what a sample leaves is not there already."""
+        part = self._window(number)
+        for flow in self._flows:
+            if flow.source is not None:
+                flow.source.fill(part)
+            self._transfer.prepare(flow, part)
+
+    def synchronize(self) -> None:
+        """Wait for what was begun."""
+        for flow in self._flows:
+            for stream in flow.streams:
+                stream.synchronize()
+
+    def work(self, number: int) -> list[FlowParts]:
+        """Return the work of one sample, by flow."""
+        part, passes = self._window(number), self.task.copies
+        return [self._transfer.launch(mover, mover.move(part, passes)) for mover in self.movers.values()]
+
+    def keep(self, items: Sequence[Item]) -> None:
+        """Keep the sample that the flows of all processes make."""
+        sides = [item.data for item in items if item.data]
+        elapsed_ms = max(side["elapsed_ms"] for side in sides)
+        if len(sides) > 1 and self.on_one_node:
             # One clock: what lies between the first gate's opening and the end of the last flow.
-            last_s = max(part["opened_s"] + part["elapsed_ms"] / 1e3 for part in parts)
-            elapsed_ms = (last_s - min(part["opened_s"] for part in parts)) * 1e3
-        flows_ms = [ms for _, ms in sorted(tuple(flow) for part in parts for flow in part["flows_ms"])]
-        return bandwidth_sample(self._tasks[place], elapsed_ms, flows_ms, max(part["wall_ms"] for part in parts))
+            last_s = max(side["opened_s"] + side["elapsed_ms"] / 1e3 for side in sides)
+            elapsed_ms = (last_s - min(side["opened_s"] for side in sides)) * 1e3
+        flows_ms = [ms for _, ms in sorted(tuple(flow) for side in sides for flow in side["flows_ms"])]
+        wall_ms = max(side["wall_ms"] for side in sides)
+        self._samples.append(bandwidth_sample(self.task, elapsed_ms, flows_ms, wall_ms))
 
-    def _one_node(self, place: int) -> bool:
-        return len({self._collective.ranks[number].host for number in self._tasks[place].ranks}) == 1
-
-    def _begin_checks(self, place: int, number: int) -> None:
+    def begin_checks(self, number: int) -> None:
         """Begin to look at what the destinations of this process hold, and at what it has kept of what it read."""
-        part, passes = self._window(place, number), self._tasks[place].copies
-        checks = ((flow.number, self._transfer.check(flow, part, passes)) for flow in self._parts[place].flows)
-        self._parts[place].checks = [(flow, check) for flow, check in checks if check is not None]
+        part, passes = self._window(number), self.task.copies
+        checks = ((flow.number, self._transfer.check(flow, part, passes)) for flow in self._flows)
+        self._checks = [(flow, check) for flow, check in checks if check is not None]
 
-    def _finish_checks(self, place: int) -> list[tuple[int, ...]]:
+    def finish_checks(self) -> list[tuple[int, ...]]:
         """Return each difference with its flow's number."""
-        differences = [(flow, finish()) for flow, finish in self._parts[place].checks]
+        differences = [(flow, finish()) for flow, finish in self._checks]
         return [(flow, *astuple(difference)) for flow, difference in differences if difference is not None]
 
-    def _window(self, place: int, number: int) -> Window:
-        return window(self._tasks[place].size_bytes, self._tasks[place].copies, number)
+    def keep_mismatch(self, number: int, items: Sequence[Item]) -> None:
+        """Keep the first difference of a task."""
+        for item in items:
+            for flow, *difference in item.data or ():
+                self._mismatch = self._mismatch or mismatch_of(Difference(*difference), number, flow)
+
+    def told(self) -> dict[str, Any]:
+        """Return what this process alone knows of the task."""
+        own = [buffer for flow in self._buffers for buffer in flow.there if self._collective.owns(buffer.end)]
+        return {
+            "costs": [to_json(cost) for cost in self._opened.costs(self._place)],
+            "placements": [to_json(placement) for placement in self._worker.placements(own)],
+            "ungated": self.ungated,
+        }
+
+    def conclude(self, items: Sequence[Item]) -> Measurement:
+        """Return the measurement, of which each process has told what it knows."""
+        data = [item.data for item in items]
+        gating = {data[flow.initiator_rank or 0]["gating"] for flow in self.task.flows}
+        reason = next((side["ungated"] for side in data if side["ungated"]), None)
+        return of_bandwidth(
+            self.task,
+            self._samples,
+            self._mismatch,
+            reason and f"measured without a gate: {reason}",
+            gating=" and ".join(sorted(gating)),
+            verification=self._transfer.verification,
+            seeds=tuple(flow.seed for flow in self._flows),
+            costs=tuple(from_json(BufferCost, cost) for side in data for cost in side["costs"]),
+            placements=tuple(from_json(Placement, placement) for side in data for placement in side["placements"]),
+            evidence=evidence.gathered(self.task, len(self._samples), self._collective.ranks, items, "seen"),
+        )
+
+    def _window(self, number: int) -> Window:
+        return window(self.task.size_bytes, self.task.copies, number)
 
 
 def _region(memory: Memory, part: Window, seed: int) -> Region:

@@ -56,7 +56,7 @@ WARM_UP_BYTES = 256 << 20
 MESSAGES_LIMIT = 4096
 """The most messages in one sample, however short they are."""
 SETTLE_S = 5.0
-"""How long what is under way may take to end after a failure."""
+"""The time that messages under way may take to end after a failure."""
 _DATA, _ANSWER = 1, 2
 """Tags."""
 
