@@ -6,8 +6,9 @@ The planner counts with it and the worker allocates by it, so that what was prom
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from egmctl.bench.case import End
 from egmctl.bench.engine import ENGINES
@@ -116,13 +117,8 @@ def assign(tasks: Sequence[Task]) -> tuple[tuple[FlowBuffers, ...], ...]:
 
 def buffers_of(tasks: Sequence[Task]) -> tuple[Buffer, ...]:
     """Return all buffers of a step, each once, in the order of its flows."""
-    return tuple(dict.fromkeys(_flat(assign(tasks))))
-
-
-def _flat(assigned: Iterable[Iterable[FlowBuffers]]) -> Iterator[Buffer]:
-    for flows in assigned:
-        for flow in flows:
-            yield from flow.there
+    flows = chain.from_iterable(assign(tasks))
+    return tuple(dict.fromkeys(buffer for flow in flows for buffer in flow.there))
 
 
 class Lifetimes:

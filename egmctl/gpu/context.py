@@ -110,13 +110,9 @@ class Context:
         self.device = call("cuDeviceGetByPCIBusId", bus_id.encode())
         self.ordinal = int(self.device)
         self.architecture = _architecture(self.device)
-        self.multiprocessors = self.attribute("MULTIPROCESSOR_COUNT")
+        self.multiprocessors = _attribute(self.device, "MULTIPROCESSOR_COUNT")
         self.handle = call("cuDevicePrimaryCtxRetain", self.device)
         self._peers: set[str] = set()
-
-    def attribute(self, name: str) -> int:
-        """Return a CUdevice_attribute by its name without ``CU_DEVICE_ATTRIBUTE_``."""
-        return _attribute(self.device, name)
 
     def make_current(self) -> None:
         """Make this the calling thread's context: most driver calls act on that one."""

@@ -117,14 +117,6 @@ class Stream:
                 self._events.append(event)
             self._undo = undo.pop_all()
 
-    def start(self) -> None:
-        """Mark where the stream's own work begins."""
-        self.mark(Mark.START)
-
-    def end(self) -> None:
-        """Mark where the stream's own work ends."""
-        self.mark(Mark.END)
-
     def mark(self, mark: Mark) -> None:
         """Have an event remember when the stream comes to this place."""
         self.context.make_current()
@@ -223,9 +215,9 @@ class GatedWork:
                 for stream, operation in parts:
                     before = leader if stream is first else first if stream is parts[0][0] else parts[0][0]
                     stream.wait_for(before, Mark.START)
-                    stream.start()
+                    stream.mark(Mark.START)
                     operation()
-                    stream.end()
+                    stream.mark(Mark.END)
         # Only now, behind all the work: where streams share a hardware queue, a wait would hold up what comes after it.
         for flows in self._groups:
             first = flows[0][0][0]

@@ -18,6 +18,7 @@ from egmctl.bench.results import chain_error, of_latency, summarize
 from egmctl.gpu.chase import Chain, Walk
 from egmctl.gpu.context import ms_since, possible_ms
 from egmctl.gpu.memory import Memory
+from egmctl.gpu.timing import Mark
 from egmctl.model.measurement import (
     Chase,
     ChaseOrder,
@@ -188,12 +189,12 @@ class Nvbandwidth(Walker):
     def queue(self) -> None:
         stream = self.gpu.stream
         stream.context.make_current()
-        stream.start()
+        stream.mark(Mark.START)
         for number in range(self.launches):
             self.chain.rewind()
             block = number * self.blocks // self.launches
             self.gpu.start_walk(self.chain, self.loads, warm=0, block=block, blocks=self.blocks)
-        stream.end()
+        stream.mark(Mark.END)
 
     def wait(self) -> Walk:
         wrong_offset = self.gpu.end_walk().wrong_offset

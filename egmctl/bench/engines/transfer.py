@@ -258,7 +258,7 @@ def measure(transfer: Transfer, worker: WorkerContext, tasks: Sequence[Task], se
     """Measure the bandwidths of a step at the same time, in all processes; every process returns the same."""
     collective = CollectiveStep(worker, tasks)
     phase = worker.stopwatch.phase
-    parts = [TaskPart(collective, worker, transfer, place) for place in range(len(tasks))]
+    parts = [TransferPart(collective, worker, transfer, place) for place in range(len(tasks))]
     streams_taken: Counter[str] = Counter()
     opened = open_buffers(
         collective, worker, assign(tasks), before=lambda place: parts[place].take_streams(streams_taken)
@@ -302,7 +302,7 @@ def measure(transfer: Transfer, worker: WorkerContext, tasks: Sequence[Task], se
 
 
 def _timed(
-    collective: CollectiveStep, worker: WorkerContext, parts: Sequence[TaskPart], gate: Gate, number: int
+    collective: CollectiveStep, worker: WorkerContext, parts: Sequence[TransferPart], gate: Gate, number: int
 ) -> list[list[Item]]:
     """Move everything once more, again while a gate gives up; return the times of each task, by process."""
     phase = worker.stopwatch.phase
@@ -322,7 +322,7 @@ def _timed(
 class _HeldWork:
     """All that this process issues in one sample, behind its gate."""
 
-    def __init__(self, collective: CollectiveStep, parts: Sequence[TaskPart], gate: Gate) -> None:
+    def __init__(self, collective: CollectiveStep, parts: Sequence[TransferPart], gate: Gate) -> None:
         self._collective = collective
         self._parts = parts
         self._gate = gate
@@ -367,7 +367,7 @@ def _start_s(collective: CollectiveStep, queued: Sequence[Sequence[Item]]) -> fl
     return max((at for at in ready_s if at), default=0) + HEAD_START_S
 
 
-class TaskPart:
+class TransferPart:
     """This process' part of one task of a step."""
 
     def __init__(self, collective: CollectiveStep, worker: WorkerContext, transfer: Transfer, place: int) -> None:
