@@ -6,8 +6,9 @@ The planner counts with it and the worker allocates by it, so that what was prom
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from egmctl.bench.case import End
 from egmctl.bench.engine import ENGINES
@@ -19,7 +20,7 @@ ROTATED_BELOW_BYTES = 64 << 20
 bytes pass (50 MiB on H100, 126 MiB on B200) would otherwise answer in place of the memory."""
 
 ROTATED_OVER_BYTES = 128 << 20
-"""What the slots of such a buffer take together, at least."""
+"""The least size of such a buffer: all slots together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +37,14 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class FlowBuffers:
-    """What one flow reads from and writes to; ``None`` at an end without memory."""
+    """The buffers at the ends of one flow; ``None`` at an end without memory."""
 
     source: Buffer | None
     destination: Buffer | None
 
     @property
     def there(self) -> tuple[Buffer, ...]:
-        """Those that there are."""
+        """The buffers, without missing ends."""
         return tuple(buffer for buffer in (self.source, self.destination) if buffer is not None)
 
 
@@ -64,7 +65,7 @@ class Window:
 
     @property
     def size_bytes(self) -> int:
-        """Of all slots."""
+        """The size of all slots."""
         return self.slots * self.slot_bytes
 
 
@@ -116,13 +117,8 @@ def assign(tasks: Sequence[Task]) -> tuple[tuple[FlowBuffers, ...], ...]:
 
 def buffers_of(tasks: Sequence[Task]) -> tuple[Buffer, ...]:
     """Return all buffers of a step, each once, in the order of its flows."""
-    return tuple(dict.fromkeys(_flat(assign(tasks))))
-
-
-def _flat(assigned: Iterable[Iterable[FlowBuffers]]) -> Iterator[Buffer]:
-    for flows in assigned:
-        for flow in flows:
-            yield from flow.there
+    flows = chain.from_iterable(assign(tasks))
+    return tuple(dict.fromkeys(buffer for flow in flows for buffer in flow.there))
 
 
 class Lifetimes:
@@ -158,14 +154,14 @@ class Peak:
     """The GPU or the NUMA node, whatever the kind of memory; ``None``: the host, all nodes together."""
     bytes: int
     host: str | None = None
-    """Where there are several."""
+    """The host's name, where there are several."""
     huge_pages: bool = False
     """Huge pages there: they are reserved for this, so neither the host's free memory nor a node's counts them
     (``Documentation/admin-guide/mm/hugetlbpage.rst`` of Linux)."""
 
     @property
     def name(self) -> str:
-        """What the place is called: ``GPU0``, ``NUMA1``, ``host``, ``NUMA1 huge pages``, ``huge pages``.
+        """The name of the place: ``GPU0``, ``NUMA1``, ``host``, ``NUMA1 huge pages``, ``huge pages``.
 
         Between processes the label of an end is that of the buffer's owner, and a NUMA node's may name who allocated.
         """

@@ -19,7 +19,7 @@ class EngineSpec:
     caption: str
     """Its name in the titles of tables, where the matrix of a case begins with it."""
     counted: str = ""
-    """What its bandwidth counts; empty for an engine that measures none."""
+    """The bytes that its bandwidth counts; empty for an engine that measures none."""
     carries: frozenset[End] = frozenset()
     """The ends of a flow that are memory, where work is queued on streams: the other end is registers."""
     needs_kernels: bool = False

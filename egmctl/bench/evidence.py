@@ -14,13 +14,16 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from egmctl.gpu.counters import GpuCounters, State, Traffic
+from egmctl.gpu.counters import State, Traffic
 from egmctl.model.measurement import COUNTED_AT_LEAST, STRAY_AT_MOST, GpuEvidence, LinkEvidence, Verdict
 from egmctl.model.route import Egm, LinkKind, MemoryKind
 from egmctl.model.task import Flow, Quantity, Task
 from egmctl.model.ucx import UcxPath, UcxProtocol, UcxRoute, UcxStaging
+
+if TYPE_CHECKING:
+    from egmctl.gpu.telemetry import Telemetry
 
 PERIOD_S = 0.02
 """Between two looks at the clocks."""
@@ -38,7 +41,7 @@ class LinkCounters:
         Of all GPUs of the run.
     """
 
-    def __init__(self, telemetry: GpuCounters) -> None:
+    def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
         self.ours = {os.getpid()}
         """The processes of this run: they are not others."""
@@ -75,7 +78,7 @@ class LinkCounters:
 class Watch:
     """What is seen of the GPUs of one step."""
 
-    def __init__(self, telemetry: GpuCounters, tasks: Sequence[Task], ours: Collection[int]) -> None:
+    def __init__(self, telemetry: Telemetry, tasks: Sequence[Task], ours: Collection[int]) -> None:
         self._telemetry = telemetry
         self._ours = ours
         self._tasks = tasks

@@ -9,23 +9,28 @@ from itertools import cycle
 
 from egmctl.driver.cuda import call
 from egmctl.gpu.context import Context, ReleaseStack
-from egmctl.gpu.memory import DeviceMemory, PinnedWords
+from egmctl.gpu.memory import DeviceMemory, Memory, PinnedWords
 from egmctl.gpu.program import Kernels
 from egmctl.gpu.timing import Stream
 
 _PAIR_BYTES = 16
 _PAIRS = 256
-"""More than one step can have under way on one GPU; after so many they are used again."""
+"""The pairs of one GPU: more than a step has under way. After the last one the first is used again."""
 
 
 class Result:
-    """One pair of words in a GPU's memory, for a kernel to write to."""
+    """One pair of words in a GPU's memory, for a kernel to write to.
 
-    def __init__(self, stream: Stream, address: int, seen: ctypes.Array[ctypes.c_uint64], seen_address: int) -> None:
+    Parameters
+    ----------
+    address, host_address
+        The pair on the GPU, and the one of pinned host memory to which it is fetched.
+    """
+
+    def __init__(self, stream: Stream, address: int, host_address: int) -> None:
         self.address = address
         self._stream = stream
-        self._seen = seen
-        self._seen_address = seen_address
+        self._host_address = host_address
 
     def clear(self) -> None:
         """Queue: set both words to 0."""
@@ -35,39 +40,36 @@ class Result:
     def fetch(self) -> None:
         """Queue: let the host see the words."""
         self._stream.context.make_current()
-        self._stream.copy(self._seen_address, self.address, _PAIR_BYTES)
+        self._stream.copy(self._host_address, self.address, _PAIR_BYTES)
 
     def words(self) -> tuple[int, int]:
         """Wait for the stream and return the words as they were fetched."""
         self._stream.synchronize()
-        return self._seen[0], self._seen[1]
+        first, second = (ctypes.c_uint64 * 2).from_address(self._host_address)
+        return first, second
 
 
 class Results:
     """The results of all GPUs."""
 
     def __init__(self, contexts: dict[str, Context]) -> None:
-        self._memory = {}
-        self._seen = {}
+        self._memory: dict[str, tuple[DeviceMemory, PinnedWords]] = {}
         with ReleaseStack() as undo:
             for bus_id, context in contexts.items():
-                self._memory[bus_id] = DeviceMemory(context, _PAIR_BYTES * _PAIRS)
-                undo.callback(self._memory[bus_id].close)
-                self._seen[bus_id] = PinnedWords(_PAIR_BYTES // 4 * _PAIRS)
-                undo.callback(self._seen[bus_id].close)
-            self._undo = undo.pop_all()
-        self._places = {bus_id: cycle(range(0, _PAIR_BYTES * _PAIRS, _PAIR_BYTES)) for bus_id in contexts}
+                on_gpu = DeviceMemory(context, _PAIR_BYTES * _PAIRS)
+                undo.callback(on_gpu.close)
+                on_host = PinnedWords(_PAIR_BYTES // 4 * _PAIRS)
+                undo.callback(on_host.close)
+                self._memory[bus_id] = on_gpu, on_host
+            self.close = undo.pop_all().close
+        self._offsets = {bus_id: cycle(range(0, _PAIR_BYTES * _PAIRS, _PAIR_BYTES)) for bus_id in contexts}
 
     def take(self, stream: Stream) -> Result:
         """Return a pair of words for a kernel on a stream."""
         bus_id = stream.context.bus_id
-        place = next(self._places[bus_id])
-        seen = self._seen[bus_id].address + place
-        return Result(stream, self._memory[bus_id].address + place, (ctypes.c_uint64 * 2).from_address(seen), seen)
-
-    def close(self) -> None:
-        """Free the memory."""
-        self._undo.close()
+        offset = next(self._offsets[bus_id])
+        on_gpu, on_host = self._memory[bus_id]
+        return Result(stream, on_gpu.address + offset, on_host.address + offset)
 
 
 def read_words(stream: Stream, address: int, count: int) -> list[int]:
@@ -86,7 +88,7 @@ LOAD_THREADS = 128
 """Threads of a block that loads a path: each has 64 bytes under way, 8 KiB a block."""
 
 FLAG_BYTES = 64 * 128
-"""What a flag of a ping-pong has to itself: lines that its laps take in turn (``kernels/pingpong.cu``)."""
+"""The size of a ping-pong's flag: lines that its laps take in turn (``kernels/pingpong.cu``)."""
 
 LAPS_LIMIT = 4096
 """Round trips of one ping-pong whose times can be kept."""
@@ -131,7 +133,7 @@ class Chain:
 
     @property
     def offset_bytes(self) -> int:
-        """Where walks have come to, from the buffer's start."""
+        """The place that walks have come to, from the buffer's start."""
         return place(self._steps % self.lines, self.lines, self.seed) * self.stride_bytes
 
     def advance(self, loads: int) -> None:
@@ -145,18 +147,20 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """What a chase has measured."""
+    """The result of a chase, or of one thread that adds in turn."""
 
-    elapsed_ns: int
+    elapsed_ns: float
     loads: int
+    """Or additions."""
     wrong_offset: int | None
-    """Where it ended, if that is not where its chain leads: some load gave a wrong line."""
+    """The place where it ended, if its chain does not lead there: some load gave a wrong line. For additions, the first
+    wrong counter."""
     load_bytes: int = 0
-    """What the other blocks of the launch read while it was timed."""
+    """The bytes that the other blocks of the launch read while it was timed."""
     load_ns: int = 0
-    """How long they did, from the first to the last; it is within a poll of ``elapsed_ns``."""
+    """The time from their first read to the last; it is within a poll of ``elapsed_ns``."""
     load_beside: int = 0
-    """How many of their warps ran on the multiprocessor of the chase."""
+    """The number of their warps that ran on the multiprocessor of the chase."""
     expired: bool = False
     """A block gave up: the other numbers mean nothing."""
 
@@ -167,12 +171,12 @@ class Walk:
 
     @property
     def load_gb_s(self) -> float:
-        """What the other blocks really moved."""
+        """The bandwidth that the other blocks reached."""
         return self.load_bytes / self.load_ns if self.load_ns else 0.0
 
 
 class Reader:
-    """The GPU that measures latencies: one thread of it loads, or sends flags.
+    """The GPU that measures latencies: one thread of it loads, adds, or sends flags.
 
     Parameters
     ----------
@@ -184,7 +188,8 @@ class Reader:
         self.stream = stream
         self._kernels = kernels
         self._results = DeviceMemory(stream.context, 8 * _RESULT_WORDS)
-        self._walks: list[tuple[int, int]] = []
+        self._expected = 0
+        self._loads = 0
 
     def start_walk(self, chain: Chain, loads: int, *, warm: int, block: int = 0, blocks: int = 1) -> None:
         """Queue a walk along a chain, from where the last one ended.
@@ -198,48 +203,56 @@ class Reader:
         block, blocks
             Which of how many blocks walks: another one is on another multiprocessor.
         """
-        arguments = chain.address, chain.offset_bytes, warm, loads, block, self._results.address
-        chain.advance(warm + loads)
-        self._expected = chain.offset_bytes, loads
-        self._kernels.launch("chase", self.stream.handle, blocks, 1, *arguments)
+        self._launch("chase", blocks, 1, chain.address, chain.offset_bytes, warm, loads, block)
+        self._expect(chain, warm, loads)
 
     def end_walk(self) -> Walk:
         """Wait for the walk that was queued last, and return what it has measured."""
         start, end, offset, _sm = self._read(4)
-        expected, loads = self._expected
-        return Walk(end - start, loads, None if offset == expected else offset)
+        return Walk(end - start, self._loads, None if offset == self._expected else offset)
 
-    def start_loaded_walk(
-        self, chain: Chain, loads: int, *, warm: int, data: int, data_bytes: int, load_blocks: int
-    ) -> None:
+    def start_loaded_walk(self, chain: Chain, loads: int, *, warm: int, data: Memory, load_blocks: int) -> None:
         """Queue a walk under load.
 
         Parameters
         ----------
-        data, data_bytes
-            The buffer that other blocks of the launch read meanwhile.
+        data
+            Read by other blocks of the launch meanwhile.
         load_blocks
             How many do; not more than there are other multiprocessors, so that all run at once.
         """
         self._write([0, 0, 0, 0, 0, 0, 0, 0, _MASK, 0, 0])
-        arguments = chain.address, chain.offset_bytes, warm, loads, data, data_bytes, TIMEOUT_NS, self._results.address
-        chain.advance(warm + loads)
-        self._expected = chain.offset_bytes, loads
-        self._kernels.launch("chase_loaded", self.stream.handle, 1 + load_blocks, LOAD_THREADS, *arguments)
+        load = data.address, data.size_bytes, TIMEOUT_NS
+        arguments = chain.address, chain.offset_bytes, warm, loads, *load
+        self._launch("chase_loaded", 1 + load_blocks, LOAD_THREADS, *arguments)
+        self._expect(chain, warm, loads)
 
     def end_loaded_walk(self) -> Walk:
         """Wait for the walk under load that was queued last, and return what it has measured."""
         start, end, offset, _sm, expired, _begun, _phase, moved, first, last, beside = self._read(11)
-        expected, loads = self._expected
         return Walk(
             end - start,
-            loads,
-            None if offset == expected else offset,
+            self._loads,
+            None if offset == self._expected else offset,
             load_bytes=moved,
             load_ns=last - first if moved else 0,
             load_beside=beside,
             expired=bool(expired),
         )
+
+    def start_additions(self, counters: Counters, adds: int, *, warm: int) -> None:
+        """Queue additions, of which the first ``warm`` are not timed."""
+        self._launch("add_in_turn", 1, 1, counters.address, counters.made, warm, adds)
+        counters.made += warm + adds
+        self._loads = adds
+
+    def end_additions(self, counters: Counters) -> Walk:
+        """Wait for the additions that were queued last, and look at all counters."""
+        start, end, wrong_answers, _sm = self._read(4)
+        wrong_offset = counters.wrong_offset()
+        if wrong_offset is None and wrong_answers:
+            wrong_offset = 0
+        return Walk(end - start, self._loads, wrong_offset)
 
     def start_laps(self, poll: int, send: int, laps: int, *, serves: bool) -> None:
         """Queue this GPU's side of a ping-pong of at most :data:`LAPS_LIMIT` laps.
@@ -251,9 +264,7 @@ class Reader:
         serves
             Whether it sends first, and times the round trips.
         """
-        self._kernels.launch(
-            "ping_pong", self.stream.handle, 1, 1, poll, send, laps, int(serves), TIMEOUT_NS, self._results.address
-        )
+        self._launch("ping_pong", 1, 1, poll, send, laps, int(serves), TIMEOUT_NS)
 
     def end_laps(self, laps: int) -> Laps:
         """Wait for the side that serves, and return what it has measured."""
@@ -265,6 +276,13 @@ class Reader:
     def close(self) -> None:
         """Free the memory of the results."""
         self._results.close()
+
+    def _launch(self, name: str, blocks: int, threads: int, *arguments: int) -> None:
+        self._kernels.launch(name, self.stream.handle, blocks, threads, *arguments, self._results.address)
+
+    def _expect(self, chain: Chain, warm: int, loads: int) -> None:
+        chain.advance(warm + loads)
+        self._expected, self._loads = chain.offset_bytes, loads
 
     def _write(self, words: Sequence[int]) -> None:
         self.stream.context.make_current()
@@ -278,12 +296,12 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Laps:
-    """What a ping-pong has measured."""
+    """The result of a ping-pong."""
 
     elapsed_ns: int
-    """Of all laps."""
+    """The time of all laps."""
     laps_ns: tuple[float, ...]
-    """Of each lap."""
+    """The time of each lap."""
     expired: bool
     """A side gave up."""
 
@@ -314,25 +332,10 @@ def place(step: int, lines: int, seed: int) -> int:
 COUNTERS = 64
 COUNTER_STRIDE_BYTES = 128
 COUNTERS_BYTES = COUNTERS * COUNTER_STRIDE_BYTES
-"""Of all counters, each in a line of its own: where in the L2 caches a line lies is in the time of each addition."""
-_ATOMICS_RESULT_WORDS = 4
+"""The size of all counters. Each has a line of its own: the line's place in the L2 caches is in the time of each
+addition."""
 _WORDS = COUNTERS_BYTES // 8
 _STRIDE_WORDS = COUNTER_STRIDE_BYTES // 8
-
-
-@dataclass(frozen=True, slots=True)
-class Additions:
-    """What one launch has measured."""
-
-    elapsed_ns: int
-    adds: int
-    wrong_answers: int
-    """Additions that did not find the number that was there before."""
-
-    @property
-    def latency_ns(self) -> float:
-        """Mean of the additions."""
-        return self.elapsed_ns / self.adds
 
 
 class Counters:
@@ -361,41 +364,9 @@ class Counters:
 
     def wrong_offset(self) -> int | None:
         """Return the offset of the first word that does not hold what all additions make; ``None`` if each does."""
-        found = read_words(self._owner, self.address, _WORDS)
-        return next((8 * word for word, value in enumerate(found) if value != self._expected(word)), None)
+        words = read_words(self._owner, self.address, _WORDS)
+        return next((8 * word for word, value in enumerate(words) if value != self._expected(word)), None)
 
     def _expected(self, word: int) -> int:
         number, rest = divmod(word, _STRIDE_WORDS)
         return 0 if rest else self.made // COUNTERS + (number < self.made % COUNTERS)
-
-
-class Adder:
-    """The GPU that adds: one thread of it.
-
-    Parameters
-    ----------
-    stream
-        Of the GPU; results lie in its memory.
-    """
-
-    def __init__(self, stream: Stream, kernels: Kernels) -> None:
-        self.stream = stream
-        self._kernels = kernels
-        self._results = DeviceMemory(stream.context, 8 * _ATOMICS_RESULT_WORDS)
-        self._adds = 0
-
-    def start(self, counters: Counters, adds: int, *, warm: int) -> None:
-        """Queue additions, of which the first ``warm`` are not timed."""
-        arguments = counters.address, counters.made, warm, adds, self._results.address
-        self._kernels.launch("add_in_turn", self.stream.handle, 1, 1, *arguments)
-        counters.made += warm + adds
-        self._adds = adds
-
-    def end(self) -> Additions:
-        """Wait for what was queued last, and return what it has measured."""
-        start, end, wrong, _sm = read_words(self.stream, self._results.address, _ATOMICS_RESULT_WORDS)
-        return Additions(end - start, self._adds, wrong)
-
-    def close(self) -> None:
-        """Free the memory of the results."""
-        self._results.close()

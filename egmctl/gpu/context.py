@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
@@ -44,12 +44,20 @@ LEAST_MS = 1e-5
 """Less than this is no time of anything that a GPU does: a launch alone takes microseconds, and cuEventElapsedTime has
 "a resolution of around 0.5 microseconds" (CUDA Driver API, Event Management)."""
 _CLOCKS_DIFFER = 1.01
-"""How much faster a GPU's clock may run than the host's. Chosen: quartz clocks differ by a ten-thousandth at most."""
+"""The most that a GPU's clock may run faster than the host's. Chosen: quartz clocks differ by 1e-4 at most."""
 
 
 def ms_since(started: float) -> float:
     """Return the milliseconds since a moment by :func:`time.perf_counter`."""
     return (time.perf_counter() - started) * 1e3
+
+
+@contextmanager
+def timed(stages_ms: dict[str, float], name: str) -> Iterator[None]:
+    """Note how long a ``with`` block took that did not fail."""
+    started = time.perf_counter()
+    yield
+    stages_ms[name] = ms_since(started)
 
 
 def possible_ms(call: str, ms: float, host_ms: float = math.inf) -> float:
@@ -102,13 +110,9 @@ class Context:
         self.device = call("cuDeviceGetByPCIBusId", bus_id.encode())
         self.ordinal = int(self.device)
         self.architecture = _architecture(self.device)
-        self.multiprocessors = self.attribute("MULTIPROCESSOR_COUNT")
+        self.multiprocessors = _attribute(self.device, "MULTIPROCESSOR_COUNT")
         self.handle = call("cuDevicePrimaryCtxRetain", self.device)
         self._peers: set[str] = set()
-
-    def attribute(self, name: str) -> int:
-        """Return a CUdevice_attribute by its name without ``CU_DEVICE_ATTRIBUTE_``."""
-        return _attribute(self.device, name)
 
     def make_current(self) -> None:
         """Make this the calling thread's context: most driver calls act on that one."""

@@ -25,7 +25,7 @@ _MASK = (1 << 64) - 1
 
 
 class CpuThreads:
-    """As many threads as CPUs, each bound to one of them while it works.
+    """A thread for each CPU, bound to it while it works.
 
     Parameters
     ----------
@@ -36,13 +36,13 @@ class CpuThreads:
     def __init__(self, cpus: Sequence[int]) -> None:
         self._cpus = tuple(cpus)
 
-    def read(self, memory: Memory, passes: int) -> tuple[float, int]:
-        """Read all of the memory, several times over.
+    def read(self, words: NDArray[np.uint64], passes: int) -> tuple[float, int]:
+        """Read all words, several times over.
 
         Returns
         -------
         tuple[float, int]
-            Milliseconds, and the sum of the 8-byte words of one pass, modulo 2^64.
+            Milliseconds, and the sum of the words of one pass, modulo 2^64.
         """
         sums = [0] * len(self._cpus)
 
@@ -50,20 +50,19 @@ class CpuThreads:
             for _ in range(passes):
                 sums[place] = int(part.sum())
 
-        return self._together(memory, work), sum(sums) & _MASK
+        return self._together(words, work), sum(sums) & _MASK
 
-    def write(self, memory: Memory, passes: int, word: int) -> float:
+    def write(self, words: NDArray[np.uint64], passes: int, word: int) -> float:
         """Write a word everywhere, several times over; return milliseconds."""
 
         def work(_place: int, part: NDArray[np.uint64]) -> None:
             for _ in range(passes):
                 part.fill(word)
 
-        return self._together(memory, work)
+        return self._together(words, work)
 
-    def _together(self, memory: Memory, work: Callable[[int, NDArray[np.uint64]], None]) -> float:
-        """Have each thread work on its part of the memory; return the milliseconds of all, without their starting."""
-        words = words_of(memory)
+    def _together(self, words: NDArray[np.uint64], work: Callable[[int, NDArray[np.uint64]], None]) -> float:
+        """Have each thread work on its part of the words; return the milliseconds of all, without their starting."""
         bounds = [len(words) * place // len(self._cpus) for place in range(len(self._cpus) + 1)]
         ready = threading.Barrier(len(self._cpus) + 1)
 
@@ -87,11 +86,11 @@ class CpuThreads:
         return elapsed_ms
 
 
-def words_of(memory: Memory) -> NDArray[np.uint64]:
-    """Return memory that the host reaches as an array of its 8-byte words."""
+def words_of(memory: Memory, size_bytes: int | None = None) -> NDArray[np.uint64]:
+    """Return memory that the host reaches, or so much of its beginning, as an array of its 8-byte words."""
     import numpy as np
 
-    count = memory.size_bytes // WORD_BYTES
+    count = (size_bytes or memory.size_bytes) // WORD_BYTES
     return np.ctypeslib.as_array((ctypes.c_uint64 * count).from_address(memory.address))
 
 
@@ -150,7 +149,7 @@ class CpuWalk:
         tuple[float, int | None]
             Milliseconds, and the offset at which it ended, where that is not the one to which the chain leads.
         """
-        found: list[tuple[float, int]] = []
+        results: list[tuple[float, int]] = []
         start, mask = int(self._offsets[self._at]), self._memory.size_bytes - WORD_BYTES
 
         def body() -> None:
@@ -158,12 +157,12 @@ class CpuWalk:
             os.sched_setaffinity(0, {self._cpu})
             started = time.perf_counter()
             end = self._function(start, loads, self._memory.address, mask)
-            found.append((ms_since(started), end))
+            results.append((ms_since(started), end))
 
         thread = threading.Thread(target=body, daemon=True)
         thread.start()
         thread.join()
-        ((elapsed_ms, end),) = found
+        ((elapsed_ms, end),) = results
         self._at = (self._at + loads) % self.lines
         return elapsed_ms, None if end == int(self._offsets[self._at]) else end
 

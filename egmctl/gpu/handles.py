@@ -4,40 +4,38 @@ from __future__ import annotations
 
 import ctypes
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from egmctl.driver.cuda import bindings, call
 from egmctl.errors import DriverCallError
-from egmctl.gpu.context import Context, ReleaseStack, ms_since
+from egmctl.gpu.context import Context, ReleaseStack, timed
 from egmctl.gpu.memory import (
     SPOILT_LIMIT,
-    Granularity,
+    Memory,
     access_from,
     create_allocation,
     create_pool,
     handle_type,
+    location,
     map_allocation,
     on_gpu,
-    on_node,
 )
 from egmctl.gpu.timing import Stream
 from egmctl.model.task import HandleKind
 from egmctl.units import round_up
 
 HANDLE_BYTES = 64
-"""Of CUipcMemHandle, CUmemFabricHandle and CUmemPoolPtrExportData (cuda.h)."""
+"""The size of CUipcMemHandle, CUmemFabricHandle, CUmemPoolPtrExportData and CUipcEventHandle (cuda.h)."""
 
 LEGACY_UNIT_BYTES = 2 << 20
 """Memory that legacy handles share is whole multiples of this: cuMemAlloc may take smaller pieces from one block, and
 the handle shares all of the block (CUDA Programming Guide, chapter "Interprocess Communication")."""
 
 
-class SharedMemory:
+class SharedMemory(Memory):
     """Memory on a GPU or on a NUMA node that other processes can open.
 
     Parameters
@@ -52,6 +50,12 @@ class SharedMemory:
     node
         NUMA node of host memory, which legacy handles cannot share; ``None`` for the GPU's own.
 
+    Attributes
+    ----------
+    stages_ms
+        ``allocate`` (until this process can use it), ``export`` and, when it is over, ``free``: milliseconds by the
+        host's clock.
+
     Raises
     ------
     DriverCallError
@@ -60,31 +64,18 @@ class SharedMemory:
         Host memory by legacy handle.
     """
 
-    pageable = False
-    refused: str | None = None
-    touch_ms: float | None = None
-    granularity: Granularity | None = None
-    own_pages = False
-
     def __init__(self, kind: HandleKind, context: Context, size_bytes: int, node: int | None = None) -> None:
         if kind is HandleKind.LEGACY and node is not None:
             raise ValueError("legacy handles share the memory of GPUs only")
-        context.make_current()
-        self._context = context
         self.kind = kind
-        self.size_bytes = size_bytes
         self.stages_ms: dict[str, float] = {}
-        """``allocate`` (until this process can use it), ``export`` and, when it is over, ``free``: milliseconds by the
-        host's clock."""
-        way = _WAYS[kind]
-        with ReleaseStack() as undo:
-            with _timed(self.stages_ms, "allocate"):
-                made = way.allocate(undo, context, size_bytes, node)
-            with _timed(self.stages_ms, "export"):
-                self._handle, self._fd = way.export(undo, made)
-            self._undo = undo.pop_all()
-        self.address = made.address
-        self._mapped_bytes = made.mapped_bytes
+        allocate, export, _ = _BY_KIND[kind]
+        with self._making(size_bytes, context) as undo:
+            with timed(self.stages_ms, "allocate"):
+                places = [on_gpu(context)] if node is None else [location("HOST_NUMA", node), on_gpu(context)]
+                self.address, self._mapped_bytes, resource = allocate(undo, context, places, size_bytes)
+            with timed(self.stages_ms, "export"):
+                self._handle, self._fds = export(undo, resource)
         self.allocate_ms = self.stages_ms["allocate"]
 
     def offer(self) -> tuple[dict[str, Any], list[int]]:
@@ -95,16 +86,15 @@ class SharedMemory:
             "mapped_bytes": self._mapped_bytes,
             "handle": self._handle.hex(),
         }
-        return description, [] if self._fd is None else [self._fd]
+        return description, self._fds
 
     def close(self) -> None:
         """Give the memory back; those who opened it have closed it."""
-        with _timed(self.stages_ms, "free"):
-            self._context.make_current()
-            self._undo.close()
+        with timed(self.stages_ms, "free"):
+            super().close()
 
 
-class ImportedMemory:
+class ImportedMemory(Memory):
     """Another process' memory, mapped for one GPU of this one.
 
     Parameters
@@ -114,193 +104,147 @@ class ImportedMemory:
     description, fds
         The owner's offer; the descriptors stay the caller's, and may be closed once this is made.
 
+    Attributes
+    ----------
+    stages_ms
+        ``open``, ``map`` (a legacy handle's is part of its ``open``) and, when it is over, ``close``: milliseconds by
+        the host's clock.
+
     Raises
     ------
     DriverCallError
         Nothing is left behind. :func:`egmctl.driver.signatures.cause_of` knows what it may mean.
     ValueError
-        What was sent is no offer.
+        The handle has another size.
     """
 
-    pageable = False
-    refused: str | None = None
-    touch_ms: float | None = None
-    granularity: Granularity | None = None
-    own_pages = False
-
     def __init__(self, context: Context, description: dict[str, Any], fds: Sequence[int] = ()) -> None:
-        way = _WAYS[HandleKind(description["kind"])]
-        offer = _Offer(bytes.fromhex(description["handle"]), next(iter(fds), None), int(description["mapped_bytes"]))
-        context.make_current()
-        self._context = context
-        self.size_bytes = int(description["size_bytes"])
         self.stages_ms: dict[str, float] = {}
-        """``open``, ``map`` (a legacy handle's is part of its ``open``) and, when it is over, ``close``: milliseconds
-        by the host's clock."""
-        with ReleaseStack() as undo:
-            self.address = way.open(undo, context, offer, partial(_timed, self.stages_ms))
-            self._undo = undo.pop_all()
-        self.allocate_ms = sum(self.stages_ms.values())
+        _, _, open_ = _BY_KIND[HandleKind(description["kind"])]
+        offer = _Offer(bytes.fromhex(description["handle"]), fds, description["mapped_bytes"], self.stages_ms)
+        with self._making(int(description["size_bytes"]), context) as undo:
+            self.address = open_(undo, context, offer)
 
     def close(self) -> None:
         """Let go of the memory; its owner keeps it."""
-        with _timed(self.stages_ms, "close"):
-            self._context.make_current()
-            self._undo.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """What the owner has made."""
-
-    address: int
-    mapped_bytes: int
-    exported: Any
-    """What the export takes."""
+        with timed(self.stages_ms, "close"):
+            super().close()
 
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """What the importer was sent."""
+    """The owner's offer, and where the importer notes its stages."""
 
     handle: bytes
-    fd: int | None
+    fds: Sequence[int]
     mapped_bytes: int
+    stages_ms: dict[str, float]
 
-    def bytes_into(self, structure: Any, part: int = 0, parts: int = 1) -> Any:
-        """Return a structure of the bindings that shows no fields, filled with the handle, or with a part of it."""
-        if len(self.handle) != parts * HANDLE_BYTES:
-            raise ValueError(f"a handle of {len(self.handle)} bytes, not {parts * HANDLE_BYTES}")
-        ctypes.memmove(structure.getPtr(), self.handle[part * HANDLE_BYTES :], HANDLE_BYTES)
-        return structure
-
-    def descriptor(self) -> int:
-        """Return the file descriptor."""
-        if self.fd is None:
-            raise ValueError("an offer without its file descriptor")
-        return self.fd
+    def opened(self, function: str, handle: bytes, *more: int) -> Any:
+        """Call a function that imports a shareable handle: the file descriptor, or these bytes of a fabric handle."""
+        fabric = None if self.fds else _filled(bindings().CUmemFabricHandle(), handle)
+        shareable, kind = (self.fds[0], _FD) if fabric is None else (fabric.getPtr(), _FABRIC)
+        with timed(self.stages_ms, "open"):
+            return call(function, shareable, handle_type(kind), *more)
 
 
-_Stage = Callable[[str], AbstractContextManager[None]]
+_FD, _FABRIC = "POSIX_FILE_DESCRIPTOR", "FABRIC"
+_Made = tuple[int, int, Any]
+"""The owner's address, how much importers map, and what the export takes."""
+_Exported = tuple[bytes, list[int]]
+"""The bytes and the descriptors of an offer, either of which may be missing."""
 
 
-class _Way(Protocol):
-    """One kind of handle; each call gives ``undo`` the way back of what it did."""
-
-    def allocate(self, undo: ReleaseStack, context: Context, size_bytes: int, node: int | None) -> _Made:
-        """Make memory that this process can use."""
-
-    def export(self, undo: ReleaseStack, made: _Made) -> tuple[bytes, int | None]:
-        """Return bytes and a descriptor, either of which may be missing."""
-
-    def open(self, undo: ReleaseStack, context: Context, offer: _Offer, stage: _Stage) -> int:
-        """Open and map what another process has exported; return its address here."""
+def _allocate_legacy(undo: ReleaseStack, _context: Context, _places: Sequence[Any], size_bytes: int) -> _Made:
+    mapped_bytes = round_up(size_bytes, LEGACY_UNIT_BYTES)
+    pointer = call("cuMemAlloc", mapped_bytes)
+    undo.callback(call, "cuMemFree", pointer)
+    return int(pointer), mapped_bytes, pointer
 
 
-class _Legacy:
-    def allocate(self, undo: ReleaseStack, _context: Context, size_bytes: int, _node: int | None) -> _Made:
-        mapped_bytes = round_up(size_bytes, LEGACY_UNIT_BYTES)
-        pointer = call("cuMemAlloc", mapped_bytes)
-        undo.callback(call, "cuMemFree", pointer)
-        return _Made(int(pointer), mapped_bytes, pointer)
-
-    def export(self, _undo: ReleaseStack, made: _Made) -> tuple[bytes, int | None]:
-        return _bytes_of(call("cuIpcGetMemHandle", made.exported)), None
-
-    def open(self, undo: ReleaseStack, _context: Context, offer: _Offer, stage: _Stage) -> int:
-        cuda = bindings()
-        handle = offer.bytes_into(cuda.CUipcMemHandle())
-        with stage("open"):
-            pointer = call("cuIpcOpenMemHandle", handle, cuda.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
-        undo.callback(call, "cuIpcCloseMemHandle", pointer)
-        return int(pointer)
+def _export_legacy(_undo: ReleaseStack, pointer: Any) -> _Exported:
+    return _bytes_of(call("cuIpcGetMemHandle", pointer)), []
 
 
-class _Allocation:
-    """Memory of cuMemCreate: by file descriptor or by fabric handle."""
-
-    def __init__(self, handle_type_name: str) -> None:
-        self._type = handle_type_name
-
-    def allocate(self, undo: ReleaseStack, context: Context, size_bytes: int, node: int | None) -> _Made:
-        place = on_gpu(context) if node is None else on_node(node)
-        allocation, mapped_bytes = create_allocation(undo, place, size_bytes, self._type)
-        access = [on_gpu(context)] if node is None else [on_node(node), on_gpu(context)]
-        return _Made(map_allocation(undo, allocation, mapped_bytes, access), mapped_bytes, allocation)
-
-    def export(self, undo: ReleaseStack, made: _Made) -> tuple[bytes, int | None]:
-        exported = call("cuMemExportToShareableHandle", made.exported, handle_type(self._type), 0)
-        if isinstance(exported, int):
-            undo.callback(os.close, exported)
-            return b"", exported
-        return bytes(exported.data), None
-
-    def open(self, undo: ReleaseStack, context: Context, offer: _Offer, stage: _Stage) -> int:
-        fabric = offer.bytes_into(bindings().CUmemFabricHandle()) if offer.fd is None else None
-        shareable = offer.descriptor() if fabric is None else fabric.getPtr()
-        with stage("open"):
-            allocation = call("cuMemImportFromShareableHandle", shareable, handle_type(self._type))
-        undo.callback(call, "cuMemRelease", allocation)
-        with stage("map"):
-            return map_allocation(undo, allocation, offer.mapped_bytes, [on_gpu(context)])
+def _open_legacy(undo: ReleaseStack, _context: Context, offer: _Offer) -> int:
+    handle = _filled(bindings().CUipcMemHandle(), offer.handle)
+    with timed(offer.stages_ms, "open"):
+        lazily = bindings().CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+        pointer = call("cuIpcOpenMemHandle", handle, lazily)
+    undo.callback(call, "cuIpcCloseMemHandle", pointer)
+    return int(pointer)
 
 
-class _Pool:
-    """Memory from a pool; the pool goes by file descriptor or by fabric handle, before the pointer's bytes."""
-
-    def __init__(self, handle_type_name: str) -> None:
-        self._type = handle_type_name
-
-    def allocate(self, undo: ReleaseStack, context: Context, size_bytes: int, node: int | None) -> _Made:
-        place = on_gpu(context) if node is None else on_node(node)
-        pool, pointer = self._first_that_works(undo, place, size_bytes, context)
-        undo.callback(_free_async, pointer)
-        call("cuCtxSynchronize")
-        return _Made(int(pointer), size_bytes, (pool, pointer))
-
-    def _first_that_works(self, undo: ReleaseStack, place: Any, size_bytes: int, context: Context) -> tuple[Any, Any]:
-        """Return a pool and memory in it; pools that were refused memory stay meanwhile, as their addresses do."""
-        for attempt in range(SPOILT_LIMIT + 1):
-            pool = create_pool(undo, place, size_bytes, [context], self._type)
-            try:
-                return pool, call("cuMemAllocFromPoolAsync", size_bytes, pool, 0)
-            except DriverCallError as error:
-                if error.name != "CUDA_ERROR_OUT_OF_MEMORY" or attempt == SPOILT_LIMIT:
-                    raise
-        raise AssertionError("the last attempt returns or raises")
-
-    def export(self, undo: ReleaseStack, made: _Made) -> tuple[bytes, int | None]:
-        pool, pointer = made.exported
-        exported = call("cuMemPoolExportToShareableHandle", pool, handle_type(self._type), 0)
-        if not isinstance(exported, int):
-            return bytes(exported.data) + _bytes_of(call("cuMemPoolExportPointer", pointer)), None
-        undo.callback(os.close, exported)
-        return _bytes_of(call("cuMemPoolExportPointer", pointer)), exported
-
-    def open(self, undo: ReleaseStack, context: Context, offer: _Offer, stage: _Stage) -> int:
-        fabric = offer.bytes_into(bindings().CUmemFabricHandle(), 0, 2) if offer.fd is None else None
-        parts = 1 if fabric is None else 2
-        exported = offer.bytes_into(bindings().CUmemPoolPtrExportData(), parts - 1, parts)
-        shareable = offer.descriptor() if fabric is None else fabric.getPtr()
-        with stage("open"):
-            pool = call("cuMemPoolImportFromShareableHandle", shareable, handle_type(self._type), 0)
-        undo.callback(call, "cuMemPoolDestroy", pool)
-        with stage("map"):
-            call("cuMemPoolSetAccess", pool, access_from([on_gpu(context)]), 1)
-            pointer = call("cuMemPoolImportPointer", pool, exported)
-        undo.callback(_free_async, pointer)
-        return int(pointer)
+def _allocate_physical(
+    kind: str, undo: ReleaseStack, _context: Context, places: Sequence[Any], size_bytes: int
+) -> _Made:
+    allocation, mapped_bytes = create_allocation(undo, places[0], size_bytes, kind)
+    return map_allocation(undo, allocation, mapped_bytes, places), mapped_bytes, allocation
 
 
-_FD = "POSIX_FILE_DESCRIPTOR"
+def _export_physical(kind: str, undo: ReleaseStack, allocation: Any) -> _Exported:
+    return _shareable(undo, call("cuMemExportToShareableHandle", allocation, handle_type(kind), 0))
 
-_WAYS: dict[HandleKind, _Way] = {
-    HandleKind.LEGACY: _Legacy(),
-    HandleKind.POSIX_FD: _Allocation(_FD),
-    HandleKind.POOL: _Pool(_FD),
-    HandleKind.POOL_FABRIC: _Pool("FABRIC"),
-    HandleKind.FABRIC: _Allocation("FABRIC"),
+
+def _open_physical(undo: ReleaseStack, context: Context, offer: _Offer) -> int:
+    allocation = offer.opened("cuMemImportFromShareableHandle", offer.handle)
+    undo.callback(call, "cuMemRelease", allocation)
+    with timed(offer.stages_ms, "map"):
+        return map_allocation(undo, allocation, offer.mapped_bytes, [on_gpu(context)])
+
+
+def _allocate_pool(kind: str, undo: ReleaseStack, context: Context, places: Sequence[Any], size_bytes: int) -> _Made:
+    """Make a pool and memory in it; pools that were refused memory stay meanwhile, as their addresses do."""
+    for attempt in range(SPOILT_LIMIT + 1):
+        pool = create_pool(undo, places[0], size_bytes, [context], kind)
+        try:
+            pointer = call("cuMemAllocFromPoolAsync", size_bytes, pool, 0)
+        except DriverCallError as error:
+            if error.name != "CUDA_ERROR_OUT_OF_MEMORY" or attempt == SPOILT_LIMIT:
+                raise
+        else:
+            break
+    undo.callback(_free_async, pointer)
+    call("cuCtxSynchronize")
+    return int(pointer), size_bytes, (pool, pointer)
+
+
+def _export_pool(kind: str, undo: ReleaseStack, made: tuple[Any, Any]) -> _Exported:
+    pool, pointer = made
+    handle, fds = _shareable(undo, call("cuMemPoolExportToShareableHandle", pool, handle_type(kind), 0))
+    return handle + _bytes_of(call("cuMemPoolExportPointer", pointer)), fds
+
+
+def _open_pool(undo: ReleaseStack, context: Context, offer: _Offer) -> int:
+    """Open a pool, and memory in it: its bytes are the last ones of the offer's handle."""
+    exported = _filled(bindings().CUmemPoolPtrExportData(), offer.handle[-HANDLE_BYTES:])
+    pool = offer.opened("cuMemPoolImportFromShareableHandle", offer.handle[:-HANDLE_BYTES], 0)
+    undo.callback(call, "cuMemPoolDestroy", pool)
+    with timed(offer.stages_ms, "map"):
+        call("cuMemPoolSetAccess", pool, [access_from(on_gpu(context))], 1)
+        pointer = call("cuMemPoolImportPointer", pool, exported)
+    undo.callback(_free_async, pointer)
+    return int(pointer)
+
+
+_BY_KIND: Mapping[HandleKind, tuple[Callable[..., _Made], Callable[..., _Exported], Callable[..., int]]] = {
+    HandleKind.LEGACY: (_allocate_legacy, _export_legacy, _open_legacy),
+    HandleKind.POSIX_FD: (partial(_allocate_physical, _FD), partial(_export_physical, _FD), _open_physical),
+    HandleKind.POOL: (partial(_allocate_pool, _FD), partial(_export_pool, _FD), _open_pool),
+    HandleKind.POOL_FABRIC: (partial(_allocate_pool, _FABRIC), partial(_export_pool, _FABRIC), _open_pool),
+    HandleKind.FABRIC: (partial(_allocate_physical, _FABRIC), partial(_export_physical, _FABRIC), _open_physical),
 }
+"""The functions with which an owner makes and exports memory of each kind, and an importer opens it.
+
+The first function is called with those who get access: the place of the memory first, and the owner's GPU."""
+
+
+def _shareable(undo: ReleaseStack, exported: Any) -> _Exported:
+    """Return what the driver has exported: a descriptor, or a fabric handle."""
+    if isinstance(exported, int):
+        undo.callback(os.close, exported)
+        return b"", [exported]
+    return bytes(exported.data), []
 
 
 def _free_async(pointer: Any) -> None:
@@ -314,15 +258,12 @@ def _bytes_of(structure: Any) -> bytes:
     return ctypes.string_at(structure.getPtr(), HANDLE_BYTES)
 
 
-@contextmanager
-def _timed(stages_ms: dict[str, float], name: str) -> Iterator[None]:
-    started = time.perf_counter()
-    yield
-    stages_ms[name] = ms_since(started)
-
-
-EVENT_HANDLE_BYTES = 64
-"""Of CUipcEventHandle (cuda.h)."""
+def _filled(structure: Any, handle: bytes) -> Any:
+    """Return such a structure with the bytes of a handle in it."""
+    if len(handle) != HANDLE_BYTES:
+        raise ValueError(f"a handle of {len(handle)} bytes, not {HANDLE_BYTES}")
+    ctypes.memmove(structure.getPtr(), handle, HANDLE_BYTES)
+    return structure
 
 
 class SharedEvent:
@@ -342,8 +283,7 @@ class SharedEvent:
         with ReleaseStack() as undo:
             self._event = call("cuEventCreate", flags.CU_EVENT_INTERPROCESS | flags.CU_EVENT_DISABLE_TIMING)
             undo.callback(call, "cuEventDestroy", self._event)
-            # The bindings show no fields of this structure: its bytes are taken as they lie.
-            self.handle = ctypes.string_at(call("cuIpcGetEventHandle", self._event).getPtr(), EVENT_HANDLE_BYTES)
+            self.handle = _bytes_of(call("cuIpcGetEventHandle", self._event))
             self._undo = undo.pop_all()
 
     def record(self, stream: Stream) -> None:
@@ -369,10 +309,7 @@ class ImportedEvent:
     """
 
     def __init__(self, context: Context, handle: bytes) -> None:
-        if len(handle) != EVENT_HANDLE_BYTES:
-            raise ValueError(f"a handle of {len(handle)} bytes, not {EVENT_HANDLE_BYTES}")
-        structure = bindings().CUipcEventHandle()
-        ctypes.memmove(structure.getPtr(), handle, EVENT_HANDLE_BYTES)
+        structure = _filled(bindings().CUipcEventHandle(), handle)
         context.make_current()
         self._context = context
         self._event = call("cuIpcOpenEventHandle", structure)

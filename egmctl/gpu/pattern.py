@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 WORD_BYTES = 8
 VECTOR_BYTES = 16
-"""What the kernels move at a time: sizes and offsets are multiples of it."""
+"""The kernels move so many at a time: sizes and offsets are multiples of it."""
 POISON = 0xDEADBEEF
 """4-byte word that a destination is filled with before each sample, so that a copy that did not happen is seen."""
 
 THREADS = 512
 BLOCKS = 4
-"""Of each multiprocessor: as many threads as it holds."""
+"""Blocks on each multiprocessor: it holds so many threads."""
 
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
@@ -42,9 +42,9 @@ class Region:
     address: int
     size_bytes: int
     seed: int
-    """Of the buffer."""
+    """The buffer's."""
     offset_bytes: int = 0
-    """Of this part in the buffer."""
+    """This part's place in the buffer."""
     pageable: bool = False
 
     @property
@@ -55,10 +55,10 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How memory differs from the pattern."""
+    """A difference of memory from the pattern."""
 
     words: int
-    """How many 8-byte words differ; 0 where the check's result is wrong and no word was located."""
+    """The number of 8-byte words that differ; 0 where the check's result is wrong and no word was located."""
     first_offset_bytes: int
     """In the buffer."""
     expected: int
@@ -127,7 +127,7 @@ class Pattern:
 def first_difference(
     stream: Stream, result: Result, region: Region, expected: Callable[[int], int]
 ) -> Difference | None:
-    """Wait for a kernel that counts differing words, and return what it found; ``None``: no word differs.
+    """Wait for a kernel that counts differing words, and return the first of them; ``None``: no word differs.
 
     Parameters
     ----------
@@ -143,8 +143,8 @@ def first_difference(
     if not 0 < count <= region.size_bytes // WORD_BYTES - first:
         # No kernel gives such a pair: it was damaged on its way, as the data may have been.
         return Difference(0, region.offset_bytes, 0, count)
-    (found,) = read_words(stream, region.address + first * WORD_BYTES, 1)
-    return Difference(count, region.offset_bytes + first * WORD_BYTES, expected(first), found)
+    (word,) = read_words(stream, region.address + first * WORD_BYTES, 1)
+    return Difference(count, region.offset_bytes + first * WORD_BYTES, expected(first), word)
 
 
 def pattern_words(seed: int, first: int, count: int) -> NDArray[np.uint64]:

@@ -23,10 +23,10 @@ from egmctl.files import make_folder
 from egmctl.gpu.context import Context, ReleaseStack
 
 INSTALL_NVRTC = "pip install 'egmctl[cu13]'"
-"""What brings NVRTC, for messages (``cu12`` on drivers for CUDA 12)."""
+"""The command that installs NVRTC, for messages (``cu12`` on drivers for CUDA 12)."""
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_103", "sm_120")
-"""What ships compiled, oldest first: A100, H100/H200/GH200, B200/GB200, B300/GB300, RTX Blackwell."""
+"""The architectures that ship compiled, oldest first: A100, H100/H200/GH200, B200/GB200, B300/GB300, RTX Blackwell."""
 
 NEWEST_PTX = "compute_120"
 """PTX of the newest of :data:`ARCHITECTURES`, which the driver compiles for GPUs that are newer."""
@@ -37,29 +37,17 @@ SHIPPED = _SOURCES / "compiled"
 
 _OPTIONS = ("--std=c++17",)
 
-_ADDRESS, _U64 = ctypes.c_void_p, ctypes.c_ulonglong
-KERNELS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
-    "atomic.cu": {"add_ones": (_ADDRESS, _U64, _U64, _U64), "verify_counts": (_ADDRESS, _U64, _U64, _U64, _ADDRESS)},
-    "atomic_latency.cu": {"add_in_turn": (_ADDRESS, _U64, _U64, _U64, _ADDRESS)},
-    "bulk.cu": {"copy_bulk": (_ADDRESS, _ADDRESS, _U64, _U64, _U64)},
-    "chase.cu": {
-        "make_chain": (_ADDRESS, _U64, _U64, _U64),
-        "chase": (_ADDRESS, _U64, _U64, _U64, _U64, _ADDRESS),
-        "chase_loaded": (_ADDRESS, _U64, _U64, _U64, _ADDRESS, _U64, _U64, _ADDRESS),
-    },
-    "copy.cu": {
-        "copy_vectors": (_ADDRESS, _ADDRESS, _U64, _U64, _U64),
-        "sum_vectors": (_ADDRESS, _U64, _U64, _U64, _ADDRESS),
-    },
-    "gate.cu": {"gate": (_ADDRESS, _ADDRESS, _U64)},
-    "pattern.cu": {
-        "fill_pattern": (_ADDRESS, _U64, _U64, _U64, _U64),
-        "verify_pattern": (_ADDRESS, _U64, _U64, _ADDRESS),
-        "sum_pattern": (_U64, _U64, _U64, _ADDRESS),
-    },
-    "pingpong.cu": {"ping_pong": (_ADDRESS, _ADDRESS, _U64, _U64, _U64, _ADDRESS)},
+KERNELS: Mapping[str, Mapping[str, int]] = {
+    "atomic.cu": {"add_ones": 4, "verify_counts": 5},
+    "atomic_latency.cu": {"add_in_turn": 5},
+    "bulk.cu": {"copy_bulk": 5},
+    "chase.cu": {"make_chain": 4, "chase": 6, "chase_loaded": 8},
+    "copy.cu": {"copy_vectors": 5, "sum_vectors": 5},
+    "gate.cu": {"gate": 3},
+    "pattern.cu": {"fill_pattern": 5, "verify_pattern": 4, "sum_pattern": 4},
+    "pingpong.cu": {"ping_pong": 6},
 }
-"""The sources in ``kernels/``, the kernels in each, and their parameters as the source states them."""
+"""The sources in ``kernels/``, the kernels in each, and how many parameters they have: addresses and 64-bit numbers."""
 
 SHARED_BYTES: Mapping[str, int] = {"copy_bulk": 6 * 16384 + 128}
 """Dynamic shared memory of the kernels that have any. Above 48 KiB a kernel must be allowed it by an attribute."""
@@ -82,7 +70,7 @@ class Kernels:
     def __init__(self, context: Context) -> None:
         self._context = context
         context.make_current()
-        self._functions: dict[str, tuple[Any, tuple[type, ...]]] = {}
+        self._functions: dict[str, tuple[Any, tuple[type[ctypes.c_ulonglong], ...]]] = {}
         with ReleaseStack() as undo:
             for source, kernels in KERNELS.items():
                 module = _load(source, context.architecture)
@@ -92,7 +80,7 @@ class Kernels:
                     if name in SHARED_BYTES and int(context.architecture.removeprefix("sm_")) >= 90:
                         attribute = bindings().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                         call("cuFuncSetAttribute", function, attribute, SHARED_BYTES[name])
-                    self._functions[name] = function, parameters
+                    self._functions[name] = function, (ctypes.c_ulonglong,) * parameters
             self._undo = undo.pop_all()
 
     def launch(self, name: str, stream: Any, grid: int, block: int, *arguments: int) -> None:
@@ -108,9 +96,9 @@ class Kernels:
             Numbers and addresses, as the kernel's source states them.
         """
         self._context.make_current()
-        function, parameters = self._functions[name]
+        function, kinds = self._functions[name]
         shared_bytes = SHARED_BYTES.get(name, 0)
-        call("cuLaunchKernel", function, grid, 1, 1, block, 1, 1, shared_bytes, stream, (arguments, parameters), 0)
+        call("cuLaunchKernel", function, grid, 1, 1, block, 1, 1, shared_bytes, stream, (arguments, kinds), 0)
 
     def close(self) -> None:
         """Unload the modules."""
@@ -161,11 +149,10 @@ def target_of(architecture: str) -> str:
     Machine code for X.y runs on every X.z with z >= y ("Binary Compatibility", CUDA C++ Programming Guide).
     """
     number = _number(architecture)
-    known = [_number(name) for name in ARCHITECTURES]
-    if number // 10 > known[-1] // 10:
+    if number // 10 > _number(ARCHITECTURES[-1]) // 10:
         return NEWEST_PTX
-    fitting = [one for one in known if one // 10 == number // 10 and one <= number]
-    return f"sm_{fitting[-1]}" if fitting else architecture
+    older = [name for name in ARCHITECTURES if number // 10 * 10 <= _number(name) <= number]
+    return older[-1] if older else architecture
 
 
 def compiled(source: str, target: str) -> bytes:
@@ -215,11 +202,12 @@ def compile_source(source: str, text: bytes, target: str) -> bytes:
     program = _nvrtc("nvrtcCreateProgram", text, source.encode(), 0, [], [])
     try:
         options = [f"--gpu-architecture={target}".encode(), *(option.encode() for option in _OPTIONS)]
-        (result,) = _bindings().nvrtcCompileProgram(program, len(options), options)
-        if result != 0:
+        try:
+            _nvrtc("nvrtcCompileProgram", program, len(options), options)
+        except CompileError as error:
             log = bytearray(_nvrtc("nvrtcGetProgramLogSize", program))
             _nvrtc("nvrtcGetProgramLog", program, log)
-            raise CompileError(f"{source} for {target}: {result.name}\n{log.rstrip(bytes(1)).decode()}")
+            raise CompileError(f"{source} for {target}: {error}\n{log.rstrip(bytes(1)).decode()}") from error
         form = "PTX" if target == NEWEST_PTX else "CUBIN"
         image = bytearray(_nvrtc(f"nvrtcGet{form}Size", program))
         _nvrtc(f"nvrtcGet{form}", program, image)
@@ -254,12 +242,8 @@ def _name(text: bytes, target: str) -> str:
     return f"{hashlib.sha256(identity.encode() + text).hexdigest()}.{'ptx' if target == NEWEST_PTX else 'cubin'}"
 
 
-def _bindings() -> Any:
-    return importlib.import_module("cuda.bindings.nvrtc")
-
-
 def _nvrtc(name: str, *arguments: Any) -> Any:
-    result, *values = getattr(_bindings(), name)(*arguments)
+    result, *values = getattr(importlib.import_module("cuda.bindings.nvrtc"), name)(*arguments)
     if result != 0:
         raise CompileError(f"{name} failed: {result.name}")
     return values[0] if len(values) == 1 else tuple(values)

@@ -1,4 +1,4 @@
-"""What NVML shows of the GPUs beside a measurement: clocks, what slows them, counters of the links and of errors.
+"""NVML's view of the GPUs beside a measurement: clocks, throttling, counters of the links and of errors.
 
 Every question is asked between samples or at most every 20 ms: it goes through the driver, not through the links.
 """
@@ -54,18 +54,29 @@ class Telemetry:
     ----------
     bus_ids
         PCI bus ids of the GPUs to ask about; those that NVML does not list are left out.
+    why_not
+        Why NVML must not be called: it would crash or hang the process.
+
+    Attributes
+    ----------
+    why_not
+        Why it knows no GPU; ``None`` if it does.
+    lost
+        The call that failed and its error, by the bus ids of GPUs that NVML has lost since.
     """
 
-    def __init__(self, bus_ids: Iterable[str]) -> None:
+    def __init__(self, bus_ids: Iterable[str], why_not: str | None = None) -> None:
         self._handles: dict[str, Any] = {}
         self._supported: dict[str, frozenset[Field]] = {}
         self._last_errors: dict[tuple[str, str], dict[str, int]] = {}
         self.lost: dict[str, str] = {}
-        self.why_not: str | None = None
+        self.why_not = why_not
+        if why_not is not None:
+            return
         try:
             ask("nvmlInit")
-        except Unreadable as why:
-            self.why_not = str(why)
+        except Unreadable as error:
+            self.why_not = str(error)
             return
         for bus_id in bus_ids:
             with self._noting_loss(bus_id):
@@ -81,8 +92,8 @@ class Telemetry:
     def traffic(self, bus_id: str, links: Iterable[str]) -> Traffic:
         """Read the counters of some links of a GPU that NVML lists: 0.8 ms for NVLink, 0.2 ms for PCIe (H200)."""
         wanted = [fields[link][0] for fields in (_SENT, _RECEIVED) for link in links if link in fields]
-        found = self._read(bus_id, wanted)
-        return Traffic(_bytes(found, _SENT), _bytes(found, _RECEIVED))
+        values = self._read(bus_id, wanted)
+        return Traffic(_bytes(values, _SENT), _bytes(values, _RECEIVED))
 
     def new_errors(self, bus_id: str, links: Iterable[str]) -> dict[str, int]:
         """Return the counters of errors of some links that rose since they were read last, and by how much."""
@@ -104,10 +115,10 @@ class Telemetry:
         )
 
     def process_ids(self, bus_id: str) -> tuple[int, ...] | None:
-        """Return the processes that compute on a GPU that NVML lists, this one included; ``None`` if not told."""
+        """Return the processes that compute on a GPU that NVML lists, this one included; ``None`` if unknown."""
         with self._noting_loss(bus_id):
-            found = ask("nvmlDeviceGetComputeRunningProcesses", self._handles[bus_id])
-            return tuple(process.pid for process in found)
+            processes = ask("nvmlDeviceGetComputeRunningProcesses", self._handles[bus_id])
+            return tuple(process.pid for process in processes)
         return None
 
     def close(self) -> None:
@@ -118,11 +129,11 @@ class Telemetry:
 
     def _errors(self, bus_id: str, link: str) -> dict[str, int]:
         names = {number: name for name, number in _ERRORS[link].items()}
-        found = self._read(bus_id, [field for field in self._supported[bus_id] if _number_of(field) in names])
+        fields = [field for field in self._supported[bus_id] if _number_of(field) in names]
         errors: Counter[str] = Counter()
-        for place, value in found.items():
-            # Of each C2C link there is one.
-            errors[names[_number_of(place)]] += value
+        for field, value in self._read(bus_id, fields).items():
+            # Each C2C link has a counter of its own.
+            errors[names[_number_of(field)]] += value
         return errors
 
     def _number(self, function: str, bus_id: str, *arguments: int) -> int | None:
@@ -135,12 +146,12 @@ class Telemetry:
         """Let a question stay without an answer, and keep that NVML has lost the GPU where this is why."""
         try:
             yield
-        except Unreadable as why:
-            self._note_loss(bus_id, why)
+        except Unreadable as error:
+            self._note_loss(bus_id, error)
 
-    def _note_loss(self, bus_id: str, why: Unreadable) -> None:
-        if why.number == GPU_IS_LOST:
-            self.lost.setdefault(bus_id, str(why))
+    def _note_loss(self, bus_id: str, error: Unreadable) -> None:
+        if error.number == GPU_IS_LOST:
+            self.lost.setdefault(bus_id, str(error))
 
     def _read(self, bus_id: str, wanted: Iterable[Field]) -> dict[Field, int]:
         """Return the values of those fields that the GPU has, in one call."""
@@ -156,9 +167,8 @@ def _supported(handle: Any) -> frozenset[Field]:
     """Return the counters that a GPU has: asking for the others each time would only cost time."""
     links = field_values(handle, [_C2C_COUNT])[_C2C_COUNT]
     fields: list[Field] = [field for fields in (_SENT, _RECEIVED) for field, _ in fields.values()]
-    fields += [(number, _ALL_LINKS) for number in _ERRORS[LinkKind.NVLINK].values()] + [
-        *_ERRORS[LinkKind.PCIE].values()
-    ]
+    fields += [(number, _ALL_LINKS) for number in _ERRORS[LinkKind.NVLINK].values()]
+    fields += _ERRORS[LinkKind.PCIE].values()
     for link in range(links if isinstance(links, int) else 0):
         fields += [(number, link) for number in _ERRORS[LinkKind.C2C].values()]
     return frozenset(field for field, answer in field_values(handle, fields).items() if isinstance(answer, int))
@@ -168,5 +178,5 @@ def _number_of(field: Field) -> int:
     return field[0] if isinstance(field, tuple) else field
 
 
-def _bytes(found: Mapping[Field, int], fields: Mapping[str, tuple[Field, int]]) -> dict[str, int]:
-    return {link: found[field] * unit for link, (field, unit) in fields.items() if field in found}
+def _bytes(values: Mapping[Field, int], fields: Mapping[str, tuple[Field, int]]) -> dict[str, int]:
+    return {link: values[field] * unit for link, (field, unit) in fields.items() if field in values}

@@ -1,18 +1,15 @@
 """Time work on streams of one or more GPUs between events, behind a gate that holds it until all of it has been queued.
 
-Without the gate the host's queueing is part of the time. The gate is a kernel that polls a word in host memory; where
-kernels cannot be compiled it is a wait that the driver queues; where that is not to be had either there is none. Which
-one it was is part of every result.
+Without the gate the host's queueing is part of the time. Whether there was one is part of every result.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
 
 from egmctl.compat import StrEnum
 from egmctl.driver.cuda import bindings, call
@@ -21,13 +18,13 @@ from egmctl.gpu.memory import PinnedWords
 from egmctl.gpu.program import Kernels
 
 GATE_TIMEOUT_NS = 10_000_000_000
-"""How long the gate kernel waits. Queueing takes microseconds: a gate that gives up means a stalled host."""
+"""The time that the gate kernel waits. Queueing takes microseconds: a gate that gives up means a stalled host."""
 
 _OPEN, _EXPIRED = 0, 1
 
 
 class Gating(StrEnum):
-    """What held the work back until all of it was queued."""
+    """The means that held the work back until all of it was queued."""
 
     KERNEL = "kernel"
     NONE = "none"
@@ -39,11 +36,11 @@ class Timing:
     """One sample of work that is measured as one."""
 
     elapsed_ms: float
-    """By the GPU, from the first flow's start, before which none starts, to the end of the last one."""
+    """The GPU's time from the first flow's start, before which none starts, to the end of the last one."""
     flows_ms: tuple[float, ...]
-    """Of each flow, from its own start to its own end."""
+    """The time of each flow, from its own start to its own end."""
     wall_ms: float
-    """From the opening of the gate until the host saw all of it done, by the host."""
+    """The host's time from the opening of the gate until all of it was done."""
     expired: bool
     """The gate gave up before it was opened: the sample is worth nothing."""
     opened_s: float = 0.0
@@ -53,22 +50,42 @@ class Timing:
 Part = tuple["Stream", Callable[[], None]]
 """A stream, and what queues work on it and returns; the stream's context is current then."""
 FlowParts = Sequence[Part]
-"""What makes up one flow, each part on a stream of its own."""
+"""The parts of one flow, each on a stream of its own."""
 
 
-class Gate(Protocol):
-    """Holds streams back."""
+class Gate:
+    """A kernel of one thread that polls a word in host memory, for at most :data:`GATE_TIMEOUT_NS`, holds streams back.
 
-    how: Gating
+    Parameters
+    ----------
+    words
+        Two; without them nothing is held, and work runs as it is queued.
+    kernels
+        By the bus ids of their GPUs.
+    """
+
+    def __init__(self, words: PinnedWords | None = None, kernels: Mapping[str, Kernels] | None = None) -> None:
+        self.how = Gating.NONE if words is None else Gating.KERNEL
+        self._words = words
+        self._kernels = kernels or {}
 
     def hold(self, stream: Stream) -> None:
         """Let nothing that is queued on ``stream`` from now on run before :meth:`open`."""
+        if self._words is not None:
+            self._words.words[_OPEN] = 0
+            self._words.words[_EXPIRED] = 0
+            address = self._words.address
+            arguments = address + 4 * _OPEN, address + 4 * _EXPIRED, GATE_TIMEOUT_NS
+            self._kernels[stream.context.bus_id].launch("gate", stream.handle, 1, 1, *arguments)
 
     def open(self) -> None:
         """Let everything held run."""
+        if self._words is not None:
+            self._words.words[_OPEN] = 1
 
     def expired(self) -> bool:
         """Say whether a stream went ahead before :meth:`open`."""
+        return self._words is not None and bool(self._words.words[_EXPIRED])
 
 
 class Mark(IntEnum):
@@ -76,11 +93,11 @@ class Mark(IntEnum):
 
     START = 0
     END = 1
-    """Of the stream's own work."""
+    """The end of the stream's own work."""
     FLOW_END = 2
-    """Of all parts of the flow that the stream is the first one of."""
+    """The end of all parts of a flow, on its first stream."""
     GROUP_END = 3
-    """Of all flows of the group that the stream is the first one of."""
+    """The end of all flows of a group, on its first stream."""
 
 
 class Stream:
@@ -99,14 +116,6 @@ class Stream:
                 undo.callback(call, "cuEventDestroy", event)
                 self._events.append(event)
             self._undo = undo.pop_all()
-
-    def start(self) -> None:
-        """Mark where the stream's own work begins."""
-        self.mark(Mark.START)
-
-    def end(self) -> None:
-        """Mark where the stream's own work ends."""
-        self.mark(Mark.END)
 
     def mark(self, mark: Mark) -> None:
         """Have an event remember when the stream comes to this place."""
@@ -206,9 +215,9 @@ class GatedWork:
                 for stream, operation in parts:
                     before = leader if stream is first else first if stream is parts[0][0] else parts[0][0]
                     stream.wait_for(before, Mark.START)
-                    stream.start()
+                    stream.mark(Mark.START)
                     operation()
-                    stream.end()
+                    stream.mark(Mark.END)
         # Only now, behind all the work: where streams share a hardware queue, a wait would hold up what comes after it.
         for flows in self._groups:
             first = flows[0][0][0]
@@ -219,42 +228,3 @@ class GatedWork:
             for parts in flows:
                 first.wait_for(parts[0][0], Mark.FLOW_END)
             first.mark(Mark.GROUP_END)
-
-
-class KernelGate:
-    """One thread polls a word in host memory, for at most :data:`GATE_TIMEOUT_NS`."""
-
-    how = Gating.KERNEL
-
-    def __init__(self, words: PinnedWords, kernels: dict[str, Kernels]) -> None:
-        self._words = words
-        self._kernels = kernels
-
-    def hold(self, stream: Stream) -> None:
-        self._words.words[_OPEN] = 0
-        self._words.words[_EXPIRED] = 0
-        address = self._words.address
-        self._kernels[stream.context.bus_id].launch(
-            "gate", stream.handle, 1, 1, address + 4 * _OPEN, address + 4 * _EXPIRED, GATE_TIMEOUT_NS
-        )
-
-    def open(self) -> None:
-        self._words.words[_OPEN] = 1
-
-    def expired(self) -> bool:
-        return bool(self._words.words[_EXPIRED])
-
-
-class NoGate:
-    """Work runs as it is queued."""
-
-    how = Gating.NONE
-
-    def hold(self, stream: Stream) -> None:
-        """Hold nothing."""
-
-    def open(self) -> None:
-        """Nothing was held."""
-
-    def expired(self) -> bool:
-        return False

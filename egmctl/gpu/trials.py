@@ -5,12 +5,12 @@ The GPU's copy engine moves the data, the pattern is made and compared on the ho
 
 from __future__ import annotations
 
-import ctypes
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 from egmctl.driver.cuda import call
 from egmctl.gpu.context import Context
+from egmctl.gpu.cpu_threads import words_of
 from egmctl.gpu.memory import DeviceMemory, HostNumaMemory, Memory
 from egmctl.gpu.pattern import POISON, WORD_BYTES, pattern_words
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SIZE_BYTES = 2 << 20
-"""Of every buffer: the granularity of cuMemCreate on H200, so the least there is."""
+"""The size of every buffer: the granularity of cuMemCreate on H200, so the least there is."""
 
 
 class Corrupt(Exception):
@@ -54,14 +54,11 @@ def host_round_trip(context: Context, memory: HostNumaMemory, seed: int) -> None
     Corrupt
         The message says which way.
     """
-    import numpy as np
-
-    words = SIZE_BYTES // WORD_BYTES
-    seen_by_cpu = np.ctypeslib.as_array((ctypes.c_uint64 * words).from_address(memory.address))
-    seen_by_cpu[:] = POISON
+    words = words_of(memory, SIZE_BYTES)
+    words[:] = POISON
     put(context, memory, seed)
-    _compare(seen_by_cpu, seed, "written by the GPU")
-    seen_by_cpu[:] = _pattern(seed + 1)
+    _compare(words, seed, "written by the GPU")
+    words[:] = _pattern(seed + 1)
     check(context, memory, seed + 1, "read by the GPU")
 
 
@@ -95,10 +92,10 @@ def _from_host(context: Context, memory: Memory, seed: int) -> None:
 def _to_host(context: Context, memory: Memory) -> NDArray[np.uint64]:
     import numpy as np
 
-    found = np.empty(SIZE_BYTES // WORD_BYTES, dtype=np.uint64)
+    words = np.empty(SIZE_BYTES // WORD_BYTES, dtype=np.uint64)
     context.make_current()
-    call("cuMemcpyDtoH", found.ctypes.data, memory.address, SIZE_BYTES)
-    return found
+    call("cuMemcpyDtoH", words.ctypes.data, memory.address, SIZE_BYTES)
+    return words
 
 
 def _copy(context: Context, destination: Memory, source: Memory) -> None:
@@ -118,14 +115,12 @@ def _pattern(seed: int) -> NDArray[np.uint64]:
     return pattern_words(seed, 0, SIZE_BYTES // WORD_BYTES)
 
 
-def _compare(found: NDArray[np.uint64], seed: int, what: str) -> None:
-    import numpy as np
-
+def _compare(words: NDArray[np.uint64], seed: int, what: str) -> None:
     expected = _pattern(seed)
-    wrong = np.flatnonzero(found != expected)
+    (wrong,) = (words != expected).nonzero()
     if len(wrong):
         first = int(wrong[0])
         raise Corrupt(
             f"{what}: {len(wrong)} of {len(expected)} words differ, the first at offset {first * WORD_BYTES}: "
-            f"expected {int(expected[first]):#018x}, found {int(found[first]):#018x}"
+            f"expected {int(expected[first]):#018x}, found {int(words[first]):#018x}"
         )

@@ -17,7 +17,7 @@ from typing import Any
 from egmctl.driver import breadcrumb, ids
 from egmctl.driver.cuda import call
 from egmctl.errors import DriverCallError, EgmctlError
-from egmctl.gpu.context import Context, ms_since
+from egmctl.gpu.context import Context, timed
 from egmctl.model.ucx import unusable
 
 _STATUS = ctypes.c_int8
@@ -54,13 +54,13 @@ class RegisteredMemory:
     ----------
     context
         ucp_context_h.
+    stages_ms
+        Gets ``register``, ``pack`` and, when it is over, ``deregister``: milliseconds by the host's clock.
 
     Attributes
     ----------
     key
         What the other process needs besides the address.
-    stages_ms
-        ``register``, ``pack`` and, when it is over, ``deregister``: milliseconds by the host's clock.
 
     Raises
     ------
@@ -68,28 +68,25 @@ class RegisteredMemory:
         If UCX cannot register it. Nothing is left behind.
     """
 
-    def __init__(self, context: int, address: int, size_bytes: int) -> None:
+    def __init__(self, context: int, address: int, size_bytes: int, stages_ms: dict[str, float]) -> None:
         library = _library()
         self._context = ctypes.c_void_p(context)
         self._handle = ctypes.c_void_p()
-        self.stages_ms: dict[str, float] = {}
+        self._stages_ms = stages_ms
         parameters, handle = _MapParameters(_ADDRESS | _LENGTH, address, size_bytes), ctypes.byref(self._handle)
-        started = time.perf_counter()
-        _check("ucp_mem_map", lambda: library.ucp_mem_map(self._context, ctypes.byref(parameters), handle))
-        self.stages_ms["register"] = ms_since(started)
-        started = time.perf_counter()
+        with timed(stages_ms, "register"):
+            _check("ucp_mem_map", lambda: library.ucp_mem_map(self._context, ctypes.byref(parameters), handle))
         try:
-            self.key = self._packed()
+            with timed(stages_ms, "pack"):
+                self.key = self._packed()
         except DriverCallError:
             library.ucp_mem_unmap(self._context, self._handle)
             raise
-        self.stages_ms["pack"] = ms_since(started)
 
     def close(self) -> None:
         """End the registration."""
-        started = time.perf_counter()
-        _check("ucp_mem_unmap", lambda: _library().ucp_mem_unmap(self._context, self._handle))
-        self.stages_ms["deregister"] = ms_since(started)
+        with timed(self._stages_ms, "deregister"):
+            _check("ucp_mem_unmap", lambda: _library().ucp_mem_unmap(self._context, self._handle))
 
     def _packed(self) -> bytes:
         library, buffer, size = _library(), ctypes.c_void_p(), ctypes.c_size_t()
@@ -111,18 +108,18 @@ class RemoteMemory:
     endpoint
         ucp_ep_h, to that process.
     key, address
-        As that process has told them.
+        That process' own.
+    stages_ms
+        Gets ``unpack``: milliseconds by the host's clock.
     """
 
-    def __init__(self, endpoint: int, key: bytes, address: int) -> None:
+    def __init__(self, endpoint: int, key: bytes, address: int, stages_ms: dict[str, float]) -> None:
         self._endpoint = ctypes.c_void_p(endpoint)
         self._key = ctypes.c_void_p()
         self._address = address
-        started = time.perf_counter()
-        _check(
-            "ucp_ep_rkey_unpack", lambda: _library().ucp_ep_rkey_unpack(self._endpoint, key, ctypes.byref(self._key))
-        )
-        self.stages_ms = {"unpack": ms_since(started)}
+        unpacked = ctypes.byref(self._key)
+        with timed(stages_ms, "unpack"):
+            _check("ucp_ep_rkey_unpack", lambda: _library().ucp_ep_rkey_unpack(self._endpoint, key, unpacked))
 
     def put(self, offset_bytes: int, address: int, size_bytes: int) -> Request:
         """Begin to write memory of this process there; it is over once :meth:`flush` is."""
@@ -199,12 +196,11 @@ def _library() -> Any:
     for name in ("ucp_put_nbx", "ucp_get_nbx"):
         function = getattr(library, name)
         function.restype = ctypes.c_void_p
-        function.argtypes = (
-            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_void_p),
-        )
+        pointer = ctypes.c_void_p
+        function.argtypes = (pointer, pointer, ctypes.c_size_t, ctypes.c_uint64, pointer, pointer)
     library.ucp_ep_flush_nbx.restype = ctypes.c_void_p
     library.ucp_ep_flush_nbx.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-    for name in (*("ucp_mem_map", "ucp_mem_unmap", "ucp_rkey_pack", "ucp_ep_rkey_unpack", "ucp_request_check_status"),):
+    for name in ("ucp_mem_map", "ucp_mem_unmap", "ucp_rkey_pack", "ucp_ep_rkey_unpack", "ucp_request_check_status"):
         getattr(library, name).restype = _STATUS
     library.ucp_request_check_status.argtypes = (ctypes.c_void_p,)
     library.ucp_request_free.argtypes = (ctypes.c_void_p,)
@@ -223,7 +219,7 @@ def _strings() -> Any:
 
 
 PATIENCE_S = 20.0
-"""How long a process waits for messages of the other one in one :meth:`Link.wait` before it gives up."""
+"""The time that :meth:`Link.wait` waits for the other process before it gives up."""
 
 REPORT_LIMIT = 4 << 20
 """Bytes of UCX's report that are read: it has some KiB, and whatever UCX_LOG_LEVEL adds to it."""
@@ -266,10 +262,12 @@ class Link:
         self._worker = self._call("ucp_worker_create", lambda: self._ucx.UCXWorker(self._context))
         self._endpoint: Any = None
         self.address: bytes = self._worker.address.tobytes()
-        """What the other process connects to."""
+        """The other process connects to it."""
         self._word = (ctypes.c_ubyte * 8)()
         self.word = self.buffer(ctypes.addressof(self._word), ctypes.sizeof(self._word), on_gpu=False)
         """A few bytes of host memory, for messages that say nothing but that they came."""
+        self.stages_ms: dict[str, float] = {}
+        """The cost of registering memory, on this side: milliseconds by the host's clock."""
 
     @property
     def version(self) -> str:
@@ -285,12 +283,12 @@ class Link:
     @property
     def devices(self) -> dict[str, list[str]]:
         """The devices that UCX may use, by transport: ``{"tcp": ["eth0", "lo"], "cuda_ipc": ["cuda"]}``."""
-        found: dict[str, list[str]] = {}
+        devices: dict[str, list[str]] = {}
         for line in self._context.info.splitlines():
             if line.startswith("#      resource "):
                 transport, _, device = line.split()[-1].partition("/")
-                found.setdefault(transport, []).append(device)
-        return found
+                devices.setdefault(transport, []).append(device)
+        return devices
 
     def connect(self, address: bytes) -> None:
         """Make the way to the other process."""
@@ -313,11 +311,11 @@ class Link:
 
     def register(self, address: int, size_bytes: int) -> RegisteredMemory:
         """Register memory for the other process."""
-        return RegisteredMemory(int(self._context.handle), address, size_bytes)
+        return RegisteredMemory(int(self._context.handle), address, size_bytes, self.stages_ms)
 
     def remote(self, key: bytes, address: int) -> RemoteMemory:
         """Return memory that the other process has registered."""
-        return RemoteMemory(int(self._endpoint.handle), key, address)
+        return RemoteMemory(int(self._endpoint.handle), key, address, self.stages_ms)
 
     def send(self, buffer: Any, tag: int) -> Any:
         """Begin to send; the other process receives it by the same tag."""

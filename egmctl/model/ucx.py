@@ -17,7 +17,7 @@ def unusable(why: str) -> str:
 
 
 class UcxRoute(StrEnum):
-    """What the way of the bytes is, by UCX's report."""
+    """The way of the bytes, by UCX's report."""
 
     GPUDIRECT_RDMA = "gpudirect-rdma"
     """A NIC reads or writes GPU memory itself."""
@@ -34,10 +34,10 @@ class UcxRoute(StrEnum):
 
 
 class UcxStaging(StrEnum):
-    """Where the bytes were copied to on their way, besides where they were to go."""
+    """The memory in which bytes were staged on their way."""
 
     HOST = "host"
-    """Of device memory: through host memory."""
+    """Device memory goes through host memory."""
     GPU = "gpu"
     """Through fragments of memory that UCX has on a GPU (``UCX_RNDV_FRAG_MEM_TYPE=cuda``)."""
 
@@ -47,36 +47,36 @@ class UcxProtocol:
     """One line of UCX's protocol report (``UCX_PROTO_INFO``): what it does for messages of some sizes."""
 
     rank: int
-    """Whose report it is in."""
+    """The rank that reported it."""
     operation: Plain
     """``tagged message by ucp_tag_send* from host memory``."""
     sizes: Plain
-    """Of the messages, in bytes: ``8K..inf``."""
+    """The sizes of the messages, in bytes: ``8K..inf``."""
     description: Plain
     """``rendezvous zero-copy read from remote``; UCX marks by ``(?)`` what the other side decides."""
     transports: Plain
     """Transport and device of each lane: ``rc_mlx5/mlx5_0:1``; empty where nothing is sent."""
     messages: int
-    """How often it was used; UCX does not count the shortest messages from host memory."""
+    """The number of messages; UCX does not count the shortest messages from host memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UcxDevice:
-    """What the same messages reach where the sender may use one network device only (``UCX_NET_DEVICES``)."""
+    """The same messages where the sender may use one network device only (``UCX_NET_DEVICES``)."""
 
     name: Plain
     """``mlx5_0:1``, ``eth0``."""
     bandwidth_gb_s: float | None
-    """Of one sample; ``None`` where it reached nobody."""
+    """The bandwidth of one sample; ``None`` where it reached nobody."""
     reason: Plain | None = None
     transports: tuple[Plain, ...] = ()
     distance: Plain | None = None
-    """Of a NIC from the sender's GPU, in the words of ``nvidia-smi topo -m``: ``PIX``, ``NODE``, ``SYS``."""
+    """The distance of a NIC from the sender's GPU, as ``nvidia-smi topo -m`` says it: ``PIX``, ``NODE``, ``SYS``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UcxPath:
-    """What UCX did with the messages of one measurement."""
+    """The path of one measurement's messages, by UCX's reports."""
 
     route: UcxRoute
     staging: UcxStaging | None
@@ -84,17 +84,17 @@ class UcxPath:
     verdict: Plain
     """The same in one sentence."""
     transports: tuple[Plain, ...]
-    """With their devices, ``tcp/lo``, in alphabetical order."""
+    """The transports with their devices, ``tcp/lo``, in alphabetical order."""
     protocols: tuple[UcxProtocol, ...]
     """The lines that messages of this size came under."""
     version: Plain
-    """Of UCX."""
+    """UCX's version."""
     components: tuple[Plain, ...]
     """The transports that UCX has found it can use, on both sides: ``cuda_ipc``, ``ib``, ``tcp``."""
     settings: Mapping[Plain, Plain]
     """The variables ``UCX_...`` of the sender, with those that ucxx sets."""
     devices: tuple[UcxDevice, ...] = ()
-    """Of messages through a network, where the sender has several devices."""
+    """The devices by themselves, for messages through a network where the sender has several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,10 +103,10 @@ class Rank:
 
     number: int
     label: Plain
-    """Of its GPU, for people: ``GPU0``; in a run over several nodes ``node1:GPU0``."""
+    """The name of its GPU: ``GPU0``; in a run over several nodes ``node1:GPU0``."""
     bus_id: BusId
     numa_node: int | None = None
-    """Where host memory that it makes lies: the nearest node with memory, ``None`` where that is not known."""
+    """The node of the host memory that it makes: the nearest with memory, ``None`` where that is not known."""
     host: Plain | None = None
     """Its node's name, in a run over several: such a run is about its nodes, so documents keep their names."""
 

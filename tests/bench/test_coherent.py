@@ -85,7 +85,7 @@ class TestMeasurement:
 
     def test_memory_that_is_the_gpus_is_measured_and_never_judged(self, task: Task) -> None:
         worker: Any = Rig([placed(right=True)])
-        found = cpu.measure(worker, task, SETTINGS)
+        (found,) = cpu.measure(cpu.Passes, worker, [task], SETTINGS)
         assert found.status is Status.OK
         assert len(found.samples) == 2
         assert not_judged(found) == "CPU threads are a lower bound"
@@ -102,7 +102,7 @@ class TestMeasurement:
         self, task: Task, placements: list[Placement], reason: str
     ) -> None:
         worker: Any = Rig(placements)
-        found = cpu.measure(worker, task, SETTINGS)
+        (found,) = cpu.measure(cpu.Passes, worker, [task], SETTINGS)
         assert found.status is Status.WAIVED
         assert found.waivers[0].kind is WaiverKind.NO_NUMA_MEMORY
         assert found.reason == reason

@@ -79,9 +79,10 @@ def task(source: Endpoint, destination: Endpoint) -> Task:
 
 def test_every_word_is_written_and_summed(threads: CpuThreads) -> None:
     memory: Any = Memory(8 * 1001)
-    threads.write(memory, 1, (1 << 64) - 3)
-    assert (words_of(memory) == (1 << 64) - 3).all()
-    elapsed_ms, total = threads.read(memory, 2)
+    words = words_of(memory)
+    threads.write(words, 1, (1 << 64) - 3)
+    assert (words == (1 << 64) - 3).all()
+    elapsed_ms, total = threads.read(words, 2)
     assert total == -3 * 1001 % (1 << 64)
     assert elapsed_ms > 0
 
@@ -91,7 +92,7 @@ class TestMeasurement:
     @pytest.mark.parametrize(("source", "destination"), [(NODE, CPUS), (CPUS, NODE)], ids=["read", "write"])
     def test_a_sample_is_so_many_passes_over_the_memory(self, source: Endpoint, destination: Endpoint) -> None:
         worker: Any = StubRig(Memory())
-        found = cpu.measure(worker, task(source, destination), SETTINGS)
+        (found,) = cpu.measure(cpu.Passes, worker, [task(source, destination)], SETTINGS)
         assert (found.status, found.verification) == (Status.OK, Verification.CHECKSUM_EVERY_SAMPLE)
         assert len(found.samples) == 3
         for sample in found.samples:
@@ -101,14 +102,14 @@ class TestMeasurement:
         memory = Memory()
         whole = CpuThreads.write
 
-        def damaging(self: CpuThreads, where: Any, passes: int, word: int) -> float:
-            elapsed_ms = whole(self, where, passes, word)
-            words_of(where)[77] ^= 1 << 5
+        def damaging(self: CpuThreads, words: Any, passes: int, word: int) -> float:
+            elapsed_ms = whole(self, words, passes, word)
+            words[77] ^= 1 << 5
             return elapsed_ms
 
         monkeypatch.setattr(CpuThreads, "write", damaging)
         worker: Any = StubRig(memory)
-        found = cpu.measure(worker, task(CPUS, NODE), SETTINGS)
+        (found,) = cpu.measure(cpu.Passes, worker, [task(CPUS, NODE)], SETTINGS)
         assert found.status is Status.CORRUPT
         assert found.mismatch is not None
         assert (found.mismatch.sample, found.mismatch.words, found.mismatch.first_offset_bytes) == (0, 1, 8 * 77)
@@ -117,7 +118,7 @@ class TestMeasurement:
     def test_a_node_whose_cpus_are_not_allowed_is_waived(self) -> None:
         elsewhere = Endpoint(memory=MemoryKind.REGISTERS, label="CPU1", numa_node=1)
         worker: Any = StubRig(Memory())
-        found = cpu.measure(worker, task(NODE, elsewhere), SETTINGS)
+        (found,) = cpu.measure(cpu.Passes, worker, [task(NODE, elsewhere)], SETTINGS)
         assert found.status is Status.WAIVED
         assert found.reason == "this process may run on none of the CPUs of NUMA node 1"
 
@@ -125,7 +126,7 @@ class TestMeasurement:
         before = os.sched_getaffinity(0)
         assert set(cpus_of(0)) <= before
         worker: Any = StubRig(Memory())
-        cpu.measure(worker, task(NODE, CPUS), SETTINGS)
+        cpu.measure(cpu.Passes, worker, [task(NODE, CPUS)], SETTINGS)
         assert os.sched_getaffinity(0) == before
 
 

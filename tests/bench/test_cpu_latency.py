@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from egmctl.bench.engines.cpu import measure_chase
+from egmctl.bench.engines.cpu import Walks, measure
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import SUITES, select_cases
 from egmctl.gpu.cpu_threads import CODE, CpuWalk, words_of
@@ -94,7 +94,7 @@ class TestWalk:
 class TestMeasurement:
     def test_a_sample_is_so_many_loads(self, memory: Any) -> None:
         worker: Any = Rig(memory)
-        found = measure_chase(worker, task(), SETTINGS)
+        (found,) = measure(Walks, worker, [task()], SETTINGS)
         assert found.status in (Status.OK, Status.UNSTABLE), found.reason
         assert found.verification is Verification.WALK_EVERY_SAMPLE
         assert found.chase is not None
@@ -110,14 +110,14 @@ class TestMeasurement:
 
         monkeypatch.setattr(CpuWalk, "walk", damaging)
         worker: Any = Rig(memory)
-        found = measure_chase(worker, task(), SETTINGS)
+        (found,) = measure(Walks, worker, [task()], SETTINGS)
         assert found.status is Status.CORRUPT
         assert "the pointer chase ended at the wrong offset" in (found.reason or "")
 
     def test_where_code_cannot_be_mapped_it_is_waived(self, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(platform, "machine", lambda: "riscv64")
         worker: Any = Rig(memory)
-        found = measure_chase(worker, task(), SETTINGS)
+        (found,) = measure(Walks, worker, [task()], SETTINGS)
         assert found.status is Status.WAIVED
         assert found.waivers[0].kind is WaiverKind.UNSUPPORTED_ENGINE
 

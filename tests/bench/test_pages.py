@@ -19,9 +19,10 @@ from egmctl.bench.plan.make import make_plan
 from egmctl.bench.processes.context import _registered
 from egmctl.bench.suites import select_cases
 from egmctl.facts import host as facts
-from egmctl.gpu import host_memory as numa
+from egmctl.gpu import numa
 from egmctl.gpu.counters import Traffic
-from egmctl.gpu.host_memory import Node, Pages, SystemMemory
+from egmctl.gpu.memory import Pages, SystemMemory
+from egmctl.gpu.numa import Node
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.host import HugePages
 from egmctl.model.machine import Machine

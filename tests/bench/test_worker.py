@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from egmctl.bench.engines import engine_for, transfer, transfer_step
+from egmctl.bench.engines import engine_for, transfer
 from egmctl.bench.evidence import LinkCounters
 from egmctl.bench.outcomes import EXPIRED_LIMIT
 from egmctl.bench.plan.make import make_plan
@@ -32,7 +32,7 @@ class StubRig:
     address = 0
     size_bytes = 1 << 30
     pageable = own_pages = False
-    granularity = None
+    granularity_bytes = recommended_granularity_bytes = None
     allocate_ms = 1.0
     touch_ms = None
     gpus = ranks = ()
@@ -73,7 +73,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(*timings: Timing) -> Measurement:
         left = list(timings)
         held = SimpleNamespace(run=lambda: (left.pop(0),))
-        monkeypatch.setattr(transfer_step, "GatedWork", lambda *_arguments: held)
+        monkeypatch.setattr(transfer, "GatedWork", lambda *_arguments: held)
         worker: Any = StubRig()
         task = plan.tasks[-1].task
         (measurement,) = engine_for(task.engine)(worker, [task], SETTINGS)

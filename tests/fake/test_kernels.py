@@ -31,27 +31,25 @@ def test_every_kernel_of_the_project_is_known_and_no_other(fake_node: MakeFakeNo
     assert run_on(fake_node(nvl4()), functions, [*names, "no_such_kernel"]) == [0] * len(names) + [NOT_FOUND]
 
 
-def launch_every_kernel(parameters: dict[str, list[str]]) -> list[int]:
+def launch_every_kernel(parameters: dict[str, int]) -> list[int]:
     """Launch each with a closed gate's worth of zeros: what counts is the log of their arguments."""
     use_device(0)
     module = cu("cuModuleLoadData", b"any bytes")
     results = []
-    for name, kinds in parameters.items():
+    for name, count in parameters.items():
         function = cu("cuModuleGetFunction", module, name.encode())
-        arguments = tuple(range(1, len(kinds) + 1)), tuple(getattr(ctypes, kind) for kind in kinds)
+        arguments = tuple(range(1, count + 1)), (ctypes.c_ulonglong,) * count
         results.append(code("cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, 0, arguments, 0))
     return results
 
 
 def test_kernels_take_the_parameters_that_the_project_passes(fake_node: MakeFakeNode) -> None:
-    parameters = {
-        name: [kind.__name__ for kind in kinds] for kernels in KERNELS.values() for name, kinds in kernels.items()
-    }
+    parameters = {name: count for kernels in KERNELS.values() for name, count in kernels.items()}
     node = fake_node(nvl4())
     assert run_on(node, launch_every_kernel, parameters) == [0] * len(parameters)
     for call in node.calls("cuLaunchKernel"):
         passed = [value for key, value in call.arguments.items() if key.startswith("argument")]
-        assert passed == [hex(number + 1) for number in range(len(parameters[call.arguments["kernel"]]))]
+        assert passed == [hex(number + 1) for number in range(parameters[call.arguments["kernel"]])]
 
 
 def filled(seed: int) -> list[int]:

@@ -62,7 +62,7 @@ def walks(damaged_line: int | None) -> list[Any]:
     for loads in (100, 900):
         reader.start_walk(chain, loads, warm=10)
         found.append(reader.end_walk())
-    reader.start_loaded_walk(chain, 500, warm=0, data=memory.address, data_bytes=memory.size_bytes, load_blocks=4)
+    reader.start_loaded_walk(chain, 500, warm=0, data=memory, load_blocks=4)
     found.append(reader.end_loaded_walk())
     reader.close()
     return [(walk.latency_ns > 0, walk.wrong_offset, walk.load_gb_s > 0, walk.expired) for walk in found]

@@ -23,9 +23,18 @@ def properties(location: int, identity: int, handle_types: int = NONE) -> Any:
 
     wanted = driver.CUmemAllocationProp()
     wanted.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    wanted.location.type = driver.CUmemLocationType(location)
-    wanted.location.id = identity
+    wanted.location = place(location, identity)
     wanted.requestedHandleTypes = driver.CUmemAllocationHandleType(handle_types)
+    return wanted
+
+
+def pool_properties(location: int, identity: int, handle_types: int = NONE) -> Any:
+    from cuda.bindings import driver
+
+    wanted = driver.CUmemPoolProps()
+    wanted.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    wanted.location = place(location, identity)
+    wanted.handleTypes = driver.CUmemAllocationHandleType(handle_types)
     return wanted
 
 
@@ -33,10 +42,17 @@ def access(location: int, identity: int, flags: int = READ_WRITE) -> Any:
     from cuda.bindings import driver
 
     descriptor = driver.CUmemAccessDesc()
-    descriptor.location.type = driver.CUmemLocationType(location)
-    descriptor.location.id = identity
+    descriptor.location = place(location, identity)
     descriptor.flags = driver.CUmemAccess_flags(flags)
     return descriptor
+
+
+def place(location: int, identity: int) -> Any:
+    from cuda.bindings import driver
+
+    made = driver.CUmemLocation()
+    made.type, made.id = driver.CUmemLocationType(location), identity
+    return made
 
 
 def mapped(location: int, identity: int, size: int, *descriptors: Any) -> int:
@@ -112,24 +128,13 @@ def test_host_access_takes_the_memory_s_own_node(fake_node: MakeFakeNode) -> Non
 
 def create_all(cases: list[list[int]]) -> list[list[int]]:
     use_device(0)
-    found = []
+    answers = []
     for location, identity, handle_types in cases:
         wanted = properties(location, identity, handle_types)
-        pool = _pool_properties(location, identity, handle_types)
+        pool = pool_properties(location, identity, handle_types)
         granularity = code("cuMemGetAllocationGranularity", wanted, 0)
-        found.append([granularity, code("cuMemCreate", 2 * MIB, wanted, 0), code("cuMemPoolCreate", pool)])
-    return found
-
-
-def _pool_properties(location: int, identity: int, handle_types: int) -> Any:
-    from cuda.bindings import driver
-
-    wanted = driver.CUmemPoolProps()
-    wanted.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    wanted.location.type = driver.CUmemLocationType(location)
-    wanted.location.id = identity
-    wanted.handleTypes = driver.CUmemAllocationHandleType(handle_types)
-    return wanted
+        answers.append([granularity, code("cuMemCreate", 2 * MIB, wanted, 0), code("cuMemPoolCreate", pool)])
+    return answers
 
 
 ABSENT_NODE = 7
@@ -286,7 +291,7 @@ def test_a_kernel_sees_neighbouring_mappings_as_one_range(fake_node: MakeFakeNod
 
 def from_a_pool(give_access: bool) -> list[int]:
     use_device(0)
-    pool = cu("cuMemPoolCreate", _pool_properties(HOST_NUMA, 1, NONE))
+    pool = cu("cuMemPoolCreate", pool_properties(HOST_NUMA, 1, NONE))
     if give_access:
         cu("cuMemPoolSetAccess", pool, [access(DEVICE, 0)], 1)
     address = int(cu("cuMemAllocFromPoolAsync", 2 * MIB, pool, 0))

@@ -6,6 +6,8 @@ import ctypes
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from egmctl.model.machine import Machine
 from tests.fake.machines import nvl4, with_access, with_imex_channel
 from tests.fake.plugin import MakeFakeNode
 from tests.fake.process import SEGMENTATION_FAULT, code, cu, ending_on, run_on, start_on, use_device
-from tests.fake.test_memory import DEVICE, FABRIC, HOST_NUMA, MIB, POSIX_FD, access, properties
+from tests.fake.test_memory import DEVICE, FABRIC, HOST_NUMA, MIB, POSIX_FD, access, pool_properties, properties
 
 OK, INVALID_VALUE, OUT_OF_MEMORY, INVALID_DEVICE, INVALID_HANDLE = 0, 1, 2, 101, 400
 NOT_READY, NOT_PERMITTED, NOT_SUPPORTED = 600, 800, 801
@@ -53,9 +55,9 @@ def import_and_answer(handle_type: int, exported: Any) -> tuple[int, str]:
     if result:
         return int(result), ""
     address = _map(handle)
-    found = _read(address)
+    text = _read(address)
     _write(address, b"importer")
-    return 0, found
+    return 0, text
 
 
 def export_legacy() -> str:
@@ -78,9 +80,9 @@ def import_legacy(exported: list[int]) -> tuple[int, str]:
     result, address = driver.cuIpcOpenMemHandle(handle, 1)
     if result:
         return int(result), ""
-    found = _read(int(address))
+    text = _read(int(address))
     _write(int(address), b"importer")
-    return code("cuIpcCloseMemHandle", address), found
+    return code("cuIpcCloseMemHandle", address), text
 
 
 def _map(handle: Any) -> int:
@@ -100,11 +102,18 @@ def _read(address: int) -> str:
     return buffer.raw.decode()
 
 
-def told(process: subprocess.Popen[str]) -> Any:
+def answer_of(process: subprocess.Popen[str]) -> Any:
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line, process.communicate()[1]
     return json.loads(line)
+
+
+@contextmanager
+def borrowed(owner: subprocess.Popen[str], fd: int) -> Iterator[int]:
+    """Have another process' descriptor, to be inherited: what a socket would do with SCM_RIGHTS."""
+    with open(f"/proc/{owner.pid}/fd/{fd}", "r+b") as file:
+        yield file.fileno()
 
 
 def go_on(process: subprocess.Popen[str]) -> Any:
@@ -119,13 +128,8 @@ def test_a_file_descriptor_carries_memory_to_another_process(
 ) -> None:
     node = fake_node(nvl4())
     with start_on(node, export, location, identity, POSIX_FD) as exporter:
-        fd = told(exporter)
-        # What a socket would do with SCM_RIGHTS: the importer inherits the exporter's descriptor.
-        with open(f"/proc/{exporter.pid}/fd/{fd}", "r+b") as ours:
-            assert run_on(node, import_and_answer, POSIX_FD, ours.fileno(), pass_fds=(ours.fileno(),)) == [
-                OK,
-                "exporter",
-            ]
+        with borrowed(exporter, answer_of(exporter)) as fd:
+            assert run_on(node, import_and_answer, POSIX_FD, fd, pass_fds=(fd,)) == [OK, "exporter"]
         assert go_on(exporter) == "importer"
 
 
@@ -135,20 +139,20 @@ def test_a_fabric_handle_carries_memory_to_another_process(
 ) -> None:
     node = fake_node(with_imex_channel(nvl4()))
     with start_on(node, export, location, identity, FABRIC) as exporter:
-        handle = told(exporter)
+        handle = answer_of(exporter)
         assert len(handle) == 64
         assert run_on(node, import_and_answer, FABRIC, handle) == [OK, "exporter"]
         assert go_on(exporter) == "importer"
     with_no_channel = fake_node(nvl4())
     with start_on(node, export, location, identity, FABRIC) as exporter:
-        assert run_on(with_no_channel, import_and_answer, FABRIC, told(exporter)) == [NOT_PERMITTED, ""]
+        assert run_on(with_no_channel, import_and_answer, FABRIC, answer_of(exporter)) == [NOT_PERMITTED, ""]
         go_on(exporter)
 
 
 def test_a_legacy_handle_carries_memory_of_a_peer_to_another_process(fake_node: MakeFakeNode) -> None:
     node = fake_node(nvl4())
     with start_on(node, export_legacy) as exporter:
-        assert run_on(node, import_legacy, told(exporter)) == [OK, "exporter"]
+        assert run_on(node, import_legacy, answer_of(exporter)) == [OK, "exporter"]
         assert go_on(exporter) == "importer"
 
 
@@ -172,12 +176,11 @@ def test_nothing_is_imported_from_an_owner_that_the_device_cgroup_denies(
     machine = with_imex_channel(nvl4())
     node, restricted = fake_node(machine), fake_node(owner_out_of_reach(machine, 0))
     with start_on(node, export, location, 0, handle_type) as exporter:
-        exported = told(exporter)
+        exported = answer_of(exporter)
         if handle_type == FABRIC:
             assert run_on(restricted, import_and_answer, FABRIC, exported) == [answer, ""]
         else:
-            with open(f"/proc/{exporter.pid}/fd/{exported}", "r+b") as ours:
-                fd = ours.fileno()
+            with borrowed(exporter, exported) as fd:
                 assert run_on(restricted, import_and_answer, POSIX_FD, fd, pass_fds=(fd,)) == [answer, ""]
         go_on(exporter)
 
@@ -185,22 +188,11 @@ def test_nothing_is_imported_from_an_owner_that_the_device_cgroup_denies(
 def test_no_legacy_handle_is_opened_either(fake_node: MakeFakeNode) -> None:
     node, restricted = fake_node(nvl4()), fake_node(owner_out_of_reach(nvl4(), 1))
     with start_on(node, export_legacy) as exporter:
-        assert run_on(restricted, import_legacy, told(exporter)) == [INVALID_VALUE, ""]
+        assert run_on(restricted, import_legacy, answer_of(exporter)) == [INVALID_VALUE, ""]
         go_on(exporter)
 
 
 # --- pools ------------------------------------------------------------------------------------------------------------
-
-
-def pool_properties(location: int, identity: int) -> Any:
-    from cuda.bindings import driver
-
-    wanted = driver.CUmemPoolProps()
-    wanted.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    wanted.location.type = driver.CUmemLocationType(location)
-    wanted.location.id = identity
-    wanted.handleTypes = driver.CUmemAllocationHandleType(POSIX_FD)
-    return wanted
 
 
 def export_pool(location: int, identity: int) -> str:
@@ -208,7 +200,7 @@ def export_pool(location: int, identity: int) -> str:
     from cuda.bindings import driver
 
     use_device(0)
-    pool = cu("cuMemPoolCreate", pool_properties(location, identity))
+    pool = cu("cuMemPoolCreate", pool_properties(location, identity, POSIX_FD))
     cu("cuMemPoolSetAccess", pool, [access(DEVICE, 0)], 1)
     address = cu("cuMemAllocFromPoolAsync", 2 * MIB, pool, 0)
     _write(int(address), b"exporter")
@@ -233,13 +225,13 @@ def import_pool(fd: int, exported: list[int]) -> list[Any]:
     result, address = driver.cuMemPoolImportPointer(pool, data)
     if result:
         return [0, int(result)]
-    found = _read(int(address))
+    text = _read(int(address))
     _write(int(address), b"importer")
     cu("cuMemFreeAsync", address, 0)
     cu("cuCtxSynchronize")
     cu("cuMemPoolDestroy", pool)
-    own = cu("cuMemPoolCreate", pool_properties(HOST_NUMA, 1))
-    return [0, 0, found, code("cuMemAllocFromPoolAsync", 2 * MIB, own, 0)]
+    own = cu("cuMemPoolCreate", pool_properties(HOST_NUMA, 1, POSIX_FD))
+    return [0, 0, text, code("cuMemAllocFromPoolAsync", 2 * MIB, own, 0)]
 
 
 @pytest.mark.parametrize(
@@ -250,11 +242,9 @@ def test_a_pool_carries_memory_to_another_process(
 ) -> None:
     node = fake_node(nvl4())
     with start_on(node, export_pool, location, identity) as exporter:
-        fd, data = told(exporter)
-        with open(f"/proc/{exporter.pid}/fd/{fd}", "r+b") as ours:
-            fd = ours.fileno()
-            found = run_on(node, import_pool, fd, data, pass_fds=(fd,))
-        assert found == [OK, OK, "exporter", own_pool]
+        fd, data = answer_of(exporter)
+        with borrowed(exporter, fd) as ours:
+            assert run_on(node, import_pool, ours, data, pass_fds=(ours,)) == [OK, OK, "exporter", own_pool]
         assert go_on(exporter) == "importer"
 
 
@@ -262,13 +252,12 @@ def test_pools_of_an_owner_that_the_device_cgroup_denies(fake_node: MakeFakeNode
     node, restricted = fake_node(nvl4()), fake_node(owner_out_of_reach(nvl4(), 0))
     for location, ending in ((HOST_NUMA, None), (DEVICE, SEGMENTATION_FAULT)):
         with start_on(node, export_pool, location, 0) as exporter:
-            fd, data = told(exporter)
-            with open(f"/proc/{exporter.pid}/fd/{fd}", "r+b") as ours:
-                fd = ours.fileno()
+            fd, data = answer_of(exporter)
+            with borrowed(exporter, fd) as ours:
                 if ending is None:
-                    assert run_on(restricted, import_pool, fd, data, pass_fds=(fd,)) == [OK, INVALID_DEVICE]
+                    assert run_on(restricted, import_pool, ours, data, pass_fds=(ours,)) == [OK, INVALID_DEVICE]
                 else:
-                    assert ending_on(restricted, import_pool, fd, data, pass_fds=(fd,)) == ending
+                    assert ending_on(restricted, import_pool, ours, data, pass_fds=(ours,)) == ending
             go_on(exporter)
 
 
@@ -308,16 +297,16 @@ def wait_for_event(exported: list[int]) -> list[int]:
         return [int(result)]
     stream = cu("cuStreamCreate", 0)
     cu("cuStreamWaitEvent", stream, event, 0)
-    found = [code("cuEventQuery", event), code("cuStreamQuery", stream)]
+    states = [code("cuEventQuery", event), code("cuStreamQuery", stream)]
     cu("cuEventDestroy", event)
-    return found
+    return states
 
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_another_process_sees_whether_a_recording_has_been_reached(fake_node: MakeFakeNode, gated: bool) -> None:
     node = fake_node(nvl4())
     with start_on(node, share_event, gated) as owner:
-        handle = told(owner)
+        handle = answer_of(owner)
         assert run_on(node, wait_for_event, handle) == [NOT_READY if gated else OK] * 2
         assert go_on(owner)
 

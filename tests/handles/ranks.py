@@ -14,11 +14,10 @@ from egmctl.bench.engines import engine_for, life_cycle
 from egmctl.bench.processes.collective import Abandoned, Exchange
 from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.processes.group import Group, start_rank
-from egmctl.bench.processes.protocol import ENVIRONMENT, Event, Preparation, Request
+from egmctl.bench.processes.protocol import ENVIRONMENT, Event, NodeAccess, Preparation, Request
 from egmctl.bench.processes.worker import start_driver
 from egmctl.driver import cuda
 from egmctl.driver.cuda import call
-from egmctl.gpu.telemetry import Telemetry
 from egmctl.launch import Channel, Child
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import (
@@ -64,21 +63,20 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
     while (message := parent.receive()[0])["do"] == Request.MEASURE:
         ranks = [from_json(Rank, rank) for rank in message["ranks"]]
         if worker is None:
-            worker = WorkerContext(
-                Preparation(settings=SETTINGS, gpus=(ranks[exchange.rank].bus_id,), ranks=tuple(ranks)),
-                Telemetry,
-                exchange,
-            )
+            own = ranks[exchange.rank]
+            access = NodeAccess(numa_node=own.numa_node or 0, gpus=(own.bus_id,))
+            preparation = Preparation(settings=SETTINGS, gpus=(own.bus_id,), host_access=(access,), ranks=tuple(ranks))
+            worker = WorkerContext(preparation, exchange)
         tasks = [from_json(Task, task) for task in message["tasks"]]
         before = held()
         if (death := message["death"]) and death["rank"] == exchange.rank:
             die_at(death["call"], death["nth"])
         try:
             if tasks[0].engine is Engine.LIFE_CYCLE:
-                found = life_cycle.measure(worker, tasks, replace(SETTINGS, samples=message["lives"]), least=1)
+                measured = life_cycle.measure(worker, tasks, replace(SETTINGS, samples=message["lives"]), least=1)
             else:
-                found = engine_for(tasks[0].engine)(worker, tasks, SETTINGS)
-            said: dict[str, Any] = {"measurements": [to_json(measurement) for measurement in found]}
+                measured = engine_for(tasks[0].engine)(worker, tasks, SETTINGS)
+            said: dict[str, Any] = {"measurements": [to_json(measurement) for measurement in measured]}
         except Abandoned as error:
             said = {"abandoned": str(error)}
         parent.send({"event": Event.OVER, "before": before, "after": held(), **said})
@@ -158,11 +156,11 @@ def ask(
         "death": death,
     }
     said = group.ask(request, timeout_s)
-    (measurements,) = {str(one.get("measurements")): one["measurements"] for one in said}.values()
+    (measurements,) = {str(answer["measurements"]): answer["measurements"] for answer in said}.values()
     return Said(
-        [from_json(Measurement, one) for one in measurements],
-        [one["before"] for one in said],
-        [one["after"] for one in said],
+        [from_json(Measurement, measurement) for measurement in measurements],
+        [answer["before"] for answer in said],
+        [answer["after"] for answer in said],
     )
 
 

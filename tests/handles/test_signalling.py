@@ -104,8 +104,8 @@ def test_an_answer_that_came_too_late_is_not_taken_for_that_to_the_next_message(
     task = TASKS["socket"]
 
     def side(rank: int) -> Messages:
-        collective: Any = SimpleNamespace(exchange=SimpleNamespace(rank=rank), ranks=RANKS)
-        return Messages(collective, None, task, ResourceScope())  # type: ignore[arg-type]  # messages ask nothing of the worker
+        collective: Any = SimpleNamespace(exchange=SimpleNamespace(rank=rank), ranks=RANKS, tasks=[task])
+        return Messages(collective, None, 0, ResourceScope())  # type: ignore[arg-type]  # messages ask nothing of the worker
 
     first, other = side(0), side(1)
     offered = [first.make(), other.make()]

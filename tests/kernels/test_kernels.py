@@ -75,17 +75,18 @@ def test_the_ptx_is_of_the_newest_architecture() -> None:
 
 
 def test_the_registry_names_every_source_and_every_kernel_with_its_parameters() -> None:
-    written = {
-        path.name: {
-            name: len(parameters.split(","))
-            for name, parameters in re.findall(r"__global__ void (\w+)\(([^)]*)\)", path.read_text())
-        }
+    declared = {
+        path.name: dict(re.findall(r"__global__ void (\w+)\(([^)]*)\)", path.read_text()))
         for path in FOLDER.glob("*.cu")
     }
-    registered = {
-        source: {name: len(parameters) for name, parameters in kernels.items()} for source, kernels in KERNELS.items()
+    counted = {
+        source: {name: len(text.split(",")) for name, text in kernels.items()} for source, kernels in declared.items()
     }
-    assert written == registered
+    assert counted == KERNELS
+    parameters = [
+        parameter for kernels in declared.values() for text in kernels.values() for parameter in text.split(",")
+    ]
+    assert all(re.search(r"\*|u64|long long", parameter) for parameter in parameters), "each has 8 bytes"
 
 
 def test_sources_include_nothing_so_that_no_headers_are_needed() -> None:
@@ -94,7 +95,10 @@ def test_sources_include_nothing_so_that_no_headers_are_needed() -> None:
 
 @pytest.mark.usefixtures("nvrtc")
 def test_a_rejected_source_is_an_error_with_the_compilers_log() -> None:
-    with pytest.raises(CompileError, match=r"bad\.cu for sm_90: NVRTC_ERROR_COMPILATION(.|\n)*undefined_name"):
+    with pytest.raises(
+        CompileError,
+        match=r"bad\.cu for sm_90: nvrtcCompileProgram failed: NVRTC_ERROR_COMPILATION(.|\n)*undefined_name",
+    ):
         compile_source("bad.cu", b'extern "C" __global__ void bad() { undefined_name(); }', "sm_90")
 
 

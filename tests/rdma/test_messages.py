@@ -17,8 +17,9 @@ from egmctl.model.ucx import UcxRoute
 from tests.conftest import RunEgmctl
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
+from tests.handles.ranks import ask
 from tests.mpi.jobs import mpirun
-from tests.rdma.ranks import SETTINGS, SPOILT_OFFSET, ask, start
+from tests.rdma.ranks import SETTINGS, SPOILT_OFFSET, start
 
 pytestmark = [pytest.mark.processes, pytest.mark.needs("ucxx")]
 
@@ -46,14 +47,14 @@ def measure(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[Measure
     plan = make_plan(node.machine, node.machine.gpus[:2], [0, 1], rdma.CASES, SETTINGS)  # type: ignore[index]
     with ExitStack() as ended:
 
-        def run(case: str, *, spoilt: bool = False, **variables: str) -> list[Measurement]:
+        def run(case: str, **variables: str) -> list[Measurement]:
             for name, value in (node.environment() | WITHOUT_CUDA | variables).items():
                 monkeypatch.delenv(name, raising=False)
                 if value is not None:
                     monkeypatch.setenv(name, value)
             group: Group = ended.enter_context(start(2))
             tasks = [planned.task for planned in plan.tasks if planned.task.case == case]
-            return ask(group, plan.ranks, *tasks, spoilt=spoilt)
+            return ask(group, plan.ranks, *tasks, timeout_s=100).measurements
 
         yield run
 
@@ -93,7 +94,7 @@ def test_a_sample_has_messages_for_its_time_however_short_they_are(measure: Meas
 
 @pytest.mark.long
 def test_a_byte_that_arrives_wrong_is_found_and_located(measure: Measure) -> None:
-    (first, second) = measure("ucx_host_to_host_1m", spoilt=True)
+    (first, second) = measure("ucx_host_to_host_1m", EGMCTL_TEST_SPOILT="1")
     assert (first.status, second.status in MEASURED) == (Status.CORRUPT, True)
     assert first.mismatch is not None
     assert first.mismatch.words == 1

@@ -60,7 +60,7 @@ def test_every_byte_is_where_it_is_to_be_and_registering_is_timed(measure: Measu
 @pytest.mark.processes
 @pytest.mark.parametrize("case", ["ucx_put_host_to_host_1m", "ucx_get_host_to_host_1m"])
 def test_a_byte_that_is_wrong_is_found_and_located(measure: Measure, case: str) -> None:
-    (first, *_) = (m for m in measure(case, spoilt=True) if m.flows[0].destination.rank == 1)
+    (first, *_) = (m for m in measure(case, EGMCTL_TEST_SPOILT="1") if m.flows[0].destination.rank == 1)
     assert first.status is Status.CORRUPT
     assert first.mismatch is not None
     assert first.mismatch.first_offset_bytes % MIB == SPOILT_OFFSET // 8 * 8

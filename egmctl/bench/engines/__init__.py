@@ -1,7 +1,7 @@
 """The code of the engines, which only a worker imports: what each launches, and how what it moved is verified.
 
 A new engine is a member of :class:`egmctl.model.task.Engine`, its line in :data:`egmctl.bench.engine.ENGINES`, and a
-file here with its line below. A file lists the engines that it has in ``MEASURE``.
+file here, or a place in one, with its name below. A file lists the engines that it has in ``MEASURE``.
 """
 
 from __future__ import annotations
@@ -33,27 +33,18 @@ class Measure(Protocol):
 
 
 _FILES = {
-    Engine.COPY_ENGINE: "copies",
-    Engine.SM_COPY: "copies",
-    Engine.SM_READ: "copies",
-    Engine.SM_WRITE: "copies",
-    Engine.BULK: "copies",
-    Engine.ATOMIC: "atomic",
-    Engine.ATOMIC_LATENCY: "atomic",
-    Engine.CPU: "cpu",
-    Engine.CPU_CHASE: "cpu",
-    Engine.CHASE: "chase",
-    Engine.PING_PONG: "round_trips",
-    Engine.EVENT: "round_trips",
-    Engine.SOCKET: "round_trips",
-    Engine.UCX: "ucx",
-    Engine.UCX_PUT: "ucx",
-    Engine.UCX_GET: "ucx",
-    Engine.LIFE_CYCLE: "life_cycle",
+    "copies": {Engine.COPY_ENGINE, Engine.SM_COPY, Engine.SM_READ, Engine.SM_WRITE, Engine.BULK},
+    "atomic": {Engine.ATOMIC, Engine.ATOMIC_LATENCY},
+    "cpu": {Engine.CPU, Engine.CPU_CHASE},
+    "chase": {Engine.CHASE},
+    "round_trips": {Engine.PING_PONG, Engine.EVENT, Engine.SOCKET},
+    "ucx": {Engine.UCX, Engine.UCX_PUT, Engine.UCX_GET},
+    "life_cycle": {Engine.LIFE_CYCLE},
 }
 
 
 def engine_for(engine: Engine) -> Measure:
     """Return the code of an engine; its file is imported when it is first asked for."""
-    measure: Measure = import_module(f"{__name__}.{_FILES[engine]}").MEASURE[engine]
+    file = next(file for file, engines in _FILES.items() if engine in engines)
+    measure: Measure = import_module(f"{__name__}.{file}").MEASURE[engine]
     return measure

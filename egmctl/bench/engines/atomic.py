@@ -5,13 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 from egmctl.bench.buffers import Window
-from egmctl.bench.engines import chase, transfer_step
+from egmctl.bench.engines import latency, transfer
 from egmctl.bench.engines.chase import WARM_UP_LOADS, Walker
-from egmctl.bench.engines.transfer import THREADS, CompareDestination, Destination, Move, Mover, Transfer
+from egmctl.bench.engines.transfer import THREADS, FlowPart, Move, Mover, Transfer
 from egmctl.driver.cuda import call
-from egmctl.gpu.chase import Adder, Counters, Walk
-from egmctl.gpu.context import possible_ms
-from egmctl.gpu.pattern import WORD_BYTES, Check, Region, first_difference
+from egmctl.gpu.chase import Counters, Walk
+from egmctl.gpu.pattern import WORD_BYTES, Check, first_difference
 from egmctl.gpu.timing import FlowParts
 from egmctl.model.measurement import Verification
 from egmctl.model.task import Engine
@@ -22,53 +21,45 @@ def add_ones(mover: Mover, move: Move) -> FlowParts:
     return mover.by_kernel("add_ones", move.destination, move.slot_bytes // WORD_BYTES, move.passes, move.slots)
 
 
-class CountAdditions(CompareDestination):
-    """Every word is 0 before a sample, and holds afterwards how many additions it was to get: none may be lost."""
-
-    name = Verification.GPU_EVERY_SAMPLE
-
-    def prepare_destination(self, destination: Destination, part: Window) -> None:
-        stream = destination.stream
+def clear_counts(flow: FlowPart, part: Window) -> None:
+    """Begin to set every word to 0."""
+    if flow.destination is not None:
+        stream = flow.destination.stream
         stream.context.make_current()
-        call("cuMemsetD32Async", destination.address(part), 0, part.size_bytes // 4, stream.handle)
+        address = flow.destination.region(part).address
+        call("cuMemsetD32Async", address, 0, part.size_bytes // 4, stream.handle)
 
-    def check_destination(self, destination: Destination, part: Window, passes: int) -> Check:
-        stream, address = destination.stream, destination.address(part)
-        words = part.slot_bytes // WORD_BYTES
-        result = destination.worker.results.take(stream)
-        result.clear()
-        kernels = destination.worker.kernels[stream.context.bus_id]
-        grid = stream.context.multiprocessors
-        arguments = (address, words, passes, part.slots, result.address)
-        kernels.launch("verify_counts", stream.handle, grid, THREADS, *arguments)
-        result.fetch()
 
-        region = Region(address, part.size_bytes, seed=0, offset_bytes=part.offset_bytes)
-        whole, rest = divmod(passes, part.slots)
-        return partial(first_difference, stream, result, region, lambda first: whole + (first // words < rest))
+def check_counts(flow: FlowPart, part: Window, passes: int) -> Check | None:
+    """Begin to look whether every word holds how many additions it was to get: none may be lost."""
+    if flow.destination is None:
+        return None
+    worker, stream, region = flow.destination.worker, flow.destination.stream, flow.destination.region(part)
+    words = part.slot_bytes // WORD_BYTES
+    result = worker.results.take(stream)
+    result.clear()
+    kernels = worker.kernels[stream.context.bus_id]
+    arguments = (region.address, words, passes, part.slots, result.address)
+    kernels.launch("verify_counts", stream.handle, stream.context.multiprocessors, THREADS, *arguments)
+    result.fetch()
+    whole, rest = divmod(passes, part.slots)
+    return partial(first_difference, stream, result, region, lambda first: whole + (first // words < rest))
 
 
 class Additions(Walker):
-    """One task under way: one thread adds to counters in memory in turn, where a pointer chase has loads.
+    """One thread adds to counters in memory in turn, where a pointer chase has loads.
 
     It goes on from sample to sample: ``kernels/atomic_latency.cu``.
     """
 
     verification = Verification.COUNTERS_EVERY_SAMPLE
-
-    def take_reader(self) -> None:
-        if self._walks:
-            stream = self.worker.stream(self.flow.initiator or "")
-            self.worker.connect(stream.context.bus_id, self.flow.source)
-            self.adder = Adder(stream, self.worker.kernels[stream.context.bus_id])
-            self._held.own.append(self.adder)
+    kernel = "add_in_turn"
 
     def write_chain(self) -> int | None:
         """Clear the counters, by the GPU that owns them."""
         if not self._owns:
             return None
-        memory = self.worker.destination(self.buffer(0))
-        self.counters = Counters(memory.address, self.worker.near(self.flow.source, self.flow))
+        self.counters = Counters(self.memory(0).address, self.worker.near(self.flow.source, self.flow))
         self.counters.clear()
         return 0
 
@@ -76,17 +67,10 @@ class Additions(Walker):
         """Nothing has to be known of a chain."""
 
     def queue(self) -> None:
-        """Queue additions."""
-        self.adder.start(self.counters, self.chase.loads, warm=WARM_UP_LOADS)
+        self.gpu.start_additions(self.counters, self.chase.loads, warm=WARM_UP_LOADS)
 
-    def wait(self) -> tuple[Walk, float, float]:
-        """Wait for them, and look at all counters."""
-        made = self.adder.end()
-        wrong = self.counters.wrong_offset()
-        if wrong is None and made.wrong_answers:
-            wrong = 0
-        elapsed_ms = possible_ms("the kernel add_in_turn", made.elapsed_ns / 1e6)
-        return Walk(made.elapsed_ns, made.adds, wrong), elapsed_ms, made.latency_ns
+    def wait(self) -> Walk:
+        return self.gpu.end_additions(self.counters)
 
     def error(self, sample: int, offset: int | None) -> str | None:
         if offset is None:
@@ -97,6 +81,6 @@ class Additions(Walker):
 
 
 MEASURE = {
-    Engine.ATOMIC: partial(transfer_step.measure, Transfer(add_ones, CountAdditions())),
-    Engine.ATOMIC_LATENCY: partial(chase.measure, walker_of=lambda _task: Additions),
+    Engine.ATOMIC: partial(transfer.measure, Transfer(add_ones, clear_counts, check_counts)),
+    Engine.ATOMIC_LATENCY: partial(latency.measure, Additions),
 }

@@ -6,30 +6,25 @@ step are measured at the same time: the walk of each is queued on its own GPU be
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from egmctl.bench.buffers import Buffer, FlowBuffers, assign
-from egmctl.bench.processes.collective import (
-    CollectiveStep,
-    Item,
-    ResourceScope,
-    open_buffers,
-    resource_scopes,
-    with_evidence,
-)
+from egmctl.bench.buffers import assign
+from egmctl.bench.engines import latency
+from egmctl.bench.engines.latency import TaskPart
+from egmctl.bench.processes.collective import CollectiveStep, Item, ResourceScope, open_buffers
 from egmctl.bench.results import chain_error, of_latency, summarize
-from egmctl.gpu.chase import Chain, Reader, Walk
+from egmctl.gpu.chase import Chain, Walk
 from egmctl.gpu.context import ms_since, possible_ms
+from egmctl.gpu.memory import Memory
+from egmctl.gpu.timing import Mark
 from egmctl.model.measurement import (
     Chase,
     ChaseOrder,
     Engine,
-    Flow,
     Measurement,
     Pattern,
-    Phase,
     Sample,
     Settings,
     Task,
@@ -44,74 +39,45 @@ WARM_UP_LOADS = 2000
 long as all later ones."""
 
 NVBANDWIDTH_LOADS = 1_000_000
-"""What nvbandwidth does in one measurement, an equal part on each multiprocessor."""
+"""The loads of one measurement of nvbandwidth, an equal part on each multiprocessor."""
 
 
-def walker_of(task: Task) -> type[Walker]:
-    """Return what goes along the memory of a task."""
-    if task.pattern is Pattern.LOADED:
-        return Loaded
-    return Nvbandwidth if task.chase is not None and task.chase.order is ChaseOrder.SEQUENTIAL else Walker
-
-
-def measure(
-    worker: WorkerContext,
-    tasks: Sequence[Task],
-    settings: Settings,
-    walker_of: Callable[[Task], type[Walker]] = walker_of,
-) -> list[Measurement]:
+def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
     """Measure latencies along random or sequential lines, idle or while other blocks load the same path."""
-    collective = CollectiveStep(worker, tasks)
-    with resource_scopes(collective) as scopes:
-        walkers = [
-            walker_of(task)(collective, worker, task, buffers, scope)
-            for task, buffers, scope in zip(tasks, assign(tasks), scopes, strict=True)
-        ]
-        open_buffers(collective, worker, assign(tasks), before=lambda place: walkers[place].take_reader())
-        for walker, items in zip(walkers, collective.do(lambda place: walkers[place].write_chain()), strict=True):
-            walker.hear_seed(items)
-        collective.do(lambda place: walkers[place].get_ready())
-        with worker.stopwatch.phase(Phase.MEASURING), worker.link_counters.watch(tasks) as watch:
-            for _ in range(settings.samples):
-                timed = collective.do(lambda place: walkers[place].end(), begin=lambda place: walkers[place].start())
-                for walker, items in zip(walkers, timed, strict=True):
-                    walker.keep(items)
-    return with_evidence(collective, worker, watch, lambda place: walkers[place].conclude())
+    (task, *_) = tasks
+    walker = Walker
+    if task.pattern is Pattern.LOADED:
+        walker = Loaded
+    elif task.chase is not None and task.chase.order is ChaseOrder.SEQUENTIAL:
+        walker = Nvbandwidth
+    return latency.measure(walker, worker, tasks, settings)
 
 
-class Walker:
-    """One task under way: one thread follows a chain of random lines, from sample to sample further along it."""
+class Walker(TaskPart):
+    """One thread follows a chain of random lines, from sample to sample further along it."""
 
     verification = Verification.WALK_EVERY_SAMPLE
+    kernel = "chase"
 
-    def __init__(
-        self,
-        collective: CollectiveStep,
-        worker: WorkerContext,
-        task: Task,
-        buffers: Sequence[FlowBuffers],
-        held: ResourceScope,
-    ) -> None:
-        flow = task.flows[0]
-        self.task = task
-        self.flow = flow
-        self.worker = worker
-        self.samples: list[Sample] = []
-        self._collective = collective
-        self._buffers = buffers
-        self._held = held
-        self._walks = collective.issues(flow)
-        self._owns = collective.owns(flow.source)
-        self._expired = 0
+    def __init__(self, collective: CollectiveStep, worker: WorkerContext, place: int, held: ResourceScope) -> None:
+        super().__init__(collective, worker, place, held)
+        self._walks = collective.issues(self.flow)
+        self._owns = collective.owns(self.flow.source)
         self._beside = 0
-        self._chain_error: str | None = None
-        self._started = 0.0
+        self._wrong: str | None = None
+
+    @staticmethod
+    def prepare(collective: CollectiveStep, worker: WorkerContext, parts: Sequence[Walker]) -> None:
+        """Have the owners of memory write their chains, and those that walk learn the seeds."""
+        open_buffers(collective, worker, assign(collective.tasks), before=lambda place: parts[place].take_reader())
+        for part, items in zip(parts, collective.do(lambda place: parts[place].write_chain()), strict=True):
+            part.seed = next((item.data for item in items if item.data is not None), 0)
+        collective.do(lambda place: parts[place].get_ready())
 
     def take_reader(self) -> None:
         """Get what walks, if that is this process; choose a seed, if it owns the memory."""
         if self._walks:
-            self.reader = take_reader(self._collective, self.worker, self.flow)
-            self._held.own.append(self.reader)
+            self.gpu = self.reader(self.flow)
         if self._owns:
             self.seed = 0 if self.chase.order is ChaseOrder.SEQUENTIAL else self.worker.new_seed()
 
@@ -123,65 +89,63 @@ class Walker:
         self._chain().make(stream, self.worker.kernels[stream.context.bus_id])
         return self.seed
 
-    def hear_seed(self, items: Sequence[Item]) -> None:
-        """Take the seed that the owner has told."""
-        self.seed = next((item.data for item in items if item.data is not None), 0)
-
     def get_ready(self) -> None:
         """Prepare the first walk."""
         if self._walks:
             self.chain = self._chain()
             self.warm_up()
 
+    def warm_up(self) -> None:
+        """Note how many loads come before those that the next sample times."""
+        self.warm = WARM_UP_LOADS + (self.chain.lines if self.chase.warm else 0)
+
     def start(self) -> None:
-        """Queue what makes one sample."""
-        self._started = time.perf_counter()
+        super().start()
         if self._walks:
             self.queue()
 
-    def end(self) -> dict[str, Any] | None:
-        """Wait for it; return what was measured as JSON data."""
+    def queue(self) -> None:
+        """Queue a walk."""
+        self.gpu.start_walk(self.chain, self.chase.loads, warm=self.warm)
+        self.warm = WARM_UP_LOADS
+
+    def wait(self) -> Walk:
+        """Wait for the walk."""
+        return self.gpu.end_walk()
+
+    def take(self) -> dict[str, Any] | None:
         if not self._walks:
             return None
-        walk, elapsed_ms, latency_ns = self.wait()
-        return {
-            "latency_ns": latency_ns,
-            "elapsed_ms": elapsed_ms,
-            "wall_ms": ms_since(self._started),
-            "wrong_offset": walk.wrong_offset,
-            "load_gb_s": walk.load_gb_s,
-            "beside": walk.load_beside,
-            "expired": walk.expired,
-        }
+        walk = self.wait()
+        if not walk.expired:
+            possible_ms(f"the kernel {self.kernel}", walk.elapsed_ns / 1e6)
+        return {"walk": asdict(walk), "wall_ms": ms_since(self.started)}
 
     def keep(self, items: Sequence[Item]) -> None:
-        """Keep what a process has told of a sample."""
-        timed = next((item.data for item in items if item.data is not None), None)
-        if timed is None:
-            return
-        if timed["expired"]:
-            self._expired += 1
-            return
-        self._beside = max(self._beside, timed["beside"])
-        self._chain_error = self._chain_error or self.error(len(self.samples), timed["wrong_offset"])
-        self.samples.append(
-            Sample(
-                bandwidth_gb_s=timed["load_gb_s"] if self.task.pattern is Pattern.LOADED else None,
-                latency_ns=timed["latency_ns"],
-                elapsed_ms=timed["elapsed_ms"],
-                wall_ms=timed["wall_ms"],
+        for data in (item.data for item in items if item.data is not None):
+            walk = Walk(**data["walk"])
+            if walk.expired:
+                self.discarded += 1
+                continue
+            self._beside = max(self._beside, walk.load_beside)
+            self._wrong = self._wrong or self.error(len(self.samples), walk.wrong_offset)
+            self.samples.append(
+                Sample(
+                    bandwidth_gb_s=walk.load_gb_s if self.task.pattern is Pattern.LOADED else None,
+                    latency_ns=walk.latency_ns,
+                    elapsed_ms=walk.elapsed_ns / 1e6,
+                    wall_ms=data["wall_ms"],
+                )
             )
-        )
 
     def conclude(self) -> Measurement:
-        """Return the measurement."""
         loads = [sample.bandwidth_gb_s for sample in self.samples if sample.bandwidth_gb_s is not None]
         return of_latency(
             self.task,
             self.samples,
-            self._chain_error,
+            self._wrong,
             f"{self._beside} warps of the load ran on the chase's multiprocessor" if self._beside else None,
-            discarded=self._expired,
+            discarded=self.discarded,
             bandwidth_gb_s=summarize(loads) if loads else None,
             verification=self.verification,
             seeds=(self.seed,),
@@ -193,36 +157,19 @@ class Walker:
 
     @property
     def chase(self) -> Chase:
-        """How the latency is measured."""
+        """The chase of the task."""
         if self.task.chase is None:
             raise ValueError(f"{self.task.case} does not say how a latency is measured")
         return self.task.chase
 
-    def warm_up(self) -> None:
-        """Note how many loads come before those that the next sample times."""
-        self.warm = WARM_UP_LOADS + (self.chain.lines if self.chase.warm else 0)
-
-    def queue(self) -> None:
-        """Queue a walk."""
-        self.reader.start_walk(self.chain, self.chase.loads, warm=self.warm)
-        self.warm = WARM_UP_LOADS
-
-    def wait(self) -> tuple[Walk, float, float]:
-        """Wait for the walk; return it, its milliseconds and the nanoseconds of a load."""
-        walk = self.reader.end_walk()
-        return walk, possible_ms("the kernel chase", walk.elapsed_ns / 1e6), walk.latency_ns
-
-    def buffer(self, flow: int) -> Buffer:
-        """Return what a flow reads."""
-        source = self._buffers[flow].source
-        if source is None:
-            raise ValueError("a latency needs memory to read")
-        return source
+    def memory(self, flow: int) -> Memory:
+        """Return the memory that a flow reads."""
+        (buffer,) = self.buffers[flow].there
+        return self.worker.destination(buffer)
 
     def _chain(self) -> Chain:
         """Return the chain as this process sees it: its owner and who walks along it have addresses of their own."""
-        memory = self.worker.destination(self.buffer(0))
-        return Chain(memory.address, self.task.size_bytes, self.chase.stride_bytes, self.seed)
+        return Chain(self.memory(0).address, self.task.size_bytes, self.chase.stride_bytes, self.seed)
 
 
 class Nvbandwidth(Walker):
@@ -233,60 +180,42 @@ class Nvbandwidth(Walker):
     """
 
     def warm_up(self) -> None:
-        self.blocks = self.reader.stream.context.multiprocessors
+        self.blocks = self.gpu.stream.context.multiprocessors
         self.loads = NVBANDWIDTH_LOADS // self.blocks
         self.launches = -(-self.chase.loads // self.loads)
-        self.reader.start_walk(self.chain, 1, warm=self.chain.lines)
-        self.reader.end_walk()
+        self.gpu.start_walk(self.chain, 1, warm=self.chain.lines)
+        self.gpu.end_walk()
 
     def queue(self) -> None:
-        stream = self.reader.stream
+        stream = self.gpu.stream
         stream.context.make_current()
-        stream.start()
+        stream.mark(Mark.START)
         for number in range(self.launches):
             self.chain.rewind()
             block = number * self.blocks // self.launches
-            self.reader.start_walk(self.chain, self.loads, warm=0, block=block, blocks=self.blocks)
-        stream.end()
+            self.gpu.start_walk(self.chain, self.loads, warm=0, block=block, blocks=self.blocks)
+        stream.mark(Mark.END)
 
-    def wait(self) -> tuple[Walk, float, float]:
-        walk = self.reader.end_walk()
-        elapsed_ms = self.reader.stream.elapsed_ms()
-        return walk, elapsed_ms, elapsed_ms * 1e6 / (self.launches * self.loads)
+    def wait(self) -> Walk:
+        wrong_offset = self.gpu.end_walk().wrong_offset
+        return Walk(self.gpu.stream.elapsed_ms() * 1e6, self.launches * self.loads, wrong_offset)
 
 
 class Loaded(Walker):
-    """As the chase, while other blocks of the same launch read a second buffer at the same end."""
+    """A chase while other blocks of the same launch read a second buffer at the same end."""
+
+    kernel = "chase_loaded"
 
     def warm_up(self) -> None:
         super().warm_up()
-        self.data = self.worker.destination(self.buffer(1))
-        self.load_blocks = min(self.chase.load_blocks, self.reader.stream.context.multiprocessors - 1)
+        self.load_blocks = min(self.chase.load_blocks, self.gpu.stream.context.multiprocessors - 1)
 
     def queue(self) -> None:
-        self.reader.start_loaded_walk(
-            self.chain,
-            self.chase.loads,
-            warm=self.warm,
-            data=self.data.address,
-            data_bytes=self.data.size_bytes,
-            load_blocks=self.load_blocks,
-        )
+        loads, data = self.chase.loads, self.memory(1)
+        self.gpu.start_loaded_walk(self.chain, loads, warm=self.warm, data=data, load_blocks=self.load_blocks)
 
-    def wait(self) -> tuple[Walk, float, float]:
-        walk = self.reader.end_loaded_walk()
-        if walk.expired:
-            return walk, 0.0, 0.0
-        return walk, possible_ms("the kernel chase_loaded", walk.elapsed_ns / 1e6), walk.latency_ns
-
-
-def take_reader(collective: CollectiveStep, worker: WorkerContext, flow: Flow) -> Reader:
-    """Return what measures latencies on the GPU that issues a flow's work, which reaches what this process owns."""
-    stream = worker.stream(flow.initiator or "")
-    for end in (flow.source, flow.destination):
-        if collective.owns(end):
-            worker.connect(stream.context.bus_id, end)
-    return Reader(stream, worker.kernels[stream.context.bus_id])
+    def wait(self) -> Walk:
+        return self.gpu.end_loaded_walk()
 
 
 MEASURE = {Engine.CHASE: measure}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
-from egmctl.bench.engines.transfer import ChecksumOfReads, Move, Mover, Transfer
-from egmctl.bench.engines.transfer_step import measure
+from egmctl.bench.buffers import Window
+from egmctl.bench.engines.transfer import FlowPart, Move, Mover, Transfer, measure
+from egmctl.gpu.pattern import Check, Difference
 from egmctl.gpu.timing import FlowParts, Stream
+from egmctl.model.measurement import Verification
 from egmctl.model.task import Engine
 
 _SPLIT_BYTES = 4096
-"""Where a copy is split over streams, at a multiple of this."""
+"""A copy is split over streams at multiples of this."""
 _BULK_THREADS = 32
 """One of them works: a block needs a warp."""
 
@@ -50,17 +52,47 @@ def write_vectors(mover: Mover, move: Move) -> FlowParts:
 
 def copy_bulk(mover: Mover, move: Move) -> FlowParts:
     """Copy chunks of 16 KiB, six of them under way in each block: ``kernels/bulk.cu``."""
-    stream = mover.streams[0]
-    # One block on each multiprocessor: its chunks under way take almost half of the shared memory.
-    grid = mover.blocks_of(1)
     arguments = (move.destination, move.source, move.vectors, move.passes, move.slots)
-    return [(stream, partial(mover.kernels.launch, "copy_bulk", stream.handle, grid, _BULK_THREADS, *arguments))]
+    # One block on each multiprocessor: its chunks under way take almost half of the shared memory.
+    return mover.by_kernel("copy_bulk", *arguments, blocks=1, threads=_BULK_THREADS)
 
 
+def clear_sum(flow: FlowPart, _part: Window) -> None:
+    """Begin to clear the sum of what a kernel reads and writes nowhere."""
+    if flow.mover is not None:
+        flow.mover.result.clear()
+
+
+def check_sum(flow: FlowPart, part: Window, passes: int) -> Check | None:
+    """Begin to compare the sum of all that a sample's kernel has read with the pattern's sum."""
+    if flow.mover is None:
+        return None
+    mover = flow.mover
+    mover.result.fetch()
+    pattern, stream = mover.worker.pattern, mover.streams[0]
+    whole, rest = divmod(passes, part.slots)
+    region = mover.expected(part)
+    expected = whole * pattern.sum(stream, region)
+    if rest:
+        expected += pattern.sum(stream, mover.expected(Window(part.offset_bytes, rest, part.slot_bytes)))
+    expected %= 1 << 64
+
+    def finish() -> Difference | None:
+        total = mover.result.words()[0]
+        if total == expected:
+            return None
+        # The same way again: it may show where.
+        difference = pattern.check(stream, region)()
+        return difference or Difference(0, part.offset_bytes, expected, total)
+
+    return finish
+
+
+READ = Transfer(read_vectors, clear_sum, check_sum, Verification.CHECKSUM_EVERY_SAMPLE)
 MEASURE = {
     Engine.COPY_ENGINE: partial(measure, Transfer(copy)),
     Engine.SM_COPY: partial(measure, Transfer(copy_vectors)),
-    Engine.SM_READ: partial(measure, Transfer(read_vectors, ChecksumOfReads())),
+    Engine.SM_READ: partial(measure, READ),
     Engine.SM_WRITE: partial(measure, Transfer(write_vectors)),
     Engine.BULK: partial(measure, Transfer(copy_bulk)),
 }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
 
-from egmctl.bench.buffers import assign
+from egmctl.bench.buffers import buffers_of
 from egmctl.bench.engines.chase import WARM_UP_LOADS
 from egmctl.bench.outcomes import failure
 from egmctl.bench.processes.context import WorkerContext
@@ -36,85 +37,40 @@ from egmctl.model.measurement import (
 
 WARM_UP_PASSES = 2
 _WORD = 0x9E3779B97F4A7C15
-"""What is written, multiplied by the sample's number: no two samples leave the same."""
+"""Each sample writes a multiple of its own: no two samples leave the same word."""
 _MASK = (1 << 64) - 1
 
 
-def one_by_one(
-    measure: Callable[[WorkerContext, Task, Settings], Measurement],
-    worker: WorkerContext,
-    tasks: Sequence[Task],
-    settings: Settings,
+def measure(
+    engine: type[Passes | Walks], worker: WorkerContext, tasks: Sequence[Task], settings: Settings
 ) -> list[Measurement]:
-    """Measure tasks of CPUs one after the other; a driver call that fails costs its task alone."""
-
-    def timed(task: Task) -> Measurement:
+    """Measure tasks of CPUs one after the other; an error costs its task alone."""
+    measurements = []
+    for task in tasks:
         started = time.perf_counter()
         try:
-            measurement = measure(worker, task, settings)
+            measurement = _measured(engine, worker, task, settings)
         except DriverCallError as error:
             measurement = failure(task, error)
-        return replace(measurement, wall_s=time.perf_counter() - started)
+        except (NoCpus, OSError) as error:
+            measurement = waived(task, WaiverKind.UNSUPPORTED_ENGINE, str(error))
+        measurements.append(replace(measurement, wall_s=time.perf_counter() - started))
+    return measurements
 
-    return [timed(task) for task in tasks]
 
-
-def measure(worker: WorkerContext, task: Task, settings: Settings) -> Measurement:
-    """Measure one task: its one flow is from memory to CPUs or the other way. Its samples are never judged.
-
-    Raises
-    ------
-    DriverCallError
-        If the memory cannot be had.
-    """
+def _measured(engine: type[Passes | Walks], worker: WorkerContext, task: Task, settings: Settings) -> Measurement:
+    """Measure one task: its one flow is from memory to CPUs or the other way."""
     flow = task.flows[0]
     reads = flow.destination.memory is MemoryKind.REGISTERS
-    cpus, end = (flow.destination, flow.source) if reads else (flow.source, flow.destination)
-    try:
-        threads = CpuThreads(cpus_of(cpus.numa_node or 0))
-    except NoCpus as why:
-        return waived(task, WaiverKind.UNSUPPORTED_ENGINE, str(why))
-    ((buffers,),) = assign([task])
-    buffer = buffers.source or buffers.destination
-    if buffer is None:
-        raise ValueError(f"{task.case} has no memory at {end.label}")
-    # The buffer is larger where the size is small: copies then go from place to place.
-    memory = _Part(worker.destination(buffer).address, task.size_bytes)
-    with worker.stopwatch.phase(Phase.WARM_UP):
-        threads.write(memory, WARM_UP_PASSES, _word(0))
-    placements = worker.placements((buffer,))
-    if (outcome := misplaced(task, end, placements)) is not None:
-        return outcome
-    samples: list[Sample] = []
-    mismatch: Mismatch | None = None
-    for number in range(settings.samples):
-        if reads:
-            word = _word(0)
-            with worker.stopwatch.phase(Phase.MEASURING):
-                elapsed_ms, total = threads.read(memory, task.copies)
-        else:
-            word = _word(number + 1)
-            with worker.stopwatch.phase(Phase.MEASURING):
-                elapsed_ms = threads.write(memory, task.copies, word)
-            with worker.stopwatch.phase(Phase.VERIFYING):
-                _, total = threads.read(memory, 1)
-        gb_s = bandwidth_gb_s(task.copies * task.size_bytes, elapsed_ms)
-        samples.append(Sample(bandwidth_gb_s=gb_s, flows_gb_s=(gb_s,), elapsed_ms=elapsed_ms, wall_ms=elapsed_ms))
-        if total != word * (memory.size_bytes // 8) & _MASK and mismatch is None:
-            mismatch = _difference(memory, word, number)
-    summary = summarize([sample.bandwidth_gb_s or 0 for sample in samples])
-    return finish(
-        task,
-        Status.OK if mismatch is None else Status.CORRUPT,
-        reason=None if mismatch is None else f"sample {mismatch.sample}: the checksum over all words is wrong",
-        samples=tuple(samples),
-        bandwidth_gb_s=summary,
-        flows_gb_s=(summary,),
-        verification=Verification.CHECKSUM_EVERY_SAMPLE,
-        mismatch=mismatch,
-        concurrent=1,
-        placements=placements,
-    )
+    node, end = (flow.destination, flow.source) if reads else (flow.source, flow.destination)
+    cpus = cpus_of(node.numa_node or 0)
+    (buffer,) = buffers_of([task])
+    with closing(engine(worker, task, worker.destination(buffer), cpus)) as work:
+        placements = worker.placements((buffer,))
+        if (outcome := misplaced(task, end, placements)) is not None:
+            return outcome
+        samples = tuple(work.sample(number) for number in range(settings.samples))
+    return replace(work.conclude(samples), concurrent=1, placements=placements)
 
 
 def misplaced(task: Task, end: Endpoint, placements: Sequence[Placement]) -> Measurement | None:
@@ -127,74 +83,94 @@ def misplaced(task: Task, end: Endpoint, placements: Sequence[Placement]) -> Mea
     return waived(task, WaiverKind.NO_NUMA_MEMORY, reason)
 
 
-@dataclass(slots=True)
-class _Part:
-    """The beginning of a buffer."""
+class Passes:
+    """A bandwidth: threads read or write all of the memory. Its samples are never judged."""
 
-    address: int
-    size_bytes: int
+    def __init__(self, worker: WorkerContext, task: Task, memory: Memory, cpus: Sequence[int]) -> None:
+        self._task = task
+        self._phase = worker.stopwatch.phase
+        self._reads = task.flows[0].destination.memory is MemoryKind.REGISTERS
+        self._threads = CpuThreads(cpus)
+        # The buffer is larger where the size is small: copies then go from place to place.
+        self._words = words_of(memory, task.size_bytes)
+        self._mismatch: Mismatch | None = None
+        with self._phase(Phase.WARM_UP):
+            self._threads.write(self._words, WARM_UP_PASSES, _WORD)
+
+    def sample(self, number: int) -> Sample:
+        """Read the warm-up's word everywhere, or write another one and read it back."""
+        word = _WORD if self._reads else _WORD * (number + 2) & _MASK
+        with self._phase(Phase.MEASURING):
+            if self._reads:
+                elapsed_ms, total = self._threads.read(self._words, self._task.copies)
+            else:
+                elapsed_ms = self._threads.write(self._words, self._task.copies, word)
+        if not self._reads:
+            with self._phase(Phase.VERIFYING):
+                _, total = self._threads.read(self._words, 1)
+        if total != word * len(self._words) & _MASK and self._mismatch is None:
+            self._mismatch = self._difference(word, number)
+        gb_s = bandwidth_gb_s(self._task.copies * self._task.size_bytes, elapsed_ms)
+        return Sample(bandwidth_gb_s=gb_s, flows_gb_s=(gb_s,), elapsed_ms=elapsed_ms, wall_ms=elapsed_ms)
+
+    def conclude(self, samples: tuple[Sample, ...]) -> Measurement:
+        """Return the measurement."""
+        summary = summarize([sample.bandwidth_gb_s or 0 for sample in samples])
+        wrong = self._mismatch
+        return finish(
+            self._task,
+            Status.OK if wrong is None else Status.CORRUPT,
+            reason=None if wrong is None else f"sample {wrong.sample}: the checksum over all words is wrong",
+            samples=samples,
+            bandwidth_gb_s=summary,
+            flows_gb_s=(summary,),
+            verification=Verification.CHECKSUM_EVERY_SAMPLE,
+            mismatch=wrong,
+        )
 
     def close(self) -> None:
-        """Give nothing back: the buffer is the worker's."""
+        """Do nothing: the memory is the worker's."""
+
+    def _difference(self, word: int, sample: int) -> Mismatch:
+        wrong = (self._words != word).nonzero()[0]
+        # Nothing is wrong any more if only the reading went wrong.
+        first = int(wrong[0]) if len(wrong) else 0
+        return Mismatch(
+            sample=sample,
+            words=len(wrong),
+            first_offset_bytes=8 * first,
+            expected=f"{word:#018x}",
+            found=f"{int(self._words[first]):#018x}",
+        )
 
 
-def _word(number: int) -> int:
-    return _WORD * (number + 1) & _MASK
+class Walks:
+    """A latency: one thread on the first CPU follows a chain of addresses."""
 
+    def __init__(self, worker: WorkerContext, task: Task, memory: Memory, cpus: Sequence[int]) -> None:
+        if task.chase is None:
+            raise ValueError(f"{task.case} does not say how a latency is measured")
+        self._task = task
+        self._loads = task.chase.loads
+        self._seed = worker.new_seed()
+        self._walk = CpuWalk(memory, task.chase.stride_bytes, self._seed, cpus[0])
+        self._wrong: str | None = None
+        self.close = self._walk.close
 
-def _difference(memory: Memory, word: int, sample: int) -> Mismatch:
-    words = words_of(memory)
-    wrong = (words != word).nonzero()[0]
-    # Nothing is wrong any more if only the reading went wrong.
-    first = int(wrong[0]) if len(wrong) else 0
-    return Mismatch(
-        sample=sample,
-        words=len(wrong),
-        first_offset_bytes=8 * first,
-        expected=f"{word:#018x}",
-        found=f"{int(words[first]):#018x}",
-    )
+    def sample(self, number: int) -> Sample:
+        """Walk on from where the last sample ended."""
+        self._walk.walk(WARM_UP_LOADS)
+        elapsed_ms, wrong_offset = self._walk.walk(self._loads)
+        self._wrong = self._wrong or chain_error(number, wrong_offset)
+        return Sample(latency_ns=elapsed_ms * 1e6 / self._loads, elapsed_ms=elapsed_ms, wall_ms=elapsed_ms)
 
-
-def measure_chase(worker: WorkerContext, task: Task, settings: Settings) -> Measurement:
-    """Measure one task by one thread on the first CPU of the node: its one flow is from memory to a CPU.
-
-    Raises
-    ------
-    DriverCallError
-        If the memory cannot be had.
-    """
-    flow, chase = task.flows[0], task.chase
-    ((buffers,),) = assign([task])
-    if chase is None or buffers.source is None:
-        raise ValueError(f"{task.case} does not say how a latency is measured, or of which memory")
-    try:
-        cpu = cpus_of(flow.destination.numa_node or 0)[0]
-        seed = worker.new_seed()
-        walk = CpuWalk(worker.destination(buffers.source), chase.stride_bytes, seed, cpu)
-    except (NoCpus, OSError) as why:
-        return waived(task, WaiverKind.UNSUPPORTED_ENGINE, str(why))
-    try:
-        placements = worker.placements((buffers.source,))
-        if (outcome := misplaced(task, flow.source, placements)) is not None:
-            return outcome
-        samples: list[Sample] = []
-        wrong: str | None = None
-        for number in range(settings.samples):
-            walk.walk(WARM_UP_LOADS)
-            elapsed_ms, at = walk.walk(chase.loads)
-            wrong = wrong or chain_error(number, at)
-            latency_ns = elapsed_ms * 1e6 / chase.loads
-            samples.append(Sample(latency_ns=latency_ns, elapsed_ms=elapsed_ms, wall_ms=elapsed_ms))
-    finally:
-        walk.close()
-    verification = Verification.WALK_EVERY_SAMPLE
-    return of_latency(
-        task, samples, wrong, verification=verification, seeds=(seed,), concurrent=1, placements=placements
-    )
+    def conclude(self, samples: tuple[Sample, ...]) -> Measurement:
+        """Return the measurement."""
+        verification = Verification.WALK_EVERY_SAMPLE
+        return of_latency(self._task, samples, self._wrong, verification=verification, seeds=(self._seed,))
 
 
 MEASURE = {
-    Engine.CPU: partial(one_by_one, measure),
-    Engine.CPU_CHASE: partial(one_by_one, measure_chase),
+    Engine.CPU: partial(measure, Passes),
+    Engine.CPU_CHASE: partial(measure, Walks),
 }

@@ -8,15 +8,15 @@ the clocks of two processes of one node, which are one clock (CLOCK_MONOTONIC), 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple
-from typing import Any
 
 from egmctl.bench.processes.collective import CollectiveStep, Item, ResourceScope, close_all, resource_scopes
 from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.results import mismatch_of, summarize
-from egmctl.gpu.context import ms_since
+from egmctl.gpu.context import timed
 from egmctl.gpu.handles import ImportedMemory, SharedMemory
+from egmctl.gpu.memory import Memory
 from egmctl.gpu.pattern import Difference, Region, poison
 from egmctl.gpu.timing import Stream
 from egmctl.model.measurement import (
@@ -55,28 +55,28 @@ def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings, le
     """
     collective = CollectiveStep(worker, tasks)
     seeds = range(1, 1 + WARM_UP_LIVES + max(settings.samples, least))
-    timed: list[list[dict[str, float]]] = [[] for _ in tasks]
+    lives: list[list[dict[str, float]]] = [[] for _ in tasks]
     for seed in seeds:
         if None in collective.outcomes:
             with worker.stopwatch.phase(Phase.MEASURING):
-                lived = _live(collective, worker, seed)
-            for place, stages_ms in enumerate(lived):
-                timed[place].append(stages_ms)
+                for life, stages_ms in zip(lives, _live(collective, worker, seed), strict=True):
+                    life.append(stages_ms)
     return [
-        outcome or _conclude(task, timed[place][WARM_UP_LIVES:], seeds[-1])
-        for place, (task, outcome) in enumerate(zip(tasks, collective.outcomes, strict=True))
+        outcome
+        or finish(
+            task,
+            Status.OK,
+            stages=_stages(life[WARM_UP_LIVES:]),
+            verification=Verification.GPU_EVERY_SAMPLE,
+            seeds=(seeds[-1],),
+        )
+        for task, outcome, life in zip(tasks, collective.outcomes, lives, strict=True)
     ]
 
 
-def _conclude(task: Task, timed: Sequence[dict[str, float]], seed: int) -> Measurement:
-    names = [name for name in STAGES if name in timed[0]]
-    return finish(
-        task,
-        Status.OK,
-        stages=tuple(Stage(name=name, ms=summarize([stages_ms[name] for stages_ms in timed])) for name in names),
-        verification=Verification.GPU_EVERY_SAMPLE,
-        seeds=(seed,),
-    )
+def _stages(lives: Sequence[dict[str, float]]) -> tuple[Stage, ...]:
+    names = [name for name in STAGES if name in lives[0]]
+    return tuple(Stage(name=name, ms=summarize([stages_ms[name] for stages_ms in lives])) for name in names)
 
 
 def _live(collective: CollectiveStep, worker: WorkerContext, seed: int) -> list[dict[str, float]]:
@@ -92,8 +92,8 @@ def _live(collective: CollectiveStep, worker: WorkerContext, seed: int) -> list[
             close_all(offered)
         for place, items in enumerate(collective.do(lambda place: lives[place].check())):
             lives[place].judge(items)
-    timed = collective.do(lambda place: lives[place].stages_ms)
-    return [{name: ms for item in items for name, ms in (item.data or {}).items()} for items in timed]
+    gathered = collective.do(lambda place: lives[place].stages_ms)
+    return [{name: ms for item in items for name, ms in (item.data or {}).items()} for items in gathered]
 
 
 class _Life:
@@ -113,17 +113,16 @@ class _Life:
             (end, end.handle) for end in (flow.source, flow.destination) if end.handle is not None
         )
         self._owner, self._importer = self._end.rank or 0, flow.initiator_rank or 0
-        me = collective.exchange.rank
-        self._owns, self._imports = me == self._owner, me == self._importer
-        self._bus_id = collective.ranks[me].bus_id
+        self._me = collective.exchange.rank
         self._shared: SharedMemory | None = None
-        self._imported: ImportedMemory | None = None
-        self._touches_ms: dict[str, float] = {}
+        self.stages_ms: dict[str, float] = {}
+        """The stages that this rank has timed."""
 
     def make(self) -> None:
-        if self._owns:
+        if self._me == self._owner:
             self._shared = SharedMemory(self._handle, self._stream.context, self._task.size_bytes, self._end.numa_node)
             self._held.own.append(self._shared)
+            self.stages_ms = self._shared.stages_ms
 
     def offer(self) -> Item:
         if self._shared is None:
@@ -133,18 +132,21 @@ class _Life:
 
     def open(self, offered: Sequence[Item], received_s: float) -> None:
         """Open what the owner has sent, and write all of it."""
-        if not self._imports:
+        if self._me != self._importer:
             return
-        item = offered[self._owner]
+        item, stream = offered[self._owner], self._stream
+        imported = ImportedMemory(stream.context, item.data["offer"], item.fds)
+        self._held.opened.append(imported)
+        self.stages_ms = imported.stages_ms
         if self._collective.ranks[self._owner].host == self._collective.ranks[self._importer].host:
-            self._touches_ms["transfer"] = (received_s - item.data["sent_s"]) * 1e3
-        self._imported = ImportedMemory(self._stream.context, item.data["offer"], item.fds)
-        self._held.opened.append(self._imported)
-        region = self._region(self._imported)
+            self.stages_ms["transfer"] = (received_s - item.data["sent_s"]) * 1e3
+        region = self._region(imported)
         for touch in ("first-touch", "second-touch"):
-            self._touches_ms[touch] = _timed(self._stream, lambda: poison(self._stream, region))
-        self._worker.pattern.fill(self._stream, region)
-        self._stream.synchronize()
+            with timed(self.stages_ms, touch):
+                poison(stream, region)
+                stream.synchronize()
+        self._worker.pattern.fill(stream, region)
+        stream.synchronize()
 
     def check(self) -> tuple[int, ...] | None:
         """Return how the owner's memory differs from what the importer should have left there."""
@@ -171,26 +173,10 @@ class _Life:
 
     @property
     def _stream(self) -> Stream:
-        return self._worker.stream(self._bus_id)
+        return self._worker.stream(self._collective.ranks[self._me].bus_id)
 
-    @property
-    def stages_ms(self) -> dict[str, float]:
-        """What this rank has timed."""
-        stages_ms = dict(self._touches_ms)
-        for memory in (self._shared, self._imported):
-            if memory is not None:
-                stages_ms |= memory.stages_ms
-        return stages_ms
-
-    def _region(self, memory: SharedMemory | ImportedMemory) -> Region:
+    def _region(self, memory: Memory) -> Region:
         return Region(memory.address, self._task.size_bytes, self._seed)
-
-
-def _timed(stream: Stream, work: Callable[[], Any]) -> float:
-    started = time.perf_counter()
-    work()
-    stream.synchronize()
-    return ms_since(started)
 
 
 MEASURE = {Engine.LIFE_CYCLE: measure}

@@ -5,32 +5,23 @@ from __future__ import annotations
 import os
 import socket
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from egmctl.bench.buffers import assign
-from egmctl.bench.engine import ENGINES
-from egmctl.bench.engines.chase import take_reader
+from egmctl.bench.engines.latency import TaskPart, measure
 from egmctl.bench.outcomes import FAILURES
-from egmctl.bench.processes.collective import (
-    CollectiveStep,
-    Item,
-    ResourceScope,
-    close_all,
-    resource_scopes,
-    with_evidence,
-)
+from egmctl.bench.processes.collective import CollectiveStep, Item, ResourceScope, close_all
 from egmctl.bench.results import of_latency, round_trips
 from egmctl.gpu.chase import Reader, clear_flag
 from egmctl.gpu.context import ms_since, possible_ms
 from egmctl.gpu.handles import ImportedEvent, ImportedMemory, SharedEvent, SharedMemory
 from egmctl.gpu.timing import Stream
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.measurement import Engine, Measurement, Phase, Sample, Settings, Task
+from egmctl.model.measurement import Engine, Measurement, Sample
 
 if TYPE_CHECKING:
     from egmctl.bench.processes.context import WorkerContext
@@ -40,61 +31,32 @@ WARM_UP_LAPS = 200
 """Untimed round trips before those of each sample: the side that serves begins a little before the other."""
 
 
-def measure(
-    pair_type: type[Pair], worker: WorkerContext, tasks: Sequence[Task], settings: Settings
-) -> list[Measurement]:
-    """Measure how two GPUs, or two processes, answer each other: no process is in two tasks, but one that has all GPUs.
-
-    A flag or a message that is wrong ends no round trip: there is nothing to compare.
-    """
-    collective = CollectiveStep(worker, tasks)
-    # Where the host has a part in the round trips, what asks NVML meanwhile is in their way.
-    watched = () if ENGINES[tasks[0].engine].timed_by_host else tasks
-    with resource_scopes(collective) as scopes:
-        pairs = [pair_type(collective, worker, task, scope) for task, scope in zip(tasks, scopes, strict=True)]
-        offered = collective.do(lambda place: pairs[place].make())
-        try:
-            collective.do(lambda place: pairs[place].open(offered[place]))
-        finally:
-            close_all(offered)
-        samples: list[list[Sample | None]] = [[] for _ in tasks]
-        with worker.stopwatch.phase(Phase.MEASURING), worker.link_counters.watch(watched) as watch:
-            for _ in range(settings.samples):
-                collective.do(lambda place: pairs[place].ready())
-                sides = collective.do(lambda place: pairs[place].take(), begin=lambda place: pairs[place].start())
-                for taken, pair, items in zip(samples, pairs, sides, strict=True):
-                    taken.append(pair.joined(items) if items else None)
-
-    def conclude(place: int) -> Measurement:
-        kept = [sample for sample in samples[place] if sample is not None]
-        return of_latency(tasks[place], kept, discarded=len(samples[place]) - len(kept))
-
-    if watched:
-        return with_evidence(collective, worker, watch, conclude)
-    return [outcome or conclude(place) for place, outcome in enumerate(collective.outcomes)]
-
-
-class Pair(ABC):
+class Pair(TaskPart):
     """Two sides that answer each other, as one process sees them: it may be one of them, or both, or none.
 
     The first flow's initiator sends first and takes the times; the other side is the second flow's initiator, or the
-    first flow's destination.
+    first flow's destination. No process is in two tasks, but one that has all GPUs. A flag or a message that is wrong
+    ends no round trip: there is nothing to compare.
     """
 
-    def __init__(self, collective: CollectiveStep, worker: WorkerContext, task: Task, held: ResourceScope) -> None:
-        first = task.flows[0]
-        other = task.flows[1].initiator_rank if len(task.flows) > 1 else first.destination.rank
+    def __init__(self, collective: CollectiveStep, worker: WorkerContext, place: int, held: ResourceScope) -> None:
+        super().__init__(collective, worker, place, held)
         self.me = collective.exchange.rank
-        self.worker = worker
-        self.collective = collective
-        self.task = task
-        self.flows = task.flows
-        self.held = held
-        self.serving, self.answering = first.initiator_rank or 0, other or 0
+        self.flows = self.task.flows
+        other = self.flows[1].initiator_rank if len(self.flows) > 1 else self.flow.destination.rank
+        self.serving, self.answering = self.flow.initiator_rank or 0, other or 0
         self.serves = self.me == self.serving
         self.takes_part = self.me in (self.serving, self.answering)
-        self.laps = WARM_UP_LAPS + (task.chase.loads if task.chase else 0)
-        self._started = 0.0
+        self.laps = WARM_UP_LAPS + (self.task.chase.loads if self.task.chase else 0)
+
+    @staticmethod
+    def prepare(collective: CollectiveStep, worker: WorkerContext, parts: Sequence[Pair]) -> None:  # noqa: ARG004
+        """Have each side make what it gives to the other one, and open what it is given."""
+        offered = collective.do(lambda place: parts[place].make())
+        try:
+            collective.do(lambda place: parts[place].open(offered[place]))
+        finally:
+            close_all(offered)
 
     @property
     def stream(self) -> Stream:
@@ -110,39 +72,36 @@ class Pair(ABC):
         """Open what the other side has given; of its descriptors what is kept is a copy."""
 
     @abstractmethod
-    def ready(self) -> None:
-        """Prepare one sample, before either side begins."""
-
-    def start(self) -> None:
-        """Begin this process' part of a sample."""
-        self._started = time.perf_counter()
-
-    @abstractmethod
     def run(self) -> Sequence[float] | None:
         """Do this process' part of a sample; return the nanoseconds of each lap, ``None`` if it timed out waiting."""
 
     def take(self) -> Any:
-        """Return this side's part of a sample as JSON data, ``None`` where it has none or timed out."""
         if not self.takes_part:
             return None
         laps_ns = self.run()
         if laps_ns is None:
             return None
-        wall_ms = ms_since(self._started)
-        return to_json(self.summed_up(round_trips(laps_ns[WARM_UP_LAPS:], wall_ms))) if self.serves else {}
+        if not self.serves:
+            return {}
+        return to_json(self.summed_up(round_trips(laps_ns[WARM_UP_LAPS:], ms_since(self.started))))
 
     def summed_up(self, sample: Sample) -> Sample:
         """Return a sample with the latency that stands for its laps: their mean."""
         return sample
 
-    def joined(self, told: Sequence[Item]) -> Sample | None:
-        """Return the sample of which each process has told its part."""
-        sides = [told[number].data for number in (self.serving, self.answering)]
-        return None if None in sides else from_json(Sample, sides[0])
+    def keep(self, items: Sequence[Item]) -> None:
+        sides = [items[number].data for number in (self.serving, self.answering)] if items else [None]
+        if None in sides:
+            self.discarded += 1
+        else:
+            self.samples.append(from_json(Sample, sides[0]))
+
+    def conclude(self) -> Measurement:
+        return of_latency(self.task, self.samples, discarded=self.discarded)
 
 
 APART_BYTES = 1 << 20
-"""From one flag to the other where one piece of memory has both."""
+"""The distance of the two flags where one piece of memory has both."""
 
 
 class Flags(Pair):
@@ -157,8 +116,7 @@ class Flags(Pair):
         self._readers: dict[int, Reader] = {}
         self._made: SharedMemory | None = None
         for side in self._sides:
-            self._readers[side] = take_reader(self.collective, self.worker, self.flows[side])
-            self.held.own.append(self._readers[side])
+            self._readers[side] = self.reader(self.flows[side])
         end = next((flow.destination for flow in self.flows if self.collective.owns(flow.destination)), None)
         if end is None or self._alone:
             return Item(None)
@@ -182,19 +140,13 @@ class Flags(Pair):
             return opened[owner].address + number * APART_BYTES
 
         if self._alone:
-            tasks = self.collective.tasks
-            buffers = next(
-                flow_buffers for task, flow_buffers in zip(tasks, assign(tasks), strict=True) if task is self.task
-            )
-            self._flags = [
-                self.worker.destination(flow_buffers.destination).address
-                for flow_buffers in buffers
-                if flow_buffers.destination
-            ]
+            destinations = [buffers.destination for buffers in self.buffers if buffers.destination is not None]
+            self._flags = [self.worker.destination(buffer).address for buffer in destinations]
         elif self.takes_part:
             self._flags = [flag(0), flag(1)]
 
     def ready(self) -> None:
+        """Clear the flags, before either side begins."""
         for side in reversed(self._sides):
             clear_flag(self._readers[side].stream, self._flags[1 - side])
 
@@ -220,7 +172,7 @@ class Flags(Pair):
 
 
 SILENCE_S = 5.0
-"""How long a process waits for a message that takes microseconds, as kernels wait for a flag."""
+"""The time that a process waits for a message, which takes microseconds, as kernels wait for a flag."""
 
 
 class Messages(Pair):
@@ -301,7 +253,7 @@ class Messages(Pair):
 
 
 class Events(Messages):
-    """As messages, with a recording before each that the other side's stream, or at last the host, waits for."""
+    """Messages with a recording before each, for which the other side's stream, or at last the host, waits."""
 
     def make(self) -> Item:
         sockets = super().make()

@@ -1,41 +1,65 @@
-"""Engines that move the bytes of flows by work that is queued on streams, and what is common to them.
+"""Engines that move the bytes of flows by work that is queued on streams: the order of things in all processes.
 
-The memory at the two ends of a flow may be two processes': who owns the source fills it, who issues the work moves it,
-who owns the destination looks at it. :class:`Source`, :class:`Mover` and :class:`Destination` are these three.
+All flows of all tasks of a step move at the same time, and every byte is looked at. The memory at the two ends of a
+flow may be two processes': the owner of the source fills it, the process that issues the work moves it, the owner of
+the destination looks at it. In one process one gate holds everything. Of several each has its own, and opens it at a
+time that all have agreed on by the clock that the processes of a node share (``docs/measurement.md``).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from egmctl.bench.buffers import Window
+from egmctl.bench.buffers import Window, assign, window
 from egmctl.bench.case import End
 from egmctl.bench.engine import ENGINES
+from egmctl.bench.outcomes import EXPIRED_LIMIT, GateExpired
+from egmctl.bench.processes import collective as evidence
+from egmctl.bench.processes.collective import CollectiveStep, Item, OpenBuffers, open_buffers
+from egmctl.bench.results import bandwidth_sample, mismatch_of, of_bandwidth
 from egmctl.gpu.context import ms_since
 from egmctl.gpu.pattern import VECTOR_BYTES, Check, Difference, Region, poison
-from egmctl.gpu.timing import FlowParts, Stream
-from egmctl.model.measurement import Flow, Task, Verification
+from egmctl.gpu.timing import FlowParts, Gate, GatedWork, Stream
+from egmctl.model.codec import from_json, to_json
+from egmctl.model.measurement import (
+    BufferCost,
+    Flow,
+    Measurement,
+    Mismatch,
+    Phase,
+    Placement,
+    Sample,
+    Settings,
+    Task,
+    Verification,
+)
 
 if TYPE_CHECKING:
     from egmctl.bench.processes.context import AllocatedBuffer, WorkerContext
     from egmctl.gpu.chase import Result
-    from egmctl.gpu.memory import BufferMemory
-    from egmctl.gpu.program import Kernels
+    from egmctl.gpu.memory import Memory
 
 THREADS = 512
 BLOCKS = 2
 """Blocks of a kernel on each multiprocessor. On H200 more or larger ones move nothing faster, and reading alone then
 only seems to: with four blocks a kernel that only reads its peer's memory counts 389 GB/s, but for each byte counted
 0.967 come over NVLink, 376 GB/s; the rest is in the reader's own L2 (docs/hardware-notes.md)."""
+WARM_UP_PASSES = 2
+"""Untimed passes before the first sample of a task: host memory is mapped at its first touch, and clocks rise."""
+HEAD_START_S = 0.002
+"""The time from the last process of a node having queued its work until all open their gates: enough to tell them."""
+SPIN_S = 0.0005
+"""A sleeping process wakes up this much too late at most, as a rule: the rest of the time it looks at the clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """What one flow moves in one sample: pass p moves slot p % slots; slots are neighbours in memory."""
+    """The bytes that one flow moves in one sample: pass p moves slot p % slots; slots are neighbours in memory."""
 
     source: int
     destination: int
@@ -44,103 +68,51 @@ class Move:
     slots: int
     passes: int
     seed: int
-    """Of the pattern that the bytes are, from the first slot on."""
+    """The seed of the bytes' pattern, from the first slot on."""
 
     @property
     def vectors(self) -> int:
-        """Of a slot, as kernels count."""
+        """The vectors of a slot, as kernels count."""
         return self.slot_bytes // VECTOR_BYTES
 
 
-class CompareDestination:
-    """Every byte of the destination, which holds poison before each sample, is compared with what was sent.
-
-    Other ways to verify what a sample has moved are subclasses: who owns the destination does one part, who issues the
-    work the other.
-    """
-
-    name = Verification.GPU_EVERY_SAMPLE
-
-    def prepare_destination(self, destination: Destination, part: Window) -> None:
-        """Begin to make sure that what a sample leaves in memory is not there already."""
-        destination.poison(part)
-
-    def prepare_mover(self, mover: Mover) -> None:
-        """Begin to do the same for what is kept in the process that issues the work: nothing is kept there."""
-
-    def check_destination(self, destination: Destination, part: Window, passes: int) -> Check:  # noqa: ARG002
-        """Begin to look at what a sample has left in memory."""
-        return destination.check(part)
-
-    def check_mover(self, mover: Mover, part: Window, passes: int) -> Check | None:  # noqa: ARG002
-        """Begin to look at what the process that issues the work has kept; ``None`` if that is nothing."""
-        return None
-
-
-_COMPARE_DESTINATION = CompareDestination()
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """How one engine moves the bytes of a flow by work that is queued on streams behind a gate, and verifies them."""
-
-    launch: Callable[[Mover, Move], FlowParts]
-    """Returns the work of one flow: each part's stream, and what queues its operations there and returns."""
-    verified_by: CompareDestination = _COMPARE_DESTINATION
-
-
-class Source:
-    """Memory that a flow reads, as its owner has it.
+class OwnBuffer:
+    """Memory of this process at one end of a flow.
 
     Parameters
     ----------
     stream
-        Of the GPU that fills it.
+        Of the GPU that fills the memory and looks at it.
+    seed
+        Of what is moved from or to it.
     """
 
-    def __init__(self, worker: WorkerContext, held: AllocatedBuffer, stream: Stream) -> None:
+    def __init__(self, worker: WorkerContext, held: AllocatedBuffer, stream: Stream, seed: int) -> None:
+        self.worker = worker
         self.held = held
         self.stream = stream
-        self._worker = worker
+        self._seed = seed
+
+    def region(self, part: Window) -> Region:
+        """Return a window of the memory with what is in it, or is to be."""
+        return _region(self.held.memory, part, self._seed)
 
     def fill(self, part: Window) -> None:
-        """Write the pattern as far as a window reaches, beyond what is filled already."""
+        """Write the pattern into a source as far as a window reaches, beyond what is filled already."""
         held = self.held
         start, end = held.filled_bytes, part.offset_bytes + part.size_bytes
         if end <= start:
             return
         started = time.perf_counter()
-        self._worker.pattern.fill(self.stream, _region(held.memory, Window(start, 1, end - start), held.seed))
+        self.worker.pattern.fill(self.stream, self.region(Window(start, 1, end - start)))
         # Other flows of the step may read the same source, by streams that do not wait for this one.
         self.stream.synchronize()
         if (start, end) == (0, held.memory.size_bytes):
             held.first_touch_ms = ms_since(started)
         held.filled_bytes = end
 
-
-class Destination:
-    """Memory that a flow writes, as its owner has it.
-
-    Parameters
-    ----------
-    stream
-        Of the GPU that looks at it.
-    seed
-        Of what is moved there.
-    """
-
-    def __init__(self, worker: WorkerContext, held: AllocatedBuffer, stream: Stream, seed: int) -> None:
-        self.held = held
-        self.stream = stream
-        self.worker = worker
-        self._seed = seed
-
-    def address(self, part: Window) -> int:
-        """Return where a window begins, as its owner addresses it."""
-        return self.held.memory.address + part.offset_bytes
-
     def first_touch(self, part: Window) -> None:
-        """See what it costs to write all of it for the first time, if the window is all of it."""
+        """See what it costs to write all of a destination for the first time, if the window is all of it."""
         if part.size_bytes == self.held.memory.size_bytes:
             started = time.perf_counter()
             self.poison(part)
@@ -148,16 +120,16 @@ class Destination:
             self.held.first_touch_ms = ms_since(started)
 
     def poison(self, part: Window) -> None:
-        """Begin to overwrite it with what no flow brings."""
-        poison(self.stream, _region(self.held.memory, part, self._seed))
+        """Begin to overwrite a destination with what no flow brings."""
+        poison(self.stream, self.region(part))
 
     def check(self, part: Window) -> Check:
         """Begin to compare all of a window with what is to be there."""
-        return self.worker.pattern.check(self.stream, _region(self.held.memory, part, self._seed))
+        return self.worker.pattern.check(self.stream, self.region(part))
 
 
 class Mover:
-    """What moves the bytes of a flow, in the process that issues the work.
+    """The part of a flow in the process that issues its work: it moves the bytes.
 
     Parameters
     ----------
@@ -174,61 +146,44 @@ class Mover:
     def __init__(
         self,
         worker: WorkerContext,
-        transfer: Transfer,
         task: Task,
         flow: Flow,
-        source: BufferMemory | None,
-        destination: BufferMemory | None,
+        ends: tuple[Memory | None, Memory | None],
         *,
         seed: int,
         streams: Sequence[Stream],
         share: int,
     ) -> None:
-        self._spec = ENGINES[task.engine]
-        ends = {End.SOURCE: source, End.DESTINATION: destination}
-        if {end for end, memory in ends.items() if memory is not None} != self._spec.carries:
-            raise ValueError(
-                f"{self._spec.caption} moves bytes of memory at {', '.join(sorted(self._spec.carries))} alone"
-            )
-        self.streams = streams
         self.worker = worker
-        self._transfer = transfer
+        self.streams = streams
+        self._task = task
         self._flow = flow
-        self._source = source
-        self._destination = destination
+        self._source, self._destination = ends
         self._seed = seed
         self._share = share
-        self._blocks = task.blocks
-        self._kernels = worker.kernels[streams[0].context.bus_id] if self._spec.needs_kernels else None
 
     @property
     def ungated(self) -> str | None:
         """Why queueing the work may take until it is done, so that a gate would never be opened; ``None`` if not."""
+        blocks_on_pageable = ENGINES[self._task.engine].blocks_on_pageable
         memories = (self._source, self._destination)
-        if self._spec.blocks_on_pageable and any(m.pageable for m in memories if m is not None):
+        if blocks_on_pageable and any(memory.pageable for memory in memories if memory is not None):
             return "copies of pageable memory block the host until they are done"
         # cuMemcpyAsync is then "fully synchronous with respect to the host" (CUDA driver API, "API synchronization
         # behavior"), pinned or not.
-        if self._spec.blocks_on_pageable and self._flow.through_gpu:
+        if blocks_on_pageable and self._flow.through_gpu:
             return "copies from host memory to host memory block the host until they are done"
         # That the driver never waits for a staged copy with the host is not documented.
         return "copies that are staged may block the host until they are done" if self._flow.route.staged else None
 
-    @property
-    def kernels(self) -> Kernels:
-        """Those of the GPU that issues the work."""
-        if self._kernels is None:
-            raise ValueError(f"{self._spec.caption} does not say that it needs kernels")
-        return self._kernels
-
     @cached_property
     def result(self) -> Result:
-        """Words in the GPU's memory that a kernel leaves what it has found in."""
+        """Words in the GPU's memory that a kernel leaves its result in."""
         return self.worker.results.take(self.streams[0])
 
-    def parts(self, part: Window, passes: int) -> FlowParts:
-        """Return the work of one sample."""
-        move = Move(
+    def move(self, part: Window, passes: int) -> Move:
+        """Return what one sample moves."""
+        return Move(
             source=self._source.address + part.offset_bytes if self._source else 0,
             destination=self._destination.address + part.offset_bytes if self._destination else 0,
             slot_bytes=part.slot_bytes,
@@ -236,24 +191,20 @@ class Mover:
             passes=passes,
             seed=self.expected(part).own_seed,
         )
-        return self._transfer.launch(self, move)
 
-    def by_kernel(self, name: str, *arguments: int) -> FlowParts:
-        """Return the work of a flow that one launch of a kernel does, on its share of the GPU."""
-        stream = self.streams[0]
-        grid = self.blocks_of(BLOCKS)
-        return [(stream, partial(self.kernels.launch, name, stream.handle, grid, THREADS, *arguments))]
+    def by_kernel(self, name: str, *arguments: int, blocks: int = BLOCKS, threads: int = THREADS) -> FlowParts:
+        """Return the work of a flow that one launch of a kernel does.
 
-    def blocks_of(self, per_multiprocessor: int) -> int:
-        """Return the blocks of a flow's kernel: those of the task, or so many on its share of each multiprocessor.
-
-        The GPU gives a block to the multiprocessor that has the least to do, so blocks that are no more than its
-        multiprocessors have one each.
+        Its blocks are those of the task, or so many on its share of each multiprocessor. The GPU gives a block to the
+        multiprocessor that has the least to do, so blocks that are no more than its multiprocessors have one each.
         """
-        multiprocessors = self.streams[0].context.multiprocessors
-        if self._blocks is not None:
-            return self._blocks or multiprocessors
-        return max(1, per_multiprocessor * multiprocessors // self._share)
+        stream = self.streams[0]
+        multiprocessors = stream.context.multiprocessors
+        grid = max(1, blocks * multiprocessors // self._share)
+        if self._task.blocks is not None:
+            grid = self._task.blocks or multiprocessors
+        launch = self.worker.kernels[stream.context.bus_id].launch
+        return [(stream, partial(launch, name, stream.handle, grid, threads, *arguments))]
 
     def expected(self, part: Window) -> Region:
         """Return the part of a buffer at one end with what is in it, or will be."""
@@ -262,34 +213,339 @@ class Mover:
         return _region(memory, part, self._seed)
 
 
-class ChecksumOfReads(CompareDestination):
-    """The sum of all that a sample's kernel has read, which it wrote nowhere, is compared with the pattern's sum."""
+@dataclass
+class FlowPart:
+    """This process' part of a flow: what it owns or issues of it."""
 
-    name = Verification.CHECKSUM_EVERY_SAMPLE
+    number: int
+    seed: int
+    source: OwnBuffer | None = None
+    destination: OwnBuffer | None = None
+    mover: Mover | None = None
 
-    def prepare_mover(self, mover: Mover) -> None:
-        mover.result.clear()
-
-    def check_mover(self, mover: Mover, part: Window, passes: int) -> Check:
-        mover.result.fetch()
-        pattern, stream = mover.worker.pattern, mover.streams[0]
-        whole, rest = divmod(passes, part.slots)
-        region = mover.expected(part)
-        expected = whole * pattern.sum(stream, region)
-        if rest:
-            expected += pattern.sum(stream, mover.expected(Window(part.offset_bytes, rest, part.slot_bytes)))
-        expected %= 1 << 64
-
-        def finish() -> Difference | None:
-            total = mover.result.words()[0]
-            if total == expected:
-                return None
-            # The same way again: it may show where.
-            difference = pattern.check(stream, region)()
-            return difference or Difference(0, part.offset_bytes, expected, total)
-
-        return finish
+    @property
+    def streams(self) -> list[Stream]:
+        """The streams that it works on, each once."""
+        ends = [end.stream for end in (self.source, self.destination) if end is not None]
+        return list(dict.fromkeys([*(self.mover.streams if self.mover is not None else ()), *ends]))
 
 
-def _region(memory: BufferMemory, part: Window, seed: int) -> Region:
+def poison_destination(flow: FlowPart, part: Window) -> None:
+    """Begin to make sure that what a sample leaves in memory is not there already."""
+    if flow.destination is not None:
+        flow.destination.poison(part)
+
+
+def compare_destination(flow: FlowPart, part: Window, passes: int) -> Check | None:  # noqa: ARG001
+    """Begin to compare every byte of the destination with what was sent."""
+    return flow.destination.check(part) if flow.destination is not None else None
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One engine: it moves the bytes of flows by work that is queued on streams behind a gate, and verifies them."""
+
+    launch: Callable[[Mover, Move], FlowParts]
+    """Returns the work of one flow: each part's stream, and what queues its operations there and returns."""
+    prepare: Callable[[FlowPart, Window], None] = poison_destination
+    """Begins to make sure, before each sample, that its result is not there already."""
+    check: Callable[[FlowPart, Window, int], Check | None] = compare_destination
+    """Begins to look at what so many passes have left; ``None`` where this process has nothing to look at."""
+    verification: Verification = Verification.GPU_EVERY_SAMPLE
+
+
+def measure(transfer: Transfer, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
+    """Measure the bandwidths of a step at the same time, in all processes; every process returns the same."""
+    collective = CollectiveStep(worker, tasks)
+    phase = worker.stopwatch.phase
+    parts = [TransferPart(collective, worker, transfer, place) for place in range(len(tasks))]
+    streams_taken: Counter[str] = Counter()
+    opened = open_buffers(
+        collective, worker, assign(tasks), before=lambda place: parts[place].take_streams(streams_taken)
+    )
+    # Kernels that share a GPU.
+    flows = [flow for task in tasks for flow in task.flows if ENGINES[task.engine].needs_kernels]
+    sharing = Counter((flow.initiator_rank, flow.initiator) for flow in flows)
+    collective.do(lambda place: parts[place].get_ready(opened, sharing))
+    gate = worker.gate(held=all(part.ungated is None for part in parts))
+    try:
+        with phase(Phase.WARM_UP):
+            collective.do(lambda place: parts[place].fill())
+            collective.do(lambda place: parts[place].synchronize(), begin=lambda place: parts[place].pass_over())
+        with worker.link_counters.watch(tasks) as watch:
+            for number in range(settings.samples):
+                if None not in collective.outcomes:
+                    break
+                timed = _timed(collective, worker, parts, gate, number)
+                watch.count()
+                for part, outcome, items in zip(parts, collective.outcomes, timed, strict=True):
+                    if outcome is None:
+                        part.keep(items)
+                with phase(Phase.VERIFYING):
+                    checked = collective.do(
+                        lambda place: parts[place].finish_checks(),
+                        begin=lambda place, number=number: parts[place].begin_checks(number),  # type: ignore[misc]
+                    )
+                for part, items in zip(parts, checked, strict=True):
+                    part.keep_mismatch(number, items)
+    except BaseException:
+        # Whatever waits behind a closed gate can be neither finished nor freed.
+        gate.open()
+        raise
+    gathered = collective.do(
+        lambda place: parts[place].told() | {"seen": evidence.told(watch, worker), "gating": gate.how}
+    )
+    return [
+        outcome or part.conclude(items)
+        for part, outcome, items in zip(parts, collective.outcomes, gathered, strict=True)
+    ]
+
+
+def _timed(
+    collective: CollectiveStep, worker: WorkerContext, parts: Sequence[TransferPart], gate: Gate, number: int
+) -> list[list[Item]]:
+    """Move everything once more, again while a gate gives up; return the times of each task, by process."""
+    phase = worker.stopwatch.phase
+    for attempt in range(EXPIRED_LIMIT):
+        with phase(Phase.VERIFYING):
+            collective.do(lambda place: parts[place].synchronize(), begin=lambda place: parts[place].poison(number))
+        with phase(Phase.MEASURING):
+            work = _HeldWork(collective, parts, gate)
+            queued = collective.do_at_once(lambda places, work=work: work.queue(places, number))  # type: ignore[misc]
+            run = partial(work.run, start_s=_start_s(collective, queued), last=attempt == EXPIRED_LIMIT - 1)
+            timed = collective.do_at_once(run)
+        if not any(item.data and item.data["expired"] for items in timed for item in items):
+            break
+    return timed
+
+
+class _HeldWork:
+    """All that this process issues in one sample, behind its gate."""
+
+    def __init__(self, collective: CollectiveStep, parts: Sequence[TransferPart], gate: Gate) -> None:
+        self._collective = collective
+        self._parts = parts
+        self._gate = gate
+        self._places: list[int] = []
+        self._held: GatedWork | None = None
+
+    def queue(self, places: Sequence[int], number: int) -> dict[int, float]:
+        """Queue the work of tasks; return when that was done."""
+        self._places = [place for place in places if self._parts[place].movers]
+        groups = [self._parts[place].work(number) for place in self._places]
+        self._held = GatedWork(self._gate, groups) if groups else None
+        return dict.fromkeys(places, time.perf_counter())
+
+    def run(self, places: Sequence[int], *, start_s: float | None, last: bool) -> dict[int, dict[str, Any]]:
+        """Open the gate, on one node at the agreed time; return the times of the flows that this process issues."""
+        if self._held is None:
+            return {}
+        if start_s is not None and any(self._parts[place].on_one_node for place in self._places):
+            _wait_until(start_s)
+        # Also what has ended meanwhile: it waits behind the gate.
+        timings = self._held.run()
+        if last and any(timing.expired for timing in timings):
+            raise GateExpired
+        return {
+            place: {
+                "flows_ms": list(zip(self._parts[place].movers, timing.flows_ms, strict=True)),
+                "opened_s": timing.opened_s,
+                "elapsed_ms": timing.elapsed_ms,
+                "wall_ms": timing.wall_ms,
+                "expired": timing.expired,
+            }
+            for place, timing in zip(self._places, timings, strict=True)
+            if place in places
+        }
+
+
+def _start_s(collective: CollectiveStep, queued: Sequence[Sequence[Item]]) -> float | None:
+    """Return when the processes of this node open their gates; ``None`` where there is one process."""
+    if collective.exchange.size == 1:
+        return None
+    ready_s = [items[rank].data for items in queued if items for rank in collective.here]
+    return max((at for at in ready_s if at), default=0) + HEAD_START_S
+
+
+class TransferPart:
+    """This process' part of one task of a step."""
+
+    def __init__(self, collective: CollectiveStep, worker: WorkerContext, transfer: Transfer, place: int) -> None:
+        self.task = collective.tasks[place]
+        self._place = place
+        self._collective = collective
+        self._worker = worker
+        self._transfer = transfer
+        self._buffers = assign(collective.tasks)[place]
+        self._streams: dict[int, list[Stream]] = {}
+        """The streams of the flows that this process issues, by their numbers."""
+        self._flows: list[FlowPart] = []
+        self._opened = OpenBuffers()
+        self._checks: list[tuple[int, Check]] = []
+        """Under way, each with its flow's number."""
+        self._samples: list[Sample] = []
+        self._mismatch: Mismatch | None = None
+        self.movers: dict[int, Mover] = {}
+        """The movers of the same flows."""
+
+    @property
+    def ungated(self) -> str | None:
+        """Why a copy of this process might not be queued before it is done; ``None`` if all are."""
+        return next((mover.ungated for mover in self.movers.values() if mover.ungated is not None), None)
+
+    @property
+    def on_one_node(self) -> bool:
+        """Whether all processes that take part are on one node, and have one clock."""
+        return len({self._collective.ranks[number].host for number in self.task.ranks}) == 1
+
+    def take_streams(self, taken: Counter[str]) -> None:
+        """Get the streams of the flows that this process issues, and let their GPUs reach its other GPUs.
+
+        Parameters
+        ----------
+        taken
+            How many streams the tasks of the step have on each GPU.
+        """
+        for number, flow in enumerate(self.task.flows):
+            if not self._collective.issues(flow):
+                continue
+            initiator = flow.initiator or ""
+            first = taken[initiator]
+            taken[initiator] += self.task.streams
+            self._streams[number] = [self._worker.stream(initiator, first + n) for n in range(self.task.streams)]
+            if flow.route.staged:
+                self._worker.disconnect(flow.source.bus_id or "", flow.destination.bus_id or "")
+                continue
+            for end in (flow.source, flow.destination):
+                if self._collective.owns(end):
+                    self._worker.connect(initiator, end)
+
+    def get_ready(self, opened: OpenBuffers, sharing: Mapping[tuple[int | None, str | None], int]) -> None:
+        """Put together what fills, moves and looks at the bytes of each flow."""
+        worker, owns = self._worker, self._collective.owns
+        self._opened = opened
+        for number, (flow, buffers) in enumerate(zip(self.task.flows, self._buffers, strict=True)):
+            seed = opened.seeds[self._place, number, End.DESTINATION if buffers.source is None else End.SOURCE]
+            part = FlowPart(number, seed)
+            if buffers.source is not None and owns(flow.source):
+                part.source = OwnBuffer(worker, worker.held(buffers.source), worker.near(flow.source, flow), seed)
+            if buffers.destination is not None and owns(flow.destination):
+                held = worker.held(buffers.destination)
+                part.destination = OwnBuffer(worker, held, worker.near(flow.destination, flow), seed)
+            if self._collective.issues(flow):
+                source, destination = (
+                    None if buffer is None else worker.held(buffer).memory
+                    for buffer in (buffers.source, buffers.destination)
+                )
+                share = sharing.get((flow.initiator_rank, flow.initiator), 1)
+                ends, streams = (source, destination), self._streams[number]
+                part.mover = Mover(worker, self.task, flow, ends, seed=seed, streams=streams, share=share)
+                self.movers[number] = part.mover
+            self._flows.append(part)
+
+    def fill(self) -> None:
+        """Fill the sources for the warm-up, and write new destinations for the first time."""
+        part = window(self.task.size_bytes, WARM_UP_PASSES, 0)
+        for flow in self._flows:
+            if flow.source is not None:
+                flow.source.fill(part)
+            if flow.destination is not None and self._opened.made_for(self._place, flow.destination.held):
+                flow.destination.first_touch(part)
+
+    def pass_over(self) -> None:
+        """Begin to move everything a few times."""
+        part = window(self.task.size_bytes, WARM_UP_PASSES, 0)
+        for mover in self.movers.values():
+            for stream, operation in self._transfer.launch(mover, mover.move(part, WARM_UP_PASSES)):
+                stream.context.make_current()
+                operation()
+
+    def poison(self, number: int) -> None:
+        """Begin to make sure that what a sample leaves is not there already."""
+        part = self._window(number)
+        for flow in self._flows:
+            if flow.source is not None:
+                flow.source.fill(part)
+            self._transfer.prepare(flow, part)
+
+    def synchronize(self) -> None:
+        """Wait for what was begun."""
+        for flow in self._flows:
+            for stream in flow.streams:
+                stream.synchronize()
+
+    def work(self, number: int) -> list[FlowParts]:
+        """Return the work of one sample, by flow."""
+        part, passes = self._window(number), self.task.copies
+        return [self._transfer.launch(mover, mover.move(part, passes)) for mover in self.movers.values()]
+
+    def keep(self, items: Sequence[Item]) -> None:
+        """Keep the sample that the flows of all processes make."""
+        sides = [item.data for item in items if item.data]
+        elapsed_ms = max(side["elapsed_ms"] for side in sides)
+        if len(sides) > 1 and self.on_one_node:
+            # One clock: what lies between the first gate's opening and the end of the last flow.
+            last_s = max(side["opened_s"] + side["elapsed_ms"] / 1e3 for side in sides)
+            elapsed_ms = (last_s - min(side["opened_s"] for side in sides)) * 1e3
+        flows_ms = [ms for _, ms in sorted(tuple(flow) for side in sides for flow in side["flows_ms"])]
+        wall_ms = max(side["wall_ms"] for side in sides)
+        self._samples.append(bandwidth_sample(self.task, elapsed_ms, flows_ms, wall_ms))
+
+    def begin_checks(self, number: int) -> None:
+        """Begin to look at what the destinations of this process hold, and at what it has kept of what it read."""
+        part, passes = self._window(number), self.task.copies
+        checks = ((flow.number, self._transfer.check(flow, part, passes)) for flow in self._flows)
+        self._checks = [(flow, check) for flow, check in checks if check is not None]
+
+    def finish_checks(self) -> list[tuple[int, ...]]:
+        """Return each difference with its flow's number."""
+        differences = [(flow, finish()) for flow, finish in self._checks]
+        return [(flow, *astuple(difference)) for flow, difference in differences if difference is not None]
+
+    def keep_mismatch(self, number: int, items: Sequence[Item]) -> None:
+        """Keep the first difference of a task."""
+        for item in items:
+            for flow, *difference in item.data or ():
+                self._mismatch = self._mismatch or mismatch_of(Difference(*difference), number, flow)
+
+    def told(self) -> dict[str, Any]:
+        """Return what this process alone knows of the task."""
+        own = [buffer for flow in self._buffers for buffer in flow.there if self._collective.owns(buffer.end)]
+        return {
+            "costs": [to_json(cost) for cost in self._opened.costs(self._place)],
+            "placements": [to_json(placement) for placement in self._worker.placements(own)],
+            "ungated": self.ungated,
+        }
+
+    def conclude(self, items: Sequence[Item]) -> Measurement:
+        """Return the measurement, of which each process has told what it knows."""
+        data = [item.data for item in items]
+        gating = {data[flow.initiator_rank or 0]["gating"] for flow in self.task.flows}
+        reason = next((side["ungated"] for side in data if side["ungated"]), None)
+        return of_bandwidth(
+            self.task,
+            self._samples,
+            self._mismatch,
+            reason and f"measured without a gate: {reason}",
+            gating=" and ".join(sorted(gating)),
+            verification=self._transfer.verification,
+            seeds=tuple(flow.seed for flow in self._flows),
+            costs=tuple(from_json(BufferCost, cost) for side in data for cost in side["costs"]),
+            placements=tuple(from_json(Placement, placement) for side in data for placement in side["placements"]),
+            evidence=evidence.gathered(self.task, len(self._samples), self._collective.ranks, items, "seen"),
+        )
+
+    def _window(self, number: int) -> Window:
+        return window(self.task.size_bytes, self.task.copies, number)
+
+
+def _region(memory: Memory, part: Window, seed: int) -> Region:
     return Region(memory.address + part.offset_bytes, part.size_bytes, seed, part.offset_bytes, memory.pageable)
+
+
+def _wait_until(start_s: float) -> None:
+    """Wait for a time of :func:`time.perf_counter` to within microseconds."""
+    if (ahead_s := start_s - time.perf_counter() - SPIN_S) > 0:
+        time.sleep(ahead_s)
+    while time.perf_counter() < start_s:
+        pass

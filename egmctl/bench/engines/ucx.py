@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, replace
 from typing import Any
 
 from egmctl.bench.buffers import Buffer, Window, assign, window
 from egmctl.bench.engines.round_trips import WARM_UP_LAPS
-from egmctl.bench.engines.transfer import Destination, Source
+from egmctl.bench.engines.transfer import OwnBuffer
 from egmctl.bench.evidence import OVER_NETWORK, network_devices, parse, path_of
 from egmctl.bench.plan.task import SAMPLE_S
 from egmctl.bench.processes.collective import CollectiveStep, Item
@@ -56,13 +56,19 @@ WARM_UP_BYTES = 256 << 20
 MESSAGES_LIMIT = 4096
 """The most messages in one sample, however short they are."""
 SETTLE_S = 5.0
-"""How long what is under way may take to end after a failure."""
+"""The time that messages under way may take to end after a failure."""
 _DATA, _ANSWER = 1, 2
 """Tags."""
 
 
 class Side:
-    """This rank's part in one task; it may have none."""
+    """This rank's part in one task; it may have none.
+
+    Parameters
+    ----------
+    options
+        UCX's configuration for the rank that issues the work.
+    """
 
     def __init__(
         self, collective: CollectiveStep, worker: WorkerContext, task: Task, options: Mapping[str, str]
@@ -70,11 +76,9 @@ class Side:
         self.task = task
         self.devices: list[str] = []
         """The sender's network devices, once all have told what they know."""
-        self.samples: list[Sample] = []
-        self.mismatch: Mismatch | None = None
-        self.missing: str | None = None
-        """Why UCX cannot be used."""
-        self.seed = 0
+        self._samples: list[Sample] = []
+        self._mismatch: Mismatch | None = None
+        self._seed = 0
         self._collective = collective
         self._worker = worker
         self._options = options
@@ -83,14 +87,14 @@ class Side:
         self._clock = self._flow.initiator_rank or 0
         """The rank that issues and times the work: the receiver of a get, else the sender."""
         self._me = collective.exchange.rank
-        self._sends, self._receives = self._me == self._sender, self._me == self._receiver
+        self._sends = self._me == self._sender
+        self._issues = self._me == self._clock
+        self._one_sided = task.engine is not Engine.UCX
         self._link: Link | None = None
         self._registered: RegisteredMemory | None = None
         self._remote: RemoteMemory | None = None
-        self._stages_ms: dict[str, float] = {}
         ((self._buffers,),) = assign([task])
-        self._source: Source | None = None
-        self._destination: Destination | None = None
+        self._destination: OwnBuffer | None = None
         self._arrays: list[Any] = []
         self._part = Window(0, 1, task.size_bytes)
 
@@ -102,40 +106,42 @@ class Side:
             raise ValueError(f"{self.task.case}: messages go from memory to memory")
         return buffer
 
+    @property
+    def _over(self) -> bool:
+        """Whether the task has ended early, in all ranks."""
+        return self._collective.outcomes[0] is not None
+
+    def _everywhere(self, work: Callable[[], Any]) -> list[Item]:
+        """Have all ranks do something; return what each gives, nothing once the task is over."""
+        return self._collective.do(lambda _: work())[0]
+
     def connect(self) -> None:
         """Make the memory and the link."""
-
-        def offer(_: int) -> dict[str, Any] | None:
-            if not (self._sends or self._receives):
-                return None
-            stream = self._worker.stream(self._collective.ranks[self._me].bus_id)
-            stream.context.make_current()
-            try:
-                self._link = Link(self._options if self._issues else {}, one_sided=self._one_sided)
-            except NoUcx as why:
-                return {"missing": str(why)}
-            self._make_memory(stream.context)
-            return {"address": self._link.address.hex(), "seed": self._worker.held(self._own).seed}
-
-        offers = self._collective.do(offer)[0]
-        if not offers or self._collective.outcomes[0] is not None:
+        offers = self._everywhere(self._offer)
+        if self._over:
             return
-        self.missing = next((item.data["missing"] for item in offers if item.data and "missing" in item.data), None)
-        if self.missing is not None:
+        missing = next((item.data["missing"] for item in offers if item.data and "missing" in item.data), None)
+        if missing is not None:
+            self._collective.outcomes[0] = waived(self.task, WaiverKind.UNSUPPORTED_ENGINE, missing)
             return
-        self.seed = offers[self._sender].data["seed"]
-        self._collective.do(lambda _: self._open(offers))
+        self._seed = offers[self._sender].data["seed"]
+        self._everywhere(lambda: self._open(offers))
         if self._one_sided:
-            keys = self._collective.do(lambda _: self._register())[0]
-            self._collective.do(lambda _: self._unpack(keys))
+            keys = self._everywhere(self._register)
+            self._everywhere(lambda: self._unpack(keys))
 
-    @property
-    def _one_sided(self) -> bool:
-        return self.task.engine is not Engine.UCX
-
-    @property
-    def _issues(self) -> bool:
-        return self._me == self._clock
+    def _offer(self) -> dict[str, Any] | None:
+        """Make the link and the memory; return what the other side connects to, or why UCX cannot be used."""
+        if self._me not in (self._sender, self._receiver):
+            return None
+        stream = self._worker.stream(self._collective.ranks[self._me].bus_id)
+        stream.context.make_current()
+        try:
+            self._link = Link(self._options if self._issues else {}, one_sided=self._one_sided)
+        except NoUcx as error:
+            return {"missing": str(error)}
+        self._make_memory(stream.context)
+        return {"address": self._link.address.hex(), "seed": self._worker.held(self._own).seed}
 
     def _register(self) -> dict[str, Any] | None:
         """Register this side's memory, whichever side reaches the other's."""
@@ -147,10 +153,9 @@ class Side:
 
     def _unpack(self, keys: Sequence[Item]) -> None:
         """Take the key to the other side's memory, if this is the one that puts or gets."""
-        if self._link is None or not self._issues or self._collective.outcomes[0] is not None:
-            return
-        other = keys[self._receiver if self._sends else self._sender].data
-        self._remote = self._link.remote(bytes.fromhex(other["key"]), other["address"])
+        if self._link is not None and self._issues:
+            other = keys[self._receiver if self._sends else self._sender].data
+            self._remote = self._link.remote(bytes.fromhex(other["key"]), other["address"])
 
     def _make_memory(self, context: Context) -> None:
         """Make HOST_NUMA memory so that the GPU that UCX takes it for can copy it too."""
@@ -167,15 +172,15 @@ class Side:
         if self._link is None:
             return
         self._link.connect(bytes.fromhex(offers[self._receiver if self._sends else self._sender].data["address"]))
-        stream = self._worker.stream(self._collective.ranks[self._me].bus_id)
         held = self._worker.held(self._own)
+        stream = self._worker.stream(self._collective.ranks[self._me].bus_id)
+        own = OwnBuffer(self._worker, held, stream, self._seed)
         if self._sends:
             # Of a round trip both ends are written: the one that sends first may have received in the task before.
             held.filled_bytes = 0
-            self._source = Source(self._worker, held, stream)
-            self._source.fill(Window(0, 1, held.memory.size_bytes))
+            own.fill(Window(0, 1, held.memory.size_bytes))
         else:
-            self._destination = Destination(self._worker, held, stream, self.seed)
+            self._destination = own
         stream.synchronize()
 
     def warm_up(self) -> None:
@@ -183,12 +188,12 @@ class Side:
         if self.task.chase is not None:
             # What UCX does with short messages it prints only where a longer one was sent.
             self._exchange(Window(0, 1, self.task.size_bytes), 1)
-            self._collective.do(lambda _: self._laps(WARM_UP_LAPS))
+            self._everywhere(lambda: self._laps(WARM_UP_LAPS))
             return
         count = max(1, min(WARM_UP_MESSAGES, WARM_UP_BYTES // self.task.size_bytes))
         for _ in range(2):
             timed = self._exchange(window(self.task.size_bytes, count, 0), count)
-        if self._collective.outcomes[0] is None:
+        if not self._over:
             each_s = timed[self._clock].data / count
             self.task = replace(self.task, copies=max(1, min(MESSAGES_LIMIT, math.ceil(SAMPLE_S / each_s))))
 
@@ -200,25 +205,29 @@ class Side:
             timed = self._exchange(part, self.task.copies)
         else:
             part = Window(0, 1, chase.stride_bytes)
-            self._collective.do(lambda _: self._aim(part))
-            timed = self._collective.do(lambda _: self._laps(chase.loads))[0]
+            self._everywhere(lambda: self._aim(part))
+            timed = self._everywhere(lambda: self._laps(chase.loads))
         with self._worker.stopwatch.phase(Phase.VERIFYING):
-            checked = self._collective.do(lambda _: self._check(part))[0]
-        if self._collective.outcomes[0] is not None:
+            checked = self._everywhere(lambda: self._check(part))
+        if self._over:
             return
         taken = timed[self._clock].data
-        self.samples.append(
+        self._samples.append(
             round_trips(taken, sum(taken) / 1e6)
             if chase
             else bandwidth_sample(self.task, taken * 1e3, [taken * 1e3], taken * 1e3)
         )
-        if (wrong := checked[self._receiver].data) is not None and self.mismatch is None:
-            self.mismatch = mismatch_of(Difference(*wrong), number, 0)
+        if (wrong := checked[self._receiver].data) is not None and self._mismatch is None:
+            self._mismatch = mismatch_of(Difference(*wrong), number, 0)
 
-    def conclude(self, told: Sequence[Item]) -> Measurement:
-        """Return the measurement; what each rank has told is the same everywhere."""
-        data = [item.data for item in told if item.data]
-        first = told[self._clock].data
+    def conclude(self) -> Measurement:
+        """End the link; return the measurement, which is the same in all ranks."""
+        items = self._everywhere(self._ended)
+        outcome = self._collective.outcomes[0]
+        if outcome is not None:
+            return outcome
+        data = [item.data for item in items if item.data]
+        first = items[self._clock].data
         self.devices = first["devices"]
         chase = self.task.chase
         path = path_of(
@@ -231,69 +240,63 @@ class Side:
         )
         route = replace(self._flow.route, ucx=path.route)
         task = replace(self.task, flows=(replace(self._flow, route=route),))
+        placements = (placement for rank_data in data for placement in rank_data["placements"])
         more: dict[str, Any] = {
             "ucx": path,
-            "placements": tuple(
-                from_json(Placement, placement) for rank_data in data for placement in rank_data["placements"]
-            ),
+            "placements": tuple(from_json(Placement, placement) for placement in placements),
             "verification": Verification.GPU_EVERY_SAMPLE,
-            "seeds": (self.seed,),
-            "stages": _stages(data),
+            "seeds": (self._seed,),
+            "stages": _stages([rank_data["stages_ms"] for rank_data in data]),
         }
         if chase is None:
-            return of_bandwidth(task, self.samples, self.mismatch, **more)
-        wrong = describe(self.mismatch, task) if self.mismatch is not None else None
-        return of_latency(task, self.samples, wrong, mismatch=self.mismatch, **more)
+            return of_bandwidth(task, self._samples, self._mismatch, **more)
+        wrong = describe(self._mismatch, task) if self._mismatch is not None else None
+        return of_latency(task, self._samples, wrong, mismatch=self._mismatch, **more)
 
-    def told(self) -> dict[str, Any] | None:
+    def _ended(self) -> dict[str, Any] | None:
         """End the link; return what this rank alone knows."""
-        if self._link is None:
+        link = self._link
+        if link is None:
             return None
         known = {
-            "version": self._link.version,
-            "components": self._link.components,
-            "devices": network_devices(self._link.devices),
+            "version": link.version,
+            "components": link.components,
+            "devices": network_devices(link.devices),
             "settings": settings(),
         }
-        report = self.close()
+        protocols = parse(self.close(), self._me)
         return known | {
-            "stages_ms": self._stages_ms,
-            "protocols": [to_json(protocol) for protocol in parse(report, self._me)],
+            "stages_ms": link.stages_ms,
+            "protocols": [to_json(protocol) for protocol in protocols],
             "placements": [to_json(placement) for placement in self._worker.placements([self._own])],
         }
 
     def close(self) -> str:
-        """Let go of the link, if it is there; return UCX's report."""
+        """Let go of the link, if it is there, and first of the other side's memory; return UCX's report."""
         self._arrays = []
-        self._let_go()
+        remote, self._remote = self._remote, None
+        if remote is not None:
+            remote.close()
+        registered, self._registered = self._registered, None
+        if registered is not None:
+            registered.close()
         link, self._link = self._link, None
         return "" if link is None else link.close()
 
-    def _let_go(self) -> None:
-        """Give back what one-sided messages took, the other side's before this one's own."""
-        remote, self._remote = self._remote, None
-        registered, self._registered = self._registered, None
-        if remote is not None:
-            self._stages_ms |= remote.stages_ms
-            remote.close()
-        if registered is not None:
-            registered.close()
-            self._stages_ms |= registered.stages_ms
-
     def _exchange(self, part: Window, count: int) -> list[Item]:
         """Have all prepare, then move so many messages; return what each rank gives: the sender the seconds."""
-        self._collective.do(lambda _: self._aim(part))
-        return self._collective.do(lambda _: self._pass(count))[0]
+        self._everywhere(lambda: self._aim(part))
+        return self._everywhere(lambda: self._pass(count))
 
     def _aim(self, part: Window) -> None:
         """Prepare to move the slots of a window: what is to be received there must not be there already."""
         if self._link is None:
             return
-        held, end = self._worker.held(self._own), self._flow.source if self._sends else self._flow.destination
+        end = self._flow.source if self._sends else self._flow.destination
         if self._destination is not None:
             self._destination.poison(part)
             self._destination.stream.synchronize()
-        start = held.memory.address + part.offset_bytes
+        start = self._worker.held(self._own).memory.address + part.offset_bytes
         self._part = part
         self._arrays = [
             self._link.buffer(start + slot * part.slot_bytes, part.slot_bytes, on_gpu=end.memory is MemoryKind.DEVICE)
@@ -390,13 +393,10 @@ class Side:
 _STAGES = ("register", "pack", "unpack", "deregister")
 
 
-def _stages(all_data: Sequence[Mapping[str, Any]]) -> tuple[Stage, ...]:
+def _stages(ranks_ms: Sequence[Mapping[str, float]]) -> tuple[Stage, ...]:
     """Return what registering cost, of both sides' memory; UCX registers what it knows already at no cost."""
-    costs = (
-        (name, [rank_data["stages_ms"][name] for rank_data in all_data if name in rank_data["stages_ms"]])
-        for name in _STAGES
-    )
-    return tuple(Stage(name=name, ms=summarize(ms)) for name, ms in costs if ms)
+    costs = {name: [stages_ms[name] for stages_ms in ranks_ms if name in stages_ms] for name in _STAGES}
+    return tuple(Stage(name=name, ms=summarize(ms)) for name, ms in costs.items() if ms)
 
 
 BY_DEVICE_BYTES = 64 << 20
@@ -407,37 +407,30 @@ def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) ->
     """Measure tasks one after the other."""
     measurements = []
     for task in tasks:
-        side, measurement = _measure(CollectiveStep(worker, [task]), worker, task, settings.samples)
-        if _tells_devices_apart(measurement):
-            measurement = _with_devices(worker, task, side, measurement)
+        measurement, devices = _measure(worker, task, settings.samples)
+        if len(devices) > 1 and _tells_devices_apart(measurement):
+            measurement = _with_devices(worker, task, devices, measurement)
         measurements.append(measurement)
     return measurements
 
 
 def _measure(
-    collective: CollectiveStep,
-    worker: WorkerContext,
-    task: Task,
-    samples: int,
-    options: Mapping[str, str] | None = None,
-) -> tuple[Side, Measurement]:
-    side = Side(collective, worker, task, options or {})
+    worker: WorkerContext, task: Task, samples: int, options: Mapping[str, str] | None = None
+) -> tuple[Measurement, Sequence[str]]:
+    """Return the measurement of a task, and the sender's network devices."""
+    side = Side(CollectiveStep(worker, [task]), worker, task, options or {})
     try:
         side.connect()
-        if side.missing is not None:
-            return side, waived(task, WaiverKind.UNSUPPORTED_ENGINE, side.missing)
         with worker.stopwatch.phase(Phase.WARM_UP):
             side.warm_up()
         with worker.stopwatch.phase(Phase.MEASURING):
             for number in range(samples):
                 side.sample(number)
-        told_items = collective.do(lambda _: side.told())[0]
+        return side.conclude(), side.devices
     finally:
         # What cannot be given back here is so after a failure that is told already.
         with suppress(DriverCallError):
             side.close()
-    (outcome,) = collective.outcomes
-    return side, outcome or side.conclude(told_items)
 
 
 def _tells_devices_apart(measurement: Measurement) -> bool:
@@ -452,11 +445,11 @@ def _tells_devices_apart(measurement: Measurement) -> bool:
     )
 
 
-def _with_devices(worker: WorkerContext, task: Task, side: Side, measurement: Measurement) -> Measurement:
+def _with_devices(worker: WorkerContext, task: Task, names: Sequence[str], measurement: Measurement) -> Measurement:
     """Return a measurement with what one sample reaches by each network device of the sender alone."""
     devices = []
-    for name in side.devices if len(side.devices) > 1 else ():
-        _, by_it = _measure(CollectiveStep(worker, [task]), worker, task, 1, {"NET_DEVICES": name})
+    for name in names:
+        by_it, _ = _measure(worker, task, 1, {"NET_DEVICES": name})
         reached = by_it.bandwidth_gb_s
         devices.append(
             UcxDevice(

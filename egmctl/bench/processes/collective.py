@@ -386,8 +386,8 @@ def _cost_of(buffer: Buffer, held: AllocatedBuffer) -> BufferCost:
         size_bytes=memory.size_bytes,
         allocate_ms=memory.allocate_ms,
         first_touch_ms=held.first_touch_ms if memory.touch_ms is None else memory.touch_ms,
-        granularity_bytes=memory.granularity.minimum if memory.granularity else None,
-        recommended_granularity_bytes=memory.granularity.recommended if memory.granularity else None,
+        granularity_bytes=memory.granularity_bytes,
+        recommended_granularity_bytes=memory.recommended_granularity_bytes,
         page_bytes=pages.page_bytes if pages else None,
         huge_bytes=pages.huge_bytes if pages else None,
     )

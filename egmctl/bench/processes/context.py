@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -19,31 +19,26 @@ from egmctl.errors import DriverCallError
 from egmctl.facts.host import Before, NoPages, huge_page_bytes
 from egmctl.gpu.chase import Results
 from egmctl.gpu.context import Context, ReleaseStack
-from egmctl.gpu.counters import GpuCounters
 from egmctl.gpu.handles import SharedMemory
-from egmctl.gpu.host_memory import (
+from egmctl.gpu.memory import (
     DefaultPool,
     DefaultPoolMemory,
-    HostNumaPoolMemory,
-    ManagedMemory,
-    Node,
-    Pages,
-    PinnedMemory,
-    RegisteredMemory,
-    SystemMemory,
-)
-from egmctl.gpu.memory import (
-    BufferMemory,
     DeviceMemory,
     HostNumaMemory,
+    HostNumaPoolMemory,
+    ManagedMemory,
     Memory,
+    Pages,
+    PinnedMemory,
     PinnedWords,
-    on_host,
-    on_node,
+    SystemMemory,
+    location,
 )
+from egmctl.gpu.numa import Node
 from egmctl.gpu.pattern import Pattern
 from egmctl.gpu.program import Kernels, NoKernels
-from egmctl.gpu.timing import Gate, KernelGate, NoGate, Stream
+from egmctl.gpu.telemetry import Telemetry
+from egmctl.gpu.timing import Gate, Stream
 from egmctl.model.measurement import Endpoint, Flow, MemoryKind, Phase, PhaseSeconds, Placement
 from egmctl.model.route import HOST_NAMES
 from egmctl.units import format_size
@@ -55,7 +50,7 @@ T = TypeVar("T", bound=Closable)
 class AllocatedBuffer:
     """A buffer that there is."""
 
-    memory: BufferMemory
+    memory: Memory
     seed: int
     """No two buffers have the same one, so that data that came from the wrong one is seen."""
     filled_bytes: int = 0
@@ -73,8 +68,6 @@ class WorkerContext:
 
     Parameters
     ----------
-    counters
-        Opens those of GPUs, by their bus ids: :class:`egmctl.gpu.telemetry.Telemetry`.
     exchange
         To the other processes. Each has seeds of its own.
 
@@ -86,9 +79,7 @@ class WorkerContext:
         What the process spends its time on.
     """
 
-    def __init__(
-        self, preparation: Preparation, counters: Callable[[Iterable[str]], GpuCounters], exchange: Exchange
-    ) -> None:
+    def __init__(self, preparation: Preparation, exchange: Exchange) -> None:
         self.exchange = exchange
         self.stopwatch = Stopwatch()
         self.ranks = preparation.ranks
@@ -104,7 +95,7 @@ class WorkerContext:
         self._before: dict[Buffer, Before] = {}
         self._placements: dict[Buffer, Placement] = {}
         self._new_seeds = count(1 + (exchange.rank << 32))
-        self._gate: Gate = NoGate()
+        self._gate = Gate()
         self.kernels: dict[str, Kernels] = {}
         with ReleaseStack() as undo:
             self._undo = undo
@@ -113,7 +104,7 @@ class WorkerContext:
                     self._contexts[bus_id] = self._keep(Context(bus_id))
                 except DriverCallError as error:
                     self._unusable[bus_id] = error
-            self.link_counters = LinkCounters(self._keep(counters(self._contexts)))
+            self.link_counters = LinkCounters(self._keep(Telemetry(self._contexts, preparation.no_counters)))
             if self._contexts:
                 self._set_up()
             self._undo = undo.pop_all()
@@ -130,7 +121,7 @@ class WorkerContext:
                 del self._contexts[bus_id]
         words = self._keep(PinnedWords(2))
         if self._gated:
-            self._gate = KernelGate(words, self.kernels)
+            self._gate = Gate(words, self.kernels)
         self.results = self._keep(Results(self._contexts))
         self.pattern = Pattern(self.kernels, self.results)
 
@@ -143,7 +134,7 @@ class WorkerContext:
             Whether it does: queueing a copy of memory that is not pinned, or one that is staged, may take until it is
             done, so that a gate would never be opened.
         """
-        return self._gate if held else NoGate()
+        return self._gate if held else Gate()
 
     def one_more(self, bus_id: str) -> Context:
         """Return the context of a GPU that is none of the run's, opened now if it has not been before."""
@@ -189,7 +180,7 @@ class WorkerContext:
             self._buffers[buffer] = AllocatedBuffer(self._allocate(buffer), self.new_seed())
         return self._buffers[buffer]
 
-    def adopt(self, buffer: Buffer, memory: BufferMemory, seed: int) -> None:
+    def adopt(self, buffer: Buffer, memory: Memory, seed: int) -> None:
         """Keep another process' memory, which this one has opened, as a buffer."""
         self._buffers[buffer] = AllocatedBuffer(memory, seed)
 
@@ -274,52 +265,51 @@ class WorkerContext:
             for buffer in self._buffers:
                 self._undo.callback(self.release, buffer)
 
-    def _allocate(self, buffer: Buffer) -> BufferMemory:
-        end, size_bytes = buffer.end, buffer.size_bytes
-        if end.handle is not None:
-            # Other processes open it; this one works one GPU.
-            (bus_id,) = self.gpus
-            if end.numa_node is not None:
-                self._before[buffer] = Before(end.numa_node)
-            return SharedMemory(end.handle, self.stream(bus_id).context, size_bytes, end.numa_node)
-        if end.memory is MemoryKind.DEVICE:
-            return DeviceMemory(self.stream(end.bus_id or "").context, size_bytes)
-        if end.memory is MemoryKind.DEVICE_DEFAULT_POOL:
-            return DefaultPoolMemory(self._default_pool(end, self.stream(end.bus_id or "").context), size_bytes)
-        if end.memory is MemoryKind.GPU_NUMA and end.numa_node is not None:
+    def _allocate(self, buffer: Buffer) -> Memory:
+        end, kind, size_bytes = buffer.end, buffer.end.memory, buffer.size_bytes
+        if end.numa_node is not None:
             self._before[buffer] = Before(end.numa_node)
+        if end.handle is not None:
+            (bus_id,) = self.gpus
+            return SharedMemory(end.handle, self.stream(bus_id).context, size_bytes, end.numa_node)
+        if kind is MemoryKind.DEVICE:
+            return DeviceMemory(self.stream(end.bus_id or "").context, size_bytes)
+        if kind is MemoryKind.DEVICE_DEFAULT_POOL:
+            return DefaultPoolMemory(self._default_pool(end, self.stream(end.bus_id or "").context), size_bytes)
+        if kind is MemoryKind.GPU_NUMA and end.numa_node is not None:
             return SystemMemory(Node(end.numa_node), size_bytes)
         access = self._nodes[end.numa_node or 0]
         node = Node(access.numa_node, access.cpus)
-        self._before[buffer] = Before(node.id)
-        if end.memory is MemoryKind.SYSTEM:
+        if kind is MemoryKind.SYSTEM:
             return SystemMemory(node, size_bytes)
         contexts = [self._contexts[bus_id] for bus_id in access.gpus if bus_id in self._contexts]
         if not contexts:
             raise self._unusable[access.gpus[0]]
-        match end.memory:
+        match kind:
             case MemoryKind.HOST_NUMA:
-                first = [] if end.allocated_by is None else [self.stream(end.allocated_by).context]
-                others = [context for context in contexts if context not in first]
-                return HostNumaMemory(node.id, size_bytes, [*first, *others])
+                if end.allocated_by is not None:
+                    # The owner's context is to be the current one.
+                    contexts.insert(0, self.stream(end.allocated_by).context)
+                return HostNumaMemory(node.id, size_bytes, list(dict.fromkeys(contexts)))
             case MemoryKind.HOST_NUMA_POOL:
                 return HostNumaPoolMemory(node.id, size_bytes, contexts)
-            case MemoryKind.HOST_NUMA_DEFAULT_POOL | MemoryKind.HOST_DEFAULT_POOL:
-                touched_on = node if end.memory is MemoryKind.HOST_DEFAULT_POOL else None
-                return DefaultPoolMemory(self._default_pool(end, contexts[0]), size_bytes, contexts, touched_on)
+            case MemoryKind.HOST_NUMA_DEFAULT_POOL:
+                return DefaultPoolMemory(self._default_pool(end, contexts[0]), size_bytes, contexts)
+            case MemoryKind.HOST_DEFAULT_POOL:
+                return DefaultPoolMemory(self._default_pool(end, contexts[0]), size_bytes, contexts, node)
             case MemoryKind.MANAGED:
                 return ManagedMemory(node, size_bytes, contexts)
             case MemoryKind.PINNED:
-                # Portable memory can be made through any context.
                 return PinnedMemory(node, size_bytes, contexts[0])
-        return _registered(end.memory, node, size_bytes, contexts[0])
+            case _:
+                return _registered(kind, node, size_bytes, contexts[0])
 
     def _default_pool(self, end: Endpoint, context: Context) -> DefaultPool:
         """Return the driver's own pool that memory at an end is from; it stays, and who had access to it before has."""
         if end.memory is MemoryKind.HOST_DEFAULT_POOL:
-            key, place = "host", on_host()
+            key, place = "host", location("HOST")
         elif end.numa_node is not None:
-            key, place = f"NUMA{end.numa_node}", on_node(end.numa_node)
+            key, place = f"NUMA{end.numa_node}", location("HOST_NUMA", end.numa_node)
         else:
             key, place = context.bus_id, None
         if key not in self._pools:
@@ -331,7 +321,7 @@ class WorkerContext:
         return resource
 
 
-def _registered(memory: MemoryKind, node: Node, size_bytes: int, context: Context) -> RegisteredMemory:
+def _registered(memory: MemoryKind, node: Node, size_bytes: int, context: Context) -> Memory:
     """Return registered memory of usual or huge pages.
 
     Raises
@@ -343,7 +333,7 @@ def _registered(memory: MemoryKind, node: Node, size_bytes: int, context: Contex
     if memory is MemoryKind.HUGETLB:
         pages = Pages(hugetlb_bytes=huge_page_bytes(node.id, size_bytes))
     try:
-        return RegisteredMemory(node, size_bytes, context, pages)
+        return SystemMemory(node, size_bytes, pages, context)
     except OSError as error:
         raise NoPages(f"{format_size(size_bytes)} of {HOST_NAMES[memory]} memory: {error.strerror}") from error
 

@@ -20,8 +20,6 @@ from egmctl.bench.processes.protocol import Event, NodeAccess, OrderedStep, Prep
 from egmctl.driver.cuda import initialise
 from egmctl.gpu import program
 from egmctl.gpu.context import architectures
-from egmctl.gpu.counters import NoCounters
-from egmctl.gpu.telemetry import Telemetry
 from egmctl.launch import Channel
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import Measurement, Phase, Settings, Status, Task
@@ -39,8 +37,7 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
     exchange = Exchange(parent, **arguments) if arguments else Exchange()
     message, _ = parent.receive()
     preparation = _own(from_json(Preparation, message["preparation"]), exchange.rank)
-    why_not = preparation.no_counters
-    worker = WorkerContext(preparation, Telemetry if why_not is None else lambda _: NoCounters(why_not), exchange)
+    worker = WorkerContext(preparation, exchange)
     worker.link_counters.ours.update(item.data for item in exchange.all_gather(os.getpid()))
     parent.send({"event": Event.READY})
     while (message := parent.receive()[0])["do"] == Request.MEASURE:
