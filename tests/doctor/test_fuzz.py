@@ -74,7 +74,7 @@ def test_files_with_anything_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def no_child(*_arguments: Any, **_options: Any) -> Any:
         raise ChildFailed("no children here", how="crashed")
 
-    monkeypatch.setattr(launch, "spawn", no_child)
+    monkeypatch.setattr(launch, "Child", no_child)
     monkeypatch.setattr(launch, "run", no_child)
     monkeypatch.setenv(SYSROOT_VARIABLE, str(tmp_path))
     choice = random.Random(seed)  # noqa: S311

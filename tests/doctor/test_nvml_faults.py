@@ -185,7 +185,7 @@ def test_no_child_can_be_started(node: FakeNode) -> None:
         raise ChildNotStarted("a child process cannot be started: EAGAIN", how="crashed")
 
     with here(node) as patch:
-        patch.setattr(launch, "spawn", refuse)
+        patch.setattr(launch, "Child", refuse)
         diagnosis = diagnose(collect(SECTIONS, cuda=False), EVERYTHING, CHECKS)
     assert (diagnosis.exit_code, roots(diagnosis)) == (ExitCode.FAILED, ["drv.libraries"])
     (root,) = [finding for finding in diagnosis.findings if finding.check == "drv.libraries"]
