@@ -13,7 +13,7 @@ from egmctl.bench.plan import Plan
 from egmctl.bench.plan.budget import checked, fitted, memory_of, most_bytes
 from egmctl.bench.plan.cost import plan_seconds
 from egmctl.bench.plan.flows import parse_pairs
-from egmctl.bench.plan.make import make_plan, sweep_sizes, top_that_fits
+from egmctl.bench.plan.make import make_plan, sized, sweep_sizes, top_that_fits
 from egmctl.bench.plan.task import COPIES_LIMIT
 from egmctl.bench.suites import FABRIC, STANDARD, SUITES, select_cases
 from egmctl.bench.supervisor import Progress, supervise
@@ -25,6 +25,7 @@ from egmctl.launch import Child
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.model.measurement import RunReport, Settings
 from egmctl.model.profile import Profile
+from egmctl.model.task import Axis
 from egmctl.model.ucx import unusable
 from egmctl.selectors import select_gpus, select_numa
 from egmctl.units import MIB, parse_size
@@ -36,6 +37,7 @@ from egmctl.verdict.ucx_route import explained, sections
 
 DEFAULT_SIZE_BYTES = 512 * MIB
 
+SWEEP_SAMPLES = 3
 LONGEST_DAYS = 30
 """The most days that a run may take."""
 
@@ -57,7 +59,7 @@ class Bench(BenchOptions):
     @cached_property
     def selected_cases(self) -> tuple[Case, ...]:
         """The cases that are measured, in the registry's order."""
-        return select_cases(self.cases, self.suite_names)
+        return select_cases(self.cases, self.suite_names, self.axis)
 
     @cached_property
     def settings(self) -> Settings:
@@ -117,15 +119,14 @@ class Bench(BenchOptions):
         chosen = select_gpus("all" if self.gpus is None else self.gpus, machine.gpus or ())
         nodes = select_numa(self.numa, machine, chosen)
         pairs = () if self.pair is None else parse_pairs(self.pair, chosen, nodes)
-        if self.sweep is None:
-            return make_plan(machine, chosen, nodes, self.selected_cases, settings, pairs=pairs, no_ucx=no_ucx)
-        top = settings.size_bytes
-        if not self.size:
-            top = top_that_fits(machine, chosen, nodes, self.selected_cases, settings, no_ucx=no_ucx)
-        settings = replace(settings, size_bytes=top)
-        return make_plan(
-            machine, chosen, nodes, self.selected_cases, settings, sweep_sizes(top), pairs=pairs, no_ucx=no_ucx
-        )
+        cases = self.selected_cases
+        if self.axis is Axis.SIZE:
+            top = settings.size_bytes
+            if not self.size:
+                top = top_that_fits(machine, chosen, nodes, cases, settings, no_ucx=no_ucx)
+            settings = replace(settings, size_bytes=top)
+            cases = sized(cases, sweep_sizes(top))
+        return make_plan(machine, chosen, nodes, cases, settings, pairs=pairs, no_ucx=no_ucx)
 
     def run(
         self,
@@ -233,7 +234,8 @@ def _settings(options: BenchOptions) -> Settings:
         raise UsageError(f"--size: {error}") from error
     samples, copies, timeout, duration = options.samples, options.copies, options.timeout, options.duration
     if samples is None:
-        samples = max(SUITES[name].samples for name in options.suite_names or (STANDARD,))
+        usual = SWEEP_SAMPLES if options.sweep is not None else SUITES[STANDARD].samples
+        samples = max((SUITES[name].samples for name in options.suite_names), default=usual)
     if not 1 <= samples <= 1000:
         raise UsageError(f"--samples {samples}: it must be from 1 to 1000")
     if copies is not None and not 1 <= copies <= COPIES_LIMIT:

@@ -475,9 +475,9 @@ _Key = tuple[object, ...]
 
 
 def counterparts(cases: Iterable[Case], every: Sequence[Case]) -> list[Case]:
-    """Return the cases that take the paths of some within one process, of all that there are."""
-    names = {case.in_process for case in cases}
-    return [case for case in every if case.name in names]
+    """Return the cases that take the paths of some within one process, at the same points, of all that there are."""
+    points = {case.in_process: case.points for case in cases}
+    return [replace(case, points=points[case.name]) for case in every if case.name in points]
 
 
 def set_beside(measurements: Sequence[Measurement], every: Sequence[Case]) -> tuple[Measurement, ...]:
@@ -495,7 +495,7 @@ def set_beside(measurements: Sequence[Measurement], every: Sequence[Case]) -> tu
 def _key(task: Task, case: str | None) -> _Key:
     """Return what a task has in common with the one of ``case`` that takes the same path."""
     ends = tuple((flow.initiator, _place(flow.source), _place(flow.destination)) for flow in task.flows)
-    return case, task.size_bytes, ends
+    return case, task.point, task.size_bytes, ends
 
 
 def _place(end: Endpoint) -> object:

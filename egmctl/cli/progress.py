@@ -129,7 +129,7 @@ def _table() -> Iterator[Shown]:
 
 
 def _words(task: Task) -> str:
-    return f"{task.case} {task.path}"
+    return f"{task.name} {task.path}"
 
 
 def probing(shown: Shown, machine: Machine) -> Callable[[float, Probe], None]:

@@ -23,18 +23,19 @@ from egmctl.verdict.profiles import choose, load_all, match_profile
 from egmctl.verdict.yardsticks import JUDGED_FROM_BYTES, is_by_host, reference_for
 
 PathClass = tuple[str, str, str, int]
-"""Case, stage, links and bytes: paths of one are alike."""
+"""Name of the case at its point, stage, links and bytes: paths of one are alike."""
 
 
 class Key(NamedTuple):
     """What makes a path of one run the same as that of another."""
 
-    case: str
+    name: str
+    """Of the case at its point."""
     stage: str
     ends: tuple[tuple[str, ...], ...]
     size_bytes: int
-    """0 where it does not matter: the runs have the case at one size each, :data:`JUDGED_FROM_BYTES` or more. A run
-    whose usual size did not fit took another."""
+    """0 for bandwidths from :data:`JUDGED_FROM_BYTES` on, where the size does not matter: a run whose usual size did
+    not fit took another."""
     how: tuple[str, ...]
     again: int
     """0, unless one run has the same path several times."""
@@ -57,7 +58,7 @@ class MeasuredPath:
     @property
     def path_class(self) -> PathClass:
         """What it is compared with."""
-        return self.measurement.case, self.stage, self.links, self.measurement.size_bytes
+        return self.measurement.name, self.stage, self.links, self.measurement.size_bytes
 
     def slower(self, reference: float) -> float:
         """Return by what part of ``reference`` this path is slower, negative where it is faster."""
@@ -93,33 +94,17 @@ class GpuNames:
 def points(runs: Sequence[RunReport], names: GpuNames) -> list[dict[Key, MeasuredPath]]:
     """Return the paths of each run by what makes them the same."""
     found: list[dict[Key, MeasuredPath]] = []
-    sized = _sized(runs)
     for number, run in enumerate(runs):
         mine: dict[Key, MeasuredPath] = {}
         of_run = _Ranks(run.ranks, names, number)
         for measurement in run.measurements:
             for point in _points(measurement):
                 key = _key(point, names, number, of_run)
-                if measurement.case not in sized:
-                    key = key._replace(size_bytes=0)
                 while key in mine:
                     key = key._replace(again=key.again + 1)
                 mine[key] = point
         found.append(mine)
     return found
-
-
-def _sized(runs: Sequence[RunReport]) -> set[str]:
-    """Return the cases whose sizes matter."""
-    sized = set()
-    for run in runs:
-        sizes: dict[str, set[int]] = {}
-        for measurement in run.measurements:
-            sizes.setdefault(measurement.case, set()).add(measurement.size_bytes)
-            if measurement.quantity is not Quantity.BANDWIDTH or measurement.size_bytes < JUDGED_FROM_BYTES:
-                sized.add(measurement.case)
-        sized |= {case for case, of_case in sizes.items() if len(of_case) > 1}
-    return sized
 
 
 def _points(measurement: Measurement) -> Iterator[MeasuredPath]:
@@ -145,10 +130,7 @@ def _key(point: MeasuredPath, names: GpuNames, run: int, ranks: _Ranks) -> Key:
     how = (
         measurement.engine.value,
         measurement.pattern.value,
-        str(measurement.streams),
         *(() if chase is None else (chase.order.value, str(chase.stride_bytes), str(chase.warm))),
-        *(() if chase is None else (str(chase.load_blocks),)),
-        *(() if measurement.blocks is None else (f"{measurement.blocks} blocks",)),
     )
     ends = tuple(
         (
@@ -165,7 +147,8 @@ def _key(point: MeasuredPath, names: GpuNames, run: int, ranks: _Ranks) -> Key:
     issuers = tuple(
         ("by", "" if flow.initiator is None else names.name(run, flow.initiator)) for flow in measurement.flows
     )
-    return Key(measurement.case, point.stage, ends + issuers, measurement.size_bytes, how, 0)
+    usual = measurement.quantity is Quantity.BANDWIDTH and measurement.size_bytes >= JUDGED_FROM_BYTES
+    return Key(measurement.name, point.stage, ends + issuers, 0 if usual else measurement.size_bytes, how, 0)
 
 
 class _Ranks:
@@ -298,7 +281,7 @@ def affected(
     by_class: dict[tuple[str, Outcome, PathClass], dict[int, PathDifference]] = {}
     for place, path in enumerate(differences):
         if path.outcome in gravity:
-            path_class = path.case, path.stage, path.link, path.size_bytes
+            path_class = path.name, path.stage, path.link, path.size_bytes
             by_class.setdefault((path.node, path.outcome, path_class), {})[place] = path
     parts: dict[tuple[str, Outcome, str, str], list[tuple[list[int], int]]] = {}
     for (node, outcome, path_class), paths in sorted(by_class.items(), key=lambda item: item[0]):
@@ -317,7 +300,7 @@ def affected(
                 where=where,
                 outcome=outcome,
                 change=statistics.median(changes) if changes else None,
-                cases=tuple(dict.fromkeys(differences[place].case for place in numbers)),
+                cases=tuple(dict.fromkeys(differences[place].name for place in numbers)),
                 paths=tuple(numbers),
                 of=sum(count for _, count in groups),
             )
@@ -385,6 +368,7 @@ def differences(
             yield PathDifference(
                 node=node,
                 case=either.measurement.case,
+                point=either.measurement.point,
                 stage=either.stage,
                 path=either.measurement.path,
                 source=either.measurement.ends[0],

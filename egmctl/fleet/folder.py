@@ -306,7 +306,7 @@ def _bench_lines(report: RunReport) -> tuple[GroupLine, ...]:
     for one in report.measurements:
         if one.status not in (measurement.Status.OK, measurement.Status.WAIVED):
             status = "warn" if one.status is measurement.Status.UNSTABLE else "fail"
-            lines.append(GroupLine(key=f"{one.case} {one.path}", value=one.status.value, status=status))
+            lines.append(GroupLine(key=f"{one.name} {one.path}", value=one.status.value, status=status))
     # Slow in both directions is one line.
     lines += dict.fromkeys(culprits)
     lines += _cause_lines(report)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from egmctl.compat import StrEnum, assert_never
 from egmctl.model.record import BusId, Plain
 from egmctl.model.route import Carrier, MemoryKind, Route
+from egmctl.units import format_size, several
 
 
 class HandleKind(StrEnum):
@@ -127,6 +129,69 @@ class ChaseOrder(StrEnum):
     SEQUENTIAL = "sequential"
 
 
+class Axis(StrEnum):
+    """What can vary along a series of measurements of one case: the fields of :class:`Point`."""
+
+    SIZE = "size"
+    SMS = "sms"
+    FOOTPRINT = "footprint"
+    LOAD = "load"
+    STREAMS = "streams"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A point on the axes of a case; ``None`` on an axis means what the case does without it."""
+
+    size: int | None = None
+    """Bytes of each buffer, or of each message."""
+    sms: int | None = None
+    """Blocks of the kernel that moves the bytes, one on each of so many multiprocessors (SM); 0: one on every SM of a
+    GPU that does not say how many it has."""
+    footprint: int | None = None
+    """Bytes that a chase visits."""
+    load: int | None = None
+    """Blocks of the kernel that loads the same path meanwhile; 0: the path is idle."""
+    streams: int | None = None
+    """CUDA streams that share the copies of each flow."""
+
+    def __str__(self) -> str:
+        return ", ".join(f"{_AXIS_WORDS[axis](value)}" for axis in Axis if (value := self.at(axis)) is not None)
+
+    def at(self, axis: Axis) -> int | None:
+        """Return the value on an axis."""
+        value: int | None = getattr(self, axis.value)
+        return value
+
+    @property
+    def unsized(self) -> Point:
+        """The same point without a size: profiles hold references for large buffers of any size."""
+        return replace(self, size=None)
+
+    @property
+    def one_path(self) -> bool:
+        """Whether one path of each kind of route is enough: a series other than by size is about the link."""
+        return self.unsized != Point()
+
+
+_AXIS_WORDS: Mapping[Axis, Callable[[int], str]] = {
+    Axis.SIZE: format_size,
+    Axis.SMS: lambda sms: several(sms, "SM") if sms else "all SMs",
+    Axis.FOOTPRINT: format_size,
+    Axis.LOAD: lambda blocks: several(blocks, "block"),
+    Axis.STREAMS: lambda streams: several(streams, "stream"),
+}
+
+
+USUAL = Point()
+"""Every case has this point: it is measured once, with what its engine and the run have."""
+
+
+def named(case: str, point: Point) -> str:
+    """Return what people call a case at a point: ``device_local_bulk 16 SMs``."""
+    return f"{case} {point}".rstrip()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """One end of a flow: memory of a kind on a GPU or on a NUMA node."""
@@ -205,10 +270,6 @@ class Chase:
     """The buffer is walked once before the timed walk, so that it is in the owner's L2 if it fits."""
     loads: int
     """Loads (or round trips) in one sample."""
-    load_blocks: int = 0
-    """Blocks of the kernel that loads the same path meanwhile."""
-    by_footprint: bool = False
-    """One of a series over the same path, of which only the bytes that it visits differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +278,8 @@ class Task:
 
     case: Plain
     """The case's name, in nvbandwidth's words where it has one."""
+    point: Point = USUAL
+    """Where on the case's axes it is measured: case and point name a measurement."""
     family: Plain
     quantity: Quantity
     engine: Engine
@@ -229,13 +292,13 @@ class Task:
     """Of each flow's buffer at either end; of a latency, the bytes that the chase visits."""
     copies: int
     """Times that each flow moves ``size_bytes`` in one sample, one after the other."""
-    streams: int = 1
-    """CUDA streams that share each flow's copies."""
-    blocks: int | None = None
-    """Blocks of the kernel that moves the bytes, each on a multiprocessor (SM) of its own; 0: one on each SM, where
-    their number is not known. ``None``: as many as its engine moves most with."""
     chase: Chase | None = None
     """For a latency."""
+
+    @property
+    def name(self) -> str:
+        """What people call it: the case and its point."""
+        return named(self.case, self.point)
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -35,6 +35,7 @@ from egmctl.model.profile import (
     Unit,
 )
 from egmctl.model.route import LinkClass
+from egmctl.model.task import Point
 from egmctl.topology.links import gpu_link
 from egmctl.topology.platform import C2c, c2c, platform
 from egmctl.units import counted, gpu_name, printable, several
@@ -274,12 +275,12 @@ def _faults(profile: Profile) -> Iterator[tuple[str, str]]:
     """Yield the place and the sentence of each thing that the types do not say."""
     cited = [("match.source", profile.match.source)]
     cited += [(f"links[{i}].source", link.source) for i, link in enumerate(profile.links)]
-    seen: set[tuple[str, str, int | None]] = set()
+    seen: set[tuple[str, Point, str, int | None]] = set()
     for i, reference in enumerate(profile.references):
         cited.append((f"references[{i}].source", reference.source))
         if reference.bounds_source is not None:
             cited.append((f"references[{i}].bounds_source", reference.bounds_source))
-        path = reference.case, reference.link, reference.flows
+        path = reference.case, reference.point, reference.link, reference.flows
         if path in seen:
             yield f"references[{i}].case", f"{reference.case} over {reference.link} is there already"
         seen.add(path)
@@ -388,6 +389,10 @@ class Run:
     """What tells its node from others."""
 
 
+_Class = tuple[str, Point, str, int | None]
+"""Case, point, link and number of flows."""
+
+
 @dataclass(slots=True)
 class _Seen:
     """What all runs say of one class."""
@@ -446,7 +451,7 @@ def learn(runs: Sequence[Run], name: str, date: str) -> Profile:
                 "the runs are of machines that differ: "
                 f"{first.node} has {_kind(first.machine)}, {run.node} has {_kind(run.machine)}"
             )
-    seen: dict[tuple[str, str, int | None], _Seen] = {}
+    seen: dict[_Class, _Seen] = {}
     for run in runs:
         for measurement in run.report.measurements:
             _add(seen, run, measurement)
@@ -465,14 +470,14 @@ def learn(runs: Sequence[Run], name: str, date: str) -> Profile:
     )
 
 
-def _add(seen: dict[tuple[str, str, int | None], _Seen], run: Run, measurement: Measurement) -> None:
+def _add(seen: dict[_Class, _Seen], run: Run, measurement: Measurement) -> None:
     value = value_of(measurement)
     if value is None or measurement.status is not Status.OK or not_judged(measurement) or _is_beside(measurement):
         return
     one = class_of(measurement)
     flows = len(measurement.flows) if measurement.pattern in _COUNTED_FLOWS else None
-    found = seen.setdefault((one.case, one.link, flows), _Seen(unit_of(measurement)))
-    if _is_swept(run.report, measurement):
+    found = seen.setdefault((one.case, one.point.unsized, one.link, flows), _Seen(unit_of(measurement)))
+    if measurement.point.size is not None:
         if measurement.size_bytes < found.size_bytes:
             return
         if measurement.size_bytes > found.size_bytes:
@@ -488,21 +493,22 @@ def _is_beside(measurement: Measurement) -> bool:
     return measurement.evidence is not None and any(gpu.other_processes for gpu in measurement.evidence.gpus)
 
 
-def _references(seen: Mapping[tuple[str, str, int | None], _Seen]) -> Iterator[Reference]:
+def _references(seen: Mapping[_Class, _Seen]) -> Iterator[Reference]:
     """Yield a reference for each class; how far runs are apart is of the link, whichever case showed it."""
     off: dict[tuple[str, Unit], float] = {}
     run_to_run: dict[tuple[str, Unit], float] = {}
-    for (_, link, _), one in seen.items():
+    for (_, _, link, _), one in seen.items():
         off[link, one.unit] = max(off.get((link, one.unit), 0), one.off)
         if one.run_to_run is not None:
             run_to_run[link, one.unit] = max(run_to_run.get((link, one.unit), 0), one.run_to_run)
-    for (case, link, flows), one in seen.items():
+    for (case, point, link, flows), one in seen.items():
         latency = one.unit is Unit.NS
         warn = max(SPREADS_WARN * off[link, one.unit], LATENCY_WARN if latency else LEAST_WARN)
         fail = max(SPREADS_FAIL * off[link, one.unit], LATENCY_FAIL if latency else LEAST_FAIL)
         sign = 1 if latency else -1
         yield Reference(
             case=case,
+            point=point,
             link=link,
             unit=one.unit,
             typical=_round(one.typical),
@@ -542,10 +548,6 @@ def _kind(machine: Machine) -> str:
     return ", ".join(sorted(set(map(gpu_kind, machine.gpus or ())))) or "no GPU"
 
 
-def _is_swept(report: RunReport, measurement: Measurement) -> bool:
-    return any(m.case == measurement.case and m.size_bytes != measurement.size_bytes for m in report.measurements)
-
-
 def _round(value: float) -> float:
     return float(f"{value:.4g}")
 
@@ -564,7 +566,7 @@ def _table(table: Mapping[str, Any], name: str) -> Iterator[str]:
     for key, value in table.items():
         place = f"{name}.{_key(key)}" if name else _key(key)
         if isinstance(value, dict):
-            if any(not isinstance(item, dict) for item in value.values()):
+            if any(item is not None and not isinstance(item, dict) for item in value.values()):
                 yield f"\n[{place}]"
             yield from _table(value, place)
         elif _is_table(value):

@@ -68,33 +68,6 @@ def node(
     return replace(machine, gpus=(used, machine.gpus[1]), host=host)
 
 
-class TestAFootprintWithoutRoom:
-    """The series of footprints goes as far as memory does; who names one of it hears why it is not measured."""
-
-    NAME = "host_numa_to_device_footprint_256gib"
-
-    def planned(self, *patterns: str) -> Plan:
-        machine = node(140 * GIB, 64 * GIB, 64 * GIB)
-        return make_plan(machine, machine.gpus or (), (0,), select_cases(patterns), USUAL)
-
-    def test_named_by_itself_it_is_waived_with_the_reason(self) -> None:
-        tasks = self.planned(self.NAME).tasks
-        assert {planned.task.case for planned in tasks} == {self.NAME}
-        assert {waiver.kind for planned in tasks for waiver in planned.waivers} == {WaiverKind.NO_ROOM}
-        assert all("256 GiB on NUMA0, more than half of the 64 GiB free there" in str(one.waiver) for one in tasks)
-
-    @pytest.mark.parametrize("patterns", [("host_numa_to_device_footprint_*",), (f"{NAME}*",)])
-    def test_of_the_series_it_is_left_out(self, patterns: tuple[str, ...]) -> None:
-        plan = self.planned(*patterns)
-        assert self.NAME not in {planned.task.case for planned in plan.tasks}
-        assert plan.notes == ()
-
-    def test_with_room_it_is_measured(self) -> None:
-        machine = node(140 * GIB, 600 * GIB, 600 * GIB)
-        plan = make_plan(machine, machine.gpus or (), (0,), select_cases([self.NAME]), USUAL)
-        assert [planned.waiver for planned in plan.tasks] == [None]
-
-
 def chosen(machine: Machine, suite: str) -> Plan:
     """Return the plan of a suite where nobody has given a size."""
     cases = select_cases((), (suite,))

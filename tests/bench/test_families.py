@@ -13,7 +13,6 @@ pytest_plugins = ["tests.bench.test_run"]
 ONCE = ("--size", "1M", "--samples", "1", "--copies", "1")
 CASES = (
     "device_to_host_numa_memcpy_??",
-    "device_to_host_numa_memcpy_ce_4_streams",
     "host_numa_to_all_memcpy_ce",
     "host_numa_read_*",
     "host_numa_write_*",

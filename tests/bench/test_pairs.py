@@ -30,7 +30,7 @@ def plan_of(text: str, suite: str = "full") -> Plan:
 
 def paths(plan: Plan, case: str) -> list[str]:
     """Return the paths of a case."""
-    return [task.path for task in plan.runnable if task.case == case]
+    return [task.path for task in plan.runnable if task.name == case]
 
 
 def test_between_gpus_only_in_the_direction_that_is_named() -> None:

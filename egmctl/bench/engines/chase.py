@@ -261,7 +261,7 @@ class Loaded(Walker):
     def warm_up(self) -> None:
         super().warm_up()
         self.data = self.worker.destination(self.buffer(1))
-        self.load_blocks = min(self.chase.load_blocks, self.reader.stream.context.multiprocessors - 1)
+        self.load_blocks = min(self.task.point.load or 0, self.reader.stream.context.multiprocessors - 1)
 
     def queue(self) -> None:
         self.reader.start_loaded_walk(

@@ -198,7 +198,7 @@ class Mover:
         self._destination = destination
         self._seed = seed
         self._share = share
-        self._blocks = task.blocks
+        self._blocks = task.point.sms
         self._kernels = worker.kernels[streams[0].context.bus_id] if self._spec.needs_kernels else None
 
     @property

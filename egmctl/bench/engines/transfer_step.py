@@ -196,8 +196,9 @@ class _Step:
                 continue
             initiator = flow.initiator or ""
             first = self._taken[initiator]
-            self._taken[initiator] += task.streams
-            streams = [self._worker.stream(initiator, first + number) for number in range(task.streams)]
+            count = task.point.streams or 1
+            self._taken[initiator] += count
+            streams = [self._worker.stream(initiator, first + number) for number in range(count)]
             self._parts[place].streams[number] = streams
             if flow.route.staged:
                 self._worker.disconnect(flow.source.bus_id or "", flow.destination.bus_id or "")

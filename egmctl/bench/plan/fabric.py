@@ -30,7 +30,7 @@ from egmctl.model.finding import Waiver
 from egmctl.model.machine import Gpu
 from egmctl.model.measurement import BenchGpu, Flow, HandleKind, Pattern, Settings
 from egmctl.model.route import HOST_MEMORY, Egm
-from egmctl.model.task import UCX_ENGINES
+from egmctl.model.task import UCX_ENGINES, Point
 from egmctl.model.ucx import Rank
 
 PAIRS = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS)
@@ -78,9 +78,10 @@ def make_fabric_plan(layout: RankLayout, cases: Sequence[Case], settings: Settin
     tasks = tuple(
         planned
         for case in cases
+        for point in case.points
         # Of a pattern of all ranks that not all can take part in, nothing would be left.
         for planned in _each_link_once(
-            make(case, flows)
+            make(case, point, flows)
             for flows in job_flows(case, ranks if case.pattern in PAIRS else layout.taking_part, met, sample)
         )
     )
@@ -137,11 +138,11 @@ def is_own_link(planned: PlannedTask) -> bool:
     return task.pattern in PAIRS and on_host and not planned.disjoint and task.engine not in UCX_ENGINES
 
 
-def maker(layout: RankLayout, settings: Settings) -> Callable[[Case, tuple[RankFlow, ...]], PlannedTask]:
-    """Return what makes the task of a case's flows."""
+def maker(layout: RankLayout, settings: Settings) -> Callable[[Case, Point, tuple[RankFlow, ...]], PlannedTask]:
+    """Return what makes the task of the flows of a case at a point."""
     path_of = _paths(layout)
 
-    def make(case: Case, rank_flows: tuple[RankFlow, ...]) -> PlannedTask:
+    def make(case: Case, point: Point, rank_flows: tuple[RankFlow, ...]) -> PlannedTask:
         paths = tuple(path_of(case, one) for one in rank_flows)
         first = rank_flows[0]
         taking_part = {rank.number: rank for one in rank_flows for rank in (one.initiator, one.owner)}
@@ -154,8 +155,8 @@ def maker(layout: RankLayout, settings: Settings) -> Callable[[Case, tuple[RankF
             cache=layout.gpu(first.owner if first.numa_node is None else first.initiator),
         )
         waivers = [waiver(rank, case.handle) for rank in taking_part.values()]
-        planned = planned_task(case, made, settings, [*waivers, *(path.waiver for path in paths)])
-        if case.footprint is not None and planned.waiver is None:
+        planned = planned_task(case, point, made, settings, [*waivers, *(path.waiver for path in paths)])
+        if not planned.sized and planned.waiver is None:
             why = too_large(layout.machine(first.owner), planned.task, settings.memory_percent)
             planned = replace(planned, waivers=why)
         return planned

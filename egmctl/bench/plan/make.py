@@ -28,8 +28,8 @@ from egmctl.errors import UsageError
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import BenchGpu, Engine, Flow, Pattern, Settings
-from egmctl.model.route import Egm, MemoryKind
-from egmctl.model.task import UCX_ENGINES
+from egmctl.model.route import HOST_MEMORY, Egm, MemoryKind
+from egmctl.model.task import UCX_ENGINES, Point
 from egmctl.model.ucx import Rank
 from egmctl.topology.access import without_nvml
 from egmctl.topology.routes import owners
@@ -51,7 +51,6 @@ def make_plan(
     numa_nodes: Sequence[int],
     cases: Sequence[Case],
     settings: Settings,
-    sizes: Sequence[int] = (),
     *,
     pairs: Sequence[Pair] = (),
     no_ucx: str = "",
@@ -60,8 +59,6 @@ def make_plan(
 
     Parameters
     ----------
-    sizes
-        Of the buffers, each measured; the one of the settings by default.
     pairs
         The only paths to measure; without any all of them.
     no_ucx
@@ -85,16 +82,17 @@ def make_plan(
     def make(case: Case) -> tuple[PlannedTask, ...]:
         return tuple(
             task
-            for size in (sizes if case.footprint is None else ()) or (settings.size_bytes,)
+            for point in case.points
             for task in _chosen(
-                case,
+                case.one_path or point.one_path,
                 _planned_tasks(
                     case,
+                    point,
                     machine,
                     _among_ranks(case, machine, ranks, numa_nodes)
                     if case.processes is not Processes.ONE
                     else _in_one_process(case, machine, gpus, numa_nodes),
-                    replace(settings, size_bytes=size),
+                    settings,
                     visible,
                     no_ucx if case.engine in UCX_ENGINES else "",
                 ),
@@ -111,8 +109,7 @@ def make_plan(
     # What is to be set beside them comes first, as in the registry.
     beside = {case.name: make(case) for case in counterparts(by_ranks, CASES) if case.name not in made}
     tasks = tuple(task for of_case in (beside | made).values() for task in of_case)
-    in_series = {case.name for case in cases if case.footprint is not None and case.footprint.if_room}
-    none = [name for name, of_case in made.items() if not of_case and name not in in_series]
+    none = [name for name, of_case in made.items() if not of_case]
     by_owner = {case.name for case in cases if case.by_owner}
     if pairs and not tasks:
         raise UsageError("--pair: none of the chosen cases measures a single path")
@@ -178,17 +175,19 @@ def _not_native(tasks: Iterable[PlannedTask], gpus: Sequence[Gpu]) -> Iterator[s
         )
 
 
-def _chosen(case: Case, tasks: Iterable[PlannedTask], pairs: Sequence[Pair]) -> list[PlannedTask]:
-    """Return the tasks of a case: all, or one for each kind of route, if possible one that can be measured.
+def _chosen(one_path: bool, tasks: Iterable[PlannedTask], pairs: Sequence[Pair]) -> list[PlannedTask]:
+    """Return the tasks of a case at a point: all, or one for each kind of route, if possible one that can be measured.
 
     Parameters
     ----------
+    one_path
+        Whether one for each kind of route is enough.
     pairs
         The only paths to measure, if there are any.
     """
     if pairs:
         return [planned for planned in tasks if picked(planned.task, pairs)]
-    if not case.one_path:
+    if not one_path:
         return list(tasks)
     by_route: dict[tuple[tuple[str, Egm | None], ...], PlannedTask] = {}
     for planned in tasks:
@@ -242,30 +241,32 @@ def _among_ranks(case: Case, machine: Machine, ranks: Sequence[Rank], numa_nodes
 
 def _planned_tasks(
     case: Case,
+    point: Point,
     machine: Machine,
     candidates: Iterable[Candidate],
     settings: Settings,
     visible: frozenset[str] | None,
     not_installed: str,
 ) -> Iterator[PlannedTask]:
-    """Yield every task of a case."""
+    """Yield every task of a case at a point."""
+    if_room = point.footprint is not None and point.footprint > IF_ROOM_ABOVE_BYTES and case.source in HOST_MEMORY
     for made in candidates:
         of_gpus = {gpu.bus_id: gpu_waiver(machine, gpu, visible) for gpu in made.gpus}
         waivers = [*of_gpus.values(), *(path.waiver for path in made.paths), *made.waivers]
         waivers += [capability_waiver(case.engine, gpu) for gpu in made.gpus]
-        waivers += [blocks_waiver(case, gpu) for gpu in made.gpus]
+        waivers += [blocks_waiver(point, gpu) for gpu in made.gpus]
         waivers += [atomics_waiver(case.engine, machine, flow) for flow in made.flows]
         if not_installed:
             waivers.append(Waiver(kind=WaiverKind.UNSUPPORTED_ENGINE, reason=not_installed))
         if not settings.allow_busy:
             # Users of a GPU that is already unusable here are not reported.
             waivers += [busy_waiver(gpu) for gpu in made.gpus if of_gpus[gpu.bus_id] is None]
-        planned = planned_task(case, made, settings, waivers)
+        planned = planned_task(case, point, made, settings, waivers)
         if planned.waiver is None and (why_not := pages_waiver(machine, planned.task, made.gpus)) is not None:
             planned = replace(planned, waivers=(why_not,))
-        if case.footprint is not None and case.footprint.if_room and not has_room(machine, planned.task, settings):
+        if if_room and not has_room(machine, planned.task, settings):
             continue
-        if case.footprint is not None and planned.waiver is None:
+        if not planned.sized and planned.waiver is None:
             planned = replace(planned, waivers=too_large(machine, planned.task, settings.memory_percent))
         yield planned
 
@@ -303,6 +304,10 @@ def _gpus(flow: Flow) -> tuple[str, ...]:
     return tuple(dict.fromkeys(end.bus_id for end in (flow.source, flow.destination) if end.bus_id is not None))
 
 
+IF_ROOM_ABOVE_BYTES = 16 * GIB
+"""Host memory takes a third of a second a GiB to come by, and how much there is differs by a thousand times: footprints
+above this are measured where they have room, so that the reach of the TLB shows there."""
+
 FIRST_BYTES = 4 * KIB
 LAST_BYTES = 8 * GIB
 """Where nobody says otherwise: host memory takes half a second a GiB to come by."""
@@ -326,6 +331,11 @@ def sweep_sizes(top_bytes: int) -> tuple[int, ...]:
     return (*sizes, top_bytes)
 
 
+def sized(cases: Sequence[Case], sizes: Sequence[int]) -> tuple[Case, ...]:
+    """Return cases that are measured with buffers of some sizes."""
+    return tuple(replace(case, points=tuple(Point(size=size) for size in sizes)) for case in cases)
+
+
 def top_that_fits(
     machine: Machine,
     gpus: Sequence[Gpu],
@@ -342,7 +352,9 @@ def top_that_fits(
     top = LAST_BYTES
     while True:
         try:
-            plan = make_plan(machine, gpus, numa_nodes, cases, settings, (top,), no_ucx=no_ucx)
+            plan = make_plan(
+                machine, gpus, numa_nodes, sized(cases, [top]), replace(settings, size_bytes=top), no_ucx=no_ucx
+            )
             check_memory(plan, memory_of(machine))
         except UsageError:
             if top <= LEAST_BYTES:

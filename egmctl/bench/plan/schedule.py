@@ -143,7 +143,7 @@ def slots(
         flow = task.flows[0]
         over = f" over {flow.route.symbol}" if by_link else ""
         together = planned.disjoint and task.pattern in alike
-        group = f"{task.case}{over}, {format_size(task.size_bytes)}" if together else None
+        group = f"{task.name}{over}, {format_size(task.size_bytes)}" if together else None
         yield Slot(number, ends(flow), group, memory(flow))
 
 

@@ -93,7 +93,7 @@ def _class_case(one: ClassVerdict, failing: tuple[Grade, ...]) -> str:
 
 def _measured_case(m: Measurement, inside: str) -> str:
     return (
-        f'  <testcase classname="bench.{escaped(m.case)}" name="{escaped(f"{m.case} {m.path}")}">{inside}</testcase>\n'
+        f'  <testcase classname="bench.{escaped(m.case)}" name="{escaped(f"{m.name} {m.path}")}">{inside}</testcase>\n'
     )
 
 

@@ -60,7 +60,8 @@ from egmctl.report.views.bench_classes import (
     judged_sections,
     number,
 )
-from egmctl.report.views.bench_details import by_sms, families
+from egmctl.report.views.bench_details import families
+from egmctl.report.views.bench_series import LOOKS, all_series, swept
 from egmctl.report.views.causes import cause_entries
 from egmctl.report.views.machine import banners, confidential_banner, machine_section
 from egmctl.report.views.node_scene import node_scene
@@ -76,8 +77,8 @@ _FEW = 3
 def soak(report: RunReport) -> Iterator[Matrix]:
     """Yield a row for each case that was measured again and again: the path with the worst sample, and when it was."""
     rows: dict[str, tuple[str, ...]] = {}
-    for case in dict.fromkeys(m.case for m in report.measurements if m.slowest_at_s is not None):
-        members = [m for m in report.measurements if m.case == case and m.slowest_at_s is not None]
+    for case in dict.fromkeys(m.name for m in report.measurements if m.slowest_at_s is not None):
+        members = [m for m in report.measurements if m.name == case and m.slowest_at_s is not None]
         worst = min(members, key=_worst_share)
         if (summary := worst.headline) is None:
             continue
@@ -122,7 +123,7 @@ def rates(report: RunReport) -> tuple[dict[tuple[str, str], float], tuple[str, .
 
 
 def _plain(m: Measurement) -> bool:
-    alone = m.pattern is Pattern.PAIR and len(m.flows) == 1 and m.streams == 1
+    alone = m.pattern is Pattern.PAIR and len(m.flows) == 1 and not m.point.one_path
     own = not m.flows[0].through_gpu and all(
         end.handle is None and end.allocated_by is None for flow in m.flows for end in (flow.source, flow.destination)
     )
@@ -237,7 +238,8 @@ def _body(report: RunReport) -> Iterator[Block]:
     yield from _worst_paths(report)
     yield Section(title="Failed or unstable", body=partial(_broken, report))
     yield from class_tables(report)
-    yield Section(title="Bandwidth by number of SMs", body=partial(by_sms, report))
+    for axis in swept(report):
+        yield Section(title=LOOKS[axis].title, body=partial(all_series, report, axis))
     yield Section(title="Soak", body=partial(soak, report))
     yield Section(title="Warnings", body=partial(_warnings, report))
     staged = tuple(staged_lines(report))
@@ -355,7 +357,7 @@ def _worst_paths(report: RunReport) -> Iterator[Entry | Hint]:
         yield Entry(
             word=grade.upper(),
             tone=GRADE_TONES[grade],
-            title=(f"{measurement.path}: {number(judgement.value)} {unit}{against} ", Span(path_class.case, Tone.DIM)),
+            title=(f"{measurement.path}: {number(judgement.value)} {unit}{against} ", Span(path_class.name, Tone.DIM)),
             level=Level.SUMMARY,
         )
     if len(slow) > _BENCH_WORST:
@@ -365,7 +367,7 @@ def _worst_paths(report: RunReport) -> Iterator[Entry | Hint]:
 def _broken(report: RunReport) -> Iterator[Block]:
     """Yield what was not measured, or not steadily, with why; all paths of it with ``-v``."""
     groups = [group for group in exceptions(report) if group[0] not in (Status.WAIVED, Status.UNSTABLE)]
-    unstable = {f"{m.case} {m.path}": m.reason or "" for m in report.measurements if m.status is Status.UNSTABLE}
+    unstable = {f"{m.name} {m.path}": m.reason or "" for m in report.measurements if m.status is Status.UNSTABLE}
     if unstable:
         (reason,) = unstable.values() if len(unstable) == 1 else ("the samples differ too much",)
         groups.append((Status.UNSTABLE, reason, list(unstable)))

@@ -9,6 +9,7 @@ from statistics import median
 
 from egmctl.bench.suites import CASES, SUITES
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Status
+from egmctl.model.task import named
 from egmctl.model.verdict import (
     BAD_GRADES,
     ClassVerdict,
@@ -36,8 +37,8 @@ from egmctl.report.document import (
     Words,
     columns_of,
 )
-from egmctl.units import format_size, shortened
-from egmctl.verdict.yardsticks import PathClass, class_of, names
+from egmctl.units import shortened
+from egmctl.verdict.yardsticks import PathClass, class_of
 
 GRADE_TONES = {Grade.FAIL: Tone.BAD, Grade.WARN: Tone.WARN}
 GRADE_MARKS = {Grade.FAIL: "!", Grade.WARN: "~"}
@@ -202,7 +203,7 @@ def _rows(report: RunReport) -> list[_Row]:
     if verdict is not None:
         return [
             (
-                _name(one.case, one.size_bytes),
+                one.name,
                 one.link,
                 [report.measurements[number] for number in one.measurements],
                 one,
@@ -215,18 +216,9 @@ def _rows(report: RunReport) -> list[_Row]:
 def _unjudged(measurements: Sequence[Measurement]) -> list[_Row]:
     members: dict[PathClass, list[Measurement]] = {}
     for m in measurements:
-        if m.headline is not None and m.blocks is None:
+        if m.headline is not None and m.point.sms is None:
             members.setdefault(class_of(m), []).append(m)
-    sized = {path_class for path_class, name in names(members).items() if ", " in name}
-    return [
-        (_name(path_class.case, path_class.size_bytes if path_class in sized else None), path_class.link, alike, None)
-        for path_class, alike in members.items()
-    ]
-
-
-def _name(case: str, size_bytes: int | None) -> str:
-    """Return a case's name, with the size of its buffers where it was measured with several."""
-    return f"{case} {format_size(size_bytes)}" if size_bytes else case
+    return [(named(key.case, key.point), key.link, alike, None) for key, alike in members.items()]
 
 
 def _summary(rows: Sequence[_Row], caption: str = "Path classes (GB/s; latencies in ns)") -> Matrix:
@@ -317,7 +309,7 @@ def _judged(verdict: RunVerdict) -> Iterator[Block]:
     yield by_link(
         [
             (
-                _name(one.case, one.size_bytes),
+                one.name,
                 one.link,
                 (
                     Cell(text=number(one.worst)),

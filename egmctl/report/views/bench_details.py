@@ -15,7 +15,7 @@ from egmctl.report.document import EMPTY, Better, Body, Cell, Chart, Matrix, col
 from egmctl.report.route_words import routes_words
 from egmctl.report.views.bench_classes import Frame, tone_of
 from egmctl.report.views.bench_matrix import ends, matrices
-from egmctl.report.views.bench_series import SIZE, SMS, axis_of, series
+from egmctl.report.views.bench_series import axis_of, series, swept, table_of
 from egmctl.units import format_size, printable
 
 _FAMILIES = {
@@ -47,25 +47,21 @@ def families(report: RunReport) -> Iterator[tuple[str, Body]]:
         yield _FAMILIES.get(family, family), partial(_family, report, family)
 
 
-def by_sms(report: RunReport) -> _Tables:
-    """Yield the series by number of SMs, a table for each size of the buffers: they are no classes of paths."""
-    measurements = [m for m in report.measurements if axis_of(m) is SMS]
-    for size_bytes in dict.fromkeys(m.size_bytes for m in measurements):
-        yield from series(SMS, [m for m in measurements if m.size_bytes == size_bytes], Frame.of(report))
-
-
 def _family(report: RunReport, family: str) -> _Tables:
     frame = Frame.of(report)
     groups: dict[object, list[Measurement]] = {}
+    apart = tuple(swept(report))
     for m in report.measurements:
-        # A series by number of SMs has a section of its own; UCX and life cycles have tables of their own.
-        own = axis_of(m) is SMS or m.engine in UCX_ENGINES or m.quantity is Quantity.DURATION
+        # These series have sections of their own; UCX and life cycles have tables of their own.
+        own = axis_of(m) in apart or m.engine in UCX_ENGINES or m.quantity is Quantity.DURATION
         if m.family == family and not own:
             groups.setdefault(_table_of(m), []).append(m)
     for members in sorted(groups.values(), key=lambda those: those[0].quantity is Quantity.LATENCY):
-        sized = members[0].quantity is Quantity.BANDWIDTH and len({m.size_bytes for m in members}) > 1
-        axis = SIZE if sized else axis_of(members[0])
-        yield from matrices(members, frame) if axis is None else series(axis, members, frame)
+        axis = axis_of(members[0])
+        if axis is None or len({m.point for m in members}) == 1:
+            yield from matrices(members, frame)
+        else:
+            yield from series(axis, members, frame)
     if family == "host":
         yield from side_by_side(report.measurements, frame)
     if family == "ipc":
@@ -77,13 +73,12 @@ def _family(report: RunReport, family: str) -> _Tables:
 def _table_of(measurement: Measurement) -> object:
     """Return what measurements have in common that share a table."""
     flow = measurement.flows[0]
+    if axis_of(measurement) is not None:
+        return table_of(measurement)
     if measurement.quantity is Quantity.BANDWIDTH:
         return measurement.case
     if ENGINES[measurement.engine].round_trip:
         return measurement.case, flow.destination if flow.destination.bus_id is None else None
-    axis = axis_of(measurement)
-    if axis is not None:
-        return axis.x, (flow.source, flow.initiator_label) if measurement.pattern is Pattern.LOADED else None
     # A GPU's own memory is the diagonal of the matrix of its peers'.
     return measurement.engine, flow.source.memory, flow.source.handle, measurement.chase
 
@@ -93,7 +88,7 @@ def side_by_side(measurements: Sequence[Measurement], frame: Frame) -> Iterator[
     tables: dict[tuple[bool, Engine], dict[MemoryKind, dict[tuple[str, str], Measurement]]] = {}
     for m in measurements:
         host, gpu = ends(m.flows[0])
-        plain = m.pattern is Pattern.PAIR and m.streams == 1 and m.blocks is None and not m.ranks
+        plain = m.pattern is Pattern.PAIR and not m.point.one_path and not m.ranks
         plain = plain and m.quantity is Quantity.BANDWIDTH and m.status is not Status.WAIVED
         between = gpu.bus_id is not None and host.memory in HOST_NAMES and host.allocated_by is None
         if plain and between and m.engine in (Engine.COPY_ENGINE, Engine.SM_COPY):

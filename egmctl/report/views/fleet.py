@@ -173,7 +173,7 @@ def _by_class(report: FleetReport, comparison: Comparison) -> Iterator[Matrix]:
     shares: dict[str, dict[tuple[str, str], list[float]]] = {}
     for path in comparison.paths:
         if path.slower is not None and path.outcome is not Outcome.SAME:
-            shares.setdefault(path.node, {}).setdefault((path.case, path.link), []).append(path.slower)
+            shares.setdefault(path.node, {}).setdefault((path.name, path.link), []).append(path.slower)
     classes = sorted({name for of_node in shares.values() for name in of_node})
     nodes = _rows(report, {node: len(of_node) for node, of_node in shares.items()})
     if classes:

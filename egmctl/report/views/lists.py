@@ -11,6 +11,7 @@ from egmctl.errors import ExitCode
 from egmctl.model.listing import History, KeptRun, MachineList, ShippedMachine
 from egmctl.model.machine import Machine
 from egmctl.model.profile import MatchResult, Profile, ProfileList, Reference, Signature
+from egmctl.model.task import named
 from egmctl.report.document import (
     Block,
     Bullets,
@@ -198,7 +199,7 @@ def _signature(match: Signature) -> list[str]:
 def _references(link: str, references: Sequence[Reference], marks: dict[str, str]) -> Table:
     rows = tuple(
         (
-            one.case + (f", {one.flows} flows" if one.flows else ""),
+            named(one.case, one.point) + (f", {one.flows} flows" if one.flows else ""),
             _number(one.typical),
             _number(one.warn),
             _number(one.fail),
