@@ -20,7 +20,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from egmctl.bench.plan.cost import JobCost
 from egmctl.errors import ERROR_SCHEMA
 from egmctl.journal import events
 from egmctl.journal.events import JOURNAL_SCHEMA
@@ -32,9 +31,8 @@ from egmctl.model.fleet import FleetReport
 from egmctl.model.listing import CheckList, History, MachineList
 from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin, Spelling
 from egmctl.model.measurement import RunReport
-from egmctl.model.planned import PLAN_SCHEMA, PlanReport
+from egmctl.model.planned import CaseList, JobCost, PlanReport
 from egmctl.model.profile import PROFILE_SCHEMA, MatchResult, Profile, ProfileList
-from egmctl.report.exports.plan_json import COST_SCHEMA
 from egmctl.topology.topology import Topology
 
 SCHEMAS = Path(__file__).resolve().parents[1] / "docs" / "schemas"
@@ -51,7 +49,7 @@ def main(arguments: list[str]) -> int:
         "machine": machine_schema(),
         "topo": command_schema(Topology.SCHEMA, Topology),
         "bench": command_schema(RunReport.SCHEMA, RunReport),
-        "plan": command_schema(PLAN_SCHEMA, PlanReport),
+        "plan": command_schema(PlanReport.SCHEMA, PlanReport),
         "doctor": command_schema(Diagnosis.SCHEMA, Diagnosis),
         "bringup": command_schema(Bringup.SCHEMA, Bringup),
         "comparison": command_schema(Comparison.SCHEMA, Comparison, one_machine=False),
@@ -59,7 +57,8 @@ def main(arguments: list[str]) -> int:
         "profile": profile_schema(),
         "profiles": command_schema(ProfileList.SCHEMA, ProfileList, one_machine=False),
         "match": command_schema(MatchResult.SCHEMA, MatchResult),
-        "cost": command_schema(COST_SCHEMA, JobCost),
+        "cost": command_schema(JobCost.SCHEMA, JobCost),
+        "cases": command_schema(CaseList.SCHEMA, CaseList),
         "history": command_schema(History.SCHEMA, History, one_machine=False),
         "machines": command_schema(MachineList.SCHEMA, MachineList, one_machine=False),
         "checks": command_schema(CheckList.SCHEMA, CheckList, one_machine=False),

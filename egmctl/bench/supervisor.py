@@ -18,7 +18,6 @@ from egmctl.bench.buffers import Lifetimes
 from egmctl.bench.case import Case
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.cost import steps_seconds
-from egmctl.bench.plan.schedule import Step
 from egmctl.bench.plan.task import shortened
 from egmctl.bench.processes.group import WORKER, GroupFailed, SingleWorker, WorkerPool, start_group, start_worker
 from egmctl.bench.processes.protocol import NodeAccess, OrderedStep, OrderedTask, Preparation, Request
@@ -48,6 +47,7 @@ from egmctl.model.measurement import (
     finish,
     waived,
 )
+from egmctl.model.planned import Step
 from egmctl.model.route import HOST_MEMORY
 from egmctl.topology.access import nvml_failure
 from egmctl.units import parse_kernel_list
@@ -169,7 +169,7 @@ class _Run:
         self, plan: Plan, machine: Machine, on_progress: Progress, recorder: Recorder, watch: KernelLogWatch
     ) -> None:
         self.found: dict[int, Measurement] = {
-            number: finish(planned.task, Status.WAIVED, reason=planned.waiver, waivers=planned.waivers)
+            number: finish(planned, Status.WAIVED, reason=planned.waiver, waivers=planned.waivers)
             for number, planned in enumerate(plan.tasks)
             if planned.waivers
         }
@@ -183,7 +183,7 @@ class _Run:
         failed = nvml_failure(machine)
         self._no_counters = None if failed is None else f"NVML {failed.words}"
         self._cpus = {node.id: parse_kernel_list(node.cpus) for node in nodes}
-        self._tasks = [planned.task for planned in plan.tasks]
+        self._tasks = plan.tasks
         self._on_progress = on_progress
         self._recorder = recorder
         self._watch = watch

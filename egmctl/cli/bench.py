@@ -14,7 +14,7 @@ from egmctl.cli.options import MachineOption, list_machines, read_machine, refus
 from egmctl.cli.output import OutputOptions, Outputs, Target, say
 from egmctl.cli.progress import Beside, show_progress
 from egmctl.errors import NothingToDo, UsageError
-from egmctl.report.kinds import BENCH, Format
+from egmctl.report.kinds import BENCH, PLAN
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -99,10 +99,8 @@ def bench(
 
 def _check_preview(preview: PreviewOptions, outputs: Outputs) -> None:
     refuse_together({"--list": preview.list_cases, "--dry-run": preview.dry_run})
-    if preview.list_cases:
-        outputs.all_in((Format.TEXT,), "--list")
-    if preview.dry_run:
-        outputs.all_in((Format.TEXT, Format.JSON), "--dry-run")
+    if preview.wanted:
+        outputs.all_in(PLAN.formats, "--list" if preview.list_cases else "--dry-run")
 
 
 def _show_plan(
@@ -116,13 +114,11 @@ def _show_plan(
 ) -> None:
     """Show the cases, or the steps of a run, on this node or a recorded machine."""
     from egmctl.api.bench import Bench
-    from egmctl.report.exports.plan_json import plan_json
-    from egmctl.report.rendering import rendered
-    from egmctl.report.views.bench_plan import cases_document, plan_document
+    from egmctl.bench.plan.cost import case_list, plan_report
 
     bench = Bench(**vars(options))
     if fabric and preview.dry_run:
-        outputs.write(FabricRun(bench=bench, job=job, outputs=outputs).planned(machine), answers=False)
+        outputs.show(FabricRun(bench=bench, job=job, outputs=outputs).planned(machine), answers=False)
         return
     node = read_machine(machine, bench.sections, quiet=outputs.options.quiet)
     try:
@@ -130,14 +126,10 @@ def _show_plan(
     except NothingToDo as error:
         elsewhere = "" if machine else "; --machine NAME answers for another machine"
         raise NothingToDo(f"{error}{elsewhere}") from error
-
-    def draw(target: Target) -> Text | str:
-        if target.format is Format.JSON:
-            return plan_json(plan, node)
-        document = cases_document(plan, bench.selected_cases) if preview.list_cases else plan_document(plan)
-        return rendered(document, target.format, width=target.width)
-
-    outputs.write(draw, answers=False)
+    if preview.list_cases:
+        outputs.show(case_list(plan, bench.selected_cases, node.origin), answers=False)
+    else:
+        outputs.show(plan_report(plan, node.origin), answers=False)
 
 
 def _measure(options: BenchOptions, verdict: VerdictOptions, journal: JournalOptions, outputs: Outputs) -> int:

@@ -13,9 +13,8 @@ import typer
 from egmctl.api.options import BenchOptions, option
 from egmctl.cli.mpi import MpiOptions, job
 from egmctl.cli.options import read_machine
-from egmctl.cli.output import Draw, Outputs
+from egmctl.cli.output import Outputs
 from egmctl.errors import NothingToDo, UsageError
-from egmctl.report.kinds import Format
 
 if TYPE_CHECKING:
     from egmctl.api.bench import Bench
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from egmctl.journal.events import Recorder
     from egmctl.model.machine import Gpu, Machine
     from egmctl.model.measurement import RunReport
+    from egmctl.model.planned import JobCost, PlanReport
     from egmctl.mpi.environment import Launched
 
 FABRIC, RDMA = "fabric", "rdma"
@@ -89,23 +89,15 @@ class FabricRun:
     recorder: Recorder | None = None
     """Takes each measurement on the one rank that has the report."""
 
-    def planned(self, machine_name: str | None) -> Draw:
+    def planned(self, machine_name: str | None) -> PlanReport | JobCost:
         """Return what ``--dry-run`` shows: the steps between this node's GPUs, or what ``--ranks`` of them cost."""
-        from egmctl.report.exports.plan_json import cost_json, plan_json
-        from egmctl.report.rendering import rendered
-        from egmctl.report.views.bench_plan import cost_document, plan_document
+        from egmctl.bench.plan.cost import job_cost, plan_report
 
         node = read_machine(machine_name, self.bench.sections, quiet=self.outputs.options.quiet)
         if self.job.ranks is None:
             from egmctl.bench.fabric_run import alone, plan_for
 
-            plan = plan_for(alone(node, self._chosen(node)), self._asked())
-            return lambda target: (
-                plan_json(plan, node)
-                if target.format is Format.JSON
-                else rendered(plan_document(plan), target.format, width=target.width)
-            )
-        from egmctl.bench.plan.cost import job_cost
+            return plan_report(plan_for(alone(node, self._chosen(node)), self._asked()), node.origin)
         from egmctl.bench.plan.fabric import make_fabric_plan
         from egmctl.bench.plan.placement import modelled
 
@@ -113,12 +105,7 @@ class FabricRun:
             raise NothingToDo("no GPU here to scale from; --machine names a machine that has GPUs")
         layout = modelled(node, self.job.ranks)
         plan = make_fabric_plan(layout, self.bench.selected_cases, self.bench.settings, self.job.sample)
-        cost = job_cost(plan, layout)
-        return lambda target: (
-            cost_json(cost, node)
-            if target.format is Format.JSON
-            else rendered(cost_document(cost, node), target.format, width=target.width)
-        )
+        return job_cost(plan, layout)
 
     @contextlib.contextmanager
     def measured(self, launch: Launched | None, bar: Bar) -> Iterator[RunReport]:

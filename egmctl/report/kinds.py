@@ -133,8 +133,11 @@ MACHINES = Kind(
     record="egmctl.model.listing:MachineList", view="egmctl.report.views.lists:machines_document", pages=False
 )
 CHECKS = Kind(record="egmctl.model.listing:CheckList", view="egmctl.report.views.doctor:checks_document", pages=False)
+CASES = Kind(record="egmctl.model.planned:CaseList", view="egmctl.report.views.bench_plan:cases_document", pages=False)
+PLAN = Kind(record="egmctl.model.planned:PlanReport", view="egmctl.report.views.bench_plan:plan_document", pages=False)
+COST = Kind(record="egmctl.model.planned:JobCost", view="egmctl.report.views.bench_plan:cost_document", pages=False)
 
-KINDS = (BENCH, TOPO, DOCTOR, BRINGUP, COMPARISON, FLEET, MATCH, HISTORY, PROFILES, MACHINES, CHECKS)
+KINDS = (BENCH, TOPO, DOCTOR, BRINGUP, COMPARISON, FLEET, MATCH, HISTORY, PROFILES, MACHINES, CHECKS, CASES, PLAN, COST)
 
 
 def kind_of(result: object) -> Kind:

@@ -78,5 +78,5 @@ def test_every_series_is_one_table_and_a_drawing(axis: Axis) -> None:
 def test_a_dry_run_names_each_point(egmctl: RunEgmctl) -> None:
     options = ("bench", "--dry-run", "--machine", "gb200-tray", "--sweep", "streams", "--json")
     result = json.loads(egmctl(*options).out)["result"]
-    assert {m["point"]["streams"] for m in result["measurements"]} == {1, 2, 4, 8}
-    assert {m["case"] for m in result["measurements"]} == set(SWEPT[Axis.STREAMS])
+    assert {m["point"]["streams"] for m in result["tasks"]} == {1, 2, 4, 8}
+    assert {m["case"] for m in result["tasks"]} == set(SWEPT[Axis.STREAMS])

@@ -110,7 +110,7 @@ def test_every_suite_fits(
 def test_what_a_plan_holds_at_a_place_is_held_by_some_task_alone(suite: str) -> None:
     """What does not fit is waived by this: else the search for who takes too much would find nobody."""
     plan = chosen(two_gpus(), suite)
-    alone = [one for planned in plan.tasks if planned.waiver is None for one in peaks([[planned.task]])]
+    alone = [one for planned in plan.tasks if planned.waiver is None for one in peaks([[planned]])]
     assert plan.peaks
     for peak in plan.peaks:
         assert any(one.bytes > 0 and one.same_place(peak) for one in alone)
@@ -118,7 +118,7 @@ def test_what_a_plan_holds_at_a_place_is_held_by_some_task_alone(suite: str) -> 
 
 def huge_pages_last(plan: Plan, pools: Sequence[HugePages]) -> bool:
     """Say whether a run never lacks a huge page, each buffer made of the smallest of which there are enough."""
-    steps = [[plan.tasks[number].task for number in step.tasks] for step in plan.steps]
+    steps = [[plan.tasks[number] for number in step.tasks] for step in plan.steps]
     free = {pool.page_size_bytes: pool.free or 0 for pool in pools}
     taken: dict[Buffer, tuple[int, int]] = {}
     lifetimes = Lifetimes(steps)
@@ -182,9 +182,9 @@ def test_huge_pages_are_counted_on_the_numa_node_that_they_are_taken_from() -> N
     plan = make_plan(machine, (machine.gpus or ())[:1], [0, 1], select_cases(HUGE), USUAL)
     plan = checked(plan, memory_of(machine, cgroup_left_bytes=0))
     waived = [one for one in plan.tasks if one.waiver is not None]
-    on_first = [one for one in plan.tasks if "NUMA0" in one.task.path]
+    on_first = [one for one in plan.tasks if "NUMA0" in one.path]
     assert len(waived) == len(on_first) // 2
-    assert {one.task.path for one in waived} <= {one.task.path for one in on_first}
+    assert {one.path for one in waived} <= {one.path for one in on_first}
     (reason,) = {one.waiver for one in waived}
     assert reason == (
         "beside other buffers of huge pages it needs more than the 512 MiB that are free on NUMA0 "
@@ -224,5 +224,5 @@ def test_the_largest_size_that_fits_is_chosen() -> None:
     with pytest.raises(UsageError, match=f"at most --size {plan.settings.size_bytes // MIB}M fits"):
         checked(larger, memory_of(machine))
     given = checked(plan_for_size(machine, plan.settings.size_bytes), memory_of(machine))
-    waived = {one.task.case for one in given.tasks if one.waiver and "has no room" in one.waiver}
+    waived = {one.case for one in given.tasks if one.waiver and "has no room" in one.waiver}
     assert all("footprint" in case or "latency" in case for case in waived)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egmctl.bench.plan import Plan, PlannedTask
+from egmctl.bench.plan import Plan
 from egmctl.bench.plan.budget import LEAST_BYTES, check_memory, fitted, memory_of
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.plan.paths import cuda_visible
@@ -19,6 +19,7 @@ from egmctl.bench.suites import CASES, SUITES, select_cases
 from egmctl.errors import UsageError
 from egmctl.model.machine import Gpu, Machine, Process, Reason, Unread
 from egmctl.model.measurement import Flow, MemoryKind, Settings
+from egmctl.model.planned import PlannedTask
 from egmctl.model.route import Egm
 from egmctl.units import GIB, MIB
 from tests.bench.four import FOUR
@@ -45,7 +46,7 @@ def with_gpu(machine: Machine, index: int, gpu: Gpu) -> Machine:
 
 def flow_of(planned: PlannedTask) -> Flow:
     """Return the one flow of a task."""
-    (flow,) = planned.task.flows
+    (flow,) = planned.flows
     return flow
 
 
@@ -58,7 +59,7 @@ class TestPaths:
     @given(st.lists(st.integers(0, 7), min_size=1, unique=True), st.lists(st.integers(0, 1), min_size=1, unique=True))
     def test_every_combination_once(self, gpus: list[int], nodes: list[int]) -> None:
         plan = plan_of(DGX, gpus, nodes)
-        paths = Counter((p.task.case, flow_of(p).source.label, flow_of(p).destination.label) for p in plan.tasks)
+        paths = Counter((p.case, flow_of(p).source.label, flow_of(p).destination.label) for p in plan.tasks)
         expected = {
             *(("host_numa_to_device_memcpy_ce", f"NUMA{n}", f"GPU{g}") for n in nodes for g in gpus),
             *(("device_to_host_numa_memcpy_ce", f"GPU{g}", f"NUMA{n}") for n in nodes for g in gpus),
@@ -75,8 +76,8 @@ class TestPaths:
 
     def test_a_write_is_issued_by_the_source_and_a_read_by_the_destination(self) -> None:
         ends = {"write": "source", "read": "destination"}
-        for planned in (p for p in plan_of(DGX).tasks if p.task.case.startswith("device_to_device")):
-            way = planned.task.case.split("_")[4]
+        for planned in (p for p in plan_of(DGX).tasks if p.case.startswith("device_to_device")):
+            way = planned.case.split("_")[4]
             assert flow_of(planned).initiator == getattr(flow_of(planned), ends[way]).bus_id
 
     def test_host_memory_is_always_worked_by_the_gpu(self) -> None:
@@ -87,7 +88,7 @@ class TestPaths:
 
     def test_one_gpu_makes_no_pair_and_the_plan_says_so(self) -> None:
         plan = plan_of(DGX, gpus=[3])
-        assert {p.task.case for p in plan.tasks} == {"host_numa_to_device_memcpy_ce", "device_to_host_numa_memcpy_ce"}
+        assert {p.case for p in plan.tasks} == {"host_numa_to_device_memcpy_ce", "device_to_host_numa_memcpy_ce"}
         assert plan.notes == (
             "these cases need two GPUs: device_to_device_memcpy_write_ce, device_to_device_memcpy_read_ce",
         )
@@ -98,7 +99,7 @@ class TestRoute:
         routes = {
             (flow_of(p).source.label, flow_of(p).destination.label): (flow_of(p).route.symbol, flow_of(p).route.egm)
             for p in plan_of(GB200).tasks
-            if p.task.case == "host_numa_to_device_memcpy_ce"
+            if p.case == "host_numa_to_device_memcpy_ce"
         }
         assert routes["NUMA0", "GPU0"] == ("C2C", Egm.YES)
         assert routes["NUMA1", "GPU0"] == ("NV18>C2C", Egm.YES)
@@ -109,7 +110,7 @@ class TestRoute:
         assert {flow.route.symbol for flow in flows} == {"PCIe", "PCIe>SMP"}
 
     def test_between_gpus_it_is_no_question(self) -> None:
-        tasks = [p for p in plan_of(DGX).tasks if p.task.case.startswith("device_to_device")]
+        tasks = [p for p in plan_of(DGX).tasks if p.case.startswith("device_to_device")]
         assert {(flow_of(task).route.symbol, flow_of(task).route.egm) for task in tasks} == {("NV18", None)}
 
 
@@ -172,7 +173,7 @@ class TestWaivers:
     def test_a_node_that_the_cpuset_does_not_allow(self) -> None:
         assert DGX.host is not None
         plan = plan_of(replace(DGX, host=replace(DGX.host, allowed_numa_nodes="0")))
-        assert {p.task.case.count("numa") for p in plan.tasks if p.waiver} == {1}
+        assert {p.case.count("numa") for p in plan.tasks if p.waiver} == {1}
         assert all("NUMA1" in (flow_of(p).source.label, flow_of(p).destination.label) for p in plan.tasks if p.waiver)
         assert any("Mems_allowed" in why for why in waivers(plan))
 
@@ -358,13 +359,13 @@ class TestCases:
         self, suites: tuple[str, ...], patterns: tuple[str, ...], paths: tuple[int, int]
     ) -> None:
         plan = make_plan(DGX, (DGX.gpus or ())[:4], [0], select_cases(patterns, suites), SETTINGS)
-        found = Counter(planned.task.name for planned in plan.tasks)
+        found = Counter(planned.name for planned in plan.tasks)
         assert (found["registered_to_device_memcpy_ce"], found["host_numa_to_device_memcpy_ce"]) == paths
 
     @pytest.mark.parametrize("suites", [("ipc",), ("standard", "ipc")])
     def test_what_is_set_beside_other_paths_is_measured_over_all_of_them(self, suites: tuple[str, ...]) -> None:
         plan = make_plan(DGX, (DGX.gpus or ())[:4], [0], select_cases((), suites), SETTINGS)
-        found = Counter(planned.task.case for planned in plan.tasks)
+        found = Counter(planned.case for planned in plan.tasks)
         between, within = "ipc_pool_host_numa_read_ce", "host_numa_pool_to_device_memcpy_ce"
         assert (found[between], found[within]) == (4, 4)
 

@@ -63,23 +63,23 @@ class TestPlan:
         blocks: dict[tuple[str, str], list[int | None]] = {}
         for planned in plan_of(with_sms(H200, 132)).tasks:
             assert planned.waiver is None
-            key = f"{planned.task.path} by {planned.task.flows[0].initiator_label}", planned.task.engine.value
-            blocks.setdefault(key, []).append(planned.task.point.sms)
+            key = f"{planned.path} by {planned.flows[0].initiator_label}", planned.engine.value
+            blocks.setdefault(key, []).append(planned.point.sms)
         paths = ("GPU0 -> GPU1", "GPU1 -> GPU0", "NUMA0 -> GPU0", "GPU0 -> NUMA0", "GPU0 -> GPU0")
         assert set(blocks) == {(f"{path} by GPU0", engine) for path in paths for engine in ("sm-copy", "bulk")}
         assert all(found == [1, 2, 4, 8, 16, 32, 64, 132] for found in blocks.values())
 
     def test_a_gpu_with_fewer_sms_is_not_given_more_blocks(self) -> None:
         planned = plan_of(with_sms(H200, 48), WRITES).tasks
-        assert [one.task.point.sms for one in planned if one.waiver is None] == [1, 2, 4, 8, 16, 32, 48]
+        assert [one.point.sms for one in planned if one.waiver is None] == [1, 2, 4, 8, 16, 32, 48]
         assert [one.waiver for one in planned if one.waiver is not None] == ["GPU0 has 48 multiprocessors"]
 
     def test_where_nobody_says_how_many_sms_there_are_that_is_left_to_the_run(self) -> None:
-        tasks = [one.task for one in plan_of(with_sms(H200, None), WRITES).tasks]
+        tasks = list(plan_of(with_sms(H200, None), WRITES).tasks)
         assert [task.point for task in tasks] == list(BY_SMS)
 
     def test_few_sms_get_few_copies_so_that_no_sample_takes_seconds(self) -> None:
-        tasks = [one.task for one in plan_of(with_sms(H200, 132)).tasks]
+        tasks = list(plan_of(with_sms(H200, 132)).tasks)
         local = [task.copies for task in tasks if task.case == "device_local_bulk"]
         assert local == [1, 2, 4, 8, 16, 32, 64, 64]
 

@@ -54,7 +54,7 @@ def report_of(*cases: str, machine: str = "gb200-tray", gpus: int = 3, sizes: Se
     node = shipped(machine)
     chosen = [case for case in CASES if case.name in cases or not cases]
     plan = make_plan(node, (node.gpus or ())[:gpus], [0, 1], sized(chosen, sizes) if sizes else chosen, SETTINGS)
-    return report(plan, tuple(measured(planned.task, 100.0 + 10 * n) for n, planned in enumerate(plan.tasks)))
+    return report(plan, tuple(measured(planned, 100.0 + 10 * n) for n, planned in enumerate(plan.tasks)))
 
 
 def matrices_of(*cases: str, **how: object) -> str:

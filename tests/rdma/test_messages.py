@@ -52,7 +52,7 @@ def measure(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[Measure
                 if value is not None:
                     monkeypatch.setenv(name, value)
             group: Group = ended.enter_context(start(2))
-            tasks = [planned.task for planned in plan.tasks if planned.task.name == case]
+            tasks = [planned for planned in plan.tasks if planned.name == case]
             return ask(group, plan.ranks, *tasks, spoilt=spoilt)
 
         yield run

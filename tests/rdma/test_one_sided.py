@@ -30,7 +30,7 @@ def test_each_kind_of_memory_is_put_and_got_in_each_size() -> None:
 def test_who_puts_has_the_source_and_who_gets_the_destination() -> None:
     cases = [case for case in ONE_SIDED if case.name in ("ucx_put_host_to_host", "ucx_get_host_to_host")]
     made = make_plan(GB200, (GB200.gpus or ())[:2], [0], cases, SETTINGS)
-    flows = [(planned.task.engine, planned.task.flows[0]) for planned in made.tasks]
+    flows = [(planned.engine, planned.flows[0]) for planned in made.tasks]
     assert len(flows) == 4 * len(rdma.POINTS)
     for engine, flow in flows:
         own, other = (flow.source, flow.destination) if engine is Engine.UCX_PUT else (flow.destination, flow.source)

@@ -142,7 +142,7 @@ def put(monkeypatch: pytest.MonkeyPatch, traffic: Traffic, count: int) -> Side:
     monkeypatch.setattr(ucx_rma, "_library", lambda: traffic)
     monkeypatch.setattr(ucx_rma, "_strings", lambda: words)
     cases = [case for case in rdma.CASES if case.name == "ucx_put_host_to_host"]
-    task = make_plan(GB200, (GB200.gpus or ())[:2], [0], cases, SETTINGS).tasks[0].task
+    task = make_plan(GB200, (GB200.gpus or ())[:2], [0], cases, SETTINGS).tasks[0]
     held = SimpleNamespace(memory=SimpleNamespace(address=1 << 20))
     collective = SimpleNamespace(exchange=SimpleNamespace(rank=task.flows[0].source.rank or 0))
     side = Side(cast(Any, collective), cast(Any, SimpleNamespace(held=lambda _: held)), task, {})

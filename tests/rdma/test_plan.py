@@ -39,7 +39,7 @@ def test_each_end_is_memory_of_its_own_rank_and_each_pair_is_measured_both_ways(
     machine = load("gb200-tray")
     assert machine.gpus is not None
     plan = make_plan(machine, [machine.gpus[0], machine.gpus[2]], [0, 1], rdma.CASES, SETTINGS)
-    flows = [planned.task.flows[0] for planned in plan.tasks if planned.task.name == "ucx_device_to_host_numa"]
+    flows = [planned.flows[0] for planned in plan.tasks if planned.name == "ucx_device_to_host_numa"]
     assert [flow.path for flow in flows] == ["GPU0 -> GPU2:NUMA1", "GPU2 -> GPU0:NUMA0"]
     assert [(flow.source.rank, flow.destination.rank) for flow in flows] == [(0, 1), (1, 0)]
     assert [flow.route.egm for flow in flows] == [Egm.YES, Egm.YES]
@@ -68,7 +68,7 @@ def test_a_plan_counts_no_time_for_ucx_where_ucxx_is_not_installed(
     monkeypatch.setattr(api, "find_spec", lambda _name: object() if installed else None)
     bench = api.Bench(cases=["ucx_device_to_device", "device_to_device_memcpy_write_ce"], gpus="0-1")
     plan = bench.plan(here, check=False)
-    named = {one.task.case for one in plan.tasks if one.waiver is None}
+    named = {one.case for one in plan.tasks if one.waiver is None}
     assert named == {"device_to_device_memcpy_write_ce"} | ({"ucx_device_to_device"} if installed else set())
     assert {one.waiver for one in plan.tasks} - {None} == (set() if installed else {NOT_INSTALLED})
     elsewhere = bench.plan(machine, check=False)

@@ -55,7 +55,7 @@ def _run(seen: Machine, cases: Sequence[str], gpus: int, points: tuple[Point, ..
     chosen = [replace(case, points=points or case.points) for case in chosen]
     settings = Settings(size_bytes=512 << 20, copies=16, samples=3, timeout_s=60)
     plan = make_plan(seen, (seen.gpus or ())[:gpus], [0, 1], chosen, settings)
-    found = [_measured(planned.task, 100.0 + n) for n, planned in enumerate(plan.tasks)]
+    found = [_measured(planned, 100.0 + n) for n, planned in enumerate(plan.tasks)]
     return replace(report(plan, found), machines=(seen,), notes=("a note",))
 
 

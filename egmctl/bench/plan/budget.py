@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from egmctl.bench.buffers import ROTATED_BELOW_BYTES, Peak, buffers_of, peaks
-from egmctl.bench.plan.schedule import Step
 from egmctl.errors import UsageError
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.host import HugePages
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import Endpoint, MemoryKind, Settings, Task
+from egmctl.model.planned import PlannedTask, Step
 from egmctl.units import MIB, format_size
 
 if TYPE_CHECKING:
-    from egmctl.bench.plan import Plan, PlannedTask
+    from egmctl.bench.plan import Plan
 
 
 def pools_of(machine: Machine, node: int | None) -> tuple[HugePages, ...] | None:
@@ -227,8 +227,8 @@ def _peaks(plan: Plan, memory: Memory, size_bytes: int | None = None) -> tuple[P
 
     def sized(planned: PlannedTask) -> Task:
         if size_bytes is None or not planned.sized:
-            return planned.task
-        return replace(planned.task, size_bytes=size_bytes)
+            return planned
+        return replace(planned, size_bytes=size_bytes)
 
     steps = [[sized(plan.tasks[number]) for number in step.tasks] for step in plan.steps]
     keep = plan.settings.duration_s is not None
@@ -266,7 +266,7 @@ def _largest_at(plan: Plan, memory: Memory, peak: Peak, free: int, *, sized: boo
         number: found
         for step in plan.steps
         for number in step.tasks
-        if (sized or not plan.tasks[number].sized) and (found := _taken(plan.tasks[number].task, memory, peak)) > 0
+        if (sized or not plan.tasks[number].sized) and (found := _taken(plan.tasks[number], memory, peak)) > 0
     }
     most = max(taken.values(), default=0)
     share = plan.settings.memory_percent
@@ -293,7 +293,7 @@ def _with_room(plan: Plan, memory: Memory, size_bytes: int) -> tuple[Plan, dict[
 
 def _with_huge_pages(plan: Plan, memory: Memory) -> Plan:
     """Return a plan whose buffers of huge pages fit into those that are free; its last tasks of such are waived."""
-    wanting = [number for number, one in enumerate(plan.tasks) if one.waiver is None and _on_huge_pages(one.task)]
+    wanting = [number for number, one in enumerate(plan.tasks) if one.waiver is None and _on_huge_pages(one)]
     if not wanting:
         return plan
     # Only these hold any: this takes no time.
@@ -302,7 +302,7 @@ def _with_huge_pages(plan: Plan, memory: Memory) -> Plan:
     gone: dict[int, str] = {}
     while (excess := _too_few_huge_pages(_peaks(only, memory), memory)) is not None:
         peak, free = excess
-        last = next(number for number in reversed(wanting) if _taken(plan.tasks[number].task, memory, peak) > 0)
+        last = next(number for number in reversed(wanting) if _taken(plan.tasks[number], memory, peak) > 0)
         wanting.remove(last)
         there = "" if peak.place is None else f" on NUMA{peak.place.numa_node}"
         gone[last] = (

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import combinations
 
 from egmctl.bench.case import Case, End
-from egmctl.bench.plan import Plan, PlannedTask
+from egmctl.bench.plan import Plan
 from egmctl.bench.plan.budget import too_large
 from egmctl.bench.plan.flows import busy_waiver, expand, in_use
 from egmctl.bench.plan.paths import Path, host_path, joined, path_across
@@ -29,6 +29,7 @@ from egmctl.errors import NothingToDo
 from egmctl.model.finding import Waiver
 from egmctl.model.machine import Gpu
 from egmctl.model.measurement import BenchGpu, Flow, HandleKind, Pattern, Settings
+from egmctl.model.planned import PlannedTask
 from egmctl.model.route import HOST_MEMORY, Egm
 from egmctl.model.task import UCX_ENGINES, Point
 from egmctl.model.ucx import Rank
@@ -133,7 +134,7 @@ def ones(count: int, sample: int | None) -> range:
 
 def is_own_link(planned: PlannedTask) -> bool:
     """Say whether a pair's bytes take the link of the GPU that works alone: host memory over PCIe, whoever made it."""
-    task = planned.task
+    task = planned
     on_host = any(end.numa_node is not None for end in (task.flows[0].source, task.flows[0].destination))
     return task.pattern in PAIRS and on_host and not planned.disjoint and task.engine not in UCX_ENGINES
 
@@ -157,7 +158,7 @@ def maker(layout: RankLayout, settings: Settings) -> Callable[[Case, Point, tupl
         waivers = [waiver(rank, case.handle) for rank in taking_part.values()]
         planned = planned_task(case, point, made, settings, [*waivers, *(path.waiver for path in paths)])
         if not planned.sized and planned.waiver is None:
-            why = too_large(layout.machine(first.owner), planned.task, settings.memory_percent)
+            why = too_large(layout.machine(first.owner), planned, settings.memory_percent)
             planned = replace(planned, waivers=why)
         return planned
 
@@ -176,7 +177,7 @@ def _each_link_once(tasks: Iterable[PlannedTask]) -> Iterator[PlannedTask]:
     seen: set[int | None] = set()
     for planned in tasks:
         if is_own_link(planned):
-            issuer = planned.task.flows[0].initiator_rank
+            issuer = planned.flows[0].initiator_rank
             if issuer in seen:
                 continue
             seen.add(issuer)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from egmctl.bench.case import Case, Processes
 from egmctl.bench.engine import ENGINES
-from egmctl.bench.plan import Plan, PlannedTask
+from egmctl.bench.plan import Plan
 from egmctl.bench.plan.budget import (
     LEAST_BYTES,
     check_memory,
@@ -28,6 +28,7 @@ from egmctl.errors import UsageError
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import BenchGpu, Engine, Flow, Pattern, Settings
+from egmctl.model.planned import PlannedTask
 from egmctl.model.route import HOST_MEMORY, Egm, MemoryKind
 from egmctl.model.task import UCX_ENGINES, Point
 from egmctl.model.ucx import Rank
@@ -159,9 +160,7 @@ def _not_native(tasks: Iterable[PlannedTask], gpus: Sequence[Gpu]) -> Iterator[s
 
     Such additions are not atomic for the host and for other GPUs (CUDA C++ Programming Guide, "Mapped Memory").
     """
-    flows = [
-        flow for one in tasks if one.waiver is None and ENGINES[one.task.engine].atomics for flow in one.task.flows
-    ]
+    flows = [flow for one in tasks if one.waiver is None and ENGINES[one.engine].atomics for flow in one.flows]
     adding = {flow.initiator for flow in flows if flow.route.memory is not None}
     without = [
         f"GPU{gpu.index}"
@@ -186,12 +185,12 @@ def _chosen(one_path: bool, tasks: Iterable[PlannedTask], pairs: Sequence[Pair])
         The only paths to measure, if there are any.
     """
     if pairs:
-        return [planned for planned in tasks if picked(planned.task, pairs)]
+        return [planned for planned in tasks if picked(planned, pairs)]
     if not one_path:
         return list(tasks)
     by_route: dict[tuple[tuple[str, Egm | None], ...], PlannedTask] = {}
     for planned in tasks:
-        route = tuple((flow.route.symbol, flow.route.egm) for flow in planned.task.flows)
+        route = tuple((flow.route.symbol, flow.route.egm) for flow in planned.flows)
         if route not in by_route or (by_route[route].waiver is not None and planned.waiver is None):
             by_route[route] = planned
     return list(by_route.values())
@@ -262,12 +261,12 @@ def _planned_tasks(
             # Users of a GPU that is already unusable here are not reported.
             waivers += [busy_waiver(gpu) for gpu in made.gpus if of_gpus[gpu.bus_id] is None]
         planned = planned_task(case, point, made, settings, waivers)
-        if planned.waiver is None and (why_not := pages_waiver(machine, planned.task, made.gpus)) is not None:
+        if planned.waiver is None and (why_not := pages_waiver(machine, planned, made.gpus)) is not None:
             planned = replace(planned, waivers=(why_not,))
-        if if_room and not has_room(machine, planned.task, settings):
+        if if_room and not has_room(machine, planned, settings):
             continue
         if not planned.sized and planned.waiver is None:
-            planned = replace(planned, waivers=too_large(machine, planned.task, settings.memory_percent))
+            planned = replace(planned, waivers=too_large(machine, planned, settings.memory_percent))
         yield planned
 
 

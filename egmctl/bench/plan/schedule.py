@@ -12,13 +12,11 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from egmctl.model.measurement import Flow, Pattern
+from egmctl.model.planned import PlannedTask, Step
 from egmctl.units import format_size
-
-if TYPE_CHECKING:
-    from egmctl.bench.plan import PlannedTask
 
 T = TypeVar("T", bound=Hashable)
 
@@ -37,19 +35,6 @@ class Slot:
     """Tasks of one group may run at the same time where they share no GPU; ``None``: nothing runs beside it."""
     memory: frozenset[str] = frozenset()
     """What they must not share either."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """Tasks that run at the same time, by their numbers."""
-
-    tasks: tuple[int, ...]
-    group: str | None = None
-    """Of steps with several tasks, and of the proof for one."""
-    proof: bool = False
-    """The one task has been measured with others at the same time: now it is alone, to see whether that differs."""
-    isolated: str | None = None
-    """What it tries may fail or end its process: it gets one of its own, shared with the steps of the same name."""
 
 
 def tournament(players: Sequence[T]) -> tuple[tuple[tuple[T, T], ...], ...]:
@@ -136,13 +121,12 @@ def slots(
         What of a flow only one task of a step may use, besides its GPUs.
     """
     alike = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS, Pattern.LOCAL)
-    for number, planned in enumerate(tasks):
-        if planned.waiver is not None:
+    for number, task in enumerate(tasks):
+        if task.waivers:
             continue
-        task = planned.task
         flow = task.flows[0]
         over = f" over {flow.route.symbol}" if by_link else ""
-        together = planned.disjoint and task.pattern in alike
+        together = task.disjoint and task.pattern in alike
         group = f"{task.name}{over}, {format_size(task.size_bytes)}" if together else None
         yield Slot(number, ends(flow), group, memory(flow))
 
@@ -214,7 +198,7 @@ def isolated(tasks: Sequence[PlannedTask], steps: Iterable[Step]) -> tuple[Step,
     usual: list[Step] = []
     tried: dict[str, list[Step]] = {}
     for step in steps:
-        flows = [flow for number in step.tasks for flow in tasks[number].task.flows]
+        flows = [flow for number in step.tasks for flow in tasks[number].flows]
         if any(flow.route.degraded for flow in flows):
             name = " ".join(sorted({end.label for flow in flows for end in (flow.source, flow.destination)}))
             tried.setdefault(name, []).append(replace(step, isolated=name))

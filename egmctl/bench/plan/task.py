@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from egmctl.bench.case import ALL_SMS, Case, Footprint
 from egmctl.bench.engine import ENGINES
-from egmctl.bench.plan import PlannedTask
 from egmctl.bench.plan.paths import Path
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import Engine, Flow, MemoryKind, Pattern, Quantity, Settings, Task
+from egmctl.model.planned import PlannedTask
 from egmctl.model.task import Point
 from egmctl.units import GB, MIB
+
+AnyTask = TypeVar("AnyTask", bound=Task)
 
 COPIES_LIMIT = 128
 """More copies than this queued behind a closed gate can fill the driver's queue, which would then wait for ever."""
@@ -67,7 +70,7 @@ def planned_task(
     bandwidth = case.quantity is Quantity.BANDWIDTH
     own_size = point.footprint or (_footprint(case.footprint, made.cache) if case.footprint else None)
     size_bytes = own_size or point.size or settings.size_bytes
-    task = Task(
+    task = PlannedTask(
         case=case.name,
         point=point,
         family=case.family,
@@ -79,13 +82,15 @@ def planned_task(
         size_bytes=size_bytes,
         copies=1,
         chase=chase,
+        waivers=tuple(dict.fromkeys(waiver for waiver in waivers if waiver is not None)),
+        planned_gb_s=rate,
+        disjoint=all(path.disjoint for path in made.paths),
+        sized=own_size is None and point.size in (None, settings.size_bytes),
     )
     if bandwidth:
         copies = settings.copies or copies_for(size_bytes * flows_on_a_link(task), rate)
         task = replace(task, copies=copies)
-    stopped = tuple(dict.fromkeys(waiver for waiver in waivers if waiver is not None))
-    sized = own_size is None and point.size in (None, settings.size_bytes)
-    return PlannedTask(task, stopped, rate, all(path.disjoint for path in made.paths), sized)
+    return task
 
 
 def copies_for(size_bytes: int, rate_gb_s: float) -> int:
@@ -107,7 +112,7 @@ def flows_on_a_link(task: Task) -> int:
     return 1
 
 
-def shortened(task: Task) -> Task:
+def shortened(task: AnyTask) -> AnyTask:
     """Return a bandwidth that takes a quarter of the time, enough for a proof to see a difference of 1 %.
 
     A latency stays as it is: its first loads are slower than the rest, so that a shorter walk is another quantity.

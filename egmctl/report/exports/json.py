@@ -20,8 +20,12 @@ if TYPE_CHECKING:
     from egmctl.model.fleet import FleetReport
     from egmctl.model.listing import CheckList, History, MachineList
     from egmctl.model.measurement import RunReport
+    from egmctl.model.planned import CaseList, JobCost, PlanReport
     from egmctl.model.profile import MatchResult, ProfileList
     from egmctl.topology.topology import Topology
+
+    Lists = History | ProfileList | MachineList | CheckList | CaseList
+    Plain = Comparison | FleetReport | MatchResult | Lists | PlanReport | JobCost
 
 
 def envelope(
@@ -95,7 +99,7 @@ def bench_json(report: RunReport) -> str:
     return dump(envelope(report.SCHEMA, report.exit_code, to_json(report), machine=machine))
 
 
-def plain_json(result: Comparison | FleetReport | MatchResult | History | ProfileList | MachineList | CheckList) -> str:
+def plain_json(result: Plain) -> str:
     """Return a result that holds no machine as a JSON document; the envelope's ``machine`` is its origin, or null."""
     code = getattr(result, "exit_code", ExitCode.OK)
     return dump(envelope(result.SCHEMA, code, to_json(result), machine=getattr(result, "origin", None)))
