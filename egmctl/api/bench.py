@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from egmctl.api.options import BenchOptions, documented
 from egmctl.bench.case import Case
 from egmctl.bench.plan import Plan
-from egmctl.bench.plan.budget import checked, fitted, memory_of, most_bytes
+from egmctl.bench.plan.budget import fitted, memory_of, most_bytes
 from egmctl.bench.plan.cost import plan_seconds
 from egmctl.bench.plan.flows import parse_pairs
-from egmctl.bench.plan.make import make_plan, sized, sweep_sizes, top_that_fits
+from egmctl.bench.plan.make import LAST_BYTES, make_plan, sized, sweep_sizes
 from egmctl.bench.plan.task import COPIES_LIMIT
 from egmctl.bench.suites import FABRIC, STANDARD, SUITES, select_cases
 from egmctl.bench.supervisor import Progress, supervise
@@ -73,15 +73,10 @@ class Bench(BenchOptions):
         more = () if FABRIC in self.suite_names else CAUSES_FROM
         return tuple(dict.fromkeys((*sections(self.selected_cases), *more)))
 
-    def plan(self, machine: Machine, *, fit: bool = True, check: bool = True) -> Plan:
+    def plan(self, machine: Machine) -> Plan:
         """Return what will be measured, in its order, and why the rest will not. Touches no GPU.
 
-        Parameters
-        ----------
-        fit
-            Whether buffers become smaller until they fit, where the user chose no size.
-        check
-            Whether a plan that does not fit is refused.
+        Where the user chose no size, buffers become smaller until they fit.
 
         Raises
         ------
@@ -99,20 +94,20 @@ class Bench(BenchOptions):
         live = machine.origin.kind is OriginKind.LIVE
         left_bytes = memory_left(Root.from_environment()) if live else None
         no_ucx = unusable("ucxx is not installed") if live and find_spec("ucxx") is None else ""
-        made = self._plan(machine, self.settings, no_ucx)
-        if fit and self.size is None:
-            made = fitted(
-                made,
-                memory_of(machine, left_bytes),
-                lambda size: self._plan(machine, replace(self.settings, size_bytes=size), no_ucx),
+
+        def planned(size_bytes: int) -> Plan:
+            return self._plan(machine, replace(self.settings, size_bytes=size_bytes), no_ucx)
+
+        if self.size is not None:
+            made = fitted(planned(self.settings.size_bytes), memory_of(machine, left_bytes, most_bytes))
+        else:
+            size_bytes = LAST_BYTES if self.axis is Axis.SIZE else self.settings.size_bytes
+            made = fitted(planned(size_bytes), memory_of(machine, left_bytes), planned)
+        if self.settings.duration_s is None and (days := plan_seconds(made) / 86400) > LONGEST_DAYS:
+            raise UsageError(
+                f"this takes about {days:.0f} days, more than {LONGEST_DAYS}; give a smaller --size or --samples, "
+                "or fewer cases"
             )
-        if check:
-            made = checked(made, memory_of(machine, left_bytes, None if self.size is None else most_bytes))
-            if self.settings.duration_s is None and (days := plan_seconds(made) / 86400) > LONGEST_DAYS:
-                raise UsageError(
-                    f"this takes about {days:.0f} days, more than {LONGEST_DAYS}; give a smaller --size or --samples, "
-                    "or fewer cases"
-                )
         return made
 
     def _plan(self, machine: Machine, settings: Settings, no_ucx: str) -> Plan:
@@ -121,11 +116,7 @@ class Bench(BenchOptions):
         pairs = () if self.pair is None else parse_pairs(self.pair, chosen, nodes)
         cases = self.selected_cases
         if self.axis is Axis.SIZE:
-            top = settings.size_bytes
-            if not self.size:
-                top = top_that_fits(machine, chosen, nodes, cases, settings, no_ucx=no_ucx)
-            settings = replace(settings, size_bytes=top)
-            cases = sized(cases, sweep_sizes(top))
+            cases = sized(cases, sweep_sizes(settings.size_bytes))
         return make_plan(machine, chosen, nodes, cases, settings, pairs=pairs, no_ucx=no_ucx)
 
     def run(

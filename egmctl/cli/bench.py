@@ -122,7 +122,7 @@ def _show_plan(
         return
     node = read_machine(machine, bench.sections, quiet=outputs.options.quiet)
     try:
-        plan = bench.plan(node, fit=preview.dry_run, check=preview.dry_run)
+        plan = bench.plan(node)
     except NothingToDo as error:
         elsewhere = "" if machine else "; --machine NAME answers for another machine"
         raise NothingToDo(f"{error}{elsewhere}") from error

@@ -23,8 +23,6 @@ class PlannedTask(Task):
     """What the slowest of its flows is planned with: an estimate."""
     disjoint: bool = False
     """Whether it may run beside tasks that share no GPU with it."""
-    sized: bool = True
-    """Whether its buffers have the size of the run; those of latencies and of some messages have their own."""
 
     @property
     def waiver(self) -> str | None:

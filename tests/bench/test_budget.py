@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from egmctl.bench.buffers import Buffer, Lifetimes, buffers_of, peaks
 from egmctl.bench.fabric_run import Asked, alone, plan_for
 from egmctl.bench.plan import Plan
-from egmctl.bench.plan.budget import LEAST_BYTES, check_memory, checked, fitted, memory_of
+from egmctl.bench.plan.budget import LEAST_BYTES, fitted, memory_of
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import FABRIC, SUITES, select_cases
 from egmctl.errors import UsageError
@@ -96,7 +96,7 @@ def test_every_suite_fits(
     of_host, of_node = ((pool(GIB, 100),), pools) if by_node else (pools, None)
     machine = node(gpu_free, node_free, available, of_host, of_node)
     plan = chosen(machine, suite)
-    check_memory(plan, memory_of(machine))
+    assert fitted(plan, memory_of(machine)) == plan
     assert huge_pages_last(plan, pools)
     size = plan.settings.size_bytes
     assert LEAST_BYTES <= size <= USUAL.size_bytes
@@ -162,7 +162,7 @@ def test_of_huge_pages_all_that_are_free_are_taken_and_none_more(pools: tuple[Hu
     def planned(size_bytes: int) -> Plan:
         return make_plan(machine, machine.gpus or (), [0], select_cases(HUGE), replace(USUAL, size_bytes=size_bytes))
 
-    for plan in (fitted(planned(USUAL.size_bytes), memory, planned), checked(planned(USUAL.size_bytes), memory)):
+    for plan in (fitted(planned(USUAL.size_bytes), memory, planned), fitted(planned(USUAL.size_bytes), memory)):
         assert plan.settings.size_bytes == USUAL.size_bytes
         assert len(plan.runnable) == measured
         assert huge_pages_last(plan, pools)
@@ -180,7 +180,7 @@ def test_huge_pages_are_counted_on_the_numa_node_that_they_are_taken_from() -> N
     nodes = replace(first, huge_pages=(pool(2 * MIB, 256),)), replace(second, huge_pages=(pool(2 * MIB, 512),))
     machine = replace(machine, host=replace(machine.host, numa_nodes=nodes, huge_pages=(pool(2 * MIB, 768),)))
     plan = make_plan(machine, (machine.gpus or ())[:1], [0, 1], select_cases(HUGE), USUAL)
-    plan = checked(plan, memory_of(machine, cgroup_left_bytes=0))
+    plan = fitted(plan, memory_of(machine, cgroup_left_bytes=0))
     waived = [one for one in plan.tasks if one.waiver is not None]
     on_first = [one for one in plan.tasks if "NUMA0" in one.path]
     assert len(waived) == len(on_first) // 2
@@ -220,9 +220,9 @@ def test_the_largest_size_that_fits_is_chosen() -> None:
     machine = node(140 * GIB, 4915 * MIB, 100 * GIB)
     plan = chosen(machine, "full")
     assert plan.settings.size_bytes > LEAST_BYTES
-    larger = plan_for_size(machine, plan.settings.size_bytes + MIB)
-    with pytest.raises(UsageError, match=f"at most --size {plan.settings.size_bytes // MIB}M fits"):
-        checked(larger, memory_of(machine))
-    given = checked(plan_for_size(machine, plan.settings.size_bytes), memory_of(machine))
+    larger = plan_for_size(machine, 2 * plan.settings.size_bytes)
+    with pytest.raises(UsageError, match=f"; --size {plan.settings.size_bytes // MIB}M fits"):
+        fitted(larger, memory_of(machine))
+    given = fitted(plan_for_size(machine, plan.settings.size_bytes), memory_of(machine))
     waived = {one.case for one in given.tasks if one.waiver and "has no room" in one.waiver}
     assert all("footprint" in case or "latency" in case for case in waived)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egmctl.bench.plan import Plan
-from egmctl.bench.plan.budget import LEAST_BYTES, check_memory, fitted, memory_of
+from egmctl.bench.plan.budget import LEAST_BYTES, fitted, memory_of
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.plan.paths import cuda_visible
 from egmctl.bench.suites import CASES, SUITES, select_cases
@@ -241,7 +241,7 @@ class TestMemory:
 
     def test_half_of_what_is_free_is_enough(self) -> None:
         machine = self.node_with(gpu_free=2 * GIB, node_free=1 * GIB, available=1 * GIB)
-        check_memory(plan_of(machine), memory_of(machine))
+        fitted(plan_of(machine), memory_of(machine))
 
     @pytest.mark.parametrize(
         ("free", "taken"),
@@ -254,8 +254,8 @@ class TestMemory:
     )
     def test_less_is_refused_with_the_place_and_what_would_fit(self, free: dict[str, int], taken: str) -> None:
         machine = self.node_with(**free)
-        with pytest.raises(UsageError, match=rf"--size 512 MiB takes {taken}, .* at most --size 511M fits"):
-            check_memory(plan_of(machine), memory_of(machine))
+        with pytest.raises(UsageError, match=rf"--size 512 MiB takes {taken}, .*; --size 256M fits"):
+            fitted(plan_of(machine), memory_of(machine))
 
     @pytest.mark.parametrize("free", [{"gpu_free": 2 * GIB - 1}, {"node_free": 400 * MIB}, {"available": GIB - 1}])
     def test_a_size_that_nobody_chose_gives_way_to_what_is_free(self, free: dict[str, int]) -> None:
@@ -263,9 +263,9 @@ class TestMemory:
         chosen = self.fitted(machine)
         size = chosen.settings.size_bytes
         assert f"buffers of {size // MIB} MiB, not of the usual 512 MiB" in chosen.notes[-1]
-        check_memory(chosen, memory_of(machine))
+        fitted(chosen, memory_of(machine))
         with pytest.raises(UsageError):
-            check_memory(plan_of(machine, settings=replace(SETTINGS, size_bytes=size + MIB)), memory_of(machine))
+            fitted(plan_of(machine, settings=replace(SETTINGS, size_bytes=2 * size)), memory_of(machine))
 
     def test_where_the_usual_size_fits_nothing_changes(self) -> None:
         machine = self.node_with()
@@ -289,35 +289,35 @@ class TestMemory:
 
     def test_the_limit_of_the_cgroup_counts_for_the_host(self) -> None:
         machine = self.node_with()
-        check_memory(plan_of(machine), memory_of(machine, GIB))
+        fitted(plan_of(machine), memory_of(machine, GIB))
         with pytest.raises(UsageError, match="512 MiB on the host, more than half of the 1023 MiB"):
-            check_memory(plan_of(machine), memory_of(machine, 1023 * MIB))
+            fitted(plan_of(machine), memory_of(machine, 1023 * MIB))
 
     def test_a_larger_share_can_be_allowed(self) -> None:
         machine = self.node_with(gpu_free=2 * GIB - 1)
-        check_memory(plan_of(machine, settings=replace(SETTINGS, memory_percent=60)), memory_of(machine))
+        fitted(plan_of(machine, settings=replace(SETTINGS, memory_percent=60)), memory_of(machine))
 
     def test_a_soak_holds_everything_at_the_same_time(self) -> None:
         machine = self.node_with(node_free=2 * GIB - 1)
         with pytest.raises(UsageError, match="takes 1 GiB on NUMA0"):
-            check_memory(plan_of(machine, settings=replace(SETTINGS, duration_s=60)), memory_of(machine))
+            fitted(plan_of(machine, settings=replace(SETTINGS, duration_s=60)), memory_of(machine))
 
     def test_a_latency_whose_footprint_does_not_fit_is_waived_and_the_others_are_measured(self) -> None:
         machine = self.node_with(gpu_free=40 * GIB)
         assert machine.gpus is not None
         plan = make_plan(machine, machine.gpus[:1], [0], select_cases(["device_local_footprint"]), SETTINGS)
-        assert waivers(plan) == {
+        assert waivers(fitted(plan, memory_of(machine))) == {
             f"it takes {size} GiB on GPU0, more than half of the 40 GiB free there" for size in (32, 64)
         }
 
     def test_what_the_facts_do_not_know_is_no_reason_to_refuse(self) -> None:
         assert DGX.host is not None
         machine = replace(DGX, host=replace(DGX.host, numa_nodes=None, memory_available_bytes=None))
-        check_memory(plan_of(machine), memory_of(machine))
+        fitted(plan_of(machine), memory_of(machine))
 
     def test_waived_tasks_take_nothing(self) -> None:
         machine = replace(self.node_with(gpu_free=0), process=Process(environment={"CUDA_VISIBLE_DEVICES": "1"}))
-        check_memory(plan_of(machine, gpus=[0, 1]), memory_of(machine))
+        fitted(plan_of(machine, gpus=[0, 1]), memory_of(machine))
 
 
 @pytest.mark.parametrize("size", [0, 8, 1000])

@@ -67,11 +67,11 @@ def test_a_plan_counts_no_time_for_ucx_where_ucxx_is_not_installed(
     here = replace(machine, origin=replace(machine.origin, kind=OriginKind.LIVE))
     monkeypatch.setattr(api, "find_spec", lambda _name: object() if installed else None)
     bench = api.Bench(cases=["ucx_device_to_device", "device_to_device_memcpy_write_ce"], gpus="0-1")
-    plan = bench.plan(here, check=False)
+    plan = bench.plan(here)
     named = {one.case for one in plan.tasks if one.waiver is None}
     assert named == {"device_to_device_memcpy_write_ce"} | ({"ucx_device_to_device"} if installed else set())
     assert {one.waiver for one in plan.tasks} - {None} == (set() if installed else {NOT_INSTALLED})
-    elsewhere = bench.plan(machine, check=False)
+    elsewhere = bench.plan(machine)
     assert all(one.waiver is None for one in elsewhere.tasks), "what is installed there is not known"
 
 

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from egmctl.bench.buffers import Buffer, Peak, buffers_of, peaks
+from egmctl.bench.buffers import Buffer, buffers_of, peaks
 from egmctl.bench.case import Case
 from egmctl.bench.plan import Plan
-from egmctl.bench.plan.budget import free_bytes
+from egmctl.bench.plan.budget import most_bytes
 from egmctl.bench.plan.placement import RankLayout
 from egmctl.bench.plan.task import flows_on_a_link, shortened
 from egmctl.bench.suites import SUITES
@@ -103,7 +103,7 @@ def job_cost(plan: Plan, layout: RankLayout) -> JobCost:
         tasks_of_steps = [[plan.tasks[n] for n in step.tasks] for step in only.steps]
         held = peaks(tasks_of_steps, node_of=layout.node_of, huge_page_bytes=plan.huge_page_bytes)
         most = max(held, key=lambda peak: peak.bytes, default=None)
-        free = None if most is None else _free_bytes(layout, most)
+        free = None if most is None else most_bytes(layout.machines[most.host or ""], most)
         costs.append(
             CaseCost(
                 case=case,
@@ -127,18 +127,6 @@ def job_cost(plan: Plan, layout: RankLayout) -> JobCost:
         costs=tuple(costs),
         seconds=plan_seconds(plan),
     )
-
-
-def _free_bytes(layout: RankLayout, peak: Peak) -> int | None:
-    machine = layout.machines[peak.host or ""]
-    free, place = free_bytes(machine, peak), peak.place
-    if free is not None or place is None or peak.huge_pages:
-        return free
-    if place.bus_id is not None:
-        nvml = machine.gpu(place.bus_id).nvml
-        return nvml.memory_total_bytes if nvml else None
-    nodes = (machine.host.numa_nodes if machine.host else None) or ()
-    return next((node.memory_total_bytes for node in nodes if node.id == place.numa_node), None)
 
 
 def plan_seconds(plan: Plan) -> float:

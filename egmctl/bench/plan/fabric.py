@@ -8,7 +8,6 @@ from itertools import combinations
 
 from egmctl.bench.case import Case, End
 from egmctl.bench.plan import Plan
-from egmctl.bench.plan.budget import too_large
 from egmctl.bench.plan.flows import busy_waiver, expand, in_use
 from egmctl.bench.plan.paths import Path, host_path, joined, path_across
 from egmctl.bench.plan.placement import RankLayout
@@ -156,11 +155,7 @@ def maker(layout: RankLayout, settings: Settings) -> Callable[[Case, Point, tupl
             cache=layout.gpu(first.owner if first.numa_node is None else first.initiator),
         )
         waivers = [waiver(rank, case.handle) for rank in taking_part.values()]
-        planned = planned_task(case, point, made, settings, [*waivers, *(path.waiver for path in paths)])
-        if not planned.sized and planned.waiver is None:
-            why = too_large(layout.machine(first.owner), planned, settings.memory_percent)
-            planned = replace(planned, waivers=why)
-        return planned
+        return planned_task(case, point, made, settings, [*waivers, *(path.waiver for path in paths)])
 
     known: dict[tuple[int, HandleKind | None], Waiver | None] = {}
 

@@ -9,13 +9,9 @@ from egmctl.bench.case import Case, Processes
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.budget import (
-    LEAST_BYTES,
-    check_memory,
     has_room,
     huge_page_sizes,
-    memory_of,
     pages_waiver,
-    too_large,
 )
 from egmctl.bench.plan.flows import Ends, Pair, busy_waiver, endpoint, in_use, initiator, picked, tasks_of
 from egmctl.bench.plan.paths import Path, Staging, cuda_visible, gpu_waiver, path_between
@@ -265,8 +261,6 @@ def _planned_tasks(
             planned = replace(planned, waivers=(why_not,))
         if if_room and not has_room(machine, planned, settings):
             continue
-        if not planned.sized and planned.waiver is None:
-            planned = replace(planned, waivers=too_large(machine, planned, settings.memory_percent))
         yield planned
 
 
@@ -333,31 +327,3 @@ def sweep_sizes(top_bytes: int) -> tuple[int, ...]:
 def sized(cases: Sequence[Case], sizes: Sequence[int]) -> tuple[Case, ...]:
     """Return cases that are measured with buffers of some sizes."""
     return tuple(replace(case, points=tuple(Point(size=size) for size in sizes)) for case in cases)
-
-
-def top_that_fits(
-    machine: Machine,
-    gpus: Sequence[Gpu],
-    numa_nodes: Sequence[int],
-    cases: Sequence[Case],
-    settings: Settings,
-    *,
-    no_ucx: str = "",
-) -> int:
-    """Return the largest power of two, at most :data:`LAST_BYTES`, whose buffers fit (parameters: see ``make_plan``).
-
-    Not less than :data:`egmctl.bench.plan.budget.LEAST_BYTES`, whether or not that fits: buffers of less take as much.
-    """
-    top = LAST_BYTES
-    while True:
-        try:
-            plan = make_plan(
-                machine, gpus, numa_nodes, sized(cases, [top]), replace(settings, size_bytes=top), no_ucx=no_ucx
-            )
-            check_memory(plan, memory_of(machine))
-        except UsageError:
-            if top <= LEAST_BYTES:
-                return top
-            top //= 2
-        else:
-            return top

@@ -68,8 +68,9 @@ def planned_task(
     if chase is not None and point.footprint is not None:
         chase = replace(chase, warm=point.footprint <= FITS_L2_BYTES)
     bandwidth = case.quantity is Quantity.BANDWIDTH
-    own_size = point.footprint or (_footprint(case.footprint, made.cache) if case.footprint else None)
-    size_bytes = own_size or point.size or settings.size_bytes
+    size_bytes = point.size or settings.size_bytes
+    if case.footprint is not None:
+        size_bytes = point.footprint or _footprint(case.footprint, made.cache)
     task = PlannedTask(
         case=case.name,
         point=point,
@@ -85,7 +86,6 @@ def planned_task(
         waivers=tuple(dict.fromkeys(waiver for waiver in waivers if waiver is not None)),
         planned_gb_s=rate,
         disjoint=all(path.disjoint for path in made.paths),
-        sized=own_size is None and point.size in (None, settings.size_bytes),
     )
     if bandwidth:
         copies = settings.copies or copies_for(size_bytes * flows_on_a_link(task), rate)
