@@ -109,18 +109,18 @@ class Case:
 
 _MEMORY: Mapping[MemoryKind, str] = {
     MemoryKind.DEVICE: "device memory",
-    MemoryKind.DEVICE_DEFAULT_POOL: "memory from a GPU's default pool (cuDeviceGetDefaultMemPool)",
+    MemoryKind.DEVICE_DEFAULT_POOL: "memory from a GPU's default pool",
     MemoryKind.GPU_NUMA: "a GPU's memory as a NUMA node of the host",
     MemoryKind.HOST_NUMA: "HOST_NUMA memory",
-    MemoryKind.HOST_NUMA_POOL: "HOST_NUMA memory from a pool (cuMemPoolCreate)",
-    MemoryKind.HOST_NUMA_DEFAULT_POOL: "HOST_NUMA memory from the node's default pool (cuMemGetDefaultMemPool)",
-    MemoryKind.HOST_DEFAULT_POOL: "memory from the host's default pool (cuMemGetDefaultMemPool)",
-    MemoryKind.PINNED: "pinned memory (cuMemHostAlloc)",
-    MemoryKind.REGISTERED: "registered memory (cuMemHostRegister)",
-    MemoryKind.HUGETLB: "registered memory of huge pages (MAP_HUGETLB)",
-    MemoryKind.THP: "registered memory of transparent huge pages (MADV_HUGEPAGE)",
-    MemoryKind.MANAGED: "managed memory (cuMemAllocManaged)",
-    MemoryKind.SYSTEM: "plain memory (malloc)",
+    MemoryKind.HOST_NUMA_POOL: "HOST_NUMA memory from a pool",
+    MemoryKind.HOST_NUMA_DEFAULT_POOL: "HOST_NUMA memory from the node's default pool",
+    MemoryKind.HOST_DEFAULT_POOL: "memory from the host's default pool",
+    MemoryKind.PINNED: "pinned memory",
+    MemoryKind.REGISTERED: "registered memory",
+    MemoryKind.HUGETLB: "registered memory of huge pages",
+    MemoryKind.THP: "registered memory of transparent huge pages",
+    MemoryKind.MANAGED: "managed memory",
+    MemoryKind.SYSTEM: "plain memory",
 }
 _BY: Mapping[Engine, str] = {
     Engine.COPY_ENGINE: "copied by the copy engine",

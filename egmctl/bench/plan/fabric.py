@@ -71,9 +71,9 @@ def make_fabric_plan(layout: RankLayout, cases: Sequence[Case], settings: Settin
     rounds = None
     met = list(combinations(range(len(ranks)), 2)) if sample is None else []
     if sample is not None:
-        drawn = [list(zip(*one, strict=True)) for one in sampled_rounds(len(ranks), sample, SEED)]
-        met = sorted((min(pair), max(pair)) for one in drawn for pair in one)
-        rounds = [[(str(a), str(b)) for a, b in one] for one in drawn]
+        drawn = sampled_rounds(len(ranks), sample, SEED)
+        met = sorted((min(pair), max(pair)) for pairs in drawn for pair in pairs)
+        rounds = [[(str(rank), str(other)) for rank, other in pairs] for pairs in drawn]
     make = maker(layout, settings)
     tasks = tuple(
         planned
