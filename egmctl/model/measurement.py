@@ -507,7 +507,7 @@ class RunReport:
             return code
         strict = self.verdict is not None and self.verdict.strict
         failed = self.verdict is not None and self.verdict.failed
-        return ExitCode.FAILED if failed or any(self._is_fault(one, strict) for one in self.causes) else code
+        return ExitCode.FAILED if failed or any(self._is_fault(cause, strict) for cause in self.causes) else code
 
     def _is_fault(self, cause: RunCause, strict: bool) -> bool:
         """Say whether a failed check, or in a strict run any finding, kept a path from being measured."""
@@ -550,10 +550,10 @@ def _run_fault(report: RunReport) -> str | None:
         for place, owner in enumerate(verdict.owners):
             if fault := _owner_fault(owner):
                 return f"result.verdict.owners[{place}]{fault}"
-        numbers += [("verdict", one.measurement) for one in verdict.judged]
-        numbers += [("verdict", number) for one in verdict.classes for number in one.measurements]
-        numbers += [("verdict.owners", number) for one in verdict.owners for number in one.measurements]
-    numbers += [(f"causes[{place}]", number) for place, one in enumerate(report.causes) for number in one.explains]
+        numbers += [("verdict", judged.measurement) for judged in verdict.judged]
+        numbers += [("verdict", number) for each in verdict.classes for number in each.measurements]
+        numbers += [("verdict.owners", number) for owner in verdict.owners for number in owner.measurements]
+    numbers += [(f"causes[{place}]", number) for place, cause in enumerate(report.causes) for number in cause.explains]
     count = len(report.measurements)
     return next(
         (f"result.{where}: there is no measurement {n} of {count}" for where, n in numbers if not 0 <= n < count), None

@@ -303,10 +303,10 @@ class Task:
     @property
     def ranks(self) -> tuple[int, ...]:
         """The processes that take part in a measurement by several; of one by the worker, none."""
-        found = (
+        numbers = (
             number for flow in self.flows for number in (flow.initiator_rank, flow.source.rank, flow.destination.rank)
         )
-        return tuple(dict.fromkeys(number for number in found if number is not None))
+        return tuple(dict.fromkeys(number for number in numbers if number is not None))
 
     @property
     def path(self) -> str:

@@ -337,7 +337,7 @@ class TestSelection:
         lines = {line.split()[0]: line.split()[1:] for line in ended.out.splitlines() if " of " in line}
         names = [case.name for case in CASES]
         assert [name for name in lines if name in names] == names
-        assert lines["host_numa_to_device_memcpy_ce"] == ["2", "of", "2", "size,", "streams"]
+        assert lines["host_numa_to_device_memcpy_ce"] == ["4", "of", "4", "size,", "streams"]
         assert "needs two GPUs" in ended.out
         assert not node.calls("cuDevicePrimaryCtxRetain")
 

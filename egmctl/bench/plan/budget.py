@@ -28,7 +28,7 @@ def pools_of(machine: Machine, node: int | None) -> tuple[HugePages, ...] | None
     """
     if machine.host is None:
         return None
-    of_nodes = {one.id: one.huge_pages for one in machine.host.numa_nodes or () if one.huge_pages is not None}
+    of_nodes = {numa.id: numa.huge_pages for numa in machine.host.numa_nodes or () if numa.huge_pages is not None}
     if node is not None:
         return of_nodes.get(node)
     return None if of_nodes else machine.host.huge_pages
@@ -89,11 +89,11 @@ def memory_of(
     """
 
     def free(peak: Peak) -> int | None:
-        found = (free_at or free_bytes)(machine, peak)
+        bytes_free = (free_at or free_bytes)(machine, peak)
         # The limit of a cgroup's memory does not count huge pages (memory.max, hugetlb.max).
         if peak.place is not None or peak.huge_pages or cgroup_left_bytes is None:
-            return found
-        return cgroup_left_bytes if found is None else min(found, cgroup_left_bytes)
+            return bytes_free
+        return cgroup_left_bytes if bytes_free is None else min(bytes_free, cgroup_left_bytes)
 
     return Memory(free)
 
@@ -325,9 +325,9 @@ def _huge(machine: Machine, node: int, size_bytes: int) -> Waiver | None:
     known = [(pool.page_size_bytes, pool.free) for pool in pools or () if pool.free is not None]
     if pools is None or any(pool_bytes(pool) >= size_bytes for pool in pools):
         return None
-    told = ", ".join(f"{free} of {format_size(page)}" for page, free in known) or "none"
+    counts = ", ".join(f"{free} of {format_size(page)}" for page, free in known) or "none"
     reason = (
-        f"too few huge pages are free{there} for {format_size(size_bytes)}: {told} (HugePages_Free, vm.nr_hugepages)"
+        f"too few huge pages are free{there} for {format_size(size_bytes)}: {counts} (HugePages_Free, vm.nr_hugepages)"
     )
     return Waiver(kind=WaiverKind.NO_PAGES, reason=reason)
 

@@ -15,7 +15,7 @@ from egmctl.bench.plan.budget import (
 )
 from egmctl.bench.plan.flows import Ends, Pair, busy_waiver, endpoint, in_use, initiator, picked, tasks_of
 from egmctl.bench.plan.paths import Path, Staging, cuda_visible, gpu_waiver, path_between
-from egmctl.bench.plan.ranks import flow_of, handle_waiver, local_path, node_flows, ranks_of
+from egmctl.bench.plan.ranks import handle_waiver, local_path, node_flows, rank_candidate, ranks_of
 from egmctl.bench.plan.schedule import isolated, make_steps, slots
 from egmctl.bench.plan.task import Candidate, atomics_waiver, blocks_waiver, capability_waiver, planned_task
 from egmctl.bench.suites import CASES
@@ -138,7 +138,7 @@ def _without_tasks(none: Sequence[str], by_owner: Collection[str], pairs: bool) 
             "these cases need two GPUs": [name for name in none if name not in by_owner],
             "these cases need two GPUs on one NUMA node": [name for name in none if name in by_owner],
         }
-    yield from (f"{why}: {', '.join(names)}" for why, names in reasons.items() if names)
+    yield from (f"{reason}: {', '.join(names)}" for reason, names in reasons.items() if names)
 
 
 def _unlisted(machine: Machine, gpus: Sequence[Gpu]) -> Iterator[str]:
@@ -156,7 +156,7 @@ def _not_native(tasks: Iterable[PlannedTask], gpus: Sequence[Gpu]) -> Iterator[s
 
     Such additions are not atomic for the host and for other GPUs (CUDA C++ Programming Guide, "Mapped Memory").
     """
-    flows = [flow for one in tasks if one.waiver is None and ENGINES[one.engine].atomics for flow in one.flows]
+    flows = [flow for task in tasks if task.waiver is None and ENGINES[task.engine].atomics for flow in task.flows]
     adding = {flow.initiator for flow in flows if flow.route.memory is not None}
     without = [
         f"GPU{gpu.index}"
@@ -213,25 +213,13 @@ def _can_own(machine: Machine, gpus: Sequence[Gpu]) -> list[Gpu]:
     """Leave out GPUs without NVLink-C2C beside others that have it, as a PCIe card in a DGX Station: none owns EGM."""
     nodes = {gpu.host_numa_id for gpu in gpus if gpu.host_numa_id is not None}
     able = [gpu for node in nodes for gpu in owners(machine, node)]
-    return [gpu for gpu in gpus if gpu in able or all(one.host_numa_id != gpu.host_numa_id for one in able)]
+    return [gpu for gpu in gpus if gpu in able or all(owner.host_numa_id != gpu.host_numa_id for owner in able)]
 
 
 def _among_ranks(case: Case, machine: Machine, ranks: Sequence[Rank], numa_nodes: Sequence[int]) -> Iterator[Candidate]:
     path_of = local_path(machine)
     for rank_flows in node_flows(case, ranks, numa_nodes):
-        paths = tuple(path_of(case, one) for one in rank_flows)
-        gpus = tuple(
-            machine.gpu(bus_id)
-            for bus_id in dict.fromkeys(r.bus_id for one in rank_flows for r in (one.initiator, one.owner))
-        )
-        first = rank_flows[0]
-        yield Candidate(
-            flows=tuple(flow_of(case, one, path) for one, path in zip(rank_flows, paths, strict=True)),
-            paths=paths,
-            gpus=gpus,
-            cache=machine.gpu((first.owner if first.numa_node is None else first.initiator).bus_id),
-            waivers=tuple(waiver for gpu in gpus if (waiver := handle_waiver(machine, case.handle, gpu))),
-        )
+        yield rank_candidate(case, rank_flows, path_of, lambda rank: machine.gpu(rank.bus_id))
 
 
 def _planned_tasks(
@@ -247,7 +235,8 @@ def _planned_tasks(
     if_room = point.footprint is not None and point.footprint > IF_ROOM_ABOVE_BYTES and case.source in HOST_MEMORY
     for made in candidates:
         of_gpus = {gpu.bus_id: gpu_waiver(machine, gpu, visible) for gpu in made.gpus}
-        waivers = [*of_gpus.values(), *(path.waiver for path in made.paths), *made.waivers]
+        waivers = [*of_gpus.values(), *(path.waiver for path in made.paths)]
+        waivers += [handle_waiver(machine, case.handle, gpu) for gpu in made.gpus]
         waivers += [capability_waiver(case.engine, gpu) for gpu in made.gpus]
         waivers += [blocks_waiver(point, gpu) for gpu in made.gpus]
         waivers += [atomics_waiver(case.engine, machine, flow) for flow in made.flows]

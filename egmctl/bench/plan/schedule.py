@@ -60,7 +60,7 @@ def round_of(players: Sequence[T], number: int) -> list[tuple[T, T]]:
     circle = [first, *others[len(others) - turn :], *others[: len(others) - turn]]
     half = len(circle) // 2
     pairs = zip(circle[:half], reversed(circle), strict=False)
-    return [(one, other) for one, other in pairs if one is not None and other is not None]
+    return [(player, partner) for player, partner in pairs if player is not None and partner is not None]
 
 
 def sampled_rounds(count: int, peers: int, seed: int) -> list[list[tuple[int, int]]]:

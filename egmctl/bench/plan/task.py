@@ -46,8 +46,6 @@ class Candidate:
     """All that take part."""
     cache: Gpu | None
     """The GPU that caches what a latency reads: the owner of device memory, and who reads host memory."""
-    waivers: tuple[Waiver, ...] = ()
-    """Besides those of GPUs and paths."""
 
 
 def planned_task(
@@ -146,9 +144,9 @@ def blocks_waiver(point: Point, gpu: Gpu) -> Waiver | None:
 
 def _multiprocessors(gpus: Sequence[Gpu]) -> int | None:
     """Return how many the GPU has that has the fewest; ``None`` where one does not say."""
-    found = [gpu.cuda.attributes.get("MULTIPROCESSOR_COUNT") if gpu.cuda is not None else None for gpu in gpus]
-    known = [count for count in found if count is not None]
-    return min(known) if known and len(known) == len(found) else None
+    counts = [gpu.cuda.attributes.get("MULTIPROCESSOR_COUNT") if gpu.cuda is not None else None for gpu in gpus]
+    known = [count for count in counts if count is not None]
+    return min(known) if known and len(known) == len(counts) else None
 
 
 def atomics_waiver(engine: Engine, machine: Machine, flow: Flow) -> Waiver | None:

@@ -221,8 +221,8 @@ def _columns(
     look: Look, name: tuple[str, ...], members: Sequence[Sequence[Measurement]], places: Sequence[float], frame: Frame
 ) -> tuple[Series, ...]:
     """Return the columns of a curve; ``members`` are the measurements at each place."""
-    digits = 1 if _unit(next(m for those in members for m in those)) == "ns" else 2
-    values = {place: figures for place, those in zip(places, members, strict=True) if (figures := _values(those))}
+    digits = 1 if _unit(next(m for paths in members for m in paths)) == "ns" else 2
+    values = {place: figures for place, paths in zip(places, members, strict=True) if (figures := _values(paths))}
     columns: dict[tuple[str, ...], Sequence[str | Cell]] = {}
     if (count := max(map(len, members))) > 1:
         picks: Mapping[str, Callable[[Sequence[float]], float]] = {"median": median, "min": min, "max": max}
@@ -232,13 +232,13 @@ def _columns(
     else:
         marked = look.marked({place: figures[0] for place, figures in values.items()})
         cells = []
-        for place, those in zip(places, members, strict=True):
+        for place, paths in zip(places, members, strict=True):
             value = values[place][0] if place in values else None
-            cell = frame.number(those[0], value, digits=digits, compared=False) if those else EMPTY
+            cell = frame.number(paths[0], value, digits=digits, compared=False) if paths else EMPTY
             cells.append(replace(cell, mark=f"{cell.mark}{MARK}") if place == marked else cell)
         columns[name] = cells
         for word, show in look.beside.items():
-            columns[word,] = [show(those[0]) if those else "-" for those in members]
+            columns[word,] = [show(paths[0]) if paths else "-" for paths in members]
     return tuple(column for (column,) in columns_of(columns))
 
 
