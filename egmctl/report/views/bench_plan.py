@@ -32,7 +32,7 @@ def cases_document(cases: CaseList) -> Document:
     families = dict.fromkeys(case.family for case in cases.cases)
     reasons: dict[str, list[str]] = {}
     for case in cases.cases:
-        for reason in case.reasons or ([] if case.measurements else ["needs two GPUs, of one NUMA node or more"]):
+        for reason in case.reasons or ([] if case.measurements else ["needs two GPUs"]):
             reasons.setdefault(reason, []).append(case.name)
     skipped = tuple(f"{shortened(names, _NAMED)}: {reason}" for reason, names in reasons.items())
     about = tuple((case.name, case.description) for case in cases.cases)
