@@ -19,7 +19,7 @@ ROTATED_BELOW_BYTES = 64 << 20
 bytes pass (50 MiB on H100, 126 MiB on B200) would otherwise answer in place of the memory."""
 
 ROTATED_OVER_BYTES = 128 << 20
-"""What the slots of such a buffer take together, at least."""
+"""The least that the slots of such a buffer take together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class FlowBuffers:
-    """What one flow reads from and writes to; ``None`` at an end without memory."""
+    """The buffers that one flow reads from and writes to; ``None`` at an end without memory."""
 
     source: Buffer | None
     destination: Buffer | None
@@ -64,7 +64,7 @@ class Window:
 
     @property
     def size_bytes(self) -> int:
-        """Of all slots."""
+        """The bytes of all slots."""
         return self.slots * self.slot_bytes
 
 
@@ -165,7 +165,7 @@ class Peak:
 
     @property
     def name(self) -> str:
-        """What the place is called: ``GPU0``, ``NUMA1``, ``host``, ``NUMA1 huge pages``, ``huge pages``.
+        """The name of the place: ``GPU0``, ``NUMA1``, ``host``, ``NUMA1 huge pages``, ``huge pages``.
 
         Between processes the label of an end is that of the buffer's owner, and a NUMA node's may name who allocated.
         """

@@ -1,4 +1,4 @@
-"""What a case of the bench is, and the axes along which it can be measured; the files of ``cases/`` state the cases."""
+"""Cases of the bench and the axes along which they can be measured; the files of ``cases/`` state the cases."""
 
 from __future__ import annotations
 
@@ -79,9 +79,13 @@ class Case:
     one_path: bool = False
     """One path of each kind of route is enough: a suite says so of what tells one kind of memory from another."""
 
+    def memory(self, end: End) -> MemoryKind:
+        """Return the memory at an end of its flows."""
+        return self.source if end is End.SOURCE else self.destination
+
     @property
     def description(self) -> str:
-        """What it measures, in one sentence."""
+        """One sentence that says what is measured."""
         return _description(self)
 
     @property
@@ -149,7 +153,7 @@ AT_ONCE: Mapping[Pattern, str] = {
     Pattern.OWN_NODE: ", every GPU with its own NUMA node at once",
     Pattern.OWN_NODE_BOTH: ", every GPU with its own NUMA node in both directions at once",
 }
-"""What a pattern runs at the same time, as tables and lists say it."""
+"""The words of tables and lists for what a pattern runs at the same time."""
 HANDLES: Mapping[HandleKind, str] = {
     HandleKind.LEGACY: "legacy handle",
     HandleKind.POSIX_FD: "file descriptor",
@@ -160,12 +164,12 @@ HANDLES: Mapping[HandleKind, str] = {
 
 
 def _description(case: Case) -> str:
-    cpu = case.engine in (Engine.CPU, Engine.CPU_CHASE)
-    ends = [_end(case, end) for end in End if (case.source, case.destination)[end is End.DESTINATION] in _MEMORY]
-    moved = " to ".join(ends)
-    if case.engine in (Engine.CHASE, Engine.CPU_CHASE):
-        text = f"latency of {moved}: {_chase(case)}{' by a CPU thread' * cpu}"
-    elif cpu:
+    moved = " to ".join(_end(case, end) for end in End if case.memory(end) is not MemoryKind.REGISTERS)
+    if case.engine is Engine.CHASE:
+        text = f"latency of {moved}: {_chase(case)}"
+    elif case.engine is Engine.CPU_CHASE:
+        text = f"latency of {moved}: {_chase(case)} by a CPU thread"
+    elif case.engine is Engine.CPU:
         verb = "read" if case.destination is MemoryKind.REGISTERS else "written"
         text = f"{moved}, {verb} by CPU threads of each NUMA node: a lower bound"
     elif case.engine in (Engine.EVENT, Engine.SOCKET):
@@ -186,10 +190,9 @@ def _description(case: Case) -> str:
 
 def _end(case: Case, end: End) -> str:
     """Return the memory at an end, and whose it is if that is not the one that issues the work."""
-    memory = case.source if end is End.SOURCE else case.destination
+    memory = case.memory(end)
     if case.pattern is Pattern.LOCAL:
-        own = memory in (case.source, case.destination)[: end is End.DESTINATION]
-        return "the same GPU's" if own else _MEMORY[memory]
+        return "the same GPU's" if end is End.DESTINATION and memory is case.source else _MEMORY[memory]
     if end is case.initiator and MemoryKind.REGISTERS not in (case.source, case.destination):
         return _MEMORY[memory]
     if case.processes is not Processes.ONE:

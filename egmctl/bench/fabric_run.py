@@ -47,7 +47,7 @@ INTERRUPTED_S = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the user asked for."""
+    """The run that the user asked for."""
 
     cases: tuple[Case, ...]
     settings: Settings

@@ -151,7 +151,7 @@ def supervise(
 
 
 class _Processes(Enum):
-    """Who measures a step: what fails in one kind says nothing of the others."""
+    """The processes that measure a step: what fails in one kind says nothing of the others."""
 
     WORKERS = "workers"
     GROUPS = "groups of processes"
@@ -159,7 +159,7 @@ class _Processes(Enum):
 
 
 _Kind = tuple[bool, str | None]
-"""What steps of one pool have in common: whether ranks measure them, and their isolation."""
+"""The properties that steps of one pool share: whether ranks measure them, and their isolation."""
 
 
 class _Run:
@@ -416,7 +416,7 @@ def _host_access(plan: Plan, flows: Iterable[Flow], cpus: Mapping[int, tuple[int
 
 
 class Spent:
-    """What the time of a run went to."""
+    """The seconds of a run by what they were spent on."""
 
     def __init__(self) -> None:
         self.starting_s = 0.0

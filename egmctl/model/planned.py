@@ -1,4 +1,4 @@
-"""What ``egmctl bench`` would do: the plan of a run that is not made, for people and for planners that read JSON."""
+"""Reports of ``egmctl bench`` that measure nothing: the plan of a run, the cost of one, and the list of cases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class PlannedTask(Task):
     waivers: tuple[Waiver, ...] = ()
     """All that stops it; empty if the task would be run."""
     planned_gb_s: float = 0
-    """What the slowest of its flows is planned with: an estimate."""
+    """The rate that the slowest of its flows is planned with: an estimate."""
     disjoint: bool = False
     """Whether it may run beside tasks that share no GPU with it."""
 
@@ -36,11 +36,11 @@ class Step:
 
     tasks: tuple[int, ...]
     group: Plain | None = None
-    """Of steps with several tasks, and of the proof for one."""
+    """The group of several tasks, and of the proof for one."""
     proof: bool = False
     """The one task has been measured with others at the same time: now it is alone, to see whether that differs."""
     isolated: Plain | None = None
-    """What it tries may fail or end its process: it gets one of its own, shared with the steps of the same name."""
+    """Set where a step may fail or end its process: it gets one of its own, shared with the steps of the same name."""
     seconds: float | None = None
     """About how long it takes, where that was estimated."""
 
@@ -79,7 +79,7 @@ class PlanReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseCost:
-    """What one case costs."""
+    """The cost of one case."""
 
     case: Plain
     pattern: Pattern
@@ -94,7 +94,7 @@ class CaseCost:
     """Moved in samples."""
     seconds: float
     held_bytes: int
-    """Of the GPU, or of the host, that holds most."""
+    """Held by the GPU, or by the host, that holds most."""
     too_large: bool
     """That is more than the run may take of what is free; of a model, which uses nothing, of all there is."""
 
@@ -120,7 +120,7 @@ class ListedCase:
     family: Plain
     description: Plain
     axes: tuple[Axis, ...]
-    """What ``--sweep`` can measure it along."""
+    """The axes along which ``--sweep`` can measure it."""
     measurements: int
     """How many it makes of the chosen GPUs and NUMA nodes; 0 where it needs two GPUs and there is one."""
     runnable: int

@@ -1,4 +1,4 @@
-"""What the bench can measure: a small vocabulary of memory, engine and pattern, and tasks made of it."""
+"""The vocabulary of the bench, memory, engines and patterns, and the tasks that are made of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class HandleKind(StrEnum):
 
 
 class Engine(StrEnum):
-    """What moves the bytes."""
+    """The means that move the bytes."""
 
     COPY_ENGINE = "ce"
     """cuMemcpyAsync."""
@@ -66,13 +66,13 @@ class Engine(StrEnum):
 
 
 CPU_ENGINES = frozenset({Engine.CPU, Engine.CPU_CHASE})
-"""What threads of a CPU do: no GPU issues their work."""
+"""Engines of CPU threads: no GPU issues their work."""
 UCX_ENGINES = frozenset({Engine.UCX, Engine.UCX_PUT, Engine.UCX_GET})
 """What UCX carries, between two processes."""
 
 
 class Pattern(StrEnum):
-    """What one task runs at the same time."""
+    """The flows that one task runs at the same time."""
 
     PAIR = "pair"
     """One source and one destination."""
@@ -101,16 +101,16 @@ class Pattern(StrEnum):
 
 
 class Quantity(StrEnum):
-    """What a task measures."""
+    """The quantity that a task measures."""
 
     BANDWIDTH = "bandwidth"
     LATENCY = "latency"
     DURATION = "duration"
-    """Of the stages of a handle's life cycle."""
+    """The stages of a handle's life cycle."""
 
     @property
     def unit(self) -> str:
-        """What its numbers count: GB/s are 1e9 bytes a second."""
+        """The unit of its numbers: GB/s are 1e9 bytes a second."""
         match self:
             case Quantity.BANDWIDTH:
                 return "GB/s"
@@ -130,7 +130,7 @@ class ChaseOrder(StrEnum):
 
 
 class Axis(StrEnum):
-    """What can vary along a series of measurements of one case: the fields of :class:`Point`."""
+    """The axes along which a case can be measured: the fields of :class:`Point`."""
 
     SIZE = "size"
     SMS = "sms"
@@ -200,7 +200,7 @@ class Endpoint:
     label: Plain
     """``GPU0``, ``NUMA1``, ``CPU1`` (threads of that node): for people."""
     bus_id: BusId | None = None
-    """Of the GPU, for device memory and a GPU's registers."""
+    """The GPU of device memory and of a GPU's registers."""
     numa_node: int | None = None
     """For host memory and a CPU's registers."""
     rank: int | None = None
@@ -287,9 +287,9 @@ class Task:
     flows: tuple[Flow, ...]
     """At least one: a pair is one flow, both directions are two, a ring of N is N."""
     counted: Plain
-    """What the bandwidth counts."""
+    """The bytes that the bandwidth counts."""
     size_bytes: int
-    """Of each flow's buffer at either end; of a latency, the bytes that the chase visits."""
+    """The size of each flow's buffer at either end; of a latency, the bytes that the chase visits."""
     copies: int
     """Times that each flow moves ``size_bytes`` in one sample, one after the other."""
     chase: Chase | None = None
@@ -297,7 +297,7 @@ class Task:
 
     @property
     def name(self) -> str:
-        """What people call it: the case and its point."""
+        """The case and its point, for people."""
         return named(self.case, self.point)
 
     @property

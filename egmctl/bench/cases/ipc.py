@@ -19,8 +19,8 @@ from egmctl.units import MIB
 MESSAGES = 500
 """Round trips of a sample that go through the kernel: 20 ms of 40 us each."""
 LIFE_CYCLE_BYTES = 64 * MIB
-"""Of the memory whose export, opening and closing is timed: what of it depends on the size is seen in the first touch,
-what does not is not drowned by it."""
+"""The memory whose export, opening and closing is timed: large enough that the first touch shows what depends on the
+size, small enough not to drown the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,12 @@ class Shared:
 
     @property
     def word(self) -> str:
-        """What its cases are called by."""
+        """The word for it in the names of cases."""
         return f"{self.handle}_{'device' if self.memory is MemoryKind.DEVICE else 'host-numa'}".replace("-", "_")
 
     @property
     def counterpart(self) -> str:
-        """What the cases within one process are called by."""
+        """The word for its memory in the names of cases within one process."""
         return self.memory.value.replace("-", "_")
 
 
@@ -48,7 +48,7 @@ class Among:
     processes: Processes
     family: str
     prefix: str
-    """Of the names of its cases."""
+    """The beginning of the names of its cases."""
 
 
 NODE = Among(Processes.NODE, "ipc", "ipc_")

@@ -41,7 +41,7 @@ FOOTPRINTS_LOCAL = (
     *(size * GIB for size in (1, 2, 4, 8, 16, 32, 64)),
 )
 FOOTPRINTS_HOST = (*FOOTPRINTS_LOCAL, 128 * GIB, 256 * GIB)
-"""Of host memory only as far as there is room (:data:`egmctl.bench.plan.make.IF_ROOM_ABOVE_BYTES`)."""
+"""Measured in host memory only as far as there is room (:data:`egmctl.bench.plan.make.IF_ROOM_ABOVE_BYTES`)."""
 
 _LOCAL = "device_local", MemoryKind.DEVICE, Pattern.LOCAL
 _PEER = "device_to_device", MemoryKind.DEVICE, Pattern.PAIR

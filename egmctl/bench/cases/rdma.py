@@ -14,9 +14,9 @@ from egmctl.units import KIB, MIB
 
 ROUND_TRIPS = 1000
 MESSAGE_BYTES = 16
-"""Of a round trip."""
+"""The message of a round trip."""
 POINTS = (*(Point(size=size) for size in (4 * KIB, 64 * KIB, MIB, 16 * MIB)), Point())
-"""Of messages; the last one has the size of the run. UCX takes other ways for small ones."""
+"""The sizes of messages; the last one is the size of the run. UCX takes other ways for small ones."""
 
 _MEMORY = (("device", MemoryKind.DEVICE), ("host_numa", MemoryKind.HOST_NUMA), ("host", MemoryKind.PINNED))
 

@@ -1,7 +1,7 @@
-"""What one run of the bench does, in order: made in the command before anything touches a GPU, so that ``--list`` and a
-refusal cost nothing.
+"""The plan of one run of the bench, in order: made in the command before anything touches a GPU, so that ``--list`` and
+a refusal cost nothing.
 
-``make`` and ``fabric`` plan a run. ``patterns``, ``flows`` and ``ranks`` say who meets whom, ``paths`` over which
+``make`` and ``fabric`` plan a run. ``flows`` and ``ranks`` say who meets whom, ``paths`` over which
 route, ``task`` what is measured there and why not, ``schedule`` what runs at the same time, ``budget`` what fits into
 memory, ``cost`` how long it takes. All pure.
 """
@@ -19,14 +19,14 @@ from egmctl.model.ucx import Rank
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What one run of the bench does, in order."""
+    """The tasks and steps of one run of the bench, in order."""
 
     settings: Settings
     gpus: tuple[BenchGpu, ...]
     numa_nodes: tuple[int, ...]
     tasks: tuple[PlannedTask, ...]
     steps: tuple[Step, ...]
-    """Of the tasks that will be run."""
+    """The steps of the tasks that will be run."""
     ranks: tuple[Rank, ...] = ()
     """The processes of the measurements by several, where there are such."""
     huge_page_bytes: Mapping[int, int] = field(default_factory=dict)

@@ -65,7 +65,7 @@ def _one_host(_end: Endpoint) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What is free on the nodes of a run, and who is on which node."""
+    """The memory that is free on the nodes of a run, and the node of each end."""
 
     free: Callable[[Peak], int | None]
     """Bytes free at a place, ``None`` where nobody knows."""
@@ -146,7 +146,7 @@ def fitted(plan: Plan, memory: Memory, replan: Callable[[int], Plan] | None = No
 
 @dataclass(frozen=True, slots=True)
 class _Excess:
-    """What takes more than its share of a place."""
+    """Buffers that take more than their share of a place."""
 
     peak: Peak
     free: int

@@ -1,4 +1,4 @@
-"""What a plan costs, seconds and bytes, and what it says to its readers."""
+"""The cost of a plan in seconds and bytes, and the reports of a plan, of its cost and of cases."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RANKS_START_S = 1.5
 """Until the first step of ranks: CUDA in all of them at once."""
 
 ALLOCATE_S_PER_GIB = 0.3
-"""Of host memory, with its first touch."""
+"""To allocate host memory, with its first touch."""
 _WARM_UP_COPIES = 4
 _LOAD_S = 1.2e-6
 """One load of a pointer chase over NVLink or PCIe."""
@@ -44,7 +44,7 @@ _LAP_S = {Engine.EVENT: 33e-6, Engine.SOCKET: 15e-6}
 _LIVES, _LIFE_S = 21, 0.006
 """Of shared memory (:data:`egmctl.bench.engines.life_cycle.LIVES`, and one before), without pages of the host."""
 STEP_S = 0.02
-"""Of every step, whatever it measures."""
+"""The overhead of every step, whatever it measures."""
 _CHECK_GB_S = 1500.0
 """Overwriting and comparing device memory on its own GPU; of host memory it is the link's rate."""
 

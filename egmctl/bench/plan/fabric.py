@@ -1,4 +1,4 @@
-"""What is measured by fabric handles between all ranks of a run, on one node or on many, and in which steps: pure."""
+"""Plans of runs between all ranks, on one node or on many, by fabric handles: tasks and steps. Pure."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from egmctl.model.task import UCX_ENGINES, Point
 from egmctl.model.ucx import Rank
 
 PAIRS = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS)
-"""What is measured of every pair; the other patterns are of all ranks."""
+"""Patterns that are measured of every pair; the others are of all ranks."""
 
 FROM_ONE = (Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
-"""What is measured of every rank with all others."""
+"""Patterns that are measured of every rank with all others."""
 
 SEED = 1
-"""Of the sample that ``--sample`` draws: the same pairs in every run, so that runs can be compared."""
+"""The seed of the sample that ``--sample`` draws: the same pairs in every run, so that runs can be compared."""
 
 TASK_LIMIT = 200_000
 """Measurements of one run: each is a few kilobytes of the report, in memory and in the file."""

@@ -42,7 +42,7 @@ _NEEDS_ATTRIBUTE = {
 }
 """The device attribute that is 0 where a GPU cannot use a kind of memory."""
 _USUAL_GB_S = {LinkKind.NVLINK: 20.0, LinkKind.C2C: 300.0, LinkKind.PCIE: 25.0}
-"""What to plan with where no rate is reported: of one NVLink, of C2C, of PCIe. Nothing is judged by it."""
+"""Rates to plan with where none is reported: of one NVLink, of C2C, of PCIe. Nothing is judged by it."""
 _LOCAL_GB_S, _CPU_GB_S, _UNKNOWN_GB_S = 1500.0, 100.0, 25.0
 """The same of a GPU's own memory, of CPU threads, and where not even the link is known."""
 _REACHED = 0.88
@@ -68,7 +68,7 @@ class Path:
     waiver: Waiver | None = None
     """Why nothing can be measured over it."""
     rate_gb_s: float
-    """What to plan with: an estimate, not an expectation."""
+    """The rate to plan with: an estimate, not an expectation."""
     disjoint: bool = False
     """Pairs that share no GPU do not share links either: NVLink, or a GPU's own memory."""
 

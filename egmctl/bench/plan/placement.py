@@ -1,4 +1,4 @@
-"""Who takes part in a run between ranks: which rank works which GPU, and whether all of them fit together. Pure.
+"""The ranks that take part in a run: which rank works which GPU, and whether all of them fit together. Pure.
 
 Under MPI every command reports what it has found on its node; all draw the same conclusions from what all reported.
 """
@@ -29,7 +29,7 @@ class RankLayout:
     channels: Mapping[int, tuple[DeviceNode, ...] | None] = field(default_factory=dict)
     """IMEX channels as each rank sees them, where that is not what its node's facts say."""
     left_out: Mapping[int, Waiver] = field(default_factory=dict)
-    """Of the GPUs that were chosen and cannot be used: the last ranks, which get no process."""
+    """Waivers of the GPUs that were chosen and cannot be used: the last ranks, which get no process."""
 
     @property
     def taking_part(self) -> tuple[Rank, ...]:
@@ -51,7 +51,7 @@ class RankLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInfo:
-    """What one rank reports of itself to all others."""
+    """The report of one rank to all others."""
 
     host: str
     tool: str
@@ -59,7 +59,7 @@ class RankInfo:
     gpus: tuple[str, ...] = ()
     """Bus ids of those that it may use and was asked to, in their order."""
     domains: Mapping[str, NvlinkDomain] | None = None
-    """Of each of them the NVLink domain that fabric handles are good in."""
+    """The NVLink domain of each GPU: fabric handles are good within it."""
     waivers: tuple[str, ...] = ()
     """Why GPUs of the node cannot be used by this process."""
     channels: tuple[DeviceNode, ...] | None = None

@@ -35,7 +35,7 @@ class RankFlow:
     initiator: Rank
     owner: Rank
     numa_node: int | None = None
-    """Of the owner's memory, where it is host memory."""
+    """The NUMA node of the owner's memory, where it is host memory."""
 
 
 PathOf = Callable[[Case, RankFlow], Path]
@@ -267,7 +267,7 @@ def ucx_path(case: Case, issuer: Rank, issuers: Machine, other: Rank, others: Ma
 
 
 _ORDER = (Egm.YES, Egm.NO, Egm.UNKNOWN, None)
-"""Of two ends the one that comes first here tells of the flow."""
+"""The order of precedence: the end that comes first here says whether a flow is EGM."""
 
 
 def ucx_flow(case: Case, issuer: Rank, other: Rank, path: Path) -> Flow:

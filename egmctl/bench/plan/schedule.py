@@ -24,7 +24,7 @@ Rounds = Sequence[Sequence[tuple[str, str]]]
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What the schedule has to know of a task."""
+    """The part of a task that the schedule needs."""
 
     number: int
     gpus: tuple[str, ...]
@@ -32,7 +32,7 @@ class Slot:
     group: str | None
     """Tasks of one group may run at the same time where they share no GPU; ``None``: nothing runs beside it."""
     memory: frozenset[str] = frozenset()
-    """What they must not share either."""
+    """Memory that they must not share either."""
 
 
 def tournament(players: Sequence[T]) -> list[list[tuple[T, T]]]:

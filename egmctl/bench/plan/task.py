@@ -27,18 +27,18 @@ SAMPLE_S = 0.02
 _ROUND_COPIES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, COPIES_LIMIT)
 
 BLOCK_GB_S = 25.0
-"""What to plan a block of a kernel with: on H200 sixteen of them write 367 GB/s to a peer (docs/hardware-notes.md)."""
+"""The rate to plan a block of a kernel with: on H200 sixteen write 367 GB/s to a peer (docs/hardware-notes.md)."""
 
 FITS_L2_BYTES = 32 * MIB
 """Footprints up to this are walked once before, as they fit the L2 cache of every supported GPU."""
 
 _USUAL_L2_BYTES = 128 * MIB
-"""Of a GPU that does not say how large its L2 cache is: no GPU that is supported has more."""
+"""Assumed of a GPU that does not say how large its L2 cache is: no supported GPU has more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What a case makes a task of."""
+    """Flows of which a case makes a task."""
 
     flows: tuple[Flow, ...]
     paths: tuple[Path, ...]

@@ -1,4 +1,4 @@
-"""What the bench would do: the cases and whether each would run here, the steps of one run, or what many ranks cost."""
+"""Views of what is not measured: cases and whether each would run here, the steps of a run, the cost of many ranks."""
 
 from __future__ import annotations
 

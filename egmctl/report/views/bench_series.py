@@ -26,7 +26,7 @@ ENOUGH = 0.95
 MARK = "^"
 """The sign of the point of a curve that a note explains."""
 _ALL = math.inf
-"""In place of the number of a GPU's SMs that is not known."""
+"""The place on the axis of a GPU's number of SMs that is not known."""
 
 
 def knee(latencies_ns: Mapping[float, float]) -> float | None:
