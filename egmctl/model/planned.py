@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -129,14 +130,6 @@ class ListedCase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListedSuite:
-    """A set of cases that ``--suite`` takes."""
-
-    name: Plain
-    description: Plain
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CaseList:
     """``egmctl bench --list``."""
 
@@ -144,4 +137,5 @@ class CaseList:
 
     origin: Origin
     cases: tuple[ListedCase, ...]
-    suites: tuple[ListedSuite, ...]
+    suites: Mapping[Plain, Plain]
+    """The descriptions of all suites, by the names that ``--suite`` takes."""

@@ -21,7 +21,6 @@ from egmctl.model.planned import (
     HeldMemory,
     JobCost,
     ListedCase,
-    ListedSuite,
     PlannedTask,
     PlanReport,
     Step,
@@ -76,7 +75,7 @@ def case_list(plan: Plan, cases: Sequence[Case], origin: Origin) -> CaseList:
     return CaseList(
         origin=origin,
         cases=tuple(_listed(case, [task for task in plan.tasks if task.case == case.name]) for case in cases),
-        suites=tuple(ListedSuite(name=name, description=suite.description) for name, suite in SUITES.items()),
+        suites={name: suite.description for name, suite in SUITES.items()},
     )
 
 

@@ -42,7 +42,7 @@ def cases_document(cases: CaseList) -> Document:
         body=(
             *(_family(family, [case for case in cases.cases if case.family == family]) for family in families),
             Section(title="Skipped", body=(Bullets(items=skipped),)),
-            Section(title="Suites", body=(KeyValues(rows=tuple((s.name, s.description) for s in cases.suites)),)),
+            Section(title="Suites", body=(KeyValues(rows=tuple(cases.suites.items())),)),
             Section(title="What they measure", body=(KeyValues(rows=about),), level=Level.VERBOSE),
         ),
     )
