@@ -37,9 +37,6 @@ from egmctl.model.ucx import Rank
 PAIRS = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS)
 """Patterns that are measured of every pair; the others are of all ranks."""
 
-FROM_ONE = (Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
-"""Patterns that are measured of every rank with all others."""
-
 SEED = 1
 """The seed of the sample that ``--sample`` draws: the same pairs in every run, so that runs can be compared."""
 
