@@ -8,20 +8,29 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from generated import ROOT, settle
 
 from egmctl.bench.case import Case
 from egmctl.bench.suites import CASES, FABRIC_CASES, SUITES
+from egmctl.model.task import Engine
 
+COPIES = (Engine.COPY_ENGINE, Engine.SM_COPY, Engine.BULK)
 DOCUMENT = ROOT / "docs" / "cases.md"
 HEAD = """\
 # Suites and cases of egmctl bench
 
 <!-- This file is written by tools/bench_reference.py. -->
 
-[bench.md](bench.md) has the options, [measurement.md](measurement.md) the method. On a machine,
-`egmctl bench --list` says which of the cases can run, and why others cannot.
+[bench.md](bench.md) has the options, [measurement.md](measurement.md) the method, the calls that make each kind of
+memory and what moves the bytes. On a machine, `egmctl bench --list` says which of the cases can run, and why others
+cannot.
+
+Where cases share a row, the first is described: `sm` copies by a kernel and `bulk` by bulk copies (TMA) in place of the
+copy engine (`ce`), and other handles open the memory in the same way. Cases with host memory are measured for each GPU
+with each NUMA node, cases between GPUs for every ordered pair, unless they say otherwise. Cases with `loaded` or
+`footprint` in their names and messages by UCX are measured at all of their points; `--sweep` measures other series.
 """
 
 
@@ -49,8 +58,24 @@ def _suites() -> str:
 
 
 def _family(name: str, cases: Sequence[Case]) -> str:
-    rows = [(f"`{case.name}`", case.description) for case in cases]
-    return f"## Family {name}\n\n{_table(('case', 'what'), rows)}"
+    groups: dict[Case, list[str]] = {}
+    for case in cases:
+        groups.setdefault(_alike(case), []).append(f"`{case.name}`")
+    first = {_alike(case): case for case in reversed(cases)}
+    rows = [(", ".join(names), first[group].description) for group, names in groups.items()]
+    return f"## Family {name}\n\n{_table(('cases', 'what'), rows)}"
+
+
+def _alike(case: Case) -> Case:
+    """Return what cases have in common that share a row: all but the engine that copies and the kind of handle."""
+    return replace(
+        case,
+        name="",
+        engine=Engine.COPY_ENGINE if case.engine in COPIES else case.engine,
+        handle=None,
+        in_process=None,
+        points=(),
+    )
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

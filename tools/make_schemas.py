@@ -21,7 +21,6 @@ from typing import Any
 
 from generated import ROOT, settle
 
-from egmctl.bench.plan.cost import JobCost
 from egmctl.errors import ERROR_SCHEMA
 from egmctl.journal import events
 from egmctl.journal.events import JOURNAL_SCHEMA
@@ -29,10 +28,8 @@ from egmctl.model.codec import field_types
 from egmctl.model.command import Command
 from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin, Spelling
 from egmctl.model.measurement import RunReport
-from egmctl.model.planned import PLAN_SCHEMA, PlanReport
 from egmctl.model.profile import PROFILE_SCHEMA, Profile
-from egmctl.report.exports.plan_json import COST_SCHEMA
-from egmctl.report.kinds import KINDS, MATCH
+from egmctl.report.kinds import CASES, COST, KINDS, MATCH, PLAN
 
 SCHEMAS = ROOT / "docs" / "schemas"
 
@@ -41,8 +38,6 @@ def main(arguments: list[str]) -> int:
     """Return the exit code."""
     made = {
         "machine": machine_schema(),
-        "plan": command_schema(PLAN_SCHEMA, PlanReport),
-        "cost": command_schema(COST_SCHEMA, JobCost),
         "profile": profile_schema(),
         "error": command_schema(ERROR_SCHEMA, None),
         "journal": journal_schema(),
@@ -50,7 +45,9 @@ def main(arguments: list[str]) -> int:
     for kind in KINDS:
         record = resolve_name(kind.record)
         name = record.SCHEMA.removeprefix("egmctl.").partition("/")[0]
-        made[name] = command_schema(record.SCHEMA, record, one_machine=kind.name in list(Command) or kind is MATCH)
+        made[name] = command_schema(
+            record.SCHEMA, record, one_machine=kind.name in list(Command) or kind in (MATCH, CASES, PLAN, COST)
+        )
     texts = {SCHEMAS / f"{name}.schema.json": json.dumps(schema, indent=1) + "\n" for name, schema in made.items()}
     return max([settle(arguments, path, text, "tools/make_schemas.py") for path, text in texts.items()])
 

@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from egmctl.api.options import BenchOptions, documented
 from egmctl.bench.case import Case
 from egmctl.bench.plan import Plan
-from egmctl.bench.plan.budget import checked, fitted, memory_of, most_bytes
+from egmctl.bench.plan.budget import fitted, memory_of, most_bytes
 from egmctl.bench.plan.cost import plan_seconds
 from egmctl.bench.plan.flows import parse_pairs
-from egmctl.bench.plan.make import make_plan, sweep_sizes, top_that_fits
+from egmctl.bench.plan.make import LAST_BYTES, make_plan, sized, sweep_sizes
 from egmctl.bench.plan.task import COPIES_LIMIT
 from egmctl.bench.suites import FABRIC, STANDARD, SUITES, select_cases
 from egmctl.bench.supervisor import Progress, supervise
@@ -25,6 +25,7 @@ from egmctl.launch import Child
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.model.measurement import RunReport, Settings
 from egmctl.model.profile import Profile
+from egmctl.model.task import Axis
 from egmctl.model.ucx import unusable
 from egmctl.selectors import select_gpus, select_numa
 from egmctl.units import MIB, parse_size
@@ -37,6 +38,7 @@ from egmctl.verdict.ucx_route import explained, sections
 DEFAULT_SIZE_BYTES = 512 * MIB
 
 SHORTEST_S = 0.001
+SWEEP_SAMPLES = 3
 LONGEST_DAYS = 30
 """The most days that a run may take."""
 
@@ -58,7 +60,7 @@ class Bench(BenchOptions):
     @cached_property
     def selected_cases(self) -> tuple[Case, ...]:
         """The cases that are measured, in the registry's order."""
-        return select_cases(self.cases, self.suite_names)
+        return select_cases(self.cases, self.suite_names, self.axis)
 
     @cached_property
     def settings(self) -> Settings:
@@ -72,15 +74,10 @@ class Bench(BenchOptions):
         more = () if FABRIC in self.suite_names else CAUSES_FROM
         return tuple(dict.fromkeys((*sections(self.selected_cases), *more)))
 
-    def plan(self, machine: Machine, *, fit: bool = True, check: bool = True) -> Plan:
+    def plan(self, machine: Machine) -> Plan:
         """Return what will be measured, in its order, and why the rest will not. Touches no GPU.
 
-        Parameters
-        ----------
-        fit
-            Whether buffers become smaller until they fit, where the user chose no size.
-        check
-            Whether a plan that does not fit is refused.
+        Where the user chose no size, buffers become smaller until they fit.
 
         Raises
         ------
@@ -98,35 +95,30 @@ class Bench(BenchOptions):
         live = machine.origin.kind is OriginKind.LIVE
         left_bytes = memory_left(Root.from_environment()) if live else None
         no_ucx = unusable("ucxx is not installed") if live and find_spec("ucxx") is None else ""
-        made = self._plan(machine, self.settings, no_ucx)
-        if fit and self.size is None:
-            made = fitted(
-                made,
-                memory_of(machine, left_bytes),
-                lambda size: self._plan(machine, replace(self.settings, size_bytes=size), no_ucx),
+
+        def planned(size_bytes: int) -> Plan:
+            return self._plan(machine, replace(self.settings, size_bytes=size_bytes), no_ucx)
+
+        if self.size is not None:
+            made = fitted(planned(self.settings.size_bytes), memory_of(machine, left_bytes, most_bytes))
+        else:
+            size_bytes = LAST_BYTES if self.axis is Axis.SIZE else self.settings.size_bytes
+            made = fitted(planned(size_bytes), memory_of(machine, left_bytes), planned)
+        if self.settings.duration_s is None and (days := plan_seconds(made) / 86400) > LONGEST_DAYS:
+            raise UsageError(
+                f"this takes about {days:.0f} days, more than {LONGEST_DAYS}; give a smaller --size or --samples, "
+                "or fewer cases"
             )
-        if check:
-            made = checked(made, memory_of(machine, left_bytes, None if self.size is None else most_bytes))
-            if self.settings.duration_s is None and (days := plan_seconds(made) / 86400) > LONGEST_DAYS:
-                raise UsageError(
-                    f"this takes about {days:.0f} days, more than {LONGEST_DAYS}; give a smaller --size or --samples, "
-                    "or fewer cases"
-                )
         return made
 
     def _plan(self, machine: Machine, settings: Settings, no_ucx: str) -> Plan:
         chosen = select_gpus("all" if self.gpus is None else self.gpus, machine.gpus or ())
         nodes = select_numa(self.numa, machine, chosen)
         pairs = () if self.pair is None else parse_pairs(self.pair, chosen, nodes)
-        if self.sweep is None:
-            return make_plan(machine, chosen, nodes, self.selected_cases, settings, pairs=pairs, no_ucx=no_ucx)
-        top = settings.size_bytes
-        if not self.size:
-            top = top_that_fits(machine, chosen, nodes, self.selected_cases, settings, no_ucx=no_ucx)
-        settings = replace(settings, size_bytes=top)
-        return make_plan(
-            machine, chosen, nodes, self.selected_cases, settings, sweep_sizes(top), pairs=pairs, no_ucx=no_ucx
-        )
+        cases = self.selected_cases
+        if self.axis is Axis.SIZE:
+            cases = sized(cases, sweep_sizes(settings.size_bytes))
+        return make_plan(machine, chosen, nodes, cases, settings, pairs=pairs, no_ucx=no_ucx)
 
     def run(
         self,
@@ -234,7 +226,8 @@ def _settings(options: BenchOptions) -> Settings:
         raise UsageError(f"--size: {error}") from error
     samples = options.samples
     if samples is None:
-        samples = max(SUITES[name].samples for name in options.suite_names or (STANDARD,))
+        usual = SWEEP_SAMPLES if options.sweep is not None else SUITES[STANDARD].samples
+        samples = max((SUITES[name].samples for name in options.suite_names), default=usual)
     limits: Mapping[str, tuple[float | None, float, float, str]] = {
         "--samples": (samples, 1, 1000, ""),
         "--copies": (options.copies, 1, COPIES_LIMIT, ""),

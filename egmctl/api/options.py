@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from egmctl.errors import UsageError
 from egmctl.units import printable
+
+if TYPE_CHECKING:
+    from egmctl.model.task import Axis
 
 Group = TypeVar("Group")
 
@@ -66,7 +69,9 @@ class BenchOptions:
     full: bool = option("Every case: --suite full.", default=False)
     size: str | None = option("Bytes of each buffer: 512M (the default), 64MiB (2^20), 64MB (10^6).", "SIZE")
     sweep: str | None = option(
-        "Measure sizes from 4 KiB to --size (default: the largest that fits, up to 8 GiB).", "size"
+        "Measure a series: by size of the buffers (4 KiB to --size, by default the largest that fits, up to 8 GiB), "
+        "number of SMs, footprint of a latency, load beside it, or streams.",
+        "size|sms|footprint|load|streams",
     )
     samples: int | None = option("Samples of each path: 3 or 5, by the suite.", "N")
     copies: int | None = option("Copies of the buffer in one sample; by default as many as take 20 ms.", "N")
@@ -84,18 +89,32 @@ class BenchOptions:
         Raises
         ------
         UsageError
-            If there is no such suite or sweep, or the options exclude each other.
+            If there is no such suite, or the options exclude each other.
         """
         from egmctl.bench.suites import select_suites
 
         if sum((bool(self.suites), self.quick, self.full)) > 1:
             raise UsageError("--suite, --quick and --full exclude each other")
-        if self.sweep not in (None, "size"):
-            raise UsageError(f"--sweep {printable(self.sweep)!r}: the only valid sweep is size")
         if self.suites:
             return select_suites(",".join(self.suites))
-        implied = {"quick": self.quick, "full": self.full, "sweep": self.sweep is not None and not self.cases}
-        return tuple(name for name, chosen in implied.items() if chosen)[:1]
+        return ("quick",) * self.quick + ("full",) * self.full
+
+    @property
+    def axis(self) -> Axis | None:
+        """The axis of the sweep.
+
+        Raises
+        ------
+        UsageError
+            If there is no such axis.
+        """
+        from egmctl.model.task import Axis
+
+        if self.sweep is None:
+            return None
+        if self.sweep not in list(Axis):
+            raise UsageError(f"--sweep {printable(self.sweep)!r}: there are {', '.join(Axis)}")
+        return Axis(self.sweep)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

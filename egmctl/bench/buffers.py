@@ -20,7 +20,7 @@ ROTATED_BELOW_BYTES = 64 << 20
 bytes pass (50 MiB on H100, 126 MiB on B200) would otherwise answer in place of the memory."""
 
 ROTATED_OVER_BYTES = 128 << 20
-"""The least size of such a buffer: all slots together."""
+"""The least that the slots of such a buffer take together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class FlowBuffers:
-    """The buffers at the ends of one flow; ``None`` at an end without memory."""
+    """The buffers that one flow reads from and writes to; ``None`` at an end without memory."""
 
     source: Buffer | None
     destination: Buffer | None
@@ -65,7 +65,7 @@ class Window:
 
     @property
     def size_bytes(self) -> int:
-        """The size of all slots."""
+        """The bytes of all slots."""
         return self.slots * self.slot_bytes
 
 

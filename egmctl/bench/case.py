@@ -1,14 +1,21 @@
-"""What a case of the bench is, and all cases in one registry: the files of ``cases/`` state them."""
+"""Cases of the bench and the axes along which they can be measured; the files of ``cases/`` state the cases."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 
 from egmctl.compat import StrEnum
-from egmctl.model.measurement import Chase, Engine, HandleKind, MemoryKind, Pattern, Quantity
+from egmctl.model.measurement import Chase, ChaseOrder, Engine, HandleKind, MemoryKind, Pattern, Quantity
+from egmctl.model.route import HOST_MEMORY
+from egmctl.model.task import UCX_ENGINES, Axis, Point
+from egmctl.units import format_size
 
 ALL_SMS = 0
-"""In place of a number of blocks: one on each multiprocessor of the GPU."""
+"""As :attr:`Point.sms`: one block on each multiprocessor of the GPU."""
+
+BY_SMS = tuple(Point(sms=sms) for sms in (1, 2, 4, 8, 16, 32, 64, ALL_SMS))
+BY_STREAMS = tuple(Point(streams=streams) for streams in (1, 2, 4, 8))
 
 
 class End(StrEnum):
@@ -24,9 +31,9 @@ class Processes(StrEnum):
     ONE = "one"
     """The one worker, which works all GPUs."""
     NODE = "node"
-    """One a GPU of the node; messages by UCX also between the nodes of a job."""
+    """One per GPU of the node; messages by UCX also between the nodes of a job."""
     JOB = "job"
-    """One a GPU of all nodes of a run, one or many (:mod:`egmctl.bench.plan.fabric`)."""
+    """One per GPU of all nodes of a run, one or many (:mod:`egmctl.bench.plan.fabric`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +43,9 @@ class Footprint:
     least_bytes: int
     l2_times: int = 0
     """At least so many times the L2 cache of the GPU that owns the memory or, for host memory, reads it."""
-    if_room: bool = False
-    """One of a series that goes as far as memory does: without room there is no task, and nothing is missing. One that
-    the user named by itself is no part of a series (:func:`egmctl.bench.suites.select_cases`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Case:
     """A combination to measure wherever it makes sense: a new case is a new line in ``cases/``, not new code."""
 
@@ -49,18 +53,15 @@ class Case:
     """In nvbandwidth's words, so that people can compare numbers."""
     family: str
     source: MemoryKind
-    """Of every flow; of the second one of both directions, the destination's."""
+    """The source of every flow; of the second one of both directions, the destination."""
     destination: MemoryKind
     engine: Engine
-    pattern: Pattern
     initiator: End
-    """Whose GPU issues the work, where both ends are GPUs."""
-    description: str
-    """One sentence for ``--list``."""
-    streams: int = 1
-    blocks: int | None = None
-    """Blocks of the kernel that moves the bytes, one on each of so many multiprocessors; :data:`ALL_SMS`: on every one.
-    ``None``: as many as its engine moves most with."""
+    """The end whose GPU issues the work, where both ends are GPUs."""
+    _: KW_ONLY
+    pattern: Pattern = Pattern.PAIR
+    points: tuple[Point, ...] = (Point(),)
+    """Where it is measured on its axes, in this order; a suite or ``--sweep`` chooses others."""
     quantity: Quantity = Quantity.BANDWIDTH
     chase: Chase | None = None
     """For a latency."""
@@ -76,4 +77,144 @@ class Case:
     staged: bool = False
     """Between two GPUs, without the peer access that they have: the driver copies through host memory."""
     one_path: bool = False
-    """Measured over one path of each link only: it is about the link, and takes long or fills tables."""
+    """One path of each kind of route is enough: a suite says so of what tells one kind of memory from another."""
+
+    def memory(self, end: End) -> MemoryKind:
+        """Return the memory at an end of its flows."""
+        return self.source if end is End.SOURCE else self.destination
+
+    @property
+    def description(self) -> str:
+        """One sentence that says what is measured."""
+        return _description(self)
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """The axes along which it can be measured."""
+        return tuple(axis for axis in Axis if self.along(axis))
+
+    def along(self, axis: Axis) -> tuple[Point, ...]:
+        """Return the points of a series along an axis, none where the case has no such axis.
+
+        The sizes of buffers depend on the machine: their one point here has no value yet
+        (:func:`egmctl.bench.plan.make.sized`).
+        """
+        alone = self.processes is Processes.ONE and self.pattern in (Pattern.PAIR, Pattern.LOCAL) and not self.staged
+        match axis:
+            case Axis.SIZE:
+                return (Point(),) if self.quantity is Quantity.BANDWIDTH else ()
+            case Axis.SMS:
+                return BY_SMS if alone and self.engine in (Engine.SM_COPY, Engine.BULK) else ()
+            case Axis.STREAMS:
+                return BY_STREAMS if alone and self.engine is Engine.COPY_ENGINE else ()
+            case _:
+                return tuple(point for point in self.points if point.at(axis) is not None)
+
+
+_MEMORY: Mapping[MemoryKind, str] = {
+    MemoryKind.DEVICE: "device memory",
+    MemoryKind.DEVICE_DEFAULT_POOL: "memory from a GPU's default pool",
+    MemoryKind.GPU_NUMA: "a GPU's memory as a NUMA node of the host",
+    MemoryKind.HOST_NUMA: "HOST_NUMA memory",
+    MemoryKind.HOST_NUMA_POOL: "HOST_NUMA memory from a pool",
+    MemoryKind.HOST_NUMA_DEFAULT_POOL: "HOST_NUMA memory from the node's default pool",
+    MemoryKind.HOST_DEFAULT_POOL: "memory from the host's default pool",
+    MemoryKind.PINNED: "pinned memory",
+    MemoryKind.REGISTERED: "registered memory",
+    MemoryKind.HUGETLB: "registered memory of huge pages",
+    MemoryKind.THP: "registered memory of transparent huge pages",
+    MemoryKind.MANAGED: "managed memory",
+    MemoryKind.SYSTEM: "plain memory",
+}
+_BY: Mapping[Engine, str] = {
+    Engine.COPY_ENGINE: "copied by the copy engine",
+    Engine.SM_COPY: "copied by a kernel",
+    Engine.BULK: "copied by bulk copies (TMA)",
+    Engine.SM_READ: "only read by a kernel",
+    Engine.SM_WRITE: "only written by a kernel",
+    Engine.ATOMIC: "each word added to by a kernel",
+    Engine.ATOMIC_LATENCY: "round trip of an atomic addition by one thread",
+    Engine.PING_PONG: "round trip of a flag between kernels of two GPUs",
+    Engine.EVENT: "round trip of interprocess events and the messages that announce them",
+    Engine.SOCKET: "round trip of a message alone: the lower bound for events",
+    Engine.UCX: "messages by UCX",
+    Engine.UCX_PUT: "one-sided put by UCX",
+    Engine.UCX_GET: "one-sided get by UCX",
+    Engine.LIFE_CYCLE: "each stage from allocation to free",
+}
+AT_ONCE: Mapping[Pattern, str] = {
+    Pattern.RING: ", each to the next one, all at once",
+    Pattern.BISECT: ", each to the one N/2 on, all at once",
+    Pattern.BOTH_DIRECTIONS: ", both directions at once",
+    Pattern.ONE_TO_ALL: ", one to all others at once",
+    Pattern.ALL_TO_ONE: ", all others to one at once",
+    Pattern.ALL_PAIRS: ", all pairs at once",
+    Pattern.ONE_NODE: ", all GPUs at once",
+    Pattern.OWN_NODE: ", every GPU with its own NUMA node at once",
+    Pattern.OWN_NODE_BOTH: ", every GPU with its own NUMA node in both directions at once",
+}
+"""The words of tables and lists for what a pattern runs at the same time."""
+HANDLES: Mapping[HandleKind, str] = {
+    HandleKind.LEGACY: "legacy handle",
+    HandleKind.POSIX_FD: "file descriptor",
+    HandleKind.POOL: "file descriptor of its pool",
+    HandleKind.POOL_FABRIC: "fabric handle of its pool",
+    HandleKind.FABRIC: "fabric handle",
+}
+
+
+def _description(case: Case) -> str:
+    moved = " to ".join(_end(case, end) for end in End if case.memory(end) is not MemoryKind.REGISTERS)
+    if case.engine is Engine.CHASE:
+        text = f"latency of {moved}: {_chase(case)}"
+    elif case.engine is Engine.CPU_CHASE:
+        text = f"latency of {moved}: {_chase(case)} by a CPU thread"
+    elif case.engine is Engine.CPU:
+        verb = "read" if case.destination is MemoryKind.REGISTERS else "written"
+        text = f"{moved}, {verb} by CPU threads of each NUMA node: a lower bound"
+    elif case.engine in (Engine.EVENT, Engine.SOCKET):
+        text = _BY[case.engine]
+    elif case.quantity is Quantity.LATENCY and case.engine in UCX_ENGINES:
+        text = f"round trip of 16 bytes by UCX, {moved}"
+    elif case.engine is Engine.COPY_ENGINE and {case.source, case.destination} <= set(HOST_MEMORY):
+        text = f"{moved}, copied by cuMemcpyAsync (copy engine or CPU, as the driver chooses)"
+    elif case.quantity is Quantity.BANDWIDTH and case.engine not in UCX_ENGINES:
+        text = f"{moved}, {_BY[case.engine]}{_side(case)}"
+    else:
+        text = f"{_BY[case.engine]}: {moved}"
+    both = AT_ONCE.get(case.pattern, "") if case.quantity is Quantity.BANDWIDTH else ""
+    loaded = ", while other blocks of the same GPU read it" if case.pattern is Pattern.LOADED else ""
+    owner = ", allocated under each GPU of the node: which of them owns it" if case.by_owner else ""
+    return text + both + loaded + owner
+
+
+def _end(case: Case, end: End) -> str:
+    """Return the memory at an end, and whose it is if that is not the one that issues the work."""
+    memory = case.memory(end)
+    if case.pattern is Pattern.LOCAL:
+        return "the same GPU's" if end is End.DESTINATION and memory is case.source else _MEMORY[memory]
+    if end is case.initiator and MemoryKind.REGISTERS not in (case.source, case.destination):
+        return _MEMORY[memory]
+    if case.processes is not Processes.ONE:
+        opened = f" opened by {HANDLES[case.handle]}" if case.handle is not None else ""
+        return f"another process' {_MEMORY[memory]}{opened}"
+    if case.staged:
+        return "another GPU's without peer access, through host memory"
+    return f"a peer's {_MEMORY[memory]}" if memory not in (*HOST_MEMORY, MemoryKind.GPU_NUMA) else _MEMORY[memory]
+
+
+def _side(case: Case) -> str:
+    """Say which GPU of two issues the work."""
+    if {case.source, case.destination} - {MemoryKind.DEVICE} or case.pattern is Pattern.LOCAL:
+        return ""
+    return " of the source (push)" if case.initiator is End.SOURCE else " of the destination (pull)"
+
+
+def _chase(case: Case) -> str:
+    """Say which lines of a buffer a chase reads."""
+    if case.chase is None or case.footprint is None:
+        return "random lines"
+    size = f"{case.footprint.l2_times} x L2" if case.footprint.l2_times else format_size(case.footprint.least_bytes)
+    if case.chase.order is ChaseOrder.SEQUENTIAL:
+        return f"{size} line after line, as nvbandwidth reads it"
+    return f"random lines of {size}, {'read once before' if case.chase.warm else 'each read once'}"

@@ -11,7 +11,7 @@ from typing import Any
 from egmctl import __version__
 from egmctl.bench.case import Case
 from egmctl.bench.plan import Plan
-from egmctl.bench.plan.budget import Memory, checked, fitted, free_bytes, most_bytes
+from egmctl.bench.plan.budget import Memory, fitted, free_bytes, most_bytes
 from egmctl.bench.plan.fabric import make_fabric_plan
 from egmctl.bench.plan.paths import cuda_visible, gpu_waiver
 from egmctl.bench.plan.placement import (
@@ -47,7 +47,7 @@ INTERRUPTED_S = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the user asked for."""
+    """The run that the user asked for."""
 
     cases: tuple[Case, ...]
     settings: Settings
@@ -189,7 +189,7 @@ def plan_for(layout: RankLayout, asked: Asked) -> Plan:
     if not asked.fixed_size:
         free = Memory(lambda peak: free_bytes(layout.machines[peak.host or ""], peak), layout.node_of)
         return fitted(plan, free, planned)
-    return checked(plan, Memory(lambda peak: most_bytes(layout.machines[peak.host or ""], peak), layout.node_of))
+    return fitted(plan, Memory(lambda peak: most_bytes(layout.machines[peak.host or ""], peak), layout.node_of))
 
 
 def _put_together(infos: Sequence[RankInfo], gpus: Sequence[str], parts: Sequence[dict[str, Any]]) -> RankLayout:

@@ -1,4 +1,4 @@
-"""What a failure makes of a task: measurements that ended early."""
+"""Measurements of tasks that a failure ended early."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class GateExpired(EgmctlError):
 
 
 FAILURES = (DriverCallError, NoKernels, NoPages, GateExpired, ImpossibleTime)
-"""What ends a measurement and not the worker."""
+"""The errors that end a measurement and not the worker."""
 
 
 def failure(task: Task, error: Exception) -> Measurement:

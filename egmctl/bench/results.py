@@ -217,7 +217,7 @@ def with_proof(among: Measurement, proof: Measurement) -> tuple[Measurement, flo
 
 
 SAMPLES_KEPT = 10_000
-"""Of each task; the summaries are of those, and the worst is among them."""
+"""The samples kept of each task; the summaries are of those, and the worst is among them."""
 
 
 class Soak:

@@ -3,29 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
-from egmctl.bench.case import Case
-from egmctl.bench.cases import coherent, egm, host, ipc, latency, p2p, rdma, sms
+from egmctl.bench.case import BY_SMS, Case
+from egmctl.bench.cases import host, ipc, latency, p2p, rdma
 from egmctl.errors import UsageError
+from egmctl.model.task import Axis, Point
 from egmctl.units import printable
 
 CASES: tuple[Case, ...] = (
-    *egm.CASES,
-    *sms.CASES,
-    *host.CASES,
-    *coherent.CASES,
+    *host.EGM_CASES,
+    *host.HOST_CASES,
     *p2p.CASES,
     *latency.CASES,
-    *coherent.LATENCY_CASES,
     *ipc.CASES,
     *rdma.CASES,
 )
 
 FABRIC_CASES: tuple[Case, ...] = ipc.FABRIC_CASES
 """Those between all ranks of a run, on one node or on many (``egmctl/bench/plan/fabric.py``): a run of their own."""
+
+
+SWEPT: Mapping[Axis, tuple[str, ...]] = {
+    Axis.SIZE: (
+        "host_numa_to_device_memcpy_??",
+        "device_to_host_numa_memcpy_??",
+        "device_to_device_memcpy_write_??",
+    ),
+    Axis.SMS: (
+        "device_to_device_memcpy_write_sm",
+        "device_to_device_bulk_write",
+        "device_to_device_memcpy_read_sm",
+        "device_to_device_bulk_read",
+        "host_numa_to_device_memcpy_sm",
+        "host_numa_to_device_bulk",
+        "device_to_host_numa_memcpy_sm",
+        "device_to_host_numa_bulk",
+        "device_local_copy_sm",
+        "device_local_bulk",
+    ),
+    Axis.FOOTPRINT: ("*_footprint",),
+    Axis.LOAD: ("*_loaded",),
+    Axis.STREAMS: ("host_numa_to_device_memcpy_ce", "device_to_host_numa_memcpy_ce"),
+}
+"""Shell patterns of the cases that ``--sweep`` measures where no others are named."""
+
+_FOUR_STREAMS = dict.fromkeys(SWEPT[Axis.STREAMS], (Point(streams=4),))
+"""One stream is said not to fill NVLink-C2C."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +68,18 @@ class Suite:
     one_path: tuple[str, ...] = ()
     """Shell patterns of those of its cases that are measured over one path of each kind of route only
     (:attr:`Case.one_path`): they tell a kind of memory from another, and not one GPU from the next."""
+    further: Mapping[str, tuple[Point, ...]] = field(default_factory=dict)
+    """Points at which cases of these names are measured too."""
+    sweep: Axis | None = None
+    """Its cases are measured along this axis instead."""
 
     def has(self, case: Case) -> bool:
         """Say whether a case belongs to it."""
-        return case.family == self.family or any(fnmatchcase(case.name, pattern) for pattern in self.cases)
+        return case.family == self.family or _fits(case, self.cases)
 
-    def takes_one_path(self, case: Case) -> bool:
-        """Say whether one path of each kind of route is enough for a case of it."""
-        return case.one_path or any(fnmatchcase(case.name, pattern) for pattern in self.one_path)
+    def points(self, case: Case) -> tuple[Point, ...]:
+        """Return the points at which it measures a case."""
+        return case.along(self.sweep) if self.sweep else (*case.points, *self.further.get(case.name, ()))
 
 
 SUITES: Mapping[str, Suite] = {
@@ -58,8 +88,6 @@ SUITES: Mapping[str, Suite] = {
         (
             "host_numa_to_device_memcpy_??",
             "device_to_host_numa_memcpy_??",
-            "host_numa_to_device_memcpy_ce_4_streams",
-            "device_to_host_numa_memcpy_ce_4_streams",
             "host_numa_to_device_bidirectional_memcpy_ce",
             "host_numa_to_all_memcpy_ce",
             "all_to_host_numa_memcpy_ce",
@@ -98,12 +126,12 @@ SUITES: Mapping[str, Suite] = {
         samples=3,
         # Each GPU's way to host memory is measured with HOST_NUMA and pinned memory.
         one_path=(
-            "*_4_streams",
             "*host_numa_pool_*",
             "*registered_*",
             "*system_*",
             "ipc_posix_fd_host_numa_read_ce",
         ),
+        further=_FOUR_STREAMS,
     ),
     "quick": Suite(
         "one look at every link",
@@ -121,15 +149,24 @@ SUITES: Mapping[str, Suite] = {
         ),
         samples=3,
     ),
-    "full": Suite("every case there is", ("*",)),
-    "egm": Suite("memory of host NUMA nodes (EGM where the platform has it)", family="egm"),
+    "full": Suite(
+        "every case there is, and the series by number of SMs",
+        ("*",),
+        further=_FOUR_STREAMS | dict.fromkeys(SWEPT[Axis.SMS], BY_SMS),
+    ),
+    "egm": Suite("memory of host NUMA nodes (EGM where the platform has it)", family="egm", further=_FOUR_STREAMS),
     "host": Suite("pinned, registered, huge-page, managed and system memory", family="host"),
     "p2p": Suite("between GPUs and within one", family="p2p"),
     "latency": Suite("latencies", family="latency"),
     "ipc": Suite("memory shared between processes, one process per GPU", family="ipc", samples=3),
     "rdma": Suite("UCX messages between processes, and their transport", family="rdma", samples=3),
     "fabric": Suite("fabric handles between all GPUs of the node; under MPI of all nodes", family="fabric", samples=3),
-    "sms": Suite("bandwidth against the number of SMs, by SM copies and bulk copies (TMA)", family="sms", samples=3),
+    "sms": Suite(
+        "bandwidth against the number of SMs, by SM copies and bulk copies (TMA)",
+        SWEPT[Axis.SMS],
+        samples=3,
+        sweep=Axis.SMS,
+    ),
     "matrices": Suite(
         "the seven GPU matrices of nvbandwidth",
         (
@@ -140,15 +177,6 @@ SUITES: Mapping[str, Suite] = {
             "device_to_device_bidirectional_memcpy_write_ce",
             "device_to_device_bidirectional_memcpy_write_sm",
             "device_to_device_latency_sm",
-        ),
-        samples=3,
-    ),
-    "sweep": Suite(
-        "the default of '--sweep size'",
-        (
-            "host_numa_to_device_memcpy_??",
-            "device_to_host_numa_memcpy_??",
-            "device_to_device_memcpy_write_??",
         ),
         samples=3,
     ),
@@ -178,48 +206,62 @@ def select_suites(text: str) -> tuple[str, ...]:
     return names
 
 
-def select_cases(patterns: Sequence[str], suites: Sequence[str] = ()) -> tuple[Case, ...]:
-    """Return cases in the registry's order: those of suites, and of them those that fit one of the shell patterns.
+def select_cases(patterns: Sequence[str], suites: Sequence[str] = (), sweep: Axis | None = None) -> tuple[Case, ...]:
+    """Return the cases to measure with their points, in the registry's order.
 
     Parameters
     ----------
     patterns
-        None: all.
+        Shell patterns of names, one of which a case has to fit; none: all.
     suites
-        Names; none: all cases where there are patterns, the standard suite where there are none either.
+        Names of suites, to one of which a case has to belong; none: all cases where there are patterns, those of
+        :data:`SWEPT` for a sweep, else the standard suite.
+    sweep
+        The axis along which the cases that have it are measured; the others are left out.
 
     Raises
     ------
     UsageError
-        For a pattern that fits none of the cases.
+        For a pattern that fits none of the cases, or where none has the axis.
     """
-    chosen = [SUITES[name] for name in suites or ("full" if patterns else STANDARD,)]
+    if not patterns and not suites:
+        suites, patterns = ((), SWEPT[sweep]) if sweep else ((STANDARD,), ())
+    chosen = [SUITES[name] for name in suites]
     every = FABRIC_CASES if tuple(suites) == (FABRIC,) else CASES
-    cases = tuple(case for case in every if any(suite.has(case) for suite in chosen))
+    cases = [case for case in every if not chosen or any(suite.has(case) for suite in chosen)]
     for pattern in patterns:
-        if not any(fnmatchcase(case.name, pattern) for case in cases):
+        if not any(_fits(case, (pattern,)) for case in cases):
             alike = get_close_matches(pattern[:100], [case.name for case in cases])
             whole = f"'egmctl bench --list --suite {','.join(suites) or 'full'}' shows all"
             hint = f"did you mean {' or '.join(alike)}?" if alike else whole
             raise UsageError(f"--case {printable(pattern[:100])!r} matches no case; {hint}")
     # What is set beside the paths of another case is measured over all that the other one takes.
     beside = {case.in_process for case in cases if not _over_one_path(case, chosen)}
-    return tuple(
-        _wanted(case)
-        if case.name in patterns
-        else replace(case, one_path=_over_one_path(case, chosen) and case.name not in beside)
+    selected = tuple(
+        replace(
+            case,
+            points=_points(case, chosen, sweep),
+            one_path=case.name not in (*patterns, *beside) and _over_one_path(case, chosen),
+        )
         for case in cases
-        if not patterns or any(fnmatchcase(case.name, pattern) for pattern in patterns)
+        if not patterns or _fits(case, patterns)
     )
+    if sweep is not None and not any(case.points for case in selected):
+        raise UsageError(f"--sweep {sweep}: none of the chosen cases has that axis; '--list' says which have")
+    return tuple(case for case in selected if case.points)
+
+
+def _points(case: Case, chosen: Sequence[Suite], sweep: Axis | None) -> tuple[Point, ...]:
+    if sweep is not None:
+        return case.along(sweep)
+    points = [point for suite in chosen if suite.has(case) for point in suite.points(case)]
+    return tuple(dict.fromkeys(points)) if chosen else case.points
 
 
 def _over_one_path(case: Case, chosen: Sequence[Suite]) -> bool:
     """Say whether one path of each kind of route is enough for all of the suites that have a case."""
-    return all(suite.takes_one_path(case) for suite in chosen if suite.has(case))
+    return bool(chosen) and all(_fits(case, suite.one_path) for suite in chosen if suite.has(case))
 
 
-def _wanted(case: Case) -> Case:
-    """Return a case that somebody named: without room it is not left out in silence, but waived with the reason."""
-    if case.footprint is None or not case.footprint.if_room:
-        return case
-    return replace(case, footprint=replace(case.footprint, if_room=False))
+def _fits(case: Case, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(case.name, pattern) for pattern in patterns)

@@ -18,7 +18,6 @@ from egmctl.bench.buffers import Lifetimes
 from egmctl.bench.case import Case
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.cost import steps_seconds
-from egmctl.bench.plan.schedule import Step
 from egmctl.bench.plan.task import shortened
 from egmctl.bench.processes.group import WORKER, Group, GroupFailed, start_group, start_worker
 from egmctl.bench.processes.protocol import NodeAccess, OrderedStep, OrderedTask, Preparation, Request
@@ -48,6 +47,7 @@ from egmctl.model.measurement import (
     finish,
     waived,
 )
+from egmctl.model.planned import Step
 from egmctl.model.route import HOST_MEMORY
 from egmctl.topology.access import nvml_failure
 from egmctl.units import parse_kernel_list
@@ -150,7 +150,7 @@ def supervise(
 
 
 class _Processes(Enum):
-    """Who measures a step: what fails in one kind says nothing of the others."""
+    """The processes that measure a step: what fails in one kind says nothing of the others."""
 
     WORKERS = "workers"
     GROUPS = "groups of processes"
@@ -158,7 +158,7 @@ class _Processes(Enum):
 
 
 _Kind = tuple[bool, str | None]
-"""What steps of one pool have in common: whether ranks measure them, and their isolation."""
+"""The properties that steps of one pool share: whether ranks measure them, and their isolation."""
 
 
 class _Run:
@@ -168,7 +168,7 @@ class _Run:
         self, plan: Plan, machine: Machine, on_progress: Progress, recorder: Recorder, watch: KernelLogWatch
     ) -> None:
         self.found: dict[int, Measurement] = {
-            number: finish(planned.task, Status.WAIVED, reason=planned.waiver, waivers=planned.waivers)
+            number: finish(planned, Status.WAIVED, reason=planned.waiver, waivers=planned.waivers)
             for number, planned in enumerate(plan.tasks)
             if planned.waivers
         }
@@ -182,7 +182,7 @@ class _Run:
         failed = nvml_failure(machine)
         self._no_counters = None if failed is None else f"NVML {failed.words}"
         self._cpus = {node.id: parse_kernel_list(node.cpus) for node in nodes}
-        self._tasks = [planned.task for planned in plan.tasks]
+        self._tasks = plan.tasks
         self._on_progress = on_progress
         self._recorder = recorder
         self._watch = watch
@@ -416,7 +416,7 @@ def _host_access(plan: Plan, flows: Iterable[Flow], cpus: Mapping[int, tuple[int
 
 
 class Spent:
-    """What the time of a run went to."""
+    """The seconds of a run by what they were spent on."""
 
     def __init__(self) -> None:
         self.starting_s = 0.0
@@ -475,9 +475,9 @@ _Key = tuple[object, ...]
 
 
 def counterparts(cases: Iterable[Case], every: Sequence[Case]) -> list[Case]:
-    """Return the cases that take the paths of some within one process, of all that there are."""
-    names = {case.in_process for case in cases}
-    return [case for case in every if case.name in names]
+    """Return the cases that take the paths of some within one process, at the same points, of all that there are."""
+    points = {case.in_process: case.points for case in cases}
+    return [replace(case, points=points[case.name]) for case in every if case.name in points]
 
 
 def set_beside(measurements: Sequence[Measurement], every: Sequence[Case]) -> tuple[Measurement, ...]:
@@ -495,7 +495,7 @@ def set_beside(measurements: Sequence[Measurement], every: Sequence[Case]) -> tu
 def _key(task: Task, case: str | None) -> _Key:
     """Return what a task has in common with the one of ``case`` that takes the same path."""
     ends = tuple((flow.initiator, _place(flow.source), _place(flow.destination)) for flow in task.flows)
-    return case, task.size_bytes, ends
+    return case, task.point, task.size_bytes, ends
 
 
 def _place(end: Endpoint) -> object:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from egmctl.api.options import BenchOptions, option
-from egmctl.cli.fabric import FABRIC, JobOptions, is_fabric, measured_together, show_fabric_plan, show_plan
+from egmctl.cli.fabric import FABRIC, JobOptions, fabric_plan, is_fabric, measured_together
 from egmctl.cli.journal import JournalOptions, end_journal, open_journal
 from egmctl.cli.options import MachineOption, read_machine, refuse_together, takes_options
 from egmctl.cli.output import OutputOptions, Outputs, say
 from egmctl.cli.progress import show_progress
 from egmctl.errors import ExitCode, NothingToDo, UsageError
-from egmctl.report.kinds import BENCH, Format
+from egmctl.report.kinds import BENCH, PLAN
 
 if TYPE_CHECKING:
     from egmctl.api.bench import Bench, Profiles
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from egmctl.model.machine import Machine
     from egmctl.model.measurement import RunReport
     from egmctl.mpi.environment import Launched
-    from egmctl.report.document import Document
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -75,10 +74,7 @@ def bench(
     refuse_together({"--no-journal": journal.no_journal, "--journal": journal.journal is not None})
     launch = job.launched()
     measuring_with = None if preview.wanted else launch
-    formats = BENCH.formats
-    if preview.wanted:
-        formats = (Format.TEXT,) if preview.list_cases else (Format.TEXT, Format.JSON)
-    outputs = output.chosen(formats)
+    outputs = output.chosen(PLAN.formats if preview.wanted else BENCH.formats)
     if measuring_with is None:
         outputs.check()
     if machine is not None and not preview.wanted:
@@ -107,26 +103,24 @@ def _show_plan(
 ) -> None:
     """Show the cases, or the steps of a run, on this node or a recorded machine."""
     from egmctl.api.bench import Bench
-    from egmctl.report.exports.plan_json import plan_json
-    from egmctl.report.views.bench_plan import cases_document, plan_document
+    from egmctl.bench.plan.cost import case_list, plan_report
 
     if verdict.profile is not None:
         verdict.load()
     bench = Bench(**vars(options))
     node = read_machine(machine, bench.sections, quiet=outputs.options.quiet)
     if fabric and preview.dry_run:
-        show_fabric_plan(bench, job, node, outputs)
+        outputs.show(fabric_plan(bench, job, node), answers=False)
         return
     try:
-        plan = bench.plan(node, fit=preview.dry_run, check=preview.dry_run)
+        plan = bench.plan(node)
     except NothingToDo as error:
         elsewhere = "" if machine else "; --machine NAME answers for another machine"
         raise NothingToDo(f"{error}{elsewhere}") from error
-
-    def document() -> Document:
-        return cases_document(plan, bench.selected_cases) if preview.list_cases else plan_document(plan)
-
-    show_plan(outputs, lambda: plan_json(plan, node), document)
+    if preview.list_cases:
+        outputs.show(case_list(plan, bench.selected_cases, node.origin), answers=False)
+    else:
+        outputs.show(plan_report(plan, node.origin), answers=False)
 
 
 def _measure(options: BenchOptions, verdict: VerdictOptions, journal: JournalOptions, outputs: Outputs) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,21 +12,18 @@ import typer
 from egmctl.api.options import BenchOptions, option
 from egmctl.cli.mpi import MpiOptions, job
 from egmctl.cli.options import read_machine
-from egmctl.cli.output import Outputs, Target
+from egmctl.cli.output import Outputs
 from egmctl.cli.progress import show_progress
 from egmctl.errors import NothingToDo, UsageError
-from egmctl.report.kinds import Format
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from egmctl.api.bench import Bench
     from egmctl.bench.fabric_run import Asked
     from egmctl.journal.events import Recorder
     from egmctl.model.machine import Gpu, Machine
     from egmctl.model.measurement import RunReport
+    from egmctl.model.planned import JobCost, PlanReport
     from egmctl.mpi.environment import Launched
-    from egmctl.report.document import Document
 
 FABRIC, RDMA = "fabric", "rdma"
 """The suites that MPI processes measure together."""
@@ -79,36 +76,19 @@ def is_fabric(options: BenchOptions, job: JobOptions, launch: Launched | None, *
     return True
 
 
-def show_plan(outputs: Outputs, json: Callable[[], str], document: Callable[[], Document]) -> None:
-    """Write what ``--list`` and ``--dry-run`` show: a document, or its JSON."""
-    from egmctl.report.rendering import rendered
-
-    def draw(target: Target) -> Text | str:
-        if target.format is Format.JSON:
-            return json()
-        return rendered(document(), target.format, width=target.width)
-
-    outputs.write(draw, answers=False)
-
-
-def show_fabric_plan(bench: Bench, job: JobOptions, node: Machine, outputs: Outputs) -> None:
-    """Write what ``--dry-run`` shows: the steps between this node's GPUs, or what a job of ``--ranks`` costs."""
+def fabric_plan(bench: Bench, job: JobOptions, node: Machine) -> PlanReport | JobCost:
+    """Return what ``--dry-run`` shows: the steps between this node's GPUs, or what a job of ``--ranks`` costs."""
     from egmctl.bench.fabric_run import alone, plan_for
-    from egmctl.bench.plan.cost import job_cost
+    from egmctl.bench.plan.cost import job_cost, plan_report
     from egmctl.bench.plan.fabric import make_fabric_plan
     from egmctl.bench.plan.placement import modelled
-    from egmctl.report.exports.plan_json import cost_json, plan_json
-    from egmctl.report.views.bench_plan import cost_document, plan_document
 
     if job.ranks is None:
-        plan = plan_for(alone(node, _chosen(bench, node)), _asked(bench, job))
-        show_plan(outputs, lambda: plan_json(plan, node), lambda: plan_document(plan))
-        return
+        return plan_report(plan_for(alone(node, _chosen(bench, node)), _asked(bench, job)), node.origin)
     if not node.gpus:
         raise NothingToDo("no GPU here to scale from; --machine names a machine that has GPUs")
     layout = modelled(node, job.ranks)
-    cost = job_cost(make_fabric_plan(layout, bench.selected_cases, bench.settings, job.sample), layout)
-    show_plan(outputs, lambda: cost_json(cost, node), lambda: cost_document(cost, node))
+    return job_cost(make_fabric_plan(layout, bench.selected_cases, bench.settings, job.sample), layout)
 
 
 @contextlib.contextmanager

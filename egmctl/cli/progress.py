@@ -42,7 +42,7 @@ class Shown:
     def __call__(self, part: float, task: Task | None) -> None:
         """Show that a part of the run is over and that a task is being measured, ``None`` between two."""
         if task is not None:
-            self.doing(part, f"{task.case} {task.path}")
+            self.doing(part, f"{task.name} {task.path}")
 
     def recorder(self, recorder: Recorder) -> Recorder:
         """Return a recorder that passes events on and takes what was measured."""

@@ -23,18 +23,19 @@ from egmctl.verdict.profiles import choose, load_all, match_profile
 from egmctl.verdict.yardsticks import JUDGED_FROM_BYTES, is_by_host, reference_for
 
 PathClass = tuple[str, str, str, int]
-"""Case, stage, links and bytes: paths of one are alike."""
+"""Name of the case at its point, stage, links and bytes: paths of one are alike."""
 
 
 class Key(NamedTuple):
     """The identity of a path: paths of two runs with the same key are the same path."""
 
-    case: str
+    name: str
+    """Of the case at its point."""
     stage: str
     ends: tuple[tuple[str, ...], ...]
     size_bytes: int
-    """0 where it does not matter: the runs have the case at one size each, :data:`JUDGED_FROM_BYTES` or more. A run
-    whose usual size did not fit took another."""
+    """0 for bandwidths from :data:`JUDGED_FROM_BYTES` on, where the size does not matter: a run whose usual size did
+    not fit took another."""
     how: tuple[str, ...]
     again: int
     """0, unless one run has the same path several times."""
@@ -57,7 +58,7 @@ class MeasuredPath:
     @property
     def path_class(self) -> PathClass:
         """The class of alike paths that it is one of."""
-        return self.measurement.case, self.stage, self.links, self.measurement.size_bytes
+        return self.measurement.name, self.stage, self.links, self.measurement.size_bytes
 
     def slower(self, reference: float) -> float:
         """Return by what part of ``reference`` this path is slower, negative where it is faster."""
@@ -92,7 +93,6 @@ class GpuNames:
 
 def points(runs: Sequence[RunReport], names: GpuNames) -> list[dict[Key, MeasuredPath]]:
     """Return the paths of each run by what makes them the same."""
-    sized = _sized(runs)
     points_by_run: list[dict[Key, MeasuredPath]] = []
     for number, run in enumerate(runs):
         points_of_run: dict[Key, MeasuredPath] = {}
@@ -100,26 +100,11 @@ def points(runs: Sequence[RunReport], names: GpuNames) -> list[dict[Key, Measure
         for measurement in run.measurements:
             for point in _points(measurement):
                 key = _key(point, names, number, owner)
-                if measurement.case not in sized:
-                    key = key._replace(size_bytes=0)
                 while key in points_of_run:
                     key = key._replace(again=key.again + 1)
                 points_of_run[key] = point
         points_by_run.append(points_of_run)
     return points_by_run
-
-
-def _sized(runs: Sequence[RunReport]) -> set[str]:
-    """Return the cases whose sizes matter."""
-    sized = set()
-    for run in runs:
-        sizes: dict[str, set[int]] = {}
-        for measurement in run.measurements:
-            sizes.setdefault(measurement.case, set()).add(measurement.size_bytes)
-            if measurement.quantity is not Quantity.BANDWIDTH or measurement.size_bytes < JUDGED_FROM_BYTES:
-                sized.add(measurement.case)
-        sized |= {case for case, case_sizes in sizes.items() if len(case_sizes) > 1}
-    return sized
 
 
 def _points(measurement: Measurement) -> Iterator[MeasuredPath]:
@@ -142,8 +127,8 @@ def _points(measurement: Measurement) -> Iterator[MeasuredPath]:
 def _key(point: MeasuredPath, names: GpuNames, run: int, owner: Owner) -> Key:
     measurement = point.measurement
     chase = measurement.chase
-    how = [measurement.engine, measurement.pattern, measurement.streams, measurement.blocks]
-    how += [] if chase is None else [chase.order, chase.stride_bytes, chase.warm, chase.load_blocks]
+    how: list[object] = [measurement.engine, measurement.pattern]
+    how += [] if chase is None else [chase.order, chase.stride_bytes, chase.warm]
     ends = tuple(
         (
             owner(measurement, end),
@@ -157,7 +142,9 @@ def _key(point: MeasuredPath, names: GpuNames, run: int, owner: Owner) -> Key:
         for end in (flow.source, flow.destination)
     )
     issuers = tuple("" if flow.initiator is None else names.name(run, flow.initiator) for flow in measurement.flows)
-    return Key(measurement.case, point.stage, (*ends, issuers), measurement.size_bytes, tuple(map(str, how)), 0)
+    usual = measurement.quantity is Quantity.BANDWIDTH and measurement.size_bytes >= JUDGED_FROM_BYTES
+    size_bytes = 0 if usual else measurement.size_bytes
+    return Key(measurement.name, point.stage, (*ends, issuers), size_bytes, tuple(map(str, how)), 0)
 
 
 Owner = Callable[[Measurement, Endpoint], str]
@@ -288,7 +275,7 @@ def affected(
     by_class: dict[tuple[str, Outcome, PathClass], dict[int, PathDifference]] = {}
     for place, path in enumerate(differences):
         if path.outcome in gravity:
-            path_class = path.case, path.stage, path.link, path.size_bytes
+            path_class = path.name, path.stage, path.link, path.size_bytes
             by_class.setdefault((path.node, path.outcome, path_class), {})[place] = path
     parts: dict[tuple[str, Outcome, str, str], list[tuple[list[int], int]]] = {}
     for (node, outcome, path_class), paths in sorted(by_class.items(), key=lambda item: item[0]):
@@ -307,7 +294,7 @@ def affected(
                 where=where,
                 outcome=outcome,
                 change=statistics.median(changes) if changes else None,
-                cases=tuple(dict.fromkeys(differences[place].case for place in numbers)),
+                cases=tuple(dict.fromkeys(differences[place].name for place in numbers)),
                 paths=tuple(numbers),
                 of=sum(count for _, count in groups),
             )
@@ -375,6 +362,7 @@ def differences(
             yield PathDifference(
                 node=node,
                 case=either.measurement.case,
+                point=either.measurement.point,
                 stage=either.stage,
                 path=either.measurement.path,
                 source=either.measurement.ends[0],

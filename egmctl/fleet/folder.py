@@ -300,7 +300,7 @@ def _bench_lines(report: RunReport) -> Iterator[GroupLine]:
     for m in report.measurements:
         if m.status not in (measurement.Status.OK, measurement.Status.WAIVED):
             status = "warn" if m.status is measurement.Status.UNSTABLE else "fail"
-            yield GroupLine(key=f"{m.case} {m.path}", value=m.status.value, status=status)
+            yield GroupLine(key=f"{m.name} {m.path}", value=m.status.value, status=status)
     slow = ((culprit.path_class, culprit.label, _STATUSES.get(culprit.grade, "")) for culprit in culprits)
     # Slow in both directions is one line.
     for path_class, label, status in dict.fromkeys(slow):

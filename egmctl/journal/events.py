@@ -160,4 +160,4 @@ ENGINE_WORDS = {"ce": "copy engine", "sm-write": "SM write", "sm-read": "SM read
 def what(task: Task) -> str:
     """Return what a task measures, for people: ``GPU2 -> GPU3 by SM write (device_to_device_memcpy_write_sm)``."""
     engine = ENGINE_WORDS.get(task.engine.value, task.engine.value)
-    return f"{task.path} by {engine} ({task.case})"
+    return f"{task.path} by {engine} ({task.name})"

@@ -14,6 +14,7 @@ from egmctl.errors import ExitCode
 from egmctl.model.command import Command
 from egmctl.model.finding import Finding
 from egmctl.model.record import Plain
+from egmctl.model.task import USUAL, Point, named
 
 
 class Outcome(StrEnum):
@@ -52,6 +53,8 @@ class PathDifference:
 
     node: str
     case: Plain
+    point: Point = USUAL
+    """Where on the axes of the case."""
     stage: Plain = ""
     """Of a handle's life cycle."""
     path: Plain
@@ -76,6 +79,11 @@ class PathDifference:
     """Where the bound comes from."""
     reason: Plain = ""
     """Why there is no number on one side, or how sure the two are."""
+
+    @property
+    def name(self) -> str:
+        """What people call its case."""
+        return named(self.case, self.point)
 
     @property
     def slower(self) -> float | None:

@@ -60,7 +60,7 @@ __all__ = [
 
 
 class Phase(StrEnum):
-    """What a process that measures does, in the order in which it does it in a step."""
+    """The phases of a step in a process that measures, in their order."""
 
     SET_UP = "set-up"
     """Makes streams and buffers, opens those of others, writes chains; and what is none of the rest."""
@@ -86,23 +86,19 @@ class PhaseSeconds:
 
     @property
     def sum_s(self) -> float:
-        """Of all phases."""
-        return self.set_up_s + self.warm_up_s + self.measuring_s + self.verifying_s + self.tear_down_s
+        """The sum of all phases."""
+        total: float = sum(getattr(self, phase.name) for phase in fields(PhaseSeconds))
+        return total
 
     def plus(self, other: PhaseSeconds) -> PhaseSeconds:
         """Return both together."""
-        return PhaseSeconds(
-            set_up_s=self.set_up_s + other.set_up_s,
-            warm_up_s=self.warm_up_s + other.warm_up_s,
-            measuring_s=self.measuring_s + other.measuring_s,
-            verifying_s=self.verifying_s + other.verifying_s,
-            tear_down_s=self.tear_down_s + other.tear_down_s,
-        )
+        names = [phase.name for phase in fields(PhaseSeconds)]
+        return PhaseSeconds(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseSeconds(PhaseSeconds):
-    """Of all steps of one case, proofs and repeats included."""
+    """The seconds of all steps of one case, proofs and repeats included."""
 
     case: Plain
     steps: int
@@ -110,7 +106,7 @@ class CaseSeconds(PhaseSeconds):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSeconds(PhaseSeconds):
-    """Of a run: what its phases, starting and waiting take together is ``RunReport.wall_s``.
+    """The seconds of a run: what its phases, starting and waiting take together is ``RunReport.wall_s``.
 
     Of several processes it is the first one's time: all do the same steps together. ``tear_down_s`` has the end of the
     processes too.
@@ -188,15 +184,15 @@ class LinkEvidence:
     """The one expected at the GPUs that issue the work; of EGM memory of a GPU's own CPU, NVLink instead of C2C where
     the counters show that it belongs to the CPU's other GPU, and C2C instead of NVLink where they show it does not."""
     expected_bytes: int
-    """What the samples moved over it, without retries and checks."""
+    """The bytes that the samples moved over it, without retries and checks."""
     carried_bytes: int | None
-    """What its counters rose by; ``None`` where it has none."""
+    """The rise of its counters; ``None`` where it has none."""
     verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What the GPUs of a task showed while it ran."""
+    """Observations of the GPUs of a task while it ran."""
 
     gpus: tuple[GpuEvidence, ...]
     route: LinkEvidence | None = None
@@ -221,7 +217,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferCost:
-    """What it cost to get one buffer, apart from every sample."""
+    """The cost of getting one buffer, apart from every sample."""
 
     label: Plain
     memory: Plain
@@ -260,11 +256,11 @@ class Status(StrEnum):
 
 
 BROKEN = (Status.CORRUPT, Status.FAILED, Status.CRASHED, Status.TIMED_OUT)
-"""What was tried and gave no result that can be used."""
+"""Statuses of tasks that were tried and gave no result that can be used."""
 
 
 class Verification(StrEnum):
-    """What was compared with what was sent."""
+    """The comparison with what was sent."""
 
     GPU_EVERY_SAMPLE = "gpu-every-sample"
     """After every sample all bytes of the destination, by a kernel on the GPU."""
@@ -281,14 +277,14 @@ class Sample:
     """One timed batch of copies, or one timed walk."""
 
     bandwidth_gb_s: float | None = None
-    """Of all flows together: their bytes by the time from the first start to the last end. GB/s are 1e9 bytes a
-    second. Of a loaded latency, what the load moved."""
+    """The bandwidth of all flows together: their bytes by the time from the first start to the last end. GB/s are 1e9
+    bytes a second. Of a loaded latency, what the load moved."""
     flows_gb_s: tuple[float, ...] = ()
-    """Of each flow, by its own start and end."""
+    """The bandwidth of each flow, by its own start and end."""
     latency_ns: float | None = None
     """Mean of the walk's loads; of a ping-pong, of its round trips; of events and messages the median of theirs."""
     p50_ns: float | None = None
-    """Of a ping-pong's round trips."""
+    """The median of a ping-pong's round trips."""
     p99_ns: float | None = None
     elapsed_ms: float
     """By the GPU: what the other numbers are made of."""
@@ -327,7 +323,7 @@ class Mismatch:
     sample: int
     """From 0."""
     flow: int = 0
-    """Whose destination it was: the flow's place in the task."""
+    """The flow with this destination, by its place in the task."""
     words: int
     """8-byte words that differ."""
     first_offset_bytes: int
@@ -345,24 +341,24 @@ class Measurement(Task):
     reason: Plain | None = None
     """One sentence for every status but ``ok``; it may tell more of an ``ok`` one."""
     waivers: tuple[Waiver, ...] = ()
-    """Of a waived one all that stopped it, what the reason says first."""
+    """All that stopped a waived one, what the reason says first."""
     samples: tuple[Sample, ...] = ()
     bandwidth_gb_s: Summary | None = None
-    """Of all flows together."""
+    """The bandwidth of all flows together."""
     flows_gb_s: tuple[Summary, ...] = ()
-    """Of each flow; empty where none was timed."""
+    """The bandwidth of each flow; empty where none was timed."""
     latency_ns: Summary | None = None
     stages: tuple[Stage, ...] = ()
-    """Of a life cycle; of one-sided UCX what it costs to register the memory."""
+    """The stages of a life cycle; of one-sided UCX what it costs to register the memory."""
     in_process: float | None = None
     """Where the memory is another process': the median of the same path within one process, in the same run."""
     gating: Plain | None = None
-    """What held the copies until all were queued: ``kernel`` or ``none``."""
+    """The gate that held the copies until all were queued: ``kernel`` or ``none``."""
     verification: Verification | None = None
     """``None`` where nothing was verified."""
     mismatch: Mismatch | None = None
     seeds: tuple[int, ...] = ()
-    """Of each flow's source (``egmctl/gpu/kernels/pattern.cu``)."""
+    """The seed of each flow's source (``egmctl/gpu/kernels/pattern.cu``)."""
     concurrent: int | None = None
     """How many tasks were measured at the same time, this one included: disjoint pairs over NVLink are."""
     alone: float | None = None
@@ -372,9 +368,9 @@ class Measurement(Task):
     slowest_at_s: float | None = None
     """In a soak, when the worst sample was taken: seconds since the run began."""
     costs: tuple[BufferCost, ...] = ()
-    """What the buffers cost that this measurement was the first to use."""
+    """The cost of the buffers that this measurement was the first to use."""
     placements: tuple[Placement, ...] = ()
-    """Of the buffers in host memory."""
+    """The places of the buffers in host memory."""
     evidence: Evidence | None = None
     ucx: UcxPath | None = None
     """The way that UCX took."""
@@ -416,7 +412,7 @@ class Measurement(Task):
 
     @property
     def timed(self) -> Summary | None:
-        """What its samples came to, whatever was found of the data: a latency (ns), or a bandwidth (GB/s).
+        """The figure of its samples, whatever was found of the data: a latency (ns), or a bandwidth (GB/s).
 
         Corrupt data has this too: it says how fast the path was, but is no result, which :attr:`headline` is. ``None``
         where nothing was timed.
@@ -452,7 +448,7 @@ class Settings:
     allow_busy: bool = False
     """GPUs that other processes use are measured too."""
     memory_percent: int = 50
-    """Of what is free on each GPU, each NUMA node and the host: what the buffers may take."""
+    """The share of what is free on each GPU, each NUMA node and the host that buffers may take."""
     duration_s: float | None = None
     """Everything is measured again and again for this long."""
 
@@ -473,18 +469,18 @@ class RunReport:
     wall_s: float
     interrupted: bool
     notes: tuple[Plain, ...] = ()
-    """What a reader of every number has to know."""
+    """Facts that a reader of every number has to know."""
     problems: tuple[Plain, ...] = ()
-    """What went wrong outside of any measurement."""
+    """Failures outside of any measurement."""
     kernel_messages: KernelMessages | None = None
-    """What the kernel logged meanwhile; ``None`` where not read."""
+    """Messages that the kernel logged meanwhile; ``None`` where not read."""
     ranks: tuple[Rank, ...] = ()
     """The processes of the measurements by several."""
     measurements: tuple[Measurement, ...]
     verdict: RunVerdict | None = None
     """``None`` where the run was not judged."""
     causes: tuple[RunCause, ...] = ()
-    """What explains that measurements are slow, broke or were not made, the gravest first."""
+    """Causes that explain why measurements are slow, broke or were not made, the gravest first."""
     host_load: HostLoad | None = None
     """``None`` where not read: in a run over several nodes, and in documents of older versions."""
     seconds: RunSeconds | None = None
@@ -494,7 +490,7 @@ class RunReport:
 
     @property
     def fault(self) -> str | None:
-        """What does not fit together, as half a sentence that names the place."""
+        """The first contradiction in the record, as half a sentence that names the place."""
         return _run_fault(self)
 
     @property
@@ -507,7 +503,7 @@ class RunReport:
             return code
         strict = self.verdict is not None and self.verdict.strict
         failed = self.verdict is not None and self.verdict.failed
-        return ExitCode.FAILED if failed or any(self._is_fault(one, strict) for one in self.causes) else code
+        return ExitCode.FAILED if failed or any(self._is_fault(cause, strict) for cause in self.causes) else code
 
     def _is_fault(self, cause: RunCause, strict: bool) -> bool:
         """Say whether a failed check, or in a strict run any finding, kept a path from being measured."""
@@ -550,10 +546,10 @@ def _run_fault(report: RunReport) -> str | None:
         for place, owner in enumerate(verdict.owners):
             if fault := _owner_fault(owner):
                 return f"result.verdict.owners[{place}]{fault}"
-        numbers += [("verdict", one.measurement) for one in verdict.judged]
-        numbers += [("verdict", number) for one in verdict.classes for number in one.measurements]
-        numbers += [("verdict.owners", number) for one in verdict.owners for number in one.measurements]
-    numbers += [(f"causes[{place}]", number) for place, one in enumerate(report.causes) for number in one.explains]
+        numbers += [("verdict", judged.measurement) for judged in verdict.judged]
+        numbers += [("verdict", number) for each in verdict.classes for number in each.measurements]
+        numbers += [("verdict.owners", number) for owner in verdict.owners for number in owner.measurements]
+    numbers += [(f"causes[{place}]", number) for place, cause in enumerate(report.causes) for number in cause.explains]
     count = len(report.measurements)
     return next(
         (f"result.{where}: there is no measurement {n} of {count}" for where, n in numbers if not 0 <= n < count), None

@@ -1,37 +1,49 @@
-"""What ``egmctl bench --dry-run`` says of a run that it does not make: for planners that read JSON."""
+"""Reports of ``egmctl bench`` that measure nothing: the plan of a run, the cost of one, and the list of cases."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from egmctl.model.finding import Waiver
+from egmctl.model.machine import Origin
 from egmctl.model.measurement import BenchGpu, Settings, Task
 from egmctl.model.record import Plain
+from egmctl.model.task import Axis, Pattern
 from egmctl.model.ucx import Rank
 
-PLAN_SCHEMA = "egmctl.plan/1"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedMeasurement(Task):
-    """A task, and why it would not be run."""
+class PlannedTask(Task):
+    """A task of a plan, and why it would not be run."""
 
-    waiver: Plain | None = None
-    """The first of what stops it; ``None`` if it would be run."""
     waivers: tuple[Waiver, ...] = ()
-    """All that stops it."""
+    """All that stops it; empty if the task would be run."""
+    planned_gb_s: float = 0
+    """The rate that the slowest of its flows is planned with: an estimate."""
+    disjoint: bool = False
+    """Whether it may run beside tasks that share no GPU with it."""
+
+    @property
+    def waiver(self) -> str | None:
+        """The first of what stops it, in one sentence; ``None`` if the task would be run."""
+        return self.waivers[0].reason if self.waivers else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedStep:
-    """Measurements that would run at the same time."""
+class Step:
+    """Tasks that run at the same time, by their places in the plan."""
 
-    measurements: tuple[int, ...]
-    """Places in ``PlanReport.measurements``."""
-    proof: bool
-    """The one measurement was made with others at the same time: now once more alone."""
-    seconds: float
-    """About how long it takes."""
+    tasks: tuple[int, ...]
+    group: Plain | None = None
+    """The group of several tasks, and of the proof for one."""
+    proof: bool = False
+    """The one task has been measured with others at the same time: now it is alone, to see whether that differs."""
+    isolated: Plain | None = None
+    """Set where a step may fail or end its process: it gets one of its own, shared with the steps of the same name."""
+    seconds: float | None = None
+    """About how long it takes, where that was estimated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,17 +58,84 @@ class HeldMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReport:
-    """A run that was planned and not made: nothing in it was measured."""
+    """``egmctl bench --dry-run``: a run that was planned and not made; nothing in it was measured."""
 
+    SCHEMA: ClassVar[str] = "egmctl.plan/2"
+
+    origin: Origin
+    """Where the facts of the machine came from."""
     settings: Settings
     gpus: tuple[BenchGpu, ...]
     numa_nodes: tuple[int, ...]
     ranks: tuple[Rank, ...]
-    measurements: tuple[PlannedMeasurement, ...]
-    steps: tuple[PlannedStep, ...]
+    tasks: tuple[PlannedTask, ...]
+    steps: tuple[Step, ...]
     memory: tuple[HeldMemory, ...]
     notes: tuple[Plain, ...]
     bytes_moved: int
     """In samples."""
     seconds: float
     """About how long the run takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseCost:
+    """The cost of one case."""
+
+    case: Plain
+    pattern: Pattern
+    measurements: int
+    waived: int
+    """Measurements that cannot be made."""
+    reason: Plain | None
+    """Why, of the first."""
+    steps: int
+    """One after the other, those that prove what was measured with others included."""
+    bytes: int
+    """Moved in samples."""
+    seconds: float
+    held_bytes: int
+    """Held by the GPU, or by the host, that holds most."""
+    too_large: bool
+    """That is more than the run may take of what is free; of a model, which uses nothing, of all there is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCost:
+    """``egmctl bench --dry-run --ranks``: what a run between so many ranks costs, on nodes like one machine."""
+
+    SCHEMA: ClassVar[str] = "egmctl.cost/2"
+
+    origin: Origin
+    ranks: int
+    nodes: int
+    costs: tuple[CaseCost, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedCase:
+    """A case, and whether it would run."""
+
+    name: Plain
+    family: Plain
+    description: Plain
+    axes: tuple[Axis, ...]
+    """The axes along which ``--sweep`` can measure it."""
+    measurements: int
+    """How many it makes of the chosen GPUs and NUMA nodes; 0 where it needs two GPUs and there is one."""
+    runnable: int
+    reasons: tuple[Plain, ...]
+    """Why the others would not run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseList:
+    """``egmctl bench --list``."""
+
+    SCHEMA: ClassVar[str] = "egmctl.cases/1"
+
+    origin: Origin
+    cases: tuple[ListedCase, ...]
+    suites: Mapping[Plain, Plain]
+    """The descriptions of all suites, by the names that ``--suite`` takes."""

@@ -15,6 +15,7 @@ from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
 from egmctl.model.machine import Origin
 from egmctl.model.record import Plain, Share, Spelling
+from egmctl.model.task import USUAL, Point
 
 PROFILE_SCHEMA = "egmctl.profile/2"
 """Of the file, once its TOML is read."""
@@ -114,6 +115,8 @@ class Reference:
     """What one class of paths reaches."""
 
     case: Plain
+    point: Point = USUAL
+    """Where on the axes of the case; the size of buffers does not count."""
     link: Plain
     """The links, as the bench calls them: ``NV18``, ``PCIe``, ``C2C``, ``NV18>C2C``, ``local``."""
     unit: Unit

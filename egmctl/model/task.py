@@ -1,12 +1,14 @@
-"""What the bench can measure: a small vocabulary of memory, engine and pattern, and tasks made of it."""
+"""The vocabulary of the bench, memory, engines and patterns, and the tasks that are made of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from egmctl.compat import StrEnum, assert_never
 from egmctl.model.record import BusId, Plain
 from egmctl.model.route import Carrier, MemoryKind, Route
+from egmctl.units import format_size, several
 
 
 class HandleKind(StrEnum):
@@ -25,7 +27,7 @@ class HandleKind(StrEnum):
 
 
 class Engine(StrEnum):
-    """What moves the bytes."""
+    """The means that move the bytes."""
 
     COPY_ENGINE = "ce"
     """cuMemcpyAsync."""
@@ -64,13 +66,13 @@ class Engine(StrEnum):
 
 
 CPU_ENGINES = frozenset({Engine.CPU, Engine.CPU_CHASE})
-"""What threads of a CPU do: no GPU issues their work."""
+"""Engines of CPU threads: no GPU issues their work."""
 UCX_ENGINES = frozenset({Engine.UCX, Engine.UCX_PUT, Engine.UCX_GET})
 """What UCX carries, between two processes."""
 
 
 class Pattern(StrEnum):
-    """What one task runs at the same time."""
+    """The flows that one task runs at the same time."""
 
     PAIR = "pair"
     """One source and one destination."""
@@ -99,16 +101,16 @@ class Pattern(StrEnum):
 
 
 class Quantity(StrEnum):
-    """What a task measures."""
+    """The quantity that a task measures."""
 
     BANDWIDTH = "bandwidth"
     LATENCY = "latency"
     DURATION = "duration"
-    """Of the stages of a handle's life cycle."""
+    """The stages of a handle's life cycle."""
 
     @property
     def unit(self) -> str:
-        """What its numbers count: GB/s are 1e9 bytes a second."""
+        """The unit of its numbers: GB/s are 1e9 bytes a second."""
         match self:
             case Quantity.BANDWIDTH:
                 return "GB/s"
@@ -127,6 +129,69 @@ class ChaseOrder(StrEnum):
     SEQUENTIAL = "sequential"
 
 
+class Axis(StrEnum):
+    """The axes along which a case can be measured: the fields of :class:`Point`."""
+
+    SIZE = "size"
+    SMS = "sms"
+    FOOTPRINT = "footprint"
+    LOAD = "load"
+    STREAMS = "streams"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A point on the axes of a case; ``None`` on an axis means what the case does without it."""
+
+    size: int | None = None
+    """Bytes of each buffer, or of each message."""
+    sms: int | None = None
+    """Blocks of the kernel that moves the bytes, one on each of so many multiprocessors (SM); 0: one on every SM of a
+    GPU that does not say how many it has."""
+    footprint: int | None = None
+    """Bytes that a chase visits."""
+    load: int | None = None
+    """Blocks of the kernel that loads the same path meanwhile; 0: the path is idle."""
+    streams: int | None = None
+    """CUDA streams that share the copies of each flow."""
+
+    def __str__(self) -> str:
+        return ", ".join(f"{_AXIS_WORDS[axis](value)}" for axis in Axis if (value := self.at(axis)) is not None)
+
+    def at(self, axis: Axis) -> int | None:
+        """Return the value on an axis."""
+        value: int | None = getattr(self, axis.value)
+        return value
+
+    @property
+    def unsized(self) -> Point:
+        """The same point without a size: profiles hold references for large buffers of any size."""
+        return replace(self, size=None)
+
+    @property
+    def one_path(self) -> bool:
+        """Whether one path of each kind of route is enough: a series other than by size is about the link."""
+        return self.unsized != Point()
+
+
+_AXIS_WORDS: Mapping[Axis, Callable[[int], str]] = {
+    Axis.SIZE: format_size,
+    Axis.SMS: lambda sms: several(sms, "SM") if sms else "all SMs",
+    Axis.FOOTPRINT: format_size,
+    Axis.LOAD: lambda blocks: several(blocks, "block"),
+    Axis.STREAMS: lambda streams: several(streams, "stream"),
+}
+
+
+USUAL = Point()
+"""Every case has this point: it is measured once, with what its engine and the run have."""
+
+
+def named(case: str, point: Point) -> str:
+    """Return what people call a case at a point: ``device_local_bulk 16 SMs``."""
+    return f"{case} {point}".rstrip()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """One end of a flow: memory of a kind on a GPU or on a NUMA node."""
@@ -135,7 +200,7 @@ class Endpoint:
     label: Plain
     """``GPU0``, ``NUMA1``, ``CPU1`` (threads of that node): for people."""
     bus_id: BusId | None = None
-    """Of the GPU, for device memory and a GPU's registers."""
+    """The GPU of device memory and of a GPU's registers."""
     numa_node: int | None = None
     """For host memory and a CPU's registers."""
     rank: int | None = None
@@ -205,10 +270,6 @@ class Chase:
     """The buffer is walked once before the timed walk, so that it is in the owner's L2 if it fits."""
     loads: int
     """Loads (or round trips) in one sample."""
-    load_blocks: int = 0
-    """Blocks of the kernel that loads the same path meanwhile."""
-    by_footprint: bool = False
-    """One of a series over the same path, of which only the bytes that it visits differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +278,8 @@ class Task:
 
     case: Plain
     """The case's name, in nvbandwidth's words where it has one."""
+    point: Point = USUAL
+    """Where on the case's axes it is measured: case and point name a measurement."""
     family: Plain
     quantity: Quantity
     engine: Engine
@@ -224,26 +287,26 @@ class Task:
     flows: tuple[Flow, ...]
     """At least one: a pair is one flow, both directions are two, a ring of N is N."""
     counted: Plain
-    """What the bandwidth counts."""
+    """The bytes that the bandwidth counts."""
     size_bytes: int
-    """Of each flow's buffer at either end; of a latency, the bytes that the chase visits."""
+    """The size of each flow's buffer at either end; of a latency, the bytes that the chase visits."""
     copies: int
     """Times that each flow moves ``size_bytes`` in one sample, one after the other."""
-    streams: int = 1
-    """CUDA streams that share each flow's copies."""
-    blocks: int | None = None
-    """Blocks of the kernel that moves the bytes, each on a multiprocessor (SM) of its own; 0: one on each SM, where
-    their number is not known. ``None``: as many as its engine moves most with."""
     chase: Chase | None = None
     """For a latency."""
 
     @property
+    def name(self) -> str:
+        """The case and its point, for people."""
+        return named(self.case, self.point)
+
+    @property
     def ranks(self) -> tuple[int, ...]:
         """The processes that take part in a measurement by several; of one by the worker, none."""
-        found = (
+        numbers = (
             number for flow in self.flows for number in (flow.initiator_rank, flow.source.rank, flow.destination.rank)
         )
-        return tuple(dict.fromkeys(number for number in found if number is not None))
+        return tuple(dict.fromkeys(number for number in numbers if number is not None))
 
     @property
     def path(self) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from egmctl.compat import StrEnum
 from egmctl.model.record import BusId, Plain
+from egmctl.model.task import USUAL, Point, named
 
 
 class Grade(StrEnum):
@@ -104,8 +105,8 @@ class ClassVerdict:
     case: Plain
     link: Plain
     """The symbol of the route (:attr:`egmctl.model.route.Route.symbol`)."""
-    size_bytes: int | None = None
-    """Where the case was measured at several sizes."""
+    point: Point = USUAL
+    """Where on the axes of the case."""
     grade: Grade
     """The gravest of its measurements, and a pass only where a reference was met; one that broke is a fault."""
     reason: Plain
@@ -122,6 +123,11 @@ class ClassVerdict:
     warn: float | None = None
     fail: float | None = None
     source: Plain | None = None
+
+    @property
+    def name(self) -> str:
+        """What people call its case."""
+        return named(self.case, self.point)
 
     @property
     def by_speed(self) -> Grade:

@@ -41,11 +41,9 @@ from egmctl.verdict.yardsticks import (
     cite,
     class_of,
     is_degraded,
-    names,
     no_reference,
     not_judged,
     reference_for,
-    several_sizes,
     unit_of,
     value_of,
 )
@@ -162,21 +160,19 @@ def judge(
     measurements = report.measurements
     members: dict[PathClass, list[int]] = {}
     for number, measurement in enumerate(measurements):
-        if (value_of(measurement) is not None and measurement.blocks is None) or measurement.status in BROKEN:
+        if (value_of(measurement) is not None and measurement.point.sms is None) or measurement.status in BROKEN:
             # What is one of a series by the number of SMs has nothing to be held against: it counts where it broke.
             members.setdefault(class_of(measurement), []).append(number)
-    called, sized = names(members), several_sizes(members)
     culprits: list[Culprit] = []
     judged: dict[int, Judged] = {}
     for path_class, numbers in members.items():
         valued = {n: value for n in numbers if (value := value_of(measurements[n])) is not None}
-        peers, odd = against_peers(report, called[path_class], valued)
+        peers, odd = against_peers(report, path_class.name, valued)
         culprits += odd
         for number, value in valued.items():
             judged[number] = _judged(number, measurements[number], value, profile, peers[number])
     classes = tuple(
-        _class_verdict(called[path_class], path_class, path_class in sized, numbers, measurements, judged, profile)
-        for path_class, numbers in members.items()
+        _class_verdict(path_class, numbers, measurements, judged, profile) for path_class, numbers in members.items()
     )
     warnings = (*_warnings(measurements), *_logged(report))
     grade = worst_grade(verdict.grade for verdict in classes)
@@ -206,9 +202,7 @@ def _judged(number: int, measurement: Measurement, value: float, profile: Profil
 
 
 def _class_verdict(
-    name: str,
     path_class: PathClass,
-    sized: bool,
     numbers: Sequence[int],
     measurements: Sequence[Measurement],
     judged: dict[int, Judged],
@@ -229,10 +223,10 @@ def _class_verdict(
     used = by_profile is not Grade.NO_REFERENCE and profile is not None
     reference = reference_for(measurements[numbers[0]], profile)[0] if used and profile else None
     return ClassVerdict(
-        path_class=name,
+        path_class=path_class.name,
         case=path_class.case,
         link=path_class.link,
-        size_bytes=path_class.size_bytes if sized else None,
+        point=path_class.point,
         grade=grade,
         reason=_class_reason(grade, broken, mine, len(numbers)),
         by_profile=by[Yardstick.PROFILE],

@@ -32,6 +32,7 @@ from egmctl.model.profile import (
     Unit,
 )
 from egmctl.model.route import LinkClass
+from egmctl.model.task import Point
 from egmctl.topology.links import gpu_link
 from egmctl.topology.platform import C2c, c2c, platform
 from egmctl.units import counted, gpu_name, printable, several
@@ -259,12 +260,12 @@ def _faults(profile: Profile) -> Iterator[tuple[str, str]]:
     """Yield the place and the sentence of each thing that the types do not say."""
     cited = [("match.source", profile.match.source)]
     cited += [(f"links[{i}].source", link.source) for i, link in enumerate(profile.links)]
-    paths: set[tuple[str, str, int | None]] = set()
+    paths: set[tuple[str, Point, str, int | None]] = set()
     for i, reference in enumerate(profile.references):
         cited.append((f"references[{i}].source", reference.source))
         if reference.bounds_source is not None:
             cited.append((f"references[{i}].bounds_source", reference.bounds_source))
-        path = reference.case, reference.link, reference.flows
+        path = reference.case, reference.point, reference.link, reference.flows
         if path in paths:
             yield f"references[{i}].case", f"{reference.case} over {reference.link} is there already"
         paths.add(path)
@@ -365,8 +366,8 @@ class Run:
     """What tells its node from others."""
 
 
-_Key = tuple[str, str, int | None]
-"""Case, links and number of flows."""
+_Class = tuple[str, Point, str, int | None]
+"""Case, point, link and number of flows."""
 
 
 @dataclass(slots=True)
@@ -427,7 +428,7 @@ def learn(runs: Sequence[Run], name: str, date: str) -> Profile:
                 "the runs are of machines that differ: "
                 f"{first.node} has {_kind(first.machine)}, {run.node} has {_kind(run.machine)}"
             )
-    learnt: dict[_Key, _Learnt] = {}
+    learnt: dict[_Class, _Learnt] = {}
     for run in runs:
         for measurement in run.report.measurements:
             _add(learnt, run, measurement)
@@ -446,14 +447,15 @@ def learn(runs: Sequence[Run], name: str, date: str) -> Profile:
     )
 
 
-def _add(learnt: dict[_Key, _Learnt], run: Run, measurement: Measurement) -> None:
+def _add(learnt: dict[_Class, _Learnt], run: Run, measurement: Measurement) -> None:
     value = value_of(measurement)
     if value is None or measurement.status is not Status.OK or not_judged(measurement) or _is_beside(measurement):
         return
     path_class = class_of(measurement)
     flows = len(measurement.flows) if measurement.pattern in _COUNTED_FLOWS else None
-    entry = learnt.setdefault((path_class.case, path_class.link, flows), _Learnt(unit_of(measurement)))
-    if _is_swept(run.report, measurement):
+    key = path_class.case, path_class.point.unsized, path_class.link, flows
+    entry = learnt.setdefault(key, _Learnt(unit_of(measurement)))
+    if measurement.point.size is not None:
         if measurement.size_bytes < entry.size_bytes:
             return
         if measurement.size_bytes > entry.size_bytes:
@@ -469,16 +471,16 @@ def _is_beside(measurement: Measurement) -> bool:
     return measurement.evidence is not None and any(gpu.other_processes for gpu in measurement.evidence.gpus)
 
 
-def _references(learnt: Mapping[_Key, _Learnt]) -> Iterator[Reference]:
+def _references(learnt: Mapping[_Class, _Learnt]) -> Iterator[Reference]:
     """Yield a reference for each class; how far runs are apart is of the link, whichever case showed it."""
     of_link: dict[tuple[str, Unit], list[_Learnt]] = {}
-    for (_, link, _), entry in learnt.items():
+    for (_, _, link, _), entry in learnt.items():
         of_link.setdefault((link, entry.unit), []).append(entry)
     offs = {key: max(entry.off for entry in alike) for key, alike in of_link.items()}
     spreads = {
         key: [spread for entry in alike if (spread := entry.run_to_run) is not None] for key, alike in of_link.items()
     }
-    for (case, link, flows), entry in learnt.items():
+    for (case, point, link, flows), entry in learnt.items():
         off, run_to_run = offs[link, entry.unit], spreads[link, entry.unit]
         latency = entry.unit is Unit.NS
         warn = max(SPREADS_WARN * off, LATENCY_WARN if latency else LEAST_WARN)
@@ -486,6 +488,7 @@ def _references(learnt: Mapping[_Key, _Learnt]) -> Iterator[Reference]:
         sign = 1 if latency else -1
         yield Reference(
             case=case,
+            point=point,
             link=link,
             unit=entry.unit,
             typical=_round(entry.typical),
@@ -518,10 +521,6 @@ def _signature(machines: Sequence[Machine]) -> Signature:
 def _kind(machine: Machine) -> str:
     """Name what has to be the same in all machines of a profile."""
     return ", ".join(sorted(set(map(gpu_kind, machine.gpus or ())))) or "no GPU"
-
-
-def _is_swept(report: RunReport, measurement: Measurement) -> bool:
-    return any(m.case == measurement.case and m.size_bytes != measurement.size_bytes for m in report.measurements)
 
 
 def _round(value: float) -> float:

@@ -11,6 +11,7 @@ from egmctl.bench.engine import ENGINES
 from egmctl.model.measurement import Endpoint, Measurement, Pattern, Quantity, RunReport, Status
 from egmctl.model.profile import Profile, Reference, Unit
 from egmctl.model.route import HOST_MEMORY, MemoryKind
+from egmctl.model.task import Point, named
 from egmctl.model.verdict import Culprit, Direction, Grade, Judgement, Yardstick
 from egmctl.units import MIB, format_size
 
@@ -25,14 +26,19 @@ def is_lost(measurement: Measurement) -> bool:
     return unexplained or measurement.status in (Status.CRASHED, Status.TIMED_OUT)
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class PathClass:
-    """Case, links and size: what may be compared."""
+    """Case, point and links: what may be compared."""
 
     case: str
+    point: Point
     link: str
     """The symbol of the route."""
-    size_bytes: int
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return f"{named(self.case, self.point)} over {self.link}"
 
 
 SEVERAL = "several routes at once"
@@ -41,7 +47,7 @@ SEVERAL = "several routes at once"
 
 def class_of(measurement: Measurement) -> PathClass:
     """Return the class of a measurement; flows that take different ways at once have a class of their own."""
-    return PathClass(measurement.case, _one(flow.route.symbol for flow in measurement.flows), measurement.size_bytes)
+    return PathClass(measurement.case, measurement.point, _one(flow.route.symbol for flow in measurement.flows))
 
 
 def kind_of(measurement: Measurement) -> str:
@@ -52,22 +58,6 @@ def kind_of(measurement: Measurement) -> str:
 def _one(symbols: Iterable[str]) -> str:
     found = set(symbols)
     return found.pop() if len(found) == 1 else SEVERAL
-
-
-def several_sizes(classes: Iterable[PathClass]) -> frozenset[PathClass]:
-    """Return the classes of cases that were measured at several sizes."""
-    sizes: dict[tuple[str, str], set[int]] = {}
-    known = tuple(classes)
-    for path_class in known:
-        sizes.setdefault((path_class.case, path_class.link), set()).add(path_class.size_bytes)
-    return frozenset(path_class for path_class in known if len(sizes[path_class.case, path_class.link]) > 1)
-
-
-def names(classes: Iterable[PathClass]) -> dict[PathClass, str]:
-    """Return what each class is called: with its size only where a case was measured at several."""
-    known = tuple(classes)
-    sized = several_sizes(known)
-    return {c: f"{c.case} over {c.link}{f', {format_size(c.size_bytes)}' if c in sized else ''}" for c in known}
 
 
 def unit_of(measurement: Measurement) -> Unit:
@@ -90,7 +80,7 @@ def not_judged(measurement: Measurement) -> str | None:
     """Say why a number is not judged; ``None`` if it is."""
     if is_degraded(measurement):
         return "its EGM route is blocked: what is left has no reference"
-    if measurement.blocks is not None:
+    if measurement.point.sms is not None:
         return "one of a series by the number of SMs: few need not fill a link"
     if any(MemoryKind.GPU_NUMA in (flow.source.memory, flow.destination.memory) for flow in measurement.flows):
         return "CPU threads are a lower bound"
@@ -257,9 +247,14 @@ def reference_for(measurement: Measurement, profile: Profile) -> tuple[Reference
     A pair of GPUs is held against the link that its platform has between GPUs even where it took another one: fewer
     NVLinks, or none, is what is to be found. Host memory that is farther away is another path.
     """
-    of_case = [r for r in profile.references if r.case == measurement.case and r.unit is unit_of(measurement)]
+    point = measurement.point.unsized
+    of_case = [
+        r
+        for r in profile.references
+        if (r.case, r.point) == (measurement.case, point) and r.unit is unit_of(measurement)
+    ]
     if not of_case:
-        return None, f"{profile.name} does not have this case"
+        return None, f"{profile.name} does not have this case{f' at {point}' if str(point) else ''}"
     link = class_of(measurement).link
     flow = measurement.flows[0]
     between_gpus = None not in (flow.source.bus_id, flow.destination.bus_id)

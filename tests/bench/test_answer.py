@@ -220,7 +220,7 @@ def test_the_matrices_come_with_v_behind_the_answer() -> None:
 def many() -> RunReport:
     """Return a healthy run of every case but those by the number of SMs, which have a table of their own."""
     made = every_case("hgx-h200x4")
-    made = replace(made, measurements=tuple(m for m in made.measurements if m.blocks is None))
+    made = replace(made, measurements=tuple(m for m in made.measurements if m.point.sms is None))
     verdict = judge(made, None, profile_reason="none")
     well = tuple(replace(one, grade=Grade.PASS) for one in verdict.classes)
     return replace(made, verdict=replace(verdict, classes=well, culprits=(), judged=(), grade=Grade.PASS))

@@ -30,9 +30,9 @@ NAMES = (
 def test_they_go_to_a_gpu_s_own_memory_to_peers_and_to_host_memory() -> None:
     assert tuple(case.name for case in ATOMICS) == NAMES
     made = make_plan(H200, (H200.gpus or ())[:3], [0], ATOMICS, SETTINGS)
-    assert Counter(planned.task.case for planned in made.tasks) == dict(zip(NAMES, (3, 6, 3, 3), strict=True))
-    assert {planned.task.size_bytes for planned in made.tasks} == {FLAG_BYTES} == {COUNTERS_BYTES}
-    assert {planned.task.chase.loads for planned in made.tasks if planned.task.chase} == {LOADS}
+    assert Counter(planned.case for planned in made.tasks) == dict(zip(NAMES, (3, 6, 3, 3), strict=True))
+    assert {planned.size_bytes for planned in made.tasks} == {FLAG_BYTES} == {COUNTERS_BYTES}
+    assert {planned.chase.loads for planned in made.tasks if planned.chase} == {LOADS}
 
 
 @pytest.mark.parametrize("suite", ["standard", "quick"])
@@ -43,11 +43,11 @@ def test_the_suites_that_are_to_be_fast_have_none(suite: str) -> None:
 def test_a_peer_without_native_atomics_is_waived_with_the_attribute() -> None:
     pairs = tuple(replace(one, cuda_attributes={"NATIVE_ATOMIC_SUPPORTED": 0}) for one in H200.pairs or ())
     made = make_plan(replace(H200, pairs=pairs), (H200.gpus or ())[:2], [0], ATOMICS, SETTINGS)
-    assert [planned.waiver for planned in made.tasks if planned.task.case == NAMES[1]] == [
+    assert [planned.waiver for planned in made.tasks if planned.case == NAMES[1]] == [
         f"GPU{one} has no native atomics on GPU{other}: CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED is 0"
         for one, other in ((0, 1), (1, 0))
     ]
-    assert {planned.waiver for planned in made.tasks if planned.task.case != NAMES[1]} == {None}
+    assert {planned.waiver for planned in made.tasks if planned.case != NAMES[1]} == {None}
 
 
 def test_every_kind_is_measured_and_verified_and_all_is_given_back(bench: Bench) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from egmctl.bench.buffers import Buffer, Lifetimes, buffers_of, peaks
 from egmctl.bench.fabric_run import Asked, alone, plan_for
 from egmctl.bench.plan import Plan
-from egmctl.bench.plan.budget import LEAST_BYTES, check_memory, checked, fitted, memory_of
+from egmctl.bench.plan.budget import LEAST_BYTES, fitted, memory_of
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import FABRIC, SUITES, select_cases
 from egmctl.errors import UsageError
@@ -68,33 +68,6 @@ def node(
     return replace(machine, gpus=(used, machine.gpus[1]), host=host)
 
 
-class TestAFootprintWithoutRoom:
-    """The series of footprints goes as far as memory does; who names one of it hears why it is not measured."""
-
-    NAME = "host_numa_to_device_footprint_256gib"
-
-    def planned(self, *patterns: str) -> Plan:
-        machine = node(140 * GIB, 64 * GIB, 64 * GIB)
-        return make_plan(machine, machine.gpus or (), (0,), select_cases(patterns), USUAL)
-
-    def test_named_by_itself_it_is_waived_with_the_reason(self) -> None:
-        tasks = self.planned(self.NAME).tasks
-        assert {planned.task.case for planned in tasks} == {self.NAME}
-        assert {waiver.kind for planned in tasks for waiver in planned.waivers} == {WaiverKind.NO_ROOM}
-        assert all("256 GiB on NUMA0, more than half of the 64 GiB free there" in str(one.waiver) for one in tasks)
-
-    @pytest.mark.parametrize("patterns", [("host_numa_to_device_footprint_*",), (f"{NAME}*",)])
-    def test_of_the_series_it_is_left_out(self, patterns: tuple[str, ...]) -> None:
-        plan = self.planned(*patterns)
-        assert self.NAME not in {planned.task.case for planned in plan.tasks}
-        assert plan.notes == ()
-
-    def test_with_room_it_is_measured(self) -> None:
-        machine = node(140 * GIB, 600 * GIB, 600 * GIB)
-        plan = make_plan(machine, machine.gpus or (), (0,), select_cases([self.NAME]), USUAL)
-        assert [planned.waiver for planned in plan.tasks] == [None]
-
-
 def chosen(machine: Machine, suite: str) -> Plan:
     """Return the plan of a suite where nobody has given a size."""
     cases = select_cases((), (suite,))
@@ -123,7 +96,7 @@ def test_every_suite_fits(
     of_host, of_node = ((pool(GIB, 100),), pools) if by_node else (pools, None)
     machine = node(gpu_free, node_free, available, of_host, of_node)
     plan = chosen(machine, suite)
-    check_memory(plan, memory_of(machine))
+    assert fitted(plan, memory_of(machine)) == plan
     assert huge_pages_last(plan, pools)
     size = plan.settings.size_bytes
     assert LEAST_BYTES <= size <= USUAL.size_bytes
@@ -137,7 +110,7 @@ def test_every_suite_fits(
 def test_what_a_plan_holds_at_a_place_is_held_by_some_task_alone(suite: str) -> None:
     """What does not fit is waived by this: else the search for who takes too much would find nobody."""
     plan = chosen(two_gpus(), suite)
-    alone = [one for planned in plan.tasks if planned.waiver is None for one in peaks([[planned.task]])]
+    alone = [one for planned in plan.tasks if planned.waiver is None for one in peaks([[planned]])]
     assert plan.peaks
     for peak in plan.peaks:
         assert any(one.bytes > 0 and one.same_place(peak) for one in alone)
@@ -145,7 +118,7 @@ def test_what_a_plan_holds_at_a_place_is_held_by_some_task_alone(suite: str) -> 
 
 def huge_pages_last(plan: Plan, pools: Sequence[HugePages]) -> bool:
     """Say whether a run never lacks a huge page, each buffer made of the smallest of which there are enough."""
-    steps = [[plan.tasks[number].task for number in step.tasks] for step in plan.steps]
+    steps = [[plan.tasks[number] for number in step.tasks] for step in plan.steps]
     free = {pool.page_size_bytes: pool.free or 0 for pool in pools}
     taken: dict[Buffer, tuple[int, int]] = {}
     lifetimes = Lifetimes(steps)
@@ -189,7 +162,7 @@ def test_of_huge_pages_all_that_are_free_are_taken_and_none_more(pools: tuple[Hu
     def planned(size_bytes: int) -> Plan:
         return make_plan(machine, machine.gpus or (), [0], select_cases(HUGE), replace(USUAL, size_bytes=size_bytes))
 
-    for plan in (fitted(planned(USUAL.size_bytes), memory, planned), checked(planned(USUAL.size_bytes), memory)):
+    for plan in (fitted(planned(USUAL.size_bytes), memory, planned), fitted(planned(USUAL.size_bytes), memory)):
         assert plan.settings.size_bytes == USUAL.size_bytes
         assert len(plan.runnable) == measured
         assert huge_pages_last(plan, pools)
@@ -207,11 +180,11 @@ def test_huge_pages_are_counted_on_the_numa_node_that_they_are_taken_from() -> N
     nodes = replace(first, huge_pages=(pool(2 * MIB, 256),)), replace(second, huge_pages=(pool(2 * MIB, 512),))
     machine = replace(machine, host=replace(machine.host, numa_nodes=nodes, huge_pages=(pool(2 * MIB, 768),)))
     plan = make_plan(machine, (machine.gpus or ())[:1], [0, 1], select_cases(HUGE), USUAL)
-    plan = checked(plan, memory_of(machine, cgroup_left_bytes=0))
+    plan = fitted(plan, memory_of(machine, cgroup_left_bytes=0))
     waived = [one for one in plan.tasks if one.waiver is not None]
-    on_first = [one for one in plan.tasks if "NUMA0" in one.task.path]
+    on_first = [one for one in plan.tasks if "NUMA0" in one.path]
     assert len(waived) == len(on_first) // 2
-    assert {one.task.path for one in waived} <= {one.task.path for one in on_first}
+    assert {one.path for one in waived} <= {one.path for one in on_first}
     (reason,) = {one.waiver for one in waived}
     assert reason == (
         "beside other buffers of huge pages it needs more than the 512 MiB that are free on NUMA0 "
@@ -247,9 +220,9 @@ def test_the_largest_size_that_fits_is_chosen() -> None:
     machine = node(140 * GIB, 4915 * MIB, 100 * GIB)
     plan = chosen(machine, "full")
     assert plan.settings.size_bytes > LEAST_BYTES
-    larger = plan_for_size(machine, plan.settings.size_bytes + MIB)
-    with pytest.raises(UsageError, match=f"at most --size {plan.settings.size_bytes // MIB}M fits"):
-        checked(larger, memory_of(machine))
-    given = checked(plan_for_size(machine, plan.settings.size_bytes), memory_of(machine))
-    waived = {one.task.case for one in given.tasks if one.waiver and "has no room" in one.waiver}
+    larger = plan_for_size(machine, 2 * plan.settings.size_bytes)
+    with pytest.raises(UsageError, match=f"; --size {plan.settings.size_bytes // MIB}M fits"):
+        fitted(larger, memory_of(machine))
+    given = fitted(plan_for_size(machine, plan.settings.size_bytes), memory_of(machine))
+    waived = {one.case for one in given.tasks if one.waiver and "has no room" in one.waiver}
     assert all("footprint" in case or "latency" in case for case in waived)

@@ -50,7 +50,7 @@ def plan_of(machine_name: str, *cases: str) -> Plan:
 
 def held(machine_name: str, *cases: str) -> tuple[Peak, ...]:
     plan = plan_of(machine_name, *cases)
-    steps = [[plan.tasks[number].task for number in step.tasks] for step in plan.steps]
+    steps = [[plan.tasks[number] for number in step.tasks] for step in plan.steps]
     assert steps
     return peaks(steps, keep=True)
 
@@ -65,7 +65,7 @@ def test_a_gpu_s_memory_is_one_place_also_where_the_kernel_has_it_as_a_numa_node
 
 
 def test_host_memory_of_no_known_node_is_the_host_s() -> None:
-    (task,) = (one.task for one in plan_of("gh200", "host_to_device_memcpy_ce").tasks)
+    (task,) = (one for one in plan_of("gh200", "host_to_device_memcpy_ce").tasks)
     (flow,) = task.flows
     unknown = replace(task, flows=(replace(flow, source=replace(flow.source, numa_node=None)),))
     assert [peak.bytes for peak in peaks([[unknown]]) if peak.name == "host"] == [task.size_bytes]

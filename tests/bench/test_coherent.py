@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from egmctl.bench.engines import cpu
-from egmctl.bench.plan import PlannedTask
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import SUITES, select_cases
 from egmctl.model.finding import WaiverKind
 from egmctl.model.measurement import Placement, Settings, Status, Task
+from egmctl.model.planned import PlannedTask
 from egmctl.report.route_words import route_words
 from egmctl.units import MIB
 from egmctl.verdict.yardsticks import not_judged
@@ -34,7 +34,7 @@ def planned(machine: str, case: str = CASES[0]) -> tuple[PlannedTask, ...]:
 
 class TestPlan:
     def test_cpus_of_each_node_meet_each_gpu(self) -> None:
-        tasks = [one.task for one in planned("gb200-tray") if one.waiver is None]
+        tasks = [one for one in planned("gb200-tray") if one.waiver is None]
         assert [task.path for task in tasks] == [f"GPU{gpu} -> CPU{node}" for node in (0, 1) for gpu in range(4)]
         assert [task.flows[0].route.symbol for task in tasks[:3:2]] == ["CPU>C2C", "CPU>SMP>C2C"]
         (flow,) = tasks[0].flows
@@ -43,7 +43,7 @@ class TestPlan:
         assert route_words(flow.route) == "GPU memory over CPU>C2C"
 
     def test_written_memory_is_the_destination(self) -> None:
-        assert planned("gb200-tray", CASES[1])[0].task.path == "CPU0 -> GPU0"
+        assert planned("gb200-tray", CASES[1])[0].path == "CPU0 -> GPU0"
 
     @pytest.mark.parametrize(
         ("machine", "why"), [("dgx-h100", "GPU0"), ("gb200-nvl72-cdmm", "GPU0's memory is no NUMA node of the host")]
@@ -81,7 +81,7 @@ class TestMeasurement:
     @pytest.fixture
     def task(self) -> Task:
         (first, *_) = planned("gb200-tray")
-        return replace(first.task, size_bytes=MIB)
+        return replace(first, size_bytes=MIB)
 
     def test_memory_that_is_the_gpus_is_measured_and_never_judged(self, task: Task) -> None:
         worker: Any = Rig([placed(right=True)])

@@ -11,11 +11,9 @@ from tests.bench.four import FOUR
 from tests.doctor.machines import shipped
 
 DGX = shipped("dgx-h100")
-TASK = (
-    make_plan(DGX, (DGX.gpus or ())[:1], [0], FOUR, Settings(size_bytes=1 << 20, copies=1, samples=1, timeout_s=9))
-    .tasks[0]
-    .task
-)
+TASK = make_plan(
+    DGX, (DGX.gpus or ())[:1], [0], FOUR, Settings(size_bytes=1 << 20, copies=1, samples=1, timeout_s=9)
+).tasks[0]
 WRONG = "sample 0: the pointer chase ended at the wrong offset 128"
 STEADY, VARYING = (600.0, 601.0), (600.0, 900.0)
 

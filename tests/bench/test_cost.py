@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from egmctl.bench.case import Case
-from egmctl.bench.plan.cost import CaseCost, job_cost, plan_bytes, plan_seconds
+from egmctl.bench.plan.cost import job_cost, plan_bytes, plan_seconds
 from egmctl.bench.plan.fabric import make_fabric_plan
 from egmctl.bench.plan.placement import modelled
 from egmctl.bench.suites import FABRIC_CASES
 from egmctl.model.measurement import Pattern, Settings
+from egmctl.model.planned import CaseCost
 from tests.conftest import RunEgmctl
 from tests.fake.machines import with_imex_channel
 from tests.fake.node import load

@@ -30,7 +30,7 @@ STRIDE = 128
 
 def task() -> Task:
     seen = shipped("gb200-tray")
-    return make_plan(seen, (seen.gpus or ())[:1], (0,), select_cases([CASE]), SETTINGS).tasks[0].task
+    return make_plan(seen, (seen.gpus or ())[:1], (0,), select_cases([CASE]), SETTINGS).tasks[0]
 
 
 @pytest.fixture

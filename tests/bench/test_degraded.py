@@ -53,17 +53,17 @@ def two_gh200() -> Machine:
 class TestThePlan:
     def test_tries_what_is_left_and_says_so(self) -> None:
         plan = planned(without_owners(), NUMA)
-        far = [one for one in plan.tasks if one.task.flows[0].source.numa_node == 1]
+        far = [one for one in plan.tasks if one.flows[0].source.numa_node == 1]
         assert [one.waiver for one in far] == [None, None]
         for one in far:
-            route = one.task.flows[0].route
+            route = one.flows[0].route
             assert (route.degraded, route.egm, route.symbol) == (True, Egm.NO, "C2C-sys>SMP")
             assert route.egm_reason.startswith("the EGM route is blocked: GPU2: denied by the device cgroup")
             assert ", degraded: the EGM route is blocked" in route_words(route)
 
     def test_the_near_node_stays_egm(self) -> None:
-        near = [one for one in planned(without_owners(), NUMA).tasks if one.task.flows[0].source.numa_node == 0]
-        assert {(one.task.flows[0].route.egm, one.task.flows[0].route.degraded) for one in near} == {(Egm.YES, False)}
+        near = [one for one in planned(without_owners(), NUMA).tasks if one.flows[0].source.numa_node == 0]
+        assert {(one.flows[0].route.egm, one.flows[0].route.degraded) for one in near} == {(Egm.YES, False)}
 
     def test_each_pair_of_ends_has_a_process_of_its_own_after_all_others(self) -> None:
         steps = planned(without_owners(), NUMA, "device_to_host_numa_memcpy_ce", PINNED).steps
@@ -77,11 +77,11 @@ class TestThePlan:
         nodes = sorted({gpu.host_numa_id for gpu in machine.gpus or () if gpu.host_numa_id is not None})[:2]
         plan = planned(machine, *KINDS[1:], nodes=nodes)
         assert {one.waiver for one in plan.tasks} == {None}
-        assert not any(flow.route.degraded for one in plan.tasks for flow in one.task.flows)
+        assert not any(flow.route.degraded for one in plan.tasks for flow in one.flows)
 
     def test_a_node_whose_memory_is_forbidden_is_not_tried(self) -> None:
         machine = patched(without_owners(), "host", allowed_numa_nodes="0")
-        far = [one for one in planned(machine).tasks if one.task.flows[0].source.numa_node == 1]
+        far = [one for one in planned(machine).tasks if one.flows[0].source.numa_node == 1]
         assert all(one.waiver and "Mems_allowed" in one.waiver for one in far)
 
     @pytest.mark.parametrize("name", [name for name in replay.names() if "h100" in name or "h200x" in name])
@@ -90,7 +90,7 @@ class TestThePlan:
             if machine.host is None or machine.host.architecture != "x86_64":
                 continue
             plan = planned(machine)
-            assert not any(flow.route.degraded for one in plan.tasks for flow in one.task.flows)
+            assert not any(flow.route.degraded for one in plan.tasks for flow in one.flows)
             assert not any(step.isolated for step in plan.steps)
 
     def test_a_whole_egm_node_has_none(self) -> None:
@@ -98,7 +98,7 @@ class TestThePlan:
 
 
 class TestWhatCarriedTheBytes:
-    TASK = next(one.task for one in planned(without_owners(), NUMA).tasks if one.task.flows[0].source.numa_node == 1)
+    TASK = next(one for one in planned(without_owners(), NUMA).tasks if one.flows[0].source.numa_node == 1)
     LARGE = replace(TASK, size_bytes=1 << 30)
 
     def seen(self, nvlink: int, pcie: int) -> tuple[str, Verdict]:
@@ -117,7 +117,7 @@ class TestWhatCarriedTheBytes:
 
 def test_it_is_a_warning_that_its_cause_explains_and_no_reference_judges() -> None:
     plan = planned(without_owners(), NUMA)
-    made = report(plan, [measured(one.task, lambda _task, _flow: 50.0) for one in plan.tasks])
+    made = report(plan, [measured(one, lambda _task, _flow: 50.0) for one in plan.tasks])
     made = replace(made, machines=(without_owners(),))
     judged = with_causes(replace(made, verdict=judge(made, None)))
     assert judged.verdict is not None

@@ -45,17 +45,17 @@ def test_every_bandwidth_is_measured_and_verified_and_everything_given_back(benc
 
 
 OTHER_MEMORY = (
-    *("bench", "--numa", "1", "--gpus", "0-1", *FEW),
     *("--case", "host_numa_pool_to_device_memcpy_ce", "--case", "device_to_registered_memcpy_ce"),
-    *("--case", "host_numa_to_device_memcpy_ce_4_streams", "--case", "device_to_device_read_sm"),
+    *("--case", "device_to_device_read_sm"),
 )
+STREAMS = ("--sweep", "streams", "--case", "host_numa_to_device_memcpy_ce")
 
 
-@pytest.mark.parametrize("call", ["cuMemPoolTrimTo", "cuStreamWaitEvent"])
+@pytest.mark.parametrize(("call", "options"), [("cuMemPoolTrimTo", OTHER_MEMORY), ("cuStreamWaitEvent", STREAMS)])
 def test_each_call_for_other_memory_and_streams_that_fails_is_named_and_all_else_given_back(
-    bench: Bench, call: str
+    bench: Bench, call: str, options: tuple[str, ...]
 ) -> None:
-    run = bench(*OTHER_MEMORY, faults=f"{call}@1=error:719")
+    run = bench("bench", "--numa", "1", "--gpus", "0-1", *FEW, *options, faults=f"{call}@1=error:719")
     assert run.node.calls(call), "the call is made"
     said = " ".join([*run.reasons(), *run.result["problems"]])
     assert f"{call} failed: CUDA_ERROR_LAUNCH_FAILED (719)" in said

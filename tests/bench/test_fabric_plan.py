@@ -35,7 +35,7 @@ def layout(name: str, ranks: int) -> RankLayout:
 
 def tasks(of: RankLayout, case: str, sample: int | None = None) -> list[Task]:
     plan = make_fabric_plan(of, [one for one in FABRIC_CASES if one.name == case], SETTINGS, sample)
-    return [planned.task for planned in plan.tasks]
+    return list(plan.tasks)
 
 
 def ends(task: Task) -> tuple[int | None, int | None]:
@@ -113,19 +113,19 @@ class TestEgmToEgm:
             there = [
                 node
                 for number in step.tasks
-                for flow in plan.tasks[number].task.flows
+                for flow in plan.tasks[number].flows
                 for node in {(of.node_of(end), end.numa_node) for end in (flow.source, flow.destination)}
             ]
             assert len(set(there)) == len(there)
         if sample is not None:
-            assert Counter(planned.task.flows[0].initiator_rank for planned in plan.tasks) == Counter(
+            assert Counter(planned.flows[0].initiator_rank for planned in plan.tasks) == Counter(
                 sample * list(range(8))
             )
 
     def test_a_node_whose_gpus_cannot_share_host_memory_says_so(self) -> None:
         machine = without_multinode_ipc(with_imex_channel(load("gb200-nvl72")))
         plan = make_fabric_plan(modelled(machine, 8), [c for c in FABRIC_CASES if c.name == TO_HOST["read"]], SETTINGS)
-        across = [one for one in plan.tasks if one.task.flows[0].route.across_nodes]
+        across = [one for one in plan.tasks if one.flows[0].route.across_nodes]
         assert len(across) == 2 * 4 * 4
         assert all("HOST_NUMA_MULTINODE_IPC_SUPPORTED is 0" in (one.waiver or "") for one in across)
 
@@ -133,7 +133,7 @@ class TestEgmToEgm:
         plan = make_fabric_plan(
             layout("gb200-nvl72", 8), [c for c in FABRIC_CASES if c.name == TO_HOST["read"]], SETTINGS
         )
-        measured = [finish(one.task, Status.OK) for one in plan.tasks if one.task.flows[0].route.across_nodes]
+        measured = [finish(one, Status.OK) for one in plan.tasks if one.flows[0].route.across_nodes]
         assert "from link to link" in against_link(measured[0], 300.0, None).reason
 
 
@@ -143,7 +143,7 @@ def test_disjoint_pairs_run_at_the_same_time_whatever_their_links() -> None:
     steps = [step for step in plan.steps if not step.proof]
     assert len(steps) == 2 * 7
     for step in steps:
-        busy = [rank for number in step.tasks for rank in plan.tasks[number].task.ranks]
+        busy = [rank for number in step.tasks for rank in plan.tasks[number].ranks]
         assert sorted(busy) == list(range(8))
 
 
@@ -151,7 +151,7 @@ def test_a_sample_has_fewer_rounds_and_every_rank() -> None:
     of = layout("gb200-nvl72", 16)
     plan = make_fabric_plan(of, FABRIC_CASES[:1], SETTINGS, 2)
     assert len([step for step in plan.steps if not step.proof]) == 2 * 2
-    assert Counter(planned.task.flows[0].initiator_rank for planned in plan.tasks) == Counter(2 * list(range(16)))
+    assert Counter(planned.flows[0].initiator_rank for planned in plan.tasks) == Counter(2 * list(range(16)))
     assert plan.notes == ("a sample: 16 of the 120 pairs of 16 ranks, chosen at random (seed 1)",)
 
 
@@ -203,7 +203,7 @@ def test_a_rank_without_a_channel_takes_part_in_nothing() -> None:
     hosts = dict(of.machines) | {"node2": replace(machine, driver=replace(machine.driver, imex_channels=()))}
     plan = make_fabric_plan(replace(of, machines=hosts), FABRIC_CASES[:1], SETTINGS)
     for planned in plan.tasks:
-        assert (planned.waiver is not None) == any(rank >= 4 for rank in planned.task.ranks)
+        assert (planned.waiver is not None) == any(rank >= 4 for rank in planned.ranks)
     assert any("node2:GPU0: there is no IMEX channel" in (planned.waiver or "") for planned in plan.tasks)
 
 
@@ -212,7 +212,7 @@ def test_host_memory_of_a_node_that_states_no_numa_node_is_waived_and_everything
     node = with_imex_channel(load("gb200-nvl72"))
     silent = replace(node, host=replace(node.host, numa_nodes=None) if node.host else None)
     plan = make_fabric_plan(modelled(silent, ranks), FABRIC_CASES, SETTINGS)
-    waived = {planned.task.case: planned.waiver for planned in plan.tasks if planned.waiver}
+    waived = {planned.case: planned.waiver for planned in plan.tasks if planned.waiver}
     assert waived["fabric_host_numa_write_sm"] == waived["fabric_host_numa_read_ce"]
     assert "has no NUMA node that has memory" in str(waived["fabric_host_numa_write_sm"])
     assert "fabric_device_write_ce" not in waived
@@ -233,17 +233,17 @@ class TestAGpuThatCannotBeUsed:
         assert [gpu.label for gpu in plan.gpus] == ["GPU0", "GPU1", "GPU2", "GPU3"]
         waived = [planned for planned in plan.tasks if planned.waivers]
         assert len(waived) == 6
-        assert all("GPU1" in planned.task.path for planned in waived)
+        assert all("GPU1" in planned.path for planned in waived)
         assert {waiver.kind for planned in waived for waiver in planned.waivers} == {WaiverKind.GPU_UNUSABLE}
         assert {planned.waiver for planned in waived} == {"GPU1: MIG is on: it can only be used in parts"}
-        started = {rank for number in range(len(plan.tasks)) for rank in plan.tasks[number].task.ranks}
+        started = {rank for number in range(len(plan.tasks)) for rank in plan.tasks[number].ranks}
         assert started == set(range(4)), "the last one is GPU1, which no step has"
-        assert all(3 not in plan.tasks[number].task.ranks for step in plan.steps for number in step.tasks)
+        assert all(3 not in plan.tasks[number].ranks for step in plan.steps for number in step.tasks)
 
     def test_patterns_of_all_are_of_those_that_can(self) -> None:
         (ring,) = self.planned("fabric_device_ring_write_ce").tasks
         assert ring.waiver is None
-        assert [flow.source.label for flow in ring.task.flows] == ["GPU0", "GPU2", "GPU3"]
+        assert [flow.source.label for flow in ring.flows] == ["GPU0", "GPU2", "GPU3"]
 
     def test_of_two_one_is_not_enough_and_says_why(self) -> None:
         machine = patched(patched(self.MACHINE, "gpus[2].nvml", mig_mode=True), "gpus[3].nvml", mig_mode=True)
@@ -256,7 +256,7 @@ class TestAGpuThatCannotBeUsed:
     def test_that_it_was_asked_for_is_a_failure_of_the_run(self) -> None:
         plan = self.planned("fabric_device_write_ce")
         status = {False: Status.OK, True: Status.WAIVED}
-        found = [finish(one.task, status[bool(one.waivers)], waivers=one.waivers) for one in plan.tasks]
+        found = [finish(one, status[bool(one.waivers)], waivers=one.waivers) for one in plan.tasks]
         made = replace(report(plan, found), ranks=plan.ranks, machines=(self.MACHINE,))
         (cause,) = with_causes(made, asked=[gpu.bus_id for gpu in plan.gpus]).causes
         assert (cause.finding.check, cause.asked) == ("gpu.mig", "GPU1")

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from egmctl.api.bench import Bench
 from egmctl.bench.buffers import Buffer, Lifetimes, assign, buffers_of, peaks
 from egmctl.bench.case import End
 from egmctl.bench.plan import Plan
-from egmctl.bench.plan.make import make_plan, sweep_sizes, top_that_fits
+from egmctl.bench.plan.make import make_plan, sweep_sizes
 from egmctl.bench.plan.task import copies_for
 from egmctl.bench.suites import CASES, select_cases
 from egmctl.errors import UsageError
@@ -33,7 +34,7 @@ def plan_of(name: str, gpus: list[int], nodes: tuple[int, ...] = (0, 1), setting
 
 def paths(name: str, gpus: list[int]) -> list[list[str]]:
     """Return for each task of a case its flows' paths."""
-    return [[flow.path for flow in planned.task.flows] for planned in plan_of(name, gpus).tasks]
+    return [[flow.path for flow in planned.flows] for planned in plan_of(name, gpus).tasks]
 
 
 @given(COUNTS)
@@ -84,11 +85,11 @@ def test_everyone_with_its_own_node_is_one_task(gpus: list[int]) -> None:
 def test_a_gpu_whose_own_node_was_not_chosen_stays_out() -> None:
     own = [gpu.host_numa_id for gpu in DGX.gpus or ()]
     (task,) = plan_of("host_to_all_memcpy_ce", list(range(8)), (1,)).tasks
-    assert [flow.path for flow in task.task.flows] == [f"NUMA1 -> GPU{g}" for g in range(8) if own[g] == 1]
+    assert [flow.path for flow in task.flows] == [f"NUMA1 -> GPU{g}" for g in range(8) if own[g] == 1]
 
 
 def test_both_directions_with_host_memory_are_issued_by_the_gpu() -> None:
-    (there, back) = plan_of("host_numa_to_device_bidirectional_memcpy_ce", [0], (0,)).tasks[0].task.flows
+    (there, back) = plan_of("host_numa_to_device_bidirectional_memcpy_ce", [0], (0,)).tasks[0].flows
     assert (there.path, back.path) == ("NUMA0 -> GPU0", "GPU0 -> NUMA0")
     assert (there.source.memory, there.destination.memory) == (MemoryKind.HOST_NUMA, MemoryKind.DEVICE)
     assert (back.source.memory, back.destination.memory) == (MemoryKind.DEVICE, MemoryKind.HOST_NUMA)
@@ -96,7 +97,7 @@ def test_both_directions_with_host_memory_are_issued_by_the_gpu() -> None:
 
 
 def test_what_only_reads_ends_in_registers_of_who_reads() -> None:
-    flows = [planned.task.flows[0] for planned in plan_of("host_numa_read_sm", [0, 1], (0,)).tasks]
+    flows = [planned.flows[0] for planned in plan_of("host_numa_read_sm", [0, 1], (0,)).tasks]
     assert [(f.path, f.destination.memory, f.initiator_label) for f in flows] == [
         ("NUMA0 -> GPU0", "registers", "GPU0"),
         ("NUMA0 -> GPU1", "registers", "GPU1"),
@@ -104,7 +105,7 @@ def test_what_only_reads_ends_in_registers_of_who_reads() -> None:
 
 
 def test_cpu_threads_of_each_node_work_with_the_memory_of_each() -> None:
-    flows = [planned.task.flows[0] for planned in plan_of("host_numa_read_cpu", [0, 1]).tasks]
+    flows = [planned.flows[0] for planned in plan_of("host_numa_read_cpu", [0, 1]).tasks]
     assert [flow.path for flow in flows] == [f"NUMA{m} -> CPU{c}" for c in (0, 1) for m in (0, 1)]
     assert {(flow.initiator, flow.initiator_label) for flow in flows} == {(None, "CPU0"), (None, "CPU1")}
 
@@ -115,14 +116,14 @@ def test_no_two_flows_of_a_step_write_to_one_buffer_and_none_reads_what_another_
 ) -> None:
     plan = plan_of(name, gpus)
     for step in plan.steps:
-        flows = [f for of_task in assign([plan.tasks[n].task for n in step.tasks]) for f in of_task]
+        flows = [f for of_task in assign([plan.tasks[n] for n in step.tasks]) for f in of_task]
         written = [flow.destination for flow in flows if flow.destination is not None]
         assert len(written) == len(set(written))
         assert not set(written) & {flow.source for flow in flows}
 
 
 def test_one_gpu_sends_the_same_buffer_to_all_others() -> None:
-    (flows,) = assign([plan_of("one_to_all_write_ce", [0, 1, 2]).tasks[0].task])
+    (flows,) = assign([plan_of("one_to_all_write_ce", [0, 1, 2]).tasks[0]])
     assert len({flow.source for flow in flows}) == 1
     assert len({flow.destination for flow in flows}) == 2
 
@@ -131,7 +132,7 @@ def test_one_gpu_sends_the_same_buffer_to_all_others() -> None:
 @given(COUNTS)
 def test_a_buffer_is_given_back_after_its_last_step_and_all_are_in_the_end(gpus: list[int]) -> None:
     plan = plan_of("*_to_device_memcpy_ce", gpus)
-    steps: list[list[Task]] = [[plan.tasks[n].task for n in step.tasks] for step in plan.steps]
+    steps: list[list[Task]] = [[plan.tasks[n] for n in step.tasks] for step in plan.steps]
     lifetimes, held, given_back = Lifetimes(steps), set[Buffer](), set[Buffer]()
     for tasks in steps:
         assert not {*buffers_of(tasks)} & given_back
@@ -153,7 +154,7 @@ def test_no_steps_hold_nothing() -> None:
 
 
 def test_end_words() -> None:
-    assert {buffer.role for buffer in buffers_of([plan_of("ring_write_ce", [0, 1]).tasks[0].task])} == set(End)
+    assert {buffer.role for buffer in buffers_of([plan_of("ring_write_ce", [0, 1]).tasks[0]])} == set(End)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,7 @@ def test_a_sample_is_long_enough_but_never_more_than_can_be_queued(size: int, ra
 
 def test_flows_that_share_a_link_share_the_sample() -> None:
     copies = {
-        name: plan_of(name, list(range(8))).tasks[0].task.copies
+        name: plan_of(name, list(range(8))).tasks[0].copies
         for name in ("device_to_device_memcpy_write_ce", "one_to_all_write_ce", "all_pairs_write_ce", "ring_write_ce")
     }
     assert copies == {
@@ -193,16 +194,14 @@ def test_a_sweep_begins_at_4_kib_and_ends_at_the_top(top: int) -> None:
 
 
 def test_a_sweep_without_a_top_ends_where_half_of_the_memory_does() -> None:
-    assert DGX.gpus is not None
-    cases = select_cases(["device_to_device_memcpy_write_ce"])
-    assert top_that_fits(DGX, DGX.gpus[:2], [0], cases, SETTINGS) == 8 * GIB
-    with_ucx = (*cases, *select_cases(["ucx_host_numa_to_host_numa"]))
-    nodes = (DGX.host and DGX.host.numa_nodes) or ()
-    little = tuple(replace(node, memory_free_bytes=300 * MIB) for node in nodes)
+    bench = Bench(gpus="0-1", numa="0", sweep="size", cases=["host_numa_to_device_memcpy_ce"])
+    assert bench.plan(DGX).settings.size_bytes == 8 * GIB
     assert DGX.host is not None
-    tight = replace(DGX, host=replace(DGX.host, numa_nodes=little))
-    assert top_that_fits(tight, DGX.gpus[:2], [0], with_ucx, SETTINGS) < 8 * GIB
-    assert top_that_fits(tight, DGX.gpus[:2], [0], with_ucx, SETTINGS, no_ucx="not installed") == 8 * GIB
+    little = tuple(replace(node, memory_free_bytes=300 * MIB) for node in DGX.host.numa_nodes or ())
+    plan = bench.plan(replace(DGX, host=replace(DGX.host, numa_nodes=little)))
+    # Smaller buffers hold several slots: all sizes together are to fit.
+    assert plan.settings.size_bytes == max(task.size_bytes for task in plan.tasks) < 300 * MIB
+    assert plan.notes[-1].startswith(f"buffers of {plan.settings.size_bytes // MIB} MiB, not of the usual 8 GiB")
 
 
 def test_a_sweep_begins_at_its_first_size() -> None:
@@ -216,7 +215,7 @@ def test_patterns_that_are_named_have_a_case() -> None:
 
 def test_which_of_several_equals_is_named_is_the_same_in_every_process() -> None:
     """Python's hashes of strings differ from process to process: nothing may follow the order of a set."""
-    (step,) = (task.task for task in plan_of("ring_write_ce", [0, 1, 2, 3]).tasks)
+    (step,) = (task for task in plan_of("ring_write_ce", [0, 1, 2, 3]).tasks)
     initiators = [flow.source.label for flow in step.flows]
     sources = [buffer.end.label for buffer in buffers_of([step]) if buffer.role is End.SOURCE]
     assert sources == initiators
@@ -244,7 +243,7 @@ def test_where_no_node_has_two_gpus_no_owner_is_asked_for_and_the_plan_says_so(
 
 
 def test_memory_that_was_allocated_under_different_gpus_is_never_one_buffer() -> None:
-    tasks = [planned.task for planned in plan_of(BY_OWNER, [1, 2]).tasks]
+    tasks = list(plan_of(BY_OWNER, [1, 2]).tasks)
     sources = {buffer for task in tasks for buffer in buffers_of([task]) if buffer.end.memory is MemoryKind.HOST_NUMA}
     assert {buffer.end.allocated_by_label for buffer in sources} == {"GPU1", "GPU2"}
     assert len(sources) == 2

@@ -23,7 +23,7 @@ def report(ranks: int, slow: int) -> RunReport:
     plan = make_fabric_plan(of, CASES, SETTINGS)
     found = []
     for planned in plan.tasks:
-        task, latency = planned.task, planned.task.quantity is Quantity.LATENCY
+        task, latency = planned, planned.quantity is Quantity.LATENCY
         odd = task.flows[0].initiator_rank == slow
         summary = summarize([(800.0 if latency else 650.0) if odd else 700.0])
         value = {"latency_ns": summary} if latency else {"bandwidth_gb_s": summary, "flows_gb_s": (summary,)}

@@ -33,14 +33,14 @@ def measured(*names: str, value: float = 100.0, status: Status = Status.OK) -> l
     summary = summarize([value])
     return [
         finish(
-            planned.task,
+            planned,
             status,
-            bandwidth_gb_s=summary if planned.task.quantity is Quantity.BANDWIDTH else None,
-            flows_gb_s=(summary,) * len(planned.task.flows) if planned.task.quantity is Quantity.BANDWIDTH else (),
-            latency_ns=summary if planned.task.quantity is Quantity.LATENCY else None,
+            bandwidth_gb_s=summary if planned.quantity is Quantity.BANDWIDTH else None,
+            flows_gb_s=(summary,) * len(planned.flows) if planned.quantity is Quantity.BANDWIDTH else (),
+            latency_ns=summary if planned.quantity is Quantity.LATENCY else None,
         )
         for planned in plan_of(*names).tasks
-        if planned.task.case in names
+        if planned.case in names
     ]
 
 

@@ -14,13 +14,15 @@ import pytest
 from egmctl.bench.buffers import assign
 from egmctl.bench.cases.latency import CASES, FOOTPRINTS_LOCAL, LAPS, LOAD_BLOCKS_PEER, LOADS, UNCACHED
 from egmctl.bench.engines.chase import WARM_UP_LOADS
-from egmctl.bench.plan import PlannedTask
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.results import summarize
 from egmctl.bench.suites import select_cases
 from egmctl.gpu import chase
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Sample, Settings, Status, Verification, finish
+from egmctl.model.planned import PlannedTask
+from egmctl.model.route import Route
+from egmctl.model.task import Point
 from egmctl.report.render.text import WIDTH
 from egmctl.report.views.bench_series import knee
 from egmctl.units import GIB, MIB
@@ -41,7 +43,7 @@ def plan(machine: Machine, gpus: int, nodes: list[int]) -> dict[str, list[Planne
     """Return the planned tasks by case."""
     found: dict[str, list[PlannedTask]] = {case.name: [] for case in CASES}
     for planned in make_plan(machine, (machine.gpus or ())[:gpus], nodes, CASES, SETTINGS).tasks:
-        found[planned.task.case].append(planned)
+        found[planned.case].append(planned)
     return found
 
 
@@ -52,7 +54,7 @@ class TestPlan:
         assert {"device_to_device_latency_sm", "host_device_latency_sm"} <= set(names)
 
     def test_every_ordered_pair_is_read_by_the_gpu_that_measures(self) -> None:
-        tasks = [planned.task for planned in plan(H200, 4, [0])["device_to_device_latency_uncached"]]
+        tasks = list(plan(H200, 4, [0])["device_to_device_latency_uncached"])
         pairs = Counter((task.flows[0].source.label, task.flows[0].destination.label) for task in tasks)
         assert len(pairs) == 12
         assert set(pairs.values()) == {1}
@@ -64,27 +66,27 @@ class TestPlan:
         l2_bytes = gpu.cuda.attributes["L2_CACHE_SIZE"]
         (task, *_) = plan(H200, 2, [0])["device_to_device_latency_uncached"]
         assert l2_bytes is not None
-        assert 4 * l2_bytes <= task.task.size_bytes < 4 * l2_bytes + MIB
+        assert 4 * l2_bytes <= task.size_bytes < 4 * l2_bytes + MIB
         # Each line is read once: the samples do not come round.
         lines = UNCACHED.least_bytes // 128
         assert SETTINGS.samples * (LOADS + WARM_UP_LOADS) < lines
 
     def test_a_ping_pong_s_flag_is_as_large_as_its_kernel_takes_it(self) -> None:
         (planned,) = plan(GB200, 2, [0, 1])["device_to_device_ping_pong_latency"]
-        assert planned.task.size_bytes == chase.FLAG_BYTES
+        assert planned.size_bytes == chase.FLAG_BYTES
 
     def test_a_ping_pong_has_the_flag_of_each_side_in_the_other_s_memory(self) -> None:
         (planned,) = plan(GB200, 2, [0, 1])["device_to_device_ping_pong_latency"]
-        there, back = planned.task.flows
+        there, back = planned.flows
         assert (there.initiator, back.initiator) == (there.source.bus_id, back.source.bus_id)
         assert (there.source, there.destination) == (back.destination, back.source)
-        ((flag, other),) = assign([planned.task])
+        ((flag, other),) = assign([planned])
         assert flag.destination is not None
         assert other.destination is not None
         assert [flag.destination.end.label, other.destination.end.label] == ["GPU1", "GPU0"]
 
     def test_a_ping_pong_through_host_memory_has_two_flags_on_each_node(self) -> None:
-        tasks = [planned.task for planned in plan(GB200, 3, [0, 1])["host_numa_ping_pong_latency"]]
+        tasks = list(plan(GB200, 3, [0, 1])["host_numa_ping_pong_latency"])
         assert len(tasks) == 3 * 2
         for task in tasks:
             assert len({flow.initiator for flow in task.flows}) == 2
@@ -92,8 +94,8 @@ class TestPlan:
             assert one.destination != other.destination
 
     def test_load_and_chase_work_on_buffers_of_their_own_at_the_same_end(self) -> None:
-        for planned in plan(GB200, 2, [0])["device_to_device_latency_loaded_8"]:
-            ((chase, load),) = assign([planned.task])
+        for planned in plan(GB200, 2, [0])["device_to_device_latency_loaded"]:
+            ((chase, load),) = assign([planned])
             assert chase.source is not None
             assert load.source is not None
             assert chase.source.end == load.source.end
@@ -101,17 +103,19 @@ class TestPlan:
 
     def test_a_chain_is_never_written_into_what_a_copy_reads_from(self) -> None:
         (chase, *_) = plan(GB200, 2, [0])["device_to_device_latency_uncached"]
-        copy = replace(chase.task, quantity=Quantity.BANDWIDTH)
-        ((of_chase,), (of_copy,)) = assign([chase.task, copy])
+        copy = replace(chase, quantity=Quantity.BANDWIDTH)
+        ((of_chase,), (of_copy,)) = assign([chase, copy])
         assert of_chase.source != of_copy.source
 
     @pytest.mark.parametrize(
-        ("name", "routes"), [("device_to_device_latency_loaded_0", 1), ("host_numa_to_device_footprint_1gib", 2)]
+        ("name", "routes"), [("device_to_device_latency_loaded", 1), ("host_numa_to_device_footprint", 2)]
     )
     def test_curves_are_measured_over_one_path_of_each_route(self, name: str, routes: int) -> None:
         # To the nearer NUMA node, and through it to the other one.
-        found = [task.task.flows[0].route for task in plan(DGX, 8, [0, 1])[name]]
-        assert len(found) == len(set(found)) == routes
+        by_point: dict[Point, list[Route]] = {}
+        for planned in plan(DGX, 8, [0, 1])[name]:
+            by_point.setdefault(planned.point, []).append(planned.flows[0].route)
+        assert all(len(found) == len(set(found)) == routes for found in by_point.values())
 
     @pytest.mark.parametrize(("free", "largest"), [(128 * GIB, 32), (127 * GIB, 16), (2000 * GIB, 256), (None, 256)])
     def test_the_hosts_footprints_go_as_far_as_what_is_free_allows(self, free: int | None, largest: int) -> None:
@@ -124,11 +128,11 @@ class TestPlan:
             replace(H200, host=host),
             (H200.gpus or ())[:1],
             [0],
-            select_cases(["host_numa_to_device_footprint_*"]),
+            select_cases(["host_numa_to_device_footprint"]),
             Settings(size_bytes=512 * MIB, copies=None, samples=3, timeout_s=60),
         )
         # What has no room is no task: nothing is missing, and no run is incomplete for it.
-        assert max(planned.task.size_bytes for planned in plan.tasks) == largest * GIB
+        assert max(planned.size_bytes for planned in plan.tasks) == largest * GIB
         assert all(planned.waiver is None for planned in plan.tasks)
         assert plan.notes == ()
 
@@ -179,9 +183,7 @@ KINDS = (
     "host_numa_to_device_latency_cached",
     "device_to_device_ping_pong_latency",
     "host_numa_ping_pong_latency",
-    "device_to_device_latency_loaded_0",
-    "device_to_device_latency_loaded_4",
-    "host_numa_to_device_footprint_2mib",
+    "device_to_device_latency_loaded",
 )
 
 
@@ -200,7 +202,7 @@ class TestOnAFakeNode:
             else:
                 assert m["verification"] == "walk-every-sample"
             load = m["bandwidth_gb_s"] and m["bandwidth_gb_s"]["median"] > 0
-            assert load == {"loaded_0": False, "loaded_4": True}.get(m["case"][-8:])
+            assert load == (m["point"]["load"] if m["point"]["load"] is None else m["point"]["load"] > 0)
         assert run.node.leaks() == []
 
     def test_a_sample_of_nvbandwidth_s_definition_has_loads_enough_on_several_multiprocessors(
@@ -246,9 +248,9 @@ class TestOnAFakeNode:
 def measured(planned: PlannedTask, latency_ns: float, gb_s: float | None = None) -> Measurement:
     """Return a measurement of a task with two samples around a latency."""
     values = (latency_ns, latency_ns + 0.5)
-    p50_ns, p99_ns = (latency_ns, latency_ns + 9) if "ping_pong" in planned.task.case else (None, None)
+    p50_ns, p99_ns = (latency_ns, latency_ns + 9) if "ping_pong" in planned.case else (None, None)
     return finish(
-        planned.task,
+        planned,
         Status.OK,
         samples=tuple(
             Sample(latency_ns=value, bandwidth_gb_s=gb_s, p50_ns=p50_ns, p99_ns=p99_ns, elapsed_ms=40, wall_ms=41)
@@ -275,7 +277,7 @@ def shown(machine: Machine, gpus: int, nodes: list[int], name: str, *latencies_n
         wall_s=1,
         interrupted=False,
         measurements=tuple(
-            measured(planned, next(values), 10.0 * number if "loaded" in planned.task.case else None)
+            measured(planned, next(values), 10.0 * number if "loaded" in planned.case else None)
             for number, planned in enumerate(made.tasks)
         ),
     )
@@ -313,7 +315,7 @@ GPU2  104.2  105.2      -
 
     def test_load_is_what_was_reached(self) -> None:
         text = shown(H200, 2, [0], "device_to_device_latency_loaded")
-        assert "device_to_device_latency_loaded_*\n" in text
+        assert "device_to_device_latency_loaded\n" in text
         assert "2 blocks    102.2  102.0-102.5  20.0" in text
 
     def test_the_knee_is_marked_and_its_rule_stated(self) -> None:

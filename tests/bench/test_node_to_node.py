@@ -29,7 +29,7 @@ def tasks(machine: str, gpus: int, nodes: tuple[int, ...]) -> list[Task]:
     seen = shipped(machine)
     settings = Settings(size_bytes=512 * MIB, copies=None, samples=3, timeout_s=60)
     plan = make_plan(seen, (seen.gpus or ())[:gpus], nodes, select_cases([CASE]), settings)
-    return [planned.task for planned in plan.tasks]
+    return list(plan.tasks)
 
 
 def test_each_gpu_copies_between_two_nodes_both_ways() -> None:

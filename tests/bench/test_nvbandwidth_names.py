@@ -7,6 +7,7 @@ import pytest
 from egmctl.bench.case import End
 from egmctl.bench.suites import CASES
 from egmctl.model.measurement import ChaseOrder, Engine, MemoryKind, Pattern, Quantity
+from egmctl.model.task import USUAL
 
 CE, SM = Engine.COPY_ENGINE, Engine.SM_COPY
 HOST, GPU = MemoryKind.PINNED, MemoryKind.DEVICE
@@ -40,7 +41,7 @@ def test_a_copy_has_the_same_ends_engine_and_launcher(name: str, suffix: str, en
     case = BY_NAME[f"{name}_{suffix}"]
     assert (case.source, case.destination, case.engine, case.pattern) == (source, destination, engine, pattern)
     assert launcher in (None, case.initiator)
-    assert (case.quantity, case.streams, case.staged) == (Quantity.BANDWIDTH, 1, False)
+    assert (case.quantity, case.points, case.staged) == (Quantity.BANDWIDTH, (USUAL,), False)
 
 
 @pytest.mark.parametrize(("name", "memory"), [("host_device_latency_sm", HOST), ("device_to_device_latency_sm", GPU)])

@@ -112,7 +112,7 @@ class TestWhetherManagedMemoryIsEgm:
         gpus = (machine.gpus or ())[:1]
         settings = Settings(size_bytes=MIB, copies=None, samples=3, timeout_s=60)
         (planned,) = make_plan(machine, gpus, [node], select_cases(["managed_to_*_ce"]), settings).tasks
-        return planned.task.flows[0].route
+        return planned.flows[0].route
 
     @pytest.mark.parametrize("node", [0, 1])
     def test_with_egm_it_is_not_known_and_the_route_says_why(self, node: int) -> None:
@@ -136,8 +136,8 @@ class TestWhetherManagedMemoryIsEgm:
         machine = shipped("gb200-tray")
         settings = Settings(size_bytes=1 << 30, copies=1, samples=1, timeout_s=60)
         (one,) = make_plan(machine, (machine.gpus or ())[:1], [1], select_cases(["managed_to_*_ce"]), settings).tasks
-        rises = {one.task.flows[0].initiator or "": Traffic({}, {"nvlink": nvlink, "pcie": 0})}
-        found = route_evidence(one.task, 1, rises)
+        rises = {one.flows[0].initiator or "": Traffic({}, {"nvlink": nvlink, "pcie": 0})}
+        found = route_evidence(one, 1, rises)
         assert found is not None
         assert (found.link, found.verdict) == (link, verdict)
 

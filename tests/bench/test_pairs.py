@@ -30,7 +30,7 @@ def plan_of(text: str, suite: str = "full") -> Plan:
 
 def paths(plan: Plan, case: str) -> list[str]:
     """Return the paths of a case."""
-    return [task.path for task in plan.runnable if task.case == case]
+    return [task.path for task in plan.runnable if task.name == case]
 
 
 def test_between_gpus_only_in_the_direction_that_is_named() -> None:
@@ -81,14 +81,14 @@ def test_a_dry_run_in_json_is_the_plan(egmctl: RunEgmctl) -> None:
     jsonschema.Draft202012Validator(schema).validate(document)
     result = document["result"]
     assert document["machine"]["name"] == "gb200-tray"
-    assert {m["case"]: len(m["flows"]) for m in result["measurements"]} == {
+    assert {m["case"]: len(m["flows"]) for m in result["tasks"]} == {
         "device_to_device_memcpy_write_ce": 1,
         "device_to_device_memcpy_read_ce": 1,
         "device_to_device_memcpy_write_sm": 1,
         "device_to_device_bidirectional_memcpy_write_ce": 2,
         "device_to_device_latency_sm": 1,
     }
-    assert [step["measurements"] for step in result["steps"]] == [[n] for n in range(5)]
+    assert [step["tasks"] for step in result["steps"]] == [[n] for n in range(5)]
     assert result["memory"] == [{"place": f"GPU{n}", "bytes": 1024 * MIB} for n in (0, 1)]
     assert {gpu["uuid"] for gpu in result["gpus"]} == {None}
 

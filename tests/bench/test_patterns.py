@@ -40,7 +40,7 @@ def test_every_ordered_pair_is_there_once_however_it_is_measured(count: int) -> 
 def test_of_chosen_meetings_both_ways_follow_each_other() -> None:
     assert list(expand(Pattern.PAIR, 9, meetings=[(0, 5), (1, 2)])) == [((0, 5),), ((5, 0),), ((1, 2),), ((2, 1),)]
     assert list(expand(Pattern.BOTH_DIRECTIONS, 9, meetings=[(0, 5)])) == [((0, 5), (5, 0))]
-    assert [task[0][0] for task in expand(Pattern.ONE_TO_ALL, 9, ones=[0, 4, 8])] == [0, 4, 8]
+    assert [task[0][0] for task in expand(Pattern.ONE_TO_ALL, 9, hubs=[0, 4, 8])] == [0, 4, 8]
 
 
 def test_a_loaded_path_is_two_flows_over_it() -> None:

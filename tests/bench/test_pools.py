@@ -51,9 +51,9 @@ def with_attribute(name: str, value: int) -> Machine:
 
 def test_the_driver_s_own_pool_is_copied_to_and_from_by_copy_engines_and_kernels_and_is_called_so() -> None:
     assert len(DEFAULT) == 4
-    (route, *_) = (planned.task.flows[0].route for planned in plan(GB200, DEFAULT).tasks)
+    (route, *_) = (planned.flows[0].route for planned in plan(GB200, DEFAULT).tasks)
     assert route_words(route) == "EGM default pool over C2C"
-    (route, *_) = (planned.task.flows[0].route for planned in plan(H200, DEFAULT).tasks)
+    (route, *_) = (planned.flows[0].route for planned in plan(H200, DEFAULT).tasks)
     assert route_words(route) == "HOST_NUMA default pool over PCIe, not EGM"
 
 
@@ -78,7 +78,7 @@ def test_without_pools_of_nodes_they_are_waived_with_the_attribute() -> None:
 def test_a_pool_goes_by_the_handles_that_the_driver_has_for_it(handles: int, stopped: str) -> None:
     names = ["ipc_pool_device_write_ce", "ipc_pool_fabric_device_write_ce"]
     made = plan(with_attribute("MEMPOOL_SUPPORTED_HANDLE_TYPES", handles), names)
-    waived = {planned.task.case for planned in made.tasks if planned.waiver is not None}
+    waived = {planned.case for planned in made.tasks if planned.waiver is not None}
     assert f"ipc_{stopped}_device_write_ce" in waived
     told = {"pool": "file descriptor", "pool_fabric": "fabric handle"}[stopped]
     why = f"exports no pools by {told}: CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES is {handles}"
@@ -184,7 +184,7 @@ class TestPoolsOfGpus:
         refused = tuple(replace(pair, can_access_peer=False) for pair in H200.pairs or ())
         made = plan(replace(H200, pairs=refused), OF_GPUS[:1])
         assert all("has no peer access" in (reason or "") for reason in reasons(made))
-        assert not any(planned.task.flows[0].route.staged for planned in made.tasks)
+        assert not any(planned.flows[0].route.staged for planned in made.tasks)
 
     def test_a_gpu_without_pools_is_waived_with_the_attribute(self) -> None:
         found = reasons(plan(with_attribute("MEMORY_POOLS_SUPPORTED", 0), OF_GPUS))
@@ -198,7 +198,7 @@ class TestThePoolOfTheHost:
     """``*host_default_pool*``: CU_MEM_LOCATION_TYPE_HOST, of which the driver chooses the node."""
 
     def test_it_is_no_egm_and_is_called_what_it_is(self) -> None:
-        (route, *_) = (planned.task.flows[0].route for planned in plan(GB200, OF_HOST).tasks)
+        (route, *_) = (planned.flows[0].route for planned in plan(GB200, OF_HOST).tasks)
         assert route_words(route) == "HOST default pool over C2C, not EGM"
 
     def test_it_is_measured_verified_its_placement_is_recorded_and_access_is_taken_back(self, bench: Bench) -> None:

@@ -28,11 +28,11 @@ def plan_of(*names: str, machine: Machine = GB200, gpus: int = 4, nodes: tuple[i
 
 
 def tasks(plan: Plan, case: str) -> list[Task]:
-    return [planned.task for planned in plan.tasks if planned.task.case == case]
+    return [planned for planned in plan.tasks if planned.case == case]
 
 
 def waivers(plan: Plan, case: str) -> set[str | None]:
-    return {planned.waiver for planned in plan.tasks if planned.task.case == case}
+    return {planned.waiver for planned in plan.tasks if planned.case == case}
 
 
 def with_attributes(machine: Machine, **attributes: int) -> Machine:
@@ -80,14 +80,14 @@ def test_host_memory_of_each_node_is_made_by_a_neighbour_whose_node_it_is() -> N
 
 def test_disjoint_pairs_are_measured_at_once_and_lives_and_round_trips_one_at_a_time() -> None:
     plan = plan_of("ipc_legacy_device_write_ce", "ipc_*_life_cycle", "ipc_*_round_trip")
-    several = {plan.tasks[step.tasks[0]].task.case for step in plan.steps if len(step.tasks) > 1}
+    several = {plan.tasks[step.tasks[0]].case for step in plan.steps if len(step.tasks) > 1}
     assert {case for case in several if case.startswith("ipc_")} == {"ipc_legacy_device_write_ce"}
-    assert not any("legacy_host_numa" in planned.task.case for planned in plan.tasks)
+    assert not any("legacy_host_numa" in planned.case for planned in plan.tasks)
 
 
 def test_what_is_set_beside_them_comes_first_once() -> None:
     plan = plan_of("ipc_legacy_device_write_ce", "ipc_pool_device_write_ce", "ipc_posix_fd_host_numa_latency")
-    cases = list(dict.fromkeys(planned.task.case for planned in plan.tasks))
+    cases = list(dict.fromkeys(planned.case for planned in plan.tasks))
     assert cases == [
         "device_to_device_memcpy_write_ce",
         "host_numa_to_device_latency_uncached",
@@ -108,10 +108,10 @@ def test_every_path_between_processes_is_set_beside_the_same_path_within_one() -
     value = summarize([100.0])
     found = [
         finish(
-            planned.task,
+            planned,
             Status.OK,
-            bandwidth_gb_s=value if planned.task.quantity is Quantity.BANDWIDTH else None,
-            latency_ns=value if planned.task.quantity is Quantity.LATENCY else None,
+            bandwidth_gb_s=value if planned.quantity is Quantity.BANDWIDTH else None,
+            latency_ns=value if planned.quantity is Quantity.LATENCY else None,
         )
         for planned in plan.tasks
         if planned.waiver is None
@@ -137,7 +137,7 @@ def test_an_attribute_that_forbids_it_is_shown_with_its_value(name: str, attribu
     assert all(f"CU_DEVICE_ATTRIBUTE_{attribute} is {value}" in (waiver or "") for waiver in waivers(plan, name))
     assert plan.ranks == ()
     # Nothing is measured to be set beside nothing.
-    assert {planned.task.case for planned in plan.tasks} == {name}
+    assert {planned.case for planned in plan.tasks} == {name}
 
 
 @pytest.mark.parametrize(
@@ -163,11 +163,11 @@ def test_a_gpu_that_cannot_be_used_has_no_process_and_the_others_do() -> None:
     plan = plan_of(name, machine=machine)
     assert [(rank.number, rank.label) for rank in plan.ranks] == [(0, "GPU0"), (1, "GPU2"), (2, "GPU3")]
     for planned in plan.tasks:
-        if planned.task.case == name:
-            touched = {end.label for flow in planned.task.flows for end in (flow.source, flow.destination)}
+        if planned.case == name:
+            touched = {end.label for flow in planned.flows for end in (flow.source, flow.destination)}
             assert (planned.waiver is not None) == ("GPU1" in touched)
             if planned.waiver is None:
-                assert max(planned.task.ranks) < len(plan.ranks)
+                assert max(planned.ranks) < len(plan.ranks)
 
 
 def test_memory_that_is_shared_counts_where_its_owner_makes_it() -> None:

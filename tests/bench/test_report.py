@@ -5,18 +5,23 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import pytest
 
+from egmctl.bench.case import Case
 from egmctl.bench.plan import Plan
+from egmctl.bench.plan.cost import case_list
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.results import summarize
 from egmctl.bench.suites import CASES, FABRIC_CASES
 from egmctl.errors import ExitCode
 from egmctl.facts import replay
+from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import (
     Measurement,
     Mismatch,
@@ -32,12 +37,11 @@ from egmctl.model.measurement import (
 from egmctl.report.exports.csv import bench_csv
 from egmctl.report.exports.json import result_json
 from egmctl.report.render.text import WIDTH
-from egmctl.report.views.bench_plan import cases_document
 from egmctl.units import MIB
 from tests.bench.four import FOUR
 from tests.bench.reports import report
 from tests.doctor.machines import shipped
-from tests.report.texts import document_text, matrices_text, text_of
+from tests.report.texts import matrices_text, text_of
 
 SETTINGS = Settings(size_bytes=512 * MIB, copies=16, samples=5, timeout_s=60)
 SCHEMA = json.loads((Path(__file__).resolve().parents[2] / "docs/schemas/bench.schema.json").read_text())
@@ -71,7 +75,7 @@ def measured(task: Task, *values: float) -> Measurement:
 def report_of(plan: Plan, *measurements: Measurement) -> RunReport:
     """Return a report; without measurements each task of the plan gets 100 and its number GB/s."""
     return report(
-        plan, measurements or tuple(measured(planned.task, 100.0 + number) for number, planned in enumerate(plan.tasks))
+        plan, measurements or tuple(measured(planned, 100.0 + number) for number, planned in enumerate(plan.tasks))
     )
 
 
@@ -134,7 +138,7 @@ def test_the_same_calls_on_a_pcie_node_are_not_called_egm() -> None:
 
 def test_cells_without_a_number_are_words_with_their_reasons_below() -> None:
     plan = plan_of("dgx-h100", 2)
-    tasks = [planned.task for planned in plan.tasks]
+    tasks = list(plan.tasks)
     mismatch = Mismatch(sample=1, words=3, first_offset_bytes=64, expected="0x1", found="0xdeadbeef")
     found = [measured(task, 50.0) for task in tasks]
     found[1] = finish(tasks[1], Status.WAIVED, reason="MIG is on")
@@ -162,9 +166,9 @@ def test_cells_without_a_number_are_words_with_their_reasons_below() -> None:
 @pytest.mark.parametrize("status", [Status.OK, Status.TIMED_OUT])
 def test_eight_gpus_fit_the_page_whatever_the_cells_hold(status: Status) -> None:
     plan = plan_of("dgx-h100", 8)
-    found = [measured(planned.task, 1396.4) for planned in plan.tasks]
+    found = [measured(planned, 1396.4) for planned in plan.tasks]
     if status is not Status.OK:
-        found = [finish(planned.task, status, reason="no result") for planned in plan.tasks]
+        found = [finish(planned, status, reason="no result") for planned in plan.tasks]
     lines = text_of(report_of(plan, *found), verbose=1).splitlines()
     assert max(map(len, lines)) <= WIDTH
     assert any(line.startswith("GPU7 ") and line.endswith("-") for line in lines)
@@ -193,8 +197,8 @@ def test_notes_and_problems_are_told() -> None:
 
 def test_json_has_every_sample_as_a_number_with_its_unit_in_the_key() -> None:
     plan = plan_of("gb200-tray", 2)
-    first = measured(plan.tasks[0].task, 200.0, 210.0, 220.0)
-    rest = [finish(planned.task, Status.WAIVED, reason="not here") for planned in plan.tasks[1:]]
+    first = measured(plan.tasks[0], 200.0, 210.0, 220.0)
+    rest = [finish(planned, Status.WAIVED, reason="not here") for planned in plan.tasks[1:]]
     document = json.loads(result_json(replace(report_of(plan, first, *rest), machines=(GB200,))))
     assert (document["schema"], document["exit_code"]) == ("egmctl.bench/2", 0)
     jsonschema.Draft202012Validator(SCHEMA).validate(document)
@@ -229,10 +233,10 @@ def test_json_has_every_sample_as_a_number_with_its_unit_in_the_key() -> None:
 
 def test_csv_is_tidy_one_row_a_flow_with_its_run_and_gpu() -> None:
     plan = plan_of("gb200-tray", 2)
-    first = measured(plan.tasks[0].task, 200.0, 210.0, 220.0)
-    rest = [finish(planned.task, Status.WAIVED, reason='not "here", yet') for planned in plan.tasks[1:]]
+    first = measured(plan.tasks[0], 200.0, 210.0, 220.0)
+    rest = [finish(planned, Status.WAIVED, reason='not "here", yet') for planned in plan.tasks[1:]]
     rows = list(csv.DictReader(io.StringIO(bench_csv(report_of(plan, first, *rest)))))
-    assert len(rows) == sum(len(planned.task.flows) for planned in plan.tasks)
+    assert len(rows) == sum(len(planned.flows) for planned in plan.tasks)
     started, driver = rows[0]["started_at"], rows[0]["driver_version"]
     assert all((row["started_at"], row["driver_version"]) == (started, driver) != ("", "") for row in rows)
     assert (rows[0]["bandwidth_gb_s_median"], rows[0]["flow_route_egm"], rows[0]["status"]) == ("210.0", "yes", "ok")
@@ -240,13 +244,17 @@ def test_csv_is_tidy_one_row_a_flow_with_its_run_and_gpu() -> None:
     assert rows[0]["flow_initiator_name"] == "NVIDIA GB200"
 
 
+def listed(machine: Machine, gpus: Sequence[Gpu], nodes: Sequence[int], cases: Sequence[Case], verbose: int = 0) -> str:
+    return text_of(case_list(make_plan(machine, gpus, nodes, cases, SETTINGS), cases, machine.origin), verbose=verbose)
+
+
 @pytest.mark.processes
 def test_the_list_says_what_would_run_and_why_not() -> None:
     gpu = replace(DGX.gpus[0], cuda=None)  # type: ignore[index]
-    text = document_text(cases_document(make_plan(DGX, [gpu], [0], FOUR, SETTINGS), FOUR))
-    assert "host_numa_to_device_memcpy_ce  [egm]\n" in text
-    assert "  would run: 0 of 1\n  skipped: 1 (GPU0: CUDA was not queried)\n" in text
-    assert text.count("  would not run: it needs two GPUs\n") == 2
+    text = listed(DGX, [gpu], [0], FOUR)
+    assert re.search(r"host_numa_to_device_memcpy_ce +0 of 1 +size, streams\n", text)
+    assert ": GPU0: CUDA was not queried" in text
+    assert "needs two GPUs" in text
 
 
 @pytest.mark.long
@@ -254,7 +262,7 @@ def test_the_list_says_what_would_run_and_why_not() -> None:
 def test_the_list_of_all_cases_fits_the_page(machine: str) -> None:
     node = shipped(machine)
     every = [*CASES, *FABRIC_CASES]
-    text = document_text(cases_document(make_plan(node, node.gpus or (), [0], every, SETTINGS), every))
+    text = listed(node, node.gpus or (), [0], every, verbose=1)
     assert max(map(len, text.splitlines())) <= WIDTH
     assert all(case.description in " ".join(text.split()) for case in every), "whole, however it is broken"
 
@@ -273,10 +281,10 @@ def test_the_list_of_all_cases_fits_the_page(machine: str) -> None:
     ],
 )
 def test_the_worst_outcome_is_the_exit_code(statuses: list[Status], code: ExitCode) -> None:
-    task = plan_of("dgx-h100", 1).tasks[0].task
+    task = plan_of("dgx-h100", 1).tasks[0]
     assert exit_code([finish(task, status) for status in statuses]) is code
 
 
 def test_a_failure_with_a_known_cause_is_not_a_crash() -> None:
-    task = plan_of("dgx-h100", 1).tasks[0].task
+    task = plan_of("dgx-h100", 1).tasks[0]
     assert exit_code([finish(task, Status.FAILED, known_cause=True)]) is ExitCode.FAILED

@@ -314,7 +314,7 @@ class TestSelection:
             (["--dry-run", "--profile", "nosuch"], "there is no profile 'nosuch'"),
             (["--quick", "--full"], "--suite, --quick and --full exclude each other"),
             (["--suite", "fast"], "--suite 'fast': there are standard, quick, full, egm"),
-            (["--sweep", "copies"], "--sweep 'copies': the only valid sweep is size"),
+            (["--sweep", "copies"], "--sweep 'copies': there are size, sms, footprint, load, streams"),
             (["--sweep", "size", "--size", "1K"], "--size 1024: a sweep begins at 4096 bytes"),
             (["--duration", "0"], "--duration 0: it must be from 0.001 to"),
             (["--machine", "gh200"], "--machine: a recorded machine cannot be measured"),
@@ -334,9 +334,11 @@ class TestSelection:
         node = fake_node("gb200-tray")
         ended = egmctl("bench", "--list", "--full", "--gpus", "0", env=node.environment())
         assert ended.code == 0
-        assert [line.split()[0] for line in ended.out.splitlines() if "  [" in line] == [case.name for case in CASES]
-        assert "would run: 2 of 2" in ended.out
-        assert "would not run: it needs two GPUs" in ended.out
+        lines = {line.split()[0]: line.split()[1:] for line in ended.out.splitlines() if " of " in line}
+        names = [case.name for case in CASES]
+        assert [name for name in lines if name in names] == names
+        assert lines["host_numa_to_device_memcpy_ce"] == ["4", "of", "4", "size,", "streams"]
+        assert "needs two GPUs" in " ".join(ended.out.split())
         assert not node.calls("cuDevicePrimaryCtxRetain")
 
     def test_a_node_without_gpus_exits_3_with_what_is_missing(self, egmctl: RunEgmctl, tmp_path: Path) -> None:

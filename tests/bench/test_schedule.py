@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from itertools import combinations, permutations
 
@@ -11,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egmctl.bench.plan.schedule import Slot, make_steps, round_count, round_of, sampled_rounds, tournament
-from tests.tiers import LONG
 
 GPUS = st.lists(st.text("0123456789abcdef", min_size=1, max_size=4), unique=True, max_size=17)
 
@@ -31,13 +29,9 @@ def test_a_tournament_is_as_short_as_it_can_be(players: int, rounds: int) -> Non
     assert len(tournament(range(players))) == rounds
 
 
-def pairs_of(one_round: tuple[array[int], array[int]]) -> list[tuple[int, int]]:
-    return list(zip(*one_round, strict=True))
-
-
 @given(st.integers(0, 80))
 def test_the_rounds_of_any_number_of_players_have_every_pair_once_each_made_by_itself(count: int) -> None:
-    rounds = [pairs_of(round_of(count, number)) for number in reversed(range(round_count(count)))]
+    rounds = [round_of(range(count), number) for number in reversed(range(round_count(count)))]
     assert Counter(frozenset(pair) for pairs in rounds for pair in pairs) == Counter(
         frozenset(pair) for pair in combinations(range(count), 2)
     )
@@ -46,27 +40,23 @@ def test_the_rounds_of_any_number_of_players_have_every_pair_once_each_made_by_i
         assert len(playing) == len(set(playing)) == count - count % 2
 
 
-@pytest.mark.parametrize("count", [999, 1_000, pytest.param(9_999, marks=LONG), pytest.param(10_000, marks=LONG)])
+@pytest.mark.parametrize("count", [999, 1_000])
 def test_thousands_of_players_meet_each_other_once(count: int) -> None:
-    met: dict[int, set[int]] = {0: set(), count - 1: set()}
-    for number in range(round_count(count)):
-        firsts, seconds = round_of(count, number)
-        assert len(firsts) == len(seconds) == count // 2
-        if number % 1_000 == 0:
-            assert len({*firsts, *seconds}) == count - count % 2
-        for player, others in met.items():
-            for here, there in ((firsts, seconds), (seconds, firsts)):
-                if player in here:
-                    others.add(there[here.index(player)])
-    for player, others in met.items():
-        assert others == set(range(count)) - {player}
+    met = Counter(
+        player
+        for number in range(round_count(count))
+        for pair in round_of(range(count), number)
+        if 0 in pair
+        for player in pair
+    )
+    assert met == Counter({0: count - 1} | dict.fromkeys(range(1, count), 1))
 
 
 @given(st.integers(2, 60), st.integers(1, 70), st.integers(0, 3))
 def test_a_sample_covers_every_player_with_as_many_peers_as_asked_for_and_no_pair_twice(
     count: int, peers: int, seed: int
 ) -> None:
-    rounds = [pairs_of(one) for one in sampled_rounds(count, peers, seed)]
+    rounds = sampled_rounds(count, peers, seed)
     met = Counter(frozenset(pair) for pairs in rounds for pair in pairs)
     assert set(met.values()) == {1}
     for pairs in rounds:
@@ -77,7 +67,7 @@ def test_a_sample_covers_every_player_with_as_many_peers_as_asked_for_and_no_pai
 
 
 def test_a_sample_is_random_and_the_same_for_the_same_seed() -> None:
-    drawn = [[pairs_of(one) for one in sampled_rounds(16, 3, seed)] for seed in (1, 1, 2)]
+    drawn = [sampled_rounds(16, 3, seed) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
 
 

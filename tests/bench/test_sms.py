@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egmctl.bench.cases.sms import BLOCKS, CASES
+from egmctl.bench.case import BY_SMS
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.results import summarize
-from egmctl.bench.suites import SUITES, select_cases
+from egmctl.bench.suites import SUITES, SWEPT, select_cases
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, RunReport, Settings, Status
+from egmctl.model.task import Axis
 from egmctl.report.document import Chart, Level, Matrix, Section, body_of, columns, shown
 from egmctl.report.render.figures import HEIGHT, plot
 from egmctl.report.views.bench import bench_document
@@ -32,8 +33,8 @@ __all__ = ["bench"]
 
 H200 = shipped("hgx-h200x4")
 SETTINGS = Settings(size_bytes=512 * MIB, copies=None, samples=3, timeout_s=60)
-NAMES = tuple(case.name for case in CASES)
-WRITES = tuple(name for name in NAMES if name.startswith("sms_device_to_device_write_sm_"))
+NAMES = SWEPT[Axis.SMS]
+WRITES = ("device_to_device_memcpy_write_sm",)
 
 
 def with_sms(machine: Machine, count: int | None) -> Machine:
@@ -54,7 +55,7 @@ def _without(attributes: Mapping[str, int | None]) -> dict[str, int | None]:
 
 
 def plan_of(machine: Machine, names: Sequence[str] = NAMES) -> Plan:
-    return make_plan(machine, machine.gpus or (), [0], select_cases(names), SETTINGS)
+    return make_plan(machine, machine.gpus or (), [0], select_cases(names, sweep=Axis.SMS), SETTINGS)
 
 
 class TestPlan:
@@ -62,36 +63,40 @@ class TestPlan:
         blocks: dict[tuple[str, str], list[int | None]] = {}
         for planned in plan_of(with_sms(H200, 132)).tasks:
             assert planned.waiver is None
-            key = f"{planned.task.path} by {planned.task.flows[0].initiator_label}", planned.task.engine.value
-            blocks.setdefault(key, []).append(planned.task.blocks)
+            key = f"{planned.path} by {planned.flows[0].initiator_label}", planned.engine.value
+            blocks.setdefault(key, []).append(planned.point.sms)
         paths = ("GPU0 -> GPU1", "GPU1 -> GPU0", "NUMA0 -> GPU0", "GPU0 -> NUMA0", "GPU0 -> GPU0")
         assert set(blocks) == {(f"{path} by GPU0", engine) for path in paths for engine in ("sm-copy", "bulk")}
         assert all(found == [1, 2, 4, 8, 16, 32, 64, 132] for found in blocks.values())
 
     def test_a_gpu_with_fewer_sms_is_not_given_more_blocks(self) -> None:
         planned = plan_of(with_sms(H200, 48), WRITES).tasks
-        assert [one.task.blocks for one in planned if one.waiver is None] == [1, 2, 4, 8, 16, 32, 48]
+        assert [one.point.sms for one in planned if one.waiver is None] == [1, 2, 4, 8, 16, 32, 48]
         assert [one.waiver for one in planned if one.waiver is not None] == ["GPU0 has 48 multiprocessors"]
 
     def test_where_nobody_says_how_many_sms_there_are_that_is_left_to_the_run(self) -> None:
-        tasks = [one.task for one in plan_of(with_sms(H200, None), WRITES).tasks]
-        assert [task.blocks for task in tasks] == list(BLOCKS)
+        tasks = list(plan_of(with_sms(H200, None), WRITES).tasks)
+        assert [task.point for task in tasks] == list(BY_SMS)
 
     def test_few_sms_get_few_copies_so_that_no_sample_takes_seconds(self) -> None:
-        tasks = [one.task for one in plan_of(with_sms(H200, 132)).tasks]
-        local = [task.copies for task in tasks if task.case.startswith("sms_device_local_bulk")]
+        tasks = list(plan_of(with_sms(H200, 132)).tasks)
+        local = [task.copies for task in tasks if task.case == "device_local_bulk"]
         assert local == [1, 2, 4, 8, 16, 32, 64, 64]
 
     def test_no_quick_or_standard_run_has_them(self) -> None:
-        in_suites = [name for name, suite in SUITES.items() if any(map(suite.has, CASES))]
-        assert in_suites == ["full", "sms"]
-        assert [case.name for case in select_cases([], ["sms"])] == list(NAMES)
+        swept = [
+            name for name in SUITES if any(point.sms for case in select_cases([], [name]) for point in case.points)
+        ]
+        assert swept == ["full", "sms"]
+        for options in ({"suites": ["sms"]}, {"sweep": Axis.SMS}):
+            cases = select_cases([], **options)
+            assert {case.name for case in cases} == set(NAMES)
+            assert all(case.points == BY_SMS for case in cases)
 
 
 class TestRun:
     def test_the_kernels_get_so_many_blocks_and_every_byte_is_looked_at(self, bench: Bench) -> None:
-        names = [n for n in NAMES if "write" in n and n.endswith(("_4", "_all"))]
-        found = bench("bench", "--numa", "1", "--gpus", "0-1", *FEW, *(w for n in names for w in ("--case", n)))
+        found = bench("bench", "--numa", "1", "--gpus", "0-1", *FEW, "--sweep", "sms", "--case", "device*write*")
         assert found.code == 0, found.reasons()
         assert {m["verification"] for m in found.result["measurements"]} == {"gpu-every-sample"}
         grids = {
@@ -99,25 +104,27 @@ class TestRun:
             for call in found.worker_calls()
             if call.name == "cuLaunchKernel" and call.arguments["kernel"].startswith("copy_")
         }
-        assert grids == {(kernel, f"{count},1,1") for kernel in ("copy_vectors", "copy_bulk") for count in (4, 132)}
-        assert [m["blocks"] for m in found.result["measurements"]] == [4, 132, 4, 132]
+        assert grids == {
+            (kernel, f"{count},1,1")
+            for kernel in ("copy_vectors", "copy_bulk")
+            for count in (1, 2, 4, 8, 16, 32, 64, 132)
+        }
+        assert [m["point"]["sms"] for m in found.result["measurements"]] == 2 * [1, 2, 4, 8, 16, 32, 64, 132]
         assert found.node.leaks() == []
 
-    @pytest.mark.parametrize("engine", ["sm", "bulk"])
-    def test_a_byte_that_few_sms_damage_is_found(self, bench: Bench, engine: str) -> None:
-        case = f"sms_device_to_device_write_{engine}_2"
-        found = bench(
-            "bench", "--numa", "1", "--gpus", "0-1", *FEW, "--case", case, faults="cuLaunchKernel@4=corrupt:100"
-        )
-        assert found.statuses() == ["corrupt"]
+    @pytest.mark.parametrize("case", ["device_to_device_memcpy_write_sm", "device_to_device_bulk_write"])
+    def test_a_byte_that_few_sms_damage_is_found(self, bench: Bench, case: str) -> None:
+        options = ("--numa", "1", "--gpus", "0-1", *FEW, "--sweep", "sms", "--case", case)
+        found = bench("bench", *options, faults="cuLaunchKernel@4=corrupt:100")
+        assert found.statuses() == ["corrupt", *["ok"] * 7]
         assert found.code == 1
         assert found.node.leaks() == []
 
 
 def measured(at: Mapping[float, float]) -> RunReport:
     """Return a run on an H200 in which so many SMs reached so many GB/s."""
-    made = run(cases=WRITES, node=with_sms(H200, 132))
-    return replace(made, measurements=tuple(_reached(m, at[m.blocks or 0]) for m in made.measurements))
+    made = run(cases=WRITES, node=with_sms(H200, 132), points=BY_SMS)
+    return replace(made, measurements=tuple(_reached(m, at[m.point.sms or 0]) for m in made.measurements))
 
 
 def _reached(measurement: Measurement, gb_s: float) -> Measurement:

@@ -15,11 +15,9 @@ from tests.bench.four import FOUR
 from tests.doctor.machines import shipped
 
 DGX = shipped("dgx-h100")
-TASK = (
-    make_plan(DGX, (DGX.gpus or ())[:2], [0], FOUR, Settings(size_bytes=1 << 20, copies=1, samples=1, timeout_s=9))
-    .tasks[-1]
-    .task
-)
+TASK = make_plan(
+    DGX, (DGX.gpus or ())[:2], [0], FOUR, Settings(size_bytes=1 << 20, copies=1, samples=1, timeout_s=9)
+).tasks[-1]
 
 
 def measured(*values: float) -> Measurement:

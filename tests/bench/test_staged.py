@@ -47,41 +47,41 @@ class TestPlan:
         self, machine: Machine, link: str
     ) -> None:
         tasks = plan(machine, [*STAGED, WRITE]).tasks
-        symbols = {task.task.case: {flow.route.symbol for flow in task.task.flows} for task in tasks}
+        symbols = {task.case: {flow.route.symbol for flow in task.flows} for task in tasks}
         assert symbols == {WRITE: {"NV18"}, **{name: {link} for name in STAGED}}
         assert {task.waiver for task in tasks} == {None}
-        route = next(flow.route for task in tasks for flow in task.task.flows if flow.route.staged)
+        route = next(flow.route for task in tasks for flow in task.flows if flow.route.staged)
         assert (len(route.hops), route.staged_reason) == (2, "")
         assert route_words(route) == f"{link}, staged through host memory"
 
     def test_every_ordered_pair_is_measured_and_none_beside_another(self) -> None:
         made = plan(DGX, STAGED, gpus=3)
-        assert [len(task.task.flows) for task in made.tasks] == [1] * 6
+        assert [len(task.flows) for task in made.tasks] == [1] * 6
         assert {len(step.tasks) for step in made.steps} == {1}
 
     def test_without_peer_access_copy_engines_are_measured_so_with_the_reason_and_kernels_are_waived(self) -> None:
         made = plan(without_access(DGX), [case.name for case in CASES if "local" not in case.name])
         for planned in made.tasks:
             # One flow at a time: see bench/cases/p2p.py.
-            by_copy_engine = planned.task.engine is Engine.COPY_ENGINE and planned.task.pattern is Pattern.PAIR
+            by_copy_engine = planned.engine is Engine.COPY_ENGINE and planned.pattern is Pattern.PAIR
             # Memory of pools is open by the pool's access, not by peer access: that it is staged is not documented.
-            by_copy_engine &= planned.task.flows[0].source.memory is not MemoryKind.DEVICE_DEFAULT_POOL
-            assert (planned.waiver is None) is by_copy_engine, planned.task.case
-            for flow in planned.task.flows:
+            by_copy_engine &= planned.flows[0].source.memory is not MemoryKind.DEVICE_DEFAULT_POOL
+            assert (planned.waiver is None) is by_copy_engine, planned.case
+            for flow in planned.flows:
                 assert flow.route.staged is by_copy_engine
-                forced = planned.task.case in STAGED
+                forced = planned.case in STAGED
                 reason = f"{flow.initiator_label} has no peer access to "
                 assert flow.route.staged_reason.startswith(reason) is (by_copy_engine or forced)
 
     def test_a_gpu_s_own_memory_is_never_staged(self) -> None:
         tasks = plan(without_access(DGX), ["device_local_copy"]).tasks
-        assert {(task.waiver, task.task.flows[0].route.symbol) for task in tasks} == {(None, "local")}
+        assert {(task.waiver, task.flows[0].route.symbol) for task in tasks} == {(None, "local")}
 
 
 class TestJudged:
     def test_no_link_and_no_picture_takes_the_number_for_its_own(self) -> None:
         (planned, _) = plan(without_access(DGX), [WRITE]).tasks
-        measured = finish(planned.task, Status.OK)
+        measured = finish(planned, Status.OK)
         assert class_of(measured).link == "PCIe>host>PCIe"
         judged = against_link(measured, 10.0, None)
         assert (judged.grade, judged.reason) == (
@@ -92,9 +92,9 @@ class TestJudged:
 
     def test_the_path_that_was_asked_for_counts_as_missed_only_where_access_is_missing(self) -> None:
         forced, wanted = plan(DGX, STAGED[:1]).tasks[0], plan(without_access(DGX), [WRITE]).tasks[0]
-        assert not finish(forced.task, Status.OK).missed_path
-        assert finish(wanted.task, Status.OK).missed_path
-        found = report(plan(DGX, [WRITE]), [finish(wanted.task, Status.OK), finish(forced.task, Status.OK)])
+        assert not finish(forced, Status.OK).missed_path
+        assert finish(wanted, Status.OK).missed_path
+        found = report(plan(DGX, [WRITE]), [finish(wanted, Status.OK), finish(forced, Status.OK)])
         assert list(staged_lines(found)) == [f"1 measurement staged through host memory: {WHY}"]
 
 

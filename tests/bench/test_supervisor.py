@@ -65,7 +65,7 @@ def test_one_worker_measures_everything_in_order(run: Supervise) -> None:
     report = run()
     assert statuses(report) == [Status.OK] * 8
     assert processes(report) == 1
-    assert [m.case for m in report.measurements] == [planned.task.case for planned in plan().tasks]
+    assert [m.case for m in report.measurements] == [planned.case for planned in plan().tasks]
     assert report.exit_code is ExitCode.OK
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from egmctl.bench.plan.make import make_plan
+from egmctl.bench.plan.make import make_plan, sized
 from egmctl.bench.results import summarize
 from egmctl.bench.suites import CASES
 from egmctl.model.measurement import (
@@ -53,8 +53,8 @@ def report_of(*cases: str, machine: str = "gb200-tray", gpus: int = 3, sizes: Se
     """Return a report in which the n-th task of some cases reaches 100 + 10 n GB/s."""
     node = shipped(machine)
     chosen = [case for case in CASES if case.name in cases or not cases]
-    plan = make_plan(node, (node.gpus or ())[:gpus], [0, 1], chosen, SETTINGS, *([tuple(sizes)] if sizes else []))
-    return report(plan, tuple(measured(planned.task, 100.0 + 10 * n) for n, planned in enumerate(plan.tasks)))
+    plan = make_plan(node, (node.gpus or ())[:gpus], [0, 1], sized(chosen, sizes) if sizes else chosen, SETTINGS)
+    return report(plan, tuple(measured(planned, 100.0 + 10 * n) for n, planned in enumerate(plan.tasks)))
 
 
 def matrices_of(*cases: str, **how: object) -> str:

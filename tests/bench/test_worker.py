@@ -75,7 +75,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         held = SimpleNamespace(run=lambda: (left.pop(0),))
         monkeypatch.setattr(transfer, "GatedWork", lambda *_arguments: held)
         worker: Any = StubRig()
-        task = plan.tasks[-1].task
+        task = plan.tasks[-1]
         (measurement,) = engine_for(task.engine)(worker, [task], SETTINGS)
         return measurement
 

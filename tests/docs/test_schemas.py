@@ -64,6 +64,7 @@ def journal(tmp_path: Path) -> Path:
         (("bringup", *MACHINE), "bringup"),
         (("doctor", "--list"), "checks"),
         (("doctor", "--explain", "kernel.xid"), "checks"),
+        (("bench", *MACHINE, "--list"), "cases"),
         (("bench", *MACHINE, "--dry-run"), "plan"),
         (("bench", *MACHINE, "--dry-run", "--suite", "fabric", "--ranks", "8"), "cost"),
         (("topo", "--machine", "list"), "machines"),

@@ -46,7 +46,7 @@ def test_profile_match() -> None:
 
 
 def test_bench_list() -> None:
-    outputs = {name: _cases(run("bench", "--machine", name, "--list")) for name in MACHINES}
+    outputs = {name: _sections(run("bench", "--machine", name, "--list")) for name in MACHINES}
     compare(fold(outputs), FOLDER / "bench-list.txt")
 
 
@@ -94,18 +94,6 @@ def _sections(ended: Ended) -> Parts:
         head, *lines = block.splitlines()
         parts[head.rstrip()] = "\n".join(line.rstrip() for line in lines)
     return parts
-
-
-def _cases(ended: Ended) -> Parts:
-    """Return what a list says of each case."""
-    parts: dict[str, str] = {}
-    for block in re.split(r"\n(?=\S)", ended.out.rstrip("\n")):
-        head, _, rest = block.partition("\n")
-        said, would, reason = rest.partition("  would")
-        parts[head] = said.rstrip("\n")
-        if would:
-            parts[f"{head.split()[0]} runs"] = would + reason
-    return {"exit code": str(ended.code)} | parts
 
 
 def _steps(ended: Ended) -> Parts:

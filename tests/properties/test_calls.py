@@ -19,9 +19,8 @@ LATENCY = (
     "host_device_latency_sm",
     "device_local_latency_cached",
     "host_numa_to_device_latency_cached",
-    "device_to_device_latency_loaded_[04]",
+    "device_to_device_latency_loaded",
     "*_ping_pong_latency",
-    "device_local_footprint_2mib",
 )
 IPC = (
     "ipc_*_device_write_ce",

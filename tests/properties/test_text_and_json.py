@@ -113,10 +113,10 @@ def test_what_a_dry_run_shows_the_plan_states(tmp_path: Path, name: str) -> None
     text, document = both(tmp_path, name, "bench", "--dry-run")
     check(document, "plan")
     plan = document["result"]
-    measured = {number for step in plan["steps"] for number in step["measurements"]}
-    assert measured <= {*range(len(plan["measurements"]))}
-    for number, task in enumerate(plan["measurements"]):
-        assert (number in measured) == (not task["waiver"]), task
+    measured = {number for step in plan["steps"] for number in step["tasks"]}
+    assert measured <= {*range(len(plan["tasks"]))}
+    for number, task in enumerate(plan["tasks"]):
+        assert (number in measured) == (not task["waivers"]), task
     numbers = [int(number) for number in re.findall(r"^ *(\d+) +(?:GPU|NUMA|CPU)", text, re.MULTILINE)]
     assert numbers == list(range(1, len(plan["steps"]) + 1))
 

@@ -53,7 +53,7 @@ def measure(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[Measure
                 if value is not None:
                     monkeypatch.setenv(name, value)
             group: Group = ended.enter_context(start(2))
-            tasks = [planned.task for planned in plan.tasks if planned.task.case == case]
+            tasks = [planned for planned in plan.tasks if planned.name == case]
             return ask(group, plan.ranks, *tasks, timeout_s=100).measurements
 
         yield run
@@ -76,7 +76,7 @@ def test_messages_go_both_ways_through_shared_memory_and_arrive(measure: Measure
 
 @pytest.mark.long
 def test_ucx_can_be_told_another_way_and_the_report_says_which(measure: Measure) -> None:
-    found = measure("ucx_host_to_host_64k", UCX_TLS="tcp")
+    found = measure("ucx_host_to_host 64 KiB", UCX_TLS="tcp")
     assert [m.ucx.route for m in found if m.ucx] == [UcxRoute.TCP] * 2
     for m in found:
         assert m.ucx is not None
@@ -86,7 +86,7 @@ def test_ucx_can_be_told_another_way_and_the_report_says_which(measure: Measure)
 
 @pytest.mark.long
 def test_a_sample_has_messages_for_its_time_however_short_they_are(measure: Measure) -> None:
-    (first, _) = measure("ucx_host_to_host_4k")
+    (first, _) = measure("ucx_host_to_host 4 KiB")
     assert first.size_bytes == 4096
     assert first.copies > 16
     assert all(sample.elapsed_ms > 0 for sample in first.samples)
@@ -94,7 +94,7 @@ def test_a_sample_has_messages_for_its_time_however_short_they_are(measure: Meas
 
 @pytest.mark.long
 def test_a_byte_that_arrives_wrong_is_found_and_located(measure: Measure) -> None:
-    (first, second) = measure("ucx_host_to_host_1m", EGMCTL_TEST_SPOILT="1")
+    (first, second) = measure("ucx_host_to_host 1 MiB", EGMCTL_TEST_SPOILT="1")
     assert (first.status, second.status in MEASURED) == (Status.CORRUPT, True)
     assert first.mismatch is not None
     assert first.mismatch.words == 1
@@ -104,7 +104,7 @@ def test_a_byte_that_arrives_wrong_is_found_and_located(measure: Measure) -> Non
 
 @pytest.mark.long
 def test_a_transport_that_reaches_nobody_is_an_error_with_the_call(measure: Measure) -> None:
-    found = measure("ucx_host_to_host_64k", UCX_TLS="self")
+    found = measure("ucx_host_to_host 64 KiB", UCX_TLS="self")
     assert {m.status for m in found} == {Status.FAILED}
     assert {m.last_call for m in found} == {"ucp_ep_create"}
     assert all(m.reason is not None and "unreachable" in m.reason.lower() for m in found)
@@ -112,7 +112,21 @@ def test_a_transport_that_reaches_nobody_is_an_error_with_the_call(measure: Meas
 
 @pytest.mark.long
 def test_the_command_shows_ways_and_verdicts(egmctl: RunEgmctl, node: FakeNode) -> None:
-    options = ["--gpus", "0-1", "--numa", "0", "--samples", "1", "--no-verdict", "--case", "ucx_host_to_host_64k"]
+    options = [
+        "--gpus",
+        "0-1",
+        "--numa",
+        "0",
+        "--samples",
+        "1",
+        "--no-verdict",
+        "--case",
+        "ucx_host_to_host",
+        "--sweep",
+        "size",
+        "--size",
+        "4K",
+    ]
     environment = node.environment() | WITHOUT_CUDA | {"PYTHONPATH": os.environ.get("PYTHONPATH")}
     ended = egmctl("bench", "-v", *options, env=environment)
     assert ended.code == 0, ended.err
@@ -126,7 +140,7 @@ def test_the_command_shows_ways_and_verdicts(egmctl: RunEgmctl, node: FakeNode) 
 @pytest.mark.long
 def test_two_mpi_processes_measure_each_other(node: FakeNode) -> None:
     environment = node.environment() | WITHOUT_CUDA | {"PYTHONPATH": os.environ.get("PYTHONPATH")}
-    options = ["--suite", "rdma", "--case", "ucx_host_to_host_64k", "--samples", "1", "--no-verdict", "--json"]
+    options = ["--suite", "rdma", "--case", "ucx_host_to_host_round_trip", "--samples", "1", "--no-verdict", "--json"]
     done = mpirun(2, ["-m", "egmctl", "bench", *options], env=environment)
     assert done.code == 0, done.err
     result = json.loads(done.out)["result"]

@@ -22,15 +22,16 @@ STAGES = ["register", "pack", "unpack", "deregister"]
 
 
 def test_each_kind_of_memory_is_put_and_got_in_each_size() -> None:
-    assert len(ONE_SIDED) == 2 * 3 * 5
+    assert len(ONE_SIDED) == 2 * 3
+    assert all(case.points == rdma.POINTS for case in ONE_SIDED)
     assert not [case.name for case in ONE_SIDED if SUITES["standard"].has(case) or SUITES["quick"].has(case)]
 
 
 def test_who_puts_has_the_source_and_who_gets_the_destination() -> None:
-    cases = [case for case in ONE_SIDED if case.name in ("ucx_put_host_to_host_1m", "ucx_get_host_to_host_1m")]
+    cases = [case for case in ONE_SIDED if case.name in ("ucx_put_host_to_host", "ucx_get_host_to_host")]
     made = make_plan(GB200, (GB200.gpus or ())[:2], [0], cases, SETTINGS)
-    flows = [(planned.task.engine, planned.task.flows[0]) for planned in made.tasks]
-    assert len(flows) == 4
+    flows = [(planned.engine, planned.flows[0]) for planned in made.tasks]
+    assert len(flows) == 4 * len(rdma.POINTS)
     for engine, flow in flows:
         own, other = (flow.source, flow.destination) if engine is Engine.UCX_PUT else (flow.destination, flow.source)
         assert own.rank == flow.initiator_rank
@@ -40,7 +41,9 @@ def test_who_puts_has_the_source_and_who_gets_the_destination() -> None:
 @REAL_UCX
 @pytest.mark.long
 @pytest.mark.processes
-@pytest.mark.parametrize("case", ["ucx_put_host_to_host_1m", "ucx_get_host_to_host_1m", "ucx_put_host_to_host_4k"])
+@pytest.mark.parametrize(
+    "case", ["ucx_put_host_to_host 1 MiB", "ucx_get_host_to_host 1 MiB", "ucx_put_host_to_host 4 KiB"]
+)
 def test_every_byte_is_where_it_is_to_be_and_registering_is_timed(measure: Measure, case: str) -> None:
     found = measure(case)
     assert len(found) == 2
@@ -58,7 +61,7 @@ def test_every_byte_is_where_it_is_to_be_and_registering_is_timed(measure: Measu
 @REAL_UCX
 @pytest.mark.long
 @pytest.mark.processes
-@pytest.mark.parametrize("case", ["ucx_put_host_to_host_1m", "ucx_get_host_to_host_1m"])
+@pytest.mark.parametrize("case", ["ucx_put_host_to_host 1 MiB", "ucx_get_host_to_host 1 MiB"])
 def test_a_byte_that_is_wrong_is_found_and_located(measure: Measure, case: str) -> None:
     (first, *_) = (m for m in measure(case, EGMCTL_TEST_SPOILT="1") if m.flows[0].destination.rank == 1)
     assert first.status is Status.CORRUPT
@@ -71,6 +74,6 @@ def test_a_byte_that_is_wrong_is_found_and_located(measure: Measure, case: str) 
 @pytest.mark.processes
 @pytest.mark.parametrize("call", ["ucp_mem_map", "ucp_rkey_pack", "ucp_ep_rkey_unpack", "ucp_put_nbx"])
 def test_each_call_that_fails_is_named_by_both(measure: Measure, call: str) -> None:
-    found = measure("ucx_put_host_to_host_1m", EGMCTL_TEST_UCX_FAILS=call)
+    found = measure("ucx_put_host_to_host 1 MiB", EGMCTL_TEST_UCX_FAILS=call)
     assert {m.status for m in found} == {Status.FAILED}
     assert {m.last_call for m in found} == {call}

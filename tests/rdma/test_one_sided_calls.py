@@ -141,8 +141,8 @@ def put(monkeypatch: pytest.MonkeyPatch, traffic: Traffic, count: int) -> Side:
     words = SimpleNamespace(ucs_status_string=lambda _: 0)
     monkeypatch.setattr(ucx_rma, "_library", lambda: traffic)
     monkeypatch.setattr(ucx_rma, "_strings", lambda: words)
-    cases = [case for case in rdma.CASES if case.name == "ucx_put_host_to_host_1m"]
-    task = make_plan(GB200, (GB200.gpus or ())[:2], [0], cases, SETTINGS).tasks[0].task
+    cases = [case for case in rdma.CASES if case.name == "ucx_put_host_to_host"]
+    task = make_plan(GB200, (GB200.gpus or ())[:2], [0], cases, SETTINGS).tasks[0]
     held = SimpleNamespace(memory=SimpleNamespace(address=1 << 20))
     collective = SimpleNamespace(exchange=SimpleNamespace(rank=task.flows[0].source.rank or 0))
     side = Side(cast(Any, collective), cast(Any, SimpleNamespace(held=lambda _: held)), task, {})

@@ -11,6 +11,7 @@ from egmctl.bench.results import summarize
 from egmctl.bench.suites import CASES
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Sample, Settings, Status, Task, finish
+from egmctl.model.task import Point
 from egmctl.model.verdict import (
     ClassVerdict,
     Culprit,
@@ -34,24 +35,27 @@ def run(
     cases: Sequence[str] = (),
     gpus: int = 8,
     sizes: Sequence[int] = (),
+    points: Sequence[Point] = (),
     node: Machine | None = None,
 ) -> RunReport:
     """Return a run of cases (all of one process, if none are named) whose n-th task reaches 100 + n."""
+    points = (*points, *(Point(size=size) for size in sizes))
     if node is None:
-        return _run_on_shipped(machine, tuple(cases), gpus, tuple(sizes))
-    return _run(node, cases, gpus, sizes)
+        return _run_on_shipped(machine, tuple(cases), gpus, points)
+    return _run(node, cases, gpus, points)
 
 
 @functools.cache
-def _run_on_shipped(machine: str, cases: tuple[str, ...], gpus: int, sizes: tuple[int, ...]) -> RunReport:
-    return _run(shipped(machine), cases, gpus, sizes)
+def _run_on_shipped(machine: str, cases: tuple[str, ...], gpus: int, points: tuple[Point, ...]) -> RunReport:
+    return _run(shipped(machine), cases, gpus, points)
 
 
-def _run(seen: Machine, cases: Sequence[str], gpus: int, sizes: Sequence[int]) -> RunReport:
+def _run(seen: Machine, cases: Sequence[str], gpus: int, points: tuple[Point, ...]) -> RunReport:
     chosen = [case for case in CASES if (case.name in cases or not cases) and case.family != "ipc"]
+    chosen = [replace(case, points=points or case.points) for case in chosen]
     settings = Settings(size_bytes=512 << 20, copies=16, samples=3, timeout_s=60)
-    plan = make_plan(seen, (seen.gpus or ())[:gpus], [0, 1], chosen, settings, *([tuple(sizes)] if sizes else []))
-    found = [_measured(planned.task, 100.0 + n) for n, planned in enumerate(plan.tasks)]
+    plan = make_plan(seen, (seen.gpus or ())[:gpus], [0, 1], chosen, settings)
+    found = [_measured(planned, 100.0 + n) for n, planned in enumerate(plan.tasks)]
     return replace(report(plan, found), machines=(seen,), notes=("a note",))
 
 
@@ -128,7 +132,7 @@ def _measured(task: Task, value: float) -> Measurement:
     flows = [value + place for place in range(len(task.flows))]
     if task.quantity is Quantity.LATENCY:
         sample = Sample(latency_ns=value, p50_ns=value, p99_ns=value + 50, elapsed_ms=20, wall_ms=21)
-        load = summarize([value]) if task.chase is not None and task.chase.load_blocks else None
+        load = summarize([value]) if task.point.load else None
         return finish(task, Status.OK, samples=(sample,), latency_ns=summarize([value]), bandwidth_gb_s=load)
     return finish(
         task,

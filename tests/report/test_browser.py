@@ -21,7 +21,7 @@ from tests.tiers import why_not
 
 pytestmark = pytest.mark.processes
 
-CASES = ("device_to_device_memcpy_write_ce", "host_numa_to_device_memcpy_ce", "device_to_device_latency_loaded_8")
+CASES = ("device_to_device_memcpy_write_ce", "host_numa_to_device_memcpy_ce", "device_to_device_latency_loaded")
 PAGES: Mapping[str, Callable[[], str]] = {
     "bench.html": lambda: str(render(judged(run("dgx-h100")), Format.HTML)),
     "hostile.html": lambda: str(render(hostile_run(), Format.HTML)),

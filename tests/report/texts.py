@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from egmctl.model.measurement import RunReport
 from egmctl.report.document import Chart, Document, Level, Matrix, Section, body_of, shown
 from egmctl.report.kinds import Format
 from egmctl.report.render.text import WIDTH, text
 from egmctl.report.rendering import render
 from egmctl.report.views.bench_details import families
+from egmctl.report.views.bench_series import all_series, swept
 
 __all__ = ["WIDTH", "matrices_text", "tables_of", "text_of"]
 
@@ -25,6 +28,7 @@ def document_text(document: Document) -> str:
 def tables_of(report: RunReport) -> list[Matrix | Chart]:
     """Return the tables of a run."""
     sections = [Section(title=title, body=body) for title, body in families(report)]
+    sections += [Section(title="", body=partial(all_series, report, axis)) for axis in swept(report)]
     shown_sections = [block for block in shown(sections, Level.ALL) if isinstance(block, Section)]
     return [block for section in shown_sections for block in body_of(section) if isinstance(block, (Matrix, Chart))]
 

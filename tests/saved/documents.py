@@ -40,7 +40,7 @@ def _measured_report(name: str, values: tuple[float, ...]) -> RunReport:
     found = summarize(values)
     samples = tuple(Sample(bandwidth_gb_s=value, flows_gb_s=(value,), elapsed_ms=8.5, wall_ms=9.5) for value in values)
     measurements = [
-        finish(planned.task, Status.OK, samples=samples, bandwidth_gb_s=found, flows_gb_s=(found,), seeds=(1,))
+        finish(planned, Status.OK, samples=samples, bandwidth_gb_s=found, flows_gb_s=(found,), seeds=(1,))
         for planned in plan.tasks
     ]
     return replace(report(plan, measurements), machines=(machine,))

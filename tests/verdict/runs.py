@@ -53,7 +53,7 @@ def run(
     chosen = [case for case in CASES if case.name in cases]
     plan = make_plan(machine, (machine.gpus or ())[:gpus], list(nodes), chosen, settings)
     return replace(
-        report(plan, [measured(planned.task, value) for planned in plan.tasks]),
+        report(plan, [measured(planned, value) for planned in plan.tasks]),
         machines=(machine,),
     )
 
@@ -63,7 +63,7 @@ def waived_on(report: RunReport, machine: Machine) -> RunReport:
     cases = [case for case in CASES if case.name in {m.case for m in report.measurements}]
     plan = make_plan(machine, machine.gpus or (), [0], cases, report.settings)
     changed = tuple(
-        finish(planned.task, Status.WAIVED, reason=planned.waiver, waivers=planned.waivers) if planned.waivers else m
+        finish(planned, Status.WAIVED, reason=planned.waiver, waivers=planned.waivers) if planned.waivers else m
         for m, planned in zip(report.measurements, plan.tasks, strict=True)
     )
     return replace(report, measurements=changed)

@@ -9,6 +9,7 @@ import pytest
 from egmctl.errors import UsageError
 from egmctl.model.measurement import Evidence, GpuEvidence, Measurement, Status
 from egmctl.model.profile import Profile, Reference
+from egmctl.model.task import Point
 from egmctl.model.verdict import Grade
 from egmctl.units import MIB
 from egmctl.verdict.judge import judge
@@ -88,7 +89,8 @@ def test_of_several_sizes_the_largest_counts() -> None:
     small = run(WRITE, value=lambda *_: 380.0, size_bytes=128 * MIB)
     large = run(WRITE, value=lambda *_: 396.0, size_bytes=1024 * MIB)
     for order in ((small, large), (large, small)):
-        sweep = replace(small, measurements=tuple(m for one in order for m in one.measurements))
+        measurements = [replace(m, point=Point(size=m.size_bytes)) for part in order for m in part.measurements]
+        sweep = replace(small, measurements=tuple(measurements))
         reference = only(learn([Run(sweep, H200, "a")], "site", "2026-11-20"))
         assert (reference.typical, reference.least_bytes) == (396.0, 256 * MIB)
 

@@ -40,10 +40,10 @@ def run(of: RankLayout, *, failed: tuple[str, ...] = (), cases: tuple[str, ...] 
     def one(number: int) -> Measurement:
         planned = plan.tasks[number]
         if planned.waivers:
-            return finish(planned.task, Status.WAIVED, reason=planned.waiver, waivers=planned.waivers)
-        flow = planned.task.flows[0]
+            return finish(planned, Status.WAIVED, reason=planned.waiver, waivers=planned.waivers)
+        flow = planned.flows[0]
         broke = {flow.source.label, flow.destination.label} & {*failed}
-        return finish(planned.task, Status.FAILED if broke else Status.OK, known_cause=True, reason="it was refused")
+        return finish(planned, Status.FAILED if broke else Status.OK, known_cause=True, reason="it was refused")
 
     made = report(plan, map(one, range(len(plan.tasks))))
     return replace(made, ranks=plan.ranks, machines=tuple(map(redact, of.machines.values())))

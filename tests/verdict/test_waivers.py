@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from egmctl.api.bench import Bench
+from egmctl.bench.plan.cost import plan_report
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.results import summarize
 from egmctl.bench.suites import CASES
@@ -16,7 +17,6 @@ from egmctl.model.finding import Evidence, Waiver, WaiverKind
 from egmctl.model.finding import Status as Found
 from egmctl.model.machine import GpuProcess, LibraryFailure, Machine, NumaKind
 from egmctl.model.measurement import Measurement, RunReport, Settings, Status, finish, waived
-from egmctl.report.exports.plan_json import plan_report
 from egmctl.report.views.bench_answer import answer
 from egmctl.units import MIB
 from egmctl.verdict.explain import with_causes
@@ -42,9 +42,9 @@ def measured(machine: Machine, *cases: str, nodes: Sequence[int] = (0,)) -> RunR
     def one(number: int) -> Measurement:
         planned = plan.tasks[number]
         if planned.waivers:
-            return finish(planned.task, Status.WAIVED, reason=planned.waiver, waivers=planned.waivers)
-        value = summarize([USUAL.get(planned.task.case, USUAL[H2D])])
-        return finish(planned.task, Status.OK, bandwidth_gb_s=value, flows_gb_s=(value,))
+            return finish(planned, Status.WAIVED, reason=planned.waiver, waivers=planned.waivers)
+        value = summarize([USUAL.get(planned.case, USUAL[H2D])])
+        return finish(planned, Status.OK, bandwidth_gb_s=value, flows_gb_s=(value,))
 
     made = replace(report(plan, map(one, range(len(plan.tasks)))), machines=(machine,))
     return replace(made, verdict=judge(made, load("hgx-h200")))
@@ -404,7 +404,7 @@ def test_a_plan_that_is_not_run_says_all_that_stops_it() -> None:
     machine = patched(with_gpu_denied(H200, 3), "gpus[1].nvml", processes=(GpuProcess(pid=4711),))
     settings = Settings(size_bytes=512 * MIB, copies=16, samples=3, timeout_s=60)
     plan = make_plan(machine, machine.gpus or (), [0], [case for case in CASES if case.name == WRITE], settings)
-    found = {one.path: one for one in plan_report(plan).measurements}
+    found = {one.path: one for one in plan_report(plan, machine.origin).tasks}
     assert [waiver.kind for waiver in found["GPU1 -> GPU3"].waivers] == [K.GPU_UNUSABLE, K.GPU_BUSY]
     assert found["GPU1 -> GPU3"].waiver == "GPU3: denied by the device cgroup (/dev/nvidia3: EPERM)"
     assert (found["GPU0 -> GPU2"].waiver, found["GPU0 -> GPU2"].waivers) == (None, ())

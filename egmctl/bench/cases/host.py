@@ -1,195 +1,107 @@
-"""Host memory of every kind but EGM's own, by the same paths: one table sets them beside EGM."""
+"""Host memory of every kind to and from every GPU by the same paths, so that one table sets the kinds side by side.
+
+HOST_NUMA memory (family ``egm``) takes the EGM path where the platform has EGM; the family ``host`` never does.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from egmctl.bench.case import Case, End
 from egmctl.model.measurement import Engine, MemoryKind, Pattern
 
-ENGINES = ((Engine.COPY_ENGINE, "ce", "by the GPU's copy engine"), (Engine.SM_COPY, "sm", "by a kernel on the GPU"))
+ENGINES = ((Engine.COPY_ENGINE, "ce"), (Engine.SM_COPY, "sm"))
+
+Kind = tuple[str, MemoryKind, str]
+"""The word for the names of its cases, the memory and the family."""
+
+_VMM = ("host_numa", MemoryKind.HOST_NUMA, "egm")
+_POOL = ("host_numa_pool", MemoryKind.HOST_NUMA_POOL, "egm")
+_PINNED = ("host", MemoryKind.PINNED, "host")
 
 
-def copies(word: str, memory: MemoryKind, what: str, family: str) -> tuple[Case, ...]:
-    """Return the cases that copy between one kind of host memory and device memory, each GPU with each NUMA node.
-
-    Parameters
-    ----------
-    word
-        For the names.
-    what
-        The memory in words.
-    """
-    return tuple(
-        case
-        for engine, suffix, how in ENGINES
-        for case in (
-            Case(
-                name=f"{word}_to_device_memcpy_{suffix}",
-                family=family,
-                source=memory,
-                destination=MemoryKind.DEVICE,
-                engine=engine,
-                pattern=Pattern.PAIR,
-                initiator=End.DESTINATION,
-                description=f"{what} to device memory {how}, each GPU with each NUMA node",
-            ),
-            Case(
-                name=f"device_to_{word}_memcpy_{suffix}",
-                family=family,
-                source=MemoryKind.DEVICE,
-                destination=memory,
-                engine=engine,
-                pattern=Pattern.PAIR,
-                initiator=End.SOURCE,
-                description=f"device memory to {what} {how}, each GPU with each NUMA node",
-            ),
-        )
-    )
+def to_gpu(name: str, kind: Kind, engine: Engine, pattern: Pattern = Pattern.PAIR) -> Case:
+    """Return a case that moves host memory to device memory."""
+    _, memory, family = kind
+    return Case(name, family, memory, MemoryKind.DEVICE, engine, End.DESTINATION, pattern=pattern)
 
 
-def bulk(word: str, memory: MemoryKind, what: str, family: str) -> tuple[Case, ...]:
-    """Return the cases that copy by bulk copies (TMA); parameters as for :func:`copies`."""
-    return (
+def from_gpu(name: str, kind: Kind, engine: Engine, pattern: Pattern = Pattern.PAIR) -> Case:
+    """Return a case that moves device memory to host memory."""
+    _, memory, family = kind
+    return Case(name, family, MemoryKind.DEVICE, memory, engine, End.SOURCE, pattern=pattern)
+
+
+def copies(kind: Kind) -> Iterator[Case]:
+    """Yield the copies of each GPU with each NUMA node."""
+    word = kind[0]
+    for engine, suffix in ENGINES:
+        yield to_gpu(f"{word}_to_device_memcpy_{suffix}", kind, engine)
+        yield from_gpu(f"device_to_{word}_memcpy_{suffix}", kind, engine)
+
+
+def at_once(kind: Kind) -> Iterator[Case]:
+    """Yield the copies both ways at once, and with all GPUs at once."""
+    word = kind[0]
+    for engine, suffix in ENGINES:
+        yield to_gpu(f"{word}_to_device_bidirectional_memcpy_{suffix}", kind, engine, Pattern.BOTH_DIRECTIONS)
+        yield to_gpu(f"{word}_to_all_memcpy_{suffix}", kind, engine, Pattern.OWN_NODE)
+        yield from_gpu(f"all_to_{word}_memcpy_{suffix}", kind, engine, Pattern.OWN_NODE)
+        yield to_gpu(f"{word}_to_all_bidirectional_memcpy_{suffix}", kind, engine, Pattern.OWN_NODE_BOTH)
+        yield to_gpu(f"{word}_one_node_to_all_memcpy_{suffix}", kind, engine, Pattern.ONE_NODE)
+        yield from_gpu(f"all_to_{word}_one_node_memcpy_{suffix}", kind, engine, Pattern.ONE_NODE)
+
+
+def one_sided(kind: Kind) -> Iterator[Case]:
+    """Yield what only reads, or only writes."""
+    word, memory, family = kind
+    for engine, suffix in ((Engine.SM_READ, "read_sm"), (Engine.CPU, "read_cpu")):
+        yield Case(f"{word}_{suffix}", family, memory, MemoryKind.REGISTERS, engine, End.DESTINATION)
+    for engine, suffix in ((Engine.SM_WRITE, "write_sm"), (Engine.ATOMIC, "atomic_add"), (Engine.CPU, "write_cpu")):
+        yield Case(f"{word}_{suffix}", family, MemoryKind.REGISTERS, memory, engine, End.SOURCE)
+
+
+EGM_CASES = (
+    *copies(_VMM),
+    *at_once(_VMM),
+    *one_sided(_VMM),
+    to_gpu("host_numa_to_device_bulk", _VMM, Engine.BULK),
+    from_gpu("device_to_host_numa_bulk", _VMM, Engine.BULK),
+    # Between host memory the driver chooses who copies: on HGX H100 the CPU copied most of the bytes.
+    *(
         Case(
-            name=f"{word}_to_device_bulk",
-            family=family,
-            source=memory,
-            destination=MemoryKind.DEVICE,
-            engine=Engine.BULK,
-            pattern=Pattern.PAIR,
-            initiator=End.DESTINATION,
-            description=f"{what} to device memory by bulk copies (TMA), each GPU with each NUMA node",
-        ),
-        Case(
-            name=f"device_to_{word}_bulk",
-            family=family,
-            source=MemoryKind.DEVICE,
-            destination=memory,
-            engine=Engine.BULK,
-            pattern=Pattern.PAIR,
-            initiator=End.SOURCE,
-            description=f"device memory to {what} by bulk copies (TMA), each GPU with each NUMA node",
-        ),
-    )
-
-
-def at_once(word: str, memory: MemoryKind, what: str, family: str) -> tuple[Case, ...]:
-    """Return the cases that copy both ways at once, and with all GPUs at once; parameters as for :func:`copies`."""
-    return tuple(
-        case
-        for engine, suffix, how in ENGINES
-        for case in (
-            Case(
-                name=f"{word}_to_device_bidirectional_memcpy_{suffix}",
-                family=family,
-                source=memory,
-                destination=MemoryKind.DEVICE,
-                engine=engine,
-                pattern=Pattern.BOTH_DIRECTIONS,
-                initiator=End.DESTINATION,
-                description=f"{what} to device memory and back at the same time {how}: each direction and the sum",
-            ),
-            *(
-                Case(
-                    name=name,
-                    family=family,
-                    source=source,
-                    destination=destination,
-                    engine=engine,
-                    pattern=pattern,
-                    initiator=end,
-                    description=f"{ends} at the same time {how}: each and the sum",
-                )
-                for name, source, destination, pattern, end, ends in (
-                    (
-                        f"{word}_to_all_memcpy_{suffix}",
-                        *(memory, MemoryKind.DEVICE, Pattern.OWN_NODE, End.DESTINATION),
-                        f"{what} of each GPU's own NUMA node to every GPU",
-                    ),
-                    (
-                        f"all_to_{word}_memcpy_{suffix}",
-                        *(MemoryKind.DEVICE, memory, Pattern.OWN_NODE, End.SOURCE),
-                        f"every GPU to {what} of its own NUMA node",
-                    ),
-                    (
-                        f"{word}_to_all_bidirectional_memcpy_{suffix}",
-                        *(memory, MemoryKind.DEVICE, Pattern.OWN_NODE_BOTH, End.DESTINATION),
-                        f"{what} of each GPU's own NUMA node to every GPU and back",
-                    ),
-                    (
-                        f"{word}_one_node_to_all_memcpy_{suffix}",
-                        *(memory, MemoryKind.DEVICE, Pattern.ONE_NODE, End.DESTINATION),
-                        f"{what} of one NUMA node to all GPUs",
-                    ),
-                    (
-                        f"all_to_{word}_one_node_memcpy_{suffix}",
-                        *(MemoryKind.DEVICE, memory, Pattern.ONE_NODE, End.SOURCE),
-                        f"all GPUs to {what} of one NUMA node",
-                    ),
-                )
-            ),
+            f"host_numa_to_host_numa_memcpy_{suffix}",
+            *("egm", MemoryKind.HOST_NUMA, MemoryKind.HOST_NUMA, engine, End.SOURCE),
         )
-    )
-
-
-def one_sided(word: str, memory: MemoryKind, what: str, family: str) -> tuple[Case, ...]:
-    """Return the cases that only read or only write; parameters as for :func:`copies`."""
-    reading = (
-        (Engine.SM_READ, f"{word}_read_sm", "a kernel on the GPU"),
-        (Engine.CPU, f"{word}_read_cpu", "CPU threads"),
-    )
-    writing = (
-        (Engine.SM_WRITE, f"{word}_write_sm", "a kernel on the GPU"),
-        (Engine.ATOMIC, f"{word}_atomic_add", "a kernel on the GPU that adds to every word"),
-        (Engine.CPU, f"{word}_write_cpu", "CPU threads"),
-    )
-    bound = " of each NUMA node: a lower bound"
-    return (
-        *(
-            Case(
-                name=name,
-                family=family,
-                source=memory,
-                destination=MemoryKind.REGISTERS,
-                engine=engine,
-                pattern=Pattern.PAIR,
-                initiator=End.DESTINATION,
-                description=f"{what}, read by {who}" + bound * (engine is Engine.CPU),
-            )
-            for engine, name, who in reading
-        ),
-        *(
-            Case(
-                name=name,
-                family=family,
-                source=MemoryKind.REGISTERS,
-                destination=memory,
-                engine=engine,
-                pattern=Pattern.PAIR,
-                initiator=End.SOURCE,
-                description=f"{what}, written by {who}" + bound * (engine is Engine.CPU),
-            )
-            for engine, name, who in writing
-        ),
-    )
-
-
-_PINNED = ("host", MemoryKind.PINNED, "pinned memory (cuMemHostAlloc)", "host")
-
-_DEFAULT_POOL = (
-    "host_default_pool",
-    MemoryKind.HOST_DEFAULT_POOL,
-    "memory from the driver's own pool of the host (cuMemGetDefaultMemPool, CUDA 13.0)",
-    "host",
+        for engine, suffix in ENGINES
+    ),
+    Case(
+        "host_numa_by_owner_to_device_memcpy_ce",
+        *("egm", MemoryKind.HOST_NUMA, MemoryKind.DEVICE, Engine.COPY_ENGINE, End.DESTINATION),
+        by_owner=True,
+    ),
+    *copies(_POOL),
+    *at_once(_POOL),
+    *one_sided(_POOL),
+    *copies(("host_numa_default_pool", MemoryKind.HOST_NUMA_DEFAULT_POOL, "egm")),
 )
 
-CASES = (
-    *copies(*_PINNED),
-    *at_once(*_PINNED),
-    *one_sided(*_PINNED),
-    *(case for case in copies(*_DEFAULT_POOL) if case.engine is Engine.COPY_ENGINE),
-    *copies("registered", MemoryKind.REGISTERED, "registered memory (cuMemHostRegister)", "host"),
-    *copies("hugetlb", MemoryKind.HUGETLB, "registered memory of huge pages (MAP_HUGETLB)", "host"),
-    *copies("thp", MemoryKind.THP, "registered memory of transparent huge pages (MADV_HUGEPAGE)", "host"),
-    *copies("managed", MemoryKind.MANAGED, "managed memory on a NUMA node (cuMemAllocManaged)", "host"),
-    *copies("system", MemoryKind.SYSTEM, "plain memory (malloc)", "host"),
+_GPU_NUMA = ("gpu_numa", MemoryKind.GPU_NUMA, "host")
+
+HOST_CASES = (
+    *copies(_PINNED),
+    *at_once(_PINNED),
+    *one_sided(_PINNED),
+    *(
+        case
+        for case in copies(("host_default_pool", MemoryKind.HOST_DEFAULT_POOL, "host"))
+        if case.engine is Engine.COPY_ENGINE
+    ),
+    *copies(("registered", MemoryKind.REGISTERED, "host")),
+    *copies(("hugetlb", MemoryKind.HUGETLB, "host")),
+    *copies(("thp", MemoryKind.THP, "host")),
+    *copies(("managed", MemoryKind.MANAGED, "host")),
+    *copies(("system", MemoryKind.SYSTEM, "host")),
+    # A GPU's memory, where that is a NUMA node of the host: for CPU threads.
+    *(case for case in one_sided(_GPU_NUMA) if case.engine is Engine.CPU),
 )

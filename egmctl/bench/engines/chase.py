@@ -208,7 +208,7 @@ class Loaded(Walker):
 
     def warm_up(self) -> None:
         super().warm_up()
-        self.load_blocks = min(self.chase.load_blocks, self.gpu.stream.context.multiprocessors - 1)
+        self.load_blocks = min(self.task.point.load or 0, self.gpu.stream.context.multiprocessors - 1)
 
     def queue(self) -> None:
         loads, data = self.chase.loads, self.memory(1)

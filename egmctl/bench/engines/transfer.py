@@ -201,8 +201,8 @@ class Mover:
         stream = self.streams[0]
         multiprocessors = stream.context.multiprocessors
         grid = max(1, blocks * multiprocessors // self._share)
-        if self._task.blocks is not None:
-            grid = self._task.blocks or multiprocessors
+        if self._task.point.sms is not None:
+            grid = self._task.point.sms or multiprocessors
         launch = self.worker.kernels[stream.context.bus_id].launch
         return [(stream, partial(launch, name, stream.handle, grid, threads, *arguments))]
 
@@ -411,8 +411,9 @@ class TransferPart:
                 continue
             initiator = flow.initiator or ""
             first = taken[initiator]
-            taken[initiator] += self.task.streams
-            self._streams[number] = [self._worker.stream(initiator, first + n) for n in range(self.task.streams)]
+            count = self.task.point.streams or 1
+            taken[initiator] += count
+            self._streams[number] = [self._worker.stream(initiator, first + n) for n in range(count)]
             if flow.route.staged:
                 self._worker.disconnect(flow.source.bus_id or "", flow.destination.bus_id or "")
                 continue

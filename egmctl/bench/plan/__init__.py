@@ -1,7 +1,7 @@
-"""What one run of the bench does, in order: made in the command before anything touches a GPU, so that ``--list`` and a
-refusal cost nothing.
+"""The plan of one run of the bench, in order: made in the command before anything touches a GPU, so that ``--list`` and
+a refusal cost nothing.
 
-``make`` and ``fabric`` plan a run. ``patterns``, ``flows`` and ``ranks`` say who meets whom, ``paths`` over which
+``make`` and ``fabric`` plan a run. ``flows`` and ``ranks`` say who meets whom, ``paths`` over which
 route, ``task`` what is measured there and why not, ``schedule`` what runs at the same time, ``budget`` what fits into
 memory, ``cost`` how long it takes. All pure.
 """
@@ -12,22 +12,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from egmctl.bench.buffers import Peak, peaks
-from egmctl.bench.plan.schedule import Step
-from egmctl.model.finding import Waiver
 from egmctl.model.measurement import BenchGpu, Settings, Task
+from egmctl.model.planned import PlannedTask, Step
 from egmctl.model.ucx import Rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What one run of the bench does, in order."""
+    """The tasks and steps of one run of the bench, in order."""
 
     settings: Settings
     gpus: tuple[BenchGpu, ...]
     numa_nodes: tuple[int, ...]
     tasks: tuple[PlannedTask, ...]
     steps: tuple[Step, ...]
-    """Of the tasks that will be run."""
+    """The steps of the tasks that will be run."""
     ranks: tuple[Rank, ...] = ()
     """The processes of the measurements by several, where there are such."""
     huge_page_bytes: Mapping[int, int] = field(default_factory=dict)
@@ -38,31 +37,11 @@ class Plan:
     @property
     def runnable(self) -> tuple[Task, ...]:
         """The tasks that will be run."""
-        return tuple(planned.task for planned in self.tasks if planned.waiver is None)
+        return tuple(task for task in self.tasks if not task.waivers)
 
     @property
     def peaks(self) -> tuple[Peak, ...]:
         """The most memory that the run holds at any time, on each GPU and NUMA node, on the host, and of huge pages."""
-        steps = [[self.tasks[number].task for number in step.tasks] for step in self.steps]
+        steps = [[self.tasks[number] for number in step.tasks] for step in self.steps]
         # A soak keeps everything: it is all needed again.
         return peaks(steps, keep=self.settings.duration_s is not None, huge_page_bytes=self.huge_page_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedTask:
-    """A task, and why it will not be run."""
-
-    task: Task
-    waivers: tuple[Waiver, ...] = ()
-    """All that stops it; empty if the task will be run."""
-    rate_gb_s: float = 0
-    """What the slowest of its flows is planned with."""
-    disjoint: bool = False
-    """Whether it may run beside tasks that share no GPU with it."""
-    sized: bool = True
-    """Whether its buffers have the size of the run; those of latencies and of some messages have their own."""
-
-    @property
-    def waiver(self) -> str | None:
-        """The first of what stops it, in one sentence; ``None`` if the task will be run."""
-        return self.waivers[0].reason if self.waivers else None

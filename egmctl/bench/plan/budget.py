@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from egmctl.bench.buffers import ROTATED_BELOW_BYTES, Peak, buffers_of, peaks
-from egmctl.bench.plan.schedule import Step
 from egmctl.errors import UsageError
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.host import HugePages
 from egmctl.model.machine import Gpu, Machine
-from egmctl.model.measurement import Endpoint, MemoryKind, Settings, Task
+from egmctl.model.measurement import Endpoint, Flow, MemoryKind, Quantity, Settings, Task
 from egmctl.units import MIB, format_size
 
 if TYPE_CHECKING:
-    from egmctl.bench.plan import Plan, PlannedTask
+    from egmctl.bench.plan import Plan
 
 
 def pools_of(machine: Machine, node: int | None) -> tuple[HugePages, ...] | None:
@@ -29,7 +28,7 @@ def pools_of(machine: Machine, node: int | None) -> tuple[HugePages, ...] | None
     """
     if machine.host is None:
         return None
-    of_nodes = {one.id: one.huge_pages for one in machine.host.numa_nodes or () if one.huge_pages is not None}
+    of_nodes = {numa.id: numa.huge_pages for numa in machine.host.numa_nodes or () if numa.huge_pages is not None}
     if node is not None:
         return of_nodes.get(node)
     return None if of_nodes else machine.host.huge_pages
@@ -66,7 +65,7 @@ def _one_host(_end: Endpoint) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What is free on the nodes of a run, and who is on which node."""
+    """The memory that is free on the nodes of a run, and the node of each end."""
 
     free: Callable[[Peak], int | None]
     """Bytes free at a place, ``None`` where nobody knows."""
@@ -90,92 +89,155 @@ def memory_of(
     """
 
     def free(peak: Peak) -> int | None:
-        found = (free_at or free_bytes)(machine, peak)
+        bytes_free = (free_at or free_bytes)(machine, peak)
         # The limit of a cgroup's memory does not count huge pages (memory.max, hugetlb.max).
         if peak.place is not None or peak.huge_pages or cgroup_left_bytes is None:
-            return found
-        return cgroup_left_bytes if found is None else min(found, cgroup_left_bytes)
+            return bytes_free
+        return cgroup_left_bytes if bytes_free is None else min(bytes_free, cgroup_left_bytes)
 
     return Memory(free)
 
 
-def check_memory(plan: Plan, memory: Memory) -> None:
-    """Refuse a plan whose buffers would take more than its share of what is free on a GPU, a NUMA node or the host.
+def fitted(plan: Plan, memory: Memory, replan: Callable[[int], Plan] | None = None) -> Plan:
+    """Return a plan whose buffers take no more than their share of what is free on each GPU, NUMA node and the host.
 
-    Raises
-    ------
-    UsageError
-        Naming the first place that is too small and the largest size that fits everywhere.
-    """
-    for peak, free in _excesses(_peaks(plan, memory), memory, plan.settings.memory_percent):
-        size = plan.settings.size_bytes
-        fits = _largest(plan, memory, size, LEAST_BYTES)
-        hint = "no smaller size fits" if fits is None else f"at most --size {fits // MIB}M fits"
-        raise UsageError(f"--size {format_size(size)} {_takes(peak, free, plan.settings.memory_percent)}; {hint}")
-
-
-def checked(plan: Plan, memory: Memory) -> Plan:
-    """Return a plan for a size that somebody chose; latencies whose own size has no room beside any other are waived.
-
-    Tasks for whose buffers there are no huge pages beside those of others are waived too.
-
-    Raises
-    ------
-    UsageError
-        As :func:`check_memory`.
-    """
-    plan = _with_huge_pages(plan, memory)
-    plan, _ = _with_room(plan, memory, min(plan.settings.size_bytes, LEAST_BYTES))
-    check_memory(plan, memory)
-    return plan
-
-
-def fitted(plan: Plan, memory: Memory, replan: Callable[[int], Plan]) -> Plan:
-    """Return a plan that fits, for a size that nobody chose.
-
-    Buffers become smaller, down to a quarter of the usual size, for which profiles still hold
-    (:data:`egmctl.verdict.profiles.SMALLER`). Then latencies and messages whose own size has no room are waived, then
-    buffers become as small as :data:`LEAST_BYTES`, and at last what does not fit even so is waived. So are, in buffers
-    of any size, tasks for which there are no huge pages beside those of others.
+    Latencies are waived that have no room beside buffers of a quarter of the size, for which profiles still hold
+    (:data:`egmctl.verdict.profiles.SMALLER`), and tasks for whose buffers there are no huge pages beside those of
+    others. Then buffers are halved until they fit, down to :data:`LEAST_BYTES`, and at last the largest are waived.
 
     Parameters
     ----------
     replan
-        Makes the same plan with buffers of another size.
+        Makes the same plan with buffers of another size; ``None``: somebody chose the size.
+
+    Raises
+    ------
+    UsageError
+        If buffers of a chosen size do not fit; it names the first place that is too small, and a size that fits.
     """
-    share = plan.settings.memory_percent
-    tight = next(_excesses(_peaks(plan, memory), memory, share), None)
-    if tight is None:
-        return _with_huge_pages(plan, memory)
-    usual = plan.settings.size_bytes
-    waived: dict[int, str] = {}
-    size = usual
-    if usual > LEAST_BYTES:
-        quarter = max(LEAST_BYTES, usual // 4)
-        plan, waived = _with_room(plan, memory, quarter)
-        size = _largest(plan, memory, usual, quarter) or _largest(plan, memory, quarter, LEAST_BYTES) or LEAST_BYTES
-    if size < usual:
-        plan = _without(replan(size), waived)
-        why = f"{_name(tight[0])} has no room for more"
-        note = f"buffers of {format_size(size)}, not of the usual {format_size(usual)}: {why}"
-        plan = replace(plan, notes=(*plan.notes, note))
-    # It ends: what is too much at a place is that of tasks, and the largest of them go each time (_taken).
-    while (excess := next(_excesses(_peaks(plan, memory), memory, share), None)) is not None:
-        plan = _without(plan, _largest_at(plan, memory, *excess, sized=True))
-    return _with_huge_pages(plan, memory)
+    usual = size = plan.settings.size_bytes
+    quarter = min(usual, LEAST_BYTES if replan is None else max(LEAST_BYTES, usual // 4))
+    gone: dict[_Key, Waiver] = {}
+    note = ""
+    while (excess := next(_excesses(plan, memory), None)) is not None:
+        beside = next(_excesses(plan, memory, quarter), excess)
+        if excess.peak.huge_pages:
+            gone |= _last_on_huge_pages(plan, memory, excess)
+        elif own := _largest(plan, memory, beside, own_size=True):
+            gone |= own
+        elif replan is not None and size > LEAST_BYTES:
+            size = max(LEAST_BYTES, size // 2)
+            note = note or f"{_name(excess.peak)} has no room for more"
+            plan = replan(size)
+        elif replan is not None:
+            gone |= _largest(plan, memory, excess, own_size=False)
+        else:
+            smaller = (size >> power for power in range(1, size.bit_length()) if size >> power >= LEAST_BYTES)
+            fits = next((each for each in smaller if not any(_excesses(plan, memory, each))), None)
+            hint = "no smaller size fits" if fits is None else f"--size {fits // MIB}M fits"
+            raise UsageError(f"--size {format_size(size)} {excess}; {hint}")
+        plan = _without(plan, gone)
+    if size == usual:
+        return plan
+    return replace(
+        plan, notes=(*plan.notes, f"buffers of {format_size(size)}, not of the usual {format_size(usual)}: {note}")
+    )
 
 
-def too_large(machine: Machine, task: Task, share: int) -> tuple[Waiver, ...]:
-    """Say why a task whose size nobody chose does not fit by itself; nothing if it does.
+@dataclass(frozen=True, slots=True)
+class _Excess:
+    """Buffers that take more than their share of a place."""
+
+    peak: Peak
+    free: int
+    share: int
+    """Per cent of what is free."""
+
+    def __str__(self) -> str:
+        part = "half" if self.share == 50 else f"{self.share} %"
+        free = f"{part} of the {format_size(self.free)} free there"
+        return f"takes {format_size(self.peak.bytes)} on {_name(self.peak)}, more than {free}"
+
+
+def _excesses(plan: Plan, memory: Memory, most_bytes: int | None = None) -> Iterator[_Excess]:
+    """Yield what of a plan takes too much, with buffers of at most a size where one is given.
+
+    Huge pages are there for nothing else: all of them may be taken.
+    """
+
+    def sized(task: Task) -> Task:
+        if most_bytes is None or task.quantity is not Quantity.BANDWIDTH or task.size_bytes <= most_bytes:
+            return task
+        return replace(task, size_bytes=most_bytes)
+
+    steps = [[sized(plan.tasks[number]) for number in step.tasks] for step in plan.steps]
+    keep = plan.settings.duration_s is not None
+    for peak in peaks(steps, keep=keep, node_of=memory.node_of, huge_page_bytes=plan.huge_page_bytes):
+        share = 100 if peak.huge_pages else plan.settings.memory_percent
+        free = memory.free(peak)
+        if free is not None and peak.bytes > free * share // 100:
+            yield _Excess(peak, free, share)
+
+
+_Key = tuple[str, tuple[Flow, ...]]
+
+
+def _key(task: Task) -> _Key:
+    return task.name, task.flows
+
+
+def _largest(plan: Plan, memory: Memory, excess: _Excess, *, own_size: bool) -> dict[_Key, Waiver]:
+    """Return those tasks that take the most at a place with too little memory, and why each cannot be run.
 
     Parameters
     ----------
-    share
-        Per cent of what is free.
+    own_size
+        Only those whose size does not follow that of the run.
     """
-    for peak, free in _excesses(peaks([[task]]), memory_of(machine), share):
-        return (Waiver(kind=WaiverKind.NO_ROOM, reason=f"it {_takes(peak, free, share)}"),)
-    return ()
+    tasks = (plan.tasks[number] for step in plan.steps for number in step.tasks)
+    taken = {
+        _key(task): _taken(task, memory, excess.peak)
+        for task in tasks
+        if not own_size or task.quantity is not Quantity.BANDWIDTH
+    }
+    most = max(taken.values(), default=0)
+    if not most:
+        return {}
+    alone = replace(excess, peak=replace(excess.peak, bytes=most))
+    reason = f"{_name(excess.peak)} has no room for its {format_size(most)} beside what others hold there"
+    if most > excess.free * excess.share // 100:
+        reason = f"it {alone}"
+    waiver = Waiver(kind=WaiverKind.NO_ROOM, reason=reason)
+    return {key: waiver for key, size_bytes in taken.items() if size_bytes == most}
+
+
+def _last_on_huge_pages(plan: Plan, memory: Memory, excess: _Excess) -> dict[_Key, Waiver]:
+    """Return the last task with buffers of huge pages at a place, and why it cannot be run."""
+    there = "" if excess.peak.place is None else f" on NUMA{excess.peak.place.numa_node}"
+    reason = (
+        f"beside other buffers of huge pages it needs more than the {format_size(excess.free)} that are free{there} "
+        "(HugePages_Free, vm.nr_hugepages)"
+    )
+    last = next(task for task in reversed(plan.runnable) if _taken(task, memory, excess.peak) > 0)
+    return {_key(last): Waiver(kind=WaiverKind.NO_PAGES, reason=reason)}
+
+
+def _taken(task: Task, memory: Memory, place: Peak) -> int:
+    """Return what a task takes at a place, counted as for the plan but for whole huge pages.
+
+    What exceeds is always some task's.
+    """
+    return sum(peak.bytes for peak in peaks([[task]], node_of=memory.node_of) if peak.same_place(place))
+
+
+def _without(plan: Plan, gone: Mapping[_Key, Waiver]) -> Plan:
+    """Return a plan in which some tasks are waived."""
+    tasks = tuple(replace(task, waivers=(gone[_key(task)],)) if _key(task) in gone else task for task in plan.tasks)
+    left = (
+        replace(step, tasks=tuple(number for number in step.tasks if _key(tasks[number]) not in gone))
+        for step in plan.steps
+    )
+    return replace(plan, tasks=tasks, steps=tuple(step for step in left if step.tasks))
 
 
 def has_room(machine: Machine, task: Task, settings: Settings) -> bool:
@@ -183,8 +245,9 @@ def has_room(machine: Machine, task: Task, settings: Settings) -> bool:
 
     Of a place whose free memory is not known, what counts is all that it has.
     """
-    memory = Memory(lambda peak: _or_total(machine, peak, free_bytes(machine, peak)))
-    return not any(_excesses(peaks([[task]]), memory, settings.memory_percent // 2))
+    rooms = ((peak, _or_total(machine, peak, free_bytes(machine, peak))) for peak in peaks([[task]]))
+    share = settings.memory_percent // 2
+    return not any(room is not None and peak.bytes > room * share // 100 for peak, room in rooms)
 
 
 def _or_total(machine: Machine, peak: Peak, free: int | None) -> int | None:
@@ -222,152 +285,12 @@ def free_bytes(machine: Machine, peak: Peak) -> int | None:
     return nvml.memory_total_bytes - nvml.memory_used_bytes
 
 
-def _peaks(plan: Plan, memory: Memory, size_bytes: int | None = None) -> tuple[Peak, ...]:
-    """Return what a plan holds at most at each place, with buffers of another size where one is given."""
-
-    def sized(planned: PlannedTask) -> Task:
-        if size_bytes is None or not planned.sized:
-            return planned.task
-        return replace(planned.task, size_bytes=size_bytes)
-
-    steps = [[sized(plan.tasks[number]) for number in step.tasks] for step in plan.steps]
-    keep = plan.settings.duration_s is not None
-    return peaks(steps, keep=keep, node_of=memory.node_of, huge_page_bytes=plan.huge_page_bytes)
-
-
-def _largest(plan: Plan, memory: Memory, most_bytes: int, least_bytes: int) -> int | None:
-    """Return the largest size of a range that fits, a whole number of MiB; ``None`` where not even the least does."""
-    share = plan.settings.memory_percent
-
-    def fits(mib: int) -> bool:
-        return not any(_excesses(_peaks(plan, memory, mib * MIB), memory, share))
-
-    least, most = least_bytes // MIB, most_bytes // MIB
-    if most < least or not fits(least):
-        return None
-    while least < most:
-        middle = (least + most + 1) // 2
-        if fits(middle):
-            least = middle
-        else:
-            most = middle - 1
-    return least * MIB
-
-
-def _largest_at(plan: Plan, memory: Memory, peak: Peak, free: int, *, sized: bool) -> dict[int, str]:
-    """Return those tasks that take the most at a place with too little memory, and why each cannot be run.
-
-    Parameters
-    ----------
-    sized
-        Those too whose buffers have the size of the run.
-    """
-    taken = {
-        number: found
-        for step in plan.steps
-        for number in step.tasks
-        if (sized or not plan.tasks[number].sized) and (found := _taken(plan.tasks[number].task, memory, peak)) > 0
-    }
-    most = max(taken.values(), default=0)
-    share = plan.settings.memory_percent
-    why = (
-        f"it {_takes(replace(peak, bytes=most), free, share)}"
-        if most > free * share // 100
-        else f"{_name(peak)} has no room for its {format_size(most)} beside what others hold there"
-    )
-    return {number: why for number, found in taken.items() if found == most}
-
-
-def _with_room(plan: Plan, memory: Memory, size_bytes: int) -> tuple[Plan, dict[int, str]]:
-    """Return a plan without the tasks of a size of their own that have no room beside buffers of a size; and those."""
-    waived: dict[int, str] = {}
-    share = plan.settings.memory_percent
-    while (excess := next(_excesses(_peaks(plan, memory, size_bytes), memory, share), None)) is not None:
-        gone = _largest_at(plan, memory, *excess, sized=False)
-        if not gone:
-            break
-        waived |= gone
-        plan = _without(plan, gone)
-    return plan, waived
-
-
-def _with_huge_pages(plan: Plan, memory: Memory) -> Plan:
-    """Return a plan whose buffers of huge pages fit into those that are free; its last tasks of such are waived."""
-    wanting = [number for number, one in enumerate(plan.tasks) if one.waiver is None and _on_huge_pages(one.task)]
-    if not wanting:
-        return plan
-    # Only these hold any: this takes no time.
-    others = set(range(len(plan.tasks))).difference(wanting)
-    only = replace(plan, steps=tuple(_remaining(plan.steps, others)))
-    gone: dict[int, str] = {}
-    while (excess := _too_few_huge_pages(_peaks(only, memory), memory)) is not None:
-        peak, free = excess
-        last = next(number for number in reversed(wanting) if _taken(plan.tasks[number].task, memory, peak) > 0)
-        wanting.remove(last)
-        there = "" if peak.place is None else f" on NUMA{peak.place.numa_node}"
-        gone[last] = (
-            f"beside other buffers of huge pages it needs more than the {format_size(free)} that are free{there} "
-            "(HugePages_Free, vm.nr_hugepages)"
-        )
-        only = _without(only, gone)
-    return _without(plan, gone, WaiverKind.NO_PAGES)
-
-
-def _too_few_huge_pages(wanted: Sequence[Peak], memory: Memory) -> tuple[Peak, int] | None:
-    """Return where too few huge pages are free, and how much is, else ``None``."""
-    for peak in wanted:
-        if peak.huge_pages and (free := memory.free(peak)) is not None and peak.bytes > free:
-            return peak, free
-    return None
-
-
-def _on_huge_pages(task: Task) -> bool:
-    return any(end.memory is MemoryKind.HUGETLB for flow in task.flows for end in (flow.source, flow.destination))
-
-
-def _without(plan: Plan, gone: Mapping[int, str], kind: WaiverKind = WaiverKind.NO_ROOM) -> Plan:
-    """Return a plan in which some tasks are waived."""
-    tasks = tuple(
-        replace(one, waivers=(Waiver(kind=kind, reason=gone[number]),)) if number in gone else one
-        for number, one in enumerate(plan.tasks)
-    )
-    return replace(plan, tasks=tasks, steps=tuple(_remaining(plan.steps, gone)))
-
-
-def _taken(task: Task, memory: Memory, peak: Peak) -> int:
-    """Return what a task takes at a place, counted as for the plan but for whole huge pages.
-
-    What exceeds is always some task's.
-    """
-    return sum(one.bytes for one in peaks([[task]], node_of=memory.node_of) if one.same_place(peak))
-
-
-def _remaining(steps: Iterable[Step], gone: Container[int]) -> Iterator[Step]:
-    for step in steps:
-        left = tuple(number for number in step.tasks if number not in gone)
-        if left:
-            yield replace(step, tasks=left)
-
-
-def _excesses(wanted: Sequence[Peak], memory: Memory, share: int) -> Iterator[tuple[Peak, int]]:
-    """Yield what takes more than its share of a place, with the bytes free there; huge pages are no such place."""
-    for peak in wanted:
-        free = None if peak.huge_pages else memory.free(peak)
-        if free is not None and peak.bytes > free * share // 100:
-            yield peak, free
-
-
 def _name(peak: Peak) -> str:
     if peak.place is None:
         return peak.host or "the host"
     # Of several ends on a NUMA node one is kept, and its label may tell more than the node, as who allocated it.
     own = peak.place.bus_id is not None or peak.place.rank is not None
     return peak.place.label if own else f"NUMA{peak.place.numa_node}"
-
-
-def _takes(peak: Peak, free: int, share: int) -> str:
-    part = "half" if share == 50 else f"{share} %"
-    return f"takes {format_size(peak.bytes)} on {_name(peak)}, more than {part} of the {format_size(free)} free there"
 
 
 MANAGED_SHARE = 16
@@ -402,9 +325,9 @@ def _huge(machine: Machine, node: int, size_bytes: int) -> Waiver | None:
     known = [(pool.page_size_bytes, pool.free) for pool in pools or () if pool.free is not None]
     if pools is None or any(pool_bytes(pool) >= size_bytes for pool in pools):
         return None
-    told = ", ".join(f"{free} of {format_size(page)}" for page, free in known) or "none"
+    counts = ", ".join(f"{free} of {format_size(page)}" for page, free in known) or "none"
     reason = (
-        f"too few huge pages are free{there} for {format_size(size_bytes)}: {told} (HugePages_Free, vm.nr_hugepages)"
+        f"too few huge pages are free{there} for {format_size(size_bytes)}: {counts} (HugePages_Free, vm.nr_hugepages)"
     )
     return Waiver(kind=WaiverKind.NO_PAGES, reason=reason)
 

@@ -1,19 +1,32 @@
-"""The order of a plan's steps, and what they cost: seconds and bytes."""
+"""The cost of a plan in seconds and bytes, and the reports of a plan, of its cost and of cases."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
-from egmctl.bench.buffers import Buffer, Peak, buffers_of, peaks
-from egmctl.bench.plan import Plan, PlannedTask
-from egmctl.bench.plan.budget import free_bytes
+from egmctl.bench.buffers import Buffer, buffers_of, peaks
+from egmctl.bench.case import Case
+from egmctl.bench.plan import Plan
+from egmctl.bench.plan.budget import most_bytes
 from egmctl.bench.plan.placement import RankLayout
-from egmctl.bench.plan.schedule import Step
 from egmctl.bench.plan.task import flows_on_a_link, shortened
-from egmctl.model.measurement import Engine, Pattern, Quantity, Task
+from egmctl.bench.suites import SUITES
+from egmctl.model.machine import Origin
+from egmctl.model.measurement import Engine, Quantity
+from egmctl.model.planned import (
+    CaseCost,
+    CaseList,
+    HeldMemory,
+    JobCost,
+    ListedCase,
+    PlannedTask,
+    PlanReport,
+    Step,
+)
 from egmctl.model.route import HOST_MEMORY
-from egmctl.units import GB, GIB
+from egmctl.units import GB, GIB, natural
 
 START_S = 1.6
 """Until the first step: the facts, and CUDA on all GPUs. The first run after a boot takes up to a second more."""
@@ -21,7 +34,7 @@ RANKS_START_S = 1.5
 """Until the first step of ranks: CUDA in all of them at once."""
 
 ALLOCATE_S_PER_GIB = 0.3
-"""Of host memory, with its first touch."""
+"""To allocate host memory, with its first touch."""
 _WARM_UP_COPIES = 4
 _LOAD_S = 1.2e-6
 """One load of a pointer chase over NVLink or PCIe."""
@@ -30,59 +43,70 @@ _LAP_S = {Engine.EVENT: 33e-6, Engine.SOCKET: 15e-6}
 _LIVES, _LIFE_S = 21, 0.006
 """Of shared memory (:data:`egmctl.bench.engines.life_cycle.LIVES`, and one before), without pages of the host."""
 STEP_S = 0.02
-"""Of every step, whatever it measures."""
+"""The overhead of every step, whatever it measures."""
 _CHECK_GB_S = 1500.0
 """Overwriting and comparing device memory on its own GPU; of host memory it is the link's rate."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaseCost:
-    """What one case costs."""
+def plan_report(plan: Plan, origin: Origin) -> PlanReport:
+    """Return what a plan says to its readers: GPUs have no UUID and ranks no host in it, as it may leave the site."""
+    return PlanReport(
+        origin=origin,
+        settings=plan.settings,
+        gpus=tuple(replace(gpu, uuid=None) for gpu in plan.gpus),
+        numa_nodes=plan.numa_nodes,
+        ranks=tuple(replace(rank, host=None) for rank in plan.ranks),
+        tasks=plan.tasks,
+        steps=tuple(
+            replace(step, seconds=seconds) for step, seconds in zip(plan.steps, steps_seconds(plan), strict=True)
+        ),
+        memory=tuple(
+            HeldMemory(place=peak.name, bytes=peak.bytes)
+            for peak in sorted(plan.peaks, key=lambda peak: natural(peak.name))
+        ),
+        notes=plan.notes,
+        bytes_moved=plan_bytes(plan),
+        seconds=plan_seconds(plan),
+    )
 
-    case: str
-    pattern: Pattern
-    measurements: int
-    waived: int
-    """Measurements that cannot be made."""
-    reason: str | None
-    """Why, of the first."""
-    steps: int
-    """One after the other, those that prove what was measured with others included."""
-    bytes: int
-    """Moved in samples."""
-    seconds: float
-    held_bytes: int
-    """Of the GPU, or of the host, that holds most."""
-    too_large: bool
-    """That is more than the run may take of what is free; of a model, which uses nothing, of all there is."""
+
+def case_list(plan: Plan, cases: Sequence[Case], origin: Origin) -> CaseList:
+    """Return cases with what a plan makes of each, and all suites."""
+    return CaseList(
+        origin=origin,
+        cases=tuple(_listed(case, [task for task in plan.tasks if task.case == case.name]) for case in cases),
+        suites={name: suite.description for name, suite in SUITES.items()},
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobCost:
-    """What a run between so many ranks costs."""
-
-    ranks: int
-    nodes: int
-    costs: tuple[CaseCost, ...]
-    seconds: float
+def _listed(case: Case, tasks: Sequence[PlannedTask]) -> ListedCase:
+    return ListedCase(
+        name=case.name,
+        family=case.family,
+        description=case.description,
+        axes=case.axes,
+        measurements=len(tasks),
+        runnable=sum(not task.waivers for task in tasks),
+        reasons=tuple(dict.fromkeys(task.waivers[0].reason for task in tasks if task.waivers)),
+    )
 
 
 def job_cost(plan: Plan, layout: RankLayout) -> JobCost:
     """Return what each case of a run between ranks costs, and all of them."""
     seconds = steps_seconds(plan)
     costs = []
-    for case in dict.fromkeys(planned.task.case for planned in plan.tasks):
-        tasks = [planned for planned in plan.tasks if planned.task.case == case]
-        steps = [number for number, step in enumerate(plan.steps) if plan.tasks[step.tasks[0]].task.case == case]
+    for case in dict.fromkeys(planned.case for planned in plan.tasks):
+        tasks = [planned for planned in plan.tasks if planned.case == case]
+        steps = [number for number, step in enumerate(plan.steps) if plan.tasks[step.tasks[0]].case == case]
         only = replace(plan, steps=tuple(plan.steps[number] for number in steps))
-        tasks_of_steps = [[plan.tasks[n].task for n in step.tasks] for step in only.steps]
+        tasks_of_steps = [[plan.tasks[n] for n in step.tasks] for step in only.steps]
         held = peaks(tasks_of_steps, node_of=layout.node_of, huge_page_bytes=plan.huge_page_bytes)
         most = max(held, key=lambda peak: peak.bytes, default=None)
-        free = None if most is None else _free_bytes(layout, most)
+        free = None if most is None else most_bytes(layout.machines[most.host or ""], most)
         costs.append(
             CaseCost(
                 case=case,
-                pattern=tasks[0].task.pattern,
+                pattern=tasks[0].pattern,
                 measurements=len(tasks),
                 waived=sum(planned.waiver is not None for planned in tasks),
                 reason=next((planned.waiver for planned in tasks if planned.waiver), None),
@@ -95,19 +119,13 @@ def job_cost(plan: Plan, layout: RankLayout) -> JobCost:
                 and most.bytes > free * plan.settings.memory_percent // 100,
             )
         )
-    return JobCost(ranks=len(layout.ranks), nodes=len(layout.machines), costs=tuple(costs), seconds=plan_seconds(plan))
-
-
-def _free_bytes(layout: RankLayout, peak: Peak) -> int | None:
-    machine = layout.machines[peak.host or ""]
-    free, place = free_bytes(machine, peak), peak.place
-    if free is not None or place is None or peak.huge_pages:
-        return free
-    if place.bus_id is not None:
-        nvml = machine.gpu(place.bus_id).nvml
-        return nvml.memory_total_bytes if nvml else None
-    nodes = (machine.host.numa_nodes if machine.host else None) or ()
-    return next((node.memory_total_bytes for node in nodes if node.id == place.numa_node), None)
+    return JobCost(
+        origin=next(iter(layout.machines.values())).origin,
+        ranks=len(layout.ranks),
+        nodes=len(layout.machines),
+        costs=tuple(costs),
+        seconds=plan_seconds(plan),
+    )
 
 
 def plan_seconds(plan: Plan) -> float:
@@ -120,7 +138,7 @@ def plan_bytes(plan: Plan) -> int:
     return sum(
         task.copies * task.size_bytes * len(task.flows) * (1 if step.proof else plan.settings.samples)
         for step in plan.steps
-        for task in (_asked(plan.tasks[number].task, step) for number in step.tasks)
+        for task in (_asked(plan.tasks[number], step) for number in step.tasks)
         if task.quantity is Quantity.BANDWIDTH
     )
 
@@ -130,8 +148,8 @@ def steps_seconds(plan: Plan) -> list[float]:
     seen: set[Buffer] = set()
     seconds = []
     for step in plan.steps:
-        tasks = [replace(plan.tasks[n], task=_asked(plan.tasks[n].task, step)) for n in step.tasks]
-        new = [buffer for buffer in buffers_of([planned.task for planned in tasks]) if buffer not in seen]
+        tasks = [_asked(plan.tasks[n], step) for n in step.tasks]
+        new = [buffer for buffer in buffers_of(tasks) if buffer not in seen]
         seen.update(new)
         host_bytes: Counter[int | None] = Counter()
         for buffer in new:
@@ -139,24 +157,23 @@ def steps_seconds(plan: Plan) -> list[float]:
                 # Processes make theirs at the same time.
                 host_bytes[buffer.end.rank] += buffer.size_bytes
         samples = 1 if step.proof else plan.settings.samples
-        task_s = max(task_seconds(planned, samples) for planned in tasks)
+        task_s = max(task_seconds(task, samples) for task in tasks)
         seconds.append(STEP_S + task_s + ALLOCATE_S_PER_GIB * max(host_bytes.values(), default=0) / GIB)
     return seconds
 
 
-def _asked(task: Task, step: Step) -> Task:
+def _asked(task: PlannedTask, step: Step) -> PlannedTask:
     return shortened(task) if step.proof else task
 
 
-def task_seconds(planned: PlannedTask, samples: int) -> float:
+def task_seconds(task: PlannedTask, samples: int) -> float:
     """Return about how many seconds a task takes, without the making of its buffers."""
-    task = planned.task
     if task.chase is not None:
         return samples * task.chase.loads * _LAP_S.get(task.engine, _LOAD_S)
     if task.quantity is Quantity.DURATION:
         pages_s = ALLOCATE_S_PER_GIB * task.size_bytes / GIB if task.flows[0].source.memory in HOST_MEMORY else 0
         return max(samples, _LIVES) * (_LIFE_S + pages_s)
-    copy_s = flows_on_a_link(task) * task.size_bytes / (planned.rate_gb_s * GB)
+    copy_s = flows_on_a_link(task) * task.size_bytes / (task.planned_gb_s * GB)
     on_host = any(flow.destination.memory in HOST_MEMORY for flow in task.flows)
     # One process looks at all destinations; of several, each at its own.
     checked = max(Counter(flow.destination.rank for flow in task.flows).values())

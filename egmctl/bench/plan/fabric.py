@@ -1,46 +1,44 @@
-"""What is measured by fabric handles between all ranks of a run, on one node or on many, and in which steps: pure."""
+"""Plans of runs between all ranks, on one node or on many, by fabric handles: tasks and steps. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import combinations
 
 from egmctl.bench.case import Case, End
-from egmctl.bench.plan import Plan, PlannedTask
-from egmctl.bench.plan.budget import too_large
+from egmctl.bench.plan import Plan
 from egmctl.bench.plan.flows import busy_waiver, expand, in_use
 from egmctl.bench.plan.paths import Path, host_path, joined, path_across
 from egmctl.bench.plan.placement import RankLayout
 from egmctl.bench.plan.ranks import (
     RankFlow,
-    flow_of,
     handle_waiver,
     homeless,
     local_path,
     own_memory,
+    rank_candidate,
     shared_memory,
     ucx_path,
     untried,
 )
 from egmctl.bench.plan.schedule import make_steps, sampled_rounds, slots
-from egmctl.bench.plan.task import Candidate, planned_task
+from egmctl.bench.plan.task import planned_task
 from egmctl.errors import NothingToDo
 from egmctl.model.finding import Waiver
 from egmctl.model.machine import Gpu
 from egmctl.model.measurement import BenchGpu, Flow, HandleKind, Pattern, Settings
+from egmctl.model.planned import PlannedTask
 from egmctl.model.route import HOST_MEMORY, Egm
-from egmctl.model.task import UCX_ENGINES
+from egmctl.model.task import UCX_ENGINES, Point
 from egmctl.model.ucx import Rank
 
 PAIRS = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS)
-"""What is measured of every pair; the other patterns are of all ranks."""
-
-FROM_ONE = (Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
-"""What is measured of every rank with all others."""
+"""Patterns that are measured of every pair; the others are of all ranks."""
 
 SEED = 1
-"""Of the sample that ``--sample`` draws: the same pairs in every run, so that runs can be compared."""
+"""The seed of the sample that ``--sample`` draws: the same pairs in every run, so that runs can be compared."""
 
 TASK_LIMIT = 200_000
 """Measurements of one run: each is a few kilobytes of the report, in memory and in the file."""
@@ -71,16 +69,17 @@ def make_fabric_plan(layout: RankLayout, cases: Sequence[Case], settings: Settin
     rounds = None
     met = list(combinations(range(len(ranks)), 2)) if sample is None else []
     if sample is not None:
-        drawn = [list(zip(*one, strict=True)) for one in sampled_rounds(len(ranks), sample, SEED)]
-        met = sorted((min(pair), max(pair)) for one in drawn for pair in one)
-        rounds = [[(str(a), str(b)) for a, b in one] for one in drawn]
+        drawn = sampled_rounds(len(ranks), sample, SEED)
+        met = sorted((min(pair), max(pair)) for pairs in drawn for pair in pairs)
+        rounds = [[(str(rank), str(other)) for rank, other in pairs] for pairs in drawn]
     make = maker(layout, settings)
     tasks = tuple(
         planned
         for case in cases
+        for point in case.points
         # Of a pattern of all ranks that not all can take part in, nothing would be left.
         for planned in _each_link_once(
-            make(case, flows)
+            make(case, point, flows)
             for flows in job_flows(case, ranks if case.pattern in PAIRS else layout.taking_part, met, sample)
         )
     )
@@ -115,76 +114,59 @@ def job_flows(
     if count < 2:
         return
 
-    def between(one: int, other: int) -> RankFlow:
-        owner = ranks[other]
+    def between(place: int, far: int) -> RankFlow:
+        owner = ranks[far]
         if case.engine in UCX_ENGINES:
-            return RankFlow(ranks[one], owner)
-        return RankFlow(ranks[one], owner, owner.numa_node if shared_memory(case) in HOST_MEMORY else None)
+            return RankFlow(ranks[place], owner)
+        return RankFlow(ranks[place], owner, owner.numa_node if shared_memory(case) in HOST_MEMORY else None)
 
-    for flows in expand(case.pattern, count, meetings=pairs, ones=ones(count, sample)):
-        yield tuple(between(one, other) for one, other in flows)
+    for flows in expand(case.pattern, count, meetings=pairs, hubs=hubs(count, sample)):
+        yield tuple(between(place, far) for place, far in flows)
 
 
-def ones(count: int, sample: int | None) -> range:
-    """Return the ranks that patterns from or to one rank are measured of: all, or so many, evenly spread."""
+def hubs(count: int, sample: int | None) -> range:
+    """Return the ranks from or to which one-to-all patterns are measured: all, or so many, evenly spread."""
     return range(0, count, max(1, count // sample) if sample else 1)
 
 
-def is_own_link(planned: PlannedTask) -> bool:
+def is_own_link(task: PlannedTask) -> bool:
     """Say whether a pair's bytes take the link of the GPU that works alone: host memory over PCIe, whoever made it."""
-    task = planned.task
     on_host = any(end.numa_node is not None for end in (task.flows[0].source, task.flows[0].destination))
-    return task.pattern in PAIRS and on_host and not planned.disjoint and task.engine not in UCX_ENGINES
+    return task.pattern in PAIRS and on_host and not task.disjoint and task.engine not in UCX_ENGINES
 
 
-def maker(layout: RankLayout, settings: Settings) -> Callable[[Case, tuple[RankFlow, ...]], PlannedTask]:
-    """Return what makes the task of a case's flows."""
+def maker(layout: RankLayout, settings: Settings) -> Callable[[Case, Point, tuple[RankFlow, ...]], PlannedTask]:
+    """Return what makes the task of the flows of a case at a point."""
     path_of = _paths(layout)
 
-    def make(case: Case, rank_flows: tuple[RankFlow, ...]) -> PlannedTask:
-        paths = tuple(path_of(case, one) for one in rank_flows)
-        first = rank_flows[0]
-        taking_part = {rank.number: rank for one in rank_flows for rank in (one.initiator, one.owner)}
-        made = Candidate(
-            flows=tuple(
-                flow_of(case, one, path, across_nodes=True) for one, path in zip(rank_flows, paths, strict=True)
-            ),
-            paths=paths,
-            gpus=(),
-            cache=layout.gpu(first.owner if first.numa_node is None else first.initiator),
-        )
-        waivers = [waiver(rank, case.handle) for rank in taking_part.values()]
-        planned = planned_task(case, made, settings, [*waivers, *(path.waiver for path in paths)])
-        if case.footprint is not None and planned.waiver is None:
-            why = too_large(layout.machine(first.owner), planned.task, settings.memory_percent)
-            planned = replace(planned, waivers=why)
-        return planned
-
-    known: dict[tuple[int, HandleKind | None], Waiver | None] = {}
-
+    @cache
     def waiver(rank: Rank, handle: HandleKind | None) -> Waiver | None:
-        if (rank.number, handle) not in known:
-            known[rank.number, handle] = _waiver(layout, rank, handle, settings)
-        return known[rank.number, handle]
+        return _waiver(layout, rank, handle, settings)
+
+    def make(case: Case, point: Point, rank_flows: tuple[RankFlow, ...]) -> PlannedTask:
+        made = rank_candidate(case, rank_flows, path_of, layout.gpu, across_nodes=True)
+        ranks = dict.fromkeys(rank for flow in rank_flows for rank in (flow.initiator, flow.owner))
+        waivers = [waiver(rank, case.handle) for rank in ranks]
+        return planned_task(case, point, made, settings, [*waivers, *(path.waiver for path in made.paths)])
 
     return make
 
 
 def _each_link_once(tasks: Iterable[PlannedTask]) -> Iterator[PlannedTask]:
     """Leave out of the tasks of a case those that take the very link of another one."""
-    seen: set[int | None] = set()
+    issuers: set[int | None] = set()
     for planned in tasks:
         if is_own_link(planned):
-            issuer = planned.task.flows[0].initiator_rank
-            if issuer in seen:
+            issuer = planned.flows[0].initiator_rank
+            if issuer in issuers:
                 continue
-            seen.add(issuer)
+            issuers.add(issuer)
         yield planned
 
 
 def _paths(layout: RankLayout) -> Callable[[Case, RankFlow], Path]:
     """Return the paths between ranks of a run; each kind is found once for two GPUs of a node and for two nodes."""
-    found: dict[tuple[object, ...], Path] = {}
+    known: dict[tuple[object, ...], Path] = {}
 
     def path(case: Case, rank_flow: RankFlow) -> Path:
         issuer, owner = rank_flow.initiator, rank_flow.owner
@@ -193,12 +175,12 @@ def _paths(layout: RankLayout) -> Callable[[Case, RankFlow], Path]:
         same = issuer.host == owner.host
         ends = (case.source, case.destination, case.initiator)
         key = (*ends, issuer.host, issuer.bus_id, owner.bus_id, same or owner.host)
-        if key not in found:
+        if key not in known:
             if same:
-                found[key] = _within(layout, case, rank_flow)
+                known[key] = _within(layout, case, rank_flow)
             else:
-                found[key] = _across(layout, case, rank_flow)
-        return found[key]
+                known[key] = _across(layout, case, rank_flow)
+        return known[key]
 
     return path
 
@@ -256,10 +238,10 @@ def _waiver(layout: RankLayout, rank: Rank, handle: HandleKind | None, settings:
     machine, gpu = layout.machine(rank), layout.gpu(rank)
     if rank.number in layout.channels and machine.driver is not None:
         machine = replace(machine, driver=replace(machine.driver, imex_channels=layout.channels[rank.number]))
-    why = handle_waiver(machine, handle, gpu)
-    if why is None and not settings.allow_busy:
-        why = busy_waiver(gpu)
-    return None if why is None else replace(why, reason=f"{rank.label}: {why.reason}", rank=rank.number)
+    waiver = handle_waiver(machine, handle, gpu)
+    if waiver is None and not settings.allow_busy:
+        waiver = busy_waiver(gpu)
+    return None if waiver is None else replace(waiver, reason=f"{rank.label}: {waiver.reason}", rank=rank.number)
 
 
 def _bench_gpu(rank: Rank, gpu: Gpu) -> BenchGpu:
@@ -269,8 +251,8 @@ def _bench_gpu(rank: Rank, gpu: Gpu) -> BenchGpu:
 def _notes(layout: RankLayout, settings: Settings, sample: int | None, pairs: int) -> Iterator[str]:
     count = len(layout.ranks)
     if sample is not None:
-        of = count * (count - 1) // 2
-        yield f"a sample: {pairs} of the {of} pairs of {count} ranks, chosen at random (seed {SEED})"
+        every = count * (count - 1) // 2
+        yield f"a sample: {pairs} of the {every} pairs of {count} ranks, chosen at random (seed {SEED})"
     for rank in layout.ranks:
         if settings.allow_busy and (busy := in_use(layout.gpu(rank))):
             yield f"measured anyway: {rank.label}: {busy}"

@@ -28,24 +28,24 @@ def expand(
     count: int,
     *,
     meetings: Iterable[FlowEnds] | None = None,
-    ones: Iterable[int] | None = None,
+    hubs: Iterable[int] | None = None,
     one_way: bool = False,
 ) -> Iterator[tuple[FlowEnds, ...]]:
-    """Yield the flows of each task of a pattern; of none where it needs two and there is one.
+    """Yield the flows of each task of a pattern; none where it needs two ends and there is one.
 
     Parameters
     ----------
     count
         How many take part.
     meetings
-        The pairs that are measured, both ways one after the other; by default all, in the order of who issues the work.
-    ones
-        Of patterns from or to one: the ones; by default all.
+        The pairs that are measured, both ways in turn; by default all, in the order of who issues the work.
+    hubs
+        The ones of patterns from or to one; by default all.
     one_way
         Of each pair one direction is enough: a round trip is the same from either end.
     """
     if pattern is Pattern.LOCAL:
-        yield from (((one, one),) for one in range(count))
+        yield from (((first, first),) for first in range(count))
         return
     if count < 2:
         return
@@ -53,23 +53,23 @@ def expand(
     match pattern:
         case Pattern.BOTH_DIRECTIONS:
             met = combinations(everyone, 2) if meetings is None else meetings
-            yield from (((one, other), (other, one)) for one, other in met)
+            yield from (((first, second), (second, first)) for first, second in met)
         case Pattern.RING:
-            yield tuple((one, (one + 1) % count) for one in everyone)
+            yield tuple((first, (first + 1) % count) for first in everyone)
         case Pattern.BISECT:
-            yield tuple((one, (one + count // 2) % count) for one in everyone)
+            yield tuple((first, (first + count // 2) % count) for first in everyone)
         case Pattern.ALL_PAIRS:
             yield tuple(permutations(everyone, 2))
         case Pattern.ONE_TO_ALL:
-            for one in everyone if ones is None else ones:
-                yield tuple((one, other) for other in everyone if other != one)
+            for first in everyone if hubs is None else hubs:
+                yield tuple((first, second) for second in everyone if second != first)
         case Pattern.ALL_TO_ONE:
-            for one in everyone if ones is None else ones:
-                yield tuple((other, one) for other in everyone if other != one)
+            for first in everyone if hubs is None else hubs:
+                yield tuple((second, first) for second in everyone if second != first)
         case _ if meetings is not None:
-            for one, other in meetings:
-                yield ((one, other),)
-                yield ((other, one),)
+            for first, second in meetings:
+                yield ((first, second),)
+                yield ((second, first),)
         case _:
             # What loads a path is a flow of its own.
             flows = 2 if pattern is Pattern.LOADED else 1
@@ -138,12 +138,12 @@ def _pair(text: str, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Pair:
 
 
 def _end(text: str, pair: str, gpus: Sequence[Gpu], nodes: Sequence[int]) -> End:
-    found = _END.fullmatch(text.strip())
+    end = _END.fullmatch(text.strip())
     what = f"--pair {printable(pair[:100])!r}"
-    if found is None:
+    if end is None:
         raise UsageError(f"{what}: {printable(text[:100])!r} is neither a GPU (0, GPU0) nor a NUMA node (NUMA0)")
-    number = int(found["number"])
-    if (found["kind"] or "GPU").upper() == "NUMA":
+    number = int(end["number"])
+    if (end["kind"] or "GPU").upper() == "NUMA":
         if number not in nodes:
             known = ", ".join(map(str, nodes)) or "none"
             raise UsageError(f"{what}: NUMA node {number} is not among those measured: {known}")
@@ -176,11 +176,11 @@ class Ends(NamedTuple):
 
 
 def tasks_of(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterator[tuple[Ends, ...]]:
-    """Yield the flows of each task that a case makes; of none, where it needs two GPUs and there is one."""
+    """Yield the flows of each task that a case makes; none, where it needs two GPUs and there is one."""
     host = case.source in HOST_MEMORY or case.destination in HOST_MEMORY
     if case.engine is Engine.PING_PONG and host:
         for node in nodes:
-            yield from ((Ends(one, node), Ends(other, node)) for one, other in combinations(gpus, 2))
+            yield from ((Ends(first, node), Ends(second, node)) for first, second in combinations(gpus, 2))
     elif MemoryKind.GPU_NUMA in (case.source, case.destination):
         for node in nodes:
             yield from ((Ends(gpu, node) if case.source is MemoryKind.GPU_NUMA else Ends(node, gpu),) for gpu in gpus)
@@ -190,8 +190,8 @@ def tasks_of(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterator[
                 yield (Ends(cpu_node, node) if case.destination in HOST_MEMORY else Ends(node, cpu_node),)
     elif case.source in HOST_MEMORY and case.destination in HOST_MEMORY:
         # Between nodes or, where there is one, within it: each GPU carries the bytes.
-        for one, other in permutations(nodes, 2) if len(nodes) > 1 else ((node, node) for node in nodes):
-            yield from ((Ends(one, other, gpu),) for gpu in gpus)
+        for first, second in permutations(nodes, 2) if len(nodes) > 1 else ((node, node) for node in nodes):
+            yield from ((Ends(first, second, gpu),) for gpu in gpus)
     elif host:
         yield from _with_host(case, gpus, nodes)
     else:
@@ -246,7 +246,9 @@ def _between_gpus(case: Case, gpus: Sequence[Gpu]) -> Iterator[tuple[Ends, ...]]
     # Single paths are in the order of the GPUs that issue the work.
     pulled = case.pattern in (Pattern.PAIR, Pattern.LOADED) and case.initiator is CaseEnd.DESTINATION
     for flows in expand(case.pattern, len(gpus)):
-        yield tuple(Ends(gpus[other], gpus[one]) if pulled else Ends(gpus[one], gpus[other]) for one, other in flows)
+        yield tuple(
+            Ends(gpus[second], gpus[first]) if pulled else Ends(gpus[first], gpus[second]) for first, second in flows
+        )
 
 
 def initiator(case: Case, ends: Ends) -> Gpu | None:

@@ -7,19 +7,15 @@ from dataclasses import replace
 
 from egmctl.bench.case import Case, Processes
 from egmctl.bench.engine import ENGINES
-from egmctl.bench.plan import Plan, PlannedTask
+from egmctl.bench.plan import Plan
 from egmctl.bench.plan.budget import (
-    LEAST_BYTES,
-    check_memory,
     has_room,
     huge_page_sizes,
-    memory_of,
     pages_waiver,
-    too_large,
 )
 from egmctl.bench.plan.flows import Ends, Pair, busy_waiver, endpoint, in_use, initiator, picked, tasks_of
 from egmctl.bench.plan.paths import Path, Staging, cuda_visible, gpu_waiver, path_between
-from egmctl.bench.plan.ranks import flow_of, handle_waiver, local_path, node_flows, ranks_of
+from egmctl.bench.plan.ranks import handle_waiver, local_path, node_flows, rank_candidate, ranks_of
 from egmctl.bench.plan.schedule import isolated, make_steps, slots
 from egmctl.bench.plan.task import Candidate, atomics_waiver, blocks_waiver, capability_waiver, planned_task
 from egmctl.bench.suites import CASES
@@ -28,8 +24,9 @@ from egmctl.errors import UsageError
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import BenchGpu, Engine, Flow, Pattern, Settings
-from egmctl.model.route import Egm, MemoryKind
-from egmctl.model.task import UCX_ENGINES
+from egmctl.model.planned import PlannedTask
+from egmctl.model.route import HOST_MEMORY, Egm, MemoryKind
+from egmctl.model.task import UCX_ENGINES, Point
 from egmctl.model.ucx import Rank
 from egmctl.topology.access import without_nvml
 from egmctl.topology.routes import owners
@@ -51,7 +48,6 @@ def make_plan(
     numa_nodes: Sequence[int],
     cases: Sequence[Case],
     settings: Settings,
-    sizes: Sequence[int] = (),
     *,
     pairs: Sequence[Pair] = (),
     no_ucx: str = "",
@@ -60,8 +56,6 @@ def make_plan(
 
     Parameters
     ----------
-    sizes
-        Of the buffers, each measured; the one of the settings by default.
     pairs
         The only paths to measure; without any all of them.
     no_ucx
@@ -85,16 +79,17 @@ def make_plan(
     def make(case: Case) -> tuple[PlannedTask, ...]:
         return tuple(
             task
-            for size in (sizes if case.footprint is None else ()) or (settings.size_bytes,)
+            for point in case.points
             for task in _chosen(
-                case,
+                case.one_path or point.one_path,
                 _planned_tasks(
                     case,
+                    point,
                     machine,
                     _among_ranks(case, machine, ranks, numa_nodes)
                     if case.processes is not Processes.ONE
                     else _in_one_process(case, machine, gpus, numa_nodes),
-                    replace(settings, size_bytes=size),
+                    settings,
                     visible,
                     no_ucx if case.engine in UCX_ENGINES else "",
                 ),
@@ -111,8 +106,7 @@ def make_plan(
     # What is to be set beside them comes first, as in the registry.
     beside = {case.name: make(case) for case in counterparts(by_ranks, CASES) if case.name not in made}
     tasks = tuple(task for of_case in (beside | made).values() for task in of_case)
-    in_series = {case.name for case in cases if case.footprint is not None and case.footprint.if_room}
-    none = [name for name, of_case in made.items() if not of_case and name not in in_series]
+    none = [name for name, of_case in made.items() if not of_case]
     by_owner = {case.name for case in cases if case.by_owner}
     if pairs and not tasks:
         raise UsageError("--pair: none of the chosen cases measures a single path")
@@ -144,7 +138,7 @@ def _without_tasks(none: Sequence[str], by_owner: Collection[str], pairs: bool) 
             "these cases need two GPUs": [name for name in none if name not in by_owner],
             "these cases need two GPUs on one NUMA node": [name for name in none if name in by_owner],
         }
-    yield from (f"{why}: {', '.join(names)}" for why, names in reasons.items() if names)
+    yield from (f"{reason}: {', '.join(names)}" for reason, names in reasons.items() if names)
 
 
 def _unlisted(machine: Machine, gpus: Sequence[Gpu]) -> Iterator[str]:
@@ -162,9 +156,7 @@ def _not_native(tasks: Iterable[PlannedTask], gpus: Sequence[Gpu]) -> Iterator[s
 
     Such additions are not atomic for the host and for other GPUs (CUDA C++ Programming Guide, "Mapped Memory").
     """
-    flows = [
-        flow for one in tasks if one.waiver is None and ENGINES[one.task.engine].atomics for flow in one.task.flows
-    ]
+    flows = [flow for task in tasks if task.waiver is None and ENGINES[task.engine].atomics for flow in task.flows]
     adding = {flow.initiator for flow in flows if flow.route.memory is not None}
     without = [
         f"GPU{gpu.index}"
@@ -178,21 +170,23 @@ def _not_native(tasks: Iterable[PlannedTask], gpus: Sequence[Gpu]) -> Iterator[s
         )
 
 
-def _chosen(case: Case, tasks: Iterable[PlannedTask], pairs: Sequence[Pair]) -> list[PlannedTask]:
-    """Return the tasks of a case: all, or one for each kind of route, if possible one that can be measured.
+def _chosen(one_path: bool, tasks: Iterable[PlannedTask], pairs: Sequence[Pair]) -> list[PlannedTask]:
+    """Return the tasks of a case at a point: all, or one for each kind of route, if possible one that can be measured.
 
     Parameters
     ----------
+    one_path
+        Whether one for each kind of route is enough.
     pairs
         The only paths to measure, if there are any.
     """
     if pairs:
-        return [planned for planned in tasks if picked(planned.task, pairs)]
-    if not case.one_path:
+        return [planned for planned in tasks if picked(planned, pairs)]
+    if not one_path:
         return list(tasks)
     by_route: dict[tuple[tuple[str, Egm | None], ...], PlannedTask] = {}
     for planned in tasks:
-        route = tuple((flow.route.symbol, flow.route.egm) for flow in planned.task.flows)
+        route = tuple((flow.route.symbol, flow.route.egm) for flow in planned.flows)
         if route not in by_route or (by_route[route].waiver is not None and planned.waiver is None):
             by_route[route] = planned
     return list(by_route.values())
@@ -219,54 +213,43 @@ def _can_own(machine: Machine, gpus: Sequence[Gpu]) -> list[Gpu]:
     """Leave out GPUs without NVLink-C2C beside others that have it, as a PCIe card in a DGX Station: none owns EGM."""
     nodes = {gpu.host_numa_id for gpu in gpus if gpu.host_numa_id is not None}
     able = [gpu for node in nodes for gpu in owners(machine, node)]
-    return [gpu for gpu in gpus if gpu in able or all(one.host_numa_id != gpu.host_numa_id for one in able)]
+    return [gpu for gpu in gpus if gpu in able or all(owner.host_numa_id != gpu.host_numa_id for owner in able)]
 
 
 def _among_ranks(case: Case, machine: Machine, ranks: Sequence[Rank], numa_nodes: Sequence[int]) -> Iterator[Candidate]:
     path_of = local_path(machine)
     for rank_flows in node_flows(case, ranks, numa_nodes):
-        paths = tuple(path_of(case, one) for one in rank_flows)
-        gpus = tuple(
-            machine.gpu(bus_id)
-            for bus_id in dict.fromkeys(r.bus_id for one in rank_flows for r in (one.initiator, one.owner))
-        )
-        first = rank_flows[0]
-        yield Candidate(
-            flows=tuple(flow_of(case, one, path) for one, path in zip(rank_flows, paths, strict=True)),
-            paths=paths,
-            gpus=gpus,
-            cache=machine.gpu((first.owner if first.numa_node is None else first.initiator).bus_id),
-            waivers=tuple(waiver for gpu in gpus if (waiver := handle_waiver(machine, case.handle, gpu))),
-        )
+        yield rank_candidate(case, rank_flows, path_of, lambda rank: machine.gpu(rank.bus_id))
 
 
 def _planned_tasks(
     case: Case,
+    point: Point,
     machine: Machine,
     candidates: Iterable[Candidate],
     settings: Settings,
     visible: frozenset[str] | None,
     not_installed: str,
 ) -> Iterator[PlannedTask]:
-    """Yield every task of a case."""
+    """Yield every task of a case at a point."""
+    if_room = point.footprint is not None and point.footprint > IF_ROOM_ABOVE_BYTES and case.source in HOST_MEMORY
     for made in candidates:
         of_gpus = {gpu.bus_id: gpu_waiver(machine, gpu, visible) for gpu in made.gpus}
-        waivers = [*of_gpus.values(), *(path.waiver for path in made.paths), *made.waivers]
+        waivers = [*of_gpus.values(), *(path.waiver for path in made.paths)]
+        waivers += [handle_waiver(machine, case.handle, gpu) for gpu in made.gpus]
         waivers += [capability_waiver(case.engine, gpu) for gpu in made.gpus]
-        waivers += [blocks_waiver(case, gpu) for gpu in made.gpus]
+        waivers += [blocks_waiver(point, gpu) for gpu in made.gpus]
         waivers += [atomics_waiver(case.engine, machine, flow) for flow in made.flows]
         if not_installed:
             waivers.append(Waiver(kind=WaiverKind.UNSUPPORTED_ENGINE, reason=not_installed))
         if not settings.allow_busy:
             # Users of a GPU that is already unusable here are not reported.
             waivers += [busy_waiver(gpu) for gpu in made.gpus if of_gpus[gpu.bus_id] is None]
-        planned = planned_task(case, made, settings, waivers)
-        if planned.waiver is None and (why_not := pages_waiver(machine, planned.task, made.gpus)) is not None:
+        planned = planned_task(case, point, made, settings, waivers)
+        if planned.waiver is None and (why_not := pages_waiver(machine, planned, made.gpus)) is not None:
             planned = replace(planned, waivers=(why_not,))
-        if case.footprint is not None and case.footprint.if_room and not has_room(machine, planned.task, settings):
+        if if_room and not has_room(machine, planned, settings):
             continue
-        if case.footprint is not None and planned.waiver is None:
-            planned = replace(planned, waivers=too_large(machine, planned.task, settings.memory_percent))
         yield planned
 
 
@@ -303,6 +286,10 @@ def _gpus(flow: Flow) -> tuple[str, ...]:
     return tuple(dict.fromkeys(end.bus_id for end in (flow.source, flow.destination) if end.bus_id is not None))
 
 
+IF_ROOM_ABOVE_BYTES = 16 * GIB
+"""Host memory takes a third of a second a GiB to come by, and how much there is differs by a thousand times: footprints
+above this are measured where they have room, so that the reach of the TLB shows there."""
+
 FIRST_BYTES = 4 * KIB
 LAST_BYTES = 8 * GIB
 """Where nobody says otherwise: host memory takes half a second a GiB to come by."""
@@ -326,27 +313,6 @@ def sweep_sizes(top_bytes: int) -> tuple[int, ...]:
     return (*sizes, top_bytes)
 
 
-def top_that_fits(
-    machine: Machine,
-    gpus: Sequence[Gpu],
-    numa_nodes: Sequence[int],
-    cases: Sequence[Case],
-    settings: Settings,
-    *,
-    no_ucx: str = "",
-) -> int:
-    """Return the largest power of two, at most :data:`LAST_BYTES`, whose buffers fit (parameters: see ``make_plan``).
-
-    Not less than :data:`egmctl.bench.plan.budget.LEAST_BYTES`, whether or not that fits: buffers of less take as much.
-    """
-    top = LAST_BYTES
-    while True:
-        try:
-            plan = make_plan(machine, gpus, numa_nodes, cases, settings, (top,), no_ucx=no_ucx)
-            check_memory(plan, memory_of(machine))
-        except UsageError:
-            if top <= LEAST_BYTES:
-                return top
-            top //= 2
-        else:
-            return top
+def sized(cases: Sequence[Case], sizes: Sequence[int]) -> tuple[Case, ...]:
+    """Return cases that are measured with buffers of some sizes."""
+    return tuple(replace(case, points=tuple(Point(size=size) for size in sizes)) for case in cases)

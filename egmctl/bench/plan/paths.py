@@ -42,7 +42,7 @@ _NEEDS_ATTRIBUTE = {
 }
 """The device attribute that is 0 where a GPU cannot use a kind of memory."""
 _USUAL_GB_S = {LinkKind.NVLINK: 20.0, LinkKind.C2C: 300.0, LinkKind.PCIE: 25.0}
-"""What to plan with where no rate is reported: of one NVLink, of C2C, of PCIe. Nothing is judged by it."""
+"""Rates to plan with where none is reported: of one NVLink, of C2C, of PCIe. Nothing is judged by it."""
 _LOCAL_GB_S, _CPU_GB_S, _UNKNOWN_GB_S = 1500.0, 100.0, 25.0
 """The same of a GPU's own memory, of CPU threads, and where not even the link is known."""
 _REACHED = 0.88
@@ -68,7 +68,7 @@ class Path:
     waiver: Waiver | None = None
     """Why nothing can be measured over it."""
     rate_gb_s: float
-    """What to plan with: an estimate, not an expectation."""
+    """The rate to plan with: an estimate, not an expectation."""
     disjoint: bool = False
     """Pairs that share no GPU do not share links either: NVLink, or a GPU's own memory."""
 
@@ -123,41 +123,41 @@ def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind, *, allo
     own = memory in NUMA_MEMORY
     managed = memory is MemoryKind.MANAGED
     if gpu.nvml is None and gpu.cuda is not None:
-        why = without_nvml(machine, f"GPU{gpu.index}")
+        reason = without_nvml(machine, f"GPU{gpu.index}")
         unlisted = Route(
             memory=memory,
-            hops=(Hop(link=LinkKind.UNKNOWN, reason=why),),
+            hops=(Hop(link=LinkKind.UNKNOWN, reason=reason),),
             egm=Egm.UNKNOWN if own or managed else Egm.NO,
-            egm_reason=why if own or managed else _NEVER,
+            egm_reason=reason if own or managed else _NEVER,
         )
         return Path(route=unlisted, rate_gb_s=_UNKNOWN_GB_S)
-    found = route(machine, gpu, node)
+    links = route(machine, gpu, node)
     # Pinned, registered and plain memory never depend on the EGM route: only on the GPU and on the node.
-    stopped = found.kind is RouteKind.BLOCKED and not found.otherwise
+    stopped = links.kind is RouteKind.BLOCKED and not links.otherwise
     if stopped:
-        blocked = Route(carrier=Carrier.NONE, memory=memory, egm=Egm.NO, egm_reason=found.reason)
-        forbidden = found.blocked_by in (Block.MEMS_ALLOWED, Block.NO_MEMORY)
+        blocked = Route(carrier=Carrier.NONE, memory=memory, egm=Egm.NO, egm_reason=links.reason)
+        forbidden = links.blocked_by in (Block.MEMS_ALLOWED, Block.NO_MEMORY)
         why_not = Waiver(
             kind=WaiverKind.NO_NUMA_MEMORY if forbidden else WaiverKind.GPU_UNUSABLE,
-            reason=found.reason,
+            reason=links.reason,
             gpus=() if forbidden else (gpu.bus_id,),
         )
         return Path(route=blocked, waiver=why_not, rate_gb_s=_UNKNOWN_GB_S)
-    degraded = own and bool(found.otherwise)
+    degraded = own and bool(links.otherwise)
     waiver = _memory_waiver(gpu, memory)
     if own:
-        hops = found.hops or found.otherwise or (Hop(link=LinkKind.UNKNOWN, reason=found.reason),)
-        if allocated_by is not None and allocated_by.bus_id in found.siblings and found.to_sibling is not None:
-            hops = (found.to_sibling, rates.c2c(allocated_by))
-        able, why = _EGM[found.egm], f"the EGM route is blocked: {found.reason}" if degraded else found.reason
+        hops = links.hops or links.otherwise or (Hop(link=LinkKind.UNKNOWN, reason=links.reason),)
+        if allocated_by is not None and allocated_by.bus_id in links.siblings and links.to_sibling is not None:
+            hops = (links.to_sibling, rates.c2c(allocated_by))
+        able, reason = _EGM[links.egm], f"the EGM route is blocked: {links.reason}" if degraded else links.reason
     else:
         coherent = c2c(machine, gpu) is C2c.UP
         hops = (rates.c2c(gpu) if coherent else rates.pcie(gpu), *across(machine, gpu, node))
-        able, why = Egm.NO, _NEVER
+        able, reason = Egm.NO, _NEVER
         if managed:
-            able, why = (Egm.NO, found.reason) if found.egm is False else (Egm.UNKNOWN, _BY_UVM)
+            able, reason = (Egm.NO, links.reason) if links.egm is False else (Egm.UNKNOWN, _BY_UVM)
     return Path(
-        route=Route(memory=memory, hops=hops, egm=able, egm_reason="" if able is Egm.YES else why, degraded=degraded),
+        route=Route(memory=memory, hops=hops, egm=able, egm_reason=reason * (able is not Egm.YES), degraded=degraded),
         waiver=waiver,
         # Only where there is C2C can it be unknown whether memory is EGM.
         rate_gb_s=_planned(hops, _USUAL_GB_S[LinkKind.C2C]),
@@ -206,9 +206,9 @@ _BY_UVM = (
 
 def nowhere(memory: MemoryKind, label: str) -> Path:
     """Return the path to host memory of a rank whose node has no NUMA node with memory, or does not say so."""
-    why = f"{label} has no NUMA node that has memory"
-    route = Route(carrier=Carrier.NONE, memory=memory, egm=Egm.NO, egm_reason=why)
-    waiver = Waiver(kind=WaiverKind.NO_NUMA_MEMORY, reason=why)
+    reason = f"{label} has no NUMA node that has memory"
+    route = Route(carrier=Carrier.NONE, memory=memory, egm=Egm.NO, egm_reason=reason)
+    waiver = Waiver(kind=WaiverKind.NO_NUMA_MEMORY, reason=reason)
     return Path(route=route, waiver=waiver, rate_gb_s=_UNKNOWN_GB_S)
 
 
@@ -222,13 +222,13 @@ def coherent_path(gpu: Gpu, cpu_node: int) -> Path:
     """Return the path between the CPUs of a NUMA node and a GPU's memory that is one too."""
     hops = (rates.c2c(gpu),) if cpu_node == gpu.host_numa_id else (SMP, rates.c2c(gpu))
     name = "PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES"
-    why = None
+    reason = None
     if _attribute(gpu, name) == 0:
-        why = f"CPUs cannot address GPU{gpu.index}'s memory: CU_DEVICE_ATTRIBUTE_{name} is 0"
+        reason = f"CPUs cannot address GPU{gpu.index}'s memory: CU_DEVICE_ATTRIBUTE_{name} is 0"
     elif numa_node_of(gpu) is None:
-        why = f"GPU{gpu.index}'s memory is no NUMA node of the host"
-    if why is not None:
-        waiver = Waiver(kind=WaiverKind.UNSUPPORTED_MEMORY, reason=why, gpus=(gpu.bus_id,))
+        reason = f"GPU{gpu.index}'s memory is no NUMA node of the host"
+    if reason is not None:
+        waiver = Waiver(kind=WaiverKind.UNSUPPORTED_MEMORY, reason=reason, gpus=(gpu.bus_id,))
         return Path(route=Route(carrier=Carrier.NONE), waiver=waiver, rate_gb_s=_CPU_GB_S)
     return Path(route=Route(carrier=Carrier.CPU, hops=hops), rate_gb_s=_CPU_GB_S)
 
@@ -253,8 +253,8 @@ def path_across(initiator: Gpu, owner_machine: Machine, owner: Gpu, memory: Memo
         )
         return Path(route=nothing, waiver=waiver, rate_gb_s=_UNKNOWN_GB_S)
     if memory is None:
-        found = Route(hops=(nvlinks,), across_nodes=True)
-        return Path(route=found, rate_gb_s=_planned(found.hops), disjoint=True)
+        direct = Route(hops=(nvlinks,), across_nodes=True)
+        return Path(route=direct, rate_gb_s=_planned(direct.hops), disjoint=True)
     name = "HOST_NUMA_MULTINODE_IPC_SUPPORTED"
     missing = next((gpu for gpu in (initiator, owner) if _attribute(gpu, name) == 0), None)
     refused = None
@@ -305,7 +305,7 @@ def path_between(
         source = next(place for place in ends if isinstance(place, Gpu))
         path = device_path(machine, initiator, other, source=source, staging=staging)
         waivers = [_memory_waiver(gpu, kind) for gpu, kind in zip(ends, memory, strict=True) if isinstance(gpu, Gpu)]
-        return replace(path, waiver=next((one for one in [path.waiver, *waivers] if one is not None), None))
+        return replace(path, waiver=next((waiver for waiver in [path.waiver, *waivers] if waiver is not None), None))
     if initiator is None:
         return cpu_path(host, *nodes)
     if len(nodes) > 1:
@@ -352,12 +352,12 @@ def cuda_visible(machine: Machine) -> frozenset[str] | None:
     visible: list[str] = []
     for part in (part.strip() for part in text.split(",")):
         if part.isascii() and part.isdigit():
-            found = [gpu for gpu in gpus if gpu.cuda and gpu.cuda.ordinal == int(part)]
+            named = [gpu for gpu in gpus if gpu.cuda and gpu.cuda.ordinal == int(part)]
         else:
-            found = [gpu for gpu in gpus if part.startswith("GPU-") and (gpu.uuid or "").startswith(part)]
-        if len(found) != 1:
+            named = [gpu for gpu in gpus if part.startswith("GPU-") and (gpu.uuid or "").startswith(part)]
+        if len(named) != 1:
             break
-        visible.append(found[0].bus_id)
+        visible.append(named[0].bus_id)
     return frozenset(visible)
 
 
@@ -399,9 +399,9 @@ def _peer_waiver(machine: Machine, initiator: Gpu, other: Gpu) -> Waiver | None:
     if pair is None or pair.can_access_peer is not False:
         return None
     refused = [f"P2P {word} is {status}" for word, status in pair.p2p_status.items() if status not in ("OK", None)]
-    why = ", ".join(refused) or "cuDeviceCanAccessPeer says 0"
+    reason = ", ".join(refused) or "cuDeviceCanAccessPeer says 0"
     return Waiver(
         kind=WaiverKind.NO_PEER_ACCESS,
-        reason=f"GPU{initiator.index} has no peer access to GPU{other.index}: {why}",
+        reason=f"GPU{initiator.index} has no peer access to GPU{other.index}: {reason}",
         gpus=(initiator.bus_id, other.bus_id),
     )

@@ -1,4 +1,4 @@
-"""Who takes part in a run between ranks: which rank works which GPU, and whether all of them fit together. Pure.
+"""The ranks that take part in a run: which rank works which GPU, and whether all of them fit together. Pure.
 
 Under MPI every command reports what it has found on its node; all draw the same conclusions from what all reported.
 """
@@ -29,7 +29,7 @@ class RankLayout:
     channels: Mapping[int, tuple[DeviceNode, ...] | None] = field(default_factory=dict)
     """IMEX channels as each rank sees them, where that is not what its node's facts say."""
     left_out: Mapping[int, Waiver] = field(default_factory=dict)
-    """Of the GPUs that were chosen and cannot be used: the last ranks, which get no process."""
+    """Waivers of the GPUs that were chosen and cannot be used: the last ranks, which get no process."""
 
     @property
     def taking_part(self) -> tuple[Rank, ...]:
@@ -51,7 +51,7 @@ class RankLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInfo:
-    """What one rank reports of itself to all others."""
+    """The report of one rank to all others."""
 
     host: str
     tool: str
@@ -59,7 +59,7 @@ class RankInfo:
     gpus: tuple[str, ...] = ()
     """Bus ids of those that it may use and was asked to, in their order."""
     domains: Mapping[str, NvlinkDomain] | None = None
-    """Of each of them the NVLink domain that fabric handles are good in."""
+    """The NVLink domain of each GPU: fabric handles are good within it."""
     waivers: tuple[str, ...] = ()
     """Why GPUs of the node cannot be used by this process."""
     channels: tuple[DeviceNode, ...] | None = None
@@ -97,7 +97,7 @@ def rank_info(machine: Machine, host: str, tool: str, chosen: Sequence[Gpu]) -> 
         driver=machine.driver.driver_version if machine.driver else None,
         gpus=tuple(gpu.bus_id for gpu in usable),
         domains={gpu.bus_id: domain(gpu) for gpu in usable},
-        waivers=tuple(dict.fromkeys(why.reason for why in waivers.values() if why)),
+        waivers=tuple(dict.fromkeys(waiver.reason for waiver in waivers.values() if waiver)),
         channels=machine.driver.imex_channels if machine.driver else None,
     )
 
@@ -114,8 +114,8 @@ def domain(gpu: Gpu) -> NvlinkDomain:
     if fabric.state != "completed":
         return NvlinkDomain(reason=f"the fabric's state is {fabric.state}")
     if fabric.cluster_uuid is None:
-        why = fabric.unread.get("cluster_uuid")
-        return NvlinkDomain(reason=f"the cluster's UUID is {why.detail if why else 'not reported'}")
+        unread = fabric.unread.get("cluster_uuid")
+        return NvlinkDomain(reason=f"the cluster's UUID is {unread.detail if unread else 'not reported'}")
     return NvlinkDomain(cluster=fabric.cluster_uuid, clique=fabric.clique_id)
 
 
@@ -136,8 +136,8 @@ def assign(infos: Sequence[RankInfo]) -> tuple[str, ...]:
     for host, ranks in hosts(infos).items():
         free = set().union(*(infos[rank].gpus for rank in ranks))
         if not free:
-            why = next((why for rank in ranks for why in infos[rank].waivers), "no GPU was found")
-            raise NothingToDo(f"{printable(host)} has no GPU to measure: {why}")
+            reason = next((reason for rank in ranks for reason in infos[rank].waivers), "no GPU was found")
+            raise NothingToDo(f"{printable(host)} has no GPU to measure: {reason}")
         there = len(free)
         for rank in sorted(ranks, key=lambda rank: (len(infos[rank].gpus), rank)):
             bus_id = next((bus_id for bus_id in infos[rank].gpus if bus_id in free), None)
@@ -181,10 +181,10 @@ def agree(infos: Sequence[RankInfo], gpus: Sequence[str], *, one_domain: bool = 
 
 def hosts(infos: Sequence[RankInfo]) -> dict[str, list[int]]:
     """Return the ranks of each node, in the order of their first ranks."""
-    found: dict[str, list[int]] = {}
-    for rank, of in enumerate(infos):
-        found.setdefault(of.host, []).append(rank)
-    return found
+    by_host: dict[str, list[int]] = {}
+    for rank, info in enumerate(infos):
+        by_host.setdefault(info.host, []).append(rank)
+    return by_host
 
 
 def ranks_of(infos: Sequence[RankInfo], gpus: Sequence[str], machines: Mapping[str, Machine]) -> tuple[Rank, ...]:
@@ -195,9 +195,9 @@ def ranks_of(infos: Sequence[RankInfo], gpus: Sequence[str], machines: Mapping[s
     machines
         By host.
     """
-    names = node_names(of.host for of in infos)
+    names = node_names(info.host for info in infos)
 
-    def one(number: int) -> Rank:
+    def rank(number: int) -> Rank:
         host, bus_id = infos[number].host, gpus[number]
         machine = machines[host]
         gpu = machine.gpu(bus_id)
@@ -210,7 +210,7 @@ def ranks_of(infos: Sequence[RankInfo], gpus: Sequence[str], machines: Mapping[s
             host=host,
         )
 
-    return tuple(one(number) for number in range(len(infos)))
+    return tuple(rank(number) for number in range(len(infos)))
 
 
 def nearest_node(machine: Machine, gpu: Gpu) -> int | None:
@@ -240,12 +240,12 @@ def whole(machine: Machine, others: Iterable[Gpu]) -> Machine:
 
 
 def modelled(machine: Machine, ranks: int) -> RankLayout:
-    """Return so many ranks, one a GPU, on nodes that are all like one machine; the last one may have fewer."""
+    """Return so many ranks, one per GPU, on nodes that are all like one machine; the last node may have fewer."""
     gpus = sorted(machine.gpus or (), key=lambda gpu: gpu.bus_id)
     nearest = [nearest_node(machine, gpu) for gpu in gpus]
     several = ranks > len(gpus)
 
-    def one(number: int) -> Rank:
+    def rank(number: int) -> Rank:
         node, index = divmod(number, len(gpus))
         return Rank(
             number=number,
@@ -255,15 +255,15 @@ def modelled(machine: Machine, ranks: int) -> RankLayout:
             host=f"node{node + 1}",
         )
 
-    everyone = tuple(map(one, range(ranks)))
+    everyone = tuple(map(rank, range(ranks)))
     return RankLayout(everyone, dict.fromkeys((rank.host or "" for rank in everyone), machine))
 
 
 def _difference(what: str, infos: Sequence[RankInfo], value: Callable[[int], str]) -> Iterator[str]:
     """Yield in words which nodes have which value, if there are several."""
     having: dict[str, dict[str, None]] = {}
-    for rank, of in enumerate(infos):
-        having.setdefault(value(rank), {})[of.host] = None
+    for rank, info in enumerate(infos):
+        having.setdefault(value(rank), {})[info.host] = None
     if len(having) > 1:
-        told = [f"{found} on {', '.join(map(printable, on))}" for found, on in having.items()]
-        yield f"{what} differs between nodes: {'; '.join(told)}"
+        values = [f"{value} on {', '.join(map(printable, nodes))}" for value, nodes in having.items()]
+        yield f"{what} differs between nodes: {'; '.join(values)}"

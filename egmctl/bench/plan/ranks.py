@@ -9,6 +9,7 @@ from itertools import combinations
 from egmctl.bench.case import Case, End
 from egmctl.bench.plan.flows import Place, expand, own_end
 from egmctl.bench.plan.paths import Path, nowhere, path_between
+from egmctl.bench.plan.task import Candidate
 from egmctl.driver.signatures import cause_of
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.machine import Gpu, Machine
@@ -34,7 +35,7 @@ class RankFlow:
     initiator: Rank
     owner: Rank
     numa_node: int | None = None
-    """Of the owner's memory, where it is host memory."""
+    """The NUMA node of the owner's memory, where it is host memory."""
 
 
 PathOf = Callable[[Case, RankFlow], Path]
@@ -73,7 +74,8 @@ def node_flows(case: Case, ranks: Sequence[Rank], nodes: Sequence[int]) -> Itera
         for node in nodes:
             if case.engine is Engine.PING_PONG:
                 yield from (
-                    (RankFlow(one, one, node), RankFlow(other, one, node)) for one, other in combinations(ranks, 2)
+                    (RankFlow(first, first, node), RankFlow(second, first, node))
+                    for first, second in combinations(ranks, 2)
                 )
             else:
                 yield from ((RankFlow(rank, _owner(ranks, place, node), node),) for place, rank in enumerate(ranks))
@@ -81,7 +83,30 @@ def node_flows(case: Case, ranks: Sequence[Rank], nodes: Sequence[int]) -> Itera
     # A round trip by the host is the same from either end.
     one_way = case.engine in (Engine.EVENT, Engine.SOCKET)
     for flows in expand(case.pattern, count, one_way=one_way):
-        yield tuple(RankFlow(ranks[one], ranks[other]) for one, other in flows)
+        yield tuple(RankFlow(ranks[first], ranks[second]) for first, second in flows)
+
+
+def rank_candidate(
+    case: Case,
+    rank_flows: Sequence[RankFlow],
+    path_of: PathOf,
+    gpu_of: Callable[[Rank], Gpu],
+    *,
+    across_nodes: bool = False,
+) -> Candidate:
+    """Return flows between ranks with their paths; ``across_nodes`` as for :func:`flow_of`."""
+    paths = tuple(path_of(case, rank_flow) for rank_flow in rank_flows)
+    ranks = {rank.number: rank for flow in rank_flows for rank in (flow.initiator, flow.owner)}
+    first = rank_flows[0]
+    return Candidate(
+        flows=tuple(
+            flow_of(case, rank_flow, path, across_nodes=across_nodes)
+            for rank_flow, path in zip(rank_flows, paths, strict=True)
+        ),
+        paths=paths,
+        gpus=tuple(map(gpu_of, ranks.values())),
+        cache=gpu_of(first.owner if first.numa_node is None else first.initiator),
+    )
 
 
 def flow_of(case: Case, rank_flow: RankFlow, path: Path, *, across_nodes: bool = False) -> Flow:
@@ -197,10 +222,10 @@ def _imex_waiver(machine: Machine) -> Waiver | None:
     channels = machine.driver.imex_channels if machine.driver is not None else None
     if channels is None or any(channel.access == "ok" for channel in channels):
         return None
-    seen = ", ".join(f"{channel.path}: {channel.access}" for channel in channels) or (
+    listed = ", ".join(f"{channel.path}: {channel.access}" for channel in channels) or (
         "/dev/nvidia-caps-imex-channels is empty"
     )
-    return Waiver(kind=WaiverKind.NO_IMEX_CHANNEL, reason=f"{cause_of('cuMemCreate', 800)} ({seen})")
+    return Waiver(kind=WaiverKind.NO_IMEX_CHANNEL, reason=f"{cause_of('cuMemCreate', 800)} ({listed})")
 
 
 def _owner(ranks: Sequence[Rank], place: int, node: int) -> Rank:
@@ -225,7 +250,7 @@ def ucx_path(case: Case, issuer: Rank, issuers: Machine, other: Rank, others: Ma
     """
     if case.initiator is End.DESTINATION:
         issuer, issuers, other, others = other, others, issuer, issuers
-    memory, egm, why = None, None, ""
+    memory, egm, reason = None, None, ""
     for rank, machine, kind in ((issuer, issuers, case.source), (other, others, case.destination)):
         if kind not in HOST_MEMORY:
             continue
@@ -237,12 +262,12 @@ def ucx_path(case: Case, issuer: Rank, issuers: Machine, other: Rank, others: Ma
         if own.waiver is not None:
             return Path(route=Route(carrier=Carrier.UCX), rate_gb_s=RATE_GB_S, waiver=own.waiver)
         if memory is None or _ORDER.index(own.route.egm) < _ORDER.index(egm):
-            memory, egm, why = kind, own.route.egm, own.route.egm_reason
-    return Path(route=Route(carrier=Carrier.UCX, memory=memory, egm=egm, egm_reason=why), rate_gb_s=RATE_GB_S)
+            memory, egm, reason = kind, own.route.egm, own.route.egm_reason
+    return Path(route=Route(carrier=Carrier.UCX, memory=memory, egm=egm, egm_reason=reason), rate_gb_s=RATE_GB_S)
 
 
 _ORDER = (Egm.YES, Egm.NO, Egm.UNKNOWN, None)
-"""Of two ends the one that comes first here tells of the flow."""
+"""The order of precedence: the end that comes first here says whether a flow is EGM."""
 
 
 def ucx_flow(case: Case, issuer: Rank, other: Rank, path: Path) -> Flow:

@@ -7,18 +7,14 @@ odd one, where N (N - 1) / 2 pairs one at a time would take that many.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from random import Random
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from egmctl.model.measurement import Flow, Pattern
+from egmctl.model.planned import PlannedTask, Step
 from egmctl.units import format_size
-
-if TYPE_CHECKING:
-    from egmctl.bench.plan import PlannedTask
 
 T = TypeVar("T", bound=Hashable)
 
@@ -28,7 +24,7 @@ Rounds = Sequence[Sequence[tuple[str, str]]]
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What the schedule has to know of a task."""
+    """The part of a task that the schedule needs."""
 
     number: int
     gpus: tuple[str, ...]
@@ -36,29 +32,12 @@ class Slot:
     group: str | None
     """Tasks of one group may run at the same time where they share no GPU; ``None``: nothing runs beside it."""
     memory: frozenset[str] = frozenset()
-    """What they must not share either."""
+    """Memory that they must not share either."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """Tasks that run at the same time, by their numbers."""
-
-    tasks: tuple[int, ...]
-    group: str | None = None
-    """Of steps with several tasks, and of the proof for one."""
-    proof: bool = False
-    """The one task has been measured with others at the same time: now it is alone, to see whether that differs."""
-    isolated: str | None = None
-    """What it tries may fail or end its process: it gets one of its own, shared with the steps of the same name."""
-
-
-def tournament(players: Sequence[T]) -> tuple[tuple[tuple[T, T], ...], ...]:
+def tournament(players: Sequence[T]) -> list[list[tuple[T, T]]]:
     """Return the rounds of a round-robin tournament: every unordered pair once, no player twice in a round."""
-    count = len(players)
-    return tuple(
-        tuple((players[one], players[other]) for one, other in zip(*round_of(count, number), strict=True))
-        for number in range(round_count(count))
-    )
+    return [round_of(players, number) for number in range(round_count(len(players)))]
 
 
 def round_count(count: int) -> int:
@@ -66,39 +45,26 @@ def round_count(count: int) -> int:
     return max(0, count - 1 + count % 2)
 
 
-def round_of(count: int, number: int) -> tuple[array[int], array[int]]:
-    """Return one round of the tournament of the players 0 to ``count`` - 1: the first and the second of each pair.
-
-    Parameters
-    ----------
-    number
-        Of the round, from 0. No other round is made for it: ten thousand players have fifty million pairs.
+def round_of(players: Sequence[T], number: int) -> list[tuple[T, T]]:
+    """Return the pairs of one round of the tournament, without making any other: ten thousand players have fifty
+    million pairs.
 
     Notes
     -----
     The circle method: one player stays, the others move round; with an odd number a bye moves too, and who meets it
     rests.
     """
-    size = count + count % 2
-    others = _others(size)
+    everyone: list[T | None] = [*players]
+    first, *others = everyone if len(players) % 2 == 0 else [*everyone, None]
     turn = number % len(others)
-    moved = others[-turn:] + others[:-turn] if turn else others
-    firsts, seconds = array("i", [0]) + moved[: size // 2 - 1], moved[size // 2 - 1 :][::-1]
-    if count % 2:
-        bye = count
-        place = firsts.index(bye) if bye in firsts else seconds.index(bye)
-        firsts.pop(place)
-        seconds.pop(place)
-    return firsts, seconds
+    circle = [first, *others[len(others) - turn :], *others[: len(others) - turn]]
+    half = len(circle) // 2
+    pairs = zip(circle[:half], reversed(circle), strict=False)
+    return [(player, partner) for player, partner in pairs if player is not None and partner is not None]
 
 
-@cache
-def _others(size: int) -> array[int]:
-    return array("i", range(1, size))
-
-
-def sampled_rounds(count: int, peers: int, seed: int) -> Iterator[tuple[array[int], array[int]]]:
-    """Yield rounds in which every player meets at least ``peers`` others, chosen at random, no pair twice.
+def sampled_rounds(count: int, peers: int, seed: int) -> list[list[tuple[int, int]]]:
+    """Return rounds in which every player meets at least ``peers`` others, chosen at random, no pair twice.
 
     They are rounds of the tournament of the players in random order; of an odd number one rests in each round, so there
     is one more.
@@ -109,12 +75,11 @@ def sampled_rounds(count: int, peers: int, seed: int) -> Iterator[tuple[array[in
         The same one gives the same rounds on every node.
     """
     chance = Random(seed)  # noqa: S311 - a sample, not a secret
-    players = array("i", range(count))
+    players = list(range(count))
     chance.shuffle(players)
-    there_are = round_count(count)
-    for number in sorted(chance.sample(range(there_are), min(peers + count % 2, there_are))):
-        firsts, seconds = round_of(count, number)
-        yield array("i", map(players.__getitem__, firsts)), array("i", map(players.__getitem__, seconds))
+    rounds = round_count(count)
+    chosen = sorted(chance.sample(range(rounds), min(peers + count % 2, rounds)))
+    return [round_of(players, number) for number in chosen]
 
 
 def slots(
@@ -136,14 +101,13 @@ def slots(
         What of a flow only one task of a step may use, besides its GPUs.
     """
     alike = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS, Pattern.LOCAL)
-    for number, planned in enumerate(tasks):
-        if planned.waiver is not None:
+    for number, task in enumerate(tasks):
+        if task.waivers:
             continue
-        task = planned.task
         flow = task.flows[0]
         over = f" over {flow.route.symbol}" if by_link else ""
-        together = planned.disjoint and task.pattern in alike
-        group = f"{task.case}{over}, {format_size(task.size_bytes)}" if together else None
+        together = task.disjoint and task.pattern in alike
+        group = f"{task.name}{over}, {format_size(task.size_bytes)}" if together else None
         yield Slot(number, ends(flow), group, memory(flow))
 
 
@@ -162,13 +126,13 @@ def make_steps(slots: Iterable[Slot], *, serial: bool = False, rounds: Rounds | 
         Of the GPUs' meetings, where not all of them meet: those of the tournament by default.
     """
     steps: list[Step] = []
-    seen: set[str] = set()
+    arranged: set[str] = set()
     slots = tuple(slots)
     for slot in slots:
         if serial or slot.group is None:
             steps.append(Step(tasks=(slot.number,)))
-        elif slot.group not in seen:
-            seen.add(slot.group)
+        elif slot.group not in arranged:
+            arranged.add(slot.group)
             steps += _group_steps(slot.group, [other for other in slots if other.group == slot.group], rounds)
     return tuple(steps)
 
@@ -183,7 +147,7 @@ def _group_steps(group: str, slots: Sequence[Slot], meetings: Rounds | None) -> 
         ways = [[by_gpus[ends] for ends in (pair, pair[::-1]) if ends in by_gpus] for pair in pairs]
         rounds += [[way[turn] for way in ways if turn < len(way)] for turn in (0, 1)]
     steps: list[Step] = []
-    for number, tasks in enumerate(tasks for one in rounds for tasks in _apart(one)):
+    for number, tasks in enumerate(tasks for slots_of_round in rounds for tasks in _apart(slots_of_round)):
         several = len(tasks) > 1
         steps.append(Step(tasks=tuple(tasks), group=group if several else None))
         if several:
@@ -214,10 +178,10 @@ def isolated(tasks: Sequence[PlannedTask], steps: Iterable[Step]) -> tuple[Step,
     usual: list[Step] = []
     tried: dict[str, list[Step]] = {}
     for step in steps:
-        flows = [flow for number in step.tasks for flow in tasks[number].task.flows]
+        flows = [flow for number in step.tasks for flow in tasks[number].flows]
         if any(flow.route.degraded for flow in flows):
             name = " ".join(sorted({end.label for flow in flows for end in (flow.source, flow.destination)}))
             tried.setdefault(name, []).append(replace(step, isolated=name))
         else:
             usual.append(step)
-    return (*usual, *(step for those in tried.values() for step in those))
+    return (*usual, *(step for steps_of_ends in tried.values() for step in steps_of_ends))

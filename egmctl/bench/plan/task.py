@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from egmctl.bench.case import ALL_SMS, Case, Footprint
 from egmctl.bench.engine import ENGINES
-from egmctl.bench.plan import PlannedTask
 from egmctl.bench.plan.paths import Path
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import Engine, Flow, MemoryKind, Pattern, Quantity, Settings, Task
+from egmctl.model.planned import PlannedTask
+from egmctl.model.task import Point
 from egmctl.units import GB, MIB
+
+AnyTask = TypeVar("AnyTask", bound=Task)
 
 COPIES_LIMIT = 128
 """More copies than this queued behind a closed gate can fill the driver's queue, which would then wait for ever."""
@@ -23,15 +27,18 @@ SAMPLE_S = 0.02
 _ROUND_COPIES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, COPIES_LIMIT)
 
 BLOCK_GB_S = 25.0
-"""What to plan a block of a kernel with: on H200 sixteen of them write 367 GB/s to a peer (docs/hardware-notes.md)."""
+"""The rate to plan a block of a kernel with: on H200 sixteen write 367 GB/s to a peer (docs/hardware-notes.md)."""
+
+FITS_L2_BYTES = 32 * MIB
+"""Footprints up to this are walked once before, as they fit the L2 cache of every supported GPU."""
 
 _USUAL_L2_BYTES = 128 * MIB
-"""Of a GPU that does not say how large its L2 cache is: no GPU that is supported has more."""
+"""Assumed of a GPU that does not say how large its L2 cache is: no supported GPU has more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What a case makes a task of."""
+    """Flows of which a case makes a task."""
 
     flows: tuple[Flow, ...]
     paths: tuple[Path, ...]
@@ -39,12 +46,12 @@ class Candidate:
     """All that take part."""
     cache: Gpu | None
     """The GPU that caches what a latency reads: the owner of device memory, and who reads host memory."""
-    waivers: tuple[Waiver, ...] = ()
-    """Besides those of GPUs and paths."""
 
 
-def planned_task(case: Case, made: Candidate, settings: Settings, waivers: Iterable[Waiver | None] = ()) -> PlannedTask:
-    """Return the task that a case makes of a candidate.
+def planned_task(
+    case: Case, point: Point, made: Candidate, settings: Settings, waivers: Iterable[Waiver | None] = ()
+) -> PlannedTask:
+    """Return the task that a case at a point makes of a candidate.
 
     Parameters
     ----------
@@ -52,14 +59,19 @@ def planned_task(case: Case, made: Candidate, settings: Settings, waivers: Itera
         What stops it, the most telling first: each counts once, and ``None`` does not.
     """
     rate = min(path.rate_gb_s for path in made.paths)
-    blocks = case.blocks
-    if blocks is not None:
-        blocks = blocks or _multiprocessors(made.gpus) or ALL_SMS
-        rate = min(rate, blocks * BLOCK_GB_S) if blocks else rate
+    if point.sms is not None:
+        point = replace(point, sms=point.sms or _multiprocessors(made.gpus) or ALL_SMS)
+        rate = min(rate, point.sms * BLOCK_GB_S) if point.sms else rate
+    chase = case.chase
+    if chase is not None and point.footprint is not None:
+        chase = replace(chase, warm=point.footprint <= FITS_L2_BYTES)
     bandwidth = case.quantity is Quantity.BANDWIDTH
-    size_bytes = settings.size_bytes if case.footprint is None else _footprint(case.footprint, made.cache)
-    task = Task(
+    size_bytes = point.size or settings.size_bytes
+    if case.footprint is not None:
+        size_bytes = point.footprint or _footprint(case.footprint, made.cache)
+    task = PlannedTask(
         case=case.name,
+        point=point,
         family=case.family,
         quantity=case.quantity,
         engine=case.engine,
@@ -68,15 +80,15 @@ def planned_task(case: Case, made: Candidate, settings: Settings, waivers: Itera
         counted=ENGINES[case.engine].counted if bandwidth else "",
         size_bytes=size_bytes,
         copies=1,
-        streams=case.streams,
-        blocks=blocks,
-        chase=case.chase,
+        chase=chase,
+        waivers=tuple(dict.fromkeys(waiver for waiver in waivers if waiver is not None)),
+        planned_gb_s=rate,
+        disjoint=all(path.disjoint for path in made.paths),
     )
     if bandwidth:
         copies = settings.copies or copies_for(size_bytes * flows_on_a_link(task), rate)
         task = replace(task, copies=copies)
-    stopped = tuple(dict.fromkeys(waiver for waiver in waivers if waiver is not None))
-    return PlannedTask(task, stopped, rate, all(path.disjoint for path in made.paths), sized=case.footprint is None)
+    return task
 
 
 def copies_for(size_bytes: int, rate_gb_s: float) -> int:
@@ -98,7 +110,7 @@ def flows_on_a_link(task: Task) -> int:
     return 1
 
 
-def shortened(task: Task) -> Task:
+def shortened(task: AnyTask) -> AnyTask:
     """Return a bandwidth that takes a quarter of the time, enough for a proof to see a difference of 1 %.
 
     A latency stays as it is: its first loads are slower than the rest, so that a shorter walk is another quantity.
@@ -121,10 +133,10 @@ def capability_waiver(engine: Engine, gpu: Gpu) -> Waiver | None:
     )
 
 
-def blocks_waiver(case: Case, gpu: Gpu) -> Waiver | None:
-    """Say why a GPU cannot give each block of a case a multiprocessor; ``None`` if it can, or did not say."""
+def blocks_waiver(point: Point, gpu: Gpu) -> Waiver | None:
+    """Say why a GPU cannot give each block a multiprocessor; ``None`` if it can, or did not say."""
     there = _multiprocessors((gpu,))
-    if case.blocks is None or there is None or case.blocks <= there:
+    if point.sms is None or there is None or point.sms <= there:
         return None
     reason = f"GPU{gpu.index} has {there} multiprocessors"
     return Waiver(kind=WaiverKind.UNSUPPORTED_ENGINE, reason=reason, gpus=(gpu.bus_id,))
@@ -132,9 +144,9 @@ def blocks_waiver(case: Case, gpu: Gpu) -> Waiver | None:
 
 def _multiprocessors(gpus: Sequence[Gpu]) -> int | None:
     """Return how many the GPU has that has the fewest; ``None`` where one does not say."""
-    found = [gpu.cuda.attributes.get("MULTIPROCESSOR_COUNT") if gpu.cuda is not None else None for gpu in gpus]
-    known = [count for count in found if count is not None]
-    return min(known) if known and len(known) == len(found) else None
+    counts = [gpu.cuda.attributes.get("MULTIPROCESSOR_COUNT") if gpu.cuda is not None else None for gpu in gpus]
+    known = [count for count in counts if count is not None]
+    return min(known) if known and len(known) == len(counts) else None
 
 
 def atomics_waiver(engine: Engine, machine: Machine, flow: Flow) -> Waiver | None:

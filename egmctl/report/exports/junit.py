@@ -94,7 +94,7 @@ def _bench_suite(report: RunReport) -> Element:
             cases.append(_case(*names, "system-out", "", "", path_class.reason))
     waived = set()
     for m in report.measurements:
-        names = f"bench.{m.case}", f"{m.case} {m.path}"
+        names = f"bench.{m.case}", f"{m.name} {m.path}"
         if m.status in BROKEN:
             cases.append(_case(*names, "failure", m.status, m.reason or ""))
         elif m.status is Ended.WAIVED and (m.case, m.reason) not in waived:

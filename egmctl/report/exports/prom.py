@@ -12,6 +12,7 @@ from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Finding, PlaceKind, Status
 from egmctl.model.measurement import Endpoint, Flow, Measurement, RunReport
 from egmctl.model.measurement import Status as MeasurementStatus
+from egmctl.model.task import Axis
 from egmctl.model.verdict import Grade
 from egmctl.units import GB, counted, gpu_name, printable
 
@@ -165,7 +166,8 @@ def _flows(measured: Iterable[Measurement]) -> Iterator[Sample]:
 
 
 def _common(m: Measurement) -> dict[str, object]:
-    return {"case": m.case, "size_bytes": m.size_bytes}
+    points = {axis.value: value for axis in Axis if axis is not Axis.SIZE and (value := m.point.at(axis)) is not None}
+    return {"case": m.case, **points, "size_bytes": m.size_bytes}
 
 
 def _path(m: Measurement, flows: Sequence[Flow]) -> dict[str, object]:

@@ -29,7 +29,8 @@ from egmctl.report.views.bench_answer import (
     where_time_went,
 )
 from egmctl.report.views.bench_classes import GRADE_TONES, STATUS_TONES, class_tables, judged_sections, number
-from egmctl.report.views.bench_details import by_sms, families
+from egmctl.report.views.bench_details import families
+from egmctl.report.views.bench_series import LOOKS, all_series, swept
 from egmctl.report.views.causes import TONES, cause_entries
 from egmctl.report.views.machine import banners, confidential_banner, machine_section
 from egmctl.report.views.topo import gpu_matrix, node_diagram
@@ -46,7 +47,7 @@ def soak(report: RunReport) -> Iterator[doc.Matrix]:
     cases: dict[str, list[Measurement]] = {}
     for m in report.measurements:
         if m.slowest_at_s is not None and m.headline is not None:
-            cases.setdefault(m.case, []).append(m)
+            cases.setdefault(m.name, []).append(m)
     rows = []
     for case, members in cases.items():
         worst = min(members, key=_worst_share)
@@ -92,7 +93,7 @@ def rates(report: RunReport) -> tuple[dict[tuple[str, str], float], tuple[str, .
 
 
 def _plain(m: Measurement) -> bool:
-    alone = m.pattern is Pattern.PAIR and len(m.flows) == 1 and m.streams == 1
+    alone = m.pattern is Pattern.PAIR and len(m.flows) == 1 and not m.point.one_path
     own = not m.flows[0].through_gpu and all(
         end.handle is None and end.allocated_by is None for flow in m.flows for end in (flow.source, flow.destination)
     )
@@ -201,7 +202,8 @@ def _body(report: RunReport) -> Iterator[doc.Block]:
     yield from _worst_paths(report)
     yield doc.Section("Failed or unstable", partial(_broken, report))
     yield from class_tables(report)
-    yield doc.Section("Bandwidth by number of SMs", partial(by_sms, report))
+    for axis in swept(report):
+        yield doc.Section(LOOKS[axis].title, partial(all_series, report, axis))
     yield doc.Section("Soak", partial(soak, report))
     yield doc.Section("Warnings", partial(_warnings, report))
     staged = tuple(staged_lines(report))
@@ -309,7 +311,7 @@ def _worst_paths(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
         if judgement.expected:
             share = 100 * judgement.value / judgement.expected
             words += f", {share:.0f} % of {_AGAINST[judgement.yardstick]} {number(judgement.expected)}"
-        case = doc.Span(measurement.case, Tone.DIM)
+        case = doc.Span(measurement.name, Tone.DIM)
         grade = judgement.grade
         yield doc.Entry(grade.upper(), GRADE_TONES[grade], (f"{words} ", case), level=Level.SUMMARY)
     if len(slow) > _BENCH_WORST:
@@ -320,7 +322,7 @@ def _worst_paths(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
 def _broken(report: RunReport) -> Iterator[doc.Block]:
     """Return what was not measured, or not steadily, and the reason; all paths of it with ``-v``."""
     groups = [group for group in exceptions(report) if group[0] not in (Status.WAIVED, Status.UNSTABLE)]
-    unstable = {f"{m.case} {m.path}": m.reason or "" for m in report.measurements if m.status is Status.UNSTABLE}
+    unstable = {f"{m.name} {m.path}": m.reason or "" for m in report.measurements if m.status is Status.UNSTABLE}
     if unstable:
         (reason,) = unstable.values() if len(unstable) == 1 else ("the samples differ too much",)
         groups.append((Status.UNSTABLE, reason, list(unstable)))

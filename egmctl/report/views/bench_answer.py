@@ -126,14 +126,14 @@ def exceptions(report: RunReport) -> Iterator[tuple[MeasurementStatus, str, list
         if measurement.status is not MeasurementStatus.OK:
             groups.setdefault((measurement.status, measurement.reason or ""), []).append(measurement)
     for (status, reason), members in groups.items():
-        cases = list(dict.fromkeys(m.case for m in members))
-        whole = status is MeasurementStatus.WAIVED and len(members) == sum(m.case in cases for m in report.measurements)
+        cases = list(dict.fromkeys(m.name for m in members))
+        whole = status is MeasurementStatus.WAIVED and len(members) == sum(m.name in cases for m in report.measurements)
         if whole:
             yield status, reason, cases
             continue
         named: list[str] = []
         for case in cases:
-            first, *others = dict.fromkeys(m.path for m in members if m.case == case)
+            first, *others = dict.fromkeys(m.path for m in members if m.name == case)
             named += [f"{case} {first}", *others]
         yield status, reason, named
 
@@ -168,7 +168,7 @@ def seen(report: RunReport, *, causes: bool = True) -> dict[str, list[str]]:
     known = frozenset[_Sign]() if causes else frozenset(_signs(report))
     for measurement in report.measurements:
         for sentence in _seen_on(measurement, known):
-            paths.setdefault(sentence, {})[f"{measurement.case} {measurement.path}"] = None
+            paths.setdefault(sentence, {})[f"{measurement.name} {measurement.path}"] = None
     return {sentence: list(names) for sentence, names in paths.items()}
 
 

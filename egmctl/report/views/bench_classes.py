@@ -8,6 +8,7 @@ from statistics import median
 
 from egmctl.bench.suites import CASES, SUITES
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Status
+from egmctl.model.task import Point, named
 from egmctl.model.verdict import (
     BAD_GRADES,
     ClassVerdict,
@@ -21,8 +22,8 @@ from egmctl.model.verdict import (
 )
 from egmctl.report import document as doc
 from egmctl.report.document import Body, Level, Tone, Words
-from egmctl.units import format_size, shortened
-from egmctl.verdict.yardsticks import PathClass, class_of, names
+from egmctl.units import shortened
+from egmctl.verdict.yardsticks import PathClass, class_of
 
 GRADE_TONES = {Grade.FAIL: Tone.BAD, Grade.WARN: Tone.WARN}
 GRADE_MARKS = {Grade.FAIL: "!", Grade.WARN: "~"}
@@ -154,9 +155,8 @@ class _Class:
     """A path class: its measurements, and what was judged of them."""
 
     case: str
+    point: Point
     link: str
-    size_bytes: int | None
-    """Where the case was measured at several sizes."""
     measurements: Sequence[Measurement]
     verdict: ClassVerdict | None = None
 
@@ -192,13 +192,7 @@ def _classes(report: RunReport) -> list[_Class]:
     if report.verdict is None:
         return _unjudged(report.measurements)
     return [
-        _Class(
-            judged.case,
-            judged.link,
-            judged.size_bytes,
-            [report.measurements[number] for number in judged.measurements],
-            judged,
-        )
+        _Class(judged.case, judged.point, judged.link, [report.measurements[n] for n in judged.measurements], judged)
         for judged in report.verdict.classes
     ]
 
@@ -206,10 +200,9 @@ def _classes(report: RunReport) -> list[_Class]:
 def _unjudged(measurements: Sequence[Measurement]) -> list[_Class]:
     members: dict[PathClass, list[Measurement]] = {}
     for m in measurements:
-        if m.headline is not None and m.blocks is None:
+        if m.headline is not None and m.point.sms is None:
             members.setdefault(class_of(m), []).append(m)
-    sized = {path_class for path_class, name in names(members).items() if ", " in name}
-    return [_Class(c.case, c.link, c.size_bytes if c in sized else None, alike) for c, alike in members.items()]
+    return [_Class(key.case, key.point, key.link, alike) for key, alike in members.items()]
 
 
 def _table(
@@ -221,8 +214,7 @@ def _table(
         rows.append((link, dict.fromkeys(_HEADS, "")))
         for entry in classes:
             if entry.link == link:
-                size = f" {format_size(entry.size_bytes)}" if entry.size_bytes else ""
-                rows.append((f" {entry.case}{size}", dict(zip(_HEADS, _cells(entry), strict=True))))
+                rows.append((f" {named(entry.case, entry.point)}", dict(zip(_HEADS, _cells(entry), strict=True))))
     return doc.grid(caption, rows, notes=(_NOTE,), together=True, level=level)
 
 

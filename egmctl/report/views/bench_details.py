@@ -7,7 +7,7 @@ from functools import partial
 from statistics import median
 
 from egmctl.bench.engine import ENGINES
-from egmctl.model.measurement import Engine, Measurement, MemoryKind, Pattern, Quantity, RunReport, Status
+from egmctl.model.measurement import Engine, Measurement, MemoryKind, Quantity, RunReport, Status
 from egmctl.model.route import HOST_NAMES
 from egmctl.model.task import UCX_ENGINES
 from egmctl.model.ucx import UcxStaging
@@ -15,7 +15,7 @@ from egmctl.report.document import Better, Body, Cell, Chart, Matrix, grid
 from egmctl.report.route_words import routes_words
 from egmctl.report.views.bench_classes import Frame, tone_of
 from egmctl.report.views.bench_matrix import matrices
-from egmctl.report.views.bench_series import SIZE, SMS, axis_of, series
+from egmctl.report.views.bench_series import axis_of, series, swept, table_of
 from egmctl.units import format_size, printable
 
 _FAMILIES = {
@@ -48,25 +48,19 @@ def families(report: RunReport) -> Iterator[tuple[str, Body]]:
         yield _FAMILIES.get(family, family), partial(_family, report, family)
 
 
-def by_sms(report: RunReport) -> _Tables:
-    """Yield the series by number of SMs, a table for each size of the buffers: they are no classes of paths."""
-    measurements = [m for m in report.measurements if axis_of(m) is SMS]
-    for size_bytes in dict.fromkeys(m.size_bytes for m in measurements):
-        yield from series(SMS, [m for m in measurements if m.size_bytes == size_bytes], Frame.of(report))
-
-
 def _family(report: RunReport, family: str) -> _Tables:
     frame = Frame.of(report)
     members = [m for m in report.measurements if m.family == family]
     groups: dict[object, list[Measurement]] = {}
+    apart = tuple(swept(report))
     for m in members:
-        # A series by number of SMs has a section of its own; UCX and life cycles have tables of their own.
-        if axis_of(m) is not SMS and m.engine not in UCX_ENGINES and m.quantity is not Quantity.DURATION:
+        # These series have sections of their own; UCX and life cycles have tables of their own.
+        if axis_of(m) not in apart and m.engine not in UCX_ENGINES and m.quantity is not Quantity.DURATION:
             groups.setdefault(_table_of(m), []).append(m)
     for alike in sorted(groups.values(), key=lambda group: group[0].quantity is Quantity.LATENCY):
-        sized = alike[0].quantity is Quantity.BANDWIDTH and len({m.size_bytes for m in alike}) > 1
-        axis = SIZE if sized else axis_of(alike[0])
-        yield from matrices(alike, frame) if axis is None else series(axis, alike, frame)
+        axis = axis_of(alike[0])
+        single = axis is None or len({m.point for m in alike}) == 1
+        yield from matrices(alike, frame) if axis is None or single else series(axis, alike, frame)
     tried = [m for m in members if m.status is not Status.WAIVED]
     yield from life_cycles([m for m in tried if m.quantity is Quantity.DURATION])
     yield beside(tried)
@@ -76,13 +70,12 @@ def _family(report: RunReport, family: str) -> _Tables:
 def _table_of(measurement: Measurement) -> object:
     """Return what measurements have in common that share a table."""
     flow = measurement.flows[0]
+    if axis_of(measurement) is not None:
+        return table_of(measurement)
     if measurement.quantity is Quantity.BANDWIDTH:
         return measurement.case
     if ENGINES[measurement.engine].round_trip:
         return measurement.case, flow.destination if flow.destination.bus_id is None else None
-    axis = axis_of(measurement)
-    if axis is not None:
-        return axis.x, (flow.source, flow.initiator_label) if measurement.pattern is Pattern.LOADED else None
     # A GPU's own memory is the diagonal of the matrix of its peers'.
     return measurement.engine, flow.source.memory, flow.source.handle, measurement.chase
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
+from egmctl.bench.case import AT_ONCE
 from egmctl.bench.engine import ENGINES
 from egmctl.model.measurement import (
     Chase,
@@ -26,17 +27,6 @@ from egmctl.units import format_size, several
 
 _ONE_ROW = (Pattern.RING, Pattern.BISECT, Pattern.LOCAL)
 """Every GPU is the source of one flow: one row tells all."""
-_AT_ONCE = {
-    Pattern.RING: ", each to the next one, all at once",
-    Pattern.BISECT: ", each to the one N/2 on, all at once",
-    Pattern.BOTH_DIRECTIONS: ", both directions at once",
-    Pattern.ONE_TO_ALL: ", one to all others at once",
-    Pattern.ALL_TO_ONE: ", all others to one at once",
-    Pattern.ALL_PAIRS: ", all pairs at once",
-    Pattern.ONE_NODE: ", all GPUs at once",
-    Pattern.OWN_NODE: ", every GPU with its own NUMA node at once",
-    Pattern.OWN_NODE_BOTH: ", every GPU with its own NUMA node in both directions at once",
-}
 _Place = tuple[str, tuple[str, ...]]
 """The row of a cell, and the lines above its column."""
 
@@ -108,8 +98,8 @@ def bandwidth_caption(measurement: Measurement, way: int = 0) -> str:
     flow = measurement.flows[way]
     row, column = ends(flow, measurement.pattern)
     arrow = "->" if row == flow.source else "<-"
-    at_once = _AT_ONCE.get(measurement.pattern, "")
-    streams = f", {measurement.streams} streams" if measurement.streams > 1 else ""
+    at_once = AT_ONCE.get(measurement.pattern, "")
+    streams = f", {several(measurement.point.streams, 'stream')}" if measurement.point.streams else ""
     if _through_any_gpu(measurement):
         sides = f"{_kind(flow.source)} -> {_kind(flow.destination)}(column) by GPU(row)"
     elif measurement.pattern in _ONE_ROW:

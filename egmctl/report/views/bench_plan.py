@@ -1,17 +1,14 @@
-"""What the bench would do: the cases and whether each would run here, the steps of one run, or what many ranks cost."""
+"""Views of what is not measured: cases and whether each would run here, the steps of a run, the cost of many ranks."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from egmctl.bench.case import Case
-from egmctl.bench.plan import Plan
-from egmctl.bench.plan.cost import CaseCost, JobCost, plan_bytes, plan_seconds, steps_seconds
-from egmctl.bench.plan.task import shortened
-from egmctl.bench.suites import SUITES
-from egmctl.model.machine import Machine, OriginKind
+from egmctl.bench.plan.task import shortened as shortened_task
+from egmctl.model.machine import OriginKind
 from egmctl.model.measurement import Quantity
+from egmctl.model.planned import CaseCost, CaseList, JobCost, ListedCase, PlanReport
 from egmctl.report.document import (
     Align,
     Block,
@@ -20,81 +17,90 @@ from egmctl.report.document import (
     Document,
     Entry,
     KeyValues,
+    Level,
     Paragraph,
     Section,
     Table,
     Tone,
     table,
 )
-from egmctl.units import format_size, natural, several
+from egmctl.units import format_size, several, shortened
 
 
-def cases_document(plan: Plan, cases: Sequence[Case]) -> Document:
-    """Return the cases with the number of their tasks in ``plan`` and the reasons for those that would not run."""
-    suites = tuple((name, suite.description) for name, suite in SUITES.items())
+def cases_document(cases: CaseList) -> Document:
+    """Return each case with the number of its measurements that would run, and why others would not."""
+    families = dict.fromkeys(case.family for case in cases.cases)
+    reasons: dict[str, list[str]] = {}
+    for case in cases.cases:
+        for reason in case.reasons or ([] if case.measurements else ["needs two GPUs"]):
+            reasons.setdefault(reason, []).append(case.name)
+    skipped = tuple(f"{shortened(names, _NAMED)}: {reason}" for reason, names in reasons.items())
+    about = tuple((case.name, case.description) for case in cases.cases)
     return Document(
         command="egmctl bench --list",
-        subject=several(len(cases), "case"),
-        body=(*(_case(plan, case) for case in cases), Section(title="Suites", body=(KeyValues(rows=suites),))),
+        subject=several(len(cases.cases), "case"),
+        body=(
+            *(_family(family, [case for case in cases.cases if case.family == family]) for family in families),
+            Section(title="Skipped", body=(Bullets(items=skipped),)),
+            Section(title="Suites", body=(KeyValues(rows=tuple(cases.suites.items())),)),
+            Section(title="What they measure", body=(KeyValues(rows=about),), level=Level.VERBOSE),
+        ),
     )
 
 
-def _case(plan: Plan, case: Case) -> Section:
-    planned = [task for task in plan.tasks if task.task.case == case.name]
-    runnable = sum(task.waiver is None for task in planned)
-    reasons = Counter(task.waiver for task in planned if task.waiver is not None)
-    would = f"would run: {runnable} of {len(planned)}" if planned else "would not run: it needs two GPUs"
-    told = (case.description, would, *(f"skipped: {count} ({reason})" for reason, count in reasons.items()))
-    return Section(title=f"{case.name}  [{case.family}]", body=(Bullets(items=told),))
+_NAMED = 2
+"""Cases that are named with the reason why they would not run."""
 
 
-def plan_document(plan: Plan) -> Document:
+def _family(family: str, cases: list[ListedCase]) -> Section:
+    rows = ((case.name, f"{case.runnable} of {case.measurements}", ", ".join(case.axes)) for case in cases)
+    return Section(title=family, body=(table(("case", "would run", "--sweep"), rows, right=("would run",)),))
+
+
+def plan_document(plan: PlanReport) -> Document:
     """Return the steps of a plan, the memory that they hold, and about how long they take."""
     return Document(command="egmctl bench --dry-run", subject=several(len(plan.steps), "step"), body=tuple(_plan(plan)))
 
 
-def _plan(plan: Plan) -> Iterator[Block]:
-    samples = plan.settings.samples
+def _plan(plan: PlanReport) -> Iterator[Block]:
     by_case: dict[str, list[tuple[str, str, str]]] = {}
-    for number, (step, seconds) in enumerate(zip(plan.steps, steps_seconds(plan), strict=True), 1):
-        tasks = [plan.tasks[task].task for task in step.tasks]
-        task = shortened(tasks[0]) if step.proof else tasks[0]
+    for number, step in enumerate(plan.steps, 1):
+        tasks = [plan.tasks[place] for place in step.tasks]
+        task = shortened_task(tasks[0]) if step.proof else tasks[0]
         much = format_size(task.size_bytes)
         if task.quantity is Quantity.BANDWIDTH:
-            much = f"{1 if step.proof else samples} x {task.copies} x {much}"
+            much = f"{1 if step.proof else plan.settings.samples} x {task.copies} x {much}"
         paths = ", ".join(task.path for task in tasks)
         alone = ", once more alone" if step.proof else ""
-        by_case.setdefault(tasks[0].case, []).append((str(number), f"{paths}{alone}", f"{much}, {seconds:.2f} s"))
+        by_case.setdefault(task.name, []).append((str(number), f"{paths}{alone}", f"{much}, {step.seconds:.2f} s"))
     columns = (Column(name="", align=Align.RIGHT), Column(name="", wrap=True), Column(name=""))
     for case, rows in by_case.items():
         yield Section(title=case, body=(Table(columns=columns, rows=tuple(rows)),))
-    waived = Counter(planned.waiver for planned in plan.tasks if planned.waiver is not None)
-    if waived or plan.notes:
-        told = (*(f"{count}: {reason}" for reason, count in waived.items()), *plan.notes)
-        yield Section(title="Not measured", body=(Bullets(items=told),))
-    held = sorted(plan.peaks, key=lambda peak: natural(peak.name))
-    if held:
-        told = tuple(f"{peak.name}: {format_size(peak.bytes)}" for peak in held)
-        yield Section(title="Peak memory", body=(Bullets(items=told),))
-    seconds = plan_seconds(plan)
+    waived = Counter(task.waiver for task in plan.tasks if task.waivers)
+    reasons = (*(f"{count}: {reason}" for reason, count in waived.items()), *plan.notes)
+    if reasons:
+        yield Section(title="Not measured", body=(Bullets(items=reasons),))
+    if plan.memory:
+        held = tuple(f"{memory.place}: {format_size(memory.bytes)}" for memory in plan.memory)
+        yield Section(title="Peak memory", body=(Bullets(items=held),))
+    runnable = several(sum(not task.waivers for task in plan.tasks), "measurement")
+    time = f"{plan.seconds:.0f} s" if plan.seconds < 7200 else duration(plan.seconds)
     yield Paragraph(
-        words=f"{several(len(plan.runnable), 'measurement')} in {several(len(plan.steps), 'step')}, "
-        f"{plan_bytes(plan) / 1e12:.2f} TB, about {f'{seconds:.0f} s' if seconds < 7200 else duration(seconds)}"
+        words=f"{runnable} in {several(len(plan.steps), 'step')}, {plan.bytes_moved / 1e12:.2f} TB, about {time}"
     )
 
 
-def cost_document(cost: JobCost, machine: Machine) -> Document:
+def cost_document(cost: JobCost) -> Document:
     """Return what measuring a large machine would cost, case by case: ``--dry-run --ranks``."""
-    name = machine.origin.name if machine.origin.kind is not OriginKind.LIVE else "this one"
-    costs = cost.costs
+    name = cost.origin.name if cost.origin.kind is not OriginKind.LIVE else "this one"
     heads = ("", "measured", "steps", "TB moved", "time", "held")
     total = (
         "all",
-        str(sum(one.measurements - one.waived for one in costs)),
-        str(sum(one.steps for one in costs)),
-        _tb(sum(one.bytes for one in costs)),
+        str(sum(case.measurements - case.waived for case in cost.costs)),
+        str(sum(case.steps for case in cost.costs)),
+        _tb(sum(case.bytes for case in cost.costs)),
         duration(cost.seconds),
-        format_size(max(one.held_bytes for one in costs)),
+        format_size(max(case.held_bytes for case in cost.costs)),
     )
     nothing = "Nothing was measured; all nodes are assumed to be one NVLink domain."
     return Document(
@@ -103,8 +109,8 @@ def cost_document(cost: JobCost, machine: Machine) -> Document:
         body=(
             Paragraph(words=f"Cost: {several(cost.ranks, 'GPU')} on {several(cost.nodes, 'node')} like {name}"),
             Paragraph(words=nothing, tone=Tone.DIM),
-            table(heads, (*(tuple(_cells(case)) for case in costs), total), right=heads[1:]),
-            *(Entry(word="!", tone=Tone.WARN, title=line) for line in _breaks(costs)),
+            table(heads, (*map(_cells, cost.costs), total), right=heads[1:]),
+            *(Entry(word="!", tone=Tone.WARN, title=line) for line in _breaks(cost)),
         ),
     )
 
@@ -117,22 +123,24 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-def _cells(cost: CaseCost) -> Iterator[str]:
-    yield cost.case
-    yield str(cost.measurements - cost.waived)
-    yield str(cost.steps)
-    yield _tb(cost.bytes)
-    yield duration(cost.seconds)
-    yield format_size(cost.held_bytes) + "!" * cost.too_large
+def _cells(cost: CaseCost) -> tuple[str, ...]:
+    return (
+        cost.case,
+        str(cost.measurements - cost.waived),
+        str(cost.steps),
+        _tb(cost.bytes),
+        duration(cost.seconds),
+        format_size(cost.held_bytes) + "!" * cost.too_large,
+    )
 
 
-def _breaks(costs: Sequence[CaseCost]) -> Iterator[str]:
+def _breaks(cost: JobCost) -> Iterator[str]:
     """Say what does not work at this size."""
-    large = [one.case for one in costs if one.too_large]
+    large = [case.case for case in cost.costs if case.too_large]
     if large:
         yield f"more than one place may hold: use a smaller --size for {', '.join(large)}"
-    for reason in dict.fromkeys(one.reason for one in costs if one.reason):
-        waived = sum(one.waived for one in costs if one.reason == reason)
+    for reason in dict.fromkeys(case.reason for case in cost.costs if case.reason):
+        waived = sum(case.waived for case in cost.costs if case.reason == reason)
         yield f"skipped: {waived} ({reason})"
 
 

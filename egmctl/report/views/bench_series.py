@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from os.path import commonprefix
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from egmctl.bench.engine import ENGINES
-from egmctl.model.measurement import Measurement, Pattern, Quantity, Status
+from egmctl.model.measurement import Measurement, Quantity, RunReport, Status
 from egmctl.model.route import HOST_NAMES, Egm
+from egmctl.model.task import UCX_ENGINES, Axis
 from egmctl.report.document import EMPTY, Cell, Chart, Matrix, Point, Series, columns_of
 from egmctl.report.views.bench_classes import Frame
-from egmctl.report.views.bench_matrix import bandwidth_caption, chase_of, latency_caption, routes
-from egmctl.units import MIB, format_size, several
+from egmctl.report.views.bench_matrix import bandwidth_caption, latency_caption, routes
+from egmctl.units import MIB, format_size, shortened
 
 KNEE = 1.1
 """A latency so many times that of :data:`KNEE_FROM_BYTES` is called a knee."""
@@ -26,7 +26,7 @@ ENOUGH = 0.95
 MARK = "^"
 """The sign of the point of a curve that a note explains."""
 _ALL = math.inf
-"""In place of the number of a GPU's SMs that is not known."""
+"""The place on the axis of a GPU's number of SMs that is not known."""
 
 
 def knee(latencies_ns: Mapping[float, float]) -> float | None:
@@ -45,21 +45,18 @@ def enough(gb_s: Mapping[float, float]) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
-    """What varies along a series, and how its table and its curves show it."""
+class Look:
+    """How the table and the curves of a series along an axis look."""
 
+    title: str
     x: str
     caption: Callable[[Measurement], str]
-    at: Callable[[Measurement], float]
-    """The place of a measurement on its curve."""
-    point: Callable[[float], str]
-    """The name of such a place."""
     curve: Callable[[Measurement], tuple[str, ...]]
     """The name of a measurement's curve, in lines."""
     note: str = ""
     marked: Callable[[Mapping[float, float]], float | None] = lambda _: None
     """The place on a curve that the note is about."""
-    beside: Mapping[str, Callable[[Measurement], str]] | None = None
+    beside: Mapping[str, Callable[[Measurement], str]] = field(default_factory=dict)
     """Further columns."""
     drawn_at: Callable[[Measurement], float] | None = None
     """The place in the drawing, where it is not that in the table."""
@@ -69,7 +66,7 @@ class Axis:
     logarithmic: bool = False
 
 
-def _sms_curve(measurement: Measurement) -> tuple[str, ...]:
+def _by_engine(measurement: Measurement) -> tuple[str, ...]:
     """Return the path, between two GPUs which of them does the work, and the engine."""
     flow = measurement.flows[0]
     lines: tuple[str, ...] = (flow.source.label, f"-> {flow.destination.label}")
@@ -94,56 +91,83 @@ def _span(measurement: Measurement) -> str:
     return f"{latency.min:.1f}-{latency.max:.1f}" if latency else "-"
 
 
-SIZE = Axis(
-    x="buffer",
-    caption=bandwidth_caption,
-    at=lambda m: m.size_bytes,
-    point=lambda size: format_size(round(size)),
-    curve=lambda m: (m.flows[0].route.symbol, *(["EGM"] if m.flows[0].route.egm is Egm.YES else [])),
-    sizes=True,
-)
-FOOTPRINT = Axis(
-    x="footprint",
-    caption=lambda _: "latency by footprint, random lines (ns)",
-    at=lambda m: m.size_bytes,
-    point=lambda size: format_size(round(size)),
-    curve=_footprint_curve,
-    note=f"{MARK} knee: the first footprint that takes {100 * (KNEE - 1):.0f} % longer than "
-    f"{format_size(KNEE_FROM_BYTES)}; from there on finding the page costs time too (TLB).",
-    marked=knee,
-    sizes=True,
-)
-LOAD = Axis(
-    x="load in GB/s",
-    caption=latency_caption,
-    at=lambda m: chase_of(m).load_blocks,
-    point=lambda blocks: several(round(blocks), "block"),
-    curve=lambda m: (m.flows[0].initiator_label,),
-    note="Other SMs of the same GPU read the same memory meanwhile: blocks of 128 threads with 8 KiB in flight each, "
-    "and the GB/s that they reached.",
-    beside={"min-max": _span, "GB/s": lambda m: f"{_load_gb_s(m):.1f}" if m.bandwidth_gb_s else "-"},
-    drawn_at=_load_gb_s,
-)
-SMS = Axis(
-    x="SMs",
-    caption=lambda m: f"GB/s by number of SMs, one block on each, {format_size(m.size_bytes)}",
-    at=lambda m: m.blocks or _ALL,
-    point=lambda sms: "all SMs" if sms == _ALL else several(round(sms), "SM"),
-    curve=_sms_curve,
-    note=f"{MARK} the fewest SMs that reach {100 * ENOUGH:.0f} % of their column's maximum",
-    marked=enough,
-    apart=True,
-    logarithmic=True,
-)
+LOOKS: Mapping[Axis, Look] = {
+    Axis.SIZE: Look(
+        title="Bandwidth by size",
+        x="buffer",
+        caption=bandwidth_caption,
+        curve=lambda m: (m.flows[0].route.symbol, *(["EGM"] if m.flows[0].route.egm is Egm.YES else [])),
+        sizes=True,
+    ),
+    Axis.SMS: Look(
+        title="Bandwidth by number of SMs",
+        x="SMs",
+        caption=lambda m: f"GB/s by number of SMs, one block on each, {format_size(m.size_bytes)}",
+        curve=_by_engine,
+        note=f"{MARK} the fewest SMs that reach {100 * ENOUGH:.0f} % of their column's maximum",
+        marked=enough,
+        apart=True,
+        logarithmic=True,
+    ),
+    Axis.FOOTPRINT: Look(
+        title="Latency by footprint",
+        x="footprint",
+        caption=lambda _: "latency by footprint, random lines (ns)",
+        curve=_footprint_curve,
+        note=f"{MARK} knee: the first footprint that takes {100 * (KNEE - 1):.0f} % longer than "
+        f"{format_size(KNEE_FROM_BYTES)}; from there on finding the page costs time too (TLB).",
+        marked=knee,
+        sizes=True,
+    ),
+    Axis.LOAD: Look(
+        title="Latency under load",
+        x="load in GB/s",
+        caption=latency_caption,
+        curve=lambda m: (m.flows[0].initiator_label,),
+        note="Other SMs of the same GPU read the same memory meanwhile: blocks of 128 threads with 8 KiB in flight "
+        "each, and the GB/s that they reached.",
+        beside={"min-max": _span, "GB/s": lambda m: f"{_load_gb_s(m):.1f}" if m.bandwidth_gb_s else "-"},
+        drawn_at=_load_gb_s,
+    ),
+    Axis.STREAMS: Look(
+        title="Bandwidth by number of streams",
+        x="streams",
+        caption=lambda m: f"GB/s by number of streams that share each copy, {format_size(m.size_bytes)}",
+        curve=_by_engine,
+    ),
+}
 
 
 def axis_of(measurement: Measurement) -> Axis | None:
-    """Return what varies among measurements like this one; ``None`` where nothing but its ends does."""
-    if measurement.blocks is not None:
-        return SMS
-    if measurement.pattern is Pattern.LOADED:
-        return LOAD
-    return FOOTPRINT if measurement.chase is not None and measurement.chase.by_footprint else None
+    """Return the axis on which a measurement has a place; ``None`` where only its ends tell it from others."""
+    return next((axis for axis in Axis if measurement.point.at(axis) is not None), None)
+
+
+def swept(report: RunReport) -> Iterator[Axis]:
+    """Yield the axes whose series are shown by themselves: that of a sweep, and the number of SMs, which makes no
+    classes of paths."""
+    axes = {axis_of(m) for m in report.measurements if m.engine not in UCX_ENGINES}
+    yield from (axis for axis in Axis if axis in axes and (axis is Axis.SMS or len(axes) == 1))
+
+
+def all_series(report: RunReport, axis: Axis) -> Iterator[Matrix | Chart]:
+    """Yield the series of a run along an axis: a table for each case, or for each size where cases share a table."""
+    tables: dict[object, list[Measurement]] = {}
+    for m in report.measurements:
+        if axis_of(m) is axis and m.engine not in UCX_ENGINES:
+            tables.setdefault(table_of(m), []).append(m)
+    for members in tables.values():
+        yield from series(axis, members, Frame.of(report))
+
+
+def table_of(measurement: Measurement) -> object:
+    """Return what measurements of one axis have in common that share a table."""
+    axis, flow = axis_of(measurement), measurement.flows[0]
+    if axis is Axis.SMS:
+        return axis, measurement.size_bytes
+    if axis is Axis.LOAD:
+        return axis, flow.source, flow.initiator_label
+    return axis, None if axis is Axis.FOOTPRINT else measurement.case
 
 
 def series(axis: Axis, measurements: Sequence[Measurement], frame: Frame) -> Iterator[Matrix | Chart]:
@@ -151,9 +175,11 @@ def series(axis: Axis, measurements: Sequence[Measurement], frame: Frame) -> Ite
 
     A path has a column; several over the same links have three: their median, the least and the most.
     """
+    look = LOOKS[axis]
+    points = {_place(axis, m): m.point for m in measurements}
     curves: dict[tuple[str, ...], dict[float, list[Measurement]]] = {}
     for m in measurements:
-        curves.setdefault(axis.curve(m), {}).setdefault(axis.at(m), []).append(m)
+        curves.setdefault(look.curve(m), {}).setdefault(_place(axis, m), []).append(m)
     curves = {
         name: curve
         for name, curve in curves.items()
@@ -164,39 +190,39 @@ def series(axis: Axis, measurements: Sequence[Measurement], frame: Frame) -> Ite
     first = next(m for members in next(iter(curves.values())).values() for m in members)
     places = sorted({place for curve in curves.values() for place in curve})
     groups = tuple(
-        _columns(axis, name, [curve.get(place, []) for place in places], places, frame)
+        _columns(look, name, [curve.get(place, []) for place in places], places, frame)
         for name, curve in curves.items()
     )
-    notes = (*routes(measurements), axis.note)
+    notes = (*routes(measurements), look.note)
     yield Matrix(
-        caption=axis.caption(first),
-        names=_alike(measurements),
+        caption=look.caption(first),
+        names=shortened(list(dict.fromkeys(m.case for m in measurements)), 2),
         notes=tuple(filter(None, notes)),
-        rows=tuple(map(axis.point, places)),
+        rows=tuple(str(points[place]) for place in places),
         groups=groups,
     )
     drawings: dict[str, list[tuple[str, ...]]] = {}
     for name in curves:
-        drawings.setdefault(" ".join(name[:-1]) if axis.apart else "", []).append(name)
+        drawings.setdefault(" ".join(name[:-1]) if look.apart else "", []).append(name)
     for path, names in drawings.items():
         drawn = [m for name in names for members in curves[name].values() for m in members]
         yield Chart(
-            caption=f"{path} by number of {axis.x}" if axis.apart else axis.caption(first),
-            x=axis.x,
+            caption=f"{path} by number of {look.x}" if look.apart else look.caption(first),
+            x=look.x,
             y=_unit(first),
-            curves=tuple((_name(axis, name), tuple(_points(axis, curves[name]))) for name in names),
-            sizes=axis.sizes,
-            logarithmic=axis.logarithmic,
+            curves=tuple((_name(look, name), tuple(_points(look, curves[name]))) for name in names),
+            sizes=look.sizes,
+            logarithmic=look.logarithmic,
             limits=tuple(dict.fromkeys(_limits(drawn))),
         )
 
 
 def _columns(
-    axis: Axis, name: tuple[str, ...], members: Sequence[Sequence[Measurement]], places: Sequence[float], frame: Frame
+    look: Look, name: tuple[str, ...], members: Sequence[Sequence[Measurement]], places: Sequence[float], frame: Frame
 ) -> tuple[Series, ...]:
     """Return the columns of a curve; ``members`` are the measurements at each place."""
-    digits = 1 if _unit(next(m for those in members for m in those)) == "ns" else 2
-    values = {place: figures for place, those in zip(places, members, strict=True) if (figures := _values(those))}
+    digits = 1 if _unit(next(m for paths in members for m in paths)) == "ns" else 2
+    values = {place: figures for place, paths in zip(places, members, strict=True) if (figures := _values(paths))}
     columns: dict[tuple[str, ...], Sequence[str | Cell]] = {}
     if (count := max(map(len, members))) > 1:
         picks: Mapping[str, Callable[[Sequence[float]], float]] = {"median": median, "min": min, "max": max}
@@ -204,19 +230,19 @@ def _columns(
             header = (*name, f"{count} paths", word) if not columns else (word,)
             columns[header] = [f"{pick(values[place]):.{digits}f}" if place in values else "-" for place in places]
     else:
-        marked = axis.marked({place: figures[0] for place, figures in values.items()})
+        marked = look.marked({place: figures[0] for place, figures in values.items()})
         cells = []
-        for place, those in zip(places, members, strict=True):
+        for place, paths in zip(places, members, strict=True):
             value = values[place][0] if place in values else None
-            cell = frame.number(those[0], value, digits=digits, compared=False) if those else EMPTY
+            cell = frame.number(paths[0], value, digits=digits, compared=False) if paths else EMPTY
             cells.append(replace(cell, mark=f"{cell.mark}{MARK}") if place == marked else cell)
         columns[name] = cells
-        for word, show in (axis.beside or {}).items():
-            columns[word,] = [show(those[0]) if those else "-" for those in members]
+        for word, show in look.beside.items():
+            columns[word,] = [show(paths[0]) if paths else "-" for paths in members]
     return tuple(column for (column,) in columns_of(columns))
 
 
-def _points(axis: Axis, curve: Mapping[float, Sequence[Measurement]]) -> Iterator[Point]:
+def _points(look: Look, curve: Mapping[float, Sequence[Measurement]]) -> Iterator[Point]:
     """Yield the points of a curve: of one path with the span of its samples, of several with theirs."""
     for place, paths in sorted(curve.items(), key=lambda item: item[0]):
         values = _values(paths)
@@ -224,7 +250,7 @@ def _points(axis: Axis, curve: Mapping[float, Sequence[Measurement]]) -> Iterato
             continue
         summary = paths[0].headline if len(paths) == 1 else None
         low, high = (summary.min, summary.max) if summary is not None else (min(values), max(values))
-        x = axis.drawn_at(paths[0]) if axis.drawn_at else place
+        x = look.drawn_at(paths[0]) if look.drawn_at else place
         yield Point(x=x, y=median(values), low=low, high=high)
 
 
@@ -244,16 +270,11 @@ def _unit(measurement: Measurement) -> str:
     return "ns" if measurement.quantity is Quantity.LATENCY else "GB/s"
 
 
-def _name(axis: Axis, name: tuple[str, ...]) -> str:
-    return name[-1] if axis.apart else " ".join(name)
+def _name(look: Look, name: tuple[str, ...]) -> str:
+    return name[-1] if look.apart else " ".join(name)
 
 
-def _alike(measurements: Sequence[Measurement]) -> str:
-    """Return what the names of cases of one kind of path begin with; of several kinds, of the first."""
-    kinds: dict[object, list[str]] = {}
-    for m in measurements:
-        kinds.setdefault((m.flows[0].source.memory, m.pattern), []).append(m.case)
-    names, *others = kinds.values()
-    # The prefix is one of names, not of paths.
-    shown = f"{commonprefix(names)}*" if len(set(names)) > 1 else names[0]  # noqa: RUF071
-    return f"{shown}, ..." if others else shown
+def _place(axis: Axis, measurement: Measurement) -> float:
+    """Return where a measurement is on its curve; all of an unknown number of SMs are the most."""
+    place = measurement.point.at(axis) or 0
+    return _ALL if axis is Axis.SMS and not place else place

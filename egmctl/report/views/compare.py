@@ -259,7 +259,7 @@ def _one_sided(comparison: Comparison) -> Iterator[str]:
             reason = path.reason.partition(":")[0] if both else path.reason
             by_reason.setdefault((path.node if comparison.of_nodes else "", reason), []).append(path)
     for (_, reason), paths in by_reason.items():
-        cases = list(dict.fromkeys(path.case for path in paths))
+        cases = list(dict.fromkeys(path.name for path in paths))
         which = paths[0].path if len(paths) == 1 else f"{len(paths)} paths"
         yield f"{reason}: {shortened(cases, _CASES_SHOWN, 'cases')}, {which}"
 
@@ -271,7 +271,7 @@ def _problems(comparison: Comparison) -> Iterator[str]:
 
 def _name(path: PathDifference) -> str:
     stage = f", {path.stage}" if path.stage else ""
-    return f"{path.case}{stage}, {format_size(path.size_bytes)}"
+    return f"{path.name}{stage}, {format_size(path.size_bytes)}"
 
 
 def _time(at: str) -> str:

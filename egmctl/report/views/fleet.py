@@ -134,7 +134,7 @@ def _heat_maps(report: FleetReport, comparison: Comparison) -> Iterator[doc.Matr
     shares: dict[str, dict[tuple[str, ...], list[float]]] = {}
     for path in comparison.paths:
         if path.slower is not None and path.outcome is not Outcome.SAME:
-            shares.setdefault(path.node, {}).setdefault((path.case, path.link), []).append(path.slower)
+            shares.setdefault(path.node, {}).setdefault((path.name, path.link), []).append(path.slower)
     classes = sorted({name for of_node in shares.values() for name in of_node})
     yield doc.grid(
         "Share of what all nodes reach, by node and class of paths (%)",

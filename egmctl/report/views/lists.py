@@ -11,6 +11,7 @@ from egmctl.errors import ExitCode
 from egmctl.model.listing import History, KeptRun, MachineList, ShippedMachine
 from egmctl.model.machine import Machine
 from egmctl.model.profile import MatchResult, Profile, ProfileList, Reference, Signature
+from egmctl.model.task import named
 from egmctl.report.document import (
     Block,
     Bullets,
@@ -96,12 +97,12 @@ def machine_list(machines: Sequence[Machine]) -> MachineList:
     return MachineList(
         machines=tuple(
             ShippedMachine(
-                name=one.origin.name,
-                origin=one.origin.kind,
-                platform=platform(one).line,
-                description=one.origin.description,
+                name=machine.origin.name,
+                origin=machine.origin.kind,
+                platform=platform(machine).line,
+                description=machine.origin.description,
             )
-            for one in machines
+            for machine in machines
         )
     )
 
@@ -116,12 +117,14 @@ def profiles_document(profiles: ProfileList) -> Document:
     shipped = profiles_dir()
     entries = tuple(
         Entry(
-            word=one.profile.name,
+            word=entry.profile.name,
             tone=Tone.STRONG,
-            title=one.profile.title if Path(one.file).parent == shipped else f"{one.profile.title} ({one.file})",
-            body=(Paragraph(words=_kinds(one.profile), tone=Tone.DIM),),
+            title=entry.profile.title
+            if Path(entry.file).parent == shipped
+            else f"{entry.profile.title} ({entry.file})",
+            body=(Paragraph(words=_kinds(entry.profile), tone=Tone.DIM),),
         )
-        for one in profiles.profiles
+        for entry in profiles.profiles
     )
     return Document(command="egmctl profile list", subject=f"{len(entries)} profiles", body=entries)
 
@@ -150,7 +153,8 @@ def profile_document(profile: Profile) -> Document:
     if profile.references:
         links = dict.fromkeys(reference.link for reference in profile.references)
         tables = tuple(
-            _references(link, [one for one in profile.references if one.link == link], marks) for link in links
+            _references(link, [reference for reference in profile.references if reference.link == link], marks)
+            for link in links
         )
         body.append(Section(title="References (GB/s, latencies in ns)", body=tables))
     sources = tuple(
@@ -165,16 +169,16 @@ def match_document(result: MatchResult) -> Document:
     """Return which profile a machine is of, and by what; or why it is of none."""
     points: tuple[Bullets, ...] = ()
     if result.profile is None:
-        found = Verdict(word="Profile", tone=Tone.WARN, sentence=f"none: {result.reason}")
+        verdict = Verdict(word="Profile", tone=Tone.WARN, sentence=f"none: {result.reason}")
     else:
-        found = Verdict(word="Profile", tone=Tone.GOOD, sentence=result.profile)
-        (match,) = (one for one in result.matches if one.profile == result.profile)
+        verdict = Verdict(word="Profile", tone=Tone.GOOD, sentence=result.profile)
+        (match,) = (match for match in result.matches if match.profile == result.profile)
         points = (Bullets(items=tuple(point.reason for point in match.points)),)
     return Document(
         command="egmctl profile match",
         subject=subject(result.origin),
         banners=banners(result.origin),
-        body=(found, *points),
+        body=(verdict, *points),
     )
 
 
@@ -198,13 +202,14 @@ def _signature(match: Signature) -> list[str]:
 def _references(link: str, references: Sequence[Reference], marks: dict[str, str]) -> Table:
     rows = tuple(
         (
-            one.case + (f", {one.flows} flows" if one.flows else ""),
-            _number(one.typical),
-            _number(one.warn),
-            _number(one.fail),
-            marks[one.source] + (marks[one.bounds_source] if one.bounds_source not in (None, one.source) else ""),
+            named(reference.case, reference.point) + (f", {reference.flows} flows" if reference.flows else ""),
+            _number(reference.typical),
+            _number(reference.warn),
+            _number(reference.fail),
+            marks[reference.source]
+            + (marks[reference.bounds_source] if reference.bounds_source not in (None, reference.source) else ""),
         )
-        for one in references
+        for reference in references
     )
     heads = ("typical", "warn", "fail", "source")
     return table((link, *heads), rows, right=heads)
