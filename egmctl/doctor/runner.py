@@ -37,7 +37,6 @@ _ORDER = (
     "kernel",
     "kernel_log",
     "nvlink",
-    "c2c",
     "p2p",
     "pcie",
     "fabric",
