@@ -33,7 +33,6 @@ _ORDER = (
     "gpu",
     "egm",
     "numa",
-    "numa_memory",
     "kernel",
     "kernel_log",
     "nvlink",
