@@ -143,11 +143,11 @@ def _hypervisor_mode(machine: Machine, _scope: Scope) -> Verdicts:
     yield fact("/sys/module/nvgrace_egm", "loaded" if loaded else "not loaded")
     yield fact("/sys/class/egm", " ".join(regions or ()) or "empty")
     if loaded or regions:
-        yield warned(
-            "EGM memory is reserved for virtual machines, so the host has less memory than installed",
-            as_root("On a node without virtual machines turn EGM's hypervisor mode off in the firmware.", reboot=True),
-            cause="in this mode the firmware hides the EGM regions from the kernel; nvgrace_egm hands them to guests",
+        remedy = as_root(
+            "On a node without virtual machines turn EGM's hypervisor mode off in the firmware.", reboot=True
         )
+        reserved = "EGM memory is reserved for virtual machines, so the host has less memory than installed"
+        yield warned(reserved, remedy)
         return
     known(modules, "the loaded modules were not read")
     known(regions, "/sys/class/egm was not read")

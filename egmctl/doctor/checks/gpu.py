@@ -115,11 +115,8 @@ def _mig(nvml: GpuNvml, scope: Scope) -> Verdicts:
     if mode is None:
         yield unreported(nvml, "mig_mode", "MIG", "these GPUs do not support MIG")
     elif mode:
-        yield (failed if any(map(scope.asked_purpose, SHARING)) else warned)(
-            "MIG is on: no P2P, no CUDA IPC and no remote EGM between GPUs",
-            off,
-            cause="CUDA gives a process one MIG instance, which has no peers",
-        )
+        no_peers = "MIG is on: no P2P, no CUDA IPC and no remote EGM between GPUs"
+        yield (failed if any(map(scope.asked_purpose, SHARING)) else warned)(no_peers, off)
     elif pending is None:
         yield unreported(nvml, "mig_mode_pending", "the MIG mode after the next reset", "MIG is off")
     elif pending:
@@ -161,11 +158,9 @@ def _vgpu(nvml: GpuNvml, _scope: Scope) -> Verdicts:
     if mode is None:
         yield unreported(nvml, "virtualization", "virtualisation", "no virtualisation mode")
     elif mode == "vgpu":
-        yield warned(
-            "these are vGPUs: their profiles decide whether P2P and fabric handles work",
-            todo("Pass physical GPUs through to the virtual machine, or use time-sliced profiles with NVLink."),
-            cause="MIG-backed profiles have no P2P, and none has it over PCIe (NVIDIA vGPU user guide)",
-        )
+        remedy = todo("Pass physical GPUs through to the virtual machine, or use time-sliced profiles with NVLink.")
+        profiles = "these are vGPUs: their profiles decide whether P2P and fabric handles work"
+        yield warned(profiles, remedy, cause="MIG-backed profiles have no P2P, and none has it over PCIe")
     else:
         yield passed("physical GPUs", note="passed through to this virtual machine" if mode == "passthrough" else "")
 
@@ -178,10 +173,9 @@ def _compute_mode(nvml: GpuNvml, _scope: Scope) -> Verdicts:
     if mode == "prohibited":
         yield failed("no process may use these GPUs with CUDA", back)
     elif mode in ("exclusive-process", "exclusive-thread"):
+        one_process = "one process at a time may use each GPU: two ranks can neither share it nor import from it"
         yield warned(
-            "one process at a time may use each GPU: two ranks cannot share a GPU, nor import each other's memory",
-            back,
-            cause="a process that opens another's memory needs a context on that GPU too; with MPS the server has it",
+            one_process, back, cause="an import needs a context on the owner's GPU; with MPS the server has it"
         )
     elif mode == "default":
         yield passed("compute mode allows any number of processes")
@@ -198,7 +192,5 @@ def _persistence(nvml: GpuNvml, _scope: Scope) -> Verdicts:
     elif mode:
         yield passed("persistence mode is on")
     else:
-        yield warned(
-            "persistence mode is off: each first use initialises the GPU, which takes seconds and drops its settings",
-            as_root("Run nvidia-persistenced, or set the mode.", "nvidia-smi -pm 1"),
-        )
+        remedy = as_root("Run nvidia-persistenced, or set the mode.", "nvidia-smi -pm 1")
+        yield warned("persistence mode is off: each first use takes seconds and drops the GPU's settings", remedy)

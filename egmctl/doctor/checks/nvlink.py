@@ -248,22 +248,21 @@ def _recoveries(link: NvLink) -> int:
     return (link.counters.recoveries if link.counters else link.recovery_errors) or 0
 
 
-def _corrected(link: NvLink) -> int:
-    """Return the errors of a link that cost no retraining."""
-    if link.counters is None:
-        return (link.crc_errors or 0) + (link.replay_errors or 0)
-    names = (*_PACKET_COUNTERS, "effective_errors", "symbol_errors")
-    return sum(getattr(link.counters, name) or 0 for name in names)
+def _corrected(link: NvLink) -> dict[str, int]:
+    """Return the errors of a link that cost no retraining, by the counters that its generation has."""
+    names = (
+        ("crc_errors", "replay_errors")
+        if link.counters is None
+        else ("effective_errors", "symbol_errors", *_PACKET_COUNTERS)
+    )
+    return {name: count for name in names if (count := getattr(link.counters or link, name))}
 
 
 def _words(link: NvLink) -> str:
-    counters = link.counters
-    if counters is None:
-        return f"{link.crc_errors or 0} CRC, {link.replay_errors or 0} replays, {link.recovery_errors or 0} recoveries"
-    names = ("recoveries", "failed_recoveries", "effective_errors", "symbol_errors", *_PACKET_COUNTERS)
-    parts = [f"{value} {name.replace('_', ' ')}" for name in names if (value := getattr(counters, name))]
-    rate = counters.effective_ber
-    return ", ".join((*parts, "BER not read" if rate is None else f"BER {rate:.0e}"))
+    counters = link.counters or NvLinkCounters()
+    counts = {"recoveries": _recoveries(link), "failed recoveries": counters.failed_recoveries or 0, **_corrected(link)}
+    rate = "" if counters.effective_ber is None else f", BER {counters.effective_ber:.0e}"
+    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()) + rate
 
 
 FULL = as_root("Set the mode to FULL, unless you want to save power.", "nvidia-smi nvlink -sBwMode FULL")

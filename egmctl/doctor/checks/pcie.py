@@ -250,18 +250,10 @@ _LONGEST = 400
 
 
 def _acs_remedy(acs: Acs) -> Remedy:
-    if len(acs.parameter) > _LONGEST:
-        text = (
-            "Boot with the pci=config_acs= that 'rdma_topo write-grub-acs' writes (rdma-core; Linux 6.11 or newer), or "
-            "change ACS in the firmware setup."
-        )
-    elif acs.parameter:
-        text = f"Boot with {acs.parameter} (Linux 6.11 or newer); 'rdma_topo write-grub-acs' writes it."
-    else:
-        text = (
-            "Leave ACS as Linux sets it: take pci=config_acs=, disable_acs_redir= and scripts that run setpci out, and "
-            "boot again. 'rdma_topo check' verifies it."
-        )
+    text = "Leave ACS as Linux sets it: remove pci=config_acs=, disable_acs_redir= and setpci scripts, and reboot."
+    if acs.parameter:
+        parameter = acs.parameter if len(acs.parameter) <= _LONGEST else "the pci=config_acs= of 'rdma_topo'"
+        text = f"Boot with {parameter} (Linux 6.11 or newer); 'rdma_topo write-grub-acs' (rdma-core) writes it."
     return as_root(text, reboot=True)
 
 
