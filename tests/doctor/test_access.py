@@ -155,7 +155,7 @@ class TestSeverity:
         machine = patched(patched(HGX, "gpus[*]", node=None, unread=untold), "process", pid=42)
         finding = run_one(CGROUP, machine)
         assert finding.status is Status.UNKNOWN
-        assert finding.summary == "whether process 42 may use its GPUs: only root can look from inside of its cgroup"
+        assert finding.summary == "whether these GPUs are accessible is unknown: only root can join it"
 
     def test_what_nvml_lists_says_nothing_of_another_process(self) -> None:
         machine = patched(patched(HGX, "gpus[1].node", access="EPERM"), "process", pid=42)

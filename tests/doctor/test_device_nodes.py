@@ -65,10 +65,7 @@ class TestPermissions:
     @pytest.mark.parametrize("numbers", [{"major": 236}, {"minor": 7}])
     def test_a_node_with_the_numbers_of_another_device(self, numbers: dict[str, int]) -> None:
         finding = run_one(PERMISSIONS, patched(not_listed(HGX, 1), "gpus[1].node", **numbers))
-        assert (finding.status, finding.summary) == (
-            Status.FAIL,
-            "the device nodes have the numbers of other devices",
-        )
+        assert (finding.status, "has the numbers of another device" in finding.summary) == (Status.FAIL, True)
 
     def test_nothing_to_ask_about(self) -> None:
         assert run_one(PERMISSIONS, dataclasses.replace(HGX, gpus=())).status is Status.SKIP

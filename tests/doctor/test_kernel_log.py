@@ -41,7 +41,7 @@ def test_an_application_fault_is_no_fault_of_the_gpu() -> None:
         "kernel.xid", node(xid(31, "pid=2228, name=python3, MMU Fault"), xid(43, "pid=2228, name=python3, Ch 1"))
     )
     assert (one.status, one.summary) == (Status.PASS, "no Xid that needs an operator")
-    assert "1 x Xid 31 on GPU2 (GPU memory page fault; application)" in one.note
+    assert "1 x Xid 31, GPU memory page fault on GPU2 (application)" in one.note
 
 
 def test_a_gpu_off_the_bus_is_named_with_its_age_and_what_to_do() -> None:

@@ -99,7 +99,7 @@ class TestStates:
     def test_a_gpu_is_measured_by_its_own_product(self) -> None:
         station = with_card(healthy())
         station = patched(station, "gpus[4].nvml", nvlinks=(), nvlink_count=0)
-        assert verdicts("nvlink.links", station) == {(Status.PASS, "GPU0-3")}
+        assert verdicts("nvlink.links", station) == {(Status.PASS, "GPU0-3"), (Status.SKIP, "GPU4")}
 
 
 class TestCounts:

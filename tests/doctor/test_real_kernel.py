@@ -227,7 +227,7 @@ def test_what_is_no_device_node_of_the_gpu_is_named(node: Node, kind: str) -> No
         "fifo": "/dev/nvidia2 is not a character device (fifo)",
         "block": "/dev/nvidia2 is not a character device (block)",
         "null": "/dev/null is bound over /dev/nvidia2",
-        "other minor": "the device nodes have the numbers of other devices",
+        "other minor": "/dev/nvidia2 has the numbers of another device",
     }
     numbers = {"block": (0o060666, 195, 2), "null": (0o020666, 1, 3), "other minor": (0o020666, 195, 99)}
     if kind == "directory":

@@ -131,7 +131,8 @@ def test_without_roots_rights_its_access_is_unknown(node: Node) -> None:
         _, findings = node.doctor("--pid", str(pid), before=confined.become_nobody)
     finding = findings[CGROUP]
     assert finding["status"] == "unknown"
-    assert finding["summary"] == f"whether process {pid} may use its GPUs: only root can look from inside of its cgroup"
+    reason = "only root can join the cgroup of another process"
+    assert finding["summary"] == f"whether these GPUs are accessible is unknown: {reason}"
 
 
 def test_a_process_that_is_not_there(egmctl: RunEgmctl) -> None:

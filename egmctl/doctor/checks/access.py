@@ -10,6 +10,7 @@ from egmctl.doctor.findings import as_root, fact, failed, noted, passed, skipped
 from egmctl.doctor.situation import (
     MAKE_NODES,
     NO_NVIDIA_GPU,
+    Manager,
     access_of,
     accesses,
     cgroup_evidence,
@@ -27,8 +28,8 @@ from egmctl.doctor.situation import (
     routers,
     rules_lost,
 )
-from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Remedy, on_gpus
-from egmctl.model.machine import Confinement, DeviceNode, Driver, Gpu, Machine, Process, Reason
+from egmctl.model.finding import NODE, Confidence, Finding, Guard, on_gpus
+from egmctl.model.machine import Confinement, DeviceNode, Driver, Gpu, Machine, Process
 from egmctl.topology.access import Block, Obstacle, classify, elsewhere, given_some, node_mounts, node_obstacle
 
 _NO_NODE = "no GPU has a device node"
@@ -41,8 +42,10 @@ _UNMASK = todo("Start the container, or the service, without that mount; choose 
 def _cgroup_restricted(machine: Machine, scope: Scope) -> Verdicts:
     denied, unclear = lost(machine, Block.DEVICE_CGROUP), lost(machine, Block.UNKNOWN)
     asked = [gpu for gpu in machine.gpus or () if gpu.node and gpu.node.exists and gpu.node.access is not None]
-    if unclear:
-        yield _unclear(machine, unclear)
+    for gpu in unclear:
+        stopped = classify(machine, gpu)
+        reason = (stopped and stopped.detail) or "not read"
+        yield unknown(f"whether these GPUs are accessible is unknown: {reason}", gpu)
     if denied:
         yield _cgroup_denies(machine, scope, denied)
     elif asked:
@@ -56,38 +59,27 @@ def _cgroup_restricted(machine: Machine, scope: Scope) -> Verdicts:
         yield skipped(_NO_NODE)
 
 
-def _unclear(machine: Machine, gpus: list[Gpu]) -> Finding:
-    pid = (machine.process or Process()).pid
-    node = gpus[0].node
-    unread = gpus[0].unread.get("node") if node is None else node.unread.get("access")
-    if pid and unread is not None and unread.reason is Reason.NO_PERMISSION:
-        return unknown(f"whether process {pid} may use its GPUs: only root can look from inside of its cgroup", gpus)
-    answer = f"{node.path}: access(2) answers {node.access}" if node is not None and node.access else "not read"
-    reason = unread.detail or unread.reason.value if unread else answer
-    return unknown(f"whether these GPUs are accessible is unknown: {reason}", gpus)
-
-
 def _cgroup_denies(machine: Machine, scope: Scope, denied: list[Gpu]) -> Finding:
     all_denied = _denies_control_node(machine)
     by = manager(machine, of_container=all_denied)
-    cause, remedy = policy(machine, by), by.remedy
-    if rules_lost(machine):
-        remedy = lost_rules()
-        cause += (
-            "; this container has /dev/nvidiactl and may not use it: its rules were lost, as when systemd reloads its "
-            "units, or it was started with the nodes and without the rights"
-        )
     evidence = (*accesses(denied), *cgroup_evidence(machine), *((by.sign,) if by.sign else ()))
     return _by_severity(
         machine,
         scope,
         denied,
         "the device cgroup denies {}, and /dev/nvidiactl too" if all_denied else "the device cgroup denies {}",
-        remedy,
         evidence=tuple(dict.fromkeys((*evidence, *route_evidence(machine, scope)))),
-        cause=cause,
-        confidence=by.confidence,
+        **_denied_by(machine, by),
     )
+
+
+def _denied_by(machine: Machine, by: Manager) -> dict[str, Any]:
+    """Explain a denial of the device cgroup, and say what to do."""
+    cause, remedy = policy(machine, by), by.remedy
+    if rules_lost(machine):
+        cause += "; a container that had its GPUs gets there when systemd reloads its units"
+        remedy = lost_rules()
+    return {"cause": cause, "remedy": remedy, "confidence": by.confidence}
 
 
 def _denies_control_node(machine: Machine) -> bool:
@@ -102,19 +94,8 @@ def _nodes_missing(machine: Machine, scope: Scope) -> Verdicts:
         lost(machine, block) for block in (Block.MASKED, Block.NOT_IN_CONTAINER, Block.NO_DEVICE_NODE)
     )
     if masked:
-        yield _by_severity(
-            machine,
-            scope,
-            masked,
-            "/dev/null is bound over {}",
-            _UNMASK,
-            evidence=tuple(
-                fact(f"stat({gpu.node.path})", f"{gpu.node.major}:{gpu.node.minor}, /dev/null")
-                for gpu in masked
-                if gpu.node
-            ),
-            cause="something hides the GPU from this process",
-        )
+        hidden = "/dev/null is bound over {}"
+        yield _by_severity(machine, scope, masked, hidden, remedy=_UNMASK, evidence=accesses(masked))
     if kept:
         yield _not_given(machine, scope, kept)
     if unmade:
@@ -141,14 +122,13 @@ def _not_given(machine: Machine, scope: Scope, gpus: list[Gpu]) -> Finding:
     if "NVIDIA_VISIBLE_DEVICES" in environment:
         cause += f"; NVIDIA_VISIBLE_DEVICES={environment['NVIDIA_VISIBLE_DEVICES']}"
     mounts = (fact("/proc/self/mountinfo", path) for path in node_mounts(machine))
+    all_gone = "this container was started without GPUs ({} not given)"
     return _by_severity(
         machine,
         scope,
         gpus,
-        "this container was started without GPUs ({} not given)"
-        if without_gpus(machine)
-        else "this container was not given {}",
-        remedy,
+        all_gone if without_gpus(machine) else "this container was not given {}",
+        remedy=remedy,
         evidence=(*accesses(gpus), *mounts, *route_evidence(machine, scope)),
         cause=cause,
         confidence=Confidence.MEDIUM,
@@ -163,9 +143,7 @@ def without_gpus(machine: Machine) -> bool:
     return losses == {Block.NOT_IN_CONTAINER} and control == {"ENOENT"}
 
 
-def _by_severity(
-    machine: Machine, scope: Scope, gone: list[Gpu], sentence: str, remedy: Remedy, **more: Any
-) -> Finding:
+def _by_severity(machine: Machine, scope: Scope, gone: list[Gpu], sentence: str, **more: Any) -> Finding:
     """Judge GPUs that were taken from this process on purpose: that is a fault only for who needs them.
 
     It fails where a GPU that the user named is gone, where none is left at all, or where a NUMA node's EGM memory has
@@ -174,24 +152,24 @@ def _by_severity(
     words, names = sentence.format(node_names(gone)), on_gpus(gone).label
     asked = [gpu for gpu in gone if requested(machine, scope, gpu)]
     if asked:
-        return failed(f"{words}, but {on_gpus(asked).label} is required (--gpus, --expect)", remedy, gone, **more)
+        return failed(f"{words}, but {on_gpus(asked).label} is required (--gpus, --expect)", place=gone, **more)
     left = [gpu for gpu in machine.gpus or () if loss(machine, gpu) is None]
     if not left:
-        return failed(f"{words}: no GPU can be used", remedy, gone, **more)
+        return failed(f"{words}: no GPU can be used", place=gone, **more)
     if may_have_egm(machine) and not _local_only(machine, scope):
         reduced = {node: gpus for node, gpus in routers(machine, scope).items() if any(gpu in gone for gpu in gpus)}
         cut_off = [str(node) for node, gpus in reduced.items() if not any(gpu in left for gpu in gpus)]
         if cut_off:
-            no_route = f"{words}: EGM to NUMA {', '.join(cut_off)} has no GPU left to go through"
-            return failed(no_route, remedy, gone, **more)
+            nodes = ", ".join(cut_off)
+            return failed(f"{words}: EGM to NUMA {nodes} has no GPU left to go through", place=gone, **more)
         if reduced:
-            fewer = f"{words}: EGM to NUMA {', '.join(map(str, reduced))} has fewer GPUs to go through"
-            return warned(fewer, remedy, gone, **more)
+            nodes = ", ".join(map(str, reduced))
+            return warned(f"{words}: EGM to NUMA {nodes} has fewer GPUs to go through", place=gone, **more)
     note = (
         f"normal for a partial allocation (--gpus or --expect make it a fault). {on_gpus(left).label} cannot import "
         f"memory of {names} by legacy, descriptor, pool or fabric handle, and EGM is not routed through it"
     )
-    return noted(words, gone, remedy=remedy, note=note, **more)
+    return noted(words, gone, note=note, **more)
 
 
 def _local_only(machine: Machine, scope: Scope) -> bool:
@@ -206,7 +184,7 @@ def _permissions(machine: Machine, scope: Scope) -> Verdicts:
     faults = [
         fault
         for gpu in machine.gpus or ()
-        if gpu.node is not None and (stopped := classify(machine, gpu)) is not None
+        if gpu.node is not None and (stopped := classify(machine, gpu)) and stopped.block in _OF_NODES
         for fault in about(gpu, _node_fault(machine, gpu.node, stopped))
     ]
     yield from faults
@@ -218,28 +196,28 @@ def _permissions(machine: Machine, scope: Scope) -> Verdicts:
         )
 
 
-def _node_fault(machine: Machine, node: DeviceNode, stopped: Obstacle) -> Verdicts:
-    """Judge a GPU's device node that exists, where the node itself stops this process."""
-    match stopped.block:
-        case Block.NO_PERMISSION:
-            yield from node_evidence([node])
-            yield failed("this user may not open the device nodes", **_denial(machine, node))
-        case Block.NODEV:
-            yield from (*node_evidence([node]), *_dev_mounts(machine))
-            yield failed(
-                "the device nodes are on a mount with the option nodev: opening them fails with EACCES", _MOUNT_WITH_DEV
-            )
-        case Block.STALE_NODE:
-            cause = "they were created before the driver's device numbers changed"
-            yield fact(f"stat({node.path})", f"{node.major}:{node.minor}")
-            yield failed("the device nodes have the numbers of other devices", _MAKE_ANEW, cause=cause)
-        case Block.NOT_A_DEVICE:
-            yield fact(f"stat({node.path})", node.kind or "")
-            yield failed(
-                f"something else is in the place of the device node: {stopped.cause}",
-                _MAKE_ANEW,
-                cause="a mount or a program created it before the driver did",
-            )
+_OF_NODES = (Block.NO_PERMISSION, Block.NODEV, Block.STALE_NODE, Block.NOT_A_DEVICE)
+
+
+def _node_fault(machine: Machine, node: DeviceNode, stopped: Obstacle, user: str = "") -> Verdicts:
+    """Judge a device node that is there and stops this process.
+
+    Parameters
+    ----------
+    user
+        The libraries that need the node; empty for a GPU's.
+    """
+    yield from node_evidence([node])
+    name, needed = (node.path, f", and {user} cannot do without it") if user else ("the device nodes", "")
+    if stopped.block is Block.NO_PERMISSION:
+        yield failed(f"this user may not open {name}", **_denial(machine, node))
+    elif stopped.block is Block.NODEV:
+        for mount in (machine.confinement or Confinement()).mounts or ():
+            if mount.path.startswith("/dev") and "nodev" in mount.options:
+                yield fact("/proc/self/mountinfo", f"{mount.path} {mount.kind} {','.join(mount.options)}")
+        yield failed(f"{name} lies on a mount with the option nodev: open(2) fails with EACCES", _MOUNT_WITH_DEV)
+    else:
+        yield failed(f"{stopped.cause}{needed}", _UNMASK if stopped.block is Block.MASKED else _MAKE_ANEW)
 
 
 def _denial(machine: Machine, node: DeviceNode) -> dict[str, Any]:
@@ -261,15 +239,6 @@ def _denial(machine: Machine, node: DeviceNode) -> dict[str, Any]:
         "cause": f"the mode bits{mode} or a security module deny {user}",
         "remedy": as_root("Join the group that owns the nodes, or set NVreg_DeviceFileMode and NVreg_DeviceFileGID."),
     }
-
-
-def _dev_mounts(machine: Machine) -> tuple[Evidence, ...]:
-    mounts = (machine.confinement or Confinement()).mounts or ()
-    return tuple(
-        fact("/proc/self/mountinfo", f"{mount.path} {mount.kind} {','.join(mount.options)}")
-        for mount in mounts
-        if mount.path.startswith("/dev") and "nodev" in mount.options
-    )
 
 
 @check("dev.control-nodes", *Guard, sections=("driver",))
@@ -321,18 +290,9 @@ def _fault(machine: Machine, node: DeviceNode, user: str) -> Iterator[Finding]:
     elif answer == "ENOENT" or stopped is None:
         return
     elif stopped.block is Block.DEVICE_CGROUP:
-        by = manager(machine)
-        cause, remedy = policy(machine, by), by.remedy
-        if rules_lost(machine):
-            cause += "; a container that had its GPUs gets there when systemd reloads its units"
-            remedy = lost_rules()
         denied = f"the device cgroup denies {path}, which {user} cannot do without"
-        yield failed(denied, remedy, cause=cause, confidence=by.confidence)
-    elif stopped.block is Block.NO_PERMISSION:
-        yield failed(f"this user may not open {path}", **_denial(machine, node))
+        yield failed(denied, **_denied_by(machine, manager(machine)))
     elif stopped.block is Block.UNKNOWN:
         yield unknown(f"whether {path} may be used here: {stopped.detail}")
     else:
-        remedies = {Block.NODEV: _MOUNT_WITH_DEV, Block.MASKED: _UNMASK}
-        remedy = remedies.get(stopped.block, _MAKE_ANEW)
-        yield failed(f"{stopped.cause}, and {user} cannot do without it", remedy)
+        yield from about(NODE, _node_fault(machine, node, stopped, user))

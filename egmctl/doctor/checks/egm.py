@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
-from egmctl.doctor.findings import PARAMS, as_root, fact, failed, passed, skipped, todo, unknown, warned, without_option
+from egmctl.doctor.findings import (
+    PARAMS,
+    as_root,
+    fact,
+    failed,
+    gap,
+    passed,
+    skipped,
+    todo,
+    unknown,
+    warned,
+    without_option,
+)
 from egmctl.doctor.situation import (
     NO_NVIDIA_GPU,
     NOT_EGM,
@@ -13,9 +27,9 @@ from egmctl.doctor.situation import (
     mode_without_peers,
     usable,
 )
-from egmctl.doctor.subject import need_c2c, need_domain, usable_coherent_gpus
-from egmctl.model.finding import Evidence, Finding, Guard, on_gpus, on_numa
-from egmctl.model.machine import Driver, Gpu, Machine, Process, Reason, System
+from egmctl.doctor.subject import check_gpus, need_c2c, need_domain, usable_coherent_gpus
+from egmctl.model.finding import Finding, Guard, on_gpus, on_numa
+from egmctl.model.machine import Driver, Gpu, Machine, Process, System
 from egmctl.topology.access import DENIED, Block, obstacle
 from egmctl.topology.links import active_nvlinks
 from egmctl.topology.platform import C2c, PlatformKind, c2c, platform
@@ -46,32 +60,19 @@ def _capability(machine: Machine, scope: Scope) -> Verdicts:
     if not gpus:
         skip("NVLink-C2C of no GPU that can be used from here is up; c2c.link and dev.* say why")
     on = [gpu for gpu in gpus if gpu.nvml and gpu.nvml.egm_capable]
-    off = [gpu for gpu in gpus if gpu.nvml and gpu.nvml.egm_capable is False]
-    if on and not off:
-        yield passed("EGM is on", on, evidence=_capabilities(on))
-    if off:
-        yield failed(
-            f"EGM is off, but on for {on_gpus(on).label}" if on else "EGM is off",
-            FIRMWARE,
-            off,
-            evidence=_capabilities(gpus),
-            cause="the driver turns EGM on if the firmware reserved memory, NVLink-C2C is up and the routes were "
-            "programmed; egm.preconditions says which is missing",
-        )
+    for gpu in gpus:
+        bits = gpu.nvml.capabilities if gpu.nvml else None
+        yield fact(f"nvmlDeviceGetCapabilities(GPU{gpu.index})", None if bits is None else f"capMask {bits:#x}")
+    if off := [gpu for gpu in gpus if gpu.nvml and gpu.nvml.egm_capable is False]:
+        cause = "firmware reserved no memory, NVLink-C2C is down or routes are missing: see egm.preconditions"
+        summary = f"EGM is off, but on for {on_gpus(on).label}" if on else "EGM is off"
+        yield failed(summary, FIRMWARE, off, cause=cause)
+    elif on:
+        yield passed("EGM is on", on)
     for gpu in gpus:
         if gpu not in on and gpu not in off:
-            unread = gpu.nvml.unread.get("capabilities") if gpu.nvml else None
-            too_old = unread is not None and unread.reason is Reason.DRIVER_TOO_OLD
-            reason = "the driver is too old to report it" if too_old else "NVML did not report it"
+            reason = (gpu.nvml and gap(gpu.nvml, "capabilities")) or "the driver is too old to report it"
             yield unknown(f"whether EGM is on: {reason}", gpu)
-
-
-def _capabilities(gpus: list[Gpu]) -> tuple[Evidence, ...]:
-    return tuple(
-        fact(f"nvmlDeviceGetCapabilities(GPU{gpu.index})", f"capMask {gpu.nvml.capabilities:#x}")
-        for gpu in gpus
-        if gpu.nvml and gpu.nvml.capabilities is not None
-    )
 
 
 @check("egm.preconditions", Guard.EGM, sections=("gpus", "system"))
@@ -83,65 +84,55 @@ def _preconditions(machine: Machine, scope: Scope) -> Verdicts:
     if all(gpu.nvml and gpu.nvml.egm_capable and c2c(machine, gpu) is C2c.UP for gpu in gpus):
         yield passed("all are met: EGM is on", gpus)
         return
-    yield from _missing(machine, gpus) or [
-        unknown(
-            "every precondition that was read is met; the kernel log may say more",
-            remedy=as_root("Look for driver messages about EGM in the kernel log.", "dmesg | grep -iE 'EGM|HSHUB'"),
-        )
-    ]
+    missing = list(_missing(machine, gpus))
+    yield from missing
+    if not missing:
+        remedy = as_root("Look for driver messages about EGM in the kernel log.", "dmesg | grep -iE 'EGM|HSHUB'")
+        yield unknown("every precondition that was read is met; the kernel log may say more", remedy=remedy)
 
 
-def _missing(machine: Machine, gpus: tuple[Gpu, ...]) -> list[Finding]:
+def _missing(machine: Machine, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
     """Name what is missing of what the driver asks for (open-gpu-kernel-modules, memmgrIsLocalEgmEnabled)."""
     system, driver = machine.system or System(), machine.driver or Driver()
-    missing = []
     if down := [gpu for gpu in gpus if c2c(machine, gpu) is C2c.DOWN]:
-        missing.append(failed("NVLink-C2C is down, and EGM goes over it", todo("See c2c.link."), down))
+        yield failed("NVLink-C2C is down, and EGM goes over it", todo("See c2c.link."), down)
     if (system.kernel_configuration or {}).get("ACPI_NUMA") == "n":
-        missing.append(
-            failed(
-                "the kernel is built without CONFIG_ACPI_NUMA, by which the driver finds the NUMA node of EGM memory",
-                as_root("Boot a kernel with CONFIG_ACPI_NUMA=y.", reboot=True),
-            )
-        )
+        boot = as_root("Boot a kernel with CONFIG_ACPI_NUMA=y.", reboot=True)
+        yield failed("the kernel is built without CONFIG_ACPI_NUMA: the driver cannot find EGM memory's node", boot)
     if system.acpi_egm is False:
         cause = "EGM is off in the firmware setup, or the firmware has none"
-        missing.append(failed("the firmware reserved no memory for EGM", FIRMWARE, cause=cause))
+        yield failed("the firmware reserved no memory for EGM", FIRMWARE, cause=cause)
     if driver.module_flavour == "proprietary":
-        missing.append(
-            failed(
-                "the proprietary kernel modules do not support GPUs with NVLink-C2C",
-                as_root("Install the driver's open kernel modules.", reboot=True),
-            )
-        )
+        install = as_root("Install the driver's open kernel modules.", reboot=True)
+        yield failed("the proprietary kernel modules do not support GPUs with NVLink-C2C", install)
     if nowhere := [gpu for gpu in gpus if gpu.pci is not None and (gpu.pci.numa_node or 0) < 0]:
         update = as_root("Update the system firmware.", reboot=True)
-        missing.append(failed("the firmware does not report the NUMA node of these GPUs", update, nowhere))
-    return missing
+        yield failed("the firmware does not report the NUMA node of these GPUs", update, nowhere)
 
 
-@check("egm.fabric-address", Guard.EGM, Guard.FABRIC)
-def _fabric_address(machine: Machine, scope: Scope) -> Verdicts:
+def _gpus_in_domain(machine: Machine, scope: Scope) -> tuple[Gpu, ...]:
     need_c2c(machine, NOT_EGM)
     need_domain(machine)
+    return usable_coherent_gpus(machine, scope)
+
+
+@check_gpus("egm.fabric-address", Guard.EGM, Guard.FABRIC, gpus_of=_gpus_in_domain)
+def _fabric_address(_machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
     names = ("HANDLE_TYPE_FABRIC_SUPPORTED", "HOST_NUMA_MULTINODE_IPC_SUPPORTED")
-    for gpu in usable_coherent_gpus(machine, scope):
-        bits = [gpu.cuda.attributes.get(name) for name in names] if gpu.cuda else []
-        shown = ", ".join(f"{name} {bit}" for name, bit in zip(names, bits, strict=False))
-        evidence = (fact(f"cuDeviceGetAttribute(GPU{gpu.index})", shown),) if gpu.cuda else ()
-        if bits == [1, 0]:
-            yield warned(
-                "device memory can be shared across nodes, host memory cannot: the fabric manager has EGM off",
-                todo("Turn EGM on in the fabric manager (NMX-C) of the NVLink domain, then restart the nodes' GPUs."),
-                gpu,
-                evidence=evidence,
-                cause="the driver got no EGM address from the fabric (NVLINK_INBAND_FM_CAPS_EGM_ENABLED)",
-            )
-        elif bits == [1, 1]:
-            yield passed("host memory can be shared across the NVLink domain", gpu, evidence=evidence)
-        else:
-            reason = "CUDA does not report it" if gpu.cuda else "CUDA was not queried (--active)"
-            yield unknown(f"whether host memory can be shared across the domain: {reason}", gpu)
+    bits = [gpu.cuda.attributes.get(name) for name in names] if gpu.cuda else []
+    for name, bit in zip(names, bits, strict=False):
+        yield fact(f"cuDeviceGetAttribute(GPU{gpu.index}, {name})", bit)
+    if bits == [1, 0]:
+        yield warned(
+            "device memory can be shared across nodes, host memory cannot: the fabric manager has EGM off",
+            todo("Turn EGM on in the fabric manager (NMX-C) of the NVLink domain, then restart the nodes' GPUs."),
+            cause="the driver got no EGM address from the fabric (NVLINK_INBAND_FM_CAPS_EGM_ENABLED)",
+        )
+    elif bits == [1, 1]:
+        yield passed("host memory can be shared across the NVLink domain")
+    else:
+        reason = "CUDA does not report it" if gpu.cuda else "CUDA was not queried (--active)"
+        yield unknown(f"whether host memory can be shared across the domain: {reason}")
 
 
 @check("egm.hypervisor-mode", Guard.EGM, sections=("driver", "system"))
@@ -152,11 +143,11 @@ def _hypervisor_mode(machine: Machine, _scope: Scope) -> Verdicts:
     yield fact("/sys/module/nvgrace_egm", "loaded" if loaded else "not loaded")
     yield fact("/sys/class/egm", " ".join(regions or ()) or "empty")
     if loaded or regions:
-        yield warned(
-            "EGM memory is reserved for virtual machines, so the host has less memory than installed",
-            as_root("On a node without virtual machines turn EGM's hypervisor mode off in the firmware.", reboot=True),
-            cause="in this mode the firmware hides the EGM regions from the kernel; nvgrace_egm hands them to guests",
+        remedy = as_root(
+            "On a node without virtual machines turn EGM's hypervisor mode off in the firmware.", reboot=True
         )
+        reserved = "EGM memory is reserved for virtual machines, so the host has less memory than installed"
+        yield warned(reserved, remedy)
         return
     known(modules, "the loaded modules were not read")
     known(regions, "/sys/class/egm was not read")
@@ -184,40 +175,36 @@ def _cgroup_route(machine: Machine, scope: Scope) -> Verdicts:
     if not attached:
         yield unknown("no GPU is known to be on any of these NUMA nodes")
     hidden = "CUDA_VISIBLE_DEVICES" in ((machine.process or Process()).environment or {})
+    note = "CUDA_VISIBLE_DEVICES hides GPUs from CUDA; EGM routes over them stay" if hidden else ""
     for node, gpus in attached.items():
         place = on_numa([node])
         lost = [(gpu, stopped) for gpu in gpus if (stopped := obstacle(machine, gpu)) is not None]
         if any(loss(machine, gpu) is Block.UNKNOWN for gpu in gpus):
             yield unknown("whether that process can use the GPUs of this node", place)
-        elif not lost or _all_local(machine, scope, node):
-            yield passed(
-                "all GPUs on EGM routes are accessible",
-                place,
-                evidence=(fact(f"GPUs of NUMA {node}", on_gpus(gpus).label),),
-                note="CUDA_VISIBLE_DEVICES hides GPUs from CUDA; EGM routes over them stay" if hidden else "",
-            )
+            continue
+        if not lost or _all_local(machine, scope, node):
+            evidence = (fact(f"GPUs of NUMA {node}", on_gpus(gpus).label),)
+            yield passed("all GPUs on EGM routes are accessible", place, evidence=evidence, note=note)
+            continue
+        names, left = on_gpus(gpu for gpu, _ in lost).label, usable(machine, gpus)
+        required = any(scope.asked_for(gpu) for gpu, _ in lost)
+        if len(lost) == len(gpus):
+            summary = f"no GPU here can route EGM to this memory ({names} cannot be used)"
+        elif required:
+            summary = f"{names} is required (--gpus, --expect) and cannot route EGM to this memory"
         else:
-            names, left = on_gpus(gpu for gpu, _ in lost).label, usable(machine, gpus)
-            required = any(scope.asked_for(gpu) for gpu, _ in lost)
-            if len(lost) == len(gpus):
-                summary = f"no GPU here can route EGM to this memory ({names} cannot be used)"
-            elif required:
-                summary = f"{names} is required (--gpus, --expect) and cannot route EGM to this memory"
-            else:
-                summary = (
-                    f"{names} cannot be used, so only {on_gpus(left).label} can own EGM memory of this node, and its "
-                    "NVLink-C2C carries all of it"
-                )
-            yield (failed if required or len(lost) == len(gpus) else warned)(
-                summary,
-                todo("Give this process all of the node's GPUs: see dev.cgroup-restricted.")
-                if all(stopped.block in DENIED for _, stopped in lost)
-                else todo("Bring the GPU back: the dev.* checks say what is wrong with it."),
-                place,
-                evidence=tuple(fact(f"GPU{gpu.index}", stopped.cause) for gpu, stopped in lost),
-                cause="EGM memory belongs to one GPU of its node, the owner; other GPUs reach it over NVLink. A GPU "
-                "that this process cannot open cannot be an owner; one hidden by CUDA_VISIBLE_DEVICES can",
-            )
+            summary = f"{names} cannot be used, so only {on_gpus(left).label} can own EGM memory of this node"
+        remedy = todo("Bring the GPU back: the dev.* checks say what is wrong with it.")
+        if all(stopped.block in DENIED for _, stopped in lost):
+            remedy = todo("Give this process all of the node's GPUs: see dev.cgroup-restricted.")
+        yield (failed if required or len(lost) == len(gpus) else warned)(
+            summary,
+            remedy,
+            place,
+            evidence=tuple(fact(f"GPU{gpu.index}", stopped.cause) for gpu, stopped in lost),
+            cause="EGM memory belongs to one GPU of its node, the owner, which this process has to open; other GPUs "
+            "reach it over NVLink",
+        )
 
 
 def _all_local(machine: Machine, scope: Scope, node: int) -> bool:

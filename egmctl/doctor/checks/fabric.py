@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from egmctl.doctor.check import Scope, Verdicts, about, check, skip
+from egmctl.doctor.check import Scope, Verdicts, check, skip
 from egmctl.doctor.findings import as_root, daemon_fact, fact, failed, gap, passed, skipped, todo, unknown, warned
 from egmctl.doctor.situation import (
     accesses,
@@ -16,7 +16,7 @@ from egmctl.doctor.situation import (
     usable,
     virtual,
 )
-from egmctl.doctor.subject import usable_gpus
+from egmctl.doctor.subject import check_gpus
 from egmctl.model.finding import Guard, Remedy, on_gpus
 from egmctl.model.machine import Driver, Fabric, Gpu, Machine, System
 
@@ -50,25 +50,16 @@ CONFIGURATION = {
 def _manager_of(machine: Machine) -> Remedy:
     """Return what to do about the manager that such a node's fabric has."""
     if coherent(machine):
-        return todo(
-            "Look at the rack's fabric manager (NMX-C): the tray's GPUs must be in a partition.",
-            "nvidia-smi -q | grep -A12 Fabric",
-        )
+        partition = "Look at the rack's fabric manager (NMX-C): the tray's GPUs must be in a partition."
+        return todo(partition, "nvidia-smi -q | grep -A12 Fabric")
+    text = "Start the driver's fabric manager and read its log."
     if manages_nvlink5(machine):
-        return as_root(
-            "See fabric.management and fabric.manager; with FABRIC_MODE=1 activate a partition. Then reset the GPUs.",
-            "systemctl status nvidia-fabricmanager",
-        )
-    return as_root("Start the driver's fabric manager and read its log.", "systemctl status nvidia-fabricmanager")
+        text = "See fabric.management and fabric.manager; with FABRIC_MODE=1 activate a partition, then reset the GPUs."
+    return as_root(text, "systemctl status nvidia-fabricmanager")
 
 
-@check("fabric.state", Guard.FABRIC, Guard.P2P, Guard.EGM)
-def _state(machine: Machine, scope: Scope) -> Verdicts:
-    for gpu in usable_gpus(machine, scope):
-        yield from about(gpu, _state_of(machine, gpu))
-
-
-def _state_of(machine: Machine, gpu: Gpu) -> Verdicts:
+@check_gpus("fabric.state", Guard.FABRIC, Guard.P2P, Guard.EGM)
+def _state(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
     info = fabric(gpu)
     if info is None or info.state is None:
         no_fabric = info is None and gpu.nvml is not None and not gap(gpu.nvml, "fabric")
@@ -86,20 +77,16 @@ def _state_of(machine: Machine, gpu: Gpu) -> Verdicts:
 
 
 def _not_ready(machine: Machine, state: str) -> Verdicts:
-    uptime, error = (machine.system or System()).uptime_s, (machine.driver or Driver()).cuda_error
-    if uptime is not None:
-        yield fact("/proc/uptime", f"{uptime:.0f} s")
-    if error is not None:
-        yield fact("cuInit", error)
+    uptime = (machine.system or System()).uptime_s
+    yield fact("/proc/uptime", None if uptime is None else f"{uptime:.0f} s")
+    yield fact("cuInit", (machine.driver or Driver()).cuda_error)
     if uptime is not None and uptime < BOOT_GRACE_S:
         remedy = todo(f"Check again {BOOT_GRACE_S} s after boot.")
         yield warned(f"the fabric is not ready yet ({state}, {uptime:.0f} s after boot)", remedy)
     else:
-        yield failed(
-            f"the fabric is not ready ({state}): CUDA ends with CUDA_ERROR_SYSTEM_NOT_READY (802)",
-            _manager_of(machine),
-            cause="the fabric manager (on this node, or of the rack) has not registered the GPUs",
-        )
+        cause = "the fabric manager (on this node, or of the rack) has not registered the GPUs"
+        not_ready = f"the fabric is not ready ({state}): CUDA ends with CUDA_ERROR_SYSTEM_NOT_READY (802)"
+        yield failed(not_ready, _manager_of(machine), cause=cause)
 
 
 def _health(info: Fabric) -> Verdicts:
@@ -113,10 +100,10 @@ def _health(info: Fabric) -> Verdicts:
     yield fact(f"{INFO}: health", ", ".join(f"{name}={value}" for name, value in health.items()) or "not read")
     yield fact(f"{INFO}: health summary", summary)
     if faults:
-        yield (failed if summary == "unhealthy" or any(stops_work for stops_work, _ in faults) else warned)(
-            f"the fabric's registration is complete, but {'; '.join(words for _, words in faults)}",
-            todo("Drain the node; check these GPUs in the fabric manager.", "nvidia-smi -q | grep -A12 Fabric"),
-        )
+        words = f"the fabric's registration is complete, but {'; '.join(words for _, words in faults)}"
+        remedy = todo("Drain the node; check these GPUs in the fabric manager.", "nvidia-smi -q | grep -A12 Fabric")
+        stops_work = summary == "unhealthy" or any(stops_work for stops_work, _ in faults)
+        yield (failed if stops_work else warned)(words, remedy)
     elif unread := gap(info, "status") or gap(info, "health", "health_summary", newer=True):
         yield unknown(f"registered in the fabric, but its status or health was not read ({unread})")
     else:
@@ -129,24 +116,22 @@ def _consistency(machine: Machine, scope: Scope) -> Verdicts:
     infos = [(gpu, info) for gpu in gpus if (info := fabric(gpu)) and info.state == "completed"]
     unread = [gpu for gpu in gpus if gap(gpu.nvml, "fabric", newer=True)]
     unread += [gpu for gpu, info in infos if gap(info, "cluster_uuid", "clique_id", newer=True)]
+    complete = [(gpu, info) for gpu, info in infos if gpu not in unread]
     if unread:
         yield unknown("the NVLink domain or clique of these GPUs was not read", unread)
-    complete = [(gpu, info) for gpu, info in infos if gpu not in unread]
-    if not complete:
-        if not unread:
-            skip("no GPU is registered in a fabric")
-        return
+    elif not complete:
+        skip("no GPU is registered in a fabric")
     groups = dict(by_value(complete, lambda pair: (pair[1].cluster_uuid, pair[1].clique_id)))
     for (cluster, clique), members in groups.items():
         label = on_gpus(gpu for gpu, _ in members).label
         yield fact(f"{INFO}({label})", f"cluster {cluster or 'none'}, clique {'none' if clique is None else clique}")
     registered = [gpu for gpu, _ in complete]
     if len(groups) > 1:
-        yield failed(
-            "the GPUs of this node are in different NVLink domains or cliques",
-            todo("Put the tray's GPUs into one partition of the fabric manager (NMX-C), then reset them."),
-            cause="GPUs of different cliques cannot be peers, nor import each other's fabric handles",
-        )
+        remedy = todo("Put the tray's GPUs into one partition of the fabric manager (NMX-C), then reset them.")
+        cause = "GPUs of different cliques cannot be peers, nor import each other's fabric handles"
+        yield failed("the GPUs of this node are in different NVLink domains or cliques", remedy, cause=cause)
+    elif not registered:
+        return
     elif in_domain(machine):
         yield passed("all GPUs are in one clique of one NVLink domain", registered)
     else:
@@ -161,10 +146,8 @@ def _manager(machine: Machine, _scope: Scope) -> Verdicts:
     yield fact("NVSwitches on PCIe", len(switches))
     yield daemon_fact(daemons, "nv-fabricmanager")
     if in_domain(machine) and runs:
-        yield warned(
-            "a fabric manager runs on a node whose fabric is managed from outside",
-            as_root("Stop it: the rack's switches have their own.", "systemctl disable --now nvidia-fabricmanager"),
-        )
+        remedy = as_root("Stop it: the rack's switches have one.", "systemctl disable --now nvidia-fabricmanager")
+        yield warned("a fabric manager runs on a node whose fabric is managed from outside", remedy)
     elif not switches and not manages_nvlink5(machine):
         yield skipped("this node has no NVSwitch: its fabric, if any, is managed elsewhere")
     elif runs:
@@ -174,11 +157,9 @@ def _manager(machine: Machine, _scope: Scope) -> Verdicts:
     elif daemons is None or services_hidden(machine):
         yield unknown(NOT_VISIBLE)
     else:
-        yield failed(
-            "no fabric manager runs for this node's NVSwitches",
-            as_root("Start the one of exactly the driver's version.", "systemctl enable --now nvidia-fabricmanager"),
-            cause="it brings up the NVLinks; without it CUDA ends with CUDA_ERROR_SYSTEM_NOT_READY (802)",
-        )
+        remedy = as_root("Start the one of the driver's version.", "systemctl enable --now nvidia-fabricmanager")
+        cause = "it brings up the NVLinks; without it CUDA ends with CUDA_ERROR_SYSTEM_NOT_READY (802)"
+        yield failed("no fabric manager runs for this node's NVSwitches", remedy, cause=cause)
 
 
 @check("fabric.same-node-isolation", Guard.FABRIC, Guard.IPC)
@@ -189,13 +170,9 @@ def _isolation(machine: Machine, scope: Scope) -> Verdicts:
     if not away:
         yield passed("this process can import memory of every GPU")
     elif scope.asked_purpose(Guard.FABRIC) or scope.asked_purpose(Guard.IPC):
-        yield warned(
-            words,
-            todo("Give every rank all GPUs and choose with CUDA_VISIBLE_DEVICES: see dev.cgroup-restricted."),
-            away,
-            cause="measured on H200: the import fails with 801 (fabric handle), 101 (POSIX descriptor) or 1 (legacy "
-            "IPC) where the device cgroup denies the owner",
-        )
+        remedy = todo("Give every rank all GPUs and choose with CUDA_VISIBLE_DEVICES: see dev.cgroup-restricted.")
+        cause = "an import fails with 801, 101 or 1 where the device cgroup denies the owner (measured on H200)"
+        yield warned(words, remedy, away, cause=cause)
     else:
         yield passed("this process cannot open some GPUs", note=words)
 
@@ -225,25 +202,20 @@ def _management(machine: Machine, _scope: Scope) -> Verdicts:
     elif modules is None:
         yield unknown("the loaded kernel modules were not read")
     elif missing:
+        command = f"modprobe -a {' '.join(missing)}"
         yield failed(
             f"{' and '.join(missing)} not loaded: nothing reaches the NVLink switches",
-            as_root("Load them at each boot, then restart the fabric manager.", f"modprobe -a {' '.join(missing)}"),
-            cause="the fabric then stays in progress forever, and CUDA ends with 802 "
-            "(https://github.com/NVIDIA/gpu-operator/issues/2781)",
+            as_root("Load them at each boot, then restart the fabric manager.", command),
+            cause="the fabric then stays in progress (https://github.com/NVIDIA/gpu-operator/issues/2781)",
         )
     elif daemons is None or services_hidden(machine):
         yield unknown(NOT_VISIBLE)
     elif "nvlsm" not in daemons:
-        yield failed(
-            "nvlsm, the NVLink subnet manager, does not run",
-            as_root("Install nvlsm, then restart the fabric manager.", "systemctl restart nvidia-fabricmanager"),
-            cause="without it the fabric manager ends with NV_WARN_NOTHING_TO_DO "
-            "(https://github.com/siderolabs/extensions/issues/717)",
-        )
+        remedy = as_root("Install nvlsm, then restart the fabric manager.", "systemctl restart nvidia-fabricmanager")
+        cause = "the fabric manager ends without it (https://github.com/siderolabs/extensions/issues/717)"
+        yield failed("nvlsm, the NVLink subnet manager, does not run", remedy, cause=cause)
     elif devices and not any(port.state == "ACTIVE" for _, port in ports):
-        yield failed(
-            "no port of the switches' management devices is active",
-            as_root("Check these devices and their switches; nvlsm brings their ports up.", "ibstat"),
-        )
+        remedy = as_root("Check these devices and their switches; nvlsm brings their ports up.", "ibstat")
+        yield failed("no port of the switches' management devices is active", remedy)
     else:
         yield passed("the NVLink 5 switches are reachable")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from egmctl.doctor.check import Check, Scope, Verdicts, about, check
+from egmctl.doctor.check import Check, Scope, Verdicts, check
 from egmctl.doctor.findings import as_root, fact, failed, gap, passed, skipped, todo, unknown, unreported, warned
-from egmctl.doctor.subject import usable_gpus
+from egmctl.doctor.subject import check_gpus
 from egmctl.model.finding import Finding, Guard
-from egmctl.model.machine import Driver, GpuNvml, Machine
+from egmctl.model.machine import Driver, Gpu, GpuNvml, Machine
 
 RECOVERY_ACTION = "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"
 RECOVERY = {
@@ -38,46 +38,35 @@ SIGNS = {
 """Signs that a healthy GPU does not show, and the fields of NVML that say so."""
 
 
-@check("gpu.health", *Guard)
-def _health(machine: Machine, scope: Scope) -> Verdicts:
-    for gpu in usable_gpus(machine, scope):
-        if gpu.nvml is not None:
-            faults = list(_faults(gpu.bus_id, gpu.nvml))
-            yield from about(gpu, faults or [_no_fault(gpu.nvml)])
+@check_gpus("gpu.health", *Guard)
+def _health(_machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
+    if gpu.nvml is not None:
+        yield from list(_faults(gpu.bus_id, gpu.nvml)) or [_no_fault(gpu.nvml)]
 
 
 def _no_fault(nvml: GpuNvml) -> Finding:
     """Return the finding on a GPU without a fault: which signs of health were read, and which could not be."""
     read = [sign for sign, names in SIGNS.items() if all(getattr(nvml, name) is not None for name in names)]
     unread = [f"{sign} ({reason})" for sign, names in SIGNS.items() if (reason := gap(nvml, *names))]
-    if unread:
-        return unknown(f"NVML did not report {'; '.join(unread)}")
-    if read:
-        return passed(", ".join(f"no {sign}" for sign in read))
-    return unknown("NVML reports neither memory errors nor a recovery action")
+    if unread or not read:
+        return unknown(f"NVML did not report {'; '.join(unread or SIGNS)}")
+    return passed(", ".join(f"no {sign}" for sign in read))
 
 
 def _faults(bus_id: str, nvml: GpuNvml) -> Iterator[Finding]:
     action, errors = nvml.recovery_action, nvml.ecc_uncorrected_volatile
-    reset_command = f"nvidia-smi --gpu-reset -i {bus_id}"
-    reset = as_root("Drain the node and reset the GPU; if the errors return, replace it.", reset_command)
-    rows = "nvmlDeviceGetRemappedRows"
+    command = f"nvidia-smi --gpu-reset -i {bus_id}"
+    reset = as_root("Drain the node and reset the GPU; if the errors return, replace it.", command)
     if action not in (None, "none"):
         what, how, reboot = RECOVERY.get(action, (action, "Look up the action in NVIDIA's NVML reference.", False))
-        command = reset_command if action in ("gpu-reset", "drain-and-reset") else None
-        remedy = as_root(how, command, reboot=reboot)
+        remedy = as_root(how, command if action in ("gpu-reset", "drain-and-reset") else None, reboot=reboot)
         yield failed(f"the driver asks for a {what}", remedy, evidence=(fact(RECOVERY_ACTION, action),))
     if nvml.remapped_rows_failure:
         replace_it = todo("Replace the GPU.", "nvidia-smi -q -d ROW_REMAPPER")
-        evidence = (fact(rows, "failure occurred"),)
-        yield failed("a row of the GPU's memory could not be remapped", replace_it, evidence=evidence)
+        yield failed("a row of the GPU's memory could not be remapped", replace_it)
     elif nvml.remapped_rows_pending:
-        yield warned(
-            "rows of the GPU's memory will be remapped at the next reset",
-            reset,
-            evidence=(fact(rows, "remapping pending"),),
-            cause="an uncorrectable error was found; it can recur until the reset",
-        )
+        cause = "an uncorrectable error was found; it can recur until the reset"
+        yield warned("rows of the GPU's memory will be remapped at the next reset", reset, cause=cause)
     if errors and not nvml.remapped_rows_pending:
         evidence = (fact("nvmlDeviceGetTotalEccErrors(volatile)", errors),)
         yield failed(f"{errors} uncorrectable memory errors since the driver was loaded", reset, evidence=evidence)
@@ -90,13 +79,10 @@ def _check_of_gpus(check_id: str, *guards: Guard) -> Callable[[GpuRule], Check]:
     """Make a check of a rule for one GPU, which judges what NVML reports of it."""
 
     def decorate(rule: GpuRule) -> Check:
-        @check(check_id, *guards)
-        def judge(machine: Machine, scope: Scope) -> Verdicts:
-            for gpu in usable_gpus(machine, scope):
-                if gpu.nvml is not None:
-                    yield from about(gpu, rule(gpu.nvml, scope))
+        def judge(_machine: Machine, scope: Scope, gpu: Gpu) -> Verdicts:
+            return rule(gpu.nvml, scope) if gpu.nvml else iter(())
 
-        return judge
+        return check_gpus(check_id, *guards)(judge)
 
     return decorate
 
@@ -129,11 +115,8 @@ def _mig(nvml: GpuNvml, scope: Scope) -> Verdicts:
     if mode is None:
         yield unreported(nvml, "mig_mode", "MIG", "these GPUs do not support MIG")
     elif mode:
-        yield (failed if any(map(scope.asked_purpose, SHARING)) else warned)(
-            "MIG is on: no P2P, no CUDA IPC and no remote EGM between GPUs",
-            off,
-            cause="CUDA gives a process one MIG instance, which has no peers",
-        )
+        no_peers = "MIG is on: no P2P, no CUDA IPC and no remote EGM between GPUs"
+        yield (failed if any(map(scope.asked_purpose, SHARING)) else warned)(no_peers, off)
     elif pending is None:
         yield unreported(nvml, "mig_mode_pending", "the MIG mode after the next reset", "MIG is off")
     elif pending:
@@ -175,11 +158,9 @@ def _vgpu(nvml: GpuNvml, _scope: Scope) -> Verdicts:
     if mode is None:
         yield unreported(nvml, "virtualization", "virtualisation", "no virtualisation mode")
     elif mode == "vgpu":
-        yield warned(
-            "these are vGPUs: their profiles decide whether P2P and fabric handles work",
-            todo("Pass physical GPUs through to the virtual machine, or use time-sliced profiles with NVLink."),
-            cause="MIG-backed profiles have no P2P, and none has it over PCIe (NVIDIA vGPU user guide)",
-        )
+        remedy = todo("Pass physical GPUs through to the virtual machine, or use time-sliced profiles with NVLink.")
+        profiles = "these are vGPUs: their profiles decide whether P2P and fabric handles work"
+        yield warned(profiles, remedy, cause="MIG-backed profiles have no P2P, and none has it over PCIe")
     else:
         yield passed("physical GPUs", note="passed through to this virtual machine" if mode == "passthrough" else "")
 
@@ -192,10 +173,9 @@ def _compute_mode(nvml: GpuNvml, _scope: Scope) -> Verdicts:
     if mode == "prohibited":
         yield failed("no process may use these GPUs with CUDA", back)
     elif mode in ("exclusive-process", "exclusive-thread"):
+        one_process = "one process at a time may use each GPU: two ranks can neither share it nor import from it"
         yield warned(
-            "one process at a time may use each GPU: two ranks cannot share a GPU, nor import each other's memory",
-            back,
-            cause="a process that opens another's memory needs a context on that GPU too; with MPS the server has it",
+            one_process, back, cause="an import needs a context on the owner's GPU; with MPS the server has it"
         )
     elif mode == "default":
         yield passed("compute mode allows any number of processes")
@@ -212,7 +192,5 @@ def _persistence(nvml: GpuNvml, _scope: Scope) -> Verdicts:
     elif mode:
         yield passed("persistence mode is on")
     else:
-        yield warned(
-            "persistence mode is off: each first use initialises the GPU, which takes seconds and drops its settings",
-            as_root("Run nvidia-persistenced, or set the mode.", "nvidia-smi -pm 1"),
-        )
+        remedy = as_root("Run nvidia-persistenced, or set the mode.", "nvidia-smi -pm 1")
+        yield warned("persistence mode is off: each first use takes seconds and drops the GPU's settings", remedy)

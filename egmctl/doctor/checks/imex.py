@@ -9,6 +9,7 @@ from egmctl.doctor.findings import (
     as_root,
     fact,
     failed,
+    gap,
     noted,
     passed,
     skipped,
@@ -17,10 +18,11 @@ from egmctl.doctor.findings import (
     warned,
     without_option,
 )
-from egmctl.doctor.situation import NO_DOMAIN, NO_GPU, NO_NVIDIA_GPU, in_domain, services_hidden, usable
+from egmctl.doctor.situation import NO_DOMAIN, NO_GPU, NO_NVIDIA_GPU, in_domain, node_evidence, services_hidden, usable
 from egmctl.doctor.subject import need_domain
-from egmctl.model.finding import Evidence, Guard, Remedy
+from egmctl.model.finding import Guard, Remedy
 from egmctl.model.machine import DeviceNode, Driver, Imex, Machine, Reason, System
+from egmctl.topology.access import Block, node_obstacle
 
 MAJOR = "nvidia-caps-imex-channels"
 CHANNELS = f"/dev/{MAJOR}"
@@ -48,10 +50,8 @@ def _module(machine: Machine, scope: Scope) -> Verdicts:
     yield fact(f"/proc/devices: {MAJOR}", (driver.majors or {}).get(MAJOR, "not there"))
     yield fact(f"{PARAMS}: ImexChannelCount", count)
     if count == "0":
-        yield failed(
-            "the driver was loaded without IMEX channels",
-            without_option("NVreg_ImexChannelCount=0 (on all nodes of the domain)"),
-        )
+        option = without_option("NVreg_ImexChannelCount=0 (on all nodes of the domain)")
+        yield failed("the driver was loaded without IMEX channels", option)
     elif MAJOR not in known(driver.majors, "/proc/devices was not read"):
         remedy = as_root("Use a driver of branch 550 or newer, with open kernel modules.")
         yield failed("the driver has no IMEX channels", remedy)
@@ -67,17 +67,16 @@ def _channel(machine: Machine, scope: Scope) -> Verdicts:
     driver = machine.driver or Driver()
     major = (driver.majors or {}).get(MAJOR)
     channels = known(driver.imex_channels, f"{CHANNELS} was not read")
-    good = [node for node in channels if node.access == "ok" and not _stale(node, major)]
+    good = [node for node in channels if node.access == "ok" and node_obstacle(node, (major, None)) is None]
     bad = [node for node in channels if node not in good]
-    if channels:
-        yield from map(_node_evidence, (good or bad)[:4])
-    else:
+    yield from node_evidence((good or bad)[:4])
+    if not channels:
         yield fact(CHANNELS, "empty or not there")
-    if good and (good[0].major is None or major is None):
-        yield unknown(f"whether IMEX {_name(good[0])} is stale: its major, or the driver's, was not read")
+    if good and None in (good[0].kind, good[0].major, major):
+        yield unknown(f"whether {good[0].path} is stale: its type or major, or the driver's major, was not read")
     elif good:
         others = f"{len(bad)} other channels are not accessible" if bad else ""
-        yield passed(f"an IMEX channel is accessible ({_name(good[0])})", note=others)
+        yield passed(f"an IMEX channel is accessible ({good[0].path.rpartition('/')[2]})", note=others)
     elif bad:
         yield (failed if _wanted(machine, scope) else warned)(*_refusal(bad[0], major), cause=REFUSED)
     elif scope.asked_purpose(Guard.FABRIC):
@@ -90,33 +89,16 @@ def _channel(machine: Machine, scope: Scope) -> Verdicts:
         yield skipped("no IMEX channel, so fabric handles would fail; --for fabric makes that a fault")
 
 
-def _stale(node: DeviceNode, major: int | None) -> bool:
-    return None not in (node.major, major) and node.major != major
-
-
-def _name(node: DeviceNode) -> str:
-    return node.path.rpartition("/")[2]
-
-
 def _refusal(node: DeviceNode, major: int | None) -> tuple[str, Remedy]:
     """Return why a channel cannot be used, and what to do."""
-    cannot = f"IMEX {_name(node)} cannot be used"
-    if _stale(node, major):
-        remedy = as_root("Remove the node and create it again.", f"rm -r {CHANNELS} && nvidia-modprobe -c 0")
-        return f"the node of IMEX {_name(node)} is stale: its major is {node.major}, the driver's is {major}", remedy
-    if node.access == "EPERM":
-        remedy = todo("Assign the channel to this job or container: see the IMEX guide and the resource manager.")
-        return f"{cannot}: the device cgroup denies it", remedy
-    reason = "mode bits or a security module deny it" if node.access == "EACCES" else node.access or "unknown reason"
+    stopped = node_obstacle(node, (major, None))
     remedy = as_root("Make the channel readable and writable for its users.", f"chmod 0666 {node.path}")
-    return f"{cannot}: {reason}", remedy
-
-
-def _node_evidence(node: DeviceNode) -> Evidence:
-    numbers = f"{'?' if node.major is None else node.major}:{'?' if node.minor is None else node.minor}"
-    mode = "" if node.mode is None else f", mode {node.mode:04o}"
-    errno = None if node.access == "ok" else node.access
-    return fact(f"access({node.path})", f"{node.access or 'not read'}, {numbers}{mode}", errno)
+    if stopped and stopped.block is Block.STALE_NODE:
+        remedy = as_root("Remove the node and create it again.", f"rm -r {CHANNELS} && nvidia-modprobe -c 0")
+    elif stopped and stopped.block is Block.DEVICE_CGROUP:
+        remedy = todo("Assign the channel to this job or container: see the IMEX guide and the resource manager.")
+    reason = stopped.cause if stopped else node.access or "unknown reason"
+    return f"an IMEX channel cannot be used: {reason}", remedy
 
 
 class _Manager(StrEnum):
@@ -155,12 +137,6 @@ def _restart(machine: Machine, text: str) -> Remedy:
     return todo(f"{text} With driver-managed ComputeDomains IMEX runs in pods: delete these instead.")
 
 
-def _asked(imex: Imex, name: str, value: str | None) -> str:
-    """Return what nvidia-imex-ctl answered, or the reason why nothing is known."""
-    unread = imex.unread.get(name)
-    return value or (unread.detail or unread.reason.value if unread else "not asked")
-
-
 @check("imex.daemon", Guard.FABRIC, sections=("gpus", "system"))
 def _daemon(machine: Machine, _scope: Scope) -> Verdicts:
     need_domain(machine)
@@ -169,7 +145,7 @@ def _daemon(machine: Machine, _scope: Scope) -> Verdicts:
     runs, state = "nvidia-imex" in (system.daemons or ()), imex.daemon_state
     place = f"runs ({', '.join(imex.runs_in) if imex.runs_in else 'place not read'})" if runs else "not seen"
     yield fact("/proc/*/comm: nvidia-imex", None if system.daemons is None else place)
-    yield fact("nvidia-imex-ctl -q", _asked(imex, "daemon_state", state))
+    yield fact("nvidia-imex-ctl -q", state or gap(imex, "daemon_state"))
     if manager is not _Manager.SERVICE:
         yield fact("managed by", manager)
     restart = _restart(machine, "Restart the service on every node of the domain, and read /var/log/nvidia-imex.log.")
@@ -183,11 +159,9 @@ def _daemon(machine: Machine, _scope: Scope) -> Verdicts:
         remedy = as_root(f"Run one of the two: {BOTH}.")
         yield failed("another IMEX daemon holds the GPU driver's session", remedy, cause=ONE_SESSION)
     elif manager is _Manager.KUBERNETES and (state == "READY" or (no_answer and not runs)):
-        is_ready = "the IMEX service is ready"
-        yield noted(
-            is_ready if state == "READY" else "the IMEX service does not run, and may have to be off",
-            remedy=todo(f"Find out who manages IMEX here (docs/kubernetes.md): {BOTH}."),
-        )
+        remedy = todo(f"Find out who manages IMEX here (docs/kubernetes.md): {BOTH}.")
+        off = "the IMEX service does not run, and may have to be off"
+        yield noted("the IMEX service is ready" if state == "READY" else off, remedy=remedy)
     elif state == "READY":
         yield passed("the IMEX service is ready")
     elif state is not None and state.startswith("WAITING"):
@@ -202,22 +176,17 @@ def _daemon(machine: Machine, _scope: Scope) -> Verdicts:
     else:
         socket = ", for host-managed ComputeDomains with a command socket (IMEX_CMD_UNIX_DOMAIN_PATH)"
         where = "" if manager is _Manager.SERVICE else socket
-        yield failed(
-            "the IMEX service does not run on a node of an NVLink domain",
-            as_root(f"Start it on every node of the domain{where}.", "systemctl enable --now nvidia-imex"),
-            cause="no memory of other nodes can be imported",
-        )
+        start = as_root(f"Start it on every node of the domain{where}.", "systemctl enable --now nvidia-imex")
+        yield failed("the IMEX service does not run on a node of an NVLink domain", start)
 
 
 def _driver_managed(imex: Imex, runs: bool) -> Verdicts:
     """Judge a node on which a pod of Kubernetes' DRA driver runs IMEX while a ComputeDomain is there."""
     places = known(imex.runs_in, "whether the host's IMEX service runs beside the DRA driver's is unknown")
     if "host" in places:
-        yield failed(
-            "the host's IMEX service runs on a node whose ComputeDomains are driver-managed",
-            as_root("Turn the host's off: the DRA driver starts its own.", "systemctl disable --now nvidia-imex"),
-            cause=ONE_SESSION,
-        )
+        remedy = as_root("Turn it off: the DRA driver starts its own.", "systemctl disable --now nvidia-imex")
+        beside = "the host's IMEX service runs on a node whose ComputeDomains are driver-managed"
+        yield failed(beside, remedy, cause=ONE_SESSION)
     elif runs:
         yield passed("the DRA driver's IMEX daemon runs", note="its pod's log says its state")
     else:
@@ -231,7 +200,7 @@ def _domain(machine: Machine, _scope: Scope) -> Verdicts:
     nodes, duplicates, state = imex.configured_nodes, imex.duplicate_nodes, imex.domain_status
     if _manager(machine) is _Manager.DRIVER_MANAGED:
         skip("each ComputeDomain has an IMEX domain of its own: see its pods")
-    yield fact("nvidia-imex-ctl -N -j", _asked(imex, "domain_status", state))
+    yield fact("nvidia-imex-ctl -N -j", state or gap(imex, "domain_status"))
     config = "/etc/nvidia-imex/nodes_config.cfg"
     yield fact(config, None if nodes is None else f"{nodes} nodes, {duplicates or 0} of them twice")
     find = todo("Find the node that is missing or of another version, and restart its service.", "nvidia-imex-ctl -N")
@@ -258,15 +227,11 @@ def _recovery(machine: Machine, scope: Scope) -> Verdicts:
     actions = [(gpu, gpu.nvml.recovery_action) for gpu in gpus if gpu.nvml]
     waiting = [gpu for gpu, action in actions if action == "recover-imex-domain"]
     if waiting:
-        yield failed(
-            "the driver has disabled fabric allocations until the IMEX domain is recovered",
-            _restart(
-                machine, "Restart nvidia-imex on the domain's nodes, after the jobs that share memory have ended."
-            ),
-            waiting,
-            evidence=(fact("NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", "recover-imex-domain"),),
-            cause="an IMEX daemon stopped while memory of other nodes was in use",
-        )
+        text = "Restart nvidia-imex on the domain's nodes, after the jobs that share memory have ended."
+        disabled = "the driver has disabled fabric allocations until the IMEX domain is recovered"
+        yield fact("NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", "recover-imex-domain")
+        cause = "an IMEX daemon stopped while memory of other nodes was in use"
+        yield failed(disabled, _restart(machine, text), waiting, cause=cause)
     elif not in_domain(machine) or not gpus:
         skip(NO_GPU if in_domain(machine) else NO_DOMAIN)
     else:

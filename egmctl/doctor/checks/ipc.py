@@ -20,18 +20,12 @@ UNLIMITED = -1
 
 @check("ipc.pid-namespace", Guard.IPC, sections=("confinement",))
 def _pid_namespace(machine: Machine, _scope: Scope) -> Verdicts:
-    return _namespace(
-        machine,
-        "pid",
-        "legacy CUDA IPC works only with processes in the same PID namespace (201 INVALID_CONTEXT from others); file "
-        "descriptors and fabric handles pass between namespaces",
-    )
+    return _namespace(machine, "pid", "legacy CUDA IPC works only within it (201 INVALID_CONTEXT from other processes)")
 
 
 @check("ipc.ipc-namespace", Guard.IPC, sections=("confinement",))
 def _ipc_namespace(machine: Machine, _scope: Scope) -> Verdicts:
-    note = "System V shared memory and usually /dev/shm are not shared with processes outside it"
-    return _namespace(machine, "ipc", note)
+    return _namespace(machine, "ipc", "System V shared memory and usually /dev/shm are not shared with the others")
 
 
 def _namespace(machine: Machine, name: str, note: str) -> Verdicts:
@@ -75,7 +69,6 @@ def _shm(machine: Machine, scope: Scope) -> Verdicts:
     )
     words = f"{format_size(max(total, 0))}, {'?' if free is None else format_size(max(free, 0))} free"
     yield fact("statvfs(/dev/shm)", words)
-    yield fact("logind.conf: RemoveIPC", "not set" if keeps is None else "yes" if keeps else "no")
     remedy = todo(
         "Make it larger: docker run --shm-size=1g; in Kubernetes an emptyDir with medium Memory at /dev/shm; on a host "
         "mount -o remount,size=50% /dev/shm."
@@ -85,12 +78,8 @@ def _shm(machine: Machine, scope: Scope) -> Verdicts:
     if total <= SHM_FAIL and (scope.asked_purpose(Guard.IPC) or expected >= SHM_WARN):
         yield failed(f"/dev/shm is too small for ranks that share memory ({words})", remedy)
     elif total < SHM_WARN or (free is not None and free < SHM_FAIL):
-        yield warned(
-            f"/dev/shm is small ({words}): NCCL and PyTorch workers need more",
-            remedy,
-            cause="ranks and data loaders share buffers there, and end with a bus error when it is full; containers "
-            "have 64 MiB by default",
-        )
+        cause = "ranks end with a bus error when it is full; containers have 64 MiB by default"
+        yield warned(f"/dev/shm is small ({words}): NCCL and PyTorch workers need more", remedy, cause=cause)
     else:
         known(free, "how much of /dev/shm is free was not read")
         note = "RemoveIPC=yes: a user's shared memory is removed when the last session ends, even while jobs run"
@@ -110,15 +99,13 @@ def _limits(machine: Machine, scope: Scope) -> Verdicts:
     notes, faults = [], []
     # With CAP_IPC_LOCK memory may be locked beyond the limit (mlock(2)).
     if memlock not in (None, UNLIMITED) and not confinement.capable("IPC_LOCK"):
-        words = f"locked memory is limited to {_bytes(memlock)}, and RDMA locks all memory that it registers"
-        notes.append(words)
+        notes.append(f"locked memory is limited to {_bytes(memlock)}, and RDMA locks all memory that it registers")
         if rdma:
-            faults.append(failed(words, _raise("memlock", "unlimited")))
+            faults.append(failed(notes[-1], _raise("memlock", "l", "LimitMEMLOCK", "unlimited")))
     if nofile not in (None, UNLIMITED) and nofile < NOFILE:
-        words = f"open files are limited to {nofile}, too few for large jobs"
-        notes.append(words)
+        notes.append(f"open files are limited to {nofile}, too few for large jobs")
         if ipc or rdma:
-            faults.append(warned(words, _raise("nofile", str(2 * NOFILE))))
+            faults.append(warned(notes[-1], _raise("nofile", "n", "LimitNOFILE", str(2 * NOFILE))))
     if stack == UNLIMITED:
         cause = "glibc then gives each thread 2 MiB, and NCCL's threads overflow it (NCCL user guide, troubleshooting)"
         remedy = todo("Set a limit of 8 MiB.", "ulimit -s 8192")
@@ -135,10 +122,6 @@ def _bytes(value: int | None) -> str | None:
     return "unlimited" if value == UNLIMITED else None if value is None else format_size(max(value, 0))
 
 
-def _raise(name: str, limit: str) -> Remedy:
-    return as_root(
-        f"Raise the limit: docker run --ulimit {name}={'-1' if limit == 'unlimited' else limit}; LimitMEMLOCK= or "
-        "LimitNOFILE= of the systemd unit that starts the jobs (slurmd, containerd); for shells, "
-        f"{name} in /etc/security/limits.conf.",
-        f"ulimit -{'l' if name == 'memlock' else 'n'} {limit}",
-    )
+def _raise(name: str, letter: str, unit: str, limit: str) -> Remedy:
+    text = f"Raise {name}: docker run --ulimit, {unit}= of the systemd unit that starts the jobs, or limits.conf."
+    return as_root(text, f"ulimit -{letter} {limit}")

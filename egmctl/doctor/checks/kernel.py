@@ -6,7 +6,7 @@ from egmctl.doctor.check import Scope, Verdicts, check, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, passed, unknown, warned
 from egmctl.doctor.situation import coherent, coherent_gpus, usable, virtual
 from egmctl.doctor.subject import need_c2c
-from egmctl.model.finding import Evidence, Guard, Remedy
+from egmctl.model.finding import Evidence, Finding, Guard
 from egmctl.model.host import CpuFrequencies, Host
 from egmctl.model.machine import Machine, Reason
 from egmctl.topology.platform import MemoryMode, memory_mode, own_node
@@ -24,12 +24,11 @@ def _governor(machine: Machine, _scope: Scope) -> Verdicts:
     yield from map(_evidence, frequencies)
     slow = [cpus for cpus in frequencies if cpus.governor not in (None, "performance") or cpus.limited]
     if slow:
-        governors = sorted({cpus.governor for cpus in slow if cpus.governor not in (None, "performance")})
-        reasons = [f"governor {', '.join(governors)}"] if governors else []
-        if any(cpus.limited for cpus in slow):
-            reasons.append("a limit below the hardware's maximum")
+        reasons = {f"governor {cpus.governor}" for cpus in slow if cpus.governor not in (None, "performance")}
+        reasons |= {"a limit below the hardware's maximum" for cpus in slow if cpus.limited}
+        names = ", ".join(cpus.cpus for cpus in slow)
         yield warned(
-            f"CPUs {', '.join(cpus.cpus for cpus in slow)} run below their maximum frequency: {'; '.join(reasons)}",
+            f"CPUs {names} run below their maximum frequency: {'; '.join(sorted(reasons, reverse=True))}",
             as_root("Set the governor at each boot.", "cpupower frequency-set --governor performance"),
         )
     elif any(None in (cpus.governor, cpus.limited) for cpus in frequencies):
@@ -63,15 +62,11 @@ def _auto_online(machine: Machine, scope: Scope) -> Verdicts:
     elif mode is MemoryMode.UNKNOWN:
         yield unknown("whether the driver brings GPU memory online: its module parameters were not read", offline)
     else:
+        command = "echo online_movable > /sys/devices/system/memory/auto_online_blocks"
         yield failed(
             f"the policy for new memory is {policy}, but the driver brings GPU memory online as movable only",
-            as_root(
-                "Boot with memhp_default_state=online_movable.",
-                "echo online_movable > /sys/devices/system/memory/auto_online_blocks",
-                reboot=True,
-            ),
+            as_root("Boot with memhp_default_state=online_movable.", command, reboot=True),
             offline,
-            cause="open-gpu-kernel-modules, os-interface.c: 'the onlining zone is not movable'",
         )
 
 
@@ -82,11 +77,9 @@ def _balancing(machine: Machine, _scope: Scope) -> Verdicts:
     balancing = known(host.numa_balancing, "numa_balancing was not read", host.unread.get("numa_balancing"))
     yield fact("/proc/sys/kernel/numa_balancing", balancing)
     if balancing:
-        yield warned(
-            "automatic NUMA balancing is on: it unmaps pages that GPUs use",
-            as_root("Turn it off, at boot by numa_balancing=disable.", "sysctl -w kernel.numa_balancing=0"),
-            cause="NVIDIA's Grace Performance Tuning Guide asks to disable it",
-        )
+        remedy = as_root("Turn it off, at boot by numa_balancing=disable.", "sysctl -w kernel.numa_balancing=0")
+        cause = "NVIDIA's Grace Performance Tuning Guide asks to disable it"
+        yield warned("automatic NUMA balancing is on: it unmaps pages that GPUs use", remedy, cause=cause)
     else:
         yield passed("automatic NUMA balancing is off")
 
@@ -110,28 +103,18 @@ def _command_line(machine: Machine, _scope: Scope) -> Verdicts:
     grace = bool(coherent(machine))
     modes = {gpu.nvml.addressing_mode for gpu in coherent_gpus(machine, machine.gpus or ()) if gpu.nvml}
     on = [word for word in words if words[word].lower() in ("1", "y", "on")] if grace else []
-    harmful = False
+    faults: list[Finding] = []
     if words.get("numa") == "off":
-        harmful = True
+        remedy = as_root("Boot without numa=off.", reboot=True)
         one_node = "the kernel was started with numa=off: there is one node, so memory cannot be placed"
-        yield (failed if grace else warned)(one_node, _boot_without("numa=off"))
+        faults.append((failed if grace else warned)(one_node, remedy))
     if "iommu.passthrough" in on and modes != {"ats"}:
-        harmful = True
-        yield warned(
-            "the kernel was started with iommu.passthrough, and the GPUs do not use ATS",
-            _boot_without("iommu.passthrough"),
-            cause="without the SMMU's translation a coherent GPU cannot share page tables with the CPU "
-            "(https://github.com/NVIDIA/NV-Kernels/issues/22)",
-        )
+        remedy = as_root("Boot without iommu.passthrough.", reboot=True)
+        cause = "a coherent GPU shares page tables through the SMMU (https://github.com/NVIDIA/NV-Kernels/issues/22)"
+        no_ats = "the kernel was started with iommu.passthrough, and the GPUs do not use ATS"
+        faults.append(warned(no_ats, remedy, cause=cause))
     if "init_on_alloc" in on:
-        harmful = True
-        yield warned(
-            "the kernel clears every page that it allocates (init_on_alloc), GPU memory too",
-            as_root("Boot with init_on_alloc=0, as NVIDIA's Grace Performance Tuning Guide asks.", reboot=True),
-        )
-    if not harmful:
-        yield passed("no known-harmful kernel parameters")
-
-
-def _boot_without(word: str) -> Remedy:
-    return as_root(f"Boot without {word}.", reboot=True)
+        remedy = as_root("Boot with init_on_alloc=0, as NVIDIA's Grace Performance Tuning Guide asks.", reboot=True)
+        clears = "the kernel clears every page that it allocates (init_on_alloc), GPU memory too"
+        faults.append(warned(clears, remedy))
+    yield from faults or [passed("no known-harmful kernel parameters")]

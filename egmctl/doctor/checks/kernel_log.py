@@ -29,16 +29,11 @@ def _xid(machine: Machine, scope: Scope) -> Verdicts:
             blamed = "" if fault.blame in (Blame.NOBODY, Blame.UNKNOWN) else f"blamed on: {fault.blame.value}"
             yield _finding(log, fault, cause=blamed)
     if len(harmless) == len(faults):
+        notes = [f"{len(fault.events)} x {fault.name} on {fault.where} ({fault.blame.value})" for fault in harmless]
         quoted = [event for event in events if meaning(event).status is Status.PASS]
-        yield passed(
-            "no Xid that needs an operator" if harmless else "no Xid",
-            evidence=(_covered(log, scope), *_evidence(log, quoted)),
-            note="; ".join(
-                f"{len(fault.events)} x Xid {fault.events[0].number} on {fault.where} "
-                f"({meaning(fault.events[0]).name}; {fault.blame.value})"
-                for fault in harmless
-            ),
-        )
+        evidence = (_covered(log, scope), *_evidence(log, quoted))
+        words = "no Xid that needs an operator" if harmless else "no Xid"
+        yield passed(words, evidence=evidence, note="; ".join(notes))
 
 
 def xids_of(machine: Machine, finding: Finding) -> tuple[KernelEvent, ...]:
@@ -141,11 +136,8 @@ def _concerns(machine: Machine, scope: Scope, event: KernelEvent) -> bool:
 
 def _ago(log: KernelLog, event: KernelEvent) -> str:
     seconds = max(0, round(log.now_s - event.time_s))
-    if seconds < 120:
-        return f"{seconds} s ago"
-    if seconds < 7200:
-        return f"{seconds // 60} min ago"
-    return f"{seconds // 3600} h ago" if seconds < 172800 else f"{seconds // 86400} days ago"
+    units = (("days", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    return next((f"{seconds // size} {unit} ago" for unit, size in units if seconds >= 2 * size), f"{seconds} s ago")
 
 
 def _evidence(log: KernelLog, events: Sequence[KernelEvent]) -> tuple[Evidence, ...]:

@@ -1,4 +1,4 @@
-"""Do the driver's libraries work, and do variables of the environment hide GPUs or turn paths off?"""
+"""Do the driver's libraries and parts work, and do variables or limits of the process hide GPUs or turn paths off?"""
 
 from __future__ import annotations
 
@@ -6,11 +6,23 @@ import re
 from collections.abc import Mapping
 
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
-from egmctl.doctor.findings import as_root, fact, failed, passed, todo, unknown, warned
-from egmctl.doctor.situation import NO_NVIDIA_GPU, in_container, loss
+from egmctl.doctor.findings import (
+    PARAMS,
+    as_root,
+    daemon_fact,
+    fact,
+    failed,
+    passed,
+    skipped,
+    todo,
+    unknown,
+    warned,
+    without_option,
+)
+from egmctl.doctor.situation import NO_NVIDIA_GPU, in_container, loss, services_hidden
 from egmctl.driver.signatures import cause_of
-from egmctl.model.finding import Confidence, Finding, Guard, Remedy
-from egmctl.model.machine import Confinement, Driver, Gpu, LibraryFailure, Machine, Process, Reason
+from egmctl.model.finding import Finding, Guard, Remedy
+from egmctl.model.machine import Confinement, Driver, Gpu, LibraryFailure, Machine, Process, Reason, System
 from egmctl.topology.access import Block, cuda_failure, nvml_failure
 from egmctl.units import format_size, several
 
@@ -42,15 +54,13 @@ def _answer(machine: Machine, _scope: Scope) -> Verdicts:
         if failures[library] is None and any(getattr(gpu, field) is not None for gpu in ours)
     ]
     if answering:
-        version = (machine.driver or Driver()).driver_version
-        evidence = (fact("nvmlSystemGetDriverVersion", version),) if version else ()
-        yield passed(f"{' and '.join(answering)} work{'s' if len(answering) == 1 else ''}", evidence=evidence)
-    if "NVML" in answering or failures["NVML"]:
-        return
-    if not _lists_no_gpu(ours):
-        yield unknown("whether NVML works is unknown: it was not queried")
-    elif not answering and failures["CUDA"] is None:
-        yield passed("NVML works but lists no GPU", note="dev.count-consistency judges that")
+        yield fact("nvmlSystemGetDriverVersion", (machine.driver or Driver()).driver_version)
+        yield passed(f"{' and '.join(answering)} work{'s' if len(answering) == 1 else ''}")
+    if "NVML" not in answering and not failures["NVML"]:
+        if not _lists_no_gpu(ours):
+            yield unknown("whether NVML works is unknown: it was not queried")
+        elif not answering and failures["CUDA"] is None:
+            yield passed("NVML works but lists no GPU", note="dev.count-consistency judges that")
 
 
 def _lists_no_gpu(gpus: list[Gpu]) -> bool:
@@ -61,7 +71,6 @@ def _lists_no_gpu(gpus: list[Gpu]) -> bool:
 
 def _failed(machine: Machine, library: str, failure: LibraryFailure, gpus: list[Gpu]) -> Finding:
     named = [gpu for gpu in machine.gpus or () if gpu.bus_id == failure.gpu]
-    version = machine.driver.module_version if machine.driver else None
     call = failure.call or f"the child process that queries {library}"
     signature = cause_of(failure.call, failure.number) if library == "CUDA" else None
     cause = signature.cause if signature else ""
@@ -70,15 +79,14 @@ def _failed(machine: Machine, library: str, failure: LibraryFailure, gpus: list[
         case "missing" if in_container(machine):
             remedy = todo("Start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility.")
         case "missing":
+            version = (machine.driver or Driver()).module_version
             remedy = todo(f"Install the libraries of driver {version}." if version else "Install the driver.")
         case "too-old":
             remedy = todo("Install the extra of egmctl that fits the driver (cu12 or cu13), or a newer driver.")
         case "not-started":
             remedy = _FREE
-        case "crashed":
-            cause = cause or f"the state of a GPU or of the driver crashes {library}; nvidia-smi will crash as well"
-        case "timed-out":
-            cause = cause or "the driver does not return from that call: a GPU hangs or is being reset"
+        case "crashed" | "timed-out":
+            cause = cause or "a GPU or the driver hangs or is in a bad state: nvidia-smi will not work either"
     return failed(
         f"{library} {failure.words}: what only it reports is unknown",
         remedy,
@@ -127,40 +135,35 @@ def _visible_devices(machine: Machine, _scope: Scope) -> Verdicts:
     usable = [gpu for gpu in gpus if loss(machine, gpu) in (None, Block.UNKNOWN)]
     wrong = _first_wrong(text, usable) if usable else None
     if wrong is not None:
-        position, entry, reason = wrong
         others = "; numbers count those only, not the node's" if len(usable) < len(gpus) else ""
         yield warned(
-            f"{VISIBLE}: entry {position} {reason}; CUDA ignores it and everything after it",
+            f"{VISIBLE}: {wrong}; CUDA ignores it and everything after it",
             todo("Name GPUs by UUIDs, or by numbers from 0 among those that can be opened.", f"unset {VISIBLE}"),
             cause=f"{several(len(usable), 'GPU')} can be used from here{others}",
-            confidence=Confidence.HIGH if entry else Confidence.MEDIUM,
         )
     else:
         chosen = [part for part in text.split(",") if part.strip()]
-        yield passed(
-            f"{VISIBLE} chooses {len(chosen)} of {len(usable)} usable GPUs",
-            note="use this to choose GPUs where EGM matters: hidden GPUs stay accessible, so their memory can be "
-            "imported and EGM routed through them (measured on H200: every kind of import works with the owner hidden)",
-        )
+        note = "use it to choose GPUs where EGM matters: hidden GPUs stay accessible, for imports and EGM routes too"
+        yield passed(f"{VISIBLE} chooses {len(chosen)} of {len(usable)} usable GPUs", note=note)
 
 
-def _first_wrong(text: str, usable: list[Gpu]) -> tuple[int, str, str] | None:
-    """Return the first entry that names no usable GPU, with its position from 1 and why; ``None`` if there is none."""
+def _first_wrong(text: str, usable: list[Gpu]) -> str | None:
+    """Return the first entry that names no usable GPU, by its position from 1, and why; ``None`` if there is none."""
     earlier: set[str] = set()
     for position, part in enumerate((part.strip() for part in text.split(",")), start=1):
         if re.fullmatch("[0-9]{1,9}", part, re.ASCII):
             if int(part) >= len(usable):
-                return position, part, f"is {int(part)}, the last GPU is {len(usable) - 1}"
+                return f"entry {position} is {int(part)}, the last GPU is {len(usable) - 1}"
         elif part.startswith("GPU-"):
             uuids = [gpu.uuid for gpu in usable]
             if None not in uuids and sum(uuid.startswith(part) for uuid in uuids if uuid) != 1:
-                return position, part, "is the UUID of none, or the start of several"
+                return f"entry {position} is the UUID of none, or the start of several"
         elif part.startswith("MIG-"):
             continue
         elif text.strip() not in ("", "-1", "NoDevFiles"):
-            return position, part, "is neither a number nor a UUID"
+            return f"entry {position} is neither a number nor a UUID"
         if part in earlier:
-            return position, part, "is listed twice, so CUDA shows no GPU"
+            return f"entry {position} is listed twice, so CUDA shows no GPU"
         earlier.add(part)
     return None
 
@@ -171,12 +174,9 @@ def _bad_environment(machine: Machine, _scope: Scope) -> Verdicts:
     harmful = [name for name, (bad, _) in _HARMFUL.items() if name in environment and bad in (None, environment[name])]
     for name in harmful:
         bad, harm = _HARMFUL[name]
-        yield warned(
-            f"{name} is set: {harm}",
-            todo("Unset it, unless it is intended.", f"unset {name}"),
-            # The path of a tool stays out of the output.
-            evidence=(fact("environment", f"{name}={bad or '(set)'}"),),
-        )
+        remedy = todo("Unset it, unless it is intended.", f"unset {name}")
+        # The path of a tool stays out of the output.
+        yield warned(f"{name} is set: {harm}", remedy, evidence=(fact("environment", f"{name}={bad or '(set)'}"),))
     if not harmful:
         yield passed("no environment variable slows down or disables CUDA or NCCL")
 
@@ -200,29 +200,23 @@ def _limits(machine: Machine, _scope: Scope) -> Verdicts:
     for name, source in sources.items():
         value = limits.get(name)
         yield fact(source, "unlimited" if value is not None and value < 0 else value)
-    low = False
+    faults: list[Finding] = []
     for name, (words, letter, docker, unit, least, each) in _LIMITS.items():
         value, needed = limits.get(name), least + each * len(gpus)
         if value is not None and 0 <= value < needed and not (name == "nproc" and root):
-            low = True
-            by = f"{f'ulimit {letter}' if letter else 'pids.max'}, docker run {docker}"
-            yield warned(
-                f"{words.format(value)}, too few for CUDA on {several(len(gpus), 'GPU')}",
-                todo(
-                    f"Raise the limit to {needed} or more ({by}, or {unit} of the systemd unit).",
-                    f"ulimit {letter} {max(needed, 1024)}" if letter else None,
-                ),
-            )
+            low = f"{words.format(value)}, too few for CUDA on {several(len(gpus), 'GPU')}"
+            by = f"{f'ulimit {letter}' if letter else 'pids.max'}, docker run {docker}, or {unit} of the systemd unit"
+            command = f"ulimit {letter} {max(needed, 1024)}" if letter else None
+            faults.append(warned(low, todo(f"Raise the limit to {needed} or more ({by}).", command)))
     space, memory = limits.get("as"), sum((gpu.nvml and gpu.nvml.memory_total_bytes) or 0 for gpu in gpus)
     if space is not None and 0 <= space < memory:
-        low = True
-        yield warned(
-            f"the address space is limited to {format_size(space)}, less than the memory of the GPUs",
-            todo("Lift the limit: CUDA reserves addresses for all memory.", "ulimit -v unlimited"),
-        )
-    if not low and any(limits.get(name) is None for name in sources):
+        low = f"the address space is limited to {format_size(space)}, less than the memory of the GPUs"
+        remedy = todo("Lift the limit: CUDA reserves addresses for all memory.", "ulimit -v unlimited")
+        faults.append(warned(low, remedy))
+    yield from faults
+    if not faults and any(limits.get(name) is None for name in sources):
         yield unknown("a limit of descriptors, processes or address space was not read")
-    elif not low:
+    elif not faults:
         yield passed("descriptors, processes and address space are enough for CUDA")
 
 
@@ -244,3 +238,90 @@ def _container(machine: Machine, _scope: Scope) -> Verdicts:
         privileged = signs and confinement.seccomp == "none" and confinement.capable("SYS_ADMIN")
         kind = "a privileged container" if privileged else "a container" if signs else "no container"
         yield passed(f"this process is in {kind}" + (f", with {' and '.join(limits)}" if limits else ""))
+
+
+REGISTRY_KEYS = ("RMDisableP2P", "ForceP2P", "RMForceP2PType", "PeerMappingOverride")
+"""Keys of the driver's registry that decide over P2P (open-gpu-kernel-modules, nvrm_registry.h)."""
+
+
+@check("drv.versions", *Guard, sections=("driver",))
+def _versions(machine: Machine, _scope: Scope) -> Verdicts:
+    driver = machine.driver or Driver()
+    module, library = driver.module_version, driver.driver_version
+    yield fact("/proc/driver/nvidia/version", module)
+    yield fact("nvmlSystemGetDriverVersion", library or driver.nvml_error)
+    if driver.nvml_error == "NVML_ERROR_LIB_RM_VERSION_MISMATCH" or (module and library and module != library):
+        yield failed(
+            f"the kernel module is {module or 'of another version'}, the libraries are {library or 'of another one'}",
+            as_root("Reload the kernel module of the installed driver, or reboot."),
+            cause="the driver was updated while its old module stayed loaded, or a container brings its own libraries",
+        )
+    elif module and library:
+        yield passed(f"kernel module and libraries are both {module}")
+    elif module is None and driver.modules is not None and "nvidia" not in driver.modules:
+        yield skipped("the NVIDIA kernel module is not loaded")
+    else:
+        yield unknown("one of the two versions was not read")
+
+
+@check("drv.params", Guard.RDMA, Guard.P2P, Guard.PERF, sections=("driver",))
+def _parameters(machine: Machine, scope: Scope) -> Verdicts:
+    parameters = known((machine.driver or Driver()).module_parameters, f"{PARAMS} was not read")
+    rdma = scope.asked_purpose(Guard.RDMA)
+    words = parameters.get("RegistryDwords", "").strip('"')
+    keys = [key for key in REGISTRY_KEYS if key in words]
+    yield fact(f"{PARAMS}: RegistryDwords", words or "empty")
+    denies_rdma = parameters.get("GrdmaPciTopoCheckOverride") == "2"
+    maps_no_peers = parameters.get("DmaRemapPeerMmio") == "0"
+    if denies_rdma:
+        remedy = without_option("NVreg_GrdmaPciTopoCheckOverride")
+        yield (failed if rdma else warned)("a module parameter denies GPUDirect RDMA", remedy)
+    if maps_no_peers:
+        yield warned(
+            "a module parameter stops mapping of peers' memory through the IOMMU",
+            without_option("NVreg_DmaRemapPeerMmio"),
+            cause="with a translating IOMMU, P2P and GPUDirect RDMA then use invalid addresses",
+        )
+    if keys:
+        note = f"{', '.join(keys)} affect P2P; p2p.status shows the result"
+        yield passed("registry keys of the driver are set", note=note)
+    elif not denies_rdma and not maps_no_peers:
+        note = "EnableStreamMemOPs is 0, the default: stream memory operations of the first version are off"
+        is_off = rdma and parameters.get("EnableStreamMemOPs") == "0"
+        yield passed("no driver parameter disables a feature", note=note if is_off else "")
+
+
+@check("drv.nouveau", *Guard, sections=("gpus", "driver"))
+def _nouveau(machine: Machine, _scope: Scope) -> Verdicts:
+    modules = known((machine.driver or Driver()).modules, "the loaded modules were not read")
+    loaded, gpus = "nouveau" in modules, machine.gpus or ()
+    taken = [gpu for gpu in gpus if gpu.pci is not None and gpu.pci.driver == "nouveau"]
+    yield fact("/sys/module/nouveau", "loaded" if loaded else "not loaded")
+    if taken or (loaded and "nvidia" not in modules):
+        yield failed(
+            "nouveau is bound to the GPUs, so NVIDIA's driver cannot use them",
+            as_root("Blacklist nouveau.", "echo 'blacklist nouveau' > /etc/modprobe.d/nouveau.conf", reboot=True),
+            taken,
+        )
+    elif loaded and any(gpu.pci is None or gpu.pci.driver is None for gpu in gpus):
+        yield unknown("whether nouveau, which is loaded, is bound to one of these GPUs was not read")
+    else:
+        yield passed("nouveau is loaded but bound to none of these GPUs" if loaded else "nouveau is not loaded")
+
+
+@check("mps.env", Guard.IPC, sections=("process", "system"))
+def _mps(machine: Machine, _scope: Scope) -> Verdicts:
+    daemons = (machine.system or System()).daemons
+    is_set = "CUDA_MPS_PIPE_DIRECTORY" in ((machine.process or Process()).environment or {})
+    yield fact("environment: CUDA_MPS_PIPE_DIRECTORY", "set" if is_set else "not set")
+    yield daemon_fact(daemons, "nvidia-cuda-mps-control")
+    if "nvidia-cuda-mps-control" in (daemons or ()):
+        note = "its clients see only GPUs that the server can open; CUDA_VISIBLE_DEVICES counts among these"
+        yield passed("an MPS server runs", note=note)
+    elif daemons is None or services_hidden(machine):
+        yield skipped("whether an MPS server runs: the host's processes are not visible from here")
+    elif is_set:
+        note = "CUDA then works without MPS, as if the variable were not set"
+        yield passed("CUDA_MPS_PIPE_DIRECTORY is set, but no MPS server runs", note=note)
+    else:
+        yield passed("no MPS server runs")

@@ -1,15 +1,28 @@
-"""NUMA: may host memory be placed where it is asked for, and where is the GPUs' own?"""
+"""NUMA: may host memory be placed where it is asked for, has each node enough, and where is the GPUs' own?"""
 
 from __future__ import annotations
 
-from egmctl.doctor.check import Scope, Verdicts, about, check, known, skip
-from egmctl.doctor.findings import PARAMS, as_root, fact, failed, passed, todo, unknown, warned
-from egmctl.doctor.situation import NO_NVIDIA_GPU, coherent, coherent_gpus, in_container
-from egmctl.doctor.subject import need_c2c, usable_coherent_gpus, usable_gpus
-from egmctl.model.finding import Evidence, Guard, on_numa
-from egmctl.model.machine import Confinement, Driver, Gpu, Host, Machine, NumaKind, System
+import re
+from collections.abc import Iterable, Iterator
+
+from egmctl.doctor.check import Scope, Verdicts, check, known, skip
+from egmctl.doctor.findings import PARAMS, as_root, fact, failed, noted, passed, todo, unknown, warned
+from egmctl.doctor.situation import NO_NVIDIA_GPU, coherent, coherent_gpus, in_container, numbers
+from egmctl.doctor.subject import check_gpus, need_c2c, usable_coherent_gpus
+from egmctl.model.finding import Evidence, Finding, Guard, Place, on_gpus, on_numa
+from egmctl.model.machine import (
+    Confinement,
+    Driver,
+    Gpu,
+    Host,
+    Machine,
+    NumaKind,
+    NumaNode,
+    Reason,
+    System,
+)
 from egmctl.topology.platform import PARAMETERS, MemoryMode, memory_mode, own_node
-from egmctl.units import listed, parse_kernel_list
+from egmctl.units import format_size, listed, parse_kernel_list
 
 CALLS = ("get_mempolicy", "mbind", "set_mempolicy")
 
@@ -23,18 +36,16 @@ def _mempolicy(machine: Machine, scope: Scope) -> Verdicts:
     yield fact("/proc/self/status: Seccomp", confinement.seccomp)
     blocked = [name for name, answer in answers.items() if answer not in (None, "ok")]
     if blocked:
-        in_docker = in_container(machine)
-        yield (warned if scope.purposes is not None and not scope.asked_purpose(Guard.EGM) else failed)(
-            f"{listed(blocked)} {'are' if len(blocked) > 1 else 'is'} refused, so HOST_NUMA memory cannot be allocated",
-            todo(
+        remedy = todo("Remove the system call filter of this process (systemd: SystemCallFilter=).")
+        if in_container(machine):
+            remedy = todo(
                 "Give the container CAP_SYS_NICE (docker run --cap-add SYS_NICE; in Kubernetes "
                 "securityContext.capabilities.add), or a seccomp profile that allows these calls."
-                if in_docker
-                else "Remove the system call filter of this process (systemd: SystemCallFilter=)."
-            ),
-            cause="the default seccomp profiles of Docker and Kubernetes allow them with CAP_SYS_NICE only"
-            if in_docker
-            else "a system call filter",
+            )
+        yield (warned if scope.purposes is not None and not scope.asked_purpose(Guard.EGM) else failed)(
+            f"{listed(blocked)} {'are' if len(blocked) > 1 else 'is'} refused, so HOST_NUMA memory cannot be allocated",
+            remedy,
+            cause="a system call filter: the default ones of Docker and Kubernetes ask for CAP_SYS_NICE",
         )
     elif None in answers.values():
         yield unknown(f"not tried: {', '.join(name for name, answer in answers.items() if answer is None)}")
@@ -44,18 +55,13 @@ def _mempolicy(machine: Machine, scope: Scope) -> Verdicts:
 
 @check("numa.cpuset-mems", Guard.EGM, Guard.PERF, sections=("host",))
 def _cpuset(machine: Machine, scope: Scope) -> Verdicts:
-    host, required = machine.host or Host(), scope.numa is not None
-    empty = [node.id for node in host.numa_nodes or () if node.kind is NumaKind.CPU_ONLY]
-    nodes = [node for node in scope.numa_of(machine) if node not in empty]
-    if required:
-        for node in scope.numa_of(machine):
-            if node in empty:
-                yield failed(
-                    "this NUMA node is required (--numa), but it has no memory",
-                    todo("Leave it out of --numa, or look for its memory: the firmware's setup, and its DIMMs."),
-                    on_numa([node]),
-                )
-        if not nodes and scope.numa_of(machine):
+    host, required, asked = machine.host or Host(), scope.numa is not None, scope.numa_of(machine)
+    empty = {node.id for node in host.numa_nodes or () if node.kind is NumaKind.CPU_ONLY}.intersection(asked)
+    nodes = [node for node in asked if node not in empty]
+    if required and empty:
+        remedy = todo("Leave it out of --numa, or look for its memory: the firmware's setup, and its DIMMs.")
+        yield failed("this NUMA node is required (--numa), but it has no memory", remedy, on_numa(empty))
+        if not nodes:
             return
     allowed = known(host.allowed_numa_nodes, "Mems_allowed_list could not be read")
     yield fact("/proc/self/status: Mems_allowed_list", allowed)
@@ -66,12 +72,8 @@ def _cpuset(machine: Machine, scope: Scope) -> Verdicts:
         "systemd: AllowedMemoryNodes=; docker: --cpuset-mems), or name only other nodes with --numa."
     )
     if denied and required:
-        yield failed(
-            "memory of this NUMA node is required (--numa), but the cpuset does not allow it",
-            remedy,
-            on_numa(denied),
-            cause="cpuset.mems of the cgroup; an allocation with HOST_NUMA on that node fails",
-        )
+        not_allowed = "memory of this NUMA node is required (--numa), but the cpuset does not allow it"
+        yield failed(not_allowed, remedy, on_numa(denied), cause="cpuset.mems of the cgroup")
     elif denied and scope.asked_purpose(Guard.EGM):
         yield warned("the cpuset does not allow memory of this NUMA node", remedy, on_numa(denied))
     elif denied:
@@ -86,24 +88,26 @@ def _cpuset(machine: Machine, scope: Scope) -> Verdicts:
         yield unknown("no NUMA node with CPUs was read")
 
 
-@check("numa.gpu-affinity", Guard.EGM, Guard.PERF, sections=("host", "gpus"))
-def _gpu_affinity(machine: Machine, scope: Scope) -> Verdicts:
-    single = len(Scope().numa_of(machine)) <= 1
-    for gpu in scope.gpus_of(machine) or skip(NO_NVIDIA_GPU):
-        yield from about(gpu, _node_of(gpu, single, bool(coherent(machine) and coherent_gpus(machine, [gpu]))))
+def _all_gpus(machine: Machine, scope: Scope) -> tuple[Gpu, ...]:
+    return scope.gpus_of(machine) or skip(NO_NVIDIA_GPU)
 
 
-def _node_of(gpu: Gpu, single: bool, has_c2c: bool) -> Verdicts:
+def _has_c2c(machine: Machine, gpu: Gpu) -> bool:
+    return bool(coherent(machine) and coherent_gpus(machine, [gpu]))
+
+
+@check_gpus("numa.gpu-affinity", Guard.EGM, Guard.PERF, sections=("host", "gpus"), gpus_of=_all_gpus)
+def _gpu_affinity(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
     node = known(gpu.pci.numa_node if gpu.pci else None, "the NUMA node of these GPUs was not read")
     yield fact(f"/sys/bus/pci/devices/{gpu.bus_id}/numa_node", node)
     remedy = as_root("Update the system firmware: ACPI (_PXM) must report it.", reboot=True)
     silent = "the firmware does not report the NUMA node of these GPUs"
     if node >= 0:
         yield passed("the NUMA node of each GPU is known")
-    elif has_c2c:
+    elif _has_c2c(machine, gpu):
         cause = "UVM uses EGM only where the GPU's closest CPU node is known (open-gpu-kernel-modules, uvm_gpu.c)"
         yield failed(f"{silent}, and EGM needs it", remedy, cause=cause)
-    elif single:
+    elif len(Scope().numa_of(machine)) <= 1:
         yield passed(f"{silent}; there is only one node", note="usual in virtual machines")
     else:
         yield warned(silent, remedy, cause="NCCL, MPI and job managers place processes by it")
@@ -154,16 +158,12 @@ def mode_evidence(machine: Machine) -> tuple[Evidence, ...]:
     )
 
 
-@check("uvm.addressing-mode", Guard.EGM, Guard.PERF, sections=("gpus", "driver", "system"))
-def _addressing(machine: Machine, scope: Scope) -> Verdicts:
-    for gpu in usable_gpus(machine, scope):
-        has_c2c = bool(coherent(machine) and coherent_gpus(machine, [gpu]))
-        mode = gpu.nvml.addressing_mode if gpu.nvml else None
-        yield from about(gpu, _addressing_of(machine, mode, has_c2c))
-
-
-def _addressing_of(machine: Machine, mode: str | None, has_c2c: bool) -> Verdicts:
-    mode = known(mode, "NVML does not report how the GPUs address host memory")
+@check_gpus("uvm.addressing-mode", Guard.EGM, Guard.PERF, sections=("gpus", "driver", "system"))
+def _addressing(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
+    has_c2c = _has_c2c(machine, gpu)
+    mode = known(
+        gpu.nvml.addressing_mode if gpu.nvml else None, "NVML does not report how the GPUs address host memory"
+    )
     yield fact("nvmlDeviceGetAddressingMode", mode)
     if has_c2c:
         yield fact("uvm_ats_mode", ((machine.driver or Driver()).uvm_parameters or {}).get("uvm_ats_mode"))
@@ -180,3 +180,141 @@ def _addressing_of(machine: Machine, mode: str | None, has_c2c: bool) -> Verdict
     else:
         notes = {"none": "memory must be allocated with CUDA", "hmm": "pageable memory is migrated as it is touched"}
         yield passed(f"addressing mode {mode}", note=notes.get(mode, ""))
+
+
+SMALL, FULL, SCARCE = 0.75, 0.02, 0.25
+"""Our choice: a node is small with less of the largest sibling's memory than this; full with less available than this
+part of its memory; scarce with less available than this part of what a sibling has available."""
+_NODES_OF_A_GPU = 8
+"""NUMA nodes that a coherent GPU reserves, for MIG."""
+
+FIND_MEMORY = as_root("Look for its memory: firmware setup and event log, the kernel's mem=, offline blocks (lsmem).")
+
+
+@check("numa.memory", Guard.EGM, Guard.PERF, sections=("host",), wants=("gpus", "driver"))
+def _memory(machine: Machine, scope: Scope) -> Verdicts:
+    nodes, asked = known((machine.host or Host()).numa_nodes, "the NUMA nodes were not read"), scope.numa_of(machine)
+    # numa.cpuset-mems reports a node without memory that --numa requires.
+    bare = [node for node in nodes if node.kind is NumaKind.CPU_ONLY and node.id in asked and scope.numa is None]
+    siblings = [node for node in nodes if node.kind is NumaKind.CPU]
+    judged = [node for node in siblings if node.id in asked]
+    largest = max((node.memory_total_bytes or 0 for node in siblings), default=0)
+    version = (machine.driver or Driver()).driver_version
+    crash = ""
+    if (numbers(version) or (595,)) < (595,):
+        crash = "before driver 595 cuMemCreate crashes on nodes of unequal memory (NVIDIA/nccl, issue 2106)"
+    if bare:
+        tell, evidence = failed if crash else warned, (*_sizes(bare), fact("driver", version))
+        no_memory = "CPUs without memory: no HOST_NUMA memory can be allocated here"
+        yield tell(no_memory, FIND_MEMORY, _on(*bare), evidence=evidence, cause=crash)
+    yield from _without_cpus(machine, scope, nodes)
+    for node in judged:
+        if node.memory_total_bytes is None:
+            yield unknown("how much memory these NUMA nodes have was not read", _on(node))
+        elif node.memory_total_bytes < SMALL * largest:
+            less, evidence = "less memory than the other NUMA nodes have", (*_sizes(siblings), fact("driver", version))
+            yield warned(less, FIND_MEMORY, _on(node), evidence=evidence, cause=crash)
+        else:
+            yield _available(scope, node, node.memory_total_bytes, siblings)
+    if not judged and not bare:
+        yield unknown("no NUMA node with CPUs and memory was read")
+
+
+def _on(*nodes: NumaNode) -> Place:
+    return on_numa(node.id for node in nodes)
+
+
+def _without_cpus(machine: Machine, scope: Scope, nodes: Iterable[NumaNode]) -> Iterator[Finding]:
+    gpus = machine.gpus or ()
+    nobodys = []
+    for node in nodes:
+        local = [gpu for gpu in gpus if gpu.pci is not None and gpu.pci.numa_node == node.id]
+        if node.kind not in (NumaKind.MEMORY_ONLY, NumaKind.EMPTY):
+            continue
+        if not local and node.kind is NumaKind.MEMORY_ONLY and not any(_owns(gpu, node.id) for gpu in gpus):
+            nobodys.append(node)
+        elif local and (scope.numa is None or node.id in scope.numa):
+            yield failed(
+                f"no CPUs on the node of {on_gpus(local).label}: the driver refuses HOST_NUMA memory there",
+                as_root("Bring its CPUs online (see /sys/devices/system/cpu/offline, maxcpus=, nr_cpus=)."),
+                _on(node),
+                evidence=_sizes([node]),
+                cause="HOST_NUMA memory needs a node with CPUs (https://github.com/NVIDIA/nccl, issue 2190)",
+            )
+    if not nobodys:
+        return
+    may_own = () if memory_mode(machine) is MemoryMode.CDMM else coherent_gpus(machine, gpus)
+    if len([gpu for gpu in may_own if own_node(gpu) is None]) >= len(nobodys):
+        yield unknown("whether this is a GPU's memory is unknown", _on(*nobodys))
+        return
+    yield (warned if coherent(machine) or scope.asked_purpose(Guard.EGM) else noted)(
+        "memory without CPUs, and no GPU's: CUDA allocates nothing there",
+        remedy=todo("Find out what it is (lsmem, dmesg), and bind no process to it alone."),
+        place=_on(*nobodys),
+        evidence=_sizes(nobodys),
+        cause="see https://github.com/NVIDIA/open-gpu-kernel-modules, issue 885",
+    )
+
+
+def _owns(gpu: Gpu, node: int) -> bool:
+    own, has_mig = own_node(gpu), gpu.nvml is not None and gpu.nvml.mig_mode is True
+    return own is not None and own <= node < own + (_NODES_OF_A_GPU if has_mig else 1)
+
+
+def _available(scope: Scope, node: NumaNode, total: int, siblings: list[NumaNode]) -> Finding:
+    """Judge how much of a node's memory can be had now."""
+    place, free = _on(node), node.memory_free_bytes
+    enough = max(FULL * total, SCARCE * max(sibling.memory_free_bytes or 0 for sibling in siblings))
+    if free is not None and free < enough:
+        # Pages of files come back when memory is asked for.
+        free = None if node.memory_reclaimable_bytes is None else free + node.memory_reclaimable_bytes
+    remedy = todo("Find what holds it (numastat -m, /dev/shm, huge pages, processes), and free it.", "numastat -m")
+    if free is None:
+        return unknown("how much memory is available was not read", place, evidence=_sizes([node]))
+    if free < FULL * total:
+        hardly = "hardly any memory is available: HOST_NUMA memory of this node fails"
+        return warned(hardly, remedy, place, evidence=_sizes(siblings))
+    if free < enough:
+        less = "much less memory is available than on another NUMA node"
+        tell = warned if scope.asked_purpose(Guard.EGM) else noted
+        return tell(less, remedy=remedy, place=place, evidence=_sizes(siblings))
+    return passed("memory is available", place, evidence=_sizes([node]))
+
+
+def _sizes(nodes: list[NumaNode]) -> tuple[Evidence, ...]:
+    def size(value: int | None) -> str:
+        return "not read" if value is None else format_size(value)
+
+    return tuple(
+        fact(
+            f"/sys/devices/system/node/node{node.id}",
+            f"CPUs {node.cpus or 'none'}; MemTotal {size(node.memory_total_bytes)}, MemFree "
+            f"{size(node.memory_free_bytes)}, reclaimable {size(node.memory_reclaimable_bytes)}",
+        )
+        for node in nodes
+    )
+
+
+@check("numa.policy", Guard.EGM, Guard.PERF, sections=("host",))
+def _policy(machine: Machine, scope: Scope) -> Verdicts:
+    host, nodes = machine.host or Host(), scope.numa_of(machine)
+    unread = host.unread.get("memory_policy")
+    if host.memory_policy is None and unread and unread.reason in (Reason.NOT_PRESENT, Reason.NOT_STATED):
+        skip("no memory policy is stated of this process (no numa_maps)")
+    policy = known(host.memory_policy, "the memory policy of this process was not read")
+    yield fact("/proc/self/numa_maps", policy)
+    bound = re.fullmatch(r"bind(?:=\w+)*:([0-9,-]+)", policy)
+    denied = [node for node in nodes if bound and node not in parse_kernel_list(bound[1])]
+    if not nodes:
+        yield unknown("no NUMA node with CPUs was read")
+    elif not denied:
+        yield passed("no memory policy keeps this process off a NUMA node", on_numa(nodes))
+    elif scope.numa is not None or scope.asked_purpose(Guard.EGM):
+        yield warned(
+            "the memory policy of this process does not allow memory of this NUMA node",
+            todo("Start it without numactl --membind (Slurm: --mem-bind=none), or with all nodes."),
+            on_numa(denied),
+        )
+    else:
+        allows_some = "the memory policy of this process allows only some NUMA nodes"
+        yield passed(allows_some, on_numa(denied), note="--for egm or --numa makes that a warning")

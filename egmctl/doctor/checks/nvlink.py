@@ -1,12 +1,13 @@
-"""NVLink: are the links up, and do their counters show errors?"""
+"""NVLink and NVLink-C2C: are the links up, and do their counters show errors?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from egmctl.doctor.check import Scope, Verdicts, about, check, end, known, skip
+from egmctl.doctor.check import Scope, Verdicts, check, end, known, skip
 from egmctl.doctor.findings import (
     PARAMS,
+    Where,
     as_root,
     fact,
     failed,
@@ -18,21 +19,23 @@ from egmctl.doctor.findings import (
     warned,
     without_option,
 )
-from egmctl.doctor.situation import NO_GPU, usable, virtual
-from egmctl.doctor.subject import usable_gpus
-from egmctl.model.finding import Evidence, Guard
+from egmctl.doctor.situation import usable, virtual
+from egmctl.doctor.subject import check_gpus, usable_coherent_gpus
+from egmctl.model.finding import NODE, Evidence, Finding, Guard, Remedy
 from egmctl.model.machine import Driver, Gpu, Machine, NvLink, NvLinkCounters
 from egmctl.model.route import LinkKind
 from egmctl.topology.links import has_no_nvlink, nvlinks_of, without_speed
 from egmctl.topology.platform import C2c, c2c
-from egmctl.units import format_kernel_list
+from egmctl.units import format_kernel_list, several
 
 STATE = "nvmlDeviceGetNvLinkState"
-NO_NVLINK = "no GPU has NVLink"
+NO_NVLINK = "no NVLink on these GPUs"
 RESET = todo("Drain the node and reset the GPU; if that does not help, inspect the hardware.", "nvidia-smi nvlink -s")
 SWITCHES = todo("Read the fabric manager's log, then reset all GPUs and switches together.", "nvidia-smi nvlink -s")
 MAX_EFFECTIVE_BER = 1e-12
 """Effective bit error rate of a link from which on it is bad (DCGM 4.6, DcgmHealthWatch.cpp, Blackwell)."""
+
+NO_RATE = "a link that is up has a rate: one of NVML's two answers is wrong"
 
 _PACKET_COUNTERS = (
     "malformed_packets",
@@ -45,37 +48,21 @@ _PACKET_COUNTERS = (
 )
 
 
-@check("nvlink.links", Guard.P2P, Guard.FABRIC, Guard.EGM)
-def _links(machine: Machine, scope: Scope) -> Verdicts:
-    usual: dict[str | None, int] = {}
-    for gpu in machine.gpus or ():
-        # GPUs of another product have another number of links.
-        usual[gpu.name] = max(usual.get(gpu.name, 0), _up(gpu))
-    for gpu in usable_gpus(machine, scope):
-        yield from about(gpu, _links_of(machine, gpu, usual[gpu.name]))
-
-
-def _links_of(machine: Machine, gpu: Gpu, most: int) -> Verdicts:
-    """Judge a GPU's links.
-
-    Parameters
-    ----------
-    most
-        Links that are up on the GPU of the same product with the most of them.
-    """
+@check_gpus("nvlink.links", Guard.P2P, Guard.FABRIC, Guard.EGM)
+def _links(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
     if unread := _unread_states(gpu):
         end(unknown(f"the state of the NVLinks was not read ({unread})"))
+    # GPUs of another product have another number of links.
+    most = max(_up(other) for other in machine.gpus or () if other.name == gpu.name)
     if most == 0:
         yield from _all_down(machine, gpu)
         return
     up, wired = _up(gpu), _wired(machine, gpu)
     expected = max(most, wired or 0)
+    count = (gpu.nvml.nvlink_count if gpu.nvml else None) or 0
     if up < expected:
         yield _inactive(gpu)
-        by_product = (
-            f"a {gpu.name} on NVSwitches has {expected} ({_SOURCES[expected]}); a switch that is down takes links of "
-            "every GPU"
-        )
+        by_product = f"a {gpu.name} on NVSwitches has {expected}; a switch that is down takes links of every GPU"
         yield failed(
             f"{up} of {expected} NVLinks are active",
             RESET if up < most else SWITCHES,
@@ -83,22 +70,15 @@ def _links_of(machine: Machine, gpu: Gpu, most: int) -> Verdicts:
         )
     elif stopped := without_speed(gpu).get(LinkKind.NVLINK):
         yield fact(f"NVML_FI_DEV_NVLINK_GET_SPEED(GPU{gpu.index})", f"0 MB/s: {format_kernel_list(set(stopped))}")
-        cause = "a link that is trained has a speed: one of NVML's two answers is wrong"
-        yield warned("NVML calls NVLinks active at 0 MB/s", RESET, cause=cause)
+        yield warned("NVML calls NVLinks active at 0 MB/s", RESET, cause=NO_RATE)
     elif silent := _in_state(gpu, "active-traffic-disabled"):
         value = f"active-traffic-disabled: {format_kernel_list(silent)}"
         yield fact(f"NVML_FI_DEV_NVLINK_GET_STATE(GPU{gpu.index})", value)
-        yield warned(
-            "NVLinks are up, but their traffic is disabled",
-            todo("Check these links in the fabric manager's log, then reset the GPU.", "nvidia-smi nvlink -s"),
-            cause="NVML_NVLINK_STATE_ACTIVE_TRAFFIC_DISABLED (nvml.h); when the driver does so is not documented",
-        )
+        yield warned("NVLinks are up, but their traffic is disabled", SWITCHES)
+    elif count > up and wired is None and _is_switched(gpu):
+        yield _inactive(gpu)
+        yield unknown(f"{up} of {count} NVLinks are active on every GPU: whether the board leaves some out is unknown")
     else:
-        count = (gpu.nvml.nvlink_count if gpu.nvml else None) or 0
-        if count > up and wired is None and _is_switched(gpu):
-            yield _inactive(gpu)
-            unclear = "whether the board leaves some out is unknown"
-            end(unknown(f"{up} of {count} NVLinks are active on every GPU: {unclear}"))
         notes = [f"the GPU has {count}; {count - up} are unused on every GPU"] if count > up else []
         if _in_state(gpu, "sleep"):
             notes.append("some links are asleep to save power; traffic wakes them")
@@ -129,9 +109,9 @@ _PRODUCTS = {
     "NVIDIA GB200": 18,
     "NVIDIA GB300": 18,
 }
-"""NVLinks that lead to switches, where a product is on a board with switches. Other products, and boards with bridges
-or direct links, leave out links by design: theirs are not known."""
-_SOURCES = {12: "its datasheet", 18: "https://docs.nvidia.com/health-validation/reference/checks/nvlink"}
+"""NVLinks that lead to switches, where a product is on a board with switches (A100's datasheet; the others:
+https://docs.nvidia.com/health-validation/reference/checks/nvlink). Other products, and boards with bridges or direct
+links, leave out links by design: theirs are not known."""
 
 
 def _wired(machine: Machine, gpu: Gpu) -> int | None:
@@ -160,35 +140,24 @@ def _in_state(gpu: Gpu, state: str) -> list[int]:
     return [link.link for link in nvlinks_of(gpu) if link.link_state == state and 0 <= link.link < 1 << 10]
 
 
-def _is_of_board(machine: Machine, gpu: Gpu) -> bool:
-    """Say whether a GPU is of a product with links to switches; a Grace GPU alone may be a workstation's, without."""
-    siblings = sum(other.name == gpu.name for other in machine.gpus or ())
-    return gpu.name in _PRODUCTS and (siblings > 1 or c2c(machine, gpu) is C2c.ABSENT)
-
-
 def _all_down(machine: Machine, gpu: Gpu) -> Verdicts:
     """Judge a GPU where no GPU of its product has a link that is up."""
-    of_board, listed = _is_of_board(machine, gpu), bool(nvlinks_of(gpu))
-    others_have_links = any(nvlinks_of(other) for other in machine.gpus or ())
-    reason, state = _none_by_design(machine, gpu), _fabric_state(gpu)
+    siblings = sum(other.name == gpu.name for other in machine.gpus or ())
+    # A Grace GPU alone may be a workstation's, without switches.
+    of_board = gpu.name in _PRODUCTS and (siblings > 1 or c2c(machine, gpu) is C2c.ABSENT)
+    reason, state, listed = _none_by_design(machine, gpu), _fabric_state(gpu), bool(nvlinks_of(gpu))
     on_switches = listed and (bool(machine.switches) or state in ("not-started", "in-progress", "completed"))
     yield _inactive(gpu)
     if not listed and not of_board:
-        if not others_have_links:
-            yield skipped(NO_NVLINK)
+        yield skipped(NO_NVLINK)
     elif gpu.nvml and gpu.nvml.mig_mode:
         yield skipped("no NVLink is active, and MIG is on: its instances have no peers")
     elif of_board and reason:
-        yield warned(
-            "no NVLink is active",
-            todo("Undo the cause, unless it is intended.", RESET.command),
-            cause=reason,
-        )
+        undo = todo("Undo the cause, unless it is intended.", RESET.command)
+        yield warned("no NVLink is active", undo, cause=reason)
     elif of_board or (on_switches and not reason):
-        yield failed(
-            "no NVLink is active, though these GPUs belong on NVSwitches",
-            todo("See fabric.manager and fabric.state: the fabric manager brings the links up.", RESET.command),
-        )
+        see = todo("See fabric.manager and fabric.state: the fabric manager brings the links up.", RESET.command)
+        yield failed("no NVLink is active, though these GPUs belong on NVSwitches", see)
     else:
         yield skipped(f"no NVLink is active: {reason}" if reason else "no NVLink is connected")
 
@@ -217,27 +186,16 @@ def _none_by_design(machine: Machine, gpu: Gpu) -> str:
 
 
 def _inactive(gpu: Gpu) -> Evidence:
-    if not nvlinks_of(gpu):
-        return fact(f"NVML_FI_DEV_NVLINK_LINK_COUNT(GPU{gpu.index})", 0)
-    return fact(
-        f"{STATE}(GPU{gpu.index})", f"inactive: {_numbers(link for link in nvlinks_of(gpu) if not link.active)}"
-    )
+    inactive = _numbers(link for link in nvlinks_of(gpu) if not link.active)
+    return fact(f"{STATE}(GPU{gpu.index})", f"inactive: {inactive}" if nvlinks_of(gpu) else "no links")
 
 
 def _numbers(links: Iterable[NvLink]) -> str:
     return format_kernel_list({link.link for link in links if 0 <= link.link < 1 << 10}) or "none"
 
 
-@check("nvlink.errors", Guard.P2P, Guard.PERF)
-def _errors(machine: Machine, scope: Scope) -> Verdicts:
-    gpus = usable(machine, scope.gpus_of(machine))
-    if all(has_no_nvlink(gpu) for gpu in gpus):
-        yield skipped(NO_NVLINK if gpus else NO_GPU)
-    for gpu in gpus:
-        yield from about(gpu, _errors_of(gpu))
-
-
-def _errors_of(gpu: Gpu) -> Verdicts:
+@check_gpus("nvlink.errors", Guard.P2P, Guard.PERF)
+def _errors(_machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
     links = nvlinks_of(gpu)
     bad = [link for link in links if _is_bad(link)]
     recoveries = sum(map(_recoveries, links))
@@ -246,13 +204,8 @@ def _errors_of(gpu: Gpu) -> Verdicts:
     if bad:
         lost = any(link.counters and link.counters.failed_recoveries for link in bad)
         state = "could not be recovered" if lost else f"have an effective bit error rate above {MAX_EFFECTIVE_BER:g}"
-        yield failed(
-            f"NVLinks {state} (links {_numbers(bad)})",
-            todo("Drain the node, inspect the links' cables and boards, reset the GPU.", "nvidia-smi nvlink -e"),
-            cause="NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS: the link lost its signal for good"
-            if lost
-            else "DCGM 4.6 fails a link of Blackwell from this rate on (DcgmHealthWatch.cpp)",
-        )
+        remedy = todo("Drain the node, inspect the links' cables and boards, reset the GPU.", "nvidia-smi nvlink -e")
+        yield failed(f"NVLinks {state} (links {_numbers(bad)})", remedy)
     elif recoveries:
         yield warned(
             f"{recoveries} NVLink retrains since the driver was loaded",
@@ -260,7 +213,7 @@ def _errors_of(gpu: Gpu) -> Verdicts:
             cause="a link that loses its signal carries no traffic until it is retrained",
         )
     elif has_no_nvlink(gpu):
-        return
+        yield skipped(NO_NVLINK)
     elif not links or any(map(_lacks_counters, links)):
         yield unknown("NVML does not report all error counters of the NVLinks")
     elif counting:
@@ -295,33 +248,25 @@ def _recoveries(link: NvLink) -> int:
     return (link.counters.recoveries if link.counters else link.recovery_errors) or 0
 
 
-def _corrected(link: NvLink) -> int:
-    """Return the errors of a link that cost no retraining."""
-    if link.counters is None:
-        return (link.crc_errors or 0) + (link.replay_errors or 0)
-    names = (*_PACKET_COUNTERS, "effective_errors", "symbol_errors")
-    return sum(getattr(link.counters, name) or 0 for name in names)
+def _corrected(link: NvLink) -> dict[str, int]:
+    """Return the errors of a link that cost no retraining, by the counters that its generation has."""
+    names = (
+        ("crc_errors", "replay_errors")
+        if link.counters is None
+        else ("effective_errors", "symbol_errors", *_PACKET_COUNTERS)
+    )
+    return {name: count for name in names if (count := getattr(link.counters or link, name))}
 
 
 def _words(link: NvLink) -> str:
-    counters = link.counters
-    if counters is None:
-        return f"{link.crc_errors or 0} CRC, {link.replay_errors or 0} replays, {link.recovery_errors or 0} recoveries"
-    names = ("recoveries", "failed_recoveries", "effective_errors", "symbol_errors", *_PACKET_COUNTERS)
-    parts = [f"{value} {name.replace('_', ' ')}" for name in names if (value := getattr(counters, name))]
-    parts += [f"BER {_rate(counters.effective_ber)}", f"symbol BER {_rate(counters.symbol_ber)}"]
-    if worst := [corrected for corrected, codewords in enumerate(counters.fec_history or ()) if codewords]:
-        parts.append(f"FEC corrected up to {worst[-1]} symbols of a codeword")
-    return ", ".join(parts)
-
-
-def _rate(value: float | None) -> str:
-    return "not read" if value is None else f"{value:.0e}" if value else "<= 1e-254"
+    counters = link.counters or NvLinkCounters()
+    counts = {"recoveries": _recoveries(link), "failed recoveries": counters.failed_recoveries or 0, **_corrected(link)}
+    rate = "" if counters.effective_ber is None else f", BER {counters.effective_ber:.0e}"
+    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()) + rate
 
 
 FULL = as_root("Set the mode to FULL, unless you want to save power.", "nvidia-smi nvlink -sBwMode FULL")
 ALIKE = as_root("Give all GPUs one mode, then reset them.", "nvidia-smi nvlink -gBwMode")
-OFF = "NVLink's bandwidth mode is OFF: these GPUs have no P2P over NVLink"
 
 
 @check("nvlink.bw-mode", Guard.PERF, Guard.P2P, Guard.FABRIC, sections=("gpus", "driver"))
@@ -334,52 +279,40 @@ def _bandwidth_mode(machine: Machine, scope: Scope) -> Verdicts:
     yield fact("nvmlSystemGetNvlinkBwMode", mode)
     yield fact(f"{PARAMS}: RmNvlinkBandwidthLinkCount", parameter)
     gpus = usable(machine, scope.gpus_of(machine))
-    having_own = tuple(gpu for gpu in gpus if gpu.nvml and gpu.nvml.nvlink_bandwidth_mode)
-    unread = [gpu for gpu in gpus if gpu not in having_own and gap(gpu.nvml, "nvlink_bandwidth_mode", newer=True)]
+    # From Blackwell on each GPU has a mode of its own.
+    own = [(gpu, nvml) for gpu in gpus if (nvml := gpu.nvml) and nvml.nvlink_bandwidth_mode]
+    unread = [gpu for gpu in gpus if gap(gpu.nvml, "nvlink_bandwidth_mode", newer=True)]
+    yield from (fact(f"nvmlDeviceGetNvlinkBwMode(GPU{gpu.index})", nvml.nvlink_bandwidth_mode) for gpu, nvml in own)
     if unread:
         yield unknown("NVML did not report the bandwidth mode of these GPUs", unread)
-    if having_own:
-        yield from _modes_of(having_own)
+    if len({nvml.nvlink_bandwidth_mode for _, nvml in own}) > 1:
+        cause = "the driver refuses imports between them (open-gpu-kernel-modules, mem_fabric_import_v2.c)"
+        gpus = tuple(gpu for gpu, _ in own)
+        yield failed("the GPUs' NVLinks are in different bandwidth modes", ALIKE, gpus, cause=cause)
+    elif own:
+        for gpu, nvml in own:
+            yield _judge_mode(nvml.nvlink_bandwidth_mode, nvml.nvlink_bandwidth_best, ALIKE, gpu)
     elif unread and mode in (None, "full"):
         return
-    elif mode == "off":
-        yield failed(OFF, FULL)
-    elif mode not in (None, "full"):
-        yield warned(f"the NVLinks are set to less than their bandwidth ({mode})", FULL)
-    elif parameter not in ("0", ""):
+    elif mode in (None, "full") and parameter not in ("0", ""):
         fewer = f"the NVLinks are set to less than their bandwidth ({parameter} links)"
         yield warned(fewer, without_option("NVreg_RmNvlinkBandwidthLinkCount"))
     elif mode is None:
         unsupported = not gap(driver, "nvlink_bandwidth_mode")
         yield (skipped if unsupported else unknown)("NVML does not report a bandwidth mode")
     else:
-        known(driver.module_parameters, f"{PARAMS} was not read: it may leave out links")
-        yield passed("the NVLinks run at full bandwidth")
+        if mode == "full":
+            known(driver.module_parameters, f"{PARAMS} was not read: it may leave out links")
+        yield _judge_mode(mode, False, FULL)
 
 
-def _modes_of(gpus: tuple[Gpu, ...]) -> Verdicts:
-    """Judge the modes that GPUs have each for themselves, from Blackwell on."""
-    modes = [(gpu, gpu.nvml.nvlink_bandwidth_mode, gpu.nvml.nvlink_bandwidth_best) for gpu in gpus if gpu.nvml]
-    for gpu, mode, is_best in modes:
-        yield fact(f"nvmlDeviceGetNvlinkBwMode(GPU{gpu.index})", f"{mode}{', the best it can' if is_best else ''}")
-    if len({mode for _, mode, _ in modes}) > 1:
-        yield failed(
-            "the GPUs' NVLinks are in different bandwidth modes",
-            ALIKE,
-            gpus,
-            cause="between GPUs of different modes the driver refuses imports and multicast ('bwMode does not match', "
-            "open-gpu-kernel-modules, mem_fabric_import_v2.c, mem_multicast_fabric.c)",
-        )
-        return
-    for gpu, mode, is_best in modes:
-        if mode == "off":
-            cause = "P2P is then not supported, and nothing is logged (open-gpu-kernel-modules, kernel_nvlink.c)"
-            yield failed(OFF, ALIKE, gpu, cause=cause)
-        elif mode == "full" or is_best:
-            note = "" if mode == "full" else f"{mode} is the most that the GPUs and their fabric can do"
-            yield passed("the NVLinks run at full bandwidth", gpu, note=note)
-        else:
-            yield warned(f"the NVLinks are set to less than their bandwidth ({mode})", ALIKE, gpu)
+def _judge_mode(mode: str | None, is_best: bool | None, remedy: Remedy, place: Where = NODE) -> Finding:
+    if mode == "off":
+        return failed("NVLink's bandwidth mode is OFF: these GPUs have no P2P over NVLink", remedy, place)
+    if mode != "full" and not is_best:
+        return warned(f"the NVLinks are set to less than their bandwidth ({mode})", remedy, place)
+    note = "" if mode == "full" else f"{mode} is the most that the GPUs and their fabric can do"
+    return passed("the NVLinks run at full bandwidth", place, note=note)
 
 
 @check("nvlink.disabled", Guard.P2P, Guard.EGM, Guard.FABRIC, sections=("driver",))
@@ -391,3 +324,37 @@ def _disabled(machine: Machine, _scope: Scope) -> Verdicts:
         yield passed("NVLink is not disabled")
     else:
         yield failed("a module parameter disables NVLink", without_option("NVreg_NvLinkDisable=1"))
+
+
+@check_gpus("c2c.link", Guard.EGM, Guard.PERF, gpus_of=usable_coherent_gpus)
+def _c2c(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
+    state, links = c2c(machine, gpu), (gpu.nvml.c2c_links if gpu.nvml else None) or ()
+    errors = {link.link: link.errors for link in links if link.errors}
+    unread_links = (gap(gpu.nvml, "c2c_links"), *(gap(link, "active", "max_rate_mb_s", "errors") for link in links))
+    active = f"{sum(bool(link.active) for link in links)} of {len(links)} links active"
+    yield fact(f"NVML_FI_DEV_C2C_LINK_GET_STATUS(GPU{gpu.index})", active)
+    yield from (fact(f"NVML_FI_DEV_C2C_LINK_ERROR_INTR, link {link}", count) for link, count in errors.items())
+    if state is C2c.DOWN or any(link.active is False for link in links):
+        yield failed(
+            "NVLink-C2C to the CPU is down" if state is C2c.DOWN else "some links of NVLink-C2C are down",
+            todo("Power-cycle the node; if it persists, replace the superchip.", "nvidia-smi c2c -s"),
+        )
+    elif state is C2c.UNKNOWN:
+        yield unknown("NVML does not report the state of NVLink-C2C")
+    elif errors:
+        yield warned(
+            f"NVLink-C2C has counted {several(sum(errors.values()), 'error')}",
+            todo("Watch whether the count rises; if it does, inspect or replace the superchip.", "nvidia-smi c2c -s"),
+        )
+    elif stopped := without_speed(gpu).get(LinkKind.C2C):
+        yield fact(f"NVML_FI_DEV_C2C_LINK_GET_MAX_BW(GPU{gpu.index})", f"0 MB/s: {format_kernel_list(set(stopped))}")
+        yield warned(
+            "NVML calls links of NVLink-C2C active at 0 MB/s",
+            todo("Update the driver; if it persists, replace the superchip.", "nvidia-smi c2c -s"),
+            cause=NO_RATE,
+        )
+    elif unread := next(filter(None, unread_links), ""):
+        yield unknown(f"NVML did not report all of NVLink-C2C's links ({unread})")
+    else:
+        saves_power = any(link.power_state for link in links)
+        yield passed("NVLink-C2C is up", note="in a low-power state while idle" if saves_power else "")

@@ -1,15 +1,108 @@
-"""PCIe: the links of GPUs and NICs, and what is between two of them that sends their traffic another way."""
+"""Between devices: P2P as the driver reports it, PCIe links, and what sends their traffic another way."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from egmctl.doctor.check import Scope, Verdicts, about, check, known, skip
-from egmctl.doctor.findings import as_root, fact, failed, passed, unknown, warned
-from egmctl.doctor.situation import coherent, usable, virtual
-from egmctl.model.finding import Guard, Remedy, on_nics
-from egmctl.model.machine import Bridge, Gpu, Machine, PcieLink, PciFunction, Reason, System
+from egmctl.doctor.findings import as_root, fact, failed, passed, skipped, todo, unknown, warned, without_option
+from egmctl.doctor.situation import P2pRefusal, coherent, refusal, usable, virtual
+from egmctl.model.finding import Confidence, Finding, Guard, Remedy, on_gpus, on_nics, on_pairs
+from egmctl.model.machine import Bridge, Gpu, Machine, Pair, PcieLink, PciFunction, Reason, System
 from egmctl.topology.acs import REDIRECT, Acs, AcsKind, UnrecognisedError, corrected, required_acs
+
+P2P_STATUS = "nvmlDeviceGetP2PStatus"
+MEANINGS = {
+    "CNS": "the chipset does not support it",
+    "GNS": "the GPU does not support it",
+    "TNS": "their PCIe positions do not allow it",
+    "DR": "a registry key of the driver turns it off",
+    "NS": "not supported",
+    "U": "the driver does not know",
+}
+"""nvidia-smi's words for NVML_P2P_STATUS_*."""
+
+
+_Wrong = tuple[tuple[str, str], ...]
+"""The kinds of P2P that are not OK, each with NVML's word for it."""
+_BY_CUDA_ALONE: _Wrong = (("cuda", "0"),)
+"""NVML allows all of it, and CUDA does not."""
+_SILENT_CUDA: _Wrong = (("cuda", "?"),)
+"""NVML allows all of it, and CUDA was asked and gave no answer."""
+
+
+@check("p2p.status", Guard.P2P, Guard.IPC, Guard.EGM, sections=("gpus", "pairs"))
+def _status(machine: Machine, scope: Scope) -> Verdicts:
+    gpus = usable(machine, scope.gpus_of(machine))
+    if len(gpus) < 2:
+        skip("fewer than two GPUs can be used from here")
+    answers: dict[tuple[_Wrong, P2pRefusal | None], list[tuple[Gpu, Gpu, Pair]]] = {}
+    for source in gpus:
+        for target in gpus:
+            pair = machine.pair(source.bus_id, target.bus_id)
+            if pair is not None and source is not target:
+                wrong = _wrong(pair)
+                reason = refusal(machine, source, target, pair) if wrong else None
+                answers.setdefault((wrong, reason), []).append((source, target, pair))
+    if not answers:
+        yield unknown("no pair of these GPUs was read")
+    for (wrong, reason), pairs in answers.items():
+        yield _verdict(wrong, reason, pairs, scope)
+
+
+def _wrong(pair: Pair) -> _Wrong:
+    names = ("read", "write", "nvlink") if pair.nvlink_count else ("read", "write")
+    words = {name: pair.p2p_status.get(name) or "?" for name in names}
+    wrong = tuple((name, word) for name, word in words.items() if word != "OK")
+    if wrong or pair.can_access_peer is True:
+        return wrong
+    if pair.can_access_peer is False:
+        return _BY_CUDA_ALONE
+    unread = pair.unread.get("can_access_peer")
+    not_asked = unread is None or unread.reason in (Reason.NOT_ASKED, Reason.NOT_STATED, Reason.NOT_PRESENT)
+    return () if not_asked else _SILENT_CUDA
+
+
+def _verdict(wrong: _Wrong, refused: P2pRefusal | None, pairs: list[tuple[Gpu, Gpu, Pair]], scope: Scope) -> Finding:
+    ends, nvlinks = [(source, target) for source, target, _ in pairs], [pair.nvlink_count for *_, pair in pairs]
+    gpus = {gpu.bus_id: gpu for pair in ends for gpu in pair}
+    everywhere = len(ends) == len(gpus) * (len(gpus) - 1)
+    place = on_gpus(gpus.values()) if everywhere else on_pairs(ends)
+    joined = any(nvlinks)
+    if not wrong:
+        return passed(
+            f"the driver allows P2P, read and write, over {'NVLink' if all(nvlinks) else 'PCIe or NVLink'}", place
+        )
+    if wrong == _SILENT_CUDA:
+        return unknown("NVML allows P2P, and cuDeviceCanAccessPeer did not answer", place)
+    # What NVML did not report does not excuse what it did.
+    words = [(name, word) for name, word in wrong if word != "?"]
+    evidence = tuple(fact(f"{P2P_STATUS}({name})", f"{word}: {MEANINGS.get(word, 'not read')}") for name, word in wrong)
+    reasons = "; ".join(dict.fromkeys(MEANINGS.get(word, word) for _, word in words))
+    summary = f"no P2P {' and '.join(name for name, _ in words)}: {reasons}"
+    asked, cause = scope.asked_purpose(Guard.P2P), "these GPUs are joined by NVLink" if joined else ""
+    tell, confidence = failed, Confidence.HIGH
+    if not words:
+        return unknown("NVML did not report the state of P2P", place, evidence=evidence)
+    if wrong == _BY_CUDA_ALONE:
+        evidence = (fact(f"{P2P_STATUS}(read, write)", "OK"), fact("cuDeviceCanAccessPeer", "0"))
+        summary = "CUDA refuses P2P that NVML allows: copies are staged in host memory"
+    if any(word == "DR" for _, word in words):
+        remedy = without_option("RMDisableP2P or PeerMappingOverride (in NVreg_RegistryDwords)")
+    elif joined and refused is not None:
+        # A mode that somebody set is a fault only for who wants P2P.
+        tell, remedy = warned if refused.chosen and not asked else failed, refused.remedy
+        evidence, cause = (*evidence, *refused.evidence), f"{cause}; {refused.cause}"
+        confidence = refused.confidence
+    elif joined or wrong == _BY_CUDA_ALONE:
+        remedy = todo("See nvlink.links, gpu.mig, gpu.vgpu, gpu.cc-mode and the kernel log.", "nvidia-smi topo -p2p r")
+        tell = failed if joined else warned
+    elif asked:
+        remedy = todo("Use GPUs below one PCIe switch or with NVLink, or let the library copy through host memory.")
+    else:
+        return skipped(f"these GPUs have no P2P over PCIe: {reasons}", place, evidence=evidence)
+    return tell(summary, remedy, place, evidence=evidence, cause=cause, confidence=confidence)
+
 
 RESEAT = as_root("Look for PCIe errors, then reseat the card, riser or cable.", "dmesg | grep -iE 'pcieport|AER'")
 
@@ -35,11 +128,12 @@ def _judge(machine: Machine, pci: PciFunction, link: PcieLink, gpu: Gpu | None =
     read = fact(f"/sys/bus/pci/devices/{pci.bus_id}/current_link_*, max_link_*", words.replace("None", "?"))
     judges_speed = gpu is None or _busy(gpu)
     if link.width is not None and width is not None and link.width < width:
-        narrow = f"PCIe x{link.width} of x{width:g}"
-        yield (failed if gpu else warned)(narrow, RESEAT, evidence=(read,))
+        yield read
+        yield (failed if gpu else warned)(f"PCIe x{link.width} of x{width:g}", RESEAT)
     elif judges_speed and link.speed_gt_s is not None and speed is not None and link.speed_gt_s < speed:
         busy = ", though the GPU is busy" if gpu else ""
-        yield warned(f"PCIe runs at {link.speed_gt_s:g} of {speed:g} GT/s{busy}", RESEAT, evidence=(read,))
+        yield read
+        yield warned(f"PCIe runs at {link.speed_gt_s:g} of {speed:g} GT/s{busy}", RESEAT)
     elif None in (link.width, width) or (gpu is None and None in (link.speed_gt_s, speed)):
         yield unknown("the width or speed of the PCIe link was not read")
     else:
@@ -113,16 +207,13 @@ def _plain_acs(bridges: Iterable[Bridge], traffic: str) -> Verdicts:
     unread = [bridge.bus_id for bridge in bridges if bridge.bus_id not in {*controls, *without_acs}]
     yield from (fact(f"ACS control of {bus_id}", f"{control:#06x}") for bus_id, control in redirecting.items())
     if redirecting:
-        yield warned(
-            f"{len(redirecting)} PCIe bridges send {traffic} up to the root complex",
-            as_root(
-                "Turn ACS off in the firmware setup where no virtual machines are run, or for each bridge with "
-                "setpci -s BRIDGE ECAP_ACS+0x6.w=0000 after each boot.",
-                reboot=True,
-            ),
-            cause="redirection is on; NCCL's user guide (troubleshooting of PCIe) names it as a cause of slow or "
-            "hanging GPUDirect",
+        remedy = as_root(
+            "Turn ACS off in the firmware setup where no virtual machines are run, or for each bridge with setpci -s "
+            "BRIDGE ECAP_ACS+0x6.w=0000 after each boot.",
+            reboot=True,
         )
+        cause = "redirection makes GPUDirect slow or hang (NCCL user guide, troubleshooting of PCIe)"
+        yield warned(f"{len(redirecting)} PCIe bridges send {traffic} up to the root complex", remedy, cause=cause)
     elif unread:
         yield unknown(f"whether bridges redirect P2P traffic is unknown: ACS of {unread[0]} was not read")
     elif not controls:
@@ -144,12 +235,9 @@ def _class_acs(bridges: Iterable[Bridge], acs: Acs, traffic: str) -> Verdicts:
             wrong += 1
             yield fact(f"ACS control of {bus_id}", f"{now:#04x}, needs {bits} ({needed:#04x})")
     if wrong:
-        yield warned(
-            f"{wrong} PCIe ports have other ACS settings than {traffic} needs here",
-            _acs_remedy(acs),
-            cause="rdma_topo (rdma-core) requires these bits; with others GPUDirect RDMA is slower, refused (ENOTSUPP) "
-            "or faults",
-        )
+        cause = "rdma_topo (rdma-core) requires these bits; with others GPUDirect RDMA is slower, refused or faults"
+        words = f"{wrong} PCIe ports have other ACS settings than {traffic} needs here"
+        yield warned(words, _acs_remedy(acs), cause=cause)
     elif unread:
         yield unknown(f"whether ACS is right here is unknown: that of {unread[0]} was not read")
     else:
@@ -162,18 +250,10 @@ _LONGEST = 400
 
 
 def _acs_remedy(acs: Acs) -> Remedy:
-    if len(acs.parameter) > _LONGEST:
-        text = (
-            "Boot with the pci=config_acs= that 'rdma_topo write-grub-acs' writes (rdma-core; Linux 6.11 or newer), or "
-            "change ACS in the firmware setup."
-        )
-    elif acs.parameter:
-        text = f"Boot with {acs.parameter} (Linux 6.11 or newer); 'rdma_topo write-grub-acs' writes it."
-    else:
-        text = (
-            "Leave ACS as Linux sets it: take pci=config_acs=, disable_acs_redir= and scripts that run setpci out, and "
-            "boot again. 'rdma_topo check' verifies it."
-        )
+    text = "Leave ACS as Linux sets it: remove pci=config_acs=, disable_acs_redir= and setpci scripts, and reboot."
+    if acs.parameter:
+        parameter = acs.parameter if len(acs.parameter) <= _LONGEST else "the pci=config_acs= of 'rdma_topo'"
+        text = f"Boot with {parameter} (Linux 6.11 or newer); 'rdma_topo write-grub-acs' (rdma-core) writes it."
     return as_root(text, reboot=True)
 
 

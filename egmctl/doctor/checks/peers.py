@@ -33,10 +33,8 @@ class _Groups:
     def __init__(self, nodes: Iterable[Peer], value: Callable[[Peer], Hashable]) -> None:
         groups = sorted(by_value(nodes, value), key=lambda group: -len(group[1]))
         self.values = [value for value, _ in groups]
-        self.hosts = [[printable(node.host) for node in members] for _, members in groups]
-        self.evidence = tuple(
-            fact(shortened(hosts, _SHOWN), value) for value, hosts in zip(self.values, self.hosts, strict=True)
-        )
+        self.nodes = [members for _, members in groups]
+        self.evidence = tuple(fact(_hosts(members), value) for value, members in groups)
 
 
 @check("peers.versions", Guard.FABRIC, Guard.IPC, sections=())
@@ -45,22 +43,18 @@ def _versions(machine: Machine, _scope: Scope) -> Verdicts:
     unread = [node for node in nodes if node.driver_version is None]
     drivers = _Groups((node for node in nodes if node not in unread), lambda node: node.driver_version)
     tools = _Groups(nodes, lambda node: node.tool)
+    yield from drivers.evidence
     if len(drivers.values) > 1:
-        yield failed(
-            f"the nodes have {len(drivers.values)} versions of the driver",
-            as_root("Install one version on all nodes that share memory.", reboot=True),
-            evidence=drivers.evidence,
-        )
+        remedy = as_root("Install one version on all nodes that share memory.", reboot=True)
+        yield failed(f"the nodes have {len(drivers.values)} versions of the driver", remedy)
     elif len(tools.values) > 1:
-        yield warned(
-            f"the nodes have {len(tools.values)} versions of egmctl",
-            todo("Install one version on all nodes: their results cannot be compared otherwise."),
-            evidence=tools.evidence,
-        )
+        yield from tools.evidence
+        remedy = todo("Install one version on all nodes: their results cannot be compared otherwise.")
+        yield warned(f"the nodes have {len(tools.values)} versions of egmctl", remedy)
     elif unread:
-        yield unknown(f"the driver's version was not read on {_hosts(unread)}", evidence=drivers.evidence)
+        yield unknown(f"the driver's version was not read on {_hosts(unread)}")
     else:
-        yield passed(f"{len(nodes)} nodes have the same driver", evidence=drivers.evidence)
+        yield passed(f"{len(nodes)} nodes have the same driver")
 
 
 def _nodes_in_domain(machine: Machine) -> tuple[Peer, ...]:
@@ -71,22 +65,19 @@ def _nodes_in_domain(machine: Machine) -> tuple[Peer, ...]:
 @check("peers.clique", Guard.FABRIC, sections=())
 def _clique(machine: Machine, _scope: Scope) -> Verdicts:
     nodes = _nodes_in_domain(machine)
-    groups = _Groups(
-        nodes, lambda node: f"cluster {', '.join(node.clusters) or 'none'}, clique {_numbers(node.cliques)}"
-    )
+    groups = _Groups(nodes, _domain)
     yield from groups.evidence
     if len(groups.values) == 1:
         yield passed(f"the GPUs of {len(nodes)} nodes are in one clique of one NVLink domain")
     else:
-        yield failed(
-            f"the GPUs are in {len(groups.values)} different NVLink domains or cliques",
-            todo("Request nodes of one domain (Slurm: topology/block; Kubernetes: a ComputeDomain)."),
-            cause="fabric handles work within one clique of one cluster only",
-        )
+        remedy = todo("Request nodes of one domain (Slurm: topology/block; Kubernetes: a ComputeDomain).")
+        cause = "fabric handles work within one clique of one cluster only"
+        yield failed(f"the GPUs are in {len(groups.values)} different NVLink domains or cliques", remedy, cause=cause)
 
 
-def _numbers(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers)) or "none"
+def _domain(node: Peer) -> str:
+    cliques = ", ".join(map(str, node.cliques)) or "none"
+    return f"cluster {', '.join(node.clusters) or 'none'}, clique {cliques}"
 
 
 @check("peers.imex", Guard.FABRIC, sections=())
@@ -95,12 +86,10 @@ def _imex(machine: Machine, _scope: Scope) -> Verdicts:
     faults = [(node, fault) for node in nodes if (fault := _imex_fault(node))]
     unread = [node for node in nodes if None in (node.imex_channel, node.imex_daemon, node.imex_domain)]
     if faults:
-        yield failed(
-            f"IMEX is not ready on {len(faults)} of {len(nodes)} nodes",
-            todo("Check IMEX on these nodes: the checks imex.* say what is wrong there."),
-            evidence=tuple(fact(printable(node.host), fault) for node, fault in faults[:_SHOWN]),
-            cause="fabric handles of other nodes cannot be opened without it",
-        )
+        yield from (fact(printable(node.host), fault) for node, fault in faults[:_SHOWN])
+        remedy = todo("Check IMEX on these nodes: the checks imex.* say what is wrong there.")
+        cause = "fabric handles of other nodes cannot be opened without it"
+        yield failed(f"IMEX is not ready on {len(faults)} of {len(nodes)} nodes", remedy, cause=cause)
     elif unread:
         yield unknown(f"an IMEX channel or the state of IMEX was not read on {_hosts(unread)}")
     else:
@@ -111,14 +100,11 @@ def _hosts(nodes: Sequence[Peer]) -> str:
     return shortened([printable(node.host) for node in nodes], _SHOWN)
 
 
-def _imex_fault(node: Peer) -> str | None:
+def _imex_fault(node: Peer) -> str:
     if node.imex_channel is False:
         return "no IMEX channel can be used"
-    if node.imex_daemon not in (None, "READY"):
-        return f"the daemon's state is {node.imex_daemon}"
-    if node.imex_domain not in (None, "UP"):
-        return f"the domain is {node.imex_domain}"
-    return None
+    bad_daemon = f"the daemon's state is {node.imex_daemon}" if node.imex_daemon not in (None, "READY") else ""
+    return bad_daemon or (f"the domain is {node.imex_domain}" if node.imex_domain not in (None, "UP") else "")
 
 
 @check("peers.nics", Guard.RDMA, sections=())
@@ -133,12 +119,10 @@ def _ports(machine: Machine, _scope: Scope) -> Verdicts:
     unread = [node for node in nodes if node.ports is None or any(map(_is_unread, node.ports))]
     yield from groups.evidence
     if len(groups.values) > 1:
-        odd = [name for hosts in groups.hosts[1:] for name in hosts]
-        usual = f"those of the other nodes ({groups.values[0]})"
-        yield failed(
-            f"the active NIC ports of {shortened(odd, _SHOWN)} are not {usual}",
-            todo("Check the cables and switches of the ports that are not active there.", "ibstat"),
-        )
+        odd = [node for nodes in groups.nodes[1:] for node in nodes]
+        remedy = todo("Check the cables and switches of the ports that are not active there.", "ibstat")
+        other = f"are not those of the other nodes ({groups.values[0]})"
+        yield failed(f"the active NIC ports of {_hosts(odd)} {other}", remedy)
     elif unread:
         yield unknown(f"the state or rate of NIC ports was not read on {_hosts(unread)}")
     else:
@@ -161,10 +145,8 @@ def _others(machine: Machine, _scope: Scope) -> Verdicts:
     failing = [node for node in nodes if node.failed]
     yield from _Groups(failing, lambda node: ", ".join(node.failed)).evidence
     if failing:
-        yield failed(
-            f"checks fail on {len(failing)} of {len(nodes)} nodes",
-            todo("Run egmctl doctor on these nodes, or egmctl fleet doctor on all.", "egmctl doctor"),
-        )
+        remedy = todo("Run egmctl doctor on these nodes, or egmctl fleet doctor on all.", "egmctl doctor")
+        yield failed(f"checks fail on {len(failing)} of {len(nodes)} nodes", remedy)
     else:
         yield passed(f"no check fails on any of {len(nodes)} nodes")
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
-from egmctl.doctor.check import Scope, Verdicts, check, skip
+from egmctl.doctor.check import Scope, Verdicts, about, check, skip
 from egmctl.doctor.findings import (
     PARAMS,
     as_root,
@@ -37,20 +36,15 @@ _ABSENT = as_root("Power-cycle the node; replace a GPU that stays away from PCI.
 _POWER = as_root("Drain the node and power-cycle it; if the GPU stays away, replace it.", reboot=True)
 _KERNEL_LOG = as_root("Look for Xid and RmInitAdapter; reset the GPU or reboot.", "dmesg | grep -iE 'NVRM|Xid'")
 
-_JUDGED_BY: Mapping[Block, str] = {
+_OWN_CHECK = {
     Block.OFF_THE_BUS: "dev.fell-off-bus",
     Block.NOT_BOUND: "dev.driver-binding",
     Block.EXCLUDED: "dev.excluded",
     Block.DEVICE_CGROUP: "dev.cgroup-restricted",
-    Block.NOT_IN_CONTAINER: "dev.nodes-missing",
-    Block.NO_DEVICE_NODE: "dev.nodes-missing",
-    Block.MASKED: "dev.nodes-missing",
-    Block.NOT_A_DEVICE: "dev.permissions",
-    Block.STALE_NODE: "dev.permissions",
-    Block.NO_PERMISSION: "dev.permissions",
-    Block.NODEV: "dev.permissions",
     Block.NVML_FAILED: "drv.libraries",
     Block.CUDA_FAILED: "drv.libraries",
+    **dict.fromkeys((Block.NOT_IN_CONTAINER, Block.NO_DEVICE_NODE, Block.MASKED), "dev.nodes-missing"),
+    **dict.fromkeys((Block.NOT_A_DEVICE, Block.STALE_NODE, Block.NO_PERMISSION, Block.NODEV), "dev.permissions"),
 }
 """The check that judges each way to lose a GPU. Every other way, one that nobody has thought of too, fails here."""
 
@@ -92,7 +86,7 @@ def _count(machine: Machine, scope: Scope) -> Verdicts:
 
 
 def _checks_of(obstacles: Iterable[Obstacle]) -> str:
-    names = {**_JUDGED_BY, Block.NOT_SEEN_BY_CUDA: "gpu.mig"}
+    names = {**_OWN_CHECK, Block.NOT_SEEN_BY_CUDA: "gpu.mig"}
     return ", ".join(dict.fromkeys(names.get(obstacle.block, "dev.cgroup-restricted") for obstacle in obstacles))
 
 
@@ -101,16 +95,14 @@ def _unexplained(machine: Machine, scope: Scope, gone: Mapping[str, Obstacle]) -
     groups: dict[Block, list[Gpu]] = {}
     for gpu in machine.gpus or ():
         stopped = gone.get(gpu.bus_id)
-        if stopped is None or stopped.block in _JUDGED_BY:
-            continue
-        if stopped.block is Block.UNKNOWN and elsewhere(machine):
-            # dev.cgroup-restricted reports what nobody could look at in another process' place.
+        if stopped is None or stopped.block in _OWN_CHECK:
             continue
         # CUDA gives a process one MIG instance, of one GPU (MIG user guide).
-        has_mig = gpu.nvml is not None and bool(gpu.nvml.mig_mode)
-        if stopped.block is Block.NOT_SEEN_BY_CUDA and has_mig and not requested(machine, scope, gpu):
-            continue
-        groups.setdefault(stopped.block, []).append(gpu)
+        by_mig = stopped.block is Block.NOT_SEEN_BY_CUDA and gpu.nvml is not None and gpu.nvml.mig_mode
+        # dev.cgroup-restricted reports what nobody could look at in another process' place.
+        not_seen = stopped.block is Block.UNKNOWN and elsewhere(machine)
+        if not not_seen and (not by_mig or requested(machine, scope, gpu)):
+            groups.setdefault(stopped.block, []).append(gpu)
     for block, gpus in groups.items():
         yield _lost(block, gpus, gone[gpus[0].bus_id])
 
@@ -120,30 +112,20 @@ def _by_cuda_alone(machine: Machine) -> Iterator[Finding]:
     gpus = [gpu for gpu in machine.gpus or () if gpu.cuda is not None and gpu.nvml is None and "nvml" in gpu.unread]
     gpus = [gpu for gpu in gpus if gpu.unread["nvml"].reason not in (Reason.NOT_ASKED, Reason.NOT_STATED)]
     if gpus and nvml_failure(machine) is None and not elsewhere(machine):
-        evidence = _reasons(gpus, "nvml")
-        yield failed("CUDA lists it but NVML does not", _KERNEL_LOG, gpus, evidence=evidence, confidence=Confidence.LOW)
+        yield failed("CUDA lists it but NVML does not", _KERNEL_LOG, gpus, evidence=_reasons(gpus, "nvml"))
 
 
 def _lost(block: Block, gpus: list[Gpu], stopped: Obstacle) -> Finding:
-    summary, remedy, cause = f"cannot be used from here: {stopped.cause}", _KERNEL_LOG, ""
+    summary, remedy, library = f"cannot be used from here: {stopped.cause}", _KERNEL_LOG, "nvml"
     match block:
         case Block.NOT_LISTED:
             summary = "NVML does not list it, though the driver has it and its device node is accessible"
-            cause = "the driver could not start it"
         case Block.GPU_LOST:
-            summary, cause = "NVML counts it and cannot open it", "it no longer answers, or the driver gave it up"
-            remedy = as_root("Drain the node, then power-cycle it.", "dmesg | grep -iE 'NVRM|Xid'", reboot=True)
+            summary, remedy = "NVML counts it and cannot open it", _POWER
         case Block.NOT_SEEN_BY_CUDA:
-            summary = "NVML lists it but CUDA does not"
+            summary, library = "NVML lists it but CUDA does not", "cuda"
             remedy = todo("See gpu.mig, gpu.compute-mode, fabric.state and drv.versions: each of them can do this.")
-    return failed(
-        summary,
-        remedy,
-        gpus,
-        evidence=_reasons(gpus, "cuda" if block is Block.NOT_SEEN_BY_CUDA else "nvml"),
-        cause=cause,
-        confidence=Confidence.MEDIUM if cause else Confidence.LOW,
-    )
+    return failed(summary, remedy, gpus, evidence=_reasons(gpus, library), confidence=Confidence.LOW)
 
 
 def _reasons(gpus: list[Gpu], library: str) -> tuple[Evidence, ...]:
@@ -154,68 +136,59 @@ def _reasons(gpus: list[Gpu], library: str) -> tuple[Evidence, ...]:
 @check("dev.fell-off-bus", *Guard)
 def _off_the_bus(machine: Machine, scope: Scope) -> Verdicts:
     gpus, silent = machine.gpus or (), lost(machine, Block.OFF_THE_BUS)
+    reference = scope.expectation.reference if scope.expectation else None
+    here = {gpu.bus_id for gpu in gpus}
+    gone = tuple(gpu.bus_id for gpu in (reference.gpus if reference else None) or () if gpu.bus_id not in here)
     for gpu in gpus:
         if gpu in silent:
             yield failed(
                 "fell off the PCI bus: its configuration space reads all ones",
                 _POWER,
                 gpu,
-                evidence=(fact(f"/sys/bus/pci/devices/{gpu.bus_id}/config", "ff ff ff ff"),),
                 cause="the link is down; the kernel log has Xid 79, or errors of its PCIe port (AER)",
             )
         elif gpu.pci is None or not gpu.pci.responds:
             yield unknown("whether they answer on the PCI bus: sysfs was not read", gpu)
-    reference = scope.expectation.reference if scope.expectation else None
-    here = {gpu.bus_id for gpu in gpus}
-    gone = tuple(gpu.bus_id for gpu in (reference.gpus if reference else None) or () if gpu.bus_id not in here)
-    answering = [gpu for gpu in gpus if gpu not in silent and gpu.pci is not None and gpu.pci.responds]
+        elif not silent and not gone:
+            yield passed("the GPUs answer on the PCI bus", gpu)
     if gone:
-        yield failed(
-            f"not on the PCI bus, and the expected machine has it: {', '.join(gone)}",
-            _POWER,
-            Place(kind=PlaceKind.GPU, ids=gone),
-            evidence=(fact("/sys/bus/pci/devices", several(len(here), "GPU")),),
-            cause="it was removed, or its link did not come up at boot",
-        )
+        sentence = f"not on the PCI bus, and the expected machine has it: {', '.join(gone)}"
+        cause = "it was removed, or its link did not come up at boot"
+        yield failed(sentence, _POWER, Place(kind=PlaceKind.GPU, ids=gone), cause=cause)
     elif not gpus:
         yield skipped(NO_NVIDIA_GPU)
-    elif answering and not silent:
-        yield passed("every GPU answers on the PCI bus", answering)
 
 
 @check("dev.driver-binding", *Guard)
 def _binding(machine: Machine, scope: Scope) -> Verdicts:
-    gpus = [gpu for gpu in machine.gpus or () if gpu.pci is not None and gpu.pci.driver is not None]
+    bound = [gpu for gpu in machine.gpus or () if gpu.pci is not None and gpu.pci.driver is not None]
     unbound = lost(machine, Block.NOT_BOUND)
     for gpu in unbound:
-        yield _not_bound(machine, scope, gpu)
-    if not gpus and not unbound:
-        skip(NO_NVIDIA_GPU)
+        yield from about(gpu, _not_bound(machine, scope, gpu))
     if not unbound:
-        yield passed("every GPU is bound to the driver nvidia", gpus)
+        yield passed("every GPU is bound to the driver nvidia", bound or skip(NO_NVIDIA_GPU))
 
 
-def _not_bound(machine: Machine, scope: Scope, gpu: Gpu) -> Finding:
+def _not_bound(machine: Machine, scope: Scope, gpu: Gpu) -> Verdicts:
     driver = (gpu.pci and gpu.pci.driver) or ""
     words = f"bound to {driver}, not to nvidia" if driver else "no kernel driver is bound"
-    more: dict[str, Any] = {
-        "place": gpu,
-        "evidence": (fact(f"/sys/bus/pci/devices/{gpu.bus_id}/driver", driver or "none"),),
-    }
+    yield fact(f"/sys/bus/pci/devices/{gpu.bus_id}/driver", driver or "none")
     if driver.startswith("vfio"):
-        more["remedy"] = as_root("Take it back from the virtual machine: unbind it from vfio-pci, bind it to nvidia.")
-        more["cause"] = "it is reserved for a virtual machine"
+        remedy = as_root("Take it back from the virtual machine: unbind it from vfio-pci, bind it to nvidia.")
+        cause = "it is reserved for a virtual machine"
         if requested(machine, scope, gpu):
-            return failed(f"{words}, but it is required (--gpus, --expect)", **more)
-        return noted(words, **more)
-    if driver:
+            yield failed(f"{words}, but it is required (--gpus, --expect)", remedy, cause=cause)
+        else:
+            yield noted(words, remedy=remedy, cause=cause)
+    elif driver:
         remedy = as_root(f"Keep {driver} from loading (modprobe.blacklist={driver}), and reboot.", reboot=True)
-        return failed(words, remedy, cause="another driver took it first", **more)
-    if "nvidia" in ((machine.driver or Driver()).modules or ()):
+        yield failed(words, remedy, cause="another driver took it first")
+    elif "nvidia" in ((machine.driver or Driver()).modules or ()):
         remedy = as_root("Look in the kernel log for why the driver refused it.", "dmesg | grep -i NVRM")
-        return failed(words, remedy, cause="the module is loaded but did not bind to it", **more)
-    remedy = as_root("Load the driver's kernel module, or install it.", "modprobe nvidia")
-    return failed(words, remedy, cause="the NVIDIA kernel module is not loaded", **more)
+        yield failed(words, remedy, cause="the module is loaded but did not bind to it")
+    else:
+        remedy = as_root("Load the driver's kernel module, or install it.", "modprobe nvidia")
+        yield failed(words, remedy, cause="the NVIDIA kernel module is not loaded")
 
 
 @check("dev.excluded", Guard.P2P, Guard.EGM)
@@ -228,18 +201,12 @@ def _excluded(machine: Machine, scope: Scope) -> Verdicts:
             yield fact(f"{PARAMS} {name}", parameters[name])
     if excluded:
         required = [gpu for gpu in excluded if requested(machine, scope, gpu)]
-        configured = "excluded by the driver's configuration"
-        yield (failed if required else warned)(
-            f"{configured}, but {on_gpus(required).label} is required (--gpus, --expect)"
-            if required
-            else f"{configured}: other GPUs can use it neither as a peer nor as an EGM route",
-            without_option("NVreg_ExcludedGpus"),
-            excluded,
-            evidence=tuple(
-                fact(f"/proc/driver/nvidia/gpus/{gpu.bus_id}/information", "GPU Excluded: Yes") for gpu in excluded
-            ),
-            cause="the administrator excluded it",
-        )
+        words = "the administrator excluded it: other GPUs can use it neither as a peer nor as an EGM route"
+        if required:
+            words = f"the administrator excluded it, but {on_gpus(required).label} is required (--gpus, --expect)"
+        for gpu in excluded:
+            yield fact(f"/proc/driver/nvidia/gpus/{gpu.bus_id}/information", "GPU Excluded: Yes")
+        yield (failed if required else warned)(words, without_option("NVreg_ExcludedGpus"), excluded)
         return
     read = [gpu for gpu in gpus if gpu.proc is not None and gpu.proc.excluded is not None]
     unread = [gpu for gpu in gpus if gpu not in read and _may_be_excluded(gpu)]

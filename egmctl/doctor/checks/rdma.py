@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from egmctl.doctor.check import Scope, Verdicts, about, check, end, known, skip
+from egmctl.doctor.check import Scope, Verdicts, check, end, known, skip
 from egmctl.doctor.checks.numa import mode_evidence
 from egmctl.doctor.findings import as_root, fact, failed, passed, todo, unknown, warned
 from egmctl.doctor.situation import dotted, in_container, kernel, node_evidence, numbers
-from egmctl.doctor.subject import need_c2c
+from egmctl.doctor.subject import check_gpus, need_c2c
 from egmctl.model.finding import Evidence, Guard, on_nics
 from egmctl.model.machine import Driver, Gpu, Machine, Nic, NicPort, System
 from egmctl.model.route import LinkClass
@@ -37,40 +37,33 @@ def _ports(machine: Machine, scope: Scope) -> Verdicts:
     unread |= {nic.name for nic, port in active if port.rate_gbit_s is None}
     if not ports:
         end(unknown("the ports' states were not read", on_nics(nic.name for nic in nics)))
-    for nic in nics:
-        if nic.name in unread:
-            yield unknown("the state or rate of a port was not read", on_nics([nic.name]))
+    if unread:
+        yield unknown("the state or rate of a port was not read", on_nics(sorted(unread)))
     expected, usual = _expected(scope), _usual_rates(active)
     good, unused = [], []
     for nic, port in ports:
         place, evidence = on_nics([nic.name]), (_port_evidence(nic, port),)
         rate = usual.get(_kind(nic, port), 0)
+        inactive = f"port {port.number} is {port.state}"
         if port.state == "ACTIVE" and (port.rate_gbit_s is None or port.rate_gbit_s >= rate):
             good.append(nic.name)
         elif port.state == "ACTIVE":
             slow = f"port {port.number} runs at {port.rate_gbit_s:g} Gbit/s, the others at {rate:g}"
             yield warned(slow, CABLE, place, evidence=evidence)
         elif (nic.name, port.number) in expected:
-            inactive = f"port {port.number} is {port.state}, and was active when the machine of --expect was recorded"
-            yield failed(inactive, CABLE, place, evidence=evidence)
+            was_active = f"{inactive}, and was active when the machine of --expect was recorded"
+            yield failed(was_active, CABLE, place, evidence=evidence)
         elif port.physical_state == "LinkUp" and port.link_layer == "InfiniBand":
-            yield warned(
-                f"port {port.number} has a link and is {port.state}: no subnet manager has configured it",
-                as_root("Check the subnet manager of that fabric.", "sminfo"),
-                place,
-                evidence=evidence,
-            )
+            remedy = as_root("Check the subnet manager of that fabric: it has not configured the port.", "sminfo")
+            yield warned(f"{inactive}, though its link is up", remedy, place, evidence=evidence)
         elif active and asked:
-            yield warned(f"port {port.number} is {port.state}", CABLE, place, evidence=evidence)
+            yield warned(inactive, CABLE, place, evidence=evidence)
         else:
             unused.append(f"{nic.name}/{port.number}")
     if not active:
-        yield (failed if asked else warned)(
-            "no port is active",
-            CABLE,
-            on_nics(dict.fromkeys(nic.name for nic, _ in ports)),
-            evidence=tuple(_port_evidence(nic, port) for nic, port in ports),
-        )
+        yield from (_port_evidence(nic, port) for nic, port in ports)
+        place = on_nics(dict.fromkeys(nic.name for nic, _ in ports))
+        yield (failed if asked else warned)("no port is active", CABLE, place)
     elif names := [name for name in dict.fromkeys(good) if name not in unread]:
         note = f"not active: {', '.join(unused)}; --for rdma or --expect makes that a finding" if unused else ""
         yield passed("ports are active", on_nics(names), note=note)
@@ -122,21 +115,18 @@ def _gdr_path(machine: Machine, scope: Scope) -> Verdicts:
     elif dma_buf is None or modules is None:
         yield unknown("whether NICs reach GPU memory is unknown: some facts were not read")
     else:
-        yield (failed if scope.asked_purpose(Guard.RDMA) else warned)(
-            "NICs cannot reach GPU memory: neither nvidia_peermem nor dma-buf",
-            as_root("Load nvidia_peermem, or use open modules on Linux 5.12 or newer.", "modprobe nvidia_peermem"),
-            cause="everything between GPUs of different nodes is then copied through host memory",
-        )
+        remedy = as_root("Load nvidia_peermem, or use open modules on Linux 5.12 or newer.", "modprobe nvidia_peermem")
+        cause = "everything between GPUs of different nodes is then copied through host memory"
+        no_way = "NICs cannot reach GPU memory: neither nvidia_peermem nor dma-buf"
+        yield (failed if scope.asked_purpose(Guard.RDMA) else warned)(no_way, remedy, cause=cause)
 
 
-@check("rdma.affinity", Guard.RDMA, Guard.PERF, sections=("host", "gpus", "nics"))
-def _affinity(machine: Machine, scope: Scope) -> Verdicts:
-    _nics(machine, scope)
-    for gpu in scope.gpus_of(machine):
-        yield from about(gpu, _nearest(machine, gpu))
+def _gpus(machine: Machine, scope: Scope) -> tuple[Gpu, ...]:
+    return scope.gpus_of(machine) if _nics(machine, scope) else ()
 
 
-def _nearest(machine: Machine, gpu: Gpu) -> Verdicts:
+@check_gpus("rdma.affinity", Guard.RDMA, Guard.PERF, sections=("host", "gpus", "nics"), gpus_of=_gpus)
+def _affinity(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
     classes = {nic.name: gpu_nic_link(machine, gpu, nic).kind for nic in machine.nics or ()}
     near = (LinkClass.PIX, LinkClass.PXB, LinkClass.PHB, LinkClass.NODE)
     if any(kind in near for kind in classes.values()):
@@ -145,11 +135,9 @@ def _nearest(machine: Machine, gpu: Gpu) -> Verdicts:
         yield unknown("the distance to the NICs is unknown")
     else:
         yield from (fact(f"GPU{gpu.index} to {name}", kind.value) for name, kind in classes.items())
-        yield warned(
-            "every NIC is on another NUMA node",
-            todo("Use GPUs that have a NIC on their own NUMA node for traffic between nodes, or move a NIC."),
-            cause="RDMA to this GPU crosses the CPUs' interconnect, and NCCL does not use GPUDirect at that distance",
-        )
+        remedy = todo("Use GPUs that have a NIC on their own NUMA node for traffic between nodes, or move a NIC.")
+        cause = "RDMA crosses the CPUs' interconnect, and NCCL does not use GPUDirect at that distance"
+        yield warned("every NIC is on another NUMA node", remedy, cause=cause)
 
 
 @check("rdma.ofed", Guard.RDMA, sections=("nics", "system"))
@@ -174,11 +162,8 @@ def _devices(machine: Machine, scope: Scope) -> Verdicts:
     denied = [device for device in verbs if device.node.access != "ok"]
     yield from node_evidence(device.node for device in denied or verbs)
     if not verbs:
-        yield (failed if asked else warned)(
-            "there are NICs and no verbs devices: programs cannot use RDMA",
-            as_root("Load ib_uverbs.", "modprobe ib_uverbs"),
-            evidence=(fact("/sys/class/infiniband_verbs", "empty"),),
-        )
+        no_verbs = "there are NICs and no verbs devices: programs cannot use RDMA"
+        yield (failed if asked else warned)(no_verbs, as_root("Load ib_uverbs.", "modprobe ib_uverbs"))
         return
     if not denied:
         yield passed("the verbs devices are accessible")
@@ -195,15 +180,11 @@ def _devices(machine: Machine, scope: Scope) -> Verdicts:
     if not asked and errors == ["ENOENT"] and not container:
         yield passed("the nodes in /dev/infiniband are missing", note=summary)
     else:
-        yield (failed if asked else warned)(
-            summary,
-            todo(
-                "Pass the devices into the container: docker run --device=/dev/infiniband, or the RDMA device plugin "
-                "of Kubernetes."
-                if container
-                else "Let the resource manager allow /dev/infiniband/*, or let udev make it readable and writable."
-            ),
-        )
+        remedy = todo("Let the resource manager allow /dev/infiniband/*, or let udev make it readable and writable.")
+        if container:
+            devices = "docker run --device=/dev/infiniband, or the RDMA device plugin of Kubernetes"
+            remedy = todo(f"Pass the devices into the container: {devices}.")
+        yield (failed if asked else warned)(summary, remedy)
 
 
 PCIE_MAPPING_DRIVER = (570, 86, 15)
@@ -224,12 +205,10 @@ def _coherent_dmabuf(machine: Machine, scope: Scope) -> Verdicts:
     yield fact("kernel", dotted(release))
     yield from mode_evidence(machine)
     if known(version, "the driver's version was not read") < PCIE_MAPPING_DRIVER:
-        yield warned(
-            "this driver has no dma-buf mapping of GPU memory over PCIe, which NICs on PCIe need",
-            as_root("Use driver 570.86.15 or newer, and CUDA 12.8 or newer.", reboot=True),
-            cause="CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE came with them "
-            "(https://github.com/ofiwg/libfabric/issues/10967)",
-        )
+        remedy = as_root("Use driver 570.86.15 or newer, and CUDA 12.8 or newer.", reboot=True)
+        cause = "it came with CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE"
+        no_mapping = "this driver has no dma-buf mapping of GPU memory over PCIe, which NICs on PCIe need"
+        yield warned(no_mapping, remedy, cause=cause)
         return
     can_map = "dma-buf of GPU memory can be mapped over PCIe"
     if mode is MemoryMode.NUMA or (release is not None and release >= CDMM_DMABUF_KERNEL):
@@ -248,8 +227,7 @@ def _coherent_dmabuf(machine: Machine, scope: Scope) -> Verdicts:
         yield warned(
             "under CDMM, dma-buf of GPU memory needs nvidia_uvm's pages or Linux 6.18, and nvidia_uvm is not loaded",
             as_root("Load nvidia_uvm at boot, or boot Linux 6.18.", "modprobe nvidia_uvm"),
-            cause="open-gpu-kernel-modules 595.45.04, nv-dmabuf.c: 'Failed to get a reference on dev_pagemap in "
-            "CDMM(driver) mode'; read in the source, not tried",
+            cause="read in the driver's source (nv-dmabuf.c of open-gpu-kernel-modules 595.45.04), not measured",
         )
 
 
@@ -266,16 +244,10 @@ def _gdrcopy(machine: Machine, _scope: Scope) -> Verdicts:
     loaded = modules.get("gdrdrv")
     yield fact("/sys/module/gdrdrv/version", "not loaded" if loaded is None else loaded or "no version")
     if loaded is None:
-        yield passed(
-            "gdrdrv is not loaded",
-            note="under CDMM a CPU cannot load or store GPU memory without GDRCopy: gdrdrv 2.5.1 or newer, or GDRCopy "
-            "2.6 on a CUDA 13.3 driver, which needs no module",
-        )
+        note = "under CDMM a CPU reaches GPU memory by gdrdrv 2.5.1, or GDRCopy 2.6 on a CUDA 13.3 driver, only"
+        yield passed("gdrdrv is not loaded", note=note)
     elif known(numbers(loaded), "the version of gdrdrv is unknown: the module does not report it") < CDMM_GDRDRV:
-        yield warned(
-            f"gdrdrv {loaded} does not support CDMM: GDRCopy cannot map GPU memory",
-            as_root("Install gdrdrv 2.5.1 or newer and reload it."),
-            cause="GDRCopy, CHANGELOG.md: 2.5.1 is the first to 'Support the CDMM mode'",
-        )
+        remedy = as_root("Install gdrdrv 2.5.1 or newer and reload it.")
+        yield warned(f"gdrdrv {loaded} does not support CDMM: GDRCopy cannot map GPU memory", remedy)
     else:
         yield passed(f"gdrdrv {loaded} supports CDMM")
