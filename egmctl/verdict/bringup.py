@@ -6,6 +6,7 @@ What explains what is :mod:`egmctl.verdict.explain`. What nothing explains is a 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
 from egmctl.model.bringup import Answer, Bringup, Gap, GapKind
 from egmctl.model.diagnosis import Diagnosis
@@ -14,7 +15,7 @@ from egmctl.model.finding import Status as Found
 from egmctl.model.measurement import RunReport, Status
 from egmctl.model.verdict import Grade, Yardstick
 from egmctl.units import several
-from egmctl.verdict.explain import Shortfalls, explained_by, shortfalls
+from egmctl.verdict.explain import Shortfalls, cause_of, explained_by, shortfalls
 from egmctl.verdict.yardsticks import is_lost
 
 
@@ -68,13 +69,9 @@ def _by_doctor(diagnosis: Diagnosis, run: RunReport | None, before: Diagnosis | 
         finding = cause.finding
         explained = frozenset[int]() if run is None else explained_by(cause, run, short)
         under_load = before is not None and not any(_was_there(finding, earlier) for earlier in before.findings)
-        failed = (
-            (finding.check, finding.place.ids) in asked
-            or (under_load and cause.status is Found.WARN)
-            or bool(explained & short.broken)
-        )
-        status = Found.FAIL if failed else cause.status
-        yield RunCause(status=status, finding=finding, explains=tuple(sorted(explained)), under_load=under_load)
+        joined = replace(cause_of(finding, explained, short), under_load=under_load)
+        failed = (finding.check, finding.place.ids) in asked or (under_load and cause.status is Found.WARN)
+        yield replace(joined, status=Found.FAIL) if failed else joined
 
 
 def _unexplained(run: RunReport, numbers: Collection[int], status: Found) -> RunCause:
