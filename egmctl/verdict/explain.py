@@ -15,15 +15,14 @@ from egmctl.doctor.causes import explains
 from egmctl.doctor.check import Scope
 from egmctl.doctor.checks.gpu import SLOWDOWNS
 from egmctl.doctor.effects_on_paths import Node, Symptom, Trouble, numa_nodes
+from egmctl.doctor.findings import fact, noted, todo, warned
 from egmctl.model.finding import (
     OF_GPUS,
     TOLD,
     Cause,
-    Evidence,
     Finding,
     Place,
     PlaceKind,
-    Remedy,
     RunCause,
     Status,
     Waiver,
@@ -267,39 +266,28 @@ def left_out(machine: Machine, gpus: Sequence[Gpu], kind: WaiverKind) -> Finding
     kind
         Of :data:`egmctl.model.finding.OF_GPUS`, as the run recorded it.
     """
-    evidence: list[Evidence] = []
-    match kind:
-        case WaiverKind.GPU_BUSY:
-            check = IN_USE
-            uses = [use for gpu in gpus if (use := in_use(gpu)) is not None]
-            pids = tuple(sorted({pid for use in uses for pid in use.pids}))
-            users = [f"in use by process {listed(pids)}"] if pids else []
-            summary = "; ".join([*users, *(str(use) for use in uses if not use.pids)]) or "in use by others"
-            remedy = Remedy(
-                text="Wait until they are idle (the command below shows who uses them), or measure beside them with "
-                "'egmctl bench --allow-busy'.",
-                command=_processes(pids) if pids else "nvidia-smi",
-            )
-            for use in uses:
-                call = "nvmlDeviceGetComputeRunningProcesses" if use.pids else "nvmlDeviceGetMemoryInfo"
-                processes = f"process {', '.join(map(str, use.pids))}"
-                value = processes if use.pids else f"{format_size(use.used_bytes)} used"
-                evidence.append(Evidence(source=f"{call}(GPU{use.gpu.index})", value=value))
-        case WaiverKind.GPU_HIDDEN:
-            check, summary = HIDDEN, "hidden by CUDA_VISIBLE_DEVICES"
-            remedy = Remedy(text="Unset CUDA_VISIBLE_DEVICES, or leave these GPUs out with --gpus.")
-        case _:
-            check = UNUSABLE
-            summary = "; ".join(dict.fromkeys(gpu_obstacle(machine, gpu) or "CUDA does not see it" for gpu in gpus))
-            remedy = Remedy(text="See what stops them with 'egmctl doctor --active'.")
-    return Finding(
-        check=check,
-        status=Status.NOTE,
-        summary=summary,
-        place=on_gpus(gpus),
-        evidence=tuple(evidence),
-        remedy=remedy,
+    if kind is WaiverKind.GPU_HIDDEN:
+        remedy = todo("Unset CUDA_VISIBLE_DEVICES, or leave these GPUs out with --gpus.")
+        return noted("hidden by CUDA_VISIBLE_DEVICES", gpus, check=HIDDEN, remedy=remedy)
+    if kind is not WaiverKind.GPU_BUSY:
+        stopped = "; ".join(dict.fromkeys(gpu_obstacle(machine, gpu) or "CUDA does not see it" for gpu in gpus))
+        return noted(stopped, gpus, check=UNUSABLE, remedy=todo("See what stops them with 'egmctl doctor --active'."))
+    uses = [use for gpu in gpus if (use := in_use(gpu)) is not None]
+    pids = tuple(sorted({pid for use in uses for pid in use.pids}))
+    users = [f"in use by process {listed(pids)}"] if pids else []
+    evidence = [
+        fact(f"nvmlDeviceGetComputeRunningProcesses(GPU{use.gpu.index})", f"process {', '.join(map(str, use.pids))}")
+        if use.pids
+        else fact(f"nvmlDeviceGetMemoryInfo(GPU{use.gpu.index})", f"{format_size(use.used_bytes)} used")
+        for use in uses
+    ]
+    remedy = todo(
+        "Wait until they are idle (the command below shows who uses them), or measure beside them with "
+        "'egmctl bench --allow-busy'.",
+        _processes(pids) if pids else "nvidia-smi",
     )
+    summary = "; ".join([*users, *(str(use) for use in uses if not use.pids)]) or "in use by others"
+    return noted(summary, gpus, check=IN_USE, evidence=tuple(evidence), remedy=remedy)
 
 
 def _processes(pids: Iterable[int]) -> str:
@@ -319,12 +307,9 @@ def during(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:
         if route is not None and route.verdict is Verdict.REFUTED:
             stray[route.link].add(number)
     for link, numbers in stray.items():
-        finding = Finding(
-            check=OTHER_LINK,
-            status=Status.WARN,
-            summary=f"the bytes did not go over {link}, by the counters of the links",
-            remedy=Remedy(text="See which links are up, and what keeps peers apart, with 'egmctl doctor'."),
-        )
+        remedy = todo("See which links are up, and what keeps peers apart, with 'egmctl doctor'.")
+        summary = f"the bytes did not go over {link}, by the counters of the links"
+        finding = warned(summary, remedy, check=OTHER_LINK)
         yield finding, numbers
 
 
@@ -334,19 +319,16 @@ def _host_busy(load: HostLoad | None) -> Finding | None:
         return None
     if load.others_cpu_s / load.wall_s < max(min(_BUSY_CPUS, load.cpus / 2), _BUSY_PART * load.cpus):
         return None
-    return Finding(
+    cpu_s, average = load.others_cpu_s, load.load_average
+    return warned(
+        f"the host was busy: load {average:.0f} on {load.cpus} CPUs, other processes used {cpu_s:.0f} CPU-seconds in "
+        f"{load.wall_s:.0f} s",
+        todo(
+            "Measure again when the host is idle (the command below shows what runs).",
+            "ps -eo pid,user,pcpu,etime,comm --sort=-pcpu | head",
+        ),
         check=HOST_BUSY,
-        status=Status.WARN,
-        summary=f"the host was busy: load {load.load_average:.0f} on {load.cpus} CPUs, other processes used "
-        f"{load.others_cpu_s:.0f} CPU-seconds in {load.wall_s:.0f} s",
-        evidence=(
-            Evidence(source="/proc/stat", value=f"{load.others_cpu_s:.1f} CPU-seconds of others"),
-            Evidence(source="/proc/loadavg", value=f"{load.load_average:.2f}"),
-        ),
-        remedy=Remedy(
-            text="Measure again when the host is idle (the command below shows what runs).",
-            command="ps -eo pid,user,pcpu,etime,comm --sort=-pcpu | head",
-        ),
+        evidence=(fact("/proc/stat", f"{cpu_s:.1f} CPU-seconds of others"), fact("/proc/loadavg", f"{average:.2f}")),
     )
 
 
@@ -359,14 +341,11 @@ def _on_gpus(report: RunReport, check: str) -> Iterator[tuple[Finding, set[int]]
                 showing[sentence].append((number, gpu))
     for sentence, shown in showing.items():
         if check == OTHERS:
-            remedy = Remedy(
-                text="Measure again when the GPUs are idle.", command=_processes(shown[-1][1].other_processes or ())
-            )
+            pids = shown[-1][1].other_processes or ()
+            remedy = todo("Measure again when the GPUs are idle.", _processes(pids))
         else:
-            remedy = Remedy(
-                text="Check fans, coolant and power supplies, then measure again.",
-                command="nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
-            )
+            text = "Check fans, coolant and power supplies, then measure again."
+            remedy = todo(text, "nvidia-smi -q -d PERFORMANCE,TEMPERATURE")
         # By their labels: nodes of one run have GPUs of the same bus ids.
         labels = dict.fromkeys(gpu.label for _, gpu in shown)
         indices = [label.removeprefix("GPU") for label in labels]
@@ -374,8 +353,7 @@ def _on_gpus(report: RunReport, check: str) -> Iterator[tuple[Finding, set[int]]
         if all(map(str.isdecimal, indices)):
             label = f"GPU{format_kernel_list(set(map(int, indices)))}"
         place = Place(kind=PlaceKind.GPU, ids=tuple(dict.fromkeys(gpu.bus_id for _, gpu in shown)), label=label)
-        finding = Finding(check=check, status=Status.WARN, summary=sentence, place=place, remedy=remedy)
-        yield finding, {number for number, _ in shown}
+        yield warned(sentence, remedy, place, check=check), {number for number, _ in shown}
 
 
 def words(check: str, gpu: GpuEvidence) -> str | None:
