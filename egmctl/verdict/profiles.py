@@ -376,8 +376,6 @@ class _Learnt:
     unit: Unit
     by_path: dict[tuple[str, str], list[float]] = field(default_factory=dict)
     """The medians of each path of each node, one for each run."""
-    size_bytes: int = 0
-    """The largest that was seen in a sweep."""
     least_bytes: int | None = None
     """The smallest buffers that were learnt from."""
 
@@ -429,8 +427,13 @@ def learn(runs: Sequence[Run], name: str, date: str) -> Profile:
             )
     learnt: dict[_Key, _Learnt] = {}
     for run in runs:
-        for measurement in run.report.measurements:
-            _add(learnt, run, measurement)
+        measurements = run.report.measurements
+        largest: dict[str, int] = {}
+        for m in measurements:
+            largest[m.case] = max(m.size_bytes, largest.get(m.case, 0))
+        for measurement in measurements:
+            if measurement.size_bytes == largest[measurement.case]:
+                _add(learnt, run.node, measurement)
     if not learnt:
         raise UsageError("the runs hold nothing to learn from: no measurement is ok, large enough and from idle GPUs")
     nodes = len({run.node for run in runs})
@@ -446,22 +449,15 @@ def learn(runs: Sequence[Run], name: str, date: str) -> Profile:
     )
 
 
-def _add(learnt: dict[_Key, _Learnt], run: Run, measurement: Measurement) -> None:
+def _add(learnt: dict[_Key, _Learnt], node: str, measurement: Measurement) -> None:
     value = value_of(measurement)
     if value is None or measurement.status is not Status.OK or not_judged(measurement) or _is_beside(measurement):
         return
     path_class = class_of(measurement)
     flows = len(measurement.flows) if measurement.pattern in _COUNTED_FLOWS else None
     entry = learnt.setdefault((path_class.case, path_class.link, flows), _Learnt(unit_of(measurement)))
-    if _is_swept(run.report, measurement):
-        if measurement.size_bytes < entry.size_bytes:
-            return
-        if measurement.size_bytes > entry.size_bytes:
-            entry.by_path.clear()
-            entry.least_bytes = None
-            entry.size_bytes = measurement.size_bytes
     entry.least_bytes = min(entry.least_bytes or measurement.size_bytes, measurement.size_bytes)
-    entry.by_path.setdefault((run.node, measurement.path), []).append(value)
+    entry.by_path.setdefault((node, measurement.path), []).append(value)
 
 
 def _is_beside(measurement: Measurement) -> bool:
@@ -518,10 +514,6 @@ def _signature(machines: Sequence[Machine]) -> Signature:
 def _kind(machine: Machine) -> str:
     """Name what has to be the same in all machines of a profile."""
     return ", ".join(sorted(set(map(gpu_kind, machine.gpus or ())))) or "no GPU"
-
-
-def _is_swept(report: RunReport, measurement: Measurement) -> bool:
-    return any(m.case == measurement.case and m.size_bytes != measurement.size_bytes for m in report.measurements)
 
 
 def _round(value: float) -> float:
