@@ -207,23 +207,15 @@ def policy(machine: Machine, by: Manager) -> str:
     if by.name:
         words = f"set by {by.name}" + (f" ({by.sign.source}: {by.sign.value})" if by.sign else "")
     process, confinement = machine.process or Process(), machine.confinement or Confinement()
-    own, limited = device_path(process, confinement), limited_cgroup(confinement)
+    own = device_path(process, confinement)
+    # Of version 2 the limit is on the lowest cgroup with a device program. Of version 1 it is on the highest one whose
+    # list is no longer that of all devices; a list of denials prints that of all devices too, so it tells nothing.
+    programs = [program.cgroup for program in confinement.device_programs or () if program.cgroup is not None]
+    lists = [entry.cgroup for entry in confinement.device_lists if entry.rules and entry.rules != (_ALL_DEVICES,)]
+    limited = max(programs, key=len) if programs else next(iter(lists), None)
     if limited is not None and limited != own:
         return f"{words}; the limit is on {limited}, an ancestor of this process' cgroup {own}"
     return f"{words}; the cgroup is {own}" if own.strip("/") and not by.name else words
-
-
-def limited_cgroup(confinement: Confinement) -> str | None:
-    """Return the cgroup that carries the limit, as far as that can be read; ``None`` where it cannot.
-
-    Of version 2 it is the lowest with a device program. Of version 1 it is the highest whose list is no longer that of
-    all devices; a list of denials prints that of all devices too, so it tells nothing.
-    """
-    programs = [program.cgroup for program in confinement.device_programs or () if program.cgroup is not None]
-    if programs:
-        return max(programs, key=len)
-    limited = (entry for entry in confinement.device_lists if entry.rules and entry.rules != (_ALL_DEVICES,))
-    return next((entry.cgroup for entry in limited), None)
 
 
 def manager(machine: Machine, *, of_container: bool = False) -> Manager:

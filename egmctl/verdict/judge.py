@@ -8,13 +8,11 @@ NVLink and of PCIe and none of NVLink-C2C: that a GPU used its own is inferred b
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 from egmctl.doctor.kernel_faults import kernel_faults
 from egmctl.model.finding import Status
-from egmctl.model.gpu import FAKE, are_fake
 from egmctl.model.measurement import BROKEN, COUNTED_AT_LEAST, STRAY_AT_MOST, Measurement, Quantity, RunReport, Verdict
 from egmctl.model.profile import Profile, Unit
 from egmctl.model.route import Egm, LinkKind
@@ -164,7 +162,6 @@ def judge(
         grade = Grade.WARN
     return RunVerdict(
         grade=grade,
-        reason=_run_reason(report, grade, classes, warnings),
         profile=profile.name if profile else None,
         profile_reason=profile_reason,
         classes=classes,
@@ -262,14 +259,3 @@ def _logged(report: RunReport) -> Iterable[str]:
     for fault in kernel_faults(report.machines[0], report.kernel_messages.events):
         if fault.status is not Status.PASS:
             yield f"the kernel logged meanwhile: {fault.title}{fault.times}"
-
-
-def _run_reason(report: RunReport, grade: Grade, classes: Sequence[ClassVerdict], warnings: Sequence[str]) -> str:
-    counts = Counter(verdict.grade for verdict in classes)
-    words = {**{grade: grade.value for grade in Grade}, Grade.NO_REFERENCE: "without a reference"}
-    parts = [f"{counts[grade]} {words[grade]}" for grade in Grade if counts[grade]]
-    reason = f"{len(classes)} path classes: {', '.join(parts) or 'none was measured'}"
-    if grade is Grade.WARN and not counts[Grade.WARN]:
-        reason += f"; {warnings[0]}"
-    fake = are_fake(gpu.name for gpu in report.gpus)
-    return f"{FAKE}: {reason}" if fake else reason
