@@ -470,12 +470,10 @@ def _references(learnt: Mapping[_Key, _Learnt]) -> Iterator[Reference]:
     of_link: dict[tuple[str, Unit], list[_Learnt]] = {}
     for (_, link, _), entry in learnt.items():
         of_link.setdefault((link, entry.unit), []).append(entry)
-    offs = {key: max(entry.off for entry in alike) for key, alike in of_link.items()}
-    spreads = {
-        key: [spread for entry in alike if (spread := entry.run_to_run) is not None] for key, alike in of_link.items()
-    }
     for (case, link, flows), entry in learnt.items():
-        off, run_to_run = offs[link, entry.unit], spreads[link, entry.unit]
+        alike = of_link[link, entry.unit]
+        off = max(other.off for other in alike)
+        spreads = [spread for other in alike if (spread := other.run_to_run) is not None]
         latency = entry.unit is Unit.NS
         warn = max(SPREADS_WARN * off, LATENCY_WARN if latency else LEAST_WARN)
         fail = max(SPREADS_FAIL * off, LATENCY_FAIL if latency else LEAST_FAIL)
@@ -489,7 +487,7 @@ def _references(learnt: Mapping[_Key, _Learnt]) -> Iterator[Reference]:
             fail=_round(entry.typical * max(0.01, 1 + sign * fail)),
             flows=flows,
             least_bytes=0 if latency else max(JUDGED_FROM_BYTES, (entry.least_bytes or 0) // SMALLER),
-            run_to_run=_round(max(run_to_run)) if run_to_run else None,
+            run_to_run=_round(max(spreads)) if spreads else None,
             source="runs",
             bounds_source="bounds",
         )
