@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, median_high, median_low
 
@@ -54,20 +55,16 @@ def _one(symbols: Iterable[str]) -> str:
     return found.pop() if len(found) == 1 else SEVERAL
 
 
-def several_sizes(classes: Iterable[PathClass]) -> frozenset[PathClass]:
-    """Return the classes of cases that were measured at several sizes."""
-    sizes: dict[tuple[str, str], set[int]] = {}
-    known = tuple(classes)
-    for path_class in known:
-        sizes.setdefault((path_class.case, path_class.link), set()).add(path_class.size_bytes)
-    return frozenset(path_class for path_class in known if len(sizes[path_class.case, path_class.link]) > 1)
+def several_sizes(classes: Collection[PathClass]) -> frozenset[PathClass]:
+    """Return those of different classes whose case was measured at several sizes."""
+    sizes = Counter((path_class.case, path_class.link) for path_class in classes)
+    return frozenset(c for c in classes if sizes[c.case, c.link] > 1)
 
 
-def names(classes: Iterable[PathClass]) -> dict[PathClass, str]:
+def names(classes: Collection[PathClass]) -> dict[PathClass, str]:
     """Return what each class is called: with its size only where a case was measured at several."""
-    known = tuple(classes)
-    sized = several_sizes(known)
-    return {c: f"{c.case} over {c.link}{f', {format_size(c.size_bytes)}' if c in sized else ''}" for c in known}
+    sized = several_sizes(classes)
+    return {c: f"{c.case} over {c.link}{f', {format_size(c.size_bytes)}' if c in sized else ''}" for c in classes}
 
 
 def unit_of(measurement: Measurement) -> Unit:
