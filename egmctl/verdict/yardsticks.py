@@ -51,8 +51,8 @@ def kind_of(measurement: Measurement) -> str:
 
 
 def _one(symbols: Iterable[str]) -> str:
-    found = set(symbols)
-    return found.pop() if len(found) == 1 else SEVERAL
+    different = set(symbols)
+    return different.pop() if len(different) == 1 else SEVERAL
 
 
 def several_sizes(classes: Collection[PathClass]) -> frozenset[PathClass]:

@@ -59,7 +59,11 @@ def summary(bringup: Bringup) -> Iterator[doc.Block]:
     # The answer has told the fix of the first one, and of what nothing explains.
     entries = (
         cause_entry(
-            bringup.run, cause, cause.status.upper(), fix=place > 0 and cause.finding.check != UNEXPLAINED, why=False
+            bringup.run,
+            cause,
+            cause.status.upper(),
+            fix=place > 0 and cause.finding.check != UNEXPLAINED,
+            with_cause=False,
         )
         for place, cause in enumerate(causes)
     )

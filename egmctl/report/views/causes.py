@@ -134,21 +134,21 @@ def cause_entries(report: RunReport) -> Iterator[Entry | Hint]:
     return limited(entries, CAUSES, "cause", Level.SUMMARY)
 
 
-def cause_entry(report: RunReport | None, cause: RunCause, word: str, *, fix: bool, why: bool = True) -> Entry:
+def cause_entry(report: RunReport | None, cause: RunCause, word: str, *, fix: bool, with_cause: bool = True) -> Entry:
     """Return a cause with the paths and the checks that it explains.
 
     Parameters
     ----------
     word
         In place of its status.
-    fix, why
+    fix, with_cause
         Whether to say what to do, and why it is so.
     """
     measurements = _explained(report, cause)
     lists = {end: _paths(measurements, end) for end in _ENDS} | {"explains": list(cause.finding.explains)}
     rows = [(name, shortened(items, PATHS)) for name, items in lists.items() if items]
     tone = TONES[cause.status]
-    return finding_entry(cause.finding, cause_title(cause), word=word, tone=tone, cause=why, fix=fix, rows=rows)
+    return finding_entry(cause.finding, cause_title(cause), word=word, tone=tone, cause=with_cause, fix=fix, rows=rows)
 
 
 def crosses_unknown_links(measurement: Measurement) -> bool:
