@@ -11,7 +11,7 @@ from egmctl.model.comparison import ComparisonCause, Outcome, PathDifference
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Finding, PlaceKind, RunCause, Status
 from egmctl.model.measurement import RunReport
-from egmctl.verdict.explain import Shortfalls, run_causes
+from egmctl.verdict.explain import Shortfalls, with_causes
 
 _NOT_CHECKED = "not checked"
 _KINDS = {PlaceKind.GPU: "GPU", PlaceKind.PAIR: "pair", PlaceKind.NUMA: "NUMA", PlaceKind.NIC: "NIC"}
@@ -104,7 +104,7 @@ def causes(
     by_run: list[tuple[RunCause, ...]] = []
     for run in runs:
         numbers = frozenset(number for number, m in enumerate(run.measurements) if m.path in labels)
-        by_run.append(run_causes(run, Shortfalls(failing=numbers)))
+        by_run.append(with_causes(run, short=Shortfalls(failing=numbers)).causes)
     common = Counter(_what(cause) for of_run in by_run for cause in of_run)
     most = 1 if len(runs) == 2 else len(runs) / 2
     result: list[ComparisonCause] = []

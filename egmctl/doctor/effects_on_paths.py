@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
 from egmctl.compat import StrEnum
 from egmctl.doctor.checks.kernel_log import xids_of
@@ -70,60 +71,74 @@ class Trouble:
     waiver: Waiver | None = None
 
 
-class Way(StrEnum):
-    """What a flow crosses, and what its ends are, as far as faults act on it."""
-
-    PEERS = "the memory of two GPUs"
-    DIRECT_PEERS = "the memory of two GPUs, without a copy staged in host memory"
-    PCIE_PEERS = "the memory of two GPUs, directly and over PCIe"
-    HOST = "host memory of any kind"
-    NUMA = "host memory made by the number of its NUMA node: only that can be EGM"
-    BLOCKED_NUMA = "such memory whose EGM route is blocked, whether or not another way is left"
-    SHARED_NUMA = "such memory, shared by a fabric handle"
-    MANAGED = "managed memory, which UVM routes by the GPUs of its NUMA node"
-    GPU_NUMA = "a GPU's memory as a NUMA node of the host"
-    PAGEABLE = "memory in one page table for GPU and CPU: plain memory, and a GPU's as a NUMA node"
-    NVLINK = "NVLink, or what might be NVLink were the route not blocked; nothing else leads to other nodes"
-    C2C = "C2C, or what would be C2C where there is C2C and it were up"
-    PCIE = "PCIe; of a blocked route, which has no links, host memory would"
-    FABRIC_HANDLE = "another process' memory by a fabric handle"
-    OTHER_NODE = "another node's memory"
+def _memory(flow: Flow) -> set[MemoryKind]:
+    return {flow.source.memory, flow.destination.memory}
 
 
-_FABRIC = frozenset({HandleKind.FABRIC, HandleKind.POOL_FABRIC})
+def _numa(flow: Flow) -> bool:
+    return not _memory(flow).isdisjoint(NUMA_MEMORY)
 
 
-def ways(flow: Flow) -> frozenset[Way]:
-    """Return what a flow crosses and what its ends are."""
-    source, destination, route = flow.source, flow.destination, flow.route
-    memory = {source.memory, destination.memory}
-    links = {hop.link for hop in route.hops}
-    blocked = route.carrier is Carrier.NONE
-    host = bool(numa_nodes(flow))
-    numa = not memory.isdisjoint(NUMA_MEMORY)
-    peers = None not in (source.bus_id, destination.bus_id) and (
-        (source.bus_id, source.rank) != (destination.bus_id, destination.rank)
+def _peers(flow: Flow) -> bool:
+    ends = {(end.bus_id, end.rank) for end in (flow.source, flow.destination)}
+    return len(ends) == 2 and None not in (flow.source.bus_id, flow.destination.bus_id)
+
+
+def _crosses(flow: Flow, link: LinkKind) -> bool:
+    return any(hop.link is link for hop in flow.route.hops)
+
+
+def _blocked(flow: Flow) -> bool:
+    return flow.route.carrier is Carrier.NONE
+
+
+def _pcie(flow: Flow) -> bool:
+    return bool(numa_nodes(flow)) if _blocked(flow) else _crosses(flow, LinkKind.PCIE)
+
+
+def _by_handle(flow: Flow) -> bool:
+    handles = {flow.source.handle, flow.destination.handle}
+    return flow.route.across_nodes or not handles.isdisjoint((HandleKind.FABRIC, HandleKind.POOL_FABRIC))
+
+
+class Way(Enum):
+    """What a flow crosses, and what its ends are, as far as faults act on it; each says whether a flow does so."""
+
+    def __init__(self, crossed_by: Callable[[Flow], bool]) -> None:
+        self.crossed_by = crossed_by
+
+    PEERS = (_peers,)
+    """The memory of two GPUs."""
+    DIRECT_PEERS = (lambda flow: _peers(flow) and not flow.route.staged,)
+    """The memory of two GPUs, without a copy staged in host memory."""
+    PCIE_PEERS = (lambda flow: _peers(flow) and not flow.route.staged and _pcie(flow),)
+    """The memory of two GPUs, directly and over PCIe."""
+    HOST = (lambda flow: bool(numa_nodes(flow)),)
+    """Host memory of any kind."""
+    NUMA = (_numa,)
+    """Host memory made by the number of its NUMA node: only that can be EGM."""
+    BLOCKED_NUMA = (lambda flow: _numa(flow) and (flow.route.degraded or _blocked(flow)),)
+    """Such memory whose EGM route is blocked, whether or not another way is left."""
+    SHARED_NUMA = (lambda flow: _numa(flow) and _by_handle(flow),)
+    """Such memory, shared by a fabric handle."""
+    MANAGED = (lambda flow: MemoryKind.MANAGED in _memory(flow),)
+    """Managed memory, which UVM routes by the GPUs of its NUMA node."""
+    GPU_NUMA = (lambda flow: MemoryKind.GPU_NUMA in _memory(flow),)
+    """A GPU's memory as a NUMA node of the host."""
+    PAGEABLE = (lambda flow: not _memory(flow).isdisjoint((MemoryKind.GPU_NUMA, MemoryKind.SYSTEM)),)
+    """Memory in one page table for GPU and CPU: plain memory, and a GPU's as a NUMA node."""
+    NVLINK = (
+        lambda flow: _crosses(flow, LinkKind.NVLINK) or (_peers(flow) and _blocked(flow)) or flow.route.across_nodes,
     )
-    pcie = host if blocked else LinkKind.PCIE in links
-    by_handle = route.across_nodes or not _FABRIC.isdisjoint((source.handle, destination.handle))
-    crossed = {
-        Way.PEERS: peers,
-        Way.DIRECT_PEERS: peers and not route.staged,
-        Way.PCIE_PEERS: peers and not route.staged and pcie,
-        Way.HOST: host,
-        Way.NUMA: numa,
-        Way.BLOCKED_NUMA: numa and (route.degraded or blocked),
-        Way.SHARED_NUMA: numa and by_handle,
-        Way.MANAGED: MemoryKind.MANAGED in memory,
-        Way.GPU_NUMA: MemoryKind.GPU_NUMA in memory,
-        Way.PAGEABLE: not memory.isdisjoint((MemoryKind.GPU_NUMA, MemoryKind.SYSTEM)),
-        Way.NVLINK: LinkKind.NVLINK in links or (peers and blocked) or route.across_nodes,
-        Way.C2C: host or LinkKind.C2C in links,
-        Way.PCIE: pcie,
-        Way.FABRIC_HANDLE: by_handle,
-        Way.OTHER_NODE: route.across_nodes,
-    }
-    return frozenset(way for way, is_crossed in crossed.items() if is_crossed)
+    """NVLink, or what might be NVLink were the route not blocked; nothing else leads to other nodes."""
+    C2C = (lambda flow: bool(numa_nodes(flow)) or _crosses(flow, LinkKind.C2C),)
+    """C2C, or what would be C2C where there is C2C and it were up."""
+    PCIE = (_pcie,)
+    """PCIe; of a blocked route, which has no links, host memory would."""
+    FABRIC_HANDLE = (_by_handle,)
+    """Another process' memory by a fabric handle."""
+    OTHER_NODE = (lambda flow: flow.route.across_nodes,)
+    """Another node's memory."""
 
 
 def numa_nodes(flow: Flow) -> set[int]:
@@ -169,7 +184,7 @@ def on(
             return same and any(node.bus_ids(flow) for flow in flows)
         return any(
             (touches(NODE if whole_node else place, flow, node) or (of_links and leads_through(place, flow, node)))
-            and (way is None or way in ways(flow))
+            and (way is None or way.crossed_by(flow))
             and (where is None or where(node, flow))
             for flow in flows
         )

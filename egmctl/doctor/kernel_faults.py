@@ -9,6 +9,7 @@ from pathlib import Path
 
 from egmctl import toml
 from egmctl.compat import StrEnum
+from egmctl.doctor.findings import as_root, todo
 from egmctl.doctor.situation import by_value
 from egmctl.model.finding import NODE, Place, Remedy, Status, on_gpus
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent
@@ -122,7 +123,7 @@ _MANY_CORRECTED = 100
 that repairs some a day works."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class KernelFault:
     """Events that say the same of the same device."""
 
@@ -165,34 +166,26 @@ def kernel_faults(machine: Machine, events: Iterable[KernelEvent]) -> Iterator[K
 def _xids(machine: Machine, events: Sequence[KernelEvent]) -> Iterator[KernelFault]:
     for (number, bus_id, status), group in by_value(events, lambda e: (e.number, e.bus_id, meaning(e).status)):
         xid, place = meaning(group[0]), _place(machine, bus_id)
-        yield KernelFault(
-            status=status,
-            place=place,
-            where=place.label or str(bus_id),
-            name=f"Xid {number}, {xid.name}",
-            blame=xid.blame,
-            remedy=catalogue().remedies[xid.action],
-            events=group,
-        )
+        where, name = place.label or str(bus_id), f"Xid {number}, {xid.name}"
+        yield KernelFault(status, place, where, name, xid.blame, catalogue().remedies[xid.action], group)
+
+
+_SWITCH_REMEDY = as_root(
+    "Look up the number in the Fabric Manager guide; reset all GPUs and NVSwitches of the node together, then inspect "
+    "or replace the switch or the GPU at that link."
+)
 
 
 def _sxids(_machine: Machine, events: Sequence[KernelEvent]) -> Iterator[KernelFault]:
     for (number, bus_id, fatal), group in by_value(events, lambda e: (e.number, e.bus_id, e.fatal)):
         link = "" if group[0].link is None else f" on link {group[0].link}"
-        yield KernelFault(
-            # Unless the line says Non-fatal it is taken for fatal, as NVIDIA's own monitors do.
-            status=Status.WARN if fatal is False else Status.FAIL,
-            place=NODE,
-            where=f"NVSwitch {bus_id}",
-            name=f"SXid {number}{link}, {'non-fatal' if fatal is False else 'fatal'}",
-            blame=Blame.SWITCH,
-            remedy=Remedy(
-                text="Look up the number in the Fabric Manager guide; reset all GPUs and NVSwitches of the node "
-                "together, then inspect or replace the switch or the GPU at that link.",
-                needs_root=True,
-            ),
-            events=group,
-        )
+        # Unless the line says Non-fatal it is taken for fatal, as NVIDIA's own monitors do.
+        status, word = (Status.WARN, "non-fatal") if fatal is False else (Status.FAIL, "fatal")
+        name = f"SXid {number}{link}, {word}"
+        yield KernelFault(status, NODE, f"NVSwitch {bus_id}", name, Blame.SWITCH, _SWITCH_REMEDY, group)
+
+
+_PCIE_REMEDY = todo("Reseat or replace the card, its riser or cable; compare the link's width and speed (lspci -vv).")
 
 
 def _pcie(machine: Machine, events: Sequence[KernelEvent]) -> Iterator[KernelFault]:
@@ -201,17 +194,9 @@ def _pcie(machine: Machine, events: Sequence[KernelEvent]) -> Iterator[KernelFau
     for (bus_id, corrected, fatal), group in by_value(known, lambda e: (e.bus_id, e.corrected, e.fatal)):
         kind = "corrected" if corrected else "fatal" if fatal else "non-fatal"
         few = corrected and len(group) < _MANY_CORRECTED
-        yield KernelFault(
-            status=Status.PASS if few else Status.FAIL if fatal else Status.WARN,
-            place=_below(machine, bus_id),
-            where=devices[bus_id or ""],
-            name=several(len(group), f"{kind} PCIe error"),
-            blame=Blame.PCIE,
-            remedy=Remedy(
-                text="Reseat or replace the card, its riser or cable; compare the link's width and speed (lspci -vv)."
-            ),
-            events=group,
-        )
+        status = Status.PASS if few else Status.FAIL if fatal else Status.WARN
+        where, name = devices[bus_id or ""], several(len(group), f"{kind} PCIe error")
+        yield KernelFault(status, _below(machine, bus_id), where, name, Blame.PCIE, _PCIE_REMEDY, group)
 
 
 def _messages(machine: Machine, events: Sequence[KernelEvent]) -> Iterator[KernelFault]:
@@ -221,15 +206,9 @@ def _messages(machine: Machine, events: Sequence[KernelEvent]) -> Iterator[Kerne
         known = catalogue().messages[message]
         bus_ids = {event.bus_id for event in group}
         place = _place(machine, bus_ids.pop()) if len(bus_ids) == 1 else NODE
-        yield KernelFault(
-            status=Status.FAIL if known.status is Status.FAIL else Status.WARN,
-            place=place,
-            where=place.label,
-            name=f"the driver logged: {known.meaning}",
-            blame=Blame.UNKNOWN,
-            remedy=known.remedy,
-            events=group,
-        )
+        status = Status.FAIL if known.status is Status.FAIL else Status.WARN
+        name = f"the driver logged: {known.meaning}"
+        yield KernelFault(status, place, place.label, name, Blame.UNKNOWN, known.remedy, group)
 
 
 def _place(machine: Machine, bus_id: str | None) -> Place:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from egmctl.doctor.check import Scope
+from egmctl.doctor.findings import as_root, fact, todo
 from egmctl.model.finding import Confidence, Evidence, Remedy, on_gpus
 from egmctl.model.kernel_log import DriverMessage
 from egmctl.model.machine import (
@@ -206,23 +207,15 @@ def policy(machine: Machine, by: Manager) -> str:
     if by.name:
         words = f"set by {by.name}" + (f" ({by.sign.source}: {by.sign.value})" if by.sign else "")
     process, confinement = machine.process or Process(), machine.confinement or Confinement()
-    own, limited = device_path(process, confinement), limited_cgroup(confinement)
+    own = device_path(process, confinement)
+    # Of version 2 the limit is on the lowest cgroup with a device program. Of version 1 it is on the highest one whose
+    # list is no longer that of all devices; a list of denials prints that of all devices too, so it tells nothing.
+    programs = [program.cgroup for program in confinement.device_programs or () if program.cgroup is not None]
+    lists = [entry.cgroup for entry in confinement.device_lists if entry.rules and entry.rules != (_ALL_DEVICES,)]
+    limited = max(programs, key=len) if programs else next(iter(lists), None)
     if limited is not None and limited != own:
         return f"{words}; the limit is on {limited}, an ancestor of this process' cgroup {own}"
     return f"{words}; the cgroup is {own}" if own.strip("/") and not by.name else words
-
-
-def limited_cgroup(confinement: Confinement) -> str | None:
-    """Return the cgroup that carries the limit, as far as that can be read; ``None`` where it cannot.
-
-    Of version 2 it is the lowest with a device program. Of version 1 it is the highest whose list is no longer that of
-    all devices; a list of denials prints that of all devices too, so it tells nothing.
-    """
-    programs = [program.cgroup for program in confinement.device_programs or () if program.cgroup is not None]
-    if programs:
-        return max(programs, key=len)
-    limited = (entry for entry in confinement.device_lists if entry.rules and entry.rules != (_ALL_DEVICES,))
-    return next((entry.cgroup for entry in limited), None)
 
 
 def manager(machine: Machine, *, of_container: bool = False) -> Manager:
@@ -280,15 +273,11 @@ _SIGNS: tuple[tuple[str, Literal["path", "variable", "file"], str, Confidence], 
     ("LSF", "variable", "LSB_JOBID", Confidence.MEDIUM),
 )
 """Who leaves which sign in the cgroup's path, in the environment or in the root folder, the surest first."""
-_CONTAINER = Remedy(
-    text=f"Start the container with all GPUs (--gpus all, or the CDI device nvidia.com/gpu=all) {_CHOOSE}."
-)
-_ANYBODY = Remedy(
-    text=f"Start the process in a cgroup that allows all GPUs {_CHOOSE}; ask who created the cgroup named here."
-)
+_CONTAINER = todo(f"Start the container with all GPUs (--gpus all, or the CDI device nvidia.com/gpu=all) {_CHOOSE}.")
+_ANYBODY = todo(f"Start the process in a cgroup that allows all GPUs {_CHOOSE}; ask who created the cgroup named here.")
 _REMEDIES = {
-    "Kubernetes": Remedy(text=f"Request all GPUs of the node (or a DRA claim for all) {_CHOOSE}."),
-    "LSF": Remedy(text=f"Request all GPUs of the host (-gpu num=all of them, mode=shared) {_CHOOSE}."),
+    "Kubernetes": todo(f"Request all GPUs of the node (or a DRA claim for all) {_CHOOSE}."),
+    "LSF": todo(f"Request all GPUs of the host (-gpu num=all of them, mode=shared) {_CHOOSE}."),
 }
 
 
@@ -317,7 +306,7 @@ def _slurm(machine: Machine, sign: Evidence, cgroup: str = "") -> Manager:
         text = f"Ask Slurm for all GPUs of the node (--gres=gpu:{gpus}) {_CHOOSE}."
     else:
         text = f"Ask Slurm for GPUs (--gres=gpu:N, this node has {gpus}): this step has none."
-    return Manager(name=f"Slurm for this {'task' if by_task else 'job'}", sign=sign, remedy=Remedy(text=text))
+    return Manager(name=f"Slurm for this {'task' if by_task else 'job'}", sign=sign, remedy=todo(text))
 
 
 def _systemd(path: str, programs: Mapping[str, str], units: Sequence[DeviceUnit]) -> Manager | None:
@@ -326,20 +315,18 @@ def _systemd(path: str, programs: Mapping[str, str], units: Sequence[DeviceUnit]
     limiting = [unit for unit in units if any(map(_limits, unit.settings))]
     if SYSTEMD_PROGRAM in programs:
         name = in_path[-1] if in_path else ""
-        sign = Evidence(source=_PROGRAMS, value=f"{SYSTEMD_PROGRAM} on {programs[SYSTEMD_PROGRAM]}")
+        sign = fact(_PROGRAMS, f"{SYSTEMD_PROGRAM} on {programs[SYSTEMD_PROGRAM]}")
     elif limiting:
         name = limiting[-1].unit
-        sign = Evidence(source=limiting[-1].file, value=", ".join(limiting[-1].settings[:4]))
+        sign = fact(limiting[-1].file, ", ".join(limiting[-1].settings[:4]))
     else:
         return None
     last = in_path[-1] if in_path else ""
-    remedy = Remedy(
-        text="In the unit, set DevicePolicy=auto and drop DeviceAllow=, or add DeviceAllow=char-nvidia* rw.",
-        # A name that is not one word for a shell is not put into a command.
-        command=f"systemctl show -p DevicePolicy,DeviceAllow {last}"
-        if re.fullmatch(r"[A-Za-z0-9@_.:-]+", last)
-        else None,
-        needs_root=True,
+    # A name that is not one word for a shell is not put into a command.
+    one_word = re.fullmatch(r"[A-Za-z0-9@_.:-]+", last)
+    remedy = as_root(
+        "In the unit, set DevicePolicy=auto and drop DeviceAllow=, or add DeviceAllow=char-nvidia* rw.",
+        f"systemctl show -p DevicePolicy,DeviceAllow {last}" if one_word else None,
     )
     return Manager(name=f"systemd for {name}" if name else "systemd", sign=sign, remedy=remedy)
 
@@ -358,10 +345,9 @@ def rules_lost(machine: Machine) -> bool:
 
 def lost_rules() -> Remedy:
     """Return what to do where a container has nvidiactl and may not use it: it was given the GPUs and lost them."""
-    return Remedy(
-        text="Re-create the container. To keep its device rules across a systemd daemon-reload: nvidia-ctk system "
-        "create-dev-char-symlinks --create-all on the host, CDI, or the cgroupfs driver.",
-        needs_root=True,
+    return as_root(
+        "Re-create the container. To keep its device rules across a systemd daemon-reload: nvidia-ctk system "
+        "create-dev-char-symlinks --create-all on the host, CDI, or the cgroupfs driver."
     )
 
 
@@ -377,10 +363,8 @@ def device_path(process: Process, confinement: Confinement) -> str:
     return first if first.strip("/") and not confinement.device_programs else second or first
 
 
-MAKE_NODES = Remedy(
-    text="Create the device nodes with nvidia-modprobe; nvidia-persistenced does so at boot.",
-    command="nvidia-modprobe -c 0",
-    needs_root=True,
+MAKE_NODES = as_root(
+    "Create the device nodes with nvidia-modprobe; nvidia-persistenced does so at boot.", "nvidia-modprobe -c 0"
 )
 
 
@@ -391,12 +375,10 @@ def accesses(gpus: Iterable[Gpu]) -> tuple[Evidence, ...]:
 
 def node_evidence(nodes: Iterable[DeviceNode]) -> tuple[Evidence, ...]:
     """Return what access(2) said of device nodes."""
-    evidence = []
-    for node in nodes:
-        answer = access_of(node)
-        errno = None if answer in (None, "ok") else answer
-        evidence.append(Evidence(source=f"access({node.path})", value=answer or "not asked", errno=errno))
-    return tuple(evidence)
+    answers = [(node.path, access_of(node)) for node in nodes]
+    return tuple(
+        fact(f"access({path})", answer or "not asked", None if answer == "ok" else answer) for path, answer in answers
+    )
 
 
 def cgroup_evidence(machine: Machine) -> tuple[Evidence, ...]:
@@ -404,13 +386,13 @@ def cgroup_evidence(machine: Machine) -> tuple[Evidence, ...]:
     process, confinement = machine.process or Process(), machine.confinement or Confinement()
     evidence = []
     if path := device_path(process, confinement):
-        evidence.append(Evidence(source=f"/proc/{process.pid or 'self'}/cgroup", value=path))
+        evidence.append(fact(f"/proc/{process.pid or 'self'}/cgroup", path))
     for program in confinement.device_programs or ():
-        value = f"{program.name or 'a program without a name'} on {program.cgroup or 'a cgroup further up'}"
-        evidence.append(Evidence(source=_PROGRAMS, value=value))
+        name, cgroup = program.name or "a program without a name", program.cgroup or "a cgroup further up"
+        evidence.append(fact(_PROGRAMS, f"{name} on {cgroup}"))
     if confinement.device_rules:
         # A list of denials prints the same as none at all, so it is shown and nothing is concluded from it.
-        evidence.append(Evidence(source="devices.list (a hint only)", value="; ".join(confinement.device_rules)))
+        evidence.append(fact("devices.list (a hint only)", "; ".join(confinement.device_rules)))
     return tuple(evidence)
 
 
@@ -445,11 +427,10 @@ def access_of(node: DeviceNode) -> str | None:
 
 
 _NOT_TRIED = "(open-gpu-kernel-modules, kernel_nvlink.c)"
-_EGM_ADDRESS = Remedy(
-    text="Turn EGM on in the fabric manager (NMX-C) of the NVLink domain, or off in the firmware of this node, then "
+_EGM_ADDRESS = as_root(
+    "Turn EGM on in the fabric manager (NMX-C) of the NVLink domain, or off in the firmware of this node, then "
     "reset the GPUs.",
-    command="dmesg | grep 'EGM fabric address'",
-    needs_root=True,
+    "dmesg | grep 'EGM fabric address'",
 )
 
 
@@ -459,7 +440,7 @@ class P2pRefusal:
 
     cause: str
     remedy: Remedy
-    confidence: Confidence
+    confidence: Confidence = Confidence.HIGH
     evidence: tuple[Evidence, ...] = ()
     chosen: bool = False
     """A mode that somebody set says so too: as grave as that is by itself."""
@@ -471,8 +452,24 @@ def refusal(machine: Machine, gpu: Gpu, other: Gpu, pair: Pair) -> P2pRefusal | 
         return None
     gpus = gpu, other
     if (mode := mode_without_peers(machine, gpus)) is not None:
-        return P2pRefusal(mode, Remedy(text="See gpu.mig, gpu.cc-mode and gpu.vgpu."), Confidence.HIGH, chosen=True)
-    return _modes(machine, gpus) or _in_fabric(gpus) or _egm_address(machine, gpus, pair)
+        return P2pRefusal(mode, todo("See gpu.mig, gpu.cc-mode and gpu.vgpu."), chosen=True)
+    system = (machine.driver or Driver()).nvlink_bandwidth_mode
+    modes = {(gpu.nvml.nvlink_bandwidth_mode if gpu.nvml else None) or system for gpu in gpus}
+    remedy = todo("See nvlink.bw-mode: give all GPUs one mode that is not OFF, then reset them.")
+    if "off" in modes:
+        return P2pRefusal(f"NVLink's bandwidth mode is OFF {_NOT_TRIED}", remedy)
+    if None not in modes and len(modes) == 2:
+        cause = f"their NVLinks are in different bandwidth modes ({' and '.join(sorted(map(str, modes)))})"
+        return P2pRefusal(cause, remedy, Confidence.MEDIUM)
+    fabrics = [known for gpu in gpus if (known := fabric(gpu)) is not None]
+    remedy = todo("See fabric.state and fabric.consistency.")
+    if any(known.state in ("not-started", "in-progress") for known in fabrics):
+        return P2pRefusal("the fabric has not registered them yet", remedy)
+    if any(known.health_summary == "unhealthy" for known in fabrics):
+        return P2pRefusal(f"the fabric calls one of them unhealthy {_NOT_TRIED}", remedy)
+    if len({(known.cluster_uuid, known.clique_id) for known in fabrics}) == 2:
+        return P2pRefusal(f"they are in different cliques {_NOT_TRIED}", remedy)
+    return _egm_address(machine, gpus, pair)
 
 
 def mode_without_peers(machine: Machine, gpus: Iterable[Gpu]) -> str | None:
@@ -487,32 +484,6 @@ def mode_without_peers(machine: Machine, gpus: Iterable[Gpu]) -> str | None:
     return None
 
 
-def _modes(machine: Machine, gpus: tuple[Gpu, Gpu]) -> P2pRefusal | None:
-    system = (machine.driver or Driver()).nvlink_bandwidth_mode
-    modes = [(gpu.nvml.nvlink_bandwidth_mode if gpu.nvml else None) or system for gpu in gpus]
-    remedy = Remedy(text="See nvlink.bw-mode: give all GPUs one mode that is not OFF, then reset them.")
-    if "off" in modes:
-        return P2pRefusal(f"NVLink's bandwidth mode is OFF {_NOT_TRIED}", remedy, Confidence.HIGH)
-    if None not in modes and modes[0] != modes[1]:
-        cause = f"their NVLinks are in different bandwidth modes ({' and '.join(sorted(map(str, modes)))})"
-        return P2pRefusal(cause, remedy, Confidence.MEDIUM)
-    return None
-
-
-def _in_fabric(gpus: tuple[Gpu, Gpu]) -> P2pRefusal | None:
-    fabrics = [known for gpu in gpus if (known := fabric(gpu)) is not None]
-    cliques = {(known.cluster_uuid, known.clique_id) for known in fabrics}
-    if any(known.state in ("not-started", "in-progress") for known in fabrics):
-        cause = "the fabric has not registered them yet"
-    elif any(known.health_summary == "unhealthy" for known in fabrics):
-        cause = f"the fabric calls one of them unhealthy {_NOT_TRIED}"
-    elif len(cliques) == 2:
-        cause = f"they are in different cliques {_NOT_TRIED}"
-    else:
-        return None
-    return P2pRefusal(cause, Remedy(text="See fabric.state and fabric.consistency."), Confidence.HIGH)
-
-
 def _egm_address(machine: Machine, gpus: tuple[Gpu, Gpu], pair: Pair) -> P2pRefusal | None:
     """Judge the EGM fabric address, which every GPU with EGM on NVSwitches needs for all of its P2P.
 
@@ -524,13 +495,13 @@ def _egm_address(machine: Machine, gpus: tuple[Gpu, Gpu], pair: Pair) -> P2pRefu
     events = () if machine.kernel_log is None else machine.kernel_log.events
     cause = "a GPU on NVSwitches with EGM on and without an EGM fabric address has no P2P at all " + _NOT_TRIED
     if any(event.message is DriverMessage.EGM_NO_FABRIC_ADDRESS for event in events):
-        evidence = (Evidence(source="kernel log", value=DriverMessage.EGM_NO_FABRIC_ADDRESS.value),)
-        return P2pRefusal(cause, _EGM_ADDRESS, Confidence.HIGH, evidence)
+        evidence = fact("kernel log", DriverMessage.EGM_NO_FABRIC_ADDRESS.value)
+        return P2pRefusal(cause, _EGM_ADDRESS, evidence=(evidence,))
     names = ("HANDLE_TYPE_FABRIC_SUPPORTED", "HOST_NUMA_MULTINODE_IPC_SUPPORTED")
     bits = [tuple(gpu.cuda.attributes.get(name) for name in names) for gpu in gpus if gpu.cuda]
     if (1, 0) in bits:
-        evidence = (Evidence(source="cuDeviceGetAttribute", value=f"{names[0]} 1, {names[1]} 0"),)
-        return P2pRefusal(cause, _EGM_ADDRESS, Confidence.MEDIUM, evidence)
+        evidence = fact("cuDeviceGetAttribute", f"{names[0]} 1, {names[1]} 0")
+        return P2pRefusal(cause, _EGM_ADDRESS, Confidence.MEDIUM, (evidence,))
     if (1, 1) in bits:
         return None
     return P2pRefusal(f"possibly: {cause}; whether these GPUs have one was not read", _EGM_ADDRESS, Confidence.LOW)

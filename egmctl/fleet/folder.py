@@ -21,7 +21,7 @@ from egmctl.model.bringup import Answer, Bringup
 from egmctl.model.codec import DecodeError, from_json
 from egmctl.model.command import Command
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import Finding, Status
+from egmctl.model.finding import UNEXPLAINED, Finding, Status
 from egmctl.model.fleet import FleetReport, GroupLine, NodeGroup
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine
@@ -30,7 +30,7 @@ from egmctl.model.verdict import Culprit, Grade
 from egmctl.nodesets import fold
 from egmctl.report.document import plain
 from egmctl.report.views import bench_answer
-from egmctl.report.views.bringup import root_of, verdict
+from egmctl.report.views.bringup import verdict
 from egmctl.report.views.causes import asked_words
 from egmctl.saved import Saved
 from egmctl.topology.notes import missing
@@ -314,14 +314,14 @@ def _bench_lines(report: RunReport) -> Iterator[GroupLine]:
 
 def _bringup_lines(bringup: Bringup) -> Iterator[GroupLine]:
     """Yield the causes of a node that may not be handed over, the gravest first; without one that failed the answer."""
-    roots = [(root_of(bringup, cause), cause.status) for cause in bringup.causes]
+    causes = [cause for cause in bringup.causes if cause.finding.check != UNEXPLAINED]
     status = _STATUSES.get(bringup.answer, "")
-    if not any(root is not None and cause_status is Status.FAIL for root, cause_status in roots):
+    if not any(cause.status is Status.FAIL for cause in causes):
         shown = verdict(bringup)
         yield GroupLine(key="", value=plain(shown.sentence) if status else shown.word, status=status)
-    for root, cause_status in roots:
-        if root is not None and cause_status in (Status.FAIL, Status.WARN):
-            yield _finding_line(root, cause_status)
+    for cause in causes:
+        if cause.status in (Status.FAIL, Status.WARN):
+            yield _finding_line(cause.finding, cause.status)
     yield _gpus(bringup.machine.gpus or ())
 
 

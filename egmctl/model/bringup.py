@@ -8,7 +8,7 @@ from typing import ClassVar
 from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import Status
+from egmctl.model.finding import RunCause, Status
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport
 from egmctl.model.record import Plain
@@ -42,24 +42,6 @@ class GapKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JoinedCause:
-    """A problem that nothing else explains, with what follows from it in doctor and in the bench."""
-
-    status: Status
-    """``fail``, ``warn`` or ``note``: as grave as the gravest thing that follows from it."""
-    findings: tuple[int, ...]
-    """Places in ``diagnosis.findings``: the root cause, then what it explains. Empty where doctor found no cause."""
-    run_cause: int | None = None
-    """Place in ``run.causes``, where the run itself saw the cause."""
-    slow: tuple[int, ...] = ()
-    """Places in ``run.measurements``: those that are slower than expected, or broke, because of it."""
-    waived: tuple[int, ...] = ()
-    """Those that were not made because of it."""
-    under_load: bool = False
-    """It was not there before the bench: it appeared while that ran."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
     """Something that is not known of the node."""
 
@@ -78,8 +60,9 @@ class Bringup:
     SCHEMA: ClassVar[str] = "egmctl.bringup/1"
 
     answer: Answer
-    causes: tuple[JoinedCause, ...]
-    """The gravest first; of equally grave ones those with the most slow paths."""
+    causes: tuple[RunCause, ...]
+    """What doctor or the bench found and nothing else explains, the gravest first; of equally grave ones those that
+    explain most."""
     gaps: tuple[Gap, ...]
     """By :class:`GapKind`, the first of which is the answer's reason where nothing failed."""
     diagnosis: Diagnosis
@@ -97,7 +80,7 @@ class Bringup:
         return (self.machine,)
 
     @property
-    def blamed(self) -> JoinedCause | None:
+    def blamed(self) -> RunCause | None:
         """The cause that the answer names: what failed, or what something is not known for; ``None`` where none is."""
         if self.answer is Answer.NO_GO:
             return next((cause for cause in self.causes if cause.status is Status.FAIL), None)
@@ -128,21 +111,12 @@ class Bringup:
         """The first inconsistency, as half a sentence that names the place; ``None`` where all fits together."""
         if self.run is not None and (fault := self.run.fault):
             return fault
-        measurements = 0 if self.run is None else len(self.run.measurements)
-        counts = {
-            "findings": len(self.diagnosis.findings),
-            "run_cause": 0 if self.run is None else len(self.run.causes),
-            "slow": measurements,
-            "waived": measurements,
-        }
+        count = 0 if self.run is None else len(self.run.measurements)
         if not self.diagnosis.machines:
             return "result.diagnosis.machines: there is none"
         for place, cause in enumerate(self.causes):
-            for name, count in counts.items():
-                value = getattr(cause, name)
-                numbers = value if isinstance(value, tuple) else () if value is None else (value,)
-                if any(not 0 <= number < count for number in numbers):
-                    return f"result.causes[{place}].{name}: one of them is not there"
+            if any(not 0 <= number < count for number in cause.explains):
+                return f"result.causes[{place}].explains: a measurement is not there"
         if any(not 0 <= number < len(self.causes) for gap in self.gaps for number in gap.causes):
             return "result.gaps: one is of a cause that is not there"
         if not self.gaps and self.answer is Answer.INCOMPLETE:

@@ -206,9 +206,13 @@ def causes(findings: Iterable[Finding]) -> tuple[Cause, ...]:
     return tuple(sorted(result, key=lambda cause: list(Status).index(cause.status)))
 
 
+UNEXPLAINED = "bench.unexplained"
+"""The id of the finding on paths of a node that is brought up that are slow or broke for no known cause."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCause:
-    """A cause, and the measurements that it explains.
+    """A cause, and the measurements that it explains, of a run or of a node that is brought up.
 
     What no cause of a run explains stays without one: nothing is guessed.
     """
@@ -224,6 +228,13 @@ class RunCause:
     """The GPUs that the user named and of which nothing was measured because of it, ``GPU2-3``: that is a failure."""
     node: Plain = ""
     """Which node of a run over several it was found on, as its GPUs' labels begin: ``node1``."""
+    under_load: bool = False
+    """Of a node that is brought up: it was not there before the bench, and appeared while that ran."""
+
+    @property
+    def by_run(self) -> bool:
+        """Whether the run itself showed it, and none of doctor's checks."""
+        return self.finding.check.startswith("bench.")
 
 
 class WaiverKind(StrEnum):

@@ -171,7 +171,6 @@ class RunVerdict:
     """A whole run."""
 
     grade: Grade
-    reason: Plain
     profile: Plain | None
     """The profile's name; ``None`` where none fits, and the reason says so."""
     profile_reason: Plain

@@ -22,7 +22,6 @@ CUDA_VISIBLE_DEVICES is no obstacle: a hidden GPU stays open, its memory can be 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from egmctl.compat import StrEnum
@@ -46,69 +45,59 @@ class Step(enum.IntEnum):
 
 
 class Block(StrEnum):
-    """What keeps a GPU, a NUMA node or the route between them from being used."""
+    """What keeps a GPU, a NUMA node or the route between them from being used.
 
-    OFF_THE_BUS = "off-the-bus"
-    NOT_BOUND = "not-bound"
-    EXCLUDED = "excluded"
-    UNKNOWN = "unknown"
+    Each is its name in documents, the step that a GPU has not taken, and the words for it.
+    """
+
+    step: Step
+    words: str
+
+    def __new__(cls, name: str, step: Step = Step.PCI, words: str = "{detail}") -> Block:
+        """Return the member of that name."""
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.step, member.words = step, words
+        return member
+
+    OFF_THE_BUS = "off-the-bus", Step.PCI, "fell off the PCI bus"
+    NOT_BOUND = "not-bound", Step.DRIVER, "bound to {detail}"
+    EXCLUDED = "excluded", Step.DRIVER, "excluded by the driver's configuration"
+    UNKNOWN = "unknown", Step.NODE, "whether it is accessible is unknown{particular}"
     """Nobody could look at the device node, or access(2) answers what says nothing."""
-    NOT_IN_CONTAINER = "not-in-container"
+    NOT_IN_CONTAINER = "not-in-container", Step.NODE, "not passed into this container{answered}"
     """Its device node was not given to this container."""
-    NO_DEVICE_NODE = "no-device-node"
+    NO_DEVICE_NODE = "no-device-node", Step.NODE, "no device node{answered}"
     """Nothing made its device node."""
-    NOT_A_DEVICE = "not-a-device"
+    NOT_A_DEVICE = "not-a-device", Step.NODE, "{path} is not a character device{particular}"
     """A directory, a file, a FIFO or a block device in the place of the device node."""
-    MASKED = "masked"
+    MASKED = "masked", Step.NODE, "{path} is /dev/null: something hides the device node"
     """``/dev/null`` is bound over the device node."""
-    STALE_NODE = "stale-node"
+    STALE_NODE = "stale-node", Step.NODE, "{path} has the numbers of another device{particular}"
     """The device node has another device's numbers."""
-    DEVICE_CGROUP = "device-cgroup"
-    NO_PERMISSION = "no-permission"
+    DEVICE_CGROUP = "device-cgroup", Step.ACCESS, "denied by the device cgroup{answered}"
+    NO_PERMISSION = "no-permission", Step.ACCESS, "denied by mode bits or a security module{answered}"
     """Mode bits, an access list or a security module."""
-    NODEV = "nodev"
+    NODEV = "nodev", Step.ACCESS, "{path} lies on a mount with the option nodev"
     """The device node lies on a mount that makes device nodes useless."""
-    NVML_FAILED = "nvml-failed"
+    NVML_FAILED = "nvml-failed", Step.NVML, "NVML {detail}"
     """NVML did not start, crashed, hung, or is missing: it says nothing of any GPU."""
-    GPU_LOST = "gpu-lost"
+    GPU_LOST = "gpu-lost", Step.NVML, "NVML cannot open it{particular}"
     """NVML counts it and cannot open it."""
-    NOT_LISTED = "not-listed"
+    NOT_LISTED = "not-listed", Step.NVML, "NVML does not list it"
     """All is open to this process, and yet NVML does not list it."""
-    CUDA_FAILED = "cuda-failed"
+    CUDA_FAILED = "cuda-failed", Step.CUDA, "CUDA {detail}"
     """CUDA did not start, crashed, hung, or is missing."""
-    NOT_SEEN_BY_CUDA = "not-seen-by-cuda"
+    NOT_SEEN_BY_CUDA = "not-seen-by-cuda", Step.CUDA, "CUDA does not see it{particular}"
     """NVML lists it, and yet CUDA does not."""
-    MIG = "mig"
-    COMPUTE_MODE = "compute-mode"
+    MIG = "mig", Step.WHOLE, "MIG is on: it can only be used in parts"
+    COMPUTE_MODE = "compute-mode", Step.WHOLE, "its compute mode is prohibited"
 
     MEMS_ALLOWED = "mems-allowed"
     NO_MEMORY = "no-memory"
     NVLINK_DOWN = "nvlink-down"
     NO_P2P = "no-p2p"
 
-
-_SEEN: Mapping[Block, tuple[Step, str]] = {
-    Block.OFF_THE_BUS: (Step.PCI, "fell off the PCI bus"),
-    Block.NOT_BOUND: (Step.DRIVER, "bound to {detail}"),
-    Block.EXCLUDED: (Step.DRIVER, "excluded by the driver's configuration"),
-    Block.UNKNOWN: (Step.NODE, "whether it is accessible is unknown{particular}"),
-    Block.NOT_IN_CONTAINER: (Step.NODE, "not passed into this container{answered}"),
-    Block.NO_DEVICE_NODE: (Step.NODE, "no device node{answered}"),
-    Block.NOT_A_DEVICE: (Step.NODE, "{path} is not a character device{particular}"),
-    Block.MASKED: (Step.NODE, "{path} is /dev/null: something hides the device node"),
-    Block.STALE_NODE: (Step.NODE, "{path} has the numbers of another device{particular}"),
-    Block.DEVICE_CGROUP: (Step.ACCESS, "denied by the device cgroup{answered}"),
-    Block.NO_PERMISSION: (Step.ACCESS, "denied by mode bits or a security module{answered}"),
-    Block.NODEV: (Step.ACCESS, "{path} lies on a mount with the option nodev"),
-    Block.NVML_FAILED: (Step.NVML, "NVML {detail}"),
-    Block.GPU_LOST: (Step.NVML, "NVML cannot open it{particular}"),
-    Block.NOT_LISTED: (Step.NVML, "NVML does not list it"),
-    Block.CUDA_FAILED: (Step.CUDA, "CUDA {detail}"),
-    Block.NOT_SEEN_BY_CUDA: (Step.CUDA, "CUDA does not see it{particular}"),
-    Block.MIG: (Step.WHOLE, "MIG is on: it can only be used in parts"),
-    Block.COMPUTE_MODE: (Step.WHOLE, "its compute mode is prohibited"),
-}
-"""The step that a GPU has not taken, and the words for it."""
 
 DENIED = frozenset({Block.DEVICE_CGROUP, Block.NOT_IN_CONTAINER, Block.MASKED})
 """What somebody decided: the GPU is well, and this process was not given it."""
@@ -134,13 +123,12 @@ class Obstacle:
     @property
     def step(self) -> Step:
         """The step that the GPU has not taken."""
-        return _SEEN[self.block][0]
+        return self.block.step
 
     @property
     def cause(self) -> str:
         """The obstacle in words, as they follow the name of the thing and a colon. For people: nothing reads it."""
-        words = _SEEN[self.block][1] if self.block in _SEEN else "{detail}"
-        return words.format(
+        return self.block.words.format(
             detail=self.detail,
             particular=f" ({self.detail})" if self.detail else "",
             path=self.path,

@@ -85,10 +85,9 @@ def required_acs(machine: Machine) -> Acs:
     tree = _Tree(machine)
     if system.data_direct:
         return Acs(AcsKind.DATA_DIRECT, tree.around(system.data_direct), tree.defaults())
-    parents = [path[-1] if path else None for path in tree.gpu_paths]
-    if any(tree.is_one_of(parent, _GRACE | _VERA) for parent in parents):
+    if any(path and tree.are(_GRACE | _VERA, path[-1]) for path in tree.gpu_paths):
         return Acs(AcsKind.ROOT_PORTS, tree.defaults(), tree.defaults())
-    if any(tree.is_one_of(port, _CONNECTX_SWITCH | _BLUEFIELD_SWITCH) for path in tree.gpu_paths for port in path):
+    if any(tree.are(_CONNECTX_SWITCH | _BLUEFIELD_SWITCH, port) for path in tree.gpu_paths for port in path):
         return Acs(AcsKind.NIC_SWITCH, tree.below_nic_switches(), tree.defaults())
     if (machine.host.architecture if machine.host else None) != "x86_64":
         raise UnrecognisedError("GPUs are neither below a Grace or Vera root port nor on an x86-64 machine")
@@ -114,21 +113,19 @@ class _Tree:
             raise UnrecognisedError(f"which bridges are above {name} was not read")
         return path
 
-    def is_one_of(self, port: str | None, ids: frozenset[tuple[int, int]]) -> bool:
-        return port in self._ports and _id(self._ports[port]) in ids
-
-    def _are_connectx(self, *ports: str) -> bool:
-        return all(self.is_one_of(port, _CONNECTX_SWITCH) for port in ports)
+    def are(self, ids: frozenset[tuple[int, int]], *ports: str) -> bool:
+        """Say whether all of these ports are of one of the parts."""
+        return all(port in self._ports and _id(self._ports[port]) in ids for port in ports)
 
     def defaults(self) -> dict[str, str]:
         """Return what Linux sets, for each port that it concerns."""
-        return {port: _VERA_DEFAULT if self.is_one_of(port, _VERA) else _GRACE_DEFAULT for port in self._with_acs()}
+        return {port: _VERA_DEFAULT if self.are(_VERA, port) else _GRACE_DEFAULT for port in self._with_acs()}
 
     def _with_acs(self) -> Iterator[str]:
         for port, bridge in self._ports.items():
             unread = bridge.unread.get("acs_control")
             has_none = unread is not None and unread.reason.value == "not-supported"
-            if not has_none and self.is_one_of(port, _GRACE | _VERA | _CONNECTX_SWITCH | _BLUEFIELD_SWITCH):
+            if not has_none and self.are(_GRACE | _VERA | _CONNECTX_SWITCH | _BLUEFIELD_SWITCH, port):
                 yield port
 
     def around(self, functions: tuple[PciFunction, ...]) -> dict[str, str]:
@@ -142,12 +139,12 @@ class _Tree:
             beside = [gpu for gpu in self.gpu_paths if path and gpu[:1] == path[:1]]
             known = (
                 len(path) == 3
-                and self.is_one_of(path[0], _GRACE)
+                and self.are(_GRACE, path[0])
                 and len(beside) == 1
                 and len(beside[0]) == 5
                 and beside[0][1] == path[1]
                 and beside[0][2] != path[2]
-                and self._are_connectx(*path[1:], *beside[0][2:])
+                and self.are(_CONNECTX_SWITCH, *path[1:], *beside[0][2:])
             )
             if not known:
                 raise UnrecognisedError(f"the Data Direct function {function.bus_id} is in no known place beside a GPU")
@@ -168,7 +165,7 @@ class _Tree:
         ports = dict.fromkeys(self._with_acs(), usual)
         nic_paths = [self._path(nic.pci, nic.name) for nic in nics]
         for gpu in self.gpu_paths:
-            if len(gpu) < 5 or not self._are_connectx(*gpu[-4:]):
+            if len(gpu) < 5 or not self.are(_CONNECTX_SWITCH, *gpu[-4:]):
                 raise UnrecognisedError(f"the GPU below {gpu[-1] if gpu else 'no bridge'} is not below a NIC's switch")
             shared = gpu[-4]
             beside = {path[path.index(shared) + 1] for path in nic_paths if shared in path[:-1]}

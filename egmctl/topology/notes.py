@@ -13,7 +13,7 @@ from egmctl.topology.access import DENIED, Block, cuda_failure, nvml_failure, ob
 from egmctl.topology.links import Link, active_nvlinks, cpu_node_ids
 from egmctl.topology.platform import PlatformKind, PlatformVerdict
 from egmctl.topology.routes import HostRoute, RouteKind
-from egmctl.units import format_kernel_list
+from egmctl.units import format_kernel_list, several
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,33 +42,25 @@ def missing(machine: Machine) -> Missing | None:
 def _what_stops(machine: Machine) -> tuple[str, str]:
     """Return the first thing that stops this process from using a GPU, and what to do about it."""
     gpus, driver, failure = machine.gpus or (), machine.driver or Driver(), nvml_failure(machine)
-    on_bus = "1 NVIDIA GPU is on the PCI bus" if len(gpus) == 1 else f"{len(gpus)} NVIDIA GPUs are on the PCI bus"
     if not gpus:
         return (
             "There is no NVIDIA GPU on this machine.",
             "If it should have one: 'lspci -d 10de:' lists those on its bus; in a container, ask for its GPUs.",
         )
+    on_bus = f"{several(len(gpus), 'NVIDIA GPU')} {'is' if len(gpus) == 1 else 'are'} on the PCI bus"
     if not _loaded(driver):
+        load = "Load the driver with 'modprobe nvidia', or install it."
+        block = "The nouveau driver is loaded: block it and load NVIDIA's."
         nouveau = "nouveau" in (driver.modules or ())
-        return (
-            f"{on_bus}, but the NVIDIA driver is not loaded.",
-            "The nouveau driver is loaded: block it and load NVIDIA's."
-            if nouveau
-            else "Load the driver with 'modprobe nvidia', or install it.",
-        )
+        return f"{on_bus}, but the NVIDIA driver is not loaded.", block if nouveau else load
     if failure is not None and failure.how == "missing":
-        version = f" {driver.module_version}" if driver.module_version else ""
         return (
             f"{on_bus} and the driver is loaded, but its library NVML is missing.",
-            f"Install the libraries of driver{version}. In a container, start it with "
-            "NVIDIA_DRIVER_CAPABILITIES=compute,utility.",
+            f"Install the libraries of driver {driver.module_version or '(version unknown)'}. In a container, start it "
+            "with NVIDIA_DRIVER_CAPABILITIES=compute,utility.",
         )
-    sentence = f"{on_bus}, but none can be used from here."
-    if failure is not None:
-        sentence = f"{on_bus} and the driver is loaded, but NVML does not work."
     denied = [node.path for node in driver.nodes or () if node.access == "EPERM" and node.path.endswith("nvidiactl")]
-    obstacles = [obstacle(machine, gpu) for gpu in gpus]
-    if any(stopped is not None and stopped.block in DENIED for stopped in obstacles):
+    if any((stopped := obstacle(machine, gpu)) is not None and stopped.block in DENIED for gpu in gpus):
         denied.append("these GPUs")
     if denied:
         advice = (
@@ -79,7 +71,9 @@ def _what_stops(machine: Machine) -> tuple[str, str]:
         advice = "The library and the loaded driver are of different versions: reload the driver, or reboot."
     else:
         advice = "'egmctl doctor' has each GPU and the libraries; the kernel log has more (dmesg | grep NVRM)."
-    return sentence, advice
+    if failure is not None:
+        return f"{on_bus} and the driver is loaded, but NVML does not work.", advice
+    return f"{on_bus}, but none can be used from here.", advice
 
 
 def _parts(machine: Machine) -> Iterator[str]:
@@ -137,9 +131,10 @@ def notes(
     platform: PlatformVerdict,
 ) -> tuple[Note, ...]:
     """Return the notes, the most severe first."""
-    kinds = (
+    failed = cuda_failure(machine)
+    kinds: tuple[tuple[NoteKind, Iterable[str]], ...] = (
         (NoteKind.HIDDEN, _unusable(machine, gpus)),
-        (NoteKind.REMARK, _driver(machine)),
+        (NoteKind.REMARK, [f"CUDA {failed.words}: what only CUDA knows is missing"] if failed else ()),
         (NoteKind.REMARK, _routes(machine, routes, platform)),
         (NoteKind.REMARK, _owners(machine, routes)),
         (NoteKind.DEGRADED, _fewer_nvlinks(gpus, links)),
@@ -157,11 +152,6 @@ def _unusable(machine: Machine, gpus: Sequence[Gpu]) -> Iterable[str]:
         stopped = obstacle(machine, gpu)
         if stopped is not None:
             yield f"GPU{gpu.index}: {stopped.cause}; it is at {gpu.bus_id}, but cannot be used from here"
-
-
-def _driver(machine: Machine) -> Iterable[str]:
-    if failure := cuda_failure(machine):
-        yield f"CUDA {failure.words}: what only CUDA knows is missing"
 
 
 def _routes(machine: Machine, routes: Sequence[HostRoute], platform: PlatformVerdict) -> Iterable[str]:

@@ -179,11 +179,12 @@ def platform(machine: Machine) -> PlatformVerdict:
         line = f"{words}: {what}, {causes}"
         return PlatformVerdict(kind, f"{line}; {domain}" if domain else line, clique, what, causes)
     line = what if able == len(gpus) else f"{what}, EGM on {able} of {len(gpus)} GPUs"
+    kind, words = PlatformKind.MULTI_GPU, "single-node multi-GPU"
     if domain:
-        return PlatformVerdict(PlatformKind.MULTI_NODE, f"EGM, {domain}: {line}", clique, what, able=able)
-    if len(gpus) == 1:
-        return PlatformVerdict(PlatformKind.SINGLE_GPU, f"EGM, single-node single-GPU: {line}", what=what, able=able)
-    return PlatformVerdict(PlatformKind.MULTI_GPU, f"EGM, single-node multi-GPU: {line}", what=what, able=able)
+        kind, words = PlatformKind.MULTI_NODE, domain
+    elif len(gpus) == 1:
+        kind, words = PlatformKind.SINGLE_GPU, "single-node single-GPU"
+    return PlatformVerdict(kind, f"EGM, {words}: {line}", clique, what, able=able)
 
 
 def _clique(machine: Machine) -> int | None:

@@ -80,22 +80,14 @@ class HostRoute:
     """The least of the known links, in 1e9 bytes a second: the route cannot be faster. Null where none is known."""
     nominal_gb_s: float | None = field(init=False)
     """Nominal rate of one direction of the slowest link; null where a link's rate is not known."""
-    limited_by: LinkKind | None = field(init=False)
-    """The slowest link of those known."""
-    rate_reason: str = field(init=False)
-    """Why :attr:`nominal_gb_s` is null."""
 
     def __post_init__(self) -> None:
-        known = [(hop.nominal_gb_s, hop.link) for hop in self.hops if hop.nominal_gb_s is not None]
-        unknown = [f"{hop.link.value}: {hop.reason}" for hop in self.hops if hop.nominal_gb_s is None]
         at_most = at_most_gb_s(self.hops)
         derived = {
             "egm": None if self.kind is RouteKind.UNKNOWN else self.kind in (RouteKind.LOCAL, RouteKind.REMOTE),
             "symbol": self._symbol(),
             "at_most_gb_s": at_most,
-            "nominal_gb_s": None if unknown else at_most,
-            "limited_by": min(known, key=lambda item: item[0])[1] if known else None,
-            "rate_reason": "; ".join(unknown) if self.hops else self.reason,
+            "nominal_gb_s": None if any(hop.nominal_gb_s is None for hop in self.hops) else at_most,
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from egmctl.model.bringup import Answer, Bringup, Gap, GapKind, JoinedCause
+from egmctl.model.bringup import Answer, Bringup, Gap, GapKind
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import Finding, causes
+from egmctl.model.finding import UNEXPLAINED, Finding, Remedy, RunCause, causes
 from egmctl.model.finding import Status as Found
 from egmctl.model.measurement import RunReport, Status
 from egmctl.model.verdict import Grade, Yardstick
-from egmctl.verdict.explain import Shortfalls, explained_by, shortfalls
+from egmctl.units import several
+from egmctl.verdict.explain import Shortfalls, cause_of, explained_by, shortfalls
 from egmctl.verdict.yardsticks import is_lost
 
 
@@ -34,63 +35,53 @@ def bringup(
     not_measured
         Why there was none.
     """
-    joined = _joined(diagnosis, run, before)
-    gaps = tuple(_gaps(diagnosis, run, joined, not_measured))
-    failed = any(cause.status is Found.FAIL for cause in joined)
+    all_causes = _causes(diagnosis, run, before)
+    gaps = tuple(_gaps(diagnosis, run, all_causes, not_measured))
+    failed = any(cause.status is Found.FAIL for cause in all_causes)
     answer = Answer.NO_GO if failed else Answer.INCOMPLETE if gaps else Answer.GO
-    return Bringup(answer=answer, causes=joined, gaps=gaps, diagnosis=diagnosis, run=run)
+    return Bringup(answer=answer, causes=all_causes, gaps=gaps, diagnosis=diagnosis, run=run)
 
 
 # --- causes ----------------------------------------------------------------------------------------------------------
 
 
-def _joined(diagnosis: Diagnosis, run: RunReport | None, before: Diagnosis | None) -> tuple[JoinedCause, ...]:
+def _causes(diagnosis: Diagnosis, run: RunReport | None, before: Diagnosis | None) -> tuple[RunCause, ...]:
     """Return the causes that doctor and the run found, and what is slow for no known cause; the gravest first."""
+    result = list(_by_doctor(diagnosis, run, before))
+    if run is not None:
+        # What doctor finds is told by its own diagnosis.
+        result += [cause for cause in run.causes if cause.by_run]
+        short = shortfalls(run)
+        left = short.slow.difference(*(cause.explains for cause in result))
+        # A run fails too where no single path does: the verdict of a class is its own.
+        too_slow = run.verdict is not None and run.verdict.too_slow
+        failed = too_slow and all(cause.status is not Found.FAIL for cause in result)
+        if left or failed:
+            result.append(_unexplained(run, left, Found.FAIL if failed or left & short.broken else Found.WARN))
+    return tuple(sorted(result, key=lambda cause: (_ORDER.index(cause.status), -len(cause.explains))))
+
+
+def _by_doctor(diagnosis: Diagnosis, run: RunReport | None, before: Diagnosis | None) -> Iterator[RunCause]:
     short = Shortfalls() if run is None else shortfalls(run)
-    joined = [*_by_doctor(diagnosis, run, before, short), *_by_run(run, short)]
-    left = short.slow.difference(*(cause.slow for cause in joined))
-    # A run fails too where no single path does: the verdict of a class is its own.
-    too_slow = run is not None and run.verdict is not None and run.verdict.too_slow
-    failed = too_slow and all(cause.status is not Found.FAIL for cause in joined)
-    if left or failed:
-        joined.append(_cause(Found.FAIL if failed else Found.WARN, left, short))
-    return tuple(sorted(joined, key=lambda cause: (_ORDER.index(cause.status), -len(cause.slow))))
-
-
-def _by_doctor(
-    diagnosis: Diagnosis, run: RunReport | None, before: Diagnosis | None, short: Shortfalls
-) -> Iterator[JoinedCause]:
-    places = {id(finding): place for place, finding in enumerate(diagnosis.findings)}
     # What --gpus named and could not be measured fails, however grave its cause is by itself.
     asked = {(cause.finding.check, cause.finding.place.ids) for cause in (run.causes if run else ()) if cause.asked}
     for cause in causes(diagnosis.findings):
         finding = cause.finding
+        explained = frozenset[int]() if run is None else explained_by(cause, run, short)
         under_load = before is not None and not any(_was_there(finding, earlier) for earlier in before.findings)
+        joined = replace(cause_of(finding, explained, short), under_load=under_load)
         failed = (finding.check, finding.place.ids) in asked or (under_load and cause.status is Found.WARN)
-        joined = _cause(
-            Found.FAIL if failed else cause.status,
-            frozenset() if run is None else explained_by(cause, run, short),
-            short,
-        )
-        findings = tuple(places[id(member)] for member in (finding, *cause.explains))
-        yield replace(joined, findings=findings, under_load=under_load)
+        yield replace(joined, status=Found.FAIL) if failed else joined
 
 
-def _by_run(run: RunReport | None, short: Shortfalls) -> Iterator[JoinedCause]:
-    for place, cause in enumerate(run.causes if run else ()):
-        # What doctor finds is told by its own diagnosis.
-        if cause.finding.check.startswith("bench."):
-            yield replace(_cause(cause.status, frozenset(cause.explains), short), run_cause=place)
-
-
-def _cause(status: Found, explained: frozenset[int], short: Shortfalls) -> JoinedCause:
-    """Return a cause that fails where a measurement that it explains did."""
-    return JoinedCause(
-        status=Found.FAIL if explained & short.broken else status,
-        findings=(),
-        slow=tuple(sorted(explained & (short.slow | short.lost))),
-        waived=tuple(sorted(explained & short.waived)),
-    )
+def _unexplained(run: RunReport, numbers: Collection[int], status: Found) -> RunCause:
+    """Return what is slow or broke for no known cause; of no measurement where only the verdict of classes is bad."""
+    made = [run.measurements[number] for number in numbers]
+    what = "slow path" if all(m.measured for m in made) else "slow or broken path"
+    summary = f"{several(len({m.path for m in made}), what)}, cause unknown"
+    remedy = Remedy(text="Inspect these GPUs and their links, then run it again.")
+    finding = Finding(check=UNEXPLAINED, status=status, summary=summary, remedy=remedy)
+    return RunCause(status=status, finding=finding, explains=tuple(sorted(numbers)))
 
 
 def _was_there(finding: Finding, before: Finding) -> bool:
@@ -109,26 +100,26 @@ _ORDER = list(Found)
 
 
 def _gaps(
-    diagnosis: Diagnosis, run: RunReport | None, joined: Sequence[JoinedCause], not_measured: str
+    diagnosis: Diagnosis, run: RunReport | None, all_causes: Sequence[RunCause], not_measured: str
 ) -> Iterator[Gap]:
     if run is None:
-        failing = tuple(place for place, cause in enumerate(joined) if cause.status is Found.FAIL)
+        failing = tuple(place for place, cause in enumerate(all_causes) if cause.status is Found.FAIL)
         yield Gap(kind=GapKind.NOT_MEASURED, reason=not_measured, causes=failing)
     else:
-        yield from _gaps_of_run(run, joined)
+        yield from _gaps_of_run(run, all_causes)
     if diagnosis.nothing is not None or diagnosis.mostly_unknown:
         yield Gap(kind=GapKind.NOT_DETERMINED, reason=diagnosis.nothing or "")
 
 
-def _gaps_of_run(run: RunReport, joined: Sequence[JoinedCause]) -> Iterator[Gap]:
+def _gaps_of_run(run: RunReport, all_causes: Sequence[RunCause]) -> Iterator[Gap]:
     waived = [number for number, m in enumerate(run.measurements) if m.status is Status.WAIVED]
     lost = [number for number, m in enumerate(run.measurements) if is_lost(m)]
     if run.interrupted:
         yield Gap(kind=GapKind.INTERRUPTED, measurements=tuple(waived))
     if lost or run.problems:
-        yield _gap(GapKind.BROKE, run, lost, joined, next(iter(run.problems), ""))
+        yield _gap(GapKind.BROKE, run, lost, all_causes, next(iter(run.problems), ""))
     if waived and not run.interrupted:
-        yield _gap(GapKind.WAIVED, run, waived, joined)
+        yield _gap(GapKind.WAIVED, run, waived, all_causes)
     if not run.measurements:
         yield Gap(kind=GapKind.NOT_MEASURED, reason="there was nothing to measure")
     elif len(waived) < len(run.measurements) and (run.verdict is None or run.verdict.profile is None):
@@ -148,8 +139,9 @@ def _without_reference(run: RunReport) -> list[int]:
 
 
 def _gap(
-    kind: GapKind, run: RunReport, numbers: Collection[int], joined: Sequence[JoinedCause], reason: str = ""
+    kind: GapKind, run: RunReport, numbers: Collection[int], all_causes: Sequence[RunCause], reason: str = ""
 ) -> Gap:
-    from_ = tuple(place for place, cause in enumerate(joined) if {*cause.waived, *cause.slow} & {*numbers})
-    first = next((why for number in numbers if (why := run.measurements[number].reason)), "")
-    return Gap(kind=kind, reason=first or reason, measurements=tuple(numbers), causes=from_)
+    from_ = tuple(place for place, cause in enumerate(all_causes) if {*cause.explains} & {*numbers})
+    reasons = [run.measurements[number].reason for number in numbers]
+    first = next(filter(None, reasons), reason)
+    return Gap(kind=kind, reason=first, measurements=tuple(numbers), causes=from_)

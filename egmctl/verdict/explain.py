@@ -6,7 +6,7 @@ The rules from a check's fault to the paths that it explains are in :mod:`egmctl
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from egmctl.bench.plan.flows import in_use, listed
@@ -15,15 +15,14 @@ from egmctl.doctor.causes import explains
 from egmctl.doctor.check import Scope
 from egmctl.doctor.checks.gpu import SLOWDOWNS
 from egmctl.doctor.effects_on_paths import Node, Symptom, Trouble, numa_nodes
+from egmctl.doctor.findings import fact, noted, todo, warned
 from egmctl.model.finding import (
     OF_GPUS,
     TOLD,
     Cause,
-    Evidence,
     Finding,
     Place,
     PlaceKind,
-    Remedy,
     RunCause,
     Status,
     Waiver,
@@ -86,37 +85,15 @@ def shortfalls(run: RunReport) -> Shortfalls:
 # --- the causes of a run --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """A finding, and the measurements that it explains."""
-
-    finding: Finding
-    numbers: frozenset[int]
-    node: str = ""
-    taken: frozenset[str] = frozenset()
-    """Bus ids of the GPUs of which nothing was measured because of it."""
-
-
 def with_causes(
     report: RunReport,
     machine: Machine | None = None,
     *,
     asked: Collection[str] = (),
     numa: Collection[int] | None = None,
+    short: Shortfalls | None = None,
 ) -> RunReport:
-    """Return a run with the causes that explain it (``RunReport.causes``), as :func:`run_causes` finds them."""
-    return replace(report, causes=run_causes(report, shortfalls(report), machine, asked=asked, numa=numa))
-
-
-def run_causes(
-    report: RunReport,
-    short: Shortfalls,
-    machine: Machine | None = None,
-    *,
-    asked: Collection[str] = (),
-    numa: Collection[int] | None = None,
-) -> tuple[RunCause, ...]:
-    """Return the causes of shortfalls, the gravest first; of equally grave ones those that explain most.
+    """Return a run with the causes that explain it: the gravest first; of equally grave ones those that explain most.
 
     Parameters
     ----------
@@ -127,29 +104,29 @@ def run_causes(
         Bus ids of the GPUs that the user named: that one cannot be measured is a fault then.
     numa
         NUMA nodes that the user named: that one's memory may not be used is a fault then; ``None``: none were.
+    short
+        What is to be explained; by default what is slow, broke or was not made.
     """
+    short = shortfalls(report) if short is None else short
     scope = Scope(gpus=tuple(asked) or None, numa=None if numa is None else tuple(numa))
-    explanations = [entry for node in nodes(report, machine) for entry in _on_node(report, short, node, scope)]
+    result = [cause for node in nodes(report, machine) for cause in _on_node(report, short, node, scope)]
     slow = {number for number in short.slow if Symptom.SLOW in _symptoms(report, short, number)}
-    throttled = {n for entry in explanations if entry.finding.check == "gpu.throttle" for n in entry.numbers}
-    for entry in during(report):
+    throttled = {number for cause in result if cause.finding.check == "gpu.throttle" for number in cause.explains}
+    for finding, numbers in during(report):
         # Clocks that were throttled before are doctor's cause.
-        known = throttled if entry.finding.check == THROTTLED else set()
-        explanations.append(replace(entry, numbers=entry.numbers & slow - known))
-    named = {gpu.bus_id: gpu for node in report.machines for gpu in node.gpus or () if gpu.bus_id in asked}
-    result = [_run_cause(entry, short, named) for entry in explanations if entry.numbers]
-    return tuple(sorted(result, key=lambda cause: (list(Status).index(cause.status), -len(cause.explains))))
+        known = throttled if finding.check == THROTTLED else set()
+        result.append(cause_of(finding, numbers & slow - known, short))
+    explaining = [cause for cause in result if cause.explains]
+    order = sorted(explaining, key=lambda cause: (list(Status).index(cause.status), -len(cause.explains)))
+    return replace(report, causes=tuple(order))
 
 
-def _run_cause(entry: Explanation, short: Shortfalls, named: Mapping[str, Gpu]) -> RunCause:
-    taken = [gpu for bus_id, gpu in named.items() if bus_id in entry.taken]
-    return RunCause(
-        status=Status.FAIL if taken or entry.numbers & short.broken else entry.finding.status,
-        finding=entry.finding,
-        node=entry.node,
-        asked=on_gpus(taken).label if taken else "",
-        explains=tuple(sorted(entry.numbers)),
-    )
+def cause_of(
+    finding: Finding, numbers: Collection[int], short: Shortfalls, node: str = "", asked: str = ""
+) -> RunCause:
+    """Return a cause, which is a failure where it broke what it explains, or where GPUs were ``asked`` for."""
+    status = Status.FAIL if asked or short.broken.intersection(numbers) else finding.status
+    return RunCause(status=status, finding=finding, node=node, asked=asked, explains=tuple(sorted(numbers)))
 
 
 def explained_by(cause: Cause, run: RunReport, short: Shortfalls) -> frozenset[int]:
@@ -164,7 +141,7 @@ def _explained(cause: Cause, troubles: Iterable[Trouble], node: Node) -> list[Tr
     return [trouble for trouble in troubles if any(explains(node, fault, trouble) for fault in faults)]
 
 
-def _on_node(report: RunReport, short: Shortfalls, node: Node, scope: Scope) -> Iterator[Explanation]:
+def _on_node(report: RunReport, short: Shortfalls, node: Node, scope: Scope) -> Iterator[RunCause]:
     """Yield what explains shortfalls on one node: doctor's causes, then what no check knows of the GPUs left out."""
     troubles = list(_troubles(report, short, node))
     if not troubles:
@@ -172,20 +149,20 @@ def _on_node(report: RunReport, short: Shortfalls, node: Node, scope: Scope) -> 
     # All checks: only where there is something to explain.
     from egmctl.doctor.runner import CHECKS, diagnose
 
-    known: set[Trouble] = set()
-    for cause in causes(diagnose(node.machine, scope, CHECKS).findings):
-        explained = _explained(cause, troubles, node)
-        known.update(explained)
-        yield Explanation(cause.finding, _numbers(explained), node.name, _taken(explained))
+    gpus = node.machine.gpus or ()
+    explaining = [
+        (cause.finding, _explained(cause, troubles, node))
+        for cause in causes(diagnose(node.machine, scope, CHECKS).findings)
+    ]
+    known = {trouble for _, explained in explaining for trouble in explained}
     for kind in OF_GPUS:
         left = [trouble for trouble in troubles if trouble.kind is kind and trouble not in known]
-        gpus = [gpu for gpu in node.machine.gpus or () if gpu.bus_id in _taken(left)]
-        if gpus:
-            yield Explanation(left_out(node.machine, gpus, kind), _numbers(left), node.name, _taken(left))
-
-
-def _numbers(troubles: Iterable[Trouble]) -> frozenset[int]:
-    return frozenset(trouble.number for trouble in troubles)
+        if taken := [gpu for gpu in gpus if gpu.bus_id in _taken(left)]:
+            explaining.append((left_out(node.machine, taken, kind), left))
+    for finding, explained in explaining:
+        named = [gpu for gpu in gpus if gpu.bus_id in _taken(explained).intersection(scope.gpus or ())]
+        asked = on_gpus(named).label if named else ""
+        yield cause_of(finding, {trouble.number for trouble in explained}, short, node.name, asked)
 
 
 def _taken(troubles: Iterable[Trouble]) -> frozenset[str]:
@@ -289,39 +266,28 @@ def left_out(machine: Machine, gpus: Sequence[Gpu], kind: WaiverKind) -> Finding
     kind
         Of :data:`egmctl.model.finding.OF_GPUS`, as the run recorded it.
     """
-    evidence: list[Evidence] = []
-    match kind:
-        case WaiverKind.GPU_BUSY:
-            check = IN_USE
-            uses = [use for gpu in gpus if (use := in_use(gpu)) is not None]
-            pids = tuple(sorted({pid for use in uses for pid in use.pids}))
-            users = [f"in use by process {listed(pids)}"] if pids else []
-            summary = "; ".join([*users, *(str(use) for use in uses if not use.pids)]) or "in use by others"
-            remedy = Remedy(
-                text="Wait until they are idle (the command below shows who uses them), or measure beside them with "
-                "'egmctl bench --allow-busy'.",
-                command=_processes(pids) if pids else "nvidia-smi",
-            )
-            for use in uses:
-                call = "nvmlDeviceGetComputeRunningProcesses" if use.pids else "nvmlDeviceGetMemoryInfo"
-                processes = f"process {', '.join(map(str, use.pids))}"
-                value = processes if use.pids else f"{format_size(use.used_bytes)} used"
-                evidence.append(Evidence(source=f"{call}(GPU{use.gpu.index})", value=value))
-        case WaiverKind.GPU_HIDDEN:
-            check, summary = HIDDEN, "hidden by CUDA_VISIBLE_DEVICES"
-            remedy = Remedy(text="Unset CUDA_VISIBLE_DEVICES, or leave these GPUs out with --gpus.")
-        case _:
-            check = UNUSABLE
-            summary = "; ".join(dict.fromkeys(gpu_obstacle(machine, gpu) or "CUDA does not see it" for gpu in gpus))
-            remedy = Remedy(text="See what stops them with 'egmctl doctor --active'.")
-    return Finding(
-        check=check,
-        status=Status.NOTE,
-        summary=summary,
-        place=on_gpus(gpus),
-        evidence=tuple(evidence),
-        remedy=remedy,
+    if kind is WaiverKind.GPU_HIDDEN:
+        remedy = todo("Unset CUDA_VISIBLE_DEVICES, or leave these GPUs out with --gpus.")
+        return noted("hidden by CUDA_VISIBLE_DEVICES", gpus, check=HIDDEN, remedy=remedy)
+    if kind is not WaiverKind.GPU_BUSY:
+        stopped = "; ".join(dict.fromkeys(gpu_obstacle(machine, gpu) or "CUDA does not see it" for gpu in gpus))
+        return noted(stopped, gpus, check=UNUSABLE, remedy=todo("See what stops them with 'egmctl doctor --active'."))
+    uses = [use for gpu in gpus if (use := in_use(gpu)) is not None]
+    pids = tuple(sorted({pid for use in uses for pid in use.pids}))
+    users = [f"in use by process {listed(pids)}"] if pids else []
+    evidence = [
+        fact(f"nvmlDeviceGetComputeRunningProcesses(GPU{use.gpu.index})", f"process {', '.join(map(str, use.pids))}")
+        if use.pids
+        else fact(f"nvmlDeviceGetMemoryInfo(GPU{use.gpu.index})", f"{format_size(use.used_bytes)} used")
+        for use in uses
+    ]
+    remedy = todo(
+        "Wait until they are idle (the command below shows who uses them), or measure beside them with "
+        "'egmctl bench --allow-busy'.",
+        _processes(pids) if pids else "nvidia-smi",
     )
+    summary = "; ".join([*users, *(str(use) for use in uses if not use.pids)]) or "in use by others"
+    return noted(summary, gpus, check=IN_USE, evidence=tuple(evidence), remedy=remedy)
 
 
 def _processes(pids: Iterable[int]) -> str:
@@ -329,26 +295,22 @@ def _processes(pids: Iterable[int]) -> str:
     return f"ps -o pid,user,etime,args -p {','.join(map(str, pids))}"
 
 
-def during(report: RunReport) -> Iterator[Explanation]:
-    """Yield what the GPUs, the links and the host showed while measurements ran."""
+def during(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:
+    """Yield what the GPUs, the links and the host showed while measurements ran, and the places of these."""
     for check in (OTHERS, THROTTLED):
         yield from _on_gpus(report, check)
     if (finding := _host_busy(report.host_load)) is not None:
-        of_host = (n for n, m in enumerate(report.measurements) if all(map(numa_nodes, m.flows)))
-        yield Explanation(finding, frozenset(of_host))
+        yield finding, {n for n, m in enumerate(report.measurements) if all(map(numa_nodes, m.flows))}
     stray: dict[str, set[int]] = defaultdict(set)
     for number, measurement in enumerate(report.measurements):
         route = measurement.evidence.route if measurement.evidence is not None else None
         if route is not None and route.verdict is Verdict.REFUTED:
             stray[route.link].add(number)
     for link, numbers in stray.items():
-        finding = Finding(
-            check=OTHER_LINK,
-            status=Status.WARN,
-            summary=f"the bytes did not go over {link}, by the counters of the links",
-            remedy=Remedy(text="See which links are up, and what keeps peers apart, with 'egmctl doctor'."),
-        )
-        yield Explanation(finding, frozenset(numbers))
+        remedy = todo("See which links are up, and what keeps peers apart, with 'egmctl doctor'.")
+        summary = f"the bytes did not go over {link}, by the counters of the links"
+        finding = warned(summary, remedy, check=OTHER_LINK)
+        yield finding, numbers
 
 
 def _host_busy(load: HostLoad | None) -> Finding | None:
@@ -357,23 +319,20 @@ def _host_busy(load: HostLoad | None) -> Finding | None:
         return None
     if load.others_cpu_s / load.wall_s < max(min(_BUSY_CPUS, load.cpus / 2), _BUSY_PART * load.cpus):
         return None
-    return Finding(
+    cpu_s, average = load.others_cpu_s, load.load_average
+    return warned(
+        f"the host was busy: load {average:.0f} on {load.cpus} CPUs, other processes used {cpu_s:.0f} CPU-seconds in "
+        f"{load.wall_s:.0f} s",
+        todo(
+            "Measure again when the host is idle (the command below shows what runs).",
+            "ps -eo pid,user,pcpu,etime,comm --sort=-pcpu | head",
+        ),
         check=HOST_BUSY,
-        status=Status.WARN,
-        summary=f"the host was busy: load {load.load_average:.0f} on {load.cpus} CPUs, other processes used "
-        f"{load.others_cpu_s:.0f} CPU-seconds in {load.wall_s:.0f} s",
-        evidence=(
-            Evidence(source="/proc/stat", value=f"{load.others_cpu_s:.1f} CPU-seconds of others"),
-            Evidence(source="/proc/loadavg", value=f"{load.load_average:.2f}"),
-        ),
-        remedy=Remedy(
-            text="Measure again when the host is idle (the command below shows what runs).",
-            command="ps -eo pid,user,pcpu,etime,comm --sort=-pcpu | head",
-        ),
+        evidence=(fact("/proc/stat", f"{cpu_s:.1f} CPU-seconds of others"), fact("/proc/loadavg", f"{average:.2f}")),
     )
 
 
-def _on_gpus(report: RunReport, check: str) -> Iterator[Explanation]:
+def _on_gpus(report: RunReport, check: str) -> Iterator[tuple[Finding, set[int]]]:
     """Yield what was seen of GPUs, those with the same sign together."""
     showing: dict[str, list[tuple[int, GpuEvidence]]] = defaultdict(list)
     for number, measurement in enumerate(report.measurements):
@@ -382,14 +341,11 @@ def _on_gpus(report: RunReport, check: str) -> Iterator[Explanation]:
                 showing[sentence].append((number, gpu))
     for sentence, shown in showing.items():
         if check == OTHERS:
-            remedy = Remedy(
-                text="Measure again when the GPUs are idle.", command=_processes(shown[-1][1].other_processes or ())
-            )
+            pids = shown[-1][1].other_processes or ()
+            remedy = todo("Measure again when the GPUs are idle.", _processes(pids))
         else:
-            remedy = Remedy(
-                text="Check fans, coolant and power supplies, then measure again.",
-                command="nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
-            )
+            text = "Check fans, coolant and power supplies, then measure again."
+            remedy = todo(text, "nvidia-smi -q -d PERFORMANCE,TEMPERATURE")
         # By their labels: nodes of one run have GPUs of the same bus ids.
         labels = dict.fromkeys(gpu.label for _, gpu in shown)
         indices = [label.removeprefix("GPU") for label in labels]
@@ -397,8 +353,7 @@ def _on_gpus(report: RunReport, check: str) -> Iterator[Explanation]:
         if all(map(str.isdecimal, indices)):
             label = f"GPU{format_kernel_list(set(map(int, indices)))}"
         place = Place(kind=PlaceKind.GPU, ids=tuple(dict.fromkeys(gpu.bus_id for _, gpu in shown)), label=label)
-        finding = Finding(check=check, status=Status.WARN, summary=sentence, place=place, remedy=remedy)
-        yield Explanation(finding, frozenset(number for number, _ in shown))
+        yield warned(sentence, remedy, place, check=check), {number for number, _ in shown}
 
 
 def words(check: str, gpu: GpuEvidence) -> str | None:

@@ -8,14 +8,11 @@ NVLink and of PCIe and none of NVLink-C2C: that a GPU used its own is inferred b
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from statistics import median
 
 from egmctl.doctor.kernel_faults import kernel_faults
 from egmctl.model.finding import Status
-from egmctl.model.gpu import FAKE, are_fake
 from egmctl.model.measurement import BROKEN, COUNTED_AT_LEAST, STRAY_AT_MOST, Measurement, Quantity, RunReport, Verdict
 from egmctl.model.profile import Profile, Unit
 from egmctl.model.route import Egm, LinkKind
@@ -55,7 +52,7 @@ def owners(measurements: Sequence[Measurement]) -> tuple[MemoryOwner, ...]:
     Memory of other processes than the one that copies it counts only where it is EGM.
     """
     labels: dict[str, str] = {}
-    reads: dict[tuple[str, int, str], dict[int, _Read]] = {}
+    reads: dict[tuple[str, int, str], list[int]] = {}
     for number, measurement in enumerate(measurements):
         flow = measurement.flows[0]
         end = flow.source if flow.source.allocated_by is not None else flow.destination
@@ -64,13 +61,12 @@ def owners(measurements: Sequence[Measurement]) -> tuple[MemoryOwner, ...]:
             continue
         if flow.initiator is None or (end.rank is not None and flow.route.egm is not Egm.YES):
             continue
-        key = measurement.case, end.numa_node, end.allocated_by
-        reads.setdefault(key, {})[number] = _read(measurement, flow.initiator, end.allocated_by)
+        reads.setdefault((measurement.case, end.numa_node, end.allocated_by), []).append(number)
         labels[flow.initiator] = flow.initiator_label
         labels[end.allocated_by] = end.allocated_by_label or end.allocated_by
     result = []
-    for (case, node, allocated_by), by_number in reads.items():
-        owner = _owner(by_number.values())
+    for (case, node, allocated_by), numbers in reads.items():
+        owner = _owner(allocated_by, [measurements[number] for number in numbers])
         unknown = owner if isinstance(owner, OwnerUnknown) else None
         result.append(
             MemoryOwner(
@@ -81,62 +77,44 @@ def owners(measurements: Sequence[Measurement]) -> tuple[MemoryOwner, ...]:
                 owner=None if unknown else owner,
                 owner_label=None if unknown else labels[owner],
                 unknown=unknown,
-                measurements=tuple(by_number),
+                measurements=tuple(numbers),
             )
         )
     return tuple(result)
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """What the counters showed of one GPU's read or write."""
-
-    reader: str
-    allocated_by: str
-    egm: bool
-    link: LinkKind | None = None
-    """Over which it came; ``None`` where nothing shows that."""
-    sent: bool | None = None
-    """Whether the GPU under which the memory was allocated sent it over NVLink, or received what was written; ``None``
-    where nothing shows that."""
-
-
-def _owner(reads: Iterable[_Read]) -> str | OwnerUnknown:
-    of_egm = [read for read in reads if read.egm]
-    counted = [read for read in of_egm if read.link is not None]
-    if not counted:
+def _owner(allocated_by: str, reads: Sequence[Measurement]) -> str | OwnerUnknown:
+    """Return the owner of memory by who read or wrote it over which link, and who sent it over NVLink."""
+    of_egm = [read for read in reads if read.flows[0].route.egm is Egm.YES]
+    links: list[LinkKind] = []
+    possible: set[str] = set()
+    impossible: set[str] = set()
+    for read in of_egm:
+        flow, evidence = read.flows[0], read.evidence
+        route = evidence.route if evidence is not None else None
+        if evidence is None or route is None or route.verdict in (Verdict.UNKNOWN, Verdict.REFUTED):
+            continue
+        links.append(route.link)
+        reader = str(flow.initiator)
+        if route.link is LinkKind.C2C:
+            possible.add(reader)
+        elif route.link is LinkKind.NVLINK:
+            impossible.add(reader)
+            for gpu in evidence.gpus if reader != allocated_by else ():
+                counted = (gpu.received_bytes if flow.sent else gpu.sent_bytes).get(LinkKind.NVLINK)
+                if gpu.bus_id != allocated_by or counted is None:
+                    continue
+                if counted >= COUNTED_AT_LEAST * route.expected_bytes:
+                    possible.add(allocated_by)
+                elif counted <= STRAY_AT_MOST * route.expected_bytes:
+                    impossible.add(allocated_by)
+    if not links:
         return OwnerUnknown.NO_COUNTERS if of_egm else OwnerUnknown.NOT_EGM
-    own = {read.reader for read in counted if read.link is LinkKind.C2C}
-    across = {read.reader for read in counted if read.link is LinkKind.NVLINK}
-    if not across:
-        return OwnerUnknown.OWN_LINK_EACH if len(own) > 1 else OwnerUnknown.TOO_FEW
-    possible = own | {read.allocated_by for read in counted if read.sent}
-    impossible = across | {read.allocated_by for read in counted if read.sent is False}
+    if LinkKind.NVLINK not in links:
+        return OwnerUnknown.OWN_LINK_EACH if len(possible) > 1 else OwnerUnknown.TOO_FEW
     if len(possible) > 1 or possible & impossible:
         return OwnerUnknown.CONTRADICTORY
     return possible.pop() if possible else OwnerUnknown.TOO_FEW
-
-
-def _read(measurement: Measurement, reader: str, allocated_by: str) -> _Read:
-    flow, evidence = measurement.flows[0], measurement.evidence
-    read = _Read(reader, allocated_by, flow.route.egm is Egm.YES)
-    route = evidence.route if evidence is not None else None
-    if evidence is None or route is None or route.verdict in (Verdict.UNKNOWN, Verdict.REFUTED):
-        return read
-    sent = None
-    if route.link is LinkKind.NVLINK and reader != allocated_by:
-        for gpu in evidence.gpus:
-            if gpu.bus_id == allocated_by:
-                counted = (gpu.received_bytes if flow.sent else gpu.sent_bytes).get(LinkKind.NVLINK)
-                sent = _has_sent(counted, route.expected_bytes)
-    return replace(read, link=route.link, sent=sent)
-
-
-def _has_sent(sent_bytes: int | None, expected_bytes: int) -> bool | None:
-    """Say whether a GPU sent what was read; ``None`` where its counter shows neither all of it nor stray bytes only."""
-    if sent_bytes is None or STRAY_AT_MOST * expected_bytes < sent_bytes < COUNTED_AT_LEAST * expected_bytes:
-        return None
-    return sent_bytes >= COUNTED_AT_LEAST * expected_bytes
 
 
 def judge(
@@ -180,7 +158,6 @@ def judge(
         grade = Grade.WARN
     return RunVerdict(
         grade=grade,
-        reason=_run_reason(report, grade, classes, warnings),
         profile=profile.name if profile else None,
         profile_reason=profile_reason,
         classes=classes,
@@ -276,14 +253,3 @@ def _logged(report: RunReport) -> Iterable[str]:
     for fault in kernel_faults(report.machines[0], report.kernel_messages.events):
         if fault.status is not Status.PASS:
             yield f"the kernel logged meanwhile: {fault.title}{fault.times}"
-
-
-def _run_reason(report: RunReport, grade: Grade, classes: Sequence[ClassVerdict], warnings: Sequence[str]) -> str:
-    counts = Counter(verdict.grade for verdict in classes)
-    words = {**{grade: grade.value for grade in Grade}, Grade.NO_REFERENCE: "without a reference"}
-    parts = [f"{counts[grade]} {words[grade]}" for grade in Grade if counts[grade]]
-    reason = f"{len(classes)} path classes: {', '.join(parts) or 'none was measured'}"
-    if grade is Grade.WARN and not counts[Grade.WARN]:
-        reason += f"; {warnings[0]}"
-    fake = are_fake(gpu.name for gpu in report.gpus)
-    return f"{FAKE}: {reason}" if fake else reason

@@ -377,8 +377,6 @@ class _Learnt:
     unit: Unit
     by_path: dict[tuple[str, str], list[float]] = field(default_factory=dict)
     """The medians of each path of each node, one for each run."""
-    size_bytes: int = 0
-    """The largest that was seen in a sweep."""
     least_bytes: int | None = None
     """The smallest buffers that were learnt from."""
 
@@ -430,8 +428,14 @@ def learn(runs: Sequence[Run], name: str, date: str) -> Profile:
             )
     learnt: dict[_Class, _Learnt] = {}
     for run in runs:
-        for measurement in run.report.measurements:
-            _add(learnt, run, measurement)
+        measurements = run.report.measurements
+        largest: dict[tuple[str, Point], int] = {}
+        for m in measurements:
+            key = m.case, m.point.unsized
+            largest[key] = max(m.size_bytes, largest.get(key, 0))
+        for measurement in measurements:
+            if measurement.size_bytes == largest[measurement.case, measurement.point.unsized]:
+                _add(learnt, run.node, measurement)
     if not learnt:
         raise UsageError("the runs hold nothing to learn from: no measurement is ok, large enough and from idle GPUs")
     nodes = len({run.node for run in runs})
@@ -447,7 +451,7 @@ def learn(runs: Sequence[Run], name: str, date: str) -> Profile:
     )
 
 
-def _add(learnt: dict[_Class, _Learnt], run: Run, measurement: Measurement) -> None:
+def _add(learnt: dict[_Class, _Learnt], node: str, measurement: Measurement) -> None:
     value = value_of(measurement)
     if value is None or measurement.status is not Status.OK or not_judged(measurement) or _is_beside(measurement):
         return
@@ -455,15 +459,8 @@ def _add(learnt: dict[_Class, _Learnt], run: Run, measurement: Measurement) -> N
     flows = len(measurement.flows) if measurement.pattern in _COUNTED_FLOWS else None
     key = path_class.case, path_class.point.unsized, path_class.link, flows
     entry = learnt.setdefault(key, _Learnt(unit_of(measurement)))
-    if measurement.point.size is not None:
-        if measurement.size_bytes < entry.size_bytes:
-            return
-        if measurement.size_bytes > entry.size_bytes:
-            entry.by_path.clear()
-            entry.least_bytes = None
-            entry.size_bytes = measurement.size_bytes
     entry.least_bytes = min(entry.least_bytes or measurement.size_bytes, measurement.size_bytes)
-    entry.by_path.setdefault((run.node, measurement.path), []).append(value)
+    entry.by_path.setdefault((node, measurement.path), []).append(value)
 
 
 def _is_beside(measurement: Measurement) -> bool:
@@ -476,12 +473,10 @@ def _references(learnt: Mapping[_Class, _Learnt]) -> Iterator[Reference]:
     of_link: dict[tuple[str, Unit], list[_Learnt]] = {}
     for (_, _, link, _), entry in learnt.items():
         of_link.setdefault((link, entry.unit), []).append(entry)
-    offs = {key: max(entry.off for entry in alike) for key, alike in of_link.items()}
-    spreads = {
-        key: [spread for entry in alike if (spread := entry.run_to_run) is not None] for key, alike in of_link.items()
-    }
     for (case, point, link, flows), entry in learnt.items():
-        off, run_to_run = offs[link, entry.unit], spreads[link, entry.unit]
+        alike = of_link[link, entry.unit]
+        off = max(other.off for other in alike)
+        spreads = [spread for other in alike if (spread := other.run_to_run) is not None]
         latency = entry.unit is Unit.NS
         warn = max(SPREADS_WARN * off, LATENCY_WARN if latency else LEAST_WARN)
         fail = max(SPREADS_FAIL * off, LATENCY_FAIL if latency else LEAST_FAIL)
@@ -496,7 +491,7 @@ def _references(learnt: Mapping[_Class, _Learnt]) -> Iterator[Reference]:
             fail=_round(entry.typical * max(0.01, 1 + sign * fail)),
             flows=flows,
             least_bytes=0 if latency else max(JUDGED_FROM_BYTES, (entry.least_bytes or 0) // SMALLER),
-            run_to_run=_round(max(run_to_run)) if run_to_run else None,
+            run_to_run=_round(max(spreads)) if spreads else None,
             source="runs",
             bounds_source="bounds",
         )

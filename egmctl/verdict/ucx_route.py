@@ -53,17 +53,13 @@ def explained(report: RunReport) -> RunReport:
 def _with_distances(measurement: Measurement, report: RunReport) -> Measurement:
     """Return a measurement whose network devices say how far they are from the sender's GPU."""
     ucx, sender = measurement.ucx, measurement.flows[0].initiator
-    machine = next((machine for machine in report.machines if _has(machine, sender)), None)
-    if ucx is None or not ucx.devices or machine is None or sender is None:
+    ends = [(machine, gpu) for machine in report.machines for gpu in machine.gpus or () if gpu.bus_id == sender]
+    if ucx is None or not ucx.devices or not ends:
         return measurement
-    gpu = machine.gpu(sender)
+    machine, gpu = ends[0]
     distances = {nic.name: gpu_nic_link(machine, gpu, nic).kind.value for nic in machine.nics or ()}
     devices = (replace(device, distance=distances.get(device.name.partition(":")[0])) for device in ucx.devices)
     return replace(measurement, ucx=replace(ucx, devices=tuple(devices)))
-
-
-def _has(machine: Machine, bus_id: str | None) -> bool:
-    return any(gpu.bus_id == bus_id for gpu in machine.gpus or ())
 
 
 def _findings(machine: Machine) -> Iterator[str]:

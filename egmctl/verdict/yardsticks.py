@@ -56,8 +56,8 @@ def kind_of(measurement: Measurement) -> str:
 
 
 def _one(symbols: Iterable[str]) -> str:
-    found = set(symbols)
-    return found.pop() if len(found) == 1 else SEVERAL
+    different = set(symbols)
+    return different.pop() if len(different) == 1 else SEVERAL
 
 
 def unit_of(measurement: Measurement) -> Unit:
@@ -229,15 +229,22 @@ def against_profile(measurement: Measurement, value: float, profile: Profile | N
     beyond = "" if bound is None else f", {'above' if bounds.latency else 'below'} {bound:.4g}"
     usual = "" if reference.typical is None else f"; typical is {reference.typical:.4g}"
     over = "" if link == reference.link else f", over {link}, not {reference.link}"
+    reason = f"{measurement.path}: {value:.4g} {reference.unit}{beyond}{usual}{over}"
+    return _judgement(Yardstick.PROFILE, grade, reason, value, reference.typical, bounds, cite(profile, reference))
+
+
+def _judgement(
+    yardstick: Yardstick, grade: Grade, reason: str, value: float, expected: float | None, bounds: Bounds, source: str
+) -> Judgement:
     return Judgement(
-        yardstick=Yardstick.PROFILE,
+        yardstick=yardstick,
         grade=grade,
-        reason=f"{measurement.path}: {value:.4g} {reference.unit}{beyond}{usual}{over}",
+        reason=reason,
         value=value,
-        expected=reference.typical,
-        warn=reference.warn,
-        fail=reference.fail,
-        source=cite(profile, reference),
+        expected=expected,
+        warn=bounds.warn,
+        fail=bounds.fail,
+        source=source,
     )
 
 
@@ -315,16 +322,7 @@ def against_link(measurement: Measurement, value: float, profile: Profile | None
     reason = f"{measurement.path}: {value:.4g} GB/s is {100 * part:.0f} % of its link's {limit:.4g} GB/s"
     if part > MORE_THAN_IT_CARRIES:
         grade, reason = Grade.WARN, f"{reason}: not all bytes can have crossed the link"
-    return Judgement(
-        yardstick=Yardstick.LINK,
-        grade=grade,
-        reason=reason,
-        value=value,
-        expected=limit,
-        warn=_OF_LINK.times(limit).warn,
-        fail=_OF_LINK.times(limit).fail,
-        source=source,
-    )
+    return _judgement(Yardstick.LINK, grade, reason, value, limit, _OF_LINK.times(limit), source)
 
 
 def _unbounded(measurement: Measurement) -> str | None:
@@ -364,7 +362,9 @@ def against_peers(
         A judgement for each, and who is out of line.
     """
     measurements = [report.measurements[number] for number in values]
-    bounds = _bounds(measurements[0]) if measurements else BANDWIDTH
+    if not measurements:
+        return {}, ()
+    bounds = _bounds(measurements[0])
     groups: dict[tuple[bool, bool], list[PeerCell]] = {}
     if not any(not_judged(m) or is_by_host(m) for m in measurements):
         for number, value in values.items():
@@ -373,20 +373,24 @@ def against_peers(
     bus_ids = {
         end.label: end.bus_id for m in measurements for flow in m.flows for end in (flow.source, flow.destination)
     }
-    judgements: dict[int, list[Judgement]] = {number: [] for number in values}
+    judgements = {
+        number: [no_reference(Yardstick.PEERS, value, _without_peers(report.measurements[number]))]
+        for number, value in values.items()
+    }
     culprits: list[Culprit] = []
+    source = "this run: the same class between its other GPUs"
     for cells in groups.values():
         fitted = fit(cells, bounds)
         if fitted.typical is None:
             continue
         for cell in cells:
-            number = cell.measurement
-            judgement = _judgement(cell, report.measurements[number], values[number], fitted.typical, bounds)
-            judgements[number].append(judgement)
+            number, ratio = cell.measurement, cell.value / fitted.typical
+            reason = f"{report.measurements[number].path}: {100 * ratio:.0f} % of its peers' {fitted.typical:.4g}"
+            expected, limits = fitted.typical, bounds.times(fitted.typical)
+            judgements[number].append(
+                _judgement(Yardstick.PEERS, bounds.grade(ratio), reason, values[number], expected, limits, source)
+            )
         culprits += [_culprit(outlier, fitted, path_class, bus_ids, bounds) for outlier in fitted.outliers]
-    for number, value in values.items():
-        if not judgements[number]:
-            judgements[number].append(no_reference(Yardstick.PEERS, value, _without_peers(report.measurements[number])))
     gravest = {number: min(known, key=lambda j: list(Grade).index(j.grade)) for number, known in judgements.items()}
     return gravest, tuple(culprits)
 
@@ -416,20 +420,6 @@ def _cells(number: int, measurement: Measurement, value: float) -> Iterator[Peer
 def _gpu(end: Endpoint) -> str | None:
     """Return what tells a GPU from the others of a run: bus ids are those of one node."""
     return end.label if end.bus_id is not None else None
-
-
-def _judgement(cell: PeerCell, measurement: Measurement, value: float, typical: float, bounds: Bounds) -> Judgement:
-    ratio, values = cell.value / typical, bounds.times(typical)
-    return Judgement(
-        yardstick=Yardstick.PEERS,
-        grade=bounds.grade(ratio),
-        reason=f"{measurement.path}: {100 * ratio:.0f} % of its peers' {typical:.4g}",
-        value=value,
-        expected=typical,
-        warn=values.warn,
-        fail=values.fail,
-        source="this run: the same class between its other GPUs",
-    )
 
 
 def _without_peers(measurement: Measurement) -> str:

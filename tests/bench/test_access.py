@@ -92,7 +92,7 @@ class TestADeniedGpu:
             no_go, told = node.run("bringup", "--gpus", "all", "--format", "json", "-q", before=before)
         (cause,) = json.loads(told)["result"]["causes"]
         assert (no_go, out.count("CAUSE "), "[drv.libraries]" in out) == (1, 1, False)
-        assert (code, cause["run_cause"]) == (3, None)
+        assert (code, cause["finding"]["check"]) == (3, "dev.cgroup-restricted")
         assert first(out).startswith("INCOMPLETE: nothing was measured: GPU0-3: the device cgroup denies /dev/nvidia0,")
         assert first(out).endswith("/dev/nvidia3: no GPU can be used")
         assert sections(out) == set()

@@ -73,7 +73,7 @@ def test_what_appears_under_load_is_no_go_with_its_cause(node: FakeNode, fault: 
     found, _ = brought_up(lambda: node.become(sick()))
     assert found.answer is Answer.NO_GO
     (cause,) = [one for one in found.causes if one.status is Status.FAIL]
-    root = found.diagnosis.findings[cause.findings[0]]
+    root = cause.finding
     assert (root.check, root.place.label, cause.under_load) == (check, "GPU2", True)
     shown = " ".join(text(bringup_document(found)).plain.split())
     assert "NO-GO: GPU2" in shown
@@ -90,7 +90,7 @@ def test_a_gpu_that_nvml_has_lost(monkeypatch: pytest.MonkeyPatch) -> None:
         after = reread(before)
     found = bringup(doctor.diagnose(after), None, before=doctor.diagnose(before), not_measured="it is not tried here")
     cause = found.causes[0]
-    root = found.diagnosis.findings[cause.findings[0]]
+    root = cause.finding
     assert (found.answer, root.check, root.place.label) == (Answer.NO_GO, "dev.count-consistency", "GPU2")
     assert "cannot open" in root.summary
     assert cause.under_load
@@ -105,7 +105,7 @@ def test_nvml_that_crashes_after_the_bench(monkeypatch: pytest.MonkeyPatch) -> N
     with rereading() as reread:
         after = reread(before)
     found = bringup(doctor.diagnose(after), None, before=doctor.diagnose(before), not_measured="it is not tried here")
-    root = found.diagnosis.findings[found.causes[0].findings[0]]
+    root = found.causes[0].finding
     assert (found.answer, root.check) == (Answer.NO_GO, "drv.libraries")
 
 
@@ -120,7 +120,7 @@ def test_an_xid_that_is_logged_before_the_bench_watches_the_log(node: FakeNode) 
 
     found, _ = brought_up(log)
     (cause,) = [one for one in found.causes if one.status is Status.FAIL]
-    assert found.diagnosis.findings[cause.findings[0]].check == "kernel.xid"
+    assert cause.finding.check == "kernel.xid"
     assert cause.under_load
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -92,8 +93,8 @@ def test_a_cause_that_is_not_there_is_refused_with_its_place(tmp_path: Path) -> 
     from egmctl.errors import UsageError
 
     path = saved(tmp_path, "node", no_go())
-    path.write_text(path.read_text().replace('"slow": [', '"slow": [99999, ', 1))
-    with pytest.raises(UsageError, match=r"result\.causes\[0\]\.slow: one of them is not there"):
+    path.write_text(re.sub(r'("explains": \[\s*)(\d)', r"\g<1>99999, \2", path.read_text(), count=1))
+    with pytest.raises(UsageError, match=r"result\.causes\[0\]\.explains: a measurement is not there"):
         load(path)
 
 

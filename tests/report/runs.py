@@ -117,7 +117,6 @@ def judged(made: RunReport) -> RunReport:
     )
     verdict = RunVerdict(
         grade=Grade.FAIL,
-        reason="1 of 2 classes fails",
         profile="hgx-h200",
         profile_reason="4 NVIDIA H200 with 18 links each",
         classes=(one,),

@@ -55,12 +55,11 @@ class TestJson:
         assert route["egm"] is True
         assert route["via"] == [bus_id(2), bus_id(3)]
         assert [(hop["link"], hop["nvlinks"]) for hop in route["hops"]] == [("nvlink", 18), ("c2c", None)]
-        assert route["limited_by"] == "c2c"
 
     def test_a_rate_that_is_not_known_is_null_with_its_reason(self) -> None:
         (route,) = (r for r in document(hgx(2))["result"]["routes"] if (r["gpu"], r["numa_node"]) == (bus_id(0), 1))
         assert route["nominal_gb_s"] is None
-        assert route["rate_reason"] == "smp: nothing reports the rate between NUMA nodes"
+        assert route["hops"][-1]["reason"] == "nothing reports the rate between NUMA nodes"
         assert route["at_most_gb_s"] > 63
 
     def test_a_blocked_route_has_a_stable_word_and_a_sentence(self) -> None:

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egmctl.model.machine import Gpu, Machine, NumaKind, PcieLink, Reason, Unread
-from egmctl.model.route import LinkKind
 from egmctl.topology import links as rates
 from egmctl.topology.access import Block
 from egmctl.topology.links import cpu_node_ids
@@ -55,7 +54,6 @@ class TestEgm:
         assert (found.kind, found.symbol, found.egm) == (RouteKind.REMOTE, "NV18>C2C", True)
         assert found.via == (bus_id(2), bus_id(3))
         assert [hop.nominal_gb_s for hop in found.hops] == [pytest.approx(900.0), pytest.approx(450.0)]
-        assert found.limited_by is LinkKind.C2C
 
     def test_with_unequal_owners_the_one_with_more_nvlinks_is_taken(self) -> None:
         machine = grace(nvlinks={(0, 1): 18, (0, 2): 6, (0, 3): 18})
@@ -160,7 +158,7 @@ def test_what_is_not_egm_says_why(
     assert (found.kind, found.symbol, found.egm, found.reason) == (kind, symbol, False, reason)
     assert found.at_most_gb_s == at_most
     if symbol.endswith("SMP"):
-        assert (found.nominal_gb_s, found.rate_reason) == (None, "smp: nothing reports the rate between NUMA nodes")
+        assert (found.nominal_gb_s, found.hops[-1].reason) == (None, "nothing reports the rate between NUMA nodes")
     else:
         assert found.nominal_gb_s == at_most
 
@@ -180,13 +178,13 @@ class TestUnknown:
     def test_a_pcie_gpu_whose_numa_node_nobody_knows_may_be_on_either(self) -> None:
         found = from_gpu(builders.machine([gpu(0, node=-1)], nodes=[node(0), node(1)]), 0, 1)
         assert (found.kind, found.symbol, found.nominal_gb_s) == (RouteKind.PCIE, "PCIe>?", None)
-        assert found.rate_reason == "unknown: the GPU's host NUMA node is not known"
+        assert found.hops[-1].reason == "the GPU's host NUMA node is not known"
 
     def test_a_rate_that_nobody_reports(self) -> None:
         found = from_gpu(on_arm([grace_gpu(0, node=0), grace_gpu(1, node=1, speed=None)]), 1, 0)
         assert found.nominal_gb_s is None
         assert found.at_most_gb_s == pytest.approx(450.0)
-        assert found.rate_reason == "nvlink: NVML does not report the NVLink speed"
+        assert found.hops[0].reason == "NVML does not report the NVLink speed"
 
 
 @st.composite
@@ -228,7 +226,7 @@ def test_every_gpu_has_exactly_one_route_to_every_cpu_node_and_each_says_all(mac
         assert bool(found.via) == (found.kind is RouteKind.REMOTE)
         assert bool(found.hops) == (found.kind not in (RouteKind.BLOCKED, RouteKind.UNKNOWN))
         assert found.reason or found.egm
-        assert found.nominal_gb_s is not None or found.rate_reason
+        assert found.nominal_gb_s is not None or found.reason or any(hop.reason for hop in found.hops)
 
 
 class TestRates:

@@ -16,7 +16,7 @@ from egmctl.doctor.findings import failed, warned
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.model.bringup import Answer, Bringup, GapKind
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import Finding, Place, PlaceKind, Remedy, on_gpus
+from egmctl.model.finding import UNEXPLAINED, Finding, Place, PlaceKind, Remedy, on_gpus
 from egmctl.model.finding import Status as Found
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Flow, RunReport, Status, Task
@@ -87,39 +87,39 @@ def test_a_healthy_node_that_is_fast_goes() -> None:
 def test_a_failed_check_alone_is_no_go() -> None:
     found = bringup(sick(("pcie.link", PCIE)), measured())
     (cause,) = found.causes
-    assert (found.answer, found.exit_code, cause.slow) == (Answer.NO_GO, 1, ())
+    assert (found.answer, found.exit_code, cause.explains) == (Answer.NO_GO, 1, ())
 
 
 def test_slow_paths_alone_are_no_go_and_one_cause() -> None:
     found = bringup(healthy(), measured(value=slow_at("GPU2")))
     (cause,) = found.causes
-    assert (found.answer, cause.findings, cause.status) == (Answer.NO_GO, (), Found.FAIL)
+    assert (found.answer, cause.finding.check, cause.status) == (Answer.NO_GO, UNEXPLAINED, Found.FAIL)
     assert found.run is not None
-    assert all("GPU2" in found.run.measurements[number].path for number in cause.slow)
+    assert all("GPU2" in found.run.measurements[number].path for number in cause.explains)
 
 
 def test_links_that_are_down_explain_the_slow_paths_of_their_gpu() -> None:
     found = bringup(sick(("nvlink.links", LINKS)), measured(WRITE, value=slow_at("GPU2")))
     (cause,) = found.causes
-    assert found.diagnosis.findings[cause.findings[0]].check == "nvlink.links"
-    assert len(cause.slow) == 6
+    assert cause.finding.check == "nvlink.links"
+    assert len(cause.explains) == 6
     text = shown(found)
     assert text.startswith(
-        "NO-GO: GPU2: 2 of 18 NVLinks down (links 4, 11); explains 6 slow paths\nNext: Reseat the GPU or replace it\n"
+        "NO-GO: GPU2: 2 of 18 NVLinks down (links 4, 11); explains 6 paths\nNext: Reseat the GPU or replace it\n"
     )
 
 
 def test_a_warning_that_explains_failing_paths_is_a_failure() -> None:
     links = warned("few NVLinks", Remedy(text="Look."), place=on_gpus(GPUS[2:3]))
     found = bringup(sick(("nvlink.links", links)), measured(WRITE, value=slow_at("GPU2")))
-    assert [(cause.status, bool(cause.findings)) for cause in found.causes] == [(Found.FAIL, True)]
+    assert [(cause.status, cause.finding.check) for cause in found.causes] == [(Found.FAIL, "nvlink.links")]
 
 
 def test_two_independent_faults_stay_two() -> None:
     found = bringup(sick(("pcie.link", PCIE)), measured(WRITE, value=slow_at("GPU2")))
-    assert [len(cause.findings) for cause in found.causes] == [0, 1]
-    assert all(not cause.slow for cause in found.causes if cause.findings), "PCIe of GPU0 is not NVLink of GPU2"
-    assert "and 1 more cause\nNext: inspect" in shown(found)
+    assert [cause.finding.check for cause in found.causes] == [UNEXPLAINED, "pcie.link"]
+    assert all(not cause.explains for cause in found.causes if not cause.by_run), "PCIe of GPU0 is not NVLink of GPU2"
+    assert "and 1 more cause\nNext: Inspect" in shown(found)
 
 
 @pytest.mark.parametrize(
@@ -138,9 +138,11 @@ def test_two_independent_faults_stay_two() -> None:
 def test_a_check_explains_the_paths_that_cross_what_it_guards(name: str, place: Place, explains: set[str]) -> None:
     slow = measured(value=slow_at("GPU2"))
     (cause,) = (
-        one for one in bringup(sick((name, failed("so", Remedy(text="Do."), place=place))), slow).causes if one.findings
+        one
+        for one in bringup(sick((name, failed("so", Remedy(text="Do."), place=place))), slow).causes
+        if not one.by_run
     )
-    paths = {slow.measurements[number].path for number in cause.slow}
+    paths = {slow.measurements[number].path for number in cause.explains}
     expected = {path for path in explains if "GPU2" in path}
     if name == "p2p.status":
         expected.add("GPU3 -> GPU2")
@@ -153,7 +155,7 @@ def test_a_denied_gpu_is_incomplete_and_named_by_its_cgroup() -> None:
     assert (found.answer, found.exit_code) == (Answer.INCOMPLETE, 3)
     assert found.gaps[0].kind is GapKind.WAIVED
     (place,) = found.gaps[0].causes
-    root = found.diagnosis.findings[found.causes[place].findings[0]]
+    root = found.causes[place].finding
     assert root.check == "dev.cgroup-restricted"
     assert "not made: GPU3: " in shown(found).splitlines()[0]
 
@@ -163,7 +165,7 @@ def test_a_denied_gpu_that_was_asked_for_is_no_go() -> None:
     asked = diagnose(machine, Scope(gpus=tuple(gpu.bus_id for gpu in machine.gpus or ())), CHECKS)
     found = bringup(asked, None, not_measured="as the test wants it")
     assert found.answer is Answer.NO_GO
-    assert found.diagnosis.findings[found.causes[0].findings[0]].check == "dev.cgroup-restricted"
+    assert found.causes[0].finding.check == "dev.cgroup-restricted"
 
 
 def test_a_waived_measurement_that_nothing_explains_is_incomplete_with_its_own_reason() -> None:
@@ -307,12 +309,10 @@ def test_the_document_fits_its_schema() -> None:
 def test_nagios_first_line_names_answer_check_and_cause() -> None:
     found = bringup(sick(("nvlink.links", LINKS)), measured(WRITE, value=slow_at("GPU2")))
     first, second, *_ = str(render(found, Format.NAGIOS)).splitlines()
-    told = "nvlink.links: GPU2: 2 of 18 NVLinks down (links 4, 11); explains 6 slow paths"
+    told = "nvlink.links: GPU2: 2 of 18 NVLinks down (links 4, 11); explains 6 paths"
     assert first.startswith(f"EGMCTL CRITICAL - NO-GO: {told} | fail=1 ")
     assert first.endswith(" slow=6")
-    assert second.startswith(
-        "FAIL nvlink.links: GPU2: 2 of 18 NVLinks down (links 4, 11); explains 6 slow paths. Reseat"
-    )
+    assert second.startswith("FAIL nvlink.links: GPU2: 2 of 18 NVLinks down (links 4, 11); explains 6 paths. Reseat")
     assert second.endswith(" $ nvidia-smi nvlink -s -i 2")
 
 

@@ -127,5 +127,5 @@ def test_two_gpus_of_one_bus_id_keep_their_names() -> None:
         for node in ("node1", "node2")
     )
     first = replace(made.measurements[0], evidence=Evidence(gpus=heat))
-    (found,) = during(replace(made, measurements=(first, *made.measurements[1:])))
-    assert (found.finding.place.label, found.finding.place.ids) == ("node1:GPU0, node2:GPU0", (GPU0,))
+    ((finding, _),) = during(replace(made, measurements=(first, *made.measurements[1:])))
+    assert (finding.place.label, finding.place.ids) == ("node1:GPU0, node2:GPU0", (GPU0,))

@@ -32,21 +32,17 @@ def doctor_nagios(diagnosis: Diagnosis) -> str:
 def bringup_nagios(bringup: Bringup) -> str:
     """Return one line of state, answer and cause, with performance data; then a line a cause."""
     from egmctl.report.document import plain
-    from egmctl.report.views.bringup import cause_words, root_of, verdict
+    from egmctl.report.views.bringup import cause_words, verdict
 
     answered = verdict(bringup)
-    root = None if bringup.blamed is None else root_of(bringup, bringup.blamed)
-    check = "" if root is None else f"{root.check}: "
-    slow = {number for cause in bringup.causes for number in cause.slow}
-    problems: list[_Problem] = []
-    for cause in bringup.causes:
-        root = root_of(bringup, cause)
-        words = cause_words(bringup, cause)
-        problems.append(
-            (cause.status, f"bench: {words}", None)
-            if root is None
-            else (cause.status, f"{root.check}: {words}", root.remedy)
-        )
+    check = "" if bringup.blamed is None else f"{bringup.blamed.finding.check}: "
+    made = () if bringup.run is None else bringup.run.measurements
+    explained = {number for cause in bringup.causes for number in cause.explains}
+    slow = [number for number in explained if not made[number].missed_path]
+    problems = [
+        (cause.status, f"{cause.finding.check}: {cause_words(bringup, cause)}", cause.finding.remedy)
+        for cause in bringup.causes
+    ]
     sentence = f"{answered.word}: {check}{plain(answered.sentence)}"
     return _output(bringup.nagios_state, sentence, f"{_performance(bringup.diagnosis)} slow={len(slow)}", problems)
 

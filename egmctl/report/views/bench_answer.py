@@ -422,7 +422,7 @@ def _why_no_reference(verdict: RunVerdict) -> str:
     """Say why no path class has a reference: there is no profile, or it has none of these cases."""
     if verdict.profile is not None:
         return f"profile {verdict.profile} has no reference for these cases"
-    return verdict.profile_reason or verdict.reason
+    return verdict.profile_reason or "it was not judged by a profile"
 
 
 _NOT_HERE = frozenset(

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from egmctl.compat import assert_never
-from egmctl.model.bringup import Answer, Bringup, Gap, GapKind, JoinedCause
-from egmctl.model.finding import Finding, Status
+from egmctl.model.bringup import Answer, Bringup, Gap, GapKind
+from egmctl.model.finding import UNEXPLAINED, RunCause, Status
 from egmctl.model.machine import OriginKind
 from egmctl.model.measurement import RunReport
 from egmctl.model.verdict import RunVerdict
@@ -16,7 +16,8 @@ from egmctl.report.document import Level, Tone, Words
 from egmctl.report.views.bench import bench_banners, bench_document
 from egmctl.report.views.bench_answer import answer as bench_answer
 from egmctl.report.views.bench_answer import seen as seen_by_bench
-from egmctl.report.views.causes import CAUSES, PATHS, TONES, advice, finding_entry, title
+from egmctl.report.views.causes import CAUSES, PATHS, advice, cause_entry, title
+from egmctl.report.views.causes import cause_words as words_of_cause
 from egmctl.report.views.doctor import doctor_document
 from egmctl.report.views.doctor import verdict as doctor_verdict
 from egmctl.report.views.machine import banners, machine_section, subject
@@ -54,9 +55,18 @@ def _part(make: Callable[[], doc.Document]) -> Iterator[doc.Block]:
 def summary(bringup: Bringup) -> Iterator[doc.Block]:
     """Yield the answer, the causes, and a line each for doctor, topology and bench."""
     yield verdict(bringup)
-    causes = [cause for cause in bringup.causes if cause.status is not Status.NOTE or cause.waived]
-    # The answer has told the fix of the first one.
-    entries = (_entry(bringup, cause, fix=place > 0) for place, cause in enumerate(causes))
+    causes = [cause for cause in bringup.causes if cause.status is not Status.NOTE or cause.explains]
+    # The answer has told the fix of the first one, and of what nothing explains.
+    entries = (
+        cause_entry(
+            bringup.run,
+            cause,
+            cause.status.upper(),
+            fix=place > 0 and cause.finding.check != UNEXPLAINED,
+            with_cause=False,
+        )
+        for place, cause in enumerate(causes)
+    )
     yield from doc.limited(entries, CAUSES)
     checked = doctor_verdict(bringup.diagnosis)
     rows: list[tuple[str, Words]] = [
@@ -101,7 +111,7 @@ def verdict(bringup: Bringup) -> doc.Verdict:
 
 def _go(bringup: Bringup) -> doc.Verdict:
     answered = None if bringup.run is None else bench_answer(bringup.run)
-    warnings = sum(cause.status is Status.WARN and bool(cause.findings) for cause in bringup.causes)
+    warnings = sum(cause.status is Status.WARN and not cause.by_run for cause in bringup.causes)
     measured = "" if answered is None else doc.plain(answered.sentence)
     also = f", {several(warnings, 'warning')}" if warnings else ""
     checked = f"{bringup.diagnosis.counts[Status.PASS]} checks passed{also}"
@@ -114,42 +124,17 @@ def _go(bringup: Bringup) -> doc.Verdict:
     )
 
 
-def root_of(bringup: Bringup, cause: JoinedCause) -> Finding | None:
-    """Return the finding that a cause begins with; ``None`` where nothing that was read explains what is slow."""
-    if cause.run_cause is not None and bringup.run is not None:
-        return bringup.run.causes[cause.run_cause].finding
-    return bringup.diagnosis.findings[cause.findings[0]] if cause.findings else None
+def cause_words(bringup: Bringup, cause: RunCause) -> str:
+    """Return a cause in a sentence, with how much of the bench it explains; the bench's own where nothing explains."""
+    if cause.finding.check == UNEXPLAINED and bringup.run is not None:
+        return doc.plain(bench_answer(bringup.run, alone=False).sentence)
+    return words_of_cause(bringup.run, cause)
 
 
-def cause_words(bringup: Bringup, cause: JoinedCause) -> str:
-    """Return a cause in a sentence, with how much of the bench it explains."""
-    root = root_of(bringup, cause)
-    if root is None:
-        return "" if bringup.run is None else doc.plain(bench_answer(bringup.run, alone=False).sentence)
-    parts = [_title(root, cause)]
-    slow, broke = _slow_and_broke(bringup, cause)
-    if slow:
-        parts.append(f"explains {several(len(slow), 'slow path')}")
-    if broke:
-        parts.append(f"{several(len(broke), 'path')} broke")
-    if cause.waived:
-        parts.append(f"{several(len(cause.waived), 'measurement')} not made")
-    return "; ".join(parts)
-
-
-def _title(root: Finding, cause: JoinedCause) -> str:
-    return f"{title(root)} (appeared during the bench)" if cause.under_load else title(root)
-
-
-def _advice(bringup: Bringup, cause: JoinedCause) -> str:
-    root = root_of(bringup, cause)
-    if root is not None:
-        return advice(root)
-    if bringup.run is None:
-        return "run it again"
-    return doc.plain(
-        bench_answer(bringup.run, next_step="inspect these GPUs and their links, then run it again").advice
-    )
+def _advice(bringup: Bringup, cause: RunCause) -> str:
+    if cause.finding.check == UNEXPLAINED and bringup.run is not None:
+        return doc.plain(bench_answer(bringup.run, next_step=advice(cause.finding)).advice)
+    return advice(cause.finding)
 
 
 def _gap(bringup: Bringup, gap: Gap) -> str:
@@ -187,16 +172,14 @@ def _without_reference(verdict: RunVerdict, gap: Gap) -> str:
 
 def _because(bringup: Bringup, gap: Gap) -> str:
     """Return the root cause where doctor knows it, else the bench's own reason."""
-    if gap.reason and gap.kind is GapKind.NOT_MEASURED:
+    if not gap.causes or (gap.reason and gap.kind is GapKind.NOT_MEASURED):
         return gap.reason
-    roots = [root for place in gap.causes if (root := root_of(bringup, bringup.causes[place])) is not None]
-    return title(roots[0]) if roots else gap.reason
+    return title(bringup.causes[gap.causes[0]].finding)
 
 
 def _next_step(bringup: Bringup, gap: Gap) -> str:
-    roots = [cause for place in gap.causes if root_of(bringup, cause := bringup.causes[place]) is not None]
-    if roots:
-        return f"{_advice(bringup, roots[0])}; then run it again"
+    if gap.causes:
+        return f"{_advice(bringup, bringup.causes[gap.causes[0]])}; then run it again"
     if gap.kind is GapKind.NOT_MEASURED and bringup.machine.origin.kind is OriginKind.LIVE and not bringup.machine.gpus:
         return "run it where the GPUs are; if they are here, 'egmctl topo' says what is missing"
     return _NEXT_STEPS[gap.kind]
@@ -211,30 +194,3 @@ _NEXT_STEPS = {
     "(egmctl compare)",
     GapKind.NOT_DETERMINED: "see what could not be read with 'egmctl doctor -v'",
 }
-
-
-def _entry(bringup: Bringup, cause: JoinedCause, *, fix: bool) -> doc.Entry:
-    root = root_of(bringup, cause)
-    slow, broke = _slow_and_broke(bringup, cause)
-    checks = [bringup.diagnosis.findings[place].check for place in cause.findings[1:]]
-    lists = {"explains": checks, "slow": slow, "broke": broke, "not made": _paths(bringup, cause.waived)}
-    rows = [(name, shortened(list(dict.fromkeys(items)), PATHS)) for name, items in lists.items() if items]
-    word, tone = cause.status.upper(), TONES[cause.status]
-    if root is not None:
-        return finding_entry(root, _title(root, cause), word=word, tone=tone, cause=False, fix=fix, rows=rows)
-    what = "slow or broken path" if broke else "slow path"
-    unknown = f"{several(len(slow) + len(broke), what)}, cause unknown"
-    return doc.Entry(word, tone, unknown, body=(doc.KeyValues(tuple(rows)),), level=Level.SUMMARY)
-
-
-def _slow_and_broke(bringup: Bringup, cause: JoinedCause) -> tuple[list[str], list[str]]:
-    """Return the paths that were measured and those that failed: what failed is not slow."""
-    made = () if bringup.run is None else bringup.run.measurements
-    slow = tuple(number for number in cause.slow if made[number].measured)
-    return _paths(bringup, slow), _paths(bringup, tuple(sorted(set(cause.slow).difference(slow))))
-
-
-def _paths(bringup: Bringup, numbers: tuple[int, ...]) -> list[str]:
-    if bringup.run is None:
-        return []
-    return list(dict.fromkeys(bringup.run.measurements[number].path for number in numbers))

@@ -83,9 +83,10 @@ def finding_entry(
 
 
 def cause_title(cause: RunCause) -> str:
-    """Return what was found, on which node of several, and that the user named its GPUs."""
+    """Return what was found, on which node of several, that the user named its GPUs, and that it is new."""
     node = f"{cause.node}: " if cause.node else ""
-    return f"{node}{title(cause.finding)}{asked_words(cause)}"
+    new = " (appeared during the bench)" if cause.under_load else ""
+    return f"{node}{title(cause.finding)}{asked_words(cause)}{new}"
 
 
 def asked_words(cause: RunCause) -> str:
@@ -93,38 +94,61 @@ def asked_words(cause: RunCause) -> str:
     return f", but --gpus names {cause.asked}" if cause.asked and cause.finding.status is not Status.FAIL else ""
 
 
-def cause_words(report: RunReport, cause: RunCause) -> str:
+def cause_words(report: RunReport | None, cause: RunCause) -> str:
     """Return a cause in a sentence, with how much of the run it explains."""
-    measurements = [report.measurements[number] for number in cause.explains]
-    waived = sum(m.missed_path for m in measurements)
-    slow = len(measurements) - waived
+    measurements = _explained(report, cause)
+    measured, broke, missed = (_paths(measurements, end) for end in _ENDS)
     parts = [cause_title(cause)]
-    if slow and all(crosses_unknown_links(m) for m in measurements):
-        parts.append(f"the links of {several(slow, 'path')} are unknown")
-    elif slow:
-        parts.append(f"explains {several(slow, 'path')}")
-    if waived:
-        parts.append(f"{several(waived, 'measurement')} not made")
+    if measured and all(map(crosses_unknown_links, measurements)):
+        parts.append(f"the links of {several(len(measured), 'path')} are unknown")
+    elif measured:
+        parts.append(f"explains {several(len(measured), 'path')}")
+    if broke:
+        parts.append(f"{several(len(broke), 'path')} broke")
+    if missed:
+        parts.append(f"{several(sum(m.missed_path for m in measurements), 'measurement')} not made")
     return "; ".join(parts)
+
+
+_ENDS = ("paths", "broke", "not made")
+"""The rows of a cause: what was measured and is slow, what failed, and what was not measured as planned."""
+
+
+def _end(measurement: Measurement) -> str:
+    if measurement.missed_path:
+        return "not made"
+    return "paths" if measurement.measured else "broke"
+
+
+def _explained(report: RunReport | None, cause: RunCause) -> list[Measurement]:
+    return [] if report is None else [report.measurements[number] for number in cause.explains]
+
+
+def _paths(measurements: Iterable[Measurement], end: str) -> list[str]:
+    return list(dict.fromkeys(m.path for m in measurements if _end(m) == end))
 
 
 def cause_entries(report: RunReport) -> Iterator[Entry | Hint]:
     """Yield each cause once: what was found, why, what it explains, and what to do unless the answer says it."""
-    return limited(_cause_entries(report), CAUSES, "cause", Level.SUMMARY)
+    entries = (cause_entry(report, cause, "CAUSE", fix=place > 0) for place, cause in enumerate(report.causes))
+    return limited(entries, CAUSES, "cause", Level.SUMMARY)
 
 
-def _cause_entries(report: RunReport) -> Iterator[Entry]:
-    for place, cause in enumerate(report.causes):
-        paths = list(dict.fromkeys(report.measurements[number].path for number in cause.explains))
-        rows = (("explains", shortened(paths, PATHS)), ("checks", ", ".join(cause.finding.explains)))
-        yield finding_entry(
-            cause.finding,
-            cause_title(cause),
-            word="CAUSE",
-            tone=TONES[cause.status],
-            fix=place > 0,
-            rows=[row for row in rows if row[1]],
-        )
+def cause_entry(report: RunReport | None, cause: RunCause, word: str, *, fix: bool, with_cause: bool = True) -> Entry:
+    """Return a cause with the paths and the checks that it explains.
+
+    Parameters
+    ----------
+    word
+        In place of its status.
+    fix, with_cause
+        Whether to say what to do, and why it is so.
+    """
+    measurements = _explained(report, cause)
+    lists = {end: _paths(measurements, end) for end in _ENDS} | {"explains": list(cause.finding.explains)}
+    rows = [(name, shortened(items, PATHS)) for name, items in lists.items() if items]
+    tone = TONES[cause.status]
+    return finding_entry(cause.finding, cause_title(cause), word=word, tone=tone, cause=with_cause, fix=fix, rows=rows)
 
 
 def crosses_unknown_links(measurement: Measurement) -> bool:
