@@ -81,7 +81,7 @@ def confinement(root: Root, pid: int = 0) -> Confinement:
         },
         pids_left=lambda: pids_left(root, folder),
         mounts=lambda: _mounts(root, f"{folder}/mountinfo"),
-        **reasons.fields("shm_total_bytes shm_free_bytes", lambda: _shm(root, pid)),
+        **reasons.fields("shm_total_bytes shm_free_bytes", lambda: inside.file_system(root, pid, _SHM)),
         ptrace_scope=lambda: root.number("/proc/sys/kernel/yama/ptrace_scope"),
         device_rules=lambda: _device_rules(root, folder),
         device_lists=_device_lists(root, folder),
@@ -119,13 +119,6 @@ def _mounts(root: Root, path: str) -> tuple[Mount, ...]:
         for mount in mount_points(root.read(path))
         if _MOUNT.fullmatch(mount.path)
     )
-
-
-def _shm(root: Root, pid: int) -> tuple[int, int]:
-    if pid:
-        return inside.file_system(root, pid, _SHM)
-    status = root.file_system(_SHM)
-    return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
 
 
 def _device_rules(root: Root, folder: str) -> tuple[str, ...]:
