@@ -189,35 +189,23 @@ def _system_calls(pid: int, reasons: Reasons) -> dict[str, str | None]:
     _check_architecture()
     answers: dict[str, str | None] = {}
     while left := [name for name in PROBES if name not in answers]:
-        answered, error = _attempt(left)
-        answers |= answered
-        if error is None:
-            continue
-        if error.how == "crashed" and error.last_call in left:
-            answers[error.last_call] = "killed"
-            continue
-        for name in left:
-            if name not in answered:
-                answers[name] = None
-                reasons.unread[f"system_calls.{name}"] = Unread(
-                    reason=_how(error), detail=f"{name}: the child {error.how}"
-                )
+        try:
+            launch.run(
+                "egmctl.facts.system_calls:attempt",
+                {"calls": left},
+                timeout_s=_TIMEOUT_S,
+                on_event=lambda event: answers.update({event["call"]: event["answer"]}),
+            )
+        except ChildFailed as error:
+            if error.how == "crashed" and error.last_call in left:
+                answers[error.last_call] = "killed"
+                continue
+            for name in left:
+                if name not in answers:
+                    answers[name] = None
+                    unread = Unread(reason=_how(error), detail=f"{name}: the child {error.how}")
+                    reasons.unread[f"system_calls.{name}"] = unread
     return answers
-
-
-def _attempt(calls: list[str]) -> tuple[dict[str, str], ChildFailed | None]:
-    """Try the calls in a child; return what it answered before its end, and how that came where it was a failure."""
-    answered: dict[str, str] = {}
-    try:
-        launch.run(
-            "egmctl.facts.system_calls:attempt",
-            {"calls": calls},
-            timeout_s=_TIMEOUT_S,
-            on_event=lambda event: answered.update({event["call"]: event["answer"]}),
-        )
-    except ChildFailed as error:
-        return answered, error
-    return answered, None
 
 
 def _how(error: ChildFailed) -> Reason:

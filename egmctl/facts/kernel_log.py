@@ -129,9 +129,8 @@ def event(time_s: float, message: str) -> KernelEvent | None:
     if not known:
         return None
     bus_id = _BUS_ID.search(message)
-    return KernelEvent(
-        kind=EventKind.DRIVER, time_s=time_s, message=known[0], bus_id=_bus_id(bus_id[0]) if bus_id else None
-    )
+    bus_id_text = _bus_id(bus_id[0]) if bus_id else None
+    return KernelEvent(kind=EventKind.DRIVER, time_s=time_s, message=known[0], bus_id=bus_id_text)
 
 
 def _xid(time_s: float, match: re.Match[str]) -> KernelEvent:
@@ -185,7 +184,7 @@ def _kmsg(root: Root) -> tuple[Sequence[Line], float, bool]:
         # A copy of the records as a regular file, one a line; its last line is the best clock there is.
         lines = [line for text in root.lines(KMSG) if (line := _record(text)) is not None]
         return lines, lines[-1][0] if lines else 0.0, False
-    descriptor = open_kmsg(root)
+    descriptor = _open(root)
     try:
         lines, overwritten = records(descriptor)
     finally:
@@ -193,8 +192,8 @@ def _kmsg(root: Root) -> tuple[Sequence[Line], float, bool]:
     return lines, _now_s(), overwritten
 
 
-def open_kmsg(root: Root) -> int:
-    """Return a descriptor of the kernel's records, at the oldest of them, which no read waits on.
+def _open(root: Root, whence: int = os.SEEK_SET) -> int:
+    """Return a descriptor of the kernel's records, at the oldest of them or at the end, which no read waits on.
 
     Raises
     ------
@@ -202,7 +201,10 @@ def open_kmsg(root: Root) -> int:
         If it may not be read.
     """
     try:
-        return os.open(root.path(KMSG), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        descriptor = os.open(root.path(KMSG), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        if whence != os.SEEK_SET:
+            os.lseek(descriptor, 0, whence)
+        return descriptor
     except OSError as error:
         raise Unreadable.from_os_error(error, KMSG) from None
 
@@ -308,10 +310,7 @@ class KernelLogWatch:
         self._left_out = 0
         self._overwritten = False
         try:
-            self._descriptor = open_kmsg(root)
-            os.lseek(self._descriptor, 0, os.SEEK_END)
-        except OSError as error:
-            self._end(Unreadable.from_os_error(error, KMSG))
+            self._descriptor = _open(root, os.SEEK_END)
         except Unreadable as error:
             self._end(error)
 

@@ -8,7 +8,7 @@ import re
 import stat
 import struct
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -251,7 +251,7 @@ def daemons(running: Processes) -> tuple[str, ...]:
     return tuple(dict.fromkeys(full for comm, full in DAEMONS.items() if comm in running))
 
 
-def imex(root: Root, running: Processes | None) -> Imex:
+def imex(root: Root, running: Callable[[], Processes]) -> Imex:
     """Read the service's list of nodes and who manages it, and ask its control program where one is installed."""
     reasons = Reasons()
     addresses = reasons.fields("configured_nodes duplicate_nodes", lambda: _addresses(root))
@@ -270,18 +270,12 @@ def imex(root: Root, running: Processes | None) -> Imex:
         **addresses,
         daemon_state=state,
         domain_status=domain,
-        runs_in=lambda: _places(root, _services_listed(running)),
-        kubelet=lambda: not _KUBELETS.isdisjoint(_services_listed(running)),
-        compute_domains=lambda: _compute_domains(root, _services_listed(running)),
-        compute_domain_mode=lambda: _mode(root, _services_listed(running)),
+        runs_in=lambda: _places(root, running()),
+        kubelet=lambda: not _KUBELETS.isdisjoint(running()),
+        compute_domains=lambda: _compute_domains(root, running()),
+        compute_domain_mode=lambda: _mode(root, running()),
         session_in_use=lambda: _session_in_use(root),
     )
-
-
-def _services_listed(running: Processes | None) -> Processes:
-    if running is None:
-        raise Unreadable(Reason.NOT_PRESENT, "/proc: no processes")
-    return running
 
 
 def _places(root: Root, running: Processes) -> tuple[str, ...]:
@@ -370,13 +364,10 @@ _FIRST_EXTENDED, _ACS, _ATS = 0x100, 0x0D, 0x0F
 
 def system(root: Root) -> System:
     """Read all of it."""
-    reasons = Reasons()
-    running = reasons.read("daemons", lambda: processes(root))
-    functions = reasons.read("iommu_domains", lambda: _functions(root))
-    data_direct = reasons.read("data_direct", lambda: pci.data_direct(root))
-    if functions is None:
-        reasons.unread["bridges"] = reasons.unread["ats"] = reasons.unread["iommu_domains"]
-    return reasons.record(
+    running = functools.cache(lambda: processes(root))
+    functions = functools.cache(lambda: _functions(root))
+    data_direct = functools.cache(lambda: pci.data_direct(root))
+    return Reasons().record(
         System,
         uptime_s=lambda: float(root.search("/proc/uptime", r"\A[0-9]{1,12}(\.[0-9]{1,3})?", "no number")[0]),
         kernel_configuration=lambda: _configuration(root),
@@ -384,11 +375,11 @@ def system(root: Root) -> System:
         egm_regions=tuple(root.names_if_any("/sys/class/egm")),
         max_map_count=lambda: root.number("/proc/sys/vm/max_map_count"),
         remove_ipc=lambda: _remove_ipc(root),
-        iommu_domains=None if functions is None else _iommu_domains(root, functions),
-        bridges=None if functions is None else _bridges(root, (*functions, *(data_direct or ()))),
+        iommu_domains=lambda: _iommu_domains(root, functions()),
+        bridges=lambda: _bridges(root, (*functions(), *read_or((), data_direct))),
         data_direct=data_direct,
-        ats=None if functions is None else reasons.read("ats", lambda: _ats(root, functions)),
-        daemons=None if running is None else daemons(running),
+        ats=lambda: _ats(root, functions()),
+        daemons=lambda: daemons(running()),
         imex=imex(root, running),
         module_versions=lambda: _module_versions(root),
         peer_memory_clients=lambda: tuple(root.names_if_any("/sys/kernel/mm/memory_peers")),
