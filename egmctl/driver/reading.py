@@ -26,6 +26,11 @@ FAILURE_WORDS = {Reason.MISSING_LIBRARY: "missing", Reason.DRIVER_TOO_OLD: "too-
 """Reasons with a word of their own for :attr:`egmctl.model.host.LibraryFailure.how`; the others are ``error``."""
 
 
+def error_name(error: OSError) -> str:
+    """Return the name of an error's number: ``ENOENT``."""
+    return errno.errorcode.get(error.errno or 0, "unknown error")
+
+
 class Unreadable(Exception):
     """A value cannot be read.
 
@@ -53,8 +58,7 @@ class Unreadable(Exception):
     @classmethod
     def from_os_error(cls, error: OSError, path: str) -> Unreadable:
         """Translate what the kernel answered for ``path``."""
-        number = error.errno or 0
-        return cls(_BY_ERRNO.get(number, Reason.FAILED), f"{path}: {errno.errorcode.get(number, 'unknown error')}")
+        return cls(_BY_ERRNO.get(error.errno or 0, Reason.FAILED), f"{path}: {error_name(error)}")
 
     def library_failure(self, call: str) -> dict[str, Any]:
         """Return the ``LibraryFailure`` record of a call without which nothing is known, as JSON data."""

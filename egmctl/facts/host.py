@@ -11,7 +11,7 @@ import struct
 from collections import Counter
 from dataclasses import replace
 
-from egmctl.driver.reading import Reasons, Unreadable, read_or
+from egmctl.driver.reading import Reasons, Unreadable, error_name, read_or
 from egmctl.facts.gpus import PRIVATE_PARAMETERS
 from egmctl.facts.root import Root, kernel_list
 from egmctl.facts.system_calls import call
@@ -399,7 +399,7 @@ class Before:
             lost = sum(count for node, count in nodes.items() if node < 0)
             answer = f"{errno.errorcode.get(-min(nodes), '?')} for {lost} of {nodes.total()} pages"
         except OSError as error:
-            nodes, lost, answer = Counter(), 1, errno.errorcode.get(error.errno or 0, "?")
+            nodes, lost, answer = Counter(), 1, error_name(error)
         if not lost:
             where = ", ".join(f"{count} on node {node}" for node, count in sorted(nodes.items()))
             detail = f"of one page in each {format_size(STEP_BYTES)}: {where}"

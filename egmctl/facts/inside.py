@@ -16,7 +16,7 @@ from egmctl import launch
 from egmctl.driver.reading import Unreadable
 from egmctl.errors import ChildFailed, EgmctlError
 from egmctl.facts import system
-from egmctl.facts.root import NO_OVERRIDES, OtherRoot, Overrides, Root
+from egmctl.facts.root import OtherRoot, Overrides, Root
 from egmctl.facts.system import DeviceNodes, Place
 from egmctl.launch import Channel
 from egmctl.model.codec import DecodeError, from_json, to_json
@@ -271,8 +271,7 @@ def enter(arguments: dict[str, Any]) -> None:
         _step("cgroup.procs", _write, procs, b"%d" % os.getpid())
     os.chdir("/")
     root = _step("root", os.open, arguments["root"], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    overrides = Overrides(**arguments["overrides"]) if arguments["overrides"] else NO_OVERRIDES
-    _root = OtherRoot(root, overrides, is_live=arguments["is_live"])
+    _root = OtherRoot(root, Overrides(**arguments["overrides"]), is_live=arguments["is_live"])
     give_up(arguments["user"])
     _step("", _root.check)
 
@@ -395,7 +394,8 @@ def _ask(
     cgroups
         The ``cgroup.procs`` to join.
     """
-    user = overrides = None
+    user = None
+    overrides: dict[str, Any] = {}
     if os.geteuid() == 0:
         # Real, effective, saved, of the file system.
         uids, gids = (root.numbers(f"{folder}/status", key, least=4) for key in ("Uid", "Gid"))
