@@ -108,26 +108,25 @@ def _derived(cls: type) -> frozenset[str]:
 
 def _decode(kind: Any, data: Any, where: str, readers: Readers) -> Any:
     origin = typing.get_origin(kind)
+    arguments = typing.get_args(kind)
     if origin is typing.Annotated:
-        base, *marks = typing.get_args(kind)
-        value = _decode(base, data, where, readers)
-        for spelling in marks:
+        value = _decode(arguments[0], data, where, readers)
+        for spelling in arguments[1:]:
             if isinstance(spelling, Spelling):
                 _check_spelling(spelling, value, where)
         return value
     if origin in (typing.Union, types.UnionType):
-        options = typing.get_args(kind)
-        if data is None and type(None) in options:
+        if data is None and type(None) in arguments:
             return None
-        (only,) = [option for option in options if option is not type(None)]
+        (only,) = [option for option in arguments if option is not type(None)]
         return _decode(only, data, where, readers)
     if origin is tuple:
-        return _decode_tuple(typing.get_args(kind), data, where, readers)
+        return _decode_tuple(arguments, data, where, readers)
     if origin in (dict, Mapping):
-        return _decode_mapping(typing.get_args(kind), data, where, readers)
+        return _decode_mapping(arguments[1], data, where, readers)
+    if kind in readers:
+        return readers[kind](data, where)
     if dataclasses.is_dataclass(kind):
-        if kind in readers:
-            return readers[kind](data, where)
         return _decode_dataclass(typing.cast(type, kind), data, where, readers)
     if isinstance(kind, type) and issubclass(kind, Enum):
         try:
@@ -170,21 +169,19 @@ def _decode_tuple(kinds: tuple[Any, ...], data: Any, where: str, readers: Reader
         raise DecodeError(f"{where}: expected a list, found {_name(data)}")
     if len(data) > ITEMS_LIMIT:
         raise DecodeError(f"{where}: expected at most {ITEMS_LIMIT} items, found {len(data)}")
-    if len(kinds) == 2 and kinds[1] is Ellipsis:
-        return tuple(_decode(kinds[0], item, f"{where}[{i}]", readers) for i, item in enumerate(data))
+    if kinds[1:] == (Ellipsis,):
+        kinds = kinds[:1] * len(data)
     if len(data) != len(kinds):
         raise DecodeError(f"{where}: expected {len(kinds)} items, found {len(data)}")
-    return tuple(
-        _decode(kind, item, f"{where}[{i}]", readers) for i, (kind, item) in enumerate(zip(kinds, data, strict=True))
-    )
+    return tuple(_decode(kind, data[i], f"{where}[{i}]", readers) for i, kind in enumerate(kinds))
 
 
-def _decode_mapping(kinds: tuple[Any, ...], data: Any, where: str, readers: Readers) -> dict[str, Any]:
+def _decode_mapping(kind: Any, data: Any, where: str, readers: Readers) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise DecodeError(f"{where}: expected an object, found {_name(data)}")
-    for key in data:
-        _check_unicode(key, where)
-    return {key: _decode(kinds[1], item, f"{where}.{key}", readers) for key, item in data.items()}
+    return {
+        _decode_scalar(str, key, where): _decode(kind, item, f"{where}.{key}", readers) for key, item in data.items()
+    }
 
 
 def _check_spelling(spelling: Spelling, value: str, where: str) -> None:
@@ -208,17 +205,10 @@ def _decode_scalar(kind: Any, data: Any, where: str) -> Any:
         raise DecodeError(f"{where}: expected {words.get(kind, kind)}, found {_name(data)}")
     if isinstance(data, int) and not -(2**63) <= data < 2**64:
         raise DecodeError(f"{where}: expected a whole number of 64 bits, found {_name(data)}")
-    if isinstance(data, str):
-        _check_unicode(data, where)
+    # JSON can spell halves of surrogate pairs, but no output could be written with them.
+    if isinstance(data, str) and not data.isascii() and any("\ud800" <= letter <= "\udfff" for letter in data):
+        raise DecodeError(f"{where}: expected Unicode text, found {_name(data)}")
     return data
-
-
-def _check_unicode(text: str, where: str) -> None:
-    """Refuse halves of surrogate pairs: JSON can spell them, but no output could be written with them."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise DecodeError(f"{where}: expected Unicode text, found {_name(text)}") from None
 
 
 def _name(data: Any) -> str:
