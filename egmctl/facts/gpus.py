@@ -439,13 +439,13 @@ def library_facts(kind: type[F], outcome: JsonValue | ChildFailed) -> F:
     kind
         :class:`NvmlFacts` or :class:`CudaFacts`.
     """
+    child = f"the child that reads {kind.LIBRARY}"
     try:
         if not isinstance(outcome, ChildFailed):
             return from_json(kind, outcome)
-        reason, failure = _failed(f"the child that reads {kind.LIBRARY}", outcome)
+        reason, failure = _failed(child, outcome)
     except DecodeError as error:
-        detail = f"the answer of the child that reads {kind.LIBRARY}: {error}"
-        reason, failure = Reason.FAILED, LibraryFailure(how="error", detail=detail)
+        reason, failure = Reason.FAILED, LibraryFailure(how="error", detail=f"the answer of {child}: {error}")
     return kind(absent=Unread(reason=reason, detail=failure.detail), failure=failure)
 
 
@@ -469,9 +469,8 @@ def with_nvml(driver: Driver, nvml: NvmlFacts) -> Driver:
     """Return the driver with what NVML says of it."""
     names = ("driver_version", "nvml_version", "confidential_compute", "nvlink_bandwidth_mode")
     values = {name: getattr(nvml, name) for name in names}
-    reasons = {name: nvml.unread.get(name, nvml.absent) for name in names}
     values |= {"nvml_error": nvml.error, "nvml_failure": nvml.failure}
-    return _with_values(driver, values, {**reasons, "nvml_error": nvml.absent})
+    return _with_values(driver, values, {name: nvml.unread.get(name, nvml.absent) for name in (*names, "nvml_error")})
 
 
 def with_cuda(driver: Driver, cuda: CudaFacts) -> Driver:

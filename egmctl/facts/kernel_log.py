@@ -8,6 +8,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from egmctl.driver.reading import Unreadable
 from egmctl.facts.root import Root, program_output
@@ -107,15 +108,7 @@ def event(time_s: float, message: str) -> KernelEvent | None:
         return _xid(time_s, match)
     message = _first_line(message)
     if match := _SXID.match(message):
-        return KernelEvent(
-            kind=EventKind.SXID,
-            time_s=time_s,
-            bus_id=_bus_id(match[1]),
-            number=int(match[2]),
-            fatal=_fatal(match[3]),
-            link=_link(match[3]),
-            text=match[3][:_TEXT_LIMIT],
-        )
+        return _numbered(EventKind.SXID, time_s, match[1], match[2], match[3])
     if match := _AER.match(message):
         return KernelEvent(
             kind=EventKind.AER,
@@ -142,17 +135,26 @@ def _xid(time_s: float, match: re.Match[str]) -> KernelEvent:
         rest = rest[: process.start()] + rest[process.end() :]
     rest = without_process(_first_line(rest))
     caused = _CAUSED_BY.search(rest)
-    return KernelEvent(
-        kind=EventKind.XID,
-        time_s=time_s,
-        bus_id=_bus_id(f"{domain}:{bus}:{slot}"),
-        number=int(number),
-        fatal=_fatal(rest) if 144 <= int(number) <= 150 else None,
-        link=_link(rest),
+    xid = _numbered(EventKind.XID, time_s, f"{domain}:{bus}:{slot}", number, rest)
+    return replace(
+        xid,
+        fatal=xid.fatal if 144 <= int(number) <= 150 else None,
         pid=int(process[1]) if process and process[1] else None,
         process=name if name not in ("", "<unknown>") else None,
         caused_by=int(caused[1]) if caused else None,
-        text=rest[:_TEXT_LIMIT],
+    )
+
+
+def _numbered(kind: EventKind, time_s: float, bus_id: str, number: str, text: str) -> KernelEvent:
+    link, fatal = _LINK.search(text), _FATAL.search(text)
+    return KernelEvent(
+        kind=kind,
+        time_s=time_s,
+        bus_id=_bus_id(bus_id),
+        number=int(number),
+        fatal=fatal[1].lower() == "fatal" if fatal else None,
+        link=int(link[1]) if link else None,
+        text=text[:_TEXT_LIMIT],
     )
 
 
@@ -283,16 +285,6 @@ def _bus_id(text: str) -> str:
     """Return a bus id in the model's spelling; a line without a function means function 0."""
     domain, bus, slot = text.lower().split(":")
     return f"{domain[-8:].lstrip('0').zfill(4)}:{bus}:{slot if '.' in slot else slot + '.0'}"
-
-
-def _link(text: str) -> int | None:
-    link = _LINK.search(text)
-    return int(link[1]) if link else None
-
-
-def _fatal(text: str) -> bool | None:
-    word = _FATAL.search(text)
-    return None if word is None else word[1].lower() == "fatal"
 
 
 class KernelLogWatch:

@@ -23,14 +23,8 @@ from egmctl.units import natural
 CAPS = "/dev/nvidia-caps"
 IMEX_CHANNELS = "/dev/nvidia-caps-imex-channels"
 
-_KINDS = (
-    (stat.S_ISCHR, "character"),
-    (stat.S_ISBLK, "block"),
-    (stat.S_ISDIR, "directory"),
-    (stat.S_ISREG, "file"),
-    (stat.S_ISFIFO, "fifo"),
-    (stat.S_ISSOCK, "socket"),
-)
+_KINDS = {"c": "character", "b": "block", "d": "directory", "-": "file", "p": "fifo", "s": "socket"}
+"""Kinds of files by the first letter that ls(1) prints."""
 
 
 Place = Root | OtherRoot
@@ -86,7 +80,7 @@ def read(root: Place, path: str) -> DeviceNode:
         exists = error.unread.reason is not Reason.NOT_PRESENT
         unknown = dict.fromkeys(("kind", "major", "minor", "mode", "uid", "gid", "nodev"), error)
         return reasons.record(DeviceNode, path=path, exists=exists, access=access, **unknown)
-    kind = next((word for has_kind, word in _KINDS if has_kind(status.st_mode)), "unknown")
+    kind = _KINDS.get(stat.filemode(status.st_mode)[0], "unknown")
     if kind == "file" and not root.is_live:
         # In a copied tree a file stands for the node: it has the mode, and no numbers.
         kind = "character"
@@ -254,22 +248,14 @@ def daemons(running: Processes) -> tuple[str, ...]:
 def imex(root: Root, running: Callable[[], Processes]) -> Imex:
     """Read the service's list of nodes and who manages it, and ask its control program where one is installed."""
     reasons = Reasons()
-    addresses = reasons.fields("configured_nodes duplicate_nodes", lambda: _addresses(root))
     state = reasons.read("daemon_state", lambda: _services_word(root, ("-q",), rf"\b({_DAEMON_STATES})\b"))
-    domain = None
-    if state is None:
-        # A program that hangs once will hang again.
-        reasons.unread["domain_status"] = reasons.unread["daemon_state"]
-    else:
-        # With -N the same document comes again for every change: the last one counts.
-        domain = reasons.read(
-            "domain_status", lambda: _services_word(root, ("-N", "-j"), r'"status"\s*:\s*"(UP|DOWN|DEGRADED)"')
-        )
+    # With -N the same document comes again for every change: the last one counts. A program that hangs will hang again.
+    domain = functools.partial(_services_word, root, ("-N", "-j"), r'"status"\s*:\s*"(UP|DOWN|DEGRADED)"')
     return reasons.record(
         Imex,
-        **addresses,
+        **reasons.fields("configured_nodes duplicate_nodes", lambda: _addresses(root)),
         daemon_state=state,
-        domain_status=domain,
+        domain_status=domain if state is not None else reasons.unread["daemon_state"],
         runs_in=lambda: _places(root, running()),
         kubelet=lambda: not _KUBELETS.isdisjoint(running()),
         compute_domains=lambda: _compute_domains(root, running()),

@@ -115,10 +115,7 @@ class Machine:
         KeyError
             If there is none.
         """
-        for gpu in self.gpus or ():
-            if gpu.bus_id == bus_id:
-                return gpu
-        raise KeyError(bus_id)
+        return {gpu.bus_id: gpu for gpu in self.gpus or ()}[bus_id]
 
     def pair(self, source: str, target: str) -> Pair | None:
         """Return the ordered pair of two bus ids, ``None`` where it was not read."""
