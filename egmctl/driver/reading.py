@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from egmctl.model.record import Reason, Unread
@@ -92,6 +93,10 @@ class Reasons:
         except Unreadable as error:
             self.unread[name] = error.unread
             return None
+
+    def mapping(self, field: str, names: Iterable[str], function: Callable[[str], T]) -> dict[str, T | None]:
+        """Return ``function(name)`` by name, or null with the reason kept under ``field.name``."""
+        return {name: self.read(f"{field}.{name}", functools.partial(function, name)) for name in names}
 
     def fields(self, names: str, function: Callable[[], Any]) -> dict[str, Any]:
         """Return fields (named with spaces between) with what ``function`` returns for them, or null for one reason."""

@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from egmctl import launch
@@ -66,19 +65,13 @@ def confinement(root: Root, pid: int = 0) -> Confinement:
     reasons = Reasons()
     return reasons.record(
         Confinement,
-        namespaces={
-            name: reasons.read(f"namespaces.{name}", partial(_namespace, root, f"{folder}/ns/{name}"))
-            for name in NAMESPACES
-        },
+        namespaces=reasons.mapping("namespaces", NAMESPACES, lambda name: _namespace(root, f"{folder}/ns/{name}")),
         pid_namespace_depth=lambda: len(root.line(status, "NSpid").split()),
         uid_map=lambda: id_ranges(root, f"{folder}/uid_map"),
         capabilities=lambda: root.numbers(status, "CapEff", 16)[0],
         seccomp=lambda: _seccomp(root, status),
         no_new_privileges=lambda: bool(root.numbers(status, "NoNewPrivs")[0]),
-        limits={
-            name: reasons.read(f"limits.{name}", partial(_limit, root, f"{folder}/limits", words))
-            for name, words in LIMITS.items()
-        },
+        limits=reasons.mapping("limits", LIMITS, lambda name: _limit(root, f"{folder}/limits", LIMITS[name])),
         pids_left=lambda: pids_left(root, folder),
         mounts=lambda: _mounts(root, f"{folder}/mountinfo"),
         **reasons.fields("shm_total_bytes shm_free_bytes", lambda: inside.file_system(root, pid, _SHM)),

@@ -6,7 +6,6 @@ their facts.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 from typing import Any, NamedTuple
@@ -225,7 +224,7 @@ def _attributes(reasons: Reasons, field: str, kind: _Attributes, *devices: Any) 
                 raise Unreadable(Reason.DRIVER_TOO_OLD, str(unreadable)) from None
             raise unreadable from None
 
-    return {name: reasons.read(f"{field}.{name}", functools.partial(get, name)) for name in kind.names}
+    return reasons.mapping(field, kind.names, get)
 
 
 def _atomics(function: str, claim: tuple[dict[str, int | None], str], *devices: Any) -> dict[str, list[str]]:

@@ -179,7 +179,7 @@ def driver(root: Root) -> Driver:
         Driver,
         module_version=lambda: _version(root)[2],
         module_flavour=lambda: "open" if _version(root)[1] else "proprietary",
-        modules=lambda: _modules(root),
+        modules=lambda: loaded(root, MODULES),
         module_parameters=lambda: _parameters(root),
         uvm_parameters=lambda: _uvm_parameters(root),
         majors=lambda: _majors(root),
@@ -228,10 +228,17 @@ def _version(root: Root) -> re.Match[str]:
     raise Unreadable(Reason.FAILED, f"{path}: no version")
 
 
-def _modules(root: Root) -> tuple[str, ...]:
+def loaded(root: Root, modules: Iterable[str]) -> tuple[str, ...]:
+    """Return those of some kernel modules that are loaded.
+
+    Raises
+    ------
+    Unreadable
+        If there is no list of them.
+    """
     if not root.exists("/sys/module"):
         raise Unreadable(Reason.NOT_PRESENT, "/sys/module: ENOENT")
-    return tuple(name for name in MODULES if root.exists(f"/sys/module/{name}"))
+    return tuple(name for name in modules if root.exists(f"/sys/module/{name}"))
 
 
 def _parameters(root: Root) -> dict[str, str]:

@@ -465,12 +465,13 @@ def _joinable(root: Root, folder: str) -> list[str]:
     """
     files = []
     for version in (1, 2):
-        if _deciding(root, folder, version) != _deciding(root, "/proc/self", version):
-            try:
-                files.append(root.path(f"{device_cgroup(root, folder, version)[-1]}/cgroup.procs"))
-            except Unreadable as error:
-                # Not "not-present": that a cgroup cannot be joined does not mean that there are no nodes.
-                raise Unreadable(Reason.FAILED, error.unread.detail) from None
+        if _deciding(root, folder, version) == _deciding(root, "/proc/self", version):
+            continue
+        try:
+            files.append(root.path(f"{device_cgroup(root, folder, version)[-1]}/cgroup.procs"))
+        except Unreadable as error:
+            # Not "not-present": that a cgroup cannot be joined does not mean that there are no nodes.
+            raise Unreadable(Reason.FAILED, error.unread.detail) from None
     return files
 
 

@@ -479,13 +479,10 @@ def _extended(root: Root, path: str, wanted: int) -> bytes | None:
 
 
 def _module_versions(root: Root) -> dict[str, str]:
-    if not root.exists("/sys/module"):
-        raise Unreadable(Reason.NOT_PRESENT, "/sys/module: ENOENT")
-    versions = dict.fromkeys((name for name in RDMA_MODULES if root.exists(f"/sys/module/{name}")), "")
-    for name in versions:
-        with suppress(Unreadable):
-            versions[name] = root.read(f"/sys/module/{name}/version")
-    return versions
+    return {
+        name: read_or("", functools.partial(root.read, f"/sys/module/{name}/version"))
+        for name in pci.loaded(root, RDMA_MODULES)
+    }
 
 
 def _verbs(root: Root) -> tuple[VerbsNode, ...]:
