@@ -137,9 +137,8 @@ def _known(sections: Iterable[str]) -> tuple[str, ...]:
         If there is no such one.
     """
     asked = tuple(sections)
-    for name in asked:
-        if name not in SECTION_VERSIONS:
-            raise UsageError(f"there is no section {name!r}; valid are {', '.join(SECTION_VERSIONS)}")
+    if unknown := [name for name in asked if name not in SECTION_VERSIONS]:
+        raise UsageError(f"there is no section {unknown[0]!r}; valid are {', '.join(SECTION_VERSIONS)}")
     return asked
 
 

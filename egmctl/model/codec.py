@@ -100,12 +100,6 @@ def null_by_default(cls: Any) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(cls) if f.default is None)
 
 
-@functools.cache
-def _derived(cls: type) -> frozenset[str]:
-    """Return the fields that follow from the others: they are written, and not read."""
-    return frozenset(f.name for f in dataclasses.fields(cls) if not f.init)
-
-
 def _decode(kind: Any, data: Any, where: str, readers: Readers) -> Any:
     origin = typing.get_origin(kind)
     arguments = typing.get_args(kind)
@@ -141,16 +135,17 @@ def _decode_dataclass(cls: type, data: Any, where: str, readers: Readers) -> Any
     if not isinstance(data, dict):
         raise DecodeError(f"{where or 'the document'}: expected an object, found {_name(data)}")
     types_by_name = field_types(cls)
-    values = {
-        name: _decode(kind, data[name], f"{where}.{name}" if where else name, readers)
-        for name, kind in types_by_name.items()
-        if name in data and name not in _derived(cls)
-    }
+    values: dict[str, Any] = {}
+    not_stated = {}
     for f in dataclasses.fields(cls):
-        required = f.init and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-        if required and f.name not in values:
+        # Fields that follow from the others are written, and not read.
+        if f.init and f.name in data:
+            place = f"{where}.{f.name}" if where else f.name
+            values[f.name] = _decode(types_by_name[f.name], data[f.name], place, readers)
+        elif f.init and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
             raise DecodeError(f"{where or 'the document'}: the key {f.name!r} is missing")
-    not_stated = {name: NOT_STATED for name in null_by_default(cls) if name not in values}
+        elif f.default is None:
+            not_stated[f.name] = NOT_STATED
     if not_stated and issubclass(cls, Record):
         reasons = not_stated | values.get("unread", {})
         order = list(types_by_name)
