@@ -94,12 +94,6 @@ def field_types(cls: Any) -> Mapping[str, Any]:
     return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
 
 
-@functools.cache
-def null_by_default(cls: Any) -> tuple[str, ...]:
-    """Return the fields of a dataclass that are null where nothing is said of them."""
-    return tuple(f.name for f in dataclasses.fields(cls) if f.default is None)
-
-
 def _decode(kind: Any, data: Any, where: str, readers: Readers) -> Any:
     origin = typing.get_origin(kind)
     arguments = typing.get_args(kind)
