@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from egmctl.model.record import Reason, Unread
@@ -24,6 +25,11 @@ _BY_ERRNO = {
 }
 FAILURE_WORDS = {Reason.MISSING_LIBRARY: "missing", Reason.DRIVER_TOO_OLD: "too-old"}
 """Reasons with a word of their own for :attr:`egmctl.model.host.LibraryFailure.how`; the others are ``error``."""
+
+
+def error_name(error: OSError) -> str:
+    """Return the name of an error's number: ``ENOENT``."""
+    return errno.errorcode.get(error.errno or 0, "unknown error")
 
 
 class Unreadable(Exception):
@@ -53,8 +59,7 @@ class Unreadable(Exception):
     @classmethod
     def from_os_error(cls, error: OSError, path: str) -> Unreadable:
         """Translate what the kernel answered for ``path``."""
-        number = error.errno or 0
-        return cls(_BY_ERRNO.get(number, Reason.FAILED), f"{path}: {errno.errorcode.get(number, 'unknown error')}")
+        return cls(_BY_ERRNO.get(error.errno or 0, Reason.FAILED), f"{path}: {error_name(error)}")
 
     def library_failure(self, call: str) -> dict[str, Any]:
         """Return the ``LibraryFailure`` record of a call without which nothing is known, as JSON data."""
@@ -88,6 +93,10 @@ class Reasons:
         except Unreadable as error:
             self.unread[name] = error.unread
             return None
+
+    def mapping(self, field: str, names: Iterable[str], function: Callable[[str], T]) -> dict[str, T | None]:
+        """Return ``function(name)`` by name, or null with the reason kept under ``field.name``."""
+        return {name: self.read(f"{field}.{name}", functools.partial(function, name)) for name in names}
 
     def fields(self, names: str, function: Callable[[], Any]) -> dict[str, Any]:
         """Return fields (named with spaces between) with what ``function`` returns for them, or null for one reason."""

@@ -12,32 +12,25 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from egmctl import __version__, launch
-from egmctl.driver.reading import Unreadable
+from egmctl.driver.reading import Unreadable, read_or
 from egmctl.errors import ChildFailed, UsageError
 from egmctl.facts import confinement, gpus, host, inside, kernel_log, process, system
 from egmctl.facts.gpus import CudaFacts, NvmlFacts
 from egmctl.facts.root import Root
-from egmctl.model.codec import JsonValue
-from egmctl.model.machine import (
-    SECTION_VERSIONS,
-    Driver,
-    Gpu,
-    Machine,
-    NvSwitch,
-    Origin,
-    OriginKind,
-    PciFunction,
-    Reason,
-    SectionStatus,
-    Unread,
-)
+from egmctl.model.gpu import Gpu
+from egmctl.model.host import Driver, NvSwitch, PciFunction
+from egmctl.model.machine import SECTION_VERSIONS, Machine, Origin, OriginKind, SectionStatus
+from egmctl.model.record import Reason, Unread
 
 T = TypeVar("T")
+F = TypeVar("F", NvmlFacts, CudaFacts)
 
 LIBRARY_SECTIONS = frozenset({"gpus", "pairs", "driver"})
 """The sections that NVML and CUDA are asked for."""
 
 
+DEADLINE_S = 60.0
+"""After this a child that has not answered is given up, and its values are ``timed-out``."""
 WAIT_UNTOLD_S = 5.0
 """How long a library is waited for silently."""
 
@@ -45,7 +38,6 @@ WAIT_UNTOLD_S = 5.0
 def collect(
     sections: Iterable[str],
     *,
-    deadline_s: float = 60.0,
     cuda: bool = True,
     pid: int = 0,
     on_wait: Callable[[str], None] | None = None,
@@ -57,8 +49,6 @@ def collect(
     sections
         Of :data:`egmctl.model.machine.SECTION_VERSIONS`; the others stay null with the reason ``not-asked``, and so do
         ``probes``: reading tries nothing.
-    deadline_s
-        Seconds after which a child that has not answered is given up, and its values are ``timed-out``.
     cuda
         Whether CUDA is asked too. Where it is not, libcuda is loaded nowhere, which starts no GPU and disturbs no job,
         and its values are ``not-asked``.
@@ -78,7 +68,7 @@ def collect(
     UsageError
         If there is no such section, or no such process, or it ended meanwhile: its number may be another's by now.
     """
-    with reading(sections, deadline_s=deadline_s, cuda=cuda, pid=pid, on_wait=on_wait) as machine:
+    with reading(sections, cuda=cuda, pid=pid, on_wait=on_wait) as machine:
         return machine()
 
 
@@ -86,7 +76,6 @@ def collect(
 def reading(
     sections: Iterable[str],
     *,
-    deadline_s: float = 60.0,
     cuda: bool = True,
     pid: int = 0,
     on_wait: Callable[[str], None] | None = None,
@@ -103,8 +92,7 @@ def reading(
         raise UsageError(f"there is no process {pid}")
     started = _attempt(lambda: process.start_time(root, pid))
     with ExitStack() as children:
-        node = _Node(root, asked, deadline_s, children, cuda=cuda, pid=pid)
-        node.on_wait = on_wait
+        node = _Node(root, asked, children, cuda=cuda, pid=pid, on_wait=on_wait)
 
         def machine(*more: str) -> Machine:
             with children:
@@ -117,7 +105,7 @@ def reading(
 
 
 @contextmanager
-def rereading(*, deadline_s: float = 60.0) -> Iterator[Callable[[Machine], Machine]]:
+def rereading() -> Iterator[Callable[[Machine], Machine]]:
     """Be ready to read again what changes under load: GPUs, links, fabric, kernel log. The child waits to be asked.
 
     Gives a function, to be called once, that returns a machine with what sysfs, NVML and the log say of it now. A log
@@ -132,9 +120,8 @@ def rereading(*, deadline_s: float = 60.0) -> Iterator[Callable[[Machine], Machi
                 # What became of a child that is gone is noticed when its answer is waited for.
                 with suppress(launch.ChannelClosed):
                     child.channel.send({})
-            nvml = gpus.library_facts(NvmlFacts, _result(child, deadline_s))
-            functions = _attempt(lambda: {function.bus_id: function for function in gpus.nvidia_functions(root)})
-            now = gpus.reread(before, {} if isinstance(functions, Unread) else functions, nvml)
+            functions = read_or((), lambda: gpus.nvidia_functions(root))
+            now = gpus.reread(before, {pci.bus_id: pci for pci in functions}, _facts(NvmlFacts, child))
             log = before.kernel_log and _attempt(lambda: kernel_log.kernel_log(root))
             return now if isinstance(log, Unread) else dataclasses.replace(now, kernel_log=log)
 
@@ -150,9 +137,8 @@ def _known(sections: Iterable[str]) -> tuple[str, ...]:
         If there is no such one.
     """
     asked = tuple(sections)
-    for name in asked:
-        if name not in SECTION_VERSIONS:
-            raise UsageError(f"there is no section {name!r}; valid are {', '.join(SECTION_VERSIONS)}")
+    if unknown := [name for name in asked if name not in SECTION_VERSIONS]:
+        raise UsageError(f"there is no section {unknown[0]!r}; valid are {', '.join(SECTION_VERSIONS)}")
     return asked
 
 
@@ -199,11 +185,17 @@ class _Node:
     """The node under collection: what several sections need, read once."""
 
     def __init__(
-        self, root: Root, asked: tuple[str, ...], deadline_s: float, children: ExitStack, *, cuda: bool, pid: int
+        self,
+        root: Root,
+        asked: tuple[str, ...],
+        children: ExitStack,
+        *,
+        cuda: bool,
+        pid: int,
+        on_wait: Callable[[str], None] | None,
     ) -> None:
         self.root, self.pid = root, pid
-        self.on_wait: Callable[[str], None] | None = None
-        self._begun, self._deadline_s = time.monotonic(), deadline_s
+        self._on_wait, self._begun = on_wait, time.monotonic()
         if LIBRARY_SECTIONS.isdisjoint(asked):
             return
         # As root, NVML and CUDA may make the nodes that are missing: looking comes first.
@@ -217,13 +209,13 @@ class _Node:
 
     @cached_property
     def nvml(self) -> NvmlFacts:
-        return gpus.library_facts(NvmlFacts, self._answer("NVML", self._nvml_child))
+        return _facts(NvmlFacts, self._nvml_child, self._begun, self._on_wait)
 
     @cached_property
     def cuda(self) -> CudaFacts:
         if self._cuda_child is None:
             return CudaFacts(absent=Unread(reason=Reason.NOT_ASKED))
-        return gpus.library_facts(CudaFacts, self._answer("CUDA", self._cuda_child))
+        return _facts(CudaFacts, self._cuda_child, self._begun, self._on_wait)
 
     @cached_property
     def functions(self) -> tuple[PciFunction, ...]:
@@ -251,27 +243,6 @@ class _Node:
         unread = {**driver.unread, **nodes.unread}
         return dataclasses.replace(driver, nodes=nodes.control, imex_channels=nodes.imex_channels, unread=unread)
 
-    def _answer(self, library: str, child: launch.Child | ChildFailed) -> JsonValue | ChildFailed:
-        if isinstance(child, ChildFailed):
-            return child
-
-        def tell() -> None:
-            if self.on_wait is not None:
-                call = child.last_call()
-                self.on_wait(
-                    f"waiting for {library}{f', which is in {call}' if call else ''}: GPUs without persistence mode "
-                    f"take long to initialise; it is given up after {self._deadline_s:.0f} s"
-                )
-
-        waited = time.monotonic() - self._begun
-        timer = threading.Timer(max(0.0, WAIT_UNTOLD_S - waited), tell)
-        timer.daemon = True
-        timer.start()
-        try:
-            return _result(child, self._deadline_s - waited)
-        finally:
-            timer.cancel()
-
 
 def _start(target: str, arguments: dict[str, Any], children: ExitStack) -> launch.Child | ChildFailed:
     try:
@@ -281,13 +252,40 @@ def _start(target: str, arguments: dict[str, Any], children: ExitStack) -> launc
         return error
 
 
-def _result(child: launch.Child | ChildFailed, timeout_s: float) -> JsonValue | ChildFailed:
+def _facts(
+    kind: type[F],
+    child: launch.Child | ChildFailed,
+    begun: float | None = None,
+    on_wait: Callable[[str], None] | None = None,
+) -> F:
+    """Return what a child reads; ``on_wait`` is told where that takes long.
+
+    Parameters
+    ----------
+    begun
+        When the child began to read, on the monotonic clock; ``None`` is now.
+    """
     if isinstance(child, ChildFailed):
-        return child
+        return gpus.library_facts(kind, child)
+
+    def tell() -> None:
+        if on_wait is not None:
+            call = child.last_call()
+            on_wait(
+                f"waiting for {kind.LIBRARY}{f', which is in {call}' if call else ''}: GPUs without persistence mode "
+                f"take long to initialise; it is given up after {DEADLINE_S:.0f} s"
+            )
+
+    waited = time.monotonic() - begun if begun is not None else 0.0
+    timer = threading.Timer(max(0.0, WAIT_UNTOLD_S - waited), tell)
+    timer.daemon = True
+    timer.start()
     try:
-        return child.result(max(0.0, timeout_s))
+        return gpus.library_facts(kind, child.result(max(0.0, DEADLINE_S - waited)))
     except ChildFailed as error:
-        return error
+        return gpus.library_facts(kind, error)
+    finally:
+        timer.cancel()
 
 
 def _attempt(function: Callable[[], T]) -> T | Unread:

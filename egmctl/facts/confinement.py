@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from egmctl import launch
@@ -66,22 +65,16 @@ def confinement(root: Root, pid: int = 0) -> Confinement:
     reasons = Reasons()
     return reasons.record(
         Confinement,
-        namespaces={
-            name: reasons.read(f"namespaces.{name}", partial(_namespace, root, f"{folder}/ns/{name}"))
-            for name in NAMESPACES
-        },
+        namespaces=reasons.mapping("namespaces", NAMESPACES, lambda name: _namespace(root, f"{folder}/ns/{name}")),
         pid_namespace_depth=lambda: len(root.line(status, "NSpid").split()),
         uid_map=lambda: id_ranges(root, f"{folder}/uid_map"),
         capabilities=lambda: root.numbers(status, "CapEff", 16)[0],
         seccomp=lambda: _seccomp(root, status),
         no_new_privileges=lambda: bool(root.numbers(status, "NoNewPrivs")[0]),
-        limits={
-            name: reasons.read(f"limits.{name}", partial(_limit, root, f"{folder}/limits", words))
-            for name, words in LIMITS.items()
-        },
+        limits=reasons.mapping("limits", LIMITS, lambda name: _limit(root, f"{folder}/limits", LIMITS[name])),
         pids_left=lambda: pids_left(root, folder),
         mounts=lambda: _mounts(root, f"{folder}/mountinfo"),
-        **reasons.fields("shm_total_bytes shm_free_bytes", lambda: _shm(root, pid)),
+        **reasons.fields("shm_total_bytes shm_free_bytes", lambda: inside.file_system(root, pid, _SHM)),
         ptrace_scope=lambda: root.number("/proc/sys/kernel/yama/ptrace_scope"),
         device_rules=lambda: _device_rules(root, folder),
         device_lists=_device_lists(root, folder),
@@ -119,13 +112,6 @@ def _mounts(root: Root, path: str) -> tuple[Mount, ...]:
         for mount in mount_points(root.read(path))
         if _MOUNT.fullmatch(mount.path)
     )
-
-
-def _shm(root: Root, pid: int) -> tuple[int, int]:
-    if pid:
-        return inside.file_system(root, pid, _SHM)
-    status = root.file_system(_SHM)
-    return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
 
 
 def _device_rules(root: Root, folder: str) -> tuple[str, ...]:
@@ -196,35 +182,23 @@ def _system_calls(pid: int, reasons: Reasons) -> dict[str, str | None]:
     _check_architecture()
     answers: dict[str, str | None] = {}
     while left := [name for name in PROBES if name not in answers]:
-        answered, error = _attempt(left)
-        answers |= answered
-        if error is None:
-            continue
-        if error.how == "crashed" and error.last_call in left:
-            answers[error.last_call] = "killed"
-            continue
-        for name in left:
-            if name not in answered:
-                answers[name] = None
-                reasons.unread[f"system_calls.{name}"] = Unread(
-                    reason=_how(error), detail=f"{name}: the child {error.how}"
-                )
+        try:
+            launch.run(
+                "egmctl.facts.system_calls:attempt",
+                {"calls": left},
+                timeout_s=_TIMEOUT_S,
+                on_event=lambda event: answers.update({event["call"]: event["answer"]}),
+            )
+        except ChildFailed as error:
+            if error.how == "crashed" and error.last_call in left:
+                answers[error.last_call] = "killed"
+                continue
+            for name in left:
+                if name not in answers:
+                    answers[name] = None
+                    unread = Unread(reason=_how(error), detail=f"{name}: the child {error.how}")
+                    reasons.unread[f"system_calls.{name}"] = unread
     return answers
-
-
-def _attempt(calls: list[str]) -> tuple[dict[str, str], ChildFailed | None]:
-    """Try the calls in a child; return what it answered before its end, and how that came where it was a failure."""
-    answered: dict[str, str] = {}
-    try:
-        launch.run(
-            "egmctl.facts.system_calls:attempt",
-            {"calls": calls},
-            timeout_s=_TIMEOUT_S,
-            on_event=lambda event: answered.update({event["call"]: event["answer"]}),
-        )
-    except ChildFailed as error:
-        return answered, error
-    return answered, None
 
 
 def _how(error: ChildFailed) -> Reason:

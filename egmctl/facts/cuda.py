@@ -6,11 +6,9 @@ their facts.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
-from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from egmctl.driver import cuda, ids
 from egmctl.driver.reading import Reasons, Unreadable
@@ -175,13 +173,10 @@ def _gpu(ordinal: int, device: Any) -> dict[str, Any]:
         name=lambda: _text(_ask("cuDeviceGetName", 256, device)),
         memory_total_bytes=lambda: _ask("cuDeviceTotalMem", device),
     )
-    gpu["attributes"] = _attributes(
-        reasons, "attributes", ATTRIBUTES, "CUdevice_attribute", "CU_DEVICE_ATTRIBUTE_", "cuDeviceGetAttribute", device
-    )
-    claim = "HOST_NATIVE_ATOMIC_SUPPORTED"
-    claimed = claim if gpu["attributes"][claim] else None
+    gpu["attributes"] = _attributes(reasons, "attributes", _OF_GPU, device)
+    claim = (gpu["attributes"], "HOST_NATIVE_ATOMIC_SUPPORTED")
     gpu["host_atomics"] = reasons.read(
-        "host_atomics", lambda: _atomics("cuDeviceGetHostAtomicCapabilities", claimed, device)
+        "host_atomics", lambda: _atomics("cuDeviceGetHostAtomicCapabilities", claim, device)
     )
     return gpu
 
@@ -195,30 +190,32 @@ def _pair(source: tuple[str, Any], target: tuple[str, Any]) -> dict[str, Any]:
         target=target[0],
         can_access_peer=lambda: bool(_ask("cuDeviceCanAccessPeer", *ends)),
     )
-    pair["cuda_attributes"] = _attributes(
-        reasons,
-        "cuda_attributes",
-        P2P_ATTRIBUTES,
-        "CUdevice_P2PAttribute",
-        "CU_DEVICE_P2P_ATTRIBUTE_",
-        "cuDeviceGetP2PAttribute",
-        *ends,
-    )
-    claim = "NATIVE_ATOMIC_SUPPORTED"
-    claimed = claim if pair["cuda_attributes"][claim] else None
-    pair["atomics"] = reasons.read("atomics", lambda: _atomics("cuDeviceGetP2PAtomicCapabilities", claimed, *ends))
+    pair["cuda_attributes"] = _attributes(reasons, "cuda_attributes", _OF_PAIR, *ends)
+    claim = (pair["cuda_attributes"], "NATIVE_ATOMIC_SUPPORTED")
+    pair["atomics"] = reasons.read("atomics", lambda: _atomics("cuDeviceGetP2PAtomicCapabilities", claim, *ends))
     return pair
 
 
-def _attributes(
-    reasons: Reasons, field: str, names: Iterable[str], enum: str, prefix: str, function: str, *devices: Any
-) -> dict[str, int | None]:
+class _Attributes(NamedTuple):
+    """Attributes of one kind: their names, the enum of their numbers, and the function that answers them."""
+
+    names: tuple[str, ...]
+    enum: str
+    prefix: str
+    function: str
+
+
+_OF_GPU = _Attributes(ATTRIBUTES, "CUdevice_attribute", "CU_DEVICE_ATTRIBUTE_", "cuDeviceGetAttribute")
+_OF_PAIR = _Attributes(P2P_ATTRIBUTES, "CUdevice_P2PAttribute", "CU_DEVICE_P2P_ATTRIBUTE_", "cuDeviceGetP2PAttribute")
+
+
+def _attributes(reasons: Reasons, field: str, kind: _Attributes, *devices: Any) -> dict[str, int | None]:
     def get(name: str) -> int:
-        attribute = getattr(getattr(cuda.bindings(), enum), prefix + name, None)
+        attribute = getattr(getattr(cuda.bindings(), kind.enum), kind.prefix + name, None)
         if attribute is None:
             raise _not_in_bindings(name)
         try:
-            value: int = cuda.call(function, attribute, *devices)
+            value: int = cuda.call(kind.function, attribute, *devices)
             return value
         except DriverCallError as error:
             unreadable = _unreadable(error)
@@ -227,17 +224,17 @@ def _attributes(
                 raise Unreadable(Reason.DRIVER_TOO_OLD, str(unreadable)) from None
             raise unreadable from None
 
-    return {name: reasons.read(f"{field}.{name}", functools.partial(get, name)) for name in names}
+    return reasons.mapping(field, kind.names, get)
 
 
-def _atomics(function: str, claim: str | None, *devices: Any) -> dict[str, list[str]]:
+def _atomics(function: str, claim: tuple[dict[str, int | None], str], *devices: Any) -> dict[str, list[str]]:
     """Return what a link does natively of each atomic operation, by a function of CUDA 13.0.
 
     Parameters
     ----------
     claim
-        The attribute by which the driver says that there are native atomics, if it does: driver 580 answers 0 for every
-        operation between GPUs that have them (H100 and H200 over NVLink), so that answer says nothing.
+        The attributes, and the name of the one by which the driver says that there are native atomics: driver 580
+        answers 0 for every operation between GPUs that have them (H100 and H200 over NVLink), which says nothing.
 
     Raises
     ------
@@ -249,8 +246,9 @@ def _atomics(function: str, claim: str | None, *devices: Any) -> dict[str, list[
         raise _not_in_bindings(function)
     operations = [getattr(enum, f"CU_ATOMIC_OPERATION_{operation}") for operation in ATOMIC_OPERATIONS]
     masks = [int(mask) for mask in _ask(function, operations, len(operations), *devices)]
-    if claim is not None and not any(masks):
-        raise Unreadable(Reason.FAILED, f"{function}: 0 for every operation, though {claim} is 1")
+    attributes, name = claim
+    if attributes[name] and not any(masks):
+        raise Unreadable(Reason.FAILED, f"{function}: 0 for every operation, though {name} is 1")
     return {
         operation.lower().replace("_", "-"): _capabilities(mask)
         for operation, mask in zip(ATOMIC_OPERATIONS, masks, strict=True)

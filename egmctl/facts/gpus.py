@@ -3,45 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import permutations
 from typing import Any, ClassVar, TypeVar
 
 from egmctl.driver import ids
-from egmctl.driver.reading import FAILURE_WORDS, Reasons, Unreadable
+from egmctl.driver.reading import FAILURE_WORDS, Reasons, Unreadable, read_or
 from egmctl.errors import ChildFailed, ChildNotStarted, DriverLibraryMissing, DriverTooOld
 from egmctl.facts.root import Root
 from egmctl.model.codec import DecodeError, JsonValue, from_json
-from egmctl.model.machine import (
-    BusId,
-    DeviceNode,
-    Driver,
-    Gpu,
-    GpuCuda,
-    GpuNvml,
-    GpuProc,
-    LibraryFailure,
-    Machine,
-    NvLink,
-    Pair,
-    PcieLink,
-    PciFunction,
-    Plain,
-    Reason,
-    Record,
-    Unread,
-)
+from egmctl.model.gpu import Gpu, GpuCuda, GpuNvml, GpuProc, NvLink, Pair
+from egmctl.model.host import DeviceNode, Driver, LibraryFailure, PcieLink, PciFunction
+from egmctl.model.machine import Machine
+from egmctl.model.record import BusId, Plain, Reason, Record, Unread
 from egmctl.units import several
 
 DEVICES = "/sys/bus/pci/devices"
 NVIDIA = 0x10DE
 
-_GPU_CLASSES = (0x0300, 0x0302)
-"""VGA controller and 3D controller: base class and subclass of PCI's class code."""
-_NVSWITCH_CLASS = 0x0680
+_GPU_CLASSES = (0x030000, 0x030200)
+"""VGA controller and 3D controller."""
+_NVSWITCH_CLASS = 0x068000
 """Bridge device, other."""
 
-_DATA_DIRECT = (0x15B3, 0x2100)
+_MELLANOX, _DATA_DIRECT = 0x15B3, 0x2100
 """Vendor and device of a ConnectX-8's DMA controller (rdma-core, kernel-boot/rdma_topo)."""
 
 BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -58,13 +44,7 @@ def nvidia_functions(root: Root) -> tuple[PciFunction, ...]:
     Unreadable
         If there is no list of PCI devices.
     """
-    classes = (*_GPU_CLASSES, _NVSWITCH_CLASS)
-    return _functions(
-        root,
-        lambda folder: (
-            root.number(f"{folder}/vendor", 16) == NVIDIA and root.number(f"{folder}/class", 16) >> 8 in classes
-        ),
-    )
+    return _functions(root, NVIDIA, "class", (*_GPU_CLASSES, _NVSWITCH_CLASS))
 
 
 def data_direct(root: Root) -> tuple[PciFunction, ...]:
@@ -75,27 +55,26 @@ def data_direct(root: Root) -> tuple[PciFunction, ...]:
     Unreadable
         If there is no list of PCI devices.
     """
-    return _functions(
-        root,
-        lambda folder: (root.number(f"{folder}/vendor", 16), root.number(f"{folder}/device", 16)) == _DATA_DIRECT,
+    return _functions(root, _MELLANOX, "device", (_DATA_DIRECT,))
+
+
+def _functions(root: Root, vendor: int, file: str, numbers: Collection[int]) -> tuple[PciFunction, ...]:
+    """Return a vendor's functions that have one of these numbers in a file."""
+
+    def number(folder: str, name: str) -> int | None:
+        return read_or(None, lambda: root.number(f"{folder}/{name}", 16))
+
+    folders = [f"{DEVICES}/{name}" for name in root.names(DEVICES) if BUS_ID.fullmatch(name)]
+    return tuple(
+        function(root, folder)
+        for folder in folders
+        if number(folder, "vendor") == vendor and number(folder, file) in numbers
     )
-
-
-def _functions(root: Root, wanted: Callable[[str], bool]) -> tuple[PciFunction, ...]:
-    functions = []
-    for folder in (f"{DEVICES}/{name}" for name in root.names(DEVICES) if BUS_ID.fullmatch(name)):
-        try:
-            is_wanted = wanted(folder)
-        except Unreadable:
-            continue
-        if is_wanted:
-            functions.append(function(root, folder))
-    return tuple(functions)
 
 
 def is_gpu(function: PciFunction) -> bool:
     """Return whether one of :func:`nvidia_functions` is a GPU; else it is an NVSwitch."""
-    return function.class_code is not None and function.class_code >> 8 in _GPU_CLASSES
+    return function.class_code in _GPU_CLASSES
 
 
 def function(root: Root, place: str) -> PciFunction:
@@ -200,7 +179,7 @@ def driver(root: Root) -> Driver:
         Driver,
         module_version=lambda: _version(root)[2],
         module_flavour=lambda: "open" if _version(root)[1] else "proprietary",
-        modules=lambda: _modules(root),
+        modules=lambda: loaded(root, MODULES),
         module_parameters=lambda: _parameters(root),
         uvm_parameters=lambda: _uvm_parameters(root),
         majors=lambda: _majors(root),
@@ -249,10 +228,17 @@ def _version(root: Root) -> re.Match[str]:
     raise Unreadable(Reason.FAILED, f"{path}: no version")
 
 
-def _modules(root: Root) -> tuple[str, ...]:
+def loaded(root: Root, modules: Iterable[str]) -> tuple[str, ...]:
+    """Return those of some kernel modules that are loaded.
+
+    Raises
+    ------
+    Unreadable
+        If there is no list of them.
+    """
     if not root.exists("/sys/module"):
         raise Unreadable(Reason.NOT_PRESENT, "/sys/module: ENOENT")
-    return tuple(name for name in MODULES if root.exists(f"/sys/module/{name}"))
+    return tuple(name for name in modules if root.exists(f"/sys/module/{name}"))
 
 
 def _parameters(root: Root) -> dict[str, str]:
@@ -296,11 +282,12 @@ def join(
     nodes
         ``/dev/nvidia<minor>`` by minor, as they were before NVML and CUDA ran, or why they could not be looked at.
     """
+    names = _known_bus_ids(cuda, nvml)
     sources: dict[str, Mapping[str, Any] | Unread] = {
         "pci": pci,
         "proc": proc,
         "nvml": nvml.absent or nvml.gpus,
-        "cuda": cuda.absent or _by_known_bus_id(cuda, nvml),
+        "cuda": cuda.absent or {names[bus_id]: gpu for bus_id, gpu in cuda.gpus.items()},
     }
     missing = {
         "pci": Unread(reason=Reason.NOT_PRESENT, detail="/sys/bus/pci/devices: not there"),
@@ -346,14 +333,31 @@ def join_pairs(gpus: tuple[Gpu, ...], nvml: NvmlFacts, cuda: CudaFacts) -> tuple
     """
     usable = [gpu for gpu in gpus if gpu.nvml is not None or gpu.cuda is not None]
     names = _known_bus_ids(cuda, nvml)
-    nvml_pairs = {(pair.source, pair.target): pair for pair in nvml.pairs}
-    cuda_pairs = {(names[pair.source], names[pair.target]): pair for pair in cuda.pairs}
-    return tuple(
-        _pair(source, target, nvml_pairs, nvml.absent, cuda_pairs, cuda.absent)
-        for source in usable
-        for target in usable
-        if source is not target
+    libraries = (
+        (nvml, {(pair.source, pair.target): pair for pair in nvml.pairs}, _NVML_PAIR),
+        (cuda, {(names[pair.source], names[pair.target]): pair for pair in cuda.pairs}, _CUDA_PAIR),
     )
+    return tuple(_pair(source, target, libraries) for source, target in permutations(usable, 2))
+
+
+_NVML_PAIR = ("common_ancestor", "p2p_status")
+_CUDA_PAIR = ("can_access_peer", "cuda_attributes", "atomics")
+"""The fields of a pair that each library fills."""
+
+
+def _pair(source: Gpu, target: Gpu, libraries: Iterable[tuple[LibraryFacts, Pairs, tuple[str, ...]]]) -> Pair:
+    reasons = Reasons()
+    values: dict[str, Any] = {}
+    for library, pairs, names in libraries:
+        if (pair := pairs.get((source.bus_id, target.bus_id))) is not None:
+            values |= {name: getattr(pair, name) for name in names}
+            reasons.unread |= {name: reason for name, reason in pair.unread.items() if name.partition(".")[0] in names}
+        else:
+            detail = f"{library.LIBRARY} does not list both GPUs"
+            reason = library.absent or Unread(reason=Reason.NOT_PRESENT, detail=detail)
+            reasons.unread |= dict.fromkeys(names, reason)
+    values |= reasons.fields(_NVLINKS, lambda: _nvlinks(source, target))
+    return reasons.record(Pair, source=source.bus_id, target=target.bus_id, **values)
 
 
 def reread(machine: Machine, pci: Mapping[BusId, PciFunction], nvml: NvmlFacts) -> Machine:
@@ -371,21 +375,19 @@ def reread(machine: Machine, pci: Mapping[BusId, PciFunction], nvml: NvmlFacts) 
     )
 
 
+_USED = ("processes", "memory_used_bytes")
 _NOT_ASKED_AGAIN = Unread(reason=Reason.NOT_ASKED, detail="CUDA was not queried again")
 
 
 def _reread(gpu: Gpu, pci: PciFunction | None, nvml: NvmlFacts) -> Gpu:
+    gpu = replace(gpu, pci=pci or gpu.pci)
+    if gpu.nvml is None:
+        return gpu
     now = nvml.gpus.get(gpu.bus_id)
-    if now is None and gpu.nvml is not None:
+    if now is None:
         unread = {**gpu.unread, "nvml": nvml.absent or _lost(nvml), "cuda": _NOT_ASKED_AGAIN}
-        return replace(gpu, pci=pci or gpu.pci, nvml=None, cuda=None, unread=unread)
-    if now is not None and gpu.nvml is not None:
-        used = ("processes", "memory_used_bytes")
-        kept = {name: reason for name, reason in gpu.nvml.unread.items() if name in used}
-        unread = {**{name: reason for name, reason in now.unread.items() if name not in used}, **kept}
-        now = replace(now, **{name: getattr(gpu.nvml, name) for name in used}, unread=unread)
-        return replace(gpu, pci=pci or gpu.pci, nvml=now)
-    return replace(gpu, pci=pci or gpu.pci)
+        return replace(gpu, nvml=None, cuda=None, unread=unread)
+    return replace(gpu, nvml=_with_values(now, {name: getattr(gpu.nvml, name) for name in _USED}, gpu.nvml.unread))
 
 
 def _reread_pair(pair: Pair, gpus: Mapping[BusId, Gpu]) -> Pair:
@@ -393,19 +395,26 @@ def _reread_pair(pair: Pair, gpus: Mapping[BusId, Gpu]) -> Pair:
         return pair
     reasons = Reasons()
     links = reasons.fields(_NVLINKS, lambda: _nvlinks(gpus[pair.source], gpus[pair.target]))
-    kept = {name: reason for name, reason in pair.unread.items() if name not in links}
-    return replace(pair, **links, unread={**kept, **reasons.unread})
+    return _with_values(pair, links, reasons.unread)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NvmlFacts(Record):
-    """The answer of the child ``egmctl.facts.nvml:read``; without GPUs where ``absent`` says why."""
+class LibraryFacts(Record):
+    """The answer of the child that reads NVML or CUDA; without GPUs where ``absent`` says why."""
 
-    LIBRARY: ClassVar[str] = "NVML"
+    LIBRARY: ClassVar[str]
     absent: Unread | None = None
     error: Plain | None = None
-    """The name of nvmlInit's error."""
+    """The name of the error of nvmlInit or cuInit."""
     failure: LibraryFailure | None = None
+    pairs: tuple[Pair, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvmlFacts(LibraryFacts):
+    """The answer of the child ``egmctl.facts.nvml:read``."""
+
+    LIBRARY: ClassVar[str] = "NVML"
     driver_version: Plain | None = None
     nvml_version: Plain | None = None
     confidential_compute: Plain | None = None
@@ -413,24 +422,20 @@ class NvmlFacts(Record):
     gpus: Mapping[BusId, GpuNvml] = field(default_factory=dict)
     lost: tuple[Unread, ...] = ()
     """Why GPUs that NVML counts do not tell their bus ids."""
-    pairs: tuple[Pair, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CudaFacts(Record):
-    """The answer of the child ``egmctl.facts.cuda:read``; without GPUs where ``absent`` says why."""
+class CudaFacts(LibraryFacts):
+    """The answer of the child ``egmctl.facts.cuda:read``."""
 
     LIBRARY: ClassVar[str] = "CUDA"
-    absent: Unread | None = None
-    error: Plain | None = None
-    """The name of cuInit's error."""
-    failure: LibraryFailure | None = None
     driver_version: int | None = None
     gpus: Mapping[BusId, GpuCuda] = field(default_factory=dict)
-    pairs: tuple[Pair, ...] = ()
 
 
 F = TypeVar("F", NvmlFacts, CudaFacts)
+R = TypeVar("R", Driver, GpuNvml, Pair)
+Pairs = Mapping[tuple[str, str], Pair]
 
 
 def library_facts(kind: type[F], outcome: JsonValue | ChildFailed) -> F:
@@ -441,13 +446,13 @@ def library_facts(kind: type[F], outcome: JsonValue | ChildFailed) -> F:
     kind
         :class:`NvmlFacts` or :class:`CudaFacts`.
     """
+    child = f"the child that reads {kind.LIBRARY}"
     try:
         if not isinstance(outcome, ChildFailed):
             return from_json(kind, outcome)
-        reason, failure = _failed(f"the child that reads {kind.LIBRARY}", outcome)
+        reason, failure = _failed(child, outcome)
     except DecodeError as error:
-        detail = f"the answer of the child that reads {kind.LIBRARY}: {error}"
-        reason, failure = Reason.FAILED, LibraryFailure(how="error", detail=detail)
+        reason, failure = Reason.FAILED, LibraryFailure(how="error", detail=f"the answer of {child}: {error}")
     return kind(absent=Unread(reason=reason, detail=failure.detail), failure=failure)
 
 
@@ -471,9 +476,8 @@ def with_nvml(driver: Driver, nvml: NvmlFacts) -> Driver:
     """Return the driver with what NVML says of it."""
     names = ("driver_version", "nvml_version", "confidential_compute", "nvlink_bandwidth_mode")
     values = {name: getattr(nvml, name) for name in names}
-    reasons = {name: nvml.unread.get(name, nvml.absent) for name in names}
     values |= {"nvml_error": nvml.error, "nvml_failure": nvml.failure}
-    return _with_values(driver, values, {**reasons, "nvml_error": nvml.absent})
+    return _with_values(driver, values, {name: nvml.unread.get(name, nvml.absent) for name in (*names, "nvml_error")})
 
 
 def with_cuda(driver: Driver, cuda: CudaFacts) -> Driver:
@@ -483,10 +487,11 @@ def with_cuda(driver: Driver, cuda: CudaFacts) -> Driver:
     return _with_values(driver, values, {"cuda_driver_version": version, "cuda_error": cuda.absent})
 
 
-def _with_values(driver: Driver, values: Mapping[str, Any], reasons: Mapping[str, Unread | None]) -> Driver:
-    kept = {name: reason for name, reason in driver.unread.items() if name not in values}
-    missing = {name: reason for name, reason in reasons.items() if reason is not None and values[name] is None}
-    return replace(driver, **values, unread={**kept, **missing})
+def _with_values(record: R, values: Mapping[str, Any], reasons: Mapping[str, Unread | None]) -> R:
+    """Return a record with other values, and the reasons why some of them are null."""
+    kept = {name: reason for name, reason in record.unread.items() if name not in values}
+    missing = {name: reason for name in values if values[name] is None and (reason := reasons.get(name)) is not None}
+    return replace(record, **values, unread={**kept, **missing})
 
 
 def _known_bus_ids(cuda: CudaFacts, nvml: NvmlFacts) -> dict[str, str]:
@@ -499,11 +504,6 @@ def _known_bus_ids(cuda: CudaFacts, nvml: NvmlFacts) -> dict[str, str]:
         bus_id: bus_id if bus_id in nvml.gpus or gpu.uuid is None else by_uuid.get(gpu.uuid, bus_id)
         for bus_id, gpu in cuda.gpus.items()
     }
-
-
-def _by_known_bus_id(cuda: CudaFacts, nvml: NvmlFacts) -> dict[str, GpuCuda]:
-    names = _known_bus_ids(cuda, nvml)
-    return {names[bus_id]: gpu for bus_id, gpu in cuda.gpus.items()}
 
 
 def _lost(nvml: NvmlFacts) -> Unread:
@@ -520,29 +520,6 @@ def _node(parts: Mapping[str, Any], nodes: Mapping[int, DeviceNode] | Unread) ->
     if minor is None:
         return Unread(reason=Reason.NOT_PRESENT, detail="the minor of the device node is not known")
     return nodes.get(minor) or Unread(reason=Reason.NOT_PRESENT, detail=f"/dev/nvidia{minor}: not there")
-
-
-Pairs = Mapping[tuple[str, str], Pair]
-
-
-def _pair(
-    source: Gpu, target: Gpu, nvml: Pairs, nvml_absent: Unread | None, cuda: Pairs, cuda_absent: Unread | None
-) -> Pair:
-    key = source.bus_id, target.bus_id
-    reasons = Reasons()
-    values: dict[str, Any] = {}
-    for library, pairs, absent, names in (
-        ("NVML", nvml, nvml_absent, ("common_ancestor", "p2p_status")),
-        ("CUDA", cuda, cuda_absent, ("can_access_peer", "cuda_attributes", "atomics")),
-    ):
-        if (pair := pairs.get(key)) is not None:
-            values |= {name: getattr(pair, name) for name in names}
-            reasons.unread |= {name: reason for name, reason in pair.unread.items() if name.partition(".")[0] in names}
-        else:
-            reason = absent or Unread(reason=Reason.NOT_PRESENT, detail=f"{library} does not list both GPUs")
-            reasons.unread |= dict.fromkeys(names, reason)
-    values |= reasons.fields(_NVLINKS, lambda: _nvlinks(source, target))
-    return reasons.record(Pair, source=source.bus_id, target=target.bus_id, **values)
 
 
 _NVLINKS = "nvlink_count nvlink_through"

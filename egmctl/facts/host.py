@@ -9,9 +9,9 @@ import os
 import re
 import struct
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from egmctl.driver.reading import Reasons, Unreadable, read_or
+from egmctl.driver.reading import Reasons, Unreadable, error_name, read_or
 from egmctl.facts.gpus import PRIVATE_PARAMETERS
 from egmctl.facts.root import Root, kernel_list
 from egmctl.facts.system_calls import call
@@ -238,18 +238,17 @@ def _cpu_frequencies(root: Root) -> tuple[CpuFrequencies, ...]:
     if not cpus:
         raise Unreadable(Reason.FAILED, f"{CPUS}/online: no CPU")
     root.names(f"{CPUS}/cpu{cpus[0]}/cpufreq")
-    alike: dict[str, tuple[CpuFrequencies, list[int]]] = {}
+    alike: dict[object, tuple[CpuFrequencies, list[int]]] = {}
     for number in cpus:
         folder = f"{CPUS}/cpu{number}/cpufreq"
-        reasons = Reasons()
-        frequencies = reasons.record(
+        frequencies = Reasons().record(
             CpuFrequencies,
             cpus="",
             governor=functools.partial(root.read, f"{folder}/scaling_governor"),
             limit_khz=functools.partial(root.number, f"{folder}/scaling_max_freq"),
             max_khz=functools.partial(root.number, f"{folder}/cpuinfo_max_freq"),
         )
-        key = repr((frequencies.governor, frequencies.limit_khz, frequencies.max_khz, sorted(reasons.unread)))
+        key = frequencies.governor, frequencies.limit_khz, frequencies.max_khz
         alike.setdefault(key, (frequencies, []))[1].append(number)
     return tuple(replace(frequencies, cpus=format_kernel_list(numbers)) for frequencies, numbers in alike.values())
 
@@ -319,15 +318,6 @@ class NoPages(Exception):
     """The kernel does not give such pages; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class PageSizes:
-    """The pages of a mapping."""
-
-    page_bytes: int | None
-    huge_bytes: int | None
-    """In transparent huge pages, of all mappings of the range together."""
-
-
 def huge_page_bytes(node: int, size_bytes: int) -> int:
     """Return the size of the smallest huge pages of which a NUMA node has enough free ones for a buffer.
 
@@ -336,29 +326,27 @@ def huge_page_bytes(node: int, size_bytes: int) -> int:
     NoPages
         If there are none.
     """
-    root = Root.from_environment()
-    folder = f"{NODES}/node{node}/hugepages"
-    too_few = []
     try:
-        pools = sorted(int(pool[1]) * KIB for name in root.names(folder) if (pool := _POOL.fullmatch(name)))
-        for page_bytes in pools:
-            free = root.number(f"{folder}/hugepages-{page_bytes // KIB}kB/free_hugepages")
-            if free * page_bytes >= size_bytes:
-                return page_bytes
-            too_few.append(f"{free} of {format_size(page_bytes)}")
+        pools = _huge_pages(Root.from_environment(), f"{NODES}/node{node}/hugepages")
     except Unreadable as error:
         raise NoPages(f"the huge pages of NUMA node {node} cannot be read: {error}") from None
-    there = ", ".join(too_few) or "none"
+    for pool in pools:
+        if (pool.free or 0) * pool.page_size_bytes >= size_bytes:
+            return pool.page_size_bytes
+    there = ", ".join(f"{pool.free or 0} of {format_size(pool.page_size_bytes)}" for pool in pools) or "none"
     raise NoPages(f"NUMA node {node} has too few free huge pages for {format_size(size_bytes)}: {there}")
 
 
-def page_sizes(address: int, size_bytes: int) -> PageSizes | None:
-    """Return the page sizes of a range, from ``/proc/self/smaps``; ``None`` where they cannot be read."""
-    if not Root.from_environment().is_live:
-        return None
+def page_sizes(address: int, size_bytes: int) -> tuple[int | None, int | None]:
+    """Return the page size of a range and its bytes in transparent huge pages, from ``/proc/self/smaps``.
+
+    ``None`` stands for what cannot be read, or is not known of this range alone.
+    """
     page_bytes: int | None = None
     huge_bytes: int | None = None
     inside = shared = False
+    if not Root.from_environment().is_live:
+        return None, None
     try:
         with open("/proc/self/smaps", encoding="ascii", errors="replace") as lines:
             for number, line in enumerate(lines):
@@ -378,8 +366,8 @@ def page_sizes(address: int, size_bytes: int) -> PageSizes | None:
                     else:
                         huge_bytes = (huge_bytes or 0) + value
     except OSError:
-        return None
-    return None if page_bytes is None else PageSizes(page_bytes, None if shared else huge_bytes)
+        return None, None
+    return page_bytes, None if shared else huge_bytes
 
 
 STEP_BYTES = 2 * MIB
@@ -404,36 +392,26 @@ class Before:
         label
             Of the buffer's end.
         """
-        root = Root.from_environment()
-        if not root.is_live:
+        if not Root.from_environment().is_live:
             return _unknown(label, "the files of another machine stand for this one's")
         try:
             nodes = page_nodes(address, size_bytes)
+            lost = sum(count for node, count in nodes.items() if node < 0)
+            answer = f"{errno.errorcode.get(-min(nodes), '?')} for {lost} of {nodes.total()} pages"
         except OSError as error:
-            return self._by_free_memory(label, size_bytes, f"move_pages: {errno.errorcode.get(error.errno or 0, '?')}")
-        lost = sum(count for node, count in nodes.items() if node < 0)
-        if lost:
-            code = errno.errorcode.get(-min(nodes), "?")
-            return self._by_free_memory(label, size_bytes, f"move_pages: {code} for {lost} of {nodes.total()} pages")
-        there = nodes[self._node]
-        where = ", ".join(f"{count} on node {node}" for node, count in sorted(nodes.items()))
-        return Placement(
-            label=label,
-            proof="move_pages",
-            detail=f"of one page in each {format_size(STEP_BYTES)}: {where}",
-            right=there == nodes.total(),
-        )
-
-    def _by_free_memory(self, label: str, size_bytes: int, why: str) -> Placement:
+            nodes, lost, answer = Counter(), 1, error_name(error)
+        if not lost:
+            where = ", ".join(f"{count} on node {node}" for node, count in sorted(nodes.items()))
+            detail = f"of one page in each {format_size(STEP_BYTES)}: {where}"
+            right = nodes[self._node] == nodes.total()
+            return Placement(label=label, proof="move_pages", detail=detail, right=right)
         after = _free(self._node)
         if self._free is None or after is None:
-            return _unknown(label, f"{why}, and the node's MemFree cannot be read")
-        lost = self._free - after
-        if lost < _SHARE * size_bytes:
-            return _unknown(label, f"{why}, and the node's MemFree fell by {lost // MIB} MiB only")
-        return Placement(
-            label=label, proof="MemFree", detail=f"{why}; the node's MemFree fell by {lost // MIB} MiB", right=True
-        )
+            return _unknown(label, f"move_pages: {answer}, and the node's MemFree cannot be read")
+        fell = f"the node's MemFree fell by {(self._free - after) // MIB} MiB"
+        if self._free - after < _SHARE * size_bytes:
+            return _unknown(label, f"move_pages: {answer}, and {fell} only")
+        return Placement(label=label, proof="MemFree", detail=f"move_pages: {answer}; {fell}", right=True)
 
 
 def page_nodes(address: int, size_bytes: int) -> Counter[int]:

@@ -7,21 +7,22 @@ import errno
 import os
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from egmctl import launch
 from egmctl.driver.reading import Unreadable
 from egmctl.errors import ChildFailed, EgmctlError
 from egmctl.facts import system
-from egmctl.facts.root import NO_OVERRIDES, OtherRoot, Overrides, Root
-from egmctl.facts.system import DeviceNodes
+from egmctl.facts.root import OtherRoot, Overrides, Root
+from egmctl.facts.system import DeviceNodes, Place
 from egmctl.launch import Channel
 from egmctl.model.codec import DecodeError, from_json, to_json
 from egmctl.model.machine import Cgroup, Reason, Unread
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,58 +178,48 @@ _CAPABILITIES = 64
 """As many as the kernel's sets have bits; it knows 41 (Linux 6.18)."""
 
 
-def give_up(uid: int, gid: int, groups: Sequence[int]) -> None:
-    """Take a user's ids, and keep no capability and no way to one: not as uid 0 either.
+def give_up(user: Mapping[str, Any] | None) -> None:
+    """Keep no capability and no way to one, not as uid 0 either, and take a user's ids where one is given.
 
     Of uid 0 without capabilities the kernel asks what it asks of every user, but much of a system is uid 0's own. So
     this is for a process that then runs nothing but what it has loaded (``egmctl.launch.serve``).
 
-    Raises
-    ------
-    OSError
-        At the first step that the kernel refuses; its ``strerror`` names the step.
-    """
-    forget_privileges()
-    for capability in range(_CAPABILITIES):
-        if _libc.prctl(_CAPBSET_READ, capability, 0, 0, 0) == 1:
-            _prctl("PR_CAPBSET_DROP", _CAPBSET_DROP, capability)
-    # A change of user makes a process one that its new user may trace, where fs.suid_dumpable is 1. As long as it has
-    # capabilities that the tracer has not, the kernel forbids that: they go last.
-    _prctl("PR_SET_KEEPCAPS", _SET_KEEPCAPS, 1)
-    for step, change in (
-        ("setgroups", partial(os.setgroups, groups)),
-        ("setresgid", partial(os.setresgid, gid, gid, gid)),
-        ("setresuid", partial(os.setresuid, uid, uid, uid)),
-    ):
-        try:
-            change()
-        except OSError as error:
-            raise OSError(error.errno, step) from None
-    drop_capabilities()
-    if (os.getresuid(), os.getresgid()) != ((uid,) * 3, (gid,) * 3):
-        raise OSError(0, "setresuid")
-
-
-def drop_capabilities() -> None:
-    """Empty the sets of capabilities, and let no other process of this user trace this one or read its memory.
+    Parameters
+    ----------
+    user
+        ``uid``, ``gid`` and ``groups``; ``None`` keeps one's own.
 
     Raises
     ------
-    OSError
-        As for :func:`give_up`.
+    StepRefused
+        At the first step that the kernel refuses.
     """
-    forget_privileges()
+    _forget_privileges()
+    if user is not None:
+        for capability in range(_CAPABILITIES):
+            if _libc.prctl(_CAPBSET_READ, capability, 0, 0, 0) == 1:
+                _prctl("PR_CAPBSET_DROP", _CAPBSET_DROP, capability)
+        # A change of user makes a process one that its new user may trace, where fs.suid_dumpable is 1. As long as it
+        # has capabilities that the tracer has not, the kernel forbids that: they go last.
+        _prctl("PR_SET_KEEPCAPS", _SET_KEEPCAPS, 1)
+        uids, gids = (user["uid"],) * 3, (user["gid"],) * 3
+        _step("setgroups", os.setgroups, user["groups"])
+        _step("setresgid", os.setresgid, *gids)
+        _step("setresuid", os.setresuid, *uids)
+        if (os.getresuid(), os.getresgid()) != (uids, gids):
+            raise StepRefused("setresuid", 0)
+        _forget_privileges()
     header = struct.pack("=Ii", _VERSION_3, 0)
     if _libc.capset(header, bytes(24)) != 0:
-        raise OSError(ctypes.get_errno(), "capset")
+        raise StepRefused("capset", ctypes.get_errno())
     kept = ctypes.create_string_buffer(24)
     if _libc.capget(header, kept) != 0 or any(kept.raw):
-        raise OSError(ctypes.get_errno(), "capget")
+        raise StepRefused("capget", ctypes.get_errno())
     if _libc.prctl(_GET_DUMPABLE, 0, 0, 0, 0) != 0:
-        raise OSError(0, "PR_GET_DUMPABLE")
+        raise StepRefused("PR_GET_DUMPABLE", 0)
 
 
-def forget_privileges() -> None:
+def _forget_privileges() -> None:
     """Gain nothing by execve(2) from now on, and be traced by nobody who has not the right to trace all."""
     _prctl("PR_SET_NO_NEW_PRIVS", _SET_NO_NEW_PRIVS, 1)
     _prctl("PR_SET_DUMPABLE", _SET_DUMPABLE, 0)
@@ -237,7 +228,7 @@ def forget_privileges() -> None:
 
 def _prctl(name: str, option: int, *arguments: int) -> None:
     if _libc.prctl(option, *arguments, *(0,) * (4 - len(arguments))) != 0:
-        raise OSError(ctypes.get_errno(), name)
+        raise StepRefused(name, ctypes.get_errno())
 
 
 class StepRefused(EgmctlError):
@@ -257,6 +248,14 @@ class StepRefused(EgmctlError):
         self.number = number
 
 
+def _step(name: str, function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function of the system; an error without a step's name has it in its ``strerror``."""
+    try:
+        return function(*arguments)
+    except OSError as error:
+        raise StepRefused(name or error.strerror or "", error.errno or 0) from None
+
+
 def enter(arguments: dict[str, Any]) -> None:
     """Stand beside the process; the launcher's hook.
 
@@ -264,56 +263,37 @@ def enter(arguments: dict[str, Any]) -> None:
     ----------
     arguments
         ``root``: the folder to look at; ``is_live``: whether it is a process' own, and no copied tree; ``cgroups``: the
-        ``cgroup.procs`` to join; ``user``: ``uid``, ``gid`` and ``groups`` to take, null to keep one's own;
-        ``overrides``: see :class:`egmctl.facts.root.Overrides`.
+        ``cgroup.procs`` to join; ``user``: see :func:`give_up`; ``overrides``: see
+        :class:`egmctl.facts.root.Overrides`.
     """
     global _root
-    with _step("cgroup.procs"):
-        for procs in arguments["cgroups"]:
-            _write(procs, b"%d" % os.getpid())
+    for procs in arguments["cgroups"]:
+        _step("cgroup.procs", _write, procs, b"%d" % os.getpid())
     os.chdir("/")
-    with _step("root"):
-        root = os.open(arguments["root"], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    user, overrides = arguments["user"], arguments["overrides"]
-    _root = OtherRoot(root, Overrides(**overrides) if overrides else NO_OVERRIDES, is_live=arguments["is_live"])
-    with _step():
-        if user:
-            give_up(user["uid"], user["gid"], user["groups"])
-        else:
-            drop_capabilities()
-        _root.check()
+    root = _step("root", os.open, arguments["root"], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    _root = OtherRoot(root, Overrides(**arguments["overrides"]), is_live=arguments["is_live"])
+    give_up(arguments["user"])
+    _step("", _root.check)
 
 
-@contextmanager
-def _step(name: str = "") -> Iterator[None]:
-    """Name the step that an error of the system belongs to; without a name its ``strerror`` is one."""
+def look(_parent: Channel, arguments: dict[str, Any]) -> Any:
+    """Answer one of :data:`_QUESTIONS` about the root that was entered; the launcher's target."""
     try:
-        yield
-    except OSError as error:
-        raise StepRefused(name or error.strerror or "", error.errno or 0) from None
-
-
-def look_at_nodes(_parent: Channel, arguments: dict[str, Any]) -> Any:
-    """Look at the device nodes of the GPUs with these ``minors`` and all that are there; the launcher's target."""
-    try:
-        return to_json(system.read_all(_entered(), arguments["minors"]))
+        return to_json(_QUESTIONS[arguments["question"]](_root, arguments["about"]))
     except Unreadable as error:
         return {"unread": to_json(error.unread)}
 
 
-def look_for_files(_parent: Channel, arguments: dict[str, Any]) -> Any:
-    """Say which of these ``paths`` are there; the launcher's target."""
-    root = _entered()
-    return [path for path in arguments["paths"] if root.exists(path)]
+def _size_and_free(root: Place, path: str) -> tuple[int, int]:
+    status = root.file_system(path)
+    return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
 
 
-def look_at_file_system(_parent: Channel, arguments: dict[str, Any]) -> Any:
-    """Return size and free space in bytes of the file system that ``path`` lies on; the launcher's target."""
-    try:
-        status = _entered().file_system(arguments["path"])
-    except Unreadable as error:
-        return {"unread": to_json(error.unread)}
-    return [status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize]
+_QUESTIONS: Mapping[str, Callable[[OtherRoot, Any], object]] = {
+    "nodes": system.read_all,
+    "files": lambda root, paths: [path for path in paths if root.exists(path)],
+    "file_system": _size_and_free,
+}
 
 
 def _write(path: str, content: bytes) -> None:
@@ -340,13 +320,7 @@ def _is_of_cgroups(device: int) -> bool:
     return any(mount.device == number and mount.kind in ("cgroup", "cgroup2") for mount in mounts)
 
 
-def _entered() -> OtherRoot:
-    if _root is None:
-        raise RuntimeError("enter comes first")
-    return _root
-
-
-_root: OtherRoot | None = None
+_root: OtherRoot
 
 
 _TIMEOUT_S = 5.0
@@ -369,11 +343,7 @@ def read_all(root: Root, pid: int, minors: Iterable[int]) -> DeviceNodes:
     folder = f"/proc/{pid}"
     # A copied tree has no root directory of the process' own.
     place = f"{folder}/root" if root.is_live else root.directory
-    answer = _ask(root, folder, place, "look_at_nodes", {"minors": list(minors)}, cgroups=_joinable(root, folder))
-    try:
-        nodes = from_json(DeviceNodes, answer)
-    except DecodeError:
-        raise _not_an_answer(folder) from None
+    nodes = _ask(root, folder, DeviceNodes, "nodes", list(minors), place, _joinable(root, folder))
     groups = ((nodes.gpus.values(), _GPU), (nodes.control, _CONTROL), (nodes.imex_channels or (), _CHANNEL))
     if not all(paths.fullmatch(node.path) for group, paths in groups for node in group):
         raise _not_an_answer(folder)
@@ -388,64 +358,74 @@ def files(root: Root, pid: int, paths: Sequence[str]) -> tuple[str, ...]:
     Unreadable
         Where its root directory cannot be looked at.
     """
-    folder = f"/proc/{pid}"
-    present = _ask(root, folder, root.path(f"{folder}/root"), "look_for_files", {"paths": list(paths)})
-    if not isinstance(present, list):
-        raise _not_an_answer(folder)
+    present = _ask(root, f"/proc/{pid}", tuple[str, ...], "files", list(paths))
     return tuple(path for path in paths if path in present)
 
 
 def file_system(root: Root, pid: int, path: str) -> tuple[int, int]:
-    """Return size and free space in bytes of the file system that ``path`` of another process lies on.
+    """Return size and free space in bytes of the file system that ``path`` lies on.
+
+    Parameters
+    ----------
+    pid
+        The process whose root directory is meant; 0 is this one.
 
     Raises
     ------
     Unreadable
-        Where nothing is there, or its root directory cannot be looked at.
+        Where nothing is there, or the root directory cannot be looked at.
     """
-    folder = f"/proc/{pid}"
-    match _ask(root, folder, root.path(f"{folder}/root"), "look_at_file_system", {"path": path}):
-        case [int(size), int(free)]:
-            return size, free
-    raise _not_an_answer(folder)
+    return _ask(root, f"/proc/{pid}", tuple[int, int], "file_system", path) if pid else _size_and_free(root, path)
 
 
 def _ask(
-    root: Root, folder: str, place: str, target: str, arguments: dict[str, Any], cgroups: Sequence[str] = ()
-) -> Any:
-    """Return what the child says that stands beside the process; as root it does so as the process' user."""
-    user = overrides = None
+    root: Root, folder: str, kind: type[T], question: str, about: object, place: str = "", cgroups: Sequence[str] = ()
+) -> T:
+    """Return what the child says that stands beside the process; as root it does so as the process' user.
+
+    Parameters
+    ----------
+    kind
+        The answer's type.
+    question, about
+        One of :data:`_QUESTIONS`, and its argument.
+    place
+        The folder that stands for the process' root directory, if not its own.
+    cgroups
+        The ``cgroup.procs`` to join.
+    """
+    user = None
+    overrides: dict[str, Any] = {}
     if os.geteuid() == 0:
         # Real, effective, saved, of the file system.
         uids, gids = (root.numbers(f"{folder}/status", key, least=4) for key in ("Uid", "Gid"))
         user = {"uid": uids[1], "gid": gids[1], "groups": root.numbers(f"{folder}/status", "Groups", least=0)}
         overrides = _overrides(root, folder)
+    before = {
+        "root": place or root.path(f"{folder}/root"),
+        "is_live": root.is_live,
+        "cgroups": list(cgroups),
+        "user": user,
+        "overrides": overrides,
+    }
     try:
         answer = launch.run(
-            f"egmctl.facts.inside:{target}",
-            arguments,
+            "egmctl.facts.inside:look",
+            {"question": question, "about": about},
             timeout_s=_TIMEOUT_S,
             before="egmctl.facts.inside:enter",
-            before_arguments={
-                "root": place,
-                "is_live": root.is_live,
-                "cgroups": list(cgroups),
-                "user": user,
-                "overrides": overrides,
-            },
+            before_arguments=before,
             sealed=True,
         )
+        if not isinstance(answer, dict) or answer.keys() != {"unread"}:
+            return from_json(kind, answer)
+        unread = from_json(Unread, answer["unread"])
     except ChildFailed as error:
         raise _failed(folder, error) from None
-    if isinstance(answer, dict) and answer.keys() == {"unread"}:
-        try:
-            unread = from_json(Unread, answer["unread"])
-        except DecodeError:
-            raise _not_an_answer(folder) from None
-        # That this user is not permitted something is no word on the right to ask.
-        reason = Reason.FAILED if unread.reason is Reason.NO_PERMISSION else unread.reason
-        raise Unreadable(reason, unread.detail)
-    return answer
+    except DecodeError:
+        raise _not_an_answer(folder) from None
+    # That this user is not permitted something is no word on the right to ask.
+    raise Unreadable(Reason.FAILED if unread.reason is Reason.NO_PERMISSION else unread.reason, unread.detail)
 
 
 def _failed(folder: str, error: ChildFailed) -> Unreadable:
@@ -453,12 +433,11 @@ def _failed(folder: str, error: ChildFailed) -> Unreadable:
     if error.kind != StepRefused.__name__ or not isinstance(step, str) or not isinstance(number, int):
         reason = {"timed-out": Reason.TIMED_OUT, "crashed": Reason.CRASHED}.get(error.how, Reason.FAILED)
         return Unreadable(reason, f"{folder}: the child that stands beside it {error.how}")
-    name = errno.errorcode.get(number, "no effect")
     if step == "root":
         return Unreadable.from_os_error(OSError(number, ""), f"{folder}/root")
-    if step in ("openat2", "faccessat2"):
-        return Unreadable(Reason.NOT_SUPPORTED, f"{folder}/root is not looked at without {step}, which answers {name}")
-    return Unreadable(Reason.FAILED, f"{folder}: the child cannot stand beside it: {step}: {name}")
+    reason = Reason.NOT_SUPPORTED if step in ("openat2", "faccessat2") else Reason.FAILED
+    answer = errno.errorcode.get(number, "no effect")
+    return Unreadable(reason, f"{folder}: the child cannot stand beside it: {step}: {answer}")
 
 
 def _not_an_answer(folder: str) -> Unreadable:
@@ -486,12 +465,13 @@ def _joinable(root: Root, folder: str) -> list[str]:
     """
     files = []
     for version in (1, 2):
-        if _deciding(root, folder, version) != _deciding(root, "/proc/self", version):
-            try:
-                files.append(root.path(f"{device_cgroup(root, folder, version)[-1]}/cgroup.procs"))
-            except Unreadable as error:
-                # Not "not-present": that a cgroup cannot be joined does not mean that there are no nodes.
-                raise Unreadable(Reason.FAILED, error.unread.detail) from None
+        if _deciding(root, folder, version) == _deciding(root, "/proc/self", version):
+            continue
+        try:
+            files.append(root.path(f"{device_cgroup(root, folder, version)[-1]}/cgroup.procs"))
+        except Unreadable as error:
+            # Not "not-present": that a cgroup cannot be joined does not mean that there are no nodes.
+            raise Unreadable(Reason.FAILED, error.unread.detail) from None
     return files
 
 

@@ -8,6 +8,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from egmctl.driver.reading import Unreadable
 from egmctl.facts.root import Root, program_output
@@ -107,15 +108,7 @@ def event(time_s: float, message: str) -> KernelEvent | None:
         return _xid(time_s, match)
     message = _first_line(message)
     if match := _SXID.match(message):
-        return KernelEvent(
-            kind=EventKind.SXID,
-            time_s=time_s,
-            bus_id=_bus_id(match[1]),
-            number=int(match[2]),
-            fatal=_fatal(match[3]),
-            link=_link(match[3]),
-            text=match[3][:_TEXT_LIMIT],
-        )
+        return _numbered(EventKind.SXID, time_s, match[1], match[2], match[3])
     if match := _AER.match(message):
         return KernelEvent(
             kind=EventKind.AER,
@@ -129,9 +122,8 @@ def event(time_s: float, message: str) -> KernelEvent | None:
     if not known:
         return None
     bus_id = _BUS_ID.search(message)
-    return KernelEvent(
-        kind=EventKind.DRIVER, time_s=time_s, message=known[0], bus_id=_bus_id(bus_id[0]) if bus_id else None
-    )
+    bus_id_text = _bus_id(bus_id[0]) if bus_id else None
+    return KernelEvent(kind=EventKind.DRIVER, time_s=time_s, message=known[0], bus_id=bus_id_text)
 
 
 def _xid(time_s: float, match: re.Match[str]) -> KernelEvent:
@@ -143,17 +135,26 @@ def _xid(time_s: float, match: re.Match[str]) -> KernelEvent:
         rest = rest[: process.start()] + rest[process.end() :]
     rest = without_process(_first_line(rest))
     caused = _CAUSED_BY.search(rest)
-    return KernelEvent(
-        kind=EventKind.XID,
-        time_s=time_s,
-        bus_id=_bus_id(f"{domain}:{bus}:{slot}"),
-        number=int(number),
-        fatal=_fatal(rest) if 144 <= int(number) <= 150 else None,
-        link=_link(rest),
+    xid = _numbered(EventKind.XID, time_s, f"{domain}:{bus}:{slot}", number, rest)
+    return replace(
+        xid,
+        fatal=xid.fatal if 144 <= int(number) <= 150 else None,
         pid=int(process[1]) if process and process[1] else None,
         process=name if name not in ("", "<unknown>") else None,
         caused_by=int(caused[1]) if caused else None,
-        text=rest[:_TEXT_LIMIT],
+    )
+
+
+def _numbered(kind: EventKind, time_s: float, bus_id: str, number: str, text: str) -> KernelEvent:
+    link, fatal = _LINK.search(text), _FATAL.search(text)
+    return KernelEvent(
+        kind=kind,
+        time_s=time_s,
+        bus_id=_bus_id(bus_id),
+        number=int(number),
+        fatal=fatal[1].lower() == "fatal" if fatal else None,
+        link=int(link[1]) if link else None,
+        text=text[:_TEXT_LIMIT],
     )
 
 
@@ -185,7 +186,7 @@ def _kmsg(root: Root) -> tuple[Sequence[Line], float, bool]:
         # A copy of the records as a regular file, one a line; its last line is the best clock there is.
         lines = [line for text in root.lines(KMSG) if (line := _record(text)) is not None]
         return lines, lines[-1][0] if lines else 0.0, False
-    descriptor = open_kmsg(root)
+    descriptor = _open(root)
     try:
         lines, overwritten = records(descriptor)
     finally:
@@ -193,8 +194,8 @@ def _kmsg(root: Root) -> tuple[Sequence[Line], float, bool]:
     return lines, _now_s(), overwritten
 
 
-def open_kmsg(root: Root) -> int:
-    """Return a descriptor of the kernel's records, at the oldest of them, which no read waits on.
+def _open(root: Root, whence: int = os.SEEK_SET) -> int:
+    """Return a descriptor of the kernel's records, at the oldest of them or at the end, which no read waits on.
 
     Raises
     ------
@@ -202,7 +203,10 @@ def open_kmsg(root: Root) -> int:
         If it may not be read.
     """
     try:
-        return os.open(root.path(KMSG), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        descriptor = os.open(root.path(KMSG), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        if whence != os.SEEK_SET:
+            os.lseek(descriptor, 0, whence)
+        return descriptor
     except OSError as error:
         raise Unreadable.from_os_error(error, KMSG) from None
 
@@ -283,16 +287,6 @@ def _bus_id(text: str) -> str:
     return f"{domain[-8:].lstrip('0').zfill(4)}:{bus}:{slot if '.' in slot else slot + '.0'}"
 
 
-def _link(text: str) -> int | None:
-    link = _LINK.search(text)
-    return int(link[1]) if link else None
-
-
-def _fatal(text: str) -> bool | None:
-    word = _FATAL.search(text)
-    return None if word is None else word[1].lower() == "fatal"
-
-
 class KernelLogWatch:
     """The events from the making of this object on, one by one as they are asked for, and all of them in the end.
 
@@ -308,10 +302,7 @@ class KernelLogWatch:
         self._left_out = 0
         self._overwritten = False
         try:
-            self._descriptor = open_kmsg(root)
-            os.lseek(self._descriptor, 0, os.SEEK_END)
-        except OSError as error:
-            self._end(Unreadable.from_os_error(error, KMSG))
+            self._descriptor = _open(root, os.SEEK_END)
         except Unreadable as error:
             self._end(error)
 

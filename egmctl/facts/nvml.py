@@ -105,6 +105,8 @@ _link_state = _words("inactive active sleep active-traffic-disabled")
 _fabric_state = _words("not-supported not-started in-progress completed")
 _health_summary = _words("not-supported healthy unhealthy limited-capacity")
 _bandwidth_mode = _words("full off min half 3quarter")
+_compute_mode = _words("default exclusive-thread prohibited exclusive-process")
+_virtualization = _words("none passthrough vgpu host-vgpu host-vsga")
 _p2p_status = _words("OK CNS GNS TNS DR NS U")
 """NVML_P2P_STATUS_* in the words of ``nvidia-smi topo -p2p``."""
 _recovery_action = _words(
@@ -263,11 +265,6 @@ def decode_health(mask: int) -> dict[str, str]:
     return {name: words(mask >> shift & width) for name, (shift, width, words) in _HEALTH.items()}
 
 
-def platform(handle: Any) -> dict[str, Any]:
-    """Return the ``Platform`` record: the GPU's module and, from Blackwell on, its place."""
-    return read_record(_PLATFORM, handle)
-
-
 def _place(handle: Any) -> tuple[str | int | Unreadable, ...]:
     """Return chassis, slot, tray, host and kind of peers of a GPU."""
     info = ask_struct("nvmlDeviceGetPlatformInfo", "PlatformInfo_v2_t", handle)
@@ -295,10 +292,11 @@ def _place(handle: Any) -> tuple[str | int | Unreadable, ...]:
     )
 
 
-_PLATFORM = (
+PLATFORM = (
     Question("module_id", "nvmlDeviceGetModuleId"),
     Question("chassis_serial slot tray host_id peer_type", _place),
 )
+"""The ``Platform`` record: the GPU's module and, from Blackwell on, its place."""
 
 
 def _mask(words: Iterable[int]) -> str:
@@ -360,18 +358,21 @@ def _nvlinks(handle: Any, count: int) -> list[dict[str, Any]]:
 
 
 def _nvlink(handle: Any, number: int, values: Mapping[Field, int | Unreadable]) -> dict[str, Any]:
-    fields = {name: values[field, number] for name, field in _NVLINK_FIELDS.items()}
-    state = _if_known(fields.pop("link_state"), _link_state)
-    return read_record(_NVLINK, handle, number, link=number, link_state=state, **fields)
+    return read_record(_NVLINK, handle, number, link=number, **_link_fields(_NVLINK_FIELDS, number, values))
 
 
 def _counters(number: int, values: Mapping[Field, int | Unreadable]) -> dict[str, Any]:
-    fields: dict[str, Any] = {name: values[field, number] for name, field in _COUNTER_FIELDS.items()}
-    for name in ("effective_ber", "symbol_ber"):
-        fields[name] = _if_known(fields[name], ber)
     history = [values[field, number] for field in _FEC_FIELDS]
     missing = next((value for value in history if isinstance(value, Unreadable)), None)
-    return Reasons().record(dict, **fields, fec_history=missing or history)
+    counters = _link_fields(_COUNTER_FIELDS, number, values)
+    return Reasons().record(dict, **counters, fec_history=missing or history)
+
+
+def _link_fields(fields: Mapping[str, int], number: int, values: Mapping[Field, int | Unreadable]) -> dict[str, Any]:
+    return {
+        name: _if_known(values[field, number], _CONVERSIONS.get(name, lambda value: value))
+        for name, field in fields.items()
+    }
 
 
 def ber(packed: int) -> float:
@@ -381,6 +382,15 @@ def ber(packed: int) -> float:
     """
     mantissa, exponent = packed >> 8 & 0xF, packed & 0xFF
     return 0.0 if (mantissa, exponent) == (15, 255) else float(f"{mantissa}e-{exponent}")
+
+
+_CONVERSIONS: Mapping[str, Callable[[int], object]] = {
+    "link_state": _link_state,
+    "effective_ber": ber,
+    "symbol_ber": ber,
+    "active": lambda status: status == 1,
+}
+"""What becomes of a field's number, by the name of the record's field; all others stay."""
 
 
 def _remote_bus_id(handle: Any, number: int) -> str:
@@ -403,12 +413,7 @@ _NVLINK = (
 
 def _c2c_links(handle: Any, count: int) -> list[dict[str, Any]]:
     values = field_values(handle, [(field, link) for link in range(count) for field in _C2C_FIELDS.values()])
-    links: list[dict[str, Any]] = []
-    for number in range(count):
-        fields: dict[str, Any] = {name: values[field, number] for name, field in _C2C_FIELDS.items()}
-        fields["active"] = _if_known(fields["active"], lambda status: status == 1)
-        links.append(Reasons().record(dict, link=number, **fields))
-    return links
+    return [Reasons().record(dict, link=number, **_link_fields(_C2C_FIELDS, number, values)) for number in range(count)]
 
 
 _GPU = (
@@ -431,17 +436,9 @@ _GPU = (
     Question("c2c_enabled", "nvmlDeviceGetC2cModeInfoV", lambda info: bool(info.isC2cEnabled)),
     Question("addressing_mode", "nvmlDeviceGetAddressingMode", _words("none hmm ats")),
     Question("mig_mode mig_mode_pending", "nvmlDeviceGetMigMode", lambda modes: map(bool, modes)),
-    Question(
-        "virtualization",
-        "nvmlDeviceGetVirtualizationMode",
-        _words("none passthrough vgpu host-vgpu host-vsga"),
-    ),
+    Question("virtualization", "nvmlDeviceGetVirtualizationMode", _virtualization),
     Question("persistence_mode", "nvmlDeviceGetPersistenceMode", bool),
-    Question(
-        "compute_mode",
-        "nvmlDeviceGetComputeMode",
-        _words("default exclusive-thread prohibited exclusive-process"),
-    ),
+    Question("compute_mode", "nvmlDeviceGetComputeMode", _compute_mode),
     Question("ecc_mode", "nvmlDeviceGetEccMode", lambda modes: bool(modes[0])),
     Question("ecc_uncorrected_volatile", "nvmlDeviceGetTotalEccErrors", arguments=(_ECC_UNCORRECTED, _ECC_VOLATILE)),
     Question(
@@ -463,7 +460,7 @@ _GPU = (
     Question("nvlink_bandwidth_mode nvlink_bandwidth_best", _gpu_bandwidth_mode),
     Question("link", lambda handle: read_record(_PCIE_LINK, handle)),
     Question("fabric", fabric),
-    Question("platform", platform),
+    Question("platform", lambda handle: read_record(PLATFORM, handle)),
     Question("recovery_action nvlink_count nvlinks c2c_links", links),
     Question("processes", "nvmlDeviceGetComputeRunningProcesses", _processes),
 )

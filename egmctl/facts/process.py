@@ -68,6 +68,8 @@ ENVIRONMENT_KEYS = (
 """The environment variables that are recorded; no other is looked at."""
 
 _CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv", "/run/systemd/container", "/.singularity.d")
+# libnvidia-container's legacy mode hides the GPUs that were not asked for by a tmpfs.
+_MOUNT_SIGNS = {("/", "overlay"): "overlay root", ("/proc/driver/nvidia", "tmpfs"): "tmpfs /proc/driver/nvidia"}
 CONTAINER_VARIABLES = ("KUBERNETES_SERVICE_HOST", "container", "SINGULARITY_CONTAINER", "APPTAINER_CONTAINER")
 """Variables that container managers set; only whether they are set is recorded."""
 
@@ -131,21 +133,13 @@ def _effective_uid(root: Root, pid: int) -> int:
 def _container_signs(root: Root, pid: int, environment: Mapping[str, str]) -> tuple[str, ...]:
     folder = f"/proc/{pid or 'self'}"
     present = _CONTAINER_FILES if not pid else read_or((), lambda: inside.files(root, pid, _CONTAINER_FILES))
+    kinds = {mount.path: mount.kind for mount in mount_points(read_or("", lambda: root.read(f"{folder}/mountinfo")))}
     # The first namespace maps all ids to themselves.
     all_ids = ["0", "0", "4294967295"]
     id_map = read_or(all_ids, lambda: root.read(f"{folder}/uid_map").split())
     return (
         *(path for path in present if pid or root.exists(path)),
         *(name for name in CONTAINER_VARIABLES if name in environment),
-        *_mount_signs(root, f"{folder}/mountinfo"),
+        *(sign for mount, sign in _MOUNT_SIGNS.items() if mount in kinds.items()),
         *(("user namespace",) if id_map != all_ids else ()),
-    )
-
-
-def _mount_signs(root: Root, path: str) -> tuple[str, ...]:
-    types = {mount.path: mount.kind for mount in mount_points(read_or("", lambda: root.read(path)))}
-    return (
-        *(("overlay root",) if types.get("/") == "overlay" else ()),
-        # libnvidia-container's legacy mode hides the GPUs that were not asked for in this way.
-        *(("tmpfs /proc/driver/nvidia",) if types.get("/proc/driver/nvidia") == "tmpfs" else ()),
     )

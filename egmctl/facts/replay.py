@@ -16,19 +16,9 @@ from egmctl.documents import check_schema, read_object, refuse, short, stem
 from egmctl.errors import UsageError
 from egmctl.facts.cuda import ATTRIBUTES, P2P_ATTRIBUTES
 from egmctl.model.codec import DecodeError, from_json, to_json
-from egmctl.model.machine import (
-    MACHINE_SCHEMA,
-    SECTION_VERSIONS,
-    Gpu,
-    GpuCuda,
-    Machine,
-    OriginKind,
-    Pair,
-    Reason,
-    SectionStatus,
-    Unread,
-)
-from egmctl.model.record import NOT_STATED
+from egmctl.model.gpu import Gpu, GpuCuda, Pair
+from egmctl.model.machine import MACHINE_SCHEMA, SECTION_VERSIONS, Machine, OriginKind, SectionStatus
+from egmctl.model.record import NOT_STATED, Reason, Unread
 from egmctl.units import listed
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
-from egmctl.driver.reading import Unreadable
+from egmctl.driver.reading import Unreadable, error_name
 from egmctl.facts.system_calls import call
 from egmctl.launch.program import output_of
 from egmctl.model.record import Reason
@@ -103,13 +103,7 @@ class Root:
         Unreadable
             Also if it holds something else.
         """
-        text = self.read(path)
-        if not re.fullmatch(r"-?(0x)?[0-9a-fA-F]{1,16}", text, re.ASCII):
-            raise Unreadable(Reason.FAILED, f"{path}: not a number")
-        try:
-            return int(text, base)
-        except ValueError:
-            raise Unreadable(Reason.FAILED, f"{path}: not a number") from None
+        return _integers([self.read(path)], base, f"{path}: not a number")[0]
 
     def search(self, path: str, pattern: str, missing: str) -> re.Match[str]:
         """Return where a pattern is in a file's text; ``^`` is the start of any line.
@@ -156,12 +150,10 @@ class Root:
             Also if there is something else, or fewer than ``least``.
         """
         words = self.line(path, key).split()
-        try:
-            if len(words) >= least and all(re.fullmatch("-?[0-9a-f]{1,16}", word) for word in words):
-                return [int(word, base) for word in words]
-        except ValueError:
-            pass
-        raise Unreadable(Reason.FAILED, f"{path}: {key!r} is not a number")
+        complaint = f"{path}: {key!r} is not a number"
+        if len(words) < least:
+            raise Unreadable(Reason.FAILED, complaint)
+        return _integers(words, base, complaint)
 
     def names(self, path: str) -> list[str]:
         """Return the names in a directory, in order.
@@ -258,6 +250,15 @@ def _ask(path: str, function: Callable[..., T], *arguments: Any) -> T:
         raise Unreadable.from_os_error(error, path) from None
 
 
+def _integers(words: Sequence[str], base: int, complaint: str) -> list[int]:
+    try:
+        if all(re.fullmatch(r"-?(0x)?[0-9a-fA-F]{1,16}", word, re.ASCII) for word in words):
+            return [int(word, base) for word in words]
+    except ValueError:
+        pass
+    raise Unreadable(Reason.FAILED, complaint)
+
+
 def program_output(command: Sequence[str], shown: str, timeout_s: float, limit: int) -> bytes:
     """Return what a system's program prints.
 
@@ -309,21 +310,21 @@ _TRIES = 16
 class Overrides:
     """Which refusals by mode bits the other process may pass over, by capabilities that the one who asks has not."""
 
-    searches: bool
+    searches: bool = False
     """CAP_DAC_OVERRIDE or CAP_DAC_READ_SEARCH."""
-    opens: bool
+    opens: bool = False
     """CAP_DAC_OVERRIDE."""
-    uids: Sequence[Sequence[int]]
+    uids: Sequence[Sequence[int]] = ()
     """The user ids that its user namespace knows, as (first, how many): of other users' files no capability counts
     (``capable_wrt_inode_uidgid``)."""
-    gids: Sequence[Sequence[int]]
+    gids: Sequence[Sequence[int]] = ()
 
     def open(self, status: os.stat_result) -> bool:
         """Say whether it may open a file whatever its mode."""
-        return self.opens and _within(self.uids, status.st_uid) and _within(self.gids, status.st_gid)
-
-
-NO_OVERRIDES = Overrides(searches=False, opens=False, uids=(), gids=())
+        owners = ((self.uids, status.st_uid), (self.gids, status.st_gid))
+        return self.opens and all(
+            any(first <= number < first + count for first, count in ranges) for ranges, number in owners
+        )
 
 
 class OtherRoot:
@@ -339,10 +340,10 @@ class OtherRoot:
         Whether it is the root of a process here, and not a copied tree.
     """
 
-    def __init__(self, descriptor: int, overrides: Overrides = NO_OVERRIDES, *, is_live: bool = True) -> None:
+    def __init__(self, descriptor: int, overrides: Overrides | None = None, *, is_live: bool = True) -> None:
         self.is_live = is_live
         self._descriptor = descriptor
-        self._overrides = overrides
+        self._overrides = overrides or Overrides()
 
     def check(self) -> None:
         """Make the two system calls that all stands on, where they can only succeed.
@@ -413,21 +414,19 @@ class OtherRoot:
         """
         try:
             with self._looked_at(path) as node:
-                return self._answer(node, path)
+                try:
+                    call("faccessat2", node, b"", os.R_OK | os.W_OK, _EMPTY_PATH | _EACCESS)
+                except OSError as error:
+                    return self._refusal(error, node, path)
+                return "ok"
         except Unreadable as error:
-            if error.unread.reason is Reason.NOT_PRESENT:
-                return "ENOENT"
-            if error.unread.reason is Reason.NO_PERMISSION:
-                return "EACCES"
-            raise
+            answers = {Reason.NOT_PRESENT: "ENOENT", Reason.NO_PERMISSION: "EACCES"}
+            if error.unread.reason not in answers:
+                raise
+            return answers[error.unread.reason]
 
-    def _answer(self, node: int, path: str) -> str:
-        try:
-            call("faccessat2", node, b"", os.R_OK | os.W_OK, _EMPTY_PATH | _EACCESS)
-        except OSError as error:
-            name = errno.errorcode.get(error.errno or 0, "unknown error")
-        else:
-            return "ok"
+    def _refusal(self, error: OSError, node: int, path: str) -> str:
+        name = error_name(error)
         if name == "EACCES" and self._overrides.open(os.fstat(node)):
             raise Unreadable(Reason.FAILED, f"{path}: EACCES; the process has CAP_DAC_OVERRIDE")
         if name not in ("EPERM", "EACCES"):
@@ -444,7 +443,7 @@ class OtherRoot:
         try:
             yield node
         except OSError as error:
-            raise Unreadable(Reason.FAILED, f"{path}: {errno.errorcode.get(error.errno or 0, '')}") from None
+            raise Unreadable(Reason.FAILED, f"{path}: {error_name(error)}") from None
         finally:
             os.close(node)
 
@@ -461,15 +460,11 @@ class OtherRoot:
 
     def _unreadable(self, error: OSError, path: str) -> Unreadable:
         """Translate an answer to a path: what is not there, what is not permitted, and what says nothing."""
-        name = errno.errorcode.get(error.errno or 0, "unknown error")
-        if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            return Unreadable(Reason.NOT_PRESENT, f"{path}: {name}")
-        if error.errno != errno.EACCES:
-            return Unreadable(Reason.FAILED, f"{path}: {name}")
-        if self._overrides.searches:
+        if error.errno == errno.EACCES and self._overrides.searches:
             return Unreadable(Reason.FAILED, f"{path}: EACCES; the process has CAP_DAC_OVERRIDE or _READ_SEARCH")
-        return Unreadable(Reason.NO_PERMISSION, f"{path}: {name}")
-
-
-def _within(ranges: Sequence[Sequence[int]], number: int) -> bool:
-    return any(first <= number < first + count for first, count in ranges)
+        reasons = {
+            errno.ENOENT: Reason.NOT_PRESENT,
+            errno.ENOTDIR: Reason.NOT_PRESENT,
+            errno.EACCES: Reason.NO_PERMISSION,
+        }
+        return Unreadable(reasons.get(error.errno or 0, Reason.FAILED), f"{path}: {error_name(error)}")

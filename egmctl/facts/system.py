@@ -8,7 +8,7 @@ import re
 import stat
 import struct
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -23,14 +23,8 @@ from egmctl.units import natural
 CAPS = "/dev/nvidia-caps"
 IMEX_CHANNELS = "/dev/nvidia-caps-imex-channels"
 
-_KINDS = (
-    (stat.S_ISCHR, "character"),
-    (stat.S_ISBLK, "block"),
-    (stat.S_ISDIR, "directory"),
-    (stat.S_ISREG, "file"),
-    (stat.S_ISFIFO, "fifo"),
-    (stat.S_ISSOCK, "socket"),
-)
+_KINDS = {"c": "character", "b": "block", "d": "directory", "-": "file", "p": "fifo", "s": "socket"}
+"""Kinds of files by the first letter that ls(1) prints."""
 
 
 Place = Root | OtherRoot
@@ -86,7 +80,7 @@ def read(root: Place, path: str) -> DeviceNode:
         exists = error.unread.reason is not Reason.NOT_PRESENT
         unknown = dict.fromkeys(("kind", "major", "minor", "mode", "uid", "gid", "nodev"), error)
         return reasons.record(DeviceNode, path=path, exists=exists, access=access, **unknown)
-    kind = next((word for has_kind, word in _KINDS if has_kind(status.st_mode)), "unknown")
+    kind = _KINDS.get(stat.filemode(status.st_mode)[0], "unknown")
     if kind == "file" and not root.is_live:
         # In a copied tree a file stands for the node: it has the mode, and no numbers.
         kind = "character"
@@ -251,37 +245,23 @@ def daemons(running: Processes) -> tuple[str, ...]:
     return tuple(dict.fromkeys(full for comm, full in DAEMONS.items() if comm in running))
 
 
-def imex(root: Root, running: Processes | None) -> Imex:
+def imex(root: Root, running: Callable[[], Processes]) -> Imex:
     """Read the service's list of nodes and who manages it, and ask its control program where one is installed."""
     reasons = Reasons()
-    addresses = reasons.fields("configured_nodes duplicate_nodes", lambda: _addresses(root))
     state = reasons.read("daemon_state", lambda: _services_word(root, ("-q",), rf"\b({_DAEMON_STATES})\b"))
-    domain = None
-    if state is None:
-        # A program that hangs once will hang again.
-        reasons.unread["domain_status"] = reasons.unread["daemon_state"]
-    else:
-        # With -N the same document comes again for every change: the last one counts.
-        domain = reasons.read(
-            "domain_status", lambda: _services_word(root, ("-N", "-j"), r'"status"\s*:\s*"(UP|DOWN|DEGRADED)"')
-        )
+    # With -N the same document comes again for every change: the last one counts. A program that hangs will hang again.
+    domain = functools.partial(_services_word, root, ("-N", "-j"), r'"status"\s*:\s*"(UP|DOWN|DEGRADED)"')
     return reasons.record(
         Imex,
-        **addresses,
+        **reasons.fields("configured_nodes duplicate_nodes", lambda: _addresses(root)),
         daemon_state=state,
-        domain_status=domain,
-        runs_in=lambda: _places(root, _services_listed(running)),
-        kubelet=lambda: not _KUBELETS.isdisjoint(_services_listed(running)),
-        compute_domains=lambda: _compute_domains(root, _services_listed(running)),
-        compute_domain_mode=lambda: _mode(root, _services_listed(running)),
+        domain_status=domain if state is not None else reasons.unread["daemon_state"],
+        runs_in=lambda: _places(root, running()),
+        kubelet=lambda: not _KUBELETS.isdisjoint(running()),
+        compute_domains=lambda: _compute_domains(root, running()),
+        compute_domain_mode=lambda: _mode(root, running()),
         session_in_use=lambda: _session_in_use(root),
     )
-
-
-def _services_listed(running: Processes | None) -> Processes:
-    if running is None:
-        raise Unreadable(Reason.NOT_PRESENT, "/proc: no processes")
-    return running
 
 
 def _places(root: Root, running: Processes) -> tuple[str, ...]:
@@ -370,13 +350,10 @@ _FIRST_EXTENDED, _ACS, _ATS = 0x100, 0x0D, 0x0F
 
 def system(root: Root) -> System:
     """Read all of it."""
-    reasons = Reasons()
-    running = reasons.read("daemons", lambda: processes(root))
-    functions = reasons.read("iommu_domains", lambda: _functions(root))
-    data_direct = reasons.read("data_direct", lambda: pci.data_direct(root))
-    if functions is None:
-        reasons.unread["bridges"] = reasons.unread["ats"] = reasons.unread["iommu_domains"]
-    return reasons.record(
+    running = functools.cache(lambda: processes(root))
+    functions = functools.cache(lambda: _functions(root))
+    data_direct = functools.cache(lambda: pci.data_direct(root))
+    return Reasons().record(
         System,
         uptime_s=lambda: float(root.search("/proc/uptime", r"\A[0-9]{1,12}(\.[0-9]{1,3})?", "no number")[0]),
         kernel_configuration=lambda: _configuration(root),
@@ -384,11 +361,11 @@ def system(root: Root) -> System:
         egm_regions=tuple(root.names_if_any("/sys/class/egm")),
         max_map_count=lambda: root.number("/proc/sys/vm/max_map_count"),
         remove_ipc=lambda: _remove_ipc(root),
-        iommu_domains=None if functions is None else _iommu_domains(root, functions),
-        bridges=None if functions is None else _bridges(root, (*functions, *(data_direct or ()))),
+        iommu_domains=lambda: _iommu_domains(root, functions()),
+        bridges=lambda: _bridges(root, (*functions(), *read_or((), data_direct))),
         data_direct=data_direct,
-        ats=None if functions is None else reasons.read("ats", lambda: _ats(root, functions)),
-        daemons=None if running is None else daemons(running),
+        ats=lambda: _ats(root, functions()),
+        daemons=lambda: daemons(running()),
         imex=imex(root, running),
         module_versions=lambda: _module_versions(root),
         peer_memory_clients=lambda: tuple(root.names_if_any("/sys/kernel/mm/memory_peers")),
@@ -502,13 +479,10 @@ def _extended(root: Root, path: str, wanted: int) -> bytes | None:
 
 
 def _module_versions(root: Root) -> dict[str, str]:
-    if not root.exists("/sys/module"):
-        raise Unreadable(Reason.NOT_PRESENT, "/sys/module: ENOENT")
-    versions = dict.fromkeys((name for name in RDMA_MODULES if root.exists(f"/sys/module/{name}")), "")
-    for name in versions:
-        with suppress(Unreadable):
-            versions[name] = root.read(f"/sys/module/{name}/version")
-    return versions
+    return {
+        name: read_or("", functools.partial(root.read, f"/sys/module/{name}/version"))
+        for name in pci.loaded(root, RDMA_MODULES)
+    }
 
 
 def _verbs(root: Root) -> tuple[VerbsNode, ...]:

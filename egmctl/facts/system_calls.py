@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from egmctl.driver import breadcrumb
+from egmctl.driver.reading import error_name
 from egmctl.driver.system_calls import NUMBERS
 from egmctl.launch import Channel
 
@@ -83,7 +84,7 @@ def _answer(trial: Callable[[], object]) -> str:
     try:
         trial()
     except OSError as error:
-        return errno.errorcode.get(error.errno or 0, "unknown error")
+        return error_name(error)
     return "ok"
 
 

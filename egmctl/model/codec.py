@@ -94,40 +94,27 @@ def field_types(cls: Any) -> Mapping[str, Any]:
     return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
 
 
-@functools.cache
-def null_by_default(cls: Any) -> tuple[str, ...]:
-    """Return the fields of a dataclass that are null where nothing is said of them."""
-    return tuple(f.name for f in dataclasses.fields(cls) if f.default is None)
-
-
-@functools.cache
-def _derived(cls: type) -> frozenset[str]:
-    """Return the fields that follow from the others: they are written, and not read."""
-    return frozenset(f.name for f in dataclasses.fields(cls) if not f.init)
-
-
 def _decode(kind: Any, data: Any, where: str, readers: Readers) -> Any:
     origin = typing.get_origin(kind)
+    arguments = typing.get_args(kind)
     if origin is typing.Annotated:
-        base, *marks = typing.get_args(kind)
-        value = _decode(base, data, where, readers)
-        for spelling in marks:
+        value = _decode(arguments[0], data, where, readers)
+        for spelling in arguments[1:]:
             if isinstance(spelling, Spelling):
                 _check_spelling(spelling, value, where)
         return value
     if origin in (typing.Union, types.UnionType):
-        options = typing.get_args(kind)
-        if data is None and type(None) in options:
+        if data is None and type(None) in arguments:
             return None
-        (only,) = [option for option in options if option is not type(None)]
+        (only,) = [option for option in arguments if option is not type(None)]
         return _decode(only, data, where, readers)
     if origin is tuple:
-        return _decode_tuple(typing.get_args(kind), data, where, readers)
+        return _decode_tuple(arguments, data, where, readers)
     if origin in (dict, Mapping):
-        return _decode_mapping(typing.get_args(kind), data, where, readers)
+        return _decode_mapping(arguments[1], data, where, readers)
+    if kind in readers:
+        return readers[kind](data, where)
     if dataclasses.is_dataclass(kind):
-        if kind in readers:
-            return readers[kind](data, where)
         return _decode_dataclass(typing.cast(type, kind), data, where, readers)
     if isinstance(kind, type) and issubclass(kind, Enum):
         try:
@@ -142,16 +129,17 @@ def _decode_dataclass(cls: type, data: Any, where: str, readers: Readers) -> Any
     if not isinstance(data, dict):
         raise DecodeError(f"{where or 'the document'}: expected an object, found {_name(data)}")
     types_by_name = field_types(cls)
-    values = {
-        name: _decode(kind, data[name], f"{where}.{name}" if where else name, readers)
-        for name, kind in types_by_name.items()
-        if name in data and name not in _derived(cls)
-    }
+    values: dict[str, Any] = {}
+    not_stated = {}
     for f in dataclasses.fields(cls):
-        required = f.init and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-        if required and f.name not in values:
+        # Fields that follow from the others are written, and not read.
+        if f.init and f.name in data:
+            place = f"{where}.{f.name}" if where else f.name
+            values[f.name] = _decode(types_by_name[f.name], data[f.name], place, readers)
+        elif f.init and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
             raise DecodeError(f"{where or 'the document'}: the key {f.name!r} is missing")
-    not_stated = {name: NOT_STATED for name in null_by_default(cls) if name not in values}
+        elif f.default is None:
+            not_stated[f.name] = NOT_STATED
     if not_stated and issubclass(cls, Record):
         reasons = not_stated | values.get("unread", {})
         order = list(types_by_name)
@@ -170,21 +158,19 @@ def _decode_tuple(kinds: tuple[Any, ...], data: Any, where: str, readers: Reader
         raise DecodeError(f"{where}: expected a list, found {_name(data)}")
     if len(data) > ITEMS_LIMIT:
         raise DecodeError(f"{where}: expected at most {ITEMS_LIMIT} items, found {len(data)}")
-    if len(kinds) == 2 and kinds[1] is Ellipsis:
-        return tuple(_decode(kinds[0], item, f"{where}[{i}]", readers) for i, item in enumerate(data))
+    if kinds[1:] == (Ellipsis,):
+        kinds = kinds[:1] * len(data)
     if len(data) != len(kinds):
         raise DecodeError(f"{where}: expected {len(kinds)} items, found {len(data)}")
-    return tuple(
-        _decode(kind, item, f"{where}[{i}]", readers) for i, (kind, item) in enumerate(zip(kinds, data, strict=True))
-    )
+    return tuple(_decode(kind, data[i], f"{where}[{i}]", readers) for i, kind in enumerate(kinds))
 
 
-def _decode_mapping(kinds: tuple[Any, ...], data: Any, where: str, readers: Readers) -> dict[str, Any]:
+def _decode_mapping(kind: Any, data: Any, where: str, readers: Readers) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise DecodeError(f"{where}: expected an object, found {_name(data)}")
-    for key in data:
-        _check_unicode(key, where)
-    return {key: _decode(kinds[1], item, f"{where}.{key}", readers) for key, item in data.items()}
+    return {
+        _decode_scalar(str, key, where): _decode(kind, item, f"{where}.{key}", readers) for key, item in data.items()
+    }
 
 
 def _check_spelling(spelling: Spelling, value: str, where: str) -> None:
@@ -208,17 +194,10 @@ def _decode_scalar(kind: Any, data: Any, where: str) -> Any:
         raise DecodeError(f"{where}: expected {words.get(kind, kind)}, found {_name(data)}")
     if isinstance(data, int) and not -(2**63) <= data < 2**64:
         raise DecodeError(f"{where}: expected a whole number of 64 bits, found {_name(data)}")
-    if isinstance(data, str):
-        _check_unicode(data, where)
+    # JSON can spell halves of surrogate pairs, but no output could be written with them.
+    if isinstance(data, str) and not data.isascii() and any("\ud800" <= letter <= "\udfff" for letter in data):
+        raise DecodeError(f"{where}: expected Unicode text, found {_name(data)}")
     return data
-
-
-def _check_unicode(text: str, where: str) -> None:
-    """Refuse halves of surrogate pairs: JSON can spell them, but no output could be written with them."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise DecodeError(f"{where}: expected Unicode text, found {_name(text)}") from None
 
 
 def _name(data: Any) -> str:

@@ -215,22 +215,16 @@ class LibraryFailure:
         where = f" in {self.call}" if self.call else ""
         gpu = f" of {self.gpu}" if self.gpu else ""
         number = "" if self.number is None else f" ({self.number})"
-        match self.how:
-            case "error":
-                call = f"{self.call}{gpu}: " if self.call else ""
-                return f"fails ({call}{self.name or self.detail or 'no reason given'}{number})"
-            case "crashed":
-                return f"crashed{where}{gpu}"
-            case "timed-out":
-                return f"did not answer in time{f', it hangs{where}{gpu}' if where else ''}"
-            case "missing":
-                return "is missing: the library cannot be loaded"
-            case "too-old":
-                return f"does not fit ({self.detail})" if self.detail else "does not fit the installed bindings"
-            case "not-started":
-                return "could not be queried: no child process can be started"
-            case _:
-                return f"failed ({self.how})"
+        call = f"{self.call}{gpu}: " if self.call else ""
+        sentences = {
+            "error": f"fails ({call}{self.name or self.detail or 'no reason given'}{number})",
+            "crashed": f"crashed{where}{gpu}",
+            "timed-out": f"did not answer in time{f', it hangs{where}{gpu}' if where else ''}",
+            "missing": "is missing: the library cannot be loaded",
+            "too-old": f"does not fit {f'({self.detail})' if self.detail else 'the installed bindings'}",
+            "not-started": "could not be queried: no child process can be started",
+        }
+        return sentences.get(self.how, f"failed ({self.how})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

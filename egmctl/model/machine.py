@@ -18,122 +18,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from egmctl.compat import StrEnum
-from egmctl.model.gpu import (
-    C2cLink,
-    Fabric,
-    Gpu,
-    GpuCuda,
-    GpuNvml,
-    GpuProc,
-    GpuProcess,
-    NvLink,
-    NvLinkCounters,
-    Pair,
-    Platform,
-)
-from egmctl.model.host import (
-    Bridge,
-    DeviceNode,
-    Driver,
-    Host,
-    HugePages,
-    Imex,
-    LibraryFailure,
-    Nic,
-    NicPort,
-    NumaKind,
-    NumaNode,
-    NvSwitch,
-    PcieLink,
-    PciFunction,
-    System,
-    VerbsNode,
-)
-from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent, KernelLog
+from egmctl.model.gpu import C2cLink, Fabric, Gpu, GpuCuda, GpuNvml, GpuProc, GpuProcess, NvLink, NvLinkCounters
+from egmctl.model.gpu import Pair, Platform
+from egmctl.model.host import Bridge, DeviceNode, Driver, Host, HugePages, Imex, LibraryFailure, Nic, NicPort, NumaKind
+from egmctl.model.host import NumaNode, NvSwitch, PcieLink, PciFunction, System, VerbsNode
+from egmctl.model.kernel_log import KernelLog
 from egmctl.model.probes import Outcome, Peer, PeerPort, PeerProbe, Peers, Probe, ProbeKind
-from egmctl.model.process import (
-    Cgroup,
-    Confinement,
-    DeviceList,
-    DeviceProgram,
-    DeviceUnit,
-    Mount,
-    Process,
-)
-from egmctl.model.record import (
-    BusId,
-    KernelList,
-    Plain,
-    Reason,
-    Record,
-    Share,
-    Spelling,
-    Unread,
-    Uuid,
-)
-
-__all__ = [
-    "MACHINE_SCHEMA",
-    "SECTION_VERSIONS",
-    "Bridge",
-    "BusId",
-    "C2cLink",
-    "Cgroup",
-    "Confinement",
-    "DeviceList",
-    "DeviceNode",
-    "DeviceProgram",
-    "DeviceUnit",
-    "Driver",
-    "DriverMessage",
-    "EventKind",
-    "Fabric",
-    "Gpu",
-    "GpuCuda",
-    "GpuNvml",
-    "GpuProc",
-    "GpuProcess",
-    "Host",
-    "HugePages",
-    "Imex",
-    "KernelEvent",
-    "KernelList",
-    "KernelLog",
-    "LibraryFailure",
-    "Machine",
-    "Mount",
-    "Nic",
-    "NicPort",
-    "NumaKind",
-    "NumaNode",
-    "NvLink",
-    "NvLinkCounters",
-    "NvSwitch",
-    "Origin",
-    "OriginKind",
-    "Outcome",
-    "Pair",
-    "PciFunction",
-    "PcieLink",
-    "Peer",
-    "PeerPort",
-    "PeerProbe",
-    "Peers",
-    "Plain",
-    "Platform",
-    "Probe",
-    "ProbeKind",
-    "Process",
-    "Reason",
-    "Record",
-    "SectionStatus",
-    "Share",
-    "Spelling",
-    "System",
-    "Unread",
-    "Uuid",
-    "VerbsNode",
-]
+from egmctl.model.process import Cgroup, Confinement, DeviceList, DeviceProgram, DeviceUnit, Mount, Process
+from egmctl.model.record import BusId, Plain, Reason, Record, Share, Spelling, Unread
 
 MACHINE_SCHEMA = "egmctl.machine/1"
 
@@ -223,10 +115,7 @@ class Machine:
         KeyError
             If there is none.
         """
-        for gpu in self.gpus or ():
-            if gpu.bus_id == bus_id:
-                return gpu
-        raise KeyError(bus_id)
+        return {gpu.bus_id: gpu for gpu in self.gpus or ()}[bus_id]
 
     def pair(self, source: str, target: str) -> Pair | None:
         """Return the ordered pair of two bus ids, ``None`` where it was not read."""

@@ -188,11 +188,10 @@ class TestPages:
     def test_the_kernel_says_what_a_mapping_is_made_of(self) -> None:
         memory = SystemMemory(Node(0), 8 * MIB, Pages(transparent=True))
         try:
-            found = facts.page_sizes(memory.address, memory.size_bytes)
-            assert found is not None
-            assert found.page_bytes == mmap.PAGESIZE
-            assert found.huge_bytes is not None
-            assert 0 <= found.huge_bytes <= 8 * MIB
+            page_bytes, huge_bytes = facts.page_sizes(memory.address, memory.size_bytes)
+            assert page_bytes == mmap.PAGESIZE
+            assert huge_bytes is not None
+            assert 0 <= huge_bytes <= 8 * MIB
             assert ctypes.string_at(memory.address, 8 * MIB) == bytes(8 * MIB)
         finally:
             memory.close()

@@ -112,8 +112,7 @@ def test_without_a_system_call_its_access_is_unknown(node: Node, call: str, numb
     finding = findings[CGROUP]
     assert finding["status"] == "unknown"
     assert finding["summary"] == (
-        f"whether these GPUs are accessible is unknown: /proc/{pid}/root is not looked at without {call}, which "
-        f"answers {name}"
+        f"whether these GPUs are accessible is unknown: /proc/{pid}: the child cannot stand beside it: {call}: {name}"
     )
 
 

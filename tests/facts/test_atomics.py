@@ -83,7 +83,7 @@ def test_an_answer_that_an_attribute_contradicts_is_none(egmctl: RunEgmctl, fake
 def test_bindings_of_an_older_cuda_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "bindings", SimpleNamespace)
     with pytest.raises(Unreadable, match="cuda-bindings") as raised:
-        cuda._atomics("cuDeviceGetHostAtomicCapabilities", None, 0)
+        cuda._atomics("cuDeviceGetHostAtomicCapabilities", ({"": 0}, ""), 0)
     assert raised.value.unread.reason is Reason.DRIVER_TOO_OLD
 
 

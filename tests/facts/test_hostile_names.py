@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from egmctl.facts.inside import _is_of_cgroups, cgroups, mount_points
-from egmctl.facts.process import _mount_signs
+from egmctl.facts.process import _container_signs
 from egmctl.facts.root import Root
 from tests.facts.sysroot import Tree
 
@@ -61,7 +61,7 @@ def test_a_mount_is_one_by_its_name(tree: Tree, end: str, space: str) -> None:
     (found,) = mount_points(text)
     assert (found.path, found.kind, found.device) == (f"/home/u/{end}{forged}", "fuse.sshfs", "98:0")
     tree.write("/proc/self/mountinfo", text)
-    assert _mount_signs(tree.root, "/proc/self/mountinfo") == ()
+    assert _container_signs(tree.root, 0, {}) == ()
 
 
 def test_what_a_mount_is() -> None:

@@ -36,7 +36,8 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Collect:
                 monkeypatch.delenv(name, raising=False)
             else:
                 monkeypatch.setenv(name, value)
-        return collect(SECTIONS, deadline_s=deadline_s)
+        monkeypatch.setattr("egmctl.facts.collect.DEADLINE_S", deadline_s)
+        return collect(SECTIONS)
 
     return run
 

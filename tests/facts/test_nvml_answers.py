@@ -17,7 +17,7 @@ from egmctl.driver import cuda as driver_cuda
 from egmctl.driver.nvml import Question, ask, ask_struct, field_values, read_record
 from egmctl.driver.reading import Unreadable
 from egmctl.facts import cuda, nvml
-from egmctl.facts.nvml import decode_health, fabric, links, platform
+from egmctl.facts.nvml import PLATFORM, decode_health, fabric, links
 from egmctl.model.record import Reason, Unread
 from tests.conftest import ROOT
 
@@ -373,7 +373,7 @@ def test_the_platform_is_read_byte_by_byte(answer: Answer) -> None:
     answer("nvmlDeviceGetPlatformInfo", place)
     answer("nvmlDeviceGetModuleId", 4)
 
-    record = platform(None)
+    record = read_record(PLATFORM, None)
 
     assert record.pop("unread").keys() == {"host_id"}
     assert record == {
@@ -390,7 +390,7 @@ def test_a_place_without_a_chassis_is_none(answer: Answer) -> None:
     answer("nvmlDeviceGetPlatformInfo", filling(hostId=b"\x01"))
     answer("nvmlDeviceGetModuleId", 6)
 
-    record = platform(None)
+    record = read_record(PLATFORM, None)
 
     assert record["module_id"] == 6
     assert set(record["unread"]) == {"chassis_serial", "slot", "tray", "host_id", "peer_type"}
@@ -400,7 +400,7 @@ def test_the_module_id_is_known_where_the_platform_is_not(answer: Answer) -> Non
     answer("nvmlDeviceGetPlatformInfo", pynvml.NVMLError(3))
     answer("nvmlDeviceGetModuleId", 2)
 
-    record = platform(None)
+    record = read_record(PLATFORM, None)
 
     assert record["module_id"] == 2
     assert set(record["unread"]) == {"chassis_serial", "slot", "tray", "host_id", "peer_type"}

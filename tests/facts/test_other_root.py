@@ -185,7 +185,7 @@ def test_no_size_either(tree: Tree, monkeypatch: pytest.MonkeyPatch, value: Any)
 
 
 def test_files_that_nobody_asked_for_are_not_found(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer(monkeypatch, ["/etc/shadow", "/.dockerenv", {}])
+    answer(monkeypatch, ["/etc/shadow", "/.dockerenv"])
     assert inside.files(tree.root, 77, ["/.dockerenv", "/run/.containerenv"]) == ("/.dockerenv",)
 
 

@@ -151,7 +151,7 @@ def asked(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Imex:
     """Return what this node's IMEX service says, where its control program is a script."""
     write_program(folder / "nvidia-imex-ctl", script)
     monkeypatch.setattr(services, "IMEX_CONTROL", (str(folder / "nvidia-imex-ctl"),))
-    return services.imex(Root(), None)
+    return services.imex(Root(), dict)
 
 
 @pytest.mark.processes

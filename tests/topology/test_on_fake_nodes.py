@@ -80,7 +80,8 @@ class TestWhatIsMissing:
     ) -> None:
         for name, value in fake_node("gb200-tray").environment(faults="cuInit=hang").items():
             monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
-        seen: Machine = collect(("host", "gpus", "pairs", "driver"), deadline_s=12)
+        monkeypatch.setattr("egmctl.facts.collect.DEADLINE_S", 12)
+        seen: Machine = collect(("host", "gpus", "pairs", "driver"))
         words = " ".join(str(render(topology(seen), Format.TEXT)).split())
         assert "NV18>C2C" in words
         assert "CUDA did not answer in time" in words

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 from egmctl.facts.system_calls import PROBES
-from egmctl.model.codec import null_by_default, to_json
+from egmctl.model.codec import to_json
 from egmctl.model.machine import (
     SECTION_VERSIONS,
     Confinement,
@@ -65,7 +66,7 @@ def stated(cls: type[R], **values: Any) -> R:
         that belong to one real part because a model has none.
     """
     unread: dict[str, Unread] = {}
-    for name in null_by_default(cast(Any, cls)):
+    for name in (f.name for f in dataclasses.fields(cast(Any, cls)) if f.default is None):
         values.setdefault(name, ONE_PARTS_OWN if name in _ONE_PARTS_OWN else NOT_STATED)
     for name, value in list(values.items()):
         if isinstance(value, Unread):

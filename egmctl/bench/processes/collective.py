@@ -379,7 +379,7 @@ def _ends(task: Task, assigned: Sequence[FlowBuffers]) -> Iterator[tuple[int, Fl
 
 def _cost_of(buffer: Buffer, held: AllocatedBuffer) -> BufferCost:
     memory = held.memory
-    pages = page_sizes(memory.address, memory.size_bytes) if memory.own_pages else None
+    page_bytes, huge_bytes = page_sizes(memory.address, memory.size_bytes) if memory.own_pages else (None, None)
     return BufferCost(
         label=buffer.end.label,
         memory=buffer.end.memory,
@@ -388,8 +388,8 @@ def _cost_of(buffer: Buffer, held: AllocatedBuffer) -> BufferCost:
         first_touch_ms=held.first_touch_ms if memory.touch_ms is None else memory.touch_ms,
         granularity_bytes=memory.granularity_bytes,
         recommended_granularity_bytes=memory.recommended_granularity_bytes,
-        page_bytes=pages.page_bytes if pages else None,
-        huge_bytes=pages.huge_bytes if pages else None,
+        page_bytes=page_bytes,
+        huge_bytes=huge_bytes,
     )
 
 

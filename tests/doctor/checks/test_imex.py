@@ -42,7 +42,7 @@ def node(tmp_path: Path, running: Mapping[str, tuple[str, str, str]], *, log: st
     if files:
         tree.folder(services.COMPUTE_DOMAIN_PLUGIN)
     root = Root(str(tmp_path))
-    return services.imex(root, services.processes(root))
+    return services.imex(root, lambda: services.processes(root))
 
 
 def on(facts: Imex, *, state: str | None = None) -> Finding:
