@@ -445,7 +445,7 @@ def test_on_a_file_system_without_locks_it_is_kept_too(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     journal = write.Journal([tmp_path], str)
-    journal._file = journal._made()
+    journal._make()
     assert journal.failure is None
     journal.close()
     assert len(list(tmp_path.glob("bench-*.journal"))) == 1
