@@ -84,10 +84,10 @@ class GpuNames:
         index = self._indices[file].get(bus_id)
         return f"GPU{index}" if self.by_index and index is not None else bus_id
 
-    def label(self, file: int, bus_id: str) -> str:
-        """Return what people call a GPU of one of the files."""
-        index = self._indices[file].get(bus_id)
-        return bus_id if index is None else f"GPU{index}"
+    def label(self, file: int, name: str) -> str:
+        """Return what people call a thing in one of the files: a GPU by its index, anything else by its name."""
+        index = next((gpus[name] for gpus in (self._indices[file], *self._indices) if name in gpus), None)
+        return name if index is None else f"GPU{index}"
 
 
 def points(runs: Sequence[RunReport], names: GpuNames) -> list[dict[Key, MeasuredPath]]:

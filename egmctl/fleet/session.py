@@ -76,19 +76,10 @@ def old_session(command: Command, path: Path) -> Session:
     return Session(report.asked, folder, report.started_at, answered)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Asking:
-    """How a run ended."""
-
-    report: FleetReport
-    failure: EgmctlError | None
-    """Why it ended before all nodes were asked, if the folder took no more."""
-    written: bool
-    """Whether the report is in the folder."""
-
-
-def ask(session: Session, launch: Launch, on_tick: Callable[[Progress], None], warn: Callable[[str], None]) -> Asking:
-    """Ask the nodes without an answer, and return the report, which is in the folder then if that takes it.
+def ask(
+    session: Session, launch: Launch, on_tick: Callable[[Progress], None], warn: Callable[[str], None]
+) -> tuple[FleetReport, EgmctlError | None]:
+    """Ask the nodes without an answer; return the report, which is in the folder then, and why the folder took no more.
 
     Parameters
     ----------
@@ -102,11 +93,6 @@ def ask(session: Session, launch: Launch, on_tick: Callable[[Progress], None], w
     EgmctlError
         If the folder cannot be written to before any node is asked.
     """
-    with session.folder.alone():
-        return _ask(session, launch, on_tick, warn)
-
-
-def _ask(session: Session, launch: Launch, on_tick: Callable[[Progress], None], warn: Callable[[str], None]) -> Asking:
     asked, folder = session.asked, session.folder
     lacking = [node for node in asked.nodes if node not in session.answers]
     written = (time.monotonic(), 0)
@@ -124,17 +110,18 @@ def _ask(session: Session, launch: Launch, on_tick: Callable[[Progress], None], 
             with contextlib.suppress(EgmctlError):
                 write(progress.answers)
 
-    write(())
-    answers, failure = run(asked, lacking, launch, folder, tick) if lacking else ((), None)
-    # Whatever the folding meets, the answers are in the folder before it.
-    with contextlib.suppress(EgmctlError):
-        write(answers)
-    report = _folded(_report(session, launch.launcher, answers), folder, warn)
-    try:
-        folder.write_report(result_json(report))
-    except EgmctlError:
-        return Asking(report, failure, written=False)
-    return Asking(report, failure, written=True)
+    with folder.alone():
+        write(())
+        answers, failure = run(asked, lacking, launch, folder, tick) if lacking else ((), None)
+        # Whatever the folding meets, the answers are in the folder before it.
+        with contextlib.suppress(EgmctlError):
+            write(answers)
+        report = _folded(_report(session, launch.launcher, answers), folder, warn)
+        try:
+            folder.write_report(result_json(report))
+        except EgmctlError as error:
+            failure = failure or error
+    return report, failure
 
 
 def _folded(report: FleetReport, folder: Folder, warn: Callable[[str], None]) -> FleetReport:

@@ -233,7 +233,7 @@ def test_another_gpu_in_the_same_place_is_told() -> None:
 def test_settings_that_differ_are_told() -> None:
     after = run()
     comparison = two(run(), replace(after, settings=replace(after.settings, serial=True)))
-    assert comparison.notes == ("settings differ: --serial off in before, on in after",)
+    assert comparison.notes == ("settings differ: serial no in before, yes in after",)
 
 
 # --- what cannot be compared -----------------------------------------------------------------------------------------
