@@ -67,14 +67,11 @@ def is_fabric(options: BenchOptions, job: JobOptions, launch: Launched | None, *
         raise UsageError("--ranks is for --dry-run; a real run has as many ranks as mpirun or srun starts")
     if ranks is not None and not 2 <= ranks <= RANKS_LIMIT:
         raise UsageError(f"--ranks {ranks}: it must be from 2 to {RANKS_LIMIT}")
-    if fabric and (options.sweep is not None or options.numa != "all"):
+    given = {"--sweep": fabric and options.sweep, "--numa": fabric and options.numa != "all", "--pair": options.pair}
+    if wrong := next((name for name, value in given.items() if value), None):
         raise UsageError(
-            f"{'--numa' if options.sweep is None else '--sweep'} cannot be combined with --suite {FABRIC}, which "
-            "measures one size and each GPU's nearest NUMA node"
-        )
-    if options.pair is not None:
-        raise UsageError(
-            f"--pair cannot be combined with --suite {FABRIC} or an MPI job: those measure between all ranks"
+            f"{wrong} cannot be combined with --suite {FABRIC} or an MPI job: those measure one size between all "
+            "ranks, and each GPU's nearest NUMA node"
         )
     return True
 

@@ -20,6 +20,7 @@ import pytest
 
 from egmctl import saved
 from egmctl.cli import journal as commands
+from egmctl.cli.output import OutputOptions, Outputs
 from egmctl.errors import UsageError
 from egmctl.fleet.folder import Folder
 from egmctl.journal import events, write
@@ -335,7 +336,7 @@ def test_a_clock_that_is_set_back_makes_no_run_the_oldest(
         assert earlier(tmp_path)[-1] == journal.path, "it is the latest one, though its time is not"
         said: list[str] = []
         monkeypatch.setattr(commands, "say", said.append)
-        commands._mention(tmp_path)
+        commands.open_journal(commands.JournalOptions(journal=tmp_path), Outputs(targets=(), options=OutputOptions()))
         assert said == [f"an earlier bench ended between two steps; 'egmctl show {journal.path}' shows its results"]
 
 
