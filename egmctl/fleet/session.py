@@ -12,7 +12,7 @@ from pathlib import Path
 from egmctl.comparison import compare
 from egmctl.comparison.paths import spread_of
 from egmctl.errors import EgmctlError, ExitCode, UsageError
-from egmctl.fleet.folder import Folder, document_of, groups, lines_of, new_folder, old_folder
+from egmctl.fleet.folder import REPORT, Folder, document_of, groups, lines_of, new_folder, old_folder
 from egmctl.fleet.nodes import check_names
 from egmctl.fleet.run import Launch, Progress, run
 from egmctl.model.command import Command
@@ -20,7 +20,7 @@ from egmctl.model.comparison import Comparison
 from egmctl.model.fleet import Asked, FleetReport, Launcher, NodeAnswer, Reach, counts
 from egmctl.nodesets import fold
 from egmctl.report.exports.json import result_json
-from egmctl.saved import Saved, load
+from egmctl.saved import Saved, load, load_any
 
 REPORT_EVERY_S = 2.0
 """How often the report in the folder is brought up to date: what a crash of this process costs."""
@@ -64,7 +64,9 @@ def old_session(command: Command, path: Path) -> Session:
         If the folder is of another command, or of none, is somebody else's, or names nodes that are no names.
     """
     folder = old_folder(path)
-    report = folder.read_report()
+    report = load_any(path).result
+    if not isinstance(report, FleetReport):
+        raise UsageError(f"file {path / REPORT} is not a report of egmctl fleet")
     if report.asked.command is not command:
         raise UsageError(f"{path} is of 'egmctl fleet {report.asked.command}', not of 'egmctl fleet {command}'")
     check_names(report.asked.nodes)

@@ -233,4 +233,4 @@ def test_a_report_names_no_node_that_is_none(folder: Folder) -> None:
 def test_a_report_that_is_none_is_refused(folder: Folder, content: str) -> None:
     (folder.path / "fleet.json").write_text(content)
     with pytest.raises(UsageError, match=r"^file .*fleet\.json is not "):
-        old_folder(folder.path).read_report()
+        old_session(Command.DOCTOR, folder.path)
