@@ -60,19 +60,15 @@ class OutputOptions:
         Raises
         ------
         UsageError
-            As :func:`choose_format`, and where a file is named twice.
+            For options that contradict each other, for a suffix that names no format, for a format that the result has
+            not, and where a file is named twice.
         """
         files = [*map(file_of, self.output)] or [None]
         for file in files:
             if files.count(file) > 1:
                 raise UsageError(f"-o {_name(file or Path('-'))} is given {files.count(file)} times; give it once")
         targets = tuple(
-            Target(
-                format=choose_format(formats, file, json=self.json, csv=self.csv, format=self.format),
-                file=file,
-                verbose=self.verbose,
-            )
-            for file in files
+            Target(format=self._format_of(file, formats), file=file, verbose=self.verbose) for file in files
         )
         return Outputs(targets=targets, options=self)
 
@@ -82,46 +78,27 @@ class OutputOptions:
         outputs.check()
         return outputs
 
-
-def choose_format(
-    valid: Sequence[Format], file: Path | None, *, json: bool = False, csv: bool = False, format: str | None = None
-) -> Format:
-    """Return the format that the options ask for; text if they ask for none.
-
-    Parameters
-    ----------
-    valid
-        The formats of the command's result.
-    file
-        Its suffix says the format, unless an option does.
-    format
-        The word of ``--format``; ``--json`` and ``--csv`` are short for two words.
-
-    Raises
-    ------
-    UsageError
-        For options that contradict each other, for a suffix that names no format, and for a format that the result
-        has not.
-    """
-    by_suffix = None if file is None else SUFFIXES.get(file.suffix.lower())
-    words = {
-        "--json": "json" if json else None,
-        "--csv": "csv" if csv else None,
-        f"--format {printable((format or '')[:40])}": format,
-        f"the suffix of {file}": by_suffix if by_suffix in valid else None,
-    }
-    given = {printable(spelling): word for spelling, word in words.items() if word is not None}
-    if wrong := next((spelling for spelling, word in given.items() if word not in valid), None):
-        raise UsageError(f"{wrong}: no such format here; valid are {', '.join(valid)}")
-    if len(set(given.values())) > 1:
-        raise UsageError(f"{' and '.join(given)} exclude each other; give one of them")
-    if file is None or given:
-        return next(map(Format, given.values()), Format.TEXT)
-    if os.path.isdir(file):
-        raise UsageError(f"{_name(file)} is a directory; give a file to write the result to")
-    lacking = f"the suffix {file.suffix!r} names no format" if file.suffix else "no suffix names the format"
-    suffixes = ", ".join(suffix for suffix, word in SUFFIXES.items() if word in valid)
-    raise UsageError(f"{_name(file)}: {lacking}; valid are {suffixes}, or any with --format")
+    def _format_of(self, file: Path | None, valid: Sequence[Format]) -> Format:
+        """Return the format of a result in a file: the suffix says it, unless an option does; text by default."""
+        by_suffix = None if file is None else SUFFIXES.get(file.suffix.lower())
+        words = {
+            "--json": "json" if self.json else None,
+            "--csv": "csv" if self.csv else None,
+            f"--format {printable((self.format or '')[:40])}": self.format,
+            printable(f"the suffix of {file}"): by_suffix if by_suffix in valid else None,
+        }
+        given = {spelling: word for spelling, word in words.items() if word is not None}
+        if wrong := next((spelling for spelling, word in given.items() if word not in valid), None):
+            raise UsageError(f"{wrong}: no such format here; valid are {', '.join(valid)}")
+        if len(set(given.values())) > 1:
+            raise UsageError(f"{' and '.join(given)} exclude each other; give one of them")
+        if file is None or given:
+            return next(map(Format, given.values()), Format.TEXT)
+        if os.path.isdir(file):
+            raise UsageError(f"{_name(file)} is a directory; give a file to write the result to")
+        lacking = f"the suffix {file.suffix!r} names no format" if file.suffix else "no suffix names the format"
+        suffixes = ", ".join(suffix for suffix, word in SUFFIXES.items() if word in valid)
+        raise UsageError(f"{_name(file)}: {lacking}; valid are {suffixes}, or any with --format")
 
 
 def file_of(output: Path | None) -> Path | None:
@@ -364,10 +341,9 @@ class Outputs:
     def of_node(self, host: str) -> Outputs:
         """Return the same with the name of a node in that of each file: ``topo-node02.json``."""
 
-        def renamed(file: Path | None) -> Path | None:
-            return None if file is None else file.with_name(f"{file.stem}-{host}{file.suffix}")
-
-        return replace(self, targets=tuple(replace(target, file=renamed(target.file)) for target in self.targets))
+        files = (file and file.with_name(f"{file.stem}-{host}{file.suffix}") for file in (t.file for t in self.targets))
+        targets = tuple(replace(target, file=file) for target, file in zip(self.targets, files, strict=True))
+        return replace(self, targets=targets)
 
     def check(self) -> None:
         """Refuse, before any work is done, to write where :meth:`write` could not or must not.
@@ -429,13 +405,9 @@ class Outputs:
             raise failed[0]
         only_files = len(self.files) == len(self.targets)
         if answers and only_files and not self.options.quiet and sys.stdout is not None and not muted:
-            answer = draw(Target(format=Format.TEXT, file=None, brief=True))
-            emit(_with_files(answer, self.files), color=self.options.color)
+            from rich.text import Text
 
-
-def _with_files(answer: Text | str, files: Sequence[Path]) -> Text | str:
-    names = f"written: {', '.join(map(_name, files))}\n"
-    if isinstance(answer, str):
-        return f"{answer.rstrip()}\n{names}"
-    answer.rstrip()
-    return answer.append("\n").append(names, "dim")
+            answer = Text.assemble(draw(Target(format=Format.TEXT, file=None, brief=True)))
+            answer.rstrip()
+            answer.append(f"\nwritten: {', '.join(map(_name, self.files))}\n", "dim")
+            emit(answer, color=self.options.color)

@@ -13,6 +13,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def folder(tmp_path: Path) -> Path:
 
 def read(content: bytes, source: str) -> Kept:
     """Return what a journal holds, read as every document is."""
-    return reading.read(content, source, saved._run)
+    return reading.read(content, source, partial(saved._result, RunReport))
 
 
 def killed(env: dict[str, str | None], after_s: float) -> list[str]:
