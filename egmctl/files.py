@@ -51,9 +51,9 @@ def write_whole(path: Path, content: bytes, *, replace: bool = True) -> None:
     try:
         _write(path, content, replace)
     except FileExistsError as error:
-        raise FileExists(f"{printable(str(path))} exists; --force overwrites it") from error
+        raise FileExists(f"{printable(path)} exists; --force overwrites it") from error
     except OSError as error:
-        raise EgmctlError(f"cannot write {printable(str(path))}: {error.strerror}") from error
+        raise EgmctlError(f"cannot write {printable(path)}: {error.strerror}") from error
 
 
 def write_all(descriptor: int, content: bytes) -> None:

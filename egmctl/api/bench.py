@@ -120,15 +120,14 @@ class Bench(BenchOptions):
         chosen = select_gpus("all" if self.gpus is None else self.gpus, machine.gpus or ())
         nodes = select_numa(self.numa, machine, chosen)
         pairs = () if self.pair is None else parse_pairs(self.pair, chosen, nodes)
-        if self.sweep is None:
-            return make_plan(machine, chosen, nodes, self.selected_cases, settings, pairs=pairs, no_ucx=no_ucx)
-        top = settings.size_bytes
-        if not self.size:
-            top = top_that_fits(machine, chosen, nodes, self.selected_cases, settings, no_ucx=no_ucx)
-        settings = replace(settings, size_bytes=top)
-        return make_plan(
-            machine, chosen, nodes, self.selected_cases, settings, sweep_sizes(top), pairs=pairs, no_ucx=no_ucx
-        )
+        cases = self.selected_cases
+        sizes: tuple[int, ...] = ()
+        if self.sweep is not None:
+            top = settings.size_bytes
+            if not self.size:
+                top = top_that_fits(machine, chosen, nodes, cases, settings, no_ucx=no_ucx)
+            settings, sizes = replace(settings, size_bytes=top), sweep_sizes(top)
+        return make_plan(machine, chosen, nodes, cases, settings, sizes, pairs=pairs, no_ucx=no_ucx)
 
     def run(
         self,

@@ -28,11 +28,7 @@ def docs(topic: TopicArgument = None) -> int:
     elif topic in pages:
         text = pages[topic].read_text(encoding="utf-8")
     else:
-        import difflib
-
-        near = difflib.get_close_matches(topic, pages, n=1)
-        nearest = f"; did you mean {near[0]}?" if near else ""
-        raise UsageError(f"docs has no topic {printable(topic)!r}{nearest}; 'egmctl docs' lists them")
+        raise UsageError(f"docs has no topic {printable(topic)!r}; 'egmctl docs' lists them")
     emit(text)
     return ExitCode.OK
 
@@ -60,14 +56,11 @@ def topics() -> Mapping[str, Mapping[str, Path]]:
 
 
 def _listed(pages: Mapping[str, Path]) -> str:
-    """Return topics with their titles, one a line."""
+    """Return topics with their titles, one a line; an example has none."""
     width = max(map(len, pages))
-    return "".join(f"  {name:{width}}  {_title(path)}".rstrip() + "\n" for name, path in pages.items())
-
-
-def _title(path: Path) -> str:
-    """Return what a page calls itself, ``""`` for an example."""
-    if path.suffix != ".md":
-        return ""
-    with path.open(encoding="utf-8") as lines:
-        return next((line[2:].strip() for line in lines if line.startswith("# ")), "")
+    lines = []
+    for name, path in pages.items():
+        text = path.read_text(encoding="utf-8") if path.suffix == ".md" else ""
+        title = next((line[2:].strip() for line in text.splitlines() if line.startswith("# ")), "")
+        lines.append(f"  {name:{width}}  {title}".rstrip() + "\n")
+    return "".join(lines)

@@ -70,7 +70,7 @@ def doctor(
     """
     with contextlib.ExitStack() as joined:
         launch = mpi.launched() if machine is None and not way.pid else None
-        outputs = output.chosen(DOCTOR.formats)
+        outputs = output.chosen(DOCTOR.formats, brief=way.brief)
         refuse_together({"--brief": way.brief, "--verbose": output.verbose > 0})
         if way.pid and machine is not None:
             raise UsageError("--pid and --machine exclude each other: a recorded machine has no processes")
@@ -90,7 +90,7 @@ def doctor(
         else:
             node, launch, outputs = _read_with_others(joined, asked, way, outputs, launch)
         diagnosis = asked.diagnose(node)
-        outputs.show(diagnosis, lambda: asked.diagnose(node, redacted=True), brief=way.brief)
+        outputs.show(diagnosis, lambda: asked.diagnose(node, redacted=True))
     if diagnosis.nothing is not None and not outputs.explains_itself:
         say(diagnosis.nothing)
     if launch is not None and launch.rank:

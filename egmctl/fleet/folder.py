@@ -66,7 +66,7 @@ class Folder:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise UsageError(f"another egmctl fleet is using {printable(str(self.path))}") from error
+                raise UsageError(f"another egmctl fleet is using {printable(self.path)}") from error
             except OSError:
                 # A network file system without locks: then nothing keeps others out.
                 pass
@@ -77,7 +77,7 @@ class Folder:
     def spool(self, node: str) -> BinaryIO:
         """Return a file for what a node sends while it sends it; :meth:`discard` or :meth:`keep` end it."""
         self.discard(node)
-        with _failing(f"cannot write {_name(self.part(node))}"), open_folder(self.path / NODES) as nodes:
+        with _failing(f"cannot write {printable(self.part(node))}"), open_folder(self.path / NODES) as nodes:
             part = os.open(self.part(node).name, NEW_FILE, 0o666, dir_fd=nodes)
         return os.fdopen(part, "wb", buffering=0)
 
@@ -87,7 +87,7 @@ class Folder:
 
     def sent(self, node: str) -> bytes:
         """Return what a node sent."""
-        with _failing(f"cannot read {_name(self.part(node))}"):
+        with _failing(f"cannot read {printable(self.part(node))}"):
             return self.part(node).read_bytes()
 
     def keep(self, node: str, document: bytes) -> str:
@@ -96,7 +96,7 @@ class Folder:
         It is a part of what was sent, and goes where that is: a disk that is full by now has room for it.
         """
         name, part = document_of(node), self.part(node)
-        with _failing(f"cannot write {_name(self.path / name)}"), open_folder(self.path / NODES) as nodes:
+        with _failing(f"cannot write {printable(self.path / name)}"), open_folder(self.path / NODES) as nodes:
             sent = os.open(part.name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=nodes)
             with os.fdopen(sent, "r+b") as file:
                 file.write(document + b"\n")
@@ -125,10 +125,6 @@ def document_of(node: str) -> str:
     return f"{NODES}/{node}.json"
 
 
-def _name(path: Path) -> str:
-    return printable(str(path))
-
-
 @contextlib.contextmanager
 def _failing(sentence: str, kind: type[EgmctlError] = EgmctlError) -> Iterator[None]:
     """Raise, in place of a system's error, a sentence with the error's reason."""
@@ -155,7 +151,7 @@ def new_folder(path: Path | None, command: Command, now: datetime) -> Folder:
     if path is None:
         path = Path(f"egmctl-fleet-{command}-{now:%Y%m%dT%H%M%SZ}")
         path = next_free(path) if path.exists() else path
-    name = _name(path)
+    name = printable(path)
     with _failing(f"{name} cannot be made", UsageError):
         with open_parent(path) as (parent, last), contextlib.suppress(FileExistsError):
             os.mkdir(last, dir_fd=parent)
@@ -177,19 +173,19 @@ def old_folder(path: Path) -> Folder:
         If there is none, or it cannot be read or written to, or is of another user: what it says is run on the nodes.
     """
     if not os.access(path / REPORT, os.R_OK):
-        raise UsageError(f"{_name(path)} is not a folder of egmctl fleet: it has no readable {REPORT}")
+        raise UsageError(f"{printable(path)} is not a folder of egmctl fleet: it has no readable {REPORT}")
     if not os.access(path / NODES, os.W_OK | os.X_OK):
-        raise UsageError(f"{_name(path / NODES)} cannot be written to")
-    with _failing(f"{_name(path)} cannot be written to", UsageError):
+        raise UsageError(f"{printable(path / NODES)} cannot be written to")
+    with _failing(f"{printable(path)} cannot be written to", UsageError):
         make_folder(path)
     # The owner of a folder can exchange what is in it, and where a link leads is its owner's choice.
     for part in (path / REPORT, path, path / NODES):
         status = part.stat() if part == path else part.lstat()
         if stat.S_ISLNK(status.st_mode):
-            raise UsageError(f"{_name(part)} is a link: --resume takes the folder that the earlier run made")
+            raise UsageError(f"{printable(part)} is a link: --resume takes the folder that the earlier run made")
         if status.st_uid not in (os.geteuid(), 0):
             raise UsageError(
-                f"{_name(part)} belongs to user {status.st_uid}: --resume would run what it says on the nodes"
+                f"{printable(part)} belongs to user {status.st_uid}: --resume would run what it says on the nodes"
             )
     return Folder(path)
 

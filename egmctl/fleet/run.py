@@ -191,7 +191,7 @@ class _Fleet(EventHandler):  # type: ignore[misc]
             step()
         except OSError as error:
             self._drop(node)
-            self._fail(node, EgmctlError(f"cannot write {printable(str(self.folder.part(node)))}: {error.strerror}"))
+            self._fail(node, EgmctlError(f"cannot write {printable(self.folder.part(node))}: {error.strerror}"))
             return False
         return True
 
