@@ -26,9 +26,7 @@ FilesArgument = Annotated[
 ToleranceOption = Annotated[
     float,
     typer.Option(
-        "--tolerance",
-        metavar="PERCENT",
-        help="How far a median may differ; one lost NVLink of 18 costs 5.6.",
+        "--tolerance", metavar="PERCENT", help="How far a median may differ; one lost NVLink of 18 costs 5.6."
     ),
 ]
 

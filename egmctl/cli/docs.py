@@ -14,8 +14,7 @@ from egmctl.errors import ExitCode, UsageError
 from egmctl.units import printable
 
 TopicArgument = Annotated[
-    str | None,
-    typer.Argument(metavar="[TOPIC]", help="A page or an example; without it, list them."),
+    str | None, typer.Argument(metavar="[TOPIC]", help="A page or an example; without it, list them.")
 ]
 
 
@@ -28,7 +27,11 @@ def docs(topic: TopicArgument = None) -> int:
     elif topic in pages:
         text = pages[topic].read_text(encoding="utf-8")
     else:
-        raise UsageError(f"docs has no topic {printable(topic)!r}; 'egmctl docs' lists them")
+        import difflib
+
+        near = difflib.get_close_matches(topic, pages, n=1)
+        nearest = f"; did you mean {near[0]}?" if near else ""
+        raise UsageError(f"docs has no topic {printable(topic)!r}{nearest}; 'egmctl docs' lists them")
     emit(text)
     return ExitCode.OK
 

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING
 
 from egmctl.api.options import DoctorOptions, option
 from egmctl.cli.mpi import MpiOptions, answers_alone, job
-from egmctl.cli.options import (
-    ExitStyle,
-    ExitStyleOption,
-    MachineOption,
-    read_machine,
-    refuse_together,
-    takes_options,
-)
+from egmctl.cli.options import ExitStyle, ExitStyleOption, MachineOption, read_machine, refuse_together, takes_options
 from egmctl.cli.output import OutputOptions, Outputs, say
 from egmctl.cli.progress import probing, show_progress
 from egmctl.errors import ExitCode, UsageError

@@ -43,8 +43,8 @@ def snapshot(
     from egmctl.facts.collect import collect
     from egmctl.facts.redact import redact
 
-    names = SECTIONS if sections.strip() == "all" else tuple(part.strip() for part in sections.split(","))
-    if wrong := next((name for name in names if name not in SECTIONS), None):
-        raise UsageError(f"--sections: there is no section {wrong!r}; valid are all and {','.join(SECTIONS)}")
+    names = SECTIONS if sections.strip() == "all" else dict.fromkeys(part.strip() for part in sections.split(","))
+    if wrong := [name for name in names if name not in SECTIONS]:
+        raise UsageError(f"--sections: there is no section {wrong[0]!r}; valid are all and {','.join(SECTIONS)}")
     machine = collect(names, on_wait=say)
     emit(record.text(machine if full else redact(machine)), output, force=force)

@@ -145,11 +145,7 @@ def _folded(report: FleetReport, folder: Folder, warn: Callable[[str], None]) ->
         results = list(loaded.values())
         comparison = compare(results, spread=spread_of(results, warn))
     return dataclasses.replace(
-        report,
-        answers=tuple(answers),
-        counts=counts(answers),
-        groups=groups(answers, lines),
-        comparison=comparison,
+        report, answers=tuple(answers), counts=counts(answers), groups=groups(answers, lines), comparison=comparison
     )
 
 
