@@ -136,9 +136,8 @@ def check_schema(document: dict[str, Any], known: Sequence[str], source: str, wh
     if schema in known:
         return schema
     name = schema.partition("/")[0]
-    for expected in known:
-        if expected.partition("/")[0] == name:
-            refuse(source, f"has the schema {short(schema)!r}, of another version of egmctl: this one reads {expected}")
+    if expected := next((each for each in known if each.partition("/")[0] == name), None):
+        refuse(source, f"has the schema {short(schema)!r}, of another version of egmctl: this one reads {expected}")
     refuse(source, f"is not a {what}: its schema is {short(schema)!r}, expected {', '.join(known)}")
 
 

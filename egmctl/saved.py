@@ -168,14 +168,8 @@ def _load(document: dict[str, Any], source: str, file: Path) -> Saved:
     schema = check_schema(document, (*_KINDS, MACHINE_SCHEMA, ERROR_SCHEMA), source, "result of egmctl")
     if schema == MACHINE_SCHEMA:
         machine = replay.recorded(replay.decode(document, source), file)
-        return Saved(
-            path=file,
-            kind=Command.SNAPSHOT,
-            name=stem(file),
-            result=machine,
-            tool=f"egmctl {document.get('egmctl', '')}".strip(),
-            origin=machine.origin,
-        )
+        tool, command = f"egmctl {document.get('egmctl', '')}".strip(), Command.SNAPSHOT
+        return Saved(path=file, kind=command, name=stem(file), result=machine, tool=tool, origin=machine.origin)
     envelope = _decode(_Envelope, {name: value for name, value in document.items() if name != "result"}, source)
     kind = _KINDS.get(schema)
     return Saved(

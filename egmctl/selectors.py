@@ -16,7 +16,7 @@ from egmctl.units import format_kernel_list, printable
 
 T = TypeVar("T")
 
-_NUMBERS = re.compile(r"(?P<first>[0-9]+)(?:-(?P<last>[0-9]+)(?:/(?P<step>[0-9]+))?)?")
+_NUMBERS = re.compile(r"(?P<first>[0-9]{1,18})(?:-(?P<last>[0-9]{1,18})(?:/(?P<step>[0-9]{1,18}))?)?")
 _BUS_ID = re.compile(
     r"(?:(?P<domain>[0-9a-f]{1,8}):)?(?P<bus>[0-9a-f]{1,2}):(?P<device>[0-9a-f]{1,2})(?:\.(?P<function>[0-7]))?"
 )
@@ -108,15 +108,10 @@ def _numbered(part: str, items: Mapping[int, T], option: str, noun: str, exist: 
     match = _NUMBERS.fullmatch(part)
     if match is None:
         raise UsageError(f"{option} {_quote(part)} is not a {noun}; {exist}")
-    if max(len(number) for number in match.groups("0")) > 9:
-        raise UsageError(f"{option} {_quote(part)}: no {noun} has such a number; {exist}")
-    first = int(match["first"])
-    last = first if match["last"] is None else int(match["last"])
-    step = 1 if match["step"] is None else int(match["step"])
-    if last < first:
-        raise UsageError(f"{option} {_quote(part)} runs backwards; {exist}")
-    if step == 0:
-        raise UsageError(f"{option} {_quote(part)} has a step of 0; {exist}")
+    first, step = int(match["first"]), int(match["step"] or 1)
+    last = int(match["last"] or first)
+    if last < first or step == 0:
+        raise UsageError(f"{option} {_quote(part)} {'has a step of 0' if step == 0 else 'runs backwards'}; {exist}")
     for number in range(first, last + 1, step):
         if number not in items:
             raise UsageError(f"{option} {_quote(part)}: there is no {noun} {number}; {exist}")

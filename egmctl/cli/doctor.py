@@ -71,7 +71,12 @@ def doctor(
             raise UsageError("--active works on this node and process only: leave out --pid and --machine")
         refuse_together({"--list": way.list_checks, "--explain": way.explain is not None})
         if way.list_checks or way.explain is not None:
-            return _list_checks(output, way.explain, options.purposes)
+            from egmctl.api.doctor import purposes_of
+            from egmctl.doctor.runner import check_list, find, select
+
+            checks = select(purposes_of(options.purposes)) if way.explain is None else (find(way.explain),)
+            output.checked(CHECKS.formats).show(check_list(checks), answers=False)
+            return ExitCode.OK
         from egmctl.api.doctor import Doctor
 
         if options.check and launch is not None:
@@ -130,13 +135,3 @@ def _read_with_others(
         active=way.active,
     )
     return node, launch, outputs
-
-
-def _list_checks(output: OutputOptions, explain: str | None, purposes: str | None) -> int:
-    """Show the checks for ``--list`` or ``--explain``."""
-    from egmctl.api.doctor import purposes_of
-    from egmctl.doctor import runner as registry
-
-    checks = registry.select(purposes_of(purposes)) if explain is None else (registry.find(explain),)
-    output.checked(CHECKS.formats).show(registry.check_list(checks), answers=False)
-    return ExitCode.OK

@@ -20,7 +20,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Settings
 from egmctl.nodesets import fold
 from egmctl.saved import Saved
-from egmctl.units import natural
+from egmctl.units import listed, natural
 
 
 def compare(saved: Sequence[Saved], *, tolerance: float = TOLERANCE, spread: SpreadOf = default_spread) -> Comparison:
@@ -116,17 +116,13 @@ def _kind(saved: Sequence[Saved]) -> Command:
     """
     if len(saved) < 2:
         raise UsageError("there is nothing to compare with: give two files or more")
-    with_result = [(file, file.kind) for file in saved if file.kind is not None]
-    if not with_result:
+    kinds = {file.kind: file.path for file in saved if file.kind is not None}
+    if not kinds:
         raise UsageError(f"none of the {len(saved)} files has a result: {saved[0].path}: {_problem(saved[0])}")
-    first, kind = with_result[0]
-    for other, other_kind in with_result:
-        if other_kind is not kind:
-            raise UsageError(
-                f"{first.path} is of egmctl {kind} and {other.path} of egmctl {other_kind}: "
-                "only results of one kind can be compared"
-            )
-    return kind
+    if len(kinds) > 1:
+        files = listed([f"{path} is of egmctl {kind}" for kind, path in kinds.items()])
+        raise UsageError(f"{files}: only results of one kind can be compared")
+    return next(iter(kinds))
 
 
 def _node(saved: Saved) -> ComparedNode:

@@ -246,7 +246,7 @@ def test_one_file_is_nothing_to_compare() -> None:
 
 def test_kinds_do_not_mix() -> None:
     other = replace(saved("after", run()), kind=Command.DOCTOR)
-    with pytest.raises(UsageError, match=r"before.json is of egmctl bench and after.json of egmctl doctor"):
+    with pytest.raises(UsageError, match=r"before.json is of egmctl bench and after.json is of egmctl doctor"):
         compare([saved("before", run()), other])
 
 

@@ -65,7 +65,7 @@ def test_gpus(text: str, indices: list[int]) -> None:
         ("-1", "--gpus '-1' is not a GPU; the GPUs here are 0-7"),
         ("1/2", "--gpus '1/2' is not a GPU; the GPUs here are 0-7"),
         ("\u0663", "--gpus '\u0663' is not a GPU; the GPUs here are 0-7"),
-        ("0-99999999999", "--gpus '0-99999999999': no GPU has such a number; the GPUs here are 0-7"),
+        ("0-99999999999", "--gpus '0-99999999999': there is no GPU 8; the GPUs here are 0-7"),
         ("0-999999999", "--gpus '0-999999999': there is no GPU 8; the GPUs here are 0-7"),
         (
             "GPU-0000000",
