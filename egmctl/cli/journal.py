@@ -41,16 +41,18 @@ def open_journal(options: JournalOptions, outputs: Outputs, machine: Machine | N
         The node, whose private names do not go into it.
     """
     from egmctl.facts.redact import part_redactor
-    from egmctl.journal.read import earlier, is_unmentioned
     from egmctl.journal.write import Journal, journal_folder, mention
-    from egmctl.saved import load_journal
 
     if options.no_journal or (options.journal is None and os.environ.get("EGMCTL_NO_JOURNAL")):
         return Journal((), str)
     folders = [options.journal] if options.journal else [journal_folder(), *(file.parent for file in outputs.files[:1])]
     if not outputs.options.quiet:
+        from egmctl.journal.read import earlier, is_unmentioned
+
         path = next(filter(is_unmentioned, reversed(earlier(folders[0])[-3:])), None)
         if path is not None:
+            from egmctl.saved import load_journal
+
             mention(path)
             with contextlib.suppress(UsageError):
                 say(f"an earlier bench {load_journal(path).ending}; 'egmctl show {path}' shows its results")
