@@ -105,17 +105,17 @@ class Journal:
         for folder in self._folders:
             try:
                 with open_folder(folder, make=True) as opened:
-                    path, self._file = _new_file(path_of(opened))
+                    path, file = _new_file(path_of(opened))
                     # The lock says that the journal is being written: others neither remove it nor tell of its end.
                     # On network file systems without locks nobody knows.
                     with contextlib.suppress(OSError):
-                        fcntl.flock(self._file, fcntl.LOCK_EX)
+                        fcntl.flock(file, fcntl.LOCK_EX)
                     _flush_folder(path_of(opened))
                     prune(path_of(opened))
             except OSError as error:
                 self.failure = f"{folder}: {error.strerror}"
                 continue
-            self.path, self.failure = folder / path.name, None
+            self._file, self.path, self.failure = file, folder / path.name, None
             return
 
     def _write(self, event: str, content: Mapping[str, Any]) -> None:
