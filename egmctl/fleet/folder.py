@@ -61,8 +61,9 @@ class Folder:
         UsageError
             If one is in it.
         """
-        lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
+        with contextlib.ExitStack() as opened:
+            lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            opened.callback(os.close, lock)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -71,8 +72,6 @@ class Folder:
                 # A network file system without locks: then nothing keeps others out.
                 pass
             yield
-        finally:
-            os.close(lock)
 
     def spool(self, node: str) -> BinaryIO:
         """Return a file for what a node sends while it sends it; :meth:`discard` or :meth:`keep` end it."""

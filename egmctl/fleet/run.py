@@ -130,8 +130,8 @@ class _Fleet(EventHandler):  # type: ignore[misc]
 
     def run(self, task: Task) -> None:
         launch = self.launch
-        kind = _SshWorker if launch.launcher is Launcher.SSH else _SrunWorker
-        self.worker = kind(
+        client = _SshNode if launch.launcher is Launcher.SSH else _SrunNode
+        self.worker = type("_Worker", (ExecWorker,), {"SHELL_CLASS": client})(
             ",".join(self.nodes),
             handler=self,
             # The clock on the node comes first: this one is for nodes that cannot be heard any more.
@@ -278,11 +278,3 @@ class _SrunNode(_Client):
     def _build_cmd(self) -> tuple[list[str], None]:
         fleet: _Fleet = self.worker.eh
         return srun_words(self.key, fleet.launch, remote_words(fleet.asked, fleet.launch.timeout_s)), None
-
-
-class _SshWorker(ExecWorker):  # type: ignore[misc]
-    SHELL_CLASS = _SshNode
-
-
-class _SrunWorker(ExecWorker):  # type: ignore[misc]
-    SHELL_CLASS = _SrunNode
