@@ -7,7 +7,6 @@ import io
 import json
 import zlib
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,24 +23,6 @@ ELEMENT_LIMIT = 2_000_000
 the smallest ones, ``{}``, Python makes 30 times the file's size in memory."""
 
 
-def read_object(path: Path, source: str, what: str) -> dict[str, Any]:
-    """Return the object that a JSON file holds.
-
-    Parameters
-    ----------
-    source
-        How to call the file in a sentence, e.g. ``machine file node7.json``.
-    what
-        What it should hold, e.g. ``machine``.
-
-    Raises
-    ------
-    UsageError
-        If it holds no JSON object, or more than any such file does.
-    """
-    return parse_object(read_content(path, source), source, what)
-
-
 def read_content(path: Path, source: str) -> bytes:
     """Return a file's content, unpacked where gzip packed it; of more than the limit one byte more.
 
@@ -50,7 +31,7 @@ def read_content(path: Path, source: str) -> bytes:
     Parameters
     ----------
     source
-        As for :func:`read_object`.
+        How to call the file in a sentence, e.g. ``machine file node7.json``.
 
     Raises
     ------
@@ -61,20 +42,18 @@ def read_content(path: Path, source: str) -> bytes:
         content = read_bounded(path, FILE_LIMIT)
     except OSError as error:
         refuse(source, f"cannot be read: {error.strerror}")
-    return _unpacked(content, source) if content.startswith(_GZIP) else content
-
-
-_GZIP = b"\x1f\x8b"
-"""The first bytes of a file that gzip made: https://www.rfc-editor.org/rfc/rfc1952#section-2.3.1."""
-
-
-def _unpacked(content: bytes, source: str) -> bytes:
-    """Return what gzip packed, or of more one byte more than the limit: a small file can hold any amount."""
+    if not content.startswith(_GZIP):
+        return content
     try:
+        # A small file can hold any amount.
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
             return file.read(FILE_LIMIT + 1)
     except (OSError, EOFError, zlib.error) as error:
         refuse(source, f"is packed by gzip and cannot be unpacked: {error}")
+
+
+_GZIP = b"\x1f\x8b"
+"""The first bytes of a file that gzip made: https://www.rfc-editor.org/rfc/rfc1952#section-2.3.1."""
 
 
 def stem(path: Path) -> str:
@@ -101,24 +80,28 @@ def parse_object(content: bytes, source: str, what: str) -> dict[str, Any]:
 
     Parameters
     ----------
-    source, what
-        As for :func:`read_object`.
+    source
+        As for :func:`read_content`.
+    what
+        What it should hold, e.g. ``machine``.
 
     Raises
     ------
     UsageError
-        As :func:`read_object`.
+        If it is no JSON object, or holds more than any such file does.
     """
     if len(content) > FILE_LIMIT:
         refuse(source, f"is larger than {format_size(FILE_LIMIT)}, which no {what} is")
     if sum(map(content.count, (b",", b"[", b"{"))) > ELEMENT_LIMIT:
         refuse(source, f"holds more than {ELEMENT_LIMIT} values, which no {what} does")
+
+    def refuse_constant(word: str) -> NoReturn:
+        refuse(source, f"is not JSON: it holds {word}, which JSON has no number for")
+
     try:
-        text = content.decode()
+        document = json.loads(content.decode(), parse_constant=refuse_constant)
     except UnicodeDecodeError as error:
         refuse(source, f"is not UTF-8 text: byte {error.start} is {content[error.start]:#04x}")
-    try:
-        document = json.loads(text, parse_constant=partial(_refuse_constant, source))
     except json.JSONDecodeError as error:
         what_and_where = f"{error.msg.removesuffix(' at')} at line {error.lineno} column {error.colno}"
         refuse(source, f"is not JSON, or is truncated: {what_and_where}")
@@ -140,7 +123,7 @@ def check_schema(document: dict[str, Any], known: Sequence[str], source: str, wh
     known
         Such as ``egmctl.machine/1``.
     source, what
-        As for :func:`read_object`.
+        As for :func:`parse_object`.
 
     Raises
     ------
@@ -153,9 +136,8 @@ def check_schema(document: dict[str, Any], known: Sequence[str], source: str, wh
     if schema in known:
         return schema
     name = schema.partition("/")[0]
-    for expected in known:
-        if expected.partition("/")[0] == name:
-            refuse(source, f"has the schema {short(schema)!r}, of another version of egmctl: this one reads {expected}")
+    if expected := next((each for each in known if each.partition("/")[0] == name), None):
+        refuse(source, f"has the schema {short(schema)!r}, of another version of egmctl: this one reads {expected}")
     refuse(source, f"is not a {what}: its schema is {short(schema)!r}, expected {', '.join(known)}")
 
 
@@ -173,7 +155,3 @@ def refuse(source: str, sentence: str) -> NoReturn:
 def short(text: str) -> str:
     """Return a text from outside, cut to what a sentence bears."""
     return text if len(text) <= 200 else f"{text[:197]}..."
-
-
-def _refuse_constant(source: str, word: str) -> NoReturn:
-    refuse(source, f"is not JSON: it holds {word}, which JSON has no number for")

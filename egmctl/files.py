@@ -51,9 +51,9 @@ def write_whole(path: Path, content: bytes, *, replace: bool = True) -> None:
     try:
         _write(path, content, replace)
     except FileExistsError as error:
-        raise FileExists(f"{printable(str(path))} exists; --force overwrites it") from error
+        raise FileExists(f"{printable(path)} exists; --force overwrites it") from error
     except OSError as error:
-        raise EgmctlError(f"cannot write {printable(str(path))}: {error.strerror}") from error
+        raise EgmctlError(f"cannot write {printable(path)}: {error.strerror}") from error
 
 
 def write_all(descriptor: int, content: bytes) -> None:
@@ -90,7 +90,9 @@ def _write(path: Path, content: bytes, replace: bool) -> None:
         try:
             with os.fdopen(os.open(temporary, NEW_FILE, 0o666, dir_fd=folder), "wb") as file:
                 if earlier is not None:
-                    os.fchmod(file.fileno(), _mode_after(earlier))
+                    # It may have a new owner, for whom setuid was not meant, nor that others may write.
+                    is_own = earlier.st_uid == os.geteuid()
+                    os.fchmod(file.fileno(), earlier.st_mode & (0o777 if is_own else 0o755))
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -109,14 +111,6 @@ def status_in(folder: int, name: str) -> os.stat_result | None:
         return os.lstat(name, dir_fd=folder)
     except FileNotFoundError:
         return None
-
-
-def _mode_after(earlier: os.stat_result) -> int:
-    """Return the mode of the file that replaces another.
-
-    It may have a new owner, for whom setuid was not meant, nor that others may write.
-    """
-    return earlier.st_mode & (0o777 if earlier.st_uid == os.geteuid() else 0o755)
 
 
 def _claim(folder: int, temporary: str, name: str) -> None:
@@ -253,6 +247,9 @@ def read_bounded(path: Path, limit: int) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         is_fifo = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+        # poll(2) gives POLLHUP once somebody has had a FIFO open for writing since it was opened here.
+        had_writer = select.poll()
+        had_writer.register(descriptor, select.POLLIN)
         until = time.monotonic() + FIFO_WAIT_S
         parts: list[bytes] = []
         room = limit + 1
@@ -266,7 +263,7 @@ def read_bounded(path: Path, limit: int) -> bytes:
             if part:
                 parts.append(part)
                 room -= len(part)
-            elif is_fifo and not parts and not _had_writer(descriptor):
+            elif is_fifo and not parts and not had_writer.poll(0):
                 if time.monotonic() > until:
                     raise OSError(errno.EPIPE, f"it is a FIFO, and nobody opened it to write within {FIFO_WAIT_S:g} s")
                 time.sleep(0.05)
@@ -290,10 +287,3 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
         os.close(descriptor)
         raise OSError(errno.EINVAL, _NOT_REGULAR)
     return descriptor
-
-
-def _had_writer(descriptor: int) -> bool:
-    """Say whether somebody had a FIFO open for writing since it was opened here: then poll(2) gives POLLHUP."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(0))

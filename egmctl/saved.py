@@ -10,6 +10,7 @@ import dataclasses
 import os
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -135,7 +136,18 @@ def load_any(path: str | os.PathLike[str]) -> Saved:
     source = f"file {file}"
     content = read_content(file, source)
     if journal.is_journal(content):
-        return _of_journal(journal.read(content, source, _run), file)
+        kept = journal.read(content, source, partial(_result, RunReport))
+        return Saved(
+            path=file,
+            kind=Command.BENCH,
+            name=file.stem,
+            result=kept.report,
+            tool="egmctl",
+            exit_code=kept.exit_code,
+            missing=kept.missing,
+            damaged=kept.damage is not None,
+            origin=kept.report.machines[0].origin if kept.report.machines else None,
+        )
     saved = _load(parse_object(content, source, "result of egmctl"), source, file)
     return dataclasses.replace(saved, content=content)
 
@@ -149,41 +161,15 @@ def load_journal(path: Path) -> journal.Kept:
         If it cannot be read or is none.
     """
     source = f"journal {path}"
-    return journal.read(read_content(path, source), source, _run)
-
-
-def _run(body: Any, source: str) -> RunReport:
-    run: RunReport = _result(RunReport, body, source)
-    return run
-
-
-def _of_journal(kept: journal.Kept, file: Path) -> Saved:
-    report = kept.report
-    return Saved(
-        path=file,
-        kind=Command.BENCH,
-        name=file.stem,
-        result=report,
-        tool="egmctl",
-        exit_code=kept.exit_code,
-        missing=kept.missing,
-        damaged=kept.damage is not None,
-        origin=report.machines[0].origin if report.machines else None,
-    )
+    return journal.read(read_content(path, source), source, partial(_result, RunReport))
 
 
 def _load(document: dict[str, Any], source: str, file: Path) -> Saved:
     schema = check_schema(document, (*_KINDS, MACHINE_SCHEMA, ERROR_SCHEMA), source, "result of egmctl")
     if schema == MACHINE_SCHEMA:
         machine = replay.recorded(replay.decode(document, source), file)
-        return Saved(
-            path=file,
-            kind=Command.SNAPSHOT,
-            name=stem(file),
-            result=machine,
-            tool=f"egmctl {document.get('egmctl', '')}".strip(),
-            origin=machine.origin,
-        )
+        tool, command = f"egmctl {document.get('egmctl', '')}".strip(), Command.SNAPSHOT
+        return Saved(path=file, kind=command, name=stem(file), result=machine, tool=tool, origin=machine.origin)
     envelope = _decode(_Envelope, {name: value for name, value in document.items() if name != "result"}, source)
     kind = _KINDS.get(schema)
     return Saved(

@@ -16,7 +16,7 @@ from egmctl.units import format_kernel_list, printable
 
 T = TypeVar("T")
 
-_NUMBERS = re.compile(r"(?P<first>[0-9]+)(?:-(?P<last>[0-9]+)(?:/(?P<step>[0-9]+))?)?")
+_NUMBERS = re.compile(r"(?P<first>[0-9]{1,18})(?:-(?P<last>[0-9]{1,18})(?:/(?P<step>[0-9]{1,18}))?)?")
 _BUS_ID = re.compile(
     r"(?:(?P<domain>[0-9a-f]{1,8}):)?(?P<bus>[0-9a-f]{1,2}):(?P<device>[0-9a-f]{1,2})(?:\.(?P<function>[0-7]))?"
 )
@@ -43,10 +43,17 @@ def select_gpus(text: str, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
 
     def find(part: str) -> Iterable[Gpu]:
         if part.lower().startswith("gpu-"):
-            return (_by_uuid(part, gpus, exist),)
-        if ":" in part:
-            return (_by_bus_id(part, gpus),)
-        return _numbered(part, by_index, "--gpus", "GPU", exist)
+            named = [gpu for gpu in gpus if gpu.uuid is not None and gpu.uuid.lower().startswith(part.lower())]
+        elif ":" in part:
+            named = [gpu for gpu in gpus if _is_at(gpu.bus_id, part)]
+        else:
+            return _numbered(part, by_index, "--gpus", "GPU", exist)
+        if len(named) != 1:
+            fits = (
+                f"fits {', '.join(f'GPU{gpu.index}' for gpu in named)}" if named else "is no GPU's UUID or PCI bus id"
+            )
+            raise UsageError(f"--gpus {_quote(part)} {fits}; {exist} (egmctl topo -v shows their UUIDs and bus ids)")
+        return named
 
     return _select(text, "--gpus", find, tuple(gpus), exist)
 
@@ -101,47 +108,24 @@ def _numbered(part: str, items: Mapping[int, T], option: str, noun: str, exist: 
     match = _NUMBERS.fullmatch(part)
     if match is None:
         raise UsageError(f"{option} {_quote(part)} is not a {noun}; {exist}")
-    if max(len(number) for number in match.groups("0")) > 9:
-        raise UsageError(f"{option} {_quote(part)}: no {noun} has such a number; {exist}")
-    first = int(match["first"])
-    last = first if match["last"] is None else int(match["last"])
-    step = 1 if match["step"] is None else int(match["step"])
-    if last < first:
-        raise UsageError(f"{option} {_quote(part)} runs backwards; {exist}")
-    if step == 0:
-        raise UsageError(f"{option} {_quote(part)} has a step of 0; {exist}")
+    first, step = int(match["first"]), int(match["step"] or 1)
+    last = int(match["last"] or first)
+    if last < first or step == 0:
+        raise UsageError(f"{option} {_quote(part)} {'has a step of 0' if step == 0 else 'runs backwards'}; {exist}")
     for number in range(first, last + 1, step):
         if number not in items:
             raise UsageError(f"{option} {_quote(part)}: there is no {noun} {number}; {exist}")
         yield items[number]
 
 
-def _by_uuid(part: str, gpus: Sequence[Gpu], exist: str) -> Gpu:
-    matches = [gpu for gpu in gpus if gpu.uuid is not None and gpu.uuid.lower().startswith(part.lower())]
-    if len(matches) > 1:
-        several = ", ".join(f"GPU{gpu.index}" for gpu in matches)
-        raise UsageError(f"--gpus {_quote(part)} fits {several}; give more of the UUID")
-    if not matches:
-        raise UsageError(f"--gpus {_quote(part)} is no GPU's UUID; {exist} (egmctl topo -v shows their UUIDs)")
-    return matches[0]
-
-
-def _by_bus_id(part: str, gpus: Sequence[Gpu]) -> Gpu:
+def _is_at(bus_id: str, part: str) -> bool:
+    """Say whether a part spells a bus id: leading zeros, the domain and the function can be left out."""
     match = _BUS_ID.fullmatch(part.lower())
-    buses = ", ".join(gpu.bus_id for gpu in gpus) or "none"
     if match is None:
-        raise UsageError(f"--gpus {_quote(part)} is not a PCI bus id; those of the GPUs here are {buses}")
-    function = match["function"] or "0"
-    place = f"{int(match['bus'], 16):02x}:{int(match['device'], 16):02x}.{function}"
-    domain = None if match["domain"] is None else f"{int(match['domain'], 16):04x}"
-    matches = [
-        gpu for gpu in gpus if (gpu.bus_id == f"{domain}:{place}" if domain else gpu.bus_id.endswith(f":{place}"))
-    ]
-    if len(matches) > 1:
-        raise UsageError(f"--gpus {_quote(part)} is in several PCI domains; the GPUs here are at {buses}")
-    if not matches:
-        raise UsageError(f"--gpus {_quote(part)} is no GPU's bus id; the GPUs here are at {buses}")
-    return matches[0]
+        return False
+    place = f"{int(match['bus'], 16):02x}:{int(match['device'], 16):02x}.{match['function'] or 0}"
+    domain, _, at = bus_id.partition(":")
+    return at == place and (match["domain"] is None or domain == f"{int(match['domain'], 16):04x}")
 
 
 def _local(gpus: Sequence[Gpu], ids: Mapping[int, int], exist: str) -> tuple[int, ...]:

@@ -81,13 +81,13 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split("([0-9]+)", name))
 
 
-def printable(text: str) -> str:
-    """Make a string that came from a machine safe to show: control and format characters become escapes.
+def printable(text: object) -> str:
+    """Make a string that came from a machine, or a path, safe to show: control and format characters become escapes.
 
     Bidirectional overrides and zero-width characters are escaped too; everything printable stays. Markup is not
     handled here: views build ``rich.text.Text`` objects, which never interpret markup.
     """
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in str(text))
 
 
 def several(number: int, what: str) -> str:

@@ -91,7 +91,9 @@ class Bench(BenchOptions):
                 f"--suite {FABRIC} is measured by the ranks of a job: run egmctl bench under srun or mpirun"
             )
         if not machine.gpus:
-            raise NothingToDo(f"there is no GPU to measure: {_why_no_gpu(machine)}")
+            loaded = machine.driver is not None and machine.driver.module_version is not None
+            reason = "the driver sees none" if loaded else "the NVIDIA kernel driver is not loaded"
+            raise NothingToDo(f"there is no GPU to measure: {reason}; 'egmctl topo' shows what was found")
         live = machine.origin.kind is OriginKind.LIVE
         left_bytes = memory_left(Root.from_environment()) if live else None
         no_ucx = unusable("ucxx is not installed") if live and find_spec("ucxx") is None else ""
@@ -249,11 +251,3 @@ def _settings(options: BenchOptions) -> Settings:
         allow_busy=options.allow_busy,
         memory_percent=options.memory,
     )
-
-
-def _why_no_gpu(machine: Machine) -> str:
-    """Say in a few words what is missing."""
-    driver = machine.driver
-    if driver is None or driver.module_version is None:
-        return "the NVIDIA kernel driver is not loaded; 'egmctl topo' shows what was found"
-    return "the driver sees none; 'egmctl topo' shows what was found"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from egmctl.api.options import DoctorOptions, documented
-from egmctl.doctor.check import Check, Expectation, Scope, expectation
+from egmctl.doctor.check import Check, Scope, expectation
 from egmctl.doctor.checks.active import kinds_of
 from egmctl.doctor.probes import OnProbe, probed
 from egmctl.doctor.runner import diagnose, select
@@ -35,24 +35,21 @@ class Doctor(DoctorOptions):
     """
 
     def __post_init__(self) -> None:
-        _ = self._guards, self._expectation, self._since_s, self.checks
+        _ = self.checks
 
     @cached_property
     def checks(self) -> tuple[Check, ...]:
         """The checks that are made, in their order."""
-        return select(self._guards, self.check, self.skip)
+        return select(self._scope.purposes, self.check, self.skip)
 
     @cached_property
-    def _guards(self) -> tuple[Guard, ...] | None:
-        return purposes_of(self.purposes)
-
-    @cached_property
-    def _expectation(self) -> Expectation | None:
-        return None if self.expect is None else expectation(self.expect)
-
-    @cached_property
-    def _since_s(self) -> float | None:
-        return _since(self.since)
+    def _scope(self) -> Scope:
+        """What the findings are about on any machine."""
+        return Scope(
+            purposes=purposes_of(self.purposes),
+            expectation=None if self.expect is None else expectation(self.expect),
+            since_s=_since(self.since),
+        )
 
     @property
     def sections(self) -> tuple[str, ...]:
@@ -91,12 +88,10 @@ class Doctor(DoctorOptions):
     def scope(self, machine: Machine) -> Scope:
         """Return the GPUs, NUMA nodes and purposes that the findings are about."""
         chosen = None if self.gpus is None else select_gpus(self.gpus, machine.gpus or ())
-        return Scope(
+        return replace(
+            self._scope,
             gpus=None if chosen is None else tuple(gpu.bus_id for gpu in chosen),
             numa=None if self.numa is None else select_numa(self.numa, machine, chosen),
-            purposes=self._guards,
-            expectation=self._expectation,
-            since_s=self._since_s,
         )
 
 

@@ -13,7 +13,7 @@ from egmctl.cli.journal import JournalOptions, end_journal, open_journal
 from egmctl.cli.options import MachineOption, read_machine, refuse_together, takes_options
 from egmctl.cli.output import OutputOptions, Outputs, say
 from egmctl.cli.progress import show_progress
-from egmctl.errors import ExitCode, NothingToDo, UsageError
+from egmctl.errors import ExitCode, UsageError
 from egmctl.report.kinds import BENCH, PLAN
 
 if TYPE_CHECKING:
@@ -25,105 +25,74 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class VerdictOptions:
-    """The profile that judges a run, and how strictly."""
+class RunOptions(JournalOptions, JobOptions):
+    """How a run is measured together, kept and judged, or that its plan is shown instead."""
 
     profile: str | None = option(
         "Judge by this profile instead of the matching one; 'egmctl profile list' names them.", "FILE|NAME"
     )
     no_verdict: bool = option("Measure without a verdict.", default=False)
     strict: bool = option("Treat warnings as failures (exit code 1).", default=False)
+    list_cases: bool = option("Show the cases and whether each can run here, then exit.", None, "--list", default=False)
+    dry_run: bool = option("Show steps, bytes, memory and time, then exit.", default=False)
 
-    def load(self) -> Profiles | None:
+    def profiles(self) -> Profiles | None:
         """Read the profiles, before anything is measured, as one may be broken; ``None`` for no verdict."""
         from egmctl.api.bench import load_profiles
 
         return None if self.no_verdict else load_profiles(self.profile)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class PreviewOptions:
-    """Plans to show instead of measuring."""
-
-    list_cases: bool = option("Show the cases and whether each can run here, then exit.", None, "--list", default=False)
-    dry_run: bool = option("Show steps, bytes, memory and time, then exit.", default=False)
-
-    @property
-    def wanted(self) -> bool:
-        """Whether nothing is measured."""
-        return self.list_cases or self.dry_run
-
-
 @takes_options(BENCH.formats)
-def bench(
-    options: BenchOptions,
-    job: JobOptions,
-    verdict: VerdictOptions,
-    journal: JournalOptions,
-    preview: PreviewOptions,
-    output: OutputOptions,
-    machine: MachineOption = None,
-) -> int:
+def bench(options: BenchOptions, run: RunOptions, output: OutputOptions, machine: MachineOption = None) -> int:
     """Measure the paths between GPUs and to host memory (EGM where the node has it), and verify every byte.
 
     Needs idle GPUs. Without --quick, --full, --suite or --case: the suite 'standard', 15 s on two GPUs.
     """
-    refuse_together({"--list": preview.list_cases, "--dry-run": preview.dry_run})
-    refuse_together({"--no-verdict": verdict.no_verdict, "--strict": verdict.strict})
-    refuse_together({"--no-verdict": verdict.no_verdict, "--profile": verdict.profile is not None})
-    refuse_together({"--no-journal": journal.no_journal, "--journal": journal.journal is not None})
-    launch = job.launched()
-    measuring_with = None if preview.wanted else launch
-    outputs = output.chosen(PLAN.formats if preview.wanted else BENCH.formats)
+    refuse_together({"--list": run.list_cases, "--dry-run": run.dry_run})
+    refuse_together({"--no-verdict": run.no_verdict, "--strict": run.strict})
+    refuse_together({"--no-verdict": run.no_verdict, "--profile": run.profile is not None})
+    refuse_together({"--no-journal": run.no_journal, "--journal": run.journal is not None})
+    launch = run.launched()
+    preview = run.list_cases or run.dry_run
+    measuring_with = None if preview else launch
+    outputs = output.chosen(PLAN.formats if preview else BENCH.formats)
     if measuring_with is None:
         outputs.check()
-    if machine is not None and not preview.wanted:
+    if machine is not None and not preview:
         raise UsageError("--machine: a recorded machine cannot be measured; use it with --list or --dry-run")
     if launch is not None and not options.suite_names:
         options = replace(options, suites=(FABRIC,))
-    fabric = is_fabric(options, job, measuring_with, dry_run=preview.dry_run)
-    if preview.wanted:
-        _show_plan(options, job, verdict, preview, outputs, machine, fabric=fabric)
+    fabric = is_fabric(options, run, measuring_with, dry_run=run.dry_run)
+    if preview:
+        _show_plan(options, run, outputs, machine, fabric=fabric)
         return ExitCode.OK
     if fabric:
         # The ranks of a job read their own nodes.
-        return _measure_fabric(options, job, verdict, journal, outputs, measuring_with)
-    return _measure(options, verdict, journal, outputs)
+        return _measure_fabric(options, run, outputs, measuring_with)
+    return _measure(options, run, outputs)
 
 
-def _show_plan(
-    options: BenchOptions,
-    job: JobOptions,
-    verdict: VerdictOptions,
-    preview: PreviewOptions,
-    outputs: Outputs,
-    machine: str | None,
-    *,
-    fabric: bool,
-) -> None:
+def _show_plan(options: BenchOptions, run: RunOptions, outputs: Outputs, machine: str | None, *, fabric: bool) -> None:
     """Show the cases, or the steps of a run, on this node or a recorded machine."""
     from egmctl.api.bench import Bench
     from egmctl.bench.plan.cost import case_list, plan_report
 
-    if verdict.profile is not None:
-        verdict.load()
+    if run.profile is not None:
+        run.profiles()
     bench = Bench(**vars(options))
     node = read_machine(machine, bench.sections, quiet=outputs.options.quiet)
-    if fabric and preview.dry_run:
-        outputs.show(fabric_plan(bench, job, node), answers=False)
+    if fabric and run.dry_run:
+        outputs.show(fabric_plan(bench, run, node), answers=False)
         return
-    try:
-        plan = bench.plan(node)
-    except NothingToDo as error:
-        elsewhere = "" if machine else "; --machine NAME answers for another machine"
-        raise NothingToDo(f"{error}{elsewhere}") from error
-    if preview.list_cases:
+    plan = bench.plan(node)
+    if run.list_cases:
         outputs.show(case_list(plan, bench.selected_cases, node.origin), answers=False)
     else:
         outputs.show(plan_report(plan, node.origin), answers=False)
 
 
-def _measure(options: BenchOptions, verdict: VerdictOptions, journal: JournalOptions, outputs: Outputs) -> int:
+def _measure(options: BenchOptions, run: RunOptions, outputs: Outputs) -> int:
     """Measure this node and return the exit code."""
     from egmctl.bench.processes.group import start_worker
     from egmctl.facts.collect import LIBRARY_SECTIONS, reading
@@ -135,37 +104,28 @@ def _measure(options: BenchOptions, verdict: VerdictOptions, journal: JournalOpt
         from egmctl.api.bench import Bench, judge_run
 
         bench = Bench(**vars(options))
-        profiles = verdict.load()
+        profiles = run.profiles()
         node = read(*bench.sections)
         plan = bench.plan(node)
-        kept = open_journal(journal, outputs, node)
+        kept = open_journal(run, outputs, node)
         with show_progress(outputs.options.quiet) as shown:
             report = bench.run(plan, node, on_progress=shown, worker=worker, recorder=shown.recorder(kept))
     if profiles is not None:
-        report = judge_run(report, node, profiles, strict=verdict.strict)
+        report = judge_run(report, node, profiles, strict=run.strict)
     return _finish(bench, report, outputs, kept, node)
 
 
-def _measure_fabric(
-    options: BenchOptions,
-    job: JobOptions,
-    verdict: VerdictOptions,
-    journal: JournalOptions,
-    outputs: Outputs,
-    launch: Launched | None,
-) -> int:
+def _measure_fabric(options: BenchOptions, run: RunOptions, outputs: Outputs, launch: Launched | None) -> int:
     """Measure between the ranks of an MPI job, or of this node, and return the exit code."""
     from egmctl.api.bench import Bench, judge_run
     from egmctl.verdict.ucx_route import explained
 
     bench = Bench(**vars(options))
-    profiles = verdict.load()
-    if launch is not None and launch.rank:
-        journal = JournalOptions(no_journal=True)
-    kept = open_journal(journal, outputs)
-    with measured_together(bench, job, outputs, launch, kept) as report:
+    profiles = run.profiles()
+    kept = open_journal(replace(run, no_journal=True) if launch is not None and launch.rank else run, outputs)
+    with measured_together(bench, run, outputs, launch, kept) as report:
         if profiles is not None and len(report.machines) == 1:
-            report = judge_run(report, report.machines[0], profiles, strict=verdict.strict)
+            report = judge_run(report, report.machines[0], profiles, strict=run.strict)
         raise typer.Exit(_finish(bench, explained(report), outputs, kept, None))
 
 

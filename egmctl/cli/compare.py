@@ -26,9 +26,7 @@ FilesArgument = Annotated[
 ToleranceOption = Annotated[
     float,
     typer.Option(
-        "--tolerance",
-        metavar="PERCENT",
-        help="How far a median may differ; one lost NVLink of 18 costs 5.6.",
+        "--tolerance", metavar="PERCENT", help="How far a median may differ; one lost NVLink of 18 costs 5.6."
     ),
 ]
 
@@ -39,25 +37,18 @@ def _with_last(files: list[Path]) -> list[Path]:
 
     if [str(file) for file in files] == ["last"] and not os.path.exists(files[0]):
         files = [Path("last~1"), Path("last")]
-    found: list[Path] = []
-    runs: list[Path] | None = None
+    named: list[Path] = []
     for file in files:
         match = re.fullmatch(r"last(?:~([0-9]{1,3}))?", str(file), re.ASCII)
-        if match is None or os.path.exists(file):
-            found.append(file)
-            continue
-        if runs is None:
+        if match is not None and not os.path.exists(file):
             runs = [path for path in earlier() if ended(path)]
-        back = int(match[1] or 0)
-        if back >= len(runs):
-            kept = several(len(runs), "finished bench run")
-            raise UsageError(f"{file}: there is no such run: {kept} of this node are kept (egmctl history)")
-        found.append(runs[-1 - back])
-    return found
-
-
-def _unsaid(sentence: str) -> None:
-    """Take what ``--quiet`` keeps back."""
+            back = int(match[1] or 0)
+            if back >= len(runs):
+                kept = several(len(runs), "finished bench run")
+                raise UsageError(f"{file}: there is no such run: {kept} of this node are kept (egmctl history)")
+            file = runs[-1 - back]
+        named.append(file)
+    return named
 
 
 @takes_options(COMPARISON.formats)
@@ -78,7 +69,7 @@ def compare(files: FilesArgument, output: OutputOptions, tolerance: ToleranceOpt
     for loaded in saved:
         if loaded.missing and not output.quiet:
             say(f"{loaded.path}: {loaded.missing}")
-    spread = spread_of(saved, _unsaid if output.quiet else say)
+    spread = spread_of(saved, (lambda _: None) if output.quiet else say)
     compared = comparison.compare(saved, tolerance=tolerance / 100, spread=spread)
     outputs.show(compared)
     return compared.exit_code

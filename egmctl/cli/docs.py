@@ -14,8 +14,7 @@ from egmctl.errors import ExitCode, UsageError
 from egmctl.units import printable
 
 TopicArgument = Annotated[
-    str | None,
-    typer.Argument(metavar="[TOPIC]", help="A page or an example; without it, list them."),
+    str | None, typer.Argument(metavar="[TOPIC]", help="A page or an example; without it, list them.")
 ]
 
 
@@ -60,14 +59,11 @@ def topics() -> Mapping[str, Mapping[str, Path]]:
 
 
 def _listed(pages: Mapping[str, Path]) -> str:
-    """Return topics with their titles, one a line."""
+    """Return topics with their titles, one a line; an example has none."""
     width = max(map(len, pages))
-    return "".join(f"  {name:{width}}  {_title(path)}".rstrip() + "\n" for name, path in pages.items())
-
-
-def _title(path: Path) -> str:
-    """Return what a page calls itself, ``""`` for an example."""
-    if path.suffix != ".md":
-        return ""
-    with path.open(encoding="utf-8") as lines:
-        return next((line[2:].strip() for line in lines if line.startswith("# ")), "")
+    lines = []
+    for name, path in pages.items():
+        text = path.read_text(encoding="utf-8") if path.suffix == ".md" else ""
+        title = next((line[2:].strip() for line in text.splitlines() if line.startswith("# ")), "")
+        lines.append(f"  {name:{width}}  {title}".rstrip() + "\n")
+    return "".join(lines)

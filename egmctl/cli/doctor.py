@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING
 
 from egmctl.api.options import DoctorOptions, option
 from egmctl.cli.mpi import MpiOptions, answers_alone, job
-from egmctl.cli.options import (
-    ExitStyle,
-    ExitStyleOption,
-    MachineOption,
-    read_machine,
-    refuse_together,
-    takes_options,
-)
+from egmctl.cli.options import ExitStyle, ExitStyleOption, MachineOption, read_machine, refuse_together, takes_options
 from egmctl.cli.output import OutputOptions, Outputs, say
 from egmctl.cli.progress import probing, show_progress
 from egmctl.errors import ExitCode, UsageError
@@ -70,7 +63,7 @@ def doctor(
     """
     with contextlib.ExitStack() as joined:
         launch = mpi.launched() if machine is None and not way.pid else None
-        outputs = output.chosen(DOCTOR.formats)
+        outputs = output.chosen(DOCTOR.formats, brief=way.brief)
         refuse_together({"--brief": way.brief, "--verbose": output.verbose > 0})
         if way.pid and machine is not None:
             raise UsageError("--pid and --machine exclude each other: a recorded machine has no processes")
@@ -78,7 +71,12 @@ def doctor(
             raise UsageError("--active works on this node and process only: leave out --pid and --machine")
         refuse_together({"--list": way.list_checks, "--explain": way.explain is not None})
         if way.list_checks or way.explain is not None:
-            return _list_checks(output, way.explain, options.purposes)
+            from egmctl.api.doctor import purposes_of
+            from egmctl.doctor.runner import check_list, find, select
+
+            checks = select(purposes_of(options.purposes)) if way.explain is None else (find(way.explain),)
+            output.checked(CHECKS.formats).show(check_list(checks), answers=False)
+            return ExitCode.OK
         from egmctl.api.doctor import Doctor
 
         if options.check and launch is not None:
@@ -90,7 +88,7 @@ def doctor(
         else:
             node, launch, outputs = _read_with_others(joined, asked, way, outputs, launch)
         diagnosis = asked.diagnose(node)
-        outputs.show(diagnosis, lambda: asked.diagnose(node, redacted=True), brief=way.brief)
+        outputs.show(diagnosis, lambda: asked.diagnose(node, redacted=True))
     if diagnosis.nothing is not None and not outputs.explains_itself:
         say(diagnosis.nothing)
     if launch is not None and launch.rank:
@@ -137,13 +135,3 @@ def _read_with_others(
         active=way.active,
     )
     return node, launch, outputs
-
-
-def _list_checks(output: OutputOptions, explain: str | None, purposes: str | None) -> int:
-    """Show the checks for ``--list`` or ``--explain``."""
-    from egmctl.api.doctor import purposes_of
-    from egmctl.doctor import runner as registry
-
-    checks = registry.select(purposes_of(purposes)) if explain is None else (registry.find(explain),)
-    output.checked(CHECKS.formats).show(registry.check_list(checks), answers=False)
-    return ExitCode.OK

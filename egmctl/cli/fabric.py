@@ -27,16 +27,18 @@ if TYPE_CHECKING:
 
 FABRIC, RDMA = "fabric", "rdma"
 """The suites that MPI processes measure together."""
-RANKS_LIMIT = 100_000
-"""The largest number that ``--ranks`` takes."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class JobOptions(MpiOptions):
     """How GPUs of many nodes are measured together."""
 
-    sample: int | None = option("With --suite fabric: measure each GPU with K random others instead of all.", "K")
-    ranks: int | None = option("With --dry-run --suite fabric: the cost for N GPUs on nodes like this one.", "N")
+    sample: int | None = option(
+        "With --suite fabric: measure each GPU with K random others instead of all.", "K", min=1
+    )
+    ranks: int | None = option(
+        "With --dry-run --suite fabric: the cost for N GPUs on nodes like this one.", "N", min=2, max=100_000
+    )
 
 
 def is_fabric(options: BenchOptions, job: JobOptions, launch: Launched | None, *, dry_run: bool) -> bool:
@@ -48,8 +50,6 @@ def is_fabric(options: BenchOptions, job: JobOptions, launch: Launched | None, *
         If an option makes no sense with the suites.
     """
     suites, sample, ranks = options.suite_names, job.sample, job.ranks
-    if sample is not None and sample < 1:
-        raise UsageError(f"--sample {sample}: it must be 1 or more")
     fabric = suites == (FABRIC,)
     if not fabric and not (suites == (RDMA,) and launch is not None and ranks is None):
         if launch is not None:
@@ -62,16 +62,11 @@ def is_fabric(options: BenchOptions, job: JobOptions, launch: Launched | None, *
         return False
     if ranks is not None and not dry_run:
         raise UsageError("--ranks is for --dry-run; a real run has as many ranks as mpirun or srun starts")
-    if ranks is not None and not 2 <= ranks <= RANKS_LIMIT:
-        raise UsageError(f"--ranks {ranks}: it must be from 2 to {RANKS_LIMIT}")
-    if fabric and (options.sweep is not None or options.numa != "all"):
+    given = {"--sweep": fabric and options.sweep, "--numa": fabric and options.numa != "all", "--pair": options.pair}
+    if wrong := next((name for name, value in given.items() if value), None):
         raise UsageError(
-            f"{'--numa' if options.sweep is None else '--sweep'} cannot be combined with --suite {FABRIC}, which "
-            "measures one size and each GPU's nearest NUMA node"
-        )
-    if options.pair is not None:
-        raise UsageError(
-            f"--pair cannot be combined with --suite {FABRIC} or an MPI job: those measure between all ranks"
+            f"{wrong} cannot be combined with --suite {FABRIC} or an MPI job: those measure one size between all "
+            "ranks, and each GPU's nearest NUMA node"
         )
     return True
 

@@ -40,8 +40,8 @@ RemoteArgument = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class NodesOptions:
-    """The nodes that are asked."""
+class FleetOptions:
+    """The nodes that are asked, how the command is started on them, and the folder of the results."""
 
     nodes: Sequence[str] = option(
         "Nodes in ClusterShell syntax: node[01-72], @gpu; can be given several times.",
@@ -53,12 +53,6 @@ class NodesOptions:
     exclude: Sequence[str] = option(
         "Nodes to leave out; can be given several times.", "NODESET", "--exclude", "-x", default=()
     )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class LaunchOptions:
-    """How the command is started on a node, and how long it may take."""
-
     launcher: str = option("How to start the command on a node.", "ssh|srun", default="ssh")
     launcher_options: str = option(
         "More options for ssh or srun: '-l root -i KEY', '--partition=gpu --gpus-per-node=4'.", "TEXT", default=""
@@ -70,6 +64,17 @@ class LaunchOptions:
         "SECONDS",
         min=1,
         max=30 * 86400,
+    )
+    remote_command: str | None = option("Path of egmctl on the nodes. Default: found in PATH.", "PATH")
+    any_version: bool = option("Accept nodes with another version of egmctl.", default=False)
+    folder: Path | None = option(
+        "New folder for the results. Default: named by command and time.", "DIR", "--output", "-o"
+    )
+    resume: Path | None = option("Continue in the folder of an earlier run: retry nodes without a result.", "DIR")
+    list_nodes: str | None = option(
+        "Print only the nodes in this state, as a node set: healthy, failed, not-determined or unreachable.",
+        "STATE",
+        "--list",
     )
 
     def launch(self, command: Command) -> Launch:
@@ -96,48 +101,21 @@ class LaunchOptions:
         )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class FolderOptions:
-    """The egmctl on the nodes, the folder of the results, and the nodes to list."""
-
-    remote_command: str | None = option("Path of egmctl on the nodes. Default: found in PATH.", "PATH")
-    any_version: bool = option("Accept nodes with another version of egmctl.", default=False)
-    folder: Path | None = option(
-        "New folder for the results. Default: named by command and time.", "DIR", "--output", "-o"
-    )
-    resume: Path | None = option("Continue in the folder of an earlier run: retry nodes without a result.", "DIR")
-    list_nodes: str | None = option(
-        "Print only the nodes in this state, as a node set: healthy, failed, not-determined or unreachable.",
-        "STATE",
-        "--list",
-    )
-
-
 USUAL_TIMEOUT_S = 120
 TIMEOUTS_S = {"bench": 3600, "bringup": 900}
 """Commands that measure take longer."""
 
-NO_DOCUMENT = {
-    "output": "-o",
-    "csv": "--csv",
-    "format": "--format",
-    "exit_style": "--exit-style",
-    "machine": "--machine",
-    "list_cases": "--list",
-    "list_checks": "--list",
-    "explain": "--explain",
-    "dry_run": "--dry-run",
-}
-"""Parameters of commands, with their options, under which a node would send no result of its own."""
+NO_DOCUMENT = frozenset(
+    ("output", "csv", "format", "exit_style", "machine", "list_cases", "list_checks", "explain", "dry_run")
+)
+"""Parameters of commands under which a node would send no result of its own."""
 
 
 @takes_options(without=("csv", "format", "output", "force"))
 def fleet(
     context: typer.Context,
     command: CommandArgument,
-    chosen: NodesOptions,
-    launching: LaunchOptions,
-    keeping: FolderOptions,
+    options: FleetOptions,
     output: OutputOptions,
     remote: RemoteArgument = None,
 ) -> int:
@@ -154,44 +132,36 @@ def fleet(
     from egmctl.fleet.session import ask
 
     wanted = _word(Command, command, "fleet has no such command")
-    state = keeping.list_nodes and _word(NodeState, keeping.list_nodes, "--list: there is no such state")
-    refuse_together({"--list": keeping.list_nodes is not None, "--json": output.json})
-    launch = launching.launch(wanted)
+    state = options.list_nodes and _word(NodeState, options.list_nodes, "--list: there is no such state")
+    refuse_together({"--list": options.list_nodes is not None, "--json": output.json})
+    launch = options.launch(wanted)
     check_output(None)
-    session = _session(context, wanted, remote or (), chosen, keeping, launch.launcher)
+    session = _session(context, wanted, remote or (), options, launch.launcher)
     # No thread in this process: the engine forks.
     with show_progress(output.quiet, threads=False) as shown:
 
         def on_tick(progress: Progress) -> None:
             shown.doing(len(progress.answers) / progress.total, _words(progress))
 
-        asking = ask(session, launch, on_tick, say)
-    report = asking.report
+        report, failure = ask(session, launch, on_tick, say)
     if state:
-        nodes = fold(answer.node for answer in report.answers if answer.state is state)
-        emit(nodes)
+        emit(fold(answer.node for answer in report.answers if answer.state is state))
     else:
         output.chosen(FLEET.formats).show(report)
     if not output.quiet and len(report.answers) > report.counts.get("answered", 0):
         words = ["egmctl", "fleet", wanted.value, "--resume", report.folder]
-        words += ["--launcher", launching.launcher] if launch.launcher is not Launcher.SSH else []
-        words += ["--launcher-options", launching.launcher_options] if launching.launcher_options else []
+        words += ["--launcher", options.launcher] if launch.launcher is not Launcher.SSH else []
+        words += ["--launcher-options", options.launcher_options] if options.launcher_options else []
         say(f"retry missing nodes: {shlex.join(words)}")
-    if asking.failure is not None and asking.written:
-        raise asking.failure
-    if not asking.written:
-        # It is tried once more, and goes elsewhere.
+    if failure is not None:
+        # Where the folder does not take the report, it goes elsewhere.
         emit(render(report, Format.JSON), session.folder.path / REPORT, force=True)
+        raise failure
     return report.exit_code
 
 
 def _session(
-    context: typer.Context,
-    command: Command,
-    remote: Sequence[str],
-    chosen: NodesOptions,
-    keeping: FolderOptions,
-    launcher: Launcher,
+    context: typer.Context, command: Command, remote: Sequence[str], options: FleetOptions, launcher: Launcher
 ) -> Session:
     """Begin a run, or go on with an earlier one; its folder is made once the whole command line makes sense.
 
@@ -204,34 +174,24 @@ def _session(
     from egmctl.fleet.session import new_session, old_session
     from egmctl.model.fleet import Asked
 
-    version = "" if keeping.any_version else f"egmctl {__version__}"
-    if keeping.resume is None:
+    version = "" if options.any_version else f"egmctl {__version__}"
+    session: Session | None = None
+    if options.resume is None:
         _check_remote(context, command, remote)
-        asked = Asked(
-            command=command,
-            arguments=tuple(remote),
-            nodes=select_nodes(chosen.nodes, chosen.exclude),
-            remote_command=keeping.remote_command or "egmctl",
-            version=version,
-        )
-        _require(launcher)
-        return new_session(asked, keeping.folder)
-    given = {"-w": chosen.nodes, "-x": chosen.exclude, "-o": keeping.folder, "an option after --": remote}
-    if wrong := next((name for name, value in given.items() if value), None):
-        raise UsageError(f"--resume repeats the earlier command: leave out {wrong}")
-    session = old_session(command, keeping.resume)
-    _check_remote(context, command, session.asked.arguments)
-    _require(launcher)
-    remote_command = keeping.remote_command or session.asked.remote_command
-    # Where any version was welcome, it still is.
-    version = session.asked.version and version
-    return replace(session, asked=replace(session.asked, remote_command=remote_command, version=version))
-
-
-def _require(launcher: Launcher) -> None:
-    """Refuse to begin where there is no launcher: the command line was looked at, and no folder is made yet."""
+        nodes = select_nodes(options.nodes, options.exclude)
+        asked = Asked(command=command, arguments=tuple(remote), nodes=nodes, remote_command="egmctl", version=version)
+    else:
+        given = {"-w": options.nodes, "-x": options.exclude, "-o": options.folder, "an option after --": remote}
+        if wrong := next((name for name, value in given.items() if value), None):
+            raise UsageError(f"--resume repeats the earlier command: leave out {wrong}")
+        session = old_session(command, options.resume)
+        _check_remote(context, command, session.asked.arguments)
+        # Where any version was welcome, it still is.
+        asked = replace(session.asked, version=session.asked.version and version)
     if shutil.which(launcher) is None:
         raise UsageError(f"--launcher {launcher}: there is no {launcher} in the PATH")
+    asked = replace(asked, remote_command=options.remote_command or asked.remote_command)
+    return new_session(asked, options.folder) if session is None else replace(session, asked=asked)
 
 
 def _word(kind: type[Word], text: str, sentence: str) -> Word:
@@ -255,10 +215,10 @@ def _check_remote(context: typer.Context, command: Command, arguments: Sequence[
 
     parser = cast(TyperGroup, context.find_root().command).commands[command.value]
     with parser.make_context(f"egmctl {command}", [*arguments]) as remote:
-        usual = {parameter.name: parameter.get_default(remote) for parameter in parser.params}
-        for name, option in NO_DOCUMENT.items():
-            if name in remote.params and (remote.params[name] or None) != (usual[name] or None):
-                raise UsageError(f"after --, {option} is not allowed: fleet collects JSON from each node")
+        for parameter in parser.params:
+            given, usual = remote.params.get(parameter.name or ""), parameter.get_default(remote)
+            if parameter.name in NO_DOCUMENT and (given or None) != (usual or None):
+                raise UsageError(f"after --, {parameter.opts[-1]} is not allowed: fleet collects JSON from each node")
 
 
 def _words(progress: Progress) -> str:

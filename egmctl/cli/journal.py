@@ -18,7 +18,6 @@ from egmctl.report.kinds import HISTORY
 
 if TYPE_CHECKING:
     from egmctl.journal.write import Journal
-    from egmctl.model.listing import KeptRun
     from egmctl.model.machine import Machine
 
 
@@ -42,13 +41,21 @@ def open_journal(options: JournalOptions, outputs: Outputs, machine: Machine | N
         The node, whose private names do not go into it.
     """
     from egmctl.facts.redact import part_redactor
-    from egmctl.journal.write import Journal, journal_folder
+    from egmctl.journal.write import Journal, journal_folder, mention
 
     if options.no_journal or (options.journal is None and os.environ.get("EGMCTL_NO_JOURNAL")):
         return Journal((), str)
     folders = [options.journal] if options.journal else [journal_folder(), *(file.parent for file in outputs.files[:1])]
     if not outputs.options.quiet:
-        _mention(folders[0])
+        from egmctl.journal.read import earlier, is_unmentioned
+
+        path = next(filter(is_unmentioned, reversed(earlier(folders[0])[-3:])), None)
+        if path is not None:
+            from egmctl.saved import load_journal
+
+            mention(path)
+            with contextlib.suppress(UsageError):
+                say(f"an earlier bench {load_journal(path).ending}; 'egmctl show {path}' shows its results")
     return Journal(folders, part_redactor(machine))
 
 
@@ -57,37 +64,6 @@ def end_journal(journal: Journal, exit_code: int, *, quiet: bool) -> None:
     journal.end(exit_code)
     if journal.failure and not quiet:
         say(f"the run's journal ends early: {journal.failure}")
-
-
-def _mention(folder: Path) -> None:
-    """Tell of the latest run that did not end, unless somebody was told."""
-    from egmctl.journal.read import earlier, is_unmentioned
-    from egmctl.journal.write import mention
-    from egmctl.saved import load_journal
-
-    path = next(filter(is_unmentioned, reversed(earlier(folder)[-3:])), None)
-    if path is not None:
-        mention(path)
-        with contextlib.suppress(UsageError):
-            say(f"an earlier bench {load_journal(path).ending}; 'egmctl show {path}' shows its results")
-
-
-def _row(path: Path) -> KeptRun:
-    """Return what a list says of a journal: all of 50 of them are more than a node has memory for."""
-    from egmctl.model.listing import KeptRun
-    from egmctl.model.measurement import Status
-    from egmctl.saved import load_journal
-
-    kept = load_journal(path)
-    return KeptRun(
-        file=str(path),
-        started_at=kept.report.started_at,
-        gpus=tuple(gpu.label for gpu in kept.report.gpus),
-        measurements=len(kept.report.measurements),
-        ok=sum(measurement.status is Status.OK for measurement in kept.report.measurements),
-        exit_code=kept.exit_code,
-        ending="; ".join(filter(None, (kept.ending, kept.missing))),
-    )
 
 
 @takes_options(HISTORY.formats, without=NO_LEVELS)
@@ -101,13 +77,28 @@ def history(
     outputs = output.checked(HISTORY.formats)
 
     from egmctl.journal.read import earlier
-    from egmctl.model.listing import History
+    from egmctl.model.listing import History, KeptRun
+    from egmctl.model.measurement import Status
+    from egmctl.saved import load_journal
 
     rows: list[KeptRun] = []
     for path in earlier(folder):
         try:
-            rows.append(_row(path))
+            # A row each, as all of the journals together are more than a node has memory for.
+            kept = load_journal(path)
         except UsageError as error:
             say(str(error))
+            continue
+        report = kept.report
+        row = KeptRun(
+            file=str(path),
+            started_at=report.started_at,
+            gpus=tuple(gpu.label for gpu in report.gpus),
+            measurements=len(report.measurements),
+            ok=sum(measurement.status is Status.OK for measurement in report.measurements),
+            exit_code=kept.exit_code,
+            ending="; ".join(filter(None, (kept.ending, kept.missing))),
+        )
+        rows.append(row)
     outputs.show(History(runs=tuple(rows)))
     return ExitCode.OK

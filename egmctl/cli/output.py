@@ -54,24 +54,21 @@ class OutputOptions:
         "When to use colour; auto follows NO_COLOR, FORCE_COLOR and the terminal.", default=Color.AUTO
     )
 
-    def chosen(self, formats: Sequence[Format]) -> Outputs:
+    def chosen(self, formats: Sequence[Format], *, brief: bool = False) -> Outputs:
         """Return the places that a result with these formats goes to: standard output where ``-o`` names no file.
 
         Raises
         ------
         UsageError
-            As :func:`choose_format`, and where a file is named twice.
+            For options that contradict each other, for a suffix that names no format, for a format that the result has
+            not, and where a file is named twice.
         """
         files = [*map(file_of, self.output)] or [None]
         for file in files:
             if files.count(file) > 1:
-                raise UsageError(f"-o {_name(file or Path('-'))} is given {files.count(file)} times; give it once")
+                raise UsageError(f"-o {printable(file or Path('-'))} is given {files.count(file)} times; give it once")
         targets = tuple(
-            Target(
-                format=choose_format(formats, file, json=self.json, csv=self.csv, format=self.format),
-                file=file,
-                verbose=self.verbose,
-            )
+            Target(format=self._format_of(file, formats), file=file, verbose=self.verbose, brief=brief)
             for file in files
         )
         return Outputs(targets=targets, options=self)
@@ -82,46 +79,27 @@ class OutputOptions:
         outputs.check()
         return outputs
 
-
-def choose_format(
-    valid: Sequence[Format], file: Path | None, *, json: bool = False, csv: bool = False, format: str | None = None
-) -> Format:
-    """Return the format that the options ask for; text if they ask for none.
-
-    Parameters
-    ----------
-    valid
-        The formats of the command's result.
-    file
-        Its suffix says the format, unless an option does.
-    format
-        The word of ``--format``; ``--json`` and ``--csv`` are short for two words.
-
-    Raises
-    ------
-    UsageError
-        For options that contradict each other, for a suffix that names no format, and for a format that the result
-        has not.
-    """
-    by_suffix = None if file is None else SUFFIXES.get(file.suffix.lower())
-    words = {
-        "--json": "json" if json else None,
-        "--csv": "csv" if csv else None,
-        f"--format {printable((format or '')[:40])}": format,
-        f"the suffix of {file}": by_suffix if by_suffix in valid else None,
-    }
-    given = {printable(spelling): word for spelling, word in words.items() if word is not None}
-    if wrong := next((spelling for spelling, word in given.items() if word not in valid), None):
-        raise UsageError(f"{wrong}: no such format here; valid are {', '.join(valid)}")
-    if len(set(given.values())) > 1:
-        raise UsageError(f"{' and '.join(given)} exclude each other; give one of them")
-    if file is None or given:
-        return next(map(Format, given.values()), Format.TEXT)
-    if os.path.isdir(file):
-        raise UsageError(f"{_name(file)} is a directory; give a file to write the result to")
-    lacking = f"the suffix {file.suffix!r} names no format" if file.suffix else "no suffix names the format"
-    suffixes = ", ".join(suffix for suffix, word in SUFFIXES.items() if word in valid)
-    raise UsageError(f"{_name(file)}: {lacking}; valid are {suffixes}, or any with --format")
+    def _format_of(self, file: Path | None, valid: Sequence[Format]) -> Format:
+        """Return the format of a result in a file: the suffix says it, unless an option does; text by default."""
+        by_suffix = None if file is None else SUFFIXES.get(file.suffix.lower())
+        words = {
+            "--json": "json" if self.json else None,
+            "--csv": "csv" if self.csv else None,
+            f"--format {printable((self.format or '')[:40])}": self.format,
+            printable(f"the suffix of {file}"): by_suffix if by_suffix in valid else None,
+        }
+        given = {spelling: word for spelling, word in words.items() if word is not None}
+        if wrong := next((spelling for spelling, word in given.items() if word not in valid), None):
+            raise UsageError(f"{wrong}: no such format here; valid are {', '.join(valid)}")
+        if len(set(given.values())) > 1:
+            raise UsageError(f"{' and '.join(given)} exclude each other; give one of them")
+        if file is None or given:
+            return next(map(Format, given.values()), Format.TEXT)
+        if os.path.isdir(file):
+            raise UsageError(f"{printable(file)} is a directory; give a file to write the result to")
+        lacking = f"the suffix {file.suffix!r} names no format" if file.suffix else "no suffix names the format"
+        suffixes = ", ".join(suffix for suffix, word in SUFFIXES.items() if word in valid)
+        raise UsageError(f"{printable(file)}: {lacking}; valid are {suffixes}, or any with --format")
 
 
 def file_of(output: Path | None) -> Path | None:
@@ -150,15 +128,15 @@ def check_output(file: Path | None, force: bool = False) -> None:
             earlier = status_in(folder, name)
             writable = os.access(".", os.W_OK | os.X_OK, dir_fd=folder)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise UsageError(f"{_name(file)} cannot be written: {_name(file.parent)} is not a directory") from error
+        raise UsageError(f"{printable(file)} cannot be written: {printable(file.parent)} is not a directory") from error
     except OSError as error:
-        raise UsageError(f"{_name(file)} cannot be written: {error.strerror}") from error
+        raise UsageError(f"{printable(file)} cannot be written: {error.strerror}") from error
     if earlier is not None and not stat.S_ISREG(earlier.st_mode):
-        raise UsageError(f"{_name(file)} is not a regular file; give a file to write the result to")
+        raise UsageError(f"{printable(file)} is not a regular file; give a file to write the result to")
     if earlier is not None and not force:
-        raise UsageError(f"{_name(file)} exists; --force overwrites it")
+        raise UsageError(f"{printable(file)} exists; --force overwrites it")
     if not writable:
-        raise UsageError(f"{_name(file)} cannot be written: no permission to write in {_name(file.parent)}")
+        raise UsageError(f"{printable(file)} cannot be written: no permission to write in {printable(file.parent)}")
 
 
 muted = False
@@ -233,7 +211,7 @@ def _rescued(text: str, file: Path) -> str:
                 make_folder(folder)
             path = next_free(folder / file.name)
             write_whole(path, text.encode(), replace=False)
-            return f"in {_name(path)}"
+            return f"in {printable(path)}"
     try:
         emit(text)
     except EgmctlError as error:
@@ -266,11 +244,6 @@ def colored(stream: TextIO, color: Color) -> bool:
 def is_terminal(stream: TextIO) -> bool:
     """Say whether what is written to ``stream`` is shown on a terminal."""
     return not relayed and stream.isatty()
-
-
-def wants_progress(quiet: bool) -> bool:
-    """Say whether the user wants to see on standard error how a command goes."""
-    return not (quiet or os.environ.get("EGMCTL_NO_PROGRESS")) and sys.stderr is not None
 
 
 def settle_stdout() -> None:
@@ -307,10 +280,6 @@ def _render(content: Text | str, *, colored: bool) -> str:
     return text if text.endswith("\n") else text + "\n"
 
 
-def _name(path: Path) -> str:
-    return printable(str(path))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """One place and the format in which a result goes there."""
@@ -321,12 +290,12 @@ class Target:
     verbose: int = 0
     """How much more detail than usual is shown."""
     brief: bool = False
-    """Whether only the answer is shown, as on a terminal beside files."""
+    """Whether only the answer is shown."""
 
     @property
     def leaves_the_node(self) -> bool:
         """Whether the result is a document there, which may leave the site: all but text that is read where it is."""
-        return not self.brief and (self.file is not None or self.format not in (Format.TEXT, Format.NAGIOS))
+        return self.file is not None or self.format not in (Format.TEXT, Format.NAGIOS)
 
     @property
     def width(self) -> int | None:
@@ -335,10 +304,9 @@ class Target:
             return None
         return shutil.get_terminal_size().columns
 
-    def draw(self, result: object, *, brief: bool = False) -> Text | str:
+    def draw(self, result: object) -> Text | str:
         """Return a result as it is shown there."""
-        brief = brief or self.brief
-        return render(result, self.format, verbose=0 if brief else self.verbose, brief=brief, width=self.width)
+        return render(result, self.format, verbose=self.verbose, brief=self.brief, width=self.width)
 
 
 Draw = Callable[[Target], "Text | str"]
@@ -364,10 +332,9 @@ class Outputs:
     def of_node(self, host: str) -> Outputs:
         """Return the same with the name of a node in that of each file: ``topo-node02.json``."""
 
-        def renamed(file: Path | None) -> Path | None:
-            return None if file is None else file.with_name(f"{file.stem}-{host}{file.suffix}")
-
-        return replace(self, targets=tuple(replace(target, file=renamed(target.file)) for target in self.targets))
+        files = (file and file.with_name(f"{file.stem}-{host}{file.suffix}") for file in (t.file for t in self.targets))
+        targets = tuple(replace(target, file=file) for target, file in zip(self.targets, files, strict=True))
+        return replace(self, targets=targets)
 
     def check(self) -> None:
         """Refuse, before any work is done, to write where :meth:`write` could not or must not.
@@ -380,29 +347,19 @@ class Outputs:
         for target in self.targets:
             check_output(target.file, self.options.force)
 
-    def show(
-        self,
-        result: object,
-        redacted: Callable[[], object] | None = None,
-        *,
-        brief: bool = False,
-        answers: bool = True,
-    ) -> None:
+    def show(self, result: object, redacted: Callable[[], object] | None = None, *, answers: bool = True) -> None:
         """Write a result everywhere.
 
         Parameters
         ----------
         redacted
             Makes the result with pseudonyms for documents, which may leave the site.
-        brief
-            Whether only its short form is shown.
         answers
             As for :meth:`write`.
         """
 
         def draw(target: Target) -> Text | str:
-            shown = redacted() if redacted is not None and target.leaves_the_node else result
-            return target.draw(shown, brief=brief)
+            return target.draw(redacted() if redacted is not None and target.leaves_the_node else result)
 
         self.write(draw, answers=answers)
 
@@ -429,13 +386,9 @@ class Outputs:
             raise failed[0]
         only_files = len(self.files) == len(self.targets)
         if answers and only_files and not self.options.quiet and sys.stdout is not None and not muted:
-            answer = draw(Target(format=Format.TEXT, file=None, brief=True))
-            emit(_with_files(answer, self.files), color=self.options.color)
+            from rich.text import Text
 
-
-def _with_files(answer: Text | str, files: Sequence[Path]) -> Text | str:
-    names = f"written: {', '.join(map(_name, files))}\n"
-    if isinstance(answer, str):
-        return f"{answer.rstrip()}\n{names}"
-    answer.rstrip()
-    return answer.append("\n").append(names, "dim")
+            answer = Text.assemble(draw(Target(format=Format.TEXT, file=None, brief=True)))
+            answer.rstrip()
+            answer.append(f"\nwritten: {', '.join(map(printable, self.files))}\n", "dim")
+            emit(answer, color=self.options.color)

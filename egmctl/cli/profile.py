@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from egmctl.cli.options import NO_LEVELS, ForceOption, MachineOption, read_machine, takes_options
-from egmctl.cli.output import OutputOptions, check_output, emit, file_of, say
+from egmctl.cli.output import OutputOptions, Outputs, check_output, emit, file_of, say
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.kinds import MATCH, PROFILES
 from egmctl.units import printable
@@ -36,22 +36,23 @@ TomlOption = Annotated[
 @takes_options(PROFILES.formats, without=NO_LEVELS)
 def list_profiles(output: OutputOptions) -> int:
     """List the profiles: your own, the system's (/etc/egmctl/profiles), and those that ship."""
+    outputs = output.checked(PROFILES.formats)
+
     from egmctl.verdict.profiles import load_all
 
-    return _show(output, load_all)
+    return _show(outputs, load_all())
 
 
 @app.command("show", short_help="Show one profile, with the source of each number.")
 @takes_options(PROFILES.formats, without=NO_LEVELS)
 def show_profile(name: NameArgument, output: OutputOptions) -> int:
     """Show one profile: how its machines are recognised, what each path reaches, and the source of each number."""
+    outputs = output.checked(PROFILES.formats)
+
     from egmctl.verdict.profiles import find, read
 
-    def named() -> Sequence[tuple[Profile, Path]]:
-        path = find(name)
-        return [(read(path), path)]
-
-    return _show(output, named)
+    path = find(name)
+    return _show(outputs, [(read(path), path)])
 
 
 @app.command("match", short_help="Show which profile matches this machine, and why.")
@@ -78,7 +79,7 @@ def learn_profile(runs: RunsArgument, output: TomlOption = None, force: ForceOpt
     """Make a profile of your own runs: each path's median, and bounds from how far runs and paths are apart."""
     output = file_of(output)
     if output is not None and output.suffix != ".toml":
-        raise UsageError(f"{printable(str(output))}: a profile is a file NAME.toml")
+        raise UsageError(f"{printable(output)}: a profile is a file NAME.toml")
     check_output(output, force)
 
     import datetime
@@ -94,11 +95,10 @@ def learn_profile(runs: RunsArgument, output: TomlOption = None, force: ForceOpt
     return ExitCode.OK
 
 
-def _show(output: OutputOptions, find: Callable[[], Sequence[tuple[Profile, Path]]]) -> int:
+def _show(outputs: Outputs, profiles: Sequence[tuple[Profile, Path]]) -> int:
     from egmctl.model.profile import ProfileFile, ProfileList
 
-    outputs = output.checked(PROFILES.formats)
-    files = tuple(ProfileFile(file=str(path), profile=profile) for profile, path in find())
+    files = tuple(ProfileFile(file=str(path), profile=profile) for profile, path in profiles)
     outputs.show(ProfileList(profiles=files))
     return ExitCode.OK
 

@@ -7,13 +7,14 @@ most once a second and where a step ends, so that it takes no CPU from what is b
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from egmctl.cli.output import is_terminal, say, wants_progress
+from egmctl.cli.output import is_terminal, say
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -82,7 +83,7 @@ def show_progress(quiet: bool, *, threads: bool = True) -> Iterator[Shown]:
     threads
         Whether a thread may keep the bar moving; not in a process that forks.
     """
-    if not wants_progress(quiet):
+    if quiet or os.environ.get("EGMCTL_NO_PROGRESS") or sys.stderr is None:
         yield Shown()
     elif is_terminal(sys.stderr):
         with _table(threads) as table:

@@ -43,7 +43,7 @@ def show(
     written = saved.content
     # A snapshot, and a command that ended without a result, show a topology.
     kind = TOPO if saved.result is None or isinstance(saved.result, Machine) else kind_of(saved.result)
-    outputs = output.chosen(kind.formats)
+    outputs = output.chosen(kind.formats, brief=brief)
     if brief and kind is not DOCTOR:
         raise UsageError(f"--brief works with a result of egmctl doctor, which {file} is not")
     refuse_together({"--brief": brief, "--verbose": output.verbose > 0})
@@ -55,7 +55,7 @@ def show(
         try:
             if result is None or (written is not None and target.format is Format.JSON):
                 return ascii_text(written or b"")
-            return target.draw(result, brief=brief)
+            return target.draw(result)
         except (LookupError, ValueError, ArithmeticError) as error:
             # No run writes such a file: its values are valid one by one, and contradict each other.
             raise UsageError(f"file {file} cannot be shown: its parts do not fit together ({error})") from error

@@ -38,26 +38,13 @@ def snapshot(
         raise UsageError(f"a snapshot is JSON: give a name that ends in .json instead of {str(output)!r}")
     check_output(output, force)
 
+    from egmctl.api.machine import SECTIONS
     from egmctl.facts import replay as record
     from egmctl.facts.collect import collect
     from egmctl.facts.redact import redact
 
-    machine = collect(_sections(sections), on_wait=say)
+    names = SECTIONS if sections.strip() == "all" else dict.fromkeys(part.strip() for part in sections.split(","))
+    if wrong := [name for name in names if name not in SECTIONS]:
+        raise UsageError(f"--sections: there is no section {wrong[0]!r}; valid are all and {','.join(SECTIONS)}")
+    machine = collect(names, on_wait=say)
     emit(record.text(machine if full else redact(machine)), output, force=force)
-
-
-def _sections(text: str) -> tuple[str, ...]:
-    """Return the sections that ``--sections`` names, in the document's order.
-
-    Raises
-    ------
-    UsageError
-        If one of them is none, or none is named.
-    """
-    from egmctl.api.machine import SECTIONS
-
-    asked = SECTIONS if text.strip() == "all" else tuple(part.strip() for part in text.split(","))
-    for name in asked:
-        if name not in SECTIONS:
-            raise UsageError(f"--sections: there is no section {name!r}; valid are all and {','.join(SECTIONS)}")
-    return tuple(name for name in SECTIONS if name in asked)

@@ -20,7 +20,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Settings
 from egmctl.nodesets import fold
 from egmctl.saved import Saved
-from egmctl.units import natural
+from egmctl.units import listed, natural
 
 
 def compare(saved: Sequence[Saved], *, tolerance: float = TOLERANCE, spread: SpreadOf = default_spread) -> Comparison:
@@ -90,7 +90,7 @@ def _bench(whole: Comparison, names: Sequence[str], runs: Sequence[RunReport], s
 def _doctor(whole: Comparison, names: Sequence[str], results: Sequence[Diagnosis]) -> Comparison:
     gpus = GpuNames([_indices(result.machines) for result in results])
     files = findings.statements(results, gpus)
-    words = facts.differences(names, files, findings.judge, of_nodes=whole.of_nodes)
+    words = facts.differences(names, files, gpus, findings.judge, of_nodes=whole.of_nodes)
     return replace(whole, compared=facts.compared(files), words=words, notes=_matched(gpus))
 
 
@@ -99,8 +99,8 @@ def _machines(whole: Comparison, names: Sequence[str], machines: Sequence[Machin
     gpus = GpuNames([_indices((machine,)) for machine in machines])
     sections = facts.sections_of(machines)
     files = [facts.statements(machine, sections, gpus, file) for file, machine in enumerate(machines)]
-    different = facts.differences(names, files, facts.judge, of_nodes=whole.of_nodes)
-    notes = _swapped(machines, whole.of_nodes)
+    different = facts.differences(names, files, gpus, facts.judge, of_nodes=whole.of_nodes)
+    notes = () if whole.of_nodes else _swapped(*machines)
     if whole.kind in (Command.BENCH, Command.BRINGUP, Command.DOCTOR):
         return replace(whole, machines=different, notes=(*whole.notes, *notes))
     return replace(whole, compared=facts.compared(files), words=different, notes=(*_matched(gpus), *notes))
@@ -116,17 +116,13 @@ def _kind(saved: Sequence[Saved]) -> Command:
     """
     if len(saved) < 2:
         raise UsageError("there is nothing to compare with: give two files or more")
-    with_result = [(file, file.kind) for file in saved if file.kind is not None]
-    if not with_result:
+    kinds = {file.kind: file.path for file in saved if file.kind is not None}
+    if not kinds:
         raise UsageError(f"none of the {len(saved)} files has a result: {saved[0].path}: {_problem(saved[0])}")
-    first, kind = with_result[0]
-    for other, other_kind in with_result:
-        if other_kind is not kind:
-            raise UsageError(
-                f"{first.path} is of egmctl {kind} and {other.path} of egmctl {other_kind}: "
-                "only results of one kind can be compared"
-            )
-    return kind
+    if len(kinds) > 1:
+        files = listed([f"{path} is of egmctl {kind}" for kind, path in kinds.items()])
+        raise UsageError(f"{files}: only results of one kind can be compared")
+    return next(iter(kinds))
 
 
 def _node(saved: Saved) -> ComparedNode:
@@ -161,38 +157,25 @@ def _matched(gpus: GpuNames) -> tuple[str, ...]:
     return ("the files have no bus id in common: GPUs are matched by index",) if gpus.by_index else ()
 
 
-def _swapped(machines: Sequence[Machine], of_nodes: bool) -> tuple[str, ...]:
-    """Say which GPUs of the second of two machines are others than in the first."""
-    if of_nodes:
-        return ()
-    before, after = ({gpu.bus_id: gpu.uuid for gpu in machine.gpus or () if gpu.uuid} for machine in machines)
-    both = [gpu for gpu in machines[1].gpus or () if gpu.bus_id in before and gpu.bus_id in after]
-    others = [f"GPU{gpu.index}" for gpu in both if before[gpu.bus_id] != after[gpu.bus_id]]
-    if not others:
-        return ()
-    return (f"{', '.join(others)}: another GPU than in the first file, by its UUID",)
+def _swapped(before: Machine, after: Machine) -> tuple[str, ...]:
+    """Say which GPUs of the second machine are others than in the first."""
+    earlier = {gpu.bus_id: gpu.uuid for gpu in before.gpus or ()}
+    both = [gpu for gpu in after.gpus or () if gpu.uuid and earlier.get(gpu.bus_id)]
+    others = [f"GPU{gpu.index}" for gpu in both if gpu.uuid != earlier[gpu.bus_id]]
+    return (f"{', '.join(others)}: another GPU than in the first file, by its UUID",) if others else ()
 
 
 def _settings(names: Sequence[str], runs: Sequence[RunReport]) -> tuple[str, ...]:
     """Say how the runs were measured differently."""
     notes = []
     for field in fields(Settings):
-        values = [_word(getattr(run.settings, field.name)) for run in runs]
-        if len(set(values)) > 1:
-            by_value = {value: fold(n for n, v in zip(names, values, strict=True) if v == value) for value in values}
-            each = ", ".join(f"{value} in {nodes}" for value, nodes in by_value.items())
-            notes.append(f"settings differ: {_SETTINGS.get(field.name, field.name.replace('_', ' '))} {each}")
+        nodes: dict[str, list[str]] = {}
+        for name, run in zip(names, runs, strict=True):
+            nodes.setdefault(facts.fact_text(getattr(run.settings, field.name), field.name), []).append(name)
+        if len(nodes) > 1:
+            each = ", ".join(f"{value} in {fold(having)}" for value, having in nodes.items())
+            notes.append(f"settings differ: {field.name.replace('_', ' ')} {each}")
     return tuple(notes)
-
-
-_SETTINGS = {"allow_busy": "--allow-busy", "serial": "--serial", "memory_percent": "--memory"}
-"""The options that set them, where one does by itself."""
-
-
-def _word(value: object) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return "not set" if value is None else str(value)
 
 
 def _indices(machines: Sequence[Machine]) -> dict[str, int]:

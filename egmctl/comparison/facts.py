@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from egmctl.comparison.paths import GpuNames
@@ -33,22 +33,14 @@ class Subject(NamedTuple):
     """The check, or the fact's name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
-    """The words of one file about a subject."""
-
-    text: str
-    label: str
-    """How people call the subject's thing: ``GPU3``."""
-
-
-Statements = Mapping[Subject, Statement]
+Statements = Mapping[Subject, str]
+"""The words of one file about each subject."""
 Judge = Callable[[Subject, str, str], Outcome | None]
 """Says what it means that a subject's words are the second ones in place of the first; ``None``: nothing."""
 
 
 def differences(
-    nodes: Sequence[str], files: Sequence[Statements], judge: Judge, *, of_nodes: bool
+    nodes: Sequence[str], files: Sequence[Statements], names: GpuNames, judge: Judge, *, of_nodes: bool
 ) -> tuple[AttributeDifference, ...]:
     """Return how files differ from the reference: the first of two, else what most of all say; the gravest first.
 
@@ -56,15 +48,16 @@ def differences(
     """
     reference = _usual(files) if of_nodes else files[0]
     by_nodes: dict[tuple[AttributeDifference, str, str], list[str]] = {}
-    for node, file in [*zip(nodes, files, strict=True)][0 if of_nodes else 1 :]:
-        for difference, kind, label in _differences(reference, file, judge):
-            by_nodes.setdefault((difference, kind, label), []).append(node)
+    for number in range(0 if of_nodes else 1, len(files)):
+        for difference, subject in _differences(reference, files[number], judge):
+            group = difference, subject.kind, _label(subject, names, number)
+            by_nodes.setdefault(group, []).append(nodes[number])
     by_things: dict[tuple[AttributeDifference, str, tuple[str, ...]], list[str]] = {}
-    for (difference, kind, label), names in by_nodes.items():
-        by_things.setdefault((difference, kind, tuple(names)), []).append(label)
+    for (difference, kind, label), having in by_nodes.items():
+        by_things.setdefault((difference, kind, tuple(having)), []).append(label)
     joined = [
-        replace(difference, nodes=names, folded=fold(names), about=_folded(labels))
-        for (difference, _kind, names), labels in by_things.items()
+        replace(difference, nodes=having, folded=fold(having), about=_folded(labels))
+        for (difference, _kind, having), labels in by_things.items()
     ]
     gravity = list(Outcome)
     return tuple(sorted(joined, key=lambda difference: (gravity.index(difference.outcome), difference.nodes)))
@@ -72,12 +65,12 @@ def differences(
 
 def _usual(files: Sequence[Statements]) -> Statements:
     """Return what most of several files say; nothing of what most do not have."""
-    usual: dict[Subject, Statement] = {}
+    usual: dict[Subject, str] = {}
     for subject in sorted({subject for file in files for subject in file}):
-        texts = Counter(_text(file, subject) for file in files)
+        texts = Counter(file.get(subject, ABSENT) for file in files)
         text = min(texts, key=lambda words: (-texts[words], words))
         if text != ABSENT:
-            usual[subject] = Statement(text, next(file[subject].label for file in files if subject in file))
+            usual[subject] = text
     return usual
 
 
@@ -88,11 +81,11 @@ def compared(files: Iterable[Iterable[Hashable]]) -> int:
 
 def _differences(
     reference: Statements, file: Statements, judge: Judge
-) -> Iterator[tuple[AttributeDifference, str, str]]:
-    """Yield what differs in one file, with the kind and the label of the thing."""
+) -> Iterator[tuple[AttributeDifference, Subject]]:
+    """Yield what differs in one file, and its subject."""
     things = {subject[:2] for subject in reference} & {subject[:2] for subject in file}
     for subject in dict.fromkeys((*reference, *file)):
-        before, after = _text(reference, subject), _text(file, subject)
+        before, after = reference.get(subject, ABSENT), file.get(subject, ABSENT)
         if before == after or (subject.what != PRESENT and subject[:2] not in things):
             continue
         if _in_one_sided_record(subject, reference, file) or (outcome := judge(subject, before, after)) is None:
@@ -100,18 +93,21 @@ def _differences(
         difference = AttributeDifference(
             nodes=(), folded="", about="", what=subject.what, outcome=outcome, reference=before, value=after
         )
-        yield difference, subject.kind, (file.get(subject) or reference[subject]).label
+        yield difference, subject
 
 
-def _text(file: Statements, subject: Subject) -> str:
-    return file[subject].text if subject in file else ABSENT
+def _label(subject: Subject, names: GpuNames, file: int) -> str:
+    """Return how people call the subject's thing in a file: ``GPU3``."""
+    if subject.kind == "NUMA":
+        return f"NUMA{subject.name}"
+    return ">".join(names.label(file, end) for end in subject.name.split(">"))
 
 
 def _in_one_sided_record(subject: Subject, reference: Statements, file: Statements) -> bool:
     """Say whether a fact is of a record that only one side has."""
     words = subject.what.split(" ")
     records = (subject._replace(what=" ".join(words[:count])) for count in range(1, len(words)))
-    return any((_text(reference, record) == THERE) is not (_text(file, record) == THERE) for record in records)
+    return any((reference.get(record) == THERE) is not (file.get(record) == THERE) for record in records)
 
 
 def _folded(labels: Iterable[str]) -> str:
@@ -180,22 +176,18 @@ def sections_of(machines: Sequence[Machine]) -> tuple[str, ...]:
     return tuple(name for name in every if all(getattr(machine, name) is not None for machine in machines))
 
 
-class _Thing(NamedTuple):
-    """A thing of a machine that facts are about; the first is the node as a whole."""
-
-    kind: str = ""
-    name: str = ""
-    label: str = ""
+_NODE = Subject("", "", "")
+"""The node as a whole."""
 
 
-def statements(machine: Machine, sections: Sequence[str], names: GpuNames, file: int) -> Mapping[Subject, Statement]:
+def statements(machine: Machine, sections: Sequence[str], names: GpuNames, file: int) -> Statements:
     """Return what there is to say of some sections of a machine."""
-    facts: dict[Subject, Statement] = {}
+    facts: dict[Subject, str] = {}
 
-    def state(thing: _Thing, words: Sequence[str], text: str) -> None:
-        facts[Subject(thing.kind, thing.name, " ".join(words))] = Statement(text, thing.label)
+    def state(thing: Subject, words: Sequence[str], text: str) -> None:
+        facts[thing._replace(what=" ".join(words))] = text
 
-    def walk(value: Any, thing: _Thing, words: tuple[str, ...], key: str) -> None:
+    def walk(value: Any, thing: Subject, words: tuple[str, ...], key: str) -> None:
         """State each fact below a value, which has this key in what the words lead to."""
         whole = (*words, key)
         if isinstance(value, dict):
@@ -207,17 +199,18 @@ def statements(machine: Machine, sections: Sequence[str], names: GpuNames, file:
                 state(thing, whole, THERE)
             for record in value:
                 if key == "pairs":
-                    walk_record(record, _pair(record, names, file), ())
+                    pair = ">".join(names.name(file, record[end]) for end in ("source", "target"))
+                    walk_record(record, Subject("pair", pair, ""), ())
                 elif key in _THINGS:
-                    below = _thing(_THINGS[key], record, names, file)
+                    below = Subject(_THINGS[key], names.name(file, _name_of(record)), "")
                     state(below, (PRESENT,), "yes")
                     walk_record(record, below, (), _named_by(record))
                 else:
                     walk_record(record, thing, (*words, f"{key} {_name_of(record)}"), _named_by(record))
         elif value not in (None, []):
-            state(thing, whole, _facts_text(value, key))
+            state(thing, whole, fact_text(value, key))
 
-    def walk_record(record: Mapping[str, Any], thing: _Thing, words: tuple[str, ...], name: str = "") -> None:
+    def walk_record(record: Mapping[str, Any], thing: Subject, words: tuple[str, ...], name: str = "") -> None:
         """State the facts of a record; ``name`` is the key that tells it from others."""
         for key, value in record.items():
             if key not in _LEFT_OUT and key not in ("unread", name):
@@ -228,21 +221,8 @@ def statements(machine: Machine, sections: Sequence[str], names: GpuNames, file:
                 state(thing, (*words, *parts), f"{_UNREAD} ({unread['reason']})")
 
     for section in sections:
-        walk(to_json(getattr(machine, section)), _Thing(), (), section)
+        walk(to_json(getattr(machine, section)), _NODE, (), section)
     return facts
-
-
-def _thing(kind: str, record: Mapping[str, Any], names: GpuNames, file: int) -> _Thing:
-    name = _name_of(record)
-    if kind == "GPU":
-        return _Thing(kind, names.name(file, name), names.label(file, name))
-    return _Thing(kind, name, f"NUMA{name}" if kind == "NUMA" else name)
-
-
-def _pair(record: Mapping[str, Any], names: GpuNames, file: int) -> _Thing:
-    ends = record["source"], record["target"]
-    name, label = (">".join(call(file, end) for end in ends) for call in (names.name, names.label))
-    return _Thing("pair", name, label)
 
 
 def judge(subject: Subject, before: str, after: str) -> Outcome:
@@ -277,16 +257,17 @@ _NUMBERS = {
 """Numbers that nobody writes in decimal."""
 
 
-def _facts_text(value: Any, key: str) -> str:
+def fact_text(value: Any, key: str) -> str:
+    """Return the value of a fact, or of a setting, in words."""
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if value is None:
+        return "not set"
     if isinstance(value, int) and key.endswith("_bytes"):
         return format_size(value)
-    if isinstance(value, int) and key in _NUMBERS:
-        return _NUMBERS[key].format(value)
     if isinstance(value, list):
         return ", ".join(map(str, value))
-    return str(value) or "empty"
+    return _NUMBERS.get(key, "{}").format(value) or "empty"
 
 
 def _number(text: str) -> float | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
-from egmctl.comparison.facts import Statement, Subject
+from egmctl.comparison.facts import Statements, Subject
 from egmctl.comparison.paths import GpuNames
 from egmctl.model.comparison import ComparisonCause, Outcome, PathDifference
 from egmctl.model.diagnosis import Diagnosis
@@ -19,23 +19,23 @@ _GRAVITY = {Status.PASS: 0, Status.NOTE: 1, Status.UNKNOWN: 1, Status.WARN: 2, S
 _FAULTS = (Status.WARN, Status.FAIL)
 
 
-def statements(results: Sequence[Diagnosis], names: GpuNames) -> list[Mapping[Subject, Statement]]:
+def statements(results: Sequence[Diagnosis], names: GpuNames) -> list[Statements]:
     """Return what each file's checks say of each thing that a finding of any file is about.
 
     A check names what it has something against, and the node where it has nothing: of a thing that only other files'
     findings name, a file says ``pass`` if the check ran.
     """
     by_file = [_by_subject(result, names, file) for file, result in enumerate(results)]
-    labels = {subject: statement.label for named in by_file for subject, statement in named.items()}
-    whole: list[Mapping[Subject, Statement]] = []
+    subjects = {subject: None for named in by_file for subject in named}
+    whole: list[Statements] = []
     for result, named in zip(results, by_file, strict=True):
-        # Whether each check that a file has did more than skip.
-        ran: dict[str, bool] = {}
+        # What a check says that names nothing: whether it did more than skip.
+        usual: dict[str, str] = {}
         for finding in result.findings:
-            ran[finding.check] = ran.get(finding.check, False) or finding.status is not Status.SKIP
-        unnamed = {None: _NOT_CHECKED, True: Status.PASS.value, False: Status.SKIP.value}
-        usual = {subject: Statement(unnamed[ran.get(subject.what)], label) for subject, label in labels.items()}
-        whole.append(usual | named)
+            usual.setdefault(finding.check, Status.SKIP.value)
+            if finding.status is not Status.SKIP:
+                usual[finding.check] = Status.PASS.value
+        whole.append({subject: usual.get(subject.what, _NOT_CHECKED) for subject in subjects} | named)
     return whole
 
 
@@ -53,28 +53,14 @@ def judge(_subject: Subject, before: str, after: str) -> Outcome | None:
     return Outcome.DIFFERENT
 
 
-def _by_subject(result: Diagnosis, names: GpuNames, file: int) -> dict[Subject, Statement]:
+def _by_subject(result: Diagnosis, names: GpuNames, file: int) -> dict[Subject, str]:
     about: dict[Subject, list[Finding]] = {}
-    labels: dict[Subject, str] = {}
     for finding in result.findings:
-        for kind, name, label in _things(finding, names, file):
-            subject = Subject(kind, name, finding.check)
-            about.setdefault(subject, []).append(finding)
-            labels[subject] = label
-    return {subject: Statement(_words(same), labels[subject]) for subject, same in about.items()}
-
-
-def _things(finding: Finding, names: GpuNames, file: int) -> Iterator[tuple[str, str, str]]:
-    """Yield kind, name and label of each thing that a finding is about."""
-    kind = _KINDS.get(finding.place.kind, "")
-    if not finding.place.ids:
-        yield "", "", ""
-    for place in finding.place.ids:
-        if finding.place.kind in (PlaceKind.GPU, PlaceKind.PAIR):
-            ends = place.split(">")
-            yield kind, ">".join(names.name(file, end) for end in ends), ">".join(names.label(file, e) for e in ends)
-        else:
-            yield kind, place, f"NUMA{place}" if finding.place.kind is PlaceKind.NUMA else place
+        kind = _KINDS.get(finding.place.kind, "")
+        for place in finding.place.ids or ("",):
+            name = ">".join(names.name(file, end) for end in place.split(">"))
+            about.setdefault(Subject(kind, name, finding.check), []).append(finding)
+    return {subject: _words(same) for subject, same in about.items()}
 
 
 def _words(findings: Sequence[Finding]) -> str:

@@ -85,10 +85,10 @@ class GpuNames:
         index = self._indices[file].get(bus_id)
         return f"GPU{index}" if self.by_index and index is not None else bus_id
 
-    def label(self, file: int, bus_id: str) -> str:
-        """Return what people call a GPU of one of the files."""
-        index = self._indices[file].get(bus_id)
-        return bus_id if index is None else f"GPU{index}"
+    def label(self, file: int, name: str) -> str:
+        """Return what people call a thing in one of the files: a GPU by its index, anything else by its name."""
+        index = next((gpus[name] for gpus in (self._indices[file], *self._indices) if name in gpus), None)
+        return name if index is None else f"GPU{index}"
 
 
 def points(runs: Sequence[RunReport], names: GpuNames) -> list[dict[Key, MeasuredPath]]:
@@ -385,21 +385,25 @@ def _outcome(
 ) -> tuple[Outcome | None, str]:
     """Return what the two are to each other and why; no outcome where neither has a number, for the same reason."""
     reasons = _reason(before, nodes[0]), _reason(after, nodes[1])
-    if before is not None and after is not None and before.value is not None and after.value is not None:
-        unsure = [
+    old, new = (None if point is None else point.value for point in (before, after))
+    if before is not None and after is not None and old is not None and new is not None:
+        # How sure the two are; and that bytes take other links than before, or that memory is EGM on one side only.
+        notes = [
             reason for point, reason in zip((before, after), reasons, strict=True) if point.status is Status.UNSTABLE
-        ]
-        reason = "; ".join([*unsure[:1], *_other_route(before, after)])
-        slower = after.slower(before.value)
+        ][:1]
+        notes += [f"over {after.links}, not {before.links}"] if after.links != before.links else []
+        egm = [" and ".join(sorted(point.egm)) for point in (after, before)]
+        notes += [f"EGM: {', not '.join(egm)}"] if after.egm != before.egm else []
+        slower = after.slower(old)
         if abs(slower) > bound:
-            return Outcome.WORSE if slower > 0 else Outcome.BETTER, reason
+            return Outcome.WORSE if slower > 0 else Outcome.BETTER, "; ".join(notes)
         same = (before.status, before.links, before.egm) == (after.status, after.links, after.egm)
-        return (Outcome.SAME, "") if same else (Outcome.DIFFERENT, reason)
+        return (Outcome.SAME, "") if same else (Outcome.DIFFERENT, "; ".join(notes))
     # A path that a run lacks is like one that it has waived.
     was, now = (Status.WAIVED if point is None else point.status for point in (before, after))
-    if before is not None and before.value is not None:
+    if old is not None:
         return Outcome.WORSE if now in BROKEN else Outcome.DIFFERENT, reasons[1]
-    if after is not None and after.value is not None:
+    if new is not None:
         return Outcome.BETTER if was in BROKEN else Outcome.DIFFERENT, reasons[0]
     if was is now:
         return None, ""
@@ -412,15 +416,6 @@ def _reason(point: MeasuredPath | None, node: str) -> str:
         return f"not measured in {node}"
     reason = f": {point.measurement.reason}" if point.measurement.reason else ""
     return f"{point.status.value} in {node}{reason}"
-
-
-def _other_route(before: MeasuredPath, after: MeasuredPath) -> Iterator[str]:
-    """Say that bytes take other links than before, or that memory is EGM on one side only."""
-    if after.links != before.links:
-        yield f"over {after.links}, not {before.links}"
-    if after.egm != before.egm:
-        egm, other = (" and ".join(sorted(point.egm)) for point in (after, before))
-        yield f"EGM: {egm}, not {other}"
 
 
 def _bound(tolerance: float, spread: Spread, sigma: float) -> tuple[float, str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from egmctl import __version__, data
-from egmctl.documents import check_schema, read_object, refuse, short, stem
+from egmctl.documents import check_schema, parse_object, read_content, refuse, short, stem
 from egmctl.errors import UsageError
 from egmctl.facts.cuda import ATTRIBUTES, P2P_ATTRIBUTES
 from egmctl.model.codec import DecodeError, from_json, to_json
@@ -52,7 +52,7 @@ def load(name_or_path: str) -> Machine:
         If there is no such machine, or the file does not hold one.
     """
     path, source = _find(name_or_path)
-    document = read_object(path, source, "machine")
+    document = parse_object(read_content(path, source), source, "machine")
     check_schema(document, (MACHINE_SCHEMA,), source, "machine")
     return recorded(decode(document, source), path)
 

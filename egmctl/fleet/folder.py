@@ -9,24 +9,23 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from egmctl.documents import check_schema, read_object, refuse
 from egmctl.errors import EgmctlError, UsageError
-from egmctl.files import NEW_FILE, make_folder, open_folder, open_parent, path_of, write_whole
+from egmctl.files import NEW_FILE, make_folder, next_free, open_folder, open_parent, path_of, write_whole
 from egmctl.model import fleet, measurement
 from egmctl.model.bringup import Answer, Bringup
-from egmctl.model.codec import DecodeError, from_json
 from egmctl.model.command import Command
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import UNEXPLAINED, Finding, Status
-from egmctl.model.fleet import FleetReport, GroupLine, NodeGroup
+from egmctl.model.fleet import GroupLine, NodeGroup
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import BenchGpu, RunReport
-from egmctl.model.verdict import Culprit, Grade
+from egmctl.model.verdict import Grade
 from egmctl.nodesets import fold
 from egmctl.report.document import plain
 from egmctl.report.views import bench_answer
@@ -62,23 +61,22 @@ class Folder:
         UsageError
             If one is in it.
         """
-        lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
+        with contextlib.ExitStack() as opened:
+            lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            opened.callback(os.close, lock)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise UsageError(f"another egmctl fleet is using {printable(str(self.path))}") from error
+                raise UsageError(f"another egmctl fleet is using {printable(self.path)}") from error
             except OSError:
                 # A network file system without locks: then nothing keeps others out.
                 pass
             yield
-        finally:
-            os.close(lock)
 
     def spool(self, node: str) -> BinaryIO:
         """Return a file for what a node sends while it sends it; :meth:`discard` or :meth:`keep` end it."""
         self.discard(node)
-        with _failing(f"cannot write {_name(self.part(node))}"), open_folder(self.path / NODES) as nodes:
+        with _failing(f"cannot write {printable(self.part(node))}"), open_folder(self.path / NODES) as nodes:
             part = os.open(self.part(node).name, NEW_FILE, 0o666, dir_fd=nodes)
         return os.fdopen(part, "wb", buffering=0)
 
@@ -88,7 +86,7 @@ class Folder:
 
     def sent(self, node: str) -> bytes:
         """Return what a node sent."""
-        with _failing(f"cannot read {_name(self.part(node))}"):
+        with _failing(f"cannot read {printable(self.part(node))}"):
             return self.part(node).read_bytes()
 
     def keep(self, node: str, document: bytes) -> str:
@@ -97,7 +95,7 @@ class Folder:
         It is a part of what was sent, and goes where that is: a disk that is full by now has room for it.
         """
         name, part = document_of(node), self.part(node)
-        with _failing(f"cannot write {_name(self.path / name)}"), open_folder(self.path / NODES) as nodes:
+        with _failing(f"cannot write {printable(self.path / name)}"), open_folder(self.path / NODES) as nodes:
             sent = os.open(part.name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=nodes)
             with os.fdopen(sent, "r+b") as file:
                 file.write(document + b"\n")
@@ -120,31 +118,10 @@ class Folder:
         """Put ``fleet.json`` in its place, over an earlier one of this run."""
         write_whole(self.path / REPORT, text.encode())
 
-    def read_report(self) -> FleetReport:
-        """Return what an earlier run wrote.
-
-        Raises
-        ------
-        UsageError
-            If it is no report.
-        """
-        path = self.path / REPORT
-        source = f"file {path}"
-        document = read_object(path, source, "report of egmctl fleet")
-        check_schema(document, (FleetReport.SCHEMA,), source, "report of egmctl fleet")
-        try:
-            return from_json(FleetReport, document.get("result"), "result")
-        except DecodeError as error:
-            refuse(source, f"is not a valid report: {error}")
-
 
 def document_of(node: str) -> str:
     """Return the path of a node's document in the folder."""
     return f"{NODES}/{node}.json"
-
-
-def _name(path: Path) -> str:
-    return printable(str(path))
 
 
 @contextlib.contextmanager
@@ -171,10 +148,9 @@ def new_folder(path: Path | None, command: Command, now: datetime) -> Folder:
         If there is something in it, or it cannot be made.
     """
     if path is None:
-        stamp = f"egmctl-fleet-{command}-{now:%Y%m%dT%H%M%SZ}"
-        tries = (Path(stamp), *(Path(f"{stamp}-{number}") for number in range(2, 100)))
-        path = next((free for free in tries if not free.exists()), tries[0])
-    name = _name(path)
+        path = Path(f"egmctl-fleet-{command}-{now:%Y%m%dT%H%M%SZ}")
+        path = next_free(path) if path.exists() else path
+    name = printable(path)
     with _failing(f"{name} cannot be made", UsageError):
         with open_parent(path) as (parent, last), contextlib.suppress(FileExistsError):
             os.mkdir(last, dir_fd=parent)
@@ -196,19 +172,19 @@ def old_folder(path: Path) -> Folder:
         If there is none, or it cannot be read or written to, or is of another user: what it says is run on the nodes.
     """
     if not os.access(path / REPORT, os.R_OK):
-        raise UsageError(f"{_name(path)} is not a folder of egmctl fleet: it has no readable {REPORT}")
+        raise UsageError(f"{printable(path)} is not a folder of egmctl fleet: it has no readable {REPORT}")
     if not os.access(path / NODES, os.W_OK | os.X_OK):
-        raise UsageError(f"{_name(path / NODES)} cannot be written to")
-    with _failing(f"{_name(path)} cannot be written to", UsageError):
+        raise UsageError(f"{printable(path / NODES)} cannot be written to")
+    with _failing(f"{printable(path)} cannot be written to", UsageError):
         make_folder(path)
     # The owner of a folder can exchange what is in it, and where a link leads is its owner's choice.
     for part in (path / REPORT, path, path / NODES):
         status = part.stat() if part == path else part.lstat()
         if stat.S_ISLNK(status.st_mode):
-            raise UsageError(f"{_name(part)} is a link: --resume takes the folder that the earlier run made")
+            raise UsageError(f"{printable(part)} is a link: --resume takes the folder that the earlier run made")
         if status.st_uid not in (os.geteuid(), 0):
             raise UsageError(
-                f"{_name(part)} belongs to user {status.st_uid}: --resume would run what it says on the nodes"
+                f"{printable(part)} belongs to user {status.st_uid}: --resume would run what it says on the nodes"
             )
     return Folder(path)
 
@@ -232,24 +208,17 @@ def groups(answers: Sequence[fleet.NodeAnswer], lines_of: Mapping[str, tuple[Gro
     """
     alike: dict[tuple[GroupLine, ...], list[fleet.NodeAnswer]] = {}
     for answer in answers:
-        alike.setdefault(lines_of.get(answer.node) or _silence(answer, _general(answer)), []).append(answer)
+        # Why there is no document, without the node's name and address, which differ on every node.
+        reason = re.sub(r"\bhost \S+ port\b", "host NODE port", answer.reason.replace(answer.node, "NODE"))
+        silence = GroupLine(key="", value=reason, status=answer.reach.value)
+        alike.setdefault(lines_of.get(answer.node) or (silence,), []).append(answer)
     made = []
     for lines, members in sorted(alike.items(), key=lambda item: (item[1][0].node not in lines_of, -len(item[1]))):
         nodes = tuple(answer.node for answer in members)
         if nodes[0] not in lines_of and len(nodes) == 1:
-            lines = _silence(members[0], members[0].reason)
+            lines = (replace(lines[0], value=members[0].reason),)
         made.append(NodeGroup(nodes=nodes, folded=fold(nodes), lines=lines))
     return tuple(made)
-
-
-def _silence(answer: fleet.NodeAnswer, reason: str) -> tuple[GroupLine, ...]:
-    """Return the line of a node that has no document."""
-    return (GroupLine(key="", value=reason, status=answer.reach.value),)
-
-
-def _general(answer: fleet.NodeAnswer) -> str:
-    """Return why there is no document, without the node's name and address, which differ on every node."""
-    return re.sub(r"\bhost \S+ port\b", "host NODE port", answer.reason.replace(answer.node, "NODE"))
 
 
 def lines_of(saved: Saved) -> tuple[GroupLine, ...]:
@@ -288,23 +257,23 @@ def _bench_lines(report: RunReport) -> Iterator[GroupLine]:
     yield _gpus(report.gpus)
     statuses = Counter(m.status for m in report.measurements)
     yield _counts("measurements", {status: statuses[status] for status in measurement.Status})
-    culprits: Sequence[Culprit] = ()
     if report.verdict is not None:
-        grade, culprits = report.verdict.grade, report.verdict.culprits
+        grade = report.verdict.grade
         if status := _STATUSES.get(grade, ""):
             yield GroupLine(key="", value=plain(bench_answer.answer(report).sentence), status=status)
         else:
             yield GroupLine(key="verdict", value=grade.value)
+        # Slow in both directions is one line.
+        slow = dict.fromkeys((culprit.path_class, culprit.label, culprit.grade) for culprit in report.verdict.culprits)
+        for path_class, label, grade in slow:
+            status = _STATUSES.get(grade, "")
+            yield GroupLine(key=path_class, value=f"{label} is slower than its peers", status=status)
     for problem in report.problems:
         yield GroupLine(key="", value=problem, status="fail")
     for m in report.measurements:
         if m.status not in (measurement.Status.OK, measurement.Status.WAIVED):
             status = "warn" if m.status is measurement.Status.UNSTABLE else "fail"
             yield GroupLine(key=f"{m.name} {m.path}", value=m.status.value, status=status)
-    slow = ((culprit.path_class, culprit.label, _STATUSES.get(culprit.grade, "")) for culprit in culprits)
-    # Slow in both directions is one line.
-    for path_class, label, status in dict.fromkeys(slow):
-        yield GroupLine(key=path_class, value=f"{label} is slower than its peers", status=status)
     for cause in report.causes:
         key = _joined("cause", cause.finding.check, cause.node, cause.finding.place.label)
         explains = f"explains {len(cause.explains)} of {len(report.measurements)} measurements"

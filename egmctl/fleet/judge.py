@@ -7,7 +7,6 @@ import shlex
 import signal
 from dataclasses import dataclass
 from pkgutil import resolve_name
-from typing import Any
 
 from egmctl.documents import FILE_LIMIT, check_schema, parse_object, short
 from egmctl.errors import ERROR_SCHEMA, ExitCode, UsageError
@@ -190,17 +189,13 @@ def _document(asked: Asked, ended: Ended, output: Output) -> tuple[Reach, str, i
     except UsageError as error:
         return Reach.GARBAGE, _shortened("; ".join(filter(None, (str(error), words)))), CRASHED
     if schema == ERROR_SCHEMA or (schema != MACHINE_SCHEMA and document.get("result") is None):
-        return Reach.FAILED, _shortened(_first_error(document)) or words, code or CRASHED
+        match document.get("errors"):
+            case [{"message": str(message)}, *_]:
+                words = _shortened(message)
+        return Reach.FAILED, words, code or CRASHED
     if document.get("exit_code") == ExitCode.INTERRUPTED:
         return Reach.INTERRUPTED, "the command was interrupted there", CRASHED
     return Reach.ANSWERED, "", code
-
-
-def _first_error(document: dict[str, Any]) -> str:
-    match document.get("errors"):
-        case [{"message": str(message)}, *_]:
-            return message
-    return ""
 
 
 def _words(errors: str) -> str:

@@ -83,12 +83,9 @@ def _expand(option: str, sets: Sequence[str]) -> list[str]:
     except UsageError as error:
         raise UsageError(f"{option}: {error}") from error
     except GroupResolverSourceError as error:
-        sources = ", ".join(f"@{source}:..." for source in groups.sources() if GROUP.fullmatch(source))
-        if not sources:
+        if not groups.sources():
             raise UsageError(f"{option}: no groups of nodes are configured for ClusterShell here") from error
-        raise UsageError(
-            f"{option}: there is no source of groups {_quoted(str(error))}; there are {short(sources)}"
-        ) from error
+        raise UsageError(f"{option}: there is no source of groups {_quoted(str(error))}") from error
     except (NodeSetException, GroupResolverError, GroupSourceError, configparser.Error) as error:
         raise UsageError(f"{option} cannot be read: {printable(str(error)[:200])}") from error
     except (AttributeError, TypeError, ValueError, OSError) as error:
@@ -108,24 +105,22 @@ class _SiteGroups(GroupResolverConfig):  # type: ignore[misc]
             if not GROUP.fullmatch(name):
                 raise UsageError(f"{_quoted(name)} is no name of a group: letters, digits and any of . _ + - are")
         nodes = self._checked(super().group_nodes(group, namespace))
-        if not nodes and (others := self._others(group, namespace)) is not None:
-            known = f"there are {short(', '.join(others))}" if others else "none is defined"
-            raise UsageError(f"there is no group @{namespace + ':' if namespace else ''}{group}; {known}")
+        if not nodes and group not in (known := self._known(namespace)):
+            source = f"{namespace}:" if namespace else ""
+            others = short(", ".join(f"@{source}{name}" for name in known if GROUP.fullmatch(name)))
+            known_words = f"there are {others}" if others else "none is defined"
+            raise UsageError(f"there is no group @{source}{group}; {known_words}")
         return nodes
 
     def all_nodes(self, namespace: str | None = None) -> list[str]:
         """Return the node sets of all nodes."""
         return self._checked(super().all_nodes(namespace))
 
-    def _others(self, group: str, namespace: str | None) -> list[str] | None:
-        """Return the groups that there are; ``None`` where the group is one of them, and is empty."""
+    def _known(self, namespace: str | None) -> list[str]:
         try:
-            names = [name for name in self.grouplist(namespace) if GROUP.fullmatch(name)]
+            return list(self.grouplist(namespace))
         except GroupSourceNoUpcall:
-            names = []
-        if group in names:
-            return None
-        return [f"@{namespace + ':' if namespace else ''}{name}" for name in names]
+            return []
 
     @staticmethod
     def _checked(sets: list[Any]) -> list[str]:

@@ -92,7 +92,7 @@ def run(
         task.set_info("connect_timeout", launch.connect_timeout_s)
         task.set_info("ssh_path", shlex.join(_kept(["ssh"])))
         task.set_info("ssh_options", f"{shlex.join(launch.options)} {SSH_OPTIONS}")
-        fleet = _Fleet(asked, nodes, launch, folder, on_tick, interruptions)
+        fleet = _Fleet(asked, nodes, launch, folder, on_tick, interruptions, Progress(len(nodes)))
         fleet.run(task)
     return tuple(fleet.progress.answers), fleet.failure
 
@@ -112,31 +112,27 @@ def _kept(words: Sequence[str]) -> list[str]:
     return kept(words, grace_s=KILL_AFTER_S + SLACK_S, passes_input=True)
 
 
+@dataclass(eq=False)
 class _Fleet(EventHandler):  # type: ignore[misc]
     """The nodes that are being asked: what ClusterShell calls."""
 
-    def __init__(
-        self,
-        asked: Asked,
-        nodes: Sequence[str],
-        launch: Launch,
-        folder: Folder,
-        on_tick: Callable[[Progress], None],
-        interruptions: list[int],
-    ) -> None:
-        self.progress = Progress(total=len(nodes))
-        self.asked, self.launch, self._nodes, self._folder = asked, launch, nodes, folder
-        self._on_tick, self._interruptions = on_tick, interruptions
-        self._talks: dict[str, _Talk] = {}
-        self._stop_by: float | None = None
-        self._worker: Any = None
-        self.failure: EgmctlError | None = None
+    asked: Asked
+    nodes: Sequence[str]
+    launch: Launch
+    folder: Folder
+    on_tick: Callable[[Progress], None]
+    interruptions: list[int]
+    progress: Progress
+    failure: EgmctlError | None = None
+    talks: dict[str, _Talk] = field(default_factory=dict)
+    stop_by: float | None = None
+    worker: Any = None
 
     def run(self, task: Task) -> None:
         launch = self.launch
-        kind = _SshWorker if launch.launcher is Launcher.SSH else _SrunWorker
-        self._worker = kind(
-            ",".join(self._nodes),
+        client = _SshNode if launch.launcher is Launcher.SSH else _SrunNode
+        self.worker = type("_Worker", (ExecWorker,), {"SHELL_CLASS": client})(
+            ",".join(self.nodes),
             handler=self,
             # The clock on the node comes first: this one is for nodes that cannot be heard any more.
             timeout=launch.connect_timeout_s + launch.timeout_s + KILL_AFTER_S + SLACK_S,
@@ -144,43 +140,43 @@ class _Fleet(EventHandler):  # type: ignore[misc]
             # Taken for a pattern (%host) by the worker: each client puts its own in its place.
             command="egmctl",
         )
-        task.schedule(self._worker)
+        task.schedule(self.worker)
         task.timer(TICK_S, handler=self, interval=TICK_S, autoclose=True)
         try:
             task.resume()
         finally:
-            for node in list(self._talks):
+            for node in list(self.talks):
                 self._drop(node)
 
     def ev_pickup(self, worker: Any, node: str) -> None:  # noqa: ARG002
         try:
-            self._talks[node] = _Talk(self._folder.spool(node))
+            self.talks[node] = _Talk(self.folder.spool(node))
         except EgmctlError as error:
             self._fail(node, error)
 
     def ev_timer(self, timer: Any) -> None:  # noqa: ARG002
         if self.failure is not None:
-            self._worker.abort()
+            self.worker.abort()
             return
-        self.progress.under_way = list(self._talks)
-        if self._interruptions and self._stop_by is None:
-            self._stop_by = time.monotonic() + KILL_AFTER_S + SLACK_S
+        self.progress.under_way = list(self.talks)
+        if self.interruptions and self.stop_by is None:
+            self.stop_by = time.monotonic() + KILL_AFTER_S + SLACK_S
             self.progress.stopping = True
             # Start no more, and have what runs end.
-            for client in self._worker._clients:
+            for client in self.worker._clients:
                 if not client.registered:
                     client.abort()
-            self._worker.set_write_eof()
-        elif self._stop_by is not None and (len(self._interruptions) > 1 or time.monotonic() > self._stop_by):
-            self._worker.abort()
-        self._on_tick(self.progress)
+            self.worker.set_write_eof()
+        elif self.stop_by is not None and (len(self.interruptions) > 1 or time.monotonic() > self.stop_by):
+            self.worker.abort()
+        self.on_tick(self.progress)
 
     def took(self, node: str, stream: str, chunk: bytes) -> bool:
         """Keep what a node sent; return whether it may go on."""
-        talk = self._talks.get(node)
+        talk = self.talks.get(node)
         if talk is None:
             return False
-        if stream == self._worker.SNAME_STDERR:
+        if stream == self.worker.SNAME_STDERR:
             talk.errors = (talk.errors + chunk)[-ERRORS_KEPT:]
             return True
         talk.size += len(chunk)
@@ -195,16 +191,16 @@ class _Fleet(EventHandler):  # type: ignore[misc]
             step()
         except OSError as error:
             self._drop(node)
-            self._fail(node, EgmctlError(f"cannot write {printable(str(self._folder.part(node)))}: {error.strerror}"))
+            self._fail(node, EgmctlError(f"cannot write {printable(self.folder.part(node))}: {error.strerror}"))
             return False
         return True
 
     def _drop(self, node: str) -> None:
         """Forget what a node sent so far."""
-        if (talk := self._talks.pop(node, None)) is not None:
+        if (talk := self.talks.pop(node, None)) is not None:
             with contextlib.suppress(OSError):
                 talk.file.close()
-        self._folder.discard(node)
+        self.folder.discard(node)
 
     def _fail(self, node: str, error: EgmctlError) -> None:
         """Take it that the folder takes no more: raised here it would tear down the engine under the other nodes."""
@@ -215,11 +211,11 @@ class _Fleet(EventHandler):  # type: ignore[misc]
 
     def ended(self, node: str, code: int, out_of_time: bool) -> None:
         """Judge a node whose launcher has ended."""
-        talk = self._talks.get(node)
+        talk = self.talks.get(node)
         # A network file system tells of a full disk when a file is closed.
         if talk is None or not self._taken(node, talk.file.close):
             return
-        del self._talks[node]
+        del self.talks[node]
         ended = Ended(
             node=node,
             code=code,
@@ -227,10 +223,10 @@ class _Fleet(EventHandler):  # type: ignore[misc]
             errors=talk.errors.decode(errors="replace"),
             flooded=talk.flooded,
             out_of_time=out_of_time,
-            interrupted=self._stop_by is not None or self.failure is not None,
+            interrupted=self.stop_by is not None or self.failure is not None,
         )
         try:
-            answer = judge(self.asked, self._folder, ended, self.launch.timeout_s)
+            answer = judge(self.asked, self.folder, ended, self.launch.timeout_s)
             if answer.reach is Reach.INTERRUPTED and self.failure is not None:
                 answer = replace(answer, reason="stopped, as the folder of results took no more")
             self.progress.answers.append(answer)
@@ -282,11 +278,3 @@ class _SrunNode(_Client):
     def _build_cmd(self) -> tuple[list[str], None]:
         fleet: _Fleet = self.worker.eh
         return srun_words(self.key, fleet.launch, remote_words(fleet.asked, fleet.launch.timeout_s)), None
-
-
-class _SshWorker(ExecWorker):  # type: ignore[misc]
-    SHELL_CLASS = _SshNode
-
-
-class _SrunWorker(ExecWorker):  # type: ignore[misc]
-    SHELL_CLASS = _SrunNode

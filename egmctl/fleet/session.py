@@ -12,7 +12,7 @@ from pathlib import Path
 from egmctl.comparison import compare
 from egmctl.comparison.paths import spread_of
 from egmctl.errors import EgmctlError, ExitCode, UsageError
-from egmctl.fleet.folder import Folder, document_of, groups, lines_of, new_folder, old_folder
+from egmctl.fleet.folder import REPORT, Folder, document_of, groups, lines_of, new_folder, old_folder
 from egmctl.fleet.nodes import check_names
 from egmctl.fleet.run import Launch, Progress, run
 from egmctl.model.command import Command
@@ -20,7 +20,7 @@ from egmctl.model.comparison import Comparison
 from egmctl.model.fleet import Asked, FleetReport, Launcher, NodeAnswer, Reach, counts
 from egmctl.nodesets import fold
 from egmctl.report.exports.json import result_json
-from egmctl.saved import Saved, load
+from egmctl.saved import Saved, load, load_any
 
 REPORT_EVERY_S = 2.0
 """How often the report in the folder is brought up to date: what a crash of this process costs."""
@@ -64,7 +64,9 @@ def old_session(command: Command, path: Path) -> Session:
         If the folder is of another command, or of none, is somebody else's, or names nodes that are no names.
     """
     folder = old_folder(path)
-    report = folder.read_report()
+    report = load_any(path).result
+    if not isinstance(report, FleetReport):
+        raise UsageError(f"file {path / REPORT} is not a report of egmctl fleet")
     if report.asked.command is not command:
         raise UsageError(f"{path} is of 'egmctl fleet {report.asked.command}', not of 'egmctl fleet {command}'")
     check_names(report.asked.nodes)
@@ -76,19 +78,10 @@ def old_session(command: Command, path: Path) -> Session:
     return Session(report.asked, folder, report.started_at, answered)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Asking:
-    """How a run ended."""
-
-    report: FleetReport
-    failure: EgmctlError | None
-    """Why it ended before all nodes were asked, if the folder took no more."""
-    written: bool
-    """Whether the report is in the folder."""
-
-
-def ask(session: Session, launch: Launch, on_tick: Callable[[Progress], None], warn: Callable[[str], None]) -> Asking:
-    """Ask the nodes without an answer, and return the report, which is in the folder then if that takes it.
+def ask(
+    session: Session, launch: Launch, on_tick: Callable[[Progress], None], warn: Callable[[str], None]
+) -> tuple[FleetReport, EgmctlError | None]:
+    """Ask the nodes without an answer; return the report, which is in the folder then, and why the folder took no more.
 
     Parameters
     ----------
@@ -102,11 +95,6 @@ def ask(session: Session, launch: Launch, on_tick: Callable[[Progress], None], w
     EgmctlError
         If the folder cannot be written to before any node is asked.
     """
-    with session.folder.alone():
-        return _ask(session, launch, on_tick, warn)
-
-
-def _ask(session: Session, launch: Launch, on_tick: Callable[[Progress], None], warn: Callable[[str], None]) -> Asking:
     asked, folder = session.asked, session.folder
     lacking = [node for node in asked.nodes if node not in session.answers]
     written = (time.monotonic(), 0)
@@ -124,17 +112,18 @@ def _ask(session: Session, launch: Launch, on_tick: Callable[[Progress], None], 
             with contextlib.suppress(EgmctlError):
                 write(progress.answers)
 
-    write(())
-    answers, failure = run(asked, lacking, launch, folder, tick) if lacking else ((), None)
-    # Whatever the folding meets, the answers are in the folder before it.
-    with contextlib.suppress(EgmctlError):
-        write(answers)
-    report = _folded(_report(session, launch.launcher, answers), folder, warn)
-    try:
-        folder.write_report(result_json(report))
-    except EgmctlError:
-        return Asking(report, failure, written=False)
-    return Asking(report, failure, written=True)
+    with folder.alone():
+        write(())
+        answers, failure = run(asked, lacking, launch, folder, tick) if lacking else ((), None)
+        # Whatever the folding meets, the answers are in the folder before it.
+        with contextlib.suppress(EgmctlError):
+            write(answers)
+        report = _folded(_report(session, launch.launcher, answers), folder, warn)
+        try:
+            folder.write_report(result_json(report))
+        except EgmctlError as error:
+            failure = failure or error
+    return report, failure
 
 
 def _folded(report: FleetReport, folder: Folder, warn: Callable[[str], None]) -> FleetReport:
@@ -156,11 +145,7 @@ def _folded(report: FleetReport, folder: Folder, warn: Callable[[str], None]) ->
         results = list(loaded.values())
         comparison = compare(results, spread=spread_of(results, warn))
     return dataclasses.replace(
-        report,
-        answers=tuple(answers),
-        counts=counts(answers),
-        groups=groups(answers, lines),
-        comparison=comparison,
+        report, answers=tuple(answers), counts=counts(answers), groups=groups(answers, lines), comparison=comparison
     )
 
 

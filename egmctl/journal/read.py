@@ -16,7 +16,7 @@ from egmctl.journal.write import FILE_LIMIT, at_work, journal_folder, journals
 from egmctl.model.codec import ITEMS_LIMIT, DecodeError, from_json
 from egmctl.model.kernel_log import KernelEvent
 from egmctl.model.measurement import Measurement, RunReport, Status, Task, finish, measurement_fault
-from egmctl.units import printable
+from egmctl.units import printable, several, shortened
 
 _MOST_BYTES = FILE_LIMIT + (1 << 20)
 _MOST_ELEMENTS = 4_000_000
@@ -30,7 +30,7 @@ Decode = Callable[[Any, str], RunReport]
 """Makes the report of what a document has for it, and of how to call the document in a sentence; raises UsageError."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Kept:
     """The content of a journal."""
 
@@ -42,15 +42,10 @@ class Kept:
     """What was being measured at the journal's end; empty where it ended, or between two steps."""
     ending: str
     """How it ended, in a few words."""
-    cut: str | None
-    """That and why what was measured last is not in it."""
+    missing: str | None
+    """A sentence about measurements that are not in it; ``None`` where none is missing."""
     damage: str | None
     """How many lines are damaged or missing; ``None``: no line that held anything."""
-
-    @property
-    def missing(self) -> str | None:
-        """A sentence about measurements that are not in it; ``None`` where none is missing."""
-        return "; ".join(filter(None, (self.cut, self.damage))) or None
 
 
 def is_journal(content: bytes) -> bool:
@@ -148,17 +143,23 @@ class _Run:
     def _take(self, entry: dict[str, Any]) -> None:
         if max(len(self.kernel), len(self.notes), len(self.problems)) >= ITEMS_LIMIT:
             raise DecodeError(f"more than {ITEMS_LIMIT} lines of one kind")
-        match _decoded(entry):
+        event = str(entry.get("event"))
+        if event == events.BEGIN:
+            self.begin = self.begin or entry
+            return
+        record = events.State if event == events.STATE else events.RECORDS.get(event)
+        if record is None:
+            raise DecodeError("there is no such event")
+        match from_json(record, entry):
             case events.State() as state:
                 self.state = state
             case events.StepBegun(tasks=tasks):
-                begun = {_checked_number(numbered.number): numbered.task for numbered in tasks}
-                for task in begun.values():
-                    _check(finish(task, Status.CRASHED))
-                self.under_way = begun
+                for numbered in tasks:
+                    _check(numbered.number, finish(numbered.task, Status.CRASHED))
+                self.under_way = {numbered.number: numbered.task for numbered in tasks}
             case events.Outcome(number=number, measurement=measurement):
-                _check(measurement)
-                self.outcomes[_checked_number(number)] = measurement
+                _check(number, measurement)
+                self.outcomes[number] = measurement
                 self.under_way.pop(number, None)
             case events.Logged(events=logged):
                 self.kernel += logged
@@ -166,8 +167,6 @@ class _Run:
                 self.notes.append(text)
             case events.Problem(text=text):
                 self.problems.append(text)
-            case None:
-                self.begin = self.begin or entry
 
     @property
     def damaged(self) -> int:
@@ -178,62 +177,40 @@ class _Run:
         return max(0, lines - len(self.taken) - (not self.taken.issuperset(events.BEGIN_LINES)))
 
 
-def _decoded(entry: dict[str, Any]) -> Any:
-    """Return the record that a line holds; ``None`` of one that says what is to be measured."""
-    event = entry.get("event")
-    if event == events.BEGIN:
-        return None
-    for name, record in (events.STATE, events.State), *events.RECORDS.items():
-        if name == event:
-            return from_json(record, entry)
-    raise DecodeError("there is no such event")
-
-
-def _check(measurement: Measurement) -> None:
+def _check(number: int, measurement: Measurement) -> None:
+    if not 0 <= number < ITEMS_LIMIT:
+        raise DecodeError(f"number: expected a number below {ITEMS_LIMIT}, not {number}")
     if fault := measurement_fault(measurement):
         raise DecodeError(fault)
 
 
-def _checked_number(number: int) -> int:
-    if not 0 <= number < ITEMS_LIMIT:
-        raise DecodeError(f"number: expected a number below {ITEMS_LIMIT}, not {number}")
-    return number
-
-
-def _ending(state: events.State | None, under_way: tuple[Task, ...]) -> str:
-    if state is None:
-        return "ended in an unknown way: the journal's first line is damaged"
-    if state.exit_code is not None:
-        return f"exit code {state.exit_code}"
-    if state.cut is not None:
-        return "ended at an unknown place"
-    if under_way:
-        more = f" and {len(under_way) - 1} more at once" if len(under_way) > 1 else ""
-        return f"ended while measuring {events.what(under_way[0])}{more}"
-    return "ended between two steps"
-
-
 def _put_together(skeleton: RunReport, run: _Run) -> Kept:
     state = run.state or events.State()
-    ended = state.exit_code is not None
-    # What the run did after the journal's end is unknown, unless it is the run's end too.
-    broke_off = run.state is not None and not ended and state.cut is None
-    under_way = run.under_way if broke_off else {}
-    ending = _ending(run.state, tuple(under_way.values()))
     notes, problems = [*skeleton.notes, *run.notes], [*skeleton.problems, *run.problems]
     cut = damage = None
     if run.damaged:
-        lines, held = ("line", "it held is") if run.damaged == 1 else ("lines", "they held is")
-        damage = f"{run.damaged} {lines} damaged: what {held} missing"
+        held = "it held" if run.damaged == 1 else "they held"
+        damage = f"{several(run.damaged, 'line')} damaged: what {held} is missing"
         problems.append(f"read from a journal: {damage}")
+    # What the run did after the journal's end is unknown, unless it is the run's end too.
+    under_way: dict[int, Task] = {}
+    if state.exit_code is not None:
+        ending = f"exit code {state.exit_code}"
+    elif run.state is None:
+        ending = "ended in an unknown way: the journal's first line is damaged"
+    elif state.cut is None:
+        under_way = run.under_way
+        tasks = [*map(events.what, under_way.values())]
+        ending = f"ended while measuring {shortened(tasks, 1, 'at once')}" if tasks else "ended between two steps"
+    else:
+        ending = "ended at an unknown place"
     if state.cut is not None:
         cut = f"the journal was cut off ({printable(state.cut)}): what was measured afterwards is unknown"
         notes.append(cut)
-    if not ended:
+    if state.exit_code is None:
         problems.append(f"read from a journal: the run {ending}")
     reason = "the command ended while this was measured"
     crashed = {number: finish(task, Status.CRASHED, reason=reason) for number, task in under_way.items()}
-    outcomes = crashed | run.outcomes
     messages = skeleton.kernel_messages
     if messages is not None and run.kernel:
         ended_s = max(messages.ended_s, run.kernel[-1].time_s)
@@ -242,17 +219,11 @@ def _put_together(skeleton: RunReport, run: _Run) -> Kept:
         skeleton,
         notes=tuple(notes),
         problems=tuple(problems),
-        measurements=tuple(outcomes[number] for number in sorted(outcomes)),
+        measurements=tuple(measurement for _, measurement in sorted((crashed | run.outcomes).items())),
         kernel_messages=messages,
     )
-    return Kept(
-        report=report,
-        exit_code=state.exit_code,
-        under_way=tuple(under_way.values()),
-        ending=ending,
-        cut=cut,
-        damage=damage,
-    )
+    missing = "; ".join(filter(None, (cut, damage))) or None
+    return Kept(report, state.exit_code, tuple(under_way.values()), ending, missing, damage)
 
 
 def earlier(folder: Path | None = None) -> list[Path]:

@@ -60,18 +60,15 @@ class Journal:
         """Write an event; before a step, and once the kernel has logged something, wait until the disk has it all."""
         if isinstance(event, events.Begin):
             self._begin(event)
-        if self._file is None or isinstance(event, events.Begin):
-            return
-        self._write(_NAMES[type(event)], to_json(self._clean(event)))
-        if isinstance(event, events.StepBegun | events.Logged):
-            # The node may be about to go down.
-            self._flush()
+        elif self._file is not None:
+            self._write(_NAMES[type(event)], to_json(self._clean(event)))
+            if isinstance(event, events.StepBegun | events.Logged):
+                # The node may be about to go down.
+                self._flush()
 
     def _begin(self, begin: events.Begin) -> None:
         """Make the file, and remove the oldest ones of its folder."""
-        self._file = self._made()
-        if self._file is None:
-            return
+        self._make()
         content = {
             "schema": events.JOURNAL_SCHEMA,
             "egmctl": __version__,
@@ -104,7 +101,7 @@ class Journal:
             # A network file system tells here what it could not write.
             self.failure = self.failure or f"{self.path}: {error.strerror}"
 
-    def _made(self) -> int | None:
+    def _make(self) -> None:
         for folder in self._folders:
             try:
                 with open_folder(folder, make=True) as opened:
@@ -118,9 +115,8 @@ class Journal:
             except OSError as error:
                 self.failure = f"{folder}: {error.strerror}"
                 continue
-            self.path, self.failure = folder / path.name, None
-            return file
-        return None
+            self._file, self.path, self.failure = file, folder / path.name, None
+            return
 
     def _write(self, event: str, content: Mapping[str, Any]) -> None:
         if self._file is None or self._state.cut is not None:
@@ -199,14 +195,10 @@ def _number(path: Path) -> int:
 
 def _flush_folder(folder: Path) -> None:
     """Have the disk know a new file's name: a node that panics would lose it with all that is in it."""
-    try:
+    with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    except OSError:
-        return
+        opened.callback(os.close, descriptor)
+        os.fsync(descriptor)
 
 
 def journals(folder: Path) -> list[Path]:

@@ -150,7 +150,8 @@ def test_nor_in_that_of_a_journal(trap: Path, tmp_path: Path) -> None:
         path.write_text("x")
     for folder in (trap, trap / "new"):
         journal = Journal([folder], str)
-        assert journal._made() is None
+        journal._make()
+        assert journal.path is None
         assert journal.failure == f"{folder}: sub is another user's link in a folder that everybody may write to"
     mention(trap / kept[0].name)
     assert sorted((tmp_path / "ours").iterdir()) == kept

@@ -99,7 +99,7 @@ def test_a_journal_says_that_it_ends_early_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     journal = write.Journal([tmp_path], lambda part: part)
-    journal._file = journal._made()
+    journal._make()
     journal(Note(text="a note"))
     file, real = journal._file, os.close
 

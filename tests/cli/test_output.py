@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.text import Text
 
-from egmctl.cli.output import Color, check_output, choose_format, colored, emit
+from egmctl.cli.output import Color, OutputOptions, check_output, colored, emit
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.report.kinds import BENCH, Format
 from tests.conftest import ROOT, RunEgmctl, command_environment, ended
@@ -41,7 +41,8 @@ SUFFIXES_OF_BENCH = ".txt, .json, .csv, .html, .svg, .md, .prom, .xml"
     ],
 )
 def test_the_form_is_said_by_the_option_or_the_suffix(asked: dict[str, Any], name: str | None, format: Format) -> None:
-    assert choose_format(BENCH.formats, None if name is None else Path(name), **asked) is format
+    (target,) = OutputOptions(output=[Path(name)] if name else (), **asked).chosen(BENCH.formats).targets
+    assert target.format is format
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_what_contradicts_itself_or_names_no_form_is_refused(
     asked: dict[str, Any], name: str | None, sentence: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        choose_format(BENCH.formats, None if name is None else Path(name), **asked)
+        OutputOptions(output=[Path(name)] if name else (), **asked).chosen(BENCH.formats)
     assert str(caught.value) == sentence
 
 

@@ -58,7 +58,7 @@ def test_traffic_beside_a_run_is_named_by_its_gpus(runs: dict[str, Saved]) -> No
     assert len(worse) == 25
     assert all("GPU0" in path.path or "GPU1" in path.path for path in worse)
     assert {"GPU0 -> *", "GPU1 -> *"} <= {row.where for row in comparison.affected}
-    assert "settings differ: --allow-busy off in idle, on in beside-traffic" in " ".join(text_of(comparison).split())
+    assert "settings differ: allow busy no in idle, yes in beside-traffic" in " ".join(text_of(comparison).split())
 
 
 def test_memory_of_the_host_is_not_blamed(runs: dict[str, Saved]) -> None:

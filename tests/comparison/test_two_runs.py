@@ -233,7 +233,7 @@ def test_another_gpu_in_the_same_place_is_told() -> None:
 def test_settings_that_differ_are_told() -> None:
     after = run()
     comparison = two(run(), replace(after, settings=replace(after.settings, serial=True)))
-    assert comparison.notes == ("settings differ: --serial off in before, on in after",)
+    assert comparison.notes == ("settings differ: serial no in before, yes in after",)
 
 
 # --- what cannot be compared -----------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ def test_one_file_is_nothing_to_compare() -> None:
 
 def test_kinds_do_not_mix() -> None:
     other = replace(saved("after", run()), kind=Command.DOCTOR)
-    with pytest.raises(UsageError, match=r"before.json is of egmctl bench and after.json of egmctl doctor"):
+    with pytest.raises(UsageError, match=r"before.json is of egmctl bench and after.json is of egmctl doctor"):
         compare([saved("before", run()), other])
 
 

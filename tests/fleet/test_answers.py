@@ -19,7 +19,7 @@ from egmctl.errors import UsageError
 from egmctl.fleet.folder import Folder, groups, new_folder, old_folder
 from egmctl.fleet.judge import Ended, judge, read_output, remote_line
 from egmctl.fleet.nodes import select_nodes
-from egmctl.fleet.run import ERRORS_KEPT, Launch, _Fleet
+from egmctl.fleet.run import ERRORS_KEPT, Launch, Progress, _Fleet
 from egmctl.fleet.session import old_session
 from egmctl.model.command import Command
 from egmctl.model.fleet import Asked, FleetReport, GroupLine, Launcher, NodeAnswer, Reach, worst_exit_code
@@ -94,12 +94,12 @@ def test_how_asking_a_node_ended(
 
 def test_of_a_nodes_errors_the_end_is_kept(folder: Folder) -> None:
     launch = Launch(launcher=Launcher.SSH, options=(), fanout=1, connect_timeout_s=1, timeout_s=1)
-    fleet = _Fleet(ASKED, ("node01",), launch, folder, lambda _: None, [])
-    fleet._worker = SimpleNamespace(SNAME_STDERR="stderr")
+    fleet = _Fleet(ASKED, ("node01",), launch, folder, lambda _: None, [], Progress(1))
+    fleet.worker = SimpleNamespace(SNAME_STDERR="stderr")
     fleet.ev_pickup(None, "node01")
     for number in range(100):
         assert fleet.took("node01", "stderr", b"%65535d\n" % number)
-    errors = fleet._talks["node01"].errors
+    errors = fleet.talks["node01"].errors
     fleet._drop("node01")
     assert (len(errors), errors.split()) == (ERRORS_KEPT, [b"99"])
 
@@ -233,4 +233,4 @@ def test_a_report_names_no_node_that_is_none(folder: Folder) -> None:
 def test_a_report_that_is_none_is_refused(folder: Folder, content: str) -> None:
     (folder.path / "fleet.json").write_text(content)
     with pytest.raises(UsageError, match=r"^file .*fleet\.json is not "):
-        old_folder(folder.path).read_report()
+        old_session(Command.DOCTOR, folder.path)

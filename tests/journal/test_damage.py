@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from egmctl.errors import ExitCode, UsageError
 from egmctl.journal import read as reading
 from egmctl.journal.events import BEGIN_LINES
 from egmctl.journal.read import Kept, is_journal
+from egmctl.model.measurement import RunReport
 from egmctl.report.kinds import BENCH
 from tests.fuzz.documents import original
 from tests.in_process import run
@@ -26,7 +28,7 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def read(content: bytes) -> Kept:
-    return reading.read(content, "journal x", saved._run)
+    return reading.read(content, "journal x", partial(saved._result, RunReport))
 
 
 def outcome(content: bytes, whole: Kept) -> str:

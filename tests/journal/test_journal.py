@@ -13,6 +13,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 
 from egmctl import saved
 from egmctl.cli import journal as commands
+from egmctl.cli.output import OutputOptions, Outputs
 from egmctl.errors import UsageError
 from egmctl.fleet.folder import Folder
 from egmctl.journal import events, write
@@ -62,7 +64,7 @@ def folder(tmp_path: Path) -> Path:
 
 def read(content: bytes, source: str) -> Kept:
     """Return what a journal holds, read as every document is."""
-    return reading.read(content, source, saved._run)
+    return reading.read(content, source, partial(saved._result, RunReport))
 
 
 def killed(env: dict[str, str | None], after_s: float) -> list[str]:
@@ -335,7 +337,7 @@ def test_a_clock_that_is_set_back_makes_no_run_the_oldest(
         assert earlier(tmp_path)[-1] == journal.path, "it is the latest one, though its time is not"
         said: list[str] = []
         monkeypatch.setattr(commands, "say", said.append)
-        commands._mention(tmp_path)
+        commands.open_journal(commands.JournalOptions(journal=tmp_path), Outputs(targets=(), options=OutputOptions()))
         assert said == [f"an earlier bench ended between two steps; 'egmctl show {journal.path}' shows its results"]
 
 
@@ -445,7 +447,7 @@ def test_on_a_file_system_without_locks_it_is_kept_too(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     journal = write.Journal([tmp_path], str)
-    journal._file = journal._made()
+    journal._make()
     assert journal.failure is None
     journal.close()
     assert len(list(tmp_path.glob("bench-*.journal"))) == 1
