@@ -19,17 +19,8 @@ from egmctl.gpu.chase import Chain, Walk
 from egmctl.gpu.context import ms_since, possible_ms
 from egmctl.gpu.memory import Memory
 from egmctl.gpu.timing import Mark
-from egmctl.model.measurement import (
-    Chase,
-    ChaseOrder,
-    Engine,
-    Measurement,
-    Pattern,
-    Sample,
-    Settings,
-    Task,
-    Verification,
-)
+from egmctl.model.measurement import Measurement, Sample, Settings, Verification
+from egmctl.model.task import Chase, ChaseOrder, Engine, Pattern, Task
 
 if TYPE_CHECKING:
     from egmctl.bench.processes.context import WorkerContext

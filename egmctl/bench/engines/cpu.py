@@ -19,21 +19,19 @@ from egmctl.gpu.cpu_threads import CpuThreads, CpuWalk, words_of
 from egmctl.gpu.memory import Memory
 from egmctl.model.finding import WaiverKind
 from egmctl.model.measurement import (
-    Endpoint,
-    Engine,
     Measurement,
-    MemoryKind,
     Mismatch,
     Phase,
     Placement,
     Sample,
     Settings,
     Status,
-    Task,
     Verification,
     finish,
     waived,
 )
+from egmctl.model.route import MemoryKind
+from egmctl.model.task import Endpoint, Engine, Task
 
 WARM_UP_PASSES = 2
 _WORD = 0x9E3779B97F4A7C15

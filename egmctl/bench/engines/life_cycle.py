@@ -19,17 +19,8 @@ from egmctl.gpu.handles import ImportedMemory, SharedMemory
 from egmctl.gpu.memory import Memory
 from egmctl.gpu.pattern import Difference, Region, poison
 from egmctl.gpu.timing import Stream
-from egmctl.model.measurement import (
-    Engine,
-    Measurement,
-    Phase,
-    Settings,
-    Stage,
-    Status,
-    Task,
-    Verification,
-    finish,
-)
+from egmctl.model.measurement import Measurement, Phase, Settings, Stage, Status, Verification, finish
+from egmctl.model.task import Engine, Task
 
 LIVES = 20
 """Timed lives of each task: enough for percentiles."""

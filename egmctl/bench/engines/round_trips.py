@@ -21,7 +21,8 @@ from egmctl.gpu.context import ms_since, possible_ms
 from egmctl.gpu.handles import ImportedEvent, ImportedMemory, SharedEvent, SharedMemory
 from egmctl.gpu.timing import Stream
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.measurement import Engine, Measurement, Sample
+from egmctl.model.measurement import Measurement, Sample
+from egmctl.model.task import Engine
 
 if TYPE_CHECKING:
     from egmctl.bench.processes.context import WorkerContext

@@ -26,18 +26,8 @@ from egmctl.gpu.context import ms_since
 from egmctl.gpu.pattern import VECTOR_BYTES, Check, Difference, Region, poison
 from egmctl.gpu.timing import FlowParts, Gate, GatedWork, Stream
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.measurement import (
-    BufferCost,
-    Flow,
-    Measurement,
-    Mismatch,
-    Phase,
-    Placement,
-    Sample,
-    Settings,
-    Task,
-    Verification,
-)
+from egmctl.model.measurement import BufferCost, Measurement, Mismatch, Phase, Placement, Sample, Settings, Verification
+from egmctl.model.task import Flow, Task
 
 if TYPE_CHECKING:
     from egmctl.bench.processes.context import AllocatedBuffer, WorkerContext

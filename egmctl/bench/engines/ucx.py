@@ -33,19 +33,18 @@ from egmctl.gpu.ucx import Link, NoUcx, RegisteredMemory, RemoteMemory, settings
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
 from egmctl.model.measurement import (
-    Engine,
     Measurement,
-    MemoryKind,
     Mismatch,
     Phase,
     Placement,
     Sample,
     Settings,
     Stage,
-    Task,
     Verification,
     waived,
 )
+from egmctl.model.route import MemoryKind
+from egmctl.model.task import Engine, Task
 from egmctl.model.ucx import UcxDevice, UcxProtocol
 
 IN_FLIGHT = 16
