@@ -7,7 +7,7 @@ from functools import partial
 from egmctl.bench.buffers import Window
 from egmctl.bench.engines import latency, transfer
 from egmctl.bench.engines.chase import WARM_UP_LOADS, Walker
-from egmctl.bench.engines.transfer import THREADS, FlowPart, Move, Mover, Transfer
+from egmctl.bench.engines.transfer import THREADS, FlowPart, Mover, Transfer
 from egmctl.driver.cuda import call
 from egmctl.gpu.chase import Counters, Walk
 from egmctl.gpu.pattern import WORD_BYTES, Check, first_difference
@@ -16,9 +16,9 @@ from egmctl.model.measurement import Verification
 from egmctl.model.task import Engine
 
 
-def add_ones(mover: Mover, move: Move) -> FlowParts:
+def add_ones(mover: Mover, part: Window, passes: int) -> FlowParts:
     """Add to each word of 8 bytes once in each pass: ``kernels/atomic.cu``."""
-    return mover.by_kernel("add_ones", move.destination, move.slot_bytes // WORD_BYTES, move.passes, move.slots)
+    return mover.by_kernel("add_ones", part, part.slot_bytes // WORD_BYTES, passes, part.slots)
 
 
 def clear_counts(flow: FlowPart, part: Window) -> None:
