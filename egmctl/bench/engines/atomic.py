@@ -60,24 +60,26 @@ class Additions(Walker):
         if not self._owns:
             return None
         self.counters = Counters(self.memory(0).address, self.worker.near(self.flow.source, self.flow))
-        self.counters.clear()
         return 0
 
     def get_ready(self) -> None:
         """Nothing has to be known of a chain."""
 
     def queue(self) -> None:
-        self.gpu.start_additions(self.counters, self.chase.loads, warm=WARM_UP_LOADS)
+        self.gpu.launch(self.kernel, self.counters.address, self.counters.made, WARM_UP_LOADS, self.chase.loads)
+        self.counters.made += WARM_UP_LOADS + self.chase.loads
 
     def wait(self) -> Walk:
-        return self.gpu.end_additions(self.counters)
+        start, end, wrong_answers, _sm = self.gpu.words(4)
+        wrong_offset = self.counters.wrong_offset()
+        return Walk(end - start, self.chase.loads, 0 if wrong_offset is None and wrong_answers else wrong_offset)
 
-    def error(self, sample: int, offset: int | None) -> str | None:
+    @staticmethod
+    def error(sample: int, offset: int | None) -> str | None:
         if offset is None:
             return None
-        return (
-            f"sample {sample}: additions were lost or answered wrongly; the first wrong counter is at offset {offset}"
-        )
+        lost = "additions were lost or answered wrongly; the first wrong counter is at offset"
+        return f"sample {sample}: {lost} {offset}"
 
 
 MEASURE = {

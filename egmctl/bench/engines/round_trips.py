@@ -16,7 +16,7 @@ from egmctl.bench.engines.latency import TaskPart, measure
 from egmctl.bench.outcomes import FAILURES
 from egmctl.bench.processes.collective import CollectiveStep, Item, ResourceScope, close_all
 from egmctl.bench.results import of_latency, round_trips
-from egmctl.gpu.chase import Reader, clear_flag
+from egmctl.gpu.chase import FLAG_BYTES, Reader, clear
 from egmctl.gpu.context import ms_since, possible_ms
 from egmctl.gpu.handles import ImportedEvent, ImportedMemory, SharedEvent, SharedMemory
 from egmctl.gpu.timing import Stream
@@ -149,7 +149,7 @@ class Flags(Pair):
     def ready(self) -> None:
         """Clear the flags, before either side begins."""
         for side in reversed(self._sides):
-            clear_flag(self._readers[side].stream, self._flags[1 - side])
+            clear(self._readers[side].stream, self._flags[1 - side], FLAG_BYTES)
 
     def start(self) -> None:
         super().start()
@@ -158,13 +158,12 @@ class Flags(Pair):
             self._readers[side].start_laps(poll, send, self.laps, serves=side == 0)
 
     def run(self) -> Sequence[float] | None:
-        laps_by_side = {side: self._readers[side].end_laps(self.laps) for side in self._sides}
-        if any(laps.expired for laps in laps_by_side.values()):
+        laps_ns = {side: self._readers[side].end_laps(self.laps) for side in self._sides}
+        if any(len(each) < self.laps for each in laps_ns.values()):
             return None
-        if 0 not in laps_by_side:
-            return ()
-        possible_ms("the kernel ping_pong", sum(laps_by_side[0].laps_ns) / 1e6)
-        return laps_by_side[0].laps_ns
+        if 0 in laps_ns:
+            possible_ms("the kernel ping_pong", sum(laps_ns[0]) / 1e6)
+        return laps_ns.get(0, ())
 
     @property
     def _alone(self) -> bool:
