@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from egmctl.gpu.counters import State, Traffic
+from egmctl.gpu.telemetry import State, Traffic
 from egmctl.model.measurement import COUNTED_AT_LEAST, STRAY_AT_MOST, GpuEvidence, LinkEvidence, Verdict
 from egmctl.model.route import Egm, LinkKind, MemoryKind
 from egmctl.model.task import Flow, Quantity, Task

@@ -12,11 +12,12 @@ from egmctl.bench.buffers import buffers_of
 from egmctl.bench.engines.chase import WARM_UP_LOADS
 from egmctl.bench.outcomes import failure
 from egmctl.bench.processes.context import WorkerContext
-from egmctl.bench.results import bandwidth_gb_s, chain_error, of_latency, summarize
+from egmctl.bench.results import bandwidth_gb_s, chain_error, mismatch_of, of_latency, summarize
 from egmctl.errors import DriverCallError
 from egmctl.facts.host import NoCpus, cpus_of
 from egmctl.gpu.cpu_threads import CpuThreads, CpuWalk, words_of
 from egmctl.gpu.memory import Memory
+from egmctl.gpu.pattern import Difference
 from egmctl.model.finding import WaiverKind
 from egmctl.model.measurement import (
     Measurement,
@@ -133,13 +134,7 @@ class Passes:
         wrong = (self._words != word).nonzero()[0]
         # Nothing is wrong any more if only the reading went wrong.
         first = int(wrong[0]) if len(wrong) else 0
-        return Mismatch(
-            sample=sample,
-            words=len(wrong),
-            first_offset_bytes=8 * first,
-            expected=f"{word:#018x}",
-            found=f"{int(self._words[first]):#018x}",
-        )
+        return mismatch_of(Difference(len(wrong), 8 * first, word, int(self._words[first])), sample, 0)
 
 
 class Walks:

@@ -18,9 +18,9 @@ from egmctl.driver.signatures import cause_of
 from egmctl.errors import DriverCallError, DriverTooOld
 from egmctl.facts.host import NoPages, page_sizes
 from egmctl.gpu.context import ImpossibleTime, ReleaseStack
-from egmctl.gpu.counters import Traffic
 from egmctl.gpu.handles import ImportedMemory
 from egmctl.gpu.program import NoKernels
+from egmctl.gpu.telemetry import Traffic
 from egmctl.launch import Channel
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
