@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 from egmctl.driver import breadcrumb, ids
@@ -308,7 +309,9 @@ class Link:
         """Return memory as :meth:`send` and :meth:`receive` take it."""
         array = importlib.import_module("ucxx._lib.arr").Array
         if on_gpu:
-            return array(_DeviceBytes(address, size_bytes))
+            # The CUDA array interface (numba.readthedocs.io, version 3).
+            described = {"shape": (size_bytes,), "typestr": "|u1", "data": (address, False), "version": 3}
+            return array(SimpleNamespace(__cuda_array_interface__=described))
         return array((ctypes.c_ubyte * size_bytes).from_address(address))
 
     def register(self, address: int, size_bytes: int) -> RegisteredMemory:
@@ -383,18 +386,6 @@ def taken_for(node: int, own: Context) -> str | None:
         return None
     text: bytes = call("cuDeviceGetPCIBusId", 32, call("cuDeviceGet", node))
     return ids.bus_id(text.split(b"\0")[0].decode())
-
-
-class _DeviceBytes:
-    """Memory of a GPU as the CUDA array interface describes it (numba.readthedocs.io, version 3)."""
-
-    def __init__(self, address: int, size_bytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (size_bytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
-        }
 
 
 def settings() -> dict[str, str]:

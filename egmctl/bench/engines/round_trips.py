@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from egmctl.bench.engine import ENGINES
 from egmctl.bench.engines.latency import TaskPart, measure
 from egmctl.bench.outcomes import FAILURES
 from egmctl.bench.processes.collective import CollectiveStep, Item, ResourceScope, close_all
@@ -84,11 +85,11 @@ class Pair(TaskPart):
             return None
         if not self.serves:
             return {}
-        return to_json(self.summed_up(round_trips(laps_ns[WARM_UP_LAPS:], ms_since(self.started))))
-
-    def summed_up(self, sample: Sample) -> Sample:
-        """Return a sample with the latency that stands for its laps: their mean."""
-        return sample
+        sample = round_trips(laps_ns[WARM_UP_LAPS:], ms_since(self.started))
+        if ENGINES[self.task.engine].timed_by_host:
+            # The host takes a process off its CPU now and then, for longer than a hundred laps take.
+            sample = replace(sample, latency_ns=sample.p50_ns)
+        return to_json(sample)
 
     def keep(self, items: Sequence[Item]) -> None:
         sides = [items[number].data for number in (self.serving, self.answering)] if items else [None]
@@ -217,10 +218,6 @@ class Messages(Pair):
             # It is silent or gone; why, it says in the exchange, or whoever started it does.
             return None
         return laps_ns
-
-    def summed_up(self, sample: Sample) -> Sample:
-        # The host takes a process off its CPU now and then, for longer than a hundred laps take.
-        return replace(sample, latency_ns=sample.p50_ns)
 
     def begin(self) -> None:
         """Do what comes before the message, on the side that serves."""

@@ -19,8 +19,7 @@ from egmctl.bench.buffers import Buffer, Window, assign, window
 from egmctl.bench.case import End
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.outcomes import EXPIRED_LIMIT, GateExpired
-from egmctl.bench.processes import collective as evidence
-from egmctl.bench.processes.collective import CollectiveStep, Item, OpenBuffers, open_buffers
+from egmctl.bench.processes.collective import CollectiveStep, Item, OpenBuffers, open_buffers, with_evidence
 from egmctl.bench.results import bandwidth_sample, mismatch_of, of_bandwidth
 from egmctl.gpu.context import ms_since
 from egmctl.gpu.pattern import Check, Difference, Region, poison
@@ -235,13 +234,8 @@ def measure(transfer: Transfer, worker: WorkerContext, tasks: Sequence[Task], se
         # Whatever waits behind a closed gate can be neither finished nor freed.
         gate.open()
         raise
-    gathered = collective.do(
-        lambda place: parts[place].told() | {"seen": evidence.told(watch, worker), "gating": gate.how}
-    )
-    return [
-        outcome or part.conclude(items)
-        for part, outcome, items in zip(parts, collective.outcomes, gathered, strict=True)
-    ]
+    gathered = collective.do(lambda place: parts[place].told() | {"gating": gate.how})
+    return with_evidence(collective, worker, watch, lambda place: parts[place].conclude(gathered[place]))
 
 
 def _timed(
@@ -269,6 +263,7 @@ class GatedParts:
         self._gate = gate
         self._parts = parts
         self._places: list[int] = []
+        self._work: GatedWork | None = None
 
     def queue(self, number: int, places: Sequence[int]) -> dict[int, float]:
         """Queue the work of tasks; return when that was done."""
@@ -279,7 +274,7 @@ class GatedParts:
 
     def run(self, start_s: float | None, last: bool, places: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Open the gate, on one node at the agreed time; return the times of the flows that this process issues."""
-        if not self._places:
+        if self._work is None:
             return {}
         if start_s is not None and any(self._parts[place].on_one_node for place in self._places):
             _wait_until(start_s)
@@ -468,7 +463,6 @@ class TransferPart:
             seeds=tuple(flow.seed for flow in self._flows),
             costs=tuple(from_json(BufferCost, cost) for side in data for cost in side["costs"]),
             placements=tuple(from_json(Placement, placement) for side in data for placement in side["placements"]),
-            evidence=evidence.gathered(self.task, len(self._samples), self._collective.ranks, items, "seen"),
         )
 
     def _window(self, number: int) -> Window:
