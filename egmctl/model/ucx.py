@@ -60,7 +60,7 @@ class UcxProtocol:
     """The number of messages; UCX does not count the shortest messages from host memory."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class UcxDevice:
     """The same messages where the sender may use one network device only (``UCX_NET_DEVICES``)."""
 

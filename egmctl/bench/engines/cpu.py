@@ -23,7 +23,6 @@ from egmctl.model.measurement import (
     Measurement,
     Mismatch,
     Phase,
-    Placement,
     Sample,
     Settings,
     Status,
@@ -32,7 +31,7 @@ from egmctl.model.measurement import (
     waived,
 )
 from egmctl.model.route import MemoryKind
-from egmctl.model.task import Endpoint, Engine, Task
+from egmctl.model.task import Engine, Task
 
 WARM_UP_PASSES = 2
 _WORD = 0x9E3779B97F4A7C15
@@ -66,20 +65,12 @@ def _measured(engine: type[Passes | Walks], worker: WorkerContext, task: Task, s
     (buffer,) = buffers_of([task])
     with closing(engine(worker, task, worker.destination(buffer), cpus)) as work:
         placements = worker.placements((buffer,))
-        if (outcome := misplaced(task, end, placements)) is not None:
-            return outcome
+        if end.memory is MemoryKind.GPU_NUMA and not (placements and all(placement.right for placement in placements)):
+            details = "; ".join(placement.detail for placement in placements) or "location unknown"
+            reason = f"its pages are not shown to be in {end.label}'s memory: {details}"
+            return waived(task, WaiverKind.NO_NUMA_MEMORY, reason)
         samples = tuple(work.sample(number) for number in range(settings.samples))
     return replace(work.conclude(samples), concurrent=1, placements=placements)
-
-
-def misplaced(task: Task, end: Endpoint, placements: Sequence[Placement]) -> Measurement | None:
-    """Return the outcome of a task on a GPU's memory whose pages are not shown to be there; ``None`` of others."""
-    if end.memory is not MemoryKind.GPU_NUMA or (placements and all(placement.right for placement in placements)):
-        return None
-    not_shown = f"not shown to be in {end.label}'s memory"
-    details = "; ".join(placement.detail for placement in placements)
-    reason = f"its pages are {not_shown}: {details}" if details else f"location of its pages unknown: {not_shown}"
-    return waived(task, WaiverKind.NO_NUMA_MEMORY, reason)
 
 
 class Passes:

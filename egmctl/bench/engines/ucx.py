@@ -16,15 +16,7 @@ from egmctl.bench.evidence import OVER_NETWORK, network_devices, parse, path_of
 from egmctl.bench.plan.task import SAMPLE_S
 from egmctl.bench.processes.collective import CollectiveStep, Item
 from egmctl.bench.processes.context import WorkerContext
-from egmctl.bench.results import (
-    bandwidth_sample,
-    describe,
-    mismatch_of,
-    of_bandwidth,
-    of_latency,
-    round_trips,
-    summarize,
-)
+from egmctl.bench.results import bandwidth_sample, describe, mismatch_of, of_bandwidth, of_latency, round_trips, stages
 from egmctl.errors import DriverCallError
 from egmctl.gpu.context import Context
 from egmctl.gpu.memory import HostNumaMemory, Memory
@@ -33,20 +25,10 @@ from egmctl.gpu.timing import Stream
 from egmctl.gpu.ucx import Link, NoUcx, RegisteredMemory, RemoteMemory, settings, taken_for
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
-from egmctl.model.measurement import (
-    Measurement,
-    Mismatch,
-    Phase,
-    Placement,
-    Sample,
-    Settings,
-    Stage,
-    Verification,
-    waived,
-)
+from egmctl.model.measurement import Measurement, Mismatch, Phase, Placement, Sample, Settings, Verification, waived
 from egmctl.model.route import MemoryKind
 from egmctl.model.task import Engine, Task
-from egmctl.model.ucx import UcxDevice, UcxProtocol
+from egmctl.model.ucx import UcxDevice, UcxPath, UcxProtocol
 
 IN_FLIGHT = 16
 """Messages that are under way at the same time."""
@@ -247,7 +229,7 @@ class Side:
             "placements": tuple(from_json(Placement, each) for rank_data in data for each in rank_data["placements"]),
             "verification": Verification.GPU_EVERY_SAMPLE,
             "seeds": (self._seed,),
-            "stages": _stages([rank_data["stages_ms"] for rank_data in data]),
+            "stages": stages(_STAGES, [rank_data["stages_ms"] for rank_data in data]),
         }
         if chase is None:
             return of_bandwidth(task, self._samples, self._mismatch, **more)
@@ -391,13 +373,7 @@ class Side:
 
 
 _STAGES = ("register", "pack", "unpack", "deregister")
-
-
-def _stages(ranks_ms: Sequence[Mapping[str, float]]) -> tuple[Stage, ...]:
-    """Return what registering cost, of both sides' memory; UCX registers what it knows already at no cost."""
-    costs = {name: [stages_ms[name] for stages_ms in ranks_ms if name in stages_ms] for name in _STAGES}
-    return tuple(Stage(name=name, ms=summarize(ms)) for name, ms in costs.items() if ms)
-
+"""Of both sides' memory; UCX registers what it knows already at no cost."""
 
 BY_DEVICE_BYTES = 64 << 20
 """Messages from this size on are measured by each network device too."""
@@ -408,8 +384,10 @@ def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) ->
     measurements = []
     for task in tasks:
         measurement, devices = _measure(worker, task, settings.samples)
-        if len(devices) > 1 and _tells_devices_apart(measurement):
-            measurement = _with_devices(worker, task, devices, measurement)
+        path = measurement.ucx
+        if path is not None and len(devices) > 1 and _tells_devices_apart(measurement, path):
+            path = replace(path, devices=tuple(_by_device(worker, task, name) for name in devices))
+            measurement = replace(measurement, ucx=path)
         measurements.append(measurement)
     return measurements
 
@@ -433,34 +411,23 @@ def _measure(
             side.close()
 
 
-def _tells_devices_apart(measurement: Measurement) -> bool:
+def _tells_devices_apart(measurement: Measurement, path: UcxPath) -> bool:
     """Say whether messages are measured by each network device too: large ones, between memory of one kind."""
     source, destination = measurement.flows[0].source, measurement.flows[0].destination
     return (
-        measurement.ucx is not None
-        and measurement.ucx.route in OVER_NETWORK
+        path.route in OVER_NETWORK
         and measurement.bandwidth_gb_s is not None
         and measurement.size_bytes >= BY_DEVICE_BYTES
         and source.memory is destination.memory
     )
 
 
-def _with_devices(worker: WorkerContext, task: Task, names: Sequence[str], measurement: Measurement) -> Measurement:
-    """Return a measurement with what one sample reaches by each network device of the sender alone."""
-    devices = []
-    for name in names:
-        by_it, _ = _measure(worker, task, 1, {"NET_DEVICES": name})
-        reached = by_it.bandwidth_gb_s
-        devices.append(
-            UcxDevice(
-                name=name,
-                bandwidth_gb_s=reached.median if reached else None,
-                reason=by_it.reason,
-                transports=by_it.ucx.transports if by_it.ucx else (),
-            )
-        )
-    assert measurement.ucx is not None  # noqa: S101 - _tells_devices_apart has seen to it
-    return replace(measurement, ucx=replace(measurement.ucx, devices=tuple(devices)))
+def _by_device(worker: WorkerContext, task: Task, name: str) -> UcxDevice:
+    """Return what one sample reaches by one network device of the sender alone."""
+    measurement, _ = _measure(worker, task, 1, {"NET_DEVICES": name})
+    reached, path = measurement.bandwidth_gb_s, measurement.ucx
+    transports = path.transports if path else ()
+    return UcxDevice(name, reached.median if reached else None, measurement.reason, transports)
 
 
 MEASURE = {Engine.UCX: measure, Engine.UCX_PUT: measure, Engine.UCX_GET: measure}
