@@ -287,7 +287,12 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _RDMA = ("rc", "dc", "ud", "gga", "srd")
 """The transports over InfiniBand and RoCE begin so: ``rc_mlx5``, ``ud_verbs`` (``ucx_info -d`` lists them)."""
 OVER_NETWORK = (UcxRoute.GPUDIRECT_RDMA, UcxRoute.RDMA_STAGED, UcxRoute.RDMA, UcxRoute.TCP)
-_SHARED_MEMORY = ("posix", "sysv", "cma", "knem", "xpmem")
+_CARRIERS: Mapping[UcxRoute, frozenset[str]] = {
+    UcxRoute.CUDA_IPC: frozenset({"cuda_ipc"}),
+    UcxRoute.TCP: frozenset({"tcp"}),
+    UcxRoute.SHARED_MEMORY: frozenset({"posix", "sysv", "cma", "knem", "xpmem"}),
+}
+"""The transports without RDMA, in the order in which they count."""
 _SENDING = "tagged message by ucp_tag_send*"
 _GUESS = "(?)"
 _COUNT = re.compile("[0-9]{1,18}", re.ASCII)
@@ -354,14 +359,8 @@ def path_of(
     if any(map(_is_rdma, names)):
         staged = staging is UcxStaging.HOST
         route = UcxRoute.RDMA if not on_gpu else UcxRoute.RDMA_STAGED if staged else UcxRoute.GPUDIRECT_RDMA
-    elif "cuda_ipc" in names:
-        route = UcxRoute.CUDA_IPC
-    elif "tcp" in names:
-        route = UcxRoute.TCP
-    elif names & set(_SHARED_MEMORY):
-        route = UcxRoute.SHARED_MEMORY
     else:
-        route = UcxRoute.UNKNOWN
+        route = next((route for route, carriers in _CARRIERS.items() if names & carriers), UcxRoute.UNKNOWN)
     guessed = "; the receiver's report is missing; this is what the sender expected" if used and not known else ""
     return UcxPath(
         route=route,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import cycle
 
@@ -52,23 +53,20 @@ class Results:
     """The results of all GPUs."""
 
     def __init__(self, contexts: dict[str, Context]) -> None:
-        self._memory: dict[str, tuple[DeviceMemory, PinnedWords]] = {}
+        self._pairs: dict[str, Iterator[tuple[int, int]]] = {}
         with ReleaseStack() as undo:
             for bus_id, context in contexts.items():
                 on_gpu = DeviceMemory(context, _PAIR_BYTES * _PAIRS)
                 undo.callback(on_gpu.close)
                 on_host = PinnedWords(_PAIR_BYTES // 4 * _PAIRS)
                 undo.callback(on_host.close)
-                self._memory[bus_id] = on_gpu, on_host
+                offsets = range(0, _PAIR_BYTES * _PAIRS, _PAIR_BYTES)
+                self._pairs[bus_id] = cycle([(on_gpu.address + at, on_host.address + at) for at in offsets])
             self.close = undo.pop_all().close
-        self._offsets = {bus_id: cycle(range(0, _PAIR_BYTES * _PAIRS, _PAIR_BYTES)) for bus_id in contexts}
 
     def take(self, stream: Stream) -> Result:
         """Return a pair of words for a kernel on a stream."""
-        bus_id = stream.context.bus_id
-        offset = next(self._offsets[bus_id])
-        on_gpu, on_host = self._memory[bus_id]
-        return Result(stream, on_gpu.address + offset, on_host.address + offset)
+        return Result(stream, *next(self._pairs[stream.context.bus_id]))
 
 
 def read_words(stream: Stream, address: int, count: int) -> list[int]:

@@ -141,20 +141,18 @@ class Telemetry:
 
     def state(self, bus_id: str) -> State:
         """Read how a GPU that NVML lists runs now."""
-        reasons = self._number("nvmlDeviceGetCurrentClocksEventReasons", bus_id)
+        reasons = self._ask("nvmlDeviceGetCurrentClocksEventReasons", bus_id)
         return State(
-            sm_clock_mhz=self._number("nvmlDeviceGetClockInfo", bus_id, _CLOCK_SM),
-            memory_clock_mhz=self._number("nvmlDeviceGetClockInfo", bus_id, _CLOCK_MEMORY),
+            sm_clock_mhz=self._ask("nvmlDeviceGetClockInfo", bus_id, _CLOCK_SM),
+            memory_clock_mhz=self._ask("nvmlDeviceGetClockInfo", bus_id, _CLOCK_MEMORY),
             throttle_reasons=None if reasons is None else tuple(event_reasons(reasons)),
-            temperature_c=self._number("nvmlDeviceGetTemperature", bus_id, _TEMPERATURE_GPU),
+            temperature_c=self._ask("nvmlDeviceGetTemperature", bus_id, _TEMPERATURE_GPU),
         )
 
     def process_ids(self, bus_id: str) -> tuple[int, ...] | None:
         """Return the processes that compute on a GPU that NVML lists, this one included; ``None`` if unknown."""
-        with self._noting_loss(bus_id):
-            processes = ask("nvmlDeviceGetComputeRunningProcesses", self._handles[bus_id])
-            return tuple(process.pid for process in processes)
-        return None
+        processes = self._ask("nvmlDeviceGetComputeRunningProcesses", bus_id)
+        return None if processes is None else tuple(process.pid for process in processes)
 
     def close(self) -> None:
         """Let go of NVML."""
@@ -171,9 +169,10 @@ class Telemetry:
             errors[names[_number_of(counter)]] += value
         return errors
 
-    def _number(self, function: str, bus_id: str, *arguments: int) -> int | None:
+    def _ask(self, function: str, bus_id: str, *arguments: int) -> Any:
+        """Return NVML's answer about a GPU; ``None`` where there is none."""
         with self._noting_loss(bus_id):
-            return int(ask(function, self._handles[bus_id], *arguments))
+            return ask(function, self._handles[bus_id], *arguments)
         return None
 
     @contextlib.contextmanager
