@@ -17,7 +17,7 @@ from egmctl.bench.engines.latency import TaskPart, measure
 from egmctl.bench.outcomes import FAILURES
 from egmctl.bench.processes.collective import CollectiveStep, Item, ResourceScope, close_all
 from egmctl.bench.results import of_latency, round_trips
-from egmctl.gpu.chase import FLAG_BYTES, Reader, clear
+from egmctl.gpu.chase import FLAG_BYTES, clear
 from egmctl.gpu.context import ms_since, possible_ms
 from egmctl.gpu.handles import ImportedEvent, ImportedMemory, SharedEvent, SharedMemory
 from egmctl.gpu.timing import Stream
@@ -114,11 +114,9 @@ class Flags(Pair):
     """
 
     def make(self) -> Item:
-        self._sides = [number for number, flow in enumerate(self.flows) if self.collective.issues(flow)]
-        self._readers: dict[int, Reader] = {}
+        flows = enumerate(self.flows)
+        self._readers = {side: self.reader(flow) for side, flow in flows if self.collective.issues(flow)}
         self._made: SharedMemory | None = None
-        for side in self._sides:
-            self._readers[side] = self.reader(self.flows[side])
         end = next((flow.destination for flow in self.flows if self.collective.owns(flow.destination)), None)
         if end is None or self._alone:
             return Item(None)
@@ -149,17 +147,16 @@ class Flags(Pair):
 
     def ready(self) -> None:
         """Clear the flags, before either side begins."""
-        for side in reversed(self._sides):
-            clear(self._readers[side].stream, self._flags[1 - side], FLAG_BYTES)
+        for side, reader in reversed(self._readers.items()):
+            clear(reader.stream, self._flags[1 - side], FLAG_BYTES)
 
     def start(self) -> None:
         super().start()
-        for side in reversed(self._sides):
-            poll, send = self._flags[1 - side], self._flags[side]
-            self._readers[side].start_laps(poll, send, self.laps, serves=side == 0)
+        for side, reader in reversed(self._readers.items()):
+            reader.start_laps(self._flags[1 - side], self._flags[side], self.laps, serves=side == 0)
 
     def run(self) -> Sequence[float] | None:
-        laps_ns = {side: self._readers[side].end_laps(self.laps) for side in self._sides}
+        laps_ns = {side: reader.end_laps(self.laps) for side, reader in self._readers.items()}
         if any(len(each) < self.laps for each in laps_ns.values()):
             return None
         if 0 in laps_ns:
