@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import cycle
 
-from egmctl.driver.cuda import call
 from egmctl.gpu.context import Context, ReleaseStack
 from egmctl.gpu.memory import DeviceMemory, Memory, PinnedWords
 from egmctl.gpu.program import Kernels
@@ -34,8 +33,7 @@ class Result:
 
     def clear(self) -> None:
         """Queue: set both words to 0."""
-        self._stream.context.make_current()
-        call("cuMemsetD32Async", self.address, 0, _PAIR_BYTES // 4, self._stream.handle)
+        self._stream.fill(self.address, _PAIR_BYTES)
 
     def fetch(self) -> None:
         """Queue: let the host see the words."""
@@ -257,8 +255,7 @@ class Reader:
 
 def clear(stream: Stream, address: int, size_bytes: int) -> None:
     """Set memory to 0 by a GPU, and wait until it is."""
-    stream.context.make_current()
-    call("cuMemsetD32Async", address, 0, size_bytes // 4, stream.handle)
+    stream.fill(address, size_bytes)
     stream.synchronize()
 
 

@@ -142,6 +142,11 @@ class Stream(Resource):
         answer = float(call("cuEventElapsedTime", self._events[Mark.START], self._events[end]))
         return possible_ms("cuEventElapsedTime", answer, host_ms)
 
+    def fill(self, address: int, size_bytes: int, word: int = 0) -> None:
+        """Queue: set all 4-byte words of some memory."""
+        self.context.make_current()
+        call("cuMemsetD32Async", address, word, size_bytes // 4, self.handle)
+
     def copy(self, destination: int, source: int, size_bytes: int) -> None:
         """Queue a copy between two addresses of any kind, by a copy engine of this stream's GPU."""
         call("cuMemcpyAsync", destination, source, size_bytes, self.handle)

@@ -8,7 +8,6 @@ from egmctl.bench.buffers import Window
 from egmctl.bench.engines import latency, transfer
 from egmctl.bench.engines.chase import WARM_UP_LOADS, Walker
 from egmctl.bench.engines.transfer import THREADS, FlowPart, Mover, Transfer
-from egmctl.driver.cuda import call
 from egmctl.gpu.chase import Counters, Walk
 from egmctl.gpu.pattern import WORD_BYTES, Check, first_difference
 from egmctl.gpu.timing import FlowParts
@@ -24,10 +23,7 @@ def add_ones(mover: Mover, part: Window, passes: int) -> FlowParts:
 def clear_counts(flow: FlowPart, part: Window) -> None:
     """Begin to set every word to 0."""
     if flow.destination is not None:
-        stream = flow.destination.stream
-        stream.context.make_current()
-        address = flow.destination.region(part).address
-        call("cuMemsetD32Async", address, 0, part.size_bytes // 4, stream.handle)
+        flow.destination.stream.fill(flow.destination.region(part).address, part.size_bytes)
 
 
 def check_counts(flow: FlowPart, part: Window, passes: int) -> Check | None:
