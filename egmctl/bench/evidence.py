@@ -14,9 +14,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from egmctl.gpu.counters import State, Traffic
+from egmctl.gpu.telemetry import State, Traffic
 from egmctl.model.measurement import COUNTED_AT_LEAST, STRAY_AT_MOST, GpuEvidence, LinkEvidence, Verdict
 from egmctl.model.route import Egm, LinkKind, MemoryKind
 from egmctl.model.task import Flow, Quantity, Task
@@ -67,12 +67,14 @@ class LinkCounters:
 
     def new_losses(self) -> str | None:
         """Say which GPUs NVML has lost since the last call; ``None`` where it has lost none."""
-        new = {bus_id: reason for bus_id, reason in self._telemetry.lost.items() if bus_id not in self._told_lost}
-        self._told_lost |= new.keys()
-        sentences = [
-            f"NVML lost {self._labels.get(bus_id, bus_id)} during the bench: {reason}" for bus_id, reason in new.items()
-        ]
-        return "; ".join(sentences) or None
+        new = self._telemetry.lost.keys() - self._told_lost
+        self._told_lost |= new
+        lost = (
+            f"NVML lost {self._labels.get(bus_id, bus_id)} during the bench: {reason}"
+            for bus_id, reason in self._telemetry.lost.items()
+            if bus_id in new
+        )
+        return "; ".join(lost) or None
 
 
 class Watch:
@@ -84,7 +86,7 @@ class Watch:
         self._tasks = tasks
         flows = [flow for task in tasks for flow in task.flows]
         self._gpus = [bus_id for bus_id in gpus_of(tasks) if telemetry.knows(bus_id)]
-        links = (link for flow in flows for link in (flow.route.first_link, _telling(flow).link))
+        links = (link for flow in flows for link in (flow.route.first_link, _telling(flow)[0]))
         self._expected = {link for link in links if link is not None}
         # C2C has no counters: there those of the other kinds tell.
         others_tell = LinkKind.C2C in self._expected or any(map(_of_another_gpu, flows))
@@ -154,15 +156,17 @@ class Watch:
         traffic = self.traffic.get(bus_id, Traffic())
         reasons = [state.throttle_reasons for state in states if state.throttle_reasons is not None]
         pids = self._process_ids.get(bus_id)
+
+        def known(name: str) -> list[int]:
+            return [value for state in states if (value := getattr(state, name)) is not None]
+
         return GpuEvidence(
             bus_id=bus_id,
             label=label,
-            sm_clock_mhz=min((s.sm_clock_mhz for s in states if s.sm_clock_mhz is not None), default=None),
-            memory_clock_mhz=min((s.memory_clock_mhz for s in states if s.memory_clock_mhz is not None), default=None),
-            throttle_reasons=tuple(sorted({word for words in reasons for word in words} - {"idle"}))
-            if reasons
-            else None,
-            temperature_c=max((s.temperature_c for s in states if s.temperature_c is not None), default=None),
+            sm_clock_mhz=min(known("sm_clock_mhz"), default=None),
+            memory_clock_mhz=min(known("memory_clock_mhz"), default=None),
+            throttle_reasons=tuple(sorted(set().union(*reasons) - {"idle"})) if reasons else None,
+            temperature_c=max(known("temperature_c"), default=None),
             sent_bytes=traffic.sent_bytes,
             received_bytes=traffic.received_bytes,
             errors=self._errors.get(bus_id, {}),
@@ -182,14 +186,14 @@ def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidenc
     """
     size_bytes = samples * task.copies * task.size_bytes
     telling = [_telling(flow) for flow in task.flows]
-    links = {counter.link for counter in telling if counter.link is not None}
+    links = {link for link, _ in telling if link is not None}
     if task.quantity is not Quantity.BANDWIDTH or len(links) != 1:
         return None
     (link,) = links
     expected: dict[tuple[str, bool], int] = defaultdict(int)
-    for flow, counter in zip(task.flows, telling, strict=True):
+    for flow, (_, sent) in zip(task.flows, telling, strict=True):
         if flow.initiator is not None:
-            expected[flow.initiator, counter.sent] += size_bytes
+            expected[flow.initiator, sent] += size_bytes
     total = sum(expected.values())
     if total < TELLING_BYTES:
         return None
@@ -205,7 +209,7 @@ def _judged(task: Task, link: LinkKind, carried: Mapping[LinkKind, int | None], 
         return (carried[name] or 0) >= COUNTED_AT_LEAST * total
 
     counted = (LinkKind.NVLINK, LinkKind.PCIE)
-    if link is LinkKind.C2C and (_is_egm(task) or _by_uvm(task)) and took(LinkKind.NVLINK):
+    if link is LinkKind.C2C and all(map(_owner_unknown, task.flows)) and took(LinkKind.NVLINK):
         # EGM memory belongs to one GPU of its CPU, and libcuda does not say which: the other GPU goes over NVLink to it
         # (egmctl.topology.routes). So may managed memory, which UVM routes. The counters tell.
         return LinkKind.NVLINK, Verdict.PROVEN
@@ -227,34 +231,24 @@ def _judged(task: Task, link: LinkKind, carried: Mapping[LinkKind, int | None], 
     return link, Verdict.BY_EXCLUSION if by_exclusion else Verdict.UNKNOWN
 
 
-class _Telling(NamedTuple):
-    """The link of the initiator whose counters tell, and whether the bytes leave the GPU over it."""
+def _telling(flow: Flow) -> tuple[LinkKind | None, bool]:
+    """Return the link of the initiator whose counters tell, and whether the bytes leave the GPU over it.
 
-    link: LinkKind | None
-    sent: bool
-
-
-def _telling(flow: Flow) -> _Telling:
-    """Return the first link, or NVLink where a GPU carries bytes between host memory over it.
+    It is the first link, or NVLink where a GPU carries bytes between host memory over it.
 
     C2C, which is at its other side, has no counters. Through a GPU, bytes come in over the first hop.
     """
     links = [hop.link for hop in flow.route.hops]
     if flow.through_gpu and LinkKind.NVLINK in links:
-        return _Telling(LinkKind.NVLINK, links.index(LinkKind.NVLINK) > 0)
-    return _Telling(flow.route.first_link, flow.sent)
+        return LinkKind.NVLINK, links.index(LinkKind.NVLINK) > 0
+    return flow.route.first_link, flow.sent
 
 
-def _is_egm(task: Task) -> bool:
-    """Say whether all flows are between a GPU and EGM of its own CPU, or within that."""
-    return all(
-        flow.route.egm is Egm.YES and all(hop.link is LinkKind.C2C for hop in flow.route.hops) for flow in task.flows
-    )
-
-
-def _by_uvm(task: Task) -> bool:
-    """Say whether all flows are between a GPU and managed memory that may be EGM."""
-    return all(flow.route.memory is MemoryKind.MANAGED and flow.route.egm is Egm.UNKNOWN for flow in task.flows)
+def _owner_unknown(flow: Flow) -> bool:
+    """Say whether a flow is between a GPU and EGM of its own CPU, or within that, or managed memory that may be EGM."""
+    if flow.route.egm is Egm.YES:
+        return all(hop.link is LinkKind.C2C for hop in flow.route.hops)
+    return flow.route.memory is MemoryKind.MANAGED and flow.route.egm is Egm.UNKNOWN
 
 
 def _of_another_gpu(flow: Flow) -> bool:
@@ -293,7 +287,12 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _RDMA = ("rc", "dc", "ud", "gga", "srd")
 """The transports over InfiniBand and RoCE begin so: ``rc_mlx5``, ``ud_verbs`` (``ucx_info -d`` lists them)."""
 OVER_NETWORK = (UcxRoute.GPUDIRECT_RDMA, UcxRoute.RDMA_STAGED, UcxRoute.RDMA, UcxRoute.TCP)
-_SHARED_MEMORY = ("posix", "sysv", "cma", "knem", "xpmem")
+_CARRIERS: Mapping[UcxRoute, frozenset[str]] = {
+    UcxRoute.CUDA_IPC: frozenset({"cuda_ipc"}),
+    UcxRoute.TCP: frozenset({"tcp"}),
+    UcxRoute.SHARED_MEMORY: frozenset({"posix", "sysv", "cma", "knem", "xpmem"}),
+}
+"""The transports without RDMA, in the order in which they count."""
 _SENDING = "tagged message by ucp_tag_send*"
 _GUESS = "(?)"
 _COUNT = re.compile("[0-9]{1,18}", re.ASCII)
@@ -319,14 +318,8 @@ def parse(text: str, rank: int) -> Iterator[UcxProtocol]:
         elif len(cells) == 4 and _COUNT.fullmatch(cells[0]):
             if line is not None:
                 yield line
-            line = UcxProtocol(
-                rank=rank,
-                operation=operation,
-                sizes=cells[1],
-                description=cells[2],
-                transports=cells[3],
-                messages=int(cells[0]),
-            )
+            count, sizes, description, transports = cells
+            line = UcxProtocol(rank, operation, sizes, description, transports, int(count))
         elif len(cells) == 4 and not cells[0] and line is not None:
             # One more lane of the line above.
             line = replace(
@@ -366,14 +359,8 @@ def path_of(
     if any(map(_is_rdma, names)):
         staged = staging is UcxStaging.HOST
         route = UcxRoute.RDMA if not on_gpu else UcxRoute.RDMA_STAGED if staged else UcxRoute.GPUDIRECT_RDMA
-    elif "cuda_ipc" in names:
-        route = UcxRoute.CUDA_IPC
-    elif "tcp" in names:
-        route = UcxRoute.TCP
-    elif names & set(_SHARED_MEMORY):
-        route = UcxRoute.SHARED_MEMORY
     else:
-        route = UcxRoute.UNKNOWN
+        route = next((route for route, carriers in _CARRIERS.items() if names & carriers), UcxRoute.UNKNOWN)
     guessed = "; the receiver's report is missing; this is what the sender expected" if used and not known else ""
     return UcxPath(
         route=route,

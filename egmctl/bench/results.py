@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from egmctl.bench.buffers import window
 from egmctl.gpu.pattern import WORD_BYTES, Difference
-from egmctl.model.measurement import BROKEN, Measurement, Mismatch, Sample, Status, Summary, Task, finish
+from egmctl.model.measurement import BROKEN, Measurement, Mismatch, Sample, Stage, Status, Summary, Task, finish
 from egmctl.units import GB, several
 
 UNSTABLE_CV = 0.03
@@ -33,6 +33,12 @@ def summarize(values: Sequence[float]) -> Summary:
         p05=percentile(values, 5) if enough else None,
         p95=percentile(values, 95) if enough else None,
     )
+
+
+def stages(names: Iterable[str], rounds: Sequence[Mapping[str, float]]) -> tuple[Stage, ...]:
+    """Return the stages that were timed in milliseconds, in the order of their names."""
+    costs = {name: [stages_ms[name] for stages_ms in rounds if name in stages_ms] for name in names}
+    return tuple(Stage(name=name, ms=summarize(ms)) for name, ms in costs.items() if ms)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import cycle
 
-from egmctl.driver.cuda import call
 from egmctl.gpu.context import Context, ReleaseStack
 from egmctl.gpu.memory import DeviceMemory, Memory, PinnedWords
 from egmctl.gpu.program import Kernels
@@ -34,8 +33,7 @@ class Result:
 
     def clear(self) -> None:
         """Queue: set both words to 0."""
-        self._stream.context.make_current()
-        call("cuMemsetD32Async", self.address, 0, _PAIR_BYTES // 4, self._stream.handle)
+        self._stream.fill(self.address, _PAIR_BYTES)
 
     def fetch(self) -> None:
         """Queue: let the host see the words."""
@@ -53,23 +51,20 @@ class Results:
     """The results of all GPUs."""
 
     def __init__(self, contexts: dict[str, Context]) -> None:
-        self._memory: dict[str, tuple[DeviceMemory, PinnedWords]] = {}
+        self._pairs: dict[str, Iterator[tuple[int, int]]] = {}
         with ReleaseStack() as undo:
             for bus_id, context in contexts.items():
                 on_gpu = DeviceMemory(context, _PAIR_BYTES * _PAIRS)
                 undo.callback(on_gpu.close)
                 on_host = PinnedWords(_PAIR_BYTES // 4 * _PAIRS)
                 undo.callback(on_host.close)
-                self._memory[bus_id] = on_gpu, on_host
+                offsets = range(0, _PAIR_BYTES * _PAIRS, _PAIR_BYTES)
+                self._pairs[bus_id] = cycle([(on_gpu.address + at, on_host.address + at) for at in offsets])
             self.close = undo.pop_all().close
-        self._offsets = {bus_id: cycle(range(0, _PAIR_BYTES * _PAIRS, _PAIR_BYTES)) for bus_id in contexts}
 
     def take(self, stream: Stream) -> Result:
         """Return a pair of words for a kernel on a stream."""
-        bus_id = stream.context.bus_id
-        offset = next(self._offsets[bus_id])
-        on_gpu, on_host = self._memory[bus_id]
-        return Result(stream, on_gpu.address + offset, on_host.address + offset)
+        return Result(stream, *next(self._pairs[stream.context.bus_id]))
 
 
 def read_words(stream: Stream, address: int, count: int) -> list[int]:
@@ -119,16 +114,8 @@ class Chain:
 
     def make(self, stream: Stream, kernels: Kernels) -> None:
         """Write the chain by a GPU that reaches the buffer, and wait until that is done."""
-        kernels.launch(
-            "make_chain",
-            stream.handle,
-            8 * stream.context.multiprocessors,
-            256,
-            self.address,
-            self.lines,
-            self.stride_bytes,
-            self.seed,
-        )
+        arguments = self.address, self.lines, self.stride_bytes, self.seed
+        kernels.launch("make_chain", stream.handle, 8 * stream.context.multiprocessors, 256, *arguments)
         stream.synchronize()
 
     @property
@@ -136,13 +123,19 @@ class Chain:
         """The place that walks have come to, from the buffer's start."""
         return place(self._steps % self.lines, self.lines, self.seed) * self.stride_bytes
 
-    def advance(self, loads: int) -> None:
-        """Note that a walk of so many loads begins at :attr:`offset_bytes`."""
+    def advance(self, loads: int) -> int:
+        """Note that a walk of so many loads begins; return the offset at which it does."""
+        offset_bytes = self.offset_bytes
         self._steps += loads
+        return offset_bytes
 
     def rewind(self) -> None:
         """Note that the next walk begins at the chain's first line."""
         self._steps = 0
+
+    def wrong(self, offset_bytes: int) -> int | None:
+        """Return the offset at which the last walk ended, if the chain does not lead there."""
+        return None if offset_bytes == self.offset_bytes else offset_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +181,15 @@ class Reader:
         self.stream = stream
         self._kernels = kernels
         self._results = DeviceMemory(stream.context, 8 * _RESULT_WORDS)
-        self._expected = 0
-        self._loads = 0
+        self.close = self._results.close
+
+    def launch(self, name: str, *arguments: int, blocks: int = 1, threads: int = 1) -> None:
+        """Queue a kernel, whose last argument is the address of its results."""
+        self._kernels.launch(name, self.stream.handle, blocks, threads, *arguments, self._results.address)
+
+    def words(self, count: int) -> list[int]:
+        """Wait for the kernel that was queued last, and return so many words of its results."""
+        return read_words(self.stream, self._results.address, count)
 
     def start_walk(self, chain: Chain, loads: int, *, warm: int, block: int = 0, blocks: int = 1) -> None:
         """Queue a walk along a chain, from where the last one ended.
@@ -203,13 +203,12 @@ class Reader:
         block, blocks
             Which of how many blocks walks: another one is on another multiprocessor.
         """
-        self._launch("chase", blocks, 1, chain.address, chain.offset_bytes, warm, loads, block)
-        self._expect(chain, warm, loads)
+        self.launch("chase", chain.address, chain.advance(warm + loads), warm, loads, block, blocks=blocks)
 
-    def end_walk(self) -> Walk:
+    def end_walk(self, chain: Chain, loads: int) -> Walk:
         """Wait for the walk that was queued last, and return what it has measured."""
-        start, end, offset, _sm = self._read(4)
-        return Walk(end - start, self._loads, None if offset == self._expected else offset)
+        start, end, offset, _sm = self.words(4)
+        return Walk(end - start, loads, chain.wrong(offset))
 
     def start_loaded_walk(self, chain: Chain, loads: int, *, warm: int, data: Memory, load_blocks: int) -> None:
         """Queue a walk under load.
@@ -221,38 +220,18 @@ class Reader:
         load_blocks
             How many do; not more than there are other multiprocessors, so that all run at once.
         """
-        self._write([0, 0, 0, 0, 0, 0, 0, 0, _MASK, 0, 0])
-        load = data.address, data.size_bytes, TIMEOUT_NS
-        arguments = chain.address, chain.offset_bytes, warm, loads, *load
-        self._launch("chase_loaded", 1 + load_blocks, LOAD_THREADS, *arguments)
-        self._expect(chain, warm, loads)
+        self.stream.context.make_current()
+        results = (ctypes.c_uint64 * 11)(0, 0, 0, 0, 0, 0, 0, 0, _MASK, 0, 0)
+        self.stream.copy(self._results.address, ctypes.addressof(results), ctypes.sizeof(results))
+        self.stream.synchronize()
+        arguments = chain.address, chain.advance(warm + loads), warm, loads, data.address, data.size_bytes, TIMEOUT_NS
+        self.launch("chase_loaded", *arguments, blocks=1 + load_blocks, threads=LOAD_THREADS)
 
-    def end_loaded_walk(self) -> Walk:
+    def end_loaded_walk(self, chain: Chain, loads: int) -> Walk:
         """Wait for the walk under load that was queued last, and return what it has measured."""
-        start, end, offset, _sm, expired, _begun, _phase, moved, first, last, beside = self._read(11)
-        return Walk(
-            end - start,
-            self._loads,
-            None if offset == self._expected else offset,
-            load_bytes=moved,
-            load_ns=last - first if moved else 0,
-            load_beside=beside,
-            expired=bool(expired),
-        )
-
-    def start_additions(self, counters: Counters, adds: int, *, warm: int) -> None:
-        """Queue additions, of which the first ``warm`` are not timed."""
-        self._launch("add_in_turn", 1, 1, counters.address, counters.made, warm, adds)
-        counters.made += warm + adds
-        self._loads = adds
-
-    def end_additions(self, counters: Counters) -> Walk:
-        """Wait for the additions that were queued last, and look at all counters."""
-        start, end, wrong_answers, _sm = self._read(4)
-        wrong_offset = counters.wrong_offset()
-        if wrong_offset is None and wrong_answers:
-            wrong_offset = 0
-        return Walk(end - start, self._loads, wrong_offset)
+        start, end, offset, _sm, expired, _begun, _phase, moved, first, last, beside = self.words(11)
+        load_ns = last - first if moved else 0
+        return Walk(end - start, loads, chain.wrong(offset), moved, load_ns, beside, bool(expired))
 
     def start_laps(self, poll: int, send: int, laps: int, *, serves: bool) -> None:
         """Queue this GPU's side of a ping-pong of at most :data:`LAPS_LIMIT` laps.
@@ -264,52 +243,19 @@ class Reader:
         serves
             Whether it sends first, and times the round trips.
         """
-        self._launch("ping_pong", 1, 1, poll, send, laps, int(serves), TIMEOUT_NS)
+        self.launch("ping_pong", poll, send, laps, int(serves), TIMEOUT_NS)
 
-    def end_laps(self, laps: int) -> Laps:
-        """Wait for the side that serves, and return what it has measured."""
-        done, elapsed_ns, cycles, *times = self._read(3 + laps)
+    def end_laps(self, laps: int) -> list[float]:
+        """Wait for this GPU's side; return the nanoseconds of each lap, of fewer than asked where one gave up."""
+        done, elapsed_ns, cycles, *times = self.words(3 + laps)
         # Laps are timed in clock cycles, which %globaltimer is too coarse for; both were taken over all of them.
         scale = elapsed_ns / cycles if cycles else 0.0
-        return Laps(elapsed_ns, tuple(scale * time for time in times[:done]), expired=done < laps)
-
-    def close(self) -> None:
-        """Free the memory of the results."""
-        self._results.close()
-
-    def _launch(self, name: str, blocks: int, threads: int, *arguments: int) -> None:
-        self._kernels.launch(name, self.stream.handle, blocks, threads, *arguments, self._results.address)
-
-    def _expect(self, chain: Chain, warm: int, loads: int) -> None:
-        chain.advance(warm + loads)
-        self._expected, self._loads = chain.offset_bytes, loads
-
-    def _write(self, words: Sequence[int]) -> None:
-        self.stream.context.make_current()
-        values = (ctypes.c_uint64 * len(words))(*words)
-        self.stream.copy(self._results.address, ctypes.addressof(values), ctypes.sizeof(values))
-        self.stream.synchronize()
-
-    def _read(self, count: int) -> list[int]:
-        return read_words(self.stream, self._results.address, count)
+        return [scale * time for time in times[:done]]
 
 
-@dataclass(frozen=True, slots=True)
-class Laps:
-    """The result of a ping-pong."""
-
-    elapsed_ns: int
-    """The time of all laps."""
-    laps_ns: tuple[float, ...]
-    """The time of each lap."""
-    expired: bool
-    """A side gave up."""
-
-
-def clear_flag(stream: Stream, address: int) -> None:
-    """Set a flag of a ping-pong to 0, and wait until it is."""
-    stream.context.make_current()
-    call("cuMemsetD32Async", address, 0, FLAG_BYTES // 4, stream.handle)
+def clear(stream: Stream, address: int, size_bytes: int) -> None:
+    """Set memory to 0 by a GPU, and wait until it is."""
+    stream.fill(address, size_bytes)
     stream.synchronize()
 
 
@@ -334,8 +280,6 @@ COUNTER_STRIDE_BYTES = 128
 COUNTERS_BYTES = COUNTERS * COUNTER_STRIDE_BYTES
 """The size of all counters. Each has a line of its own: the line's place in the L2 caches is in the time of each
 addition."""
-_WORDS = COUNTERS_BYTES // 8
-_STRIDE_WORDS = COUNTER_STRIDE_BYTES // 8
 
 
 class Counters:
@@ -354,19 +298,12 @@ class Counters:
         self.made = 0
         """Additions that there must be in them."""
         self._owner = owner
-
-    def clear(self) -> None:
-        """Set all of the memory to 0, and wait until it is."""
-        self._owner.context.make_current()
-        call("cuMemsetD32Async", self.address, 0, COUNTERS_BYTES // 4, self._owner.handle)
-        self._owner.synchronize()
-        self.made = 0
+        clear(owner, address, COUNTERS_BYTES)
 
     def wrong_offset(self) -> int | None:
         """Return the offset of the first word that does not hold what all additions make; ``None`` if each does."""
-        words = read_words(self._owner, self.address, _WORDS)
-        return next((8 * word for word, value in enumerate(words) if value != self._expected(word)), None)
-
-    def _expected(self, word: int) -> int:
-        number, rest = divmod(word, _STRIDE_WORDS)
-        return 0 if rest else self.made // COUNTERS + (number < self.made % COUNTERS)
+        for word, value in enumerate(read_words(self._owner, self.address, COUNTERS_BYTES // 8)):
+            number, rest = divmod(8 * word, COUNTER_STRIDE_BYTES)
+            if value != (0 if rest else self.made // COUNTERS + (number < self.made % COUNTERS)):
+                return 8 * word
+        return None

@@ -145,6 +145,31 @@ class Context:
         call("cuDevicePrimaryCtxRelease", self.device)
 
 
+class Resource:
+    """The base of what is made on a GPU, and given back by :meth:`close`."""
+
+    @contextmanager
+    def _made_on(self, context: Context | None) -> Iterator[ReleaseStack]:
+        """Make the GPU's context current for the block that makes the resource.
+
+        What the block puts on the stack gives the resource back: in :meth:`close`, or at once where the block fails.
+        """
+        self._context = context
+        self._make_current()
+        with ReleaseStack() as undo:
+            yield undo
+            self._undo = undo.pop_all()
+
+    def close(self) -> None:
+        """Give it back."""
+        self._make_current()
+        self._undo.close()
+
+    def _make_current(self) -> None:
+        if self._context is not None:
+            self._context.make_current()
+
+
 def architectures() -> set[str]:
     """Return the architectures, ``sm_90`` and so on, of all GPUs that CUDA sees; none of them is opened."""
     return {_architecture(call("cuDeviceGet", number)) for number in range(call("cuDeviceGetCount"))}

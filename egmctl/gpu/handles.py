@@ -11,7 +11,7 @@ from typing import Any
 
 from egmctl.driver.cuda import bindings, call
 from egmctl.errors import DriverCallError
-from egmctl.gpu.context import Context, ReleaseStack, timed
+from egmctl.gpu.context import Context, ReleaseStack, Resource, timed
 from egmctl.gpu.memory import (
     SPOILT_LIMIT,
     Memory,
@@ -266,8 +266,8 @@ def _filled(structure: Any, handle: bytes) -> Any:
     return structure
 
 
-class SharedEvent:
-    """An event of this process' GPU that other processes can open.
+class SharedEvent(Resource):
+    """An event of this process' GPU that other processes can open, and close before it is closed here.
 
     Attributes
     ----------
@@ -277,27 +277,19 @@ class SharedEvent:
 
     def __init__(self, context: Context) -> None:
         cuda = bindings()
-        context.make_current()
-        self._context = context
         flags = cuda.CUevent_flags
-        with ReleaseStack() as undo:
+        with self._made_on(context) as undo:
             self._event = call("cuEventCreate", flags.CU_EVENT_INTERPROCESS | flags.CU_EVENT_DISABLE_TIMING)
             undo.callback(call, "cuEventDestroy", self._event)
             self.handle = _bytes_of(call("cuIpcGetEventHandle", self._event))
-            self._undo = undo.pop_all()
 
     def record(self, stream: Stream) -> None:
         """Have the event remember when a stream of its GPU comes to this place."""
-        self._context.make_current()
+        self._make_current()
         call("cuEventRecord", self._event, stream.handle)
 
-    def close(self) -> None:
-        """Destroy the event; those who opened it have closed it: what they did with it then would be undefined."""
-        self._context.make_current()
-        self._undo.close()
 
-
-class ImportedEvent:
+class ImportedEvent(Resource):
     """Another process' event.
 
     Parameters
@@ -310,21 +302,16 @@ class ImportedEvent:
 
     def __init__(self, context: Context, handle: bytes) -> None:
         structure = _filled(bindings().CUipcEventHandle(), handle)
-        context.make_current()
-        self._context = context
-        self._event = call("cuIpcOpenEventHandle", structure)
+        with self._made_on(context) as undo:
+            self._event = call("cuIpcOpenEventHandle", structure)
+            undo.callback(call, "cuEventDestroy", self._event)
 
     def hold(self, stream: Stream) -> None:
         """Let nothing queued on a stream from now on run before the latest recording has been reached."""
-        self._context.make_current()
+        self._make_current()
         call("cuStreamWaitEvent", stream.handle, self._event, 0)
 
     def synchronize(self) -> None:
         """Wait until the latest recording has been reached."""
-        self._context.make_current()
+        self._make_current()
         call("cuEventSynchronize", self._event)
-
-    def close(self) -> None:
-        """Let go of the event."""
-        self._context.make_current()
-        call("cuEventDestroy", self._event)

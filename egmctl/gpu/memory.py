@@ -10,17 +10,16 @@ import mmap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from egmctl.driver.cuda import bindings, call
 from egmctl.errors import DriverCallError, DriverTooOld
-from egmctl.gpu.context import Context, ReleaseStack, ms_since
+from egmctl.gpu.context import Context, ReleaseStack, Resource, ms_since
 from egmctl.gpu.numa import Node, bind_pages, on_node, touch
 from egmctl.units import round_up
 
 
-class Memory:
+class Memory(Resource):
     """The base of all kinds.
 
     Attributes
@@ -53,32 +52,17 @@ class Memory:
 
     @contextmanager
     def _making(self, size_bytes: int, context: Context | None = None) -> Iterator[ReleaseStack]:
-        """Time the block that makes the memory, under the GPU's context.
-
-        What the block puts on the stack gives the memory back: in :meth:`close`, or at once where the block fails.
-        """
+        """Time the block that makes the memory, under the GPU's context."""
         self.size_bytes = size_bytes
-        self._context = context
         started = time.perf_counter()
-        self._make_current()
-        with ReleaseStack() as undo:
+        with self._made_on(context) as undo:
             yield undo
-            self._undo = undo.pop_all()
         self.allocate_ms = ms_since(started) - (self.touch_ms or 0)
 
     def _touch(self, node: Node, *, huge: bool = False) -> None:
         started = time.perf_counter()
         touch(node, self.address, self.size_bytes, huge=huge)
         self.touch_ms = ms_since(started)
-
-    def close(self) -> None:
-        """Give the memory back."""
-        self._make_current()
-        self._undo.close()
-
-    def _make_current(self) -> None:
-        if self._context is not None:
-            self._context.make_current()
 
 
 class DeviceMemory(Memory):
@@ -171,17 +155,6 @@ class PinnedWords(Memory):
         self.words = (ctypes.c_uint32 * count).from_address(self.address)
 
 
-@dataclass(frozen=True, slots=True)
-class Pages:
-    """The pages that the process asks for: the kernel's usual ones by default."""
-
-    hugetlb_bytes: int | None = None
-    """The size of one huge page of the kernel's pools; enough must be free. Before Linux 5.14 the first write
-    to a missing one ends the process (SIGBUS)."""
-    transparent: bool = False
-    """The kernel is advised to make transparent huge pages of it."""
-
-
 class SystemMemory(Memory):
     """Memory that the process maps on a node and writes once.
 
@@ -190,6 +163,11 @@ class SystemMemory(Memory):
     registered_with
         A GPU with which it is pinned by cuMemHostRegister, so that every GPU of the process reaches it. Without one
         only GPUs with access to pageable memory do.
+    huge_page_bytes
+        The size of one huge page of the kernel's pools; enough must be free. Before Linux 5.14 the first write to a
+        missing one ends the process (SIGBUS). ``None``: the kernel's usual pages.
+    transparent
+        The kernel is advised to make transparent huge pages of it.
 
     Raises
     ------
@@ -200,17 +178,23 @@ class SystemMemory(Memory):
     own_pages = True
 
     def __init__(
-        self, node: Node, size_bytes: int, pages: Pages = Pages(), registered_with: Context | None = None
+        self,
+        node: Node,
+        size_bytes: int,
+        registered_with: Context | None = None,
+        *,
+        huge_page_bytes: int | None = None,
+        transparent: bool = False,
     ) -> None:
         self.pageable = registered_with is None
         with self._making(size_bytes, registered_with) as undo:
-            mapping = _mapped(size_bytes, pages)
+            mapping = _mapped(size_bytes, huge_page_bytes)
             undo.callback(mapping.close)
-            if pages.transparent:
+            if transparent:
                 mapping.madvise(mmap.MADV_HUGEPAGE)
             self.address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
             self.refused = bind_pages(node, self.address, size_bytes)
-            self._touch(node, huge=pages.hugetlb_bytes is not None)
+            self._touch(node, huge=huge_page_bytes is not None)
             if registered_with is not None:
                 cuda = bindings()
                 flags = cuda.CU_MEMHOSTREGISTER_PORTABLE | cuda.CU_MEMHOSTREGISTER_DEVICEMAP
@@ -507,11 +491,10 @@ def _advise(pointer: Any, size_bytes: int, advice: str, place: Any) -> None:
 _MAP_HUGETLB, _MAP_HUGE_SHIFT = 0x40000, 26  # asm-generic/mman-common.h, linux/mman.h: the same on x86-64 and arm64
 
 
-def _mapped(size_bytes: int, pages: Pages) -> mmap.mmap:
+def _mapped(size_bytes: int, huge_page_bytes: int | None) -> mmap.mmap:
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    if pages.hugetlb_bytes is not None:
-        order = pages.hugetlb_bytes.bit_length() - 1
+    if huge_page_bytes is not None:
+        flags |= _MAP_HUGETLB | huge_page_bytes.bit_length() - 1 << _MAP_HUGE_SHIFT
         # A mapping of huge pages is a whole number of them.
-        whole = round_up(size_bytes, pages.hugetlb_bytes)
-        return mmap.mmap(-1, whole, flags=flags | _MAP_HUGETLB | order << _MAP_HUGE_SHIFT)
+        size_bytes = round_up(size_bytes, huge_page_bytes)
     return mmap.mmap(-1, size_bytes, flags=flags)

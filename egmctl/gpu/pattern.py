@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from egmctl.driver.cuda import call
 from egmctl.gpu.chase import Result, Results, read_words
 from egmctl.gpu.program import Kernels
 from egmctl.gpu.timing import Stream
@@ -72,15 +71,14 @@ Check = Callable[[], Difference | None]
 
 def poison(stream: Stream, region: Region) -> None:
     """Begin to overwrite memory with :data:`POISON`."""
-    words = region.size_bytes // 4
     if region.pageable:
         # The driver's memset takes memory that it knows.
         import numpy as np
 
-        np.ctypeslib.as_array((ctypes.c_uint32 * words).from_address(region.address)).fill(POISON)
-        return
-    stream.context.make_current()
-    call("cuMemsetD32Async", region.address, POISON, words, stream.handle)
+        words = (ctypes.c_uint32 * (region.size_bytes // 4)).from_address(region.address)
+        np.ctypeslib.as_array(words).fill(POISON)
+    else:
+        stream.fill(region.address, region.size_bytes, POISON)
 
 
 class Pattern:

@@ -20,7 +20,7 @@ from typing import Any
 from egmctl.driver.cuda import bindings, bindings_version, call
 from egmctl.errors import DriverCallError, EgmctlError
 from egmctl.files import make_folder
-from egmctl.gpu.context import Context, ReleaseStack
+from egmctl.gpu.context import Context, Resource
 
 INSTALL_NVRTC = "pip install 'egmctl[cu13]'"
 """The command that installs NVRTC, for messages (``cu12`` on drivers for CUDA 12)."""
@@ -53,7 +53,7 @@ SHARED_BYTES: Mapping[str, int] = {"copy_bulk": 6 * 16384 + 128}
 """Dynamic shared memory of the kernels that have any. Above 48 KiB a kernel must be allowed it by an attribute."""
 
 
-class Kernels:
+class Kernels(Resource):
     """All kernels, loaded into one GPU's context.
 
     They are loaded before anything is timed: a kernel that the driver loads lazily waits for the GPU to be idle, and
@@ -68,10 +68,8 @@ class Kernels:
     """
 
     def __init__(self, context: Context) -> None:
-        self._context = context
-        context.make_current()
         self._functions: dict[str, tuple[Any, tuple[type[ctypes.c_ulonglong], ...]]] = {}
-        with ReleaseStack() as undo:
+        with self._made_on(context) as undo:
             for source, kernels in KERNELS.items():
                 module = _load(source, context.architecture)
                 undo.callback(call, "cuModuleUnload", module)
@@ -81,7 +79,6 @@ class Kernels:
                         attribute = bindings().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                         call("cuFuncSetAttribute", function, attribute, SHARED_BYTES[name])
                     self._functions[name] = function, (ctypes.c_ulonglong,) * parameters
-            self._undo = undo.pop_all()
 
     def launch(self, name: str, stream: Any, grid: int, block: int, *arguments: int) -> None:
         """Queue a kernel.
@@ -95,15 +92,10 @@ class Kernels:
         *arguments
             Numbers and addresses, as the kernel's source states them.
         """
-        self._context.make_current()
+        self._make_current()
         function, kinds = self._functions[name]
         shared_bytes = SHARED_BYTES.get(name, 0)
         call("cuLaunchKernel", function, grid, 1, 1, block, 1, 1, shared_bytes, stream, (arguments, kinds), 0)
-
-    def close(self) -> None:
-        """Unload the modules."""
-        self._context.make_current()
-        self._undo.close()
 
 
 class NoKernels(EgmctlError):

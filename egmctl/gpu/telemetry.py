@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from egmctl.driver.nvml import GPU_IS_LOST, Field, ask, event_reasons, field_values
 from egmctl.driver.reading import Unreadable
-from egmctl.gpu.counters import State, Traffic, rise
 from egmctl.model.route import LinkKind
 
 _ALL_LINKS = 0xFFFFFFFF
@@ -45,6 +45,41 @@ link, NVML_FI_DEV_PCIE_REPLAY_COUNTER and NVML_FI_DEV_PCIE_COUNT_CORRECTABLE_ERR
 _C2C_COUNT = 170
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _TEMPERATURE_GPU = 0
+
+_PCIE_WRAPS = 1 << 32
+"""The PCIe counters have 32 bits (seen on H200): 55 GB/s go round in 78 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The counters of a GPU's links, or their rise; a link that NVML does not count is left out."""
+
+    sent_bytes: Mapping[str, int] = field(default_factory=dict)
+    received_bytes: Mapping[str, int] = field(default_factory=dict)
+
+    def since(self, before: Traffic) -> Traffic:
+        """Return the rise of each; the counter of PCIe must have wrapped at most once."""
+        return Traffic(
+            rise(self.sent_bytes, before.sent_bytes),
+            rise(self.received_bytes, before.received_bytes),
+        )
+
+    def __add__(self, other: Traffic) -> Traffic:
+        """Add the rises of two spans of time."""
+        return Traffic(
+            _sum(self.sent_bytes, other.sent_bytes),
+            _sum(self.received_bytes, other.received_bytes),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The clocks and the temperature of a GPU at a moment; ``None`` where NVML does not say."""
+
+    sm_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    throttle_reasons: tuple[str, ...] | None
+    temperature_c: int | None
 
 
 class Telemetry:
@@ -106,20 +141,18 @@ class Telemetry:
 
     def state(self, bus_id: str) -> State:
         """Read how a GPU that NVML lists runs now."""
-        reasons = self._number("nvmlDeviceGetCurrentClocksEventReasons", bus_id)
+        reasons = self._ask("nvmlDeviceGetCurrentClocksEventReasons", bus_id)
         return State(
-            sm_clock_mhz=self._number("nvmlDeviceGetClockInfo", bus_id, _CLOCK_SM),
-            memory_clock_mhz=self._number("nvmlDeviceGetClockInfo", bus_id, _CLOCK_MEMORY),
+            sm_clock_mhz=self._ask("nvmlDeviceGetClockInfo", bus_id, _CLOCK_SM),
+            memory_clock_mhz=self._ask("nvmlDeviceGetClockInfo", bus_id, _CLOCK_MEMORY),
             throttle_reasons=None if reasons is None else tuple(event_reasons(reasons)),
-            temperature_c=self._number("nvmlDeviceGetTemperature", bus_id, _TEMPERATURE_GPU),
+            temperature_c=self._ask("nvmlDeviceGetTemperature", bus_id, _TEMPERATURE_GPU),
         )
 
     def process_ids(self, bus_id: str) -> tuple[int, ...] | None:
         """Return the processes that compute on a GPU that NVML lists, this one included; ``None`` if unknown."""
-        with self._noting_loss(bus_id):
-            processes = ask("nvmlDeviceGetComputeRunningProcesses", self._handles[bus_id])
-            return tuple(process.pid for process in processes)
-        return None
+        processes = self._ask("nvmlDeviceGetComputeRunningProcesses", bus_id)
+        return None if processes is None else tuple(process.pid for process in processes)
 
     def close(self) -> None:
         """Let go of NVML."""
@@ -131,14 +164,15 @@ class Telemetry:
         names = {number: name for name, number in _ERRORS[link].items()}
         fields = [field for field in self._supported[bus_id] if _number_of(field) in names]
         errors: Counter[str] = Counter()
-        for field, value in self._read(bus_id, fields).items():
+        for counter, value in self._read(bus_id, fields).items():
             # Each C2C link has a counter of its own.
-            errors[names[_number_of(field)]] += value
+            errors[names[_number_of(counter)]] += value
         return errors
 
-    def _number(self, function: str, bus_id: str, *arguments: int) -> int | None:
+    def _ask(self, function: str, bus_id: str, *arguments: int) -> Any:
+        """Return NVML's answer about a GPU; ``None`` where there is none."""
         with self._noting_loss(bus_id):
-            return int(ask(function, self._handles[bus_id], *arguments))
+            return ask(function, self._handles[bus_id], *arguments)
         return None
 
     @contextlib.contextmanager
@@ -180,3 +214,15 @@ def _number_of(field: Field) -> int:
 
 def _bytes(values: Mapping[Field, int], fields: Mapping[str, tuple[Field, int]]) -> dict[str, int]:
     return {link: values[field] * unit for link, (field, unit) in fields.items() if field in values}
+
+
+def rise(after: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
+    """Return what counters rose by; one that was reset meanwhile is left out."""
+    rises = {name: after[name] - before[name] for name in after if name in before}
+    if LinkKind.PCIE in rises:
+        rises[LinkKind.PCIE] %= _PCIE_WRAPS
+    return {name: rise for name, rise in rises.items() if rise >= 0}
+
+
+def _sum(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
+    return {name: first.get(name, 0) + second.get(name, 0) for name in {**first, **second}}

@@ -13,7 +13,7 @@ from enum import IntEnum
 
 from egmctl.compat import StrEnum
 from egmctl.driver.cuda import bindings, call
-from egmctl.gpu.context import Context, ReleaseStack, ms_since, possible_ms
+from egmctl.gpu.context import Context, Resource, ms_since, possible_ms
 from egmctl.gpu.memory import PinnedWords
 from egmctl.gpu.program import Kernels
 
@@ -100,14 +100,13 @@ class Mark(IntEnum):
     """The end of all flows of a group, on its first stream."""
 
 
-class Stream:
+class Stream(Resource):
     """A stream of a GPU, with the events that time what is queued on it."""
 
     def __init__(self, context: Context) -> None:
         cuda = bindings()
-        context.make_current()
         self.context = context
-        with ReleaseStack() as undo:
+        with self._made_on(context) as undo:
             self.handle = call("cuStreamCreate", cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
             undo.callback(call, "cuStreamDestroy", self.handle)
             self._events = []
@@ -115,7 +114,6 @@ class Stream:
                 event = call("cuEventCreate", cuda.CUevent_flags.CU_EVENT_DEFAULT)
                 undo.callback(call, "cuEventDestroy", event)
                 self._events.append(event)
-            self._undo = undo.pop_all()
 
     def mark(self, mark: Mark) -> None:
         """Have an event remember when the stream comes to this place."""
@@ -144,6 +142,11 @@ class Stream:
         answer = float(call("cuEventElapsedTime", self._events[Mark.START], self._events[end]))
         return possible_ms("cuEventElapsedTime", answer, host_ms)
 
+    def fill(self, address: int, size_bytes: int, word: int = 0) -> None:
+        """Queue: set all 4-byte words of some memory."""
+        self.context.make_current()
+        call("cuMemsetD32Async", address, word, size_bytes // 4, self.handle)
+
     def copy(self, destination: int, source: int, size_bytes: int) -> None:
         """Queue a copy between two addresses of any kind, by a copy engine of this stream's GPU."""
         call("cuMemcpyAsync", destination, source, size_bytes, self.handle)
@@ -151,11 +154,6 @@ class Stream:
     def synchronize(self) -> None:
         """Wait until the stream is idle."""
         call("cuStreamSynchronize", self.handle)
-
-    def close(self) -> None:
-        """Destroy the events and the stream."""
-        self.context.make_current()
-        self._undo.close()
 
 
 class GatedWork:

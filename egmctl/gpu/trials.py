@@ -35,15 +35,12 @@ def peer_round_trip(context: Context, peer: Context, seed: int) -> None:
         Also where nothing arrived at all: every destination is overwritten first.
     """
     context.enable_access_to(peer)
-    with closing(DeviceMemory(context, SIZE_BYTES)) as own, closing(DeviceMemory(peer, SIZE_BYTES)) as other:
-        _from_host(context, own, seed)
+    with closing(DeviceMemory(peer, SIZE_BYTES)) as other:
         _poison(peer, other)
-        _copy(context, other, own)
+        put(context, other, seed)
         _compare(_to_host(peer, other), seed, "written to the peer")
         _from_host(peer, other, seed + 1)
-        _poison(context, own)
-        _copy(context, own, other)
-        _compare(_to_host(context, own), seed + 1, "read from the peer")
+        check(context, other, seed + 1, "read from the peer")
 
 
 def host_round_trip(context: Context, memory: HostNumaMemory, seed: int) -> None:

@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 from egmctl.driver import breadcrumb, ids
 from egmctl.driver.cuda import call
 from egmctl.errors import DriverCallError, EgmctlError
-from egmctl.gpu.context import Context, timed
+from egmctl.gpu.context import Context, ReleaseStack, timed
 from egmctl.model.ucx import unusable
 
 _STATUS = ctypes.c_int8
@@ -69,35 +70,26 @@ class RegisteredMemory:
     """
 
     def __init__(self, context: int, address: int, size_bytes: int, stages_ms: dict[str, float]) -> None:
-        library = _library()
         self._context = ctypes.c_void_p(context)
         self._handle = ctypes.c_void_p()
         self._stages_ms = stages_ms
-        parameters, handle = _MapParameters(_ADDRESS | _LENGTH, address, size_bytes), ctypes.byref(self._handle)
+        parameters = _MapParameters(_ADDRESS | _LENGTH, address, size_bytes)
         with timed(stages_ms, "register"):
-            _check("ucp_mem_map", lambda: library.ucp_mem_map(self._context, ctypes.byref(parameters), handle))
+            _checked("ucp_mem_map", self._context, ctypes.byref(parameters), ctypes.byref(self._handle))
+        buffer, size = ctypes.c_void_p(), ctypes.c_size_t()
         try:
             with timed(stages_ms, "pack"):
-                self.key = self._packed()
+                _checked("ucp_rkey_pack", self._context, self._handle, ctypes.byref(buffer), ctypes.byref(size))
+                self.key = ctypes.string_at(buffer, size.value)
+                _library().ucp_rkey_buffer_release(buffer)
         except DriverCallError:
-            library.ucp_mem_unmap(self._context, self._handle)
+            _library().ucp_mem_unmap(self._context, self._handle)
             raise
 
     def close(self) -> None:
         """End the registration."""
         with timed(self._stages_ms, "deregister"):
-            _check("ucp_mem_unmap", lambda: _library().ucp_mem_unmap(self._context, self._handle))
-
-    def _packed(self) -> bytes:
-        library, buffer, size = _library(), ctypes.c_void_p(), ctypes.c_size_t()
-        _check(
-            "ucp_rkey_pack",
-            lambda: library.ucp_rkey_pack(self._context, self._handle, ctypes.byref(buffer), ctypes.byref(size)),
-        )
-        try:
-            return ctypes.string_at(buffer, size.value)
-        finally:
-            library.ucp_rkey_buffer_release(buffer)
+            _checked("ucp_mem_unmap", self._context, self._handle)
 
 
 class RemoteMemory:
@@ -117,9 +109,8 @@ class RemoteMemory:
         self._endpoint = ctypes.c_void_p(endpoint)
         self._key = ctypes.c_void_p()
         self._address = address
-        unpacked = ctypes.byref(self._key)
         with timed(stages_ms, "unpack"):
-            _check("ucp_ep_rkey_unpack", lambda: _library().ucp_ep_rkey_unpack(self._endpoint, key, unpacked))
+            _checked("ucp_ep_rkey_unpack", self._endpoint, key, ctypes.byref(self._key))
 
     def put(self, offset_bytes: int, address: int, size_bytes: int) -> Request:
         """Begin to write memory of this process there; it is over once :meth:`flush` is."""
@@ -131,15 +122,15 @@ class RemoteMemory:
 
     def flush(self) -> Request:
         """Begin to wait until all that was put is there."""
-        return _started("ucp_ep_flush_nbx", lambda: _library().ucp_ep_flush_nbx(self._endpoint, _NO_PARAMETERS))
+        return _started("ucp_ep_flush_nbx", self._endpoint, _NO_PARAMETERS)
 
     def close(self) -> None:
         """Give the key back; nothing that uses it may be under way (``ucp_rkey_destroy``)."""
         _library().ucp_rkey_destroy(self._key)
 
     def _begin(self, name: str, offset_bytes: int, address: int, size_bytes: int) -> Request:
-        function, there = getattr(_library(), name), self._address + offset_bytes
-        return _started(name, lambda: function(self._endpoint, address, size_bytes, there, self._key, _NO_PARAMETERS))
+        there = self._address + offset_bytes
+        return _started(name, self._endpoint, address, size_bytes, there, self._key, _NO_PARAMETERS)
 
 
 class Request:
@@ -162,51 +153,62 @@ class Request:
         pointer, self._pointer = self._pointer, None
         if pointer is not None:
             _library().ucp_request_free(pointer)
-        _check(self._name, lambda: self._status)
+        _check(self._name, self._status)
 
 
-def _started(name: str, begin: Callable[[], int | None]) -> Request:
-    breadcrumb.enter(name)
-    try:
-        pointer = begin()
-    finally:
-        breadcrumb.leave()
+def _started(name: str, *arguments: Any) -> Request:
+    pointer = _named(name, *arguments)
     number = ctypes.c_ssize_t(pointer or 0).value
     if _LAST_ERROR <= number < 0:
-        _check(name, lambda: number)
+        _check(name, number)
     return Request(name, pointer)
 
 
-def _check(name: str, function: Callable[[], int]) -> None:
-    """Call what returns a ucs_status_t; raise DriverCallError, with UCX's own words, if that is no success."""
+def _checked(name: str, *arguments: Any) -> None:
+    """Call a function that returns a ucs_status_t; raise DriverCallError if that is no success."""
+    _check(name, _named(name, *arguments))
+
+
+def _named(name: str, *arguments: Any) -> Any:
     breadcrumb.enter(name)
     try:
-        status = function()
+        return getattr(_library(), name)(*arguments)
     finally:
         breadcrumb.leave()
+
+
+def _check(name: str, status: int) -> None:
+    """Raise DriverCallError, with UCX's own words, if a ucs_status_t is no success."""
     if status != _OK:
         words = ctypes.c_char_p(_strings().ucs_status_string(status)).value or b""
         raise DriverCallError(name, status, words.decode(errors="replace"))
+
+
+_POINTER = ctypes.c_void_p
+_TRANSFER = (_POINTER, (_POINTER, _POINTER, ctypes.c_size_t, ctypes.c_uint64, _POINTER, _POINTER))
+_PROTOTYPES: Mapping[str, tuple[Any, tuple[Any, ...] | None]] = {
+    "ucp_put_nbx": _TRANSFER,
+    "ucp_get_nbx": _TRANSFER,
+    "ucp_ep_flush_nbx": (_POINTER, (_POINTER, _POINTER)),
+    "ucp_mem_map": (_STATUS, None),
+    "ucp_mem_unmap": (_STATUS, None),
+    "ucp_rkey_pack": (_STATUS, None),
+    "ucp_ep_rkey_unpack": (_STATUS, None),
+    "ucp_request_check_status": (_STATUS, (_POINTER,)),
+    "ucp_request_free": (None, (_POINTER,)),
+    "ucp_rkey_destroy": (None, None),
+    "ucp_rkey_buffer_release": (None, None),
+}
+"""What the functions return and, where ctypes would not pass it so by itself, take."""
 
 
 @cache
 def _library() -> Any:
     # The one that ucxx has loaded, and no other that the system may have.
     library = ctypes.CDLL("libucp.so.0", mode=os.RTLD_NOW | os.RTLD_NOLOAD)
-    for name in ("ucp_put_nbx", "ucp_get_nbx"):
+    for name, (returned, taken) in _PROTOTYPES.items():
         function = getattr(library, name)
-        function.restype = ctypes.c_void_p
-        pointer = ctypes.c_void_p
-        function.argtypes = (pointer, pointer, ctypes.c_size_t, ctypes.c_uint64, pointer, pointer)
-    library.ucp_ep_flush_nbx.restype = ctypes.c_void_p
-    library.ucp_ep_flush_nbx.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-    for name in ("ucp_mem_map", "ucp_mem_unmap", "ucp_rkey_pack", "ucp_ep_rkey_unpack", "ucp_request_check_status"):
-        getattr(library, name).restype = _STATUS
-    library.ucp_request_check_status.argtypes = (ctypes.c_void_p,)
-    library.ucp_request_free.argtypes = (ctypes.c_void_p,)
-    library.ucp_request_free.restype = None
-    library.ucp_rkey_destroy.restype = None
-    library.ucp_rkey_buffer_release.restype = None
+        function.restype, function.argtypes = returned, taken
     return library
 
 
@@ -277,18 +279,19 @@ class Link:
     @property
     def components(self) -> tuple[str, ...]:
         """The kinds of transport that UCX has found it can use: ``tcp``, ``cuda_ipc``, ``ib``."""
-        lines = self._context.info.splitlines()
-        return tuple(line.split(":")[-1].strip() for line in lines if line.startswith("#     component "))
+        return tuple(line.split(":")[-1].strip() for line in self._described("component"))
 
     @property
     def devices(self) -> dict[str, list[str]]:
         """The devices that UCX may use, by transport: ``{"tcp": ["eth0", "lo"], "cuda_ipc": ["cuda"]}``."""
         devices: dict[str, list[str]] = {}
-        for line in self._context.info.splitlines():
-            if line.startswith("#      resource "):
-                transport, _, device = line.split()[-1].partition("/")
-                devices.setdefault(transport, []).append(device)
+        for line in self._described("resource"):
+            transport, _, device = line.split()[-1].partition("/")
+            devices.setdefault(transport, []).append(device)
         return devices
+
+    def _described(self, kind: str) -> list[str]:
+        return [line for line in self._context.info.splitlines() if line.split()[:2] == ["#", kind]]
 
     def connect(self, address: bytes) -> None:
         """Make the way to the other process."""
@@ -306,7 +309,9 @@ class Link:
         """Return memory as :meth:`send` and :meth:`receive` take it."""
         array = importlib.import_module("ucxx._lib.arr").Array
         if on_gpu:
-            return array(_DeviceBytes(address, size_bytes))
+            # The CUDA array interface (numba.readthedocs.io, version 3).
+            described = {"shape": (size_bytes,), "typestr": "|u1", "data": (address, False), "version": 3}
+            return array(SimpleNamespace(__cuda_array_interface__=described))
         return array((ctypes.c_ubyte * size_bytes).from_address(address))
 
     def register(self, address: int, size_bytes: int) -> RegisteredMemory:
@@ -344,14 +349,9 @@ class Link:
                     )
         finally:
             breadcrumb.leave()
-        failed: list[DriverCallError] = []
-        for request in requests:
-            try:
-                self._call("ucp_request_check_status", request.check_error)
-            except DriverCallError as error:
-                failed.append(error)
-        if failed:
-            raise failed[0]
+        with ReleaseStack() as results:
+            for request in reversed(requests):
+                results.callback(self._call, "ucp_request_check_status", request.check_error)
 
     def close(self) -> str:
         """Give everything back; return UCX's report of the protocols that it used."""
@@ -388,30 +388,14 @@ def taken_for(node: int, own: Context) -> str | None:
     return ids.bus_id(text.split(b"\0")[0].decode())
 
 
-class _DeviceBytes:
-    """Memory of a GPU as the CUDA array interface describes it (numba.readthedocs.io, version 3)."""
-
-    def __init__(self, address: int, size_bytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (size_bytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
-        }
-
-
 def settings() -> dict[str, str]:
     """Return the variables of the environment that tell UCX what to do, without our own."""
     return {name: value for name, value in os.environ.items() if name.startswith("UCX_") and name not in _ours()}
 
 
-_log: list[int] = []
-
-
+@cache
 def _log_fd() -> int:
-    if not _log:
-        _log.append(os.memfd_create("ucx"))
-    return _log[0]
+    return os.memfd_create("ucx")
 
 
 def _log_size() -> int:

@@ -42,7 +42,7 @@ class UcxStaging(StrEnum):
     """Through fragments of memory that UCX has on a GPU (``UCX_RNDV_FRAG_MEM_TYPE=cuda``)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class UcxProtocol:
     """One line of UCX's protocol report (``UCX_PROTO_INFO``): what it does for messages of some sizes."""
 
@@ -60,7 +60,7 @@ class UcxProtocol:
     """The number of messages; UCX does not count the shortest messages from host memory."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class UcxDevice:
     """The same messages where the sender may use one network device only (``UCX_NET_DEVICES``)."""
 

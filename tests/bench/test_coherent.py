@@ -93,7 +93,7 @@ class TestMeasurement:
     @pytest.mark.parametrize(
         ("placements", "reason"),
         [
-            ([], "location of its pages unknown: not shown to be in GPU0's memory"),
+            ([], "its pages are not shown to be in GPU0's memory: location unknown"),
             ([placed(right=None)], ELSEWHERE),
             ([placed(right=False)], ELSEWHERE),
         ],

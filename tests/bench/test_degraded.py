@@ -14,7 +14,7 @@ from egmctl.bench.plan import Plan
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import select_cases
 from egmctl.facts import replay
-from egmctl.gpu.counters import Traffic
+from egmctl.gpu.telemetry import Traffic
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Settings, Status, Verdict
 from egmctl.model.route import Egm, LinkKind

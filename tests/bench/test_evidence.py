@@ -11,8 +11,7 @@ import pytest
 
 from egmctl.bench.evidence import LinkCounters, Watch
 from egmctl.bench.evidence import route as route_of
-from egmctl.gpu.counters import State, Traffic
-from egmctl.gpu.telemetry import Telemetry
+from egmctl.gpu.telemetry import State, Telemetry, Traffic
 from egmctl.model.measurement import Verdict
 from egmctl.model.route import Carrier, Egm, Hop, LinkKind, MemoryKind, Route
 from egmctl.model.task import Endpoint, Engine, Flow, Pattern, Quantity, Task

@@ -20,9 +20,9 @@ from egmctl.bench.processes.context import _registered
 from egmctl.bench.suites import select_cases
 from egmctl.facts import host as facts
 from egmctl.gpu import numa
-from egmctl.gpu.counters import Traffic
-from egmctl.gpu.memory import Pages, SystemMemory
+from egmctl.gpu.memory import SystemMemory
 from egmctl.gpu.numa import Node
+from egmctl.gpu.telemetry import Traffic
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.host import HugePages
 from egmctl.model.machine import Machine
@@ -186,7 +186,7 @@ class TestRun:
 
 class TestPages:
     def test_the_kernel_says_what_a_mapping_is_made_of(self) -> None:
-        memory = SystemMemory(Node(0), 8 * MIB, Pages(transparent=True))
+        memory = SystemMemory(Node(0), 8 * MIB, transparent=True)
         try:
             page_bytes, huge_bytes = facts.page_sizes(memory.address, memory.size_bytes)
             assert page_bytes == mmap.PAGESIZE
@@ -222,7 +222,7 @@ class TestPages:
 
         monkeypatch.setattr(mmap, "mmap", refused)
         with pytest.raises(OSError, match="Cannot allocate memory"):
-            SystemMemory(Node(0), 3 * MIB, Pages(hugetlb_bytes=page))
+            SystemMemory(Node(0), 3 * MIB, huge_page_bytes=page)
         assert asked["size"] == -(-3 * MIB // page) * page
         assert asked["flags"] >> 26 == order
         assert asked["flags"] & 0x40000
@@ -242,7 +242,7 @@ class TestPages:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         self._stand_in(monkeypatch, errno.EINVAL)
-        memory = SystemMemory(Node(0), 4 * MIB, Pages(hugetlb_bytes=2 * MIB))
+        memory = SystemMemory(Node(0), 4 * MIB, huge_page_bytes=2 * MIB)
         assert memory.touch_ms is not None
         memory.close()
 

@@ -205,7 +205,8 @@ def test_a_count_that_is_no_number_is_no_line(count: str) -> None:
 
 
 def test_no_more_of_a_report_is_read_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ucx, "_log", [])
+    log = os.memfd_create("report")
+    monkeypatch.setattr(ucx, "_log_fd", lambda: log)
     os.write(ucx._log_fd(), b"of an earlier one\n")
     link = object.__new__(ucx.Link)
     link._endpoint = link._worker = link._context = None

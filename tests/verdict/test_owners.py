@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from egmctl.bench.evidence import gpus_of, route
-from egmctl.gpu.counters import Traffic
+from egmctl.gpu.telemetry import Traffic
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import Evidence, GpuEvidence, Measurement, RunReport, Status
 from egmctl.model.verdict import OwnerUnknown

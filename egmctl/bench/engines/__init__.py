@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
-from egmctl.model.measurement import Measurement, Settings, Task
-from egmctl.model.task import Engine
+from egmctl.model.measurement import Measurement, Settings
+from egmctl.model.task import Engine, Task
 
 if TYPE_CHECKING:
     from egmctl.bench.processes.context import WorkerContext

@@ -7,8 +7,7 @@ from functools import partial
 from egmctl.bench.buffers import Window
 from egmctl.bench.engines import latency, transfer
 from egmctl.bench.engines.chase import WARM_UP_LOADS, Walker
-from egmctl.bench.engines.transfer import THREADS, FlowPart, Move, Mover, Transfer
-from egmctl.driver.cuda import call
+from egmctl.bench.engines.transfer import THREADS, FlowPart, Mover, Transfer
 from egmctl.gpu.chase import Counters, Walk
 from egmctl.gpu.pattern import WORD_BYTES, Check, first_difference
 from egmctl.gpu.timing import FlowParts
@@ -16,18 +15,15 @@ from egmctl.model.measurement import Verification
 from egmctl.model.task import Engine
 
 
-def add_ones(mover: Mover, move: Move) -> FlowParts:
+def add_ones(mover: Mover, part: Window, passes: int) -> FlowParts:
     """Add to each word of 8 bytes once in each pass: ``kernels/atomic.cu``."""
-    return mover.by_kernel("add_ones", move.destination, move.slot_bytes // WORD_BYTES, move.passes, move.slots)
+    return mover.by_kernel("add_ones", part, part.slot_bytes // WORD_BYTES, passes, part.slots)
 
 
 def clear_counts(flow: FlowPart, part: Window) -> None:
     """Begin to set every word to 0."""
     if flow.destination is not None:
-        stream = flow.destination.stream
-        stream.context.make_current()
-        address = flow.destination.region(part).address
-        call("cuMemsetD32Async", address, 0, part.size_bytes // 4, stream.handle)
+        flow.destination.stream.fill(flow.destination.region(part).address, part.size_bytes)
 
 
 def check_counts(flow: FlowPart, part: Window, passes: int) -> Check | None:
@@ -60,24 +56,26 @@ class Additions(Walker):
         if not self._owns:
             return None
         self.counters = Counters(self.memory(0).address, self.worker.near(self.flow.source, self.flow))
-        self.counters.clear()
         return 0
 
     def get_ready(self) -> None:
         """Nothing has to be known of a chain."""
 
     def queue(self) -> None:
-        self.gpu.start_additions(self.counters, self.chase.loads, warm=WARM_UP_LOADS)
+        self.gpu.launch(self.kernel, self.counters.address, self.counters.made, WARM_UP_LOADS, self.chase.loads)
+        self.counters.made += WARM_UP_LOADS + self.chase.loads
 
     def wait(self) -> Walk:
-        return self.gpu.end_additions(self.counters)
+        start, end, wrong_answers, _sm = self.gpu.words(4)
+        wrong_offset = self.counters.wrong_offset()
+        return Walk(end - start, self.chase.loads, 0 if wrong_offset is None and wrong_answers else wrong_offset)
 
-    def error(self, sample: int, offset: int | None) -> str | None:
+    @staticmethod
+    def error(sample: int, offset: int | None) -> str | None:
         if offset is None:
             return None
-        return (
-            f"sample {sample}: additions were lost or answered wrongly; the first wrong counter is at offset {offset}"
-        )
+        lost = "additions were lost or answered wrongly; the first wrong counter is at offset"
+        return f"sample {sample}: {lost} {offset}"
 
 
 MEASURE = {

@@ -7,7 +7,7 @@ step are measured at the same time: the walk of each is queued on its own GPU be
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from egmctl.bench.buffers import assign
@@ -19,17 +19,8 @@ from egmctl.gpu.chase import Chain, Walk
 from egmctl.gpu.context import ms_since, possible_ms
 from egmctl.gpu.memory import Memory
 from egmctl.gpu.timing import Mark
-from egmctl.model.measurement import (
-    Chase,
-    ChaseOrder,
-    Engine,
-    Measurement,
-    Pattern,
-    Sample,
-    Settings,
-    Task,
-    Verification,
-)
+from egmctl.model.measurement import Measurement, Sample, Settings, Verification
+from egmctl.model.task import Chase, ChaseOrder, Engine, Pattern, Task
 
 if TYPE_CHECKING:
     from egmctl.bench.processes.context import WorkerContext
@@ -58,6 +49,8 @@ class Walker(TaskPart):
 
     verification = Verification.WALK_EVERY_SAMPLE
     kernel = "chase"
+    error = staticmethod(chain_error)
+    """Says in one sentence that a sample has gone wrong; ``None`` if it has not."""
 
     def __init__(self, collective: CollectiveStep, worker: WorkerContext, place: int, held: ResourceScope) -> None:
         super().__init__(collective, worker, place, held)
@@ -111,7 +104,7 @@ class Walker(TaskPart):
 
     def wait(self) -> Walk:
         """Wait for the walk."""
-        return self.gpu.end_walk()
+        return self.gpu.end_walk(self.chain, self.chase.loads)
 
     def take(self) -> dict[str, Any] | None:
         if not self._walks:
@@ -151,10 +144,6 @@ class Walker(TaskPart):
             seeds=(self.seed,),
         )
 
-    def error(self, sample: int, offset: int | None) -> str | None:
-        """Say in one sentence that a sample has gone wrong; ``None`` if it has not."""
-        return chain_error(sample, offset)
-
     @property
     def chase(self) -> Chase:
         """The chase of the task."""
@@ -184,7 +173,7 @@ class Nvbandwidth(Walker):
         self.loads = NVBANDWIDTH_LOADS // self.blocks
         self.launches = -(-self.chase.loads // self.loads)
         self.gpu.start_walk(self.chain, 1, warm=self.chain.lines)
-        self.gpu.end_walk()
+        self.gpu.words(4)
 
     def queue(self) -> None:
         stream = self.gpu.stream
@@ -197,8 +186,8 @@ class Nvbandwidth(Walker):
         stream.mark(Mark.END)
 
     def wait(self) -> Walk:
-        wrong_offset = self.gpu.end_walk().wrong_offset
-        return Walk(self.gpu.stream.elapsed_ms() * 1e6, self.launches * self.loads, wrong_offset)
+        walk = self.gpu.end_walk(self.chain, self.launches * self.loads)
+        return replace(walk, elapsed_ns=self.gpu.stream.elapsed_ms() * 1e6)
 
 
 class Loaded(Walker):
@@ -215,7 +204,7 @@ class Loaded(Walker):
         self.gpu.start_loaded_walk(self.chain, loads, warm=self.warm, data=data, load_blocks=self.load_blocks)
 
     def wait(self) -> Walk:
-        return self.gpu.end_loaded_walk()
+        return self.gpu.end_loaded_walk(self.chain, self.chase.loads)
 
 
 MEASURE = {Engine.CHASE: measure}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from egmctl.bench.buffers import Window
-from egmctl.bench.engines.transfer import FlowPart, Move, Mover, Transfer, measure
-from egmctl.gpu.pattern import Check, Difference
+from egmctl.bench.engines.transfer import FlowPart, Mover, Transfer, measure
+from egmctl.gpu.pattern import VECTOR_BYTES, Check, Difference
 from egmctl.gpu.timing import FlowParts, Stream
 from egmctl.model.measurement import Verification
 from egmctl.model.task import Engine
@@ -17,16 +17,17 @@ _BULK_THREADS = 32
 """One of them works: a block needs a warp."""
 
 
-def copy(mover: Mover, move: Move) -> FlowParts:
+def copy(mover: Mover, part: Window, passes: int) -> FlowParts:
     """Split each copy over all the streams."""
     streams = mover.streams
-    unit = -(-move.slot_bytes // len(streams) // _SPLIT_BYTES) * _SPLIT_BYTES
-    edges = [min(move.slot_bytes, unit * number) for number in range(len(streams))] + [move.slot_bytes]
+    destination, source = mover.addresses(part)
+    unit = -(-part.slot_bytes // len(streams) // _SPLIT_BYTES) * _SPLIT_BYTES
+    edges = [min(part.slot_bytes, unit * number) for number in range(len(streams))] + [part.slot_bytes]
 
     def queue(stream: Stream, start: int, end: int) -> None:
-        for number in range(move.passes if end > start else 0):
-            offset = number % move.slots * move.slot_bytes + start
-            stream.copy(move.destination + offset, move.source + offset, end - start)
+        for number in range(passes if end > start else 0):
+            offset = number % part.slots * part.slot_bytes + start
+            stream.copy(destination + offset, source + offset, end - start)
 
     return [
         (stream, partial(queue, stream, start, end))
@@ -34,25 +35,27 @@ def copy(mover: Mover, move: Move) -> FlowParts:
     ]
 
 
-def copy_vectors(mover: Mover, move: Move) -> FlowParts:
+def copy_vectors(mover: Mover, part: Window, passes: int) -> FlowParts:
     """Copy vectors of 16 bytes: ``kernels/copy.cu``."""
-    return mover.by_kernel("copy_vectors", move.destination, move.source, move.vectors, move.passes, move.slots)
+    return mover.by_kernel("copy_vectors", part, part.slot_bytes // VECTOR_BYTES, passes, part.slots)
 
 
-def read_vectors(mover: Mover, move: Move) -> FlowParts:
+def read_vectors(mover: Mover, part: Window, passes: int) -> FlowParts:
     """Read vectors of 16 bytes: ``kernels/copy.cu``."""
     result = mover.result.address
-    return mover.by_kernel("sum_vectors", move.source, move.vectors, move.passes, move.slots, result)
+    return mover.by_kernel("sum_vectors", part, part.slot_bytes // VECTOR_BYTES, passes, part.slots, result)
 
 
-def write_vectors(mover: Mover, move: Move) -> FlowParts:
+def write_vectors(mover: Mover, part: Window, passes: int) -> FlowParts:
     """Write vectors of 16 bytes: ``kernels/pattern.cu``."""
-    return mover.by_kernel("fill_pattern", move.destination, move.vectors, move.seed, move.passes, move.slots)
+    return mover.by_kernel(
+        "fill_pattern", part, part.slot_bytes // VECTOR_BYTES, mover.expected(part).own_seed, passes, part.slots
+    )
 
 
-def copy_bulk(mover: Mover, move: Move) -> FlowParts:
+def copy_bulk(mover: Mover, part: Window, passes: int) -> FlowParts:
     """Copy chunks of 16 KiB, six of them under way in each block: ``kernels/bulk.cu``."""
-    arguments = (move.destination, move.source, move.vectors, move.passes, move.slots)
+    arguments = (part, part.slot_bytes // VECTOR_BYTES, passes, part.slots)
     # One block on each multiprocessor: its chunks under way take almost half of the shared memory.
     return mover.by_kernel("copy_bulk", *arguments, blocks=1, threads=_BULK_THREADS)
 

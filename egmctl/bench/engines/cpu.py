@@ -12,28 +12,26 @@ from egmctl.bench.buffers import buffers_of
 from egmctl.bench.engines.chase import WARM_UP_LOADS
 from egmctl.bench.outcomes import failure
 from egmctl.bench.processes.context import WorkerContext
-from egmctl.bench.results import bandwidth_gb_s, chain_error, of_latency, summarize
+from egmctl.bench.results import bandwidth_gb_s, chain_error, mismatch_of, of_latency, summarize
 from egmctl.errors import DriverCallError
 from egmctl.facts.host import NoCpus, cpus_of
 from egmctl.gpu.cpu_threads import CpuThreads, CpuWalk, words_of
 from egmctl.gpu.memory import Memory
+from egmctl.gpu.pattern import Difference
 from egmctl.model.finding import WaiverKind
 from egmctl.model.measurement import (
-    Endpoint,
-    Engine,
     Measurement,
-    MemoryKind,
     Mismatch,
     Phase,
-    Placement,
     Sample,
     Settings,
     Status,
-    Task,
     Verification,
     finish,
     waived,
 )
+from egmctl.model.route import MemoryKind
+from egmctl.model.task import Engine, Task
 
 WARM_UP_PASSES = 2
 _WORD = 0x9E3779B97F4A7C15
@@ -67,20 +65,12 @@ def _measured(engine: type[Passes | Walks], worker: WorkerContext, task: Task, s
     (buffer,) = buffers_of([task])
     with closing(engine(worker, task, worker.destination(buffer), cpus)) as work:
         placements = worker.placements((buffer,))
-        if (outcome := misplaced(task, end, placements)) is not None:
-            return outcome
+        if end.memory is MemoryKind.GPU_NUMA and not (placements and all(placement.right for placement in placements)):
+            details = "; ".join(placement.detail for placement in placements) or "location unknown"
+            reason = f"its pages are not shown to be in {end.label}'s memory: {details}"
+            return waived(task, WaiverKind.NO_NUMA_MEMORY, reason)
         samples = tuple(work.sample(number) for number in range(settings.samples))
     return replace(work.conclude(samples), concurrent=1, placements=placements)
-
-
-def misplaced(task: Task, end: Endpoint, placements: Sequence[Placement]) -> Measurement | None:
-    """Return the outcome of a task on a GPU's memory whose pages are not shown to be there; ``None`` of others."""
-    if end.memory is not MemoryKind.GPU_NUMA or (placements and all(placement.right for placement in placements)):
-        return None
-    not_shown = f"not shown to be in {end.label}'s memory"
-    details = "; ".join(placement.detail for placement in placements)
-    reason = f"its pages are {not_shown}: {details}" if details else f"location of its pages unknown: {not_shown}"
-    return waived(task, WaiverKind.NO_NUMA_MEMORY, reason)
 
 
 class Passes:
@@ -135,13 +125,7 @@ class Passes:
         wrong = (self._words != word).nonzero()[0]
         # Nothing is wrong any more if only the reading went wrong.
         first = int(wrong[0]) if len(wrong) else 0
-        return Mismatch(
-            sample=sample,
-            words=len(wrong),
-            first_offset_bytes=8 * first,
-            expected=f"{word:#018x}",
-            found=f"{int(self._words[first]):#018x}",
-        )
+        return mismatch_of(Difference(len(wrong), 8 * first, word, int(self._words[first])), sample, 0)
 
 
 class Walks:

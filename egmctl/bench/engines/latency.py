@@ -11,7 +11,8 @@ from egmctl.bench.buffers import assign
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.processes.collective import CollectiveStep, Item, ResourceScope, resource_scopes, with_evidence
 from egmctl.gpu.chase import Reader
-from egmctl.model.measurement import Flow, Measurement, Phase, Sample, Settings, Task
+from egmctl.model.measurement import Measurement, Phase, Sample, Settings
+from egmctl.model.task import Flow, Task
 
 if TYPE_CHECKING:
     from egmctl.bench.processes.context import WorkerContext

@@ -13,23 +13,14 @@ from dataclasses import astuple
 
 from egmctl.bench.processes.collective import CollectiveStep, Item, ResourceScope, close_all, resource_scopes
 from egmctl.bench.processes.context import WorkerContext
-from egmctl.bench.results import mismatch_of, summarize
+from egmctl.bench.results import mismatch_of, stages
 from egmctl.gpu.context import timed
 from egmctl.gpu.handles import ImportedMemory, SharedMemory
 from egmctl.gpu.memory import Memory
 from egmctl.gpu.pattern import Difference, Region, poison
 from egmctl.gpu.timing import Stream
-from egmctl.model.measurement import (
-    Engine,
-    Measurement,
-    Phase,
-    Settings,
-    Stage,
-    Status,
-    Task,
-    Verification,
-    finish,
-)
+from egmctl.model.measurement import Measurement, Phase, Settings, Status, Verification, finish
+from egmctl.model.task import Engine, Task
 
 LIVES = 20
 """Timed lives of each task: enough for percentiles."""
@@ -66,17 +57,12 @@ def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings, le
         or finish(
             task,
             Status.OK,
-            stages=_stages(life[WARM_UP_LIVES:]),
+            stages=stages(STAGES, life[WARM_UP_LIVES:]),
             verification=Verification.GPU_EVERY_SAMPLE,
             seeds=(seeds[-1],),
         )
         for task, outcome, life in zip(tasks, collective.outcomes, lives, strict=True)
     ]
-
-
-def _stages(lives: Sequence[dict[str, float]]) -> tuple[Stage, ...]:
-    names = [name for name in STAGES if name in lives[0]]
-    return tuple(Stage(name=name, ms=summarize([stages_ms[name] for stages_ms in lives])) for name in names)
 
 
 def _live(collective: CollectiveStep, worker: WorkerContext, seed: int) -> list[dict[str, float]]:

@@ -12,16 +12,18 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from egmctl.bench.engine import ENGINES
 from egmctl.bench.engines.latency import TaskPart, measure
 from egmctl.bench.outcomes import FAILURES
 from egmctl.bench.processes.collective import CollectiveStep, Item, ResourceScope, close_all
 from egmctl.bench.results import of_latency, round_trips
-from egmctl.gpu.chase import Reader, clear_flag
+from egmctl.gpu.chase import FLAG_BYTES, clear
 from egmctl.gpu.context import ms_since, possible_ms
 from egmctl.gpu.handles import ImportedEvent, ImportedMemory, SharedEvent, SharedMemory
 from egmctl.gpu.timing import Stream
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.measurement import Engine, Measurement, Sample
+from egmctl.model.measurement import Measurement, Sample
+from egmctl.model.task import Engine
 
 if TYPE_CHECKING:
     from egmctl.bench.processes.context import WorkerContext
@@ -83,11 +85,11 @@ class Pair(TaskPart):
             return None
         if not self.serves:
             return {}
-        return to_json(self.summed_up(round_trips(laps_ns[WARM_UP_LAPS:], ms_since(self.started))))
-
-    def summed_up(self, sample: Sample) -> Sample:
-        """Return a sample with the latency that stands for its laps: their mean."""
-        return sample
+        sample = round_trips(laps_ns[WARM_UP_LAPS:], ms_since(self.started))
+        if ENGINES[self.task.engine].timed_by_host:
+            # The host takes a process off its CPU now and then, for longer than a hundred laps take.
+            sample = replace(sample, latency_ns=sample.p50_ns)
+        return to_json(sample)
 
     def keep(self, items: Sequence[Item]) -> None:
         sides = [items[number].data for number in (self.serving, self.answering)] if items else [None]
@@ -112,11 +114,9 @@ class Flags(Pair):
     """
 
     def make(self) -> Item:
-        self._sides = [number for number, flow in enumerate(self.flows) if self.collective.issues(flow)]
-        self._readers: dict[int, Reader] = {}
+        flows = enumerate(self.flows)
+        self._readers = {side: self.reader(flow) for side, flow in flows if self.collective.issues(flow)}
         self._made: SharedMemory | None = None
-        for side in self._sides:
-            self._readers[side] = self.reader(self.flows[side])
         end = next((flow.destination for flow in self.flows if self.collective.owns(flow.destination)), None)
         if end is None or self._alone:
             return Item(None)
@@ -147,23 +147,21 @@ class Flags(Pair):
 
     def ready(self) -> None:
         """Clear the flags, before either side begins."""
-        for side in reversed(self._sides):
-            clear_flag(self._readers[side].stream, self._flags[1 - side])
+        for side, reader in reversed(self._readers.items()):
+            clear(reader.stream, self._flags[1 - side], FLAG_BYTES)
 
     def start(self) -> None:
         super().start()
-        for side in reversed(self._sides):
-            poll, send = self._flags[1 - side], self._flags[side]
-            self._readers[side].start_laps(poll, send, self.laps, serves=side == 0)
+        for side, reader in reversed(self._readers.items()):
+            reader.start_laps(self._flags[1 - side], self._flags[side], self.laps, serves=side == 0)
 
     def run(self) -> Sequence[float] | None:
-        laps_by_side = {side: self._readers[side].end_laps(self.laps) for side in self._sides}
-        if any(laps.expired for laps in laps_by_side.values()):
+        laps_ns = {side: reader.end_laps(self.laps) for side, reader in self._readers.items()}
+        if any(len(each) < self.laps for each in laps_ns.values()):
             return None
-        if 0 not in laps_by_side:
-            return ()
-        possible_ms("the kernel ping_pong", sum(laps_by_side[0].laps_ns) / 1e6)
-        return laps_by_side[0].laps_ns
+        if 0 in laps_ns:
+            possible_ms("the kernel ping_pong", sum(laps_ns[0]) / 1e6)
+        return laps_ns.get(0, ())
 
     @property
     def _alone(self) -> bool:
@@ -217,10 +215,6 @@ class Messages(Pair):
             # It is silent or gone; why, it says in the exchange, or whoever started it does.
             return None
         return laps_ns
-
-    def summed_up(self, sample: Sample) -> Sample:
-        # The host takes a process off its CPU now and then, for longer than a hundred laps take.
-        return replace(sample, latency_ns=sample.p50_ns)
 
     def begin(self) -> None:
         """Do what comes before the message, on the side that serves."""

@@ -11,33 +11,22 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from egmctl.bench.buffers import Window, assign, window
+from egmctl.bench.buffers import Buffer, Window, assign, window
 from egmctl.bench.case import End
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.outcomes import EXPIRED_LIMIT, GateExpired
-from egmctl.bench.processes import collective as evidence
-from egmctl.bench.processes.collective import CollectiveStep, Item, OpenBuffers, open_buffers
+from egmctl.bench.processes.collective import CollectiveStep, Item, OpenBuffers, open_buffers, with_evidence
 from egmctl.bench.results import bandwidth_sample, mismatch_of, of_bandwidth
 from egmctl.gpu.context import ms_since
-from egmctl.gpu.pattern import VECTOR_BYTES, Check, Difference, Region, poison
+from egmctl.gpu.pattern import Check, Difference, Region, poison
 from egmctl.gpu.timing import FlowParts, Gate, GatedWork, Stream
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.measurement import (
-    BufferCost,
-    Flow,
-    Measurement,
-    Mismatch,
-    Phase,
-    Placement,
-    Sample,
-    Settings,
-    Task,
-    Verification,
-)
+from egmctl.model.measurement import BufferCost, Measurement, Mismatch, Phase, Placement, Sample, Settings, Verification
+from egmctl.model.task import Endpoint, Flow, Task
 
 if TYPE_CHECKING:
     from egmctl.bench.processes.context import AllocatedBuffer, WorkerContext
@@ -57,45 +46,20 @@ SPIN_S = 0.0005
 """A sleeping process wakes up this much too late at most, as a rule: the rest of the time it looks at the clock."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
-    """The bytes that one flow moves in one sample: pass p moves slot p % slots; slots are neighbours in memory."""
-
-    source: int
-    destination: int
-    """Addresses of the first slots; 0 at an end without memory."""
-    slot_bytes: int
-    slots: int
-    passes: int
-    seed: int
-    """The seed of the bytes' pattern, from the first slot on."""
-
-    @property
-    def vectors(self) -> int:
-        """The vectors of a slot, as kernels count."""
-        return self.slot_bytes // VECTOR_BYTES
-
-
+@dataclass(eq=False)
 class OwnBuffer:
-    """Memory of this process at one end of a flow.
+    """Memory of this process at one end of a flow."""
 
-    Parameters
-    ----------
-    stream
-        Of the GPU that fills the memory and looks at it.
-    seed
-        Of what is moved from or to it.
-    """
-
-    def __init__(self, worker: WorkerContext, held: AllocatedBuffer, stream: Stream, seed: int) -> None:
-        self.worker = worker
-        self.held = held
-        self.stream = stream
-        self._seed = seed
+    worker: WorkerContext
+    held: AllocatedBuffer
+    stream: Stream
+    """A stream of the GPU that fills the memory and looks at it."""
+    seed: int
+    """The seed of what is moved from or to it."""
 
     def region(self, part: Window) -> Region:
         """Return a window of the memory with what is in it, or is to be."""
-        return _region(self.held.memory, part, self._seed)
+        return _region(self.held.memory, part, self.seed)
 
     def fill(self, part: Window) -> None:
         """Write the pattern into a source as far as a window reaches, beyond what is filled already."""
@@ -128,89 +92,67 @@ class OwnBuffer:
         return self.worker.pattern.check(self.stream, self.region(part))
 
 
+@dataclass(eq=False)
 class Mover:
-    """The part of a flow in the process that issues its work: it moves the bytes.
+    """The part of a flow in the process that issues its work: it moves the bytes."""
 
-    Parameters
-    ----------
-    source, destination
-        Memory that its GPU reaches; ``None`` at an end without memory.
-    seed
-        Of what is moved.
-    streams
-        Of the GPU that issues the work, for this flow alone: as many as the task has.
-    share
-        How many kernels work on that GPU at the same time: each gets its part of the blocks, so that all run at once.
-    """
-
-    def __init__(
-        self,
-        worker: WorkerContext,
-        task: Task,
-        flow: Flow,
-        ends: tuple[Memory | None, Memory | None],
-        *,
-        seed: int,
-        streams: Sequence[Stream],
-        share: int,
-    ) -> None:
-        self.worker = worker
-        self.streams = streams
-        self._task = task
-        self._flow = flow
-        self._source, self._destination = ends
-        self._seed = seed
-        self._share = share
+    worker: WorkerContext
+    task: Task
+    flow: Flow
+    source: Memory | None
+    """Memory that its GPU reaches; ``None`` at an end without memory."""
+    destination: Memory | None
+    seed: int
+    """The seed of what is moved."""
+    streams: Sequence[Stream]
+    """Streams of the GPU that issues the work, for this flow alone: as many as the task has."""
+    share: int
+    """How many kernels work on that GPU at the same time: each gets its part of the blocks, so that all run at once."""
 
     @property
     def ungated(self) -> str | None:
         """Why queueing the work may take until it is done, so that a gate would never be opened; ``None`` if not."""
-        blocks_on_pageable = ENGINES[self._task.engine].blocks_on_pageable
-        memories = (self._source, self._destination)
-        if blocks_on_pageable and any(memory.pageable for memory in memories if memory is not None):
-            return "copies of pageable memory block the host until they are done"
-        # cuMemcpyAsync is then "fully synchronous with respect to the host" (CUDA driver API, "API synchronization
-        # behavior"), pinned or not.
-        if blocks_on_pageable and self._flow.through_gpu:
-            return "copies from host memory to host memory block the host until they are done"
+        if ENGINES[self.task.engine].blocks_on_pageable:
+            if any(memory is not None and memory.pageable for memory in (self.source, self.destination)):
+                return "copies of pageable memory block the host until they are done"
+            # cuMemcpyAsync is then "fully synchronous with respect to the host" (CUDA driver API, "API synchronization
+            # behavior"), pinned or not.
+            if self.flow.through_gpu:
+                return "copies from host memory to host memory block the host until they are done"
         # That the driver never waits for a staged copy with the host is not documented.
-        return "copies that are staged may block the host until they are done" if self._flow.route.staged else None
+        return "copies that are staged may block the host until they are done" if self.flow.route.staged else None
 
     @cached_property
     def result(self) -> Result:
         """Words in the GPU's memory that a kernel leaves its result in."""
         return self.worker.results.take(self.streams[0])
 
-    def move(self, part: Window, passes: int) -> Move:
-        """Return what one sample moves."""
-        return Move(
-            source=self._source.address + part.offset_bytes if self._source else 0,
-            destination=self._destination.address + part.offset_bytes if self._destination else 0,
-            slot_bytes=part.slot_bytes,
-            slots=part.slots,
-            passes=passes,
-            seed=self.expected(part).own_seed,
-        )
+    def addresses(self, part: Window) -> list[int]:
+        """Return where a window begins, in the destination and in the source, without an end that has no memory."""
+        memories = (self.destination, self.source)
+        return [memory.address + part.offset_bytes for memory in memories if memory is not None]
 
-    def by_kernel(self, name: str, *arguments: int, blocks: int = BLOCKS, threads: int = THREADS) -> FlowParts:
-        """Return the work of a flow that one launch of a kernel does.
+    def by_kernel(
+        self, name: str, part: Window, *arguments: int, blocks: int = BLOCKS, threads: int = THREADS
+    ) -> FlowParts:
+        """Return the work of a flow that one launch of a kernel does, whose first arguments are :meth:`addresses`.
 
         Its blocks are those of the task, or so many on its share of each multiprocessor. The GPU gives a block to the
         multiprocessor that has the least to do, so blocks that are no more than its multiprocessors have one each.
         """
         stream = self.streams[0]
         multiprocessors = stream.context.multiprocessors
-        grid = max(1, blocks * multiprocessors // self._share)
-        if self._task.point.sms is not None:
-            grid = self._task.point.sms or multiprocessors
+        grid = max(1, blocks * multiprocessors // self.share)
+        if self.task.point.sms is not None:
+            grid = self.task.point.sms or multiprocessors
         launch = self.worker.kernels[stream.context.bus_id].launch
-        return [(stream, partial(launch, name, stream.handle, grid, threads, *arguments))]
+        return [(stream, partial(launch, name, stream.handle, grid, threads, *self.addresses(part), *arguments))]
 
     def expected(self, part: Window) -> Region:
         """Return the part of a buffer at one end with what is in it, or will be."""
-        memory = self._source or self._destination
+        memory = self.source or self.destination
         assert memory is not None  # noqa: S101 - an engine carries bytes of one end at least
-        return _region(memory, part, self._seed)
+        return _region(memory, part, self.seed)
 
 
 @dataclass
@@ -245,8 +187,8 @@ def compare_destination(flow: FlowPart, part: Window, passes: int) -> Check | No
 class Transfer:
     """One engine: it moves the bytes of flows by work that is queued on streams behind a gate, and verifies them."""
 
-    launch: Callable[[Mover, Move], FlowParts]
-    """Returns the work of one flow: each part's stream, and what queues its operations there and returns."""
+    launch: Callable[[Mover, Window, int], FlowParts]
+    """Returns the work of one flow in so many passes: each part's stream, and what queues its operations there."""
     prepare: Callable[[FlowPart, Window], None] = poison_destination
     """Begins to make sure, before each sample, that its result is not there already."""
     check: Callable[[FlowPart, Window, int], Check | None] = compare_destination
@@ -292,13 +234,8 @@ def measure(transfer: Transfer, worker: WorkerContext, tasks: Sequence[Task], se
         # Whatever waits behind a closed gate can be neither finished nor freed.
         gate.open()
         raise
-    gathered = collective.do(
-        lambda place: parts[place].told() | {"seen": evidence.told(watch, worker), "gating": gate.how}
-    )
-    return [
-        outcome or part.conclude(items)
-        for part, outcome, items in zip(parts, collective.outcomes, gathered, strict=True)
-    ]
+    gathered = collective.do(lambda place: parts[place].told() | {"gating": gate.how})
+    return with_evidence(collective, worker, watch, lambda place: parts[place].conclude(gathered[place]))
 
 
 def _timed(
@@ -310,51 +247,44 @@ def _timed(
         with phase(Phase.VERIFYING):
             collective.do(lambda place: parts[place].synchronize(), begin=lambda place: parts[place].poison(number))
         with phase(Phase.MEASURING):
-            work = _HeldWork(collective, parts, gate)
-            queued = collective.do_at_once(lambda places, work=work: work.queue(places, number))  # type: ignore[misc]
-            run = partial(work.run, start_s=_start_s(collective, queued), last=attempt == EXPIRED_LIMIT - 1)
-            timed = collective.do_at_once(run)
+            work = GatedParts(gate, parts)
+            queued = collective.do_at_once(partial(work.queue, number))
+            last = attempt == EXPIRED_LIMIT - 1
+            timed = collective.do_at_once(partial(work.run, _start_s(collective, queued), last))
         if not any(item.data and item.data["expired"] for items in timed for item in items):
             break
     return timed
 
 
-class _HeldWork:
+class GatedParts:
     """All that this process issues in one sample, behind its gate."""
 
-    def __init__(self, collective: CollectiveStep, parts: Sequence[TransferPart], gate: Gate) -> None:
-        self._collective = collective
-        self._parts = parts
+    def __init__(self, gate: Gate, parts: Sequence[TransferPart]) -> None:
         self._gate = gate
+        self._parts = parts
         self._places: list[int] = []
-        self._held: GatedWork | None = None
+        self._work: GatedWork | None = None
 
-    def queue(self, places: Sequence[int], number: int) -> dict[int, float]:
+    def queue(self, number: int, places: Sequence[int]) -> dict[int, float]:
         """Queue the work of tasks; return when that was done."""
         self._places = [place for place in places if self._parts[place].movers]
-        groups = [self._parts[place].work(number) for place in self._places]
-        self._held = GatedWork(self._gate, groups) if groups else None
+        if self._places:
+            self._work = GatedWork(self._gate, [self._parts[place].work(number) for place in self._places])
         return dict.fromkeys(places, time.perf_counter())
 
-    def run(self, places: Sequence[int], *, start_s: float | None, last: bool) -> dict[int, dict[str, Any]]:
+    def run(self, start_s: float | None, last: bool, places: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Open the gate, on one node at the agreed time; return the times of the flows that this process issues."""
-        if self._held is None:
+        if self._work is None:
             return {}
         if start_s is not None and any(self._parts[place].on_one_node for place in self._places):
             _wait_until(start_s)
         # Also what has ended meanwhile: it waits behind the gate.
-        timings = self._held.run()
-        if last and any(timing.expired for timing in timings):
+        timings = dict(zip(self._places, self._work.run(), strict=True))
+        if last and any(timing.expired for timing in timings.values()):
             raise GateExpired
         return {
-            place: {
-                "flows_ms": list(zip(self._parts[place].movers, timing.flows_ms, strict=True)),
-                "opened_s": timing.opened_s,
-                "elapsed_ms": timing.elapsed_ms,
-                "wall_ms": timing.wall_ms,
-                "expired": timing.expired,
-            }
-            for place, timing in zip(self._places, timings, strict=True)
+            place: asdict(timing) | {"flows": list(self._parts[place].movers)}
+            for place, timing in timings.items()
             if place in places
         }
 
@@ -423,26 +353,25 @@ class TransferPart:
 
     def get_ready(self, opened: OpenBuffers, sharing: Mapping[tuple[int | None, str | None], int]) -> None:
         """Put together what fills, moves and looks at the bytes of each flow."""
-        worker, owns = self._worker, self._collective.owns
+        worker = self._worker
         self._opened = opened
         for number, (flow, buffers) in enumerate(zip(self.task.flows, self._buffers, strict=True)):
             seed = opened.seeds[self._place, number, End.DESTINATION if buffers.source is None else End.SOURCE]
-            part = FlowPart(number, seed)
-            if buffers.source is not None and owns(flow.source):
-                part.source = OwnBuffer(worker, worker.held(buffers.source), worker.near(flow.source, flow), seed)
-            if buffers.destination is not None and owns(flow.destination):
-                held = worker.held(buffers.destination)
-                part.destination = OwnBuffer(worker, held, worker.near(flow.destination, flow), seed)
+            ends = (flow.source, buffers.source), (flow.destination, buffers.destination)
+            own_source, own_destination = (self._own(flow, end, buffer, seed) for end, buffer in ends)
+            part = FlowPart(number, seed, own_source, own_destination)
             if self._collective.issues(flow):
-                source, destination = (
-                    None if buffer is None else worker.held(buffer).memory
-                    for buffer in (buffers.source, buffers.destination)
-                )
+                source, destination = (None if buffer is None else worker.held(buffer).memory for _, buffer in ends)
                 share = sharing.get((flow.initiator_rank, flow.initiator), 1)
-                ends, streams = (source, destination), self._streams[number]
-                part.mover = Mover(worker, self.task, flow, ends, seed=seed, streams=streams, share=share)
+                streams = self._streams[number]
+                part.mover = Mover(worker, self.task, flow, source, destination, seed, streams, share)
                 self.movers[number] = part.mover
             self._flows.append(part)
+
+    def _own(self, flow: Flow, end: Endpoint, buffer: Buffer | None, seed: int) -> OwnBuffer | None:
+        if buffer is None or not self._collective.owns(end):
+            return None
+        return OwnBuffer(self._worker, self._worker.held(buffer), self._worker.near(end, flow), seed)
 
     def fill(self) -> None:
         """Fill the sources for the warm-up, and write new destinations for the first time."""
@@ -457,7 +386,7 @@ class TransferPart:
         """Begin to move everything a few times."""
         part = window(self.task.size_bytes, WARM_UP_PASSES, 0)
         for mover in self.movers.values():
-            for stream, operation in self._transfer.launch(mover, mover.move(part, WARM_UP_PASSES)):
+            for stream, operation in self._transfer.launch(mover, part, WARM_UP_PASSES):
                 stream.context.make_current()
                 operation()
 
@@ -478,7 +407,7 @@ class TransferPart:
     def work(self, number: int) -> list[FlowParts]:
         """Return the work of one sample, by flow."""
         part, passes = self._window(number), self.task.copies
-        return [self._transfer.launch(mover, mover.move(part, passes)) for mover in self.movers.values()]
+        return [self._transfer.launch(mover, part, passes) for mover in self.movers.values()]
 
     def keep(self, items: Sequence[Item]) -> None:
         """Keep the sample that the flows of all processes make."""
@@ -488,9 +417,11 @@ class TransferPart:
             # One clock: what lies between the first gate's opening and the end of the last flow.
             last_s = max(side["opened_s"] + side["elapsed_ms"] / 1e3 for side in sides)
             elapsed_ms = (last_s - min(side["opened_s"] for side in sides)) * 1e3
-        flows_ms = [ms for _, ms in sorted(tuple(flow) for side in sides for flow in side["flows_ms"])]
+        flows_ms = dict(flow for side in sides for flow in zip(side["flows"], side["flows_ms"], strict=True))
         wall_ms = max(side["wall_ms"] for side in sides)
-        self._samples.append(bandwidth_sample(self.task, elapsed_ms, flows_ms, wall_ms))
+        self._samples.append(
+            bandwidth_sample(self.task, elapsed_ms, [ms for _, ms in sorted(flows_ms.items())], wall_ms)
+        )
 
     def begin_checks(self, number: int) -> None:
         """Begin to look at what the destinations of this process hold, and at what it has kept of what it read."""
@@ -533,7 +464,6 @@ class TransferPart:
             seeds=tuple(flow.seed for flow in self._flows),
             costs=tuple(from_json(BufferCost, cost) for side in data for cost in side["costs"]),
             placements=tuple(from_json(Placement, placement) for side in data for placement in side["placements"]),
-            evidence=evidence.gathered(self.task, len(self._samples), self._collective.ranks, items, "seen"),
         )
 
     def _window(self, number: int) -> Window:

@@ -16,37 +16,19 @@ from egmctl.bench.evidence import OVER_NETWORK, network_devices, parse, path_of
 from egmctl.bench.plan.task import SAMPLE_S
 from egmctl.bench.processes.collective import CollectiveStep, Item
 from egmctl.bench.processes.context import WorkerContext
-from egmctl.bench.results import (
-    bandwidth_sample,
-    describe,
-    mismatch_of,
-    of_bandwidth,
-    of_latency,
-    round_trips,
-    summarize,
-)
+from egmctl.bench.results import bandwidth_sample, describe, mismatch_of, of_bandwidth, of_latency, round_trips, stages
 from egmctl.errors import DriverCallError
 from egmctl.gpu.context import Context
-from egmctl.gpu.memory import HostNumaMemory
+from egmctl.gpu.memory import HostNumaMemory, Memory
 from egmctl.gpu.pattern import Difference
+from egmctl.gpu.timing import Stream
 from egmctl.gpu.ucx import Link, NoUcx, RegisteredMemory, RemoteMemory, settings, taken_for
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
-from egmctl.model.measurement import (
-    Engine,
-    Measurement,
-    MemoryKind,
-    Mismatch,
-    Phase,
-    Placement,
-    Sample,
-    Settings,
-    Stage,
-    Task,
-    Verification,
-    waived,
-)
-from egmctl.model.ucx import UcxDevice, UcxProtocol
+from egmctl.model.measurement import Measurement, Mismatch, Phase, Placement, Sample, Settings, Verification, waived
+from egmctl.model.route import MemoryKind
+from egmctl.model.task import Engine, Task
+from egmctl.model.ucx import UcxDevice, UcxPath, UcxProtocol
 
 IN_FLIGHT = 16
 """Messages that are under way at the same time."""
@@ -89,11 +71,11 @@ class Side:
         self._me = collective.exchange.rank
         self._sends = self._me == self._sender
         self._issues = self._me == self._clock
+        self._other = self._receiver if self._sends else self._sender
         self._one_sided = task.engine is not Engine.UCX
         self._link: Link | None = None
         self._registered: RegisteredMemory | None = None
         self._remote: RemoteMemory | None = None
-        ((self._buffers,),) = assign([task])
         self._destination: OwnBuffer | None = None
         self._arrays: list[Any] = []
         self._part = Window(0, 1, task.size_bytes)
@@ -101,10 +83,17 @@ class Side:
     @property
     def _own(self) -> Buffer:
         """This side's buffer."""
-        buffer = self._buffers.source if self._sends else self._buffers.destination
-        if buffer is None:
-            raise ValueError(f"{self.task.case}: messages go from memory to memory")
-        return buffer
+        ((buffers,),) = assign([self.task])
+        source, destination = buffers.there
+        return source if self._sends else destination
+
+    @property
+    def _memory(self) -> Memory:
+        return self._worker.held(self._own).memory
+
+    @property
+    def _stream(self) -> Stream:
+        return self._worker.stream(self._collective.ranks[self._me].bus_id)
 
     @property
     def _over(self) -> bool:
@@ -125,36 +114,27 @@ class Side:
             self._collective.outcomes[0] = waived(self.task, WaiverKind.UNSUPPORTED_ENGINE, missing)
             return
         self._seed = offers[self._sender].data["seed"]
-        self._everywhere(lambda: self._open(offers))
+        keys = self._everywhere(lambda: self._open(offers))
         if self._one_sided:
-            keys = self._everywhere(self._register)
             self._everywhere(lambda: self._unpack(keys))
 
     def _offer(self) -> dict[str, Any] | None:
         """Make the link and the memory; return what the other side connects to, or why UCX cannot be used."""
         if self._me not in (self._sender, self._receiver):
             return None
-        stream = self._worker.stream(self._collective.ranks[self._me].bus_id)
-        stream.context.make_current()
+        context = self._stream.context
+        context.make_current()
         try:
             self._link = Link(self._options if self._issues else {}, one_sided=self._one_sided)
         except NoUcx as error:
             return {"missing": str(error)}
-        self._make_memory(stream.context)
+        self._make_memory(context)
         return {"address": self._link.address.hex(), "seed": self._worker.held(self._own).seed}
-
-    def _register(self) -> dict[str, Any] | None:
-        """Register this side's memory, whichever side reaches the other's."""
-        if self._link is None:
-            return None
-        memory = self._worker.held(self._own).memory
-        self._registered = self._link.register(memory.address, memory.size_bytes)
-        return {"key": self._registered.key.hex(), "address": memory.address}
 
     def _unpack(self, keys: Sequence[Item]) -> None:
         """Take the key to the other side's memory, if this is the one that puts or gets."""
         if self._link is not None and self._issues:
-            other = keys[self._receiver if self._sends else self._sender].data
+            other = keys[self._other].data
             self._remote = self._link.remote(bytes.fromhex(other["key"]), other["address"])
 
     def _make_memory(self, context: Context) -> None:
@@ -168,20 +148,24 @@ class Side:
             self._worker.adopt(self._own, memory, self._worker.new_seed())
             context.make_current()
 
-    def _open(self, offers: Sequence[Item]) -> None:
+    def _open(self, offers: Sequence[Item]) -> dict[str, Any] | None:
+        """Connect to the other side, and prepare this one's memory; return its key, where it is put or got."""
         if self._link is None:
-            return
-        self._link.connect(bytes.fromhex(offers[self._receiver if self._sends else self._sender].data["address"]))
+            return None
+        self._link.connect(bytes.fromhex(offers[self._other].data["address"]))
         held = self._worker.held(self._own)
-        stream = self._worker.stream(self._collective.ranks[self._me].bus_id)
-        own = OwnBuffer(self._worker, held, stream, self._seed)
+        own = OwnBuffer(self._worker, held, self._stream, self._seed)
         if self._sends:
             # Of a round trip both ends are written: the one that sends first may have received in the task before.
             held.filled_bytes = 0
             own.fill(Window(0, 1, held.memory.size_bytes))
         else:
             self._destination = own
-        stream.synchronize()
+        self._stream.synchronize()
+        if not self._one_sided:
+            return None
+        self._registered = self._link.register(held.memory.address, held.memory.size_bytes)
+        return {"key": self._registered.key.hex(), "address": held.memory.address}
 
     def warm_up(self) -> None:
         """Move a little, and settle how many messages make a sample."""
@@ -240,13 +224,12 @@ class Side:
         )
         route = replace(self._flow.route, ucx=path.route)
         task = replace(self.task, flows=(replace(self._flow, route=route),))
-        placements = (placement for rank_data in data for placement in rank_data["placements"])
         more: dict[str, Any] = {
             "ucx": path,
-            "placements": tuple(from_json(Placement, placement) for placement in placements),
+            "placements": tuple(from_json(Placement, each) for rank_data in data for each in rank_data["placements"]),
             "verification": Verification.GPU_EVERY_SAMPLE,
             "seeds": (self._seed,),
-            "stages": _stages([rank_data["stages_ms"] for rank_data in data]),
+            "stages": stages(_STAGES, [rank_data["stages_ms"] for rank_data in data]),
         }
         if chase is None:
             return of_bandwidth(task, self._samples, self._mismatch, **more)
@@ -258,14 +241,13 @@ class Side:
         link = self._link
         if link is None:
             return None
-        known = {
-            "version": link.version,
-            "components": link.components,
-            "devices": network_devices(link.devices),
-            "settings": settings(),
-        }
+        version, components, devices = link.version, link.components, network_devices(link.devices)
         protocols = parse(self.close(), self._me)
-        return known | {
+        return {
+            "version": version,
+            "components": components,
+            "devices": devices,
+            "settings": settings(),
             "stages_ms": link.stages_ms,
             "protocols": [to_json(protocol) for protocol in protocols],
             "placements": [to_json(placement) for placement in self._worker.placements([self._own])],
@@ -296,7 +278,7 @@ class Side:
         if self._destination is not None:
             self._destination.poison(part)
             self._destination.stream.synchronize()
-        start = self._worker.held(self._own).memory.address + part.offset_bytes
+        start = self._memory.address + part.offset_bytes
         self._part = part
         self._arrays = [
             self._link.buffer(start + slot * part.slot_bytes, part.slot_bytes, on_gpu=end.memory is MemoryKind.DEVICE)
@@ -342,7 +324,7 @@ class Side:
 
     def _all_of(self, link: Link, remote: RemoteMemory, count: int) -> float:
         begin = remote.put if self._sends else remote.get
-        own = self._worker.held(self._own).memory.address
+        own = self._memory.address
         started = time.perf_counter()
         under_way: list[Any] = []
         try:
@@ -391,13 +373,7 @@ class Side:
 
 
 _STAGES = ("register", "pack", "unpack", "deregister")
-
-
-def _stages(ranks_ms: Sequence[Mapping[str, float]]) -> tuple[Stage, ...]:
-    """Return what registering cost, of both sides' memory; UCX registers what it knows already at no cost."""
-    costs = {name: [stages_ms[name] for stages_ms in ranks_ms if name in stages_ms] for name in _STAGES}
-    return tuple(Stage(name=name, ms=summarize(ms)) for name, ms in costs.items() if ms)
-
+"""Of both sides' memory; UCX registers what it knows already at no cost."""
 
 BY_DEVICE_BYTES = 64 << 20
 """Messages from this size on are measured by each network device too."""
@@ -408,8 +384,10 @@ def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) ->
     measurements = []
     for task in tasks:
         measurement, devices = _measure(worker, task, settings.samples)
-        if len(devices) > 1 and _tells_devices_apart(measurement):
-            measurement = _with_devices(worker, task, devices, measurement)
+        path = measurement.ucx
+        if path is not None and len(devices) > 1 and _tells_devices_apart(measurement, path):
+            path = replace(path, devices=tuple(_by_device(worker, task, name) for name in devices))
+            measurement = replace(measurement, ucx=path)
         measurements.append(measurement)
     return measurements
 
@@ -433,34 +411,23 @@ def _measure(
             side.close()
 
 
-def _tells_devices_apart(measurement: Measurement) -> bool:
+def _tells_devices_apart(measurement: Measurement, path: UcxPath) -> bool:
     """Say whether messages are measured by each network device too: large ones, between memory of one kind."""
     source, destination = measurement.flows[0].source, measurement.flows[0].destination
     return (
-        measurement.ucx is not None
-        and measurement.ucx.route in OVER_NETWORK
+        path.route in OVER_NETWORK
         and measurement.bandwidth_gb_s is not None
         and measurement.size_bytes >= BY_DEVICE_BYTES
         and source.memory is destination.memory
     )
 
 
-def _with_devices(worker: WorkerContext, task: Task, names: Sequence[str], measurement: Measurement) -> Measurement:
-    """Return a measurement with what one sample reaches by each network device of the sender alone."""
-    devices = []
-    for name in names:
-        by_it, _ = _measure(worker, task, 1, {"NET_DEVICES": name})
-        reached = by_it.bandwidth_gb_s
-        devices.append(
-            UcxDevice(
-                name=name,
-                bandwidth_gb_s=reached.median if reached else None,
-                reason=by_it.reason,
-                transports=by_it.ucx.transports if by_it.ucx else (),
-            )
-        )
-    assert measurement.ucx is not None  # noqa: S101 - _tells_devices_apart has seen to it
-    return replace(measurement, ucx=replace(measurement.ucx, devices=tuple(devices)))
+def _by_device(worker: WorkerContext, task: Task, name: str) -> UcxDevice:
+    """Return what one sample reaches by one network device of the sender alone."""
+    measurement, _ = _measure(worker, task, 1, {"NET_DEVICES": name})
+    reached, path = measurement.bandwidth_gb_s, measurement.ucx
+    transports = path.transports if path else ()
+    return UcxDevice(name, reached.median if reached else None, measurement.reason, transports)
 
 
 MEASURE = {Engine.UCX: measure, Engine.UCX_PUT: measure, Engine.UCX_GET: measure}

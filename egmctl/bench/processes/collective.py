@@ -18,9 +18,9 @@ from egmctl.driver.signatures import cause_of
 from egmctl.errors import DriverCallError, DriverTooOld
 from egmctl.facts.host import NoPages, page_sizes
 from egmctl.gpu.context import ImpossibleTime, ReleaseStack
-from egmctl.gpu.counters import Traffic
 from egmctl.gpu.handles import ImportedMemory
 from egmctl.gpu.program import NoKernels
+from egmctl.gpu.telemetry import Traffic
 from egmctl.launch import Channel
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
@@ -459,14 +459,12 @@ def told(watch: Watch, worker: WorkerContext) -> dict[str, Any]:
     }
 
 
-def gathered(
-    task: Task, samples: int, ranks: Sequence[Rank], items: Sequence[Item], key: str | None = None
-) -> Evidence:
-    """Return what ranks have told (:func:`told`; under a key, if there is one) of the GPUs of a task.
+def gathered(task: Task, samples: int, ranks: Sequence[Rank], items: Sequence[Item]) -> Evidence:
+    """Return what ranks have told (:func:`told`) of the GPUs of a task.
 
     The route is confirmed by link counters on one node only: GPUs of several nodes may have the same bus id.
     """
-    parts = [item.data[key] if key else item.data for item in items]
+    parts = [item.data for item in items]
     gpus = [
         replace(gpu, label=ranks[number].label) if ranks else gpu
         for number, part in enumerate(parts)

@@ -28,7 +28,6 @@ from egmctl.gpu.memory import (
     HostNumaPoolMemory,
     ManagedMemory,
     Memory,
-    Pages,
     PinnedMemory,
     PinnedWords,
     SystemMemory,
@@ -329,11 +328,10 @@ def _registered(memory: MemoryKind, node: Node, size_bytes: int, context: Contex
     NoPages
         If the kernel has no such pages.
     """
-    pages = Pages(transparent=memory is MemoryKind.THP)
-    if memory is MemoryKind.HUGETLB:
-        pages = Pages(hugetlb_bytes=huge_page_bytes(node.id, size_bytes))
+    page_bytes = huge_page_bytes(node.id, size_bytes) if memory is MemoryKind.HUGETLB else None
+    transparent = memory is MemoryKind.THP
     try:
-        return SystemMemory(node, size_bytes, pages, context)
+        return SystemMemory(node, size_bytes, context, huge_page_bytes=page_bytes, transparent=transparent)
     except OSError as error:
         raise NoPages(f"{format_size(size_bytes)} of {HOST_NAMES[memory]} memory: {error.strerror}") from error
 
