@@ -111,8 +111,10 @@ def _tried(world: World, machine: Machine, nodes: Sequence[Peer]) -> tuple[PeerP
     takes_part = [node.ranks[0] for node in nodes] if several else list(nodes[0].ranks)
     host_of = {rank: node.host for node in nodes for rank in node.ranks}
     probes: list[PeerProbe] = []
-    own = _OwnProcess(gpu if world.rank in takes_part else None)
-    with contextlib.closing(own):
+    with contextlib.ExitStack() as ended:
+        prober = Prober() if gpu and world.rank in takes_part else None
+        if prober:
+            ended.callback(prober.close)
         for owner, importer in _pairs(takes_part):
             for host_memory in (False, True):
                 blank = PeerProbe(
@@ -123,7 +125,7 @@ def _tried(world: World, machine: Machine, nodes: Sequence[Peer]) -> tuple[PeerP
                     host_memory=host_memory,
                     outcome=Outcome.NOT_RUN,
                 )
-                probes.append(_shared(world, own, blank))
+                probes.append(_shared(world, gpu, prober, blank))
     return tuple(probes)
 
 
@@ -138,11 +140,13 @@ def _pairs(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield importer, owner
 
 
-def _shared(world: World, own: _OwnProcess, probe: PeerProbe) -> PeerProbe:
+def _shared(world: World, gpu: Gpu | None, prober: Prober | None, probe: PeerProbe) -> PeerProbe:
     """Have the owner share memory, the importer open it and both compare; every rank is told how it ended."""
     order: Message = {"kind": ProbeKind.FABRIC}
     for rank, do in ((probe.owner, "export"), (probe.importer, "open_exported"), (probe.owner, "verify")):
-        answer = own.ask({**order, "do": do}, host_memory=probe.host_memory) if world.rank == rank else {}
+        answer: Message = {}
+        if world.rank == rank:
+            answer = _asked(gpu, prober, {**order, "do": do}, host_memory=probe.host_memory)
         answer = world.all_gather(answer, GATHER_S)[rank]
         if failed := answer.get("failed"):
             failed.pop("error_name", None)
@@ -151,28 +155,12 @@ def _shared(world: World, own: _OwnProcess, probe: PeerProbe) -> PeerProbe:
     return replace(probe, outcome=Outcome.OK)
 
 
-class _OwnProcess:
-    """This rank's process that probes on its GPU, started anew where it has come to its end."""
-
-    def __init__(self, gpu: Gpu | None) -> None:
-        self._gpu = gpu
-        self._prober = Prober() if gpu else None
-
-    def ask(self, order: Message, *, host_memory: bool) -> Message:
-        """Return the answer of the process to an order, or how it failed."""
-        if self._gpu is None:
-            return {"failed": {"outcome": Outcome.NOT_RUN, "detail": "no GPU of this rank can be used"}}
-        node = self._gpu.host_numa_id if host_memory else None
-        if host_memory and node is None:
-            return {"failed": {"outcome": Outcome.NOT_RUN, "detail": "the GPU's NUMA node is not known"}}
-        prober = self._prober = self._prober or Prober()
-        answer, _ = prober.ask({**order, "gpu": self._gpu.bus_id, "node": node})
-        if prober.is_lost:
-            self.close()
-        return answer
-
-    def close(self) -> None:
-        """End the process."""
-        if self._prober is not None:
-            self._prober.close()
-            self._prober = None
+def _asked(gpu: Gpu | None, prober: Prober | None, order: Message, *, host_memory: bool) -> Message:
+    """Return the answer of this rank's process to an order, or how it failed."""
+    if gpu is None or prober is None:
+        return {"failed": {"outcome": Outcome.NOT_RUN, "detail": "no GPU of this rank can be used"}}
+    node = gpu.host_numa_id if host_memory else None
+    if host_memory and node is None:
+        return {"failed": {"outcome": Outcome.NOT_RUN, "detail": "the GPU's NUMA node is not known"}}
+    answer, _ = prober.ask({**order, "gpu": gpu.bus_id, "node": node})
+    return answer
