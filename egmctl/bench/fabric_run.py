@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import zlib
 from collections.abc import Callable, Sequence
@@ -36,7 +37,7 @@ from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import Gpu, Machine
 from egmctl.model.measurement import HandleKind, RunReport, Settings
 from egmctl.model.ucx import Rank
-from egmctl.mpi.world import World, check, read_told, refusal
+from egmctl.mpi.world import World
 
 GATHER_S = 120.0
 """How long the slowest rank may take to read its facts."""
@@ -149,26 +150,22 @@ def gather_layout(world: World, facts: Callable[[], tuple[Machine, Sequence[Gpu]
     NothingToDo, UsageError
         On every rank: some cannot take part, do not fit together, or a node has too few GPUs.
     """
-    machine: Machine | None = None
-    try:
-        machine, chosen = facts()
-        host = (machine.host.hostname if machine.host else None) or world.host
-        own = rank_info(machine, host, __version__, chosen)
-    except EgmctlError as error:
-        own = RankInfo(host=world.host, tool=__version__, refusal=refusal(world.rank, world.host, error))
-    infos = read_told(RankInfo, world.all_gather(json.dumps(to_json(own)).encode(), GATHER_S))
-    check(info.refusal for info in infos if info.refusal)
+
+    def described(facts: tuple[Machine, Sequence[Gpu]]) -> RankInfo:
+        machine, chosen = facts
+        return rank_info(machine, (machine.host.hostname if machine.host else None) or world.host, __version__, chosen)
+
+    (machine, _), infos = world.share(RankInfo, facts, described, GATHER_S)
     gpus = assign(infos)
     agree(infos, gpus, one_domain=any(case.handle is HandleKind.FABRIC for case in asked.cases))
     first = {ranks[0] for ranks in hosts(infos).values()}
-    assert machine is not None  # noqa: S101 - all is well
     own_part = {"machine": to_json(machine)} if world.rank in first else {"gpu": to_json(machine.gpu(gpus[world.rank]))}
-    parts = world.gather(zlib.compress(json.dumps(own_part).encode()), GATHER_S)
+    # A machine has some 300 KiB.
+    compressed = base64.b64encode(zlib.compress(json.dumps(own_part).encode())).decode()
+    parts = world.all_gather(compressed, GATHER_S)
     if world.rank:
         return None
-    # The parts are of this version, as all ranks have said before: a machine has some 300 KiB.
-    unpacked = (zlib.decompressobj().decompress(part, 64 << 20) for part in parts)
-    return _put_together(infos, gpus, [json.loads(text) for text in unpacked])
+    return _put_together(infos, gpus, [json.loads(zlib.decompress(base64.b64decode(part))) for part in parts])
 
 
 def plan_for(layout: RankLayout, asked: Asked) -> Plan:

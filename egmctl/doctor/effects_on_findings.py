@@ -108,8 +108,8 @@ def control_denied(_node: Node, _cause: Finding, effect: Finding) -> bool:
 
 def _probes(node: Node, effect: Finding, *outcomes: Outcome) -> list[Probe]:
     """Return the probes that the effect's check judges and that ended in one of these ways."""
-    kinds = KINDS.get(effect.check, ())
-    return [probe for probe in node.machine.probes or () if probe.kind in kinds and probe.outcome in outcomes]
+    kind = KINDS.get(effect.check)
+    return [probe for probe in node.machine.probes or () if probe.kind is kind and probe.outcome in outcomes]
 
 
 def cuda_did_not_start(node: Node, _cause: Finding, effect: Finding) -> bool:

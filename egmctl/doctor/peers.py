@@ -6,17 +6,14 @@ Every command makes the same calls in the same order, whatever became of its own
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
 from egmctl import __version__
 from egmctl.doctor.probes import Prober
 from egmctl.doctor.situation import in_domain, usable
-from egmctl.errors import EgmctlError
-from egmctl.model.codec import to_json
 from egmctl.model.machine import (
     Gpu,
     Imex,
@@ -28,7 +25,7 @@ from egmctl.model.machine import (
     Peers,
     ProbeKind,
 )
-from egmctl.mpi.world import Refusal, World, check, read_told, refusal
+from egmctl.mpi.world import World
 
 GATHER_S = 120.0
 """How long the slowest rank may take to read its facts and to start a process on its GPU."""
@@ -36,14 +33,6 @@ ALL_PAIRS_UP_TO = 36
 """Nodes, or ranks of one node, of which every pair is tried; of more, each with the next one."""
 
 Message = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
-    """A rank's answer to the others: its node, or why it cannot take part."""
-
-    peer: Peer | None = None
-    refusal: Refusal | None = None
 
 
 def with_peers(
@@ -65,17 +54,13 @@ def with_peers(
     RanksMissing
         Some do not answer.
     """
-    machine: Machine | None = None
-    try:
-        machine = facts()
-        own = _Answer(peer=peer(machine, world.host, world.rank, failed(machine)))
-    except EgmctlError as error:
-        own = _Answer(refusal=refusal(world.rank, world.host, error))
-    answers = read_told(_Answer, world.all_gather(json.dumps(to_json(own)).encode(), GATHER_S))
-    check(answer.refusal for answer in answers if answer.refusal)
-    assert machine is not None  # noqa: S101 - no rank has refused
+
+    def described(machine: Machine) -> Peer:
+        return peer(machine, world.host, world.rank, failed(machine))
+
+    machine, peers = world.share(Peer, facts, described, GATHER_S)
     nodes: dict[str, Peer] = {}
-    for rank_peer in [answer.peer for answer in answers if answer.peer]:
+    for rank_peer in peers:
         known = nodes.setdefault(rank_peer.host, replace(rank_peer, ranks=()))
         nodes[rank_peer.host] = replace(known, ranks=(*known.ranks, *rank_peer.ranks))
     probes = _tried(world, machine, list(nodes.values())) if active else None
@@ -122,12 +107,14 @@ def _tried(world: World, machine: Machine, nodes: Sequence[Peer]) -> tuple[PeerP
     gpu = gpus[place % len(gpus)] if gpus else None
     number = next(number for number, node in enumerate(nodes, 1) if world.rank in node.ranks)
     label = f"node{number}:" * several + (f"GPU{gpu.index}" if gpu else "no GPU")
-    labels = [part.decode() for part in world.all_gather(label.encode(), GATHER_S)]
+    labels = world.all_gather(label, GATHER_S)
     takes_part = [node.ranks[0] for node in nodes] if several else list(nodes[0].ranks)
     host_of = {rank: node.host for node in nodes for rank in node.ranks}
     probes: list[PeerProbe] = []
-    own = _OwnProcess(gpu if world.rank in takes_part else None)
-    with contextlib.closing(own):
+    with contextlib.ExitStack() as ended:
+        prober = Prober() if gpu and world.rank in takes_part else None
+        if prober:
+            ended.callback(prober.close)
         for owner, importer in _pairs(takes_part):
             for host_memory in (False, True):
                 blank = PeerProbe(
@@ -138,7 +125,7 @@ def _tried(world: World, machine: Machine, nodes: Sequence[Peer]) -> tuple[PeerP
                     host_memory=host_memory,
                     outcome=Outcome.NOT_RUN,
                 )
-                probes.append(_shared(world, own, blank))
+                probes.append(_shared(world, gpu, prober, blank))
     return tuple(probes)
 
 
@@ -153,12 +140,14 @@ def _pairs(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield importer, owner
 
 
-def _shared(world: World, own: _OwnProcess, probe: PeerProbe) -> PeerProbe:
+def _shared(world: World, gpu: Gpu | None, prober: Prober | None, probe: PeerProbe) -> PeerProbe:
     """Have the owner share memory, the importer open it and both compare; every rank is told how it ended."""
     order: Message = {"kind": ProbeKind.FABRIC}
     for rank, do in ((probe.owner, "export"), (probe.importer, "open_exported"), (probe.owner, "verify")):
-        answer = own.ask({**order, "do": do}, host_memory=probe.host_memory) if world.rank == rank else {}
-        answer = json.loads(world.broadcast(json.dumps(answer).encode(), GATHER_S, root=rank))
+        answer: Message = {}
+        if world.rank == rank:
+            answer = _asked(gpu, prober, {**order, "do": do}, host_memory=probe.host_memory)
+        answer = world.all_gather(answer, GATHER_S)[rank]
         if failed := answer.get("failed"):
             failed.pop("error_name", None)
             return replace(probe, by=rank, **{**failed, "outcome": Outcome(failed["outcome"])})
@@ -166,28 +155,12 @@ def _shared(world: World, own: _OwnProcess, probe: PeerProbe) -> PeerProbe:
     return replace(probe, outcome=Outcome.OK)
 
 
-class _OwnProcess:
-    """This rank's process that probes on its GPU, started anew where it has come to its end."""
-
-    def __init__(self, gpu: Gpu | None) -> None:
-        self._gpu = gpu
-        self._prober = Prober() if gpu else None
-
-    def ask(self, order: Message, *, host_memory: bool) -> Message:
-        """Return the answer of the process to an order, or how it failed."""
-        if self._gpu is None:
-            return {"failed": {"outcome": Outcome.NOT_RUN, "detail": "no GPU of this rank can be used"}}
-        node = self._gpu.host_numa_id if host_memory else None
-        if host_memory and node is None:
-            return {"failed": {"outcome": Outcome.NOT_RUN, "detail": "the GPU's NUMA node is not known"}}
-        prober = self._prober = self._prober or Prober()
-        answer, _ = prober.ask({**order, "gpu": self._gpu.bus_id, "node": node})
-        if prober.is_lost:
-            self.close()
-        return answer
-
-    def close(self) -> None:
-        """End the process."""
-        if self._prober is not None:
-            self._prober.close()
-            self._prober = None
+def _asked(gpu: Gpu | None, prober: Prober | None, order: Message, *, host_memory: bool) -> Message:
+    """Return the answer of this rank's process to an order, or how it failed."""
+    if gpu is None or prober is None:
+        return {"failed": {"outcome": Outcome.NOT_RUN, "detail": "no GPU of this rank can be used"}}
+    node = gpu.host_numa_id if host_memory else None
+    if host_memory and node is None:
+        return {"failed": {"outcome": Outcome.NOT_RUN, "detail": "the GPU's NUMA node is not known"}}
+    answer, _ = prober.ask({**order, "gpu": gpu.bus_id, "node": node})
+    return answer

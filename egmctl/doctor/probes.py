@@ -23,7 +23,7 @@ from egmctl.driver.cuda import call, initialise
 from egmctl.errors import ChildFailed, DriverCallError
 from egmctl.facts.system_calls import take_descriptor
 from egmctl.gpu import trials
-from egmctl.gpu.context import Context
+from egmctl.gpu.context import Context, ReleaseStack
 from egmctl.gpu.handles import ImportedEvent, ImportedMemory, SharedEvent, SharedMemory
 from egmctl.gpu.memory import HostNumaMemory
 from egmctl.gpu.timing import Stream
@@ -96,9 +96,16 @@ def _results(
     probes = plan(gpus, nodes, kinds)
     if not probes:
         return
-    with closing(_Processes()) as processes:
+    # Drivers before r595 may crash in cuMemCreate on a node without memory
+    # or CPUs (https://github.com/NVIDIA/nccl/issues/2106), so each node is tried in a process of its own.
+    processes: dict[str, Prober] = {}
+    with ReleaseStack() as ended:
         try:
-            answer, _ = processes.start(probes).ask({"do": "visible"})
+            for name in (name for probe in probes for name in _names(probe)):
+                if name not in processes:
+                    processes[name] = Prober()
+                    ended.callback(processes[name].close)
+            answer, _ = processes[_names(probes[0])[0]].ask({"do": "visible"})
         except ChildFailed as error:
             answer = {"failed": _end(error)}
         if failed := answer.get("failed"):
@@ -110,14 +117,19 @@ def _results(
         for number, probe in enumerate(probes):
             on_probe(number / len(probes), probe)
             if number == len(alone):
-                processes.open_contexts(visible)
+                for gpu in visible:
+                    if gpu in processes:
+                        processes[gpu].open_context(gpu)
             if hidden := [gpu for gpu in probe.gpus if gpu not in visible]:
                 yield replace(probe, detail=f"CUDA does not show {' and '.join(hidden)} to this process")
             elif time.monotonic() > deadline:
                 yield replace(probe, detail=f"the probes before took all of {DEADLINE_S:g} s")
             else:
-                yield attempt(probe, processes.of(probe), visible)
-            processes.end_unneeded(probes[number + 1 :])
+                yield attempt(probe, [processes[name] for name in _names(probe)], visible)
+            # Processes that no further probe needs hold contexts.
+            needed = {name for later in probes[number + 1 :] for name in _names(later)}
+            for name in processes.keys() - needed:
+                processes.pop(name).close()
 
 
 _ALONE = (ProbeKind.HOST_NUMA, ProbeKind.P2P)
@@ -159,7 +171,7 @@ _STEPS = {
 
 
 class Prober:
-    """A process that probes, started at once; it initialises CUDA while others work.
+    """A process that probes, started at once, and anew where it was lost; it initialises CUDA while others work.
 
     Parameters
     ----------
@@ -169,7 +181,7 @@ class Prober:
     Attributes
     ----------
     is_lost
-        It has ended, hangs, or its context fails every further call.
+        It has ended, hangs, or its context fails every further call: the next order goes to a new process.
 
     Raises
     ------
@@ -178,7 +190,11 @@ class Prober:
     """
 
     def __init__(self, **options: Any) -> None:
-        self._child = launch.Child("egmctl.doctor.probes:serve", {}, grace_s=0, **options)
+        self._options = options
+        self._start()
+
+    def _start(self) -> None:
+        self._child = launch.Child("egmctl.doctor.probes:serve", {}, grace_s=0, **self._options)
         self._answers_due = 1
         self.is_lost = False
 
@@ -193,18 +209,25 @@ class Prober:
         How the order failed, if it did, is under ``failed``: fields of a :class:`Probe`.
         """
         try:
+            if self.is_lost:
+                self._start()
             while self._answers_due:
                 self._child.receive(START_TIMEOUT_S)
                 self._answers_due -= 1
             self._send(order, fds)
             answer, received = self._child.receive(PROBE_TIMEOUT_S)
         except ChildFailed as error:
-            self.is_lost = True
+            self._lose()
             return {"failed": _end(error)}, []
         if "failed" in answer:
             answer["failed"]["outcome"] = Outcome(answer["failed"]["outcome"])
-            self.is_lost = answer["is_broken"]
+            if answer["is_broken"]:
+                self._lose()
         return answer, received
+
+    def _lose(self) -> None:
+        self.is_lost = True
+        self.close()
 
     def close(self) -> None:
         """End the process."""
@@ -222,46 +245,6 @@ def _end(error: ChildFailed) -> Message:
         return _failed_call(**error.details, detail=str(error))
     outcome = Outcome.TIMED_OUT if error.how == "timed-out" else Outcome.CRASHED
     return {"outcome": outcome, "call": error.last_call, "detail": str(error)}
-
-
-class _Processes:
-    """The processes of a run of probes: all start at the same time, and a lost one is replaced when it is needed.
-
-    Drivers before r595 may crash in cuMemCreate on a node without memory or CPUs
-    (https://github.com/NVIDIA/nccl/issues/2106), so each node is tried in a process of its own.
-    """
-
-    def __init__(self) -> None:
-        self._by_name: dict[str, Prober] = {}
-
-    def start(self, probes: Sequence[Probe]) -> Prober:
-        """Start the processes of these probes; return one of them."""
-        for probe in probes:
-            self.of(probe)
-        return self.of(probes[0])[0]
-
-    def of(self, probe: Probe) -> list[Prober]:
-        """Return the process of a probe, or those of owner and importer."""
-        for name in _names(probe):
-            if name not in self._by_name:
-                self._by_name[name] = Prober()
-        return [self._by_name[name] for name in _names(probe)]
-
-    def open_contexts(self, gpus: Iterable[str]) -> None:
-        """Have the processes that share open contexts on their GPUs, all at the same time."""
-        for gpu in gpus:
-            if gpu in self._by_name:
-                self._by_name[gpu].open_context(gpu)
-
-    def end_unneeded(self, probes: Iterable[Probe]) -> None:
-        """End the processes that are lost, and those that none of these probes needs: they hold contexts."""
-        needed = {name for probe in probes for name in _names(probe)}
-        for name in [name for name, process in self._by_name.items() if process.is_lost or name not in needed]:
-            self._by_name.pop(name).close()
-
-    def close(self) -> None:
-        """End all."""
-        self.end_unneeded(())
 
 
 def _names(probe: Probe) -> list[str]:

@@ -6,7 +6,6 @@ polled. When one is not over in time, all that still are there report to rank 0,
 
 from __future__ import annotations
 
-import io
 import select
 import signal
 import time
@@ -17,12 +16,11 @@ from typing import Any
 
 from egmctl.errors import EgmctlError, NothingToDo
 from egmctl.launch import Channel
-from egmctl.launch.channel import memory_file
 
 ROLL_CALL_S = 3.0
 """How long rank 0 listens for the others: they come to the same call at different times."""
-MESSAGE_LIMIT = 1 << 30
-"""Bytes that all ranks together give in one call: MPI counts in signed 32-bit integers."""
+MESSAGE_LIMIT = 30 << 20
+"""Bytes that all ranks together give in one call: quoted as JSON they fit in one message to the command."""
 
 _SPIN_S = 2e-3
 """How long a call is polled without a pause: two ranks that begin to measure together are this close, not closer."""
@@ -39,37 +37,16 @@ def serve(parent: Channel, _arguments: dict[str, Any]) -> None:
     communicator = Communicator(_initialised(), parent)
     parent.send({"rank": communicator.rank, "size": communicator.size})
     while True:
-        order, fds = parent.receive()
-        data = taken(fds)
-        answer: dict[str, Any] = {"number": order["number"]}
-        parts: list[bytes] = []
+        order, _ = parent.receive()
         try:
-            parts = communicator.make(order, data)
+            answer: dict[str, Any] = {"parts": communicator.make(order)}
         except Abandoned:
             continue
         except Missing as error:
-            answer["missing"] = error.ranks
+            answer = {"missing": error.ranks}
         except EgmctlError as error:
-            answer["refused"] = str(error)
-        with memory_of(b"".join(parts)) as file:
-            parent.send(answer | {"sizes": [len(part) for part in parts]}, [file.fileno()])
-
-
-def memory_of(data: bytes) -> io.FileIO:
-    """Return a file in memory with these bytes: they are too many for a message."""
-    file = memory_file("egmctl-mpi")
-    rest = memoryview(data)
-    while rest:
-        rest = rest[file.write(rest) :]
-    return file
-
-
-def taken(fds: Sequence[int]) -> bytes:
-    """Return the bytes of the file that came with a message, and close it."""
-    (fd,) = fds
-    with open(fd, "rb") as file:
-        file.seek(0)
-        return file.read()
+            answer = {"refused": str(error)}
+        parent.send(answer | {"number": order["number"]})
 
 
 class Missing(Exception):
@@ -97,8 +74,8 @@ class Communicator:
         # Of calls under way, and of those that were given up: MPI goes on to write into their buffers.
         self._requests: list[Any] = []
 
-    def make(self, order: dict[str, Any], data: bytes) -> list[bytes]:
-        """Make the call that the command orders; return what each rank has given, as far as it concerns this one.
+    def make(self, order: dict[str, Any]) -> list[str]:
+        """Make the call that the command orders; return what each rank has given.
 
         Raises
         ------
@@ -110,11 +87,7 @@ class Communicator:
         timeout_s = order["timeout_s"]
         match order["call"]:
             case "all_gather":
-                return self.gather(data, timeout_s, to_all=True)
-            case "gather":
-                return self.gather(data, timeout_s)
-            case "broadcast":
-                return [self.broadcast(data, timeout_s, order["root"])]
+                return self.all_gather(order["text"].encode(), timeout_s)
             case "roll_call":
                 if ranks := self.roll_call(timeout_s):
                     raise Missing(ranks)
@@ -125,28 +98,20 @@ class Communicator:
                 self._comm.Abort(order["code"])
         return []
 
-    def gather(self, data: bytes, timeout_s: float, *, to_all: bool = False) -> list[bytes]:
-        """Give bytes to rank 0, or to all; return there what each rank has given, elsewhere nothing."""
+    def all_gather(self, data: bytes, timeout_s: float) -> list[str]:
+        """Give bytes to all; return what each rank has given, as text."""
         sizes = array("i", bytes(4 * self.size))
         self._wait(self._comm.Iallgather(array("i", [len(data)]), sizes), timeout_s)
-        received = bytearray(_total(sizes))
+        total = sum(sizes)
+        # Every rank sees the same numbers, and all refuse the same.
+        if total > MESSAGE_LIMIT or min(sizes) < 0:
+            raise EgmctlError(f"{total} bytes are more than {MESSAGE_LIMIT}, which all ranks together may give at once")
+        received = bytearray(total)
         starts = array("i", [0, *accumulate(sizes)][:-1])
-        here = to_all or not self.rank
-        if received:
-            layout = [received, (sizes, starts), self._mpi.BYTE] if here else None
-            begin = self._comm.Iallgatherv if to_all else self._comm.Igatherv
-            self._wait(begin([data, self._mpi.BYTE], layout), timeout_s)
+        layout = [received, (sizes, starts), self._mpi.BYTE]
+        self._wait(self._comm.Iallgatherv([data, self._mpi.BYTE], layout), timeout_s)
         parts = zip(starts, sizes, strict=True)
-        return [bytes(received[start : start + size]) for start, size in parts] if here else []
-
-    def broadcast(self, data: bytes, timeout_s: float, root: int) -> bytes:
-        """Return what ``root`` gives; what others give is not looked at."""
-        size = array("q", [len(data)])
-        self._wait(self._comm.Ibcast(size, root), timeout_s)
-        _total(size)
-        buffer = bytearray(data) if self.rank == root else bytearray(size[0])
-        self._wait(self._comm.Ibcast([buffer, self._mpi.BYTE], root), timeout_s)
-        return bytes(buffer)
+        return [received[start : start + size].decode("utf-8", "replace") for start, size in parts]
 
     def roll_call(self, within_s: float) -> tuple[int, ...]:
         """Have everybody who is there report to rank 0; return there who has not, elsewhere nothing."""
@@ -197,17 +162,3 @@ def _initialised() -> Any:
     if not MPI.Is_initialized():
         MPI.Init()
     return MPI
-
-
-def _total(sizes: Sequence[int]) -> int:
-    """Return how many bytes are to come: every rank sees the same numbers, and all refuse the same.
-
-    Raises
-    ------
-    EgmctlError
-        If that is more than may come at once, or a rank says less than nothing.
-    """
-    total = sum(sizes)
-    if total > MESSAGE_LIMIT or min(sizes, default=0) < 0:
-        raise EgmctlError(f"{total} bytes are more than {MESSAGE_LIMIT}, which all ranks together may give at once")
-    return total

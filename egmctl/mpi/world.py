@@ -3,84 +3,69 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import re
 import signal
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from functools import partial
+from types import GenericAlias
+from typing import Any, NoReturn, TypeVar
 
 from egmctl import __version__
 from egmctl.errors import ChildFailed, EgmctlError, ExitCode, NothingToDo, UsageError
 from egmctl.launch import ChannelClosed, Child, wait_for_any
-from egmctl.model.codec import from_json
-from egmctl.mpi.communicator import ROLL_CALL_S, memory_of, taken
+from egmctl.model.codec import from_json, to_json
+from egmctl.mpi.communicator import ROLL_CALL_S
 from egmctl.mpi.environment import Launched
 from egmctl.units import printable
 
+T = TypeVar("T")
+Facts = TypeVar("Facts")
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """Why one rank cannot take part."""
 
-    rank: int
     host: str
-    why: str
+    reason: str
     """A sentence."""
     usage: bool
     """The command was used wrongly there."""
 
 
-def refusal(rank: int, host: str, error: EgmctlError) -> Refusal:
-    """Return what a rank tells of an error."""
-    return Refusal(rank=rank, host=host, why=str(error), usage=isinstance(error, UsageError))
-
-
-def check(refusals: Iterable[Refusal]) -> None:
-    """See that there are none.
-
-    Raises
-    ------
-    UsageError
-        If the command was used wrongly on a rank.
-    NothingToDo
-        If something else keeps ranks from taking part.
-    """
-    refusals = list(refusals)
-    sentences = []
-    for reason in dict.fromkeys(refusal.why for refusal in refusals):
-        first, *others = [refusal for refusal in refusals if refusal.why == reason]
-        more = f" and {len(others)} more" if others else ""
-        sentences.append(f"rank {first.rank} ({printable(first.host)}){more}: {reason}")
-    if any(refusal.usage for refusal in refusals):
-        raise UsageError("; ".join(sentences))
-    if refusals:
-        raise NothingToDo("; ".join(sentences))
-
-
-T = TypeVar("T")
-
-
-def read_told(cls: type[T], parts: Sequence[bytes]) -> list[T]:
-    """Return the record that each rank has sent as JSON, rank 0's first.
+def read_parts(parts: Sequence[Any], parse: Callable[[Any], T]) -> list[T]:
+    """Return what each rank has sent, rank 0's first.
 
     Raises
     ------
     UsageError
         If it is not what this version sends: the sentence names the rank.
     """
-    records = []
+    values = []
     for rank, part in enumerate(parts):
         try:
-            records.append(from_json(cls, json.loads(part)))
+            values.append(parse(part))
         except (ValueError, RecursionError):
             raise UsageError(
                 f"rank {rank} does not speak as egmctl {__version__} does: install one version on all nodes"
             ) from None
-    return records
+    return values
+
+
+def _check(refusals: Mapping[int, Refusal]) -> None:
+    """See that no rank refuses; else raise a UsageError where one was used wrongly, or NothingToDo."""
+    sentences = []
+    for reason in dict.fromkeys(refusal.reason for refusal in refusals.values()):
+        first, *others = [rank for rank, refusal in refusals.items() if refusal.reason == reason]
+        more = f" and {len(others)} more" if others else ""
+        sentences.append(f"rank {first} ({printable(refusals[first].host)}){more}: {reason}")
+    if refusals:
+        usage = any(refusal.usage for refusal in refusals.values())
+        raise (UsageError if usage else NothingToDo)("; ".join(sentences))
 
 
 START_S = 60.0
@@ -92,7 +77,6 @@ FINISH_S = 60.0
 
 _MARGIN_S = 10.0
 """How long a call into MPI may take beyond its own deadline."""
-_ABORT_S = 5.0
 _TARGET = "egmctl.mpi.communicator:serve"
 _WORDS = 400
 """Characters of what MPI printed that are shown."""
@@ -180,23 +164,37 @@ class World:
             self._child.close()
             raise MpiFailed(f"{launched.by} has started {launched.size} processes and MPI knows {self.size}")
 
-    def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:
-        """Give bytes to all; return what each rank has given.
+    def all_gather(self, value: Any, timeout_s: float) -> list[Any]:
+        """Give JSON data to all; return what each rank has given.
 
         Raises
         ------
         RanksMissing
             If it is not over in time.
         """
-        return self._call("all_gather", timeout_s, data)
+        return read_parts(self._call("all_gather", timeout_s, text=json.dumps(value)), json.loads)
 
-    def gather(self, data: bytes, timeout_s: float) -> list[bytes]:
-        """Give bytes to rank 0; return there what each rank has given, elsewhere nothing."""
-        return self._call("gather", timeout_s, data)
+    def share(
+        self, kind: type[T], read: Callable[[], Facts], describe: Callable[[Facts], T], timeout_s: float
+    ) -> tuple[Facts, list[T]]:
+        """Read this rank's facts; return them, and how each rank describes its own.
 
-    def broadcast(self, data: bytes, timeout_s: float, root: int = 0) -> bytes:
-        """Return what ``root`` gives; what others give is not looked at."""
-        return self._call("broadcast", timeout_s, data, root=root)[0]
+        Raises
+        ------
+        NothingToDo, UsageError
+            On every rank, with what keeps one from reading or describing its facts.
+        RanksMissing
+            Some do not answer.
+        """
+        try:
+            facts = read()
+            own = to_json((describe(facts), None))
+        except EgmctlError as error:
+            own = to_json((None, Refusal(self.host, str(error), isinstance(error, UsageError))))
+        answer: Any = GenericAlias(tuple, (kind | None, Refusal | None))
+        answers = read_parts(self.all_gather(own, timeout_s), partial(from_json, answer))
+        _check({rank: refusal for rank, (_, refusal) in enumerate(answers) if refusal})
+        return facts, [record for record, _ in answers]
 
     def roll_call(self, within_s: float = ROLL_CALL_S) -> tuple[int, ...]:
         """Have everybody who is there report to rank 0; return there who has not, elsewhere nothing."""
@@ -220,27 +218,22 @@ class World:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         with contextlib.suppress(RanksMissing):
-            self._call("abort", 0, code=code, within_s=_ABORT_S)
+            self._call("abort", 0, code=code)
         self._child.close()
         raise SystemExit(code)
 
-    def _call(
-        self, name: str, timeout_s: float, data: bytes = b"", *, within_s: float = _MARGIN_S, **more: int
-    ) -> list[bytes]:
-        """Have the child make a call and return the bytes of each rank that come of it.
+    def _call(self, name: str, timeout_s: float, **more: Any) -> list[str]:
+        """Have the child make a call and return the text of each rank that comes of it.
 
         A call that is interrupted here ends there when the next one is asked for; its answer is not waited for.
         """
         self._order += 1
         order = {"number": self._order, "call": name, "timeout_s": timeout_s, **more}
+        answer: dict[str, Any] = {}
         try:
-            with memory_of(data) as file:
-                self._child.channel.send(order, [file.fileno()], timeout_s=_MARGIN_S)
-            while True:
-                answer, fds = self._child.receive(timeout_s + ROLL_CALL_S + within_s)
-                content = taken(fds)
-                if answer["number"] == self._order:
-                    break
+            self._child.channel.send(order, timeout_s=_MARGIN_S)
+            while answer.get("number") != self._order:
+                answer, _ = self._child.receive(timeout_s + ROLL_CALL_S + _MARGIN_S)
         except (ChannelClosed, TimeoutError, ChildFailed):
             self.broken = True
             raise RanksMissing((self.rank,)) from None
@@ -249,8 +242,8 @@ class World:
         if "missing" in answer:
             self.broken = self.broken or name != "roll_call"
             raise RanksMissing(tuple(answer["missing"]))
-        rest = io.BytesIO(content)
-        return [rest.read(size) for size in answer["sizes"]]
+        parts: list[str] = answer["parts"]
+        return parts
 
 
 def _pmi(environment: Mapping[str, str]) -> tuple[int, ...]:

@@ -351,7 +351,7 @@ FAULTS: dict[str, Fault] = {
             outcome=Outcome.CORRUPT,
             detail="1 of 262144 words differ",
         )
-        for check, (kind,) in KINDS.items()
+        for check, kind in KINDS.items()
     },
 }
 

@@ -157,7 +157,7 @@ class TestOnFakeNodes:
 def judged(machine: Machine, *probes: Probe, scope: Scope = EVERYTHING) -> Finding:
     """Return the one finding about these probes that is no skip for want of a probe."""
     machine = patched(machine, "", probes=probes)
-    checks = [check for check in CHECKS if probes[0].kind in KINDS[check.id]]
+    checks = [check for check in CHECKS if probes[0].kind is KINDS[check.id]]
     (finding,) = diagnose(machine, scope, checks).findings
     return finding
 

@@ -62,7 +62,7 @@ def failing(probe: Probe, call: str, number: int) -> Probe:
 
 def probes_failing(machine: Machine, call: str, number: int, *checks: str) -> Machine:
     """All that was tried for these checks failed in one call."""
-    kinds = {kind for check in checks or KINDS for kind in KINDS[check]}
+    kinds = {KINDS[check] for check in checks or KINDS}
     probes = tuple(failing(one, call, number) if one.kind in kinds else one for one in machine.probes or ())
     return patched(machine, "", probes=probes)
 
@@ -127,7 +127,7 @@ def ptrace() -> Machine:
     kind = KINDS["ipc.pidfd-active"]
     probes = tuple(
         dataclasses.replace(one, outcome=Outcome.ERROR, call="pidfd_getfd", error_number=1, error_name="EPERM")
-        if one.kind in kind
+        if one.kind is kind
         else one
         for one in machine.probes or ()
     )

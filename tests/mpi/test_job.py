@@ -14,7 +14,7 @@ def test_what_was_measured_is_not_lost_where_a_command_is_gone_at_the_very_end()
     class Gone:
         rank = 0
 
-        def broadcast(self, *_: object) -> bytes:
+        def all_gather(self, *_: object) -> list[object]:
             raise RanksMissing((1,))
 
     coordinator = Coordinator(cast(World, Gone()), cast(Child, None), str)
@@ -28,7 +28,7 @@ def test_a_message_comes_out_of_the_job_as_it_went_in() -> None:
 
         rank = 0
 
-        def all_gather(self, given: bytes, _timeout_s: float) -> list[bytes]:
+        def all_gather(self, given: object, _timeout_s: float) -> list[object]:
             return [given, given]
 
     sent = RankMessage(rank=0, kind=Kind.CONTRIBUTE, call="exchange 3", data=[{"a": 1.5}, None])

@@ -8,22 +8,26 @@ import pytest
 
 from egmctl import __version__
 from egmctl.errors import UsageError
-from egmctl.model.codec import to_json
-from egmctl.mpi.world import Refusal, read_told
+from egmctl.model.codec import from_json, to_json
+from egmctl.mpi.world import Refusal, read_parts
 
-GOOD = Refusal(rank=0, host="a", why="no GPU", usage=False)
-SAID = json.dumps(to_json(GOOD)).encode()
+GOOD = Refusal(host="a", reason="no GPU", usage=False)
+SAID = json.dumps(to_json(GOOD))
 SENTENCE = f"rank 1 does not speak as egmctl {__version__} does: install one version on all nodes"
 
 
+def parsed(text: str) -> Refusal:
+    return from_json(Refusal, json.loads(text))
+
+
 def test_what_is_said_comes_back() -> None:
-    assert read_told(Refusal, [SAID, SAID]) == [GOOD, GOOD]
+    assert read_parts([SAID, SAID], parsed) == [GOOD, GOOD]
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"{", b"[]", b"{}", b"7", b"\xff", b"[" * 100_000, b"9" * 5000, SAID.replace(b"false", b"0")]
+    "said", ["", "{", "[]", "{}", "7", "\ufffd", "[" * 100_000, "9" * 5000, SAID.replace("false", "0")]
 )
-def test_what_is_none_is_a_sentence_that_names_the_rank(said: bytes) -> None:
+def test_what_is_none_is_a_sentence_that_names_the_rank(said: str) -> None:
     with pytest.raises(UsageError) as caught:
-        read_told(Refusal, [SAID, said])
+        read_parts([SAID, said], parsed)
     assert str(caught.value) == SENTENCE

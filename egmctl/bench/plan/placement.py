@@ -14,7 +14,6 @@ from egmctl.model.finding import Waiver
 from egmctl.model.machine import DeviceNode, Gpu, Machine
 from egmctl.model.measurement import Endpoint
 from egmctl.model.ucx import Rank, node_names
-from egmctl.mpi.world import Refusal
 from egmctl.topology.links import cpu_node_ids
 from egmctl.units import printable
 
@@ -64,8 +63,6 @@ class RankInfo:
     """Why GPUs of the node cannot be used by this process."""
     channels: tuple[DeviceNode, ...] | None = None
     """IMEX channels as this process sees them: a container or a cgroup may keep them from one rank only."""
-    refusal: Refusal | None = None
-    """Why it cannot take part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

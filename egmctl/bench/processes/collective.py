@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from egmctl.bench.buffers import Buffer, FlowBuffers
 from egmctl.bench.case import End
 from egmctl.bench.evidence import Watch, gpus_of, route
-from egmctl.bench.outcomes import FAILURES, GateExpired, failure
+from egmctl.bench.outcomes import FAILURES, failure
 from egmctl.bench.processes.protocol import Event, Request
 from egmctl.driver.signatures import cause_of
-from egmctl.errors import DriverCallError, DriverTooOld
-from egmctl.facts.host import NoPages, page_sizes
-from egmctl.gpu.context import ImpossibleTime, ReleaseStack
+from egmctl.errors import DriverCallError
+from egmctl.facts.host import page_sizes
+from egmctl.gpu.context import ReleaseStack
 from egmctl.gpu.handles import ImportedMemory
-from egmctl.gpu.program import NoKernels
 from egmctl.gpu.telemetry import Traffic
 from egmctl.launch import Channel
 from egmctl.model.codec import from_json, to_json
@@ -200,7 +199,9 @@ class CollectiveStep:
                 self.outcomes[index] = failure(self.tasks[index], error)
             return [[item] for item in items]
         data = [
-            {"failed": _described(failed[index])} if index in failed else {"data": item.data, "fds": len(item.fds)}
+            {"failed": to_json(self._outcome(index, failed[index]))}
+            if index in failed
+            else {"data": item.data, "fds": len(item.fds)}
             for index, item in enumerate(items)
         ]
         gathered: list[list[Item]] = [[] for _ in self.tasks]
@@ -210,28 +211,27 @@ class CollectiveStep:
                 own_fds = tuple(next(fds) for _ in range(part.get("fds", 0)))
                 gathered[index].append(Item(part.get("data"), own_fds))
                 if "failed" in part and self.outcomes[index] is None:
-                    self.outcomes[index] = self._failed(self.tasks[index], part["failed"], rank)
+                    outcome = from_json(Measurement, part["failed"])
+                    self.outcomes[index] = replace(
+                        outcome,
+                        reason=f"rank {rank} ({self.ranks[rank].label}): {outcome.reason}",
+                        waivers=tuple(replace(waiver, rank=rank) for waiver in outcome.waivers),
+                        failed_rank=rank,
+                    )
         return gathered
 
-    def _failed(self, task: Task, described: dict[str, Any], rank: int) -> Measurement:
-        """Return the outcome of a task that an error in a rank has ended."""
-        error = _KINDS.get(described["kind"], DriverCallError)(*described["arguments"])
-        outcome = failure(task, error)
+    def _outcome(self, index: int, error: Exception) -> Measurement:
+        """Return the outcome of a task that an error in this one of several processes has ended."""
+        task = self.tasks[index]
         if isinstance(error, DriverCallError):
             cause = cause_of(error.call, error.number)
             if error.call in (*_OPENING, *_OPENING_POOL) and cause is not None:
                 # A driver that cannot open what another process could make says NOT_SUPPORTED too: no lack of support.
-                outcome = finish(
-                    task, Status.FAILED, reason=f"{error}; {cause}", known_cause=True, last_call=error.call
-                )
-            elif error.call in _MAKING and error.number == _NOT_PERMITTED:
-                outcome = waived(task, WaiverKind.NO_IMEX_CHANNEL, f"{error}; {cause}", last_call=error.call)
-        return replace(
-            outcome,
-            reason=f"rank {rank} ({self.ranks[rank].label}): {outcome.reason}",
-            waivers=tuple(replace(waiver, rank=rank) for waiver in outcome.waivers),
-            failed_rank=rank,
-        )
+                reason = f"{error}; {cause}"
+                return finish(task, Status.FAILED, reason=reason, known_cause=True, last_call=error.call)
+            if error.call in _MAKING and error.number == _NOT_PERMITTED:
+                return waived(task, WaiverKind.NO_IMEX_CHANNEL, f"{error}; {cause}", last_call=error.call)
+        return failure(task, error)
 
 
 def _attempt(failed: dict[int, Exception], index: int, work: Callable[[], Any]) -> Any:
@@ -249,21 +249,6 @@ def close_all(gathered: Iterable[Iterable[Item]]) -> None:
         for item in items:
             for fd in item.fds:
                 os.close(fd)
-
-
-_KINDS: dict[str, Callable[..., Exception]] = {
-    kind.__name__: kind for kind in (DriverCallError, DriverTooOld, NoKernels, NoPages, GateExpired, ImpossibleTime)
-}
-"""The errors that a rank sends to the others, which make the same error of its arguments."""
-
-
-def _described(error: Exception) -> dict[str, Any]:
-    arguments: tuple[Any, ...] = () if isinstance(error, GateExpired) else (str(error),)
-    if isinstance(error, DriverCallError):
-        arguments = (error.call, error.number, error.name)
-    elif isinstance(error, ImpossibleTime):
-        arguments = (str(error), error.call)
-    return {"kind": type(error).__name__, "arguments": arguments}
 
 
 @dataclass

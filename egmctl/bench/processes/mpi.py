@@ -7,7 +7,6 @@ the same of theirs; then all join the messages of their ranks round by round (:m
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Sequence
 
 from egmctl.bench.processes.group import (
@@ -57,8 +56,8 @@ class LocalRank(Group):
     def join(self, messages: Sequence[RankMessage]) -> list[RankMessage]:
         """Return the messages of all commands of the job, each with one rank."""
         (own,) = messages
-        given = json.dumps({"kind": own.kind, "call": own.call, "data": own.data}).encode()
-        received = map(json.loads, self.world.all_gather(given, self._timeout_s + MARGIN_S))
+        given = {"kind": own.kind, "call": own.call, "data": own.data}
+        received = self.world.all_gather(given, self._timeout_s + MARGIN_S)
         return [
             RankMessage(rank=rank, kind=Kind(message["kind"]), call=message["call"], data=message["data"])
             for rank, message in enumerate(received)
@@ -125,7 +124,7 @@ class Coordinator(LocalRank):
         if self.lost:
             raise self.failed(self.lost)
         try:
-            self.world.broadcast(json.dumps(order).encode(), timeout_s + MARGIN_S)
+            self.world.all_gather(order, timeout_s + MARGIN_S)
         except RanksMissing as error:
             raise self.failed(error.ranks) from None
 
@@ -153,7 +152,7 @@ def serve_rank(world: World, child: Child, target: str = WORKER) -> None:
     """
     member = LocalRank(world, child, target)
     try:
-        while (order := json.loads(world.broadcast(b"", IDLE_S)))["do"] != "finish":
+        while (order := world.all_gather(None, IDLE_S)[0])["do"] != "finish":
             if order["do"] == "start":
                 member.restart()
                 continue

@@ -8,7 +8,7 @@ from functools import partial
 
 from egmctl.doctor.check import Check, Scope
 from egmctl.doctor.findings import failed, passed, skipped, unknown
-from egmctl.doctor.situation import by_value, coherent, coherent_gpus, in_domain, numbers
+from egmctl.doctor.situation import by_value, coherent_gpus, in_domain, numbers
 from egmctl.driver.signatures import Cause, cause_of, cause_of_crash
 from egmctl.model.finding import NODE, Confidence, Evidence, Finding, Guard, Place, Remedy, on_gpus, on_numa, on_pairs
 from egmctl.model.machine import Confinement, Driver, Gpu, Host, Machine, Outcome, Probe, ProbeKind
@@ -34,46 +34,39 @@ HANGING = Remedy(
 )
 FAILING = Remedy(text="Look for a failed check that explains it, and for driver messages in dmesg.")
 
-KINDS: Mapping[str, tuple[ProbeKind, ...]] = {
-    "egm.alloc-active": (ProbeKind.HOST_NUMA,),
-    "p2p.verify": (ProbeKind.P2P,),
-    "fabric.alloc-active": (ProbeKind.FABRIC,),
-    "ipc.legacy-active": (ProbeKind.LEGACY_IPC,),
-    "ipc.vmm-active": (ProbeKind.POSIX_FD,),
-    "ipc.pool-active": (ProbeKind.POOL,),
-    "ipc.event-active": (ProbeKind.IPC_EVENT,),
-    "ipc.pidfd-active": (ProbeKind.PIDFD,),
+_TRIALS: Mapping[str, tuple[ProbeKind, str, tuple[Guard, ...]]] = {
+    "egm.alloc-active": (ProbeKind.HOST_NUMA, "{memory}, by {gpus}", (Guard.EGM,)),
+    "p2p.verify": (ProbeKind.P2P, "copies between peers", (Guard.P2P,)),
+    "fabric.alloc-active": (ProbeKind.FABRIC, "{memory} by fabric handle", (Guard.FABRIC,)),
+    "ipc.legacy-active": (ProbeKind.LEGACY_IPC, "{memory} by legacy IPC handle", (Guard.IPC,)),
+    "ipc.vmm-active": (ProbeKind.POSIX_FD, "{memory} by file descriptor", (Guard.IPC, Guard.EGM)),
+    "ipc.pool-active": (ProbeKind.POOL, "{memory} of a shared pool", (Guard.IPC,)),
+    "ipc.event-active": (ProbeKind.IPC_EVENT, "an interprocess event", (Guard.IPC,)),
+    "ipc.pidfd-active": (ProbeKind.PIDFD, "a descriptor by pidfd_getfd", (Guard.IPC,)),
 }
-"""The probes that each check judges."""
+"""By check: the probes that it judges, what they try, and the uses at risk where it fails."""
 
-_SUBJECTS = {
-    ProbeKind.HOST_NUMA: "{memory}, by {gpus}",
-    ProbeKind.P2P: "copies between peers",
-    ProbeKind.LEGACY_IPC: "{memory} by legacy IPC handle",
-    ProbeKind.POSIX_FD: "{memory} by file descriptor",
-    ProbeKind.POOL: "{memory} of a shared pool",
-    ProbeKind.FABRIC: "{memory} by fabric handle",
-    ProbeKind.IPC_EVENT: "interprocess events",
-    ProbeKind.PIDFD: "a descriptor by pidfd_getfd",
-}
-_WORKS = {ProbeKind.IPC_EVENT: "one process waits for another one's", ProbeKind.PIDFD: "works"}
-"""The results of probes that move no bytes."""
+KINDS: Mapping[str, ProbeKind] = {check_id: kind for check_id, (kind, _, _) in _TRIALS.items()}
+"""The probes that each check judges."""
 
 
 def kinds_of(checks: Iterable[Check]) -> tuple[ProbeKind, ...]:
     """Return the probes that these checks judge."""
-    return tuple(kind for check in checks for kind in KINDS.get(check.id, ()))
+    return tuple(KINDS[check.id] for check in checks if check.id in KINDS)
 
 
-def _judge(kinds: tuple[ProbeKind, ...], machine: Machine, scope: Scope) -> Iterator[Finding]:
+def _judge(kind: ProbeKind, subject: str, machine: Machine, scope: Scope) -> Iterator[Finding]:
     if machine.probes is None:
         yield skipped(NOT_ASKED)
         return
-    probes = [probe for probe in machine.probes if probe.kind in kinds and _is_whole(probe)]
+    probes = [probe for probe in machine.probes if probe.kind is kind and _is_whole(probe)]
     if not probes:
         yield skipped("no GPU to try it on")
     for _, group in by_value(probes, _sameness):
-        yield replace(_verdict(machine, scope, group), place=_place(machine, group, probes))
+        memory = "GPU memory" if group[0].numa_node is None else "HOST_NUMA memory"
+        gpus = _label(machine, [probe.gpus[0] for probe in group])
+        verdict = _verdict(machine, scope, subject.format(memory=memory, gpus=gpus), group)
+        yield replace(verdict, place=_place(machine, group, probes))
 
 
 def _is_whole(probe: Probe) -> bool:
@@ -90,56 +83,53 @@ def _sameness(probe: Probe) -> tuple[object, ...]:
     return probe.kind, host, probe.outcome, probe.call, probe.error_number, detail
 
 
-def _verdict(machine: Machine, scope: Scope, probes: Sequence[Probe]) -> Finding:
+def _verdict(machine: Machine, scope: Scope, subject: str, probes: Sequence[Probe]) -> Finding:
+    """Return the finding of probes that ended in the same way."""
     first = probes[0]
-    memory = "GPU memory" if first.numa_node is None else "HOST_NUMA memory"
-    gpus = _label(machine, [probe.gpus[0] for probe in probes])
-    subject = _SUBJECTS[first.kind].format(memory=memory, gpus=gpus)
     evidence = tuple(Evidence(source=_participants(machine, probe), value=probe.detail) for probe in probes[:4])
+    confidence = Confidence.HIGH
     match first.outcome:
         case Outcome.OK:
+            moves_no_bytes = first.kind in (ProbeKind.IPC_EVENT, ProbeKind.PIDFD)
             note = _without_c2c(machine, probes) if first.numa_node is not None else ""
-            return passed(f"{subject}: {_WORKS.get(first.kind, 'every byte arrived, both ways')}", note=note)
+            return passed(f"{subject}: {'works' if moves_no_bytes else 'every byte arrived, both ways'}", note=note)
         case Outcome.NOT_RUN:
             return skipped(first.detail)
         case Outcome.CORRUPT:
             return failed(f"{subject}: bytes are wrong, though every call succeeded", SILENT, evidence=evidence)
+        case Outcome.ERROR if first.error_number is None:
+            # No call returned an error: the library, or the function in it, is missing.
+            return unknown(f"{subject}: {first.detail}")
         case Outcome.ERROR:
-            return _error(machine, scope, first, subject, evidence)
-    cause = _cause_of_crash(machine, first) if first.outcome is Outcome.CRASHED else None
-    end = "did not end in time" if first.outcome is Outcome.TIMED_OUT else "killed its process"
+            if reason := _lack(machine, scope, first):
+                return skipped(f"{subject}: {reason}", evidence=evidence)
+            cause = _cause_of_error(machine, first)
+            confidence = Confidence.MEDIUM if cause else Confidence.LOW
+            how, remedy = f"{first.call} failed: {first.error_name} ({first.error_number})", FAILING
+        case _:
+            cause = _cause_of_crash(machine, first) if first.outcome is Outcome.CRASHED else None
+            end = "did not end in time" if first.outcome is Outcome.TIMED_OUT else "killed its process"
+            how, remedy = f"{end}{f' in {first.call}' if first.call else ''}", HANGING
     return failed(
-        f"{subject}: {end}{f' in {first.call}' if first.call else ''}",
-        Remedy(text=cause.remedy) if cause else HANGING,
+        f"{subject}: {how}",
+        Remedy(text=cause.remedy) if cause else remedy,
         evidence=evidence,
         cause=cause.cause if cause else "",
+        confidence=confidence,
     )
 
 
-def _error(machine: Machine, scope: Scope, probe: Probe, subject: str, evidence: tuple[Evidence, ...]) -> Finding:
+def _lack(machine: Machine, scope: Scope, probe: Probe) -> str:
+    """Return what this machine does not have by design, where the error says just that."""
     number = probe.error_number
-    if number is None:
-        # No call returned an error: the library, or the function in it, is missing.
-        return unknown(f"{subject}: {probe.detail}")
     if number == PEER_UNSUPPORTED:
-        return skipped(f"{subject}: the driver allows these GPUs no peer access; see p2p.status", evidence=evidence)
+        return "the driver allows these GPUs no peer access; see p2p.status"
     if number == NOT_SUPPORTED and probe.call in _MAKING:
-        return skipped(f"{subject}: the driver does not support it here", evidence=evidence)
+        return "the driver does not support it here"
     no_channel = probe.kind is ProbeKind.FABRIC and number == NOT_PERMITTED
     if no_channel and not in_domain(machine) and not scope.asked_purpose(Guard.FABRIC):
-        return skipped(
-            f"{subject}: no IMEX channel, and the GPUs are in no multi-node NVLink domain; --for fabric tries it "
-            "anyway",
-            evidence=evidence,
-        )
-    cause = _cause_of_error(machine, probe)
-    return failed(
-        f"{subject}: {probe.call} failed: {probe.error_name} ({number})",
-        Remedy(text=cause.remedy) if cause else FAILING,
-        evidence=evidence,
-        cause=cause.cause if cause else "",
-        confidence=Confidence.MEDIUM if cause else Confidence.LOW,
-    )
+        return "no IMEX channel, and the GPUs are in no multi-node NVLink domain; --for fabric tries it anyway"
+    return ""
 
 
 def _cause_of_crash(machine: Machine, probe: Probe) -> Cause | None:
@@ -180,8 +170,6 @@ _PTRACE = Cause(
 
 def _without_c2c(machine: Machine, probes: Sequence[Probe]) -> str:
     """Name the GPUs that reached the host memory over PCIe, if any did."""
-    if coherent(machine) is False:
-        return "over PCIe, not EGM: no GPU here has NVLink-C2C"
     gpus = _known(machine, [bus_id for probe in probes for bus_id in probe.gpus])
     with_c2c = coherent_gpus(machine, gpus)
     without = [gpu for gpu in gpus if gpu not in with_c2c]
@@ -210,34 +198,25 @@ def _participants(machine: Machine, probe: Probe) -> str:
 
 def _place(machine: Machine, probes: Sequence[Probe], every: Sequence[Probe]) -> Place:
     """Return the place of a finding: its pairs, or where they are all pairs that were tried, their GPUs."""
-    node = probes[0].numa_node
-    if probes[0].kind is ProbeKind.HOST_NUMA and node is not None:
+    kind, node = probes[0].kind, probes[0].numa_node
+    if kind is ProbeKind.HOST_NUMA and node is not None:
         return on_numa([node])
-    pairs = _pairs(probes)
+    pairs = {probe.gpus for probe in probes}
     known = {gpu.bus_id: gpu for gpu in _known(machine, [bus_id for pair in pairs for bus_id in pair])}
-    if known and pairs == _pairs(every):
+    if known and pairs == {probe.gpus for probe in every}:
         return on_gpus(known.values())
-    known_pairs = [(known[user], known[owner]) for user, owner in pairs if user in known and owner in known]
-    return on_pairs(known_pairs) if known_pairs else NODE
+    known_pairs = [(known[first], known[second]) for first, second in pairs if first in known and second in known]
+    # A pair names first who accesses, then whose memory it is; probes other than P2P name the owner first.
+    ordered = known_pairs if kind is ProbeKind.P2P else [(importer, owner) for owner, importer in known_pairs]
+    return on_pairs(ordered) if ordered else NODE
 
 
-def _pairs(probes: Iterable[Probe]) -> set[tuple[str, str]]:
-    """Return who accesses and whose memory it is."""
-    ends = ((probe.kind, *probe.gpus) for probe in probes)
-    return {(first, second) if kind is ProbeKind.P2P else (second, first) for kind, first, second in ends}
-
-
-def _check(check_id: str, *guards: Guard, sections: tuple[str, ...] = ("gpus",)) -> Check:
-    return Check(check_id, partial(_judge, KINDS[check_id]), guards=guards, sections=sections)
-
-
-CHECKS = (
-    _check("egm.alloc-active", Guard.EGM, sections=("gpus", "host")),
-    _check("p2p.verify", Guard.P2P),
-    _check("fabric.alloc-active", Guard.FABRIC),
-    _check("ipc.legacy-active", Guard.IPC),
-    _check("ipc.vmm-active", Guard.IPC, Guard.EGM),
-    _check("ipc.pool-active", Guard.IPC),
-    _check("ipc.event-active", Guard.IPC),
-    _check("ipc.pidfd-active", Guard.IPC),
+CHECKS = tuple(
+    Check(
+        check_id,
+        partial(_judge, kind, subject),
+        guards=guards,
+        sections=("gpus", "host") if kind is ProbeKind.HOST_NUMA else ("gpus",),
+    )
+    for check_id, (kind, subject, guards) in _TRIALS.items()
 )
