@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from xml.etree.ElementTree import Element
 
-from egmctl.report.document import Better, Cell, Chart, Matrix, Point, Tone, columns
+from egmctl.report.document import Better, Cell, Chart, Matrix, Point, Tone, columns, plain
 from egmctl.report.render.page import arrows, element
 from egmctl.units import format_size
 
@@ -221,7 +221,7 @@ def heat_map(matrix: Matrix) -> Element:
             parts.append(element("text", text, x=x, y=y + (row + 0.7) * _FIGURES_LINE, class_="dim middle"))
     y += depth * _FIGURES_LINE
     for place, name in enumerate(matrix.rows):
-        parts.append(element("text", name, x=0, y=y + 19, class_="dim"))
+        parts.append(element("text", plain(name), x=0, y=y + 19, class_="dim"))
         for number, column in enumerate(series):
             parts += _cell(column.cells[place], matrix, best_of, _LABEL + number * _CELL, y)
         y += _ROW
@@ -248,5 +248,5 @@ def _cell(cell: Cell, matrix: Matrix, best_of: Mapping[str, float], x: float, y:
         if cell.tone in (Tone.BAD, Tone.WARN):
             ring = f"ring-{_CLASSES[cell.tone]}"
             yield element("rect", x=x + 1, y=y + 1, width=_CELL - 4, height=_ROW - 4, rx=4, class_=ring)
-    text = f"{cell.text} {cell.mark}".rstrip()
+    text = f"{plain(cell.text)} {cell.mark}".rstrip()
     yield element("text", text, x=x + _CELL / 2 - 1, y=y + 19, class_=f"middle {style}".strip())

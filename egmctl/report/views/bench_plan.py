@@ -13,16 +13,13 @@ from egmctl.bench.suites import SUITES
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.model.measurement import Quantity
 from egmctl.report.document import (
-    Align,
     Block,
     Bullets,
-    Column,
     Document,
     Entry,
     KeyValues,
     Paragraph,
     Section,
-    Table,
     Tone,
     table,
 )
@@ -65,9 +62,8 @@ def _plan(plan: Plan) -> Iterator[Block]:
         paths = ", ".join(task.path for task in tasks)
         alone = ", once more alone" if step.proof else ""
         by_case.setdefault(tasks[0].case, []).append((str(number), f"{paths}{alone}", f"{much}, {seconds:.2f} s"))
-    columns = (Column(name="", align=Align.RIGHT), Column(name="", wrap=True), Column(name=""))
     for case, rows in by_case.items():
-        yield Section(title=case, body=(Table(columns=columns, rows=tuple(rows)),))
+        yield Section(title=case, body=(table(("", "", ""), rows, wrap=("",)),))
     waived = Counter(planned.waiver for planned in plan.tasks if planned.waiver is not None)
     if waived or plan.notes:
         told = (*(f"{count}: {reason}" for reason, count in waived.items()), *plan.notes)

@@ -226,7 +226,7 @@ def _difference(comparison: Comparison, difference: AttributeDifference) -> str:
     return f"{subject}: {difference.reference} -> {difference.value}"
 
 
-def _tables(comparison: Comparison, level: Level) -> Iterator[doc.Table]:
+def _tables(comparison: Comparison, level: Level) -> Iterator[doc.Matrix]:
     """Yield a table for each case in which one run is against another: what differs, or what is the same."""
     first, second = (node.name for node in comparison.nodes)
     numbers = (first, second, "change")

@@ -9,7 +9,7 @@ from functools import partial
 
 from egmctl.facts.redact import redact
 from egmctl.model.machine import Machine, Origin, OriginKind
-from egmctl.report.document import Block, KeyValues, Level, Section, Table, table
+from egmctl.report.document import Block, KeyValues, Level, Matrix, Section, table
 from egmctl.units import counted, format_kernel_list, format_size, gpu_name, printable
 
 
@@ -99,7 +99,7 @@ def _facts(machine: Machine) -> Iterator[tuple[str, str]]:
         yield "NVSwitches", str(len(machine.switches))
 
 
-def _gpus(machine: Machine) -> Table:
+def _gpus(machine: Machine) -> Matrix:
     rows = []
     for gpu in machine.gpus or ():
         nvml, link = gpu.nvml, (gpu.nvml and gpu.nvml.link) or (gpu.pci and gpu.pci.link)
