@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from xml.etree.ElementTree import Element
 
 from egmctl.report.document import Better, Cell, Chart, Matrix, Point, Tone, columns, plain
 from egmctl.report.render.page import arrows, element
-from egmctl.units import format_size
+from egmctl.units import format_size, listed
 
 BOUNDS = (0.40, 0.65, 0.80, 0.90, 0.95, 0.97, 0.99)
 """Shares of the best at which a step ends. They lie closer near the best: cells that are alike within one per cent, as
@@ -43,17 +42,11 @@ def step(value: float, most: float, better: Better) -> int:
     return bisect_right(BOUNDS, share)
 
 
-def legend(better: Better) -> list[tuple[int, str]]:
-    """Return each step with the words that explain it, the best first."""
+def legend(better: Better) -> str:
+    """Return where the shades change."""
     if better is Better.HIGH:
-        ends = [f"{100 * bound:.0f}" for bound in reversed(BOUNDS)]
-        between = [f"{low} to {high} %" for high, low in pairwise(ends)]
-        words = (f"{ends[0]} % of the most and above", *between, f"below {ends[-1]} %")
-    else:
-        ends = [f"{100 / bound - 100:.0f}" for bound in reversed(BOUNDS)]
-        between = [f"{low} to {high} % longer" for low, high in pairwise(ends)]
-        words = (f"the least, and up to {ends[0]} % longer", *between, f"more than {ends[-1]} % longer")
-    return list(zip(range(len(BOUNDS), -1, -1), words, strict=True))
+        return f"they change at {listed([f'{100 * bound:.0f}' for bound in BOUNDS])} % of the most"
+    return f"they change at {listed([f'{100 / bound - 100:.0f}' for bound in BOUNDS])} % longer than the least"
 
 
 def cells_of(matrix: Matrix) -> int:

@@ -47,16 +47,8 @@ def matrix_html(matrix: doc.Matrix) -> Element:
 
 def legend_html(better: Better) -> Element:
     """Return the key to the shades of bandwidths or latencies."""
-    steps = [
-        element("li", element("span", class_=f"swatch heat-{place}", aria_hidden="true"), f" {words}")
-        for place, words in legend(better)
-    ]
-    return element(
-        "div",
-        element("p", "The stronger the shade, the nearer a cell comes to the best over the same links in its table:"),
-        element("ul", steps),
-        class_="key",
-    )
+    words = "The stronger the shade, the nearer a cell comes to the best over the same links in its table"
+    return element("p", f"{words}: {legend(better)}.", class_="key")
 
 
 def _caption(matrix: doc.Matrix) -> Iterator[Element]:

@@ -211,7 +211,7 @@ def _matrix_lines(matrix: doc.Matrix, width: int) -> Iterator[Text]:
                 yield name
                 name = Text()
             cells = [_cell_lines(series, size, row) for series, size in block]
-            for pieces in zip_longest(*cells, fillvalue=Text()):
+            for pieces in list(zip_longest(*cells, fillvalue=Text())) or [(Text(),) * len(block)]:
                 line = _aligned(name, label, Align.LEFT)
                 for (series, size), piece in zip(block, pieces, strict=True):
                     line.append(" " * gap).append_text(_aligned(piece, size, series.align))
