@@ -72,8 +72,7 @@ def plot(what: Chart) -> Element:
     x_ticks = _powers(xs) if logarithm else ticks(max(xs))
     x = _scale(x_ticks[0], x_ticks[-1], _LEFT, WIDTH - _RIGHT, logarithm=logarithm)
     y = _scale(0, y_ticks[-1], HEIGHT - _BOTTOM, _TOP)
-    names = [f"{name}: {_told(what, curve)}" for name, curve in what.curves if curve]
-    names += [f"{name}: {limit:.1f} {what.y}" for name, limit in what.limits]
+    names = [name for name, curve in what.curves if curve] + [name for name, _ in what.limits]
     return element(
         "svg",
         element("title", what.caption),
@@ -175,12 +174,6 @@ def _names(what: Chart, x: Scale, y: Scale) -> Iterator[Element]:
     for at, end, name, look in ends:
         lowest = max(at, lowest + _LINE)
         yield element("text", name, x=end + 10, y=lowest + 4, class_=look)
-
-
-def _told(what: Chart, curve: Sequence[Point]) -> str:
-    first, last = (format_size(round(p.x)) if what.sizes else f"{p.x:.1f}" for p in (curve[0], curve[-1]))
-    unit = what.y
-    return f"{curve[0].y:.1f} {unit} at {first}, {curve[-1].y:.1f} {unit} at {last}"
 
 
 _CELL, _ROW, _LABEL, _FIGURES_LINE = 84.0, 30.0, 84.0, 18.0

@@ -216,14 +216,8 @@ def _entry(block: doc.Entry) -> Element:
     look = _LOOKS.get(block.tone, "plain")
     label = element("span", block.word.lower(), class_=f"word-{look}") if block.word else None
     check = element("code", block.id) if block.id else None
-    body: list[Child] = []
-    for part in block.body:
-        if isinstance(part, doc.KeyValues):
-            pairs = ([element("dt", name), element("dd", _words(value))] for name, value in part.rows)
-            body.append(element("dl", list(pairs), class_="values"))
-        else:
-            body.append(_block(part))
-    return element("article", element("h3", label, element("span", _words(block.title)), check), body, class_="finding")
+    head = element("h3", label, element("span", _words(block.title)), check)
+    return element("article", head, map(_block, block.body), class_="finding")
 
 
 def _words(words: Words) -> list[Child]:

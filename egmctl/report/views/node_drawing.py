@@ -61,8 +61,8 @@ def _route_words(route: HostRoute | None) -> tuple[str, ...]:
 
 
 def _cut(text: str, width: float) -> str:
-    """Return text that is no wider than a box; a letter takes 8.5 pixels on the average in the widest font."""
-    most = int(width / 8.5)
+    """Return text that is no wider than a box; a letter takes 7.7 pixels on the average."""
+    most = int(width / 7.7)
     return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
 
