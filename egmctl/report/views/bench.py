@@ -303,12 +303,10 @@ def _worst_paths(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
         if judgement.expected:
             share = 100 * judgement.value / judgement.expected
             words += f", {share:.0f} % of {_AGAINST[judgement.yardstick]} {number(judgement.expected)}"
-        case = doc.Span(measurement.case, Tone.DIM)
-        grade = judgement.grade
-        yield doc.Entry(grade.upper(), GRADE_TONES[grade], (f"{words} ", case), level=Level.SUMMARY)
-    if len(slow) > _BENCH_WORST:
-        words = f"and {len(slow) - _BENCH_WORST} more paths are slow (-v)"
-        yield doc.Hint(words, more=True, level=Level.SUMMARY)
+        title = (f"{words} ", doc.Span(measurement.case, Tone.DIM))
+        yield doc.Entry(judgement.grade.upper(), GRADE_TONES[judgement.grade], title, level=Level.SUMMARY)
+    if more := len(slow[_BENCH_WORST:]):
+        yield doc.Hint(f"and {more} more paths are slow (-v)", more=True, level=Level.SUMMARY)
 
 
 def _broken(report: RunReport) -> Iterator[doc.Block]:
