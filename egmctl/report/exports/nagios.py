@@ -36,18 +36,14 @@ def bringup_nagios(bringup: Bringup) -> str:
 
     answered = verdict(bringup)
     root = None if bringup.blamed is None else root_of(bringup, bringup.blamed)
-    check = "" if root is None else f"{root.check}: "
+    blamed = "" if root is None else f"{root.check}: "
     slow = {number for cause in bringup.causes for number in cause.slow}
     problems: list[_Problem] = []
     for cause in bringup.causes:
         root = root_of(bringup, cause)
-        words = cause_words(bringup, cause)
-        problems.append(
-            (cause.status, f"bench: {words}", None)
-            if root is None
-            else (cause.status, f"{root.check}: {words}", root.remedy)
-        )
-    sentence = f"{answered.word}: {check}{plain(answered.sentence)}"
+        check, remedy = ("bench", None) if root is None else (root.check, root.remedy)
+        problems.append((cause.status, f"{check}: {cause_words(bringup, cause)}", remedy))
+    sentence = f"{answered.word}: {blamed}{plain(answered.sentence)}"
     return _output(bringup.nagios_state, sentence, f"{_performance(bringup.diagnosis)} slow={len(slow)}", problems)
 
 

@@ -109,13 +109,6 @@ _FRAMES = {Tone.BAD: "fail", Tone.WARN: "warn", Tone.DIM: "none"}
 
 
 _LOOKS = {Tone.GOOD: "pass", Tone.WARN: "warn", Tone.BAD: "fail"}
-_SIGNS = {
-    "pass": ("M12 2.5a9.5 9.5 0 1 0 0 19a9.5 9.5 0 1 0 0 -19", "M7.5 12.5l3 3l6 -6.5"),
-    "warn": ("M12 3L22 20.5H2Z", "M12 9.5v5", "M12 17.6v.01"),
-    "fail": ("M8 2.5h8l5.5 5.5v8l-5.5 5.5h-8l-5.5 -5.5v-8Z", "M8.5 8.5l7 7", "M15.5 8.5l-7 7"),
-    "plain": ("M12 2.5a9.5 9.5 0 1 0 0 19a9.5 9.5 0 1 0 0 -19", "M8 12h8"),
-}
-"""Circle and tick, triangle, octagon and cross, circle and bar: told apart without colour."""
 
 
 def html(document: doc.Document) -> str:
@@ -205,11 +198,10 @@ def _block(block: doc.Block) -> Child:
 
 def _verdict(block: doc.Verdict) -> Element:
     look = _LOOKS.get(block.tone, "plain")
-    sign = element("svg", (element("path", d=path) for path in _SIGNS[look]), viewBox="0 0 24 24", aria_hidden="true")
     said = [element("p", block.word, class_="word"), element("p", _words(block.sentence), class_="why")]
     if block.advice:
         said.append(element("p", element("strong", "Next: "), _words(block.advice), class_="why"))
-    return element("div", sign, element("div", said), class_=f"verdict {look}")
+    return element("div", element("div", said), class_=f"verdict {look}")
 
 
 def _entry(block: doc.Entry) -> Element:

@@ -129,17 +129,12 @@ def _nvlinks(links: tuple[NvLink, ...] | None, count: int | None) -> str:
     if not links:
         return ""
     active = [link for link in links if link.active]
-    parts = [f"{len(active)} of {max(count or 0, len(links))} active"]
-    if active:
-        parts[0] += f": {format_kernel_list({link.link for link in active})}"
-        speeds = sorted({link.speed_mb_s for link in active if link.speed_mb_s is not None})
-        parts += [f"{speed} MB/s each" for speed in speeds]
-        remotes: dict[str, list[int]] = {}
-        for link in active:
-            remote = link.remote_bus_id or ""
-            remotes.setdefault(f"{link.remote_type or 'unknown'} {remote}".strip(), []).append(link.link)
-        parts += [f"{format_kernel_list(numbers)} to {remote}" for remote, numbers in remotes.items()]
-    return ", ".join(parts)
+    speeds = sorted({link.speed_mb_s for link in active if link.speed_mb_s is not None})
+    parts = [f"{len(active)} of {max(count or 0, len(links))} active", *(f"{speed} MB/s each" for speed in speeds)]
+    remotes: dict[str, list[int]] = {}
+    for link in active:
+        remotes.setdefault(f"{link.remote_type or 'unknown'} {link.remote_bus_id or ''}".strip(), []).append(link.link)
+    return ", ".join((*parts, *(f"{format_kernel_list(numbers)} to {remote}" for remote, numbers in remotes.items())))
 
 
 def _c2c(links: tuple[C2cLink, ...] | None) -> str:
