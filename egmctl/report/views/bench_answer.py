@@ -112,10 +112,7 @@ def where_time_went(report: RunReport) -> str | None:
 
 
 def exceptions(report: RunReport) -> Iterator[tuple[MeasurementStatus, str, list[str]]]:
-    """Yield status and reason of what is not ``ok``, and what it is: whole cases where they were waived, else paths.
-
-    The first path of each case has the case's name before it: many cases take the same paths.
-    """
+    """Yield status and reason of what is not ``ok``, and what it is: whole cases where they were waived, else paths."""
     groups: dict[tuple[MeasurementStatus, str], list[Measurement]] = {}
     for measurement in report.measurements:
         if measurement.status is not MeasurementStatus.OK:
@@ -123,14 +120,7 @@ def exceptions(report: RunReport) -> Iterator[tuple[MeasurementStatus, str, list
     for (status, reason), members in groups.items():
         cases = list(dict.fromkeys(m.case for m in members))
         whole = status is MeasurementStatus.WAIVED and len(members) == sum(m.case in cases for m in report.measurements)
-        if whole:
-            yield status, reason, cases
-            continue
-        named: list[str] = []
-        for case in cases:
-            first, *others = dict.fromkeys(m.path for m in members if m.case == case)
-            named += [f"{case} {first}", *others]
-        yield status, reason, named
+        yield status, reason, cases if whole else list(dict.fromkeys(f"{m.case} {m.path}" for m in members))
 
 
 def tally(report: RunReport) -> str:
