@@ -61,7 +61,7 @@ def _plan(plan: Plan) -> Iterator[Block]:
             much = f"{1 if step.proof else samples} x {task.copies} x {much}"
         paths = ", ".join(task.path for task in tasks)
         alone = ", once more alone" if step.proof else ""
-        by_case.setdefault(tasks[0].case, []).append((str(number), f"{paths}{alone}", f"{much}, {seconds:.2f} s"))
+        by_case.setdefault(tasks[0].case, []).append((f"{number:>4}", f"{paths}{alone}", f"{much}, {seconds:.2f} s"))
     for case, rows in by_case.items():
         yield Section(title=case, body=(table(("", "", ""), rows, wrap=("",)),))
     waived = Counter(planned.waiver for planned in plan.tasks if planned.waiver is not None)
