@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, TypeVar
 
@@ -53,8 +53,15 @@ Words = str | Span | tuple[str | Span, ...]
 """A line of text: plain, or in parts."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Leveled:
+    """The part of every block that says from which level on it is shown."""
+
+    level: Level = Level.NORMAL
+
+
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(_Leveled):
     """The answer: a word, the reason, and the next step. Always shown first."""
 
     word: str
@@ -64,54 +71,49 @@ class Verdict:
     """One sentence with the figures."""
     advice: Words = ""
     """The next step; empty where there is nothing to do."""
-    level: Level = Level.SUMMARY
+    level: Level = field(default=Level.SUMMARY, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Paragraph:
+class Paragraph(_Leveled):
     """Sentences."""
 
     words: Words
     tone: Tone = Tone.PLAIN
-    level: Level = Level.NORMAL
 
 
 @dataclass(frozen=True, slots=True)
-class Hint:
+class Hint(_Leveled):
     """A line on what ``-v`` would add: only text without ``-v`` shows it; a page and a ticket have all."""
 
     words: Words
     more: bool = False
     """Whether it ends the list or table before it: "and 3 more"."""
-    level: Level = Level.NORMAL
 
 
 @dataclass(frozen=True, slots=True)
-class Bullets:
+class Bullets(_Leveled):
     """A list of sentences."""
 
     items: tuple[Words, ...]
-    level: Level = Level.NORMAL
 
 
 @dataclass(frozen=True, slots=True)
-class KeyValues:
+class KeyValues(_Leveled):
     """Names and values, one a line."""
 
     rows: tuple[tuple[str, Words], ...]
-    level: Level = Level.NORMAL
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class Command(_Leveled):
     """A line that may be pasted into a shell as it is: it is never broken."""
 
     text: str
-    level: Level = Level.NORMAL
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(_Leveled):
     """One thing that was found: a word for how it stands, a title, and what belongs to it."""
 
     word: str
@@ -120,7 +122,6 @@ class Entry:
     id: str = ""
     """The check that found it."""
     body: tuple[Block, ...] = ()
-    level: Level = Level.NORMAL
 
 
 class Align(StrEnum):
@@ -128,26 +129,6 @@ class Align(StrEnum):
 
     LEFT = "<"
     RIGHT = ">"
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a :class:`Table`."""
-
-    name: str
-    align: Align = Align.LEFT
-    wrap: bool = False
-    """Its cells are sentences, which may be broken."""
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows of one kind; the first cell of each names it."""
-
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Words, ...], ...]
-    caption: str = ""
-    level: Level = Level.NORMAL
 
 
 class Better(StrEnum):
@@ -163,7 +144,7 @@ class Better(StrEnum):
 class Cell:
     """A cell of a :class:`Matrix`."""
 
-    text: str = "-"
+    text: Words = "-"
     tone: Tone = Tone.PLAIN
     mark: str = ""
     """A sign that says the tone without colour: ``!`` failed, ``~`` unstable, ``<`` an outlier."""
@@ -183,26 +164,29 @@ class Series:
     header: tuple[str, ...]
     cells: tuple[Cell, ...]
     align: Align = Align.RIGHT
+    wrap: bool = False
+    """Its cells are sentences, which may be broken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Matrix:
-    """Cells by row and column."""
+class Matrix(_Leveled):
+    """A table: cells by row and column."""
 
-    caption: str
+    caption: str = ""
     """With the direction and the unit."""
+    corner: str = ""
+    """The heading of the rows' names."""
     names: str = ""
     """The cases."""
     notes: tuple[str, ...] = ()
     """A sentence each, above it."""
-    rows: tuple[str, ...]
+    rows: tuple[Words, ...]
     groups: tuple[tuple[Series, ...], ...]
     """Columns; those of a group stay together."""
     after: tuple[str, ...] = ()
     """Lines below it."""
     better: Better | None = None
     """``None`` where the cells are no numbers of one kind."""
-    level: Level = Level.NORMAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +200,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
+class Chart(_Leveled):
     """Curves. What it shows stands in a table beside it, which text shows in its place."""
 
     caption: str
@@ -231,33 +215,30 @@ class Chart:
     """``x`` are other numbers from 1 on, drawn by their logarithm."""
     limits: tuple[tuple[str, float], ...] = ()
     """Level lines that no curve can be above, each by its name."""
-    level: Level = Level.NORMAL
 
 
 @dataclass(frozen=True, slots=True)
-class Diagram:
+class Diagram(_Leveled):
     """A picture; text leaves it out, so what it shows stands elsewhere too."""
 
     draw: Callable[[], Element]
     """Returns the picture as SVG with a width and a height; it is called where it is shown, and only there."""
-    level: Level = Level.NORMAL
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class Section(_Leveled):
     """Blocks under a heading; it is left out where it has none."""
 
     title: str
     body: Body
     folded: bool = False
     """A page shows the heading alone until it is opened."""
-    level: Level = Level.NORMAL
 
 
 Body = tuple["Block", ...] | Callable[[], Iterable["Block"]]
 """Blocks, or a function that makes them: it is called where they are shown, and only there."""
 
-Block = Verdict | Paragraph | Hint | Bullets | KeyValues | Command | Entry | Table | Matrix | Chart | Diagram | Section
+Block = Verdict | Paragraph | Hint | Bullets | KeyValues | Command | Entry | Matrix | Chart | Diagram | Section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,7 +281,7 @@ def shown(blocks: Iterable[Block], level: Level) -> Iterator[Block]:
                 empty = not block.body and not isinstance(block, Entry)
             case Bullets():
                 empty = not block.items
-            case KeyValues() | Table() | Matrix():
+            case KeyValues() | Matrix():
                 empty = not block.rows
             case _:
                 empty = False
@@ -322,10 +303,31 @@ def table(
     right: Collection[str] = (),
     wrap: Collection[str] = (),
     caption: str = "",
-) -> Table:
-    """Return a table by the headings of its columns; ``right`` hold numbers, ``wrap`` sentences."""
-    columns = (Column(head, Align.RIGHT if head in right else Align.LEFT, head in wrap) for head in heads)
-    return Table(tuple(columns), tuple(map(tuple, rows)), caption)
+) -> Matrix:
+    """Return a table by its headings and rows, the first cell of each its name.
+
+    Parameters
+    ----------
+    right, wrap
+        The headings of the columns of numbers, and of those of sentences.
+    """
+    names, *columns = zip(*(heads, *rows), strict=True)
+    return Matrix(
+        caption=caption,
+        corner=heads[0],
+        rows=names[1:],
+        groups=(
+            tuple(
+                Series(
+                    (head,) if head else (),
+                    tuple(map(Cell, cells)),
+                    Align.RIGHT if head in right else Align.LEFT,
+                    head in wrap,
+                )
+                for head, *cells in columns
+            ),
+        ),
+    )
 
 
 _Header = TypeVar("_Header", bound="str | tuple[str, ...]")

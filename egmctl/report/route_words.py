@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from egmctl.compat import assert_never
 from egmctl.model.route import HOST_NAMES, Carrier, Egm, LinkKind, MemoryKind, Route
@@ -35,15 +35,15 @@ def routes_words(routes: Iterable[Route]) -> str:
     return " and ".join(dict.fromkeys(map(route_words, routes)))
 
 
-def _pool(route: Route) -> str:
-    if route.memory is MemoryKind.HOST_NUMA_DEFAULT_POOL:
-        return "default pool "
-    return "pool " * (route.memory is MemoryKind.HOST_NUMA_POOL)
+_POOLS: Mapping[MemoryKind | None, str] = {
+    MemoryKind.HOST_NUMA_DEFAULT_POOL: "default pool ",
+    MemoryKind.HOST_NUMA_POOL: "pool ",
+}
 
 
 def _to_host(route: Route, name: str) -> str:
     if route.egm is Egm.YES:
-        return f"EGM {_pool(route)}over {route.symbol}"
+        return f"EGM {_POOLS.get(route.memory, '')}over {route.symbol}"
     known = bool(route.hops) and route.hops[0].link is not LinkKind.UNKNOWN
     over = f"{name} over {route.symbol}" if known else name
     if route.egm is Egm.UNKNOWN:

@@ -9,7 +9,7 @@ from egmctl.bench.plan.make import make_plan
 from egmctl.bench.results import summarize
 from egmctl.bench.suites import select_cases
 from egmctl.model.measurement import Measurement, Quantity, RunReport, Settings, Stage, Status, finish
-from egmctl.report.document import Matrix, columns
+from egmctl.report.document import Matrix, columns, plain
 from egmctl.report.views.bench_answer import exceptions
 from egmctl.report.views.bench_details import beside, life_cycles
 from tests.bench.reports import report
@@ -46,7 +46,7 @@ def measured(*names: str, value: float = 100.0, status: Status = Status.OK) -> l
 
 def column(grid: Matrix, name: str) -> list[str]:
     """Return the cells of a column."""
-    return [cell.text for line in columns(grid) if line.header == (name,) for cell in line.cells]
+    return [plain(cell.text) for line in columns(grid) if line.header == (name,) for cell in line.cells]
 
 
 def test_the_ratio_is_path_by_path() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from xml.etree import ElementTree
 
@@ -18,7 +19,6 @@ from egmctl.report.document import (
     Bullets,
     Cell,
     Chart,
-    Column,
     Command,
     Diagram,
     Document,
@@ -32,12 +32,12 @@ from egmctl.report.document import (
     Section,
     Series,
     Span,
-    Table,
     Tone,
     Verdict,
     Words,
     body_of,
     shown,
+    table,
 )
 from egmctl.report.render.html import html
 from egmctl.report.render.markdown import markdown
@@ -61,13 +61,13 @@ FEW = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], de
 
 
 @st.composite
-def tables(draw: st.DrawFn) -> Table:
+def tables(draw: st.DrawFn) -> Matrix:
     count = draw(st.integers(1, 4))
-    columns = tuple(
-        Column(name=draw(WORD), align=draw(st.sampled_from(Align)), wrap=place == count - 1) for place in range(count)
-    )
+    heads = draw(st.tuples(*[WORD] * count))
     rows = draw(st.lists(st.tuples(*[WORD] * (count - 1), SENTENCE), max_size=4))
-    return Table(columns=columns, rows=tuple(rows), caption=draw(SENTENCE), level=draw(LEVEL))
+    right = draw(st.sets(st.sampled_from(heads[:-1]))) if count > 1 else ()
+    made = table(heads, rows, right=right, wrap=heads[-1:], caption=draw(SENTENCE))
+    return replace(made, level=draw(LEVEL))
 
 
 @st.composite
@@ -122,7 +122,7 @@ def words_of(shown: str) -> list[str]:
 def test_text_keeps_within_its_width_and_is_harmless(document: Document, width: int) -> None:
     shown = text(document, width=width, level=Level.VERBOSE).plain
     # Tables and matrices have at least one column, commands are never broken: all others are.
-    whole = any(isinstance(one, (Table, Matrix, Command)) for one in _all(document.body))
+    whole = any(isinstance(one, (Matrix, Command)) for one in _all(document.body))
     for line in shown.split("\n"):
         assert line.isprintable()
         assert line == line.rstrip()
@@ -174,8 +174,8 @@ def test_signs_stand_behind_the_column_of_numbers() -> None:
     assert text(Document(command="x", subject="y", body=(matrix,))).plain.splitlines()[2:] == ["a  396.2", "b   98.1!"]
     words = Series(header=("x",), cells=(Cell(text="NV16", mark="*"), Cell(text="NV18")), align=Align.LEFT)
     others = Series(header=("y",), cells=(Cell(text="1"), Cell(text="2")))
-    table = Matrix(caption="c", rows=("a", "b"), groups=((words, others),))
-    assert text(Document(command="x", subject="y", body=(table,))).plain.splitlines()[2:] == [
+    matrix = Matrix(caption="c", rows=("a", "b"), groups=((words, others),))
+    assert text(Document(command="x", subject="y", body=(matrix,))).plain.splitlines()[2:] == [
         "a  NV16*  1",
         "b  NV18   2",
     ]

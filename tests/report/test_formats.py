@@ -196,7 +196,7 @@ class TestHeat:
 
     @pytest.mark.parametrize("better", Better)
     def test_every_step_is_explained(self, better: Better) -> None:
-        assert [place for place, _ in legend(better)] == list(range(len(BOUNDS), -1, -1))
+        assert len(legend(better).replace(" and", ",").split(",")) == len(BOUNDS)
 
 
 @pytest.mark.parametrize("format", [Format.HTML, Format.SVG, Format.MARKDOWN])

@@ -214,7 +214,7 @@ def test_what_is_worse_comes_first_then_each_path_with_both_numbers_then_the_mac
         words(next(elements(table, "caption"))): table for table in elements(sections["paths-that-differ"], "table")
     }
     table = tables["device_to_device_memcpy_write_ce, 512 MiB over NV18 (GB/s)"]
-    assert [words(head) for head in elements(next(elements(table, "thead")), "th")][1:3] == ["monday", "today"]
+    assert [words(head) for head in elements(next(elements(table, "thead")), "th")][:2] == ["monday", "today"]
     first = [words(cell) for cell in next(elements(next(elements(table, "tbody")), "tr"))]
     assert first[0] == "GPU2 -> GPU0"
     assert float(first[2]) / float(first[1]) == pytest.approx(0.8, abs=0.01)

@@ -101,7 +101,7 @@ class TestTheTopology:
     def test_in_words_it_tells_who_sits_where_and_what_joins_them(self) -> None:
         (told,) = elements(drawing(topology(shipped("gb200-tray"))), "desc")
         assert "NUMA node 0 with GPU0, GPU1" in words(told)
-        assert "NV18 through switches between" in words(told)
+        assert "6 x NV18 pairs of GPUs" in words(told)
 
 
 class TestPlots:
@@ -155,5 +155,5 @@ def test_the_words_of_a_pair_of_gpus_touch_no_link_of_another_pair() -> None:
 
 def test_names_that_do_not_fit_their_box_are_cut_to_it() -> None:
     texts = [words(text) for text in elements(drawing(topology(shipped("dgx-station-gb300"))), "text")]
-    assert "RTX PRO 6000 B\N{HORIZONTAL ELLIPSIS}" in texts
+    assert any(text.startswith("RTX PRO") and text.endswith("\N{HORIZONTAL ELLIPSIS}") for text in texts)
     assert "NIC10 mlx5_10" in [words(text) for text in elements(drawing(topology(shipped("dgx-h100"))), "text")]

@@ -35,31 +35,21 @@ def doctor_prom(diagnosis: Diagnosis) -> str:
     for finding in diagnosis.findings:
         if finding.status in _STATES:
             checks.setdefault(finding.check, []).append(finding)
-    return "".join(
+    nodes = (({"check": check}, _worst(findings)) for check, findings in checks.items())
+    gpus = (
         (
-            _gauge(
-                "egmctl_doctor_check",
-                f"What a check of egmctl doctor says of the node: {_MEANING}",
-                (({"check": check}, _worst(findings)) for check, findings in checks.items()),
-            ),
-            _gauge(
-                "egmctl_doctor_gpu_check",
-                f"What a check says of one GPU: what it says of the whole node, unless it names GPUs: {_MEANING}",
-                (
-                    (
-                        {"check": check, "gpu": f"GPU{gpu.index}", "bus_id": gpu.bus_id},
-                        _worst(finding for finding in findings if _is_about(finding, gpu.bus_id)),
-                    )
-                    for check, findings in checks.items()
-                    for gpu in diagnosis.machine.gpus or ()
-                ),
-            ),
-            _gauge(
-                "egmctl_doctor_findings",
-                "Number of checks of egmctl doctor by what they say.",
-                (({"status": status}, number) for status, number in diagnosis.counts.items()),
-            ),
+            {"check": check, "gpu": f"GPU{gpu.index}", "bus_id": gpu.bus_id},
+            _worst(finding for finding in findings if _is_about(finding, gpu.bus_id)),
         )
+        for check, findings in checks.items()
+        for gpu in diagnosis.machine.gpus or ()
+    )
+    of_gpu = f"What a check says of one GPU: what it says of the whole node, unless it names GPUs: {_MEANING}"
+    counts = (({"status": status}, number) for status, number in diagnosis.counts.items())
+    return (
+        _gauge("egmctl_doctor_check", f"What a check of egmctl doctor says of the node: {_MEANING}", nodes)
+        + _gauge("egmctl_doctor_gpu_check", of_gpu, gpus)
+        + _gauge("egmctl_doctor_findings", "Number of checks of egmctl doctor by what they say.", counts)
     )
 
 
@@ -81,70 +71,45 @@ def _worst(findings: Iterable[Finding]) -> int:
 def bench_prom(report: RunReport) -> str:
     """Return the metrics of a run."""
     measured = [m for m in report.measurements if m.measured]
-    counts = Counter(m.status for m in report.measurements)
-    info = {
-        "gpus": counted(gpu_name(gpu.name) for gpu in report.gpus),
-        "driver": report.driver_version or "",
-        "version": __version__,
-    }
-    metrics: list[tuple[str, str, Iterable[Sample]]] = [
-        (
-            "bandwidth_bytes_per_second",
-            "Median bandwidth of one flow, while all flows of its measurement run.",
-            _flows(measured),
-        ),
-        (
-            "total_bandwidth_bytes_per_second",
-            "Median bandwidth of several flows together.",
-            (
-                (_common(m) | {"path": m.path}, m.bandwidth_gb_s.median * GB)
-                for m in measured
-                if m.bandwidth_gb_s is not None and len(m.flows) > 1
-            ),
-        ),
-        (
-            "latency_seconds",
-            "Median latency: of one load, or of one round trip.",
-            ((_path(m, m.flows), m.latency_ns.median * _NS) for m in measured if m.latency_ns is not None),
-        ),
-        (
-            "stage_seconds",
-            "Median duration of a stage of a handle's life cycle.",
-            (
-                (_path(m, m.flows) | {"stage": stage.name}, stage.ms.median / 1000)
-                for m in measured
-                for stage in m.stages
-            ),
-        ),
-        (
-            "measurements",
-            "Number of measurements by how they ended.",
-            (({"status": status.value}, counts[status]) for status in MeasurementStatus),
-        ),
-    ]
-    if (verdict := report.verdict) is not None:
-        metrics += [
-            (
-                "verdict",
-                f"The verdict of the run: {_GRADE_MEANING}",
-                [({"profile": verdict.profile or ""}, _GRADES[verdict.grade])],
-            ),
-            (
-                "class_verdict",
-                f"The verdict of a class of paths: {_GRADE_MEANING}",
-                (
-                    ({"case": judged.case, "link": judged.link, "class": judged.path_class}, _GRADES[judged.grade])
-                    for judged in verdict.classes
-                ),
-            ),
-        ]
-    metrics += [
-        ("exit_code", "What the command ended with; 0 is fine.", [({}, report.exit_code)]),
-        ("duration_seconds", "How long the run took.", [({}, report.wall_s)]),
-        ("start_timestamp_seconds", "When the run began, seconds since 1970 UTC.", _began(report)),
-        ("info", "What was measured, with what: always 1.", [(info, 1)]),
-    ]
+    metrics = (*_rates(measured), *_outcome(report))
     return "".join(_gauge(f"egmctl_bench_{name}", meaning, samples) for name, meaning, samples in metrics)
+
+
+_Metric = tuple[str, str, Iterable[Sample]]
+"""The end of its name, its meaning, and its samples."""
+
+
+def _rates(measured: Sequence[Measurement]) -> Iterator[_Metric]:
+    meaning = "Median bandwidth of one flow, while all flows of its measurement run."
+    yield "bandwidth_bytes_per_second", meaning, _flows(measured)
+    together = [(m, m.bandwidth_gb_s) for m in measured if m.bandwidth_gb_s is not None and len(m.flows) > 1]
+    totals = ((_common(m) | {"path": m.path}, summary.median * GB) for m, summary in together)
+    yield "total_bandwidth_bytes_per_second", "Median bandwidth of several flows together.", totals
+    latencies = ((_path(m, m.flows), m.latency_ns.median * _NS) for m in measured if m.latency_ns is not None)
+    yield "latency_seconds", "Median latency: of one load, or of one round trip.", latencies
+    stages = ((m, stage) for m in measured for stage in m.stages)
+    durations = ((_path(m, m.flows) | {"stage": stage.name}, stage.ms.median / 1000) for m, stage in stages)
+    yield "stage_seconds", "Median duration of a stage of a handle's life cycle.", durations
+
+
+def _outcome(report: RunReport) -> Iterator[_Metric]:
+    counts = Counter(m.status for m in report.measurements)
+    statuses = (({"status": status.value}, counts[status]) for status in MeasurementStatus)
+    yield "measurements", "Number of measurements by how they ended.", statuses
+    if (verdict := report.verdict) is not None:
+        graded = [({"profile": verdict.profile or ""}, _GRADES[verdict.grade])]
+        yield "verdict", f"The verdict of the run: {_GRADE_MEANING}", graded
+        classes = (
+            ({"case": judged.case, "link": judged.link, "class": judged.path_class}, _GRADES[judged.grade])
+            for judged in verdict.classes
+        )
+        yield "class_verdict", f"The verdict of a class of paths: {_GRADE_MEANING}", classes
+    yield "exit_code", "What the command ended with; 0 is fine.", [({}, report.exit_code)]
+    yield "duration_seconds", "How long the run took.", [({}, report.wall_s)]
+    yield "start_timestamp_seconds", "When the run began, seconds since 1970 UTC.", _began(report)
+    gpus = counted(gpu_name(gpu.name) for gpu in report.gpus)
+    info = {"gpus": gpus, "driver": report.driver_version or "", "version": __version__}
+    yield "info", "What was measured, with what: always 1.", [(info, 1)]
 
 
 def bringup_prom(bringup: Bringup) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from xml.etree.ElementTree import Element
 
-from egmctl.report.document import Better, Cell, Chart, Matrix, Point, Tone, columns
+from egmctl.report.document import Better, Cell, Chart, Matrix, Point, Tone, columns, plain
 from egmctl.report.render.page import arrows, element
-from egmctl.units import format_size
+from egmctl.units import format_size, listed
 
 BOUNDS = (0.40, 0.65, 0.80, 0.90, 0.95, 0.97, 0.99)
 """Shares of the best at which a step ends. They lie closer near the best: cells that are alike within one per cent, as
@@ -43,17 +42,11 @@ def step(value: float, most: float, better: Better) -> int:
     return bisect_right(BOUNDS, share)
 
 
-def legend(better: Better) -> list[tuple[int, str]]:
-    """Return each step with the words that explain it, the best first."""
+def legend(better: Better) -> str:
+    """Return where the shades change."""
     if better is Better.HIGH:
-        ends = [f"{100 * bound:.0f}" for bound in reversed(BOUNDS)]
-        between = [f"{low} to {high} %" for high, low in pairwise(ends)]
-        words = (f"{ends[0]} % of the most and above", *between, f"below {ends[-1]} %")
-    else:
-        ends = [f"{100 / bound - 100:.0f}" for bound in reversed(BOUNDS)]
-        between = [f"{low} to {high} % longer" for low, high in pairwise(ends)]
-        words = (f"the least, and up to {ends[0]} % longer", *between, f"more than {ends[-1]} % longer")
-    return list(zip(range(len(BOUNDS), -1, -1), words, strict=True))
+        return f"they change at {listed([f'{100 * bound:.0f}' for bound in BOUNDS])} % of the most"
+    return f"they change at {listed([f'{100 / bound - 100:.0f}' for bound in BOUNDS])} % longer than the least"
 
 
 def cells_of(matrix: Matrix) -> int:
@@ -79,8 +72,7 @@ def plot(what: Chart) -> Element:
     x_ticks = _powers(xs) if logarithm else ticks(max(xs))
     x = _scale(x_ticks[0], x_ticks[-1], _LEFT, WIDTH - _RIGHT, logarithm=logarithm)
     y = _scale(0, y_ticks[-1], HEIGHT - _BOTTOM, _TOP)
-    names = [f"{name}: {_told(what, curve)}" for name, curve in what.curves if curve]
-    names += [f"{name}: {limit:.1f} {what.y}" for name, limit in what.limits]
+    names = [name for name, curve in what.curves if curve] + [name for name, _ in what.limits]
     return element(
         "svg",
         element("title", what.caption),
@@ -184,12 +176,6 @@ def _names(what: Chart, x: Scale, y: Scale) -> Iterator[Element]:
         yield element("text", name, x=end + 10, y=lowest + 4, class_=look)
 
 
-def _told(what: Chart, curve: Sequence[Point]) -> str:
-    first, last = (format_size(round(p.x)) if what.sizes else f"{p.x:.1f}" for p in (curve[0], curve[-1]))
-    unit = what.y
-    return f"{curve[0].y:.1f} {unit} at {first}, {curve[-1].y:.1f} {unit} at {last}"
-
-
 _CELL, _ROW, _LABEL, _FIGURES_LINE = 84.0, 30.0, 84.0, 18.0
 _STRONG, _DIM = 8.8, 7.2
 """Pixels that a letter takes at most, on the average."""
@@ -221,7 +207,7 @@ def heat_map(matrix: Matrix) -> Element:
             parts.append(element("text", text, x=x, y=y + (row + 0.7) * _FIGURES_LINE, class_="dim middle"))
     y += depth * _FIGURES_LINE
     for place, name in enumerate(matrix.rows):
-        parts.append(element("text", name, x=0, y=y + 19, class_="dim"))
+        parts.append(element("text", plain(name), x=0, y=y + 19, class_="dim"))
         for number, column in enumerate(series):
             parts += _cell(column.cells[place], matrix, best_of, _LABEL + number * _CELL, y)
         y += _ROW
@@ -248,5 +234,5 @@ def _cell(cell: Cell, matrix: Matrix, best_of: Mapping[str, float], x: float, y:
         if cell.tone in (Tone.BAD, Tone.WARN):
             ring = f"ring-{_CLASSES[cell.tone]}"
             yield element("rect", x=x + 1, y=y + 1, width=_CELL - 4, height=_ROW - 4, rx=4, class_=ring)
-    text = f"{cell.text} {cell.mark}".rstrip()
+    text = f"{plain(cell.text)} {cell.mark}".rstrip()
     yield element("text", text, x=x + _CELL / 2 - 1, y=y + 19, class_=f"middle {style}".strip())

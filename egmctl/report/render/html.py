@@ -20,53 +20,35 @@ which a heat map does and can be scrolled by keyboard."""
 
 
 def matrix_html(matrix: doc.Matrix) -> Element:
-    """Return a figure with the table of a matrix."""
+    """Return a figure with the table of a matrix; a wide one can be scrolled by keyboard."""
     if cells_of(matrix) > DRAWN_CELLS:
         too_many = f"{cells_of(matrix)} cells are too many to show: JSON and CSV have them."
         return element("figure", element("p", list(_caption(matrix))), element("p", too_many, class_="dim"))
     series, best_of = doc.columns(matrix), best(matrix)
-    depth = max((len(column.header) for column in series), default=1)
-    head = [
-        element("tr", element("td") if any(matrix.rows) else None, list(_heads(matrix, row, depth)))
-        for row in range(depth)
-    ]
+    wide = len(series) >= (_WIDE if best_of else _LONG) or any(column.wrap for column in series)
     table = element(
         "table",
-        element("caption", list(_caption(matrix))),
-        element("thead", head),
+        element("caption", list(_caption(matrix))) if matrix.caption else None,
+        element("thead", list(_heads(matrix))),
         element("tbody", list(_body(matrix, best_of))),
-        class_=f"heat{' few' if len(series) <= _FEW else ''}" if best_of else "numbers",
+        class_=f"heat{' few' if len(series) <= _FEW else ''}" if best_of else "rows",
     )
-    wide = len(series) >= (_WIDE if best_of else _LONG)
-    scrolled = _scrolled(table, matrix.after, matrix.caption if wide else "")
-    return element("figure", scrolled, class_="wide" if wide else None)
-
-
-def _scrolled(table: Element, after: Sequence[str], name: str) -> Element:
-    """Return a table with the lines below it; one with a name is wide, and can be scrolled by keyboard."""
-    return element(
+    scrolled = element(
         "div",
         table,
-        [element("p", line, class_="after") for line in after],
+        [element("p", line, class_="after") for line in matrix.after],
         class_="scroll",
-        tabindex="0" if name else None,
-        role="region" if name else None,
-        aria_label=name or None,
+        tabindex="0" if wide else None,
+        role="region" if wide else None,
+        aria_label=(matrix.caption or "table") if wide else None,
     )
+    return element("figure", scrolled, class_="wide" if wide else None)
 
 
 def legend_html(better: Better) -> Element:
     """Return the key to the shades of bandwidths or latencies."""
-    steps = [
-        element("li", element("span", class_=f"swatch heat-{place}", aria_hidden="true"), f" {words}")
-        for place, words in legend(better)
-    ]
-    return element(
-        "div",
-        element("p", "The stronger the shade, the nearer a cell comes to the best over the same links in its table:"),
-        element("ul", steps),
-        class_="key",
-    )
+    words = "The stronger the shade, the nearer a cell comes to the best over the same links in its table"
+    return element("p", f"{words}: {legend(better)}.", class_="key")
 
 
 def _caption(matrix: doc.Matrix) -> Iterator[Element]:
@@ -77,62 +59,56 @@ def _caption(matrix: doc.Matrix) -> Iterator[Element]:
         yield element("span", arrows(note), class_="note")
 
 
-def _heads(matrix: doc.Matrix, row: int, depth: int) -> Iterator[Element]:
-    """Yield the headings of one row, each over the columns of its group that have none there; the last row is right
-    above the cells."""
-    for group in matrix.groups:
-        # The last row is right above the cells, however few lines a heading has.
-        headers = [("",) * (depth - len(column.header)) + column.header for column in group]
-        texts = [lines[row] for lines in headers]
-        starts = [number for number, text in enumerate(texts) if text or number == 0]
-        for start, end in zip(starts, [*starts[1:], len(texts)], strict=True):
-            if not texts[start]:
-                yield element("td", colspan=end - start if end - start > 1 else None)
-            elif end - start > 1:
-                yield element("th", arrows(texts[start]), scope="colgroup", colspan=end - start)
-            else:
-                yield element("th", arrows(texts[start]), scope="col")
+def _heads(matrix: doc.Matrix) -> Iterator[Element]:
+    """Yield the rows of headings, each heading over the columns of its group that have none there."""
+    depth = max([len(column.header) for column in doc.columns(matrix)] + [bool(matrix.corner)])
+    for row in range(depth):
+        last = row == depth - 1
+        corner = element("th", matrix.corner, scope="col") if matrix.corner and last else element("td")
+        cells = [corner] if any(matrix.rows) else []
+        for group in matrix.groups:
+            # The last row is right above the cells, however few lines a heading has.
+            texts = [("", *column.header)[max(row - depth + len(column.header) + 1, 0)] for column in group]
+            starts = [number for number, text in enumerate(texts) if text or number == 0]
+            for start, end in zip(starts, [*starts[1:], len(texts)], strict=True):
+                span = end - start if end - start > 1 else None
+                scope = ("colgroup" if span else "col") if texts[start] else None
+                look = "number" if scope == "col" and group[start].align is Align.RIGHT else None
+                head = element("th" if scope else "td", arrows(texts[start]), scope=scope, colspan=span, class_=look)
+                cells.append(head)
+        yield element("tr", cells)
 
 
 def _body(matrix: doc.Matrix, best_of: Mapping[str, float]) -> Iterator[Element]:
     for place, row in enumerate(matrix.rows):
-        cells = [column.cells[place] for column in doc.columns(matrix)]
+        cells = [(column, column.cells[place]) for column in doc.columns(matrix)]
         # A row without cells is a heading of those below it.
-        look = None if any(cell.text for cell in cells) else "strong"
+        look = None if any(cell.text for _, cell in cells) else "strong"
         yield element(
             "tr",
-            element("th", row, scope="row", class_=look) if any(matrix.rows) else None,
-            [_cell(cell, matrix, best_of) for cell in cells],
+            element("th", _words(row), scope="row", class_=look) if any(matrix.rows) else None,
+            [_cell(column, cell, matrix, best_of) for column, cell in cells],
         )
 
 
-def _cell(cell: doc.Cell, matrix: doc.Matrix, best_of: Mapping[str, float]) -> Element:
+def _cell(column: doc.Series, cell: doc.Cell, matrix: doc.Matrix, best_of: Mapping[str, float]) -> Element:
     step = step_of(cell, best_of, matrix.better)
     classes = [] if step is None else [f"heat-{step}"]
+    if not best_of and not column.wrap:
+        classes.append("number" if column.align is Align.RIGHT else "whole")
     if cell.tone in _CLASSES:
         # A number keeps its shade, and is framed.
         classes.append(_CLASSES[cell.tone] if step is None else f"judged-{_FRAMES[cell.tone]}")
     if cell.text == "-":
-        return element("td", "-", class_="none")
+        classes.append("none")
     mark = element("span", f" {cell.mark}", class_="mark") if cell.mark else None
-    return element("td", cell.text.rstrip(), mark, class_=" ".join(classes) or None)
+    return element("td", _words(cell.text), mark, class_=" ".join(classes) or None)
 
 
 _FRAMES = {Tone.BAD: "fail", Tone.WARN: "warn", Tone.DIM: "none"}
 
 
 _LOOKS = {Tone.GOOD: "pass", Tone.WARN: "warn", Tone.BAD: "fail"}
-_SIGNS = {
-    "pass": ("M12 2.5a9.5 9.5 0 1 0 0 19a9.5 9.5 0 1 0 0 -19", "M7.5 12.5l3 3l6 -6.5"),
-    "warn": ("M12 3L22 20.5H2Z", "M12 9.5v5", "M12 17.6v.01"),
-    "fail": ("M8 2.5h8l5.5 5.5v8l-5.5 5.5h-8l-5.5 -5.5v-8Z", "M8.5 8.5l7 7", "M15.5 8.5l-7 7"),
-    "plain": ("M12 2.5a9.5 9.5 0 1 0 0 19a9.5 9.5 0 1 0 0 -19", "M8 12h8"),
-}
-"""Circle and tick, triangle, octagon and cross, circle and bar: told apart without colour."""
-_SHORT = 14
-"""Characters of cells that a page never breaks."""
-_WIDE_TABLE = 8
-"""Columns from which a table can be scrolled by keyboard."""
 
 
 def html(document: doc.Document) -> str:
@@ -206,8 +182,6 @@ def _block(block: doc.Block) -> Child:
             return element("pre", element("code", block.text))
         case doc.Entry():
             return _entry(block)
-        case doc.Table():
-            return _table(block)
         case doc.Matrix():
             return matrix_html(block)
         case doc.Chart():
@@ -224,57 +198,18 @@ def _block(block: doc.Block) -> Child:
 
 def _verdict(block: doc.Verdict) -> Element:
     look = _LOOKS.get(block.tone, "plain")
-    sign = element("svg", (element("path", d=path) for path in _SIGNS[look]), viewBox="0 0 24 24", aria_hidden="true")
     said = [element("p", block.word, class_="word"), element("p", _words(block.sentence), class_="why")]
     if block.advice:
         said.append(element("p", element("strong", "Next: "), _words(block.advice), class_="why"))
-    return element("div", sign, element("div", said), class_=f"verdict {look}")
+    return element("div", element("div", said), class_=f"verdict {look}")
 
 
 def _entry(block: doc.Entry) -> Element:
     look = _LOOKS.get(block.tone, "plain")
     label = element("span", block.word.lower(), class_=f"word-{look}") if block.word else None
     check = element("code", block.id) if block.id else None
-    body: list[Child] = []
-    for part in block.body:
-        if isinstance(part, doc.KeyValues):
-            pairs = ([element("dt", name), element("dd", _words(value))] for name, value in part.rows)
-            body.append(element("dl", list(pairs), class_="values"))
-        else:
-            body.append(_block(part))
-    return element("article", element("h3", label, element("span", _words(block.title)), check), body, class_="finding")
-
-
-def _table(block: doc.Table) -> Element:
-    looks = [_look(block, place) for place in range(len(block.columns))]
-    heads = (
-        element("th", column.name, scope="col", class_=look) for column, look in zip(block.columns, looks, strict=True)
-    )
-    named = any(column.name for column in block.columns)
-    wide = len(block.columns) >= _WIDE_TABLE
-    table = element(
-        "table",
-        element("caption", element("strong", block.caption)) if block.caption else None,
-        element("thead", element("tr", heads)) if named else None,
-        element("tbody", (_row(row, looks) for row in block.rows)),
-        class_="rows",
-    )
-    return _scrolled(table, (), (block.caption or "table") if wide else "")
-
-
-def _look(block: doc.Table, place: int) -> str | None:
-    """Return how the cells of a column look: those of numbers and names are not broken, sentences are."""
-    column = block.columns[place]
-    if column.align is Align.RIGHT:
-        return "number"
-    short = all(len(doc.plain(row[place])) <= _SHORT for row in block.rows)
-    return "whole" if short or not column.wrap else None
-
-
-def _row(row: Sequence[Words], looks: Sequence[str | None]) -> Element:
-    first, *others = row
-    cells = (element("td", _words(cell), class_=look) for cell, look in zip(others, looks[1:], strict=True))
-    return element("tr", element("th", _words(first), scope="row", class_=looks[0]), cells)
+    head = element("h3", label, element("span", _words(block.title)), check)
+    return element("article", head, map(_block, block.body), class_="finding")
 
 
 def _words(words: Words) -> list[Child]:

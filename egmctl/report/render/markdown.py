@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from egmctl.compat import assert_never
 from egmctl.report import document as doc
@@ -47,7 +47,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[bo
         Of each column, whether it holds numbers.
     """
     marks = ["---:" if number else "---" for number in right]
-    return "".join(f"| {' | '.join(row)} |\n" for row in (head, marks, *rows))
+    return "".join(f"| {' | '.join(cell or ' ' for cell in row)} |\n" for row in (head, marks, *rows))
 
 
 def details(summary: str, body: str) -> str:
@@ -101,7 +101,7 @@ def _name(block: doc.Block) -> str:
     match block:
         case doc.Section():
             return block.title
-        case doc.Table() | doc.Matrix() | doc.Chart():
+        case doc.Matrix() | doc.Chart():
             return block.caption or "table"
         case doc.Entry():
             return doc.plain(block.title)
@@ -130,8 +130,6 @@ def _block(block: doc.Block, depth: int) -> str:
             check = f" {code(block.id)}" if block.id else ""
             head = f"{'#' * depth} {escaped(block.word)} {_words(block.title)}{check}\n"
             return "\n".join(filter(None, (head, *map(_folded, block.body))))
-        case doc.Table():
-            return "\n".join(_table(block))
         case doc.Matrix():
             return _matrix(block)
         case doc.Section() if block.folded:
@@ -144,30 +142,20 @@ def _block(block: doc.Block, depth: int) -> str:
             assert_never(block)
 
 
-def _table(block: doc.Table) -> Iterator[str]:
-    if block.caption:
-        yield f"**{escaped(block.caption)}**\n"
-    head = [escaped(column.name) or " " for column in block.columns]
-    rows = [[_cell(cell) for cell in row] for row in block.rows]
-    yield table(head, rows, (column.align is Align.RIGHT for column in block.columns))
-
-
 def _matrix(block: doc.Matrix) -> str:
     series = doc.columns(block)
-    head = [" ", *(escaped(" ".join(filter(None, column.header))) or " " for column in series)]
-    rows = []
-    for place, name in enumerate(block.rows):
-        cells = [column.cells[place] for column in series]
-        shown = [_marked(f"{cell.text.strip()}{cell.mark}", cell.tone) for cell in cells]
-        rows.append([f"**{escaped(name)}**" if name else " ", *shown])
-    caption = f"**{escaped(block.caption)}**" + (f" {code(block.names)}" if block.names else "")
+    head = [escaped(block.corner), *(escaped(" ".join(filter(None, column.header))) for column in series)]
+    rows = [[_words(name), *(_cell(column.cells[place]) for column in series)] for place, name in enumerate(block.rows)]
+    caption = f"**{escaped(block.caption)}**" if block.caption else ""
+    names = f" {code(block.names)}" if block.names else ""
     notes = "".join(f"<br>{escaped(note)}" for note in (*block.notes, *block.after))
-    return f"{caption}{notes}\n\n{table(head, rows, (False, *(column.align is Align.RIGHT for column in series)))}"
+    right = (False, *(column.align is Align.RIGHT for column in series))
+    return f"{caption}{names}{notes}\n\n{table(head, rows, right)}".lstrip()
 
 
-def _cell(words: Words) -> str:
-    # Alone in a cell a dash is no list.
-    return doc.plain(words) if doc.plain(words) == "-" else _words(words)
+def _cell(cell: doc.Cell) -> str:
+    words = cell.text if cell.tone is Tone.PLAIN else doc.Span(f"{doc.plain(cell.text).strip()}{cell.mark}", cell.tone)
+    return f"{_words(words)}{escaped(cell.mark) if cell.tone is Tone.PLAIN else ''}"
 
 
 def _words(words: Words) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
 from rich.text import Text
 
@@ -86,7 +87,7 @@ class _Page:
                 self.gap()
             label = max(map(_head, run))
             for number, block in enumerate(run):
-                if number and isinstance(block, (doc.Section, doc.Matrix, doc.Table)):
+                if number and isinstance(block, (doc.Section, doc.Matrix)):
                     self.gap()
                 # A hint stands below what it continues.
                 below = label + 2 if isinstance(run[0], (doc.Entry, doc.Bullets)) else 1
@@ -124,8 +125,6 @@ class _Page:
                 self.text.append(f"{' ' * place}$ {printable(block.text)}\n", _HEADING)
             case doc.Entry():
                 self._entry(block, indent, label)
-            case doc.Table():
-                self._table(block, indent)
             case doc.Matrix():
                 self._matrix(block)
             case doc.Section():
@@ -155,12 +154,6 @@ class _Page:
         self.words((*doc.parts(block.title), *check), head=head)
         self.blocks(block.body, indent + label + 2, close=True)
         self._names = 0
-
-    def _table(self, block: doc.Table, indent: int) -> None:
-        if block.caption:
-            self.words(block.caption, indent, style=_HEADING)
-        for line in table_lines(block.columns, block.rows, self._width - indent):
-            self.text.append(" " * indent).append_text(line).append("\n")
 
     def _matrix(self, block: doc.Matrix) -> None:
         self.words(block.caption, style=_HEADING)
@@ -194,64 +187,52 @@ def _runs(blocks: Sequence[doc.Block]) -> Iterator[list[doc.Block]]:
         yield run
 
 
-def table_lines(columns: Sequence[doc.Column], rows: Sequence[Sequence[Words]], width: int) -> Iterator[Text]:
-    """Yield the lines of a table: its columns as wide as their cells, those of sentences as wide as is left."""
-    names = [printable(column.name) for column in columns]
-    texts = [[printable(doc.plain(cell)) for cell in row] for row in rows]
-    widths = [max([len(name), *(len(row[place]) for row in texts)]) for place, name in enumerate(names)]
-    gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= width else 1
-    wrapped = [place for place, column in enumerate(columns) if column.wrap]
-    excess = sum(widths) + gap * (len(widths) - 1) - width
-    for number, place in enumerate(sorted(wrapped, key=lambda place: -widths[place])):
-        # The widest has the sentences.
-        least = max(_LEAST_WRAPPED if number == 0 else _LEAST_WRAPPED // 2, len(names[place]))
-        taken = min(max(excess, 0), max(widths[place] - least, 0))
-        widths[place] -= taken
-        excess -= taken
-    if any(names):
-        heads = [f"{name:{column.align}{size}}" for name, column, size in zip(names, columns, widths, strict=True)]
-        yield Text((" " * gap).join(heads), STYLES[Tone.DIM])
-    for row in rows:
-        cells = [
-            list(_broken(_line(cell), widths[place], 0)) or [Text()] if place in wrapped else [_line(cell)]
-            for place, cell in enumerate(row)
-        ]
-        for number in range(max(map(len, cells), default=0)):
-            line = Text()
-            for place, pieces in enumerate(cells):
-                piece = pieces[number] if number < len(pieces) else Text()
-                line.append(" " * gap if place else "")
-                line.append_text(_aligned(piece, widths[place], columns[place].align))
-            yield line
-
-
 def _matrix_lines(matrix: doc.Matrix, width: int) -> Iterator[Text]:
     """Yield the lines of a matrix, in as many blocks of columns as the width asks for.
 
     Where one block alone is too wide for its names, the longest names stand on lines of their own.
     """
-    names = [printable(name) for name in matrix.rows]
-    label = max(map(len, names), default=0)
-    groups = [[(series, _width_of(series)) for series in group] for group in matrix.groups]
-    sizes = [size for group in groups for _, size in group]
+    names = [_line(matrix.corner, STYLES[Tone.DIM]), *map(_line, matrix.rows)]
+    label = max(map(len, names))
+    sizes = _widths(doc.columns(matrix), width - label)
     left = width - sum(sizes) - len(sizes)
-    if len(groups) == 1 and label > left:
+    if len(matrix.groups) == 1 and label > left:
         label = max(left, _LEAST_WRAPPED)
     gap = 1 if label <= left < label + len(sizes) else 2
+    widths = iter(sizes)
+    groups = [[(series, next(widths)) for series in group] for group in matrix.groups]
     for number, block in enumerate(_column_blocks(groups, width - label, gap)):
         if number:
             yield Text()
-        height = max((len(series.header) for series, _ in block), default=0)
-        for row in range(-height, len(names)):
-            name = names[row] if row >= 0 else ""
+        height = max([len(series.header) for series, _ in block] + [bool(matrix.corner)])
+        for row in range(-height, len(matrix.rows)):
+            name = names[row + 1] if row >= -1 else Text()
             if len(name) > label:
-                yield Text(name)
-                name = ""
-            line = Text(name.ljust(label))
-            for series, size in block:
-                piece = _matrix_cell(series, row)
-                line.append(" " * gap).append_text(_aligned(piece, size, series.align))
-            yield line
+                yield name
+                name = Text()
+            cells = [_cell_lines(series, size, row) for series, size in block]
+            for pieces in list(zip_longest(*cells, fillvalue=Text())) or [(Text(),) * len(block)]:
+                line = _aligned(name, label, Align.LEFT)
+                for (series, size), piece in zip(block, pieces, strict=True):
+                    line.append(" " * gap).append_text(_aligned(piece, size, series.align))
+                yield line
+                name = Text()
+
+
+def _widths(columns: Sequence[doc.Series], room: int) -> list[int]:
+    """Return the width of each column: as wide as its cells, those of sentences as wide as is left."""
+    widths = []
+    for series in columns:
+        mark = _mark_of(series)
+        cells = (len(_line(cell.text)) + max(mark, len(cell.mark)) for cell in series.cells)
+        widths.append(max((*map(len, series.header), *cells), default=0))
+    excess = sum(widths) + 2 * len(widths) - room
+    for place in sorted(range(len(columns)), key=lambda place: -widths[place]):
+        if columns[place].wrap:
+            taken = min(max(excess, 0), max(widths[place] - _LEAST_WRAPPED, 0))
+            widths[place] -= taken
+            excess -= taken
+    return widths
 
 
 _Columns = list[tuple[doc.Series, int]]
@@ -272,19 +253,14 @@ def _column_blocks(groups: Sequence[_Columns], width: int, gap: int) -> Iterator
     yield block
 
 
-def _matrix_cell(series: doc.Series, row: int) -> Text:
-    """Return the cell of a row; rows of the header count from -1 upwards."""
+def _cell_lines(series: doc.Series, size: int, row: int) -> list[Text]:
+    """Return the lines of the cell of a row; rows of the header count from -1 upwards."""
     if row < 0:
-        return Text(printable(series.header[row]) if -row <= len(series.header) else "", STYLES[Tone.DIM])
+        return [_line(series.header[row] if -row <= len(series.header) else "", STYLES[Tone.DIM])]
     cell = series.cells[row]
     unmarked = " " * (_mark_of(series) - len(cell.mark))
-    return Text(f"{printable(cell.text)}{cell.mark}", STYLES[cell.tone]).append(unmarked)
-
-
-def _width_of(series: doc.Series) -> int:
-    mark = _mark_of(series)
-    cells = (len(printable(cell.text)) + max(mark, len(cell.mark)) for cell in series.cells)
-    return max((*map(len, series.header), *cells), default=0)
+    line = _line(cell.text, STYLES[cell.tone]).append(cell.mark, STYLES[cell.tone]).append(unmarked)
+    return list(_broken(line, size, 0)) if series.wrap else [line]
 
 
 def _mark_of(series: doc.Series) -> int:

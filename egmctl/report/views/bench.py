@@ -44,32 +44,24 @@ _FEW = 3
 
 def soak(report: RunReport) -> Iterator[doc.Matrix]:
     """Yield a row for each case that was measured again and again: the path with the worst sample, and when it was."""
-    cases: dict[str, list[Measurement]] = {}
+    cases: dict[str, list[tuple[float, float, Measurement]]] = {}
     for m in report.measurements:
-        if m.slowest_at_s is not None and m.headline is not None:
-            cases.setdefault(m.name, []).append(m)
+        if m.slowest_at_s is not None and (summary := m.headline):
+            worst = summary.max if m.latency_ns else summary.min
+            share = summary.median / worst if m.latency_ns else worst / summary.median
+            cases.setdefault(m.name, []).append((share, worst, m))
     rows = []
     for case, members in cases.items():
-        worst = min(members, key=_worst_share)
-        summary = worst.headline
-        name = f"{case} {worst.path}" if len(worst.flows) < _FEW else case
+        _, worst, m = min(members, key=lambda member: member[0])
         cells = {
-            "passes": str(min(m.attempts for m in members)),
-            "median": f"{summary.median:.2f}" if summary else "-",
-            "worst": f"{summary.max if worst.latency_ns else summary.min:.2f}" if summary else "-",
-            "": "ns" if worst.latency_ns else "GB/s",
-            "at": f"{worst.slowest_at_s or 0:.0f} s",
+            "passes": str(min(m.attempts for _, _, m in members)),
+            "median": f"{m.headline.median:.2f}" if m.headline else "-",
+            "worst": f"{worst:.2f}",
+            "": "ns" if m.latency_ns else "GB/s",
+            "at": f"{m.slowest_at_s or 0:.0f} s",
         }
-        rows.append((name, cells))
+        rows.append((f"{case} {m.path}" if len(m.flows) < _FEW else case, cells))
     yield doc.grid(f"Worst of {report.wall_s:.0f} s", rows)
-
-
-def _worst_share(measurement: Measurement) -> float:
-    """Return the worst sample against the path's own median, the smaller the worse."""
-    summary = measurement.headline
-    if summary is None:
-        return 1
-    return summary.median / summary.max if measurement.latency_ns else summary.min / summary.median
 
 
 _HOST = (MemoryKind.HOST_NUMA, MemoryKind.HOST_NUMA_POOL, MemoryKind.PINNED, MemoryKind.REGISTERED)
@@ -122,7 +114,7 @@ _OWNER_UNKNOWN = {
 def owner_lines(report: RunReport) -> Iterator[str]:
     """Yield a sentence for each NUMA node: the owner of what was allocated under each GPU, or why it is not known."""
     labels: dict[tuple[int, str, str], list[str]] = {}
-    for owner in _owners(report):
+    for owner in report.verdict.owners if report.verdict is not None else ():
         ends = f"belongs to {owner.owner_label}, by the link counters"
         if owner.owner is None:
             ends = f"has an unknown owner: {_why_unknown(report, owner)}"
@@ -138,13 +130,9 @@ def unexpected_owners(report: RunReport) -> Iterator[str]:
     yield from dict.fromkeys(
         f"EGM memory of NUMA{owner.numa_node} allocated under {owner.allocated_by_label} belongs to "
         f"{owner.owner_label}, by the link counters: its NVLink-C2C carries the bytes"
-        for owner in _owners(report)
+        for owner in (report.verdict.owners if report.verdict is not None else ())
         if owner.owner not in (None, owner.allocated_by)
     )
-
-
-def _owners(report: RunReport) -> Sequence[MemoryOwner]:
-    return report.verdict.owners if report.verdict is not None else ()
 
 
 def _why_unknown(report: RunReport, owner: MemoryOwner) -> str:
@@ -285,7 +273,13 @@ def _kernel(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
     def entry(fault: KernelFault) -> doc.Entry:
         fix = fault.remedy.text + (f" ({fault.remedy.command})" if fault.remedy.command else "")
         body = (doc.KeyValues((("fix", fix),)),)
-        return doc.Entry(fault.status.upper(), TONES[fault.status], logged(fault), body=body, level=Level.SUMMARY)
+        return doc.Entry(
+            fault.status.upper(),
+            TONES[fault.status],
+            f"logged by the kernel meanwhile: {logged(fault)}",
+            body=body,
+            level=Level.SUMMARY,
+        )
 
     return doc.limited(map(entry, grave(report)), _FAULTS, "kernel message", Level.SUMMARY)
 
@@ -311,12 +305,10 @@ def _worst_paths(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
         if judgement.expected:
             share = 100 * judgement.value / judgement.expected
             words += f", {share:.0f} % of {_AGAINST[judgement.yardstick]} {number(judgement.expected)}"
-        case = doc.Span(measurement.name, Tone.DIM)
-        grade = judgement.grade
-        yield doc.Entry(grade.upper(), GRADE_TONES[grade], (f"{words} ", case), level=Level.SUMMARY)
-    if len(slow) > _BENCH_WORST:
-        words = f"and {len(slow) - _BENCH_WORST} more paths are slow (-v)"
-        yield doc.Hint(words, more=True, level=Level.SUMMARY)
+        title = (f"{words} ", doc.Span(measurement.name, Tone.DIM))
+        yield doc.Entry(judgement.grade.upper(), GRADE_TONES[judgement.grade], title, level=Level.SUMMARY)
+    if more := len(slow[_BENCH_WORST:]):
+        yield doc.Hint(f"and {more} more paths are slow (-v)", more=True, level=Level.SUMMARY)
 
 
 def _broken(report: RunReport) -> Iterator[doc.Block]:

@@ -36,11 +36,6 @@ def grave(report: RunReport) -> list[KernelFault]:
 
 
 def logged(fault: KernelFault) -> str:
-    """Return what the kernel logged while the bench ran, for a line of its own."""
-    return f"logged by the kernel meanwhile: {_named(fault)}"
-
-
-def _named(fault: KernelFault) -> str:
     """Return ``GPU2: Xid 79, GPU fell off the bus, 2 times (hardware)``."""
     blame = "" if fault.blame is Blame.UNKNOWN else f" ({fault.blame.value})"
     return f"{fault.title}{fault.times}{blame}"
@@ -53,7 +48,7 @@ def kernel_line(report: RunReport) -> str | None:
         return None
     if log.unread is not None:
         return f"Kernel log while it ran: unknown ({log.unread.detail or log.unread.reason.value})."
-    parts = [_named(fault) for fault in faults(report) if fault.status is Status.PASS]
+    parts = [logged(fault) for fault in faults(report) if fault.status is Status.PASS]
     parts += [f"{log.left_out} more were not kept"] * bool(log.left_out)
     parts += ["lines were overwritten before they were read"] * log.overwritten
     if not parts and grave(report):
@@ -117,10 +112,7 @@ def where_time_went(report: RunReport) -> str | None:
 
 
 def exceptions(report: RunReport) -> Iterator[tuple[MeasurementStatus, str, list[str]]]:
-    """Yield status and reason of what is not ``ok``, and what it is: whole cases where they were waived, else paths.
-
-    The first path of each case has the case's name before it: many cases take the same paths.
-    """
+    """Yield status and reason of what is not ``ok``, and what it is: whole cases where they were waived, else paths."""
     groups: dict[tuple[MeasurementStatus, str], list[Measurement]] = {}
     for measurement in report.measurements:
         if measurement.status is not MeasurementStatus.OK:
@@ -128,14 +120,7 @@ def exceptions(report: RunReport) -> Iterator[tuple[MeasurementStatus, str, list
     for (status, reason), members in groups.items():
         cases = list(dict.fromkeys(m.name for m in members))
         whole = status is MeasurementStatus.WAIVED and len(members) == sum(m.name in cases for m in report.measurements)
-        if whole:
-            yield status, reason, cases
-            continue
-        named: list[str] = []
-        for case in cases:
-            first, *others = dict.fromkeys(m.path for m in members if m.name == case)
-            named += [f"{case} {first}", *others]
-        yield status, reason, named
+        yield status, reason, cases if whole else list(dict.fromkeys(f"{m.name} {m.path}" for m in members))
 
 
 def tally(report: RunReport) -> str:
@@ -152,7 +137,7 @@ _SHOWN = 4
 
 def warnings(report: RunReport) -> Iterator[str]:
     """Yield a sentence for each thing that was seen, with what to do or the paths that it was seen on."""
-    yield from (f"{logged(fault)}. {fault.remedy.text}" for fault in grave(report))
+    yield from (f"logged by the kernel meanwhile: {logged(fault)}. {fault.remedy.text}" for fault in grave(report))
     yield from (f"{sentence}: {shortened(paths, _SHOWN)}" for sentence, paths in seen(report).items())
 
 
@@ -400,10 +385,10 @@ def _is_gap(report: RunReport, cause: RunCause) -> bool:
     return stops and not chosen and any(m.missed_path for m in explained)
 
 
-def _first_causes(report: RunReport, causes: Sequence[RunCause]) -> str:
-    """Tell the first two of some causes, and how many more there are."""
-    more = [f"and {several(len(causes) - 2, 'more cause')}"] if len(causes) > 2 else []
-    return "; ".join([*(cause_words(report, cause) for cause in causes[:2]), *more])
+def _first_causes(report: RunReport, causes: Sequence[RunCause], most: int = 2) -> str:
+    """Return the first causes in words, and how many more there are."""
+    more = [f"and {several(len(causes) - most, 'more cause')}"] if len(causes) > most else []
+    return "; ".join([*(cause_words(report, cause) for cause in causes[:most]), *more])
 
 
 def _rest(made: int, verdict: RunVerdict | None) -> str:
@@ -465,7 +450,7 @@ def _slow(report: RunReport, verdict: RunVerdict) -> str:
     little = all(path_class.by_speed is Grade.WARN for path_class in bad)
     how = "a little slower than usual" if little else "slower than expected"
     causes = _explaining_slow(report)
-    explained = _first_cause(report, causes)
+    explained = _first_causes(report, causes, 1)
     if not causes and report.machines and not grave(report):
         explained = UNEXPLAINED
     sentence = f"{len(bad)} of {len(verdict.classes)} path classes are {how}"
@@ -477,11 +462,6 @@ def _where(culprits: Sequence[Culprit]) -> str:
     gpus = Counter(culprit.label for culprit in culprits if len(culprit.gpus) == 1)
     labels = [label for label, _ in (gpus or Counter(culprit.label for culprit in culprits)).most_common(_PATHS)]
     return f"{'the outliers touch' if gpus else 'outliers:'} {listed(labels)}" if labels else ""
-
-
-def _first_cause(report: RunReport, causes: Sequence[RunCause]) -> str:
-    more = f"; and {several(len(causes) - 1, 'more cause')}" if len(causes) > 1 else ""
-    return cause_words(report, causes[0]) + more if causes else ""
 
 
 def _warned(report: RunReport, verdict: RunVerdict) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from statistics import median
 
@@ -97,8 +97,7 @@ def beside(measurements: Iterable[Measurement]) -> Matrix:
             "ipc": f"{median(value for value, _ in pairs):.{digits}f}",
             "within": f"{median(within for _, within in pairs):.{digits}f}",
         }
-        shown = {"ratio": median(ratios), "min": min(ratios), "max": max(ratios)}
-        rows.append((case, cells | {name: f"{ratio:.3f}" for name, ratio in shown.items()}))
+        rows.append((case, {**cells, **_spread("ratio", ratios, 3)}))
     return grid(
         "Between processes, beside the same path within one process",
         rows,
@@ -241,12 +240,8 @@ def _folded(report: RunReport) -> Iterator[Matrix]:
         by_route: dict[str, list[float]] = {}
         for m in measurements:
             by_route.setdefault(routes_words(flow.route for flow in m.flows), []).append(_value(m))
-        picks: dict[str, Callable[[list[float]], float]] = {"median": median, "min": min, "max": max}
         rows = [
-            (
-                route,
-                {"paths": str(len(values))} | {name: f"{pick(values):.{digits}f}" for name, pick in picks.items()},
-            )
+            (route, {"paths": str(len(values))} | _spread("median", values, digits))
             for route, values in by_route.items()
         ]
         caption = f"{first.pattern.value}, {first.engine.value}, {first.quantity.value} ({unit})"
@@ -259,25 +254,26 @@ def _behind(measurements: Sequence[Measurement], digits: int) -> Iterator[str]:
     for m in measurements:
         usual.setdefault(m.flows[0].route.symbol, []).append(_value(m))
     medians = {link: median(values) for link, values in usual.items()}
-    latency = measurements[0].quantity is Quantity.LATENCY
-
-    def worse(share: float) -> float:
-        return -share if latency else share
-
+    sign = -1 if measurements[0].quantity is Quantity.LATENCY else 1
     shares = [(_value(m) / medians[m.flows[0].route.symbol], m) for m in measurements]
-    worst = [m for _, m in sorted(shares, key=lambda entry: worse(entry[0]))[:_WORST]]
+    worst = [m for _, m in sorted(shares, key=lambda entry: sign * entry[0])[:_WORST]]
     yield "farthest behind: " + ", ".join(
-        f"{m.path if len(m.flows) == 1 else m.flows[0].path + ' and others'} {_value(m):.{digits}f}" for m in worst
+        f"{m.flows[0].path}{' and others' if len(m.flows) > 1 else ''} {_value(m):.{digits}f}" for m in worst
     )
     by_gpu: dict[str, list[float]] = {}
     for share, m in shares:
         by_gpu.setdefault(m.flows[0].initiator_label, []).append(share)
-    behind = {label: median(values) for label, values in by_gpu.items()} if len(by_gpu) > 1 else {}
-    odd = [label for label, share in behind.items() if abs(share - 1) > _USUAL_DIFFERENCE]
+    behind = {label: median(values) for label, values in by_gpu.items() if len(by_gpu) > 1}
+    odd = sorted((sign * share, label) for label, share in behind.items() if abs(share - 1) > _USUAL_DIFFERENCE)
     if odd:
-        named = sorted(odd, key=lambda label: worse(behind[label]))[:_WORST]
-        words = ", ".join(f"{label} {100 * behind[label]:.1f} %" for label in named)
+        words = ", ".join(f"{label} {100 * behind[label]:.1f} %" for _, label in odd[:_WORST])
         yield f"by the GPU that issues the work, against the median of the link: {words}"
+
+
+def _spread(name: str, values: Sequence[float], digits: int) -> dict[str, str]:
+    """Return the cells of the median, under a name, and of the extremes of some values."""
+    numbers = {name: median(values), "min": min(values), "max": max(values)}
+    return {head: f"{number:.{digits}f}" for head, number in numbers.items()}
 
 
 def _value(measurement: Measurement) -> float:

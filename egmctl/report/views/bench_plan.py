@@ -10,17 +10,14 @@ from egmctl.model.machine import OriginKind
 from egmctl.model.measurement import Quantity
 from egmctl.model.planned import CaseCost, CaseList, JobCost, ListedCase, PlanReport
 from egmctl.report.document import (
-    Align,
     Block,
     Bullets,
-    Column,
     Document,
     Entry,
     KeyValues,
     Level,
     Paragraph,
     Section,
-    Table,
     Tone,
     table,
 )
@@ -72,10 +69,9 @@ def _plan(plan: PlanReport) -> Iterator[Block]:
             much = f"{1 if step.proof else plan.settings.samples} x {task.copies} x {much}"
         paths = ", ".join(task.path for task in tasks)
         alone = ", once more alone" if step.proof else ""
-        by_case.setdefault(task.name, []).append((str(number), f"{paths}{alone}", f"{much}, {step.seconds:.2f} s"))
-    columns = (Column(name="", align=Align.RIGHT), Column(name="", wrap=True), Column(name=""))
+        by_case.setdefault(task.name, []).append((f"{number:>4}", f"{paths}{alone}", f"{much}, {step.seconds:.2f} s"))
     for case, rows in by_case.items():
-        yield Section(title=case, body=(Table(columns=columns, rows=tuple(rows)),))
+        yield Section(title=case, body=(table(("", "", ""), rows, wrap=("",)),))
     waived = Counter(task.waiver for task in plan.tasks if task.waivers)
     reasons = (*(f"{count}: {reason}" for reason, count in waived.items()), *plan.notes)
     if reasons:

@@ -9,7 +9,6 @@ from egmctl.compat import assert_never
 from egmctl.model.bringup import Answer, Bringup, Gap, GapKind
 from egmctl.model.finding import UNEXPLAINED, RunCause, Status
 from egmctl.model.machine import OriginKind
-from egmctl.model.measurement import RunReport
 from egmctl.model.verdict import RunVerdict
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words
@@ -68,48 +67,33 @@ def summary(bringup: Bringup) -> Iterator[doc.Block]:
         for place, cause in enumerate(causes)
     )
     yield from doc.limited(entries, CAUSES)
-    checked = doctor_verdict(bringup.diagnosis)
+    run = bringup.run
     rows: list[tuple[str, Words]] = [
-        ("doctor", f"{checked.word}: {doc.plain(checked.sentence)}"),
+        ("doctor", _line(doctor_verdict(bringup.diagnosis))),
         ("topo", platform(bringup.machine).line),
+        ("bench", "not run" if run is None else _line(bench_answer(run, alone=False))),
     ]
-    if bringup.run is None:
-        rows.append(("bench", "not run"))
-    else:
-        answered = bench_answer(bringup.run, alone=False)
-        rows.append(("bench", f"{answered.word}: {doc.plain(answered.sentence)}"))
-        rows += _warned(bringup.run)
+    # What was seen while paths were measured, and no cause tells.
+    warnings = {} if run is None else seen_by_bench(run, causes=False)
+    sentences = [f"{sentence} ({several(len(paths), 'path')})" for sentence, paths in warnings.items()]
+    rows += [("warned", shortened(sentences, 1))] * bool(sentences)
     yield doc.KeyValues(tuple(rows))
     yield doc.Hint("All checks and paths: -v; all of it as a page: -o node.html")
 
 
-def _warned(run: RunReport) -> Iterator[tuple[str, Words]]:
-    """Yield a line for what was seen while paths were measured, and no cause tells."""
-    warnings = seen_by_bench(run, causes=False)
-    more = f" and {len(warnings) - 1} more" if len(warnings) > 1 else ""
-    for sentence, paths in list(warnings.items())[:1]:
-        yield "warned", f"{sentence} ({several(len(paths), 'path')}){more}"
+def _line(answered: doc.Verdict) -> str:
+    return f"{answered.word}: {doc.plain(answered.sentence)}"
 
 
 def verdict(bringup: Bringup) -> doc.Verdict:
     """Return the answer in one sentence, and what to do."""
-    match bringup.answer:
-        case Answer.GO:
-            return _go(bringup)
-        case Answer.NO_GO:
-            failed = [cause for cause in bringup.causes if cause.status is Status.FAIL]
-            more = len(failed) - 1
-            also = f"; and {several(more, 'more cause')}" if more else ""
-            sentence = f"{cause_words(bringup, failed[0])}{also}"
-            return doc.Verdict("NO-GO", Tone.BAD, sentence, advice=_advice(bringup, failed[0]))
-        case Answer.INCOMPLETE:
-            gap = bringup.gaps[0]
-            return doc.Verdict("INCOMPLETE", Tone.WARN, _gap(bringup, gap), advice=_next_step(bringup, gap))
-        case _:
-            assert_never(bringup.answer)
-
-
-def _go(bringup: Bringup) -> doc.Verdict:
+    if bringup.answer is Answer.NO_GO:
+        first, *others = (cause for cause in bringup.causes if cause.status is Status.FAIL)
+        also = f"; and {several(len(others), 'more cause')}" if others else ""
+        return doc.Verdict("NO-GO", Tone.BAD, cause_words(bringup, first) + also, advice=_advice(bringup, first))
+    if bringup.answer is Answer.INCOMPLETE:
+        gap = bringup.gaps[0]
+        return doc.Verdict("INCOMPLETE", Tone.WARN, _gap(bringup, gap), advice=_next_step(bringup, gap))
     answered = None if bringup.run is None else bench_answer(bringup.run)
     warnings = sum(cause.status is Status.WARN and not cause.by_run for cause in bringup.causes)
     measured = "" if answered is None else doc.plain(answered.sentence)

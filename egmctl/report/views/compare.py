@@ -81,7 +81,7 @@ def _advice(comparison: Comparison) -> str:
     if not comparison.of_nodes:
         where = f"the node where {comparison.nodes[-1].name} was measured"
     elif bad := dict.fromkeys(row.node for row in comparison.affected if row.outcome is Outcome.WORSE):
-        where = _nodes(list(bad))
+        where = shortened(list(bad), _CASES_SHOWN)
     return f"look for the cause with 'egmctl doctor' on {where}"
 
 
@@ -93,7 +93,7 @@ def _common(comparison: Comparison) -> str:
             return ""
         where = dict.fromkeys(row.where for row in worse)
         alike = f": {'; '.join(where)}" if len(where) <= _CASES_SHOWN else ""
-        return f"only {_nodes(bad)} {'is' if len(bad) == 1 else 'are'} slower{alike}"
+        return f"only {shortened(bad, _CASES_SHOWN)} {'is' if len(bad) == 1 else 'are'} slower{alike}"
     if not worse:
         return ""
     busy = _got_busy(comparison)
@@ -114,13 +114,6 @@ def _only_pair(comparison: Comparison) -> Sequence[str]:
     pairs = {frozenset((path.source, path.destination)) for path in worse}
     (pair,) = pairs if len(pairs) == 1 else (frozenset(),)
     return sorted(pair, key=natural) if len(pair) > 1 else ()
-
-
-def _nodes(names: Sequence[str]) -> str:
-    """Return the names of some nodes, and how many more there are."""
-    if len(names) > _CASES_SHOWN:
-        names = (*names[:_CASES_SHOWN], f"{len(names) - _CASES_SHOWN} more")
-    return listed(names)
 
 
 def _got_busy(comparison: Comparison) -> list[str]:
@@ -226,7 +219,7 @@ def _difference(comparison: Comparison, difference: AttributeDifference) -> str:
     return f"{subject}: {difference.reference} -> {difference.value}"
 
 
-def _tables(comparison: Comparison, level: Level) -> Iterator[doc.Table]:
+def _tables(comparison: Comparison, level: Level) -> Iterator[doc.Matrix]:
     """Yield a table for each case in which one run is against another: what differs, or what is the same."""
     first, second = (node.name for node in comparison.nodes)
     numbers = (first, second, "change")

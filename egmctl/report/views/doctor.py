@@ -135,7 +135,7 @@ def _notes(diagnosis: Diagnosis, roots: Sequence[Cause]) -> Iterator[doc.Block]:
         yield doc.Hint(f"Not determined (-v says why): {shortened(rest, _NAMED)}")
 
 
-def _table(diagnosis: Diagnosis, status: Status) -> Iterator[doc.Table]:
+def _table(diagnosis: Diagnosis, status: Status) -> Iterator[doc.Matrix]:
     """Yield the table of the findings that have a status."""
     rows = (
         (

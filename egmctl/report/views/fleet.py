@@ -143,12 +143,11 @@ def _heat_maps(report: FleetReport, comparison: Comparison) -> Iterator[doc.Matr
         better=Better.HIGH,
     )
     statuses: dict[str, dict[str, doc.Cell]] = {}
+    lines = [(line, node) for group in report.groups for line in group.lines if line.check for node in group.nodes]
     for status in ("warn", "fail"):
-        for group in report.groups:
-            for line in group.lines:
-                if line.status == status and line.check:
-                    for node in group.nodes:
-                        statuses.setdefault(node, {})[line.check] = doc.Cell(status, _TONES[status])
+        for line, node in lines:
+            if line.status == status:
+                statuses.setdefault(node, {})[line.check] = doc.Cell(status, _TONES[status])
     checks = sorted({check for of_node in statuses.values() for check in of_node})
     yield doc.grid(
         "Nodes by check",

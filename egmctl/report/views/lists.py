@@ -18,10 +18,10 @@ from egmctl.report.document import (
     Document,
     Entry,
     Level,
+    Matrix,
     Paragraph,
     Section,
     Span,
-    Table,
     Tone,
     Verdict,
     table,
@@ -37,7 +37,7 @@ def history_document(history: History) -> Document:
     """Return the list, the latest run last; the files with ``-v`` and on a page."""
     runs = history.runs
     if not runs:
-        body: tuple[Paragraph | Table | Section, ...] = (
+        body: tuple[Paragraph | Matrix | Section, ...] = (
             Paragraph(words="No bench run of this node is kept; 'egmctl bench' keeps one.", level=Level.SUMMARY),
         )
     else:
@@ -199,7 +199,7 @@ def _signature(match: Signature) -> list[str]:
     return lines
 
 
-def _references(link: str, references: Sequence[Reference], marks: dict[str, str]) -> Table:
+def _references(link: str, references: Sequence[Reference], marks: dict[str, str]) -> Matrix:
     rows = tuple(
         (
             named(reference.case, reference.point) + (f", {reference.flows} flows" if reference.flows else ""),

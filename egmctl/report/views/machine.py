@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 
 from egmctl.facts.redact import redact
 from egmctl.model.machine import Machine, Origin, OriginKind
-from egmctl.report.document import Block, KeyValues, Level, Section, Table, table
+from egmctl.report.document import Block, KeyValues, Level, Matrix, Section, table
 from egmctl.units import counted, format_kernel_list, format_size, gpu_name, printable
 
 
@@ -43,22 +42,9 @@ def machine_section(machine: Machine, level: Level = Level.PAGE) -> Section:
 
 
 def _machine(machine: Machine) -> Iterator[Block]:
-    machine = redact(_of_interest(machine))
+    machine = redact(machine)
     yield KeyValues(tuple((name, value) for name, value in _facts(machine) if value))
     yield _gpus(machine)
-
-
-def _of_interest(machine: Machine) -> Machine:
-    """Leave out what is most of a machine and is not shown here: every view has this section, and redacts it."""
-    gpus = (
-        None
-        if machine.gpus is None
-        else tuple(
-            replace(gpu, node=None, proc=None, nvml=gpu.nvml and replace(gpu.nvml, nvlinks=(), processes=()))
-            for gpu in machine.gpus
-        )
-    )
-    return replace(machine, gpus=gpus, pairs=None, process=None, confinement=None, system=None, kernel_log=None)
 
 
 def numa_rows(machine: Machine) -> tuple[tuple[str, str], ...]:
@@ -99,7 +85,7 @@ def _facts(machine: Machine) -> Iterator[tuple[str, str]]:
         yield "NVSwitches", str(len(machine.switches))
 
 
-def _gpus(machine: Machine) -> Table:
+def _gpus(machine: Machine) -> Matrix:
     rows = []
     for gpu in machine.gpus or ():
         nvml, link = gpu.nvml, (gpu.nvml and gpu.nvml.link) or (gpu.pci and gpu.pci.link)

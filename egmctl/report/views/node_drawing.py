@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
+from statistics import median_high
 from xml.etree.ElementTree import Element
 
 from egmctl.model.machine import Gpu, Nic
@@ -18,7 +19,7 @@ from egmctl.topology.access import obstacle
 from egmctl.topology.links import Link, active_nvlinks, nvlink
 from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.topology.topology import Topology
-from egmctl.units import format_size, gpu_name
+from egmctl.units import counted, format_size, gpu_name
 
 
 def _host_words(topology: Topology, node: int | None) -> list[str]:
@@ -60,22 +61,9 @@ def _route_words(route: HostRoute | None) -> tuple[str, ...]:
 
 
 def _cut(text: str, width: float) -> str:
-    """Return text that is no wider than that in the widest font that the style sheet names."""
-    if sum(map(_letter, text)) <= width:
-        return text
-    kept = text
-    while kept and sum(map(_letter, f"{kept}…")) > width:
-        kept = kept[:-1]
-    return f"{kept.rstrip()}…"
-
-
-def _letter(letter: str) -> float:
-    """Return the pixels that a letter takes at most: of DejaVu Sans at 13 px; other fonts are narrower."""
-    if letter in "mwMW…":
-        return 13
-    if letter in " .,:'|ijlI":
-        return 4.2
-    return 9 if letter.isupper() else 8.3 if letter.isdigit() else 7.6
+    """Return text that is no wider than a box; a letter takes 7.7 pixels on the average."""
+    most = int(width / 7.7)
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
 
 Rates = Mapping[tuple[str, str], float]
@@ -290,9 +278,10 @@ class _Drawing:
             missing = f" of {count}" if short and count else "*" if short else ""
             yield _line("link down" if short else "link nvlink", (x, self.cards + _CARD), (x, bar))
             words = _with_rate(f"NV{most}{missing}", gpu, most)
-            out = _middle([self.rates[label, other] for other in self.centres if (label, other) in self.rates])
-            back = _middle([self.rates[other, label] for other in self.centres if (other, label) in self.rates])
-            yield from _words((words,), out, back, x + 10, self.bottom + 24)
+            out = [self.rates[label, other] for other in self.centres if (label, other) in self.rates]
+            back = [self.rates[other, label] for other in self.centres if (other, label) in self.rates]
+            down, up = (median_high(values) if values else None for values in (out, back))
+            yield from _words((words,), down, up, x + 10, self.bottom + 24)
         count = len(self.topology.machine.switches or ())
         name = f"{count} NVSwitch{'es' * (count != 1)}" if count else "NVLink switches"
         yield _box("switch", _PAD, bar, self.width - 2 * _PAD, _SWITCH + 12, radius=8)
@@ -380,10 +369,6 @@ def _widest(places: Sequence[float]) -> float:
     return (left + right) / 2
 
 
-def _middle(values: Sequence[float]) -> float | None:
-    return sorted(values)[len(values) // 2] if values else None
-
-
 def _sentences(topology: Topology, behind: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """Yield what the picture shows for who does not see it; the tables beside it have the numbers."""
     for node in _nodes(topology, {}):
@@ -391,10 +376,5 @@ def _sentences(topology: Topology, behind: Mapping[str, Sequence[str]]) -> Itera
         yield f"{name} with {', '.join([*node.gpus, *node.nics]) or 'no GPU and no NIC'}"
     for gpu, nics in behind.items():
         yield f"{gpu} and {', '.join(nics)} on one PCIe switch"
-    kinds: dict[str, list[str]] = {}
-    for a, b in combinations(topology.gpus, 2):
-        link = topology.link(a, b)
-        through = " through switches" if link.through == "switch" else ""
-        kinds.setdefault(f"{link.symbol}{through}", []).append(f"{a} and {b}")
-    for kind, pairs in kinds.items():
-        yield f"{kind} between {', '.join(pairs) if len(pairs) <= 6 else f'{len(pairs)} pairs of GPUs'}"
+    pairs = (topology.link(a, b) for a, b in combinations(topology.gpus, 2))
+    yield from (f"{words} pairs of GPUs" for words in [counted(link.symbol for link in pairs)] if words)

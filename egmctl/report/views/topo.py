@@ -19,13 +19,13 @@ from egmctl.topology.notes import NoteKind
 from egmctl.topology.platform import PlatformKind, own_node
 from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.topology.topology import Topology
-from egmctl.units import format_kernel_list, gpu_name, natural, printable, several
+from egmctl.units import format_kernel_list, gpu_name, natural, printable, several, shortened
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
 _FEW = 8
-"""Names of unread values that are listed without asking for all."""
+"""Names of unread values that are listed; JSON has all."""
 
 
 def _devices(topology: Topology) -> Iterator[doc.Block]:
@@ -34,8 +34,8 @@ def _devices(topology: Topology) -> Iterator[doc.Block]:
     yield doc.Paragraph(numbers, tone=Tone.DIM)
     yield _part("NUMA nodes", numa_rows(topology.machine))
     for label, gpu in topology.gpus.items():
-        rows = (*_gpu(gpu), *_atomics(topology, gpu), *_routes(topology, gpu), *_unread(gpu, Level.VERBOSE))
-        yield _part(f"{label}  {gpu_name(gpu.name)}", rows, tuple(_unread(gpu, Level.ALL)))
+        rows = (*_gpu(gpu), *_atomics(topology, gpu), *_routes(topology, gpu), *_unread(gpu))
+        yield _part(f"{label}  {gpu_name(gpu.name)}", rows)
     yield _part("NICs", ((label, _nic(nic)) for label, nic in topology.nics.items()))
     origin = topology.machine.origin
     if origin.kind is OriginKind.MODELLED:
@@ -64,8 +64,8 @@ def _pci(bus_id: str, pci: PciFunction | None) -> str:
     return ", ".join(filter(None, (bus_id, pci.pci_id, numa, driver)))
 
 
-def _part(title: str, rows: Iterable[tuple[str, str]], more: tuple[tuple[str, str], ...] = ()) -> doc.Section:
-    body = (doc.KeyValues(tuple(row for row in rows if row[1])), doc.KeyValues(more, level=Level.ALL))
+def _part(title: str, rows: Iterable[tuple[str, str]]) -> doc.Section:
+    body = (doc.KeyValues(tuple(row for row in rows if row[1])),)
     return doc.Section(title, body, folded=True, level=Level.VERBOSE)
 
 
@@ -129,17 +129,12 @@ def _nvlinks(links: tuple[NvLink, ...] | None, count: int | None) -> str:
     if not links:
         return ""
     active = [link for link in links if link.active]
-    parts = [f"{len(active)} of {max(count or 0, len(links))} active"]
-    if active:
-        parts[0] += f": {format_kernel_list({link.link for link in active})}"
-        speeds = sorted({link.speed_mb_s for link in active if link.speed_mb_s is not None})
-        parts += [f"{speed} MB/s each" for speed in speeds]
-        remotes: dict[str, list[int]] = {}
-        for link in active:
-            remote = link.remote_bus_id or ""
-            remotes.setdefault(f"{link.remote_type or 'unknown'} {remote}".strip(), []).append(link.link)
-        parts += [f"{format_kernel_list(numbers)} to {remote}" for remote, numbers in remotes.items()]
-    return ", ".join(parts)
+    speeds = sorted({link.speed_mb_s for link in active if link.speed_mb_s is not None})
+    parts = [f"{len(active)} of {max(count or 0, len(links))} active", *(f"{speed} MB/s each" for speed in speeds)]
+    remotes: dict[str, list[int]] = {}
+    for link in active:
+        remotes.setdefault(f"{link.remote_type or 'unknown'} {link.remote_bus_id or ''}".strip(), []).append(link.link)
+    return ", ".join((*parts, *(f"{format_kernel_list(numbers)} to {remote}" for remote, numbers in remotes.items())))
 
 
 def _c2c(links: tuple[C2cLink, ...] | None) -> str:
@@ -181,19 +176,14 @@ def _hop(hop: Hop) -> str:
     return f"{hop.link.value}{times} {rate}"
 
 
-def _unread(gpu: Gpu, level: Level) -> Iterator[tuple[str, str]]:
-    """Yield what could not be read of a GPU, by reason; many are counted, and named at the end."""
+def _unread(gpu: Gpu) -> Iterator[tuple[str, str]]:
+    """Yield what could not be read of a GPU, by reason."""
     reasons: dict[str, list[str]] = {}
-    sources: list[tuple[str, Record | None]] = [("", gpu), ("nvml.", gpu.nvml), ("cuda.", gpu.cuda), ("pci.", gpu.pci)]
-    for prefix, record in sources:
+    records: list[tuple[str, Record | None]] = [("", gpu), ("nvml.", gpu.nvml), ("cuda.", gpu.cuda), ("pci.", gpu.pci)]
+    for prefix, record in records:
         for name, unread in (record.unread if record else {}).items():
             reasons.setdefault(unread.reason.value, []).append(f"{prefix}{name}")
-    for reason, names in reasons.items():
-        many = len(names) > _FEW
-        if level is Level.VERBOSE:
-            yield "unread", f"{reason}: {f'{len(names)} values (-vv names them)' if many else ', '.join(names)}"
-        elif many:
-            yield "unread", f"{reason}: {', '.join(names)}"
+    yield from (("unread", f"{reason}: {shortened(names, _FEW)}") for reason, names in reasons.items())
 
 
 _TONES = {NoteKind.HIDDEN: Tone.BAD, NoteKind.DEGRADED: Tone.WARN}
@@ -290,25 +280,12 @@ def _between_gpus(topology: Topology) -> Iterator[str]:
             links.setdefault(link, []).append(pair)
     number = sum(map(len, links.values()))
     complete = number == len(topology.gpus) * (len(topology.gpus) - 1) // 2
-    if len(links) == 1:
-        ((link, pairs),) = links.items()
-        subject = "all GPU pairs" if complete else "all pairs of usable GPUs"
-        if number == 1:
-            subject = "both GPUs" if complete else " and ".join(pairs[0])
-        yield (
-            f"{subject[:1].upper()}{subject[1:]} are joined by {link}."
-            if link
-            else f"The links of {subject} are unknown."
-        )
+    if complete and len(links) == 1:
+        subject = "Both GPUs" if number == 1 else "All GPU pairs"
+        yield f"{subject} are joined by {next(iter(links)) or 'unknown links'}."
     elif links:
-        parts = [
-            f"{len(pairs)} {'are' if len(pairs) != 1 else 'is'} joined by {link}"
-            for link, pairs in links.items()
-            if link
-        ]
-        if unknown := links.get(""):
-            parts.append(f"the links of {len(unknown)} are unknown")
-        yield f"Of {number} {'GPU pairs' if complete else 'pairs of usable GPUs'}, {'; '.join(parts)}."
+        parts = [f"{len(pairs)} joined by {link or 'unknown links'}" for link, pairs in links.items()]
+        yield f"Pairs of usable GPUs: {'; '.join(parts)}."
 
 
 def _usable(topology: Topology, gpu: Gpu) -> bool:
@@ -454,26 +431,18 @@ _ROUTES = {
 
 
 def _legend(topology: Topology) -> Iterator[doc.KeyValues]:
-    """Explain the symbols; those that only links between NICs have, where these are shown."""
-    usual = _symbols(topology, [link for link in topology.links if link.source not in topology.nics])
-    further = _symbols(topology, topology.links) - usual
-    for symbols, level in ((usual, Level.NORMAL), (further, Level.VERBOSE)):
-        yield doc.KeyValues(tuple(row for row in _MEANINGS.items() if row[0] in symbols), level=level)
-
-
-def _symbols(topology: Topology, links: Iterable[Link]) -> set[str]:
-    """Return the symbols of some links, and of all routes and pairs, as the legend has them."""
+    """Explain the symbols of all links, routes and pairs."""
     symbols = {"X"} if topology.gpus or topology.nics else set()
-    for link in links:
+    for link in topology.links:
         symbols.add("NV#" if link.kind is LinkClass.NVLINK else link.symbol)
-    symbols |= {"NV#*"} if any(link.nvlinks_expected for link in topology.links) else set()
+        symbols |= {"NV#*"} if link.nvlinks_expected else set()
     for route in topology.routes:
-        local = "C2C|NV#>C2C" if route.siblings else "C2C"
-        symbols |= {_ROUTES.get(route.kind, local)}
+        symbols.add(_ROUTES.get(route.kind, "C2C|NV#>C2C" if route.siblings else "C2C"))
         symbols |= {">SMP" for hop in route.hops if hop.link is LinkKind.SMP}
         symbols |= {"?" for hop in route.hops if hop.link is LinkKind.UNKNOWN}
         symbols |= {"<=" if rate_text(route).startswith("<=") else rate_text(route)}
-    return symbols.union(*(matrix.cells.values() for matrix in topology.p2p))
+    symbols = symbols.union(*(matrix.cells.values() for matrix in topology.p2p))
+    yield doc.KeyValues(tuple(row for row in _MEANINGS.items() if row[0] in symbols))
 
 
 def _affinities(gpu: Gpu) -> dict[tuple[str, ...], str]:
