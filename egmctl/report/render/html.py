@@ -65,7 +65,7 @@ def _heads(matrix: doc.Matrix) -> Iterator[Element]:
     for row in range(depth):
         last = row == depth - 1
         corner = element("th", matrix.corner, scope="col") if matrix.corner and last else element("td")
-        cells = [corner] if any(matrix.rows) else []
+        cells = [corner] if any((matrix.corner, *matrix.rows)) else []
         for group in matrix.groups:
             # The last row is right above the cells, however few lines a heading has.
             texts = [("", *column.header)[max(row - depth + len(column.header) + 1, 0)] for column in group]
@@ -86,7 +86,7 @@ def _body(matrix: doc.Matrix, best_of: Mapping[str, float]) -> Iterator[Element]
         look = None if any(cell.text for _, cell in cells) else "strong"
         yield element(
             "tr",
-            element("th", _words(row), scope="row", class_=look) if any(matrix.rows) else None,
+            element("th", _words(row), scope="row", class_=look) if any((matrix.corner, *matrix.rows)) else None,
             [_cell(column, cell, matrix, best_of) for column, cell in cells],
         )
 
