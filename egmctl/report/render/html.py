@@ -40,7 +40,7 @@ def matrix_html(matrix: doc.Matrix) -> Element:
         class_="scroll",
         tabindex="0" if wide else None,
         role="region" if wide else None,
-        aria_label=(matrix.caption or "table") if wide else None,
+        aria_label="table" if wide else None,
     )
     return element("figure", scrolled, class_="wide" if wide else None)
 
