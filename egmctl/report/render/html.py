@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from xml.etree.ElementTree import Element
 
 from egmctl.compat import assert_never
@@ -70,7 +71,7 @@ def _heads(matrix: doc.Matrix) -> Iterator[Element]:
             # The last row is right above the cells, however few lines a heading has.
             texts = [("", *column.header)[max(row - depth + len(column.header) + 1, 0)] for column in group]
             starts = [number for number, text in enumerate(texts) if text or number == 0]
-            for start, end in zip(starts, [*starts[1:], len(texts)], strict=True):
+            for start, end in pairwise([*starts, len(texts)]):
                 span = end - start if end - start > 1 else None
                 scope = ("colgroup" if span else "col") if texts[start] else None
                 look = "number" if scope == "col" and group[start].align is Align.RIGHT else None
