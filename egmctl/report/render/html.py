@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from xml.etree.ElementTree import Element
 
 from egmctl.compat import assert_never
@@ -40,7 +41,7 @@ def matrix_html(matrix: doc.Matrix) -> Element:
         class_="scroll",
         tabindex="0" if wide else None,
         role="region" if wide else None,
-        aria_label=(matrix.caption or "table") if wide else None,
+        aria_label="table" if wide else None,
     )
     return element("figure", scrolled, class_="wide" if wide else None)
 
@@ -65,12 +66,12 @@ def _heads(matrix: doc.Matrix) -> Iterator[Element]:
     for row in range(depth):
         last = row == depth - 1
         corner = element("th", matrix.corner, scope="col") if matrix.corner and last else element("td")
-        cells = [corner] if any(matrix.rows) else []
+        cells = [corner] if any((matrix.corner, *matrix.rows)) else []
         for group in matrix.groups:
             # The last row is right above the cells, however few lines a heading has.
             texts = [("", *column.header)[max(row - depth + len(column.header) + 1, 0)] for column in group]
             starts = [number for number, text in enumerate(texts) if text or number == 0]
-            for start, end in zip(starts, [*starts[1:], len(texts)], strict=True):
+            for start, end in pairwise([*starts, len(texts)]):
                 span = end - start if end - start > 1 else None
                 scope = ("colgroup" if span else "col") if texts[start] else None
                 look = "number" if scope == "col" and group[start].align is Align.RIGHT else None
@@ -86,7 +87,7 @@ def _body(matrix: doc.Matrix, best_of: Mapping[str, float]) -> Iterator[Element]
         look = None if any(cell.text for _, cell in cells) else "strong"
         yield element(
             "tr",
-            element("th", _words(row), scope="row", class_=look) if any(matrix.rows) else None,
+            element("th", _words(row), scope="row", class_=look) if any((matrix.corner, *matrix.rows)) else None,
             [_cell(column, cell, matrix, best_of) for column, cell in cells],
         )
 
