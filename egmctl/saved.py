@@ -21,15 +21,15 @@ from egmctl.facts import replay
 from egmctl.journal import read as journal
 from egmctl.model.bringup import Bringup
 from egmctl.model.codec import DecodeError, Readers, from_json
-from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison
-from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Diagnosis
 from egmctl.model.fleet import FleetReport
 from egmctl.model.gpu import are_fake
 from egmctl.model.listing import CheckList, History, MachineList
 from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin, OriginKind
 from egmctl.model.measurement import RunReport
 from egmctl.model.profile import MatchResult, ProfileList
+from egmctl.model.record import Command
 from egmctl.report.kinds import KINDS
 from egmctl.topology.topology import Topology, topology
 from egmctl.units import printable

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from egmctl.errors import UsageError
-from egmctl.model.machine import Gpu, Machine, NumaKind
+from egmctl.model.gpu import Gpu
+from egmctl.model.host import NumaKind
+from egmctl.model.machine import Machine
 from egmctl.units import format_kernel_list, printable
 
 T = TypeVar("T")

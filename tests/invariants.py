@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from egmctl.errors import ExitCode
-from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import TOLD, Finding, PlaceKind, Status, causes
-from egmctl.model.machine import SECTION_VERSIONS, Machine, Record
+from egmctl.model.finding import TOLD, Diagnosis, Finding, PlaceKind, Status, causes
+from egmctl.model.machine import SECTION_VERSIONS, Machine
+from egmctl.model.record import Record
 from egmctl.report.document import plain
 from egmctl.report.views.doctor import verdict
 from egmctl.topology.access import classify, elsewhere

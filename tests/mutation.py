@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from egmctl.model.codec import field_types
-from egmctl.model.machine import Spelling
+from egmctl.model.record import Spelling
 
 T = TypeVar("T")
 

@@ -12,7 +12,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from egmctl.model.codec import field_types
-from egmctl.model.machine import Host, Machine, Share, Spelling
+from egmctl.model.host import Host
+from egmctl.model.machine import Machine
+from egmctl.model.record import Share, Spelling
 
 Strings = Callable[[Share | None], st.SearchStrategy[str]]
 """From a string's share mark (``None``: unmarked) to what it may be."""

@@ -25,10 +25,10 @@ from egmctl.errors import ERROR_SCHEMA
 from egmctl.journal import events
 from egmctl.journal.events import JOURNAL_SCHEMA
 from egmctl.model.codec import field_types
-from egmctl.model.command import Command
-from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin, Spelling
+from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin
 from egmctl.model.measurement import RunReport
 from egmctl.model.profile import PROFILE_SCHEMA, Profile
+from egmctl.model.record import Command, Spelling
 from egmctl.report.kinds import CASES, COST, KINDS, MATCH, PLAN
 
 SCHEMAS = ROOT / "docs" / "schemas"

@@ -25,15 +25,13 @@ from egmctl.launch import Child
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.model.measurement import RunReport, Settings
 from egmctl.model.profile import Profile
+from egmctl.model.route import unusable
 from egmctl.model.task import Axis
-from egmctl.model.ucx import unusable
 from egmctl.selectors import select_gpus, select_numa
 from egmctl.units import MIB, parse_size
-from egmctl.verdict.explain import SECTIONS as CAUSES_FROM
-from egmctl.verdict.explain import with_causes
+from egmctl.verdict.explain import CAUSE_SECTIONS, explained, sections, with_causes
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import choose, load, load_all, match_profile
-from egmctl.verdict.ucx_route import explained, sections
 
 DEFAULT_SIZE_BYTES = 512 * MIB
 
@@ -71,7 +69,7 @@ class Bench(BenchOptions):
     def sections(self) -> tuple[str, ...]:
         """The sections that :func:`egmctl.read_machine` has to read for these cases."""
         # A job's rank 0 gets the machines of all nodes: only what the plan needs.
-        more = () if FABRIC in self.suite_names else CAUSES_FROM
+        more = () if FABRIC in self.suite_names else CAUSE_SECTIONS
         return tuple(dict.fromkeys((*sections(self.selected_cases), *more)))
 
     def plan(self, machine: Machine) -> Plan:

@@ -12,7 +12,8 @@ from itertools import chain
 
 from egmctl.bench.case import End
 from egmctl.bench.engine import ENGINES
-from egmctl.model.measurement import Endpoint, Flow, MemoryKind, Pattern, Quantity, Task
+from egmctl.model.route import MemoryKind
+from egmctl.model.task import Endpoint, Flow, Pattern, Quantity, Task
 from egmctl.units import round_up
 
 ROTATED_BELOW_BYTES = 64 << 20

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 
 from egmctl.compat import StrEnum
-from egmctl.model.measurement import Chase, ChaseOrder, Engine, HandleKind, MemoryKind, Pattern, Quantity
-from egmctl.model.route import HOST_MEMORY
-from egmctl.model.task import UCX_ENGINES, Axis, Point
+from egmctl.model.route import HOST_MEMORY, MemoryKind
+from egmctl.model.task import UCX_ENGINES, Axis, Chase, ChaseOrder, Engine, HandleKind, Pattern, Point, Quantity
 from egmctl.units import format_size
 
 ALL_SMS = 0

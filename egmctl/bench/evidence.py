@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 
 from egmctl.gpu.telemetry import State, Traffic
 from egmctl.model.measurement import COUNTED_AT_LEAST, STRAY_AT_MOST, GpuEvidence, LinkEvidence, Verdict
-from egmctl.model.route import Egm, LinkKind, MemoryKind
+from egmctl.model.route import Egm, LinkKind, MemoryKind, UcxPath, UcxProtocol, UcxRoute, UcxStaging
 from egmctl.model.task import Flow, Quantity, Task
-from egmctl.model.ucx import UcxPath, UcxProtocol, UcxRoute, UcxStaging
 
 if TYPE_CHECKING:
     from egmctl.gpu.telemetry import Telemetry

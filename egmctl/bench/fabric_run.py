@@ -34,9 +34,11 @@ from egmctl.facts.redact import redact
 from egmctl.journal.events import Recorder, forget
 from egmctl.launch import Child
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.machine import Gpu, Machine
-from egmctl.model.measurement import HandleKind, RunReport, Settings
-from egmctl.model.ucx import Rank
+from egmctl.model.gpu import Gpu
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import RunReport, Settings
+from egmctl.model.route import Rank
+from egmctl.model.task import HandleKind
 from egmctl.mpi.world import World
 
 GATHER_S = 120.0

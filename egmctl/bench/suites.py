@@ -8,15 +8,15 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from egmctl.bench.case import BY_SMS, Case
-from egmctl.bench.cases import host, ipc, latency, p2p, rdma
+from egmctl.bench.cases import bandwidth, ipc, latency, rdma
 from egmctl.errors import UsageError
 from egmctl.model.task import Axis, Point
 from egmctl.units import printable
 
 CASES: tuple[Case, ...] = (
-    *host.EGM_CASES,
-    *host.HOST_CASES,
-    *p2p.CASES,
+    *bandwidth.EGM_CASES,
+    *bandwidth.HOST_CASES,
+    *bandwidth.P2P_CASES,
     *latency.CASES,
     *ipc.CASES,
     *rdma.CASES,

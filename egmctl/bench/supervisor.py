@@ -25,7 +25,7 @@ from egmctl.bench.results import Soak, of_both, with_proof
 from egmctl.bench.suites import CASES
 from egmctl.driver.signatures import cause_of_crash
 from egmctl.errors import ChildFailed
-from egmctl.facts.host_load import HostLoadWatch
+from egmctl.facts.host import HostLoadWatch
 from egmctl.facts.kernel_log import KernelLogWatch
 from egmctl.facts.redact import redact
 from egmctl.facts.root import Root
@@ -33,22 +33,20 @@ from egmctl.journal.events import Begin, Logged, Note, NumberedTask, Outcome, Pr
 from egmctl.launch import Child
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
+from egmctl.model.listing import Step
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import (
     CaseSeconds,
-    Endpoint,
-    Flow,
     Measurement,
     PhaseSeconds,
     RunReport,
     RunSeconds,
     Status,
-    Task,
     finish,
     waived,
 )
-from egmctl.model.planned import Step
 from egmctl.model.route import HOST_MEMORY
+from egmctl.model.task import Endpoint, Flow, Task
 from egmctl.topology.access import nvml_failure
 from egmctl.units import parse_kernel_list
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from egmctl.journal.write import Journal
     from egmctl.model.machine import Machine
     from egmctl.model.measurement import RunReport
-    from egmctl.mpi.environment import Launched
+    from egmctl.mpi.world import Launched
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -118,7 +118,7 @@ def _measure(options: BenchOptions, run: RunOptions, outputs: Outputs) -> int:
 def _measure_fabric(options: BenchOptions, run: RunOptions, outputs: Outputs, launch: Launched | None) -> int:
     """Measure between the ranks of an MPI job, or of this node, and return the exit code."""
     from egmctl.api.bench import Bench, judge_run
-    from egmctl.verdict.ucx_route import explained
+    from egmctl.verdict.explain import explained
 
     bench = Bench(**vars(options))
     profiles = run.profiles()

@@ -6,8 +6,8 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from egmctl.api.options import NodeOptions
+from egmctl.cli.fabric import node_outputs
 from egmctl.cli.journal import JournalOptions, end_journal, open_journal
-from egmctl.cli.mpi import node_outputs
 from egmctl.cli.options import ExitStyle, ExitStyleOption, MachineOption, read_machine, takes_options
 from egmctl.cli.output import OutputOptions, Outputs
 from egmctl.cli.progress import Shown, probing, show_progress
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from egmctl.api.bench import Bench
     from egmctl.launch import Child
     from egmctl.model.bringup import Bringup
-    from egmctl.model.diagnosis import Diagnosis
+    from egmctl.model.finding import Diagnosis
     from egmctl.model.machine import Machine
     from egmctl.model.measurement import RunReport
 

@@ -60,8 +60,8 @@ def compare(files: FilesArgument, output: OutputOptions, tolerance: ToleranceOpt
 
     from egmctl import comparison
     from egmctl.comparison.paths import spread_of
-    from egmctl.nodesets import require_clustershell
     from egmctl.saved import load_all
+    from egmctl.units import require_clustershell
 
     if len(files) > 2:
         require_clustershell("comparing more than two files")

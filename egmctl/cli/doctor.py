@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from egmctl.api.options import DoctorOptions, option
-from egmctl.cli.mpi import MpiOptions, answers_alone, job
+from egmctl.cli.fabric import MpiOptions, answers_alone, job
 from egmctl.cli.options import ExitStyle, ExitStyleOption, MachineOption, read_machine, refuse_together, takes_options
 from egmctl.cli.output import OutputOptions, Outputs, say
 from egmctl.cli.progress import probing, show_progress
@@ -17,7 +17,7 @@ from egmctl.report.kinds import CHECKS, DOCTOR
 if TYPE_CHECKING:
     from egmctl.api.doctor import Doctor
     from egmctl.model.machine import Machine
-    from egmctl.mpi.environment import Launched
+    from egmctl.mpi.world import Launched
 
 PEERS = ("nics", "system")
 """The sections besides that the nodes of an MPI job exchange."""
@@ -117,7 +117,7 @@ def _read_with_others(
     Where MPI does not start, each node answers for itself: then there is no job, and the outputs are its own.
     """
     from egmctl.doctor.peers import with_peers
-    from egmctl.model.machine import Peers
+    from egmctl.model.probes import Peers
     from egmctl.mpi.world import MpiFailed
 
     try:

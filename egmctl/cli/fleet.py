@@ -18,15 +18,14 @@ from egmctl.cli.output import OutputOptions, check_output, emit, say
 from egmctl.cli.progress import show_progress
 from egmctl.compat import StrEnum
 from egmctl.errors import UsageError
-from egmctl.report.kinds import FLEET, Format
-from egmctl.report.rendering import render
+from egmctl.report.kinds import FLEET, Format, render
 from egmctl.units import printable
 
 if TYPE_CHECKING:
     from egmctl.fleet.run import Launch, Progress
     from egmctl.fleet.session import Session
-    from egmctl.model.command import Command
     from egmctl.model.fleet import Launcher
+    from egmctl.model.record import Command
 
     Word = TypeVar("Word", bound=StrEnum)
 
@@ -123,9 +122,9 @@ def fleet(
 
     Example: egmctl fleet bringup -w node[01-72]
     """
-    from egmctl.model.command import Command
     from egmctl.model.fleet import Launcher, NodeState
-    from egmctl.nodesets import fold, require_clustershell
+    from egmctl.model.record import Command
+    from egmctl.units import fold, require_clustershell
 
     require_clustershell("'egmctl fleet'")
     from egmctl.fleet.folder import REPORT

@@ -17,8 +17,7 @@ from egmctl.api.options import option
 from egmctl.compat import StrEnum
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.files import make_folder, next_free, open_parent, settle, state_folder, status_in, write_whole
-from egmctl.report.kinds import SUFFIXES, Format
-from egmctl.report.rendering import render
+from egmctl.report.kinds import SUFFIXES, Format, render
 from egmctl.units import printable
 
 if TYPE_CHECKING:

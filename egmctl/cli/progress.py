@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from egmctl.journal.events import Event, Recorder
-    from egmctl.model.machine import Machine, Probe
-    from egmctl.model.measurement import Measurement, Task
+    from egmctl.model.machine import Machine
+    from egmctl.model.measurement import Measurement
+    from egmctl.model.probes import Probe
+    from egmctl.model.task import Task
 
 LINE_EVERY_S = 10.0
 """Seconds between two lines of a log: a run that is shorter writes none."""

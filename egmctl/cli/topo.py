@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from egmctl.api.options import TopoOptions
-from egmctl.cli.mpi import node_outputs
+from egmctl.cli.fabric import node_outputs
 from egmctl.cli.options import MachineOption, read_machine, takes_options
 from egmctl.cli.output import OutputOptions, say
 from egmctl.errors import ExitCode

@@ -13,14 +13,13 @@ from egmctl.comparison.findings import causes
 from egmctl.comparison.paths import TOLERANCE, GpuNames, SpreadOf, affected, default_spread, points, touched
 from egmctl.errors import UsageError
 from egmctl.model.bringup import Bringup
-from egmctl.model.command import Command
 from egmctl.model.comparison import ComparedNode, Comparison
-from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Diagnosis
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Settings
-from egmctl.nodesets import fold
+from egmctl.model.record import Command
 from egmctl.saved import Saved
-from egmctl.units import listed, natural
+from egmctl.units import fold, listed, natural
 
 
 def compare(saved: Sequence[Saved], *, tolerance: float = TOLERANCE, spread: SpreadOf = default_spread) -> Comparison:

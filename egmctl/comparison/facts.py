@@ -12,8 +12,7 @@ from egmctl.comparison.paths import GpuNames
 from egmctl.model.codec import to_json
 from egmctl.model.comparison import AttributeDifference, Outcome
 from egmctl.model.machine import SECTION_VERSIONS, Machine
-from egmctl.nodesets import fold
-from egmctl.units import format_kernel_list, format_size
+from egmctl.units import fold, format_kernel_list, format_size
 
 ABSENT = "not there"
 PRESENT = "present"

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from egmctl.comparison.facts import Statements, Subject
 from egmctl.comparison.paths import GpuNames
 from egmctl.model.comparison import ComparisonCause, Outcome, PathDifference
-from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import Finding, PlaceKind, RunCause, Status
+from egmctl.model.finding import Diagnosis, Finding, PlaceKind, RunCause, Status
 from egmctl.model.measurement import RunReport
 from egmctl.verdict.explain import Shortfalls, with_causes
 

@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 from egmctl.model.comparison import Affected, Outcome, PathDifference
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import BROKEN, Endpoint, Measurement, Quantity, RunReport, Status, Summary
+from egmctl.model.measurement import BROKEN, Measurement, RunReport, Status, Summary
 from egmctl.model.profile import Profile
-from egmctl.model.route import Egm
-from egmctl.model.task import CPU_ENGINES, UCX_ENGINES
-from egmctl.model.ucx import node_names
+from egmctl.model.route import Egm, node_names
+from egmctl.model.task import CPU_ENGINES, UCX_ENGINES, Endpoint, Quantity
 from egmctl.saved import Saved
 from egmctl.units import natural
 from egmctl.verdict.profiles import choose, load_all, match_profile

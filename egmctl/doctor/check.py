@@ -24,7 +24,10 @@ from egmctl.model.finding import (
     on_nics,
     on_numa,
 )
-from egmctl.model.machine import Gpu, Machine, NumaKind, Unread
+from egmctl.model.gpu import Gpu
+from egmctl.model.host import NumaKind
+from egmctl.model.machine import Machine
+from egmctl.model.record import Unread
 from egmctl.units import printable
 
 T = TypeVar("T")

@@ -13,8 +13,9 @@ from egmctl.doctor.checks.kernel_log import message_of, xids_of
 from egmctl.doctor.effects_on_paths import Node
 from egmctl.doctor.kernel_faults import RECOVERY_CHANGED, Action, Blame, is_one_of, meaning
 from egmctl.model.finding import TOLD, Finding, PlaceKind, Status
-from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent
-from egmctl.model.machine import Driver, LibraryFailure, Machine, Outcome, Probe
+from egmctl.model.host import Driver, DriverMessage, EventKind, KernelEvent, LibraryFailure
+from egmctl.model.machine import Machine
+from egmctl.model.probes import Outcome, Probe
 from egmctl.topology.access import Block, classify, cuda_failure, nvml_failure
 
 Holds = Callable[[Node, Finding, Finding], bool]

@@ -11,9 +11,11 @@ from egmctl.doctor.checks.kernel_log import xids_of
 from egmctl.doctor.checks.nvlink import has_errors
 from egmctl.doctor.kernel_faults import Blame, is_one_of
 from egmctl.model.finding import NODE, OF_GPUS, Finding, Place, PlaceKind, Waiver, WaiverKind
-from egmctl.model.machine import Gpu, Machine
-from egmctl.model.measurement import Flow, HandleKind, Measurement
+from egmctl.model.gpu import Gpu
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import Measurement
 from egmctl.model.route import NUMA_MEMORY, Carrier, LinkKind, MemoryKind
+from egmctl.model.task import Flow, HandleKind
 from egmctl.topology.links import Link, gpu_link, nvlink_joins, nvlinks_between
 from egmctl.topology.routes import owners
 

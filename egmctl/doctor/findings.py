@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from egmctl.model.finding import NODE, Evidence, Finding, Place, Remedy, Status, on_gpus
-from egmctl.model.machine import Gpu, GpuNvml, Reason, Record
+from egmctl.model.gpu import Gpu, GpuNvml
+from egmctl.model.record import Reason, Record
 
 Where = Place | Gpu | Iterable[Gpu]
 """The place of a finding, or the GPUs that it is about."""

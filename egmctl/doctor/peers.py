@@ -14,17 +14,10 @@ from typing import Any
 from egmctl import __version__
 from egmctl.doctor.probes import Prober
 from egmctl.doctor.situation import in_domain, usable
-from egmctl.model.machine import (
-    Gpu,
-    Imex,
-    Machine,
-    Outcome,
-    Peer,
-    PeerPort,
-    PeerProbe,
-    Peers,
-    ProbeKind,
-)
+from egmctl.model.gpu import Gpu
+from egmctl.model.host import Imex
+from egmctl.model.machine import Machine
+from egmctl.model.probes import Outcome, Peer, PeerPort, PeerProbe, Peers, ProbeKind
 from egmctl.mpi.world import World
 
 GATHER_S = 120.0

@@ -18,8 +18,8 @@ from typing import Any
 from egmctl import launch
 from egmctl.doctor.check import Scope
 from egmctl.doctor.situation import usable
-from egmctl.driver import ids
 from egmctl.driver.cuda import call, initialise
+from egmctl.driver.reading import normal_bus_id
 from egmctl.errors import ChildFailed, DriverCallError
 from egmctl.facts.system_calls import take_descriptor
 from egmctl.gpu import trials
@@ -28,8 +28,8 @@ from egmctl.gpu.handles import ImportedEvent, ImportedMemory, SharedEvent, Share
 from egmctl.gpu.memory import HostNumaMemory
 from egmctl.gpu.timing import Stream
 from egmctl.launch import Channel
-from egmctl.model.machine import SECTION_VERSIONS, Machine, Outcome, Probe, SectionStatus
-from egmctl.model.probes import ProbeKind
+from egmctl.model.machine import SECTION_VERSIONS, Machine, SectionStatus
+from egmctl.model.probes import Outcome, Probe, ProbeKind
 from egmctl.model.task import HandleKind
 
 Message = dict[str, Any]
@@ -309,7 +309,7 @@ class _Orders:
         """Return the bus ids of the GPUs that CUDA shows to this process."""
         devices = [call("cuDeviceGet", ordinal) for ordinal in range(call("cuDeviceGetCount"))]
         names = [call("cuDeviceGetPCIBusId", 32, device) for device in devices]
-        return {"visible": [ids.bus_id(name.split(b"\0", 1)[0].decode()) for name in names]}
+        return {"visible": [normal_bus_id(name.split(b"\0", 1)[0].decode()) for name in names]}
 
     def open_context(self, order: Message) -> None:
         """Open the context that later orders need."""

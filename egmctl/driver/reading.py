@@ -1,10 +1,11 @@
-"""Values and the reasons why they are missing: the one exception of a value that cannot be read, and its collector."""
+"""Values and the reasons why they are missing, and how every source spells bus ids and UUIDs."""
 
 from __future__ import annotations
 
 import errno
 import functools
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from egmctl.model.record import Reason, Unread
@@ -119,3 +120,46 @@ class Reasons:
                 self.unread[name] = value if isinstance(value, Unread) else value.unread
                 values[name] = None
         return kind(**values, unread=self.unread)
+
+
+_BUS_ID = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])", re.IGNORECASE)
+
+
+def normal_bus_id(text: str) -> str:
+    """Return a PCI bus id as sysfs writes it: lower case, a domain of at least 4 digits (``0000:1b:00.0``).
+
+    NVML writes ``00000000:1B:00.0``, CUDA ``0000:1B:00.0``. A domain above ffff (VMD, some hypervisors) keeps its
+    digits, as in sysfs.
+
+    Raises
+    ------
+    ValueError
+        If ``text`` is no bus id.
+    """
+    match = _BUS_ID.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a PCI bus id; valid is 0000:1b:00.0")
+    domain, bus, device, function = (int(part or "0", 16) for part in match.groups())
+    return f"{domain:04x}:{bus:02x}:{device:02x}.{function}"
+
+
+def bus_order(text: str) -> tuple[int, ...]:
+    """Return the numbers of a bus id, to sort by."""
+    return tuple(int(part, 16) for part in re.split(r"[:.]", text))
+
+
+def uuid_text(raw: bytes) -> str:
+    """Return 16 bytes as ``8-4-4-4-12`` hexadecimal digits."""
+    digits = raw.hex()
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
+_SINCE_5_0 = {"pidfd_open": 434, "openat2": 437, "pidfd_getfd": 438, "faccessat2": 439}
+"""Calls that are newer than Linux 5.0 have the same number everywhere."""
+
+NUMBERS: Mapping[str, Mapping[str, int]] = {
+    "x86_64": {"mbind": 237, "set_mempolicy": 238, "get_mempolicy": 239, "move_pages": 279, "bpf": 321, **_SINCE_5_0},
+    "aarch64": {"mbind": 235, "get_mempolicy": 236, "set_mempolicy": 237, "move_pages": 239, "bpf": 280, **_SINCE_5_0},
+}
+"""By the architecture that uname(2) names: arch/x86/entry/syscalls/syscall_64.tbl and, for aarch64,
+include/uapi/asm-generic/unistd.h. On others nothing is called."""

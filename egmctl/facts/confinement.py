@@ -13,14 +13,14 @@ from contextlib import suppress
 from typing import Any
 
 from egmctl import launch
-from egmctl.driver.reading import Reasons, Unreadable, read_or
-from egmctl.driver.system_calls import NUMBERS
+from egmctl.driver.reading import NUMBERS, Reasons, Unreadable, read_or
 from egmctl.errors import ChildFailed
 from egmctl.facts import inside
 from egmctl.facts.inside import cgroups, device_cgroup, id_ranges, mount_points, pids_left
 from egmctl.facts.root import Root
 from egmctl.facts.system_calls import PROBES
-from egmctl.model.machine import Confinement, DeviceList, DeviceProgram, DeviceUnit, Mount, Reason, Unread
+from egmctl.model.host import Confinement, DeviceList, DeviceProgram, DeviceUnit, Mount
+from egmctl.model.record import Reason, Unread
 
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user")
 LIMITS = {

@@ -10,8 +10,8 @@ import itertools
 import os
 from typing import Any, NamedTuple
 
-from egmctl.driver import cuda, ids
-from egmctl.driver.reading import Reasons, Unreadable
+from egmctl.driver import cuda
+from egmctl.driver.reading import Reasons, Unreadable, normal_bus_id, uuid_text
 from egmctl.errors import DriverCallError, DriverLibraryMissing, DriverTooOld
 from egmctl.model.codec import to_json
 from egmctl.model.record import Reason
@@ -159,7 +159,7 @@ def _device(ordinal: int) -> tuple[str, Any]:
     device = cuda.call("cuDeviceGet", ordinal)
     call = "cuDeviceGetPCIBusId"
     try:
-        return ids.bus_id(_text(cuda.call(call, 32, device))), device
+        return normal_bus_id(_text(cuda.call(call, 32, device))), device
     except ValueError as error:
         raise DriverCallError(call, None, str(error)) from None
 
@@ -169,7 +169,7 @@ def _gpu(ordinal: int, device: Any) -> dict[str, Any]:
     gpu: dict[str, Any] = reasons.record(
         dict,
         ordinal=ordinal,
-        uuid=lambda: f"GPU-{ids.uuid_text(_ask('cuDeviceGetUuid', device).bytes)}",
+        uuid=lambda: f"GPU-{uuid_text(_ask('cuDeviceGetUuid', device).bytes)}",
         name=lambda: _text(_ask("cuDeviceGetName", 256, device)),
         memory_total_bytes=lambda: _ask("cuDeviceTotalMem", device),
     )

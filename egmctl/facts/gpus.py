@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import Any, ClassVar, TypeVar
 
-from egmctl.driver import ids
-from egmctl.driver.reading import FAILURE_WORDS, Reasons, Unreadable, read_or
+from egmctl.driver.reading import FAILURE_WORDS, Reasons, Unreadable, bus_order, read_or
 from egmctl.errors import ChildFailed, ChildNotStarted, DriverLibraryMissing, DriverTooOld
 from egmctl.facts.root import Root
 from egmctl.model.codec import DecodeError, JsonValue, from_json
@@ -308,9 +307,9 @@ def join(
 
 def _numbers(known: Iterable[str], pci: Mapping[BusId, PciFunction], nvml: NvmlFacts) -> dict[str, int]:
     """Return each GPU's number by its bus id."""
-    in_order = sorted(known, key=ids.bus_order)
+    in_order = sorted(known, key=bus_order)
     listed = sorted(nvml.gpus, key=lambda bus_id: nvml.gpus[bus_id].index)
-    if listed == sorted(listed, key=ids.bus_order):
+    if listed == sorted(listed, key=bus_order):
         foreign = {
             bus_id
             for bus_id, function in pci.items()

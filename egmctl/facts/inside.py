@@ -20,7 +20,8 @@ from egmctl.facts.root import OtherRoot, Overrides, Root
 from egmctl.facts.system import DeviceNodes, Place
 from egmctl.launch import Channel
 from egmctl.model.codec import DecodeError, from_json, to_json
-from egmctl.model.machine import Cgroup, Reason, Unread
+from egmctl.model.host import Cgroup
+from egmctl.model.record import Reason, Unread
 
 T = TypeVar("T")
 

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pynvml
 
-from egmctl.driver import ids
 from egmctl.driver.nvml import Field, Question, about, ask, ask_struct, event_reasons, field_values, read_record
-from egmctl.driver.reading import Reasons, Unreadable
+from egmctl.driver.reading import Reasons, Unreadable, normal_bus_id, uuid_text
 from egmctl.model.codec import to_json
 from egmctl.model.record import Reason, Unread
 from egmctl.units import format_kernel_list
@@ -189,7 +188,7 @@ def _gpus(count: int, *, pairs: bool) -> dict[str, Any]:
     for index in range(count):
         try:
             handle = ask("nvmlDeviceGetHandleByIndex", index)
-            handles[index] = ids.bus_id(ask("nvmlDeviceGetPciInfo", handle).busId), handle
+            handles[index] = normal_bus_id(ask("nvmlDeviceGetPciInfo", handle).busId), handle
         except ValueError as error:
             # No bus id, or no text.
             lost.append(Unread(reason=Reason.FAILED, detail=f"GPU {index}: nvmlDeviceGetPciInfo: {error}"))
@@ -255,7 +254,7 @@ def fabric(handle: Any) -> dict[str, Any]:
         health_mask=info.healthMask,
         health=decode_health(info.healthMask),
         status=info.status if info.state == _COMPLETED else not_completed,
-        cluster_uuid=ids.uuid_text(cluster) if any(cluster) else no_cluster,
+        cluster_uuid=uuid_text(cluster) if any(cluster) else no_cluster,
         health_summary=_health_summary(info.healthSummary) if hasattr(info, "healthSummary") else no_summary,
     )
 
@@ -398,7 +397,7 @@ def _remote_bus_id(handle: Any, number: int) -> str:
     if text.upper().startswith("FFFFFFFF:"):
         raise Unreadable(Reason.NOT_SUPPORTED, "nvmlDeviceGetNvLinkRemotePciInfo: masked by the virtual machine")
     try:
-        return ids.bus_id(text)
+        return normal_bus_id(text)
     except ValueError:
         raise Unreadable(Reason.NOT_SUPPORTED, "nvmlDeviceGetNvLinkRemotePciInfo: no bus id in the answer") from None
 

@@ -10,7 +10,8 @@ from egmctl.driver.reading import Reasons, Unreadable, read_or
 from egmctl.facts import inside
 from egmctl.facts.inside import cgroups, mount_points
 from egmctl.facts.root import Root
-from egmctl.model.machine import Process, Reason
+from egmctl.model.host import Process
+from egmctl.model.record import Reason
 
 ENVIRONMENT_KEYS = (
     # which GPUs CUDA shows, and in which order

@@ -16,8 +16,8 @@ from egmctl.driver.reading import Reasons, Unreadable, read_or
 from egmctl.facts import gpus as pci
 from egmctl.facts import host
 from egmctl.facts.root import READ_LIMIT, OtherRoot, Root, program_output
-from egmctl.model.host import Bridge, Imex, System, VerbsNode
-from egmctl.model.machine import DeviceNode, Nic, NicPort, PciFunction, Reason, Unread
+from egmctl.model.host import Bridge, DeviceNode, Imex, Nic, NicPort, PciFunction, System, VerbsNode
+from egmctl.model.record import Reason, Unread
 from egmctl.units import natural
 
 CAPS = "/dev/nvidia-caps"

@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from egmctl.driver import breadcrumb
-from egmctl.driver.reading import error_name
-from egmctl.driver.system_calls import NUMBERS
+from egmctl.driver.reading import NUMBERS, error_name
 from egmctl.launch import Channel
 
 PROBES = ("get_mempolicy", "mbind", "set_mempolicy", "pidfd_open")

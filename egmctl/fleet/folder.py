@@ -18,15 +18,13 @@ from egmctl.errors import EgmctlError, UsageError
 from egmctl.files import NEW_FILE, make_folder, next_free, open_folder, open_parent, path_of, write_whole
 from egmctl.model import fleet, measurement
 from egmctl.model.bringup import Answer, Bringup
-from egmctl.model.command import Command
-from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import UNEXPLAINED, Finding, Status
+from egmctl.model.finding import UNEXPLAINED, Diagnosis, Finding, Status
 from egmctl.model.fleet import GroupLine, NodeGroup
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import BenchGpu, RunReport
+from egmctl.model.record import Command
 from egmctl.model.verdict import Grade
-from egmctl.nodesets import fold
 from egmctl.report.document import plain
 from egmctl.report.views import bench_answer
 from egmctl.report.views.bringup import verdict
@@ -34,7 +32,7 @@ from egmctl.report.views.causes import asked_words
 from egmctl.saved import Saved
 from egmctl.topology.notes import missing
 from egmctl.topology.platform import platform
-from egmctl.units import counted, gpu_name, printable
+from egmctl.units import counted, fold, gpu_name, printable
 
 REPORT = "fleet.json"
 NODES = "nodes"

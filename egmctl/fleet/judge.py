@@ -11,9 +11,9 @@ from pkgutil import resolve_name
 from egmctl.documents import FILE_LIMIT, check_schema, parse_object, short
 from egmctl.errors import ERROR_SCHEMA, ExitCode, UsageError
 from egmctl.fleet.folder import Folder
-from egmctl.model.command import Command
 from egmctl.model.fleet import Asked, NodeAnswer, Reach
 from egmctl.model.machine import MACHINE_SCHEMA
+from egmctl.model.record import Command
 from egmctl.report.kinds import KINDS
 from egmctl.units import format_size, printable
 

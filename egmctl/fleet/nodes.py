@@ -23,8 +23,7 @@ from ClusterShell.NodeUtils import (
 
 from egmctl.documents import short
 from egmctl.errors import UsageError
-from egmctl.nodesets import NAME
-from egmctl.units import printable
+from egmctl.units import NAME, printable
 
 NODES_LIMIT = 100_000
 

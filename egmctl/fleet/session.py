@@ -15,12 +15,12 @@ from egmctl.errors import EgmctlError, ExitCode, UsageError
 from egmctl.fleet.folder import REPORT, Folder, document_of, groups, lines_of, new_folder, old_folder
 from egmctl.fleet.nodes import check_names
 from egmctl.fleet.run import Launch, Progress, run
-from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison
 from egmctl.model.fleet import Asked, FleetReport, Launcher, NodeAnswer, Reach, counts
-from egmctl.nodesets import fold
+from egmctl.model.record import Command
 from egmctl.report.exports.json import result_json
 from egmctl.saved import Saved, load, load_any
+from egmctl.units import fold
 
 REPORT_EVERY_S = 2.0
 """How often the report in the folder is brought up to date: what a crash of this process costs."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from egmctl.driver import breadcrumb
-from egmctl.driver.system_calls import NUMBERS
+from egmctl.driver.reading import NUMBERS
 
 T = TypeVar("T")
 

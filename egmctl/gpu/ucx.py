@@ -15,11 +15,12 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-from egmctl.driver import breadcrumb, ids
+from egmctl.driver import breadcrumb
 from egmctl.driver.cuda import call
+from egmctl.driver.reading import normal_bus_id
 from egmctl.errors import DriverCallError, EgmctlError
 from egmctl.gpu.context import Context, ReleaseStack, timed
-from egmctl.model.ucx import unusable
+from egmctl.model.route import unusable
 
 _STATUS = ctypes.c_int8
 """ucs_status_t: one byte (UCS_S_PACKED in ``ucs/type/status.h``); the rest of the register is left to chance."""
@@ -385,7 +386,7 @@ def taken_for(node: int, own: Context) -> str | None:
     if node == own.ordinal or node >= call("cuDeviceGetCount"):
         return None
     text: bytes = call("cuDeviceGetPCIBusId", 32, call("cuDeviceGet", node))
-    return ids.bus_id(text.split(b"\0")[0].decode())
+    return normal_bus_id(text.split(b"\0")[0].decode())
 
 
 def settings() -> dict[str, str]:

@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
-from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import RunCause, Status
+from egmctl.model.finding import Diagnosis, RunCause, Status
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport
 from egmctl.model.record import Plain
@@ -89,7 +88,7 @@ class Bringup:
 
     @property
     def nagios_state(self) -> int:
-        """0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN, as :attr:`egmctl.model.diagnosis.Diagnosis.nagios_state`."""
+        """0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN, as :attr:`egmctl.model.finding.Diagnosis.nagios_state`."""
         warns = any(cause.status is Status.WARN for cause in self.causes)
         return {Answer.GO: int(warns), Answer.NO_GO: 2, Answer.INCOMPLETE: 3}[self.answer]
 

@@ -11,9 +11,8 @@ from typing import ClassVar
 
 from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
-from egmctl.model.command import Command
 from egmctl.model.finding import Finding
-from egmctl.model.record import Plain
+from egmctl.model.record import Command, Plain
 from egmctl.model.task import USUAL, Point, named
 
 

@@ -9,9 +9,8 @@ from typing import ClassVar
 
 from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
-from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison, Outcome
-from egmctl.model.record import Plain
+from egmctl.model.record import Command, Plain
 
 
 class Reach(StrEnum):

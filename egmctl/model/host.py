@@ -1,4 +1,8 @@
-"""The host of a machine: NUMA nodes, CPUs, and the system around the driver."""
+"""The host of a machine: NUMA nodes, CPUs, the system around the driver, its kernel log, and what confines a process.
+
+The kernel log holds other people's names and secrets, so only typed events about GPUs, NVSwitches and their PCIe links
+are kept, and no other line.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from egmctl.compat import StrEnum
-from egmctl.model.record import BusId, KernelList, Plain, Record, Sentence, Share
+from egmctl.model.record import BusId, KernelList, Plain, Record, Sentence, Share, Unread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,3 +349,247 @@ class System(Record):
     """Nodes in ``/dev/infiniband`` that the kernel has devices for; empty where it has none."""
     nvlink_management: tuple[Nic, ...] | None = None
     """InfiniBand devices that lead to NVLink switches of this node, and are no NICs. Only root can tell them."""
+
+
+INITIAL_NAMESPACES = {"ipc": 0xEFFFFFFF, "user": 0xEFFFFFFD, "pid": 0xEFFFFFFC, "cgroup": 0xEFFFFFFB}
+"""Inode numbers of the namespaces that the kernel starts with (include/linux/proc_ns.h); ``mnt`` and ``net`` have no
+fixed ones."""
+
+CAPABILITIES = {
+    "NET_ADMIN": 12,
+    "IPC_LOCK": 14,
+    "SYS_PTRACE": 19,
+    "SYS_ADMIN": 21,
+    "SYS_NICE": 23,
+    "SYS_RESOURCE": 24,
+    "MKNOD": 27,
+    "BPF": 39,
+}
+"""Bits of :attr:`Confinement.capabilities` that matter here (include/uapi/linux/capability.h)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cgroup(Record):
+    """One line of ``/proc/self/cgroup``."""
+
+    version: int
+    controllers: tuple[Plain, ...] = ()
+    path: Annotated[str, Share.CGROUP_PATH]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process(Record):
+    """The process: its cgroups, signs of a container, and the environment that steers drivers."""
+
+    pid: int = 0
+    """0 is the tool itself; else the process that ``--pid`` names."""
+    effective_uid: int | None = None
+    cgroups: tuple[Cgroup, ...] | None = None
+    container_signs: tuple[Plain, ...] | None = None
+    """Words such as ``/.dockerenv``, ``/run/.containerenv``, ``KUBERNETES_SERVICE_HOST``, ``overlay root``; empty:
+    none seen."""
+    environment: Mapping[Plain, Annotated[str, Share.ENVIRONMENT]] | None = None
+    """Only the variables on a known list that are set (``egmctl.facts.process.ENVIRONMENT_KEYS``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount(Record):
+    """One mount of ``/proc/self/mountinfo`` that decides which device nodes there are and what they are good for."""
+
+    path: Plain
+    """``/``, ``/dev``, ``/dev/shm``, or something of NVIDIA's or InfiniBand's below ``/dev`` or ``/proc/driver``."""
+    kind: Plain
+    """The type of file system: ``devtmpfs``, ``tmpfs``, ``overlay``, ``proc``."""
+    options: tuple[Plain, ...] = ()
+    """Options of the mount, not of the file system: ``ro``, ``nosuid``, ``nodev``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceProgram(Record):
+    """A BPF program that decides which devices a cgroup of version 2 may use."""
+
+    id: int
+    name: Annotated[str, Share.CGROUP_PATH] | None = None
+    """Names the manager where that gives one: ``Slurm_Cgroup_v2``, ``sd_devices``; often empty."""
+    cgroup: Annotated[str, Share.CGROUP_PATH] | None = None
+    """The cgroup it is attached to: the process' own or one above it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceList:
+    """``devices.list`` of a cgroup of version 1, the process' own or one above it."""
+
+    cgroup: Annotated[str, Share.CGROUP_PATH]
+    rules: tuple[Plain, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUnit:
+    """The device settings in systemd's files of a unit that the process' cgroup lies in."""
+
+    unit: Annotated[str, Share.CGROUP_PATH]
+    file: Annotated[str, Share.CGROUP_PATH]
+    settings: tuple[Plain, ...]
+    """``DevicePolicy=closed``, ``DeviceAllow=/dev/nvidia0 rw``, in their order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confinement(Record):
+    """The limits of a process: namespaces, capabilities, filters, limits, mounts and the device cgroup."""
+
+    namespaces: Mapping[Plain, int | None] | None = None
+    """Inode numbers under the names of ``/proc/self/ns``; compare with :data:`INITIAL_NAMESPACES`."""
+    pid_namespace_depth: int | None = None
+    """How many numbers ``NSpid`` has: 1 also inside of a container that has its own ``/proc``."""
+    uid_map: tuple[tuple[int, int, int], ...] | None = None
+    """Ranges of ``/proc/self/uid_map``: first inside, first outside, length. ``(0, 0, 4294967295)`` is no namespace."""
+    capabilities: int | None = None
+    """``CapEff``: bits of :data:`CAPABILITIES` and others."""
+    seccomp: Plain | None = None
+    """``none``, ``strict`` or ``filter``."""
+    no_new_privileges: bool | None = None
+    limits: Mapping[Plain, int | None] | None = None
+    """Soft limits ``as`` (address space), ``memlock``, ``stack`` (bytes), ``nofile`` and ``nproc``; -1 is unlimited."""
+    pids_left: int | None = None
+    """How many more processes and threads the process' cgroups allow (``pids.max``); -1: none limits them."""
+    mounts: tuple[Mount, ...] | None = None
+    shm_total_bytes: int | None = None
+    """The size of ``/dev/shm``."""
+    shm_free_bytes: int | None = None
+    ptrace_scope: int | None = None
+    """Yama's ``kernel.yama.ptrace_scope``; not present where the kernel has no Yama, which is as good as 0."""
+    device_rules: tuple[Plain, ...] | None = None
+    """``devices.list`` of the cgroup of version 1: ``c 195:0 rw``. Only a hint: a list of denials prints ``a *:* rwm``
+    too, so access(2) of each node is what counts."""
+    device_lists: tuple[DeviceList, ...] = ()
+    """The same of each cgroup from the top down to the process' own; empty where there is none, or it is not read."""
+    device_units: tuple[DeviceUnit, ...] = ()
+    """Units in the cgroup's path whose files set a device policy; empty where none does, or no file can be read."""
+    device_programs: tuple[DeviceProgram, ...] | None = None
+    """BPF programs in force on the cgroup of version 2. Only root may ask."""
+    system_calls: Mapping[Plain, Plain | None] | None = None
+    """``get_mempolicy``, ``mbind``, ``set_mempolicy`` (without effect) and ``pidfd_open``: ``ok``, the name of the
+    error number, or ``killed``."""
+
+    def capable(self, name: str) -> bool | None:
+        """Return whether the process has one of :data:`CAPABILITIES`; ``None`` where that was not read."""
+        return None if self.capabilities is None else bool(self.capabilities >> CAPABILITIES[name] & 1)
+
+
+class EventKind(StrEnum):
+    """The source of the line."""
+
+    XID = "xid"
+    """The GPU driver's error report: ``NVRM: Xid (PCI:0000:06:00): 31, ...``."""
+    SXID = "sxid"
+    """The NVSwitch driver's: ``nvidia-nvswitch0: SXid (PCI:0000:01:00.0): 12028, ...``."""
+    AER = "aer"
+    """PCIe Advanced Error Reporting."""
+    DRIVER = "driver"
+    """A message of the driver that :class:`DriverMessage` knows."""
+
+
+class DriverMessage(StrEnum):
+    """Messages of the driver that name a fault of EGM, NVLink, C2C, the fabric or IMEX, each by a fixed part of it.
+
+    Spelled as in open-gpu-kernel-modules 595.45.04; where older drivers word them otherwise they are not recognised.
+    """
+
+    EGM_ADDRESS = "SBIOS allocated EGM address is incorrect"
+    EGM_HSHUB = "HSHUB programming failed for EGM Peer ID"
+    EGM_PEER_IN_USE = "Peer ID specified for local EGM already in use"
+    EGM_NO_FABRIC_ADDRESS = "doesn't have a EGM fabric address"
+    EGM_UNEXPECTED_FABRIC_ADDRESS = "has a valid EGM fabric address"
+    EGM_NOT_ENABLED = "EGM is not enabled in RM for GPU"
+    EGM_FABRIC_BASE = "EGM Fabric base addr validation failed"
+    EGM_INVALID_FABRIC_ADDRESS = "Invalid EGM fabric address"
+    EGM_PEER_MISSING = "remote EGM peer id not found"
+    NO_P2P_FOR_SYSTEM_MEMORY = "No P2P for system memory."
+    NO_FABRIC_ADDRESS = "doesn't have a fabric address"
+    P2P_DISABLED = "P2P is Disabled, cannot create mappings"
+    C2C_P2P = "Failed to create C2C P2P mapping"
+    C2C_SELF_TEST = "Coherent Link test readback"
+    SWITCH_TRAINING = "and SWITCH failed with status"
+    SYSMEM_LINK_TRAINING = "FAILED TO TRAIN CPU/SYSMEM LINKS TO ACTIVE"
+    NVLINK_ACTIVATION = "Failed to activate link"
+    NVLINK_ALI = "ALI Error for GPU"
+    NVLINK_RECEIVER_DETECT = "postRxDetLinkMask failed"
+    NVLINK_UNCONTAINED = "Failed to recover from uncontained NVLINK error"
+    NVLINK_DEGRADED = "marked Degraded. Error originated on linkId"
+    COHERENT_MAPPINGS_OFF = "Force disabling NVLINK/C2C mappings through regkey"
+    FABRIC_PROBE = "Fabric Probe failed"
+    FABRIC_INBAND = "retrying to send inband data"
+    CLIQUE_MISMATCH = "cliqueId does not match"
+    BANDWIDTH_MODE_MISMATCH = "bwMode does not match"
+    OWNER_NOT_ACCESSIBLE = "Failed to find parent"
+    IMEX_SHUTDOWN = "Abrupt nvidia-imex daemon shutdown detected, disabled fabric allocations"
+    IMEX_RECOVERY = "robust channel recovery invoked"
+    MEMORY_NOT_MOVABLE = "onlining zone is not movable"
+    MEMORY_ADD = "Memory add failed. base"
+    SMMU_SVA = "Enabling SMMU SVA feature failed"
+    FELL_OFF_BUS = "fallen off the bus"
+    INIT_FAILED = "RmInitAdapter failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelEvent(Record):
+    """One line of the log."""
+
+    kind: EventKind
+    time_s: float
+    """Seconds since boot, as the kernel counts them."""
+    bus_id: BusId | None = None
+    """The GPU, NVSwitch or PCIe device that the line names; a GPU's Xid names no function, which is 0."""
+    number: int | None = None
+    """The number of an Xid or SXid."""
+    message: DriverMessage | None = None
+    fatal: bool | None = None
+    """The line's own word for the error: NVLink 5's Xids and SXids (Fatal, Nonfatal), and AER."""
+    corrected: bool = False
+    """AER: the link repaired it."""
+    link: int | None = None
+    """The NVLink that the line names."""
+    pid: int | None = None
+    """In the initial PID namespace."""
+    process: str | None = None
+    """Name of the process that the driver blames or ends."""
+    caused_by: int | None = None
+    """The earlier Xid that this one only follows."""
+    text: Plain = ""
+    """The rest of an Xid, SXid or AER line, without the process; it holds nothing but the driver's own words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelLog(Record):
+    """The kernel's log since boot, or as much of it as is still there."""
+
+    source: Plain
+    """``/dev/kmsg`` or ``journalctl``."""
+    now_s: float
+    """When it was read, on the clock of :attr:`KernelEvent.time_s`."""
+    first_s: float | None = None
+    """Time of the oldest line that was still there: nothing is known of what came before. ``None``: an empty log."""
+    overwritten: bool = False
+    """Lines were lost while it was read."""
+    events: tuple[KernelEvent, ...] = ()
+    """In their order, the newest if there are too many."""
+    left_out: int = 0
+    """Older events that were dropped because there were too many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelMessages:
+    """The kernel's messages while something ran, on the node of the command: under MPI that of rank 0."""
+
+    source: Plain
+    unread: Unread | None = None
+    """Why the log could not be read: then nothing is known, not even that there was nothing."""
+    began_s: float
+    """On the clock of :attr:`KernelEvent.time_s`."""
+    ended_s: float
+    overwritten: bool = False
+    """Lines were lost meanwhile."""
+    events: tuple[KernelEvent, ...] = ()
+    """In their order, the first if there are too many."""
+    left_out: int = 0
+    """Later events that were dropped because there were too many."""

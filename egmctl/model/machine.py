@@ -18,14 +18,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from egmctl.compat import StrEnum
-from egmctl.model.gpu import C2cLink, Fabric, Gpu, GpuCuda, GpuNvml, GpuProc, GpuProcess, NvLink, NvLinkCounters
-from egmctl.model.gpu import Pair, Platform
-from egmctl.model.host import Bridge, DeviceNode, Driver, Host, HugePages, Imex, LibraryFailure, Nic, NicPort, NumaKind
-from egmctl.model.host import NumaNode, NvSwitch, PcieLink, PciFunction, System, VerbsNode
-from egmctl.model.kernel_log import KernelLog
-from egmctl.model.probes import Outcome, Peer, PeerPort, PeerProbe, Peers, Probe, ProbeKind
-from egmctl.model.process import Cgroup, Confinement, DeviceList, DeviceProgram, DeviceUnit, Mount, Process
-from egmctl.model.record import BusId, Plain, Reason, Record, Share, Spelling, Unread
+from egmctl.model.gpu import (
+    Gpu,
+    Pair,
+)
+from egmctl.model.host import (
+    Confinement,
+    Driver,
+    Host,
+    KernelLog,
+    Nic,
+    NvSwitch,
+    Process,
+    System,
+)
+from egmctl.model.probes import Peers, Probe
+from egmctl.model.record import Plain, Unread
 
 MACHINE_SCHEMA = "egmctl.machine/1"
 

@@ -10,10 +10,10 @@ from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
 from egmctl.model.finding import RunCause, Waiver, WaiverKind
 from egmctl.model.finding import Status as Found
-from egmctl.model.kernel_log import KernelMessages
+from egmctl.model.host import KernelMessages
 from egmctl.model.machine import Machine
 from egmctl.model.record import BusId, Plain, Uuid
-from egmctl.model.route import LinkKind, MemoryKind
+from egmctl.model.route import LinkKind, MemoryKind, Rank, UcxPath
 from egmctl.model.task import (
     Chase,
     ChaseOrder,
@@ -25,7 +25,6 @@ from egmctl.model.task import (
     Quantity,
     Task,
 )
-from egmctl.model.ucx import Rank, UcxPath
 from egmctl.model.verdict import MemoryOwner, RunVerdict
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The parts of every record of a machine: nulls with reasons, and strings that say whether they may be shared."""
+"""The parts of every record: nulls with reasons, strings that say whether they may be shared, the commands' names."""
 
 from __future__ import annotations
 
@@ -98,3 +98,13 @@ class Record:
 
     unread: Mapping[Plain, Unread] = field(default_factory=dict)
     """Name of each field (or ``field.key`` in a mapping) that is ``None`` because it could not be read."""
+
+
+class Command(StrEnum):
+    """One that says in a JSON document what it found."""
+
+    SNAPSHOT = "snapshot"
+    TOPO = "topo"
+    DOCTOR = "doctor"
+    BENCH = "bench"
+    BRINGUP = "bringup"

@@ -1,4 +1,4 @@
-"""The ranks of an MPI job: who they are, and messages between them that end when one fails."""
+"""The ranks of an MPI job: whether there is one, who they are, and messages between them that end when one fails."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from egmctl.errors import ChildFailed, EgmctlError, ExitCode, NothingToDo, Usage
 from egmctl.launch import ChannelClosed, Child, wait_for_any
 from egmctl.model.codec import from_json, to_json
 from egmctl.mpi.communicator import ROLL_CALL_S
-from egmctl.mpi.environment import Launched
 from egmctl.units import printable
 
 T = TypeVar("T")
@@ -269,3 +268,46 @@ def _last_words(output: str) -> str:
     framed = re.search(r"^-{20,}\n(.+?\.)(?:\s|$)", printed, re.DOTALL | re.MULTILINE)
     lines = framed[1].splitlines() if framed else printed.strip().splitlines()[-3:]
     return " ".join(word for line in lines for word in line.split())[:_WORDS]
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """This process as its launcher describes it."""
+
+    rank: int
+    size: int
+    """How many processes the job has: 2 or more."""
+    by: str
+    """The launcher, for people."""
+    first_of_node: bool
+    """Whether it is the first one on its node."""
+
+
+_NUMBER = re.compile("[0-9]{1,9}", re.ASCII)
+
+
+def launched(environment: Mapping[str, str]) -> Launched | None:
+    """Return what the launcher says of this process; ``None`` if it was started alone, or as the only one."""
+    for rank_name, size_name, local_names, by in _VARIABLES:
+        rank, size = environment.get(rank_name, ""), environment.get(size_name, "")
+        if _NUMBER.fullmatch(rank) and _NUMBER.fullmatch(size):
+            local = next((environment[name] for name in local_names if name in environment), rank)
+            return Launched(int(rank), int(size), by, local == "0") if int(size) > 1 else None
+    return None
+
+
+_VARIABLES = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ("OMPI_COMM_WORLD_LOCAL_RANK",), "Open MPI's mpirun"),
+    (
+        "PMI_RANK",
+        "PMI_SIZE",
+        ("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"),
+        "a PMI launcher (mpiexec of MPICH or Intel MPI, srun --mpi=pmi2)",
+    ),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", ("MV2_COMM_WORLD_LOCAL_RANK",), "mpirun of MVAPICH"),
+    ("PMIX_RANK", "SLURM_STEP_NUM_TASKS", ("SLURM_LOCALID",), "srun --mpi=pmix"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ("SLURM_LOCALID",), "srun"),
+)
+"""Rank, size, rank on the node: Open MPI's manual (mpirun, "Environment Variables"), Hydra's and Slurm's PMI-1 and
+PMI-2 servers, MVAPICH's user guide, Slurm's srun(1), "OUTPUT ENVIRONMENT VARIABLES". srun sets its own with any
+``--mpi``, also with none."""

@@ -1,11 +1,18 @@
-"""The formats of results, and the file suffixes that ask for them."""
+"""The kinds of results and the formats of each; writes any result in any format of its kind."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING
 
 from egmctl.compat import StrEnum
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from egmctl.report.document import Document
 
 
 class Format(StrEnum):
@@ -82,7 +89,7 @@ BENCH = Kind(
     drawn=True,
 )
 TOPO = Kind(name="topo", record="egmctl.topology.topology:Topology", data=(Format.CSV,), drawn=True)
-DOCTOR = Kind(name="doctor", record="egmctl.model.diagnosis:Diagnosis", data=_CHECKED)
+DOCTOR = Kind(name="doctor", record="egmctl.model.finding:Diagnosis", data=_CHECKED)
 BRINGUP = Kind(name="bringup", record="egmctl.model.bringup:Bringup", data=_CHECKED)
 COMPARISON = Kind(name="compare", record="egmctl.model.comparison:Comparison", data=(Format.CSV,))
 FLEET = Kind(name="fleet", record="egmctl.model.fleet:FleetReport", data=(Format.CSV,))
@@ -91,9 +98,9 @@ HISTORY = Kind(name="history", record="egmctl.model.listing:History", views="lis
 PROFILES = Kind(name="profiles", record="egmctl.model.profile:ProfileList", views="lists", pages=False)
 MACHINES = Kind(name="machines", record="egmctl.model.listing:MachineList", views="lists", pages=False)
 CHECKS = Kind(name="checks", record="egmctl.model.listing:CheckList", views="doctor", pages=False)
-CASES = Kind(name="cases", record="egmctl.model.planned:CaseList", views="bench_plan", pages=False)
-PLAN = Kind(name="plan", record="egmctl.model.planned:PlanReport", views="bench_plan", pages=False)
-COST = Kind(name="cost", record="egmctl.model.planned:JobCost", views="bench_plan", pages=False)
+CASES = Kind(name="cases", record="egmctl.model.listing:CaseList", views="bench_plan", pages=False)
+PLAN = Kind(name="plan", record="egmctl.model.listing:PlanReport", views="bench_plan", pages=False)
+COST = Kind(name="cost", record="egmctl.model.listing:JobCost", views="bench_plan", pages=False)
 
 KINDS = (BENCH, TOPO, DOCTOR, BRINGUP, COMPARISON, FLEET, MATCH, HISTORY, PROFILES, MACHINES, CHECKS, CASES, PLAN, COST)
 
@@ -111,3 +118,94 @@ def kind_of(result: object) -> Kind:
         if kind.record == name:
             return kind
     raise LookupError(f"no kind of result is a {name}")
+
+
+def render(
+    result: object, format: Format, *, verbose: int = 0, brief: bool = False, width: int | None = None
+) -> Text | str:
+    """Return a result in one of the formats of its kind (:mod:`egmctl.report.kinds`).
+
+    Parameters
+    ----------
+    verbose, brief
+        More or less detail, for the formats that are text.
+    width
+        Characters of a line of text; ``None`` where no terminal shows it.
+
+    Raises
+    ------
+    LookupError
+        If it is no result of a command.
+    ValueError
+        If its kind has no such format.
+    """
+    kind = kind_of(result)
+    if format not in kind.formats:
+        raise ValueError(f"a {type(result).__name__} has no format {format}")
+    if export := kind.export(format):
+        content: Text | str = resolve_name(export)(result)
+    else:
+        document = resolve_name(kind.view)(result)
+        content = rendered(document, format, verbose=verbose, brief=brief, width=width, drawn=kind.drawn)
+    return _without_control_characters(content)
+
+
+def rendered(
+    document: Document,
+    format: Format,
+    *,
+    verbose: int = 0,
+    brief: bool = False,
+    width: int | None = None,
+    drawn: bool = False,
+) -> Text | str:
+    """Return a document in one of the formats that every document has.
+
+    Parameters
+    ----------
+    drawn
+        Whether its picture shows its figures instead of its text.
+
+    Raises
+    ------
+    ValueError
+        If a document has no such format.
+    """
+    match format:
+        case Format.SVG if drawn:
+            from egmctl.report.render.figures import svg
+
+            return svg(document)
+        case Format.TEXT | Format.SVG:
+            from egmctl.report.document import Level
+            from egmctl.report.render.figures import picture
+            from egmctl.report.render.text import WIDTH, text
+
+            level = Level.SUMMARY if brief else Level(min(Level.NORMAL + verbose, Level.ALL))
+            shown = text(document, width=width or WIDTH, level=level)
+            return shown if format is Format.TEXT else picture(shown, document.command)
+        case Format.HTML:
+            from egmctl.report.render.html import html
+
+            return html(document)
+        case Format.MARKDOWN:
+            from egmctl.report.render.markdown import markdown
+
+            return markdown(document)
+    raise ValueError(f"a document of {document.command} has no format {format}")
+
+
+def _without_control_characters(content: Text | str) -> Text | str:
+    """Return a view without control and format characters: no text of a document moves the cursor.
+
+    Views escape what they show; this catches one that does not. Each character becomes one other, which keeps the
+    colours of a text in their places.
+    """
+    plain = content if isinstance(content, str) else content.plain
+    if all(map(str.isprintable, plain.split("\n"))):
+        return content
+    safe = "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in plain)
+    if isinstance(content, str):
+        return safe
+    content.plain = safe
+    return content

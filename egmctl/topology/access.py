@@ -25,7 +25,10 @@ import enum
 from dataclasses import dataclass
 
 from egmctl.compat import StrEnum
-from egmctl.model.machine import Confinement, DeviceNode, Driver, Gpu, LibraryFailure, Machine, Process, Reason, Record
+from egmctl.model.gpu import Gpu
+from egmctl.model.host import Confinement, DeviceNode, Driver, LibraryFailure, Process
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason, Record
 
 
 class Step(enum.IntEnum):

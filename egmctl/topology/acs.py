@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from egmctl.compat import StrEnum
-from egmctl.model.machine import Bridge, Machine, PciFunction, System
+from egmctl.model.host import Bridge, PciFunction, System
+from egmctl.model.machine import Machine
 
 REDIRECT = 0b01100
 """Request redirect and completion redirect. Source validation, bit 0, redirects nothing."""

@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations, takewhile
 
-from egmctl.model.machine import Gpu, Machine, Nic, NumaKind, NvLink, Pair, PciFunction, Reason
+from egmctl.model.gpu import Gpu, NvLink, Pair
+from egmctl.model.host import Nic, NumaKind, PciFunction
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason
 from egmctl.model.route import Hop, LinkClass, LinkKind
 from egmctl.topology.access import without_nvml
 

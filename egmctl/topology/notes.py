@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from egmctl.compat import StrEnum
-from egmctl.model.machine import Driver, Gpu, Machine
+from egmctl.model.gpu import Gpu
+from egmctl.model.host import Driver
+from egmctl.model.machine import Machine
 from egmctl.model.route import LinkClass, LinkKind
 from egmctl.topology import links as rates
 from egmctl.topology.access import DENIED, Block, cuda_failure, nvml_failure, obstacle

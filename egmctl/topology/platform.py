@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from egmctl.compat import StrEnum
-from egmctl.model.machine import Driver, Gpu, Machine, Reason
+from egmctl.model.gpu import Gpu
+from egmctl.model.host import Driver
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason
 from egmctl.topology.access import obstacle, without_nvml
 from egmctl.units import gpu_name
 

@@ -23,7 +23,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from egmctl.compat import StrEnum
-from egmctl.model.machine import Gpu, Machine, NumaKind
+from egmctl.model.gpu import Gpu
+from egmctl.model.host import NumaKind
+from egmctl.model.machine import Machine
 from egmctl.model.route import Hop, LinkKind, at_most_gb_s, symbol_of
 from egmctl.topology import links as rates
 from egmctl.topology.access import Block, Obstacle, obstacle

@@ -9,7 +9,10 @@ from itertools import combinations, product
 from typing import ClassVar
 
 from egmctl.errors import ExitCode
-from egmctl.model.machine import BusId, Gpu, Machine, Nic
+from egmctl.model.gpu import Gpu
+from egmctl.model.host import Nic
+from egmctl.model.machine import Machine
+from egmctl.model.record import BusId
 from egmctl.topology.access import Block, obstacle
 from egmctl.topology.links import Link, P2pMatrix, cpu_node_ids, gpu_link, gpu_nic_link, matrices, nic_link
 from egmctl.topology.notes import Missing, Note, missing, notes

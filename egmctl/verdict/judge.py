@@ -13,9 +13,10 @@ from statistics import median
 
 from egmctl.doctor.kernel_faults import kernel_faults
 from egmctl.model.finding import Status
-from egmctl.model.measurement import BROKEN, COUNTED_AT_LEAST, STRAY_AT_MOST, Measurement, Quantity, RunReport, Verdict
+from egmctl.model.measurement import BROKEN, COUNTED_AT_LEAST, STRAY_AT_MOST, Measurement, RunReport, Verdict
 from egmctl.model.profile import Profile, Unit
 from egmctl.model.route import Egm, LinkKind
+from egmctl.model.task import Quantity
 from egmctl.model.verdict import (
     BAD_GRADES,
     ClassVerdict,

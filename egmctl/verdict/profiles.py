@@ -18,8 +18,9 @@ from egmctl.documents import short
 from egmctl.errors import UsageError
 from egmctl.files import read_bounded
 from egmctl.model.codec import DecodeError, from_json, to_json
-from egmctl.model.machine import Gpu, Machine
-from egmctl.model.measurement import Measurement, Pattern, RunReport, Status
+from egmctl.model.gpu import Gpu
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import Measurement, RunReport, Status
 from egmctl.model.profile import (
     PROFILE_SCHEMA,
     Match,
@@ -32,7 +33,7 @@ from egmctl.model.profile import (
     Unit,
 )
 from egmctl.model.route import LinkClass
-from egmctl.model.task import Point
+from egmctl.model.task import Pattern, Point
 from egmctl.topology.links import gpu_link
 from egmctl.topology.platform import C2c, c2c, platform
 from egmctl.units import counted, gpu_name, printable, several

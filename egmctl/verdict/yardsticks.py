@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from statistics import median, median_high, median_low
 
 from egmctl.bench.engine import ENGINES
-from egmctl.model.measurement import Endpoint, Measurement, Pattern, Quantity, RunReport, Status
+from egmctl.model.measurement import Measurement, RunReport, Status
 from egmctl.model.profile import Profile, Reference, Unit
 from egmctl.model.route import HOST_MEMORY, MemoryKind
-from egmctl.model.task import Point, named
+from egmctl.model.task import Endpoint, Pattern, Point, Quantity, named
 from egmctl.model.verdict import Culprit, Direction, Grade, Judgement, Yardstick
 from egmctl.units import MIB, format_size
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.model.machine import GpuProcess
+from egmctl.model.gpu import GpuProcess
 from tests.conftest import RunEgmctl
 from tests.doctor.cgroups import Cgroup, denying_v1, denying_v2
 from tests.doctor.machines import shipped

@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 
 from egmctl.model.finding import Waiver, WaiverKind
-from egmctl.model.measurement import Evidence, Flow, GpuEvidence, Measurement, RunReport, Status, Task
+from egmctl.model.measurement import Evidence, GpuEvidence, Measurement, RunReport, Status
+from egmctl.model.task import Flow, Task
 from egmctl.model.verdict import Grade
 from egmctl.report.document import Tone
-from egmctl.report.kinds import Format
-from egmctl.report.rendering import render
+from egmctl.report.kinds import Format, render
 from egmctl.report.views.bench import bench_document
 from egmctl.report.views.bench_answer import answer
 from egmctl.report.views.bench_classes import Frame

@@ -11,7 +11,7 @@ from egmctl.bench.cases.latency import CASES, FLAG_BYTES, LOADS
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import SUITES
 from egmctl.gpu.chase import COUNTERS_BYTES
-from egmctl.model.measurement import Engine
+from egmctl.model.task import Engine
 from tests.bench.test_latency import SETTINGS, Bench, bench, shown
 from tests.doctor.machines import shipped
 

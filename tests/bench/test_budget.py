@@ -20,7 +20,8 @@ from egmctl.errors import UsageError
 from egmctl.model.finding import WaiverKind
 from egmctl.model.host import HugePages
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import MemoryKind, Settings
+from egmctl.model.measurement import Settings
+from egmctl.model.route import MemoryKind
 from egmctl.units import GIB, MIB
 from tests.doctor.machines import shipped
 

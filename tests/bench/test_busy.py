@@ -7,7 +7,8 @@ from dataclasses import replace
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.flows import IDLE_MEMORY_BYTES, in_use
 from egmctl.bench.plan.make import make_plan
-from egmctl.model.machine import Gpu, GpuProcess, Machine
+from egmctl.model.gpu import Gpu, GpuProcess
+from egmctl.model.machine import Machine
 from egmctl.model.measurement import Settings
 from tests.bench.four import FOUR
 from tests.doctor.machines import shipped

@@ -12,8 +12,9 @@ from egmctl.bench.engines import cpu
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import SUITES, select_cases
 from egmctl.model.finding import WaiverKind
-from egmctl.model.measurement import Placement, Settings, Status, Task
-from egmctl.model.planned import PlannedTask
+from egmctl.model.listing import PlannedTask
+from egmctl.model.measurement import Placement, Settings, Status
+from egmctl.model.task import Task
 from egmctl.report.route_words import route_words
 from egmctl.units import MIB
 from egmctl.verdict.yardsticks import not_judged

@@ -9,8 +9,9 @@ from egmctl.bench.plan.cost import job_cost, plan_bytes, plan_seconds
 from egmctl.bench.plan.fabric import make_fabric_plan
 from egmctl.bench.plan.placement import modelled
 from egmctl.bench.suites import FABRIC_CASES
-from egmctl.model.measurement import Pattern, Settings
-from egmctl.model.planned import CaseCost
+from egmctl.model.listing import CaseCost
+from egmctl.model.measurement import Settings
+from egmctl.model.task import Pattern
 from tests.conftest import RunEgmctl
 from tests.fake.machines import with_imex_channel
 from tests.fake.node import load

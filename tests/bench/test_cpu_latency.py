@@ -12,9 +12,9 @@ from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import SUITES, select_cases
 from egmctl.gpu.cpu_threads import CODE, CpuWalk, words_of
 from egmctl.model.finding import WaiverKind
-from egmctl.model.measurement import Settings, Status, Task, Verification
-from egmctl.report.kinds import Format
-from egmctl.report.rendering import render
+from egmctl.model.measurement import Settings, Status, Verification
+from egmctl.model.task import Task
+from egmctl.report.kinds import Format, render
 from egmctl.units import MIB
 from tests.bench.test_cpu import Memory, StubRig, here
 from tests.bench.test_run import FEW, Bench, bench

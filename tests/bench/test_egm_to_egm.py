@@ -9,8 +9,7 @@ import pytest
 
 from egmctl.model.codec import from_json
 from egmctl.model.measurement import RunReport
-from egmctl.report.kinds import Format
-from egmctl.report.rendering import render
+from egmctl.report.kinds import Format, render
 from tests.bench.test_run import Bench, bench
 from tests.bench.test_run_failures import STAYS
 from tests.fake.machines import nvl4, with_imex_channel

@@ -8,7 +8,8 @@ from egmctl.bench.case import End
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.engines import engine_for
 from egmctl.bench.suites import CASES, FABRIC_CASES
-from egmctl.model.measurement import Engine, MemoryKind, Quantity
+from egmctl.model.route import MemoryKind
+from egmctl.model.task import Engine, Quantity
 
 ALL_CASES = (*CASES, *FABRIC_CASES)
 

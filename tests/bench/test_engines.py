@@ -6,7 +6,9 @@ import pytest
 
 from egmctl.bench.case import Processes
 from egmctl.bench.suites import CASES
-from egmctl.model.measurement import Engine, MemoryKind, Quantity, Verification
+from egmctl.model.measurement import Verification
+from egmctl.model.route import MemoryKind
+from egmctl.model.task import Engine, Quantity
 from tests.bench.test_run import FEW, Bench, bench
 
 __all__ = ["bench"]

@@ -16,8 +16,9 @@ from egmctl.bench.suites import FABRIC_CASES
 from egmctl.errors import NothingToDo
 from egmctl.model.finding import WaiverKind
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import HandleKind, Settings, Status, Task, finish
+from egmctl.model.measurement import Settings, Status, finish
 from egmctl.model.route import Egm, MemoryKind
+from egmctl.model.task import HandleKind, Task
 from egmctl.report.route_words import route_words
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.yardsticks import against_link

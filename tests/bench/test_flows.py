@@ -17,7 +17,9 @@ from egmctl.bench.plan.make import make_plan, sweep_sizes
 from egmctl.bench.plan.task import copies_for
 from egmctl.bench.suites import CASES, select_cases
 from egmctl.errors import UsageError
-from egmctl.model.measurement import MemoryKind, Pattern, Settings, Task
+from egmctl.model.measurement import Settings
+from egmctl.model.route import MemoryKind
+from egmctl.model.task import Pattern, Task
 from egmctl.units import GIB, MIB
 from tests.doctor.machines import shipped
 

@@ -8,7 +8,8 @@ from egmctl.bench.plan.fabric import make_fabric_plan
 from egmctl.bench.plan.placement import modelled
 from egmctl.bench.results import summarize
 from egmctl.bench.suites import FABRIC_CASES
-from egmctl.model.measurement import Quantity, RunReport, Sample, Settings, Status, finish
+from egmctl.model.measurement import RunReport, Sample, Settings, Status, finish
+from egmctl.model.task import Quantity
 from tests.fake.machines import with_imex_channel
 from tests.fake.node import load
 from tests.report.texts import matrices_text

@@ -24,7 +24,8 @@ from egmctl.bench.supervisor import supervise
 from egmctl.errors import ExitCode
 from egmctl.launch import Child
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Engine, Measurement, Quantity, RunReport, Settings, Status
+from egmctl.model.measurement import Measurement, RunReport, Settings, Status
+from egmctl.model.task import Engine, Quantity
 from egmctl.units import MIB
 from tests import forked
 from tests.fake.machines import nvl4, with_imex_channel

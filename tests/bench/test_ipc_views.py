@@ -8,7 +8,8 @@ from egmctl.bench.plan import Plan
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.results import summarize
 from egmctl.bench.suites import select_cases
-from egmctl.model.measurement import Measurement, Quantity, RunReport, Settings, Stage, Status, finish
+from egmctl.model.measurement import Measurement, RunReport, Settings, Stage, Status, finish
+from egmctl.model.task import Quantity
 from egmctl.report.document import Matrix, columns, plain
 from egmctl.report.views.bench_answer import exceptions
 from egmctl.report.views.bench_details import beside, life_cycles

@@ -22,12 +22,12 @@ from egmctl.journal.events import Recorder, forget
 from egmctl.journal.write import Journal
 from egmctl.model.bringup import Answer
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.kernel_log import KernelLog, KernelMessages
-from egmctl.model.measurement import RunReport, Task
+from egmctl.model.host import KernelLog, KernelMessages
+from egmctl.model.measurement import RunReport
 from egmctl.model.record import Reason, Unread
+from egmctl.model.task import Task
 from egmctl.model.verdict import Grade
-from egmctl.report.kinds import Format
-from egmctl.report.rendering import render
+from egmctl.report.kinds import Format, render
 from egmctl.saved import load_journal
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.judge import judge

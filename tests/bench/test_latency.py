@@ -18,11 +18,11 @@ from egmctl.bench.plan.make import make_plan
 from egmctl.bench.results import summarize
 from egmctl.bench.suites import select_cases
 from egmctl.gpu import chase
+from egmctl.model.listing import PlannedTask
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Measurement, Quantity, RunReport, Sample, Settings, Status, Verification, finish
-from egmctl.model.planned import PlannedTask
+from egmctl.model.measurement import Measurement, RunReport, Sample, Settings, Status, Verification, finish
 from egmctl.model.route import Route
-from egmctl.model.task import Point
+from egmctl.model.task import Point, Quantity
 from egmctl.report.render.text import WIDTH
 from egmctl.report.views.bench_series import knee
 from egmctl.units import GIB, MIB

@@ -6,10 +6,10 @@ import pytest
 
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import select_cases
-from egmctl.model.measurement import MemoryKind, Settings, Task
-from egmctl.model.route import Egm
-from egmctl.report.kinds import Format
-from egmctl.report.rendering import render
+from egmctl.model.measurement import Settings
+from egmctl.model.route import Egm, MemoryKind
+from egmctl.model.task import Task
+from egmctl.report.kinds import Format, render
 from egmctl.units import MIB
 from egmctl.verdict.yardsticks import against_link, class_of
 from tests.bench.test_run import FEW, Bench, bench

@@ -6,8 +6,8 @@ import pytest
 
 from egmctl.bench.case import End
 from egmctl.bench.suites import CASES
-from egmctl.model.measurement import ChaseOrder, Engine, MemoryKind, Pattern, Quantity
-from egmctl.model.task import USUAL
+from egmctl.model.route import MemoryKind
+from egmctl.model.task import USUAL, ChaseOrder, Engine, Pattern, Quantity
 
 CE, SM = Engine.COPY_ENGINE, Engine.SM_COPY
 HOST, GPU = MemoryKind.PINNED, MemoryKind.DEVICE

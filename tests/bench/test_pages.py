@@ -26,8 +26,8 @@ from egmctl.gpu.telemetry import Traffic
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.host import HugePages
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import MemoryKind, Settings, Verdict
-from egmctl.model.route import Egm, Route
+from egmctl.model.measurement import Settings, Verdict
+from egmctl.model.route import Egm, MemoryKind, Route
 from egmctl.topology.routes import route
 from egmctl.units import GIB, MIB
 from tests.bench.test_run import FEW, Bench, bench

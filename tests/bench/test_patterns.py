@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egmctl.bench.plan.flows import expand
-from egmctl.model.measurement import Pattern
+from egmctl.model.task import Pattern
 
 SEVERAL = [pattern for pattern in Pattern if pattern not in (Pattern.LOCAL, Pattern.ONE_NODE)]
 

@@ -17,10 +17,14 @@ from egmctl.bench.plan.make import make_plan
 from egmctl.bench.plan.paths import cuda_visible
 from egmctl.bench.suites import CASES, SUITES, select_cases
 from egmctl.errors import UsageError
-from egmctl.model.machine import Gpu, Machine, Process, Reason, Unread
-from egmctl.model.measurement import Flow, MemoryKind, Settings
-from egmctl.model.planned import PlannedTask
-from egmctl.model.route import Egm
+from egmctl.model.gpu import Gpu
+from egmctl.model.host import Process
+from egmctl.model.listing import PlannedTask
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import Settings
+from egmctl.model.record import Reason, Unread
+from egmctl.model.route import Egm, MemoryKind
+from egmctl.model.task import Flow
 from egmctl.units import GIB, MIB
 from tests.bench.four import FOUR
 from tests.doctor.machines import shipped

@@ -13,8 +13,7 @@ from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import CASES, SUITES
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Settings
-from egmctl.report.kinds import Format
-from egmctl.report.rendering import render
+from egmctl.report.kinds import Format, render
 from egmctl.report.route_words import route_words
 from tests.bench.test_run import FEW, Bench, Run, bench
 from tests.doctor.machines import shipped

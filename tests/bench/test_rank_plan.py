@@ -13,9 +13,11 @@ from egmctl.bench.plan.ranks import node_flows
 from egmctl.bench.results import summarize
 from egmctl.bench.suites import CASES, select_cases
 from egmctl.bench.supervisor import set_beside
-from egmctl.model.machine import DeviceNode, Machine
-from egmctl.model.measurement import HandleKind, Pattern, Quantity, Settings, Status, Task, finish
-from egmctl.model.ucx import Rank
+from egmctl.model.host import DeviceNode
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import Settings, Status, finish
+from egmctl.model.route import Rank
+from egmctl.model.task import HandleKind, Pattern, Quantity, Task
 from egmctl.units import MIB
 from tests.doctor.machines import shipped
 

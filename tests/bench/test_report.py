@@ -21,7 +21,8 @@ from egmctl.bench.results import summarize
 from egmctl.bench.suites import CASES, FABRIC_CASES
 from egmctl.errors import ExitCode
 from egmctl.facts import replay
-from egmctl.model.machine import Gpu, Machine
+from egmctl.model.gpu import Gpu
+from egmctl.model.machine import Machine
 from egmctl.model.measurement import (
     Measurement,
     Mismatch,
@@ -29,11 +30,11 @@ from egmctl.model.measurement import (
     Sample,
     Settings,
     Status,
-    Task,
     Verification,
     exit_code,
     finish,
 )
+from egmctl.model.task import Task
 from egmctl.report.exports.csv import bench_csv
 from egmctl.report.exports.json import result_json
 from egmctl.report.render.text import WIDTH

@@ -17,13 +17,11 @@ from hypothesis import strategies as st
 from egmctl.comparison import compare
 from egmctl.comparison.paths import default_spread
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.command import Command
 from egmctl.model.measurement import RunReport
 from egmctl.model.profile import Reference, Unit
-from egmctl.model.route import HOST_MEMORY, Carrier, Egm, Hop, LinkClass, LinkKind, MemoryKind, Route
-from egmctl.model.ucx import UcxRoute
-from egmctl.report.kinds import BENCH, Format
-from egmctl.report.rendering import render
+from egmctl.model.record import Command
+from egmctl.model.route import HOST_MEMORY, Carrier, Egm, Hop, LinkClass, LinkKind, MemoryKind, Route, UcxRoute
+from egmctl.report.kinds import BENCH, Format, render
 from egmctl.report.route_words import route_words
 from egmctl.saved import Saved
 from egmctl.verdict.judge import judge

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from egmctl.bench.cases.p2p import CASES
+from egmctl.bench.cases.bandwidth import P2P_CASES as CASES
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.make import make_plan
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Engine, MemoryKind, Pattern, Settings, Status, finish
-from egmctl.model.route import LinkKind
+from egmctl.model.measurement import Settings, Status, finish
+from egmctl.model.route import LinkKind, MemoryKind
+from egmctl.model.task import Engine, Pattern
 from egmctl.report.route_words import route_words
 from egmctl.report.views.bench import rates
 from egmctl.report.views.bench_answer import staged_lines

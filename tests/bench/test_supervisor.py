@@ -17,7 +17,8 @@ from egmctl.bench.suites import CASES
 from egmctl.bench.supervisor import ATTEMPTS, WORKER_LIMIT, supervise
 from egmctl.errors import ExitCode
 from egmctl.model.finding import Waiver, WaiverKind
-from egmctl.model.measurement import RunReport, Settings, Status, Task
+from egmctl.model.measurement import RunReport, Settings, Status
+from egmctl.model.task import Task
 from egmctl.signals import stopping
 from tests.bench.four import FOUR
 from tests.doctor.machines import shipped, with_gpu_denied

@@ -16,16 +16,15 @@ from egmctl.model.measurement import (
     LinkEvidence,
     Measurement,
     Placement,
-    Quantity,
     RunReport,
     Sample,
     Settings,
     Status,
-    Task,
     Verdict,
     finish,
 )
 from egmctl.model.route import LinkKind
+from egmctl.model.task import Quantity, Task
 from egmctl.report.render.text import WIDTH
 from egmctl.report.views.bench_answer import how, route_line, warnings
 from tests.bench.reports import report

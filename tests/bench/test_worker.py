@@ -9,10 +9,10 @@ import pytest
 
 from egmctl.bench.engines import engine_for, transfer
 from egmctl.bench.evidence import LinkCounters
-from egmctl.bench.outcomes import EXPIRED_LIMIT
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.processes.collective import Exchange
 from egmctl.bench.processes.context import AllocatedBuffer, Stopwatch
+from egmctl.bench.results import EXPIRED_LIMIT
 from egmctl.gpu.telemetry import Telemetry
 from egmctl.gpu.timing import Gating, Timing
 from egmctl.model.measurement import Measurement, Settings, Status, Verification

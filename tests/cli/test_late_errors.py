@@ -24,7 +24,7 @@ from egmctl.files import write_all, write_whole
 from egmctl.fleet.folder import new_folder
 from egmctl.journal import write
 from egmctl.journal.events import Note
-from egmctl.model.command import Command
+from egmctl.model.record import Command
 from tests.conftest import ended
 from tests.fleet.lab import ANSWERS
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from egmctl.model.gpu import GpuProcess
-from egmctl.model.machine import Cgroup, Machine, Process
+from egmctl.model.host import Cgroup, Process
+from egmctl.model.machine import Machine
 from egmctl.report.kinds import BENCH, DOCTOR, TOPO, Format
 from tests.bench.four import OPTIONS
 from tests.conftest import RunEgmctl

@@ -8,8 +8,8 @@ import pytest
 
 from egmctl.cli.progress import Lines, probing, table_text
 from egmctl.journal.events import Event, Outcome, forget
-from egmctl.model.machine import Outcome as Tried
-from egmctl.model.machine import Probe, ProbeKind
+from egmctl.model.probes import Outcome as Tried
+from egmctl.model.probes import Probe, ProbeKind
 from tests.doctor.machines import shipped
 from tests.report.runs import run
 

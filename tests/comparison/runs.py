@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from egmctl.bench.results import summarize
-from egmctl.model.command import Command
 from egmctl.model.measurement import Measurement, RunReport, Status
+from egmctl.model.record import Command
 from egmctl.saved import Saved
 from tests.saved.documents import measured_report
 

@@ -13,12 +13,12 @@ from egmctl.bench.results import summarize
 from egmctl.comparison import compare
 from egmctl.comparison.paths import TRUSTED_RUNS, Spread, default_spread, known_spread
 from egmctl.errors import ExitCode, UsageError
-from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison, Outcome, PathDifference
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Measurement, Quantity, RunReport, Stage, Status
-from egmctl.report.kinds import Format
-from egmctl.report.rendering import render
+from egmctl.model.measurement import Measurement, RunReport, Stage, Status
+from egmctl.model.record import Command
+from egmctl.model.task import Quantity
+from egmctl.report.kinds import Format, render
 from egmctl.verdict.profiles import load_all
 from tests.comparison.runs import changed, ended, from_gpu, on_path, reaching, run, saved, times
 from tests.report.texts import text_of

@@ -13,14 +13,13 @@ from egmctl.comparison import compare
 from egmctl.comparison.facts import Subject, judge
 from egmctl.errors import ExitCode
 from egmctl.facts import replay
-from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison, Outcome
-from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import NODE, Finding, Guard, Place, Status, on_gpus, on_pairs
-from egmctl.model.machine import Gpu, Machine, Reason, Unread
+from egmctl.model.finding import NODE, Diagnosis, Finding, Guard, Place, Status, on_gpus, on_pairs
+from egmctl.model.gpu import Gpu
+from egmctl.model.machine import Machine
+from egmctl.model.record import Command, Reason, Unread
 from egmctl.report.exports.csv import compare_csv
-from egmctl.report.kinds import Format
-from egmctl.report.rendering import render
+from egmctl.report.kinds import Format, render
 from egmctl.saved import Saved
 from tests.doctor.machines import shipped
 from tests.report.texts import text_of

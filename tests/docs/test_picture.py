@@ -14,8 +14,7 @@ from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.facts import replay as record
 from egmctl.model.measurement import RunReport
-from egmctl.report.kinds import Format
-from egmctl.report.rendering import render
+from egmctl.report.kinds import Format, render
 from egmctl.saved import load
 from egmctl.verdict import profiles
 from egmctl.verdict.bringup import bringup

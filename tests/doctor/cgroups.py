@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from egmctl.driver.system_calls import NUMBERS
+from egmctl.driver.reading import NUMBERS
 
 GPU_MAJOR = 195
 

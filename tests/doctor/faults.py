@@ -23,29 +23,23 @@ from egmctl.doctor.probes import plan
 from egmctl.facts.kernel_log import event
 from egmctl.model.codec import field_types
 from egmctl.model.finding import Guard
-from egmctl.model.machine import (
+from egmctl.model.gpu import NvLinkCounters
+from egmctl.model.host import (
     Bridge,
     DeviceNode,
     Imex,
     KernelLog,
     LibraryFailure,
-    Machine,
     Mount,
     Nic,
     NicPort,
-    NvLinkCounters,
     NvSwitch,
-    Outcome,
     PcieLink,
     PciFunction,
-    Peer,
-    PeerPort,
-    PeerProbe,
-    Peers,
-    Probe,
-    ProbeKind,
     VerbsNode,
 )
+from egmctl.model.machine import Machine
+from egmctl.model.probes import Outcome, Peer, PeerPort, PeerProbe, Peers, Probe, ProbeKind
 from tests.doctor.machines import patched, shipped, with_gpu_denied
 
 

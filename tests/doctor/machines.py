@@ -10,18 +10,10 @@ from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.facts import replay
 from egmctl.model.finding import Finding
-from egmctl.model.machine import (
-    DeviceNode,
-    Gpu,
-    GpuCuda,
-    GpuNvml,
-    GpuProc,
-    Machine,
-    Pair,
-    PciFunction,
-    Reason,
-    Unread,
-)
+from egmctl.model.gpu import Gpu, GpuCuda, GpuNvml, GpuProc, Pair
+from egmctl.model.host import DeviceNode, PciFunction
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason, Unread
 
 T = TypeVar("T")
 

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from egmctl.facts import replay
-from egmctl.model.machine import Cgroup, DeviceNode, DeviceProgram, Machine, OriginKind, Reason, Unread
+from egmctl.model.host import Cgroup, DeviceNode, DeviceProgram
+from egmctl.model.machine import Machine, OriginKind
+from egmctl.model.record import Reason, Unread
 from tests.doctor.faults import HEALTHY_FABRIC, healthy, hgx_b200, without_umad
 from tests.doctor.machines import patched, shipped, with_card, with_gpu_denied
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from egmctl.facts.kernel_log import event
-from egmctl.model.kernel_log import KernelLog
-from egmctl.model.machine import Fabric, Imex, LibraryFailure, Machine, NumaKind, Reason, Unread
+from egmctl.model.gpu import Fabric
+from egmctl.model.host import Imex, KernelLog, LibraryFailure, NumaKind
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason, Unread
 from tests.doctor.checks.test_numa_memory import node1, with_node
 from tests.doctor.checks.test_pcie import b300, gb200, gb300
 from tests.doctor.faults import faults, healthy, weak_switch

@@ -9,19 +9,9 @@ import pytest
 
 from egmctl.doctor.check import EVERYTHING, Expectation, Scope
 from egmctl.model.finding import Confidence, Finding, Status
-from egmctl.model.machine import (
-    Cgroup,
-    Confinement,
-    DeviceList,
-    DeviceNode,
-    DeviceProgram,
-    DeviceUnit,
-    Machine,
-    Mount,
-    Process,
-    Reason,
-    Unread,
-)
+from egmctl.model.host import Cgroup, Confinement, DeviceList, DeviceNode, DeviceProgram, DeviceUnit, Mount, Process
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason, Unread
 from tests.doctor.machines import patched, run, run_one, shipped, with_gpu_denied
 
 HGX = shipped("hgx-h200x4")

@@ -13,7 +13,8 @@ from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.checks.active import CHECKS, KINDS, NOT_ASKED
 from egmctl.doctor.runner import diagnose
 from egmctl.model.finding import Finding, Guard, Status
-from egmctl.model.machine import Machine, Outcome, Probe, ProbeKind
+from egmctl.model.machine import Machine
+from egmctl.model.probes import Outcome, Probe, ProbeKind
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import patched, shipped
 from tests.fake.machines import nvl4, with_imex_channel

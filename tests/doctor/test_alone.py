@@ -10,7 +10,8 @@ import pytest
 from egmctl.doctor.check import Scope
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.model.finding import TOLD, Finding, Status
-from egmctl.model.machine import Machine, Reason, Unread
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason, Unread
 from tests.doctor.faults import ONLY_TOLD, Fault, faults, healthy, weak_switch
 from tests.doctor.machines import patched, shipped, with_gpu_denied
 

@@ -16,11 +16,13 @@ from egmctl.doctor.checks.active import KINDS
 from egmctl.doctor.effects_on_findings import alike
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.facts.kernel_log import event
-from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import NODE, TOLD, Finding, Guard, Status, causes, on_gpus, on_pairs
-from egmctl.model.kernel_log import DriverMessage as M
-from egmctl.model.kernel_log import KernelLog
-from egmctl.model.machine import Gpu, Imex, LibraryFailure, Machine, Outcome, PcieLink, Peers, Probe, Reason, Unread
+from egmctl.model.finding import NODE, TOLD, Diagnosis, Finding, Guard, Status, causes, on_gpus, on_pairs
+from egmctl.model.gpu import Gpu
+from egmctl.model.host import DriverMessage as M
+from egmctl.model.host import Imex, KernelLog, LibraryFailure, PcieLink
+from egmctl.model.machine import Machine
+from egmctl.model.probes import Outcome, Peers, Probe
+from egmctl.model.record import Reason, Unread
 from egmctl.report.exports.json import result_json
 from egmctl.report.exports.junit import doctor_junit
 from egmctl.report.exports.nagios import doctor_nagios

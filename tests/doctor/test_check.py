@@ -7,7 +7,7 @@ from dataclasses import replace
 from egmctl.doctor.check import EVERYTHING, Verdicts, about, check, known, skip
 from egmctl.doctor.findings import fact, failed, passed, todo, unknown
 from egmctl.model.finding import Finding, Guard, Place, PlaceKind, Status, on_nics, on_numa, on_pairs
-from egmctl.model.machine import Reason, Unread
+from egmctl.model.record import Reason, Unread
 from tests.doctor.builders import GPUS, NODE_MACHINE
 
 FIX = todo("Replace it.")

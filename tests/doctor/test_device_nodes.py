@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from egmctl.model.finding import Status
-from egmctl.model.machine import Confinement, DeviceNode, Machine, Mount, Process, Reason, Unread
+from egmctl.model.host import Confinement, DeviceNode, Mount, Process
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason, Unread
 from tests.doctor.machines import patched, run, run_one, shipped, with_gpu_denied
 
 HGX = shipped("hgx-h200x4")

@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 from egmctl.model.finding import Status
-from egmctl.model.machine import Confinement, Machine
+from egmctl.model.host import Confinement
+from egmctl.model.machine import Machine
 from tests.doctor.machines import patched, run, run_one, shipped, with_gpu_denied
 
 HGX = shipped("hgx-h200x4")

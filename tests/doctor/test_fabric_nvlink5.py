@@ -9,7 +9,8 @@ import pytest
 from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.model.finding import Status, causes
-from egmctl.model.machine import Machine, Nic, NicPort
+from egmctl.model.host import Nic, NicPort
+from egmctl.model.machine import Machine
 from tests.doctor.faults import healthy, hgx_b200, without_umad
 from tests.doctor.machines import patched, run_one, shipped
 

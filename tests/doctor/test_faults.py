@@ -10,8 +10,7 @@ import pytest
 from egmctl.doctor.check import EVERYTHING, Check
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.facts import replay
-from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import Status
+from egmctl.model.finding import Diagnosis, Status
 from tests.doctor.faults import ONLY_TOLD, PASSES, faults, healthy
 from tests.doctor.machines import shipped
 from tests.invariants import broken_diagnosis

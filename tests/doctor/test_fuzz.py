@@ -24,8 +24,7 @@ from egmctl.facts import replay as record
 from egmctl.facts.collect import collect
 from egmctl.facts.root import SYSROOT_VARIABLE
 from egmctl.model.machine import SECTION_VERSIONS, Machine
-from egmctl.report.kinds import DOCTOR
-from egmctl.report.rendering import render
+from egmctl.report.kinds import DOCTOR, render
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import shipped
 from tests.doctor.scenes import scenes

@@ -10,9 +10,9 @@ from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.kernel_faults import Action, catalogue
 from egmctl.facts.kernel_log import event
 from egmctl.model.finding import Finding, Status
-from egmctl.model.host import Bridge
-from egmctl.model.kernel_log import DriverMessage, KernelLog
-from egmctl.model.machine import Machine, OriginKind, Reason, SectionStatus, Unread
+from egmctl.model.host import Bridge, DriverMessage, KernelLog
+from egmctl.model.machine import Machine, OriginKind, SectionStatus
+from egmctl.model.record import Reason, Unread
 from egmctl.report.views.causes import title
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import patched, run, run_one, shipped

@@ -10,7 +10,8 @@ import pytest
 from egmctl.doctor.checks.nvlink import MAX_EFFECTIVE_BER
 from egmctl.facts.nvml import ber
 from egmctl.model.finding import Status
-from egmctl.model.machine import Machine, Reason, Unread
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason, Unread
 from egmctl.topology.links import active_nvlinks
 from tests.doctor.faults import healthy
 from tests.doctor.machines import patched, run, run_one, shipped, with_card

@@ -23,9 +23,9 @@ from egmctl.errors import ChildFailed, ChildNotStarted, ExitCode
 from egmctl.facts import gpus, replay
 from egmctl.facts.collect import collect
 from egmctl.model.codec import JsonValue
-from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import Status
-from egmctl.model.machine import Machine, Reason, Unread
+from egmctl.model.finding import Diagnosis, Status
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason, Unread
 from tests.conftest import RunEgmctl
 from tests.fake.build import CUDA
 from tests.fake.node import FakeNode

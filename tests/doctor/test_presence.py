@@ -9,7 +9,8 @@ import pytest
 
 from egmctl.doctor.check import Expectation, Scope
 from egmctl.model.finding import Status
-from egmctl.model.machine import Machine, Reason, Unread
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason, Unread
 from tests.doctor.machines import patched, run, run_one, shipped, with_gpu_denied
 
 HGX = shipped("hgx-h200x4")

@@ -8,7 +8,8 @@ import pytest
 
 from egmctl.errors import ExitCode
 from egmctl.model.finding import Finding, Guard, Status
-from egmctl.model.machine import Reason, SectionStatus, Unread
+from egmctl.model.machine import SectionStatus
+from egmctl.model.record import Reason, Unread
 from tests.doctor.builders import ABSENT, DENIED, FINE, PERSISTENCE, REBOOT, UNTOLD, broken, check, diagnosis
 from tests.doctor.machines import shipped
 

@@ -10,18 +10,10 @@ import pytest
 from egmctl.doctor.check import EVERYTHING, Expectation, Scope
 from egmctl.doctor.runner import CHECKS
 from egmctl.model.finding import Guard, Status
-from egmctl.model.machine import (
-    DeviceNode,
-    Driver,
-    Fabric,
-    Imex,
-    Machine,
-    NicPort,
-    NumaKind,
-    PcieLink,
-    Reason,
-    Unread,
-)
+from egmctl.model.gpu import Fabric
+from egmctl.model.host import DeviceNode, Driver, Imex, NicPort, NumaKind, PcieLink
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason, Unread
 from tests.doctor.faults import HEALTHY_FABRIC, healthy
 from tests.doctor.machines import patched, run, run_one, shipped, with_gpu_denied
 

@@ -15,7 +15,7 @@ import pytest
 from egmctl.driver.reading import Unreadable
 from egmctl.facts import inside
 from egmctl.facts.root import Root
-from egmctl.model.machine import Reason
+from egmctl.model.record import Reason
 from tests.conftest import ROOT, RunEgmctl
 from tests.doctor import confined
 from tests.doctor.cgroups import GPU_MAJOR, mounted

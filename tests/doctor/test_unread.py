@@ -28,7 +28,8 @@ from egmctl.doctor.check import EVERYTHING, Check
 from egmctl.doctor.runner import CHECKS, _findings
 from egmctl.facts import replay
 from egmctl.model.finding import Finding, PlaceKind, Status
-from egmctl.model.machine import Machine, Reason, Unread
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason, Unread
 from tests.doctor.faults import PASSES, faults, healthy
 from tests.doctor.machines import patched, run, run_one, shipped
 from tests.doctor.unread import Path, Readings, facts, having, shape, value_at, without

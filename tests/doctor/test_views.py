@@ -13,17 +13,15 @@ from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.findings import failed, passed
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.errors import ExitCode
-from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import Finding, Guard, Remedy, Status, on_gpus, on_numa
+from egmctl.model.finding import Diagnosis, Finding, Guard, Remedy, Status, on_gpus, on_numa
 from egmctl.model.listing import CheckEntry, CheckList
 from egmctl.report.document import Level, plain
 from egmctl.report.exports.json import result_json
 from egmctl.report.exports.junit import doctor_junit
 from egmctl.report.exports.nagios import doctor_nagios
 from egmctl.report.exports.prom import doctor_prom
-from egmctl.report.kinds import DOCTOR, Format
+from egmctl.report.kinds import DOCTOR, Format, render
 from egmctl.report.render.text import text
-from egmctl.report.rendering import render
 from egmctl.report.views.doctor import checks_document, doctor_document, verdict
 from tests.doctor.builders import ABSENT, DENIED, FINE, GPUS, PERSISTENCE, REBOOT, UNTOLD, check, diagnosis
 from tests.doctor.faults import healthy

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from egmctl.model.codec import field_types
-from egmctl.model.machine import SECTION_VERSIONS, Machine, Reason, SectionStatus, Unread
+from egmctl.model.machine import SECTION_VERSIONS, Machine, SectionStatus
+from egmctl.model.record import Reason, Unread
 
 Path = tuple[str | int, ...]
 """Names of fields, indices of tuples and keys of mappings: ``("gpus", 0, "nvml", "nvlinks", 3, "active")``."""

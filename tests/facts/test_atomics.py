@@ -13,7 +13,7 @@ import pytest
 from egmctl.driver import cuda as driver
 from egmctl.driver.reading import Unreadable
 from egmctl.facts import cuda
-from egmctl.model.machine import Reason
+from egmctl.model.record import Reason
 from tests.conftest import RunEgmctl
 from tests.fake.machines import everything_stated
 from tests.fake.plugin import MakeFakeNode

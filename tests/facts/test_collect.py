@@ -15,7 +15,8 @@ from egmctl.facts import confinement, host, process
 from egmctl.facts.collect import LIBRARY_SECTIONS, collect, reading
 from egmctl.facts.root import SYSROOT_VARIABLE, Root
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.machine import SECTION_VERSIONS, Machine, OriginKind, Reason
+from egmctl.model.machine import SECTION_VERSIONS, Machine, OriginKind
+from egmctl.model.record import Reason
 from tests.facts.sysroot import GPU, Tree, grace_hopper
 from tests.invariants import broken_invariants
 from tests.launch.start import children, wait_until

@@ -16,8 +16,8 @@ from egmctl.facts import confinement, system_calls
 from egmctl.facts.inside import device_cgroup
 from egmctl.facts.root import Root
 from egmctl.model.codec import from_json
-from egmctl.model.machine import Confinement, Reason
-from egmctl.model.process import INITIAL_NAMESPACES
+from egmctl.model.host import INITIAL_NAMESPACES, Confinement
+from egmctl.model.record import Reason
 from tests.doctor import confined
 from tests.doctor.cgroups import denying_v2
 from tests.facts.sysroot import Tree

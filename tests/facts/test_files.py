@@ -22,7 +22,9 @@ from egmctl.facts import system as nics
 from egmctl.facts import system as nodes
 from egmctl.facts.root import READ_LIMIT, Root
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.machine import Driver, HugePages, Machine, NumaKind, NvSwitch, Origin, OriginKind, Reason
+from egmctl.model.host import Driver, HugePages, NumaKind, NvSwitch
+from egmctl.model.machine import Machine, Origin, OriginKind
+from egmctl.model.record import Reason
 from tests.facts.sysroot import GPU, Tree, grace_hopper
 from tests.invariants import broken_nulls
 

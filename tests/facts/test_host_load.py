@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.facts.host_load import HostLoadWatch
+from egmctl.facts.host import HostLoadWatch
 from egmctl.facts.root import Root
 
 BUSY = "import time\nend = time.monotonic() + {0}\nwhile time.monotonic() < end: pass"

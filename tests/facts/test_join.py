@@ -9,24 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egmctl.driver import ids
+from egmctl.driver.reading import bus_order, normal_bus_id
 from egmctl.errors import ChildFailed
 from egmctl.facts import gpus
 from egmctl.facts.gpus import CudaFacts, NvmlFacts
 from egmctl.model.codec import to_json
-from egmctl.model.machine import (
-    DeviceNode,
-    Driver,
-    Gpu,
-    GpuCuda,
-    GpuNvml,
-    GpuProc,
-    NvLink,
-    Pair,
-    PciFunction,
-    Reason,
-    Unread,
-)
+from egmctl.model.gpu import Gpu, GpuCuda, GpuNvml, GpuProc, NvLink, Pair
+from egmctl.model.host import DeviceNode, Driver, PciFunction
+from egmctl.model.record import Reason, Unread
 
 BUS_IDS = [f"0000:{bus:02x}:00.0" for bus in (0x1B, 0x43, 0x52, 0x61, 0x9D, 0xC3, 0xD1, 0xDF)]
 NOT_COLLECTED = Unread(reason=Reason.NOT_ASKED)
@@ -317,12 +307,12 @@ def test_the_drivers_versions_and_errors_come_with_their_reasons() -> None:
 def test_a_bus_id_has_one_spelling_whoever_wrote_it(domain: int, bus: int, device: int, function: int) -> None:
     sysfs = f"{domain:04x}:{bus:02x}:{device:02x}.{function}"
 
-    assert ids.bus_id(f"{domain:08X}:{bus:02X}:{device:02X}.{function}") == sysfs
-    assert ids.bus_id(sysfs) == sysfs
-    assert ids.bus_order(sysfs) == (domain, bus, device, function)
+    assert normal_bus_id(f"{domain:08X}:{bus:02X}:{device:02X}.{function}") == sysfs
+    assert normal_bus_id(sysfs) == sysfs
+    assert bus_order(sysfs) == (domain, bus, device, function)
 
 
 @pytest.mark.parametrize("text", ["", "0000:1b:00", "0000:1b:00.8", "x:1b:00.0", "0000:1b:00.0; rm"])
 def test_what_is_no_bus_id_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a PCI bus id"):
-        ids.bus_id(text)
+        normal_bus_id(text)

@@ -13,7 +13,10 @@ import pytest
 
 from egmctl.driver import cuda
 from egmctl.facts.collect import collect
-from egmctl.model.machine import DeviceNode, Driver, Gpu, GpuNvml, Machine, NvLink, Pair, Reason, Unread
+from egmctl.model.gpu import Gpu, GpuNvml, NvLink, Pair
+from egmctl.model.host import DeviceNode, Driver
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason, Unread
 from tests.fake.node import FakeNode, load
 from tests.invariants import broken_invariants, differences
 

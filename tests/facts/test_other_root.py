@@ -17,7 +17,7 @@ from egmctl.errors import ChildFailed
 from egmctl.facts import inside, system_calls
 from egmctl.facts import root as other_root
 from egmctl.facts.root import OtherRoot, Overrides
-from egmctl.model.machine import Reason
+from egmctl.model.record import Reason
 from tests.facts.sysroot import Tree
 
 

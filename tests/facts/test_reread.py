@@ -15,7 +15,8 @@ from egmctl.api.doctor import Doctor
 from egmctl.facts.collect import collect, rereading
 from egmctl.model.bringup import Answer, Bringup
 from egmctl.model.finding import Status
-from egmctl.model.machine import GpuProcess, Machine
+from egmctl.model.gpu import GpuProcess
+from egmctl.model.machine import Machine
 from egmctl.report.render.text import text
 from egmctl.report.views.bringup import bringup_document
 from egmctl.verdict.bringup import bringup

@@ -10,7 +10,8 @@ from egmctl.facts import gpus as driver_files
 from egmctl.facts import replay
 from egmctl.facts.collect import collect
 from egmctl.facts.root import SYSROOT_VARIABLE, Root
-from egmctl.model.machine import Bridge, Imex, Machine, PcieLink
+from egmctl.model.host import Bridge, Imex, PcieLink
+from egmctl.model.machine import Machine
 from tests.doctor.faults import healthy
 from tests.doctor.machines import patched
 from tests.fake.sysroot import write_sysroot

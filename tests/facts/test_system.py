@@ -12,7 +12,8 @@ import pytest
 from egmctl.facts import system as services
 from egmctl.facts.root import Root
 from egmctl.facts.system import system
-from egmctl.model.machine import Imex, Reason, System, Unread
+from egmctl.model.host import Imex, System
+from egmctl.model.record import Reason, Unread
 from tests.facts.sysroot import GPU, Tree, grace_hopper
 from tests.invariants import broken_nulls
 from tests.memory import most_bytes

@@ -14,7 +14,9 @@ from typing import Any
 from cuda.bindings import driver as cuda
 
 from egmctl.facts.cuda import ATOMIC_CAPABILITIES
-from egmctl.model.machine import C2cLink, Fabric, Gpu, GpuNvml, Machine, NvLink, Pair, Platform, Reason, Record
+from egmctl.model.gpu import C2cLink, Fabric, Gpu, GpuNvml, NvLink, Pair, Platform
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason, Record
 from tests.fake.rates import link_rates
 
 NAME_PREFIX = "FAKE "

@@ -4,22 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from egmctl.model.machine import (
-    DeviceNode,
-    Driver,
-    Fabric,
-    Gpu,
-    GpuCuda,
-    GpuNvml,
-    GpuProcess,
-    Machine,
-    NvLink,
-    NvLinkCounters,
-    PcieLink,
-    Platform,
-    Reason,
-    Unread,
-)
+from egmctl.model.gpu import Fabric, Gpu, GpuCuda, GpuNvml, GpuProcess, NvLink, NvLinkCounters, Platform
+from egmctl.model.host import DeviceNode, Driver, PcieLink
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason, Unread
 from tests.fake.node import load
 
 

@@ -6,7 +6,8 @@ prediction. Where a machine does not say, invented values stand in.
 
 from __future__ import annotations
 
-from egmctl.model.machine import Gpu, Machine
+from egmctl.model.gpu import Gpu
+from egmctl.model.machine import Machine
 
 NVLINK_PAYLOAD = 16 / 17
 """Of the rate that NVML reports (26562 MB/s on NVLink 4), the part that 18 links' published 450 GB/s are."""

@@ -11,19 +11,9 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-from egmctl.model.machine import (
-    DeviceNode,
-    Driver,
-    Gpu,
-    GpuProc,
-    Host,
-    Machine,
-    Nic,
-    NumaKind,
-    NumaNode,
-    PciFunction,
-    Process,
-)
+from egmctl.model.gpu import Gpu, GpuProc
+from egmctl.model.host import DeviceNode, Driver, Host, Nic, NumaKind, NumaNode, PciFunction, Process
+from egmctl.model.machine import Machine
 from egmctl.units import KIB
 from tests.fake.system_files import write_system
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from egmctl.facts import system as services
 from egmctl.facts.gpus import DEVICES
-from egmctl.model.machine import Bridge, Imex, System
+from egmctl.model.host import Bridge, Imex, System
 
 if TYPE_CHECKING:
     from tests.fake.sysroot import Tree

@@ -11,7 +11,8 @@ import pytest
 
 from egmctl.facts import replay
 from egmctl.model.codec import to_json
-from egmctl.model.machine import Machine, Reason
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason
 from tests.conftest import RunEgmctl
 from tests.fake.machines import everything_stated, with_cuda_version
 from tests.fake.node import load

@@ -21,8 +21,8 @@ from egmctl.fleet.judge import Ended, judge, read_output, remote_line
 from egmctl.fleet.nodes import select_nodes
 from egmctl.fleet.run import ERRORS_KEPT, Launch, Progress, _Fleet
 from egmctl.fleet.session import old_session
-from egmctl.model.command import Command
 from egmctl.model.fleet import Asked, FleetReport, GroupLine, Launcher, NodeAnswer, Reach, worst_exit_code
+from egmctl.model.record import Command
 from egmctl.report.exports.json import result_json
 
 ASKED = Asked(command=Command.DOCTOR, nodes=("node01",), remote_command="egmctl", version="egmctl 0.1.0")

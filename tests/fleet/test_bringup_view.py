@@ -11,12 +11,11 @@ import pytest
 
 from egmctl.fleet.folder import groups, lines_of
 from egmctl.model.bringup import Bringup
-from egmctl.model.command import Command
 from egmctl.model.fleet import Asked, FleetReport, Launcher, NodeAnswer, Reach, counts
-from egmctl.nodesets import fold
-from egmctl.report.kinds import BRINGUP, FLEET, Format
-from egmctl.report.rendering import render
+from egmctl.model.record import Command
+from egmctl.report.kinds import BRINGUP, FLEET, Format, render
 from egmctl.saved import load, viewed
+from egmctl.units import fold
 from egmctl.verdict.bringup import bringup
 from tests.report.texts import text_of
 from tests.verdict.runs import slow_at

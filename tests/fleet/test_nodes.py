@@ -15,7 +15,7 @@ from egmctl.fleet import nodes as module
 from egmctl.fleet.folder import Folder, new_folder
 from egmctl.fleet.nodes import check_names, select_nodes
 from egmctl.fleet.session import old_session
-from egmctl.model.command import Command
+from egmctl.model.record import Command
 from tests.conftest import RunEgmctl
 
 LOCAL = """\

@@ -14,12 +14,11 @@ import pytest
 from egmctl.fleet import session
 from egmctl.fleet.folder import new_folder
 from egmctl.model.codec import from_json
-from egmctl.model.command import Command
 from egmctl.model.comparison import ComparedNode, Comparison, Outcome, PathDifference
 from egmctl.model.fleet import Asked, FleetReport, GroupLine, Launcher, NodeAnswer, NodeGroup, Reach, counts
+from egmctl.model.record import Command
 from egmctl.report.exports.json import result_json
-from egmctl.report.kinds import Format
-from egmctl.report.rendering import render
+from egmctl.report.kinds import Format, render
 from egmctl.report.views.fleet import CAUSES_SHOWN
 from tests.conftest import ROOT, RunEgmctl
 from tests.report.texts import text_of

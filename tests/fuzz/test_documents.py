@@ -19,8 +19,7 @@ from pathlib import Path
 import pytest
 
 from egmctl.errors import UsageError
-from egmctl.report.kinds import Format
-from egmctl.report.rendering import render
+from egmctl.report.kinds import Format, render
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import load
 from tests.fuzz.documents import KINDS, judged_run, original, readers, spoiled

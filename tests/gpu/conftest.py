@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from egmctl.facts.collect import collect
-from egmctl.model.machine import Gpu
+from egmctl.model.gpu import Gpu
 from tests.conftest import ROOT, Ended, RunEgmctl, ended
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from egmctl.model.machine import Gpu
+from egmctl.model.gpu import Gpu
 from tests.conftest import ROOT, Ended, command_environment
 
 

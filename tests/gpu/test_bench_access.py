@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from egmctl.model.machine import Gpu
+from egmctl.model.gpu import Gpu
 from tests.doctor.cgroups import denying_v1, denying_v2
 from tests.gpu.node import minor, started
 from tests.gpu.traffic import pushing

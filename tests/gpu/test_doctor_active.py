@@ -22,7 +22,9 @@ from egmctl.doctor.checks.active import CHECKS
 from egmctl.doctor.probes import Prober, attempt
 from egmctl.doctor.runner import diagnose
 from egmctl.model.finding import Status
-from egmctl.model.machine import Gpu, Machine, Origin, OriginKind, Outcome, Probe, ProbeKind
+from egmctl.model.gpu import Gpu
+from egmctl.model.machine import Machine, Origin, OriginKind
+from egmctl.model.probes import Outcome, Probe, ProbeKind
 from tests.conftest import ROOT, RunEgmctl
 from tests.doctor.cgroups import denying_v2
 

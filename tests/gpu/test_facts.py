@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from egmctl.driver import ids
+from egmctl.driver.reading import normal_bus_id
 from egmctl.facts.collect import collect
-from egmctl.model.machine import Gpu, GpuNvml, Machine
+from egmctl.model.gpu import Gpu, GpuNvml
+from egmctl.model.machine import Machine
 from tests.invariants import broken_invariants
 
 pytestmark = pytest.mark.gpu
@@ -154,7 +155,7 @@ def test_fabric_platform_and_egm_agree_with_nvidia_smi(machine: Machine) -> None
 
 
 def test_cuda_attributes_equal_what_the_driver_says_when_asked_directly(machine: Machine, direct: Any) -> None:
-    expected = {ids.bus_id(bus_id): values for bus_id, values in direct["devices"]}
+    expected = {normal_bus_id(bus_id): values for bus_id, values in direct["devices"]}
 
     for gpu in machine.gpus or ():
         assert gpu.cuda is not None
@@ -167,7 +168,7 @@ def test_pairs_equal_what_the_driver_says_when_asked_directly(machine: Machine, 
     assert len(found) == len(direct["pairs"])
 
     for source, target, can_access, attributes in direct["pairs"]:
-        pair = found[ids.bus_id(source), ids.bus_id(target)]
+        pair = found[normal_bus_id(source), normal_bus_id(target)]
         assert pair.can_access_peer == bool(can_access)
         assert pair.cuda_attributes == {name: attributes.get(name) for name in pair.cuda_attributes}
 

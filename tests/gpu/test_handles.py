@@ -16,8 +16,9 @@ from egmctl.errors import ExitCode
 from egmctl.facts.collect import collect
 from egmctl.facts.host import node_memory_free
 from egmctl.facts.root import Root
-from egmctl.model.measurement import Engine, HandleKind, Measurement, Status, Verification, exit_code
-from egmctl.model.ucx import Rank
+from egmctl.model.measurement import Measurement, Status, Verification, exit_code
+from egmctl.model.route import Rank
+from egmctl.model.task import Engine, HandleKind
 from tests.conftest import ROOT
 from tests.doctor.cgroups import denying_v2
 from tests.gpu.test_doctor_active import imex_channel

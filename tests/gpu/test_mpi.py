@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from egmctl.model.machine import Gpu
+from egmctl.model.gpu import Gpu
 from tests.conftest import ROOT, Ended, RunEgmctl, command_environment
 from tests.doctor.cgroups import denying_v2
 from tests.gpu.node import minor

@@ -20,21 +20,9 @@ from egmctl.driver import cuda
 from egmctl.driver.cuda import call
 from egmctl.launch import Channel, Child
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.measurement import (
-    Chase,
-    ChaseOrder,
-    Endpoint,
-    Engine,
-    Flow,
-    HandleKind,
-    Measurement,
-    MemoryKind,
-    Pattern,
-    Quantity,
-    Settings,
-    Task,
-)
-from egmctl.model.ucx import Rank
+from egmctl.model.measurement import Measurement, Settings
+from egmctl.model.route import MemoryKind, Rank
+from egmctl.model.task import Chase, ChaseOrder, Endpoint, Engine, Flow, HandleKind, Pattern, Quantity, Task
 from tests.bench.routes import nv, over
 
 TARGET = "tests.handles.ranks:run"

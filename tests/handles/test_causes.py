@@ -14,8 +14,8 @@ from egmctl.errors import DriverCallError, DriverTooOld
 from egmctl.facts.host import NoPages
 from egmctl.gpu.program import NoKernels
 from egmctl.model.finding import WaiverKind
-from egmctl.model.measurement import HandleKind
-from egmctl.model.ucx import Rank
+from egmctl.model.route import Rank
+from egmctl.model.task import HandleKind
 from tests.handles.ranks import life_cycle_task
 
 IMPORT = "cuMemImportFromShareableHandle"

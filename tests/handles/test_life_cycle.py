@@ -10,7 +10,8 @@ import pytest
 
 from egmctl.bench.engines.life_cycle import STAGES
 from egmctl.bench.processes.group import Group, GroupFailed
-from egmctl.model.measurement import HandleKind, Status, Verification
+from egmctl.model.measurement import Status, Verification
+from egmctl.model.task import HandleKind
 from tests import forked
 from tests.conftest import ROOT
 from tests.fake.machines import nvl4, with_access, with_imex_channel

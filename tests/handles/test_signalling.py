@@ -13,7 +13,8 @@ from egmctl.bench.engines.round_trips import APART_BYTES, WARM_UP_LAPS, Messages
 from egmctl.bench.processes.collective import ResourceScope
 from egmctl.bench.processes.group import GroupFailed
 from egmctl.gpu.chase import FLAG_BYTES
-from egmctl.model.measurement import Engine, Status, Task
+from egmctl.model.measurement import Status
+from egmctl.model.task import Engine, Task
 from tests.fake.machines import nvl4
 from tests.fake.plugin import MakeFakeNode
 from tests.handles.ranks import MIB, SETTINGS, ask, flag_task, message_task, ranks_on

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.model.machine import Gpu, Machine, Nic
+from egmctl.model.gpu import Gpu
+from egmctl.model.host import Nic
+from egmctl.model.machine import Machine
 from egmctl.topology.links import Link, gpu_link, gpu_nic_link, nic_link
 from tests.doctor.machines import shipped
 

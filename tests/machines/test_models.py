@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from egmctl.facts import replay
-from egmctl.model.machine import Gpu, Machine, NumaKind, OriginKind, Reason
+from egmctl.model.gpu import Gpu
+from egmctl.model.host import NumaKind
+from egmctl.model.machine import Machine, OriginKind
+from egmctl.model.record import Reason
 from egmctl.units import parse_kernel_list
 from tests.doctor.machines import shipped
 from tests.invariants import broken_invariants

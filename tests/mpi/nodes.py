@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from egmctl.model.machine import Fabric, Machine
+from egmctl.model.gpu import Fabric
+from egmctl.model.machine import Machine
 from tests.conftest import Ended
 from tests.fake.machines import nvl4, with_imex_channel
 from tests.fake.node import FakeNode

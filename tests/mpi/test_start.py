@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.mpi.environment import Launched
-from egmctl.mpi.world import MpiFailed, World
+from egmctl.mpi.world import Launched, MpiFailed, World
 from tests.conftest import ROOT, Ended, RunEgmctl
 from tests.fake.plugin import MakeFakeNode
 from tests.mpi.jobs import launch

@@ -11,7 +11,7 @@ import pytest
 
 from egmctl.errors import EgmctlError
 from egmctl.mpi.communicator import MESSAGE_LIMIT, Communicator
-from egmctl.mpi.environment import Launched, launched
+from egmctl.mpi.world import Launched, launched
 from tests.mpi.jobs import alone, mpirun
 
 pytestmark = pytest.mark.processes

@@ -10,9 +10,8 @@ import time
 from array import array
 from collections.abc import Callable
 
-from egmctl.cli.mpi import job
-from egmctl.mpi.environment import Launched, launched
-from egmctl.mpi.world import MpiFailed, RanksMissing, World
+from egmctl.cli.fabric import job
+from egmctl.mpi.world import Launched, MpiFailed, RanksMissing, World, launched
 
 
 def calls(world: World) -> None:

@@ -13,7 +13,7 @@ from egmctl.bench.cases import rdma
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.processes.group import Group
 from egmctl.model.measurement import Measurement, Status
-from egmctl.model.ucx import UcxRoute
+from egmctl.model.route import UcxRoute
 from tests.conftest import RunEgmctl
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode

@@ -7,8 +7,9 @@ import pytest
 from egmctl.bench.cases import rdma
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import SUITES
-from egmctl.model.measurement import Engine, Status
-from egmctl.model.ucx import UcxRoute
+from egmctl.model.measurement import Status
+from egmctl.model.route import UcxRoute
+from egmctl.model.task import Engine
 from tests.doctor.machines import shipped
 from tests.rdma.ranks import SETTINGS, SPOILT_OFFSET
 from tests.rdma.test_messages import MEASURED, MIB, Measure, measure, node

@@ -14,9 +14,9 @@ from egmctl.bench.plan.make import make_plan
 from egmctl.bench.plan.placement import RankLayout
 from egmctl.bench.suites import select_cases
 from egmctl.model.machine import OriginKind
-from egmctl.model.measurement import Engine, MemoryKind, Quantity, Settings
-from egmctl.model.route import Egm
-from egmctl.model.ucx import Rank
+from egmctl.model.measurement import Settings
+from egmctl.model.route import Egm, MemoryKind, Rank
+from egmctl.model.task import Engine, Quantity
 from tests.conftest import RunEgmctl
 from tests.fake.node import load
 from tests.fake.plugin import MakeFakeNode

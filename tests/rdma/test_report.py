@@ -12,9 +12,8 @@ import pytest
 from egmctl.bench.evidence import parse, path_of
 from egmctl.gpu import ucx
 from egmctl.model.codec import from_json
-from egmctl.model.measurement import Chase, ChaseOrder, Endpoint, Engine, Flow, MemoryKind, Pattern, Quantity, Task
-from egmctl.model.route import Carrier, Route
-from egmctl.model.ucx import UcxPath, UcxProtocol, UcxRoute
+from egmctl.model.route import Carrier, MemoryKind, Route, UcxPath, UcxProtocol, UcxRoute
+from egmctl.model.task import Chase, ChaseOrder, Endpoint, Engine, Flow, Pattern, Quantity, Task
 from tests.conftest import ROOT
 from tests.rdma import reports
 

@@ -17,22 +17,10 @@ from egmctl.errors import UsageError
 from egmctl.facts import replay
 from egmctl.facts import replay as record
 from egmctl.facts.cuda import ATTRIBUTES
-from egmctl.model.machine import (
-    MACHINE_SCHEMA,
-    Gpu,
-    GpuNvml,
-    Host,
-    Machine,
-    Nic,
-    NumaKind,
-    NumaNode,
-    Origin,
-    OriginKind,
-    Pair,
-    Reason,
-    SectionStatus,
-    Unread,
-)
+from egmctl.model.gpu import Gpu, GpuNvml, Pair
+from egmctl.model.host import Host, Nic, NumaKind, NumaNode
+from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin, OriginKind, SectionStatus
+from egmctl.model.record import Reason, Unread
 from tests.random_machines import machines
 
 FIRST, SECOND = "0000:1b:00.0", "0000:1c:00.0"

@@ -16,8 +16,7 @@ from egmctl.errors import UsageError
 from egmctl.facts import replay
 from egmctl.facts import replay as record
 from egmctl.model.machine import Machine
-from egmctl.report.kinds import TOPO
-from egmctl.report.rendering import render
+from egmctl.report.kinds import TOPO, render
 from egmctl.topology.topology import topology
 from tests.mutation import mutate
 from tests.random_machines import machines

@@ -10,8 +10,8 @@ from egmctl.bench.plan.make import make_plan
 from egmctl.bench.results import summarize
 from egmctl.bench.suites import CASES
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Measurement, Quantity, RunReport, Sample, Settings, Status, Task, finish
-from egmctl.model.task import Point
+from egmctl.model.measurement import Measurement, RunReport, Sample, Settings, Status, finish
+from egmctl.model.task import Point, Quantity, Task
 from egmctl.model.verdict import (
     ClassVerdict,
     Culprit,

@@ -10,8 +10,7 @@ import pytest
 
 from egmctl.doctor.check import Scope
 from egmctl.doctor.runner import CHECKS, diagnose
-from egmctl.report.kinds import Format
-from egmctl.report.rendering import render
+from egmctl.report.kinds import Format, render
 from egmctl.topology.topology import topology
 from tests.doctor.machines import shipped
 from tests.report import comparisons

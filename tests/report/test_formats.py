@@ -19,10 +19,9 @@ from egmctl.model.profile import MatchResult, ProfileFile, ProfileList
 from egmctl.report import kinds
 from egmctl.report import kinds as formats
 from egmctl.report.document import Better, Matrix, Tone
-from egmctl.report.kinds import Format
+from egmctl.report.kinds import Format, render, rendered
 from egmctl.report.render.figures import BOUNDS, best, legend, step
 from egmctl.report.render.text import STYLES
-from egmctl.report.rendering import render, rendered
 from egmctl.report.views.lists import machine_list, match_document
 from egmctl.topology.topology import Topology, topology
 from egmctl.verdict.bringup import bringup

@@ -18,9 +18,8 @@ import pytest
 from egmctl import saved
 from egmctl.comparison import compare
 from egmctl.model.codec import field_types, to_json
-from egmctl.model.machine import Spelling
-from egmctl.report.kinds import BENCH, BRINGUP, COMPARISON, DOCTOR, FLEET, TOPO, Format
-from egmctl.report.rendering import render
+from egmctl.model.record import Spelling
+from egmctl.report.kinds import BENCH, BRINGUP, COMPARISON, DOCTOR, FLEET, TOPO, Format, render
 from tests.conftest import RunEgmctl
 from tests.fuzz.documents import original
 from tests.saved.documents import bench_document, measured_report

@@ -18,10 +18,9 @@ from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.model.gpu import FAKE
 from egmctl.model.measurement import Status
 from egmctl.report.document import Better, Cell, Matrix, Series
-from egmctl.report.kinds import Format
+from egmctl.report.kinds import Format, render
 from egmctl.report.render.html import matrix_html
 from egmctl.report.render.page import style
-from egmctl.report.rendering import render
 from egmctl.topology.topology import topology
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import shipped

@@ -13,9 +13,8 @@ from markdown_it import MarkdownIt
 
 from egmctl.doctor.check import Scope
 from egmctl.doctor.runner import CHECKS, diagnose
-from egmctl.report.kinds import Format
+from egmctl.report.kinds import Format, render
 from egmctl.report.render.markdown import code, code_block, escaped, table
-from egmctl.report.rendering import render
 from egmctl.topology.topology import topology
 from egmctl.units import printable
 from tests.doctor.machines import shipped

@@ -15,8 +15,7 @@ import pytest
 
 from egmctl.comparison import compare
 from egmctl.model.comparison import Comparison
-from egmctl.report.kinds import COMPARISON, Format
-from egmctl.report.rendering import render
+from egmctl.report.kinds import COMPARISON, Format, render
 from egmctl.saved import Saved, load
 from tests.comparison import runs
 from tests.conftest import ROOT, RunEgmctl

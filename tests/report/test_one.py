@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from egmctl.report.kinds import Format
-from egmctl.report.rendering import render
+from egmctl.report.kinds import Format, render
 from tests.conftest import ROOT, RunEgmctl
 from tests.report.runs import run
 

@@ -9,9 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from egmctl.report.document import Chart, Point
-from egmctl.report.kinds import Format
+from egmctl.report.kinds import Format, render
 from egmctl.report.render.figures import HEIGHT, WIDTH, plot, ticks
-from egmctl.report.rendering import render
 from egmctl.report.views.bench import rates
 from egmctl.report.views.node_drawing import Rates, node_drawing
 from egmctl.topology.topology import Topology, topology

@@ -6,9 +6,8 @@ from functools import partial
 
 from egmctl.model.measurement import RunReport
 from egmctl.report.document import Chart, Document, Level, Matrix, Section, body_of, shown
-from egmctl.report.kinds import Format
+from egmctl.report.kinds import Format, render
 from egmctl.report.render.text import WIDTH, text
-from egmctl.report.rendering import render
 from egmctl.report.views.bench_details import families
 from egmctl.report.views.bench_series import all_series, swept
 

@@ -21,15 +21,13 @@ from egmctl.facts import replay
 from egmctl.facts import replay as record
 from egmctl.facts.redact import redact
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.command import Command
-from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import Finding
+from egmctl.model.finding import Diagnosis, Finding
 from egmctl.model.finding import Status as Found
 from egmctl.model.fleet import FleetReport
 from egmctl.model.measurement import RunReport
+from egmctl.model.record import Command
 from egmctl.report.exports.json import dump, envelope, result_json
-from egmctl.report.kinds import Format
-from egmctl.report.rendering import render
+from egmctl.report.kinds import Format, render
 from egmctl.topology.topology import Topology
 from egmctl.verdict.judge import judge
 from tests.conftest import RunEgmctl

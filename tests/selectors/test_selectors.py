@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egmctl.errors import UsageError
-from egmctl.model.machine import Gpu, NumaKind
+from egmctl.model.gpu import Gpu
+from egmctl.model.host import NumaKind
 from egmctl.selectors import select_gpus, select_numa
 from tests.topology import builders
 from tests.topology.builders import grace, node

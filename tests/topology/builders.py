@@ -6,27 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from egmctl.model.machine import (
-    C2cLink,
-    DeviceNode,
-    Driver,
-    Fabric,
-    Gpu,
-    GpuCuda,
-    GpuNvml,
-    Host,
-    Machine,
-    Nic,
-    NumaKind,
-    NumaNode,
-    NvLink,
-    Origin,
-    OriginKind,
-    Pair,
-    PcieLink,
-    PciFunction,
-    Process,
-)
+from egmctl.model.gpu import C2cLink, Fabric, Gpu, GpuCuda, GpuNvml, NvLink, Pair
+from egmctl.model.host import DeviceNode, Driver, Host, Nic, NumaKind, NumaNode, PcieLink, PciFunction, Process
+from egmctl.model.machine import Machine, Origin, OriginKind
 
 NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
 CLUSTER = "5f3d6c1e-1111-2222-3333-444455556666"

@@ -8,7 +8,9 @@ import pytest
 
 from egmctl.bench.plan.paths import gpu_waiver
 from egmctl.doctor.situation import loss, usable
-from egmctl.model.machine import LibraryFailure, Machine, Reason, Unread
+from egmctl.model.host import LibraryFailure
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason, Unread
 from egmctl.topology.access import Block, Step, classify, node_obstacle, obstacle
 from egmctl.topology.routes import RouteKind, route
 from tests.doctor.machines import patched, shipped

@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egmctl.model.machine import Driver, LibraryFailure, Machine, Pair, PciFunction, Reason, Unread
+from egmctl.model.gpu import Pair
+from egmctl.model.host import Driver, LibraryFailure, PciFunction
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason, Unread
 from egmctl.model.route import LinkClass
 from egmctl.topology.links import gpu_link, gpu_nic_link, nic_link
 from tests.topology import builders

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from egmctl.model.machine import DeviceNode, Driver, Gpu, Machine, OriginKind, Reason, Unread
-from egmctl.report.kinds import Format
-from egmctl.report.rendering import render
+from egmctl.model.gpu import Gpu
+from egmctl.model.host import DeviceNode, Driver
+from egmctl.model.machine import Machine, OriginKind
+from egmctl.model.record import Reason, Unread
+from egmctl.report.kinds import Format, render
 from egmctl.topology.notes import missing
 from egmctl.topology.topology import topology
 from tests.topology import builders

@@ -10,8 +10,7 @@ import pytest
 from egmctl.facts import replay
 from egmctl.facts.collect import collect
 from egmctl.model.machine import Machine
-from egmctl.report.kinds import Format
-from egmctl.report.rendering import render
+from egmctl.report.kinds import Format, render
 from egmctl.topology.topology import topology
 from tests.conftest import RunEgmctl
 from tests.fake.plugin import MakeFakeNode

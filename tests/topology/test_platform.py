@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from egmctl.model.machine import Fabric, Gpu, Machine, Platform, Reason, Unread
+from egmctl.model.gpu import Fabric, Gpu, Platform
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason, Unread
 from egmctl.topology.platform import PlatformKind, platform
 from tests.doctor.machines import patched
 from tests.topology import builders

@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egmctl.model.machine import Gpu, Machine, NumaKind, PcieLink, Reason, Unread
+from egmctl.model.gpu import Gpu
+from egmctl.model.host import NumaKind, PcieLink
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason, Unread
 from egmctl.topology import links as rates
 from egmctl.topology.access import Block
 from egmctl.topology.links import cpu_node_ids

@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from rich.console import Console
 from rich.text import Text
 
-from egmctl.model.machine import Driver, Machine, OriginKind, Process, Reason, Unread
-from egmctl.report.kinds import Format
-from egmctl.report.rendering import render
+from egmctl.model.host import Driver, Process
+from egmctl.model.machine import Machine, OriginKind
+from egmctl.model.record import Reason, Unread
+from egmctl.report.kinds import Format, render
 from egmctl.topology.topology import topology
 from tests.doctor.machines import shipped, with_gpu_denied
 from tests.random_machines import machines

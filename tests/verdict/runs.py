@@ -9,7 +9,8 @@ from egmctl.bench.plan.make import make_plan
 from egmctl.bench.results import summarize
 from egmctl.bench.suites import CASES
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Flow, Measurement, Quantity, RunReport, Settings, Status, Task, finish
+from egmctl.model.measurement import Measurement, RunReport, Settings, Status, finish
+from egmctl.model.task import Flow, Quantity, Task
 from egmctl.units import MIB
 from tests.bench.reports import report
 from tests.doctor.machines import shipped

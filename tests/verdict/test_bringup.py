@@ -15,13 +15,12 @@ from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.findings import failed, warned
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.model.bringup import Answer, Bringup, GapKind
-from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import UNEXPLAINED, Finding, Place, PlaceKind, Remedy, on_gpus
+from egmctl.model.finding import UNEXPLAINED, Diagnosis, Finding, Place, PlaceKind, Remedy, on_gpus
 from egmctl.model.finding import Status as Found
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Flow, RunReport, Status, Task
-from egmctl.report.kinds import BRINGUP, Format
-from egmctl.report.rendering import render
+from egmctl.model.measurement import RunReport, Status
+from egmctl.model.task import Flow, Task
+from egmctl.report.kinds import BRINGUP, Format, render
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge

@@ -13,23 +13,22 @@ from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.model.bringup import Answer
 from egmctl.model.finding import RunCause
 from egmctl.model.finding import Status as Found
-from egmctl.model.machine import GpuProcess, LibraryFailure, Machine
+from egmctl.model.gpu import GpuProcess
+from egmctl.model.host import LibraryFailure
+from egmctl.model.machine import Machine
 from egmctl.model.measurement import (
     Evidence,
-    Flow,
     GpuEvidence,
-    HandleKind,
     HostLoad,
     LinkEvidence,
     Measurement,
     RunReport,
     Status,
-    Task,
     Verdict,
 )
 from egmctl.model.route import LinkKind
-from egmctl.report.kinds import Format
-from egmctl.report.rendering import render
+from egmctl.model.task import Flow, HandleKind, Task
+from egmctl.report.kinds import Format, render
 from egmctl.report.views.bench_answer import seen
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.explain import with_causes

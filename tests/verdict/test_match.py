@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from egmctl.model.machine import Gpu, Machine
+from egmctl.model.gpu import Gpu
+from egmctl.model.machine import Machine
 from egmctl.verdict.profiles import choose, load_all, match_profile
 from tests.doctor.machines import shipped, with_gpu_denied
 

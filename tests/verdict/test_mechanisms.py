@@ -12,11 +12,13 @@ from egmctl.doctor.effects_on_paths import Symptom
 from egmctl.doctor.runner import CHECKS
 from egmctl.facts.kernel_log import event
 from egmctl.model.finding import NODE, OF_GPUS, Cause, Finding, Place, PlaceKind, Status, Waiver, WaiverKind
-from egmctl.model.kernel_log import KernelLog
-from egmctl.model.machine import Gpu, Machine, NvLink
-from egmctl.model.measurement import Flow, HandleKind, Measurement, RunReport
+from egmctl.model.gpu import Gpu, NvLink
+from egmctl.model.host import KernelLog
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.measurement import Status as Outcome
 from egmctl.model.route import Carrier, Hop, LinkKind, MemoryKind, Route
+from egmctl.model.task import Flow, HandleKind
 from egmctl.verdict.explain import Shortfalls, explained_by
 from tests.doctor.machines import patched, shipped
 from tests.doctor.machines import run as run_check

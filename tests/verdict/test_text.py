@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.model.measurement import Flow, RunReport, Task
+from egmctl.model.measurement import RunReport
 from egmctl.model.profile import Profile
+from egmctl.model.task import Flow, Task
 from egmctl.report.render.text import WIDTH
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import load

@@ -15,7 +15,9 @@ from egmctl.bench.suites import CASES
 from egmctl.errors import ExitCode
 from egmctl.model.finding import Evidence, Waiver, WaiverKind
 from egmctl.model.finding import Status as Found
-from egmctl.model.machine import GpuProcess, LibraryFailure, Machine, NumaKind
+from egmctl.model.gpu import GpuProcess
+from egmctl.model.host import LibraryFailure, NumaKind
+from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, RunReport, Settings, Status, finish, waived
 from egmctl.report.views.bench_answer import answer
 from egmctl.units import MIB

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
-from egmctl.model.machine import Gpu, GpuCuda, GpuNvml, GpuProc, Machine, NumaKind, Pair, PciFunction, Reason, Unread
+from egmctl.model.gpu import Gpu, GpuCuda, GpuNvml, GpuProc, Pair
+from egmctl.model.host import NumaKind, PciFunction
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason, Unread
 from machine_models import dgx_h100, gb200, gh200
 from machine_models.stating import CLASS_3D, NOT_STATED, NVIDIA, NVLINK_5, NVLINK_MB_S, gpu_device_node, stated
 

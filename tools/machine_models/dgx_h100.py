@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 from egmctl.facts.cuda import ATTRIBUTES
-from egmctl.model.machine import (
-    Driver,
-    Fabric,
-    Gpu,
-    GpuCuda,
-    GpuNvml,
-    GpuProc,
-    Host,
-    Machine,
-    Nic,
-    NicPort,
-    NumaKind,
-    PcieLink,
-    PciFunction,
-    Reason,
-    Unread,
-)
+from egmctl.model.gpu import Fabric, Gpu, GpuCuda, GpuNvml, GpuProc
+from egmctl.model.host import Driver, Host, Nic, NicPort, NumaKind, PcieLink, PciFunction
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason, Unread
 from machine_models import nvlink
 from machine_models.stating import (
     CLASS_3D,

@@ -5,20 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from egmctl.model.machine import (
-    DeviceNode,
-    Driver,
-    Fabric,
-    Gpu,
-    Host,
-    Machine,
-    Nic,
-    NicPort,
-    PciFunction,
-    Platform,
-    Reason,
-    Unread,
-)
+from egmctl.model.gpu import Fabric, Gpu, Platform
+from egmctl.model.host import DeviceNode, Driver, Host, Nic, NicPort, PciFunction
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason, Unread
 from machine_models import grace, nvlink
 from machine_models.gh200 import COHERENCE, CUDA_GUIDE
 from machine_models.stating import MELLANOX, NOT_STATED, NVLINK_5, machine, stated

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from egmctl.model.machine import Driver, Machine, PcieLink, Reason, Unread
+from egmctl.model.host import Driver, PcieLink
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason, Unread
 from machine_models import grace, nvlink
 from machine_models.stating import NOT_STATED, NVLINK_4, machine, stated
 

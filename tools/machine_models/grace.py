@@ -6,20 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from egmctl.facts.cuda import ATTRIBUTES
-from egmctl.model.machine import (
-    C2cLink,
-    Gpu,
-    GpuCuda,
-    GpuNvml,
-    GpuProc,
-    Host,
-    NumaKind,
-    NumaNode,
-    NvLink,
-    PcieLink,
-    PciFunction,
-    Unread,
-)
+from egmctl.model.gpu import C2cLink, Gpu, GpuCuda, GpuNvml, GpuProc, NvLink
+from egmctl.model.host import Host, NumaKind, NumaNode, PcieLink, PciFunction
+from egmctl.model.record import Unread
 from egmctl.units import format_kernel_list
 from machine_models.stating import CLASS_3D, MIB, NOT_STATED, NVIDIA, among, gpu_device_node, numa_node, stated
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from egmctl.facts.cuda import P2P_ATTRIBUTES
-from egmctl.model.machine import NvLink, Pair, Reason, Unread
+from egmctl.model.gpu import NvLink, Pair
+from egmctl.model.record import Reason, Unread
 from machine_models.stating import NOT_STATED, NVLINK_4, NVLINK_5, NVLINK_MB_S, NVLINKS, among, stated
 
 COUNTERS = {

@@ -8,27 +8,10 @@ from typing import Any, TypeVar, cast
 
 from egmctl.facts.system_calls import PROBES
 from egmctl.model.codec import to_json
-from egmctl.model.machine import (
-    SECTION_VERSIONS,
-    Confinement,
-    DeviceNode,
-    Driver,
-    Gpu,
-    Host,
-    Machine,
-    Nic,
-    NumaKind,
-    NumaNode,
-    Origin,
-    OriginKind,
-    Pair,
-    Process,
-    Reason,
-    Record,
-    SectionStatus,
-    System,
-    Unread,
-)
+from egmctl.model.gpu import Gpu, Pair
+from egmctl.model.host import Confinement, DeviceNode, Driver, Host, Nic, NumaKind, NumaNode, Process, System
+from egmctl.model.machine import SECTION_VERSIONS, Machine, Origin, OriginKind, SectionStatus
+from egmctl.model.record import Reason, Record, Unread
 
 R = TypeVar("R", bound=Record)
 

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from egmctl.bench.case import Case, End, Footprint, Processes
-from egmctl.bench.cases.host import ENGINES
+from egmctl.bench.cases.bandwidth import ENGINES
 from egmctl.bench.cases.latency import FLAG_BYTES, LAPS, UNCACHED, random_lines, sequential
-from egmctl.model.measurement import Engine, HandleKind, MemoryKind, Pattern, Quantity
+from egmctl.model.route import MemoryKind
+from egmctl.model.task import Engine, HandleKind, Pattern, Quantity
 from egmctl.units import MIB
 
 MESSAGES = 500

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from egmctl.bench.case import Case, End, Footprint
-from egmctl.model.measurement import Chase, ChaseOrder, Engine, MemoryKind, Pattern, Quantity
-from egmctl.model.task import Point
+from egmctl.model.route import MemoryKind
+from egmctl.model.task import Chase, ChaseOrder, Engine, Pattern, Point, Quantity
 from egmctl.units import GIB, MIB
 
 LOADS = 40_000

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from egmctl.bench.case import Case, End, Footprint, Processes
-from egmctl.model.measurement import Chase, ChaseOrder, Engine, MemoryKind, Quantity
-from egmctl.model.task import Point
+from egmctl.model.route import MemoryKind
+from egmctl.model.task import Chase, ChaseOrder, Engine, Point, Quantity
 from egmctl.units import KIB, MIB
 
 ROUND_TRIPS = 1000

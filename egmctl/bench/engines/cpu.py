@@ -10,9 +10,8 @@ from functools import partial
 
 from egmctl.bench.buffers import buffers_of
 from egmctl.bench.engines.chase import WARM_UP_LOADS
-from egmctl.bench.outcomes import failure
 from egmctl.bench.processes.context import WorkerContext
-from egmctl.bench.results import bandwidth_gb_s, chain_error, mismatch_of, of_latency, summarize
+from egmctl.bench.results import bandwidth_gb_s, chain_error, failure, mismatch_of, of_latency, summarize
 from egmctl.errors import DriverCallError
 from egmctl.facts.host import NoCpus, cpus_of
 from egmctl.gpu.cpu_threads import CpuThreads, CpuWalk, words_of

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.engines.latency import TaskPart, measure
-from egmctl.bench.outcomes import FAILURES
 from egmctl.bench.processes.collective import CollectiveStep, Item, ResourceScope, close_all
-from egmctl.bench.results import of_latency, round_trips
+from egmctl.bench.results import FAILURES, of_latency, round_trips
 from egmctl.gpu.chase import FLAG_BYTES, clear
 from egmctl.gpu.context import ms_since, possible_ms
 from egmctl.gpu.handles import ImportedEvent, ImportedMemory, SharedEvent, SharedMemory

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 from egmctl.bench.buffers import Buffer, Window, assign, window
 from egmctl.bench.case import End
 from egmctl.bench.engine import ENGINES
-from egmctl.bench.outcomes import EXPIRED_LIMIT, GateExpired
 from egmctl.bench.processes.collective import CollectiveStep, Item, OpenBuffers, open_buffers, with_evidence
-from egmctl.bench.results import bandwidth_sample, mismatch_of, of_bandwidth
+from egmctl.bench.results import EXPIRED_LIMIT, GateExpired, bandwidth_sample, mismatch_of, of_bandwidth
 from egmctl.gpu.context import ms_since
 from egmctl.gpu.pattern import Check, Difference, Region, poison
 from egmctl.gpu.timing import FlowParts, Gate, GatedWork, Stream

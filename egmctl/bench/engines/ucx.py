@@ -26,9 +26,8 @@ from egmctl.gpu.ucx import Link, NoUcx, RegisteredMemory, RemoteMemory, settings
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
 from egmctl.model.measurement import Measurement, Mismatch, Phase, Placement, Sample, Settings, Verification, waived
-from egmctl.model.route import MemoryKind
+from egmctl.model.route import MemoryKind, UcxDevice, UcxPath, UcxProtocol
 from egmctl.model.task import Engine, Task
-from egmctl.model.ucx import UcxDevice, UcxPath, UcxProtocol
 
 IN_FLIGHT = 16
 """Messages that are under way at the same time."""

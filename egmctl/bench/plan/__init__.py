@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from egmctl.bench.buffers import Peak, peaks
-from egmctl.model.measurement import BenchGpu, Settings, Task
-from egmctl.model.planned import PlannedTask, Step
-from egmctl.model.ucx import Rank
+from egmctl.model.listing import PlannedTask, Step
+from egmctl.model.measurement import BenchGpu, Settings
+from egmctl.model.route import Rank
+from egmctl.model.task import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 from egmctl.bench.buffers import ROTATED_BELOW_BYTES, Peak, buffers_of, peaks
 from egmctl.errors import UsageError
 from egmctl.model.finding import Waiver, WaiverKind
+from egmctl.model.gpu import Gpu
 from egmctl.model.host import HugePages
-from egmctl.model.machine import Gpu, Machine
-from egmctl.model.measurement import Endpoint, Flow, MemoryKind, Quantity, Settings, Task
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import Settings
+from egmctl.model.route import MemoryKind
+from egmctl.model.task import Endpoint, Flow, Quantity, Task
 from egmctl.units import MIB, format_size
 
 if TYPE_CHECKING:

@@ -13,9 +13,7 @@ from egmctl.bench.plan.budget import most_bytes
 from egmctl.bench.plan.placement import RankLayout
 from egmctl.bench.plan.task import flows_on_a_link, shortened
 from egmctl.bench.suites import SUITES
-from egmctl.model.machine import Origin
-from egmctl.model.measurement import Engine, Quantity
-from egmctl.model.planned import (
+from egmctl.model.listing import (
     CaseCost,
     CaseList,
     HeldMemory,
@@ -25,7 +23,9 @@ from egmctl.model.planned import (
     PlanReport,
     Step,
 )
+from egmctl.model.machine import Origin
 from egmctl.model.route import HOST_MEMORY
+from egmctl.model.task import Engine, Quantity
 from egmctl.units import GB, GIB, natural
 
 START_S = 1.6

@@ -27,12 +27,11 @@ from egmctl.bench.plan.schedule import make_steps, sampled_rounds, slots
 from egmctl.bench.plan.task import planned_task
 from egmctl.errors import NothingToDo
 from egmctl.model.finding import Waiver
-from egmctl.model.machine import Gpu
-from egmctl.model.measurement import BenchGpu, Flow, HandleKind, Pattern, Settings
-from egmctl.model.planned import PlannedTask
-from egmctl.model.route import HOST_MEMORY, Egm
-from egmctl.model.task import UCX_ENGINES, Point
-from egmctl.model.ucx import Rank
+from egmctl.model.gpu import Gpu
+from egmctl.model.listing import PlannedTask
+from egmctl.model.measurement import BenchGpu, Settings
+from egmctl.model.route import HOST_MEMORY, Egm, Rank
+from egmctl.model.task import UCX_ENGINES, Flow, HandleKind, Pattern, Point
 
 PAIRS = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS)
 """Patterns that are measured of every pair; the others are of all ranks."""

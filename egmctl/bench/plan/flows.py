@@ -12,11 +12,9 @@ from egmctl.bench.case import Case
 from egmctl.bench.case import End as CaseEnd
 from egmctl.errors import UsageError
 from egmctl.model.finding import Waiver, WaiverKind
-from egmctl.model.machine import Gpu
-from egmctl.model.measurement import Endpoint, Engine, Flow, MemoryKind, Pattern, Task
-from egmctl.model.route import HOST_MEMORY
-from egmctl.model.task import CPU_ENGINES
-from egmctl.model.ucx import Rank
+from egmctl.model.gpu import Gpu
+from egmctl.model.route import HOST_MEMORY, MemoryKind, Rank
+from egmctl.model.task import CPU_ENGINES, Endpoint, Engine, Flow, Pattern, Task
 from egmctl.units import GIB, format_size, printable
 
 FlowEnds = tuple[int, int]

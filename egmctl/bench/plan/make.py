@@ -22,12 +22,12 @@ from egmctl.bench.suites import CASES
 from egmctl.bench.supervisor import counterparts
 from egmctl.errors import UsageError
 from egmctl.model.finding import Waiver, WaiverKind
-from egmctl.model.machine import Gpu, Machine
-from egmctl.model.measurement import BenchGpu, Engine, Flow, Pattern, Settings
-from egmctl.model.planned import PlannedTask
-from egmctl.model.route import HOST_MEMORY, Egm, MemoryKind
-from egmctl.model.task import UCX_ENGINES, Point
-from egmctl.model.ucx import Rank
+from egmctl.model.gpu import Gpu
+from egmctl.model.listing import PlannedTask
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import BenchGpu, Settings
+from egmctl.model.route import HOST_MEMORY, Egm, MemoryKind, Rank
+from egmctl.model.task import UCX_ENGINES, Engine, Flow, Pattern, Point
 from egmctl.topology.access import without_nvml
 from egmctl.topology.routes import owners
 from egmctl.units import GIB, KIB

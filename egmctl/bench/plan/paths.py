@@ -8,7 +8,8 @@ from enum import Enum
 
 from egmctl.bench.plan.flows import Place, numa_node_of
 from egmctl.model.finding import Waiver, WaiverKind
-from egmctl.model.machine import Gpu, Machine
+from egmctl.model.gpu import Gpu
+from egmctl.model.machine import Machine
 from egmctl.model.route import (
     HOST_MEMORY,
     HOST_NAMES,

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field, replace
 from egmctl.bench.plan.paths import cuda_visible, gpu_waiver
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.model.finding import Waiver
-from egmctl.model.machine import DeviceNode, Gpu, Machine
-from egmctl.model.measurement import Endpoint
-from egmctl.model.ucx import Rank, node_names
+from egmctl.model.gpu import Gpu
+from egmctl.model.host import DeviceNode
+from egmctl.model.machine import Machine
+from egmctl.model.route import Rank, node_names
+from egmctl.model.task import Endpoint
 from egmctl.topology.links import cpu_node_ids
 from egmctl.units import printable
 

@@ -12,11 +12,10 @@ from egmctl.bench.plan.paths import Path, nowhere, path_between
 from egmctl.bench.plan.task import Candidate
 from egmctl.driver.signatures import cause_of
 from egmctl.model.finding import Waiver, WaiverKind
-from egmctl.model.machine import Gpu, Machine
-from egmctl.model.measurement import Endpoint, Engine, Flow, HandleKind, MemoryKind
-from egmctl.model.route import HOST_MEMORY, Carrier, Egm, Route
-from egmctl.model.task import UCX_ENGINES
-from egmctl.model.ucx import Rank
+from egmctl.model.gpu import Gpu
+from egmctl.model.machine import Machine
+from egmctl.model.route import HOST_MEMORY, Carrier, Egm, MemoryKind, Rank, Route
+from egmctl.model.task import UCX_ENGINES, Endpoint, Engine, Flow, HandleKind
 
 _NEEDS_ATTRIBUTE = {
     HandleKind.POSIX_FD: "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",

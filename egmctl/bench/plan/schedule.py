@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TypeVar
 
-from egmctl.model.measurement import Flow, Pattern
-from egmctl.model.planned import PlannedTask, Step
+from egmctl.model.listing import PlannedTask, Step
+from egmctl.model.task import Flow, Pattern
 from egmctl.units import format_size
 
 T = TypeVar("T", bound=Hashable)

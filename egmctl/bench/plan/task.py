@@ -10,10 +10,12 @@ from egmctl.bench.case import ALL_SMS, Case, Footprint
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.plan.paths import Path
 from egmctl.model.finding import Waiver, WaiverKind
-from egmctl.model.machine import Gpu, Machine
-from egmctl.model.measurement import Engine, Flow, MemoryKind, Pattern, Quantity, Settings, Task
-from egmctl.model.planned import PlannedTask
-from egmctl.model.task import Point
+from egmctl.model.gpu import Gpu
+from egmctl.model.listing import PlannedTask
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import Settings
+from egmctl.model.route import MemoryKind
+from egmctl.model.task import Engine, Flow, Pattern, Point, Quantity, Task
 from egmctl.units import GB, MIB
 
 AnyTask = TypeVar("AnyTask", bound=Task)

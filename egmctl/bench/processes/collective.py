@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from egmctl.bench.buffers import Buffer, FlowBuffers
 from egmctl.bench.case import End
 from egmctl.bench.evidence import Watch, gpus_of, route
-from egmctl.bench.outcomes import FAILURES, failure
 from egmctl.bench.processes.protocol import Event, Request
+from egmctl.bench.results import FAILURES, failure
 from egmctl.driver.signatures import cause_of
 from egmctl.errors import DriverCallError
 from egmctl.facts.host import page_sizes
@@ -23,19 +23,9 @@ from egmctl.gpu.telemetry import Traffic
 from egmctl.launch import Channel
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
-from egmctl.model.measurement import (
-    BufferCost,
-    Endpoint,
-    Evidence,
-    Flow,
-    GpuEvidence,
-    Measurement,
-    Status,
-    Task,
-    finish,
-    waived,
-)
-from egmctl.model.ucx import Rank
+from egmctl.model.measurement import BufferCost, Evidence, GpuEvidence, Measurement, Status, finish, waived
+from egmctl.model.route import Rank
+from egmctl.model.task import Endpoint, Flow, Task
 
 if TYPE_CHECKING:
     from egmctl.bench.processes.context import AllocatedBuffer, WorkerContext

@@ -38,8 +38,9 @@ from egmctl.gpu.pattern import Pattern
 from egmctl.gpu.program import Kernels, NoKernels
 from egmctl.gpu.telemetry import Telemetry
 from egmctl.gpu.timing import Gate, Stream
-from egmctl.model.measurement import Endpoint, Flow, MemoryKind, Phase, PhaseSeconds, Placement
-from egmctl.model.route import HOST_NAMES
+from egmctl.model.measurement import Phase, PhaseSeconds, Placement
+from egmctl.model.route import HOST_NAMES, MemoryKind
+from egmctl.model.task import Endpoint, Flow
 from egmctl.units import format_size
 
 T = TypeVar("T", bound=Closable)

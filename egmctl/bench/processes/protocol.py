@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from egmctl.bench.buffers import Buffer
 from egmctl.compat import StrEnum
-from egmctl.model.machine import BusId
-from egmctl.model.measurement import Settings, Task
-from egmctl.model.ucx import Rank
+from egmctl.model.measurement import Settings
+from egmctl.model.record import BusId
+from egmctl.model.route import Rank
+from egmctl.model.task import Task
 
 ENVIRONMENT = {
     # CUDA_VISIBLE_DEVICES is left as the user set it; this says how its numbers are meant (egmctl.bench.plan.paths).

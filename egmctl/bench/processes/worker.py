@@ -22,7 +22,8 @@ from egmctl.gpu import program
 from egmctl.gpu.context import architectures
 from egmctl.launch import Channel
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.measurement import Measurement, Phase, Settings, Status, Task
+from egmctl.model.measurement import Measurement, Phase, Settings, Status
+from egmctl.model.task import Task
 
 
 def run(parent: Channel, arguments: dict[str, Any]) -> None:

@@ -29,7 +29,9 @@ from egmctl.doctor.situation import (
     rules_lost,
 )
 from egmctl.model.finding import NODE, Confidence, Finding, Guard, on_gpus
-from egmctl.model.machine import Confinement, DeviceNode, Driver, Gpu, Machine, Process
+from egmctl.model.gpu import Gpu
+from egmctl.model.host import Confinement, DeviceNode, Driver, Process
+from egmctl.model.machine import Machine
 from egmctl.topology.access import Block, Obstacle, classify, elsewhere, given_some, node_mounts, node_obstacle
 
 _NO_NODE = "no GPU has a device node"

@@ -11,7 +11,10 @@ from egmctl.doctor.findings import failed, passed, skipped, unknown
 from egmctl.doctor.situation import by_value, coherent_gpus, in_domain, numbers
 from egmctl.driver.signatures import Cause, cause_of, cause_of_crash
 from egmctl.model.finding import NODE, Confidence, Evidence, Finding, Guard, Place, Remedy, on_gpus, on_numa, on_pairs
-from egmctl.model.machine import Confinement, Driver, Gpu, Host, Machine, Outcome, Probe, ProbeKind
+from egmctl.model.gpu import Gpu
+from egmctl.model.host import Confinement, Driver, Host
+from egmctl.model.machine import Machine
+from egmctl.model.probes import Outcome, Probe, ProbeKind
 from egmctl.units import parse_kernel_list
 
 NOT_ASKED = "only with --active"

@@ -21,15 +21,20 @@ from egmctl.doctor.findings import (
 from egmctl.doctor.situation import (
     NO_NVIDIA_GPU,
     NOT_EGM,
+    check_gpus,
     coherent,
     fabric,
     loss,
     mode_without_peers,
+    need_c2c,
+    need_domain,
     usable,
+    usable_coherent_gpus,
 )
-from egmctl.doctor.subject import check_gpus, need_c2c, need_domain, usable_coherent_gpus
 from egmctl.model.finding import Finding, Guard, on_gpus, on_numa
-from egmctl.model.machine import Driver, Gpu, Machine, Process, System
+from egmctl.model.gpu import Gpu
+from egmctl.model.host import Driver, Process, System
+from egmctl.model.machine import Machine
 from egmctl.topology.access import DENIED, Block, obstacle
 from egmctl.topology.links import active_nvlinks
 from egmctl.topology.platform import C2c, PlatformKind, c2c, platform

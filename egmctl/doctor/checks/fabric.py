@@ -7,6 +7,7 @@ from egmctl.doctor.findings import as_root, daemon_fact, fact, failed, gap, pass
 from egmctl.doctor.situation import (
     accesses,
     by_value,
+    check_gpus,
     coherent,
     fabric,
     in_domain,
@@ -16,9 +17,10 @@ from egmctl.doctor.situation import (
     usable,
     virtual,
 )
-from egmctl.doctor.subject import check_gpus
 from egmctl.model.finding import Guard, Remedy, on_gpus
-from egmctl.model.machine import Driver, Fabric, Gpu, Machine, System
+from egmctl.model.gpu import Fabric, Gpu
+from egmctl.model.host import Driver, System
+from egmctl.model.machine import Machine
 
 INFO = "nvmlDeviceGetGpuFabricInfoV"
 NO_FABRIC = "the GPUs are in no fabric"

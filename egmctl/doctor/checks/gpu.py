@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 
 from egmctl.doctor.check import Check, Scope, Verdicts, check
 from egmctl.doctor.findings import as_root, fact, failed, gap, passed, skipped, todo, unknown, unreported, warned
-from egmctl.doctor.subject import check_gpus
+from egmctl.doctor.situation import check_gpus
 from egmctl.model.finding import Finding, Guard
-from egmctl.model.machine import Driver, Gpu, GpuNvml, Machine
+from egmctl.model.gpu import Gpu, GpuNvml
+from egmctl.model.host import Driver
+from egmctl.model.machine import Machine
 
 RECOVERY_ACTION = "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"
 RECOVERY = {

@@ -18,10 +18,20 @@ from egmctl.doctor.findings import (
     warned,
     without_option,
 )
-from egmctl.doctor.situation import NO_DOMAIN, NO_GPU, NO_NVIDIA_GPU, in_domain, node_evidence, services_hidden, usable
-from egmctl.doctor.subject import need_domain
+from egmctl.doctor.situation import (
+    NO_DOMAIN,
+    NO_GPU,
+    NO_NVIDIA_GPU,
+    in_domain,
+    need_domain,
+    node_evidence,
+    services_hidden,
+    usable,
+)
 from egmctl.model.finding import Guard, Remedy
-from egmctl.model.machine import DeviceNode, Driver, Imex, Machine, Reason, System
+from egmctl.model.host import DeviceNode, Driver, Imex, System
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason
 from egmctl.topology.access import Block, node_obstacle
 
 MAJOR = "nvidia-caps-imex-channels"

@@ -7,8 +7,9 @@ from __future__ import annotations
 from egmctl.doctor.check import Scope, Verdicts, check, known
 from egmctl.doctor.findings import as_root, fact, failed, passed, todo, unknown, warned
 from egmctl.model.finding import Guard, Remedy
-from egmctl.model.machine import Confinement, Machine, Reason, System
-from egmctl.model.process import INITIAL_NAMESPACES
+from egmctl.model.host import INITIAL_NAMESPACES, Confinement, System
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason
 from egmctl.units import GIB, MIB, format_size
 
 SHM_FAIL, SHM_WARN = 64 * MIB, GIB

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, passed, unknown, warned
-from egmctl.doctor.situation import coherent, coherent_gpus, usable, virtual
-from egmctl.doctor.subject import need_c2c
+from egmctl.doctor.situation import coherent, coherent_gpus, need_c2c, usable, virtual
 from egmctl.model.finding import Evidence, Finding, Guard
 from egmctl.model.host import CpuFrequencies, Host
-from egmctl.model.machine import Machine, Reason
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason
 from egmctl.topology.platform import MemoryMode, memory_mode, own_node
 
 GRACE_ONLY = "matters on Grace only"

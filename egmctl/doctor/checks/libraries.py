@@ -22,7 +22,10 @@ from egmctl.doctor.findings import (
 from egmctl.doctor.situation import NO_NVIDIA_GPU, in_container, loss, services_hidden
 from egmctl.driver.signatures import cause_of
 from egmctl.model.finding import Finding, Guard, Remedy
-from egmctl.model.machine import Confinement, Driver, Gpu, LibraryFailure, Machine, Process, Reason, System
+from egmctl.model.gpu import Gpu
+from egmctl.model.host import Confinement, Driver, LibraryFailure, Process, System
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason
 from egmctl.topology.access import Block, cuda_failure, nvml_failure
 from egmctl.units import format_size, several
 

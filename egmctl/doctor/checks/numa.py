@@ -7,20 +7,21 @@ from collections.abc import Iterable, Iterator
 
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
 from egmctl.doctor.findings import PARAMS, as_root, fact, failed, noted, passed, todo, unknown, warned
-from egmctl.doctor.situation import NO_NVIDIA_GPU, coherent, coherent_gpus, in_container, numbers
-from egmctl.doctor.subject import check_gpus, need_c2c, usable_coherent_gpus
-from egmctl.model.finding import Evidence, Finding, Guard, Place, on_gpus, on_numa
-from egmctl.model.machine import (
-    Confinement,
-    Driver,
-    Gpu,
-    Host,
-    Machine,
-    NumaKind,
-    NumaNode,
-    Reason,
-    System,
+from egmctl.doctor.situation import (
+    NO_NVIDIA_GPU,
+    check_gpus,
+    coherent,
+    coherent_gpus,
+    in_container,
+    need_c2c,
+    numbers,
+    usable_coherent_gpus,
 )
+from egmctl.model.finding import Evidence, Finding, Guard, Place, on_gpus, on_numa
+from egmctl.model.gpu import Gpu
+from egmctl.model.host import Confinement, Driver, Host, NumaKind, NumaNode, System
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason
 from egmctl.topology.platform import PARAMETERS, MemoryMode, memory_mode, own_node
 from egmctl.units import format_size, listed, parse_kernel_list
 

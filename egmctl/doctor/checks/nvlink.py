@@ -19,10 +19,11 @@ from egmctl.doctor.findings import (
     warned,
     without_option,
 )
-from egmctl.doctor.situation import usable, virtual
-from egmctl.doctor.subject import check_gpus, usable_coherent_gpus
+from egmctl.doctor.situation import check_gpus, usable, usable_coherent_gpus, virtual
 from egmctl.model.finding import NODE, Evidence, Finding, Guard, Remedy
-from egmctl.model.machine import Driver, Gpu, Machine, NvLink, NvLinkCounters
+from egmctl.model.gpu import Gpu, NvLink, NvLinkCounters
+from egmctl.model.host import Driver
+from egmctl.model.machine import Machine
 from egmctl.model.route import LinkKind
 from egmctl.topology.links import has_no_nvlink, nvlinks_of, without_speed
 from egmctl.topology.platform import C2c, c2c

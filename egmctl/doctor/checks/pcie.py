@@ -8,7 +8,10 @@ from egmctl.doctor.check import Scope, Verdicts, about, check, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, passed, skipped, todo, unknown, warned, without_option
 from egmctl.doctor.situation import P2pRefusal, coherent, refusal, usable, virtual
 from egmctl.model.finding import Confidence, Finding, Guard, Remedy, on_gpus, on_nics, on_pairs
-from egmctl.model.machine import Bridge, Gpu, Machine, Pair, PcieLink, PciFunction, Reason, System
+from egmctl.model.gpu import Gpu, Pair
+from egmctl.model.host import Bridge, PcieLink, PciFunction, System
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason
 from egmctl.topology.acs import REDIRECT, Acs, AcsKind, UnrecognisedError, corrected, required_acs
 
 P2P_STATUS = "nvmlDeviceGetP2PStatus"

@@ -9,7 +9,8 @@ from egmctl.doctor.findings import as_root, fact, failed, passed, skipped, todo,
 from egmctl.doctor.situation import NO_DOMAIN, by_value
 from egmctl.driver.signatures import cause_of
 from egmctl.model.finding import Finding, Guard
-from egmctl.model.machine import Machine, Outcome, Peer, PeerPort, PeerProbe
+from egmctl.model.machine import Machine
+from egmctl.model.probes import Outcome, Peer, PeerPort, PeerProbe
 from egmctl.units import counted, printable, several, shortened
 
 ALONE = "only under mpirun or srun, with ranks on several nodes"

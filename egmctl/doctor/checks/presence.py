@@ -20,7 +20,10 @@ from egmctl.doctor.findings import (
 )
 from egmctl.doctor.situation import NO_NVIDIA_GPU, funnel, lost, requested
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Place, PlaceKind, on_gpus
-from egmctl.model.machine import Driver, Gpu, Machine, Reason
+from egmctl.model.gpu import Gpu
+from egmctl.model.host import Driver
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason
 from egmctl.topology.access import Block, Obstacle, Step, classify, elsewhere, nvml_failure
 from egmctl.units import several
 

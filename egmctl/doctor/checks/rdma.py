@@ -7,10 +7,11 @@ from collections import Counter
 from egmctl.doctor.check import Scope, Verdicts, check, end, known, skip
 from egmctl.doctor.checks.numa import mode_evidence
 from egmctl.doctor.findings import as_root, fact, failed, passed, todo, unknown, warned
-from egmctl.doctor.situation import dotted, in_container, kernel, node_evidence, numbers
-from egmctl.doctor.subject import check_gpus, need_c2c
+from egmctl.doctor.situation import check_gpus, dotted, in_container, kernel, need_c2c, node_evidence, numbers
 from egmctl.model.finding import Evidence, Guard, on_nics
-from egmctl.model.machine import Driver, Gpu, Machine, Nic, NicPort, System
+from egmctl.model.gpu import Gpu
+from egmctl.model.host import Driver, Nic, NicPort, System
+from egmctl.model.machine import Machine
 from egmctl.model.route import LinkClass
 from egmctl.topology.links import gpu_nic_link
 from egmctl.topology.platform import MemoryMode, memory_mode

@@ -34,7 +34,8 @@ def bench_csv(report: RunReport) -> str:
 
     Every row has what the whole measurement reached and how it was judged; ``flow_gb_s_...`` is the flow's own.
     """
-    from egmctl.model.measurement import Flow, Measurement, Stage, Summary
+    from egmctl.model.measurement import Measurement, Stage, Summary
+    from egmctl.model.task import Flow
     from egmctl.model.verdict import Yardstick
 
     run = {
@@ -84,7 +85,7 @@ def topo_csv(topology: Topology) -> str:
     Every row says where the machine came from, so that rows of a modelled machine cannot pass for facts once they are
     cut out or put together with others.
     """
-    from egmctl.model.machine import Pair
+    from egmctl.model.gpu import Pair
     from egmctl.topology.links import Link
     from egmctl.topology.routes import HostRoute
 
@@ -121,8 +122,8 @@ def compare_csv(comparison: Comparison) -> str:
     ``subject`` is ``path``, ``finding``, ``fact`` or ``machine``: a fact beside the other three. ``warning`` says in
     every row which files are of no hardware, so that none can pass for hardware once it is cut out.
     """
-    from egmctl.model.command import Command
     from egmctl.model.comparison import AttributeDifference, PathDifference
+    from egmctl.model.record import Command
     from egmctl.report.views.compare import banners
 
     warning = {"warning": "; ".join(banners(comparison))}

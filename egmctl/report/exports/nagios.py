@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import TOLD, Finding, Remedy, Status, causes
+from egmctl.model.finding import TOLD, Diagnosis, Finding, Remedy, Status, causes
 from egmctl.units import printable
 
 if TYPE_CHECKING:

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from egmctl import __version__
-from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import Finding, PlaceKind, Status
-from egmctl.model.measurement import Endpoint, Flow, Measurement, RunReport
+from egmctl.model.finding import Diagnosis, Finding, PlaceKind, Status
+from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.measurement import Status as MeasurementStatus
-from egmctl.model.task import Axis
+from egmctl.model.task import Axis, Endpoint, Flow
 from egmctl.model.verdict import Grade
 from egmctl.units import GB, counted, gpu_name, printable
 

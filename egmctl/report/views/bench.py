@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from egmctl.doctor.kernel_faults import KernelFault
-from egmctl.model.gpu import FAKE, are_fake
-from egmctl.model.machine import Gpu, Machine
-from egmctl.model.measurement import Engine, Measurement, MemoryKind, Pattern, Quantity, RunReport, Status
-from egmctl.model.ucx import node_names
+from egmctl.model.gpu import FAKE, Gpu, are_fake
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import Measurement, RunReport, Status
+from egmctl.model.route import MemoryKind, node_names
+from egmctl.model.task import Engine, Pattern, Quantity
 from egmctl.model.verdict import BAD_GRADES, Grade, Judgement, MemoryOwner, OwnerUnknown, Yardstick
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone

@@ -9,9 +9,10 @@ from dataclasses import replace
 from egmctl.doctor.kernel_faults import Blame, KernelFault, kernel_faults
 from egmctl.model.finding import RunCause, Status, WaiverKind
 from egmctl.model.finding import Status as Found
-from egmctl.model.measurement import BROKEN, LinkEvidence, Measurement, Quantity, RunReport, Verdict, Verification
+from egmctl.model.measurement import BROKEN, LinkEvidence, Measurement, RunReport, Verdict, Verification
 from egmctl.model.measurement import Status as MeasurementStatus
 from egmctl.model.route import LinkKind
+from egmctl.model.task import Quantity
 from egmctl.model.verdict import BAD_GRADES, Culprit, Grade, RunVerdict
 from egmctl.report import document as doc
 from egmctl.report.document import Tone

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from egmctl.bench.suites import CASES, SUITES
-from egmctl.model.measurement import Measurement, Quantity, RunReport, Status
-from egmctl.model.task import Point, named
+from egmctl.model.measurement import Measurement, RunReport, Status
+from egmctl.model.task import Point, Quantity, named
 from egmctl.model.verdict import (
     BAD_GRADES,
     ClassVerdict,

@@ -7,10 +7,9 @@ from functools import partial
 from statistics import median
 
 from egmctl.bench.engine import ENGINES
-from egmctl.model.measurement import Engine, Measurement, MemoryKind, Quantity, RunReport, Status
-from egmctl.model.route import HOST_NAMES
-from egmctl.model.task import UCX_ENGINES
-from egmctl.model.ucx import UcxStaging
+from egmctl.model.measurement import Measurement, RunReport, Status
+from egmctl.model.route import HOST_NAMES, MemoryKind, UcxStaging
+from egmctl.model.task import UCX_ENGINES, Engine, Quantity
 from egmctl.report.document import Better, Body, Cell, Chart, Matrix, grid
 from egmctl.report.route_words import routes_words
 from egmctl.report.views.bench_classes import Frame, tone_of

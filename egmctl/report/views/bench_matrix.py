@@ -7,19 +7,9 @@ from statistics import median
 
 from egmctl.bench.case import AT_ONCE
 from egmctl.bench.engine import ENGINES
-from egmctl.model.measurement import (
-    Chase,
-    ChaseOrder,
-    Endpoint,
-    Engine,
-    Flow,
-    Measurement,
-    MemoryKind,
-    Pattern,
-    Quantity,
-    Status,
-)
-from egmctl.model.route import HOST_NAMES
+from egmctl.model.measurement import Measurement, Status
+from egmctl.model.route import HOST_NAMES, MemoryKind
+from egmctl.model.task import Chase, ChaseOrder, Endpoint, Engine, Flow, Pattern, Quantity
 from egmctl.report.document import Better, Cell, Matrix
 from egmctl.report.route_words import route_words
 from egmctl.report.views.bench_classes import Frame

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from egmctl.bench.plan.task import shortened as shortened_task
+from egmctl.model.listing import CaseCost, CaseList, JobCost, ListedCase, PlanReport
 from egmctl.model.machine import OriginKind
-from egmctl.model.measurement import Quantity
-from egmctl.model.planned import CaseCost, CaseList, JobCost, ListedCase, PlanReport
+from egmctl.model.task import Quantity
 from egmctl.report.document import (
     Block,
     Bullets,

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from egmctl.bench.engine import ENGINES
-from egmctl.model.measurement import Measurement, Quantity, RunReport, Status
+from egmctl.model.measurement import Measurement, RunReport, Status
 from egmctl.model.route import HOST_NAMES, Egm
-from egmctl.model.task import UCX_ENGINES, Axis
+from egmctl.model.task import UCX_ENGINES, Axis, Quantity
 from egmctl.report.document import EMPTY, Cell, Chart, Matrix, Point, Series, columns_of
 from egmctl.report.views.bench_classes import Frame
 from egmctl.report.views.bench_matrix import bandwidth_caption, latency_caption, routes

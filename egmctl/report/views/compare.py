@@ -7,9 +7,9 @@ from functools import partial
 from statistics import median
 
 from egmctl.errors import ExitCode
-from egmctl.model.command import Command
 from egmctl.model.comparison import Affected, AttributeDifference, Comparison, Outcome, PathDifference
 from egmctl.model.gpu import FAKE
+from egmctl.model.record import Command
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words
 from egmctl.report.views.causes import advice as finding_advice

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import TOLD, Cause, Finding, Guard, Remedy, Status, causes
+from egmctl.model.finding import TOLD, Cause, Diagnosis, Finding, Guard, Remedy, Status, causes
 from egmctl.model.listing import CheckEntry, CheckList
 from egmctl.model.machine import OriginKind
 from egmctl.report import document as doc

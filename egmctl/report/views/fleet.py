@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 from statistics import median
 
-from egmctl.model.command import Command
 from egmctl.model.comparison import Comparison, Outcome
 from egmctl.model.fleet import FleetReport, GroupLine, NodeGroup, NodeState, Reach
+from egmctl.model.record import Command
 from egmctl.report import document as doc
 from egmctl.report.document import Better, Level, Tone
 from egmctl.report.views.compare import FILES, FINDINGS, banners, compare_document, heading

@@ -12,7 +12,8 @@ from itertools import combinations, pairwise
 from statistics import median_high
 from xml.etree.ElementTree import Element
 
-from egmctl.model.machine import Gpu, Nic
+from egmctl.model.gpu import Gpu
+from egmctl.model.host import Nic
 from egmctl.model.route import LinkClass, LinkKind
 from egmctl.report.render.page import element
 from egmctl.topology.access import obstacle

@@ -8,7 +8,10 @@ from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from egmctl.model.machine import C2cLink, Gpu, Machine, Nic, NvLink, OriginKind, PcieLink, PciFunction, Reason, Record
+from egmctl.model.gpu import C2cLink, Gpu, NvLink
+from egmctl.model.host import Nic, PcieLink, PciFunction
+from egmctl.model.machine import Machine, OriginKind
+from egmctl.model.record import Reason, Record
 from egmctl.model.route import Hop, LinkClass, LinkKind
 from egmctl.report import document as doc
 from egmctl.report.document import Align, Level, Tone

@@ -9,7 +9,8 @@ from egmctl.facts.host import host
 from egmctl.facts.root import Root
 from egmctl.model.finding import Status
 from egmctl.model.host import CpuFrequencies
-from egmctl.model.machine import Machine, Reason
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason
 from tests.doctor.faults import Fault, changed, healthy
 from tests.doctor.machines import patched, run_one
 

@@ -14,10 +14,12 @@ from egmctl.facts.confinement import confinement
 from egmctl.facts.inside import pids_left
 from egmctl.facts.root import Root
 from egmctl.model.finding import Status
-from egmctl.model.machine import LibraryFailure, Machine, Outcome, Reason, Unread
+from egmctl.model.host import LibraryFailure
+from egmctl.model.machine import Machine
 from egmctl.model.measurement import Status as Ended
-from egmctl.report.kinds import Format
-from egmctl.report.rendering import render
+from egmctl.model.probes import Outcome
+from egmctl.model.record import Reason, Unread
+from egmctl.report.kinds import Format, render
 from egmctl.units import GIB
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.explain import with_causes

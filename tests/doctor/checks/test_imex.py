@@ -10,7 +10,8 @@ import pytest
 from egmctl.facts import system as services
 from egmctl.facts.root import Root
 from egmctl.model.finding import Finding, Status
-from egmctl.model.machine import Imex, Machine
+from egmctl.model.host import Imex
+from egmctl.model.machine import Machine
 from tests.doctor.faults import Fault, changed, healthy
 from tests.doctor.machines import patched, run_one
 from tests.fake.sysroot import Tree

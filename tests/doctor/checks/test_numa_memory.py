@@ -11,7 +11,9 @@ from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.facts.host import NODES, host
 from egmctl.facts.root import Root
 from egmctl.model.finding import Guard, Status
-from egmctl.model.machine import Machine, NumaKind, NumaNode, Reason, Unread
+from egmctl.model.host import NumaKind, NumaNode
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason, Unread
 from egmctl.units import GIB, MIB
 from tests.doctor.faults import Fault, changed, healthy
 from tests.doctor.machines import patched, run, shipped

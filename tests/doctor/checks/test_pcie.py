@@ -12,7 +12,9 @@ from egmctl.facts.gpus import DEVICES
 from egmctl.facts.root import Root
 from egmctl.facts.system import system
 from egmctl.model.finding import Finding, Status
-from egmctl.model.machine import Bridge, Machine, PciFunction, Reason, Unread
+from egmctl.model.host import Bridge, PciFunction
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason, Unread
 from tests.doctor.faults import Fault, bridges, healthy, weak_switch
 from tests.doctor.machines import patched, run_one, shipped
 from tests.fake.sysroot import Tree
