@@ -156,7 +156,7 @@ def test_cells_without_a_number_are_words_with_their_reasons_below() -> None:
         "corrupt data first"
     )
     for line in (
-        "WAIVED host_numa_to_device_memcpy_ce NUMA0 -> GPU1, NUMA1 -> GPU1: MIG is on",
+        "WAIVED host_numa_to_device_memcpy_ce NUMA0 -> GPU1, host_numa_to_device_memcpy_ce NUMA1 -> GPU1: MIG is on",
         "CORRUPT device_to_host_numa_memcpy_ce GPU0 -> NUMA0: 3 words differ",
         "UNSTABLE device_to_host_numa_memcpy_ce GPU1 -> NUMA0: the samples vary by",
         "12 measurements: 7 ok, 1 unstable, 1 corrupt, 2 waived, 1 timed-out",

@@ -103,7 +103,7 @@ class Readings:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._seen: set[tuple[int, str]] = set()
         self._noting = False
-        names = ("gpu", "host", "kernel_log", "machine", "probes", "process", "record")
+        names = ("gpu", "host", "machine", "probes", "record")
         modules = [importlib.import_module(f"egmctl.model.{name}") for name in names]
         kinds = {kind for module in modules for kind in vars(module).values() if isinstance(kind, type)}
         for kind in filter(dataclasses.is_dataclass, kinds):
