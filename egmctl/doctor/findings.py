@@ -71,9 +71,6 @@ def as_root(text: str, command: str | None = None, *, reboot: bool = False) -> R
     return Remedy(text=text, command=command, needs_root=True, needs_reboot=reboot)
 
 
-PARAMS = "/proc/driver/nvidia/params"
-
-
 def without_option(option: str) -> Remedy:
     """Return the remedy against an option of the driver's module."""
     return as_root(f"Take {option} out of /etc/modprobe.d and reload the driver.", reboot=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from egmctl.doctor.check import Check, Scope, Verdicts, about, check, skip
+from egmctl.doctor.check import Check, Scope, Verdicts, about, check, known, skip
 from egmctl.doctor.findings import as_root, fact, todo
 from egmctl.model.finding import Confidence, Evidence, Guard, Remedy, on_gpus
 from egmctl.model.gpu import Fabric, Gpu, GpuNvml, Pair
@@ -107,6 +107,11 @@ def services_hidden(machine: Machine) -> bool:
     namespaces = (machine.confinement or Confinement()).namespaces or {}
     number = namespaces.get("pid")
     return in_container(machine) if number is None else number != INITIAL_NAMESPACES["pid"]
+
+
+def driver_parameters(machine: Machine) -> Mapping[str, str]:
+    """Return the parameters of the driver's module; end the check where they were not read."""
+    return known((machine.driver or Driver()).module_parameters, "the driver's parameters were not read")
 
 
 def virtual(machine: Machine) -> bool:
@@ -458,25 +463,25 @@ def refusal(machine: Machine, gpu: Gpu, other: Gpu, pair: Pair) -> P2pRefusal | 
     if None not in modes and len(modes) == 2:
         cause = f"their NVLinks are in different bandwidth modes ({' and '.join(sorted(map(str, modes)))})"
         return P2pRefusal(cause, remedy, Confidence.MEDIUM)
-    fabrics = [known for gpu in gpus if (known := fabric(gpu)) is not None]
+    fabrics = [info for gpu in gpus if (info := fabric(gpu)) is not None]
     remedy = todo("See fabric.state and fabric.consistency.")
-    if any(known.state in ("not-started", "in-progress") for known in fabrics):
+    if any(info.state in ("not-started", "in-progress") for info in fabrics):
         return P2pRefusal("the fabric has not registered them yet", remedy)
-    if any(known.health_summary == "unhealthy" for known in fabrics):
+    if any(info.health_summary == "unhealthy" for info in fabrics):
         return P2pRefusal(f"the fabric calls one of them unhealthy {_NOT_TRIED}", remedy)
-    if len({(known.cluster_uuid, known.clique_id) for known in fabrics}) == 2:
+    if len({(info.cluster_uuid, info.clique_id) for info in fabrics}) == 2:
         return P2pRefusal(f"they are in different cliques {_NOT_TRIED}", remedy)
     return _egm_address(machine, gpus, pair)
 
 
 def mode_without_peers(machine: Machine, gpus: Iterable[Gpu]) -> str | None:
     """Return the mode in which somebody runs one of these GPUs and in which it has no peers; ``None`` for none."""
-    known = [gpu.nvml for gpu in gpus if gpu.nvml is not None]
-    if any(nvml.mig_mode for nvml in known):
+    listed = [gpu.nvml for gpu in gpus if gpu.nvml is not None]
+    if any(nvml.mig_mode for nvml in listed):
         return "MIG is on, and its instances have no peers"
     if (machine.driver or Driver()).confidential_compute == "on":
         return "confidential computing is on for single GPUs, which have no peers"
-    if any(nvml.virtualization == "vgpu" for nvml in known):
+    if any(nvml.virtualization == "vgpu" for nvml in listed):
         return "a vGPU has peers with some profiles only"
     return None
 

@@ -154,6 +154,6 @@ class TestExcluded:
         machine = patched(machine, "driver", module_parameters={"ExcludedGpus": "GPU-1"})
         finding = run_one(EXCLUDED, machine)
         assert (finding.status, finding.place.ids) == (Status.WARN, (bus_id(HGX, 1),))
-        assert finding.evidence[0].source == "/proc/driver/nvidia/params ExcludedGpus"
+        assert finding.evidence[0].source == "NVreg_ExcludedGpus"
         assert run_one(EXCLUDED, machine, Scope(gpus=(bus_id(HGX, 1),))).status is Status.FAIL
         assert run_one(COUNT, machine).status is Status.NOTE, "it is explained"

@@ -5,24 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
-from egmctl.doctor.findings import (
-    PARAMS,
-    as_root,
-    fact,
-    failed,
-    gap,
-    passed,
-    skipped,
-    todo,
-    unknown,
-    warned,
-    without_option,
-)
+from egmctl.doctor.findings import as_root, fact, failed, gap, passed, todo, unknown, warned, without_option
 from egmctl.doctor.situation import (
     NO_NVIDIA_GPU,
     NOT_EGM,
     check_gpus,
     coherent,
+    driver_parameters,
     fabric,
     loss,
     mode_without_peers,
@@ -51,7 +40,7 @@ def _platform(machine: Machine, _scope: Scope) -> Verdicts:
     if is_coherent is None:
         yield unknown("whether this is an EGM platform: NVML does not report the state of NVLink-C2C")
     elif not is_coherent:
-        yield skipped(NOT_EGM)
+        skip(NOT_EGM)
     else:
         this = platform(machine)
         named = this.kind not in (PlatformKind.NO_EGM, PlatformKind.UNKNOWN)
@@ -161,9 +150,9 @@ def _hypervisor_mode(machine: Machine, _scope: Scope) -> Verdicts:
 
 @check("egm.override-key", Guard.EGM, sections=("driver",))
 def _override_key(machine: Machine, _scope: Scope) -> Verdicts:
-    parameters = known((machine.driver or Driver()).module_parameters, f"{PARAMS} was not read")
+    parameters = driver_parameters(machine)
     words = parameters.get("RegistryDwords", "")
-    yield fact(f"{PARAMS}: RegistryDwords", words or "empty")
+    yield fact("NVreg_RegistryDwords", words or "empty")
     if "RMEnableLocalEgmPeerId" in words:
         yield warned(
             "RMEnableLocalEgmPeerId, a hardware verification key, forces EGM's peer id",
@@ -250,4 +239,4 @@ def _peer_route(machine: Machine, scope: Scope) -> Verdicts:
     if good := [gpu for gpu in gpus if gpu in reaches and gpu not in faulty]:
         yield passed("reaches the other NUMA nodes over NVLink and a peer's C2C", good)
     elif not faulty:
-        yield skipped("no remote EGM route to judge; other checks say why")
+        skip("no remote EGM route to judge; other checks say why")

@@ -4,30 +4,8 @@ from __future__ import annotations
 
 from egmctl.compat import StrEnum
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
-from egmctl.doctor.findings import (
-    PARAMS,
-    as_root,
-    fact,
-    failed,
-    gap,
-    noted,
-    passed,
-    skipped,
-    todo,
-    unknown,
-    warned,
-    without_option,
-)
-from egmctl.doctor.situation import (
-    NO_DOMAIN,
-    NO_GPU,
-    NO_NVIDIA_GPU,
-    in_domain,
-    need_domain,
-    node_evidence,
-    services_hidden,
-    usable,
-)
+from egmctl.doctor.findings import as_root, fact, failed, gap, noted, passed, todo, unknown, warned, without_option
+from egmctl.doctor.situation import NO_NVIDIA_GPU, in_domain, need_domain, node_evidence, services_hidden, usable_gpus
 from egmctl.model.finding import Guard, Remedy
 from egmctl.model.host import DeviceNode, Driver, Imex, System
 from egmctl.model.machine import Machine
@@ -58,7 +36,7 @@ def _module(machine: Machine, scope: Scope) -> Verdicts:
     driver = machine.driver or Driver()
     count = (driver.module_parameters or {}).get("ImexChannelCount")
     yield fact(f"/proc/devices: {MAJOR}", (driver.majors or {}).get(MAJOR, "not there"))
-    yield fact(f"{PARAMS}: ImexChannelCount", count)
+    yield fact("NVreg_ImexChannelCount", count)
     if count == "0":
         option = without_option("NVreg_ImexChannelCount=0 (on all nodes of the domain)")
         yield failed("the driver was loaded without IMEX channels", option)
@@ -66,7 +44,7 @@ def _module(machine: Machine, scope: Scope) -> Verdicts:
         remedy = as_root("Use a driver of branch 550 or newer, with open kernel modules.")
         yield failed("the driver has no IMEX channels", remedy)
     else:
-        known(driver.module_parameters, f"whether the driver was loaded without channels: {PARAMS} was not read")
+        known(driver.module_parameters, "whether the driver was loaded without channels: its parameters were not read")
         yield passed("the driver has IMEX channels")
 
 
@@ -92,11 +70,11 @@ def _channel(machine: Machine, scope: Scope) -> Verdicts:
     elif scope.asked_purpose(Guard.FABRIC):
         yield failed("no IMEX channel: fabric handles fail", CREATE, cause=REFUSED)
     elif in_domain(machine) and ((machine.system or System()).imex or Imex()).compute_domains:
-        yield skipped("Kubernetes' DRA driver gives each pod with a ComputeDomain an IMEX channel; the host needs none")
+        skip("Kubernetes' DRA driver gives each pod with a ComputeDomain an IMEX channel; the host needs none")
     elif in_domain(machine):
         yield warned("no IMEX channel on a node of an NVLink domain", CREATE, cause=REFUSED)
     else:
-        yield skipped("no IMEX channel, so fabric handles would fail; --for fabric makes that a fault")
+        skip("no IMEX channel, so fabric handles would fail; --for fabric makes that a fault")
 
 
 def _refusal(node: DeviceNode, major: int | None) -> tuple[str, Remedy]:
@@ -233,18 +211,15 @@ def _domain(machine: Machine, _scope: Scope) -> Verdicts:
 
 @check("imex.recovery", Guard.FABRIC, wants=("system",))
 def _recovery(machine: Machine, scope: Scope) -> Verdicts:
-    gpus = usable(machine, scope.gpus_of(machine))
-    actions = [(gpu, gpu.nvml.recovery_action) for gpu in gpus if gpu.nvml]
-    waiting = [gpu for gpu, action in actions if action == "recover-imex-domain"]
-    if waiting:
+    actions = {gpu.bus_id: gpu.nvml.recovery_action for gpu in machine.gpus or () if gpu.nvml}
+    if waiting := [gpu for gpu in scope.gpus_of(machine) if actions.get(gpu.bus_id) == "recover-imex-domain"]:
         text = "Restart nvidia-imex on the domain's nodes, after the jobs that share memory have ended."
         disabled = "the driver has disabled fabric allocations until the IMEX domain is recovered"
         yield fact("NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", "recover-imex-domain")
         cause = "an IMEX daemon stopped while memory of other nodes was in use"
         yield failed(disabled, _restart(machine, text), waiting, cause=cause)
-    elif not in_domain(machine) or not gpus:
-        skip(NO_GPU if in_domain(machine) else NO_DOMAIN)
-    else:
-        for gpu, action in actions:
-            unread = unknown("NVML does not report whether a recovery is pending", gpu)
-            yield unread if action is None else passed("no IMEX recovery is pending", gpu)
+        return
+    need_domain(machine)
+    for gpu in usable_gpus(machine, scope):
+        unread = unknown("NVML does not report whether a recovery is pending", gpu)
+        yield unread if actions[gpu.bus_id] is None else passed("no IMEX recovery is pending", gpu)

@@ -6,20 +6,8 @@ import re
 from collections.abc import Mapping
 
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
-from egmctl.doctor.findings import (
-    PARAMS,
-    as_root,
-    daemon_fact,
-    fact,
-    failed,
-    passed,
-    skipped,
-    todo,
-    unknown,
-    warned,
-    without_option,
-)
-from egmctl.doctor.situation import NO_NVIDIA_GPU, in_container, loss, services_hidden
+from egmctl.doctor.findings import as_root, daemon_fact, fact, failed, passed, todo, unknown, warned, without_option
+from egmctl.doctor.situation import NO_NVIDIA_GPU, driver_parameters, in_container, loss, services_hidden
 from egmctl.driver.signatures import cause_of
 from egmctl.model.finding import Finding, Guard, Remedy
 from egmctl.model.gpu import Gpu
@@ -50,12 +38,8 @@ def _answer(machine: Machine, _scope: Scope) -> Verdicts:
         skip("the NVIDIA driver has no GPU here" if machine.gpus else NO_NVIDIA_GPU)
     failures = {"NVML": nvml_failure(machine), "CUDA": cuda_failure(machine)}
     yield from (_failed(machine, library, failure, ours) for library, failure in failures.items() if failure)
-    fields = {"NVML": "nvml", "CUDA": "cuda"}
-    answering = [
-        library
-        for library, field in fields.items()
-        if failures[library] is None and any(getattr(gpu, field) is not None for gpu in ours)
-    ]
+    listed = {"NVML": any(gpu.nvml for gpu in ours), "CUDA": any(gpu.cuda for gpu in ours)}
+    answering = [library for library, failure in failures.items() if listed[library] and failure is None]
     if answering:
         yield fact("nvmlSystemGetDriverVersion", (machine.driver or Driver()).driver_version)
         yield passed(f"{' and '.join(answering)} work{'s' if len(answering) == 1 else ''}")
@@ -100,16 +84,8 @@ def _failed(machine: Machine, library: str, failure: LibraryFailure, gpus: list[
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-_SHOWN = (
-    VISIBLE,
-    "CUDA_DEVICE_ORDER",
-    "GPU_DEVICE_ORDINAL",
-    "NVIDIA_VISIBLE_DEVICES",
-    "SLURM_JOB_GPUS",
-    "SLURM_STEP_GPUS",
-    "SLURM_GPU_BIND",
-    "SLURM_GPUS_PER_TASK",
-)
+_SHOWN = "VISIBLE_DEVICES|DEVICE_ORD|SLURM_.*GPU"
+"""The names of variables that choose or number GPUs."""
 
 _HARMFUL = {
     "CUDA_LAUNCH_BLOCKING": ("1", "every launch waits for the one before, so nothing overlaps"),
@@ -130,7 +106,7 @@ NO_ENVIRONMENT = "the environment of that process could not be read"
 @check("env.visible-devices", Guard.EGM, Guard.P2P, Guard.IPC, sections=("process",))
 def _visible_devices(machine: Machine, _scope: Scope) -> Verdicts:
     environment = known((machine.process or Process()).environment, NO_ENVIRONMENT)
-    yield from (fact("environment", f"{name}={environment[name]}") for name in _SHOWN if name in environment)
+    yield from (fact("environment", f"{name}={text}") for name, text in environment.items() if re.search(_SHOWN, name))
     text, gpus = environment.get(VISIBLE), machine.gpus or ()
     if text is None:
         yield passed(f"{VISIBLE} is not set: CUDA shows every accessible GPU")
@@ -262,18 +238,18 @@ def _versions(machine: Machine, _scope: Scope) -> Verdicts:
     elif module and library:
         yield passed(f"kernel module and libraries are both {module}")
     elif module is None and driver.modules is not None and "nvidia" not in driver.modules:
-        yield skipped("the NVIDIA kernel module is not loaded")
+        skip("the NVIDIA kernel module is not loaded")
     else:
         yield unknown("one of the two versions was not read")
 
 
 @check("drv.params", Guard.RDMA, Guard.P2P, Guard.PERF, sections=("driver",))
 def _parameters(machine: Machine, scope: Scope) -> Verdicts:
-    parameters = known((machine.driver or Driver()).module_parameters, f"{PARAMS} was not read")
+    parameters = driver_parameters(machine)
     rdma = scope.asked_purpose(Guard.RDMA)
     words = parameters.get("RegistryDwords", "").strip('"')
     keys = [key for key in REGISTRY_KEYS if key in words]
-    yield fact(f"{PARAMS}: RegistryDwords", words or "empty")
+    yield fact("NVreg_RegistryDwords", words or "empty")
     denies_rdma = parameters.get("GrdmaPciTopoCheckOverride") == "2"
     maps_no_peers = parameters.get("DmaRemapPeerMmio") == "0"
     if denies_rdma:
@@ -322,7 +298,7 @@ def _mps(machine: Machine, _scope: Scope) -> Verdicts:
         note = "its clients see only GPUs that the server can open; CUDA_VISIBLE_DEVICES counts among these"
         yield passed("an MPS server runs", note=note)
     elif daemons is None or services_hidden(machine):
-        yield skipped("whether an MPS server runs: the host's processes are not visible from here")
+        skip("whether an MPS server runs: the host's processes are not visible from here")
     elif is_set:
         note = "CUDA then works without MPS, as if the variable were not set"
         yield passed("CUDA_MPS_PIPE_DIRECTORY is set, but no MPS server runs", note=note)

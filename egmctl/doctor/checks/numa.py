@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
-from egmctl.doctor.findings import PARAMS, as_root, fact, failed, noted, passed, todo, unknown, warned
+from egmctl.doctor.findings import as_root, fact, failed, noted, passed, todo, unknown, warned
 from egmctl.doctor.situation import (
     NO_NVIDIA_GPU,
     check_gpus,
@@ -154,7 +154,7 @@ def mode_evidence(machine: Machine) -> tuple[Evidence, ...]:
     """Return as evidence the module parameters that decide over the memory of coherent GPUs."""
     parameters = (machine.driver or Driver()).module_parameters
     return tuple(
-        fact(f"{PARAMS}: {name}", None if parameters is None else parameters.get(name, "").strip('"') or "unset")
+        fact(f"NVreg_{name}", None if parameters is None else parameters.get(name, "").strip('"') or "unset")
         for name in PARAMETERS
     )
 

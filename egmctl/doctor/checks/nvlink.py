@@ -4,23 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from egmctl.doctor.check import Scope, Verdicts, check, end, known, skip
-from egmctl.doctor.findings import (
-    PARAMS,
-    Where,
-    as_root,
-    fact,
-    failed,
-    gap,
-    passed,
-    skipped,
-    todo,
-    unknown,
-    warned,
-    without_option,
-)
-from egmctl.doctor.situation import check_gpus, usable, usable_coherent_gpus, virtual
-from egmctl.model.finding import NODE, Evidence, Finding, Guard, Remedy
+from egmctl.doctor.check import Scope, Verdicts, about, check, end, known, skip
+from egmctl.doctor.findings import as_root, fact, failed, gap, passed, todo, unknown, warned, without_option
+from egmctl.doctor.situation import check_gpus, driver_parameters, usable, usable_coherent_gpus, virtual
+from egmctl.model.finding import Evidence, Guard, Remedy
 from egmctl.model.gpu import Gpu, NvLink, NvLinkCounters
 from egmctl.model.host import Driver
 from egmctl.model.machine import Machine
@@ -150,9 +137,9 @@ def _all_down(machine: Machine, gpu: Gpu) -> Verdicts:
     on_switches = listed and (bool(machine.switches) or state in ("not-started", "in-progress", "completed"))
     yield _inactive(gpu)
     if not listed and not of_board:
-        yield skipped(NO_NVLINK)
+        skip(NO_NVLINK)
     elif gpu.nvml and gpu.nvml.mig_mode:
-        yield skipped("no NVLink is active, and MIG is on: its instances have no peers")
+        skip("no NVLink is active, and MIG is on: its instances have no peers")
     elif of_board and reason:
         undo = todo("Undo the cause, unless it is intended.", RESET.command)
         yield warned("no NVLink is active", undo, cause=reason)
@@ -160,7 +147,7 @@ def _all_down(machine: Machine, gpu: Gpu) -> Verdicts:
         see = todo("See fabric.manager and fabric.state: the fabric manager brings the links up.", RESET.command)
         yield failed("no NVLink is active, though these GPUs belong on NVSwitches", see)
     else:
-        yield skipped(f"no NVLink is active: {reason}" if reason else "no NVLink is connected")
+        skip(f"no NVLink is active: {reason}" if reason else "no NVLink is connected")
 
 
 def _fabric_state(gpu: Gpu) -> str | None:
@@ -214,7 +201,7 @@ def _errors(_machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
             cause="a link that loses its signal carries no traffic until it is retrained",
         )
     elif has_no_nvlink(gpu):
-        yield skipped(NO_NVLINK)
+        skip(NO_NVLINK)
     elif not links or any(map(_lacks_counters, links)):
         yield unknown("NVML does not report all error counters of the NVLinks")
     elif counting:
@@ -278,7 +265,7 @@ def _bandwidth_mode(machine: Machine, scope: Scope) -> Verdicts:
     mode = driver.nvlink_bandwidth_mode
     parameter = (driver.module_parameters or {}).get("RmNvlinkBandwidthLinkCount", "0")
     yield fact("nvmlSystemGetNvlinkBwMode", mode)
-    yield fact(f"{PARAMS}: RmNvlinkBandwidthLinkCount", parameter)
+    yield fact("NVreg_RmNvlinkBandwidthLinkCount", parameter)
     gpus = usable(machine, scope.gpus_of(machine))
     # From Blackwell on each GPU has a mode of its own.
     own = [(gpu, nvml) for gpu in gpus if (nvml := gpu.nvml) and nvml.nvlink_bandwidth_mode]
@@ -292,35 +279,36 @@ def _bandwidth_mode(machine: Machine, scope: Scope) -> Verdicts:
         yield failed("the GPUs' NVLinks are in different bandwidth modes", ALIKE, gpus, cause=cause)
     elif own:
         for gpu, nvml in own:
-            yield _judge_mode(nvml.nvlink_bandwidth_mode, nvml.nvlink_bandwidth_best, ALIKE, gpu)
+            yield from about(gpu, _judge_mode(nvml.nvlink_bandwidth_mode, nvml.nvlink_bandwidth_best, ALIKE))
     elif unread and mode in (None, "full"):
         return
     elif mode in (None, "full") and parameter not in ("0", ""):
         fewer = f"the NVLinks are set to less than their bandwidth ({parameter} links)"
         yield warned(fewer, without_option("NVreg_RmNvlinkBandwidthLinkCount"))
     elif mode is None:
-        unsupported = not gap(driver, "nvlink_bandwidth_mode")
-        yield (skipped if unsupported else unknown)("NVML does not report a bandwidth mode")
+        unsupported, no_mode = not gap(driver, "nvlink_bandwidth_mode"), "NVML does not report a bandwidth mode"
+        yield skip(no_mode) if unsupported else unknown(no_mode)
     else:
         if mode == "full":
-            known(driver.module_parameters, f"{PARAMS} was not read: it may leave out links")
-        yield _judge_mode(mode, False, FULL)
+            known(driver.module_parameters, "the driver's parameters were not read: they may leave out links")
+        yield from _judge_mode(mode, False, FULL)
 
 
-def _judge_mode(mode: str | None, is_best: bool | None, remedy: Remedy, place: Where = NODE) -> Finding:
+def _judge_mode(mode: str | None, is_best: bool | None, remedy: Remedy) -> Verdicts:
     if mode == "off":
-        return failed("NVLink's bandwidth mode is OFF: these GPUs have no P2P over NVLink", remedy, place)
-    if mode != "full" and not is_best:
-        return warned(f"the NVLinks are set to less than their bandwidth ({mode})", remedy, place)
-    note = "" if mode == "full" else f"{mode} is the most that the GPUs and their fabric can do"
-    return passed("the NVLinks run at full bandwidth", place, note=note)
+        yield failed("NVLink's bandwidth mode is OFF: these GPUs have no P2P over NVLink", remedy)
+    elif mode != "full" and not is_best:
+        yield warned(f"the NVLinks are set to less than their bandwidth ({mode})", remedy)
+    else:
+        note = "" if mode == "full" else f"{mode} is the most that the GPUs and their fabric can do"
+        yield passed("the NVLinks run at full bandwidth", note=note)
 
 
 @check("nvlink.disabled", Guard.P2P, Guard.EGM, Guard.FABRIC, sections=("driver",))
 def _disabled(machine: Machine, _scope: Scope) -> Verdicts:
-    parameters = known((machine.driver or Driver()).module_parameters, f"{PARAMS} was not read")
+    parameters = driver_parameters(machine)
     value = parameters.get("NvLinkDisable", "0")
-    yield fact(f"{PARAMS}: NvLinkDisable", value)
+    yield fact("NVreg_NvLinkDisable", value)
     if value in ("0", ""):
         yield passed("NVLink is not disabled")
     else:

@@ -5,19 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from egmctl.doctor.check import Scope, Verdicts, about, check, skip
-from egmctl.doctor.findings import (
-    PARAMS,
-    as_root,
-    fact,
-    failed,
-    noted,
-    passed,
-    skipped,
-    todo,
-    unknown,
-    warned,
-    without_option,
-)
+from egmctl.doctor.findings import as_root, fact, failed, noted, passed, todo, unknown, warned, without_option
 from egmctl.doctor.situation import NO_NVIDIA_GPU, funnel, lost, requested
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Place, PlaceKind, on_gpus
 from egmctl.model.gpu import Gpu
@@ -73,7 +61,7 @@ def _count(machine: Machine, scope: Scope) -> Verdicts:
     if faults:
         return
     if not gpus:
-        yield skipped(NO_NVIDIA_GPU)
+        skip(NO_NVIDIA_GPU)
     elif not gone:
         yield passed(f"{'all ' if len(gpus) > 1 else ''}{several(len(gpus), 'GPU')} can be used from here")
     elif not usable and not unclear:
@@ -159,7 +147,7 @@ def _off_the_bus(machine: Machine, scope: Scope) -> Verdicts:
         cause = "it was removed, or its link did not come up at boot"
         yield failed(sentence, _POWER, Place(kind=PlaceKind.GPU, ids=gone), cause=cause)
     elif not gpus:
-        yield skipped(NO_NVIDIA_GPU)
+        skip(NO_NVIDIA_GPU)
 
 
 @check("dev.driver-binding", *Guard)
@@ -201,7 +189,7 @@ def _excluded(machine: Machine, scope: Scope) -> Verdicts:
     excluded = [gpu for gpu in gpus if gpu.proc is not None and gpu.proc.excluded]
     for name in ("ExcludedGpus", "GpuBlacklist"):
         if parameters.get(name):
-            yield fact(f"{PARAMS} {name}", parameters[name])
+            yield fact(f"NVreg_{name}", parameters[name])
     if excluded:
         required = [gpu for gpu in excluded if requested(machine, scope, gpu)]
         words = "the administrator excluded it: other GPUs can use it neither as a peer nor as an EGM route"
@@ -218,7 +206,7 @@ def _excluded(machine: Machine, scope: Scope) -> Verdicts:
     if read:
         yield passed("no GPU is excluded", read)
     elif not unread:
-        yield skipped(NO_NVIDIA_GPU)
+        skip(NO_NVIDIA_GPU)
 
 
 def _may_be_excluded(gpu: Gpu) -> bool:
