@@ -274,7 +274,7 @@ _SIGNS: tuple[tuple[str, Literal["path", "variable", "file"], str, Confidence], 
     ("LSF", "path", "(^|/)lsf(/|$)", Confidence.HIGH),
     ("LSF", "variable", "LSB_JOBID", Confidence.MEDIUM),
 )
-"""Who leaves which sign in the cgroup's path, in the environment or in the root folder, the surest first."""
+"""Signs of managers in the cgroup's path, in the environment or in the root folder, the surest first."""
 _CONTAINER = todo(f"Start the container with all GPUs (--gpus all, or the CDI device nvidia.com/gpu=all) {_CHOOSE}.")
 _ANYBODY = todo(f"Start the process in a cgroup that allows all GPUs {_CHOOSE}; ask who created the cgroup named here.")
 _REMEDIES = {
@@ -338,19 +338,16 @@ def _limits(setting: str) -> bool:
     return setting.startswith("DeviceAllow=") or setting in ("DevicePolicy=closed", "DevicePolicy=strict")
 
 
-def rules_lost(machine: Machine) -> bool:
-    """Say whether a container was given nvidiactl's node and its cgroup denies it: it has lost its rules."""
+def denies_control_node(machine: Machine) -> bool:
+    """Say whether the cgroup denies nvidiactl: then nothing of NVIDIA's can be used, whatever else it allows."""
     nodes = (machine.driver or Driver()).nodes or ()
-    in_container = bool((machine.process or Process()).container_signs)
-    return in_container and any(node.path == "/dev/nvidiactl" and node.access == "EPERM" for node in nodes)
+    return any(node.path == "/dev/nvidiactl" and access_of(node) == "EPERM" for node in nodes)
 
 
-def lost_rules() -> Remedy:
-    """Return what to do where a container has nvidiactl and may not use it: it was given the GPUs and lost them."""
-    return as_root(
-        "Re-create the container. To keep its device rules across a systemd daemon-reload: nvidia-ctk system "
-        "create-dev-char-symlinks --create-all on the host, CDI, or the cgroupfs driver."
-    )
+LOST_RULES = as_root(
+    "Re-create the container. To keep its device rules across a systemd daemon-reload: nvidia-ctk system "
+    "create-dev-char-symlinks --create-all on the host, CDI, or the cgroupfs driver."
+)
 
 
 def device_path(process: Process, confinement: Confinement) -> str:

@@ -8,15 +8,17 @@ from typing import Any
 from egmctl.doctor.check import Scope, Verdicts, about, check, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, noted, passed, skipped, todo, unknown, warned
 from egmctl.doctor.situation import (
+    LOST_RULES,
     MAKE_NODES,
     NO_NVIDIA_GPU,
     Manager,
     access_of,
     accesses,
     cgroup_evidence,
+    denies_control_node,
+    in_container,
     loss,
     lost,
-    lost_rules,
     manager,
     may_have_egm,
     minor_of,
@@ -26,7 +28,6 @@ from egmctl.doctor.situation import (
     requested,
     route_evidence,
     routers,
-    rules_lost,
 )
 from egmctl.model.finding import NODE, Confidence, Finding, Guard, on_gpus
 from egmctl.model.gpu import Gpu
@@ -52,9 +53,7 @@ def _cgroup_restricted(machine: Machine, scope: Scope) -> Verdicts:
         yield _cgroup_denies(machine, scope, denied)
     elif asked:
         hides = "CUDA_VISIBLE_DEVICES" in ((machine.process or Process()).environment or {})
-        note = (
-            "CUDA_VISIBLE_DEVICES is set: it only hides GPUs from CUDA, and EGM routes over them stay" if hides else ""
-        )
+        note = "CUDA_VISIBLE_DEVICES only hides GPUs from CUDA: EGM routes over them stay" if hides else ""
         evidence = (*accesses(asked), *cgroup_evidence(machine))
         yield passed("the device cgroup denies no GPU", asked, evidence=evidence, note=note)
     elif not unclear:
@@ -62,7 +61,7 @@ def _cgroup_restricted(machine: Machine, scope: Scope) -> Verdicts:
 
 
 def _cgroup_denies(machine: Machine, scope: Scope, denied: list[Gpu]) -> Finding:
-    all_denied = _denies_control_node(machine)
+    all_denied = denies_control_node(machine)
     by = manager(machine, of_container=all_denied)
     evidence = (*accesses(denied), *cgroup_evidence(machine), *((by.sign,) if by.sign else ()))
     return _by_severity(
@@ -78,16 +77,11 @@ def _cgroup_denies(machine: Machine, scope: Scope, denied: list[Gpu]) -> Finding
 def _denied_by(machine: Machine, by: Manager) -> dict[str, Any]:
     """Explain a denial of the device cgroup, and say what to do."""
     cause, remedy = policy(machine, by), by.remedy
-    if rules_lost(machine):
+    # A container was given nvidiactl's node, and has lost the rules that belong to it.
+    if in_container(machine) and denies_control_node(machine):
         cause += "; a container that had its GPUs gets there when systemd reloads its units"
-        remedy = lost_rules()
+        remedy = LOST_RULES
     return {"cause": cause, "remedy": remedy, "confidence": by.confidence}
-
-
-def _denies_control_node(machine: Machine) -> bool:
-    """Say whether the cgroup denies nvidiactl: then nothing of NVIDIA's can be used, whatever else it allows."""
-    nodes = (machine.driver or Driver()).nodes or ()
-    return any(node.path == "/dev/nvidiactl" and access_of(node) == "EPERM" for node in nodes)
 
 
 @check("dev.nodes-missing", Guard.EGM, Guard.P2P, Guard.IPC)
@@ -192,10 +186,8 @@ def _permissions(machine: Machine, scope: Scope) -> Verdicts:
     yield from faults
     if not faults:
         accessible = [gpu for gpu in scope.gpus_of(machine) if gpu.node is not None and gpu.node.access == "ok"]
-        yield passed(
-            "device nodes are accessible to this user",
-            accessible or skip("no device node is accessible; other checks say why"),
-        )
+        none = "no device node is accessible; other checks say why"
+        yield passed("device nodes are accessible to this user", accessible or skip(none))
 
 
 _OF_NODES = (Block.NO_PERMISSION, Block.NODEV, Block.STALE_NODE, Block.NOT_A_DEVICE)

@@ -137,9 +137,7 @@ def _hypervisor_mode(machine: Machine, _scope: Scope) -> Verdicts:
     yield fact("/sys/module/nvgrace_egm", "loaded" if loaded else "not loaded")
     yield fact("/sys/class/egm", " ".join(regions or ()) or "empty")
     if loaded or regions:
-        remedy = as_root(
-            "On a node without virtual machines turn EGM's hypervisor mode off in the firmware.", reboot=True
-        )
+        remedy = as_root("Without virtual machines, turn EGM's hypervisor mode off in the firmware.", reboot=True)
         reserved = "EGM memory is reserved for virtual machines, so the host has less memory than installed"
         yield warned(reserved, remedy)
         return
@@ -150,8 +148,7 @@ def _hypervisor_mode(machine: Machine, _scope: Scope) -> Verdicts:
 
 @check("egm.override-key", Guard.EGM, sections=("driver",))
 def _override_key(machine: Machine, _scope: Scope) -> Verdicts:
-    parameters = driver_parameters(machine)
-    words = parameters.get("RegistryDwords", "")
+    words = driver_parameters(machine).get("RegistryDwords", "")
     yield fact("NVreg_RegistryDwords", words or "empty")
     if "RMEnableLocalEgmPeerId" in words:
         yield warned(

@@ -37,17 +37,6 @@ MASK = {
 }
 """Fields of the health mask: the word that is a fault, whether it stops work, and what it means (nvml.h)."""
 
-CONFIGURATION = {
-    "system-guid": "the system GUID is wrong",
-    "chassis-serial": "the chassis serial number is wrong",
-    "no-partition": "the GPU is in no partition",
-    "insufficient-nvlinks": "too few NVLinks are up",
-    "incompatible-gpu-firmware": "the GPU firmware does not match",
-    "invalid-location": "the GPU's position is wrong",
-    "gpu-state-invalid": "the GPU's state is invalid",
-}
-"""Values of the mask's field ``incorrect_configuration``."""
-
 
 def _manager_of(machine: Machine) -> Remedy:
     """Return what to do about the manager that such a node's fabric has."""
@@ -96,7 +85,7 @@ def _health(info: Fabric) -> Verdicts:
     faults = [(stops_work, words) for name, (bad, stops_work, words) in MASK.items() if health.get(name) == bad]
     configuration = health.get("incorrect_configuration", "none")
     if configuration not in ("none", "not-supported"):
-        faults.append((True, CONFIGURATION.get(configuration, f"its configuration is wrong ({configuration})")))
+        faults.append((True, f"its configuration is wrong ({configuration.replace('-', ' ')})"))
     if summary in ("unhealthy", "limited-capacity") and not faults:
         faults = [(False, f"its health is {summary.replace('-', ' ')}")]
     yield fact(f"{INFO}: health", ", ".join(f"{name}={value}" for name, value in health.items()) or "not read")

@@ -165,8 +165,8 @@ _LIMITS = {
     "nproc": ("processes of this user are limited to {}", "-u", "--ulimit nproc=65536", "LimitNPROC=", 64, 16),
     "pids": ("the cgroup allows {} more processes and threads", "", "--pids-limit=-1", "TasksMax=", 16, 4),
 }
-"""By limit: what it limits, its letter of ulimit, how docker and systemd set it, and how many CUDA needs: at least, and
-for each GPU more. Chosen: on two H200 48 descriptors were too few and 32 processes enough."""
+"""Each limit: what it limits, its letter of ulimit, how docker and systemd set it, how many CUDA needs at least, and
+how many more for each GPU. Chosen: on two H200 48 descriptors were too few and 32 processes enough."""
 
 
 @check("env.limits", *Guard, sections=("confinement", "gpus"))
@@ -245,8 +245,7 @@ def _versions(machine: Machine, _scope: Scope) -> Verdicts:
 
 @check("drv.params", Guard.RDMA, Guard.P2P, Guard.PERF, sections=("driver",))
 def _parameters(machine: Machine, scope: Scope) -> Verdicts:
-    parameters = driver_parameters(machine)
-    rdma = scope.asked_purpose(Guard.RDMA)
+    parameters, rdma = driver_parameters(machine), scope.asked_purpose(Guard.RDMA)
     words = parameters.get("RegistryDwords", "").strip('"')
     keys = [key for key in REGISTRY_KEYS if key in words]
     yield fact("NVreg_RegistryDwords", words or "empty")

@@ -25,15 +25,8 @@ MAX_EFFECTIVE_BER = 1e-12
 
 NO_RATE = "a link that is up has a rate: one of NVML's two answers is wrong"
 
-_PACKET_COUNTERS = (
-    "malformed_packets",
-    "buffer_overruns",
-    "receive_errors",
-    "remote_errors",
-    "general_receive_errors",
-    "integrity_errors",
-    "discarded_packets",
-)
+_CORRECTED = [name for name in NvLinkCounters.__annotations__ if name.endswith(("_packets", "_overruns", "_errors"))]
+"""The counters of errors that cost no retraining, from NVLink 5 on."""
 
 
 @check_gpus("nvlink.links", Guard.P2P, Guard.FABRIC, Guard.EGM)
@@ -214,7 +207,7 @@ def _errors(_machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
 def _lacks_counters(link: NvLink) -> bool:
     """Say whether an error counter of a link was not read, of those that its generation has."""
     if link.counters is not None:
-        names = (*_PACKET_COUNTERS, "recoveries", "failed_recoveries", "effective_errors", "effective_ber")
+        names = (*_CORRECTED, "recoveries", "failed_recoveries", "effective_ber")
         return link.counters.recoveries is None or bool(gap(link.counters, *names))
     if gap(link, "counters", newer=True):
         return True
@@ -238,11 +231,7 @@ def _recoveries(link: NvLink) -> int:
 
 def _corrected(link: NvLink) -> dict[str, int]:
     """Return the errors of a link that cost no retraining, by the counters that its generation has."""
-    names = (
-        ("crc_errors", "replay_errors")
-        if link.counters is None
-        else ("effective_errors", "symbol_errors", *_PACKET_COUNTERS)
-    )
+    names = _CORRECTED if link.counters else ("crc_errors", "replay_errors")
     return {name: count for name in names if (count := getattr(link.counters or link, name))}
 
 
@@ -306,8 +295,7 @@ def _judge_mode(mode: str | None, is_best: bool | None, remedy: Remedy) -> Verdi
 
 @check("nvlink.disabled", Guard.P2P, Guard.EGM, Guard.FABRIC, sections=("driver",))
 def _disabled(machine: Machine, _scope: Scope) -> Verdicts:
-    parameters = driver_parameters(machine)
-    value = parameters.get("NvLinkDisable", "0")
+    value = driver_parameters(machine).get("NvLinkDisable", "0")
     yield fact("NVreg_NvLinkDisable", value)
     if value in ("0", ""):
         yield passed("NVLink is not disabled")

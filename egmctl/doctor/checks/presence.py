@@ -167,19 +167,20 @@ def _not_bound(machine: Machine, scope: Scope, gpu: Gpu) -> Verdicts:
     if driver.startswith("vfio"):
         remedy = as_root("Take it back from the virtual machine: unbind it from vfio-pci, bind it to nvidia.")
         cause = "it is reserved for a virtual machine"
-        if requested(machine, scope, gpu):
-            yield failed(f"{words}, but it is required (--gpus, --expect)", remedy, cause=cause)
-        else:
+        if not requested(machine, scope, gpu):
             yield noted(words, remedy=remedy, cause=cause)
+            return
+        words += ", but it is required (--gpus, --expect)"
     elif driver:
         remedy = as_root(f"Keep {driver} from loading (modprobe.blacklist={driver}), and reboot.", reboot=True)
-        yield failed(words, remedy, cause="another driver took it first")
+        cause = "another driver took it first"
     elif "nvidia" in ((machine.driver or Driver()).modules or ()):
         remedy = as_root("Look in the kernel log for why the driver refused it.", "dmesg | grep -i NVRM")
-        yield failed(words, remedy, cause="the module is loaded but did not bind to it")
+        cause = "the module is loaded but did not bind to it"
     else:
         remedy = as_root("Load the driver's kernel module, or install it.", "modprobe nvidia")
-        yield failed(words, remedy, cause="the NVIDIA kernel module is not loaded")
+        cause = "the NVIDIA kernel module is not loaded"
+    yield failed(words, remedy, cause=cause)
 
 
 @check("dev.excluded", Guard.P2P, Guard.EGM)
