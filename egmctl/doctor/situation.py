@@ -65,7 +65,7 @@ def usable(machine: Machine, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
 
 def kept_away(machine: Machine) -> tuple[Gpu, ...]:
     """Return the GPUs that the device cgroup or the container keeps from this process."""
-    return tuple(gpu for gpu in machine.gpus or () if (stopped := obstacle(machine, gpu)) and stopped.block in DENIED)
+    return tuple(lost(machine, *DENIED))
 
 
 def fabric(gpu: Gpu) -> Fabric | None:
@@ -138,7 +138,7 @@ def lost(machine: Machine, *blocks: Block) -> list[Gpu]:
 def funnel(machine: Machine, gpus: Iterable[Gpu]) -> dict[Step, int | None]:
     """Return how many GPUs get how far; ``None`` for a library that was not asked or did not answer."""
     obstacles = [classify(machine, gpu) for gpu in gpus]
-    reached = [Step.WHOLE if stopped is None else stopped.step for stopped in obstacles]
+    reached = [Step.WHOLE if stopped is None else stopped.block.step for stopped in obstacles]
     counts: dict[Step, int | None] = {
         step: sum(lost > step or step is Step.PCI for lost in reached)
         for step in (Step.PCI, Step.DRIVER, Step.NODE, Step.ACCESS)
