@@ -23,7 +23,7 @@ from egmctl.model.host import (
 )
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
-from egmctl.topology.access import DENIED, Block, Step, classify, elsewhere, obstacle
+from egmctl.topology.access import Block, Step, classify, elsewhere, obstacle
 from egmctl.topology.platform import C2c, c2c, egm, multi_node
 from egmctl.topology.routes import owners
 
@@ -61,11 +61,6 @@ def coherent_gpus(machine: Machine, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
 def usable(machine: Machine, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
     """Return the GPUs that NVML lists: what is lost is told by the checks of access."""
     return tuple(gpu for gpu in gpus if gpu.nvml is not None and obstacle(machine, gpu) is None)
-
-
-def kept_away(machine: Machine) -> tuple[Gpu, ...]:
-    """Return the GPUs that the device cgroup or the container keeps from this process."""
-    return tuple(lost(machine, *DENIED))
 
 
 def fabric(gpu: Gpu) -> Fabric | None:
@@ -236,14 +231,11 @@ def manager(machine: Machine, *, of_container: bool = False) -> Manager:
         cgroup = programs[SLURM_PROGRAM]
         return _slurm(machine, Evidence(source=_PROGRAMS, value=f"{SLURM_PROGRAM} on {cgroup}"), cgroup)
     for name, kind, pattern, confidence in _SIGNS:
-        match kind:
-            case "path":
-                matches, sign = bool(re.search(pattern, path)), by_path
-            case "variable":
-                matches, sign = pattern in variables, Evidence(source="environment", value=f"{pattern} is set")
-            case "file":
-                matches = of_container and pattern in (process.container_signs or ())
-                sign = Evidence(source=pattern, value="is there")
+        matches, sign = {
+            "path": (re.search(pattern, path) is not None, by_path),
+            "variable": (pattern in variables, fact("environment", f"{pattern} is set")),
+            "file": (of_container and pattern in (process.container_signs or ()), fact(pattern, "is there")),
+        }[kind]
         if matches and name == "Slurm":
             return replace(_slurm(machine, sign), confidence=confidence)
         if matches:
@@ -309,16 +301,14 @@ def _slurm(machine: Machine, sign: Evidence, cgroup: str = "") -> Manager:
 def _systemd(path: str, programs: Mapping[str, str], units: Sequence[DeviceUnit]) -> Manager | None:
     """Return systemd, where its program or a unit's file shows that it limits devices: it puts everything in a unit."""
     in_path = [part for part in path.split("/") if re.fullmatch(r".+\.(service|scope|slice)", part)]
+    last = in_path[-1] if in_path else ""
     limiting = [unit for unit in units if any(map(_limits, unit.settings))]
     if SYSTEMD_PROGRAM in programs:
-        name = in_path[-1] if in_path else ""
-        sign = fact(_PROGRAMS, f"{SYSTEMD_PROGRAM} on {programs[SYSTEMD_PROGRAM]}")
+        name, sign = last, fact(_PROGRAMS, f"{SYSTEMD_PROGRAM} on {programs[SYSTEMD_PROGRAM]}")
     elif limiting:
-        name = limiting[-1].unit
-        sign = fact(limiting[-1].file, ", ".join(limiting[-1].settings[:4]))
+        name, sign = limiting[-1].unit, fact(limiting[-1].file, ", ".join(limiting[-1].settings[:4]))
     else:
         return None
-    last = in_path[-1] if in_path else ""
     # A name that is not one word for a shell is not put into a command.
     one_word = re.fullmatch(r"[A-Za-z0-9@_.:-]+", last)
     remedy = as_root(
@@ -336,16 +326,14 @@ def _limits(setting: str) -> bool:
 def rules_lost(machine: Machine) -> bool:
     """Say whether a container was given nvidiactl's node and its cgroup denies it: it has lost its rules."""
     nodes = (machine.driver or Driver()).nodes or ()
-    in_container = bool((machine.process or Process()).container_signs)
-    return in_container and any(node.path == "/dev/nvidiactl" and node.access == "EPERM" for node in nodes)
+    return in_container(machine) and any(node.path == "/dev/nvidiactl" and node.access == "EPERM" for node in nodes)
 
 
-def lost_rules() -> Remedy:
-    """Return what to do where a container has nvidiactl and may not use it: it was given the GPUs and lost them."""
-    return as_root(
-        "Re-create the container. To keep its device rules across a systemd daemon-reload: nvidia-ctk system "
-        "create-dev-char-symlinks --create-all on the host, CDI, or the cgroupfs driver."
-    )
+LOST_RULES = as_root(
+    "Re-create the container. To keep its device rules across a systemd daemon-reload: nvidia-ctk system "
+    "create-dev-char-symlinks --create-all on the host, CDI, or the cgroupfs driver."
+)
+"""What to do where a container has nvidiactl and may not use it: it was given the GPUs and lost them."""
 
 
 def device_path(process: Process, confinement: Confinement) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from egmctl.doctor.check import Scope, Verdicts, about, check, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, noted, passed, skipped, todo, unknown, warned
 from egmctl.doctor.situation import (
+    LOST_RULES,
     MAKE_NODES,
     NO_NVIDIA_GPU,
     Manager,
@@ -16,7 +17,6 @@ from egmctl.doctor.situation import (
     cgroup_evidence,
     loss,
     lost,
-    lost_rules,
     manager,
     may_have_egm,
     minor_of,
@@ -80,7 +80,7 @@ def _denied_by(machine: Machine, by: Manager) -> dict[str, Any]:
     cause, remedy = policy(machine, by), by.remedy
     if rules_lost(machine):
         cause += "; a container that had its GPUs gets there when systemd reloads its units"
-        remedy = lost_rules()
+        remedy = LOST_RULES
     return {"cause": cause, "remedy": remedy, "confidence": by.confidence}
 
 
