@@ -104,10 +104,8 @@ def _tried(world: World, machine: Machine, nodes: Sequence[Peer]) -> tuple[PeerP
     takes_part = [node.ranks[0] for node in nodes] if several else list(nodes[0].ranks)
     host_of = {rank: node.host for node in nodes for rank in node.ranks}
     probes: list[PeerProbe] = []
-    with contextlib.ExitStack() as ended:
-        prober = Prober() if gpu and world.rank in takes_part else None
-        if prober:
-            ended.callback(prober.close)
+    prober = Prober() if gpu and world.rank in takes_part else None
+    with contextlib.closing(prober) if prober else contextlib.nullcontext():
         for owner, importer in _pairs(takes_part):
             for host_memory in (False, True):
                 blank = PeerProbe(
@@ -124,11 +122,8 @@ def _tried(world: World, machine: Machine, nodes: Sequence[Peer]) -> tuple[PeerP
 
 def _pairs(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield owners and importers."""
-    if len(ranks) <= ALL_PAIRS_UP_TO:
-        pairs = list(combinations(ranks, 2))
-    else:
-        pairs = list(zip(ranks, [*ranks[1:], ranks[0]], strict=True))
-    for owner, importer in pairs:
+    few = len(ranks) <= ALL_PAIRS_UP_TO
+    for owner, importer in combinations(ranks, 2) if few else zip(ranks, [*ranks[1:], ranks[0]], strict=True):
         yield owner, importer
         yield importer, owner
 

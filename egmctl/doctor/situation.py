@@ -23,7 +23,7 @@ from egmctl.model.host import (
 )
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
-from egmctl.topology.access import DENIED, Block, Step, classify, elsewhere, obstacle
+from egmctl.topology.access import Block, Step, classify, elsewhere, obstacle
 from egmctl.topology.platform import C2c, c2c, egm, multi_node
 from egmctl.topology.routes import owners
 
@@ -61,11 +61,6 @@ def coherent_gpus(machine: Machine, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
 def usable(machine: Machine, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
     """Return the GPUs that NVML lists: what is lost is told by the checks of access."""
     return tuple(gpu for gpu in gpus if gpu.nvml is not None and obstacle(machine, gpu) is None)
-
-
-def kept_away(machine: Machine) -> tuple[Gpu, ...]:
-    """Return the GPUs that the device cgroup or the container keeps from this process."""
-    return tuple(gpu for gpu in machine.gpus or () if (stopped := obstacle(machine, gpu)) and stopped.block in DENIED)
 
 
 def fabric(gpu: Gpu) -> Fabric | None:
@@ -143,7 +138,7 @@ def lost(machine: Machine, *blocks: Block) -> list[Gpu]:
 def funnel(machine: Machine, gpus: Iterable[Gpu]) -> dict[Step, int | None]:
     """Return how many GPUs get how far; ``None`` for a library that was not asked or did not answer."""
     obstacles = [classify(machine, gpu) for gpu in gpus]
-    reached = [Step.WHOLE if stopped is None else stopped.step for stopped in obstacles]
+    reached = [Step.WHOLE if stopped is None else stopped.block.step for stopped in obstacles]
     counts: dict[Step, int | None] = {
         step: sum(lost > step or step is Step.PCI for lost in reached)
         for step in (Step.PCI, Step.DRIVER, Step.NODE, Step.ACCESS)
@@ -241,14 +236,11 @@ def manager(machine: Machine, *, of_container: bool = False) -> Manager:
         cgroup = programs[SLURM_PROGRAM]
         return _slurm(machine, Evidence(source=_PROGRAMS, value=f"{SLURM_PROGRAM} on {cgroup}"), cgroup)
     for name, kind, pattern, confidence in _SIGNS:
-        match kind:
-            case "path":
-                matches, sign = bool(re.search(pattern, path)), by_path
-            case "variable":
-                matches, sign = pattern in variables, Evidence(source="environment", value=f"{pattern} is set")
-            case "file":
-                matches = of_container and pattern in (process.container_signs or ())
-                sign = Evidence(source=pattern, value="is there")
+        matches, sign = {
+            "path": (re.search(pattern, path) is not None, by_path),
+            "variable": (pattern in variables, fact("environment", f"{pattern} is set")),
+            "file": (of_container and pattern in (process.container_signs or ()), fact(pattern, "is there")),
+        }[kind]
         if matches and name == "Slurm":
             return replace(_slurm(machine, sign), confidence=confidence)
         if matches:
@@ -314,16 +306,14 @@ def _slurm(machine: Machine, sign: Evidence, cgroup: str = "") -> Manager:
 def _systemd(path: str, programs: Mapping[str, str], units: Sequence[DeviceUnit]) -> Manager | None:
     """Return systemd, where its program or a unit's file shows that it limits devices: it puts everything in a unit."""
     in_path = [part for part in path.split("/") if re.fullmatch(r".+\.(service|scope|slice)", part)]
+    last = in_path[-1] if in_path else ""
     limiting = [unit for unit in units if any(map(_limits, unit.settings))]
     if SYSTEMD_PROGRAM in programs:
-        name = in_path[-1] if in_path else ""
-        sign = fact(_PROGRAMS, f"{SYSTEMD_PROGRAM} on {programs[SYSTEMD_PROGRAM]}")
+        name, sign = last, fact(_PROGRAMS, f"{SYSTEMD_PROGRAM} on {programs[SYSTEMD_PROGRAM]}")
     elif limiting:
-        name = limiting[-1].unit
-        sign = fact(limiting[-1].file, ", ".join(limiting[-1].settings[:4]))
+        name, sign = limiting[-1].unit, fact(limiting[-1].file, ", ".join(limiting[-1].settings[:4]))
     else:
         return None
-    last = in_path[-1] if in_path else ""
     # A name that is not one word for a shell is not put into a command.
     one_word = re.fullmatch(r"[A-Za-z0-9@_.:-]+", last)
     remedy = as_root(
@@ -341,13 +331,14 @@ def _limits(setting: str) -> bool:
 def denies_control_node(machine: Machine) -> bool:
     """Say whether the cgroup denies nvidiactl: then nothing of NVIDIA's can be used, whatever else it allows."""
     nodes = (machine.driver or Driver()).nodes or ()
-    return any(node.path == "/dev/nvidiactl" and access_of(node) == "EPERM" for node in nodes)
+    return any(node.path == "/dev/nvidiactl" and node.access == "EPERM" for node in nodes)
 
 
 LOST_RULES = as_root(
     "Re-create the container. To keep its device rules across a systemd daemon-reload: nvidia-ctk system "
     "create-dev-char-symlinks --create-all on the host, CDI, or the cgroupfs driver."
 )
+"""What to do where a container has nvidiactl and may not use it: it was given the GPUs and lost them."""
 
 
 def device_path(process: Process, confinement: Confinement) -> str:

@@ -60,6 +60,9 @@ class Source:
     """Of what was measured: on how many machines."""
     runs: int | None = None
 
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:

@@ -99,6 +99,11 @@ class Record:
     unread: Mapping[Plain, Unread] = field(default_factory=dict)
     """Name of each field (or ``field.key`` in a mapping) that is ``None`` because it could not be read."""
 
+    def reason_of(self, name: str) -> Reason | None:
+        """Return why a field was not read; ``None`` where nothing says so."""
+        unread = self.unread.get(name)
+        return None if unread is None else unread.reason
+
 
 class Command(StrEnum):
     """One that says in a JSON document what it found."""

@@ -124,11 +124,6 @@ class Obstacle:
     """The name of access(2)'s error number."""
 
     @property
-    def step(self) -> Step:
-        """The step that the GPU has not taken."""
-        return self.block.step
-
-    @property
     def cause(self) -> str:
         """The obstacle in words, as they follow the name of the thing and a colon. For people: nothing reads it."""
         return self.block.words.format(
@@ -157,7 +152,7 @@ def classify(machine: Machine, gpu: Gpu, through: Step = Step.CUDA) -> Obstacle 
         The last step that counts: topology needs no CUDA, and only a measurement needs the whole GPU.
     """
     failed = _before_libraries(machine, gpu) or _libraries(machine, gpu) or _whole(gpu)
-    return failed if failed is not None and failed.step <= through else None
+    return failed if failed is not None and failed.block.step <= through else None
 
 
 def node_obstacle(node: DeviceNode, numbers: tuple[int | None, int | None]) -> Obstacle | None:
@@ -234,7 +229,7 @@ def _before_libraries(machine: Machine, gpu: Gpu) -> Obstacle | None:
         return Obstacle(Block.NOT_BOUND, pci.driver or "no kernel driver")
     if proc is not None and proc.excluded:
         return Obstacle(Block.EXCLUDED)
-    if node is None and _reason(gpu, "node") not in (None, Reason.NOT_PRESENT):
+    if node is None and gpu.reason_of("node") not in (None, Reason.NOT_PRESENT):
         return Obstacle(Block.UNKNOWN, _because(gpu, "node"))
     if node is None or not node.exists or node.access == "ENOENT":
         return _without_node(machine, gpu)
@@ -252,12 +247,7 @@ def _without_node(machine: Machine, gpu: Gpu) -> Obstacle | None:
     if gpu.node is not None or gpu.proc is not None:
         return Obstacle(Block.NO_DEVICE_NODE, path=path, answer="ENOENT")
     # The node's name is unknown: what NVML says of it may.
-    return None if _reason(gpu, "nvml") is Reason.FAILED else Obstacle(Block.UNKNOWN)
-
-
-def _reason(record: Record, name: str) -> Reason | None:
-    unread = record.unread.get(name)
-    return unread.reason if unread is not None else None
+    return None if gpu.reason_of("nvml") is Reason.FAILED else Obstacle(Block.UNKNOWN)
 
 
 def _because(record: Record, name: str) -> str:
@@ -269,7 +259,7 @@ def _because(record: Record, name: str) -> str:
 def _libraries(machine: Machine, gpu: Gpu) -> Obstacle | None:
     if elsewhere(machine):
         return None
-    reasons = {library: _reason(gpu, library) for library in ("nvml", "cuda")}
+    reasons = {library: gpu.reason_of(library) for library in ("nvml", "cuda")}
     if gpu.nvml is None and gpu.cuda is None:
         if failed := nvml_failure(machine):
             return Obstacle(Block.NVML_FAILED, failed.words)
@@ -290,9 +280,8 @@ def _libraries(machine: Machine, gpu: Gpu) -> Obstacle | None:
 def _whole(gpu: Gpu) -> Obstacle | None:
     if gpu.nvml is not None and gpu.nvml.mig_mode:
         return Obstacle(Block.MIG)
-    if gpu.nvml is not None and gpu.nvml.compute_mode == "prohibited":
-        return Obstacle(Block.COMPUTE_MODE)
-    return None
+    prohibited = gpu.nvml is not None and gpu.nvml.compute_mode == "prohibited"
+    return Obstacle(Block.COMPUTE_MODE) if prohibited else None
 
 
 def _failure(driver: Driver, field: str, error: str | None, call: str) -> LibraryFailure | None:
@@ -300,7 +289,7 @@ def _failure(driver: Driver, field: str, error: str | None, call: str) -> Librar
     if error is not None:
         how = "missing" if error == "NVML_ERROR_LIBRARY_NOT_FOUND" else "error"
         return LibraryFailure(how=how, call=call, name=error)
-    reason = _reason(driver, field)
+    reason = driver.reason_of(field)
     if reason in (None, Reason.NOT_ASKED, Reason.NOT_STATED):
         return None
     hows = {Reason.CRASHED: "crashed", Reason.TIMED_OUT: "timed-out", Reason.MISSING_LIBRARY: "missing"}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from egmctl.compat import StrEnum
 from egmctl.model.host import Bridge, PciFunction, System
 from egmctl.model.machine import Machine
+from egmctl.model.record import Reason
 
 REDIRECT = 0b01100
 """Request redirect and completion redirect. Source validation, bit 0, redirects nothing."""
@@ -124,8 +125,7 @@ class _Tree:
 
     def _with_acs(self) -> Iterator[str]:
         for port, bridge in self._ports.items():
-            unread = bridge.unread.get("acs_control")
-            has_none = unread is not None and unread.reason.value == "not-supported"
+            has_none = bridge.reason_of("acs_control") is Reason.NOT_SUPPORTED
             if not has_none and self.are(_GRACE | _VERA | _CONNECTX_SWITCH | _BLUEFIELD_SWITCH, port):
                 yield port
 

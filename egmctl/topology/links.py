@@ -202,8 +202,8 @@ def has_no_nvlink(gpu: Gpu) -> bool:
     """Say whether NVML says that a GPU has no NVLinks."""
     if gpu.nvml is None:
         return False
-    unsupported = [gpu.nvml.unread.get(name) for name in ("nvlinks", "nvlink_count")]
-    return gpu.nvml.nvlinks == () or any(u is not None and u.reason is Reason.NOT_SUPPORTED for u in unsupported)
+    reasons = [gpu.nvml.reason_of(name) for name in ("nvlinks", "nvlink_count")]
+    return gpu.nvml.nvlinks == () or Reason.NOT_SUPPORTED in reasons
 
 
 def _expected_nvlinks(machine: Machine, first: Gpu, second: Gpu, pair: Pair) -> int:

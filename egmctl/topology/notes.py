@@ -159,7 +159,6 @@ def _unusable(machine: Machine, gpus: Sequence[Gpu]) -> Iterable[str]:
 def _routes(machine: Machine, routes: Sequence[HostRoute], platform: PlatformVerdict) -> Iterable[str]:
     """Say once for each cause which routes it blocks, leaves unknown or keeps from being EGM."""
     unusable = {gpu.bus_id for gpu in machine.gpus or () if obstacle(machine, gpu) is not None}
-    indices = {gpu.bus_id: gpu.index for gpu in machine.gpus or ()}
     causes: dict[tuple[RouteKind, str], list[HostRoute]] = {}
     for route in routes:
         by_platform = route.kind is RouteKind.PCIE and platform.kind is PlatformKind.NO_EGM
@@ -167,21 +166,20 @@ def _routes(machine: Machine, routes: Sequence[HostRoute], platform: PlatformVer
             causes.setdefault((route.kind, route.reason), []).append(route)
     words = {RouteKind.BLOCKED: "blocked", RouteKind.UNKNOWN: "unknown"}
     for (kind, reason), alike in causes.items():
-        gpus = "GPU" + format_kernel_list({indices[route.gpu] for route in alike})
+        gpus = "GPU" + format_kernel_list({machine.gpu(route.gpu).index for route in alike})
         nodes = "NUMA " + format_kernel_list({route.numa_node for route in alike})
         yield f"{gpus} to {nodes}: {words.get(kind, 'not EGM')}; {reason}"
 
 
 def _owners(machine: Machine, routes: Sequence[HostRoute]) -> Iterable[str]:
     """Say that EGM memory of a CPU with two GPUs belongs to one of them."""
-    indices = {gpu.bus_id: gpu.index for gpu in machine.gpus or ()}
     groups: dict[frozenset[str], list[int]] = {}
     for route in routes:
         if route.siblings:
             groups.setdefault(frozenset((route.gpu, *route.siblings)), []).append(route.numa_node)
     if groups:
         named = (
-            f"NUMA {nodes[0]}: GPU{format_kernel_list({indices[gpu] for gpu in gpus})}"
+            f"NUMA {nodes[0]}: GPU{format_kernel_list({machine.gpu(gpu).index for gpu in gpus})}"
             for gpus, nodes in groups.items()
         )
         yield (

@@ -37,13 +37,10 @@ def c2c(machine: Machine, gpu: Gpu) -> C2c:
         return C2c.UP
     if states:
         return C2c.DOWN
-    if nvml is not None and (nvml.c2c_enabled is False or _reason(gpu, "c2c_enabled") is Reason.NOT_SUPPORTED):
+    if nvml is not None and (nvml.c2c_enabled is False or nvml.reason_of("c2c_enabled") is Reason.NOT_SUPPORTED):
         return C2c.ABSENT
-    if machine.host is not None and machine.host.architecture == "x86_64":
-        return C2c.ABSENT
-    if nvml is None and "RTX" in (gpu.name or ""):
-        return C2c.ABSENT
-    return C2c.UNKNOWN
+    on_x86 = machine.host is not None and machine.host.architecture == "x86_64"
+    return C2c.ABSENT if on_x86 or (nvml is None and "RTX" in (gpu.name or "")) else C2c.UNKNOWN
 
 
 def multi_node(machine: Machine, gpu: Gpu) -> bool:
@@ -87,18 +84,13 @@ def egm(machine: Machine, gpu: Gpu) -> Egm:
     if bit is False:
         return Egm(False, "the EGM capability bit is clear")
     if bit is None:
-        reason = _reason(gpu, "capabilities")
+        reason = gpu.nvml.reason_of("capabilities")
         if reason is Reason.DRIVER_TOO_OLD:
             return Egm(None, "NVML is too old for nvmlDeviceGetCapabilities")
         return Egm(None, f"nvmlDeviceGetCapabilities did not answer ({reason.value if reason else 'no reason given'})")
     if state is C2c.UNKNOWN:
         return Egm(None, "NVML does not report the state of NVLink-C2C")
     return Egm(True)
-
-
-def _reason(gpu: Gpu, name: str) -> Reason | None:
-    unread = gpu.nvml.unread.get(name) if gpu.nvml else None
-    return unread.reason if unread else None
 
 
 class MemoryMode(StrEnum):

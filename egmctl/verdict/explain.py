@@ -375,10 +375,6 @@ def words(check: str, gpu: GpuEvidence) -> str | None:
     return f"clocks throttled while measured: {'; '.join(slow)}" if slow else None
 
 
-_CHECKS = ("rdma.", "pcie.")
-"""Beginnings of the ids of the checks that explain a route."""
-
-
 def sections(cases: Sequence[Case]) -> tuple[str, ...]:
     """Return the facts that a plan of these cases and its explanation need."""
     return (*SECTIONS, "nics", "system") if any(case.engine in UCX_ENGINES for case in cases) else SECTIONS
@@ -426,7 +422,7 @@ def _findings(machine: Machine) -> Iterator[str]:
     # All checks: only where there is something to explain.
     from egmctl.doctor.runner import CHECKS, diagnose
 
-    checks = [check for check in CHECKS if check.id.startswith(_CHECKS) and Guard.RDMA in check.guards]
+    checks = [check for check in CHECKS if check.id.startswith(("rdma.", "pcie.")) and Guard.RDMA in check.guards]
     by_words: dict[str, dict[str, None]] = {}
     for finding in diagnose(machine, Scope(purposes=(Guard.RDMA,)), checks).findings:
         if finding.status in (Status.FAIL, Status.WARN, Status.UNKNOWN):

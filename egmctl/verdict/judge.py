@@ -67,16 +67,15 @@ def owners(measurements: Sequence[Measurement]) -> tuple[MemoryOwner, ...]:
         labels[end.allocated_by] = end.allocated_by_label or end.allocated_by
     result = []
     for (case, node, allocated_by), numbers in reads.items():
-        owner = _owner(allocated_by, [measurements[number] for number in numbers])
-        unknown = owner if isinstance(owner, OwnerUnknown) else None
+        owner, unknown = _owner(allocated_by, [measurements[number] for number in numbers])
         result.append(
             MemoryOwner(
                 case=case,
                 numa_node=node,
                 allocated_by=allocated_by,
                 allocated_by_label=labels[allocated_by],
-                owner=None if unknown else owner,
-                owner_label=None if unknown else labels[owner],
+                owner=owner,
+                owner_label=None if owner is None else labels[owner],
                 unknown=unknown,
                 measurements=tuple(numbers),
             )
@@ -84,8 +83,8 @@ def owners(measurements: Sequence[Measurement]) -> tuple[MemoryOwner, ...]:
     return tuple(result)
 
 
-def _owner(allocated_by: str, reads: Sequence[Measurement]) -> str | OwnerUnknown:
-    """Return the owner of memory by who read or wrote it over which link, and who sent it over NVLink."""
+def _owner(allocated_by: str, reads: Sequence[Measurement]) -> tuple[str | None, OwnerUnknown | None]:
+    """Return the owner of memory, by who read or wrote it over which link and who sent it; or why it is unknown."""
     of_egm = [read for read in reads if read.flows[0].route.egm is Egm.YES]
     links: list[LinkKind] = []
     possible: set[str] = set()
@@ -110,12 +109,12 @@ def _owner(allocated_by: str, reads: Sequence[Measurement]) -> str | OwnerUnknow
                 elif counted <= STRAY_AT_MOST * route.expected_bytes:
                     impossible.add(allocated_by)
     if not links:
-        return OwnerUnknown.NO_COUNTERS if of_egm else OwnerUnknown.NOT_EGM
+        return None, OwnerUnknown.NO_COUNTERS if of_egm else OwnerUnknown.NOT_EGM
     if LinkKind.NVLINK not in links:
-        return OwnerUnknown.OWN_LINK_EACH if len(possible) > 1 else OwnerUnknown.TOO_FEW
+        return None, OwnerUnknown.OWN_LINK_EACH if len(possible) > 1 else OwnerUnknown.TOO_FEW
     if len(possible) > 1 or possible & impossible:
-        return OwnerUnknown.CONTRADICTORY
-    return possible.pop() if possible else OwnerUnknown.TOO_FEW
+        return None, OwnerUnknown.CONTRADICTORY
+    return (possible.pop(), None) if possible else (None, OwnerUnknown.TOO_FEW)
 
 
 def judge(
@@ -197,9 +196,8 @@ def _class_verdict(
         grade = Grade.NO_REFERENCE
     values = [value for n in numbers if (value := value_of(measurements[n])) is not None]
     unit = unit_of(measurements[numbers[0]])
-    by_profile = by[Yardstick.PROFILE]
-    used = by_profile is not Grade.NO_REFERENCE and profile is not None
-    reference = reference_for(measurements[numbers[0]], profile)[0] if used and profile else None
+    has_reference = profile is not None and by[Yardstick.PROFILE] is not Grade.NO_REFERENCE
+    reference = reference_for(measurements[numbers[0]], profile)[0] if profile and has_reference else None
     return ClassVerdict(
         path_class=path_class.name,
         case=path_class.case,

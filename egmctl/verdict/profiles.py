@@ -344,17 +344,8 @@ SMALLER = 4
 """A reference is good for buffers down to this part of those that it was learnt with: on HGX H200 a quarter of 512 MiB
 costs a copy engine over NVLink 1 % (docs/profiles.md)."""
 
-_COUNTED_FLOWS = (
-    Pattern.RING,
-    Pattern.BISECT,
-    Pattern.ALL_PAIRS,
-    Pattern.ONE_NODE,
-    Pattern.OWN_NODE,
-    Pattern.OWN_NODE_BOTH,
-    Pattern.ONE_TO_ALL,
-    Pattern.ALL_TO_ONE,
-)
-"""What these reach together depends on how many GPUs take part."""
+_ALONE = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS, Pattern.LOCAL, Pattern.LOADED)
+"""What all others reach together depends on how many GPUs take part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,19 +445,15 @@ def learn(runs: Sequence[Run], name: str, date: str) -> Profile:
 
 def _add(learnt: dict[_Class, _Learnt], node: str, measurement: Measurement) -> None:
     value = value_of(measurement)
-    if value is None or measurement.status is not Status.OK or not_judged(measurement) or _is_beside(measurement):
+    used_by_others = measurement.evidence is not None and any(gpu.other_processes for gpu in measurement.evidence.gpus)
+    if value is None or measurement.status is not Status.OK or not_judged(measurement) or used_by_others:
         return
     path_class = class_of(measurement)
-    flows = len(measurement.flows) if measurement.pattern in _COUNTED_FLOWS else None
+    flows = None if measurement.pattern in _ALONE else len(measurement.flows)
     key = path_class.case, path_class.point.unsized, path_class.link, flows
     entry = learnt.setdefault(key, _Learnt(unit_of(measurement)))
     entry.least_bytes = min(entry.least_bytes or measurement.size_bytes, measurement.size_bytes)
     entry.by_path.setdefault((node, measurement.path), []).append(value)
-
-
-def _is_beside(measurement: Measurement) -> bool:
-    """Say whether other processes used the GPUs meanwhile."""
-    return measurement.evidence is not None and any(gpu.other_processes for gpu in measurement.evidence.gpus)
 
 
 def _references(learnt: Mapping[_Class, _Learnt]) -> Iterator[Reference]:

@@ -47,15 +47,10 @@ SEVERAL = "several routes at once"
 
 def class_of(measurement: Measurement) -> PathClass:
     """Return the class of a measurement; flows that take different ways at once have a class of their own."""
-    return PathClass(measurement.case, measurement.point, _one(flow.route.symbol for flow in measurement.flows))
+    return PathClass(measurement.case, measurement.point, _common(flow.route.symbol for flow in measurement.flows))
 
 
-def kind_of(measurement: Measurement) -> str:
-    """Return the links of a measurement without the number of NVLinks: ``NV`` of ``NV18`` and of ``NV16``."""
-    return _one(flow.route.kind for flow in measurement.flows)
-
-
-def _one(symbols: Iterable[str]) -> str:
+def _common(symbols: Iterable[str]) -> str:
     different = set(symbols)
     return different.pop() if len(different) == 1 else SEVERAL
 
@@ -265,7 +260,8 @@ def reference_for(measurement: Measurement, profile: Profile) -> tuple[Reference
     link = class_of(measurement).link
     flow = measurement.flows[0]
     between_gpus = None not in (flow.source.bus_id, flow.destination.bus_id)
-    kind = kind_of(measurement)
+    # Without the number of NVLinks: ``NV`` of ``NV18`` and of ``NV16``.
+    kind = _common(flow.route.kind for flow in measurement.flows)
     over_link = [r for r in of_case if between_gpus or r.kind == kind]
     if not over_link:
         return None, f"{profile.name} does not have this case over {link}"
@@ -281,12 +277,10 @@ def reference_for(measurement: Measurement, profile: Profile) -> tuple[Reference
 
 def cite(profile: Profile, reference: Reference) -> str:
     """Return where a reference's numbers come from, and how sure they are."""
-    source = profile.sources[reference.source]
-    said = f"{source.kind}: {source.text}"
+    cited = str(profile.sources[reference.source])
     if reference.bounds_source is None or (reference.warn is None and reference.fail is None):
-        return said
-    bounds = profile.sources[reference.bounds_source]
-    return f"{said}; bounds, {bounds.kind}: {bounds.text}"
+        return cited
+    return f"{cited}; bounds, {profile.sources[reference.bounds_source]}"
 
 
 def no_reference(yardstick: Yardstick, value: float, why_not: str) -> Judgement:
@@ -314,7 +308,7 @@ def against_link(measurement: Measurement, value: float, profile: Profile | None
     limit, source = route.at_most_gb_s, "nominal: the links and their rate as the driver reports them"
     facts = next((facts for facts in (profile.links if profile else ()) if facts.link == link), None)
     if limit is None and facts is not None and profile is not None and len(route.hops) == 1:
-        limit, source = facts.gb_s, f"{profile.sources[facts.source].kind}: {profile.sources[facts.source].text}"
+        limit, source = facts.gb_s, str(profile.sources[facts.source])
     if limit is None:
         return no_reference(Yardstick.LINK, value, "the link's rate is not known")
     part = value / limit

@@ -139,8 +139,8 @@ def test_only_the_steps_that_count_are_asked_about(through: Step) -> None:
         found = classify(machine, (machine.gpus or ())[1])
         whole = classify(machine, (machine.gpus or ())[1], Step.WHOLE)
         assert whole is not None
-        assert block(machine, through) is (expected if whole.step <= through else None)
-        assert found is None or found.step <= Step.CUDA
+        assert block(machine, through) is (expected if whole.block.step <= through else None)
+        assert found is None or found.block.step <= Step.CUDA
 
 
 def test_control_nodes_are_judged_as_the_gpus_own() -> None:

@@ -11,7 +11,7 @@ from egmctl.doctor.situation import (
     coherent,
     fabric,
     in_domain,
-    kept_away,
+    lost,
     manages_nvlink5,
     services_hidden,
     usable,
@@ -21,6 +21,7 @@ from egmctl.model.finding import Guard, Remedy, on_gpus
 from egmctl.model.gpu import Fabric, Gpu
 from egmctl.model.host import Driver, System
 from egmctl.model.machine import Machine
+from egmctl.topology.access import DENIED
 
 INFO = "nvmlDeviceGetGpuFabricInfoV"
 NO_FABRIC = "the GPUs are in no fabric"
@@ -155,7 +156,7 @@ def _manager(machine: Machine, _scope: Scope) -> Verdicts:
 
 @check("fabric.same-node-isolation", Guard.FABRIC, Guard.IPC)
 def _isolation(machine: Machine, scope: Scope) -> Verdicts:
-    away = kept_away(machine)
+    away = lost(machine, *DENIED)
     words = f"memory of {on_gpus(away).label} cannot be imported from another process, not even by fabric handle"
     yield from accesses(away)
     if not away:

@@ -158,8 +158,7 @@ def profile_document(profile: Profile) -> Document:
         )
         body.append(Section(title="References (GB/s, latencies in ns)", body=tables))
     sources = tuple(
-        f"{marks[name]} {source.kind}: {source.text}{f' {source.url}' if source.url else ''}"
-        for name, source in profile.sources.items()
+        f"{marks[name]} {source}{f' {source.url}' if source.url else ''}" for name, source in profile.sources.items()
     )
     body.append(Section(title="Sources", body=(Bullets(items=sources),)))
     return Document(command="egmctl profile show", subject=profile.name, body=tuple(body))
