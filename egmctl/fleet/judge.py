@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import signal
 from dataclasses import dataclass
 from pkgutil import resolve_name
@@ -44,11 +43,6 @@ def remote_words(asked: Asked, timeout_s: int) -> list[str]:
     quiet = ["--quiet"] if asked.command in (Command.BENCH, Command.BRINGUP) else []
     words = [asked.remote_command, asked.command.value, *json, *quiet, *asked.arguments]
     return ["sh", "-c", _WATCH, MARK, MARK, str(timeout_s), _INNER, asked.version, *words]
-
-
-def remote_line(asked: Asked, timeout_s: int) -> str:
-    """Return the command as one line for the node's login shell, every word quoted."""
-    return shlex.join(remote_words(asked, timeout_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
