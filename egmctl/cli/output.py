@@ -308,9 +308,6 @@ class Target:
         return render(result, self.format, verbose=self.verbose, brief=self.brief, width=self.width)
 
 
-Draw = Callable[[Target], "Text | str"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
     """All places that a result goes to."""
@@ -360,7 +357,7 @@ class Outputs:
 
         self.write(draw, answers=answers)
 
-    def write(self, draw: Draw, *, answers: bool = True) -> None:
+    def write(self, draw: Callable[[Target], Text | str], *, answers: bool = True) -> None:
         """Write to every place what is drawn for it; a file that cannot be written keeps it from no other.
 
         Parameters

@@ -103,10 +103,6 @@ class Folder:
             os.replace(part.name, Path(name).name, src_dir_fd=nodes, dst_dir_fd=nodes)
         return name
 
-    def holds(self, name: str) -> bool:
-        """Say whether a document is there."""
-        return (self.path / name).is_file()
-
     def discard(self, node: str) -> None:
         """Remove what a node sent."""
         with contextlib.suppress(OSError), open_folder(self.path / NODES) as nodes:

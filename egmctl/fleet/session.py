@@ -72,7 +72,7 @@ def old_session(command: Command, path: Path) -> Session:
     answered = {
         answer.node: answer
         for answer in report.answers
-        if answer.reach is Reach.ANSWERED and answer.file == document_of(answer.node) and folder.holds(answer.file)
+        if answer.reach is Reach.ANSWERED and answer.file == document_of(answer.node) and (path / answer.file).is_file()
     }
     return Session(report.asked, folder, report.started_at, answered)
 
