@@ -41,14 +41,6 @@ Digest = Comparison | FleetReport | History | ProfileList | MatchResult | Machin
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorEntry:
-    """An error, as the envelope has it."""
-
-    code: str
-    message: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
     """One file's content."""
 
@@ -60,14 +52,15 @@ class Saved:
     """The file's stem, which stands for the node: a document without ``--full`` holds no name of a host. Of files
     with the same stem, their paths (:func:`load_all`)."""
     result: Result | Digest | None
-    """``None`` where the command ended before it had one; ``errors`` says why."""
+    """``None`` where the command ended before it had one; ``failure`` says why."""
     tool: str
     """The tool that wrote it: ``egmctl 0.1.0``."""
     exit_code: int | None = None
     """The command's exit code; ``None`` for a snapshot, which does not say."""
     origin: Origin | None = None
     """Where the facts came from; ``None`` where the command ended before it had a machine."""
-    errors: tuple[ErrorEntry, ...] = ()
+    failure: str = ""
+    """Why there is no result; empty where there is one."""
     missing: str | None = None
     """A sentence on measurements that a journal lacks."""
     damaged: bool = False
@@ -172,15 +165,17 @@ def _load(document: dict[str, Any], source: str, file: Path) -> Saved:
         return Saved(path=file, kind=command, name=stem(file), result=machine, tool=tool, origin=machine.origin)
     envelope = _decode(_Envelope, {name: value for name, value in document.items() if name != "result"}, source)
     kind = _KINDS.get(schema)
+    result = None if kind is None else _result(resolve_name(kind.record), document.get("result"), source)
+    messages = [error.message for error in envelope.errors] or [f"ended with {envelope.exit_code} without a result"]
     return Saved(
         path=file,
         kind=Command(kind.name) if kind and kind.name in list(Command) else None,
         name=stem(file),
-        result=None if kind is None else _result(resolve_name(kind.record), document.get("result"), source),
+        result=result,
         tool=envelope.tool,
         exit_code=envelope.exit_code,
         origin=envelope.machine,
-        errors=envelope.errors,
+        failure="; ".join(messages) if result is None else "",
     )
 
 
@@ -213,8 +208,7 @@ def viewed(saved: Saved) -> RunReport | Diagnosis | Topology | Bringup | Digest:
     """
     result, source = saved.result, f"file {saved.path}"
     if result is None:
-        reason = "; ".join(error.message for error in saved.errors) or "it does not say why"
-        refuse(source, f"holds no result: {printable(reason)}")
+        refuse(source, f"holds no result: {printable(saved.failure)}")
     if isinstance(result, RunReport):
         # A journal holds no causes.
         return result if result.causes else with_causes(result)
@@ -229,11 +223,17 @@ def viewed(saved: Saved) -> RunReport | Diagnosis | Topology | Bringup | Digest:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Error:
+    code: str
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Envelope:
     tool: str
     exit_code: int
     machine: Origin | None
-    errors: tuple[ErrorEntry, ...]
+    errors: tuple[_Error, ...]
 
 
 def _result(record: type[Any], body: Any, source: str) -> Any:

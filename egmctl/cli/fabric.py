@@ -15,7 +15,7 @@ import typer
 from egmctl.api.options import BenchOptions, option
 from egmctl.cli import output
 from egmctl.cli.options import read_machine
-from egmctl.cli.output import Outputs
+from egmctl.cli.output import OutputOptions, Outputs
 from egmctl.cli.progress import show_progress
 from egmctl.compat import StrEnum
 from egmctl.errors import EgmctlError, ExitCode, NothingToDo, UsageError
@@ -23,7 +23,6 @@ from egmctl.errors import EgmctlError, ExitCode, NothingToDo, UsageError
 if TYPE_CHECKING:
     from egmctl.api.bench import Bench
     from egmctl.bench.fabric_run import Asked
-    from egmctl.cli.output import OutputOptions, Outputs
     from egmctl.journal.events import Recorder
     from egmctl.model.gpu import Gpu
     from egmctl.model.listing import JobCost, PlanReport

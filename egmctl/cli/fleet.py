@@ -174,23 +174,21 @@ def _session(
     from egmctl.model.fleet import Asked
 
     version = "" if options.any_version else f"egmctl {__version__}"
-    session: Session | None = None
     if options.resume is None:
-        _check_remote(context, command, remote)
         nodes = select_nodes(options.nodes, options.exclude)
-        asked = Asked(command=command, arguments=tuple(remote), nodes=nodes, remote_command="egmctl", version=version)
-    else:
-        given = {"-w": options.nodes, "-x": options.exclude, "-o": options.folder, "an option after --": remote}
-        if wrong := next((name for name, value in given.items() if value), None):
-            raise UsageError(f"--resume repeats the earlier command: leave out {wrong}")
-        session = old_session(command, options.resume)
-        _check_remote(context, command, session.asked.arguments)
-        # Where any version was welcome, it still is.
-        asked = replace(session.asked, version=session.asked.version and version)
-    if shutil.which(launcher) is None:
-        raise UsageError(f"--launcher {launcher}: there is no {launcher} in the PATH")
-    asked = replace(asked, remote_command=options.remote_command or asked.remote_command)
-    return new_session(asked, options.folder) if session is None else replace(session, asked=asked)
+        _check_command(context, command, remote, launcher)
+        tool = options.remote_command or "egmctl"
+        asked = Asked(command=command, arguments=tuple(remote), nodes=nodes, remote_command=tool, version=version)
+        return new_session(asked, options.folder)
+    given = {"-w": options.nodes, "-x": options.exclude, "-o": options.folder, "an option after --": remote}
+    if wrong := next((name for name, value in given.items() if value), None):
+        raise UsageError(f"--resume repeats the earlier command: leave out {wrong}")
+    session = old_session(command, options.resume)
+    _check_command(context, command, session.asked.arguments, launcher)
+    tool = options.remote_command or session.asked.remote_command
+    # Where any version was welcome, it still is.
+    version = session.asked.version and version
+    return replace(session, asked=replace(session.asked, remote_command=tool, version=version))
 
 
 def _word(kind: type[Word], text: str, sentence: str) -> Word:
@@ -200,13 +198,13 @@ def _word(kind: type[Word], text: str, sentence: str) -> Word:
         raise UsageError(f"{sentence} as {printable(text[:40])!r}; valid are {', '.join(kind)}") from error
 
 
-def _check_remote(context: typer.Context, command: Command, arguments: Sequence[str]) -> None:
-    """Refuse here what every node would refuse, or would answer without a document.
+def _check_command(context: typer.Context, command: Command, arguments: Sequence[str], launcher: Launcher) -> None:
+    """Refuse here what every node would refuse, or would answer without a document, and a launcher that is not here.
 
     Raises
     ------
     UsageError
-        If the command has no such option, or it leads to no document.
+        If the command has no such option, or it leads to no document, or there is no such launcher.
     """
     from typing import cast
 
@@ -218,6 +216,8 @@ def _check_remote(context: typer.Context, command: Command, arguments: Sequence[
             given, usual = remote.params.get(parameter.name or ""), parameter.get_default(remote)
             if parameter.name in NO_DOCUMENT and (given or None) != (usual or None):
                 raise UsageError(f"after --, {parameter.opts[-1]} is not allowed: fleet collects JSON from each node")
+    if shutil.which(launcher) is None:
+        raise UsageError(f"--launcher {launcher}: there is no {launcher} in the PATH")
 
 
 def _words(progress: Progress) -> str:

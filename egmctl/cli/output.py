@@ -308,9 +308,6 @@ class Target:
         return render(result, self.format, verbose=self.verbose, brief=self.brief, width=self.width)
 
 
-Draw = Callable[[Target], "Text | str"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
     """All places that a result goes to."""
@@ -330,10 +327,8 @@ class Outputs:
 
     def of_node(self, host: str) -> Outputs:
         """Return the same with the name of a node in that of each file: ``topo-node02.json``."""
-
-        files = (file and file.with_name(f"{file.stem}-{host}{file.suffix}") for file in (t.file for t in self.targets))
-        targets = tuple(replace(target, file=file) for target, file in zip(self.targets, files, strict=True))
-        return replace(self, targets=targets)
+        targets = (replace(t, file=t.file and t.file.with_stem(f"{t.file.stem}-{host}")) for t in self.targets)
+        return replace(self, targets=tuple(targets))
 
     def check(self) -> None:
         """Refuse, before any work is done, to write where :meth:`write` could not or must not.
@@ -362,7 +357,7 @@ class Outputs:
 
         self.write(draw, answers=answers)
 
-    def write(self, draw: Draw, *, answers: bool = True) -> None:
+    def write(self, draw: Callable[[Target], Text | str], *, answers: bool = True) -> None:
         """Write to every place what is drawn for it; a file that cannot be written keeps it from no other.
 
         Parameters

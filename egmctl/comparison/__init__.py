@@ -73,7 +73,7 @@ def compare(saved: Sequence[Saved], *, tolerance: float = TOLERANCE, spread: Spr
 
 def _bench(whole: Comparison, names: Sequence[str], runs: Sequence[RunReport], spread: SpreadOf) -> Comparison:
     gpus = GpuNames([{gpu.bus_id: gpu.index for gpu in run.gpus} for run in runs])
-    measured = points(runs, gpus)
+    measured = [points(run, gpus, number) for number, run in enumerate(runs)]
     different = tuple(paths.differences(names, measured, whole.tolerance, spread, of_nodes=whole.of_nodes))
     return replace(
         whole,
@@ -117,7 +117,7 @@ def _kind(saved: Sequence[Saved]) -> Command:
         raise UsageError("there is nothing to compare with: give two files or more")
     kinds = {file.kind: file.path for file in saved if file.kind is not None}
     if not kinds:
-        raise UsageError(f"none of the {len(saved)} files has a result: {saved[0].path}: {_problem(saved[0])}")
+        raise UsageError(f"none of the {len(saved)} files has a result: {saved[0].path}: {saved[0].failure}")
     if len(kinds) > 1:
         files = listed([f"{path} is of egmctl {kind}" for kind, path in kinds.items()])
         raise UsageError(f"{files}: only results of one kind can be compared")
@@ -126,30 +126,22 @@ def _kind(saved: Sequence[Saved]) -> Command:
 
 def _node(saved: Saved) -> ComparedNode:
     at = saved.origin.recorded_at if saved.origin is not None else ""
+    busy: set[str] = set()
+    problem = saved.failure
     if isinstance(saved.result, RunReport):
         at = saved.result.started_at
+        evidence = [gpu for m in saved.result.measurements if m.evidence for gpu in m.evidence.gpus]
+        busy = {gpu.label for gpu in evidence if gpu.other_processes}
+        problem = "interrupted, a partial report" if saved.result.interrupted else ""
     return ComparedNode(
         name=saved.name,
         tool=saved.tool,
         at=at,
         modelled=saved.modelled,
         fake=saved.fake,
-        busy=_busy(saved.result) if isinstance(saved.result, RunReport) else (),
-        problem=_problem(saved),
+        busy=tuple(sorted(busy, key=natural)),
+        problem=problem,
     )
-
-
-def _busy(run: RunReport) -> tuple[str, ...]:
-    evidence = [gpu for m in run.measurements if m.evidence for gpu in m.evidence.gpus if gpu.other_processes]
-    return tuple(sorted({gpu.label for gpu in evidence}, key=natural))
-
-
-def _problem(saved: Saved) -> str:
-    if saved.result is None:
-        return "; ".join(error.message for error in saved.errors) or f"ended with {saved.exit_code} without a result"
-    if isinstance(saved.result, RunReport) and saved.result.interrupted:
-        return "interrupted, a partial report"
-    return ""
 
 
 def _matched(gpus: GpuNames) -> tuple[str, ...]:

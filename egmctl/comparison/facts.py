@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -119,23 +120,19 @@ def _folded(labels: Iterable[str]) -> str:
     return ", ".join(known)
 
 
-_MOMENTARY = {
+_LEFT_OUT = {
+    # They are of a moment.
     *("memory_available_bytes", "memory_free_bytes", "memory_used_bytes", "free", "shm_free_bytes"),
     *("uptime_s", "pid", "processes", "namespaces"),
     *("sm_clock_mhz", "memory_clock_mhz", "performance_state", "power_state", "throttle_reasons", "temperature_c"),
     # They save power while they are idle: PCIe links and NVLinks.
     *("speed_gt_s", "link_state", "effective_ber", "symbol_ber", "fec_history"),
-}
-"""Facts of a moment."""
-
-_IDENTITY = {
+    # They tell a node, a part, a boot or a job from its equals.
     *("bus_id", "index", "ordinal", "major", "minor", "majors", "id", "remote_bus_id", "source", "target"),
     *("uuid", "serial", "slot", "tray", "host_id", "cluster_uuid", "chassis_serial", "node_guid"),
     *("hostname", "interfaces", "cgroups", "device_programs"),
 }
-"""Facts that tell a node, a part, a boot or a job from its equals."""
-
-_LEFT_OUT = _MOMENTARY | _IDENTITY
+"""Facts that no two results have in common."""
 
 _THINGS = {
     "gpus": "GPU",
@@ -173,10 +170,6 @@ def sections_of(machines: Sequence[Machine]) -> tuple[str, ...]:
     """Return the sections that all of several machines have; probes are no facts but trials."""
     every = [name for name in SECTION_VERSIONS if name != "probes"]
     return tuple(name for name in every if all(getattr(machine, name) is not None for machine in machines))
-
-
-_NODE = Subject("", "", "")
-"""The node as a whole."""
 
 
 def statements(machine: Machine, sections: Sequence[str], names: GpuNames, file: int) -> Statements:
@@ -220,7 +213,7 @@ def statements(machine: Machine, sections: Sequence[str], names: GpuNames, file:
                 state(thing, (*words, *parts), f"{_UNREAD} ({unread['reason']})")
 
     for section in sections:
-        walk(to_json(getattr(machine, section)), _NODE, (), section)
+        walk(to_json(getattr(machine, section)), Subject("", "", ""), (), section)
     return facts
 
 
@@ -231,10 +224,10 @@ def judge(subject: Subject, before: str, after: str) -> Outcome:
         return Outcome.DIFFERENT
     if fact in _GOOD and _GOOD[fact] in (before, after):
         return Outcome.BETTER if after == _GOOD[fact] else Outcome.WORSE
-    numbers = _number(before), _number(after)
     more_is_worse = _MORE_IS_WORSE.fullmatch(fact) is not None
-    if numbers[0] is not None and numbers[1] is not None and (more_is_worse or fact in _LESS_IS_WORSE):
-        return Outcome.WORSE if (numbers[1] > numbers[0]) is more_is_worse else Outcome.BETTER
+    if more_is_worse or fact in _LESS_IS_WORSE:
+        with contextlib.suppress(ValueError):
+            return Outcome.WORSE if (float(after) > float(before)) is more_is_worse else Outcome.BETTER
     return Outcome.DIFFERENT
 
 
@@ -248,10 +241,9 @@ def _named_by(record: Mapping[str, Any]) -> str:
     return next((key for key in _NAMES if record.get(key) is not None), "")
 
 
-_PCI_ID = "{:#06x}"
 _NUMBERS = {
     "mode": "{:#o}",
-    **dict.fromkeys(("vendor_id", "device_id", "subsystem_vendor_id", "subsystem_device_id"), _PCI_ID),
+    **dict.fromkeys(("vendor_id", "device_id", "subsystem_vendor_id", "subsystem_device_id"), "{:#06x}"),
 }
 """Numbers that nobody writes in decimal."""
 
@@ -267,10 +259,3 @@ def fact_text(value: Any, key: str) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return _NUMBERS.get(key, "{}").format(value) or "empty"
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

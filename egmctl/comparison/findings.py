@@ -29,11 +29,8 @@ def statements(results: Sequence[Diagnosis], names: GpuNames) -> list[Statements
     whole: list[Statements] = []
     for result, named in zip(results, by_file, strict=True):
         # What a check says that names nothing: whether it did more than skip.
-        usual: dict[str, str] = {}
-        for finding in result.findings:
-            usual.setdefault(finding.check, Status.SKIP.value)
-            if finding.status is not Status.SKIP:
-                usual[finding.check] = Status.PASS.value
+        usual = dict.fromkeys((finding.check for finding in result.findings), Status.SKIP.value)
+        usual |= {finding.check: Status.PASS.value for finding in result.findings if finding.status is not Status.SKIP}
         whole.append({subject: usual.get(subject.what, _NOT_CHECKED) for subject in subjects} | named)
     return whole
 

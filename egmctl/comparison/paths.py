@@ -52,7 +52,8 @@ class MeasuredPath:
     """The symbols of its routes."""
     egm: frozenset[Egm]
     """Whether the host memory at its ends is EGM, where there is such."""
-    status: Status
+    status: Status | None
+    """``None`` of a path that the run lacks."""
 
     @property
     def path_class(self) -> PathClass:
@@ -90,20 +91,16 @@ class GpuNames:
         return name if index is None else f"GPU{index}"
 
 
-def points(runs: Sequence[RunReport], names: GpuNames) -> list[dict[Key, MeasuredPath]]:
-    """Return the paths of each run by what makes them the same."""
-    points_by_run: list[dict[Key, MeasuredPath]] = []
-    for number, run in enumerate(runs):
-        points_of_run: dict[Key, MeasuredPath] = {}
-        owner = _owners(run, names, number)
-        for measurement in run.measurements:
-            for point in _points(measurement):
-                key = _key(point, names, number, owner)
-                while key in points_of_run:
-                    key = key._replace(again=key.again + 1)
-                points_of_run[key] = point
-        points_by_run.append(points_of_run)
-    return points_by_run
+def points(run: RunReport, names: GpuNames, number: int) -> dict[Key, MeasuredPath]:
+    """Return the paths of a run, the file of this number, by what makes them the same."""
+    by_key: dict[Key, MeasuredPath] = {}
+    owner = _owners(run, names, number)
+    for point in (point for measurement in run.measurements for point in _points(measurement)):
+        key = _key(point, names, number, owner)
+        while key in by_key:
+            key = key._replace(again=key.again + 1)
+        by_key[key] = point
+    return by_key
 
 
 def _points(measurement: Measurement) -> Iterator[MeasuredPath]:
@@ -193,15 +190,6 @@ class Spread:
         return TIMES * math.sqrt(2) * self.value
 
 
-DEFAULTS = {
-    "between GPUs": Spread(0.005, "default for bandwidths between GPUs"),
-    "latency": Spread(0.01, "default for latencies between GPUs"),
-    "host": Spread(0.04, "default for paths to host memory, which others use too"),
-    "cpu": Spread(0.1, "default for CPU threads, which share their memory with all else on the host"),
-    "duration": Spread(0.15, "default for durations and round trips by message"),
-}
-"""Where no profile says more: rounded up from what was seen on H200 nodes, which docs/compare.md has."""
-
 TRUSTED_RUNS = 20
 """A profile of fewer runs may have met quiet hours only: its spread counts where it is larger than the default."""
 
@@ -209,15 +197,20 @@ SpreadOf = Callable[[Measurement], Spread]
 
 
 def default_spread(measurement: Measurement) -> Spread:
-    """Return the spread of what was measured where no profile has one."""
+    """Return the spread of what was measured where no profile has one.
+
+    It is rounded up from what was seen on H200 nodes, which docs/compare.md has.
+    """
     if measurement.quantity is Quantity.DURATION or is_by_host(measurement):
-        return DEFAULTS["duration"]
+        return Spread(0.15, "default for durations and round trips by message")
     if measurement.engine in CPU_ENGINES:
-        return DEFAULTS["cpu"]
+        return Spread(0.1, "default for CPU threads, which share their memory with all else on the host")
     ends = (end for flow in measurement.flows for end in (flow.source, flow.destination))
     if any(end.bus_id is None for end in ends):
-        return DEFAULTS["host"]
-    return DEFAULTS["latency" if measurement.quantity is Quantity.LATENCY else "between GPUs"]
+        return Spread(0.04, "default for paths to host memory, which others use too")
+    if measurement.quantity is Quantity.LATENCY:
+        return Spread(0.01, "default for latencies between GPUs")
+    return Spread(0.005, "default for bandwidths between GPUs")
 
 
 def spread_of(saved: Sequence[Saved], warn: Callable[[str], None]) -> SpreadOf:
@@ -254,8 +247,6 @@ def known_spread(machines: Sequence[Machine], profiles: Sequence[Profile]) -> Sp
 MOST = 0.75
 """From this part of a GPU's paths on they are told as the GPU's: of a few the change may be just within the bound."""
 
-_Ends = tuple[str, str]
-"""Source and destination, as people call them."""
 _FEW = 3
 """More ends are nothing in common."""
 
@@ -301,8 +292,16 @@ def affected(
     return tuple(sorted(rows, key=lambda row: (gravity.index(row.outcome), row.node, -(row.change or 0))))
 
 
-def _wheres(differing: Mapping[int, PathDifference], ends: Sequence[_Ends]) -> Iterator[tuple[str, list[int], int]]:
-    """Yield what differs of one class: where, the places of its paths, and how many paths there are there."""
+def _wheres(
+    differing: Mapping[int, PathDifference], ends: Sequence[tuple[str, str]]
+) -> Iterator[tuple[str, list[int], int]]:
+    """Yield what differs of one class: where, the places of its paths, and how many paths there are there.
+
+    Parameters
+    ----------
+    ends
+        Source and destination of every path of the class.
+    """
     left = dict(differing)
     if len(left) >= 3 and len(left) == len(ends):
         yield "all paths", list(left), len(ends)
@@ -347,17 +346,16 @@ def differences(
     scatter = _scatter(runs, reference) if of_nodes else {}
     for node, points in [*zip(nodes, runs, strict=True)][0 if of_nodes else 1 :]:
         for key in reference if of_nodes else dict.fromkeys((*reference, *points)):
-            before, after = reference.get(key), points.get(key)
-            either = after or before
-            if either is None:
-                continue
-            sigma = scatter.get(before.path_class, 0.0) if before is not None else 0.0
+            either = points.get(key) or reference[key]
+            lacking = replace(either, value=None, status=None)
+            before, after = reference.get(key, lacking), points.get(key, lacking)
+            sigma = scatter.get(before.path_class, 0.0)
             bound, bound_reason = _bound(tolerance, spread(either.measurement), sigma)
             outcome, reason = _outcome(before, after, bound, (nodes[0], node))
-            is_beyond = outcome in (Outcome.WORSE, Outcome.BETTER) or after is None or after.value is None
+            is_beyond = outcome in (Outcome.WORSE, Outcome.BETTER) or after.value is None
             if outcome is None or (of_nodes and not is_beyond):
                 continue
-            old, new = (None if point is None else point.value for point in (before, after))
+            old, new = before.value, after.value
             yield PathDifference(
                 node=node,
                 case=either.measurement.case,
@@ -380,16 +378,15 @@ def differences(
 
 
 def _outcome(
-    before: MeasuredPath | None, after: MeasuredPath | None, bound: float, nodes: tuple[str, str]
+    before: MeasuredPath, after: MeasuredPath, bound: float, nodes: tuple[str, str]
 ) -> tuple[Outcome | None, str]:
     """Return what the two are to each other and why; no outcome where neither has a number, for the same reason."""
     reasons = _reason(before, nodes[0]), _reason(after, nodes[1])
-    old, new = (None if point is None else point.value for point in (before, after))
-    if before is not None and after is not None and old is not None and new is not None:
+    old, new = before.value, after.value
+    if old is not None and new is not None:
         # How sure the two are; and that bytes take other links than before, or that memory is EGM on one side only.
-        notes = [
-            reason for point, reason in zip((before, after), reasons, strict=True) if point.status is Status.UNSTABLE
-        ][:1]
+        unstable = Status.UNSTABLE in (before.status, after.status)
+        notes = [reasons[0 if before.status is Status.UNSTABLE else 1]] if unstable else []
         notes += [f"over {after.links}, not {before.links}"] if after.links != before.links else []
         egm = [" and ".join(sorted(point.egm)) for point in (after, before)]
         notes += [f"EGM: {', not '.join(egm)}"] if after.egm != before.egm else []
@@ -399,7 +396,7 @@ def _outcome(
         same = (before.status, before.links, before.egm) == (after.status, after.links, after.egm)
         return (Outcome.SAME, "") if same else (Outcome.DIFFERENT, "; ".join(notes))
     # A path that a run lacks is like one that it has waived.
-    was, now = (Status.WAIVED if point is None else point.status for point in (before, after))
+    was, now = (point.status or Status.WAIVED for point in (before, after))
     if old is not None:
         return Outcome.WORSE if now in BROKEN else Outcome.DIFFERENT, reasons[1]
     if new is not None:
@@ -409,9 +406,9 @@ def _outcome(
     return Outcome.DIFFERENT, reasons[1] if now in BROKEN else reasons[0]
 
 
-def _reason(point: MeasuredPath | None, node: str) -> str:
+def _reason(point: MeasuredPath, node: str) -> str:
     """Say how a path ended on a node, and why."""
-    if point is None:
+    if point.status is None:
         return f"not measured in {node}"
     reason = f": {point.measurement.reason}" if point.measurement.reason else ""
     return f"{point.status.value} in {node}{reason}"

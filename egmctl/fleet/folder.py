@@ -103,10 +103,6 @@ class Folder:
             os.replace(part.name, Path(name).name, src_dir_fd=nodes, dst_dir_fd=nodes)
         return name
 
-    def holds(self, name: str) -> bool:
-        """Say whether a document is there."""
-        return (self.path / name).is_file()
-
     def discard(self, node: str) -> None:
         """Remove what a node sent."""
         with contextlib.suppress(OSError), open_folder(self.path / NODES) as nodes:
@@ -264,8 +260,8 @@ def _bench_lines(report: RunReport) -> Iterator[GroupLine]:
         # Slow in both directions is one line.
         slow = dict.fromkeys((culprit.path_class, culprit.label, culprit.grade) for culprit in report.verdict.culprits)
         for path_class, label, grade in slow:
-            status = _STATUSES.get(grade, "")
-            yield GroupLine(key=path_class, value=f"{label} is slower than its peers", status=status)
+            value = f"{label} is slower than its peers"
+            yield GroupLine(key=path_class, value=value, status=_STATUSES.get(grade, ""))
     for problem in report.problems:
         yield GroupLine(key="", value=problem, status="fail")
     for m in report.measurements:
@@ -298,9 +294,8 @@ def _finding_line(finding: Finding, status: Status, more: str = "") -> GroupLine
 
 
 def _counts(key: str, counts: Mapping[str, int]) -> GroupLine:
-    return GroupLine(
-        key=key, value=", ".join(f"{number} {word}" for word, number in counts.items() if number) or "none"
-    )
+    words = [f"{number} {word}" for word, number in counts.items() if number]
+    return GroupLine(key=key, value=", ".join(words) or "none")
 
 
 def _gpus(gpus: Iterable[Gpu | BenchGpu]) -> GroupLine:

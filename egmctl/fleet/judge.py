@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import signal
 from dataclasses import dataclass
 from pkgutil import resolve_name
@@ -18,6 +17,7 @@ from egmctl.report.kinds import KINDS
 from egmctl.units import format_size, printable
 
 MARK = "egmctl-fleet"
+CRASHED = int(ExitCode.CRASHED)
 KILL_AFTER_S = 10
 """Seconds that a stopped command has for ending its children before it is killed."""
 
@@ -44,11 +44,6 @@ def remote_words(asked: Asked, timeout_s: int) -> list[str]:
     quiet = ["--quiet"] if asked.command in (Command.BENCH, Command.BRINGUP) else []
     words = [asked.remote_command, asked.command.value, *json, *quiet, *asked.arguments]
     return ["sh", "-c", _WATCH, MARK, MARK, str(timeout_s), _INNER, asked.version, *words]
-
-
-def remote_line(asked: Asked, timeout_s: int) -> str:
-    """Return the command as one line for the node's login shell, every word quoted."""
-    return shlex.join(remote_words(asked, timeout_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +115,8 @@ def judge(asked: Asked, folder: Folder, ended: Ended, timeout_s: float) -> NodeA
     """
     output = read_output(b"" if ended.flooded else folder.sent(ended.node))
     document = _document(asked, ended, output)
-    reach, reason, code = _without_document(asked, ended, output, timeout_s) or document
+    lacking = _without_document(asked, ended, output, timeout_s)
+    reach, reason, code = document if lacking is None else (*lacking, CRASHED)
     has_result = document[0] in (Reach.ANSWERED, Reach.INTERRUPTED) and reach in (document[0], Reach.TIMED_OUT)
     if ended.interrupted and reach is not Reach.ANSWERED:
         reach, reason, code = Reach.INTERRUPTED, "stopped by Ctrl-C", int(ExitCode.INTERRUPTED)
@@ -141,36 +137,32 @@ def judge(asked: Asked, folder: Folder, ended: Ended, timeout_s: float) -> NodeA
     )
 
 
-CRASHED = int(ExitCode.CRASHED)
-
-
-def _without_document(asked: Asked, ended: Ended, output: Output, timeout_s: float) -> tuple[Reach, str, int] | None:
+def _without_document(asked: Asked, ended: Ended, output: Output, timeout_s: float) -> tuple[Reach, str] | None:
     """Return why there can be no document; ``None`` where there should be one."""
     words = _words(ended.errors)
     if ended.flooded:
-        return Reach.FLOODED, f"it sent more than {format_size(OUTPUT_LIMIT)} and was stopped", CRASHED
+        return Reach.FLOODED, f"it sent more than {format_size(OUTPUT_LIMIT)} and was stopped"
     if ended.out_of_time and output.code is None:
         what = "the command did not end" if output.begun else "no command was started there"
-        return Reach.TIMED_OUT, f"{what} in {ended.duration_s:.0f} s", CRASHED
+        return Reach.TIMED_OUT, f"{what} in {ended.duration_s:.0f} s"
     if not output.begun:
         how = f"ended with {ended.code}" if ended.code >= 0 else f"was ended by signal {-ended.code}"
-        return Reach.UNREACHABLE, words or f"the launcher {how} without a message", CRASHED
+        return Reach.UNREACHABLE, words or f"the launcher {how} without a message"
     if output.code is None:
-        return Reach.LOST, words or "the connection ended before the command", CRASHED
+        return Reach.LOST, words or "the connection ended before the command"
     if output.code == 124 or (output.code == 128 + signal.SIGKILL and ended.duration_s >= timeout_s):
-        return Reach.TIMED_OUT, f"the command did not end in {timeout_s:g} s and was stopped", CRASHED
+        return Reach.TIMED_OUT, f"the command did not end in {timeout_s:g} s and was stopped"
     if output.lacks:
         where = "there" if "/" in asked.remote_command else "in the PATH of a session without a login"
         what = f"there is no {printable(asked.remote_command)} {where}"
-        return Reach.NO_EGMCTL, f"{what}; give its path with --remote-command", CRASHED
+        return Reach.NO_EGMCTL, f"{what}; give its path with --remote-command"
     if output.version is None:
-        return Reach.GARBAGE, words or f"the command ended with {output.code} before it said its version", CRASHED
+        return Reach.GARBAGE, words or f"the command ended with {output.code} before it said its version"
     if not output.version.startswith("egmctl "):
         said = repr(printable(output.version[:80])) if output.version else "nothing"
-        return Reach.GARBAGE, f"'{asked.remote_command} --version' says {said}", CRASHED
+        return Reach.GARBAGE, f"'{asked.remote_command} --version' says {said}"
     if asked.version and output.version != asked.version:
-        reason = f"{printable(output.version[:80])}, not {asked.version}; nothing was run"
-        return Reach.WRONG_VERSION, reason, CRASHED
+        return Reach.WRONG_VERSION, f"{printable(output.version[:80])}, not {asked.version}; nothing was run"
     return None
 
 

@@ -7,6 +7,7 @@ counts them. So names of groups and sizes are checked here before it sees them.
 from __future__ import annotations
 
 import configparser
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -104,7 +105,10 @@ class _SiteGroups(GroupResolverConfig):  # type: ignore[misc]
             if not GROUP.fullmatch(name):
                 raise UsageError(f"{_quoted(name)} is no name of a group: letters, digits and any of . _ + - are")
         nodes = self._checked(super().group_nodes(group, namespace))
-        if not nodes and group not in (known := self._known(namespace)):
+        known: list[str] = []
+        with contextlib.suppress(GroupSourceNoUpcall):
+            known += [] if nodes else self.grouplist(namespace)
+        if not nodes and group not in known:
             source = f"{namespace}:" if namespace else ""
             others = short(", ".join(f"@{source}{name}" for name in known if GROUP.fullmatch(name)))
             known_words = f"there are {others}" if others else "none is defined"
@@ -114,12 +118,6 @@ class _SiteGroups(GroupResolverConfig):  # type: ignore[misc]
     def all_nodes(self, namespace: str | None = None) -> list[str]:
         """Return the node sets of all nodes."""
         return self._checked(super().all_nodes(namespace))
-
-    def _known(self, namespace: str | None) -> list[str]:
-        try:
-            return list(self.grouplist(namespace))
-        except GroupSourceNoUpcall:
-            return []
 
     @staticmethod
     def _checked(sets: list[Any]) -> list[str]:

@@ -9,6 +9,7 @@ an orderly way (``remote.py``), before anything is killed.
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -17,14 +18,13 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from ClusterShell.Event import EventHandler
-from ClusterShell.Task import Task, task_self
+from ClusterShell.Task import task_self
 from ClusterShell.Worker.Exec import ExecClient, ExecWorker
-from ClusterShell.Worker.Ssh import SshClient
 
 from egmctl.errors import EgmctlError, ExitCode
 from egmctl.files import write_all
 from egmctl.fleet.folder import Folder
-from egmctl.fleet.judge import KILL_AFTER_S, OUTPUT_LIMIT, Ended, judge, remote_line, remote_words
+from egmctl.fleet.judge import KILL_AFTER_S, OUTPUT_LIMIT, Ended, judge, remote_words
 from egmctl.launch.program import END_S, kept
 from egmctl.model.fleet import Asked, Launcher, NodeAnswer, Reach
 from egmctl.signals import stopping
@@ -37,9 +37,11 @@ SLACK_S = 5
 TICK_S = 0.2
 SSH_OPTIONS = (
     # A node that vanishes is noticed after 45 s of silence.
-    "-oServerAliveInterval=15 -oServerAliveCountMax=3 "
+    *("-oServerAliveInterval=15", "-oServerAliveCountMax=3"),
     # What a user's own configuration may say, and would spoil the document.
-    "-oRequestTTY=no -oRemoteCommand=none"
+    *("-oRequestTTY=no", "-oRemoteCommand=none"),
+    # Nothing is forwarded, and nobody is asked for a password.
+    *("-oForwardAgent=no", "-oForwardX11=no", "-oBatchMode=yes"),
 )
 
 
@@ -89,27 +91,42 @@ def run(
         task.set_default("stdout_msgtree", False)
         task.set_default("stderr_msgtree", False)
         task.set_info("fanout", launch.fanout)
-        task.set_info("connect_timeout", launch.connect_timeout_s)
-        task.set_info("ssh_path", shlex.join(_kept(["ssh"])))
-        task.set_info("ssh_options", f"{shlex.join(launch.options)} {SSH_OPTIONS}")
-        fleet = _Fleet(asked, nodes, launch, folder, on_tick, interruptions, Progress(len(nodes)))
-        fleet.run(task)
+        fleet = _Fleet(asked, launch, folder, on_tick, interruptions, Progress(len(nodes)))
+        fleet.worker = _Worker(
+            ",".join(nodes),
+            handler=fleet,
+            # The clock on the node comes first: this one is for nodes that cannot be heard any more.
+            timeout=launch.connect_timeout_s + launch.timeout_s + KILL_AFTER_S + SLACK_S,
+            stderr=True,
+            # Taken for a pattern (%host) by the worker: each client puts its own in its place.
+            command="egmctl",
+        )
+        task.schedule(fleet.worker)
+        task.timer(TICK_S, handler=fleet, interval=TICK_S, autoclose=True)
+        try:
+            task.resume()
+        finally:
+            for node in list(fleet.talks):
+                fleet.drop(node)
     return tuple(fleet.progress.answers), fleet.failure
 
 
-def srun_words(node: str, launch: Launch, words: Sequence[str]) -> list[str]:
-    """Return the command line that runs words on one node of a Slurm cluster: https://slurm.schedmd.com/srun.html.
+def launcher_words(node: str, asked: Asked, launch: Launch) -> list[str]:
+    """Return the command line that asks one node by ssh or by srun (https://slurm.schedmd.com/srun.html).
 
-    One srun a node: one that fails takes no other with it. Inside an allocation ``--overlap`` lets the step share what
-    other steps hold; outside of one srun makes an allocation of its own, for which it waits the connection's time.
+    The launcher ends with this process, and what it has started ends with it. There is one srun a node: one that fails
+    takes no other with it. Inside an allocation ``--overlap`` lets the step share what other steps hold; outside of one
+    srun makes an allocation of its own, for which it waits the connection's time.
     """
-    own = ["--nodes=1", "--ntasks=1", f"--nodelist={node}", "--overlap", f"--immediate={launch.connect_timeout_s}"]
-    return _kept(["srun", *launch.options, *own, *words])
-
-
-def _kept(words: Sequence[str]) -> list[str]:
-    """Return a launcher's command line under which it ends with this process, and what it has started ends with it."""
-    return kept(words, grace_s=KILL_AFTER_S + SLACK_S, passes_input=True)
+    words, limit_s = remote_words(asked, launch.timeout_s), launch.connect_timeout_s
+    if launch.launcher is Launcher.SRUN:
+        own = ["--nodes=1", "--ntasks=1", f"--nodelist={node}", "--overlap", f"--immediate={limit_s}"]
+        line = ["srun", *launch.options, *own, *words]
+    else:
+        # The node's login shell reads one line. No shell has read the options: -i ~/.ssh/key.
+        options = map(os.path.expanduser, launch.options)
+        line = ["ssh", *options, *SSH_OPTIONS, f"-oConnectTimeout={limit_s}", node, shlex.join(words)]
+    return kept(line, grace_s=KILL_AFTER_S + SLACK_S, passes_input=True)
 
 
 @dataclass(eq=False)
@@ -117,7 +134,6 @@ class _Fleet(EventHandler):  # type: ignore[misc]
     """The nodes that are being asked: what ClusterShell calls."""
 
     asked: Asked
-    nodes: Sequence[str]
     launch: Launch
     folder: Folder
     on_tick: Callable[[Progress], None]
@@ -127,26 +143,6 @@ class _Fleet(EventHandler):  # type: ignore[misc]
     talks: dict[str, _Talk] = field(default_factory=dict)
     stop_by: float | None = None
     worker: Any = None
-
-    def run(self, task: Task) -> None:
-        launch = self.launch
-        client = _SshNode if launch.launcher is Launcher.SSH else _SrunNode
-        self.worker = type("_Worker", (ExecWorker,), {"SHELL_CLASS": client})(
-            ",".join(self.nodes),
-            handler=self,
-            # The clock on the node comes first: this one is for nodes that cannot be heard any more.
-            timeout=launch.connect_timeout_s + launch.timeout_s + KILL_AFTER_S + SLACK_S,
-            stderr=True,
-            # Taken for a pattern (%host) by the worker: each client puts its own in its place.
-            command="egmctl",
-        )
-        task.schedule(self.worker)
-        task.timer(TICK_S, handler=self, interval=TICK_S, autoclose=True)
-        try:
-            task.resume()
-        finally:
-            for node in list(self.talks):
-                self._drop(node)
 
     def ev_pickup(self, worker: Any, node: str) -> None:  # noqa: ARG002
         try:
@@ -190,12 +186,12 @@ class _Fleet(EventHandler):  # type: ignore[misc]
         try:
             step()
         except OSError as error:
-            self._drop(node)
+            self.drop(node)
             self._fail(node, EgmctlError(f"cannot write {printable(self.folder.part(node))}: {error.strerror}"))
             return False
         return True
 
-    def _drop(self, node: str) -> None:
+    def drop(self, node: str) -> None:
         """Forget what a node sent so far."""
         if (talk := self.talks.pop(node, None)) is not None:
             with contextlib.suppress(OSError):
@@ -262,19 +258,12 @@ class _Client(ExecClient):  # type: ignore[misc]
         super()._close(abort, timeout)
         self.worker.eh.ended(self.key, self.popen.returncode, timeout)
 
-
-class _SshNode(_Client, SshClient):  # type: ignore[misc]
-    """An ssh."""
-
-    def _build_cmd(self) -> Any:
-        fleet: _Fleet = self.worker.eh
-        self.command = remote_line(fleet.asked, fleet.launch.timeout_s)
-        return super()._build_cmd()
-
-
-class _SrunNode(_Client):
-    """An srun."""
-
     def _build_cmd(self) -> tuple[list[str], None]:
         fleet: _Fleet = self.worker.eh
-        return srun_words(self.key, fleet.launch, remote_words(fleet.asked, fleet.launch.timeout_s)), None
+        return launcher_words(self.key, fleet.asked, fleet.launch), None
+
+
+class _Worker(ExecWorker):  # type: ignore[misc]
+    """The launchers of all nodes."""
+
+    SHELL_CLASS = _Client

@@ -15,7 +15,6 @@ from egmctl.errors import EgmctlError, ExitCode, UsageError
 from egmctl.fleet.folder import REPORT, Folder, document_of, groups, lines_of, new_folder, old_folder
 from egmctl.fleet.nodes import check_names
 from egmctl.fleet.run import Launch, Progress, run
-from egmctl.model.comparison import Comparison
 from egmctl.model.fleet import Asked, FleetReport, Launcher, NodeAnswer, Reach, counts
 from egmctl.model.record import Command
 from egmctl.report.exports.json import result_json
@@ -73,7 +72,7 @@ def old_session(command: Command, path: Path) -> Session:
     answered = {
         answer.node: answer
         for answer in report.answers
-        if answer.reach is Reach.ANSWERED and answer.file == document_of(answer.node) and folder.holds(answer.file)
+        if answer.reach is Reach.ANSWERED and answer.file == document_of(answer.node) and (path / answer.file).is_file()
     }
     return Session(report.asked, folder, report.started_at, answered)
 
@@ -140,10 +139,8 @@ def _folded(report: FleetReport, folder: Folder, warn: Callable[[str], None]) ->
                 )
         answers.append(answer)
     lines = {node: lines_of(saved) for node, saved in loaded.items()}
-    comparison: Comparison | None = None
-    if len(loaded) > 1:
-        results = list(loaded.values())
-        comparison = compare(results, spread=spread_of(results, warn))
+    results = list(loaded.values())
+    comparison = compare(results, spread=spread_of(results, warn)) if len(results) > 1 else None
     return dataclasses.replace(
         report, answers=tuple(answers), counts=counts(answers), groups=groups(answers, lines), comparison=comparison
     )

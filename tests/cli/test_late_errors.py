@@ -91,7 +91,7 @@ def test_a_nodes_document_is_not_kept(tmp_path: Path, late: Callable[[int], None
     late(number)
     with pytest.raises(EgmctlError, match=os.strerror(number)):
         folder.keep("node01", b"{}")
-    assert not folder.holds("nodes/node01.json")
+    assert not (folder.path / "nodes/node01.json").exists()
 
 
 @numbers

@@ -159,7 +159,7 @@ def test_a_driver_that_few_nodes_have_stands_beside() -> None:
 
 
 def test_a_node_that_answered_nothing_is_told() -> None:
-    dead = replace(saved("node17", run()), kind=None, result=None, exit_code=4)
+    dead = replace(saved("node17", run()), kind=None, result=None, failure="ended with 4 without a result")
     comparison = compare([*rack(), dead])
     assert comparison.same_folded == "node[01-16]"
     assert "node17: ended with 4 without a result" in text_of(comparison)

@@ -251,7 +251,7 @@ def test_kinds_do_not_mix() -> None:
 
 
 def test_a_run_without_a_result_is_told() -> None:
-    dead = replace(saved("after", run()), kind=None, result=None, exit_code=4)
+    dead = replace(saved("after", run()), kind=None, result=None, failure="ended with 4 without a result")
     comparison = compare([saved("before", run()), dead])
     assert comparison.exit_code is ExitCode.NOTHING
     assert "after: ended with 4 without a result" in text_of(comparison)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from egmctl.errors import UsageError
 from egmctl.fleet.folder import Folder, groups, new_folder, old_folder
-from egmctl.fleet.judge import Ended, judge, read_output, remote_line
+from egmctl.fleet.judge import Ended, judge, read_output, remote_words
 from egmctl.fleet.nodes import select_nodes
 from egmctl.fleet.run import ERRORS_KEPT, Launch, Progress, _Fleet
 from egmctl.fleet.session import old_session
@@ -94,13 +94,13 @@ def test_how_asking_a_node_ended(
 
 def test_of_a_nodes_errors_the_end_is_kept(folder: Folder) -> None:
     launch = Launch(launcher=Launcher.SSH, options=(), fanout=1, connect_timeout_s=1, timeout_s=1)
-    fleet = _Fleet(ASKED, ("node01",), launch, folder, lambda _: None, [], Progress(1))
+    fleet = _Fleet(ASKED, launch, folder, lambda _: None, [], Progress(1))
     fleet.worker = SimpleNamespace(SNAME_STDERR="stderr")
     fleet.ev_pickup(None, "node01")
     for number in range(100):
         assert fleet.took("node01", "stderr", b"%65535d\n" % number)
     errors = fleet.talks["node01"].errors
-    fleet._drop("node01")
+    fleet.drop("node01")
     assert (len(errors), errors.split()) == (ERRORS_KEPT, [b"99"])
 
 
@@ -127,16 +127,16 @@ def test_nothing_that_is_sent_breaks_the_reading(noise: bytes) -> None:
 def test_the_line_for_the_node_is_its_words_for_any_posix_shell() -> None:
     """A node's login shell makes the words of the line; the scripts hold nothing that csh or fish would read."""
     asked = Asked(command=Command.TOPO, arguments=("--gpus", "a b'c$(d)"), nodes=(), remote_command="x y", version="v")
-    line = remote_line(asked, 60)
+    line = shlex.join(remote_words(asked, 60))
     words = subprocess.run(["sh", "-c", f"printf '%s\\n' {line}"], capture_output=True, text=True, check=True)
     assert words.stdout.splitlines() == shlex.split(line)
     assert shlex.split(line)[-5:] == ["x y", "topo", "--json", "--gpus", "a b'c$(d)"]
-    assert not re.search(r"\n|\\|!(?! )", remote_line(ASKED, 60))
+    assert not re.search(r"\n|\\|!(?! )", shlex.join(remote_words(ASKED, 60)))
 
 
 def test_a_snapshot_is_json_by_itself() -> None:
     asked = Asked(command=Command.SNAPSHOT, nodes=(), remote_command="egmctl", version="")
-    assert shlex.split(remote_line(asked, 5))[-2:] == ["egmctl", "snapshot"]
+    assert remote_words(asked, 5)[-2:] == ["egmctl", "snapshot"]
 
 
 def test_alike_nodes_are_together_and_those_without_an_answer_last() -> None:

@@ -113,7 +113,7 @@ def test_the_document_of_a_command_that_had_no_result(tmp_path: Path) -> None:
     error = NothingToDo("there is no GPU to measure")
     loaded = saved.load(write(tmp_path, dump(envelope(ERROR_SCHEMA, 3, None, machine=None, errors=[error]))))
     assert (loaded.kind, loaded.result, loaded.exit_code) == (None, None, 3)
-    assert [(entry.code, entry.message) for entry in loaded.errors] == [("nothing", "there is no GPU to measure")]
+    assert loaded.failure == "there is no GPU to measure"
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
