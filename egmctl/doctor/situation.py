@@ -331,7 +331,7 @@ def _limits(setting: str) -> bool:
 def denies_control_node(machine: Machine) -> bool:
     """Say whether the cgroup denies nvidiactl: then nothing of NVIDIA's can be used, whatever else it allows."""
     nodes = (machine.driver or Driver()).nodes or ()
-    return any(node.path == "/dev/nvidiactl" and node.access == "EPERM" for node in nodes)
+    return any(node.path == "/dev/nvidiactl" and access_of(node) == "EPERM" for node in nodes)
 
 
 LOST_RULES = as_root(
