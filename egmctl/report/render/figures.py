@@ -180,18 +180,12 @@ def _mark(style: int, x: float, y: float) -> Element:
 
 def _names(what: Chart, x: Scale, y: Scale) -> Iterator[Element]:
     """Yield the names at the ends of their curves, moved down where two would meet."""
-    ends = sorted(
-        [
-            *(
-                (y(curve[-1].y), x(curve[-1].x), name, f"fill-{number % _STYLES}")
-                for number, (name, curve) in enumerate(what.curves)
-                if curve
-            ),
-            *((y(limit), float(WIDTH - _RIGHT), name, "dim") for name, limit in what.limits),
-        ]
-    )
+    ends = [(y(limit), float(WIDTH - _RIGHT), name, "dim") for name, limit in what.limits]
+    for number, (name, curve) in enumerate(what.curves):
+        if curve:
+            ends.append((y(curve[-1].y), x(curve[-1].x), name, f"fill-{number % _STYLES}"))
     lowest = -math.inf
-    for at, end, name, look in ends:
+    for at, end, name, look in sorted(ends):
         lowest = max(at, lowest + _LINE)
         yield element("text", name, x=end + 10, y=lowest + 4, class_=look)
 
@@ -341,5 +335,3 @@ def _figures(blocks: Iterable[Block]) -> Iterator[Element]:
                 yield plot(block)
             case Section():
                 yield from _figures(body_of(block))
-            case _:
-                continue

@@ -14,7 +14,7 @@ from egmctl.model.task import UCX_ENGINES, Axis, Quantity
 from egmctl.report.document import EMPTY, Cell, Chart, Matrix, Point, Series, columns_of
 from egmctl.report.views.bench_classes import Frame
 from egmctl.report.views.bench_matrix import bandwidth_caption, latency_caption, routes
-from egmctl.units import MIB, format_size, shortened
+from egmctl.units import MIB, format_size, grouped, shortened
 
 KNEE = 1.1
 """A latency so many times that of :data:`KNEE_FROM_BYTES` is called a knee."""
@@ -152,11 +152,8 @@ def swept(report: RunReport) -> Iterator[Axis]:
 
 def all_series(report: RunReport, axis: Axis) -> Iterator[Matrix | Chart]:
     """Yield the series of a run along an axis: a table for each case, or for each size where cases share a table."""
-    tables: dict[object, list[Measurement]] = {}
-    for m in report.measurements:
-        if axis_of(m) is axis and m.engine not in UCX_ENGINES:
-            tables.setdefault(table_of(m), []).append(m)
-    for members in tables.values():
+    on_axis = [m for m in report.measurements if axis_of(m) is axis and m.engine not in UCX_ENGINES]
+    for members in grouped((table_of(m), m) for m in on_axis).values():
         yield from series(axis, members, Frame.of(report))
 
 
@@ -177,13 +174,10 @@ def series(axis: Axis, measurements: Sequence[Measurement], frame: Frame) -> Ite
     """
     look = LOOKS[axis]
     points = {_place(axis, m): m.point for m in measurements}
-    curves: dict[tuple[str, ...], dict[float, list[Measurement]]] = {}
-    for m in measurements:
-        curves.setdefault(look.curve(m), {}).setdefault(_place(axis, m), []).append(m)
     curves = {
-        name: curve
-        for name, curve in curves.items()
-        if any(m.status is not Status.WAIVED for members in curve.values() for m in members)
+        name: grouped((_place(axis, m), m) for m in members)
+        for name, members in grouped((look.curve(m), m) for m in measurements).items()
+        if any(m.status is not Status.WAIVED for m in members)
     }
     if not curves:
         return
@@ -201,9 +195,7 @@ def series(axis: Axis, measurements: Sequence[Measurement], frame: Frame) -> Ite
         rows=tuple(str(points[place]) for place in places),
         groups=groups,
     )
-    drawings: dict[str, list[tuple[str, ...]]] = {}
-    for name in curves:
-        drawings.setdefault(" ".join(name[:-1]) if look.apart else "", []).append(name)
+    drawings = grouped((" ".join(name[:-1]) if look.apart else "", name) for name in curves)
     for path, names in drawings.items():
         drawn = [m for name in names for members in curves[name].values() for m in members]
         yield Chart(
