@@ -127,13 +127,13 @@ _SHOWN = 4
 
 
 def warnings(report: RunReport) -> Iterator[str]:
-    """Yield a sentence for each thing that was seen, with what to do or the paths that it was seen on."""
+    """Yield a sentence for each thing that counters and the log showed, with what to do or the paths."""
     yield from (f"logged by the kernel meanwhile: {logged(fault)}. {fault.remedy.text}" for fault in grave(report))
     yield from (f"{sentence}: {shortened(paths, _SHOWN)}" for sentence, paths in seen(report).items())
 
 
 def seen(report: RunReport, *, causes: bool = True) -> dict[str, list[str]]:
-    """Return a sentence for each thing that was seen, and the paths that it was seen on.
+    """Return a sentence for each thing that evidence showed, and the paths on which it did.
 
     Parameters
     ----------
