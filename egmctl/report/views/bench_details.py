@@ -137,11 +137,11 @@ def messages(measurements: Sequence[Measurement]) -> Iterator[Matrix]:
     """Yield what UCX moved, one-sided and in messages, then its round trips."""
     moved = [m for m in measurements if m.quantity is Quantity.BANDWIDTH]
     trips = [m for m in measurements if m.quantity is Quantity.LATENCY]
-    rows = [(_between(m), _message(m)) for m in moved]
+    rows = [(m.path, _message(m)) for m in moved]
     # What each network device of a sender reaches alone: the nearest NIC, and what farther ones cost.
     rows += [
         (
-            _between(m),
+            m.path,
             {
                 "": f"by {device.name} alone",
                 "from": _memory(m.flows[0].source.memory),
@@ -157,7 +157,7 @@ def messages(measurements: Sequence[Measurement]) -> Iterator[Matrix]:
     stride = next((m.chase.stride_bytes for m in trips if m.chase), 0)
     yield grid(
         f"Round trips of {stride} bytes by UCX (us)",
-        [(_between(m), _round_trip(m)) for m in trips],
+        [(m.path, _round_trip(m)) for m in trips],
         notes=_ucx_verdicts(trips),
     )
 
@@ -194,11 +194,6 @@ def _memories(measurement: Measurement) -> dict[str, str | Cell]:
 
 def _memory(kind: MemoryKind) -> str:
     return HOST_NAMES.get(kind, "device")
-
-
-def _between(measurement: Measurement) -> str:
-    """Return the ranks of a path."""
-    return measurement.flows[0].path
 
 
 def _ucx_verdicts(measurements: Sequence[Measurement]) -> Iterator[str]:

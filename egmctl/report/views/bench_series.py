@@ -27,6 +27,8 @@ MARK = "^"
 """The sign of the point of a curve that a note explains."""
 _ALL = math.inf
 """The place on the axis of a GPU's number of SMs that is not known."""
+_Curve = Mapping[float, Sequence[Measurement]]
+"""The measurements at each place of an axis."""
 
 
 def knee(latencies_ns: Mapping[float, float]) -> float | None:
@@ -183,10 +185,7 @@ def series(axis: Axis, measurements: Sequence[Measurement], frame: Frame) -> Ite
         return
     first = next(m for members in next(iter(curves.values())).values() for m in members)
     places = sorted({place for curve in curves.values() for place in curve})
-    groups = tuple(
-        _columns(look, name, [curve.get(place, []) for place in places], places, frame)
-        for name, curve in curves.items()
-    )
+    groups = tuple(_columns(look, name, curve, places, frame) for name, curve in curves.items())
     notes = (*routes(measurements), look.note)
     yield Matrix(
         caption=look.caption(first),
@@ -210,13 +209,13 @@ def series(axis: Axis, measurements: Sequence[Measurement], frame: Frame) -> Ite
 
 
 def _columns(
-    look: Look, name: tuple[str, ...], members: Sequence[Sequence[Measurement]], places: Sequence[float], frame: Frame
+    look: Look, name: tuple[str, ...], curve: _Curve, places: Sequence[float], frame: Frame
 ) -> tuple[Series, ...]:
-    """Return the columns of a curve; ``members`` are the measurements at each place."""
-    digits = 1 if _unit(next(m for paths in members for m in paths)) == "ns" else 2
-    values = {place: figures for place, paths in zip(places, members, strict=True) if (figures := _values(paths))}
+    """Return the columns of a curve, with a row for each of the places that the curves of the table have."""
+    digits = 1 if _unit(next(m for paths in curve.values() for m in paths)) == "ns" else 2
+    values = {place: figures for place, paths in curve.items() if (figures := _values(paths))}
     columns: dict[tuple[str, ...], Sequence[str | Cell]] = {}
-    if (count := max(map(len, members))) > 1:
+    if (count := max(map(len, curve.values()))) > 1:
         picks: Mapping[str, Callable[[Sequence[float]], float]] = {"median": median, "min": min, "max": max}
         for word, pick in picks.items():
             header = (*name, f"{count} paths", word) if not columns else (word,)
@@ -224,17 +223,17 @@ def _columns(
     else:
         marked = look.marked({place: figures[0] for place, figures in values.items()})
         cells = []
-        for place, paths in zip(places, members, strict=True):
+        for place in places:
             value = values[place][0] if place in values else None
-            cell = frame.number(paths[0], value, digits=digits, compared=False) if paths else EMPTY
+            cell = frame.number(curve[place][0], value, digits=digits, compared=False) if place in curve else EMPTY
             cells.append(replace(cell, mark=f"{cell.mark}{MARK}") if place == marked else cell)
         columns[name] = cells
         for word, show in look.beside.items():
-            columns[word,] = [show(paths[0]) if paths else "-" for paths in members]
+            columns[word,] = [show(curve[place][0]) if place in curve else "-" for place in places]
     return tuple(column for (column,) in columns_of(columns))
 
 
-def _points(look: Look, curve: Mapping[float, Sequence[Measurement]]) -> Iterator[Point]:
+def _points(look: Look, curve: _Curve) -> Iterator[Point]:
     """Yield the points of a curve: of one path with the span of its samples, of several with theirs."""
     for place, paths in sorted(curve.items(), key=lambda item: item[0]):
         values = _values(paths)
