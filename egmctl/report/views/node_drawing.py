@@ -16,9 +16,8 @@ from egmctl.model.gpu import Gpu
 from egmctl.model.host import Nic
 from egmctl.model.route import LinkClass, LinkKind
 from egmctl.report.render.page import element
-from egmctl.report.views.topo import NEAR
 from egmctl.topology.access import obstacle
-from egmctl.topology.links import Link, active_nvlinks, nvlink
+from egmctl.topology.links import NEAR, Link, active_nvlinks, nvlink
 from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.topology.topology import Topology
 from egmctl.units import counted, format_size, gpu_name

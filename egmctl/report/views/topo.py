@@ -17,7 +17,7 @@ from egmctl.report import document as doc
 from egmctl.report.document import Align, Level, Tone
 from egmctl.report.views.machine import banners, machine_section, numa_rows, subject
 from egmctl.topology.access import obstacle
-from egmctl.topology.links import Link, nvlink
+from egmctl.topology.links import NEAR, Link, nvlink
 from egmctl.topology.notes import NoteKind
 from egmctl.topology.platform import PlatformKind, own_node
 from egmctl.topology.routes import HostRoute, RouteKind
@@ -187,8 +187,6 @@ def _unread(gpu: Gpu) -> Iterator[tuple[str, str]]:
 
 _TONES = {NoteKind.HIDDEN: Tone.BAD, NoteKind.DEGRADED: Tone.WARN}
 _WITHOUT_EGM = {PlatformKind.NO_EGM: "no EGM", PlatformKind.UNKNOWN: "EGM unknown"}
-NEAR = (LinkClass.PIX, LinkClass.PXB)
-"""A NIC that shares PCIe bridges with a GPU, below the host bridge."""
 
 
 def topo_document(topology: Topology) -> doc.Document:
