@@ -6,8 +6,12 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from egmctl.errors import UsageError
+
+_Key = TypeVar("_Key")
+_Item = TypeVar("_Item")
 
 GB = 1_000_000_000
 """Bytes in the GB of GB/s."""
@@ -101,6 +105,14 @@ def several(number: int, what: str) -> str:
 def counted(names: Iterable[str]) -> str:
     """Return how often each name occurs, in the order of their first: ``4 x NVIDIA H200``; nothing of none."""
     return ", ".join(f"{number} x {name}" for name, number in Counter(names).items())
+
+
+def grouped(pairs: Iterable[tuple[_Key, _Item]]) -> dict[_Key, list[_Item]]:
+    """Return items by their keys, given as pairs of key and item, each in the order in which it first comes."""
+    groups: dict[_Key, list[_Item]] = {}
+    for key, item in pairs:
+        groups.setdefault(key, []).append(item)
+    return groups
 
 
 def gpu_name(name: str | None, number: int = 1) -> str:

@@ -14,6 +14,9 @@ from egmctl.model.record import Reason
 from egmctl.model.route import Hop, LinkClass, LinkKind
 from egmctl.topology.access import without_nvml
 
+NEAR = (LinkClass.PIX, LinkClass.PXB)
+"""The links of a NIC that shares PCIe bridges with a GPU, below the host bridge; the nearest first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Link:

@@ -13,7 +13,7 @@ from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.measurement import Status as MeasurementStatus
 from egmctl.model.task import Axis, Endpoint, Flow
 from egmctl.model.verdict import Grade
-from egmctl.units import GB, counted, gpu_name, printable
+from egmctl.units import GB, counted, gpu_name, grouped, printable
 
 if TYPE_CHECKING:
     from egmctl.model.bringup import Bringup
@@ -30,10 +30,7 @@ _NS = 1e-9
 
 def doctor_prom(diagnosis: Diagnosis) -> str:
     """Return the metrics of a diagnosis; which series there are does not depend on the state of any GPU."""
-    checks: dict[str, list[Finding]] = {}
-    for finding in diagnosis.findings:
-        if finding.status in _STATES:
-            checks.setdefault(finding.check, []).append(finding)
+    checks = grouped((finding.check, finding) for finding in diagnosis.findings if finding.status in _STATES)
     nodes = (({"check": check}, _worst(findings)) for check, findings in checks.items())
     gpus = (
         (

@@ -11,23 +11,8 @@ from xml.etree.ElementTree import Element
 from rich.console import Console
 from rich.text import Text
 
-from egmctl.report.document import (
-    Better,
-    Block,
-    Cell,
-    Chart,
-    Diagram,
-    Document,
-    Level,
-    Matrix,
-    Point,
-    Section,
-    Tone,
-    body_of,
-    columns,
-    plain,
-    shown,
-)
+from egmctl.report import document as doc
+from egmctl.report.document import Better, Cell, Chart, Matrix, Tone
 from egmctl.report.render.page import arrows, element, raw, style, xml
 from egmctl.units import format_size, listed
 
@@ -43,7 +28,7 @@ def best(matrix: Matrix) -> dict[str, float]:
     """Return the best number of each kind of a matrix; nothing where it is not to be shaded."""
     best_of: dict[str, float] = {}
     better = max if matrix.better is Better.HIGH else min
-    for cell in (cell for series in columns(matrix) for cell in series.cells):
+    for cell in (cell for series in doc.columns(matrix) for cell in series.cells):
         if matrix.better is not None and cell.value:
             best_of[cell.kind] = better(best_of.get(cell.kind, cell.value), cell.value)
     return best_of
@@ -153,7 +138,7 @@ def _axes(what: Chart, x_ticks: Sequence[float], y_ticks: Sequence[float], x: Sc
     yield element("text", what.x, x=(left + right) / 2, y=float(HEIGHT - 8), class_="dim middle")
 
 
-def _curve(number: int, curve: Sequence[Point], x: Scale, y: Scale) -> Element:
+def _curve(number: int, curve: Sequence[doc.Point], x: Scale, y: Scale) -> Element:
     style = number % _STYLES
     there = " ".join(f"{x(p.x):.1f},{y(p.high):.1f}" for p in curve)
     back = " ".join(f"{x(p.x):.1f},{y(p.low):.1f}" for p in reversed(curve))
@@ -180,18 +165,12 @@ def _mark(style: int, x: float, y: float) -> Element:
 
 def _names(what: Chart, x: Scale, y: Scale) -> Iterator[Element]:
     """Yield the names at the ends of their curves, moved down where two would meet."""
-    ends = sorted(
-        [
-            *(
-                (y(curve[-1].y), x(curve[-1].x), name, f"fill-{number % _STYLES}")
-                for number, (name, curve) in enumerate(what.curves)
-                if curve
-            ),
-            *((y(limit), float(WIDTH - _RIGHT), name, "dim") for name, limit in what.limits),
-        ]
-    )
+    ends = [(y(limit), float(WIDTH - _RIGHT), name, "dim") for name, limit in what.limits]
+    for number, (name, curve) in enumerate(what.curves):
+        if curve:
+            ends.append((y(curve[-1].y), x(curve[-1].x), name, f"fill-{number % _STYLES}"))
     lowest = -math.inf
-    for at, end, name, look in ends:
+    for at, end, name, look in sorted(ends):
         lowest = max(at, lowest + _LINE)
         yield element("text", name, x=end + 10, y=lowest + 4, class_=look)
 
@@ -206,7 +185,7 @@ _DENSE, _WIDE = 7, 12
 
 def is_broad(matrix: Matrix) -> bool:
     """Say whether a matrix needs more than half the width of a page."""
-    return _DENSE <= len(columns(matrix)) < _WIDE
+    return _DENSE <= len(doc.columns(matrix)) < _WIDE
 
 
 def heat_map(matrix: Matrix) -> Element:
@@ -218,7 +197,7 @@ def heat_map(matrix: Matrix) -> Element:
         element("text", text, x=0, y=place * _FIGURES_LINE - 4, class_=look)
         for place, (text, look) in enumerate(captions, 1)
     ]
-    series, best_of = columns(matrix), best(matrix)
+    series, best_of = doc.columns(matrix), best(matrix)
     depth = max((len(column.header) for column in series), default=1)
     y = len(captions) * _FIGURES_LINE + 6
     for place, column in enumerate(series):
@@ -227,7 +206,7 @@ def heat_map(matrix: Matrix) -> Element:
             parts.append(element("text", text, x=x, y=y + (row + 0.7) * _FIGURES_LINE, class_="dim middle"))
     y += depth * _FIGURES_LINE
     for place, name in enumerate(matrix.rows):
-        parts.append(element("text", plain(name), x=0, y=y + 19, class_="dim"))
+        parts.append(element("text", doc.plain(name), x=0, y=y + 19, class_="dim"))
         for number, column in enumerate(series):
             parts += _cell(column.cells[place], matrix, best_of, _LABEL + number * _CELL, y)
         y += _ROW
@@ -254,7 +233,7 @@ def _cell(cell: Cell, matrix: Matrix, best_of: Mapping[str, float], x: float, y:
         if cell.tone in (Tone.BAD, Tone.WARN):
             ring = f"ring-{_CLASSES[cell.tone]}"
             yield element("rect", x=x + 1, y=y + 1, width=_CELL - 4, height=_ROW - 4, rx=4, class_=ring)
-    text = f"{plain(cell.text)} {cell.mark}".rstrip()
+    text = f"{doc.plain(cell.text)} {cell.mark}".rstrip()
     yield element("text", text, x=x + _CELL / 2 - 1, y=y + 19, class_=f"middle {style}".strip())
 
 
@@ -300,9 +279,9 @@ def picture(text: Text, title: str) -> str:
 _PAD, _BANNER = 16.0, 30.0
 
 
-def svg(document: Document) -> str:
+def svg(document: doc.Document) -> str:
     """Return a document's drawings, heat maps and curves below each other, its banners above them."""
-    figures = list(_figures(shown(document.body, Level.PAGE)))
+    figures = list(_figures(doc.shown(document.body, doc.Level.PAGE)))
     width = max((float(figure.get("width", "0")) for figure in figures), default=320.0) + 2 * _PAD
     y = _PAD
     parts: list[Element] = []
@@ -330,16 +309,14 @@ def svg(document: Document) -> str:
     )
 
 
-def _figures(blocks: Iterable[Block]) -> Iterator[Element]:
+def _figures(blocks: Iterable[doc.Block]) -> Iterator[Element]:
     for block in blocks:
         match block:
-            case Diagram():
+            case doc.Diagram():
                 yield block.draw()
             case Matrix() if block.better is not None and cells_of(block) <= DRAWN_CELLS:
                 yield heat_map(block)
             case Chart() if any(curve for _, curve in block.curves):
                 yield plot(block)
-            case Section():
-                yield from _figures(body_of(block))
-            case _:
-                continue
+            case doc.Section():
+                yield from _figures(doc.body_of(block))

@@ -18,6 +18,8 @@ _CLASSES = {Tone.BAD: "bad", Tone.WARN: "warn", Tone.DIM: "waived"}
 _FEW, _LONG, _WIDE = 2, 5, 12
 """Columns up to which a heat map is not stretched; from which a table without shades takes the whole width; and from
 which a heat map does and can be scrolled by keyboard."""
+_SCROLLED = {"tabindex": "0", "role": "region", "aria_label": "table"}
+"""The attributes of what can be scrolled by keyboard."""
 
 
 def matrix_html(matrix: doc.Matrix) -> Element:
@@ -39,9 +41,7 @@ def matrix_html(matrix: doc.Matrix) -> Element:
         table,
         [element("p", line, class_="after") for line in matrix.after],
         class_="scroll",
-        tabindex="0" if wide else None,
-        role="region" if wide else None,
-        aria_label="table" if wide else None,
+        **_SCROLLED if wide else {},
     )
     return element("figure", scrolled, class_="wide" if wide else None)
 
@@ -107,9 +107,7 @@ def _cell(column: doc.Series, cell: doc.Cell, matrix: doc.Matrix, best_of: Mappi
 
 
 _FRAMES = {Tone.BAD: "fail", Tone.WARN: "warn", Tone.DIM: "none"}
-
-
-_LOOKS = {Tone.GOOD: "pass", Tone.WARN: "warn", Tone.BAD: "fail"}
+_LOOKS = {Tone.GOOD: "pass", Tone.WARN: "warn", Tone.BAD: "fail", Tone.UNKNOWN: "plain"}
 
 
 def html(document: doc.Document) -> str:
@@ -172,7 +170,7 @@ def _block(block: doc.Block) -> Child:
         case doc.Verdict():
             return _verdict(block)
         case doc.Paragraph():
-            return element("p", _words(block.words), class_="dim" if block.tone is Tone.DIM else _class(block.tone))
+            return element("p", _words(block.words), class_=_class(block.tone))
         case doc.Hint():
             return []
         case doc.Bullets():
@@ -225,5 +223,4 @@ def _span(span: doc.Span) -> Child:
 
 
 def _class(tone: Tone) -> str | None:
-    classes = {Tone.GOOD: "word-pass", Tone.WARN: "word-warn", Tone.BAD: "word-fail", Tone.UNKNOWN: "word-plain"}
-    return {**classes, Tone.DIM: "dim", Tone.STRONG: "strong"}.get(tone)
+    return f"word-{_LOOKS[tone]}" if tone in _LOOKS else tone.value or None

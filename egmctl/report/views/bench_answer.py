@@ -17,7 +17,7 @@ from egmctl.model.verdict import BAD_GRADES, Culprit, Grade, RunVerdict
 from egmctl.report import document as doc
 from egmctl.report.document import Tone
 from egmctl.report.views.causes import UNEXPLAINED, advice, cause_title, cause_words, crosses_unknown_links
-from egmctl.units import format_size, listed, printable, several, shortened
+from egmctl.units import format_size, grouped, listed, printable, several, shortened
 from egmctl.verdict.explain import HIDDEN, OTHERS, THROTTLED, shortfalls, words
 from egmctl.verdict.yardsticks import is_degraded, is_lost
 
@@ -90,15 +90,7 @@ def how(report: RunReport) -> list[str]:
 
 _CASES = 3
 """Cases that took longest that are named."""
-_PHASES = {
-    "starting_s": "starting",
-    "set_up_s": "set-up",
-    "warm_up_s": "warm-up",
-    "measuring_s": "measuring",
-    "verifying_s": "verifying",
-    "tear_down_s": "tear-down",
-    "waiting_s": "waiting",
-}
+_PHASES = ("starting", "set_up", "warm_up", "measuring", "verifying", "tear_down", "waiting")
 
 
 def where_time_went(report: RunReport) -> str | None:
@@ -106,7 +98,7 @@ def where_time_went(report: RunReport) -> str | None:
     spent = report.seconds
     if spent is None:
         return None
-    phases = ", ".join(f"{name} {getattr(spent, field):.2f} s" for field, name in _PHASES.items())
+    phases = ", ".join(f"{phase.replace('_', '-')} {getattr(spent, f'{phase}_s'):.2f} s" for phase in _PHASES)
     longest = sorted(spent.cases, key=lambda case: -case.sum_s)[:_CASES]
     cases = f"; longest: {', '.join(f'{case.case} {case.sum_s:.2f} s' for case in longest)}" if longest else ""
     return f"Time: {phases}{cases}."
@@ -114,10 +106,8 @@ def where_time_went(report: RunReport) -> str | None:
 
 def exceptions(report: RunReport) -> Iterator[tuple[MeasurementStatus, str, list[str]]]:
     """Yield status and reason of what is not ``ok``, and what it is: whole cases where they were waived, else paths."""
-    groups: dict[tuple[MeasurementStatus, str], list[Measurement]] = {}
-    for measurement in report.measurements:
-        if measurement.status is not MeasurementStatus.OK:
-            groups.setdefault((measurement.status, measurement.reason or ""), []).append(measurement)
+    bad = [m for m in report.measurements if m.status is not MeasurementStatus.OK]
+    groups = grouped(((m.status, m.reason or ""), m) for m in bad)
     for (status, reason), members in groups.items():
         cases = list(dict.fromkeys(m.name for m in members))
         whole = status is MeasurementStatus.WAIVED and len(members) == sum(m.name in cases for m in report.measurements)
@@ -137,13 +127,13 @@ _SHOWN = 4
 
 
 def warnings(report: RunReport) -> Iterator[str]:
-    """Yield a sentence for each thing that was seen, with what to do or the paths that it was seen on."""
+    """Yield a sentence for each thing that counters and the log showed, with what to do or the paths."""
     yield from (f"logged by the kernel meanwhile: {logged(fault)}. {fault.remedy.text}" for fault in grave(report))
     yield from (f"{sentence}: {shortened(paths, _SHOWN)}" for sentence, paths in seen(report).items())
 
 
 def seen(report: RunReport, *, causes: bool = True) -> dict[str, list[str]]:
-    """Return a sentence for each thing that was seen, and the paths that it was seen on.
+    """Return a sentence for each thing that evidence showed, and the paths on which it did.
 
     Parameters
     ----------
@@ -160,17 +150,16 @@ def seen(report: RunReport, *, causes: bool = True) -> dict[str, list[str]]:
 
 def route_line(report: RunReport) -> str | None:
     """Say in one sentence how often the counters showed the expected link; ``None`` if nothing was to be shown."""
-    routes = [m.evidence.route for m in report.measurements if m.evidence and m.evidence.route]
-    if not routes:
+    counts = Counter(m.evidence.route.verdict for m in report.measurements if m.evidence and m.evidence.route)
+    if not counts:
         return None
-    proven = [route for route in routes if route.verdict is Verdict.PROVEN]
-    parts = [f"{len(proven)} of {len(routes)}"] if proven else []
-    if excluded := sum(route.verdict is Verdict.BY_EXCLUSION for route in routes):
-        parts.append(f"{excluded} by exclusion: no other link carried the bytes")
-    if unknown := sum(route.verdict is Verdict.UNKNOWN for route in routes):
-        parts.append(f"{unknown} not confirmed: there are no counters")
-    if refuted := sum(route.verdict is Verdict.REFUTED for route in routes):
-        parts.append(f"{refuted} refuted, see the warnings")
+    meanings = {
+        Verdict.PROVEN: f"of {sum(counts.values())}",
+        Verdict.BY_EXCLUSION: "by exclusion: no other link carried the bytes",
+        Verdict.UNKNOWN: "not confirmed: there are no counters",
+        Verdict.REFUTED: "refuted, see the warnings",
+    }
+    parts = [f"{counts[verdict]} {meaning}" for verdict, meaning in meanings.items() if counts[verdict]]
     return f"Route confirmed by link counters: {', '.join(parts)}."
 
 

@@ -22,8 +22,8 @@ from egmctl.model.verdict import (
 )
 from egmctl.report import document as doc
 from egmctl.report.document import Body, Level, Tone, Words
-from egmctl.units import shortened
-from egmctl.verdict.yardsticks import PathClass, class_of
+from egmctl.units import grouped, shortened
+from egmctl.verdict.yardsticks import class_of
 
 GRADE_TONES = {Grade.FAIL: Tone.BAD, Grade.WARN: Tone.WARN}
 GRADE_MARKS = {Grade.FAIL: "!", Grade.WARN: "~"}
@@ -198,10 +198,7 @@ def _classes(report: RunReport) -> list[_Class]:
 
 
 def _unjudged(measurements: Sequence[Measurement]) -> list[_Class]:
-    members: dict[PathClass, list[Measurement]] = {}
-    for m in measurements:
-        if m.headline is not None and m.point.sms is None:
-            members.setdefault(class_of(m), []).append(m)
+    members = grouped((class_of(m), m) for m in measurements if m.headline is not None and m.point.sms is None)
     return [_Class(key.case, key.point, key.link, alike) for key, alike in members.items()]
 
 
@@ -260,9 +257,7 @@ def _grade(grade: Grade) -> doc.Span:
 
 def _culprits(culprits: Sequence[Culprit]) -> Iterator[Words]:
     """Say of each GPU or pair once what is out of line, with all classes that show it."""
-    merged: dict[tuple[str, Direction | None], list[Culprit]] = {}
-    for culprit in culprits:
-        merged.setdefault((culprit.label, culprit.direction), []).append(culprit)
+    merged = grouped(((culprit.label, culprit.direction), culprit) for culprit in culprits)
     for (label, direction), alike in sorted(merged.items(), key=lambda item: len(item[1][0].gpus)):
         first = alike[0]
         cases = shortened([culprit.path_class for culprit in alike], _SHOWN)
@@ -270,7 +265,7 @@ def _culprits(culprits: Sequence[Culprit]) -> Iterator[Words]:
 
 
 def _faults(report: RunReport, verdict: RunVerdict) -> Iterator[Words]:
-    """Say of each class that is not well what is wrong, with the paths; outliers have been told."""
+    """Say of each class that is not well what is wrong, with the paths; outliers are in the list above."""
     for warning in verdict.warnings:
         yield _grade(Grade.WARN), f" {warning}"
     judgements = {judged.measurement: judged.judgements for judged in verdict.judged}
@@ -296,13 +291,9 @@ def _faults(report: RunReport, verdict: RunVerdict) -> Iterator[Words]:
 def _references(verdict: RunVerdict) -> Iterator[str]:
     """Say where the expected values come from, and why there are none."""
     yield f"{f'profile {verdict.profile}' if verdict.profile else 'none'}: {verdict.profile_reason}"
-    sources: dict[str, list[str]] = {}
-    lacking: dict[str, list[str]] = {}
-    for path_class in verdict.classes:
-        if path_class.source is not None:
-            sources.setdefault(path_class.source, []).append(path_class.path_class)
-        if verdict.profile is not None and path_class.by_profile is Grade.NO_REFERENCE:
-            lacking.setdefault(path_class.reason, []).append(path_class.path_class)
+    sources = grouped((entry.source, entry.path_class) for entry in verdict.classes if entry.source is not None)
+    unknown = [entry for entry in verdict.classes if verdict.profile and entry.by_profile is Grade.NO_REFERENCE]
+    lacking = grouped((entry.reason, entry.path_class) for entry in unknown)
     for source, classes in sources.items():
         yield source if len(sources) == 1 else f"{source} ({shortened(classes, _SHOWN)})"
     for reason, classes in lacking.items():

@@ -15,7 +15,7 @@ from egmctl.report.route_words import routes_words
 from egmctl.report.views.bench_classes import Frame, tone_of
 from egmctl.report.views.bench_matrix import matrices
 from egmctl.report.views.bench_series import axis_of, series, swept, table_of
-from egmctl.units import format_size, printable
+from egmctl.units import format_size, grouped, printable
 
 _FAMILIES = {
     "egm": "Memory of NUMA nodes",
@@ -50,12 +50,10 @@ def families(report: RunReport) -> Iterator[tuple[str, Body]]:
 def _family(report: RunReport, family: str) -> _Tables:
     frame = Frame.of(report)
     members = [m for m in report.measurements if m.family == family]
-    groups: dict[object, list[Measurement]] = {}
+    # These series have sections of their own; UCX and life cycles have tables of their own.
     apart = tuple(swept(report))
-    for m in members:
-        # These series have sections of their own; UCX and life cycles have tables of their own.
-        if axis_of(m) not in apart and m.engine not in UCX_ENGINES and m.quantity is not Quantity.DURATION:
-            groups.setdefault(_table_of(m), []).append(m)
+    rest = [m for m in members if axis_of(m) not in apart and m.quantity is not Quantity.DURATION]
+    groups = grouped((_table_of(m), m) for m in rest if m.engine not in UCX_ENGINES)
     for alike in sorted(groups.values(), key=lambda group: group[0].quantity is Quantity.LATENCY):
         axis = axis_of(alike[0])
         single = axis is None or len({m.point for m in alike}) == 1
@@ -81,10 +79,7 @@ def _table_of(measurement: Measurement) -> object:
 
 def beside(measurements: Iterable[Measurement]) -> Matrix:
     """Return what the paths of cases by several processes give, beside what the same paths give within one process."""
-    cases: dict[str, list[Measurement]] = {}
-    for m in measurements:
-        if m.in_process and m.timed is not None:
-            cases.setdefault(m.case, []).append(m)
+    cases = grouped((m.case, m) for m in measurements if m.in_process and m.timed is not None)
     rows = []
     for case, paths in cases.items():
         unit, digits = ("ns", 1) if paths[0].quantity is Quantity.LATENCY else ("GB/s", 2)
@@ -106,12 +101,9 @@ def beside(measurements: Iterable[Measurement]) -> Matrix:
 
 def life_cycles(measurements: Iterable[Measurement]) -> Iterator[Matrix]:
     """Yield what the stages of the life of shared memory cost: the median over the pairs of each kind."""
-    cases: dict[str, list[Measurement]] = {}
-    for m in measurements:
-        cases.setdefault(m.case, []).append(m)
-    if not cases:
+    members = list(grouped((m.case, m) for m in measurements).values())
+    if not members:
         return
-    members = list(cases.values())
     # The longest list has all stages, and gives their order.
     lists = sorted(([stage.name for stage in m.stages] for paths in members for m in paths), key=len, reverse=True)
     stages = list(dict.fromkeys(name for names in lists for name in names)) or ["status"]
@@ -145,11 +137,11 @@ def messages(measurements: Sequence[Measurement]) -> Iterator[Matrix]:
     """Yield what UCX moved, one-sided and in messages, then its round trips."""
     moved = [m for m in measurements if m.quantity is Quantity.BANDWIDTH]
     trips = [m for m in measurements if m.quantity is Quantity.LATENCY]
-    rows = [(_between(m), _message(m)) for m in moved]
+    rows = [(m.path, _message(m)) for m in moved]
     # What each network device of a sender reaches alone: the nearest NIC, and what farther ones cost.
     rows += [
         (
-            _between(m),
+            m.path,
             {
                 "": f"by {device.name} alone",
                 "from": _memory(m.flows[0].source.memory),
@@ -165,7 +157,7 @@ def messages(measurements: Sequence[Measurement]) -> Iterator[Matrix]:
     stride = next((m.chase.stride_bytes for m in trips if m.chase), 0)
     yield grid(
         f"Round trips of {stride} bytes by UCX (us)",
-        [(_between(m), _round_trip(m)) for m in trips],
+        [(m.path, _round_trip(m)) for m in trips],
         notes=_ucx_verdicts(trips),
     )
 
@@ -204,11 +196,6 @@ def _memory(kind: MemoryKind) -> str:
     return HOST_NAMES.get(kind, "device")
 
 
-def _between(measurement: Measurement) -> str:
-    """Return the ranks of a path."""
-    return measurement.flows[0].path
-
-
 def _ucx_verdicts(measurements: Sequence[Measurement]) -> Iterator[str]:
     """Yield each verdict once, with the way that it is about as the table has it."""
     ways = {m.ucx.verdict: _way(m) for m in measurements if m.ucx is not None}
@@ -229,16 +216,11 @@ def _marked(measurement: Measurement, number: str | None) -> Cell:
 
 def _folded(report: RunReport) -> Iterator[Matrix]:
     """Yield for each case a table of its routes, with the paths and the GPUs that are farthest behind."""
-    cases: dict[str, list[Measurement]] = {}
-    for m in report.measurements:
-        if m.headline is not None:
-            cases.setdefault(m.case, []).append(m)
+    cases = grouped((m.case, m) for m in report.measurements if m.headline is not None)
     for case, measurements in cases.items():
         first = measurements[0]
         unit, digits = ("ns", 1) if first.quantity is Quantity.LATENCY else ("GB/s", 2)
-        by_route: dict[str, list[float]] = {}
-        for m in measurements:
-            by_route.setdefault(routes_words(flow.route for flow in m.flows), []).append(_value(m))
+        by_route = grouped((routes_words(flow.route for flow in m.flows), _value(m)) for m in measurements)
         rows = [
             (route, {"paths": str(len(values))} | _spread("median", values, digits))
             for route, values in by_route.items()
@@ -249,9 +231,7 @@ def _folded(report: RunReport) -> Iterator[Matrix]:
 
 def _behind(measurements: Sequence[Measurement], digits: int) -> Iterator[str]:
     """Say which paths, and the paths of which GPUs, are farthest behind the others over the same links."""
-    usual: dict[str, list[float]] = {}
-    for m in measurements:
-        usual.setdefault(m.flows[0].route.symbol, []).append(_value(m))
+    usual = grouped((m.flows[0].route.symbol, _value(m)) for m in measurements)
     medians = {link: median(values) for link, values in usual.items()}
     sign = -1 if measurements[0].quantity is Quantity.LATENCY else 1
     shares = [(_value(m) / medians[m.flows[0].route.symbol], m) for m in measurements]
@@ -259,9 +239,7 @@ def _behind(measurements: Sequence[Measurement], digits: int) -> Iterator[str]:
     yield "farthest behind: " + ", ".join(
         f"{m.flows[0].path}{' and others' if len(m.flows) > 1 else ''} {_value(m):.{digits}f}" for m in worst
     )
-    by_gpu: dict[str, list[float]] = {}
-    for share, m in shares:
-        by_gpu.setdefault(m.flows[0].initiator_label, []).append(share)
+    by_gpu = grouped((m.flows[0].initiator_label, share) for share, m in shares)
     behind = {label: median(values) for label, values in by_gpu.items() if len(by_gpu) > 1}
     odd = sorted((sign * share, label) for label, share in behind.items() if abs(share - 1) > _USUAL_DIFFERENCE)
     if odd:

@@ -13,7 +13,7 @@ from egmctl.model.task import Chase, ChaseOrder, Endpoint, Engine, Flow, Pattern
 from egmctl.report.document import Better, Cell, Matrix
 from egmctl.report.route_words import route_words
 from egmctl.report.views.bench_classes import Frame
-from egmctl.units import format_size, several
+from egmctl.units import format_size, grouped, several
 
 _ONE_ROW = (Pattern.RING, Pattern.BISECT, Pattern.LOCAL)
 """Every GPU is the source of one flow: one row tells all."""
@@ -48,9 +48,7 @@ def matrices(measurements: Sequence[Measurement], frame: Frame) -> Iterator[Matr
 
 def routes(measurements: Sequence[Measurement]) -> Iterator[str]:
     """Say which route each cell is expected to take: in one line where it is the same for all."""
-    cells: dict[str, list[Flow]] = {}
-    for flow in (flow for measurement in measurements for flow in measurement.flows):
-        cells.setdefault(route_words(flow.route), []).append(flow)
+    cells = grouped((route_words(flow.route), flow) for measurement in measurements for flow in measurement.flows)
     for words, flows in cells.items():
         if len(cells) == 1:
             yield words

@@ -9,38 +9,26 @@ from egmctl.bench.plan.task import shortened as shortened_task
 from egmctl.model.listing import CaseCost, CaseList, JobCost, ListedCase, PlanReport
 from egmctl.model.machine import OriginKind
 from egmctl.model.task import Quantity
-from egmctl.report.document import (
-    Block,
-    Bullets,
-    Document,
-    Entry,
-    KeyValues,
-    Level,
-    Paragraph,
-    Section,
-    Tone,
-    table,
-)
-from egmctl.units import format_size, several, shortened
+from egmctl.report import document as doc
+from egmctl.report.document import Level, Tone
+from egmctl.units import format_size, grouped, several, shortened
 
 
-def cases_document(cases: CaseList) -> Document:
+def cases_document(cases: CaseList) -> doc.Document:
     """Return each case with the number of its measurements that would run, and why others would not."""
-    families = dict.fromkeys(case.family for case in cases.cases)
-    reasons: dict[str, list[str]] = {}
-    for case in cases.cases:
-        for reason in case.reasons or ([] if case.measurements else ["needs two GPUs"]):
-            reasons.setdefault(reason, []).append(case.name)
+    families = grouped((case.family, case) for case in cases.cases)
+    stops = ((case.name, case.reasons or ([] if case.measurements else ["needs two GPUs"])) for case in cases.cases)
+    reasons = grouped((reason, name) for name, case_reasons in stops for reason in case_reasons)
     skipped = tuple(f"{shortened(names, _NAMED)}: {reason}" for reason, names in reasons.items())
     about = tuple((case.name, case.description) for case in cases.cases)
-    return Document(
+    return doc.Document(
         command="egmctl bench --list",
         subject=several(len(cases.cases), "case"),
         body=(
-            *(_family(family, [case for case in cases.cases if case.family == family]) for family in families),
-            Section(title="Skipped", body=(Bullets(items=skipped),)),
-            Section(title="Suites", body=(KeyValues(rows=tuple(cases.suites.items())),)),
-            Section(title="What they measure", body=(KeyValues(rows=about),), level=Level.VERBOSE),
+            *(_family(family, members) for family, members in families.items()),
+            doc.Section("Skipped", (doc.Bullets(skipped),)),
+            doc.Section("Suites", (doc.KeyValues(tuple(cases.suites.items())),)),
+            doc.Section("What they measure", (doc.KeyValues(about),), level=Level.VERBOSE),
         ),
     )
 
@@ -49,17 +37,19 @@ _NAMED = 2
 """Cases that are named with the reason why they would not run."""
 
 
-def _family(family: str, cases: list[ListedCase]) -> Section:
+def _family(family: str, cases: list[ListedCase]) -> doc.Section:
     rows = ((case.name, f"{case.runnable} of {case.measurements}", ", ".join(case.axes)) for case in cases)
-    return Section(title=family, body=(table(("case", "would run", "--sweep"), rows, right=("would run",)),))
+    return doc.Section(family, (doc.table(("case", "would run", "--sweep"), rows, right=("would run",)),))
 
 
-def plan_document(plan: PlanReport) -> Document:
+def plan_document(plan: PlanReport) -> doc.Document:
     """Return the steps of a plan, the memory that they hold, and about how long they take."""
-    return Document(command="egmctl bench --dry-run", subject=several(len(plan.steps), "step"), body=tuple(_plan(plan)))
+    return doc.Document(
+        command="egmctl bench --dry-run", subject=several(len(plan.steps), "step"), body=tuple(_plan(plan))
+    )
 
 
-def _plan(plan: PlanReport) -> Iterator[Block]:
+def _plan(plan: PlanReport) -> Iterator[doc.Block]:
     by_case: dict[str, list[tuple[str, str, str]]] = {}
     for number, step in enumerate(plan.steps, 1):
         tasks = [plan.tasks[place] for place in step.tasks]
@@ -71,22 +61,22 @@ def _plan(plan: PlanReport) -> Iterator[Block]:
         alone = ", once more alone" if step.proof else ""
         by_case.setdefault(task.name, []).append((f"{number:>4}", f"{paths}{alone}", f"{much}, {step.seconds:.2f} s"))
     for case, rows in by_case.items():
-        yield Section(title=case, body=(table(("", "", ""), rows, wrap=("",)),))
+        yield doc.Section(case, (doc.table(("", "", ""), rows, wrap=("",)),))
     waived = Counter(task.waiver for task in plan.tasks if task.waivers)
     reasons = (*(f"{count}: {reason}" for reason, count in waived.items()), *plan.notes)
     if reasons:
-        yield Section(title="Not measured", body=(Bullets(items=reasons),))
+        yield doc.Section("Not measured", (doc.Bullets(reasons),))
     if plan.memory:
         held = tuple(f"{memory.place}: {format_size(memory.bytes)}" for memory in plan.memory)
-        yield Section(title="Peak memory", body=(Bullets(items=held),))
+        yield doc.Section("Peak memory", (doc.Bullets(held),))
     runnable = several(sum(not task.waivers for task in plan.tasks), "measurement")
     time = f"{plan.seconds:.0f} s" if plan.seconds < 7200 else duration(plan.seconds)
-    yield Paragraph(
-        words=f"{runnable} in {several(len(plan.steps), 'step')}, {plan.bytes_moved / 1e12:.2f} TB, about {time}"
+    yield doc.Paragraph(
+        f"{runnable} in {several(len(plan.steps), 'step')}, {plan.bytes_moved / 1e12:.2f} TB, about {time}"
     )
 
 
-def cost_document(cost: JobCost) -> Document:
+def cost_document(cost: JobCost) -> doc.Document:
     """Return what measuring a large machine would cost, case by case: ``--dry-run --ranks``."""
     name = cost.origin.name if cost.origin.kind is not OriginKind.LIVE else "this one"
     heads = ("", "measured", "steps", "TB moved", "time", "held")
@@ -99,14 +89,14 @@ def cost_document(cost: JobCost) -> Document:
         format_size(max(case.held_bytes for case in cost.costs)),
     )
     nothing = "Nothing was measured; all nodes are assumed to be one NVLink domain."
-    return Document(
+    return doc.Document(
         command="egmctl bench --dry-run",
         subject=f"{cost.ranks} GPUs",
         body=(
-            Paragraph(words=f"Cost: {several(cost.ranks, 'GPU')} on {several(cost.nodes, 'node')} like {name}"),
-            Paragraph(words=nothing, tone=Tone.DIM),
-            table(heads, (*map(_cells, cost.costs), total), right=heads[1:]),
-            *(Entry(word="!", tone=Tone.WARN, title=line) for line in _breaks(cost)),
+            doc.Paragraph(f"Cost: {several(cost.ranks, 'GPU')} on {several(cost.nodes, 'node')} like {name}"),
+            doc.Paragraph(nothing, tone=Tone.DIM),
+            doc.table(heads, (*map(_cells, cost.costs), total), right=heads[1:]),
+            *(doc.Entry("!", Tone.WARN, line) for line in _breaks(cost)),
         ),
     )
 

@@ -14,7 +14,7 @@ from egmctl.model.task import UCX_ENGINES, Axis, Quantity
 from egmctl.report.document import EMPTY, Cell, Chart, Matrix, Point, Series, columns_of
 from egmctl.report.views.bench_classes import Frame
 from egmctl.report.views.bench_matrix import bandwidth_caption, latency_caption, routes
-from egmctl.units import MIB, format_size, shortened
+from egmctl.units import MIB, format_size, grouped, shortened
 
 KNEE = 1.1
 """A latency so many times that of :data:`KNEE_FROM_BYTES` is called a knee."""
@@ -27,6 +27,8 @@ MARK = "^"
 """The sign of the point of a curve that a note explains."""
 _ALL = math.inf
 """The place on the axis of a GPU's number of SMs that is not known."""
+_Curve = Mapping[float, Sequence[Measurement]]
+"""The measurements at each place of an axis."""
 
 
 def knee(latencies_ns: Mapping[float, float]) -> float | None:
@@ -152,11 +154,8 @@ def swept(report: RunReport) -> Iterator[Axis]:
 
 def all_series(report: RunReport, axis: Axis) -> Iterator[Matrix | Chart]:
     """Yield the series of a run along an axis: a table for each case, or for each size where cases share a table."""
-    tables: dict[object, list[Measurement]] = {}
-    for m in report.measurements:
-        if axis_of(m) is axis and m.engine not in UCX_ENGINES:
-            tables.setdefault(table_of(m), []).append(m)
-    for members in tables.values():
+    on_axis = [m for m in report.measurements if axis_of(m) is axis and m.engine not in UCX_ENGINES]
+    for members in grouped((table_of(m), m) for m in on_axis).values():
         yield from series(axis, members, Frame.of(report))
 
 
@@ -177,22 +176,16 @@ def series(axis: Axis, measurements: Sequence[Measurement], frame: Frame) -> Ite
     """
     look = LOOKS[axis]
     points = {_place(axis, m): m.point for m in measurements}
-    curves: dict[tuple[str, ...], dict[float, list[Measurement]]] = {}
-    for m in measurements:
-        curves.setdefault(look.curve(m), {}).setdefault(_place(axis, m), []).append(m)
     curves = {
-        name: curve
-        for name, curve in curves.items()
-        if any(m.status is not Status.WAIVED for members in curve.values() for m in members)
+        name: grouped((_place(axis, m), m) for m in members)
+        for name, members in grouped((look.curve(m), m) for m in measurements).items()
+        if any(m.status is not Status.WAIVED for m in members)
     }
     if not curves:
         return
     first = next(m for members in next(iter(curves.values())).values() for m in members)
     places = sorted({place for curve in curves.values() for place in curve})
-    groups = tuple(
-        _columns(look, name, [curve.get(place, []) for place in places], places, frame)
-        for name, curve in curves.items()
-    )
+    groups = tuple(_columns(look, name, curve, places, frame) for name, curve in curves.items())
     notes = (*routes(measurements), look.note)
     yield Matrix(
         caption=look.caption(first),
@@ -201,9 +194,7 @@ def series(axis: Axis, measurements: Sequence[Measurement], frame: Frame) -> Ite
         rows=tuple(str(points[place]) for place in places),
         groups=groups,
     )
-    drawings: dict[str, list[tuple[str, ...]]] = {}
-    for name in curves:
-        drawings.setdefault(" ".join(name[:-1]) if look.apart else "", []).append(name)
+    drawings = grouped((" ".join(name[:-1]) if look.apart else "", name) for name in curves)
     for path, names in drawings.items():
         drawn = [m for name in names for members in curves[name].values() for m in members]
         yield Chart(
@@ -218,13 +209,13 @@ def series(axis: Axis, measurements: Sequence[Measurement], frame: Frame) -> Ite
 
 
 def _columns(
-    look: Look, name: tuple[str, ...], members: Sequence[Sequence[Measurement]], places: Sequence[float], frame: Frame
+    look: Look, name: tuple[str, ...], curve: _Curve, places: Sequence[float], frame: Frame
 ) -> tuple[Series, ...]:
-    """Return the columns of a curve; ``members`` are the measurements at each place."""
-    digits = 1 if _unit(next(m for paths in members for m in paths)) == "ns" else 2
-    values = {place: figures for place, paths in zip(places, members, strict=True) if (figures := _values(paths))}
+    """Return the columns of a curve, with a row for each of the places that the curves of the table have."""
+    digits = 1 if _unit(next(m for paths in curve.values() for m in paths)) == "ns" else 2
+    values = {place: figures for place, paths in curve.items() if (figures := _values(paths))}
     columns: dict[tuple[str, ...], Sequence[str | Cell]] = {}
-    if (count := max(map(len, members))) > 1:
+    if (count := max(map(len, curve.values()))) > 1:
         picks: Mapping[str, Callable[[Sequence[float]], float]] = {"median": median, "min": min, "max": max}
         for word, pick in picks.items():
             header = (*name, f"{count} paths", word) if not columns else (word,)
@@ -232,17 +223,17 @@ def _columns(
     else:
         marked = look.marked({place: figures[0] for place, figures in values.items()})
         cells = []
-        for place, paths in zip(places, members, strict=True):
+        for place in places:
             value = values[place][0] if place in values else None
-            cell = frame.number(paths[0], value, digits=digits, compared=False) if paths else EMPTY
+            cell = frame.number(curve[place][0], value, digits=digits, compared=False) if place in curve else EMPTY
             cells.append(replace(cell, mark=f"{cell.mark}{MARK}") if place == marked else cell)
         columns[name] = cells
         for word, show in look.beside.items():
-            columns[word,] = [show(paths[0]) if paths else "-" for paths in members]
+            columns[word,] = [show(curve[place][0]) if place in curve else "-" for place in places]
     return tuple(column for (column,) in columns_of(columns))
 
 
-def _points(look: Look, curve: Mapping[float, Sequence[Measurement]]) -> Iterator[Point]:
+def _points(look: Look, curve: _Curve) -> Iterator[Point]:
     """Yield the points of a curve: of one path with the span of its samples, of several with theirs."""
     for place, paths in sorted(curve.items(), key=lambda item: item[0]):
         values = _values(paths)

@@ -15,7 +15,7 @@ from egmctl.report.document import Level, Tone, Words
 from egmctl.report.views.causes import advice as finding_advice
 from egmctl.report.views.causes import finding_entry
 from egmctl.report.views.causes import title as finding_title
-from egmctl.units import format_size, listed, natural, several, shortened
+from egmctl.units import format_size, grouped, listed, natural, several, shortened
 
 _TONES = {Outcome.WORSE: Tone.BAD, Outcome.BETTER: Tone.GOOD, Outcome.DIFFERENT: Tone.WARN, Outcome.SAME: Tone.GOOD}
 _THINGS = {Command.BENCH: "path", Command.BRINGUP: "path", Command.DOCTOR: "finding"}
@@ -187,10 +187,7 @@ def _entry(comparison: Comparison, row: Affected) -> doc.Entry:
 
 def _medians(paths: Iterable[PathDifference]) -> Iterator[str]:
     """Say of each case what paths of one node reach, and what those of all nodes do."""
-    cases: dict[str, list[PathDifference]] = {}
-    for path in paths:
-        cases.setdefault(f"{_name(path)} ({path.unit})", []).append(path)
-    for name, alike in cases.items():
+    for name, alike in grouped((f"{_name(path)} ({path.unit})", path) for path in paths).items():
         own = median(path.value for path in alike if path.value is not None)
         usual = median(path.reference for path in alike if path.reference is not None)
         yield f"{name}: {own:.2f}, all nodes {usual:.2f}"

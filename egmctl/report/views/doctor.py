@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from egmctl.model.finding import TOLD, Cause, Diagnosis, Finding, Guard, Remedy, Status, causes
+from egmctl.model.finding import TOLD, Cause, Diagnosis, Finding, Guard, Status, causes
 from egmctl.model.listing import CheckEntry, CheckList
 from egmctl.model.machine import OriginKind
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words
 from egmctl.report.views.causes import TONES, finding_entry, title
 from egmctl.report.views.machine import banners, machine_section, subject
-from egmctl.units import several, shortened
+from egmctl.units import grouped, several, shortened
 
 _TITLES = {Status.UNKNOWN: "Not determined", Status.PASS: "Passed", Status.SKIP: "Does not apply"}
 _NAMED = 12
@@ -123,10 +123,7 @@ def _notes(diagnosis: Diagnosis, roots: Sequence[Cause]) -> Iterator[doc.Block]:
     """Yield what is worth knowing: advice on what could not be determined, and which checks could not be."""
     explained = {id(finding) for cause in roots for finding in cause.explains}
     unknown = [f for f in diagnosis.findings if f.status is Status.UNKNOWN and id(f) not in explained]
-    alike: dict[tuple[str, Remedy | None], list[Finding]] = {}
-    for finding in unknown:
-        if finding.remedy is not None:
-            alike.setdefault((title(finding), finding.remedy), []).append(finding)
+    alike = grouped(((title(finding), finding.remedy), finding) for finding in unknown if finding.remedy is not None)
     for findings in alike.values():
         checks = ", ".join(dict.fromkeys(finding.check for finding in findings))
         yield replace(finding_entry(findings[0], level=Level.NORMAL), id=checks)

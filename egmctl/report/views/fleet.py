@@ -13,7 +13,7 @@ from egmctl.model.record import Command
 from egmctl.report import document as doc
 from egmctl.report.document import Better, Level, Tone
 from egmctl.report.views.compare import FILES, FINDINGS, banners, compare_document, heading
-from egmctl.units import natural, several
+from egmctl.units import grouped, natural, several
 
 CAUSES_SHOWN = 12
 """Causes that are told without -v: one missing GPU fails dozens of measurements."""
@@ -105,10 +105,8 @@ def _words(line: GroupLine) -> str:
 
 def _causes(report: FleetReport) -> Iterator[doc.Entry]:
     """Yield each thing that is wrong once, with the nodes where it is, the most frequent first."""
-    groups: dict[GroupLine, list[NodeGroup]] = {}
-    for group in report.groups:
-        for line in dict.fromkeys(line for line in group.lines if line.status):
-            groups.setdefault(line, []).append(group)
+    pairs = ((line, group) for group in report.groups for line in dict.fromkeys(group.lines))
+    groups = grouped((line, group) for line, group in pairs if line.status)
     counts = {line: sum(len(group.nodes) for group in alike) for line, alike in groups.items()}
     for line in sorted(groups, key=lambda line: (_rank(line.status), -counts[line])):
         nodes = ",".join(group.folded for group in groups[line])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,38 +11,24 @@ from egmctl.model.listing import History, KeptRun, MachineList, ShippedMachine
 from egmctl.model.machine import Machine
 from egmctl.model.profile import MatchResult, Profile, ProfileList, Reference, Signature
 from egmctl.model.task import named
-from egmctl.report.document import (
-    Block,
-    Bullets,
-    Document,
-    Entry,
-    Level,
-    Matrix,
-    Paragraph,
-    Section,
-    Span,
-    Tone,
-    Verdict,
-    table,
-)
+from egmctl.report import document as doc
+from egmctl.report.document import Level, Tone
 from egmctl.report.views.machine import banners, subject
 from egmctl.topology.platform import platform
-from egmctl.units import several
+from egmctl.units import grouped, several
 
 _TONES: Mapping[int, Tone] = {ExitCode.OK: Tone.GOOD, ExitCode.FAILED: Tone.BAD}
 
 
-def history_document(history: History) -> Document:
+def history_document(history: History) -> doc.Document:
     """Return the list, the latest run last; the files with ``-v`` and on a page."""
     runs = history.runs
     if not runs:
-        body: tuple[Paragraph | Matrix | Section, ...] = (
-            Paragraph(words="No bench run of this node is kept; 'egmctl bench' keeps one.", level=Level.SUMMARY),
-        )
+        nothing = "No bench run of this node is kept; 'egmctl bench' keeps one."
+        body: tuple[doc.Block, ...] = (doc.Paragraph(nothing, level=Level.SUMMARY),)
     else:
-        ended = Counter(run.exit_code is not None for run in runs)
-        unfinished = f", {ended[False]} of them did not end" if ended[False] else ""
         finished = [run for run in runs if run.exit_code is not None]
+        unfinished = f", {len(runs) - len(finished)} of them did not end" if len(finished) < len(runs) else ""
         places = {id(run): len(finished) - 1 - place for place, run in enumerate(finished)}
         rows = (
             (
@@ -51,22 +36,19 @@ def history_document(history: History) -> Document:
                 run.started_at.replace("T", " ").removesuffix("Z").removesuffix("+00:00"),
                 str(len(run.gpus)),
                 f"{run.ok} of {run.measurements}",
-                Span(run.ending, _tone(run)),
+                doc.Span(run.ending, _tone(run)),
             )
             for run in runs
         )
         count = f"{several(len(runs), 'bench run')} kept{unfinished}"
         body = (
-            Paragraph(
-                words=f"{count}, the latest last. 'egmctl show FILE' shows one, 'egmctl compare last' the last two."
+            doc.Paragraph(
+                f"{count}, the latest last. 'egmctl show FILE' shows one, 'egmctl compare last' the last two."
             ),
-            table(("run", "began (UTC)", "GPUs", "ok", "ending"), rows, right=("GPUs", "ok"), wrap=("ending",)),
-            Section(
-                title="Files",
-                body=(table(("began", "file"), ((run.started_at, run.file) for run in runs)),),
-            ),
+            doc.table(("run", "began (UTC)", "GPUs", "ok", "ending"), rows, right=("GPUs", "ok"), wrap=("ending",)),
+            doc.Section("Files", (doc.table(("began", "file"), ((run.started_at, run.file) for run in runs)),)),
         )
-    return Document(command="egmctl history", subject=several(len(runs), "bench run"), body=body)
+    return doc.Document(command="egmctl history", subject=several(len(runs), "bench run"), body=body)
 
 
 def _name(place: int | None) -> str:
@@ -78,18 +60,18 @@ def _tone(run: KeptRun) -> Tone:
     return Tone.WARN if run.exit_code is None else _TONES.get(run.exit_code, Tone.WARN)
 
 
-def machines_document(listed: MachineList) -> Document:
+def machines_document(listed: MachineList) -> doc.Document:
     """Return each machine's name, whether it was recorded or modelled, and what it is."""
-    return Document(
+    return doc.Document(
         command="egmctl topo --machine list",
         subject=f"{len(listed.machines)} machines",
         body=tuple(map(_entry, listed.machines)),
     )
 
 
-def _entry(machine: ShippedMachine) -> Entry:
-    about = (Paragraph(words=machine.description, tone=Tone.DIM),) if machine.description else ()
-    return Entry(word=machine.name, tone=Tone.STRONG, title=f"{machine.origin.value}: {machine.platform}", body=about)
+def _entry(machine: ShippedMachine) -> doc.Entry:
+    about = (doc.Paragraph(machine.description, tone=Tone.DIM),) if machine.description else ()
+    return doc.Entry(machine.name, Tone.STRONG, f"{machine.origin.value}: {machine.platform}", body=about)
 
 
 def machine_list(machines: Sequence[Machine]) -> MachineList:
@@ -107,7 +89,7 @@ def machine_list(machines: Sequence[Machine]) -> MachineList:
     )
 
 
-def profiles_document(profiles: ProfileList) -> Document:
+def profiles_document(profiles: ProfileList) -> doc.Document:
     """Return the list of profiles in the order in which they are asked; of a single one all that it says.
 
     Of those that do not ship the file is shown.
@@ -115,26 +97,20 @@ def profiles_document(profiles: ProfileList) -> Document:
     if len(profiles.profiles) == 1:
         return profile_document(profiles.profiles[0].profile)
     shipped = profiles_dir()
-    entries = tuple(
-        Entry(
-            word=entry.profile.name,
-            tone=Tone.STRONG,
-            title=entry.profile.title
-            if Path(entry.file).parent == shipped
-            else f"{entry.profile.title} ({entry.file})",
-            body=(Paragraph(words=_kinds(entry.profile), tone=Tone.DIM),),
-        )
-        for entry in profiles.profiles
-    )
-    return Document(command="egmctl profile list", subject=f"{len(entries)} profiles", body=entries)
+    entries = []
+    for entry in profiles.profiles:
+        file = "" if Path(entry.file).parent == shipped else f" ({entry.file})"
+        kinds = doc.Paragraph(_kinds(entry.profile), tone=Tone.DIM)
+        entries.append(doc.Entry(entry.profile.name, Tone.STRONG, f"{entry.profile.title}{file}", body=(kinds,)))
+    return doc.Document(command="egmctl profile list", subject=f"{len(entries)} profiles", body=tuple(entries))
 
 
-def profile_document(profile: Profile) -> Document:
+def profile_document(profile: Profile) -> doc.Document:
     """Return one profile: how it is recognised, links, references and the sources of every number."""
     marks = {name: f"[{place}]" for place, name in enumerate(profile.sources, 1)}
-    body: list[Block] = [
-        Paragraph(words=f"{profile.name}: {profile.title}"),
-        Section(title="Recognised by", body=(Bullets(items=tuple(_signature(profile.match))),)),
+    body: list[doc.Block] = [
+        doc.Paragraph(f"{profile.name}: {profile.title}"),
+        doc.Section("Recognised by", (doc.Bullets(tuple(_signature(profile.match))),)),
     ]
     if profile.links:
         heads = ("", "links", "GB/s each", "payload", "GB/s", "source")
@@ -149,31 +125,28 @@ def profile_document(profile: Profile) -> Document:
             )
             for link in profile.links
         )
-        body.append(Section(title="Links, one direction", body=(table(heads, rows, right=heads[1:]),)))
+        body.append(doc.Section("Links, one direction", (doc.table(heads, rows, right=heads[1:]),)))
     if profile.references:
-        links = dict.fromkeys(reference.link for reference in profile.references)
-        tables = tuple(
-            _references(link, [reference for reference in profile.references if reference.link == link], marks)
-            for link in links
-        )
-        body.append(Section(title="References (GB/s, latencies in ns)", body=tables))
+        by_link = grouped((reference.link, reference) for reference in profile.references)
+        tables = tuple(_references(link, references, marks) for link, references in by_link.items())
+        body.append(doc.Section("References (GB/s, latencies in ns)", tables))
     sources = tuple(
         f"{marks[name]} {source}{f' {source.url}' if source.url else ''}" for name, source in profile.sources.items()
     )
-    body.append(Section(title="Sources", body=(Bullets(items=sources),)))
-    return Document(command="egmctl profile show", subject=profile.name, body=tuple(body))
+    body.append(doc.Section("Sources", (doc.Bullets(sources),)))
+    return doc.Document(command="egmctl profile show", subject=profile.name, body=tuple(body))
 
 
-def match_document(result: MatchResult) -> Document:
+def match_document(result: MatchResult) -> doc.Document:
     """Return which profile a machine is of, and by what; or why it is of none."""
-    points: tuple[Bullets, ...] = ()
+    points: tuple[doc.Bullets, ...] = ()
     if result.profile is None:
-        verdict = Verdict(word="Profile", tone=Tone.WARN, sentence=f"none: {result.reason}")
+        verdict = doc.Verdict("Profile", Tone.WARN, f"none: {result.reason}")
     else:
-        verdict = Verdict(word="Profile", tone=Tone.GOOD, sentence=result.profile)
+        verdict = doc.Verdict("Profile", Tone.GOOD, result.profile)
         (match,) = (match for match in result.matches if match.profile == result.profile)
-        points = (Bullets(items=tuple(point.reason for point in match.points)),)
-    return Document(
+        points = (doc.Bullets(tuple(point.reason for point in match.points)),)
+    return doc.Document(
         command="egmctl profile match",
         subject=subject(result.origin),
         banners=banners(result.origin),
@@ -198,7 +171,7 @@ def _signature(match: Signature) -> list[str]:
     return lines
 
 
-def _references(link: str, references: Sequence[Reference], marks: dict[str, str]) -> Matrix:
+def _references(link: str, references: Sequence[Reference], marks: dict[str, str]) -> doc.Matrix:
     rows = tuple(
         (
             named(reference.case, reference.point) + (f", {reference.flows} flows" if reference.flows else ""),
@@ -211,7 +184,7 @@ def _references(link: str, references: Sequence[Reference], marks: dict[str, str
         for reference in references
     )
     heads = ("typical", "warn", "fail", "source")
-    return table((link, *heads), rows, right=heads)
+    return doc.table((link, *heads), rows, right=heads)
 
 
 def _number(value: float | None) -> str:

@@ -9,7 +9,7 @@ from functools import partial
 from egmctl.facts.redact import redact
 from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.report.document import Block, KeyValues, Level, Matrix, Section, table
-from egmctl.units import counted, format_kernel_list, format_size, gpu_name, printable
+from egmctl.units import counted, format_kernel_list, format_size, gpu_name, grouped, printable
 
 
 def banners(origin: Origin) -> tuple[str, ...]:
@@ -49,9 +49,8 @@ def _machine(machine: Machine) -> Iterator[Block]:
 
 def numa_rows(machine: Machine) -> tuple[tuple[str, str], ...]:
     """Return the ids and the description of the NUMA nodes, those that are alike in one row."""
-    alike: dict[tuple[str, str, int | None], list[int]] = {}
-    for node in (machine.host.numa_nodes if machine.host else None) or ():
-        alike.setdefault((node.kind.value, node.cpus, node.memory_total_bytes), []).append(node.id)
+    nodes = (machine.host.numa_nodes if machine.host else None) or ()
+    alike = grouped(((node.kind.value, node.cpus, node.memory_total_bytes), node.id) for node in nodes)
     lines = []
     for (kind, cpus, memory), ids in alike.items():
         each = " each" if len(ids) > 1 else ""

@@ -17,7 +17,7 @@ from egmctl.model.host import Nic
 from egmctl.model.route import LinkClass, LinkKind
 from egmctl.report.render.page import element
 from egmctl.topology.access import obstacle
-from egmctl.topology.links import Link, active_nvlinks, nvlink
+from egmctl.topology.links import NEAR, Link, active_nvlinks, nvlink
 from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.topology.topology import Topology
 from egmctl.units import counted, format_size, gpu_name
@@ -318,12 +318,7 @@ def _behind_switches(topology: Topology) -> dict[str, list[str]]:
     """Return the NICs below the same PCIe switch as a GPU, each with the nearest such GPU."""
     nics: dict[str, list[str]] = {}
     for nic in topology.nics:
-        near = [
-            gpu
-            for kind in (LinkClass.PIX, LinkClass.PXB)
-            for gpu in topology.gpus
-            if topology.link(gpu, nic).kind is kind
-        ]
+        near = [gpu for kind in NEAR for gpu in topology.gpus if topology.link(gpu, nic).kind is kind]
         if near:
             nics.setdefault(near[0], []).append(nic)
     return nics

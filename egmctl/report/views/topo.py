@@ -17,12 +17,12 @@ from egmctl.report import document as doc
 from egmctl.report.document import Align, Level, Tone
 from egmctl.report.views.machine import banners, machine_section, numa_rows, subject
 from egmctl.topology.access import obstacle
-from egmctl.topology.links import Link, nvlink
+from egmctl.topology.links import NEAR, Link, nvlink
 from egmctl.topology.notes import NoteKind
 from egmctl.topology.platform import PlatformKind, own_node
 from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.topology.topology import Topology
-from egmctl.units import format_kernel_list, gpu_name, natural, printable, several, shortened
+from egmctl.units import format_kernel_list, gpu_name, grouped, natural, printable, several, shortened
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -32,7 +32,7 @@ _FEW = 8
 
 
 def _devices(topology: Topology) -> Iterator[doc.Block]:
-    """Yield whose indices are shown, then the NUMA nodes, each GPU, the NICs, and a modelled machine's sources."""
+    """Yield how GPUs are numbered, then the NUMA nodes, each GPU, the NICs, and a modelled machine's sources."""
     numbers = "GPU indices are NVML's, as in nvidia-smi, whatever CUDA_VISIBLE_DEVICES says."
     yield doc.Paragraph(numbers, tone=Tone.DIM)
     yield _part("NUMA nodes", numa_rows(topology.machine))
@@ -101,12 +101,10 @@ def _atomics(topology: Topology, gpu: Gpu) -> Iterator[tuple[str, str]]:
     """Yield the atomic operations that links to host memory and to peers do natively, peers that are alike at once."""
     if gpu.cuda is not None:
         yield "host atomics", _atomics_words(gpu.cuda, "host_atomics", gpu.cuda.host_atomics)
-    peers: dict[str, list[str]] = {}
-    for label, peer in topology.gpus.items():
-        pair = topology.machine.pair(gpu.bus_id, peer.bus_id) if peer is not gpu else None
-        if pair is not None and (words := _atomics_words(pair, "atomics", pair.atomics)):
-            peers.setdefault(words, []).append(label)
-    yield from (("peer atomics", f"{' '.join(labels)}: {words}") for words, labels in peers.items())
+    others = ((label, peer.bus_id) for label, peer in topology.gpus.items() if peer is not gpu)
+    pairs = ((label, topology.machine.pair(gpu.bus_id, bus_id)) for label, bus_id in others)
+    peers = grouped((_atomics_words(pair, "atomics", pair.atomics), label) for label, pair in pairs if pair is not None)
+    yield from (("peer atomics", f"{' '.join(labels)}: {words}") for words, labels in peers.items() if words)
 
 
 def _atomics_words(record: Record, field: str, atomics: Mapping[str, tuple[str, ...]] | None) -> str:
@@ -116,9 +114,7 @@ def _atomics_words(record: Record, field: str, atomics: Mapping[str, tuple[str, 
         if unread is None or unread.reason is Reason.NOT_STATED:
             return ""
         return f"unknown, {unread.reason}: {printable(unread.detail)}"
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for operation, words in atomics.items():
-        alike.setdefault(words, []).append(operation)
+    alike = grouped((words, operation) for operation, words in atomics.items())
     return "; ".join(f"{' '.join(names)}: {' '.join(words) or 'none'}" for words, names in alike.items())
 
 
@@ -134,9 +130,9 @@ def _nvlinks(links: tuple[NvLink, ...] | None, count: int | None) -> str:
     active = [link for link in links if link.active]
     speeds = sorted({link.speed_mb_s for link in active if link.speed_mb_s is not None})
     parts = [f"{len(active)} of {max(count or 0, len(links))} active", *(f"{speed} MB/s each" for speed in speeds)]
-    remotes: dict[str, list[int]] = {}
-    for link in active:
-        remotes.setdefault(f"{link.remote_type or 'unknown'} {link.remote_bus_id or ''}".strip(), []).append(link.link)
+    remotes = grouped(
+        (f"{link.remote_type or 'unknown'} {link.remote_bus_id or ''}".strip(), link.link) for link in active
+    )
     return ", ".join((*parts, *(f"{format_kernel_list(numbers)} to {remote}" for remote, numbers in remotes.items())))
 
 
@@ -191,8 +187,6 @@ def _unread(gpu: Gpu) -> Iterator[tuple[str, str]]:
 
 _TONES = {NoteKind.HIDDEN: Tone.BAD, NoteKind.DEGRADED: Tone.WARN}
 _WITHOUT_EGM = {PlatformKind.NO_EGM: "no EGM", PlatformKind.UNKNOWN: "EGM unknown"}
-_NEAR = (LinkClass.PIX, LinkClass.PXB)
-"""A NIC that shares PCIe bridges with a GPU, below the host bridge."""
 
 
 def topo_document(topology: Topology) -> doc.Document:
@@ -263,7 +257,7 @@ def _sentences(topology: Topology) -> Iterator[str]:
             near.append(f"NUMA {node}: {_folded(local) or 'no GPU'}" + (f" with {_folded(nics)}" if nics else ""))
     if near:
         yield f"{'; '.join(near)}."
-    close = [f"{gpu}-{nic}" for gpu in topology.gpus for nic in topology.nics if topology.link(gpu, nic).kind in _NEAR]
+    close = [f"{gpu}-{nic}" for gpu in topology.gpus for nic in topology.nics if topology.link(gpu, nic).kind in NEAR]
     if close:
         yield f"On the same PCIe switch: {', '.join(close)}."
     notes = {note.kind for note in topology.notes}
@@ -276,18 +270,14 @@ def _sentences(topology: Topology) -> Iterator[str]:
 
 def _between_gpus(topology: Topology) -> Iterator[str]:
     """Say what joins the pairs of GPUs; nothing is known of those that cannot be asked, and a note says why."""
-    links: dict[str, list[tuple[str, str]]] = {}
-    for pair in combinations(topology.gpus, 2):
-        link = _joined(topology, pair)
-        if link or all(_usable(topology, topology.gpus[label]) for label in pair):
-            links.setdefault(link, []).append(pair)
-    number = sum(map(len, links.values()))
-    complete = number == len(topology.gpus) * (len(topology.gpus) - 1) // 2
-    if complete and len(links) == 1:
-        subject = "Both GPUs" if number == 1 else "All GPU pairs"
+    pairs = [(_joined(topology, pair), pair) for pair in combinations(topology.gpus, 2)]
+    usable = {label for label, gpu in topology.gpus.items() if _usable(topology, gpu)}
+    links = grouped((link, pair) for link, pair in pairs if link or usable.issuperset(pair))
+    if len(links) == 1 and sum(map(len, links.values())) == len(pairs):
+        subject = "Both GPUs" if len(pairs) == 1 else "All GPU pairs"
         yield f"{subject} are joined by {next(iter(links)) or 'unknown links'}."
     elif links:
-        parts = [f"{len(pairs)} joined by {link or 'unknown links'}" for link, pairs in links.items()]
+        parts = [f"{len(joined)} joined by {link or 'unknown links'}" for link, joined in links.items()]
         yield f"Pairs of usable GPUs: {'; '.join(parts)}."
 
 
