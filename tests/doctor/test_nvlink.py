@@ -144,6 +144,12 @@ class TestCounts:
         (finding,) = run("nvlink.links", machine)
         assert (finding.status, reason in finding.cause) == (Status.WARN, True), finding
 
+    @pytest.mark.parametrize(("gpus", "status"), [(1, Status.NOTE), (2, Status.FAIL)])
+    def test_a_parameter_that_disables_nvlink_takes_nothing_from_one_gpu(self, gpus: int, status: Status) -> None:
+        machine = patched(HGX, "driver", module_parameters={"NvLinkDisable": "1"})
+        (finding,) = run("nvlink.disabled", patched(machine, "", gpus=(HGX.gpus or ())[:gpus]))
+        assert finding.status is status
+
     def test_a_link_whose_state_was_not_read_is_neither_up_nor_down(self) -> None:
         (gpu, *_), unread = HGX.gpus or (), {"active": Unread(reason=Reason.FAILED)}
         machine = patched(HGX, "gpus[0].nvml.nvlinks[5]", active=None, unread=unread)

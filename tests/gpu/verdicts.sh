@@ -14,7 +14,7 @@ while [ "$run" -le "$runs" ]; do
     file="$folder/$suite-$run.json"
     code=0
     "$python" -m egmctl bench --suite "$suite" --strict --quiet --force -o "$file" || code=$?
-    grade=$("$python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["result"]["verdict"]["reason"])' "$file")
+    grade=$("$python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["result"]["verdict"]["grade"])' "$file")
     echo "run $run: exit $code, $grade"
     [ "$code" -eq 0 ] || alarms=$((alarms + 1))
     run=$((run + 1))

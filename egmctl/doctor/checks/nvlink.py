@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from egmctl.doctor.check import Scope, Verdicts, about, check, end, known, skip
-from egmctl.doctor.findings import as_root, fact, failed, gap, passed, todo, unknown, warned, without_option
+from egmctl.doctor.findings import as_root, fact, failed, gap, noted, passed, todo, unknown, warned, without_option
 from egmctl.doctor.situation import check_gpus, driver_parameters, usable, usable_coherent_gpus, virtual
 from egmctl.model.finding import Evidence, Guard, Remedy
 from egmctl.model.gpu import Gpu, NvLink, NvLinkCounters
@@ -299,6 +299,8 @@ def _disabled(machine: Machine, _scope: Scope) -> Verdicts:
     yield fact("NVreg_NvLinkDisable", value)
     if value in ("0", ""):
         yield passed("NVLink is not disabled")
+    elif len(machine.gpus or ()) == 1:
+        yield noted("a module parameter disables NVLink, as virtual machines with one GPU have it")
     else:
         yield failed("a module parameter disables NVLink", without_option("NVreg_NvLinkDisable=1"))
 
