@@ -22,6 +22,10 @@ def test_every_engine_is_there_and_says_what_it_counts_if_it_measures_a_bandwidt
     assert bool(ENGINES[engine].counted) == bool(bandwidths)
 
 
+def test_every_case_says_what_it_does() -> None:
+    assert all(case.description for case in ALL_CASES)
+
+
 def test_the_cases_have_memory_where_their_engine_moves_bytes() -> None:
     for case in ALL_CASES:
         if carries := ENGINES[case.engine].carries:
