@@ -326,14 +326,16 @@ def _host_busy(load: HostLoad | None) -> Finding | None:
         return None
     cpu_s, average = load.others_cpu_s, load.load_average
     return warned(
-        f"the host was busy: load {average:.0f} on {load.cpus} CPUs, other processes used {cpu_s:.0f} CPU-seconds in "
-        f"{load.wall_s:.0f} s",
+        f"the host was busy: other processes used {cpu_s / load.wall_s:.0f} of {load.cpus} CPUs",
         todo(
             "Measure again when the host is idle (the command below shows what runs).",
             "ps -eo pid,user,pcpu,etime,comm --sort=-pcpu | head",
         ),
         check=HOST_BUSY,
-        evidence=(fact("/proc/stat", f"{cpu_s:.1f} CPU-seconds of others"), fact("/proc/loadavg", f"{average:.2f}")),
+        evidence=(
+            fact("/proc/stat", f"{cpu_s:.1f} CPU-seconds of others in {load.wall_s:.1f} s"),
+            fact("/proc/loadavg", f"{average:.2f}"),
+        ),
     )
 
 
