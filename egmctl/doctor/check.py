@@ -160,7 +160,7 @@ def about(where: Where, verdicts: Iterable[Finding | Evidence]) -> Iterator[Find
                 item_place = place if item.place == NODE else item.place
                 yield replace(item, place=item_place, evidence=evidence + item.evidence)
     except _Ended as ended:
-        yield replace(ended.finding, place=place, evidence=evidence)
+        yield replace(ended.finding, place=place, evidence=evidence + ended.finding.evidence)
 
 
 def _merged(machine: Machine, findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -279,7 +279,10 @@ def _facts(
     waited = time.monotonic() - begun if begun is not None else 0.0
     timer = threading.Timer(max(0.0, WAIT_UNTOLD_S - waited), tell)
     timer.daemon = True
-    timer.start()
+    if on_wait is not None:
+        # Under a limit of processes there may be no thread for it: nobody is told then, and the facts are read.
+        with suppress(RuntimeError):
+            timer.start()
     try:
         return gpus.library_facts(kind, child.result(max(0.0, DEADLINE_S - waited)))
     except ChildFailed as error:

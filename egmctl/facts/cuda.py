@@ -239,7 +239,7 @@ def _atomics(function: str, claim: tuple[dict[str, int | None], str], *devices: 
     Raises
     ------
     Unreadable
-        The driver does not tell.
+        The driver does not report it.
     """
     enum = getattr(cuda.bindings(), "CUatomicOperation", None)
     if enum is None:

@@ -235,7 +235,7 @@ def fabric(handle: Any) -> dict[str, Any]:
     Raises
     ------
     Unreadable
-        NVML does not tell.
+        NVML does not report it.
     """
     try:
         info = ask_struct("nvmlDeviceGetGpuFabricInfoV", "GpuFabricInfo_v3_t", handle)

@@ -254,8 +254,9 @@ def test_the_list_says_what_would_run_and_why_not() -> None:
     gpu = replace(DGX.gpus[0], cuda=None)  # type: ignore[index]
     text = listed(DGX, [gpu], [0], FOUR)
     assert re.search(r"host_numa_to_device_memcpy_ce +0 of 1 +size, streams\n", text)
-    assert ": GPU0: CUDA was not queried" in text
-    assert "needs two GPUs" in text
+    words = " ".join(text.split())
+    assert ": GPU0: CUDA was not queried " in words
+    assert ": needs two GPUs " in words
 
 
 @pytest.mark.long

@@ -146,7 +146,7 @@ def test_sigterm_ends_the_run_with_what_there_is(run: Supervise) -> None:
 
 
 def test_no_process_is_left_and_waived_tasks_start_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "spawn", lambda *_args, **_options: pytest.fail("a worker was started"))
+    monkeypatch.setattr(pool, "Child", lambda *_args, **_options: pytest.fail("a worker was started"))
     nothing, not_here = plan(), Waiver(kind=WaiverKind.REFUSED, reason="not here")
     waived = Plan(
         settings=nothing.settings,
@@ -249,11 +249,11 @@ def test_a_soak_goes_round_until_its_time_is_up_and_keeps_the_worst(run: Supervi
 def test_the_worker_has_the_environment_that_the_gate_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, object] = {}
 
-    def spawn(*_args: object, environment: dict[str, object], **_options: object) -> None:
+    def child(*_args: object, environment: dict[str, object], **_options: object) -> None:
         given.update(environment)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pool, "spawn", spawn)
+    monkeypatch.setattr(pool, "Child", child)
     supervise(plan(), MACHINE, on_progress=lambda _done, _task: None)
     assert given == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_MODULE_LOADING": "EAGER", "CUDA_LAUNCH_BLOCKING": None}
     assert "CUDA_VISIBLE_DEVICES" not in given

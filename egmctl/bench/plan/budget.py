@@ -248,9 +248,9 @@ def has_room(machine: Machine, task: Task, settings: Settings) -> bool:
 
     Of a place whose free memory is not known, what counts is all that it has.
     """
-    rooms = ((peak, _or_total(machine, peak, free_bytes(machine, peak))) for peak in peaks([[task]]))
+    places = ((peak, _or_total(machine, peak, free_bytes(machine, peak))) for peak in peaks([[task]]))
     share = settings.memory_percent // 2
-    return not any(room is not None and peak.bytes > room * share // 100 for peak, room in rooms)
+    return not any(room is not None and peak.bytes > room * share // 100 for peak, room in places)
 
 
 def _or_total(machine: Machine, peak: Peak, free: int | None) -> int | None:

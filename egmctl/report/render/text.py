@@ -220,7 +220,7 @@ def _matrix_lines(matrix: doc.Matrix, width: int) -> Iterator[Text]:
 
 
 def _widths(columns: Sequence[doc.Series], room: int) -> list[int]:
-    """Return the width of each column: as wide as its cells, those of sentences as wide as is left."""
+    """Return the width of each column: as wide as its cells, those of sentences as wide as is left for their words."""
     widths = []
     for series in columns:
         mark = _mark_of(series)
@@ -229,7 +229,9 @@ def _widths(columns: Sequence[doc.Series], room: int) -> list[int]:
     excess = sum(widths) + 2 * len(widths) - room
     for place in sorted(range(len(columns)), key=lambda place: -widths[place]):
         if columns[place].wrap:
-            taken = min(max(excess, 0), max(widths[place] - _LEAST_WRAPPED, 0))
+            words = (len(word) for cell in columns[place].cells for word in _line(cell.text).plain.split())
+            least = max((_LEAST_WRAPPED, *words))
+            taken = min(max(excess, 0), max(widths[place] - least, 0))
             widths[place] -= taken
             excess -= taken
     return widths
