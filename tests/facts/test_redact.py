@@ -53,7 +53,8 @@ def secrets(share: Share | None) -> st.SearchStrategy[str]:
     """Return strings of which no part may survive, in every field that is not plain."""
     word = st.sampled_from(("hunter", "Alice", "node", "é", "/srv/", "17.example.org"))
     secret = st.lists(word, min_size=1, max_size=3).map(lambda words: f"~{next(_SECRETS)}s3cret{''.join(words)}~")
-    if share is Share.PLAIN:
+    if share in (Share.PLAIN, Share.SENTENCE):
+        # Sentences are ours: what they may quote has a test of its own.
         return st.text("abc", max_size=3)
     if share is Share.UUID:
         return st.uuids().map(lambda uuid: f"GPU-{uuid}") | secret
@@ -255,6 +256,14 @@ def test_environment_values_lose_what_is_not_known() -> None:
         "LD_LIBRARY_PATH": "/usr/local/cuda/lib64:environment-1:environment-1",
         "UCX_NET_DEVICES": "environment-2",
     }
+
+
+def test_a_sentence_of_ours_loses_the_private_names_that_it_quotes() -> None:
+    unread = Unread(reason=Reason.TIMED_OUT, detail="/srv/s3cret-node: no answer")
+    status = SectionStatus(version=1, unread=unread)
+    redacted = redact(machine(host=Host(hostname="s3cret-node"), sections={"gpus": status})).sections["gpus"].unread
+    assert redacted is not None
+    assert redacted.detail == "/srv/hostname-1: no answer"
 
 
 def test_an_unexpected_errors_sentence_does_not_leave() -> None:
