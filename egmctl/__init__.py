@@ -18,7 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from egmctl.api.bench import Bench, Profiles, judge_run, load_profiles
     from egmctl.api.doctor import Doctor
-    from egmctl.api.machine import load_result, machine_names, read_machine, redact_run, to_json, topology_of
+    from egmctl.api.machine import machine_names, read_machine, topology_of
+    from egmctl.api.results import load_result, redact_run, to_json
     from egmctl.errors import EgmctlError
 
 __all__ = [
@@ -40,7 +41,8 @@ __all__ = [
 _MODULES = {
     "egmctl.api.bench": ("Bench", "Profiles", "judge_run", "load_profiles"),
     "egmctl.api.doctor": ("Doctor",),
-    "egmctl.api.machine": ("load_result", "machine_names", "read_machine", "redact_run", "to_json", "topology_of"),
+    "egmctl.api.machine": ("machine_names", "read_machine", "topology_of"),
+    "egmctl.api.results": ("load_result", "redact_run", "to_json"),
     "egmctl.errors": ("EgmctlError",),
 }
 

@@ -1,18 +1,13 @@
-"""Reads a machine and what is connected to what on it; loads and writes the documents of results."""
+"""Reads a machine and what is connected to what on it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from egmctl.facts import replay as record
 from egmctl.facts.collect import collect
-from egmctl.facts.redact import redact, redact_run
+from egmctl.facts.redact import redact
 from egmctl.facts.replay import load, names
-from egmctl.model.finding import Diagnosis
 from egmctl.model.machine import SECTION_VERSIONS, Machine
-from egmctl.model.measurement import RunReport
-from egmctl.report.kinds import Format, render
-from egmctl.saved import load as load_result
 from egmctl.selectors import select_gpus, select_numa
 from egmctl.topology.topology import Topology, topology
 
@@ -72,15 +67,3 @@ def topology_of(machine: Machine, *, gpus: str = "all", numa: str = "all", redac
         machine = redact(machine)
         chosen = tuple(machine.gpu(gpu.bus_id) for gpu in chosen)
     return topology(machine, chosen, nodes)
-
-
-__all__ = ["load_result", "redact_run", "to_json"]
-
-
-def to_json(result: Machine | Topology | Diagnosis | RunReport) -> str:
-    """Return the JSON document of a result, with its schema: what the command's ``--json`` prints (docs/json.md).
-
-    :func:`load_result` reads it back. A live machine, or what was made of one, has the real names and UUIDs unless it
-    was made ``redacted``; a run is redacted by ``egmctl.redact_run(report, machine)``.
-    """
-    return record.text(result) if isinstance(result, Machine) else str(render(result, Format.JSON))

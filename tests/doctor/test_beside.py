@@ -26,7 +26,7 @@ CAP_SETPCAP = 8
 def spawn(target: str, uid: int, arguments: dict[str, Any] | None = None, **place: Any) -> launch.Child:
     """Start a target of ``tests.doctor.hooks`` in the place of a user's process."""
     user = {"uid": uid, "gid": uid, "groups": [uid, 4711]}
-    place = {"root": "/", "is_live": True, "cgroups": [], "user": user, "overrides": None} | place
+    place = {"root": "/", "is_live": True, "cgroups": [], "user": user, "overrides": {}} | place
     return launch.Child(
         f"tests.doctor.hooks:{target}",
         arguments or {},

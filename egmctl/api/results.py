@@ -1,0 +1,23 @@
+"""Loads and writes the documents of results; apart from the machine, as loading knows every kind of result."""
+
+from __future__ import annotations
+
+from egmctl.facts import replay as record
+from egmctl.facts.redact import redact_run
+from egmctl.model.finding import Diagnosis
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import RunReport
+from egmctl.report.kinds import Format, render
+from egmctl.saved import load as load_result
+from egmctl.topology.topology import Topology
+
+__all__ = ["load_result", "redact_run", "to_json"]
+
+
+def to_json(result: Machine | Topology | Diagnosis | RunReport) -> str:
+    """Return the JSON document of a result, with its schema: what the command's ``--json`` prints (docs/json.md).
+
+    :func:`load_result` reads it back. A live machine, or what was made of one, has the real names and UUIDs unless it
+    was made ``redacted``; a run is redacted by ``egmctl.redact_run(report, machine)``.
+    """
+    return record.text(result) if isinstance(result, Machine) else str(render(result, Format.JSON))
