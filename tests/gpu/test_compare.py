@@ -15,13 +15,11 @@ pytestmark = pytest.mark.gpu
 CASE = ("--case", "device_to_device_memcpy_write_ce")
 
 
+@pytest.mark.usefixtures("gpus")
 def test_traffic_beside_a_run_is_named(egmctl: RunEgmctl, tmp_path: Path) -> None:
     first, second, beside = (tmp_path / f"{name}.json" for name in ("first", "second", "beside"))
     for path in (first, second):
         assert egmctl("bench", "-q", *CASE, "-o", path).code == 0
-    gpus = json.loads(first.read_text())["result"]["gpus"]
-    if len(gpus) < 2:
-        pytest.skip("it takes two GPUs")
     idle = egmctl("compare", first, second)
     assert (idle.code, "0 worse, 0 better" in idle.out) == (0, True), idle.out
     with pushing():

@@ -23,6 +23,7 @@ ALIKE = 0.03
 NEEDS_CUDA_13 = 13000
 
 
+@pytest.mark.usefixtures("gpus")
 def test_each_path_is_as_fast_as_without_a_pool(egmctl: RunEgmctl) -> None:
     driver = collect(("driver",)).driver
     too_old = driver is not None and (driver.cuda_driver_version or 0) < NEEDS_CUDA_13
