@@ -29,7 +29,7 @@ class Key(NamedTuple):
     """The identity of a path: paths of two runs with the same key are the same path."""
 
     name: str
-    """Of the case at its point."""
+    """The name of the case at its point."""
     stage: str
     ends: tuple[tuple[str, ...], ...]
     size_bytes: int
@@ -131,7 +131,7 @@ def _key(point: MeasuredPath, names: GpuNames, run: int, owner: Owner) -> Key:
             end.memory.value,
             f"NUMA{end.numa_node}" if end.bus_id is None else names.name(run, end.bus_id),
             end.handle.value if end.handle else "",
-            # Of several processes the rank tells.
+            # Where several processes measured, the rank says it.
             "" if end.allocated_by is None or end.rank is not None else names.name(run, end.allocated_by),
         )
         for flow in measurement.flows

@@ -69,7 +69,7 @@ def explained(machine: Machine, findings: Sequence[Finding]) -> tuple[Finding, .
             for cause in faults
             if cause != effect
             and explains(node, findings[cause], findings[effect])
-            # Of two that could explain each other one stays the cause.
+            # Where two could explain each other, one stays the cause.
             and effect not in _all_causes(cause, causes_of)
         ]
         if causes and _covers([findings[cause] for cause in causes], findings[effect]):
@@ -259,7 +259,7 @@ ON_PATHS: tuple[Rule, ...] = (
     Rule(("env.visible-devices",), {WaiverKind.GPU_HIDDEN}, on()),
     # Uncorrectable errors of a GPU's memory end what touches it; ECC does not make it slow.
     Rule(("gpu.health",), _FAILED | _CORRUPT | _NO_GPU, on()),
-    # Of the many Xids some end contexts, and some leave clocks or links down: off the bus, or in an unknown state.
+    # Some of the many Xids end contexts, and some leave clocks or links down: off the bus, or in an unknown state.
     Rule(("kernel.xid",), _FAILED | _NO_GPU, on(given=paths.at_gpu)),
     Rule(("kernel.xid",), _SLOW, on(given=paths.with_xid(79, 109))),
     Rule(("kernel.xid",), _SLOW, on(Way.NVLINK, where=paths.joined_by_nvlink, given=paths.with_xid(Blame.LINK))),

@@ -26,6 +26,7 @@ from egmctl.model.record import Reason
 from egmctl.topology.access import Block, Step, classify, elsewhere, obstacle
 from egmctl.topology.platform import C2c, c2c, egm, multi_node
 from egmctl.topology.routes import owners
+from egmctl.units import grouped
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -117,10 +118,7 @@ def virtual(machine: Machine) -> bool:
 
 def by_value(things: Iterable[T], value: Callable[[T], K]) -> Iterator[tuple[K, tuple[T, ...]]]:
     """Return the things with equal values together, in the order of the first of each."""
-    groups: dict[K, list[T]] = {}
-    for thing in things:
-        groups.setdefault(value(thing), []).append(thing)
-    for key, members in groups.items():
+    for key, members in grouped((value(thing), thing) for thing in things).items():
         yield key, tuple(members)
 
 

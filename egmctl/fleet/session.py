@@ -34,7 +34,7 @@ class Session:
     started_at: str
     """UTC, ISO 8601, to the second."""
     answers: dict[str, NodeAnswer]
-    """Of nodes that answered in an earlier run."""
+    """The answers of nodes in an earlier run."""
 
 
 def new_session(asked: Asked, path: Path | None) -> Session:

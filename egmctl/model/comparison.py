@@ -55,7 +55,7 @@ class PathDifference:
     point: Point = USUAL
     """Where on the axes of the case."""
     stage: Plain = ""
-    """Of a handle's life cycle."""
+    """The stage of a handle's life cycle."""
     path: Plain
     """``GPU0 -> GPU1``, as the node calls it."""
     source: Plain = ""
@@ -145,7 +145,7 @@ class Comparison:
     kind: Command
     """What wrote the files."""
     nodes: tuple[ComparedNode, ...]
-    """Of two files in their order; of more in the natural order of their names."""
+    """Two files stand in their order, more in the natural order of their names."""
     folded: str
     """All of them in short."""
     tolerance: float
@@ -164,7 +164,7 @@ class Comparison:
     touches: tuple[Plain, ...] = ()
     """The fewest ends (GPUs, NUMA nodes) one of which every worse path has; empty where they have none in common."""
     same: tuple[str, ...] = ()
-    """Of more than two, the nodes with nothing that is out of line."""
+    """The nodes with nothing that is out of line, where there are more than two."""
     same_folded: str = ""
     notes: tuple[Plain, ...] = ()
 

@@ -163,7 +163,7 @@ class Finding:
     cause: str = ""
     """Why it is so, if that is known."""
     remedy: Remedy | None = None
-    """Of every ``fail`` and ``warn``."""
+    """What to do; every ``fail`` and ``warn`` has it."""
     confidence: Confidence = Confidence.HIGH
     note: str = ""
     """What is worth knowing though it is no fault."""
@@ -232,7 +232,7 @@ class RunCause:
     node: Plain = ""
     """Which node of a run over several it was found on, as its GPUs' labels begin: ``node1``."""
     under_load: bool = False
-    """Of a node that is brought up: it was not there before the bench, and appeared while that ran."""
+    """Whether it appeared while the bench of a bring-up ran, and was not there before."""
 
     @property
     def by_run(self) -> bool:

@@ -107,7 +107,7 @@ class GroupLine:
     """What it is about: ``egm.cgroup-route GPU0``, ``driver``; empty where the value says it."""
     value: str
     check: str = ""
-    """Of doctor, which one it was."""
+    """The check of doctor that it was."""
     status: str = ""
     """``fail`` or ``warn``, or how asking ended; empty where nothing is wrong."""
 

@@ -378,7 +378,7 @@ class Measurement(Task):
     last_call: Plain | None = None
     """The driver call that failed, or that was under way when the worker died or hung."""
     failed_rank: int | None = None
-    """Of several processes, the one that failed, died or hung."""
+    """The one of several processes that failed, died or hung."""
     wall_s: float | None = None
     """All of it: buffers, filling, warm-up, samples and verification."""
 

@@ -18,7 +18,7 @@ from egmctl.model.record import Plain, Share, Spelling
 from egmctl.model.task import USUAL, Point
 
 PROFILE_SCHEMA = "egmctl.profile/2"
-"""Of the file, once its TOML is read."""
+"""The schema of the file, once its TOML is read."""
 
 PciId = Annotated[str, Share.PLAIN, Spelling(example="10de:2335", pattern=r"[0-9a-f]{4}:[0-9a-f]{4}")]
 """PCI vendor and device id, lower case."""

@@ -186,7 +186,7 @@ def find(name_or_path: str) -> Path:
     """
     if os.sep in name_or_path or name_or_path.endswith(".toml"):
         return Path(name_or_path)
-    # Of two of one name the first is taken.
+    # The first of two with one name is taken.
     files = {path.stem: path for path in reversed(_files())}
     if name_or_path not in files:
         raise UsageError(

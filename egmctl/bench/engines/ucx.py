@@ -155,7 +155,7 @@ class Side:
         held = self._worker.held(self._own)
         own = OwnBuffer(self._worker, held, self._stream, self._seed)
         if self._sends:
-            # Of a round trip both ends are written: the one that sends first may have received in the task before.
+            # A round trip writes both ends: the one that sends first may have received in the task before.
             held.filled_bytes = 0
             own.fill(Window(0, 1, held.memory.size_bytes))
         else:

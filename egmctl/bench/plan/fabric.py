@@ -76,7 +76,7 @@ def make_fabric_plan(layout: RankLayout, cases: Sequence[Case], settings: Settin
         planned
         for case in cases
         for point in case.points
-        # Of a pattern of all ranks that not all can take part in, nothing would be left.
+        # Nothing would be left of a pattern of all ranks that not all can take part in.
         for planned in _each_link_once(
             make(case, point, flows)
             for flows in job_flows(case, ranks if case.pattern in PAIRS else layout.taking_part, met, sample)
