@@ -81,7 +81,7 @@ def test_a_process_without_kernels_ends_its_paths_in_all_processes(
     ended = egmctl(*SMALL, "--json", env=env, timeout_s=280)
     found = {(m["case"], m["status"], m["reason"]) for m in json.loads(ended.out)["result"]["measurements"]}
     missing = "kernels for this GPU are not in the cache, and NVRTC is not installed: pip install 'egmctl[cu13]'"
-    assert {status for case, status, _ in found if case == "ipc_socket_round_trip"} == {"ok"}
+    assert {status for case, status, _ in found if case == "ipc_socket_round_trip"} <= {"ok", "unstable"}
     waived = [(status, why) for case, status, why in found if case != "ipc_socket_round_trip"]
     assert {status for status, _ in waived} == {"waived"}
     assert all(why.endswith(missing) for _, why in waived)
