@@ -1,1 +1,1 @@
-"""Measurements: which there are, which can run here, and running them in a worker process."""
+"""The measurements: their cases, the plan of those that can run here, and the processes that run them."""

@@ -1,6 +1,6 @@
 """Which buffers a step works on, and how much memory a sequence of steps takes at most: pure.
 
-The planner counts with it and the worker allocates by it, so that what was promised is what is taken.
+The planner counts with it and the worker allocates by it, so that a run takes as much memory as its plan says.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FlowBuffers:
 
 
 def span_bytes(size_bytes: int) -> int:
-    """Return how large a buffer is in which passes over ``size_bytes`` rotate: a whole number of slots."""
+    """Return the size of a buffer in which passes over ``size_bytes`` rotate: a whole number of slots."""
     if size_bytes >= ROTATED_BELOW_BYTES:
         return size_bytes
     return round_up(ROTATED_OVER_BYTES, size_bytes)
@@ -76,11 +76,11 @@ def window(size_bytes: int, passes: int, sample: int) -> Window:
     Parameters
     ----------
     size_bytes
-        Of one slot: what one pass moves.
+        Bytes of one slot, which one pass moves.
     passes
-        Of one sample.
+        Passes of one sample.
     sample
-        Its number, from 0.
+        Number of the sample, from 0.
     """
     all_slots = span_bytes(size_bytes) // size_bytes
     slots = min(passes, all_slots)
@@ -88,9 +88,9 @@ def window(size_bytes: int, passes: int, sample: int) -> Window:
 
 
 def assign(tasks: Sequence[Task]) -> tuple[tuple[FlowBuffers, ...], ...]:
-    """Return for each task of a step, for each of its flows, the buffers.
+    """Return the buffers of each flow of each task of a step.
 
-    No two flows of a step share one, but for those from one GPU to all others: they send the same data.
+    Flows of one step share no buffer, except those from one GPU to all others, which send the same data.
     """
     taken: Counter[tuple[Endpoint, End]] = Counter()
 
@@ -123,7 +123,7 @@ def buffers_of(tasks: Sequence[Task]) -> tuple[Buffer, ...]:
 
 
 class Lifetimes:
-    """Which buffers can be given back after a step because no later one works on them.
+    """Tracks which buffers can be freed after a step because no later step works on them.
 
     Parameters
     ----------
@@ -137,11 +137,11 @@ class Lifetimes:
             self.add(tasks)
 
     def add(self, tasks: Sequence[Task]) -> None:
-        """Say that there will be one more step."""
+        """Announce one more step."""
         self._uses.update(buffers_of(tasks))
 
     def finish(self, tasks: Sequence[Task]) -> tuple[Buffer, ...]:
-        """Say that one of the steps is over; return the buffers of it that no other one will need."""
+        """End one of the steps; return those of its buffers that no other step will need."""
         used = buffers_of(tasks)
         self._uses.subtract(used)
         return tuple(buffer for buffer in used if self._uses[buffer] <= 0)
@@ -173,7 +173,7 @@ class Peak:
         return f"NUMA{self.place.numa_node}{' huge pages' if self.huge_pages else ''}"
 
     def same_place(self, other: Peak) -> bool:
-        """Say whether another peak is one of this place."""
+        """Return whether another peak is one of the same place."""
         return _key(self.host, self.place, self.huge_pages) == _key(other.host, other.place, other.huge_pages)
 
 
@@ -189,7 +189,7 @@ def peaks(
     Parameters
     ----------
     keep
-        Nothing is given back before the end.
+        Nothing is freed before the end.
     node_of
         The name of the host that an end is on, where there are several.
     huge_page_bytes

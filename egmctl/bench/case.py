@@ -46,21 +46,21 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A combination to measure wherever it makes sense: a new case is a new line in ``cases/``, not new code."""
+    """A combination of memory, engine and pattern to measure where it applies; a new case is a line in ``cases/``."""
 
     name: str
-    """In nvbandwidth's words, so that people can compare numbers."""
+    """The name, in nvbandwidth's words where it has the same case, so that people can compare numbers."""
     family: str
     source: MemoryKind
-    """The source of every flow; of the second one of both directions, the destination."""
+    """The source of every flow; in a bidirectional case, the destination of the second flow."""
     destination: MemoryKind
     engine: Engine
     initiator: End
-    """The end whose GPU issues the work, where both ends are GPUs."""
+    """The end whose GPU issues the work if both ends are GPUs."""
     _: KW_ONLY
     pattern: Pattern = Pattern.PAIR
     points: tuple[Point, ...] = (Point(),)
-    """Where it is measured on its axes, in this order; a suite or ``--sweep`` chooses others."""
+    """The points at which it is measured, in this order; a suite or ``--sweep`` may choose others."""
     quantity: Quantity = Quantity.BANDWIDTH
     chase: Chase | None = None
     """For a latency."""
@@ -68,15 +68,15 @@ class Case:
     """For a latency; a bandwidth's buffers have the size of the run."""
     processes: Processes = Processes.ONE
     handle: HandleKind | None = None
-    """How the process that issues the work opens the memory at the flow's other end, which is another process'."""
+    """How the process that issues the work opens the other process' memory at the other end of the flow."""
     in_process: str | None = None
-    """The case that takes the same path within one process."""
+    """The case that measures the same path within one process."""
     by_owner: bool = False
     """The host memory is allocated under each GPU of its NUMA node in turn, and each GPU of the node works on it."""
     staged: bool = False
-    """Between two GPUs, without the peer access that they have: the driver copies through host memory."""
+    """Peer access between the two GPUs stays off, so the driver copies through host memory."""
     one_path: bool = False
-    """One path of each kind of route is enough: a suite says so of what tells one kind of memory from another."""
+    """One path of each kind of route is enough; suites set it for cases that compare kinds of memory."""
 
     def memory(self, end: End) -> MemoryKind:
         """Return the memory at an end of its flows."""
@@ -84,7 +84,7 @@ class Case:
 
     @property
     def description(self) -> str:
-        """One sentence that says what is measured."""
+        """The sentence that says what is measured."""
         return _description(self)
 
     @property
@@ -188,7 +188,7 @@ def _description(case: Case) -> str:
 
 
 def _end(case: Case, end: End) -> str:
-    """Return the memory at an end, and whose it is if that is not the one that issues the work."""
+    """Return the memory at an end, with its owner if that is not the process that issues the work."""
     memory = case.memory(end)
     if case.pattern is Pattern.LOCAL:
         return "the same GPU's" if end is End.DESTINATION and memory is case.source else _MEMORY[memory]
@@ -203,14 +203,14 @@ def _end(case: Case, end: End) -> str:
 
 
 def _side(case: Case) -> str:
-    """Say which GPU of two issues the work."""
+    """Return in words which of two GPUs issues the work."""
     if {case.source, case.destination} - {MemoryKind.DEVICE} or case.pattern is Pattern.LOCAL:
         return ""
     return " of the source (push)" if case.initiator is End.SOURCE else " of the destination (pull)"
 
 
 def _chase(case: Case) -> str:
-    """Say which lines of a buffer a chase reads."""
+    """Return in words which lines of a buffer a chase reads."""
     if case.chase is None or case.footprint is None:
         return "random lines"
     size = f"{case.footprint.l2_times} x L2" if case.footprint.l2_times else format_size(case.footprint.least_bytes)

@@ -25,18 +25,18 @@ class EngineSpec:
     needs_kernels: bool = False
     """Whether kernels of the project do its work."""
     needs_capability: tuple[int, int] = (0, 0)
-    """The compute capability from which on GPUs can do it; its tasks are waived on older ones."""
+    """The least compute capability that it needs; its tasks are waived on older GPUs."""
     atomics: bool = False
-    """Whether it adds atomically: to a peer's memory only where the two have native atomics."""
+    """Whether it adds atomically; in a peer's memory this needs native atomics between the two GPUs."""
     blocks_on_pageable: bool = False
     """Whether queueing a copy of memory that is not pinned may take until the copy is done."""
     round_trip: bool = False
-    """Whether its latency is that of an answer, not of a load."""
+    """Whether its latency is that of a round trip, not of a load."""
     writes_source: bool = False
     """Whether it writes words of its own into what it then reads: it shares no source, and no pass takes another
     slot."""
     timed_by_host: bool = False
-    """Whether the host has a part in what is timed: where it runs the processes is in the number then."""
+    """Whether the host takes part in the timed work, so that the CPUs it runs on affect the number."""
 
 
 _COPIED = "each byte copied, once"

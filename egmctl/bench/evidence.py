@@ -1,4 +1,4 @@
-"""What the GPUs show while they are measured: what watches them.
+"""Watches the GPUs during a measurement: link counters, clocks, temperature, errors and other processes.
 
 The counters are read before and after the samples of a step, and a thread looks at clocks and temperature meanwhile:
 every 20 ms, which changes no number (``docs/measurement.md``). NVML answers one question after the other and takes most
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from egmctl.gpu.telemetry import Telemetry
 
 PERIOD_S = 0.02
-"""Between two looks at the clocks."""
+"""Seconds between two readings of the clocks."""
 
 TELLING_BYTES = 64 << 20
 """Fewer bytes than this prove nothing: other traffic, such as launches and flags, is of that order of magnitude."""
@@ -37,13 +37,13 @@ class LinkCounters:
     Parameters
     ----------
     telemetry
-        Of all GPUs of the run.
+        The telemetry of all GPUs of the run.
     """
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
         self.ours = {os.getpid()}
-        """The processes of this run: they are not others."""
+        """Process ids of this run, which do not count as other processes."""
         self._labels: dict[str, str] = {}
         self._told_lost: set[str] = set()
 
@@ -65,7 +65,7 @@ class LinkCounters:
             watch.end()
 
     def new_losses(self) -> str | None:
-        """Say which GPUs NVML has lost since the last call; ``None`` where it has lost none."""
+        """Return in words which GPUs NVML has lost since the last call; ``None`` if none."""
         new = self._telemetry.lost.keys() - self._told_lost
         self._told_lost |= new
         lost = (
@@ -77,7 +77,7 @@ class LinkCounters:
 
 
 class Watch:
-    """What is seen of the GPUs of one step."""
+    """What was observed on the GPUs during one step."""
 
     def __init__(self, telemetry: Telemetry, tasks: Sequence[Task], ours: Collection[int]) -> None:
         self._telemetry = telemetry
@@ -107,16 +107,16 @@ class Watch:
         self._before = {bus_id: self._telemetry.traffic(bus_id, self._links) for bus_id in self._counted}
 
     def look(self, over: threading.Event) -> None:
-        """Look at the GPUs now and then: the body of a thread."""
+        """Read clocks and temperature at intervals; the body of a thread."""
         while not over.wait(PERIOD_S):
             for bus_id in self._gpus:
                 self._states[bus_id].append(self._telemetry.state(bus_id))
             self.count()
 
     def count(self) -> None:
-        """Count what PCIe has carried since the last time; for whoever measures, between two samples.
+        """Count the bytes that PCIe carried since the last call; the engines call this between two samples.
 
-        The thread alone looks too late now and then: on H200 some steps lacked just the 4 GiB of one more round.
+        The thread alone is sometimes too late: on H200 some steps lacked exactly the 4 GiB of one wrap of the counter.
         """
         for bus_id in self._counted if LinkKind.PCIE in self._links else ():
             self._count(bus_id, [LinkKind.PCIE])
@@ -133,15 +133,15 @@ class Watch:
 
     @property
     def unread(self) -> str | None:
-        """Why nothing can be told."""
+        """Why there is no evidence."""
         return self._telemetry.why_not
 
     def seen(self, own: Iterable[str]) -> tuple[GpuEvidence, ...]:
-        """Return what was seen of those GPUs that are this process' own."""
+        """Return the observations of the GPUs that this process works."""
         return tuple(self._gpu(bus_id, label) for bus_id, label in gpus_of(self._tasks).items() if bus_id in own)
 
     def _count(self, bus_id: str, links: Iterable[str]) -> None:
-        """Add what the counters rose by: that of PCIe often enough that it does not go round unseen."""
+        """Add the rise of the counters; PCIe's must be read often enough that it does not wrap unseen."""
         with self._counting:
             now = self._telemetry.traffic(bus_id, links)
             before = self._before[bus_id]
@@ -179,9 +179,9 @@ def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidenc
     Parameters
     ----------
     samples
-        How many were taken.
+        Number of samples.
     rises
-        For each GPU that has counters, what these rose by.
+        The rise of the counters of each GPU that has them.
     """
     size_bytes = samples * task.copies * task.size_bytes
     telling = [_telling(flow) for flow in task.flows]
@@ -202,7 +202,7 @@ def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidenc
 
 
 def _judged(task: Task, link: LinkKind, carried: Mapping[LinkKind, int | None], total: int) -> tuple[LinkKind, Verdict]:
-    """Return the link that the bytes of a task took, as far as the counters tell, and how sure that is."""
+    """Return the link that carried the bytes of a task, as far as the counters tell, and how certain that is."""
 
     def took(name: LinkKind) -> bool:
         return (carried[name] or 0) >= COUNTED_AT_LEAST * total
@@ -231,7 +231,7 @@ def _judged(task: Task, link: LinkKind, carried: Mapping[LinkKind, int | None], 
 
 
 def _telling(flow: Flow) -> tuple[LinkKind | None, bool]:
-    """Return the link of the initiator whose counters tell, and whether the bytes leave the GPU over it.
+    """Return the link of the initiator whose counters count the bytes, and whether they leave the GPU over it.
 
     It is the first link, or NVLink where a GPU carries bytes between host memory over it.
 
@@ -244,20 +244,20 @@ def _telling(flow: Flow) -> tuple[LinkKind | None, bool]:
 
 
 def _owner_unknown(flow: Flow) -> bool:
-    """Say whether a flow is between a GPU and EGM of its own CPU, or within that, or managed memory that may be EGM."""
+    """Return whether a flow stays between a GPU and EGM, or managed memory that may be EGM, of its own CPU."""
     if flow.route.egm is Egm.YES:
         return all(hop.link is LinkKind.C2C for hop in flow.route.hops)
     return flow.route.memory is MemoryKind.MANAGED and flow.route.egm is Egm.UNKNOWN
 
 
 def _of_another_gpu(flow: Flow) -> bool:
-    """Say whether a flow is expected to cross NVLink to another GPU of the CPU, under which its EGM was allocated."""
+    """Return whether a flow should cross NVLink to the other GPU of the CPU, under which its EGM was allocated."""
     owners = {end.allocated_by for end in (flow.source, flow.destination) if end.allocated_by is not None}
     return flow.route.egm is Egm.YES and bool(owners - {flow.initiator})
 
 
 def _carried(expected: Mapping[tuple[str, bool], int], rises: Mapping[str, Traffic], link: str) -> int | None:
-    """Return what a link's counters rose by at all GPUs; ``None`` if one has no counter."""
+    """Return the rise of a link's counters, summed over all GPUs; ``None`` if one has no counter."""
     total = 0
     for bus_id, sending in expected:
         traffic = rises.get(bus_id, Traffic())
@@ -269,7 +269,7 @@ def _carried(expected: Mapping[tuple[str, bool], int], rises: Mapping[str, Traff
 
 
 def gpus_of(tasks: Iterable[Task]) -> dict[str, str]:
-    """Return the GPUs that take part in tasks, with their labels."""
+    """Return the GPUs of some tasks, with their labels."""
     labels: dict[str, str] = {}
     for flow in (flow for task in tasks for flow in task.flows):
         if flow.initiator is not None:
@@ -307,7 +307,7 @@ def parse(text: str, rank: int) -> Iterator[UcxProtocol]:
     Parameters
     ----------
     rank
-        Whose report it is.
+        The rank that reports.
     """
     operation = ""
     line: UcxProtocol | None = None
@@ -338,14 +338,14 @@ def path_of(
     components: Iterable[str],
     settings: Mapping[str, str],
 ) -> UcxPath:
-    """Return the way that the messages of a task took.
+    """Return the route that the messages of a task took.
 
     Parameters
     ----------
     message_bytes
-        Of each message.
+        Bytes of one message.
     protocols
-        What both processes reported.
+        Lines that both processes reported.
     """
     used = tuple(protocol for protocol in protocols if _was_used(protocol, message_bytes, _uncounted(task)))
     known = [protocol for protocol in used if not protocol.description.startswith(_GUESS)]

@@ -45,7 +45,7 @@ GATHER_S = 120.0
 """How long the slowest rank may take to read its facts."""
 
 INTERRUPTED_S = 0.3
-"""How long rank 0 listens for who is still there when it is told to end."""
+"""Seconds that rank 0 waits for ranks that are still alive when it is told to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Asked:
     settings: Settings
     sample: int | None = None
     fixed_size: bool = False
-    """The size was chosen: it does not give way to what is free."""
+    """Whether the user chose the size, so that it is not reduced to fit free memory."""
 
 
 def measure_here(
@@ -101,7 +101,7 @@ def measure_job(
     child
         The process of this command's rank, which is ended.
     facts
-        Reads the node and returns it with the GPUs that the user chose.
+        A function that reads the node and returns it with the GPUs that the user chose.
 
     Returns
     -------
@@ -111,7 +111,7 @@ def measure_job(
     Raises
     ------
     EgmctlError
-        What keeps the run from beginning: the same on every rank, or on rank 0 alone once it has told the others.
+        The reason why the run cannot begin, on every rank, or on rank 0 alone once the others know.
     RanksMissing
         Commands are gone.
     """
@@ -145,7 +145,7 @@ def measure_job(
 
 
 def gather_layout(world: World, facts: Callable[[], tuple[Machine, Sequence[Gpu]]], asked: Asked) -> RankLayout | None:
-    """Tell all ranks what this one has found; return on rank 0 who takes part.
+    """Exchange the facts of all ranks; return the participants on rank 0.
 
     Raises
     ------

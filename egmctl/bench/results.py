@@ -1,4 +1,4 @@
-"""From samples to a result: statistics, what a task's outcome is, and results of repeated measurements joined."""
+"""From samples to a result: statistics, the outcome of a task, and the joined results of repeated measurements."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def summarize(values: Sequence[float]) -> Summary:
 
 
 def stages(names: Iterable[str], rounds: Sequence[Mapping[str, float]]) -> tuple[Stage, ...]:
-    """Return the stages that were timed in milliseconds, in the order of their names."""
+    """Return the timed stages in milliseconds, in the order of their names."""
     costs = {name: [stages_ms[name] for stages_ms in rounds if name in stages_ms] for name in names}
     return tuple(Stage(name=name, ms=summarize(ms)) for name, ms in costs.items() if ms)
 
@@ -58,19 +58,19 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def is_unstable(summary: Summary) -> bool:
-    """Say whether the samples differ too much for the median to be quoted without a warning."""
+    """Return whether the samples differ too much for the median to be quoted without a warning."""
     return summary.cv is not None and summary.cv > UNSTABLE_CV
 
 
 def judged(summary: Summary, wrong: str | None = None, remark: str | None = None) -> tuple[Status, str | None]:
-    """Return the status of samples and its reason: that data was wrong outweighs that the samples differ too much.
+    """Return the status of samples and its reason; wrong data outweighs samples that differ too much.
 
     Parameters
     ----------
     wrong
-        What was wrong, as a sentence.
+        A sentence on what was wrong.
     remark
-        The reason of samples that are plainly ``ok``.
+        The reason to give if the samples are ``ok``.
     """
     if wrong is not None:
         return Status.CORRUPT, wrong
@@ -126,11 +126,11 @@ def of_latency(
     Parameters
     ----------
     wrong
-        What was read that should not be there, as a sentence.
+        A sentence on the wrong value that was read.
     remark
         The reason of one that is plainly ``ok``.
     discarded
-        How many samples are missing because one side timed out waiting for its peer.
+        Number of samples that are missing because one side timed out waiting for its peer.
     more
         Further fields of it.
     """
@@ -144,7 +144,7 @@ def of_latency(
 
 
 def bandwidth_sample(task: Task, elapsed_ms: float, flows_ms: Sequence[float], wall_ms: float) -> Sample:
-    """Return a sample by the time that all flows took and each of them."""
+    """Return the sample of the times that all flows together and each of them took."""
     size_bytes = task.copies * task.size_bytes
     return Sample(
         bandwidth_gb_s=bandwidth_gb_s(len(task.flows) * size_bytes, elapsed_ms),
@@ -166,7 +166,7 @@ def round_trips(laps_ns: Sequence[float], wall_ms: float) -> Sample:
 
 
 def mismatch_of(difference: Difference, sample: int, flow: int) -> Mismatch:
-    """Return a difference as results show it."""
+    """Return a difference as a result's mismatch."""
     return Mismatch(
         sample=sample,
         flow=flow,
@@ -178,7 +178,7 @@ def mismatch_of(difference: Difference, sample: int, flow: int) -> Mismatch:
 
 
 def describe(mismatch: Mismatch, task: Task) -> str:
-    """Say in one sentence where data was corrupt."""
+    """Return a sentence that says where data was corrupt."""
     where = f"sample {mismatch.sample}"
     if len(task.flows) > 1:
         where += f", {task.flows[mismatch.flow].path}"
@@ -192,18 +192,18 @@ def describe(mismatch: Mismatch, task: Task) -> str:
 
 
 def chain_error(sample: int, offset: int | None) -> str | None:
-    """Say in one sentence that a walk ended where its chain does not lead; ``None`` if it did not."""
+    """Return a sentence that says that a walk left its chain; ``None`` if it did not."""
     if offset is None:
         return None
     return f"sample {sample}: the pointer chase ended at the wrong offset {offset}"
 
 
 _STEADINESS = {Status.CORRUPT: 0, Status.OK: 1, Status.UNSTABLE: 2}
-"""Which of two outcomes of the same task counts: corrupt data does, whatever else was seen."""
+"""The order in which outcomes of one task count: corrupt data first, then the steadier result."""
 
 
 def of_both(before: Measurement | None, now: Measurement) -> Measurement:
-    """Return what counts of a task after it was measured, once more where there is a result from before."""
+    """Return the result that counts after a task was measured, perhaps once more."""
     if before is not None and before.status in BROKEN:
         # Measured again, alone or because others were unstable: what broke once is broken.
         kept = now if now.graver_than(before) else before
@@ -215,9 +215,9 @@ def of_both(before: Measurement | None, now: Measurement) -> Measurement:
 
 
 def with_proof(among: Measurement, proof: Measurement) -> tuple[Measurement, float | None]:
-    """Return what counts of a task that was measured among others and then alone, and how much the two differ.
+    """Return the result that counts of a task measured beside others and then alone, and by how much the two differ.
 
-    That it breaks alone counts. The difference is a part of the median alone, ``None`` where one of them has no figure.
+    If it breaks alone, that counts. The difference is a fraction of the median alone, ``None`` if one has no figure.
     """
     if proof.graver_than(among):
         return proof, None
@@ -234,7 +234,7 @@ SAMPLES_KEPT = 10_000
 
 
 class Soak:
-    """The time that a soak has, and what becomes of a task that was measured before.
+    """The time left of a soak, and the results of tasks that are measured again and again.
 
     Parameters
     ----------
@@ -249,18 +249,18 @@ class Soak:
 
     @property
     def over(self) -> bool:
-        """Whether the time is up."""
+        """Whether the time has run out."""
         return self.part_over >= 1
 
     @property
     def part_over(self) -> float:
-        """How much of the time is over, 0 to 1."""
+        """The elapsed fraction of the time, 0 to 1."""
         return min(1.0, (time.monotonic() - self._started) / self._duration_s)
 
     def merge(self, before: Measurement | None, now: Measurement) -> Measurement:
-        """Return what is known of a task after one more pass.
+        """Return the result of a task after one more pass.
 
-        A pass that went wrong stays: what comes after it is not taken for a cure.
+        A failed pass stays: a later good one does not hide it.
         """
         at_s = time.monotonic() - self._started
         if before is None:
@@ -305,7 +305,7 @@ def _worst(measurement: Measurement) -> float:
 
 
 def _bounded(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
-    """Drop every second sample of too many, but not the slowest."""
+    """Drop every second sample if there are too many, but not the slowest."""
     if len(samples) <= SAMPLES_KEPT:
         return samples
     slowest = max(samples, key=lambda sample: sample.elapsed_ms)
@@ -335,7 +335,7 @@ FAILURES = (DriverCallError, NoKernels, NoPages, GateExpired, ImpossibleTime)
 def failure(task: Task, error: Exception) -> Measurement:
     """Return the outcome of a task that one of :data:`FAILURES` ended.
 
-    It is waived where the driver, or this machine, says that it has no such thing.
+    It is waived if the driver or this machine lacks the feature.
     """
     if isinstance(error, NoKernels):
         return waived(task, WaiverKind.UNSUPPORTED_ENGINE, str(error))

@@ -48,7 +48,7 @@ SWEPT: Mapping[Axis, tuple[str, ...]] = {
     Axis.LOAD: ("*_loaded",),
     Axis.STREAMS: ("host_numa_to_device_memcpy_ce", "device_to_host_numa_memcpy_ce"),
 }
-"""Shell patterns of the cases that ``--sweep`` measures where no others are named."""
+"""Shell patterns of the cases that ``--sweep`` measures unless others are named."""
 
 _FOUR_STREAMS = dict.fromkeys(SWEPT[Axis.STREAMS], (Point(streams=4),))
 """One stream is said not to fill NVLink-C2C."""
@@ -59,7 +59,7 @@ class Suite:
     """A set of cases."""
 
     description: str
-    """One line for ``--list``."""
+    """The line for ``--list``."""
     cases: tuple[str, ...] = ()
     """Shell patterns of names."""
     family: str | None = None

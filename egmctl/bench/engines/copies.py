@@ -14,7 +14,7 @@ from egmctl.model.task import Engine
 _SPLIT_BYTES = 4096
 """A copy is split over streams at multiples of this."""
 _BULK_THREADS = 32
-"""One of them works: a block needs a warp."""
+"""Threads of a block of which one works: a block needs a warp."""
 
 
 def copy(mover: Mover, part: Window, passes: int) -> FlowParts:
@@ -61,13 +61,13 @@ def copy_bulk(mover: Mover, part: Window, passes: int) -> FlowParts:
 
 
 def clear_sum(flow: FlowPart, _part: Window) -> None:
-    """Begin to clear the sum of what a kernel reads and writes nowhere."""
+    """Begin to clear the checksum of a kernel that only reads."""
     if flow.mover is not None:
         flow.mover.result.clear()
 
 
 def check_sum(flow: FlowPart, part: Window, passes: int) -> Check | None:
-    """Begin to compare the sum of all that a sample's kernel has read with the pattern's sum."""
+    """Begin to compare the checksum of all bytes that the kernel of a sample read with that of the pattern."""
     if flow.mover is None:
         return None
     mover = flow.mover

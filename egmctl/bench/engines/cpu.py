@@ -56,7 +56,7 @@ def measure(
 
 
 def _measured(engine: type[Passes | Walks], worker: WorkerContext, task: Task, settings: Settings) -> Measurement:
-    """Measure one task: its one flow is from memory to CPUs or the other way."""
+    """Measure one task, whose one flow goes from memory to CPUs or the other way."""
     flow = task.flows[0]
     reads = flow.destination.memory is MemoryKind.REGISTERS
     node, end = (flow.destination, flow.source) if reads else (flow.source, flow.destination)
@@ -73,7 +73,7 @@ def _measured(engine: type[Passes | Walks], worker: WorkerContext, task: Task, s
 
 
 class Passes:
-    """A bandwidth: threads read or write all of the memory. Its samples are never judged."""
+    """The bandwidth of threads that read or write all of the memory; it is never judged."""
 
     def __init__(self, worker: WorkerContext, task: Task, memory: Memory, cpus: Sequence[int]) -> None:
         self._task = task
@@ -128,7 +128,7 @@ class Passes:
 
 
 class Walks:
-    """A latency: one thread on the first CPU follows a chain of addresses."""
+    """The latency of one thread on the first CPU that follows a chain of addresses."""
 
     def __init__(self, worker: WorkerContext, task: Task, memory: Memory, cpus: Sequence[int]) -> None:
         if task.chase is None:
@@ -141,7 +141,7 @@ class Walks:
         self.close = self._walk.close
 
     def sample(self, number: int) -> Sample:
-        """Walk on from where the last sample ended."""
+        """Continue the walk where the last sample ended."""
         self._walk.walk(WARM_UP_LOADS)
         elapsed_ms, wrong_offset = self._walk.walk(self._loads)
         self._wrong = self._wrong or chain_error(number, wrong_offset)

@@ -1,4 +1,4 @@
-"""The frame of all latencies: the order of things in all processes, and one process' part of one task."""
+"""The order of work in every latency step, and one process' part of one task."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TaskPart(ABC):
-    """This process' part of one task of a step; it may have none.
+    """This process' part of one task of a step, which may be empty.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class TaskPart(ABC):
         self.buffers = assign(collective.tasks)[place]
         self.samples: list[Sample] = []
         self.discarded = 0
-        """Samples that are missing because one side timed out waiting for its peer."""
+        """The number of samples that are missing because one side timed out waiting for its peer."""
         self.started = 0.0
 
     @staticmethod
@@ -55,18 +55,18 @@ class TaskPart(ABC):
 
     @abstractmethod
     def take(self) -> Any:
-        """Wait for the end of the sample; return as JSON data what this process knows of it."""
+        """Wait for the end of the sample; return this process' data of it as JSON."""
 
     @abstractmethod
     def keep(self, items: Sequence[Item]) -> None:
-        """Keep a sample, of which each process has given its part; no items: the task has ended early."""
+        """Keep a sample, made from the data of each process; without data the task has ended early."""
 
     @abstractmethod
     def conclude(self) -> Measurement:
         """Return the measurement."""
 
     def reader(self, flow: Flow) -> Reader:
-        """Return what measures on the GPU that issues a flow's work, which reaches what this process owns."""
+        """Return the latency meter of the GPU that issues a flow's work, with access to this process' memory."""
         stream = self.worker.stream(flow.initiator or "")
         for end in (flow.source, flow.destination):
             if self.collective.owns(end):

@@ -25,14 +25,14 @@ from egmctl.model.task import Engine, Task
 LIVES = 20
 """Timed lives of each task: enough for percentiles."""
 WARM_UP_LIVES = 1
-"""The first one opens what the driver keeps open."""
+"""Untimed lives: the first one opens what the driver keeps open."""
 
 STAGES = ("allocate", "export", "transfer", "open", "map", "first-touch", "second-touch", "close", "free")
-"""In the order in which they happen. A legacy handle's mapping is part of its opening."""
+"""The stages, in order. A legacy handle is mapped by opening it."""
 
 
 def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings, least: int = LIVES) -> list[Measurement]:
-    """Take the shared memory of each task through its life, several times in the same processes.
+    """Take the shared memory of each task through its life several times, in the same processes.
 
     Tasks go on side by side, so that what one costs is known of one at a time only. Each has one flow: the end that has
     a handle is memory of the rank ``Endpoint.rank``, which the flow's ``initiator_rank`` opens. A measurement has
@@ -42,7 +42,7 @@ def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings, le
     Raises
     ------
     Abandoned
-        Another rank has died or hangs; what this one held it has let go of.
+        Another rank has died or hangs; this one has released its resources.
     """
     collective = CollectiveStep(worker, tasks)
     seeds = range(1, 1 + WARM_UP_LIVES + max(settings.samples, least))
@@ -83,7 +83,7 @@ def _live(collective: CollectiveStep, worker: WorkerContext, seed: int) -> list[
 
 
 class _Life:
-    """One life of one task's memory, as one rank sees it: the owner, the importer, or one that has no part in it."""
+    """One life of one task's memory in one rank: the owner, the importer, or neither."""
 
     def __init__(
         self, collective: CollectiveStep, worker: WorkerContext, place: int, held: ResourceScope, seed: int
@@ -117,7 +117,7 @@ class _Life:
         return Item({"offer": description, "sent_s": time.monotonic()}, tuple(fds))
 
     def open(self, offered: Sequence[Item], received_s: float) -> None:
-        """Open what the owner has sent, and write all of it."""
+        """Open the owner's offer, and write all of the memory."""
         if self._me != self._importer:
             return
         item, stream = offered[self._owner], self._stream
@@ -135,7 +135,7 @@ class _Life:
         stream.synchronize()
 
     def check(self) -> tuple[int, ...] | None:
-        """Return how the owner's memory differs from what the importer should have left there."""
+        """Return the first difference of the owner's memory from the pattern that the importer wrote."""
         if self._shared is None:
             return None
         difference = self._worker.pattern.check(self._stream, self._region(self._shared))()

@@ -33,7 +33,7 @@ WARM_UP_LAPS = 200
 
 
 class Pair(TaskPart):
-    """Two sides that answer each other, as one process sees them: it may be one of them, or both, or none.
+    """Two sides that answer each other, in one process, which may be one of them, both, or neither.
 
     The first flow's initiator sends first and takes the times; the other side is the second flow's initiator, or the
     first flow's destination. No process is in two tasks, but one that has all GPUs. A flag or a message that is wrong
@@ -52,7 +52,7 @@ class Pair(TaskPart):
 
     @staticmethod
     def prepare(collective: CollectiveStep, worker: WorkerContext, parts: Sequence[Pair]) -> None:  # noqa: ARG004
-        """Have each side make what it gives to the other one, and open what it is given."""
+        """Have each side make its memory or events and open the other side's."""
         offered = collective.do(lambda place: parts[place].make())
         try:
             collective.do(lambda place: parts[place].open(offered[place]))
@@ -61,16 +61,16 @@ class Pair(TaskPart):
 
     @property
     def stream(self) -> Stream:
-        """The stream that this process works on, where it is one side."""
+        """The stream of this process, if it is one of the sides."""
         return self.worker.stream(self.collective.ranks[self.me].bus_id)
 
     @abstractmethod
     def make(self) -> Item:
-        """Make what this side has to give to the other one."""
+        """Make the memory or events that this side offers."""
 
     @abstractmethod
     def open(self, offered: Sequence[Item]) -> None:
-        """Open what the other side has given; of its descriptors what is kept is a copy."""
+        """Open the other side's offer; keep a copy of its descriptors."""
 
     @abstractmethod
     def run(self) -> Sequence[float] | None:
@@ -108,7 +108,7 @@ APART_BYTES = 1 << 20
 class Flags(Pair):
     """The flags lie in memory of the one process, or in memory that one of two has made and the other has opened.
 
-    Of each flow the destination is the memory that its initiator writes to: where that is another process', it has a
+    The destination of each flow is the memory that its initiator writes; if another process owns it, it has a
     handle.
     """
 
@@ -129,7 +129,7 @@ class Flags(Pair):
         opened: dict[int, ImportedMemory] = {}
 
         def flag(number: int) -> int:
-            """Return where the flag is that a flow's initiator writes; one memory with both has them apart."""
+            """Return the address of the flag that a flow's initiator writes; two flags in one memory lie apart."""
             owner = self.flows[number].destination.rank or 0
             if self._made is not None and owner == self.me:
                 return self._made.address + number * APART_BYTES
@@ -216,13 +216,13 @@ class Messages(Pair):
         return laps_ns
 
     def begin(self) -> None:
-        """Do what comes before the message, on the side that serves."""
+        """Act before the message, on the serving side."""
 
     def answer(self) -> None:
-        """Do what comes between the two messages, on the other side."""
+        """Act between the two messages, on the other side."""
 
     def end(self) -> None:
-        """Do what comes after the answer, on the side that serves."""
+        """Act after the answer, on the serving side."""
 
     def _lap(self) -> None:
         if self.serves:
@@ -246,7 +246,7 @@ class Messages(Pair):
 
 
 class Events(Messages):
-    """Messages with a recording before each, for which the other side's stream, or at last the host, waits."""
+    """Messages, each after the recording of an event for which the other side's stream (at the end the host) waits."""
 
     def make(self) -> Item:
         sockets = super().make()

@@ -1,6 +1,6 @@
-"""Engines that move the bytes of flows by work that is queued on streams: the order of things in all processes.
+"""Engines that move bytes by work queued on streams, and the order of work in all processes of a step.
 
-All flows of all tasks of a step move at the same time, and every byte is looked at. The memory at the two ends of a
+All flows of all tasks of a step move at the same time, and every byte is verified. The memory at the two ends of a
 flow may be two processes': the owner of the source fills it, the process that issues the work moves it, the owner of
 the destination looks at it. In one process one gate holds everything. Of several each has its own, and opens it at a
 time that all have agreed on by the clock that the processes of a node share (``docs/measurement.md``).
@@ -40,9 +40,9 @@ only seems to: with four blocks a kernel that only reads its peer's memory count
 WARM_UP_PASSES = 2
 """Untimed passes before the first sample of a task: host memory is mapped at its first touch, and clocks rise."""
 HEAD_START_S = 0.002
-"""The time from the last process of a node having queued its work until all open their gates: enough to tell them."""
+"""Time from the moment when the last process of a node has queued its work until all open their gates."""
 SPIN_S = 0.0005
-"""A sleeping process wakes up this much too late at most, as a rule: the rest of the time it looks at the clock."""
+"""A sleeping process usually wakes up at most this late: for the last part of the wait it polls the clock."""
 
 
 @dataclass(eq=False)
@@ -75,7 +75,7 @@ class OwnBuffer:
         held.filled_bytes = end
 
     def first_touch(self, part: Window) -> None:
-        """See what it costs to write all of a destination for the first time, if the window is all of it."""
+        """Time the first write of a destination, if the window is all of it."""
         if part.size_bytes == self.held.memory.size_bytes:
             started = time.perf_counter()
             self.poison(part)
@@ -83,34 +83,34 @@ class OwnBuffer:
             self.held.first_touch_ms = ms_since(started)
 
     def poison(self, part: Window) -> None:
-        """Begin to overwrite a destination with what no flow brings."""
+        """Begin to overwrite a destination with a value that no flow moves."""
         poison(self.stream, self.region(part))
 
     def check(self, part: Window) -> Check:
-        """Begin to compare all of a window with what is to be there."""
+        """Begin to compare all of a window with its pattern."""
         return self.worker.pattern.check(self.stream, self.region(part))
 
 
 @dataclass(eq=False)
 class Mover:
-    """The part of a flow in the process that issues its work: it moves the bytes."""
+    """The mover of a flow, in the process that issues its work."""
 
     worker: WorkerContext
     task: Task
     flow: Flow
     source: Memory | None
-    """Memory that its GPU reaches; ``None`` at an end without memory."""
+    """The memory at each end, as its GPU reaches it; ``None`` at an end without memory."""
     destination: Memory | None
     seed: int
     """The seed of what is moved."""
     streams: Sequence[Stream]
     """Streams of the GPU that issues the work, for this flow alone: as many as the task has."""
     share: int
-    """How many kernels work on that GPU at the same time: each gets its part of the blocks, so that all run at once."""
+    """Number of kernels on that GPU at the same time; each gets its share of the blocks, so that all run at once."""
 
     @property
     def ungated(self) -> str | None:
-        """Why queueing the work may take until it is done, so that a gate would never be opened; ``None`` if not."""
+        """Why queueing the work may block until it is done and a gate would never open; ``None`` if it does not."""
         if ENGINES[self.task.engine].blocks_on_pageable:
             if any(memory is not None and memory.pageable for memory in (self.source, self.destination)):
                 return "copies of pageable memory block the host until they are done"
@@ -123,11 +123,11 @@ class Mover:
 
     @cached_property
     def result(self) -> Result:
-        """Words in the GPU's memory that a kernel leaves its result in."""
+        """Words in the GPU's memory for a kernel's result."""
         return self.worker.results.take(self.streams[0])
 
     def addresses(self, part: Window) -> list[int]:
-        """Return where a window begins, in the destination and in the source, without an end that has no memory."""
+        """Return the addresses at which a window begins in destination and source; an end without memory has none."""
         memories = (self.destination, self.source)
         return [memory.address + part.offset_bytes for memory in memories if memory is not None]
 
@@ -156,7 +156,7 @@ class Mover:
 
 @dataclass
 class FlowPart:
-    """This process' part of a flow: what it owns or issues of it."""
+    """This process' part of a flow: the memory that it owns, the work that it issues."""
 
     number: int
     seed: int
@@ -166,13 +166,13 @@ class FlowPart:
 
     @property
     def streams(self) -> list[Stream]:
-        """The streams that it works on, each once."""
+        """Its streams, each once."""
         ends = [end.stream for end in (self.source, self.destination) if end is not None]
         return list(dict.fromkeys([*(self.mover.streams if self.mover is not None else ()), *ends]))
 
 
 def poison_destination(flow: FlowPart, part: Window) -> None:
-    """Begin to make sure that what a sample leaves in memory is not there already."""
+    """Begin to overwrite the memory in which a sample leaves its bytes, so that old data cannot pass."""
     if flow.destination is not None:
         flow.destination.poison(part)
 
@@ -187,11 +187,11 @@ class Transfer:
     """One engine: it moves the bytes of flows by work that is queued on streams behind a gate, and verifies them."""
 
     launch: Callable[[Mover, Window, int], FlowParts]
-    """Returns the work of one flow in so many passes: each part's stream, and what queues its operations there."""
+    """Returns the work of one flow in some passes: each part's stream, and the function that queues its operations."""
     prepare: Callable[[FlowPart, Window], None] = poison_destination
-    """Begins to make sure, before each sample, that its result is not there already."""
+    """Begins, before each sample, to clear the place of its result."""
     check: Callable[[FlowPart, Window, int], Check | None] = compare_destination
-    """Begins to look at what so many passes have left; ``None`` where this process has nothing to look at."""
+    """Begins to verify the result of some passes; ``None`` if this process has nothing to verify."""
     verification: Verification = Verification.GPU_EVERY_SAMPLE
 
 
@@ -240,7 +240,7 @@ def measure(transfer: Transfer, worker: WorkerContext, tasks: Sequence[Task], se
 def _timed(
     collective: CollectiveStep, worker: WorkerContext, parts: Sequence[TransferPart], gate: Gate, number: int
 ) -> list[list[Item]]:
-    """Move everything once more, again while a gate gives up; return the times of each task, by process."""
+    """Take one sample, again if a gate gives up; return the times of each task, by process."""
     phase = worker.stopwatch.phase
     for attempt in range(EXPIRED_LIMIT):
         with phase(Phase.VERIFYING):
@@ -256,7 +256,7 @@ def _timed(
 
 
 class GatedParts:
-    """All that this process issues in one sample, behind its gate."""
+    """The work that this process issues in one sample, behind its gate."""
 
     def __init__(self, gate: Gate, parts: Sequence[TransferPart]) -> None:
         self._gate = gate
@@ -265,7 +265,7 @@ class GatedParts:
         self._work: GatedWork | None = None
 
     def queue(self, number: int, places: Sequence[int]) -> dict[int, float]:
-        """Queue the work of tasks; return when that was done."""
+        """Queue the work of tasks; return the time when all was queued."""
         self._places = [place for place in places if self._parts[place].movers]
         if self._places:
             self._work = GatedWork(self._gate, [self._parts[place].work(number) for place in self._places])
@@ -289,7 +289,7 @@ class GatedParts:
 
 
 def _start_s(collective: CollectiveStep, queued: Sequence[Sequence[Item]]) -> float | None:
-    """Return when the processes of this node open their gates; ``None`` where there is one process."""
+    """Return the time at which the processes of this node open their gates; ``None`` for one process."""
     if collective.exchange.size == 1:
         return None
     ready_s = [items[rank].data for items in queued if items for rank in collective.here]
@@ -311,7 +311,7 @@ class TransferPart:
         self._flows: list[FlowPart] = []
         self._opened = OpenBuffers()
         self._checks: list[tuple[int, Check]] = []
-        """Under way, each with its flow's number."""
+        """The pending operations, each with its flow's number."""
         self._samples: list[Sample] = []
         self._mismatch: Mismatch | None = None
         self.movers: dict[int, Mover] = {}
@@ -319,7 +319,7 @@ class TransferPart:
 
     @property
     def ungated(self) -> str | None:
-        """Why a copy of this process might not be queued before it is done; ``None`` if all are."""
+        """Why queueing a copy of this process might block until it is done; ``None`` if none does."""
         return next((mover.ungated for mover in self.movers.values() if mover.ungated is not None), None)
 
     @property
@@ -333,7 +333,7 @@ class TransferPart:
         Parameters
         ----------
         taken
-            How many streams the tasks of the step have on each GPU.
+            Number of streams that the tasks of the step have on each GPU.
         """
         for number, flow in enumerate(self.task.flows):
             if not self._collective.issues(flow):
@@ -351,7 +351,7 @@ class TransferPart:
                     self._worker.connect(initiator, end)
 
     def get_ready(self, opened: OpenBuffers, sharing: Mapping[tuple[int | None, str | None], int]) -> None:
-        """Put together what fills, moves and looks at the bytes of each flow."""
+        """Build the parts that fill, move and verify the bytes of each flow."""
         worker = self._worker
         self._opened = opened
         for number, (flow, buffers) in enumerate(zip(self.task.flows, self._buffers, strict=True)):
@@ -390,7 +390,7 @@ class TransferPart:
                 operation()
 
     def poison(self, number: int) -> None:
-        """Begin to make sure that what a sample leaves is not there already."""
+        """Begin to clear the places of the sample's results."""
         part = self._window(number)
         for flow in self._flows:
             if flow.source is not None:
@@ -398,7 +398,7 @@ class TransferPart:
             self._transfer.prepare(flow, part)
 
     def synchronize(self) -> None:
-        """Wait for what was begun."""
+        """Wait for the pending operations."""
         for flow in self._flows:
             for stream in flow.streams:
                 stream.synchronize()
@@ -409,7 +409,7 @@ class TransferPart:
         return [self._transfer.launch(mover, part, passes) for mover in self.movers.values()]
 
     def keep(self, items: Sequence[Item]) -> None:
-        """Keep the sample that the flows of all processes make."""
+        """Keep a sample, made from the flows of all processes."""
         sides = [item.data for item in items if item.data]
         elapsed_ms = max(side["elapsed_ms"] for side in sides)
         if len(sides) > 1 and self.on_one_node:
@@ -423,7 +423,7 @@ class TransferPart:
         )
 
     def begin_checks(self, number: int) -> None:
-        """Begin to look at what the destinations of this process hold, and at what it has kept of what it read."""
+        """Begin to verify the destinations of this process, and the checksums of what it read."""
         part, passes = self._window(number), self.task.copies
         checks = ((flow.number, self._transfer.check(flow, part, passes)) for flow in self._flows)
         self._checks = [(flow, check) for flow, check in checks if check is not None]
@@ -440,7 +440,7 @@ class TransferPart:
                 self._mismatch = self._mismatch or mismatch_of(Difference(*difference), number, flow)
 
     def told(self) -> dict[str, Any]:
-        """Return what this process alone knows of the task."""
+        """Return the data of the task that only this process has."""
         own = [buffer for flow in self._buffers for buffer in flow.there if self._collective.owns(buffer.end)]
         return {
             "costs": [to_json(cost) for cost in self._opened.costs(self._place)],
@@ -449,7 +449,7 @@ class TransferPart:
         }
 
     def conclude(self, items: Sequence[Item]) -> Measurement:
-        """Return the measurement, of which each process has told what it knows."""
+        """Return the measurement, made from the data of each process."""
         data = [item.data for item in items]
         gating = {data[flow.initiator_rank or 0]["gating"] for flow in self.task.flows}
         reason = next((side["ungated"] for side in data if side["ungated"]), None)
@@ -474,7 +474,7 @@ def _region(memory: Memory, part: Window, seed: int) -> Region:
 
 
 def _wait_until(start_s: float) -> None:
-    """Wait for a time of :func:`time.perf_counter` to within microseconds."""
+    """Wait until a time of :func:`time.perf_counter`, to within microseconds."""
     if (ahead_s := start_s - time.perf_counter() - SPIN_S) > 0:
         time.sleep(ahead_s)
     while time.perf_counter() < start_s:

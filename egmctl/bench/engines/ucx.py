@@ -1,4 +1,4 @@
-"""One rank's part in messages that UCX carries: sender with the clock, receiver that looks at every byte, or none."""
+"""One rank's part in UCX messages: the sender with the clock, the receiver that verifies every byte, or none."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from egmctl.model.route import MemoryKind, UcxDevice, UcxPath, UcxProtocol
 from egmctl.model.task import Engine, Task
 
 IN_FLIGHT = 16
-"""Messages that are under way at the same time."""
+"""Number of messages in flight at the same time."""
 WARM_UP_MESSAGES = 4
 WARM_UP_BYTES = 256 << 20
-"""Before the first sample, twice: so many messages at most, and one at least; TCP takes half a second for these."""
+"""Most messages of each of the two warm-ups, which have at least one; TCP takes half a second for these."""
 MESSAGES_LIMIT = 4096
 """The most messages in one sample, however short they are."""
 SETTLE_S = 5.0
-"""The time that messages under way may take to end after a failure."""
+"""Time that messages in flight may take to end after a failure."""
 _DATA, _ANSWER = 1, 2
 """Tags."""
 
 
 class Side:
-    """This rank's part in one task; it may have none.
+    """This rank's part in one task, which may be empty.
 
     Parameters
     ----------
     options
-        UCX's configuration for the rank that issues the work.
+        The UCX configuration of the rank that issues the work.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Side:
     ) -> None:
         self.task = task
         self.devices: list[str] = []
-        """The sender's network devices, once all have told what they know."""
+        """The sender's network devices, once the ranks have exchanged them."""
         self._samples: list[Sample] = []
         self._mismatch: Mismatch | None = None
         self._seed = 0
@@ -96,15 +96,15 @@ class Side:
 
     @property
     def _over(self) -> bool:
-        """Whether the task has ended early, in all ranks."""
+        """Whether the task has ended early in all ranks."""
         return self._collective.outcomes[0] is not None
 
     def _everywhere(self, work: Callable[[], Any]) -> list[Item]:
-        """Have all ranks do something; return what each gives, nothing once the task is over."""
+        """Run a function in all ranks; return each rank's answer, nothing once the task has ended."""
         return self._collective.do(lambda _: work())[0]
 
     def connect(self) -> None:
-        """Make the memory and the link."""
+        """Set up memory and link in all ranks."""
         offers = self._everywhere(self._offer)
         if self._over:
             return
@@ -118,7 +118,7 @@ class Side:
             self._everywhere(lambda: self._unpack(keys))
 
     def _offer(self) -> dict[str, Any] | None:
-        """Make the link and the memory; return what the other side connects to, or why UCX cannot be used."""
+        """Make the link and the memory; return the address for the other side, or why UCX cannot be used."""
         if self._me not in (self._sender, self._receiver):
             return None
         context = self._stream.context
@@ -131,13 +131,13 @@ class Side:
         return {"address": self._link.address.hex(), "seed": self._worker.held(self._own).seed}
 
     def _unpack(self, keys: Sequence[Item]) -> None:
-        """Take the key to the other side's memory, if this is the one that puts or gets."""
+        """Unpack the key to the other side's memory, if this rank puts or gets."""
         if self._link is not None and self._issues:
             other = keys[self._other].data
             self._remote = self._link.remote(bytes.fromhex(other["key"]), other["address"])
 
     def _make_memory(self, context: Context) -> None:
-        """Make HOST_NUMA memory so that the GPU that UCX takes it for can copy it too."""
+        """Make HOST_NUMA memory accessible to the GPU that UCX assigns to it, too."""
         end = self._own.end
         if end.memory is not MemoryKind.HOST_NUMA or end.numa_node is None or self._worker.has(self._own):
             return
@@ -148,7 +148,7 @@ class Side:
             context.make_current()
 
     def _open(self, offers: Sequence[Item]) -> dict[str, Any] | None:
-        """Connect to the other side, and prepare this one's memory; return its key, where it is put or got."""
+        """Connect to the other side and prepare this one's memory; return its key for one-sided cases."""
         if self._link is None:
             return None
         self._link.connect(bytes.fromhex(offers[self._other].data["address"]))
@@ -167,7 +167,7 @@ class Side:
         return {"key": self._registered.key.hex(), "address": held.memory.address}
 
     def warm_up(self) -> None:
-        """Move a little, and settle how many messages make a sample."""
+        """Warm up, and decide how many messages make a sample."""
         if self.task.chase is not None:
             # What UCX does with short messages it prints only where a longer one was sent.
             self._exchange(Window(0, 1, self.task.size_bytes), 1)
@@ -181,7 +181,7 @@ class Side:
             self.task = replace(self.task, copies=max(1, min(MESSAGES_LIMIT, math.ceil(SAMPLE_S / each_s))))
 
     def sample(self, number: int) -> None:
-        """Take one sample, and look at what came of it."""
+        """Take one sample and verify it."""
         chase = self.task.chase
         if chase is None:
             part = window(self.task.size_bytes, self.task.copies, number)
@@ -236,7 +236,7 @@ class Side:
         return of_latency(task, self._samples, wrong, mismatch=self._mismatch, **more)
 
     def _ended(self) -> dict[str, Any] | None:
-        """End the link; return what this rank alone knows."""
+        """End the link; return the data that only this rank has."""
         link = self._link
         if link is None:
             return None
@@ -253,7 +253,7 @@ class Side:
         }
 
     def close(self) -> str:
-        """Let go of the link, if it is there, and first of the other side's memory; return UCX's report."""
+        """Release the other side's memory, then the link, if they exist; return UCX's report."""
         self._arrays = []
         remote, self._remote = self._remote, None
         if remote is not None:
@@ -265,12 +265,12 @@ class Side:
         return "" if link is None else link.close()
 
     def _exchange(self, part: Window, count: int) -> list[Item]:
-        """Have all prepare, then move so many messages; return what each rank gives: the sender the seconds."""
+        """Prepare all ranks, then move the messages; return each rank's answer, the sender's seconds among them."""
         self._everywhere(lambda: self._aim(part))
         return self._everywhere(lambda: self._pass(count))
 
     def _aim(self, part: Window) -> None:
-        """Prepare to move the slots of a window: what is to be received there must not be there already."""
+        """Prepare the slots of a window; overwrite those that will receive, so that old data cannot pass."""
         if self._link is None:
             return
         end = self._flow.source if self._sends else self._flow.destination
@@ -289,7 +289,7 @@ class Side:
         return None if difference is None else astuple(difference)
 
     def _pass(self, count: int) -> float | None:
-        """Move messages, a few at a time; return the seconds until the receiver has said that all are there."""
+        """Send messages, a few in flight; return the seconds until the receiver has confirmed all."""
         link = self._link
         if link is None:
             return None
@@ -307,9 +307,9 @@ class Side:
         return time.perf_counter() - started if self._sends else None
 
     def _pass_one_sided(self, link: Link, count: int) -> float | None:
-        """Put or get, a few at a time; return the seconds until all bytes are where they are to be.
+        """Put or get, a few in flight; return the seconds until all bytes have arrived.
 
-        The other side only makes UCX go on, which does by messages what the transport cannot do by itself.
+        The other side only drives UCX's progress: UCX emulates by messages what the transport lacks.
         """
         remote = self._remote
         if remote is None:
@@ -342,7 +342,7 @@ class Side:
         return time.perf_counter() - started
 
     def _settle(self, link: Link, remote: RemoteMemory, under_way: Sequence[Any]) -> None:
-        """After a failure, wait until nothing uses the key; where that fails, the key is left to the process' end."""
+        """After a failure, wait until nothing uses the key; if that fails, the key lives until the process ends."""
         try:
             flush = remote.flush()
             with suppress(DriverCallError):
@@ -353,7 +353,7 @@ class Side:
             self._remote = None
 
     def _laps(self, count: int) -> list[float] | None:
-        """Send a message to and fro; return the nanoseconds of each round trip."""
+        """Send a message back and forth; return the nanoseconds of each round trip."""
         link = self._link
         if link is None:
             return None
@@ -372,7 +372,7 @@ class Side:
 
 
 _STAGES = ("register", "pack", "unpack", "deregister")
-"""Of both sides' memory; UCX registers what it knows already at no cost."""
+"""Registrations of both sides' memory; registering memory again costs UCX nothing."""
 
 BY_DEVICE_BYTES = 64 << 20
 """Messages from this size on are measured by each network device too."""
@@ -411,7 +411,7 @@ def _measure(
 
 
 def _tells_devices_apart(measurement: Measurement, path: UcxPath) -> bool:
-    """Say whether messages are measured by each network device too: large ones, between memory of one kind."""
+    """Return whether messages are also measured by each network device: large ones, between memory of one kind."""
     source, destination = measurement.flows[0].source, measurement.flows[0].destination
     return (
         path.route in OVER_NETWORK
@@ -422,7 +422,7 @@ def _tells_devices_apart(measurement: Measurement, path: UcxPath) -> bool:
 
 
 def _by_device(worker: WorkerContext, task: Task, name: str) -> UcxDevice:
-    """Return what one sample reaches by one network device of the sender alone."""
+    """Return the result of one sample over one network device of the sender alone."""
     measurement, _ = _measure(worker, task, 1, {"NET_DEVICES": name})
     reached, path = measurement.bandwidth_gb_s, measurement.ucx
     transports = path.transports if path else ()
