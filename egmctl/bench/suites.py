@@ -66,15 +66,15 @@ class Suite:
     """All of one family, in place of names."""
     samples: int = 5
     one_path: tuple[str, ...] = ()
-    """Shell patterns of those of its cases that are measured over one path of each kind of route only
+    """Shell patterns of its cases that are measured over only one path of each kind of route
     (:attr:`Case.one_path`): they tell a kind of memory from another, and not one GPU from the next."""
     further: Mapping[str, tuple[Point, ...]] = field(default_factory=dict)
-    """Points at which cases of these names are measured too."""
+    """Further points at which the cases of these names are measured."""
     sweep: Axis | None = None
     """Its cases are measured along this axis instead."""
 
     def has(self, case: Case) -> bool:
-        """Say whether a case belongs to it."""
+        """Return whether a case belongs to it."""
         return case.family == self.family or _fits(case, self.cases)
 
     def points(self, case: Case) -> tuple[Point, ...]:
@@ -195,7 +195,7 @@ def select_suites(text: str) -> tuple[str, ...]:
     Raises
     ------
     UsageError
-        For a name that is none.
+        If a name is unknown.
     """
     names = tuple(part.strip() for part in text.split(","))
     for name in names:
@@ -212,7 +212,7 @@ def select_cases(patterns: Sequence[str], suites: Sequence[str] = (), sweep: Axi
     Parameters
     ----------
     patterns
-        Shell patterns of names, one of which a case has to fit; none: all.
+        Shell patterns, one of which must match the name of a case; without any all cases match.
     suites
         Names of suites, to one of which a case has to belong; none: all cases where there are patterns, those of
         :data:`SWEPT` for a sweep, else the standard suite.
@@ -259,7 +259,7 @@ def _points(case: Case, chosen: Sequence[Suite], sweep: Axis | None) -> tuple[Po
 
 
 def _over_one_path(case: Case, chosen: Sequence[Suite]) -> bool:
-    """Say whether one path of each kind of route is enough for all of the suites that have a case."""
+    """Return whether one path of each kind of route is enough for all chosen suites that have a case."""
     return bool(chosen) and all(_fits(case, suite.one_path) for suite in chosen if suite.has(case))
 
 

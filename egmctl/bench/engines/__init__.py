@@ -1,4 +1,4 @@
-"""The code of the engines, which only a worker imports: what each launches, and how what it moved is verified.
+"""The code of the engines, which only a worker imports: what each launches, and how it verifies the bytes.
 
 A new engine is a member of :class:`egmctl.model.task.Engine`, its line in :data:`egmctl.bench.engine.ENGINES`, and a
 file here, or a place in one, with its name below. A file lists the engines that it has in ``MEASURE``.

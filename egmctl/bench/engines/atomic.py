@@ -27,7 +27,7 @@ def clear_counts(flow: FlowPart, part: Window) -> None:
 
 
 def check_counts(flow: FlowPart, part: Window, passes: int) -> Check | None:
-    """Begin to look whether every word holds how many additions it was to get: none may be lost."""
+    """Begin to check that every word holds the number of additions that it should have got: none may be lost."""
     if flow.destination is None:
         return None
     worker, stream, region = flow.destination.worker, flow.destination.stream, flow.destination.region(part)
@@ -43,9 +43,9 @@ def check_counts(flow: FlowPart, part: Window, passes: int) -> Check | None:
 
 
 class Additions(Walker):
-    """One thread adds to counters in memory in turn, where a pointer chase has loads.
+    """A latency meter whose one thread adds to counters in turn, where a pointer chase loads.
 
-    It goes on from sample to sample: ``kernels/atomic_latency.cu``.
+    It continues from sample to sample: ``kernels/atomic_latency.cu``.
     """
 
     verification = Verification.COUNTERS_EVERY_SAMPLE
@@ -59,7 +59,7 @@ class Additions(Walker):
         return 0
 
     def get_ready(self) -> None:
-        """Nothing has to be known of a chain."""
+        """Do nothing: there is no chain."""
 
     def queue(self) -> None:
         self.gpu.launch(self.kernel, self.counters.address, self.counters.made, WARM_UP_LOADS, self.chase.loads)

@@ -1,1 +1,1 @@
-"""The processes that work GPUs for the bench, one or several, and how the command has them measure."""
+"""The bench processes that work GPUs, one or several, and the protocol by which the command drives them."""

@@ -1,4 +1,4 @@
-"""Steps that all processes of a measurement take together: each ends the same way in all of them."""
+"""Collective steps: all processes of a measurement take them together and end them with the same outcome."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Item:
     data: Any
     """JSON data."""
     fds: tuple[int, ...] = ()
-    """File descriptors of this process now, which closes them. Across nodes there are none."""
+    """File descriptors, which the receiving process owns and closes; none between nodes."""
 
 
 class Exchange:
@@ -47,7 +47,7 @@ class Exchange:
     Parameters
     ----------
     parent
-        Reaches the other processes; ``None`` where there are none.
+        The channel to the other processes; ``None`` if there are none.
     rank, size
         The number of this process, from 0, and how many there are.
     """
@@ -59,12 +59,12 @@ class Exchange:
         self._calls = 0
 
     def all_gather(self, data: Any, fds: Sequence[int] = ()) -> list[Item]:
-        """Give something to all; return what each has given, by rank, this one included.
+        """Exchange one item with all ranks; return every rank's item, this one's included, by rank.
 
         Raises
         ------
         Abandoned
-            Another rank has died or hangs, or the time for the step is over: let go of everything.
+            Another rank has died or hangs, or the step has timed out: release everything.
         """
         if self._parent is None:
             return [Item(data, tuple(fds))]
@@ -81,7 +81,7 @@ class Exchange:
 
 
 class Abandoned(Exception):
-    """The ranks' common step is over, through no fault of this one."""
+    """The collective step was abandoned, through no fault of this rank."""
 
 
 _OPENING = ("cuIpcOpenMemHandle", "cuIpcOpenEventHandle", "cuMemImportFromShareableHandle")
@@ -91,14 +91,14 @@ _NOT_PERMITTED = 800
 
 
 class CollectiveStep:
-    """The tasks of a step, in all processes; of one process, in that one.
+    """The tasks of a step and their outcomes, kept alike in all processes.
 
     Attributes
     ----------
     here
-        The processes of this one's node: what the others' clocks say means nothing here.
+        Ranks on this process' node, the only ones that share its clock.
     outcomes
-        Of each task, where it has ended early; the same in every process.
+        The outcome of each task that has ended early; the same in every process.
     """
 
     def __init__(self, worker: WorkerContext, tasks: Sequence[Task]) -> None:
@@ -109,15 +109,15 @@ class CollectiveStep:
         self.outcomes: list[Measurement | None] = [None] * len(tasks)
 
     def owns(self, end: Endpoint) -> bool:
-        """Say whether the memory at an end is made by this process: the one process makes all of it."""
+        """Return whether this process makes the memory at an end; a single process makes all of it."""
         return (end.rank or 0) == self.exchange.rank
 
     def issues(self, flow: Flow) -> bool:
-        """Say whether this process issues the work of a flow."""
+        """Return whether this process issues the work of a flow."""
         return (flow.initiator_rank or 0) == self.exchange.rank
 
     def do(self, part: Callable[[int], Any], *, begin: Callable[[int], None] | None = None) -> list[list[Item]]:
-        """Have every process do its part of each task that goes on, and wait for all of them.
+        """Run a function for each open task in every process, and wait for all processes.
 
         Parameters
         ----------
@@ -125,13 +125,13 @@ class CollectiveStep:
             Called with the index of a task; what it returns, JSON data or an :class:`Item` with file descriptors, all
             processes get. What it raises of :data:`FAILURES` ends the task in all processes.
         begin
-            Called for every task before ``part`` is for the first one: what GPUs do at the same time.
+            Called for every task before the first ``part``, for work that GPUs do at the same time.
 
         Returns
         -------
         list
-            For each task, what each process has given; for a task that ended before, nothing. Its descriptors are this
-            process', which closes them (:func:`close_all`).
+            For each task, the data of each process; empty for a task that ended before. This process owns the descriptors
+            and closes them (:func:`close_all`).
 
         Raises
         ------
@@ -149,13 +149,13 @@ class CollectiveStep:
         return self._gather(given, failed)
 
     def do_at_once(self, part: Callable[[Sequence[int]], Mapping[int, Any]]) -> list[list[Item]]:
-        """Have every process do its part of all tasks as one; what fails ends all in which the process has a part.
+        """Run a function once for all open tasks in every process; an error ends all tasks of that process.
 
         Parameters
         ----------
         part
-            Called with the indices of the tasks that go on, also with none; what it returns for each, all processes
-            get.
+            Called with the indices of the open tasks, even if there are none; all processes get the data that it
+            returns for each.
 
         Returns
         -------
@@ -172,7 +172,7 @@ class CollectiveStep:
         return self._gather(given, failed)
 
     def do_for_all(self, part: Callable[[int], None]) -> None:
-        """Have every process do its part of each task, those that have ended included, and wait for all of them."""
+        """Run a function for each task, ended ones included, in every process, and wait for all processes."""
         failed: dict[int, Exception] = {}
         for index in range(len(self.tasks)):
             _attempt(failed, index, partial(part, index))
@@ -211,7 +211,7 @@ class CollectiveStep:
         return gathered
 
     def _outcome(self, index: int, error: Exception) -> Measurement:
-        """Return the outcome of a task that an error in this one of several processes has ended."""
+        """Return the outcome of a task that an error in this rank has ended."""
         task = self.tasks[index]
         if isinstance(error, DriverCallError):
             cause = cause_of(error.call, error.number)
@@ -225,7 +225,7 @@ class CollectiveStep:
 
 
 def _attempt(failed: dict[int, Exception], index: int, work: Callable[[], Any]) -> Any:
-    """Return what some work returns; note the error, one of :data:`FAILURES`, with which it ends."""
+    """Return the result of a function, or note the error, one of :data:`FAILURES`, that it raised."""
     try:
         return work()
     except FAILURES as error:
@@ -234,7 +234,7 @@ def _attempt(failed: dict[int, Exception], index: int, work: Callable[[], Any]) 
 
 
 def close_all(gathered: Iterable[Iterable[Item]]) -> None:
-    """Close the descriptors that came with what ranks have given."""
+    """Close the descriptors of ranks' contributions."""
     for items in gathered:
         for item in items:
             for fd in item.fds:
@@ -243,19 +243,19 @@ def close_all(gathered: Iterable[Iterable[Item]]) -> None:
 
 @dataclass
 class OpenBuffers:
-    """The buffers of a step, as one process has them."""
+    """The buffers of a step in one process."""
 
     seeds: dict[tuple[int, int, End], int] = field(default_factory=dict)
     """The seed of each buffer, by the indices of its task and its flow and by its end."""
     made: list[tuple[int, Buffer, AllocatedBuffer]] = field(default_factory=list)
-    """Those that this process has made for the step, each with the index of the first task that uses it."""
+    """The buffers that this process made for the step, each with the index of the first task that uses it."""
 
     def made_for(self, index: int, held: AllocatedBuffer) -> bool:
-        """Say whether a buffer was made for a task."""
+        """Return whether a buffer was made for a task."""
         return any(at == index and buffer is held for at, _, buffer in self.made)
 
     def costs(self, index: int) -> list[BufferCost]:
-        """Return what the buffers cost that a task was the first to use."""
+        """Return the costs of the buffers that a task was the first to use."""
         return [_cost_of(buffer, held) for at, buffer, held in self.made if at == index]
 
 
@@ -266,9 +266,9 @@ def open_buffers(
     *,
     before: Callable[[int], None],
 ) -> OpenBuffers:
-    """Have all processes make what they own of the tasks' buffers, and open those of others that they issue work on.
+    """Have all processes make the buffers that they own and open those of others that they work on.
 
-    What a process has open already stays open. A buffer that its owner has created again has another seed.
+    Buffers that are already open stay open. A buffer that its owner has created again has another seed.
 
     Parameters
     ----------
@@ -334,7 +334,7 @@ def open_buffers(
 
 
 def release(worker: WorkerContext, buffers: Sequence[Buffer]) -> str | None:
-    """Let go of buffers, of those of others first and in all ranks; return what went wrong with the first one."""
+    """Release buffers in all ranks, first those of other ranks; return the first error."""
     problem = None
     for own in (False, True):
         chosen = (buffer for buffer in buffers if ((buffer.end.rank or 0) == worker.exchange.rank) is own)
@@ -369,7 +369,7 @@ def _cost_of(buffer: Buffer, held: AllocatedBuffer) -> BufferCost:
 
 
 class Closable(Protocol):
-    """A resource that is given back by closing it."""
+    """A resource that is released by closing it."""
 
     def close(self) -> None: ...
 
@@ -383,19 +383,19 @@ class ResourceScope:
     """Made by another rank."""
 
     def close(self) -> None:
-        """Close what others have made, the latest first, whatever fails; raise the first failure."""
+        """Close resources of other ranks, the latest first, despite errors; raise the first one."""
         _close(self.opened)
 
     def free(self) -> None:
-        """Give back what this rank has made, likewise."""
+        """Free this rank's own resources, likewise."""
         _close(self.own)
 
 
 @contextmanager
 def resource_scopes(collective: CollectiveStep) -> Iterator[list[ResourceScope]]:
-    """Hold something for each task; at the end all ranks close what is others', then all give their own back.
+    """Yield a scope for each task; at the end all ranks first close resources of other ranks, then free their own.
 
-    What fails then is an outcome of the task that had none yet.
+    An error then becomes the outcome of a task that had none yet.
     """
     scopes = [ResourceScope() for _ in collective.tasks]
     try:
@@ -423,7 +423,7 @@ def _close(held: list[Closable]) -> None:
 
 
 def told(watch: Watch, worker: WorkerContext) -> dict[str, Any]:
-    """Return what this process has seen of its GPUs, as JSON data."""
+    """Return this process' observations of its GPUs as JSON."""
     return {
         "gpus": [to_json(gpu) for gpu in watch.seen(worker.gpus)],
         "traffic": {
@@ -435,7 +435,7 @@ def told(watch: Watch, worker: WorkerContext) -> dict[str, Any]:
 
 
 def gathered(task: Task, samples: int, ranks: Sequence[Rank], items: Sequence[Item]) -> Evidence:
-    """Return what ranks have told (:func:`told`) of the GPUs of a task.
+    """Return the observations (:func:`told`) of all ranks of the GPUs of a task.
 
     The route is confirmed by link counters on one node only: GPUs of several nodes may have the same bus id.
     """
@@ -458,7 +458,7 @@ def gathered(task: Task, samples: int, ranks: Sequence[Rank], items: Sequence[It
 def with_evidence(
     collective: CollectiveStep, worker: WorkerContext, watch: Watch, conclude: Callable[[int], Measurement]
 ) -> list[Measurement]:
-    """Return the measurement of each task, concluded here where it has not ended early, with what its GPUs did."""
+    """Return the measurement of each task, concluded here unless it ended early, with the evidence of its GPUs."""
     heard = collective.do(lambda _place: told(watch, worker))
     measurements = [outcome or conclude(index) for index, outcome in enumerate(collective.outcomes)]
     return [

@@ -48,35 +48,35 @@ T = TypeVar("T", bound=Closable)
 
 @dataclass(slots=True)
 class AllocatedBuffer:
-    """A buffer that there is."""
+    """A buffer in this process, with its contents."""
 
     memory: Memory
     seed: int
-    """No two buffers have the same one, so that data that came from the wrong one is seen."""
+    """The seed of its pattern; no two buffers share one, so that data from the wrong buffer is noticed."""
     filled_bytes: int = 0
-    """How much of a source, from its start, holds the pattern of the seed; nothing writes to it afterwards."""
+    """Bytes from the start of a source that hold the pattern of the seed; nothing writes to them afterwards."""
     first_touch_ms: float | None = None
-    """How long it took to write all of it for the first time; ``None`` while that has not happened at once."""
+    """Milliseconds of the first write of the whole buffer; ``None`` until it is written in one go."""
 
 
 class WorkerContext:
-    """A process of the bench: its GPUs, everything taken on them, and the way to the other processes.
+    """A process of the bench: its GPUs, all resources on them, and the exchange with the other processes.
 
-    What was taken is released in reverse order by :meth:`close`.
+    :meth:`close` releases the resources in reverse order.
 
     A GPU that cannot be opened, or has no kernels, ends the tasks that need it, not the others.
 
     Parameters
     ----------
     exchange
-        To the other processes. Each has seeds of its own.
+        The exchange with the other processes. Each process has its own seeds.
 
     Attributes
     ----------
     ranks
-        All processes; none where there is one.
+        All processes; empty if there is one.
     stopwatch
-        What the process spends its time on.
+        Counts the time that the process spends in each phase.
     """
 
     def __init__(self, preparation: Preparation, exchange: Exchange) -> None:
@@ -110,7 +110,7 @@ class WorkerContext:
             self._undo = undo.pop_all()
 
     def _set_up(self) -> None:
-        """Make what all tasks share, on every GPU, before anything is timed."""
+        """Make the shared resources on every GPU, before anything is timed."""
         for bus_id in self._contexts:
             self.stream(bus_id)
         for bus_id, context in list(self._contexts.items()):
@@ -126,24 +126,24 @@ class WorkerContext:
         self.pattern = Pattern(self.kernels, self.results)
 
     def gate(self, *, held: bool = True) -> Gate:
-        """Return what holds work back.
+        """Return the gate that holds work back.
 
         Parameters
         ----------
         held
-            Whether it does: queueing a copy of memory that is not pinned, or one that is staged, may take until it is
-            done, so that a gate would never be opened.
+            Whether the gate is closed. Queueing a copy of unpinned memory, or a staged copy, may block until it is
+            done, so that a closed gate would never open.
         """
         return self._gate if held else Gate()
 
     def one_more(self, bus_id: str) -> Context:
-        """Return the context of a GPU that is none of the run's, opened now if it has not been before."""
+        """Return the context of a GPU outside of the run, opened on first use."""
         if bus_id not in self._more:
             self._more[bus_id] = self._keep(Context(bus_id))
         return self._more[bus_id]
 
     def stream(self, bus_id: str, number: int = 0) -> Stream:
-        """Return one of a GPU's streams.
+        """Return one of the streams of a GPU.
 
         Raises
         ------
@@ -157,10 +157,10 @@ class WorkerContext:
         return self._streams[bus_id, number]
 
     def near(self, end: Endpoint, flow: Flow) -> Stream:
-        """Return a stream of the GPU that memory of this process at an end of a flow belongs to.
+        """Return a stream of the GPU that owns this process' memory at an end of a flow.
 
-        It fills the memory and looks at it: a check does not take the path under test. Of host memory it is the GPU
-        that issues the flow's work, if that is of this process.
+        That GPU fills and verifies the memory, so that a check does not take the path under test. For host memory it is
+        the GPU that issues the flow's work, if this process has it.
         """
         candidates = (end.bus_id, flow.initiator, *self.gpus)
         return self.stream(next(bus_id for bus_id in candidates if bus_id in self.gpus))
@@ -171,11 +171,11 @@ class WorkerContext:
         return tuple(self._buffers)
 
     def has(self, buffer: Buffer) -> bool:
-        """Say whether a buffer has been made."""
+        """Return whether a buffer has been made."""
         return buffer in self._buffers
 
     def held(self, buffer: Buffer) -> AllocatedBuffer:
-        """Return a buffer, made now if there is none yet."""
+        """Return a buffer, made on first use."""
         if buffer not in self._buffers:
             self._buffers[buffer] = AllocatedBuffer(self._allocate(buffer), self.new_seed())
         return self._buffers[buffer]
@@ -185,15 +185,15 @@ class WorkerContext:
         self._buffers[buffer] = AllocatedBuffer(memory, seed)
 
     def destination(self, buffer: Buffer) -> Memory:
-        """Return the memory of a buffer, made now if there is none yet."""
+        """Return the memory of a buffer, made on first use."""
         return self.held(buffer).memory
 
     def new_seed(self) -> int:
-        """Return a seed that no buffer has had."""
+        """Return a new seed."""
         return next(self._new_seeds)
 
     def placements(self, buffers: Iterable[Buffer]) -> tuple[Placement, ...]:
-        """Return where those of some buffers lie that are in host memory, once they have been written."""
+        """Return the placement of those buffers that lie in host memory, once they have been written."""
         buffers = [buffer for buffer in dict.fromkeys(buffers) if buffer in self._before]
         for buffer in buffers:
             if buffer in self._buffers and buffer not in self._placements:
@@ -205,14 +205,14 @@ class WorkerContext:
         return tuple(self._placements[buffer] for buffer in buffers if buffer in self._placements)
 
     def release(self, buffer: Buffer) -> None:
-        """Give a buffer back, if it was ever made."""
+        """Free a buffer, if it was made."""
         self._placements.pop(buffer, None)
         self._before.pop(buffer, None)
         if (held := self._buffers.pop(buffer, None)) is not None:
             held.memory.close()
 
     def release_all(self, buffers: Iterable[Buffer]) -> str | None:
-        """Give buffers back; return what went wrong with the first one that could not be."""
+        """Free buffers; return the first error."""
         problem = None
         for buffer in buffers:
             try:
@@ -222,7 +222,7 @@ class WorkerContext:
         return problem
 
     def connect(self, initiator: str, end: Endpoint) -> None:
-        """Let the GPU that issues work reach the memory of another one."""
+        """Let the GPU that issues work reach the memory of another GPU."""
         if end.bus_id is None or end.bus_id == initiator:
             return
         issuer = self.stream(initiator).context
@@ -232,7 +232,7 @@ class WorkerContext:
             issuer.enable_access_to(self.stream(end.bus_id).context)
 
     def disconnect_unused(self) -> None:
-        """Take access to default pools away again where no memory came to be allocated from them."""
+        """Revoke access to default pools from which no memory was allocated."""
         with ReleaseStack() as undo:
             for pool in self._pools.values():
                 undo.callback(pool.close_unused)
@@ -244,7 +244,7 @@ class WorkerContext:
         peer.disable_access_to(first)
 
     def works(self) -> bool:
-        """Say whether every context still works: some errors leave one that fails every further call."""
+        """Return whether every context still works: some errors leave one that fails every further call."""
         try:
             for context in self._contexts.values():
                 context.make_current()
@@ -305,7 +305,7 @@ class WorkerContext:
                 return _registered(kind, node, size_bytes, contexts[0])
 
     def _default_pool(self, end: Endpoint, context: Context) -> DefaultPool:
-        """Return the driver's own pool that memory at an end is from; it stays, and who had access to it before has."""
+        """Return the driver's own pool of the memory at an end; closing it keeps the pool and earlier access rights."""
         if end.memory is MemoryKind.HOST_DEFAULT_POOL:
             key, place = "host", location("HOST")
         elif end.numa_node is not None:
@@ -338,7 +338,7 @@ def _registered(memory: MemoryKind, node: Node, size_bytes: int, context: Contex
 
 
 class Stopwatch:
-    """Counts the seconds of phases; within one phase another may lie, and its seconds are its own."""
+    """Counts the seconds of phases; the seconds of a nested phase count for that phase alone."""
 
     def __init__(self) -> None:
         self._spent: defaultdict[Phase, float] = defaultdict(float)
@@ -347,7 +347,7 @@ class Stopwatch:
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
-        """Count what a ``with`` block takes, also one that fails."""
+        """Count the seconds of a ``with`` block, even if it fails."""
         self._count()
         self._under_way.append(phase)
         try:
@@ -357,7 +357,7 @@ class Stopwatch:
             self._under_way.pop()
 
     def take(self) -> PhaseSeconds:
-        """Return what was spent since the last time."""
+        """Return the seconds by phase since the last call."""
         self._count()
         spent, self._spent = self._spent, defaultdict(float)
         return PhaseSeconds(

@@ -1,4 +1,4 @@
-"""The processes that measure, as the command sees them: one worker, one process for each GPU, or the ranks of a job."""
+"""The command's view of the processes that measure: one worker, one process for each GPU, or the ranks of a job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from egmctl.errors import ChildFailed
 from egmctl.launch import ChannelClosed, Child, wait_for_any
 
 RELEASE_S = 15.0
-"""How long ranks may take to come to the end of a step that another one has failed in: kernels that wait for another
+"""Seconds that ranks may take to end a step in which another rank failed: kernels that wait for another
 GPU give up after 5 s (:data:`egmctl.gpu.chase.TIMEOUT_NS`), a gate after 10."""
 
 WORKER = "egmctl.bench.processes.worker:run"
@@ -26,12 +26,12 @@ OnEvent = Callable[[Message], None]
 
 
 def start_worker(target: str = WORKER) -> Child:
-    """Start the process that works all GPUs; it initialises CUDA while its caller finds out what to ask.
+    """Start the process that works all GPUs; it initialises CUDA while the caller plans.
 
     Parameters
     ----------
     target
-        As :func:`egmctl.launch.Child` takes it; another one only in tests.
+        The target of :func:`egmctl.launch.Child`; only tests pass another one.
     """
     return Child(target, {}, environment=ENVIRONMENT)
 
@@ -56,13 +56,13 @@ class Kind(StrEnum):
     """The kinds of messages."""
 
     CONTRIBUTE = "contribute"
-    """The rank gives something to an exchange, and waits for what the others give."""
+    """The rank contributes to an exchange and waits for the others."""
     DONE = "done"
     """The rank has done what was requested."""
     FAILED = "failed"
-    """The rank's process is dead, killed after its time was up, or out of order."""
+    """The rank's process died, was killed after a timeout, or broke the protocol."""
     EVENT = "event"
-    """The rank reports something and goes on."""
+    """The rank reports an event and continues."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +72,11 @@ class RankMessage:
     rank: int
     kind: Kind
     call: str = ""
-    """Which exchange it is in: all ranks have to be in the same."""
+    """The number of the exchange that it is in; all ranks have to be in the same one."""
     data: Any = None
-    """JSON data: a contribution, a message of the rank, or, of ``FAILED``, the arguments of :class:`GroupFailed`."""
+    """JSON data: a contribution, a message of the rank, or for ``FAILED`` the arguments of :class:`GroupFailed`."""
     fds: tuple[int, ...] = field(default=(), compare=False)
-    """Descriptors of this process; between nodes there are none."""
+    """Descriptors of this process; none between nodes."""
 
 
 Join = Callable[[Sequence[RankMessage]], list[RankMessage]]
@@ -86,16 +86,16 @@ Every command calls it once a round, and gets the messages of all ranks in the o
 
 
 class GroupFailed(ChildFailed):
-    """A rank failed: the group is of no more use.
+    """A rank failed, so the group cannot be used any more.
 
     Parameters
     ----------
     rank
-        The one that failed first.
+        The rank that failed first.
     reason, how, last_call
-        As of :class:`ChildFailed`; ``how`` is ``crashed``, ``timed-out`` or ``raised``.
+        Those of :class:`ChildFailed`; ``how`` is ``crashed``, ``timed-out`` or ``raised``.
     name
-        Where the rank is, for people.
+        The place of the rank, in words.
     """
 
     def __init__(self, rank: int, reason: str, how: str, last_call: str | None = None, name: str = "") -> None:
@@ -105,14 +105,14 @@ class GroupFailed(ChildFailed):
 
 
 class Group:
-    """Processes that do together what the command requests, and exchange messages meanwhile.
+    """Processes that carry out the command's requests together, and exchange messages meanwhile.
 
     Parameters
     ----------
     members
         This command's ranks by number, or the one worker as number 0; the group ends them.
     join
-        Reaches the ranks of other commands; ``None`` where this command has started all.
+        Joins the ranks of other commands; ``None`` if this command started all.
     """
 
     def __init__(self, members: Mapping[int, Child], join: Join | None = None) -> None:
@@ -120,14 +120,14 @@ class Group:
         self._join = join
 
     def ask(self, request: Message, timeout_s: float, on_event: OnEvent | None = None) -> list[Message]:
-        """Send a request to this command's ranks, and serve their exchanges until every rank of the run is through.
+        """Send a request to this command's ranks, and serve their exchanges until every rank of the run is done.
 
         Parameters
         ----------
         timeout_s
-            Until a rank has to have sent its next message.
+            Seconds in which a rank must send its next message.
         on_event
-            Called with each message of this command's ranks that is none of the exchange's.
+            Called with each event that this command's ranks report.
 
         Returns
         -------
@@ -187,7 +187,7 @@ class Group:
                 child.channel.send(message, fds, timeout_s=timeout_s)
 
     def _listen(self, members: Mapping[int, Child], timeout_s: float, on_event: OnEvent | None) -> list[RankMessage]:
-        """Wait for one message of each member; after a failure for the others' no longer than :data:`RELEASE_S`."""
+        """Wait for one message of each member; after a failure wait for the others at most :data:`RELEASE_S`."""
         messages: dict[int, RankMessage] = {}
         rank_of = {child: rank for rank, child in members.items()}
         deadline = time.monotonic() + timeout_s
@@ -206,7 +206,7 @@ class Group:
         return [messages[rank] for rank in members]
 
     def _release(self, messages: Sequence[RankMessage], failure: GroupFailed, on_event: OnEvent | None) -> None:
-        """Tell members that wait in an exchange that it is over, and wait until they have let go of everything."""
+        """Release members that wait in an exchange, and wait until they have released everything."""
         until = time.monotonic() + RELEASE_S
         while waiting := {
             message.rank: self._members[message.rank]
@@ -222,7 +222,7 @@ class Group:
 
 
 def _receive(rank: int, child: Child, patience_s: float, timeout_s: float) -> RankMessage:
-    """Return the next message of a rank, for which it had ``timeout_s`` and has ``patience_s`` left."""
+    """Return the next message of a rank, which had ``timeout_s`` for it and has ``patience_s`` left."""
     try:
         message, fds = child.receive(patience_s)
     except ChildFailed as error:
@@ -242,7 +242,7 @@ def _receive(rank: int, child: Child, patience_s: float, timeout_s: float) -> Ra
 
 
 def _failure(messages: Sequence[RankMessage]) -> GroupFailed | None:
-    """Return what is to blame where the messages of a round do not fit together; the same for every command.
+    """Return the rank to blame if the messages of a round do not fit together; every command concludes the same.
 
     A process that died explains one that hangs, and that one ranks out of step.
     """

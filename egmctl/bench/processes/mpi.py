@@ -24,7 +24,7 @@ from egmctl.launch import Child
 from egmctl.mpi.world import RanksMissing, World
 
 MARGIN_S = RELEASE_S + 10.0
-"""How much longer than its rank a command may need to send a message: to release a rank, and to kill it."""
+"""Extra seconds that a command may need beyond its rank to send a message: to release a rank, and to kill it."""
 REPORT_S = 0.4
 """How long a command that is told to end reports to rank 0: mpirun gives it a second between SIGTERM and SIGKILL."""
 IDLE_S = 600.0
@@ -39,7 +39,7 @@ class LocalRank(Group):
     child
         The process, started already.
     target
-        Of the processes that take the place of failed ones; another one only in tests.
+        The target of the processes that replace failed ones; only tests pass another one.
     """
 
     def __init__(self, world: World, child: Child, target: str = WORKER) -> None:
@@ -54,7 +54,7 @@ class LocalRank(Group):
         return super().ask(request, timeout_s, on_event)
 
     def join(self, messages: Sequence[RankMessage]) -> list[RankMessage]:
-        """Return the messages of all commands of the job, each with one rank."""
+        """Return the messages of all commands of the job, one of each rank."""
         (own,) = messages
         given = {"kind": own.kind, "call": own.call, "data": own.data}
         received = self.world.all_gather(given, self._timeout_s + MARGIN_S)
@@ -74,19 +74,19 @@ class LocalRank(Group):
 
 
 class Coordinator(LocalRank):
-    """The ranks of all commands, as rank 0 has them.
+    """The ranks of all commands, as rank 0 drives them.
 
     Parameters
     ----------
     child, target
-        As of :class:`LocalRank`.
+        Those of :class:`LocalRank`.
     name
-        Where a rank is, for people.
+        A function that returns the place of a rank, in words.
 
     Attributes
     ----------
     lost
-        Ranks whose commands are gone: nothing can be asked of this job any more.
+        Ranks whose commands are gone, so that this job takes no more requests.
     """
 
     def __init__(self, world: World, child: Child, name: Callable[[int], str], target: str = WORKER) -> None:
@@ -96,7 +96,7 @@ class Coordinator(LocalRank):
         self._is_new = True
 
     def start(self) -> Coordinator:
-        """Return the group of all ranks: with the processes that there are, or, the second time, with new ones."""
+        """Return the group of all ranks: first with the running processes, the second time with new ones."""
         if not self._is_new:
             self.order(0, {"do": "start"})
             self.restart()
@@ -114,7 +114,7 @@ class Coordinator(LocalRank):
             raise self.failed(error.ranks) from None
 
     def finish(self) -> None:
-        """Tell the other commands that there is nothing more; what was measured does not depend on who hears it."""
+        """Tell the other commands that the run has ended; the results do not depend on their hearing it."""
         if not self.lost:
             with contextlib.suppress(GroupFailed):
                 self.order(0, {"do": "finish"})
@@ -129,7 +129,7 @@ class Coordinator(LocalRank):
             raise self.failed(error.ranks) from None
 
     def failed(self, ranks: tuple[int, ...]) -> GroupFailed:
-        """Note that commands are gone; return what that makes of a request."""
+        """Note that commands are gone; return the resulting failure of a request."""
         self.lost = ranks
         gone = ", ".join(f"rank {rank} ({self._name(rank)})" for rank in ranks) or "an unknown rank"
         reason = f"the process that MPI started is gone or does not respond: {gone}"
@@ -143,7 +143,7 @@ class Coordinator(LocalRank):
 
 
 def serve_rank(world: World, child: Child, target: str = WORKER) -> None:
-    """Do what rank 0 orders, until there is nothing more; parameters as of :class:`LocalRank`.
+    """Carry out rank 0's orders until the last; the parameters are those of :class:`LocalRank`.
 
     Raises
     ------

@@ -35,11 +35,11 @@ class Request(StrEnum):
     MEASURE = "measure"
     """``step``: the next one."""
     FINISH = "finish"
-    """There is nothing more: release everything."""
+    """The run has ended: release everything."""
     EXCHANGED = "exchanged"
-    """To a rank: ``items``, what each rank has given (``data``, and how many descriptors, ``fds``), by rank."""
+    """To a rank: ``items``, the contributions by rank (``data``, and the number of descriptors, ``fds``)."""
     ABANDON = "abandon"
-    """To a rank, in place of that: another one failed, ``why``."""
+    """To a rank, instead of ``items``: another rank failed, ``why``."""
 
 
 class Event(StrEnum):
@@ -56,17 +56,17 @@ class Event(StrEnum):
     DONE = "done"
     """Everything is released."""
     EXCHANGE = "exchange"
-    """A rank gives ``data`` to all and waits for what they give; ``call`` is which call of the exchange it makes."""
+    """A rank contributes ``data`` and waits for the others'; ``call`` is the number of the exchange."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAccess:
-    """A NUMA node whose memory is worked with in some step, and by whom."""
+    """A NUMA node whose memory some step uses, and its CPUs."""
 
     numa_node: int
     gpus: tuple[BusId, ...]
     cpus: tuple[int, ...] = ()
-    """The node's own; none where it has memory only, or where they are not known."""
+    """The node's CPUs; empty if it has only memory, or if they are not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +78,9 @@ class Preparation:
     """All that take part in some step."""
     host_access: tuple[NodeAccess, ...] = ()
     ranks: tuple[Rank, ...] = ()
-    """All processes of measurements by several, if this is for one of them."""
+    """The ranks, if this is for one of several processes."""
     no_counters: str | None = None
-    """Why NVML is not to be called: it failed when the facts were read."""
+    """Why NVML must not be called: it failed when the facts were read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +97,6 @@ class OrderedStep:
 
     tasks: tuple[OrderedTask, ...]
     proof: bool = False
-    """The one task has been measured with others at the same time: one sample of it alone is enough."""
+    """The one task was measured with others at the same time before, so that one sample alone is enough."""
     release: tuple[Buffer, ...] = ()
-    """The buffers (:func:`egmctl.bench.buffers.assign`) to give back when the step is over: no later one needs them."""
+    """The buffers (:func:`egmctl.bench.buffers.assign`) to free after the step: no later step needs them."""

@@ -1,8 +1,8 @@
-"""A process that works GPUs: it sets them up once, measures one step after the other, and reports each as it is over.
+"""A process that works GPUs: it sets them up once, measures one step after the other, and reports each.
 
 There is one that works all GPUs, or there are several, ranks, which work one each and reach one another through the
 processes that started them (:mod:`egmctl.bench.processes.collective`). All do the same steps; the first one reports
-them. A process can be killed at any time: the driver then releases what it held.
+them. A process can be killed at any time: the driver then frees its resources.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from egmctl.model.task import Task
 
 
 def run(parent: Channel, arguments: dict[str, Any]) -> None:
-    """Do what the command asks for (:mod:`egmctl.bench.processes.protocol`): the target of every such process.
+    """Serve the command's requests (:mod:`egmctl.bench.processes.protocol`): the target of every worker and rank.
 
     Parameters
     ----------
     arguments
-        Of one of several, ``rank`` and ``size``: its number, and how many there are.
+        For one of several ranks: ``rank``, its number, and ``size``, the number of ranks.
     """
     start_driver()
     exchange = Exchange(parent, **arguments) if arguments else Exchange()
@@ -72,7 +72,7 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
 
 
 def _own(preparation: Preparation, rank: int) -> Preparation:
-    """Return what a process sets up of what all do: of several each has one GPU, and the node nearest to that."""
+    """Return the part of a preparation that is for this process: a rank has one GPU and the NUMA node nearest to it."""
     if not preparation.ranks:
         return preparation
     own = preparation.ranks[rank]
