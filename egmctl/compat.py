@@ -16,5 +16,5 @@ else:
 
 
 def assert_never(value: NoReturn) -> NoReturn:
-    """Say that no value comes here: the type checker refuses a ``match`` that leaves one over."""
+    """Mark code that no value reaches: the type checker then refuses a ``match`` that misses a case."""
     raise AssertionError(f"{value!r} has no arm")

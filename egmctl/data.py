@@ -1,4 +1,4 @@
-"""Where the files that ship with the tool are: platform profiles and machines to replay."""
+"""The folders of the files that ship with the tool: platform profiles and machines to replay."""
 
 from __future__ import annotations
 

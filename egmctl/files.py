@@ -16,7 +16,7 @@ from egmctl.errors import EgmctlError, UsageError
 from egmctl.units import printable
 
 FIFO_WAIT_S = 10.0
-"""How long a FIFO may be without a writer before its reader gives up."""
+"""Seconds that a reader waits for the writer of a FIFO."""
 
 _LINKS = 40
 """Links that the kernel follows in one path (``MAXSYMLINKS``)."""
@@ -26,27 +26,27 @@ _NOT_REGULAR = "it is not a regular file"
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-"""How to open a file that must not be there yet."""
+"""Flags that open a file which must not exist yet."""
 
 
 class FileExists(UsageError):
-    """The file was not to be replaced, and is there: perhaps only since a moment ago."""
+    """The file exists, perhaps only since a moment ago, and must not be replaced."""
 
 
 def write_whole(path: Path, content: bytes, *, replace: bool = True) -> None:
-    """Put a file in its place, whole or not at all; a link's target is written, and an earlier file's mode is kept.
+    """Write a file whole or not at all; through a link its target is written, and an earlier file keeps its mode.
 
     Parameters
     ----------
     replace
-        Whether it may take the place of an earlier file. If not, of two that write at once only one does.
+        Whether it may replace an earlier file. If not, only one of two concurrent writers succeeds.
 
     Raises
     ------
     FileExists
-        If it is there and ``replace`` is false.
+        If it exists and ``replace`` is false.
     EgmctlError
-        If that fails; an earlier file is as it was then.
+        If writing fails; an earlier file is then unchanged.
     """
     try:
         _write(path, content, replace)
@@ -57,7 +57,7 @@ def write_whole(path: Path, content: bytes, *, replace: bool = True) -> None:
 
 
 def write_all(descriptor: int, content: bytes) -> None:
-    """Write all of it: a disk that has room for a part takes that part, and says so only when it is asked again.
+    """Write all of it: a nearly full disk takes a part, and reports the error only at the next write.
 
     Raises
     ------
@@ -70,12 +70,12 @@ def write_all(descriptor: int, content: bytes) -> None:
 
 
 def settle(descriptor: int) -> None:
-    """Have a network file system say now what it could not write: it tells of a full disk when a file is closed.
+    """Make a network file system report failed writes now: it reports a full disk only when a file is closed.
 
     Raises
     ------
     OSError
-        If something that was written is lost.
+        If written data is lost.
     """
     os.close(os.dup(descriptor))
 
@@ -106,7 +106,7 @@ def _write(path: Path, content: bytes, replace: bool) -> None:
 
 
 def status_in(folder: int, name: str) -> os.stat_result | None:
-    """Return what is known of a name in an open folder, ``None`` where nothing has it."""
+    """Return the status of a name in an open folder, ``None`` if it does not exist."""
     try:
         return os.lstat(name, dir_fd=folder)
     except FileNotFoundError:
@@ -114,7 +114,7 @@ def status_in(folder: int, name: str) -> os.stat_result | None:
 
 
 def _claim(folder: int, temporary: str, name: str) -> None:
-    """Give a file its name, unless something has it: link(2) is atomic in that, where rename(2) replaces."""
+    """Give a file its name unless the name exists: link(2) does so atomically, while rename(2) replaces."""
     try:
         os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError as error:
@@ -127,9 +127,9 @@ def _claim(folder: int, temporary: str, name: str) -> None:
 
 @contextlib.contextmanager
 def open_parent(path: Path, *, make: bool = False) -> Iterator[tuple[int, str]]:
-    """Open the folder that a path ends in, and give its descriptor and the last name, which is no link.
+    """Open the folder that a path ends in; yield its descriptor and the last name, which is no link.
 
-    Each name on the way is looked up in the folder before it, which is open: nobody can exchange one of them meanwhile.
+    Each name on the way is looked up in the open folder before it: nobody can exchange one of them in the meantime.
     Links are followed as the kernel does with ``fs.protected_symlinks`` on, in every place of the path: in a folder
     that everybody may write to and nobody may clear (``/tmp``), a link counts only if it is one's own or the folder's
     owner's (https://docs.kernel.org/admin-guide/sysctl/fs.html#protected-symlinks).
@@ -137,7 +137,7 @@ def open_parent(path: Path, *, make: bool = False) -> Iterator[tuple[int, str]]:
     Parameters
     ----------
     make
-        Make the folders that are missing, for this user alone.
+        Create missing folders, for this user alone.
 
     Raises
     ------
@@ -168,7 +168,7 @@ def open_parent(path: Path, *, make: bool = False) -> Iterator[tuple[int, str]]:
 
 @contextlib.contextmanager
 def open_folder(path: Path, *, make: bool = False) -> Iterator[int]:
-    """Open a folder to write in it, and give its descriptor; links on the way and ``make`` as :func:`open_parent`."""
+    """Open a folder to write in it, and yield its descriptor; links on the way and ``make`` as :func:`open_parent`."""
     with open_parent(path, make=make) as (parent, name):
         folder = _open_folder(parent, name, make)
     try:
@@ -178,19 +178,19 @@ def open_folder(path: Path, *, make: bool = False) -> Iterator[int]:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder of this user's, and those above it, unless they are there; links as :func:`open_parent`.
+    """Create a folder for this user, and those above it, unless they exist; links as :func:`open_parent`.
 
     Raises
     ------
     OSError
-        If it is not there now.
+        If it does not exist afterwards.
     """
     with open_folder(path, make=True):
         pass
 
 
 def path_of(folder: int) -> Path:
-    """Return a path of an open folder, which leads there whatever becomes of the folder's names."""
+    """Return a path to an open folder that stays valid even if the folder is renamed."""
     return Path(f"/proc/self/fd/{folder}")
 
 
@@ -206,7 +206,7 @@ def _open_folder(parent: int, name: str, make: bool) -> int:
 
 
 def _is_link(folder: int, name: str) -> bool:
-    """Say whether a name in a folder is a link; one that must not be followed is an error."""
+    """Return whether a name in a folder is a link; raise an error for one that must not be followed."""
     link = status_in(folder, name)
     if link is None or not stat.S_ISLNK(link.st_mode):
         return False
@@ -218,7 +218,7 @@ def _is_link(folder: int, name: str) -> bool:
 
 
 def next_free(path: Path) -> Path:
-    """Return another name in the same folder that nothing has: ``a-2.json``; a name that is too long is cut."""
+    """Return an unused name in the same folder: ``a-2.json``; a name that is too long is cut."""
     stem = path.stem.encode()[:200].decode(errors="ignore") or "result"
     suffix = path.suffix.encode()[:20].decode(errors="ignore")
     others = (path.with_name(f"{stem}-{number}{suffix}") for number in itertools.count(2))
@@ -226,18 +226,18 @@ def next_free(path: Path) -> Path:
 
 
 def state_folder() -> Path:
-    """Return where the command keeps what it writes by itself, which need not exist: ``~/.local/state/egmctl``.
+    """Return the folder of files that the command keeps by itself, which need not exist: ``~/.local/state/egmctl``.
 
-    ``$XDG_STATE_HOME`` counts where it is absolute: https://specifications.freedesktop.org/basedir-spec.
+    ``$XDG_STATE_HOME`` counts if it is absolute: https://specifications.freedesktop.org/basedir-spec.
     """
     stated = Path(os.environ.get("XDG_STATE_HOME", ""))
     return (stated if stated.is_absolute() else Path(os.path.expanduser("~/.local/state"))) / "egmctl"
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
-    """Return a file's content, or of one that is larger than ``limit`` bytes, one byte more than that.
+    """Return the content of a file; of a file larger than ``limit`` bytes, one byte more than that.
 
-    Pipes are read to their end. A FIFO that nobody writes to is given up after :data:`FIFO_WAIT_S`.
+    Pipes are read to their end. Reading a FIFO without a writer ends after :data:`FIFO_WAIT_S`.
 
     Raises
     ------
@@ -275,12 +275,12 @@ def read_bounded(path: Path, limit: int) -> bytes:
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Return a descriptor of a regular file, without waiting for anything that has taken its place.
+    """Return a descriptor of a regular file, without blocking if something else has taken its place.
 
     Raises
     ------
     OSError
-        If it cannot be opened, or is none; ``strerror`` says why.
+        If it cannot be opened, or is no regular file; ``strerror`` says why.
     """
     descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -1,4 +1,4 @@
-"""Signals that ask a command to stop, heeded so that it ends its children and finishes its files on the way out.
+"""Handles the signals that ask a command to stop, so that it ends its children and finishes its files.
 
 Children sit in process groups of their own: Ctrl-C and ``kill`` reach the command alone.
 """
@@ -15,14 +15,14 @@ Handler = Callable[[int, FrameType | None], object]
 
 @contextlib.contextmanager
 def stopping(handler: Handler = signal.default_int_handler) -> Iterator[None]:
-    """Have SIGINT, SIGTERM and SIGHUP call a handler inside the block, for the main thread.
+    """Let SIGINT, SIGTERM and SIGHUP call a handler inside the block, in the main thread.
 
     A signal that this process was started to ignore (nohup) stays ignored.
 
     Parameters
     ----------
     handler
-        As of :func:`signal.signal`; by default all three raise KeyboardInterrupt.
+        A handler as :func:`signal.signal` takes it; by default all three raise KeyboardInterrupt.
     """
     usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     heeded = {number: former for number, former in usual.items() if former is not signal.SIG_IGN}

@@ -1,4 +1,4 @@
-"""Reads TOML: Python's own reader, or for Python 3.10 tomli, which that was made of."""
+"""Reads TOML by Python's own reader, or in Python 3.10 by tomli, its origin."""
 
 import sys
 

@@ -103,12 +103,12 @@ def several(number: int, what: str) -> str:
 
 
 def counted(names: Iterable[str]) -> str:
-    """Return how often each name occurs, in the order of their first: ``4 x NVIDIA H200``; nothing of none."""
+    """Return how often each name occurs, in order of first occurrence: ``4 x NVIDIA H200``."""
     return ", ".join(f"{number} x {name}" for name, number in Counter(names).items())
 
 
 def grouped(pairs: Iterable[tuple[_Key, _Item]]) -> dict[_Key, list[_Item]]:
-    """Return items by their keys, given as pairs of key and item, each in the order in which it first comes."""
+    """Return items by key, from pairs of key and item, in order of first occurrence."""
     groups: dict[_Key, list[_Item]] = {}
     for key, item in pairs:
         groups.setdefault(key, []).append(item)
@@ -126,7 +126,7 @@ def listed(items: Sequence[str], word: str = "and") -> str:
 
 
 def shortened(items: Sequence[str], most: int, what: str = "") -> str:
-    """Return the first of a list, and how many there are besides: ``a, b and 7 more``, or ``7 more cases``."""
+    """Return the first of a list and the number of the others: ``a, b and 7 more``, or ``7 more cases``."""
     shown = ", ".join(items[:most])
     return f"{shown} and {len(items) - most} more{what and f' {what}'}" if len(items) > most else shown
 
@@ -136,7 +136,7 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,199}")
 
 
 def require_clustershell(what: str) -> None:
-    """Say what is missing where ClusterShell is not installed.
+    """Raise a clear error if ClusterShell is not installed.
 
     Parameters
     ----------
@@ -155,7 +155,7 @@ def require_clustershell(what: str) -> None:
 
 
 def fold(names: Iterable[str]) -> str:
-    """Return names as a short node set, ``node[01-17,19]``; one that no node set may hold stands beside it."""
+    """Return names as a short node set, ``node[01-17,19]``; names that no node set can hold follow it."""
     return _fold(tuple(dict.fromkeys(names)))
 
 

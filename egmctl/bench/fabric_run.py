@@ -67,7 +67,7 @@ def measure_here(
     Raises
     ------
     NothingToDo, UsageError
-        As of the plan.
+        See :func:`egmctl.bench.plan.fabric.make_fabric_plan`.
     """
     layout = alone(machine, chosen)
     return _supervised(plan_for(layout, asked), layout, on_progress, start_group, recorder)
@@ -178,7 +178,7 @@ def plan_for(layout: RankLayout, asked: Asked) -> Plan:
     UsageError
         If the buffers have no room.
     NothingToDo
-        As of :func:`make_fabric_plan`.
+        See :func:`make_fabric_plan`.
     """
 
     def planned(size_bytes: int) -> Plan:

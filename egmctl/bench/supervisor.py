@@ -1,8 +1,8 @@
-"""Runs a plan in processes that measure, and keeps what they found, whatever becomes of them.
+"""Runs a plan in the processes that measure, and keeps their results even if they die.
 
-Most steps are one worker's; those of cases by several processes a group's of ranks. A process that dies or hangs costs
-the step that was under way: its tasks are ``crashed`` or ``timed-out`` with the driver call it was in, and a new
-worker, or a new group, goes on with the rest. One that dies while it is set up is replaced once.
+One worker measures most steps; a group of ranks measures cases between processes. A process that dies or hangs costs
+the current step: its tasks are ``crashed`` or ``timed-out`` with the driver call under way, and a new worker, or a new
+group, continues with the rest. A process that dies during set-up is replaced once.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ from egmctl.topology.access import nvml_failure
 from egmctl.units import parse_kernel_list
 
 Progress = Callable[[float, Task | None], None]
-"""Called with the part of the run that is over, 0 to 1, and a task that is under way, ``None`` between two."""
+"""Called with the finished fraction of the run, 0 to 1, and a task under way, ``None`` between tasks."""
 
 WORKER_LIMIT = 4
-"""Processes of each kind (:class:`_Processes`) that may fail in one run. What makes the fourth one end would end the
+"""Processes of each kind (:class:`_Processes`) that may fail in one run. What ended the fourth would end the
 next one too, each time after a whole timeout."""
 
 PROOF_TOLERANCE = 0.01
-"""How much a pair that is measured alone may differ from the same pair measured with others; if one of a group differs
-by more, all of the group are measured one at a time. On NVSwitch 0.0004 was seen."""
+"""The most by which a pair measured alone may differ from the same pair measured with others. If one pair differs by
+more, all of its group are measured one at a time. NVSwitch showed 0.0004."""
 
 ATTEMPTS = 4
-"""How often a step is measured whose samples differ too much: three times more."""
+"""The most attempts of a step whose samples differ too much: three times more."""
 
 
 def supervise(
@@ -83,17 +83,17 @@ def supervise(
     Parameters
     ----------
     machine
-        The one that the plan was made for.
+        The machine for which the plan was made.
     on_progress
         Called at each step.
     worker
         The first worker, if it has been started already.
     target
-        The others, as :func:`start_worker` takes it.
+        The target of later workers, as in :func:`start_worker`.
     start_ranks
-        Starts so many ranks.
+        Starts that many ranks.
     recorder
-        Told of what is found while it is found.
+        Notified of each result as it comes.
     """
     started_at = datetime.datetime.now(datetime.timezone.utc)
     started = time.perf_counter()
@@ -148,7 +148,7 @@ def supervise(
 
 
 class _Processes(Enum):
-    """The processes that measure a step: what fails in one kind says nothing of the others."""
+    """A kind of processes that measure a step; a failure in one kind says nothing of the others."""
 
     WORKERS = "workers"
     GROUPS = "groups of processes"
@@ -156,7 +156,7 @@ class _Processes(Enum):
 
 
 _Kind = tuple[bool, str | None]
-"""The properties that steps of one pool share: whether ranks measure them, and their isolation."""
+"""What the steps of one pool share: whether ranks measure them, and their isolation."""
 
 
 class _Run:
@@ -189,22 +189,22 @@ class _Run:
             recorder(Outcome(number=number, measurement=not_run))
         self._lifetimes = Lifetimes(self._of(step) for step in plan.steps)
         self._differences: dict[str, float] = {}
-        """By group, how much a pair alone differed from the same one among others."""
+        """By group: by how much a pair measured alone differed from the same pair among others."""
         self._died_in_set_up: dict[_Kind, str] = {}
-        """By kind of pool, how the last one ended where that was before its first step."""
+        """By kind of pool: how the last one ended, if it ended before its first step."""
         self._seconds = dict(zip(plan.steps, steps_seconds(plan), strict=True))
         self._soak = Soak(plan.settings.duration_s) if plan.settings.duration_s else None
 
     @property
     def goes_on(self) -> bool:
-        """Whether there is something to measure; a soak begins again when it has come to the end."""
+        """Whether there is something left to measure; a soak starts over at the end."""
         if self._soak and not self.pending and not self._soak.over:
             self.pending.extend(step for step in self._plan.steps if not step.proof)
         self.pending = deque(step for step in self.pending if self._failures[self._processes(step)] < WORKER_LIMIT)
         return bool(self.pending)
 
     def work(self, start: Callable[[bool], Group]) -> None:
-        """Have a worker, or a group of ranks, measure the steps that are pending for it, until it is through or fails.
+        """Have a worker, or a group of ranks, measure its pending steps, until it is done or fails.
 
         Parameters
         ----------
@@ -235,7 +235,7 @@ class _Run:
             self._blame(error, under_way, kind)
 
     def waive_rest(self, why: str | None) -> None:
-        """Give every task that has no outcome one; without a reason, that too much has failed before it."""
+        """Give every task without an outcome one; by default the reason is that too many processes failed before it."""
         for number, task in enumerate(self._tasks):
             if number not in self.found:
                 reason = why or f"not run: {WORKER_LIMIT} {_processes_of(task).value} had failed before"
@@ -244,7 +244,7 @@ class _Run:
                 self._recorder(Outcome(number=number, measurement=self.found[number]))
 
     def tell(self) -> None:
-        """Tell the recorder of notes and problems that are new, and of what the kernel has logged."""
+        """Report new notes and problems, and new lines of the kernel's log, to the recorder."""
         if logged := self._watch.events():
             self._recorder(Logged(events=tuple(logged)))
         for note in self.notes[self._told["notes"] :]:
@@ -260,7 +260,7 @@ class _Run:
         return bool(self._tasks[step.tasks[0]].ranks), step.isolated
 
     def _prepare(self, pool: Group, kind: _Kind) -> None:
-        """Have a pool set up what the pending steps of its kind need."""
+        """Have a pool set up the GPUs for the pending steps of its kind."""
         plan = self._plan
         ranks = plan.ranks if kind[0] else ()
         access: tuple[NodeAccess, ...] = ()
@@ -280,7 +280,7 @@ class _Run:
         pool.ask(order, plan.settings.timeout_s)
 
     def _measure(self, pool: Group, step: Step) -> bool:
-        """Have a step measured; return whether the pool can go on."""
+        """Have a step measured; return whether the pool can continue."""
         ordered = OrderedStep(
             tasks=tuple(
                 OrderedTask(number=number, task=shortened(self._tasks[number]) if step.proof else self._tasks[number])
@@ -310,7 +310,7 @@ class _Run:
         return not any(message["broken"] for message in over)
 
     def _part_over(self, under_way: Step | None = None) -> float:
-        """Return how much of the run is over, by the time that it was estimated to take."""
+        """Return the finished fraction of the run, by its estimated time."""
         if self._soak is not None:
             return self._soak.part_over
         ahead = [*self.pending, *([under_way] if under_way else [])]
@@ -333,7 +333,7 @@ class _Run:
             self._recorder(Outcome(number=number, measurement=self.found[number]))
 
     def _repeat(self, step: Step) -> None:
-        """Have a step measured once more whose samples differ too much."""
+        """Measure a step again if its samples differ too much."""
         measurements = [self.found[number] for number in step.tasks if number in self.found]
         unstable = any(m.status is Status.UNSTABLE and m.attempts < ATTEMPTS for m in measurements)
         if unstable and not step.proof and self._soak is None:
@@ -358,7 +358,7 @@ class _Run:
             self.pending.appendleft(single)
 
     def _blame(self, error: ChildFailed, under_way: Step | None, kind: _Kind) -> None:
-        """Give the step under way, or all that are pending for it where there is none, what became of the pool."""
+        """Give the current step, or all pending steps if there is none, the pool's failure as their outcome."""
         self.tell()
         status = Status.TIMED_OUT if error.how == "timed-out" else Status.CRASHED
         if under_way is not None:
@@ -419,11 +419,11 @@ class Spent:
     def __init__(self) -> None:
         self.starting_s = 0.0
         self.ending_s = 0.0
-        """Of processes that ended as they should."""
+        """The seconds counted by processes that ended normally."""
         self._cases: dict[str, tuple[int, PhaseSeconds]] = {}
 
     def add(self, case: str, spent: Mapping[str, float] | None) -> None:
-        """Note what a step's time went to, as the first process has told it; a step of which it has not counts too."""
+        """Add the phases of a step's time, as the first process reported them; a step without a report counts too."""
         steps, before = self._cases.get(case, (0, PhaseSeconds()))
         seconds = PhaseSeconds() if spent is None else from_json(PhaseSeconds, spent)
         self._cases[case] = steps + 1, before.plus(seconds)
@@ -455,7 +455,7 @@ _MAKE_NUMA_MEMORY = frozenset(
 
 
 def by_blocked_route(measurement: Measurement) -> Measurement:
-    """Return a measurement with a blocked EGM route as its cause, where the facts and the call that failed say so.
+    """Return a measurement with a blocked EGM route as its cause, if the facts and the failed call say so.
 
     The route is blocked by the facts, the memory was refused, and nothing else is known to make that call fail: not
     documented is whether the driver then returns an error, ends the process or hangs. What else fails there, the start
@@ -473,13 +473,13 @@ _Key = tuple[object, ...]
 
 
 def counterparts(cases: Iterable[Case], every: Sequence[Case]) -> list[Case]:
-    """Return the cases that take the paths of some within one process, at the same points, of all that there are."""
+    """Return the cases that measure the same paths within one process, at the same points, from all cases."""
     points = {case.in_process: case.points for case in cases}
     return [replace(case, points=points[case.name]) for case in every if case.name in points]
 
 
 def set_beside(measurements: Sequence[Measurement], every: Sequence[Case]) -> tuple[Measurement, ...]:
-    """Return measurements, those by several processes with what the same path gave within one (``in_process``)."""
+    """Return measurements; those by several processes get the result of the same path within one (``in_process``)."""
     within = {_key(m, m.case): summary for m in measurements if not m.ranks and (summary := m.headline)}
     names = {case.name: case.in_process for case in every}
 
@@ -491,7 +491,7 @@ def set_beside(measurements: Sequence[Measurement], every: Sequence[Case]) -> tu
 
 
 def _key(task: Task, case: str | None) -> _Key:
-    """Return what a task has in common with the one of ``case`` that takes the same path."""
+    """Return the key that a task shares with the task of ``case`` over the same path."""
     ends = tuple((flow.initiator, _place(flow.source), _place(flow.destination)) for flow in task.flows)
     return case, task.point, task.size_bytes, ends
 

@@ -1,7 +1,7 @@
 """One thread of one kernel follows a chain of offsets through memory: the latency of a load (``docs/measurement.md``).
 
-The process that owns the memory writes the chain into it, the one that issues the work walks along it. The tasks of a
-step are measured at the same time: the walk of each is queued on its own GPU before any is waited for.
+The process that owns the memory writes the chain, the one that issues the work walks along it. The tasks of a
+step are measured at the same time: the walk of each is queued on its own GPU before the engine waits for any.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) ->
 
 
 class Walker(TaskPart):
-    """One thread follows a chain of random lines, from sample to sample further along it."""
+    """One thread follows a chain of random lines; each sample continues the walk."""
 
     verification = Verification.WALK_EVERY_SAMPLE
     kernel = "chase"
     error = staticmethod(chain_error)
-    """Says in one sentence that a sample has gone wrong; ``None`` if it has not."""
+    """A function that returns a sentence if a sample is wrong, ``None`` if it is right."""
 
     def __init__(self, collective: CollectiveStep, worker: WorkerContext, place: int, held: ResourceScope) -> None:
         super().__init__(collective, worker, place, held)
@@ -61,21 +61,21 @@ class Walker(TaskPart):
 
     @staticmethod
     def prepare(collective: CollectiveStep, worker: WorkerContext, parts: Sequence[Walker]) -> None:
-        """Have the owners of memory write their chains, and those that walk learn the seeds."""
+        """Have the owners of memory write their chains and send the seeds to the walkers."""
         open_buffers(collective, worker, assign(collective.tasks), before=lambda place: parts[place].take_reader())
         for part, items in zip(parts, collective.do(lambda place: parts[place].write_chain()), strict=True):
             part.seed = next((item.data for item in items if item.data is not None), 0)
         collective.do(lambda place: parts[place].get_ready())
 
     def take_reader(self) -> None:
-        """Get what walks, if that is this process; choose a seed, if it owns the memory."""
+        """Get the latency meter if this process walks; choose a seed if it owns the memory."""
         if self._walks:
             self.gpu = self.reader(self.flow)
         if self._owns:
             self.seed = 0 if self.chase.order is ChaseOrder.SEQUENTIAL else self.worker.new_seed()
 
     def write_chain(self) -> int | None:
-        """Write the chain, if this process owns the memory, by the GPU that does; return its seed."""
+        """Write the chain by the owner's GPU, if this process owns the memory; return its seed."""
         if not self._owns:
             return None
         stream = self.worker.near(self.flow.source, self.flow)
@@ -89,7 +89,7 @@ class Walker(TaskPart):
             self.warm_up()
 
     def warm_up(self) -> None:
-        """Note how many loads come before those that the next sample times."""
+        """Note the number of untimed loads before the next sample."""
         self.warm = WARM_UP_LOADS + (self.chain.lines if self.chase.warm else 0)
 
     def start(self) -> None:
@@ -157,12 +157,12 @@ class Walker(TaskPart):
         return self.worker.destination(buffer)
 
     def _chain(self) -> Chain:
-        """Return the chain as this process sees it: its owner and who walks along it have addresses of their own."""
+        """Return the chain at this process' addresses: owner and walker map it at different ones."""
         return Chain(self.memory(0).address, self.task.size_bytes, self.chase.stride_bytes, self.seed)
 
 
 class Nvbandwidth(Walker):
-    """nvbandwidth's definition: one multiprocessor after the other walks from the start of a sequential chain.
+    """The walk that nvbandwidth defines: one multiprocessor after the other follows a sequential chain from its start.
 
     Each sample has so many launches that all their loads are at least the task's, on multiprocessors that lie
     evenly apart. Events before the first and after the last give the time, which so holds the launches too.

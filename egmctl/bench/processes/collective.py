@@ -130,13 +130,13 @@ class CollectiveStep:
         Returns
         -------
         list
-            For each task, the data of each process; empty for a task that ended before. This process owns the descriptors
-            and closes them (:func:`close_all`).
+            For each task, the data of each process; empty for a task that ended before. This process owns the
+            descriptors and closes them (:func:`close_all`).
 
         Raises
         ------
         Abandoned
-            As of :class:`Exchange`.
+            See :class:`Exchange`.
         """
         failed: dict[int, Exception] = {}
         given: dict[int, Any] = {}
@@ -160,7 +160,7 @@ class CollectiveStep:
         Returns
         -------
         list
-            As of :meth:`do`.
+            See :meth:`do`.
         """
         given: Mapping[int, Any] = {}
         failed: dict[int, Exception] = {}
