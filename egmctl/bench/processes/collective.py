@@ -422,7 +422,7 @@ def _close(held: list[Closable]) -> None:
         raise problem
 
 
-def told(watch: Watch, worker: WorkerContext) -> dict[str, Any]:
+def observed(watch: Watch, worker: WorkerContext) -> dict[str, Any]:
     """Return this process' observations of its GPUs as JSON."""
     return {
         "gpus": [to_json(gpu) for gpu in watch.seen(worker.gpus)],
@@ -434,8 +434,8 @@ def told(watch: Watch, worker: WorkerContext) -> dict[str, Any]:
     }
 
 
-def gathered(task: Task, samples: int, ranks: Sequence[Rank], items: Sequence[Item]) -> Evidence:
-    """Return the observations (:func:`told`) of all ranks of the GPUs of a task.
+def evidence_of(task: Task, samples: int, ranks: Sequence[Rank], items: Sequence[Item]) -> Evidence:
+    """Return the observations (:func:`observed`) of all ranks of the GPUs of a task.
 
     The route is confirmed by link counters on one node only: GPUs of several nodes may have the same bus id.
     """
@@ -444,7 +444,7 @@ def gathered(task: Task, samples: int, ranks: Sequence[Rank], items: Sequence[It
         replace(gpu, label=ranks[number].label) if ranks else gpu
         for number, part in enumerate(parts)
         if number in (task.ranks or (0,))
-        for gpu in _of(task, [from_json(GpuEvidence, gpu) for gpu in part["gpus"]])
+        for gpu in _in_task(task, [from_json(GpuEvidence, gpu) for gpu in part["gpus"]])
     ]
     traffic = {bus_id: Traffic(*rises) for part in parts for bus_id, rises in part["traffic"].items()}
     one_node = len({rank.host for rank in ranks}) <= 1
@@ -459,17 +459,17 @@ def with_evidence(
     collective: CollectiveStep, worker: WorkerContext, watch: Watch, conclude: Callable[[int], Measurement]
 ) -> list[Measurement]:
     """Return the measurement of each task, concluded here unless it ended early, with the evidence of its GPUs."""
-    heard = collective.do(lambda _place: told(watch, worker))
+    observations = collective.do(lambda _place: observed(watch, worker))
     measurements = [outcome or conclude(index) for index, outcome in enumerate(collective.outcomes)]
     return [
-        replace(m, evidence=gathered(m, len(m.samples), worker.ranks, items)) if m.samples else m
-        for m, items in zip(measurements, heard, strict=True)
+        replace(m, evidence=evidence_of(m, len(m.samples), worker.ranks, items)) if m.samples else m
+        for m, items in zip(measurements, observations, strict=True)
     ]
 
 
-def _of(task: Task, seen: Sequence[GpuEvidence]) -> list[GpuEvidence]:
-    """Return those of a task in the order of its flows; a process of several has one GPU, of one task at a time."""
-    if len(seen) == 1:
-        return list(seen)
-    by_bus_id = {gpu.bus_id: gpu for gpu in seen}
+def _in_task(task: Task, gpus: Sequence[GpuEvidence]) -> list[GpuEvidence]:
+    """Return the GPUs of a task in the order of its flows; a rank has one GPU and works on one task at a time."""
+    if len(gpus) == 1:
+        return list(gpus)
+    by_bus_id = {gpu.bus_id: gpu for gpu in gpus}
     return [by_bus_id[bus_id] for bus_id in gpus_of([task]) if bus_id in by_bus_id]
