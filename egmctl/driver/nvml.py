@@ -123,7 +123,7 @@ class Question(NamedTuple):
     """One call and the fields of a record that its result fills."""
 
     fields: str
-    """The names of the fields, separated by spaces. For several fields the result is a sequence of as many values."""
+    """The names of the fields, separated by spaces. For several fields the converted result has one value per field."""
     function: str | Callable[..., Any]
     """The name of a function of pynvml, or a callable that raises Unreadable."""
     convert: Callable[[Any], Any] = lambda answer: answer

@@ -16,7 +16,7 @@ from egmctl.model.codec import to_json
 from egmctl.model.record import Reason
 
 ATTRIBUTES = (
-    # what the GPU is
+    # properties of the GPU
     "COMPUTE_CAPABILITY_MAJOR",
     "COMPUTE_CAPABILITY_MINOR",
     "MULTIPROCESSOR_COUNT",

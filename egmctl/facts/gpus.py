@@ -228,7 +228,7 @@ def _version(root: Root) -> re.Match[str]:
 
 
 def loaded(root: Root, modules: Iterable[str]) -> tuple[str, ...]:
-    """Return the loaded ones of some kernel modules.
+    """Return the kernel modules in ``modules`` that are loaded.
 
     Raises
     ------

@@ -28,7 +28,7 @@ HUGE_PAGES = "/sys/kernel/mm/hugepages"
 _THP = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 COMMAND_LINE_KEYS = (
-    # GPU memory as a NUMA node, and where memory comes from
+    # GPU memory as a NUMA node, and memory allocation
     "numa",
     "numa_balancing",
     "memhp_default_state",
@@ -41,7 +41,7 @@ COMMAND_LINE_KEYS = (
     "default_hugepagesz",
     "hugepagesz",
     "hugepages",
-    # translation between a device and memory: P2P, GPUDirect RDMA, ATS on Grace
+    # address translation for devices: P2P, GPUDirect RDMA, ATS on Grace
     "iommu",
     "iommu.passthrough",
     "iommu.strict",
@@ -54,7 +54,7 @@ COMMAND_LINE_KEYS = (
     "pcie_aspm",
     "pcie_port_pm",
     "disable_acs_redir",
-    # who gets the CPUs
+    # CPU isolation and mitigations
     "isolcpus",
     "nohz_full",
     "rcu_nocbs",
@@ -195,7 +195,7 @@ def _numa_node(root: Root, number: int, online: int, with_memory: tuple[int, ...
     folder = f"{NODES}/node{number}"
     reasons = Reasons()
     cpus = reasons.read("cpus", lambda: root.kernel_list(f"{folder}/cpulist")) or ""
-    # Lines here begin with "Node 0 ".
+    # Lines in this file start with "Node 0 ".
     total = reasons.read("memory_total_bytes", lambda: _kib(root, f"{folder}/meminfo", f"Node {number} MemTotal"))
     kinds = {
         (True, True): NumaKind.CPU,

@@ -1,6 +1,6 @@
 """The node as a process sees it: mounts, cgroups and device nodes, of this process or of another one.
 
-For another process a child joins its cgroups, uses its root directory, and drops its own privileges.
+For another process, a child joins that process' cgroups, opens its root directory and drops privileges.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class MountPoint:
 def mount_points(text: str) -> Iterator[MountPoint]:
     """Yield the mounts in the text of a ``mountinfo`` file. Later mounts cover earlier ones.
 
-    A line is ``36 35 98:0 /top /path options [optional...] - type source settings`` (proc_pid_mountinfo(5)). Only line
-    feeds and spaces separate, because the kernel escapes only these in names: with other white space the name of a
-    user's FUSE mount could forge lines.
+    A line is ``36 35 98:0 /top /path options [optional...] - type source settings`` (proc_pid_mountinfo(5)). The text
+    is split only at line feeds and spaces, which the kernel escapes in names. It does not escape all other white space
+    at which Python splits, so the name of a user's FUSE mount could forge lines.
     """
     for line in text.split("\n"):
         fields = line.split(" ")
@@ -385,7 +385,7 @@ def file_system(root: Root, pid: int, path: str) -> tuple[int, int]:
 def _ask(
     root: Root, folder: str, kind: type[T], question: str, about: object, place: str = "", cgroups: Sequence[str] = ()
 ) -> T:
-    """Return the answer of a child that looks at the process' root directory, as root with the process' user ids.
+    """Query the process' root directory in a child. If this process is root, the child has the other process' user ids.
 
     Parameters
     ----------
@@ -401,7 +401,7 @@ def _ask(
     user = None
     overrides: dict[str, Any] = {}
     if os.geteuid() == 0:
-        # Real, effective, saved, of the file system.
+        # Real, effective, saved and file system ids.
         uids, gids = (root.numbers(f"{folder}/status", key, least=4) for key in ("Uid", "Gid"))
         user = {"uid": uids[1], "gid": gids[1], "groups": root.numbers(f"{folder}/status", "Groups", least=0)}
         overrides = _overrides(root, folder)
@@ -480,7 +480,7 @@ def _joinable(root: Root, folder: str) -> list[str]:
 
 
 def _deciding(root: Root, folder: str, version: int, controller: str = "devices") -> list[Cgroup]:
-    """Return the process' cgroups of a version that control its devices, or those with another controller."""
+    """Return the process' cgroups of a version, for v1 only those with the controller."""
     return [
         group
         for group in cgroups(root, folder)

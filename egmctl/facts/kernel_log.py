@@ -288,7 +288,7 @@ def _bus_id(text: str) -> str:
 
 
 class KernelLogWatch:
-    """The events in ``/dev/kmsg`` since this object was created, both those since the last call and all of them.
+    """The events in ``/dev/kmsg`` since this object was created, new ones (:meth:`events`) and all (:attr:`messages`).
 
     A call without new events costs one system call. If ``/dev/kmsg`` cannot be read, there are no events, and
     :attr:`unread` gives the reason.

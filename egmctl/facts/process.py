@@ -14,7 +14,7 @@ from egmctl.model.host import Process
 from egmctl.model.record import Reason
 
 ENVIRONMENT_KEYS = (
-    # which GPUs CUDA shows, and in which order
+    # CUDA: visible GPUs and their order, MPS, execution
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
     "CUDA_MPS_PIPE_DIRECTORY",
@@ -30,13 +30,13 @@ ENVIRONMENT_KEYS = (
     "CUDA_AUTO_BOOST",
     "GPU_DEVICE_ORDINAL",
     "LD_LIBRARY_PATH",
-    # what a container was given
+    # devices of a container
     "NVIDIA_VISIBLE_DEVICES",
     "NVIDIA_DRIVER_CAPABILITIES",
     "NVIDIA_IMEX_CHANNELS",
     "NVIDIA_MIG_CONFIG_DEVICES",
     "NVIDIA_MIG_MONITOR_DEVICES",
-    # what a job was given
+    # resources of a job
     "SLURM_JOB_ID",
     "SLURM_STEP_ID",
     "SLURM_LOCALID",
@@ -50,7 +50,7 @@ ENVIRONMENT_KEYS = (
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "LSB_JOBID",
     "ENROOT_RESTRICT_DEV",
-    # which transports libraries may use
+    # transports of NCCL and UCX
     "NCCL_P2P_DISABLE",
     "NCCL_P2P_LEVEL",
     "NCCL_SHM_DISABLE",
@@ -69,7 +69,7 @@ ENVIRONMENT_KEYS = (
 """The environment variables to record. No others are recorded."""
 
 _CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv", "/run/systemd/container", "/.singularity.d")
-# libnvidia-container's legacy mode hides GPUs that were not requested with a tmpfs.
+# libnvidia-container's legacy mode mounts a tmpfs to hide GPUs that were not requested.
 _MOUNT_SIGNS = {("/", "overlay"): "overlay root", ("/proc/driver/nvidia", "tmpfs"): "tmpfs /proc/driver/nvidia"}
 CONTAINER_VARIABLES = ("KUBERNETES_SERVICE_HOST", "container", "SINGULARITY_CONTAINER", "APPTAINER_CONTAINER")
 """Variables that container managers set. Only their names are recorded, as signs of a container."""

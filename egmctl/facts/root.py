@@ -52,7 +52,7 @@ class Root:
         Raises
         ------
         Unreadable
-            The file is missing, not permitted or not a file.
+            The path is missing, not permitted or not a file.
         """
         # O_NONBLOCK, so that a FIFO instead of a file does not block the reader.
         descriptor = _ask(path, os.open, self.path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
@@ -75,7 +75,7 @@ class Root:
         Raises
         ------
         Unreadable
-            The file is missing, not permitted, not a file or longer than :data:`READ_LIMIT`.
+            The path is missing, not permitted or not a file, or the file is longer than :data:`READ_LIMIT`.
         """
         data = self.read_bytes(path, READ_LIMIT + 1)
         if len(data) > READ_LIMIT:
@@ -161,7 +161,7 @@ class Root:
         Raises
         ------
         Unreadable
-            The directory is missing, not permitted or not a directory.
+            The path is missing, not permitted or not a directory.
         """
         names = _ask(path, os.listdir, self.path(path))
         return sorted(os.fsencode(name).decode(errors="replace") for name in names)
@@ -218,7 +218,7 @@ class Root:
         Raises
         ------
         Unreadable
-            The link is missing, not permitted or not a link.
+            The path is missing, not permitted or not a link.
         """
         return os.fsencode(_ask(path, os.readlink, self.path(path))).decode(errors="replace")
 
@@ -459,7 +459,10 @@ class OtherRoot:
         raise AssertionError
 
     def _unreadable(self, error: OSError, path: str) -> Unreadable:
-        """Return the exception for an error: missing, not permitted, else failed; so is EACCES that is overridden."""
+        """Return the exception for an error: missing, not permitted, or failed.
+
+        EACCES is "failed" if the process' capabilities may override it, because it then says nothing of the process.
+        """
         if error.errno == errno.EACCES and self._overrides.searches:
             return Unreadable(Reason.FAILED, f"{path}: EACCES; the process has CAP_DAC_OVERRIDE or _READ_SEARCH")
         reasons = {

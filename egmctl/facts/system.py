@@ -116,7 +116,9 @@ _VPD_BYTES = 4096
 
 
 def nics(root: Root) -> tuple[Nic, ...]:
-    """Return the InfiniBand class devices except those that manage NVLink switches, in natural order of their names.
+    """Return the NICs, without devices that manage NVLink switches, in natural order of their names.
+
+    There are none if the kernel has no InfiniBand class.
 
     Raises
     ------
@@ -208,8 +210,8 @@ _LOG_BYTES = 1 << 16
 COMPUTE_DOMAIN_PLUGIN = "/var/lib/kubelet/plugins/compute-domain.nvidia.com"
 _COMPUTE_DOMAIN_CDI = "k8s.compute-domain.nvidia.com"
 _COMPUTE_DOMAIN_COMM = "compute-domain-"
-"""The common start of the names of programs of Kubernetes' DRA driver
-(https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu, 0.5), as in ``/proc/<pid>/comm``."""
+"""The plugin folder, the prefix of CDI files, and the program names, cut to 15 characters, of Kubernetes' DRA driver
+(https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu, 0.5)."""
 _KUBELETS = frozenset({"kubelet", "kubelite", "k3s-server", "k3s-agent"})
 """The names of processes that are or contain Kubernetes' agent."""
 
@@ -296,7 +298,7 @@ def _mode(root: Root, running: Processes) -> str:
         except Unreadable as error:
             unread = error
             continue
-        # Without the variable there is only the first mode; 0.5 of dra-driver-nvidia-gpu added it with the second.
+        # The variable was added with the second mode (dra-driver-nvidia-gpu 0.5). Without it the mode is the first.
         mode = re.search(r"(?:^|\0)IMEX_MODE=(driverManaged|hostManaged)(?:\0|$)", environment)
         return mode[1] if mode else "driverManaged"
     raise unread

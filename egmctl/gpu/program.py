@@ -1,4 +1,4 @@
-"""The project's kernels: compiled by NVRTC or read from a cache, which the folder of ``make dist`` ships, and loaded.
+"""The project's kernels, read from a cache or compiled by NVRTC, and loaded. ``make dist`` ships a filled cache.
 
 GPUs get machine code: the driver refuses PTX of a newer NVRTC but accepts machine code of the same CUDA major version.
 Only a GPU newer than all of :data:`ARCHITECTURES` gets PTX. The sources include nothing and need no CUDA headers.
@@ -105,7 +105,7 @@ class NoKernels(EgmctlError):
 
 
 class CompileError(EgmctlError):
-    """NVRTC failed, e.g. rejected a source. The message then contains its log."""
+    """A call of NVRTC failed. If NVRTC rejected a source, the message contains its log."""
 
     code = "compile"
 

@@ -16,12 +16,14 @@ from egmctl.driver.reading import Unreadable
 from egmctl.model.route import LinkKind
 
 _ALL_LINKS = 0xFFFFFFFF
-"""nvml.h, nvmlFieldValue_t: "A scopeId of UINT_MAX returns aggregate value summed up across all links"."""
+"""The scope id for the sum over all links (nvml.h, nvmlFieldValue_t: "A scopeId of UINT_MAX returns aggregate value
+summed up across all links")."""
 _KIB = 1024
 _SENT: Mapping[str, tuple[Field, int]] = {LinkKind.NVLINK: ((138, _ALL_LINKS), _KIB), LinkKind.PCIE: (197, 1)}
 _RECEIVED: Mapping[str, tuple[Field, int]] = {LinkKind.NVLINK: ((139, _ALL_LINKS), _KIB), LinkKind.PCIE: (198, 1)}
-"""NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX (in KiB, without protocol overhead: on H200 exactly the copied bytes),
-and NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES (with protocol overhead). NVML does not count bytes over C2C."""
+"""The byte counters by kind of link, with their unit in bytes: NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX (in KiB,
+without protocol overhead: on H200 exactly the copied bytes), and NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES (with
+protocol overhead). NVML does not count bytes over C2C."""
 _ERRORS: Mapping[str, Mapping[str, int]] = {
     LinkKind.NVLINK: {
         "nvlink-replays": 161,
@@ -39,9 +41,10 @@ _ERRORS: Mapping[str, Mapping[str, int]] = {
         "pcie-fatal-errors": 180,
     },
 }
-"""NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, _RECOVERY, _CRC (up to NVLink 4), NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS,
-_EFFECTIVE_ERRORS, _SYMBOL_ERRORS (from NVLink 5 on), NVML_FI_DEV_C2C_LINK_ERROR_INTR, _REPLAY, _REPLAY_B2B of each
-link, NVML_FI_DEV_PCIE_REPLAY_COUNTER and NVML_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS, _NON_FATAL_ERROR, _FATAL_ERROR."""
+"""The error counters by kind of link: NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, _RECOVERY, _CRC (up to NVLink 4),
+NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS, _EFFECTIVE_ERRORS, _SYMBOL_ERRORS (from NVLink 5 on),
+NVML_FI_DEV_C2C_LINK_ERROR_INTR, _REPLAY, _REPLAY_B2B of each link, NVML_FI_DEV_PCIE_REPLAY_COUNTER and
+NVML_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS, _NON_FATAL_ERROR, _FATAL_ERROR."""
 _C2C_COUNT = 170
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _TEMPERATURE_GPU = 0
@@ -188,7 +191,7 @@ class Telemetry:
             self.lost.setdefault(bus_id, str(error))
 
     def _read(self, bus_id: str, wanted: Iterable[Field]) -> dict[Field, int]:
-        """Read the supported ones of these fields in one call; leave out fields without a value."""
+        """Read the fields in ``wanted`` that the GPU supports, in one call; leave out fields without a value."""
         fields = [field for field in wanted if field in self._supported[bus_id]]
         answers = field_values(self._handles[bus_id], fields) if fields else {}
         for answer in answers.values():
