@@ -28,14 +28,12 @@ _SEPARATOR = "\x1f"
 
 
 def enter(call: str, subject: str = "") -> None:
-    """Record that this thread is about to make ``call``, a function's name.
-
-    The slot holds 63 bytes of the name and the subject; the rest is cut off.
+    """Record that this thread is about to make ``call``, a function's name (with ``subject`` cut after 63 bytes).
 
     Parameters
     ----------
     subject
-        The bus id of the GPU that the call is about, if the caller knows it.
+        The bus id of the GPU that the call is about, if known.
     """
     if _shared is not None:
         start = _slot.start

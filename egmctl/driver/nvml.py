@@ -92,17 +92,10 @@ def about(bus_id: str) -> Iterator[None]:
 
 
 def ask_struct(function: str, struct: str, *before: Any) -> Any:
-    """Call a function of pynvml that fills a versioned structure, and return the structure.
+    """Fill a versioned structure of pynvml, named without ``c_nvml``, and return it.
 
-    These functions take a reference: given the structure itself, they crash the process. Some return the error number
-    instead of raising.
-
-    Parameters
-    ----------
-    struct
-        The structure's name without ``c_nvml``.
-    *before
-        The arguments before the structure: a GPU's handle, or nothing.
+    ``before`` is the GPU's handle, if any. pynvml's functions for structures need a reference: given the structure
+    itself, they crash the process. Some return the error number instead of raising.
 
     Raises
     ------
@@ -123,7 +116,7 @@ class Question(NamedTuple):
     """One call and the fields of a record that its result fills."""
 
     fields: str
-    """The names of the fields, separated by spaces. For several fields the converted result has one value per field."""
+    """The names of the fields, separated by spaces. For several fields the result has as many values."""
     function: str | Callable[..., Any]
     """The name of a function of pynvml, or a callable that raises Unreadable."""
     convert: Callable[[Any], Any] = lambda answer: answer
@@ -131,12 +124,7 @@ class Question(NamedTuple):
     """Arguments after the subject."""
 
     def answer(self, subject: tuple[Any, ...]) -> Any:
-        """Make the call for a subject and return the converted result.
-
-        Parameters
-        ----------
-        subject
-            The first arguments: a GPU's handle, a handle and a link's number, two handles, or none.
+        """Make the call for a subject: a GPU's handle, a handle and a link's number, two handles, or nothing.
 
         Raises
         ------

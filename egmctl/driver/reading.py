@@ -101,15 +101,7 @@ class Reasons:
         return {name: self.read(f"{field}.{name}", functools.partial(function, name)) for name in names}
 
     def fields(self, names: str, function: Callable[[], Any]) -> dict[str, Any]:
-        """Return the fields that one call of ``function`` fills; all are ``None`` if it raises Unreadable.
-
-        Parameters
-        ----------
-        names
-            The names of the fields, separated by spaces.
-        function
-            Returns the value, or a sequence with one value per field if there are several.
-        """
+        """Return the fields (separated by spaces) that ``function`` fills; all ``None`` if it raises Unreadable."""
         keys = names.split()
         try:
             answer = function()
@@ -119,9 +111,9 @@ class Reasons:
         return dict(zip(keys, answer if len(keys) > 1 else (answer,), strict=True))
 
     def record(self, kind: Callable[..., T], /, **fields: object) -> T:
-        """Return a record of these fields, with the reasons for those that are null as ``unread``.
+        """Return a record of these fields, with the reasons for null fields as ``unread``.
 
-        A callable is called for its value. An Unread or Unreadable makes its field null and is the reason.
+        Callables are called. An Unread or Unreadable is the reason why its field is null.
         """
         values = {name: self.read(name, value) if callable(value) else value for name, value in fields.items()}
         for name, value in values.items():

@@ -297,7 +297,7 @@ def cpus_of(node: int) -> tuple[int, ...]:
     Raises
     ------
     NoCpus
-        No CPU is allowed, or the list of the node's CPUs cannot be read.
+        No CPU is allowed, or the list of CPUs cannot be read.
     """
     try:
         cpus = set(parse_kernel_list(Root.from_environment().kernel_list(f"{NODES}/node{node}/cpulist")))
@@ -343,8 +343,7 @@ def huge_page_bytes(node: int, size_bytes: int) -> int:
 def page_sizes(address: int, size_bytes: int) -> tuple[int | None, int | None]:
     """Return the page size of an address range and its bytes in transparent huge pages, from ``/proc/self/smaps``.
 
-    A value is ``None`` if it cannot be read. The second one is also ``None`` if the range shares its mapping with other
-    memory.
+    A value is ``None`` if it cannot be read, the second one also if the range shares its mapping with other memory.
     """
     page_bytes: int | None = None
     huge_bytes: int | None = None
@@ -378,8 +377,7 @@ STEP_BYTES = 2 * MIB
 """The distance between sampled pages, which is the granularity of the driver's allocations and of huge pages."""
 
 _SHARE = 0.8
-"""The part of a buffer's size by which the node's MemFree must fall. It is below 1 because other programs allocate and
-free memory, too."""
+"""The part of a buffer by which the node's MemFree must fall. Other programs allocate and free memory, too."""
 
 
 class Before:
@@ -390,14 +388,12 @@ class Before:
         self._free = _free(node)
 
     def where(self, label: str, address: int, size_bytes: int) -> Placement:
-        """Return the placement of the buffer, all of which must have been written.
-
-        The pages' nodes come from move_pages(2) or, if that fails for some pages, from the fall of the node's MemFree.
+        """Return the placement of the buffer, written as a whole by now, from move_pages(2) or the node's MemFree.
 
         Parameters
         ----------
         label
-            The name of the buffer in the result, e.g. ``NUMA1``.
+            The name of the buffer's end, e.g. ``NUMA1``.
         """
         if not Root.from_environment().is_live:
             return _unknown(label, "the files of another machine stand for this one's")

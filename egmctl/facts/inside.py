@@ -1,7 +1,4 @@
-"""The node as a process sees it: mounts, cgroups and device nodes, of this process or of another one.
-
-For another process, a child joins that process' cgroups, opens its root directory and drops privileges.
-"""
+"""The view that a process has of the node: mounts, cgroups, device nodes. A child reads that of another process."""
 
 from __future__ import annotations
 
@@ -266,9 +263,9 @@ def enter(arguments: dict[str, Any]) -> None:
     Parameters
     ----------
     arguments
-        ``root``: the root directory to open; ``is_live``: whether it is a process' root and not a copied tree;
-        ``cgroups``: the ``cgroup.procs`` files of the cgroups to join; ``user``: see :func:`give_up`; ``overrides``:
-        see :class:`egmctl.facts.root.Overrides`.
+        ``root``: the root directory; ``is_live``: whether it is a process' root and not a copied tree; ``cgroups``: the
+        ``cgroup.procs`` to join; ``user``: see :func:`give_up`; ``overrides``: see
+        :class:`egmctl.facts.root.Overrides`.
     """
     global _root
     for procs in arguments["cgroups"]:
@@ -394,9 +391,9 @@ def _ask(
     question, about
         The key in :data:`_QUESTIONS` and its argument.
     place
-        The folder to use as the root directory, if not the process' own.
+        The root directory, if not the process' own.
     cgroups
-        The ``cgroup.procs`` files of the cgroups to join.
+        The ``cgroup.procs`` to join.
     """
     user = None
     overrides: dict[str, Any] = {}

@@ -1,9 +1,8 @@
 """Redact private data from a machine and from results, so that they can be shared outside the site.
 
-In a machine, the marks on the model's types are an allow-list: strings whose type is not marked as shareable are
-replaced. Equal values get equal replacements, so that relations are preserved. Topology and diagnosis are computed from
-the redacted machine. From a run of the bench, names that are private in the machine are removed. Every document that a
-command writes is redacted here.
+In a machine, the marks on the model's types are an allow-list: strings of types without a mark are replaced. Equal
+values get equal replacements, which preserves relations. Topology and diagnosis are computed from the redacted machine.
+From a run of the bench, the machine's private names are removed. Every document that a command writes is redacted here.
 """
 
 from __future__ import annotations

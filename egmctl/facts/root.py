@@ -333,11 +333,11 @@ class OtherRoot:
     Parameters
     ----------
     descriptor
-        A descriptor of the directory. The caller closes it.
+        The directory, which the caller closes.
     overrides
         The overrides of the process.
     is_live
-        Whether the directory is the root of a process on this node and not a copied tree.
+        Whether it is the root of a process on this node and not a copied tree.
     """
 
     def __init__(self, descriptor: int, overrides: Overrides | None = None, *, is_live: bool = True) -> None:
@@ -459,10 +459,7 @@ class OtherRoot:
         raise AssertionError
 
     def _unreadable(self, error: OSError, path: str) -> Unreadable:
-        """Return the exception for an error: missing, not permitted, or failed.
-
-        EACCES is "failed" if the process' capabilities may override it, because it then says nothing of the process.
-        """
+        """Return the exception for an error: missing, not permitted, or failed, as is EACCES that may be overridden."""
         if error.errno == errno.EACCES and self._overrides.searches:
             return Unreadable(Reason.FAILED, f"{path}: EACCES; the process has CAP_DAC_OVERRIDE or _READ_SEARCH")
         reasons = {

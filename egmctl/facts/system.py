@@ -116,9 +116,7 @@ _VPD_BYTES = 4096
 
 
 def nics(root: Root) -> tuple[Nic, ...]:
-    """Return the NICs, without devices that manage NVLink switches, in natural order of their names.
-
-    There are none if the kernel has no InfiniBand class.
+    """Return the NICs except those that manage NVLink switches, in natural order; none without an InfiniBand class.
 
     Raises
     ------
@@ -354,7 +352,7 @@ Services (PCI Express Base Specification)."""
 
 
 def system(root: Root) -> System:
-    """Read the section ``system``: kernel settings, PCIe and IOMMU, daemons and IMEX, and RDMA."""
+    """Read the section ``system``: kernel settings, PCIe, IOMMU, daemons, IMEX and RDMA."""
     running = functools.cache(lambda: processes(root))
     functions = functools.cache(lambda: _functions(root))
     data_direct = functools.cache(lambda: pci.data_direct(root))

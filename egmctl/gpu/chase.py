@@ -48,13 +48,7 @@ class Result:
 
 
 class Results:
-    """The result pairs of all GPUs.
-
-    Parameters
-    ----------
-    contexts
-        The GPUs, by bus id.
-    """
+    """The result pairs of all GPUs, whose contexts are given by bus id."""
 
     def __init__(self, contexts: dict[str, Context]) -> None:
         self._pairs: dict[str, Iterator[tuple[int, int]]] = {}
@@ -92,7 +86,7 @@ FLAG_BYTES = 64 * 128
 """The size of one side's ping-pong flags: 64 lines that the laps use in turn (``kernels/pingpong.cu``)."""
 
 LAPS_LIMIT = 4096
-"""The largest number of round trips of one ping-pong: the result has room for the time of each."""
+"""The maximum number of round trips of one ping-pong, the time of each of which is stored."""
 
 _RESULT_WORDS = 3 + LAPS_LIMIT
 _MASK = (1 << 64) - 1
@@ -180,9 +174,7 @@ class Reader:
     Parameters
     ----------
     stream
-        A stream of the GPU. Results are in the GPU's memory.
-    kernels
-        The GPU's kernels.
+        A stream of the GPU, in whose memory the results are.
     """
 
     def __init__(self, stream: Stream, kernels: Kernels) -> None:
@@ -209,8 +201,7 @@ class Reader:
         warm
             The number of loads before those, for warm-up.
         block, blocks
-            The index of the block that walks, and the number of blocks. A different block runs on a different
-            multiprocessor.
+            The index of the walking block and the number of blocks, each on a different multiprocessor.
         """
         self.launch("chase", chain.address, chain.advance(warm + loads), warm, loads, block, blocks=blocks)
 
@@ -255,10 +246,7 @@ class Reader:
         self.launch("ping_pong", poll, send, laps, int(serves), TIMEOUT_NS)
 
     def end_laps(self, laps: int) -> list[float]:
-        """Wait for this GPU's side and return the time of each lap in nanoseconds: fewer than ``laps`` if it timed out.
-
-        The times are valid only on the side that serves.
-        """
+        """Wait for this GPU's side and return the nanoseconds of each lap (if it serves), fewer after a timeout."""
         done, elapsed_ns, cycles, *times = self.words(3 + laps)
         # Each lap is timed in clock cycles because %globaltimer is too coarse; the totals of both give the scale.
         scale = elapsed_ns / cycles if cycles else 0.0

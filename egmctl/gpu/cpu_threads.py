@@ -100,9 +100,9 @@ CODE = {
     # loop: ldr x0, [x2, x0]; and x0, x0, x3; subs x1, x1, #1; b.ne loop; ret
     "aarch64": struct.pack("<5I", 0xF8606840, 0x8A030000, 0xF1000421, 0x54FFFFA1, 0xD65F03C0),
 }
-"""Machine code, by architecture, of a function that follows a chain. Its arguments are the start offset, the number of
-loads (at least one), the memory's address and a mask; it returns the offset that the last load read. The mask keeps
-corrupt offsets within the memory, at a cost of one cycle per load."""
+"""The machine code, by architecture, of a function of an offset, a number of loads (at least one), the memory's address
+and a mask. It returns the offset that the last load read. The mask keeps corrupt offsets within the memory, for one
+cycle per load."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -119,17 +119,15 @@ class CpuWalk:
         Host-accessible memory, a power of two of bytes. The chain overwrites it.
     stride_bytes
         The distance between lines, a multiple of 8.
-    seed
-        The seed of the order.
     cpu
-        The CPU that the walking thread runs on.
+        The CPU of the walking thread.
 
     Raises
     ------
     OSError
-        The process cannot map executable code, or there is no code for this architecture.
+        The process cannot map code, or there is no code for this architecture.
     ValueError
-        The size of the memory is not a power of two.
+        The size is not a power of two.
     """
 
     def __init__(self, memory: Memory, stride_bytes: int, seed: int, cpu: int) -> None:

@@ -43,8 +43,8 @@ class SharedMemory(Memory):
     kind
         The kind of handle.
     context
-        The GPU that owns the memory; for host memory, the GPU whose context is current during the allocation. The GPU
-        gets access. Host memory from cuMemCreate is also accessible to its node's CPUs.
+        The GPU that owns the memory; for host memory, the GPU whose context is current for the allocation. It gets
+        access. Host memory from cuMemCreate is also accessible to its node's CPUs.
     size_bytes
         The size; importers map it rounded up to the granularity of the kind.
     node
@@ -53,15 +53,15 @@ class SharedMemory(Memory):
     Attributes
     ----------
     stages_ms
-        The milliseconds by the host's clock of ``allocate`` (until this process can use the memory), ``export`` and,
-        after :meth:`close`, ``free``.
+        The times of ``allocate`` (until this process can use the memory), ``export`` and, at the end, ``free``:
+        milliseconds by the host's clock.
 
     Raises
     ------
     DriverCallError
-        A call failed; all resources are released.
+        A call failed; all is released.
     ValueError
-        Host memory was requested with a legacy handle.
+        The kind is legacy, and the memory is host memory.
     """
 
     def __init__(self, kind: HandleKind, context: Context, size_bytes: int, node: int | None = None) -> None:
@@ -79,10 +79,7 @@ class SharedMemory(Memory):
         self.allocate_ms = self.stages_ms["allocate"]
 
     def offer(self) -> tuple[dict[str, Any], list[int]]:
-        """Return a description as JSON data and the file descriptors that an importer needs.
-
-        The descriptors remain open until :meth:`close`, which closes them.
-        """
+        """Return what an importer needs: a description as JSON data, and descriptors, which :meth:`close` closes."""
         description = {
             "kind": self.kind.value,
             "size_bytes": self.size_bytes,
@@ -105,19 +102,18 @@ class ImportedMemory(Memory):
     context
         The GPU of this process that gets access.
     description, fds
-        The result of the owner's :meth:`SharedMemory.offer`. The caller closes the descriptors, at any time after the
-        constructor returns.
+        The owner's :meth:`SharedMemory.offer`. The caller may close the descriptors after the constructor returns.
 
     Attributes
     ----------
     stages_ms
-        The milliseconds by the host's clock of ``open``, ``map`` (for a legacy handle part of ``open``) and, after
-        :meth:`close`, ``close``.
+        The times of ``open``, ``map`` (for a legacy handle part of ``open``) and, at the end, ``close``: milliseconds
+        by the host's clock.
 
     Raises
     ------
     DriverCallError
-        A call failed; all resources are released. :func:`egmctl.driver.signatures.cause_of` returns the known cause.
+        A call failed; all is released. :func:`egmctl.driver.signatures.cause_of` returns the known cause.
     ValueError
         The handle has the wrong size.
     """
@@ -145,10 +141,7 @@ class _Offer:
     stages_ms: dict[str, float]
 
     def opened(self, function: str, handle: bytes, *more: int) -> Any:
-        """Import a shareable handle with the given driver function and return the function's result.
-
-        The handle is the offer's file descriptor if there is one, else a fabric handle with the bytes ``handle``.
-        """
+        """Import a shareable handle: the offer's file descriptor or, without one, a fabric handle of these bytes."""
         fabric = None if self.fds else _filled(bindings().CUmemFabricHandle(), handle)
         shareable, kind = (self.fds[0], _FD) if fabric is None else (fabric.getPtr(), _FABRIC)
         with timed(self.stages_ms, "open"):
@@ -201,10 +194,7 @@ def _open_physical(undo: ReleaseStack, context: Context, offer: _Offer) -> int:
 
 
 def _allocate_pool(kind: str, undo: ReleaseStack, context: Context, places: Sequence[Any], size_bytes: int) -> _Made:
-    """Create a pool and allocate from it, with up to :data:`SPOILT_LIMIT` retries.
-
-    Pools that refuse the allocation exist until the memory is freed, so that the driver does not reuse their addresses.
-    """
+    """Create a pool and allocate from it. Pools that refuse are kept, so that their addresses are not reused."""
     for attempt in range(SPOILT_LIMIT + 1):
         pool = create_pool(undo, places[0], size_bytes, [context], kind)
         try:
@@ -305,7 +295,7 @@ class ImportedEvent(Resource):
     Parameters
     ----------
     context
-        The GPU of this process whose streams wait for the event.
+        The GPU whose streams wait for the event.
     handle
         The owner's :attr:`SharedEvent.handle`.
     """

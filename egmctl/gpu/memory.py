@@ -161,10 +161,10 @@ class SystemMemory(Memory):
     ----------
     registered_with
         The GPU whose context is current for cuMemHostRegister, which pins the memory for every GPU of the process.
-        ``None``: the memory stays pageable, and only GPUs with access to pageable memory can use it.
+        Without one, only GPUs with access to pageable memory can use it.
     huge_page_bytes
-        The size of a huge page of the kernel's hugetlb pools, which must have enough free pages. Before Linux 5.14 the
-        first write to a missing page kills the process (SIGBUS). ``None``: pages of the default size.
+        The size of the kernel's huge pages, enough of which must be free. Before Linux 5.14 the first write to a
+        missing page kills the process (SIGBUS). ``None``: pages of the default size.
     transparent
         Whether to advise the kernel to use transparent huge pages.
 
@@ -306,8 +306,7 @@ class DefaultPoolMemory(Memory):
     contexts
         The GPUs that get access.
     node
-        The NUMA node to which the allocating thread is bound, because the host's pool belongs to no node; ``None``: the
-        calling thread allocates.
+        The NUMA node to which the allocating thread is bound, because the host's pool belongs to no node.
     """
 
     def __init__(
@@ -366,9 +365,9 @@ def create_allocation(undo: ReleaseStack, place: Any, size_bytes: int, shared_by
     Parameters
     ----------
     undo
-        The stack that gets the callback to release the memory.
+        The stack for the callback that frees it.
     shared_by
-        The name of the :func:`handle_type` by which other processes can import it.
+        The :func:`handle_type` by which other processes import it.
     """
     properties = _allocation_properties(place, shared_by)
     padded = round_up(size_bytes, _granularity(properties, "MINIMUM"))
@@ -378,10 +377,7 @@ def create_allocation(undo: ReleaseStack, place: Any, size_bytes: int, shared_by
 
 
 def map_allocation(undo: ReleaseStack, allocation: Any, mapped_bytes: int, places: Sequence[Any]) -> int:
-    """Map an allocation into this process with access for ``places``, and return the address.
-
-    If the driver refuses an address range as already mapped, up to :data:`SPOILT_LIMIT` other ranges are tried.
-    """
+    """Map an allocation with access for ``places``; return the address. Retry if the driver calls it already mapped."""
     access = [access_from(place) for place in places]
     for attempt in range(SPOILT_LIMIT + 1):
         with ReleaseStack() as taken:

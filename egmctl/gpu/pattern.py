@@ -62,8 +62,7 @@ class Difference:
     """The offset of the first differing word in the buffer."""
     expected: int
     found: int
-    """The word at that offset, read again. It equals ``expected`` if only the check's own read was wrong. With 0
-    ``words``, the count that the check returned."""
+    """The word at that offset, read again. It equals ``expected`` if only the check's own read was wrong."""
 
 
 Check = Callable[[], Difference | None]
@@ -83,15 +82,7 @@ def poison(stream: Stream, region: Region) -> None:
 
 
 class Pattern:
-    """The GPU kernels that fill and check memory accessible to a GPU.
-
-    Parameters
-    ----------
-    kernels
-        The kernels of each GPU, by bus id.
-    results
-        The result pairs that the checks use.
-    """
+    """The kernels, by bus id, that fill and check memory on each GPU."""
 
     def __init__(self, kernels: dict[str, Kernels], results: Results) -> None:
         self._kernels = kernels

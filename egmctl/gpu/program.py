@@ -90,7 +90,7 @@ class Kernels(Resource):
         grid, block
             The number of blocks, and of threads per block.
         *arguments
-            The kernel's arguments (numbers and addresses), as its source documents them.
+            Numbers and addresses, as the kernel's source documents them.
         """
         self._make_current()
         function, kinds = self._functions[name]
@@ -138,8 +138,7 @@ def _load(source: str, architecture: str) -> Any:
 def target_of(architecture: str) -> str:
     """Return the compilation target for a GPU: ``sm_90`` is machine code, ``compute_120`` is PTX.
 
-    Machine code for X.y runs on every X.z with z >= y ("Binary Compatibility", CUDA C++ Programming Guide). For an
-    architecture without such a target in :data:`ARCHITECTURES`, the target is the architecture itself.
+    Machine code for X.y runs on every X.z with z >= y ("Binary Compatibility", CUDA C++ Programming Guide).
     """
     number = _number(architecture)
     if number // 10 > _number(ARCHITECTURES[-1]) // 10:
@@ -149,16 +148,14 @@ def target_of(architecture: str) -> str:
 
 
 def compiled(source: str, target: str) -> bytes:
-    """Return a compiled source from the shipped cache, from the user's cache, or from NVRTC.
-
-    The result of NVRTC is stored in the user's cache.
+    """Return a compiled source from the shipped cache, the user's cache, or NVRTC, whose result the latter stores.
 
     Parameters
     ----------
     source
-        The file name, a key of :data:`KERNELS`.
+        A key of :data:`KERNELS`.
     target
-        The target, from :func:`target_of`.
+        The result of :func:`target_of`.
     """
     text = (_SOURCES / source).read_bytes()
     name = _name(text, target)
@@ -212,9 +209,9 @@ def compile_source(source: str, text: bytes, target: str) -> bytes:
 
 
 def _supported() -> list[int]:
-    """Return the numbers of the architectures that NVRTC supports; raise NoKernels if NVRTC is not installed.
+    """Return the numbers of the architectures that NVRTC supports.
 
-    EGMCTL_NO_NVRTC, which tests set, makes NVRTC appear as not installed.
+    With EGMCTL_NO_NVRTC set (for tests), NVRTC appears as not installed.
     """
     missing = f"kernels for this GPU are not in the cache, and NVRTC is not installed: {INSTALL_NVRTC}"
     if os.environ.get("EGMCTL_NO_NVRTC"):

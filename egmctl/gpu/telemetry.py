@@ -16,14 +16,12 @@ from egmctl.driver.reading import Unreadable
 from egmctl.model.route import LinkKind
 
 _ALL_LINKS = 0xFFFFFFFF
-"""The scope id for the sum over all links (nvml.h, nvmlFieldValue_t: "A scopeId of UINT_MAX returns aggregate value
-summed up across all links")."""
+"""The scope id of all links: "A scopeId of UINT_MAX returns aggregate value summed up across all links" (nvml.h)."""
 _KIB = 1024
 _SENT: Mapping[str, tuple[Field, int]] = {LinkKind.NVLINK: ((138, _ALL_LINKS), _KIB), LinkKind.PCIE: (197, 1)}
 _RECEIVED: Mapping[str, tuple[Field, int]] = {LinkKind.NVLINK: ((139, _ALL_LINKS), _KIB), LinkKind.PCIE: (198, 1)}
-"""The byte counters by kind of link, with their unit in bytes: NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX (in KiB,
-without protocol overhead: on H200 exactly the copied bytes), and NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES (with
-protocol overhead). NVML does not count bytes over C2C."""
+"""The byte counters and their units: NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX (in KiB, without protocol: on H200
+exactly the copied bytes), NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES (with protocol). NVML has none for C2C."""
 _ERRORS: Mapping[str, Mapping[str, int]] = {
     LinkKind.NVLINK: {
         "nvlink-replays": 161,

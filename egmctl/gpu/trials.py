@@ -67,12 +67,12 @@ def put(context: Context, memory: Memory, seed: int) -> None:
 
 
 def check(context: Context, memory: Memory, seed: int, what: str) -> None:
-    """Read memory by a GPU into a buffer of its own, and compare every byte with a seed's pattern.
+    """Read memory by a GPU into its own, and compare every byte with a seed's pattern.
 
     Raises
     ------
     Corrupt
-        The data differ. The message starts with ``what`` and names the first difference.
+        The data differ. The message names ``what`` and the first difference.
     """
     with closing(DeviceMemory(context, SIZE_BYTES)) as near:
         _poison(context, near)

@@ -57,13 +57,13 @@ class RegisteredMemory:
     context
         The ucp_context_h.
     stages_ms
-        The dictionary that gets the milliseconds by the host's clock of ``register``, ``pack`` and, in :meth:`close`,
-        ``deregister``.
+        The dictionary for the times of ``register``, ``pack`` and, at the end, ``deregister``: milliseconds by the
+        host's clock.
 
     Attributes
     ----------
     key
-        The packed remote key, which the other process needs in addition to the address.
+        The packed remote key, which the other process needs besides the address.
 
     Raises
     ------
@@ -100,11 +100,11 @@ class RemoteMemory:
     Parameters
     ----------
     endpoint
-        The ucp_ep_h that is connected to the other process.
+        The ucp_ep_h to the other process.
     key, address
-        The other process' :attr:`RegisteredMemory.key` and the address there.
+        The memory's key and its address there.
     stages_ms
-        The dictionary that gets the milliseconds by the host's clock of ``unpack``.
+        The dictionary for the time of ``unpack``: milliseconds by the host's clock.
     """
 
     def __init__(self, endpoint: int, key: bytes, address: int, stages_ms: dict[str, float]) -> None:
@@ -115,7 +115,7 @@ class RemoteMemory:
             _checked("ucp_ep_rkey_unpack", self._endpoint, key, ctypes.byref(self._key))
 
     def put(self, offset_bytes: int, address: int, size_bytes: int) -> Request:
-        """Start to write local memory to the remote memory. The write has completed when a later :meth:`flush` has."""
+        """Start to write local memory to the remote memory. The write completes with the next :meth:`flush`."""
         return self._begin("ucp_put_nbx", offset_bytes, address, size_bytes)
 
     def get(self, offset_bytes: int, address: int, size_bytes: int) -> Request:
@@ -123,7 +123,7 @@ class RemoteMemory:
         return self._begin("ucp_get_nbx", offset_bytes, address, size_bytes)
 
     def flush(self) -> Request:
-        """Start a flush, which completes when all earlier puts have completed at the other process."""
+        """Start a flush, which completes when all earlier puts have."""
         return _started("ucp_ep_flush_nbx", self._endpoint, _NO_PARAMETERS)
 
     def close(self) -> None:
@@ -296,7 +296,7 @@ class Link:
         return [line for line in self._context.info.splitlines() if line.split()[:2] == ["#", kind]]
 
     def connect(self, address: bytes) -> None:
-        """Create the endpoint to the other process, whose worker has this address."""
+        """Create the endpoint to the other process' worker."""
         self._endpoint = self._call(
             "ucp_ep_create",
             lambda: self._ucx.UCXEndpoint.create_from_worker_address(

@@ -32,10 +32,7 @@ _ALIVE = 7
 
 
 def serve(parent: Channel, _arguments: dict[str, Any]) -> None:
-    """Initialize MPI, send the rank and the size of the job to the command, and make each call that it requests.
-
-    This function does not return: the process ends with the command.
-    """
+    """Initialize MPI, send the rank and the job's size to the command, and make the calls that it requests, forever."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # All processes of a job get these signals. The command handles them, and this process ends with it.
         signal.signal(number, signal.SIG_IGN)
@@ -67,15 +64,7 @@ class Abandoned(Exception):
 
 
 class Communicator:
-    """The communicator MPI_COMM_WORLD, with a timeout for each call.
-
-    Parameters
-    ----------
-    mpi
-        The module ``mpi4py.MPI``.
-    parent
-        The channel to the command, whose next request abandons a call.
-    """
+    """The communicator MPI_COMM_WORLD with a timeout for each call, which a new request of the command abandons."""
 
     def __init__(self, mpi: Any, parent: Channel) -> None:
         self._mpi = mpi
@@ -88,7 +77,7 @@ class Communicator:
         self._requests: list[Any] = []
 
     def make(self, order: dict[str, Any]) -> list[str]:
-        """Make the call that the command requests; return each rank's contribution, which only ``all_gather`` has.
+        """Make the call that the command requests; return each rank's contribution (``all_gather`` only).
 
         Raises
         ------

@@ -122,27 +122,22 @@ class World:
 
     Parameters
     ----------
-    launched
-        The job as its launcher describes it.
     on_wait
         The function to call if the initialization takes longer than :data:`PATIENCE_S`.
-    start_s
-        The timeout of the initialization.
 
     Attributes
     ----------
     rank, size
-        The rank of this process and the number of ranks.
+        This process' rank and the number of ranks.
     host
         The name of this process' node.
     broken
-        Whether a rank was missing in a call, so that the job can only be aborted.
+        Whether a rank is missing, so that the job can only be aborted.
 
     Raises
     ------
     MpiFailed
-        mpi4py or an MPI library is missing, the initialization fails, or MPI reports another number of processes than
-        the launcher.
+        There is no mpi4py or MPI library, the initialization fails, or MPI and the launcher report different sizes.
     """
 
     def __init__(
@@ -180,7 +175,7 @@ class World:
     def share(
         self, kind: type[T], read: Callable[[], Facts], describe: Callable[[Facts], T], timeout_s: float
     ) -> tuple[Facts, list[T]]:
-        """Read this rank's facts and exchange their descriptions; return the facts and each rank's description.
+        """Read this rank's facts and exchange descriptions; return the facts and each rank's description.
 
         Raises
         ------
@@ -313,6 +308,6 @@ _VARIABLES = (
     ("PMIX_RANK", "SLURM_STEP_NUM_TASKS", ("SLURM_LOCALID",), "srun --mpi=pmix"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ("SLURM_LOCALID",), "srun"),
 )
-"""The variables of the rank, the size and the rank on the node, and the launcher's name. Sources: Open MPI's manual
-(mpirun, "Environment Variables"), Hydra's and Slurm's PMI-1 and PMI-2 servers, MVAPICH's user guide, Slurm's srun(1),
-"OUTPUT ENVIRONMENT VARIABLES". srun sets its own variables with any ``--mpi`` and without it."""
+"""The variables for rank, size and rank on the node, per launcher: Open MPI's manual (mpirun, "Environment Variables"),
+Hydra's and Slurm's PMI-1 and PMI-2 servers, MVAPICH's user guide, Slurm's srun(1), "OUTPUT ENVIRONMENT VARIABLES". srun
+sets its own with and without ``--mpi``."""
