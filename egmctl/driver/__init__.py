@@ -1,5 +1,5 @@
-"""The driver's libraries behind one checked layer: CUDA and NVML calls, their error signatures, the breadcrumb.
+"""Checked calls to the CUDA driver and NVML, the known causes of their errors, and the breadcrumb of the current call.
 
-Below ``facts``, ``gpu`` and ``launch``. Importing this package loads nothing; ``cuda`` and ``nvml`` are for child
-processes alone.
+``facts``, ``gpu`` and ``launch`` build on this package. Importing it loads no library; only child processes import
+``cuda`` and ``nvml``.
 """

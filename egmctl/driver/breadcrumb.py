@@ -1,7 +1,7 @@
-"""The driver call under way, written where the parent can read it whatever has become of the child.
+"""The driver call in progress, recorded in memory that parent and child share.
 
-A child that hangs in the driver, or is killed there, can say nothing any more. So every driver call leaves its name
-in memory that parent and child share, before it is made, and takes it away after::
+A child that hangs or is killed in the driver can no longer report. So the child writes the name of each driver call to
+the shared memory before the call, and clears it afterwards::
 
     breadcrumb.enter("cuMemCreate")
     try:
@@ -9,7 +9,7 @@ in memory that parent and child share, before it is made, and takes it away afte
     finally:
         breadcrumb.leave()
 
-Each thread has a slot of its own. Outside a child both functions do nothing. Calls do not nest.
+Each thread has its own slot. Outside a child both functions do nothing. Calls do not nest.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ import threading
 
 SLOTS = 64
 SLOT_SIZE = 64
-"""Bytes of a slot: the name and zeros; one zero byte alone says that no call is under way."""
+"""The size of a slot in bytes: the name, padded with zeros. A first byte of zero means that no call is in progress."""
 _SEPARATOR = "\x1f"
-"""Between a call and what it is about (ASCII, unit separator)."""
+"""The separator between a call and its subject (ASCII unit separator)."""
 
 
 def enter(call: str, subject: str = "") -> None:
-    """Note that this thread is about to make ``call`` (a function's name; cut after 63 bytes).
+    """Record that this thread is about to make ``call``, a function's name (with ``subject`` cut after 63 bytes).
 
     Parameters
     ----------
     subject
-        The bus id of the GPU that it is about, where the caller knows it; cut as well.
+        The bus id of the GPU that the call is about, if known.
     """
     if _shared is not None:
         start = _slot.start
@@ -41,18 +41,18 @@ def enter(call: str, subject: str = "") -> None:
 
 
 def leave() -> None:
-    """Note that this thread's call has returned."""
+    """Record that this thread's call has returned."""
     if _shared is not None:
         _shared[_slot.start] = 0
 
 
 class Trail:
-    """The shared memory, as the parent holds it.
+    """The parent's mapping of the shared memory.
 
     Parameters
     ----------
     fd
-        A memory file, sized here; its owner closes it.
+        A memory file. The constructor sets its size; the caller closes it.
     """
 
     def __init__(self, fd: int) -> None:
@@ -60,11 +60,11 @@ class Trail:
         self._shared: mmap.mmap | bytes = mmap.mmap(fd, SLOTS * SLOT_SIZE)
 
     def calls(self) -> tuple[str, ...]:
-        """Return the names of the calls under way, each once, in the order in which their threads came."""
+        """Return the names of the calls in progress, without duplicates, in the order of their threads' slots."""
         return tuple(dict.fromkeys(call for call, _ in self._crumbs()))
 
     def subjects(self) -> tuple[str, ...]:
-        """Return what those calls are about, each once, as far as their callers said so."""
+        """Return the bus ids that the calls in progress are about, without duplicates, if their callers gave any."""
         return tuple(dict.fromkeys(subject for _, subject in self._crumbs() if subject))
 
     def _crumbs(self) -> list[tuple[str, str]]:
@@ -74,7 +74,7 @@ class Trail:
         return [(call, subject) for call, _, subject in parts]
 
     def close(self) -> None:
-        """Let go of the memory, and keep what stands in it now."""
+        """Unmap the memory and keep a copy of its current content for later calls."""
         if isinstance(self._shared, mmap.mmap):
             last = self._shared[:]
             self._shared.close()
@@ -82,13 +82,13 @@ class Trail:
 
 
 def attach(fd: int) -> None:
-    """Begin to write into the memory file ``fd``: called once, in the child, before its threads exist."""
+    """Map the memory file ``fd`` for :func:`enter` and :func:`leave`: once, in the child, before it starts threads."""
     global _shared
     _shared = mmap.mmap(fd, SLOTS * SLOT_SIZE)
 
 
 class _Slot(threading.local):
-    """Where this thread writes. Past 64 threads in the life of a child, slots are shared."""
+    """The offset of this thread's slot. After 64 threads in the life of a child, threads share slots."""
 
     def __init__(self) -> None:
         self.start = next(_threads) % SLOTS * SLOT_SIZE

@@ -1,8 +1,8 @@
-"""The one checked layer over ``cuda.bindings.driver``: every CUDA call of the tool goes through :func:`call`.
+"""Checked calls of ``cuda.bindings.driver``: every CUDA call of the tool goes through :func:`call`.
 
-The bindings return error numbers as values and raise where the library or a function is missing. Here each becomes
-one exception that names the call, so that no caller can forget to look, and the breadcrumb names the call under way
-while it runs, so that a child that hangs or dies in the driver can be asked where.
+The bindings return error numbers as values, and raise if the library or a function is missing. :func:`call` turns both
+into exceptions that name the call. While a call runs, the breadcrumb names it, so that the parent can report where a
+child hung or died.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ def call(name: str, *arguments: Any) -> Any:
     name
         The function's name in ``cuda.bindings.driver``, e.g. ``"cuMemCreate"``.
     *arguments
-        As the bindings take them.
+        The function's arguments, as the bindings take them.
 
     Returns
     -------
     Any
-        ``None``, the one value, or the tuple of values that follow the CUresult.
+        The values that follow the CUresult: ``None``, one value, or a tuple of several.
 
     Raises
     ------
     DriverCallError
         The call returned something other than CUDA_SUCCESS.
     DriverLibraryMissing
-        There is no libcuda.so.1, or it cannot be loaded.
+        libcuda.so.1 is missing or cannot be loaded.
     DriverTooOld
-        The driver, or the bindings, have no such function.
+        The driver or the bindings lack the function.
     """
     breadcrumb.enter(name)
     try:
@@ -53,16 +53,16 @@ def call(name: str, *arguments: Any) -> Any:
 
 
 def initialise() -> int:
-    """Check that the bindings fit the driver, run cuInit, and return the driver's CUDA version (13000 is 13.0).
+    """Check that the driver supports the bindings, call cuInit, and return the driver's CUDA version (13000 is 13.0).
 
     Raises
     ------
     DriverTooOld
-        The bindings are of a newer CUDA major version than the driver: NVIDIA supports no such pair, and functions
-        as plain as cuCtxSynchronize are missing
+        The bindings have a newer CUDA major version than the driver. NVIDIA does not support this combination, and
+        even cuCtxSynchronize is missing
         (docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html).
     DriverCallError, DriverLibraryMissing
-        As :func:`call`.
+        See :func:`call`.
     """
     version: int = call("cuDriverGetVersion")
     check_version(version)
@@ -71,7 +71,7 @@ def initialise() -> int:
 
 
 def check_version(version: int) -> None:
-    """Raise DriverTooOld, naming the extra to install, if the bindings are for a newer CUDA than ``version``."""
+    """Raise DriverTooOld, with a remedy, if the bindings have a newer CUDA major version than ``version``."""
     ours, theirs = bindings().CUDA_VERSION // 1000, version // 1000
     if ours > theirs:
         remedy = "pip install 'egmctl[cu12]'" if theirs == 12 else "update the driver"
@@ -85,7 +85,7 @@ def check_version(version: int) -> None:
 
 @functools.cache
 def bindings() -> Any:
-    """Return the module ``cuda.bindings.driver``: its types and enums are used as they are.
+    """Return the module ``cuda.bindings.driver``, for its types and enums.
 
     Importing it takes tens of milliseconds and does not load the driver.
     """
@@ -93,7 +93,10 @@ def bindings() -> Any:
 
 
 def bindings_version() -> str:
-    """Return the version of cuda-bindings, of the module itself: the distribution cuda-python may not be installed."""
+    """Return the version of cuda-bindings.
+
+    It is read from the module, because the distribution cuda-python may not be installed.
+    """
     version: str = importlib.import_module("cuda.bindings").__version__
     return version
 
@@ -105,8 +108,8 @@ def _call(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     try:
         result: tuple[Any, ...] = function(*arguments)
     except RuntimeError as error:
-        # A missing function and a missing library are both RuntimeErrors, of classes that differ between versions of
-        # the bindings; only the former's message holds the function's name ("function cuMemCreate is not found").
+        # The bindings raise a RuntimeError for a missing function and for a missing library; its class depends on their
+        # version. Only the message for a missing function holds its name ("function cuMemCreate is not found").
         if name in str(error):
             raise DriverTooOld(name, None, "the driver has no such function") from error
         raise DriverLibraryMissing(name, None, "libcuda.so.1 cannot be loaded") from error

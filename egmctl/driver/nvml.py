@@ -1,4 +1,4 @@
-"""One way to ask NVML for a value: every answer is the value or the reason why there is none.
+"""Checked NVML calls: each returns a value or raises the reason why there is none.
 
 Only child processes import this.
 """
@@ -23,11 +23,11 @@ _REASONS: Mapping[int, Reason] = {
     pynvml.NVML_ERROR_TIMEOUT: Reason.TIMED_OUT,
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: Reason.MISSING_LIBRARY,
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: Reason.DRIVER_TOO_OLD,
-    # The version of a structure is newer than the library.
+    # The library does not know this version of a structure.
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: Reason.DRIVER_TOO_OLD,
     pynvml.NVML_ERROR_DEPRECATED: Reason.NOT_SUPPORTED,
 }
-"""Return codes that say why, by number; every other error is ``failed``."""
+"""The reason for each return code; every other error is ``failed``."""
 
 GPU_IS_LOST: int = pynvml.NVML_ERROR_GPU_IS_LOST
 
@@ -46,12 +46,13 @@ _EVENT_REASONS = (
     "board-limit",
     "reliability",
 )
-"""By bit: ``nvmlClocksEventReason*`` of nvml.h, and the two ``nvmlClocksThrottleReason*`` beyond."""
+"""The reasons why clocks are reduced, by bit: ``nvmlClocksEventReason*`` of nvml.h, then two
+``nvmlClocksThrottleReason*``."""
 
 _about = ""
 
 Field = int | tuple[int, int]
-"""Id of a field value, or that and its scope: a link's number."""
+"""The id of a field value, or the id and its scope: a link's number."""
 
 
 def ask(function: str, *arguments: Any) -> Any:
@@ -60,7 +61,8 @@ def ask(function: str, *arguments: Any) -> Any:
     Raises
     ------
     Unreadable
-        NVML answered with an error, the library or pynvml lacks the function, or a string is not UTF-8.
+        NVML returned an error, the library or pynvml lacks the function, a string is not UTF-8, or pynvml cannot
+        allocate as many entries as the library reports.
     """
     breadcrumb.enter(function, _about)
     try:
@@ -68,7 +70,7 @@ def ask(function: str, *arguments: Any) -> Any:
     except pynvml.NVMLError as error:
         raise _error(function, error.value) from error
     except MemoryError as error:
-        # pynvml makes room for as many entries as the library says it has.
+        # pynvml allocates as many entries as the library reports.
         raise Unreadable(Reason.FAILED, f"{function}: a count in the answer is beyond all bounds") from error
     except AttributeError as error:
         raise Unreadable(Reason.DRIVER_TOO_OLD, f"{function}: not in the installed nvidia-ml-py") from error
@@ -80,7 +82,7 @@ def ask(function: str, *arguments: Any) -> Any:
 
 @contextlib.contextmanager
 def about(bus_id: str) -> Iterator[None]:
-    """Say which GPU the calls within are about: where one of them ends the process, its parent is told."""
+    """Name the GPU that the calls in the ``with`` block are about, so that the breadcrumb of a crash names it too."""
     global _about
     _about = bus_id
     try:
@@ -92,13 +94,13 @@ def about(bus_id: str) -> Iterator[None]:
 def ask_struct(function: str, struct: str, *before: Any) -> Any:
     """Fill a versioned structure of pynvml, named without ``c_nvml``, and return it.
 
-    ``before`` is the GPU's handle, or nothing for what belongs to no GPU. pynvml's functions for these crash the
-    process when given the structure itself: they want a reference. Some return the error number instead of raising.
+    ``before`` is the GPU's handle, if any. pynvml's functions for structures need a reference: given the structure
+    itself, they crash the process. Some return the error number instead of raising.
 
     Raises
     ------
     Unreadable
-        As :func:`ask`.
+        As for :func:`ask`, or pynvml lacks the structure.
     """
     kind = getattr(pynvml, f"c_nvml{struct}", None)
     if kind is None:
@@ -111,23 +113,23 @@ def ask_struct(function: str, struct: str, *before: Any) -> Any:
 
 
 class Question(NamedTuple):
-    """One call, and the fields of a record that its answer fills."""
+    """One call and the fields of a record that its result fills."""
 
     fields: str
-    """Their names, with spaces between. The answer for several has as many parts."""
+    """The names of the fields, separated by spaces. For several fields the result has as many values."""
     function: str | Callable[..., Any]
-    """A function of pynvml, or one of our own that raises Unreadable."""
+    """The name of a function of pynvml, or a callable that raises Unreadable."""
     convert: Callable[[Any], Any] = lambda answer: answer
     arguments: tuple[Any, ...] = ()
-    """Arguments after the subject's."""
+    """Arguments after the subject."""
 
     def answer(self, subject: tuple[Any, ...]) -> Any:
-        """Ask about a subject: a GPU's handle, a handle and a link's number, two handles, or nothing.
+        """Make the call for a subject: a GPU's handle, a handle and a link's number, two handles, or nothing.
 
         Raises
         ------
         Unreadable
-            There is no answer.
+            The call gave no value.
         """
         arguments = (*subject, *self.arguments)
         return self.convert(
@@ -136,12 +138,12 @@ class Question(NamedTuple):
 
 
 def read_record(questions: Iterable[Question], *subject: Any, **known: Any) -> dict[str, Any]:
-    """Return the record, as a dictionary, that these questions about one subject fill.
+    """Return a record, as a dictionary, with the answers to these questions about one subject.
 
     Parameters
     ----------
     known
-        Further fields: values, or the errors in their place.
+        Further fields of the record: each a value, or the error why there is none.
     """
     reasons = Reasons()
     for question in questions:
@@ -150,7 +152,10 @@ def read_record(questions: Iterable[Question], *subject: Any, **known: Any) -> d
 
 
 def field_values(handle: Any, fields: Iterable[Field]) -> dict[Field, int | Unreadable]:
-    """Read many field values in one call, which costs little more than one value."""
+    """Read many field values in one NVML call, which takes little longer than for one.
+
+    Each field without a value maps to its error.
+    """
     wanted = list(fields)
     try:
         answers = ask("nvmlDeviceGetFieldValues", handle, wanted)
@@ -160,13 +165,13 @@ def field_values(handle: Any, fields: Iterable[Field]) -> dict[Field, int | Unre
 
 
 def _error(what: str, code: int) -> Unreadable:
-    """Return the error of a return code other than success."""
+    """Return the exception for a return code other than NVML_SUCCESS."""
     detail = f"{what}: {code} ({pynvml.NVMLError(code)})"
     return Unreadable(_REASONS.get(code, Reason.FAILED), detail, _NAMES.get(code), code)
 
 
 def event_reasons(mask: int) -> list[str]:
-    """Return the words of what keeps the clocks down (``nvmlDeviceGetCurrentClocksEventReasons``)."""
+    """Return the names of the reasons in a mask of ``nvmlDeviceGetCurrentClocksEventReasons``."""
     known = [word for bit, word in enumerate(_EVENT_REASONS) if mask >> bit & 1]
     unknown = [f"bit-{bit}" for bit in range(len(_EVENT_REASONS), 64) if mask >> bit & 1]
     return known + unknown

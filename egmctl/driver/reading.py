@@ -1,4 +1,4 @@
-"""Values and the reasons why they are missing, and how every source spells bus ids and UUIDs."""
+"""Reasons for missing values, normal forms of PCI bus ids and UUIDs, and system call numbers."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _BY_ERRNO = {
     errno.ENOSYS: Reason.NOT_SUPPORTED,
 }
 FAILURE_WORDS = {Reason.MISSING_LIBRARY: "missing", Reason.DRIVER_TOO_OLD: "too-old"}
-"""Reasons with a word of their own for :attr:`egmctl.model.host.LibraryFailure.how`; the others are ``error``."""
+"""The values of :attr:`egmctl.model.host.LibraryFailure.how` by reason; every other reason is ``error``."""
 
 
 def error_name(error: OSError) -> str:
-    """Return the name of an error's number: ``ENOENT``."""
+    """Return the symbolic name of an error's number, e.g. ``ENOENT``."""
     return errno.errorcode.get(error.errno or 0, "unknown error")
 
 
@@ -39,11 +39,12 @@ class Unreadable(Exception):
     Parameters
     ----------
     reason, detail
-        The ``unread`` record. The detail names the file or call and its error, and holds nothing of a file's content.
+        The fields of the ``unread`` record. The detail names the file or call and its error; it contains no content
+        of a file.
     name
-        A library's own name for the error, e.g. ``NVML_ERROR_NOT_SUPPORTED``; ``None`` where it gave none.
+        The library's name for the error, e.g. ``NVML_ERROR_NOT_SUPPORTED``; ``None`` if it has none.
     number
-        What the call returned.
+        The error number that the call returned.
     """
 
     def __init__(self, reason: Reason, detail: str, name: str | None = None, number: int | None = None) -> None:
@@ -54,22 +55,22 @@ class Unreadable(Exception):
 
     @classmethod
     def because(cls, why: Unread) -> Unreadable:
-        """Return the error of a reason."""
+        """Return the exception for an ``unread`` record."""
         return cls(why.reason, why.detail)
 
     @classmethod
     def from_os_error(cls, error: OSError, path: str) -> Unreadable:
-        """Translate what the kernel answered for ``path``."""
+        """Return the exception for the kernel's error on ``path``."""
         return cls(_BY_ERRNO.get(error.errno or 0, Reason.FAILED), f"{path}: {error_name(error)}")
 
     def library_failure(self, call: str) -> dict[str, Any]:
-        """Return the ``LibraryFailure`` record of a call without which nothing is known, as JSON data."""
+        """Return a ``LibraryFailure`` record as JSON data, for a call that makes the whole library unusable."""
         how = FAILURE_WORDS.get(self.unread.reason, "error")
         return {"how": how, "call": call, "number": self.number, "name": self.name, "detail": self.unread.detail}
 
 
 def read_or(default: D, function: Callable[[], T]) -> T | D:
-    """Return what a function reads, or a default where it is not readable."""
+    """Return ``function()``, or ``default`` if that raises Unreadable."""
     try:
         return function()
     except Unreadable:
@@ -77,7 +78,7 @@ def read_or(default: D, function: Callable[[], T]) -> T | D:
 
 
 class Reasons:
-    """Collects why the values of one record are null while the record is being put together.
+    """A collector of the reasons why fields of one record are null.
 
     ::
 
@@ -88,7 +89,7 @@ class Reasons:
         self.unread: dict[str, Unread] = {}
 
     def read(self, name: str, function: Callable[[], T]) -> T | None:
-        """Return ``function()``, or ``None`` with the reason kept under ``name``."""
+        """Return ``function()``; if that raises Unreadable, keep the reason under ``name`` and return ``None``."""
         try:
             return function()
         except Unreadable as error:
@@ -96,11 +97,11 @@ class Reasons:
             return None
 
     def mapping(self, field: str, names: Iterable[str], function: Callable[[str], T]) -> dict[str, T | None]:
-        """Return ``function(name)`` by name, or null with the reason kept under ``field.name``."""
+        """Return ``function(name)`` by name; for a value that is ``None`` the reason is kept under ``field.name``."""
         return {name: self.read(f"{field}.{name}", functools.partial(function, name)) for name in names}
 
     def fields(self, names: str, function: Callable[[], Any]) -> dict[str, Any]:
-        """Return fields (named with spaces between) with what ``function`` returns for them, or null for one reason."""
+        """Return the fields (separated by spaces) that ``function`` fills; all ``None`` if it raises Unreadable."""
         keys = names.split()
         try:
             answer = function()
@@ -110,9 +111,9 @@ class Reasons:
         return dict(zip(keys, answer if len(keys) > 1 else (answer,), strict=True))
 
     def record(self, kind: Callable[..., T], /, **fields: object) -> T:
-        """Return a record of these fields, with the reasons why some are null.
+        """Return a record of these fields, with the reasons for null fields as ``unread``.
 
-        Functions are read; an Unread or Unreadable is the reason why its field is null.
+        Callables are called. An Unread or Unreadable is the reason why its field is null.
         """
         values = {name: self.read(name, value) if callable(value) else value for name, value in fields.items()}
         for name, value in values.items():
@@ -126,7 +127,7 @@ _BUS_ID = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0
 
 
 def normal_bus_id(text: str) -> str:
-    """Return a PCI bus id as sysfs writes it: lower case, a domain of at least 4 digits (``0000:1b:00.0``).
+    """Return a PCI bus id as sysfs writes it: lower case, with a domain of at least 4 digits (``0000:1b:00.0``).
 
     NVML writes ``00000000:1B:00.0``, CUDA ``0000:1B:00.0``. A domain above ffff (VMD, some hypervisors) keeps its
     digits, as in sysfs.
@@ -134,7 +135,7 @@ def normal_bus_id(text: str) -> str:
     Raises
     ------
     ValueError
-        If ``text`` is no bus id.
+        ``text`` is not a bus id.
     """
     match = _BUS_ID.fullmatch(text.strip())
     if match is None:
@@ -144,7 +145,7 @@ def normal_bus_id(text: str) -> str:
 
 
 def bus_order(text: str) -> tuple[int, ...]:
-    """Return the numbers of a bus id, to sort by."""
+    """Return the numbers of a bus id, as a sort key."""
     return tuple(int(part, 16) for part in re.split(r"[:.]", text))
 
 
@@ -155,11 +156,11 @@ def uuid_text(raw: bytes) -> str:
 
 
 _SINCE_5_0 = {"pidfd_open": 434, "openat2": 437, "pidfd_getfd": 438, "faccessat2": 439}
-"""Calls that are newer than Linux 5.0 have the same number everywhere."""
+"""System calls added after Linux 5.0, which have the same number on every architecture."""
 
 NUMBERS: Mapping[str, Mapping[str, int]] = {
     "x86_64": {"mbind": 237, "set_mempolicy": 238, "get_mempolicy": 239, "move_pages": 279, "bpf": 321, **_SINCE_5_0},
     "aarch64": {"mbind": 235, "get_mempolicy": 236, "set_mempolicy": 237, "move_pages": 239, "bpf": 280, **_SINCE_5_0},
 }
-"""By the architecture that uname(2) names: arch/x86/entry/syscalls/syscall_64.tbl and, for aarch64,
-include/uapi/asm-generic/unistd.h. On others nothing is called."""
+"""System call numbers by architecture, as uname(2) names it, from arch/x86/entry/syscalls/syscall_64.tbl and, for
+aarch64, include/uapi/asm-generic/unistd.h. On other architectures these calls are not made."""

@@ -1,7 +1,7 @@
-"""Which errors of the CUDA driver have a known cause in the environment: the one table of error signatures.
+"""Known causes of CUDA driver errors in the environment.
 
-An error number alone says little: 1 is "invalid value" everywhere, and from ``cuIpcOpenMemHandle`` it means that the
-importer may not use the GPU that owns the memory. So a signature is a call and a number.
+The error number alone does not identify the cause: 1 is "invalid value" in general, but from ``cuIpcOpenMemHandle`` it
+means that the importer cannot use the GPU that owns the memory. So a signature is a call and a number.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from egmctl.errors import DriverCallError
 
 
 def cause_of(call: str | None, number: int | None) -> Cause | None:
-    """Return what makes this call return this CUresult; ``None`` if that is not known."""
+    """Return the known cause of a call's CUresult, or ``None``."""
     if number is None:
         return None
     return SIGNATURES.get((call, number)) or SIGNATURES.get((None, number))
 
 
 def cause_of_crash(call: str | None) -> Cause | None:
-    """Return what makes this call end its process; ``None`` if that is not known."""
+    """Return the known cause if a process dies in this call, or ``None``."""
     return OWNER_DENIED if call == _IMPORT_POOL else None
 
 
 def known_cause(error: DriverCallError) -> str | None:
-    """Return what in the environment causes an error and what to do; ``None`` if that is not known."""
+    """Return the known cause of an error in the environment and its remedy, as text; ``None`` if unknown."""
     cause = cause_of(error.call, error.number)
     return None if cause is None else str(cause)
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Something in the environment that makes a call fail."""
+    """A condition of the environment that makes a call fail."""
 
     cause: str
-    """A clause."""
+    """The condition, as a clause."""
     remedy: str
-    """One sentence on how to fix it."""
+    """The fix, as one sentence."""
 
     def __str__(self) -> str:
         return f"{self.cause}: {self.remedy[0].lower()}{self.remedy[1:].rstrip('.')}"
@@ -54,13 +54,13 @@ _NO_CHANNEL = Cause(
 _IMPORT, _IMPORT_POOL = "cuMemImportFromShareableHandle", "cuMemPoolImportFromShareableHandle"
 
 SIGNATURES: Mapping[tuple[str | None, int], Cause] = {
-    # Measured on H200, driver 580 (docs/hardware-notes.md); the first also open-mpi/ompi issue 11949.
+    # Measured on H200, driver 580 (docs/hardware-notes.md); the first is also in open-mpi/ompi issue 11949.
     ("cuIpcOpenMemHandle", 1): OWNER_DENIED,
-    (_IMPORT, 101): OWNER_DENIED,  # a file descriptor, also of host memory
-    (_IMPORT, 801): OWNER_DENIED,  # a fabric handle, also of host memory
-    (_IMPORT_POOL, 101): OWNER_DENIED,  # as of other memory; driver 580 ends the process instead
+    (_IMPORT, 101): OWNER_DENIED,  # a file descriptor, for host memory too
+    (_IMPORT, 801): OWNER_DENIED,  # a fabric handle, for host memory too
+    (_IMPORT_POOL, 101): OWNER_DENIED,  # expected as for _IMPORT; driver 580 ends the process instead
     ("cuMemPoolImportPointer", 101): OWNER_DENIED,  # a pool of host memory
-    # Measured as well, and in cuda.h.
+    # Measured; cuda.h documents it too.
     (_IMPORT, 800): _NO_CHANNEL,
     ("cuMemCreate", 800): _NO_CHANNEL,
     ("cuMemPoolCreate", 800): _NO_CHANNEL,
@@ -105,4 +105,4 @@ SIGNATURES: Mapping[tuple[str | None, int], Cause] = {
         "Take their folder out of LD_LIBRARY_PATH.",
     ),
 }
-"""The cause of a CUresult by the call that returned it; ``None`` is any call."""
+"""Causes by call and CUresult; a call of ``None`` matches any call."""

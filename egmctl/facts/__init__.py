@@ -1,1 +1,1 @@
-"""Reads a node into a :class:`egmctl.model.machine.Machine`. Nothing here judges what it reads."""
+"""Read a node into a :class:`egmctl.model.machine.Machine`, without judging the values."""

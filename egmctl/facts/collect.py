@@ -1,4 +1,4 @@
-"""Reads this node into a :class:`Machine`: device nodes first, then files while two children ask NVML and CUDA."""
+"""Read this node into a :class:`Machine`: first device nodes, then files while two children query NVML and CUDA."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ T = TypeVar("T")
 F = TypeVar("F", NvmlFacts, CudaFacts)
 
 LIBRARY_SECTIONS = frozenset({"gpus", "pairs", "driver"})
-"""The sections that NVML and CUDA are asked for."""
+"""The sections that need NVML and CUDA."""
 
 
 DEADLINE_S = 60.0
-"""After this a child that has not answered is given up, and its values are ``timed-out``."""
+"""The timeout of the NVML and CUDA children, after which their values are ``timed-out``."""
 WAIT_UNTOLD_S = 5.0
-"""How long a library is waited for silently."""
+"""The time after which a wait for a library is reported."""
 
 
 def collect(
@@ -47,26 +47,26 @@ def collect(
     Parameters
     ----------
     sections
-        Of :data:`egmctl.model.machine.SECTION_VERSIONS`; the others stay null with the reason ``not-asked``, and so do
-        ``probes``: reading tries nothing.
+        Keys of :data:`egmctl.model.machine.SECTION_VERSIONS`. Other sections stay null with the reason ``not-asked``,
+        and so does ``probes``, because nothing is probed here.
     cuda
-        Whether CUDA is asked too. Where it is not, libcuda is loaded nowhere, which starts no GPU and disturbs no job,
-        and its values are ``not-asked``.
+        Whether to query CUDA. If not, libcuda is not loaded, no GPU is initialized and no job disturbed, and CUDA's
+        values are ``not-asked``.
     pid
-        The process that is asked about instead of this one: its cgroups, environment, limits and, for root, its access
-        to device nodes. What NVML and CUDA say stays this process' own view.
+        The process to read instead of this one: its cgroups, environment, limits and, as root, its access to device
+        nodes. NVML and CUDA still show this process' view. 0 is this process.
     on_wait
-        Takes, from another thread, a sentence on what is waited for where that takes long.
+        The function to call, from another thread, with a sentence if a library takes long.
 
     Returns
     -------
     Machine
-        Always: what goes wrong with a section is that section's status.
+        The machine. An error in a section is stored as that section's status.
 
     Raises
     ------
     UsageError
-        If there is no such section, or no such process, or it ended meanwhile: its number may be another's by now.
+        There is no such section or process, or the process ended during the reading.
     """
     with reading(sections, cuda=cuda, pid=pid, on_wait=on_wait) as machine:
         return machine()
@@ -80,11 +80,11 @@ def reading(
     pid: int = 0,
     on_wait: Callable[[str], None] | None = None,
 ) -> Iterator[Callable[..., Machine]]:
-    """Begin to read this node: two children ask NVML and CUDA, which takes half a second, while the caller goes on.
+    """Start to read this node: two children query NVML and CUDA, which takes half a second, in the background.
 
-    Gives a function, to be called once, that reads the rest, ends the children and returns the machine. It takes the
-    names of more sections; those of :data:`LIBRARY_SECTIONS` must have been among the first. The parameters and errors
-    are those of :func:`collect`.
+    Yields a function that reads the rest, ends the children and returns the machine. Call it only once. Its arguments
+    are additional sections; sections of :data:`LIBRARY_SECTIONS` must be in ``sections``. The parameters and errors are
+    those of :func:`collect`.
     """
     asked = _known(sections)
     root = Root.from_environment()
@@ -106,10 +106,10 @@ def reading(
 
 @contextmanager
 def rereading() -> Iterator[Callable[[Machine], Machine]]:
-    """Be ready to read again what changes under load: GPUs, links, fabric, kernel log. The child waits to be asked.
+    """Prepare to reread what changes under load (GPUs, links, fabric, kernel log) with a child that waits until then.
 
-    Gives a function, to be called once, that returns a machine with what sysfs, NVML and the log say of it now. A log
-    that cannot be read any more stays as it was.
+    Yields a function that returns a machine updated from sysfs, NVML and the kernel log. Call it only once. If the log
+    can no longer be read, the machine keeps the earlier one.
     """
     root = Root.from_environment()
     with ExitStack() as children:
@@ -117,7 +117,7 @@ def rereading() -> Iterator[Callable[[Machine], Machine]]:
 
         def machine(before: Machine) -> Machine:
             if isinstance(child, launch.Child):
-                # What became of a child that is gone is noticed when its answer is waited for.
+                # If the child is gone, the wait for its answer reports the reason.
                 with suppress(launch.ChannelClosed):
                     child.channel.send({})
             functions = read_or((), lambda: gpus.nvidia_functions(root))
@@ -129,12 +129,12 @@ def rereading() -> Iterator[Callable[[Machine], Machine]]:
 
 
 def _known(sections: Iterable[str]) -> tuple[str, ...]:
-    """Return the sections.
+    """Return the section names as a tuple.
 
     Raises
     ------
     UsageError
-        If there is no such one.
+        A section does not exist.
     """
     asked = tuple(sections)
     if unknown := [name for name in asked if name not in SECTION_VERSIONS]:
@@ -143,7 +143,7 @@ def _known(sections: Iterable[str]) -> tuple[str, ...]:
 
 
 def _machine(node: _Node, asked: Collection[str]) -> Machine:
-    """Read what was asked; what needs the answers of the children, which work meanwhile, comes last."""
+    """Read the requested sections, those that need the children's answers last."""
     root, pid = node.root, node.pid
     statuses: dict[str, SectionStatus] = {}
     values: dict[str, Any] = {}
@@ -182,7 +182,7 @@ def _machine(node: _Node, asked: Collection[str]) -> Machine:
 
 
 class _Node:
-    """The node under collection: what several sections need, read once."""
+    """The values that several sections need, read once."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class _Node:
         self._on_wait, self._begun = on_wait, time.monotonic()
         if LIBRARY_SECTIONS.isdisjoint(asked):
             return
-        # As root, NVML and CUDA may make the nodes that are missing: looking comes first.
+        # As root, NVML and CUDA may create missing device nodes, so the nodes are read first.
         self._proc = _attempt(lambda: gpus.gpus(self.root))
         known = () if isinstance(self._proc, Unread) else self._proc.values()
         minors = [gpu.minor for gpu in known if gpu.minor is not None]
@@ -246,7 +246,7 @@ class _Node:
 
 def _start(target: str, arguments: dict[str, Any], children: ExitStack) -> launch.Child | ChildFailed:
     try:
-        # Without grace: once it has answered, a child has nothing left to do.
+        # No grace period: a child that has answered has nothing left to do.
         return children.enter_context(launch.Child(target, arguments, grace_s=0))
     except ChildFailed as error:
         return error
@@ -258,12 +258,12 @@ def _facts(
     begun: float | None = None,
     on_wait: Callable[[str], None] | None = None,
 ) -> F:
-    """Return what a child reads; ``on_wait`` is told where that takes long.
+    """Return the facts that a child reads; call ``on_wait`` if that takes long.
 
     Parameters
     ----------
     begun
-        When the child began to read, on the monotonic clock; ``None`` is now.
+        The start time of the child's reading, by the monotonic clock; ``None`` is now.
     """
     if isinstance(child, ChildFailed):
         return gpus.library_facts(kind, child)
@@ -280,7 +280,7 @@ def _facts(
     timer = threading.Timer(max(0.0, WAIT_UNTOLD_S - waited), tell)
     timer.daemon = True
     if on_wait is not None:
-        # Under a limit of processes there may be no thread for it: nobody is told then, and the facts are read.
+        # If a process limit forbids the thread, the wait is not reported.
         with suppress(RuntimeError):
             timer.start()
     try:
@@ -292,7 +292,7 @@ def _facts(
 
 
 def _attempt(function: Callable[[], T]) -> T | Unread:
-    """Return a collector's value, or why there is none: nothing that it raises may end the tool."""
+    """Return a collector's value, or the reason why there is none, so that no exception ends the tool."""
     try:
         return function()
     except Unreadable as error:

@@ -1,7 +1,7 @@
-"""The limits of a process: namespaces, capabilities, filters, limits, mounts and its device cgroup.
+"""The confinement of a process: namespaces, capabilities, system call filters, limits, mounts and its device cgroup.
 
-All of it comes from the process' own files, so it can be read of another process too; only what system calls answer
-is known to nobody but the process itself.
+The values come from the process' files in ``/proc``, so they can be read for another process too, except the results of
+system calls.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LIMITS = {
 }
 
 _MOUNT = re.compile(r"/|/dev|/dev/shm|(/dev|/proc/driver)/(nvidia|infiniband)[A-Za-z0-9:._/-]*")
-"""The mounts that are recorded: which device nodes there are, and which parts of the driver's folder are hidden."""
+"""The recorded mounts: those that decide which device nodes exist and which parts of the driver's folder are hidden."""
 _RULE = re.compile(r"[abc] ([0-9]+|\*):([0-9]+|\*) [rwm]{1,3}", re.ASCII)
 _UNIT = re.compile(r"[A-Za-z0-9@_.:\\-]{1,250}\.(service|scope|slice)", re.ASCII)
 _UNIT_FOLDERS = (
@@ -42,7 +42,7 @@ _UNIT_FOLDERS = (
     "/run/systemd/system",
     "/usr/lib/systemd/system",
 )
-"""systemd.unit(5), "Unit File Load Path"."""
+"""Folders of unit files (systemd.unit(5), "Unit File Load Path")."""
 _MOST_DROP_INS = 32
 _SETTING = re.compile(
     r"^(DevicePolicy=[a-z]{1,20}|DeviceAllow=[A-Za-z0-9/_.*-]{1,64}(?: [rwm]{1,3})?)$", re.M | re.ASCII
@@ -53,7 +53,7 @@ _TIMEOUT_S = 5.0
 
 
 def confinement(root: Root, pid: int = 0) -> Confinement:
-    """Read all of it.
+    """Read the confinement of a process.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def _device_lists(root: Root, folder: str) -> tuple[DeviceList, ...]:
 
 
 def _device_units(root: Root, folder: str) -> tuple[DeviceUnit, ...]:
-    """Return what the unit files on this host set for the units in the process' cgroup paths, the outermost first."""
+    """Return the device settings in this host's files of the units in the process' cgroup paths, outermost first."""
     groups = read_or((), lambda: cgroups(root, folder))
     units = dict.fromkeys(part for group in groups for part in group.path.split("/") if _UNIT.fullmatch(part))
     return tuple(setting for unit in units for setting in _unit_settings(root, unit))

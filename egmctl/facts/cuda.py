@@ -1,7 +1,6 @@
-"""CUDA's facts about the GPUs and their pairs, read by a child process. No context is created.
+"""CUDA's facts about the GPUs and their pairs, read in a child process without creating a context.
 
-The child sees every GPU that the device cgroup lets it see, whatever CUDA_VISIBLE_DEVICES says: hidden GPUs keep
-their facts.
+The child ignores CUDA_VISIBLE_DEVICES, so it reads every GPU that its device cgroup permits.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from egmctl.model.codec import to_json
 from egmctl.model.record import Reason
 
 ATTRIBUTES = (
-    # what the GPU is
+    # properties of the GPU
     "COMPUTE_CAPABILITY_MAJOR",
     "COMPUTE_CAPABILITY_MINOR",
     "MULTIPROCESSOR_COUNT",
@@ -75,7 +74,7 @@ ATTRIBUTES = (
     "CAN_USE_STREAM_WAIT_VALUE_NOR",
     "CAN_FLUSH_REMOTE_WRITES",
 )
-"""CUdevice_attribute names that are read, without ``CU_DEVICE_ATTRIBUTE_``."""
+"""The names of the CUdevice_attributes to read, without ``CU_DEVICE_ATTRIBUTE_``."""
 
 P2P_ATTRIBUTES = (
     "PERFORMANCE_RANK",
@@ -84,7 +83,7 @@ P2P_ATTRIBUTES = (
     "CUDA_ARRAY_ACCESS_SUPPORTED",
     "ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED",
 )
-"""CUdevice_P2PAttribute names that are read, without ``CU_DEVICE_P2P_ATTRIBUTE_``."""
+"""The names of the CUdevice_P2PAttributes to read, without ``CU_DEVICE_P2P_ATTRIBUTE_``."""
 
 ATOMIC_OPERATIONS = (
     "INTEGER_ADD",
@@ -101,8 +100,8 @@ ATOMIC_OPERATIONS = (
     "FLOAT_MIN",
     "FLOAT_MAX",
 )
-"""CUatomicOperation names of CUDA 13.0, without ``CU_ATOMIC_OPERATION_``: one that a driver did not know would cost the
-answer to all."""
+"""The names of the CUatomicOperations of CUDA 13.0, without ``CU_ATOMIC_OPERATION_``. No newer ones, because the whole
+query fails if the driver does not know one."""
 
 ATOMIC_CAPABILITIES = (
     (1, "signed"),
@@ -113,22 +112,22 @@ ATOMIC_CAPABILITIES = (
     (32, "scalar-128"),
     (64, "vector-32x4"),
 )
-"""Bits of CUatomicOperationCapability (cuda.h, CUDA 13.0) and their words; a further bit is told by its number."""
+"""The bits of CUatomicOperationCapability (cuda.h, CUDA 13.0) and their names. Other bits are reported by number."""
 
 _MOST_GPUS = 256
-"""As NVML is believed (:mod:`egmctl.facts.nvml`)."""
+"""The largest plausible number of GPUs, as in :mod:`egmctl.facts.nvml`."""
 _INVALID_VALUE = 1
 _REASONS = {100: Reason.NOT_PRESENT, 800: Reason.NO_PERMISSION, 801: Reason.NOT_SUPPORTED}
-"""CUresults that say why, by number; every other error is ``failed``."""
+"""The reason for each CUresult; every other error is ``failed``."""
 
 
 def read(_parent: object, arguments: dict[str, Any]) -> Any:
-    """Return ``egmctl.facts.gpus.CudaFacts`` as JSON.
+    """Return ``egmctl.facts.gpus.CudaFacts`` as JSON data.
 
     Parameters
     ----------
     arguments
-        ``pairs``: false leaves the pairs out.
+        ``pairs``: whether to read the pairs (default true).
     """
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
@@ -197,7 +196,7 @@ def _pair(source: tuple[str, Any], target: tuple[str, Any]) -> dict[str, Any]:
 
 
 class _Attributes(NamedTuple):
-    """Attributes of one kind: their names, the enum of their numbers, and the function that answers them."""
+    """A kind of attributes: their names, their enum, the prefix of its names, and the function that reads them."""
 
     names: tuple[str, ...]
     enum: str
@@ -220,7 +219,7 @@ def _attributes(reasons: Reasons, field: str, kind: _Attributes, *devices: Any) 
         except DriverCallError as error:
             unreadable = _unreadable(error)
             if error.number == _INVALID_VALUE:
-                # The driver answers so to the number of an attribute that is newer than itself.
+                # The driver returns this for an attribute that is newer than itself.
                 raise Unreadable(Reason.DRIVER_TOO_OLD, str(unreadable)) from None
             raise unreadable from None
 
@@ -228,13 +227,13 @@ def _attributes(reasons: Reasons, field: str, kind: _Attributes, *devices: Any) 
 
 
 def _atomics(function: str, claim: tuple[dict[str, int | None], str], *devices: Any) -> dict[str, list[str]]:
-    """Return what a link does natively of each atomic operation, by a function of CUDA 13.0.
+    """Return a link's native capabilities for each atomic operation, from a function of CUDA 13.0.
 
     Parameters
     ----------
     claim
-        The attributes, and the name of the one by which the driver says that there are native atomics: driver 580
-        answers 0 for every operation between GPUs that have them (H100 and H200 over NVLink), which says nothing.
+        The attributes, and the name of the one that reports native atomics. If it is set, 0 for every operation is
+        taken as no answer: driver 580 returns that between GPUs with native atomics (H100 and H200 over NVLink).
 
     Raises
     ------
@@ -276,7 +275,7 @@ def _unreadable(error: DriverCallError) -> Unreadable:
     if error.number is not None:
         reason = _REASONS.get(error.number, Reason.FAILED)
         return Unreadable(reason, f"{error.call}: {error.number} ({error.name})", error.name, error.number)
-    # No library, no function, or an answer that is not believed.
+    # The library or the function is missing, or the answer is implausible.
     reasons = {DriverLibraryMissing: Reason.MISSING_LIBRARY, DriverTooOld: Reason.DRIVER_TOO_OLD}
     return Unreadable(reasons.get(type(error), Reason.FAILED), f"{error.call}: {error.name}")
 

@@ -1,4 +1,4 @@
-"""GPUs and switches, joined from PCI, the driver's files, NVML and CUDA by bus id."""
+"""GPUs and NVSwitches, merged by bus id from PCI, the driver's files, NVML and CUDA."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ DEVICES = "/sys/bus/pci/devices"
 NVIDIA = 0x10DE
 
 _GPU_CLASSES = (0x030000, 0x030200)
-"""VGA controller and 3D controller."""
+"""The PCI classes of VGA and 3D controllers."""
 _NVSWITCH_CLASS = 0x068000
-"""Bridge device, other."""
+"""The PCI class of other bridge devices."""
 
 _MELLANOX, _DATA_DIRECT = 0x15B3, 0x2100
-"""Vendor and device of a ConnectX-8's DMA controller (rdma-core, kernel-boot/rdma_topo)."""
+"""The vendor and device id of a ConnectX-8's DMA controller (rdma-core, kernel-boot/rdma_topo)."""
 
 BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-"""A bus id; a domain has more than four digits behind Intel's VMD."""
+"""The pattern of a bus id. Behind Intel's VMD the domain has more than four digits."""
 
 
 def nvidia_functions(root: Root) -> tuple[PciFunction, ...]:
     """Return NVIDIA's GPUs and NVSwitches in the order of their bus ids.
 
-    A big node has over a thousand functions: of the others only the vendor is read.
+    For functions of other vendors only the vendor is read, because a big node has over a thousand functions.
 
     Raises
     ------
     Unreadable
-        If there is no list of PCI devices.
+        The list of PCI devices is missing.
     """
     return _functions(root, NVIDIA, "class", (*_GPU_CLASSES, _NVSWITCH_CLASS))
 
@@ -52,13 +52,13 @@ def data_direct(root: Root) -> tuple[PciFunction, ...]:
     Raises
     ------
     Unreadable
-        If there is no list of PCI devices.
+        The list of PCI devices is missing.
     """
     return _functions(root, _MELLANOX, "device", (_DATA_DIRECT,))
 
 
 def _functions(root: Root, vendor: int, file: str, numbers: Collection[int]) -> tuple[PciFunction, ...]:
-    """Return a vendor's functions that have one of these numbers in a file."""
+    """Return a vendor's PCI functions whose sysfs file ``file`` contains one of these numbers."""
 
     def number(folder: str, name: str) -> int | None:
         return read_or(None, lambda: root.number(f"{folder}/{name}", 16))
@@ -72,22 +72,22 @@ def _functions(root: Root, vendor: int, file: str, numbers: Collection[int]) -> 
 
 
 def is_gpu(function: PciFunction) -> bool:
-    """Return whether one of :func:`nvidia_functions` is a GPU; else it is an NVSwitch."""
+    """Return whether a function from :func:`nvidia_functions` is a GPU rather than an NVSwitch."""
     return function.class_code in _GPU_CLASSES
 
 
 def function(root: Root, place: str) -> PciFunction:
-    """Read one function.
+    """Read a PCI function.
 
     Parameters
     ----------
     place
-        A sysfs link to it: ``/sys/bus/pci/devices/0000:1b:00.0``, ``/sys/class/infiniband/mlx5_0/device``.
+        A sysfs link to it, e.g. ``/sys/bus/pci/devices/0000:1b:00.0`` or ``/sys/class/infiniband/mlx5_0/device``.
 
     Raises
     ------
     Unreadable
-        If the link leads nowhere or to something that is not a PCI function.
+        The link is broken or its target is not a PCI function.
     """
     components = root.resolve(place).split("/")
     bus_id = components[-1]
@@ -112,7 +112,7 @@ def function(root: Root, place: str) -> PciFunction:
 
 
 def _path(place: list[str]) -> tuple[str, ...]:
-    """Return the components of a sysfs path from the root complex (``pci0000:16``) to the last one but one."""
+    """Return the components of a sysfs path from the root complex (``pci0000:16``) to the last but one."""
     for i, component in enumerate(place):
         if re.fullmatch(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}", component):
             return tuple(place[i:-1])
@@ -120,7 +120,7 @@ def _path(place: list[str]) -> tuple[str, ...]:
 
 
 def link(root: Root, folder: str) -> PcieLink:
-    """Read the link's state in a function's folder; of a bridge it is the link below."""
+    """Read the state of the PCIe link from a function's folder. For a bridge it is the link below the bridge."""
     return Reasons().record(
         PcieLink,
         speed_gt_s=lambda: _speed(root, f"{folder}/current_link_speed"),
@@ -132,7 +132,7 @@ def link(root: Root, folder: str) -> PcieLink:
 
 def _speed(root: Root, path: str) -> float:
     text = root.read(path)
-    # "32.0 GT/s PCIe"; "8 GT/s" before Linux 5.7; "Unknown" where the link is down or the device is gone.
+    # "32.0 GT/s PCIe"; "8 GT/s" before Linux 5.7; "Unknown" if the link is down or the device is gone.
     if match := re.match(r"([0-9]{1,4}(?:\.[0-9]{1,3})?) GT/s", text, re.ASCII):
         return float(match[1])
     raise Unreadable(Reason.NOT_SUPPORTED if text.startswith("Unknown") else Reason.FAILED, f"{path}: no speed")
@@ -140,7 +140,7 @@ def _speed(root: Root, path: str) -> float:
 
 def _width(root: Root, path: str) -> int:
     width = root.number(path)
-    # PCI_EXP_LNKSTA_NLW of a link that is down is 0; PCIE_LNK_WIDTH_UNKNOWN is 255 (include/linux/pci.h).
+    # If the link is down, PCI_EXP_LNKSTA_NLW is 0; PCIE_LNK_WIDTH_UNKNOWN is 255 (include/linux/pci.h).
     if width in (0, 255):
         raise Unreadable(Reason.NOT_SUPPORTED, f"{path}: {width}, no width")
     return width
@@ -156,7 +156,7 @@ def _driver(root: Root, folder: str) -> str:
 
 
 def _responds(root: Root, folder: str) -> bool:
-    # Reads of a device that is gone end in all ones; the other files of sysfs are the kernel's own memory.
+    # Reads from a missing device return all ones. The other sysfs files are read from the kernel's memory.
     vendor_and_device = root.read_bytes(f"{folder}/config", 4)
     if len(vendor_and_device) < 4:
         raise Unreadable(Reason.FAILED, f"{folder}/config: shorter than 4 bytes")
@@ -166,14 +166,14 @@ def _responds(root: Root, folder: str) -> bool:
 PROC = "/proc/driver/nvidia"
 
 MODULES = ("nvidia", "nvidia_uvm", "nvidia_peermem", "nvgrace_gpu", "nvgrace_egm", "nouveau", "gdrdrv")
-"""Kernel modules that decide what the GPUs can do, in the order they are reported."""
+"""The kernel modules that determine what the GPUs can do, in the order of the report."""
 
 PRIVATE_PARAMETERS = ("TemporaryFilePath", "RmMsg")
-"""Module parameters that say nothing here and may hold anything."""
+"""The module parameters that are not recorded, because they have no use here and may contain anything."""
 
 
 def driver(root: Root) -> Driver:
-    """Read versions, modules, parameters and majors: what files say of the driver."""
+    """Read the driver's version, modules, parameters and device majors from files."""
     return Reasons().record(
         Driver,
         module_version=lambda: _version(root)[2],
@@ -186,12 +186,12 @@ def driver(root: Root) -> Driver:
 
 
 def gpus(root: Root) -> dict[str, GpuProc]:
-    """Return what the driver's folder for each GPU says, by bus id.
+    """Read the driver's folder of each GPU, by bus id.
 
     Raises
     ------
     Unreadable
-        If the driver is not loaded (or, in a container, its folder is not passed in).
+        The driver is not loaded (or, in a container, its folder is not mounted).
     """
     return {name: _gpu(root, name) for name in root.names(f"{PROC}/gpus") if BUS_ID.fullmatch(name)}
 
@@ -211,7 +211,7 @@ def _gpu(root: Root, bus_id: str) -> GpuProc:
 
 def _uuid(root: Root, path: str) -> str:
     uuid = root.line(path, "GPU UUID")
-    # The driver prints GPU-????????-... until something has opened the GPU since it was loaded.
+    # The driver prints GPU-????????-... until the GPU is opened for the first time after the driver was loaded.
     if "?" in uuid:
         raise Unreadable(Reason.NOT_PRESENT, f"{path}: the UUID is not known until the GPU is opened")
     return uuid
@@ -228,12 +228,12 @@ def _version(root: Root) -> re.Match[str]:
 
 
 def loaded(root: Root, modules: Iterable[str]) -> tuple[str, ...]:
-    """Return those of some kernel modules that are loaded.
+    """Return the kernel modules in ``modules`` that are loaded.
 
     Raises
     ------
     Unreadable
-        If there is no list of them.
+        The list of modules is missing.
     """
     if not root.exists("/sys/module"):
         raise Unreadable(Reason.NOT_PRESENT, "/sys/module: ENOENT")
@@ -255,7 +255,7 @@ def _uvm_parameters(root: Root) -> dict[str, str]:
 
 
 def _majors(root: Root) -> dict[str, int]:
-    # Two lists, "Character devices:" and "Block devices:", of lines "195 nvidia".
+    # The file has two lists, "Character devices:" and "Block devices:", of lines "195 nvidia".
     characters = root.read("/proc/devices").partition("Block devices:")[0]
     return {name: int(number) for number, name in re.findall(r"^ *([0-9]{1,6}) (nvidia\S*)$", characters, re.M | re.A)}
 
@@ -268,18 +268,19 @@ def join(
     nvml: NvmlFacts,
     cuda: CudaFacts,
 ) -> tuple[Gpu, ...]:
-    """Return every GPU that any source knows, in the order of their indices.
+    """Return every GPU that any source lists, ordered by index.
 
-    A GPU's number is its place among the node's GPUs in the order of bus ids, which is nvidia-smi's on the whole node:
-    it does not move because another GPU is lost or denied, as NVML's does. GPUs of another kernel driver, which
-    nvidia-smi never counts, come last. Only where NVML numbers in another order are its numbers taken as they are.
+    A GPU's index is its position among the node's GPUs ordered by bus id, as in nvidia-smi on the whole node. Unlike
+    NVML's index it does not change if another GPU is lost or denied. GPUs bound to another kernel driver, which
+    nvidia-smi never counts, come last. If NVML's order is not that of bus ids, NVML's indices are used instead.
 
     Parameters
     ----------
     pci, proc
-        NVIDIA's GPUs in sysfs and in ``/proc/driver/nvidia/gpus``, or why there is no such list.
+        The GPUs in sysfs and in ``/proc/driver/nvidia/gpus``, or the reason why there is no list.
     nodes
-        ``/dev/nvidia<minor>`` by minor, as they were before NVML and CUDA ran, or why they could not be looked at.
+        The device nodes ``/dev/nvidia<minor>`` by minor, read before NVML and CUDA ran, or the reason why they could
+        not be read.
     """
     names = _known_bus_ids(cuda, nvml)
     sources: dict[str, Mapping[str, Any] | Unread] = {
@@ -306,7 +307,7 @@ def join(
 
 
 def _numbers(known: Iterable[str], pci: Mapping[BusId, PciFunction], nvml: NvmlFacts) -> dict[str, int]:
-    """Return each GPU's number by its bus id."""
+    """Return each GPU's index by bus id; see :func:`join`."""
     in_order = sorted(known, key=bus_order)
     listed = sorted(nvml.gpus, key=lambda bus_id: nvml.gpus[bus_id].index)
     if listed == sorted(listed, key=bus_order):
@@ -323,12 +324,12 @@ def _numbers(known: Iterable[str], pci: Mapping[BusId, PciFunction], nvml: NvmlF
 
 
 def join_pairs(gpus: tuple[Gpu, ...], nvml: NvmlFacts, cuda: CudaFacts) -> tuple[Pair, ...]:
-    """Return every ordered pair of the GPUs that NVML or CUDA knows, by the indices of source and target.
+    """Return every ordered pair of the GPUs that NVML or CUDA lists, ordered by the indices of source and target.
 
     Parameters
     ----------
     gpus
-        What :func:`join` returned for the same facts.
+        The result of :func:`join` for the same facts.
     """
     usable = [gpu for gpu in gpus if gpu.nvml is not None or gpu.cuda is not None]
     names = _known_bus_ids(cuda, nvml)
@@ -360,9 +361,9 @@ def _pair(source: Gpu, target: Gpu, libraries: Iterable[tuple[LibraryFacts, Pair
 
 
 def reread(machine: Machine, pci: Mapping[BusId, PciFunction], nvml: NvmlFacts) -> Machine:
-    """Return a machine with what sysfs and NVML say of its GPUs now; who uses them stays what it was.
+    """Return a machine whose GPUs and pairs are updated from sysfs and NVML.
 
-    A GPU that NVML has lost has lost CUDA too, which was not asked again.
+    Processes and used memory keep their earlier values. If NVML has lost a GPU, its CUDA values become ``not-asked``.
     """
     gpus = tuple(_reread(gpu, pci.get(gpu.bus_id), nvml) for gpu in machine.gpus or ())
     by_bus_id = {gpu.bus_id: gpu for gpu in gpus}
@@ -399,7 +400,7 @@ def _reread_pair(pair: Pair, gpus: Mapping[BusId, Gpu]) -> Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryFacts(Record):
-    """The answer of the child that reads NVML or CUDA; without GPUs where ``absent`` says why."""
+    """The answer of the child that reads NVML or CUDA. If ``absent`` gives a reason, there are no GPUs."""
 
     LIBRARY: ClassVar[str]
     absent: Unread | None = None
@@ -420,7 +421,7 @@ class NvmlFacts(LibraryFacts):
     nvlink_bandwidth_mode: Plain | None = None
     gpus: Mapping[BusId, GpuNvml] = field(default_factory=dict)
     lost: tuple[Unread, ...] = ()
-    """Why GPUs that NVML counts do not tell their bus ids."""
+    """The reasons why NVML cannot read the bus ids of GPUs that it counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -438,12 +439,12 @@ Pairs = Mapping[tuple[str, str], Pair]
 
 
 def library_facts(kind: type[F], outcome: JsonValue | ChildFailed) -> F:
-    """Return the facts of the child that reads NVML or CUDA from its result, or from the error it ended with.
+    """Return the facts from the result of the child that reads NVML or CUDA, or from the error with which it ended.
 
     Parameters
     ----------
     kind
-        :class:`NvmlFacts` or :class:`CudaFacts`.
+        The class, :class:`NvmlFacts` or :class:`CudaFacts`.
     """
     child = f"the child that reads {kind.LIBRARY}"
     try:
@@ -456,7 +457,7 @@ def library_facts(kind: type[F], outcome: JsonValue | ChildFailed) -> F:
 
 
 def _failed(child: str, error: ChildFailed) -> tuple[Reason, LibraryFailure]:
-    """Return why a library says nothing, and what happened."""
+    """Return the reason why a library gives no values, and the record of its failure."""
     if isinstance(error, ChildNotStarted):
         return Reason.FAILED, LibraryFailure(how="not-started", detail=str(error))
     if error.how != "raised":
@@ -472,7 +473,7 @@ def _failed(child: str, error: ChildFailed) -> tuple[Reason, LibraryFailure]:
 
 
 def with_nvml(driver: Driver, nvml: NvmlFacts) -> Driver:
-    """Return the driver with what NVML says of it."""
+    """Return the driver record with NVML's values."""
     names = ("driver_version", "nvml_version", "confidential_compute", "nvlink_bandwidth_mode")
     values = {name: getattr(nvml, name) for name in names}
     values |= {"nvml_error": nvml.error, "nvml_failure": nvml.failure}
@@ -480,23 +481,23 @@ def with_nvml(driver: Driver, nvml: NvmlFacts) -> Driver:
 
 
 def with_cuda(driver: Driver, cuda: CudaFacts) -> Driver:
-    """Return the driver with what CUDA says of it."""
+    """Return the driver record with CUDA's values."""
     values = {"cuda_driver_version": cuda.driver_version, "cuda_error": cuda.error, "cuda_failure": cuda.failure}
     version = cuda.unread.get("driver_version", cuda.absent)
     return _with_values(driver, values, {"cuda_driver_version": version, "cuda_error": cuda.absent})
 
 
 def _with_values(record: R, values: Mapping[str, Any], reasons: Mapping[str, Unread | None]) -> R:
-    """Return a record with other values, and the reasons why some of them are null."""
+    """Return a record with new values and the reasons for those that are null."""
     kept = {name: reason for name, reason in record.unread.items() if name not in values}
     missing = {name: reason for name in values if values[name] is None and (reason := reasons.get(name)) is not None}
     return replace(record, **values, unread={**kept, **missing})
 
 
 def _known_bus_ids(cuda: CudaFacts, nvml: NvmlFacts) -> dict[str, str]:
-    """Return the bus id under which each of CUDA's GPUs is known.
+    """Return the full bus id of each of CUDA's GPUs, by CUDA's bus id.
 
-    CUDA's text has room for a domain of four digits only; where it does not fit, the UUID still does.
+    CUDA's bus ids have a domain of only four digits. A GPU with a longer domain is identified by its UUID.
     """
     by_uuid = {gpu.uuid: bus_id for bus_id, gpu in nvml.gpus.items() if gpu.uuid is not None}
     return {
@@ -525,12 +526,12 @@ _NVLINKS = "nvlink_count nvlink_through"
 
 
 def _nvlinks(source: Gpu, target: Gpu) -> tuple[int, str | None]:
-    """Return how many active links join two GPUs, and through what.
+    """Return the number of active NVLinks between two GPUs and their kind: ``direct``, ``switch`` or ``None``.
 
     Raises
     ------
     Unreadable
-        If NVML does not say that of one of the two.
+        NVML does not report the links of one of the GPUs.
     """
     ours, theirs = _active_links(source), _active_links(target)
     direct = sum(link.remote_bus_id == target.bus_id for link in ours)

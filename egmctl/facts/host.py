@@ -1,4 +1,4 @@
-"""The host: its NUMA nodes, CPUs, memory and pages, and how busy others keep its CPUs."""
+"""The host: NUMA nodes, CPUs, memory and pages, and the CPU load by other processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HUGE_PAGES = "/sys/kernel/mm/hugepages"
 _THP = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 COMMAND_LINE_KEYS = (
-    # GPU memory as a NUMA node, and where memory comes from
+    # GPU memory as a NUMA node, and memory allocation
     "numa",
     "numa_balancing",
     "memhp_default_state",
@@ -41,7 +41,7 @@ COMMAND_LINE_KEYS = (
     "default_hugepagesz",
     "hugepagesz",
     "hugepages",
-    # translation between a device and memory: P2P, GPUDirect RDMA, ATS on Grace
+    # address translation for devices: P2P, GPUDirect RDMA, ATS on Grace
     "iommu",
     "iommu.passthrough",
     "iommu.strict",
@@ -54,7 +54,7 @@ COMMAND_LINE_KEYS = (
     "pcie_aspm",
     "pcie_port_pm",
     "disable_acs_redir",
-    # who gets the CPUs
+    # CPU isolation and mitigations
     "isolcpus",
     "nohz_full",
     "rcu_nocbs",
@@ -67,9 +67,9 @@ COMMAND_LINE_KEYS = (
     "rd.driver.blacklist",
     "systemd.unified_cgroup_hierarchy",
 )
-"""Kernel parameters that decide what GPUs, memory and PCIe can do. Those of the modules in
-:data:`COMMAND_LINE_MODULES` belong to them too. Everything else on the command line stays there: it may hold names
-of disks, hosts and keys."""
+"""The recorded kernel parameters, which affect GPUs, memory and PCIe. Parameters of the modules in
+:data:`COMMAND_LINE_MODULES` are recorded, too. The rest of the command line is not, because it may contain names of
+disks, hosts and keys."""
 
 COMMAND_LINE_MODULES = ("nvidia", "nvidia_uvm", "nvidia_drm", "nvidia_modeset", "nvgrace_egm", "vfio_pci", "nouveau")
 
@@ -81,23 +81,23 @@ _ARM_CORES = {
     (0x41, 0xD84): "Neoverse-V3",
     (0x4E, 0x010): "Olympus",
 }
-"""CPU implementer and part of ``/proc/cpuinfo`` (MIDR_EL1) to the name that Arm and lscpu use
-(util-linux, sys-utils/lscpu-arm.c; arch/arm64/include/asm/cputype.h)."""
+"""The names that Arm and lscpu use, by CPU implementer and part in ``/proc/cpuinfo`` (MIDR_EL1) (util-linux,
+sys-utils/lscpu-arm.c; arch/arm64/include/asm/cputype.h)."""
 
 _GRACE_SOC_ID = "jep106:036b:0241"
-"""NVIDIA's T241, which is Grace: Neoverse-V2 alone is also Graviton4. Linux knows it by the same id
-(drivers/irqchip/irq-gic-v3.c)."""
+"""The SoC id of NVIDIA's T241, which is Grace (drivers/irqchip/irq-gic-v3.c). The core alone does not identify it,
+because Graviton4 has Neoverse-V2, too."""
 
 _AT_PAGESZ = 6
 
 
 def host(root: Root, pid: int = 0) -> Host:
-    """Read all of it.
+    """Read the host.
 
     Parameters
     ----------
     pid
-        The process whose CPUs and NUMA nodes are meant; 0 is this one.
+        The process whose allowed CPUs, allowed NUMA nodes and memory policy are read; 0 is this one.
     """
     status = f"/proc/{pid or 'self'}/status"
     return Reasons().record(
@@ -124,29 +124,29 @@ def host(root: Root, pid: int = 0) -> Host:
 
 
 def node_memory_free(root: Root, node: int) -> int:
-    """Return MemFree of a NUMA node now, in bytes.
+    """Return the current MemFree of a NUMA node, in bytes.
 
     Raises
     ------
     Unreadable
-        If it cannot be read.
+        The node's ``meminfo`` cannot be read.
     """
     return _kib(root, f"{NODES}/node{node}/meminfo", f"Node {node} MemFree")
 
 
 def machine_architecture(root: Root) -> str:
-    """Return uname(2)'s word: ``x86_64``, ``aarch64``."""
+    """Return the architecture as uname(2) names it, e.g. ``x86_64`` or ``aarch64``."""
     try:
         return root.read("/proc/sys/kernel/arch")
     except Unreadable:
-        # The file is there from Linux 6.1 on. uname(2) describes this machine, which a copied tree need not be.
+        # The file exists since Linux 6.1. uname(2) describes this machine, but a copied tree may be of another one.
         if not root.is_live:
             raise
         return os.uname().machine
 
 
 def _cpu_model(root: Root) -> str:
-    # One processor is enough: the whole file is long, and slow to produce on hundreds of CPUs.
+    # The first processor is enough: with hundreds of CPUs the file is long and slow to read.
     text = root.read_bytes("/proc/cpuinfo", 4 * KIB).decode(errors="replace")
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.split("\n"))}
     if model := fields.get("model name"):
@@ -162,7 +162,7 @@ def _cpu_model(root: Root) -> str:
 
 
 def _page_size(root: Root) -> int:
-    # The kernel hands the page size to every process in its auxiliary vector: pairs of native words.
+    # The kernel passes the page size to every process in its auxiliary vector, which has pairs of native words.
     auxiliary = root.read_bytes("/proc/self/auxv")
     for key, value in struct.iter_unpack("LL", auxiliary[: len(auxiliary) // 16 * 16]):
         if key == _AT_PAGESZ:
@@ -171,7 +171,7 @@ def _page_size(root: Root) -> int:
 
 
 def _kib(root: Root, path: str, key: str) -> int:
-    """Return the bytes of a line such as ``MemTotal:  263755160 kB``."""
+    """Return the value in bytes of a line such as ``MemTotal:  263755160 kB``."""
     if match := re.fullmatch(r"([0-9]{1,15}) kB", root.line(path, key), re.ASCII):
         return int(match[1]) * KIB
     raise Unreadable(Reason.FAILED, f"{path}: {key!r} is not a number of kB")
@@ -195,7 +195,7 @@ def _numa_node(root: Root, number: int, online: int, with_memory: tuple[int, ...
     folder = f"{NODES}/node{number}"
     reasons = Reasons()
     cpus = reasons.read("cpus", lambda: root.kernel_list(f"{folder}/cpulist")) or ""
-    # Lines here begin with "Node 0 ".
+    # Lines in this file start with "Node 0 ".
     total = reasons.read("memory_total_bytes", lambda: _kib(root, f"{folder}/meminfo", f"Node {number} MemTotal"))
     kinds = {
         (True, True): NumaKind.CPU,
@@ -222,7 +222,7 @@ def _reclaimable(root: Root, node: int) -> int:
 
 
 def _memory_policy(root: Root, path: str) -> str:
-    # One line is enough: the kernel walks the pages of every mapping that is read.
+    # One line is enough: for every mapping that is read, the kernel walks its pages.
     if match := re.match(rb"[0-9a-f]{1,16} ([a-z]+[a-z=:0-9,-]{0,200})", root.read_bytes(path, 4096)):
         return match[1].decode()
     raise Unreadable(Reason.FAILED, f"{path}: no policy")
@@ -283,20 +283,21 @@ def _command_line(text: str) -> dict[str, str]:
 
 
 THREADS_LIMIT = 32
-"""On a virtual machine with 64 CPUs 32 threads read 143 to 160 GB/s, 64 threads 109."""
+"""The largest number of CPUs to use per NUMA node. On a virtual machine with 64 CPUs, 32 threads read 143 to 160 GB/s
+and 64 threads 109 GB/s."""
 
 
 class NoCpus(Exception):
-    """This process may run on none of a node's CPUs; the message says so."""
+    """There is no CPU of a NUMA node on which this process may run, or the list of CPUs cannot be read."""
 
 
 def cpus_of(node: int) -> tuple[int, ...]:
-    """Return the CPUs of a NUMA node to use: at most :data:`THREADS_LIMIT`, spread over those that are allowed.
+    """Return the CPUs of a NUMA node to use: at most :data:`THREADS_LIMIT`, spread evenly over the allowed ones.
 
     Raises
     ------
     NoCpus
-        If there is none.
+        No CPU is allowed, or the list of CPUs cannot be read.
     """
     try:
         cpus = set(parse_kernel_list(Root.from_environment().kernel_list(f"{NODES}/node{node}/cpulist")))
@@ -309,7 +310,7 @@ def cpus_of(node: int) -> tuple[int, ...]:
 
 
 SMAPS_LINES = 2_000_000
-"""More lines of ``/proc/self/smaps`` than this are not read: some 24 for each mapping of the process."""
+"""The maximum number of lines read of ``/proc/self/smaps``, which has about 24 per mapping of the process."""
 
 _POOL = re.compile(r"hugepages-([0-9]{1,12})kB", re.ASCII)
 _MAPPING = re.compile(r"([0-9a-f]{1,16})-([0-9a-f]{1,16}) ", re.ASCII)
@@ -317,16 +318,16 @@ _FIELD = re.compile(r"(KernelPageSize|AnonHugePages):\s+([0-9]{1,15}) kB", re.AS
 
 
 class NoPages(Exception):
-    """The kernel does not give such pages; the message says why."""
+    """The requested huge pages are not available. The message gives the reason."""
 
 
 def huge_page_bytes(node: int, size_bytes: int) -> int:
-    """Return the size of the smallest huge pages of which a NUMA node has enough free ones for a buffer.
+    """Return the size of the smallest huge pages of which a NUMA node has enough free for a buffer.
 
     Raises
     ------
     NoPages
-        If there are none.
+        No pool has enough free pages, or the pools cannot be read.
     """
     try:
         pools = _huge_pages(Root.from_environment(), f"{NODES}/node{node}/hugepages")
@@ -340,9 +341,9 @@ def huge_page_bytes(node: int, size_bytes: int) -> int:
 
 
 def page_sizes(address: int, size_bytes: int) -> tuple[int | None, int | None]:
-    """Return the page size of a range and its bytes in transparent huge pages, from ``/proc/self/smaps``.
+    """Return the page size of an address range and its bytes in transparent huge pages, from ``/proc/self/smaps``.
 
-    ``None`` stands for what cannot be read, or is not known of this range alone.
+    A value is ``None`` if it cannot be read, the second one also if the range shares its mapping with other memory.
     """
     page_bytes: int | None = None
     huge_bytes: int | None = None
@@ -358,7 +359,7 @@ def page_sizes(address: int, size_bytes: int) -> tuple[int | None, int | None]:
                     start, end = int(mapping[1], 16), int(mapping[2], 16)
                     if start >= address + size_bytes:
                         break
-                    # The kernel merges mappings that lie side by side: of such a one nobody knows whose pages are huge.
+                    # The kernel merges adjacent mappings. It does not report which part of one has huge pages.
                     inside = end > address
                     shared = shared or (inside and not address <= start < end <= address + size_bytes)
                 elif inside and (field := _FIELD.match(line)) is not None:
@@ -373,26 +374,26 @@ def page_sizes(address: int, size_bytes: int) -> tuple[int | None, int | None]:
 
 
 STEP_BYTES = 2 * MIB
-"""One page in each of these is asked for: the granularity of the driver's allocations and of huge pages."""
+"""The distance between sampled pages, which is the granularity of the driver's allocations and of huge pages."""
 
 _SHARE = 0.8
-"""The part of a buffer that the node's MemFree must have lost: other programs take and give back memory too."""
+"""The part of a buffer by which the node's MemFree must fall. Other programs allocate and free memory, too."""
 
 
 class Before:
-    """The free memory of a NUMA node before a buffer was allocated there."""
+    """The free memory of a NUMA node before the allocation of a buffer there, to find where the buffer is."""
 
     def __init__(self, node: int) -> None:
         self._node = node
         self._free = _free(node)
 
     def where(self, label: str, address: int, size_bytes: int) -> Placement:
-        """Return where the buffer lies, once all of it has been written.
+        """Return the placement of the buffer, written as a whole by now, from move_pages(2) or the node's MemFree.
 
         Parameters
         ----------
         label
-            Of the buffer's end.
+            The name of the buffer's end, e.g. ``NUMA1``.
         """
         if not Root.from_environment().is_live:
             return _unknown(label, "the files of another machine stand for this one's")
@@ -417,7 +418,7 @@ class Before:
 
 
 def page_nodes(address: int, size_bytes: int) -> Counter[int]:
-    """Return on which nodes the sampled pages of a range lie; a negative number is an error's, e.g. -ENOENT.
+    """Return the number of sampled pages of a range on each NUMA node; a negative key is an error, e.g. -ENOENT.
 
     Raises
     ------
@@ -428,7 +429,7 @@ def page_nodes(address: int, size_bytes: int) -> Counter[int]:
     count = len(addresses)
     pages = (ctypes.c_void_p * count)(*addresses)
     status = (ctypes.c_int * count)()
-    # Without nodes to move to, the kernel only tells where each page is (move_pages(2)).
+    # Without target nodes, the kernel only reports the node of each page (move_pages(2)).
     call("move_pages", 0, count, pages, None, status, 0)
     return Counter(status)
 
@@ -442,12 +443,12 @@ def _free(node: int) -> int | None:
 
 
 _BUSY = (1, 2, 3, 6, 7, 8)
-"""Columns of the line ``cpu`` of /proc/stat: user, nice, system, irq, softirq, steal (proc_stat(5)). Guests' time is in
-the first two; idle and iowait are no work."""
+"""The columns of the line ``cpu`` of /proc/stat that count as busy: user, nice, system, irq, softirq, steal
+(proc_stat(5)). The first two include guests' time. Idle and iowait do not count."""
 
 
 class HostLoadWatch:
-    """The CPU time of the whole host from the making of this object on, less that of this process and its children."""
+    """The CPU time of the whole host since this object was created, except that of this process and its children."""
 
     def __init__(self, root: Root) -> None:
         self._root = root
@@ -455,9 +456,9 @@ class HostLoadWatch:
         self._before = self._others_s()
 
     def load(self) -> HostLoad | None:
-        """Return what others used until now; ``None`` where /proc/stat or /proc/loadavg cannot be read.
+        """Return the load by other processes until now; ``None`` if /proc/stat or /proc/loadavg cannot be read.
 
-        The CPU time of a child counts as this process' own once the child has ended.
+        A child's CPU time counts as this process' own only after the child has ended.
         """
         now = self._others_s()
         with suppress(Unreadable, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""A process' view of the node: mounts, cgroups, privileges and device nodes, from inside or beside it."""
+"""The view that a process has of the node: mounts, cgroups, device nodes. A child reads that of another process."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class MountPoint:
-    """One line."""
+    """A mount, from one line of ``mountinfo``."""
 
     device: str
-    """Major and minor: ``0:25``."""
+    """The major and minor number, e.g. ``0:25``."""
     top: str
-    """Which folder of its file system is the top one there."""
+    """The folder of the file system that is mounted there."""
     path: str
     options: tuple[str, ...]
     kind: str
     """The type of file system."""
     settings: tuple[str, ...]
-    """Options of the file system itself: of a cgroup hierarchy of version 1 its controllers."""
+    """The options of the file system, which name the controllers of a cgroup v1 hierarchy."""
 
 
 def mount_points(text: str) -> Iterator[MountPoint]:
-    """Yield the mounts of a ``mountinfo``, those of later lines over those of earlier ones.
+    """Yield the mounts in the text of a ``mountinfo`` file. Later mounts cover earlier ones.
 
-    ``36 35 98:0 /top /path options [optional...] - type source settings`` (proc_pid_mountinfo(5)). The kernel escapes
-    spaces and line feeds in names, and no other white space that Python would split at: a user's FUSE mount could
-    bring lines of its own.
+    A line is ``36 35 98:0 /top /path options [optional...] - type source settings`` (proc_pid_mountinfo(5)). The text
+    is split only at line feeds and spaces, which the kernel escapes in names. It does not escape all other white space
+    at which Python splits, so the name of a user's FUSE mount could forge lines.
     """
     for line in text.split("\n"):
         fields = line.split(" ")
@@ -58,14 +58,14 @@ def mount_points(text: str) -> Iterator[MountPoint]:
 
 
 def cgroups(root: Root, folder: str) -> tuple[Cgroup, ...]:
-    """Return the cgroups of the process whose ``/proc`` folder is given.
+    """Return the cgroups of the process with the ``/proc`` folder ``folder``.
 
     Raises
     ------
     Unreadable
-        If the file cannot be read.
+        The file cannot be read.
     """
-    # "5:devices:/path" is a hierarchy of version 1 with its controllers; "0::/path" is version 2.
+    # "5:devices:/path" is a v1 hierarchy with its controllers; "0::/path" is v2.
     fields = (line.split(":", 2) for line in root.lines(f"{folder}/cgroup") if line.count(":") >= 2)
     return tuple(
         Cgroup(
@@ -78,26 +78,26 @@ def cgroups(root: Root, folder: str) -> tuple[Cgroup, ...]:
 
 
 def memory_left(root: Root) -> int | None:
-    """Return how many bytes this process' cgroups still let it take; ``None`` where nothing limits it or says so.
+    """Return how many bytes this process' cgroups still allow it to allocate; ``None`` if no limit is known.
 
-    Page cache that the kernel would give back counts as taken, so it is rather less than what there is.
+    Reclaimable page cache counts as used, so the result is a lower bound.
     """
     files = {2: ("memory.max", "memory.current"), 1: ("memory.limit_in_bytes", "memory.usage_in_bytes")}
     return _left(root, "/proc/self", "memory", files)
 
 
 def pids_left(root: Root, folder: str) -> int:
-    """Return how many more processes and threads a process' cgroups allow; -1 where none limits them.
+    """Return how many more processes and threads a process' cgroups allow; -1 if there is no limit.
 
     Parameters
     ----------
     folder
-        ``/proc/self`` or that of another process.
+        The ``/proc`` folder of the process.
 
     Raises
     ------
     Unreadable
-        If it is in no cgroup that is mounted here.
+        None of the process' cgroups is mounted here.
     """
     try:
         device_cgroup(root, folder, 1, "pids")
@@ -112,28 +112,28 @@ def _left(root: Root, folder: str, controller: str, files: Mapping[int, tuple[st
     for version, (limit, taken) in files.items():
         with suppress(Unreadable):
             for place in device_cgroup(root, folder, version, controller):
-                # "max" is no limit and no number; the top one of version 2 has no such file.
+                # "max" (no limit) is not a number, and the root cgroup of v2 has no such file.
                 with suppress(Unreadable):
                     left.append(max(0, root.number(f"{place}/{limit}") - root.number(f"{place}/{taken}")))
     return min(left, default=None)
 
 
 def device_cgroup(root: Root, folder: str, version: int, controller: str = "devices") -> tuple[str, ...]:
-    """Return the directories that decide over a process' devices: from the top down to the process' own.
+    """Return the cgroup directories that control a process' devices, from the mounted root to the process' own.
 
     Parameters
     ----------
     folder
-        ``/proc/self`` or that of another process.
+        The ``/proc`` folder of the process.
     version
-        1 for the hierarchy with the controller, 2 for the unified one.
+        The cgroup version: 1 for the controller's hierarchy, 2 for the unified one.
     controller
-        What they decide over, if not devices.
+        The controller (v1).
 
     Raises
     ------
     Unreadable
-        If there is none, or it is not mounted here.
+        The process is in no such cgroup, or the hierarchy is not mounted here.
     """
     kind = "a cgroup of version 2" if version == 2 else f"the {controller} controller of version 1"
     deciding = _deciding(root, folder, version, controller)
@@ -143,7 +143,7 @@ def device_cgroup(root: Root, folder: str, version: int, controller: str = "devi
     for mount in mount_points(root.read("/proc/self/mountinfo")):
         fits = mount.kind == "cgroup2" if version == 2 else mount.kind == "cgroup" and controller in mount.settings
         inside = path.removeprefix(mount.top.rstrip("/"))
-        # A cgroup outside of this process' cgroup namespace is shown as /../other.
+        # The path of a cgroup outside this process' cgroup namespace starts with /../.
         if fits and path.startswith(mount.top) and ".." not in path.split("/") and root.exists(mount.path + inside):
             parts = [part for part in inside.split("/") if part]
             return tuple("/".join((mount.path, *parts[:depth])) for depth in range(len(parts) + 1))
@@ -151,12 +151,12 @@ def device_cgroup(root: Root, folder: str, version: int, controller: str = "devi
 
 
 def id_ranges(root: Root, path: str) -> tuple[tuple[int, int, int], ...]:
-    """Return the ranges of a ``uid_map`` or ``gid_map``: first inside, first outside, how many.
+    """Return the ranges of a ``uid_map`` or ``gid_map`` as (first id inside, first id outside, length).
 
     Raises
     ------
     Unreadable
-        If it cannot be read, or holds anything else.
+        The file cannot be read or has another format.
     """
     ranges = []
     for line in root.lines(path):
@@ -176,32 +176,32 @@ _CAP_AMBIENT, _AMBIENT_CLEAR_ALL = 47, 4
 
 _VERSION_3 = 0x20080522  # _LINUX_CAPABILITY_VERSION_3, linux/capability.h
 _CAPABILITIES = 64
-"""As many as the kernel's sets have bits; it knows 41 (Linux 6.18)."""
+"""The number of bits of the kernel's capability sets, 41 of which are defined (Linux 6.18)."""
 
 
 def give_up(user: Mapping[str, Any] | None) -> None:
-    """Keep no capability and no way to one, not as uid 0 either, and take a user's ids where one is given.
+    """Drop all capabilities irrevocably, and change to the ids of ``user`` if given.
 
-    Of uid 0 without capabilities the kernel asks what it asks of every user, but much of a system is uid 0's own. So
-    this is for a process that then runs nothing but what it has loaded (``egmctl.launch.serve``).
+    The kernel checks uid 0 without capabilities like any user, but uid 0 still owns much of a system. So the calling
+    process must run only code that it has already loaded (``egmctl.launch.serve``).
 
     Parameters
     ----------
     user
-        ``uid``, ``gid`` and ``groups``; ``None`` keeps one's own.
+        The ``uid``, ``gid`` and ``groups``; ``None`` keeps those of this process.
 
     Raises
     ------
     StepRefused
-        At the first step that the kernel refuses.
+        The kernel refused a step.
     """
     _forget_privileges()
     if user is not None:
         for capability in range(_CAPABILITIES):
             if _libc.prctl(_CAPBSET_READ, capability, 0, 0, 0) == 1:
                 _prctl("PR_CAPBSET_DROP", _CAPBSET_DROP, capability)
-        # A change of user makes a process one that its new user may trace, where fs.suid_dumpable is 1. As long as it
-        # has capabilities that the tracer has not, the kernel forbids that: they go last.
+        # After the change, if fs.suid_dumpable is 1, the new user could trace this process. The kernel forbids this
+        # while the process has capabilities that the tracer lacks, so they are dropped last.
         _prctl("PR_SET_KEEPCAPS", _SET_KEEPCAPS, 1)
         uids, gids = (user["uid"],) * 3, (user["gid"],) * 3
         _step("setgroups", os.setgroups, user["groups"])
@@ -221,7 +221,7 @@ def give_up(user: Mapping[str, Any] | None) -> None:
 
 
 def _forget_privileges() -> None:
-    """Gain nothing by execve(2) from now on, and be traced by nobody who has not the right to trace all."""
+    """Set no_new_privs, clear the dumpable attribute (against ptrace by others) and drop ambient capabilities."""
     _prctl("PR_SET_NO_NEW_PRIVS", _SET_NO_NEW_PRIVS, 1)
     _prctl("PR_SET_DUMPABLE", _SET_DUMPABLE, 0)
     _prctl("PR_CAP_AMBIENT_CLEAR_ALL", _CAP_AMBIENT, _AMBIENT_CLEAR_ALL)
@@ -238,9 +238,9 @@ class StepRefused(EgmctlError):
     Parameters
     ----------
     step
-        The system call, ``cgroup.procs`` or ``root``.
+        The name of the system call or prctl option, or ``cgroup.procs`` or ``root``.
     number
-        The error's number; 0 where a call had no effect.
+        The error number; 0 if the call succeeded without effect.
     """
 
     def __init__(self, step: str, number: int) -> None:
@@ -250,7 +250,7 @@ class StepRefused(EgmctlError):
 
 
 def _step(name: str, function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function of the system; an error without a step's name has it in its ``strerror``."""
+    """Call a function and turn an OSError into StepRefused, whose step is ``name`` or else the error's ``strerror``."""
     try:
         return function(*arguments)
     except OSError as error:
@@ -258,12 +258,12 @@ def _step(name: str, function: Callable[..., T], *arguments: Any) -> T:
 
 
 def enter(arguments: dict[str, Any]) -> None:
-    """Stand beside the process; the launcher's hook.
+    """Join another process' cgroups, open its root directory and drop privileges; the launcher's hook.
 
     Parameters
     ----------
     arguments
-        ``root``: the folder to look at; ``is_live``: whether it is a process' own, and no copied tree; ``cgroups``: the
+        ``root``: the root directory; ``is_live``: whether it is a process' root and not a copied tree; ``cgroups``: the
         ``cgroup.procs`` to join; ``user``: see :func:`give_up`; ``overrides``: see
         :class:`egmctl.facts.root.Overrides`.
     """
@@ -278,7 +278,7 @@ def enter(arguments: dict[str, Any]) -> None:
 
 
 def look(_parent: Channel, arguments: dict[str, Any]) -> Any:
-    """Answer one of :data:`_QUESTIONS` about the root that was entered; the launcher's target."""
+    """Answer one of :data:`_QUESTIONS` about the root that :func:`enter` opened; the launcher's target."""
     try:
         return to_json(_QUESTIONS[arguments["question"]](_root, arguments["about"]))
     except Unreadable as error:
@@ -298,10 +298,10 @@ _QUESTIONS: Mapping[str, Callable[[OtherRoot, Any], object]] = {
 
 
 def _write(path: str, content: bytes) -> None:
-    # No text file: its codec would have to be imported.
+    # Text mode would import a codec.
     file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        # A copied tree may have anything under this name.
+        # In a copied tree this may be any file.
         if not _is_of_cgroups(os.fstat(file).st_dev):
             raise OSError(errno.EINVAL, "not of a cgroup file system")
         os.write(file, content)
@@ -316,7 +316,7 @@ def _is_of_cgroups(device: int) -> bool:
     finally:
         os.close(file)
     number = f"{os.major(device)}:{os.minor(device)}"
-    # UTF-8 is Python's own, and loads no codec.
+    # UTF-8 is built into Python and imports no codec.
     mounts = mount_points(content.decode("utf-8", "replace"))
     return any(mount.device == number and mount.kind in ("cgroup", "cgroup2") for mount in mounts)
 
@@ -332,17 +332,17 @@ _CHANNEL = re.compile(rf"{system.IMEX_CHANNELS}/channel[0-9]+", re.ASCII)
 
 
 def read_all(root: Root, pid: int, minors: Iterable[int]) -> DeviceNodes:
-    """Look at every node as :func:`egmctl.facts.system.read_all` does, in the place of another process.
+    """Read all device nodes like :func:`egmctl.facts.system.read_all`, but as seen by another process.
 
     Raises
     ------
     Unreadable
-        Without root's rights, and where its cgroup cannot be joined or its root directory not be looked at.
+        This process is not root, or it cannot join the other process' cgroups or open its root directory.
     """
     if os.geteuid() != 0:
         raise Unreadable(Reason.NO_PERMISSION, "only root can join the cgroup of another process")
     folder = f"/proc/{pid}"
-    # A copied tree has no root directory of the process' own.
+    # In a copied tree the process has no root directory of its own.
     place = f"{folder}/root" if root.is_live else root.directory
     nodes = _ask(root, folder, DeviceNodes, "nodes", list(minors), place, _joinable(root, folder))
     groups = ((nodes.gpus.values(), _GPU), (nodes.control, _CONTROL), (nodes.imex_channels or (), _CHANNEL))
@@ -352,29 +352,29 @@ def read_all(root: Root, pid: int, minors: Iterable[int]) -> DeviceNodes:
 
 
 def files(root: Root, pid: int, paths: Sequence[str]) -> tuple[str, ...]:
-    """Return those of ``paths`` that are there for another process.
+    """Return those of ``paths`` that exist for another process.
 
     Raises
     ------
     Unreadable
-        Where its root directory cannot be looked at.
+        The process' root directory cannot be opened.
     """
     present = _ask(root, f"/proc/{pid}", tuple[str, ...], "files", list(paths))
     return tuple(path for path in paths if path in present)
 
 
 def file_system(root: Root, pid: int, path: str) -> tuple[int, int]:
-    """Return size and free space in bytes of the file system that ``path`` lies on.
+    """Return the size and the free space in bytes of the file system that contains ``path``.
 
     Parameters
     ----------
     pid
-        The process whose root directory is meant; 0 is this one.
+        The process whose root directory is used; 0 is this one.
 
     Raises
     ------
     Unreadable
-        Where nothing is there, or the root directory cannot be looked at.
+        The path does not exist, or the root directory cannot be opened.
     """
     return _ask(root, f"/proc/{pid}", tuple[int, int], "file_system", path) if pid else _size_and_free(root, path)
 
@@ -382,23 +382,23 @@ def file_system(root: Root, pid: int, path: str) -> tuple[int, int]:
 def _ask(
     root: Root, folder: str, kind: type[T], question: str, about: object, place: str = "", cgroups: Sequence[str] = ()
 ) -> T:
-    """Return what the child says that stands beside the process; as root it does so as the process' user.
+    """Query the process' root directory in a child. If this process is root, the child has the other process' user ids.
 
     Parameters
     ----------
     kind
-        The answer's type.
+        The type of the answer.
     question, about
-        One of :data:`_QUESTIONS`, and its argument.
+        The key in :data:`_QUESTIONS` and its argument.
     place
-        The folder that stands for the process' root directory, if not its own.
+        The root directory, if not the process' own.
     cgroups
         The ``cgroup.procs`` to join.
     """
     user = None
     overrides: dict[str, Any] = {}
     if os.geteuid() == 0:
-        # Real, effective, saved, of the file system.
+        # Real, effective, saved and file system ids.
         uids, gids = (root.numbers(f"{folder}/status", key, least=4) for key in ("Uid", "Gid"))
         user = {"uid": uids[1], "gid": gids[1], "groups": root.numbers(f"{folder}/status", "Groups", least=0)}
         overrides = _overrides(root, folder)
@@ -425,7 +425,7 @@ def _ask(
         raise _failed(folder, error) from None
     except DecodeError:
         raise _not_an_answer(folder) from None
-    # That this user is not permitted something is no word on the right to ask.
+    # NO_PERMISSION of the process' user must not look like a missing right of the user of this command.
     raise Unreadable(Reason.FAILED if unread.reason is Reason.NO_PERMISSION else unread.reason, unread.detail)
 
 
@@ -446,10 +446,10 @@ def _not_an_answer(folder: str) -> Unreadable:
 
 
 def _overrides(root: Root, folder: str) -> dict[str, Any]:
-    """Return what the process' capabilities may pass over; see :class:`egmctl.facts.root.Overrides`."""
+    """Return the fields of :class:`egmctl.facts.root.Overrides` for the process' capabilities."""
     (capabilities, *_) = root.numbers(f"{folder}/status", "CapEff", 16)
     opens, reads = (bool(capabilities >> bit & 1) for bit in (_DAC_OVERRIDE, _DAC_READ_SEARCH))
-    # The ids outside of the user namespace that it knows.
+    # The ids that its user namespace maps, as seen from outside.
     uids, gids = (
         [(first, count) for _, first, count in id_ranges(root, f"{folder}/{name}")] for name in ("uid_map", "gid_map")
     )
@@ -457,12 +457,12 @@ def _overrides(root: Root, folder: str) -> dict[str, Any]:
 
 
 def _joinable(root: Root, folder: str) -> list[str]:
-    """Return the files by which the process' device cgroups are joined; none where we are in the same ones.
+    """Return the ``cgroup.procs`` files of the process' device cgroups, except those that this process is in.
 
     Raises
     ------
     Unreadable
-        If one that is not ours cannot be joined: the others alone would say too much is allowed.
+        One of the cgroups cannot be joined. The others alone would report too many devices as permitted.
     """
     files = []
     for version in (1, 2):
@@ -471,13 +471,13 @@ def _joinable(root: Root, folder: str) -> list[str]:
         try:
             files.append(root.path(f"{device_cgroup(root, folder, version)[-1]}/cgroup.procs"))
         except Unreadable as error:
-            # Not "not-present": that a cgroup cannot be joined does not mean that there are no nodes.
+            # The reason is not "not-present", because that would mean that there are no device nodes.
             raise Unreadable(Reason.FAILED, error.unread.detail) from None
     return files
 
 
 def _deciding(root: Root, folder: str, version: int, controller: str = "devices") -> list[Cgroup]:
-    """Return the cgroups of a version that decide over a process' devices, or by another controller."""
+    """Return the process' cgroups of a version, for v1 only those with the controller."""
     return [
         group
         for group in cgroups(root, folder)

@@ -1,4 +1,4 @@
-"""The kernel log: what it has said of GPUs, PCIe and the driver, before and during a run."""
+"""Events of GPUs, PCIe and the driver in the kernel log, before and during a run."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ KMSG = "/dev/kmsg"
 JOURNAL = "/usr/bin/journalctl"
 JOURNAL_TIMEOUT_S = 3.0
 EVENTS_LIMIT = 500
-"""Events that are kept. A link that fails logs thousands of the same."""
+"""The maximum number of events to keep. A failing link logs thousands of the same event."""
 
 _RECORD_BYTES = 1 << 16
-"""More than the kernel's largest record; a smaller buffer makes read(2) fail with EINVAL."""
+"""The size of the read buffer. If a record is larger than the buffer, read(2) fails with EINVAL."""
 _RECORDS_LIMIT = 1 << 18
 _JOURNAL_BYTES = 64 << 20
 _JOURNAL_LINES = 100_000
-"""The newest lines of the journal that are read: some 40 MiB as JSON."""
+"""The number of newest lines to read from the journal, about 40 MiB as JSON."""
 _TEXT_LIMIT = 200
 
 Line = tuple[float, str]
-"""Seconds since boot, and the message."""
+"""The seconds since boot, and the message."""
 
 _XID = re.compile(
     r"NVRM: Xid \(PCI:([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})(?: GPU-I:\d+)?(?: GPU-CI:\d+)?\): "
@@ -42,17 +42,18 @@ _PROCESS = re.compile(
     r"((?:\\x[0-9a-f]{2}|(?!\\x[0-9a-f]{2}).){0,15}(?=, |,$)|.*?(?=, |$))(?:, ?)?",
     re.ASCII | re.DOTALL,
 )
-"""Whom the driver blames: ``pid=%s, name=%s, TEXT`` (open-gpu-kernel-modules, kernel_rc.c, krcReportXid).
+"""The process that an Xid names: ``pid=%s, name=%s, TEXT`` (open-gpu-kernel-modules, kernel_rc.c, krcReportXid).
 
-A process names itself, by 15 bytes (proc_pid_comm(5)) that may be anything, ``", "`` too; the kernel's log has some of
-them as ``\\x2c``. So the name ends at the last comma that so many bytes allow: nothing of it is ever in the text.
+A process chooses its name, up to 15 bytes of any value (proc_pid_comm(5)), even ``", "``; the log escapes some bytes,
+e.g. as ``\\x2c``. So the name ends at the last comma that 15 bytes allow, and no part of it stays in the text.
 """
 _OTHER_PROCESS = re.compile(
     r"\b(?:process )?\w*(?:[pt]id|name|comm|cmd|command|process|task)\s*[=:(].*", re.ASCII | re.IGNORECASE | re.DOTALL
 )
-"""A process in any other spelling, and all that comes after it: where its name ends is not known."""
+"""A process in any other format and all text after it, because the end of its name is unknown."""
 _CHANNEL = re.compile(r", Ch [0-9a-f]{8}$", re.ASCII)
-"""The most common beginning of the text, so short that it could be part of a name of one or two letters."""
+"""The most common start of the text. It is so short that :data:`_PROCESS` takes it as part of a name of one or two
+letters."""
 _CAUSED_BY = re.compile(r" caused by previous Xid (\d{1,6})", re.ASCII)
 _SXID = re.compile(
     r"nvidia-nvswitch\d+: SXid \(PCI:([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\): (\d{1,6}), (.*)",
@@ -67,17 +68,17 @@ _LINK = re.compile(r"\bLink (\d{1,3})\b", re.ASCII)
 _FATAL = re.compile(r"\b(Non-?fatal|Fatal)\b", re.IGNORECASE)
 _BUS_ID = re.compile(r"\b([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})(\.[0-7])?\b", re.ASCII | re.IGNORECASE)
 _SOURCES = ("NVRM", "nvidia", "PCIe Bus Error")
-"""One of these is in every line that counts: looking for them first is ten times as fast as the patterns."""
+"""Strings one of which every relevant line contains. Searching for them first is ten times as fast as the patterns."""
 _DRIVER_LINE = re.compile(r"(NVRM|nvidia-uvm|nvidia-nvswitch\d*|nvidia-nvlink)\b", re.ASCII)
 
 
 def kernel_log(root: Root) -> KernelLog:
-    """Read the log of this boot.
+    """Read the kernel log of this boot from ``/dev/kmsg`` or, on the live node, from the journal.
 
     Raises
     ------
     Unreadable
-        If neither source may be read; the reason is the kernel log's own, the detail names both.
+        No source can be read. The reason is that of ``/dev/kmsg``; the detail names both.
     """
     try:
         return _kept(KMSG, _kmsg(root))
@@ -92,15 +93,14 @@ def kernel_log(root: Root) -> KernelLog:
 
 
 def event(time_s: float, message: str) -> KernelEvent | None:
-    """Return what a line of the log says; ``None`` if it is none of the known kinds.
+    """Parse a line of the log; return ``None`` if it is not an event of a known kind.
 
     Parameters
     ----------
     time_s
-        Seconds since boot.
+        The seconds since boot.
     message
-        The line without time and priority. Of a text with a line feed, which the kernel escapes (``\\x0a``), only what
-        is before counts.
+        The line without time and priority. Text after a line feed, which the kernel escapes (``\\x0a``), is ignored.
     """
     if not any(word in message for word in _SOURCES):
         return None
@@ -159,7 +159,7 @@ def _numbered(kind: EventKind, time_s: float, bus_id: str, number: str, text: st
 
 
 def without_process(text: str) -> str:
-    """Return the text of a line up to where it names a process, however the driver spells that."""
+    """Return the text up to the first mention of a process in any format."""
     return _OTHER_PROCESS.sub("", text).rstrip(" ,")
 
 
@@ -168,7 +168,7 @@ def _first_line(text: str) -> str:
 
 
 def _kept(source: str, read: tuple[Sequence[Line], float, bool]) -> KernelLog:
-    """Return the log of some lines, read at a time, with or without a gap."""
+    """Return the record of the log with the newest :data:`EVENTS_LIMIT` events of the lines that were read."""
     lines, now_s, overwritten = read
     events = [kernel_event for line in lines if (kernel_event := event(*line)) is not None]
     return KernelLog(
@@ -183,7 +183,7 @@ def _kept(source: str, read: tuple[Sequence[Line], float, bool]) -> KernelLog:
 
 def _kmsg(root: Root) -> tuple[Sequence[Line], float, bool]:
     if not root.is_live:
-        # A copy of the records as a regular file, one a line; its last line is the best clock there is.
+        # A copy is a regular file with one record per line. The time of its last record stands for the current time.
         lines = [line for text in root.lines(KMSG) if (line := _record(text)) is not None]
         return lines, lines[-1][0] if lines else 0.0, False
     descriptor = _open(root)
@@ -195,12 +195,12 @@ def _kmsg(root: Root) -> tuple[Sequence[Line], float, bool]:
 
 
 def _open(root: Root, whence: int = os.SEEK_SET) -> int:
-    """Return a descriptor of the kernel's records, at the oldest of them or at the end, which no read waits on.
+    """Open ``/dev/kmsg`` for nonblocking reads, at the oldest record or at ``whence``, and return the descriptor.
 
     Raises
     ------
     Unreadable
-        If it may not be read.
+        It cannot be opened.
     """
     try:
         descriptor = os.open(root.path(KMSG), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
@@ -212,12 +212,12 @@ def _open(root: Root, whence: int = os.SEEK_SET) -> int:
 
 
 def records(descriptor: int) -> tuple[list[Line], bool]:
-    """Return the records up to the newest, and whether some were overwritten meanwhile (EPIPE).
+    """Read all available records; return them and whether some were overwritten before they were read (EPIPE).
 
     Raises
     ------
     Unreadable
-        If reading fails.
+        A read failed.
     """
     lines: list[Line] = []
     overwritten = False
@@ -233,17 +233,17 @@ def records(descriptor: int) -> tuple[list[Line], bool]:
             raise Unreadable.from_os_error(error, KMSG) from None
         if not data:
             break
-        # One record a read, and its properties on lines that begin with a space; a copy as a file has one a line.
+        # A read returns one record, with its properties on lines that start with a space; a file copy has one per line.
         texts = data.decode(errors="replace").split("\n")
         lines += [line for text in texts if (line := _record(text)) is not None]
     return lines, overwritten
 
 
 def _record(text: str) -> Line | None:
-    """Return time and message of a record of the kernel's own; programs that write to ``/dev/kmsg`` are not believed.
+    """Return the time and the message of a record; ``None`` for records that programs wrote to ``/dev/kmsg``.
 
-    ``priority,sequence,microseconds,flags;message``; a program's facility, ``priority >> 3``, is never 0
-    (Documentation/ABI/testing/dev-kmsg).
+    A record is ``priority,sequence,microseconds,flags;message``. The facility, ``priority >> 3``, of a program's record
+    is never 0 (Documentation/ABI/testing/dev-kmsg).
     """
     head, semicolon, message = text.partition(";")
     fields = head.split(",")
@@ -271,7 +271,7 @@ def _journal_entry(raw: bytes) -> Line | None:
     try:
         entry = json.loads(raw)
         message = entry["MESSAGE"]
-        # What is not UTF-8 comes as a list of bytes (systemd.journal-fields(7)).
+        # A message that is not UTF-8 is a list of bytes (systemd.journal-fields(7)).
         text = bytes(message).decode(errors="replace") if isinstance(message, list) else str(message)
         if entry.get("SYSLOG_FACILITY", "0") != "0":
             return None
@@ -282,16 +282,16 @@ def _journal_entry(raw: bytes) -> Line | None:
 
 
 def _bus_id(text: str) -> str:
-    """Return a bus id in the model's spelling; a line without a function means function 0."""
+    """Return a bus id in the model's format, with function 0 if the text has none."""
     domain, bus, slot = text.lower().split(":")
     return f"{domain[-8:].lstrip('0').zfill(4)}:{bus}:{slot if '.' in slot else slot + '.0'}"
 
 
 class KernelLogWatch:
-    """The events from the making of this object on, one by one as they are asked for, and all of them in the end.
+    """The events in ``/dev/kmsg`` since this object was created, new ones (:meth:`events`) and all (:attr:`messages`).
 
-    Only of ``/dev/kmsg``: asking it costs a system call where there is nothing new. Where it cannot be read there are
-    none, and :attr:`unread` says why.
+    A call without new events costs one system call. If ``/dev/kmsg`` cannot be read, there are no events, and
+    :attr:`unread` gives the reason.
     """
 
     def __init__(self, root: Root) -> None:
@@ -307,7 +307,7 @@ class KernelLogWatch:
             self._end(error)
 
     def events(self) -> Sequence[KernelEvent]:
-        """Return the events since the last call, in their order."""
+        """Return the events since the last call, in order, up to :data:`EVENTS_LIMIT` over all calls."""
         if self._descriptor is None:
             return ()
         try:
@@ -324,7 +324,7 @@ class KernelLogWatch:
 
     @property
     def messages(self) -> KernelMessages:
-        """The messages until the last call of :meth:`events`."""
+        """The record of all messages up to the last call of :meth:`events`."""
         return KernelMessages(
             source=KMSG,
             unread=self.unread,
@@ -336,7 +336,7 @@ class KernelLogWatch:
         )
 
     def close(self) -> None:
-        """Let go of the log."""
+        """Close the log."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -347,5 +347,5 @@ class KernelLogWatch:
 
 
 def _now_s() -> float:
-    """Return the time on the clock of the kernel's log."""
+    """Return the current time by the kernel log's clock."""
     return round(time.clock_gettime(time.CLOCK_MONOTONIC), 3)

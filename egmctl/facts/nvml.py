@@ -1,6 +1,7 @@
-"""NVML's facts about the GPUs, their links, fabric and pairs, read by a child process.
+"""NVML's facts about the GPUs, their links, fabric and pairs, read in a child process.
 
-Calls are what costs: counters and rates of all links come from one ``nvmlDeviceGetFieldValues`` call.
+The number of calls determines the time, so ``nvmlDeviceGetFieldValues`` reads the counters and rates of all links of a
+GPU at once.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _NVLINK_COUNT, _C2C_COUNT = 91, 170
-"""NVML_FI_DEV_NVLINK_LINK_COUNT and NVML_FI_DEV_C2C_LINK_COUNT."""
+"""The fields NVML_FI_DEV_NVLINK_LINK_COUNT and NVML_FI_DEV_C2C_LINK_COUNT."""
 _RECOVERY_ACTION = 230
-"""NVML_FI_DEV_GET_GPU_RECOVERY_ACTION."""
+"""The field NVML_FI_DEV_GET_GPU_RECOVERY_ACTION."""
 _NVLINK_FIELDS = {
     "remote_link": 146,  # NVML_FI_DEV_NVLINK_REMOTE_NVLINK_ID
     "replay_errors": 161,  # NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY
@@ -58,7 +59,7 @@ _COUNTER_FIELDS = {
 }
 _HAS_COUNTERS: Field = (_COUNTER_FIELDS["effective_errors"], 0)
 _FEC_FIELDS = range(235, 251)
-"""NVML_FI_DEV_NVLINK_COUNT_FEC_HISTORY_0 to _15."""
+"""The fields NVML_FI_DEV_NVLINK_COUNT_FEC_HISTORY_0 to _15."""
 _C2C_FIELDS = {
     "active": 171,  # NVML_FI_DEV_C2C_LINK_GET_STATUS
     "max_rate_mb_s": 172,  # NVML_FI_DEV_C2C_LINK_GET_MAX_BW
@@ -68,34 +69,34 @@ _C2C_FIELDS = {
     "power_state": 234,  # NVML_FI_DEV_C2C_LINK_POWER_STATE
 }
 P2P_CAPS = {"read": 0, "write": 1, "nvlink": 2, "atomics": 3, "pci": 4}
-"""NVML_P2P_CAPS_INDEX_*; pynvml's constant for READ is a tuple by mistake."""
+"""The values of NVML_P2P_CAPS_INDEX_*, because pynvml's constant for READ is a tuple by mistake."""
 _REMOTE_TYPES = {0: "gpu", 1: "npu", 2: "switch"}
 _ANCESTORS = {0: "internal", 10: "single", 20: "multiple", 30: "hostbridge", 40: "node", 50: "system"}
 _PCIE_GT_S = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0, 7: 128.0}
 _COMPLETED = 3
-"""NVML_GPU_FABRIC_STATE_COMPLETED."""
+"""The state NVML_GPU_FABRIC_STATE_COMPLETED."""
 _LINK_COUNT = 5
-"""NVML_GPU_NVLINK_BW_MODE_LINK_COUNT."""
+"""The mode NVML_GPU_NVLINK_BW_MODE_LINK_COUNT."""
 _CPU_WORDS, _NODE_WORDS = 64, 16
-"""64-bit words of the affinity masks: 4096 CPUs, 1024 NUMA nodes."""
+"""The sizes of the affinity masks in 64-bit words: 4096 CPUs, 1024 NUMA nodes."""
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _TEMPERATURE_GPU = 0
 _ECC_UNCORRECTED, _ECC_VOLATILE = 1, 0
 _AFFINITY_NODE = 0
 
-# Beyond these, a count is an error of the driver and not believed.
+# A count above these limits is rejected as an error of the driver.
 _MOST_NVLINKS, _MOST_C2C_LINKS = 128, 64
-"""NVLink 6 has 36 (nvml.h, NVML_NVLINK_MAX_LINKS)."""
+"""The largest plausible numbers of links per GPU. NVLink 6 has 36 (nvml.h, NVML_NVLINK_MAX_LINKS)."""
 _MOST_GPUS = 256
-"""Minors of GPUs end at 247 (nv-chardev-numbers.h)."""
+"""The largest plausible number of GPUs. GPU minors end at 247 (nv-chardev-numbers.h)."""
 _MOST_PROCESSES = 4096
-"""Processes on one GPU. Each is asked for by its name."""
+"""The largest plausible number of processes per GPU. The name of each one takes a call."""
 _MOST_MEMORY = 2 << 30
-"""Bytes that the child may take."""
+"""The child's limit of data memory in bytes."""
 
 
 def _words(text: str) -> Callable[[int], str]:
-    """Return a function from NVML's numbers, counted from 0, to the words of a text; other numbers stay numbers."""
+    """Return a function that maps NVML's values, from 0, to the words of a text and other values to their digits."""
     words = text.split()
     return lambda number: words[number] if 0 <= number < len(words) else str(number)
 
@@ -107,7 +108,7 @@ _bandwidth_mode = _words("full off min half 3quarter")
 _compute_mode = _words("default exclusive-thread prohibited exclusive-process")
 _virtualization = _words("none passthrough vgpu host-vgpu host-vsga")
 _p2p_status = _words("OK CNS GNS TNS DR NS U")
-"""NVML_P2P_STATUS_* in the words of ``nvidia-smi topo -p2p``."""
+"""The names that ``nvidia-smi topo -p2p`` uses for NVML_P2P_STATUS_*."""
 _recovery_action = _words(
     "none gpu-reset node-reboot drain-p2p drain-and-reset recover-imex-domain bus-reset system-reboot"
 )
@@ -125,18 +126,18 @@ _HEALTH: Mapping[str, tuple[int, int, Callable[[int], str]]] = {
     "partition_assigned": (12, 0x3, _yes_no),
     "fabric_manager": (14, 0x3, _words("not-supported connected disconnected")),
 }
-"""Shift, mask and words of each field (``NVML_GPU_FABRIC_HEALTH_MASK_*`` of nvml.h)."""
+"""The shift, mask and value names of each field (``NVML_GPU_FABRIC_HEALTH_MASK_*`` of nvml.h)."""
 
 
 def read(_parent: object, arguments: dict[str, Any]) -> Any:
-    """Return ``egmctl.facts.gpus.NvmlFacts`` as JSON.
+    """Return ``egmctl.facts.gpus.NvmlFacts`` as JSON data.
 
     Parameters
     ----------
     arguments
-        ``pairs``: false leaves the pairs out.
+        ``pairs``: whether to read the pairs (default true).
     """
-    # Counts in NVML's answers become memory before they can be looked at.
+    # pynvml allocates memory for the counts in NVML's answers before they can be checked.
     resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     try:
         ask("nvmlInit")
@@ -156,7 +157,7 @@ def read(_parent: object, arguments: dict[str, Any]) -> Any:
 
 
 def read_when_asked(parent: Channel, arguments: dict[str, Any]) -> Any:
-    """Wait for a message, then answer as :func:`read`: the libraries are loaded by then."""
+    """Wait for a message, then do as :func:`read`, with Python's modules already loaded."""
     parent.receive()
     return read(parent, arguments)
 
@@ -190,10 +191,10 @@ def _gpus(count: int, *, pairs: bool) -> dict[str, Any]:
             handle = ask("nvmlDeviceGetHandleByIndex", index)
             handles[index] = normal_bus_id(ask("nvmlDeviceGetPciInfo", handle).busId), handle
         except ValueError as error:
-            # No bus id, or no text.
+            # Not a bus id, or not text.
             lost.append(Unread(reason=Reason.FAILED, detail=f"GPU {index}: nvmlDeviceGetPciInfo: {error}"))
         except Unreadable as error:
-            # A GPU that fell off the bus keeps its index, but its bus id cannot be asked for any more.
+            # A GPU that fell off the bus keeps its index, but its bus id can no longer be read.
             lost.append(Unread(reason=error.unread.reason, detail=f"GPU {index}: {error}"))
     gpus = {}
     for index, (bus_id, handle) in handles.items():
@@ -218,9 +219,9 @@ _PCIE_LINK = (
 
 
 def _gpu_bandwidth_mode(handle: Any) -> tuple[str, bool]:
-    """Return the word for a GPU's own mode, and whether it is the best one.
+    """Return the name of a GPU's NVLink bandwidth mode, and whether it is the best mode.
 
-    Bits 2:0 are the mode; above them is the number of links where that is the mode (open-gpu-kernel-modules,
+    Bits 2:0 are the mode. In the mode "link count", the bits above are the number of links (open-gpu-kernel-modules,
     ctrl2080nvlink.h; nvml.h, NVML_GPU_NVLINK_BW_MODE_*).
     """
     info = ask_struct("nvmlDeviceGetNvlinkBwMode", "NvlinkGetBwMode_v1_t", handle)
@@ -230,7 +231,7 @@ def _gpu_bandwidth_mode(handle: Any) -> tuple[str, bool]:
 
 
 def fabric(handle: Any) -> dict[str, Any]:
-    """Return the ``Fabric`` record from ``nvmlDeviceGetGpuFabricInfoV``.
+    """Return a GPU's ``Fabric`` record from ``nvmlDeviceGetGpuFabricInfoV``, version 3 or, on older drivers, 2.
 
     Raises
     ------
@@ -260,16 +261,16 @@ def fabric(handle: Any) -> dict[str, Any]:
 
 
 def decode_health(mask: int) -> dict[str, str]:
-    """Return the fabric health mask's fields by name; a number that nvml.h does not name stays a number."""
+    """Return the value of each field of a fabric health mask, as its name in nvml.h or else as digits."""
     return {name: words(mask >> shift & width) for name, (shift, width, words) in _HEALTH.items()}
 
 
 def _place(handle: Any) -> tuple[str | int | Unreadable, ...]:
-    """Return chassis, slot, tray, host and kind of peers of a GPU."""
+    """Return a GPU's chassis serial number, slot, tray, host id and peer type; an Unreadable for unknown values."""
     info = ask_struct("nvmlDeviceGetPlatformInfo", "PlatformInfo_v2_t", handle)
 
     def raw(member: str) -> bytes:
-        # pynvml declares these bytes as characters and decodes them, which fails from 0x80 on: read the memory.
+        # pynvml declares these bytes as characters and decodes them, which fails from 0x80 on, so read the raw memory.
         field = getattr(type(info), member)
         return string_at(addressof(info) + field.offset, field.size)
 
@@ -279,14 +280,14 @@ def _place(handle: Any) -> tuple[str | int | Unreadable, ...]:
     unknown = Unreadable(Reason.NOT_SUPPORTED, "nvmlDeviceGetPlatformInfo: the platform does not say")
     serial = raw("chassisSerialNumber").split(b"\0", 1)[0]
     if not serial:
-        # Seen in an HGX H200 virtual machine: slot 0, tray 0, host 1, "direct". nvidia-smi -q prints N/A for them all.
+        # An HGX H200 virtual machine reports slot 0, tray 0, host 1, "direct"; nvidia-smi -q prints N/A for all.
         raise Unreadable(Reason.NOT_SUPPORTED, "nvmlDeviceGetPlatformInfo: a place without a chassis")
     return (
         serial.decode() if serial.isascii() else unknown,
         number("slotNumber"),
         number("trayIndex"),
         number("hostId"),
-        # nvml.h says no more than "switch present or not".
+        # The only documentation in nvml.h is "switch present or not".
         {0: "direct", 1: "switch"}.get(raw("peerType")[0], unknown),
     )
 
@@ -295,7 +296,7 @@ PLATFORM = (
     Question("module_id", "nvmlDeviceGetModuleId"),
     Question("chassis_serial slot tray host_id peer_type", _place),
 )
-"""The ``Platform`` record: the GPU's module and, from Blackwell on, its place."""
+"""The questions for the ``Platform`` record: the GPU's module id and, from Blackwell on, its location."""
 
 
 def _mask(words: Iterable[int]) -> str:
@@ -321,7 +322,10 @@ def _processes(running: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def links(handle: Any) -> tuple[object, ...]:
-    """Return recovery action, number of NVLinks, ``NvLink`` records and ``C2cLink`` records of a GPU, or errors."""
+    """Return a GPU's recovery action, number of NVLinks, ``NvLink`` records and ``C2cLink`` records.
+
+    Values that cannot be read are replaced by their errors.
+    """
     values = field_values(handle, (_NVLINK_COUNT, _C2C_COUNT, _RECOVERY_ACTION))
     action, nvlinks, c2c_links = (values[field] for field in (_RECOVERY_ACTION, _NVLINK_COUNT, _C2C_COUNT))
     nvlinks = _if_known(nvlinks, _believed, _MOST_NVLINKS, f"field {_NVLINK_COUNT}", "NVLinks, a GPU")
@@ -335,7 +339,7 @@ def links(handle: Any) -> tuple[object, ...]:
 
 
 def _if_known(answer: T | Unreadable, convert: Callable[..., R], *arguments: Any) -> R | Unreadable:
-    """Return what becomes of an answer, or the error that it is or becomes."""
+    """Return the converted answer; if the answer or its conversion is an error, return the error."""
     try:
         return answer if isinstance(answer, Unreadable) else convert(answer, *arguments)
     except Unreadable as error:
@@ -375,9 +379,9 @@ def _link_fields(fields: Mapping[str, int], number: int, values: Mapping[Field, 
 
 
 def ber(packed: int) -> float:
-    """Return a bit error rate that NVML packs into bits 11:8, the mantissa, and 7:0, the exponent of a tenth.
+    """Return a bit error rate from NVML's packed format: bits 11:8 are the mantissa, bits 7:0 the negative exponent.
 
-    A link without errors has the least that this can say, 15 and 255 (nvml.h, NVML_NVLINK_BER_*; DCGM reads it so).
+    A link without errors has mantissa 15 and exponent 255, which give 0 (nvml.h, NVML_NVLINK_BER_*; as in DCGM).
     """
     mantissa, exponent = packed >> 8 & 0xF, packed & 0xFF
     return 0.0 if (mantissa, exponent) == (15, 255) else float(f"{mantissa}e-{exponent}")
@@ -389,7 +393,7 @@ _CONVERSIONS: Mapping[str, Callable[[int], object]] = {
     "symbol_ber": ber,
     "active": lambda status: status == 1,
 }
-"""What becomes of a field's number, by the name of the record's field; all others stay."""
+"""The conversion of NVML's number, by the name of the record's field. Other numbers stay as they are."""
 
 
 def _remote_bus_id(handle: Any, number: int) -> str:
@@ -463,7 +467,7 @@ _GPU = (
     Question("recovery_action nvlink_count nvlinks c2c_links", links),
     Question("processes", "nvmlDeviceGetComputeRunningProcesses", _processes),
 )
-"""Fields of :class:`egmctl.model.gpu.GpuNvml`."""
+"""The questions for the fields of :class:`egmctl.model.gpu.GpuNvml`."""
 
 
 _PAIR = (

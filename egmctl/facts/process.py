@@ -1,4 +1,4 @@
-"""A process' cgroups, signs of a container, and the environment variables that steer drivers."""
+"""A process' cgroups, signs of a container, and the environment variables that affect drivers and libraries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from egmctl.model.host import Process
 from egmctl.model.record import Reason
 
 ENVIRONMENT_KEYS = (
-    # which GPUs CUDA shows, and in which order
+    # CUDA: visible GPUs and their order, MPS, execution
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
     "CUDA_MPS_PIPE_DIRECTORY",
@@ -30,13 +30,13 @@ ENVIRONMENT_KEYS = (
     "CUDA_AUTO_BOOST",
     "GPU_DEVICE_ORDINAL",
     "LD_LIBRARY_PATH",
-    # what a container was given
+    # devices of a container
     "NVIDIA_VISIBLE_DEVICES",
     "NVIDIA_DRIVER_CAPABILITIES",
     "NVIDIA_IMEX_CHANNELS",
     "NVIDIA_MIG_CONFIG_DEVICES",
     "NVIDIA_MIG_MONITOR_DEVICES",
-    # what a job was given
+    # resources of a job
     "SLURM_JOB_ID",
     "SLURM_STEP_ID",
     "SLURM_LOCALID",
@@ -50,7 +50,7 @@ ENVIRONMENT_KEYS = (
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "LSB_JOBID",
     "ENROOT_RESTRICT_DEV",
-    # which transports libraries may use
+    # transports of NCCL and UCX
     "NCCL_P2P_DISABLE",
     "NCCL_P2P_LEVEL",
     "NCCL_SHM_DISABLE",
@@ -66,17 +66,17 @@ ENVIRONMENT_KEYS = (
     "UCX_NET_DEVICES",
     "UCX_CUDA_COPY_DMABUF",
 )
-"""The environment variables that are recorded; no other is looked at."""
+"""The environment variables to record. No others are recorded."""
 
 _CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv", "/run/systemd/container", "/.singularity.d")
-# libnvidia-container's legacy mode hides the GPUs that were not asked for by a tmpfs.
+# libnvidia-container's legacy mode mounts a tmpfs to hide GPUs that were not requested.
 _MOUNT_SIGNS = {("/", "overlay"): "overlay root", ("/proc/driver/nvidia", "tmpfs"): "tmpfs /proc/driver/nvidia"}
 CONTAINER_VARIABLES = ("KUBERNETES_SERVICE_HOST", "container", "SINGULARITY_CONTAINER", "APPTAINER_CONTAINER")
-"""Variables that container managers set; only whether they are set is recorded."""
+"""Variables that container managers set. Only their names are recorded, as signs of a container."""
 
 
 def process(root: Root, pid: int = 0) -> Process:
-    """Read all of it.
+    """Read the cgroups, the container signs and the environment of a process.
 
     Parameters
     ----------
@@ -97,15 +97,15 @@ def process(root: Root, pid: int = 0) -> Process:
 
 
 def start_time(root: Root, pid: int) -> int:
-    """Return when a process was started, in clock ticks since the machine's start: who has its number later differs.
+    """Return the start time of a process in clock ticks since boot, which differs for a later process with the same id.
 
     Raises
     ------
     Unreadable
-        If there is no such process.
+        The process does not exist.
     """
     path = f"/proc/{pid}/stat"
-    # proc_pid_stat(5): the second field is the program's name in brackets, which may hold anything; the 22nd is this.
+    # proc_pid_stat(5): field 2 is the program's name in brackets, with any characters; field 22 is the start time.
     fields = root.read(path).rpartition(")")[2].split()
     if len(fields) < 20 or not re.fullmatch("[0-9]{1,20}", fields[19], re.ASCII):
         raise Unreadable(Reason.FAILED, f"{path}: no start time")
@@ -113,11 +113,11 @@ def start_time(root: Root, pid: int) -> int:
 
 
 def _environment(root: Root, pid: int) -> Mapping[str, str]:
-    """Return the known variables that are set, as Unicode: bytes that are not UTF-8 become U+FFFD."""
+    """Return the values of the known variables that are set. Bytes that are not UTF-8 become U+FFFD."""
     if not pid:
         variables = {os.fsencode(name): os.fsencode(value) for name, value in os.environ.items()}
     else:
-        # What the process was started with: what it changed since is in its memory only.
+        # The environment at the start of the process. Later changes are only in its memory.
         words = (word.partition(b"=") for word in root.read_bytes(f"/proc/{pid}/environ").split(b"\0"))
         variables = {name: value for name, equals, value in words if equals}
     known = {name.encode(): name for name in (*ENVIRONMENT_KEYS, *CONTAINER_VARIABLES)}
@@ -127,7 +127,7 @@ def _environment(root: Root, pid: int) -> Mapping[str, str]:
 def _effective_uid(root: Root, pid: int) -> int:
     if not pid:
         return os.geteuid()
-    # Real, effective, saved, file system.
+    # Real, effective, saved and file system uid.
     return root.numbers(f"/proc/{pid}/status", "Uid", least=4)[1]
 
 
@@ -135,7 +135,7 @@ def _container_signs(root: Root, pid: int, environment: Mapping[str, str]) -> tu
     folder = f"/proc/{pid or 'self'}"
     present = _CONTAINER_FILES if not pid else read_or((), lambda: inside.files(root, pid, _CONTAINER_FILES))
     kinds = {mount.path: mount.kind for mount in mount_points(read_or("", lambda: root.read(f"{folder}/mountinfo")))}
-    # The first namespace maps all ids to themselves.
+    # The initial user namespace maps all ids to themselves.
     all_ids = ["0", "0", "4294967295"]
     id_map = read_or(all_ids, lambda: root.read(f"{folder}/uid_map").split())
     return (

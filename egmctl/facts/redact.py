@@ -1,9 +1,8 @@
-"""Takes out of a machine, and of what was made of it, what may not leave the site.
+"""Redact private data from a machine and from results, so that they can be shared outside the site.
 
-Of a machine it is an allow-list by the marks on the model's types: a string whose type is not marked as shareable is
-replaced. A replacement is the same for the same value, so that what belonged together still does. Results are made of
-the redacted machine (topology, diagnosis), or have what is private in the machine taken out of their sentences (a run
-of the bench): every document that a command writes went through here.
+In a machine, the marks on the model's types are an allow-list: strings of types without a mark are replaced. Equal
+values get equal replacements, which preserves relations. Topology and diagnosis are computed from the redacted machine.
+From a run of the bench, the machine's private names are removed. Every document that a command writes is redacted here.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ if TYPE_CHECKING:
 
 _UUID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE)
 _WHOLE_UUID = re.compile(rf"(?:MIG-)?(?:GPU-|MIG-)?{_UUID.pattern}(?:/[0-9]+/[0-9]+)?", re.IGNORECASE)
-"""With the driver's prefixes; old drivers name a MIG instance ``MIG-GPU-<uuid>/1/0``."""
+"""The pattern of a UUID with the driver's prefixes. Old drivers name a MIG instance ``MIG-GPU-<uuid>/1/0``."""
 _PARTIAL_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f]{1,8}(?:-[0-9a-f]{0,12}){0,4}")
-"""CUDA_VISIBLE_DEVICES takes the start of a UUID."""
+"""The pattern of the start of a UUID, which CUDA_VISIBLE_DEVICES accepts."""
 
 _RELEASE = re.compile(r"[0-9]+\.[0-9]+(?:\.[0-9]+)?(?:-rc[0-9]+)?", re.ASCII)
 _RELEASE_WORD = re.compile(
@@ -55,7 +54,7 @@ _CGROUP_ID = re.compile(r"[0-9a-f]{32,64}|[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][
 _CGROUP_AROUND_ID = re.compile(
     r"|pod|(docker|cri-containerd|crio|crio-conmon|libpod|libpod-conmon)-\.scope|kubepods(-besteffort|-burstable)?-pod\.slice"
 )
-"""The text that may surround a container's or a pod's id, with the id left out."""
+"""The pattern of the text around the id of a container or pod, with the id removed."""
 
 _ENVIRONMENT_WORD = re.compile(
     # numbers, ranges, percentages, InfiniBand devices
@@ -66,7 +65,7 @@ _ENVIRONMENT_WORD = re.compile(
     # NCCL's levels, UCX' transports
     "|LOC|NVL|PIX|PXB|PHB|NODE|SYS|sm|shm|posix|sysv|cma|xpmem|knem|self|tcp|ib|rc|rc_x|rc_v|ud|ud_x|dc|dc_x|srd"
     "|cuda|cuda_copy|cuda_ipc|gdr_copy"
-    # where libraries and MPS usually lie
+    # the usual folders of libraries and of MPS
     r"|/tmp/nvidia-(mps|log)|/var/log/nvidia-mps|/usr/local/nvidia/lib(64)?"
     r"|/usr/local/cuda(-[0-9]{1,2}(\.[0-9])?)?/(lib64|compat(/lib)?|extras/CUPTI/lib64)|/usr/lib(64)?",
     re.IGNORECASE,
@@ -78,15 +77,15 @@ _PATH_WORD = re.compile(r"[^\s'\"]*/[^\s'\"]*")
 _SENTENCE = re.compile(r"[\s/]")
 
 _SHORTEST = 4
-"""Letters of the shortest private name that is looked for in sentences: of a host ``n1`` half of them would speak."""
+"""The minimum length of a private name to replace in sentences. A host name such as ``n1`` would match in too many."""
 
 
 def redact(machine: Machine) -> Machine:
     """Return the machine without names, serial numbers, paths and identifiers of the site.
 
-    Strings marked plain stay; UUIDs become others of the same form, derived from their hash, so that two redacted
-    recordings of one machine still join; of kernel releases, cgroup paths and environment values the well-known
-    words stay; every other string becomes its field's name and a number. A redacted machine stays as it is.
+    Strings marked as plain are kept. UUIDs are replaced by others of the same format derived from their hash, so that
+    UUIDs match between redacted recordings of a machine. Kernel releases, cgroup paths and environment values keep
+    well-known words. Every other string becomes its field's name and a number. A redacted machine stays unchanged.
     """
     if machine.origin.redacted:
         return machine
@@ -95,19 +94,19 @@ def redact(machine: Machine) -> Machine:
 
 
 def redact_run(report: RunReport, machine: Machine | None) -> RunReport:
-    """Return a run of the bench as a document may hold it: its UUIDs are those of the redacted machine.
+    """Return a redacted run of the bench, whose UUIDs match those of the redacted machine.
 
     Parameters
     ----------
     machine
-        The live one, whose private names may be in the run's sentences; ``None`` where it is not at hand.
+        The live machine, whose private names the run's sentences may contain; ``None`` if it is not available.
     """
     redacted: RunReport = part_redactor(machine)(report)
     return dataclasses.replace(redacted, machines=tuple(map(redact, report.machines)))
 
 
 def part_redactor(machine: Machine | None) -> Callable[[Any], Any]:
-    """Return a function that does so with parts of a run, one after the other: records, or sentences.
+    """Return a function that redacts parts of a run (records or sentences) with consistent pseudonyms.
 
     Parameters
     ----------
@@ -119,13 +118,13 @@ def part_redactor(machine: Machine | None) -> Callable[[Any], Any]:
 
 
 class _Redaction:
-    """One document's pseudonyms."""
+    """The pseudonyms of one document."""
 
     def __init__(self, machine: Machine | None) -> None:
         self._numbers: dict[str, dict[str, int]] = {}
         self._uuids = sorted({gpu.uuid for gpu in (machine and machine.gpus) or () if gpu.uuid})
         self._private: dict[str, str] = {}
-        """Private names that a sentence may quote, and their pseudonyms."""
+        """The pseudonyms of the private names that sentences may contain."""
         self._names = re.compile("")
         self._by_share: dict[Share, Callable[[str, str], str]] = {
             Share.PLAIN: lambda text, _name: _replace_uuids(text),
@@ -139,10 +138,10 @@ class _Redaction:
             self._learn(machine)
 
     def _learn(self, machine: Machine) -> None:
-        """Number all that is private in the machine, and keep what a sentence may quote."""
+        """Assign pseudonyms to the machine's private strings, and keep those that sentences may contain."""
         self.value(Machine, machine, "", fact=True)
         for name, known in self._numbers.items():
-            # Words such as "debug" of an environment are no names; paths and numbers of it may be.
+            # Words of an environment or cgroup, such as "debug", are not names, but its paths and numbers may be.
             named = (text for text in known if name not in ("environment", "cgroup") or not text.isalpha())
             self._private |= {text: f"{name}-{known[text]}" for text in named if len(text) >= _SHORTEST}
         kernel = machine.host.kernel if machine.host else None
@@ -152,17 +151,17 @@ class _Redaction:
         self._names = re.compile(rf"(?<!\w)(?:{names})(?!\w)")
 
     def value(self, kind: Any, value: Any, name: str, *, fact: bool) -> Any:
-        """Return a value, redacted.
+        """Return a redacted value.
 
         Parameters
         ----------
         kind
-            Its type, with marks.
+            The type of the value, with marks.
         name
-            The field it is in, which its pseudonym begins with.
+            The name of its field, with which its pseudonym starts.
         fact
-            Whether it is what a machine said: strings without a mark are private. Those of results are our sentences,
-            which may quote a machine.
+            Whether the value was read from a machine, so that strings without a mark are private. In results they are
+            this tool's sentences, which may quote a machine.
         """
         if value is None or not _has_text(kind):
             return value
@@ -193,13 +192,13 @@ class _Redaction:
 
     def _record(self, record: Any, *, fact: bool) -> Any:
         if isinstance(record, Machine) and not fact:
-            # The machines of a result are redacted by themselves.
+            # The machines of a result are redacted separately.
             return record
         fact = fact or isinstance(record, Record)
         kind: Any = type(record)
         changed = {name: self.value(hint, getattr(record, name), name, fact=fact) for name, hint in _texts(kind)}
         if isinstance(record, SectionStatus) and record.unread is not None and record.unread.reason is Reason.FAILED:
-            # An unexpected exception's sentence may quote what the machine answered; its class may stay.
+            # The message of an unexpected exception may contain values of the machine, so only its class is kept.
             detail = record.unread.detail.partition(":")[0]
             changed["unread"] = dataclasses.replace(record.unread, detail=detail)
         if isinstance(record, KernelEvent):
@@ -210,7 +209,7 @@ class _Redaction:
         return dataclasses.replace(record, **changed)
 
     def _sentence(self, text: str) -> str:
-        """Return one of our sentences without what is private in the machine; a single word is one of ours."""
+        """Return one of this tool's sentences without the machine's private names. A single word is kept."""
         text = _replace_uuids(text)
         if not self._private or not _SENTENCE.search(text):
             return text
@@ -246,14 +245,14 @@ class _Redaction:
 
 @functools.cache
 def _texts(kind: Any) -> tuple[tuple[str, Any], ...]:
-    """Return the fields of a dataclass that may hold text, and their types."""
+    """Return the names and types of a dataclass' fields that may contain text."""
     given = {field.name for field in dataclasses.fields(kind) if field.init}
     return tuple((name, hint) for name, hint in field_types(kind).items() if name in given and _has_text(hint))
 
 
 @functools.cache
 def _has_text(kind: Any) -> bool:
-    """Say whether values of a type may hold text: most of a measurement is numbers."""
+    """Return whether values of a type may contain text. This skips the numbers, which most of a measurement is."""
     if kind in (int, float, bool, type(None), Ellipsis) or (isinstance(kind, type) and issubclass(kind, Enum)):
         return False
     if typing.get_origin(kind) in (tuple, typing.Union, types.UnionType):
@@ -262,9 +261,9 @@ def _has_text(kind: Any) -> bool:
 
 
 def known_words(value: str) -> str:
-    """Return the value of an environment variable with everything but numbers, UUIDs and well-known words left out.
+    """Return the value of an environment variable with every word but numbers, UUIDs and well-known words as ``...``.
 
-    What people and programs put into the environment may be secret; what steers a driver is none of it.
+    Other words may be secret. The words that configure drivers and libraries are well known.
     """
     known = (_ENVIRONMENT_WORD, _WHOLE_UUID, _PARTIAL_UUID)
     return re.sub(
@@ -277,9 +276,9 @@ def _replace_uuids(text: str) -> str:
 
 
 def _other_digits(text: str) -> str:
-    """Return an identifier of at least 128 bits with other hexadecimal digits, derived from its hash.
+    """Return an identifier of at least 128 bits with its hexadecimal digits replaced by those of its hash.
 
-    All zeros stay: that is how the driver says that there is none.
+    An identifier of zeros, by which the driver reports that there is none, is kept.
     """
     digits = re.sub("[^0-9a-f]", "", text.lower())
     if not digits.strip("0"):

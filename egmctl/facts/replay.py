@@ -1,4 +1,4 @@
-"""Machines as documents: written by ``egmctl snapshot``, read again, and those that ship."""
+"""Machine documents: writing them (``egmctl snapshot``), and reading recorded and shipped ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from egmctl.units import listed
 
 
 def document(machine: Machine) -> dict[str, Any]:
-    """Return the document as JSON data; a live machine is a recorded one from then on."""
+    """Return a machine's document as JSON data. A live machine's origin becomes recorded."""
     origin = machine.origin
     if origin.kind is OriginKind.LIVE:
         origin = dataclasses.replace(origin, kind=OriginKind.RECORDED)
@@ -32,24 +32,24 @@ def document(machine: Machine) -> dict[str, Any]:
 
 
 def text(machine: Machine) -> str:
-    """Return the document as ASCII text, so that no string from the machine can play tricks on who looks at it."""
+    """Return a machine's document as ASCII text, so that the machine's strings cannot affect a terminal."""
     return json.dumps(document(machine), indent=1, allow_nan=False) + "\n"
 
 
 R = TypeVar("R", GpuCuda, Pair)
 
 _LIMITS = {"gpus": 256, "numa_nodes": 1024, "switches": 256, "nics": 4096}
-"""Most that a node can have: minors of ``/dev/nvidia<minor>`` end at 247 (nv-chardev-numbers.h), Linux' NODES_SHIFT
-at 10. The loops over pairs and matrices need such a bound."""
+"""The maximum counts per node, which bound loops over pairs and matrices. Minors of ``/dev/nvidia<minor>`` end at 247
+(nv-chardev-numbers.h), Linux' NODES_SHIFT at 10."""
 
 
 def load(name_or_path: str) -> Machine:
-    """Return a shipped machine by its name (:func:`names`) or a recorded one from a file.
+    """Return a shipped machine by its name (:func:`names`) or a recorded machine from a file.
 
     Raises
     ------
     UsageError
-        If there is no such machine, or the file does not hold one.
+        The machine or file does not exist, or the file does not contain a machine.
     """
     path, source = _find(name_or_path)
     document = parse_object(read_content(path, source), source, "machine")
@@ -58,22 +58,22 @@ def load(name_or_path: str) -> Machine:
 
 
 def decode(document: dict[str, Any], source: str, where: str = "") -> Machine:
-    """Return the machine that a document holds, without the sections that are newer than this tool.
+    """Return the machine in a document, without sections of a newer version than this tool reads.
 
-    What the document leaves out is null because it is not stated: fields of records, whole sections, and of the CUDA
-    attributes that the tool reads those that are missing where a document has others.
+    Fields and sections that the document omits are null with the reason "not stated". So are missing CUDA attributes,
+    if the document has others of the same kind.
 
     Parameters
     ----------
     source
-        How to call the file in a sentence.
+        The name of the file in messages.
     where
-        Place of the document in the file.
+        The location of the document in the file.
 
     Raises
     ------
     UsageError
-        If it is no machine, or its parts do not fit together.
+        The document is not a machine, or its parts are inconsistent.
     """
     newer = _drop_newer_sections(document)
     try:
@@ -100,7 +100,7 @@ def _with_attributes(gpu: Gpu) -> Gpu:
 
 
 def _named(record: R, field: str, names: tuple[str, ...]) -> R:
-    """Return a record whose field has all these names, the missing ones not stated; one that has none stays so."""
+    """Return a record whose mapping ``field`` has all these names, missing ones as not stated, unless it has none."""
     known: Mapping[str, int | None] = getattr(record, field)
     missing = [name for name in names if name not in known]
     if not missing or len(missing) == len(names):
@@ -113,7 +113,7 @@ def _named(record: R, field: str, names: tuple[str, ...]) -> R:
 
 
 def recorded(machine: Machine, path: Path) -> Machine:
-    """Return the machine of a file with the file's stem as its name; what was modelled stays so."""
+    """Return a file's machine as recorded, named by the file's stem. A modelled machine is returned unchanged."""
     if machine.origin.kind is OriginKind.MODELLED:
         return machine
     origin = dataclasses.replace(machine.origin, kind=OriginKind.RECORDED, name=stem(path))
@@ -121,12 +121,12 @@ def recorded(machine: Machine, path: Path) -> Machine:
 
 
 def names() -> list[str]:
-    """Return the names of the shipped machines, in order."""
+    """Return the sorted names of the shipped machines."""
     return sorted(path.stem for path in data.machines_dir().glob("*.json"))
 
 
 def _find(name_or_path: str) -> tuple[Path, str]:
-    """Return the file, and how to call it in a sentence."""
+    """Return the path of a machine's file and its name in messages."""
     if name_or_path in names():
         return data.machines_dir() / f"{name_or_path}.json", f"machine {name_or_path}"
     if os.path.exists(name_or_path):
@@ -144,7 +144,7 @@ def _valid() -> str:
 
 
 def _drop_newer_sections(document: dict[str, Any]) -> dict[str, SectionStatus]:
-    """Take out the sections whose newer version would mislead this tool; return their statuses."""
+    """Remove the sections of a newer version than this tool reads from a document; return their statuses."""
     newer: dict[str, SectionStatus] = {}
     sections = document.get("sections")
     if not isinstance(sections, dict):
@@ -161,7 +161,7 @@ def _drop_newer_sections(document: dict[str, Any]) -> dict[str, SectionStatus]:
 
 
 def _faults(machine: Machine) -> Iterator[str]:
-    """Yield half a sentence on each part of a machine that does not fit the others."""
+    """Yield a clause on each inconsistency between the parts of a machine."""
     gpus, pairs, nics = machine.gpus or (), machine.pairs or (), machine.nics or ()
     nodes = (machine.host and machine.host.numa_nodes) or ()
     sizes = {"gpus": len(gpus), "numa_nodes": len(nodes), "switches": len(machine.switches or ()), "nics": len(nics)}

@@ -1,4 +1,4 @@
-"""Files below a root: that of this node, or of another one's tree."""
+"""Access to files below a root directory: this node's, a copied tree's, or another process'."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ T = TypeVar("T")
 SYSROOT_VARIABLE = "EGMCTL_SYSROOT"
 
 READ_LIMIT = 1 << 20
-"""Bytes of the largest file read whole. The largest that matters, ``/proc/self/mountinfo`` of a node with many
-containers, has some 100 KiB."""
+"""The maximum size in bytes of a file that is read whole. The largest relevant file, ``/proc/self/mountinfo`` on a node
+with many containers, has about 100 KiB."""
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Root:
-    """A directory that stands for ``/``. Paths are given and named as on the machine itself: ``/proc/devices``."""
+    """A directory that is used as ``/``. Arguments and messages name paths of the machine, e.g. ``/proc/devices``."""
 
     def __init__(self, directory: str = "/") -> None:
         self.directory = os.path.realpath(directory)
@@ -39,22 +39,22 @@ class Root:
 
     @classmethod
     def from_environment(cls) -> Root:
-        """Return the root that ``EGMCTL_SYSROOT`` names, ``/`` without it."""
+        """Return the root named by ``EGMCTL_SYSROOT``, or ``/`` if that is not set."""
         return cls(os.environ.get(SYSROOT_VARIABLE) or "/")
 
     def path(self, path: str) -> str:
-        """Return where ``path`` of the machine lies for the operating system."""
+        """Return the path below the root directory for a ``path`` of the machine."""
         return path if self.is_live else self.directory + path
 
     def read_bytes(self, path: str, limit: int = READ_LIMIT, *, from_end: bool = False) -> bytes:
-        """Return up to ``limit`` bytes from the start of a file, or those at its end.
+        """Return up to ``limit`` bytes from the start or the end of a file.
 
         Raises
         ------
         Unreadable
-            If it is missing, not permitted or not a file.
+            The path is missing, not permitted or not a file.
         """
-        # O_NONBLOCK: a FIFO in the place of a file must not hang the reader.
+        # O_NONBLOCK, so that a FIFO instead of a file does not block the reader.
         descriptor = _ask(path, os.open, self.path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         try:
             parts = []
@@ -70,12 +70,12 @@ class Root:
             os.close(descriptor)
 
     def read(self, path: str) -> str:
-        """Return a file's text without the white space around it; bytes that are not UTF-8 become U+FFFD.
+        """Return a file's text without surrounding white space. Bytes that are not UTF-8 become U+FFFD.
 
         Raises
         ------
         Unreadable
-            If it is missing, not permitted, not a file or longer than :data:`READ_LIMIT`.
+            The path is missing, not permitted or not a file, or the file is longer than :data:`READ_LIMIT`.
         """
         data = self.read_bytes(path, READ_LIMIT + 1)
         if len(data) > READ_LIMIT:
@@ -83,47 +83,47 @@ class Root:
         return data.decode(errors="replace").strip()
 
     def lines(self, path: str) -> list[str]:
-        """Return a file's lines, which only line feeds end.
+        """Return a file's lines, split only at line feeds.
 
-        The names of processes and cgroups, which users choose, may hold all else that ``str.splitlines`` splits at:
-        one of ``"\\rUid: 0 0 0 0"`` would bring a line of its own to ``/proc/PID/status``.
+        Users choose the names of processes and cgroups, which may contain the other characters at which
+        ``str.splitlines`` splits: the name ``"\\rUid: 0 0 0 0"`` would forge a line of ``/proc/PID/status``.
 
         Raises
         ------
         Unreadable
-            As :meth:`read`.
+            As for :meth:`read`.
         """
         return self.read(path).split("\n")
 
     def number(self, path: str, base: int = 10) -> int:
-        """Return the whole number that a file holds: ``0x10de``, ``-1``.
+        """Return the integer in a file, e.g. ``0x10de`` or ``-1``.
 
         Raises
         ------
         Unreadable
-            Also if it holds something else.
+            As for :meth:`read`, or the file contains something else.
         """
         return _integers([self.read(path)], base, f"{path}: not a number")[0]
 
     def search(self, path: str, pattern: str, missing: str) -> re.Match[str]:
-        """Return where a pattern is in a file's text; ``^`` is the start of any line.
+        """Return the first match of a pattern in a file's text; ``^`` matches at the start of each line.
 
         Raises
         ------
         Unreadable
-            Also if it is nowhere; ``missing`` says so in a few words.
+            As for :meth:`read`, or there is no match; the detail then is ``missing``.
         """
         if match := re.search(pattern, self.read(path), re.ASCII | re.MULTILINE):
             return match
         raise Unreadable(Reason.FAILED, f"{path}: {missing}")
 
     def kernel_list(self, path: str) -> str:
-        """Return the kernel list that a file holds: ``0-3,8``.
+        """Return the kernel list in a file, e.g. ``0-3,8``.
 
         Raises
         ------
         Unreadable
-            Also if it holds something else.
+            As for :meth:`read`, or the file contains something else.
         """
         return kernel_list(self.read(path), path)
 
@@ -133,7 +133,7 @@ class Root:
         Raises
         ------
         Unreadable
-            Also if there is no such line.
+            As for :meth:`read`, or there is no such line.
         """
         for line in self.lines(path):
             name, colon, value = line.partition(":")
@@ -142,12 +142,12 @@ class Root:
         raise Unreadable(Reason.NOT_PRESENT, f"{path}: no line {key!r}")
 
     def numbers(self, path: str, key: str, base: int = 10, least: int = 1) -> list[int]:
-        """Return the whole numbers of the first line ``key: number number ...`` of a file.
+        """Return the integers of the first line ``key: number number ...`` of a file.
 
         Raises
         ------
         Unreadable
-            Also if there is something else, or fewer than ``least``.
+            As for :meth:`line`, or the value contains something else, or fewer than ``least`` numbers.
         """
         words = self.line(path, key).split()
         complaint = f"{path}: {key!r} is not a number"
@@ -156,23 +156,23 @@ class Root:
         return _integers(words, base, complaint)
 
     def names(self, path: str) -> list[str]:
-        """Return the names in a directory, in order.
+        """Return the sorted names in a directory.
 
         Raises
         ------
         Unreadable
-            If it is missing, not permitted or not a directory.
+            The path is missing, not permitted or not a directory.
         """
         names = _ask(path, os.listdir, self.path(path))
         return sorted(os.fsencode(name).decode(errors="replace") for name in names)
 
     def names_if_any(self, path: str) -> list[str]:
-        """Return the names in a directory, in order; none where it is missing.
+        """Return the sorted names in a directory, or an empty list if it is missing.
 
         Raises
         ------
         Unreadable
-            If it is not permitted.
+            The directory cannot be read for another reason.
         """
         try:
             return self.names(path)
@@ -182,30 +182,30 @@ class Root:
             raise
 
     def file_system(self, path: str) -> os.statvfs_result:
-        """Return what the file system that ``path`` lies on says of itself; nothing is opened.
+        """Return the result of statvfs(3) for the file system that contains ``path``, without opening the path.
 
         Raises
         ------
         Unreadable
-            If nothing is there.
+            The path does not exist or cannot be reached.
         """
         return _ask(path, os.statvfs, self.path(path))
 
     def status(self, path: str) -> os.stat_result:
-        """Return what stat(2) says, links followed.
+        """Return the result of stat(2), following symbolic links.
 
         Raises
         ------
         Unreadable
-            If nothing is there, or it cannot be reached.
+            The path does not exist or cannot be reached.
         """
         return _ask(path, os.stat, self.path(path))
 
     def access(self, path: str) -> str:
-        """Return whether access(2) lets this process read and write: ``"ok"``, or the name of its error number.
+        """Return ``"ok"`` if access(2) grants this process read and write access, else the name of the error.
 
-        ``os.access`` does not say which. access(2) asks the device cgroup (``devcgroup_inode_permission``) as open(2)
-        does, but not the driver.
+        ``os.access`` does not return the error. Like open(2), access(2) checks the device cgroup
+        (``devcgroup_inode_permission``), but it does not call the driver.
         """
         if _LIBC.access(os.fsencode(self.path(path)), os.R_OK | os.W_OK) == 0:
             return "ok"
@@ -213,26 +213,26 @@ class Root:
         return errno.errorcode.get(number, str(number))
 
     def link(self, path: str) -> str:
-        """Return what a symbolic link holds: ``pid:[4026531836]`` in ``/proc/self/ns``.
+        """Return the text of a symbolic link, e.g. ``pid:[4026531836]`` in ``/proc/self/ns``.
 
         Raises
         ------
         Unreadable
-            If it is missing, not permitted or no link.
+            The path is missing, not permitted or not a link.
         """
         return os.fsencode(_ask(path, os.readlink, self.path(path))).decode(errors="replace")
 
     def exists(self, path: str) -> bool:
-        """Return whether something is there, links followed."""
+        """Return whether a path exists, following symbolic links."""
         return os.path.exists(self.path(path))
 
     def resolve(self, path: str) -> str:
-        """Return ``path`` with all links followed, as on the machine itself.
+        """Return ``path`` with all symbolic links resolved, as a path of the machine.
 
         Raises
         ------
         Unreadable
-            If nothing is there, or the links lead out of the root.
+            The path does not exist, or its links lead out of the root.
         """
         target = _ask(path, lambda: os.path.realpath(self.path(path), strict=True))
         if self.is_live:
@@ -243,7 +243,7 @@ class Root:
 
 
 def _ask(path: str, function: Callable[..., T], *arguments: Any) -> T:
-    """Return the answer of a function of the system; its error is that of ``path``."""
+    """Call a function and return its result; turn an OSError into Unreadable for ``path``."""
     try:
         return function(*arguments)
     except OSError as error:
@@ -260,19 +260,19 @@ def _integers(words: Sequence[str], base: int, complaint: str) -> list[int]:
 
 
 def program_output(command: Sequence[str], shown: str, timeout_s: float, limit: int) -> bytes:
-    """Return what a system's program prints.
+    """Run a program of the system and return its output.
 
     Parameters
     ----------
     shown
-        How to call the program in a reason.
+        The name of the program in messages.
     limit
-        Bytes after which the rest is left out.
+        The maximum size of the output in bytes; the rest is dropped.
 
     Raises
     ------
     Unreadable
-        If it cannot be run, fails or takes too long.
+        The program cannot be run, fails or times out.
     """
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
     try:
@@ -289,7 +289,7 @@ def kernel_list(text: str, path: str) -> str:
     Raises
     ------
     Unreadable
-        If not.
+        The text is not a kernel list.
     """
     try:
         parse_kernel_list(text)
@@ -299,7 +299,7 @@ def kernel_list(text: str, path: str) -> str:
 
 
 NAMES_LIMIT = 1 << 16
-"""Names in one folder. A ``/dev`` has hundreds, and there are at most some thousand IMEX channels."""
+"""The maximum number of names in a folder. ``/dev`` has hundreds; there are at most some thousand IMEX channels."""
 
 _NO_MAGICLINKS, _IN_ROOT = 0x02, 0x10  # include/uapi/linux/openat2.h
 _EMPTY_PATH, _EACCESS = 0x1000, 0x200  # AT_*, include/uapi/linux/fcntl.h
@@ -308,19 +308,19 @@ _TRIES = 16
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """Which refusals by mode bits the other process may pass over, by capabilities that the one who asks has not."""
+    """The capabilities by which the other process overrides mode bits, which the reading process itself lacks."""
 
     searches: bool = False
-    """CAP_DAC_OVERRIDE or CAP_DAC_READ_SEARCH."""
+    """Whether the process has CAP_DAC_OVERRIDE or CAP_DAC_READ_SEARCH."""
     opens: bool = False
-    """CAP_DAC_OVERRIDE."""
+    """Whether the process has CAP_DAC_OVERRIDE."""
     uids: Sequence[Sequence[int]] = ()
-    """The user ids that its user namespace knows, as (first, how many): of other users' files no capability counts
-    (``capable_wrt_inode_uidgid``)."""
+    """The user ids that are mapped in its user namespace, as (first, count). Capabilities have no effect on files of
+    other users (``capable_wrt_inode_uidgid``)."""
     gids: Sequence[Sequence[int]] = ()
 
     def open(self, status: os.stat_result) -> bool:
-        """Say whether it may open a file whatever its mode."""
+        """Return whether the process can open a file regardless of its mode."""
         owners = ((self.uids, status.st_uid), (self.gids, status.st_gid))
         return self.opens and all(
             any(first <= number < first + count for first, count in ranges) for ranges, number in owners
@@ -328,16 +328,16 @@ class Overrides:
 
 
 class OtherRoot:
-    """Device nodes below a descriptor; the methods are those of :class:`Root` that look at nodes.
+    """The root directory of another process, with the methods of :class:`Root` that read device nodes.
 
     Parameters
     ----------
     descriptor
-        A folder; it is the caller's.
+        The directory, which the caller closes.
     overrides
-        Of the process whose root it is.
+        The overrides of the process.
     is_live
-        Whether it is the root of a process here, and not a copied tree.
+        Whether it is the root of a process on this node and not a copied tree.
     """
 
     def __init__(self, descriptor: int, overrides: Overrides | None = None, *, is_live: bool = True) -> None:
@@ -346,27 +346,27 @@ class OtherRoot:
         self._overrides = overrides or Overrides()
 
     def check(self) -> None:
-        """Make the two system calls that all stands on, where they can only succeed.
+        """Check that openat2(2) and faccessat2(2) work, with calls that otherwise cannot fail.
 
         Raises
         ------
         OSError
-            The kernel is too old for one (openat2 is there since Linux 5.6, faccessat2 since 5.8), or a filter of
-            system calls refuses it. Its ``strerror`` is the call's name.
+            The kernel lacks a call (openat2 needs Linux 5.6, faccessat2 Linux 5.8), or a system call filter refuses
+            it. The ``strerror`` is the call's name.
         """
         os.close(self._open("/", os.O_PATH | os.O_DIRECTORY))
         call("faccessat2", self._descriptor, b"", os.F_OK, _EMPTY_PATH | _EACCESS)
 
     def names_if_any(self, path: str) -> list[str]:
-        """Return the names in a folder, in order; none where it is missing.
+        """Return the sorted names in a folder, or an empty list if it is missing.
 
         Raises
         ------
         Unreadable
-            If it is not permitted, or has more than :data:`NAMES_LIMIT`.
+            The folder cannot be read, or it has more than :data:`NAMES_LIMIT` names.
         """
         try:
-            # O_DIRECTORY: of something else the kernel says so before it opens it.
+            # With O_DIRECTORY the kernel rejects anything else before it opens it.
             folder = self._open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK)
             try:
                 with os.scandir(folder) as entries:
@@ -382,7 +382,7 @@ class OtherRoot:
         return sorted(name.decode(errors="replace") for name in names)
 
     def exists(self, path: str) -> bool:
-        """Return whether something is there, links followed within the root."""
+        """Return whether a path exists, following symbolic links within the root."""
         try:
             with self._looked_at(path):
                 return True
@@ -390,27 +390,27 @@ class OtherRoot:
             return False
 
     def status(self, path: str) -> os.stat_result:
-        """See :meth:`egmctl.facts.root.Root.status`."""
+        """Return the result of fstat(2); see :meth:`egmctl.facts.root.Root.status`."""
         with self._looked_at(path) as node:
             return os.fstat(node)
 
     def file_system(self, path: str) -> os.statvfs_result:
-        """See :meth:`egmctl.facts.root.Root.file_system`."""
+        """Return the result of fstatvfs(3); see :meth:`egmctl.facts.root.Root.file_system`."""
         with self._looked_at(path) as node:
             return os.fstatvfs(node)
 
     def access(self, path: str) -> str:
-        """Return whether faccessat2(2) lets this process' effective user read and write what is there.
+        """Return whether faccessat2(2) grants this process' effective user read and write access.
 
         Returns
         -------
         str
-            ``"ok"``, ``"EPERM"`` (the device cgroup), ``"EACCES"`` (mode bits) or ``"ENOENT"``: nothing is there.
+            ``"ok"``, ``"EPERM"`` (device cgroup), ``"EACCES"`` (mode bits) or ``"ENOENT"`` (the path does not exist).
 
         Raises
         ------
         Unreadable
-            Any other answer says nothing of the other process, nor does EACCES that its capabilities may pass over.
+            The result does not apply to the other process: another error, or EACCES that its capabilities override.
         """
         try:
             with self._looked_at(path) as node:
@@ -435,7 +435,7 @@ class OtherRoot:
 
     @contextmanager
     def _looked_at(self, path: str) -> Iterator[int]:
-        """Lend an O_PATH descriptor of what is there: it says what it is, and does not open it."""
+        """Yield an O_PATH descriptor of a path, which does not open the device, and close it afterwards."""
         try:
             node = self._open(path, os.O_PATH)
         except OSError as error:
@@ -453,13 +453,13 @@ class OtherRoot:
             try:
                 return call("openat2", self._descriptor, os.fsencode(path), how, len(how))
             except OSError as error:
-                # Something was renamed or mounted while ``..`` was followed: the kernel asks to be asked again.
+                # EAGAIN: a rename or mount happened while ``..`` was resolved, so the call must be repeated.
                 if error.errno != errno.EAGAIN or not left:
                     raise
         raise AssertionError
 
     def _unreadable(self, error: OSError, path: str) -> Unreadable:
-        """Translate an answer to a path: what is not there, what is not permitted, and what says nothing."""
+        """Return the exception for an error: missing, not permitted, or failed, as is EACCES that may be overridden."""
         if error.errno == errno.EACCES and self._overrides.searches:
             return Unreadable(Reason.FAILED, f"{path}: EACCES; the process has CAP_DAC_OVERRIDE or _READ_SEARCH")
         reasons = {

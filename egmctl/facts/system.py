@@ -1,4 +1,4 @@
-"""Services, network cards, device nodes and modules: what belongs to the system beside the GPUs."""
+"""The system around the GPUs: services, NICs, device nodes, kernel modules, PCIe bridges and IOMMU."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ CAPS = "/dev/nvidia-caps"
 IMEX_CHANNELS = "/dev/nvidia-caps-imex-channels"
 
 _KINDS = {"c": "character", "b": "block", "d": "directory", "-": "file", "p": "fifo", "s": "socket"}
-"""Kinds of files by the first letter that ls(1) prints."""
+"""The kinds of files by the first letter that ls(1) prints."""
 
 
 Place = Root | OtherRoot
-"""Where nodes are looked at: this node or a copied tree, or the root directory of another process."""
+"""A root directory with device nodes: of this node, of a copied tree, or of another process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceNodes:
-    """All of them at one moment."""
+    """The driver's device nodes at one time."""
 
     gpus: Mapping[int, DeviceNode]
-    """By minor; a GPU's node that is missing is here with ``exists`` False."""
+    """The GPUs' nodes by minor. A missing node has ``exists`` False."""
     control: tuple[DeviceNode, ...]
-    """nvidiactl, nvidia-uvm, nvidia-uvm-tools and what is in nvidia-caps."""
+    """The nodes nvidiactl, nvidia-uvm, nvidia-uvm-tools and those in nvidia-caps."""
     imex_channels: tuple[DeviceNode, ...] | None
-    """Empty where the folder is absent."""
+    """The IMEX channels; empty if their folder is missing, ``None`` if it cannot be listed."""
     unread: Mapping[str, Unread] = field(default_factory=dict)
-    """Folders that could not be listed, under the names of the driver's fields they would have filled:
-    ``nodes.nvidia-caps``, ``imex_channels``."""
+    """The reasons why folders cannot be listed, by the driver's field that they fill: ``nodes.nvidia-caps``,
+    ``imex_channels``."""
 
 
 def read_all(root: Place, minors: Iterable[int]) -> DeviceNodes:
-    """Look at every node.
+    """Read the driver's device nodes.
 
     Parameters
     ----------
     minors
-        The GPUs that the driver knows; nodes beyond these are found by their names.
+        The minors of the GPUs that the driver lists. Further nodes are found by their names in ``/dev``.
     """
     reasons = Reasons()
     present = {
@@ -71,7 +71,7 @@ def read_all(root: Place, minors: Iterable[int]) -> DeviceNodes:
 
 
 def read(root: Place, path: str) -> DeviceNode:
-    """Look at one node."""
+    """Read the status of a device node and this process' access to it."""
     reasons = Reasons()
     access = reasons.read("access", lambda: root.access(path))
     try:
@@ -82,7 +82,7 @@ def read(root: Place, path: str) -> DeviceNode:
         return reasons.record(DeviceNode, path=path, exists=exists, access=access, **unknown)
     kind = _KINDS.get(stat.filemode(status.st_mode)[0], "unknown")
     if kind == "file" and not root.is_live:
-        # In a copied tree a file stands for the node: it has the mode, and no numbers.
+        # In a copied tree a regular file represents the node. It has the mode but no device numbers.
         kind = "character"
     device = stat.S_ISCHR(status.st_mode)
     no_device = Unreadable(Reason.NOT_PRESENT, f"{path}: not a character device")
@@ -102,26 +102,26 @@ def read(root: Place, path: str) -> DeviceNode:
 
 
 def _listed(root: Place, folder: str, pattern: str) -> tuple[DeviceNode, ...]:
-    """Look at the nodes in a folder whose names fit, in the order of their numbers."""
+    """Read the nodes in a folder whose names match a pattern, in the order of their numbers."""
     names = [name for name in root.names_if_any(folder) if re.fullmatch(pattern, name)]
     return tuple(read(root, f"{folder}/{name}") for name in sorted(names, key=natural))
 
 
 CLASS = "/sys/class/infiniband"
 _MANAGER = 0x15B3, 0x1021
-"""Vendor and device of a ConnectX-7: the only part that is known to manage NVLink switches."""
+"""The vendor and device id of a ConnectX-7, the only device known to manage NVLink switches."""
 _MANAGES = b"SW_MNG"
 _VPD_BYTES = 4096
-"""More than the Vital Product Data of such a part has."""
+"""The number of bytes to read of the Vital Product Data, more than such a device has."""
 
 
 def nics(root: Root) -> tuple[Nic, ...]:
-    """Return every NIC in natural order of the names; none where the kernel has no InfiniBand class.
+    """Return the NICs except those that manage NVLink switches, in natural order; none without an InfiniBand class.
 
     Raises
     ------
     Unreadable
-        If there are devices that cannot be listed.
+        The devices cannot be listed.
     """
     return tuple(device for device in _devices(root) if not read_or(False, functools.partial(_manages, root, device)))
 
@@ -132,7 +132,7 @@ def management(root: Root) -> tuple[Nic, ...]:
     Raises
     ------
     Unreadable
-        If there are devices that cannot be listed, or one may be such a device and its Vital Product Data are hidden.
+        The devices cannot be listed, or the Vital Product Data of a possible device cannot be read.
     """
     return tuple(device for device in _devices(root) if _manages(root, device))
 
@@ -183,7 +183,7 @@ def _port(root: Root, folder: str, number: int) -> NicPort:
 
 
 def _word(root: Root, path: str) -> str:
-    """Return the word of ``4: ACTIVE``."""
+    """Return the word in a file such as ``4: ACTIVE``."""
     return root.read(path).rpartition(":")[2].strip()
 
 
@@ -195,12 +195,12 @@ DAEMONS = {
     "nvidia-cuda-mps": "nvidia-cuda-mps-control",
     "nvlsm": "nvlsm",
 }
-"""Names as ``/proc/<pid>/comm`` has them, and in full."""
+"""The full names of daemons, by their names in ``/proc/<pid>/comm``."""
 
 IMEX_NODES = "/etc/nvidia-imex/nodes_config.cfg"
 IMEX_CONTROL = ("/usr/bin/nvidia-imex-ctl", "/opt/nvidia/imex/bin/nvidia-imex-ctl")
 IMEX_TIMEOUT_S = 1.5
-"""It answers at once, or hangs (kubernetes-sigs/dra-driver-nvidia-gpu issue 1417)."""
+"""The timeout of nvidia-imex-ctl, which answers at once or hangs (kubernetes-sigs/dra-driver-nvidia-gpu issue 1417)."""
 
 IMEX_LOG = "/var/log/nvidia-imex.log"
 _LOG_BYTES = 1 << 16
@@ -208,9 +208,10 @@ _LOG_BYTES = 1 << 16
 COMPUTE_DOMAIN_PLUGIN = "/var/lib/kubelet/plugins/compute-domain.nvidia.com"
 _COMPUTE_DOMAIN_CDI = "k8s.compute-domain.nvidia.com"
 _COMPUTE_DOMAIN_COMM = "compute-domain-"
-"""Programs and files of Kubernetes' DRA driver (https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu, 0.5)."""
+"""The plugin folder, the prefix of CDI files, and the program names, cut to 15 characters, of Kubernetes' DRA driver
+(https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu, 0.5)."""
 _KUBELETS = frozenset({"kubelet", "kubelite", "k3s-server", "k3s-agent"})
-"""Names of processes that are Kubernetes' agent, or have it in them."""
+"""The names of processes that are or contain Kubernetes' agent."""
 
 _MOST_PROCESSES = 1 << 16
 _MOST_OUTPUT = 1 << 20
@@ -218,20 +219,20 @@ _MOST_OUTPUT = 1 << 20
 _DAEMON_STATES = (
     "INITIALIZING|STARTING_AUTH_SERVER|WAITING_FOR_PEERS|WAITING_FOR_RECOVERY|INIT_GPU|READY|SHUTTING_DOWN|UNAVAILABLE"
 )
-"""Words of ``nvidia-imex-ctl -q`` (DCGM, DcgmImexManager)."""
+"""The states that ``nvidia-imex-ctl -q`` prints (DCGM, DcgmImexManager)."""
 
 
 Processes = Mapping[str, Sequence[str]]
-"""Ids of processes by name, as ``/proc/<pid>/comm`` has it."""
+"""The ids of processes by name, as in ``/proc/<pid>/comm``."""
 
 
 def processes(root: Root) -> Processes:
-    """Return the processes that run, by name.
+    """Return the ids of the running processes by name.
 
     Raises
     ------
     Unreadable
-        If there is no ``/proc``.
+        ``/proc`` cannot be listed.
     """
     by_name: dict[str, list[str]] = {}
     for process in [name for name in root.names("/proc") if re.fullmatch(r"[0-9]{1,8}", name)][:_MOST_PROCESSES]:
@@ -241,15 +242,16 @@ def processes(root: Root) -> Processes:
 
 
 def daemons(running: Processes) -> tuple[str, ...]:
-    """Return the daemons of :data:`DAEMONS` that run, in that order."""
+    """Return the full names of the running daemons of :data:`DAEMONS`, in that order."""
     return tuple(dict.fromkeys(full for comm, full in DAEMONS.items() if comm in running))
 
 
 def imex(root: Root, running: Callable[[], Processes]) -> Imex:
-    """Read the service's list of nodes and who manages it, and ask its control program where one is installed."""
+    """Read the IMEX service: its configured nodes, its manager, and its state from its control program if installed."""
     reasons = Reasons()
     state = reasons.read("daemon_state", lambda: _services_word(root, ("-q",), rf"\b({_DAEMON_STATES})\b"))
-    # With -N the same document comes again for every change: the last one counts. A program that hangs will hang again.
+    # With -N, the program prints the document again for every change, so the last one counts. If -q fails, -N is not
+    # tried, because a program that hangs would hang again.
     domain = functools.partial(_services_word, root, ("-N", "-j"), r'"status"\s*:\s*"(UP|DOWN|DEGRADED)"')
     return reasons.record(
         Imex,
@@ -294,7 +296,7 @@ def _mode(root: Root, running: Processes) -> str:
         except Unreadable as error:
             unread = error
             continue
-        # The variable came with the second mode (dra-driver-nvidia-gpu 0.5): without it there is only the first.
+        # The variable was added with the second mode (dra-driver-nvidia-gpu 0.5). Without it the mode is the first.
         mode = re.search(r"(?:^|\0)IMEX_MODE=(driverManaged|hostManaged)(?:\0|$)", environment)
         return mode[1] if mode else "driverManaged"
     raise unread
@@ -306,14 +308,14 @@ def _session_in_use(root: Root) -> bool:
 
 
 def _addresses(root: Root) -> tuple[int, int]:
-    """Return how many nodes are configured, and how many of them are there twice."""
+    """Return the number of configured nodes and the number of duplicates among them."""
     lines = [line.partition("#")[0].strip() for line in root.lines(IMEX_NODES)]
     addresses = [line for line in lines if line]
     return len(addresses), len(addresses) - len(set(addresses))
 
 
 def _services_word(root: Root, arguments: tuple[str, ...], pattern: str) -> str:
-    """Return the last word that fits in what the control program prints."""
+    """Run the IMEX control program and return the last match of a pattern in its output."""
     path = next((path for path in IMEX_CONTROL if root.exists(path)), None)
     if path is None:
         raise Unreadable(Reason.NOT_PRESENT, f"{IMEX_CONTROL[0]}: ENOENT")
@@ -328,28 +330,29 @@ def _services_word(root: Root, arguments: tuple[str, ...], pattern: str) -> str:
 
 
 CONFIGURATION_KEYS = ("NUMA", "ACPI_NUMA", "NUMA_BALANCING", "MEMORY_HOTPLUG", "IOMMU_SVA", "ARM_SMMU_V3_SVA")
-"""Options that coherent GPUs need or suffer from, without ``CONFIG_``: the driver looks up EGM's NUMA node only where
-ACPI_NUMA is built in (open-gpu-kernel-modules, kernel-open/nvidia/nv.c), and UVM refuses a GPU with ATS where the
+"""The kernel options that coherent GPUs need or that harm them, without ``CONFIG_``. The driver looks up EGM's NUMA
+node only with ACPI_NUMA (open-gpu-kernel-modules, kernel-open/nvidia/nv.c), and UVM rejects a GPU with ATS if the
 SMMU's SVA is missing."""
 
 RDMA_MODULES = ("nvidia_peermem", "nv_peer_mem", "gdrdrv", "ib_core", "ib_umad", "ib_uverbs", "mlx5_core", "mlx5_ib")
-"""Kernel modules of GPUDirect RDMA and of what it works with, and ib_umad, by which NVLink 5 switches are managed."""
+"""The kernel modules of GPUDirect RDMA and its dependencies, and ib_umad, which the management of NVLink 5 switches
+needs."""
 
 ACPI_TABLES = "/sys/firmware/acpi/tables"
 _EGM_PROPERTY = b"nvidia,egm-base-pa"
-"""Device property by which the firmware hands EGM memory to the driver (nv.c, nv_acpi_get_egm_info)."""
+"""The device property by which the firmware passes EGM memory to the driver (nv.c, nv_acpi_get_egm_info)."""
 
 LOGIND_FILES = ("/etc/systemd/logind.conf", "/run/systemd/logind.conf", "/usr/lib/systemd/logind.conf")
 _VERBS = "/sys/class/infiniband_verbs"
 
 _CONFIG_BYTES = 4096
 _FIRST_EXTENDED, _ACS, _ATS = 0x100, 0x0D, 0x0F
-"""Offset of the first extended capability, and the ids of Access Control Services and of Address Translation Services
-(PCI Express Base Specification)."""
+"""The offset of the first extended capability, and the ids of Access Control Services and of Address Translation
+Services (PCI Express Base Specification)."""
 
 
 def system(root: Root) -> System:
-    """Read all of it."""
+    """Read the section ``system``: kernel settings, PCIe, IOMMU, daemons, IMEX and RDMA."""
     running = functools.cache(lambda: processes(root))
     functions = functools.cache(lambda: _functions(root))
     data_direct = functools.cache(lambda: pci.data_direct(root))
@@ -379,7 +382,7 @@ def _configuration(root: Root) -> dict[str, str]:
     options = dict(re.findall(r"^CONFIG_(\w+)=(\S{1,40})$", text, re.M | re.A))
     if not options:
         raise Unreadable(Reason.FAILED, "the kernel's configuration: no line CONFIG_...=")
-    # An option whose conditions are not met is not named at all.
+    # The configuration does not list options whose dependencies are not met.
     return {key: options.get(key, "n") for key in CONFIGURATION_KEYS}
 
 
@@ -404,7 +407,7 @@ def _acpi_egm(root: Root) -> bool:
 
 
 def _remove_ipc(root: Root) -> bool:
-    # Drop-ins outrank the file, and the last line wins (logind.conf(5)).
+    # Drop-ins take precedence over the file, and the last line wins (logind.conf(5)).
     drop_ins = [f"{path}.d/{name}" for path in reversed(LOGIND_FILES) for name in root.names_if_any(f"{path}.d")]
     main = next((path for path in LOGIND_FILES if root.exists(path)), None)
     values = []
@@ -416,7 +419,7 @@ def _remove_ipc(root: Root) -> bool:
 
 
 def _functions(root: Root) -> tuple[PciFunction, ...]:
-    """Return the GPUs and the NICs."""
+    """Return the PCI functions of the GPUs and the NICs."""
     gpus = (function for function in pci.nvidia_functions(root) if pci.is_gpu(function))
     return (*gpus, *(nic.pci for nic in nics(root) if nic.pci is not None))
 
@@ -455,19 +458,19 @@ def _acs_control(root: Root, path: str) -> int:
 
 
 def _ats(root: Root, functions: Iterable[PciFunction]) -> dict[str, bool]:
-    """Return which NICs have it."""
+    """Return, by bus id, whether each NIC has Address Translation Services."""
     nic_ids = [function.bus_id for function in functions if not pci.is_gpu(function)]
     return {bus_id: _extended(root, f"{pci.DEVICES}/{bus_id}/config", _ATS) is not None for bus_id in nic_ids}
 
 
 def _extended(root: Root, path: str, wanted: int) -> bytes | None:
-    """Return configuration space from an extended capability on, ``None`` where the function does not have it."""
+    """Return configuration space from an extended capability on; ``None`` if the function lacks the capability."""
     config = root.read_bytes(path, _CONFIG_BYTES)
     if len(config) <= 64:
-        # The kernel shows others than root the standard header only.
+        # Without root the kernel returns only the standard header.
         raise Unreadable(Reason.NO_PERMISSION, f"{path}: {len(config)} bytes")
     offset = _FIRST_EXTENDED
-    # A list whose every item is at least 8 bytes: so many steps at most.
+    # Each item of the list has at least 8 bytes, which limits the number of steps.
     for _ in range((_CONFIG_BYTES - _FIRST_EXTENDED) // 8):
         if not _FIRST_EXTENDED <= offset <= len(config) - 8:
             break

@@ -1,7 +1,7 @@
-"""System calls that have no other wrapper: what answers this process gets, and who programmed its device cgroup.
+"""System calls without a wrapper in Python: trials whether they are permitted, and BPF programs of device cgroups.
 
-Run in child processes, because a system call filter may kill who makes them: systemd's ``SystemCallFilter`` does,
-container runtimes answer EPERM. The breadcrumb names the call under way.
+Trials run in child processes, because a system call filter may kill the caller, as systemd's ``SystemCallFilter`` does
+(container runtimes return EPERM). The breadcrumb names the call in progress.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from egmctl.driver.reading import NUMBERS, error_name
 from egmctl.launch import Channel
 
 PROBES = ("get_mempolicy", "mbind", "set_mempolicy", "pidfd_open")
-"""Called without effect: asking for the policy, setting the default one for an empty page and for this process, and a
-descriptor of this process. HOST_NUMA memory needs the first two: NCCL asks them before it uses any
-(src/misc/cudawrap.cc), and Docker's seccomp profile forbids them without CAP_SYS_NICE."""
+"""The system calls to try, without side effects: get the policy, set the default policy for an empty page and for this
+process, and open a descriptor of this process. HOST_NUMA memory needs the first two: NCCL tries them before it uses
+such memory (src/misc/cudawrap.cc), and Docker's seccomp profile forbids them without CAP_SYS_NICE."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
 
 def attempt(parent: Channel, arguments: dict[str, Any]) -> None:
-    """Try system calls; the launcher's target. Each answer is an event ``{"call", "answer"}``.
+    """Try system calls and send each result as an event ``{"call", "answer"}``; the launcher's target.
 
     Parameters
     ----------
@@ -42,18 +42,18 @@ def attempt(parent: Channel, arguments: dict[str, Any]) -> None:
 
 
 def device_programs(_parent: Channel, arguments: dict[str, Any]) -> dict[str, Any]:
-    """List the BPF programs that decide over the devices of a cgroup of version 2; the launcher's target.
+    """List the BPF programs that control the devices of a v2 cgroup; the launcher's target.
 
     Parameters
     ----------
     arguments
-        ``cgroups``: directories from the top of the hierarchy down to the cgroup.
+        ``cgroups``: the directories from the root of the hierarchy down to the cgroup.
 
     Returns
     -------
     dict
-        ``programs``, each with ``id``, ``name`` and the directory ``cgroup`` it is attached to (``None``: further up);
-        or ``errno``.
+        ``programs``, each with ``id``, ``name`` and ``cgroup``, the directory to which it is attached (``None``: above
+        the given ones); or ``errno``.
     """
     cgroups = arguments["cgroups"]
     try:
@@ -65,12 +65,12 @@ def device_programs(_parent: Channel, arguments: dict[str, Any]) -> dict[str, An
 
 
 def take_descriptor(pid: int, fd: int) -> int:
-    """Return a copy of another process' descriptor, by pidfd_getfd(2): it needs the rights of ptrace(2).
+    """Duplicate another process' descriptor with pidfd_getfd(2), which needs permission to ptrace(2) that process.
 
     Raises
     ------
     OSError
-        EPERM where Yama or a missing capability forbids it, ENOSYS on kernels before 5.6.
+        EPERM if Yama or a missing capability forbids it, ENOSYS before Linux 5.6.
     """
     process = call("pidfd_open", pid, 0)
     try:
@@ -88,9 +88,9 @@ def _answer(trial: Callable[[], object]) -> str:
 
 
 def call(name: str, *arguments: Any) -> int:
-    """Make a system call of :data:`NUMBERS`; raise OSError as the C library's wrappers would have it.
+    """Make a system call of :data:`NUMBERS` and return its result; raise OSError if it fails.
 
-    On an architecture whose numbers are not known it is ENOSYS, as from a kernel that does not have the call.
+    The error is ENOSYS if the number is not known for this architecture, as from a kernel without the call.
     """
     number = NUMBERS.get(os.uname().machine, {}).get(name)
     if number is None:
@@ -104,7 +104,7 @@ def call(name: str, *arguments: Any) -> int:
 
 def _mbind() -> None:
     with mmap.mmap(-1, mmap.PAGESIZE) as page:
-        # MPOL_DEFAULT (0) and no nodes: the page keeps the policy that it has.
+        # MPOL_DEFAULT (0) without nodes does not change the page's policy.
         call("mbind", ctypes.addressof(ctypes.c_char.from_buffer(page)), mmap.PAGESIZE, 0, None, 0, 0)
 
 
@@ -123,7 +123,7 @@ _PROG_GET_FD_BY_ID, _OBJ_GET_INFO_BY_FD, _PROG_QUERY = 13, 15, 16  # enum bpf_cm
 _CGROUP_DEVICE = 6  # enum bpf_attach_type
 _QUERY_EFFECTIVE = 1
 _MOST_PROGRAMS = 64
-"""The kernel's own limit for one cgroup (BPF_CGROUP_MAX_PROGS)."""
+"""The kernel's limit per cgroup (BPF_CGROUP_MAX_PROGS)."""
 
 
 def _query(cgroup: str, flags: int) -> list[int]:
@@ -141,7 +141,7 @@ def _query(cgroup: str, flags: int) -> list[int]:
 
 
 def _name(number: int) -> str | None:
-    """Return a program's name, ``None`` where it cannot be asked for (it may be gone by now)."""
+    """Return the name of a BPF program; ``None`` if it cannot be read, e.g. because the program no longer exists."""
     try:
         attributes = _attributes("=I", number)
         program = call("bpf", _PROG_GET_FD_BY_ID, attributes, len(attributes))
@@ -160,5 +160,5 @@ def _name(number: int) -> str | None:
 
 
 def _attributes(form: str, *words: int) -> ctypes.Array[ctypes.c_char]:
-    """Return the start of a union bpf_attr; the kernel wants all that it knows beyond it to be zero."""
+    """Return the first 64 bytes of a union bpf_attr, with zeros after the given values as the kernel requires."""
     return ctypes.create_string_buffer(struct.pack(form, *words), 64)

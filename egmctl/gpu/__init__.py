@@ -1,1 +1,1 @@
-"""The only room that works a GPU; it runs in child processes, never in the command itself."""
+"""The only package that runs work on GPUs. Only child processes use it, never the command itself."""

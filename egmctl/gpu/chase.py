@@ -1,4 +1,4 @@
-"""Kernels that measure latency by a chain of addresses, and kernels that add atomically."""
+"""Latency kernels (pointer chases, ping-pong), counters of atomic additions, and results that the host reads."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from egmctl.gpu.timing import Stream
 
 _PAIR_BYTES = 16
 _PAIRS = 256
-"""The pairs of one GPU: more than a step has under way. After the last one the first is used again."""
+"""The number of pairs per GPU, used in rotation: more than one step has in use at a time."""
 
 
 class Result:
-    """One pair of words in a GPU's memory, for a kernel to write to.
+    """A pair of 8-byte words in a GPU's memory that a kernel writes, with a copy in pinned host memory.
 
     Parameters
     ----------
     address, host_address
-        The pair on the GPU, and the one of pinned host memory to which it is fetched.
+        The addresses of the pair on the GPU and of its copy on the host.
     """
 
     def __init__(self, stream: Stream, address: int, host_address: int) -> None:
@@ -32,23 +32,23 @@ class Result:
         self._host_address = host_address
 
     def clear(self) -> None:
-        """Queue: set both words to 0."""
+        """Queue a memset of both words to 0."""
         self._stream.fill(self.address, _PAIR_BYTES)
 
     def fetch(self) -> None:
-        """Queue: let the host see the words."""
+        """Queue a copy of the words to the host."""
         self._stream.context.make_current()
         self._stream.copy(self._host_address, self.address, _PAIR_BYTES)
 
     def words(self) -> tuple[int, int]:
-        """Wait for the stream and return the words as they were fetched."""
+        """Wait for the stream and return the fetched words."""
         self._stream.synchronize()
         first, second = (ctypes.c_uint64 * 2).from_address(self._host_address)
         return first, second
 
 
 class Results:
-    """The results of all GPUs."""
+    """The result pairs of all GPUs, whose contexts are given by bus id."""
 
     def __init__(self, contexts: dict[str, Context]) -> None:
         self._pairs: dict[str, Iterator[tuple[int, int]]] = {}
@@ -63,12 +63,12 @@ class Results:
             self.close = undo.pop_all().close
 
     def take(self, stream: Stream) -> Result:
-        """Return a pair of words for a kernel on a stream."""
+        """Return the next pair of words of the stream's GPU."""
         return Result(stream, *next(self._pairs[stream.context.bus_id]))
 
 
 def read_words(stream: Stream, address: int, count: int) -> list[int]:
-    """Return 8-byte words of memory that a stream's GPU reaches; waits for the stream."""
+    """Copy ``count`` 8-byte words to the host through a stream, wait for the stream, and return them."""
     stream.context.make_current()
     words = (ctypes.c_uint64 * count)()
     stream.copy(ctypes.addressof(words), address, ctypes.sizeof(words))
@@ -77,32 +77,32 @@ def read_words(stream: Stream, address: int, count: int) -> list[int]:
 
 
 TIMEOUT_NS = 5_000_000_000
-"""When kernels that wait for others give up, by the GPU's clock. What they do takes milliseconds."""
+"""The timeout of kernels that wait for others, by the GPU's clock. They normally take milliseconds."""
 
 LOAD_THREADS = 128
-"""Threads of a block that loads a path: each has 64 bytes under way, 8 KiB a block."""
+"""Threads per block that loads a path. Each thread has 64 bytes in flight, 8 KiB per block."""
 
 FLAG_BYTES = 64 * 128
-"""The size of a ping-pong's flag: lines that its laps take in turn (``kernels/pingpong.cu``)."""
+"""The size of one side's ping-pong flags: 64 lines that the laps use in turn (``kernels/pingpong.cu``)."""
 
 LAPS_LIMIT = 4096
-"""Round trips of one ping-pong whose times can be kept."""
+"""The maximum number of round trips of one ping-pong, the time of each of which is stored."""
 
 _RESULT_WORDS = 3 + LAPS_LIMIT
 _MASK = (1 << 64) - 1
 
 
 class Chain:
-    """Lines of a buffer that lead to one another in one cycle, and how far along it walks have come.
+    """A pointer chain that visits each line of a buffer once per cycle, and the position that walks have reached.
 
     Parameters
     ----------
     address, size_bytes
-        The buffer; what is beyond the last whole stride stays unused.
+        The buffer. Bytes after the last whole stride stay unused.
     stride_bytes
-        From one line to the next, a multiple of 8.
+        The distance between lines, a multiple of 8.
     seed
-        Of the order; 0 is sequential.
+        The seed of the order; 0 is sequential.
     """
 
     def __init__(self, address: int, size_bytes: int, stride_bytes: int, seed: int) -> None:
@@ -113,68 +113,68 @@ class Chain:
         self._steps = 0
 
     def make(self, stream: Stream, kernels: Kernels) -> None:
-        """Write the chain by a GPU that reaches the buffer, and wait until that is done."""
+        """Write the chain with a kernel on the stream's GPU, which must have access to the buffer, and wait for it."""
         arguments = self.address, self.lines, self.stride_bytes, self.seed
         kernels.launch("make_chain", stream.handle, 8 * stream.context.multiprocessors, 256, *arguments)
         stream.synchronize()
 
     @property
     def offset_bytes(self) -> int:
-        """The place that walks have come to, from the buffer's start."""
+        """The offset in the buffer that the walks have reached."""
         return place(self._steps % self.lines, self.lines, self.seed) * self.stride_bytes
 
     def advance(self, loads: int) -> int:
-        """Note that a walk of so many loads begins; return the offset at which it does."""
+        """Record the start of a walk of ``loads`` loads and return the offset at which it starts."""
         offset_bytes = self.offset_bytes
         self._steps += loads
         return offset_bytes
 
     def rewind(self) -> None:
-        """Note that the next walk begins at the chain's first line."""
+        """Start the next walk at the chain's first line."""
         self._steps = 0
 
     def wrong(self, offset_bytes: int) -> int | None:
-        """Return the offset at which the last walk ended, if the chain does not lead there."""
+        """Return ``offset_bytes``, where the last walk ended, if the chain does not lead there; else ``None``."""
         return None if offset_bytes == self.offset_bytes else offset_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """The result of a chase, or of one thread that adds in turn."""
+    """The result of a pointer chase, or of one thread's atomic additions in turn."""
 
     elapsed_ns: float
     loads: int
-    """Or additions."""
+    """The number of timed loads or additions."""
     wrong_offset: int | None
-    """The place where it ended, if its chain does not lead there: some load gave a wrong line. For additions, the first
-    wrong counter."""
+    """The offset at which the walk ended, if its chain does not lead there: a load returned a wrong value. For
+    additions, the offset of the first wrong counter."""
     load_bytes: int = 0
-    """The bytes that the other blocks of the launch read while it was timed."""
+    """The bytes that the other blocks of the launch read while the walk was timed."""
     load_ns: int = 0
-    """The time from their first read to the last; it is within a poll of ``elapsed_ns``."""
+    """The time from their first read to their last. It differs from ``elapsed_ns`` by at most one poll."""
     load_beside: int = 0
-    """The number of their warps that ran on the multiprocessor of the chase."""
+    """The number of their warps that ran on the same multiprocessor as the chase."""
     expired: bool = False
-    """A block gave up: the other numbers mean nothing."""
+    """Whether a block timed out, so that the other fields are invalid."""
 
     @property
     def latency_ns(self) -> float:
-        """Mean of the loads."""
+        """The mean latency of a load."""
         return self.elapsed_ns / self.loads
 
     @property
     def load_gb_s(self) -> float:
-        """The bandwidth that the other blocks reached."""
+        """The bandwidth of the other blocks; 0 if there was no load."""
         return self.load_bytes / self.load_ns if self.load_ns else 0.0
 
 
 class Reader:
-    """The GPU that measures latencies: one thread of it loads, adds, or sends flags.
+    """The launcher of a GPU's latency kernels, in which one thread loads, adds or sends flags.
 
     Parameters
     ----------
     stream
-        Of the GPU; results lie in its memory.
+        A stream of the GPU, in whose memory the results are.
     """
 
     def __init__(self, stream: Stream, kernels: Kernels) -> None:
@@ -184,41 +184,41 @@ class Reader:
         self.close = self._results.close
 
     def launch(self, name: str, *arguments: int, blocks: int = 1, threads: int = 1) -> None:
-        """Queue a kernel, whose last argument is the address of its results."""
+        """Queue a kernel, with the address of its results as an additional last argument."""
         self._kernels.launch(name, self.stream.handle, blocks, threads, *arguments, self._results.address)
 
     def words(self, count: int) -> list[int]:
-        """Wait for the kernel that was queued last, and return so many words of its results."""
+        """Wait for the last queued kernel and return the first ``count`` words of its results."""
         return read_words(self.stream, self._results.address, count)
 
     def start_walk(self, chain: Chain, loads: int, *, warm: int, block: int = 0, blocks: int = 1) -> None:
-        """Queue a walk along a chain, from where the last one ended.
+        """Queue a walk along a chain, from where the last walk ended.
 
         Parameters
         ----------
         loads
-            To be timed.
+            The number of timed loads.
         warm
-            Loads before those: what was idle wakes up.
+            The number of loads before those, for warm-up.
         block, blocks
-            Which of how many blocks walks: another one is on another multiprocessor.
+            The index of the walking block and the number of blocks, each on a different multiprocessor.
         """
         self.launch("chase", chain.address, chain.advance(warm + loads), warm, loads, block, blocks=blocks)
 
     def end_walk(self, chain: Chain, loads: int) -> Walk:
-        """Wait for the walk that was queued last, and return what it has measured."""
+        """Wait for the last queued walk and return its result."""
         start, end, offset, _sm = self.words(4)
         return Walk(end - start, loads, chain.wrong(offset))
 
     def start_loaded_walk(self, chain: Chain, loads: int, *, warm: int, data: Memory, load_blocks: int) -> None:
-        """Queue a walk under load.
+        """Queue a walk while other blocks of the same launch read a buffer (loaded latency).
 
         Parameters
         ----------
         data
-            Read by other blocks of the launch meanwhile.
+            The buffer that the other blocks read.
         load_blocks
-            How many do; not more than there are other multiprocessors, so that all run at once.
+            The number of other blocks, at most the number of other multiprocessors, so that all run at once.
         """
         self.stream.context.make_current()
         results = (ctypes.c_uint64 * 11)(0, 0, 0, 0, 0, 0, 0, 0, _MASK, 0, 0)
@@ -228,7 +228,7 @@ class Reader:
         self.launch("chase_loaded", *arguments, blocks=1 + load_blocks, threads=LOAD_THREADS)
 
     def end_loaded_walk(self, chain: Chain, loads: int) -> Walk:
-        """Wait for the walk under load that was queued last, and return what it has measured."""
+        """Wait for the last queued walk under load and return its result."""
         start, end, offset, _sm, expired, _begun, _phase, moved, first, last, beside = self.words(11)
         load_ns = last - first if moved else 0
         return Walk(end - start, loads, chain.wrong(offset), moved, load_ns, beside, bool(expired))
@@ -239,28 +239,28 @@ class Reader:
         Parameters
         ----------
         poll, send
-            Addresses of the flag that it waits for and of the one that it writes, both cleared.
+            Addresses of the flags that this GPU polls and of the flags that it writes. Both must be 0.
         serves
-            Whether it sends first, and times the round trips.
+            Whether this GPU sends first and times the round trips.
         """
         self.launch("ping_pong", poll, send, laps, int(serves), TIMEOUT_NS)
 
     def end_laps(self, laps: int) -> list[float]:
-        """Wait for this GPU's side; return the nanoseconds of each lap, of fewer than asked where one gave up."""
+        """Wait for this GPU's side and return the nanoseconds of each lap (if it serves), fewer after a timeout."""
         done, elapsed_ns, cycles, *times = self.words(3 + laps)
-        # Laps are timed in clock cycles, which %globaltimer is too coarse for; both were taken over all of them.
+        # Each lap is timed in clock cycles because %globaltimer is too coarse; the totals of both give the scale.
         scale = elapsed_ns / cycles if cycles else 0.0
         return [scale * time for time in times[:done]]
 
 
 def clear(stream: Stream, address: int, size_bytes: int) -> None:
-    """Set memory to 0 by a GPU, and wait until it is."""
+    """Set memory to 0 with a stream's GPU and wait for it."""
     stream.fill(address, size_bytes)
     stream.synchronize()
 
 
 def place(step: int, lines: int, seed: int) -> int:
-    """Return which line a walk visits at a step from 0 to ``lines - 1``: ``place`` of ``kernels/chase.cu``."""
+    """Return the line that a walk visits at ``step``, from 0 to ``lines - 1``: ``place`` of ``kernels/chase.cu``."""
     if seed == 0:
         return step
     bits = (lines - 1).bit_length()
@@ -278,30 +278,30 @@ def place(step: int, lines: int, seed: int) -> int:
 COUNTERS = 64
 COUNTER_STRIDE_BYTES = 128
 COUNTERS_BYTES = COUNTERS * COUNTER_STRIDE_BYTES
-"""The size of all counters. Each has a line of its own: the line's place in the L2 caches is in the time of each
-addition."""
+"""The size of all counters. Each counter has its own line, because the time of an addition depends on where in the L2
+caches its line is."""
 
 
 class Counters:
-    """Counters in memory of any kind, which one GPU adds to.
+    """Counters in memory of any kind, to which one GPU adds.
 
     Parameters
     ----------
     address
-        Of :data:`COUNTERS_BYTES`.
+        The address of :data:`COUNTERS_BYTES` bytes.
     owner
-        A stream of the GPU that clears them and looks at them: a check does not take the path under test.
+        A stream of the GPU that clears and checks the counters, so that the check does not use the path under test.
     """
 
     def __init__(self, address: int, owner: Stream) -> None:
         self.address = address
         self.made = 0
-        """Additions that there must be in them."""
+        """The number of additions that the counters must contain."""
         self._owner = owner
         clear(owner, address, COUNTERS_BYTES)
 
     def wrong_offset(self) -> int | None:
-        """Return the offset of the first word that does not hold what all additions make; ``None`` if each does."""
+        """Return the offset of the first 8-byte word with a wrong value; ``None`` if the counters are correct."""
         for word, value in enumerate(read_words(self._owner, self.address, COUNTERS_BYTES // 8)):
             number, rest = divmod(8 * word, COUNTER_STRIDE_BYTES)
             if value != (0 if rest else self.made // COUNTERS + (number < self.made % COUNTERS)):

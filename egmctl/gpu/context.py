@@ -1,4 +1,4 @@
-"""CUDA contexts, the host's clock, and resources that are given back in reverse order."""
+"""CUDA contexts, plausibility checks of measured times, and resources that are released in reverse order."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ T = TypeVar("T")
 
 
 class ReleaseStack(ExitStack):
-    """An ExitStack whose callbacks are all called, the latest first, and which raises the first failure.
+    """An ExitStack that calls all callbacks, the latest first, and raises only the first exception.
 
-    That is the failure of the ``with`` block, or of the first callback that fails; what callbacks raise after it is
-    dropped.
+    The first exception is that of the ``with`` block, or else that of the first callback that fails. Later exceptions
+    of callbacks are dropped.
     """
 
     def callback(self, callback: Callable[P, T], /, *args: P.args, **kwds: P.kwargs) -> Callable[P, T]:
-        """Have something called at the end."""
+        """Register a function to call on exit; drop its exception if there is an earlier one."""
 
         def release(
             _kind: type[BaseException] | None, earlier: BaseException | None, _trace: TracebackType | None
@@ -41,39 +41,40 @@ class ReleaseStack(ExitStack):
 
 
 LEAST_MS = 1e-5
-"""Less than this is no time of anything that a GPU does: a launch alone takes microseconds, and cuEventElapsedTime has
-"a resolution of around 0.5 microseconds" (CUDA Driver API, Event Management)."""
+"""The shortest plausible time of GPU work: a launch alone takes microseconds, and cuEventElapsedTime has "a resolution
+of around 0.5 microseconds" (CUDA Driver API, Event Management)."""
 _CLOCKS_DIFFER = 1.01
-"""The most that a GPU's clock may run faster than the host's. Chosen: quartz clocks differ by 1e-4 at most."""
+"""The largest plausible ratio of a time by a GPU's clock to the host's. Our choice; quartz clocks differ by at most
+1e-4."""
 
 
 def ms_since(started: float) -> float:
-    """Return the milliseconds since a moment by :func:`time.perf_counter`."""
+    """Return the milliseconds since ``started``, a value of :func:`time.perf_counter`."""
     return (time.perf_counter() - started) * 1e3
 
 
 @contextmanager
 def timed(stages_ms: dict[str, float], name: str) -> Iterator[None]:
-    """Note how long a ``with`` block took that did not fail."""
+    """Store the duration of the ``with`` block in ``stages_ms[name]``, unless it raises."""
     started = time.perf_counter()
     yield
     stages_ms[name] = ms_since(started)
 
 
 def possible_ms(call: str, ms: float, host_ms: float = math.inf) -> float:
-    """Return a time that a GPU or its driver has measured, if it can be one.
+    """Return ``ms``, a time measured by a GPU or its driver, if it is plausible.
 
     Parameters
     ----------
     call
-        What has measured it.
+        The function that measured the time.
     host_ms
-        What has gone by on the host's clock, from before the work was queued until after it was done.
+        The time by the host's clock, from before the work was queued until after it completed.
 
     Raises
     ------
     ImpossibleTime
-        If it is no number, zero or negative, or more than the host's.
+        The time is NaN or infinite, below :data:`LEAST_MS`, or longer than ``host_ms``.
     """
     if LEAST_MS <= ms <= _CLOCKS_DIFFER * host_ms and ms != math.inf:
         return ms
@@ -82,7 +83,7 @@ def possible_ms(call: str, ms: float, host_ms: float = math.inf) -> float:
 
 
 class ImpossibleTime(EgmctlError):
-    """A measured time cannot be one: what was made of it would be no measurement. ``call`` has measured it."""
+    """A measured time is impossible, so it gives no result. ``call`` names the function that measured it."""
 
     code = "impossible-time"
 
@@ -97,12 +98,13 @@ class Context:
     Parameters
     ----------
     bus_id
-        ``0000:1b:00.0``. CUDA's ordinal is looked up: it depends on CUDA_VISIBLE_DEVICES and the device cgroup.
+        The bus id, e.g. ``0000:1b:00.0``. CUDA's ordinal is looked up, because it depends on CUDA_VISIBLE_DEVICES and
+        the device cgroup.
 
     Raises
     ------
     DriverCallError
-        ``cuDeviceGetByPCIBusId`` with CUDA_ERROR_INVALID_DEVICE where CUDA does not see the GPU.
+        A call failed: ``cuDeviceGetByPCIBusId`` with CUDA_ERROR_INVALID_DEVICE if the GPU is not visible to CUDA.
     """
 
     def __init__(self, bus_id: str) -> None:
@@ -115,13 +117,13 @@ class Context:
         self._peers: set[str] = set()
 
     def make_current(self) -> None:
-        """Make this the calling thread's context: most driver calls act on that one."""
+        """Make this the calling thread's current context, on which most driver calls act."""
         call("cuCtxSetCurrent", self.handle)
 
     def enable_access_to(self, peer: Context) -> None:
-        """Let this GPU reach the memory of ``peer`` directly; without it a copy goes through host memory.
+        """Enable direct access from this GPU to the memory of ``peer``. Without it copies go through host memory.
 
-        Primary contexts are shared by the process, so access that is already enabled is as good as ours.
+        Access that is already enabled is no error, because the process shares its primary contexts.
         """
         if peer.bus_id in self._peers:
             return
@@ -134,25 +136,26 @@ class Context:
         self._peers.add(peer.bus_id)
 
     def disable_access_to(self, peer: Context) -> None:
-        """Take back what :meth:`enable_access_to` gave."""
+        """Disable access to ``peer`` if :meth:`enable_access_to` was called for it."""
         if peer.bus_id in self._peers:
             self.make_current()
             call("cuCtxDisablePeerAccess", peer.handle)
             self._peers.discard(peer.bus_id)
 
     def close(self) -> None:
-        """Release the primary context; with the last release the driver frees everything in it."""
+        """Release the primary context. With the last release the driver frees everything in it."""
         call("cuDevicePrimaryCtxRelease", self.device)
 
 
 class Resource:
-    """The base of what is made on a GPU, and given back by :meth:`close`."""
+    """The base class of resources that are created in a GPU's context and released by :meth:`close`."""
 
     @contextmanager
     def _made_on(self, context: Context | None) -> Iterator[ReleaseStack]:
-        """Make the GPU's context current for the block that makes the resource.
+        """Make the GPU's context current for the ``with`` block that creates the resource.
 
-        What the block puts on the stack gives the resource back: in :meth:`close`, or at once where the block fails.
+        The callbacks that the block registers on the yielded stack release the resource: in :meth:`close`, or at once
+        if the block raises.
         """
         self._context = context
         self._make_current()
@@ -161,7 +164,7 @@ class Resource:
             self._undo = undo.pop_all()
 
     def close(self) -> None:
-        """Give it back."""
+        """Release the resource."""
         self._make_current()
         self._undo.close()
 
@@ -171,7 +174,7 @@ class Resource:
 
 
 def architectures() -> set[str]:
-    """Return the architectures, ``sm_90`` and so on, of all GPUs that CUDA sees; none of them is opened."""
+    """Return the architectures (``sm_90``) of all GPUs visible to CUDA, without creating contexts."""
     return {_architecture(call("cuDeviceGet", number)) for number in range(call("cuDeviceGetCount"))}
 
 

@@ -1,4 +1,4 @@
-"""Threads of a CPU that move bytes or follow a chain of addresses."""
+"""CPU threads that read and write memory or follow a pointer chain."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _MASK = (1 << 64) - 1
 
 
 class CpuThreads:
-    """A thread for each CPU, bound to it while it works.
+    """A set of threads, each bound to one CPU while it works.
 
     Parameters
     ----------
     cpus
-        At least one.
+        The CPUs, at least one.
     """
 
     def __init__(self, cpus: Sequence[int]) -> None:
         self._cpus = tuple(cpus)
 
     def read(self, words: NDArray[np.uint64], passes: int) -> tuple[float, int]:
-        """Read all words, several times over.
+        """Read all words ``passes`` times.
 
         Returns
         -------
         tuple[float, int]
-            Milliseconds, and the sum of the words of one pass, modulo 2^64.
+            The elapsed milliseconds, and the sum of the words in one pass, modulo 2^64.
         """
         sums = [0] * len(self._cpus)
 
@@ -53,7 +53,7 @@ class CpuThreads:
         return self._together(words, work), sum(sums) & _MASK
 
     def write(self, words: NDArray[np.uint64], passes: int, word: int) -> float:
-        """Write a word everywhere, several times over; return milliseconds."""
+        """Write ``word`` to all words ``passes`` times and return the elapsed milliseconds."""
 
         def work(_place: int, part: NDArray[np.uint64]) -> None:
             for _ in range(passes):
@@ -62,7 +62,7 @@ class CpuThreads:
         return self._together(words, work)
 
     def _together(self, words: NDArray[np.uint64], work: Callable[[int, NDArray[np.uint64]], None]) -> float:
-        """Have each thread work on its part of the words; return the milliseconds of all, without their starting."""
+        """Run ``work`` on each thread's part of the words; return the elapsed milliseconds without thread start."""
         bounds = [len(words) * place // len(self._cpus) for place in range(len(self._cpus) + 1)]
         ready = threading.Barrier(len(self._cpus) + 1)
 
@@ -87,7 +87,7 @@ class CpuThreads:
 
 
 def words_of(memory: Memory, size_bytes: int | None = None) -> NDArray[np.uint64]:
-    """Return memory that the host reaches, or so much of its beginning, as an array of its 8-byte words."""
+    """Return host-accessible memory, or its first ``size_bytes``, as an array of 8-byte words without copying."""
     import numpy as np
 
     count = (size_bytes or memory.size_bytes) // WORD_BYTES
@@ -100,8 +100,9 @@ CODE = {
     # loop: ldr x0, [x2, x0]; and x0, x0, x3; subs x1, x1, #1; b.ne loop; ret
     "aarch64": struct.pack("<5I", 0xF8606840, 0x8A030000, 0xF1000421, 0x54FFFFA1, 0xD65F03C0),
 }
-"""A function of an offset, a number of loads (at least one), the memory's address and a mask, that returns the offset
-that the last load gave. The mask keeps damaged offsets within the memory; it costs a cycle."""
+"""The machine code, by architecture, of a function of an offset, a number of loads (at least one), the memory's address
+and a mask. It returns the offset that the last load read. The mask keeps corrupt offsets within the memory, for one
+cycle per load."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -110,21 +111,23 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 class CpuWalk:
-    """A chain of all lines of some memory in a pseudo-random order, and the way along it.
+    """A pointer chain through all lines of a buffer in pseudo-random order, and the position of walks along it.
 
     Parameters
     ----------
     memory
-        What the CPUs reach, a power of two of bytes; the chain overwrites it.
+        Host-accessible memory, a power of two of bytes. The chain overwrites it.
     stride_bytes
-        Of the lines: a multiple of 8.
+        The distance between lines, a multiple of 8.
     cpu
-        Where the walking thread runs.
+        The CPU of the walking thread.
 
     Raises
     ------
     OSError
-        If this machine does not let the process map code, or has no code.
+        The process cannot map code, or there is no code for this architecture.
+    ValueError
+        The size is not a power of two.
     """
 
     def __init__(self, memory: Memory, stride_bytes: int, seed: int, cpu: int) -> None:
@@ -147,7 +150,7 @@ class CpuWalk:
         Returns
         -------
         tuple[float, int | None]
-            Milliseconds, and the offset at which it ended, where that is not the one to which the chain leads.
+            The elapsed milliseconds, and the offset at which the walk ended if that is wrong, else ``None``.
         """
         results: list[tuple[float, int]] = []
         start, mask = int(self._offsets[self._at]), self._memory.size_bytes - WORD_BYTES
@@ -180,7 +183,7 @@ def _function() -> tuple[int, Callable[[int, int, int, int], int]]:
     fd = os.memfd_create("egmctl-chase")
     try:
         os.write(fd, code.ljust(mmap.PAGESIZE, b"\0"))
-        # Mapped from a file the kernel has the instruction caches see what was written.
+        # For a file mapping, the kernel keeps the instruction caches coherent with what was written.
         address = _libc.mmap(None, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC, mmap.MAP_PRIVATE, fd, 0)
     finally:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""Memory and events that one process exports and another opens."""
+"""Memory and events that one process exports and another process imports."""
 
 from __future__ import annotations
 
@@ -31,37 +31,37 @@ HANDLE_BYTES = 64
 """The size of CUipcMemHandle, CUmemFabricHandle, CUmemPoolPtrExportData and CUipcEventHandle (cuda.h)."""
 
 LEGACY_UNIT_BYTES = 2 << 20
-"""Memory that legacy handles share is whole multiples of this: cuMemAlloc may take smaller pieces from one block, and
-the handle shares all of the block (CUDA Programming Guide, chapter "Interprocess Communication")."""
+"""The granularity of memory that legacy handles share: cuMemAlloc may take smaller allocations from one block, and the
+handle shares the whole block (CUDA Programming Guide, chapter "Interprocess Communication")."""
 
 
 class SharedMemory(Memory):
-    """Memory on a GPU or on a NUMA node that other processes can open.
+    """Memory on a GPU or on a NUMA node that other processes can import.
 
     Parameters
     ----------
     kind
-        How they open it.
+        The kind of handle.
     context
-        The GPU that owns the memory; for host memory the one that is current when it is made. It gets access, and
-        where memory is made by cuMemCreate on a NUMA node, that node's CPUs do too.
+        The GPU that owns the memory; for host memory, the GPU whose context is current for the allocation. It gets
+        access. Host memory from cuMemCreate is also accessible to its node's CPUs.
     size_bytes
-        The importers map it rounded up to the granularity that the kind has.
+        The size; importers map it rounded up to the granularity of the kind.
     node
-        NUMA node of host memory, which legacy handles cannot share; ``None`` for the GPU's own.
+        The NUMA node of host memory, which legacy handles cannot share; ``None`` for the GPU's own memory.
 
     Attributes
     ----------
     stages_ms
-        ``allocate`` (until this process can use it), ``export`` and, when it is over, ``free``: milliseconds by the
-        host's clock.
+        The times of ``allocate`` (until this process can use the memory), ``export`` and, at the end, ``free``:
+        milliseconds by the host's clock.
 
     Raises
     ------
     DriverCallError
-        Nothing is left behind.
+        A call failed; all is released.
     ValueError
-        Host memory by legacy handle.
+        The kind is legacy, and the memory is host memory.
     """
 
     def __init__(self, kind: HandleKind, context: Context, size_bytes: int, node: int | None = None) -> None:
@@ -79,7 +79,7 @@ class SharedMemory(Memory):
         self.allocate_ms = self.stages_ms["allocate"]
 
     def offer(self) -> tuple[dict[str, Any], list[int]]:
-        """Return what another process needs: a description, JSON data, and descriptors, which stay this memory's."""
+        """Return what an importer needs: a description as JSON data, and descriptors, which :meth:`close` closes."""
         description = {
             "kind": self.kind.value,
             "size_bytes": self.size_bytes,
@@ -89,33 +89,33 @@ class SharedMemory(Memory):
         return description, self._fds
 
     def close(self) -> None:
-        """Give the memory back; those who opened it have closed it."""
+        """Free the memory. All importers must have closed it."""
         with timed(self.stages_ms, "free"):
             super().close()
 
 
 class ImportedMemory(Memory):
-    """Another process' memory, mapped for one GPU of this one.
+    """Memory of another process, mapped for one GPU of this process.
 
     Parameters
     ----------
     context
-        The GPU that works on it here.
+        The GPU of this process that gets access.
     description, fds
-        The owner's offer; the descriptors stay the caller's, and may be closed once this is made.
+        The owner's :meth:`SharedMemory.offer`. The caller may close the descriptors after the constructor returns.
 
     Attributes
     ----------
     stages_ms
-        ``open``, ``map`` (a legacy handle's is part of its ``open``) and, when it is over, ``close``: milliseconds by
-        the host's clock.
+        The times of ``open``, ``map`` (for a legacy handle part of ``open``) and, at the end, ``close``: milliseconds
+        by the host's clock.
 
     Raises
     ------
     DriverCallError
-        Nothing is left behind. :func:`egmctl.driver.signatures.cause_of` knows what it may mean.
+        A call failed; all is released. :func:`egmctl.driver.signatures.cause_of` returns the known cause.
     ValueError
-        The handle has another size.
+        The handle has the wrong size.
     """
 
     def __init__(self, context: Context, description: dict[str, Any], fds: Sequence[int] = ()) -> None:
@@ -126,14 +126,14 @@ class ImportedMemory(Memory):
             self.address = open_(undo, context, offer)
 
     def close(self) -> None:
-        """Let go of the memory; its owner keeps it."""
+        """Unmap the memory. Its owner keeps it."""
         with timed(self.stages_ms, "close"):
             super().close()
 
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """The owner's offer, and where the importer notes its stages."""
+    """The owner's offer, and the importer's times of its stages."""
 
     handle: bytes
     fds: Sequence[int]
@@ -141,7 +141,7 @@ class _Offer:
     stages_ms: dict[str, float]
 
     def opened(self, function: str, handle: bytes, *more: int) -> Any:
-        """Call a function that imports a shareable handle: the file descriptor, or these bytes of a fabric handle."""
+        """Import a shareable handle: the offer's file descriptor or, without one, a fabric handle of these bytes."""
         fabric = None if self.fds else _filled(bindings().CUmemFabricHandle(), handle)
         shareable, kind = (self.fds[0], _FD) if fabric is None else (fabric.getPtr(), _FABRIC)
         with timed(self.stages_ms, "open"):
@@ -150,9 +150,9 @@ class _Offer:
 
 _FD, _FABRIC = "POSIX_FILE_DESCRIPTOR", "FABRIC"
 _Made = tuple[int, int, Any]
-"""The owner's address, how much importers map, and what the export takes."""
+"""The owner's address, the size in bytes that importers map, and the argument of the export function."""
 _Exported = tuple[bytes, list[int]]
-"""The bytes and the descriptors of an offer, either of which may be missing."""
+"""The bytes and the descriptors of an offer; either may be empty."""
 
 
 def _allocate_legacy(undo: ReleaseStack, _context: Context, _places: Sequence[Any], size_bytes: int) -> _Made:
@@ -194,7 +194,7 @@ def _open_physical(undo: ReleaseStack, context: Context, offer: _Offer) -> int:
 
 
 def _allocate_pool(kind: str, undo: ReleaseStack, context: Context, places: Sequence[Any], size_bytes: int) -> _Made:
-    """Make a pool and memory in it; pools that were refused memory stay meanwhile, as their addresses do."""
+    """Create a pool and allocate from it. Pools that refuse are kept, so that their addresses are not reused."""
     for attempt in range(SPOILT_LIMIT + 1):
         pool = create_pool(undo, places[0], size_bytes, [context], kind)
         try:
@@ -216,7 +216,7 @@ def _export_pool(kind: str, undo: ReleaseStack, made: tuple[Any, Any]) -> _Expor
 
 
 def _open_pool(undo: ReleaseStack, context: Context, offer: _Offer) -> int:
-    """Open a pool, and memory in it: its bytes are the last ones of the offer's handle."""
+    """Import a pool and an allocation from it, whose exported pointer is the last 64 bytes of the offer's handle."""
     exported = _filled(bindings().CUmemPoolPtrExportData(), offer.handle[-HANDLE_BYTES:])
     pool = offer.opened("cuMemPoolImportFromShareableHandle", offer.handle[:-HANDLE_BYTES], 0)
     undo.callback(call, "cuMemPoolDestroy", pool)
@@ -234,13 +234,13 @@ _BY_KIND: Mapping[HandleKind, tuple[Callable[..., _Made], Callable[..., _Exporte
     HandleKind.POOL_FABRIC: (partial(_allocate_pool, _FABRIC), partial(_export_pool, _FABRIC), _open_pool),
     HandleKind.FABRIC: (partial(_allocate_physical, _FABRIC), partial(_export_physical, _FABRIC), _open_physical),
 }
-"""The functions with which an owner makes and exports memory of each kind, and an importer opens it.
+"""The functions that allocate, export and import memory, by kind of handle.
 
-The first function is called with those who get access: the place of the memory first, and the owner's GPU."""
+The allocating function takes the locations that get access: first that of the memory, then the owner's GPU."""
 
 
 def _shareable(undo: ReleaseStack, exported: Any) -> _Exported:
-    """Return what the driver has exported: a descriptor, or a fabric handle."""
+    """Return an exported handle as bytes of a fabric handle or as a descriptor, which ``undo`` closes."""
     if isinstance(exported, int):
         undo.callback(os.close, exported)
         return b"", [exported]
@@ -249,17 +249,17 @@ def _shareable(undo: ReleaseStack, exported: Any) -> _Exported:
 
 def _free_async(pointer: Any) -> None:
     call("cuMemFreeAsync", pointer, 0)
-    # The driver gives an imported pool up only when its last free has happened.
+    # The driver destroys an imported pool only after its last free has completed.
     call("cuCtxSynchronize")
 
 
 def _bytes_of(structure: Any) -> bytes:
-    # The bindings show no fields of these structures: their bytes are taken as they lie.
+    # The bindings expose no fields of these structures, so their raw bytes are copied.
     return ctypes.string_at(structure.getPtr(), HANDLE_BYTES)
 
 
 def _filled(structure: Any, handle: bytes) -> Any:
-    """Return such a structure with the bytes of a handle in it."""
+    """Copy the bytes of a handle into a structure of the bindings and return it."""
     if len(handle) != HANDLE_BYTES:
         raise ValueError(f"a handle of {len(handle)} bytes, not {HANDLE_BYTES}")
     ctypes.memmove(structure.getPtr(), handle, HANDLE_BYTES)
@@ -267,12 +267,12 @@ def _filled(structure: Any, handle: bytes) -> Any:
 
 
 class SharedEvent(Resource):
-    """An event of this process' GPU that other processes can open, and close before it is closed here.
+    """An event of this process that other processes can import. Importers must close it before the owner does.
 
     Attributes
     ----------
     handle
-        What they need: bytes to send.
+        The bytes of the handle, for importers.
     """
 
     def __init__(self, context: Context) -> None:
@@ -284,20 +284,20 @@ class SharedEvent(Resource):
             self.handle = _bytes_of(call("cuIpcGetEventHandle", self._event))
 
     def record(self, stream: Stream) -> None:
-        """Have the event remember when a stream of its GPU comes to this place."""
+        """Record the event on a stream of its GPU."""
         self._make_current()
         call("cuEventRecord", self._event, stream.handle)
 
 
 class ImportedEvent(Resource):
-    """Another process' event.
+    """An event of another process.
 
     Parameters
     ----------
     context
-        The GPU whose streams wait for it here.
+        The GPU whose streams wait for the event.
     handle
-        The owner's.
+        The owner's :attr:`SharedEvent.handle`.
     """
 
     def __init__(self, context: Context, handle: bytes) -> None:
@@ -307,11 +307,11 @@ class ImportedEvent(Resource):
             undo.callback(call, "cuEventDestroy", self._event)
 
     def hold(self, stream: Stream) -> None:
-        """Let nothing queued on a stream from now on run before the latest recording has been reached."""
+        """Make work queued on a stream from now on wait for the event's latest record."""
         self._make_current()
         call("cuStreamWaitEvent", stream.handle, self._event, 0)
 
     def synchronize(self) -> None:
-        """Wait until the latest recording has been reached."""
+        """Block until the event's latest record has completed."""
         self._make_current()
         call("cuEventSynchronize", self._event)

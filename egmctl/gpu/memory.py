@@ -1,6 +1,6 @@
-"""The kinds of memory that measurements move data between: each is made by its constructor and freed by ``close()``.
+"""The kinds of memory that measurements use. Constructors allocate, ``close()`` frees.
 
-Memory that processes share is in :mod:`egmctl.gpu.handles`.
+Memory shared between processes is in :mod:`egmctl.gpu.handles`.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from egmctl.units import round_up
 
 
 class Memory(Resource):
-    """The base of all kinds.
+    """The base class of all kinds of memory.
 
     Attributes
     ----------
     address
-        In the unified virtual address space: the same for the host and for every GPU that has access.
+        The address in the unified virtual address space, the same for the host and for every GPU with access.
     size_bytes
-        As the caller asked.
+        The requested size.
     allocate_ms, touch_ms
-        How long making it took, and how long the host took to write all of it for the first time, by the host's clock;
-        ``touch_ms`` is ``None`` where the driver has made the pages.
+        The times of the allocation and of the host's first write to all of the memory, by the host's clock.
+        ``touch_ms`` is ``None`` if the driver allocates the pages.
     pageable
-        Whether it is not pinned: a copy engine's copy of it keeps the calling thread until it is done, and so would
-        never end behind a closed gate.
+        Whether the memory is not pinned. A copy of pageable memory blocks the calling thread until it completes, so it
+        would deadlock behind a closed gate.
     own_pages
-        Whether the process has mapped it itself, so that the kernel knows its pages.
+        Whether the process mapped the memory itself, so that the kernel can report its pages.
     refused
-        The part of its binding to a NUMA node that was refused, as a phrase.
+        The part of the binding to a NUMA node that was refused, as a phrase; ``None`` if none was.
     granularity_bytes, recommended_granularity_bytes
-        The driver's, of memory from cuMemCreate.
+        The driver's granularities for memory from cuMemCreate.
     """
 
     address: int
@@ -52,7 +52,7 @@ class Memory(Resource):
 
     @contextmanager
     def _making(self, size_bytes: int, context: Context | None = None) -> Iterator[ReleaseStack]:
-        """Time the block that makes the memory, under the GPU's context."""
+        """Time the ``with`` block that allocates the memory, with the GPU's context current."""
         self.size_bytes = size_bytes
         started = time.perf_counter()
         with self._made_on(context) as undo:
@@ -76,21 +76,20 @@ class DeviceMemory(Memory):
 
 
 class HostNumaMemory(Memory):
-    """Memory of one host NUMA node, mapped for the host and for GPUs.
+    """Memory of one host NUMA node from cuMemCreate, mapped for the host and for GPUs.
 
-    The calls and their order are those of the CUDA Programming Guide's chapter on Extended GPU Memory: pinned
-    HOST_NUMA memory with the node's own id, padded to the granularity, with access given to the host node and to each
-    GPU. No handle type is asked for: handles that can be exported need an IMEX channel or a file descriptor, and
-    nothing here leaves the process.
+    The calls and their order follow the chapter on Extended GPU Memory in the CUDA Programming Guide: pinned HOST_NUMA
+    memory with the node's own id, padded to the granularity, and access for the host node and each GPU. No handle type
+    is requested, because the memory is not exported.
 
     Parameters
     ----------
     node
         The operating system's NUMA node id.
     size_bytes
-        Rounded up to the minimum granularity for the allocation.
+        The size. The allocation is rounded up to the minimum granularity.
     contexts
-        The GPUs that get access, at least one. The first one's context is current when the memory is made: it can
+        The GPUs that get access, at least one. The first GPU's context is current during the allocation; this GPU can
         become the owner of EGM memory (:mod:`egmctl.topology.routes`).
     """
 
@@ -105,14 +104,14 @@ class HostNumaMemory(Memory):
 
 
 class HostNumaPoolMemory(Memory):
-    """One allocation from a memory pool of its own on a host NUMA node.
+    """The only allocation from a new memory pool on a host NUMA node.
 
     Parameters
     ----------
     node
         The operating system's NUMA node id.
     contexts
-        The GPUs that get access, at least one; the first one's default stream allocates and frees.
+        The GPUs that get access, at least one. The default stream of the first GPU allocates and frees.
     """
 
     def __init__(self, node: int, size_bytes: int, contexts: Sequence[Context]) -> None:
@@ -122,12 +121,12 @@ class HostNumaPoolMemory(Memory):
 
 
 class PinnedMemory(Memory):
-    """Host memory from cuMemHostAlloc, asked for by a thread that is bound to the node; every GPU reaches it.
+    """Host memory from cuMemHostAlloc, allocated by a thread bound to the node and accessible to every GPU.
 
     Parameters
     ----------
     context
-        Any GPU of the process: the memory is portable.
+        Any GPU of the process, because the memory is portable.
     """
 
     def __init__(self, node: Node, size_bytes: int, context: Context) -> None:
@@ -142,9 +141,9 @@ class PinnedMemory(Memory):
 
 
 class PinnedWords(Memory):
-    """A few 4-byte words of pinned host memory that the host and every GPU see: flags and results, not data.
+    """A few 4-byte words of pinned host memory for flags and results, accessible to the host and every GPU.
 
-    It must be portable: a kernel in any context polls it. The calling thread must have a context current.
+    The memory is portable because kernels in any context poll it. The calling thread must have a current context.
     """
 
     def __init__(self, count: int) -> None:
@@ -156,23 +155,23 @@ class PinnedWords(Memory):
 
 
 class SystemMemory(Memory):
-    """Memory that the process maps on a node and writes once.
+    """Memory that the process maps with mmap, binds to a NUMA node and writes once.
 
     Parameters
     ----------
     registered_with
-        A GPU with which it is pinned by cuMemHostRegister, so that every GPU of the process reaches it. Without one
-        only GPUs with access to pageable memory do.
+        The GPU whose context is current for cuMemHostRegister, which pins the memory for every GPU of the process.
+        Without one, only GPUs with access to pageable memory can use it.
     huge_page_bytes
-        The size of one huge page of the kernel's pools; enough must be free. Before Linux 5.14 the first write to a
-        missing one ends the process (SIGBUS). ``None``: the kernel's usual pages.
+        The size of the kernel's huge pages, enough of which must be free. Before Linux 5.14 the first write to a
+        missing page kills the process (SIGBUS). ``None``: pages of the default size.
     transparent
-        The kernel is advised to make transparent huge pages of it.
+        Whether to advise the kernel to use transparent huge pages.
 
     Raises
     ------
     OSError
-        If the kernel does not map such pages, or has too few.
+        The kernel cannot map such pages or has too few.
     """
 
     own_pages = True
@@ -203,9 +202,9 @@ class SystemMemory(Memory):
 
 
 class ManagedMemory(Memory):
-    """Managed memory whose pages are to stay on a host node, and which GPUs reach there without moving it.
+    """Managed memory with a host node as its preferred location, which GPUs access without migrating it.
 
-    Preferred location and access by each GPU are advice: what does not keep to it shows in where the pages lie.
+    Preferred location and access by each GPU are only advice. Where the pages are shows whether the driver followed it.
 
     Parameters
     ----------
@@ -214,7 +213,7 @@ class ManagedMemory(Memory):
     """
 
     pageable = True
-    """A copy of it may wait for pages to be mapped or moved."""
+    """A copy may wait until pages are mapped or migrated."""
 
     def __init__(self, node: Node, size_bytes: int, contexts: Sequence[Context]) -> None:
         with self._making(size_bytes, contexts[0]) as undo:
@@ -228,19 +227,19 @@ class ManagedMemory(Memory):
 
 
 class DefaultPool:
-    """One of the driver's own memory pools, which stays when its memory is given back.
+    """One of the driver's default memory pools, which are never destroyed.
 
     Parameters
     ----------
     context
-        The GPU whose pool it is; of the host's pools any one: its default stream allocates and frees.
+        The GPU that owns the pool; any GPU for a pool of the host. Its default stream allocates and frees.
     place
-        The :func:`location` of a pool of the host, which the driver has from CUDA 13.0 on.
+        The :func:`location` of a pool of the host (CUDA 13.0 or newer); ``None`` for the GPU's pool.
 
     Raises
     ------
     DriverTooOld
-        The driver has no cuMemGetDefaultMemPool, for a pool of the host.
+        A pool of the host was requested, and the driver has no cuMemGetDefaultMemPool.
 
     Notes
     -----
@@ -258,9 +257,9 @@ class DefaultPool:
         self._users = 0
 
     def open_to(self, contexts: Sequence[Context]) -> None:
-        """Let GPUs read and write all memory of the pool, until the last that was allocated here is given back.
+        """Give GPUs read and write access to the pool until the last :class:`DefaultPoolMemory` from it is freed.
 
-        Where nothing comes to be allocated, :meth:`close_unused` takes the access away.
+        If nothing is allocated, :meth:`close_unused` restores the previous access.
         """
         wanted = bindings().CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         changed: dict[int, Any] = {}
@@ -274,17 +273,17 @@ class DefaultPool:
             self._before |= changed
 
     def use(self, undo: ReleaseStack) -> None:
-        """Count one more user of the pool; ``undo`` gets the way back, which closes it after the last."""
+        """Count one more user of the pool. A callback on ``undo`` removes it; removing the last one closes the pool."""
         self._users += 1
         undo.callback(self._release)
 
     def close_unused(self) -> None:
-        """Close where there is no memory from the pool."""
+        """Call :meth:`close` if the pool has no users."""
         if not self._users:
             self.close()
 
     def close(self) -> None:
-        """Give each GPU the access that it had before."""
+        """Restore each GPU's access from before :meth:`open_to`."""
         if self._before:
             before, self._before = self._before, {}
             self.context.make_current()
@@ -300,14 +299,14 @@ class DefaultPool:
 
 
 class DefaultPoolMemory(Memory):
-    """One allocation from a default pool.
+    """An allocation from a default pool.
 
     Parameters
     ----------
     contexts
         The GPUs that get access.
     node
-        The NUMA node that the allocating thread is bound to: the host's pool belongs to none.
+        The NUMA node to which the allocating thread is bound, because the host's pool belongs to no node.
     """
 
     def __init__(
@@ -325,12 +324,12 @@ class DefaultPoolMemory(Memory):
 
 
 def location(kind: str, identity: int = 0) -> Any:
-    """Return a place of memory, or of those who have access to it, as the driver takes it.
+    """Return a CUmemLocation, which names where memory is or who gets access to it.
 
     Parameters
     ----------
     kind
-        ``DEVICE``, ``HOST_NUMA``, or ``HOST``: the driver chooses the node (CUDA 13.0).
+        ``DEVICE``, ``HOST_NUMA``, or ``HOST``, for which the driver chooses the node (CUDA 13.0).
     identity
         CUDA's ordinal of the GPU, or the operating system's id of the NUMA node.
     """
@@ -347,7 +346,7 @@ def on_gpu(context: Context) -> Any:
 
 
 def access_from(place: Any, flags: Any | None = None) -> Any:
-    """Return the descriptor that lets a GPU, or a node's CPUs, read and write, or gives it other flags."""
+    """Return a CUmemAccessDesc for a location, with read and write access unless ``flags`` are given."""
     cuda = bindings()
     descriptor = cuda.CUmemAccessDesc()
     descriptor.location = place
@@ -361,14 +360,14 @@ def handle_type(name: str) -> Any:
 
 
 def create_allocation(undo: ReleaseStack, place: Any, size_bytes: int, shared_by: str = "NONE") -> tuple[Any, int]:
-    """Make physical memory; return the driver's handle and the size, rounded up to the minimum granularity.
+    """Allocate physical memory; return the driver's handle and the size, rounded up to the minimum granularity.
 
     Parameters
     ----------
     undo
-        Gets the way back.
+        The stack for the callback that frees it.
     shared_by
-        The :func:`handle_type` that other processes are to open it by.
+        The :func:`handle_type` by which other processes import it.
     """
     properties = _allocation_properties(place, shared_by)
     padded = round_up(size_bytes, _granularity(properties, "MINIMUM"))
@@ -378,7 +377,7 @@ def create_allocation(undo: ReleaseStack, place: Any, size_bytes: int, shared_by
 
 
 def map_allocation(undo: ReleaseStack, allocation: Any, mapped_bytes: int, places: Sequence[Any]) -> int:
-    """Map all of an allocation at an address of this process, for those who get access; return the address."""
+    """Map an allocation with access for ``places``; return the address. Retry if the driver calls it already mapped."""
     access = [access_from(place) for place in places]
     for attempt in range(SPOILT_LIMIT + 1):
         with ReleaseStack() as taken:
@@ -391,7 +390,7 @@ def map_allocation(undo: ReleaseStack, allocation: Any, mapped_bytes: int, place
             except DriverCallError as error:
                 if error.name != "CUDA_ERROR_ALREADY_MAPPED" or attempt == SPOILT_LIMIT:
                     raise
-                # The addresses stay reserved until the process ends: nobody is to be given them again.
+                # The addresses stay reserved until the process ends, so that the driver does not return them again.
                 taken.pop_all()
                 call("cuMemUnmap", pointer, mapped_bytes)
                 continue
@@ -403,13 +402,13 @@ def map_allocation(undo: ReleaseStack, allocation: Any, mapped_bytes: int, place
 def create_pool(
     undo: ReleaseStack, place: Any, size_bytes: int, contexts: Sequence[Context], shared_by: str = "NONE"
 ) -> Any:
-    """Make a memory pool that GPUs have access to.
+    """Create a memory pool and give GPUs access to it.
 
     Parameters
     ----------
     size_bytes
-        Rounded up, the most that the pool may grow to: one without a limit reserves as much address space as there is
-        memory.
+        The maximum size of the pool before rounding up. A pool without a maximum reserves as much address space as
+        there is memory.
     shared_by
         As for :func:`create_allocation`.
     """
@@ -429,20 +428,20 @@ def create_pool(
 SPOILT_LIMIT = 16
 """The number of address ranges to try after the first.
 
-H200, driver 580: when a process has closed another one's pool of host memory, its addresses are still mapped somewhere
-in the driver, which gives them out again and then refuses them: with CUDA_ERROR_ALREADY_MAPPED to cuMemSetAccess, with
-CUDA_ERROR_OUT_OF_MEMORY to an allocation from a pool that can be exported (docs/hardware-notes.md)."""
+H200, driver 580: after a process has closed an imported pool of host memory, the pool's addresses are still mapped in
+the driver. The driver returns them again and then refuses them: cuMemSetAccess fails with CUDA_ERROR_ALREADY_MAPPED, an
+allocation from an exportable pool with CUDA_ERROR_OUT_OF_MEMORY (docs/hardware-notes.md)."""
 
 _POOL_UNIT_BYTES = 32 << 20
-"""A pool takes its memory in larger pieces than it is asked for (2 MiB on H200)."""
+"""The unit of a pool's maximum size. A pool takes memory in units larger than the request (2 MiB on H200)."""
 
 _DEFAULT_STREAM = 0
 
 
 def _allocate_from(undo: ReleaseStack, pool: Any, size_bytes: int) -> int:
-    """Return the address of memory that the default stream allocates from a pool, once it is there.
+    """Allocate from a pool on the default stream, wait for it, and return the address.
 
-    ``undo`` gets the way back: the same stream frees it, and the pool is trimmed.
+    Callbacks on ``undo`` free the memory on the same stream and trim the pool.
     """
     pointer = call("cuMemAllocFromPoolAsync", size_bytes, pool, _DEFAULT_STREAM)
     undo.callback(call, "cuMemPoolTrimTo", pool, 0)
@@ -482,7 +481,7 @@ def _host_alloc(size_bytes: int) -> Any:
 
 
 def _advise(pointer: Any, size_bytes: int, advice: str, place: Any) -> None:
-    """Advise the driver about managed memory, by the form of the call that takes a location (CUDA 12.2)."""
+    """Advise the driver about managed memory, with the variant of cuMemAdvise that takes a location (CUDA 12.2)."""
     cuda = bindings()
     name = "cuMemAdvise_v2" if hasattr(cuda, "cuMemAdvise_v2") else "cuMemAdvise"
     call(name, pointer, size_bytes, getattr(cuda.CUmem_advise, f"CU_MEM_ADVISE_{advice}"), place)
@@ -495,6 +494,6 @@ def _mapped(size_bytes: int, huge_page_bytes: int | None) -> mmap.mmap:
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     if huge_page_bytes is not None:
         flags |= _MAP_HUGETLB | huge_page_bytes.bit_length() - 1 << _MAP_HUGE_SHIFT
-        # A mapping of huge pages is a whole number of them.
+        # The size of a huge page mapping must be a multiple of the page size.
         size_bytes = round_up(size_bytes, huge_page_bytes)
     return mmap.mmap(-1, size_bytes, flags=flags)

@@ -1,4 +1,4 @@
-"""Threads and pages on a chosen NUMA node of the host."""
+"""Binding of threads and pages to a NUMA node of the host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from egmctl.driver.reading import NUMBERS
 T = TypeVar("T")
 
 TOUCH_THREADS = 8
-"""Threads that write memory for the first time; the kernel zeroes a page at a few GB/s a thread."""
+"""The number of threads for the first write to memory. The kernel zeroes pages at a few GB/s per thread."""
 
 _MPOL_BIND = 2  # linux/mempolicy.h
 _MADV_POPULATE_WRITE = 23  # asm-generic/mman-common.h
@@ -33,18 +33,16 @@ class Node:
 
     id: int
     cpus: tuple[int, ...] = ()
-    """Its CPUs; none where it has memory only, or where they are not known."""
+    """The node's CPUs; empty if it has only memory or if they are unknown."""
 
 
 def on_node(node: Node, work: Callable[[], T]) -> tuple[T, str | None]:
-    """Do something in a thread that runs on a node's CPUs and gets its new pages there.
-
-    The thread ends with it, so nothing has to be set back.
+    """Run ``work`` in a new thread bound to a node's CPUs and memory.
 
     Returns
     -------
     tuple
-        The result of the work, and a phrase for the part of the binding that was refused, ``None`` if none was.
+        The result of ``work``, and the part of the binding that was refused, as a phrase; ``None`` if none was.
     """
     with ThreadPoolExecutor(1) as thread:
         refused = thread.submit(_bind_thread, node).result()
@@ -52,24 +50,24 @@ def on_node(node: Node, work: Callable[[], T]) -> tuple[T, str | None]:
 
 
 def bind_pages(node: Node, address: int, size_bytes: int) -> str | None:
-    """Have the pages of a mapping come from a node once they are touched; return why not, ``None`` if they will."""
+    """Bind the future pages of a mapping to a node with mbind(2); return the error as text, or ``None``."""
     mask, bits = _mask(node)
     return _call("mbind", ctypes.c_void_p(address), ctypes.c_ulong(size_bytes), _MPOL_BIND, mask, bits, 0)
 
 
 def touch(node: Node, address: int, size_bytes: int, *, huge: bool = False) -> None:
-    """Write memory for the first time, by threads that run on the node.
+    """Write zeros to all of a mapping, with threads bound to the node.
 
     Parameters
     ----------
     huge
-        The memory has huge pages of the kernel's pools: where one is missing (a hugetlb cgroup's limit, others took
-        it), a write ends the process with SIGBUS. So the kernel is told to make them first (from Linux 5.14 on).
+        Whether the mapping has huge pages of the kernel's pools. If one is missing (limit of a hugetlb cgroup, taken by
+        others), a write kills the process with SIGBUS. So the kernel populates them first (Linux 5.14 or newer).
 
     Raises
     ------
     OSError
-        If the kernel has no such pages for it: EFAULT or ENOMEM (madvise(2), MADV_POPULATE_WRITE).
+        The kernel has too few huge pages: EFAULT or ENOMEM (madvise(2), MADV_POPULATE_WRITE).
     """
     count = max(1, min(TOUCH_THREADS, len(_usable(node))))
     edges = [size_bytes * number // count for number in range(count + 1)]
@@ -85,7 +83,7 @@ def touch(node: Node, address: int, size_bytes: int, *, huge: bool = False) -> N
 
 
 def _populate(start: int, end: int) -> int:
-    """Have the kernel make the pages of a mapping; return why not, as errno, and 0 where the kernel is too old."""
+    """Populate the pages of a mapping; return 0 or the errno. A kernel without MADV_POPULATE_WRITE gives 0, too."""
     start -= start % mmap.PAGESIZE
     breadcrumb.enter("madvise")
     result = _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_POPULATE_WRITE)
@@ -111,7 +109,7 @@ def _usable(node: Node) -> set[int]:
 
 
 def _mask(node: Node) -> tuple[ctypes.Array[ctypes.c_ulong], ctypes.c_ulong]:
-    """Return a set of nodes as the kernel takes it, and its size in bits plus the one that the kernel takes off."""
+    """Return a node mask and its size in bits plus 1, because the kernel subtracts 1 (``maxnode``)."""
     width = 8 * ctypes.sizeof(ctypes.c_ulong)
     words = (ctypes.c_ulong * (node.id // width + 1))()
     words[node.id // width] = 1 << node.id % width
@@ -122,7 +120,7 @@ def _call(name: str, *arguments: object) -> str | None:
     number = NUMBERS.get(platform.machine(), {}).get(name)
     if number is None:
         return f"{name} is not known on {platform.machine()}"
-    # An int would leave half of its register to chance.
+    # ctypes passes an int as 32 bits, which would leave the upper half of the register undefined.
     words = [ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments]
     breadcrumb.enter(name)
     result = _libc.syscall(ctypes.c_long(number), *words)

@@ -1,7 +1,7 @@
-"""Fill memory with a pattern that a seed makes, overwrite it with poison, and check it against the pattern.
+"""Fill memory with a pattern generated from a seed, overwrite it with poison, and check it against the pattern.
 
-Every byte is made and checked on the GPU. The pattern is the one that ``kernels/pattern.cu`` defines, with
-:func:`pattern_words` as its twin. Filling, poisoning and checking are queued: several GPUs work at the same time.
+The GPU generates and checks every byte. ``kernels/pattern.cu`` defines the pattern; :func:`pattern_words` computes the
+same on the host. Fills and checks are queued, so that several GPUs work at the same time.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 WORD_BYTES = 8
 VECTOR_BYTES = 16
-"""The kernels move so many at a time: sizes and offsets are multiples of it."""
+"""The number of bytes that the kernels move at a time. Sizes and offsets are multiples of it."""
 POISON = 0xDEADBEEF
-"""4-byte word that a destination is filled with before each sample, so that a copy that did not happen is seen."""
+"""The 4-byte word written to a destination before each sample, so that a missing copy is detected."""
 
 THREADS = 512
 BLOCKS = 4
-"""Blocks on each multiprocessor: it holds so many threads."""
+"""The number of blocks per multiprocessor: 4 x 512 threads fill it."""
 
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
@@ -36,43 +36,43 @@ _GAMMA = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Part of a buffer and what is to be in it."""
+    """A part of a buffer and its expected pattern."""
 
     address: int
     size_bytes: int
     seed: int
-    """The buffer's."""
+    """The seed of the buffer's pattern."""
     offset_bytes: int = 0
-    """This part's place in the buffer."""
+    """The offset of this part in the buffer."""
     pageable: bool = False
 
     @property
     def own_seed(self) -> int:
-        """The seed whose pattern, from its first word on, is this part of the buffer's pattern."""
+        """The seed whose pattern starts with this part of the buffer's pattern."""
         return (self.seed + self.offset_bytes // WORD_BYTES * _GAMMA) & _MASK
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A difference of memory from the pattern."""
+    """A difference between memory and its expected pattern."""
 
     words: int
-    """The number of 8-byte words that differ; 0 where the check's result is wrong and no word was located."""
+    """The number of 8-byte words that differ; 0 if the check's own result is corrupt, so that no word is located."""
     first_offset_bytes: int
-    """In the buffer."""
+    """The offset of the first differing word in the buffer."""
     expected: int
     found: int
-    """The word at that offset, read again; equal to ``expected`` if only the check's own read went wrong."""
+    """The word at that offset, read again. It equals ``expected`` if only the check's own read was wrong."""
 
 
 Check = Callable[[], Difference | None]
-"""A check under way: waits for it and returns what differs, ``None`` if every word is as it should be."""
+"""A function that waits for a queued check and returns the difference; ``None`` if all words are correct."""
 
 
 def poison(stream: Stream, region: Region) -> None:
-    """Begin to overwrite memory with :data:`POISON`."""
+    """Queue a memset of a region to :data:`POISON`. Pageable memory is overwritten by the host before the return."""
     if region.pageable:
-        # The driver's memset takes memory that it knows.
+        # The driver's memset accepts only memory that is known to the driver.
         import numpy as np
 
         words = (ctypes.c_uint32 * (region.size_bytes // 4)).from_address(region.address)
@@ -82,7 +82,7 @@ def poison(stream: Stream, region: Region) -> None:
 
 
 class Pattern:
-    """Fills and checks the memory that a GPU reaches, all of it and on the GPU."""
+    """The kernels, by bus id, that fill and check memory on each GPU."""
 
     def __init__(self, kernels: dict[str, Kernels], results: Results) -> None:
         self._kernels = kernels
@@ -90,12 +90,12 @@ class Pattern:
         self._sums: dict[tuple[int, int], int] = {}
 
     def fill(self, stream: Stream, region: Region) -> None:
-        """Begin to write the pattern."""
+        """Queue a kernel that writes the region's pattern."""
         vectors = region.size_bytes // VECTOR_BYTES
         self._launch("fill_pattern", stream, region.address, vectors, region.own_seed, 1, 1)
 
     def check(self, stream: Stream, region: Region) -> Check:
-        """Begin to compare with the pattern."""
+        """Queue a kernel that compares the region with its pattern, and return the check."""
         result = self._results.take(stream)
         result.clear()
         vectors = region.size_bytes // VECTOR_BYTES
@@ -107,7 +107,7 @@ class Pattern:
         )
 
     def sum(self, stream: Stream, region: Region) -> int:
-        """Return the sum of the pattern's words, modulo 2^64, without reading the memory."""
+        """Return the sum of the pattern's words, modulo 2^64, computed on the GPU without reading the region."""
         key = region.own_seed, region.size_bytes
         if key not in self._sums:
             result = self._results.take(stream)
@@ -125,28 +125,28 @@ class Pattern:
 def first_difference(
     stream: Stream, result: Result, region: Region, expected: Callable[[int], int]
 ) -> Difference | None:
-    """Wait for a kernel that counts differing words, and return the first of them; ``None``: no word differs.
+    """Wait for a kernel that counts differing words and return the difference; ``None`` if no word differs.
 
     Parameters
     ----------
     result
-        The number of words that differ, and the complement of the first one's index; both are 0 where none does.
+        The number of differing words and the complement of the first one's index; both are 0 if none differs.
     expected
-        Returns the word that should be at an index.
+        The function that returns the expected word at an index.
     """
     count, inverse = result.words()
     if count == inverse == 0:
         return None
     first = inverse ^ _MASK
     if not 0 < count <= region.size_bytes // WORD_BYTES - first:
-        # No kernel gives such a pair: it was damaged on its way, as the data may have been.
+        # No kernel writes such a pair: it was corrupted on its way, as the data may be.
         return Difference(0, region.offset_bytes, 0, count)
     (word,) = read_words(stream, region.address + first * WORD_BYTES, 1)
     return Difference(count, region.offset_bytes + first * WORD_BYTES, expected(first), word)
 
 
 def pattern_words(seed: int, first: int, count: int) -> NDArray[np.uint64]:
-    """Return ``count`` words of a seed's pattern from word ``first`` on, as ``kernels/pattern.cu`` defines it."""
+    """Return ``count`` words of a seed's pattern, starting at word ``first``, as ``kernels/pattern.cu`` defines it."""
     import numpy as np
 
     start = (seed + (first + 1) * _GAMMA) & _MASK

@@ -1,7 +1,7 @@
-"""The project's kernels: out of a cache that the folder ships filled and that NVRTC fills elsewhere, loaded eagerly.
+"""The project's kernels, read from a cache or compiled by NVRTC, and loaded. ``make dist`` ships a filled cache.
 
-A GPU gets machine code, as PTX of an NVRTC newer than the driver is refused and machine code of the same CUDA major is
-not. Only a GPU newer than all of :data:`ARCHITECTURES` gets PTX. The sources include nothing, and need no CUDA headers.
+GPUs get machine code: the driver refuses PTX of a newer NVRTC but accepts machine code of the same CUDA major version.
+Only a GPU newer than all of :data:`ARCHITECTURES` gets PTX. The sources include nothing and need no CUDA headers.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ INSTALL_NVRTC = "pip install 'egmctl[cu13]'"
 """The command that installs NVRTC, for messages (``cu12`` on drivers for CUDA 12)."""
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_103", "sm_120")
-"""The architectures that ship compiled, oldest first: A100, H100/H200/GH200, B200/GB200, B300/GB300, RTX Blackwell."""
+"""The precompiled architectures, oldest first: A100, H100/H200/GH200, B200/GB200, B300/GB300, RTX Blackwell."""
 
 NEWEST_PTX = "compute_120"
-"""PTX of the newest of :data:`ARCHITECTURES`, which the driver compiles for GPUs that are newer."""
+"""The PTX target for the newest of :data:`ARCHITECTURES`, which the driver compiles for newer GPUs."""
 
 _SOURCES = Path(__file__).parent / "kernels"
 SHIPPED = _SOURCES / "compiled"
-"""The cache as ``make dist`` fills it; there is none in a wheel."""
+"""The cache that ``make dist`` fills. A wheel has none."""
 
 _OPTIONS = ("--std=c++17",)
 
@@ -47,24 +47,24 @@ KERNELS: Mapping[str, Mapping[str, int]] = {
     "pattern.cu": {"fill_pattern": 5, "verify_pattern": 4, "sum_pattern": 4},
     "pingpong.cu": {"ping_pong": 6},
 }
-"""The sources in ``kernels/``, the kernels in each, and how many parameters they have: addresses and 64-bit numbers."""
+"""The number of parameters (addresses and 64-bit numbers) of each kernel, by source file in ``kernels/``."""
 
 SHARED_BYTES: Mapping[str, int] = {"copy_bulk": 6 * 16384 + 128}
-"""Dynamic shared memory of the kernels that have any. Above 48 KiB a kernel must be allowed it by an attribute."""
+"""The bytes of dynamic shared memory of the kernels that use any. More than 48 KiB must be enabled by an attribute."""
 
 
 class Kernels(Resource):
     """All kernels, loaded into one GPU's context.
 
-    They are loaded before anything is timed: a kernel that the driver loads lazily waits for the GPU to be idle, and
-    behind a closed gate it never is. The worker also sets CUDA_MODULE_LOADING=EAGER for that reason.
+    They are loaded before anything is timed. Lazy loading of a kernel waits until the GPU is idle, which never happens
+    behind a closed gate. For the same reason the worker sets CUDA_MODULE_LOADING=EAGER.
 
     Raises
     ------
     NoKernels
-        If this GPU's kernels are not in the cache and cannot be compiled here.
+        The kernels for this GPU are not in the cache and cannot be compiled.
     CompileError
-        If NVRTC rejects a source.
+        NVRTC rejects a source.
     """
 
     def __init__(self, context: Context) -> None:
@@ -86,11 +86,11 @@ class Kernels(Resource):
         Parameters
         ----------
         stream
-            The driver's stream.
+            The driver's stream handle.
         grid, block
-            Blocks, and threads a block.
+            The number of blocks, and of threads per block.
         *arguments
-            Numbers and addresses, as the kernel's source states them.
+            Numbers and addresses, as the kernel's source documents them.
         """
         self._make_current()
         function, kinds = self._functions[name]
@@ -99,19 +99,19 @@ class Kernels(Resource):
 
 
 class NoKernels(EgmctlError):
-    """There are no kernels for a GPU; the message says why and what to install."""
+    """There are no kernels for a GPU. The message gives the reason and what to install."""
 
     code = "no-kernels"
 
 
 class CompileError(EgmctlError):
-    """NVRTC rejected one of our own sources; the message holds its log."""
+    """A call of NVRTC failed. If NVRTC rejected a source, the message contains its log."""
 
     code = "compile"
 
 
 def compile_ahead(architectures: Iterable[str]) -> None:
-    """Begin to read or compile all kernels in threads; :class:`Kernels` waits for what it needs of them."""
+    """Start threads that read or compile all kernels. :class:`Kernels` waits for those that it needs."""
     threads = ThreadPoolExecutor(thread_name_prefix="compile")
     for target in {target_of(architecture) for architecture in architectures}:
         for source in KERNELS:
@@ -136,7 +136,7 @@ def _load(source: str, architecture: str) -> Any:
 
 
 def target_of(architecture: str) -> str:
-    """Return what a GPU's kernels are compiled for: ``sm_90`` is machine code, ``compute_120`` PTX.
+    """Return the compilation target for a GPU: ``sm_90`` is machine code, ``compute_120`` is PTX.
 
     Machine code for X.y runs on every X.z with z >= y ("Binary Compatibility", CUDA C++ Programming Guide).
     """
@@ -148,14 +148,14 @@ def target_of(architecture: str) -> str:
 
 
 def compiled(source: str, target: str) -> bytes:
-    """Return one source compiled: out of the cache that ships, out of the user's, or by NVRTC, which fills the latter.
+    """Return a compiled source from the shipped cache, the user's cache, or NVRTC, whose result the latter stores.
 
     Parameters
     ----------
     source
-        File name among :data:`KERNELS`.
+        A key of :data:`KERNELS`.
     target
-        As :func:`target_of` returns it.
+        The result of :func:`target_of`.
     """
     text = (_SOURCES / source).read_bytes()
     name = _name(text, target)
@@ -170,7 +170,7 @@ def compiled(source: str, target: str) -> bytes:
 
 
 def compile_all(folder: Path) -> None:
-    """Write every kernel for all :data:`ARCHITECTURES`, and as PTX, into a new folder: the cache that ships."""
+    """Compile every source for all :data:`ARCHITECTURES` and :data:`NEWEST_PTX` into a new folder, to be shipped."""
     folder.mkdir()
     for source in KERNELS:
         text = (_SOURCES / source).read_bytes()
@@ -179,14 +179,14 @@ def compile_all(folder: Path) -> None:
 
 
 def compile_source(source: str, text: bytes, target: str) -> bytes:
-    """Compile CUDA C++ that includes nothing; needs NVRTC but neither a driver nor a GPU.
+    """Compile CUDA C++ without includes. Needs NVRTC, but neither a driver nor a GPU.
 
     Raises
     ------
     NoKernels
-        If NVRTC is not installed or does not know the target.
+        NVRTC is not installed or does not support the target.
     CompileError
-        If it rejects the source.
+        NVRTC rejects the source.
     """
     if _number(target) not in _supported():
         version = ".".join(map(str, _nvrtc("nvrtcVersion")))
@@ -209,9 +209,9 @@ def compile_source(source: str, text: bytes, target: str) -> bytes:
 
 
 def _supported() -> list[int]:
-    """Return the numbers of the architectures that NVRTC knows.
+    """Return the numbers of the architectures that NVRTC supports.
 
-    With EGMCTL_NO_NVRTC set (a test seam) it is as if NVRTC were not installed.
+    With EGMCTL_NO_NVRTC set (for tests), NVRTC appears as not installed.
     """
     missing = f"kernels for this GPU are not in the cache, and NVRTC is not installed: {INSTALL_NVRTC}"
     if os.environ.get("EGMCTL_NO_NVRTC"):
@@ -219,7 +219,7 @@ def _supported() -> list[int]:
     try:
         numbers: list[int] = _nvrtc("nvrtcGetSupportedArchs")
     except RuntimeError as error:
-        # The bindings raise a RuntimeError of a class that depends on their version where the library is missing.
+        # The bindings raise a RuntimeError if the library is missing; its class depends on their version.
         raise NoKernels(missing) from error
     return numbers
 
@@ -229,7 +229,10 @@ def _number(target: str) -> int:
 
 
 def _name(text: bytes, target: str) -> str:
-    """Return the name of a compiled source in a cache: machine code of another CUDA major may be refused."""
+    """Return the file name of a compiled source in a cache.
+
+    The name depends on the CUDA major version, because the driver may refuse machine code of a newer one.
+    """
     identity = "\n".join((f"CUDA {bindings_version().partition('.')[0]}", target, *_OPTIONS, ""))
     return f"{hashlib.sha256(identity.encode() + text).hexdigest()}.{'ptx' if target == NEWEST_PTX else 'cubin'}"
 
@@ -242,10 +245,9 @@ def _nvrtc(name: str, *arguments: Any) -> Any:
 
 
 def _cache_folder() -> Path | None:
-    """Return the folder of compiled kernels, ``None`` where there is none to be trusted.
+    """Return the user's cache folder of compiled kernels, created if missing; ``None`` if none can be trusted.
 
-    What is read from it runs on the GPU: a folder that belongs to someone else, or that others may write to, is
-    passed over. So is a missing HOME.
+    Its content runs on the GPU, so a folder that another user owns or can write to is not used, nor is a relative path.
     """
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.environ.get("HOME", ""), ".cache")
     if not os.path.isabs(base):
@@ -260,7 +262,7 @@ def _cache_folder() -> Path | None:
 
 
 def _keep(path: Path, content: bytes) -> None:
-    """Write a file whole; a cache that cannot be written is no error."""
+    """Write a file atomically. A cache that cannot be written is no error."""
     with suppress(OSError), tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         try:
             file.write(content)

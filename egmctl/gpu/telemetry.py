@@ -1,6 +1,6 @@
-"""NVML's view of the GPUs beside a measurement: clocks, throttling, counters of the links and of errors.
+"""NVML telemetry of GPUs during a measurement: clocks, throttle reasons, temperature, link and error counters.
 
-Every question is asked between samples or at most every 20 ms: it goes through the driver, not through the links.
+NVML is queried between samples or at most every 20 ms. The queries go through the driver, not over the links.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from egmctl.driver.reading import Unreadable
 from egmctl.model.route import LinkKind
 
 _ALL_LINKS = 0xFFFFFFFF
-"""nvml.h, nvmlFieldValue_t: "A scopeId of UINT_MAX returns aggregate value summed up across all links"."""
+"""The scope id of all links: "A scopeId of UINT_MAX returns aggregate value summed up across all links" (nvml.h)."""
 _KIB = 1024
 _SENT: Mapping[str, tuple[Field, int]] = {LinkKind.NVLINK: ((138, _ALL_LINKS), _KIB), LinkKind.PCIE: (197, 1)}
 _RECEIVED: Mapping[str, tuple[Field, int]] = {LinkKind.NVLINK: ((139, _ALL_LINKS), _KIB), LinkKind.PCIE: (198, 1)}
-"""NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX (in KiB, without protocol: on H200 exactly what was copied), and
-NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES (with protocol). NVML has no counter of the bytes over C2C."""
+"""The byte counters and their units: NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX (in KiB, without protocol: on H200
+exactly the copied bytes), NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES (with protocol). NVML has none for C2C."""
 _ERRORS: Mapping[str, Mapping[str, int]] = {
     LinkKind.NVLINK: {
         "nvlink-replays": 161,
@@ -39,33 +39,34 @@ _ERRORS: Mapping[str, Mapping[str, int]] = {
         "pcie-fatal-errors": 180,
     },
 }
-"""NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, _RECOVERY, _CRC (up to NVLink 4), NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS,
-_EFFECTIVE_ERRORS, _SYMBOL_ERRORS (from NVLink 5 on), NVML_FI_DEV_C2C_LINK_ERROR_INTR, _REPLAY, _REPLAY_B2B of each
-link, NVML_FI_DEV_PCIE_REPLAY_COUNTER and NVML_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS, _NON_FATAL_ERROR, _FATAL_ERROR."""
+"""The error counters by kind of link: NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY, _RECOVERY, _CRC (up to NVLink 4),
+NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS, _EFFECTIVE_ERRORS, _SYMBOL_ERRORS (from NVLink 5 on),
+NVML_FI_DEV_C2C_LINK_ERROR_INTR, _REPLAY, _REPLAY_B2B of each link, NVML_FI_DEV_PCIE_REPLAY_COUNTER and
+NVML_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS, _NON_FATAL_ERROR, _FATAL_ERROR."""
 _C2C_COUNT = 170
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _TEMPERATURE_GPU = 0
 
 _PCIE_WRAPS = 1 << 32
-"""The PCIe counters have 32 bits (seen on H200): 55 GB/s go round in 78 ms."""
+"""The range of the PCIe counters, which have 32 bits (measured on H200): at 55 GB/s they wrap every 78 ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The counters of a GPU's links, or their rise; a link that NVML does not count is left out."""
+    """The byte counters of a GPU's links, or their increase. Links without counters in NVML are left out."""
 
     sent_bytes: Mapping[str, int] = field(default_factory=dict)
     received_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def since(self, before: Traffic) -> Traffic:
-        """Return the rise of each; the counter of PCIe must have wrapped at most once."""
+        """Return the increase of each counter. The PCIe counter must have wrapped at most once."""
         return Traffic(
             rise(self.sent_bytes, before.sent_bytes),
             rise(self.received_bytes, before.received_bytes),
         )
 
     def __add__(self, other: Traffic) -> Traffic:
-        """Add the rises of two spans of time."""
+        """Add the increases of two intervals."""
         return Traffic(
             _sum(self.sent_bytes, other.sent_bytes),
             _sum(self.received_bytes, other.received_bytes),
@@ -74,7 +75,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The clocks and the temperature of a GPU at a moment; ``None`` where NVML does not say."""
+    """The clocks, throttle reasons and temperature of a GPU at one time; ``None`` if NVML does not report them."""
 
     sm_clock_mhz: int | None
     memory_clock_mhz: int | None
@@ -83,21 +84,21 @@ class State:
 
 
 class Telemetry:
-    """NVML, open until :meth:`close`. Where it cannot be opened it knows no GPU.
+    """An NVML session, open until :meth:`close`. If NVML cannot be initialized, it has no GPUs.
 
     Parameters
     ----------
     bus_ids
-        PCI bus ids of the GPUs to ask about; those that NVML does not list are left out.
+        The PCI bus ids of the GPUs to query. GPUs that NVML does not list are left out.
     why_not
-        Why NVML must not be called: it would crash or hang the process.
+        The reason not to call NVML, because it would crash or hang the process; ``None`` to call it.
 
     Attributes
     ----------
     why_not
-        Why it knows no GPU; ``None`` if it does.
+        The reason why NVML is not in use; ``None`` if it is.
     lost
-        The call that failed and its error, by the bus ids of GPUs that NVML has lost since.
+        The failed call and its error, by bus id, for each GPU that NVML reported as lost.
     """
 
     def __init__(self, bus_ids: Iterable[str], why_not: str | None = None) -> None:
@@ -121,17 +122,17 @@ class Telemetry:
                     self._last_errors[bus_id, link] = self._errors(bus_id, link)
 
     def knows(self, bus_id: str) -> bool:
-        """Say whether NVML lists a GPU."""
+        """Return whether NVML lists a GPU."""
         return bus_id in self._handles
 
     def traffic(self, bus_id: str, links: Iterable[str]) -> Traffic:
-        """Read the counters of some links of a GPU that NVML lists: 0.8 ms for NVLink, 0.2 ms for PCIe (H200)."""
+        """Read the byte counters of a listed GPU's links. This takes 0.8 ms for NVLink and 0.2 ms for PCIe (H200)."""
         wanted = [fields[link][0] for fields in (_SENT, _RECEIVED) for link in links if link in fields]
         values = self._read(bus_id, wanted)
         return Traffic(_bytes(values, _SENT), _bytes(values, _RECEIVED))
 
     def new_errors(self, bus_id: str, links: Iterable[str]) -> dict[str, int]:
-        """Return the counters of errors of some links that rose since they were read last, and by how much."""
+        """Return the increase of each error counter of some links that has increased since its last reading."""
         rises = {}
         for link in links:
             errors = self._errors(bus_id, link)
@@ -140,7 +141,7 @@ class Telemetry:
         return {name: by for name, by in rises.items() if by}
 
     def state(self, bus_id: str) -> State:
-        """Read how a GPU that NVML lists runs now."""
+        """Read the current state of a listed GPU."""
         reasons = self._ask("nvmlDeviceGetCurrentClocksEventReasons", bus_id)
         return State(
             sm_clock_mhz=self._ask("nvmlDeviceGetClockInfo", bus_id, _CLOCK_SM),
@@ -150,12 +151,12 @@ class Telemetry:
         )
 
     def process_ids(self, bus_id: str) -> tuple[int, ...] | None:
-        """Return the processes that compute on a GPU that NVML lists, this one included; ``None`` if unknown."""
+        """Return the ids of the compute processes on a listed GPU, including this process; ``None`` if unknown."""
         processes = self._ask("nvmlDeviceGetComputeRunningProcesses", bus_id)
         return None if processes is None else tuple(process.pid for process in processes)
 
     def close(self) -> None:
-        """Let go of NVML."""
+        """Shut NVML down."""
         if self.why_not is None:
             with contextlib.suppress(Unreadable):
                 ask("nvmlShutdown")
@@ -165,19 +166,19 @@ class Telemetry:
         fields = [field for field in self._supported[bus_id] if _number_of(field) in names]
         errors: Counter[str] = Counter()
         for counter, value in self._read(bus_id, fields).items():
-            # Each C2C link has a counter of its own.
+            # Each C2C link has its own counter.
             errors[names[_number_of(counter)]] += value
         return errors
 
     def _ask(self, function: str, bus_id: str, *arguments: int) -> Any:
-        """Return NVML's answer about a GPU; ``None`` where there is none."""
+        """Call NVML for a GPU and return the result; ``None`` if the call fails."""
         with self._noting_loss(bus_id):
             return ask(function, self._handles[bus_id], *arguments)
         return None
 
     @contextlib.contextmanager
     def _noting_loss(self, bus_id: str) -> Iterator[None]:
-        """Let a question stay without an answer, and keep that NVML has lost the GPU where this is why."""
+        """Suppress Unreadable in the ``with`` block; if NVML has lost the GPU, record it in :attr:`lost`."""
         try:
             yield
         except Unreadable as error:
@@ -188,7 +189,7 @@ class Telemetry:
             self.lost.setdefault(bus_id, str(error))
 
     def _read(self, bus_id: str, wanted: Iterable[Field]) -> dict[Field, int]:
-        """Return the values of those fields that the GPU has, in one call."""
+        """Read the fields in ``wanted`` that the GPU supports, in one call; leave out fields without a value."""
         fields = [field for field in wanted if field in self._supported[bus_id]]
         answers = field_values(self._handles[bus_id], fields) if fields else {}
         for answer in answers.values():
@@ -198,7 +199,7 @@ class Telemetry:
 
 
 def _supported(handle: Any) -> frozenset[Field]:
-    """Return the counters that a GPU has: asking for the others each time would only cost time."""
+    """Return the counters that a GPU supports, so that later reads do not spend time on the others."""
     links = field_values(handle, [_C2C_COUNT])[_C2C_COUNT]
     fields: list[Field] = [field for fields in (_SENT, _RECEIVED) for field, _ in fields.values()]
     fields += [(number, _ALL_LINKS) for number in _ERRORS[LinkKind.NVLINK].values()]
@@ -217,7 +218,7 @@ def _bytes(values: Mapping[Field, int], fields: Mapping[str, tuple[Field, int]])
 
 
 def rise(after: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
-    """Return what counters rose by; one that was reset meanwhile is left out."""
+    """Return the increase of each counter. A decrease is a wrap for PCIe; other decreased counters are left out."""
     rises = {name: after[name] - before[name] for name in after if name in before}
     if LinkKind.PCIE in rises:
         rises[LinkKind.PCIE] %= _PCIE_WRAPS

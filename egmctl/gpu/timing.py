@@ -1,6 +1,6 @@
-"""Time work on streams of one or more GPUs between events, behind a gate that holds it until all of it has been queued.
+"""Time work on streams of one or more GPUs with events, behind a gate that blocks it until all of it is queued.
 
-Without the gate the host's queueing is part of the time. Whether there was one is part of every result.
+Without the gate, the time includes the host's queueing. Every result records whether there was a gate.
 """
 
 from __future__ import annotations
@@ -18,50 +18,50 @@ from egmctl.gpu.memory import PinnedWords
 from egmctl.gpu.program import Kernels
 
 GATE_TIMEOUT_NS = 10_000_000_000
-"""The time that the gate kernel waits. Queueing takes microseconds: a gate that gives up means a stalled host."""
+"""The timeout of the gate kernel. Queueing takes microseconds, so a timeout means that the host stalled."""
 
 _OPEN, _EXPIRED = 0, 1
 
 
 class Gating(StrEnum):
-    """The means that held the work back until all of it was queued."""
+    """The mechanism that blocks work until all of it is queued."""
 
     KERNEL = "kernel"
     NONE = "none"
-    """Nothing: the time holds the host's queueing of the first operation."""
+    """No gate: the time includes the host's queueing of the first operation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One sample of work that is measured as one."""
+    """One sample of a group of flows."""
 
     elapsed_ms: float
-    """The GPU's time from the first flow's start, before which none starts, to the end of the last one."""
+    """The GPU's time from the start of the first flow, before which no flow starts, to the end of the last flow."""
     flows_ms: tuple[float, ...]
     """The time of each flow, from its own start to its own end."""
     wall_ms: float
-    """The host's time from the opening of the gate until all of it was done."""
+    """The host's time from opening the gate until the group has completed."""
     expired: bool
-    """The gate gave up before it was opened: the sample is worth nothing."""
+    """Whether the gate timed out before it was opened, so that the sample is invalid."""
     opened_s: float = 0.0
-    """When the gate was opened, by :func:`time.perf_counter`, which all processes of a node share."""
+    """The time when the gate was opened, by :func:`time.perf_counter`, which all processes of a node share."""
 
 
 Part = tuple["Stream", Callable[[], None]]
-"""A stream, and what queues work on it and returns; the stream's context is current then."""
+"""A stream and the function that queues work on it. The stream's context is current during the call."""
 FlowParts = Sequence[Part]
 """The parts of one flow, each on a stream of its own."""
 
 
 class Gate:
-    """A kernel of one thread that polls a word in host memory, for at most :data:`GATE_TIMEOUT_NS`, holds streams back.
+    """A single-thread kernel that blocks streams by polling a word in host memory, up to :data:`GATE_TIMEOUT_NS`.
 
     Parameters
     ----------
     words
-        Two; without them nothing is held, and work runs as it is queued.
+        Two words of host memory. ``None``: nothing is blocked, and work runs as soon as it is queued.
     kernels
-        By the bus ids of their GPUs.
+        The kernels of each GPU, by bus id.
     """
 
     def __init__(self, words: PinnedWords | None = None, kernels: Mapping[str, Kernels] | None = None) -> None:
@@ -70,7 +70,7 @@ class Gate:
         self._kernels = kernels or {}
 
     def hold(self, stream: Stream) -> None:
-        """Let nothing that is queued on ``stream`` from now on run before :meth:`open`."""
+        """Block work queued on ``stream`` from now on until :meth:`open`."""
         if self._words is not None:
             self._words.words[_OPEN] = 0
             self._words.words[_EXPIRED] = 0
@@ -79,29 +79,29 @@ class Gate:
             self._kernels[stream.context.bus_id].launch("gate", stream.handle, 1, 1, *arguments)
 
     def open(self) -> None:
-        """Let everything held run."""
+        """Open the gate."""
         if self._words is not None:
             self._words.words[_OPEN] = 1
 
     def expired(self) -> bool:
-        """Say whether a stream went ahead before :meth:`open`."""
+        """Return whether the gate timed out before :meth:`open`."""
         return self._words is not None and bool(self._words.words[_EXPIRED])
 
 
 class Mark(IntEnum):
-    """A stream's events."""
+    """The events of a stream."""
 
     START = 0
     END = 1
     """The end of the stream's own work."""
     FLOW_END = 2
-    """The end of all parts of a flow, on its first stream."""
+    """The end of all parts of a flow, recorded on the flow's first stream."""
     GROUP_END = 3
-    """The end of all flows of a group, on its first stream."""
+    """The end of all flows of a group, recorded on the group's first stream."""
 
 
 class Stream(Resource):
-    """A stream of a GPU, with the events that time what is queued on it."""
+    """A stream of a GPU, with the events that time its work."""
 
     def __init__(self, context: Context) -> None:
         cuda = bindings()
@@ -116,60 +116,59 @@ class Stream(Resource):
                 self._events.append(event)
 
     def mark(self, mark: Mark) -> None:
-        """Have an event remember when the stream comes to this place."""
+        """Record one of the stream's events."""
         self.context.make_current()
         call("cuEventRecord", self._events[mark], self.handle)
 
     def wait_for(self, other: Stream, mark: Mark) -> None:
-        """Let nothing queued from now on run before another stream, of any GPU, has come to its latest mark."""
+        """Make work queued from now on wait for the latest record of an event of another stream, of any GPU."""
         if other is not self:
             self.context.make_current()
             call("cuStreamWaitEvent", self.handle, other._events[mark], 0)
 
     def elapsed_ms(self, end: Mark = Mark.END, *, host_ms: float = math.inf) -> float:
-        """Return the time from the start to another mark, both of which have been reached.
+        """Return the time from the start to another mark; both must have completed.
 
         Parameters
         ----------
         host_ms
-            What has gone by on the host's clock since before the start was queued: the GPU cannot have taken longer.
+            The time by the host's clock since before the start was queued, as an upper bound.
 
         Raises
         ------
         ImpossibleTime
-            If the driver's answer cannot be a time of this work.
+            The driver's time is impossible for this work.
         """
         answer = float(call("cuEventElapsedTime", self._events[Mark.START], self._events[end]))
         return possible_ms("cuEventElapsedTime", answer, host_ms)
 
     def fill(self, address: int, size_bytes: int, word: int = 0) -> None:
-        """Queue: set all 4-byte words of some memory."""
+        """Queue a memset of ``size_bytes`` bytes to a 4-byte word."""
         self.context.make_current()
         call("cuMemsetD32Async", address, word, size_bytes // 4, self.handle)
 
     def copy(self, destination: int, source: int, size_bytes: int) -> None:
-        """Queue a copy between two addresses of any kind, by a copy engine of this stream's GPU."""
+        """Queue a copy between any two addresses by a copy engine of the stream's GPU; its context must be current."""
         call("cuMemcpyAsync", destination, source, size_bytes, self.handle)
 
     def synchronize(self) -> None:
-        """Wait until the stream is idle."""
+        """Block until the stream is idle."""
         call("cuStreamSynchronize", self.handle)
 
 
 class GatedWork:
-    """Work on several streams that waits behind a gate.
+    """Work on several streams, queued behind a gate by the constructor. The caller must call :meth:`run` next.
 
-    The gate holds the very first stream. Every other one waits for that one's start, the first stream of a group
-    before the group's others, the first one of a flow before the flow's others, and marks its own start then: nothing
-    is timed from before it could run, and nothing of a group or a flow runs before its first stream's start. The
-    ends are joined the same way, on the GPUs: streams of several GPUs share no clock, and each time here is between
-    two events of one stream.
+    The gate blocks the first stream of the first group. The first stream of each other group waits for the start of
+    that stream, the first stream of each flow for the start of its group's first stream, and the other streams of a
+    flow for the start of its first stream. Each stream records its own start after this wait. So no time includes the
+    wait, and nothing of a group or flow runs before the start of its first stream. The ends are joined in the same way
+    on the GPUs. Streams of several GPUs share no clock, so each time is between two events of one stream.
 
     Parameters
     ----------
     groups
-        What is measured as one: its flows, each with its parts. No stream twice. The work is queued when this is made,
-        and :meth:`run` has to follow.
+        The groups that are timed, each a sequence of flows. No stream may occur twice.
     """
 
     def __init__(self, gate: Gate, groups: Sequence[Sequence[FlowParts]]) -> None:
@@ -179,12 +178,12 @@ class GatedWork:
         try:
             self._queue()
         except BaseException:
-            # Whatever waits behind a closed gate can be neither finished nor freed.
+            # Work behind a closed gate can neither complete nor be freed.
             gate.open()
             raise
 
     def run(self) -> tuple[Timing, ...]:
-        """Open the gate, wait for the end, and return the times of each group."""
+        """Open the gate, wait until all work has completed, and return the times of each group."""
         self._gate.open()
         opened = time.perf_counter()
         walls_ms = []
@@ -216,7 +215,7 @@ class GatedWork:
                     stream.mark(Mark.START)
                     operation()
                     stream.mark(Mark.END)
-        # Only now, behind all the work: where streams share a hardware queue, a wait would hold up what comes after it.
+        # After all the work: if streams share a hardware queue, a wait would block what is queued after it.
         for flows in self._groups:
             first = flows[0][0][0]
             for parts in flows:

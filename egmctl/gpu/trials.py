@@ -1,6 +1,6 @@
-"""Small copies whose every byte is compared: does a path carry data, not how fast.
+"""Small copies that verify every byte, to check that a path works, not how fast it is.
 
-The GPU's copy engine moves the data, the pattern is made and compared on the host: no kernel, so nothing is compiled.
+The GPU's copy engine moves the data, and the host generates and compares the pattern. No kernel has to be compiled.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SIZE_BYTES = 2 << 20
-"""The size of every buffer: the granularity of cuMemCreate on H200, so the least there is."""
+"""The size of every buffer, the granularity of cuMemCreate on H200."""
 
 
 class Corrupt(Exception):
-    """Every call succeeded, and what arrived is not what was sent; the message says where."""
+    """The received data differ from the data sent, although every call succeeded. The message gives the location."""
 
 
 def peer_round_trip(context: Context, peer: Context, seed: int) -> None:
-    """Have a GPU write a peer's memory and read it, directly; compare every byte.
+    """Write a peer's memory from a GPU and read it, with direct access, and compare every byte.
 
     Raises
     ------
     Corrupt
-        Also where nothing arrived at all: every destination is overwritten first.
+        The data are wrong or did not arrive. Every destination is overwritten first.
     """
     context.enable_access_to(peer)
     with closing(DeviceMemory(peer, SIZE_BYTES)) as other:
@@ -44,12 +44,12 @@ def peer_round_trip(context: Context, peer: Context, seed: int) -> None:
 
 
 def host_round_trip(context: Context, memory: HostNumaMemory, seed: int) -> None:
-    """Have a GPU write host memory and the CPU compare every byte, then the other way round.
+    """Write host memory from a GPU and read it with the GPU, and compare every byte.
 
     Raises
     ------
     Corrupt
-        The message says which way.
+        The data are wrong. The message names the direction.
     """
     words = words_of(memory, SIZE_BYTES)
     words[:] = POISON
@@ -60,19 +60,19 @@ def host_round_trip(context: Context, memory: HostNumaMemory, seed: int) -> None
 
 
 def put(context: Context, memory: Memory, seed: int) -> None:
-    """Write a seed's pattern into memory by a GPU: from its own memory, so that the host has no part in it."""
+    """Write a seed's pattern to memory by a GPU, from a buffer in the GPU's own memory."""
     with closing(DeviceMemory(context, SIZE_BYTES)) as near:
         _from_host(context, near, seed)
         _copy(context, memory, near)
 
 
 def check(context: Context, memory: Memory, seed: int, what: str) -> None:
-    """Read memory by a GPU into its own, and compare every byte.
+    """Read memory by a GPU into its own, and compare every byte with a seed's pattern.
 
     Raises
     ------
     Corrupt
-        Naming ``what`` and the first difference.
+        The data differ. The message names ``what`` and the first difference.
     """
     with closing(DeviceMemory(context, SIZE_BYTES)) as near:
         _poison(context, near)
@@ -96,7 +96,7 @@ def _to_host(context: Context, memory: Memory) -> NDArray[np.uint64]:
 
 
 def _copy(context: Context, destination: Memory, source: Memory) -> None:
-    """Copy by this GPU's copy engine, and wait."""
+    """Copy with this GPU's copy engine and wait."""
     context.make_current()
     call("cuMemcpyAsync", destination.address, source.address, SIZE_BYTES, 0)
     call("cuCtxSynchronize")

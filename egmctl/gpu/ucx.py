@@ -1,6 +1,6 @@
-"""One-sided UCX: memory that another process may put to and get from. ucxx has no such calls: libucp is called itself.
+"""UCX transfers between two processes: tagged messages by ucxx, and puts and gets by direct calls to libucp.
 
-ucxx has loaded libucp; the numbers and structures are those of ``ucp/api/ucp.h`` of UCX 1.21.
+ucxx has no one-sided calls, but it loads libucp. Constants and structures are those of ``ucp/api/ucp.h`` of UCX 1.21.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from egmctl.gpu.context import Context, ReleaseStack, timed
 from egmctl.model.route import unusable
 
 _STATUS = ctypes.c_int8
-"""ucs_status_t: one byte (UCS_S_PACKED in ``ucs/type/status.h``); the rest of the register is left to chance."""
+"""The type ucs_status_t, one byte (UCS_S_PACKED in ``ucs/type/status.h``). The rest of the register is undefined."""
 _OK, _IN_PROGRESS = 0, 1
 _LAST_ERROR = -100
-"""UCS_ERR_LAST: a pointer in this range is an error in place of a request (``UCS_PTR_IS_ERR``)."""
+"""The lowest error, UCS_ERR_LAST. A pointer from here to -1 is an error, not a request (``UCS_PTR_IS_ERR``)."""
 _ADDRESS, _LENGTH = 1 << 0, 1 << 1
-"""UCP_MEM_MAP_PARAM_FIELD_ADDRESS and _LENGTH: the kind of the memory UCX finds out by itself."""
+"""The flags UCP_MEM_MAP_PARAM_FIELD_ADDRESS and _LENGTH. UCX detects the kind of memory by itself."""
 
 
 class _MapParameters(ctypes.Structure):
-    """ucp_mem_map_params_t."""
+    """The structure ucp_mem_map_params_t."""
 
     _fields_ = (
         ("field_mask", ctypes.c_uint64),
@@ -46,28 +46,29 @@ class _MapParameters(ctypes.Structure):
 
 
 _NO_PARAMETERS = (ctypes.c_uint64 * 32)()
-"""A ucp_request_param_t whose mask is 0: bytes, no callback. It has 72 bytes."""
+"""A zeroed buffer as ucp_request_param_t, which has 72 bytes: the data are bytes, and there is no callback."""
 
 
 class RegisteredMemory:
-    """Memory of this process that UCX has registered, so that another process may put to it and get from it.
+    """Memory of this process that is registered with UCX, so that another process can put to it and get from it.
 
     Parameters
     ----------
     context
-        ucp_context_h.
+        The ucp_context_h.
     stages_ms
-        Gets ``register``, ``pack`` and, when it is over, ``deregister``: milliseconds by the host's clock.
+        The dictionary for the times of ``register``, ``pack`` and, at the end, ``deregister``: milliseconds by the
+        host's clock.
 
     Attributes
     ----------
     key
-        What the other process needs besides the address.
+        The packed remote key, which the other process needs besides the address.
 
     Raises
     ------
     DriverCallError
-        If UCX cannot register it. Nothing is left behind.
+        UCX cannot register the memory or pack the key. Nothing stays registered.
     """
 
     def __init__(self, context: int, address: int, size_bytes: int, stages_ms: dict[str, float]) -> None:
@@ -88,22 +89,22 @@ class RegisteredMemory:
             raise
 
     def close(self) -> None:
-        """End the registration."""
+        """Deregister the memory."""
         with timed(self._stages_ms, "deregister"):
             _checked("ucp_mem_unmap", self._context, self._handle)
 
 
 class RemoteMemory:
-    """Memory that another process has registered, as this process puts to it and gets from it.
+    """Registered memory of another process, the target of this process' puts and gets.
 
     Parameters
     ----------
     endpoint
-        ucp_ep_h, to that process.
+        The ucp_ep_h to the other process.
     key, address
-        That process' own.
+        The memory's key and its address there.
     stages_ms
-        Gets ``unpack``: milliseconds by the host's clock.
+        The dictionary for the time of ``unpack``: milliseconds by the host's clock.
     """
 
     def __init__(self, endpoint: int, key: bytes, address: int, stages_ms: dict[str, float]) -> None:
@@ -114,19 +115,19 @@ class RemoteMemory:
             _checked("ucp_ep_rkey_unpack", self._endpoint, key, ctypes.byref(self._key))
 
     def put(self, offset_bytes: int, address: int, size_bytes: int) -> Request:
-        """Begin to write memory of this process there; it is over once :meth:`flush` is."""
+        """Start to write local memory to the remote memory. The write completes with the next :meth:`flush`."""
         return self._begin("ucp_put_nbx", offset_bytes, address, size_bytes)
 
     def get(self, offset_bytes: int, address: int, size_bytes: int) -> Request:
-        """Begin to read what is there into memory of this process."""
+        """Start to read the remote memory into local memory."""
         return self._begin("ucp_get_nbx", offset_bytes, address, size_bytes)
 
     def flush(self) -> Request:
-        """Begin to wait until all that was put is there."""
+        """Start a flush, which completes when all earlier puts have."""
         return _started("ucp_ep_flush_nbx", self._endpoint, _NO_PARAMETERS)
 
     def close(self) -> None:
-        """Give the key back; nothing that uses it may be under way (``ucp_rkey_destroy``)."""
+        """Destroy the key. No transfer that uses it may be in progress (``ucp_rkey_destroy``)."""
         _library().ucp_rkey_destroy(self._key)
 
     def _begin(self, name: str, offset_bytes: int, address: int, size_bytes: int) -> Request:
@@ -135,7 +136,7 @@ class RemoteMemory:
 
 
 class Request:
-    """Something under way, as :meth:`egmctl.gpu.ucx.Link.wait` takes it."""
+    """An operation in progress, for :meth:`egmctl.gpu.ucx.Link.wait`."""
 
     def __init__(self, name: str, pointer: int | None) -> None:
         self._name = name
@@ -144,13 +145,13 @@ class Request:
 
     @property
     def completed(self) -> bool:
-        """Whether it is over; whoever asks makes UCX go on by itself."""
+        """Whether the operation has completed. Reading this does not progress UCX; the caller must."""
         if self._status == _IN_PROGRESS:
             self._status = _library().ucp_request_check_status(self._pointer)
         return self._status != _IN_PROGRESS
 
     def check_error(self) -> None:
-        """Give it back; raise DriverCallError if it went wrong."""
+        """Free the request; raise DriverCallError if the operation failed."""
         pointer, self._pointer = self._pointer, None
         if pointer is not None:
             _library().ucp_request_free(pointer)
@@ -166,7 +167,7 @@ def _started(name: str, *arguments: Any) -> Request:
 
 
 def _checked(name: str, *arguments: Any) -> None:
-    """Call a function that returns a ucs_status_t; raise DriverCallError if that is no success."""
+    """Call a function that returns a ucs_status_t; raise DriverCallError if it is not UCS_OK."""
     _check(name, _named(name, *arguments))
 
 
@@ -179,7 +180,7 @@ def _named(name: str, *arguments: Any) -> Any:
 
 
 def _check(name: str, status: int) -> None:
-    """Raise DriverCallError, with UCX's own words, if a ucs_status_t is no success."""
+    """Raise DriverCallError with UCX's description if a ucs_status_t is not UCS_OK."""
     if status != _OK:
         words = ctypes.c_char_p(_strings().ucs_status_string(status)).value or b""
         raise DriverCallError(name, status, words.decode(errors="replace"))
@@ -200,12 +201,12 @@ _PROTOTYPES: Mapping[str, tuple[Any, tuple[Any, ...] | None]] = {
     "ucp_rkey_destroy": (None, None),
     "ucp_rkey_buffer_release": (None, None),
 }
-"""What the functions return and, where ctypes would not pass it so by itself, take."""
+"""The functions' result types and, if the ctypes defaults are wrong, argument types."""
 
 
 @cache
 def _library() -> Any:
-    # The one that ucxx has loaded, and no other that the system may have.
+    # RTLD_NOLOAD selects the library that ucxx has loaded, not another one on the system.
     library = ctypes.CDLL("libucp.so.0", mode=os.RTLD_NOW | os.RTLD_NOLOAD)
     for name, (returned, taken) in _PROTOTYPES.items():
         function = getattr(library, name)
@@ -222,37 +223,37 @@ def _strings() -> Any:
 
 
 PATIENCE_S = 20.0
-"""The time that :meth:`Link.wait` waits for the other process before it gives up."""
+"""The default timeout of :meth:`Link.wait`."""
 
 REPORT_LIMIT = 4 << 20
-"""Bytes of UCX's report that are read: it has some KiB, and whatever UCX_LOG_LEVEL adds to it."""
+"""The maximum number of bytes read of UCX's report, which has some KiB plus what UCX_LOG_LEVEL adds."""
 
 
 class NoUcx(EgmctlError):
-    """UCX cannot be used here; the message says why and what to install."""
+    """UCX is unusable. The message gives the reason and what to install."""
 
     code = "no-ucx"
 
 
 class Link:
-    """This process' end of a connection to one other process.
+    """This process' end of a UCX connection to one other process.
 
-    Nothing of it listens by itself; what UCX's TCP transport needs, UCX opens: a port on each network interface that it
-    is allowed to use (``UCX_NET_DEVICES``), for as long as the link is there.
+    The link itself opens no port. For its TCP transport UCX listens on a port of each network interface that it may use
+    (``UCX_NET_DEVICES``) until the link is closed.
 
     Parameters
     ----------
     options
-        UCX's configuration without ``UCX_``: they come before the environment's.
+        UCX configuration variables without ``UCX_``, which override the environment's.
     one_sided
-        Memory is put and got too (:meth:`register`, :meth:`remote`).
+        Whether to enable puts and gets (:meth:`register`, :meth:`remote`).
 
     Raises
     ------
     NoUcx
-        If ucxx is not installed or UCX cannot be loaded.
+        ucxx is not installed or UCX cannot be loaded.
     DriverCallError
-        If UCX finds no way to communicate. UCX's functions are named as CUDA's are.
+        A UCX call failed, e.g. because no transport is usable. The exception names the UCX function.
     """
 
     def __init__(self, options: Mapping[str, str], *, one_sided: bool = False) -> None:
@@ -265,26 +266,26 @@ class Link:
         self._worker = self._call("ucp_worker_create", lambda: self._ucx.UCXWorker(self._context))
         self._endpoint: Any = None
         self.address: bytes = self._worker.address.tobytes()
-        """The other process connects to it."""
+        """The worker address to which the other process connects."""
         self._word = (ctypes.c_ubyte * 8)()
         self.word = self.buffer(ctypes.addressof(self._word), ctypes.sizeof(self._word), on_gpu=False)
-        """A few bytes of host memory, for messages that say nothing but that they came."""
+        """A buffer of 8 bytes of host memory, for messages without content."""
         self.stages_ms: dict[str, float] = {}
-        """The cost of registering memory, on this side: milliseconds by the host's clock."""
+        """The milliseconds by the host's clock that each stage of memory registration took in this process."""
 
     @property
     def version(self) -> str:
-        """UCX's."""
+        """The version of UCX."""
         return ".".join(map(str, self._ucx.get_ucx_version()))
 
     @property
     def components(self) -> tuple[str, ...]:
-        """The kinds of transport that UCX has found it can use: ``tcp``, ``cuda_ipc``, ``ib``."""
+        """The transport components that UCX can use, e.g. ``tcp``, ``cuda_ipc``, ``ib``."""
         return tuple(line.split(":")[-1].strip() for line in self._described("component"))
 
     @property
     def devices(self) -> dict[str, list[str]]:
-        """The devices that UCX may use, by transport: ``{"tcp": ["eth0", "lo"], "cuda_ipc": ["cuda"]}``."""
+        """The devices that UCX can use, by transport, e.g. ``{"tcp": ["eth0", "lo"], "cuda_ipc": ["cuda"]}``."""
         devices: dict[str, list[str]] = {}
         for line in self._described("resource"):
             transport, _, device = line.split()[-1].partition("/")
@@ -295,19 +296,19 @@ class Link:
         return [line for line in self._context.info.splitlines() if line.split()[:2] == ["#", kind]]
 
     def connect(self, address: bytes) -> None:
-        """Make the way to the other process."""
+        """Create the endpoint to the other process' worker."""
         self._endpoint = self._call(
             "ucp_ep_create",
             lambda: self._ucx.UCXEndpoint.create_from_worker_address(
                 self._worker,
                 self._ucx.UCXAddress.create_from_buffer(address),
-                # With it UCX would leave shared memory out: that does not notice when a process dies.
+                # With error handling UCX would not use shared memory, which cannot detect that a process died.
                 endpoint_error_handling=False,
             ),
         )
 
     def buffer(self, address: int, size_bytes: int, *, on_gpu: bool) -> Any:
-        """Return memory as :meth:`send` and :meth:`receive` take it."""
+        """Return a buffer for :meth:`send` and :meth:`receive` that refers to this memory."""
         array = importlib.import_module("ucxx._lib.arr").Array
         if on_gpu:
             # The CUDA array interface (numba.readthedocs.io, version 3).
@@ -316,28 +317,28 @@ class Link:
         return array((ctypes.c_ubyte * size_bytes).from_address(address))
 
     def register(self, address: int, size_bytes: int) -> RegisteredMemory:
-        """Register memory for the other process."""
+        """Register local memory for puts and gets by the other process."""
         return RegisteredMemory(int(self._context.handle), address, size_bytes, self.stages_ms)
 
     def remote(self, key: bytes, address: int) -> RemoteMemory:
-        """Return memory that the other process has registered."""
+        """Return the other process' registered memory, for puts and gets."""
         return RemoteMemory(int(self._endpoint.handle), key, address, self.stages_ms)
 
     def send(self, buffer: Any, tag: int) -> Any:
-        """Begin to send; the other process receives it by the same tag."""
+        """Start to send a buffer, which the other process receives by the same tag; return the request."""
         return self._call("ucp_tag_send_nbx", lambda: self._endpoint.tag_send(buffer, tag=self._ucx.UCXXTag(tag)))
 
     def receive(self, buffer: Any, tag: int) -> Any:
-        """Begin to receive."""
+        """Start to receive into a buffer the message with this tag; return the request."""
         return self._call("ucp_tag_recv_nbx", lambda: self._endpoint.tag_recv(buffer, tag=self._ucx.UCXXTag(tag)))
 
     def wait(self, *requests: Any, patience_s: float = PATIENCE_S) -> None:
-        """Wait until all of these have come or gone, and give all of them back, whatever went wrong with one.
+        """Progress UCX until all requests have completed, and free all of them even if one failed.
 
         Raises
         ------
         DriverCallError
-            If one went wrong: the first; or if the time is over.
+            A request failed (the first one is reported), or the wait timed out; then no request is freed.
         """
         deadline = time.monotonic() + patience_s
         breadcrumb.enter("ucp_worker_progress")
@@ -355,13 +356,13 @@ class Link:
                 results.callback(self._call, "ucp_request_check_status", request.check_error)
 
     def close(self) -> str:
-        """Give everything back; return UCX's report of the protocols that it used."""
+        """Close the connection and return UCX's report of the protocols that it used."""
         if self._endpoint is not None:
             with suppress(Exception):
                 self._endpoint.close_blocking()
-        # What UCX holds goes with the last reference to it.
+        # UCX frees its resources with the last reference to them.
         self._endpoint = self._worker = self._context = None
-        # The report waits in the C library's buffer.
+        # Flush the report out of the C library's buffer.
         ctypes.CDLL(None).fflush(None)
         size = min(max(0, _log_size() - self._log_start), REPORT_LIMIT)
         return os.pread(_log_fd(), size, self._log_start).decode(errors="replace")
@@ -377,11 +378,11 @@ class Link:
 
 
 def taken_for(node: int, own: Context) -> str | None:
-    """Return the bus id of the GPU that UCX takes HOST_NUMA memory of a node for; ``None`` if it is ``own``, or none.
+    """Return the bus id of the GPU that UCX mistakes HOST_NUMA memory of a node for; ``None`` if it is ``own`` or none.
 
-    UCX asks the driver where such memory lies, and reads the answer, the node's id, as the number of a CUDA device
-    (1.21 and 1.22: uct_cuda_copy_detect_vmm in src/uct/cuda/cuda_copy/cuda_copy_md.c). It copies in that device's
-    context; in a process that has none there it ends with SIGABRT, seen on H200.
+    UCX asks the driver for the location of such memory and interprets the node's id as a CUDA device number (1.21 and
+    1.22: uct_cuda_copy_detect_vmm in src/uct/cuda/cuda_copy/cuda_copy_md.c). It copies in that device's context. If the
+    process has no context there, UCX aborts with SIGABRT (measured on H200).
     """
     if node == own.ordinal or node >= call("cuDeviceGetCount"):
         return None
@@ -390,7 +391,7 @@ def taken_for(node: int, own: Context) -> str | None:
 
 
 def settings() -> dict[str, str]:
-    """Return the variables of the environment that tell UCX what to do, without our own."""
+    """Return the environment's ``UCX_`` variables, without those that this module sets."""
     return {name: value for name, value in os.environ.items() if name.startswith("UCX_") and name not in _ours()}
 
 
@@ -407,16 +408,16 @@ def _ours() -> dict[str, str]:
     return {
         "UCX_LOG_FILE": f"/proc/self/fd/{_log_fd()}",
         "UCX_WARN_UNUSED_ENV_VARS": "n",
-        # What this process dies of is told by its end: UCX is not to catch it.
+        # UCX must not catch fatal signals: the parent reads them from the exit status.
         "UCX_ERROR_SIGNALS": "",
     }
 
 
 def _ucx_library() -> Any:
-    """Load UCX, which reads these variables then."""
+    """Load UCX with our environment variables and return ucxx's module ``libucxx``."""
     os.environ |= _ours()
     try:
         return importlib.import_module("ucxx._lib.libucxx")
     except Exception as error:
-        # Importing it loads UCX's libraries and asks NVML: more than ImportError may come of it.
+        # The import loads UCX's libraries and calls NVML, so it may raise more than ImportError.
         raise NoUcx(unusable(str(error) or type(error).__name__)) from error

@@ -1,1 +1,1 @@
-"""Commands that know of each other through MPI, one a rank: the only room that imports mpi4py."""
+"""Communication between the commands of an MPI job, one command per rank: the only package that imports mpi4py."""

@@ -1,7 +1,7 @@
-"""The child process that is a command's part in its MPI job: it starts MPI and makes each call that it is asked for.
+"""The child process of a command that is a rank of an MPI job: it initializes MPI and makes the command's MPI calls.
 
-MPI has no timeouts: a process that is gone leaves the others waiting. So every call here is a non-blocking one that is
-polled. When one is not over in time, all that still are there report to rank 0, which knows then who does not.
+MPI has no timeouts, so a missing process would block the others forever. Every call here is therefore nonblocking and
+polled. If a call times out, all remaining ranks report to rank 0, which then knows the missing ones.
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ from egmctl.errors import EgmctlError, NothingToDo
 from egmctl.launch import Channel
 
 ROLL_CALL_S = 3.0
-"""How long rank 0 listens for the others: they come to the same call at different times."""
+"""The time that rank 0 waits for the other ranks' reports, because ranks reach the same call at different times."""
 MESSAGE_LIMIT = 30 << 20
-"""Bytes that all ranks together give in one call: quoted as JSON they fit in one message to the command."""
+"""The maximum number of bytes that all ranks together contribute to one call. As JSON they fit in one message to the
+command."""
 
 _SPIN_S = 2e-3
-"""How long a call is polled without a pause: two ranks that begin to measure together are this close, not closer."""
+"""The time that a call is polled without pauses. Ranks that arrive within it start a measurement together; later polls
+are a pause apart."""
 _PAUSE_MS = 1
 _ALIVE = 7
-"""Tag of the roll call's messages."""
+"""The tag of the messages of a roll call."""
 
 
 def serve(parent: Channel, _arguments: dict[str, Any]) -> None:
-    """Start MPI, say which rank of how many this is, and make each call that the command orders."""
+    """Initialize MPI, send the rank and the job's size to the command, and make the calls that it requests, forever."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # They are sent to all processes of a job. The command heeds them, and this process ends with it.
+        # All processes of a job get these signals. The command handles them, and this process ends with it.
         signal.signal(number, signal.SIG_IGN)
     communicator = Communicator(_initialised(), parent)
     parent.send({"rank": communicator.rank, "size": communicator.size})
@@ -50,7 +52,7 @@ def serve(parent: Channel, _arguments: dict[str, Any]) -> None:
 
 
 class Missing(Exception):
-    """Ranks did not come to a call; on all ranks but 0 it is not known which."""
+    """A call timed out because ranks are missing. ``ranks`` is empty on all ranks but 0, where it names them."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
         super().__init__()
@@ -58,11 +60,11 @@ class Missing(Exception):
 
 
 class Abandoned(Exception):
-    """The command has given the call up: it asks for another one."""
+    """The command abandoned the call: its request for another one has arrived."""
 
 
 class Communicator:
-    """MPI's communicator of all processes, with a deadline for each call."""
+    """The communicator MPI_COMM_WORLD with a timeout for each call, which a new request of the command abandons."""
 
     def __init__(self, mpi: Any, parent: Channel) -> None:
         self._mpi = mpi
@@ -71,18 +73,18 @@ class Communicator:
         self.size: int = self._comm.Get_size()
         self._order = select.poll()
         self._order.register(parent, select.POLLIN)
-        # Of calls under way, and of those that were given up: MPI goes on to write into their buffers.
+        # The requests of current and abandoned calls: MPI still writes to the buffers of the latter.
         self._requests: list[Any] = []
 
     def make(self, order: dict[str, Any]) -> list[str]:
-        """Make the call that the command orders; return what each rank has given.
+        """Make the call that the command requests; return each rank's contribution (``all_gather`` only).
 
         Raises
         ------
         Missing, Abandoned
-            It did not come to its end.
+            The call did not complete.
         EgmctlError
-            More bytes are to come than can.
+            The contributions exceed :data:`MESSAGE_LIMIT`.
         """
         timeout_s = order["timeout_s"]
         match order["call"]:
@@ -99,11 +101,11 @@ class Communicator:
         return []
 
     def all_gather(self, data: bytes, timeout_s: float) -> list[str]:
-        """Give bytes to all; return what each rank has given, as text."""
+        """Send bytes to all ranks; return each rank's bytes, decoded as UTF-8."""
         sizes = array("i", bytes(4 * self.size))
         self._wait(self._comm.Iallgather(array("i", [len(data)]), sizes), timeout_s)
         total = sum(sizes)
-        # Every rank sees the same numbers, and all refuse the same.
+        # All ranks see the same sizes, so all of them raise.
         if total > MESSAGE_LIMIT or min(sizes) < 0:
             raise EgmctlError(f"{total} bytes are more than {MESSAGE_LIMIT}, which all ranks together may give at once")
         received = bytearray(total)
@@ -114,7 +116,7 @@ class Communicator:
         return [received[start : start + size].decode("utf-8", "replace") for start, size in parts]
 
     def roll_call(self, within_s: float) -> tuple[int, ...]:
-        """Have everybody who is there report to rank 0; return there who has not, elsewhere nothing."""
+        """Report to rank 0; on rank 0, return the ranks that did not report in time. Other ranks return ``()``."""
         if self.rank:
             self._requests.append(self._comm.Isend([bytearray(1), self._mpi.BYTE], 0, _ALIVE))
             self._poll(self._requests[-1].Test, within_s)
@@ -156,7 +158,7 @@ def _initialised() -> Any:
         mpi4py.rc.finalize = False
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        # The latter where mpi4py is there and finds no MPI library.
+        # mpi4py raises RuntimeError if it finds no MPI library.
         reason = str(error).partition("\n")[0]
         raise NothingToDo(f"there is no mpi4py or no MPI library ({reason}): pip install 'egmctl[mpi]'") from None
     if not MPI.Is_initialized():

@@ -1,4 +1,4 @@
-"""The ranks of an MPI job: whether there is one, who they are, and messages between them that end when one fails."""
+"""Detection of an MPI job, its ranks, and collective calls between them that time out if a rank is missing."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ Facts = TypeVar("Facts")
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why one rank cannot take part."""
+    """The reason why a rank cannot take part."""
 
     host: str
     reason: str
-    """A sentence."""
+    """The error, as a sentence."""
     usage: bool
-    """The command was used wrongly there."""
+    """Whether it is a usage error."""
 
 
 def read_parts(parts: Sequence[Any], parse: Callable[[Any], T]) -> list[T]:
-    """Return what each rank has sent, rank 0's first.
+    """Return the parsed contribution of each rank, in the order of the ranks.
 
     Raises
     ------
     UsageError
-        If it is not what this version sends: the sentence names the rank.
+        ``parse`` rejects a contribution, as from another version of egmctl. The message names the rank.
     """
     values = []
     for rank, part in enumerate(parts):
@@ -56,7 +56,7 @@ def read_parts(parts: Sequence[Any], parse: Callable[[Any], T]) -> list[T]:
 
 
 def _check(refusals: Mapping[int, Refusal]) -> None:
-    """See that no rank refuses; else raise a UsageError where one was used wrongly, or NothingToDo."""
+    """Raise UsageError if any refusal is a usage error, NothingToDo if there are others; the message lists all."""
     sentences = []
     for reason in dict.fromkeys(refusal.reason for refusal in refusals.values()):
         first, *others = [rank for rank, refusal in refusals.items() if refusal.reason == reason]
@@ -68,26 +68,26 @@ def _check(refusals: Mapping[int, Refusal]) -> None:
 
 
 START_S = 60.0
-"""How long the start of MPI may take: all processes of a job wait for each other."""
+"""The timeout of the initialization of MPI, in which all processes of a job wait for each other."""
 PATIENCE_S = 5.0
-"""How long the user hears nothing of it."""
+"""The time after which :class:`World` reports a slow initialization."""
 FINISH_S = 60.0
-"""How long the slowest rank may take to end: its process may sit in a driver call."""
+"""The timeout of the final barrier. The process of a slow rank may be in a driver call."""
 
 _MARGIN_S = 10.0
-"""How long a call into MPI may take beyond its own deadline."""
+"""The time that the child may take to answer after the timeout of the MPI call."""
 _TARGET = "egmctl.mpi.communicator:serve"
 _WORDS = 400
-"""Characters of what MPI printed that are shown."""
+"""The maximum number of characters of MPI's output to show."""
 
 
 class MpiFailed(NothingToDo):
-    """MPI does not start: the processes of the job cannot talk to each other.
+    """MPI cannot be used: the processes of the job cannot communicate.
 
     Parameters
     ----------
     reason
-        A clause.
+        The reason, as a clause.
     """
 
     code = "no-mpi"
@@ -101,12 +101,12 @@ class MpiFailed(NothingToDo):
 
 
 class RanksMissing(EgmctlError):
-    """Some ranks did not come to a call that all make.
+    """Some ranks did not respond in a collective call.
 
     Parameters
     ----------
     ranks
-        Who; empty where only rank 0 knows.
+        The missing ranks; empty if only rank 0 knows them. If this rank's own MPI process failed, only this rank.
     """
 
     code = "ranks-missing"
@@ -118,27 +118,26 @@ class RanksMissing(EgmctlError):
 
 
 class World:
-    """The job; every rank makes the same calls in the same order.
+    """This process' connection to the MPI job. Every rank must make the same calls in the same order.
 
     Parameters
     ----------
     on_wait
-        Called when the start takes long.
+        The function to call if the initialization takes longer than :data:`PATIENCE_S`.
 
     Attributes
     ----------
     rank, size
-        Of this process, and how many there are.
+        This process' rank and the number of ranks.
     host
-        The name of its node.
+        The name of this process' node.
     broken
-        Whether ranks are gone, so that the job can only be ended by force.
+        Whether a rank is missing, so that the job can only be aborted.
 
     Raises
     ------
     MpiFailed
-        If there is no mpi4py or no MPI for it, if it does not start, or does not know the job that the launcher
-        started.
+        There is no mpi4py or MPI library, the initialization fails, or MPI and the launcher report different sizes.
     """
 
     def __init__(
@@ -164,26 +163,26 @@ class World:
             raise MpiFailed(f"{launched.by} has started {launched.size} processes and MPI knows {self.size}")
 
     def all_gather(self, value: Any, timeout_s: float) -> list[Any]:
-        """Give JSON data to all; return what each rank has given.
+        """Send a JSON value to all ranks; return the value of each rank.
 
         Raises
         ------
         RanksMissing
-            If it is not over in time.
+            The call timed out.
         """
         return read_parts(self._call("all_gather", timeout_s, text=json.dumps(value)), json.loads)
 
     def share(
         self, kind: type[T], read: Callable[[], Facts], describe: Callable[[Facts], T], timeout_s: float
     ) -> tuple[Facts, list[T]]:
-        """Read this rank's facts; return them, and how each rank describes its own.
+        """Read this rank's facts and exchange descriptions; return the facts and each rank's description.
 
         Raises
         ------
         NothingToDo, UsageError
-            On every rank, with what keeps one from reading or describing its facts.
+            A rank cannot read or describe its facts. Every rank raises the same error.
         RanksMissing
-            Some do not answer.
+            Some ranks do not respond.
         """
         try:
             facts = read()
@@ -196,7 +195,7 @@ class World:
         return facts, [record for record, _ in answers]
 
     def roll_call(self, within_s: float = ROLL_CALL_S) -> tuple[int, ...]:
-        """Have everybody who is there report to rank 0; return there who has not, elsewhere nothing."""
+        """Report to rank 0; on rank 0, return the ranks that did not report in time. Other ranks return ``()``."""
         try:
             self._call("roll_call", within_s)
         except RanksMissing as error:
@@ -204,7 +203,7 @@ class World:
         return ()
 
     def finish(self) -> None:
-        """Leave MPI: every rank comes here; if one does not, all are ended."""
+        """Finalize MPI once all ranks have called this. If a rank does not, abort the job."""
         try:
             self._call("finish", FINISH_S)
         except RanksMissing:
@@ -212,8 +211,8 @@ class World:
         self._child.close()
 
     def abort(self, code: int) -> NoReturn:
-        """End all processes of the job: some do not come to its end by themselves."""
-        # The launcher ends this one too, perhaps before the code below reaches it.
+        """Abort all processes of the job and exit with ``code``."""
+        # The launcher terminates this process too, perhaps before it can exit with the code.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         with contextlib.suppress(RanksMissing):
@@ -222,9 +221,10 @@ class World:
         raise SystemExit(code)
 
     def _call(self, name: str, timeout_s: float, **more: Any) -> list[str]:
-        """Have the child make a call and return the text of each rank that comes of it.
+        """Make a call in the child and return the text of each rank.
 
-        A call that is interrupted here ends there when the next one is asked for; its answer is not waited for.
+        If an exception interrupts the wait, the child abandons the call at the next request. Late answers to earlier
+        requests are discarded.
         """
         self._order += 1
         order = {"number": self._order, "call": name, "timeout_s": timeout_s, **more}
@@ -246,7 +246,7 @@ class World:
 
 
 def _pmi(environment: Mapping[str, str]) -> tuple[int, ...]:
-    """Return the descriptor by which PMI-1 and PMI-2 reach the launcher: it is for whichever process starts MPI."""
+    """Return the descriptor of the launcher's PMI-1 or PMI-2 connection, which the child that starts MPI inherits."""
     with contextlib.suppress(KeyError, ValueError, OSError):
         number = int(environment["PMI_FD"])
         os.fstat(number)
@@ -255,7 +255,7 @@ def _pmi(environment: Mapping[str, str]) -> tuple[int, ...]:
 
 
 def _reason(error: ChildFailed) -> str:
-    """Return why MPI did not start, with what it printed, as a clause."""
+    """Return the reason why MPI did not start, with the end of its output, as a clause."""
     if error.how == "raised":
         return str(error)
     how = str(error).replace(_TARGET, "MPI_Init", 1).removesuffix(" without a result")
@@ -263,7 +263,7 @@ def _reason(error: ChildFailed) -> str:
 
 
 def _last_words(output: str) -> str:
-    """Return what MPI says of its end: the first sentence that Open MPI puts between rules, or the last lines."""
+    """Return MPI's error message: the first sentence that Open MPI prints between rules, or the last three lines."""
     printed = output.partition("Fatal Python error:")[0]
     framed = re.search(r"^-{20,}\n(.+?\.)(?:\s|$)", printed, re.DOTALL | re.MULTILINE)
     lines = framed[1].splitlines() if framed else printed.strip().splitlines()[-3:]
@@ -272,22 +272,22 @@ def _last_words(output: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """This process as its launcher describes it."""
+    """The launcher's description of this process."""
 
     rank: int
     size: int
-    """How many processes the job has: 2 or more."""
+    """The number of processes of the job, at least 2."""
     by: str
-    """The launcher, for people."""
+    """The launcher's name, for messages."""
     first_of_node: bool
-    """Whether it is the first one on its node."""
+    """Whether this process is the first one on its node."""
 
 
 _NUMBER = re.compile("[0-9]{1,9}", re.ASCII)
 
 
 def launched(environment: Mapping[str, str]) -> Launched | None:
-    """Return what the launcher says of this process; ``None`` if it was started alone, or as the only one."""
+    """Read the launcher's variables; return ``None`` if there was no launcher or the job has only one process."""
     for rank_name, size_name, local_names, by in _VARIABLES:
         rank, size = environment.get(rank_name, ""), environment.get(size_name, "")
         if _NUMBER.fullmatch(rank) and _NUMBER.fullmatch(size):
@@ -308,6 +308,6 @@ _VARIABLES = (
     ("PMIX_RANK", "SLURM_STEP_NUM_TASKS", ("SLURM_LOCALID",), "srun --mpi=pmix"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ("SLURM_LOCALID",), "srun"),
 )
-"""Rank, size, rank on the node: Open MPI's manual (mpirun, "Environment Variables"), Hydra's and Slurm's PMI-1 and
-PMI-2 servers, MVAPICH's user guide, Slurm's srun(1), "OUTPUT ENVIRONMENT VARIABLES". srun sets its own with any
-``--mpi``, also with none."""
+"""The variables for rank, size and rank on the node, per launcher: Open MPI's manual (mpirun, "Environment Variables"),
+Hydra's and Slurm's PMI-1 and PMI-2 servers, MVAPICH's user guide, Slurm's srun(1), "OUTPUT ENVIRONMENT VARIABLES". srun
+sets its own with and without ``--mpi``."""

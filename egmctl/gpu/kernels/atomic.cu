@@ -1,9 +1,9 @@
-// Atomic additions to memory that another GPU or the host may own, and a look at whether each of them arrived.
+// Atomic additions to memory that another GPU or the host may own, and a check that none was lost.
 //
-// All threads take neighbouring 8-byte words at a time. The result of an addition is not asked for, so the compiler makes
-// it a reduction (red.global.add.u64), of which as many are under way as the path takes.
+// Neighbouring threads add to neighbouring 8-byte words. The result of an addition is not used, so the compiler emits a
+// reduction (red.global.add.u64), of which as many are in flight as the path allows.
 //
-// Pass p works on slot p % slots, slots being neighbours in memory.
+// Pass p works on slot p % slots. Slots are contiguous in memory.
 //
 // add_ones <<<any, at most 512>>>
 //   0  destination  unsigned long long *   8-byte aligned
@@ -11,13 +11,14 @@
 //   2  passes       unsigned long long
 //   3  slots        unsigned long long     at least 1
 //
-// verify_counts <<<any, at most 512>>>     of memory that was 0 before add_ones with the same numbers
+// verify_counts <<<any, at most 512>>>     on memory that was 0 before add_ones ran with the same parameters
 //   0  data         const unsigned long long *
 //   1  words        unsigned long long     in one slot
 //   2  passes       unsigned long long
 //   3  slots        unsigned long long
-//   4  result       unsigned long long *   two words, 0 before: += words that differ; the least offset in words that
-//                                          differs, inverted, as the largest
+//   4  result       unsigned long long[2]  the host sets it to {0, 0} before:
+//                                          [0] += number of words that differ
+//                                          [1]  = max([1], ~index of the first word that differs)
 
 typedef unsigned long long u64;
 

@@ -1,18 +1,18 @@
-// Latency of an atomic addition whose answer is waited for, in memory that another GPU or the host may own.
+// Latency of an atomic addition that returns the old value, in memory that another GPU or the host may own.
 //
-// One thread adds 1 to one counter after another and asks for what was there before. Which counter is next depends on
-// that answer, so no addition is under way before the last one has come back. Of LINES counters, each in a line of its
-// own, addition n has the one with the number n % LINES: it must find n / LINES there. Where it does not, the next one
-// goes to another counter of these, and never beyond them.
+// One thread adds 1 to one counter after another and reads the old value. The choice of the next counter depends on
+// that value, so an addition starts only after the previous one has returned. There are LINES counters, each in its own
+// line. Addition n goes to counter n % LINES and must return n / LINES. If it does not, the next addition goes to
+// another of the LINES counters.
 //
-// What is added stays: that no addition was lost, the host sees in the counters.
+// The counters keep their values, so that the host can check that no addition was lost.
 //
 // add_in_turn <<<1, 1>>>
-//   0  counters  unsigned long long *      LINES lines of 128 bytes; the first words count, and are 0 before the first
+//   0  counters  unsigned long long *      LINES lines of 128 bytes; the first word of each is the counter, 0 at first
 //   1  first     unsigned long long        additions made by earlier launches
 //   2  warm      unsigned long long        additions before the clock starts
 //   3  adds      unsigned long long        additions to be timed
-//   4  result    unsigned long long[4]     start and end by %globaltimer, answers that were not as they must be, %smid
+//   4  result    unsigned long long[4]     start and end by %globaltimer, number of wrong old values, %smid
 
 typedef unsigned long long u64;
 
@@ -44,7 +44,7 @@ extern "C" __global__ void add_in_turn(u64 *counters, u64 first, u64 warm, u64 a
     u64 wrong = 0;
     unsigned int sm;
     add(counters, first, warm, &wrong);
-    // Each time is taken while the addition before it is under way: one of tens of thousands, at both ends.
+    // Each time is read while the previous addition is in flight: an error of one in tens of thousands at both ends.
     const u64 start = globaltimer_ns();
     add(counters, first + warm, adds, &wrong);
     const u64 end = globaltimer_ns();

@@ -1,12 +1,12 @@
-// Bulk copies: what the multiprocessors' copy unit (the Tensor Memory Accelerator of compute capability 9.0 and newer)
-// moves through shared memory, one thread a block asking for it.
+// Bulk copies through shared memory by the multiprocessors' copy unit (the Tensor Memory Accelerator of compute
+// capability 9.0 and newer), issued by one thread per block.
 //
-// Each block takes every gridDim.x-th chunk. STAGES chunks of shared memory go round: a chunk is loaded into its stage
-// (an mbarrier tells when all of its bytes are there), stored from it, and the stage is loaded anew when the store has
-// read it. So AHEAD loads and STAGES - AHEAD stores are under way at a time. Loads and stores are both done by the copy
-// unit: no thread touches a byte, and no fence is needed between them.
+// Each block copies every gridDim.x-th chunk. Shared memory has STAGES stages of one chunk, used in rotation: a chunk
+// is loaded into its stage (an mbarrier signals that all of its bytes have arrived) and stored from it. The stage is
+// loaded again when the store has read it. So AHEAD loads and STAGES - AHEAD stores are in flight at a time. The copy
+// unit does both loads and stores: no thread touches the data, and no fence is needed between them.
 //
-// A pass moves `vectors`; pass p works on slot p % slots, as in copy.cu.
+// A pass copies `vectors`. Pass p works on slot p % slots, as in copy.cu.
 //
 // copy_bulk <<<any, 32>>>, dynamic shared memory STAGES * CHUNK_BYTES + 128
 //   0  destination  uint4 *                16-byte aligned
@@ -47,8 +47,8 @@ __device__ static void wait_loaded(u32 barrier, u32 parity)
                      : "memory");
 }
 
-// Where a block is: in which chunk of a slot, in which slot. One thread does all of a block's arithmetic, and a division
-// of 64 bits takes it as long as the copy unit needs for a chunk.
+// The position of a block: a chunk and its slot. It advances without division, because one thread does all arithmetic
+// of a block, and a 64-bit division takes as long as the copy unit needs for a chunk.
 struct Place {
     u64 chunk, slot;
 
@@ -72,7 +72,7 @@ extern "C" __launch_bounds__(32) __global__ void copy_bulk(uint4 *destination, c
     const u32 first_barrier = first_stage + STAGES * CHUNK_BYTES;
     for (u32 i = 0; i < STAGES; ++i)
         asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(first_barrier + 8 * i) : "memory");
-    // What was initialized by a thread is seen by the copy unit.
+    // Make the initialized barriers visible to the copy unit.
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 
     const u64 slot_bytes = vectors * VECTOR_BYTES;
@@ -94,7 +94,7 @@ extern "C" __launch_bounds__(32) __global__ void copy_bulk(uint4 *destination, c
         begin_store((char *)destination + store.slot * slot_bytes + offset, first_stage + stage * CHUNK_BYTES,
                     left < CHUNK_BYTES ? (u32)left : CHUNK_BYTES);
         store.go_on(gridDim.x, chunks, slots);
-        // The stage that is loaded next is that of the store before these last ones, which may still be reading.
+        // The next load reuses the stage of the store before the last STAGES - AHEAD ones, which may still be reading.
         asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(STAGES - AHEAD) : "memory");
     }
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");

@@ -1,13 +1,12 @@
-// Latency: a chain of lines through a buffer, and the one thread that follows it, alone or under load.
+// Latency: a pointer chain through the lines of a buffer, and one thread that follows it, alone or under load.
 //
-// The walk visits line place(0), place(1), place(2) and so on. The first 8 bytes of a line hold the distance in bytes
-// of the next line from the start of the buffer, so that a chain means the same in every address space. As place is a
-// bijection, the chain is one cycle that visits every line once, and where a walk must end is known without walking:
-// egmctl/gpu/chase.py computes it.
+// The walk visits line place(0), place(1), place(2) and so on. The first 8 bytes of a line hold the offset in bytes of
+// the next line from the start of the buffer, so the chain is valid in every address space. As place is a bijection,
+// the chain is one cycle that visits every line once, and egmctl/gpu/chase.py computes where a walk must end.
 //
-// place is a bijection of the numbers of as many bits as the lines need (each step of it can be undone: exclusive or with
-// a key, multiplication by an odd number, folding the upper half onto the lower one). Where it leads to a number that is
-// no line it goes on from there, so it is a bijection of the lines too. Seed 0 is the sequential order: place(i) = i.
+// place is a bijection of the numbers of as many bits as the line count needs: each step is invertible (exclusive or
+// with a key, multiplication by an odd number, folding the upper half onto the lower one). If it gives a number that is
+// not a line, it is applied again, so it is a bijection of the lines too. Seed 0 is the sequential order: place(i) = i.
 //
 // make_chain <<<any, any>>>
 //   0  chain     unsigned char *           8-byte aligned
@@ -17,24 +16,24 @@
 //
 // chase <<<any, 1>>>
 //   0  chain     const unsigned char *
-//   1  offset    unsigned long long        of the line to begin with
+//   1  offset    unsigned long long        offset of the first line
 //   2  warm      unsigned long long        loads before the clock starts
 //   3  loads     unsigned long long        loads to be timed
-//   4  block     unsigned long long        the block that walks; the others end at once
+//   4  block     unsigned long long        index of the block that walks; the others return at once
 //   5  result    unsigned long long[4]     start and end by %globaltimer, offset of the line reached, %smid
 //
-// chase_loaded <<<1 + blocks that load, a multiple of 32>>>    all of them must fit on the GPU at once
+// chase_loaded <<<1 + blocks that load, a multiple of 32>>>    all blocks must be resident on the GPU at once
 //   0  chain       const unsigned char *
-//   1  offset      unsigned long long        of the line to begin with
+//   1  offset      unsigned long long        offset of the first line
 //   2  warm        unsigned long long        loads under load before the clock starts
 //   3  loads       unsigned long long        loads to be timed
-//   4  data        const uint4 *             what the other blocks read
-//   5  size        unsigned long long        its bytes
-//   6  timeout_ns  unsigned long long        when every block gives up, by %globaltimer since its start
+//   4  data        const uint4 *             buffer that the other blocks read
+//   5  size        unsigned long long        size of the buffer in bytes
+//   6  timeout_ns  unsigned long long        timeout of each block, by %globaltimer since its start
 //   7  shared      unsigned long long[11]    in memory of this GPU; the host sets all to 0, [8] to 2^64 - 1
 //                                            [0] start and [1] end of the chase by %globaltimer
 //                                            [2] offset of the line reached  [3] %smid of the chase
-//                                            [4] 1 if a block gave up        [5] blocks that have begun to load
+//                                            [4] 1 if a block timed out      [5] blocks that have begun to load
 //                                            [6] 0 before, 1 while, 2 after the chase is timed
 //                                            while it was timed: [7] bytes read, [8] first start, [9] last end
 //                                            [10] warps that load on the SM of the chase
@@ -80,7 +79,7 @@ __device__ static unsigned int sm_id()
     return sm;
 }
 
-// Past L1, whose answers would say nothing of the path. Volatile, so that the loads stay between the two times.
+// The loads bypass L1, because L1 hits would hide the path. They are volatile to stay between the two times.
 __device__ static unsigned long long walk(const unsigned char *chain, unsigned long long offset,
                                           unsigned long long loads)
 {
@@ -96,7 +95,7 @@ extern "C" __global__ void chase(const unsigned char *chain, unsigned long long 
     if (blockIdx.x != block)
         return;
     offset = walk(chain, offset, warm);
-    // Each time is taken while the load before it is under way: one of tens of thousands, at both ends.
+    // Each time is read while the previous load is in flight: an error of one in tens of thousands at both ends.
     const unsigned long long start = globaltimer_ns();
     offset = walk(chain, offset, loads);
     const unsigned long long end = globaltimer_ns();
@@ -106,9 +105,8 @@ extern "C" __global__ void chase(const unsigned char *chain, unsigned long long 
     result[3] = sm_id();
 }
 
-// Loaded latency: one thread follows the chain while other blocks of the same launch read another buffer as fast as they
-// can. How many blocks there are is how much load there is; what they really move while the chase is timed, they count
-// themselves.
+// Loaded latency: one thread follows the chain while other blocks of the same launch read another buffer as fast as
+// they can. The number of blocks sets the load. The blocks count the bytes that they read while the chase is timed.
 
 enum { START, END, OFFSET, SM, EXPIRED, BEGUN, PHASE, BYTES, FIRST, LAST, BESIDE };
 enum { BEFORE, TIMED, OVER };
@@ -137,7 +135,7 @@ __device__ static void follow(const unsigned char *chain, unsigned long long off
     shared[PHASE] = OVER;
 }
 
-// Each warp for itself: it reads 16 KiB, asks how far the chase is, reads on.
+// Each warp on its own reads 16 KiB, polls the phase of the chase, and repeats.
 __device__ static void load(const uint4 *data, unsigned long long size, unsigned long long timeout_ns,
                             unsigned long long *shared)
 {
@@ -182,7 +180,7 @@ __device__ static void load(const uint4 *data, unsigned long long size, unsigned
             break;
         }
     }
-    // What was read has to be used, or the compiler leaves the loads out.
+    // The data must be used, or the compiler removes the loads.
     if (sum == 0x9E3779B9U)
         (void)seen[PHASE];
     if (lane == 0) {

@@ -1,12 +1,12 @@
-// What the multiprocessors move: copying, and reading without writing. (Writing without reading is fill_pattern.)
+// Copies and reads by the multiprocessors. (fill_pattern writes without reading.)
 //
-// All threads take neighbouring 16-byte vectors at a time, and each has UNROLL of them under way, so that enough bytes
-// are in flight to cover the latency of the link. Loads and stores are .cg, cached in L2 only: L1 is not kept coherent
-// with other GPUs, and nothing is used twice.
+// Neighbouring threads access neighbouring 16-byte vectors, and each thread has UNROLL vectors in flight, enough to
+// cover the latency of the link. Loads and stores are .cg, cached in L2 only: L1 is not coherent with other GPUs, and
+// no data are reused.
 //
-// A pass moves `vectors`, whatever the number of threads: what UNROLL does not divide is moved one by one. Pass p works
-// on slot p % slots, slots being neighbours in memory: a buffer smaller than the L2 caches on its way would be answered
-// by them if each pass took the same bytes.
+// A pass moves `vectors` for any number of threads; the remainder modulo UNROLL is moved one vector at a time. Pass p
+// works on slot p % slots. Slots are contiguous in memory. If each pass used the same bytes, the L2 caches on the path
+// would serve a buffer smaller than themselves.
 //
 // copy_vectors <<<any, at most 512>>>
 //   0  destination  uint4 *                16-byte aligned
@@ -74,7 +74,7 @@ extern "C" __launch_bounds__(512, 2) __global__ void sum_vectors(const uint4 *so
         for (; i < vectors; i += threads)
             sum += sum_of(__ldcg(from + i));
     }
-    // One addition a warp: as many as there are threads would take a noticeable part of the time.
+    // One atomic addition per warp, because one per thread would take a noticeable part of the time.
     for (int lane = 16; lane > 0; lane /= 2)
         sum += __shfl_down_sync(~0u, sum, lane);
     if (threadIdx.x % 32 == 0)

@@ -1,11 +1,11 @@
-// The timing gate: holds a stream until the host has queued all the work to be timed behind it.
+// The timing gate: blocks a stream until the host has queued all the timed work behind it.
 //
 // gate <<<1, 1>>>
 //   0  open        const unsigned int *     4-byte word in host memory; the host writes 1 to open the gate
-//   1  expired     unsigned int *           4-byte word in host memory; set to 1 if the gate gave up, else left alone
-//   2  timeout_ns  unsigned long long       how long to wait, by %globaltimer
+//   1  expired     unsigned int *           4-byte word in host memory; set to 1 if the gate times out, else unchanged
+//   2  timeout_ns  unsigned long long       timeout, by %globaltimer
 //
-// A gate that gave up has let the work go before all of it was queued: whoever launched it throws that sample away.
+// After a timeout the work may have run before all of it was queued, so the host discards the sample.
 
 __device__ static unsigned long long globaltimer_ns()
 {

@@ -1,22 +1,22 @@
-// Test data: fill a buffer with a pattern that a seed makes, check a buffer against it, and sum it up.
+// Test data: fill a buffer with a pattern generated from a seed, check a buffer against it, and sum the pattern.
 //
 // Word i (8 bytes, little endian) of the pattern of a seed is the i-th output of the SplitMix64 generator (Steele, Lea
-// and Flood 2014) that starts at the seed, so any part of it can be made or checked alone. egmctl/gpu/pattern.py is the
-// same in numpy:
+// and Flood 2014) that starts at the seed, so any part of the pattern can be generated or checked alone.
+// egmctl/gpu/pattern.py implements it in numpy:
 //
 //   z = seed + (i + 1) * 0x9E3779B97F4A7C15
 //   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
 //   z = (z ^ (z >> 27)) * 0x94D049BB133111EB
 //   word = z ^ (z >> 31)                              all modulo 2^64
 //
-// Memory is read and written in 16-byte vectors of two words, past L1: another GPU or a copy engine works on it too.
+// Accesses are 16-byte vectors of two words and bypass L1, because other GPUs and copy engines use the memory too.
 //
 // fill_pattern <<<any, any>>>
 //   0  data     ulonglong2 *                  16-byte aligned
 //   1  vectors  unsigned long long            16-byte vectors in one slot
 //   2  seed     unsigned long long
 //   3  passes   unsigned long long            pass p writes slot p % slots, as in copy.cu
-//   4  slots    unsigned long long            at least 1; the pattern runs on from one slot to the next
+//   4  slots    unsigned long long            at least 1; the pattern continues from one slot to the next
 //
 // verify_pattern <<<any, any>>>
 //   0  data     const ulonglong2 *            16-byte aligned

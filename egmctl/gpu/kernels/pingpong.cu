@@ -1,22 +1,22 @@
 // Latency: two GPUs wait for each other's flag, one thread on each.
 //
-// Launched on both GPUs at the same time; each polls one word and writes another. The one that serves writes the number
-// of the lap and waits until it comes back; the other waits for the number and sends it back. The words carry no other
-// data, so nothing has to be ordered with them: volatile is enough.
+// The kernel is launched on both GPUs at the same time. Each GPU polls one word and writes another. The serving GPU
+// writes the number of the lap and waits until it comes back; the other waits for the number and sends it back. The
+// words carry no other data, so no memory ordering is needed and volatile is enough.
 //
-// Each lap has the next of LINES lines on both sides, because how long it takes depends on where in the L2 caches its
-// lines lie: 1158 to 1523 ns on H200, while the means over 64 lines differ by a thousandth.
+// Each lap uses the next of LINES lines on both sides, because its time depends on where in the L2 caches its lines
+// are: 1158 to 1523 ns on H200, while means over 64 lines differ by one thousandth.
 //
 // ping_pong <<<1, 1>>>
-//   0  poll        const unsigned int *    the lines whose first words the other GPU writes, 0 before
-//   1  send        unsigned int *          the lines whose first words the other GPU polls, 0 before
+//   0  poll        const unsigned int *    lines whose first words the other GPU writes; 0 before the launch
+//   1  send        unsigned int *          lines whose first words the other GPU polls; 0 before the launch
 //   2  laps        unsigned long long
 //   3  serves      unsigned long long      1 or 0
-//   4  timeout_ns  unsigned long long      when to give up, by %globaltimer since the start
+//   4  timeout_ns  unsigned long long      timeout, by %globaltimer since the start
 //   5  result      unsigned long long[3 + laps]
-//                                          [0] laps done: fewer than asked for if this side gave up
+//                                          [0] completed laps, fewer than requested after a timeout
 //                                          [1] nanoseconds by %globaltimer and [2] clock cycles of all laps
-//                                          [3...] of the side that serves: clock cycles of each lap
+//                                          [3...] clock cycles of each lap, on the serving side only
 
 enum { LINES = 64, LINE_WORDS = 32 };
 
@@ -42,7 +42,7 @@ extern "C" __global__ void ping_pong(const unsigned int *poll, unsigned int *sen
         if (serves)
             *there = lap;
         for (unsigned int polls = 1; *here != lap; ++polls)
-            // Not at each poll: reading the timer takes longer than a poll.
+            // The timer is not read at each poll, because that takes longer than a poll.
             if (polls % 256 == 0 && globaltimer_ns() - start_ns > timeout_ns)
                 goto over;
         if (serves)
