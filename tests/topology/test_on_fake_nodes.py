@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 from egmctl.facts import replay
-from egmctl.facts.collect import collect
 from egmctl.model.machine import Machine
-from egmctl.report.kinds import Format, render
-from egmctl.topology.topology import topology
 from tests.conftest import RunEgmctl
 from tests.fake.plugin import MakeFakeNode
 
@@ -44,56 +41,42 @@ def test_a_recording_of_it_gives_the_same_text(egmctl: RunEgmctl, fake_node: Mak
     assert live.out == replayed.out
 
 
-class TestWhatIsMissing:
-    def test_nvml_finds_no_driver(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-        done = egmctl("topo", env=fake_node("gb200-tray").environment(faults="nvmlInit=error:9"))
-        assert done.code == 3
-        assert "NVML_ERROR_DRIVER_NOT_LOADED" in done.out
-        assert "GPU3  " in done.out
+def owner_that_no_library_lists() -> Machine:
+    whole = replay.load("gh200x4")
+    *listed, last = whole.gpus or ()
+    pairs = tuple(pair for pair in whole.pairs or () if last.bus_id not in (pair.source, pair.target))
+    return replace(whole, gpus=(*listed, replace(last, nvml=None, cuda=None)), pairs=pairs)
 
-    def test_the_libraries_are_not_there(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-        done = egmctl("topo", env=fake_node("gb200-tray", libraries=()).environment())
-        assert done.code == 3
-        assert " ".join(done.out.split()).startswith(
-            "NOT DETERMINED: 4 NVIDIA GPUs are on the PCI bus and the driver is loaded, but its library NVML "
-        )
-        assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in done.out
 
-    @pytest.mark.long
-    def test_cuda_has_no_device(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-        done = egmctl("topo", env=fake_node("gb200-tray").environment(faults="cuInit=error:100"))
-        assert done.code == 0
-        assert "CUDA fails (cuInit: CUDA_ERROR_NO_DEVICE" in done.out
-        assert "NV18>C2C" in done.out
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("machine", "faults", "code", "words"),
+    [
+        ("gb200-tray", "nvmlInit=error:9", 3, ("NVML_ERROR_DRIVER_NOT_LOADED", "GPU3 ")),
+        ("gb200-tray", "cuInit=error:100", 0, ("CUDA fails (cuInit: CUDA_ERROR_NO_DEVICE", "NV18>C2C")),
+        (
+            "gb200-tray",
+            "nvmlDeviceGetCapabilities=missing",
+            0,
+            ("4 FAKE NVIDIA GB200 on aarch64, EGM unknown: NVML is too old",),
+        ),
+        (owner_that_no_library_lists(), "", 0, ("GPU0-2 to NUMA 3: blocked; GPU3: NVML does not list it",)),
+    ],
+    ids=["no driver", "no CUDA device", "NVML too old for the EGM bit", "an owner that no library lists"],
+)
+def test_what_is_missing_costs_only_what_it_would_have_said(
+    egmctl: RunEgmctl, fake_node: MakeFakeNode, machine: Machine | str, faults: str, code: int, words: tuple[str, ...]
+) -> None:
+    done = egmctl("topo", env=fake_node(machine).environment(faults))
+    assert done.code == code
+    said = " ".join(done.out.split())
+    assert [each for each in words if each not in said] == []
 
-    @pytest.mark.long
-    def test_nvml_is_too_old_for_the_egm_bit(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-        done = egmctl("topo", env=fake_node("gb200-tray").environment(faults="nvmlDeviceGetCapabilities=missing"))
-        assert done.code == 0
-        words = " ".join(done.out.split())
-        assert "4 FAKE NVIDIA GB200 on aarch64, EGM unknown: NVML is too old" in words
 
-    @pytest.mark.long
-    def test_a_call_that_hangs_costs_only_what_it_would_have_said(
-        self, fake_node: MakeFakeNode, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        for name, value in fake_node("gb200-tray").environment(faults="cuInit=hang").items():
-            monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
-        monkeypatch.setattr("egmctl.facts.collect.DEADLINE_S", 12)
-        seen: Machine = collect(("host", "gpus", "pairs", "driver"))
-        words = " ".join(str(render(topology(seen), Format.TEXT)).split())
-        assert "NV18>C2C" in words
-        assert "CUDA did not answer in time" in words
-
-    @pytest.mark.long
-    def test_an_owner_that_no_library_lists_blocks_the_routes_over_it(
-        self, egmctl: RunEgmctl, fake_node: MakeFakeNode
-    ) -> None:
-        whole = replay.load("gh200x4")
-        gpus = whole.gpus or ()
-        seen = {gpu.bus_id for gpu in gpus[:3]}
-        pairs = tuple(pair for pair in whole.pairs or () if {pair.source, pair.target} <= seen)
-        machine = replace(whole, gpus=(*gpus[:3], replace(gpus[3], nvml=None, cuda=None)), pairs=pairs)
-        done = egmctl("topo", env=fake_node(machine).environment())
-        assert done.code == 0
-        assert "GPU0-2 to NUMA 3: blocked; GPU3: NVML does not list it" in done.out
+def test_without_the_libraries_topo_says_what_the_container_needs(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+    done = egmctl("topo", env=fake_node("gb200-tray", libraries=()).environment())
+    assert done.code == 3
+    assert " ".join(done.out.split()).startswith(
+        "NOT DETERMINED: 4 NVIDIA GPUs are on the PCI bus and the driver is loaded, but its library NVML "
+    )
+    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in done.out

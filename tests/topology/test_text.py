@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -128,12 +129,21 @@ def test_it_begins_with_sentences_that_say_what_is_connected_to_what() -> None:
     ]
 
 
-def test_cuda_that_fails_is_a_note_beside_the_matrix() -> None:
-    failed = text_of(hgx(2, driver=Driver(module_version="580", cuda_error="CUDA_ERROR_SYSTEM_NOT_READY")))
-    assert "CUDA fails (cuInit: CUDA_ERROR_SYSTEM_NOT_READY)" in failed
-    why = {"cuda_error": Unread(reason=Reason.MISSING_LIBRARY, detail="libcuda.so.1: not found")}
-    silent = text_of(hgx(2, driver=Driver(module_version="580", unread=why)))
-    assert "CUDA is missing: the library cannot be loaded" in silent
+@pytest.mark.parametrize(
+    ("driver", "note"),
+    [
+        ({"cuda_error": "CUDA_ERROR_SYSTEM_NOT_READY"}, "CUDA fails (cuInit: CUDA_ERROR_SYSTEM_NOT_READY)"),
+        (
+            {"unread": {"cuda_error": Unread(reason=Reason.MISSING_LIBRARY, detail="libcuda.so.1: not found")}},
+            "CUDA is missing: the library cannot be loaded",
+        ),
+        ({"unread": {"cuda_error": Unread(reason=Reason.TIMED_OUT)}}, "CUDA did not answer in time"),
+    ],
+)
+def test_cuda_that_fails_is_a_note_beside_the_matrix(driver: dict[str, Any], note: str) -> None:
+    text = text_of(hgx(2, driver=Driver(module_version="580", **driver)))
+    assert note in text
+    assert "NV18" in text
 
 
 def test_cuda_visible_devices_is_mentioned_without_its_value() -> None:
