@@ -16,13 +16,13 @@ from egmctl.topology.links import cpu_node_ids
 from egmctl.topology.routes import HostRoute, RouteKind, route
 from egmctl.topology.topology import topology
 from tests.doctor.machines import patched
+from tests.known import known
 from tests.topology import builders
 from tests.topology.builders import bus_id, gpu, grace, grace_gpu, hgx, node, out_of_sight, pairs
 
 
 def from_gpu(machine: Machine, index: int, to_node: int) -> HostRoute:
-    assert machine.gpus is not None
-    return route(machine, machine.gpus[index], to_node)
+    return route(machine, known(machine.gpus)[index], to_node)
 
 
 def on_arm(gpus: list[Gpu], **options: object) -> Machine:
@@ -233,8 +233,9 @@ def test_every_gpu_has_exactly_one_route_to_every_cpu_node_and_each_says_all(mac
 
 
 class TestRates:
-    def test_h200_nvlink(self) -> None:
-        assert rates.nvlink(gpu(0), 18).nominal_gb_s == pytest.approx(450.0, abs=0.02)
+    @pytest.mark.parametrize(("part", "gb_s"), [(gpu(0), 450.0), (grace_gpu(0), 900.0)], ids=["H200", "GB200"])
+    def test_nvlink(self, part: Gpu, gb_s: float) -> None:
+        assert rates.nvlink(part, 18).nominal_gb_s == pytest.approx(gb_s, abs=0.02)
 
     @pytest.mark.parametrize("speed", [0, -5])
     def test_an_active_link_without_speed_has_no_rate_and_topo_says_so(self, speed: int) -> None:
@@ -244,12 +245,9 @@ class TestRates:
         said = [note.words for note in topology(hgx(2), [stopped]).notes]
         assert "GPU0: NVML calls NVLinks 0-17 active at 0 MB/s, so their rate is unknown" in said
 
-    def test_gb200_nvlink(self) -> None:
-        assert rates.nvlink(grace_gpu(0), 18).nominal_gb_s == pytest.approx(900.0, abs=0.02)
-
     def test_a_generation_without_a_published_rule_stays_unknown(self) -> None:
-        assert rates.nvlink(gpu(0, nvlink_version=5), 12).nominal_gb_s is None
-        assert "no published rule" in rates.nvlink(gpu(0, nvlink_version=5), 12).reason
+        found = rates.nvlink(gpu(0, nvlink_version=5), 12)
+        assert (found.nominal_gb_s, "no published rule" in found.reason) == (None, True)
 
     @pytest.mark.parametrize(
         ("gt_s", "width", "gb_s"),
