@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 
 from egmctl.facts import replay
-from tests.conftest import RunEgmctl
 from tests.golden import compare
+from tests.in_process import run
 
 FOLDER = Path(__file__).parent
 
 
 @pytest.mark.parametrize("machine", replay.names())
-def test_text(egmctl: RunEgmctl, machine: str) -> None:
-    done = egmctl("topo", "--machine", machine)
+def test_text(machine: str) -> None:
+    done = run("topo", "--machine", machine)
     assert done.code == 0
     compare(done.out, FOLDER / machine / "topo.txt")
 
 
-def test_verbose_text(egmctl: RunEgmctl) -> None:
-    done = egmctl("topo", "--machine", "gb200-tray", "-v", "--gpus", "0")
+def test_verbose_text() -> None:
+    done = run("topo", "--machine", "gb200-tray", "-v", "--gpus", "0")
     assert done.code == 0
     compare(done.out, FOLDER / "gb200-tray" / "topo-v-gpu0.txt")

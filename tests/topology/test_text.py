@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 from rich.console import Console
 from rich.text import Text
 
@@ -18,7 +17,6 @@ from egmctl.model.record import Reason, Unread
 from egmctl.report.kinds import Format, render
 from egmctl.topology.topology import topology
 from tests.doctor.machines import shipped, with_gpu_denied
-from tests.random_machines import machines
 from tests.topology import builders
 from tests.topology.builders import gpu, grace, grace_gpu, hgx, nic, node, out_of_sight, pairs
 
@@ -227,14 +225,6 @@ class TestHostileNames:
         text = text_of(self.machine(), verbose=2)
         assert "[red]\\x1b[31mevil\\u202e\\n[/red]" in text
         assert not {"\x1b", "\u202e"} & set(text)
-
-    @pytest.mark.long
-    @given(machines())
-    @settings(max_examples=40, suppress_health_check=list(HealthCheck))
-    def test_no_machine_whatsoever_puts_control_characters_into_the_text(self, machine: Machine) -> None:
-        text = text_of(machine, verbose=2)
-        assert all(char.isprintable() or char == "\n" for char in text)
-        assert all(line == line.rstrip() for line in text.splitlines())
 
 
 def test_numa_nodes_that_were_not_read_leave_no_routes_and_a_note() -> None:
