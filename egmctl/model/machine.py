@@ -22,16 +22,8 @@ from egmctl.model.gpu import (
     Gpu,
     Pair,
 )
-from egmctl.model.host import (
-    Confinement,
-    Driver,
-    Host,
-    KernelLog,
-    Nic,
-    NvSwitch,
-    Process,
-    System,
-)
+from egmctl.model.host import Confinement, Driver, Host, Nic, NvSwitch, Process, System
+from egmctl.model.kernel_log import KernelLog
 from egmctl.model.probes import Peers, Probe
 from egmctl.model.record import Plain, Unread
 

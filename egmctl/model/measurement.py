@@ -1,4 +1,4 @@
-"""Where the time of a run goes: seconds by the host's clock, by what they were spent on."""
+"""What a run of the bench gives: measurements with their samples and evidence, and where its time went."""
 
 from __future__ import annotations
 
@@ -10,52 +10,12 @@ from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
 from egmctl.model.finding import RunCause, Waiver, WaiverKind
 from egmctl.model.finding import Status as Found
-from egmctl.model.host import KernelMessages
+from egmctl.model.kernel_log import KernelMessages
 from egmctl.model.machine import Machine
 from egmctl.model.record import BusId, Plain, Uuid
-from egmctl.model.route import LinkKind, MemoryKind, Rank, UcxPath
-from egmctl.model.task import (
-    Chase,
-    ChaseOrder,
-    Endpoint,
-    Engine,
-    Flow,
-    HandleKind,
-    Pattern,
-    Quantity,
-    Task,
-)
+from egmctl.model.route import LinkKind, Rank, UcxPath
+from egmctl.model.task import Quantity, Task
 from egmctl.model.verdict import MemoryOwner, RunVerdict
-
-__all__ = [
-    "BenchGpu",
-    "BufferCost",
-    "Chase",
-    "ChaseOrder",
-    "Endpoint",
-    "Engine",
-    "Evidence",
-    "Flow",
-    "GpuEvidence",
-    "HandleKind",
-    "Measurement",
-    "MemoryKind",
-    "Mismatch",
-    "Pattern",
-    "Placement",
-    "Quantity",
-    "RunReport",
-    "Sample",
-    "Settings",
-    "Stage",
-    "Status",
-    "Summary",
-    "Task",
-    "Verification",
-    "exit_code",
-    "finish",
-    "waived",
-]
 
 
 class Phase(StrEnum):

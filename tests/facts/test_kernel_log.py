@@ -18,7 +18,7 @@ from egmctl.driver.reading import Unreadable
 from egmctl.facts import kernel_log as module
 from egmctl.facts.kernel_log import EVENTS_LIMIT, KernelLogWatch, event, kernel_log
 from egmctl.facts.root import Root
-from egmctl.model.host import DriverMessage, EventKind, KernelEvent, KernelLog
+from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent, KernelLog
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
 from egmctl.report.kinds import DOCTOR, render

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from egmctl.facts.redact import known_words, part_redactor, redact
 from egmctl.model.codec import to_json
 from egmctl.model.gpu import Gpu, GpuNvml, GpuProc
-from egmctl.model.host import Cgroup, Confinement, DeviceProgram, EventKind, Host, KernelEvent, KernelLog, Nic, Process
+from egmctl.model.host import Cgroup, Confinement, DeviceProgram, Host, Nic, Process
+from egmctl.model.kernel_log import EventKind, KernelEvent, KernelLog
 from egmctl.model.machine import Machine, Origin, OriginKind, SectionStatus
 from egmctl.model.record import Reason, Share, Unread
 from tests.random_machines import machines
