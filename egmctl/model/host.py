@@ -43,6 +43,11 @@ class PciFunction(Record):
     """False where configuration space reads all ones: the device fell off the bus."""
 
     @property
+    def host_numa_id(self) -> int | None:
+        """The CPU NUMA node closest to it; ``None`` where the firmware says nothing."""
+        return None if self.numa_node is None or self.numa_node < 0 else self.numa_node
+
+    @property
     def pci_id(self) -> str | None:
         """Vendor and device, ``10de:2335``; ``None`` where they were not read."""
         return None if None in (self.vendor_id, self.device_id) else f"{self.vendor_id:04x}:{self.device_id:04x}"
@@ -102,6 +107,11 @@ class Nic(Record):
     board_id: Plain | None = None
     interfaces: tuple[str, ...] = ()
     """Network interfaces of the same PCI function."""
+
+    @property
+    def host_numa_id(self) -> int | None:
+        """The CPU NUMA node closest to it; ``None`` where the firmware says nothing."""
+        return None if self.pci is None else self.pci.host_numa_id
 
 
 class NumaKind(StrEnum):

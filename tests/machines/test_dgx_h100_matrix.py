@@ -10,7 +10,7 @@ import pytest
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Nic
 from egmctl.model.machine import Machine
-from egmctl.topology.links import Link, gpu_link, gpu_nic_link, nic_link
+from egmctl.topology.links import device_link
 from tests.doctor.machines import shipped
 
 Device = Gpu | Nic
@@ -41,20 +41,6 @@ def devices(machine: Machine) -> dict[str, Device]:
     }
 
 
-def link(machine: Machine, first: Device, second: Device) -> Link:
-    match first, second:
-        case Gpu(), Gpu():
-            return gpu_link(machine, first, second)
-        case Gpu(), Nic():
-            return gpu_nic_link(machine, first, second)
-        case Nic(), Gpu():
-            return gpu_nic_link(machine, second, first)
-        case _:
-            assert isinstance(first, Nic)
-            assert isinstance(second, Nic)
-            return nic_link(machine, first, second)
-
-
 def test_the_nics_are_in_nvidia_smis_order(machine: Machine) -> None:
     assert [nic.name for nic in machine.nics or ()] == [f"mlx5_{number}" for number in range(12)]
 
@@ -65,7 +51,7 @@ def test_every_cell(machine: Machine, printed: dict[str, dict[str, str]]) -> Non
     wrong = [
         f"{row} {column}: {judged.symbol} ({judged.reason}), nvidia-smi printed {printed[row][column]}"
         for row, column in itertools.permutations(known, 2)
-        if (judged := link(machine, known[row], known[column])).symbol != printed[row][column]
+        if (judged := device_link(machine, known[row], known[column])).symbol != printed[row][column]
     ]
     assert wrong == []
     assert {cell for row in printed.values() for cell in row.values()} >= {"NV18", "PIX", "PXB", "NODE", "SYS"}

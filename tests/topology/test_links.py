@@ -13,7 +13,7 @@ from egmctl.model.host import Driver, LibraryFailure, PciFunction
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
 from egmctl.model.route import LinkClass
-from egmctl.topology.links import gpu_link, gpu_nic_link, nic_link
+from egmctl.topology.links import device_link, gpu_link
 from tests.doctor.machines import patched
 from tests.known import known
 from tests.topology import builders
@@ -139,21 +139,21 @@ class TestPciPaths:
     ) -> None:
         ends = (nic(0, path=first, node=nodes[0]), nic(1, path=second, node=nodes[1]))
         machine = builders.machine([], nodes=[node(0), node(1)], nics=ends)
-        assert nic_link(machine, *ends).symbol == nic_link(machine, *ends[::-1]).symbol == symbol
+        assert device_link(machine, *ends).symbol == device_link(machine, *ends[::-1]).symbol == symbol
 
     def test_two_functions_of_one_device_are_at_most_one_bridge_apart_even_on_the_root_bus(self) -> None:
         ends = nic(0, bus="0000:15:02.0", path=(RC,)), nic(1, bus="0000:15:02.1", path=(RC,))
-        assert nic_link(builders.machine([], nics=ends), *ends).kind is LinkClass.PIX
+        assert device_link(builders.machine([], nics=ends), *ends).kind is LinkClass.PIX
 
     def test_on_a_machine_with_one_numa_node_everything_is_in_it(self) -> None:
         ends = nic(0, node=-1), nic(1, node=-1)
         machine = builders.machine([], nodes=[node(0)], nics=ends)
-        assert nic_link(machine, *ends).kind is LinkClass.NODE
+        assert device_link(machine, *ends).kind is LinkClass.NODE
 
     def test_a_path_that_was_not_read_is_unknown(self) -> None:
         gone = replace(nic(1), pci=None)
         machine = builders.machine([gpu(0)], nics=(gone,))
-        assert gpu_nic_link(machine, known(machine.gpus)[0], gone).reason == "the PCI path was not read"
+        assert device_link(machine, known(machine.gpus)[0], gone).reason == "the PCI path was not read"
 
     @pytest.mark.long
     @given(st.data())
@@ -172,7 +172,7 @@ class TestPciPaths:
             for i in range(2)
         ]
         machine = builders.machine([], nodes=[node(0), node(1)], nics=tuple(ends))
-        there, back = nic_link(machine, *ends), nic_link(machine, ends[1], ends[0])
+        there, back = device_link(machine, *ends), device_link(machine, ends[1], ends[0])
         assert there == back
         assert (there.kind is LinkClass.UNKNOWN) == bool(there.reason)
 
