@@ -20,10 +20,11 @@ from egmctl.facts.kernel_log import EVENTS_LIMIT, KernelLogWatch, event, kernel_
 from egmctl.facts.root import Root
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent, KernelLog
 from egmctl.model.machine import Machine
-from egmctl.model.record import Reason
+from egmctl.model.record import Reason, Unread
 from egmctl.report.kinds import DOCTOR, render
 from tests.facts.sysroot import Tree
 from tests.fake.node import load
+from tests.known import known
 
 # As an H200 logged it for a kernel that stores out of bounds (driver 580.159.04).
 REAL = (
@@ -92,8 +93,7 @@ def test_a_real_xid(tmp_path: Path) -> None:
     ],
 )
 def test_each_kind_of_line(line: str, expected: dict[str, object]) -> None:
-    found = event(1.0, line)
-    assert found is not None
+    found = known(event(1.0, line))
     assert {name: getattr(found, name) for name in expected} == expected
 
 
@@ -125,8 +125,7 @@ def test_a_flood_keeps_the_newest_and_counts_the_rest(tmp_path: Path) -> None:
 def test_a_log_that_may_not_be_read_says_so(tmp_path: Path) -> None:
     with pytest.raises(Unreadable) as error:
         kernel_log(Tree(tmp_path).root)
-    assert error.value.unread.reason is Reason.NOT_PRESENT
-    assert error.value.unread.detail == "/dev/kmsg: ENOENT"
+    assert error.value.unread == Unread(reason=Reason.NOT_PRESENT, detail="/dev/kmsg: ENOENT")
 
 
 def test_lines_that_were_overwritten_while_it_was_read_are_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,12 +187,8 @@ def both_ways(name: bytes, text: str) -> tuple[KernelEvent, KernelEvent]:
     head, tail = "NVRM: Xid (PCI:0000:1b:00): 48, pid=4711, name=", f", {text}"
     message = head.encode() + name + tail.encode()
     entry = json.dumps({"MESSAGE": list(message), "__MONOTONIC_TIMESTAMP": "1"}).encode()
-    line = module._journal_entry(entry)
-    assert line is not None
-    found = event(1.0, head + escaped(name) + tail), event(*line)
-    assert found[0] is not None
-    assert found[1] is not None
-    return found[0], found[1]
+    line = known(module._journal_entry(entry))
+    return known(event(1.0, head + escaped(name) + tail)), known(event(*line))
 
 
 any_name = st.lists(st.sampled_from(PIECES) | st.binary(max_size=5)).map(lambda parts: b"".join(parts)[:15])
@@ -229,8 +224,7 @@ def test_usual_names_are_read_whole_and_cost_no_more_than_the_channel(name: str,
     ],
 )
 def test_nor_where_a_driver_spells_it_otherwise(named: str) -> None:
-    found = event(1.0, f"NVRM: Xid (PCI:0000:1b:00): 31, MMU Fault, {named}")
-    assert found is not None
+    found = known(event(1.0, f"NVRM: Xid (PCI:0000:1b:00): 31, MMU Fault, {named}"))
     assert (found.number, found.text) == (31, "MMU Fault")
 
 
@@ -241,8 +235,7 @@ hostile = st.lists(st.sampled_from(PIECES)).map(b"".join)
 @pytest.fixture(scope="module")
 def machine() -> Machine:
     found = load("hgx-h200x4")
-    assert found.gpus is not None
-    return replace(found, gpus=found.gpus[:1], pairs=(), nics=(), origin=replace(found.origin, redacted=False))
+    return replace(found, gpus=known(found.gpus)[:1], pairs=(), nics=(), origin=replace(found.origin, redacted=False))
 
 
 @settings(max_examples=10)
