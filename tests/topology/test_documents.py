@@ -12,8 +12,7 @@ from egmctl.model.machine import Machine, OriginKind
 from egmctl.report.exports.csv import topo_csv
 from egmctl.report.exports.json import result_json
 from egmctl.topology.topology import topology
-from tests.topology import builders
-from tests.topology.builders import bus_id, grace, grace_gpu, hgx, nic, out_of_sight
+from tests.topology.builders import bus_id, grace, nic
 
 
 def document(machine: Machine) -> dict[str, Any]:
@@ -39,22 +38,6 @@ class TestJson:
         assert route["via"] == [bus_id(2), bus_id(3)]
         assert [(hop["link"], hop["nvlinks"]) for hop in route["hops"]] == [("nvlink", 18), ("c2c", None)]
 
-    def test_a_rate_that_is_not_known_is_null_with_its_reason(self) -> None:
-        (route,) = (r for r in document(hgx(2))["result"]["routes"] if (r["gpu"], r["numa_node"]) == (bus_id(0), 1))
-        assert route["nominal_gb_s"] is None
-        assert route["hops"][-1]["reason"] == "nothing reports the rate between NUMA nodes"
-        assert route["at_most_gb_s"] > 63
-
-    def test_a_blocked_route_has_a_stable_word_and_a_sentence(self) -> None:
-        gone = out_of_sight(grace_gpu(1, node=1))
-        found = document(builders.machine([grace_gpu(0, node=0), gone], architecture="aarch64"))["result"]
-        (route,) = (r for r in found["routes"] if (r["gpu"], r["numa_node"]) == (bus_id(0), 1))
-        assert route["blocked_by"] == "device-cgroup"
-        assert route["reason"] == "GPU1: denied by the device cgroup (/dev/nvidia1: EPERM)"
-
-    def test_a_modelled_machine_says_so(self) -> None:
-        assert document(grace(origin=OriginKind.MODELLED))["machine"]["kind"] == "modelled"
-
 
 class TestCsv:
     def test_one_row_a_link_a_route_and_a_p2p_capability(self) -> None:
@@ -69,9 +52,6 @@ class TestCsv:
         (route,) = (row for row in rows(grace()) if (row["source"], row["target"]) == ("GPU0", "NUMA1"))
         assert route["source_bus_id"] == bus_id(0)
         assert (route["egm"], route["via"], route["symbol"]) == ("true", f"{bus_id(2)} {bus_id(3)}", "NV18>C2C")
-
-    def test_every_row_says_that_the_machine_is_modelled(self) -> None:
-        assert {row["origin"] for row in rows(grace(origin=OriginKind.MODELLED))} == {"modelled"}
 
     def test_strings_from_the_machine_are_data(self) -> None:
         machine = grace(2, origin=OriginKind.MODELLED)

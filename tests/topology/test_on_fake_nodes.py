@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from egmctl.facts import replay
-from egmctl.model.machine import Machine
 from tests.conftest import RunEgmctl
 from tests.fake.plugin import MakeFakeNode
 
@@ -39,38 +36,6 @@ def test_a_recording_of_it_gives_the_same_text(egmctl: RunEgmctl, fake_node: Mak
     live = egmctl("topo", env=environment)
     replayed = egmctl("topo", "--machine", tmp_path / "node.json")
     assert live.out == replayed.out
-
-
-def owner_that_no_library_lists() -> Machine:
-    whole = replay.load("gh200x4")
-    *listed, last = whole.gpus or ()
-    pairs = tuple(pair for pair in whole.pairs or () if last.bus_id not in (pair.source, pair.target))
-    return replace(whole, gpus=(*listed, replace(last, nvml=None, cuda=None)), pairs=pairs)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("machine", "faults", "code", "words"),
-    [
-        ("gb200-tray", "nvmlInit=error:9", 3, ("NVML_ERROR_DRIVER_NOT_LOADED", "GPU3 ")),
-        ("gb200-tray", "cuInit=error:100", 0, ("CUDA fails (cuInit: CUDA_ERROR_NO_DEVICE", "NV18>C2C")),
-        (
-            "gb200-tray",
-            "nvmlDeviceGetCapabilities=missing",
-            0,
-            ("4 FAKE NVIDIA GB200 on aarch64, EGM unknown: NVML is too old",),
-        ),
-        (owner_that_no_library_lists(), "", 0, ("GPU0-2 to NUMA 3: blocked; GPU3: NVML does not list it",)),
-    ],
-    ids=["no driver", "no CUDA device", "NVML too old for the EGM bit", "an owner that no library lists"],
-)
-def test_what_is_missing_costs_only_what_it_would_have_said(
-    egmctl: RunEgmctl, fake_node: MakeFakeNode, machine: Machine | str, faults: str, code: int, words: tuple[str, ...]
-) -> None:
-    done = egmctl("topo", env=fake_node(machine).environment(faults))
-    assert done.code == code
-    said = " ".join(done.out.split())
-    assert [each for each in words if each not in said] == []
 
 
 def test_without_the_libraries_topo_says_what_the_container_needs(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
