@@ -18,14 +18,14 @@ from egmctl.facts.root import Root
 from egmctl.model.codec import from_json
 from egmctl.model.host import INITIAL_NAMESPACES, Confinement
 from egmctl.model.record import Reason
+from tests.conftest import ROOT
 from tests.doctor import confined
 from tests.doctor.cgroups import denying_v2
 from tests.facts.sysroot import Tree
 from tests.invariants import broken_nulls
+from tests.known import known
 
 pytestmark = pytest.mark.processes
-
-ROOT = Path(__file__).resolve().parents[2]
 
 FILES = {
     "status": "NSpid:\t4711\t12\nCapEff:\t0000000000800000\nNoNewPrivs:\t1\nSeccomp:\t2\n",
@@ -137,8 +137,7 @@ def test_an_architecture_without_numbers_is_not_called(tree: Tree, monkeypatch: 
 def test_this_process_itself() -> None:
     found = confinement.confinement(Root())
     assert broken_nulls(found) == []
-    assert found.namespaces is not None
-    assert found.namespaces["net"] == os.stat("/proc/self/ns/net").st_ino
+    assert known(found.namespaces)["net"] == os.stat("/proc/self/ns/net").st_ino
     assert found.system_calls == dict.fromkeys(system_calls.PROBES, "ok")
 
 
@@ -169,12 +168,8 @@ def test_a_filter_that_refuses() -> None:
 
 def test_a_filter_that_kills_costs_the_child_only() -> None:
     found = snapshot(lambda: confined.filter_calls(("mbind", "pidfd_open", "bpf"), confined.KILL))
-    assert found.system_calls == {
-        "get_mempolicy": "ok",
-        "mbind": "killed",
-        "set_mempolicy": "ok",
-        "pidfd_open": "killed",
-    }
+    answers = {"get_mempolicy": "ok", "mbind": "killed", "set_mempolicy": "ok", "pidfd_open": "killed"}
+    assert found.system_calls == answers
     assert found.device_programs is None
     assert found.unread["device_programs"].reason in (Reason.CRASHED, Reason.NOT_PRESENT)
 

@@ -50,7 +50,10 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Collect:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_every_value_of_a_shipped_machine_comes_back(fake_node: MakeFakeNode, on: Collect, name: str) -> None:
+def test_every_value_of_a_shipped_machine_comes_back(
+    fake_node: MakeFakeNode, on: Collect, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(f"{__name__}.SECTIONS", (*SECTIONS, "host", "nics"))
     # With an older driver than the bindings are for, CUDA is not asked.
     node = fake_node(patched(load(name), "driver", cuda_driver_version=cuda.bindings().CUDA_VERSION))
 
@@ -59,9 +62,10 @@ def test_every_value_of_a_shipped_machine_comes_back(fake_node: MakeFakeNode, on
     assert broken_invariants(found) == []
     for expected, gpu in zip(known(node.machine.gpus), known(found.gpus), strict=True):
         assert gpu.sources == ("pci", "proc", "node", "nvml", "cuda")
-        assert differences(expected.nvml, gpu.nvml, "nvml") == []
-        assert differences(expected.cuda, gpu.cuda, "cuda") == []
-    assert differences(node.machine.pairs, found.pairs, "pairs") == []
+        for source in ("proc", "nvml", "cuda"):
+            assert differences(getattr(expected, source), getattr(gpu, source), source) == []
+    for section in ("host", "nics", "pairs"):
+        assert differences(getattr(node.machine, section), getattr(found, section), section) == []
     driver = known(found.driver)
     assert (driver.cuda_error, driver.nvml_error) == (None, None)
 

@@ -18,11 +18,11 @@ from egmctl.model.host import NumaKind, NumaNode
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.model.record import Reason
 from egmctl.units import parse_kernel_list
+from tests.conftest import ROOT
 from tests.doctor.machines import shipped
 from tests.invariants import broken_invariants
 from tests.known import known
 
-ROOT = Path(__file__).resolve().parents[2]
 MODELLED = ("dgx-h100", "gb200-tray", "gb200-nvl72", "gh200", "gh200x4")
 GRACE = tuple(name for name in MODELLED if name != "dgx-h100")
 DERIVED = ("gb300-nvl72", "gb200-nvl72-cdmm", "gh200x2", "dgx-station-gb300", "hgx-b200")
