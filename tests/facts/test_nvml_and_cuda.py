@@ -1,124 +1,31 @@
-"""Both children on fake nodes: every value of a machine comes back, and whatever goes wrong is a reason."""
+"""Both children on fake nodes: how they ask, and that whatever goes wrong is a reason.
+
+That every value comes back: ``tests/fake/test_snapshot.py``.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from egmctl import launch
 from egmctl.driver import cuda
-from egmctl.facts.collect import collect
-from egmctl.model.gpu import NvLink
-from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
 from tests.doctor.machines import patched
+from tests.facts.conftest import Collect
 from tests.fake.node import FakeNode, load
-from tests.invariants import broken_invariants, differences
+from tests.invariants import broken_invariants
 from tests.known import known
 from tests.launch.start import wait_until
 
 if TYPE_CHECKING:
     from tests.fake.plugin import MakeFakeNode
 
-SECTIONS = ("gpus", "pairs", "driver", "process")
-SHIPPED = ("gh200", "gh200x4", "gb200-tray", "gb200-nvl72")
-
-Collect = Callable[..., Machine]
-
-
-@pytest.fixture
-def on(monkeypatch: pytest.MonkeyPatch) -> Collect:
-    """Collect this process' facts on a fake node: ``on(node, faults="cuInit=error:100")``."""
-
-    def run(node: FakeNode, faults: str = "", **environment: str) -> Machine:
-        for name, value in {**node.environment(faults), **environment}.items():
-            if value is None:
-                monkeypatch.delenv(name, raising=False)
-            else:
-                monkeypatch.setenv(name, value)
-        return collect(SECTIONS)
-
-    return run
-
-
 # --- what is there ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_every_value_of_a_shipped_machine_comes_back(
-    fake_node: MakeFakeNode, on: Collect, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setattr(f"{__name__}.SECTIONS", (*SECTIONS, "host", "nics"))
-    # With an older driver than the bindings are for, CUDA is not asked.
-    node = fake_node(patched(load(name), "driver", cuda_driver_version=cuda.bindings().CUDA_VERSION))
-
-    found = on(node)
-
-    assert broken_invariants(found) == []
-    for expected, gpu in zip(known(node.machine.gpus), known(found.gpus), strict=True):
-        assert gpu.sources == ("pci", "proc", "node", "nvml", "cuda")
-        for source in ("proc", "nvml", "cuda"):
-            assert differences(getattr(expected, source), getattr(gpu, source), source) == []
-    for section in ("host", "nics", "pairs"):
-        assert differences(getattr(node.machine, section), getattr(found, section), section) == []
-    driver = known(found.driver)
-    assert (driver.cuda_error, driver.nvml_error) == (None, None)
-
-
-def test_links_masked_by_a_virtual_machine_and_values_kept_from_us_come_back_with_their_reasons(
-    fake_node: MakeFakeNode, on: Collect
-) -> None:
-    unread = {
-        "remote_bus_id": Unread(reason=Reason.NOT_SUPPORTED, detail="masked by the virtual machine"),
-        "remote_link": Unread(reason=Reason.NOT_SUPPORTED),
-    }
-    counters: dict[str, Any] = {"crc_errors": 0, "replay_errors": 0, "recovery_errors": 3, "speed_mb_s": 26562}
-    links = tuple(
-        NvLink(link=i, active=i != 2, version=6, remote_type="switch", **counters, unread=unread) for i in range(3)
-    )
-    hidden = {"serial": Unread(reason=Reason.NO_PERMISSION)}
-    machine = patched(
-        load("gb200-tray"),
-        "gpus[*].nvml",
-        serial=None,
-        virtualization="passthrough",
-        nvlinks=links,
-        nvlink_count=3,
-        unread=hidden,
-    )
-
-    found = on(fake_node(machine))
-
-    nvml = known(known(found.gpus)[0].nvml)
-    assert (nvml.virtualization, nvml.nvlink_count) == ("passthrough", 3)
-    assert (nvml.serial, nvml.unread["serial"].reason) == (None, Reason.NO_PERMISSION)
-    assert differences(links, nvml.nvlinks, "links") == []
-    for link in nvml.nvlinks or ():
-        assert link.remote_bus_id is None
-        assert "masked by the virtual machine" in link.unread["remote_bus_id"].detail
-        assert link.unread["remote_link"].reason is Reason.NOT_SUPPORTED
-    pair = known(found.pairs)[0]
-    assert (pair.nvlink_count, pair.nvlink_through) == (2, "switch")
-
-
-def test_an_attribute_that_the_driver_does_not_know_is_null_and_the_others_are_there(
-    fake_node: MakeFakeNode, on: Collect
-) -> None:
-    newer, machine = "HOST_NUMA_MULTINODE_IPC_SUPPORTED", load("gb200-tray")
-    stated = known(known(machine.gpus)[0].cuda).attributes
-    older = {name: value for name, value in stated.items() if name != newer}
-
-    found = known(known(on(fake_node(patched(machine, "gpus[0].cuda", attributes=older, unread={}))).gpus)[0].cuda)
-
-    assert (found.attributes[newer], found.attributes["HOST_NUMA_ID"]) == (None, 0)
-    assert found.unread[f"attributes.{newer}"] == Unread(
-        reason=Reason.DRIVER_TOO_OLD, detail="cuDeviceGetAttribute: 1 (CUDA_ERROR_INVALID_VALUE)"
-    )
 
 
 @pytest.mark.parametrize("hidden", ["1", "", "GPU-none"])
@@ -144,13 +51,10 @@ def test_reading_makes_no_context_lets_go_of_nvml_and_asks_for_field_values_in_b
     assert len(node.calls("nvmlDeviceGetFieldValues")) <= 3 * len(node.machine.gpus or ())
 
 
-def test_a_command_that_needs_no_pairs_does_not_ask_for_them(
-    fake_node: MakeFakeNode, on: Collect, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_that_needs_no_pairs_does_not_ask_for_them(fake_node: MakeFakeNode, on: Collect) -> None:
     node = fake_node("gb200-tray")
-    monkeypatch.setattr(f"{__name__}.SECTIONS", ("gpus",))
 
-    assert on(node).pairs is None
+    assert on(node, sections=("gpus",)).pairs is None
     assert not {"nvmlDeviceGetP2PStatus", "cuDeviceGetP2PAttribute"} & {call.name for call in node.calls()}
 
 
