@@ -13,7 +13,7 @@ import pytest
 
 from egmctl.driver.reading import Unreadable
 from egmctl.facts import confinement, system_calls
-from egmctl.facts.inside import device_cgroup
+from egmctl.facts.inside import device_cgroup, memory_left
 from egmctl.facts.root import Root
 from egmctl.model.codec import from_json
 from egmctl.model.host import INITIAL_NAMESPACES, Confinement
@@ -189,3 +189,54 @@ def test_only_root_may_ask_for_programs() -> None:
         found = snapshot(confined.become_nobody)
     assert found.device_programs is None
     assert found.unread["device_programs"].reason is Reason.NO_PERMISSION
+
+
+# --- what its cgroups still let it take of the host's memory --------------------------------------------------------
+
+MOUNTED_V2 = "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+MOUNTED_V1 = "33 24 0:29 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+
+
+MEMORY: dict[str, tuple[dict[str, str], int | None]] = {
+    "the tightest of all cgroups above counts": (
+        {
+            "/proc/self/cgroup": "0::/job/step\n",
+            "/proc/self/mountinfo": MOUNTED_V2,
+            "/sys/fs/cgroup/job/memory.max": "1000\n",
+            "/sys/fs/cgroup/job/memory.current": "900\n",
+            "/sys/fs/cgroup/job/step/memory.max": "500\n",
+            "/sys/fs/cgroup/job/step/memory.current": "100\n",
+        },
+        100,
+    ),
+    "version 1 has other names": (
+        {
+            "/proc/self/cgroup": "9:memory:/job\n",
+            "/proc/self/mountinfo": MOUNTED_V1,
+            "/sys/fs/cgroup/memory/job/memory.limit_in_bytes": "4096\n",
+            "/sys/fs/cgroup/memory/job/memory.usage_in_bytes": "5000\n",
+        },
+        0,
+    ),
+    **{
+        f"no limit: {limit}": (
+            {
+                "/proc/self/cgroup": "0::/job\n",
+                "/proc/self/mountinfo": MOUNTED_V2,
+                "/sys/fs/cgroup/job/memory.max": f"{limit}\n",
+                "/sys/fs/cgroup/job/memory.current": "100\n",
+            },
+            None,
+        )
+        for limit in ("max", "garbage")
+    },
+    "nothing readable": ({}, None),
+}
+
+
+@pytest.mark.parametrize(("files", "left"), MEMORY.values(), ids=MEMORY)
+def test_what_is_left_of_memory(tmp_path: Path, files: dict[str, str], left: int | None) -> None:
+    tree = Tree(tmp_path)
+    for path, content in files.items():
+        tree.write(path, content)
+    assert memory_left(tree.root) == left

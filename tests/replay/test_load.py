@@ -5,26 +5,34 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 from egmctl import data, documents
+from egmctl.data import machines_dir
 from egmctl.errors import UsageError
 from egmctl.facts import replay
+from egmctl.facts.collect import collect
 from egmctl.facts.cuda import ATTRIBUTES
 from egmctl.model.gpu import Gpu, GpuNvml, Pair
 from egmctl.model.host import Host, Nic, NumaKind, NumaNode
-from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin, OriginKind, SectionStatus
+from egmctl.model.machine import MACHINE_SCHEMA, SECTION_VERSIONS, Machine, Origin, OriginKind, SectionStatus
 from egmctl.model.record import Reason, Unread
+from tests.conftest import ROOT
 from tests.known import known
 from tests.random_machines import machines
-from tests.replay.test_schema import VALIDATOR
 
 FIRST, SECOND = "0000:1b:00.0", "0000:1c:00.0"
+
+SCHEMA = json.loads((ROOT / "docs/schemas/machine.schema.json").read_text())
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
 MACHINE = Machine(
     origin=Origin(kind=OriginKind.LIVE, tool="egmctl 0.1.0", recorded_at="2026-01-01T00:00:00Z"),
@@ -289,3 +297,37 @@ def test_an_attribute_that_the_tool_has_learnt_since_is_not_stated(tmp_path: Pat
 def test_a_shipped_file_says_nothing_that_the_loader_says_by_itself(name: str) -> None:
     stored = json.loads((data.machines_dir() / f"{name}.json").read_text())
     assert json.dumps({"reason": "not-stated", "detail": ""}) not in json.dumps(stored)
+
+
+# --- the JSON Schema in the documentation ---------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.processes
+def test_the_file_is_what_the_generator_writes() -> None:
+    generate = [sys.executable, str(ROOT / "tools/make_schemas.py"), "--check"]
+    done = subprocess.run(generate, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", replay.names())
+def test_shipped_machines_fit(name: str) -> None:
+    VALIDATOR.validate(json.loads((machines_dir() / f"{name}.json").read_text()))
+
+
+@pytest.mark.processes
+def test_this_machine_fits() -> None:
+    VALIDATOR.validate(replay.document(collect(SECTION_VERSIONS)))
+
+
+@pytest.mark.parametrize(
+    ("section", "value"),
+    [("gpus", {}), ("gpus", [{"index": 0}]), ("gpus", [{"bus_id": "1b:00.0", "index": 0}]), ("host", {"kernel": 6})],
+)
+def test_what_a_reader_refuses_does_not_fit(section: str, value: Any) -> None:
+    document = {"schema": "egmctl.machine/1", "origin": {"kind": "recorded"}, section: value}
+    assert not VALIDATOR.is_valid(document)
+
+
+def test_unknown_keys_fit() -> None:
+    VALIDATOR.validate({"schema": "egmctl.machine/1", "origin": {"kind": "recorded", "new": 1}, "newer": []})
