@@ -1,4 +1,4 @@
-"""What a run of the bench gives: measurements with their samples and evidence, and where its time went."""
+"""A run of the bench: measurements with their samples and evidence, and where its time went."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkEvidence:
-    """Which link carried the bytes, by the counters of the GPUs."""
+    """The link that carried the bytes, by the counters of the GPUs."""
 
     link: LinkKind
     """The one expected at the GPUs that issue the work; of EGM memory of a GPU's own CPU, NVLink instead of C2C where

@@ -85,7 +85,7 @@ class Topology:
 
     @cached_property
     def p2p(self) -> tuple[P2pMatrix, ...]:
-        """What the drivers say of peer access between the chosen GPUs that NVML lists."""
+        """The drivers' word on peer access between the chosen GPUs that NVML lists."""
         return matrices(self.machine, {label: gpu for label, gpu in self.gpus.items() if gpu.nvml is not None})
 
     def link(self, first: str, second: str) -> Link:

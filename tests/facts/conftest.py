@@ -1,4 +1,4 @@
-"""What tests of facts on fake nodes share."""
+"""Collect facts on fake nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What links do natively of atomic operations: read from the driver and shown; or why not."""
+"""Atomic operations that links do natively: read from the driver and shown; or why not."""
 
 from __future__ import annotations
 

@@ -36,10 +36,10 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def reason(root: Root, path: str) -> Reason:
-    why = Reasons()
-    assert why.read("x", lambda: root.read(path)) is None
-    assert path in why.unread["x"].detail
-    return why.unread["x"].reason
+    reasons = Reasons()
+    assert reasons.read("x", lambda: root.read(path)) is None
+    assert path in reasons.unread["x"].detail
+    return reasons.unread["x"].reason
 
 
 # --- the root --------------------------------------------------------------------------------------------------------
@@ -85,16 +85,16 @@ def _as_nobody(function: Callable[[], str | None]) -> str:
 
 
 def test_only_the_parameters_that_matter_leave_the_kernel_command_line(tree: Tree) -> None:
-    found = host.host(tree.root)
-    assert found.kernel_command_line == {
+    facts = host.host(tree.root)
+    assert facts.kernel_command_line == {
         "init_on_alloc": "0",
         "iommu.passthrough": "1",
         "nvidia.NVreg_ImexChannelCount": "4",
         "nvidia-uvm.uvm_ats_mode": "1",
     }
     # Files that this tree lacks, as those of cpufreq, are not present; all that it has is read.
-    assert "cpu_frequencies" in found.unread
-    assert {why.reason for why in found.unread.values()} == {Reason.NOT_PRESENT}
+    assert "cpu_frequencies" in facts.unread
+    assert {unread.reason for unread in facts.unread.values()} == {Reason.NOT_PRESENT}
 
 
 def test_numa_nodes_have_their_kind_by_what_they_hold(tree: Tree) -> None:
@@ -141,8 +141,11 @@ def test_cpu_model_by_name_or_by_implementer_and_part(tree: Tree, cpuinfo: str, 
 def test_switches_are_told_from_gpus_and_other_vendors_left_out(tree: Tree) -> None:
     tree.pci("0000:05:00.0", "pci0000:00/0000:00:01.0", 0x10DE, 0x22A3, 0x068000)
     tree.pci("0000:06:00.0", "pci0000:00/0000:00:01.0", 0x10DE, 0x22B2, 0x060400)
-    found = gpus.nvidia_functions(tree.root)
-    assert [(function.bus_id, gpus.is_gpu(function)) for function in found] == [("0000:05:00.0", False), (GPU, True)]
+    functions = gpus.nvidia_functions(tree.root)
+    assert [(function.bus_id, gpus.is_gpu(function)) for function in functions] == [
+        ("0000:05:00.0", False),
+        (GPU, True),
+    ]
 
 
 def test_a_gpu_that_fell_off_the_bus_does_not_respond(tree: Tree) -> None:
@@ -178,10 +181,10 @@ def test_of_other_vendors_functions_only_the_vendor_is_read(tree: Tree, monkeypa
 def test_this_machines_own_pci_functions() -> None:
     root = Root()
     for bus_id in root.names(gpus.DEVICES) if root.exists(gpus.DEVICES) else ():
-        found = gpus.function(root, f"{gpus.DEVICES}/{bus_id}")
-        assert found.bus_id == bus_id
-        assert known(found.path)[0].startswith("pci")
-        assert found.vendor_id
+        function = gpus.function(root, f"{gpus.DEVICES}/{bus_id}")
+        assert function.bus_id == bus_id
+        assert known(function.path)[0].startswith("pci")
+        assert function.vendor_id
 
 
 # --- device nodes ----------------------------------------------------------------------------------------------------
@@ -383,7 +386,7 @@ def assert_sound(root: Root) -> None:
     """Every collector returns, or says why it cannot, and what it returns holds the invariants and can be written."""
     machine = Machine(origin=Origin(kind=OriginKind.LIVE))
     machine = dataclasses.replace(machine, host=host.host(root), process=process.process(root), nics=system.nics(root))
-    machine = dataclasses.replace(machine, switches=tuple(NvSwitch(pci=found) for found in gpus.nvidia_functions(root)))
+    machine = dataclasses.replace(machine, switches=tuple(NvSwitch(pci=pci) for pci in gpus.nvidia_functions(root)))
     for gpu in gpus.gpus(root).values():
         assert not broken_nulls(gpu)
     driver = gpus.driver(root)

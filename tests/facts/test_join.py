@@ -1,4 +1,4 @@
-"""What the sources say is joined over bus id and UUID, nothing is lost, and each missing source has its reason."""
+"""The sources' answers are joined over bus id and UUID, nothing is lost, and each missing source has its reason."""
 
 from __future__ import annotations
 

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("hidden", ["1", "", "GPU-none"])
 def test_cuda_visible_devices_hides_no_facts(fake_node: MakeFakeNode, on: Collect, hidden: str) -> None:
-    found = on(fake_node("gb200-tray"), CUDA_VISIBLE_DEVICES=hidden, CUDA_DEVICE_ORDER="FASTEST_FIRST")
+    collected = on(fake_node("gb200-tray"), CUDA_VISIBLE_DEVICES=hidden, CUDA_DEVICE_ORDER="FASTEST_FIRST")
 
-    assert [gpu.cuda and gpu.cuda.ordinal for gpu in found.gpus or ()] == [0, 1, 2, 3]
-    assert known(known(found.process).environment)["CUDA_VISIBLE_DEVICES"] == hidden
+    assert [gpu.cuda and gpu.cuda.ordinal for gpu in collected.gpus or ()] == [0, 1, 2, 3]
+    assert known(known(collected.process).environment)["CUDA_VISIBLE_DEVICES"] == hidden
 
 
 def test_reading_makes_no_context_lets_go_of_nvml_and_asks_for_field_values_in_bulk(
@@ -78,27 +78,27 @@ def test_without_the_libraries_the_gpus_are_there_and_each_source_says_why_not(
     for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
         Path(tmp_path, name).touch()
 
-    found = on(fake_node("gb200-tray"), LD_LIBRARY_PATH=str(tmp_path))
+    collected = on(fake_node("gb200-tray"), LD_LIBRARY_PATH=str(tmp_path))
 
-    assert broken_invariants(found) == []
-    for gpu in found.gpus or ():
+    assert broken_invariants(collected) == []
+    for gpu in collected.gpus or ():
         assert gpu.sources == ("pci", "proc", "node")
         assert gpu.unread["nvml"].reason is gpu.unread["cuda"].reason is Reason.MISSING_LIBRARY
-    driver = known(found.driver)
+    driver = known(collected.driver)
     assert driver.nvml_error == "NVML_ERROR_LIBRARY_NOT_FOUND"
     assert driver.unread["cuda_error"].reason is Reason.MISSING_LIBRARY
-    assert found.pairs == ()
+    assert collected.pairs == ()
 
 
 def test_nvml_without_its_kernel_module_is_the_drivers_word_and_cuda_is_still_there(
     fake_node: MakeFakeNode, on: Collect
 ) -> None:
-    found = on(fake_node("gb200-tray"), "nvmlInit=error:9")
+    collected = on(fake_node("gb200-tray"), "nvmlInit=error:9")
 
     failed = Unread(reason=Reason.FAILED, detail="nvmlInit: 9 (Driver Not Loaded)")
-    assert known(found.driver).nvml_error == "NVML_ERROR_DRIVER_NOT_LOADED"
-    assert all(gpu.unread["nvml"] == failed and gpu.cuda is not None for gpu in known(found.gpus))
-    pair = known(found.pairs)[0]
+    assert known(collected.driver).nvml_error == "NVML_ERROR_DRIVER_NOT_LOADED"
+    assert all(gpu.unread["nvml"] == failed and gpu.cuda is not None for gpu in known(collected.gpus))
+    pair = known(collected.pairs)[0]
     assert pair.can_access_peer is not None
     assert pair.unread["nvlink_count"] == pair.unread["common_ancestor"] == failed
 
@@ -106,23 +106,23 @@ def test_nvml_without_its_kernel_module_is_the_drivers_word_and_cuda_is_still_th
 def test_cuda_without_a_device_is_the_drivers_word_and_nvml_is_still_there(
     fake_node: MakeFakeNode, on: Collect
 ) -> None:
-    found = on(fake_node("gb200-tray"), "cuInit=error:100")
+    collected = on(fake_node("gb200-tray"), "cuInit=error:100")
 
-    driver = known(found.driver)
+    driver = known(collected.driver)
     assert (driver.cuda_error, driver.cuda_driver_version) == ("CUDA_ERROR_NO_DEVICE", 13000)
     none = Unread(reason=Reason.NOT_PRESENT, detail="cuInit: 100 (CUDA_ERROR_NO_DEVICE)")
-    assert all(gpu.unread["cuda"] == none and gpu.nvml is not None for gpu in known(found.gpus))
+    assert all(gpu.unread["cuda"] == none and gpu.nvml is not None for gpu in known(collected.gpus))
 
 
 def test_functions_that_an_older_driver_lacks_cost_only_their_values(fake_node: MakeFakeNode, on: Collect) -> None:
-    found = on(
+    collected = on(
         fake_node("gb200-tray"),
         "nvmlDeviceGetCapabilities=missing;nvmlDeviceGetPlatformInfo=missing;cuDeviceGetP2PAttribute=missing",
     )
 
-    assert broken_invariants(found) == []
-    nvml = known(known(found.gpus)[0].nvml)
-    platform, pair = known(nvml.platform), known(found.pairs)[0]
+    assert broken_invariants(collected) == []
+    nvml = known(known(collected.gpus)[0].nvml)
+    platform, pair = known(nvml.platform), known(collected.pairs)[0]
     lacking = {nvml.unread["capabilities"], platform.unread["slot"]}
     lacking |= {pair.unread[f"cuda_attributes.{name}"] for name in pair.cuda_attributes}
     assert {unread.reason for unread in lacking} == {Reason.DRIVER_TOO_OLD}
@@ -136,9 +136,9 @@ def test_bindings_newer_than_the_driver_are_one_sentence_and_the_version_is_kept
     ours = cuda.bindings().CUDA_VERSION // 1000
     older = (ours - 1) * 1000 + 80
 
-    found = on(fake_node(patched(load("gb200-tray"), "driver", cuda_driver_version=older)))
+    collected = on(fake_node(patched(load("gb200-tray"), "driver", cuda_driver_version=older)))
 
-    why, driver = known(found.gpus)[0].unread["cuda"], known(found.driver)
+    why, driver = known(collected.gpus)[0].unread["cuda"], known(collected.driver)
     assert why.reason is Reason.DRIVER_TOO_OLD
     assert f"needs a driver for CUDA {ours} and this one is for CUDA {ours - 1}.8: " in why.detail
     assert (driver.cuda_driver_version, driver.unread["cuda_error"]) == (older, why)
@@ -180,10 +180,10 @@ def test_a_library_that_hangs_or_dies_costs_its_own_facts_and_names_the_last_cal
     node = fake_node("gb200-tray")
     give_up_at_the_hang(node, monkeypatch)
 
-    found = on(node, faults)
+    collected = on(node, faults)
 
-    assert broken_invariants(found) == []
-    for gpu in known(found.gpus):
+    assert broken_invariants(collected) == []
+    for gpu in known(collected.gpus):
         assert gpu.unread[source] == Unread(
             reason=Reason(reason), detail=f"the child that reads {source.upper()} {detail}"
         )
@@ -193,26 +193,26 @@ def test_a_library_that_hangs_or_dies_costs_its_own_facts_and_names_the_last_cal
 def test_a_gpu_that_fell_off_the_bus_keeps_its_place_and_says_so(fake_node: MakeFakeNode, on: Collect) -> None:
     node = fake_node("gb200-tray")
 
-    found = on(node, "nvmlDeviceGetHandleByIndex@2=error:15")
+    collected = on(node, "nvmlDeviceGetHandleByIndex@2=error:15")
 
-    lost = found.gpu(known(node.machine.gpus)[1].bus_id)
+    lost = collected.gpu(known(node.machine.gpus)[1].bus_id)
     assert lost.unread["nvml"] == Unread(
         reason=Reason.FAILED, detail="GPU 1: nvmlDeviceGetHandleByIndex: 15 (GPU is lost)"
     )
     # What people call a GPU does not move because another one is gone.
     assert lost.index == 1
-    assert [gpu.index for gpu in known(found.gpus)] == [0, 1, 2, 3]
+    assert [gpu.index for gpu in known(collected.gpus)] == [0, 1, 2, 3]
 
 
 def test_a_gpu_that_the_device_cgroup_denies_is_known_to_files_only(fake_node: MakeFakeNode, on: Collect) -> None:
     machine = patched(load("gb200-tray"), "gpus[0].node", exists=True, access="EPERM")
 
-    found = on(fake_node(machine))
+    collected = on(fake_node(machine))
 
-    gpu = found.gpu(known(machine.gpus)[0].bus_id)
+    gpu = collected.gpu(known(machine.gpus)[0].bus_id)
     assert {name: gpu.unread[name].detail for name in ("nvml", "cuda")} == {
         "nvml": "NVML lists 3 GPUs, not this one",
         "cuda": "CUDA lists 3 GPUs, not this one",
     }
     assert gpu.index == 0
-    assert len(known(found.pairs)) == 3 * 2
+    assert len(known(collected.pairs)) == 3 * 2

@@ -1,4 +1,4 @@
-"""What leaves the site: nothing but what is marked as shareable, and what belonged together still does."""
+"""Nothing leaves the site but what is marked as shareable, and what belonged together still does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read of a node once more after load, in a child that waits for it: health, links, fabric, kernel log.
+"""A node is read once more after load, in a child that waits for it: health, links, fabric, kernel log.
 
 Each fault appears on the fake node after the first reading, as load brings it out.
 """
@@ -52,9 +52,9 @@ def brought_up(change: Callable[[], None], monkeypatch: pytest.MonkeyPatch, plan
     return bringup(doctor.diagnose(after), None, before=first, not_measured="it is not tried here"), after
 
 
-def failed(found: Bringup) -> RunCause:
+def failed(outcome: Bringup) -> RunCause:
     """Return the one cause that failed."""
-    (cause,) = [cause for cause in found.causes if cause.status is Status.FAIL]
+    (cause,) = [cause for cause in outcome.causes if cause.status is Status.FAIL]
     return cause
 
 
@@ -78,21 +78,21 @@ def test_what_appears_under_load_is_no_go_with_its_cause(
     node: FakeNode, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     sick, check = FAULTS[fault]
-    found, _ = brought_up(lambda: node.become(sick), monkeypatch)
-    assert found.answer is Answer.NO_GO
-    cause = failed(found)
+    outcome, _ = brought_up(lambda: node.become(sick), monkeypatch)
+    assert outcome.answer is Answer.NO_GO
+    cause = failed(outcome)
     assert (cause.finding.check, cause.finding.place.label, cause.under_load) == (check, "GPU2", True)
-    shown = " ".join(text(bringup_document(found)).plain.split())
+    shown = " ".join(text(bringup_document(outcome)).plain.split())
     assert "NO-GO: GPU2" in shown
     assert "(appeared during the bench)" in shown
 
 
 @pytest.mark.usefixtures("node")
 def test_a_gpu_that_nvml_has_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, after = brought_up(lambda: None, monkeypatch, "nvmlDeviceGetPciInfo@3=error:15")
-    cause = found.causes[0]
+    outcome, after = brought_up(lambda: None, monkeypatch, "nvmlDeviceGetPciInfo@3=error:15")
+    cause = outcome.causes[0]
     root = cause.finding
-    assert (found.answer, root.check, root.place.label) == (Answer.NO_GO, "dev.count-consistency", "GPU2")
+    assert (outcome.answer, root.check, root.place.label) == (Answer.NO_GO, "dev.count-consistency", "GPU2")
     assert "cannot open" in root.summary
     assert cause.under_load
     assert [gpu.index for gpu in after.gpus or ()] == [0, 1, 2, 3]
@@ -100,8 +100,8 @@ def test_a_gpu_that_nvml_has_lost(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("node")
 def test_nvml_that_crashes_after_the_bench(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, _ = brought_up(lambda: None, monkeypatch, "nvmlDeviceGetUUID=kill:11")
-    assert (found.answer, found.causes[0].finding.check) == (Answer.NO_GO, "drv.libraries")
+    outcome, _ = brought_up(lambda: None, monkeypatch, "nvmlDeviceGetUUID=kill:11")
+    assert (outcome.answer, outcome.causes[0].finding.check) == (Answer.NO_GO, "drv.libraries")
 
 
 def test_an_xid_that_is_logged_before_the_bench_watches_the_log(
@@ -122,6 +122,6 @@ def test_an_xid_that_is_logged_before_the_bench_watches_the_log(
 def test_what_is_well_stays_as_it_was(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bench itself uses the GPUs: that is nobody's use of them."""
     used = (GpuProcess(pid=os.getpid(), used_memory_bytes=1 << 30),)
-    found, after = brought_up(lambda: node.become(patched(H200, "gpus[*].nvml", processes=used)), monkeypatch)
+    outcome, after = brought_up(lambda: node.become(patched(H200, "gpus[*].nvml", processes=used)), monkeypatch)
     assert all(gpu.nvml is not None and gpu.nvml.processes == () for gpu in after.gpus or ())
-    assert not [cause for cause in found.causes if cause.under_load]
+    assert not [cause for cause in outcome.causes if cause.under_load]

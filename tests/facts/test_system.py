@@ -1,4 +1,4 @@
-"""What is read of the operating system: each from a file as the kernel or a service would write it."""
+"""Reading of the operating system: each from a file as the kernel or a service would write it."""
 
 from __future__ import annotations
 
@@ -55,28 +55,28 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def read(tree: Tree) -> System:
-    found = system(tree.root)
-    assert broken_nulls(found) == []
-    return found
+    facts = system(tree.root)
+    assert broken_nulls(facts) == []
+    return facts
 
 
-def why(found: System, name: str) -> Unread:
-    assert getattr(found, name) is None
-    return found.unread[name]
+def why(facts: System, name: str) -> Unread:
+    assert getattr(facts, name) is None
+    return facts.unread[name]
 
 
 def test_all_that_a_grace_node_says(tree: Tree) -> None:
-    found = read(tree)
-    assert (found.uptime_s, found.max_map_count) == (4178.21, 65530)
-    configuration, imex = known(found.kernel_configuration), known(found.imex)
+    facts = read(tree)
+    assert (facts.uptime_s, facts.max_map_count) == (4178.21, 65530)
+    configuration, imex = known(facts.kernel_configuration), known(facts.imex)
     assert [configuration[key] for key in ("ACPI_NUMA", "IOMMU_SVA", "ARM_SMMU_V3_SVA")] == ["y", "n", "n"]
-    assert (found.acpi_egm, found.egm_regions) == (True, ())
-    assert found.iommu_domains == {GPU: "DMA-FQ"}
-    assert found.daemons == ("nvidia-imex", "nvidia-persistenced")
+    assert (facts.acpi_egm, facts.egm_regions) == (True, ())
+    assert facts.iommu_domains == {GPU: "DMA-FQ"}
+    assert facts.daemons == ("nvidia-imex", "nvidia-persistenced")
     assert (imex.configured_nodes, imex.duplicate_nodes) == (3, 1)
-    assert found.module_versions == {"nvidia_peermem": "580.159.04", "mlx5_core": "24.10-1.1.4"}
-    assert found.peer_memory_clients == ("nv_mem",)
-    assert [(verbs.nic, verbs.node.path, verbs.node.access) for verbs in found.verbs or ()] == [
+    assert facts.module_versions == {"nvidia_peermem": "580.159.04", "mlx5_core": "24.10-1.1.4"}
+    assert facts.peer_memory_clients == ("nv_mem",)
+    assert [(verbs.nic, verbs.node.path, verbs.node.access) for verbs in facts.verbs or ()] == [
         ("mlx5_2", "/dev/infiniband/uverbs0", "ok"),
         (None, "/dev/infiniband/rdma_cm", "ENOENT"),
     ]
@@ -94,11 +94,11 @@ def test_all_that_a_machine_states_comes_back(tmp_path: Path, monkeypatch: pytes
     machine = patched(healthy(), "system", **stated, imex=Imex(configured_nodes=18, duplicate_nodes=2))
     write_sysroot(machine, tmp_path)
     monkeypatch.setenv(SYSROOT_VARIABLE, str(tmp_path))
-    found = known(collect(("system",)).system)
-    same = tuple(other for other in found.bridges or () if other.bus_id == bridge.bus_id)
+    facts = known(collect(("system",)).system)
+    same = tuple(other for other in facts.bridges or () if other.bus_id == bridge.bus_id)
     # Beside the NICs' nodes there is that of rdma_cm.
-    found = patched(found, "", bridges=same, verbs=known(found.verbs)[:-1])
-    assert differences(machine.system, found, "system") == []
+    facts = patched(facts, "", bridges=same, verbs=known(facts.verbs)[:-1])
+    assert differences(machine.system, facts, "system") == []
 
 
 def test_a_drop_in_outranks_logind_conf(tree: Tree) -> None:
@@ -200,10 +200,10 @@ def test_a_control_program_that_says_something_else(
 
 
 def test_a_node_without_anything(tmp_path: Path) -> None:
-    found = read(Tree(tmp_path))
-    assert (found.egm_regions, found.peer_memory_clients, found.verbs) == ((), (), ())
-    assert why(found, "daemons").reason is Reason.NOT_PRESENT
-    assert known(found.imex).unread["daemon_state"].reason is Reason.NOT_PRESENT
+    facts = read(Tree(tmp_path))
+    assert (facts.egm_regions, facts.peer_memory_clients, facts.verbs) == ((), (), ())
+    assert why(facts, "daemons").reason is Reason.NOT_PRESENT
+    assert known(facts.imex).unread["daemon_state"].reason is Reason.NOT_PRESENT
 
 
 @pytest.mark.processes

@@ -136,10 +136,10 @@ def test_numa_nodes_are_of_their_kind(machine: Machine) -> None:
 
 def test_every_gpu_sits_on_a_cpu_node(machine: Machine) -> None:
     nodes = {node.id: node for node in numa_nodes(machine)}
-    for gpu, told in zip(gpus(machine), nvml(machine), strict=True):
+    for gpu, said in zip(gpus(machine), nvml(machine), strict=True):
         node = nodes[known(gpu.host_numa_id)]
-        assert (node.kind, node.cpus) == (NumaKind.CPU, told.cpu_affinity)
-        assert told.numa_node is None or nodes[told.numa_node].kind is NumaKind.MEMORY_ONLY
+        assert (node.kind, node.cpus) == (NumaKind.CPU, said.cpu_affinity)
+        assert said.numa_node is None or nodes[said.numa_node].kind is NumaKind.MEMORY_ONLY
 
 
 def test_every_cpu_node_of_a_grace_machine_has_an_owner(grace: Machine) -> None:
@@ -154,14 +154,14 @@ def test_a_grace_machine_has_what_a_bench_needs_and_its_sources_agree(grace: Mac
         "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
         "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
     )
-    for gpu, told in zip(gpus(grace), nvml(grace), strict=True):
+    for gpu, said in zip(gpus(grace), nvml(grace), strict=True):
         attributes = known(gpu.cuda).attributes
-        assert told.egm_capable
-        assert told.c2c_enabled
-        assert told.memory_total_bytes
+        assert said.egm_capable
+        assert said.c2c_enabled
+        assert said.memory_total_bytes
         assert [attributes[name] for name in needed] == [1] * len(needed)
-        assert attributes["NUMA_ID"] == told.numa_node == known(gpu.proc).numa_node
-        assert told.compute_capability == tuple(attributes[f"COMPUTE_CAPABILITY_{part}"] for part in ("MAJOR", "MINOR"))
+        assert attributes["NUMA_ID"] == said.numa_node == known(gpu.proc).numa_node
+        assert said.compute_capability == tuple(attributes[f"COMPUTE_CAPABILITY_{part}"] for part in ("MAJOR", "MINOR"))
     assert all(pair.can_access_peer for pair in grace.pairs or ())
 
 
@@ -186,14 +186,14 @@ def test_four_gpu_machines_are_those_of_nvidia_smi(
 ) -> None:
     machine = shipped(name)
     assert len(numa_nodes(machine)) == nodes
-    assert [told.numa_node for told in nvml(machine)] == own
+    assert [said.numa_node for said in nvml(machine)] == own
     assert [gpu.host_numa_id for gpu in gpus(machine)] == host_nodes
     assert {(p.nvlink_count, p.nvlink_through) for p in machine.pairs or ()} == {(nvlinks, through)}
 
 
 def test_only_the_rack_tray_is_in_an_nvlink_domain() -> None:
     for name in GRACE:
-        fabrics = [told.fabric for told in nvml(shipped(name))]
+        fabrics = [said.fabric for said in nvml(shipped(name))]
         if name == "gb200-nvl72":
             assert all(f is not None and f.state == "completed" and f.clique_id is not None for f in fabrics)
             (channel,) = known(known(shipped(name).driver).imex_channels)
@@ -203,19 +203,19 @@ def test_only_the_rack_tray_is_in_an_nvlink_domain() -> None:
 
 
 def test_what_the_part_does_not_have_is_not_supported_rather_than_not_stated() -> None:
-    for told in nvml(shipped("dgx-h100")):
-        assert told.unread["c2c_links"].reason is told.unread["numa_node"].reason is Reason.NOT_SUPPORTED
+    for said in nvml(shipped("dgx-h100")):
+        assert said.unread["c2c_links"].reason is said.unread["numa_node"].reason is Reason.NOT_SUPPORTED
 
 
 def test_what_a_derived_model_is_another_one_says() -> None:
-    assert {name: {told.name for told in nvml(shipped(name))} for name in DERIVED} == {
+    assert {name: {said.name for said in nvml(shipped(name))} for name in DERIVED} == {
         "gb300-nvl72": {"NVIDIA GB300"},
         "gb200-nvl72-cdmm": {"NVIDIA GB200"},
         "gh200x2": {"NVIDIA GH200 120GB"},
         "dgx-station-gb300": {"NVIDIA GB300", "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"},
         "hgx-b200": {"NVIDIA B200"},
     }
-    assert {told.numa_node for told in nvml(shipped("gb200-nvl72-cdmm"))} == {None}
+    assert {said.numa_node for said in nvml(shipped("gb200-nvl72-cdmm"))} == {None}
     assert not any(pair.can_access_peer for pair in shipped("gh200x2").pairs or ())
-    assert [told.egm_capable for told in nvml(shipped("dgx-station-gb300"))] == [True, False]
+    assert [said.egm_capable for said in nvml(shipped("dgx-station-gb300"))] == [True, False]
     assert shipped("hgx-b200").switches == ()

@@ -1,4 +1,4 @@
-"""What ``egmctl topo`` says of each shipped machine, compared with the file beside it, byte for byte.
+"""The text of ``egmctl topo`` for each shipped machine, compared with the file beside it, byte for byte.
 
 After a change that is meant, ``EGMCTL_WRITE_GOLDEN=1 pytest tests/replay/test_golden.py`` writes the files anew; look
 at the difference before committing it.

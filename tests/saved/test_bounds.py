@@ -1,4 +1,4 @@
-"""What a document may cost: 64 MiB of the smallest values are refused before Python makes gigabytes of them."""
+"""Documents have bounds: 64 MiB of the smallest values are refused before Python makes gigabytes of them."""
 
 from __future__ import annotations
 
