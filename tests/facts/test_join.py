@@ -13,7 +13,6 @@ from egmctl.driver.reading import bus_order, normal_bus_id
 from egmctl.errors import ChildFailed
 from egmctl.facts import gpus
 from egmctl.facts.gpus import CudaFacts, NvmlFacts
-from egmctl.model.codec import to_json
 from egmctl.model.gpu import Gpu, GpuCuda, GpuNvml, GpuProc, NvLink, Pair
 from egmctl.model.host import DeviceNode, Driver, PciFunction
 from egmctl.model.record import Reason, Unread
@@ -274,12 +273,6 @@ def test_a_child_that_answers_nonsense_is_a_source_that_is_absent() -> None:
 
     assert facts.absent is not None
     assert "ordinal: expected a whole number" in facts.absent.detail
-
-
-def test_facts_survive_the_way_from_child_to_parent() -> None:
-    facts = nvml_of(BUS_IDS, nvlinks=links(BUS_IDS[0], None), unread={"serial": NOT_COLLECTED})
-
-    assert gpus.library_facts(NvmlFacts, to_json(facts)) == facts
 
 
 def test_the_drivers_versions_and_errors_come_with_their_reasons() -> None:
