@@ -20,7 +20,7 @@ from egmctl.doctor.checks.active import KINDS
 from egmctl.doctor.effects_on_paths import Node, Symptom, Trouble, Way, on
 from egmctl.doctor.kernel_faults import C2C_XIDS, Blame
 from egmctl.model.finding import TOLD, Finding, PlaceKind, Status, WaiverKind
-from egmctl.model.host import DriverMessage as M
+from egmctl.model.kernel_log import DriverMessage as M
 from egmctl.model.machine import Machine
 from egmctl.topology.access import Block
 

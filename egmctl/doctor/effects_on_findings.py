@@ -13,7 +13,8 @@ from egmctl.doctor.checks.kernel_log import message_of, xids_of
 from egmctl.doctor.effects_on_paths import Node
 from egmctl.doctor.kernel_faults import RECOVERY_CHANGED, Action, Blame, is_one_of, meaning
 from egmctl.model.finding import TOLD, Finding, PlaceKind, Status
-from egmctl.model.host import Driver, DriverMessage, EventKind, KernelEvent, LibraryFailure
+from egmctl.model.host import Driver, LibraryFailure
+from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent
 from egmctl.model.machine import Machine
 from egmctl.model.probes import Outcome, Probe
 from egmctl.topology.access import Block, classify, cuda_failure, nvml_failure

@@ -12,7 +12,7 @@ from egmctl.compat import StrEnum
 from egmctl.doctor.findings import as_root, todo
 from egmctl.doctor.situation import by_value
 from egmctl.model.finding import NODE, Place, Remedy, Status, on_gpus
-from egmctl.model.host import DriverMessage, EventKind, KernelEvent
+from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent
 from egmctl.model.machine import Machine
 from egmctl.units import several
 

@@ -11,16 +11,8 @@ from egmctl.doctor.check import Check, Scope, Verdicts, about, check, known, ski
 from egmctl.doctor.findings import as_root, fact, todo
 from egmctl.model.finding import Confidence, Evidence, Guard, Remedy, on_gpus
 from egmctl.model.gpu import Fabric, Gpu, GpuNvml, Pair
-from egmctl.model.host import (
-    INITIAL_NAMESPACES,
-    Confinement,
-    DeviceNode,
-    DeviceUnit,
-    Driver,
-    DriverMessage,
-    Host,
-    Process,
-)
+from egmctl.model.host import INITIAL_NAMESPACES, Confinement, DeviceNode, DeviceUnit, Driver, Host, Process
+from egmctl.model.kernel_log import DriverMessage
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
 from egmctl.topology.access import Block, Step, classify, elsewhere, obstacle

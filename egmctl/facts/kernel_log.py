@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from egmctl.driver.reading import Unreadable
 from egmctl.facts.root import Root, program_output
-from egmctl.model.host import DriverMessage, EventKind, KernelEvent, KernelLog, KernelMessages
+from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent, KernelLog, KernelMessages
 from egmctl.model.record import Reason, Unread
 
 KMSG = "/dev/kmsg"

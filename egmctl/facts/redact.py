@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from egmctl.facts.kernel_log import without_process
 from egmctl.model.codec import field_types
-from egmctl.model.host import KernelEvent
+from egmctl.model.kernel_log import KernelEvent
 from egmctl.model.machine import Machine, SectionStatus
 from egmctl.model.record import Reason, Record, Share
 

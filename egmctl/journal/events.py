@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from egmctl.model.codec import DecodeError, from_json, to_json
-from egmctl.model.host import KernelEvent
+from egmctl.model.kernel_log import KernelEvent
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.task import Task
 

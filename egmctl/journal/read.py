@@ -14,7 +14,7 @@ from egmctl.files import open_regular
 from egmctl.journal import events
 from egmctl.journal.write import FILE_LIMIT, at_work, journal_folder, journals
 from egmctl.model.codec import ITEMS_LIMIT, DecodeError, from_json
-from egmctl.model.host import KernelEvent
+from egmctl.model.kernel_log import KernelEvent
 from egmctl.model.measurement import Measurement, RunReport, Status, finish, measurement_fault
 from egmctl.model.task import Task
 from egmctl.units import printable, several, shortened

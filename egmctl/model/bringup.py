@@ -98,12 +98,7 @@ class Bringup:
         code = ExitCode.OK if self.run is None else self.run.exit_code
         if code in (ExitCode.INTERRUPTED, ExitCode.CRASHED):
             return code
-        by_answer = {
-            Answer.GO: ExitCode.OK,
-            Answer.NO_GO: ExitCode.FAILED,
-            Answer.INCOMPLETE: ExitCode.NOTHING,
-        }
-        return by_answer[self.answer]
+        return {Answer.GO: ExitCode.OK, Answer.NO_GO: ExitCode.FAILED, Answer.INCOMPLETE: ExitCode.NOTHING}[self.answer]
 
     @property
     def fault(self) -> str | None:

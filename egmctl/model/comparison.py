@@ -81,7 +81,7 @@ class PathDifference:
 
     @property
     def name(self) -> str:
-        """What people call its case."""
+        """The case as people call it."""
         return named(self.case, self.point)
 
     @property

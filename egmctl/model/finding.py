@@ -1,4 +1,4 @@
-"""What a check found, what explains what, why a measurement was not made, and the diagnosis that doctor makes."""
+"""Findings of checks and what explains them, why measurements were not made, and the diagnosis that doctor makes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from egmctl.units import format_kernel_list
 
 
 class Status(StrEnum):
-    """What a check says, the gravest first. "Not supported" is neither healthy nor a fault: it is ``skip``."""
+    """The answers of a check, the gravest first. "Not supported" is neither healthy nor a fault: it is ``skip``."""
 
     FAIL = "fail"
     """It does not work, or not as asked for."""
@@ -36,7 +36,7 @@ TOLD = (Status.FAIL, Status.WARN, Status.NOTE)
 
 
 class Guard(StrEnum):
-    """What a check guards: the words of ``--for``."""
+    """Things that checks guard: the words of ``--for``."""
 
     EGM = "egm"
     P2P = "p2p"
@@ -58,7 +58,7 @@ class Confidence(StrEnum):
 
 
 class PlaceKind(StrEnum):
-    """What sort of thing a finding is about."""
+    """The sorts of things that findings are about."""
 
     NODE = "node"
     GPU = "gpu"
@@ -141,7 +141,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """What a person can do. The tool itself changes nothing."""
+    """Something that a person can do. The tool itself changes nothing."""
 
     text: str
     """One sentence."""
@@ -153,7 +153,7 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one check says of one place. Things of a kind with the same verdict share a finding."""
+    """One check's word on one place. Things of a kind with the same verdict share a finding."""
 
     status: Status
     summary: str
@@ -241,7 +241,7 @@ class RunCause:
 
 
 class WaiverKind(StrEnum):
-    """What sort of thing keeps something from being measured."""
+    """The sorts of things that keep something from being measured."""
 
     GPU_HIDDEN = "gpu-hidden"
     """CUDA_VISIBLE_DEVICES hides a GPU."""
@@ -297,7 +297,7 @@ class Waiver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What the checks say of a machine: the key ``result`` of the document."""
+    """The checks' words on a machine: the key ``result`` of the document."""
 
     SCHEMA: ClassVar[str] = "egmctl.doctor/1"
 

@@ -161,14 +161,7 @@ class FleetReport:
 
 def worst_exit_code(codes: Iterable[int]) -> ExitCode:
     """Return the gravest of exit codes; one that is none of egmctl's is a crash."""
-    order = (
-        ExitCode.OK,
-        ExitCode.NOTHING,
-        ExitCode.FAILED,
-        ExitCode.USAGE,
-        ExitCode.CRASHED,
-        ExitCode.INTERRUPTED,
-    )
+    order = (ExitCode.OK, ExitCode.NOTHING, ExitCode.FAILED, ExitCode.USAGE, ExitCode.CRASHED, ExitCode.INTERRUPTED)
     known = [ExitCode(code) if code in order else ExitCode.CRASHED for code in codes]
     return max(known, key=order.index, default=ExitCode.OK)
 

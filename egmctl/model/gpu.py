@@ -262,9 +262,7 @@ class Gpu(Record):
         """The CPU NUMA node closest to this GPU: CUDA's HOST_NUMA_ID, else sysfs ``numa_node``, else ``None``."""
         if self.cuda is not None and (node := self.cuda.attributes.get("HOST_NUMA_ID")) is not None and node >= 0:
             return node
-        if self.pci is not None and self.pci.numa_node is not None and self.pci.numa_node >= 0:
-            return self.pci.numa_node
-        return None
+        return None if self.pci is None else self.pci.host_numa_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

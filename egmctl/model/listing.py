@@ -1,4 +1,4 @@
-"""What commands list and plan without measuring: runs, machines, checks and cases, a run's plan and its cost."""
+"""Lists and plans that commands make without measuring: runs, machines, checks and cases, a run's plan and its cost."""
 
 from __future__ import annotations
 

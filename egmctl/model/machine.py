@@ -18,20 +18,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from egmctl.compat import StrEnum
-from egmctl.model.gpu import (
-    Gpu,
-    Pair,
-)
-from egmctl.model.host import (
-    Confinement,
-    Driver,
-    Host,
-    KernelLog,
-    Nic,
-    NvSwitch,
-    Process,
-    System,
-)
+from egmctl.model.gpu import Gpu, Pair
+from egmctl.model.host import Confinement, Driver, Host, Nic, NvSwitch, Process, System
+from egmctl.model.kernel_log import KernelLog
 from egmctl.model.probes import Peers, Probe
 from egmctl.model.record import Plain, Unread
 

@@ -1,4 +1,4 @@
-"""Where the time of a run goes: seconds by the host's clock, by what they were spent on."""
+"""A run of the bench: measurements with their samples and evidence, and where its time went."""
 
 from __future__ import annotations
 
@@ -10,52 +10,12 @@ from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
 from egmctl.model.finding import RunCause, Waiver, WaiverKind
 from egmctl.model.finding import Status as Found
-from egmctl.model.host import KernelMessages
+from egmctl.model.kernel_log import KernelMessages
 from egmctl.model.machine import Machine
 from egmctl.model.record import BusId, Plain, Uuid
-from egmctl.model.route import LinkKind, MemoryKind, Rank, UcxPath
-from egmctl.model.task import (
-    Chase,
-    ChaseOrder,
-    Endpoint,
-    Engine,
-    Flow,
-    HandleKind,
-    Pattern,
-    Quantity,
-    Task,
-)
+from egmctl.model.route import LinkKind, Rank, UcxPath
+from egmctl.model.task import Quantity, Task
 from egmctl.model.verdict import MemoryOwner, RunVerdict
-
-__all__ = [
-    "BenchGpu",
-    "BufferCost",
-    "Chase",
-    "ChaseOrder",
-    "Endpoint",
-    "Engine",
-    "Evidence",
-    "Flow",
-    "GpuEvidence",
-    "HandleKind",
-    "Measurement",
-    "MemoryKind",
-    "Mismatch",
-    "Pattern",
-    "Placement",
-    "Quantity",
-    "RunReport",
-    "Sample",
-    "Settings",
-    "Stage",
-    "Status",
-    "Summary",
-    "Task",
-    "Verification",
-    "exit_code",
-    "finish",
-    "waived",
-]
 
 
 class Phase(StrEnum):
@@ -177,7 +137,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkEvidence:
-    """Which link carried the bytes, by the counters of the GPUs."""
+    """The link that carried the bytes, by the counters of the GPUs."""
 
     link: LinkKind
     """The one expected at the GPUs that issue the work; of EGM memory of a GPU's own CPU, NVLink instead of C2C where

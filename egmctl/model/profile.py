@@ -1,4 +1,4 @@
-"""What a kind of machine is known to reach: how it is recognised, its links, and a typical value for each path.
+"""Profiles say what a kind of machine reaches: how it is recognised, its links, and a typical value for each path.
 
 A profile is a TOML file: one that ships with the tool, or one that a site has made of its own runs
 (``docs/profiles.md``). No number stands in one without the source it comes from.
@@ -40,7 +40,7 @@ class SourceKind(StrEnum):
 
 
 class Unit(StrEnum):
-    """What a reference counts."""
+    """The unit that a reference counts in."""
 
     GB_S = "GB/s"
     """1e9 bytes a second: the more the better. Of all flows of a measurement together."""
@@ -115,7 +115,7 @@ class LinkFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """What one class of paths reaches."""
+    """The values that one class of paths reaches."""
 
     case: Plain
     point: Point = USUAL
@@ -186,7 +186,7 @@ class Match:
 
     @property
     def reason(self) -> str:
-        """What does not fit, or else what does."""
+        """The points that do not fit, or else those that do."""
         wrong = [point.reason for point in self.points if not point.fits]
         return "; ".join(wrong or [point.reason for point in self.points])
 
@@ -201,7 +201,7 @@ class ProfileFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileList:
-    """What ``egmctl profile list`` and ``show`` give, in the order in which profiles are asked."""
+    """The answer of ``egmctl profile list`` and ``show``, in the order in which profiles are asked."""
 
     SCHEMA: ClassVar[str] = "egmctl.profiles/1"
 
@@ -229,6 +229,6 @@ class MatchResult:
 
     @property
     def fault(self) -> str | None:
-        """What does not fit together, as half a sentence that names the place."""
+        """The contradiction in the record, as half a sentence that names the place."""
         named = [match.profile for match in self.matches].count(self.profile) if self.profile is not None else 1
         return None if named == 1 else "result.profile: it is not among result.matches"

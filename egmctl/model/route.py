@@ -215,7 +215,7 @@ class Egm(StrEnum):
 
 
 class Carrier(StrEnum):
-    """What carries the bytes of a flow."""
+    """The carrier of the bytes of a flow."""
 
     LINKS = "links"
     """The links of the route's hops; without any, the bytes stay in one GPU's memory."""

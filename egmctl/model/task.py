@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from egmctl.compat import StrEnum, assert_never
+from egmctl.compat import StrEnum
 from egmctl.model.record import BusId, Plain
 from egmctl.model.route import Carrier, MemoryKind, Route
 from egmctl.units import format_size, several
@@ -111,15 +111,7 @@ class Quantity(StrEnum):
     @property
     def unit(self) -> str:
         """The unit of its numbers: GB/s are 1e9 bytes a second."""
-        match self:
-            case Quantity.BANDWIDTH:
-                return "GB/s"
-            case Quantity.LATENCY:
-                return "ns"
-            case Quantity.DURATION:
-                return "ms"
-            case _:
-                assert_never(self)
+        return {Quantity.BANDWIDTH: "GB/s", Quantity.LATENCY: "ns", Quantity.DURATION: "ms"}[self]
 
 
 class ChaseOrder(StrEnum):
@@ -246,17 +238,14 @@ class Flow:
     @property
     def path(self) -> str:
         """The two ends, for people, and the GPU that issues the work, where it is at neither."""
-        return f"{self.source.label} -> {self.destination.label}{self._by}"
+        by = f" by {self.initiator_label}" if self.through_gpu else ""
+        return f"{self.source.label} -> {self.destination.label}{by}"
 
     @property
     def through_gpu(self) -> bool:
         """Whether a GPU moves bytes between memory that is all the host's."""
         on_host = self.source.bus_id is None and self.destination.bus_id is None
         return on_host and self.initiator is not None and self.route.carrier is not Carrier.UCX
-
-    @property
-    def _by(self) -> str:
-        return f" by {self.initiator_label}" if self.through_gpu else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ def worst_grade(grades: Iterable[Grade]) -> Grade:
 
 
 class Yardstick(StrEnum):
-    """What a measurement is held against."""
+    """The thing that a measurement is held against."""
 
     PROFILE = "profile"
     """The typical value of its path class on its platform."""
@@ -44,7 +44,7 @@ class Yardstick(StrEnum):
 
 
 class Direction(StrEnum):
-    """Which half of a GPU's links."""
+    """One half of a GPU's links."""
 
     EGRESS = "egress"
     """What leaves the GPU: a row of a matrix."""
@@ -126,7 +126,7 @@ class ClassVerdict:
 
     @property
     def name(self) -> str:
-        """What people call its case."""
+        """The case as people call it."""
         return named(self.case, self.point)
 
     @property

@@ -1,1 +1,1 @@
-"""What a node's facts mean for topology: link classes, EGM routes, platform. Pure functions of a ``Machine``."""
+"""The meaning of a node's facts for topology: link classes, EGM routes, platform. Pure functions of a ``Machine``."""

@@ -48,7 +48,7 @@ class Step(enum.IntEnum):
 
 
 class Block(StrEnum):
-    """What keeps a GPU, a NUMA node or the route between them from being used.
+    """The reasons why a GPU, a NUMA node or the route between them cannot be used.
 
     Each is its name in documents, the step that a GPU has not taken, and the words for it.
     """
@@ -113,7 +113,7 @@ _MAJOR = 195
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """What blocks it; :attr:`cause` is the words for it."""
+    """The thing that blocks it; :attr:`cause` is the words for it."""
 
     block: Block
     detail: str = ""

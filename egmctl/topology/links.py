@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import permutations, takewhile
 
 from egmctl.model.gpu import Gpu, NvLink, Pair
-from egmctl.model.host import Nic, NumaKind, PciFunction
+from egmctl.model.host import Nic, NumaKind
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
 from egmctl.model.route import Hop, LinkClass, LinkKind
@@ -66,7 +66,7 @@ def gpu_link(machine: Machine, first: Gpu, second: Gpu) -> Link:
     first, second = sorted((first, second), key=lambda gpu: gpu.bus_id)
     pairs = _pairs(machine, first, second)
     ancestor = next((pair.common_ancestor for pair in pairs if pair.common_ancestor), None)
-    pci, reason = _pci_class(machine, (first.pci, first.host_numa_id), (second.pci, second.host_numa_id))
+    pci, reason = _pci_class(machine, first, second)
     if ancestor in _ANCESTORS:
         pci, reason = _ANCESTORS[ancestor], ""
     nvlinks = min((pair.nvlink_count for pair in pairs if pair.nvlink_count is not None), default=None)
@@ -92,31 +92,16 @@ def _pairs(machine: Machine, first: Gpu, second: Gpu) -> list[Pair]:
     return [pair for pair in pairs if pair is not None]
 
 
-def gpu_nic_link(machine: Machine, gpu: Gpu, nic: Nic) -> Link:
-    """Return the link between a GPU and a NIC, from their PCI paths and NUMA nodes."""
-    return _pci_link(machine, (gpu.pci, gpu.host_numa_id), _nic_location(nic))
-
-
-def nic_link(machine: Machine, first: Nic, second: Nic) -> Link:
-    """Return the link between two NICs, from their PCI paths and NUMA nodes."""
-    return _pci_link(machine, _nic_location(first), _nic_location(second))
-
-
-_Location = tuple[PciFunction | None, int | None]
-"""A PCI function and its CPU NUMA node."""
-
-
-def _nic_location(nic: Nic) -> _Location:
-    return nic.pci, None if nic.pci is None else nic.pci.numa_node
-
-
-def _pci_link(machine: Machine, first: _Location, second: _Location) -> Link:
+def device_link(machine: Machine, first: Gpu | Nic, second: Gpu | Nic) -> Link:
+    """Return the link between two devices; to a NIC it is the place of both on PCIe."""
+    if isinstance(first, Gpu) and isinstance(second, Gpu):
+        return gpu_link(machine, first, second)
     kind, reason = _pci_class(machine, first, second)
     return Link(kind=kind, pci=kind, reason=reason)
 
 
-def _pci_class(machine: Machine, first: _Location, second: _Location) -> tuple[LinkClass, str]:
-    """Derive nvidia-smi's class from two sysfs paths; the second value says why where it is unknown.
+def _pci_class(machine: Machine, first: Gpu | Nic, second: Gpu | Nic) -> tuple[LinkClass, str]:
+    """Derive nvidia-smi's class from two sysfs paths and NUMA nodes; the second value says why where it is unknown.
 
     In sysfs a PCIe switch is two bridges, its upstream port and one downstream port for each device; nvidia-smi's
     "single bridge" is one such switch (nvml.h: NVML_TOPOLOGY_SINGLE, "all devices that only need traverse a single
@@ -124,7 +109,7 @@ def _pci_class(machine: Machine, first: _Location, second: _Location) -> tuple[L
     downstream port), or none (two functions of one device, or one bus), and PXB if either has more. A root complex
     is no bridge: devices that share nothing else meet in the host bridge.
     """
-    (function, node), (other, other_node) = first, second
+    function, other = first.pci, second.pci
     if function is None or other is None or not function.path or not other.path:
         return LinkClass.UNKNOWN, "the PCI path was not read"
     if function.bus_id.rpartition(".")[0] == other.bus_id.rpartition(".")[0]:
@@ -135,8 +120,9 @@ def _pci_class(machine: Machine, first: _Location, second: _Location) -> tuple[L
         return (LinkClass.PIX if below <= 1 else LinkClass.PXB), ""
     if shared == 1:
         return LinkClass.PHB, ""
-    if node is not None and other_node is not None and min(node, other_node) >= 0:
-        return (LinkClass.NODE if node == other_node else LinkClass.SYS), ""
+    nodes = {first.host_numa_id, second.host_numa_id}
+    if None not in nodes:
+        return (LinkClass.NODE if len(nodes) == 1 else LinkClass.SYS), ""
     if len(cpu_node_ids(machine)) == 1:
         return LinkClass.NODE, ""
     return LinkClass.UNKNOWN, "two host bridges, and the firmware does not say which NUMA nodes they belong to"

@@ -1,4 +1,4 @@
-"""What a reader of a topology has to know beside it, and why a matrix cannot be drawn."""
+"""Notes that a reader of a topology has to know beside it, and why a matrix cannot be drawn."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _loaded(driver: Driver) -> bool:
 
 
 class NoteKind(StrEnum):
-    """What a note is about."""
+    """The subject of a note."""
 
     HIDDEN = "hidden"
     """This process cannot use a GPU."""

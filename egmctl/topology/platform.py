@@ -1,4 +1,4 @@
-"""Which EGM platform a machine is, and whether its GPUs' C2C and EGM are in order."""
+"""The EGM platform that a machine is, and whether its GPUs' C2C and EGM are in order."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from egmctl.units import parse_kernel_list
 
 
 class RouteKind(StrEnum):
-    """What a route is."""
+    """The kinds of routes."""
 
     LOCAL = "egm-local"
     """EGM over the GPU's own NVLink-C2C, if it owns the memory: see :attr:`HostRoute.siblings`."""

@@ -14,7 +14,7 @@ from egmctl.model.host import Nic
 from egmctl.model.machine import Machine
 from egmctl.model.record import BusId
 from egmctl.topology.access import Block, obstacle
-from egmctl.topology.links import Link, P2pMatrix, cpu_node_ids, gpu_link, gpu_nic_link, matrices, nic_link
+from egmctl.topology.links import Link, P2pMatrix, cpu_node_ids, device_link, matrices
 from egmctl.topology.notes import Missing, Note, missing, notes
 from egmctl.topology.platform import C2c, Egm, PlatformVerdict, c2c, egm, own_node, platform
 from egmctl.topology.routes import HostRoute, route
@@ -85,7 +85,7 @@ class Topology:
 
     @cached_property
     def p2p(self) -> tuple[P2pMatrix, ...]:
-        """What the drivers say of peer access between the chosen GPUs that NVML lists."""
+        """The drivers' word on peer access between the chosen GPUs that NVML lists."""
         return matrices(self.machine, {label: gpu for label, gpu in self.gpus.items() if gpu.nvml is not None})
 
     def link(self, first: str, second: str) -> Link:
@@ -119,10 +119,11 @@ def topology(machine: Machine, gpus: Sequence[Gpu] | None = None, nodes: Sequenc
     chosen = {gpu_label(gpu): gpu for gpu in ((machine.gpus or ()) if gpus is None else gpus)}
     nics = _nics(machine)
     numa_nodes = cpu_node_ids(machine) if nodes is None else tuple(nodes)
-    by_ends = {(a, b): gpu_link(machine, chosen[a], chosen[b]) for a, b in combinations(chosen, 2)}
-    by_ends |= {(a, b): gpu_nic_link(machine, chosen[a], nics[b]) for a, b in product(chosen, nics)}
-    by_ends |= {(a, b): nic_link(machine, nics[a], nics[b]) for a, b in combinations(nics, 2)}
-    links = tuple(replace(link, source=source, target=target) for (source, target), link in by_ends.items())
+    devices: dict[str, Gpu | Nic] = {**chosen, **nics}
+    links = tuple(
+        replace(device_link(machine, devices[source], devices[target]), source=source, target=target)
+        for source, target in (*combinations(chosen, 2), *product(chosen, nics), *combinations(nics, 2))
+    )
     routes = tuple(route(machine, gpu, node) for gpu, node in product(chosen.values(), numa_nodes))
     verdict = platform(machine)
     return Topology(

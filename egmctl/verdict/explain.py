@@ -41,7 +41,7 @@ from egmctl.model.route import Carrier, LinkKind, MemoryKind, Route, UcxRoute, n
 from egmctl.model.task import UCX_ENGINES
 from egmctl.model.verdict import Grade
 from egmctl.topology.access import nvml_failure
-from egmctl.topology.links import gpu_nic_link
+from egmctl.topology.links import device_link
 from egmctl.units import format_kernel_list, format_size
 from egmctl.verdict.yardsticks import is_degraded, is_lost
 
@@ -415,7 +415,7 @@ def _with_distances(measurement: Measurement, report: RunReport) -> Measurement:
     if ucx is None or not ucx.devices or not ends:
         return measurement
     machine, gpu = ends[0]
-    distances = {nic.name: gpu_nic_link(machine, gpu, nic).kind.value for nic in machine.nics or ()}
+    distances = {nic.name: device_link(machine, gpu, nic).kind.value for nic in machine.nics or ()}
     devices = (replace(device, distance=distances.get(device.name.partition(":")[0])) for device in ucx.devices)
     return replace(measurement, ucx=replace(ucx, devices=tuple(devices)))
 

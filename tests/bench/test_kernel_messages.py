@@ -22,7 +22,7 @@ from egmctl.journal.events import Recorder, forget
 from egmctl.journal.write import Journal
 from egmctl.model.bringup import Answer
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.host import KernelLog, KernelMessages
+from egmctl.model.kernel_log import KernelLog, KernelMessages
 from egmctl.model.measurement import RunReport
 from egmctl.model.record import Reason, Unread
 from egmctl.model.task import Task

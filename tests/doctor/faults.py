@@ -28,7 +28,6 @@ from egmctl.model.host import (
     Bridge,
     DeviceNode,
     Imex,
-    KernelLog,
     LibraryFailure,
     Mount,
     Nic,
@@ -38,6 +37,7 @@ from egmctl.model.host import (
     PciFunction,
     VerbsNode,
 )
+from egmctl.model.kernel_log import KernelLog
 from egmctl.model.machine import Machine
 from egmctl.model.probes import Outcome, Peer, PeerPort, PeerProbe, Peers, Probe, ProbeKind
 from tests.doctor.machines import patched, shipped, with_gpu_denied

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 
 from egmctl.facts.kernel_log import event
 from egmctl.model.gpu import Fabric
-from egmctl.model.host import Imex, KernelLog, LibraryFailure, NumaKind
+from egmctl.model.host import Imex, LibraryFailure, NumaKind
+from egmctl.model.kernel_log import KernelLog
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
 from tests.doctor.checks.test_numa_memory import node1, with_node

@@ -18,8 +18,9 @@ from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.facts.kernel_log import event
 from egmctl.model.finding import NODE, TOLD, Diagnosis, Finding, Guard, Status, causes, on_gpus, on_pairs
 from egmctl.model.gpu import Gpu
-from egmctl.model.host import DriverMessage as M
-from egmctl.model.host import Imex, KernelLog, LibraryFailure, PcieLink
+from egmctl.model.host import Imex, LibraryFailure, PcieLink
+from egmctl.model.kernel_log import DriverMessage as M
+from egmctl.model.kernel_log import KernelLog
 from egmctl.model.machine import Machine
 from egmctl.model.probes import Outcome, Peers, Probe
 from egmctl.model.record import Reason, Unread

@@ -10,7 +10,8 @@ from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.kernel_faults import Action, catalogue
 from egmctl.facts.kernel_log import event
 from egmctl.model.finding import Finding, Status
-from egmctl.model.host import Bridge, DriverMessage, KernelLog
+from egmctl.model.host import Bridge
+from egmctl.model.kernel_log import DriverMessage, KernelLog
 from egmctl.model.machine import Machine, OriginKind, SectionStatus
 from egmctl.model.record import Reason, Unread
 from egmctl.report.views.causes import title

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from egmctl.facts.kernel_log import event
 from egmctl.model.finding import Confidence, Status
-from egmctl.model.host import KernelLog
+from egmctl.model.kernel_log import KernelLog
 from egmctl.model.machine import Machine
 from tests.doctor.faults import HEALTHY_FABRIC, healthy
 from tests.doctor.machines import patched, run, run_one, shipped

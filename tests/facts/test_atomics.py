@@ -1,10 +1,9 @@
-"""What links do natively of atomic operations: read from the driver, recorded, replayed, and shown; or why not."""
+"""Atomic operations that links do natively: read from the driver and shown; or why not."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,26 +12,28 @@ import pytest
 from egmctl.driver import cuda as driver
 from egmctl.driver.reading import Unreadable
 from egmctl.facts import cuda
+from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
-from tests.conftest import RunEgmctl
+from egmctl.report.kinds import Format, render
+from egmctl.topology.topology import topology
+from tests.facts.conftest import Collect
 from tests.fake.machines import everything_stated
 from tests.fake.plugin import MakeFakeNode
+from tests.known import known
 
 ADD = ["signed", "unsigned", "reduction", "scalar-32", "scalar-64"]
+HOST, PEER = "cuDeviceGetHostAtomicCapabilities", "cuDeviceGetP2PAtomicCapabilities"
 
 
-def test_they_are_recorded_by_snapshot_and_shown_from_there(
-    egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
-) -> None:
-    node, file = fake_node(everything_stated()), tmp_path / "node.json"
-    assert egmctl("snapshot", "-o", str(file), env=node.environment()).code == 0
-    recorded = json.loads(file.read_text())
-    assert recorded["gpus"][0]["cuda"]["host_atomics"]["integer-add"] == ADD
-    assert recorded["pairs"][0]["atomics"]["float-min"] == []
+def text_of(machine: Machine) -> str:
+    return " ".join(str(render(topology(machine), Format.TEXT, verbose=1)).split())
 
-    document = json.loads(egmctl("topo", "--machine", str(file), "--json").out)
-    assert document["result"]["machines"][0]["pairs"][0]["atomics"]["integer-add"] == ADD
-    shown = " ".join(egmctl("topo", "-v", "--machine", str(file)).out.split())
+
+def test_they_are_shown() -> None:
+    machine = everything_stated()
+    pairs = json.loads(str(render(topology(machine), Format.JSON)))["result"]["machines"][0]["pairs"]
+    assert (pairs[0]["atomics"]["integer-add"], pairs[0]["atomics"]["float-min"]) == (ADD, [])
+    shown = text_of(machine)
     assert (
         "host atomics integer-add integer-min integer-max and or xor: signed unsigned reduction scalar-32 scalar-64; "
         "integer-increment integer-decrement: unsigned scalar-32; "
@@ -40,50 +41,46 @@ def test_they_are_recorded_by_snapshot_and_shown_from_there(
     assert "float-min float-max: none peer atomics GPU1 GPU2 GPU3: integer-add" in shown
 
 
-def test_a_driver_that_has_no_such_function_is_too_old_and_says_so(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-    faults = "cuDeviceGetHostAtomicCapabilities=missing;cuDeviceGetP2PAtomicCapabilities=missing"
-    node = fake_node(everything_stated())
-    document = json.loads(egmctl("topo", "--json", env=node.environment(faults)).out)
-    machine = document["result"]["machines"][0]
-    for record, field in ((machine["gpus"][0]["cuda"], "host_atomics"), (machine["pairs"][0], "atomics")):
-        assert record[field] is None
-        assert record["unread"][field]["reason"] == Reason.DRIVER_TOO_OLD
-    told = " ".join(egmctl("topo", "-v", env=node.environment(faults)).out.split())
-    assert "host atomics unknown, driver-too-old: cuDeviceGetHostAtomicCapabilities: " in told
-    assert "peer atomics GPU1 GPU2 GPU3: unknown, driver-too-old: cuDeviceGetP2PAtomicCapabilities: " in told
+@pytest.mark.parametrize(
+    ("answer", "reason", "detail"),
+    [
+        ("missing", Reason.DRIVER_TOO_OLD, "the driver has no such function"),
+        ("error:999", Reason.FAILED, "CUDA_ERROR_UNKNOWN"),
+    ],
+)
+def test_a_function_that_is_missing_or_fails_says_so(
+    fake_node: MakeFakeNode, on: Collect, answer: str, reason: Reason, detail: str
+) -> None:
+    sections = ("host", "gpus", "pairs", "driver")
+    machine = on(fake_node(everything_stated()), f"{HOST}={answer};{PEER}={answer}", sections)
+    gpu, pair = known(known(machine.gpus)[0].cuda), known(machine.pairs)[0]
+    assert (gpu.host_atomics, pair.atomics) == (None, None)
+    for unread in (gpu.unread["host_atomics"], pair.unread["atomics"]):
+        assert (unread.reason, detail in unread.detail) == (reason, True), unread.detail
+    shown = text_of(machine)
+    assert f"host atomics unknown, {reason}: {HOST}: " in shown
+    assert f"peer atomics GPU1 GPU2 GPU3: unknown, {reason}: {PEER}: " in shown
 
 
-def test_an_error_of_the_driver_keeps_its_name(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-    node = fake_node(everything_stated())
-    faults = "cuDeviceGetHostAtomicCapabilities=error:999"
-    document = json.loads(egmctl("topo", "--json", env=node.environment(faults)).out)
-    why = document["result"]["machines"][0]["gpus"][0]["cuda"]["unread"]["host_atomics"]
-    assert (why["reason"], "CUDA_ERROR_UNKNOWN" in why["detail"]) == ("failed", True)
-
-
-def test_an_answer_that_an_attribute_contradicts_is_none(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+@pytest.mark.parametrize("claimed", [0, 1])
+def test_an_answer_that_an_attribute_contradicts_is_none(fake_node: MakeFakeNode, on: Collect, claimed: int) -> None:
     # So H100 and H200 answer with driver 580.
     stated = everything_stated()
-    silent = dict.fromkeys((stated.pairs or ())[0].atomics or {}, ())
-    for claimed in (0, 1):
-        attributes = {"NATIVE_ATOMIC_SUPPORTED": claimed}
-        pairs = tuple(
-            replace(pair, atomics=silent, cuda_attributes={**pair.cuda_attributes, **attributes})
-            for pair in stated.pairs or ()
-        )
-        node = fake_node(replace(stated, pairs=pairs))
-        pair = json.loads(egmctl("topo", "--json", env=node.environment()).out)["result"]["machines"][0]["pairs"][0]
-        if claimed:
-            assert pair["atomics"] is None
-            assert "0 for every operation, though NATIVE_ATOMIC_SUPPORTED is 1" in pair["unread"]["atomics"]["detail"]
-        else:
-            assert set(map(tuple, pair["atomics"].values())) == {()}
+    silent: dict[str, Any] = dict.fromkeys(known(known(stated.pairs)[0].atomics), ())
+    pairs = tuple(
+        replace(pair, atomics=silent, cuda_attributes={**pair.cuda_attributes, "NATIVE_ATOMIC_SUPPORTED": claimed})
+        for pair in known(stated.pairs)
+    )
+    pair = known(on(fake_node(replace(stated, pairs=pairs))).pairs)[0]
+    assert pair.atomics == (None if claimed else silent)
+    if claimed:
+        assert "0 for every operation, though NATIVE_ATOMIC_SUPPORTED is 1" in pair.unread["atomics"].detail
 
 
 def test_bindings_of_an_older_cuda_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "bindings", SimpleNamespace)
     with pytest.raises(Unreadable, match="cuda-bindings") as raised:
-        cuda._atomics("cuDeviceGetHostAtomicCapabilities", ({"": 0}, ""), 0)
+        cuda._atomics(HOST, ({"": 0}, ""), 0)
     assert raised.value.unread.reason is Reason.DRIVER_TOO_OLD
 
 

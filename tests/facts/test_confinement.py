@@ -1,4 +1,4 @@
-"""What confines a process: its files of every kind, this process itself, and the kernel's own answers."""
+"""Confinement of a process: its files of every kind, this process itself, and the kernel's own answers."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import pytest
 
 from egmctl.driver.reading import Unreadable
 from egmctl.facts import confinement, system_calls
-from egmctl.facts.inside import device_cgroup
+from egmctl.facts.inside import device_cgroup, memory_left
 from egmctl.facts.root import Root
 from egmctl.model.codec import from_json
 from egmctl.model.host import INITIAL_NAMESPACES, Confinement
 from egmctl.model.record import Reason
+from tests.conftest import ROOT
 from tests.doctor import confined
 from tests.doctor.cgroups import denying_v2
 from tests.facts.sysroot import Tree
 from tests.invariants import broken_nulls
+from tests.known import known
 
 pytestmark = pytest.mark.processes
-
-ROOT = Path(__file__).resolve().parents[2]
 
 FILES = {
     "status": "NSpid:\t4711\t12\nCapEff:\t0000000000800000\nNoNewPrivs:\t1\nSeccomp:\t2\n",
@@ -63,28 +63,28 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def test_a_confined_process(tree: Tree) -> None:
-    found = confinement.confinement(tree.root)
-    assert found.namespaces == NAMESPACES
-    assert found.pid_namespace_depth == 2
-    assert found.uid_map == ((0, 1000, 1), (1, 100000, 65536))
-    assert (found.capable("SYS_NICE"), found.capable("SYS_ADMIN")) == (True, False)
-    assert (found.seccomp, found.no_new_privileges) == ("filter", True)
-    assert found.limits == {"as": -1, "memlock": -1, "nofile": 1024, "nproc": 96365, "stack": 8388608}
-    assert [(mount.path, mount.kind, mount.options) for mount in found.mounts or ()] == [
+    facts = confinement.confinement(tree.root)
+    assert facts.namespaces == NAMESPACES
+    assert facts.pid_namespace_depth == 2
+    assert facts.uid_map == ((0, 1000, 1), (1, 100000, 65536))
+    assert (facts.capable("SYS_NICE"), facts.capable("SYS_ADMIN")) == (True, False)
+    assert (facts.seccomp, facts.no_new_privileges) == ("filter", True)
+    assert facts.limits == {"as": -1, "memlock": -1, "nofile": 1024, "nproc": 96365, "stack": 8388608}
+    assert [(mount.path, mount.kind, mount.options) for mount in facts.mounts or ()] == [
         ("/dev", "devtmpfs", ("rw", "nosuid")),
         ("/dev/nvidia0", "devtmpfs", ("ro", "nosuid", "noexec")),
         ("/proc/driver/nvidia", "tmpfs", ("rw",)),
     ]
-    assert found.ptrace_scope == 1
-    assert found.shm_total_bytes is not None
-    assert found.device_rules == ("c 1:* rwm", "c 195:255 rw")
-    assert broken_nulls(found) == []
+    assert facts.ptrace_scope == 1
+    assert facts.shm_total_bytes is not None
+    assert facts.device_rules == ("c 1:* rwm", "c 195:255 rw")
+    assert broken_nulls(facts) == []
 
 
 def test_a_folder_that_is_no_cgroup_has_no_programs(tree: Tree) -> None:
-    found = confinement.confinement(tree.root)
-    assert found.device_programs is None
-    assert "bpf(BPF_PROG_QUERY)" in found.unread["device_programs"].detail
+    facts = confinement.confinement(tree.root)
+    assert facts.device_programs is None
+    assert "bpf(BPF_PROG_QUERY)" in facts.unread["device_programs"].detail
 
 
 def test_the_directories_of_a_cgroup_from_the_top_down(tree: Tree) -> None:
@@ -110,10 +110,10 @@ def test_a_cgroup_that_is_not_mounted_here(tree: Tree, path: str) -> None:
 
 def test_of_a_process_that_is_not_ours_no_system_call_is_known(tree: Tree) -> None:
     (tree.directory / "proc/77").symlink_to("self")
-    found = confinement.confinement(tree.root, 77)
-    assert found.seccomp == "filter"
-    assert found.system_calls is None
-    assert found.unread["system_calls"].reason is Reason.NOT_ASKED
+    facts = confinement.confinement(tree.root, 77)
+    assert facts.seccomp == "filter"
+    assert facts.system_calls is None
+    assert facts.unread["system_calls"].reason is Reason.NOT_ASKED
 
 
 def test_an_empty_tree_gives_reasons(tmp_path: Path) -> None:
@@ -129,17 +129,16 @@ def test_garbage_costs_no_more_than_its_values(tree: Tree, content: str) -> None
 
 def test_an_architecture_without_numbers_is_not_called(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "", "", "", "riscv64")))
-    found = confinement.confinement(tree.root)
-    assert found.system_calls is None
-    assert found.unread["system_calls"].reason is Reason.NOT_SUPPORTED
+    facts = confinement.confinement(tree.root)
+    assert facts.system_calls is None
+    assert facts.unread["system_calls"].reason is Reason.NOT_SUPPORTED
 
 
 def test_this_process_itself() -> None:
-    found = confinement.confinement(Root())
-    assert broken_nulls(found) == []
-    assert found.namespaces is not None
-    assert found.namespaces["net"] == os.stat("/proc/self/ns/net").st_ino
-    assert found.system_calls == dict.fromkeys(system_calls.PROBES, "ok")
+    facts = confinement.confinement(Root())
+    assert broken_nulls(facts) == []
+    assert known(facts.namespaces)["net"] == os.stat("/proc/self/ns/net").st_ino
+    assert facts.system_calls == dict.fromkeys(system_calls.PROBES, "ok")
 
 
 def snapshot(before: Callable[[], None]) -> Confinement:
@@ -162,28 +161,24 @@ def snapshot(before: Callable[[], None]) -> Confinement:
 
 
 def test_a_filter_that_refuses() -> None:
-    found = snapshot(lambda: confined.filter_calls(("get_mempolicy", "mbind"), confined.ERRNO, 1))
-    assert found.system_calls == {"get_mempolicy": "EPERM", "mbind": "EPERM", "set_mempolicy": "ok", "pidfd_open": "ok"}
-    assert (found.seccomp, found.no_new_privileges) == ("filter", True)
+    facts = snapshot(lambda: confined.filter_calls(("get_mempolicy", "mbind"), confined.ERRNO, 1))
+    assert facts.system_calls == {"get_mempolicy": "EPERM", "mbind": "EPERM", "set_mempolicy": "ok", "pidfd_open": "ok"}
+    assert (facts.seccomp, facts.no_new_privileges) == ("filter", True)
 
 
 def test_a_filter_that_kills_costs_the_child_only() -> None:
-    found = snapshot(lambda: confined.filter_calls(("mbind", "pidfd_open", "bpf"), confined.KILL))
-    assert found.system_calls == {
-        "get_mempolicy": "ok",
-        "mbind": "killed",
-        "set_mempolicy": "ok",
-        "pidfd_open": "killed",
-    }
-    assert found.device_programs is None
-    assert found.unread["device_programs"].reason in (Reason.CRASHED, Reason.NOT_PRESENT)
+    facts = snapshot(lambda: confined.filter_calls(("mbind", "pidfd_open", "bpf"), confined.KILL))
+    answers = {"get_mempolicy": "ok", "mbind": "killed", "set_mempolicy": "ok", "pidfd_open": "killed"}
+    assert facts.system_calls == answers
+    assert facts.device_programs is None
+    assert facts.unread["device_programs"].reason in (Reason.CRASHED, Reason.NOT_PRESENT)
 
 
 @pytest.mark.needs_root
 def test_programs_of_the_cgroup_and_of_those_above() -> None:
     with denying_v2(7, name="sd_devices", below="a/b") as cgroup:
-        found = snapshot(cgroup.join)
-    assert [(program.name, program.cgroup) for program in found.device_programs or ()] == [
+        facts = snapshot(cgroup.join)
+    assert [(program.name, program.cgroup) for program in facts.device_programs or ()] == [
         ("sd_devices", cgroup.path.removesuffix("/a/b"))
     ]
 
@@ -191,6 +186,57 @@ def test_programs_of_the_cgroup_and_of_those_above() -> None:
 @pytest.mark.needs_root
 def test_only_root_may_ask_for_programs() -> None:
     with denying_v2(7):
-        found = snapshot(confined.become_nobody)
-    assert found.device_programs is None
-    assert found.unread["device_programs"].reason is Reason.NO_PERMISSION
+        facts = snapshot(confined.become_nobody)
+    assert facts.device_programs is None
+    assert facts.unread["device_programs"].reason is Reason.NO_PERMISSION
+
+
+# --- what its cgroups still let it take of the host's memory --------------------------------------------------------
+
+MOUNTED_V2 = "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+MOUNTED_V1 = "33 24 0:29 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+
+
+MEMORY: dict[str, tuple[dict[str, str], int | None]] = {
+    "the tightest of all cgroups above counts": (
+        {
+            "/proc/self/cgroup": "0::/job/step\n",
+            "/proc/self/mountinfo": MOUNTED_V2,
+            "/sys/fs/cgroup/job/memory.max": "1000\n",
+            "/sys/fs/cgroup/job/memory.current": "900\n",
+            "/sys/fs/cgroup/job/step/memory.max": "500\n",
+            "/sys/fs/cgroup/job/step/memory.current": "100\n",
+        },
+        100,
+    ),
+    "version 1 has other names": (
+        {
+            "/proc/self/cgroup": "9:memory:/job\n",
+            "/proc/self/mountinfo": MOUNTED_V1,
+            "/sys/fs/cgroup/memory/job/memory.limit_in_bytes": "4096\n",
+            "/sys/fs/cgroup/memory/job/memory.usage_in_bytes": "5000\n",
+        },
+        0,
+    ),
+    **{
+        f"no limit: {limit}": (
+            {
+                "/proc/self/cgroup": "0::/job\n",
+                "/proc/self/mountinfo": MOUNTED_V2,
+                "/sys/fs/cgroup/job/memory.max": f"{limit}\n",
+                "/sys/fs/cgroup/job/memory.current": "100\n",
+            },
+            None,
+        )
+        for limit in ("max", "garbage")
+    },
+    "nothing readable": ({}, None),
+}
+
+
+@pytest.mark.parametrize(("files", "left"), MEMORY.values(), ids=MEMORY)
+def test_what_is_left_of_memory(tmp_path: Path, files: dict[str, str], left: int | None) -> None:
+    tree = Tree(tmp_path)
+    for path, content in files.items():
+        tree.write(path, content)
+    assert memory_left(tree.root) == left

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -65,21 +66,33 @@ def test_an_error_newer_than_the_bindings_keeps_its_number(bindings: SimpleNames
     assert raised.value.number == 9999
 
 
-def test_a_wrong_argument_is_not_mistaken_for_an_answer(bindings: SimpleNamespace) -> None:
-    bindings.cuMemCreate = answering(ValueError("flags must not be negative"))
-
-    with pytest.raises(ValueError, match="flags must not be negative"):
-        cuda.call("cuMemCreate")
+NO_FUNCTION = "cuInit failed: the driver has no such function"
+NO_LIBRARY = r"cuInit failed: libcuda\.so\.1 cannot be loaded"
 
 
-@pytest.mark.parametrize("message", ["function cuMemCreate is not found", 'Function "cuMemCreate" not found'])
-def test_a_function_that_the_driver_lacks_is_a_driver_too_old(bindings: SimpleNamespace, message: str) -> None:
-    bindings.cuMemCreate = answering(RuntimeError(message))
+@pytest.mark.parametrize(
+    ("raised", "error", "sentence"),
+    [
+        (ValueError("flags must not be negative"), ValueError, "flags must not be negative"),
+        (RuntimeError("function cuInit is not found"), DriverTooOld, NO_FUNCTION),
+        (RuntimeError('Function "cuInit" not found'), DriverTooOld, NO_FUNCTION),
+        (
+            RuntimeError('"cuda" is an NVIDIA driver library and can only be found via system search.'),
+            DriverLibraryMissing,
+            NO_LIBRARY,
+        ),
+        (RuntimeError("Failed to dlopen libcuda.so.1"), DriverLibraryMissing, NO_LIBRARY),
+    ],
+)
+def test_a_wrong_argument_a_missing_function_and_a_missing_library_are_told_apart(
+    bindings: SimpleNamespace, raised: Exception, error: type[Exception], sentence: str
+) -> None:
+    bindings.cuInit = answering(raised)
 
-    with pytest.raises(DriverTooOld, match="cuMemCreate failed: the driver has no such function") as raised:
-        cuda.call("cuMemCreate")
+    with pytest.raises(error, match=sentence) as caught:
+        cuda.call("cuInit", 0)
 
-    assert raised.value.number is None
+    assert getattr(caught.value, "number", None) is None
 
 
 def test_a_function_that_the_bindings_lack_says_which_bindings(bindings: SimpleNamespace) -> None:
@@ -87,20 +100,6 @@ def test_a_function_that_the_bindings_lack_says_which_bindings(bindings: SimpleN
 
     with pytest.raises(DriverTooOld, match=rf"not in cuda-bindings {cuda.bindings_version()}"):
         cuda.call("cuNewer")
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        '"cuda" is an NVIDIA driver library and can only be found via system search.',
-        "Failed to dlopen libcuda.so.1",
-    ],
-)
-def test_no_library_is_told_from_no_function(bindings: SimpleNamespace, message: str) -> None:
-    bindings.cuInit = answering(RuntimeError(message))
-
-    with pytest.raises(DriverLibraryMissing, match=r"cuInit failed: libcuda\.so\.1 cannot be loaded"):
-        cuda.call("cuInit", 0)
 
 
 @pytest.mark.usefixtures("bindings")
@@ -124,18 +123,16 @@ def test_older_bindings_on_a_newer_driver_are_fine() -> None:
 def test_the_breadcrumb_is_there_during_the_call_and_gone_after(
     bindings: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, answer: Any
 ) -> None:
-    seen: list[str] = []
-    monkeypatch.setattr(breadcrumb, "enter", lambda call: seen.append(f"enter {call}"))
-    monkeypatch.setattr(breadcrumb, "leave", lambda: seen.append("leave"))
+    steps: list[str] = []
+    monkeypatch.setattr(breadcrumb, "enter", lambda call: steps.append(f"enter {call}"))
+    monkeypatch.setattr(breadcrumb, "leave", lambda: steps.append("leave"))
 
     def under_way(*_arguments: Any) -> Any:
-        seen.append("call")
+        steps.append("call")
         return answering(answer)()
 
     bindings.cuInit = under_way
-    try:
+    with contextlib.suppress(DriverCallError):
         cuda.call("cuInit", 0)
-    except DriverCallError:
-        seen.append("error")
 
-    assert seen[:3] == ["enter cuInit", "call", "leave"]
+    assert steps == ["enter cuInit", "call", "leave"]

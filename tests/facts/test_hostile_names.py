@@ -40,17 +40,17 @@ def test_a_process_does_not_say_in_its_name_how_it_is_confined(end: str) -> None
         process.stdout.readline()
         status = f"/proc/{process.pid}/status"
         whole = Root().read(status)
-        found = Root().line(status, "Seccomp")
+        entry = Root().line(status, "Seccomp")
         process.kill()
     assert f"{end}Seccomp: 9" in whole, "the kernel lets it have that name"
-    assert found in ("0", "1", "2")
+    assert entry in ("0", "1", "2")
 
 
 @pytest.mark.parametrize("end", ENDS, ids=ascii)
 def test_a_cgroup_is_in_no_other_hierarchy_by_its_name(tree: Tree, end: str) -> None:
     tree.write("/proc/self/cgroup", f"0::/user.slice/a{end}5:devices:/other\n")
-    (found,) = cgroups(tree.root, "/proc/self")
-    assert (found.version, found.path) == (2, f"/user.slice/a{end}5:devices:/other")
+    (entry,) = cgroups(tree.root, "/proc/self")
+    assert (entry.version, entry.path) == (2, f"/user.slice/a{end}5:devices:/other")
 
 
 @pytest.mark.parametrize("end", ENDS, ids=ascii)
@@ -58,23 +58,23 @@ def test_a_cgroup_is_in_no_other_hierarchy_by_its_name(tree: Tree, end: str) -> 
 def test_a_mount_is_one_by_its_name(tree: Tree, end: str, space: str) -> None:
     forged = space.join(("36", "35", "0:1", "/", "/proc/driver/nvidia", "rw", "-", "tmpfs", "x", "x"))
     text = f"36 35 98:0 / /home/u/{end}{forged} rw,nosuid shared:1 - fuse.sshfs u:/ rw,user_id=1000\n"
-    (found,) = mount_points(text)
-    assert (found.path, found.kind, found.device) == (f"/home/u/{end}{forged}", "fuse.sshfs", "98:0")
+    (entry,) = mount_points(text)
+    assert (entry.path, entry.kind, entry.device) == (f"/home/u/{end}{forged}", "fuse.sshfs", "98:0")
     tree.write("/proc/self/mountinfo", text)
     assert _container_signs(tree.root, 0, {}) == ()
 
 
 def test_what_a_mount_is() -> None:
     text = "36 35 0:26 /top /sys/fs/cgroup/devices rw,nodev master:1 propagate_from:2 - cgroup  rw,devices,freezer"
-    (found,) = mount_points(f"\nnonsense\n1 2 3:4 / - - - - -\n{text}\n")
-    assert (found.device, found.top, found.path) == ("0:26", "/top", "/sys/fs/cgroup/devices")
-    assert (found.options, found.kind, found.settings) == (("rw", "nodev"), "cgroup", ("rw", "devices", "freezer"))
+    (entry,) = mount_points(f"\nnonsense\n1 2 3:4 / - - - - -\n{text}\n")
+    assert (entry.device, entry.top, entry.path) == ("0:26", "/top", "/sys/fs/cgroup/devices")
+    assert (entry.options, entry.kind, entry.settings) == (("rw", "nodev"), "cgroup", ("rw", "devices", "freezer"))
 
 
 def test_proc_is_no_file_system_of_cgroups() -> None:
     real = list(mount_points(Root().read("/proc/self/mountinfo")))
     assert real
-    for one in real:
-        major, _, minor = one.device.partition(":")
+    for mount in real:
+        major, _, minor = mount.device.partition(":")
         device = int(major) << 8 | int(minor) & 0xFF | (int(minor) & ~0xFF) << 12
-        assert _is_of_cgroups(device) == (one.kind in ("cgroup", "cgroup2"))
+        assert _is_of_cgroups(device) == (mount.kind in ("cgroup", "cgroup2"))

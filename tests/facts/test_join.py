@@ -1,4 +1,4 @@
-"""What the sources say is joined over bus id and UUID, nothing is lost, and each missing source has its reason."""
+"""The sources' answers are joined over bus id and UUID, nothing is lost, and each missing source has its reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from egmctl.driver.reading import bus_order, normal_bus_id
 from egmctl.errors import ChildFailed
 from egmctl.facts import gpus
 from egmctl.facts.gpus import CudaFacts, NvmlFacts
-from egmctl.model.codec import to_json
 from egmctl.model.gpu import Gpu, GpuCuda, GpuNvml, GpuProc, NvLink, Pair
 from egmctl.model.host import DeviceNode, Driver, PciFunction
 from egmctl.model.record import Reason, Unread
@@ -165,38 +164,48 @@ def pair_of(first: tuple[NvLink, ...] | None, second: tuple[NvLink, ...] | None)
     return gpus.join_pairs(joined(nvml=nvml), nvml, CudaFacts(absent=NOT_COLLECTED))[0]
 
 
-def test_links_between_two_gpus_are_counted_one_by_one() -> None:
-    a, b, c = BUS_IDS[:3]
-    pair = pair_of(links(b, b, c), links(a, a, c))
-
-    assert (pair.nvlink_count, pair.nvlink_through) == (2, "direct")
+FIRST, SECOND, THIRD = BUS_IDS[:3]
 
 
-def test_links_to_a_switch_join_as_many_as_both_sides_have_up() -> None:
-    pair = pair_of(links(*[None] * 18, kind="switch"), links(*[None] * 17, kind="switch", down=1))
+@pytest.mark.parametrize(
+    ("first", "second", "count", "through"),
+    [
+        pytest.param(
+            links(SECOND, SECOND, THIRD), links(FIRST, FIRST, THIRD), 2, "direct", id="direct links, one by one"
+        ),
+        pytest.param(
+            links(*[None] * 18, kind="switch"),
+            links(*[None] * 17, kind="switch", down=1),
+            17,
+            "switch",
+            id="links to a switch, as many as both sides have up",
+        ),
+        pytest.param((), links(BUS_IDS[5], down=3), 0, None, id="no links, which needs no reason"),
+    ],
+)
+def test_the_nvlinks_that_join_a_pair_are_counted(
+    first: tuple[NvLink, ...], second: tuple[NvLink, ...], count: int, through: str | None
+) -> None:
+    pair = pair_of(first, second)
 
-    assert (pair.nvlink_count, pair.nvlink_through) == (17, "switch")
-
-
-def test_no_links_is_a_count_of_zero_and_no_reason_is_needed() -> None:
-    pair = pair_of((), links(BUS_IDS[5], down=3))
-
-    assert (pair.nvlink_count, pair.nvlink_through) == (0, None)
+    assert (pair.nvlink_count, pair.nvlink_through) == (count, through)
     assert not {"nvlink_count", "nvlink_through"} & set(pair.unread)
 
 
-def test_direct_links_whose_far_end_is_hidden_are_no_number_but_a_reason() -> None:
-    pair = pair_of(links(None, None), links(None, None))
+@pytest.mark.parametrize(
+    ("first", "second", "detail"),
+    [
+        pytest.param(links(None, None), links(None, None), "masked", id="far ends that are hidden"),
+        pytest.param(links(SECOND), None, "field 91: 3 (Not Supported)", id="links that could not be read"),
+    ],
+)
+def test_nvlinks_that_cannot_be_counted_are_no_number_but_a_reason(
+    first: tuple[NvLink, ...], second: tuple[NvLink, ...] | None, detail: str
+) -> None:
+    pair = pair_of(first, second)
 
     assert pair.nvlink_count is None
-    assert pair.unread["nvlink_count"].detail == "masked"
-
-
-def test_links_that_could_not_be_read_are_no_number_but_a_reason() -> None:
-    pair = pair_of(links(BUS_IDS[1]), None)
-
-    assert pair.nvlink_count is None
-    assert pair.unread["nvlink_count"].reason is Reason.NOT_SUPPORTED
+    assert pair.unread["nvlink_count"] == Unread(reason=Reason.NOT_SUPPORTED, detail=detail)
 
 
 @given(nvml=subsets, cuda=subsets, pci=subsets)
@@ -231,43 +240,32 @@ def test_each_ordered_pair_of_gpus_that_a_library_knows_is_there_once_and_comple
 # --- what the children end with --------------------------------------------------------------------------------------
 
 
+def raised(kind: str, **details: Any) -> ChildFailed:
+    return ChildFailed("secret", how="raised", kind=kind, details=details)
+
+
 @pytest.mark.parametrize(
     ("error", "reason", "detail"),
     [
         (
             ChildFailed("", how="timed-out", last_call="nvmlDeviceGetName"),
-            Reason.TIMED_OUT,
+            "timed-out",
             "the child that reads NVML timed out in nvmlDeviceGetName",
         ),
-        (ChildFailed("", how="crashed"), Reason.CRASHED, "the child that reads NVML crashed"),
-        (
-            ChildFailed("secret", how="raised", kind="ValueError"),
-            Reason.FAILED,
-            "the child that reads NVML raised ValueError",
-        ),
-        (
-            ChildFailed(
-                "", how="raised", kind="DriverTooOld", details={"call": "cuInit", "number": None, "name": "no"}
-            ),
-            Reason.DRIVER_TOO_OLD,
-            "cuInit: no",
-        ),
-        (
-            ChildFailed("", how="raised", kind="DriverLibraryMissing", details={"call": "cuInit", "name": "none"}),
-            Reason.MISSING_LIBRARY,
-            "cuInit: none",
-        ),
+        (ChildFailed("", how="crashed"), "crashed", "the child that reads NVML crashed"),
+        (raised("ValueError"), "failed", "the child that reads NVML raised ValueError"),
+        (raised("DriverTooOld", call="cuInit", number=None, name="no"), "driver-too-old", "cuInit: no"),
+        (raised("DriverLibraryMissing", call="cuInit", name="none"), "missing-library", "cuInit: none"),
     ],
 )
 def test_a_child_that_failed_is_a_source_that_is_absent_and_says_why(
-    error: ChildFailed, reason: Reason, detail: str
+    error: ChildFailed, reason: str, detail: str
 ) -> None:
     facts = gpus.library_facts(NvmlFacts, error)
 
-    assert facts.absent == Unread(reason=reason, detail=detail)
-    driver = gpus.with_nvml(Driver(), facts)
+    assert facts.absent == Unread(reason=Reason(reason), detail=detail)
     missing = {"driver_version", "nvml_version", "confidential_compute", "nvlink_bandwidth_mode", "nvml_error"}
-    assert driver.unread == dict.fromkeys(missing, facts.absent)
+    assert gpus.with_nvml(Driver(), facts).unread == dict.fromkeys(missing, facts.absent)
 
 
 def test_a_child_that_answers_nonsense_is_a_source_that_is_absent() -> None:
@@ -277,27 +275,16 @@ def test_a_child_that_answers_nonsense_is_a_source_that_is_absent() -> None:
     assert "ordinal: expected a whole number" in facts.absent.detail
 
 
-def test_facts_survive_the_way_from_child_to_parent() -> None:
-    facts = nvml_of(BUS_IDS, nvlinks=links(BUS_IDS[0], None), unread={"serial": NOT_COLLECTED})
-
-    assert gpus.library_facts(NvmlFacts, to_json(facts)) == facts
-
-
 def test_the_drivers_versions_and_errors_come_with_their_reasons() -> None:
     missing = Unread(reason=Reason.MISSING_LIBRARY, detail="cuDriverGetVersion: libcuda.so.1 cannot be loaded")
-    nvml = NvmlFacts(
-        driver_version="580.159.04",
-        nvml_version="13.580.159.04",
-        confidential_compute="off",
-        nvlink_bandwidth_mode="full",
-    )
-    assert gpus.with_cuda(gpus.with_nvml(Driver(), nvml), CudaFacts(absent=missing)) == Driver(
-        driver_version="580.159.04",
-        nvml_version="13.580.159.04",
-        confidential_compute="off",
-        nvlink_bandwidth_mode="full",
-        unread={"cuda_driver_version": missing, "cuda_error": missing},
-    )
+    stated: dict[str, Any] = {
+        "driver_version": "580.159.04",
+        "nvml_version": "13.580.159.04",
+        "confidential_compute": "off",
+        "nvlink_bandwidth_mode": "full",
+    }
+    driver = gpus.with_cuda(gpus.with_nvml(Driver(), NvmlFacts(**stated)), CudaFacts(absent=missing))
+    assert driver == Driver(**stated, unread={"cuda_driver_version": missing, "cuda_error": missing})
 
 
 # --- identities ------------------------------------------------------------------------------------------------------

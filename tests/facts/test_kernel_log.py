@@ -1,4 +1,4 @@
-"""What is read of the kernel's log: the lines as the driver and the kernel write them, and nothing else."""
+"""Reading of the kernel's log: the lines as the driver and the kernel write them, and nothing else."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from egmctl.driver.reading import Unreadable
 from egmctl.facts import kernel_log as module
 from egmctl.facts.kernel_log import EVENTS_LIMIT, KernelLogWatch, event, kernel_log
 from egmctl.facts.root import Root
-from egmctl.model.host import DriverMessage, EventKind, KernelEvent, KernelLog
+from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent, KernelLog
 from egmctl.model.machine import Machine
-from egmctl.model.record import Reason
+from egmctl.model.record import Reason, Unread
 from egmctl.report.kinds import DOCTOR, render
 from tests.facts.sysroot import Tree
 from tests.fake.node import load
+from tests.known import known
 
 # As an H200 logged it for a kernel that stores out of bounds (driver 580.159.04).
 REAL = (
@@ -92,9 +93,8 @@ def test_a_real_xid(tmp_path: Path) -> None:
     ],
 )
 def test_each_kind_of_line(line: str, expected: dict[str, object]) -> None:
-    found = event(1.0, line)
-    assert found is not None
-    assert {name: getattr(found, name) for name in expected} == expected
+    logged = known(event(1.0, line))
+    assert {name: getattr(logged, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,7 @@ def test_a_flood_keeps_the_newest_and_counts_the_rest(tmp_path: Path) -> None:
 def test_a_log_that_may_not_be_read_says_so(tmp_path: Path) -> None:
     with pytest.raises(Unreadable) as error:
         kernel_log(Tree(tmp_path).root)
-    assert error.value.unread.reason is Reason.NOT_PRESENT
-    assert error.value.unread.detail == "/dev/kmsg: ENOENT"
+    assert error.value.unread == Unread(reason=Reason.NOT_PRESENT, detail="/dev/kmsg: ENOENT")
 
 
 def test_lines_that_were_overwritten_while_it_was_read_are_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,8 +153,8 @@ def test_a_log_that_is_written_faster_than_it_is_read_ends(monkeypatch: pytest.M
 @given(st.text(), st.floats(0, 1e9))
 def test_no_line_is_too_odd(line: str, time_s: float) -> None:
     for head in ("", "NVRM: ", "NVRM: Xid (PCI:0000:00:06): ", "nvidia-nvswitch0: SXid (PCI:0000:00:06.0): "):
-        found = event(time_s, head + line)
-        assert found is None or len(found.text) <= 200
+        logged = event(time_s, head + line)
+        assert logged is None or len(logged.text) <= 200
 
 
 TEXTS = (
@@ -188,12 +187,8 @@ def both_ways(name: bytes, text: str) -> tuple[KernelEvent, KernelEvent]:
     head, tail = "NVRM: Xid (PCI:0000:1b:00): 48, pid=4711, name=", f", {text}"
     message = head.encode() + name + tail.encode()
     entry = json.dumps({"MESSAGE": list(message), "__MONOTONIC_TIMESTAMP": "1"}).encode()
-    line = module._journal_entry(entry)
-    assert line is not None
-    found = event(1.0, head + escaped(name) + tail), event(*line)
-    assert found[0] is not None
-    assert found[1] is not None
-    return found[0], found[1]
+    line = known(module._journal_entry(entry))
+    return known(event(1.0, head + escaped(name) + tail)), known(event(*line))
 
 
 any_name = st.lists(st.sampled_from(PIECES) | st.binary(max_size=5)).map(lambda parts: b"".join(parts)[:15])
@@ -201,17 +196,17 @@ any_name = st.lists(st.sampled_from(PIECES) | st.binary(max_size=5)).map(lambda 
 
 @given(any_name.filter(lambda name: 0 not in name), st.sampled_from(TEXTS))
 def test_nothing_of_a_process_name_is_in_the_text(name: bytes, text: str) -> None:
-    for found in both_ways(name, text):
-        assert text.endswith(found.text), "the driver's own words, and no other"
-        assert found.pid == 4711
+    for logged in both_ways(name, text):
+        assert text.endswith(logged.text), "the driver's own words, and no other"
+        assert logged.pid == 4711
 
 
 @pytest.mark.parametrize("name", ["python3", "sh", "R", "a.out", "cuda-EvtHandlr", "my job, really", "a,b", "x" * 15])
 @pytest.mark.parametrize("text", TEXTS)
 def test_usual_names_are_read_whole_and_cost_no_more_than_the_channel(name: str, text: str) -> None:
-    for found in both_ways(name.encode(), text):
-        assert found.process == name
-        assert found.text in (text, text.partition("Ch 00000001, ")[2])
+    for logged in both_ways(name.encode(), text):
+        assert logged.process == name
+        assert logged.text in (text, text.partition("Ch 00000001, ")[2])
 
 
 @pytest.mark.parametrize(
@@ -229,9 +224,8 @@ def test_usual_names_are_read_whole_and_cost_no_more_than_the_channel(name: str,
     ],
 )
 def test_nor_where_a_driver_spells_it_otherwise(named: str) -> None:
-    found = event(1.0, f"NVRM: Xid (PCI:0000:1b:00): 31, MMU Fault, {named}")
-    assert found is not None
-    assert (found.number, found.text) == (31, "MMU Fault")
+    logged = known(event(1.0, f"NVRM: Xid (PCI:0000:1b:00): 31, MMU Fault, {named}"))
+    assert (logged.number, logged.text) == (31, "MMU Fault")
 
 
 hostile = st.lists(st.sampled_from(PIECES)).map(b"".join)
@@ -240,9 +234,10 @@ hostile = st.lists(st.sampled_from(PIECES)).map(b"".join)
 
 @pytest.fixture(scope="module")
 def machine() -> Machine:
-    found = load("hgx-h200x4")
-    assert found.gpus is not None
-    return replace(found, gpus=found.gpus[:1], pairs=(), nics=(), origin=replace(found.origin, redacted=False))
+    logged = load("hgx-h200x4")
+    return replace(
+        logged, gpus=known(logged.gpus)[:1], pairs=(), nics=(), origin=replace(logged.origin, redacted=False)
+    )
 
 
 @settings(max_examples=10)
@@ -256,7 +251,7 @@ def test_no_form_of_a_redacted_diagnosis_holds_a_hostile_name(
     log = KernelLog(source="/dev/kmsg", now_s=9.0, events=events)
     whole = replace(machine, kernel_log=log)
     doctor = Doctor(check=["kernel.xid"])
-    assert SECRET.decode() in render(doctor.diagnose(whole), DOCTOR.formats[0], verbose=2), "it is there to be found"
+    assert SECRET.decode() in render(doctor.diagnose(whole), DOCTOR.formats[0], verbose=2), "it is there to be logged"
     diagnosis = doctor.diagnose(whole, redacted=True)
     for format in DOCTOR.formats:
         assert SECRET.decode() not in render(diagnosis, format, verbose=2), format

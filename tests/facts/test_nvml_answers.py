@@ -39,6 +39,9 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
     return change
 
 
+NAMES = {3: "NVML_ERROR_NOT_SUPPORTED", 9: "NVML_ERROR_DRIVER_NOT_LOADED"}
+
+
 @pytest.mark.parametrize(
     ("code", "reason", "words"),
     [
@@ -62,15 +65,7 @@ def test_each_error_has_a_reason_and_keeps_its_number(answer: Answer, code: int,
 
     assert raised.value.unread.reason == reason
     assert str(raised.value).startswith(f"nvmlDeviceGetName: {words}")
-
-
-def test_the_libraries_own_name_of_an_error_is_kept(answer: Answer) -> None:
-    answer("nvmlInit", pynvml.NVMLError(9))
-
-    with pytest.raises(Unreadable) as raised:
-        ask("nvmlInit")
-
-    assert raised.value.name == "NVML_ERROR_DRIVER_NOT_LOADED"
+    assert raised.value.name == NAMES.get(code, raised.value.name), "the library's own name of it is kept"
 
 
 def test_a_function_that_pynvml_lacks_is_too_old() -> None:
@@ -80,10 +75,24 @@ def test_a_function_that_pynvml_lacks_is_too_old() -> None:
     assert raised.value.unread.reason == "driver-too-old"
 
 
-def test_a_string_that_is_not_utf_8_is_a_reason_and_no_crash(answer: Answer) -> None:
-    answer("nvmlDeviceGetName", lambda _handle: b"\xff".decode())
+def no_utf_8(_handle: object) -> str:
+    return b"\xff".decode()
 
-    with pytest.raises(Unreadable, match="the answer is not UTF-8"):
+
+def beyond_memory(_handle: object) -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize(
+    ("does", "sentence"),
+    [(no_utf_8, "the answer is not UTF-8"), (beyond_memory, "a count in the answer is beyond all bounds")],
+)
+def test_what_cannot_be_held_is_a_reason_and_no_crash(
+    answer: Answer, does: Callable[[object], object], sentence: str
+) -> None:
+    answer("nvmlDeviceGetName", does)
+
+    with pytest.raises(Unreadable, match=sentence):
         ask("nvmlDeviceGetName", None)
 
 
@@ -99,40 +108,29 @@ def test_a_count_beyond_all_bounds_is_not_believed(answer: Answer, count: int) -
         assert f"{count} {what}" in str(unreadable)
 
 
-def test_a_list_that_cannot_be_held_is_a_reason_and_no_crash(answer: Answer) -> None:
-    def too_many(_handle: object) -> None:
-        raise MemoryError
-
-    answer("nvmlDeviceGetComputeRunningProcesses", too_many)
-    with pytest.raises(Unreadable, match="a count in the answer is beyond all bounds"):
-        ask("nvmlDeviceGetComputeRunningProcesses", None)
-
-
 @pytest.mark.processes
-def test_a_count_that_becomes_memory_before_it_can_be_looked_at_has_a_bound_too() -> None:
-    """A library that says it has 10^8 entries has pynvml make room for them."""
+@pytest.mark.parametrize(
+    ("lies", "detail"),
+    [
+        # A library that says it has 10^8 entries has pynvml make room for them, before they can be looked at.
+        ("pynvml.nvmlInit = lambda: bytearray(3 << 30)", "nvmlInit: a count in the answer is beyond all bounds"),
+        *(
+            (
+                f"pynvml.nvmlInit = lambda: None; pynvml.nvmlDeviceGetCount = lambda: {count}\n"
+                "pynvml.nvmlDeviceGetHandleByIndex = lambda index: sys.exit('asked')",
+                f"nvmlDeviceGetCount: {count} GPUs, a node has at most 256",
+            )
+            for count in (257, 10**9, -1)
+        ),
+    ],
+    ids=["3 GiB", "257 GPUs", "10^9 GPUs", "-1 GPUs"],
+)
+def test_a_count_beyond_all_bounds_ends_the_reading_with_its_reason(lies: str, detail: str) -> None:
     script = (
-        "import json, pynvml; from egmctl.facts import nvml\n"
-        "pynvml.nvmlInit = lambda: bytearray(3 << 30)\n"
+        f"import json, sys, pynvml; from egmctl.facts import nvml\n{lies}\n"
         "print(json.dumps(nvml.read(None, {})['absent']))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, check=True, timeout=60)
-    detail = "nvmlInit: a count in the answer is beyond all bounds"
-    assert json.loads(done.stdout) == {"reason": "failed", "detail": detail}
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("count", [257, 10**9, -1])
-def test_so_many_gpus_are_not_asked_for(count: int) -> None:
-    script = (
-        "import json, sys, pynvml; from egmctl.facts import nvml\n"
-        "pynvml.nvmlInit = lambda: None\n"
-        f"pynvml.nvmlDeviceGetCount = lambda: {count}\n"
-        "pynvml.nvmlDeviceGetHandleByIndex = lambda index: sys.exit('asked')\n"
-        "print(json.dumps(nvml.read(None, {})['absent']))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, check=True, timeout=60)
-    detail = f"nvmlDeviceGetCount: {count} GPUs, a node has at most 256"
     assert json.loads(done.stdout) == {"reason": "failed", "detail": detail}
 
 
@@ -251,29 +249,6 @@ def test_a_gpu_without_c2c_has_no_links_and_says_why(answer: Answer) -> None:
     assert (c2c_links.unread.reason, str(c2c_links)) == ("not-supported", "field 170: 3 (Not Supported)")
 
 
-def test_c2c_links_are_read_one_by_one(answer: Answer) -> None:
-    up = {(171, 0): 1, (172, 0): 45000, (231, 0): 0, (232, 0): 2, (233, 0): 0, (234, 0): 0}
-    down = {(171, 1): 0, (172, 1): 45000, (231, 1): 7, (232, 1): 0, (233, 1): 0}
-    answer("nvmlDeviceGetFieldValues", fields({91: 0, 170: 2, **up, **down}))
-
-    *_, c2c_links = links(None)
-
-    assert isinstance(c2c_links, list)
-    first, second = c2c_links
-    assert first == {
-        "link": 0,
-        "active": True,
-        "max_rate_mb_s": 45000,
-        "errors": 0,
-        "replays": 2,
-        "replays_back_to_back": 0,
-        "power_state": 0,
-        "unread": {},
-    }
-    assert (second["active"], second["errors"], second["power_state"]) == (False, 7, None)
-    assert set(second["unread"]) == {"power_state"}
-
-
 def test_a_remote_bus_id_that_a_virtual_machine_hides_is_null_and_says_so(answer: Answer) -> None:
     answer("nvmlDeviceGetFieldValues", fields({91: 2, **{(164, link): 26562 for link in range(2)}}))
     answer("nvmlDeviceGetNvLinkState", lambda _handle, link: 1 - link)
@@ -295,26 +270,21 @@ def test_a_remote_bus_id_that_a_virtual_machine_hides_is_null_and_says_so(answer
 # --- fabric and platform ---------------------------------------------------------------------------------------------
 
 
+# From bit 0: 2, 1, 2, 1 (two bits each), 5 (four bits), 1, 2.
+HEALTH = {
+    "degraded_bandwidth": "false",
+    "route_recovery": "true",
+    "route_unhealthy": "false",
+    "access_timeout_recovery": "true",
+    "incorrect_configuration": "insufficient-nvlinks",
+    "partition_assigned": "true",
+    "fabric_manager": "disconnected",
+}
+
+
 def test_the_health_mask_is_decoded_field_by_field() -> None:
-    assert decode_health(0) == {
-        "degraded_bandwidth": "not-supported",
-        "route_recovery": "not-supported",
-        "route_unhealthy": "not-supported",
-        "access_timeout_recovery": "not-supported",
-        "incorrect_configuration": "not-supported",
-        "partition_assigned": "not-supported",
-        "fabric_manager": "not-supported",
-    }
-    # From bit 0: 2, 1, 2, 1 (two bits each), 5 (four bits), 1, 2.
-    assert decode_health(0b10_01_0101_01_10_01_10) == {
-        "degraded_bandwidth": "false",
-        "route_recovery": "true",
-        "route_unhealthy": "false",
-        "access_timeout_recovery": "true",
-        "incorrect_configuration": "insufficient-nvlinks",
-        "partition_assigned": "true",
-        "fabric_manager": "disconnected",
-    }
+    assert decode_health(0b10_01_0101_01_10_01_10) == HEALTH
+    assert decode_health(0) == dict.fromkeys(HEALTH, "not-supported")
     assert decode_health(0xF << 8)["incorrect_configuration"] == "15"
 
 
@@ -339,13 +309,8 @@ def test_a_fabric_without_a_cluster_has_no_uuid_and_says_why(answer: Answer) -> 
 
     record = fabric(None)
 
-    assert (record["state"], record["status"], record["clique_id"], record["health_summary"]) == (
-        "completed",
-        0,
-        0,
-        "healthy",
-    )
-    assert record["cluster_uuid"] is None
+    values = {"state": "completed", "status": 0, "clique_id": 0, "health_summary": "healthy", "cluster_uuid": None}
+    assert {name: record[name] for name in values} == values
     assert record["unread"] == {
         "cluster_uuid": Unread(reason=Reason.NOT_SUPPORTED, detail="all zero: in no multi-node NVLink domain")
     }
@@ -386,21 +351,12 @@ def test_the_platform_is_read_byte_by_byte(answer: Answer) -> None:
     }
 
 
-def test_a_place_without_a_chassis_is_none(answer: Answer) -> None:
-    answer("nvmlDeviceGetPlatformInfo", filling(hostId=b"\x01"))
+@pytest.mark.parametrize("place", [filling(hostId=b"\x01"), pynvml.NVMLError(3)], ids=["no chassis", "no platform"])
+def test_the_module_id_is_known_where_the_place_is_not(answer: Answer, place: Any) -> None:
+    answer("nvmlDeviceGetPlatformInfo", place)
     answer("nvmlDeviceGetModuleId", 6)
 
     record = read_record(PLATFORM, None)
 
     assert record["module_id"] == 6
-    assert set(record["unread"]) == {"chassis_serial", "slot", "tray", "host_id", "peer_type"}
-
-
-def test_the_module_id_is_known_where_the_platform_is_not(answer: Answer) -> None:
-    answer("nvmlDeviceGetPlatformInfo", pynvml.NVMLError(3))
-    answer("nvmlDeviceGetModuleId", 2)
-
-    record = read_record(PLATFORM, None)
-
-    assert record["module_id"] == 2
     assert set(record["unread"]) == {"chassis_serial", "slot", "tray", "host_id", "peer_type"}

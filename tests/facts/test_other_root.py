@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -141,13 +141,19 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
     return made
 
 
-def answer(monkeypatch: pytest.MonkeyPatch, value: Any) -> None:
-    monkeypatch.setattr(launch, "run", lambda *_, **__: value)
+@pytest.fixture
+def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Have the child answer a value, or end with an error."""
 
+    def change(value: Any) -> None:
+        def run(*_: Any, **__: Any) -> Any:
+            if isinstance(value, ChildFailed):
+                raise value
+            return value
 
-def test_an_answer_as_it_should_be(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer(monkeypatch, {**NODES, "gpus": {"0": NODE}})
-    assert inside.read_all(tree.root, 77, []).gpus[0].exists
+        monkeypatch.setattr(launch, "run", run)
+
+    return change
 
 
 @pytest.mark.parametrize(
@@ -170,33 +176,31 @@ def test_an_answer_as_it_should_be(tree: Tree, monkeypatch: pytest.MonkeyPatch) 
         {"unread": {"reason": "because"}},
     ],
 )
-def test_anything_else_is_no_answer(tree: Tree, monkeypatch: pytest.MonkeyPatch, value: Any) -> None:
-    answer(monkeypatch, value)
+def test_anything_but_nodes_is_no_answer(tree: Tree, answer: Callable[[Any], None], value: Any) -> None:
+    answer({**NODES, "gpus": {"0": NODE}})
+    assert inside.read_all(tree.root, 77, []).gpus[0].exists
+
+    answer(value)
     with pytest.raises(Unreadable) as caught:
         inside.read_all(tree.root, 77, [])
     assert caught.value.unread.detail == "/proc/77: what the child beside it says is no answer"
 
 
 @pytest.mark.parametrize("value", [None, {}, "x", [1], [1, "2"], [1, 2, 3]])
-def test_no_size_either(tree: Tree, monkeypatch: pytest.MonkeyPatch, value: Any) -> None:
-    answer(monkeypatch, value)
+def test_no_size_either(tree: Tree, answer: Callable[[Any], None], value: Any) -> None:
+    answer(value)
     with pytest.raises(Unreadable):
         inside.file_system(tree.root, 77, "/dev/shm")  # noqa: S108 - nothing is written
 
 
-def test_files_that_nobody_asked_for_are_not_found(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer(monkeypatch, ["/etc/shadow", "/.dockerenv"])
+def test_files_that_nobody_asked_for_are_not_found(tree: Tree, answer: Callable[[Any], None]) -> None:
+    answer(["/etc/shadow", "/.dockerenv"])
     assert inside.files(tree.root, 77, ["/.dockerenv", "/run/.containerenv"]) == ("/.dockerenv",)
 
 
 @pytest.mark.parametrize("details", [{}, {"step": 7, "number": 1}, {"step": "setgid", "number": "1"}, {"step": "x"}])
-def test_a_step_that_is_none_names_nothing(
-    tree: Tree, monkeypatch: pytest.MonkeyPatch, details: dict[str, Any]
-) -> None:
-    def run(*_: Any, **__: Any) -> None:
-        raise ChildFailed("a sentence", how="raised", kind="StepRefused", details=details)
-
-    monkeypatch.setattr(launch, "run", run)
+def test_a_step_that_is_none_names_nothing(tree: Tree, answer: Callable[[Any], None], details: dict[str, Any]) -> None:
+    answer(ChildFailed("a sentence", how="raised", kind="StepRefused", details=details))
     with pytest.raises(Unreadable) as caught:
         inside.read_all(tree.root, 77, [])
     assert caught.value.unread.detail == "/proc/77: the child that stands beside it raised"

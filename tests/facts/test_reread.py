@@ -1,4 +1,4 @@
-"""What is read of a node once more after load, in a child that waits for it: health, links, fabric, kernel log.
+"""A node is read once more after load, in a child that waits for it: health, links, fabric, kernel log.
 
 Each fault appears on the fake node after the first reading, as load brings it out.
 """
@@ -14,7 +14,7 @@ import pytest
 from egmctl.api.doctor import Doctor
 from egmctl.facts.collect import collect, rereading
 from egmctl.model.bringup import Answer, Bringup
-from egmctl.model.finding import Status
+from egmctl.model.finding import RunCause, Status
 from egmctl.model.gpu import GpuProcess
 from egmctl.model.machine import Machine
 from egmctl.report.render.text import text
@@ -39,60 +39,60 @@ def node(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     return made
 
 
-def brought_up(change: Callable[[], None]) -> tuple[Bringup, Machine]:
-    """Read the node, change it, and read it again as bringup does around its bench."""
+def brought_up(change: Callable[[], None], monkeypatch: pytest.MonkeyPatch, plan: str = "") -> tuple[Bringup, Machine]:
+    """Read the node, change it, and read it again as bringup does around its bench, then with this fault plan."""
     doctor = Doctor()
+    before = collect(doctor.sections)
+    first = doctor.diagnose(before)
+    assert not [finding for finding in first.findings if finding.status is Status.FAIL]
+    monkeypatch.setenv("EGMCTL_FAKE_FAULTS", plan)
     with rereading() as reread:
-        before = collect(doctor.sections)
-        first = doctor.diagnose(before)
-        assert not [one for one in first.findings if one.status is Status.FAIL]
         change()
         after = reread(before)
     return bringup(doctor.diagnose(after), None, before=first, not_measured="it is not tried here"), after
 
 
-def link_states(machine: Machine) -> Machine:
+def failed(outcome: Bringup) -> RunCause:
+    """Return the one cause that failed."""
+    (cause,) = [cause for cause in outcome.causes if cause.status is Status.FAIL]
+    return cause
+
+
+def without_nine_links() -> Machine:
+    machine = H200
     for link in range(9):
         machine = patched(machine, f"gpus[2].nvml.nvlinks[{link}]", active=False)
     return machine
 
 
-FAULTS: dict[str, tuple[Callable[[], Machine], str]] = {
-    "ECC errors": (lambda: patched(H200, "gpus[2].nvml", ecc_uncorrected_volatile=3), "gpu.health"),
-    "a pending row remap": (lambda: patched(H200, "gpus[2].nvml", remapped_rows_pending=True), "gpu.health"),
-    "9 NVLinks that are down": (lambda: link_states(H200), "nvlink.links"),
-    "a fabric that is not ready": (
-        lambda: patched(H200, "gpus[2].nvml.fabric", state="in-progress"),
-        "fabric.state",
-    ),
+FAULTS: dict[str, tuple[Machine, str]] = {
+    "ECC errors": (patched(H200, "gpus[2].nvml", ecc_uncorrected_volatile=3), "gpu.health"),
+    "a pending row remap": (patched(H200, "gpus[2].nvml", remapped_rows_pending=True), "gpu.health"),
+    "9 NVLinks that are down": (without_nine_links(), "nvlink.links"),
+    "a fabric that is not ready": (patched(H200, "gpus[2].nvml.fabric", state="in-progress"), "fabric.state"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_appears_under_load_is_no_go_with_its_cause(node: FakeNode, fault: str) -> None:
+def test_what_appears_under_load_is_no_go_with_its_cause(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
     sick, check = FAULTS[fault]
-    found, _ = brought_up(lambda: node.become(sick()))
-    assert found.answer is Answer.NO_GO
-    (cause,) = [one for one in found.causes if one.status is Status.FAIL]
-    root = cause.finding
-    assert (root.check, root.place.label, cause.under_load) == (check, "GPU2", True)
-    shown = " ".join(text(bringup_document(found)).plain.split())
+    outcome, _ = brought_up(lambda: node.become(sick), monkeypatch)
+    assert outcome.answer is Answer.NO_GO
+    cause = failed(outcome)
+    assert (cause.finding.check, cause.finding.place.label, cause.under_load) == (check, "GPU2", True)
+    shown = " ".join(text(bringup_document(outcome)).plain.split())
     assert "NO-GO: GPU2" in shown
     assert "(appeared during the bench)" in shown
 
 
 @pytest.mark.usefixtures("node")
 def test_a_gpu_that_nvml_has_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The reading after the bench is the second one: only it finds this plan.
-    doctor = Doctor()
-    before = collect(doctor.sections)
-    monkeypatch.setenv("EGMCTL_FAKE_FAULTS", "nvmlDeviceGetPciInfo@3=error:15")
-    with rereading() as reread:
-        after = reread(before)
-    found = bringup(doctor.diagnose(after), None, before=doctor.diagnose(before), not_measured="it is not tried here")
-    cause = found.causes[0]
+    outcome, after = brought_up(lambda: None, monkeypatch, "nvmlDeviceGetPciInfo@3=error:15")
+    cause = outcome.causes[0]
     root = cause.finding
-    assert (found.answer, root.check, root.place.label) == (Answer.NO_GO, "dev.count-consistency", "GPU2")
+    assert (outcome.answer, root.check, root.place.label) == (Answer.NO_GO, "dev.count-consistency", "GPU2")
     assert "cannot open" in root.summary
     assert cause.under_load
     assert [gpu.index for gpu in after.gpus or ()] == [0, 1, 2, 3]
@@ -100,17 +100,13 @@ def test_a_gpu_that_nvml_has_lost(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("node")
 def test_nvml_that_crashes_after_the_bench(monkeypatch: pytest.MonkeyPatch) -> None:
-    doctor = Doctor()
-    before = collect(doctor.sections)
-    monkeypatch.setenv("EGMCTL_FAKE_FAULTS", "nvmlDeviceGetUUID=kill:11")
-    with rereading() as reread:
-        after = reread(before)
-    found = bringup(doctor.diagnose(after), None, before=doctor.diagnose(before), not_measured="it is not tried here")
-    root = found.causes[0].finding
-    assert (found.answer, root.check) == (Answer.NO_GO, "drv.libraries")
+    outcome, _ = brought_up(lambda: None, monkeypatch, "nvmlDeviceGetUUID=kill:11")
+    assert (outcome.answer, outcome.causes[0].finding.check) == (Answer.NO_GO, "drv.libraries")
 
 
-def test_an_xid_that_is_logged_before_the_bench_watches_the_log(node: FakeNode) -> None:
+def test_an_xid_that_is_logged_before_the_bench_watches_the_log(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between doctor's reading and the first measurement active probes run: their Xids count too."""
     bus = (H200.gpus or ())[2].bus_id.removesuffix(".0")
 
@@ -119,15 +115,13 @@ def test_an_xid_that_is_logged_before_the_bench_watches_the_log(node: FakeNode) 
         line = f"4,1,{microseconds},-;NVRM: Xid (PCI:{bus}): 79, GPU has fallen off the bus.\n"
         (node.sysroot / "dev/kmsg").write_text(line)
 
-    found, _ = brought_up(log)
-    (cause,) = [one for one in found.causes if one.status is Status.FAIL]
-    assert cause.finding.check == "kernel.xid"
-    assert cause.under_load
+    cause = failed(brought_up(log, monkeypatch)[0])
+    assert (cause.finding.check, cause.under_load) == ("kernel.xid", True)
 
 
-def test_what_is_well_stays_as_it_was(node: FakeNode) -> None:
+def test_what_is_well_stays_as_it_was(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bench itself uses the GPUs: that is nobody's use of them."""
     used = (GpuProcess(pid=os.getpid(), used_memory_bytes=1 << 30),)
-    found, after = brought_up(lambda: node.become(patched(H200, "gpus[*].nvml", processes=used)))
+    outcome, after = brought_up(lambda: node.become(patched(H200, "gpus[*].nvml", processes=used)), monkeypatch)
     assert all(gpu.nvml is not None and gpu.nvml.processes == () for gpu in after.gpus or ())
-    assert not [cause for cause in found.causes if cause.under_load]
+    assert not [cause for cause in outcome.causes if cause.under_load]

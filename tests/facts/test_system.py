@@ -1,4 +1,4 @@
-"""What is read of the operating system: each from a file as the kernel or a service would write it."""
+"""Reading of the operating system: each from a file as the kernel or a service would write it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from pathlib import Path
 import pytest
 
 from egmctl.facts import system as services
-from egmctl.facts.root import Root
+from egmctl.facts.collect import collect
+from egmctl.facts.root import SYSROOT_VARIABLE, Root
 from egmctl.facts.system import system
-from egmctl.model.host import Imex, System
+from egmctl.model.host import Bridge, Imex, PcieLink, System
 from egmctl.model.record import Reason, Unread
+from tests.doctor.faults import healthy
+from tests.doctor.machines import patched
 from tests.facts.sysroot import GPU, Tree, grace_hopper
-from tests.invariants import broken_nulls
+from tests.fake.sysroot import write_sysroot
+from tests.invariants import broken_nulls, differences
+from tests.known import known
 from tests.memory import most_bytes
 
 ROOT_PORT = "0009:00:00.0"
@@ -50,34 +55,50 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def read(tree: Tree) -> System:
-    found = system(tree.root)
-    assert broken_nulls(found) == []
-    return found
+    facts = system(tree.root)
+    assert broken_nulls(facts) == []
+    return facts
 
 
-def why(found: System, name: str) -> Unread:
-    assert getattr(found, name) is None
-    return found.unread[name]
+def why(facts: System, name: str) -> Unread:
+    assert getattr(facts, name) is None
+    return facts.unread[name]
 
 
 def test_all_that_a_grace_node_says(tree: Tree) -> None:
-    found = read(tree)
-    assert (found.uptime_s, found.max_map_count) == (4178.21, 65530)
-    assert found.kernel_configuration is not None
-    assert found.kernel_configuration["ACPI_NUMA"] == "y"
-    assert found.kernel_configuration["IOMMU_SVA"] == found.kernel_configuration["ARM_SMMU_V3_SVA"] == "n"
-    assert found.acpi_egm is True
-    assert found.egm_regions == ()
-    assert found.iommu_domains == {GPU: "DMA-FQ"}
-    assert found.daemons == ("nvidia-imex", "nvidia-persistenced")
-    assert found.imex is not None
-    assert (found.imex.configured_nodes, found.imex.duplicate_nodes) == (3, 1)
-    assert found.module_versions == {"nvidia_peermem": "580.159.04", "mlx5_core": "24.10-1.1.4"}
-    assert found.peer_memory_clients == ("nv_mem",)
-    assert [(one.nic, one.node.path, one.node.access) for one in found.verbs or ()] == [
+    facts = read(tree)
+    assert (facts.uptime_s, facts.max_map_count) == (4178.21, 65530)
+    configuration, imex = known(facts.kernel_configuration), known(facts.imex)
+    assert [configuration[key] for key in ("ACPI_NUMA", "IOMMU_SVA", "ARM_SMMU_V3_SVA")] == ["y", "n", "n"]
+    assert (facts.acpi_egm, facts.egm_regions) == (True, ())
+    assert facts.iommu_domains == {GPU: "DMA-FQ"}
+    assert facts.daemons == ("nvidia-imex", "nvidia-persistenced")
+    assert (imex.configured_nodes, imex.duplicate_nodes) == (3, 1)
+    assert facts.module_versions == {"nvidia_peermem": "580.159.04", "mlx5_core": "24.10-1.1.4"}
+    assert facts.peer_memory_clients == ("nv_mem",)
+    assert [(verbs.nic, verbs.node.path, verbs.node.access) for verbs in facts.verbs or ()] == [
         ("mlx5_2", "/dev/infiniband/uverbs0", "ok"),
         (None, "/dev/infiniband/rdma_cm", "ENOENT"),
     ]
+
+
+@pytest.mark.processes
+def test_all_that_a_machine_states_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nic = known(known(healthy().nics)[0].pci)
+    bridge = Bridge(
+        bus_id=known(nic.path)[-1],
+        link=PcieLink(speed_gt_s=32.0, width=16, max_speed_gt_s=64.0, max_width=16),
+        acs_control=0b11101,
+    )
+    stated = {"iommu_domains": {nic.bus_id: "identity"}, "bridges": (bridge,)}
+    machine = patched(healthy(), "system", **stated, imex=Imex(configured_nodes=18, duplicate_nodes=2))
+    write_sysroot(machine, tmp_path)
+    monkeypatch.setenv(SYSROOT_VARIABLE, str(tmp_path))
+    facts = known(collect(("system",)).system)
+    same = tuple(other for other in facts.bridges or () if other.bus_id == bridge.bus_id)
+    # Beside the NICs' nodes there is that of rdma_cm.
+    facts = patched(facts, "", bridges=same, verbs=known(facts.verbs)[:-1])
+    assert differences(machine.system, facts, "system") == []
 
 
 def test_a_drop_in_outranks_logind_conf(tree: Tree) -> None:
@@ -135,10 +156,9 @@ def test_access_control_services(tree: Tree, config: bytes, control: int | None,
 def test_a_program_of_a_copied_tree_is_never_run(tree: Tree, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv("EGMCTL_SYSROOT_PROGRAMS", variable)
     write_program(tree.directory / services.IMEX_CONTROL[0].lstrip("/"), f"echo READY; touch {tree.directory}/ran")
-    imex = read(tree).imex
-    assert imex is not None
-    assert imex.unread["daemon_state"].reason is Reason.NOT_ASKED
-    assert imex.unread["daemon_state"].detail.endswith("-q: programs of a copied tree are not run")
+    unread = known(read(tree).imex).unread["daemon_state"]
+    assert unread.reason is Reason.NOT_ASKED
+    assert unread.detail.endswith("-q: programs of a copied tree are not run")
     assert not (tree.directory / "ran").exists()
 
 
@@ -180,11 +200,10 @@ def test_a_control_program_that_says_something_else(
 
 
 def test_a_node_without_anything(tmp_path: Path) -> None:
-    found = read(Tree(tmp_path))
-    assert (found.egm_regions, found.peer_memory_clients, found.verbs) == ((), (), ())
-    assert why(found, "daemons").reason is Reason.NOT_PRESENT
-    assert found.imex is not None
-    assert found.imex.unread["daemon_state"].reason is Reason.NOT_PRESENT
+    facts = read(Tree(tmp_path))
+    assert (facts.egm_regions, facts.peer_memory_clients, facts.verbs) == ((), (), ())
+    assert why(facts, "daemons").reason is Reason.NOT_PRESENT
+    assert known(facts.imex).unread["daemon_state"].reason is Reason.NOT_PRESENT
 
 
 @pytest.mark.processes

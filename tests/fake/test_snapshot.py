@@ -71,6 +71,7 @@ def test_every_value_that_nvml_can_have_is_recorded(snapshot: Any) -> None:
     recorded = snapshot(machine)
     places = differences(machine.gpus, recorded.gpus, "gpus") + differences(machine.driver, recorded.driver, "driver")
     assert [place for place in places if not _may_differ(place.partition(":")[0])] == []
+    assert [pair.atomics for pair in machine.pairs or ()] == [pair.atomics for pair in recorded.pairs or ()]
     assert list(unlike(to_json(recorded), to_json(snapshot(recorded)))) == []
     for before, after in zip(machine.gpus or (), recorded.gpus or (), strict=True):
         assert before.cuda is not None

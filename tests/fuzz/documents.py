@@ -24,7 +24,7 @@ from egmctl.journal.write import Journal
 from egmctl.model.bringup import Bringup
 from egmctl.model.codec import to_json
 from egmctl.model.finding import Finding, RunCause, Status
-from egmctl.model.host import KernelMessages
+from egmctl.model.kernel_log import KernelMessages
 from egmctl.model.measurement import RunReport
 from egmctl.report.exports.json import result_json
 from egmctl.topology.topology import topology

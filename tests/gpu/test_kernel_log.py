@@ -13,7 +13,7 @@ import pytest
 
 from egmctl.facts.kernel_log import KernelLogWatch
 from egmctl.facts.root import Root
-from egmctl.model.host import EventKind
+from egmctl.model.kernel_log import EventKind
 from tests.conftest import ROOT, RunEgmctl, command_environment
 
 pytestmark = [

@@ -5,25 +5,33 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 from egmctl import data, documents
+from egmctl.data import machines_dir
 from egmctl.errors import UsageError
 from egmctl.facts import replay
-from egmctl.facts import replay as record
 from egmctl.facts.cuda import ATTRIBUTES
 from egmctl.model.gpu import Gpu, GpuNvml, Pair
 from egmctl.model.host import Host, Nic, NumaKind, NumaNode
 from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin, OriginKind, SectionStatus
 from egmctl.model.record import Reason, Unread
+from tests.conftest import ROOT
+from tests.known import known
 from tests.random_machines import machines
 
 FIRST, SECOND = "0000:1b:00.0", "0000:1c:00.0"
+
+SCHEMA = json.loads((ROOT / "docs/schemas/machine.schema.json").read_text())
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
 MACHINE = Machine(
     origin=Origin(kind=OriginKind.LIVE, tool="egmctl 0.1.0", recorded_at="2026-01-01T00:00:00Z"),
@@ -48,7 +56,7 @@ Document = dict[str, Any]
 
 @pytest.fixture
 def document() -> Document:
-    return copy.deepcopy(record.document(MACHINE))
+    return copy.deepcopy(replay.document(MACHINE))
 
 
 def load(tmp_path: Path, content: object) -> Machine:
@@ -70,17 +78,13 @@ def refusal(tmp_path: Path, content: object) -> str:
 
 
 def test_a_recorded_machine_is_what_was_written_and_knows_its_name(tmp_path: Path, document: Document) -> None:
-    machine = load(tmp_path, record.text(MACHINE))
+    machine = load(tmp_path, replay.text(MACHINE))
     assert document["origin"]["kind"] == "recorded", "a file is not live"
-    assert machine.origin.kind is OriginKind.RECORDED
-    assert machine.origin.name == "node7"
+    assert (machine.origin.kind, machine.origin.name) == (OriginKind.RECORDED, "node7")
     assert machine.gpus == MACHINE.gpus
     assert machine.host == MACHINE.host, "control characters and markup are data"
-
-
-def test_a_file_that_says_it_is_live_is_recorded(tmp_path: Path, document: Document) -> None:
     document["origin"]["kind"] = "live"
-    assert load(tmp_path, document).origin.kind is OriginKind.RECORDED
+    assert load(tmp_path, document).origin.kind is OriginKind.RECORDED, "whatever it says"
 
 
 def test_a_modelled_machine_stays_modelled(tmp_path: Path, document: Document) -> None:
@@ -100,13 +104,9 @@ def test_a_newer_section_is_left_out_with_its_reason(tmp_path: Path, document: D
     document["nics"] = {"entirely": "different"}
     machine = load(tmp_path, document)
     assert machine.nics is None
-    unread = machine.sections["nics"].unread
-    assert unread is not None
-    assert unread.reason is Reason.NOT_SUPPORTED
-    assert "version 2" in unread.detail
+    unread = known(machine.sections["nics"].unread)
+    assert (unread.reason, "version 2" in unread.detail) == (Reason.NOT_SUPPORTED, True)
 
-
-def test_pairs_are_kept_where_a_newer_gpus_section_is_left_out(tmp_path: Path, document: Document) -> None:
     document["sections"]["gpus"]["version"] = 7
     machine = load(tmp_path, document)
     assert machine.gpus is None
@@ -114,12 +114,15 @@ def test_pairs_are_kept_where_a_newer_gpus_section_is_left_out(tmp_path: Path, d
 
 
 @pytest.mark.long
-@settings(max_examples=50, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(machines())
-def test_every_machine_survives_writing_and_reading(tmp_path_factory: pytest.TempPathFactory, machine: Machine) -> None:
+def test_any_machine_fits_the_schema_and_survives_writing_and_reading(
+    tmp_path_factory: pytest.TempPathFactory, machine: Machine
+) -> None:
     machine = dataclasses.replace(machine, sections={})
     path = tmp_path_factory.getbasetemp() / "any.json"
-    path.write_text(record.text(machine))
+    path.write_text(replay.text(machine))
+    VALIDATOR.validate(json.loads(path.read_text()))
     loaded = replay.load(str(path))
     assert {name for name in loaded.sections if getattr(machine, name) is not None} == set(), "only nulls need a reason"
     assert dataclasses.replace(loaded, origin=machine.origin, sections={}) == machine
@@ -149,26 +152,22 @@ def test_a_machine_that_does_not_exist_names_those_that_do(
     assert name[:20] in str(caught.value) or "\0" in name
 
 
-def test_a_directory_is_no_machine(tmp_path: Path) -> None:
+def test_a_directory_and_a_huge_file_are_no_machine(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read: Is a directory"):
         replay.load(str(tmp_path))
-
-
-def test_a_huge_file_is_refused_by_its_size(tmp_path: Path) -> None:
     path = tmp_path / "huge.json"
     with path.open("wb") as file:
         file.truncate(documents.FILE_LIMIT + 1)
-    with pytest.raises(UsageError, match="larger than 64 MiB"):
-        replay.load(str(path))
-    with pytest.raises(UsageError, match="larger than 64 MiB"):
-        replay.load("/dev/zero")
+    for huge in (str(path), "/dev/zero"):
+        with pytest.raises(UsageError, match="larger than 64 MiB"):
+            replay.load(huge)
 
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
         (b"", "is not JSON, or is truncated: Expecting value at line 1 column 1"),
-        (record.text(MACHINE)[:400], "is not JSON, or is truncated: "),
+        (replay.text(MACHINE)[:400], "is not JSON, or is truncated: "),
         (b'{"schema": "egmctl', "is not JSON, or is truncated: Unterminated string starting at line 1 column 12"),
         (b'{"schema": "\xff"}', "is not UTF-8 text: byte 12 is 0xff"),
         ('{"schema": NaN}', "holds NaN, which JSON has no number for"),
@@ -265,11 +264,11 @@ def test_a_long_key_is_not_repeated_in_full(tmp_path: Path, document: Document) 
 def test_what_a_file_leaves_out_is_not_stated(tmp_path: Path, document: Document) -> None:
     del document["gpus"][0]["nvml"]["serial"]
     del document["host"]["cpu_model"]
+    del document["kernel_log"]
     machine = load(tmp_path, document)
-    assert machine.host is not None
-    assert machine.host.unread["cpu_model"] == Unread(reason=Reason.NOT_STATED)
-    nvml = (machine.gpus or ())[0].nvml
-    assert nvml is not None
+    assert machine.sections["kernel_log"].unread == Unread(reason=Reason.NOT_STATED)
+    assert known(machine.host).unread["cpu_model"] == Unread(reason=Reason.NOT_STATED)
+    nvml = known(known(machine.gpus)[0].nvml)
     assert (nvml.serial, nvml.unread["serial"].reason) == (None, Reason.NOT_STATED)
 
 
@@ -281,17 +280,13 @@ def test_a_reason_that_a_file_gives_stays_and_so_does_a_default_that_is_no_null(
     del document["host"]["cpu_model"]
     document["gpus"][0]["node"] = {"path": "/dev/nvidia0", "exists": True}
     machine = load(tmp_path, document)
-    assert machine.host is not None
-    assert machine.host.unread["cpu_model"] == why
-    node = (machine.gpus or ())[0].node
-    assert node is not None
-    assert node.kind == "character"
+    assert known(machine.host).unread["cpu_model"] == why
+    assert known(known(machine.gpus)[0].node).kind == "character"
 
 
 def test_an_attribute_that_the_tool_has_learnt_since_is_not_stated(tmp_path: Path, document: Document) -> None:
     document["gpus"][0]["cuda"] = {"ordinal": 0, "attributes": {"NUMA_ID": 4}}
-    cuda = (load(tmp_path, document).gpus or ())[0].cuda
-    assert cuda is not None
+    cuda = known(known(load(tmp_path, document).gpus)[0].cuda)
     assert tuple(cuda.attributes) == ATTRIBUTES
     assert cuda.unread["attributes.HOST_NUMA_ID"].reason is Reason.NOT_STATED
     assert "attributes.NUMA_ID" not in cuda.unread
@@ -303,7 +298,30 @@ def test_a_shipped_file_says_nothing_that_the_loader_says_by_itself(name: str) -
     assert json.dumps({"reason": "not-stated", "detail": ""}) not in json.dumps(stored)
 
 
-def test_a_section_that_a_file_leaves_out_is_not_stated(tmp_path: Path, document: Document) -> None:
-    del document["kernel_log"]
-    unread = load(tmp_path, document).sections["kernel_log"].unread
-    assert unread == Unread(reason=Reason.NOT_STATED)
+# --- the JSON Schema in the documentation ---------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.processes
+def test_the_file_is_what_the_generator_writes() -> None:
+    generate = [sys.executable, str(ROOT / "tools/make_schemas.py"), "--check"]
+    done = subprocess.run(generate, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", replay.names())
+def test_shipped_machines_fit(name: str) -> None:
+    VALIDATOR.validate(json.loads((machines_dir() / f"{name}.json").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("section", "value"),
+    [("gpus", {}), ("gpus", [{"index": 0}]), ("gpus", [{"bus_id": "1b:00.0", "index": 0}]), ("host", {"kernel": 6})],
+)
+def test_what_a_reader_refuses_does_not_fit(section: str, value: Any) -> None:
+    document = {"schema": "egmctl.machine/1", "origin": {"kind": "recorded"}, section: value}
+    assert not VALIDATOR.is_valid(document)
+
+
+def test_unknown_keys_fit() -> None:
+    VALIDATOR.validate({"schema": "egmctl.machine/1", "origin": {"kind": "recorded", "new": 1}, "newer": []})

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import copy
+import csv
 import functools
+import io
+import itertools
 import json
 import random
 from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from egmctl.errors import UsageError
 from egmctl.facts import replay
-from egmctl.facts import replay as record
 from egmctl.model.machine import Machine
-from egmctl.report.kinds import TOPO, render
+from egmctl.report.kinds import TOPO, Format, render
 from egmctl.topology.topology import topology
+from tests.conftest import ROOT
 from tests.mutation import mutate
 from tests.random_machines import machines
 
@@ -26,25 +30,33 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-shipped = functools.cache(lambda name: record.document(replay.load(name)))
+SCHEMA = jsonschema.Draft202012Validator(json.loads((ROOT / "docs/schemas/topo.schema.json").read_text()))
+shipped = functools.cache(lambda name: replay.document(replay.load(name)))
 
 
 def show(machine: Machine) -> None:
-    judged = topology(machine, machine.gpus or (), None)
-    for format in TOPO.formats:
-        for verbose in (0, 2):
-            assert all(line.isprintable() for line in str(render(judged, format, verbose=verbose)).split("\n"))
+    judged = topology(machine)
+    for format, verbose in itertools.product(TOPO.formats, (0, 2)):
+        text = str(render(judged, format, verbose=verbose))
+        assert all(line.isprintable() for line in text.split("\n"))
+        match format:
+            case Format.TEXT:
+                assert all(line == line.rstrip() for line in text.splitlines())
+            case Format.CSV:
+                assert len({len(row) for row in csv.reader(io.StringIO(text))}) == 1
+            case Format.JSON:
+                SCHEMA.validate(json.loads(text))
 
 
 @pytest.mark.long
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(machines())
-def test_any_machine_can_be_shown(machine: Machine) -> None:
+def test_any_machine_can_be_shown_and_its_document_fits_the_schema(machine: Machine) -> None:
     show(machine)
 
 
 @pytest.mark.long
-@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(
     name=st.sampled_from(replay.names()),
     choice=st.randoms(use_true_random=False),

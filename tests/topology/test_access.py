@@ -11,9 +11,10 @@ from egmctl.doctor.situation import loss, usable
 from egmctl.model.host import LibraryFailure
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
-from egmctl.topology.access import Block, Step, classify, node_obstacle, obstacle
+from egmctl.topology.access import Block, Obstacle, Step, classify, node_obstacle, obstacle
 from egmctl.topology.routes import RouteKind, route
 from tests.doctor.machines import patched, shipped
+from tests.known import known
 
 HGX = patched(patched(shipped("hgx-h200x4"), "process", container_signs=()), "confinement", mounts=())
 GONE = Unread(reason=Reason.NOT_PRESENT, detail="NVML lists 3 GPUs, not this one")
@@ -33,8 +34,12 @@ def listed(**node: Any) -> Machine:
     return patched(HGX, "gpus[1].node", **node)
 
 
+def classified(machine: Machine, through: Step = Step.WHOLE) -> Obstacle | None:
+    return classify(machine, known(machine.gpus)[1], through)
+
+
 def block(machine: Machine, through: Step = Step.WHOLE) -> Block | None:
-    found = classify(machine, (machine.gpus or ())[1], through)
+    found = classified(machine, through)
     return None if found is None else found.block
 
 
@@ -78,9 +83,8 @@ ALONE: dict[str, tuple[Machine, Block]] = {
 
 @pytest.mark.parametrize(("machine", "expected"), ALONE.values(), ids=ALONE)
 def test_each_sign_alone(machine: Machine, expected: Block) -> None:
-    assert block(machine) is expected
-    found = classify(machine, (machine.gpus or ())[1], Step.WHOLE)
-    assert found is not None
+    found = known(classified(machine))
+    assert found.block is expected
     assert found.cause
 
 
@@ -136,18 +140,14 @@ def test_who_cannot_look_blocks_nothing_that_nvml_lists() -> None:
 @pytest.mark.parametrize("through", list(Step))
 def test_only_the_steps_that_count_are_asked_about(through: Step) -> None:
     for machine, expected in ALONE.values():
-        found = classify(machine, (machine.gpus or ())[1])
-        whole = classify(machine, (machine.gpus or ())[1], Step.WHOLE)
-        assert whole is not None
+        whole = known(classified(machine))
         assert block(machine, through) is (expected if whole.block.step <= through else None)
-        assert found is None or found.block.step <= Step.CUDA
+        usual = classify(machine, known(machine.gpus)[1])
+        assert usual is None or usual.block.step <= Step.CUDA
 
 
 def test_control_nodes_are_judged_as_the_gpus_own() -> None:
-    assert HGX.driver is not None
-    node = patched((HGX.driver.nodes or ())[0], "", major=195, minor=255, access="ok")
+    node = patched(known(known(HGX.driver).nodes)[0], "", major=195, minor=255, access="ok")
     assert node_obstacle(node, (195, 255)) is None
     for changes, expected in (({"major": 511}, Block.STALE_NODE), ({"kind": "fifo"}, Block.NOT_A_DEVICE)):
-        found = node_obstacle(patched(node, "", **changes), (195, 255))
-        assert found is not None
-        assert found.block is expected
+        assert known(node_obstacle(patched(node, "", **changes), (195, 255))).block is expected

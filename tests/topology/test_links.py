@@ -13,84 +13,77 @@ from egmctl.model.host import Driver, LibraryFailure, PciFunction
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
 from egmctl.model.route import LinkClass
-from egmctl.topology.links import gpu_link, gpu_nic_link, nic_link
+from egmctl.topology.links import device_link, gpu_link
+from tests.doctor.machines import patched
+from tests.known import known
 from tests.topology import builders
 from tests.topology.builders import gpu, hgx, nic, node, out_of_sight, pairs
 
 RC, PORT, UP = "pci0000:15", "0000:15:01.0", "0000:16:00.0"
 """A root complex, its root port, and a switch's upstream port below it."""
+OTHER = ("pci0000:97", "0000:97:01.0")
+"""A port of another root complex."""
 
 
 def link_of(machine: Machine, first: int = 0, second: int = 1) -> str:
-    assert machine.gpus is not None
-    return gpu_link(machine, machine.gpus[first], machine.gpus[second]).symbol
+    gpus = known(machine.gpus)
+    return gpu_link(machine, gpus[first], gpus[second]).symbol
 
 
-def nics_at(first: tuple[str, ...], second: tuple[str, ...], nodes: tuple[int, int] = (0, 0)) -> str:
-    ends = (nic(0, path=first, node=nodes[0]), nic(1, path=second, node=nodes[1]))
-    machine = builders.machine([], nodes=[node(0), node(1)], nics=ends)
-    return nic_link(machine, *ends).symbol
+@pytest.mark.parametrize(
+    ("ancestor", "symbol"),
+    [
+        ("internal", "PIX"),
+        ("single", "PIX"),
+        ("multiple", "PXB"),
+        ("hostbridge", "PHB"),
+        ("node", "NODE"),
+        ("system", "SYS"),
+        (None, "SYS"),
+    ],
+)
+def test_without_nvlink_nvmls_common_ancestor_counts_and_else_the_pci_paths(ancestor: str | None, symbol: str) -> None:
+    gpus = [gpu(0, node=0), gpu(1, node=1)]
+    assert link_of(builders.machine(gpus, pairs=pairs(gpus, nvlinks=0, common_ancestor=ancestor))) == symbol
 
 
-class TestTwoGpus:
-    def test_active_nvlinks_are_counted(self) -> None:
-        assert link_of(hgx(2, nvlinks=18)) == "NV18"
+def test_the_lesser_of_two_directions_counts() -> None:
+    gpus = [gpu(0), gpu(1)]
+    there, back = pairs(gpus, nvlinks=18)
+    machine = builders.machine(gpus, pairs=(there, replace(back, nvlink_count=17)))
+    assert link_of(machine) == link_of(machine, 1, 0) == "NV17"
 
-    @pytest.mark.parametrize(
-        ("ancestor", "symbol"),
-        [
-            ("internal", "PIX"),
-            ("single", "PIX"),
-            ("multiple", "PXB"),
-            ("hostbridge", "PHB"),
-            ("node", "NODE"),
-            ("system", "SYS"),
-        ],
-    )
-    def test_without_nvlink_nvmls_common_ancestor_counts(self, ancestor: str, symbol: str) -> None:
-        gpus = [gpu(0), gpu(1)]
-        machine = builders.machine(gpus, pairs=pairs(gpus, nvlinks=0, common_ancestor=ancestor))
-        assert link_of(machine) == symbol
 
-    def test_without_an_ancestor_the_pci_paths_count(self) -> None:
-        gpus = [gpu(0, node=0), gpu(1, node=1)]
-        machine = builders.machine(gpus, pairs=pairs(gpus, nvlinks=0, common_ancestor=None))
-        assert link_of(machine) == "SYS"
+def test_active_nvlinks_are_counted_and_the_pcie_class_is_kept_beside_them() -> None:
+    machine = hgx(2, nvlinks=18)
+    link = gpu_link(machine, *known(machine.gpus))
+    assert (link.symbol, link.pci) == ("NV18", LinkClass.SYS)
 
-    def test_the_lesser_of_two_directions_counts(self) -> None:
-        gpus = [gpu(0), gpu(1)]
-        there, back = pairs(gpus, nvlinks=18)
-        machine = builders.machine(gpus, pairs=(there, replace(back, nvlink_count=17)))
-        assert link_of(machine) == link_of(machine, 1, 0) == "NV17"
 
-    def test_nvlink_keeps_the_pcie_class_beside_it(self) -> None:
-        machine = hgx(2)
-        assert machine.gpus is not None
-        assert gpu_link(machine, *machine.gpus).pci is LinkClass.SYS
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        (None, "NVML does not list GPU1"),
+        (LibraryFailure(how="crashed", call="nvmlDeviceGetUUID"), "NVML crashed in nvmlDeviceGetUUID"),
+    ],
+)
+def test_a_gpu_out_of_sight_may_have_nvlinks_nobody_can_count(failure: LibraryFailure | None, reason: str) -> None:
+    machine = builders.machine([gpu(0), out_of_sight(gpu(1))], driver=Driver(nvml_failure=failure))
+    link = gpu_link(machine, *known(machine.gpus))
+    assert (link.kind, link.reason) == (LinkClass.UNKNOWN, reason)
 
-    def test_a_gpu_out_of_sight_may_have_nvlinks_nobody_can_count(self) -> None:
-        machine = builders.machine([gpu(0), out_of_sight(gpu(1))])
-        assert machine.gpus is not None
-        found = gpu_link(machine, *machine.gpus)
-        assert found.kind is LinkClass.UNKNOWN
-        assert found.reason == "NVML does not list GPU1"
-        crashed = LibraryFailure(how="crashed", call="nvmlDeviceGetUUID")
-        machine = replace(machine, driver=Driver(nvml_failure=crashed))
-        first, second = machine.gpus or ()
-        assert gpu_link(machine, first, second).reason == "NVML crashed in nvmlDeviceGetUUID"
 
-    def test_a_part_without_nvlink_is_joined_by_pcie(self) -> None:
-        why = Unread(reason=Reason.NOT_SUPPORTED)
-        gpus = [gpu(i, nvlinks=0) for i in (0, 1)]
-        gpus = [replace(g, nvml=g.nvml and replace(g.nvml, nvlinks=None, unread={"nvlinks": why})) for g in gpus]
-        unread = pairs(gpus, nvlinks=0, nvlink_count=None, common_ancestor="node")
-        assert link_of(builders.machine(gpus, pairs=unread)) == "NODE"
+def test_a_part_without_nvlink_is_joined_by_pcie() -> None:
+    none = {"nvlinks": None, "unread": {"nvlinks": Unread(reason=Reason.NOT_SUPPORTED)}}
+    gpus = [patched(gpu(i, nvlinks=0), "nvml", **none) for i in (0, 1)]
+    unread = pairs(gpus, nvlinks=0, nvlink_count=None, common_ancestor="node")
+    assert link_of(builders.machine(gpus, pairs=unread)) == "NODE"
 
 
 class TestFewerNvlinks:
     def expected(self, machine: Machine, first: int, second: int) -> int | None:
-        assert machine.gpus is not None
-        return gpu_link(machine, machine.gpus[first], machine.gpus[second]).nvlinks_expected
+        gpus = known(machine.gpus)
+        return gpu_link(machine, gpus[first], gpus[second]).nvlinks_expected
 
     def test_one_link_down_behind_a_switch_marks_every_pair_of_that_gpu(self) -> None:
         gpus = [gpu(i, active=17 if i == 3 else None) for i in range(8)]
@@ -120,49 +113,47 @@ class TestFewerNvlinks:
         assert self.expected(machine, 0, 2) is None
 
 
+NEAR = (RC, PORT, UP, "0000:17:00.0")
+FAR = (RC, PORT, UP, "0000:17:01.0", "0000:19:00.0", "0000:1a:00.0")
+
+
 class TestPciPaths:
     """``nvidia-smi topo -m``: PIX at most a single bridge, PXB several, PHB a host bridge, NODE two of them, SYS."""
 
-    def test_two_ports_of_one_switch_are_one_bridge(self) -> None:
-        """In sysfs a switch is its upstream port and a downstream port for each device."""
-        one, other = "0000:17:00.0", "0000:17:01.0"
-        assert nics_at((RC, PORT, UP, one), (RC, PORT, UP, other)) == "PIX"
-
-    def test_a_switch_below_a_port_of_the_first_switch_is_a_second_bridge(self) -> None:
-        near = (RC, PORT, UP, "0000:17:00.0")
-        far = (RC, PORT, UP, "0000:17:01.0", "0000:19:00.0", "0000:1a:00.0")
-        assert nics_at(near, far) == nics_at(far, near) == "PXB"
-
-    def test_two_devices_on_one_bus_are_at_most_one_bridge_apart(self) -> None:
-        assert nics_at((RC, PORT), (RC, PORT)) == "PIX"
+    @pytest.mark.parametrize(
+        ("first", "second", "nodes", "symbol"),
+        [
+            # In sysfs a switch is its upstream port and a downstream port for each device.
+            pytest.param(NEAR, (RC, PORT, UP, "0000:17:01.0"), (0, 0), "PIX", id="two ports of one switch"),
+            pytest.param(NEAR, FAR, (0, 0), "PXB", id="a switch below a port of the first"),
+            pytest.param((RC, PORT), (RC, PORT), (0, 0), "PIX", id="two devices on one bus"),
+            pytest.param((RC, PORT), (RC, "0000:15:02.0"), (0, 0), "PHB", id="two root ports of one complex"),
+            pytest.param((RC,), (RC,), (0, 0), "PHB", id="two devices on the root bus"),
+            pytest.param((RC, PORT), OTHER, (1, 1), "NODE", id="two host bridges of a NUMA node"),
+            pytest.param((RC, PORT), OTHER, (0, 1), "SYS", id="two NUMA nodes"),
+            pytest.param((RC, PORT), OTHER, (-1, -1), "?", id="no NUMA nodes to tell them apart"),
+        ],
+    )
+    def test_where_two_paths_meet(
+        self, first: tuple[str, ...], second: tuple[str, ...], nodes: tuple[int, int], symbol: str
+    ) -> None:
+        ends = (nic(0, path=first, node=nodes[0]), nic(1, path=second, node=nodes[1]))
+        machine = builders.machine([], nodes=[node(0), node(1)], nics=ends)
+        assert device_link(machine, *ends).symbol == device_link(machine, *ends[::-1]).symbol == symbol
 
     def test_two_functions_of_one_device_are_at_most_one_bridge_apart_even_on_the_root_bus(self) -> None:
         ends = nic(0, bus="0000:15:02.0", path=(RC,)), nic(1, bus="0000:15:02.1", path=(RC,))
-        assert nic_link(builders.machine([], nics=ends), *ends).kind is LinkClass.PIX
-
-    def test_two_root_ports_of_one_root_complex_meet_in_the_host_bridge(self) -> None:
-        assert nics_at((RC, PORT), (RC, "0000:15:02.0")) == "PHB"
-        assert nics_at((RC,), (RC,)) == "PHB"
-
-    def test_two_host_bridges_of_one_numa_node(self) -> None:
-        assert nics_at((RC, PORT), ("pci0000:37", "0000:37:01.0"), nodes=(1, 1)) == "NODE"
-
-    def test_two_numa_nodes(self) -> None:
-        assert nics_at((RC, PORT), ("pci0000:97", "0000:97:01.0"), nodes=(0, 1)) == "SYS"
-
-    def test_without_numa_nodes_two_host_bridges_cannot_be_told_apart(self) -> None:
-        assert nics_at((RC, PORT), ("pci0000:97", "0000:97:01.0"), nodes=(-1, -1)) == "?"
+        assert device_link(builders.machine([], nics=ends), *ends).kind is LinkClass.PIX
 
     def test_on_a_machine_with_one_numa_node_everything_is_in_it(self) -> None:
         ends = nic(0, node=-1), nic(1, node=-1)
         machine = builders.machine([], nodes=[node(0)], nics=ends)
-        assert nic_link(machine, *ends).kind is LinkClass.NODE
+        assert device_link(machine, *ends).kind is LinkClass.NODE
 
     def test_a_path_that_was_not_read_is_unknown(self) -> None:
         gone = replace(nic(1), pci=None)
         machine = builders.machine([gpu(0)], nics=(gone,))
-        assert machine.gpus is not None
-        assert gpu_nic_link(machine, machine.gpus[0], gone).reason == "the PCI path was not read"
+        assert device_link(machine, known(machine.gpus)[0], gone).reason == "the PCI path was not read"
 
     @pytest.mark.long
     @given(st.data())
@@ -181,7 +172,7 @@ class TestPciPaths:
             for i in range(2)
         ]
         machine = builders.machine([], nodes=[node(0), node(1)], nics=tuple(ends))
-        there, back = nic_link(machine, *ends), nic_link(machine, ends[1], ends[0])
+        there, back = device_link(machine, *ends), device_link(machine, ends[1], ends[0])
         assert there == back
         assert (there.kind is LinkClass.UNKNOWN) == bool(there.reason)
 

@@ -16,13 +16,13 @@ from egmctl.topology.links import cpu_node_ids
 from egmctl.topology.routes import HostRoute, RouteKind, route
 from egmctl.topology.topology import topology
 from tests.doctor.machines import patched
+from tests.known import known
 from tests.topology import builders
 from tests.topology.builders import bus_id, gpu, grace, grace_gpu, hgx, node, out_of_sight, pairs
 
 
 def from_gpu(machine: Machine, index: int, to_node: int) -> HostRoute:
-    assert machine.gpus is not None
-    return route(machine, machine.gpus[index], to_node)
+    return route(machine, known(machine.gpus)[index], to_node)
 
 
 def on_arm(gpus: list[Gpu], **options: object) -> Machine:
@@ -35,15 +35,15 @@ def words(machine: Machine) -> list[str]:
 
 class TestEgm:
     def test_local_over_the_gpus_own_c2c(self) -> None:
-        found = from_gpu(grace(count=2, per_node=1), 0, 0)
-        assert (found.kind, found.symbol, found.egm, found.via) == (RouteKind.LOCAL, "C2C", True, ())
-        assert found.nominal_gb_s == pytest.approx(450.0)
-        assert (found.siblings, found.to_sibling) == ((), None)
+        way = from_gpu(grace(count=2, per_node=1), 0, 0)
+        assert (way.kind, way.symbol, way.egm, way.via) == (RouteKind.LOCAL, "C2C", True, ())
+        assert way.nominal_gb_s == pytest.approx(450.0)
+        assert (way.siblings, way.to_sibling) == ((), None)
 
     def test_on_a_cpu_with_two_gpus_the_owner_of_the_memory_decides(self) -> None:
-        found = from_gpu(grace(), 1, 0)
-        assert (found.kind, found.symbol, found.siblings) == (RouteKind.LOCAL, "C2C|NV18>C2C", (bus_id(0),))
-        assert found.nominal_gb_s == pytest.approx(450.0)
+        way = from_gpu(grace(), 1, 0)
+        assert (way.kind, way.symbol, way.siblings) == (RouteKind.LOCAL, "C2C|NV18>C2C", (bus_id(0),))
+        assert way.nominal_gb_s == pytest.approx(450.0)
         assert any("not measured" in note for note in words(grace()))
 
     def test_a_gpu_that_cannot_be_used_owns_nothing(self) -> None:
@@ -53,10 +53,10 @@ class TestEgm:
         assert not any("belongs to" in note for note in words(grace(count=2, per_node=1)))
 
     def test_remote_over_nvlink_to_the_gpus_of_the_node_and_their_c2c(self) -> None:
-        found = from_gpu(grace(), 0, 1)
-        assert (found.kind, found.symbol, found.egm) == (RouteKind.REMOTE, "NV18>C2C", True)
-        assert found.via == (bus_id(2), bus_id(3))
-        assert [hop.nominal_gb_s for hop in found.hops] == [pytest.approx(900.0), pytest.approx(450.0)]
+        way = from_gpu(grace(), 0, 1)
+        assert (way.kind, way.symbol, way.egm) == (RouteKind.REMOTE, "NV18>C2C", True)
+        assert way.via == (bus_id(2), bus_id(3))
+        assert [hop.nominal_gb_s for hop in way.hops] == [pytest.approx(900.0), pytest.approx(450.0)]
 
     def test_with_unequal_owners_the_one_with_more_nvlinks_is_taken(self) -> None:
         machine = grace(nvlinks={(0, 1): 18, (0, 2): 6, (0, 3): 18})
@@ -121,9 +121,9 @@ BLOCKED: dict[str, tuple[Machine, Block]] = {
 @pytest.mark.parametrize("reason", BLOCKED)
 def test_a_route_to_another_cpu_is_blocked_with_its_reason(reason: str) -> None:
     machine, block = BLOCKED[reason]
-    found = from_gpu(machine, 0, 1)
-    assert (found.kind, found.blocked_by, found.reason) == (RouteKind.BLOCKED, block, reason)
-    assert (found.symbol, found.nominal_gb_s) == ("blocked", None)
+    way = from_gpu(machine, 0, 1)
+    assert (way.kind, way.blocked_by, way.reason) == (RouteKind.BLOCKED, block, reason)
+    assert (way.symbol, way.nominal_gb_s) == ("blocked", None)
 
 
 def test_what_blocks_one_route_leaves_others() -> None:
@@ -157,21 +157,21 @@ C2C, PCIE = pytest.approx(450.0), pytest.approx(63.0, abs=0.1)
 def test_what_is_not_egm_says_why(
     machine: Machine, to_node: int, kind: RouteKind, symbol: str, reason: str, at_most: float
 ) -> None:
-    found = from_gpu(machine, 0, to_node)
-    assert (found.kind, found.symbol, found.egm, found.reason) == (kind, symbol, False, reason)
-    assert found.at_most_gb_s == at_most
+    way = from_gpu(machine, 0, to_node)
+    assert (way.kind, way.symbol, way.egm, way.reason) == (kind, symbol, False, reason)
+    assert way.at_most_gb_s == at_most
     if symbol.endswith("SMP"):
-        assert (found.nominal_gb_s, found.hops[-1].reason) == (None, "nothing reports the rate between NUMA nodes")
+        assert (way.nominal_gb_s, way.hops[-1].reason) == (None, "nothing reports the rate between NUMA nodes")
     else:
-        assert found.nominal_gb_s == at_most
+        assert way.nominal_gb_s == at_most
 
 
 class TestUnknown:
     def test_nvml_too_old_for_the_egm_bit(self) -> None:
         old = patched(grace_gpu(0, egm=None), "nvml", unread={"capabilities": Unread(reason=Reason.DRIVER_TOO_OLD)})
-        found = from_gpu(on_arm([old]), 0, 0)
-        assert (found.kind, found.symbol, found.egm) == (RouteKind.UNKNOWN, "?", None)
-        assert found.reason == "NVML is too old for nvmlDeviceGetCapabilities"
+        way = from_gpu(on_arm([old]), 0, 0)
+        assert (way.kind, way.symbol, way.egm) == (RouteKind.UNKNOWN, "?", None)
+        assert way.reason == "NVML is too old for nvmlDeviceGetCapabilities"
 
     def test_a_gpu_whose_numa_node_nobody_knows(self) -> None:
         lost = grace_gpu(0, node=-1)
@@ -179,15 +179,15 @@ class TestUnknown:
         assert from_gpu(machine, 0, 0).reason == "the GPU's host NUMA node is not known"
 
     def test_a_pcie_gpu_whose_numa_node_nobody_knows_may_be_on_either(self) -> None:
-        found = from_gpu(builders.machine([gpu(0, node=-1)], nodes=[node(0), node(1)]), 0, 1)
-        assert (found.kind, found.symbol, found.nominal_gb_s) == (RouteKind.PCIE, "PCIe>?", None)
-        assert found.hops[-1].reason == "the GPU's host NUMA node is not known"
+        way = from_gpu(builders.machine([gpu(0, node=-1)], nodes=[node(0), node(1)]), 0, 1)
+        assert (way.kind, way.symbol, way.nominal_gb_s) == (RouteKind.PCIE, "PCIe>?", None)
+        assert way.hops[-1].reason == "the GPU's host NUMA node is not known"
 
     def test_a_rate_that_nobody_reports(self) -> None:
-        found = from_gpu(on_arm([grace_gpu(0, node=0), grace_gpu(1, node=1, speed=None)]), 1, 0)
-        assert found.nominal_gb_s is None
-        assert found.at_most_gb_s == pytest.approx(450.0)
-        assert found.hops[0].reason == "NVML does not report the NVLink speed"
+        way = from_gpu(on_arm([grace_gpu(0, node=0), grace_gpu(1, node=1, speed=None)]), 1, 0)
+        assert way.nominal_gb_s is None
+        assert way.at_most_gb_s == pytest.approx(450.0)
+        assert way.hops[0].reason == "NVML does not report the NVLink speed"
 
 
 @st.composite
@@ -195,7 +195,7 @@ def machines(draw: st.DrawFn) -> Machine:
     count = draw(st.integers(1, 4))
     gpus = []
     for index in range(count):
-        found = grace_gpu(
+        drawn = grace_gpu(
             index,
             node=draw(st.integers(-1, 2)),
             c2c=draw(st.sampled_from([0, 10])),
@@ -205,8 +205,8 @@ def machines(draw: st.DrawFn) -> Machine:
         )
         if draw(st.booleans()):
             access = draw(st.sampled_from(["ok", "EPERM", "EACCES", "ENOENT", None]))
-            found = out_of_sight(found, access=access, exists=access != "ENOENT")
-        gpus.append(found)
+            drawn = out_of_sight(drawn, access=access, exists=access != "ENOENT")
+        gpus.append(drawn)
     numbers = draw(st.sets(st.integers(0, 2), min_size=1))
     kinds = st.sampled_from(list(NumaKind))
     return builders.machine(
@@ -222,34 +222,32 @@ def machines(draw: st.DrawFn) -> Machine:
 @given(machines())
 def test_every_gpu_has_exactly_one_route_to_every_cpu_node_and_each_says_all(machine: Machine) -> None:
     judged = topology(machine)
-    ends = [(found.gpu, found.numa_node) for found in judged.routes]
+    ends = [(way.gpu, way.numa_node) for way in judged.routes]
     assert ends == [(g.bus_id, n) for g in machine.gpus or () for n in cpu_node_ids(machine)]
-    for found in judged.routes:
-        assert (found.blocked_by is not None) == (found.kind is RouteKind.BLOCKED)
-        assert bool(found.via) == (found.kind is RouteKind.REMOTE)
-        assert bool(found.hops) == (found.kind not in (RouteKind.BLOCKED, RouteKind.UNKNOWN))
-        assert found.reason or found.egm
-        assert found.nominal_gb_s is not None or found.reason or any(hop.reason for hop in found.hops)
+    for way in judged.routes:
+        assert (way.blocked_by is not None) == (way.kind is RouteKind.BLOCKED)
+        assert bool(way.via) == (way.kind is RouteKind.REMOTE)
+        assert bool(way.hops) == (way.kind not in (RouteKind.BLOCKED, RouteKind.UNKNOWN))
+        assert way.reason or way.egm
+        assert way.nominal_gb_s is not None or way.reason or any(hop.reason for hop in way.hops)
 
 
 class TestRates:
-    def test_h200_nvlink(self) -> None:
-        assert rates.nvlink(gpu(0), 18).nominal_gb_s == pytest.approx(450.0, abs=0.02)
+    @pytest.mark.parametrize(("part", "gb_s"), [(gpu(0), 450.0), (grace_gpu(0), 900.0)], ids=["H200", "GB200"])
+    def test_nvlink(self, part: Gpu, gb_s: float) -> None:
+        assert rates.nvlink(part, 18).nominal_gb_s == pytest.approx(gb_s, abs=0.02)
 
     @pytest.mark.parametrize("speed", [0, -5])
     def test_an_active_link_without_speed_has_no_rate_and_topo_says_so(self, speed: int) -> None:
-        found = rates.nvlink(gpu(0, speed=speed), 18)
-        assert (found.nominal_gb_s, found.reason) == (None, f"NVML reports an active NVLink of {speed} MB/s")
+        hop = rates.nvlink(gpu(0, speed=speed), 18)
+        assert (hop.nominal_gb_s, hop.reason) == (None, f"NVML reports an active NVLink of {speed} MB/s")
         stopped = gpu(0, speed=0)
         said = [note.words for note in topology(hgx(2), [stopped]).notes]
         assert "GPU0: NVML calls NVLinks 0-17 active at 0 MB/s, so their rate is unknown" in said
 
-    def test_gb200_nvlink(self) -> None:
-        assert rates.nvlink(grace_gpu(0), 18).nominal_gb_s == pytest.approx(900.0, abs=0.02)
-
     def test_a_generation_without_a_published_rule_stays_unknown(self) -> None:
-        assert rates.nvlink(gpu(0, nvlink_version=5), 12).nominal_gb_s is None
-        assert "no published rule" in rates.nvlink(gpu(0, nvlink_version=5), 12).reason
+        hop = rates.nvlink(gpu(0, nvlink_version=5), 12)
+        assert (hop.nominal_gb_s, "no published rule" in hop.reason) == (None, True)
 
     @pytest.mark.parametrize(
         ("gt_s", "width", "gb_s"),

@@ -13,7 +13,7 @@ from egmctl.doctor.runner import CHECKS
 from egmctl.facts.kernel_log import event
 from egmctl.model.finding import NODE, OF_GPUS, Cause, Finding, Place, PlaceKind, Status, Waiver, WaiverKind
 from egmctl.model.gpu import Gpu, NvLink
-from egmctl.model.host import KernelLog
+from egmctl.model.kernel_log import KernelLog
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.measurement import Status as Outcome

@@ -9,7 +9,7 @@ from egmctl.doctor.check import Scope, Verdicts, check, end, skip
 from egmctl.doctor.findings import as_root, fact, failed, passed, unknown, warned
 from egmctl.doctor.kernel_faults import Blame, KernelFault, kernel_faults, meaning
 from egmctl.model.finding import Evidence, Finding, Guard, Status
-from egmctl.model.host import DriverMessage, EventKind, KernelEvent, KernelLog
+from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent, KernelLog
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.model.record import Reason
 from egmctl.units import several

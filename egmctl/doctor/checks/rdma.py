@@ -13,7 +13,7 @@ from egmctl.model.gpu import Gpu
 from egmctl.model.host import Driver, Nic, NicPort, System
 from egmctl.model.machine import Machine
 from egmctl.model.route import LinkClass
-from egmctl.topology.links import gpu_nic_link
+from egmctl.topology.links import device_link
 from egmctl.topology.platform import MemoryMode, memory_mode
 
 NO_NIC = "no InfiniBand or RoCE device"
@@ -128,7 +128,7 @@ def _gpus(machine: Machine, scope: Scope) -> tuple[Gpu, ...]:
 
 @check_gpus("rdma.affinity", Guard.RDMA, Guard.PERF, sections=("host", "gpus", "nics"), gpus_of=_gpus)
 def _affinity(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
-    classes = {nic.name: gpu_nic_link(machine, gpu, nic).kind for nic in machine.nics or ()}
+    classes = {nic.name: device_link(machine, gpu, nic).kind for nic in machine.nics or ()}
     near = (LinkClass.PIX, LinkClass.PXB, LinkClass.PHB, LinkClass.NODE)
     if any(kind in near for kind in classes.values()):
         yield passed("a NIC on the same NUMA node or nearer")

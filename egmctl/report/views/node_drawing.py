@@ -331,7 +331,7 @@ def _nodes(topology: Topology, behind: Mapping[str, Sequence[str]]) -> list[_Nod
         nodes.setdefault(gpu.host_numa_id, _Node(gpu.host_numa_id)).gpus.append(label)
     hanging = {nic for nics in behind.values() for nic in nics}
     for label, nic in topology.nics.items():
-        place = nic.pci.numa_node if nic.pci and nic.pci.numa_node is not None and nic.pci.numa_node >= 0 else None
+        place = nic.host_numa_id
         if label not in hanging:
             nodes.setdefault(place, _Node(place)).nics.append(label)
     return sorted(nodes.values(), key=lambda node: (node.node is None, node.node or 0))
