@@ -33,7 +33,7 @@ from egmctl.verdict.profiles import load
 from tests.doctor.faults import weak_switch
 from tests.doctor.machines import patched, shipped
 from tests.mutation import mutated
-from tests.verdict.runs import H2D, WRITE, run, slow_at, usual, with_status
+from tests.verdict.runs import H2D, OF_GPU2, WRITE, run, slow_at, usual, with_status
 
 H200 = shipped("hgx-h200x4")
 PROFILE = load("hgx-h200")
@@ -84,7 +84,6 @@ def beside(report: RunReport, *labels: str, **seen: object) -> RunReport:
     return replace(report, measurements=tuple(map(one, report.measurements)))
 
 
-OF_GPU2 = {f"GPU{a} -> GPU{b}" for a in range(4) for b in range(4) if a != b and 2 in (a, b)}
 HOST = {"NUMA0 -> GPU2"}
 HOT = {"throttle_reasons": ("hw-thermal-slowdown",)}
 BUSY = HostLoad(cpus=16, load_average=24.3, wall_s=10.0, others_cpu_s=151.0)
