@@ -8,6 +8,7 @@ from dataclasses import replace
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.results import summarize
 from egmctl.bench.suites import CASES
+from egmctl.model.listing import PlannedTask
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, RunReport, Settings, Status, finish
 from egmctl.model.task import Flow, Quantity, Task
@@ -64,7 +65,7 @@ def run(
     return replace(report(plan, made), machines=(machine,))
 
 
-def _waived(task: Task) -> Measurement:
+def _waived(task: PlannedTask) -> Measurement:
     return finish(task, Status.WAIVED, reason=task.waiver, waivers=task.waivers)
 
 
