@@ -10,7 +10,7 @@ import pytest
 from rich.text import Text
 
 from egmctl.comparison import compare
-from egmctl.comparison.facts import Subject, judge
+from egmctl.comparison.facts import Subject, outcome_of
 from egmctl.errors import ExitCode
 from egmctl.facts import replay
 from egmctl.model.comparison import Comparison, Outcome
@@ -175,8 +175,8 @@ def test_what_a_change_of_a_fact_means(before: Machine, after: Machine, outcome:
 
 @pytest.mark.parametrize("counter", ["remote_errors", "replays_back_to_back", "failed_recoveries", "symbol_errors"])
 def test_each_counter_of_errors_is_worse_where_it_rose(counter: str) -> None:
-    assert judge(Subject("GPU", "GPU1", f"nvml nvlinks 0 {counter}"), "0", "4") is Outcome.WORSE
-    assert judge(Subject("GPU", "GPU1", "nvml nvlinks 0 successful_recoveries"), "0", "4") is Outcome.DIFFERENT
+    assert outcome_of(Subject("GPU", "GPU1", f"nvml nvlinks 0 {counter}"), "0", "4") is Outcome.WORSE
+    assert outcome_of(Subject("GPU", "GPU1", "nvml nvlinks 0 successful_recoveries"), "0", "4") is Outcome.DIFFERENT
 
 
 def test_a_list_that_was_read_is_there_whatever_is_in_it() -> None:

@@ -17,10 +17,10 @@ from egmctl.model.measurement import (
     GpuEvidence,
     HostLoad,
     LinkEvidence,
+    LinkProof,
     Measurement,
     RunReport,
     Status,
-    Verdict,
 )
 from egmctl.model.route import LinkKind
 from egmctl.model.task import Flow, Task
@@ -100,7 +100,7 @@ def loaded(load: HostLoad | None) -> Change:
 
 def strayed(report: RunReport) -> RunReport:
     """Let the bytes of one path take another link."""
-    route = LinkEvidence(link=LinkKind.NVLINK, expected_bytes=9, carried_bytes=0, verdict=Verdict.REFUTED)
+    route = LinkEvidence(link=LinkKind.NVLINK, expected_bytes=9, carried_bytes=0, verdict=LinkProof.REFUTED)
     evidence = Evidence(gpus=(), route=route)
     changed = (replace(m, evidence=evidence) if m.path == "GPU0 -> GPU2" else m for m in report.measurements)
     return replace(report, measurements=tuple(changed))
