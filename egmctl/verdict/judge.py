@@ -1,6 +1,6 @@
-"""The verdict on a run: each measurement held against three yardsticks, then each class, then all; pure.
+"""Judge a run: each measurement against three yardsticks, then each class, then all; pure.
 
-And which GPU HOST_NUMA memory belongs to, by the links that carried it.
+Which GPU HOST_NUMA memory belongs to, by the links that carried it, is told with it.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from egmctl.model.comparison import Comparison, Outcome
 from egmctl.model.finding import NODE, Diagnosis, Finding, Guard, Place, Status, on_gpus, on_pairs
 from egmctl.model.machine import Machine
 from egmctl.model.record import Command, Reason, Unread
-from egmctl.report.exports.csv import compare_csv
 from egmctl.report.kinds import Format, render
 from egmctl.saved import Saved
 from tests.doctor.machines import patched, shipped
@@ -197,14 +196,6 @@ def test_what_changes_by_the_minute_is_no_fact() -> None:
 
 def test_a_section_that_one_file_lacks_is_passed_over() -> None:
     assert snapshots(patched(H200, "", driver=None, system=None)).words == ()
-
-
-def test_strings_of_a_machine_are_only_shown() -> None:
-    comparison = snapshots(with_gpu(0, vbios="[bold]\x1b[31m\n\u202e"))
-    for text in (text_of(comparison, verbose=2), compare_csv(comparison)):
-        assert "\x1b" not in text
-        assert "\u202e" not in text
-        assert "[bold]\\x1b[31m\\n\\u202e" in text
 
 
 def test_only_headings_and_outcomes_are_styled() -> None:

@@ -61,12 +61,11 @@ def used(machine: Machine, gpu: int) -> Machine:
     return patched(machine, f"gpus[{gpu}].nvml", processes=(GpuProcess(pid=4711),))
 
 
-def without(attribute: str, *gpus: int) -> Machine:
-    machine = H200
+def without(attribute: str, *gpus: int, machine: Machine = H200) -> Machine:
     for index in gpus:
-        gpu = (H200.gpus or ())[index]
-        assert gpu.cuda is not None
-        machine = patched(machine, f"gpus[{index}].cuda", attributes={**gpu.cuda.attributes, attribute: 0})
+        cuda = (machine.gpus or ())[index].cuda
+        assert cuda is not None
+        machine = patched(machine, f"gpus[{index}].cuda", attributes={**cuda.attributes, attribute: 0})
     return machine
 
 
@@ -313,23 +312,17 @@ def test_a_numa_node_that_was_asked_for_and_is_forbidden_or_has_no_memory_is_a_f
     assert summary in first(asked)
 
 
-def no_ats() -> Machine:
-    machine = patched(GH200X2, "gpus[*].nvml", addressing_mode="none")
-    for index, gpu in enumerate(GH200X2.gpus or ()):
-        assert gpu.cuda is not None
-        attributes = {**gpu.cuda.attributes, "PAGEABLE_MEMORY_ACCESS": 0}
-        machine = patched(machine, f"gpus[{index}].cuda", attributes=attributes)
-    return machine
-
-
-def not_online() -> Machine:
-    machine = patched(GH200X2, "gpus[*].nvml", numa_node=None)
-    return patched(machine, "gpus[*].proc", numa_status="online_failed", numa_node=None)
+NO_ATS = without("PAGEABLE_MEMORY_ACCESS", 0, 1, machine=patched(GH200X2, "gpus[*].nvml", addressing_mode="none"))
+OFFLINE = {"numa_status": "online_failed", "numa_node": None}
+NOT_ONLINE = patched(patched(GH200X2, "gpus[*].nvml", numa_node=None), "gpus[*].proc", **OFFLINE)
 
 
 @pytest.mark.parametrize(
     ("machine", "prefix", "check"),
-    [(no_ats(), "system_", "uvm.addressing-mode"), (not_online(), "gpu_numa_", "numa.mode")],
+    [
+        (NO_ATS, "system_", "uvm.addressing-mode"),
+        (NOT_ONLINE, "gpu_numa_", "numa.mode"),
+    ],
 )
 def test_memory_that_a_gpu_does_not_share_with_the_cpu_has_its_cause(machine: Machine, prefix: str, check: str) -> None:
     made = replace(measured(machine, *(one.name for one in CASES if prefix in one.name)), verdict=None)
