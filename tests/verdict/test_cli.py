@@ -60,12 +60,7 @@ def profile_of(warn: float, fail: float) -> Profile:
     [(1e-6, (), ("warn", 0)), (1e-6, ("--strict",), ("warn", 1)), (1e6, (), ("fail", 1))],
 )
 def test_a_profile_that_is_asked_for_judges_and_the_exit_code_follows(
-    egmctl: RunEgmctl,
-    node: FakeNode,
-    tmp_path: Path,
-    fail: float,
-    options: tuple[str, ...],
-    answer: tuple[str, int],
+    egmctl: RunEgmctl, node: FakeNode, tmp_path: Path, fail: float, options: tuple[str, ...], answer: tuple[str, int]
 ) -> None:
     path = tmp_path / "site.toml"
     path.write_text(dump(profile_of(1e6, fail)))

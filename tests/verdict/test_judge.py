@@ -135,10 +135,7 @@ NO_REFERENCE = {
         "buffers of less than 64 MiB are not judged",
     ),
     "fewer than four GPUs": (run(WRITE, gpus=3), Yardstick.PEERS, "no peers: fewer than 4 GPUs"),
-    "another number of GPUs": (
-        *(run(RING, gpus=3), Yardstick.PROFILE),
-        "hgx-h200 has it for 4 flows, not 3",
-    ),
+    "another number of GPUs": (run(RING, gpus=3), Yardstick.PROFILE, "hgx-h200 has it for 4 flows, not 3"),
     "links that are active at no speed": (
         run(WRITE, machine=patched(H200, "gpus[*].nvml.nvlinks[*]", speed_mb_s=0)),
         *(Yardstick.LINK, "the link's rate is not known"),
