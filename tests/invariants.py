@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from egmctl.errors import ExitCode
-from egmctl.model.finding import TOLD, Diagnosis, Finding, PlaceKind, Status, causes
+from egmctl.model.finding import TOLD, Diagnosis, Finding, PlaceKind, Status, root_causes
 from egmctl.model.machine import SECTION_VERSIONS, Machine
 from egmctl.model.record import Record
 from egmctl.report.document import plain
@@ -74,7 +74,7 @@ def _as_grave(root: Finding, finding: Finding) -> bool:
 
 
 def _told_once(diagnosis: Diagnosis) -> Iterator[str]:
-    listed = Counter(id(one) for cause in causes(diagnosis.findings) for one in (cause.finding, *cause.explains))
+    listed = Counter(id(one) for cause in root_causes(diagnosis.findings) for one in (cause.finding, *cause.explains))
     for finding in diagnosis.findings:
         if (finding.status in TOLD or finding.explained_by) and listed[id(finding)] != 1:
             yield f"{finding.check} of {finding.place.label or 'the node'} is told {listed[id(finding)]} times"

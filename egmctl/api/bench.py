@@ -29,7 +29,7 @@ from egmctl.model.route import unusable
 from egmctl.model.task import Axis
 from egmctl.selectors import select_gpus, select_numa
 from egmctl.units import MIB, parse_size
-from egmctl.verdict.explain import CAUSE_SECTIONS, explained, sections, with_causes
+from egmctl.verdict.explain import CAUSE_SECTIONS, sections, with_causes, with_ucx_notes
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import choose, load, load_all, match_profile
 
@@ -151,7 +151,7 @@ class Bench(BenchOptions):
         """
         if machine.origin.kind is not OriginKind.LIVE:
             raise UsageError(f"machine {machine.origin.name} is not this node: it can be planned for, not measured")
-        return explained(supervise(plan, machine, on_progress=on_progress, worker=worker, recorder=recorder))
+        return with_ucx_notes(supervise(plan, machine, on_progress=on_progress, worker=worker, recorder=recorder))
 
     def explain(self, report: RunReport, machine: Machine | None = None) -> RunReport:
         """Return a run with what explains its slow, broken and skipped paths: ``RunReport.causes``.

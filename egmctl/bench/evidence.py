@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from egmctl.gpu.telemetry import State, Traffic
-from egmctl.model.measurement import COUNTED_AT_LEAST, STRAY_AT_MOST, GpuEvidence, LinkEvidence, Verdict
+from egmctl.model.measurement import COUNTED_AT_LEAST, STRAY_AT_MOST, GpuEvidence, LinkEvidence, LinkProof
 from egmctl.model.route import Egm, LinkKind, MemoryKind, UcxPath, UcxProtocol, UcxRoute, UcxStaging
 from egmctl.model.task import Flow, Quantity, Task
 
@@ -197,11 +197,13 @@ def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidenc
     if total < TELLING_BYTES:
         return None
     carried = {name: _carried(expected, rises, name) for name in (LinkKind.NVLINK, LinkKind.C2C, LinkKind.PCIE)}
-    link, verdict = _judged(task, link, carried, total)
+    link, verdict = _proof(task, link, carried, total)
     return LinkEvidence(link=link, expected_bytes=total, carried_bytes=carried[link], verdict=verdict)
 
 
-def _judged(task: Task, link: LinkKind, carried: Mapping[LinkKind, int | None], total: int) -> tuple[LinkKind, Verdict]:
+def _proof(
+    task: Task, link: LinkKind, carried: Mapping[LinkKind, int | None], total: int
+) -> tuple[LinkKind, LinkProof]:
     """Return the link that carried the bytes of a task, as far as the counters tell, and how certain that is."""
 
     def took(name: LinkKind) -> bool:
@@ -211,23 +213,23 @@ def _judged(task: Task, link: LinkKind, carried: Mapping[LinkKind, int | None], 
     if link is LinkKind.C2C and all(map(_owner_unknown, task.flows)) and took(LinkKind.NVLINK):
         # EGM memory belongs to one GPU of its CPU, and libcuda does not say which: the other GPU goes over NVLink to it
         # (egmctl.topology.routes). So may managed memory, which UVM routes. The counters tell.
-        return LinkKind.NVLINK, Verdict.PROVEN
+        return LinkKind.NVLINK, LinkProof.PROVEN
     if all(map(_of_another_gpu, task.flows)) and all(
         (rise := carried[name]) is not None and rise <= STRAY_AT_MOST * total for name in counted
     ):
         # It does not belong to the GPU under which it was allocated: what is left is the reader's own C2C.
-        return LinkKind.C2C, Verdict.BY_EXCLUSION
+        return LinkKind.C2C, LinkProof.BY_EXCLUSION
     if any(flow.route.degraded for flow in task.flows):
         # Nobody knows beforehand over which link it goes: the counters tell.
         for name in counted:
             if took(name):
-                return name, Verdict.PROVEN
+                return name, LinkProof.PROVEN
     if carried[link] is not None:
-        return link, Verdict.PROVEN if took(link) else Verdict.REFUTED
+        return link, LinkProof.PROVEN if took(link) else LinkProof.REFUTED
     if any((rise := carried[name]) is not None and rise > STRAY_AT_MOST * total for name in carried if name != link):
-        return link, Verdict.REFUTED
+        return link, LinkProof.REFUTED
     by_exclusion = link is LinkKind.C2C and all(carried[name] is not None for name in counted)
-    return link, Verdict.BY_EXCLUSION if by_exclusion else Verdict.UNKNOWN
+    return link, LinkProof.BY_EXCLUSION if by_exclusion else LinkProof.UNKNOWN
 
 
 def _telling(flow: Flow) -> tuple[LinkKind | None, bool]:

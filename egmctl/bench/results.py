@@ -62,7 +62,7 @@ def is_unstable(summary: Summary) -> bool:
     return summary.cv is not None and summary.cv > UNSTABLE_CV
 
 
-def judged(summary: Summary, wrong: str | None = None, remark: str | None = None) -> tuple[Status, str | None]:
+def status_of(summary: Summary, wrong: str | None = None, remark: str | None = None) -> tuple[Status, str | None]:
     """Return the status of samples and its reason; wrong data outweighs samples that differ too much.
 
     Parameters
@@ -97,7 +97,7 @@ def of_bandwidth(
         Further fields of it.
     """
     summary = summarize([sample.bandwidth_gb_s or 0 for sample in samples])
-    status, reason = judged(summary, describe(mismatch, task) if mismatch is not None else None, remark)
+    status, reason = status_of(summary, describe(mismatch, task) if mismatch is not None else None, remark)
     return finish(
         task,
         status,
@@ -139,7 +139,7 @@ def of_latency(
     if discarded:
         remark = f"{several(discarded, 'sample')} discarded: timed out waiting for the peer"
     latency = summarize([sample.latency_ns or 0 for sample in samples])
-    status, reason = judged(latency, wrong, remark)
+    status, reason = status_of(latency, wrong, remark)
     return finish(task, status, reason=reason, samples=tuple(samples), latency_ns=latency, **more)
 
 
@@ -293,7 +293,7 @@ class Soak:
             ),
             costs=before.costs or now.costs,
         )
-        status, reason = (Status.OK, None) if merged.timed is None else judged(merged.timed)
+        status, reason = (Status.OK, None) if merged.timed is None else status_of(merged.timed)
         return replace(merged, status=status, reason=reason)
 
 

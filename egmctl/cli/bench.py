@@ -118,7 +118,7 @@ def _measure(options: BenchOptions, run: RunOptions, outputs: Outputs) -> int:
 def _measure_fabric(options: BenchOptions, run: RunOptions, outputs: Outputs, launch: Launched | None) -> int:
     """Measure between the ranks of an MPI job, or of this node, and return the exit code."""
     from egmctl.api.bench import Bench, judge_run
-    from egmctl.verdict.explain import explained
+    from egmctl.verdict.explain import with_ucx_notes
 
     bench = Bench(**vars(options))
     profiles = run.profiles()
@@ -126,7 +126,7 @@ def _measure_fabric(options: BenchOptions, run: RunOptions, outputs: Outputs, la
     with measured_together(bench, run, outputs, launch, kept) as report:
         if profiles is not None and len(report.machines) == 1:
             report = judge_run(report, report.machines[0], profiles, strict=run.strict)
-        raise typer.Exit(_finish(bench, explained(report), outputs, kept, None))
+        raise typer.Exit(_finish(bench, with_ucx_notes(report), outputs, kept, None))
 
 
 def _finish(bench: Bench, report: RunReport, outputs: Outputs, kept: Journal, machine: Machine | None) -> int:

@@ -45,7 +45,7 @@ def bringup(
     from egmctl.api.doctor import Doctor
     from egmctl.bench.processes.group import start_worker
     from egmctl.facts.redact import redact_run
-    from egmctl.verdict.bringup import bringup as judged
+    from egmctl.verdict.bringup import bringup as answered
 
     doctor = Doctor(**vars(options))
     bench = Bench(suites=(SUITE,), gpus=options.gpus, numa=options.numa or "all")
@@ -69,12 +69,12 @@ def bringup(
                 run, node = _measured(bench, node, outputs, shown, worker or started.enter_context(start_worker()))
             except (NothingToDo, ChildNotStarted) as error:
                 not_measured = str(error)
-    answer = judged(doctor.diagnose(node), run, before=before, not_measured=not_measured)
+    answer = answered(doctor.diagnose(node), run, before=before, not_measured=not_measured)
 
     def redacted() -> Bringup:
         diagnosis = doctor.diagnose(node, redacted=True)
         redacted_run = None if run is None else redact_run(run, node)
-        return judged(diagnosis, redacted_run, before=before, not_measured=not_measured)
+        return answered(diagnosis, redacted_run, before=before, not_measured=not_measured)
 
     outputs.show(answer, redacted)
     return answer.nagios_state if exit_style is ExitStyle.NAGIOS else answer.exit_code

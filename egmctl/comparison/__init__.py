@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from egmctl.comparison import facts, findings, paths
-from egmctl.comparison.findings import causes
+from egmctl.comparison.findings import causes_of_worse
 from egmctl.comparison.paths import TOLERANCE, GpuNames, SpreadOf, affected, default_spread, points, touched
 from egmctl.errors import UsageError
 from egmctl.model.bringup import Bringup
@@ -79,7 +79,7 @@ def _bench(whole: Comparison, names: Sequence[str], runs: Sequence[RunReport], s
         whole,
         compared=facts.compared([key for key, point in run.items() if point.value is not None] for run in measured),
         paths=different,
-        causes=causes(names, runs, different),
+        causes=causes_of_worse(names, runs, different),
         affected=affected(different, dict(zip(names, measured, strict=True))),
         touches=touched(different),
         notes=(*_matched(gpus), *_settings(names, runs)),
@@ -89,7 +89,7 @@ def _bench(whole: Comparison, names: Sequence[str], runs: Sequence[RunReport], s
 def _doctor(whole: Comparison, names: Sequence[str], results: Sequence[Diagnosis]) -> Comparison:
     gpus = GpuNames([_indices(result.machines) for result in results])
     files = findings.statements(results, gpus)
-    words = facts.differences(names, files, gpus, findings.judge, of_nodes=whole.of_nodes)
+    words = facts.differences(names, files, gpus, findings.outcome_of, of_nodes=whole.of_nodes)
     return replace(whole, compared=facts.compared(files), words=words, notes=_matched(gpus))
 
 
@@ -98,7 +98,7 @@ def _machines(whole: Comparison, names: Sequence[str], machines: Sequence[Machin
     gpus = GpuNames([_indices((machine,)) for machine in machines])
     sections = facts.sections_of(machines)
     files = [facts.statements(machine, sections, gpus, file) for file, machine in enumerate(machines)]
-    different = facts.differences(names, files, gpus, facts.judge, of_nodes=whole.of_nodes)
+    different = facts.differences(names, files, gpus, facts.outcome_of, of_nodes=whole.of_nodes)
     notes = () if whole.of_nodes else _swapped(*machines)
     if whole.kind in (Command.BENCH, Command.BRINGUP, Command.DOCTOR):
         return replace(whole, machines=different, notes=(*whole.notes, *notes))

@@ -217,7 +217,7 @@ def statements(machine: Machine, sections: Sequence[str], names: GpuNames, file:
     return facts
 
 
-def judge(subject: Subject, before: str, after: str) -> Outcome:
+def outcome_of(subject: Subject, before: str, after: str) -> Outcome:
     """Say what it means that a fact is another one."""
     fact = subject.what.rpartition(" ")[2]
     if subject.kind in ("device node", "mount", "bridge") or any(text.startswith(_UNREAD) for text in (before, after)):

@@ -35,7 +35,7 @@ def statements(results: Sequence[Diagnosis], names: GpuNames) -> list[Statements
     return whole
 
 
-def judge(_subject: Subject, before: str, after: str) -> Outcome | None:
+def outcome_of(_subject: Subject, before: str, after: str) -> Outcome | None:
     """Say what it means that a check says something else; ``None`` where neither is a fault or unknown."""
     was, now = _status(before), _status(after)
     if {was, now} <= {Status.PASS, Status.SKIP, None}:
@@ -71,7 +71,7 @@ def _status(words: str) -> Status | None:
     return None if words == _NOT_CHECKED else Status(words.partition(":")[0])
 
 
-def causes(
+def causes_of_worse(
     names: Sequence[str], runs: Sequence[RunReport], differences: Sequence[PathDifference]
 ) -> tuple[ComparisonCause, ...]:
     """Return the causes of the paths that are worse, of each node those that explain most first.

@@ -191,7 +191,7 @@ class Cause:
         return min((finding.status for finding in (self.finding, *self.explains)), key=list(Status).index)
 
 
-def causes(findings: Iterable[Finding]) -> tuple[Cause, ...]:
+def root_causes(findings: Iterable[Finding]) -> tuple[Cause, ...]:
     """Return the root causes of all failures, warnings and notes, the gravest first; each finding is in one of them.
 
     What could not be determined is among what they explain.

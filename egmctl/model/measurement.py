@@ -122,7 +122,7 @@ class GpuEvidence:
     """Those that compute on the GPU, by their ids."""
 
 
-class Verdict(StrEnum):
+class LinkProof(StrEnum):
     """Whether the bytes took the expected link."""
 
     PROVEN = "proven"
@@ -146,7 +146,7 @@ class LinkEvidence:
     """The bytes that the samples moved over it, without retries and checks."""
     carried_bytes: int | None
     """The rise of its counters; ``None`` where it has none."""
-    verdict: Verdict
+    verdict: LinkProof
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

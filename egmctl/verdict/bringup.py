@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from egmctl.model.bringup import Answer, Bringup, Gap, GapKind
-from egmctl.model.finding import UNEXPLAINED, Diagnosis, Finding, Remedy, RunCause, causes
+from egmctl.model.finding import UNEXPLAINED, Diagnosis, Finding, Remedy, RunCause, root_causes
 from egmctl.model.finding import Status as Found
 from egmctl.model.measurement import RunReport, Status
 from egmctl.model.verdict import Grade, Yardstick
@@ -64,7 +64,7 @@ def _by_doctor(diagnosis: Diagnosis, run: RunReport | None, before: Diagnosis | 
     short = Shortfalls() if run is None else shortfalls(run)
     # What --gpus named and could not be measured fails, however grave its cause is by itself.
     asked = {(cause.finding.check, cause.finding.place.ids) for cause in (run.causes if run else ()) if cause.asked}
-    for cause in causes(diagnosis.findings):
+    for cause in root_causes(diagnosis.findings):
         finding = cause.finding
         explained = frozenset[int]() if run is None else explained_by(cause, run, short)
         under_load = before is not None and not any(_was_there(finding, earlier) for earlier in before.findings)

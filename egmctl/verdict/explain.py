@@ -30,12 +30,12 @@ from egmctl.model.finding import (
     Status,
     Waiver,
     WaiverKind,
-    causes,
     on_gpus,
+    root_causes,
 )
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import BROKEN, GpuEvidence, HostLoad, Measurement, RunReport, Verdict
+from egmctl.model.measurement import BROKEN, GpuEvidence, HostLoad, LinkProof, Measurement, RunReport
 from egmctl.model.measurement import Status as MeasurementStatus
 from egmctl.model.route import Carrier, LinkKind, MemoryKind, Route, UcxRoute, node_names
 from egmctl.model.task import UCX_ENGINES
@@ -157,7 +157,7 @@ def _on_node(report: RunReport, short: Shortfalls, node: Node, scope: Scope) -> 
     gpus = node.machine.gpus or ()
     explaining = [
         (cause.finding, _explained(cause, troubles, node))
-        for cause in causes(diagnose(node.machine, scope, CHECKS).findings)
+        for cause in root_causes(diagnose(node.machine, scope, CHECKS).findings)
     ]
     known = {trouble for _, explained in explaining for trouble in explained}
     for kind in OF_GPUS:
@@ -309,7 +309,7 @@ def during(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:
     stray: dict[str, set[int]] = defaultdict(set)
     for number, measurement in enumerate(report.measurements):
         route = measurement.evidence.route if measurement.evidence is not None else None
-        if route is not None and route.verdict is Verdict.REFUTED:
+        if route is not None and route.verdict is LinkProof.REFUTED:
             stray[route.link].add(number)
     for link, numbers in stray.items():
         remedy = todo("See which links are up, and what keeps peers apart, with 'egmctl doctor'.")
@@ -382,7 +382,7 @@ def sections(cases: Sequence[Case]) -> tuple[str, ...]:
     return (*SECTIONS, "nics", "system") if any(case.engine in UCX_ENGINES for case in cases) else SECTIONS
 
 
-def explained(report: RunReport) -> RunReport:
+def with_ucx_notes(report: RunReport) -> RunReport:
     """Return a report with a note for each finding of the doctor that may explain why UCX took its route.
 
     Where GPUDirect RDMA was in use everywhere it could be, there is nothing to explain.

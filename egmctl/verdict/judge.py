@@ -1,9 +1,6 @@
-"""Which GPU HOST_NUMA memory belongs to, by the links that carried it: pure.
+"""Judge a run: each measurement against three yardsticks, then each class, then all; pure.
 
-EGM memory belongs to one GPU: its owner reads it over its own NVLink-C2C, every other GPU over NVLink to the owner
-(:mod:`egmctl.topology.routes`: read in the driver's source, not measured). So a GPU that needed NVLink does not own
-what it read, one that did not may, and one that sent over NVLink what another one read does. NVML counts the bytes of
-NVLink and of PCIe and none of NVLink-C2C: that a GPU used its own is inferred by exclusion.
+Which GPU HOST_NUMA memory belongs to, by the links that carried it, is told with it.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ from statistics import median
 
 from egmctl.doctor.kernel_faults import kernel_faults
 from egmctl.model.finding import Status
-from egmctl.model.measurement import BROKEN, COUNTED_AT_LEAST, STRAY_AT_MOST, Measurement, RunReport, Verdict
+from egmctl.model.measurement import BROKEN, COUNTED_AT_LEAST, STRAY_AT_MOST, LinkProof, Measurement, RunReport
 from egmctl.model.profile import Profile, Unit
 from egmctl.model.route import Egm, LinkKind
 from egmctl.model.task import Quantity
@@ -45,76 +42,6 @@ from egmctl.verdict.yardsticks import (
     unit_of,
     value_of,
 )
-
-
-def owners(measurements: Sequence[Measurement]) -> tuple[MemoryOwner, ...]:
-    """Return for each case the owner of the memory of each NUMA node and GPU under which some was allocated and copied.
-
-    Memory of other processes than the one that copies it counts only where it is EGM.
-    """
-    labels: dict[str, str] = {}
-    reads: dict[tuple[str, int, str], list[int]] = {}
-    for number, measurement in enumerate(measurements):
-        flow = measurement.flows[0]
-        end = flow.source if flow.source.allocated_by is not None else flow.destination
-        alone = measurement.quantity is Quantity.BANDWIDTH and len(measurement.flows) == 1
-        if not alone or not measurement.measured or end.allocated_by is None or end.numa_node is None:
-            continue
-        if flow.initiator is None or (end.rank is not None and flow.route.egm is not Egm.YES):
-            continue
-        reads.setdefault((measurement.case, end.numa_node, end.allocated_by), []).append(number)
-        labels[flow.initiator] = flow.initiator_label
-        labels[end.allocated_by] = end.allocated_by_label or end.allocated_by
-    result = []
-    for (case, node, allocated_by), numbers in reads.items():
-        owner, unknown = _owner(allocated_by, [measurements[number] for number in numbers])
-        result.append(
-            MemoryOwner(
-                case=case,
-                numa_node=node,
-                allocated_by=allocated_by,
-                allocated_by_label=labels[allocated_by],
-                owner=owner,
-                owner_label=None if owner is None else labels[owner],
-                unknown=unknown,
-                measurements=tuple(numbers),
-            )
-        )
-    return tuple(result)
-
-
-def _owner(allocated_by: str, reads: Sequence[Measurement]) -> tuple[str | None, OwnerUnknown | None]:
-    """Return the owner of memory, by who read or wrote it over which link and who sent it; or why it is unknown."""
-    of_egm = [read for read in reads if read.flows[0].route.egm is Egm.YES]
-    links: list[LinkKind] = []
-    possible: set[str] = set()
-    impossible: set[str] = set()
-    for read in of_egm:
-        flow, evidence = read.flows[0], read.evidence
-        route = evidence.route if evidence is not None else None
-        if evidence is None or route is None or route.verdict in (Verdict.UNKNOWN, Verdict.REFUTED):
-            continue
-        links.append(route.link)
-        reader = str(flow.initiator)
-        if route.link is LinkKind.C2C:
-            possible.add(reader)
-        elif route.link is LinkKind.NVLINK:
-            impossible.add(reader)
-            for gpu in evidence.gpus if reader != allocated_by else ():
-                counted = (gpu.received_bytes if flow.sent else gpu.sent_bytes).get(LinkKind.NVLINK)
-                if gpu.bus_id != allocated_by or counted is None:
-                    continue
-                if counted >= COUNTED_AT_LEAST * route.expected_bytes:
-                    possible.add(allocated_by)
-                elif counted <= STRAY_AT_MOST * route.expected_bytes:
-                    impossible.add(allocated_by)
-    if not links:
-        return None, OwnerUnknown.NO_COUNTERS if of_egm else OwnerUnknown.NOT_EGM
-    if LinkKind.NVLINK not in links:
-        return None, OwnerUnknown.OWN_LINK_EACH if len(possible) > 1 else OwnerUnknown.TOO_FEW
-    if len(possible) > 1 or possible & impossible:
-        return None, OwnerUnknown.CONTRADICTORY
-    return (possible.pop(), None) if possible else (None, OwnerUnknown.TOO_FEW)
 
 
 def judge(
@@ -252,3 +179,81 @@ def _logged(report: RunReport) -> Iterable[str]:
     for fault in kernel_faults(report.machines[0], report.kernel_messages.events):
         if fault.status is not Status.PASS:
             yield f"the kernel logged meanwhile: {fault.title}{fault.times}"
+
+
+# --- who owns EGM memory ---------------------------------------------------------------------------------------------
+
+
+def owners(measurements: Sequence[Measurement]) -> tuple[MemoryOwner, ...]:
+    """Return for each case the owner of the memory of each NUMA node and GPU under which some was allocated and copied.
+
+    EGM memory belongs to one GPU: its owner reads it over its own NVLink-C2C, every other GPU over NVLink to the owner
+    (:mod:`egmctl.topology.routes`: read in the driver's source, not measured). So a GPU that needed NVLink does not own
+    what it read, one that did not may, and one that sent over NVLink what another one read does. NVML counts the bytes
+    of NVLink and of PCIe and none of NVLink-C2C: that a GPU used its own is inferred by exclusion.
+
+    Memory of other processes than the one that copies it counts only where it is EGM.
+    """
+    labels: dict[str, str] = {}
+    reads: dict[tuple[str, int, str], list[int]] = {}
+    for number, measurement in enumerate(measurements):
+        flow = measurement.flows[0]
+        end = flow.source if flow.source.allocated_by is not None else flow.destination
+        alone = measurement.quantity is Quantity.BANDWIDTH and len(measurement.flows) == 1
+        if not alone or not measurement.measured or end.allocated_by is None or end.numa_node is None:
+            continue
+        if flow.initiator is None or (end.rank is not None and flow.route.egm is not Egm.YES):
+            continue
+        reads.setdefault((measurement.case, end.numa_node, end.allocated_by), []).append(number)
+        labels[flow.initiator] = flow.initiator_label
+        labels[end.allocated_by] = end.allocated_by_label or end.allocated_by
+    result = []
+    for (case, node, allocated_by), numbers in reads.items():
+        owner, unknown = _owner(allocated_by, [measurements[number] for number in numbers])
+        result.append(
+            MemoryOwner(
+                case=case,
+                numa_node=node,
+                allocated_by=allocated_by,
+                allocated_by_label=labels[allocated_by],
+                owner=owner,
+                owner_label=None if owner is None else labels[owner],
+                unknown=unknown,
+                measurements=tuple(numbers),
+            )
+        )
+    return tuple(result)
+
+
+def _owner(allocated_by: str, reads: Sequence[Measurement]) -> tuple[str | None, OwnerUnknown | None]:
+    """Return the owner of memory, by who read or wrote it over which link and who sent it; or why it is unknown."""
+    of_egm = [read for read in reads if read.flows[0].route.egm is Egm.YES]
+    links: list[LinkKind] = []
+    possible: set[str] = set()
+    impossible: set[str] = set()
+    for read in of_egm:
+        flow, evidence = read.flows[0], read.evidence
+        route = evidence.route if evidence is not None else None
+        if evidence is None or route is None or route.verdict in (LinkProof.UNKNOWN, LinkProof.REFUTED):
+            continue
+        links.append(route.link)
+        reader = str(flow.initiator)
+        if route.link is LinkKind.C2C:
+            possible.add(reader)
+        elif route.link is LinkKind.NVLINK:
+            impossible.add(reader)
+            for gpu in evidence.gpus if reader != allocated_by else ():
+                counted = (gpu.received_bytes if flow.sent else gpu.sent_bytes).get(LinkKind.NVLINK)
+                if gpu.bus_id != allocated_by or counted is None:
+                    continue
+                if counted >= COUNTED_AT_LEAST * route.expected_bytes:
+                    possible.add(allocated_by)
+                elif counted <= STRAY_AT_MOST * route.expected_bytes:
+                    impossible.add(allocated_by)
+    if not links:
+        return None, OwnerUnknown.NO_COUNTERS if of_egm else OwnerUnknown.NOT_EGM
+    if LinkKind.NVLINK not in links:
+        return None, OwnerUnknown.OWN_LINK_EACH if len(possible) > 1 else OwnerUnknown.TOO_FEW
+    if len(possible) > 1 or possible & impossible:
+        return None, OwnerUnknown.CONTRADICTORY
+    return (possible.pop(), None) if possible else (None, OwnerUnknown.TOO_FEW)

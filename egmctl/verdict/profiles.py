@@ -58,7 +58,7 @@ def match_profile(machine: Machine, profile: Profile) -> Match:
     least, most = signature.least_gpus, signature.most_gpus
     points = [
         _point("GPU name", {gpu.name for gpu in gpus}, signature.gpu_names),
-        _point("PCI device id", {pci_id(gpu) for gpu in gpus}, signature.device_ids),
+        _point("PCI device id", {gpu.pci.pci_id if gpu.pci else None for gpu in gpus}, signature.device_ids),
         _point(
             "GPUs",
             {str(len(gpus))},
@@ -112,12 +112,7 @@ def _nvlinks_between(machine: Machine) -> int:
 
 def gpu_kind(gpu: Gpu) -> str:
     """Return what a GPU is, in words: its name and its PCI id."""
-    return f"{gpu_name(gpu.name)} ({pci_id(gpu) or 'PCI id unknown'})"
-
-
-def pci_id(gpu: Gpu) -> str | None:
-    """Return vendor and device, ``10de:2335``; ``None`` where they were not read."""
-    return None if gpu.pci is None else gpu.pci.pci_id
+    return f"{gpu_name(gpu.name)} ({(gpu.pci and gpu.pci.pci_id) or 'PCI id unknown'})"
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -420,14 +415,12 @@ def learn(runs: Sequence[Run], name: str, date: str) -> Profile:
             )
     learnt: dict[_Class, _Learnt] = {}
     for run in runs:
-        measurements = run.report.measurements
         largest: dict[tuple[str, Point], int] = {}
-        for m in measurements:
-            key = m.case, m.point.unsized
-            largest[key] = max(m.size_bytes, largest.get(key, 0))
-        for measurement in measurements:
-            if measurement.size_bytes == largest[measurement.case, measurement.point.unsized]:
-                _add(learnt, run.node, measurement)
+        for m in run.report.measurements:
+            largest[m.case, m.point.unsized] = max(m.size_bytes, largest.get((m.case, m.point.unsized), 0))
+        for m in run.report.measurements:
+            if m.size_bytes == largest[m.case, m.point.unsized]:
+                _add(learnt, run.node, m)
     if not learnt:
         raise UsageError("the runs hold nothing to learn from: no measurement is ok, large enough and from idle GPUs")
     nodes = len({run.node for run in runs})
@@ -491,7 +484,7 @@ def _signature(machines: Sequence[Machine]) -> Signature:
     joined = max(map(_nvlinks_between, machines))
     return Signature(
         gpu_names=tuple(dict.fromkeys(gpu.name for gpu in gpus if gpu.name)),
-        device_ids=tuple(dict.fromkeys(name for gpu in gpus if (name := pci_id(gpu)))),
+        device_ids=tuple(dict.fromkeys(gpu.pci.pci_id for gpu in gpus if gpu.pci and gpu.pci.pci_id)),
         most_gpus=max(len(machine.gpus or ()) for machine in machines),
         nvlinks=nvlinks.pop() if len(nvlinks) == 1 else None,
         link=f"NV{joined}" if joined else None,

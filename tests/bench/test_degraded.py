@@ -16,7 +16,7 @@ from egmctl.bench.suites import select_cases
 from egmctl.facts import replay
 from egmctl.gpu.telemetry import Traffic
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Settings, Status, Verdict
+from egmctl.model.measurement import LinkProof, Settings, Status
 from egmctl.model.route import Egm, LinkKind
 from egmctl.report.route_words import route_words
 from egmctl.report.views.bench_answer import answer
@@ -101,7 +101,7 @@ class TestWhatCarriedTheBytes:
     TASK = next(one for one in planned(without_owners(), NUMA).tasks if one.flows[0].source.numa_node == 1)
     LARGE = replace(TASK, size_bytes=1 << 30)
 
-    def seen(self, nvlink: int, pcie: int) -> tuple[str, Verdict]:
+    def seen(self, nvlink: int, pcie: int) -> tuple[str, LinkProof]:
         gpu = self.LARGE.flows[0].initiator or ""
         rises = {gpu: Traffic({}, {LinkKind.NVLINK: nvlink, LinkKind.PCIE: pcie})}
         found = route_evidence(self.LARGE, 1, rises)
@@ -110,9 +110,9 @@ class TestWhatCarriedTheBytes:
 
     def test_is_told_by_the_counters(self) -> None:
         total = 1 << 30
-        assert self.seen(total, 0) == (LinkKind.NVLINK, Verdict.PROVEN)
-        assert self.seen(0, total) == (LinkKind.PCIE, Verdict.PROVEN)
-        assert self.seen(0, 0) == (LinkKind.C2C, Verdict.BY_EXCLUSION)
+        assert self.seen(total, 0) == (LinkKind.NVLINK, LinkProof.PROVEN)
+        assert self.seen(0, total) == (LinkKind.PCIE, LinkProof.PROVEN)
+        assert self.seen(0, 0) == (LinkKind.C2C, LinkProof.BY_EXCLUSION)
 
 
 def test_it_is_a_warning_that_its_cause_explains_and_no_reference_judges() -> None:

@@ -12,7 +12,7 @@ import pytest
 from egmctl.bench.evidence import LinkCounters, Watch
 from egmctl.bench.evidence import route as route_of
 from egmctl.gpu.telemetry import State, Telemetry, Traffic
-from egmctl.model.measurement import Verdict
+from egmctl.model.measurement import LinkProof
 from egmctl.model.route import Carrier, Egm, Hop, LinkKind, MemoryKind, Route
 from egmctl.model.task import Endpoint, Engine, Flow, Pattern, Quantity, Task
 from tests.bench.routes import C2C, PCIE, PHB, SMP, nv, over, to_host
@@ -61,7 +61,7 @@ class TestRoute:
     def test_nvlink_that_counts_what_was_moved_is_proven(self, initiator: str, seen: dict[str, Traffic]) -> None:
         found = route_of(task(flow(gpu(A), gpu(B), over(nv(18)), initiator)), 3, seen)
         assert found is not None
-        assert (found.link, found.verdict) == ("nvlink", Verdict.PROVEN)
+        assert (found.link, found.verdict) == ("nvlink", LinkProof.PROVEN)
         assert (found.expected_bytes, found.carried_bytes) == (MOVED, MOVED)
 
     @pytest.mark.parametrize(
@@ -77,10 +77,10 @@ class TestRoute:
         through = flow(one, other, to_host(*hops, egm=Egm.YES))
         found = route_of(task(through), 3, {A: seen})
         assert found is not None
-        assert (found.link, found.verdict, found.carried_bytes) == ("nvlink", Verdict.PROVEN, MOVED)
+        assert (found.link, found.verdict, found.carried_bytes) == ("nvlink", LinkProof.PROVEN, MOVED)
         still = route_of(task(through), 3, {A: Traffic({"nvlink": 0, "pcie": 0}, {"nvlink": 0, "pcie": 0})})
         assert still is not None
-        assert still.verdict is Verdict.REFUTED
+        assert still.verdict is LinkProof.REFUTED
 
     def test_a_gpu_that_only_reads_receives_and_one_that_only_writes_sends(self) -> None:
         registers = Endpoint(memory=MemoryKind.REGISTERS, label="GPU0", bus_id=A)
@@ -89,22 +89,22 @@ class TestRoute:
         write = route_of(task(flow(registers, gpu(B), over(nv(18)))), 3, seen)
         assert read is not None
         assert write is not None
-        assert (read.verdict, write.verdict) == (Verdict.PROVEN, Verdict.REFUTED)
+        assert (read.verdict, write.verdict) == (LinkProof.PROVEN, LinkProof.REFUTED)
 
     def test_nvlink_that_stood_still_is_refuted(self) -> None:
         found = route_of(task(P2P), 3, {A: Traffic({"nvlink": 4096}, {"nvlink": MOVED})})
         assert found is not None
-        assert found.verdict is Verdict.REFUTED
+        assert found.verdict is LinkProof.REFUTED
 
     def test_without_counters_nothing_is_known(self) -> None:
         found = route_of(task(P2P), 3, {B: Traffic({"nvlink": MOVED})})
         assert found is not None
-        assert (found.verdict, found.carried_bytes) == (Verdict.UNKNOWN, None)
+        assert (found.verdict, found.carried_bytes) == (LinkProof.UNKNOWN, None)
 
     @pytest.mark.parametrize(
-        ("pcie", "verdict"), [(1 << 20, Verdict.BY_EXCLUSION), (MOVED, Verdict.REFUTED), (None, Verdict.UNKNOWN)]
+        ("pcie", "verdict"), [(1 << 20, LinkProof.BY_EXCLUSION), (MOVED, LinkProof.REFUTED), (None, LinkProof.UNKNOWN)]
     )
-    def test_c2c_has_no_counter_so_the_other_kinds_of_links_tell(self, pcie: int | None, verdict: Verdict) -> None:
+    def test_c2c_has_no_counter_so_the_other_kinds_of_links_tell(self, pcie: int | None, verdict: LinkProof) -> None:
         egm = flow(NODE, gpu(A), to_host(C2C, egm=Egm.YES))
         received = {"nvlink": 0} | ({} if pcie is None else {"pcie": pcie})
         found = route_of(task(egm), 3, {A: Traffic({}, received)})
@@ -113,7 +113,7 @@ class TestRoute:
 
     def test_egm_of_the_other_gpu_of_a_cpu_goes_over_nvlink_and_is_no_misroute(self) -> None:
         seen = {A: Traffic({}, {"nvlink": MOVED, "pcie": 0})}
-        for egm, link, verdict in ((Egm.YES, "nvlink", Verdict.PROVEN), (Egm.NO, "c2c", Verdict.REFUTED)):
+        for egm, link, verdict in ((Egm.YES, "nvlink", LinkProof.PROVEN), (Egm.NO, "c2c", LinkProof.REFUTED)):
             found = route_of(task(flow(NODE, gpu(A), to_host(C2C, egm=egm))), 3, seen)
             assert found is not None
             assert (found.link, found.verdict) == (link, verdict)
@@ -121,15 +121,15 @@ class TestRoute:
     @pytest.mark.parametrize(
         ("received", "link", "verdict"),
         [
-            ({"nvlink": MOVED, "pcie": 0}, "nvlink", Verdict.PROVEN),
-            ({"nvlink": 0, "pcie": 0}, "c2c", Verdict.BY_EXCLUSION),
-            ({"nvlink": 0, "pcie": MOVED}, "nvlink", Verdict.REFUTED),
-            ({"nvlink": MOVED * 3 // 4, "pcie": 0}, "nvlink", Verdict.REFUTED),
-            ({"pcie": 0}, "nvlink", Verdict.UNKNOWN),
+            ({"nvlink": MOVED, "pcie": 0}, "nvlink", LinkProof.PROVEN),
+            ({"nvlink": 0, "pcie": 0}, "c2c", LinkProof.BY_EXCLUSION),
+            ({"nvlink": 0, "pcie": MOVED}, "nvlink", LinkProof.REFUTED),
+            ({"nvlink": MOVED * 3 // 4, "pcie": 0}, "nvlink", LinkProof.REFUTED),
+            ({"pcie": 0}, "nvlink", LinkProof.UNKNOWN),
         ],
     )
     def test_egm_allocated_under_the_other_gpu_is_expected_over_nvlink_and_may_be_the_readers_own(
-        self, received: dict[str, int], link: str, verdict: Verdict
+        self, received: dict[str, int], link: str, verdict: LinkProof
     ) -> None:
         by_other = replace(NODE, label="NUMA0 (by GPUB)", allocated_by=B, allocated_by_label="GPUB")
         read = flow(by_other, gpu(A), to_host(nv(18), C2C, egm=Egm.YES))
@@ -143,14 +143,14 @@ class TestRoute:
         back = route_of(task(flow(NODE, gpu(A), to_host(PCIE))), 3, seen)
         assert there is not None
         assert back is not None
-        assert (there.verdict, back.verdict) == (Verdict.PROVEN, Verdict.REFUTED)
+        assert (there.verdict, back.verdict) == (LinkProof.PROVEN, LinkProof.REFUTED)
 
     def test_both_directions_add_up(self) -> None:
         back = flow(gpu(B), gpu(A), over(nv(18)), initiator=B)
         seen = {bus_id: Traffic({"nvlink": MOVED}, {"nvlink": MOVED}) for bus_id in (A, B)}
         found = route_of(task(P2P, back), 3, seen)
         assert found is not None
-        assert (found.expected_bytes, found.verdict) == (2 * MOVED, Verdict.PROVEN)
+        assert (found.expected_bytes, found.verdict) == (2 * MOVED, LinkProof.PROVEN)
 
     def test_nothing_is_said_of_what_leaves_no_gpu_or_is_too_little(self) -> None:
         local = flow(gpu(A), gpu(A), over())

@@ -26,7 +26,7 @@ from egmctl.gpu.telemetry import Traffic
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.host import HugePages
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Settings, Verdict
+from egmctl.model.measurement import LinkProof, Settings
 from egmctl.model.route import Egm, MemoryKind, Route
 from egmctl.topology.routes import route
 from egmctl.units import GIB, MIB
@@ -129,10 +129,10 @@ class TestWhetherManagedMemoryIsEgm:
 
     @pytest.mark.parametrize(
         ("nvlink", "link", "verdict"),
-        [(1 << 30, "nvlink", Verdict.PROVEN), (0, "c2c", Verdict.BY_EXCLUSION)],
+        [(1 << 30, "nvlink", LinkProof.PROVEN), (0, "c2c", LinkProof.BY_EXCLUSION)],
         ids=["through a peer", "by itself"],
     )
-    def test_the_counters_say_which_way_it_took(self, nvlink: int, link: str, verdict: Verdict) -> None:
+    def test_the_counters_say_which_way_it_took(self, nvlink: int, link: str, verdict: LinkProof) -> None:
         machine = shipped("gb200-tray")
         settings = Settings(size_bytes=1 << 30, copies=1, samples=1, timeout_s=60)
         (one,) = make_plan(machine, (machine.gpus or ())[:1], [1], select_cases(["managed_to_*_ce"]), settings).tasks

@@ -14,13 +14,13 @@ from egmctl.model.measurement import (
     Evidence,
     GpuEvidence,
     LinkEvidence,
+    LinkProof,
     Measurement,
     Placement,
     RunReport,
     Sample,
     Settings,
     Status,
-    Verdict,
     finish,
 )
 from egmctl.model.route import LinkKind
@@ -187,7 +187,7 @@ class TestWarnings:
         first, *others = report.measurements
         return replace(report, measurements=(replace(first, evidence=Evidence(gpus=(gpu,))), *others))
 
-    def routed(self, *verdicts: Verdict) -> RunReport:
+    def routed(self, *verdicts: LinkProof) -> RunReport:
         """Return a report whose measurements took the expected link, or not."""
         report = report_of("device_to_device_memcpy_write_ce", gpus=3)
         found = [
@@ -214,7 +214,7 @@ class TestWarnings:
         assert list(warnings(self.report(**calm))) == []
 
     def test_another_route_is_a_warning(self) -> None:
-        (warning,) = warnings(self.routed(Verdict.REFUTED))
+        (warning,) = warnings(self.routed(LinkProof.REFUTED))
         assert warning.startswith("nvlink carried only 1 % of the bytes: ")
 
     def test_memory_on_another_node_is_a_warning(self) -> None:
@@ -226,7 +226,7 @@ class TestWarnings:
         assert warning.startswith("memory of NUMA0 is elsewhere (256 on node 1): ")
 
     def test_how_many_routes_were_shown_is_one_sentence(self) -> None:
-        verdicts = (Verdict.PROVEN, Verdict.PROVEN, Verdict.BY_EXCLUSION, Verdict.UNKNOWN)
+        verdicts = (LinkProof.PROVEN, LinkProof.PROVEN, LinkProof.BY_EXCLUSION, LinkProof.UNKNOWN)
         assert route_line(self.routed(*verdicts)) == (
             "Route confirmed by link counters: 2 of 4, 1 by exclusion: no other link "
             "carried the bytes, 1 not confirmed: there are no counters."

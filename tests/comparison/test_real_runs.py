@@ -8,7 +8,6 @@ import gzip
 import json
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from egmctl.comparison import compare
@@ -17,9 +16,9 @@ from egmctl.model.comparison import Comparison, Outcome
 from egmctl.saved import Saved, load
 from egmctl.verdict.profiles import load_all
 from tests.conftest import ROOT
+from tests.docs.test_schemas import check
 from tests.report.texts import text_of
 
-SCHEMA = json.loads((ROOT / "docs/schemas/bench.schema.json").read_text())
 RUNS = ("idle", "idle-again", "beside-traffic")
 
 
@@ -43,7 +42,7 @@ def compared(runs: dict[str, Saved], first: str, second: str) -> Comparison:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_they_fit_the_schema(name: str, tmp_path: Path) -> None:
-    jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(unpacked(name, tmp_path).read_text()))
+    check(json.loads(unpacked(name, tmp_path).read_text()), "bench")
 
 
 def test_two_idle_runs_are_the_same(runs: dict[str, Saved]) -> None:
@@ -52,22 +51,17 @@ def test_two_idle_runs_are_the_same(runs: dict[str, Saved]) -> None:
         assert (comparison.compared, {path.outcome for path in comparison.paths}) == (74, {Outcome.SAME})
 
 
-def test_traffic_beside_a_run_is_named_by_its_gpus(runs: dict[str, Saved]) -> None:
+def test_traffic_beside_a_run_is_named_by_its_gpus_and_memory_of_the_host_is_not_blamed(runs: dict[str, Saved]) -> None:
+    """The traffic went over NVLink only."""
     comparison = compared(runs, "idle", "beside-traffic")
-    worse = [path for path in comparison.paths if path.outcome is Outcome.WORSE]
+    worse = [path.path for path in comparison.paths if path.outcome is Outcome.WORSE]
     assert len(worse) == 25
-    assert all("GPU0" in path.path or "GPU1" in path.path for path in worse)
+    assert all(("GPU0" in path or "GPU1" in path) and "NUMA" not in path for path in worse)
     assert {"GPU0 -> *", "GPU1 -> *"} <= {row.where for row in comparison.affected}
     assert "settings differ: allow busy no in idle, yes in beside-traffic" in " ".join(text_of(comparison).split())
 
 
-def test_memory_of_the_host_is_not_blamed(runs: dict[str, Saved]) -> None:
-    """The traffic went over NVLink only."""
-    host = [path for path in compared(runs, "idle", "beside-traffic").paths if "NUMA" in path.path]
-    assert {path.outcome for path in host} == {Outcome.SAME}
-
-
-def test_bandwidths_and_latencies_are_told_apart(tmp_path: Path) -> None:
-    comparison = compare([load(unpacked("idle", tmp_path)), load(unpacked("beside-traffic", tmp_path))])
+def test_bandwidths_and_latencies_are_told_apart(runs: dict[str, Saved]) -> None:
+    comparison = compare([runs["idle"], runs["beside-traffic"]])
     for row in comparison.affected:
         assert len({comparison.paths[place].unit for place in row.paths}) == 1, row.where

@@ -16,7 +16,7 @@ from egmctl.doctor.checks.active import KINDS
 from egmctl.doctor.effects_on_findings import alike
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.facts.kernel_log import event
-from egmctl.model.finding import NODE, TOLD, Diagnosis, Finding, Guard, Status, causes, on_gpus, on_pairs
+from egmctl.model.finding import NODE, TOLD, Diagnosis, Finding, Guard, Status, on_gpus, on_pairs, root_causes
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Imex, LibraryFailure, PcieLink
 from egmctl.model.kernel_log import DriverMessage as M
@@ -501,7 +501,7 @@ GPUS = healthy().gpus or ()
 
 def causes_of(*findings: Finding) -> list[tuple[str, list[str]]]:
     """Return the checks that are causes, each with the checks and places that it explains."""
-    found = causes(explained(dataclasses.replace(healthy(), probes=()), findings))
+    found = root_causes(explained(dataclasses.replace(healthy(), probes=()), findings))
     return [
         (cause.finding.check, [f"{effect.check} {effect.place.label}" for effect in cause.explains]) for cause in found
     ]
@@ -543,7 +543,7 @@ FINDINGS = st.lists(
 @given(FINDINGS)
 def test_every_problem_is_in_exactly_one_cause_and_the_gravest_come_first(findings: list[Finding]) -> None:
     judged = explained(healthy(), findings)
-    found = causes(judged)
+    found = root_causes(judged)
     listed = [finding for cause in found for finding in (cause.finding, *cause.explains)]
     problems = [finding for finding in judged if finding.status in TOLD]
     assert sorted(id(entry) for entry in listed if entry.status is not Status.UNKNOWN) == sorted(map(id, problems))

@@ -8,7 +8,7 @@ import pytest
 
 from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.runner import CHECKS, diagnose
-from egmctl.model.finding import Status, causes
+from egmctl.model.finding import Status, root_causes
 from egmctl.model.host import Nic, NicPort
 from egmctl.model.machine import Machine
 from tests.doctor.faults import healthy, hgx_b200, without_umad
@@ -63,5 +63,5 @@ def test_in_progress_for_ever_names_who_has_to_end_it() -> None:
 
 
 def test_one_missing_module_is_one_cause() -> None:
-    roots = causes(diagnose(without_umad(), EVERYTHING, CHECKS).findings)
+    roots = root_causes(diagnose(without_umad(), EVERYTHING, CHECKS).findings)
     assert [cause.finding.check for cause in roots if cause.status is Status.FAIL] == ["fabric.management"]

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from egmctl.errors import UsageError
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import NumaKind
+from egmctl.model.machine import Machine
 from egmctl.selectors import select_gpus, select_numa
 from tests.topology import builders
 from tests.topology.builders import grace, node
 
+HERE = "the GPUs here are 0-7 (egmctl topo -v shows their UUIDs and bus ids)"
 EIGHT = tuple(builders.gpu(i) for i in range(8))
 
 
@@ -67,21 +69,14 @@ def test_gpus(text: str, indices: list[int]) -> None:
         ("1/2", "--gpus '1/2' is not a GPU; the GPUs here are 0-7"),
         ("\u0663", "--gpus '\u0663' is not a GPU; the GPUs here are 0-7"),
         ("0-99999999999", "--gpus '0-99999999999': there is no GPU 8; the GPUs here are 0-7"),
-        ("0-999999999", "--gpus '0-999999999': there is no GPU 8; the GPUs here are 0-7"),
-        (
-            "GPU-0000000",
-            "--gpus 'GPU-0000000' fits GPU0, GPU1, GPU2, GPU3, GPU4, GPU5, GPU6, GPU7; the GPUs here are 0-7 "
-            "(egmctl topo -v shows their UUIDs and bus ids)",
-        ),
+        ("GPU-ffff", f"--gpus 'GPU-ffff' is no GPU's UUID or PCI bus id; {HERE}"),
+        ("ff:00.0", f"--gpus 'ff:00.0' is no GPU's UUID or PCI bus id; {HERE}"),
+        ("0000:1b:zz.0", f"--gpus '0000:1b:zz.0' is no GPU's UUID or PCI bus id; {HERE}"),
+        ("GPU-0000000", f"--gpus 'GPU-0000000' fits {', '.join(f'GPU{n}' for n in range(8))}; {HERE}"),
     ],
 )
 def test_gpus_that_do_not_exist_or_make_no_sense(text: str, sentence: str) -> None:
     assert refused(text) == sentence
-
-
-def test_uuids_and_bus_ids_that_do_not_exist_are_told_what_does() -> None:
-    for text in ("GPU-ffff", "ff:00.0", "0000:1b:zz.0"):
-        assert "is no GPU's UUID or PCI bus id; the GPUs here are 0-7" in refused(text)
 
 
 def test_a_bus_id_in_two_domains_needs_the_domain() -> None:
@@ -120,33 +115,35 @@ def test_any_text_selects_something_or_is_one_sentence(text: str) -> None:
     assert chosen or (sentence.startswith("--gpus ") and "\n" not in sentence)
 
 
-class TestNuma:
-    machine = grace(4, nodes=[node(0), node(1), node(2, NumaKind.MEMORY_ONLY), node(3, NumaKind.EMPTY)])
+MACHINE = grace(4, nodes=[node(0), node(1), node(2, NumaKind.MEMORY_ONLY), node(3, NumaKind.EMPTY)])
 
-    @pytest.mark.parametrize(("text", "nodes"), [("all", (0, 1)), ("1", (1,)), ("1,0,1", (1, 0)), ("0-1", (0, 1))])
-    def test_nodes_with_cpus(self, text: str, nodes: tuple[int, ...]) -> None:
-        assert select_numa(text, self.machine) == nodes
 
-    def test_local_is_where_the_gpus_sit(self) -> None:
-        assert select_numa("local", self.machine) == (0, 1)
-        gpus = self.machine.gpus or ()
-        assert select_numa("local", self.machine, gpus[2:]) == (1,)
+@pytest.mark.parametrize(
+    ("text", "nodes"), [("all", (0, 1)), ("1", (1,)), ("1,0,1", (1, 0)), ("0-1", (0, 1)), ("local", (0, 1))]
+)
+def test_numa_names_nodes_with_cpus_and_local_is_where_the_gpus_sit(text: str, nodes: tuple[int, ...]) -> None:
+    assert select_numa(text, MACHINE) == nodes
 
-    def test_local_needs_a_gpu_that_knows_its_node(self) -> None:
-        with pytest.raises(UsageError, match="--numa local: no GPU here says which NUMA node it belongs to"):
-            select_numa("local", builders.machine([], nodes=[node(0)]))
 
-    @pytest.mark.parametrize(
-        ("text", "sentence"),
-        [
-            ("7", "--numa '7': there is no CPU NUMA node 7; the CPU NUMA nodes here are 0-1"),
-            ("2", "--numa '2': there is no CPU NUMA node 2; the CPU NUMA nodes here are 0-1"),
-            ("", "--numa is empty; the CPU NUMA nodes here are 0-1"),
-            ("1-0", "--numa '1-0' runs backwards; the CPU NUMA nodes here are 0-1"),
-            ("near", "--numa 'near' is not a CPU NUMA node; the CPU NUMA nodes here are 0-1"),
-        ],
-    )
-    def test_others_are_refused(self, text: str, sentence: str) -> None:
-        with pytest.raises(UsageError) as caught:
-            select_numa(text, self.machine)
-        assert str(caught.value) == sentence
+def test_local_is_where_the_gpus_that_were_chosen_sit() -> None:
+    assert select_numa("local", MACHINE, (MACHINE.gpus or ())[2:]) == (1,)
+
+
+@pytest.mark.parametrize(
+    ("text", "machine", "sentence"),
+    [
+        ("7", MACHINE, "--numa '7': there is no CPU NUMA node 7; the CPU NUMA nodes here are 0-1"),
+        ("2", MACHINE, "--numa '2': there is no CPU NUMA node 2; the CPU NUMA nodes here are 0-1"),
+        ("", MACHINE, "--numa is empty; the CPU NUMA nodes here are 0-1"),
+        ("1-0", MACHINE, "--numa '1-0' runs backwards; the CPU NUMA nodes here are 0-1"),
+        ("near", MACHINE, "--numa 'near' is not a CPU NUMA node; the CPU NUMA nodes here are 0-1"),
+        (
+            *("local", builders.machine([], nodes=[node(0)])),
+            "--numa local: no GPU here says which NUMA node it belongs to; the CPU NUMA nodes here are 0",
+        ),
+    ],
+)
+def test_other_numa_nodes_are_refused(text: str, machine: Machine, sentence: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        select_numa(text, machine)
+    assert str(caught.value) == sentence

@@ -8,6 +8,7 @@ from dataclasses import replace
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.results import summarize
 from egmctl.bench.suites import CASES
+from egmctl.model.listing import PlannedTask
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, RunReport, Settings, Status, finish
 from egmctl.model.task import Flow, Quantity, Task
@@ -21,6 +22,9 @@ H2D, D2H = "host_numa_to_device_memcpy_ce", "device_to_host_numa_memcpy_ce"
 LOCAL, LATENCY, RING = "device_local_copy", "device_to_device_latency_sm", "ring_write_ce"
 USUAL = {WRITE: 396.2, READ: 393.8, BOTH: 391.4, H2D: 55.4, D2H: 55.3, LOCAL: 2099.0, LATENCY: 834.0, RING: 391.2}
 """Of one flow on HGX H200."""
+
+OF_GPU2 = {f"GPU{a} -> GPU{b}" for a in range(4) for b in range(4) if a != b and 2 in (a, b)}
+"""Paths between GPUs of which GPU2 is one."""
 
 Value = Callable[[Task, Flow], float]
 H200 = shipped("hgx-h200x4")
@@ -48,25 +52,28 @@ def run(
     gpus: int | None = None,
     nodes: Sequence[int] = (0,),
     size_bytes: int = 512 * MIB,
+    waives: bool = False,
 ) -> RunReport:
-    """Return the report of a run in which each flow gives ``value(task, flow)`` in GB/s, or ns."""
+    """Return the report of a run in which each flow gives ``value(task, flow)`` in GB/s, or ns.
+
+    What cannot be measured on this machine is waived only where the run ``waives``.
+    """
     settings = Settings(size_bytes=size_bytes, copies=16, samples=3, timeout_s=60)
     chosen = [case for case in CASES if case.name in cases]
     plan = make_plan(machine, (machine.gpus or ())[:gpus], list(nodes), chosen, settings)
-    return replace(
-        report(plan, [measured(planned, value) for planned in plan.tasks]),
-        machines=(machine,),
-    )
+    made = [_waived(task) if waives and task.waivers else measured(task, value) for task in plan.tasks]
+    return replace(report(plan, made), machines=(machine,))
+
+
+def _waived(task: PlannedTask) -> Measurement:
+    return finish(task, Status.WAIVED, reason=task.waiver, waivers=task.waivers)
 
 
 def waived_on(report: RunReport, machine: Machine) -> RunReport:
     """Return the report with that waived which a plan for another state of its machine waives."""
     cases = [case for case in CASES if case.name in {m.case for m in report.measurements}]
     plan = make_plan(machine, machine.gpus or (), [0], cases, report.settings)
-    changed = tuple(
-        finish(planned, Status.WAIVED, reason=planned.waiver, waivers=planned.waivers) if planned.waivers else m
-        for m, planned in zip(report.measurements, plan.tasks, strict=True)
-    )
+    changed = tuple(_waived(p) if p.waivers else m for m, p in zip(report.measurements, plan.tasks, strict=True))
     return replace(report, measurements=changed)
 
 

@@ -14,17 +14,18 @@ from egmctl.errors import ExitCode
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import Evidence, GpuEvidence, RunReport, Status
 from egmctl.model.profile import Profile
+from egmctl.model.route import Route
 from egmctl.model.verdict import Direction, Grade, Judgement, RunVerdict, Yardstick
 from egmctl.units import MIB
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import load
 from tests.bench.routes import PCIE, SMP, nv, over, to_host
-from tests.doctor.machines import shipped
+from tests.doctor.machines import patched, shipped
 from tests.verdict.runs import BOTH, D2H, H2D, H200, LATENCY, LOCAL, READ, RING, USUAL, WRITE, run, slow_at, with_status
 
 PROFILE = load("hgx-h200")
 REAL = json.loads((Path(__file__).parent / "h200_quick_runs.json").read_text())["runs"]
-ALL = (WRITE, READ, BOTH, H2D, D2H, LOCAL, LATENCY)
+ALL = (WRITE, READ, BOTH, H2D, D2H, LOCAL, LATENCY, RING)
 
 
 def verdict_of(report: RunReport, profile: Profile | None = PROFILE, *, strict: bool = False) -> RunVerdict:
@@ -100,57 +101,53 @@ def test_unknown_hardware_has_no_reference_and_still_the_other_two() -> None:
 
 
 def test_a_slow_gpu_is_named_in_every_class_that_shows_it() -> None:
-    verdict = verdict_of(run(WRITE, BOTH, H2D, value=slow_at("GPU1", source=False)))
-    assert {(c.label, c.direction) for c in verdict.culprits} == {("GPU1", Direction.INGRESS)}
-    assert len(verdict.culprits) == 3
+    culprits = verdict_of(run(WRITE, BOTH, H2D, value=slow_at("GPU1", source=False))).culprits
+    assert [(culprit.label, culprit.direction) for culprit in culprits] == [("GPU1", Direction.INGRESS)] * 3
 
 
 def test_what_a_link_cannot_carry_and_what_is_a_small_part_of_it_is_told() -> None:
-    for value, grade in ((500.0, Grade.WARN), (396.2, Grade.PASS), (200.0, Grade.WARN), (100.0, Grade.FAIL)):
-        found = by(verdict_of(run(WRITE, value=lambda *_, value=value: value), None), Yardstick.LINK)
+    for gb_s, grade in ((500.0, Grade.WARN), (396.2, Grade.PASS), (200.0, Grade.WARN), (100.0, Grade.FAIL)):
+        found = by(verdict_of(run(WRITE, value=lambda *_, gb_s=gb_s: gb_s), None), Yardstick.LINK)
         assert {j.grade for j in found} == {grade}
     assert "88 % of its link's 450 GB/s" in by(verdict_of(run(WRITE)), Yardstick.LINK)[0].reason
 
 
+def by_way_of(report: RunReport, route: Route) -> RunReport:
+    """Return a run whose bytes went another way."""
+    changed = (replace(m, flows=tuple(replace(flow, route=route) for flow in m.flows)) for m in report.measurements)
+    return replace(report, measurements=tuple(changed))
+
+
 def test_fewer_links_than_the_platform_has_are_held_against_all_of_them() -> None:
-    report = run(WRITE, value=lambda *_: 396.2 * 16 / 18)
-    lame = tuple(
-        replace(m, flows=tuple(replace(flow, route=over(nv(16))) for flow in m.flows)) for m in report.measurements
-    )
-    found = by(verdict_of(replace(report, measurements=lame)), Yardstick.PROFILE)
+    report = by_way_of(run(WRITE, value=lambda *_: 396.2 * 16 / 18), over(nv(16)))
+    found = by(verdict_of(report), Yardstick.PROFILE)
     assert {j.grade for j in found} == {Grade.FAIL}
     assert found[0].reason.endswith("over NV16, not NV18")
 
 
-def test_host_memory_by_another_way_has_no_reference() -> None:
-    report = run(H2D)
-    far = tuple(
-        replace(m, flows=tuple(replace(flow, route=to_host(PCIE, SMP)) for flow in m.flows))
-        for m in report.measurements
-    )
-    assert {j.grade for j in by(verdict_of(replace(report, measurements=far)), Yardstick.PROFILE)} == {
-        Grade.NO_REFERENCE
-    }
+NO_REFERENCE = {
+    "host memory by another way": (
+        *(by_way_of(run(H2D), to_host(PCIE, SMP)), Yardstick.PROFILE),
+        "hgx-h200 does not have this case over PCIe>SMP",
+    ),
+    "small buffers": (
+        *(run(WRITE, value=lambda *_: 5.0, size_bytes=MIB), Yardstick.LINK),
+        "buffers of less than 64 MiB are not judged",
+    ),
+    "fewer than four GPUs": (run(WRITE, gpus=3), Yardstick.PEERS, "no peers: fewer than 4 GPUs"),
+    "another number of GPUs": (run(RING, gpus=3), Yardstick.PROFILE, "hgx-h200 has it for 4 flows, not 3"),
+    "links that are active at no speed": (
+        run(WRITE, machine=patched(H200, "gpus[*].nvml.nvlinks[*]", speed_mb_s=0)),
+        *(Yardstick.LINK, "the link's rate is not known"),
+    ),
+}
 
 
-def test_what_depends_on_the_number_of_gpus_is_known_for_that_number_only() -> None:
-    assert verdict_of(run(RING)).grade is Grade.PASS
-    three = verdict_of(run(RING, gpus=3))
-    assert three.grade is Grade.NO_REFERENCE
-    assert by(three, Yardstick.PROFILE)[0].reason == "hgx-h200 has it for 4 flows, not 3"
-
-
-def test_small_buffers_are_not_judged() -> None:
-    verdict = verdict_of(run(WRITE, value=lambda *_: 5.0, size_bytes=MIB))
-    assert verdict.grade is Grade.NO_REFERENCE
-    assert {j.reason for judged in verdict.judged for j in judged.judgements} == {
-        "buffers of less than 64 MiB are not judged"
-    }
-
-
-def test_fewer_than_four_gpus_have_no_siblings() -> None:
-    found = by(verdict_of(run(WRITE, gpus=3)), Yardstick.PEERS)
-    assert {(j.grade, j.reason) for j in found} == {(Grade.NO_REFERENCE, "no peers: fewer than 4 GPUs")}
+@pytest.mark.parametrize("name", NO_REFERENCE)
+def test_what_a_yardstick_says_nothing_of_has_no_reference_and_a_reason(name: str) -> None:
+    report, yardstick, reason = NO_REFERENCE[name]
+    profile = None if yardstick is Yardstick.LINK else PROFILE
+    assert {(j.grade, j.reason) for j in by(verdict_of(report, profile), yardstick)} == {(Grade.NO_REFERENCE, reason)}
 
 
 @pytest.mark.parametrize("case", ["ipc_event_round_trip", "ipc_socket_round_trip"])
@@ -207,15 +204,3 @@ def test_nothing_measured_is_no_reference() -> None:
     report = run(WRITE)
     nothing = with_status(report, Status.WAIVED, range(len(report.measurements)))
     assert verdict_of(nothing).grade is Grade.NO_REFERENCE
-
-
-def test_links_that_are_active_at_no_speed_are_no_measure() -> None:
-    gpus = tuple(
-        replace(
-            gpu, nvml=replace(gpu.nvml, nvlinks=tuple(replace(one, speed_mb_s=0) for one in gpu.nvml.nvlinks or ()))
-        )
-        for gpu in H200.gpus or ()
-        if gpu.nvml is not None
-    )
-    found = by(verdict_of(run(WRITE, machine=replace(H200, gpus=gpus)), None), Yardstick.LINK)
-    assert {(j.grade, j.reason) for j in found} == {(Grade.NO_REFERENCE, "the link's rate is not known")}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from egmctl.errors import UsageError
-from egmctl.model.measurement import Evidence, GpuEvidence, Measurement, Status
+from egmctl.model.measurement import Evidence, GpuEvidence, RunReport, Status
 from egmctl.model.profile import Profile, Reference
 from egmctl.model.task import Point
 from egmctl.model.verdict import Grade
@@ -20,11 +20,12 @@ from tests.verdict.runs import H2D, H200, LATENCY, READ, RING, USUAL, WRITE, run
 
 def learnt(*factors: float, cases: tuple[str, ...] = (WRITE,), nodes: tuple[str, ...] = ("a",)) -> Profile:
     """Return the profile of runs that reach so many times what is usual, on these nodes by turns."""
-    runs = [
-        Run(run(*cases, value=lambda task, _, factor=factor: factor * USUAL[task.case]), H200, nodes[n % len(nodes)])  # type: ignore[misc]
-        for n, factor in enumerate(factors)
-    ]
-    return learn(runs, "site", "2026-11-20")
+    reports = [run(*cases, value=lambda task, _, f=factor: f * USUAL[task.case]) for factor in factors]  # type: ignore[misc]
+    return learnt_of(*reports, nodes=nodes)
+
+
+def learnt_of(*reports: RunReport, nodes: tuple[str, ...] = ("a",)) -> Profile:
+    return learn([Run(one, H200, nodes[n % len(nodes)]) for n, one in enumerate(reports)], "site", "2026-11-20")
 
 
 def only(profile: Profile) -> Reference:
@@ -52,17 +53,14 @@ def test_how_far_runs_are_apart_is_told_where_there_are_several_of_a_node() -> N
     assert only(learnt(0.98, 1, 1.02)).run_to_run == pytest.approx(0.02, rel=1e-3)
 
 
-def test_nothing_is_learnt_of_gpus_that_other_processes_used() -> None:
-    def beside(measurement: Measurement) -> Measurement:
-        gpu = GpuEvidence(bus_id="0000:00:06.0", label="GPU0", other_processes=(1066,))
-        return replace(measurement, evidence=Evidence(gpus=(gpu,)))
+def used_by_others(report: RunReport) -> RunReport:
+    gpu = GpuEvidence(bus_id="0000:00:06.0", label="GPU0", other_processes=(1066,))
+    return replace(report, measurements=tuple(replace(m, evidence=Evidence(gpus=(gpu,))) for m in report.measurements))
 
-    alone, slow = run(WRITE), run(WRITE, value=lambda *_: 200.0)
-    busy = replace(slow, measurements=tuple(map(beside, slow.measurements)))
-    learnt_from = [Run(alone, H200, "a"), Run(busy, H200, "a")]
-    assert only(learn(learnt_from, "site", "2026-11-20")).fail == only(learnt(1)).fail
-    with pytest.raises(UsageError, match="nothing to learn from"):
-        learn(learnt_from[1:], "site", "2026-11-20")
+
+def test_nothing_is_learnt_of_gpus_that_other_processes_used() -> None:
+    busy = used_by_others(run(WRITE, value=lambda *_: 200.0))
+    assert only(learnt_of(run(WRITE), busy)).fail == only(learnt(1)).fail
 
 
 def test_of_latencies_the_bounds_are_above() -> None:
@@ -73,16 +71,18 @@ def test_of_latencies_the_bounds_are_above() -> None:
 
 @pytest.mark.parametrize("status", [Status.UNSTABLE, Status.CORRUPT])
 def test_it_learns_nothing_from_what_is_not_ok(status: Status) -> None:
-    bad = with_status(run(WRITE, READ, value=lambda *_: 1.0), status, range(12))
-    profile = learn([Run(bad, H200, "a")], "site", "2026-11-20")
-    assert [reference.case for reference in profile.references] == [READ]
-    with pytest.raises(UsageError, match="hold nothing to learn from"):
-        learn([Run(with_status(run(WRITE), status, range(12)), H200, "a")], "site", "2026-11-20")
+    bad = with_status(run(WRITE, READ), status, range(12))
+    assert [reference.case for reference in learnt_of(bad).references] == [READ]
 
 
-def test_small_buffers_teach_nothing() -> None:
+@pytest.mark.parametrize(
+    "report",
+    [used_by_others(run(WRITE)), with_status(run(WRITE), Status.UNSTABLE, range(12)), run(WRITE, size_bytes=MIB)],
+    ids=["on GPUs that others used", "unstable", "of small buffers"],
+)
+def test_runs_that_teach_nothing_are_refused(report: RunReport) -> None:
     with pytest.raises(UsageError, match="hold nothing to learn from"):
-        learn([Run(run(WRITE, size_bytes=MIB), H200, "a")], "site", "2026-11-20")
+        learnt_of(report)
 
 
 def test_of_several_sizes_the_largest_counts() -> None:
@@ -91,7 +91,7 @@ def test_of_several_sizes_the_largest_counts() -> None:
     for order in ((small, large), (large, small)):
         measurements = [replace(m, point=Point(size=m.size_bytes)) for part in order for m in part.measurements]
         sweep = replace(small, measurements=tuple(measurements))
-        reference = only(learn([Run(sweep, H200, "a")], "site", "2026-11-20"))
+        reference = only(learnt_of(sweep))
         assert (reference.typical, reference.least_bytes) == (396.0, 256 * MIB)
 
 

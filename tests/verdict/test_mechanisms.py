@@ -22,7 +22,7 @@ from egmctl.model.task import Flow, HandleKind
 from egmctl.verdict.explain import Shortfalls, explained_by
 from tests.doctor.machines import patched, shipped
 from tests.doctor.machines import run as run_check
-from tests.verdict.runs import H2D, H200, WRITE, run
+from tests.verdict.runs import H2D, H200, OF_GPU2, WRITE, run
 
 RUN = run(WRITE, H2D)
 GPU2 = "0000:00:08.0"
@@ -168,21 +168,13 @@ def test_the_table_has_every_check_that_explains_a_measurement() -> None:
 
 
 @pytest.mark.parametrize("check", TABLE)
-def test_a_fault_does_what_its_mechanism_can_and_nothing_else(check: str) -> None:
+def test_a_fault_does_and_stops_what_its_mechanism_can_and_nothing_else(check: str) -> None:
     for name, path in PATHS.items():
         there = [one for one in TABLE[check] if name in one.paths.split()]
-        for symptom in OUTCOMES:
-            can = any(symptom.value in one.symptoms.split() for one in there)
-            assert bool(explained_by(fault(check), *with_symptom(path, symptom))) is can, (name, symptom)
-
-
-@pytest.mark.parametrize("check", TABLE)
-def test_a_fault_stops_what_its_mechanism_can_and_nothing_else(check: str) -> None:
-    for name, path in PATHS.items():
-        there = [one for one in TABLE[check] if name in one.paths.split()]
-        for kind in WaiverKind:
-            can = any(kind.value in one.stops.split() for one in there)
-            assert bool(explained_by(fault(check), *stopped(path, kind))) is can, (name, kind)
+        effects = {word for one in there for word in f"{one.symptoms} {one.stops}".split()}
+        does = {symptom.value for symptom in OUTCOMES if explained_by(fault(check), *with_symptom(path, symptom))}
+        stops = {kind.value for kind in WaiverKind if explained_by(fault(check), *stopped(path, kind))}
+        assert does | stops == effects, name
 
 
 @pytest.mark.parametrize("check", TABLE)
@@ -194,6 +186,20 @@ def test_a_fault_of_another_gpu_explains_nothing_unless_all_have_it(check: str) 
         *(explained_by(fault(check, other), *stopped(PEER, kind)) for kind in WaiverKind),
     ]
     assert any(found) is everywhere
+
+
+@pytest.mark.parametrize(
+    ("check", "place", "paths"),
+    [
+        ("nvlink.links", AT_GPU2, OF_GPU2),
+        ("p2p.status", Place(kind=PlaceKind.PAIR, ids=(f"{GPU2}>0000:00:09.0",)), {"GPU2 -> GPU3", "GPU3 -> GPU2"}),
+        ("numa.balancing", NODE, {f"NUMA0 -> GPU{n}" for n in range(4)}),
+        ("rdma.ports", Place(kind=PlaceKind.NIC, ids=("mlx5_0",)), set()),
+    ],
+)
+def test_a_fault_explains_the_slow_paths_that_cross_its_place(check: str, place: Place, paths: set[str]) -> None:
+    slow = Shortfalls(failing=frozenset(range(len(RUN.measurements))))
+    assert {RUN.measurements[number].path for number in explained_by(fault(check, place), RUN, slow)} == paths
 
 
 @pytest.mark.parametrize("check", ["kernel.xid", "kernel.aer"])

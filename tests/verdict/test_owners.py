@@ -37,14 +37,11 @@ def counted(measurement: Measurement, owner: Owner, at: tuple[str, ...]) -> Meas
     flow = measurement.flows[0]
     moved = len(measurement.samples) * measurement.copies * measurement.size_bytes
     rises = {bus_id(label): Traffic({"nvlink": 0, "pcie": 0}, {"nvlink": 0, "pcie": 0}) for label in at}
-    whose = owner[flow.source.allocated_by_label or ""]
-    if whose is not None and whose != flow.initiator_label:
-        for label, traffic in (
-            (flow.initiator_label, Traffic({"nvlink": 0, "pcie": 0}, {"nvlink": moved, "pcie": 0})),
-            (whose, Traffic({"nvlink": moved, "pcie": 0}, {"nvlink": 0, "pcie": 0})),
-        ):
+    whose, reader = owner[flow.source.allocated_by_label or ""], flow.initiator_label
+    if whose not in (None, reader):
+        for label, sent, received in ((reader, 0, moved), (str(whose), moved, 0)):
             if label in at:
-                rises[bus_id(label)] = traffic
+                rises[bus_id(label)] = Traffic({"nvlink": sent, "pcie": 0}, {"nvlink": received, "pcie": 0})
     gpus = tuple(
         GpuEvidence(bus_id=one, label=label, sent_bytes=rises[one].sent_bytes, received_bytes=rises[one].received_bytes)
         for one, label in gpus_of([measurement]).items()
@@ -70,27 +67,28 @@ def test_the_gpu_that_needs_no_nvlink_and_sends_to_the_other_is_the_owner(owner:
     assert told(read(owner)) == owner
 
 
-def test_each_gpu_of_a_cpu_is_asked_and_none_of_the_other_cpu() -> None:
-    machine = shipped(GB200)
-    asked = {(one.numa_node, one.allocated_by) for one in owners(read().measurements)}
-    assert asked == {(node, gpu.bus_id) for node in (0, 1) for gpu in possible_owners(machine, node)}
-    assert len(read().measurements) == 2 * 2 * 2
-
-
-def test_each_conclusion_names_the_reads_that_it_is_made_of() -> None:
+def test_each_gpu_of_a_cpu_is_asked_and_none_of_the_other_cpu_and_its_reads_are_named() -> None:
     report = read()
-    for one in owners(report.measurements):
+    found = owners(report.measurements)
+    cpus = {node: {gpu.bus_id for gpu in possible_owners(shipped(GB200), node)} for node in (0, 1)}
+    assert {(one.numa_node, one.allocated_by) for one in found} == {(node, gpu) for node in cpus for gpu in cpus[node]}
+    for one in found:
         flows = [report.measurements[number].flows[0] for number in one.measurements]
         assert {flow.source.allocated_by for flow in flows} == {one.allocated_by}
-        assert len({flow.initiator for flow in flows}) == 2
+        assert {flow.initiator for flow in flows} == cpus[one.numa_node]
 
 
-def test_memory_that_each_gpu_reaches_over_its_own_c2c_belongs_to_none() -> None:
-    assert told(read(dict.fromkeys(EACH_ITSELF))) == dict.fromkeys(EACH_ITSELF, OwnerUnknown.OWN_LINK_EACH)
-
-
-def test_without_counters_the_owner_is_unknown() -> None:
-    assert told(read(at=())) == dict.fromkeys(EACH_ITSELF, OwnerUnknown.NO_COUNTERS)
+@pytest.mark.parametrize(
+    ("report", "unknown"),
+    [
+        (read(dict.fromkeys(EACH_ITSELF)), OwnerUnknown.OWN_LINK_EACH),
+        (read(at=()), OwnerUnknown.NO_COUNTERS),
+        (run("hgx-h200x4", cases=(CASE,)), OwnerUnknown.NOT_EGM),
+    ],
+    ids=["each over its own C2C", "no counters", "no EGM"],
+)
+def test_an_owner_is_unknown_for_a_reason(report: RunReport, unknown: OwnerUnknown) -> None:
+    assert told(report) == dict.fromkeys(EACH_ITSELF, unknown)
 
 
 def test_one_gpu_that_has_counters_can_prove_that_the_other_is_the_owner_only_with_the_others_read() -> None:
@@ -113,19 +111,10 @@ def test_counters_that_contradict_each_other_prove_nothing() -> None:
     assert {one.unknown for one in owners(seen)} == {None, OwnerUnknown.CONTRADICTORY}
 
 
-def test_memory_that_is_no_egm_belongs_to_no_gpu() -> None:
-    made = run("hgx-h200x4", cases=(CASE,))
-    assert {one.unknown for one in owners(made.measurements)} == {OwnerUnknown.NOT_EGM}
-
-
-def test_what_was_not_measured_concludes_nothing() -> None:
-    report = read()
-    waived = [replace(m, status=Status.WAIVED, reason="no", bandwidth_gb_s=None) for m in report.measurements]
-    assert owners(waived) == ()
-
-
-def test_a_case_without_a_choice_of_gpu_has_no_owners() -> None:
-    assert owners(run(GB200, cases=("host_numa_to_device_memcpy_ce",)).measurements) == ()
+def test_what_was_not_measured_or_has_no_choice_of_gpu_concludes_nothing() -> None:
+    waived = [replace(m, status=Status.WAIVED, reason="no", bandwidth_gb_s=None) for m in read().measurements]
+    for measurements in (waived, run(GB200, cases=("host_numa_to_device_memcpy_ce",)).measurements):
+        assert owners(measurements) == ()
 
 
 # --- what is shown and kept -------------------------------------------------------------------------------------------
@@ -148,9 +137,8 @@ def test_the_owners_are_told_with_v_and_first_only_where_they_are_unexpected() -
 def test_an_unknown_owner_says_why() -> None:
     made = run("hgx-h200x4", cases=(CASE,))
     shown = text(replace(made, verdict=judge(made, None)), verbose=1)
-    assert (
-        "NUMA0: memory allocated under GPU0, GPU1, GPU2 and GPU3 has an unknown owner: not EGM (no NVLink-C2C)" in shown
-    )
+    gpus = "GPU0, GPU1, GPU2 and GPU3"
+    assert f"NUMA0: memory allocated under {gpus} has an unknown owner: not EGM (no NVLink-C2C)" in shown
     assert "no counters show which link carried the bytes" in text(read(at=()), verbose=1)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,14 +48,10 @@ def matrix(
 ) -> list[PeerCell]:
     """Return cells around 396; ``weak`` has factors of rows (i, None), columns (None, j) and pairs (i, j)."""
     cells: list[PeerCell] = []
-    for i in range(size):
-        for j in range(size):
-            if i != j:
-                factor = 1.0
-                for (row, column), part in (weak or {}).items():
-                    if row in (None, i) and column in (None, j):
-                        factor *= part
-                cells.append(PeerCell(len(cells), f"g{i}", f"g{j}", 396 * factor * noise[len(cells) % len(noise)]))
+    for i, j in itertools.permutations(range(size), 2):
+        factors = [part for (row, column), part in (weak or {}).items() if row in (None, i) and column in (None, j)]
+        value = 396 * math.prod(factors) * noise[len(cells) % len(noise)]
+        cells.append(PeerCell(len(cells), f"g{i}", f"g{j}", value))
     return cells
 
 
@@ -74,14 +73,9 @@ def test_nobody_is_named_for_a_spread_of_three_percent(size: int, noise: list[fl
 
 @pytest.mark.parametrize("published", [H100, A100, GB200])
 def test_nobody_is_named_in_the_published_matrices_of_healthy_nodes(published: str) -> None:
-    rows = [line.split() for line in published.split("\n") if line]
-    cells = [
-        PeerCell(0, f"g{i}", f"g{j}", float(value))
-        for i, row in enumerate(rows)
-        for j, value in enumerate(row)
-        if i != j
-    ]
-    assert fit(cells, BANDWIDTH).outliers == ()
+    rows = [line.split() for line in published.strip().split("\n")]
+    pairs = itertools.permutations(range(len(rows)), 2)
+    assert fit([PeerCell(0, f"g{i}", f"g{j}", float(rows[i][j])) for i, j in pairs], BANDWIDTH).outliers == ()
 
 
 @given(sizes, noises, weakness, st.data())
@@ -117,10 +111,7 @@ def test_traffic_from_one_gpu_to_another_is_the_egress_of_one_and_the_ingress_of
 
 def test_a_pair_that_is_slow_within_a_slow_row_is_named_too() -> None:
     found = fit(matrix(8, [1.0], {(2, None): 0.8, (2, 5): 0.5}), BANDWIDTH)
-    assert [(outlier.gpus, outlier.direction) for outlier in found.outliers] == [
-        (("g2",), EGRESS),
-        (("g2", "g5"), None),
-    ]
+    assert [(one.gpus, one.direction) for one in found.outliers] == [(("g2",), EGRESS), (("g2", "g5"), None)]
 
 
 def test_half_of_four_gpus_are_the_odd_ones_if_they_are_slow() -> None:
@@ -129,24 +120,21 @@ def test_half_of_four_gpus_are_the_odd_ones_if_they_are_slow() -> None:
 
 
 def test_two_slow_cells_of_three_are_pairs_not_a_gpu() -> None:
-    assert named(fit(matrix(4, [1.0], {(0, 1): 0.5, (0, 2): 0.5}), BANDWIDTH)) == {
-        (("g0", "g1"), None),
-        (("g0", "g2"), None),
-    }
+    found = fit(matrix(4, [1.0], {(0, 1): 0.5, (0, 2): 0.5}), BANDWIDTH)
+    assert named(found) == {(("g0", "g1"), None), (("g0", "g2"), None)}
 
 
-@pytest.mark.parametrize(
-    ("part", "grade"), [(0.96, None), (0.94, Grade.WARN), (0.86, Grade.WARN), (0.84, Grade.FAIL), (1.3, None)]
-)
-def test_how_far_off_is_how_bad(part: float, grade: Grade | None) -> None:
-    outliers = fit(matrix(8, [1.0], {(3, None): part}), BANDWIDTH).outliers
+OFF = {
+    BANDWIDTH: {0.96: None, 0.94: Grade.WARN, 0.86: Grade.WARN, 0.84: Grade.FAIL, 1.3: None},
+    LATENCY: {1.14: None, 1.2: Grade.WARN, 1.6: Grade.FAIL, 0.5: None},
+}
+
+
+@pytest.mark.parametrize(("bounds", "part"), [(bounds, part) for bounds, parts in OFF.items() for part in parts])
+def test_how_far_off_is_how_bad_and_of_a_latency_more_is_worse(bounds: Bounds, part: float) -> None:
+    grade = OFF[bounds][part]
+    outliers = fit(matrix(8, [1.0], {(3, None): part}), bounds).outliers
     assert [outlier.grade for outlier in outliers] == ([grade] if grade else [])
-
-
-@pytest.mark.parametrize(("part", "grade"), [(1.14, None), (1.2, Grade.WARN), (1.6, Grade.FAIL), (0.5, None)])
-def test_of_a_latency_more_is_worse(part: float, grade: Grade | None) -> None:
-    outliers = fit(matrix(4, [1.0], {(None, 1): part}), LATENCY).outliers
-    assert [(outlier.gpus, outlier.grade) for outlier in outliers] == ([(("g1",), grade)] if grade else [])
 
 
 @pytest.mark.parametrize("bounds", [BANDWIDTH, LATENCY])
@@ -154,13 +142,12 @@ def test_three_gpus_have_no_siblings(bounds: Bounds) -> None:
     assert fit(matrix(3, [1.0], {(0, None): 0.1}), bounds).typical is None
 
 
-def test_where_one_end_is_a_gpu_the_gpu_is_named_with_the_direction() -> None:
-    to_gpus = [PeerCell(n, None, f"g{n}", value) for n, value in enumerate([57.0, 14.2, 57.1, 56.9])]
-    assert named(fit(to_gpus, BANDWIDTH)) == {(("g1",), INGRESS)}
-    from_gpus = [PeerCell(n, f"g{n}", None, value) for n, value in enumerate([57.0, 57.0, 57.1, 40.0])]
-    assert named(fit(from_gpus, BANDWIDTH)) == {(("g3",), EGRESS)}
-
-
-def test_of_a_gpus_own_memory_there_is_no_direction() -> None:
-    local = [PeerCell(n, f"g{n}", f"g{n}", value) for n, value in enumerate([2099.0, 2100.0, 1400.0, 2095.0])]
-    assert named(fit(local, BANDWIDTH)) == {(("g2",), None)}
+@pytest.mark.parametrize(
+    ("source", "destination", "direction"), [("", "g{}", INGRESS), ("g{}", "", EGRESS), ("g{}", "g{}", None)]
+)
+def test_where_one_end_is_a_gpu_it_is_named_with_the_direction_and_its_own_memory_has_none(
+    source: str, destination: str, direction: Direction | None
+) -> None:
+    values = enumerate([57.0, 14.2, 57.1, 56.9])
+    cells = [PeerCell(n, source.format(n) or None, destination.format(n) or None, value) for n, value in values]
+    assert named(fit(cells, BANDWIDTH)) == {(("g1",), direction)}

@@ -74,9 +74,3 @@ def test_where_no_class_is_judged_there_is_no_table_to_explain() -> None:
     assert text.startswith("NO REFERENCE: ")
     assert "Measured vs expected" not in text
     assert "References\n  none: no profile matches\n" in text
-
-
-def test_a_hostile_name_does_not_steer_the_terminal() -> None:
-    report = run(WRITE)
-    profile = replace(load("hgx-h200"), name="\x1b[31mred")
-    assert "\x1b" not in shown(report, profile)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from egmctl.model.finding import TOLD, Diagnosis, Finding, Remedy, Status, causes
+from egmctl.model.finding import TOLD, Diagnosis, Finding, Remedy, Status, root_causes
 from egmctl.units import printable
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ _Problem = tuple[Status, str, Remedy | None]
 
 def doctor_nagios(diagnosis: Diagnosis) -> str:
     """Return one line of state, what is wrong by which check, and performance data; then a line a problem."""
-    roots = [cause.finding for cause in causes(diagnosis.findings)]
+    roots = [cause.finding for cause in root_causes(diagnosis.findings)]
     problems = [f for status in TOLD for f in diagnosis.findings if f.status is status and not f.explained_by]
     sentence = ", ".join(f"{count} {status}" for status, count in diagnosis.counts.items() if count)
     if diagnosis.nothing is not None:

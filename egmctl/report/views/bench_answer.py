@@ -9,7 +9,7 @@ from dataclasses import replace
 from egmctl.doctor.kernel_faults import Blame, KernelFault, kernel_faults
 from egmctl.model.finding import RunCause, Status, WaiverKind
 from egmctl.model.finding import Status as Found
-from egmctl.model.measurement import BROKEN, LinkEvidence, Measurement, RunReport, Verdict, Verification
+from egmctl.model.measurement import BROKEN, LinkEvidence, LinkProof, Measurement, RunReport, Verification
 from egmctl.model.measurement import Status as MeasurementStatus
 from egmctl.model.route import LinkKind
 from egmctl.model.task import Quantity
@@ -154,10 +154,10 @@ def route_line(report: RunReport) -> str | None:
     if not counts:
         return None
     meanings = {
-        Verdict.PROVEN: f"of {sum(counts.values())}",
-        Verdict.BY_EXCLUSION: "by exclusion: no other link carried the bytes",
-        Verdict.UNKNOWN: "not confirmed: there are no counters",
-        Verdict.REFUTED: "refuted, see the warnings",
+        LinkProof.PROVEN: f"of {sum(counts.values())}",
+        LinkProof.BY_EXCLUSION: "by exclusion: no other link carried the bytes",
+        LinkProof.UNKNOWN: "not confirmed: there are no counters",
+        LinkProof.REFUTED: "refuted, see the warnings",
     }
     parts = [f"{counts[verdict]} {meaning}" for verdict, meaning in meanings.items() if counts[verdict]]
     return f"Route confirmed by link counters: {', '.join(parts)}."
@@ -206,14 +206,14 @@ def _seen_on(measurement: Measurement, known: Collection[_Sign]) -> Iterator[str
         slowed = sorted(set(gpu.throttle_reasons or ()) - HARMLESS)
         if slowed and (THROTTLED, gpu.label, words(THROTTLED, gpu)) not in known:
             yield f"clocks of {gpu.label} throttled: {', '.join(slowed)}"
-    if route is not None and route.verdict is Verdict.REFUTED:
+    if route is not None and route.verdict is LinkProof.REFUTED:
         yield _refuted(route)
 
 
 def _carried(route: LinkEvidence | None) -> str:
-    if route is None or route.verdict in (Verdict.UNKNOWN, Verdict.REFUTED):
+    if route is None or route.verdict in (LinkProof.UNKNOWN, LinkProof.REFUTED):
         return "no counter shows which link carried the bytes"
-    how = "by its counters" if route.verdict is Verdict.PROVEN else "by exclusion"
+    how = "by its counters" if route.verdict is LinkProof.PROVEN else "by exclusion"
     return f"{_LINKS[route.link]} carried the bytes, {how}"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from egmctl.model.finding import TOLD, Cause, Diagnosis, Finding, Guard, Status, causes
+from egmctl.model.finding import TOLD, Cause, Diagnosis, Finding, Guard, Status, root_causes
 from egmctl.model.listing import CheckEntry, CheckList
 from egmctl.model.machine import OriginKind
 from egmctl.report import document as doc
@@ -41,7 +41,7 @@ def verdict(diagnosis: Diagnosis) -> doc.Verdict:
     ``NOT DETERMINED`` is what neither failed nor could be judged by as many checks as could not be: a machine of which
     most is unknown is not healthy.
     """
-    roots = [cause for cause in causes(diagnosis.findings) if cause.status is not Status.NOTE]
+    roots = [cause for cause in root_causes(diagnosis.findings) if cause.status is not Status.NOTE]
     number = diagnosis.counts
     statuses = [finding.status for finding in diagnosis.findings]
     counts = {"failure": statuses.count(Status.FAIL), "warning": statuses.count(Status.WARN)}
@@ -89,7 +89,7 @@ def _body(diagnosis: Diagnosis) -> Iterator[doc.Block]:
     process = diagnosis.machine.process
     if process is not None and process.pid:
         yield doc.Paragraph(f"Process {process.pid}; NVML and CUDA were queried from outside of it.", tone=Tone.DIM)
-    roots = causes(diagnosis.findings)
+    roots = root_causes(diagnosis.findings)
     for cause in roots:
         yield _problem(cause)
     yield from _notes(diagnosis, roots)
