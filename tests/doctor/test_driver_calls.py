@@ -24,7 +24,7 @@ from egmctl.model.finding import Finding, Status
 from egmctl.model.machine import Machine
 from tests.doctor.test_nvml_faults import here, outcomes
 from tests.doctor.test_unread import decides, is_told, suffices
-from tests.doctor.unread import Path, Readings, facts, shape, value_at
+from tests.doctor.unread import Path, Readings, shape, value_at
 from tests.fake.node import FakeNode
 
 pytestmark = [pytest.mark.long, pytest.mark.processes, pytest.mark.needs("cc")]
@@ -90,10 +90,9 @@ class Node:
 
     def silent(self, machine: Machine) -> list[str]:
         """Return the checks that pass all the same without a fact that decides over them."""
-        gone = {path for path, _, _ in facts(self.machine) if _is_gone(machine, path)}
         found = []
         for check in CHECKS:
-            lost = [path for path in self.deciding.get(check.id, ()) if path in gone]
+            lost = [path for path in self.deciding.get(check.id, ()) if _is_gone(machine, path)]
             now: tuple[Finding, ...] = tuple(_findings(check, machine, EVERYTHING)) if lost else ()
             many = _by_shape(lost)
             found += [
