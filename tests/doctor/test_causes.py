@@ -445,20 +445,6 @@ def test_no_fault_of_the_node_explains_that_mpi_did_not_start() -> None:
     assert {(one.status, one.explained_by) for one in found} == {(Status.UNKNOWN, ())}
 
 
-def test_two_faults_stay_two() -> None:
-    machine = patched(without_uvm(), "gpus[2].nvml", remapped_rows_failure=True)
-    roots = {one.check for one in told(machine).findings if one.status is Status.FAIL and not one.explained_by}
-    assert roots == {"dev.control-nodes", "gpu.health"}
-
-
-def test_what_nothing_explains_stays_a_fault() -> None:
-    machine = probes_failing(healthy(), "cuMemCreate", 999, "egm.alloc-active")
-    (found,) = [one for one in told(machine).findings if one.check == "egm.alloc-active" and one.status is Status.FAIL][
-        :1
-    ]
-    assert found.explained_by == ()
-
-
 def test_a_cause_is_as_grave_as_what_it_explains() -> None:
     """A share of a node is a note, and no fault: that all of it is gone makes it one."""
     machine = patched(patched(healthy(), "gpus[*].pci", driver="vfio-pci"), "gpus[*]", nvml=None, cuda=None, proc=None)

@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 
-from egmctl.doctor.check import EVERYTHING
-from egmctl.doctor.runner import CHECKS, diagnose
-from egmctl.model.finding import Status, causes
+from egmctl.model.finding import Status
 from egmctl.model.host import Nic, NicPort
 from egmctl.model.machine import Machine
-from tests.doctor.faults import healthy, hgx_b200, without_umad
+from tests.doctor.faults import healthy, hgx_b200
 from tests.doctor.machines import patched, run_one, shipped
 
 
@@ -60,8 +58,3 @@ def test_in_progress_for_ever_names_who_has_to_end_it() -> None:
     assert ("cuInit", "CUDA_ERROR_SYSTEM_NOT_READY") in {(item.source, item.value) for item in board.evidence}
     tray = run_one("fabric.state", patched(healthy(), "gpus[*].nvml.fabric", state="in-progress", status=None))
     assert "NMX-C" in (tray.remedy.text if tray.remedy else "")
-
-
-def test_one_missing_module_is_one_cause() -> None:
-    roots = causes(diagnose(without_umad(), EVERYTHING, CHECKS).findings)
-    assert [cause.finding.check for cause in roots if cause.status is Status.FAIL] == ["fabric.management"]

@@ -12,10 +12,8 @@ from egmctl.facts.nvml import ber
 from egmctl.model.finding import Status
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
-from egmctl.topology.links import active_nvlinks
 from tests.doctor.faults import healthy
 from tests.doctor.machines import patched, run, run_one, shipped, with_card
-from tests.doctor.unread import without
 
 HGX = shipped("hgx-h200x4")
 
@@ -60,15 +58,6 @@ class TestErrorRates:
         machine = counted(fec_history=(10**12, 10**9, 10**6, 4, *[0] * 12))
         assert verdicts("nvlink.errors", machine) == {(Status.PASS, "GPU0-3")}
 
-    def test_counters_that_are_not_read_are_unknown(self) -> None:
-        unread = {name: Unread(reason=Reason.NOT_SUPPORTED) for name in ("counters", "crc_errors")}
-        machine = patched(healthy(), "gpus[*].nvml.nvlinks[*]", counters=None, unread=unread)
-        assert run_one("nvlink.errors", machine).status is Status.UNKNOWN
-
-    def test_links_up_to_nvlink_4_have_their_own_counters(self) -> None:
-        machine = patched(HGX, "gpus[2].nvml.nvlinks[0]", recovery_errors=1)
-        assert (Status.WARN, "GPU2") in verdicts("nvlink.errors", machine)
-
 
 class TestStates:
     def test_a_link_that_sleeps_is_up(self) -> None:
@@ -112,11 +101,6 @@ class TestCounts:
         (finding,) = [finding for finding in run("nvlink.links", machine) if finding.status is Status.FAIL]
         assert finding.summary == "0 of 18 NVLinks are active"
 
-    def test_one_whose_count_was_not_read_is_unknown(self) -> None:
-        machine = unread(HGX, 1, "nvlinks", "nvlink_count")
-        assert verdicts("nvlink.links", machine) == {(Status.UNKNOWN, "GPU1"), (Status.PASS, "GPU0,2-3")}
-        assert verdicts("nvlink.errors", machine) == {(Status.UNKNOWN, "GPU1"), (Status.PASS, "GPU0,2-3")}
-
     @pytest.mark.parametrize("links", [(), None])
     def test_a_board_that_has_18_and_shows_none_fails(self, links: tuple[()] | None) -> None:
         unsupported = {"nvlinks": Unread(reason=Reason.NOT_SUPPORTED)} if links is None else {}
@@ -150,30 +134,8 @@ class TestCounts:
         (finding,) = run("nvlink.disabled", patched(machine, "", gpus=(HGX.gpus or ())[:gpus]))
         assert finding.status is status
 
-    def test_a_link_whose_state_was_not_read_is_neither_up_nor_down(self) -> None:
-        (gpu, *_), unread = HGX.gpus or (), {"active": Unread(reason=Reason.FAILED)}
-        machine = patched(HGX, "gpus[0].nvml.nvlinks[5]", active=None, unread=unread)
-        assert verdicts("nvlink.links", machine) == {(Status.UNKNOWN, "GPU0"), (Status.PASS, "GPU1-3")}
-        assert (active_nvlinks(gpu), active_nvlinks((machine.gpus or ())[0])) == (18, None)
-
-    @pytest.mark.parametrize("name", ["recovery_errors", "replay_errors", "crc_errors"])
-    def test_two_counters_of_three_are_not_enough_for_no_errors(self, name: str) -> None:
-        unread = {"counters": Unread(reason=Reason.NOT_SUPPORTED), name: Unread(reason=Reason.FAILED)}
-        machine = patched(HGX, "gpus[3].nvml.nvlinks[0]", unread=unread, **{name: None})
-        assert verdicts("nvlink.errors", machine) == {(Status.UNKNOWN, "GPU3"), (Status.PASS, "GPU0-2")}
-
-
-def unread(machine: Machine, gpu: int, *names: str) -> Machine:
-    """Return the machine where fields of NVML's record of one GPU failed."""
-    return without(machine, [("gpus", gpu, "nvml", name) for name in names])
-
 
 class TestBandwidthModes:
-    def test_gpus_of_different_modes_do_not_share_memory(self) -> None:
-        machine = patched(healthy(), "gpus[2].nvml", nvlink_bandwidth_mode="half", nvlink_bandwidth_best=False)
-        finding = run_one("nvlink.bw-mode", machine)
-        assert (finding.status, "different" in finding.summary) == (Status.FAIL, True)
-
     @pytest.mark.parametrize(
         ("mode", "best", "status"),
         [

@@ -33,10 +33,6 @@ class TestEgmFabricAddress:
         assert "EGM fabric address" in finding.cause
         assert any(evidence.source == "kernel log" for evidence in finding.evidence)
 
-    def test_cuda_makes_it_likely(self) -> None:
-        finding = run_one("p2p.status", with_bits(refused(), 1, 0))
-        assert ("EGM fabric address" in finding.cause, finding.confidence) == (True, Confidence.MEDIUM)
-
     def test_without_either_it_is_a_guess_and_says_so(self) -> None:
         machine = patched(refused(), "gpus[*]", cuda=None)
         finding = run_one("p2p.status", machine)

@@ -48,11 +48,6 @@ def test_a_missing_section_is_answered_for(status: Unread | None, expected: Stat
     assert (finding.status, finding.summary) == (expected, words)
 
 
-def test_the_same_machine_gives_the_same_findings() -> None:
-    checks = (check("a.one", DENIED), check("b.two", UNTOLD))
-    assert diagnosis(*checks) == diagnosis(*checks)
-
-
 class TestVerdict:
     @pytest.mark.parametrize(
         ("findings", "strict", "code", "nagios"),

@@ -62,12 +62,6 @@ def test_roots_processes_are_not_counted() -> None:
     assert run_one("env.limits", limited(nproc=20, capabilities=1 << 24)).status is Status.PASS
 
 
-def test_a_limit_that_was_not_read_is_unknown() -> None:
-    assert run_one("env.limits", limited(pids=None)).status is Status.UNKNOWN
-    assert run_one("env.limits", patched(limited(), "confinement", limits={"nofile": 4096})).status is Status.UNKNOWN
-    assert run_one("env.limits", patched(limited(), "confinement", limits=None)).status is Status.UNKNOWN
-
-
 @pytest.mark.processes
 def test_the_limits_of_a_real_process() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)

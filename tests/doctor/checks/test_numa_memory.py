@@ -112,12 +112,6 @@ def test_memory_of_a_gpu_that_does_not_say_its_node_is_unknown() -> None:
     assert statuses(machine) == {("NUMA 2", "unknown")}
 
 
-@pytest.mark.parametrize("name", ["memory_total_bytes", "memory_free_bytes"])
-def test_what_was_not_read_is_unknown(name: str) -> None:
-    assert statuses(node1(**{name: None})) == {("NUMA 1", "unknown")}
-    assert statuses(node1(memory_free_bytes=1 * GIB, memory_reclaimable_bytes=None)) == {("NUMA 1", "unknown")}
-
-
 @pytest.mark.parametrize("check", ["numa.cpuset-mems", "numa.policy"])
 def test_a_forbidden_node_is_a_warning_for_egm_and_ordinary_otherwise(check: str) -> None:
     machine = patched(healthy(), "host", allowed_numa_nodes="0", memory_policy="bind:0")
