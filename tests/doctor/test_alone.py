@@ -2,50 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 
 import pytest
 
-from egmctl.doctor.check import Scope
+from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.model.finding import TOLD, Finding, Status
 from egmctl.model.machine import Machine
-from egmctl.model.record import Reason, Unread
-from tests.doctor.faults import ONLY_TOLD, Fault, faults, healthy, weak_switch
-from tests.doctor.machines import patched, shipped, with_gpu_denied
+from tests.doctor.faults import ONLY_TOLD, Fault, faults, healthy
+from tests.doctor.machines import shipped
+from tests.doctor.scenes import Scene, scenes
+from tests.doctor.sick import SICK
 
-H200 = partial(shipped, "hgx-h200x4")
-ALL = Scope(gpus=tuple(gpu.bus_id for gpu in H200().gpus or ()))
-
-
-def lost(index: int, path: str, **changes: object) -> Callable[[], Machine]:
-    """An HGX H200 whose GPU cannot be used, for one reason: no EGM hangs on it."""
-    return lambda: patched(with_gpu_denied(H200(), index, access="ok"), f"gpus[{index}].{path}", **changes)
-
-
-ALONE: Mapping[str, Fault] = {
-    "dev.fell-off-bus": Fault(lost(3, "pci", responds=False)),
-    "dev.excluded": Fault(lost(3, "proc", excluded=True)),
-    "dev.driver-binding": Fault(
-        lambda: patched(with_gpu_denied(H200(), 3, access="ENOENT"), "gpus[3].pci", driver="vfio-pci"), ALL
-    ),
-    "dev.cgroup-restricted": Fault(lambda: with_gpu_denied(H200(), 3), ALL),
-    "dev.nodes-missing": Fault(lambda: with_gpu_denied(H200(), 3, access="ENOENT"), ALL),
-    "dev.permissions": Fault(lambda: with_gpu_denied(H200(), 3, access="EACCES")),
-    "dev.control-nodes": Fault(
-        lambda: patched(
-            patched(healthy(), "driver.nodes[1]", access="EPERM"),
-            "gpus[*]",
-            cuda=None,
-            unread={"cuda": Unread(reason=Reason.NOT_ASKED)},
-        )
-    ),
-    "gpu.throttle": Fault(lambda: patched(healthy(), "gpus[1].nvml", throttle_reasons=("idle", "hw-thermal-slowdown"))),
-    "pcie.acs": Fault(lambda: patched(weak_switch(), "system", iommu_domains={})),
-    "pcie.iommu": Fault(lambda: patched(weak_switch(), "system.bridges[*]", acs_control=0)),
+SCENES = {**scenes(), **SICK}
+ALONE: Mapping[str, str] = {
+    "dev.fell-off-bus": "h200-off-the-bus",
+    "dev.excluded": "h200-excluded",
+    "dev.driver-binding": "h200-handed-to-a-guest",
+    "dev.cgroup-restricted": "h200-v2-cgroup-all-asked-for",
+    "dev.nodes-missing": "h200-no-device-node",
+    "dev.permissions": "h200-node-mode",
+    "dev.control-nodes": "gb200-uvm-denied",
+    "pcie.acs": "dgx-h100-acs",
+    "pcie.iommu": "dgx-h100-iommu",
 }
-"""Machines that replace those of ``faults()``, where other checks see that fault too."""
+"""Scenes that replace the machines of ``faults()``, where other checks see that fault too."""
 
 ALSO_SEEN: Mapping[str, tuple[set[str], str]] = {
     "drv.nouveau": (
@@ -65,19 +47,22 @@ ALSO_SEEN: Mapping[str, tuple[set[str], str]] = {
 """Checks whose fault others see too, which, and why both are there."""
 
 
-def told(fault: Fault, without: str = "") -> tuple[Finding, ...]:
+def told(machine: Machine, scope: Scope = EVERYTHING, without: str = "") -> list[Finding]:
     checks = [check for check in CHECKS if check.id != without]
-    return tuple(
-        finding for finding in diagnose(fault.machine(), fault.scope, checks).findings if finding.status in TOLD
-    )
+    return [finding for finding in diagnose(machine, scope, checks).findings if finding.status in TOLD]
+
+
+def of_scene(scene: Scene) -> Fault:
+    gpus = tuple(gpu.bus_id for gpu in scene.machine().gpus or ()) if "--gpus" in scene.options else None
+    return Fault(scene.machine, Scope(gpus=gpus))
 
 
 @pytest.mark.parametrize("check", [check.id for check in CHECKS if check.id not in ONLY_TOLD])
 def test_it_alone_catches_its_fault(check: str) -> None:
-    fault = ALONE.get(check) or faults()[check]
-    assert check in {one.check for one in told(fault)}
-    usual = {one.check for one in told(Fault(healthy))} | {one.check for one in told(Fault(H200))}
-    others = {one.check for one in told(fault, without=check) if one.status is not Status.NOTE} - usual
+    fault = of_scene(SCENES[ALONE[check]]) if check in ALONE else faults()[check]
+    assert check in {one.check for one in told(fault.machine(), fault.scope)}
+    usual = {one.check for machine in (healthy(), shipped("hgx-h200x4")) for one in told(machine)}
+    others = {one.check for one in told(fault.machine(), fault.scope, check) if one.status is not Status.NOTE} - usual
     assert others == ALSO_SEEN.get(check, (set(), ""))[0]
 
 
