@@ -44,6 +44,14 @@ def patched(record: T, path: str, /, **changes: Any) -> T:
     return cast(T, dataclasses.replace(whole, **{name: tuple(items)}))
 
 
+def of_two_gpus(machine: Machine) -> Machine:
+    """Return the machine with its first two GPUs only."""
+    gpus = (machine.gpus or ())[:2]
+    ends = {gpu.bus_id for gpu in gpus}
+    pairs = tuple(pair for pair in machine.pairs or () if {pair.source, pair.target} <= ends)
+    return dataclasses.replace(machine, gpus=gpus, pairs=pairs)
+
+
 def with_gpu_denied(machine: Machine, *indices: int, access: str = "EPERM") -> Machine:
     """Return the machine as a process sees it whose access(2) of these GPUs' device nodes fails.
 

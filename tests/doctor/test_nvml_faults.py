@@ -28,6 +28,7 @@ from egmctl.model.finding import Diagnosis, Status
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
 from tests.conftest import RunEgmctl
+from tests.doctor.machines import of_two_gpus
 from tests.fake.build import CUDA
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
@@ -43,11 +44,7 @@ ENDS = {"crashed": "kill:11", "exited": "exit:0", "timed-out": "hang"}
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> FakeNode:
-    machine = replay.load("hgx-h200x4")
-    two = (machine.gpus or ())[:2]
-    here = {gpu.bus_id for gpu in two}
-    pairs = tuple(pair for pair in machine.pairs or () if {pair.source, pair.target} <= here)
-    return FakeNode(dataclasses.replace(machine, gpus=two, pairs=pairs), tmp_path_factory.mktemp("node"))
+    return FakeNode(of_two_gpus(replay.load("hgx-h200x4")), tmp_path_factory.mktemp("node"))
 
 
 @contextlib.contextmanager
@@ -92,24 +89,28 @@ def outcomes(
                     yield plan, error
 
 
-def diagnosed(machine: Machine, outcome: JsonValue | ChildFailed) -> Diagnosis:
-    """What the checks say of the machine where NVML has answered so."""
-    facts = gpus.library_facts(gpus.NvmlFacts, outcome)
-    cuda = gpus.CudaFacts(absent=Unread(reason=Reason.NOT_ASKED))
-    joined = gpus.join(
-        pci={gpu.bus_id: gpu.pci for gpu in machine.gpus or () if gpu.pci},
-        proc={gpu.bus_id: gpu.proc for gpu in machine.gpus or () if gpu.proc},
-        nodes={
-            gpu.proc.minor: gpu.node
-            for gpu in machine.gpus or ()
-            if gpu.proc and gpu.proc.minor is not None and gpu.node
-        },
-        nvml=facts,
-        cuda=cuda,
+def joined(machine: Machine, nvml: JsonValue | ChildFailed, cuda: JsonValue | ChildFailed | None = None) -> Machine:
+    """Return the machine where the libraries have answered so; CUDA is not asked where there is no answer of it."""
+    nvml_facts = gpus.library_facts(gpus.NvmlFacts, nvml)
+    unasked = gpus.CudaFacts(absent=Unread(reason=Reason.NOT_ASKED))
+    cuda_facts = unasked if cuda is None else gpus.library_facts(gpus.CudaFacts, cuda)
+    known = machine.gpus or ()
+    found = gpus.join(
+        pci={gpu.bus_id: gpu.pci for gpu in known if gpu.pci},
+        proc={gpu.bus_id: gpu.proc for gpu in known if gpu.proc},
+        nodes={gpu.proc.minor: gpu.node for gpu in known if gpu.node and gpu.proc and gpu.proc.minor is not None},
+        nvml=nvml_facts,
+        cuda=cuda_facts,
     )
     assert machine.driver is not None
-    driver = gpus.with_cuda(gpus.with_nvml(machine.driver, facts), cuda)
-    return diagnose(dataclasses.replace(machine, gpus=joined, driver=driver), EVERYTHING, CHECKS)
+    driver = gpus.with_cuda(gpus.with_nvml(machine.driver, nvml_facts), cuda_facts)
+    pairs = gpus.join_pairs(found, nvml_facts, cuda_facts)
+    return dataclasses.replace(machine, gpus=found, driver=driver, pairs=pairs)
+
+
+def diagnosed(machine: Machine, outcome: JsonValue | ChildFailed) -> Diagnosis:
+    """What the checks say of the machine where NVML has answered so."""
+    return diagnose(joined(machine, outcome), EVERYTHING, CHECKS)
 
 
 def roots(diagnosis: Diagnosis) -> list[str]:
