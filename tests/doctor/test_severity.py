@@ -10,7 +10,7 @@ import pytest
 from egmctl.doctor.check import EVERYTHING, Expectation, Scope
 from egmctl.doctor.runner import CHECKS
 from egmctl.model.finding import Guard, Status
-from egmctl.model.host import Driver, Imex, NicPort, PcieLink
+from egmctl.model.host import Driver, Imex, NicPort
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
 from tests.doctor.faults import HEALTHY_FABRIC, healthy
@@ -25,73 +25,6 @@ def asked(*purposes: Guard) -> Scope:
 
 def verdicts(check: str, machine: Machine, scope: Scope = EVERYTHING) -> list[tuple[Status, str]]:
     return [(finding.status, finding.place.label) for finding in run(check, machine, scope)]
-
-
-class TestNvlink:
-    def test_links_that_every_gpu_on_switches_lacks_are_a_failure_by_its_product(self) -> None:
-        """An NVSwitch that is down takes the same links from every GPU."""
-        machine = patched(HGX, "gpus[*].nvml.nvlinks[17]", active=False)
-        machine = patched(machine, "gpus[*].nvml.nvlinks[16]", active=False)
-        finding = run_one("nvlink.links", machine)
-        assert (finding.status, finding.summary) == (Status.FAIL, "16 of 18 NVLinks are active")
-        assert (finding.place.label, "NVIDIA H200 on NVSwitches has 18" in finding.cause) == ("GPU0-3", True)
-
-    @pytest.mark.parametrize(
-        ("path", "changes"),
-        [
-            ("gpus[*].nvml.nvlinks[*]", {"remote_type": "gpu"}),
-            ("gpus[*].nvml", {"nvlink_bandwidth_mode": "half"}),
-            ("driver", {"nvlink_bandwidth_mode": "3quarter"}),
-            ("driver", {"module_parameters": {"RmNvlinkBandwidthLinkCount": "17"}}),
-        ],
-        ids=["bridges and direct links", "a mode of the GPU", "a mode of the node", "a parameter"],
-    )
-    def test_links_that_no_gpu_uses_can_be_by_design(self, path: str, changes: dict[str, Any]) -> None:
-        machine = patched(patched(HGX, "gpus[*].nvml.nvlinks[17]", active=False), path, **changes)
-        finding = run_one("nvlink.links", machine)
-        assert (finding.status, finding.summary) == (Status.PASS, "17 NVLinks are active")
-
-    @pytest.mark.parametrize("changes", [{"name": "NVIDIA H800"}, {"virtualization": "vgpu"}])
-    def test_of_other_products_on_switches_it_is_unknown(self, changes: dict[str, Any]) -> None:
-        machine = patched(patched(HGX, "gpus[*].nvml.nvlinks[17]", active=False), "gpus[*].nvml", **changes)
-        finding = run_one("nvlink.links", machine)
-        assert (finding.status, finding.summary[:42]) == (Status.UNKNOWN, "17 of 18 NVLinks are active on every GPU: ")
-        all_up = patched(HGX, "gpus[*].nvml", **changes)
-        assert run_one("nvlink.links", all_up).status is Status.PASS
-
-    def test_no_link_at_all_in_a_fabric_is_a_failure(self) -> None:
-        machine = patched(HGX, "gpus[*].nvml.nvlinks[*]", active=False)
-        assert run_one("nvlink.links", machine).status is Status.FAIL
-        disabled = run_one("nvlink.links", patched(machine, "gpus[*].nvml.fabric", state="not-supported"))
-        assert (disabled.status, "a partition without NVLinks" in disabled.cause) == (Status.WARN, True)
-
-    def test_corrected_errors_are_a_note(self) -> None:
-        machine = patched(HGX, "gpus[2].nvml.nvlinks[0]", crc_errors=3)
-        assert verdicts("nvlink.errors", machine) == [(Status.PASS, "GPU0-1,3"), (Status.PASS, "GPU2")]
-
-
-class TestP2p:
-    @pytest.fixture
-    def over_pcie(self) -> Machine:
-        status = {"read": "CNS", "write": "CNS", "nvlink": "NS"}
-        return patched(HGX, "pairs[*]", nvlink_count=0, p2p_status=status)
-
-    def test_none_over_pcie_is_a_fault_for_who_asks_for_it(self, over_pcie: Machine) -> None:
-        assert verdicts("p2p.status", over_pcie) == [(Status.SKIP, "GPU0-3")]
-        assert verdicts("p2p.status", over_pcie, asked(Guard.P2P)) == [(Status.FAIL, "GPU0-3")]
-
-    def test_a_gpu_slows_its_link_down_while_idle(self) -> None:
-        link = PcieLink(speed_gt_s=2.5, width=16, max_speed_gt_s=32.0, max_width=16)
-        machine = patched(HGX, "gpus[*].pci", link=link)
-        assert run_one("pcie.link", machine).status is Status.PASS
-        busy = patched(machine, "gpus[1].nvml", performance_state=0, throttle_reasons=())
-        assert (Status.WARN, "GPU1") in verdicts("pcie.link", busy)
-
-    def test_a_translating_iommu_is_the_hosts_matter_in_a_virtual_machine(self, over_pcie: Machine) -> None:
-        machine = patched(over_pcie, "pairs[*]", p2p_status={"read": "OK", "write": "OK"})
-        machine = patched(machine, "system", iommu_domains={(machine.gpus or ())[0].bus_id: "DMA-FQ"})
-        assert run_one("pcie.iommu", machine).status is Status.PASS
-        assert run_one("pcie.iommu", patched(machine, "gpus[*].nvml", virtualization="none")).status is Status.WARN
 
 
 class TestGpu:
