@@ -1,7 +1,8 @@
 """The real kernel: device nodes 195:N in real cgroups of both versions, closed by modes, mounts and namespaces.
 
 The command reads a directory tree in the place of ``/`` in which the GPUs' device nodes are real ones, and so are the
-process' own files and the cgroups. No GPU is there, and none is needed: the kernel asks nobody but the cgroup.
+process' own files and the cgroups. No GPU is there, and none is needed: the kernel asks nobody but the cgroup. Filters
+of system calls and cpusets are real ones too.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from egmctl.facts import replay
 from tests.doctor import confined
-from tests.doctor.cgroups import GPU_MAJOR, denying_v1, denying_v2
+from tests.doctor.cgroups import GPU_MAJOR, cpuset, denying_v1, denying_v2
 from tests.doctor.real_node import CONTROL, Findings, Node, evidence, hgx_node, without_driver
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.needs("mount", "cc"), without_driver]
@@ -221,3 +224,42 @@ def test_null_bound_over_a_device_node_is_named(node: Node) -> None:
     assert (code, list(faults_of(findings))) == (1, [NODES])
     assert "/dev/null is bound over /dev/nvidia2" in findings[NODES]["summary"]
     assert findings[NODES]["place"]["label"] == "GPU2"
+
+
+@pytest.fixture
+def tray(tmp_path: Path) -> Node:
+    return Node(replay.load("gb200-tray"), tmp_path / "root")
+
+
+@pytest.mark.long
+def test_a_filter_that_refuses_memory_policies(tray: Node) -> None:
+    def before() -> None:
+        confined.filter_calls(("get_mempolicy", "mbind"), confined.ERRNO, 1)
+
+    code, findings = tray.doctor("--check", "numa.*", before=before)
+    finding = findings["numa.mempolicy-syscalls"]
+    assert (code, finding["status"]) == (1, "fail")
+    assert finding["summary"].startswith("get_mempolicy and mbind are refused")
+    assert (finding["evidence"][0]["errno"], findings["numa.cpuset-mems"]["status"]) == ("EPERM", "pass")
+
+
+@pytest.mark.long
+def test_a_filter_that_kills(tray: Node) -> None:
+    def before() -> None:
+        confined.filter_calls(("get_mempolicy", "mbind", "bpf"), confined.KILL)
+
+    code, findings = tray.doctor("--check", "numa.*", before=before)
+    finding = findings["numa.mempolicy-syscalls"]
+    assert (code, finding["status"]) == (1, "fail")
+    assert [item["value"] for item in finding["evidence"]][:3] == ["killed", "killed", "ok"]
+
+
+@pytest.mark.long
+def test_a_cpuset(tray: Node) -> None:
+    """The kernel's own Mems_allowed_list in a real cpuset, against a machine that has a node more than this one."""
+    with cpuset("0", "0") as cgroup:
+        code, findings = tray.doctor("--numa", "1", before=cgroup.join)
+    finding = findings["numa.cpuset-mems"]
+    assert (code, finding["status"], finding["place"]["ids"]) == (1, "fail", ["1"])
+    assert evidence(finding)["/proc/self/status: Mems_allowed_list"] == "0"
+    assert evidence(finding)["/proc/self/status: Cpus_allowed_list"] == "0"

@@ -10,17 +10,13 @@ import pytest
 from egmctl.doctor.check import EVERYTHING, Expectation, Scope
 from egmctl.doctor.runner import CHECKS
 from egmctl.model.finding import Guard, Status
-from egmctl.model.host import Driver, Imex, NicPort
+from egmctl.model.host import Driver, NicPort
 from egmctl.model.machine import Machine
-from egmctl.model.record import Reason, Unread
-from tests.doctor.faults import HEALTHY_FABRIC, healthy
+from tests.doctor.cases import asked
+from tests.doctor.faults import healthy
 from tests.doctor.machines import patched, run, run_one, shipped
 
 HGX = shipped("hgx-h200x4")
-
-
-def asked(*purposes: Guard) -> Scope:
-    return Scope(purposes=purposes)
 
 
 def verdicts(check: str, machine: Machine, scope: Scope = EVERYTHING) -> list[tuple[Status, str]]:
@@ -42,58 +38,6 @@ class TestGpu:
             ({"recovery_action": "17"}, Status.FAIL),
         ):
             assert (status, "GPU1") in verdicts("gpu.health", patched(HGX, "gpus[1].nvml", **changes)), changes
-
-
-class TestFabric:
-    def test_a_fabric_that_comes_up_gets_its_time(self) -> None:
-        machine = patched(HGX, "gpus[*].nvml.fabric", state="in-progress", status=None)
-        assert run_one("fabric.state", patched(machine, "system", uptime_s=60.0)).status is Status.WARN
-        assert run_one("fabric.state", patched(machine, "system", uptime_s=3600.0)).status is Status.FAIL
-
-    @pytest.mark.parametrize(
-        ("field", "word", "status"),
-        [
-            ("degraded_bandwidth", "true", Status.WARN),
-            ("route_recovery", "true", Status.WARN),
-            ("route_unhealthy", "true", Status.FAIL),
-            ("access_timeout_recovery", "true", Status.WARN),
-            ("incorrect_configuration", "no-partition", Status.FAIL),
-            ("incorrect_configuration", "not-supported", Status.PASS),
-            ("fabric_manager", "disconnected", Status.FAIL),
-        ],
-    )
-    def test_every_bit_of_the_health_mask(self, field: str, word: str, status: Status) -> None:
-        machine = patched(healthy(), "gpus[*].nvml.fabric", health=HEALTHY_FABRIC | {field: word})
-        assert run_one("fabric.state", machine).status is status
-
-    def test_no_channel_is_a_fault_where_handles_are_wanted(self) -> None:
-        assert run_one("imex.channel", HGX).status is Status.SKIP
-        assert run_one("imex.channel", HGX, asked(Guard.FABRIC)).status is Status.FAIL
-        assert run_one("imex.channel", patched(healthy(), "driver", imex_channels=())).status is Status.WARN
-
-    @pytest.mark.parametrize(
-        ("daemons", "state", "reason", "hidden", "status"),
-        [
-            (("nvidia-imex",), "READY", None, False, Status.PASS),
-            (("nvidia-imex",), "WAITING_FOR_PEERS", None, False, Status.WARN),
-            (("nvidia-imex",), "SHUTTING_DOWN", None, False, Status.FAIL),
-            (("nvidia-imex",), None, Reason.TIMED_OUT, False, Status.FAIL),
-            (("nvidia-imex",), None, Reason.NOT_PRESENT, False, Status.UNKNOWN),
-            ((), None, Reason.NOT_PRESENT, False, Status.FAIL),
-            ((), None, Reason.NOT_PRESENT, True, Status.UNKNOWN),
-        ],
-    )
-    def test_the_imex_service(
-        self, daemons: tuple[str, ...], state: str | None, reason: Reason | None, hidden: bool, status: Status
-    ) -> None:
-        unread = {"daemon_state": Unread(reason=reason)} if reason else {}
-        known: dict[str, Any] = {"runs_in": ("host",), "kubelet": False, "compute_domains": False}
-        imex = Imex(daemon_state=state, unread=unread, **known)
-        machine = patched(healthy(), "system", daemons=daemons, imex=imex)
-        # What counts is whose processes are seen: a container with the host's PID namespace sees them all.
-        machine = patched(machine, "process", container_signs=("/.dockerenv",))
-        machine = patched(machine, "confinement", namespaces={"pid": 4026532281 if hidden else 0xEFFFFFFC})
-        assert run_one("imex.daemon", machine).status is status
 
 
 class TestIpc:
