@@ -12,7 +12,7 @@ from egmctl.model.finding import Confidence, Finding, Status
 from egmctl.model.host import Cgroup, Confinement, DeviceList, DeviceProgram, DeviceUnit, Mount, Process
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
-from tests.doctor.machines import patched, run, run_one, shipped, with_gpu_denied
+from tests.doctor.machines import bus_id, patched, run, run_one, shipped, with_gpu_denied
 
 HGX = shipped("hgx-h200x4")
 NVL4 = shipped("gb200-tray")
@@ -21,11 +21,6 @@ GH200X4 = shipped("gh200x4")
 """One owner a NUMA node."""
 
 CGROUP, NODES = "dev.cgroup-restricted", "dev.nodes-missing"
-
-
-def bus_id(machine: Machine, index: int) -> str:
-    assert machine.gpus is not None
-    return machine.gpus[index].bus_id
 
 
 def in_cgroup(

@@ -10,8 +10,7 @@ import pytest
 from egmctl.model.finding import Status
 from egmctl.model.host import Confinement, DeviceNode, Mount, Process
 from egmctl.model.machine import Machine
-from egmctl.model.record import Reason, Unread
-from tests.doctor.machines import patched, run, run_one, shipped, with_gpu_denied
+from tests.doctor.machines import lost_by, patched, run, run_one, shipped, with_gpu_denied
 
 HGX = shipped("hgx-h200x4")
 PERMISSIONS, CONTROL = "dev.permissions", "dev.control-nodes"
@@ -20,11 +19,6 @@ PERMISSIONS, CONTROL = "dev.permissions", "dev.control-nodes"
 def as_user(machine: Machine, uid: int, uid_map: tuple[tuple[int, int, int], ...] = ((0, 0, 2**32 - 1),)) -> Machine:
     process = Process(effective_uid=uid, container_signs=(), environment={})
     return dataclasses.replace(machine, process=process, confinement=Confinement(uid_map=uid_map))
-
-
-def not_listed(machine: Machine, index: int) -> Machine:
-    unread = {"nvml": Unread(reason=Reason.NOT_PRESENT, detail="")}
-    return patched(machine, f"gpus[{index}]", nvml=None, cuda=None, unread=unread)
 
 
 class TestPermissions:
@@ -52,7 +46,7 @@ class TestPermissions:
         assert len(run(PERMISSIONS, patched(machine, "gpus[3].node", mode=0))) == 2
 
     def test_nodev(self) -> None:
-        machine = patched(not_listed(HGX, 1), "gpus[1].node", nodev=True)
+        machine = patched(lost_by(HGX, 1, "nvml", "cuda"), "gpus[1].node", nodev=True)
         mount = Mount(path="/dev", kind="tmpfs", options=("rw", "nodev"))
         finding = run_one(PERMISSIONS, dataclasses.replace(machine, confinement=Confinement(mounts=(mount,))))
         assert finding.status is Status.FAIL
@@ -63,7 +57,7 @@ class TestPermissions:
 
     @pytest.mark.parametrize("numbers", [{"major": 236}, {"minor": 7}])
     def test_a_node_with_the_numbers_of_another_device(self, numbers: dict[str, int]) -> None:
-        finding = run_one(PERMISSIONS, patched(not_listed(HGX, 1), "gpus[1].node", **numbers))
+        finding = run_one(PERMISSIONS, patched(lost_by(HGX, 1, "nvml", "cuda"), "gpus[1].node", **numbers))
         assert (finding.status, "has the numbers of another device" in finding.summary) == (Status.FAIL, True)
 
     def test_nothing_to_ask_about(self) -> None:

@@ -205,8 +205,6 @@ def test_the_command_says_so_in_every_form(egmctl: RunEgmctl, fake_node: MakeFak
     words = " ".join(done.out.split())
     assert "NVML crashed in nvmlDeviceGetUUID of 0000:" in words
     assert "1 root cause" in words
-    for options in (("--strict",), ("--gpus", "all"), ("--expect", "gpus=4")):
-        assert egmctl("doctor", *options, env=environment).code == 1
     done = egmctl("doctor", "--format", "nagios", "--exit-style", "nagios", env=environment)
     assert (done.code, done.out.startswith("EGMCTL CRITICAL")) == (2, True)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 
@@ -11,29 +10,11 @@ from egmctl.doctor.check import Expectation, Scope
 from egmctl.model.finding import Status
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
-from tests.doctor.machines import patched, run, run_one, shipped, with_gpu_denied
+from tests.doctor.machines import bus_id, lost_by, patched, run, run_one, shipped, with_gpu_denied
 
 HGX = shipped("hgx-h200x4")
 
 COUNT, BUS, BINDING, EXCLUDED = "dev.count-consistency", "dev.fell-off-bus", "dev.driver-binding", "dev.excluded"
-
-
-def lost_by(machine: Machine, index: int, *sources: str, **nodes: Any) -> Machine:
-    """Return the machine with sources that were asked and do not know a GPU."""
-    assert machine.gpus is not None
-    gpu = machine.gpus[index]
-    unread = {name: Unread(reason=Reason.NOT_PRESENT, detail="lists 3 GPUs, not this one") for name in sources}
-    gone: dict[str, Any] = dict.fromkeys(sources)
-    changed = dataclasses.replace(gpu, **gone, unread=unread)
-    if nodes:
-        changed = patched(changed, "pci", **nodes)
-    gpus = tuple(changed if other is gpu else other for other in machine.gpus)
-    return dataclasses.replace(machine, gpus=gpus)
-
-
-def bus_id(machine: Machine, index: int) -> str:
-    assert machine.gpus is not None
-    return machine.gpus[index].bus_id
 
 
 class TestCount:
@@ -98,6 +79,11 @@ class TestBus:
         assert count.summary == "3 of the 4 expected GPUs can be used from here"
 
 
+def bound_to(machine: Machine, index: int, driver: str) -> Machine:
+    lost = lost_by(machine, index, "proc", "node", "nvml", "cuda")
+    return patched(lost, f"gpus[{index}].pci", driver=driver)
+
+
 class TestBinding:
     @pytest.mark.parametrize(
         ("driver", "modules", "status", "words"),
@@ -109,13 +95,12 @@ class TestBinding:
         ],
     )
     def test_another_driver(self, driver: str, modules: tuple[str, ...], status: Status, words: str) -> None:
-        machine = patched(lost_by(HGX, 1, "proc", "node", "nvml", "cuda", driver=driver), "driver", modules=modules)
+        machine = patched(bound_to(HGX, 1, driver), "driver", modules=modules)
         finding = run_one(BINDING, machine)
         assert (finding.status, finding.summary, finding.place.ids) == (status, words, (bus_id(HGX, 1),))
 
     def test_one_finding_a_driver(self) -> None:
-        machine = lost_by(HGX, 1, "proc", "node", "nvml", "cuda", driver="vfio-pci")
-        machine = lost_by(machine, 2, "proc", "node", "nvml", "cuda", driver="nouveau")
+        machine = bound_to(bound_to(HGX, 1, "vfio-pci"), 2, "nouveau")
         assert [finding.status for finding in run(BINDING, machine)] == [Status.FAIL, Status.NOTE]
 
 
