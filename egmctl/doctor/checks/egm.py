@@ -17,6 +17,7 @@ from egmctl.doctor.situation import (
     loss,
     need_c2c,
     need_domain,
+    routers,
     usable,
     usable_coherent_gpus,
 )
@@ -162,7 +163,7 @@ def _override_key(machine: Machine, _scope: Scope) -> Verdicts:
 @check("egm.cgroup-route", Guard.EGM, sections=("host", "gpus", "process"))
 def _cgroup_route(machine: Machine, scope: Scope) -> Verdicts:
     need_c2c(machine, NOT_EGM)
-    attached = {node: gpus for node in scope.numa_of(machine) if (gpus := owners(machine, node))}
+    attached = routers(machine, scope)
     if not attached:
         yield unknown("no GPU is known to be on any of these NUMA nodes")
     hidden = "CUDA_VISIBLE_DEVICES" in ((machine.process or Process()).environment or {})
