@@ -287,7 +287,7 @@ FAULTS: dict[str, Fault] = {
     "gpu.vgpu": changed("gpus[*].nvml", virtualization="vgpu"),
     "gpu.compute-mode": changed("gpus[0].nvml", compute_mode="prohibited"),
     "gpu.persistence": changed("gpus[*].nvml", persistence_mode=False),
-    "gpu.throttle": changed("gpus[1].nvml", throttle_reasons=("hw-thermal-slowdown",)),
+    "gpu.throttle": changed("gpus[1].nvml", throttle_reasons=("idle", "hw-thermal-slowdown")),
     "numa.mempolicy-syscalls": changed(
         "confinement",
         seccomp="filter",

@@ -44,6 +44,25 @@ def patched(record: T, path: str, /, **changes: Any) -> T:
     return cast(T, dataclasses.replace(whole, **{name: tuple(items)}))
 
 
+def bus_id(machine: Machine, index: int) -> str:
+    """Return the bus id of a GPU by its place among the machine's."""
+    return (machine.gpus or ())[index].bus_id
+
+
+def lost_by(machine: Machine, index: int, *sources: str) -> Machine:
+    """Return the machine with sources that were asked and do not know a GPU."""
+    unread = {name: Unread(reason=Reason.NOT_PRESENT, detail="lists 3 GPUs, not this one") for name in sources}
+    return patched(machine, f"gpus[{index}]", **dict.fromkeys(sources), unread=unread)
+
+
+def of_two_gpus(machine: Machine) -> Machine:
+    """Return the machine with its first two GPUs only."""
+    gpus = (machine.gpus or ())[:2]
+    ends = {gpu.bus_id for gpu in gpus}
+    pairs = tuple(pair for pair in machine.pairs or () if {pair.source, pair.target} <= ends)
+    return dataclasses.replace(machine, gpus=gpus, pairs=pairs)
+
+
 def with_gpu_denied(machine: Machine, *indices: int, access: str = "EPERM") -> Machine:
     """Return the machine as a process sees it whose access(2) of these GPUs' device nodes fails.
 

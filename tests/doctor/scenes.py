@@ -14,7 +14,7 @@ from egmctl.facts import replay
 from egmctl.model.host import Cgroup, DeviceNode, DeviceProgram
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.model.record import Reason, Unread
-from tests.doctor.faults import HEALTHY_FABRIC, healthy, hgx_b200, without_umad
+from tests.doctor.faults import HEALTHY_FABRIC, changed, faults, healthy, hgx_b200, without_umad
 from tests.doctor.machines import patched, shipped, with_card, with_gpu_denied
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -56,9 +56,8 @@ def _named(name: str, scene: Scene) -> Callable[[], Machine]:
     return lambda: patched(scene.machine(), "origin", **modelled)
 
 
-def egm_off() -> Machine:
-    """GB200 whose firmware has set no EGM memory aside."""
-    return patched(patched(healthy(), "gpus[*].nvml", capabilities=0), "system", acpi_egm=False)
+def _healthy(path: str, /, **changes: object) -> Callable[[], Machine]:
+    return changed(path, **changes).machine
 
 
 def slurm(*indices: int) -> Machine:
@@ -93,16 +92,6 @@ def not_passed_in() -> Machine:
     return patched(machine, "process", container_signs=signs, environment={"NVIDIA_VISIBLE_DEVICES": "0,1"})
 
 
-def cuda_visible_devices() -> Machine:
-    """GB200 where a process chose one GPU with CUDA_VISIBLE_DEVICES, as the EGM guide advises."""
-    return patched(healthy(), "process", environment={"CUDA_VISIBLE_DEVICES": "0"})
-
-
-def off_the_bus() -> Machine:
-    """HGX H200 whose GPU 1 reads as all ones."""
-    return patched(with_gpu_denied(shipped("hgx-h200x4"), 1, access="ok"), "gpus[3].pci", responds=False)
-
-
 def cdmm() -> Machine:
     """GB200 whose driver manages the GPUs' memory itself: it is no NUMA node."""
     machine = patched(
@@ -114,22 +103,6 @@ def cdmm() -> Machine:
     return patched(machine, "host", numa_nodes=nodes, allowed_numa_nodes="0-1")
 
 
-def route_unhealthy() -> Machine:
-    """NVL72 tray whose GPU 2 has an unhealthy route in its fabric's health mask."""
-    sick = HEALTHY_FABRIC | {"route_unhealthy": "true"}
-    return patched(healthy(), "gpus[2].nvml.fabric", health=sick, health_summary="unhealthy")
-
-
-def no_imex_channel() -> Machine:
-    """NVL72 tray in a container that was given no IMEX channel."""
-    return patched(healthy(), "driver", imex_channels=())
-
-
-def imex_down() -> Machine:
-    """NVL72 tray whose IMEX service waits for peers while the domain is down."""
-    return patched(healthy(), "system.imex", daemon_state="WAITING_FOR_PEERS", domain_status="DOWN")
-
-
 def default_seccomp() -> Machine:
     """GB200 in a container with Docker's default seccomp profile and without CAP_SYS_NICE."""
     machine = patched(healthy(), "process", container_signs=("/.dockerenv", "overlay root"))
@@ -137,25 +110,10 @@ def default_seccomp() -> Machine:
     return patched(machine, "confinement", seccomp="filter", capabilities=0xA80425FB, system_calls=answers)
 
 
-def cpuset() -> Machine:
-    """GB200 job whose cpuset allows the memory of NUMA node 0 only."""
-    return patched(healthy(), "host", allowed_numa_nodes="0", allowed_cpus="0-71")
-
-
-def egm_mixed() -> Machine:
-    """GB200 of which GPU 1 alone has no EGM."""
-    return patched(healthy(), "gpus[1].nvml", capabilities=0)
-
-
 def untuned() -> Machine:
     """GB200 as distributions deliver it: NUMA balancing on, memory cleared, IMEX channels for root only."""
     machine = patched(healthy(), "host", numa_balancing=1, kernel_command_line={"init_on_alloc": "1"})
     return patched(machine, "driver.imex_channels[0]", access="EACCES", mode=0o600, uid=0)
-
-
-def stale_channel() -> Machine:
-    """NVL72 tray whose IMEX channel was made before the driver was reloaded."""
-    return patched(healthy(), "driver.imex_channels[0]", major=240)
 
 
 def port_down() -> Machine:
@@ -185,13 +143,6 @@ def sick_gpus() -> Machine:
         machine, "gpus[1].nvml", throttle_reasons=("hw-slowdown", "hw-thermal-slowdown"), temperature_c=91
     )
     return patched(machine, "gpus[3].nvml", recovery_action="gpu-reset")
-
-
-def shared_out() -> Machine:
-    """HGX H200 in MIG mode, each GPU for one process at a time."""
-    return patched(
-        shipped("hgx-h200x4"), "gpus[*].nvml", mig_mode=True, mig_mode_pending=True, compute_mode="exclusive-process"
-    )
 
 
 def driver_updated() -> Machine:
@@ -290,7 +241,7 @@ DENIED_BUS_ID = [gpu.bus_id for gpu in healthy().gpus or ()][3]
 
 MODELLED: Mapping[str, Scene] = {
     "gb200-egm-on": Scene(healthy, why="Nothing is wrong with it."),
-    "gb200-egm-off": Scene(egm_off, why="EGM guide: EGM is a setting of the firmware."),
+    "gb200-egm-off": Scene(faults()["egm.preconditions"].machine, why="EGM guide: EGM is a setting of the firmware."),
     "gb200-slurm-denies-one": Scene(lambda: slurm(3), why="Measured on H200: what a denied GPU looks like."),
     "gb200-slurm-denies-the-one-asked-for": Scene(
         lambda: slurm(3), ("--gpus", DENIED_BUS_ID), why="Measured on H200: what a denied GPU looks like."
@@ -298,22 +249,56 @@ MODELLED: Mapping[str, Scene] = {
     "gb200-slurm-denies-all-of-a-node": Scene(
         lambda: slurm(2, 3), ("--for", "egm"), why="Measured on H200: what a denied GPU looks like."
     ),
-    "gb200-cuda-visible-devices": Scene(cuda_visible_devices, why="EGM guide: use CUDA_VISIBLE_DEVICES."),
+    "gb200-cuda-visible-devices": Scene(
+        _healthy("process", environment={"CUDA_VISIBLE_DEVICES": "0"}), why="EGM guide: use CUDA_VISIBLE_DEVICES."
+    ),
     "gb200-cdmm": Scene(cdmm, why="NVreg_CoherentGPUMemoryMode=driver (open-gpu-kernel-modules, nv-reg.h)."),
     "gb200-default-seccomp": Scene(default_seccomp, ("--for", "egm"), why="NCCL user guide: Docker's seccomp profile."),
-    "gb200-cpuset": Scene(cpuset, ("--numa", "1"), why="cpuset(7): Mems_allowed_list."),
-    "gb200-egm-mixed": Scene(egm_mixed, ("--for", "egm"), why="open-gpu-kernel-modules, p2p_api.c: EGM of both peers."),
+    "gb200-cpuset": Scene(
+        _healthy("host", allowed_numa_nodes="0", allowed_cpus="0-71"),
+        ("--numa", "1"),
+        why="cpuset(7): Mems_allowed_list.",
+    ),
+    "gb200-egm-mixed": Scene(
+        _healthy("gpus[1].nvml", capabilities=0),
+        ("--for", "egm"),
+        why="open-gpu-kernel-modules, p2p_api.c: EGM of both peers.",
+    ),
     "gb200-untuned": Scene(untuned, why="NVIDIA Grace Performance Tuning Guide; IMEX guide: channels."),
-    "nvl72-stale-imex-channel": Scene(stale_channel, ("--for", "fabric"), why="IMEX guide: channels."),
+    "nvl72-stale-imex-channel": Scene(
+        _healthy("driver.imex_channels[0]", major=240), ("--for", "fabric"), why="IMEX guide: channels."
+    ),
     "nvl72-port-down": Scene(port_down, ("--for", "rdma"), why="rdma(8): the state of a port without a cable."),
-    "nvl72-no-imex-channel": Scene(no_imex_channel, ("--for", "fabric"), why="IMEX guide: channels."),
-    "nvl72-imex-down": Scene(imex_down, ("--for", "fabric"), why="IMEX guide: nvidia-imex-ctl."),
-    "nvl72-route-unhealthy": Scene(route_unhealthy, ("--for", "fabric"), why="nvml.h: the fabric's health mask."),
+    "nvl72-no-imex-channel": Scene(
+        _healthy("driver", imex_channels=()), ("--for", "fabric"), why="IMEX guide: channels."
+    ),
+    "nvl72-imex-down": Scene(
+        _healthy("system.imex", daemon_state="WAITING_FOR_PEERS", domain_status="DOWN"),
+        ("--for", "fabric"),
+        why="IMEX guide: nvidia-imex-ctl.",
+    ),
+    "nvl72-route-unhealthy": Scene(
+        _healthy(
+            "gpus[2].nvml.fabric", health=HEALTHY_FABRIC | {"route_unhealthy": "true"}, health_summary="unhealthy"
+        ),
+        ("--for", "fabric"),
+        why="nvml.h: the fabric's health mask.",
+    ),
     "h200-daemon-reload": Scene(daemon_reload, why="NVIDIA Container Toolkit issue 48."),
     "h200-container-of-two": Scene(not_passed_in, ("--expect", "gpus=4"), why="libnvidia-container, nvc_mount.c."),
     "h200-links-down": Scene(links_down, ("--for", "p2p"), why="nvml.h: nvmlDeviceGetNvLinkState, error counters."),
     "h200-sick-gpus": Scene(sick_gpus, why="nvml.h: remapped rows, recovery action, clocks event reasons."),
-    "h200-mig": Scene(shared_out, ("--for", "p2p,ipc"), why="NVIDIA MIG user guide: no P2P, no CUDA IPC."),
+    "h200-mig": Scene(
+        lambda: patched(
+            shipped("hgx-h200x4"),
+            "gpus[*].nvml",
+            mig_mode=True,
+            mig_mode_pending=True,
+            compute_mode="exclusive-process",
+        ),
+        ("--for", "p2p,ipc"),
+        why="NVIDIA MIG user guide: no P2P, no CUDA IPC.",
+    ),
     "h200-driver-updated": Scene(driver_updated, why="nvml.h: NVML_ERROR_LIB_RM_VERSION_MISMATCH."),
     "gb300-healthy": Scene(lambda: gb300(healthy()), why="OCI GB300 quickstart: names, memory; else the GB200 tray."),
     "gb300-cdmm-old-gdrdrv": Scene(gb300_cdmm_old_gdrdrv, why="os-registry.c: CDMM; GDRCopy's changelog: 2.5.1."),
@@ -327,5 +312,8 @@ MODELLED: Mapping[str, Scene] = {
     "b200": Scene(hgx_b200, why="An HGX H200 with NVLink 5: gpu-driver-container, NVIDIA's Fabric Manager guide."),
     "b200-no-ib-umad": Scene(without_umad, ("--for", "fabric"), why="NVIDIA/gpu-operator issue 2781."),
     "b200-no-nvlsm": Scene(b200_without_nvlsm, ("--for", "fabric"), why="siderolabs/extensions issue 717."),
-    "h200-off-the-bus": Scene(off_the_bus, why="nvml.h: NVML_ERROR_GPU_IS_LOST; Xid 79."),
+    "h200-off-the-bus": Scene(
+        lambda: patched(with_gpu_denied(shipped("hgx-h200x4"), 1, access="ok"), "gpus[3].pci", responds=False),
+        why="nvml.h: NVML_ERROR_GPU_IS_LOST; Xid 79.",
+    ),
 }

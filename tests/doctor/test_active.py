@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from egmctl.doctor import probes
 from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.checks.active import CHECKS, KINDS, NOT_ASKED
 from egmctl.doctor.runner import diagnose
@@ -17,6 +18,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.probes import Outcome, Probe, ProbeKind
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import patched, shipped
+from tests.doctor.test_nvml_faults import here
 from tests.fake.machines import nvl4, with_imex_channel
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
@@ -94,28 +96,25 @@ class TestOnFakeNodes:
         assert "written to the peer: 1 of 262144 words differ, the first at offset 4096" in json.dumps(failure)
 
     @pytest.mark.long
-    @pytest.mark.parametrize(
-        ("check", "faults", "passing", "end"),
-        [
-            ("p2p.verify", "cuCtxEnablePeerAccess@2=kill:11,once", 1, "killed its process in cuCtxEnablePeerAccess"),
-            ("p2p.verify", "cuCtxEnablePeerAccess@2=abort,once", 1, "killed its process in cuCtxEnablePeerAccess"),
-            (
-                "ipc.vmm-active",
-                "cuMemImportFromShareableHandle=hang,once",
-                2,
-                "did not end in time in cuMemImportFromShareableHandle",
-            ),
-        ],
-        ids=["crash", "abort", "hang"],
-    )
-    def test_a_process_that_ends_or_hangs_costs_one_probe_and_is_named(
-        self, egmctl: RunEgmctl, fake_node: MakeFakeNode, check: str, faults: str, passing: int, end: str
+    @pytest.mark.parametrize("fault", ["kill:11", "abort"])
+    def test_a_process_that_ends_costs_one_probe_and_is_named(
+        self, egmctl: RunEgmctl, fake_node: MakeFakeNode, fault: str
     ) -> None:
-        code, findings = active(egmctl, fake_node(nvl4()), "--check", check, faults=faults)
-        assert code == 1
-        assert sorted(statuses(findings, check)) == ["fail"] + ["pass"] * passing
+        faults = f"cuCtxEnablePeerAccess@2={fault},once"
+        code, findings = active(egmctl, fake_node(nvl4()), "--check", "p2p.verify", faults=faults)
+        assert (code, sorted(statuses(findings, "p2p.verify"))) == (1, ["fail", "pass"])
         (failure,) = [finding for finding in findings if finding["status"] == "fail"]
-        assert failure["summary"].endswith(f": {end}")
+        assert failure["summary"].endswith(": killed its process in cuCtxEnablePeerAccess")
+
+    def test_a_process_that_hangs_costs_one_probe_and_is_named(self, fake_node: MakeFakeNode) -> None:
+        node = fake_node(nvl4())
+        with here(node, faults="cuMemImportFromShareableHandle=hang,once") as patch:
+            patch.setattr(probes, "PROBE_TIMEOUT_S", 1)
+            machine = probes.probed(node.machine, EVERYTHING, [KINDS["ipc.vmm-active"]])
+        checks = [check for check in CHECKS if check.id == "ipc.vmm-active"]
+        failure, *others = diagnose(machine, EVERYTHING, checks).findings
+        assert [failure.status, *(finding.status for finding in others)] == [Status.FAIL, Status.PASS, Status.PASS]
+        assert failure.summary.endswith(": did not end in time in cuMemImportFromShareableHandle")
 
     @pytest.mark.long
     def test_each_numa_node_is_tried_in_a_process_of_its_own(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
@@ -155,10 +154,10 @@ class TestOnFakeNodes:
         assert "--active works on this node and process only" in done.err
 
 
-def judged(machine: Machine, *probes: Probe, scope: Scope = EVERYTHING) -> Finding:
+def judged(machine: Machine, *tried: Probe, scope: Scope = EVERYTHING) -> Finding:
     """Return the one finding about these probes that is no skip for want of a probe."""
-    machine = patched(machine, "", probes=probes)
-    checks = [check for check in CHECKS if probes[0].kind is KINDS[check.id]]
+    machine = patched(machine, "", probes=tried)
+    checks = [check for check in CHECKS if tried[0].kind is KINDS[check.id]]
     (finding,) = diagnose(machine, scope, checks).findings
     return finding
 

@@ -5,13 +5,11 @@ The calls are taken from a run without faults; each case is one run of the comma
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from egmctl.facts import replay
-from egmctl.model.machine import Machine
 from tests.conftest import RunEgmctl
+from tests.doctor.machines import of_two_gpus
 from tests.doctor.test_active import ONLY_ACTIVE, active
 from tests.fake.machines import with_imex_channel
 from tests.fake.plugin import MakeFakeNode
@@ -31,14 +29,6 @@ WITHOUT_RESULT = frozenset(
 ``test_driver_calls.py`` judges those."""
 
 
-def of_two_gpus(name: str) -> Machine:
-    machine = replay.load(name)
-    gpus = (machine.gpus or ())[:2]
-    ends = {gpu.bus_id for gpu in gpus}
-    pairs = tuple(pair for pair in machine.pairs or () if {pair.source, pair.target} <= ends)
-    return with_imex_channel(dataclasses.replace(machine, gpus=gpus, pairs=pairs))
-
-
 @pytest.mark.fuzz
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("part", range(4))
@@ -46,7 +36,7 @@ def of_two_gpus(name: str) -> Machine:
 def test_no_probe_passes_that_met_a_failing_call(
     egmctl: RunEgmctl, fake_node: MakeFakeNode, name: str, part: int
 ) -> None:
-    node = fake_node(of_two_gpus(name))
+    node = fake_node(with_imex_channel(of_two_gpus(replay.load(name))))
     _, well = active(egmctl, node, *ONLY_ACTIVE)
     passing = {finding["check"] for finding in well if finding["status"] == "pass"}
     calls = sorted({call.name for call in node.calls() if call.name.startswith("cu")} - WITHOUT_RESULT)

@@ -10,8 +10,7 @@ import pytest
 from egmctl.model.finding import Status
 from egmctl.model.host import Confinement, DeviceNode, Mount, Process
 from egmctl.model.machine import Machine
-from egmctl.model.record import Reason, Unread
-from tests.doctor.machines import patched, run, run_one, shipped, with_gpu_denied
+from tests.doctor.machines import lost_by, patched, run, run_one, shipped, with_gpu_denied
 
 HGX = shipped("hgx-h200x4")
 PERMISSIONS, CONTROL = "dev.permissions", "dev.control-nodes"
@@ -22,15 +21,7 @@ def as_user(machine: Machine, uid: int, uid_map: tuple[tuple[int, int, int], ...
     return dataclasses.replace(machine, process=process, confinement=Confinement(uid_map=uid_map))
 
 
-def not_listed(machine: Machine, index: int) -> Machine:
-    unread = {"nvml": Unread(reason=Reason.NOT_PRESENT, detail="")}
-    return patched(machine, f"gpus[{index}]", nvml=None, cuda=None, unread=unread)
-
-
 class TestPermissions:
-    def test_all_open(self) -> None:
-        assert run_one(PERMISSIONS, HGX).status is Status.PASS
-
     def test_mode_bits(self) -> None:
         machine = as_user(with_gpu_denied(HGX, 1, access="EACCES"), 1000)
         machine = patched(machine, "gpus[3].node", mode=0o660, uid=0, gid=44)
@@ -55,7 +46,7 @@ class TestPermissions:
         assert len(run(PERMISSIONS, patched(machine, "gpus[3].node", mode=0))) == 2
 
     def test_nodev(self) -> None:
-        machine = patched(not_listed(HGX, 1), "gpus[1].node", nodev=True)
+        machine = patched(lost_by(HGX, 1, "nvml", "cuda"), "gpus[1].node", nodev=True)
         mount = Mount(path="/dev", kind="tmpfs", options=("rw", "nodev"))
         finding = run_one(PERMISSIONS, dataclasses.replace(machine, confinement=Confinement(mounts=(mount,))))
         assert finding.status is Status.FAIL
@@ -66,7 +57,7 @@ class TestPermissions:
 
     @pytest.mark.parametrize("numbers", [{"major": 236}, {"minor": 7}])
     def test_a_node_with_the_numbers_of_another_device(self, numbers: dict[str, int]) -> None:
-        finding = run_one(PERMISSIONS, patched(not_listed(HGX, 1), "gpus[1].node", **numbers))
+        finding = run_one(PERMISSIONS, patched(lost_by(HGX, 1, "nvml", "cuda"), "gpus[1].node", **numbers))
         assert (finding.status, "has the numbers of another device" in finding.summary) == (Status.FAIL, True)
 
     def test_nothing_to_ask_about(self) -> None:
@@ -89,15 +80,6 @@ def with_control(machine: Machine, name: str, access: str, **changes: Any) -> Ma
 
 
 class TestControlNodes:
-    def test_all_there(self) -> None:
-        assert run_one(CONTROL, HGX).status is Status.PASS
-
-    @pytest.mark.parametrize("name", ["nvidiactl", "nvidia-uvm"])
-    def test_denied(self, name: str) -> None:
-        finding = run_one(CONTROL, with_control(HGX, name, "EPERM"))
-        assert finding.status is Status.FAIL
-        assert finding.summary.startswith(f"the device cgroup denies /dev/{name}")
-
     def test_of_a_container_that_brings_only_utility(self) -> None:
         machine = patched(HGX, "process", environment={"NVIDIA_DRIVER_CAPABILITIES": "utility"})
         finding = run_one(CONTROL, with_control(machine, "nvidia-uvm", "ENOENT"))
@@ -126,11 +108,6 @@ class TestControlNodes:
         assert [finding.status for finding in run(CONTROL, denied)] == [Status.PASS]
         mig = patched(denied, "gpus[0].nvml", mig_mode=True)
         assert [finding.status for finding in run(CONTROL, mig)] == [Status.FAIL, Status.PASS]
-
-    def test_not_looked_at(self) -> None:
-        unread = {"nodes": Unread(reason=Reason.NOT_STATED)}
-        finding = run_one(CONTROL, patched(HGX, "driver", nodes=None, unread=unread))
-        assert finding.summary == "the driver's device nodes were not read (not-stated)"
 
     def test_of_another_process(self) -> None:
         untold = DeviceNode(path="/dev/nvidiactl", exists=True, access=None)

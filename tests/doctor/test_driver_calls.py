@@ -6,7 +6,6 @@ Each case is one child on a fake node; the calls are taken from a run without fa
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -17,14 +16,15 @@ import pytest
 
 from egmctl.doctor.check import EVERYTHING, Check
 from egmctl.doctor.runner import CHECKS, _findings
-from egmctl.facts import gpus, replay
+from egmctl.facts import replay
 from egmctl.facts.collect import collect
 from egmctl.model.codec import JsonValue
 from egmctl.model.finding import Finding, Status
 from egmctl.model.machine import Machine
-from tests.doctor.test_nvml_faults import here, outcomes
+from tests.doctor.machines import of_two_gpus
+from tests.doctor.test_nvml_faults import here, joined, outcomes
 from tests.doctor.test_unread import decides, is_told, suffices
-from tests.doctor.unread import Path, Readings, facts, shape, value_at
+from tests.doctor.unread import Path, Readings, shape, value_at
 from tests.fake.node import FakeNode
 
 pytestmark = [pytest.mark.long, pytest.mark.processes, pytest.mark.needs("cc")]
@@ -39,11 +39,7 @@ class Node:
     """A fake node of two GPUs of a machine, and what is known of it without a fault."""
 
     def __init__(self, name: str, directory: File, patch: pytest.MonkeyPatch) -> None:
-        machine = replay.load(name)
-        two = (machine.gpus or ())[:2]
-        ends = {gpu.bus_id for gpu in two}
-        pairs = tuple(pair for pair in machine.pairs or () if {pair.source, pair.target} <= ends)
-        self.fake = FakeNode(dataclasses.replace(machine, gpus=two, pairs=pairs), directory)
+        self.fake = FakeNode(of_two_gpus(replay.load(name)), directory)
         with here(self.fake):
             self._files = collect(SECTIONS, cuda=False)
         self.answers: dict[str, JsonValue] = {}
@@ -56,25 +52,13 @@ class Node:
             made = (call.name for call in self.fake.calls()[before:])
             self.calls[library] = [call for call in dict.fromkeys(made) if call not in HARMLESS]
         self.machine = self.joined({})
-        self.well = {check.id: tuple(_findings(check, self.machine, EVERYTHING)) for check in CHECKS}
+        self.well = {check.id: _judged(check, self.machine) for check in CHECKS}
         self.deciding = dict(self._deciding(patch))
 
     def joined(self, failed: dict[str, Any]) -> Machine:
         """Return the machine where a library has answered so, and the other one well."""
-        nvml = gpus.library_facts(gpus.NvmlFacts, failed.get("nvml", self.answers["nvml"]))
-        cuda = gpus.library_facts(gpus.CudaFacts, failed.get("cuda", self.answers["cuda"]))
-        seen = self._files.gpus or ()
-        found = gpus.join(
-            pci={gpu.bus_id: gpu.pci for gpu in seen if gpu.pci},
-            proc={gpu.bus_id: gpu.proc for gpu in seen if gpu.proc},
-            nodes={gpu.proc.minor: gpu.node for gpu in seen if gpu.node and gpu.proc and gpu.proc.minor is not None},
-            nvml=nvml,
-            cuda=cuda,
-        )
-        assert self._files.driver is not None
-        driver = gpus.with_cuda(gpus.with_nvml(self._files.driver, nvml), cuda)
-        pairs = gpus.join_pairs(found, nvml, cuda)
-        return dataclasses.replace(self._files, gpus=found, driver=driver, pairs=pairs)
+        answers = self.answers | failed
+        return joined(self._files, answers["nvml"], answers["cuda"])
 
     def _deciding(self, patch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[Path]]]:
         """Yield the facts that decide over each check that passes."""
@@ -90,11 +74,10 @@ class Node:
 
     def silent(self, machine: Machine) -> list[str]:
         """Return the checks that pass all the same without a fact that decides over them."""
-        gone = {path for path, _, _ in facts(self.machine) if _is_gone(machine, path)}
         found = []
         for check in CHECKS:
-            lost = [path for path in self.deciding.get(check.id, ()) if path in gone]
-            now: tuple[Finding, ...] = tuple(_findings(check, machine, EVERYTHING)) if lost else ()
+            lost = [path for path in self.deciding.get(check.id, ()) if _is_gone(machine, path)]
+            now = _judged(check, machine) if lost else ()
             many = _by_shape(lost)
             found += [
                 f"{check.id}: {shape(path)}"

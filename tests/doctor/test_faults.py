@@ -1,26 +1,24 @@
-"""Every check finds the fault it is for, and finds none on a machine that has none."""
+"""Every check finds the fault it is for, alone, and finds none on a machine that has none."""
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
-from egmctl.doctor.check import EVERYTHING, Check
+from egmctl.doctor.check import EVERYTHING, Check, Scope
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.facts import replay
-from egmctl.model.finding import Diagnosis, Status
-from tests.doctor.faults import ONLY_TOLD, PASSES, faults, healthy
+from egmctl.model.finding import TOLD, Finding, Status
+from egmctl.model.machine import Machine
+from tests.doctor.faults import ONLY_TOLD, PASSES, Fault, faults, healthy
 from tests.doctor.machines import shipped
+from tests.doctor.scenes import Scene, scenes
+from tests.doctor.sick import SICK
 from tests.invariants import broken_diagnosis
 
 PROBLEMS = (Status.FAIL, Status.WARN)
-
-
-@functools.cache
-def well() -> Diagnosis:
-    return diagnose(healthy(), EVERYTHING, CHECKS)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: str(check.id))
@@ -43,7 +41,11 @@ class TestEveryCheck:
 
 
 def test_the_healthy_machine_has_no_fault() -> None:
-    assert [(f.check, f.summary) for f in well().findings if f.status in (*PROBLEMS, Status.UNKNOWN)] == []
+    assert [
+        (f.check, f.summary)
+        for f in diagnose(healthy(), EVERYTHING, CHECKS).findings
+        if f.status in (*PROBLEMS, Status.UNKNOWN)
+    ] == []
 
 
 @pytest.mark.parametrize("name", replay.names())
@@ -71,3 +73,59 @@ def test_what_is_said_of_a_fault_agrees_with_itself(check: str) -> None:
 
 def test_every_fault_is_of_a_check() -> None:
     assert (set(faults()) | set(PASSES) | ONLY_TOLD) <= {check.id for check in CHECKS}
+
+
+SCENES = {**scenes(), **SICK}
+ALONE: Mapping[str, str] = {
+    "dev.fell-off-bus": "h200-off-the-bus",
+    "dev.excluded": "h200-excluded",
+    "dev.driver-binding": "h200-handed-to-a-guest",
+    "dev.cgroup-restricted": "h200-v2-cgroup-all-asked-for",
+    "dev.nodes-missing": "h200-no-device-node",
+    "dev.permissions": "h200-node-mode",
+    "dev.control-nodes": "gb200-uvm-denied",
+    "pcie.acs": "dgx-h100-acs",
+    "pcie.iommu": "dgx-h100-iommu",
+}
+"""Scenes that replace the machines of ``faults()``, where other checks see that fault too."""
+
+ALSO_SEEN: Mapping[str, tuple[set[str], str]] = {
+    "drv.nouveau": (
+        {"dev.driver-binding", "dev.count-consistency"},
+        "a GPU has one kernel driver: nouveau bound is NVIDIA's not bound; this check says what to do about nouveau",
+    ),
+    "egm.preconditions": ({"egm.capability"}, "it says why the capability is missing, which the other finds"),
+    "egm.cgroup-route": ({"dev.cgroup-restricted"}, "it says what a GPU that others find lost means for EGM"),
+    "egm.peer-route": ({"p2p.status"}, "it says what P2P that the other finds refused means for EGM"),
+    "fabric.same-node-isolation": (
+        {"dev.cgroup-restricted", "egm.cgroup-route"},
+        "it says what a GPU that others find denied means for fabric handles",
+    ),
+    "fabric.management": ({"fabric.state"}, "it says why the fabric stays in progress, which the other finds"),
+    "imex.recovery": ({"gpu.health"}, "one recovery action of NVML: it says what to do with the IMEX domain"),
+}
+"""Checks whose fault others see too, which, and why both are there."""
+
+
+def told(machine: Machine, scope: Scope = EVERYTHING, without: str = "") -> list[Finding]:
+    checks = [check for check in CHECKS if check.id != without]
+    return [finding for finding in diagnose(machine, scope, checks).findings if finding.status in TOLD]
+
+
+def of_scene(scene: Scene) -> Fault:
+    gpus = tuple(gpu.bus_id for gpu in scene.machine().gpus or ()) if "--gpus" in scene.options else None
+    return Fault(scene.machine, Scope(gpus=gpus))
+
+
+@pytest.mark.parametrize("check", [check.id for check in CHECKS if check.id not in ONLY_TOLD])
+def test_it_alone_catches_its_fault(check: str) -> None:
+    fault = of_scene(SCENES[ALONE[check]]) if check in ALONE else faults()[check]
+    assert check in {one.check for one in told(fault.machine(), fault.scope)}
+    usual = {one.check for machine in (healthy(), shipped("hgx-h200x4")) for one in told(machine)}
+    others = {one.check for one in told(fault.machine(), fault.scope, check) if one.status is not Status.NOTE} - usual
+    assert others == ALSO_SEEN.get(check, (set(), ""))[0]
+
+
+def test_every_exception_is_of_a_check() -> None:
+    assert {*ALONE, *ALSO_SEEN} <= {check.id for check in CHECKS}
+    assert not {*ALONE} & {*ALSO_SEEN}

@@ -85,14 +85,14 @@ def test_files_with_anything_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", seeds(4))
+@pytest.mark.parametrize("seed", seeds(12))
 def test_real_processes(egmctl: RunEgmctl, tmp_path: Path, seed: int) -> None:
     choice = random.Random(seed)  # noqa: S311
     tree = tmp_path / "root"
     files = _tree(tree, seed)
     path = tmp_path / "hostile.json"
     formats = ("-v", "--brief", "--json", "--format=prom", "--format=nagios", "--format=junit", "--strict")
-    for number in range(25):
+    for number in range(8):
         format = choice.choice(formats)
         if number % 2:
             held = spoil(files, choice)

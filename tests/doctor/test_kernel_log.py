@@ -87,12 +87,6 @@ def test_a_gpu_that_was_not_asked_about_stays_out() -> None:
     assert [summary for _, _, summary in found] == ["0000:77:00.0: Xid 48, uncorrectable ECC error, 11 min ago"]
 
 
-def test_a_driver_message_is_explained() -> None:
-    one = run_one("kernel.driver-messages", node("NVRM: GPU1 x: EGM is not enabled in RM for GPU 1"))
-    assert one.status is Status.FAIL
-    assert one.summary == "the driver logged: Fabric Manager requires EGM, but the GPU has it off, 11 min ago"
-
-
 def test_corrected_pcie_errors_count_where_they_are_many() -> None:
     line = "nvidia 0000:00:08.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)"
     assert run_one("kernel.aer", node(line)).status is Status.PASS

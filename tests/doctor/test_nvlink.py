@@ -1,4 +1,7 @@
-"""NVLink as Blackwell reports it: states, counters, thresholds, and a bandwidth mode for each GPU."""
+"""NVLink and P2P: links, counters, thresholds, bandwidth modes, and why the driver refuses P2P over links that are up.
+
+A GPU without links is judged by its siblings, and where they have none either by its board.
+"""
 
 from __future__ import annotations
 
@@ -8,187 +11,309 @@ from typing import Any
 import pytest
 
 from egmctl.doctor.checks.nvlink import MAX_EFFECTIVE_BER
+from egmctl.facts.kernel_log import event
 from egmctl.facts.nvml import ber
-from egmctl.model.finding import Status
+from egmctl.model.finding import Guard
+from egmctl.model.gpu import Gpu
+from egmctl.model.host import PcieLink
+from egmctl.model.kernel_log import KernelLog
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
-from egmctl.topology.links import active_nvlinks
-from tests.doctor.faults import healthy
-from tests.doctor.machines import patched, run, run_one, shipped, with_card
-from tests.doctor.unread import without
+from tests.doctor.cases import Case, asked, case
+from tests.doctor.faults import HEALTHY_FABRIC, healthy
+from tests.doctor.machines import patched, run, shipped, with_card
 
-HGX = shipped("hgx-h200x4")
+HGX, TRAY = shipped("hgx-h200x4"), healthy()
+FIRST: tuple[Gpu, ...] = (HGX.gpus or ())[:1]
+DISABLED = {"module_parameters": {"NvLinkDisable": "1"}}
 
 
-def verdicts(check: str, machine: Machine) -> set[tuple[Status, str]]:
-    return {(finding.status, finding.place.label) for finding in run(check, machine)}
+def hgx(path: str, /, **changes: Any) -> Machine:
+    return patched(HGX, path, **changes)
+
+
+def tray(path: str, /, **changes: Any) -> Machine:
+    return patched(TRAY, path, **changes)
+
+
+def one_less(path: str, /, **changes: Any) -> Machine:
+    """An HGX H200 on which the same link is down on every GPU."""
+    return patched(hgx("gpus[*].nvml.nvlinks[17]", active=False), path, **changes)
+
+
+def no_links(path: str, /, **changes: Any) -> Machine:
+    """A virtual machine whose GPUs show no links."""
+    machine = patched(hgx(path, **changes), "gpus[*].nvml", nvlinks=(), nvlink_count=0)
+    return patched(machine, "gpus[*].nvml", virtualization="passthrough")
 
 
 def counted(**changes: Any) -> Machine:
-    return patched(healthy(), "gpus[2].nvml.nvlinks[7].counters", **changes)
+    return tray("gpus[2].nvml.nvlinks[7].counters", **changes)
 
 
-class TestErrorRates:
-    @pytest.mark.parametrize(
-        ("packed", "rate"),
-        [(0xFFF, 0.0), (0x10C, 1e-12), (0x20C, 2e-12), (0x30F, 3e-15), (0xF00, 15.0), (0, 0.0)],
-    )
-    def test_nvml_packs_mantissa_and_exponent(self, packed: int, rate: float) -> None:
-        assert math.isclose(ber(packed), rate, abs_tol=1e-300)
+ALL_DOWN = hgx("gpus[*].nvml.nvlinks[*]", active=False)
+STATION = patched(with_card(TRAY), "gpus[4].nvml", nvlinks=(), nvlink_count=0)
+C2C_DOWN = patched(tray("gpus[0].nvml.c2c_links[0]", active=False), "gpus[1].nvml.c2c_links[0]", errors=7)
+UNSUPPORTED = {"nvlinks": Unread(reason=Reason.NOT_SUPPORTED)}
+COUNTED = "link 7 of GPU2"
 
-    @pytest.mark.parametrize(
-        ("changes", "status"),
-        [
-            ({"effective_ber": MAX_EFFECTIVE_BER}, Status.PASS),
-            ({"effective_ber": 2e-12}, Status.FAIL),
-            ({"failed_recoveries": 1, "recoveries": 1}, Status.FAIL),
-            ({"recoveries": 3, "successful_recoveries": 3}, Status.WARN),
-            ({"effective_errors": 4}, Status.PASS),
-            ({"symbol_errors": 4}, Status.PASS),
-            ({"integrity_errors": 1}, Status.PASS),
-        ],
-    )
-    def test_what_each_counter_is_worth(self, changes: dict[str, Any], status: Status) -> None:
-        findings = [f for f in run("nvlink.errors", counted(**changes)) if f.place.label == "GPU2"]
-        if "effective_ber" in changes and status is Status.PASS:
-            assert findings == []  # Like the other GPUs, which share a finding.
-            return
-        assert [f.status for f in findings] == [status]
-        assert "link 7 of GPU2" in {evidence.source for evidence in findings[0].evidence}
+LINKS = [
+    case(
+        "an NVSwitch that is down takes the same links from every GPU",
+        "nvlink.links",
+        one_less("gpus[*].nvml.nvlinks[16]", active=False),
+        "fail GPU0-3",
+        "16 of 18 NVLinks are active",
+        "NVIDIA H200 on NVSwitches has 18",
+    ),
+    *(
+        case(f"fewer links by design: {name}", "nvlink.links", machine, "pass GPU0-3", "17 NVLinks are active")
+        for name, machine in {
+            "bridges and direct links": one_less("gpus[*].nvml.nvlinks[*]", remote_type="gpu"),
+            "a mode of the GPU": one_less("gpus[*].nvml", nvlink_bandwidth_mode="half"),
+            "a mode of the node": one_less("driver", nvlink_bandwidth_mode="3quarter"),
+            "a parameter": one_less("driver", module_parameters={"RmNvlinkBandwidthLinkCount": "17"}),
+        }.items()
+    ),
+    case("H800", "nvlink.links", one_less("gpus[*].nvml", name="NVIDIA H800"), "unknown GPU0-3", "17 of 18 NVLinks"),
+    case("vGPU", "nvlink.links", one_less("gpus[*].nvml", virtualization="vgpu"), "unknown GPU0-3"),
+    case("H800 with all links", "nvlink.links", hgx("gpus[*].nvml", name="NVIDIA H800"), "pass GPU0-3"),
+    case("vGPU with all links", "nvlink.links", hgx("gpus[*].nvml", virtualization="vgpu"), "pass GPU0-3"),
+    case("no link is up in a fabric", "nvlink.links", ALL_DOWN, "fail GPU0-3"),
+    case(
+        "no link is up in a partition without links",
+        "nvlink.links",
+        patched(ALL_DOWN, "gpus[*].nvml.fabric", state="not-supported"),
+        "warn GPU0-3",
+        "a partition without NVLinks",
+    ),
+    case(
+        "a link that sleeps is up",
+        "nvlink.links",
+        tray("gpus[1].nvml.nvlinks[*]", active=False, link_state="sleep"),
+        "pass GPU0,2-3; pass GPU1",
+        "asleep",
+    ),
+    case(
+        "a link without traffic is useless",
+        "nvlink.links",
+        tray("gpus[1].nvml.nvlinks[3]", link_state="active-traffic-disabled"),
+        "warn GPU1; pass GPU0,2-3",
+    ),
+    case("no speed", "nvlink.links", tray("gpus[1].nvml.nvlinks[3]", speed_mb_s=0), "warn GPU1; pass GPU0,2-3"),
+    case("C2C down and errors of another", "c2c.link", C2C_DOWN, "fail GPU0; warn GPU1; pass GPU2-3"),
+    case("C2C at no speed", "c2c.link", tray("gpus[1].nvml.c2c_links[0]", max_rate_mb_s=0), "warn GPU1; pass GPU0,2-3"),
+    case("a GPU is measured by its own product", "nvlink.links", STATION, "pass GPU0-3; skip GPU4"),
+    case(
+        "no links beside siblings that have them",
+        "nvlink.links",
+        hgx("gpus[1].nvml", nvlinks=(), nvlink_count=0),
+        "fail GPU1; pass GPU0,2-3",
+        "0 of 18 NVLinks are active",
+    ),
+    case("a board that shows none", "nvlink.links", hgx("gpus[*].nvml", nvlinks=(), nvlink_count=0), "fail GPU0-3"),
+    case(
+        "a board whose NVML has none",
+        "nvlink.links",
+        hgx("gpus[*].nvml", nvlinks=None, nvlink_count=0, unread=UNSUPPORTED),
+        "fail GPU0-3",
+    ),
+    case(
+        "another product without links",
+        "nvlink.links",
+        hgx("gpus[*].nvml", name="NVIDIA H100 PCIe", nvlinks=(), nvlink_count=0),
+        "skip GPU0-3",
+    ),
+    *(
+        case(f"taken away: {reason}", "nvlink.links", machine, verdict, reason)
+        for machine, verdict, reason in (
+            (no_links("driver", **DISABLED), "warn GPU0-3", "a module parameter disables NVLink"),
+            (no_links("driver", nvlink_bandwidth_mode="off"), "warn GPU0-3", "bandwidth mode is OFF"),
+            (no_links("gpus[*].nvml.fabric", state="not-supported"), "warn GPU0-3", "partition without NVLinks"),
+            (no_links("", gpus=FIRST), "warn GPU0", "one GPU, without peers"),
+        )
+    ),
+    case("disabled for one GPU", "nvlink.disabled", patched(hgx("driver", **DISABLED), "", gpus=FIRST), "note"),
+    case("disabled", "nvlink.disabled", hgx("driver", **DISABLED), "fail"),
+]
 
-    def test_forward_error_correction_at_work_is_no_error(self) -> None:
-        machine = counted(fec_history=(10**12, 10**9, 10**6, 4, *[0] * 12))
-        assert verdicts("nvlink.errors", machine) == {(Status.PASS, "GPU0-3")}
+ERRORS = [
+    case("the limit of the error rate", "nvlink.errors", counted(effective_ber=MAX_EFFECTIVE_BER), "pass GPU0-3"),
+    case("above it", "nvlink.errors", counted(effective_ber=2e-12), "fail GPU2; pass GPU0-1,3", COUNTED),
+    case(
+        "a failed recovery",
+        "nvlink.errors",
+        counted(failed_recoveries=1, recoveries=1),
+        "fail GPU2; pass GPU0-1,3",
+        COUNTED,
+    ),
+    case("recoveries", "nvlink.errors", counted(recoveries=3, successful_recoveries=3), "warn GPU2; pass GPU0-1,3"),
+    *(
+        case(f"corrected: {name}", "nvlink.errors", counted(**{name: 4}), "pass GPU0-1,3; pass GPU2", COUNTED)
+        for name in ("effective_errors", "symbol_errors", "integrity_errors")
+    ),
+    case(
+        "corrected up to NVLink 4",
+        "nvlink.errors",
+        hgx("gpus[2].nvml.nvlinks[0]", crc_errors=3),
+        "pass GPU0-1,3; pass GPU2",
+    ),
+    case(
+        "forward error correction at work is no error",
+        "nvlink.errors",
+        counted(fec_history=(10**12, 10**9, 10**6, 4, *[0] * 12)),
+        "pass GPU0-3",
+    ),
+]
 
-    def test_counters_that_are_not_read_are_unknown(self) -> None:
-        unread = {name: Unread(reason=Reason.NOT_SUPPORTED) for name in ("counters", "crc_errors")}
-        machine = patched(healthy(), "gpus[*].nvml.nvlinks[*]", counters=None, unread=unread)
-        assert run_one("nvlink.errors", machine).status is Status.UNKNOWN
-
-    def test_links_up_to_nvlink_4_have_their_own_counters(self) -> None:
-        machine = patched(HGX, "gpus[2].nvml.nvlinks[0]", recovery_errors=1)
-        assert (Status.WARN, "GPU2") in verdicts("nvlink.errors", machine)
-
-
-class TestStates:
-    def test_a_link_that_sleeps_is_up(self) -> None:
-        machine = patched(healthy(), "gpus[1].nvml.nvlinks[*]", active=False, link_state="sleep")
-        findings = run("nvlink.links", machine)
-        assert [(finding.status, finding.place.label, "asleep" in finding.note) for finding in findings] == [
-            (Status.PASS, "GPU0,2-3", False),
-            (Status.PASS, "GPU1", True),
-        ]
-
-    def test_one_without_traffic_is_up_and_useless(self) -> None:
-        machine = patched(healthy(), "gpus[1].nvml.nvlinks[3]", link_state="active-traffic-disabled")
-        assert verdicts("nvlink.links", machine) == {(Status.WARN, "GPU1"), (Status.PASS, "GPU0,2-3")}
-
-    def test_one_that_is_active_at_no_speed_is_told(self) -> None:
-        machine = patched(healthy(), "gpus[1].nvml.nvlinks[3]", speed_mb_s=0)
-        assert verdicts("nvlink.links", machine) == {(Status.WARN, "GPU1"), (Status.PASS, "GPU0,2-3")}
-
-    def test_a_c2c_link_that_is_down_hides_no_errors_of_another_gpu(self) -> None:
-        machine = patched(healthy(), "gpus[0].nvml.c2c_links[0]", active=False)
-        machine = patched(machine, "gpus[1].nvml.c2c_links[0]", errors=7)
-        findings = verdicts("c2c.link", machine)
-        assert {(Status.FAIL, "GPU0"), (Status.WARN, "GPU1"), (Status.PASS, "GPU2-3")} <= set(findings)
-
-    def test_c2c_that_is_active_at_no_speed_is_told(self) -> None:
-        machine = patched(healthy(), "gpus[1].nvml.c2c_links[0]", max_rate_mb_s=0)
-        assert (Status.WARN, "GPU1") in verdicts("c2c.link", machine)
-
-    def test_a_gpu_is_measured_by_its_own_product(self) -> None:
-        station = with_card(healthy())
-        station = patched(station, "gpus[4].nvml", nvlinks=(), nvlink_count=0)
-        assert verdicts("nvlink.links", station) == {(Status.PASS, "GPU0-3"), (Status.SKIP, "GPU4")}
-
-
-class TestCounts:
-    """A GPU without links is judged by its siblings, and where they have none either by its board."""
-
-    def test_one_without_links_beside_siblings_that_have_them_fails(self) -> None:
-        machine = patched(HGX, "gpus[1].nvml", nvlinks=(), nvlink_count=0)
-        assert verdicts("nvlink.links", machine) == {(Status.FAIL, "GPU1"), (Status.PASS, "GPU0,2-3")}
-        (finding,) = [finding for finding in run("nvlink.links", machine) if finding.status is Status.FAIL]
-        assert finding.summary == "0 of 18 NVLinks are active"
-
-    def test_one_whose_count_was_not_read_is_unknown(self) -> None:
-        machine = unread(HGX, 1, "nvlinks", "nvlink_count")
-        assert verdicts("nvlink.links", machine) == {(Status.UNKNOWN, "GPU1"), (Status.PASS, "GPU0,2-3")}
-        assert verdicts("nvlink.errors", machine) == {(Status.UNKNOWN, "GPU1"), (Status.PASS, "GPU0,2-3")}
-
-    @pytest.mark.parametrize("links", [(), None])
-    def test_a_board_that_has_18_and_shows_none_fails(self, links: tuple[()] | None) -> None:
-        unsupported = {"nvlinks": Unread(reason=Reason.NOT_SUPPORTED)} if links is None else {}
-        machine = patched(HGX, "gpus[*].nvml", nvlinks=links, nvlink_count=0, unread=unsupported)
-        assert verdicts("nvlink.links", machine) == {(Status.FAIL, "GPU0-3")}
-
-    def test_another_product_without_links_has_none(self) -> None:
-        machine = patched(HGX, "gpus[*].nvml", name="NVIDIA H100 PCIe", nvlinks=(), nvlink_count=0)
-        assert verdicts("nvlink.links", machine) == {(Status.SKIP, "GPU0-3")}
-
-    @pytest.mark.parametrize(
-        ("path", "change", "reason"),
-        [
-            ("driver", {"module_parameters": {"NvLinkDisable": "1"}}, "a module parameter disables NVLink"),
-            ("driver", {"nvlink_bandwidth_mode": "off"}, "bandwidth mode is OFF"),
-            ("gpus[*].nvml.fabric", {"state": "not-supported"}, "partition without NVLinks"),
-            ("", {"gpus": (HGX.gpus or ())[:1]}, "one GPU, without peers"),
-        ],
-    )
-    def test_none_where_something_takes_them_away_is_a_warning(
-        self, path: str, change: dict[str, Any], reason: str
-    ) -> None:
-        machine = patched(HGX, path, **change)
-        machine = patched(machine, "gpus[*].nvml", nvlinks=(), nvlink_count=0, virtualization="passthrough")
-        (finding,) = run("nvlink.links", machine)
-        assert (finding.status, reason in finding.cause) == (Status.WARN, True), finding
-
-    @pytest.mark.parametrize(("gpus", "status"), [(1, Status.NOTE), (2, Status.FAIL)])
-    def test_a_parameter_that_disables_nvlink_takes_nothing_from_one_gpu(self, gpus: int, status: Status) -> None:
-        machine = patched(HGX, "driver", module_parameters={"NvLinkDisable": "1"})
-        (finding,) = run("nvlink.disabled", patched(machine, "", gpus=(HGX.gpus or ())[:gpus]))
-        assert finding.status is status
-
-    def test_a_link_whose_state_was_not_read_is_neither_up_nor_down(self) -> None:
-        (gpu, *_), unread = HGX.gpus or (), {"active": Unread(reason=Reason.FAILED)}
-        machine = patched(HGX, "gpus[0].nvml.nvlinks[5]", active=None, unread=unread)
-        assert verdicts("nvlink.links", machine) == {(Status.UNKNOWN, "GPU0"), (Status.PASS, "GPU1-3")}
-        assert (active_nvlinks(gpu), active_nvlinks((machine.gpus or ())[0])) == (18, None)
-
-    @pytest.mark.parametrize("name", ["recovery_errors", "replay_errors", "crc_errors"])
-    def test_two_counters_of_three_are_not_enough_for_no_errors(self, name: str) -> None:
-        unread = {"counters": Unread(reason=Reason.NOT_SUPPORTED), name: Unread(reason=Reason.FAILED)}
-        machine = patched(HGX, "gpus[3].nvml.nvlinks[0]", unread=unread, **{name: None})
-        assert verdicts("nvlink.errors", machine) == {(Status.UNKNOWN, "GPU3"), (Status.PASS, "GPU0-2")}
+MODES = [
+    *(
+        case(
+            f"all GPUs in {mode}, best: {best}",
+            "nvlink.bw-mode",
+            tray("gpus[*].nvml", nvlink_bandwidth_mode=mode, nvlink_bandwidth_best=best),
+            verdict,
+        )
+        for mode, best, verdict in (
+            ("12-links", True, "pass GPU0-3"),
+            ("12-links", False, "warn GPU0-3"),
+            ("half", None, "warn GPU0-3"),
+            ("off", False, "fail GPU0-3"),
+        )
+    ),
+    *(
+        case(
+            f"before Blackwell the system has one: {mode}",
+            "nvlink.bw-mode",
+            patched(tray("gpus[*].nvml", nvlink_bandwidth_mode=None), "driver", nvlink_bandwidth_mode=mode),
+            verdict,
+        )
+        for mode, verdict in (("full", "pass"), ("half", "warn"), ("off", "fail"))
+    ),
+]
 
 
-def unread(machine: Machine, gpu: int, *names: str) -> Machine:
-    """Return the machine where fields of NVML's record of one GPU failed."""
-    return without(machine, [("gpus", gpu, "nvml", name) for name in names])
+def refused(machine: Machine = TRAY) -> Machine:
+    """A machine whose driver refuses P2P between all GPUs."""
+    return patched(machine, "pairs[*]", p2p_status={"read": "NS", "write": "NS", "nvlink": "NS"})
 
 
-class TestBandwidthModes:
-    def test_gpus_of_different_modes_do_not_share_memory(self) -> None:
-        machine = patched(healthy(), "gpus[2].nvml", nvlink_bandwidth_mode="half", nvlink_bandwidth_best=False)
-        finding = run_one("nvlink.bw-mode", machine)
-        assert (finding.status, "different" in finding.summary) == (Status.FAIL, True)
+LOGGED = event(12.0, "NVRM: knvlinkCheckNvswitchP2pConfig_IMPL: GPU 1 doesn't have a EGM fabric address")
+assert LOGGED is not None
+ADDRESS_LOG = KernelLog(source="/dev/kmsg", now_s=60.0, first_s=0.0, events=(LOGGED,))
+BOTH_BITS = {"HANDLE_TYPE_FABRIC_SUPPORTED": 1, "HOST_NUMA_MULTINODE_IPC_SUPPORTED": 1}
+SICK = {"health": HEALTHY_FABRIC, "health_summary": "unhealthy"}
+OVER_PCIE = hgx("pairs[*]", nvlink_count=0, p2p_status={"read": "CNS", "write": "CNS", "nvlink": "NS"})
+TRANSLATED = patched(
+    patched(OVER_PCIE, "pairs[*]", p2p_status={"read": "OK", "write": "OK"}),
+    "system",
+    iommu_domains={FIRST[0].bus_id: "DMA-FQ"},
+)
+SLOW = hgx("gpus[*].pci", link=PcieLink(speed_gt_s=2.5, width=16, max_speed_gt_s=32.0, max_width=16))
 
-    @pytest.mark.parametrize(
-        ("mode", "best", "status"),
-        [
-            ("full", True, Status.PASS),
-            ("12-links", True, Status.PASS),
-            ("12-links", False, Status.WARN),
-            ("half", None, Status.WARN),
-            ("off", False, Status.FAIL),
-        ],
-    )
-    def test_one_mode_of_all(self, mode: str, best: bool | None, status: Status) -> None:
-        machine = patched(healthy(), "gpus[*].nvml", nvlink_bandwidth_mode=mode, nvlink_bandwidth_best=best)
-        assert run_one("nvlink.bw-mode", machine).status is status
+P2P = [
+    case(
+        "the kernel's log proves that the EGM fabric address is missing",
+        "p2p.status",
+        patched(refused(), "", kernel_log=ADDRESS_LOG),
+        "fail GPU0-3",
+        "EGM fabric address",
+        "high confidence",
+        "kernel log: ",
+    ),
+    case(
+        "without it that is a guess, and says so",
+        "p2p.status",
+        patched(refused(), "gpus[*]", cuda=None),
+        "fail GPU0-3",
+        "possibly: ",
+        "low confidence",
+    ),
+    case(
+        "host memory has an address",
+        "p2p.status",
+        patched(refused(), "gpus[*].cuda", attributes=BOTH_BITS),
+        "fail GPU0-3",
+        without="EGM",
+    ),
+    case("EGM off", "p2p.status", patched(refused(), "gpus[*].nvml", capabilities=0), "fail GPU0-3", without="EGM"),
+    case("no switches", "p2p.status", refused(shipped("gh200x4")), "fail GPU0-3", without="EGM fabric"),
+    case(
+        "mode OFF", "p2p.status", patched(refused(), "gpus[*].nvml", nvlink_bandwidth_mode="off"), "fail GPU0-3", "OFF"
+    ),
+    case(
+        "what NVLink does not join it does not explain",
+        "p2p.status",
+        patched(refused(), "pairs[*]", nvlink_count=0),
+        "skip GPU0-3",
+    ),
+    case(
+        "what NVML does not report excuses nothing",
+        "p2p.status",
+        tray("pairs[*]", p2p_status={"read": "CNS"}),
+        "fail GPU0-3",
+        "no P2P read: the chipset does not support it",
+    ),
+    case(
+        "CUDA alone refuses",
+        "p2p.status",
+        tray("pairs[0]", can_access_peer=False),
+        "fail GPU0>GPU1; pass GPU0>GPU2, GPU0>GPU3, GPU1>GPU0 and 8 more",
+        "CUDA refuses P2P that NVML allows: copies are staged in host memory",
+        "cuDeviceCanAccessPeer: 0",
+    ),
+    case(
+        "CUDA alone refuses in a sick fabric",
+        "p2p.status",
+        patched(tray("gpus[*].nvml.fabric", health_summary="unhealthy"), "pairs[*]", can_access_peer=False),
+        "fail GPU0-3",
+        "unhealthy",
+    ),
+    case(
+        "CUDA alone refuses over PCIe",
+        "p2p.status",
+        tray("pairs[*]", nvlink_count=0, can_access_peer=False),
+        "warn GPU0-3",
+    ),
+    case("CUDA was not read", "p2p.status", tray("pairs[*]", can_access_peer=None), "pass GPU0-3"),
+    case("none over PCIe", "p2p.status", OVER_PCIE, "skip GPU0-3"),
+    case("none over PCIe, asked for", "p2p.status", OVER_PCIE, "fail GPU0-3", scope=asked(Guard.P2P)),
+    case("an idle GPU slows its link down", "pcie.link", SLOW, "pass GPU0-3"),
+    case(
+        "a busy one does not",
+        "pcie.link",
+        patched(SLOW, "gpus[1].nvml", performance_state=0, throttle_reasons=()),
+        "warn GPU1; pass GPU0,2-3",
+    ),
+    case("a guest's IOMMU is its host's matter", "pcie.iommu", TRANSLATED, "pass"),
+    case("an IOMMU", "pcie.iommu", patched(TRANSLATED, "gpus[*].nvml", virtualization="none"), "warn"),
+]
 
-    @pytest.mark.parametrize(("mode", "status"), [("full", Status.PASS), ("half", Status.WARN), ("off", Status.FAIL)])
-    def test_before_blackwell_the_system_has_one(self, mode: str, status: Status) -> None:
-        machine = patched(healthy(), "gpus[*].nvml", nvlink_bandwidth_mode=None)
-        assert run_one("nvlink.bw-mode", patched(machine, "driver", nvlink_bandwidth_mode=mode)).status is status
+
+@pytest.mark.parametrize("case", [*LINKS, *ERRORS, *MODES, *P2P])
+def test_what_is_told(case: Case) -> None:
+    case.holds()
+
+
+@pytest.mark.parametrize(
+    ("packed", "rate"),
+    [(0xFFF, 0.0), (0x10C, 1e-12), (0x20C, 2e-12), (0x30F, 3e-15), (0xF00, 15.0), (0, 0.0)],
+)
+def test_nvml_packs_mantissa_and_exponent(packed: int, rate: float) -> None:
+    assert math.isclose(ber(packed), rate, abs_tol=1e-300)
+
+
+@pytest.mark.parametrize(
+    ("path", "changes", "words"),
+    [
+        ("gpus[0].nvml", {"nvlink_bandwidth_mode": "half"}, "different bandwidth modes (full and half)"),
+        ("gpus[2].nvml.fabric", SICK, "unhealthy"),
+        ("gpus[2].nvml.fabric", {"clique_id": 9}, "different cliques"),
+    ],
+)
+def test_pairs_of_a_gpu_that_differs_are_refused_for_another_reason(
+    path: str, changes: dict[str, Any], words: str
+) -> None:
+    causes = [finding.cause for finding in run("p2p.status", patched(refused(), path, **changes))]
+    assert [words in cause for cause in causes].count(True) == 1
+    assert len(causes) == 2

@@ -1,20 +1,24 @@
 """The real kernel: device nodes 195:N in real cgroups of both versions, closed by modes, mounts and namespaces.
 
 The command reads a directory tree in the place of ``/`` in which the GPUs' device nodes are real ones, and so are the
-process' own files and the cgroups. No GPU is there, and none is needed: the kernel asks nobody but the cgroup.
+process' own files and the cgroups. No GPU is there, and none is needed: the kernel asks nobody but the cgroup. Filters
+of system calls and cpusets are real ones too.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from egmctl.facts import replay
 from tests.doctor import confined
-from tests.doctor.cgroups import denying_v1, denying_v2
+from tests.doctor.cgroups import GPU_MAJOR, cpuset, denying_v1, denying_v2
 from tests.doctor.real_node import CONTROL, Findings, Node, evidence, hgx_node, without_driver
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.needs("mount", "cc"), without_driver]
@@ -73,20 +77,6 @@ def test_version_2(node: Node) -> None:
     assert re.fullmatch(f"a program without a name on {PSEUDONYM}", program)
 
 
-def test_a_gpu_that_was_not_asked_for_is_no_fault(node: Node) -> None:
-    with denying_v2(2) as cgroup:
-        code, findings = node.doctor(before=cgroup.join)
-    assert (code, findings[CGROUP]["status"]) == (0, "note")
-    assert findings[CGROUP]["place"]["ids"] == [node.bus_id(2)]
-    assert "normal for a partial allocation" in findings[CGROUP]["note"]
-
-
-def test_several_at_once(node: Node) -> None:
-    with denying_v2(0, 3) as cgroup:
-        _, findings = node.doctor(before=cgroup.join)
-    assert findings[CGROUP]["place"]["ids"] == [node.bus_id(0), node.bus_id(3)]
-
-
 def test_the_programs_name_tells_slurm_and_its_place_the_level(node: Node) -> None:
     task = "job_42/step_0/user/task_3"
     with denying_v2(1, name="Slurm_Cgroup_v2", below=task) as cgroup:
@@ -107,13 +97,6 @@ def test_a_user_without_rights_meets_the_same_cgroup(node: Node) -> None:
         code, findings = node.doctor("--gpus", node.bus_id(1), before=before)
     assert_denies(node, 1, code, findings)
     assert "bpf(BPF_PROG_QUERY)" not in evidence(findings[CGROUP]), "only root may ask for the programs"
-
-
-def test_expectation(node: Node) -> None:
-    with denying_v2(1) as cgroup:
-        code, findings = node.doctor("--expect", "gpus=4", before=cgroup.join)
-    assert_denies(node, 1, code, findings)
-    assert findings[COUNT]["summary"] == "3 of the 4 expected GPUs can be used from here"
 
 
 @pytest.mark.long
@@ -150,9 +133,6 @@ def test_a_missing_node_on_a_host(node: Node) -> None:
 def test_a_missing_node_in_a_container(node: Node) -> None:
     node.device(3).unlink()
     (node.root / ".dockerenv").touch()
-    code, findings = node.doctor()
-    assert (code, findings[NODES]["status"]) == (0, "note")
-    assert findings[NODES]["summary"] == "this container was not given /dev/nvidia3"
     code, findings = node.doctor("--gpus", node.bus_id(3))
     assert (code, findings[NODES]["cause"]) == (1, "set by Docker")
 
@@ -218,28 +198,68 @@ def test_a_denied_control_node_is_one_fault(node: Node) -> None:
     assert {"drv.libraries", COUNT} <= set(causes["dev.control-nodes"])
 
 
-@pytest.mark.parametrize("kind", ["directory", "fifo", "block", "null", "other minor"])
-def test_what_is_no_device_node_of_the_gpu_is_named(node: Node, kind: str) -> None:
-    place = node.device(2)
-    place.unlink()
+def test_what_is_no_device_node_of_the_gpu_is_named(node: Node) -> None:
+    for minor in range(4):
+        node.device(minor).unlink()
+    node.device(0).mkdir()
+    os.mkfifo(node.device(1))
+    os.mknod(node.device(2), 0o060666, os.makedev(GPU_MAJOR, 2))
+    os.mknod(node.device(3), 0o020666, os.makedev(GPU_MAJOR, 99))
+    code, out = node.run("doctor", "--json", "--check", PERMISSIONS)
+    faults = {finding["place"]["label"]: finding["summary"] for finding in json.loads(out)["result"]["findings"]}
     words = {
-        "directory": "/dev/nvidia2 is not a character device (directory)",
-        "fifo": "/dev/nvidia2 is not a character device (fifo)",
-        "block": "/dev/nvidia2 is not a character device (block)",
-        "null": "/dev/null is bound over /dev/nvidia2",
-        "other minor": "/dev/nvidia2 has the numbers of another device",
+        "GPU0": "/dev/nvidia0 is not a character device (directory)",
+        "GPU1": "/dev/nvidia1 is not a character device (fifo)",
+        "GPU2": "/dev/nvidia2 is not a character device (block)",
+        "GPU3": "/dev/nvidia3 has the numbers of another device",
     }
-    numbers = {"block": (0o060666, 195, 2), "null": (0o020666, 1, 3), "other minor": (0o020666, 195, 99)}
-    if kind == "directory":
-        place.mkdir()
-    elif kind == "fifo":
-        os.mkfifo(place)
-    else:
-        mode, major, minor = numbers[kind]
-        os.mknod(place, mode, os.makedev(major, minor))
+    assert (code, faults.keys()) == (1, words.keys())
+    assert [gpu for gpu, sentence in words.items() if sentence not in faults[gpu]] == []
+
+
+def test_null_bound_over_a_device_node_is_named(node: Node) -> None:
+    node.device(2).unlink()
+    os.mknod(node.device(2), 0o020666, os.makedev(1, 3))
     code, findings = node.doctor("--gpus", node.bus_id(2))
-    causes = faults_of(findings)
-    (cause,) = causes
-    assert (code, cause) == (1, NODES if kind == "null" else PERMISSIONS)
-    assert words[kind] in findings[cause]["summary"]
-    assert findings[cause]["place"]["label"] == "GPU2"
+    assert (code, list(faults_of(findings))) == (1, [NODES])
+    assert "/dev/null is bound over /dev/nvidia2" in findings[NODES]["summary"]
+    assert findings[NODES]["place"]["label"] == "GPU2"
+
+
+@pytest.fixture
+def tray(tmp_path: Path) -> Node:
+    return Node(replay.load("gb200-tray"), tmp_path / "root")
+
+
+@pytest.mark.long
+def test_a_filter_that_refuses_memory_policies(tray: Node) -> None:
+    def before() -> None:
+        confined.filter_calls(("get_mempolicy", "mbind"), confined.ERRNO, 1)
+
+    code, findings = tray.doctor("--check", "numa.*", before=before)
+    finding = findings["numa.mempolicy-syscalls"]
+    assert (code, finding["status"]) == (1, "fail")
+    assert finding["summary"].startswith("get_mempolicy and mbind are refused")
+    assert (finding["evidence"][0]["errno"], findings["numa.cpuset-mems"]["status"]) == ("EPERM", "pass")
+
+
+@pytest.mark.long
+def test_a_filter_that_kills(tray: Node) -> None:
+    def before() -> None:
+        confined.filter_calls(("get_mempolicy", "mbind", "bpf"), confined.KILL)
+
+    code, findings = tray.doctor("--check", "numa.*", before=before)
+    finding = findings["numa.mempolicy-syscalls"]
+    assert (code, finding["status"]) == (1, "fail")
+    assert [item["value"] for item in finding["evidence"]][:3] == ["killed", "killed", "ok"]
+
+
+@pytest.mark.long
+def test_a_cpuset(tray: Node) -> None:
+    """The kernel's own Mems_allowed_list in a real cpuset, against a machine that has a node more than this one."""
+    with cpuset("0", "0") as cgroup:
+        code, findings = tray.doctor("--numa", "1", before=cgroup.join)
+    finding = findings["numa.cpuset-mems"]
+    assert (code, finding["status"], finding["place"]["ids"]) == (1, "fail", ["1"])
+    assert evidence(finding)["/proc/self/status: Mems_allowed_list"] == "0"
+    assert evidence(finding)["/proc/self/status: Cpus_allowed_list"] == "0"

@@ -10,193 +10,20 @@ import pytest
 from egmctl.doctor.check import EVERYTHING, Expectation, Scope
 from egmctl.doctor.runner import CHECKS
 from egmctl.model.finding import Guard, Status
-from egmctl.model.gpu import Fabric
-from egmctl.model.host import DeviceNode, Driver, Imex, NicPort, NumaKind, PcieLink
+from egmctl.model.host import Driver, NicPort
 from egmctl.model.machine import Machine
-from egmctl.model.record import Reason, Unread
-from tests.doctor.faults import HEALTHY_FABRIC, healthy
-from tests.doctor.machines import patched, run, run_one, shipped, with_gpu_denied
+from tests.doctor.cases import asked
+from tests.doctor.faults import healthy
+from tests.doctor.machines import patched, run, run_one, shipped
 
 HGX = shipped("hgx-h200x4")
-
-
-def asked(*purposes: Guard) -> Scope:
-    return Scope(purposes=purposes)
 
 
 def verdicts(check: str, machine: Machine, scope: Scope = EVERYTHING) -> list[tuple[Status, str]]:
     return [(finding.status, finding.place.label) for finding in run(check, machine, scope)]
 
 
-class TestEgm:
-    def test_a_mixed_node_fails_on_the_gpus_without_it(self) -> None:
-        machine = patched(healthy(), "gpus[1].nvml", capabilities=0)
-        (finding,) = run("egm.capability", machine)
-        assert (finding.status, finding.place.label) == (Status.FAIL, "GPU1")
-        assert "GPU0,2-3" in finding.summary
-
-    def test_an_old_driver_does_not_tell(self) -> None:
-        unread = {"capabilities": Unread(reason=Reason.DRIVER_TOO_OLD)}
-        machine = patched(healthy(), "gpus[*].nvml", capabilities=None, unread=unread)
-        assert {finding.status for finding in run("egm.capability", machine)} == {Status.UNKNOWN}
-
-    @pytest.mark.parametrize(
-        ("part", "changes", "words"),
-        [
-            ("system", {"acpi_egm": False}, "firmware reserved no memory"),
-            ("system", {"kernel_configuration": {"ACPI_NUMA": "n"}}, "CONFIG_ACPI_NUMA"),
-            ("driver", {"module_flavour": "proprietary"}, "proprietary"),
-            ("gpus[*].pci", {"numa_node": -1}, "NUMA node of these GPUs"),
-        ],
-    )
-    def test_what_is_missing_is_named(self, part: str, changes: dict[str, Any], words: str) -> None:
-        machine = patched(patched(healthy(), "gpus[*].nvml", capabilities=0), part, **changes)
-        assert [words in finding.summary for finding in run("egm.preconditions", machine)] == [True]
-
-    def test_a_node_that_lost_one_of_two_gpus_is_a_warning_and_both_a_failure(self) -> None:
-        assert verdicts("egm.cgroup-route", with_gpu_denied(healthy(), 3)) == [
-            (Status.WARN, "NUMA 1"),
-            (Status.PASS, "NUMA 0"),
-        ]
-        assert verdicts("egm.cgroup-route", with_gpu_denied(healthy(), 2, 3))[0] == (Status.FAIL, "NUMA 1")
-
-    def test_a_gpu_that_lacks_one_route_does_not_pass_for_its_others(self) -> None:
-        machine = shipped("gh200x4")
-        ids = [gpu.bus_id for gpu in machine.gpus or ()]
-        pairs = tuple(
-            dataclasses.replace(pair, nvlink_count=0, nvlink_through=None)
-            if {pair.source, pair.target} == {*ids[2:]}
-            else pair
-            for pair in machine.pairs or ()
-        )
-        assert verdicts("egm.peer-route", patched(machine, "", pairs=pairs)) == [
-            (Status.FAIL, "GPU2"),
-            (Status.FAIL, "GPU3"),
-            (Status.PASS, "GPU0-1"),
-        ]
-
-    def test_gpus_with_routes_of_their_own_need_no_others(self) -> None:
-        machine = with_gpu_denied(healthy(), 1)
-        first = (machine.gpus or ())[0].bus_id
-        assert verdicts("egm.cgroup-route", machine, Scope(gpus=(first,), numa=(0,))) == [(Status.PASS, "NUMA 0")]
-
-
-class TestNuma:
-    def test_a_part_of_the_nodes_is_ordinary_unless_the_rest_is_asked_for(self) -> None:
-        machine = patched(healthy(), "host", allowed_numa_nodes="0")
-        finding = run_one("numa.cpuset-mems", machine)
-        assert (finding.status, "NUMA 1" in finding.note) == (Status.PASS, True)
-        assert run_one("numa.cpuset-mems", machine, Scope(numa=(1,))).status is Status.FAIL
-
-    @pytest.mark.parametrize("allowed", ["0-1", "0", None])
-    def test_a_node_without_memory_is_a_fault_where_it_is_asked_for_and_none_of_the_cpusets(
-        self, allowed: str | None
-    ) -> None:
-        machine = patched(healthy(), "host", allowed_numa_nodes=allowed)
-        machine = patched(machine, "host.numa_nodes[1]", kind=NumaKind.CPU_ONLY, memory_total_bytes=0)
-        findings = run("numa.cpuset-mems", machine, Scope(numa=(0, 1)))
-        (fault,) = [finding for finding in findings if finding.status is Status.FAIL]
-        assert (fault.place.label, "has no memory" in fault.summary, fault.cause) == ("NUMA 1", True, "")
-        assert "no memory" not in " ".join(
-            finding.summary + finding.note for finding in run("numa.cpuset-mems", machine)
-        )
-        assert "NUMA 1" not in " ".join(finding.note for finding in run("numa.cpuset-mems", machine))
-
-    def test_memory_policies_matter_to_egm_most(self) -> None:
-        answers = {"get_mempolicy": "EPERM", "mbind": "ok", "set_mempolicy": "ok"}
-        machine = patched(HGX, "confinement", system_calls=answers)
-        assert run_one("numa.mempolicy-syscalls", machine).status is Status.FAIL
-        assert run_one("numa.mempolicy-syscalls", machine, asked(Guard.PERF)).status is Status.WARN
-
-    def test_a_virtual_machine_with_one_node_may_be_silent_about_it(self) -> None:
-        assert run_one("numa.gpu-affinity", HGX).status is Status.PASS
-        machine = patched(shipped("dgx-h100"), "gpus[*].pci", numa_node=-1)
-        assert run_one("numa.gpu-affinity", machine).status is Status.WARN
-
-    def test_init_on_alloc_and_balancing_harm_grace_only(self) -> None:
-        machine = patched(HGX, "host", numa_balancing=1, kernel_command_line={"init_on_alloc": "1"})
-        assert run_one("numa.balancing", machine).status is Status.SKIP
-        assert run_one("numa.cmdline", machine).status is Status.PASS
-
-    def test_passthrough_is_no_fault_where_the_gpus_use_ats(self) -> None:
-        machine = patched(healthy(), "host", kernel_command_line={"iommu.passthrough": "1"})
-        assert run_one("numa.cmdline", machine).status is Status.PASS
-        assert run_one("numa.cmdline", patched(machine, "gpus[*].nvml", addressing_mode="none")).status is Status.WARN
-
-
-class TestNvlink:
-    def test_links_that_every_gpu_on_switches_lacks_are_a_failure_by_its_product(self) -> None:
-        """An NVSwitch that is down takes the same links from every GPU."""
-        machine = patched(HGX, "gpus[*].nvml.nvlinks[17]", active=False)
-        machine = patched(machine, "gpus[*].nvml.nvlinks[16]", active=False)
-        finding = run_one("nvlink.links", machine)
-        assert (finding.status, finding.summary) == (Status.FAIL, "16 of 18 NVLinks are active")
-        assert (finding.place.label, "NVIDIA H200 on NVSwitches has 18" in finding.cause) == ("GPU0-3", True)
-
-    @pytest.mark.parametrize(
-        ("path", "changes"),
-        [
-            ("gpus[*].nvml.nvlinks[*]", {"remote_type": "gpu"}),
-            ("gpus[*].nvml", {"nvlink_bandwidth_mode": "half"}),
-            ("driver", {"nvlink_bandwidth_mode": "3quarter"}),
-            ("driver", {"module_parameters": {"RmNvlinkBandwidthLinkCount": "17"}}),
-        ],
-        ids=["bridges and direct links", "a mode of the GPU", "a mode of the node", "a parameter"],
-    )
-    def test_links_that_no_gpu_uses_can_be_by_design(self, path: str, changes: dict[str, Any]) -> None:
-        machine = patched(patched(HGX, "gpus[*].nvml.nvlinks[17]", active=False), path, **changes)
-        finding = run_one("nvlink.links", machine)
-        assert (finding.status, finding.summary) == (Status.PASS, "17 NVLinks are active")
-
-    @pytest.mark.parametrize("changes", [{"name": "NVIDIA H800"}, {"virtualization": "vgpu"}])
-    def test_of_other_products_on_switches_it_is_unknown(self, changes: dict[str, Any]) -> None:
-        machine = patched(patched(HGX, "gpus[*].nvml.nvlinks[17]", active=False), "gpus[*].nvml", **changes)
-        finding = run_one("nvlink.links", machine)
-        assert (finding.status, finding.summary[:42]) == (Status.UNKNOWN, "17 of 18 NVLinks are active on every GPU: ")
-        all_up = patched(HGX, "gpus[*].nvml", **changes)
-        assert run_one("nvlink.links", all_up).status is Status.PASS
-
-    def test_no_link_at_all_in_a_fabric_is_a_failure(self) -> None:
-        machine = patched(HGX, "gpus[*].nvml.nvlinks[*]", active=False)
-        assert run_one("nvlink.links", machine).status is Status.FAIL
-        disabled = run_one("nvlink.links", patched(machine, "gpus[*].nvml.fabric", state="not-supported"))
-        assert (disabled.status, "a partition without NVLinks" in disabled.cause) == (Status.WARN, True)
-
-    def test_corrected_errors_are_a_note(self) -> None:
-        machine = patched(HGX, "gpus[2].nvml.nvlinks[0]", crc_errors=3)
-        assert verdicts("nvlink.errors", machine) == [(Status.PASS, "GPU0-1,3"), (Status.PASS, "GPU2")]
-
-
-class TestP2p:
-    @pytest.fixture
-    def over_pcie(self) -> Machine:
-        status = {"read": "CNS", "write": "CNS", "nvlink": "NS"}
-        return patched(HGX, "pairs[*]", nvlink_count=0, p2p_status=status)
-
-    def test_none_over_pcie_is_a_fault_for_who_asks_for_it(self, over_pcie: Machine) -> None:
-        assert verdicts("p2p.status", over_pcie) == [(Status.SKIP, "GPU0-3")]
-        assert verdicts("p2p.status", over_pcie, asked(Guard.P2P)) == [(Status.FAIL, "GPU0-3")]
-
-    def test_a_gpu_slows_its_link_down_while_idle(self) -> None:
-        link = PcieLink(speed_gt_s=2.5, width=16, max_speed_gt_s=32.0, max_width=16)
-        machine = patched(HGX, "gpus[*].pci", link=link)
-        assert run_one("pcie.link", machine).status is Status.PASS
-        busy = patched(machine, "gpus[1].nvml", performance_state=0, throttle_reasons=())
-        assert (Status.WARN, "GPU1") in verdicts("pcie.link", busy)
-
-    def test_a_translating_iommu_is_the_hosts_matter_in_a_virtual_machine(self, over_pcie: Machine) -> None:
-        machine = patched(over_pcie, "pairs[*]", p2p_status={"read": "OK", "write": "OK"})
-        machine = patched(machine, "system", iommu_domains={(machine.gpus or ())[0].bus_id: "DMA-FQ"})
-        assert run_one("pcie.iommu", machine).status is Status.PASS
-        assert run_one("pcie.iommu", patched(machine, "gpus[*].nvml", virtualization="none")).status is Status.WARN
-
-
 class TestGpu:
-    def test_mig_is_a_failure_for_who_wants_gpus_to_work_together(self) -> None:
-        machine = patched(HGX, "gpus[*].nvml", mig_mode=True)
-        assert run_one("gpu.mig", machine).status is Status.WARN
-        assert run_one("gpu.mig", machine, asked(Guard.P2P)).status is Status.FAIL
-
     def test_what_asks_for_a_reset_has_its_command(self) -> None:
         for changes in ({"remapped_rows_pending": True}, {"recovery_action": "gpu-reset"}):
             (finding,) = [f for f in run("gpu.health", patched(HGX, "gpus[1].nvml", **changes)) if f.remedy]
@@ -211,73 +38,6 @@ class TestGpu:
             ({"recovery_action": "17"}, Status.FAIL),
         ):
             assert (status, "GPU1") in verdicts("gpu.health", patched(HGX, "gpus[1].nvml", **changes)), changes
-
-
-class TestFabric:
-    def test_a_fabric_that_comes_up_gets_its_time(self) -> None:
-        machine = patched(HGX, "gpus[*].nvml.fabric", state="in-progress", status=None)
-        assert run_one("fabric.state", patched(machine, "system", uptime_s=60.0)).status is Status.WARN
-        assert run_one("fabric.state", patched(machine, "system", uptime_s=3600.0)).status is Status.FAIL
-
-    @pytest.mark.parametrize(
-        ("field", "word", "status"),
-        [
-            ("degraded_bandwidth", "true", Status.WARN),
-            ("route_recovery", "true", Status.WARN),
-            ("route_unhealthy", "true", Status.FAIL),
-            ("access_timeout_recovery", "true", Status.WARN),
-            ("incorrect_configuration", "no-partition", Status.FAIL),
-            ("incorrect_configuration", "not-supported", Status.PASS),
-            ("fabric_manager", "disconnected", Status.FAIL),
-        ],
-    )
-    def test_every_bit_of_the_health_mask(self, field: str, word: str, status: Status) -> None:
-        machine = patched(healthy(), "gpus[*].nvml.fabric", health=HEALTHY_FABRIC | {field: word})
-        assert run_one("fabric.state", machine).status is status
-
-    def test_no_channel_is_a_fault_where_handles_are_wanted(self) -> None:
-        assert run_one("imex.channel", HGX).status is Status.SKIP
-        assert run_one("imex.channel", HGX, asked(Guard.FABRIC)).status is Status.FAIL
-        assert run_one("imex.channel", patched(healthy(), "driver", imex_channels=())).status is Status.WARN
-
-    def test_a_stale_channel(self) -> None:
-        node = DeviceNode(path="/dev/nvidia-caps-imex-channels/channel0", exists=True, access="ok", major=240, minor=0)
-        finding = run_one("imex.channel", patched(healthy(), "driver", imex_channels=(node,)))
-        assert (finding.status, "numbers of another device" in finding.summary) == (Status.FAIL, True)
-
-    @pytest.mark.parametrize(
-        ("daemons", "state", "reason", "hidden", "status"),
-        [
-            (("nvidia-imex",), "READY", None, False, Status.PASS),
-            (("nvidia-imex",), "WAITING_FOR_PEERS", None, False, Status.WARN),
-            (("nvidia-imex",), "SHUTTING_DOWN", None, False, Status.FAIL),
-            (("nvidia-imex",), None, Reason.TIMED_OUT, False, Status.FAIL),
-            (("nvidia-imex",), None, Reason.NOT_PRESENT, False, Status.UNKNOWN),
-            ((), None, Reason.NOT_PRESENT, False, Status.FAIL),
-            ((), None, Reason.NOT_PRESENT, True, Status.UNKNOWN),
-        ],
-    )
-    def test_the_imex_service(
-        self, daemons: tuple[str, ...], state: str | None, reason: Reason | None, hidden: bool, status: Status
-    ) -> None:
-        unread = {"daemon_state": Unread(reason=reason)} if reason else {}
-        known: dict[str, Any] = {"runs_in": ("host",), "kubelet": False, "compute_domains": False}
-        imex = Imex(daemon_state=state, unread=unread, **known)
-        machine = patched(healthy(), "system", daemons=daemons, imex=imex)
-        # What counts is whose processes are seen: a container with the host's PID namespace sees them all.
-        machine = patched(machine, "process", container_signs=("/.dockerenv",))
-        machine = patched(machine, "confinement", namespaces={"pid": 4026532281 if hidden else 0xEFFFFFFC})
-        assert run_one("imex.daemon", machine).status is status
-
-    def test_an_hgx_board_with_a_cluster_uuid_needs_no_service(self) -> None:
-        fabric = Fabric(state="completed", status=0, cluster_uuid="3ac9e5a1-0b64-4f57-8e5c-5a1de7ac1b9d", clique_id=1)
-        board = patched(patched(HGX, "gpus[*].nvml", fabric=fabric), "system", daemons=(), imex=Imex())
-        for check in ("imex.daemon", "imex.domain"):
-            assert run_one(check, board).status is Status.SKIP
-
-    def test_one_node_needs_no_service(self) -> None:
-        for check in ("imex.daemon", "imex.domain", "imex.recovery"):
-            assert run_one(check, HGX, asked(Guard.FABRIC)).status is Status.SKIP
 
 
 class TestIpc:
@@ -346,10 +106,6 @@ class TestRdma:
         machine = self.port_down(healthy(), state="INIT", physical_state="LinkUp")
         assert verdicts("rdma.ports", machine)[0] == (Status.WARN, "ibP2p3s0")
 
-    def test_a_port_that_is_slower_than_its_siblings(self) -> None:
-        machine = self.port_down(healthy(), state="ACTIVE", physical_state="LinkUp", rate_gbit_s=100.0)
-        assert verdicts("rdma.ports", machine)[0] == (Status.WARN, "ibP2p3s0")
-
     def test_peermem_or_dma_buf_will_do(self) -> None:
         machine = patched(healthy(), "system", module_versions={})
         machine = patched(machine, "gpus[*]", cuda=None)
@@ -383,3 +139,8 @@ def test_a_node_without_a_gpu_fails_no_check_of_gpus_whatever_is_asked() -> None
         findings = [f for check in CHECKS if guard in check.guards for f in run(check.id, bare, asked(guard))]
         failed = {finding.check for finding in findings if finding.status is Status.FAIL}
         assert failed == set(), guard
+
+
+def test_no_driver_is_no_fault_of_its_versions() -> None:
+    machine = patched(HGX, "driver", module_version=None, driver_version=None, modules=())
+    assert run_one("drv.versions", machine).status is Status.SKIP

@@ -31,7 +31,7 @@ from egmctl.model.finding import Finding, PlaceKind, Status
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
 from tests.doctor.faults import PASSES, faults, healthy
-from tests.doctor.machines import patched, run, run_one, shipped
+from tests.doctor.machines import patched, run_one, shipped
 from tests.doctor.unread import Path, Readings, facts, having, shape, value_at, without
 from tests.mutation import NUMBERS
 
@@ -197,19 +197,6 @@ def test_what_decides_and_was_not_read_does_not_pass(check: Check, name: str, mo
 
 class TestHealth:
     """``gpu.health`` claims what was read, and no more."""
-
-    def test_memory_errors_that_were_not_read_are_unknown(self) -> None:
-        names = ("ecc_uncorrected_volatile", "remapped_rows_pending", "remapped_rows_failure")
-        machine = without(shipped("hgx-h200x4"), [("gpus", 2, "nvml", name) for name in names])
-        findings = run("gpu.health", machine)
-        assert {(finding.status, finding.place.label) for finding in findings} == {
-            (Status.UNKNOWN, "GPU2"),
-            (Status.PASS, "GPU0-1,3"),
-        }
-        (unknown,) = [finding for finding in findings if finding.status is Status.UNKNOWN]
-        assert unknown.summary == (
-            "NVML did not report uncorrected errors (999 (Unknown Error)); pending row remapping (999 (Unknown Error))"
-        )
 
     def test_what_a_gpu_does_not_have_is_not_claimed(self) -> None:
         unread = dict.fromkeys(("remapped_rows_pending", "remapped_rows_failure"), Unread(reason=Reason.NOT_SUPPORTED))

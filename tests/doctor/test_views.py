@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 import pytest
 
 from egmctl.doctor.check import EVERYTHING, Scope
-from egmctl.doctor.findings import failed, passed
+from egmctl.doctor.findings import failed
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.errors import ExitCode
-from egmctl.model.finding import Diagnosis, Finding, Guard, Remedy, Status, on_gpus, on_numa
+from egmctl.model.finding import Diagnosis, Guard, Remedy, Status, on_gpus, on_numa
 from egmctl.model.listing import CheckEntry, CheckList
 from egmctl.report.document import Level, plain
 from egmctl.report.exports.json import result_json
@@ -81,14 +81,6 @@ class TestText:
         assert re.fullmatch(r"OK: \d+ checks passed, 2 not determined, \d+ do not apply", first)
         assert unknown == "Not determined (-v says why): env.limits, cpu.governor"
         assert second == "no EGM: 4 NVIDIA H200 on x86_64, no NVLink-C2C"
-
-    def test_warnings_alone_are_ok_but_said(self) -> None:
-        shown = doctor_text(diagnosis(check("a.one", FINE), check("gpu.persistence", PERSISTENCE)), level=Level.SUMMARY)
-        assert shown.splitlines()[1:] == [
-            "OK: 1 warning, 1 check passed",
-            "",
-            "WARN  GPU0-3: persistence mode is off  [gpu.persistence]",
-        ]
 
     def test_a_warning_counts_where_there_is_no_gpu_too(self) -> None:
         small = patched(healthy(), "confinement", shm_total_bytes=512 << 20, shm_free_bytes=512 << 20)
@@ -170,6 +162,8 @@ def test_strings_of_the_machine_are_data_in_every_format(format: Format) -> None
     for verbose in (0, 1, 2):
         shown = str(render(diagnosis(check("a.one", hostile)), format, verbose=verbose))
         assert all(line.isprintable() for line in shown.split("\n"))
+        if format in (Format.JUNIT, Format.SVG):
+            ElementTree.fromstring(shown)  # noqa: S314
 
 
 class TestJson:
@@ -246,11 +240,6 @@ class TestJunit:
         suite = ElementTree.fromstring(doctor_junit(dataclasses.replace(SICK, strict=True)))[0]  # noqa: S314
         assert suite.get("failures") == "3"
 
-    def test_any_string_is_well_formed(self) -> None:
-        hostile = [failed(HOSTILE, Remedy(text=HOSTILE, command=HOSTILE)), passed(HOSTILE), _with(ABSENT, HOSTILE)]
-        root = ElementTree.fromstring(doctor_junit(diagnosis(check("a.one", *hostile))))  # noqa: S314
-        assert len(root[0]) == 3
-
 
 class TestPicture:
     def test_it_shows_the_text_and_fetches_nothing(self) -> None:
@@ -261,14 +250,6 @@ class TestPicture:
             for word in line.split():
                 assert word in shown
         assert "http" not in svg.replace("http://www.w3.org/2000/svg", "")
-
-    def test_any_string_is_well_formed(self) -> None:
-        hostile = failed(HOSTILE, Remedy(text=HOSTILE, command=HOSTILE))
-        ElementTree.fromstring(str(render(diagnosis(check("a.one", hostile)), Format.SVG)))  # noqa: S314
-
-
-def _with(finding: Finding, summary: str) -> Finding:
-    return dataclasses.replace(finding, summary=summary)
 
 
 def test_every_view_of_a_node_without_gpus() -> None:

@@ -7,28 +7,22 @@ from typing import Any
 
 from egmctl.doctor.check import Scope, Verdicts, about, check, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, noted, passed, skipped, todo, unknown, warned
-from egmctl.doctor.situation import (
+from egmctl.doctor.restrictions import (
     LOST_RULES,
     MAKE_NODES,
-    NO_NVIDIA_GPU,
     Manager,
     access_of,
     accesses,
     cgroup_evidence,
     denies_control_node,
-    in_container,
-    loss,
-    lost,
     manager,
-    may_have_egm,
     minor_of,
     node_evidence,
     node_names,
     policy,
-    requested,
     route_evidence,
-    routers,
 )
+from egmctl.doctor.situation import NO_NVIDIA_GPU, in_container, loss, lost, may_have_egm, requested, routers
 from egmctl.model.finding import NODE, Confidence, Finding, Guard, on_gpus
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Confinement, DeviceNode, Driver, Process

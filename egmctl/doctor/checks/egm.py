@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, gap, passed, todo, unknown, warned, without_option
+from egmctl.doctor.refusals import mode_without_peers
 from egmctl.doctor.situation import (
     NO_NVIDIA_GPU,
     NOT_EGM,
@@ -14,9 +15,9 @@ from egmctl.doctor.situation import (
     driver_parameters,
     fabric,
     loss,
-    mode_without_peers,
     need_c2c,
     need_domain,
+    routers,
     usable,
     usable_coherent_gpus,
 )
@@ -162,7 +163,7 @@ def _override_key(machine: Machine, _scope: Scope) -> Verdicts:
 @check("egm.cgroup-route", Guard.EGM, sections=("host", "gpus", "process"))
 def _cgroup_route(machine: Machine, scope: Scope) -> Verdicts:
     need_c2c(machine, NOT_EGM)
-    attached = {node: gpus for node in scope.numa_of(machine) if (gpus := owners(machine, node))}
+    attached = routers(machine, scope)
     if not attached:
         yield unknown("no GPU is known to be on any of these NUMA nodes")
     hidden = "CUDA_VISIBLE_DEVICES" in ((machine.process or Process()).environment or {})

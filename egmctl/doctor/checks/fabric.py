@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from egmctl.doctor.check import Scope, Verdicts, check, skip
 from egmctl.doctor.findings import as_root, daemon_fact, fact, failed, gap, passed, skipped, todo, unknown, warned
+from egmctl.doctor.restrictions import accesses
 from egmctl.doctor.situation import (
-    accesses,
     by_value,
     check_gpus,
     coherent,

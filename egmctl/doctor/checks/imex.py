@@ -5,7 +5,8 @@ from __future__ import annotations
 from egmctl.compat import StrEnum
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, gap, noted, passed, todo, unknown, warned, without_option
-from egmctl.doctor.situation import NO_NVIDIA_GPU, in_domain, need_domain, node_evidence, services_hidden, usable_gpus
+from egmctl.doctor.restrictions import node_evidence
+from egmctl.doctor.situation import NO_NVIDIA_GPU, in_domain, need_domain, services_hidden, usable_gpus
 from egmctl.model.finding import Guard, Remedy
 from egmctl.model.host import DeviceNode, Driver, Imex, System
 from egmctl.model.machine import Machine

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from egmctl.doctor.check import Scope, Verdicts, about, check, end, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, gap, noted, passed, todo, unknown, warned, without_option
-from egmctl.doctor.situation import check_gpus, driver_parameters, usable, usable_coherent_gpus, virtual
+from egmctl.doctor.situation import check_gpus, driver_parameters, fabric, usable, usable_coherent_gpus, virtual
 from egmctl.model.finding import Evidence, Guard, Remedy
 from egmctl.model.gpu import Gpu, NvLink, NvLinkCounters
 from egmctl.model.host import Driver
@@ -126,8 +126,9 @@ def _all_down(machine: Machine, gpu: Gpu) -> Verdicts:
     siblings = sum(other.name == gpu.name for other in machine.gpus or ())
     # A Grace GPU alone may be a workstation's, without switches.
     of_board = gpu.name in _PRODUCTS and (siblings > 1 or c2c(machine, gpu) is C2c.ABSENT)
-    reason, state, listed = _none_by_design(machine, gpu), _fabric_state(gpu), bool(nvlinks_of(gpu))
-    on_switches = listed and (bool(machine.switches) or state in ("not-started", "in-progress", "completed"))
+    reason, info, listed = _none_by_design(machine, gpu), fabric(gpu), bool(nvlinks_of(gpu))
+    in_fabric = info is not None and info.state in ("not-started", "in-progress", "completed")
+    on_switches = listed and (bool(machine.switches) or in_fabric)
     yield _inactive(gpu)
     if not listed and not of_board:
         skip(NO_NVLINK)
@@ -143,10 +144,6 @@ def _all_down(machine: Machine, gpu: Gpu) -> Verdicts:
         skip(f"no NVLink is active: {reason}" if reason else "no NVLink is connected")
 
 
-def _fabric_state(gpu: Gpu) -> str | None:
-    return gpu.nvml.fabric.state if gpu.nvml and gpu.nvml.fabric else None
-
-
 def _none_by_design(machine: Machine, gpu: Gpu) -> str:
     """Return what takes away all links of a GPU, where something is known to; empty else."""
     driver = machine.driver or Driver()
@@ -154,7 +151,7 @@ def _none_by_design(machine: Machine, gpu: Gpu) -> str:
         return "a module parameter disables NVLink (nvlink.disabled)"
     if "off" in ((gpu.nvml.nvlink_bandwidth_mode if gpu.nvml else None), driver.nvlink_bandwidth_mode):
         return "NVLink's bandwidth mode is OFF (nvlink.bw-mode)"
-    state = _fabric_state(gpu)
+    state = info.state if (info := fabric(gpu)) else None
     if virtual(machine) and len(machine.gpus or ()) == 1:
         return "this virtual machine has one GPU, without peers"
     if virtual(machine) and state in (None, "not-supported"):

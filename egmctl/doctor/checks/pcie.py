@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from egmctl.doctor.check import Scope, Verdicts, about, check, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, passed, skipped, todo, unknown, warned, without_option
-from egmctl.doctor.situation import P2pRefusal, coherent, refusal, usable, virtual
+from egmctl.doctor.refusals import P2pRefusal, refusal
+from egmctl.doctor.situation import coherent, usable, virtual
 from egmctl.model.finding import Confidence, Finding, Guard, Remedy, on_gpus, on_nics, on_pairs
 from egmctl.model.gpu import Gpu, Pair
 from egmctl.model.host import Bridge, PcieLink, PciFunction, System

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from egmctl.doctor.check import Scope, Verdicts, about, check, skip
 from egmctl.doctor.findings import as_root, fact, failed, noted, passed, todo, unknown, warned, without_option
-from egmctl.doctor.situation import NO_NVIDIA_GPU, funnel, lost, requested
+from egmctl.doctor.situation import NO_NVIDIA_GPU, lost, requested
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Place, PlaceKind, on_gpus
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Driver
@@ -43,7 +43,7 @@ _OWN_CHECK = {
 @check("dev.count-consistency", *Guard)
 def _count(machine: Machine, scope: Scope) -> Verdicts:
     gpus = machine.gpus or ()
-    counts = funnel(machine, gpus)
+    counts = _funnel(machine, gpus)
     line = " > ".join(f"{'not asked' if number is None else number} {_WORDS[step]}" for step, number in counts.items())
     yield fact("PCI > driver > device node > accessible > NVML > CUDA", line)
     gone = {gpu.bus_id: stopped for gpu in gpus if (stopped := classify(machine, gpu)) is not None}
@@ -74,6 +74,23 @@ def _count(machine: Machine, scope: Scope) -> Verdicts:
             lost_gpus,
             note=f"{on_gpus(lost_gpus).label}: see {_checks_of(gone.values())}",
         )
+
+
+def _funnel(machine: Machine, gpus: Iterable[Gpu]) -> dict[Step, int | None]:
+    """Return how many GPUs get how far; ``None`` for a library that was not asked or did not answer."""
+    obstacles = [classify(machine, gpu) for gpu in gpus]
+    reached = [Step.WHOLE if stopped is None else stopped.block.step for stopped in obstacles]
+    counts: dict[Step, int | None] = {
+        step: sum(lost > step or step is Step.PCI for lost in reached)
+        for step in (Step.PCI, Step.DRIVER, Step.NODE, Step.ACCESS)
+    }
+    for step, library in ((Step.NVML, "nvml"), (Step.CUDA, "cuda")):
+        listed = sum(getattr(gpu, library) is not None for gpu in gpus)
+        unread = [gpu.unread[library] for gpu in gpus if library in gpu.unread]
+        # A library that was asked and lists none of these GPUs says so of each.
+        asked = listed or any(reason.reason is Reason.NOT_PRESENT for reason in unread)
+        counts[step] = listed if asked and not elsewhere(machine) else None
+    return counts
 
 
 def _checks_of(obstacles: Iterable[Obstacle]) -> str:

@@ -7,7 +7,8 @@ from collections import Counter
 from egmctl.doctor.check import Scope, Verdicts, check, end, known, skip
 from egmctl.doctor.checks.numa import mode_evidence
 from egmctl.doctor.findings import as_root, fact, failed, passed, todo, unknown, warned
-from egmctl.doctor.situation import check_gpus, dotted, in_container, kernel, need_c2c, node_evidence, numbers
+from egmctl.doctor.restrictions import node_evidence
+from egmctl.doctor.situation import check_gpus, dotted, in_container, kernel, need_c2c, numbers
 from egmctl.model.finding import Evidence, Guard, on_nics
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Driver, Nic, NicPort, System

@@ -1,7 +1,8 @@
-"""Limits that leave CUDA too little: how they are read of the real kernel, and what they explain."""
+"""What a process was given: limits that leave CUDA too little, variables that choose GPUs or harm, a container."""
 
 from __future__ import annotations
 
+import dataclasses
 import resource
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from egmctl.facts.confinement import confinement
 from egmctl.facts.inside import pids_left
 from egmctl.facts.root import Root
 from egmctl.model.finding import Status
-from egmctl.model.host import LibraryFailure
+from egmctl.model.host import Confinement, LibraryFailure
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Status as Ended
 from egmctl.model.probes import Outcome
@@ -24,8 +25,9 @@ from egmctl.units import GIB
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.explain import with_causes
 from tests.doctor.faults import Fault, changed, healthy
-from tests.doctor.machines import patched, run_one, shipped
-from tests.verdict.runs import WRITE, run, with_status
+from tests.doctor.machines import patched, run, run_one, shipped, with_gpu_denied
+from tests.verdict.runs import WRITE, with_status
+from tests.verdict.runs import run as run_bench
 
 ENOUGH = {"as": -1, "memlock": -1, "nofile": 1 << 20, "nproc": -1, "stack": 8 << 20}
 FAULTS: dict[str, Fault] = {"env.limits": changed("confinement", limits=ENOUGH | {"nofile": 48}, pids_left=-1)}
@@ -60,12 +62,6 @@ def test_a_limit_that_is_too_low_is_named_with_its_number(machine: Machine, summ
 
 def test_roots_processes_are_not_counted() -> None:
     assert run_one("env.limits", limited(nproc=20, capabilities=1 << 24)).status is Status.PASS
-
-
-def test_a_limit_that_was_not_read_is_unknown() -> None:
-    assert run_one("env.limits", limited(pids=None)).status is Status.UNKNOWN
-    assert run_one("env.limits", patched(limited(), "confinement", limits={"nofile": 4096})).status is Status.UNKNOWN
-    assert run_one("env.limits", patched(limited(), "confinement", limits=None)).status is Status.UNKNOWN
 
 
 @pytest.mark.processes
@@ -127,7 +123,7 @@ def test_it_explains_no_wrong_bytes() -> None:
 @pytest.mark.parametrize("status", [Ended.CRASHED, Ended.FAILED])
 def test_it_is_the_cause_of_measurements_that_broke(status: Ended) -> None:
     machine = limited(shipped("hgx-h200x4"), nofile=48)
-    made = with_causes(with_status(run(WRITE, machine=machine), status, range(12)))
+    made = with_causes(with_status(run_bench(WRITE, machine=machine), status, range(12)))
     node = bringup(diagnose(machine, EVERYTHING, CHECKS), made)
     assert [cause.finding.check for cause in made.causes] == ["env.limits"]
     for result, word in ((made, "INCOMPLETE"), (node, "NO-GO")):
@@ -136,3 +132,75 @@ def test_it_is_the_cause_of_measurements_that_broke(status: Ended) -> None:
         assert "open files are limited to 48, too few for CUDA on 4 GPUs" in words
         assert "Next: Raise the limit to 192 or more" in words
         assert "slow" not in words
+
+
+HGX = shipped("hgx-h200x4")
+VISIBLE, BAD, CONTAINER = "env.visible-devices", "env.bad-cuda-env", "ns.container"
+
+
+def with_variables(machine: Machine = HGX, **variables: str) -> Machine:
+    return patched(machine, "process", environment=variables)
+
+
+class TestVisibleDevices:
+    @pytest.mark.parametrize("value", ["0", "0,3", "3,2,1,0", ""])
+    def test_choosing_with_it_passes_and_says_why(self, value: str) -> None:
+        finding = run_one(VISIBLE, with_variables(CUDA_VISIBLE_DEVICES=value))
+        assert finding.status is Status.PASS
+        assert "to choose GPUs where EGM matters" in finding.note
+
+    def test_by_uuid(self) -> None:
+        machine = patched(HGX, "gpus[0].nvml", uuid="GPU-11111111-2222-3333-4444-555555555555")
+        for value, status in (("GPU-11111111", Status.PASS), ("GPU-deadbeef", Status.WARN), ("MIG-1", Status.PASS)):
+            assert run_one(VISIBLE, with_variables(machine, CUDA_VISIBLE_DEVICES=value)).status is status, value
+
+    @pytest.mark.parametrize(
+        ("value", "words"),
+        [
+            ("0,4", "entry 2 is 4, the last GPU is 3"),
+            ("all", "entry 1 is neither a number nor a UUID"),
+            ("0,0", "entry 2 is listed twice"),
+        ],
+    )
+    def test_what_is_not_there(self, value: str, words: str) -> None:
+        finding = run_one(VISIBLE, with_variables(CUDA_VISIBLE_DEVICES=value))
+        assert finding.status is Status.WARN
+        assert words in finding.summary
+
+    def test_numbers_count_what_the_cgroup_left(self) -> None:
+        denied = with_gpu_denied(HGX, 0)
+        assert run_one(VISIBLE, with_variables(denied, CUDA_VISIBLE_DEVICES="2")).status is Status.PASS
+        finding = run_one(VISIBLE, with_variables(denied, CUDA_VISIBLE_DEVICES="3"))
+        assert finding.status is Status.WARN
+        assert finding.cause == "3 GPUs can be used from here; numbers count those only, not the node's"
+
+
+class TestBadEnvironment:
+    def test_nothing_of_the_kind(self) -> None:
+        harmless = with_variables(NCCL_P2P_DISABLE="0", CUDA_DEVICE_ORDER="PCI_BUS_ID", LD_LIBRARY_PATH="/x")
+        assert run_one(BAD, harmless).status is Status.PASS
+
+    def test_each_variable_is_a_warning(self) -> None:
+        findings = run(BAD, with_variables(NCCL_P2P_DISABLE="1", CUDA_LAUNCH_BLOCKING="1"))
+        assert [finding.status for finding in findings] == [Status.WARN, Status.WARN]
+        assert {finding.remedy.command for finding in findings if finding.remedy} == {
+            "unset NCCL_P2P_DISABLE",
+            "unset CUDA_LAUNCH_BLOCKING",
+        }
+
+    def test_a_path_is_not_shown(self) -> None:
+        finding = run_one(BAD, with_variables(CUDA_INJECTION64_PATH="/home/alice/secret.so"))
+        assert finding.status is Status.WARN
+        assert "alice" not in repr(finding)
+
+
+class TestContainer:
+    def test_what_kind(self) -> None:
+        machine = patched(HGX, "process", container_signs=("/.dockerenv",))
+        for given, words in (
+            (Confinement(seccomp="filter", capabilities=0), "a container, with a system call filter"),
+            (Confinement(seccomp="none", capabilities=2**40 - 1), "a privileged container"),
+            (Confinement(uid_map=((0, 1000, 1),)), "a container, with user namespace"),
+        ):
+            finding = run_one(CONTAINER, dataclasses.replace(machine, confinement=given))
+            assert (finding.status, finding.summary) == (Status.PASS, f"this process is in {words}")

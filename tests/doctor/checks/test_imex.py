@@ -83,13 +83,6 @@ def test_the_daemon_of_a_pod_is_the_drivers(tmp_path: Path) -> None:
     assert (facts.status, facts.summary) == (Status.PASS, "the DRA driver's IMEX daemon runs")
 
 
-def test_the_service_beside_driver_managed_domains_has_to_go(tmp_path: Path) -> None:
-    facts = on(node(tmp_path, plugin("driverManaged") | SERVICE), state="READY")
-    assert facts.status is Status.FAIL
-    assert facts.remedy is not None
-    assert facts.remedy.command == "systemctl disable --now nvidia-imex"
-
-
 def test_host_managed_domains_need_the_service(tmp_path: Path) -> None:
     facts = on(node(tmp_path, plugin("hostManaged")))
     assert facts.status is Status.FAIL
@@ -139,9 +132,3 @@ def test_nothing_else_tells_to_restart_a_service_that_must_be_off() -> None:
     without = patched(patched(waiting, "system.imex", compute_domains=True), "driver", imex_channels=())
     assert run_one("imex.channel", without).status is Status.SKIP
     assert run_one("imex.domain", without).status is Status.SKIP
-
-
-@pytest.mark.parametrize("name", ["runs_in", "kubelet", "compute_domains"])
-def test_what_was_not_read_never_passes(name: str) -> None:
-    machine = patched(healthy(), "system.imex", compute_domain_mode="driverManaged" if name == "runs_in" else None)
-    assert run_one("imex.daemon", patched(machine, "system.imex", **{name: None})).status is not Status.PASS

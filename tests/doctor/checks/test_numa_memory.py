@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,39 +58,27 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("machine", "scope", "expected"),
-    [
-        (healthy, EVERYTHING, set()),
-        (lambda: node1(memory_free_bytes=64 * MIB, memory_reclaimable_bytes=0), EVERYTHING, {("NUMA 1", "warn")}),
-        (lambda: node1(memory_free_bytes=64 * MIB, memory_reclaimable_bytes=400 * GIB), EGM, set()),
-        (lambda: node1(memory_free_bytes=60 * GIB, memory_reclaimable_bytes=0), EVERYTHING, {("NUMA 1", "note")}),
-        (lambda: node1(memory_free_bytes=60 * GIB, memory_reclaimable_bytes=0), EGM, {("NUMA 1", "warn")}),
-        (lambda: node1(memory_total_bytes=60 * GIB, memory_free_bytes=50 * GIB), EVERYTHING, {("NUMA 1", "warn")}),
-        (lambda: node1(kind=NumaKind.MEMORY_ONLY, cpus=""), EVERYTHING, {("NUMA 1", "fail")}),
-        (lambda: node1(kind=NumaKind.EMPTY, cpus="", memory_total_bytes=0), EVERYTHING, {("NUMA 1", "fail")}),
-        (lambda: node1(kind=NumaKind.CPU_ONLY, memory_total_bytes=0), EVERYTHING, {("NUMA 1", "fail")}),
-        (lambda: with_node(40), EVERYTHING, {("NUMA 40", "warn")}),
-        (lambda: with_node(3), EVERYTHING, {("NUMA 3", "warn")}),
-    ],
-    ids=[
-        "healthy",
-        "64 MiB free",
-        "full of files",
-        "60 GiB free",
-        "60 GiB free, for EGM",
-        "60 of 478 GiB",
-        "no CPUs, and GPUs that are local to it",
-        "neither CPUs nor memory",
-        "no memory",
-        "memory of nothing",
-        "memory beside a GPU's",
-    ],
-)
-def test_a_node_is_judged_beside_its_siblings(
-    machine: Callable[[], Machine], scope: Scope, expected: set[tuple[str, str]]
-) -> None:
-    assert statuses(machine(), scope) == expected
+SCARCE: dict[str, object] = {"memory_free_bytes": 60 * GIB, "memory_reclaimable_bytes": 0}
+NODE_1: dict[str, tuple[dict[str, object], Scope, str | None]] = {
+    "64 MiB free": ({"memory_free_bytes": 64 * MIB, "memory_reclaimable_bytes": 0}, EVERYTHING, "warn"),
+    "full of files": ({"memory_free_bytes": 64 * MIB, "memory_reclaimable_bytes": 400 * GIB}, EGM, None),
+    "60 GiB free": (SCARCE, EVERYTHING, "note"),
+    "60 GiB free, for EGM": (SCARCE, EGM, "warn"),
+    "60 of 478 GiB": ({"memory_total_bytes": 60 * GIB, "memory_free_bytes": 50 * GIB}, EVERYTHING, "warn"),
+    "no CPUs, and GPUs that are local to it": ({"kind": NumaKind.MEMORY_ONLY, "cpus": ""}, EVERYTHING, "fail"),
+    "neither": ({"kind": NumaKind.EMPTY, "cpus": "", "memory_total_bytes": 0}, EVERYTHING, "fail"),
+    "no memory": ({"kind": NumaKind.CPU_ONLY, "memory_total_bytes": 0}, EVERYTHING, "fail"),
+}
+
+
+@pytest.mark.parametrize(("changes", "scope", "status"), NODE_1.values(), ids=NODE_1)
+def test_a_node_is_judged_beside_its_siblings(changes: dict[str, object], scope: Scope, status: str | None) -> None:
+    assert statuses(node1(**changes), scope) == ({("NUMA 1", status)} if status else set())
+
+
+@pytest.mark.parametrize("number", [40, 3], ids=["of nothing", "beside a GPU's"])
+def test_memory_without_cpus_that_is_no_gpus_is_told(number: int) -> None:
+    assert statuses(with_node(number)) == {(f"NUMA {number}", "warn")}
 
 
 def test_unequal_nodes_are_a_crash_only_before_driver_595() -> None:
@@ -110,12 +97,6 @@ def test_memory_without_cpus_on_a_machine_without_c2c_is_somebodys_choice() -> N
 def test_memory_of_a_gpu_that_does_not_say_its_node_is_unknown() -> None:
     machine = patched(patched(healthy(), "gpus[0].nvml", numa_node=None), "gpus[0].proc", numa_node=None)
     assert statuses(machine) == {("NUMA 2", "unknown")}
-
-
-@pytest.mark.parametrize("name", ["memory_total_bytes", "memory_free_bytes"])
-def test_what_was_not_read_is_unknown(name: str) -> None:
-    assert statuses(node1(**{name: None})) == {("NUMA 1", "unknown")}
-    assert statuses(node1(memory_free_bytes=1 * GIB, memory_reclaimable_bytes=None)) == {("NUMA 1", "unknown")}
 
 
 @pytest.mark.parametrize("check", ["numa.cpuset-mems", "numa.policy"])

@@ -1,0 +1,251 @@
+"""What a process may do with devices, and who decided that: its cgroup's manager, and access(2) of the nodes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from egmctl.doctor.check import Scope
+from egmctl.doctor.findings import as_root, fact, todo
+from egmctl.doctor.situation import loss, lost, routers
+from egmctl.model.finding import Confidence, Evidence, Remedy, on_gpus
+from egmctl.model.gpu import Gpu
+from egmctl.model.host import Confinement, DeviceNode, DeviceUnit, Driver, Process
+from egmctl.model.machine import Machine
+from egmctl.topology.access import Block
+
+SLURM_PROGRAM, SYSTEMD_PROGRAM = "Slurm_Cgroup_v2", "sd_devices"
+_PROGRAMS = "bpf(BPF_PROG_QUERY)"
+_ALL_DEVICES = "a *:* rwm"
+_CHOOSE = "and choose among them with CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manager:
+    """The program that decides over the devices of a process, by what sign, and what to ask of it."""
+
+    name: str
+    """As it follows "set by": ``Slurm for this task``, ``Docker``."""
+    sign: Evidence | None
+    remedy: Remedy
+    confidence: Confidence = Confidence.HIGH
+
+
+def policy(machine: Machine, by: Manager) -> str:
+    """Return who set a restriction, by what sign, and on which cgroup: a clause for a finding's cause."""
+    words = "owner unknown"
+    if by.name:
+        words = f"set by {by.name}" + (f" ({by.sign.source}: {by.sign.value})" if by.sign else "")
+    process, confinement = machine.process or Process(), machine.confinement or Confinement()
+    own = device_path(process, confinement)
+    # Of version 2 the limit is on the lowest cgroup with a device program. Of version 1 it is on the highest one whose
+    # list is no longer that of all devices; a list of denials prints that of all devices too, so it tells nothing.
+    programs = [program.cgroup for program in confinement.device_programs or () if program.cgroup is not None]
+    lists = [entry.cgroup for entry in confinement.device_lists if entry.rules and entry.rules != (_ALL_DEVICES,)]
+    limited = max(programs, key=len) if programs else next(iter(lists), None)
+    if limited is not None and limited != own:
+        return f"{words}; the limit is on {limited}, an ancestor of this process' cgroup {own}"
+    return f"{words}; the cgroup is {own}" if own.strip("/") and not by.name else words
+
+
+def manager(machine: Machine, *, of_container: bool = False) -> Manager:
+    """Return who decides over the devices of the process: the surest sign first.
+
+    Parameters
+    ----------
+    of_container
+        Whether it can only have been who started the container, as for device nodes that are not in it. A cgroup below
+        the top one that is seen is somebody else's.
+    """
+    process, confinement = machine.process or Process(), machine.confinement or Confinement()
+    path = device_path(process, confinement)
+    by_path = Evidence(source=f"/proc/{process.pid or 'self'}/cgroup", value=path)
+    programs = {program.name: program.cgroup or path for program in confinement.device_programs or () if program.name}
+    # The container's own cgroup is the top one that is seen, with no program attached below it.
+    is_top = all(program.cgroup in (None, "/") for program in confinement.device_programs or ())
+    of_container = of_container or (path in ("", "/") and is_top)
+    variables = {*(process.environment or {}), *(process.container_signs or ())}
+    if SLURM_PROGRAM in programs:
+        cgroup = programs[SLURM_PROGRAM]
+        return _slurm(machine, Evidence(source=_PROGRAMS, value=f"{SLURM_PROGRAM} on {cgroup}"), cgroup)
+    for name, kind, pattern, confidence in _SIGNS:
+        matches, sign = {
+            "path": (re.search(pattern, path) is not None, by_path),
+            "variable": (pattern in variables, fact("environment", f"{pattern} is set")),
+            "file": (of_container and pattern in (process.container_signs or ()), fact(pattern, "is there")),
+        }[kind]
+        if matches and name == "Slurm":
+            return replace(_slurm(machine, sign), confidence=confidence)
+        if matches:
+            return Manager(name=name, sign=sign, remedy=_REMEDIES.get(name, _CONTAINER), confidence=confidence)
+    return _systemd(path, programs, confinement.device_units) or Manager(
+        name="", sign=by_path if path else None, remedy=_ANYBODY, confidence=Confidence.LOW
+    )
+
+
+_SIGNS: tuple[tuple[str, Literal["path", "variable", "file"], str, Confidence], ...] = (
+    ("Kubernetes", "path", "kubepods", Confidence.HIGH),
+    ("Kubernetes", "variable", "KUBERNETES_SERVICE_HOST", Confidence.HIGH),
+    ("Docker", "path", r"/docker[-/][0-9a-f]{12,}", Confidence.HIGH),
+    ("CRI-O", "path", "/crio-", Confidence.HIGH),
+    ("containerd", "path", "/cri-containerd-", Confidence.HIGH),
+    ("Podman", "path", "/libpod-|/libpod_parent/", Confidence.HIGH),
+    ("LXC", "path", r"/lxc(\.payload)?[./]", Confidence.HIGH),
+    ("Docker", "file", "/.dockerenv", Confidence.MEDIUM),
+    ("Podman", "file", "/run/.containerenv", Confidence.MEDIUM),
+    ("Apptainer", "file", "/.singularity.d", Confidence.MEDIUM),
+    ("Slurm", "path", "/job_[0-9]+(/|$)", Confidence.MEDIUM),
+    ("Slurm", "variable", "SLURM_JOB_ID", Confidence.MEDIUM),
+    ("LSF", "path", "(^|/)lsf(/|$)", Confidence.HIGH),
+    ("LSF", "variable", "LSB_JOBID", Confidence.MEDIUM),
+)
+"""Signs of managers in the cgroup's path, in the environment or in the root folder, the surest first."""
+_CONTAINER = todo(f"Start the container with all GPUs (--gpus all, or the CDI device nvidia.com/gpu=all) {_CHOOSE}.")
+_ANYBODY = todo(f"Start the process in a cgroup that allows all GPUs {_CHOOSE}; ask who created the cgroup named here.")
+_REMEDIES = {
+    "Kubernetes": todo(f"Request all GPUs of the node (or a DRA claim for all) {_CHOOSE}."),
+    "LSF": todo(f"Request all GPUs of the host (-gpu num=all of them, mode=shared) {_CHOOSE}."),
+}
+
+
+def _slurm(machine: Machine, sign: Evidence, cgroup: str = "") -> Manager:
+    """Return Slurm, which denies devices for a whole job, or for each of its tasks where GPUs are bound to tasks.
+
+    SLURM_GPUS_ON_NODE counts the GPUs of the step here. Where they are bound to tasks, SLURM_STEP_GPUS names those of
+    the task alone, and no variable need name the option that did it (seen with Slurm 22.05).
+    """
+    environment = (machine.process or Process()).environment or {}
+    gpus = len(machine.gpus or ())
+    allowed = gpus - len(lost(machine, Block.DEVICE_CGROUP))
+    on_node = environment.get("SLURM_GPUS_ON_NODE", "")
+    options = (environment.get(name) for name in ("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND"))
+    by_task = "/task_" in cgroup or any(option not in (None, "", "none") for option in options)
+    if re.fullmatch("[0-9]{1,4}", on_node, re.ASCII):
+        by_task = int(on_node) > allowed
+    elif "SLURM_JOB_ID" in environment and not allowed:
+        by_task = False
+    if by_task:
+        text = (
+            "Give every task all GPUs of the job (srun --gpu-bind=none, --gpus-per-node for --gpus-per-task) "
+            f"{_CHOOSE}."
+        )
+    elif allowed:
+        text = f"Ask Slurm for all GPUs of the node (--gres=gpu:{gpus}) {_CHOOSE}."
+    else:
+        text = f"Ask Slurm for GPUs (--gres=gpu:N, this node has {gpus}): this step has none."
+    return Manager(name=f"Slurm for this {'task' if by_task else 'job'}", sign=sign, remedy=todo(text))
+
+
+def _systemd(path: str, programs: Mapping[str, str], units: Sequence[DeviceUnit]) -> Manager | None:
+    """Return systemd, where its program or a unit's file shows that it limits devices: it puts everything in a unit."""
+    in_path = [part for part in path.split("/") if re.fullmatch(r".+\.(service|scope|slice)", part)]
+    last = in_path[-1] if in_path else ""
+    limiting = [unit for unit in units if any(map(_limits, unit.settings))]
+    if SYSTEMD_PROGRAM in programs:
+        name, sign = last, fact(_PROGRAMS, f"{SYSTEMD_PROGRAM} on {programs[SYSTEMD_PROGRAM]}")
+    elif limiting:
+        name, sign = limiting[-1].unit, fact(limiting[-1].file, ", ".join(limiting[-1].settings[:4]))
+    else:
+        return None
+    # A name that is not one word for a shell is not put into a command.
+    one_word = re.fullmatch(r"[A-Za-z0-9@_.:-]+", last)
+    remedy = as_root(
+        "In the unit, set DevicePolicy=auto and drop DeviceAllow=, or add DeviceAllow=char-nvidia* rw.",
+        f"systemctl show -p DevicePolicy,DeviceAllow {last}" if one_word else None,
+    )
+    return Manager(name=f"systemd for {name}" if name else "systemd", sign=sign, remedy=remedy)
+
+
+def _limits(setting: str) -> bool:
+    """Say whether a setting of a unit keeps devices away: ``DevicePolicy=auto`` does so only with a DeviceAllow."""
+    return setting.startswith("DeviceAllow=") or setting in ("DevicePolicy=closed", "DevicePolicy=strict")
+
+
+def denies_control_node(machine: Machine) -> bool:
+    """Say whether the cgroup denies nvidiactl: then nothing of NVIDIA's can be used, whatever else it allows."""
+    nodes = (machine.driver or Driver()).nodes or ()
+    return any(node.path == "/dev/nvidiactl" and access_of(node) == "EPERM" for node in nodes)
+
+
+LOST_RULES = as_root(
+    "Re-create the container. To keep its device rules across a systemd daemon-reload: nvidia-ctk system "
+    "create-dev-char-symlinks --create-all on the host, CDI, or the cgroupfs driver."
+)
+"""What to do where a container has nvidiactl and may not use it: it was given the GPUs and lost them."""
+
+
+def device_path(process: Process, confinement: Confinement) -> str:
+    """Return the path of the cgroup that decides over the process' devices; ``""`` where none is known.
+
+    Where both versions are mounted it is that of version 1 if it leads anywhere: managers that use BPF programs use
+    version 2 alone, unless a program is seen.
+    """
+    groups = process.cgroups or ()
+    second = next((group.path for group in groups if group.version == 2), "")
+    first = next((group.path for group in groups if "devices" in group.controllers), "")
+    return first if first.strip("/") and not confinement.device_programs else second or first
+
+
+MAKE_NODES = as_root(
+    "Create the device nodes with nvidia-modprobe; nvidia-persistenced does so at boot.", "nvidia-modprobe -c 0"
+)
+
+
+def accesses(gpus: Iterable[Gpu]) -> tuple[Evidence, ...]:
+    """Return what access(2) said of these GPUs' device nodes."""
+    return node_evidence(gpu.node for gpu in gpus if gpu.node is not None)
+
+
+def node_evidence(nodes: Iterable[DeviceNode]) -> tuple[Evidence, ...]:
+    """Return what access(2) said of device nodes."""
+    answers = [(node.path, access_of(node)) for node in nodes]
+    return tuple(
+        fact(f"access({path})", answer or "not asked", None if answer == "ok" else answer) for path, answer in answers
+    )
+
+
+def cgroup_evidence(machine: Machine) -> tuple[Evidence, ...]:
+    """Return the cgroup that decides over devices, its BPF programs and its rules."""
+    process, confinement = machine.process or Process(), machine.confinement or Confinement()
+    evidence = []
+    if path := device_path(process, confinement):
+        evidence.append(fact(f"/proc/{process.pid or 'self'}/cgroup", path))
+    for program in confinement.device_programs or ():
+        name, cgroup = program.name or "a program without a name", program.cgroup or "a cgroup further up"
+        evidence.append(fact(_PROGRAMS, f"{name} on {cgroup}"))
+    if confinement.device_rules:
+        # A list of denials prints the same as none at all, so it is shown and nothing is concluded from it.
+        evidence.append(fact("devices.list (a hint only)", "; ".join(confinement.device_rules)))
+    return tuple(evidence)
+
+
+def route_evidence(machine: Machine, scope: Scope) -> tuple[Evidence, ...]:
+    """Show for each CPU NUMA node which GPUs could route to it, and which of them are lost."""
+    words = []
+    for node, attached in routers(machine, scope).items():
+        left = [gpu for gpu in attached if loss(machine, gpu) is None]
+        gone = [gpu for gpu in attached if gpu not in left]
+        parts = [on_gpus(left).label] if left else []
+        parts += [f"{on_gpus(gone).label} blocked"] if gone else []
+        words.append(f"NUMA {node}: {', '.join(parts)}")
+    return (Evidence(source="GPUs of each NUMA node", value="; ".join(words)),) if words else ()
+
+
+def minor_of(gpu: Gpu) -> int | None:
+    """Return the minor of a GPU's device node, ``None`` where it is unknown."""
+    if gpu.proc is not None and gpu.proc.minor is not None:
+        return gpu.proc.minor
+    return gpu.node.minor if gpu.node is not None else None
+
+
+def node_names(gpus: Iterable[Gpu]) -> str:
+    """Return the paths of GPUs' device nodes; of a GPU whose minor is not known, its bus id."""
+    numbers = ((gpu, minor_of(gpu)) for gpu in gpus)
+    return ", ".join(gpu.bus_id if minor is None else f"/dev/nvidia{minor}" for gpu, minor in numbers)
+
+
+def access_of(node: DeviceNode) -> str | None:
+    """Return what access(2) said of a node: ``ok``, an error number's name, ``None`` where it was not asked."""
+    return node.access if node.exists or node.access is None else "ENOENT"

@@ -1,0 +1,59 @@
+"""Tables of what single checks find: a machine, what is asked of it, and the verdict in words."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from egmctl.doctor.check import EVERYTHING, Scope
+from egmctl.model.finding import Finding, Guard
+from egmctl.model.machine import Machine
+from tests.doctor.machines import run
+
+
+class Case(NamedTuple):
+    """A check, a machine and what is asked of it."""
+
+    check: str
+    machine: Machine
+    verdict: str
+    """As :func:`verdicts` has it."""
+    words: tuple[str, ...]
+    """Words that the findings tell of."""
+    without: str
+    """A word that they do not tell of; empty for none."""
+    scope: Scope
+
+    def holds(self) -> None:
+        """Fail where the check finds something else."""
+        found = verdicts(self.check, self.machine, self.scope)
+        assert found == self.verdict, found
+        told = " | ".join(map(words_of, run(self.check, self.machine, self.scope)))
+        assert [word for word in self.words if word not in told] == [], told
+        assert not self.without or self.without not in told, told
+
+
+def case(
+    name: str, check: str, machine: Machine, verdict: str, *words: str, without: str = "", scope: Scope = EVERYTHING
+) -> object:
+    """Return a row of a table for ``pytest.mark.parametrize("case", ...)``."""
+    return pytest.param(Case(check, machine, verdict, words, without, scope), id=name)
+
+
+def verdicts(check: str, machine: Machine, scope: Scope = EVERYTHING) -> str:
+    """Return what a check finds: ``fail GPU1; pass GPU0,2-3``, of the node the status alone."""
+    return "; ".join(f"{finding.status} {finding.place.label}".strip() for finding in run(check, machine, scope))
+
+
+def words_of(finding: Finding) -> str:
+    """Return all that a finding says."""
+    remedy = [finding.remedy.text, finding.remedy.command or ""] if finding.remedy else []
+    evidence = [f"{item.source}: {item.value}" for item in finding.evidence]
+    sentences = (finding.summary, finding.cause, f"{finding.confidence} confidence", finding.note)
+    return " | ".join((*sentences, *remedy, *evidence))
+
+
+def asked(*purposes: Guard) -> Scope:
+    """Return what ``--for`` asks."""
+    return Scope(purposes=purposes)
