@@ -164,15 +164,16 @@ def _folder(path: Path, **asked: object) -> Path:
     return path
 
 
-def _resume(path: Path) -> None:
-    old_session(Command.DOCTOR, path)
-
-
 def test_an_earlier_run_asks_each_node_once(tmp_path: Path) -> None:
     began = time.process_time()
     with pytest.raises(UsageError, match="node a is named twice"):
-        _resume(_folder(tmp_path / "run", nodes=["a"] * 100_000))
+        old_session(Command.DOCTOR, _folder(tmp_path / "run", nodes=["a"] * 100_000))
     assert time.process_time() - began < 10
+
+
+def test_an_earlier_run_of_another_command_is_not_gone_on_with(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is of 'egmctl fleet doctor', not of 'egmctl fleet topo'"):
+        old_session(Command.TOPO, _folder(tmp_path / "run"))
 
 
 def test_an_answer_of_an_earlier_run_is_looked_for_in_its_own_file_only(tmp_path: Path) -> None:
@@ -190,7 +191,7 @@ def test_an_earlier_run_of_somebody_else_is_not_gone_on_with(tmp_path: Path) -> 
     for owned in (folder / "fleet.json", folder / "nodes", folder):
         os.chown(owned, 12345, 12345)
         with pytest.raises(UsageError, match="belongs to user 12345: --resume would run what it says on the nodes"):
-            _resume(folder)
+            old_session(Command.DOCTOR, folder)
         os.chown(owned, 0, 0)
 
 
@@ -205,7 +206,7 @@ def test_results_are_written_into_ones_own_folder_only_and_through_no_link(tmp_p
     (folder / "fleet.json").rename(tmp_path / "elsewhere.json")
     (folder / "fleet.json").symlink_to(tmp_path / "elsewhere.json")
     with pytest.raises(UsageError, match="is a link"):
-        _resume(folder)
+        old_session(Command.DOCTOR, folder)
     if os.geteuid() == 0:
         (tmp_path / "given").mkdir()
         os.chown(tmp_path / "given", 12345, 12345)

@@ -13,13 +13,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT, command_environment
-from tests.fleet.lab import ANSWERS, SAYS_VERSION, settle
+from tests.fleet.lab import ANSWERS, SAYS_VERSION, patient, settle
 
 pytestmark = pytest.mark.processes
 
@@ -55,9 +55,9 @@ def node(cluster: Path, name: str, script: str) -> None:
     (cluster / name / "egmctl").chmod(0o755)
 
 
-def start(cluster: Path, *arguments: str) -> subprocess.Popen[bytes]:
+def start(cluster: Path, *arguments: str, program: Sequence[str] = ("-m", "egmctl")) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "egmctl", "fleet", *arguments, "--launcher", "srun", "--json"],
+        [sys.executable, *program, "fleet", *arguments, "--launcher", "srun", "--json"],
         cwd=cluster,
         env=command_environment(
             {
@@ -89,7 +89,7 @@ def test_each_node_is_a_step_of_its_own(cluster: Path) -> None:
 
 @pytest.mark.long
 def test_ctrl_c_ends_the_step_through_its_standard_input(cluster: Path) -> None:
-    end = f"sleep 1; touch {cluster}/ended; exit 130"
+    end = f"sleep 0.5; touch {cluster}/ended; exit 130"
     node(cluster, "node01", f"{SAYS_VERSION}; trap '{end}' TERM; touch {cluster}/runs; while :; do sleep 0.1; done")
     process = start(cluster, "bench", "-w", "node01")
     settle((cluster / "runs").exists)
@@ -118,11 +118,11 @@ def test_what_a_launcher_has_started_ends_with_a_fleet_that_is_killed(cluster: P
                 continue
         return count
 
-    with start(cluster, "doctor", "-w", "a") as process:
+    with start(cluster, "doctor", "-w", "a", program=patient(1)) as process:
         settle(lambda: running() == 3, "what the launcher starts")
         process.kill()
         process.communicate()
-    settle(lambda: running() == 0, "its end", 40)
+    settle(lambda: running() == 0, "its end")
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def small_disk(cluster: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True, timeout=30)
 
 
-LONG_ANSWER = f"{SAYS_VERSION}; sleep 2; head -c 600000 /dev/zero | tr '\\0' ' '; {ANSWERS.partition('; ')[2]}"
+LONG_ANSWER = f"{SAYS_VERSION}; sleep 1; head -c 600000 /dev/zero | tr '\\0' ' '; {ANSWERS.partition('; ')[2]}"
 """White space before a document is valid JSON."""
 
 
