@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from xml.etree import ElementTree
@@ -99,21 +98,6 @@ def test_a_file_that_cannot_be_written_keeps_the_result_from_no_other(egmctl: Ru
     done = egmctl("doctor", "--machine", "gh200", "-o", there, "-o", tmp_path / "new.html")
     assert (done.code, there.read_text()) == (2, "kept")
     assert not (tmp_path / "new.html").exists(), "refused before any work"
-
-
-@pytest.mark.long
-def test_packed_files_are_read(egmctl: RunEgmctl, tmp_path: Path) -> None:
-    saved = tmp_path / "node7.json"
-    egmctl("doctor", "--machine", "hgx-h200x4", "-q", "-o", saved)
-    packed = tmp_path / "node7.json.gz"
-    packed.write_bytes(gzip.compress(saved.read_bytes()))
-    assert egmctl("show", packed).out == egmctl("show", saved).out
-    assert egmctl("show", packed, "--json").out == saved.read_text()
-    packed.write_bytes(gzip.compress(saved.read_bytes())[:2000])
-    broken = egmctl("show", packed)
-    assert (broken.code, "cannot be unpacked" in broken.err, broken.err.count("\n")) == (2, True, 1)
-    packed.write_bytes(gzip.compress(bytes(70 << 20)))
-    assert "is larger than 64 MiB" in egmctl("show", packed).err
 
 
 def test_a_form_without_a_suffix_of_its_own(egmctl: RunEgmctl, tmp_path: Path) -> None:
