@@ -28,9 +28,7 @@ from egmctl.model.record import Command
 from tests.conftest import ended
 from tests.fleet.lab import ANSWERS
 
-NUMBERS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
-
-numbers = pytest.mark.parametrize("number", NUMBERS, ids=errno.errorcode.get)
+numbers = pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT], ids=errno.errorcode.get)
 
 
 class LateFile(io.FileIO):
@@ -176,8 +174,7 @@ sys.exit(run(sys.argv[1:]))
 
 @pytest.mark.long
 @pytest.mark.processes
-@numbers
-def test_what_a_node_sent_is_lost_and_no_other_nodes_answer(tmp_path: Path, number: int) -> None:
+def test_what_a_node_sent_is_lost_and_no_other_nodes_answer(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/srun").write_text(
         '#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do\n'
@@ -188,13 +185,13 @@ def test_what_a_node_sent_is_lost_and_no_other_nodes_answer(tmp_path: Path, numb
     (tmp_path / "node/egmctl").write_text(f"#!/bin/sh\n[ $NODE = node01 ] || sleep 1\n{ANSWERS}\n")
     for name in ("bin/srun", "node/egmctl"):
         (tmp_path / name).chmod(0o755)
-    (tmp_path / "late.py").write_text(LATE_SPOOL.format(number=number))
+    (tmp_path / "late.py").write_text(LATE_SPOOL.format(number=errno.EIO))
     words = ("fleet", "doctor", "-w", "node[01-02]", "--launcher", "srun", "--json", "-o", "out")
     path = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
     done = ended([sys.executable, str(tmp_path / "late.py"), *words], cwd=tmp_path, env=path)
     answers = {answer["node"]: answer for answer in json.loads(done.out)["result"]["answers"]}
     assert {node: answer["reach"] for node, answer in answers.items()} == {"node01": "answered", "node02": "lost"}
-    assert answers["node02"]["reason"].endswith(f"node02.part: {os.strerror(number)}")
+    assert answers["node02"]["reason"].endswith(f"node02.part: {os.strerror(errno.EIO)}")
     assert done.code == 4
     assert "Traceback" not in done.err
     assert [path.name for path in (tmp_path / "out/nodes").iterdir()] == ["node01.json"]

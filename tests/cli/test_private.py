@@ -12,7 +12,7 @@ import pytest
 from egmctl.model.gpu import GpuProcess
 from egmctl.model.host import Cgroup, Process
 from egmctl.model.machine import Machine
-from egmctl.report.kinds import BENCH, DOCTOR, TOPO, Format
+from egmctl.report.kinds import BENCH, DOCTOR, SUFFIXES, TOPO, Format, Kind
 from tests.bench.four import OPTIONS
 from tests.conftest import RunEgmctl
 from tests.fake.node import FakeNode, load
@@ -110,30 +110,23 @@ def test_the_secrets_are_there_to_be_found(egmctl: RunEgmctl, node: FakeNode) ->
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("command", "formats"),
-    [(("topo",), TOPO.formats), (("doctor",), DOCTOR.formats), (BENCH_RUN, BENCH.formats)],
-    ids=lambda value: value[0],
-)
-def test_no_form_of_a_document_holds_one(
-    egmctl: RunEgmctl, node: FakeNode, tmp_path: Path, command: tuple[str, ...], formats: tuple[Format, ...]
-) -> None:
-    path = tmp_path / "result.json"
-    ended = egmctl(*command, "-o", path, env=environment(node))
+@pytest.mark.parametrize("kind", [TOPO, DOCTOR, BENCH], ids=lambda kind: kind.name)
+def test_no_form_of_a_document_holds_one(egmctl: RunEgmctl, node: FakeNode, tmp_path: Path, kind: Kind) -> None:
+    command = BENCH_RUN if kind is BENCH else (kind.name,)
+    files = {format: tmp_path / f"result{suffix}" for suffix, format in SUFFIXES.items() if format in kind.formats}
+    written = [word for file in files.values() for word in ("-o", file)]
+    ended = egmctl(*command, *written, "-o", "-", env=environment(node))
     assert ended.code in (0, 1), ended.err
-    document = path.read_text()
-    check(document, what="json")
-    assert json.loads(document)["result"]["machines"][0]["origin"]["redacted"] is True
-    for format in formats:
-        file = tmp_path / f"result-{format}"
-        if command[0] == "bench":
-            shown = egmctl("show", path, "--format", format).out
-        else:
-            egmctl(*command, "--format", format, "-o", file, env=environment(node))
-            shown = file.read_text()
-            assert shown
-            check(egmctl("show", path, "--format", format).out, what=f"show {format}")
-        check(shown, what=format)
+    for format, file in files.items():
+        check(file.read_text(), what=format)
+    check(ended.out, what="text on standard output")
+    check(ended.err, what="standard error")
+    document = json.loads(files[Format.JSON].read_text())
+    assert document["result"]["machines"][0]["origin"]["redacted"] is True
+    if kind is BENCH:
+        assert "GPU1: in use by process 4711," in ended.out
+    if Format.NAGIOS in kind.formats:
+        check(egmctl(*command, "--format", "nagios", env=environment(node)).out, what="nagios")
 
 
 def test_a_snapshot_holds_none(egmctl: RunEgmctl, node: FakeNode) -> None:
@@ -142,13 +135,6 @@ def test_a_snapshot_holds_none(egmctl: RunEgmctl, node: FakeNode) -> None:
     document = json.loads(whole)
     assert document["host"]["kernel"] == "6.8.0"
     assert document["host"]["kernel_command_line"] == {"iommu": "pt", "pci": "kernel_command_line-1"}
-
-
-@pytest.mark.long
-def test_text_and_the_reasons_of_the_bench_quote_no_command_line(egmctl: RunEgmctl, node: FakeNode) -> None:
-    ended = egmctl(*BENCH_RUN, env=environment(node))
-    assert "GPU1: in use by process 4711," in ended.out
-    check(ended.out + ended.err, what="text")
 
 
 @pytest.mark.long
