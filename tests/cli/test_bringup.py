@@ -119,15 +119,6 @@ def test_a_recorded_fault_is_no_go(egmctl: RunEgmctl, tmp_path: Path) -> None:
     assert "\nNO-GO: the kernel module is 580.1, the libraries are 570.2" in f"\n{ended.out}"
 
 
-def test_a_gpu_that_does_not_exist_is_a_usage_error(egmctl: RunEgmctl) -> None:
-    ended = egmctl("bringup", "--machine", "hgx-h200x4", "--gpus", "9", "-q")
-    assert ended.code == 2
-    assert "9" in ended.err
-    for option in ("--gpus", "--numa"):
-        ended = egmctl("bringup", "--machine", "hgx-h200x4", option, "", "-q")
-        assert (ended.code, f"{option} is empty; " in ended.err) == (2, True)
-
-
 def test_the_exit_codes_of_nagios(egmctl: RunEgmctl) -> None:
     options = ("bringup", "--machine", "hgx-h200x4", "-q", "--format", "nagios", "--exit-style", "nagios")
     ended = egmctl(*options)

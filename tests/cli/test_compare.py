@@ -107,19 +107,3 @@ def test_a_run_shown_again_is_what_it_printed(egmctl: RunEgmctl, runs: Path) -> 
     assert egmctl("show", path, "--json").out == path.read_text()
     rows = list(csv.DictReader(io.StringIO(egmctl("show", path, "--csv").out)))
     assert len(rows) == len(measurements(runs, "monday"))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("compare", "none.json"), "file none.json cannot be read: No such file or directory"),
-        (("compare", "README.md", "README.md"), "file README.md is not JSON"),
-        (("compare", "a.json", "b.json", "--tolerance", "100"), "it must be from 0 to below 100 per cent"),
-        (("show", "none.json"), "file none.json cannot be read: No such file or directory"),
-        (("show", "profiles/machines/gh200.json", "--format", "nagios"), "no such format here"),
-    ],
-)
-def test_wrong_use_is_one_sentence(egmctl: RunEgmctl, arguments: tuple[str, ...], sentence: str) -> None:
-    done = egmctl(*arguments)
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert sentence in done.err

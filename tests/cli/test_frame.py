@@ -130,27 +130,6 @@ def test_a_signal_before_there_is_anything_to_report_is_told_in_json_too() -> No
     assert (ended.code, document["exit_code"], document["errors"][0]["code"]) == (130, 130, "interrupted")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--no-such"], "no such option"),
-        (["topo", "--no-such"], "no such option"),
-        (["no-such"], "no such command"),
-    ],
-)
-def test_the_parsers_errors_look_like_all_others(egmctl: RunEgmctl, arguments: list[str], named: str) -> None:
-    ended = egmctl(*arguments)
-    assert (ended.code, ended.out) == (2, "")
-    assert ended.err.startswith(f"egmctl: {named}")
-    assert arguments[-1] in ended.err
-    assert "--help' says what is valid" in ended.err
-    assert ended.err.count("\n") == 1
-
-    ended = egmctl(*arguments, "--json")
-    assert ended.code == 2
-    assert json.loads(ended.out)["errors"][0]["code"] == "usage"
-
-
 def test_no_command_shows_the_commands_and_is_a_usage_error(egmctl: RunEgmctl) -> None:
     ended = egmctl()
     assert (ended.code, ended.out) == (2, "")
