@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
 
 from egmctl.bench.suites import CASES
+from egmctl.doctor.runner import CHECKS, anchor
 from tests.conftest import ROOT, RunEgmctl
 
 PAGE = (ROOT / "docs/egmctl.1").read_text()
@@ -25,6 +27,12 @@ def test_a_generated_document_is_what_its_tool_writes(tool: str) -> None:
 def test_every_case_is_in_the_reference() -> None:
     reference = (ROOT / "docs/cases.md").read_text()
     assert [case.name for case in CASES if f"`{case.name}`" not in reference] == []
+
+
+def test_every_check_has_a_heading_that_its_findings_link_to() -> None:
+    headings = re.findall(r"^### (.+)$", (ROOT / "docs/doctor.md").read_text(), re.MULTILINE)
+    anchors = {re.sub(r"[^a-z0-9_ -]", "", heading.lower()) for heading in headings}
+    assert {anchor(check.id) for check in CHECKS} == anchors, "docs/doctor.md: make regenerate"
 
 
 @pytest.mark.parametrize("command", ["topo", "bench", "doctor", "snapshot", "show", "compare", "fleet", "docs"])

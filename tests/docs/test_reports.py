@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-from pathlib import Path
-from xml.etree import ElementTree
-
-import pytest
 
 from egmctl.doctor.check import Scope
 from egmctl.doctor.runner import CHECKS, diagnose
@@ -16,7 +11,7 @@ from egmctl.report import kinds as formats
 from egmctl.report.exports.prom import bringup_prom
 from egmctl.report.kinds import Format
 from egmctl.verdict.bringup import bringup
-from tests.conftest import ROOT, RunEgmctl
+from tests.conftest import ROOT
 from tests.doctor.machines import shipped
 from tests.report.runs import judged, run
 
@@ -49,14 +44,3 @@ def test_every_metric_is_told_and_none_else() -> None:
     text = bringup_prom(bringup(diagnose(shipped("hgx-h200x4"), Scope(), CHECKS), made))
     named = set(re.findall(r"^\| `(egmctl_[a-z_]+)` \|", DOCUMENT, re.MULTILINE))
     assert named - {"egmctl_bench_stage_seconds"} == set(re.findall(r"^# TYPE (\S+) gauge$", text, re.MULTILINE))
-
-
-@pytest.mark.parametrize(("name", "machine"), [("topo", "hgx-h200x4"), ("topo-egm", "gb200-tray")])
-def test_the_pictures_are_what_the_command_draws(egmctl: RunEgmctl, tmp_path: Path, name: str, machine: str) -> None:
-    """``EGMCTL_UPDATE_README=1 pytest tests/docs`` has the command draw them anew."""
-    picture, drawn = ROOT / f"docs/images/{name}.svg", tmp_path / "drawn.svg"
-    assert egmctl("topo", "--machine", machine, "-q", "-o", drawn).code == 0
-    if os.environ.get("EGMCTL_UPDATE_README"):
-        picture.write_text(drawn.read_text())
-    ElementTree.parse(picture)  # noqa: S314
-    assert picture.read_text() == drawn.read_text()
