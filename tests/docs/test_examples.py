@@ -148,9 +148,10 @@ def test_the_fabric_of_a_rack_fits_into_the_time_of_its_batch_script() -> None:
     layout = modelled(shipped("gb200-nvl72"), nodes * tasks)
     suite = select_cases((), ("fabric",))
     alike = Counter(re.sub("_sm$", "_ce", case.name.replace("_read_", "_write_")) for case in suite)
-    cost = job_cost(make_fabric_plan(layout, select_cases([*alike]), settings, None), layout)
+    writes = [case for case in suite if case.name in alike]
+    cost = job_cost(make_fabric_plan(layout, writes, settings, None), layout)
     seconds = cost.seconds + sum(each.seconds * (alike[each.case] - 1) for each in cost.costs)
-    assert (len(suite), len(cost.costs)) == (alike.total(), len(alike))
+    assert len(cost.costs) == len(alike)
     assert seconds * 4 / 3 < 3600 * int(hours) + 60 * int(minutes)
 
 
