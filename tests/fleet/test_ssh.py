@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ import jsonschema
 import pytest
 
 from egmctl import __version__
-from egmctl.model.machine import Machine
 from tests.conftest import ROOT, Ended, command_environment
+from tests.doctor.machines import patched
 from tests.fake.node import load
 from tests.fake.plugin import MakeFakeNode
 from tests.fleet.lab import ANSWERS, SAYS_VERSION, Lab, on, settle
@@ -39,15 +38,6 @@ SCHEMA = json.loads((ROOT / "docs/schemas/fleet.schema.json").read_text())
 def lab(tmp_path: Path) -> Iterator[Lab]:
     with Lab(tmp_path) as made:
         yield made
-
-
-def without_a_link(machine: Machine) -> Machine:
-    """Return the machine with one NVLink of GPU2 down."""
-    gpu = machine.gpus[2]  # type: ignore[index]
-    first, *others = gpu.nvml.nvlinks  # type: ignore[union-attr, misc]
-    nvml = replace(gpu.nvml, nvlinks=(replace(first, active=False), *others))  # type: ignore[type-var]
-    gpus = tuple(replace(gpu, nvml=nvml) if other is gpu else other for other in machine.gpus or ())
-    return replace(machine, gpus=gpus)
 
 
 def result(ended: Ended) -> dict[str, Any]:
@@ -142,7 +132,9 @@ def test_the_example_in_the_documentation_is_what_is_printed(lab: Lab, fake_node
     whole = on(fake_node("hgx-h200x4").environment())
     for name in ("node01", "node02", "node03"):
         lab.host(name, whole)
-    lab.host("node04", on(fake_node(without_a_link(load("hgx-h200x4"))).environment()))
+    lab.host(
+        "node04", on(fake_node(patched(load("hgx-h200x4"), "gpus[2].nvml.nvlinks[0]", active=False)).environment())
+    )
     _, _, example = (ROOT / "docs/fleet.md").read_text().partition("```console\n")
     shown, _, _ = example.partition("\n```")[0].partition("...")
     done = lab.run("fleet", "doctor", "-w", "node[01-04]")
