@@ -28,8 +28,6 @@ from egmctl.journal.events import Note
 from egmctl.model.fleet import Asked, Launcher, Reach
 from egmctl.model.record import Command
 
-numbers = pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT], ids=errno.errorcode.get)
-
 
 class LateFile(io.FileIO):
     """A file that took all, and could not keep it."""
@@ -43,11 +41,17 @@ class LateFile(io.FileIO):
             raise OSError(self.number, os.strerror(self.number))
 
 
-@pytest.fixture
-def late(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Have every file that is opened for writing fail when it is closed."""
+@pytest.fixture(params=[errno.EIO, errno.ENOSPC, errno.EDQUOT], ids=errno.errorcode.get)
+def number(request: pytest.FixtureRequest) -> int:
+    """What the system says at last."""
+    return int(request.param)
 
-    def fail_with(number: int) -> None:
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch, number: int) -> Callable[[], None]:
+    """Return what has every file that is opened for writing from then on fail when it is closed."""
+
+    def fail() -> None:
         def opened(descriptor: int, mode: str) -> Any:
             raw = LateFile(descriptor, mode.replace("b", ""))
             raw.number = number
@@ -55,44 +59,40 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
         monkeypatch.setattr(os, "fdopen", opened)
 
-    return fail_with
+    return fail
 
 
-@numbers
 def test_a_result_is_not_in_its_file_and_the_earlier_one_is(
-    tmp_path: Path, late: Callable[[int], None], number: int
+    tmp_path: Path, late: Callable[[], None], number: int
 ) -> None:
     path = tmp_path / "a.json"
     path.write_text("earlier")
-    late(number)
+    late()
     with pytest.raises(EgmctlError, match=f"cannot write .*a.json: {os.strerror(number)}"):
         write_whole(path, b"new")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.json", "earlier")]
 
 
-@numbers
 def test_a_result_that_its_disk_lost_goes_to_standard_output(
-    tmp_path: Path, late: Callable[[int], None], number: int, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, late: Callable[[], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    late(number)
+    late()
     with pytest.raises(EgmctlError, match="the result is on standard output"):
         emit("the result", tmp_path / "a.txt")
     assert capsys.readouterr().out == "the result\n"
     assert list(tmp_path.iterdir()) == []
 
 
-@numbers
-def test_a_nodes_document_is_not_kept(tmp_path: Path, late: Callable[[int], None], number: int) -> None:
+def test_a_nodes_document_is_not_kept(tmp_path: Path, late: Callable[[], None], number: int) -> None:
     folder = new_folder(tmp_path / "out", Command.DOCTOR, datetime.now(timezone.utc))
     with folder.spool("node01") as file:
         file.write(b"noise {}")
-    late(number)
+    late()
     with pytest.raises(EgmctlError, match=os.strerror(number)):
         folder.keep("node01", b"{}")
     assert not (folder.path / "nodes/node01.json").exists()
 
 
-@numbers
 def test_a_journal_says_that_it_ends_early_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -114,7 +114,6 @@ def test_a_journal_says_that_it_ends_early_and_the_run_goes_on(
     write.mention(journal.path)
 
 
-@numbers
 def test_standard_output_is_settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     with (tmp_path / "out").open("w") as out:
         monkeypatch.setattr(sys, "stdout", out)
@@ -153,7 +152,6 @@ def test_a_disk_with_room_for_a_part_is_asked_for_the_rest(monkeypatch: pytest.M
         write_all(1, b"123")
 
 
-@numbers
 def test_what_a_node_sent_is_lost_and_no_other_nodes_answer(tmp_path: Path, number: int) -> None:
     asked = Asked(command=Command.DOCTOR, nodes=(), remote_command="egmctl", version="")
     launch = Launch(launcher=Launcher.SSH, options=(), fanout=2, connect_timeout_s=1, timeout_s=1)
