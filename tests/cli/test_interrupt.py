@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment, from the first line of the command on, is exit code 130 and no traceback."""
+"""SIGINT at any moment from the first line of the command on ends it with 130 and no traceback; others unwind it alike."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from egmctl.signals import stopping
 from tests.conftest import ROOT, command_environment
-
-pytestmark = pytest.mark.processes
 
 COMMAND = "import egmctl.__main__ as command; import os, sys; os.write(int(sys.argv.pop(1)), b'.'); command.main()"
 """As the script of an installed egmctl. Before its first line a signal is the interpreter's, which is still loading."""
@@ -36,6 +35,7 @@ def interrupted(folder: Path, after_s: float, *arguments: str) -> tuple[int, str
 
 
 @pytest.mark.long
+@pytest.mark.processes
 def test_in_its_first_moments(tmp_path: Path) -> None:
     for hundredths in range(1, 40, 3):
         code, err = interrupted(tmp_path, hundredths / 100, "topo", "--machine", "gh200", "-q")
@@ -44,7 +44,26 @@ def test_in_its_first_moments(tmp_path: Path) -> None:
         assert err in (("",) if code == -signal.SIGINT else ("", "egmctl: interrupted\n"))
 
 
+@pytest.mark.processes
 def test_while_it_loads(tmp_path: Path) -> None:
     """A module that is never loaded to its end stands for the slowest disk."""
     (tmp_path / "typer.py").write_text("import time; time.sleep(60)\n")
     assert interrupted(tmp_path, 0.3, "--version") == (130, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_end_is_an_interrupt_inside_the_block_only(number: signal.Signals) -> None:
+    usual = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), stopping():
+        os.kill(os.getpid(), number)
+    assert signal.getsignal(number) == usual
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    usual = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stopping():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, usual)

@@ -54,11 +54,6 @@ def test_gpus_and_numa_choose_rows_and_columns() -> None:
     assert [(route["gpu"], route["numa_node"]) for route in result["routes"]] == ends
 
 
-def test_local_is_the_node_of_the_chosen_gpus() -> None:
-    out = run("topo", "--machine", "gb200-tray", "--gpus", "2", "--numa", "local", "--json").out
-    assert [route["numa_node"] for route in json.loads(out)["result"]["routes"]] == [1]
-
-
 def test_list_names_every_machine_and_its_origin() -> None:
     done = run("topo", "--machine", "list")
     assert (done.code, done.err) == (0, "")
