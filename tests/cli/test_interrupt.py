@@ -1,4 +1,4 @@
-"""SIGINT at any moment from the first line of the command on ends it with 130 and no traceback; others unwind it alike."""
+"""SIGINT at any moment, from the first line on, ends the command with 130 and no traceback; others unwind it alike."""
 
 from __future__ import annotations
 
