@@ -26,8 +26,9 @@ from egmctl.bench.suites import SUITES, select_cases
 from egmctl.cli.app import app
 from egmctl.model.measurement import Settings
 from egmctl.units import MIB
-from tests.conftest import ROOT, RunEgmctl
+from tests.conftest import ROOT, ended
 from tests.doctor.machines import shipped
+from tests.in_process import run
 
 EXAMPLES = ROOT / "docs" / "examples"
 TEXTS = (
@@ -125,10 +126,10 @@ NHC = (
 )
 
 
-def test_the_prolog_leaves_a_node_alone_on_which_no_job_has_a_channel(egmctl: RunEgmctl) -> None:
+def test_the_prolog_leaves_a_node_alone_on_which_no_job_has_a_channel() -> None:
     (words,) = re.findall(r'"\$egmctl" (doctor [^>]*) >', (EXAMPLES / "slurm-prolog.sh").read_text())
-    assert egmctl(*words.split(), "--machine", "hgx-h200x4").code == 0
-    assert egmctl("doctor", "--for", "fabric", "--machine", "hgx-h200x4").code == 1, "it has none"
+    assert run(*words.split(), "--machine", "hgx-h200x4").code == 0
+    assert run("doctor", "--for", "fabric", "--machine", "hgx-h200x4").code == 1, "it has none"
 
 
 @pytest.mark.parametrize("name", ["fabric.sbatch", "node.sbatch"])
@@ -216,13 +217,8 @@ def test_the_alert_rules_are_about_metrics_that_there_are() -> None:
 @pytest.mark.needs("promtool")
 @pytest.mark.processes
 def test_the_alert_rules_call_for_what_they_should() -> None:
-    done = subprocess.run(
-        ["promtool", "test", "rules", ROOT / "tests/docs/prometheus-rules.test.yml"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = ended(["promtool", "test", "rules", "tests/docs/prometheus-rules.test.yml"])
+    assert done.code == 0, done.out + done.err
 
 
 def test_the_service_writes_the_file_whose_age_is_watched() -> None:

@@ -15,7 +15,8 @@ from egmctl.report import kinds
 from egmctl.report.exports.prom import bringup_prom
 from egmctl.report.kinds import Format
 from egmctl.verdict.bringup import bringup
-from tests.conftest import ROOT, RunEgmctl
+from tests import in_process
+from tests.conftest import ROOT
 from tests.doctor.machines import shipped
 from tests.report.runs import judged, run
 
@@ -43,9 +44,9 @@ def test_every_check_has_a_heading_that_its_findings_link_to() -> None:
 
 
 @pytest.mark.parametrize("command", ["topo", "bench", "doctor", "snapshot", "show", "compare", "fleet", "docs"])
-def test_every_option_is_in_the_manual_page(egmctl: RunEgmctl, command: str) -> None:
+def test_every_option_is_in_the_manual_page(command: str) -> None:
     section = PAGE.split(f'.SS "egmctl {command}"')[1].split("\n.SS ")[0].replace("\\-", "-")
-    told = [word.strip(",") for word in egmctl(command, "--help").out.split() if word.startswith("--")]
+    told = [word.strip(",") for word in in_process.run(command, "--help").out.split() if word.startswith("--")]
     options = {option for option in told if option != "--help" and option.rstrip(".,;:)") == option}
     assert [option for option in options if option not in section] == []
 
