@@ -1,16 +1,17 @@
 """How long ``egmctl --version`` and ``--help`` take, beside the bare import of the libraries they are made with.
 
-Run as ``python -m benchmarks.startup [RUNS]``. The commands take turns, so that whatever else the machine does
-touches all of them, and the fastest run of each counts: everything that disturbs a run makes it longer. Only the
-ratios of one measurement mean something.
+Run as ``python -m benchmarks.startup [TURNS]``. The commands take turns, so that whatever else the machine does
+touches all of them, and the run of each with the least processor time counts: everything that disturbs a run makes it
+longer. Only the ratios of one measurement mean something.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 BASELINE = "import typer, rich.console"
@@ -22,25 +23,28 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 def main() -> None:
     """Measure, and print one line a command."""
-    seconds = measure(int(sys.argv[1]) if len(sys.argv) > 1 else 20)
+    turns = int(sys.argv[1]) if len(sys.argv) > 1 else 20
+    *_, seconds = islice(fastest(), turns)
     width = max(map(len, seconds))
-    for name, time_s in seconds.items():
+    for name, cpu_s in seconds.items():
         limit = f"at most {LIMITS[name]:.1f}" if name in LIMITS else ""
-        sys.stdout.write(f"{name:<{width}} {time_s * 1e3:7.1f} ms {time_s / seconds[BASELINE]:6.2f} {limit}\n")
+        sys.stdout.write(f"{name:<{width}} {cpu_s * 1e3:7.1f} ms {cpu_s / seconds[BASELINE]:6.2f} {limit}\n")
 
 
-def measure(runs: int) -> Mapping[str, float]:
-    """Return the seconds of the fastest of ``runs`` runs: of the baseline and of the command with each option."""
+def fastest() -> Iterator[Mapping[str, float]]:
+    """Yield after each turn the least processor time so far: of the baseline and of the command with each option."""
     commands: dict[str, Sequence[str]] = {BASELINE: ("-c", BASELINE)}
     commands |= {option: ("-m", "egmctl", option) for option in LIMITS}
-    fastest = dict.fromkeys(commands, float("inf"))
-    for _ in range(runs):
+    least = dict.fromkeys(commands, float("inf"))
+    while True:
         for name, arguments in commands.items():
-            start = time.perf_counter()
-            command = [sys.executable, *arguments]
-            subprocess.run(command, cwd=_ROOT, stdout=subprocess.DEVNULL, check=True)
-            fastest[name] = min(fastest[name], time.perf_counter() - start)
-    return fastest
+            process = subprocess.Popen([sys.executable, *arguments], cwd=_ROOT, stdout=subprocess.DEVNULL)
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            if process.returncode:
+                raise subprocess.CalledProcessError(process.returncode, process.args)
+            least[name] = min(least[name], used.ru_utime + used.ru_stime)
+        yield least
 
 
 if __name__ == "__main__":

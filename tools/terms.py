@@ -11,12 +11,22 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 TERMS = ROOT / "tools" / "terms.txt"
 EXEMPT = frozenset({"CHANGELOG.md", "tools/terms.txt", "tests/tools/test_terms.py"})
+
+
+class Term(NamedTuple):
+    """Old words and the field's word for them."""
+
+    longest: str
+    """The longest of the words, in lower case: a text without it needs no search."""
+    pattern: re.Pattern[str]
+    better: str
 
 
 def main(arguments: list[str]) -> int:
@@ -31,15 +41,15 @@ def main(arguments: list[str]) -> int:
     return int(count > 0)
 
 
-def terms(text: str) -> Mapping[re.Pattern[str], str]:
-    """Return the field's word for what each pattern finds.
+def terms(text: str) -> Sequence[Term]:
+    """Return what a list of words looks for.
 
     Raises
     ------
     ValueError
         For a line that is neither a comment nor ``old = new``.
     """
-    words = {}
+    words = []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line or line.startswith("#"):
             continue
@@ -48,15 +58,17 @@ def terms(text: str) -> Mapping[re.Pattern[str], str]:
             raise ValueError(f"line {number}: {line!r} is not 'old words = the field's word'")
         apart = r"[\s#*>]+".join(re.escape(word) for word in old.split())
         flags = re.IGNORECASE if old == old.lower() else re.RegexFlag(0)
-        words[re.compile(rf"(?<![\w-]){apart}(?![\w-])", flags)] = better.strip()
+        pattern = re.compile(rf"(?<![\w-]){apart}(?![\w-])", flags)
+        words.append(Term(max(old.lower().split(), key=len), pattern, better.strip()))
     return words
 
 
-def found(text: str, words: Mapping[re.Pattern[str], str]) -> Iterator[tuple[int, str, str]]:
+def found(text: str, words: Sequence[Term]) -> Iterator[tuple[int, str, str]]:
     """Yield the line, the old words and the field's word for each place in a text."""
-    for pattern, better in words.items():
-        for match in pattern.finditer(text):
-            yield text.count("\n", 0, match.start()) + 1, " ".join(match[0].split()), better
+    lower = text.lower()
+    for term in words:
+        for match in term.pattern.finditer(text) if term.longest in lower else ():
+            yield text.count("\n", 0, match.start()) + 1, " ".join(match[0].split()), term.better
 
 
 def known_to_git() -> list[str]:

@@ -22,6 +22,7 @@ from egmctl.facts.inside import memory_left
 from egmctl.facts.root import Root
 from egmctl.journal.events import Recorder, forget
 from egmctl.launch import Child
+from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.model.measurement import RunReport, Settings
 from egmctl.model.profile import Profile
@@ -62,8 +63,42 @@ class Bench(BenchOptions):
 
     @cached_property
     def settings(self) -> Settings:
-        """The settings with which everything in the run is measured."""
-        return _settings(self)
+        """The settings with which everything in the run is measured.
+
+        Raises
+        ------
+        UsageError
+            If an option is out of its range.
+        """
+        try:
+            size_bytes = DEFAULT_SIZE_BYTES if self.size is None else parse_size(self.size)
+        except ValueError as error:
+            raise UsageError(f"--size: {error}") from error
+        samples = self.samples
+        if samples is None:
+            usual = SWEEP_SAMPLES if self.sweep is not None else SUITES[STANDARD].samples
+            samples = max((SUITES[name].samples for name in self.suite_names), default=usual)
+        limits: Mapping[str, tuple[float | None, float, float, str]] = {
+            "--samples": (samples, 1, 1000, ""),
+            "--copies": (self.copies, 1, COPIES_LIMIT, ""),
+            "--timeout": (self.timeout, SHORTEST_S, 86400, " seconds"),
+            "--duration": (self.duration, SHORTEST_S, LONGEST_DAYS * 86400, " seconds"),
+            "--memory": (self.memory, 1, 95, " per cent"),
+        }
+        for option, (value, least, most, unit) in limits.items():
+            if value is not None and not least <= value <= most:
+                raise UsageError(f"{option} {value:.12g}: it must be from {least:g} to {most:.0f}{unit}")
+        return Settings(
+            size_bytes=size_bytes,
+            copies=self.copies,
+            samples=samples,
+            timeout_s=self.timeout,
+            duration_s=self.duration,
+            serial=self.serial,
+            gate=not self.no_gate,
+            allow_busy=self.allow_busy,
+            memory_percent=self.memory,
+        )
 
     @property
     def sections(self) -> tuple[str, ...]:
@@ -111,8 +146,18 @@ class Bench(BenchOptions):
             )
         return made
 
+    def chosen(self, machine: Machine) -> tuple[Gpu, ...]:
+        """Return the GPUs of a machine that are measured.
+
+        Raises
+        ------
+        UsageError
+            If it has no such GPU.
+        """
+        return select_gpus("all" if self.gpus is None else self.gpus, machine.gpus or ())
+
     def _plan(self, machine: Machine, settings: Settings, no_ucx: str) -> Plan:
-        chosen = select_gpus("all" if self.gpus is None else self.gpus, machine.gpus or ())
+        chosen = self.chosen(machine)
         nodes = select_numa(self.numa, machine, chosen)
         pairs = () if self.pair is None else parse_pairs(self.pair, chosen, nodes)
         cases = self.selected_cases
@@ -210,42 +255,3 @@ def judge_run(
         fits = match_profile(machine, chosen)
         reason = "asked for" if fits.fits else f"asked for, but of another kind: {fits.reason}"
     return replace(report, verdict=judge(report, chosen, profile_reason=reason, strict=strict))
-
-
-def _settings(options: BenchOptions) -> Settings:
-    """Return how everything in a run is measured.
-
-    Raises
-    ------
-    UsageError
-        If an option is out of its range.
-    """
-    try:
-        size_bytes = DEFAULT_SIZE_BYTES if options.size is None else parse_size(options.size)
-    except ValueError as error:
-        raise UsageError(f"--size: {error}") from error
-    samples = options.samples
-    if samples is None:
-        usual = SWEEP_SAMPLES if options.sweep is not None else SUITES[STANDARD].samples
-        samples = max((SUITES[name].samples for name in options.suite_names), default=usual)
-    limits: Mapping[str, tuple[float | None, float, float, str]] = {
-        "--samples": (samples, 1, 1000, ""),
-        "--copies": (options.copies, 1, COPIES_LIMIT, ""),
-        "--timeout": (options.timeout, SHORTEST_S, 86400, " seconds"),
-        "--duration": (options.duration, SHORTEST_S, LONGEST_DAYS * 86400, " seconds"),
-        "--memory": (options.memory, 1, 95, " per cent"),
-    }
-    for option, (value, least, most, unit) in limits.items():
-        if value is not None and not least <= value <= most:
-            raise UsageError(f"{option} {value:.12g}: it must be from {least:g} to {most:.0f}{unit}")
-    return Settings(
-        size_bytes=size_bytes,
-        copies=options.copies,
-        samples=samples,
-        timeout_s=options.timeout,
-        duration_s=options.duration,
-        serial=options.serial,
-        gate=not options.no_gate,
-        allow_busy=options.allow_busy,
-        memory_percent=options.memory,
-    )

@@ -6,10 +6,13 @@ from collections.abc import Iterable
 
 from egmctl.facts.collect import collect
 from egmctl.facts.redact import redact
-from egmctl.facts.replay import load, names
+from egmctl.facts.replay import load
+from egmctl.facts.replay import names as machine_names
 from egmctl.model.machine import SECTION_VERSIONS, Machine
 from egmctl.selectors import select_gpus, select_numa
 from egmctl.topology.topology import Topology, topology
+
+__all__ = ["machine_names", "read_machine", "topology_of"]
 
 SECTIONS = tuple(name for name in SECTION_VERSIONS if name != "probes")
 """What can be read of a machine; the probes are made by :meth:`egmctl.Doctor.probe`."""
@@ -37,11 +40,6 @@ def read_machine(
         If there is no such machine, section or process.
     """
     return collect(sections, cuda=cuda, pid=pid) if name is None else load(name)
-
-
-def machine_names() -> list[str]:
-    """Return the names of the machines that ship, recorded and modelled."""
-    return names()
 
 
 def topology_of(machine: Machine, *, gpus: str = "all", numa: str = "all", redacted: bool = False) -> Topology:

@@ -182,7 +182,7 @@ def fabric_plan(bench: Bench, job: JobOptions, node: Machine) -> PlanReport | Jo
     from egmctl.bench.plan.placement import modelled
 
     if job.ranks is None:
-        return plan_report(plan_for(alone(node, _chosen(bench, node)), _asked(bench, job)), node.origin)
+        return plan_report(plan_for(alone(node, bench.chosen(node)), _asked(bench, job)), node.origin)
     if not node.gpus:
         raise NothingToDo("no GPU here to scale from; --machine names a machine that has GPUs")
     layout = modelled(node, job.ranks)
@@ -211,7 +211,7 @@ def measured_together(
         node = read_machine(None, bench.sections, quiet=True)
         if not node.gpus:
             raise NothingToDo("no GPU to measure; 'egmctl topo' shows what was found")
-        return node, _chosen(bench, node)
+        return node, bench.chosen(node)
 
     if launch is None:
         node, chosen = facts()
@@ -226,12 +226,6 @@ def measured_together(
         if report_of_job is None:
             raise typer.Exit
         yield report_of_job
-
-
-def _chosen(bench: Bench, machine: Machine) -> Sequence[Gpu]:
-    from egmctl.selectors import select_gpus
-
-    return select_gpus("all" if bench.gpus is None else bench.gpus, machine.gpus or ())
 
 
 def _asked(bench: Bench, job: JobOptions) -> Asked:

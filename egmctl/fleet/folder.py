@@ -32,7 +32,7 @@ from egmctl.report.views.causes import asked_words
 from egmctl.saved import Saved
 from egmctl.topology.notes import missing
 from egmctl.topology.platform import platform
-from egmctl.units import counted, fold, gpu_name, printable
+from egmctl.units import counted, fold, gpu_name, grouped, printable
 
 REPORT = "fleet.json"
 NODES = "nodes"
@@ -200,13 +200,14 @@ def groups(answers: Sequence[fleet.NodeAnswer], lines_of: Mapping[str, tuple[Gro
     lines_of
         The lines of each node that answered.
     """
-    alike: dict[tuple[GroupLine, ...], list[fleet.NodeAnswer]] = {}
-    for answer in answers:
+
+    def shown(answer: fleet.NodeAnswer) -> tuple[GroupLine, ...]:
         # Why there is no document, without the node's name and address, which differ on every node.
         reason = re.sub(r"\bhost \S+ port\b", "host NODE port", answer.reason.replace(answer.node, "NODE"))
-        silence = GroupLine(key="", value=reason, status=answer.reach.value)
-        alike.setdefault(lines_of.get(answer.node) or (silence,), []).append(answer)
+        return lines_of.get(answer.node) or (GroupLine(key="", value=reason, status=answer.reach.value),)
+
     made = []
+    alike = grouped((shown(answer), answer) for answer in answers)
     for lines, members in sorted(alike.items(), key=lambda item: (item[1][0].node not in lines_of, -len(item[1]))):
         nodes = tuple(answer.node for answer in members)
         if nodes[0] not in lines_of and len(nodes) == 1:

@@ -1,11 +1,14 @@
-"""``egmctl bringup`` as users run it: on a fake node, and of a machine that is not here."""
+"""``egmctl bringup`` as users run it: on a fake node, under limits, and of a machine that is not here."""
 
 from __future__ import annotations
 
 import json
+import resource
+import shutil
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
@@ -13,26 +16,31 @@ import pytest
 
 from egmctl.facts import replay as record
 from egmctl.model.gpu import FAKE, GpuProcess
+from egmctl.model.machine import Machine
 from egmctl.units import MIB
 from tests.conftest import ROOT, RunEgmctl, ended
+from tests.doctor.cgroups import pids
 from tests.doctor.machines import patched, shipped
 from tests.fake.plugin import MakeFakeNode
+from tests.in_process import run
 
-SCHEMA = json.loads((ROOT / "docs/schemas/bringup.schema.json").read_text())
+
+def small(name: str) -> Machine:
+    """Return a machine with little memory, which makes small buffers: a fake copies them fast."""
+    return patched(shipped(name), "gpus[*].nvml", memory_total_bytes=264 * MIB, memory_used_bytes=0)
 
 
 @pytest.mark.long
 def test_on_a_node_it_checks_and_measures_and_writes_everything(
     egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
 ) -> None:
-    # Little memory makes small buffers, which a fake copies fast.
-    small = patched(shipped("gb200-tray"), "gpus[*].nvml", memory_total_bytes=640 * MIB, memory_used_bytes=0)
-    node = fake_node(small)
+    node = fake_node(small("gb200-tray"))
     kept, page = tmp_path / "node.json", tmp_path / "node.html"
     options = ("bringup", "--gpus", "0-1", "--numa", "0", "-o", "-", "-o", kept, "-o", page)
     ended = egmctl(*options, env=node.environment(), timeout_s=280)
     document = json.loads(kept.read_text())
-    jsonschema.Draft202012Validator(SCHEMA).validate(document)
+    schema = json.loads((ROOT / "docs/schemas/bringup.schema.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(document)
     result = document["result"]
     assert (ended.code, document["exit_code"], result["answer"]) == (3, 3, "incomplete")
     assert result["diagnosis"]["machines"][0]["probes"], "the active probes were run"
@@ -54,8 +62,7 @@ def test_gpus_in_use_are_not_measured_and_who_uses_them_is_named(
     egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
 ) -> None:
     process = (GpuProcess(pid=4711, used_memory_bytes=512 * MIB),)
-    small = patched(shipped("gb200-tray"), "gpus[*].nvml", memory_total_bytes=640 * MIB, memory_used_bytes=0)
-    node = fake_node(patched(small, "gpus[0].nvml", processes=process))
+    node = fake_node(patched(small("gb200-tray"), "gpus[0].nvml", processes=process))
     kept = tmp_path / "node.json"
     options = ("bringup", "--gpus", "0-1", "--numa", "0", "-o", "-", "-o", kept, "-q")
     ended = egmctl(*options, env=node.environment(), timeout_s=280)
@@ -68,63 +75,105 @@ def test_gpus_in_use_are_not_measured_and_who_uses_them_is_named(
 
 @pytest.mark.long
 def test_what_appears_while_the_bench_runs_is_no_go(fake_node: MakeFakeNode, tmp_path: Path) -> None:
-    healthy = patched(shipped("hgx-h200x4"), "gpus[*].nvml", memory_total_bytes=640 * MIB, memory_used_bytes=0)
+    healthy = small("hgx-h200x4")
     node, kept = fake_node(healthy), tmp_path / "node.json"
 
     def sicken() -> None:
         # Only the bench's worker asks for GPUs by their bus ids, and it has read the answers by then.
         while not node.calls("nvmlDeviceGetHandleByPciBusId"):
             time.sleep(0.05)
-        node.become(patched(healthy, "gpus[1].nvml", ecc_uncorrected_volatile=2))
+        node.become(patched(healthy, "gpus[0].nvml", ecc_uncorrected_volatile=2))
 
     thread = threading.Thread(target=sicken, daemon=True)
     thread.start()
     # An interpreter of its own: a forked child would have the fake libraries, and their answers, from its beginning.
-    words = ["bringup", "--gpus", "0-1", "-o", "-", "-o", str(kept), "-q"]
+    words = ["bringup", "--gpus", "0", "-o", "-", "-o", str(kept), "-q"]
     done = ended([sys.executable, "-m", "egmctl", *words], env=node.environment(), timeout_s=280)
     result = json.loads(kept.read_text())["result"]
     assert (done.code, result["answer"], result["causes"][0]["under_load"]) == (1, "no-go", True)
     first = " ".join(done.out.split())
-    assert "NO-GO: GPU1: " in first
+    assert "NO-GO: GPU0: " in first
     assert "(appeared during the bench) Next: " in first
 
 
 @pytest.mark.long
 def test_a_gpu_that_nvml_lost_during_the_bench_is_a_problem(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-    healthy = patched(shipped("hgx-h200x4"), "gpus[*].nvml", memory_total_bytes=640 * MIB, memory_used_bytes=0)
     # The readings before and after ask four times, once a GPU.
-    environment = fake_node(healthy).environment(faults="nvmlDeviceGetTemperature@6=error:15")
-    ended = egmctl("bringup", "--gpus", "0-1", "-q", env=environment, timeout_s=280)
+    environment = fake_node(small("hgx-h200x4")).environment(faults="nvmlDeviceGetTemperature@6=error:15")
+    ended = egmctl("bringup", "--gpus", "0", "-q", env=environment, timeout_s=280)
     assert ended.code == 4
     assert "INCOMPLETE: the run broke: NVML lost GPU" in " ".join(ended.out.split())
 
 
-def test_of_a_machine_that_is_not_here_nothing_is_measured(egmctl: RunEgmctl) -> None:
-    ended = egmctl("bringup", "--machine", "hgx-h200x4", "-q")
-    assert (ended.code, ended.err) == (3, "")
-    assert ended.out.startswith("INCOMPLETE: nothing was measured: a recorded machine cannot be measured\nNext: ")
+def test_of_a_machine_that_is_not_here_nothing_is_measured() -> None:
+    done = run("bringup", "--machine", "hgx-h200x4", "-q")
+    assert (done.code, done.err) == (3, "")
+    assert done.out.startswith("INCOMPLETE: nothing was measured: a recorded machine cannot be measured\nNext: ")
 
 
-def test_a_recorded_fault_is_no_go(egmctl: RunEgmctl, tmp_path: Path) -> None:
+def test_a_recorded_fault_is_no_go(tmp_path: Path) -> None:
     path = tmp_path / "node7.json"
     path.write_text(record.text(patched(shipped("gh200"), "driver", module_version="580.1", driver_version="570.2")))
-    ended = egmctl("bringup", "--machine", path, "-q")
-    assert ended.code == 1
-    assert "\nNO-GO: the kernel module is 580.1, the libraries are 570.2" in f"\n{ended.out}"
+    done = run("bringup", "--machine", path, "-q")
+    assert done.code == 1
+    assert "\nNO-GO: the kernel module is 580.1, the libraries are 570.2" in f"\n{done.out}"
 
 
-def test_a_gpu_that_does_not_exist_is_a_usage_error(egmctl: RunEgmctl) -> None:
-    ended = egmctl("bringup", "--machine", "hgx-h200x4", "--gpus", "9", "-q")
-    assert ended.code == 2
-    assert "9" in ended.err
-    for option in ("--gpus", "--numa"):
-        ended = egmctl("bringup", "--machine", "hgx-h200x4", option, "", "-q")
-        assert (ended.code, f"{option} is empty; " in ended.err) == (2, True)
-
-
-def test_the_exit_codes_of_nagios(egmctl: RunEgmctl) -> None:
+def test_the_exit_codes_of_nagios() -> None:
     options = ("bringup", "--machine", "hgx-h200x4", "-q", "--format", "nagios", "--exit-style", "nagios")
-    ended = egmctl(*options)
-    assert ended.code == 3
-    assert ended.out.startswith("EGMCTL UNKNOWN - INCOMPLETE: nothing was measured: ")
-    assert egmctl(*options, "--gpus", "9").code == 3, "a node that cannot be asked is not critical"
+    done = run(*options)
+    assert (done.code, done.out[:59]) == (3, "EGMCTL UNKNOWN - INCOMPLETE: nothing was measured: a record")
+    assert run(*options, "--gpus", "9").code == 3, "a node that cannot be asked is not critical"
+
+
+# --- under real limits of descriptors, addresses and processes: one cause, and nothing is slow ---
+
+
+def brought_up(fake_node: MakeFakeNode, before: Callable[[], None]) -> tuple[int, str]:
+    """Run bringup on two fake GPUs whose files of this process are the kernel's own; return exit code and words."""
+    node = fake_node(small("hgx-h200x4"))
+    shutil.rmtree(node.sysroot / "proc/self")
+    (node.sysroot / "proc/self").symlink_to("/proc/self")
+    cgroups = node.sysroot / "sys/fs/cgroup"
+    shutil.rmtree(cgroups, ignore_errors=True)
+    cgroups.parent.mkdir(parents=True, exist_ok=True)
+    cgroups.symlink_to("/sys/fs/cgroup")
+    command = [sys.executable, "-m", "egmctl", "bringup", "--gpus", "0", "-q"]
+    done = ended(command, env=node.environment(), timeout_s=280, preexec_fn=before)
+    return done.code, " ".join(done.out.split())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("limit", "value", "words"),
+    [
+        (resource.RLIMIT_NOFILE, 10, "open files are limited to 10"),
+        (resource.RLIMIT_NOFILE, 16, "open files are limited to 16"),
+        (resource.RLIMIT_AS, 400_000 << 10, "the address space is limited to 390.6 MiB"),
+    ],
+)
+def test_a_limit_that_breaks_the_bench_is_its_cause(
+    fake_node: MakeFakeNode, limit: int, value: int, words: str
+) -> None:
+    code, out = brought_up(fake_node, lambda: resource.setrlimit(limit, (value, value)))
+    assert code in (1, 4)
+    assert f"NO-GO: {words}" in out
+    assert out.count("FAIL ") - out.count("doctor FAIL ") == 1, out
+    assert "slow" not in out
+
+
+@pytest.mark.long
+@pytest.mark.needs_root
+def test_too_few_processes_in_a_real_cgroup(fake_node: MakeFakeNode) -> None:
+    with pids(4) as cgroup:
+        code, out = brought_up(fake_node, cgroup.join)
+    assert code in (1, 4)
+    assert "NO-GO: the cgroup allows " in out
+    assert "slow" not in out
+
+
+@pytest.mark.long
+def test_a_low_limit_that_breaks_nothing_is_a_warning(fake_node: MakeFakeNode) -> None:
+    code, out = brought_up(fake_node, lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48)))
+    assert code == 3, "nothing says what a fake GPU should reach"
+    assert "WARN open files are limited to 48, too few for CUDA on 4 GPUs" in out

@@ -10,12 +10,14 @@ import pytest
 
 from egmctl import data
 from egmctl.cli.docs import topics
-from tests.conftest import ROOT, RunEgmctl
+from tests.conftest import ROOT
+from tests.in_process import run
 
 
-def test_every_page_and_example_is_a_topic(egmctl: RunEgmctl) -> None:
-    ended = egmctl("docs")
+def test_every_page_and_example_is_a_topic() -> None:
+    ended = run("docs")
     assert ended.code == 0
+    assert run("docs", str(ROOT / "README.md")).code == 2, "a path is no topic"
     listed = {line.split()[0] for line in ended.out.splitlines() if line.startswith("  ")}
     pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"README"}
     examples = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs/examples").rglob("*.*")}
@@ -23,15 +25,15 @@ def test_every_page_and_example_is_a_topic(egmctl: RunEgmctl) -> None:
     assert "  start       Five-minute start\n" in ended.out, "a topic stands beside its title"
 
 
-def test_the_guide_comes_first_as_the_index_has_it(egmctl: RunEgmctl) -> None:
-    headings = [line for line in egmctl("docs").out.splitlines() if line and not line.startswith(" ")]
+def test_the_guide_comes_first_as_the_index_has_it() -> None:
+    headings = [line for line in run("docs").out.splitlines() if line and not line.startswith(" ")]
     assert [heading.split(":")[0] for heading in headings] == [
         "Guide",
         "Reference",
         "Method",
         "Examples and decisions",
     ]
-    assert egmctl("docs").out.splitlines()[1].split()[0] == "start"
+    assert run("docs").out.splitlines()[1].split()[0] == "start"
 
 
 def test_what_an_installer_compiles_is_no_topic(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -48,18 +50,7 @@ def compileall_of(folder: Path) -> list[Path]:
     return list(folder.rglob("*.pyc"))
 
 
-def test_a_topic_is_printed_as_it_is_written(egmctl: RunEgmctl) -> None:
-    assert egmctl("docs", "exit-codes").out == (ROOT / "docs/exit-codes.md").read_text()
+def test_a_topic_is_printed_as_it_is_written() -> None:
+    assert run("docs", "exit-codes").out == (ROOT / "docs/exit-codes.md").read_text()
     example = "examples/slurm-prolog.sh"
-    assert egmctl("docs", example).out == (ROOT / "docs" / example).read_text()
-
-
-def test_an_unknown_topic_is_refused_with_the_nearest(egmctl: RunEgmctl) -> None:
-    ended = egmctl("docs", "fabrik")
-    assert (ended.code, ended.out) == (2, "")
-    assert ended.err == "egmctl: docs has no topic 'fabrik'; did you mean fabric?; 'egmctl docs' lists them\n"
-
-
-def test_a_path_is_no_topic(egmctl: RunEgmctl) -> None:
-    assert egmctl("docs", "../README").code == 2
-    assert egmctl("docs", str(ROOT / "README.md")).code == 2
+    assert run("docs", example).out == (ROOT / "docs" / example).read_text()

@@ -1,8 +1,7 @@
-"""``egmctl doctor`` as users run it: choosing, forms, exit codes, and one sentence for what makes no sense."""
+"""``egmctl doctor`` as users run it: choosing, formats and exit codes."""
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from xml.etree import ElementTree
@@ -14,6 +13,7 @@ from egmctl.facts.process import ENVIRONMENT_KEYS
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import patched, shipped
 from tests.fake.plugin import MakeFakeNode
+from tests.in_process import run
 
 ANY = "drv.versions"
 """A check that passes on every shipped machine."""
@@ -27,142 +27,68 @@ def mismatched(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_fault_is_told_with_what_to_do_and_ends_with_1(egmctl: RunEgmctl, mismatched: Path) -> None:
-    done = egmctl("doctor", "--machine", mismatched, "--check", ANY)
+def test_a_fault_is_told_with_what_to_do_and_ends_with_1(mismatched: Path) -> None:
+    done = run("doctor", "--machine", mismatched, "--check", ANY)
     assert done.code == 1
     assert "\nPROBLEMS: 1 failure\n" in done.out
     assert "\nFAIL  the kernel module is 580.1, the libraries are 570.2  [drv.versions]\n" in done.out
     assert "      fix    Reload the kernel module" in done.out
 
 
-def test_a_healthy_machine_ends_with_0(egmctl: RunEgmctl) -> None:
-    done = egmctl("doctor", "--machine", "gb200-tray", "--check", ANY)
+def test_a_healthy_machine_ends_with_0() -> None:
+    done = run("doctor", "--machine", "gb200-tray", "--check", ANY)
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("MODEL of gb200-tray, built from public documentation, not captured from hardware\nOK: ")
 
 
-def test_list_and_explain(egmctl: RunEgmctl) -> None:
-    listed = egmctl("doctor", "--list")
+def test_list_and_explain() -> None:
+    listed = run("doctor", "--list")
     assert listed.code == 0
     assert ANY in listed.out
-    ids = [check["id"] for check in json.loads(egmctl("doctor", "--list", "--json").out)["result"]["checks"]]
+    ids = [check["id"] for check in json.loads(run("doctor", "--list", "--json").out)["result"]["checks"]]
     assert [line.split()[0] for line in listed.out.splitlines()[1:] if not line.startswith(" ")] == ids
-    explained = egmctl("doctor", "--explain", ANY)
+    explained = run("doctor", "--explain", ANY)
     assert explained.out.startswith(f"{ANY}: ")
     assert "Why it matters" in explained.out
-    narrower = egmctl("doctor", "--list", "--for", "rdma").out.splitlines()
+    narrower = run("doctor", "--list", "--for", "rdma").out.splitlines()
     assert 0 < len(narrower) <= len(ids)
 
 
-def test_forms(egmctl: RunEgmctl, mismatched: Path) -> None:
+def test_forms(mismatched: Path) -> None:
     options = ("doctor", "--machine", mismatched, "--check", ANY, "-q")
-    assert json.loads(egmctl(*options, "--json").out)["exit_code"] == 1
-    assert egmctl(*options, "--format", "json").out == egmctl(*options, "--json").out
-    nagios = egmctl(*options, "--format", "nagios", "--exit-style", "nagios")
-    assert (nagios.code, nagios.out.split()[1]) == (2, "CRITICAL")
-    assert f'egmctl_doctor_check{{check="{ANY}"}} 2\n' in egmctl(*options, "--format", "prom").out
-    suites = ElementTree.fromstring(egmctl(*options, "--format", "junit").out)  # noqa: S314
+    assert json.loads(run(*options, "--format", "json").out)["exit_code"] == 1
+    nagios = run(*options, "--format", "nagios", "--exit-style", "nagios", "-o", mismatched.parent / "status.out")
+    assert (nagios.code, (mismatched.parent / "status.out").read_text().split()[1]) == (2, "CRITICAL")
+    assert f'egmctl_doctor_check{{check="{ANY}"}} 2\n' in run(*options, "--format", "prom").out
+    suites = ElementTree.fromstring(run(*options, "--format", "junit").out)  # noqa: S314
     assert suites.get("failures") == "1"
 
 
-@pytest.mark.parametrize(
-    ("suffix", "start"),
-    [(".txt", "MODEL of"), (".json", "{"), (".prom", "# HELP"), (".xml", "<?xml"), (".svg", "<svg")],
-)
-def test_the_suffix_of_the_output_file_says_the_form(
-    egmctl: RunEgmctl, tmp_path: Path, suffix: str, start: str
-) -> None:
-    output = tmp_path / f"found{suffix}"
-    done = egmctl("doctor", "--machine", "gh200", "--check", ANY, "-o", output)
-    assert (done.code, done.err) == (0, "")
-    assert done.out.splitlines()[1:] == ["OK: 1 check passed", f"written: {output}"]
-    assert output.read_text().startswith(start)
-    assert egmctl("doctor", "--machine", "gh200", "--check", ANY, "-o", output, "--force", "-q").out == ""
-
-
-def test_several_files_at_once(egmctl: RunEgmctl, tmp_path: Path, mismatched: Path) -> None:
-    files = [tmp_path / name for name in ("a.json", "a.html", "a.prom")]
-    options = [word for file in files for word in ("-o", file)]
-    done = egmctl("doctor", "--machine", mismatched, "--check", ANY, "-q", *options, "-o", "-")
+def test_several_files_at_once(tmp_path: Path, mismatched: Path) -> None:
+    """The suffix of each says its format."""
+    begins = {"a.json": "{", "a.html": "<!doctype html>", "a.prom": "# HELP", "a.xml": "<?xml", "a.svg": "<svg"}
+    options = [word for name in begins for word in ("-o", tmp_path / name)]
+    done = run("doctor", "--machine", mismatched, "--check", ANY, "-q", *options, "-o", "-")
     assert done.code == 1
     assert "      fix    Reload the kernel module" in done.out, "- is standard output, with everything"
-    assert json.loads(files[0].read_text())["exit_code"] == 1
-    assert files[1].read_text().startswith("<!doctype html>")
-    assert files[2].read_text().startswith("# HELP")
-    twice = egmctl("doctor", "--machine", mismatched, "-o", tmp_path / "b.json", "-o", tmp_path / "b.json")
-    assert (twice.code, "b.json is given 2 times; give it once" in twice.err) == (2, True)
+    for name, begin in begins.items():
+        assert (tmp_path / name).read_text().startswith(begin)
 
 
-def test_a_file_that_cannot_be_written_keeps_the_result_from_no_other(egmctl: RunEgmctl, tmp_path: Path) -> None:
+def test_with_a_file_the_screen_has_the_answer_and_the_files_name(tmp_path: Path) -> None:
+    command = ("doctor", "--machine", "gh200", "--check", ANY, "-o", tmp_path / "a.txt")
+    done = run(*command)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines()[1:] == ["OK: 1 check passed", f"written: {tmp_path / 'a.txt'}"]
+    assert run(*command, "--force", "-q").out == ""
+
+
+def test_a_file_that_cannot_be_written_keeps_the_result_from_no_other(tmp_path: Path) -> None:
     there = tmp_path / "there.json"
     there.write_text("kept")
-    done = egmctl("doctor", "--machine", "gh200", "-o", there, "-o", tmp_path / "new.html")
+    done = run("doctor", "--machine", "gh200", "-o", there, "-o", tmp_path / "new.html")
     assert (done.code, there.read_text()) == (2, "kept")
     assert not (tmp_path / "new.html").exists(), "refused before any work"
-
-
-@pytest.mark.long
-def test_packed_files_are_read(egmctl: RunEgmctl, tmp_path: Path) -> None:
-    saved = tmp_path / "node7.json"
-    egmctl("doctor", "--machine", "hgx-h200x4", "-q", "-o", saved)
-    packed = tmp_path / "node7.json.gz"
-    packed.write_bytes(gzip.compress(saved.read_bytes()))
-    assert egmctl("show", packed).out == egmctl("show", saved).out
-    assert egmctl("show", packed, "--json").out == saved.read_text()
-    packed.write_bytes(gzip.compress(saved.read_bytes())[:2000])
-    broken = egmctl("show", packed)
-    assert (broken.code, "cannot be unpacked" in broken.err, broken.err.count("\n")) == (2, True, 1)
-    packed.write_bytes(gzip.compress(bytes(70 << 20)))
-    assert "is larger than 64 MiB" in egmctl("show", packed).err
-
-
-def test_a_form_without_a_suffix_of_its_own(egmctl: RunEgmctl, tmp_path: Path) -> None:
-    output = tmp_path / "status.out"
-    done = egmctl("doctor", "--machine", "gh200", "--check", ANY, "--format", "nagios", "-o", output)
-    assert done.code == 0
-    assert output.read_text().startswith("EGMCTL OK")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (
-            ("--for", "egm,speed"),
-            "--for 'speed': no such purpose; valid are egm, p2p, ipc, fabric, rdma, perf",
-        ),
-        (("--check", "drv.version"), "--check 'drv.version': there is no such check; did you mean drv.versions"),
-        (("--skip", "*"), "leave no check"),
-        (("--explain", "x"), "--explain 'x': there is no such check"),
-        (("--gpus", "9"), "there is no GPU 9; the GPUs here are 0-3"),
-        (("--numa", "7"), "there is no CPU NUMA node 7"),
-        (("--expect", "gpus=many"), "--expect 'gpus=many' is no count; valid are gpus=8,nics=4,numa=2"),
-        (("--expect", "nonesuch"), "--expect: no count such as gpus=8,nics=4,numa=2, and there is no machine 'none"),
-        (("--expect", "gpus"), "--expect gpus does not say how many; valid are gpus=8,nics=4,numa=2, one of them"),
-        (("--expect", "hgx-h200"), "there is no machine 'hgx-h200'; did you mean hgx-h200x4? --machine list shows all"),
-        (("--json", "--format", "prom"), "--json and --format prom exclude each other"),
-        (("--brief", "-v"), "--brief and --verbose exclude each other"),
-        (("--list", "--format", "prom"), "--format prom: no such format here; valid are text, json"),
-        (("--list", "--explain", "numa.mode"), "--list and --explain exclude each other"),
-        (("-o", "found.csv"), "found.csv: the suffix '.csv' names no format; valid are .txt, .json, .html, .svg, .md"),
-    ],
-)
-def test_bad_input_is_one_sentence(egmctl: RunEgmctl, arguments: tuple[str, ...], words: str) -> None:
-    done = egmctl("doctor", "--machine", "gb200-tray", *arguments)
-    assert done.code == 2
-    assert words in done.err
-    assert done.err.count("\n") == 1
-    assert "Traceback" not in done.err
-
-
-def test_bad_input_is_unknown_in_nagios_terms_and_a_document_in_json(egmctl: RunEgmctl) -> None:
-    options = ("doctor", "--machine", "gb200-tray", "--gpus", "9")
-    assert egmctl(*options, "--exit-style", "nagios").code == 3
-    assert json.loads(egmctl(*options, "--format", "json").out)["errors"][0]["code"] == "usage"
-
-
-@pytest.mark.long
-def test_the_machines_that_ship_are_listed(egmctl: RunEgmctl) -> None:
-    assert egmctl("doctor", "--machine", "list").out == egmctl("topo", "--machine", "list").out
 
 
 class TestLive:

@@ -19,7 +19,7 @@ from egmctl.files import FileExists, next_free, open_parent, path_of, read_bound
 from egmctl.fleet.folder import new_folder, old_folder
 from egmctl.journal.write import FILES_LIMIT, Journal, mention
 from egmctl.model.record import Command
-from tests.conftest import ROOT, RunEgmctl, command_environment
+from tests.conftest import ROOT, RunEgmctl, command_environment, ended
 
 NOBODY = 65534
 
@@ -33,13 +33,9 @@ def test_of_many_that_write_one_new_file_one_wins(tmp_path: Path) -> None:
         "try: write_whole(Path(sys.argv[1]), sys.argv[2].encode() * 5000, replace=False); print('won')\n"
         "except FileExists as error: print(error)\n"
     )
-    with_pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, str(path), digit], cwd=ROOT, env=command_environment({}), **with_pipe
-        )  # type: ignore[call-overload]
-        for digit in "01234567"
-    ]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
+    command = [sys.executable, "-c", script, str(path)]
+    writers = [subprocess.Popen([*command, digit], env=command_environment({}), **pipes) for digit in "01234567"]  # type: ignore[call-overload]
     sentences = [writer.communicate(timeout=60)[0].strip() for writer in writers]
     assert sentences.count("won") == 1
     assert set(sentences) == {"won", f"{path} exists; --force overwrites it"}
@@ -125,9 +121,9 @@ def test_nor_do_their_links_to_folders(egmctl: RunEgmctl, trap: Path, tmp_path: 
         path.write_text("mine")
     with pytest.raises(EgmctlError, match="sub is another user's link in a folder that everybody may write to"):
         write_whole(trap / below, b"x")
-    ended = egmctl("topo", "--machine", "dgx-h100", "-o", str(trap / below), "--force")
-    assert ended.code == 2
-    assert f"{trap / below} cannot be written: sub is another user's link in a folder that everybody" in ended.err
+    done = egmctl("topo", "--machine", "dgx-h100", "-o", str(trap / below), "--force")
+    assert done.code == 2
+    assert f"{trap / below} cannot be written: sub is another user's link in a folder that everybody" in done.err
     assert [path.read_text() for path in (ours / "x.json", ours / "deep" / "x.json")] == ["mine", "mine"]
     assert sorted(path.name for path in ours.rglob("*")) == ["deep", "x.json", "x.json"]
 
@@ -210,10 +206,7 @@ def test_what_cannot_be_written_leaves_the_earlier_file(tmp_path: Path) -> None:
         "try: write_whole(Path(sys.argv[1]), b'x' * 5000)\n"
         "except EgmctlError as error: print(error)\n"
     )
-    command = [sys.executable, "-c", script, str(path)]
-    env = command_environment({})
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == f"cannot write {path}: File too large\n"
+    assert ended([sys.executable, "-c", script, str(path)]).out == f"cannot write {path}: File too large\n"
     assert path.read_text() == "old"
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     assert os.listdir(tmp_path) == ["a"]

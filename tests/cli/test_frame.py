@@ -49,58 +49,35 @@ def run(body: str, *arguments: str, **changes: str) -> Ended:
 
 
 @pytest.mark.parametrize(
-    ("raised", "code", "word"),
+    ("raised", "code", "word", "sentence"),
     [
-        ("UsageError('--gpus 9: there is no GPU 9')", 2, "usage"),
-        ("NothingToDo('no driver')", 3, "nothing"),
-        ("ChildFailed('the facts child died', how='crashed', last_call='cuInit')", 4, "child-failed"),
-        ("DriverCallError('cuMemCreate', 1, 'CUDA_ERROR_INVALID_VALUE')", 4, "driver-call"),
+        ("raise UsageError('--gpus 9: a\\x1b[31mb\\nc')", 2, "usage", "--gpus 9: a\\x1b[31mb\\nc"),
+        ("raise NothingToDo('no driver')", 3, "nothing", "no driver"),
+        ("raise ChildFailed('the child hung', how='timed-out')", 4, "child-failed", "the child hung"),
+        ("raise DriverCallError('cuMemCreate', 1, 'CUDA_ERROR')", 4, "driver-call", "cuMemCreate"),
+        ("{}['key']", 4, "internal", "unexpected KeyError: 'key'; please report it with what EGMCTL_DEBUG=1 shows"),
+        ("raise PermissionError(13, 'No', '/a')", 4, "internal", "the system refused: No: /a"),
+        ("raise KeyboardInterrupt", 130, "interrupted", "interrupted"),
     ],
 )
-def test_each_error_is_one_sentence_its_code_and_a_document(raised: str, code: int, word: str) -> None:
-    ended = run(f"raise {raised}")
-    assert (ended.code, ended.out) == (code, "")
-    assert ended.err.startswith("egmctl: ")
-    assert ended.err.count("\n") == 1
-
-    ended = run(f"raise {raised}", "--json")
+def test_each_error_is_one_sentence_its_code_and_a_document(raised: str, code: int, word: str, sentence: str) -> None:
+    ended = run(raised, "--json")
     document = json.loads(ended.out)
     assert (ended.code, document["exit_code"]) == (code, code)
-    assert document["schema"] == "egmctl.error/1"
-    assert document["result"] is None
+    assert (document["schema"], document["result"]) == ("egmctl.error/1", None)
     assert [error["code"] for error in document["errors"]] == [word]
-    assert ended.err == f"egmctl: {document['errors'][0]['message']}\n"
-
-
-def test_the_document_keeps_what_the_error_knows() -> None:
-    ended = run("raise ChildFailed('the child hung', how='timed-out', last_call='cuMemCreate')", "--json")
-    details = json.loads(ended.out)["errors"][0]["details"]
-    assert details["how"] == "timed-out"
-    assert details["last_call"] == "cuMemCreate"
-
-
-def test_a_fault_of_the_tool_is_one_sentence_that_asks_for_a_report() -> None:
-    ended = run("{}['missing']", "--json")
-    assert ended.code == 4
-    assert ended.err == ("egmctl: unexpected KeyError: 'missing'; please report it with what EGMCTL_DEBUG=1 shows\n")
-    assert json.loads(ended.out)["errors"][0]["code"] == "internal"
-
-
-def test_a_file_that_the_system_keeps_from_the_user_is_no_fault_of_the_tool() -> None:
-    ended = run("raise PermissionError(13, 'Permission denied', '/home/a/.bashrc')")
-    assert (ended.code, ended.err) == (4, "egmctl: the system refused: Permission denied: /home/a/.bashrc\n")
+    assert ended.err.startswith(f"egmctl: {sentence}")
+    assert ended.err.count("\n") == 1
+    if word == "child-failed":
+        assert document["errors"][0]["details"]["how"] == "timed-out"
 
 
 def test_a_traceback_is_shown_only_when_asked_for() -> None:
-    assert "Traceback" not in run("1 / 0").err
-    assert "Traceback" in run("1 / 0", EGMCTL_DEBUG="1").err
     raised = "raise ChildFailed('it raised', how='raised', output='Traceback of\\nthe child\\x1b[0m')"
-    assert "child" not in run(raised).err
-    assert "child: Traceback of\nchild: the child\\x1b[0m\n" in run(raised, EGMCTL_DEBUG="1").err
-
-
-def test_control_characters_of_a_message_are_escaped() -> None:
-    assert run("raise UsageError('a\\x1b[31mb\\nc')").err == "egmctl: a\\x1b[31mb\\nc\n"
+    assert run(raised) == Ended(4, "", "egmctl: it raised\n")
+    told = run(raised, EGMCTL_DEBUG="1").err
+    assert "Traceback (most recent call last)" in told
+    assert "child: Traceback of\nchild: the child\\x1b[0m\n" in told
 
 
 def test_a_command_that_says_nothing_is_fine_and_one_that_exits_keeps_its_code() -> None:
@@ -124,72 +101,35 @@ def test_a_signal_ends_the_command_with_130_and_lets_it_clean_up(number: signal.
     assert (process.returncode, out, err) == (130, "cleaned\n", "egmctl: interrupted\n")
 
 
-def test_a_signal_before_there_is_anything_to_report_is_told_in_json_too() -> None:
-    ended = run("raise KeyboardInterrupt", "--json")
-    document = json.loads(ended.out)
-    assert (ended.code, document["exit_code"], document["errors"][0]["code"]) == (130, 130, "interrupted")
+@pytest.mark.parametrize(("options", "code"), [((), 2), (("-h",), 0), (("--help",), 0)])
+def test_help_names_the_commands_in_plain_text(egmctl: RunEgmctl, options: tuple[str, ...], code: int) -> None:
+    ended = egmctl(*options, env={"FORCE_COLOR": "1"})
+    text = ended.err if code else ended.out
+    assert (ended.code, ended.out + ended.err) == (code, text)
+    assert all(command in text for command in ("topo", "bench", "snapshot"))
+    assert "\x1b" not in text
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--no-such"], "no such option"),
-        (["topo", "--no-such"], "no such option"),
-        (["no-such"], "no such command"),
-    ],
-)
-def test_the_parsers_errors_look_like_all_others(egmctl: RunEgmctl, arguments: list[str], named: str) -> None:
-    ended = egmctl(*arguments)
-    assert (ended.code, ended.out) == (2, "")
-    assert ended.err.startswith(f"egmctl: {named}")
-    assert arguments[-1] in ended.err
-    assert "--help' says what is valid" in ended.err
-    assert ended.err.count("\n") == 1
-
-    ended = egmctl(*arguments, "--json")
-    assert ended.code == 2
-    assert json.loads(ended.out)["errors"][0]["code"] == "usage"
-
-
-def test_no_command_shows_the_commands_and_is_a_usage_error(egmctl: RunEgmctl) -> None:
-    ended = egmctl()
-    assert (ended.code, ended.out) == (2, "")
-    assert all(command in ended.err for command in ("topo", "bench", "snapshot"))
-
-
-@pytest.mark.parametrize("option", ["-h", "--help"])
-def test_help_names_the_commands_in_plain_text(egmctl: RunEgmctl, option: str) -> None:
-    ended = egmctl(option, env={"FORCE_COLOR": "1"})
-    assert (ended.code, ended.err) == (0, "")
-    assert all(command in ended.out for command in ("topo", "bench", "snapshot"))
-    assert "\x1b" not in ended.out
-
-
-@pytest.mark.parametrize("option", ["-V", "--version"])
-def test_version_tells_tool_bindings_and_driver(egmctl: RunEgmctl, option: str, tmp_path: Path) -> None:
-    ended = egmctl(option, env={"EGMCTL_SYSROOT": str(tmp_path)})
-    assert ended.code == 0
-    assert [line.rpartition(" ")[0] for line in ended.out.splitlines()[:3]] == [
-        "egmctl",
-        "cuda-bindings",
-        "nvidia-ml-py",
-    ]
-    assert ended.out.endswith("NVIDIA driver not loaded\n")
-
-
-@pytest.mark.parametrize(
-    ("line", "version"),
+    ("line", "driver"),
     [
         ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (x)", "580.159.04"),
         ("NVRM version: NVIDIA UNIX aarch64 Kernel Module  570.86  Sat Jan 2 2025", "570.86"),
         ("NVRM version: something else", "of an unknown version"),
+        (None, "not loaded"),
     ],
 )
-def test_version_reads_the_loaded_drivers(egmctl: RunEgmctl, tmp_path: Path, line: str, version: str) -> None:
-    path = tmp_path / "proc/driver/nvidia/version"
-    path.parent.mkdir(parents=True)
-    path.write_text(f"{line}\nGCC version:  gcc version 13.3.0\n")
-    assert egmctl("-V", env={"EGMCTL_SYSROOT": str(tmp_path)}).out.endswith(f"NVIDIA driver {version}\n")
+def test_version_tells_tool_bindings_and_driver(
+    egmctl: RunEgmctl, tmp_path: Path, line: str | None, driver: str
+) -> None:
+    if line is not None:
+        path = tmp_path / "proc/driver/nvidia/version"
+        path.parent.mkdir(parents=True)
+        path.write_text(f"{line}\nGCC version:  gcc version 13.3.0\n")
+    ended = egmctl("-V", env={"EGMCTL_SYSROOT": str(tmp_path)})
+    first = [text.rpartition(" ")[0] for text in ended.out.splitlines()[:3]]
+    assert (ended.code, first) == (0, ["egmctl", "cuda-bindings", "nvidia-ml-py"])
+    assert ended.out.endswith(f"NVIDIA driver {driver}\n")
 
 
 def shell(script: str) -> Ended:
@@ -197,34 +137,21 @@ def shell(script: str) -> Ended:
 
 
 @pytest.mark.parametrize(
-    ("redirection", "complaint"),
+    ("words", "code", "complaint"),
     [
-        (">/dev/full", "egmctl: cannot write the result to standard output: No space left on device\n"),
-        (">&-", "egmctl: standard output is closed: there is nowhere to write the result to\n"),
+        ("--version >/dev/full", 4, "cannot write the result to standard output: No space left on device"),
+        ("--version >&-", 4, "standard output is closed: there is nowhere to write the result to"),
+        ("--help >/dev/full", 4, "the system refused: No space left on device"),
+        ("topo --no-such 2>&-", 2, ""),
     ],
 )
-def test_a_result_that_cannot_be_written_is_not_success(redirection: str, complaint: str) -> None:
-    done = shell(f'"$PY" -m egmctl --version {redirection}')
-    assert (done.code, done.err) == (4, complaint)
-
-
-def test_help_that_cannot_be_written_is_one_sentence() -> None:
-    done = shell('"$PY" -m egmctl --help >/dev/full')
-    assert (done.code, done.err) == (4, "egmctl: the system refused: No space left on device\n")
+def test_a_result_that_cannot_be_written_is_not_success(words: str, code: int, complaint: str) -> None:
+    assert shell(f'"$PY" -m egmctl {words}') == Ended(code, "", f"egmctl: {complaint}\n" if complaint else "")
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:
-    done = shell('(sleep 0.3; "$PY" -m egmctl --version) | true')
-    assert (done.code, done.err) == (0, "")
-
-
-def test_a_reader_of_help_that_leaves_early_is_told_nothing() -> None:
+    assert shell('(sleep 0.3; "$PY" -m egmctl --version) | true') == Ended(0, "", "")
     assert shell('(sleep 0.3; "$PY" -m egmctl --help) | true').err == ""
-
-
-def test_a_closed_standard_error_does_not_spill_into_the_result() -> None:
-    done = shell('"$PY" -m egmctl topo --no-such 2>&-')
-    assert (done.code, done.out) == (2, "")
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("profile", "--help")])

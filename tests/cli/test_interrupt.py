@@ -1,9 +1,8 @@
-"""Ctrl-C at any moment, from the first line of the command on, is exit code 130 and no traceback."""
+"""SIGINT at any moment, from the first line on, ends the command with 130 and no traceback; others unwind it alike."""
 
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -12,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from egmctl.signals import stopping
 from tests.conftest import ROOT, command_environment
-
-pytestmark = pytest.mark.processes
 
 COMMAND = "import egmctl.__main__ as command; import os, sys; os.write(int(sys.argv.pop(1)), b'.'); command.main()"
 """As the script of an installed egmctl. Before its first line a signal is the interpreter's, which is still loading."""
@@ -37,17 +35,35 @@ def interrupted(folder: Path, after_s: float, *arguments: str) -> tuple[int, str
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("part", range(4))
-def test_in_its_first_moments(tmp_path: Path, part: int) -> None:
-    choice = random.Random(part)  # noqa: S311
-    for _ in range(5):
-        code, err = interrupted(tmp_path, 0.01 + choice.random() * 0.4, "topo", "--machine", "gh200", "-q")
+@pytest.mark.processes
+def test_in_its_first_moments(tmp_path: Path) -> None:
+    for hundredths in range(1, 40, 3):
+        code, err = interrupted(tmp_path, hundredths / 100, "topo", "--machine", "gh200", "-q")
         # After its last line the signal is the interpreter's again, which a shell calls 130, too.
         assert code in (0, 130, -signal.SIGINT)
         assert err in (("",) if code == -signal.SIGINT else ("", "egmctl: interrupted\n"))
 
 
+@pytest.mark.processes
 def test_while_it_loads(tmp_path: Path) -> None:
     """A module that is never loaded to its end stands for the slowest disk."""
     (tmp_path / "typer.py").write_text("import time; time.sleep(60)\n")
-    assert interrupted(tmp_path, 1.0, "--version") == (130, "")
+    assert interrupted(tmp_path, 0.3, "--version") == (130, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_end_is_an_interrupt_inside_the_block_only(number: signal.Signals) -> None:
+    usual = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), stopping():
+        os.kill(os.getpid(), number)
+    assert signal.getsignal(number) == usual
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    usual = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stopping():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, usual)

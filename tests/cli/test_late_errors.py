@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import os
 import sys
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,15 +22,11 @@ from egmctl.cli.output import emit
 from egmctl.errors import EgmctlError
 from egmctl.files import write_all, write_whole
 from egmctl.fleet.folder import new_folder
+from egmctl.fleet.run import Launch, Progress, _Fleet
 from egmctl.journal import write
 from egmctl.journal.events import Note
+from egmctl.model.fleet import Asked, Launcher, Reach
 from egmctl.model.record import Command
-from tests.conftest import ended
-from tests.fleet.lab import ANSWERS
-
-NUMBERS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
-
-numbers = pytest.mark.parametrize("number", NUMBERS, ids=errno.errorcode.get)
 
 
 class LateFile(io.FileIO):
@@ -45,11 +41,17 @@ class LateFile(io.FileIO):
             raise OSError(self.number, os.strerror(self.number))
 
 
-@pytest.fixture
-def late(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Have every file that is opened for writing fail when it is closed."""
+@pytest.fixture(params=[errno.EIO, errno.ENOSPC, errno.EDQUOT], ids=errno.errorcode.get)
+def number(request: pytest.FixtureRequest) -> int:
+    """What the system says at last."""
+    return int(request.param)
 
-    def fail_with(number: int) -> None:
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch, number: int) -> Callable[[], None]:
+    """Return what has every file that is opened for writing from then on fail when it is closed."""
+
+    def fail() -> None:
         def opened(descriptor: int, mode: str) -> Any:
             raw = LateFile(descriptor, mode.replace("b", ""))
             raw.number = number
@@ -57,44 +59,40 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
         monkeypatch.setattr(os, "fdopen", opened)
 
-    return fail_with
+    return fail
 
 
-@numbers
 def test_a_result_is_not_in_its_file_and_the_earlier_one_is(
-    tmp_path: Path, late: Callable[[int], None], number: int
+    tmp_path: Path, late: Callable[[], None], number: int
 ) -> None:
     path = tmp_path / "a.json"
     path.write_text("earlier")
-    late(number)
+    late()
     with pytest.raises(EgmctlError, match=f"cannot write .*a.json: {os.strerror(number)}"):
         write_whole(path, b"new")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.json", "earlier")]
 
 
-@numbers
 def test_a_result_that_its_disk_lost_goes_to_standard_output(
-    tmp_path: Path, late: Callable[[int], None], number: int, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, late: Callable[[], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    late(number)
+    late()
     with pytest.raises(EgmctlError, match="the result is on standard output"):
         emit("the result", tmp_path / "a.txt")
     assert capsys.readouterr().out == "the result\n"
     assert list(tmp_path.iterdir()) == []
 
 
-@numbers
-def test_a_nodes_document_is_not_kept(tmp_path: Path, late: Callable[[int], None], number: int) -> None:
+def test_a_nodes_document_is_not_kept(tmp_path: Path, late: Callable[[], None], number: int) -> None:
     folder = new_folder(tmp_path / "out", Command.DOCTOR, datetime.now(timezone.utc))
     with folder.spool("node01") as file:
         file.write(b"noise {}")
-    late(number)
+    late()
     with pytest.raises(EgmctlError, match=os.strerror(number)):
         folder.keep("node01", b"{}")
     assert not (folder.path / "nodes/node01.json").exists()
 
 
-@numbers
 def test_a_journal_says_that_it_ends_early_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -116,7 +114,6 @@ def test_a_journal_says_that_it_ends_early_and_the_run_goes_on(
     write.mention(journal.path)
 
 
-@numbers
 def test_standard_output_is_settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     with (tmp_path / "out").open("w") as out:
         monkeypatch.setattr(sys, "stdout", out)
@@ -155,46 +152,32 @@ def test_a_disk_with_room_for_a_part_is_asked_for_the_rest(monkeypatch: pytest.M
         write_all(1, b"123")
 
 
-LATE_SPOOL = """
-import io, os, sys
-from egmctl.fleet import folder
-class Late(io.FileIO):
-    def close(self):
-        closed = self.closed
-        super().close()
-        if not closed:
-            raise OSError({number}, os.strerror({number}))
-real = folder.Folder.spool
-def spool(self, node):
-    file = real(self, node)
-    return Late(os.dup(file.fileno()), "w") if node == "node02" else file
-folder.Folder.spool = spool
-from egmctl.cli.app import run
-sys.exit(run(sys.argv[1:]))
-"""
-
-
-@pytest.mark.long
-@pytest.mark.processes
-@numbers
 def test_what_a_node_sent_is_lost_and_no_other_nodes_answer(tmp_path: Path, number: int) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/srun").write_text(
-        '#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do\n'
-        'case $1 in --nodelist=*) export NODE="${1#*=}" ;; esac; shift; done\n'
-        'PATH="${0%/bin/*}/node:$PATH" exec "$@"\n'
-    )
-    (tmp_path / "node").mkdir()
-    (tmp_path / "node/egmctl").write_text(f"#!/bin/sh\n[ $NODE = node01 ] || sleep 1\n{ANSWERS}\n")
-    for name in ("bin/srun", "node/egmctl"):
-        (tmp_path / name).chmod(0o755)
-    (tmp_path / "late.py").write_text(LATE_SPOOL.format(number=number))
-    words = ("fleet", "doctor", "-w", "node[01-02]", "--launcher", "srun", "--json", "-o", "out")
-    path = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
-    done = ended([sys.executable, str(tmp_path / "late.py"), *words], cwd=tmp_path, env=path)
-    answers = {answer["node"]: answer for answer in json.loads(done.out)["result"]["answers"]}
-    assert {node: answer["reach"] for node, answer in answers.items()} == {"node01": "answered", "node02": "lost"}
-    assert answers["node02"]["reason"].endswith(f"node02.part: {os.strerror(number)}")
-    assert done.code == 4
-    assert "Traceback" not in done.err
-    assert [path.name for path in (tmp_path / "out/nodes").iterdir()] == ["node01.json"]
+    asked = Asked(command=Command.DOCTOR, nodes=(), remote_command="egmctl", version="")
+    launch = Launch(launcher=Launcher.SSH, options=(), fanout=2, connect_timeout_s=1, timeout_s=1)
+    folder = new_folder(tmp_path / "out", Command.DOCTOR, datetime.now(timezone.utc))
+    fleet = _Fleet(asked, launch, folder, lambda _: None, [], Progress(2))
+    fleet.worker = SimpleNamespace(SNAME_STDERR="stderr")
+    for node in ("node01", "node02"):
+        fleet.ev_pickup(None, node)
+        assert fleet.took(node, "stdout", SENT.encode())
+    with fleet.talks["node02"].file as file:
+        late_file = LateFile(os.dup(file.fileno()), "w")
+    late_file.number = number
+    fleet.talks["node02"].file = late_file
+    for node in ("node02", "node01"):
+        fleet.ended(node, 0, out_of_time=False)
+    lost, answered = fleet.progress.answers
+    assert (lost.reach, answered.reach) == (Reach.LOST, Reach.ANSWERED)
+    assert lost.reason.endswith(f"node02.part: {os.strerror(number)}")
+    assert str(fleet.failure) in lost.reason
+    assert [path.name for path in (folder.path / "nodes").iterdir()] == ["node01.json"]
+
+
+SENT = """
+egmctl-fleet begin
+egmctl-fleet version egmctl 0.1.0
+{"schema": "egmctl.doctor/1", "exit_code": 0, "errors": [], "result": {}}
+
+egmctl-fleet end 0
+"""

@@ -12,9 +12,10 @@ import pytest
 from egmctl.model.gpu import GpuProcess
 from egmctl.model.host import Cgroup, Process
 from egmctl.model.machine import Machine
-from egmctl.report.kinds import BENCH, DOCTOR, TOPO, Format
+from egmctl.report.kinds import BENCH, DOCTOR, SUFFIXES, TOPO, Format, Kind
 from tests.bench.four import OPTIONS
 from tests.conftest import RunEgmctl
+from tests.doctor.machines import patched
 from tests.fake.node import FakeNode, load
 from tests.fake.plugin import MakeFakeNode
 
@@ -29,48 +30,31 @@ def uuid_of(index: int) -> str:
 
 def planted() -> Machine:
     """Return a machine that has a secret wherever a real one could have one."""
-    machine = load("gb200-tray")
-    assert machine.gpus is not None
-    assert machine.host is not None
+    machine = load("gb200-nvl72")
+    for index in range(4):
+        uuid = uuid_of(index)
+        machine = patched(machine, f"gpus[{index}].nvml", uuid=uuid, serial=f"{SECRET}{index}")
+        machine = patched(machine, f"gpus[{index}].proc", uuid=uuid)
+        machine = patched(machine, f"gpus[{index}].cuda", uuid=uuid)
+    used_by = GpuProcess(pid=4711, name=f"/home/{SECRET}/train.py --token={SECRET}", used_memory_bytes=1 << 30)
+    machine = patched(machine, "gpus[1].nvml", processes=(used_by,))
+    machine = patched(machine, "gpus[*].nvml.fabric", cluster_uuid=CLUSTER)
+    command_line = {"iommu": "pt", "pci": f"/srv/{SECRET},realloc"}
+    command_line |= {"nvidia.NVreg_TemporaryFilePath": f"/home/{SECRET}", "nvidia.NVreg_RmMsg": f"@{SECRET}"}
+    kernel = f"6.8.0-{SECRET}-acme"
+    machine = patched(machine, "host", hostname=f"node-{SECRET}", kernel=kernel, kernel_command_line=command_line)
+    parameters = {"TemporaryFilePath": f"/home/{SECRET}", "RegistryDwords": f"x=/home/{SECRET}/y"}
     assert machine.driver is not None
-    gpus = []
-    for gpu in machine.gpus:
-        assert gpu.nvml is not None
-        used_by = GpuProcess(pid=4711, name=f"/home/{SECRET}/train.py --token={SECRET}", used_memory_bytes=1 << 30)
-        uuid = uuid_of(gpu.index)
-        fabric = gpu.nvml.fabric and dataclasses.replace(gpu.nvml.fabric, cluster_uuid=CLUSTER)
-        nvml = dataclasses.replace(
-            gpu.nvml, uuid=uuid, serial=f"{SECRET}{gpu.index}", fabric=fabric, processes=(used_by,) * (gpu.index == 1)
-        )
-        proc = gpu.proc and dataclasses.replace(gpu.proc, uuid=uuid)
-        cuda = gpu.cuda and dataclasses.replace(gpu.cuda, uuid=uuid)
-        gpus.append(dataclasses.replace(gpu, nvml=nvml, proc=proc, cuda=cuda))
-    host = dataclasses.replace(
-        machine.host,
-        hostname=f"node-{SECRET}",
-        kernel=f"6.8.0-{SECRET}-acme",
-        kernel_command_line={
-            "iommu": "pt",
-            "nvidia.NVreg_TemporaryFilePath": f"/home/{SECRET}",
-            "nvidia.NVreg_RmMsg": f"@{SECRET}",
-            "pci": f"/srv/{SECRET},realloc",
-        },
-    )
-    parameters = {**(machine.driver.module_parameters or {}), "TemporaryFilePath": f"/home/{SECRET}"}
-    driver = dataclasses.replace(
-        machine.driver, module_parameters=parameters | {"RegistryDwords": f"x=/home/{SECRET}/y"}
-    )
-    process = dataclasses.replace(
-        machine.process or Process(),
-        cgroups=(Cgroup(version=2, path=f"/system.slice/{SECRET}.service"),),
-        environment={
-            "LD_LIBRARY_PATH": f"/home/{SECRET}/lib",
-            "CUDA_INJECTION64_PATH": f"/srv/{SECRET}/lib.so",
-            "CUDA_MPS_PIPE_DIRECTORY": f"/run/{SECRET}",
-            "NCCL_IB_HCA": f"{SECRET}_0",
-        },
-    )
-    return dataclasses.replace(machine, gpus=tuple(gpus), host=host, driver=driver, process=process)
+    machine = patched(machine, "driver", module_parameters={**(machine.driver.module_parameters or {}), **parameters})
+    environment = {
+        "LD_LIBRARY_PATH": f"/home/{SECRET}/lib",
+        "CUDA_INJECTION64_PATH": f"/srv/{SECRET}/lib.so",
+        "CUDA_MPS_PIPE_DIRECTORY": f"/run/{SECRET}",
+        "NCCL_IB_HCA": f"{SECRET}_0",
+    }
+    cgroups = (Cgroup(version=2, path=f"/system.slice/{SECRET}.service"),)
+    process = dataclasses.replace(machine.process or Process(), cgroups=cgroups, environment=environment)
+    return dataclasses.replace(machine, process=process)
 
 
 @pytest.fixture
@@ -103,6 +87,7 @@ def test_the_secrets_are_there_to_be_found(egmctl: RunEgmctl, node: FakeNode) ->
         f"x=/home/{SECRET}/y",
         f"/boot/config-6.8.0-{SECRET}-acme: ENOENT",
         uuid_of(0),
+        CLUSTER,
     ):
         assert part in whole, part
     assert "TemporaryFilePath" not in whole
@@ -110,30 +95,23 @@ def test_the_secrets_are_there_to_be_found(egmctl: RunEgmctl, node: FakeNode) ->
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("command", "formats"),
-    [(("topo",), TOPO.formats), (("doctor",), DOCTOR.formats), (BENCH_RUN, BENCH.formats)],
-    ids=lambda value: value[0],
-)
-def test_no_form_of_a_document_holds_one(
-    egmctl: RunEgmctl, node: FakeNode, tmp_path: Path, command: tuple[str, ...], formats: tuple[Format, ...]
-) -> None:
-    path = tmp_path / "result.json"
-    ended = egmctl(*command, "-o", path, env=environment(node))
+@pytest.mark.parametrize("kind", [TOPO, DOCTOR, BENCH], ids=lambda kind: kind.name)
+def test_no_form_of_a_document_holds_one(egmctl: RunEgmctl, node: FakeNode, tmp_path: Path, kind: Kind) -> None:
+    command = BENCH_RUN if kind is BENCH else (kind.name,)
+    files = {format: tmp_path / f"result{suffix}" for suffix, format in SUFFIXES.items() if format in kind.formats}
+    written = [word for file in files.values() for word in ("-o", file)]
+    ended = egmctl(*command, *written, "-o", "-", env=environment(node))
     assert ended.code in (0, 1), ended.err
-    document = path.read_text()
-    check(document, what="json")
-    assert json.loads(document)["result"]["machines"][0]["origin"]["redacted"] is True
-    for format in formats:
-        file = tmp_path / f"result-{format}"
-        if command[0] == "bench":
-            shown = egmctl("show", path, "--format", format).out
-        else:
-            egmctl(*command, "--format", format, "-o", file, env=environment(node))
-            shown = file.read_text()
-            assert shown
-            check(egmctl("show", path, "--format", format).out, what=f"show {format}")
-        check(shown, what=format)
+    for format, file in files.items():
+        check(file.read_text(), what=format)
+    check(ended.out, what="text on standard output")
+    check(ended.err, what="standard error")
+    document = json.loads(files[Format.JSON].read_text())
+    assert document["result"]["machines"][0]["origin"]["redacted"] is True
+    if kind is BENCH:
+        assert "GPU1: in use by process 4711," in ended.out
+    if Format.NAGIOS in kind.formats:
+        check(egmctl(*command, "--format", "nagios", env=environment(node)).out, what="nagios")
 
 
 def test_a_snapshot_holds_none(egmctl: RunEgmctl, node: FakeNode) -> None:
@@ -142,13 +120,6 @@ def test_a_snapshot_holds_none(egmctl: RunEgmctl, node: FakeNode) -> None:
     document = json.loads(whole)
     assert document["host"]["kernel"] == "6.8.0"
     assert document["host"]["kernel_command_line"] == {"iommu": "pt", "pci": "kernel_command_line-1"}
-
-
-@pytest.mark.long
-def test_text_and_the_reasons_of_the_bench_quote_no_command_line(egmctl: RunEgmctl, node: FakeNode) -> None:
-    ended = egmctl(*BENCH_RUN, env=environment(node))
-    assert "GPU1: in use by process 4711," in ended.out
-    check(ended.out + ended.err, what="text")
 
 
 @pytest.mark.long

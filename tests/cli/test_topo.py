@@ -1,4 +1,4 @@
-"""``egmctl topo`` as users run it: formats, exit codes, and one sentence for what makes no sense."""
+"""``egmctl topo`` as users run it: formats and exit codes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from egmctl.facts import replay
-from egmctl.facts import replay as record
 from egmctl.model.machine import OriginKind
 from tests.conftest import RunEgmctl
+from tests.in_process import run
 from tests.topology.builders import hgx
 
 
@@ -20,104 +20,49 @@ from tests.topology.builders import hgx
 def recorded(tmp_path: Path) -> Path:
     """A machine file as ``egmctl snapshot`` writes it."""
     path = tmp_path / "node7.json"
-    path.write_text(record.text(hgx(2)))
+    path.write_text(replay.text(hgx(2)))
     return path
 
 
-def test_a_shipped_machine_as_text(egmctl: RunEgmctl) -> None:
-    done = egmctl("topo", "--machine", "gb200-tray")
+def test_a_shipped_machine_as_text() -> None:
+    done = run("topo", "--machine", "gb200-tray")
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("MODEL of gb200-tray, built from public documentation")
     assert "NV18>C2C" in done.out
 
 
-def test_a_recorded_machine_says_so_on_standard_error_only(egmctl: RunEgmctl, recorded: Path) -> None:
-    done = egmctl("topo", "--machine", recorded)
+def test_a_recorded_machine_says_so_on_standard_error_only(recorded: Path) -> None:
+    done = run("topo", "--machine", recorded)
     assert (done.code, done.err) == (0, "egmctl: replaying the recorded machine node7, not this node\n")
     assert "recorded" not in done.out
-    assert egmctl("topo", "--machine", recorded, "--quiet").err == ""
+    assert run("topo", "--machine", recorded, "--quiet").err == ""
 
 
-def test_json_and_csv_say_where_the_machine_came_from(egmctl: RunEgmctl, recorded: Path) -> None:
-    document = json.loads(egmctl("topo", "--machine", recorded, "--json").out)
+def test_json_and_csv_say_where_the_machine_came_from(recorded: Path) -> None:
+    document = json.loads(run("topo", "--machine", recorded, "--json").out)
     assert (document["schema"], document["exit_code"]) == ("egmctl.topo/2", 0)
     assert (document["machine"]["kind"], document["machine"]["name"]) == ("recorded", "node7")
-    rows = list(csv.DictReader(io.StringIO(egmctl("topo", "--machine", recorded, "--csv").out)))
+    rows = list(csv.DictReader(io.StringIO(run("topo", "--machine", recorded, "--csv").out)))
     assert {(row["origin"], row["machine"]) for row in rows} == {("recorded", "node7")}
 
 
-def test_gpus_and_numa_choose_rows_and_columns(egmctl: RunEgmctl) -> None:
-    out = egmctl("topo", "--machine", "gb200-tray", "--gpus", "2,0", "--numa", "1", "--json").out
+def test_gpus_and_numa_choose_rows_and_columns() -> None:
+    out = run("topo", "--machine", "gb200-tray", "--gpus", "2,0", "--numa", "1", "--json").out
     result = json.loads(out)["result"]
     assert [gpu["label"] for gpu in result["gpu_states"]] == ["GPU2", "GPU0"]
     ends = [(state["bus_id"], 1) for state in result["gpu_states"]]
     assert [(route["gpu"], route["numa_node"]) for route in result["routes"]] == ends
 
 
-def test_local_is_the_node_of_the_chosen_gpus(egmctl: RunEgmctl) -> None:
-    out = egmctl("topo", "--machine", "gb200-tray", "--gpus", "2", "--numa", "local", "--json").out
-    assert [route["numa_node"] for route in json.loads(out)["result"]["routes"]] == [1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--gpus", "9"), "there is no GPU 9; the GPUs here are 0-3"),
-        (("--gpus", "3-1"), "--gpus '3-1' runs backwards"),
-        (("--gpus", ""), "--gpus is empty"),
-        (("--gpus", "x"), "--gpus 'x' is not a GPU"),
-        (("--numa", "7"), "there is no CPU NUMA node 7; the CPU NUMA nodes here are 0-1"),
-        (("--json", "--csv"), "--json and --csv exclude each other"),
-        (("-o", "topo.xml"), "the suffix '.xml' names no format"),
-    ],
-)
-def test_bad_input_is_one_sentence(egmctl: RunEgmctl, arguments: tuple[str, ...], words: str) -> None:
-    done = egmctl("topo", "--machine", "gb200-tray", *arguments)
-    assert done.code == 2
-    assert words in done.err
-    assert done.err.count("\n") == 1
-    assert done.err.startswith("egmctl: ")
-    assert "Traceback" not in done.err
-
-
-def test_bad_input_with_json_is_a_document_too(egmctl: RunEgmctl) -> None:
-    done = egmctl("topo", "--machine", "gb200-tray", "--gpus", "9", "--json")
-    document = json.loads(done.out)
-    assert (done.code, document["exit_code"], document["errors"][0]["code"]) == (2, 2, "usage")
-
-
-def test_a_file_that_exists_is_kept(egmctl: RunEgmctl, tmp_path: Path) -> None:
-    output = tmp_path / "topo.txt"
-    output.write_text("precious")
-    done = egmctl("topo", "--machine", "gh200", "-o", output)
-    assert done.code == 2
-    assert "--force overwrites it" in done.err
-    assert output.read_text() == "precious"
-    assert egmctl("topo", "--machine", "gh200", "-o", output, "--force").code == 0
-    assert "GH200" in output.read_text()
-
-
-def test_a_machine_that_does_not_exist_or_is_none(egmctl: RunEgmctl, tmp_path: Path) -> None:
-    missing = egmctl("topo", "--machine", "missing.json")
-    assert missing.code == 2
-    assert missing.err.count("\n") == 1
-    foreign = tmp_path / "foreign.json"
-    foreign.write_text('{"schema": "other/1"}')
-    assert egmctl("topo", "--machine", foreign).code == 2
-
-
-class TestList:
-    def test_text_names_every_machine_and_its_origin(self, egmctl: RunEgmctl) -> None:
-        done = egmctl("topo", "--machine", "list")
-        assert (done.code, done.err) == (0, "")
-        heads = [line.split() for line in done.out.splitlines() if not line.startswith(" ")]
-        assert [name for name, *_ in heads] == replay.names()
-        assert {origin for _, origin, *_ in heads} == {"modelled:", "recorded:"}
-
-    @pytest.mark.long
-    def test_json(self, egmctl: RunEgmctl) -> None:
-        document = json.loads(egmctl("topo", "--machine", "list", "--json").out)
-        assert [machine["name"] for machine in document["result"]["machines"]] == replay.names()
+def test_list_names_every_machine_and_its_origin() -> None:
+    done = run("topo", "--machine", "list")
+    assert (done.code, done.err) == (0, "")
+    heads = [line.split() for line in done.out.splitlines() if not line.startswith(" ")]
+    assert [name for name, *_ in heads] == replay.names()
+    assert {origin for _, origin, *_ in heads} == {"modelled:", "recorded:"}
+    assert run("doctor", "--machine", "list") == done
+    document = json.loads(run("topo", "--machine", "list", "--json").out)
+    assert [machine["name"] for machine in document["result"]["machines"]] == replay.names()
 
 
 class TestWithoutDriver:
@@ -145,23 +90,15 @@ class TestWithoutDriver:
         assert "NUMA 1  cpu, CPUs 4-7, 1 GiB\n" in done.out
         assert "egmctl topo --machine list" in done.out
 
-    def test_json_says_the_same(self, egmctl: RunEgmctl, bare: dict[str, str | None]) -> None:
+    def test_json_and_csv_say_the_same(self, egmctl: RunEgmctl, bare: dict[str, str | None]) -> None:
         done = egmctl("topo", "--json", env=bare)
         document = json.loads(done.out)
-        assert done.code == document["exit_code"] == 3
-        assert document["errors"][0] == {
-            "code": "nothing",
-            "message": "There is no NVIDIA GPU on this machine.",
-            "details": {},
-        }
-        assert document["result"]["numa_nodes"] == [0, 1]
-        assert document["machine"]["kind"] == OriginKind.LIVE
-
-    def test_csv_has_its_header_and_a_sentence_beside_it(self, egmctl: RunEgmctl, bare: dict[str, str | None]) -> None:
+        assert (done.code, document["exit_code"]) == (3, 3)
+        error = {"code": "nothing", "message": "There is no NVIDIA GPU on this machine.", "details": {}}
+        assert document["errors"] == [error]
+        assert (document["result"]["numa_nodes"], document["machine"]["kind"]) == ([0, 1], OriginKind.LIVE)
         done = egmctl("topo", "--csv", env=bare)
-        assert done.code == 3
-        assert done.out.count("\n") == 1
-        assert done.err == "egmctl: There is no NVIDIA GPU on this machine.\n"
+        assert (done.code, done.out.count("\n"), done.err) == (3, 1, f"egmctl: {error['message']}\n")
 
     def test_asking_for_a_gpu_is_bad_input(self, egmctl: RunEgmctl, bare: dict[str, str | None]) -> None:
         done = egmctl("topo", "--gpus", "0", env=bare)

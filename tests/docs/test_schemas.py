@@ -60,7 +60,7 @@ def journal(tmp_path: Path) -> Path:
     ("words", "name"),
     [
         (("topo", *MACHINE), "topo"),
-        (("doctor", *MACHINE), "doctor"),
+        *((("doctor", "--machine", name), "doctor") for name in ("hgx-h200x4", "gb200-nvl72", "dgx-h100", "gh200")),
         (("bringup", *MACHINE), "bringup"),
         (("doctor", "--list"), "checks"),
         (("doctor", "--explain", "kernel.xid"), "checks"),

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 
 from egmctl import __version__
+from egmctl.fleet.judge import KILL_AFTER_S
 from tests.conftest import ROOT, Ended, command_environment
 
 NAMESPACES = ("unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -184,29 +185,48 @@ class Lab:
             arguments = (*arguments[:2], *ssh, *arguments[2:])
         return self.inside(sys.executable, "-m", "egmctl", *arguments)
 
-    def run(self, *arguments: str, timeout_s: float = 280, **environment: str) -> Ended:
+    def run(self, *arguments: str) -> Ended:
         """Run egmctl where it reaches the hosts; it writes into ``results`` of the lab's folder."""
-        with self.start(*arguments, **environment) as process:
+        with self.start(*arguments) as process:
             try:
-                out, err = process.communicate(timeout=timeout_s)
+                out, err = process.communicate(timeout=280)
             except BaseException:
                 process.kill()
                 raise
         return Ended(process.returncode, out.decode(), err.decode())
 
-    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
-        """Start egmctl where it reaches the hosts, in a process group of its own."""
+    def start(self, *arguments: str, kill_after_s: int | None = None) -> subprocess.Popen[bytes]:
+        """Start egmctl where it reaches the hosts, in a process group of its own.
+
+        Parameters
+        ----------
+        kill_after_s
+            Seconds that a stopped command has on its node, in place of ten.
+        """
         results = self.folder / "results"
         results.mkdir(exist_ok=True)
+        command = self.command(*arguments)
+        if kill_after_s is not None:
+            command = [*self.inside(sys.executable), *patient(kill_after_s), *command[command.index("egmctl") + 1 :]]
         return subprocess.Popen(
-            self.command(*arguments),
+            command,
             cwd=results,
-            env=command_environment(environment),
+            env=command_environment({}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
+
+
+def patient(seconds: float) -> list[str]:
+    """Return the interpreter's options for an egmctl that gives stopped commands so long, and no more after it."""
+    script = (
+        f"from egmctl.fleet import judge, run; run.KILL_AFTER_S, run.SLACK_S = {seconds}, 0; "
+        f"judge._WATCH = judge._WATCH.replace(' -k {KILL_AFTER_S} ', ' -k {seconds} '); "
+        "from egmctl.__main__ import main; main()"
+    )
+    return ["-c", script]
 
 
 def on(environment: Mapping[str, str | None]) -> str:

@@ -18,12 +18,9 @@ from hypothesis import strategies as st
 from egmctl.errors import UsageError
 from egmctl.fleet.folder import Folder, groups, new_folder, old_folder
 from egmctl.fleet.judge import Ended, judge, read_output, remote_words
-from egmctl.fleet.nodes import select_nodes
 from egmctl.fleet.run import ERRORS_KEPT, Launch, Progress, _Fleet
-from egmctl.fleet.session import old_session
-from egmctl.model.fleet import Asked, FleetReport, GroupLine, Launcher, NodeAnswer, Reach, worst_exit_code
+from egmctl.model.fleet import Asked, GroupLine, Launcher, NodeAnswer, Reach, worst_exit_code
 from egmctl.model.record import Command
-from egmctl.report.exports.json import result_json
 
 ASKED = Asked(command=Command.DOCTOR, nodes=("node01",), remote_command="egmctl", version="egmctl 0.1.0")
 DOCUMENT = json.dumps({"schema": "egmctl.doctor/1", "exit_code": 1, "errors": [], "result": {}})
@@ -31,6 +28,9 @@ PARTIAL = json.dumps({"schema": "egmctl.doctor/1", "exit_code": 130, "errors": [
 ERROR = json.dumps(
     {"schema": "egmctl.error/1", "exit_code": 2, "errors": [{"code": "usage", "message": "no"}], "result": None}
 )
+
+
+LACKS = "\negmctl-fleet begin\negmctl-fleet lacks\n\negmctl-fleet end 127\n"
 
 
 @pytest.fixture
@@ -69,7 +69,14 @@ def judged(folder: Folder, output: str, errors: str = "", **ended: object) -> No
         ("", "", {"out_of_time": True}, Reach.TIMED_OUT, "no command was started there in 1 s", 4),
         ("", "ssh: no route\n", {"code": 255}, Reach.UNREACHABLE, "ssh: no route", 4),
         ("", "", {"code": 255}, Reach.UNREACHABLE, "the launcher ended with 255 without a message", 4),
-        ("\negmctl-fleet begin\negmctl-fleet lacks\n\negmctl-fleet end 127\n", "", {}, Reach.NO_EGMCTL, "no egmctl", 4),
+        (
+            LACKS,
+            "",
+            {},
+            Reach.NO_EGMCTL,
+            "there is no egmctl in the PATH of a session without a login; give its path",
+            4,
+        ),
         ("\negmctl-fleet begin\n\negmctl-fleet end 127\n", "sh: timeout: not found", {}, Reach.GARBAGE, "timeout", 4),
         (sent(document=PARTIAL, end=130), "", {"interrupted": True}, Reach.INTERRUPTED, "are kept", 130),
         (sent(document=PARTIAL, end=130), "", {}, Reach.INTERRUPTED, "interrupted there; its results so far", 4),
@@ -92,6 +99,13 @@ def test_how_asking_a_node_ended(
     assert answer.file == "".join(f"nodes/{name}" for name in kept)
 
 
+def test_a_path_that_was_given_is_named_where_it_is_not(folder: Folder) -> None:
+    folder.part("node01").write_text(LACKS)
+    asked = replace(ASKED, remote_command="/opt/egmctl")
+    answer = judge(asked, folder, Ended(node="node01", code=0, duration_s=1.0, errors=""), timeout_s=60)
+    assert answer.reason == "there is no /opt/egmctl there; give its path with --remote-command"
+
+
 def test_of_a_nodes_errors_the_end_is_kept(folder: Folder) -> None:
     launch = Launch(launcher=Launcher.SSH, options=(), fanout=1, connect_timeout_s=1, timeout_s=1)
     fleet = _Fleet(ASKED, launch, folder, lambda _: None, [], Progress(1))
@@ -102,13 +116,6 @@ def test_of_a_nodes_errors_the_end_is_kept(folder: Folder) -> None:
     errors = fleet.talks["node01"].errors
     fleet.drop("node01")
     assert (len(errors), errors.split()) == (ERRORS_KEPT, [b"99"])
-
-
-def test_where_egmctl_was_looked_for_is_said(folder: Folder) -> None:
-    folder.part("node01").write_text("\negmctl-fleet begin\negmctl-fleet lacks\n\negmctl-fleet end 127\n")
-    asked = replace(ASKED, remote_command="/opt/egmctl")
-    answer = judge(asked, folder, Ended(node="node01", code=0, duration_s=1.0, errors=""), timeout_s=60)
-    assert answer.reason == "there is no /opt/egmctl there; give its path with --remote-command"
 
 
 def test_the_document_is_found_between_whatever_else_was_printed() -> None:
@@ -132,36 +139,23 @@ def test_the_line_for_the_node_is_its_words_for_any_posix_shell() -> None:
     assert words.stdout.splitlines() == shlex.split(line)
     assert shlex.split(line)[-5:] == ["x y", "topo", "--json", "--gpus", "a b'c$(d)"]
     assert not re.search(r"\n|\\|!(?! )", shlex.join(remote_words(ASKED, 60)))
-
-
-def test_a_snapshot_is_json_by_itself() -> None:
-    asked = Asked(command=Command.SNAPSHOT, nodes=(), remote_command="egmctl", version="")
-    assert remote_words(asked, 5)[-2:] == ["egmctl", "snapshot"]
+    assert remote_words(replace(ASKED, command=Command.SNAPSHOT), 5)[-2:] == ["egmctl", "snapshot"], "is JSON by itself"
 
 
 def test_alike_nodes_are_together_and_those_without_an_answer_last() -> None:
+    """Why there is no answer is told without the node's own address, unless it is alone with it."""
+    down, refused = "ssh: connect to host {} port 22: timed out", "ssh: connect to host 10.0.0.11 port 22: refused"
     answers = [NodeAnswer(node=f"node{n:02}", reach=Reach.ANSWERED, exit_code=0) for n in range(1, 6)]
-    down = "ssh: connect to host {} port 22: Connection timed out"
+    reasons = {n: down.format(f"10.0.0.{n}") for n in range(6, 11)} | {11: refused}
     answers += [
-        NodeAnswer(node=f"node{n:02}", reach=Reach.UNREACHABLE, exit_code=4, reason=down.format(f"10.0.0.{n}"))
-        for n in (6, 7, 8, 9, 10)
+        NodeAnswer(node=f"node{n:02}", reach=Reach.UNREACHABLE, exit_code=4, reason=reason)
+        for n, reason in reasons.items()
     ]
-    usual, other = (
-        (GroupLine(key="checks", value="40 pass"),),
-        (GroupLine(key="egm.cgroup-route", value="no", status="fail"),),
-    )
-    lines = {f"node{n:02}": other if n == 3 else usual for n in range(1, 6)}
-    made = groups(answers, lines)
-    assert [group.folded for group in made] == ["node[01-02,04-05]", "node03", "node[06-10]"]
-    assert made[2].lines == (
-        GroupLine(key="", value="ssh: connect to host NODE port 22: Connection timed out", status="unreachable"),
-    )
-
-
-def test_a_node_that_is_alone_in_its_reason_keeps_the_words() -> None:
-    reason = "ssh: connect to host 10.0.0.1 port 22: Connection refused"
-    (group,) = groups([NodeAnswer(node="a", reach=Reach.UNREACHABLE, exit_code=4, reason=reason)], {})
-    assert group.lines[0].value == reason
+    usual, other = (GroupLine(key="checks", value="40 pass"),), (GroupLine(key="egm.cgroup-route", value="no"),)
+    made = groups(answers, {f"node{n:02}": other if n == 3 else usual for n in range(1, 6)})
+    assert [group.folded for group in made] == ["node[01-02,04-05]", "node03", "node[06-10]", "node11"]
+    silent = [line.value for group in made[2:] for line in group.lines]
+    assert silent == [down.format("NODE"), refused]
 
 
 @pytest.mark.parametrize(
@@ -169,29 +163,6 @@ def test_a_node_that_is_alone_in_its_reason_keeps_the_words() -> None:
 )
 def test_the_worst_exit_code_counts(codes: tuple[int, ...], code: int) -> None:
     assert worst_exit_code(codes) == code
-
-
-def test_node_sets() -> None:
-    assert select_nodes(["node[01-03]", "a,b"], ["node02,b"]) == ("a", "node01", "node03")
-
-
-@pytest.mark.parametrize(
-    ("wanted", "excluded", "sentence"),
-    [
-        ([], [], "no nodes: name them, as in -w node[01-72]"),
-        (["a"], ["a"], "no nodes: -w names none, or -x excludes all of them"),
-        (["node[1-"], [], "-w cannot be read: "),
-        (["a"], ["b["], "-x cannot be read: "),
-        (["-oProxyCommand=touch"], [], "is no name of a node"),
-        (["../../etc"], [], "is no name of a node"),
-        (["a$(b)"], [], "is no name of a node"),
-        (["a" * 201], [], "is no name of a node: at most 200"),
-    ],
-)
-def test_node_sets_that_name_no_nodes(wanted: list[str], excluded: list[str], sentence: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        select_nodes(wanted, excluded)
-    assert sentence in str(caught.value)
 
 
 def test_a_folder_that_holds_something_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,27 +181,3 @@ def test_a_folder_that_holds_something_is_not_taken(tmp_path: Path, monkeypatch:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot be made: Not a directory"):
         new_folder(tmp_path / "file", Command.TOPO, now)
-
-
-def test_a_report_names_no_node_that_is_none(folder: Folder) -> None:
-    """A folder comes from anywhere: its nodes become words of the launcher and names of files."""
-    report = FleetReport(
-        asked=replace(ASKED, nodes=("-oProxyCommand=touch x",)),
-        folded="",
-        launcher=Launcher.SSH,
-        folder="",
-        started_at="",
-        finished=False,
-        counts={},
-        answers=(),
-    )
-    folder.write_report(result_json(report))
-    with pytest.raises(UsageError, match="is no name of a node"):
-        old_session(Command.DOCTOR, folder.path)
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": "egmctl.topo/2"}', '{"schema": "egmctl.fleet/2"}'])
-def test_a_report_that_is_none_is_refused(folder: Folder, content: str) -> None:
-    (folder.path / "fleet.json").write_text(content)
-    with pytest.raises(UsageError, match=r"^file .*fleet\.json is not "):
-        old_session(Command.DOCTOR, folder.path)

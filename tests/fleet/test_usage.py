@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, RunEgmctl, ended
+from tests.conftest import ROOT, RunEgmctl
 
 
 @pytest.mark.parametrize(
@@ -19,6 +18,7 @@ from tests.conftest import ROOT, RunEgmctl, ended
             ("doctor", "-w", "a", "--launcher", "rsh"),
             "--launcher: there is no such launcher as 'rsh'; valid are ssh, srun",
         ),
+        (("doctor", "-w", "a", "--launcher", "srun"), "egmctl: --launcher srun: there is no srun in the PATH\n"),
         (("doctor", "-w", "a", "--launcher-options", "'"), '--launcher-options "\'": No closing quotation'),
         (("doctor", "-w", "a", "--", "--quick"), "no such option: --quick"),
         (("bench", "-w", "a", "--quick"), "put options of the command on the nodes after --; 'egmctl fleet --help'"),
@@ -44,18 +44,7 @@ def test_what_makes_no_sense_is_refused(
     assert list(tmp_path.iterdir()) == [], "no folder was made"
 
 
-def test_without_its_launcher_no_node_is_asked(egmctl: RunEgmctl, tmp_path: Path) -> None:
-    path = {"PATH": str(tmp_path)}
-    done = egmctl("fleet", "doctor", "-w", "a", "--launcher", "srun", cwd=tmp_path, env=path)
-    assert (done.code, done.out) == (2, "")
-    assert done.err == "egmctl: --launcher srun: there is no srun in the PATH\n"
-    assert list(tmp_path.iterdir()) == [], "no folder was made"
-
-
-@pytest.mark.processes
-def test_where_clustershell_is_missing_it_is_one_sentence(tmp_path: Path) -> None:
+def test_where_clustershell_is_missing_it_is_one_sentence(egmctl: RunEgmctl, tmp_path: Path) -> None:
     (tmp_path / "ClusterShell.py").write_text("raise ImportError('not here')\n")
-    command = [sys.executable, "-m", "egmctl", "fleet", "doctor", "-w", "a"]
-    done = ended(command, env={"PYTHONPATH": f"{tmp_path}:{ROOT}"}, cwd=tmp_path)
-    assert done.code == 2
-    assert done.err == "egmctl: 'egmctl fleet' needs ClusterShell: pip install 'egmctl[fleet]'\n"
+    done = egmctl("fleet", "doctor", "-w", "a", env={"PYTHONPATH": f"{tmp_path}:{ROOT}"}, cwd=tmp_path)
+    assert (done.code, done.err) == (2, "egmctl: 'egmctl fleet' needs ClusterShell: pip install 'egmctl[fleet]'\n")

@@ -20,7 +20,8 @@ from egmctl.model.record import Command
 from egmctl.report.exports.json import result_json
 from egmctl.report.kinds import Format, render
 from egmctl.report.views.fleet import CAUSES_SHOWN
-from tests.conftest import ROOT, RunEgmctl
+from tests.conftest import ROOT
+from tests.in_process import run
 from tests.report.texts import text_of
 from tests.saved.documents import bench_document, measured_report
 
@@ -130,35 +131,34 @@ def test_the_document_fits_its_schema_and_reads_back() -> None:
     assert from_json(FleetReport, document["result"]) == REPORT
 
 
-def test_what_differs_between_fake_gpus_says_first_that_they_are_fake(egmctl: RunEgmctl, tmp_path: Path) -> None:
+def test_what_differs_between_fake_gpus_says_first_that_they_are_fake(tmp_path: Path) -> None:
     named = tuple(ComparedNode(name=f"node{n:02}", tool="", at="", fake=n < 4) for n in (1, 2, 3, 4))
     made = Comparison(kind=Command.DOCTOR, nodes=named, folded="node[01-04]", tolerance=0.05, compared=1)
     file = tmp_path / "fleet.json"
     file.write_text(result_json(replace(REPORT, comparison=made)))
     head = "FAKE GPUs, nothing of this is hardware: node01, node02, node03\n\nhealthy 2: "
-    assert egmctl("show", file).out.startswith(head)
+    assert run("show", file).out.startswith(head)
 
 
-@pytest.mark.long
-def test_a_report_shown_again_is_the_text_that_the_fleet_printed(egmctl: RunEgmctl, tmp_path: Path) -> None:
+def test_a_report_shown_again_is_the_text_that_the_fleet_printed(tmp_path: Path) -> None:
     file = tmp_path / "fleet.json"
     file.write_text(result_json(REPORT))
-    assert egmctl("show", file).out == text_of(REPORT)
-    assert egmctl("show", file, "-v").out == text_of(REPORT, verbose=1)
-    assert egmctl("show", file, "--json").out == file.read_text()
-    done = egmctl("show", file, "-o", tmp_path / "page.html")
+    assert run("show", file).out == text_of(REPORT)
+    assert run("show", file, "-v").out == text_of(REPORT, verbose=1)
+    assert run("show", file, "--json").out == file.read_text()
+    done = run("show", file, "-o", tmp_path / "page.html")
     assert (done.code, done.out.splitlines()[-1]) == (0, f"written: {tmp_path / 'page.html'}")
-    done = egmctl("show", file, "-o", tmp_path / "fleet.prom")
+    done = run("show", file, "-o", tmp_path / "fleet.prom")
     assert (done.code, "the suffix '.prom' names no format" in done.err) == (2, True)
-    done = egmctl("compare", file, file)
+    done = run("compare", file, file)
     assert done.code == 2
     assert f"file {file} was made of several results: give those" in done.err
 
 
-def test_a_report_that_is_none_is_refused_with_the_place(egmctl: RunEgmctl, tmp_path: Path) -> None:
+def test_a_report_that_is_none_is_refused_with_the_place(tmp_path: Path) -> None:
     file = tmp_path / "fleet.json"
     file.write_text(result_json(REPORT).replace('"reach": "unreachable"', '"reach": "beyond"'))
-    done = egmctl("show", file)
+    done = run("show", file)
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "is not a valid result: result.answers[3].reach: expected one of answered" in done.err
 

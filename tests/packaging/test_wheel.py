@@ -22,36 +22,21 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return zipfile.ZipFile(path)
 
 
-def test_the_wheel_holds_what_the_checkout_ships(wheel: zipfile.ZipFile) -> None:
-    held = set(wheel.namelist())
-    for folder, place in (("profiles", "egmctl/_profiles"), ("egmctl", "egmctl")):
-        for path in (ROOT / folder).rglob("*"):
-            if path.is_file() and path.suffix in (".py", ".cu", ".json", ".toml", ".md"):
-                assert f"{place}/{path.relative_to(ROOT / folder)}" in held
-    assert any(name.endswith(".cu") for name in held)
-    assert any(name.startswith("egmctl/_profiles/machines/") for name in held)
-
-
-def test_the_wheel_holds_the_whole_guide(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_holds_what_the_checkout_ships_with_the_whole_guide_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     """And so does everything that is made of it: the folder, deb and rpm."""
     held = set(wheel.namelist())
+    suffixes = (".py", ".cu", ".json", ".toml", ".md")
+    for folder, place in (("profiles", "egmctl/_profiles"), ("egmctl", "egmctl")):
+        files = [path for path in (ROOT / folder).rglob("*") if path.is_file() and path.suffix in suffixes]
+        assert files
+        assert {f"{place}/{path.relative_to(ROOT / folder)}" for path in files} <= held
     guide = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*") if path.is_file()}
     assert {f"egmctl/_docs/{name}" for name in guide} == {name for name in held if name.startswith("egmctl/_docs/")}
-
-
-def test_the_wheel_holds_nothing_else(wheel: zipfile.ZipFile) -> None:
-    strangers = [
-        name
-        for name in wheel.namelist()
-        if not re.match(r"egmctl(/|-[^/]*\.dist-info/|-[^/]*\.data/data/share/man/man1/egmctl\.1$)", name)
-    ]
+    manual = f"egmctl-{__version__}.data/data/share/man/man1/egmctl.1"
+    assert wheel.read(manual) == (ROOT / "docs/egmctl.1").read_bytes()
+    strangers = [name for name in held - {manual} if not re.match(r"egmctl(/|-[^/]*\.dist-info/)", name)]
     assert strangers == []
-    assert not [name for name in wheel.namelist() if "__pycache__" in name or name.startswith("egmctl/tests")]
-
-
-def test_the_wheel_holds_the_manual_page(wheel: zipfile.ZipFile) -> None:
-    page = wheel.read(f"egmctl-{__version__}.data/data/share/man/man1/egmctl.1")
-    assert page == (ROOT / "docs/egmctl.1").read_bytes()
+    assert not [name for name in held if "__pycache__" in name or name.startswith("egmctl/tests")]
 
 
 def test_the_metadata_names_what_is_needed(wheel: zipfile.ZipFile) -> None:

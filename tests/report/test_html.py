@@ -24,7 +24,7 @@ from egmctl.report.render.page import style
 from egmctl.topology.topology import topology
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import shipped
-from tests.fleet.test_bringup_view import no_go, rack
+from tests.fleet.test_lines import no_go, rack
 from tests.report import comparisons
 from tests.report.pages import elements, parse, words
 from tests.report.runs import HOSTILE, hostile_run, judged, run

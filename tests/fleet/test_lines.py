@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import functools
 import re
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
+from egmctl.errors import UsageError
 from egmctl.fleet.folder import groups, lines_of
 from egmctl.model.bringup import Bringup
-from egmctl.model.fleet import Asked, FleetReport, Launcher, NodeAnswer, Reach, counts
+from egmctl.model.fleet import Asked, FleetReport, GroupLine, Launcher, NodeAnswer, Reach, counts
+from egmctl.model.machine import Machine
 from egmctl.model.record import Command
 from egmctl.report.kinds import BRINGUP, FLEET, Format, render
 from egmctl.saved import load, viewed
 from egmctl.units import fold
 from egmctl.verdict.bringup import bringup
+from egmctl.verdict.explain import with_causes
+from egmctl.verdict.judge import judge
+from tests.comparison.runs import saved as saved_run
+from tests.doctor.machines import shipped
 from tests.report.texts import text_of
-from tests.verdict.runs import slow_at
+from tests.verdict.runs import H2D, WRITE, run, slow_at
 from tests.verdict.test_bringup import LINKS, healthy, measured, sick
+from tests.verdict.test_explain import PROFILE, links_down, narrow
 
 
 @functools.cache
@@ -89,8 +97,6 @@ def test_a_saved_record_shows_what_the_command_showed(tmp_path: Path, format: Fo
 
 
 def test_a_cause_that_is_not_there_is_refused_with_its_place(tmp_path: Path) -> None:
-    from egmctl.errors import UsageError
-
     path = saved(tmp_path, "node", no_go())
     path.write_text(re.sub(r'("explains": \[\s*)(\d)', r"\g<1>99999, \2", path.read_text(), count=1))
     with pytest.raises(UsageError, match=r"result\.causes\[0\]\.explains: a measurement is not there"):
@@ -105,3 +111,47 @@ def test_metrics_and_test_cases_hold_doctor_and_bench() -> None:
     junit = str(render(no_go(), Format.JUNIT))
     assert junit.count("<testsuite ") == 2
     assert '<failure type="fail"' in junit
+
+
+# --- the lines of a node that was measured: each cause once, or that nothing explains what is slow ---
+
+
+H200 = shipped("hgx-h200x4")
+
+
+def lines(machine: Machine, *slow: str) -> tuple[GroupLine, ...]:
+    made = replace(run(WRITE, H2D, value=slow_at(*slow), machine=H200), machines=(machine,))
+    return lines_of(saved_run("node1", with_causes(replace(made, verdict=judge(made, PROFILE)))))
+
+
+def causes(machine: Machine, *slow: str) -> list[tuple[str, str]]:
+    return [(line.key, line.value) for line in lines(machine, *slow) if line.key.startswith("cause")]
+
+
+def test_what_is_slow_in_both_directions_is_one_line() -> None:
+    shown = lines(H200, "GPU2")
+    assert sum("GPU2 is slower than its peers" in line.value for line in shown) == 2, "one for each class of paths"
+    assert len(shown) == len(set(shown))
+
+
+def test_each_cause_is_one_line() -> None:
+    assert causes(links_down(narrow(1)), "GPU1", "GPU2") == [
+        (
+            "cause nvlink.links GPU2",
+            "16 of 18 NVLinks are active; explains 6 of 16 measurements",
+        ),
+        (
+            "cause pcie.link GPU1",
+            "PCIe x8 of x16; explains 1 of 16 measurements",
+        ),
+    ]
+
+
+def test_what_nothing_explains_says_so() -> None:
+    shown = [line.value for line in lines(H200, "GPU2") if line.status == "fail"]
+    assert shown[0].endswith("the outliers touch GPU2; nothing that was read explains it")
+    assert causes(H200, "GPU2") == []
+
+
+def test_a_node_where_all_is_well_has_none() -> None:
+    assert causes(H200) == []
