@@ -25,8 +25,8 @@ RECOVER = ("--enable-recovery",)
 IMPATIENT = ("tests/mpi/impatient.py",)
 """egmctl, whose commands give each other up sooner."""
 CASES = (
-    *("fabric_device_write_ce", "fabric_device_read_sm", "fabric_device_all_to_one_write_ce"),
-    *("fabric_host_numa_read_ce", "fabric_host_numa_latency", TO_EGM),
+    *("fabric_device_write_ce", "fabric_device_all_to_one_write_ce", "fabric_device_latency"),
+    *("fabric_host_numa_read_sm", TO_EGM),
 )
 """One of each kind of pattern, memory and engine."""
 
@@ -70,16 +70,15 @@ def test_all_ranks_of_two_nodes_measure_each_other_and_rank_0_reports_it(
     assert all(m["verification"] for m in measurements)
     for case, route in (("fabric_device_write_ce", "NV18 across nodes"), (TO_EGM, "C2C>NV18>C2C across nodes")):
         pairs = [m for m in measurements if m["case"] == case]
-        assert {m["concurrent"] for m in pairs} == {2}
+        assert 2 in {m["concurrent"] for m in pairs}
         assert {m["flows"][0]["initiator_label"] for m in pairs} == {*labels}
         routes = [m["flows"][0]["route"]["symbol"] for m in pairs]
         assert (len(routes), routes.count(route)) == (12, 8)
     assert {m["verification"] for m in measurements if m["case"] == TO_EGM} == {"gpu-every-sample"}
-    egm = [m for m in measurements if m["case"] == "fabric_host_numa_read_ce"]
+    egm = [m for m in measurements if m["case"] == "fabric_host_numa_read_sm"]
     assert {m["flows"][0]["route"]["egm"] for m in egm} == {"yes"}
 
-    text = words.read_text()
-    assert text.count("memcpy CE GPU(row)") == text.count("node1 is rack1-n1\n  node2 is rack1-n2\n") == 1
+    assert words.read_text().count("node1 is rack1-n1\n  node2 is rack1-n2\n") == 1
 
     (path,) = kept.iterdir()
     assert not list(tmp_path.rglob("egmctl/journal")), "rank 0 alone keeps one"
@@ -118,7 +117,7 @@ def test_a_wrong_byte_and_a_failing_call_are_named_with_their_ranks_and_the_othe
 def test_a_rank_that_dies_or_hangs_is_named_with_its_node_and_call_and_the_rest_is_measured(
     fake_node: MakeFakeNode,
 ) -> None:
-    faults = "cuMemImportFromShareableHandle@2=kill:9,once;cuMemImportFromShareableHandle@3=hang,once"
+    faults = "cuMemImportFromShareableHandle@1=kill:9,once;cuMemImportFromShareableHandle@2=hang,once"
     nodes = [Place(fake_node(in_domain("rack1-n1")), 3), Place(fake_node(in_domain("rack1-n2")), 1, faults)]
     # Who dies is missed at once; who hangs costs the time that a step has, which the others need on a busy machine.
     done = egmctl_under_mpi(nodes, *WRITE, "--timeout", "6", "--json")
