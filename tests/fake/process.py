@@ -14,8 +14,6 @@ from typing import Any
 from tests import forked
 from tests.fake.node import FakeNode
 
-ROOT = Path(__file__).resolve().parents[2]
-
 _PROGRAM = Path(__file__).with_name("program.py")
 
 
@@ -47,7 +45,7 @@ def start_on(
 ) -> subprocess.Popen[str]:
     """Start the process, a fork of this one, and return it; what the function returns is the JSON that it prints."""
     forked.import_bindings()
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), **node.environment(faults), **(environment or {})}
+    variables = {**os.environ, **node.environment(faults), **(environment or {})}
     return forked.ForkedPopen(
         [sys.executable, str(_PROGRAM), json.dumps([function.__module__, function.__qualname__, arguments])],
         env={name: value for name, value in variables.items() if value is not None},
