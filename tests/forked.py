@@ -24,14 +24,15 @@ from pathlib import Path
 from typing import Any
 
 _LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
+_SCRIPTS = ("/launch/child.py", "/fake/program.py")
 _HIGHEST_DESCRIPTOR = 4096
 
 
 class ForkedPopen(subprocess.Popen[Any]):
-    """``subprocess.Popen``, but that the script of a child of ``egmctl`` is run in a fork of this process."""
+    """``subprocess.Popen``, but that the script of a child is run in a fork of this process."""
 
     def _execute_child(self, args: Any, *others: Any) -> None:
-        script = next((number for number, word in enumerate(args) if str(word).endswith("/launch/child.py")), None)
+        script = next((number for number, word in enumerate(args) if str(word).endswith(_SCRIPTS)), None)
         if script is None or args[0] != sys.executable:
             super()._execute_child(args, *others)  # type: ignore[misc]
             return
@@ -122,6 +123,11 @@ def import_all() -> None:
     for module in pkgutil.walk_packages(egmctl.__path__, "egmctl."):
         if not module.name.startswith(("egmctl.__main__", "egmctl.launch.child")):
             importlib.import_module(module.name)
+    import_bindings()
+
+
+def import_bindings() -> None:
+    """Import the driver's bindings, which load no library yet."""
     for name in ("cuda.bindings.driver", "cuda.bindings.nvrtc", "pynvml"):
         importlib.import_module(name)
 

@@ -11,16 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests import forked
 from tests.fake.node import FakeNode
 
-ROOT = Path(__file__).resolve().parents[2]
-
-_PROGRAM = """
-import importlib, json, resource, sys
-resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # some of these processes die from a signal, as they should
-module, function, arguments = json.loads(sys.argv[1])
-print(json.dumps(getattr(importlib.import_module(module), function)(*arguments)))
-"""
+_PROGRAM = Path(__file__).with_name("program.py")
 
 
 def run_on(node: FakeNode, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -49,10 +43,11 @@ def start_on(
     environment: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[str]:
-    """Start the process and return it; what the function returns is the JSON that it prints."""
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), **node.environment(faults), **(environment or {})}
-    return subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, json.dumps([function.__module__, function.__qualname__, arguments])],
+    """Start the process, a fork of this one, and return it; what the function returns is the JSON that it prints."""
+    forked.import_bindings()
+    variables = {**os.environ, **node.environment(faults), **(environment or {})}
+    return forked.ForkedPopen(
+        [sys.executable, str(_PROGRAM), json.dumps([function.__module__, function.__qualname__, arguments])],
         env={name: value for name, value in variables.items() if value is not None},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.fake.build import CUDA, NVML, NoCompiler, build, compile_library
 from tests.fake.plugin import MakeFakeNode
-from tests.fake.process import ROOT
+
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
@@ -28,20 +30,28 @@ def test_without_a_compiler_nothing_is_built(empty_cache: Path, monkeypatch: pyt
         build()
 
 
-@pytest.mark.long
-@pytest.mark.usefixtures("fake_node")
 def test_processes_side_by_side_build_once(tmp_path: Path) -> None:
+    compiler, calls = tmp_path / "cc", tmp_path / "calls"
+    compiler.write_text(f"""#!/bin/sh
+        echo "$@" >> {calls}
+        while [ "$1" != -o ]; do shift; done
+        sleep 0.2
+        echo compiled > "$2"
+    """)
+    compiler.chmod(0o755)
+    cache = tmp_path / "cache"
+    cache.mkdir()
     program = "from tests.fake.build import build; print(build())"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(cache), "PATH": path}
     processes = [
         subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    folders = {process.communicate(timeout=100)[0].strip() for process in processes}
-    (folder,) = folders
-    assert sorted(path.name for path in Path(folder).iterdir()) == [CUDA, NVML]
-    (cache,) = tmp_path.iterdir()
-    assert sorted(path.name for path in cache.iterdir()) == sorted([Path(folder).name, "lock"])
+    (folder,) = {Path(process.communicate(timeout=100)[0].strip()) for process in processes}
+    assert sorted(path.name for path in folder.iterdir()) == [CUDA, NVML]
+    assert len(calls.read_text().splitlines()) == 2
+    assert {path.name for path in folder.parent.iterdir()} == {folder.name, "lock"}
 
 
 @pytest.mark.long

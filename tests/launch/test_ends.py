@@ -60,17 +60,15 @@ def test_a_child_that_ends_without_a_result_has_crashed(
 def test_a_child_past_its_deadline_is_killed_and_its_last_call_told() -> None:
     with spawn("hang") as child:
         child.receive(timeout_s=60)
-        start = time.monotonic()
         with pytest.raises(ChildFailed, match=r": no result within 0\.3 s, it is in cuCtxCreate") as caught:
             child.result(0.3)
-        assert time.monotonic() - start < 30
         assert (caught.value.how, caught.value.last_call) == ("timed-out", "cuCtxCreate")
         assert not is_alive(child.pid)
 
 
 def test_a_stopped_child_times_out_and_is_killed() -> None:
-    with spawn("stop_itself") as child, pytest.raises(ChildFailed, match=": no result within 1 s"):
-        child.result(1)
+    with spawn("stop_itself") as child, pytest.raises(ChildFailed, match=r": no result within 0\.3 s"):
+        child.result(0.3)
     assert not is_alive(child.pid)
 
 
@@ -118,8 +116,8 @@ def test_a_child_that_closes_its_channel_and_lives_has_crashed(monkeypatch: pyte
         run("close_the_channel")
 
 
-@pytest.mark.long
-def test_a_crash_is_seen_although_a_forked_process_holds_the_channel() -> None:
+def test_a_crash_is_seen_although_a_forked_process_holds_the_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_LOOK_EVERY_S", 0.1)
     with spawn("crash_beside_a_fork") as child:
         child.receive(timeout_s=60)
         with pytest.raises(ChildFailed, match="exited with code 5"):
@@ -175,37 +173,30 @@ def test_what_a_child_has_started_ends_with_it() -> None:
     assert wait_until(lambda: not is_alive(message["pid"]))
 
 
-def test_a_child_that_cannot_be_killed_is_named_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "KILL_WAIT_S", 0.3)
-    with monkeypatch.context() as patch, spawn("hang") as child:
-        child.receive(timeout_s=60)
-        patch.setattr(os, "killpg", lambda *_: None)
-        with pytest.raises(ChildFailed, match=rf"process {child.pid} was killed but does not end") as caught:
-            child.result(0.1)
-        assert caught.value.how == "timed-out"
-    assert is_alive(child.pid)
-    os.killpg(child.pid, signal.SIGKILL)
-    child._process.wait()
-
-
-def test_a_child_that_cannot_be_killed_is_told_once_when_its_block_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_cannot_be_killed_is_left_and_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "KILL_WAIT_S", 0.1)
-    child = spawn("hang", grace_s=0)
-    child.receive(timeout_s=60)
+    late, left = spawn("hang", grace_s=0), spawn("hang", grace_s=0)
+    for child in (late, left):
+        child.receive(timeout_s=60)
     with monkeypatch.context() as patch:
         patch.setattr(os, "killpg", lambda *_: None)
-        with pytest.warns(RuntimeWarning, match=rf"process {child.pid} .* does not end"):
-            child.close()
-        child.close()
-    os.killpg(child.pid, signal.SIGKILL)
-    child._process.wait()
+        with pytest.raises(ChildFailed, match=rf"process {late.pid} was killed but does not end") as caught:
+            late.result(0.1)
+        assert caught.value.how == "timed-out"
+        with pytest.warns(RuntimeWarning, match=rf"process {left.pid} .* does not end"):
+            left.close()
+        late.close()
+        left.close()
+    for child in (late, left):
+        assert is_alive(child.pid)
+        os.killpg(child.pid, signal.SIGKILL)
+        child._process.wait()
 
 
-@pytest.mark.long
 def test_children_leave_no_descriptors_behind() -> None:
     run("echo")
     before = open_descriptors()
-    for _ in range(25):
+    for _ in range(3):
         run("echo")
         with pytest.raises(ChildFailed):
             run("exit_with", {"code": 1})
@@ -302,17 +293,13 @@ def start_parent(then: str, before: str | None = None) -> tuple[subprocess.Popen
     return parent, int(parent.stdout.readline())
 
 
-def test_a_child_dies_with_a_parent_that_is_killed() -> None:
-    parent, child = start_parent("import time; time.sleep(60)")
-    with parent:
-        assert is_alive(child)
-        parent.kill()
-    assert wait_until(lambda: not is_alive(child))
-
-
-@pytest.mark.needs_root
-def test_a_child_whose_hook_changes_its_user_dies_with_its_parent_too() -> None:
-    parent, child = start_parent("import time; time.sleep(60)", before="tests.launch.hooks:become_nobody")
+@pytest.mark.parametrize(
+    "before",
+    [None, pytest.param("tests.launch.hooks:become_nobody", marks=pytest.mark.needs_root)],
+    ids=["", "whose hook has changed its user"],
+)
+def test_a_child_dies_with_a_parent_that_is_killed(before: str | None) -> None:
+    parent, child = start_parent("import time; time.sleep(60)", before)
     with parent:
         assert is_alive(child)
         parent.kill()

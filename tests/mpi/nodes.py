@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -60,14 +62,25 @@ class Place:
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 words = (process / "cmdline").read_bytes().split(b"\0")
-                if b"egmctl" in words and b"bench" in words and here in (process / "environ").read_bytes().split(b"\0"):
+                if b"bench" in words and here in (process / "environ").read_bytes().split(b"\0"):
                     os.kill(int(process.name), number)
                     signalled += 1
         assert signalled == self.ranks
 
 
+def wait_for(condition: Callable[[], bool], job: Future[Ended]) -> None:
+    """Wait for something that the job does."""
+    while not condition():
+        assert not job.done(), job.result()
+        time.sleep(0.05)
+
+
 def egmctl_under_mpi(
-    places: Sequence[Place], *arguments: str | Path, options: Sequence[str] = (), timeout_s: float = 280
+    places: Sequence[Place],
+    *arguments: str | Path,
+    options: Sequence[str] = (),
+    program: Sequence[str] = ("-m", "egmctl"),
+    timeout_s: float = 280,
 ) -> Ended:
     """Run the command as one job over the nodes; each rank has its node's environment."""
     job: list[str] = []
@@ -75,6 +88,6 @@ def egmctl_under_mpi(
         env = place.node.environment(place.faults) | dict(place.env)
         removed = [part for name, value in env.items() if value is None for part in ("-u", name)]
         given = [f"{name}={value}" for name, value in env.items() if value is not None]
-        program = [sys.executable, "-m", "egmctl", *map(str, arguments)]
-        job += [":"] * bool(job) + ["-n", str(place.ranks), "env", *removed, *given, *program]
+        command = [sys.executable, *program, *map(str, arguments)]
+        job += [":"] * bool(job) + ["-n", str(place.ranks), "env", *removed, *given, *command]
     return launch(job, options=options, timeout_s=timeout_s)

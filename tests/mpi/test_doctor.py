@@ -70,57 +70,41 @@ def test_what_differs_is_told_by_node(fake_node: MakeFakeNode) -> None:
 
 
 @pytest.mark.long
-def test_an_import_that_fails_is_told_with_both_ranks_and_its_cause(fake_node: MakeFakeNode) -> None:
-    nodes = [
-        Place(fake_node(in_domain("rack1-n1")), 1),
-        Place(fake_node(in_domain("rack1-n2")), 1, "cuMemImportFromShareableHandle=error:801"),
-    ]
+def test_an_import_that_fails_or_kills_its_rank_is_told_with_both_ranks_and_costs_its_own_part_only(
+    fake_node: MakeFakeNode,
+) -> None:
+    faults = ("", "cuMemImportFromShareableHandle=error:801", "cuMemImportFromShareableHandle=kill:9,once")
+    nodes = [Place(fake_node(in_domain(f"rack1-n{n}")), 1, fault) for n, fault in enumerate(faults, 1)]
     done = egmctl_under_mpi(nodes, *PEERS, "--active")
     assert done.code == 1, done.err
-    fabric = findings(done.out)["peers.fabric-active"]
-    assert [finding["status"] for finding in fabric] == ["fail", "fail", "pass", "pass"]
-    assert "node1:GPU0 to node2:GPU0 (owner to importer)" in fabric[0]["summary"]
-    assert fabric[0]["evidence"][0]["source"] == "rank 1 on rack1-n2"
-    assert "device cgroup" in fabric[0]["cause"]
+    device, egm, killed, *works = findings(done.out)["peers.fabric-active"]
+    assert [finding["status"] for finding in (device, egm, killed, *works)] == ["fail"] * 3 + ["pass"] * 2
+    for fails in (device, egm):
+        assert "node1:GPU0 to node2:GPU0, node3:GPU0 to node2:GPU0 (owner to importer)" in fails["summary"]
+        assert {evidence["source"] for evidence in fails["evidence"]} == {"rank 1 on rack1-n2"}
+        assert "device cgroup" in fails["cause"]
+    assert "to node3:GPU0 (owner to importer): killed a process" in killed["summary"]
+    assert [evidence["source"] for evidence in killed["evidence"]] == ["rank 2 on rack1-n3"]
+
+
+VISIBLE = "env.visible-devices"
 
 
 @pytest.mark.long
-def test_a_rank_whose_process_dies_costs_its_own_part_only(fake_node: MakeFakeNode) -> None:
-    nodes = [
-        Place(fake_node(in_domain("rack1-n1")), 1),
-        Place(fake_node(in_domain("rack1-n2")), 1, "cuMemImportFromShareableHandle=kill:9,once"),
-    ]
-    done = egmctl_under_mpi(nodes, *PEERS, "--active")
-    assert done.code == 1, done.err
-    fabric = findings(done.out)["peers.fabric-active"]
-    assert sorted(finding["status"] for finding in fabric) == ["fail", "pass", "pass"]
-
-
-@pytest.mark.long
-def test_checks_that_fail_on_another_node_are_told(fake_node: MakeFakeNode) -> None:
-    nodes = [
-        Place(fake_node(in_domain("rack1-n1")), 1),
-        Place(fake_node(in_domain("rack1-n2", channel=False)), 1),
-    ]
-    done = egmctl_under_mpi(nodes, "doctor", "--check", "imex.channel", "--for", "fabric", "--json")
-    assert done.code == 1, done.err
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [(("imex.channel", "--for", "fabric"), ["imex.channel"]), ((VISIBLE, "--strict"), [VISIBLE]), ((VISIBLE,), [])],
+    ids=["a failure", "a warning with --strict", "a warning"],
+)
+def test_a_check_that_fails_on_another_node_is_told(
+    fake_node: MakeFakeNode, asked: tuple[str, ...], told: list[str]
+) -> None:
+    other = Place(fake_node(in_domain("rack1-n2", channel=False)), 1, env={"CUDA_VISIBLE_DEVICES": "0,9"})
+    done = egmctl_under_mpi([Place(fake_node(in_domain("rack1-n1")), 1), other], "doctor", "--json", "--check", *asked)
+    assert done.code == bool(told), done.err
     (finding,) = findings(done.out)["peers.nodes"]
-    assert finding["status"] == "fail"
-    assert [(e["source"], e["value"]) for e in finding["evidence"]] == [("rack1-n2", "imex.channel")]
-
-
-@pytest.mark.long
-def test_with_strict_a_warning_on_another_node_is_told(fake_node: MakeFakeNode) -> None:
-    nodes = [
-        Place(fake_node(in_domain("rack1-n1")), 1),
-        Place(fake_node(in_domain("rack1-n2")), 1, env={"CUDA_VISIBLE_DEVICES": "0,9"}),
-    ]
-    asked = ("doctor", "--check", "env.visible-devices", "--json")
-    assert egmctl_under_mpi(nodes, *asked).code == 0
-    done = egmctl_under_mpi(nodes, *asked, "--strict")
-    assert done.code == 1, done.err
-    (finding,) = findings(done.out)["peers.nodes"]
-    assert [e["source"] for e in finding["evidence"]] == ["rack1-n2"]
+    assert finding["status"] == ("fail" if told else "pass")
+    assert [(e["source"], e["value"]) for e in finding["evidence"]] == [("rack1-n2", check) for check in told]
 
 
 @pytest.mark.long

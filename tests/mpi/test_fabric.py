@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,187 +14,152 @@ import pytest
 from egmctl.saved import load_journal
 from tests.conftest import RunEgmctl
 from tests.fake.plugin import MakeFakeNode
-from tests.mpi.nodes import QUICK, Place, egmctl_under_mpi, in_domain
+from tests.mpi.nodes import QUICK, Place, egmctl_under_mpi, in_domain, wait_for
 
 pytestmark = pytest.mark.processes
 
 WRITE = ("bench", *QUICK, "--case", "fabric_device_write_ce")
+TO_EGM = "fabric_host_numa_to_host_numa_write_ce"
 RECOVER = ("--enable-recovery",)
 """mpirun lets the others live when a process is killed, as srun does."""
+IMPATIENT = ("tests/mpi/impatient.py",)
+"""egmctl, whose commands give each other up sooner."""
+CASES = (
+    *("fabric_device_write_ce", "fabric_device_all_to_one_write_ce", "fabric_device_latency"),
+    *("fabric_host_numa_read_sm", TO_EGM),
+)
+"""One of each kind of pattern, memory and engine."""
 
 
-def result(out: str) -> dict[str, Any]:
-    """Return the result of the one document that the job has written."""
-    document: dict[str, Any] = json.loads(out)
-    found: dict[str, Any] = document["result"]
+def measured(out: str) -> list[dict[str, Any]]:
+    """Return the measurements of the one document that the job has written."""
+    measurements: list[dict[str, Any]] = json.loads(out)["result"]["measurements"]
+    return measurements
+
+
+def by_initiator(out: str) -> dict[int, list[dict[str, Any]]]:
+    """Return the measurements by the rank that moves the bytes."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for measurement in measured(out):
+        found.setdefault(measurement["flows"][0]["initiator_rank"], []).append(measurement)
     return found
 
 
-@pytest.fixture
-def two_nodes(fake_node: MakeFakeNode) -> list[Place]:
-    return [Place(fake_node(in_domain(f"rack1-n{number}")), 2) for number in (1, 2)]
-
-
 @pytest.mark.long
-def test_all_ranks_of_two_nodes_measure_each_other_and_rank_0_reports_it(two_nodes: list[Place]) -> None:
-    done = egmctl_under_mpi(two_nodes, "bench", *QUICK, "--json", timeout_s=280)
+def test_all_ranks_of_two_nodes_measure_each_other_and_rank_0_reports_it(
+    fake_node: MakeFakeNode, tmp_path: Path
+) -> None:
+    kept, words, written = tmp_path / "kept", tmp_path / "report.txt", tmp_path / "report.json"
+    env = {"EGMCTL_NO_JOURNAL": "", "HOME": str(tmp_path)}
+    nodes = [Place(fake_node(in_domain(f"rack1-n{number}")), 2, env=env) for number in (1, 2)]
+    cases = [word for case in CASES for word in ("--case", case)]
+    outputs = ("-v", "-o", words, "-o", written, "--journal", kept)
+    done = egmctl_under_mpi(nodes, "bench", *QUICK, *cases, *outputs)
     assert done.code == 0, done.err
-    found = result(done.out)
-    assert [rank["label"] for rank in found["ranks"]] == ["node1:GPU0", "node1:GPU1", "node2:GPU0", "node2:GPU1"]
-    assert [rank["host"] for rank in found["ranks"]] == ["rack1-n1"] * 2 + ["rack1-n2"] * 2
-    assert len(found["machines"]) == 2
-    measurements = found["measurements"]
+    assert done.out.count(f"written: {words}") == 1
+
+    result = json.loads(written.read_text())["result"]
+    labels = ["node1:GPU0", "node1:GPU1", "node2:GPU0", "node2:GPU1"]
+    assert [(rank["label"], rank["host"]) for rank in result["ranks"]] == list(
+        zip(labels, ["rack1-n1"] * 2 + ["rack1-n2"] * 2, strict=True)
+    )
+    assert len(result["machines"]) == 2
+    measurements = result["measurements"]
+    assert {m["case"] for m in measurements} == set(CASES)
     assert {m["status"] for m in measurements} <= {"ok", "unstable"}
     assert all(m["verification"] for m in measurements)
-    written = [m for m in measurements if m["case"] == "fabric_device_write_ce"]
-    assert len(written) == 12
-    across = [m for m in written if m["flows"][0]["route"]["symbol"] == "NV18 across nodes"]
-    assert len(across) == 8
-    assert {m["concurrent"] for m in written} == {2}
-    egm = [m for m in measurements if m["case"] == "fabric_host_numa_read_ce"]
+    for case, route in (("fabric_device_write_ce", "NV18 across nodes"), (TO_EGM, "C2C>NV18>C2C across nodes")):
+        pairs = [m for m in measurements if m["case"] == case]
+        assert 2 in {m["concurrent"] for m in pairs}
+        assert {m["flows"][0]["initiator_label"] for m in pairs} == {*labels}
+        routes = [m["flows"][0]["route"]["symbol"] for m in pairs]
+        assert (len(routes), routes.count(route)) == (12, 8)
+    assert {m["verification"] for m in measurements if m["case"] == TO_EGM} == {"gpu-every-sample"}
+    egm = [m for m in measurements if m["case"] == "fabric_host_numa_read_sm"]
     assert {m["flows"][0]["route"]["egm"] for m in egm} == {"yes"}
-    to_egm = [m for m in measurements if m["case"] == "fabric_host_numa_to_host_numa_write_ce"]
-    assert len(to_egm) == 12
-    routes = [m["flows"][0]["route"]["symbol"] for m in to_egm]
-    assert routes.count("C2C>NV18>C2C across nodes") == 8
-    assert {m["verification"] for m in to_egm} == {"gpu-every-sample"}
-    assert {m["flows"][0]["initiator_label"] for m in to_egm} == {rank["label"] for rank in found["ranks"]}
-    assert not [leak for place in two_nodes for leak in place.node.leaks()]
 
+    assert words.read_text().count("node1 is rack1-n1\n  node2 is rack1-n2\n") == 1
 
-@pytest.mark.long
-def test_a_byte_that_is_changed_on_its_way_to_another_node_s_egm_is_found(fake_node: MakeFakeNode) -> None:
-    wrong = "cuMemcpyAsync@4=corrupt:4096"
-    nodes = [Place(fake_node(in_domain("rack1-n1")), 1, wrong), Place(fake_node(in_domain("rack1-n2")), 1)]
-    case = ("--case", "fabric_host_numa_to_host_numa_write_ce")
-    done = egmctl_under_mpi(nodes, "bench", *QUICK, *case, "--json")
-    assert done.code == 1, done.err
-    statuses = {m["flows"][0]["initiator_rank"]: m["status"] for m in result(done.out)["measurements"]}
-    assert statuses[0] == "corrupt"
-    assert statuses[1] in ("ok", "unstable")
-
-
-@pytest.mark.long
-def test_words_name_the_nodes_and_are_written_once(two_nodes: list[Place], tmp_path: Path) -> None:
-    report = tmp_path / "report.txt"
-    done = egmctl_under_mpi(two_nodes, *WRITE, "-v", "-o", report)
-    assert done.code == 0, done.err
-    assert done.out.count(f"written: {report}") == 1
-    text = report.read_text()
-    assert text.count("memcpy CE GPU(row)") == 1
-    assert "node1 is rack1-n1\n  node2 is rack1-n2\n" in text
-    assert "node2:GPU1" in text
-
-
-@pytest.mark.long
-def test_rank_0_keeps_the_journal_and_no_other_does(fake_node: MakeFakeNode, tmp_path: Path) -> None:
-    kept = tmp_path / "kept"
-    nodes = [
-        Place(fake_node(in_domain(f"rack1-n{number}")), 2, env={"EGMCTL_NO_JOURNAL": "", "HOME": str(tmp_path)})
-        for number in (1, 2)
-    ]
-    done = egmctl_under_mpi(nodes, *WRITE, "--json", "--journal", kept)
-    assert done.code == 0, done.err
     (path,) = kept.iterdir()
+    assert not list(tmp_path.rglob("egmctl/journal")), "rank 0 alone keeps one"
     journal = load_journal(path)
     assert (journal.exit_code, journal.under_way) == (0, ())
-    measured = [(m["case"], m["status"]) for m in result(done.out)["measurements"]]
-    assert [(one.case, one.status.value) for one in journal.report.measurements] == measured
-    assert journal.report.kernel_messages is not None
-    assert not list(tmp_path.rglob("egmctl/journal")), "nothing anywhere else"
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("fault", "timeout_s", "how", "words"),
-    [
-        # Who dies is missed at once; who hangs costs the time that a step has, which the others need on a busy machine.
-        ("kill:9", 60, "crashed", "died from SIGKILL in cuMemImportFromShareableHandle"),
-        ("hang", 15, "timed-out", "it is in cuMemImportFromShareableHandle"),
-    ],
-)
-def test_a_rank_that_dies_or_hangs_is_named_with_its_node_and_call_and_the_rest_is_measured(
-    fake_node: MakeFakeNode, fault: str, timeout_s: int, how: str, words: str
-) -> None:
-    fault = f"cuMemImportFromShareableHandle@2={fault},once"
-    nodes = [Place(fake_node(in_domain("rack1-n1")), 3), Place(fake_node(in_domain("rack1-n2")), 1, fault)]
-    done = egmctl_under_mpi(nodes, *WRITE, "--timeout", str(timeout_s), "--json")
-    assert done.code == 4, done.err
-    measurements = result(done.out)["measurements"]
-    failed = [m for m in measurements if m["status"] == how]
-    assert failed
-    assert {m["failed_rank"] for m in failed} == {3}
-    assert {m["last_call"] for m in failed} == {"cuMemImportFromShareableHandle"}
-    assert all(words in m["reason"] for m in failed)
-    assert "node2:GPU0" in failed[0]["reason"]
-    assert len([m for m in measurements if m["status"] in ("ok", "unstable")]) == len(measurements) - len(failed)
-
-
-@pytest.mark.long
-def test_a_failing_call_is_named_with_its_cause_and_the_others_go_on(fake_node: MakeFakeNode) -> None:
-    # As under a device cgroup that denies the owner's GPU.
-    nodes = [
-        Place(fake_node(in_domain("rack1-n1")), 1, "cuMemImportFromShareableHandle=error:801"),
-        Place(fake_node(in_domain("rack1-n2")), 1),
+    assert [(m.case, m.status.value) for m in journal.report.measurements] == [
+        (m["case"], m["status"]) for m in measurements
     ]
-    done = egmctl_under_mpi(nodes, *WRITE, "--json")
+    assert journal.report.kernel_messages is not None
+    assert not [leak for place in nodes for leak in place.node.leaks()]
+
+
+@pytest.mark.long
+def test_a_wrong_byte_and_a_failing_call_are_named_with_their_ranks_and_the_others_go_on(
+    fake_node: MakeFakeNode,
+) -> None:
+    faults = {
+        "rack1-n1": "cuMemcpyAsync@4=corrupt:4096",
+        # As under a device cgroup that denies the owner's GPU.
+        "rack1-n2": "cuMemImportFromShareableHandle=error:801",
+        "rack1-n3": "",
+    }
+    nodes = [Place(fake_node(in_domain(host)), 1, fault) for host, fault in faults.items()]
+    done = egmctl_under_mpi(nodes, "bench", *QUICK, "--case", TO_EGM, "--json")
     assert done.code == 1, done.err
-    by_rank = {m["flows"][0]["initiator_rank"]: m for m in result(done.out)["measurements"]}
-    assert by_rank[1]["status"] in ("ok", "unstable")
-    assert (by_rank[0]["status"], by_rank[0]["failed_rank"], by_rank[0]["known_cause"]) == ("failed", 0, True)
-    assert "rank 0 (node1:GPU0)" in by_rank[0]["reason"]
-    assert "device cgroup" in by_rank[0]["reason"]
+    changes, fails, works = (found for _, found in sorted(by_initiator(done.out).items()))
+    assert "corrupt" in {m["status"] for m in changes}
+    assert {m["status"] for m in works} <= {"ok", "unstable"}
+    assert {(m["status"], m["failed_rank"], m["known_cause"]) for m in fails} == {("failed", 1, True)}
+    for m in fails:
+        assert "rank 1 (node2:GPU0)" in m["reason"]
+        assert "device cgroup" in m["reason"]
+
+
+@pytest.mark.long
+def test_a_rank_that_dies_or_hangs_is_named_with_its_node_and_call_and_the_rest_is_measured(
+    fake_node: MakeFakeNode,
+) -> None:
+    faults = "cuMemImportFromShareableHandle@1=kill:9,once;cuMemImportFromShareableHandle@2=hang,once"
+    nodes = [Place(fake_node(in_domain("rack1-n1")), 3), Place(fake_node(in_domain("rack1-n2")), 1, faults)]
+    # Who dies is missed at once; who hangs costs the time that a step has, which the others need on a busy machine.
+    done = egmctl_under_mpi(nodes, *WRITE, "--timeout", "6", "--json")
+    assert done.code == 4, done.err
+    failed = {m["status"]: m for m in measured(done.out) if m["status"] not in ("ok", "unstable")}
+    ways = {
+        "crashed": "died from SIGKILL in cuMemImportFromShareableHandle",
+        "timed-out": "it is in cuMemImportFromShareableHandle",
+    }
+    assert failed.keys() == ways.keys()
+    for how, words in ways.items():
+        assert (failed[how]["failed_rank"], failed[how]["last_call"]) == (3, "cuMemImportFromShareableHandle")
+        assert words in failed[how]["reason"]
+        assert "node2:GPU0" in failed[how]["reason"]
 
 
 @pytest.mark.long
 def test_a_rank_without_a_channel_is_named_and_what_it_has_no_part_in_is_measured(fake_node: MakeFakeNode) -> None:
-    nodes = [Place(fake_node(in_domain("rack1-n1")), 2), Place(fake_node(in_domain("rack1-n2", channel=False)), 1)]
+    nodes = [
+        # As in a container of its own: another sysroot, the same node's name.
+        Place(fake_node(in_domain("rack1-n1", channel=False)), 1),
+        Place(fake_node(in_domain("rack1-n1")), 2),
+        Place(fake_node(in_domain("rack1-n2", channel=False)), 1),
+    ]
     done = egmctl_under_mpi(nodes, *WRITE, "--json")
     assert done.code == 0, done.err
-    measurements = result(done.out)["measurements"]
-    waived = [m for m in measurements if m["status"] == "waived"]
-    assert len(waived) == 4
-    assert all("node2:GPU0: there is no IMEX channel" in m["reason"] for m in waived)
-    assert all(2 in {end["rank"] for end in (m["flows"][0]["source"], m["flows"][0]["destination"])} for m in waived)
+    without = {0: "node1:GPU0: there is no IMEX channel", 3: "node2:GPU0: there is no IMEX channel"}
+    for m in measured(done.out):
+        concerned = {m["flows"][0][end]["rank"] for end in ("source", "destination")} & without.keys()
+        assert (m["status"] == "waived") == bool(concerned)
+        assert not concerned or any(without[rank] in m["reason"] for rank in concerned)
 
 
 @pytest.mark.long
-def test_a_rank_that_alone_of_its_node_has_no_channel_is_named(fake_node: MakeFakeNode) -> None:
-    # As in a container of its own: another sysroot, the same node's name.
-    nodes = [Place(fake_node(in_domain("rack1-n1", channel=False)), 1), Place(fake_node(in_domain("rack1-n1")), 2)]
-    done = egmctl_under_mpi(nodes, *WRITE, "--json")
-    assert done.code == 0, done.err
-    for m in result(done.out)["measurements"]:
-        ranks = {m["flows"][0]["source"]["rank"], m["flows"][0]["destination"]["rank"]}
-        assert (m["status"] == "waived") == (0 in ranks)
-        assert 0 not in ranks or "GPU0: there is no IMEX channel" in m["reason"]
-
-
-@pytest.mark.long
-def test_different_drivers_end_the_run_before_it_begins(fake_node: MakeFakeNode) -> None:
-    nodes = [Place(fake_node(in_domain("rack1-n1")), 3), Place(fake_node(in_domain("rack1-n2", driver="590.10")), 1)]
-    done = egmctl_under_mpi(nodes, *WRITE)
+def test_what_differs_between_nodes_ends_the_run_before_it_begins(fake_node: MakeFakeNode) -> None:
+    other = in_domain("rack1-n2", driver="590.10", clique=8)
+    done = egmctl_under_mpi([Place(fake_node(in_domain("rack1-n1")), 1), Place(fake_node(other), 1)], *WRITE)
     assert done.code == 3
     assert "the driver's version differs between nodes: " in done.err
-    assert "590.10 on rack1-n2" in done.err
+    assert "590.10 on rack1-n2; the NVLink domain differs between nodes: " in done.err
+    assert "clique 8 on rack1-n2" in done.err
     assert done.err.count("egmctl: ") == 1
-
-
-@pytest.mark.long
-def test_different_cliques_end_the_run_where_handles_would_cross_them(fake_node: MakeFakeNode) -> None:
-    nodes = [Place(fake_node(in_domain(f"rack1-n{clique}", clique=clique)), 1) for clique in (7, 8)]
-    done = egmctl_under_mpi(nodes, *WRITE)
-    assert done.code == 3
-    assert "the NVLink domain differs between nodes: " in done.err
-    assert "clique 8 on rack1-n8" in done.err
-
-
-@pytest.mark.long
-def test_more_ranks_than_gpus_is_a_usage_error_that_names_the_node(fake_node: MakeFakeNode) -> None:
-    nodes = [Place(fake_node(in_domain("rack1-n1")), 1), Place(fake_node(in_domain("rack1-n2")), 5)]
-    done = egmctl_under_mpi(nodes, *WRITE)
-    assert done.code == 2
-    assert "rack1-n2 has 5 ranks and 4 usable GPUs" in done.err
 
 
 @pytest.mark.long
@@ -207,15 +173,16 @@ def test_a_command_that_is_killed_is_named_in_the_report_and_the_job_ends(
     nodes = [Place(fake_node(in_domain("rack1-n1")), 2), Place(fake_node(in_domain("rack1-n2")), 1)]
     arguments = ("bench", *QUICK, "--samples", "500", "--timeout", "1", "-o", written)
     with ThreadPoolExecutor() as beside:
-        job = beside.submit(egmctl_under_mpi, nodes, *arguments, options=options)
-        while not nodes[1].node.calls("cuEventRecord"):
-            assert not job.done(), job.result()
+        job = beside.submit(egmctl_under_mpi, nodes, *arguments, options=options, program=IMPATIENT, timeout_s=90)
+        wait_for(lambda: bool(nodes[1].node.calls("cuEventRecord")), job)
         nodes[1].signal_commands(signal.SIGKILL)
         job.result()
     report = json.loads(written.read_text())
     assert report["exit_code"] == 4
     said = report["result"]["problems"] + [m["reason"] or "" for m in report["result"]["measurements"]]
-    assert any("gone or does not respond: rank 2 (node2:GPU0 on rack1-n2)" in words for words in said), said
+    # On a busy machine another rank may be late as well.
+    gone = re.compile(r"gone or does not respond: .*rank 2 \(node2:GPU0 on rack1-n2\)")
+    assert any(map(gone.search, said)), said
 
 
 @pytest.mark.long
@@ -226,8 +193,7 @@ def test_an_interruption_of_all_commands_is_a_report_of_what_there_is(fake_node:
     nodes = [Place(fake_node(in_domain("rack1-n1")), 2), Place(fake_node(in_domain("rack1-n2")), 1, fault)]
     with ThreadPoolExecutor() as beside:
         job = beside.submit(egmctl_under_mpi, nodes, "bench", *QUICK, "-o", written, options=RECOVER)
-        while not any(call.ending == "hang" for call in nodes[1].node.calls()):
-            assert not job.done(), job.result()
+        wait_for(lambda: any(call.ending == "hang" for call in nodes[1].node.calls()), job)
         for place in nodes:
             place.signal_commands(signal.SIGTERM)
         job.result()

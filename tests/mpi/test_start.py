@@ -65,12 +65,21 @@ def task(rank: int, local: int, size: int = 4) -> dict[str, str]:
     return {"SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": str(size), "SLURM_LOCALID": str(local)}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
-def test_doctor_answers_alone_and_says_why_its_tasks_cannot_talk(
-    egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path, way: str
-) -> None:
+def test_how_mpi_ended_is_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, way: str) -> None:
     starting, reason = WAYS[way]
+    for name, value in stub(tmp_path, starting).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(MpiFailed) as caught:
+        World(Launched(0, 2, "srun", True))
+    assert caught.value.reason == reason
+
+
+@pytest.mark.long
+def test_doctor_answers_alone_and_says_why_its_tasks_cannot_talk(
+    egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
+) -> None:
+    starting, reason = WAYS["exit"]
     env = fake_node(in_domain("rack1-n1")).environment() | stub(tmp_path, starting) | task(0, 0)
     alone = egmctl("doctor", "--mpi", "off", env=env)
     assert not (tmp_path / "started").exists()
@@ -142,8 +151,8 @@ def test_mpi_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     for name, value in stub(tmp_path, "time.sleep(600)").items():
         monkeypatch.setenv(name, value)
     waited: list[str] = []
-    with pytest.raises(MpiFailed, match="MPI_Init: no result within 1 s"):
-        World(Launched(0, 2, "srun", True), lambda: waited.append("said"), start_s=1)
+    with pytest.raises(MpiFailed, match="MPI_Init: no result within 0.3 s"):
+        World(Launched(0, 2, "srun", True), lambda: waited.append("said"), start_s=0.3)
     assert waited == ["said"]
 
 

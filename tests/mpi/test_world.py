@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import MutableSequence, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,16 +27,14 @@ def test_four_ranks_gather_and_wait_for_each_other() -> None:
 
 
 @pytest.mark.long
-def test_who_is_dead_and_who_does_not_come_are_named_and_the_job_ends() -> None:
-    # Without the option mpirun itself ends the job when a process is killed.
-    done = mpirun(4, [PROGRAM, "one_is_away"], options=("--enable-recovery",))
-    assert "missing (2, 3): ranks 2, 3 did not answer any more" in done.out, done.err
-
-
-@pytest.mark.long
-def test_what_a_late_rank_gives_to_a_call_that_was_given_up_overwrites_nothing() -> None:
-    done = mpirun(3, [PROGRAM, "one_is_late"])
-    assert "overwritten: 0" in done.out, done.err
+def test_who_is_dead_and_who_does_not_come_are_named_and_who_is_late_overwrites_nothing() -> None:
+    # Both jobs do little but wait for some seconds.
+    with ThreadPoolExecutor() as beside:
+        late = beside.submit(mpirun, 3, [PROGRAM, "one_is_late"])
+        # Without the option mpirun itself ends the job when a process is killed.
+        away = mpirun(4, [PROGRAM, "one_is_away"], options=("--enable-recovery",))
+    assert "missing (2, 3): ranks 2, 3 did not answer any more" in away.out, away.err
+    assert "overwritten: 0" in late.result().out, late.result().err
 
 
 def test_a_fault_of_the_tool_in_one_rank_is_told_and_ends_the_job() -> None:

@@ -64,14 +64,15 @@ class Tab:
         for domain in ("Page", "Runtime", "Log", "Network", "DOM", "Accessibility"):
             self.call(f"{domain}.enable")
 
-    def open(self, page: Path, *, scheme: str = "light", width: int = 1280, height: int = 900) -> Seen:
-        """Show a file and return what happened until it was loaded and half a second longer."""
+    def open(self, page: Path, *, scheme: str = "light", width: int = 1280, settle_s: float = 0) -> Seen:
+        """Show a file and return what happened until it was loaded, and so much longer."""
         self.seen = Seen()
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         self.call("Page.navigate", url=page.resolve().as_uri())
         self._until("Page.loadEventFired")
-        self._listen(0.5)
+        for _ in self._messages(settle_s):
+            pass
         return self.seen
 
     def evaluate(self, expression: str) -> Any:
@@ -80,11 +81,6 @@ class Tab:
         if "exceptionDetails" in answer:
             raise RuntimeError(answer["exceptionDetails"]["exception"].get("description", expression))
         return answer["result"].get("value")
-
-    def picture(self, path: Path, *, whole: bool = True) -> None:
-        """Write what the page looks like as PNG."""
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
     def printed(self) -> bytes:
         """Return the page as PDF, as it would be printed."""
@@ -117,10 +113,6 @@ class Tab:
             if message.get("method") == event:
                 return
         raise TimeoutError(event)
-
-    def _listen(self, seconds: float) -> None:
-        for _ in self._messages(seconds):
-            pass
 
     def _messages(self, seconds: float) -> Iterator[dict[str, Any]]:
         end = time.monotonic() + seconds

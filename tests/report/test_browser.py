@@ -33,6 +33,8 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "compare-nodes.html": lambda: str(render(comparisons.nodes(), Format.HTML)),
     "compare-hostile.html": lambda: str(render(comparisons.hostile(), Format.HTML)),
 }
+SETTLE_S = 0.4
+"""What a page does it does within this time after it was loaded."""
 CONTRASTS = """
 (() => {
   const channel = c => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
@@ -80,7 +82,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.long
 @pytest.mark.parametrize("name", PAGES)
 def test_no_request_leaves_a_page_and_nothing_is_complained_of(tab: Tab, folder: Path, name: str) -> None:
-    seen = tab.open(folder / name)
+    seen = tab.open(folder / name, settle_s=SETTLE_S)
     assert seen.requests == [(folder / name).as_uri()]
     assert seen.complaints == []
 
@@ -89,7 +91,7 @@ def test_a_page_that_does_both_is_noticed(tab: Tab, tmp_path: Path) -> None:
     """Guards the test above: what it looks for, this browser tells."""
     page = tmp_path / "bad.html"
     page.write_text("<!doctype html><img src=missing.png><script>console.error('seen'); nonsense()</script>")
-    seen = tab.open(page)
+    seen = tab.open(page, settle_s=SETTLE_S)
     assert (tmp_path / "missing.png").as_uri() in seen.requests
     assert any("seen" in one for one in seen.complaints)
     assert any("Uncaught" in one for one in seen.complaints)
@@ -100,28 +102,23 @@ def test_even_a_script_that_got_into_a_page_would_not_run(tab: Tab, folder: Path
     run = "document.title = 'run'"
     added = f'<script>{run}</script><img src=x.png onerror="{run}"><b style="top:1px">'
     page.write_text((folder / "topo.html").read_text().replace("<main", f"{added}<main"))
-    seen = tab.open(page)
+    seen = tab.open(page, settle_s=SETTLE_S)
     assert tab.evaluate("document.title") == "egmctl topo: gb200-tray"
     assert seen.requests == [page.as_uri()]
     assert sum("Content Security Policy" in one for one in seen.complaints) >= 3
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 360), ("dark", 1280)])
 @pytest.mark.parametrize("name", [name for name in PAGES if name.endswith(".html")])
-def test_text_can_be_read_in_both_schemes(tab: Tab, folder: Path, name: str, scheme: str) -> None:
-    tab.open(folder / name, scheme=scheme)
+def test_a_page_can_be_read_in_both_schemes_and_is_never_wider_than_the_window(
+    tab: Tab, folder: Path, name: str, scheme: str, width: int
+) -> None:
+    tab.open(folder / name, scheme=scheme, width=width)
     color = tab.evaluate("getComputedStyle(document.documentElement).backgroundColor")
     ground = [int(part) for part in re.findall(r"\d+", color)]
     assert (max(ground) < 64) is (scheme == "dark")
     assert tab.evaluate(CONTRASTS) == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("width", [360, 1280])
-@pytest.mark.parametrize("name", [name for name in PAGES if name.endswith(".html")])
-def test_a_page_is_never_wider_than_the_window(tab: Tab, folder: Path, name: str, width: int) -> None:
-    tab.open(folder / name, width=width)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
@@ -146,7 +143,7 @@ def test_a_screen_reader_finds_tables_with_names(tab: Tab, folder: Path) -> None
 
 @pytest.mark.long
 def test_it_prints_dark_on_white_and_without_the_contents(tab: Tab, folder: Path) -> None:
-    tab.open(folder / "bench.html", scheme="dark")
+    tab.open(folder / "topo.html", scheme="dark")
     tab.call("Emulation.setEmulatedMedia", media="print")
     assert tab.evaluate("getComputedStyle(document.body).color") == "rgb(23, 26, 31)"
     assert tab.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(255, 255, 255)"

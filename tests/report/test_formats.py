@@ -17,7 +17,6 @@ from egmctl.model.listing import History, KeptRun
 from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.model.profile import MatchResult, ProfileFile, ProfileList
 from egmctl.report import kinds
-from egmctl.report import kinds as formats
 from egmctl.report.document import Better, Matrix, Tone
 from egmctl.report.kinds import Format, render, rendered
 from egmctl.report.render.figures import BOUNDS, best, legend, step
@@ -26,7 +25,6 @@ from egmctl.report.views.lists import machine_list, match_document
 from egmctl.topology.topology import Topology, topology
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.profiles import load_all, match_profile
-from tests.conftest import RunEgmctl
 from tests.doctor.machines import shipped
 from tests.fleet.test_views import REPORT as RACK
 from tests.in_process import run as answered
@@ -123,28 +121,14 @@ def test_the_banner_of_a_modelled_machine_colours_no_line_but_its_own(text: Text
     assert warn not in [platform.style, *(span.style for span in platform.spans)]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("command", ["topo", "doctor"])
-def test_the_suffix_and_the_option_give_the_same(egmctl: RunEgmctl, tmp_path: Path, command: str) -> None:
-    valid = kinds.TOPO.formats if command == "topo" else kinds.DOCTOR.formats
-    for suffix, format in formats.SUFFIXES.items():
-        if format not in valid:
-            continue
-        file = tmp_path / f"found{suffix}"
-        arguments = (command, "--machine", "gh200", "-q")
-        written, printed = egmctl(*arguments, "-o", file), egmctl(*arguments, "--format", format)
-        assert written.code == printed.code
-        assert file.read_text() == printed.out
-
-
-@pytest.mark.long
-def test_a_form_that_a_command_has_not_is_refused_with_those_it_has(egmctl: RunEgmctl) -> None:
-    done = egmctl("topo", "--machine", "gh200", "--format", "junit")
-    assert done.code == 2
-    assert done.err == "egmctl: --format junit: no such format here; valid are text, json, csv, html, svg, md\n"
-    done = egmctl("doctor", "--machine", "list", "--format", "prom")
-    assert (done.code, done.out) == (2, "")
-    assert "--format prom: no such format here; valid are text, json" in done.err
+@pytest.mark.parametrize("kind", [kinds.TOPO, kinds.DOCTOR], ids=["topo", "doctor"])
+def test_the_suffix_and_the_option_give_the_same(tmp_path: Path, kind: kinds.Kind) -> None:
+    asked = ("topo" if kind is kinds.TOPO else "doctor", "--machine", "gh200", "-q")
+    for suffix, format in kinds.SUFFIXES.items():
+        if format in kind.formats:
+            file = tmp_path / f"found{suffix}"
+            written, printed = answered(*asked, "-o", file), answered(*asked, "--format", format)
+            assert (written.code, file.read_text()) == (printed.code, printed.out)
 
 
 COMMANDS = {
@@ -168,15 +152,25 @@ def test_help_offers_the_formats_that_the_command_takes_and_no_other(command: tu
     offered = re.findall(
         r"(\.[a-z]+)\b(?: \(JUnit\))?[,.]", told.partition("format by its suffix: ")[2].partition(" Can")[0]
     )
-    assert offered == [suffix for suffix, format in formats.SUFFIXES.items() if format in COMMANDS[command]]
+    assert offered == [suffix for suffix, format in kinds.SUFFIXES.items() if format in COMMANDS[command]]
 
 
-@pytest.mark.parametrize("command", [("topo", "--machine", "gh200"), ("compare", "a", "b")], ids=" ".join)
-def test_what_is_no_format_is_refused_in_one_sentence(command: tuple[str, ...]) -> None:
-    done = answered(*command, "--format", "yaml")
-    assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("egmctl: --format yaml: no such format here; valid are text, json, csv, html")
-    assert len(done.err.splitlines()) == 1
+@pytest.mark.parametrize(
+    ("command", "form", "valid"),
+    [
+        (("topo", "--machine", "gh200"), "junit", kinds.TOPO.formats),
+        (("topo", "--machine", "gh200"), "yaml", kinds.TOPO.formats),
+        (("doctor", "--machine", "list"), "prom", kinds.MACHINES.formats),
+        (("compare", "a", "b"), "yaml", kinds.COMPARISON.formats),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else value,
+)
+def test_a_form_that_a_command_has_not_is_refused_with_those_it_has(
+    command: tuple[str, ...], form: str, valid: tuple[Format, ...]
+) -> None:
+    done = answered(*command, "--format", form)
+    refusal = f"egmctl: --format {form}: no such format here; valid are {', '.join(valid)}\n"
+    assert (done.code, done.out, done.err) == (2, "", refusal)
 
 
 class TestHeat:

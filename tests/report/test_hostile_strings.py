@@ -8,8 +8,9 @@ import io
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,8 @@ from egmctl import saved
 from egmctl.comparison import compare
 from egmctl.model.codec import field_types, to_json
 from egmctl.model.record import Spelling
-from egmctl.report.kinds import BENCH, BRINGUP, COMPARISON, DOCTOR, FLEET, TOPO, Format, render
-from tests.conftest import RunEgmctl
+from egmctl.report.kinds import BENCH, BRINGUP, COMPARISON, DOCTOR, FLEET, TOPO, Format, Kind, render
 from tests.fuzz.documents import original
-from tests.saved.documents import bench_document, measured_report
 
 HOSTILE = '=cmd|"/c calc"!A1 \x1b]0;title\x07\x1b[31m\x9b1m\x90\x00\r\u202e\u2028<script>alert(1)</script>'
 
@@ -53,21 +52,15 @@ def poisoned(kind: Any, value: Any) -> Any:
     return HOSTILE if isinstance(value, str) and not isinstance(value, Enum) else value
 
 
-@pytest.fixture
-def files(egmctl: RunEgmctl, tmp_path: Path) -> dict[str, Path]:
-    """Documents of every command, every string in their results hostile."""
-    documents = {"bench": bench_document(measured_report("hgx-h200x4"))}
-    for name in ("topo", "doctor"):
-        documents[name] = json.loads(egmctl(name, "--machine", "hgx-h200x4", "--json").out)
-    paths = {}
-    for name, document in documents.items():
-        path = tmp_path / f"{name}.json"
-        path.write_text(json.dumps(document))
-        whole = saved.load(path)
-        bad = to_json(poisoned(type(whole.result), whole.result))
-        path.write_text(json.dumps({**document, "result": bad | {"machines": document["result"]["machines"]}}))
-        paths[name] = path
-    return paths
+def poisoned_file(kind: str, folder: Path) -> Path:
+    """Write a document of a command, every string in its result hostile."""
+    path = folder / f"{kind}.json"
+    path.write_bytes(original(kind, folder))
+    document = json.loads(path.read_text())
+    result = saved.load(path).result
+    bad = to_json(poisoned(type(result), result)) | {"machines": document["result"]["machines"]}
+    path.write_text(json.dumps({**document, "result": bad}))
+    return path
 
 
 def examine(format: Format, shown: str) -> None:
@@ -81,41 +74,28 @@ def examine(format: Format, shown: str) -> None:
             assert not cell.startswith("-") or float(cell) < 0, cell
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("name", "formats"), [("bench", BENCH.formats), ("topo", TOPO.formats), ("doctor", DOCTOR.formats)]
-)
-def test_results(files: dict[str, Path], name: str, formats: tuple[Format, ...]) -> None:
-    result = saved.viewed(saved.load(files[name]))
-    for format in formats:
-        for verbose in (0, 2):
-            examine(format, str(render(result, format, verbose=verbose)))
+def examine_all(result: object, formats: Iterable[Format]) -> None:
+    for format, verbose in product(formats, (0, 2)):
+        examine(format, str(render(result, format, verbose=verbose)))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["bench", "topo", "doctor"])
-def test_comparisons(files: dict[str, Path], tmp_path: Path, name: str) -> None:
-    other = tmp_path / "other.json"
-    document = json.loads(files[name].read_text())
-    if name == "bench":
-        document["result"]["measurements"] = document["result"]["measurements"][1:]
+@pytest.mark.parametrize("kind", [BENCH, TOPO, DOCTOR], ids=lambda kind: kind.name)
+def test_a_result_and_its_comparison_with_another(tmp_path: Path, kind: Kind) -> None:
+    path, other = poisoned_file(kind.name, tmp_path), tmp_path / "other.json"
+    examine_all(saved.viewed(saved.load(path)), kind.formats)
+    document = json.loads(path.read_text())
+    if kind is BENCH:
+        fewer = document["result"]["measurements"][1:]
+        document["result"] |= {"measurements": fewer, "verdict": None, "causes": []}
     other.write_text(json.dumps(document))
-    found = compare([saved.load(files[name]), saved.load(other)])
-    for format in COMPARISON.formats:
-        examine(format, str(render(found, format)))
+    examine_all(compare([saved.load(path), saved.load(other)]), COMPARISON.formats)
 
 
-@pytest.mark.parametrize(
-    ("kind", "formats"),
-    [("bringup", BRINGUP.formats), ("fleet", FLEET.formats), ("comparison", COMPARISON.formats)],
-    ids=lambda value: str(value)[:9],
-)
-def test_what_is_made_of_several_results(tmp_path: Path, kind: str, formats: tuple[Format, ...]) -> None:
+@pytest.mark.parametrize(("name", "kind"), [("bringup", BRINGUP), ("fleet", FLEET), ("comparison", COMPARISON)])
+def test_what_is_made_of_several_results(tmp_path: Path, name: str, kind: Kind) -> None:
     path = tmp_path / "it.json"
-    path.write_bytes(original(kind, tmp_path))
+    path.write_bytes(original(name, tmp_path))
     result = saved.viewed(saved.load_any(path))
     bad = poisoned(type(result), result)
     assert json.dumps(to_json(bad)).count(json.dumps(HOSTILE)) > 5
-    for format in formats:
-        for verbose in (0, 2):
-            examine(format, str(render(bad, format, verbose=verbose)))
+    examine_all(bad, kind.formats)

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from egmctl.report.kinds import Format, render
-from tests.conftest import ROOT, RunEgmctl
+from tests.conftest import ROOT
+from tests.in_process import run as answered
 from tests.report.runs import run
 
 NOUNS = (
@@ -36,8 +37,8 @@ def said_of_one(text: str) -> list[str]:
     ],
     ids=" ".join,
 )
-def test_of_a_machine_with_one_gpu(egmctl: RunEgmctl, arguments: tuple[str, ...]) -> None:
-    ended = egmctl(*arguments, "--machine", "gh200")
+def test_of_a_machine_with_one_gpu(arguments: tuple[str, ...]) -> None:
+    ended = answered(*arguments, "--machine", "gh200")
     assert ended.out
     assert said_of_one(ended.out + ended.err) == []
 

@@ -19,11 +19,6 @@ def text_of(result: object, *, verbose: int = 0) -> str:
     return str(render(result, Format.TEXT, verbose=verbose))
 
 
-def document_text(document: Document) -> str:
-    """Return a document's text."""
-    return text(document).plain
-
-
 def tables_of(report: RunReport) -> list[Matrix | Chart]:
     """Return the tables of a run."""
     sections = [Section(title=title, body=body) for title, body in families(report)]

@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 
 from egmctl.compat import assert_never
 from egmctl.report import document as doc
-from egmctl.report.document import Align, Better, Level, Tone, Words
+from egmctl.report.document import Align, Level, Tone, Words
 from egmctl.report.render import figures, page
 from egmctl.report.render.figures import DRAWN_CELLS, best, cells_of, legend, step_of
 from egmctl.report.render.page import Child, arrows, element
@@ -18,6 +18,7 @@ _CLASSES = {Tone.BAD: "bad", Tone.WARN: "warn", Tone.DIM: "waived"}
 _FEW, _LONG, _WIDE = 2, 5, 12
 """Columns up to which a heat map is not stretched; from which a table without shades takes the whole width; and from
 which a heat map does and can be scrolled by keyboard."""
+_SHADES = "The stronger the shade, the nearer a cell comes to the best over the same links in its table"
 _SCROLLED = {"tabindex": "0", "role": "region", "aria_label": "table"}
 """The attributes of what can be scrolled by keyboard."""
 
@@ -44,12 +45,6 @@ def matrix_html(matrix: doc.Matrix) -> Element:
         **_SCROLLED if wide else {},
     )
     return element("figure", scrolled, class_="wide" if wide else None)
-
-
-def legend_html(better: Better) -> Element:
-    """Return the key to the shades of bandwidths or latencies."""
-    words = "The stronger the shade, the nearer a cell comes to the best over the same links in its table"
-    return element("p", f"{words}: {legend(better)}.", class_="key")
 
 
 def _caption(matrix: doc.Matrix) -> Iterator[Element]:
@@ -155,10 +150,9 @@ def _figures(blocks: Sequence[doc.Matrix | doc.Chart]) -> Iterator[Child]:
         drawn = [matrix_html(block) if isinstance(block, doc.Matrix) else _chart(block) for block in blocks]
         broad = any(isinstance(block, doc.Matrix) and figures.is_broad(block) for block in blocks)
         yield element("div", drawn, class_="grids broad" if broad else "grids")
-        better = dict.fromkeys(
-            block.better for block in blocks if isinstance(block, doc.Matrix) and block.better is not None
-        )
-        yield from map(legend_html, better)
+        for better in dict.fromkeys(block.better for block in blocks if isinstance(block, doc.Matrix)):
+            if better is not None:
+                yield element("p", f"{_SHADES}: {legend(better)}.", class_="key")
 
 
 def _chart(chart: doc.Chart) -> Element:
@@ -176,7 +170,8 @@ def _block(block: doc.Block) -> Child:
         case doc.Bullets():
             return element("ul", (element("li", _words(item)) for item in block.items), class_="sentences")
         case doc.KeyValues():
-            return page.facts([(name, _words(value)) for name, value in block.rows])
+            rows = ((element("dt", name), element("dd", _words(value))) for name, value in block.rows)
+            return element("dl", (element("div", row) for row in rows), class_="facts")
         case doc.Command():
             return element("pre", element("code", block.text))
         case doc.Entry():

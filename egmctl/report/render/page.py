@@ -54,11 +54,6 @@ def arrows(text: str) -> str:
     return text.replace("<->", "↔").replace("->", "→").replace("<-", "←").replace(">=", "≥").replace("<=", "≤")
 
 
-def html(root: Element) -> str:
-    """Return a whole HTML document."""
-    return "<!doctype html>\n" + ElementTree.tostring(root, encoding="unicode", method="html").rstrip() + "\n"
-
-
 def xml(root: Element) -> str:
     """Return a whole XML document."""
     return ElementTree.tostring(root, encoding="unicode").rstrip() + "\n"
@@ -141,20 +136,14 @@ def page(command: str, title: str, subtitle: str, banners: Sequence[str], sectio
         element("main", map(_section, sections), id="report", tabindex="-1"),
         element("footer", element("p", f"Made by egmctl {__version__}. This page fetches nothing and runs nothing.")),
     )
-    return html(element("html", head, body, lang="en"))
+    text = ElementTree.tostring(element("html", head, body, lang="en"), encoding="unicode", method="html")
+    return f"<!doctype html>\n{text.rstrip()}\n"
 
 
 @cache
 def style(*names: str) -> str:
     """Return the style sheets of these names as one."""
     return "".join((_STYLE / f"{name}.css").read_text(encoding="utf-8") for name in names)
-
-
-def facts(rows: Sequence[tuple[str, Child]]) -> Element:
-    """Return names and values side by side."""
-    return element(
-        "dl", (element("div", element("dt", name), element("dd", value)) for name, value in rows), class_="facts"
-    )
 
 
 def _section(section: PageSection) -> Element:

@@ -1,0 +1,10 @@
+"""egmctl as a rank of a job, whose command waits for the others a few seconds longer than for its own rank, not 25."""
+
+from __future__ import annotations
+
+import runpy
+
+from egmctl.bench.processes import mpi
+
+mpi.MARGIN_S = 4.0
+runpy.run_module("egmctl", run_name="__main__", alter_sys=True)
