@@ -24,11 +24,15 @@ from egmctl.model.measurement import (
     finish,
 )
 from egmctl.model.route import LinkKind
-from egmctl.model.task import Quantity, Task
+from egmctl.model.task import Axis, Point, Quantity, Task
+from egmctl.report.document import Chart, Matrix, columns
 from egmctl.report.render.text import WIDTH
 from egmctl.report.views.bench_answer import how, route_line, warnings
+from egmctl.report.views.bench_series import LOOKS, all_series, swept
+from egmctl.units import GIB, MIB
 from tests.bench.reports import report
 from tests.doctor.machines import shipped
+from tests.report.runs import run
 from tests.report.texts import matrices_text, text_of
 
 SETTINGS = Settings(size_bytes=512 << 20, copies=16, samples=5, timeout_s=60)
@@ -177,6 +181,30 @@ def test_a_case_that_is_waived_everywhere_has_no_matrix_but_its_reason() -> None
 def test_every_case_fits_the_page(machine: str, gpus: int) -> None:
     text = text_of(report_of(machine=machine, gpus=gpus), verbose=1)
     assert max(map(len, text.splitlines())) <= WIDTH
+
+
+POINTS = {
+    Axis.SIZE: ("device_to_device_memcpy_write_ce", [Point(size=MIB), Point(size=64 * MIB)]),
+    Axis.SMS: ("device_local_bulk", [Point(sms=1), Point(sms=16)]),
+    Axis.FOOTPRINT: ("device_local_footprint", [Point(footprint=2 * MIB), Point(footprint=GIB)]),
+    Axis.LOAD: ("device_to_device_latency_loaded", [Point(load=0), Point(load=8)]),
+    Axis.STREAMS: ("host_numa_to_device_memcpy_ce", [Point(streams=1), Point(streams=4)]),
+}
+
+
+@pytest.mark.parametrize("axis", Axis)
+def test_every_series_is_one_table_and_a_drawing(axis: Axis) -> None:
+    case, points = POINTS[axis]
+    report = run(cases=(case,), gpus=2, points=points)
+    assert tuple(swept(report)) == (axis,)
+    table, *charts = all_series(report, axis)
+    assert isinstance(table, Matrix)
+    assert table.rows == tuple(map(str, points))
+    assert table.names == case
+    assert all(column.cells for column in columns(table))
+    assert charts
+    assert all(isinstance(chart, Chart) and chart.curves for chart in charts)
+    assert LOOKS[axis].title in text_of(report)
 
 
 class TestWarnings:
