@@ -77,18 +77,16 @@ def given_size(machine: Machine, *names: str, cgroup: int | None = None, **setti
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("free", "settings"),
     [
-        {"gpu": 2 * GIB, "numa": GIB, "host": GIB},
-        {"gpu": 2 * GIB - 1, "memory_percent": 60},
-        {"cgroup": GIB},
+        ({"gpu": 2 * GIB, "numa": GIB, "host": GIB}, {}),
+        ({"gpu": 2 * GIB - 1}, {"memory_percent": 60}),
+        ({}, {"cgroup": GIB}),
     ],
     ids=["half of what is free", "a larger share", "the cgroup's limit"],
 )
-def test_a_size_that_fits_is_taken(settings: Mapping[str, int]) -> None:
-    free = {place: settings[place] for place in ("gpu", "numa", "host") if place in settings}
-    others = {name: value for name, value in settings.items() if name not in free}
-    assert waivers(given_size(node(**free), **others)) == set()
+def test_a_size_that_fits_is_taken(free: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    assert waivers(given_size(node(**free), **settings)) == set()
 
 
 @pytest.mark.parametrize(
@@ -104,14 +102,14 @@ def test_a_size_that_fits_is_taken(settings: Mapping[str, int]) -> None:
     ],
 )
 def test_less_is_refused_with_the_place_and_what_would_fit(
-    free: Mapping[str, int], settings: Mapping[str, Any], words: str
+    free: Mapping[str, Any], settings: Mapping[str, Any], words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
         given_size(node(**free), **settings)
 
 
 @pytest.mark.parametrize("free", [{"gpu": 2 * GIB - 1}, {"numa": 400 * MIB}, {"host": GIB - 1}])
-def test_a_size_that_nobody_chose_gives_way_to_what_is_free(free: Mapping[str, int]) -> None:
+def test_a_size_that_nobody_chose_gives_way_to_what_is_free(free: Mapping[str, Any]) -> None:
     machine = node(**free)
     plan = chosen(machine, *NAMES)
     size = plan.settings.size_bytes

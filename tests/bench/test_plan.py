@@ -167,7 +167,7 @@ def test_a_pair_without_peer_access_is_staged_and_says_what_nvml_says() -> None:
 def test_cuda_visible_devices_ends_at_its_first_invalid_entry(value: str, visible: list[int]) -> None:
     machine = patched(DGX, "gpus[4].nvml", uuid="GPU-4c1f0000-1111")
     machine = replace(machine, process=environment(CUDA_VISIBLE_DEVICES=value))
-    assert cuda_visible(machine) == {GPUS[index].bus_id for index in visible}
+    assert cuda_visible(machine) == frozenset(GPUS[index].bus_id for index in visible)
 
 
 def test_without_the_variable_everything_is_visible() -> None:
