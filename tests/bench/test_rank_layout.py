@@ -17,15 +17,20 @@ def at(host: str, *gpus: str, domain: NvlinkDomain = DOMAIN, driver: str = "580.
     return RankInfo(host=host, tool="0.1.0", driver=driver, gpus=gpus, domains=dict.fromkeys(gpus, domain))
 
 
-def test_ranks_that_may_use_all_gpus_of_their_node_take_them_in_turn() -> None:
-    infos = [at("a", "1b", "2c"), at("b", "1b", "2c"), at("a", "1b", "2c"), at("b", "1b", "2c")]
-    assert assign(infos) == ("1b", "1b", "2c", "2c")
-
-
-def test_ranks_that_a_launcher_has_bound_take_what_they_were_given() -> None:
-    # As of Slurm's --gpu-bind: the first one may use any.
-    infos = [at("a", "1b", "2c", "3d"), at("a", "2c"), at("a", "1b")]
-    assert assign(infos) == ("3d", "2c", "1b")
+@pytest.mark.parametrize(
+    ("infos", "gpus"),
+    [
+        (
+            [at("a", "1b", "2c"), at("b", "1b", "2c"), at("a", "1b", "2c"), at("b", "1b", "2c")],
+            ("1b", "1b", "2c", "2c"),
+        ),
+        # As of Slurm's --gpu-bind: the first one may use any.
+        ([at("a", "1b", "2c", "3d"), at("a", "2c"), at("a", "1b")], ("3d", "2c", "1b")),
+    ],
+    ids=["all GPUs of the node in turn", "what a launcher has bound"],
+)
+def test_ranks_take_what_they_may_use(infos: list[RankInfo], gpus: tuple[str, ...]) -> None:
+    assert assign(infos) == gpus
 
 
 @pytest.mark.parametrize(
@@ -45,38 +50,35 @@ def test_a_node_with_too_few_gpus_is_named(infos: list[RankInfo], error: type[Ex
         assign(infos)
 
 
-def test_nodes_that_are_alike_agree() -> None:
-    infos = [at("a", "1b"), at("b", "1b")]
-    agree(infos, ("1b", "1b"))
+def test_nodes_that_are_alike_agree_and_cliques_matter_between_nodes_only() -> None:
+    agree([at("a", "1b"), at("b", "1b")], ("1b", "1b"))
+    agree([at("a", "1b", domain=NvlinkDomain(reason="no domain")), at("a", "2c")], ("1b", "2c"))
 
 
-def test_cliques_matter_between_nodes_only() -> None:
-    infos = [at("a", "1b", domain=NvlinkDomain(reason="no domain")), at("a", "2c", domain=DOMAIN)]
-    agree(infos, ("1b", "2c"))
+NO_FABRIC = NvlinkDomain(reason="the fabric's state is not-supported")
 
 
 @pytest.mark.parametrize(
-    ("other", "words"),
+    ("infos", "words"),
     [
         (
-            at("b", "1b", driver="590.10"),
+            [at("a", "1b"), at("b", "1b", driver="590.10")],
             r"the driver's version differs between nodes: 580.95.05 on a; 590.10 on b",
         ),
-        (replace(at("b", "1b"), tool="0.2.0"), r"the version of egmctl differs .*0.1.0 on a; 0.2.0 on b"),
         (
-            at("b", "1b", domain=NvlinkDomain(cluster="x", clique=8)),
+            [at("a", "1b"), replace(at("b", "1b"), tool="0.2.0")],
+            r"the version of egmctl differs .*0.1.0 on a; 0.2.0 on b",
+        ),
+        (
+            [at("a", "1b"), at("b", "1b", domain=NvlinkDomain(cluster="x", clique=8))],
             r"the NVLink domain differs .*clique 7 on a; cluster x, clique 8 on b",
         ),
+        ([at(host, "1b", domain=NO_FABRIC) for host in "ab"], r"do not go from node to node here .*not-supported"),
     ],
+    ids=["driver", "tool", "domain", "no domain"],
 )
-def test_what_differs_is_told_by_node(other: RankInfo, words: str) -> None:
+def test_what_differs_is_told_by_node(infos: list[RankInfo], words: str) -> None:
     with pytest.raises(NothingToDo, match=words):
-        agree([at("a", "1b"), other], ("1b", "1b"))
-
-
-def test_nodes_without_a_common_domain_share_nothing() -> None:
-    infos = [at(host, "1b", domain=NvlinkDomain(reason="the fabric's state is not-supported")) for host in "ab"]
-    with pytest.raises(NothingToDo, match=r"do not go from node to node here .*not-supported"):
         agree(infos, ("1b", "1b"))
 
 

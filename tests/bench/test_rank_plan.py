@@ -6,49 +6,32 @@ from dataclasses import replace
 
 import pytest
 
-from egmctl.bench.case import Case, Processes
+from egmctl.bench.buffers import peaks
 from egmctl.bench.plan import Plan
-from egmctl.bench.plan.make import make_plan
 from egmctl.bench.plan.ranks import node_flows
-from egmctl.bench.results import summarize
 from egmctl.bench.suites import CASES, select_cases
 from egmctl.bench.supervisor import set_beside
 from egmctl.model.host import DeviceNode
+from egmctl.model.listing import PlannedTask
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Settings, Status, finish
 from egmctl.model.route import Rank
-from egmctl.model.task import HandleKind, Pattern, Quantity, Task
+from egmctl.model.task import HandleKind, Pattern
 from egmctl.units import MIB
-from tests.doctor.machines import shipped
+from tests.bench import plans
+from tests.bench.plans import waivers, with_attributes
+from tests.bench.reports import measured
+from tests.doctor.machines import patched, shipped
 
 GB200 = shipped("gb200-tray")
-SETTINGS = Settings(size_bytes=64 * MIB, copies=4, samples=3, timeout_s=60)
+READ_HOST = "ipc_posix_fd_host_numa_read_ce"
 
 
-def plan_of(*names: str, machine: Machine = GB200, gpus: int = 4, nodes: tuple[int, ...] = (0, 1)) -> Plan:
-    return make_plan(machine, (machine.gpus or ())[:gpus], nodes, select_cases(names), SETTINGS)
+def plan_of(*names: str, machine: Machine = GB200, gpus: int = 4) -> Plan:
+    return plans.plan_of(*names, machine=machine, gpus=gpus, size_bytes=64 * MIB)
 
 
-def tasks(plan: Plan, case: str) -> list[Task]:
-    return [planned for planned in plan.tasks if planned.case == case]
-
-
-def waivers(plan: Plan, case: str) -> set[str | None]:
-    return {planned.waiver for planned in plan.tasks if planned.case == case}
-
-
-def with_attributes(machine: Machine, **attributes: int) -> Machine:
-    """Return a machine whose GPUs have these attributes."""
-    gpus = []
-    for gpu in machine.gpus or ():
-        assert gpu.cuda is not None
-        gpus.append(replace(gpu, cuda=replace(gpu.cuda, attributes={**gpu.cuda.attributes, **attributes})))
-    return replace(machine, gpus=tuple(gpus))
-
-
-def with_channels(*channels: DeviceNode) -> Machine:
-    assert GB200.driver is not None
-    return replace(GB200, driver=replace(GB200.driver, imex_channels=channels))
+def tasks(plan: Plan, case: str) -> list[PlannedTask]:
+    return [task for task in plan.tasks if task.case == case]
 
 
 @pytest.mark.parametrize("way", ["write", "read"])
@@ -69,13 +52,11 @@ def test_device_memory_is_worked_on_over_every_ordered_pair(way: str) -> None:
 
 
 def test_host_memory_of_each_node_is_made_by_a_neighbour_whose_node_it_is() -> None:
-    name = "ipc_posix_fd_host_numa_read_ce"
-    plan = plan_of(name)
-    found = tasks(plan, name)
+    plan = plan_of(READ_HOST)
+    found = [task.flows[0] for task in tasks(plan, READ_HOST)]
     assert len(found) == 4 * 2
     nearest = {rank.number: rank.numa_node for rank in plan.ranks}
-    for task in found:
-        (flow,) = task.flows
+    for flow in found:
         assert flow.source.rank not in (None, flow.initiator_rank)
         assert flow.source.numa_node == nearest[flow.source.rank or 0]
 
@@ -99,28 +80,11 @@ def test_what_is_set_beside_them_comes_first_once() -> None:
     ]
 
 
-def test_each_has_a_counterpart_that_there_is() -> None:
-    names = {case.name for case in CASES if case.processes is Processes.ONE}
-    for case in CASES:
-        assert case.in_process is None or case.in_process in names, case.name
-
-
 def test_every_path_between_processes_is_set_beside_the_same_path_within_one() -> None:
-    plan = plan_of("ipc_*")
-    value = summarize([100.0])
-    found = [
-        finish(
-            planned,
-            Status.OK,
-            bandwidth_gb_s=value if planned.quantity is Quantity.BANDWIDTH else None,
-            latency_ns=value if planned.quantity is Quantity.LATENCY else None,
-        )
-        for planned in plan.tasks
-        if planned.waiver is None
-    ]
+    found = [measured(task, 100.0) for task in plan_of("ipc_*").runnable]
     counterpart = {case.name: case.in_process for case in CASES}
     for m in set_beside(found, CASES):
-        expected = 100.0 if m.ranks and counterpart[m.case] and m.headline else None
+        expected = m.headline.median if m.ranks and counterpart[m.case] and m.headline else None
         assert m.in_process == expected, m.case
 
 
@@ -136,7 +100,8 @@ def test_every_path_between_processes_is_set_beside_the_same_path_within_one() -
 )
 def test_an_attribute_that_forbids_it_is_shown_with_its_value(name: str, attribute: str, value: int) -> None:
     plan = plan_of(name, machine=with_attributes(GB200, **{attribute: value}))
-    assert all(f"CU_DEVICE_ATTRIBUTE_{attribute} is {value}" in (waiver or "") for waiver in waivers(plan, name))
+    assert not plan.runnable
+    assert all(f"CU_DEVICE_ATTRIBUTE_{attribute} is {value}" in reason for reason in waivers(plan))
     assert plan.ranks == ()
     # Nothing is measured to be set beside nothing.
     assert {planned.case for planned in plan.tasks} == {name}
@@ -150,34 +115,25 @@ def test_an_attribute_that_forbids_it_is_shown_with_its_value(name: str, attribu
     ],
 )
 def test_fabric_handles_need_a_channel(channels: tuple[DeviceNode, ...], seen: str) -> None:
-    plan = plan_of("ipc_fabric_device_read_ce", machine=with_channels(*channels))
-    (waiver,) = waivers(plan, "ipc_fabric_device_read_ce")
-    assert seen in (waiver or "")
-    assert "nvidia-modprobe -c 0" in (waiver or "")
+    plan = plan_of("ipc_fabric_device_read_ce", machine=patched(GB200, "driver", imex_channels=channels))
+    (waiver,) = waivers(plan)
+    assert seen in waiver
+    assert "nvidia-modprobe -c 0" in waiver
 
 
 def test_a_gpu_that_cannot_be_used_has_no_process_and_the_others_do() -> None:
-    gpus = GB200.gpus or ()
-    assert gpus[1].nvml is not None
-    broken = replace(gpus[1], nvml=replace(gpus[1].nvml, compute_mode="prohibited"))
-    machine = replace(GB200, gpus=(gpus[0], broken, *gpus[2:]))
     name = "ipc_legacy_device_write_ce"
-    plan = plan_of(name, machine=machine)
+    plan = plan_of(name, machine=patched(GB200, "gpus[1].nvml", compute_mode="prohibited"))
     assert [(rank.number, rank.label) for rank in plan.ranks] == [(0, "GPU0"), (1, "GPU2"), (2, "GPU3")]
-    for planned in plan.tasks:
-        if planned.case == name:
-            touched = {end.label for flow in planned.flows for end in (flow.source, flow.destination)}
-            assert (planned.waiver is not None) == ("GPU1" in touched)
-            if planned.waiver is None:
-                assert max(planned.ranks) < len(plan.ranks)
+    for task in tasks(plan, name):
+        assert (task.waiver is not None) == ("GPU1" in task.path) == (max(task.ranks) >= len(plan.ranks))
 
 
 def test_memory_that_is_shared_counts_where_its_owner_makes_it() -> None:
-    cases = [alone(f"ipc_legacy_device_write_{by}") for by in ("ce", "sm")]
-    plan = make_plan(GB200, (GB200.gpus or ())[:2], (0,), cases, SETTINGS)
-    peaks = {peak.place.label: peak.bytes for peak in plan.peaks if peak.place is not None}
+    plan = plan_of("ipc_legacy_device_write_ce", "ipc_legacy_device_write_sm", gpus=2)
+    held = peaks([[task] for task in plan.tasks if task.case.startswith("ipc_")], keep=True)
     # Of each GPU: what it writes from, and what the other one writes to.
-    assert peaks == {"GPU0": 2 * 64 * MIB, "GPU1": 2 * 64 * MIB}
+    assert {peak.name: peak.bytes for peak in held} == {"GPU0": 2 * 64 * MIB, "GPU1": 2 * 64 * MIB}
 
 
 @pytest.mark.parametrize(
@@ -185,10 +141,6 @@ def test_memory_that_is_shared_counts_where_its_owner_makes_it() -> None:
 )
 def test_patterns_of_many_ranks(pattern: Pattern, count: int, flows: int) -> None:
     ranks = [Rank(number=n, label=f"node{n // 2}:GPU{n % 2}", bus_id=f"0000:0{n}:00.0") for n in range(4)]
-    made = list(node_flows(replace(alone("ipc_fabric_device_ring_write_ce"), pattern=pattern), ranks, ()))
+    (case,) = select_cases(["ipc_fabric_device_ring_write_ce"])
+    made = list(node_flows(replace(case, pattern=pattern), ranks, ()))
     assert (len(made), len(made[0])) == (count, flows)
-
-
-def alone(name: str) -> Case:
-    (case,) = select_cases([name])
-    return replace(case, in_process=None)
