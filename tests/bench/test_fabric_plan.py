@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import permutations
 
@@ -44,7 +45,7 @@ def plan_of(*names: str, ranks: int = 8, machine: Machine = NVL72, sample: int |
     return plan_for(modelled(machine, ranks), *names, sample=sample)
 
 
-def by_ends(plan: Plan) -> dict[tuple[int | None, int | None], Task]:
+def by_ends(plan: Plan) -> Mapping[tuple[int | None, int | None], Task]:
     """Return the tasks by the ranks of their source and destination, which no two may have."""
     tasks = {(task.flows[0].source.rank, task.flows[0].destination.rank): task for task in plan.tasks}
     assert len(tasks) == len(plan.tasks)
