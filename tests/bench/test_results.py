@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -19,8 +18,6 @@ from egmctl.bench.results import (
     summarize,
 )
 from egmctl.model.measurement import Measurement, Sample, Status
-from egmctl.report.document import columns
-from egmctl.report.views.bench import soak
 from tests.bench import reports
 from tests.bench.four import NAMES
 from tests.bench.plans import plan_of
@@ -174,16 +171,3 @@ def test_samples_of_a_soak_are_bounded_and_the_slowest_is_kept() -> None:
     assert len(merged.samples) <= SAMPLES_KEPT
     assert merged.bandwidth_gb_s is not None
     assert merged.bandwidth_gb_s.min == 50
-
-
-def test_the_text_of_a_soak_says_what_was_worst_and_when() -> None:
-    report = reports.report(PLAN, [replace(measured(396.4, 391.25), attempts=7, slowest_at_s=42.3)])
-    (table,) = soak(replace(report, settings=replace(report.settings, duration_s=60)))
-    assert table.rows == ("device_to_device_memcpy_read_ce GPU0 -> GPU1",)
-    assert [(column.header[0], column.cells[0].text) for column in columns(table)] == [
-        ("passes", "7"),
-        ("median", "393.82"),
-        ("worst", "391.25"),
-        ("", "GB/s"),
-        ("at", "42 s"),
-    ]
