@@ -62,17 +62,13 @@ LEAST_BYTES = ROTATED_BELOW_BYTES
 """The smallest size that is chosen: buffers of smaller ones hold several slots and take no less memory."""
 
 
-def _one_host(_end: Endpoint) -> str | None:
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class Memory:
     """The memory that is free on the nodes of a run, and the node of each end."""
 
     free: Callable[[Peak], int | None]
     """Bytes free at a place, ``None`` where nobody knows."""
-    node_of: Callable[[Endpoint], str | None] = _one_host
+    node_of: Callable[[Endpoint], str | None] = lambda _end: None
     """The name of the host that an end is on, where there are several."""
 
 
@@ -341,5 +337,4 @@ def _managed(machine: Machine, gpu: Gpu, size_bytes: int) -> Waiver | None:
     if free is None or size_bytes <= free // MANAGED_SHARE:
         return None
     share = f"1/{MANAGED_SHARE} of the {format_size(free)} free on GPU{gpu.index}"
-    reason = f"{format_size(size_bytes)} of managed memory are more than {share}"
-    return Waiver(kind=WaiverKind.NO_ROOM, reason=reason, gpus=(gpu.bus_id,))
+    return Waiver.about(WaiverKind.NO_ROOM, f"{format_size(size_bytes)} of managed memory are more than {share}", gpu)

@@ -119,19 +119,9 @@ def job_flows(
             return RankFlow(ranks[place], owner)
         return RankFlow(ranks[place], owner, owner.numa_node if shared_memory(case) in HOST_MEMORY else None)
 
-    for flows in expand(case.pattern, count, meetings=pairs, hubs=hubs(count, sample)):
+    hubs = range(0, count, max(1, count // sample) if sample else 1)
+    for flows in expand(case.pattern, count, meetings=pairs, hubs=hubs):
         yield tuple(between(place, far) for place, far in flows)
-
-
-def hubs(count: int, sample: int | None) -> range:
-    """Return the ranks from or to which one-to-all patterns are measured: all, or so many, evenly spread."""
-    return range(0, count, max(1, count // sample) if sample else 1)
-
-
-def is_own_link(task: PlannedTask) -> bool:
-    """Say whether a pair's bytes take the link of the GPU that works alone: host memory over PCIe, whoever made it."""
-    on_host = any(end.numa_node is not None for end in (task.flows[0].source, task.flows[0].destination))
-    return task.pattern in PAIRS and on_host and not task.disjoint and task.engine not in UCX_ENGINES
 
 
 def maker(layout: RankLayout, settings: Settings) -> Callable[[Case, Point, tuple[RankFlow, ...]], PlannedTask]:
@@ -152,15 +142,19 @@ def maker(layout: RankLayout, settings: Settings) -> Callable[[Case, Point, tupl
 
 
 def _each_link_once(tasks: Iterable[PlannedTask]) -> Iterator[PlannedTask]:
-    """Leave out of the tasks of a case those that take the very link of another one."""
+    """Leave out of the tasks of a case those that take the very link of another one.
+
+    The bytes of a pair take the link of the GPU that works alone for host memory over PCIe, whoever made it.
+    """
     issuers: set[int | None] = set()
-    for planned in tasks:
-        if is_own_link(planned):
-            issuer = planned.flows[0].initiator_rank
-            if issuer in issuers:
+    for task in tasks:
+        (flow, *_) = task.flows
+        on_host = flow.source.numa_node is not None or flow.destination.numa_node is not None
+        if task.pattern in PAIRS and on_host and not task.disjoint and task.engine not in UCX_ENGINES:
+            if flow.initiator_rank in issuers:
                 continue
-            issuers.add(issuer)
-        yield planned
+            issuers.add(flow.initiator_rank)
+        yield task
 
 
 def _paths(layout: RankLayout) -> Callable[[Case, RankFlow], Path]:

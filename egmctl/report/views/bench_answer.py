@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from egmctl.doctor.kernel_faults import Blame, KernelFault, kernel_faults
 from egmctl.model.finding import RunCause, Status, WaiverKind
-from egmctl.model.finding import Status as Found
 from egmctl.model.measurement import BROKEN, LinkEvidence, Measurement, RunReport, Verdict, Verification
 from egmctl.model.measurement import Status as MeasurementStatus
 from egmctl.model.route import LinkKind
@@ -365,7 +364,7 @@ def _missing(report: RunReport) -> list[RunCause]:
 
 def _is_gap(report: RunReport, cause: RunCause) -> bool:
     explained = [report.measurements[number] for number in cause.explains]
-    failed = cause.status is Found.FAIL
+    failed = cause.status is Status.FAIL
     check = cause.finding.check
     unreadable = "drv.libraries" in (check, *cause.finding.explains)
     if unreadable and any(map(crosses_unknown_links, explained)):
