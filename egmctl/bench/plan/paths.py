@@ -294,8 +294,7 @@ def path_between(
     if initiator is None:
         return cpu_path(host, *nodes)
     if len(nodes) > 1:
-        source, destination = (host_path(machine, initiator, *end) for end in zip(nodes, memory, strict=True))
-        return joined(source, destination)
+        return joined(*(host_path(machine, initiator, *end) for end in zip(nodes, memory, strict=True)))
     return host_path(machine, initiator, nodes[0], host, allocated_by=allocated_by)
 
 
