@@ -95,17 +95,12 @@ def test_clocks_that_were_throttled_are_the_cause_and_power_and_cooling_the_next
     assert "fans, coolant and power supplies" in str(verdict.advice)
 
 
-def test_missing_nvlinks_of_an_outlier_are_named() -> None:
+def test_missing_nvlinks_of_an_outlier_are_named_and_what_nothing_explains_says_so() -> None:
     report = judged(WRITE, value=busy)
+    assert str(answer(with_causes(report)).sentence).endswith("; nothing that was read explains it")
     for number in (0, 1):
         report = patched(report, f"machines[0].gpus[0].nvml.nvlinks[{number}]", active=False)
     assert "GPU0: 16 of 18 NVLinks are active; explains 3 paths" in str(answer(with_causes(report)).sentence)
-
-
-def test_what_nothing_explains_says_so() -> None:
-    report = with_causes(judged(WRITE, value=busy))
-    assert report.causes == ()
-    assert str(answer(report).sentence).endswith("; nothing that was read explains it")
 
 
 CORRUPT, FAILED = (Status.CORRUPT, "3 words differ"), (Status.FAILED, "cuMemCreate: out of memory")
