@@ -34,11 +34,12 @@ def plan_of(
     return make_plan(node, chosen, nodes, select_cases(names, suites), replace(SETTINGS, **settings), pairs=pairs)
 
 
-def with_attributes(machine: Machine, index: int | str = "*", **attributes: int) -> Machine:
-    """Return a machine of which a GPU, or each, has these attributes."""
-    (first, *_) = machine.gpus or ()
-    assert first.cuda is not None
-    return patched(machine, f"gpus[{index}].cuda", attributes={**first.cuda.attributes, **attributes})
+def with_attributes(machine: Machine, *indices: int, **attributes: int) -> Machine:
+    """Return a machine of which some GPUs, or all, have these attributes."""
+    for index, gpu in enumerate(machine.gpus or ()):
+        if gpu.cuda is not None and index in (indices or (index,)):
+            machine = patched(machine, f"gpus[{index}].cuda", attributes={**gpu.cuda.attributes, **attributes})
+    return machine
 
 
 def waivers(plan: Plan) -> set[str]:

@@ -16,7 +16,7 @@ from egmctl.bench.plan.task import copies_for
 from egmctl.bench.suites import CASES
 from egmctl.errors import UsageError
 from egmctl.model.route import MemoryKind
-from egmctl.units import GIB, MIB
+from egmctl.units import MIB
 from tests.bench.plans import plan_of
 from tests.doctor.machines import shipped
 
@@ -191,14 +191,6 @@ def test_memory_that_was_allocated_under_different_gpus_is_never_one_buffer() ->
     assert sorted(str(buffer.end.allocated_by_label) for buffer in sources) == ["GPU1", "GPU2"]
     # They lie on one NUMA node all the same.
     assert {peak.name: peak.bytes for peak in peaks([tasks], keep=True)}["NUMA0"] == 4 * 512 * MIB
-
-
-@pytest.mark.parametrize(
-    ("size", "rate", "copies"),
-    [(512 * MIB, 396, 16), (512 * MIB, 55.5, 3), (4096, 396, 128), (16 * GIB, 396, 1), (512 * MIB, 800, 32)],
-)
-def test_a_sample_is_long_enough_but_never_more_than_can_be_queued(size: int, rate: float, copies: int) -> None:
-    assert copies_for(size, rate) == copies
 
 
 @pytest.mark.parametrize(

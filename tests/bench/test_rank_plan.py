@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from egmctl.bench.buffers import peaks
 from egmctl.bench.plan import Plan
-from egmctl.bench.plan.ranks import node_flows
-from egmctl.bench.suites import CASES, select_cases
+from egmctl.bench.suites import CASES
 from egmctl.bench.supervisor import set_beside
 from egmctl.model.host import DeviceNode
 from egmctl.model.listing import PlannedTask
 from egmctl.model.machine import Machine
-from egmctl.model.route import Rank
-from egmctl.model.task import HandleKind, Pattern
+from egmctl.model.task import HandleKind
 from egmctl.units import MIB
 from tests.bench import plans
 from tests.bench.plans import waivers, with_attributes
@@ -134,13 +130,3 @@ def test_memory_that_is_shared_counts_where_its_owner_makes_it() -> None:
     held = peaks([[task] for task in plan.tasks if task.case.startswith("ipc_")], keep=True)
     # Of each GPU: what it writes from, and what the other one writes to.
     assert {peak.name: peak.bytes for peak in held} == {"GPU0": 2 * 64 * MIB, "GPU1": 2 * 64 * MIB}
-
-
-@pytest.mark.parametrize(
-    ("pattern", "count", "flows"), [(Pattern.RING, 1, 4), (Pattern.BISECT, 1, 4), (Pattern.ONE_TO_ALL, 4, 3)]
-)
-def test_patterns_of_many_ranks(pattern: Pattern, count: int, flows: int) -> None:
-    ranks = [Rank(number=n, label=f"node{n // 2}:GPU{n % 2}", bus_id=f"0000:0{n}:00.0") for n in range(4)]
-    (case,) = select_cases(["ipc_fabric_device_ring_write_ce"])
-    made = list(node_flows(replace(case, pattern=pattern), ranks, ()))
-    assert (len(made), len(made[0])) == (count, flows)
