@@ -17,8 +17,8 @@ from egmctl.bench.suites import CASES
 from egmctl.errors import UsageError
 from egmctl.model.route import MemoryKind
 from egmctl.units import MIB
-from tests.bench.plans import plan_of
-from tests.doctor.machines import shipped
+from tests.bench.plans import plan_of, with_attributes
+from tests.doctor.machines import patched, shipped
 
 OWN_NODE = [gpu.host_numa_id for gpu in shipped("dgx-h100").gpus or ()]
 COUNTS = st.lists(st.integers(0, 7), min_size=2, max_size=8, unique=True)
@@ -59,7 +59,10 @@ def test_a_bisection_sends_and_receives_on_every_gpu_once(gpus: list[int]) -> No
     assert all(a != b for a, b in ends)
 
 
-def test_a_gpu_whose_own_node_was_not_chosen_stays_out() -> None:
+def test_a_gpu_whose_own_node_is_not_among_those_chosen_stays_out_and_one_that_is_not_known_is_the_only_one() -> None:
+    silent = patched(with_attributes(shipped("dgx-h100"), HOST_NUMA_ID=-1), "gpus[*]", pci=None)
+    (task,) = plan_of("host_to_all_memcpy_ce", machine=silent, gpus=2, nodes=(1,)).tasks
+    assert [flow.path for flow in task.flows] == ["NUMA1 -> GPU0", "NUMA1 -> GPU1"]
     assert paths("host_to_all_memcpy_ce", [*range(8)], (1,)) == [
         [f"NUMA1 -> GPU{gpu}" for gpu in range(8) if OWN_NODE[gpu] == 1]
     ]

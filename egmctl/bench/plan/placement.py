@@ -240,13 +240,15 @@ def whole(machine: Machine, others: Iterable[Gpu]) -> Machine:
 
 def modelled(machine: Machine, ranks: int) -> RankLayout:
     """Return so many ranks, one per GPU, on nodes that are all like one machine; the last node may have fewer."""
-    gpus = sorted(machine.gpus or (), key=lambda gpu: gpu.bus_id)
-    places = [(number, f"node{number // len(gpus) + 1}") for number in range(ranks)]
-    everyone = tuple(
-        rank_of(number, machine, gpus[number % len(gpus)], node, node if ranks > len(gpus) else "")
-        for number, node in places
-    )
-    return RankLayout(everyone, dict.fromkeys((node for _, node in places), machine))
+    node = [rank_of(0, machine, gpu) for gpu in sorted(machine.gpus or (), key=lambda gpu: gpu.bus_id)]
+
+    def rank(number: int) -> Rank:
+        alike, host = node[number % len(node)], f"node{number // len(node) + 1}"
+        label = f"{host}:{alike.label}" if ranks > len(node) else alike.label
+        return replace(alike, number=number, label=label, host=host)
+
+    everyone = tuple(map(rank, range(ranks)))
+    return RankLayout(everyone, dict.fromkeys((rank.host or "" for rank in everyone), machine))
 
 
 def _difference(what: str, infos: Sequence[RankInfo], value: Callable[[int], str]) -> Iterator[str]:
