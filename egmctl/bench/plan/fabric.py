@@ -8,7 +8,7 @@ from functools import cache
 from itertools import combinations
 
 from egmctl.bench.case import Case, End
-from egmctl.bench.plan import Plan
+from egmctl.bench.plan import Plan, bench_gpu
 from egmctl.bench.plan.flows import busy_waiver, expand, in_use
 from egmctl.bench.plan.paths import Path, host_path, joined, path_across
 from egmctl.bench.plan.placement import RankLayout
@@ -27,9 +27,8 @@ from egmctl.bench.plan.schedule import make_steps, sampled_rounds, slots
 from egmctl.bench.plan.task import planned_task
 from egmctl.errors import NothingToDo
 from egmctl.model.finding import Waiver
-from egmctl.model.gpu import Gpu
 from egmctl.model.listing import PlannedTask
-from egmctl.model.measurement import BenchGpu, Settings
+from egmctl.model.measurement import Settings
 from egmctl.model.route import HOST_MEMORY, Egm, Rank
 from egmctl.model.task import UCX_ENGINES, Flow, HandleKind, Pattern, Point
 
@@ -84,7 +83,7 @@ def make_fabric_plan(layout: RankLayout, cases: Sequence[Case], settings: Settin
     )
     return Plan(
         settings=settings,
-        gpus=tuple(_bench_gpu(rank, layout.gpu(rank)) for rank in sorted(ranks, key=_by_place(layout))),
+        gpus=tuple(bench_gpu(layout.gpu(rank), rank.label) for rank in sorted(ranks, key=_by_place(layout))),
         numa_nodes=(),
         tasks=tasks,
         steps=make_steps(
@@ -235,10 +234,6 @@ def _waiver(layout: RankLayout, rank: Rank, handle: HandleKind | None, settings:
     if waiver is None and not settings.allow_busy:
         waiver = busy_waiver(gpu)
     return None if waiver is None else replace(waiver, reason=f"{rank.label}: {waiver.reason}", rank=rank.number)
-
-
-def _bench_gpu(rank: Rank, gpu: Gpu) -> BenchGpu:
-    return BenchGpu(label=rank.label, index=gpu.index, bus_id=gpu.bus_id, uuid=gpu.uuid, name=gpu.name)
 
 
 def _notes(layout: RankLayout, settings: Settings, sample: int | None, pairs: int) -> Iterator[str]:

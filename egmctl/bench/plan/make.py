@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from egmctl.bench.case import Case, Processes
 from egmctl.bench.engine import ENGINES
-from egmctl.bench.plan import Plan
+from egmctl.bench.plan import Plan, bench_gpu
 from egmctl.bench.plan.budget import has_room, huge_page_sizes, pages_waiver
 from egmctl.bench.plan.flows import Ends, Pair, busy_waiver, endpoint, in_use, initiator, picked, tasks_of
 from egmctl.bench.plan.paths import Path, Staging, gpu_waiver, path_between
@@ -21,8 +21,8 @@ from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.gpu import Gpu
 from egmctl.model.listing import PlannedTask
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import BenchGpu, Settings
-from egmctl.model.route import HOST_MEMORY, Egm, MemoryKind, Rank
+from egmctl.model.measurement import Settings
+from egmctl.model.route import HOST_MEMORY, Egm, MemoryKind
 from egmctl.model.task import UCX_ENGINES, Engine, Flow, Pattern, Point
 from egmctl.topology.access import without_nvml
 from egmctl.topology.routes import owners
@@ -67,11 +67,16 @@ def make_plan(
     usable = [gpu for gpu in gpus if gpu_waiver(machine, gpu) is None and (settings.allow_busy or in_use(gpu) is None)]
     ranks = ranks_of([*usable, *(gpu for gpu in gpus if gpu not in usable)], numa_nodes)
 
+    path_of = local_path(machine)
+
     def make(case: Case) -> tuple[PlannedTask, ...]:
         if case.processes is Processes.ONE:
             candidates = tuple(_in_one_process(case, machine, gpus, numa_nodes))
         else:
-            candidates = tuple(_among_ranks(case, machine, ranks, numa_nodes))
+            candidates = tuple(
+                rank_candidate(case, rank_flows, path_of, lambda rank: machine.gpu(rank.bus_id))
+                for rank_flows in node_flows(case, ranks, numa_nodes)
+            )
         not_installed = no_ucx if case.engine in UCX_ENGINES else ""
         return tuple(
             task
@@ -98,9 +103,7 @@ def make_plan(
         raise UsageError("--pair: none of the chosen cases measures a single path")
     return Plan(
         settings=settings,
-        gpus=tuple(
-            BenchGpu(label=f"GPU{g.index}", index=g.index, bus_id=g.bus_id, uuid=g.uuid, name=g.name) for g in gpus
-        ),
+        gpus=tuple(bench_gpu(gpu, f"GPU{gpu.index}") for gpu in gpus),
         numa_nodes=tuple(numa_nodes),
         tasks=tasks,
         ranks=tuple(ranks[: len(usable)]) if by_ranks else (),
@@ -200,12 +203,6 @@ def _can_own(machine: Machine, gpus: Sequence[Gpu]) -> list[Gpu]:
     nodes = {gpu.host_numa_id for gpu in gpus if gpu.host_numa_id is not None}
     able = [gpu for node in nodes for gpu in owners(machine, node)]
     return [gpu for gpu in gpus if gpu in able or all(owner.host_numa_id != gpu.host_numa_id for owner in able)]
-
-
-def _among_ranks(case: Case, machine: Machine, ranks: Sequence[Rank], numa_nodes: Sequence[int]) -> Iterator[Candidate]:
-    path_of = local_path(machine)
-    for rank_flows in node_flows(case, ranks, numa_nodes):
-        yield rank_candidate(case, rank_flows, path_of, lambda rank: machine.gpu(rank.bus_id))
 
 
 def _planned_tasks(

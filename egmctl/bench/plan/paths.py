@@ -204,12 +204,6 @@ def nowhere(memory: MemoryKind, label: str) -> Path:
     return Path(route=route, waiver=waiver, rate_gb_s=_UNKNOWN_GB_S)
 
 
-def cpu_path(memory: MemoryKind, node: int, cpu_node: int) -> Path:
-    """Return the path between the CPUs of a NUMA node and the memory of one."""
-    hops = () if node == cpu_node else (SMP,)
-    return Path(route=Route(carrier=Carrier.CPU, memory=memory, hops=hops), rate_gb_s=_CPU_GB_S)
-
-
 def coherent_path(gpu: Gpu, cpu_node: int) -> Path:
     """Return the path between the CPUs of a NUMA node and a GPU's memory that is one too."""
     hops = (rates.c2c(gpu),) if cpu_node == gpu.host_numa_id else (SMP, rates.c2c(gpu))
@@ -292,7 +286,8 @@ def path_between(
         waivers = [_memory_waiver(gpu, kind) for gpu, kind in zip(ends, memory, strict=True) if isinstance(gpu, Gpu)]
         return replace(path, waiver=next((waiver for waiver in [path.waiver, *waivers] if waiver is not None), None))
     if initiator is None:
-        return cpu_path(host, *nodes)
+        hops = () if nodes[0] == nodes[1] else (SMP,)
+        return Path(route=Route(carrier=Carrier.CPU, memory=host, hops=hops), rate_gb_s=_CPU_GB_S)
     if len(nodes) > 1:
         return joined(*(host_path(machine, initiator, *end) for end in zip(nodes, memory, strict=True)))
     return host_path(machine, initiator, nodes[0], host, allocated_by=allocated_by)

@@ -206,7 +206,9 @@ def _seen_on(measurement: Measurement, known: Collection[_Sign]) -> Iterator[str
         if slowed and (THROTTLED, gpu.label, words(THROTTLED, gpu)) not in known:
             yield f"clocks of {gpu.label} throttled: {', '.join(slowed)}"
     if route is not None and route.verdict is Verdict.REFUTED:
-        yield _refuted(route)
+        share = 100 * (route.carried_bytes or 0) / route.expected_bytes
+        few = f"{route.link} carried only {share:.0f} % of the bytes"
+        yield f"another link than {route.link} carried the bytes" if route.carried_bytes is None else few
 
 
 def _carried(route: LinkEvidence | None) -> str:
@@ -217,13 +219,6 @@ def _carried(route: LinkEvidence | None) -> str:
 
 
 _LINKS = {LinkKind.NVLINK: "NVLink", LinkKind.C2C: "C2C", LinkKind.PCIE: "PCIe"}
-
-
-def _refuted(route: LinkEvidence) -> str:
-    if route.carried_bytes is None:
-        return f"another link than {route.link} carried the bytes"
-    share = 100 * route.carried_bytes / route.expected_bytes
-    return f"{route.link} carried only {share:.0f} % of the bytes"
 
 
 _PATHS = 3
