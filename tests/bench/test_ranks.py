@@ -1,13 +1,17 @@
-"""What cases by several processes become on a machine: who makes what, who works on it, and why not."""
+"""What cases by several processes become on a machine, who works which GPU, and what ends a run before it begins."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
 from egmctl.bench.buffers import peaks
 from egmctl.bench.plan import Plan
+from egmctl.bench.plan.placement import NvlinkDomain, RankInfo, agree, assign, rank_info, ranks_of, whole
 from egmctl.bench.suites import CASES
 from egmctl.bench.supervisor import set_beside
+from egmctl.errors import NothingToDo, UsageError
 from egmctl.model.host import DeviceNode
 from egmctl.model.listing import PlannedTask
 from egmctl.model.machine import Machine
@@ -130,3 +134,95 @@ def test_memory_that_is_shared_counts_where_its_owner_makes_it() -> None:
     held = peaks([[task] for task in plan.tasks if task.case.startswith("ipc_")], keep=True)
     # Of each GPU: what it writes from, and what the other one writes to.
     assert {peak.name: peak.bytes for peak in held} == {"GPU0": 2 * 64 * MIB, "GPU1": 2 * 64 * MIB}
+
+
+DOMAIN = NvlinkDomain(cluster="3ac9e5a1-0b64-4f57-8e5c-5a1de7ac1b9d", clique=7)
+
+
+def at(host: str, *gpus: str, domain: NvlinkDomain = DOMAIN, driver: str = "580.95.05") -> RankInfo:
+    return RankInfo(host=host, tool="0.1.0", driver=driver, gpus=gpus, domains=dict.fromkeys(gpus, domain))
+
+
+@pytest.mark.parametrize(
+    ("infos", "gpus"),
+    [
+        ([at(host, "1b", "2c") for host in "abab"], ("1b", "1b", "2c", "2c")),
+        # As of Slurm's --gpu-bind: the first one may use any.
+        ([at("a", "1b", "2c", "3d"), at("a", "2c"), at("a", "1b")], ("3d", "2c", "1b")),
+    ],
+    ids=["all GPUs of the node in turn", "what a launcher has bound"],
+)
+def test_ranks_take_what_they_may_use(infos: list[RankInfo], gpus: tuple[str, ...]) -> None:
+    assert assign(infos) == gpus
+
+
+@pytest.mark.parametrize(
+    ("infos", "error", "words"),
+    [
+        ([at("a", "1b"), at("a", "1b")], UsageError, "a has 2 ranks and 1 usable GPU"),
+        ([at("a", "1b"), at("b")], NothingToDo, "b has no GPU to measure: no GPU was found"),
+        (
+            [at("a", "1b"), replace(at("b"), waivers=("CUDA_VISIBLE_DEVICES hides GPU0",))],
+            NothingToDo,
+            "b has no GPU to measure: CUDA_VISIBLE_DEVICES hides GPU0",
+        ),
+    ],
+)
+def test_a_node_with_too_few_gpus_is_named(infos: list[RankInfo], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        assign(infos)
+
+
+def test_nodes_that_are_alike_agree_and_cliques_matter_between_nodes_only() -> None:
+    agree([at("a", "1b"), at("b", "1b")], ("1b", "1b"))
+    agree([at("a", "1b", domain=NvlinkDomain(reason="no domain")), at("a", "2c")], ("1b", "2c"))
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (at("b", "1b", driver="590.10"), "the driver's version differs between nodes: 580.95.05 on a; 590.10 on b"),
+        (replace(at("b", "1b"), tool="0.2.0"), "the version of egmctl differs .*0.1.0 on a; 0.2.0 on b"),
+        (
+            at("b", "1b", domain=NvlinkDomain(cluster="x", clique=8)),
+            "the NVLink domain differs .*clique 7 on a; cluster x, clique 8 on b",
+        ),
+    ],
+)
+def test_what_differs_is_told_by_node(other: RankInfo, words: str) -> None:
+    with pytest.raises(NothingToDo, match=words):
+        agree([at("a", "1b"), other], ("1b", "1b"))
+
+
+def test_nodes_without_a_common_domain_share_nothing() -> None:
+    infos = [at(host, "1b", domain=NvlinkDomain(reason="the fabric's state is not-supported")) for host in "ab"]
+    with pytest.raises(NothingToDo, match=r"do not go from node to node here .*not-supported"):
+        agree(infos, ("1b", "1b"))
+
+
+def test_what_a_rank_reports_is_what_a_machine_lets_a_rank_use() -> None:
+    machine = patched(shipped("gb200-nvl72"), "process", environment={"CUDA_VISIBLE_DEVICES": "1,3"})
+    found = rank_info(machine, "a", "0.1.0", (machine.gpus or ())[1:])
+    assert found.gpus == ("0009:01:00.0", "0019:01:00.0")
+    assert found.waivers == ("CUDA_VISIBLE_DEVICES hides GPU2",)
+    assert {str(domain) for domain in (found.domains or {}).values()} == {
+        "cluster 00000000-0000-0000-0000-000000000072, clique 1"
+    }
+
+
+def test_a_node_is_put_together_of_what_each_rank_sees_of_its_own_gpu() -> None:
+    first, _, third, fourth = GB200.gpus or ()
+    # Under a device cgroup each rank sees one GPU, and NVML counts from 0.
+    found = whole(replace(GB200, gpus=(third,)), [replace(gpu, index=0) for gpu in (first, fourth)])
+    assert found.gpus == (first, replace(third, index=1), replace(fourth, index=2))
+
+
+def test_ranks_are_named_by_their_node_where_there_are_several() -> None:
+    first, second = (gpu.bus_id for gpu in (GB200.gpus or ())[:2])
+    one_node = ranks_of([at("a", first, second)] * 2, (first, second), {"a": GB200})
+    assert [rank.label for rank in one_node] == ["GPU0", "GPU1"]
+    two = ranks_of([at("a", first), at("b", first)], (first, first), {"a": GB200, "b": GB200})
+    assert [(rank.label, rank.host, rank.numa_node) for rank in two] == [
+        ("node1:GPU0", "a", 0),
+        ("node2:GPU0", "b", 0),
+    ]
