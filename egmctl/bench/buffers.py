@@ -208,14 +208,15 @@ def peaks(
         return round_up(buffer.size_bytes, page)
 
     sizes = huge_page_bytes or {}
-    lifetimes = Lifetimes(steps)
+    buffers_of_steps = [buffers_of(tasks) for tasks in steps]
+    last_step = {buffer: number for number, buffers in enumerate(buffers_of_steps) for buffer in buffers}
     # In order: which of several equals is named does not change from run to run.
     held: dict[_Place, dict[Buffer, None]] = {}
     now: Counter[_Place] = Counter()
     most: dict[_Place, Peak] = {}
-    for tasks in steps:
+    for number, buffers in enumerate(buffers_of_steps):
         grown: dict[_Place, None] = {}
-        for buffer in buffers_of(tasks):
+        for buffer in buffers:
             for place in places(buffer):
                 there = held.setdefault(place, {})
                 if buffer not in there:
@@ -228,8 +229,8 @@ def peaks(
                 whole = bus_id is None and node is None
                 end = None if whole else next(reversed(held[place])).end
                 most[place] = Peak(end, now[place], host, huge)
-        if not keep:
-            for buffer in lifetimes.finish(tasks):
+        for buffer in buffers:
+            if not keep and last_step[buffer] == number:
                 for place in places(buffer):
                     del held[place][buffer]
                     now[place] -= taken(buffer)

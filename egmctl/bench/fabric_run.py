@@ -14,15 +14,15 @@ from egmctl.bench.case import Case
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.budget import Memory, fitted, free_bytes, most_bytes
 from egmctl.bench.plan.fabric import make_fabric_plan
-from egmctl.bench.plan.paths import cuda_visible, gpu_waiver
+from egmctl.bench.plan.paths import gpu_waiver
 from egmctl.bench.plan.placement import (
     RankInfo,
     RankLayout,
     agree,
     assign,
     hosts,
-    nearest_node,
     rank_info,
+    rank_of,
     ranks_of,
     whole,
 )
@@ -37,7 +37,6 @@ from egmctl.model.codec import from_json, to_json
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Settings
-from egmctl.model.route import Rank
 from egmctl.model.task import HandleKind
 from egmctl.mpi.world import World
 
@@ -75,13 +74,9 @@ def measure_here(
 
 def alone(machine: Machine, chosen: Sequence[Gpu]) -> RankLayout:
     """Return the ranks of a run on one node, those of GPUs that cannot be used last."""
-    visible = cuda_visible(machine)
-    waivers = {gpu.bus_id: gpu_waiver(machine, gpu, visible) for gpu in chosen}
+    waivers = {gpu.bus_id: gpu_waiver(machine, gpu) for gpu in chosen}
     ordered = sorted(chosen, key=lambda gpu: waivers[gpu.bus_id] is not None)
-    ranks = (
-        Rank(number=number, label=f"GPU{gpu.index}", bus_id=gpu.bus_id, numa_node=nearest_node(machine, gpu), host="")
-        for number, gpu in enumerate(ordered)
-    )
+    ranks = (rank_of(number, machine, gpu) for number, gpu in enumerate(ordered))
     stopped = {n: waiver for n, gpu in enumerate(ordered) if (waiver := waivers[gpu.bus_id]) is not None}
     return RankLayout(tuple(ranks), {"": machine}, left_out=stopped)
 

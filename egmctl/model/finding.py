@@ -294,6 +294,11 @@ class Waiver:
     rank: int | None = None
     """The process whose GPU it is about, in a run between several: nodes have GPUs of the same bus ids."""
 
+    @classmethod
+    def about(cls, kind: WaiverKind, reason: str, *gpus: Gpu) -> Waiver:
+        """Return a waiver that is about some GPUs."""
+        return cls(kind=kind, reason=reason, gpus=tuple(gpu.bus_id for gpu in gpus))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from egmctl.bench.plan import Plan
-from egmctl.model.measurement import Measurement, RunReport
+from egmctl.bench.results import summarize
+from egmctl.model.measurement import Measurement, RunReport, Sample, Status, finish
+from egmctl.model.task import Quantity, Task
 
 
 def report(plan: Plan, measurements: Iterable[Measurement]) -> RunReport:
@@ -20,4 +23,29 @@ def report(plan: Plan, measurements: Iterable[Measurement]) -> RunReport:
         wall_s=12.5,
         interrupted=False,
         measurements=tuple(measurements),
+    )
+
+
+def measured(task: Task, *values: float, status: Status = Status.OK, step: float = 0.0, **more: Any) -> Measurement:
+    """Return a measurement of a task with samples of these values, in GB/s of each flow or in ns.
+
+    Parameters
+    ----------
+    step
+        How much faster each flow is than the one before.
+    """
+    if task.quantity is not Quantity.BANDWIDTH:
+        latency = summarize(values) if task.quantity is Quantity.LATENCY else None
+        return finish(task, status, latency_ns=latency, **more)
+    samples = [tuple(value + number * step for number in range(len(task.flows))) for value in values]
+    return finish(
+        task,
+        status,
+        samples=tuple(
+            Sample(bandwidth_gb_s=sum(flows), flows_gb_s=flows, elapsed_ms=8000 / flows[0], wall_ms=22.5)
+            for flows in samples
+        ),
+        bandwidth_gb_s=summarize([sum(flows) for flows in samples]),
+        flows_gb_s=tuple(summarize(flow) for flow in zip(*samples, strict=True)),
+        **more,
     )

@@ -11,15 +11,15 @@ PHB = Hop(link=LinkKind.PCIE, pci=LinkClass.PHB, nominal_gb_s=63.0)
 
 
 def nv(nvlinks: int) -> Hop:
-    """NVLinks of H200."""
+    """Return NVLinks of H200."""
     return Hop(link=LinkKind.NVLINK, nvlinks=nvlinks, nominal_gb_s=25 * nvlinks)
 
 
 def over(*hops: Hop) -> Route:
-    """Between GPUs; without hops within one."""
+    """Return the route between GPUs; without hops within one."""
     return Route(hops=hops)
 
 
 def to_host(*hops: Hop, memory: MemoryKind = MemoryKind.HOST_NUMA, egm: Egm = Egm.NO) -> Route:
-    """Between a GPU and host memory."""
+    """Return the route between a GPU and host memory."""
     return Route(memory=memory, hops=hops, egm=egm)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +20,7 @@ from egmctl.report.views.bench_classes import Frame
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import load
+from tests.doctor.machines import patched
 from tests.report.runs import run as every_case
 from tests.report.texts import matrices_text
 from tests.verdict.runs import BOTH, H2D, LATENCY, LOCAL, READ, RING, WRITE, run, usual
@@ -29,7 +29,7 @@ H200 = load("hgx-h200")
 
 
 def busy(task: Task, flow: Flow) -> float:
-    """What is reached while something else pushes from GPU0 to GPU1."""
+    """Return what is reached while something else pushes from GPU0 to GPU1."""
     shared = 0.5 if flow.source.label == "GPU0" or flow.destination.label == "GPU1" else 1.0
     return usual(task, flow) / shared if task.case == LATENCY else usual(task, flow) * shared
 
@@ -39,10 +39,12 @@ def judged(*cases: str, value: Callable[[Task, Flow], float] = usual, known: boo
     return replace(made, verdict=judge(made, H200 if known else None, profile_reason="GPU name NVIDIA H200"))
 
 
-def ended(report: RunReport, status: Status, reason: str) -> RunReport:
-    first, *others = report.measurements
-    broken = replace(first, status=status, reason=reason, bandwidth_gb_s=None, flows_gb_s=(), samples=())
-    return replace(report, measurements=(broken, *others))
+def ended(report: RunReport, *statuses: tuple[Status, str]) -> RunReport:
+    """Return the report with its first measurements ended so, with these reasons."""
+    lost = {"bandwidth_gb_s": None, "flows_gb_s": (), "samples": (), "known_cause": True}
+    for number, (status, reason) in enumerate(statuses):
+        report = patched(report, f"measurements[{number}]", status=status, reason=reason, **lost)
+    return report
 
 
 def evident(report: RunReport, **seen: object) -> RunReport:
@@ -88,44 +90,36 @@ def test_a_failed_run_says_what_the_outliers_have_in_common_and_what_was_seen_th
 
 
 def test_clocks_that_were_throttled_are_the_cause_and_power_and_cooling_the_next_step() -> None:
-    report = with_causes(evident(judged(WRITE, value=busy), throttle_reasons=("hw-thermal-slowdown",)))
-    verdict = answer(report)
+    verdict = answer(with_causes(evident(judged(WRITE, value=busy), throttle_reasons=("hw-thermal-slowdown",))))
     assert "clocks throttled while measured: hardware thermal slowdown; explains 5 paths" in str(verdict.sentence)
     assert "fans, coolant and power supplies" in str(verdict.advice)
 
 
-def test_missing_nvlinks_of_an_outlier_are_named() -> None:
+def test_missing_nvlinks_of_an_outlier_are_named_and_what_nothing_explains_says_so() -> None:
     report = judged(WRITE, value=busy)
-    machine = report.machines[0]
-    assert machine.gpus
-    gpu = machine.gpus[0]
-    assert gpu.nvml
-    assert gpu.nvml.nvlinks
-    links = tuple(replace(link, active=number > 1) for number, link in enumerate(gpu.nvml.nvlinks))
-    short = replace(gpu, nvml=replace(gpu.nvml, nvlinks=links))
-    report = replace(report, machines=(replace(machine, gpus=(short, *machine.gpus[1:])),))
+    assert str(answer(with_causes(report)).sentence).endswith("; nothing that was read explains it")
+    for number in (0, 1):
+        report = patched(report, f"machines[0].gpus[0].nvml.nvlinks[{number}]", active=False)
     assert "GPU0: 16 of 18 NVLinks are active; explains 3 paths" in str(answer(with_causes(report)).sentence)
 
 
-def test_what_nothing_explains_says_so() -> None:
-    report = with_causes(judged(WRITE, value=busy))
-    assert report.causes == ()
-    assert str(answer(report).sentence).endswith("; nothing that was read explains it")
+CORRUPT, FAILED = (Status.CORRUPT, "3 words differ"), (Status.FAILED, "cuMemCreate: out of memory")
+CRASHED = (Status.CRASHED, "died from SIGSEGV")
 
 
 @pytest.mark.parametrize(
     ("report", "word", "told"),
     [
         (replace(judged(WRITE), interrupted=True), "INCOMPLETE", "interrupted with 12 of 12 measurements made"),
-        (ended(judged(WRITE), Status.CRASHED, "cuMemcpyAsync: Xid 79"), "INCOMPLETE", "cuMemcpyAsync: Xid 79"),
+        (ended(judged(WRITE), (Status.CRASHED, "cuMemcpyAsync: Xid 79")), "INCOMPLETE", "cuMemcpyAsync: Xid 79"),
         (
-            ended(judged(WRITE), Status.TIMED_OUT, "60 s"),
+            ended(judged(WRITE), (Status.TIMED_OUT, "60 s")),
             "INCOMPLETE",
             "1 of 12 measurements crashed, timed out or broke",
         ),
         (replace(judged(WRITE), problems=("the worker did not start",)), "INCOMPLETE", "the worker did not start"),
-        (ended(run(WRITE), Status.CORRUPT, "word 3 differs"), "FAIL", "1 of 12 measurements failed: word 3 differs"),
-        (ended(run(WRITE), Status.FAILED, "cuMemcpyAsync: 999"), "INCOMPLETE", "cuMemcpyAsync: 999"),
+        (ended(run(WRITE), (Status.CORRUPT, "word 3 differs")), "FAIL", "1 of 12 measurements failed: word 3 differs"),
+        (patched(ended(run(WRITE), FAILED), "measurements[0]", known_cause=False), "INCOMPLETE", FAILED[1]),
         (run(WRITE), "NO REFERENCE", "12 measurements, not judged (--no-verdict)"),
         (judged(WRITE, known=False), "NO REFERENCE", "nothing to judge them by"),
     ],
@@ -139,34 +133,19 @@ def test_other_answers(report: RunReport, word: str, told: str) -> None:
     assert report.exit_code in codes[word]
 
 
-def with_statuses(*statuses: tuple[Status, str]) -> RunReport:
-    report = judged(WRITE)
-    made = [
-        replace(one, status=status, reason=reason, bandwidth_gb_s=None, flows_gb_s=(), samples=(), known_cause=True)
-        for one, (status, reason) in zip(report.measurements, statuses, strict=False)
-    ]
-    return replace(report, measurements=(*made, *report.measurements[len(made) :]))
-
-
-CORRUPT, FAILED = (Status.CORRUPT, "3 words differ"), (Status.FAILED, "cuMemCreate: out of memory")
-
-
-def test_corrupt_data_comes_before_all_else_that_went_wrong() -> None:
-    for report in (
-        with_statuses(CORRUPT),
-        with_statuses(FAILED, CORRUPT),
-        with_statuses((Status.CRASHED, "died from SIGSEGV"), CORRUPT),
-        replace(with_statuses(FAILED, CORRUPT), interrupted=True),
-    ):
-        told = answer(report)
+@pytest.mark.parametrize("statuses", [(CORRUPT,), (FAILED, CORRUPT), (CRASHED, CORRUPT)])
+def test_corrupt_data_comes_before_all_else_that_went_wrong(statuses: tuple[tuple[Status, str], ...]) -> None:
+    report = ended(judged(WRITE), *statuses)
+    for interrupted in (False, True):
+        told = answer(replace(report, interrupted=interrupted))
         assert told.word == "FAIL"
         assert "measurements failed: 3 words differ" in str(told.sentence)
+        assert ("; INCOMPLETE: interrupted with" in str(told.sentence)) is interrupted
         assert str(told.advice).startswith("drain the node")
-    assert "; INCOMPLETE: interrupted with" in str(told.sentence)
 
 
 def test_paths_that_are_too_slow_are_not_hidden_by_one_that_crashed() -> None:
-    told = answer(ended(judged(WRITE, value=busy), Status.CRASHED, "died from SIGSEGV"))
+    told = answer(ended(judged(WRITE, value=busy), CRASHED))
     assert told.word == "FAIL"
     assert "path classes are slower than expected" in str(told.sentence)
     assert "; INCOMPLETE: 1 of 12 measurements crashed, timed out or broke: died from SIGSEGV" in str(told.sentence)
@@ -175,7 +154,7 @@ def test_paths_that_are_too_slow_are_not_hidden_by_one_that_crashed() -> None:
 def test_what_was_not_made_is_told_without_a_reference_too() -> None:
     given_up = (Status.WAIVED, "not run: 4 workers had failed before")
     for verdict in (judged(WRITE, known=False).verdict, None):
-        told = answer(replace(with_statuses(given_up, given_up), verdict=verdict))
+        told = answer(replace(ended(judged(WRITE), given_up, given_up), verdict=verdict))
         assert told.word == "NO REFERENCE"
         assert "; 2 measurements not made: not run: 4 workers had failed before" in str(told.sentence)
 
@@ -198,11 +177,10 @@ def test_a_profile_without_these_cases_is_named_as_the_reason() -> None:
 def test_nothing_measured_is_incomplete_and_says_why(kind: WaiverKind, next_step: str) -> None:
     report = run(WRITE)
     why = Waiver(kind=kind, reason="it needs two GPUs")
-    waived = tuple(
-        replace(m, status=Status.WAIVED, reason=why.reason, waivers=(why,), samples=(), bandwidth_gb_s=None)
-        for m in report.measurements
+    lost = {"samples": (), "bandwidth_gb_s": None}
+    verdict = answer(
+        patched(report, "measurements[*]", status=Status.WAIVED, reason=why.reason, waivers=(why,), **lost)
     )
-    verdict = answer(replace(report, measurements=waived))
     assert (verdict.word, verdict.sentence) == ("INCOMPLETE", "nothing was measured: it needs two GPUs")
     assert verdict.advice == next_step
 
@@ -226,8 +204,7 @@ def many() -> RunReport:
     return replace(made, verdict=replace(verdict, classes=well, culprits=(), judged=(), grade=Grade.PASS))
 
 
-@pytest.mark.long
-def test_many_path_classes_fit_a_screen_and_all_are_there_with_v() -> None:
+def test_many_path_classes_fit_a_screen_all_are_there_with_v_and_what_is_slow_always() -> None:
     report = many()
     usual_text, verbose = shown(report), shown(report, verbose=1)
     assert len(usual_text.splitlines()) <= 40
@@ -235,14 +212,9 @@ def test_many_path_classes_fit_a_screen_and_all_are_there_with_v() -> None:
     assert "\n device_to_device_memcpy_write_ce " in usual_text, "what the quick suite looks at"
     for case in {m.case for m in report.measurements if m.headline is not None}:
         assert re.search(rf"^ {case}\b", verbose, re.MULTILINE), case
-
-
-@pytest.mark.long
-def test_what_is_slow_is_shown_however_many_path_classes_there_are() -> None:
-    report = many()
     assert report.verdict is not None
     *others, last = report.verdict.classes
-    assert f"\n {last.case}" not in shown(report)
+    assert f"\n {last.case}" not in usual_text
     failed = replace(report.verdict, classes=(*others, replace(last, grade=Grade.FAIL)))
     assert re.search(rf"^ {last.case} .*!", shown(replace(report, verdict=failed)), re.MULTILINE)
 
@@ -273,35 +245,15 @@ def test_a_cell_is_branded_for_its_own_value_only() -> None:
 
 
 def test_names_of_the_machine_are_data() -> None:
-    report = judged(WRITE)
-    hostile = dataclasses.replace(report, gpus=tuple(replace(gpu, name="[bold]\x1b[31m") for gpu in report.gpus))
+    hostile = patched(judged(WRITE), "gpus[*]", name="[bold]\x1b[31m")
     assert bench_document(hostile).subject == "4 x [bold]\x1b[31m"
     assert "4 x [bold]\\x1b[31m" in shown(hostile)
 
 
-@pytest.mark.parametrize(
-    ("mode", "banner"),
-    [
-        ("on", "CONFIDENTIAL COMPUTING is on: copies may be encrypted; references are of GPUs without it"),
-        (
-            "protected-pcie",
-            "CONFIDENTIAL COMPUTING is on (protected-pcie): copies may be encrypted; references are of GPUs without it",
-        ),
-        ("off", None),
-        (None, None),
-    ],
-)
-def test_results_under_confidential_computing_are_marked_before_the_answer(
-    mode: str | None, banner: str | None
-) -> None:
-    made = judged(WRITE)
-    (machine,) = made.machines
-    assert machine.driver is not None
-    driver = replace(machine.driver, confidential_compute=mode)
-    text = shown(replace(made, machines=(replace(machine, driver=driver),)), brief=True)
-    if banner is None:
-        assert "CONFIDENTIAL" not in text
-    else:
-        words = " ".join(text.split())
-        assert banner in words
-        assert words.index(banner) < words.index("PASS")
+@pytest.mark.parametrize(("mode", "words"), [("on", "on"), ("protected-pcie", "on (protected-pcie)"), ("off", "")])
+def test_results_under_confidential_computing_are_marked_before_the_answer(mode: str, words: str) -> None:
+    text = " ".join(shown(patched(judged(WRITE), "machines[0].driver", confidential_compute=mode), brief=True).split())
+    banner = f"CONFIDENTIAL COMPUTING is {words}: copies may be encrypted; references are of GPUs without it"
+    assert (banner in text) == ("CONFIDENTIAL" in text) == bool(words)
+    if words:
+        assert text.index(banner) < text.index("PASS")

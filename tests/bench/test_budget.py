@@ -1,120 +1,167 @@
-"""A size that the bench chooses fits, for every suite and however little memory is free; and the report says so."""
+"""A run takes no more than its share of what is free: a size that was chosen is refused, any other gives way."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
+from egmctl.api.bench import Bench
 from egmctl.bench.buffers import Buffer, Lifetimes, buffers_of, peaks
 from egmctl.bench.fabric_run import Asked, alone, plan_for
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.budget import LEAST_BYTES, fitted, memory_of
-from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import FABRIC, SUITES, select_cases
 from egmctl.errors import UsageError
 from egmctl.model.finding import WaiverKind
-from egmctl.model.host import HugePages
+from egmctl.model.host import HugePages, Process
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Settings
 from egmctl.model.route import MemoryKind
 from egmctl.units import GIB, MIB
-from tests.doctor.machines import shipped
+from tests.bench.four import NAMES
+from tests.bench.plans import SETTINGS, plan_of, waivers
+from tests.doctor.machines import patched, shipped
 
-USUAL = Settings(size_bytes=512 * MIB, copies=None, samples=3, timeout_s=60)
-SIZES = st.integers(0, 40 * GIB // MIB).map(lambda mib: mib * MIB)
-POOLS = st.tuples(st.integers(0, 3 * 512), st.integers(0, 4)).map(
-    lambda free: (pool(2 * MIB, free[0]), pool(GIB, free[1]))
-)
+USUAL_BYTES = SETTINGS.size_bytes
+HUGE = ("hugetlb_to_*", "device_to_hugetlb_*")
 
 
 def pool(page_size_bytes: int, free: int) -> HugePages:
     return HugePages(page_size_bytes=page_size_bytes, total=free, free=free)
 
 
+SIZES = st.integers(0, 40 * GIB // MIB).map(lambda mib: mib * MIB)
+POOLS = st.tuples(st.integers(0, 3 * 512), st.integers(0, 4)).map(
+    lambda free: (pool(2 * MIB, free[0]), pool(GIB, free[1]))
+)
+
+
 @cache
 def two_gpus() -> Machine:
-    """Return an HGX H200 of which two GPUs are there."""
     machine = shipped("hgx-h200x4")
-    return replace(machine, gpus=(machine.gpus or ())[:2])
+    return patched(replace(machine, gpus=(machine.gpus or ())[:2]), "host.numa_nodes[*]", memory_free_bytes=500 * GIB)
 
 
 def node(
-    gpu_free: int,
-    node_free: int,
-    available: int,
+    *,
+    gpu: int = 140 * GIB,
+    numa: int = 500 * GIB,
+    host: int = 900 * GIB,
     huge: tuple[HugePages, ...] = (),
     huge_of_node: tuple[HugePages, ...] | None = None,
 ) -> Machine:
-    """Return it with so much free on GPU 0, on NUMA node 0 and on the host, and in their pools of huge pages."""
-    machine = two_gpus()
-    assert machine.gpus is not None
-    assert machine.host is not None
-    first = machine.gpus[0]
-    assert first.nvml is not None
-    used = replace(first, nvml=replace(first.nvml, memory_total_bytes=gpu_free, memory_used_bytes=0))
-    nodes = tuple(
-        replace(
-            one,
-            memory_free_bytes=node_free if one.id == 0 else 100 * GIB,
-            huge_pages=huge_of_node,
-        )
-        for one in machine.host.numa_nodes or ()
-    )
-    host = replace(machine.host, numa_nodes=nodes, memory_available_bytes=available, huge_pages=huge)
-    return replace(machine, gpus=(used, machine.gpus[1]), host=host)
+    """Return an HGX H200 of two GPUs with so much free on GPU 0, on NUMA node 0, on the host and in huge pages."""
+    machine = patched(two_gpus(), "gpus[0].nvml", memory_total_bytes=gpu, memory_used_bytes=0)
+    machine = patched(machine, "host.numa_nodes[*]", huge_pages=huge_of_node)
+    machine = patched(machine, "host.numa_nodes[0]", memory_free_bytes=numa)
+    return patched(machine, "host", memory_available_bytes=host, huge_pages=huge)
 
 
-def chosen(machine: Machine, suite: str) -> Plan:
-    """Return the plan of a suite where nobody has given a size."""
-    cases = select_cases((), (suite,))
-    gpus = machine.gpus or ()
-    if suite == FABRIC:
-        return plan_for(alone(machine, gpus), Asked(cases=cases, settings=USUAL))
+def chosen(machine: Machine, *names: str, suites: Sequence[str] = (), cgroup: int | None = None) -> Plan:
+    """Return the plan of cases for the first NUMA node where nobody has given a size."""
 
     def planned(size_bytes: int) -> Plan:
-        return make_plan(machine, gpus, [0], cases, replace(USUAL, size_bytes=size_bytes))
+        return plan_of(*names, machine=machine, nodes=(0,), suites=suites, size_bytes=size_bytes)
 
-    return fitted(planned(USUAL.size_bytes), memory_of(machine), planned)
+    return fitted(planned(USUAL_BYTES), memory_of(machine, cgroup), planned)
+
+
+def given_size(machine: Machine, *names: str, cgroup: int | None = None, **settings: Any) -> Plan:
+    """Return the plan of cases for the first NUMA node and a size that somebody gave: 512 MiB if none is named."""
+    return fitted(plan_of(*names or NAMES, machine=machine, nodes=(0,), **settings), memory_of(machine, cgroup))
+
+
+@pytest.mark.parametrize(
+    ("free", "settings"),
+    [
+        ({"gpu": 2 * GIB, "numa": GIB, "host": GIB}, {}),
+        ({"gpu": 2 * GIB - 1}, {"memory_percent": 60}),
+        ({}, {"cgroup": GIB}),
+    ],
+    ids=["half of what is free", "a larger share", "the cgroup's limit"],
+)
+def test_a_size_that_fits_is_taken(free: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    assert waivers(given_size(node(**free), **settings)) == set()
+
+
+@pytest.mark.parametrize(
+    ("free", "settings", "words"),
+    [
+        ({"gpu": 2 * GIB - 1}, {}, "takes 1 GiB on GPU0, .*; --size 256M fits"),
+        # One buffer at a time: those of one direction are given back before the other's are made.
+        ({"numa": GIB - 1}, {}, "takes 512 MiB on NUMA0, .*; --size 256M fits"),
+        ({"host": GIB - 1}, {}, "takes 512 MiB on the host, .*; --size 256M fits"),
+        ({}, {"cgroup": 1023 * MIB}, "512 MiB on the host, more than half of the 1023 MiB"),
+        # A soak holds everything at the same time.
+        ({"numa": 2 * GIB - 1}, {"duration_s": 60}, "takes 1 GiB on NUMA0"),
+    ],
+)
+def test_less_is_refused_with_the_place_and_what_would_fit(
+    free: Mapping[str, Any], settings: Mapping[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        given_size(node(**free), **settings)
+
+
+@pytest.mark.parametrize("free", [{"gpu": 2 * GIB - 1}, {"numa": 400 * MIB}, {"host": GIB - 1}])
+def test_a_size_that_nobody_chose_gives_way_to_what_is_free(free: Mapping[str, Any]) -> None:
+    machine = node(**free)
+    plan = chosen(machine, *NAMES)
+    size = plan.settings.size_bytes
+    assert f"buffers of {size // MIB} MiB, not of the usual 512 MiB" in plan.notes[-1]
+    assert given_size(machine, size_bytes=size).tasks == plan.tasks
+    with pytest.raises(UsageError, match=f"; --size {size // MIB}M fits"):
+        given_size(machine, size_bytes=2 * size)
+
+
+def test_where_the_least_size_does_not_fit_what_has_no_room_is_waived_and_the_rest_measured() -> None:
+    plan = chosen(node(gpu=0), *NAMES)
+    assert plan.settings.size_bytes == LEAST_BYTES
+    assert any("more than half of the 0 B free there" in why for why in waivers(plan))
+    assert {task.path for task in plan.runnable} == {"NUMA0 -> GPU1", "GPU1 -> NUMA0"}
+
+
+def test_a_latency_whose_footprint_does_not_fit_is_waived_and_the_others_are_measured() -> None:
+    assert waivers(given_size(node(gpu=40 * GIB), "device_local_footprint", gpus=1)) == {
+        f"it takes {size} GiB on GPU0, more than half of the 40 GiB free there" for size in (32, 64)
+    }
+
+
+def test_what_the_facts_do_not_know_is_no_reason_to_refuse_and_waived_tasks_take_nothing() -> None:
+    given_size(patched(node(), "host", numa_nodes=None, memory_available_bytes=None))
+    given_size(replace(node(gpu=0), process=Process(environment={"CUDA_VISIBLE_DEVICES": "1"})))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("suite", SUITES)
 @settings(
-    max_examples=6, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
+    max_examples=1, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
 )
-@given(gpu_free=SIZES, node_free=SIZES, available=SIZES, pools=POOLS, by_node=st.booleans())
-@example(gpu_free=140 * GIB, node_free=4915 * MIB, available=100 * GIB, pools=(pool(2 * MIB, 256),), by_node=False)
-@example(gpu_free=0, node_free=0, available=0, pools=(), by_node=True)
+@given(gpu=SIZES, numa=SIZES, host=SIZES, pools=POOLS, by_node=st.booleans())
+@example(gpu=140 * GIB, numa=4915 * MIB, host=100 * GIB, pools=(pool(2 * MIB, 256),), by_node=False)
+@example(gpu=0, numa=0, host=0, pools=(), by_node=True)
 def test_every_suite_fits(
-    suite: str, gpu_free: int, node_free: int, available: int, pools: tuple[HugePages, ...], by_node: bool
+    suite: str, gpu: int, numa: int, host: int, pools: tuple[HugePages, ...], by_node: bool
 ) -> None:
     # Buffers are on node 0: what the host has beside is of no use to them.
     of_host, of_node = ((pool(GIB, 100),), pools) if by_node else (pools, None)
-    machine = node(gpu_free, node_free, available, of_host, of_node)
-    plan = chosen(machine, suite)
+    machine = node(gpu=gpu, numa=numa, host=host, huge=of_host, huge_of_node=of_node)
+    if suite == FABRIC:
+        layout = alone(machine, machine.gpus or ())
+        plan = plan_for(layout, Asked(cases=select_cases((), (suite,)), settings=SETTINGS))
+    else:
+        plan = chosen(machine, suites=(suite,))
     assert fitted(plan, memory_of(machine)) == plan
     assert huge_pages_last(plan, pools)
-    size = plan.settings.size_bytes
-    assert LEAST_BYTES <= size <= USUAL.size_bytes
-    assert (size < USUAL.size_bytes) == any(note.startswith("buffers of ") for note in plan.notes)
+    assert LEAST_BYTES <= plan.settings.size_bytes <= USUAL_BYTES
+    assert (plan.settings.size_bytes < USUAL_BYTES) == any(note.startswith("buffers of ") for note in plan.notes)
     running = {number for step in plan.steps for number in step.tasks}
-    assert running == {number for number, one in enumerate(plan.tasks) if one.waiver is None}
-    assert all(one.waiver for number, one in enumerate(plan.tasks) if number not in running)
-
-
-@pytest.mark.parametrize("suite", ["full", "ipc"])
-def test_what_a_plan_holds_at_a_place_is_held_by_some_task_alone(suite: str) -> None:
-    """What does not fit is waived by this: else the search for who takes too much would find nobody."""
-    plan = chosen(two_gpus(), suite)
-    alone = [one for planned in plan.tasks if planned.waiver is None for one in peaks([[planned]])]
-    assert plan.peaks
-    for peak in plan.peaks:
-        assert any(one.bytes > 0 and one.same_place(peak) for one in alone)
+    assert running == {number for number, task in enumerate(plan.tasks) if task.waiver is None}
 
 
 def huge_pages_last(plan: Plan, pools: Sequence[HugePages]) -> bool:
@@ -140,7 +187,23 @@ def huge_pages_last(plan: Plan, pools: Sequence[HugePages]) -> bool:
     return True
 
 
-HUGE = ("hugetlb_to_*", "device_to_hugetlb_*")
+@pytest.mark.parametrize("suite", ["full", "ipc"])
+def test_what_a_plan_holds_at_a_place_is_held_by_some_task_alone(suite: str) -> None:
+    """What does not fit is waived by this: else the search for who takes too much would find nobody."""
+    plan = plan_of(machine=two_gpus(), nodes=(0,), suites=(suite,))
+    by_itself = [peak for task in plan.runnable for peak in peaks([[task]]) if peak.bytes > 0]
+    assert plan.peaks
+    assert all(any(own.same_place(peak) for own in by_itself) for peak in plan.peaks)
+
+
+def test_a_plan_holds_at_a_place_what_is_there_at_the_same_time() -> None:
+    plan = plan_of("all_to_host_numa_one_node_memcpy_ce", gpus=4)
+    # Four destinations on one node, given back before those on the other are made.
+    assert {peak.name: peak.bytes for peak in plan.peaks} == {
+        **dict.fromkeys(("NUMA0", "NUMA1", "host"), 4 * USUAL_BYTES),
+        **{f"GPU{index}": USUAL_BYTES for index in range(4)},
+    }
+    assert peaks([]) == ()
 
 
 @pytest.mark.parametrize(
@@ -157,17 +220,11 @@ HUGE = ("hugetlb_to_*", "device_to_hugetlb_*")
 )
 def test_of_huge_pages_all_that_are_free_are_taken_and_none_more(pools: tuple[HugePages, ...], measured: int) -> None:
     # The node and the host have just enough for what is not on huge pages: nothing.
-    machine = node(140 * GIB, 0, 0, pools)
-    memory = memory_of(machine, cgroup_left_bytes=0)
-
-    def planned(size_bytes: int) -> Plan:
-        return make_plan(machine, machine.gpus or (), [0], select_cases(HUGE), replace(USUAL, size_bytes=size_bytes))
-
-    for plan in (fitted(planned(USUAL.size_bytes), memory, planned), fitted(planned(USUAL.size_bytes), memory)):
-        assert plan.settings.size_bytes == USUAL.size_bytes
-        assert len(plan.runnable) == measured
+    machine = node(numa=0, host=0, huge=pools)
+    for plan in (chosen(machine, *HUGE, cgroup=0), given_size(machine, *HUGE, cgroup=0)):
+        assert (plan.settings.size_bytes, len(plan.runnable)) == (USUAL_BYTES, measured)
         assert huge_pages_last(plan, pools)
-        gone = [one.waivers[0] for one in plan.tasks if one.waivers]
+        gone = [waiver for task in plan.tasks for waiver in task.waivers[:1]]
         assert {waiver.kind for waiver in gone} <= {WaiverKind.NO_PAGES}
         assert all("HugePages_Free" in waiver.reason for waiver in gone)
         assert all(not peak.place or peak.place.bus_id or peak.huge_pages for peak in plan.peaks)
@@ -175,22 +232,17 @@ def test_of_huge_pages_all_that_are_free_are_taken_and_none_more(pools: tuple[Hu
 
 def test_huge_pages_are_counted_on_the_numa_node_that_they_are_taken_from() -> None:
     # Of the host there are enough for every task; node 0 has room for one buffer, node 1 for two.
-    machine = shipped("dgx-h100")
-    assert machine.host is not None
-    first, second = machine.host.numa_nodes or ()
-    nodes = replace(first, huge_pages=(pool(2 * MIB, 256),)), replace(second, huge_pages=(pool(2 * MIB, 512),))
-    machine = replace(machine, host=replace(machine.host, numa_nodes=nodes, huge_pages=(pool(2 * MIB, 768),)))
-    plan = make_plan(machine, (machine.gpus or ())[:1], [0, 1], select_cases(HUGE), USUAL)
-    plan = fitted(plan, memory_of(machine, cgroup_left_bytes=0))
-    waived = [one for one in plan.tasks if one.waiver is not None]
-    on_first = [one for one in plan.tasks if "NUMA0" in one.path]
-    assert len(waived) == len(on_first) // 2
-    assert {one.path for one in waived} <= {one.path for one in on_first}
-    (reason,) = {one.waiver for one in waived}
-    assert reason == (
+    machine = patched(shipped("dgx-h100"), "host", huge_pages=(pool(2 * MIB, 768),))
+    for numa_node, free in enumerate((256, 512)):
+        machine = patched(machine, f"host.numa_nodes[{numa_node}]", huge_pages=(pool(2 * MIB, free),))
+    plan = fitted(plan_of(*HUGE, machine=machine, gpus=1), memory_of(machine, cgroup_left_bytes=0))
+    waived = [task for task in plan.tasks if task.waiver is not None]
+    assert len(waived) == sum("NUMA0" in task.path for task in plan.tasks) // 2
+    assert all("NUMA0" in task.path for task in waived)
+    assert waivers(plan) == {
         "beside other buffers of huge pages it needs more than the 512 MiB that are free on NUMA0 "
         "(HugePages_Free, vm.nr_hugepages)"
-    )
+    }
     assert {peak.name: peak.bytes for peak in plan.peaks if peak.huge_pages} == {
         "NUMA0 huge pages": 512 * MIB,
         "NUMA1 huge pages": 1024 * MIB,
@@ -201,29 +253,18 @@ def test_huge_pages_are_counted_on_the_numa_node_that_they_are_taken_from() -> N
 @pytest.mark.parametrize("by_node", [False, True])
 def test_a_buffer_of_huge_pages_is_counted_in_whole_ones(by_node: bool) -> None:
     pools = (pool(2 * MIB, 8), pool(GIB, 4))
-    machine = node(140 * GIB, 0, 0, pools, pools if by_node else None)
-    plan = make_plan(machine, machine.gpus or (), [0], select_cases(("hugetlb_to_device_memcpy_ce",)), USUAL)
-    assert plan.settings.size_bytes == 512 * MIB
+    machine = node(numa=0, host=0, huge=pools, huge_of_node=pools if by_node else None)
+    plan = plan_of("hugetlb_to_device_memcpy_ce", machine=machine, nodes=(0,))
     assert {peak.name: peak.bytes for peak in plan.peaks if peak.huge_pages} == {
         "NUMA0 huge pages": GIB,
         "huge pages": GIB,
     }
 
 
-def plan_for_size(machine: Machine, size_bytes: int) -> Plan:
-    """Return the plan of everything for a size that somebody gave."""
-    cases = select_cases((), ("full",))
-    return make_plan(machine, machine.gpus or (), [0], cases, replace(USUAL, size_bytes=size_bytes))
-
-
-@pytest.mark.long
-def test_the_largest_size_that_fits_is_chosen() -> None:
-    machine = node(140 * GIB, 4915 * MIB, 100 * GIB)
-    plan = chosen(machine, "full")
-    assert plan.settings.size_bytes > LEAST_BYTES
-    larger = plan_for_size(machine, 2 * plan.settings.size_bytes)
-    with pytest.raises(UsageError, match=f"; --size {plan.settings.size_bytes // MIB}M fits"):
-        fitted(larger, memory_of(machine))
-    given = fitted(plan_for_size(machine, plan.settings.size_bytes), memory_of(machine))
-    waived = {one.case for one in given.tasks if one.waiver and "has no room" in one.waiver}
-    assert all("footprint" in case or "latency" in case for case in waived)
+def test_a_sweep_without_a_top_ends_where_half_of_the_memory_does() -> None:
+    bench = Bench(gpus="0-1", numa="0", sweep="size", cases=[NAMES[0]])
+    assert bench.plan(shipped("dgx-h100")).settings.size_bytes == 8 * GIB
+    plan = bench.plan(node(numa=300 * MIB))
+    # Smaller buffers hold several slots: all sizes together are to fit.
+    assert plan.settings.size_bytes == max(task.size_bytes for task in plan.tasks) < 300 * MIB
+    assert plan.notes[-1].startswith(f"buffers of {plan.settings.size_bytes // MIB} MiB, not of the usual 8 GiB")

@@ -63,9 +63,8 @@ def with_routes(report: RunReport, routes: Sequence[Route]) -> RunReport:
 HOSTILE = to_host(Hop(link=LinkKind.UNKNOWN, reason="\x1b[31m<b>|"), egm=Egm.UNKNOWN)
 
 
-@pytest.mark.long
 @settings(
-    max_examples=8, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
+    max_examples=2, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
 )
 @given(routes=st.lists(ROUTES, min_size=10, max_size=40))
 @example(routes=[Route(carrier=Carrier.UCX, memory=MemoryKind.HOST_NUMA, egm=Egm.YES, ucx=UcxRoute.RDMA), HOSTILE])

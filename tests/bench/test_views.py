@@ -2,144 +2,123 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from egmctl.bench.plan.make import make_plan, sized
+from egmctl.bench.plan.fabric import make_fabric_plan
+from egmctl.bench.plan.placement import modelled
 from egmctl.bench.results import summarize
-from egmctl.bench.suites import CASES
+from egmctl.bench.suites import FABRIC_CASES
 from egmctl.model.measurement import (
     Evidence,
     GpuEvidence,
     LinkEvidence,
     LinkProof,
-    Measurement,
     Placement,
     RunReport,
-    Sample,
-    Settings,
+    Stage,
     Status,
     finish,
 )
 from egmctl.model.route import LinkKind
-from egmctl.model.task import Quantity, Task
+from egmctl.model.task import Axis, Point, Quantity
+from egmctl.report.document import Chart, Matrix, columns, plain
 from egmctl.report.render.text import WIDTH
-from egmctl.report.views.bench_answer import how, route_line, warnings
-from tests.bench.reports import report
-from tests.doctor.machines import shipped
+from egmctl.report.views.bench_answer import exceptions, how, route_line, warnings
+from egmctl.report.views.bench_details import beside, life_cycles
+from egmctl.report.views.bench_series import LOOKS, all_series, swept
+from egmctl.units import GIB, MIB
+from tests.bench.plans import SETTINGS, plan_of
+from tests.bench.reports import measured, report
+from tests.doctor.machines import patched, shipped
+from tests.fake.machines import with_imex_channel
+from tests.report.runs import run
 from tests.report.texts import matrices_text, text_of
 
-SETTINGS = Settings(size_bytes=512 << 20, copies=16, samples=5, timeout_s=60)
+WRITE = "device_to_device_memcpy_write_ce"
+LIVES = ("ipc_legacy_device_life_cycle", "ipc_posix_fd_device_life_cycle", "ipc_pool_device_life_cycle")
 
 
-def measured(task: Task, gb_s: float) -> Measurement:
-    """Return a measurement whose flows reach ``gb_s``, and one more each."""
-    flows = [gb_s + place for place in range(len(task.flows))]
-    if task.quantity is Quantity.LATENCY:
-        return finish(task, Status.OK, latency_ns=summarize([gb_s]))
-    return finish(
-        task,
-        Status.OK,
-        samples=(Sample(bandwidth_gb_s=sum(flows), flows_gb_s=tuple(flows), elapsed_ms=20, wall_ms=21),),
-        bandwidth_gb_s=summarize([sum(flows)]),
-        flows_gb_s=tuple(summarize([flow]) for flow in flows),
-    )
-
-
-def report_of(*cases: str, machine: str = "gb200-tray", gpus: int = 3, sizes: Sequence[int] = ()) -> RunReport:
-    """Return a report in which the n-th task of some cases reaches 100 + 10 n GB/s."""
-    node = shipped(machine)
-    chosen = [case for case in CASES if case.name in cases or not cases]
-    plan = make_plan(node, (node.gpus or ())[:gpus], [0, 1], sized(chosen, sizes) if sizes else chosen, SETTINGS)
-    return report(plan, tuple(measured(planned, 100.0 + 10 * n) for n, planned in enumerate(plan.tasks)))
-
-
-def matrices_of(*cases: str, **how: object) -> str:
-    """Return the tables of such a report."""
-    return matrices_text(report_of(*cases, **how))  # type: ignore[arg-type]
-
-
-def test_both_directions_have_their_own_cells_and_a_sum() -> None:
-    assert (
-        matrices_of("device_to_device_bidirectional_memcpy_write_ce")
-        == """\
-memcpy CE GPU(row) -> GPU(column) bandwidth, both directions at once (GB/s)
-device_to_device_bidirectional_memcpy_write_ce
-NV18
-        GPU0    GPU1    GPU2
-GPU0       -  100.00  110.00
-GPU1  101.00       -  120.00
-GPU2  111.00  121.00       -
-
-memcpy CE both directions, sum (GB/s)
-device_to_device_bidirectional_memcpy_write_ce
-        GPU1    GPU2
-GPU0  201.00  221.00
-GPU1       -  241.00
-"""
-    )
-
-
-def test_both_directions_to_the_host_are_three_matrices() -> None:
-    text = matrices_of("host_numa_to_device_bidirectional_memcpy_ce", gpus=2)
-    assert [line for line in text.splitlines() if line.startswith(("memcpy", "NUMA0 "))] == [
-        "memcpy CE HOST_NUMA(row) -> GPU(column) bandwidth, both directions at once",
-        "NUMA0  100.00  110.00",
-        "memcpy CE HOST_NUMA(row) <- GPU(column) bandwidth, both directions at once",
-        "NUMA0  101.00  111.00",
-        "memcpy CE both directions, sum (GB/s)",
-        "NUMA0  201.00  221.00",
-    ]
-
-
-def test_a_ring_is_one_row_with_both_ends_above() -> None:
-    assert (
-        matrices_of("ring_write_ce")
-        == """\
-memcpy CE GPU(column) bandwidth, each to the next one, all at once (GB/s)
-ring_write_ce
-NV18
-    GPU0    GPU1    GPU2
-  ->GPU1  ->GPU2  ->GPU0     sum
-  100.00  101.00  102.00  303.00
-"""
-    )
+def report_of(*cases: str, gpus: int = 3, status: Status = Status.OK) -> RunReport:
+    """Return a report of a GB200 in which the n-th task of some cases reaches 100 + 10 n GB/s, a flow 1 more each."""
+    plan = plan_of(*cases or ("*",), machine="gb200-tray", gpus=gpus, copies=16)
+    tasks = [task for task in plan.tasks if task.case in cases or not cases]
+    return report(plan, [measured(task, 100.0 + 10 * n, step=1.0, status=status) for n, task in enumerate(tasks)])
 
 
 @pytest.mark.parametrize(
-    ("case", "arrow"),
+    ("case", "lines"),
     [
-        ("one_to_all_write_ce", "->"),
-        ("one_to_all_read_ce", "->"),
-        ("all_to_one_write_ce", "<-"),
-        ("all_to_one_read_ce", "<-"),
+        (
+            "device_to_device_bidirectional_memcpy_write_ce",
+            [
+                "memcpy CE GPU(row) -> GPU(column) bandwidth, both directions at once (GB/s)",
+                "GPU0       -  100.00  110.00",
+                "GPU1  101.00       -  120.00",
+                "memcpy CE both directions, sum (GB/s)",
+                "        GPU1    GPU2",
+                "GPU0  201.00  221.00",
+            ],
+        ),
+        (
+            "host_numa_to_device_bidirectional_memcpy_ce",
+            [
+                "memcpy CE HOST_NUMA(row) -> GPU(column) bandwidth, both directions at once",
+                "NUMA0  100.00  110.00  120.00",
+                "memcpy CE HOST_NUMA(row) <- GPU(column) bandwidth, both directions at once",
+                "NUMA0  101.00  111.00  121.00",
+                "memcpy CE both directions, sum (GB/s)",
+                "NUMA0  201.00  221.00  241.00",
+            ],
+        ),
+        (
+            "ring_write_ce",
+            [
+                "memcpy CE GPU(column) bandwidth, each to the next one, all at once (GB/s)",
+                "    GPU0    GPU1    GPU2",
+                "  ->GPU1  ->GPU2  ->GPU0     sum",
+                "  100.00  101.00  102.00  303.00",
+            ],
+        ),
+        *(
+            (
+                f"{case}_ce",
+                [
+                    f"memcpy CE GPU(row) {arrow} GPU(column) bandwidth, {words} at once (GB/s)",
+                    "        GPU0    GPU1    GPU2     sum",
+                    "GPU0       -  100.00  101.00  201.00",
+                ],
+            )
+            for case, arrow, words in (
+                ("one_to_all_write", "->", "one to all others"),
+                ("one_to_all_read", "->", "one to all others"),
+                ("all_to_one_write", "<-", "all others to one"),
+                ("all_to_one_read", "<-", "all others to one"),
+            )
+        ),
+        ("host_numa_one_node_to_all_memcpy_ce", ["NUMA1  110.00  111.00  112.00  333.00"]),
+        ("device_local_copy", ["    GPU0    GPU1    GPU2", "  100.00  110.00  120.00"]),
     ],
 )
-def test_the_one_gpu_is_the_row_whoever_works_and_its_sum_is_beside_it(case: str, arrow: str) -> None:
-    lines = matrices_of(case).splitlines()
-    assert lines[0].startswith(f"memcpy CE GPU(row) {arrow} GPU(column) bandwidth")
-    assert lines[3:5] == ["        GPU0    GPU1    GPU2     sum", "GPU0       -  100.00  101.00  201.00"]
+def test_the_matrices_of_a_pattern_say_who_sends_what_is_at_once_and_the_sum(case: str, lines: list[str]) -> None:
+    remaining = iter(matrices_text(report_of(case)).splitlines())
+    for line in lines:
+        assert line in remaining, "in this order"
 
 
-def test_all_gpus_with_one_node_have_the_sum_beside_them() -> None:
-    assert "NUMA1  110.00  111.00  112.00  333.00\n" in matrices_of("host_numa_one_node_to_all_memcpy_ce")
-
-
-def test_the_local_copy_is_one_row() -> None:
-    assert "    GPU0    GPU1    GPU2\n  100.00  110.00  120.00\n" in matrices_of("device_local_copy")
-
-
-def test_many_numbers_of_copies_are_told_by_the_least_and_the_most() -> None:
-    report = report_of("device_to_device_memcpy_write_ce", gpus=3)
-
-    def told(*copies: int) -> str:
-        found = [replace(m, copies=n) for m, n in zip(report.measurements, copies, strict=True)]
-        return how(replace(report, measurements=tuple(found)))[1]
-
-    assert told(4, 1, 8, 1, 4, 8) == "copied 1 or 4 or 8 times a sample"
-    assert told(4, 1, 1622, 14, 4, 8) == "copied 1 to 1622 times a sample"
+@pytest.mark.parametrize(
+    ("copies", "words"),
+    [
+        ((4, 1, 8, 1, 4, 8), "copied 1 or 4 or 8 times a sample"),
+        ((4, 1, 1622, 14, 4, 8), "copied 1 to 1622 times a sample"),
+    ],
+)
+def test_many_numbers_of_copies_are_told_by_the_least_and_the_most(copies: tuple[int, ...], words: str) -> None:
+    run = report_of(WRITE)
+    found = tuple(replace(m, copies=n) for m, n in zip(run.measurements, copies, strict=True))
+    assert how(replace(run, measurements=found))[1] == words
 
 
 def test_a_soak_shows_the_path_of_each_case_that_fell_farthest_and_when() -> None:
@@ -149,7 +128,7 @@ def test_a_soak_shows_the_path_of_each_case_that_fell_farthest_and_when() -> Non
         for m, least, at_s in zip(report.measurements, (99.0, 60.0), (12.0, 47.4), strict=True)
     ]
     # Interrupted before its hour was over.
-    how_long = replace(SETTINGS, duration_s=3600)
+    how_long = replace(report.settings, duration_s=3600)
     report = replace(report, settings=how_long, measurements=tuple(found), wall_s=48.2, interrupted=True)
     text = text_of(report)
     assert (
@@ -170,65 +149,152 @@ def test_a_case_that_is_waived_everywhere_has_no_matrix_but_its_reason() -> None
     assert "WAIVED  device_to_device_memcpy_write_ce, ring_write_ce: no peer access" in text_of(waived_run, verbose=1)
 
 
-@pytest.mark.parametrize(
-    ("machine", "gpus"),
-    [("gb200-tray", 2), *(pytest.param(name, 8, marks=pytest.mark.long) for name in ("gb200-tray", "dgx-h100"))],
-)
-def test_every_case_fits_the_page(machine: str, gpus: int) -> None:
-    text = text_of(report_of(machine=machine, gpus=gpus), verbose=1)
+def test_every_case_fits_the_page() -> None:
+    text = text_of(report_of(gpus=4), verbose=1)
     assert max(map(len, text.splitlines())) <= WIDTH
 
 
-class TestWarnings:
-    def report(self, **seen: object) -> RunReport:
-        """Return a report with one measurement beside which this was seen."""
-        report = report_of("device_to_device_memcpy_write_ce", gpus=2)
-        gpu = GpuEvidence(bus_id="0000:1b:00.0", label="GPU0", **seen)  # type: ignore[arg-type]
-        first, *others = report.measurements
-        return replace(report, measurements=(replace(first, evidence=Evidence(gpus=(gpu,))), *others))
+POINTS = {
+    Axis.SIZE: ("device_to_device_memcpy_write_ce", [Point(size=MIB), Point(size=64 * MIB)]),
+    Axis.SMS: ("device_local_bulk", [Point(sms=1), Point(sms=16)]),
+    Axis.FOOTPRINT: ("device_local_footprint", [Point(footprint=2 * MIB), Point(footprint=GIB)]),
+    Axis.LOAD: ("device_to_device_latency_loaded", [Point(load=0), Point(load=8)]),
+    Axis.STREAMS: ("host_numa_to_device_memcpy_ce", [Point(streams=1), Point(streams=4)]),
+}
 
-    def routed(self, *verdicts: LinkProof) -> RunReport:
-        """Return a report whose measurements took the expected link, or not."""
-        report = report_of("device_to_device_memcpy_write_ce", gpus=3)
-        found = [
-            replace(m, evidence=Evidence(gpus=(), route=route))
-            for m, verdict in zip(report.measurements, verdicts, strict=False)
-            for route in [LinkEvidence(link=LinkKind.NVLINK, expected_bytes=1000, carried_bytes=7, verdict=verdict)]
-        ]
-        return replace(report, measurements=tuple(found))
 
-    @pytest.mark.parametrize(
-        ("seen", "told"),
-        [
-            ({"errors": {"nvlink-replays": 3}}, "nvlink-replays of GPU0 rose by 3"),
-            ({"other_processes": (4711,)}, "other processes used GPU0 meanwhile (4711)"),
-            ({"throttle_reasons": ("sw-power-cap",)}, "clocks of GPU0 throttled: sw-power-cap"),
-        ],
+@pytest.mark.parametrize("axis", Axis)
+def test_every_series_is_one_table_and_a_drawing(axis: Axis) -> None:
+    case, points = POINTS[axis]
+    report = run(cases=(case,), gpus=2, points=points)
+    assert tuple(swept(report)) == (axis,)
+    table, *charts = all_series(report, axis)
+    assert isinstance(table, Matrix)
+    assert table.rows == tuple(map(str, points))
+    assert table.names == case
+    assert all(column.cells for column in columns(table))
+    assert charts
+    assert all(isinstance(chart, Chart) and chart.curves for chart in charts)
+    assert LOOKS[axis].title in text_of(report)
+
+
+def seen(run: RunReport, **evidence: Any) -> RunReport:
+    """Return the run with what was seen beside its first measurement."""
+    gpu = GpuEvidence(bus_id="0000:1b:00.0", label="GPU0", **evidence)
+    return patched(run, "measurements[0]", evidence=Evidence(gpus=(gpu,)))
+
+
+def routed(*verdicts: LinkProof) -> RunReport:
+    """Return a run whose measurements took the expected link, or not."""
+    run = report_of(WRITE)
+    for number, verdict in enumerate(verdicts):
+        link = LinkEvidence(link=LinkKind.NVLINK, expected_bytes=1000, carried_bytes=7, verdict=verdict)
+        run = patched(run, f"measurements[{number}]", evidence=Evidence(gpus=(), route=link))
+    return run
+
+
+WRONG = Placement(label="NUMA0", proof="move_pages", detail="256 on node 1", right=False)
+
+
+@pytest.mark.parametrize(
+    ("run", "warning"),
+    [
+        (seen(report_of(WRITE), errors={"nvlink-replays": 3}), "nvlink-replays of GPU0 rose by 3"),
+        (seen(report_of(WRITE), other_processes=(4711,)), "other processes used GPU0 meanwhile (4711)"),
+        (seen(report_of(WRITE), throttle_reasons=("sw-power-cap",)), "clocks of GPU0 throttled: sw-power-cap"),
+        (seen(report_of(WRITE), throttle_reasons=("applications-clocks-setting",)), None),
+        (routed(LinkProof.REFUTED), "nvlink carried only 1 % of the bytes"),
+        (
+            patched(report_of(WRITE), "measurements[0]", placements=(WRONG,)),
+            "memory of NUMA0 is elsewhere (256 on node 1)",
+        ),
+    ],
+)
+def test_what_was_seen_is_told_with_the_path_and_nothing_unusual_is_no_warning(
+    run: RunReport, warning: str | None
+) -> None:
+    expected = [] if warning is None else [f"{warning}: {WRITE} GPU0 -> GPU1"]
+    assert list(warnings(run)) == expected
+
+
+def test_how_many_routes_were_shown_is_one_sentence() -> None:
+    verdicts = (LinkProof.PROVEN, LinkProof.PROVEN, LinkProof.BY_EXCLUSION, LinkProof.UNKNOWN)
+    assert route_line(routed(*verdicts)) == (
+        "Route confirmed by link counters: 2 of 4, 1 by exclusion: no other link "
+        "carried the bytes, 1 not confirmed: there are no counters."
     )
-    def test_what_was_seen_is_told_with_the_path(self, seen: dict[str, object], told: str) -> None:
-        where = "device_to_device_memcpy_write_ce GPU0 -> GPU1"
-        assert list(warnings(self.report(**seen))) == [f"{told}: {where}"]
+    assert route_line(report_of("ring_write_ce")) is None
 
-    def test_nothing_unusual_is_no_warning(self) -> None:
-        calm = {"errors": {}, "other_processes": (), "throttle_reasons": ("applications-clocks-setting",)}
-        assert list(warnings(self.report(**calm))) == []
 
-    def test_another_route_is_a_warning(self) -> None:
-        (warning,) = warnings(self.routed(LinkProof.REFUTED))
-        assert warning.startswith("nvlink carried only 1 % of the bytes: ")
+def cells(grid: Matrix) -> dict[str, list[str]]:
+    """Return the cells of each column."""
+    return {line.header[0]: [plain(cell.text) for cell in line.cells] for line in columns(grid)}
 
-    def test_memory_on_another_node_is_a_warning(self) -> None:
-        report = report_of("host_numa_to_device_memcpy_ce", gpus=1)
-        wrong = Placement(label="NUMA0", proof="move_pages", detail="256 on node 1", right=False)
-        first, *others = report.measurements
-        report = replace(report, measurements=(replace(first, placements=(wrong,)), *others))
-        (warning,) = warnings(report)
-        assert warning.startswith("memory of NUMA0 is elsewhere (256 on node 1): ")
 
-    def test_how_many_routes_were_shown_is_one_sentence(self) -> None:
-        verdicts = (LinkProof.PROVEN, LinkProof.PROVEN, LinkProof.BY_EXCLUSION, LinkProof.UNKNOWN)
-        assert route_line(self.routed(*verdicts)) == (
-            "Route confirmed by link counters: 2 of 4, 1 by exclusion: no other link "
-            "carried the bytes, 1 not confirmed: there are no counters."
-        )
-        assert route_line(report_of("ring_write_ce")) is None
+def test_the_ratio_of_two_processes_to_one_is_path_by_path() -> None:
+    first, second = report_of("ipc_posix_fd_device_write_ce", gpus=2).measurements
+    grid = beside([replace(first, in_process=200.0), replace(second, in_process=110.0)])
+    assert grid.rows == ("ipc_posix_fd_device_write_ce",)
+    assert cells(grid) == {
+        "paths": ["2"],
+        "ipc": ["105.00"],
+        "within": ["155.00"],
+        "unit": ["GB/s"],
+        "min": ["0.500"],
+        "ratio": ["0.750"],
+        "max": ["1.000"],
+    }
+    assert beside(report_of("ipc_socket_round_trip", gpus=2).measurements).rows == (), "it has nothing beside it"
+
+
+def test_stages_are_in_the_order_of_the_kind_that_has_all_of_them() -> None:
+    stages = {LIVES[0]: ("allocate", "open", "close"), LIVES[1]: ("allocate", "open", "map", "close")}
+    found = [
+        replace(m, stages=tuple(Stage(name=name, ms=summarize([0.0042])) for name in stages[m.case]))
+        for m in report_of(*stages, gpus=2).measurements
+    ]
+    (grid,) = life_cycles(found)
+    assert list(cells(grid)) == ["allocate", "open", "map", "close"]
+    assert cells(grid)["map"] == ["-", "4.2"]
+    assert grid.rows == ("device, legacy", "device, posix-fd")
+
+
+def test_a_life_that_failed_shows_its_status() -> None:
+    (grid,) = life_cycles(report_of(LIVES[2], gpus=2, status=Status.FAILED).measurements)
+    assert cells(grid)["status"] == ["failed"]
+
+
+def test_what_failed_is_told_with_its_case_since_all_kinds_take_the_same_paths() -> None:
+    run = report_of(LIVES[0], LIVES[2], gpus=2, status=Status.CRASHED)
+    found = tuple(replace(m, reason="died") for m in run.measurements[1:3])
+    (told,) = exceptions(replace(run, measurements=found))
+    assert told == (Status.CRASHED, "died", [f"{LIVES[0]} GPU0 -> GPU1", f"{LIVES[2]} GPU1 -> GPU0"])
+
+
+def between_ranks(ranks: int, slow: int) -> str:
+    """Return the tables of a run in which every path has 700, and those of one rank 650 GB/s and 800 ns."""
+    cases = [case for case in FABRIC_CASES if case.name in ("fabric_device_write_ce", "fabric_device_latency")]
+    plan = make_fabric_plan(modelled(with_imex_channel(shipped("gb200-nvl72")), ranks), cases, SETTINGS)
+    values = {Quantity.BANDWIDTH: 650.0, Quantity.LATENCY: 800.0}
+    found = [
+        measured(task, values[task.quantity] if task.flows[0].initiator_rank == slow else 700.0) for task in plan.tasks
+    ]
+    return matrices_text(replace(report(plan, found), ranks=plan.ranks))
+
+
+def test_up_to_sixteen_ranks_there_are_matrices() -> None:
+    text = between_ranks(16, 5)
+    assert "memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)" in text
+    assert "farthest behind" not in text
+
+
+def test_above_that_each_link_has_a_line_and_the_gpu_that_is_behind_is_named() -> None:
+    text = between_ranks(20, 5)
+    assert len(text.splitlines()) < 60
+    words = " ".join(text.split())
+    assert "memcpy CE GPU(row)" not in words
+    assert "NV18 60 700.00 650.00 700.00" in words
+    assert "NV18 across nodes 320 700.00 650.00 700.00" in words
+    assert "farthest behind: node2:GPU1 -> node1:GPU0 650.00," in words
+    assert "by the GPU that issues the work, against the median of the link: node2:GPU1 92.9 % " in words
+    assert "node2:GPU1 114.3 %" in words

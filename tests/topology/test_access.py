@@ -125,7 +125,7 @@ def test_topology_checks_and_measurements_agree(machine: Machine, expected: Bloc
     assert (stopped.block if stopped else None) is expected
     assert loss(machine, gpu) is expected
     assert (route(machine, gpu, 0).kind is RouteKind.BLOCKED) is (expected is not None)
-    assert (gpu_waiver(machine, gpu, None) is not None) is (expected is not None)
+    assert (gpu_waiver(machine, gpu) is not None) is (expected is not None)
     if gpu.nvml is not None:
         assert (gpu in usable(machine, machine.gpus or ())) is (expected is None)
 

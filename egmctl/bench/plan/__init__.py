@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from egmctl.bench.buffers import Peak, peaks
+from egmctl.model.gpu import Gpu
 from egmctl.model.listing import PlannedTask, Step
 from egmctl.model.measurement import BenchGpu, Settings
 from egmctl.model.route import Rank
@@ -46,3 +47,8 @@ class Plan:
         steps = [[self.tasks[number] for number in step.tasks] for step in self.steps]
         # A soak keeps everything: it is all needed again.
         return peaks(steps, keep=self.settings.duration_s is not None, huge_page_bytes=self.huge_page_bytes)
+
+
+def bench_gpu(gpu: Gpu, label: str) -> BenchGpu:
+    """Return what a report says of a GPU that takes part."""
+    return BenchGpu(label=label, index=gpu.index, bus_id=gpu.bus_id, uuid=gpu.uuid, name=gpu.name)

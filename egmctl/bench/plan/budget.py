@@ -62,17 +62,13 @@ LEAST_BYTES = ROTATED_BELOW_BYTES
 """The smallest size that is chosen: buffers of smaller ones hold several slots and take no less memory."""
 
 
-def _one_host(_end: Endpoint) -> str | None:
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class Memory:
     """The memory that is free on the nodes of a run, and the node of each end."""
 
     free: Callable[[Peak], int | None]
     """Bytes free at a place, ``None`` where nobody knows."""
-    node_of: Callable[[Endpoint], str | None] = _one_host
+    node_of: Callable[[Endpoint], str | None] = lambda _end: None
     """The name of the host that an end is on, where there are several."""
 
 
@@ -123,10 +119,9 @@ def fitted(plan: Plan, memory: Memory, replan: Callable[[int], Plan] | None = No
     gone: dict[_Key, Waiver] = {}
     note = ""
     while (excess := next(_excesses(plan, memory), None)) is not None:
-        beside = next(_excesses(plan, memory, quarter), excess)
         if excess.peak.huge_pages:
             gone |= _last_on_huge_pages(plan, memory, excess)
-        elif own := _largest(plan, memory, beside, own_size=True):
+        elif own := _largest(plan, memory, next(_excesses(plan, memory, quarter), excess), own_size=True):
             gone |= own
         elif replan is not None and size > LEAST_BYTES:
             size = max(LEAST_BYTES, size // 2)
@@ -235,11 +230,12 @@ def _taken(task: Task, memory: Memory, place: Peak) -> int:
 
 def _without(plan: Plan, gone: Mapping[_Key, Waiver]) -> Plan:
     """Return a plan in which some tasks are waived."""
-    tasks = tuple(replace(task, waivers=(gone[_key(task)],)) if _key(task) in gone else task for task in plan.tasks)
-    left = (
-        replace(step, tasks=tuple(number for number in step.tasks if _key(tasks[number]) not in gone))
-        for step in plan.steps
+    waivers = {number: gone[key] for number, task in enumerate(plan.tasks) if (key := _key(task)) in gone}
+    tasks = tuple(
+        replace(task, waivers=(waivers[number],)) if number in waivers else task
+        for number, task in enumerate(plan.tasks)
     )
+    left = (replace(step, tasks=tuple(n for n in step.tasks if n not in waivers)) for step in plan.steps)
     return replace(plan, tasks=tasks, steps=tuple(step for step in left if step.tasks))
 
 
@@ -341,5 +337,4 @@ def _managed(machine: Machine, gpu: Gpu, size_bytes: int) -> Waiver | None:
     if free is None or size_bytes <= free // MANAGED_SHARE:
         return None
     share = f"1/{MANAGED_SHARE} of the {format_size(free)} free on GPU{gpu.index}"
-    reason = f"{format_size(size_bytes)} of managed memory are more than {share}"
-    return Waiver(kind=WaiverKind.NO_ROOM, reason=reason, gpus=(gpu.bus_id,))
+    return Waiver.about(WaiverKind.NO_ROOM, f"{format_size(size_bytes)} of managed memory are more than {share}", gpu)

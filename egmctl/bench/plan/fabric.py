@@ -8,7 +8,7 @@ from functools import cache
 from itertools import combinations
 
 from egmctl.bench.case import Case, End
-from egmctl.bench.plan import Plan
+from egmctl.bench.plan import Plan, bench_gpu
 from egmctl.bench.plan.flows import busy_waiver, expand, in_use
 from egmctl.bench.plan.paths import Path, host_path, joined, path_across
 from egmctl.bench.plan.placement import RankLayout
@@ -27,9 +27,8 @@ from egmctl.bench.plan.schedule import make_steps, sampled_rounds, slots
 from egmctl.bench.plan.task import planned_task
 from egmctl.errors import NothingToDo
 from egmctl.model.finding import Waiver
-from egmctl.model.gpu import Gpu
 from egmctl.model.listing import PlannedTask
-from egmctl.model.measurement import BenchGpu, Settings
+from egmctl.model.measurement import Settings
 from egmctl.model.route import HOST_MEMORY, Egm, Rank
 from egmctl.model.task import UCX_ENGINES, Flow, HandleKind, Pattern, Point
 
@@ -84,7 +83,7 @@ def make_fabric_plan(layout: RankLayout, cases: Sequence[Case], settings: Settin
     )
     return Plan(
         settings=settings,
-        gpus=tuple(_bench_gpu(rank, layout.gpu(rank)) for rank in sorted(ranks, key=_by_place(layout))),
+        gpus=tuple(bench_gpu(layout.gpu(rank), rank.label) for rank in sorted(ranks, key=_by_place(layout))),
         numa_nodes=(),
         tasks=tasks,
         steps=make_steps(
@@ -119,19 +118,9 @@ def job_flows(
             return RankFlow(ranks[place], owner)
         return RankFlow(ranks[place], owner, owner.numa_node if shared_memory(case) in HOST_MEMORY else None)
 
-    for flows in expand(case.pattern, count, meetings=pairs, hubs=hubs(count, sample)):
+    hubs = range(0, count, max(1, count // sample) if sample else 1)
+    for flows in expand(case.pattern, count, meetings=pairs, hubs=hubs):
         yield tuple(between(place, far) for place, far in flows)
-
-
-def hubs(count: int, sample: int | None) -> range:
-    """Return the ranks from or to which one-to-all patterns are measured: all, or so many, evenly spread."""
-    return range(0, count, max(1, count // sample) if sample else 1)
-
-
-def is_own_link(task: PlannedTask) -> bool:
-    """Say whether a pair's bytes take the link of the GPU that works alone: host memory over PCIe, whoever made it."""
-    on_host = any(end.numa_node is not None for end in (task.flows[0].source, task.flows[0].destination))
-    return task.pattern in PAIRS and on_host and not task.disjoint and task.engine not in UCX_ENGINES
 
 
 def maker(layout: RankLayout, settings: Settings) -> Callable[[Case, Point, tuple[RankFlow, ...]], PlannedTask]:
@@ -152,15 +141,19 @@ def maker(layout: RankLayout, settings: Settings) -> Callable[[Case, Point, tupl
 
 
 def _each_link_once(tasks: Iterable[PlannedTask]) -> Iterator[PlannedTask]:
-    """Leave out of the tasks of a case those that take the very link of another one."""
+    """Leave out of the tasks of a case those that take the very link of another one.
+
+    The bytes of a pair take the link of the GPU that works alone for host memory over PCIe, whoever made it.
+    """
     issuers: set[int | None] = set()
-    for planned in tasks:
-        if is_own_link(planned):
-            issuer = planned.flows[0].initiator_rank
-            if issuer in issuers:
+    for task in tasks:
+        (flow, *_) = task.flows
+        on_host = flow.source.numa_node is not None or flow.destination.numa_node is not None
+        if task.pattern in PAIRS and on_host and not task.disjoint and task.engine not in UCX_ENGINES:
+            if flow.initiator_rank in issuers:
                 continue
-            issuers.add(issuer)
-        yield planned
+            issuers.add(flow.initiator_rank)
+        yield task
 
 
 def _paths(layout: RankLayout) -> Callable[[Case, RankFlow], Path]:
@@ -241,10 +234,6 @@ def _waiver(layout: RankLayout, rank: Rank, handle: HandleKind | None, settings:
     if waiver is None and not settings.allow_busy:
         waiver = busy_waiver(gpu)
     return None if waiver is None else replace(waiver, reason=f"{rank.label}: {waiver.reason}", rank=rank.number)
-
-
-def _bench_gpu(rank: Rank, gpu: Gpu) -> BenchGpu:
-    return BenchGpu(label=rank.label, index=gpu.index, bus_id=gpu.bus_id, uuid=gpu.uuid, name=gpu.name)
 
 
 def _notes(layout: RankLayout, settings: Settings, sample: int | None, pairs: int) -> Iterator[str]:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations, permutations
 from typing import NamedTuple
 
-from egmctl.bench.case import Case
-from egmctl.bench.case import End as CaseEnd
+from egmctl.bench.case import Case, End
 from egmctl.errors import UsageError
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.gpu import Gpu
@@ -80,21 +79,9 @@ _SINGLE = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS, Pattern.LOCAL, Pattern.LOADED)
 """Patterns of one path; the others are of all GPUs together."""
 
 
-@dataclass(frozen=True, slots=True)
-class End:
-    """One end of a path: a GPU, or the memory or the CPUs of a NUMA node."""
-
-    bus_id: str | None
-    numa_node: int | None
-
-    def is_at(self, end: Endpoint) -> bool:
-        """Say whether an end of a flow is this one."""
-        if self.bus_id is not None:
-            return end.bus_id == self.bus_id
-        return (end.bus_id, end.numa_node) == (None, self.numa_node)
-
-
-Pair = tuple[End, End]
+Place = Gpu | int
+"""A GPU, or the number of a NUMA node."""
+Pair = tuple[Place, Place]
 """Where the bytes come from and where they go to."""
 
 
@@ -112,20 +99,18 @@ def parse_pairs(text: str, gpus: Sequence[Gpu], nodes: Sequence[int]) -> tuple[P
 def picked(task: Task, pairs: Sequence[Pair]) -> bool:
     """Say whether a task measures one of the paths, and nothing else."""
     flows = task.flows if task.pattern is not Pattern.LOADED else task.flows[:1]
+    both = task.pattern is Pattern.BOTH_DIRECTIONS
     return task.pattern in _SINGLE and any(
-        all(_is_of(flow, pair) for flow in flows) for pair in _both_ways(task, pairs)
+        all(_joins(flow, pair) or (both and _joins(flow, pair[::-1])) for flow in flows) for pair in pairs
     )
 
 
-def _both_ways(task: Task, pairs: Sequence[Pair]) -> list[tuple[Pair, ...]]:
-    """Return for each pair the directions that its flows may have."""
-    if task.pattern is Pattern.BOTH_DIRECTIONS:
-        return [(pair, pair[::-1]) for pair in pairs]
-    return [(pair,) for pair in pairs]
-
-
-def _is_of(flow: Flow, ways: Sequence[Pair]) -> bool:
-    return any(source.is_at(flow.source) and destination.is_at(flow.destination) for source, destination in ways)
+def _joins(flow: Flow, pair: Pair) -> bool:
+    ends = zip(pair, (flow.source, flow.destination), strict=True)
+    return all(
+        end.bus_id == place.bus_id if isinstance(place, Gpu) else (end.bus_id, end.numa_node) == (None, place)
+        for place, end in ends
+    )
 
 
 def _pair(text: str, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Pair:
@@ -135,7 +120,7 @@ def _pair(text: str, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Pair:
     return _end(ends[0], text, gpus, nodes), _end(ends[1], text, gpus, nodes)
 
 
-def _end(text: str, pair: str, gpus: Sequence[Gpu], nodes: Sequence[int]) -> End:
+def _end(text: str, pair: str, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Place:
     end = _END.fullmatch(text.strip())
     what = f"--pair {printable(pair[:100])!r}"
     if end is None:
@@ -145,16 +130,12 @@ def _end(text: str, pair: str, gpus: Sequence[Gpu], nodes: Sequence[int]) -> End
         if number not in nodes:
             known = ", ".join(map(str, nodes)) or "none"
             raise UsageError(f"{what}: NUMA node {number} is not among those measured: {known}")
-        return End(None, number)
+        return number
     gpu = next((gpu for gpu in gpus if gpu.index == number), None)
     if gpu is None:
         known = ", ".join(f"GPU{gpu.index}" for gpu in gpus)
         raise UsageError(f"{what}: GPU{number} is not among those measured: {known}")
-    return End(gpu.bus_id, None)
-
-
-Place = Gpu | int
-"""A GPU, or the number of a NUMA node."""
+    return gpu
 
 
 class Ends(NamedTuple):
@@ -242,7 +223,7 @@ def numa_node_of(gpu: Gpu) -> int | None:
 
 def _between_gpus(case: Case, gpus: Sequence[Gpu]) -> Iterator[tuple[Ends, ...]]:
     # Single paths are in the order of the GPUs that issue the work.
-    pulled = case.pattern in (Pattern.PAIR, Pattern.LOADED) and case.initiator is CaseEnd.DESTINATION
+    pulled = case.pattern in (Pattern.PAIR, Pattern.LOADED) and case.initiator is End.DESTINATION
     for flows in expand(case.pattern, len(gpus)):
         yield tuple(
             Ends(gpus[second], gpus[first]) if pulled else Ends(gpus[first], gpus[second]) for first, second in flows
@@ -256,7 +237,7 @@ def initiator(case: Case, ends: Ends) -> Gpu | None:
     gpus = [place for place in (ends.by, ends.source, ends.destination) if isinstance(place, Gpu)]
     if len(gpus) < 2:
         return gpus[0] if gpus else None
-    return gpus[0] if case.initiator is CaseEnd.SOURCE else gpus[1]
+    return gpus[0] if case.initiator is End.SOURCE else gpus[1]
 
 
 def endpoint(memory: MemoryKind, place: Place, allocated_by: Gpu | None = None) -> Endpoint:
@@ -330,12 +311,9 @@ def in_use(gpu: Gpu) -> Use | None:
 
 def busy_waiver(gpu: Gpu) -> Waiver | None:
     """Say that others use a GPU, and how it is measured all the same; ``None`` if nobody does."""
-    use = in_use(gpu)
-    if use is None:
+    if (use := in_use(gpu)) is None:
         return None
-    return Waiver(
-        kind=WaiverKind.GPU_BUSY, reason=f"{use}; 'egmctl bench --allow-busy' measures it anyway", gpus=(gpu.bus_id,)
-    )
+    return Waiver.about(WaiverKind.GPU_BUSY, f"{use}; 'egmctl bench --allow-busy' measures it anyway", gpu)
 
 
 def listed(pids: tuple[int, ...]) -> str:

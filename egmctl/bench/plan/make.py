@@ -7,14 +7,10 @@ from dataclasses import replace
 
 from egmctl.bench.case import Case, Processes
 from egmctl.bench.engine import ENGINES
-from egmctl.bench.plan import Plan
-from egmctl.bench.plan.budget import (
-    has_room,
-    huge_page_sizes,
-    pages_waiver,
-)
+from egmctl.bench.plan import Plan, bench_gpu
+from egmctl.bench.plan.budget import has_room, huge_page_sizes, pages_waiver
 from egmctl.bench.plan.flows import Ends, Pair, busy_waiver, endpoint, in_use, initiator, picked, tasks_of
-from egmctl.bench.plan.paths import Path, Staging, cuda_visible, gpu_waiver, path_between
+from egmctl.bench.plan.paths import Path, Staging, gpu_waiver, path_between
 from egmctl.bench.plan.ranks import handle_waiver, local_path, node_flows, rank_candidate, ranks_of
 from egmctl.bench.plan.schedule import isolated, make_steps, slots
 from egmctl.bench.plan.task import Candidate, atomics_waiver, blocks_waiver, capability_waiver, planned_task
@@ -25,8 +21,8 @@ from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.gpu import Gpu
 from egmctl.model.listing import PlannedTask
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import BenchGpu, Settings
-from egmctl.model.route import HOST_MEMORY, Egm, MemoryKind, Rank
+from egmctl.model.measurement import Settings
+from egmctl.model.route import HOST_MEMORY, Egm, MemoryKind
 from egmctl.model.task import UCX_ENGINES, Engine, Flow, Pattern, Point
 from egmctl.topology.access import without_nvml
 from egmctl.topology.routes import owners
@@ -68,31 +64,26 @@ def make_plan(
     """
     if settings.size_bytes <= 0 or settings.size_bytes % SIZE_MULTIPLE_BYTES:
         raise UsageError(f"--size {settings.size_bytes}: it must be a multiple of {SIZE_MULTIPLE_BYTES} bytes above 0")
-    visible = cuda_visible(machine)
-    usable = [
-        gpu
-        for gpu in gpus
-        if gpu_waiver(machine, gpu, visible) is None and (settings.allow_busy or in_use(gpu) is None)
-    ]
+    usable = [gpu for gpu in gpus if gpu_waiver(machine, gpu) is None and (settings.allow_busy or in_use(gpu) is None)]
     ranks = ranks_of([*usable, *(gpu for gpu in gpus if gpu not in usable)], numa_nodes)
 
+    path_of = local_path(machine)
+
     def make(case: Case) -> tuple[PlannedTask, ...]:
+        if case.processes is Processes.ONE:
+            candidates = tuple(_in_one_process(case, machine, gpus, numa_nodes))
+        else:
+            candidates = tuple(
+                rank_candidate(case, rank_flows, path_of, lambda rank: machine.gpu(rank.bus_id))
+                for rank_flows in node_flows(case, ranks, numa_nodes)
+            )
+        not_installed = no_ucx if case.engine in UCX_ENGINES else ""
         return tuple(
             task
             for point in case.points
             for task in _chosen(
                 case.one_path or point.one_path,
-                _planned_tasks(
-                    case,
-                    point,
-                    machine,
-                    _among_ranks(case, machine, ranks, numa_nodes)
-                    if case.processes is not Processes.ONE
-                    else _in_one_process(case, machine, gpus, numa_nodes),
-                    settings,
-                    visible,
-                    no_ucx if case.engine in UCX_ENGINES else "",
-                ),
+                _planned_tasks(case, point, machine, candidates, settings, not_installed),
                 pairs,
             )
         )
@@ -112,9 +103,7 @@ def make_plan(
         raise UsageError("--pair: none of the chosen cases measures a single path")
     return Plan(
         settings=settings,
-        gpus=tuple(
-            BenchGpu(label=f"GPU{g.index}", index=g.index, bus_id=g.bus_id, uuid=g.uuid, name=g.name) for g in gpus
-        ),
+        gpus=tuple(bench_gpu(gpu, f"GPU{gpu.index}") for gpu in gpus),
         numa_nodes=tuple(numa_nodes),
         tasks=tasks,
         ranks=tuple(ranks[: len(usable)]) if by_ranks else (),
@@ -216,25 +205,18 @@ def _can_own(machine: Machine, gpus: Sequence[Gpu]) -> list[Gpu]:
     return [gpu for gpu in gpus if gpu in able or all(owner.host_numa_id != gpu.host_numa_id for owner in able)]
 
 
-def _among_ranks(case: Case, machine: Machine, ranks: Sequence[Rank], numa_nodes: Sequence[int]) -> Iterator[Candidate]:
-    path_of = local_path(machine)
-    for rank_flows in node_flows(case, ranks, numa_nodes):
-        yield rank_candidate(case, rank_flows, path_of, lambda rank: machine.gpu(rank.bus_id))
-
-
 def _planned_tasks(
     case: Case,
     point: Point,
     machine: Machine,
     candidates: Iterable[Candidate],
     settings: Settings,
-    visible: frozenset[str] | None,
     not_installed: str,
 ) -> Iterator[PlannedTask]:
     """Yield every task of a case at a point."""
     if_room = point.footprint is not None and point.footprint > IF_ROOM_ABOVE_BYTES and case.source in HOST_MEMORY
     for made in candidates:
-        of_gpus = {gpu.bus_id: gpu_waiver(machine, gpu, visible) for gpu in made.gpus}
+        of_gpus = {gpu.bus_id: gpu_waiver(machine, gpu) for gpu in made.gpus}
         waivers = [*of_gpus.values(), *(path.waiver for path in made.paths)]
         waivers += [handle_waiver(machine, case.handle, gpu) for gpu in made.gpus]
         waivers += [capability_waiver(case.engine, gpu) for gpu in made.gpus]

@@ -138,11 +138,8 @@ def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind, *, allo
     if stopped:
         blocked = Route(carrier=Carrier.NONE, memory=memory, egm=Egm.NO, egm_reason=links.reason)
         forbidden = links.blocked_by in (Block.MEMS_ALLOWED, Block.NO_MEMORY)
-        why_not = Waiver(
-            kind=WaiverKind.NO_NUMA_MEMORY if forbidden else WaiverKind.GPU_UNUSABLE,
-            reason=links.reason,
-            gpus=() if forbidden else (gpu.bus_id,),
-        )
+        kind = WaiverKind.NO_NUMA_MEMORY if forbidden else WaiverKind.GPU_UNUSABLE
+        why_not = Waiver.about(kind, links.reason, *() if forbidden else (gpu,))
         return Path(route=blocked, waiver=why_not, rate_gb_s=_UNKNOWN_GB_S)
     degraded = own and bool(links.otherwise)
     waiver = _memory_waiver(gpu, memory)
@@ -163,12 +160,6 @@ def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind, *, allo
         # Only where there is C2C can it be unknown whether memory is EGM.
         rate_gb_s=_planned(hops, _USUAL_GB_S[LinkKind.C2C]),
     )
-
-
-def through_path(machine: Machine, gpu: Gpu, nodes: tuple[int, int], memory: tuple[MemoryKind, MemoryKind]) -> Path:
-    """Return the path from memory of one NUMA node to memory of another, or of the same one, through a GPU."""
-    source, destination = (host_path(machine, gpu, node, kind) for node, kind in zip(nodes, memory, strict=True))
-    return joined(source, destination)
 
 
 def joined(source: Path, destination: Path) -> Path:
@@ -213,12 +204,6 @@ def nowhere(memory: MemoryKind, label: str) -> Path:
     return Path(route=route, waiver=waiver, rate_gb_s=_UNKNOWN_GB_S)
 
 
-def cpu_path(memory: MemoryKind, node: int, cpu_node: int) -> Path:
-    """Return the path between the CPUs of a NUMA node and the memory of one."""
-    hops = () if node == cpu_node else (SMP,)
-    return Path(route=Route(carrier=Carrier.CPU, memory=memory, hops=hops), rate_gb_s=_CPU_GB_S)
-
-
 def coherent_path(gpu: Gpu, cpu_node: int) -> Path:
     """Return the path between the CPUs of a NUMA node and a GPU's memory that is one too."""
     hops = (rates.c2c(gpu),) if cpu_node == gpu.host_numa_id else (SMP, rates.c2c(gpu))
@@ -229,7 +214,7 @@ def coherent_path(gpu: Gpu, cpu_node: int) -> Path:
     elif numa_node_of(gpu) is None:
         reason = f"GPU{gpu.index}'s memory is no NUMA node of the host"
     if reason is not None:
-        waiver = Waiver(kind=WaiverKind.UNSUPPORTED_MEMORY, reason=reason, gpus=(gpu.bus_id,))
+        waiver = Waiver.about(WaiverKind.UNSUPPORTED_MEMORY, reason, gpu)
         return Path(route=Route(carrier=Carrier.NONE), waiver=waiver, rate_gb_s=_CPU_GB_S)
     return Path(route=Route(carrier=Carrier.CPU, hops=hops), rate_gb_s=_CPU_GB_S)
 
@@ -247,11 +232,7 @@ def path_across(initiator: Gpu, owner_machine: Machine, owner: Gpu, memory: Memo
     nvlinks = rates.nvlink(initiator, active_nvlinks(initiator) or 0)
     if not nvlinks.nvlinks:
         nothing = Route(carrier=Carrier.NONE, memory=memory, across_nodes=True)
-        waiver = Waiver(
-            kind=WaiverKind.NO_NVLINK,
-            reason=f"GPU{initiator.index} has no active NVLink",
-            gpus=(initiator.bus_id,),
-        )
+        waiver = Waiver.about(WaiverKind.NO_NVLINK, f"GPU{initiator.index} has no active NVLink", initiator)
         return Path(route=nothing, waiver=waiver, rate_gb_s=_UNKNOWN_GB_S)
     if memory is None:
         direct = Route(hops=(nvlinks,), across_nodes=True)
@@ -260,11 +241,8 @@ def path_across(initiator: Gpu, owner_machine: Machine, owner: Gpu, memory: Memo
     missing = next((gpu for gpu in (initiator, owner) if _attribute(gpu, name) == 0), None)
     refused = None
     if missing is not None:
-        refused = Waiver(
-            kind=WaiverKind.UNSUPPORTED_MEMORY,
-            reason=f"GPU{missing.index} cannot share host memory across nodes: CU_DEVICE_ATTRIBUTE_{name} is 0",
-            gpus=(missing.bus_id,),
-        )
+        reason = f"GPU{missing.index} cannot share host memory across nodes: CU_DEVICE_ATTRIBUTE_{name} is 0"
+        refused = Waiver.about(WaiverKind.UNSUPPORTED_MEMORY, reason, missing)
     able = egm(owner_machine, owner)
     hops = (nvlinks, rates.c2c(owner))
     return Path(
@@ -308,26 +286,21 @@ def path_between(
         waivers = [_memory_waiver(gpu, kind) for gpu, kind in zip(ends, memory, strict=True) if isinstance(gpu, Gpu)]
         return replace(path, waiver=next((waiver for waiver in [path.waiver, *waivers] if waiver is not None), None))
     if initiator is None:
-        return cpu_path(host, *nodes)
+        hops = () if nodes[0] == nodes[1] else (SMP,)
+        return Path(route=Route(carrier=Carrier.CPU, memory=host, hops=hops), rate_gb_s=_CPU_GB_S)
     if len(nodes) > 1:
-        return through_path(machine, initiator, (nodes[0], nodes[1]), memory)
+        return joined(*(host_path(machine, initiator, *end) for end in zip(nodes, memory, strict=True)))
     return host_path(machine, initiator, nodes[0], host, allocated_by=allocated_by)
 
 
-def gpu_waiver(machine: Machine, gpu: Gpu, visible: frozenset[str] | None) -> Waiver | None:
-    """Say why nothing can be measured on a GPU; ``None`` if it can.
-
-    Parameters
-    ----------
-    visible
-        Bus ids that CUDA_VISIBLE_DEVICES leaves to a process, ``None`` if it is not set.
-    """
+def gpu_waiver(machine: Machine, gpu: Gpu) -> Waiver | None:
+    """Say why nothing can be measured on a GPU; ``None`` if it can."""
+    visible = cuda_visible(machine)
     if gpu.cuda is not None and visible is not None and gpu.bus_id not in visible:
-        reason = f"CUDA_VISIBLE_DEVICES hides GPU{gpu.index}"
-        return Waiver(kind=WaiverKind.GPU_HIDDEN, reason=reason, gpus=(gpu.bus_id,))
+        return Waiver.about(WaiverKind.GPU_HIDDEN, f"CUDA_VISIBLE_DEVICES hides GPU{gpu.index}", gpu)
     if (why := gpu_obstacle(machine, gpu)) is None:
         return None
-    return Waiver(kind=WaiverKind.GPU_UNUSABLE, reason=f"GPU{gpu.index}: {why}", gpus=(gpu.bus_id,))
+    return Waiver.about(WaiverKind.GPU_UNUSABLE, f"GPU{gpu.index}: {why}", gpu)
 
 
 def gpu_obstacle(machine: Machine, gpu: Gpu) -> str | None:
@@ -371,12 +344,9 @@ def _memory_waiver(gpu: Gpu, memory: MemoryKind) -> Waiver | None:
     attribute = _NEEDS_ATTRIBUTE.get(memory)
     if attribute is None or _attribute(gpu, attribute) != 0:
         return None
-    return Waiver(
-        kind=WaiverKind.UNSUPPORTED_MEMORY,
-        reason=f"GPU{gpu.index} cannot use {HOST_NAMES.get(memory, 'default pool')} memory: "
-        f"CU_DEVICE_ATTRIBUTE_{attribute} is 0",
-        gpus=(gpu.bus_id,),
-    )
+    name = HOST_NAMES.get(memory, "default pool")
+    reason = f"GPU{gpu.index} cannot use {name} memory: CU_DEVICE_ATTRIBUTE_{attribute} is 0"
+    return Waiver.about(WaiverKind.UNSUPPORTED_MEMORY, reason, gpu)
 
 
 def _planned(hops: Sequence[Hop], usual_gb_s: float = _UNKNOWN_GB_S) -> float:
@@ -400,9 +370,6 @@ def _peer_waiver(machine: Machine, initiator: Gpu, other: Gpu) -> Waiver | None:
     if pair is None or pair.can_access_peer is not False:
         return None
     refused = [f"P2P {word} is {status}" for word, status in pair.p2p_status.items() if status not in ("OK", None)]
-    reason = ", ".join(refused) or "cuDeviceCanAccessPeer says 0"
-    return Waiver(
-        kind=WaiverKind.NO_PEER_ACCESS,
-        reason=f"GPU{initiator.index} has no peer access to GPU{other.index}: {reason}",
-        gpus=(initiator.bus_id, other.bus_id),
-    )
+    answer = ", ".join(refused) or "cuDeviceCanAccessPeer says 0"
+    reason = f"GPU{initiator.index} has no peer access to GPU{other.index}: {answer}"
+    return Waiver.about(WaiverKind.NO_PEER_ACCESS, reason, initiator, other)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from egmctl.bench.plan.paths import cuda_visible, gpu_waiver
+from egmctl.bench.plan.paths import gpu_waiver
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.model.finding import Waiver
 from egmctl.model.gpu import Gpu
@@ -87,8 +87,7 @@ def rank_info(machine: Machine, host: str, tool: str, chosen: Sequence[Gpu]) -> 
     chosen
         The GPUs of the machine that ``--gpus`` names.
     """
-    visible = cuda_visible(machine)
-    waivers = {gpu.bus_id: gpu_waiver(machine, gpu, visible) for gpu in chosen}
+    waivers = {gpu.bus_id: gpu_waiver(machine, gpu) for gpu in chosen}
     usable = sorted((gpu for gpu in chosen if waivers[gpu.bus_id] is None), key=lambda gpu: gpu.bus_id)
     return RankInfo(
         host=host,
@@ -195,21 +194,22 @@ def ranks_of(infos: Sequence[RankInfo], gpus: Sequence[str], machines: Mapping[s
         By host.
     """
     names = node_names(info.host for info in infos)
+    return tuple(
+        rank_of(number, machines[info.host], machines[info.host].gpu(bus_id), info.host, names.get(info.host, ""))
+        for number, (info, bus_id) in enumerate(zip(infos, gpus, strict=True))
+    )
 
-    def rank(number: int) -> Rank:
-        host, bus_id = infos[number].host, gpus[number]
-        machine = machines[host]
-        gpu = machine.gpu(bus_id)
-        node = f"{names[host]}:" if names else ""
-        return Rank(
-            number=number,
-            label=f"{node}GPU{gpu.index}",
-            bus_id=bus_id,
-            numa_node=nearest_node(machine, gpu),
-            host=host,
-        )
 
-    return tuple(rank(number) for number in range(len(infos)))
+def rank_of(number: int, machine: Machine, gpu: Gpu, host: str = "", node: str = "") -> Rank:
+    """Return the rank that works a GPU of a machine as results name it.
+
+    Parameters
+    ----------
+    node
+        The name of its node, where there are several.
+    """
+    label = f"{node}:GPU{gpu.index}" if node else f"GPU{gpu.index}"
+    return Rank(number=number, label=label, bus_id=gpu.bus_id, numa_node=nearest_node(machine, gpu), host=host)
 
 
 def nearest_node(machine: Machine, gpu: Gpu) -> int | None:
@@ -240,19 +240,12 @@ def whole(machine: Machine, others: Iterable[Gpu]) -> Machine:
 
 def modelled(machine: Machine, ranks: int) -> RankLayout:
     """Return so many ranks, one per GPU, on nodes that are all like one machine; the last node may have fewer."""
-    gpus = sorted(machine.gpus or (), key=lambda gpu: gpu.bus_id)
-    nearest = [nearest_node(machine, gpu) for gpu in gpus]
-    several = ranks > len(gpus)
+    node = [rank_of(0, machine, gpu) for gpu in sorted(machine.gpus or (), key=lambda gpu: gpu.bus_id)]
 
     def rank(number: int) -> Rank:
-        node, index = divmod(number, len(gpus))
-        return Rank(
-            number=number,
-            label=f"node{node + 1}:GPU{gpus[index].index}" if several else f"GPU{gpus[index].index}",
-            bus_id=gpus[index].bus_id,
-            numa_node=nearest[index],
-            host=f"node{node + 1}",
-        )
+        alike, host = node[number % len(node)], f"node{number // len(node) + 1}"
+        label = f"{host}:{alike.label}" if ranks > len(node) else alike.label
+        return replace(alike, number=number, label=label, host=host)
 
     everyone = tuple(map(rank, range(ranks)))
     return RankLayout(everyone, dict.fromkeys((rank.host or "" for rank in everyone), machine))

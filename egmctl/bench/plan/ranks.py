@@ -214,7 +214,7 @@ def handle_waiver(machine: Machine, handle: HandleKind | None, gpu: Gpu) -> Waiv
 
 
 def _unsupported(gpu: Gpu, what: str) -> Waiver:
-    return Waiver(kind=WaiverKind.UNSUPPORTED_HANDLE, reason=f"GPU{gpu.index} {what}", gpus=(gpu.bus_id,))
+    return Waiver.about(WaiverKind.UNSUPPORTED_HANDLE, f"GPU{gpu.index} {what}", gpu)
 
 
 def _imex_waiver(machine: Machine) -> Waiver | None:

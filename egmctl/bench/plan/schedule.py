@@ -35,13 +35,8 @@ class Slot:
     """Memory that they must not share either."""
 
 
-def tournament(players: Sequence[T]) -> list[list[tuple[T, T]]]:
-    """Return the rounds of a round-robin tournament: every unordered pair once, no player twice in a round."""
-    return [round_of(players, number) for number in range(round_count(len(players)))]
-
-
 def round_count(count: int) -> int:
-    """Return how many rounds the tournament of ``count`` players has: one less for an even number of them."""
+    """Return how many rounds it takes until all of ``count`` players have met: one less for an even number of them."""
     return max(0, count - 1 + count % 2)
 
 
@@ -143,7 +138,9 @@ def _group_steps(group: str, slots: Sequence[Slot], meetings: Rounds | None) -> 
         raise ValueError(f"two tasks of {group} have the same ends")
     gpus = tuple(dict.fromkeys(gpu for slot in slots for gpu in slot.gpus))
     rounds: list[list[Slot]] = [[by_gpus[ends] for ends in by_gpus if len(set(ends)) == 1]]
-    for pairs in tournament(gpus) if meetings is None else meetings:
+    if meetings is None:
+        meetings = [round_of(gpus, number) for number in range(round_count(len(gpus)))]
+    for pairs in meetings:
         ways = [[by_gpus[ends] for ends in (pair, pair[::-1]) if ends in by_gpus] for pair in pairs]
         rounds += [[way[turn] for way in ways if turn < len(way)] for turn in (0, 1)]
     steps: list[Step] = []

@@ -127,12 +127,8 @@ def capability_waiver(engine: Engine, gpu: Gpu) -> Waiver | None:
     major, minor = (attributes.get(f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR"))
     if major is None or minor is None or (major, minor) >= needed:
         return None
-    return Waiver(
-        kind=WaiverKind.UNSUPPORTED_ENGINE,
-        reason=f"GPU{gpu.index} has compute capability {major}.{minor}, and {ENGINES[engine].caption} needs "
-        f"{needed[0]}.{needed[1]}",
-        gpus=(gpu.bus_id,),
-    )
+    reason = f"GPU{gpu.index} has compute capability {major}.{minor}, and {ENGINES[engine].caption} needs "
+    return Waiver.about(WaiverKind.UNSUPPORTED_ENGINE, f"{reason}{needed[0]}.{needed[1]}", gpu)
 
 
 def blocks_waiver(point: Point, gpu: Gpu) -> Waiver | None:
@@ -140,8 +136,7 @@ def blocks_waiver(point: Point, gpu: Gpu) -> Waiver | None:
     there = _multiprocessors((gpu,))
     if point.sms is None or there is None or point.sms <= there:
         return None
-    reason = f"GPU{gpu.index} has {there} multiprocessors"
-    return Waiver(kind=WaiverKind.UNSUPPORTED_ENGINE, reason=reason, gpus=(gpu.bus_id,))
+    return Waiver.about(WaiverKind.UNSUPPORTED_ENGINE, f"GPU{gpu.index} has {there} multiprocessors", gpu)
 
 
 def _multiprocessors(gpus: Sequence[Gpu]) -> int | None:

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from egmctl.doctor.kernel_faults import Blame, KernelFault, kernel_faults
 from egmctl.model.finding import RunCause, Status, WaiverKind
-from egmctl.model.finding import Status as Found
 from egmctl.model.measurement import BROKEN, LinkEvidence, LinkProof, Measurement, RunReport, Verification
 from egmctl.model.measurement import Status as MeasurementStatus
 from egmctl.model.route import LinkKind
@@ -207,7 +206,9 @@ def _seen_on(measurement: Measurement, known: Collection[_Sign]) -> Iterator[str
         if slowed and (THROTTLED, gpu.label, words(THROTTLED, gpu)) not in known:
             yield f"clocks of {gpu.label} throttled: {', '.join(slowed)}"
     if route is not None and route.verdict is LinkProof.REFUTED:
-        yield _refuted(route)
+        share = 100 * (route.carried_bytes or 0) / route.expected_bytes
+        few = f"{route.link} carried only {share:.0f} % of the bytes"
+        yield f"another link than {route.link} carried the bytes" if route.carried_bytes is None else few
 
 
 def _carried(route: LinkEvidence | None) -> str:
@@ -218,13 +219,6 @@ def _carried(route: LinkEvidence | None) -> str:
 
 
 _LINKS = {LinkKind.NVLINK: "NVLink", LinkKind.C2C: "C2C", LinkKind.PCIE: "PCIe"}
-
-
-def _refuted(route: LinkEvidence) -> str:
-    if route.carried_bytes is None:
-        return f"another link than {route.link} carried the bytes"
-    share = 100 * route.carried_bytes / route.expected_bytes
-    return f"{route.link} carried only {share:.0f} % of the bytes"
 
 
 _PATHS = 3
@@ -365,7 +359,7 @@ def _missing(report: RunReport) -> list[RunCause]:
 
 def _is_gap(report: RunReport, cause: RunCause) -> bool:
     explained = [report.measurements[number] for number in cause.explains]
-    failed = cause.status is Found.FAIL
+    failed = cause.status is Status.FAIL
     check = cause.finding.check
     unreadable = "drv.libraries" in (check, *cause.finding.explains)
     if unreadable and any(map(crosses_unknown_links, explained)):

@@ -9,7 +9,7 @@ from egmctl.bench.case import AT_ONCE
 from egmctl.bench.engine import ENGINES
 from egmctl.model.measurement import Measurement, Status
 from egmctl.model.route import HOST_NAMES, MemoryKind
-from egmctl.model.task import Chase, ChaseOrder, Endpoint, Engine, Flow, Pattern, Quantity
+from egmctl.model.task import ChaseOrder, Endpoint, Engine, Flow, Pattern, Quantity
 from egmctl.report.document import Better, Cell, Matrix
 from egmctl.report.route_words import route_words
 from egmctl.report.views.bench_classes import Frame
@@ -185,22 +185,9 @@ def latency_caption(measurement: Measurement) -> str:
 
 
 def _how(measurement: Measurement) -> str:
-    if measurement.engine is not Engine.CHASE:
+    chase, size = measurement.chase, format_size(measurement.size_bytes)
+    if measurement.engine is not Engine.CHASE or chase is None:
         return ENGINES[measurement.engine].caption
-    chase, size = chase_of(measurement), format_size(measurement.size_bytes)
     if chase.order is ChaseOrder.SEQUENTIAL:
         return f"{size} line after line"
     return f"random lines of {size}, {'read before' if chase.warm else 'read once'}"
-
-
-def chase_of(measurement: Measurement) -> Chase:
-    """Return how a latency is read.
-
-    Raises
-    ------
-    ValueError
-        If it is no latency.
-    """
-    if measurement.chase is None:
-        raise ValueError(f"{measurement.case} is no latency")
-    return measurement.chase
