@@ -90,7 +90,7 @@ def read(content: bytes, source: str, decode: Decode) -> Kept:
         If neither line that says what was to be measured is whole, if it is of another version, or if it is larger than
         any journal.
     """
-    if len(content) > _MOST_BYTES or sum(map(content.count, (b",", b"[", b"{"))) > _MOST_ELEMENTS:
+    if len(content) > _MOST_BYTES or sum(map(content.count, (b",", b"[", b"{", b"\n"))) > _MOST_ELEMENTS:
         raise UsageError(f"{source} is larger than any journal of egmctl")
     run = _Run()
     for entry in _entries(content, run):
