@@ -183,7 +183,7 @@ def test_a_side_that_dies_or_hangs_releases_the_other(
     node = fake_node(nvl4())
     group = launch(node, fault)
     with pytest.raises(GroupFailed) as failed:
-        ask(group, RANKS, TASKS[name], timeout_s=12)
+        ask(group, RANKS, TASKS[name], timeout_s=3)
     assert (failed.value.how, failed.value.last_call) == (how, fault.partition("@")[0])
     (lost,) = {one.pid for one in node.calls() if one.ending}
     left = [line for line in node.leaks() if not line.startswith(f"process {lost}:")]
