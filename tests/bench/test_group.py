@@ -21,7 +21,8 @@ SIZE = 3
 
 
 @pytest.fixture(autouse=True)
-def _fast_children() -> Iterator[None]:
+def fast_children() -> Iterator[None]:
+    """Have children be forks."""
     with forked.children():
         yield
 

@@ -32,8 +32,10 @@ from egmctl.saved import load_journal
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import load
-from tests.bench.test_supervisor import MACHINE, ROOT, TARGET, plan
+from tests.bench.test_supervisor import MACHINE, TARGET, fast_children, plan
 from tests.verdict.runs import H2D, H200, WRITE, run
+
+__all__ = ["fast_children"]
 
 BUS = (H200.gpus or ())[2].bus_id.removesuffix(".0")
 OFF_THE_BUS = f"NVRM: Xid (PCI:{BUS}): 79, GPU has fallen off the bus."
@@ -71,8 +73,7 @@ def supervised(kmsg: Path, journal: Recorder = forget, messages: dict[int, str] 
 @pytest.mark.processes
 class TestWhileItRuns:
     @pytest.fixture(autouse=True)
-    def _steered(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    def _without_fault(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("EGMCTL_TEST_FAULT", "")
 
     def test_what_comes_is_in_the_result_and_in_the_journal_where_it_came(self, kmsg: Path, tmp_path: Path) -> None:

@@ -34,7 +34,8 @@ HANG_S = 1.5
 
 
 @pytest.fixture(autouse=True)
-def _fast_children() -> Iterator[None]:
+def fast_children() -> Iterator[None]:
+    """Have children be forks."""
     with forked.children():
         yield
 
