@@ -5,6 +5,8 @@ The fake's memory is really shared between real processes, and each is killed wh
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import signal
 import time
@@ -26,6 +28,7 @@ from egmctl.launch import Child
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, RunReport, Settings, Status
 from egmctl.model.task import Quantity
+from egmctl.report.kinds import Format, render
 from egmctl.units import MIB
 from tests import forked
 from tests.fake.machines import nvl4, with_imex_channel
@@ -119,6 +122,17 @@ def test_every_kind_and_memory_is_measured_and_verified(everything: Run, name: s
             assert far.rank != flow.initiator_rank
             assert far.handle == IPC[name].handle
     assert len({m.seeds[0] for m in found}) == len(found)
+
+
+def test_text_and_csv_have_the_stages_of_each_life(everything: Run) -> None:
+    stages = {"allocate", "export", "transfer", "open", "first-touch", "close", "free"}
+    text = str(render(everything.report, Format.TEXT, verbose=1))
+    table = text[text.index("Life of 2 MiB of shared memory, stage by stage (us)") :]
+    assert stages <= set(table.split())
+    rows = csv.DictReader(io.StringIO(str(render(everything.report, Format.CSV))))
+    lives = [row for row in rows if row["case"] == "ipc_legacy_device_life_cycle"]
+    assert stages <= {row["stage_name"] for row in lives}
+    assert all(float(row["stage_ms_median"]) > 0 for row in lives)
 
 
 def test_a_run_of_every_kind_gives_everything_back(everything: Run) -> None:
