@@ -18,11 +18,11 @@ from egmctl.model.task import Task
 from egmctl.report.route_words import route_words
 from egmctl.units import MIB
 from egmctl.verdict.yardsticks import not_judged
+from tests.bench.conftest import FEW, Bench
 from tests.bench.test_cpu import Memory, StubRig, here
-from tests.bench.test_run import FEW, Bench, bench
 from tests.doctor.machines import shipped
 
-__all__ = ["bench", "here"]
+__all__ = ["here"]
 
 CASES = ("gpu_numa_read_cpu", "gpu_numa_write_cpu")
 SETTINGS = Settings(size_bytes=MIB, copies=2, samples=2, timeout_s=1)

@@ -16,12 +16,12 @@ from egmctl.model.measurement import Settings, Status, Verification
 from egmctl.model.task import Task
 from egmctl.report.kinds import Format, render
 from egmctl.units import MIB
+from tests.bench.conftest import FEW, Bench
 from tests.bench.test_cpu import Memory, StubRig, here
-from tests.bench.test_run import FEW, Bench, bench
 from tests.doctor.machines import shipped
 from tests.report.runs import run
 
-__all__ = ["bench", "here"]
+__all__ = ["here"]
 
 CASE = "cpu_latency_host_numa"
 SETTINGS = Settings(size_bytes=MIB, copies=2, samples=2, timeout_s=1)

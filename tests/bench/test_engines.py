@@ -9,9 +9,7 @@ from egmctl.bench.suites import CASES
 from egmctl.model.measurement import Verification
 from egmctl.model.route import MemoryKind
 from egmctl.model.task import Engine, Quantity
-from tests.bench.test_run import FEW, Bench, bench
-
-__all__ = ["bench"]
+from tests.bench.conftest import FEW, Bench
 
 BANDWIDTHS = [
     case.name
@@ -33,8 +31,8 @@ def test_every_bandwidth_is_measured_and_verified_and_everything_given_back(benc
     run = bench(*NODE, *(word for name in names for word in ("--case", name)))
     assert run.code == 0, run.reasons()
     assert set(run.statuses()) == {"ok"}
-    assert {m["case"] for m in run.result["measurements"]} == set(names)
-    for m in run.result["measurements"]:
+    assert {m["case"] for m in run.measurements} == set(names)
+    for m in run.measurements:
         reading = m["engine"] == Engine.SM_READ
         assert m["verification"] == (Verification.CHECKSUM_EVERY_SAMPLE if reading else Verification.GPU_EVERY_SAMPLE)
         assert len(m["flows_gb_s"]) == len(m["flows"]) == len(m["seeds"])
@@ -44,38 +42,3 @@ def test_every_bandwidth_is_measured_and_verified_and_everything_given_back(benc
         blocking = bool({"system", "managed"} & kinds) or kinds == {"host-numa"} or staged
         assert m["gating"] == ("none" if blocking and m["engine"] == Engine.COPY_ENGINE else "kernel")
     assert run.node.leaks() == []
-
-
-OTHER_MEMORY = (
-    *("--case", "host_numa_pool_to_device_memcpy_ce", "--case", "device_to_registered_memcpy_ce"),
-    *("--case", "device_to_device_read_sm"),
-)
-STREAMS = ("--sweep", "streams", "--case", "host_numa_to_device_memcpy_ce")
-
-
-@pytest.mark.parametrize(("call", "options"), [("cuMemPoolTrimTo", OTHER_MEMORY), ("cuStreamWaitEvent", STREAMS)])
-def test_each_call_for_other_memory_and_streams_that_fails_is_named_and_all_else_given_back(
-    bench: Bench, call: str, options: tuple[str, ...]
-) -> None:
-    run = bench("bench", "--numa", "1", "--gpus", "0-1", *FEW, *options, faults=f"{call}@1=error:719")
-    assert run.node.calls(call), "the call is made"
-    said = " ".join([*run.reasons(), *run.result["problems"]])
-    assert f"{call} failed: CUDA_ERROR_LAUNCH_FAILED (719)" in said
-    assert run.code == 4
-    assert run.node.leaks() == []
-
-
-@pytest.mark.long
-def test_a_byte_that_a_kernel_damages_is_found_in_every_way_of_moving(bench: Bench) -> None:
-    for case, fault in (
-        ("device_to_device_memcpy_write_sm", "cuLaunchKernel@4=corrupt:100"),
-        ("device_to_device_bulk_write", "cuLaunchKernel@4=corrupt:100"),
-        ("device_to_device_atomic_add", "cuLaunchKernel@3=corrupt:100"),
-        ("device_to_device_read_sm", "cuLaunchKernel@4=corrupt:1"),
-        ("device_to_device_write_sm", "cuLaunchKernel@3=corrupt:100"),
-    ):
-        run = bench("bench", "--numa", "1", "--gpus", "0-1", *FEW, "--case", case, faults=fault)
-        kernels = [call.arguments["kernel"] for call in run.worker_calls() if call.name == "cuLaunchKernel"]
-        corrupt = [m for m in run.result["measurements"] if m["status"] == "corrupt"]
-        assert run.code == 1, kernels[:12]
-        assert len(corrupt) == 1, kernels[:12]

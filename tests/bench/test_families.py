@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.bench.test_run import Bench
-
-pytest_plugins = ["tests.bench.test_run"]
+from tests.bench.conftest import Bench
 
 ONCE = ("--size", "1M", "--samples", "1", "--copies", "1")
 

@@ -5,54 +5,22 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import jsonschema
 import pytest
 
 from egmctl.bench.suites import CASES
 from egmctl.gpu.program import KERNELS
 from egmctl.model.machine import Machine
+from tests.bench.conftest import FEW, SMALL, TWO_GPUS, Bench, Run
 from tests.bench.four import OPTIONS
-from tests.conftest import ROOT, RunEgmctl
+from tests.conftest import RunEgmctl
 from tests.fake.build import CUDA
-from tests.fake.calls import Call
-from tests.fake.node import FakeNode, load
+from tests.fake.node import load
 from tests.fake.plugin import MakeFakeNode
 
-SCHEMA = json.loads((ROOT / "docs/schemas/bench.schema.json").read_text())
 MIB = 1 << 20
-FEW = ("--size", "1M", "--samples", "2", "--copies", "2")
-SMALL = (*FEW, *OPTIONS)
-TWO_GPUS = ("bench", "--numa", "1", "--gpus", "0-1", *SMALL)
-
-
-class Run(NamedTuple):
-    """How a bench on a fake node ended."""
-
-    code: int
-    result: dict[str, Any]
-    node: FakeNode
-
-    def statuses(self) -> list[str]:
-        """Return the status of every measurement."""
-        return [measurement["status"] for measurement in self.result["measurements"]]
-
-    def reasons(self) -> set[str]:
-        """Return the reasons of the measurements that have one."""
-        return {measurement["reason"] for measurement in self.result["measurements"] if measurement["reason"]}
-
-    def worker_calls(self) -> list[Call]:
-        """Return the CUDA calls of the processes that took a context."""
-        calls = [call for call in self.node.calls() if call.name.startswith("cu")]
-        workers = {call.pid for call in calls if call.name == "cuDevicePrimaryCtxRetain"}
-        return [call for call in calls if call.pid in workers]
-
-
-Bench = Callable[..., Run]
 
 
 def dgx_h100(cuda_version: int) -> Machine:
@@ -70,25 +38,6 @@ def dgx_h100(cuda_version: int) -> Machine:
     )
 
 
-@pytest.fixture(scope="session")
-def bench(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> Bench:
-    """Run the bench on a fake node and return its JSON result."""
-
-    def run(
-        *arguments: str, faults: str = "", machine: Machine | str = "gb200-tray", env: dict[str, str] | None = None
-    ) -> Run:
-        node = fake_node(machine)
-        ended = egmctl(*arguments, "--json", env=node.environment(faults) | (env or {}))
-        assert "Traceback" not in ended.err
-        document = json.loads(ended.out)
-        assert document["result"] is not None, document["errors"]
-        jsonschema.Draft202012Validator(SCHEMA).validate(document)
-        assert document["exit_code"] == ended.code
-        return Run(ended.code, document["result"], node)
-
-    return run
-
-
 class TestOnAnEgmNode:
     """``egmctl bench --numa 1 --gpus 0-3`` on a node with two Grace CPUs and four GPUs."""
 
@@ -104,7 +53,7 @@ class TestOnAnEgmNode:
     def test_every_path_is_measured_and_verified(self, run: Run) -> None:
         assert run.code == 0
         assert run.statuses() == ["ok"] * (2 * 4 + 2 * 12)
-        for measurement in run.result["measurements"]:
+        for measurement in run.measurements:
             assert len(measurement["samples"]) == 5
             assert (measurement["gating"], measurement["verification"]) == ("kernel", "gpu-every-sample")
         assert {gpu["name"] for gpu in run.result["gpus"]} == {"FAKE NVIDIA GB200"}
@@ -130,7 +79,7 @@ class TestOnAnEgmNode:
     def test_rows_are_called_egm_with_the_way_they_take(self, run: Run) -> None:
         routes = {
             (flow["initiator_label"], flow["route"]["symbol"], flow["route"]["egm"])
-            for m in run.result["measurements"]
+            for m in run.measurements
             for flow in m["flows"]
             if "numa" in m["case"]
         }
@@ -174,7 +123,7 @@ class TestOnAnEgmNode:
 def test_the_gpu_that_issues_a_copy_is_the_source_in_a_write_and_the_destination_in_a_read(bench: Bench) -> None:
     run = bench("bench", "--numa", "1", "--gpus", "0-1", *FEW, "--case", "device_to_device_memcpy_*_ce")
     assert run.code == 0
-    measurements = run.result["measurements"]
+    measurements = run.measurements
     issued = [
         (m["case"].split("_")[4], flow["source"]["label"], flow["initiator_label"])
         for m in measurements
@@ -199,7 +148,7 @@ def test_bindings_for_a_newer_cuda_than_the_drivers_are_one_sentence_that_names_
 def test_on_a_pcie_node_the_same_calls_are_not_called_egm(bench: Bench) -> None:
     run = bench("bench", "--numa", "0", "--gpus", "0", *SMALL, machine=dgx_h100(13000))
     assert run.code == 0
-    assert {(m["flows"][0]["route"]["symbol"], m["flows"][0]["route"]["egm"]) for m in run.result["measurements"]} == {
+    assert {(m["flows"][0]["route"]["symbol"], m["flows"][0]["route"]["egm"]) for m in run.measurements} == {
         ("PCIe", "no")
     }
 
@@ -273,7 +222,7 @@ class TestKernels:
         env = {"XDG_CACHE_HOME": str(cache.parent)}
         assert bench(*TWO_GPUS, env=env).code == 0
         run = bench(*TWO_GPUS, machine=self.gb200((7, 5)), env=env | {"EGMCTL_NO_NVRTC": "1"})
-        found = {("GPU0" in json.dumps(m["flows"]), m["status"]) for m in run.result["measurements"]}
+        found = {("GPU0" in json.dumps(m["flows"]), m["status"]) for m in run.measurements}
         assert found == {(True, "waived"), (False, "ok")}
         assert run.node.leaks() == []
 

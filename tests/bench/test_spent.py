@@ -13,9 +13,7 @@ from egmctl.bench.supervisor import Spent
 from egmctl.model.codec import from_json
 from egmctl.model.measurement import Phase, PhaseSeconds, RunReport, RunSeconds
 from egmctl.report.views.bench_answer import where_time_went
-from tests.bench.test_run import FEW, Bench, bench
-
-__all__ = ["bench"]
+from tests.bench.conftest import FEW, Bench
 
 PHASES = [field.name for field in fields(PhaseSeconds)]
 
