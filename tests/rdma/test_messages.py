@@ -36,27 +36,34 @@ MIB = 1 << 20
 Measure = Callable[..., list[Measurement]]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def node(fake_node: MakeFakeNode) -> FakeNode:
     return fake_node("gb200-tray")
 
 
-@pytest.fixture
-def measure(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[Measure]:
-    """Measure cases between two ranks, under more variables."""
+def measuring(node: FakeNode, environment: pytest.MonkeyPatch, ended: ExitStack) -> Measure:
+    """Return what measures cases between two ranks, which are started anew for each other environment."""
     plan = make_plan(node.machine, node.machine.gpus[:2], [0, 1], rdma.CASES, SETTINGS)  # type: ignore[index]
-    with ExitStack() as ended:
+    groups: dict[frozenset[tuple[str, str]], Group] = {}
 
-        def run(case: str, **variables: str) -> list[Measurement]:
-            for name, value in (node.environment() | WITHOUT_CUDA | variables).items():
-                monkeypatch.delenv(name, raising=False)
-                if value is not None:
-                    monkeypatch.setenv(name, value)
-            group: Group = ended.enter_context(start(2))
-            tasks = [planned for planned in plan.tasks if planned.name == case]
-            return ask(group, plan.ranks, *tasks, timeout_s=100).measurements
+    def measure(case: str, **variables: str) -> list[Measurement]:
+        for name, value in (node.environment() | WITHOUT_CUDA | variables).items():
+            environment.delenv(name, raising=False)
+            if value is not None:
+                environment.setenv(name, value)
+        if (key := frozenset(variables.items())) not in groups:
+            groups[key] = ended.enter_context(start(2))
+        tasks = [planned for planned in plan.tasks if planned.name == case]
+        return ask(groups[key], plan.ranks, *tasks, timeout_s=100).measurements
 
-        yield run
+    return measure
+
+
+@pytest.fixture(scope="module")
+def measure(node: FakeNode) -> Iterator[Measure]:
+    """Measure cases between two ranks, under more variables."""
+    with pytest.MonkeyPatch.context() as environment, ExitStack() as ended:
+        yield measuring(node, environment, ended)
 
 
 @pytest.mark.long
