@@ -31,6 +31,7 @@ from egmctl.model.task import Quantity
 from egmctl.report.kinds import Format, render
 from egmctl.units import MIB
 from tests import forked
+from tests.bench.test_run_failures import SHARED_WITH_FACTS, WORKER_CALLS
 from tests.fake.machines import nvl4, with_imex_channel
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
@@ -260,47 +261,20 @@ def test_a_rank_that_hangs_costs_its_case_and_the_timeout(run: RunIpc, case: str
 
 
 MEASURED = ("ipc_legacy_device_write_ce", "ipc_posix_fd_host_numa_read_sm", "ipc_pool_device_write_ce")
+ELSEWHERE = {
+    *SHARED_WITH_FACTS,
+    *("cuCtxEnablePeerAccess", "cuFuncSetAttribute", "cuMemFreeHost", "cuModuleUnload", "cuEventDestroy"),
+    *("cuStreamDestroy", "cuDevicePrimaryCtxRelease"),
+}
 CALLS = (
-    "cuCtxSetCurrent",
-    "cuDeviceGetByPCIBusId",
-    "cuDevicePrimaryCtxRetain",
-    "cuEventCreate",
-    "cuEventElapsedTime",
-    "cuEventRecord",
-    "cuIpcCloseMemHandle",
-    "cuIpcGetMemHandle",
-    "cuIpcOpenMemHandle",
-    "cuLaunchKernel",
-    "cuMemAddressFree",
-    "cuMemAddressReserve",
-    "cuMemAlloc",
-    "cuMemAllocFromPoolAsync",
-    "cuMemCreate",
-    "cuMemExportToShareableHandle",
-    "cuMemFree",
-    "cuMemFreeAsync",
-    "cuMemGetAllocationGranularity",
-    "cuMemHostAlloc",
-    "cuMemImportFromShareableHandle",
-    "cuMemMap",
-    "cuMemPoolCreate",
-    "cuMemPoolDestroy",
-    "cuMemPoolExportPointer",
-    "cuMemPoolExportToShareableHandle",
-    "cuMemPoolImportFromShareableHandle",
-    "cuMemPoolImportPointer",
-    "cuMemPoolSetAccess",
-    "cuMemRelease",
-    "cuMemSetAccess",
-    "cuMemUnmap",
-    "cuMemcpyAsync",
-    "cuMemsetD32Async",
-    "cuModuleGetFunction",
-    "cuModuleLoadData",
-    "cuStreamCreate",
-    "cuStreamSynchronize",
+    *(call for call in WORKER_CALLS if call not in ELSEWHERE),
+    *("cuIpcGetMemHandle", "cuIpcOpenMemHandle", "cuIpcCloseMemHandle"),
+    *("cuMemExportToShareableHandle", "cuMemImportFromShareableHandle"),
+    *("cuMemPoolCreate", "cuMemPoolSetAccess", "cuMemAllocFromPoolAsync", "cuMemFreeAsync", "cuMemPoolDestroy"),
+    *("cuMemPoolExportToShareableHandle", "cuMemPoolExportPointer"),
+    *("cuMemPoolImportFromShareableHandle", "cuMemPoolImportPointer"),
 )
-"""Driver calls that the ranks of :data:`MEASURED` make, but for those that say which GPUs there are."""
+"""Driver calls that the ranks of :data:`MEASURED` make, but for those whose failure another test has."""
 
 
 @pytest.mark.long
@@ -347,26 +321,20 @@ def test_fabric_handles_that_the_driver_refuses_are_waived_with_the_remedy(run: 
     assert {m.status for m in ended.of("ipc_posix_fd_device_write_ce")} <= set(GOOD)
 
 
-def test_without_a_channel_nothing_of_fabric_is_tried(run: RunIpc) -> None:
+@pytest.mark.parametrize(
+    ("denied", "words"), [(None, "nvidia-modprobe -c 0"), ("EACCES", "channel0: EACCES")], ids=["none", "denied"]
+)
+def test_without_a_channel_nothing_of_fabric_is_tried(run: RunIpc, denied: str | None, words: str) -> None:
     machine = with_imex_channel(nvl4())
     assert machine.driver is not None
-    machine = replace(machine, driver=replace(machine.driver, imex_channels=()))
+    usual = machine.driver.imex_channels or ()
+    channels = tuple(replace(node, access=denied) for node in usual if denied)
+    machine = replace(machine, driver=replace(machine.driver, imex_channels=channels))
     ended = run("ipc_fabric_device_write_ce", "ipc_fabric_host_numa_read_ce", machine=machine)
     assert {m.status for m in ended.report.measurements} == {Status.WAIVED}
-    assert all("nvidia-modprobe -c 0" in (m.reason or "") for m in ended.report.measurements)
+    assert all(words in (m.reason or "") for m in ended.report.measurements)
     assert ended.node.calls() == ()
     assert ended.report.exit_code is ExitCode.NOTHING
-
-
-def test_a_channel_without_permission_is_named(run: RunIpc) -> None:
-    machine = with_imex_channel(nvl4())
-    assert machine.driver is not None
-    channels = tuple(replace(node, access="EACCES") for node in machine.driver.imex_channels or ())
-    ended = run(
-        "ipc_fabric_device_write_ce", machine=replace(machine, driver=replace(machine.driver, imex_channels=channels))
-    )
-    (reason,) = {m.reason for m in ended.report.measurements}
-    assert "channel0: EACCES" in (reason or "")
 
 
 def test_one_gpu_has_nobody_to_share_with(run: RunIpc) -> None:
