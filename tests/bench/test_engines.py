@@ -9,7 +9,7 @@ from egmctl.bench.suites import CASES
 from egmctl.model.measurement import Verification
 from egmctl.model.route import MemoryKind
 from egmctl.model.task import Engine, Quantity
-from tests.bench.conftest import FEW, Bench
+from tests.bench.conftest import FEW, Bench, cases
 
 BANDWIDTHS = [
     case.name
@@ -28,7 +28,7 @@ NODE = ("bench", "--numa", "1", "--gpus", "1-3", *FEW)
 @pytest.mark.parametrize("family", sorted({case.family for case in CASES if case.name in BANDWIDTHS}))
 def test_every_bandwidth_is_measured_and_verified_and_everything_given_back(bench: Bench, family: str) -> None:
     names = [case.name for case in CASES if case.family == family and case.name in BANDWIDTHS]
-    run = bench(*NODE, *(word for name in names for word in ("--case", name)))
+    run = bench(*NODE, *cases(*names))
     assert run.code == 0, run.reasons()
     assert set(run.statuses()) == {"ok"}
     assert {m["case"] for m in run.measurements} == set(names)

@@ -30,7 +30,7 @@ from egmctl.model.measurement import Settings, Verdict
 from egmctl.model.route import Egm, MemoryKind, Route
 from egmctl.topology.routes import route
 from egmctl.units import GIB, MIB
-from tests.bench.conftest import FEW, Bench
+from tests.bench.conftest import FEW, Bench, cases
 from tests.doctor.machines import shipped
 from tests.facts.sysroot import Tree
 
@@ -142,7 +142,7 @@ class TestWhetherManagedMemoryIsEgm:
 
 class TestRun:
     def test_every_kind_is_measured_verified_and_given_back(self, bench: Bench) -> None:
-        found = bench(*ONE_GPU, *(word for case in CASES for word in ("--case", case)))
+        found = bench(*ONE_GPU, *cases(*CASES))
         assert (found.code, found.statuses()) == (0, ["ok"] * 3), found.reasons()
         advice = [(c.arguments["advice"], c.arguments["location"]) for c in found.node.calls("cuMemAdvise")]
         # Preferred on the node (3, a location of type 3), mapped by the GPU (5, of type 1).

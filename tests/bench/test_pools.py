@@ -15,7 +15,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.measurement import Settings
 from egmctl.report.kinds import Format, render
 from egmctl.report.route_words import route_words
-from tests.bench.conftest import FEW, Bench, Run
+from tests.bench.conftest import FEW, Bench, Run, cases
 from tests.doctor.machines import shipped
 from tests.report.runs import run as made_up
 
@@ -85,7 +85,7 @@ def test_a_pool_goes_by_the_handles_that_the_driver_has_for_it(handles: int, sto
 @pytest.mark.long
 def test_each_is_measured_verified_and_given_back_and_the_default_pool_stays(bench: Bench) -> None:
     names = (*DEFAULT, LATENCY[0])
-    run = bench(*OPTIONS, *(word for name in names for word in ("--case", name)))
+    run = bench(*OPTIONS, *cases(*names))
     assert run.code == 0, run.reasons()
     assert {m["case"] for m in run.measurements} == set(names)
     assert set(run.statuses()) == {"ok"}
@@ -112,7 +112,7 @@ class TestPoolsOfGpus:
     """``device_default_pool_*``: each GPU's own pool, opened to the peer that writes to it."""
 
     def test_memory_is_of_the_pool_and_access_is_given_and_taken_back(self, bench: Bench) -> None:
-        run = bench(*OPTIONS, *(word for name in OF_GPUS for word in ("--case", name)))
+        run = bench(*OPTIONS, *cases(*OF_GPUS))
         assert (run.code, run.statuses()) == (0, ["ok"] * 4), run.reasons()
         assert {m["verification"] for m in run.measurements} == {"gpu-every-sample"}
         ends = [end for m in run.measurements for end in (m["flows"][0]["source"], m["flows"][0]["destination"])]
@@ -159,7 +159,7 @@ class TestThePoolOfTheHost:
         assert route_words(route) == "HOST default pool over C2C, not EGM"
 
     def test_it_is_measured_verified_its_placement_is_recorded_and_access_is_taken_back(self, bench: Bench) -> None:
-        run = bench(*OPTIONS, *(word for name in OF_HOST for word in ("--case", name)))
+        run = bench(*OPTIONS, *cases(*OF_HOST))
         assert (run.code, run.statuses()) == (0, ["ok"] * 4), run.reasons()
         assert {call.arguments["location"].partition(":")[0] for call in run.node.calls("cuMemGetDefaultMemPool")} == {
             "HOST"

@@ -13,7 +13,7 @@ from egmctl.bench.supervisor import Spent
 from egmctl.model.codec import from_json
 from egmctl.model.measurement import Phase, PhaseSeconds, RunReport, RunSeconds
 from egmctl.report.views.bench_answer import where_time_went
-from tests.bench.conftest import FEW, Bench
+from tests.bench.conftest import FEW, Bench, cases
 
 PHASES = [field.name for field in fields(PhaseSeconds)]
 
@@ -70,7 +70,7 @@ def test_steps_of_a_case_are_added_and_the_rest_is_waiting() -> None:
 
 def test_a_run_says_where_its_time_went(bench: Bench) -> None:
     names = ("device_to_device_memcpy_write_ce", "device_local_latency_cached", "ipc_event_round_trip")
-    run = bench("bench", "--numa", "1", "--gpus", "2-3", *FEW, *(w for name in names for w in ("--case", name)))
+    run = bench("bench", "--numa", "1", "--gpus", "2-3", *FEW, *cases(*names))
     assert run.code == 0, run.reasons()
     found = from_json(RunSeconds, run.result["seconds"])
     assert {one.case for one in found.cases} == set(names)
