@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from egmctl.model.gpu import GpuProcess
+from egmctl.model.machine import Machine
 from tests.conftest import RunEgmctl, ended
 from tests.doctor.cgroups import Cgroup, denying_v1, denying_v2
 from tests.doctor.machines import shipped
@@ -119,21 +120,27 @@ class TestDeniedUvm:
         assert sections(out) == set()
 
 
+def busy(*gpus: int) -> Machine:
+    """Return a machine of four GPUs, some of which a process uses."""
+    machine = shipped("hgx-h200x4")
+    user = GpuProcess(pid=4711, name="python3")
+    return replace(
+        machine,
+        gpus=tuple(
+            replace(gpu, nvml=gpu.nvml and replace(gpu.nvml, processes=(user,) if number in gpus else ()))
+            for number, gpu in enumerate(machine.gpus or ())
+        ),
+    )
+
+
 class TestBusyGpus:
     def test_are_one_sentence_with_who_uses_them_and_what_to_do(
         self, egmctl: RunEgmctl, fake_node: MakeFakeNode
     ) -> None:
-        machine = shipped("hgx-h200x4")
-        gpus = tuple(
-            replace(gpu, nvml=gpu.nvml and replace(gpu.nvml, processes=(GpuProcess(pid=4711, name="python3"),)))
-            for gpu in machine.gpus or ()
-        )
-        node = fake_node(replace(machine, gpus=gpus))
-        done = egmctl(*BENCH, "-v", env=node.environment())
+        done = egmctl(*BENCH, "-v", env=fake_node(busy(0, 1, 2, 3)).environment())
         assert done.code == 3
         assert first(done.out) == "INCOMPLETE: nothing was measured: GPU0-3: in use by process 4711"
-        advice = "or measure beside them with 'egmctl bench --allow-busy'"
-        assert advice in " ".join(done.out.split())
+        assert "or measure beside them with 'egmctl bench --allow-busy'" in " ".join(done.out.split())
         assert "$ ps -o pid,user,etime,args -p 4711" in done.out
         assert sections(done.out) == set()
 
@@ -141,12 +148,7 @@ class TestBusyGpus:
     def test_one_of_several_makes_it_incomplete_and_a_failure_where_it_was_asked_for(
         self, egmctl: RunEgmctl, fake_node: MakeFakeNode
     ) -> None:
-        machine = shipped("hgx-h200x4")
-        gpus = list(machine.gpus or ())
-        nvml = gpus[3].nvml
-        assert nvml is not None
-        gpus[3] = replace(gpus[3], nvml=replace(nvml, processes=(GpuProcess(pid=4711),)))
-        node = fake_node(replace(machine, gpus=tuple(gpus)))
+        node = fake_node(busy(3))
         done = egmctl(*BENCH, env=node.environment())
         asked = egmctl(*BENCH, "--gpus", "2,3", env=node.environment())
         assert (done.code, asked.code) == (0, 3), "of the two that were asked for nothing could be measured"

@@ -50,10 +50,16 @@ def waiver(machine: Machine, case: str, size_bytes: int = 512 * MIB) -> Waiver |
     return planned.waivers[0] if planned.waivers else None
 
 
+def waived(machine: Machine, case: str, size_bytes: int = 512 * MIB) -> Waiver:
+    """Return the waiver of a case that has one."""
+    given = waiver(machine, case, size_bytes)
+    assert given is not None
+    return given
+
+
 class TestPlan:
     def test_without_free_huge_pages_hugetlb_memory_is_waived_and_says_how_many_there_are(self) -> None:
-        found = waiver(host(H200, huge_pages=(HugePages(page_size_bytes=2 * MIB, total=8, free=7),)), "hugetlb_to_*_ce")
-        assert found is not None
+        found = waived(host(H200, huge_pages=(HugePages(page_size_bytes=2 * MIB, total=8, free=7),)), "hugetlb_to_*_ce")
         assert found.kind is WaiverKind.NO_PAGES
         assert found.reason == ("too few huge pages are free for 512 MiB: 7 of 2 MiB (HugePages_Free, vm.nr_hugepages)")
 
@@ -73,8 +79,7 @@ class TestPlan:
         assert waiver(host(H200, huge_pages=None), "hugetlb_to_*_ce") is None
 
     def test_transparent_huge_pages_that_are_off_are_waived(self) -> None:
-        found = waiver(host(H200, transparent_huge_pages="never"), "thp_to_*_ce")
-        assert found is not None
+        found = waived(host(H200, transparent_huge_pages="never"), "thp_to_*_ce")
         assert found.kind is WaiverKind.NO_PAGES
         assert waiver(host(H200, transparent_huge_pages="madvise"), "thp_to_*_ce") is None
 
@@ -86,8 +91,7 @@ class TestPlan:
         free = nvml.memory_total_bytes - (nvml.memory_used_bytes or 0)
         machine = host(H200, memory_available_bytes=1 << 42)
         assert waiver(machine, "managed_to_*_ce", 512 * MIB) is None
-        found = waiver(machine, "managed_to_*_ce", (free // MANAGED_SHARE // MIB + 1) * MIB)
-        assert found is not None
+        found = waived(machine, "managed_to_*_ce", (free // MANAGED_SHARE // MIB + 1) * MIB)
         assert found.kind is WaiverKind.NO_ROOM
         assert "managed memory" in found.reason
 
@@ -97,8 +101,7 @@ class TestPlan:
         assert gpu.cuda is not None
         attributes = {**gpu.cuda.attributes, "CONCURRENT_MANAGED_ACCESS": 0}
         machine = replace(H200, gpus=(replace(gpu, cuda=replace(gpu.cuda, attributes=attributes)), *H200.gpus[1:]))
-        found = waiver(machine, "managed_to_*_ce")
-        assert found is not None
+        found = waived(machine, "managed_to_*_ce")
         assert found.kind is WaiverKind.UNSUPPORTED_MEMORY
         assert "CONCURRENT_MANAGED_ACCESS is 0" in found.reason
 
