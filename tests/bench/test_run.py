@@ -41,6 +41,8 @@ def dgx_h100(cuda_version: int) -> Machine:
 class TestOnAnEgmNode:
     """``egmctl bench --numa 1 --gpus 0-3`` on a node with two Grace CPUs and four GPUs."""
 
+    pytestmark = pytest.mark.long
+
     @pytest.fixture(scope="class")
     @classmethod
     def run(cls, bench: Bench) -> Run:
@@ -49,7 +51,6 @@ class TestOnAnEgmNode:
             "bench", "--numa", "1", "--gpus", "0-3", "--size", "3000K", "--samples", "5", "--copies", "2", *OPTIONS
         )
 
-    @pytest.mark.long
     def test_every_path_is_measured_and_verified(self, run: Run) -> None:
         assert run.code == 0
         assert run.statuses() == ["ok"] * (2 * 4 + 2 * 12)
@@ -58,7 +59,6 @@ class TestOnAnEgmNode:
             assert (measurement["gating"], measurement["verification"]) == ("kernel", "gpu-every-sample")
         assert {gpu["name"] for gpu in run.result["gpus"]} == {"FAKE NVIDIA GB200"}
 
-    @pytest.mark.long
     def test_host_memory_is_created_on_the_chosen_node_padded_to_the_granularity(self, run: Run) -> None:
         created = run.node.calls("cuMemCreate")
         assert {call.arguments["location"] for call in created} == {"HOST_NUMA:1"}
@@ -70,12 +70,10 @@ class TestOnAnEgmNode:
             ("HOST_NUMA:1", option) for option in ("MINIMUM", "RECOMMENDED")
         }
 
-    @pytest.mark.long
     def test_the_node_itself_and_each_gpu_get_access(self, run: Run) -> None:
         (access,) = {call.arguments["access"] for call in run.node.calls("cuMemSetAccess")}
         assert access.split(",") == ["HOST_NUMA:1:RW", *(f"DEVICE:{ordinal}:RW" for ordinal in range(4))]
 
-    @pytest.mark.long
     def test_rows_are_called_egm_with_the_way_they_take(self, run: Run) -> None:
         routes = {
             (flow["initiator_label"], flow["route"]["symbol"], flow["route"]["egm"])
@@ -86,7 +84,6 @@ class TestOnAnEgmNode:
         through_a_peer = {(gpu, "NV18>C2C", "yes") for gpu in ("GPU0", "GPU1")}
         assert routes == through_a_peer | {(gpu, "C2C", "yes") for gpu in ("GPU2", "GPU3")}
 
-    @pytest.mark.long
     def test_contexts_kernels_and_buffers_are_made_once_and_given_back(self, run: Run) -> None:
         assert len(run.node.calls("cuDevicePrimaryCtxRetain")) == 4
         assert len(run.node.calls("cuMemCreate")) == 2
@@ -95,7 +92,6 @@ class TestOnAnEgmNode:
         assert sorted(sizes) == [4096] * 4 + [44 * 3000 * 1024] * 8
         assert run.node.leaks() == []
 
-    @pytest.mark.long
     def test_every_kernel_is_loaded_on_every_gpu_before_the_first_gate(self, run: Run) -> None:
         names = [call.name for call in run.worker_calls()]
         first_launch = names.index("cuLaunchKernel")
@@ -103,7 +99,6 @@ class TestOnAnEgmNode:
         assert names[:first_launch].count("cuModuleGetFunction") == 4 * kernels
         assert "cuModuleGetFunction" not in names[first_launch:]
 
-    @pytest.mark.long
     def test_a_sample_is_poison_gate_event_copies_event_check(self, run: Run) -> None:
         calls = run.worker_calls()
         words = {"cuMemsetD32Async": "set", "cuEventRecord": "event", "cuMemcpyAsync": "copy"}
@@ -176,6 +171,14 @@ class TestKernels:
     def cache(self, tmp_path: Path) -> Path:
         return tmp_path / "egmctl"
 
+    @pytest.fixture(scope="class")
+    @classmethod
+    def compiled(cls, bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """Return the cache of a run that compiled its kernels."""
+        folder = tmp_path_factory.mktemp("cache")
+        assert bench(*TWO_GPUS, env={"XDG_CACHE_HOME": str(folder)}).code == 0
+        return folder / "egmctl"
+
     @staticmethod
     def gb200(*capabilities: tuple[int, int]) -> Machine:
         """Return the node with GPUs of these compute capabilities."""
@@ -197,12 +200,10 @@ class TestKernels:
         assert not run.node.calls("cuMemcpyAsync")
         assert run.node.leaks() == []
 
-    def test_what_one_run_has_compiled_the_next_finds_without_nvrtc(self, bench: Bench, cache: Path) -> None:
-        env = {"XDG_CACHE_HOME": str(cache.parent)}
-        assert bench(*TWO_GPUS, env=env).code == 0
-        assert {path.suffix for path in cache.iterdir()} == {".cubin"}
-        assert len(list(cache.iterdir())) == len(KERNELS)
-        assert bench(*TWO_GPUS, env=env | {"EGMCTL_NO_NVRTC": "1"}).code == 0
+    def test_what_one_run_has_compiled_the_next_finds_without_nvrtc(self, bench: Bench, compiled: Path) -> None:
+        assert {path.suffix for path in compiled.iterdir()} == {".cubin"}
+        assert len(list(compiled.iterdir())) == len(KERNELS)
+        assert bench(*TWO_GPUS, env={"EGMCTL_NO_NVRTC": "1", "XDG_CACHE_HOME": str(compiled.parent)}).code == 0
 
     def test_a_gpu_that_is_newer_gets_ptx(self, bench: Bench, cache: Path) -> None:
         machine = self.gb200((13, 0), (13, 0))
@@ -218,10 +219,9 @@ class TestKernels:
         assert run.code == 3
         assert all("this egmctl has no kernels for sm_130, and the driver refuses" in why for why in run.reasons())
 
-    def test_a_gpu_without_kernels_does_not_cost_the_others(self, bench: Bench, cache: Path) -> None:
-        env = {"XDG_CACHE_HOME": str(cache.parent)}
-        assert bench(*TWO_GPUS, env=env).code == 0
-        run = bench(*TWO_GPUS, machine=self.gb200((7, 5)), env=env | {"EGMCTL_NO_NVRTC": "1"})
+    def test_a_gpu_without_kernels_does_not_cost_the_others(self, bench: Bench, compiled: Path) -> None:
+        env = {"EGMCTL_NO_NVRTC": "1", "XDG_CACHE_HOME": str(compiled.parent)}
+        run = bench(*TWO_GPUS, machine=self.gb200((7, 5)), env=env)
         found = {("GPU0" in json.dumps(m["flows"]), m["status"]) for m in run.measurements}
         assert found == {(True, "waived"), (False, "ok")}
         assert run.node.leaks() == []
@@ -302,18 +302,15 @@ class TestSelection:
 
 class TestForms:
     @pytest.mark.long
-    def test_files_get_the_form_of_their_suffix(
+    def test_files_get_the_form_of_their_suffix_and_progress_is_for_terminals(
         self, egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
     ) -> None:
-        node = fake_node("gb200-tray")
-        for suffix, beginning in (
-            (".txt", "FAKE GPUs, nothing of this is hardware"),
-            (".csv", "node,started_at,"),
-            (".json", "{\n"),
-        ):
-            file = tmp_path / f"out{suffix}"
-            assert egmctl(*TWO_GPUS, "-o", file, env=node.environment()).code == 0
-            assert file.read_text().startswith(beginning)
+        beginnings = {"txt": "FAKE GPUs, nothing of this is hardware", "csv": "node,started_at,", "json": "{\n"}
+        files = [word for suffix in beginnings for word in ("-o", tmp_path / f"out.{suffix}")]
+        done = egmctl(*TWO_GPUS, *files, env=fake_node("gb200-tray").environment())
+        assert (done.code, done.err) == (0, "")
+        for suffix, beginning in beginnings.items():
+            assert (tmp_path / f"out.{suffix}").read_text().startswith(beginning)
 
     def test_an_existing_file_is_refused_before_anything_runs(
         self, egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
@@ -324,7 +321,3 @@ class TestForms:
         assert ended.code == 2
         assert (tmp_path / "out.json").read_text() == "mine"
         assert not node.calls()
-
-    @pytest.mark.long
-    def test_progress_is_for_terminals(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-        assert egmctl(*TWO_GPUS, env=fake_node("gb200-tray").environment()).err == ""
