@@ -201,35 +201,36 @@ class TestPairsAtOnce:
         said = [note for note in report.notes if "one at a time" in note]
         assert len(said) == (0 if stands else 2)
 
-    def test_a_crash_costs_the_pairs_of_its_step(self, run: Supervise) -> None:
-        steps = [step.tasks for step in plan(gpus=4).steps if len(step.tasks) > 1]
-        report = run(f"{steps[0][1]}:crash", gpus=4)
-        crashed = [number for number, m in enumerate(report.measurements) if m.status is Status.CRASHED]
-        assert crashed == [steps[0][1]]
-        assert report.measurements[steps[0][0]].status is Status.OK
-
-    def test_data_that_is_wrong_in_the_proof_alone_is_the_result(self, run: Supervise) -> None:
-        (proof,) = next(step.tasks for step in plan(gpus=4).steps if step.proof)
-        report = run(f"{proof}p:corrupt", gpus=4)
-        assert [n for n, m in enumerate(report.measurements) if m.status is Status.CORRUPT] == [proof]
-        assert report.exit_code is ExitCode.FAILED
-
-    def test_data_that_is_wrong_among_others_stays_wrong_though_it_is_right_alone(
-        self, run: Supervise, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize(
+        ("fault", "together", "status", "code"),
+        [
+            ("{member}:crash", "100", Status.CRASHED, ExitCode.CRASHED),
+            ("{proof}p:corrupt", "100", Status.CORRUPT, ExitCode.FAILED),
+            # Wrong among others, and right alone.
+            ("{member}t:corrupt", "90", Status.CORRUPT, ExitCode.FAILED),
+            # What the proof would have shown is unknown, and the results stand.
+            ("{proof}p:crash", "100", None, ExitCode.CRASHED),
+        ],
+    )
+    def test_what_goes_wrong_costs_its_own_pair_at_most(
+        self,
+        run: Supervise,
+        monkeypatch: pytest.MonkeyPatch,
+        fault: str,
+        together: str,
+        status: Status | None,
+        code: int,
     ) -> None:
-        monkeypatch.setenv("EGMCTL_TEST_TOGETHER", "90")
-        steps = [step.tasks for step in plan(gpus=4).steps if len(step.tasks) > 1]
-        report = run(f"{steps[0][1]}t:corrupt", gpus=4)
-        assert any("one at a time" in note for note in report.notes)
-        assert [n for n, m in enumerate(report.measurements) if m.status is Status.CORRUPT] == [steps[0][1]]
-        assert report.exit_code is ExitCode.FAILED
-
-    def test_a_crash_in_the_proof_costs_no_result_but_is_told(self, run: Supervise) -> None:
-        (proof,) = next(step.tasks for step in plan(gpus=4).steps if step.proof)
-        report = run(f"{proof}p:crash", gpus=4)
-        assert set(statuses(report)) == {Status.OK}
-        assert len(report.problems) == 1
-        assert report.exit_code is ExitCode.CRASHED
+        monkeypatch.setenv("EGMCTL_TEST_TOGETHER", together)
+        planned = plan(gpus=4)
+        member = next(step.tasks for step in planned.steps if len(step.tasks) > 1)[1]
+        (proof,) = next(step.tasks for step in planned.steps if step.proof)
+        report = run(fault.format(member=member, proof=proof), gpus=4)
+        wrong = {number: found for number, found in enumerate(statuses(report)) if found is not Status.OK}
+        assert wrong == ({} if status is None else {proof if "proof" in fault else member: status})
+        assert any("one at a time" in note for note in report.notes) is (together != "100")
+        assert len(report.problems) == (status is None)
+        assert report.exit_code is code
 
 
 def test_unstable_samples_are_taken_again_three_times(run: Supervise, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,11 +294,10 @@ class TestBlockedEgmRoutes:
 
     @pytest.mark.long
     @pytest.mark.parametrize(
-        ("fault", "status"),
-        [("0:crash", Status.CRASHED), ("0:hang", Status.TIMED_OUT), ("0:break", Status.FAILED)],
+        ("how", "status"), [("crash", Status.CRASHED), ("hang", Status.TIMED_OUT), ("break", Status.FAILED)]
     )
-    def test_explain_nothing_that_fails_elsewhere(self, tried: Supervise, fault: str, status: Status) -> None:
-        report = tried(fault, timeout_s=HANG_S if "hang" in fault else 60, of=1)
+    def test_explain_nothing_that_fails_elsewhere(self, tried: Supervise, how: str, status: Status) -> None:
+        report = tried(f"0:{how}", timeout_s=HANG_S if how == "hang" else 60, of=1)
         assert statuses(report) == [status, Status.OK]
         assert "EGM" not in (report.measurements[0].reason or "")
         assert report.exit_code is ExitCode.CRASHED
