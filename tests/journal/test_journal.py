@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from egmctl import saved
 from egmctl.cli import journal as commands
 from egmctl.cli.output import OutputOptions, Outputs
 from egmctl.fleet.folder import Folder
@@ -23,7 +22,7 @@ from egmctl.journal import events, write
 from egmctl.journal import read as reading
 from egmctl.journal.events import what
 from egmctl.journal.read import earlier
-from egmctl.model.measurement import RunReport, Status
+from egmctl.model.measurement import Status
 from egmctl.saved import load_journal
 from tests.bench.four import OPTIONS
 from tests.cli.test_private import check, planted
@@ -100,12 +99,24 @@ def test_killed_at_any_moment_each_journal_has_what_was_measured_and_names_the_s
         assert len(kept.report.measurements) == len(finished) + len(kept.under_way)
 
 
+@pytest.fixture(scope="module")
+def whole(egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the journal of a run that came to its end, with all that the run measured."""
+    folder = tmp_path_factory.mktemp("whole")
+    env = {**fake_node("gb200-tray").environment(), "EGMCTL_NO_JOURNAL": None}
+    done = egmctl(*BENCH, "--json", "-q", "--journal", folder, env=env)
+    assert done.code == 0, done.err
+    (path,) = earlier(folder)
+    assert len(load_journal(path).report.measurements) == len(json.loads(done.out)["result"]["measurements"])
+    assert path.stat().st_mode & 0o777 == 0o600
+    return path
+
+
 @pytest.mark.long
-def test_what_was_under_way_is_named(egmctl: RunEgmctl, env: dict[str, str | None], folder: Path) -> None:
-    """A copy that hangs stands for a node that dies while it is at work."""
-    lines = whole_journal(egmctl, env, folder).splitlines(keepends=True)
+def test_what_was_under_way_is_named(egmctl: RunEgmctl, whole: Path, tmp_path: Path) -> None:
+    lines = whole.read_bytes().splitlines(keepends=True)
     steps = [number for number, line in enumerate(lines) if b'"event":"step"' in line]
-    path = folder / "cut.journal"
+    path = tmp_path / "cut.journal"
     path.write_bytes(with_state(b"".join(lines[: steps[3] + 1])))
     kept = load_journal(path)
     (task,) = kept.under_way
@@ -117,23 +128,13 @@ def test_what_was_under_way_is_named(egmctl: RunEgmctl, env: dict[str, str | Non
     assert json.loads(egmctl("show", path, "--json").out)["schema"].startswith("egmctl.bench/")
 
 
-def whole_journal(egmctl: RunEgmctl, env: dict[str, str | None], folder: Path) -> bytes:
-    """Return the journal of a run that came to its end."""
-    done = egmctl(*BENCH, "--json", "-q", env=env)
-    assert done.code == 0, done.err
-    (path,) = earlier(folder)
-    report, ended = saved.load(path).result, json.loads(done.out)["result"]
-    assert isinstance(report, RunReport)
-    assert len(report.measurements) == len(ended["measurements"])
-    assert path.stat().st_mode & 0o777 == 0o600
-    return path.read_bytes()
-
-
 @pytest.mark.long
-def test_the_next_bench_mentions_it_once(egmctl: RunEgmctl, env: dict[str, str | None], folder: Path) -> None:
-    content = whole_journal(egmctl, env, folder)
-    (path,) = earlier(folder)
-    path.write_bytes(with_state(content[:-20_000]))
+def test_the_next_bench_mentions_it_once(
+    egmctl: RunEgmctl, env: dict[str, str | None], folder: Path, whole: Path
+) -> None:
+    folder.mkdir(parents=True)
+    path = folder / whole.name
+    path.write_bytes(with_state(whole.read_bytes()[:-20_000]))
     ending = load_journal(path).ending
     sentence = f"egmctl: an earlier bench {ending}; 'egmctl show {path}' shows its results\n"
     assert egmctl(*BENCH, env=env).err == sentence
