@@ -21,8 +21,8 @@ from egmctl.units import printable, several, shortened
 
 _MOST_BYTES = FILE_LIMIT + (1 << 20)
 _MOST_ELEMENTS = 4_000_000
-"""Objects, lists and their members in the largest journal that is read. Ours have one in some 15 bytes; of the smallest
-ones Python makes 30 times the file's size in memory."""
+"""Lines, objects, lists and their members in the largest journal that is read. Ours have one in some 15 bytes; of the
+smallest ones Python makes 30 times the file's size in memory."""
 
 _MARK = f'"schema":"{events.JOURNAL_SCHEMA.partition("/")[0]}/'.encode()
 
@@ -90,7 +90,7 @@ def read(content: bytes, source: str, decode: Decode) -> Kept:
         If neither line that says what was to be measured is whole, if it is of another version, or if it is larger than
         any journal.
     """
-    if len(content) > _MOST_BYTES or sum(map(content.count, (b",", b"[", b"{"))) > _MOST_ELEMENTS:
+    if len(content) > _MOST_BYTES or sum(map(content.count, (b",", b"[", b"{", b"\n"))) > _MOST_ELEMENTS:
         raise UsageError(f"{source} is larger than any journal of egmctl")
     run = _Run()
     for entry in _entries(content, run):

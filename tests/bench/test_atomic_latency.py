@@ -12,10 +12,10 @@ from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import SUITES
 from egmctl.gpu.chase import COUNTERS_BYTES
 from egmctl.model.task import Engine
-from tests.bench.test_latency import SETTINGS, Bench, bench, shown
+from tests.bench.test_latency import SETTINGS, MeasureLatencies, measure, shown
 from tests.doctor.machines import shipped
 
-__all__ = ["bench"]
+__all__ = ["measure"]
 
 H200 = shipped("hgx-h200x4")
 ATOMICS = tuple(case for case in CASES if case.engine is Engine.ATOMIC_LATENCY)
@@ -50,8 +50,8 @@ def test_a_peer_without_native_atomics_is_waived_with_the_attribute() -> None:
     assert {planned.waiver for planned in made.tasks if planned.case != NAMES[1]} == {None}
 
 
-def test_every_kind_is_measured_and_verified_and_all_is_given_back(bench: Bench) -> None:
-    run = bench(*NAMES)
+def test_every_kind_is_measured_and_verified_and_all_is_given_back(measure: MeasureLatencies) -> None:
+    run = measure(*NAMES)
     assert run.code == 0, run.measurements
     assert {m["case"] for m in run.measurements} == set(NAMES)
     for m in run.measurements:
@@ -61,8 +61,8 @@ def test_every_kind_is_measured_and_verified_and_all_is_given_back(bench: Bench)
     assert run.node.leaks() == []
 
 
-def test_the_additions_of_a_later_sample_go_on_from_those_of_the_first(bench: Bench) -> None:
-    run = bench(NAMES[0])
+def test_the_additions_of_a_later_sample_go_on_from_those_of_the_first(measure: MeasureLatencies) -> None:
+    run = measure(NAMES[0])
     launches = [call for call in run.node.calls("cuLaunchKernel") if call.arguments["kernel"] == "add_in_turn"]
     firsts = [int(call.arguments["argument1"], 16) for call in launches]
     each = sum(int(launches[0].arguments[f"argument{place}"], 16) for place in (2, 3))
@@ -73,28 +73,13 @@ def test_the_additions_of_a_later_sample_go_on_from_those_of_the_first(bench: Be
 @pytest.mark.parametrize(
     ("case", "offset"), [(NAMES[0], 0), (NAMES[1], 8), (NAMES[2], 129), (NAMES[3], FLAG_BYTES - 1)]
 )
-def test_a_byte_that_is_damaged_is_found_wherever_it_is(bench: Bench, case: str, offset: int) -> None:
-    run = bench(case, faults=f"cuLaunchKernel@1=corrupt:{offset}")
+def test_a_byte_that_is_damaged_is_found_wherever_it_is(measure: MeasureLatencies, case: str, offset: int) -> None:
+    run = measure(case, faults=f"cuLaunchKernel@1=corrupt:{offset}")
     assert run.code == 1
     (bad,) = (m for m in run.measurements if m["status"] == "corrupt")
     assert bad["reason"] == (
         f"sample 0: additions were lost or answered wrongly; the first wrong counter is at offset {offset // 8 * 8}"
     )
-
-
-CALLS = ("cuMemAlloc@1", "cuMemAlloc@3", "cuMemsetD32Async@1", "cuLaunchKernel@1", "cuMemcpyAsync@1", "cuMemcpyAsync@2")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("call", CALLS)
-def test_each_driver_call_that_fails_is_named_and_all_is_given_back(bench: Bench, call: str) -> None:
-    run = bench(NAMES[1], NAMES[2], faults=f"{call}=error:719")
-    assert run.code == 4
-    name = call.partition("@")[0]
-    failed = [m for m in run.measurements if m["status"] == "failed"]
-    assert failed
-    assert all(f"{name} failed: CUDA_ERROR_LAUNCH_FAILED (719)" in m["reason"] for m in failed)
-    assert run.node.leaks() == []
 
 
 def test_the_table_says_what_was_timed() -> None:

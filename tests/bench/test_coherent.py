@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from egmctl.bench.engines import cpu
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import SUITES, select_cases
 from egmctl.model.finding import WaiverKind
 from egmctl.model.listing import PlannedTask
-from egmctl.model.measurement import Placement, Settings, Status
+from egmctl.model.measurement import Placement, Status
 from egmctl.model.task import Task
 from egmctl.report.route_words import route_words
 from egmctl.units import MIB
 from egmctl.verdict.yardsticks import not_judged
-from tests.bench.test_cpu import Memory, StubRig, here
-from tests.bench.test_run import FEW, Bench, bench
+from tests.bench.conftest import FEW, Bench, cases
+from tests.bench.test_cpu import SETTINGS, here, measured
 from tests.doctor.machines import shipped
 
-__all__ = ["bench", "here"]
+__all__ = ["here"]
 
 CASES = ("gpu_numa_read_cpu", "gpu_numa_write_cpu")
-SETTINGS = Settings(size_bytes=MIB, copies=2, samples=2, timeout_s=1)
 
 
 def planned(machine: str, case: str = CASES[0]) -> tuple[PlannedTask, ...]:
@@ -59,17 +55,6 @@ class TestPlan:
         assert [name for name, suite in SUITES.items() if suite.has(case)] == ["full", "host"]
 
 
-class Rig(StubRig):
-    """A worker whose one buffer is memory of this process, of which the kernel says where it is."""
-
-    def __init__(self, placements: Sequence[Placement]) -> None:
-        super().__init__(Memory())
-        self._placements = tuple(placements)
-
-    def placements(self, _buffers: object) -> Any:
-        return self._placements
-
-
 def placed(*, right: bool | None) -> Placement:
     return Placement(label="GPU0", proof="move_pages", detail="of one page in each 2 MiB: 1 on node 4", right=right)
 
@@ -85,10 +70,9 @@ class TestMeasurement:
         return replace(first, size_bytes=MIB)
 
     def test_memory_that_is_the_gpus_is_measured_and_never_judged(self, task: Task) -> None:
-        worker: Any = Rig([placed(right=True)])
-        (found,) = cpu.measure(cpu.Passes, worker, [task], SETTINGS)
+        found = measured(task, placed(right=True))
         assert found.status is Status.OK
-        assert len(found.samples) == 2
+        assert len(found.samples) == 3
         assert not_judged(found) == "CPU threads are a lower bound"
 
     @pytest.mark.parametrize(
@@ -102,8 +86,7 @@ class TestMeasurement:
     def test_memory_that_may_lie_elsewhere_is_not_called_the_gpus(
         self, task: Task, placements: list[Placement], reason: str
     ) -> None:
-        worker: Any = Rig(placements)
-        (found,) = cpu.measure(cpu.Passes, worker, [task], SETTINGS)
+        found = measured(task, *placements)
         assert found.status is Status.WAIVED
         assert found.waivers[0].kind is WaiverKind.NO_NUMA_MEMORY
         assert found.reason == reason
@@ -111,6 +94,6 @@ class TestMeasurement:
 
 
 def test_on_a_fake_node_nothing_shows_where_pages_are_and_all_is_given_back(bench: Bench) -> None:
-    found = bench("bench", "--numa", "0", "--gpus", "0", *FEW, *(word for case in CASES for word in ("--case", case)))
+    found = bench("bench", "--numa", "0", "--gpus", "0", *FEW, *cases(*CASES))
     assert set(found.statuses()) == {"waived"}
     assert found.node.leaks() == []

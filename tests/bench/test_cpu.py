@@ -12,7 +12,7 @@ from egmctl.bench.engines import cpu
 from egmctl.bench.processes.context import Stopwatch
 from egmctl.facts.host import THREADS_LIMIT, NoCpus, cpus_of
 from egmctl.gpu.cpu_threads import CpuThreads, words_of
-from egmctl.model.measurement import Settings, Status, Verification
+from egmctl.model.measurement import Measurement, Placement, Settings, Status, Verification
 from egmctl.model.route import MemoryKind, Route
 from egmctl.model.task import Endpoint, Engine, Flow, Pattern, Quantity, Task
 from tests.facts.sysroot import Tree
@@ -31,17 +31,29 @@ class Memory:
 
 
 class StubRig:
-    """A worker whose one buffer is memory of this process."""
+    """A worker whose one buffer is memory of this process, of which the kernel says where it is."""
 
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
+    def __init__(self, memory: Memory, *placements: Placement) -> None:
+        self._memory, self._placements = memory, placements
         self.stopwatch = Stopwatch()
 
     def destination(self, _buffer: object) -> Memory:
         return self._memory
 
-    def placements(self, _buffers: object) -> tuple[()]:
-        return ()
+    def placements(self, _buffers: object) -> tuple[Placement, ...]:
+        return self._placements
+
+    def new_seed(self) -> int:
+        return 7
+
+
+def measured(
+    task: Task, *placements: Placement, memory: Memory | None = None, how: type[cpu.Passes | cpu.Walks] = cpu.Passes
+) -> Measurement:
+    """Measure a task on memory of this process."""
+    worker: Any = StubRig(memory or Memory(), *placements)
+    (found,) = cpu.measure(how, worker, [task], SETTINGS)
+    return found
 
 
 @pytest.fixture
@@ -91,8 +103,7 @@ def test_every_word_is_written_and_summed(threads: CpuThreads) -> None:
 class TestMeasurement:
     @pytest.mark.parametrize(("source", "destination"), [(NODE, CPUS), (CPUS, NODE)], ids=["read", "write"])
     def test_a_sample_is_so_many_passes_over_the_memory(self, source: Endpoint, destination: Endpoint) -> None:
-        worker: Any = StubRig(Memory())
-        (found,) = cpu.measure(cpu.Passes, worker, [task(source, destination)], SETTINGS)
+        found = measured(task(source, destination))
         assert (found.status, found.verification) == (Status.OK, Verification.CHECKSUM_EVERY_SAMPLE)
         assert len(found.samples) == 3
         for sample in found.samples:
@@ -108,8 +119,7 @@ class TestMeasurement:
             return elapsed_ms
 
         monkeypatch.setattr(CpuThreads, "write", damaging)
-        worker: Any = StubRig(memory)
-        (found,) = cpu.measure(cpu.Passes, worker, [task(CPUS, NODE)], SETTINGS)
+        found = measured(task(CPUS, NODE), memory=memory)
         assert found.status is Status.CORRUPT
         assert found.mismatch is not None
         assert (found.mismatch.sample, found.mismatch.words, found.mismatch.first_offset_bytes) == (0, 1, 8 * 77)
@@ -117,16 +127,14 @@ class TestMeasurement:
 
     def test_a_node_whose_cpus_are_not_allowed_is_waived(self) -> None:
         elsewhere = Endpoint(memory=MemoryKind.REGISTERS, label="CPU1", numa_node=1)
-        worker: Any = StubRig(Memory())
-        (found,) = cpu.measure(cpu.Passes, worker, [task(NODE, elsewhere)], SETTINGS)
+        found = measured(task(NODE, elsewhere))
         assert found.status is Status.WAIVED
         assert found.reason == "this process may run on none of the CPUs of NUMA node 1"
 
     def test_the_threads_are_bound_to_the_nodes_cpus_and_the_caller_stays_free(self) -> None:
         before = os.sched_getaffinity(0)
         assert set(cpus_of(0)) <= before
-        worker: Any = StubRig(Memory())
-        cpu.measure(cpu.Passes, worker, [task(NODE, CPUS)], SETTINGS)
+        measured(task(NODE, CPUS))
         assert os.sched_getaffinity(0) == before
 
 

@@ -7,24 +7,22 @@ from typing import Any
 
 import pytest
 
-from egmctl.bench.engines.cpu import Walks, measure
+from egmctl.bench.engines.cpu import Walks
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import SUITES, select_cases
 from egmctl.gpu.cpu_threads import CODE, CpuWalk, words_of
 from egmctl.model.finding import WaiverKind
-from egmctl.model.measurement import Settings, Status, Verification
+from egmctl.model.measurement import Status, Verification
 from egmctl.model.task import Task
 from egmctl.report.kinds import Format, render
-from egmctl.units import MIB
-from tests.bench.test_cpu import Memory, StubRig, here
-from tests.bench.test_run import FEW, Bench, bench
+from tests.bench.conftest import FEW, Bench
+from tests.bench.test_cpu import SETTINGS, Memory, here, measured
 from tests.doctor.machines import shipped
 from tests.report.runs import run
 
-__all__ = ["bench", "here"]
+__all__ = ["here"]
 
 CASE = "cpu_latency_host_numa"
-SETTINGS = Settings(size_bytes=MIB, copies=2, samples=2, timeout_s=1)
 STRIDE = 128
 
 
@@ -36,13 +34,6 @@ def task() -> Task:
 @pytest.fixture
 def memory() -> Any:
     return Memory(1 << 20)
-
-
-class Rig(StubRig):
-    """A worker that has seeds too."""
-
-    def new_seed(self) -> int:
-        return 7
 
 
 class TestWalk:
@@ -93,8 +84,7 @@ class TestWalk:
 @pytest.mark.usefixtures("here")
 class TestMeasurement:
     def test_a_sample_is_so_many_loads(self, memory: Any) -> None:
-        worker: Any = Rig(memory)
-        (found,) = measure(Walks, worker, [task()], SETTINGS)
+        found = measured(task(), memory=memory, how=Walks)
         assert found.status in (Status.OK, Status.UNSTABLE), found.reason
         assert found.verification is Verification.WALK_EVERY_SAMPLE
         assert found.chase is not None
@@ -109,15 +99,13 @@ class TestMeasurement:
             return whole(self, loads)
 
         monkeypatch.setattr(CpuWalk, "walk", damaging)
-        worker: Any = Rig(memory)
-        (found,) = measure(Walks, worker, [task()], SETTINGS)
+        found = measured(task(), memory=memory, how=Walks)
         assert found.status is Status.CORRUPT
         assert "the pointer chase ended at the wrong offset" in (found.reason or "")
 
     def test_where_code_cannot_be_mapped_it_is_waived(self, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-        worker: Any = Rig(memory)
-        (found,) = measure(Walks, worker, [task()], SETTINGS)
+        found = measured(task(), memory=memory, how=Walks)
         assert found.status is Status.WAIVED
         assert found.waivers[0].kind is WaiverKind.UNSUPPORTED_ENGINE
 

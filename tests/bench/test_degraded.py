@@ -22,6 +22,7 @@ from egmctl.report.route_words import route_words
 from egmctl.report.views.bench_answer import answer
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
+from tests.bench.conftest import FEW
 from tests.bench.reports import report
 from tests.doctor.cgroups import denying_v2
 from tests.doctor.machines import patched, shipped, with_gpu_denied
@@ -143,7 +144,7 @@ def bench(node: Node, faults: str = "") -> tuple[int, list[dict[str, Any]], list
     """Run it where the cgroup denies both GPUs of the second CPU; return the measurements and the causes."""
     cases = (word for name in (NUMA, PINNED) for word in ("--case", name))
     with denying_v2(2, 3) as cgroup:
-        options = ("bench", "--gpus", "0-1", "--size", "1M", "--samples", "2", "--json", *cases)
+        options = ("bench", "--gpus", "0-1", *FEW, "--json", *cases)
         code, out = node.run(*options, before=cgroup.join, faults=faults)
     result = json.loads(out)["result"]
     return code, result["measurements"], result["causes"]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from egmctl.bench.case import Processes
-from egmctl.bench.suites import CASES
+from egmctl.bench.case import End, Processes
+from egmctl.bench.engine import ENGINES
+from egmctl.bench.engines import engine_for
+from egmctl.bench.suites import CASES, FABRIC_CASES
 from egmctl.model.measurement import Verification
 from egmctl.model.route import MemoryKind
 from egmctl.model.task import Engine, Quantity
-from tests.bench.test_run import FEW, Bench, bench
-
-__all__ = ["bench"]
+from tests.bench.conftest import FEW, Bench, cases
 
 BANDWIDTHS = [
     case.name
@@ -30,11 +30,11 @@ NODE = ("bench", "--numa", "1", "--gpus", "1-3", *FEW)
 @pytest.mark.parametrize("family", sorted({case.family for case in CASES if case.name in BANDWIDTHS}))
 def test_every_bandwidth_is_measured_and_verified_and_everything_given_back(bench: Bench, family: str) -> None:
     names = [case.name for case in CASES if case.family == family and case.name in BANDWIDTHS]
-    run = bench(*NODE, *(word for name in names for word in ("--case", name)))
+    run = bench(*NODE, *cases(*names))
     assert run.code == 0, run.reasons()
     assert set(run.statuses()) == {"ok"}
-    assert {m["case"] for m in run.result["measurements"]} == set(names)
-    for m in run.result["measurements"]:
+    assert {m["case"] for m in run.measurements} == set(names)
+    for m in run.measurements:
         reading = m["engine"] == Engine.SM_READ
         assert m["verification"] == (Verification.CHECKSUM_EVERY_SAMPLE if reading else Verification.GPU_EVERY_SAMPLE)
         assert len(m["flows_gb_s"]) == len(m["flows"]) == len(m["seeds"])
@@ -46,36 +46,23 @@ def test_every_bandwidth_is_measured_and_verified_and_everything_given_back(benc
     assert run.node.leaks() == []
 
 
-OTHER_MEMORY = (
-    *("--case", "host_numa_pool_to_device_memcpy_ce", "--case", "device_to_registered_memcpy_ce"),
-    *("--case", "device_to_device_read_sm"),
-)
-STREAMS = ("--sweep", "streams", "--case", "host_numa_to_device_memcpy_ce")
+ALL_CASES = (*CASES, *FABRIC_CASES)
 
 
-@pytest.mark.parametrize(("call", "options"), [("cuMemPoolTrimTo", OTHER_MEMORY), ("cuStreamWaitEvent", STREAMS)])
-def test_each_call_for_other_memory_and_streams_that_fails_is_named_and_all_else_given_back(
-    bench: Bench, call: str, options: tuple[str, ...]
-) -> None:
-    run = bench("bench", "--numa", "1", "--gpus", "0-1", *FEW, *options, faults=f"{call}@1=error:719")
-    assert run.node.calls(call), "the call is made"
-    said = " ".join([*run.reasons(), *run.result["problems"]])
-    assert f"{call} failed: CUDA_ERROR_LAUNCH_FAILED (719)" in said
-    assert run.code == 4
-    assert run.node.leaks() == []
+@pytest.mark.parametrize("engine", Engine)
+def test_every_engine_is_there_and_says_what_it_counts_if_it_measures_a_bandwidth(engine: Engine) -> None:
+    assert ENGINES[engine].caption
+    assert callable(engine_for(engine))
+    bandwidths = [case.name for case in ALL_CASES if case.engine is engine and case.quantity is Quantity.BANDWIDTH]
+    assert bool(ENGINES[engine].counted) == bool(bandwidths)
 
 
-@pytest.mark.long
-def test_a_byte_that_a_kernel_damages_is_found_in_every_way_of_moving(bench: Bench) -> None:
-    for case, fault in (
-        ("device_to_device_memcpy_write_sm", "cuLaunchKernel@4=corrupt:100"),
-        ("device_to_device_bulk_write", "cuLaunchKernel@4=corrupt:100"),
-        ("device_to_device_atomic_add", "cuLaunchKernel@3=corrupt:100"),
-        ("device_to_device_read_sm", "cuLaunchKernel@4=corrupt:1"),
-        ("device_to_device_write_sm", "cuLaunchKernel@3=corrupt:100"),
-    ):
-        run = bench("bench", "--numa", "1", "--gpus", "0-1", *FEW, "--case", case, faults=fault)
-        kernels = [call.arguments["kernel"] for call in run.worker_calls() if call.name == "cuLaunchKernel"]
-        corrupt = [m for m in run.result["measurements"] if m["status"] == "corrupt"]
-        assert run.code == 1, kernels[:12]
-        assert len(corrupt) == 1, kernels[:12]
+def test_every_case_says_what_it_does() -> None:
+    assert all(case.description for case in ALL_CASES)
+
+
+def test_the_cases_have_memory_where_their_engine_moves_bytes() -> None:
+    for case in ALL_CASES:
+        if carries := ENGINES[case.engine].carries:
+            kinds = {End.SOURCE: case.source, End.DESTINATION: case.destination}
+            assert {end for end, kind in kinds.items() if kind is not MemoryKind.REGISTERS} == carries, case.name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from egmctl.bench.evidence import LinkCounters, Watch
 from egmctl.bench.evidence import route as route_of
 from egmctl.gpu.telemetry import State, Telemetry, Traffic
-from egmctl.model.measurement import LinkProof
+from egmctl.model.measurement import LinkEvidence, LinkProof
 from egmctl.model.route import Carrier, Egm, Hop, LinkKind, MemoryKind, Route
 from egmctl.model.task import Endpoint, Engine, Flow, Pattern, Quantity, Task
 from tests.bench.routes import C2C, PCIE, PHB, SMP, nv, over, to_host
@@ -50,6 +50,13 @@ P2P = flow(gpu(A), gpu(B), over(nv(18)))
 MOVED = 3 * 2 * SIZE
 
 
+def evidence(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidence:
+    """Return what the counters of the GPUs tell of a task's route."""
+    found = route_of(task, samples, rises)
+    assert found is not None
+    return found
+
+
 class TestRoute:
     """Three samples of two copies."""
 
@@ -59,8 +66,7 @@ class TestRoute:
         ids=["push", "pull"],
     )
     def test_nvlink_that_counts_what_was_moved_is_proven(self, initiator: str, seen: dict[str, Traffic]) -> None:
-        found = route_of(task(flow(gpu(A), gpu(B), over(nv(18)), initiator)), 3, seen)
-        assert found is not None
+        found = evidence(task(flow(gpu(A), gpu(B), over(nv(18)), initiator)), 3, seen)
         assert (found.link, found.verdict) == ("nvlink", LinkProof.PROVEN)
         assert (found.expected_bytes, found.carried_bytes) == (MOVED, MOVED)
 
@@ -75,30 +81,24 @@ class TestRoute:
     def test_from_egm_to_egm_the_nvlinks_between_tell(self, hops: tuple[Hop, ...], seen: Traffic) -> None:
         one, other = NODE, replace(NODE, label="NUMA1", numa_node=1)
         through = flow(one, other, to_host(*hops, egm=Egm.YES))
-        found = route_of(task(through), 3, {A: seen})
-        assert found is not None
+        found = evidence(task(through), 3, {A: seen})
         assert (found.link, found.verdict, found.carried_bytes) == ("nvlink", LinkProof.PROVEN, MOVED)
-        still = route_of(task(through), 3, {A: Traffic({"nvlink": 0, "pcie": 0}, {"nvlink": 0, "pcie": 0})})
-        assert still is not None
+        still = evidence(task(through), 3, {A: Traffic({"nvlink": 0, "pcie": 0}, {"nvlink": 0, "pcie": 0})})
         assert still.verdict is LinkProof.REFUTED
 
     def test_a_gpu_that_only_reads_receives_and_one_that_only_writes_sends(self) -> None:
         registers = Endpoint(memory=MemoryKind.REGISTERS, label="GPU0", bus_id=A)
         seen = {A: Traffic({"nvlink": 0}, {"nvlink": MOVED})}
-        read = route_of(task(flow(gpu(B), registers, over(nv(18)))), 3, seen)
-        write = route_of(task(flow(registers, gpu(B), over(nv(18)))), 3, seen)
-        assert read is not None
-        assert write is not None
+        read = evidence(task(flow(gpu(B), registers, over(nv(18)))), 3, seen)
+        write = evidence(task(flow(registers, gpu(B), over(nv(18)))), 3, seen)
         assert (read.verdict, write.verdict) == (LinkProof.PROVEN, LinkProof.REFUTED)
 
     def test_nvlink_that_stood_still_is_refuted(self) -> None:
-        found = route_of(task(P2P), 3, {A: Traffic({"nvlink": 4096}, {"nvlink": MOVED})})
-        assert found is not None
+        found = evidence(task(P2P), 3, {A: Traffic({"nvlink": 4096}, {"nvlink": MOVED})})
         assert found.verdict is LinkProof.REFUTED
 
     def test_without_counters_nothing_is_known(self) -> None:
-        found = route_of(task(P2P), 3, {B: Traffic({"nvlink": MOVED})})
-        assert found is not None
+        found = evidence(task(P2P), 3, {B: Traffic({"nvlink": MOVED})})
         assert (found.verdict, found.carried_bytes) == (LinkProof.UNKNOWN, None)
 
     @pytest.mark.parametrize(
@@ -107,15 +107,13 @@ class TestRoute:
     def test_c2c_has_no_counter_so_the_other_kinds_of_links_tell(self, pcie: int | None, verdict: LinkProof) -> None:
         egm = flow(NODE, gpu(A), to_host(C2C, egm=Egm.YES))
         received = {"nvlink": 0} | ({} if pcie is None else {"pcie": pcie})
-        found = route_of(task(egm), 3, {A: Traffic({}, received)})
-        assert found is not None
+        found = evidence(task(egm), 3, {A: Traffic({}, received)})
         assert (found.link, found.verdict) == ("c2c", verdict)
 
     def test_egm_of_the_other_gpu_of_a_cpu_goes_over_nvlink_and_is_no_misroute(self) -> None:
         seen = {A: Traffic({}, {"nvlink": MOVED, "pcie": 0})}
         for egm, link, verdict in ((Egm.YES, "nvlink", LinkProof.PROVEN), (Egm.NO, "c2c", LinkProof.REFUTED)):
-            found = route_of(task(flow(NODE, gpu(A), to_host(C2C, egm=egm))), 3, seen)
-            assert found is not None
+            found = evidence(task(flow(NODE, gpu(A), to_host(C2C, egm=egm))), 3, seen)
             assert (found.link, found.verdict) == (link, verdict)
 
     @pytest.mark.parametrize(
@@ -133,23 +131,19 @@ class TestRoute:
     ) -> None:
         by_other = replace(NODE, label="NUMA0 (by GPUB)", allocated_by=B, allocated_by_label="GPUB")
         read = flow(by_other, gpu(A), to_host(nv(18), C2C, egm=Egm.YES))
-        found = route_of(task(read), 3, {A: Traffic({}, received)})
-        assert found is not None
+        found = evidence(task(read), 3, {A: Traffic({}, received)})
         assert (found.link, found.verdict) == (link, verdict)
 
     def test_host_memory_counts_at_the_gpu_in_the_direction_of_the_bytes(self) -> None:
         seen = {A: Traffic({"pcie": MOVED}, {"pcie": 5})}
-        there = route_of(task(flow(gpu(A), NODE, to_host(PCIE))), 3, seen)
-        back = route_of(task(flow(NODE, gpu(A), to_host(PCIE))), 3, seen)
-        assert there is not None
-        assert back is not None
+        there = evidence(task(flow(gpu(A), NODE, to_host(PCIE))), 3, seen)
+        back = evidence(task(flow(NODE, gpu(A), to_host(PCIE))), 3, seen)
         assert (there.verdict, back.verdict) == (LinkProof.PROVEN, LinkProof.REFUTED)
 
     def test_both_directions_add_up(self) -> None:
         back = flow(gpu(B), gpu(A), over(nv(18)), initiator=B)
         seen = {bus_id: Traffic({"nvlink": MOVED}, {"nvlink": MOVED}) for bus_id in (A, B)}
-        found = route_of(task(P2P, back), 3, seen)
-        assert found is not None
+        found = evidence(task(P2P, back), 3, seen)
         assert (found.expected_bytes, found.verdict) == (2 * MOVED, LinkProof.PROVEN)
 
     def test_nothing_is_said_of_what_leaves_no_gpu_or_is_too_little(self) -> None:

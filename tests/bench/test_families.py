@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.bench.test_run import Bench, Run
-
-pytest_plugins = ["tests.bench.test_run"]
+from tests.bench.conftest import Bench, Run
 
 CASES = ("host_numa_pool_to_device_memcpy_ce", "registered_to_device_memcpy_ce")
 OPTIONS = ("--numa", "0", "--gpus", "0", "--size", "64K", "--samples", "1", "--copies", "1")

@@ -7,9 +7,7 @@ import math
 import pytest
 
 from egmctl.gpu.context import ImpossibleTime, possible_ms
-from tests.bench.test_run import FEW, Bench, bench
-
-__all__ = ["bench"]
+from tests.bench.conftest import FEW, Bench
 
 PAIR = ("bench", "--numa", "1", "--gpus", "0-1", *FEW, "--case", "device_to_device_memcpy_write_ce")
 
@@ -18,7 +16,7 @@ PAIR = ("bench", "--numa", "1", "--gpus", "0-1", *FEW, "--case", "device_to_devi
 @pytest.mark.parametrize("answer", ["-1", "0", "1e-38", "nan", "inf", "1e9"])
 def test_what_the_driver_says_in_place_of_a_time_is_a_failure_that_names_the_call(bench: Bench, answer: str) -> None:
     run = bench(*PAIR, faults=f"cuEventElapsedTime@1=answer:{answer}")
-    failed = [m for m in run.result["measurements"] if m["status"] == "failed"]
+    failed = [m for m in run.measurements if m["status"] == "failed"]
     assert failed
     for measurement in failed:
         assert measurement["last_call"] == "cuEventElapsedTime"
@@ -30,7 +28,7 @@ def test_what_the_driver_says_in_place_of_a_time_is_a_failure_that_names_the_cal
 
 def test_between_processes_too(bench: Bench) -> None:
     run = bench(*PAIR[:-1], "ipc_posix_fd_device_write_ce", faults="cuEventElapsedTime@1=answer:-1")
-    failed = [m for m in run.result["measurements"] if m["status"] == "failed" and m["failed_rank"] is not None]
+    failed = [m for m in run.measurements if m["status"] == "failed" and m["failed_rank"] is not None]
     assert failed
     assert {m["last_call"] for m in failed} == {"cuEventElapsedTime"}
 

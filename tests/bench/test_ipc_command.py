@@ -20,11 +20,7 @@ from tests.fake.plugin import MakeFakeNode
 from tests.launch.start import is_alive, wait_until
 
 SCHEMA = json.loads((ROOT / "docs/schemas/bench.schema.json").read_text())
-CASES = tuple(
-    word
-    for name in ("ipc_posix_fd_device_write_ce", "ipc_socket_round_trip", "ipc_legacy_device_life_cycle")
-    for word in ("--case", name)
-)
+CASES = ("--case", "ipc_posix_fd_device_write_ce", "--case", "ipc_socket_round_trip")
 SMALL = ("bench", "--gpus", "0-1", "--numa", "1", "--size", "1M", "--samples", "2", "--copies", "2", *CASES)
 
 
@@ -39,13 +35,11 @@ def run(egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path_factory: pytest.Tem
     return folder
 
 
-def test_text_has_the_ratio_the_round_trips_and_the_stages(run: Path) -> None:
+def test_text_has_the_ratio_and_the_round_trips(run: Path) -> None:
     text = (run / "run.txt").read_text()
     assert "Between processes, beside the same path within one" in text
     assert "round trip of a message over a socket GPU(row) <-> GPU(column) (ns, p50)" in text
-    assert "Life of 64 MiB of shared memory, stage by stage (us)" in text
-    for word in ("allocate", "export", "transfer", "open", "first-touch", "close", "free", "ratio"):
-        assert word in text
+    assert "ratio" in text
 
 
 def test_json_fits_its_schema_and_names_the_ranks(run: Path) -> None:
@@ -67,9 +61,6 @@ def test_csv_says_who_opened_what_and_how(run: Path) -> None:
         ("posix-fd", "1", "0", "1"),
     ]
     assert all(float(row["in_process"]) > 0 for row in copies)
-    lives = [row for row in rows if row["case"] == "ipc_legacy_device_life_cycle"]
-    assert {row["stage_name"] for row in lives} >= {"allocate", "export", "transfer", "open", "close", "free"}
-    assert all(float(row["stage_ms_median"]) > 0 for row in lives)
 
 
 @pytest.mark.long
@@ -102,7 +93,7 @@ def test_list_and_dry_run_start_nothing(egmctl: RunEgmctl, fake_node: MakeFakeNo
 
 @pytest.mark.long
 def test_a_soak_measures_in_both_kinds_of_processes_again_and_again(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-    ended = egmctl(*SMALL[:-2], "--duration", "6", "--json", env=fake_node("gb200-tray").environment(), timeout_s=280)
+    ended = egmctl(*SMALL, "--duration", "1", "--json", env=fake_node("gb200-tray").environment(), timeout_s=280)
     result = json.loads(ended.out)["result"]
     assert ended.code == 0, result["problems"]
     assert {m["status"] for m in result["measurements"]} <= {"ok", "unstable"}

@@ -32,8 +32,10 @@ from egmctl.saved import load_journal
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import load
-from tests.bench.test_supervisor import MACHINE, ROOT, TARGET, plan
+from tests.bench.test_supervisor import MACHINE, TARGET, fast_children, plan
 from tests.verdict.runs import H2D, H200, WRITE, run
+
+__all__ = ["fast_children"]
 
 BUS = (H200.gpus or ())[2].bus_id.removesuffix(".0")
 OFF_THE_BUS = f"NVRM: Xid (PCI:{BUS}): 79, GPU has fallen off the bus."
@@ -54,8 +56,8 @@ def kmsg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def supervised(kmsg: Path, journal: Recorder = forget, messages: dict[int, str] | None = None) -> RunReport:
-    """Run the worker of the supervisor's tests, and log what is to be logged when so many steps have begun."""
+def supervised(kmsg: Path, journal: Recorder = forget, messages: dict[int, str] | None = None) -> KernelMessages:
+    """Run the worker of the supervisor's tests, and log something when so many steps have begun; return what it saw."""
     begun = 0
 
     def on_progress(_part: float, task: Task | None) -> None:
@@ -65,24 +67,24 @@ def supervised(kmsg: Path, journal: Recorder = forget, messages: dict[int, str] 
             with kmsg.open("a") as file:
                 file.write(record(message))
 
-    return supervise(plan(), MACHINE, on_progress=on_progress, target=TARGET, recorder=journal)
+    report = supervise(plan(), MACHINE, on_progress=on_progress, target=TARGET, recorder=journal)
+    assert report.kernel_messages is not None
+    return report.kernel_messages
 
 
 @pytest.mark.processes
 class TestWhileItRuns:
     @pytest.fixture(autouse=True)
-    def _steered(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    def _without_fault(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("EGMCTL_TEST_FAULT", "")
 
     def test_what_comes_is_in_the_result_and_in_the_journal_where_it_came(self, kmsg: Path, tmp_path: Path) -> None:
         journal = Journal([tmp_path], part_redactor(None))
-        report = supervised(kmsg, journal, {3: OFF_THE_BUS})
+        messages = supervised(kmsg, journal, {3: OFF_THE_BUS})
         journal.end(0)
-        assert report.kernel_messages is not None
-        (logged,) = report.kernel_messages.events
-        assert (logged.number, report.kernel_messages.unread) == (79, None)
-        assert report.kernel_messages.began_s < logged.time_s < report.kernel_messages.ended_s
+        (logged,) = messages.events
+        assert (logged.number, messages.unread) == (79, None)
+        assert messages.began_s < logged.time_s < messages.ended_s
         assert journal.path is not None
         kinds = [json.loads(line)["event"] for line in journal.path.read_text().splitlines()]
         place = kinds.index("kernel")
@@ -90,24 +92,21 @@ class TestWhileItRuns:
         assert kinds[place + 1] == "step", "and was on disk before it"
         read = load_journal(journal.path).report.kernel_messages
         assert read is not None
-        assert read.events == report.kernel_messages.events
+        assert read.events == messages.events
 
     def test_what_was_there_before_is_not_its_own(self, kmsg: Path) -> None:
-        report = supervised(kmsg)
-        assert report.kernel_messages is not None
-        assert report.kernel_messages.events == ()
+        messages = supervised(kmsg)
+        assert messages.events == ()
 
     def test_a_crash_asks_the_log_before_it_is_blamed(self, kmsg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("EGMCTL_TEST_FAULT", "7:crash")
-        report = supervised(kmsg, forget, {8: OFF_THE_BUS})
-        assert report.kernel_messages is not None
-        assert len(report.kernel_messages.events) == 1
+        messages = supervised(kmsg, forget, {8: OFF_THE_BUS})
+        assert len(messages.events) == 1
 
     def test_a_log_that_cannot_be_read_is_unknown_with_the_reason(self, kmsg: Path) -> None:
         kmsg.unlink()
-        report = supervised(kmsg)
-        assert report.kernel_messages is not None
-        assert report.kernel_messages.unread == Unread(reason=Reason.NOT_PRESENT, detail="/dev/kmsg: ENOENT")
+        messages = supervised(kmsg)
+        assert messages.unread == Unread(reason=Reason.NOT_PRESENT, detail="/dev/kmsg: ENOENT")
 
 
 def test_asking_costs_next_to_nothing(kmsg: Path) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
 
-import jsonschema
 import pytest
 
 from egmctl.bench.buffers import assign
@@ -26,11 +23,9 @@ from egmctl.model.task import Point, Quantity
 from egmctl.report.render.text import WIDTH
 from egmctl.report.views.bench_series import knee
 from egmctl.units import GIB, MIB
-from tests.bench.test_run import SCHEMA
-from tests.conftest import RunEgmctl
+from tests.bench.conftest import Bench, Run, cases
+from tests.bench.test_faults import small_caches
 from tests.doctor.machines import shipped
-from tests.fake.node import FakeNode
-from tests.fake.plugin import MakeFakeNode
 from tests.report.texts import matrices_text
 
 SETTINGS = Settings(size_bytes=512 * MIB, copies=16, samples=3, timeout_s=60)
@@ -142,35 +137,16 @@ class TestPlan:
         assert sorted(FOOTPRINTS_LOCAL) == list(FOOTPRINTS_LOCAL)
 
 
-class Run(NamedTuple):
-    """How a bench of latencies on a fake node ended."""
-
-    code: int
-    measurements: list[dict[str, Any]]
-    node: FakeNode
-
-
-Bench = Callable[..., Run]
+MeasureLatencies = Callable[..., Run]
 
 
 @pytest.fixture
-def bench(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> Bench:
+def measure(bench: Bench) -> MeasureLatencies:
     """Measure latencies between two GPUs and with a node of a fake GB200 with small caches."""
-    gpus = tuple(
-        replace(gpu, cuda=replace(gpu.cuda, attributes={**gpu.cuda.attributes, "L2_CACHE_SIZE": MIB}))
-        for gpu in GB200.gpus or ()
-        if gpu.cuda is not None
-    )
 
-    def run(*cases: str, faults: str = "", env: dict[str, str] | None = None) -> Run:
-        node = fake_node(replace(GB200, gpus=gpus))
-        chosen = [word for case in cases for word in ("--case", case)]
-        arguments = ("bench", "--gpus", "0-1", "--numa", "0", "--samples", "2", "--json", *chosen)
-        ended = egmctl(*arguments, env=node.environment(faults) | (env or {}))
-        document = json.loads(ended.out)
-        jsonschema.Draft202012Validator(SCHEMA).validate(document)
-        assert document["exit_code"] == ended.code
-        return Run(ended.code, document["result"]["measurements"], node)
+    def run(*names: str, faults: str = "") -> Run:
+        options = ("bench", "--gpus", "0-1", "--numa", "0", "--samples", "2")
+        return bench(*options, *cases(*names), machine=small_caches(), faults=faults)
 
     return run
 
@@ -188,8 +164,8 @@ KINDS = (
 
 
 class TestOnAFakeNode:
-    def test_every_kind_is_measured_and_all_is_given_back(self, bench: Bench) -> None:
-        run = bench(*KINDS)
+    def test_every_kind_is_measured_and_all_is_given_back(self, measure: MeasureLatencies) -> None:
+        run = measure(*KINDS)
         assert run.code == 0
         assert {m["case"] for m in run.measurements} == set(KINDS)
         for m in run.measurements:
@@ -206,9 +182,9 @@ class TestOnAFakeNode:
         assert run.node.leaks() == []
 
     def test_a_sample_of_nvbandwidth_s_definition_has_loads_enough_on_several_multiprocessors(
-        self, bench: Bench
+        self, measure: MeasureLatencies
     ) -> None:
-        run = bench("device_to_device_latency_sm")
+        run = measure("device_to_device_latency_sm")
         walks = [call for call in run.node.calls("cuLaunchKernel") if call.arguments["kernel"] == "chase"]
         timed = [call for call in walks if int(call.arguments["argument3"], 16) > 1]
         blocks = int(timed[0].arguments["grid"].split(",")[0])
@@ -219,29 +195,18 @@ class TestOnAFakeNode:
         assert len(launches) * loads >= LOADS
         assert max(launches) < blocks
 
-    def test_a_damaged_chain_is_corrupt(self, bench: Bench) -> None:
+    def test_a_damaged_chain_is_corrupt(self, measure: MeasureLatencies) -> None:
         # The second byte of the first line's link: it leads to another line, so the walk ends somewhere else.
-        run = bench("device_local_latency_cached", faults="cuLaunchKernel@1=corrupt:1")
+        run = measure("device_local_latency_cached", faults="cuLaunchKernel@1=corrupt:1")
         assert run.code == 1
         assert Counter(m["status"] for m in run.measurements) == {"corrupt": 1, "ok": 1}
         (bad,) = (m for m in run.measurements if m["status"] == "corrupt")
         assert "sample 0: the pointer chase ended at the wrong offset " in bad["reason"]
         assert "ended at the wrong offset" in bad["reason"]
 
-    @pytest.mark.long
-    @pytest.mark.parametrize("call", ["cuMemAlloc@3", "cuLaunchKernel@2", "cuMemsetD32Async@1", "cuMemcpyAsync@2"])
-    def test_a_driver_call_that_fails_is_named_and_all_is_given_back(self, bench: Bench, call: str) -> None:
-        run = bench("device_to_device_ping_pong_latency", "device_to_device_latency_cached", faults=f"{call}=error:719")
-        assert run.code == 4
-        name = call.partition("@")[0]
-        failed = [m for m in run.measurements if m["status"] == "failed"]
-        assert failed
-        assert all(f"{name} failed: CUDA_ERROR_LAUNCH_FAILED (719)" in m["reason"] for m in failed)
-        assert run.node.leaks() == []
-
     @pytest.mark.parametrize("call", ["cuMemAlloc@5", "cuLaunchKernel@1", "cuMemcpyAsync@1"])
-    def test_a_gpu_that_fails_does_not_cost_the_others_of_its_step(self, bench: Bench, call: str) -> None:
-        run = bench("device_local_latency_cached", faults=f"{call}=error:719")
+    def test_a_gpu_that_fails_does_not_cost_the_others_of_its_step(self, measure: MeasureLatencies, call: str) -> None:
+        run = measure("device_local_latency_cached", faults=f"{call}=error:719")
         assert Counter(m["status"] for m in run.measurements) == {"failed": 1, "ok": 1}
 
 

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from tests.bench.test_run import Bench, Run, bench
-from tests.bench.test_run_failures import STAYS
+from tests.bench.conftest import Bench, Run
 from tests.fake.node import load
-
-__all__ = ["bench"]
 
 CASE = ("--case", "host_numa_by_owner_to_device_memcpy_ce")
 TELLING = ("bench", "--size", "16M", "--samples", "2", "--copies", "4", *CASE)
@@ -29,7 +24,7 @@ def links(found: Run) -> dict[str, tuple[str, str]]:
     """Return for each path the link that carried the bytes, and how that is known."""
     routes: dict[str, Any] = {
         f"{flow['source']['label']} -> {flow['destination']['label']}": m["evidence"]["route"]
-        for m in found.result["measurements"]
+        for m in found.measurements
         for flow in m["flows"]
     }
     return {path: (route["link"], route["verdict"]) for path, route in routes.items()}
@@ -38,7 +33,7 @@ def links(found: Run) -> dict[str, tuple[str, str]]:
 def test_each_gpu_of_a_cpu_owns_what_was_allocated_under_it_and_serves_the_other_over_nvlink(bench: Bench) -> None:
     found = bench(*TELLING, "--numa", "0", "--gpus", "0-1", env=COUNTERS)
     assert (found.code, found.statuses()) == (0, ["ok"] * 4)
-    assert {m["verification"] for m in found.result["measurements"]} == {"gpu-every-sample"}
+    assert {m["verification"] for m in found.measurements} == {"gpu-every-sample"}
     assert links(found) == {
         "NUMA0 (by GPU0) -> GPU0": ("c2c", "by-exclusion"),
         "NUMA0 (by GPU0) -> GPU1": ("nvlink", "proven"),
@@ -49,7 +44,7 @@ def test_each_gpu_of_a_cpu_owns_what_was_allocated_under_it_and_serves_the_other
     moved = 2 * 4 * (16 << 20)
     sent = {
         (flow["source"]["allocated_by_label"], gpu["label"]): gpu["sent_bytes"]["nvlink"]
-        for m in found.result["measurements"]
+        for m in found.measurements
         for flow in m["flows"]
         for gpu in m["evidence"]["gpus"]
         if flow["source"]["allocated_by_label"] != flow["initiator_label"]
@@ -76,7 +71,7 @@ def test_a_process_that_works_one_gpu_shares_egm_memory_of_that_gpu(bench: Bench
     cases = ("--case", "ipc_posix_fd_host_numa_read_ce", "--case", "ipc_posix_fd_host_numa_write_ce")
     found = bench(*TELLING[:-2], *cases, "--numa", "0", "--gpus", "0-1", env=COUNTERS)
     assert found.code == 0, found.reasons()
-    shared = [m for m in found.result["measurements"] if m["case"].startswith("ipc")]
+    shared = [m for m in found.measurements if m["case"].startswith("ipc")]
     assert {m["evidence"]["route"]["link"] for m in shared} == {"nvlink"}
     told = {(one["case"], one["allocated_by_label"]): one["owner_label"] for one in found.result["verdict"]["owners"]}
     assert told == {(case, gpu): gpu for case in cases[1::2] for gpu in ("GPU0", "GPU1")}
@@ -88,36 +83,3 @@ def test_without_egm_the_case_runs_and_says_that_no_gpu_owns_the_memory(bench: B
     assert (found.code, found.statuses()) == (0, ["ok"] * 4)
     assert set(links(found).values()) == {("pcie", "proven")}
     assert owners(found) == {(0, "GPU0"): "not-egm", (0, "GPU1"): "not-egm"}
-
-
-@pytest.mark.parametrize("fault", ["cuMemcpyAsync@3=corrupt:100"])
-def test_a_byte_that_arrives_wrong_is_found(bench: Bench, fault: str) -> None:
-    found = bench(*LITTLE, "--numa", "1", "--gpus", "2-3", faults=fault)
-    assert found.code == 1
-    assert "corrupt" in found.statuses()
-    assert found.node.leaks() == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("number", [2, 3])
-@pytest.mark.parametrize(
-    "call",
-    [
-        *(
-            "cuDevicePrimaryCtxRetain",
-            "cuMemGetAllocationGranularity",
-            "cuMemCreate",
-            "cuMemAddressReserve",
-            "cuMemMap",
-        ),
-        *("cuMemSetAccess", "cuMemcpyAsync", "cuMemUnmap", "cuMemAddressFree", "cuMemRelease"),
-    ],
-)
-def test_a_call_that_fails_for_the_memory_of_one_gpu_is_named_and_all_else_given_back(
-    bench: Bench, call: str, number: int
-) -> None:
-    found = bench(*LITTLE, "--numa", "0-1", "--gpus", "0-3", faults=f"{call}@{number}=error:719")
-    said = " ".join([*found.reasons(), *found.result["problems"]])
-    assert found.code in (1, 4)
-    assert f"{call} failed: CUDA_ERROR_LAUNCH_FAILED (719)" in said
-    assert {line.split(": ")[1].split()[0] for line in found.node.leaks()} <= STAYS.get(call, set())

@@ -30,11 +30,9 @@ from egmctl.model.measurement import LinkProof, Settings
 from egmctl.model.route import Egm, MemoryKind, Route
 from egmctl.topology.routes import route
 from egmctl.units import GIB, MIB
-from tests.bench.test_run import FEW, Bench, bench
+from tests.bench.conftest import FEW, Bench, cases
 from tests.doctor.machines import shipped
 from tests.facts.sysroot import Tree
-
-__all__ = ["bench"]
 
 H200 = shipped("hgx-h200x4")
 ONE_GPU = ("bench", "--numa", "1", "--gpus", "2", *FEW)
@@ -52,10 +50,16 @@ def waiver(machine: Machine, case: str, size_bytes: int = 512 * MIB) -> Waiver |
     return planned.waivers[0] if planned.waivers else None
 
 
+def waived(machine: Machine, case: str, size_bytes: int = 512 * MIB) -> Waiver:
+    """Return the waiver of a case that has one."""
+    given = waiver(machine, case, size_bytes)
+    assert given is not None
+    return given
+
+
 class TestPlan:
     def test_without_free_huge_pages_hugetlb_memory_is_waived_and_says_how_many_there_are(self) -> None:
-        found = waiver(host(H200, huge_pages=(HugePages(page_size_bytes=2 * MIB, total=8, free=7),)), "hugetlb_to_*_ce")
-        assert found is not None
+        found = waived(host(H200, huge_pages=(HugePages(page_size_bytes=2 * MIB, total=8, free=7),)), "hugetlb_to_*_ce")
         assert found.kind is WaiverKind.NO_PAGES
         assert found.reason == ("too few huge pages are free for 512 MiB: 7 of 2 MiB (HugePages_Free, vm.nr_hugepages)")
 
@@ -75,8 +79,7 @@ class TestPlan:
         assert waiver(host(H200, huge_pages=None), "hugetlb_to_*_ce") is None
 
     def test_transparent_huge_pages_that_are_off_are_waived(self) -> None:
-        found = waiver(host(H200, transparent_huge_pages="never"), "thp_to_*_ce")
-        assert found is not None
+        found = waived(host(H200, transparent_huge_pages="never"), "thp_to_*_ce")
         assert found.kind is WaiverKind.NO_PAGES
         assert waiver(host(H200, transparent_huge_pages="madvise"), "thp_to_*_ce") is None
 
@@ -88,8 +91,7 @@ class TestPlan:
         free = nvml.memory_total_bytes - (nvml.memory_used_bytes or 0)
         machine = host(H200, memory_available_bytes=1 << 42)
         assert waiver(machine, "managed_to_*_ce", 512 * MIB) is None
-        found = waiver(machine, "managed_to_*_ce", (free // MANAGED_SHARE // MIB + 1) * MIB)
-        assert found is not None
+        found = waived(machine, "managed_to_*_ce", (free // MANAGED_SHARE // MIB + 1) * MIB)
         assert found.kind is WaiverKind.NO_ROOM
         assert "managed memory" in found.reason
 
@@ -99,8 +101,7 @@ class TestPlan:
         assert gpu.cuda is not None
         attributes = {**gpu.cuda.attributes, "CONCURRENT_MANAGED_ACCESS": 0}
         machine = replace(H200, gpus=(replace(gpu, cuda=replace(gpu.cuda, attributes=attributes)), *H200.gpus[1:]))
-        found = waiver(machine, "managed_to_*_ce")
-        assert found is not None
+        found = waived(machine, "managed_to_*_ce")
         assert found.kind is WaiverKind.UNSUPPORTED_MEMORY
         assert "CONCURRENT_MANAGED_ACCESS is 0" in found.reason
 
@@ -144,44 +145,25 @@ class TestWhetherManagedMemoryIsEgm:
 
 class TestRun:
     def test_every_kind_is_measured_verified_and_given_back(self, bench: Bench) -> None:
-        found = bench(*ONE_GPU, *(word for case in CASES for word in ("--case", case)))
+        found = bench(*ONE_GPU, *cases(*CASES))
         assert (found.code, found.statuses()) == (0, ["ok"] * 3), found.reasons()
         advice = [(c.arguments["advice"], c.arguments["location"]) for c in found.node.calls("cuMemAdvise")]
         # Preferred on the node (3, a location of type 3), mapped by the GPU (5, of type 1).
         assert set(advice) == {("3", "3:1"), ("5", "1:2")}
-        assert {m["gating"] for m in found.result["measurements"]} == {"kernel", "none"}
+        assert {m["gating"] for m in found.measurements} == {"kernel", "none"}
         assert found.node.leaks() == []
 
     def test_granularity_and_pages_of_buffers_are_in_the_result(self, bench: Bench) -> None:
         found = bench(*ONE_GPU, "--case", "host_numa_to_device_memcpy_ce")
-        costs = [cost for m in found.result["measurements"] for cost in m["costs"]]
+        costs = [cost for m in found.measurements for cost in m["costs"]]
         told = {c["memory"]: (c["granularity_bytes"], c["recommended_granularity_bytes"]) for c in costs}
         assert told == {"host-numa": (2 * MIB, 2 * MIB), "device": (None, None)}
 
     def test_a_kernel_without_huge_pages_waives_what_needs_them(self, bench: Bench) -> None:
         found = bench(*ONE_GPU, "--case", "hugetlb_to_device_memcpy_ce")
         assert found.statuses() == ["waived"]
-        assert found.result["measurements"][0]["waivers"][0]["kind"] == "no-pages"
+        assert found.measurements[0]["waivers"][0]["kind"] == "no-pages"
         assert found.node.leaks() == []
-
-    @pytest.mark.long
-    @pytest.mark.parametrize(
-        ("call", "stays"),
-        [("cuMemAllocManaged", set()), ("cuMemAdvise", set()), ("cuMemHostRegister", set()), ("cuMemFree", {"memory"})],
-    )
-    def test_each_call_that_fails_is_named_and_the_rest_is_given_back(
-        self, bench: Bench, call: str, stays: set[str]
-    ) -> None:
-        found = bench(*ONE_GPU, *(word for case in CASES for word in ("--case", case)), faults=f"{call}@1=error:719")
-        assert found.code == 4
-        said = " ".join([*found.reasons(), *found.result["problems"]])
-        assert f"{call} failed: CUDA_ERROR_LAUNCH_FAILED (719)" in said
-        assert {line.split(": ")[1].split()[0] for line in found.node.leaks()} <= stays
-
-    @pytest.mark.parametrize("case", ["device_to_thp_memcpy_ce", "device_to_managed_memcpy_ce"])
-    def test_a_byte_that_arrives_wrong_is_found(self, bench: Bench, case: str) -> None:
-        found = bench(*ONE_GPU, "--case", case, faults="cuMemcpyAsync@3=corrupt:100")
-        assert (found.code, found.statuses()) == (1, ["corrupt"])
 
 
 class TestPages:

@@ -5,54 +5,22 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import jsonschema
 import pytest
 
 from egmctl.bench.suites import CASES
 from egmctl.gpu.program import KERNELS
 from egmctl.model.machine import Machine
+from tests.bench.conftest import FEW, SMALL, TWO_GPUS, Bench, Run
 from tests.bench.four import OPTIONS
-from tests.conftest import ROOT, RunEgmctl
+from tests.conftest import RunEgmctl
 from tests.fake.build import CUDA
-from tests.fake.calls import Call
-from tests.fake.node import FakeNode, load
+from tests.fake.node import load
 from tests.fake.plugin import MakeFakeNode
 
-SCHEMA = json.loads((ROOT / "docs/schemas/bench.schema.json").read_text())
 MIB = 1 << 20
-FEW = ("--size", "1M", "--samples", "2", "--copies", "2")
-SMALL = (*FEW, *OPTIONS)
-TWO_GPUS = ("bench", "--numa", "1", "--gpus", "0-1", *SMALL)
-
-
-class Run(NamedTuple):
-    """How a bench on a fake node ended."""
-
-    code: int
-    result: dict[str, Any]
-    node: FakeNode
-
-    def statuses(self) -> list[str]:
-        """Return the status of every measurement."""
-        return [measurement["status"] for measurement in self.result["measurements"]]
-
-    def reasons(self) -> set[str]:
-        """Return the reasons of the measurements that have one."""
-        return {measurement["reason"] for measurement in self.result["measurements"] if measurement["reason"]}
-
-    def worker_calls(self) -> list[Call]:
-        """Return the CUDA calls of the processes that took a context."""
-        calls = [call for call in self.node.calls() if call.name.startswith("cu")]
-        workers = {call.pid for call in calls if call.name == "cuDevicePrimaryCtxRetain"}
-        return [call for call in calls if call.pid in workers]
-
-
-Bench = Callable[..., Run]
 
 
 def dgx_h100(cuda_version: int) -> Machine:
@@ -70,27 +38,10 @@ def dgx_h100(cuda_version: int) -> Machine:
     )
 
 
-@pytest.fixture(scope="session")
-def bench(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> Bench:
-    """Run the bench on a fake node and return its JSON result."""
-
-    def run(
-        *arguments: str, faults: str = "", machine: Machine | str = "gb200-tray", env: dict[str, str] | None = None
-    ) -> Run:
-        node = fake_node(machine)
-        ended = egmctl(*arguments, "--json", env=node.environment(faults) | (env or {}))
-        assert "Traceback" not in ended.err
-        document = json.loads(ended.out)
-        assert document["result"] is not None, document["errors"]
-        jsonschema.Draft202012Validator(SCHEMA).validate(document)
-        assert document["exit_code"] == ended.code
-        return Run(ended.code, document["result"], node)
-
-    return run
-
-
 class TestOnAnEgmNode:
     """``egmctl bench --numa 1 --gpus 0-3`` on a node with two Grace CPUs and four GPUs."""
+
+    pytestmark = pytest.mark.long
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -100,16 +51,14 @@ class TestOnAnEgmNode:
             "bench", "--numa", "1", "--gpus", "0-3", "--size", "3000K", "--samples", "5", "--copies", "2", *OPTIONS
         )
 
-    @pytest.mark.long
     def test_every_path_is_measured_and_verified(self, run: Run) -> None:
         assert run.code == 0
         assert run.statuses() == ["ok"] * (2 * 4 + 2 * 12)
-        for measurement in run.result["measurements"]:
+        for measurement in run.measurements:
             assert len(measurement["samples"]) == 5
             assert (measurement["gating"], measurement["verification"]) == ("kernel", "gpu-every-sample")
         assert {gpu["name"] for gpu in run.result["gpus"]} == {"FAKE NVIDIA GB200"}
 
-    @pytest.mark.long
     def test_host_memory_is_created_on_the_chosen_node_padded_to_the_granularity(self, run: Run) -> None:
         created = run.node.calls("cuMemCreate")
         assert {call.arguments["location"] for call in created} == {"HOST_NUMA:1"}
@@ -121,23 +70,20 @@ class TestOnAnEgmNode:
             ("HOST_NUMA:1", option) for option in ("MINIMUM", "RECOMMENDED")
         }
 
-    @pytest.mark.long
     def test_the_node_itself_and_each_gpu_get_access(self, run: Run) -> None:
         (access,) = {call.arguments["access"] for call in run.node.calls("cuMemSetAccess")}
         assert access.split(",") == ["HOST_NUMA:1:RW", *(f"DEVICE:{ordinal}:RW" for ordinal in range(4))]
 
-    @pytest.mark.long
     def test_rows_are_called_egm_with_the_way_they_take(self, run: Run) -> None:
         routes = {
             (flow["initiator_label"], flow["route"]["symbol"], flow["route"]["egm"])
-            for m in run.result["measurements"]
+            for m in run.measurements
             for flow in m["flows"]
             if "numa" in m["case"]
         }
         through_a_peer = {(gpu, "NV18>C2C", "yes") for gpu in ("GPU0", "GPU1")}
         assert routes == through_a_peer | {(gpu, "C2C", "yes") for gpu in ("GPU2", "GPU3")}
 
-    @pytest.mark.long
     def test_contexts_kernels_and_buffers_are_made_once_and_given_back(self, run: Run) -> None:
         assert len(run.node.calls("cuDevicePrimaryCtxRetain")) == 4
         assert len(run.node.calls("cuMemCreate")) == 2
@@ -146,7 +92,6 @@ class TestOnAnEgmNode:
         assert sorted(sizes) == [4096] * 4 + [44 * 3000 * 1024] * 8
         assert run.node.leaks() == []
 
-    @pytest.mark.long
     def test_every_kernel_is_loaded_on_every_gpu_before_the_first_gate(self, run: Run) -> None:
         names = [call.name for call in run.worker_calls()]
         first_launch = names.index("cuLaunchKernel")
@@ -154,7 +99,6 @@ class TestOnAnEgmNode:
         assert names[:first_launch].count("cuModuleGetFunction") == 4 * kernels
         assert "cuModuleGetFunction" not in names[first_launch:]
 
-    @pytest.mark.long
     def test_a_sample_is_poison_gate_event_copies_event_check(self, run: Run) -> None:
         calls = run.worker_calls()
         words = {"cuMemsetD32Async": "set", "cuEventRecord": "event", "cuMemcpyAsync": "copy"}
@@ -174,7 +118,7 @@ class TestOnAnEgmNode:
 def test_the_gpu_that_issues_a_copy_is_the_source_in_a_write_and_the_destination_in_a_read(bench: Bench) -> None:
     run = bench("bench", "--numa", "1", "--gpus", "0-1", *FEW, "--case", "device_to_device_memcpy_*_ce")
     assert run.code == 0
-    measurements = run.result["measurements"]
+    measurements = run.measurements
     issued = [
         (m["case"].split("_")[4], flow["source"]["label"], flow["initiator_label"])
         for m in measurements
@@ -199,7 +143,7 @@ def test_bindings_for_a_newer_cuda_than_the_drivers_are_one_sentence_that_names_
 def test_on_a_pcie_node_the_same_calls_are_not_called_egm(bench: Bench) -> None:
     run = bench("bench", "--numa", "0", "--gpus", "0", *SMALL, machine=dgx_h100(13000))
     assert run.code == 0
-    assert {(m["flows"][0]["route"]["symbol"], m["flows"][0]["route"]["egm"]) for m in run.result["measurements"]} == {
+    assert {(m["flows"][0]["route"]["symbol"], m["flows"][0]["route"]["egm"]) for m in run.measurements} == {
         ("PCIe", "no")
     }
 
@@ -227,6 +171,14 @@ class TestKernels:
     def cache(self, tmp_path: Path) -> Path:
         return tmp_path / "egmctl"
 
+    @pytest.fixture(scope="class")
+    @classmethod
+    def compiled(cls, bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """Return the cache of a run that compiled its kernels."""
+        folder = tmp_path_factory.mktemp("cache")
+        assert bench(*TWO_GPUS, env={"XDG_CACHE_HOME": str(folder)}).code == 0
+        return folder / "egmctl"
+
     @staticmethod
     def gb200(*capabilities: tuple[int, int]) -> Machine:
         """Return the node with GPUs of these compute capabilities."""
@@ -248,12 +200,10 @@ class TestKernels:
         assert not run.node.calls("cuMemcpyAsync")
         assert run.node.leaks() == []
 
-    def test_what_one_run_has_compiled_the_next_finds_without_nvrtc(self, bench: Bench, cache: Path) -> None:
-        env = {"XDG_CACHE_HOME": str(cache.parent)}
-        assert bench(*TWO_GPUS, env=env).code == 0
-        assert {path.suffix for path in cache.iterdir()} == {".cubin"}
-        assert len(list(cache.iterdir())) == len(KERNELS)
-        assert bench(*TWO_GPUS, env=env | {"EGMCTL_NO_NVRTC": "1"}).code == 0
+    def test_what_one_run_has_compiled_the_next_finds_without_nvrtc(self, bench: Bench, compiled: Path) -> None:
+        assert {path.suffix for path in compiled.iterdir()} == {".cubin"}
+        assert len(list(compiled.iterdir())) == len(KERNELS)
+        assert bench(*TWO_GPUS, env={"EGMCTL_NO_NVRTC": "1", "XDG_CACHE_HOME": str(compiled.parent)}).code == 0
 
     def test_a_gpu_that_is_newer_gets_ptx(self, bench: Bench, cache: Path) -> None:
         machine = self.gb200((13, 0), (13, 0))
@@ -269,11 +219,10 @@ class TestKernels:
         assert run.code == 3
         assert all("this egmctl has no kernels for sm_130, and the driver refuses" in why for why in run.reasons())
 
-    def test_a_gpu_without_kernels_does_not_cost_the_others(self, bench: Bench, cache: Path) -> None:
-        env = {"XDG_CACHE_HOME": str(cache.parent)}
-        assert bench(*TWO_GPUS, env=env).code == 0
-        run = bench(*TWO_GPUS, machine=self.gb200((7, 5)), env=env | {"EGMCTL_NO_NVRTC": "1"})
-        found = {("GPU0" in json.dumps(m["flows"]), m["status"]) for m in run.result["measurements"]}
+    def test_a_gpu_without_kernels_does_not_cost_the_others(self, bench: Bench, compiled: Path) -> None:
+        env = {"EGMCTL_NO_NVRTC": "1", "XDG_CACHE_HOME": str(compiled.parent)}
+        run = bench(*TWO_GPUS, machine=self.gb200((7, 5)), env=env)
+        found = {("GPU0" in json.dumps(m["flows"]), m["status"]) for m in run.measurements}
         assert found == {(True, "waived"), (False, "ok")}
         assert run.node.leaks() == []
 
@@ -353,18 +302,15 @@ class TestSelection:
 
 class TestForms:
     @pytest.mark.long
-    def test_files_get_the_form_of_their_suffix(
+    def test_files_get_the_form_of_their_suffix_and_progress_is_for_terminals(
         self, egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
     ) -> None:
-        node = fake_node("gb200-tray")
-        for suffix, beginning in (
-            (".txt", "FAKE GPUs, nothing of this is hardware"),
-            (".csv", "node,started_at,"),
-            (".json", "{\n"),
-        ):
-            file = tmp_path / f"out{suffix}"
-            assert egmctl(*TWO_GPUS, "-o", file, env=node.environment()).code == 0
-            assert file.read_text().startswith(beginning)
+        beginnings = {"txt": "FAKE GPUs, nothing of this is hardware", "csv": "node,started_at,", "json": "{\n"}
+        files = [word for suffix in beginnings for word in ("-o", tmp_path / f"out.{suffix}")]
+        done = egmctl(*TWO_GPUS, *files, env=fake_node("gb200-tray").environment())
+        assert (done.code, done.err) == (0, "")
+        for suffix, beginning in beginnings.items():
+            assert (tmp_path / f"out.{suffix}").read_text().startswith(beginning)
 
     def test_an_existing_file_is_refused_before_anything_runs(
         self, egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
@@ -375,7 +321,3 @@ class TestForms:
         assert ended.code == 2
         assert (tmp_path / "out.json").read_text() == "mine"
         assert not node.calls()
-
-    @pytest.mark.long
-    def test_progress_is_for_terminals(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-        assert egmctl(*TWO_GPUS, env=fake_node("gb200-tray").environment()).err == ""

@@ -13,64 +13,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.test_run import FEW, MIB, SMALL, TWO_GPUS, Bench, bench
+from tests.bench.conftest import FEW, SMALL, STAYS, TWO_GPUS, Bench
 from tests.conftest import ROOT, RunEgmctl, command_environment
 from tests.fake.plugin import MakeFakeNode
 from tests.tiers import few
 
-__all__ = ["bench"]
-
 WORKER_CALLS = (
-    "cuInit",
-    "cuDriverGetVersion",
-    "cuDeviceGetCount",
-    "cuDeviceGet",
-    "cuDeviceGetByPCIBusId",
-    "cuDeviceGetAttribute",
-    "cuDevicePrimaryCtxRetain",
-    "cuCtxSetCurrent",
-    "cuCtxEnablePeerAccess",
-    "cuStreamCreate",
-    "cuEventCreate",
-    "cuModuleLoadData",
-    "cuModuleGetFunction",
-    "cuFuncSetAttribute",
-    "cuMemHostAlloc",
-    "cuMemAlloc",
-    "cuMemGetAllocationGranularity",
-    "cuMemCreate",
-    "cuMemAddressReserve",
-    "cuMemMap",
-    "cuMemSetAccess",
-    "cuLaunchKernel",
-    "cuMemsetD32Async",
-    "cuMemcpyAsync",
-    "cuEventRecord",
-    "cuEventElapsedTime",
-    "cuStreamSynchronize",
-    "cuMemUnmap",
-    "cuMemAddressFree",
-    "cuMemRelease",
-    "cuMemFree",
-    "cuMemFreeHost",
-    "cuModuleUnload",
-    "cuEventDestroy",
-    "cuStreamDestroy",
-    "cuDevicePrimaryCtxRelease",
+    *("cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetByPCIBusId"),
+    *("cuDeviceGetAttribute", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent", "cuCtxEnablePeerAccess"),
+    *("cuStreamCreate", "cuEventCreate", "cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute"),
+    *("cuMemHostAlloc", "cuMemAlloc", "cuMemGetAllocationGranularity", "cuMemCreate", "cuMemAddressReserve"),
+    *("cuMemMap", "cuMemSetAccess", "cuLaunchKernel", "cuMemsetD32Async", "cuMemcpyAsync", "cuEventRecord"),
+    *("cuEventElapsedTime", "cuStreamSynchronize", "cuMemUnmap", "cuMemAddressFree", "cuMemRelease", "cuMemFree"),
+    *("cuMemFreeHost", "cuModuleUnload", "cuEventDestroy", "cuStreamDestroy", "cuDevicePrimaryCtxRelease"),
 )
 """Every driver call that the worker makes."""
-STAYS = {
-    "cuMemUnmap": {"mapping", "reserved"},
-    "cuMemAddressFree": {"reserved"},
-    "cuMemRelease": {"allocation"},
-    "cuMemFree": {"memory"},
-    "cuMemFreeHost": {"pinned"},
-    "cuModuleUnload": {"module"},
-    "cuEventDestroy": {"event"},
-    "cuStreamDestroy": {"stream"},
-    "cuDevicePrimaryCtxRelease": {"primary"},
-}
-"""What cannot be given back where the call that would do it fails, by the first word of the fake's account."""
 SHARED_WITH_FACTS = {"cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetAttribute"}
 """The facts' child makes these too, before: a fault in it is another test's."""
 
@@ -80,10 +37,10 @@ class TestCorruption:
         # 2 warm the path up, then there are 2 in a sample, the second one of the second MiB.
         run = bench(*TWO_GPUS, faults="cuMemcpyAsync@4=corrupt:524291")
         assert run.code == 1
-        corrupt, *others = run.result["measurements"]
+        corrupt, *others = run.measurements
         assert corrupt["status"] == "corrupt"
         mismatch = corrupt["mismatch"]
-        assert (mismatch["sample"], mismatch["words"], mismatch["first_offset_bytes"]) == (0, 1, MIB + 524288)
+        assert (mismatch["sample"], mismatch["words"], mismatch["first_offset_bytes"]) == (0, 1, (1 << 20) + 524288)
         assert int(mismatch["expected"], 16) ^ int(mismatch["found"], 16) == 0xFF << 24
         assert re.fullmatch(
             r"sample 0: 1 of 262144 words differ, the first at offset 1572864: expected 0x\w{16}, found 0x\w{16}",
@@ -111,7 +68,7 @@ class TestCorruption:
         # The copy after those of the first sample fetches what its check found: 255 words, the first one nowhere.
         run = bench("bench", "--numa", "1", "--gpus", "0-1", *options, faults=f"cuMemcpyAsync@{copy}=corrupt:0")
         assert run.code == 1
-        corrupt, *others = run.result["measurements"]
+        corrupt, *others = run.measurements
         assert corrupt["status"] == "corrupt"
         assert corrupt["reason"] == (
             "sample 0: the check's result is 0x00000000000000ff, not 0x0000000000000000; no wrong word was located"
@@ -146,7 +103,7 @@ class TestFailure:
         (reason,) = run.reasons()
         assert reason.startswith("cuMemCreate failed: CUDA_ERROR_OUT_OF_MEMORY (2); ")
         assert "--size" in reason
-        assert run.result["measurements"][0]["last_call"] == "cuMemCreate"
+        assert run.measurements[0]["last_call"] == "cuMemCreate"
 
     @pytest.mark.parametrize("fault", ["missing", "error:801"])
     def test_what_the_driver_does_not_have_is_waived(self, bench: Bench, fault: str) -> None:
@@ -157,18 +114,18 @@ class TestFailure:
 
     @pytest.mark.long
     def test_a_call_that_hangs_costs_its_path_and_no_other(self, bench: Bench) -> None:
-        run = bench(*TWO_GPUS, "--timeout", "4", faults="cuMemMap@2=hang,once")
+        run = bench(*TWO_GPUS, "--timeout", "2", faults="cuMemMap@2=hang,once")
         assert run.code == 4
         assert run.statuses().count("timed-out") == 1
         assert run.statuses().count("ok") == 7
-        (hung,) = (m for m in run.result["measurements"] if m["status"] == "timed-out")
+        (hung,) = (m for m in run.measurements if m["status"] == "timed-out")
         assert (hung["case"], hung["last_call"]) == ("device_to_host_numa_memcpy_ce", "cuMemMap")
 
     def test_a_crash_in_the_driver_costs_its_path_and_no_other(self, bench: Bench) -> None:
         run = bench(*TWO_GPUS, faults="cuMemSetAccess@1=kill:11,once")
         assert run.code == 4
         assert run.statuses() == ["crashed"] + ["ok"] * 7
-        assert "SIGSEGV in cuMemSetAccess" in run.result["measurements"][0]["reason"]
+        assert "SIGSEGV in cuMemSetAccess" in run.measurements[0]["reason"]
 
     def test_a_worker_that_is_killed_while_it_is_set_up_costs_no_path(self, bench: Bench) -> None:
         run = bench(*TWO_GPUS, faults="cuStreamCreate@1=kill:9,once")
@@ -188,7 +145,7 @@ class TestFailure:
 
     def test_a_gpu_that_cannot_be_opened_does_not_cost_the_others(self, bench: Bench) -> None:
         run = bench("bench", "--numa", "0", "--gpus", "0-2", *SMALL, faults="cuDevicePrimaryCtxRetain@2=error:999")
-        for measurement in run.result["measurements"]:
+        for measurement in run.measurements:
             touched = "GPU1" in (
                 end["label"] for flow in measurement["flows"] for end in (flow["source"], flow["destination"])
             )

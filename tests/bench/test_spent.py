@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import fields
 
@@ -13,9 +12,7 @@ from egmctl.bench.supervisor import Spent
 from egmctl.model.codec import from_json
 from egmctl.model.measurement import Phase, PhaseSeconds, RunReport, RunSeconds
 from egmctl.report.views.bench_answer import where_time_went
-from tests.bench.test_run import FEW, Bench, bench
-
-__all__ = ["bench"]
+from tests.bench.conftest import FEW, Bench, cases
 
 PHASES = [field.name for field in fields(PhaseSeconds)]
 
@@ -70,9 +67,9 @@ def test_steps_of_a_case_are_added_and_the_rest_is_waiting() -> None:
     assert found.sum_s + found.starting_s + found.waiting_s == pytest.approx(10.0)
 
 
-def test_a_run_says_where_its_time_went(bench: Bench) -> None:
+def test_a_run_says_where_its_time_went_and_in_one_line_with_more_words(bench: Bench) -> None:
     names = ("device_to_device_memcpy_write_ce", "device_local_latency_cached", "ipc_event_round_trip")
-    run = bench("bench", "--numa", "1", "--gpus", "2-3", *FEW, *(w for name in names for w in ("--case", name)))
+    run = bench("bench", "--numa", "1", "--gpus", "2-3", *FEW, *cases(*names))
     assert run.code == 0, run.reasons()
     found = from_json(RunSeconds, run.result["seconds"])
     assert {one.case for one in found.cases} == set(names)
@@ -85,6 +82,13 @@ def test_a_run_says_where_its_time_went(bench: Bench) -> None:
     for phase in PHASES:
         assert getattr(found, phase) >= sum(getattr(one, phase) for one in found.cases)
     assert found.sum_s + found.starting_s + found.waiting_s == pytest.approx(run.result["wall_s"])
+    line = where_time_went(from_json(RunReport, run.result))
+    assert line is not None
+    assert re.fullmatch(
+        r"Time: starting \S+ s, set-up \S+ s, warm-up \S+ s, measuring \S+ s, verifying \S+ s, tear-down \S+ s, "
+        r"waiting \S+ s; longest: .* \S+ s\.",
+        line,
+    )
 
 
 def test_a_worker_that_dies_leaves_its_time_to_waiting(bench: Bench) -> None:
@@ -95,14 +99,3 @@ def test_a_worker_that_dies_leaves_its_time_to_waiting(bench: Bench) -> None:
     assert run.code == 4
     assert run.result["seconds"]["cases"] == []
     assert run.result["seconds"]["waiting_s"] > 0
-
-
-def test_more_words_say_it_in_one_line(bench: Bench) -> None:
-    run = bench("bench", "--numa", "1", "--gpus", "0", *FEW, "--case", "host_to_device_memcpy_ce")
-    line = where_time_went(from_json(RunReport, json.loads(json.dumps(run.result))))
-    assert line is not None
-    assert re.fullmatch(
-        r"Time: starting \S+ s, set-up \S+ s, warm-up \S+ s, measuring \S+ s, verifying \S+ s, tear-down \S+ s, "
-        r"waiting \S+ s; longest: host_to_device_memcpy_ce \S+ s\.",
-        line,
-    )

@@ -18,11 +18,9 @@ from egmctl.report.route_words import route_words
 from egmctl.report.views.bench import rates
 from egmctl.report.views.bench_answer import staged_lines
 from egmctl.verdict.yardsticks import against_link, class_of
+from tests.bench.conftest import FEW, Bench
 from tests.bench.reports import report
-from tests.bench.test_run import FEW, Bench, bench
 from tests.doctor.machines import shipped
-
-__all__ = ["bench"]
 
 STAGED = ("device_to_device_staged_memcpy_ce",)
 WRITE = "device_to_device_memcpy_write_ce"
@@ -110,7 +108,7 @@ class TestOnAFakeNode:
         access = [call.name for call in run.worker_calls() if "PeerAccess" in call.name]
         assert access == ["cuCtxEnablePeerAccess"] * 2 + ["cuCtxDisablePeerAccess"] * 2 + ["cuCtxEnablePeerAccess"] * 2
         assert run.node.leaks() == []
-        for m in run.result["measurements"]:
+        for m in run.measurements:
             staged = m["case"] in STAGED
             assert {flow["route"]["staged"] for flow in m["flows"]} == {staged}
             assert m["verification"] == "gpu-every-sample"
@@ -121,29 +119,10 @@ class TestOnAFakeNode:
                 )
                 assert m["flows"][0]["route"]["hops"][0]["link"] == LinkKind.C2C
 
-    def test_a_byte_that_is_damaged_on_the_way_is_found(self, bench: Bench) -> None:
-        run = bench(
-            "bench", "--numa", "1", "--gpus", "0-1", *FEW, "--case", STAGED[0], faults="cuMemcpyAsync@4=corrupt:7"
-        )
-        assert run.code == 1
-        assert sorted(run.statuses()) == ["corrupt", "ok"]
-
-    @pytest.mark.parametrize(
-        "call", ["cuCtxDisablePeerAccess@1", "cuCtxDisablePeerAccess@2", "cuCtxEnablePeerAccess@3"]
-    )
-    def test_each_call_for_access_that_fails_is_named_and_everything_is_given_back(
-        self, bench: Bench, call: str
-    ) -> None:
-        run = bench(*CHOSEN, "--case", "device_to_device_write_sm", faults=f"{call}=error:719")
-        assert run.code == 4
-        name = call.partition("@")[0]
-        assert any(f"{name} failed: CUDA_ERROR_LAUNCH_FAILED (719)" in reason for reason in run.reasons())
-        assert run.node.leaks() == []
-
     def test_a_node_without_peer_access_says_it_and_enables_none(self, bench: Bench) -> None:
         run = bench("bench", "--numa", "1", "--gpus", "0-1", *FEW, "--case", WRITE, machine=without_access(GB200))
         assert set(run.statuses()) == {"ok"}
         assert not [call for call in run.worker_calls() if "PeerAccess" in call.name]
-        assert {m["flows"][0]["route"]["symbol"] for m in run.result["measurements"]} == {"C2C>host>C2C"}
+        assert {m["flows"][0]["route"]["symbol"] for m in run.measurements} == {"C2C>host>C2C"}
         assert ("fail", [0, 1]) in [(cause["status"], cause["explains"]) for cause in run.result["causes"]]
         assert run.code == 1, "a path that a fault kept from being measured makes the run incomplete"

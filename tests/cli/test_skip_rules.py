@@ -103,7 +103,7 @@ def test_without_ucxx_what_needs_it_is_skipped_by_name_and_in_ci_fails(strict: b
         check=False,
     )
     assert done.returncode == int(strict), done.stdout
-    line = "ERROR tests/rdma/test_one_sided.py::test_" if strict else "SKIPPED [4] tests/rdma/test_one_sided.py:"
+    line = "ERROR tests/rdma/test_messages.py::test_" if strict else "SKIPPED [4] tests/rdma/test_messages.py:"
     assert line in done.stdout
     assert "there is no ucxx here (make test-ucx)" in done.stdout
     assert " failed" not in done.stdout

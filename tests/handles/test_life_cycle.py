@@ -8,8 +8,10 @@ from contextlib import contextmanager
 
 import pytest
 
+from egmctl.bench.engines import round_trips
 from egmctl.bench.engines.life_cycle import STAGES
 from egmctl.bench.processes.group import Group, GroupFailed
+from egmctl.gpu import chase
 from egmctl.model.measurement import Status, Verification
 from egmctl.model.task import HandleKind
 from tests import forked
@@ -17,7 +19,7 @@ from tests.conftest import ROOT
 from tests.fake.machines import nvl4, with_access, with_imex_channel
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
-from tests.handles.ranks import MIB, SHARED, Said, ask, finish, life_cycle_task, ranks_on, start
+from tests.handles.ranks import MIB, SHARED, ask, finish, life_cycle_task, ranks_on, start
 
 RANKS = ranks_on(["0008:01:00.0", "0009:01:00.0"])
 FABRIC, LEGACY, POOL, POSIX_FD = HandleKind.FABRIC, HandleKind.LEGACY, HandleKind.POOL, HandleKind.POSIX_FD
@@ -28,7 +30,9 @@ Launch = Callable[..., Group]
 
 @pytest.fixture
 def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
-    """Start ranks on a node; ends them."""
+    """Start ranks on a node, which wait for a silent one for a second; ends them."""
+    monkeypatch.setattr(chase, "TIMEOUT_NS", 1_000_000_000)
+    monkeypatch.setattr(round_trips, "SILENCE_S", 1.0)
     groups = []
 
     def start_on(node: FakeNode, faults: str = "", count: int = 2) -> Group:
@@ -54,24 +58,9 @@ def nothing_left(node: FakeNode, group: Group) -> Iterator[None]:
     assert node.leaks() == []
 
 
-def test_each_kind_of_each_memory_arrives_and_each_stage_is_timed(fake_node: MakeFakeNode, launch: Launch) -> None:
-    node = fake_node(with_imex_channel(nvl4()))
-    group = launch(node)
-    with nothing_left(node, group):
-        for handle, numa_node in SHARED:
-            said = ask(group, RANKS, life_cycle_task(RANKS, handle, numa_node), lives=3)
-            (found,) = said.measurements
-            assert (found.status, found.reason) == (Status.OK, None), (handle, numa_node)
-            assert found.verification is Verification.GPU_EVERY_SAMPLE
-            expected = [stage for stage in STAGES if stage != "map" or handle is not LEGACY]
-            assert [stage.name for stage in found.stages] == expected
-            assert all(0 < stage.ms.min <= stage.ms.median <= stage.ms.max for stage in found.stages)
-            assert said.before == said.after, (handle, numa_node)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(("handle", "numa_node"), SHARED)
-def test_a_hundred_lives_leave_no_file_no_mapping_and_no_memory(
+def test_a_hundred_lives_arrive_stage_by_stage_and_leave_no_file_no_mapping_and_no_memory(
     fake_node: MakeFakeNode, launch: Launch, handle: HandleKind, numa_node: int | None
 ) -> None:
     node = fake_node(with_imex_channel(nvl4()))
@@ -80,7 +69,11 @@ def test_a_hundred_lives_leave_no_file_no_mapping_and_no_memory(
         task = life_cycle_task(RANKS, handle, numa_node)
         first = ask(group, RANKS, task, lives=1)
         last = ask(group, RANKS, task, lives=100)
-    assert last.measurements[0].status is Status.OK
+    (found,) = last.measurements
+    assert (found.status, found.reason) == (Status.OK, None)
+    assert found.verification is Verification.GPU_EVERY_SAMPLE
+    assert [stage.name for stage in found.stages] == [s for s in STAGES if s != "map" or handle is not LEGACY]
+    assert all(0 < stage.ms.min <= stage.ms.median <= stage.ms.max for stage in found.stages)
     assert last.after == first.after == first.before
 
 
@@ -150,20 +143,13 @@ def test_bytes_that_do_not_arrive_are_seen_by_the_owner(fake_node: MakeFakeNode,
 OWNERS_CALLS = {
     LEGACY: ("cuMemAlloc", "cuIpcGetMemHandle"),
     POSIX_FD: (
-        "cuMemGetAllocationGranularity",
-        "cuMemCreate",
-        "cuMemAddressReserve",
-        "cuMemMap",
-        "cuMemSetAccess",
+        *("cuMemGetAllocationGranularity", "cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"),
         "cuMemExportToShareableHandle",
     ),
     FABRIC: ("cuMemCreate", "cuMemExportToShareableHandle"),
     POOL: (
-        "cuMemPoolCreate",
-        "cuMemPoolSetAccess",
-        "cuMemAllocFromPoolAsync",
-        "cuMemPoolExportToShareableHandle",
-        "cuMemPoolExportPointer",
+        *("cuMemPoolCreate", "cuMemPoolSetAccess", "cuMemAllocFromPoolAsync"),
+        *("cuMemPoolExportToShareableHandle", "cuMemPoolExportPointer"),
     ),
 }
 IMPORTERS_CALLS = {
@@ -176,14 +162,15 @@ for _calls in (OWNERS_CALLS, IMPORTERS_CALLS):
     _calls[POOL_FABRIC] = _calls[POOL]
 
 
-def failing() -> Iterator[tuple[HandleKind, str]]:
-    for handle in HandleKind:
-        for name in (*OWNERS_CALLS[handle], *IMPORTERS_CALLS[handle], "cuMemsetD32Async", "cuLaunchKernel"):
-            yield handle, name
-
-
 @pytest.mark.long
-@pytest.mark.parametrize(("handle", "call"), list(failing()))
+@pytest.mark.parametrize(
+    ("handle", "call"),
+    [
+        (handle, call)
+        for handle in HandleKind
+        for call in (*OWNERS_CALLS[handle], *IMPORTERS_CALLS[handle], "cuMemsetD32Async", "cuLaunchKernel")
+    ],
+)
 def test_a_call_that_fails_ends_the_life_in_both_and_leaves_nothing(
     fake_node: MakeFakeNode, launch: Launch, handle: HandleKind, call: str
 ) -> None:
@@ -243,7 +230,10 @@ def test_an_owner_that_a_device_cgroup_denies_to_the_importer_is_named_as_the_ca
     call: str,
     number: int,
 ) -> None:
-    said = between(fake_node, launch, handle, numa_node)
+    node, confined = fake_node(nvl4()), fake_node(with_access(nvl4(), "/dev/nvidia0", "EPERM"))
+    owner, importer = launch(node), launch(confined)
+    owner._members[1], importer._members[1] = importer._members[1], owner._members[1]
+    said = ask(owner, RANKS, life_cycle_task(RANKS, handle, numa_node))
     (found,) = said.measurements
     assert (found.status, found.known_cause, found.failed_rank) == (Status.FAILED, True, 1)
     assert f"{call} failed" in (found.reason or "")
@@ -252,28 +242,15 @@ def test_an_owner_that_a_device_cgroup_denies_to_the_importer_is_named_as_the_ca
     assert said.before == said.after
 
 
-def between(fake_node: MakeFakeNode, launch: Launch, handle: HandleKind, numa_node: int | None) -> Said:
-    """Share memory of the first GPU with a rank that may not use it."""
-    node, confined = fake_node(nvl4()), fake_node(with_access(nvl4(), "/dev/nvidia0", "EPERM"))
-    owner, importer = launch(node, count=2), launch(confined, count=2)
-    owner._members[1], importer._members[1] = importer._members[1], owner._members[1]
-    return ask(owner, RANKS, life_cycle_task(RANKS, handle, numa_node))
-
-
 @pytest.mark.parametrize(
-    "call",
+    ("call", "nth"),
     [
-        "cuMemExportToShareableHandle",
-        "cuMemImportFromShareableHandle",
-        "cuMemMap",
-        "cuMemsetD32Async",
-        "cuMemUnmap",
-        "cuMemRelease",
+        *(("cuMemExportToShareableHandle", 2), ("cuMemImportFromShareableHandle", 2), ("cuMemMap", 2)),
+        *(("cuMemsetD32Async", 3), ("cuMemUnmap", 2), ("cuMemRelease", 2)),
     ],
 )
-def test_a_rank_that_dies_releases_the_other(fake_node: MakeFakeNode, launch: Launch, call: str) -> None:
+def test_a_rank_that_dies_releases_the_other(fake_node: MakeFakeNode, launch: Launch, call: str, nth: int) -> None:
     node = fake_node(nvl4())
-    nth = 3 if call == "cuMemsetD32Async" else 2
     group = launch(node, f"{call}@{nth}=kill:9,once")
     with pytest.raises(GroupFailed) as failed:
         ask(group, RANKS, life_cycle_task(RANKS, POSIX_FD), lives=3)

@@ -137,27 +137,19 @@ def test_disjoint_pairs_are_measured_at_the_same_time(fake_node: MakeFakeNode, l
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("name", "call"),
+    ("name", "call", "nth"),
     [
-        ("event", "cuEventCreate"),
-        ("event", "cuIpcGetEventHandle"),
-        ("event", "cuIpcOpenEventHandle"),
-        ("event", "cuEventRecord"),
-        ("event", "cuStreamWaitEvent"),
-        ("event", "cuEventSynchronize"),
-        ("flag-device", "cuMemAlloc"),
-        ("flag-device", "cuMemCreate"),
-        ("flag-device", "cuMemImportFromShareableHandle"),
-        ("flag-device", "cuMemsetD32Async"),
-        ("flag-host-numa", "cuMemImportFromShareableHandle"),
+        # Rank 1, whose stream has events of its own, and memory for results of kernels.
+        *(("event", "cuEventCreate", 5), ("event", "cuEventRecord", 50), ("event", "cuStreamWaitEvent", 50)),
+        *(("event", call, 1) for call in ("cuIpcGetEventHandle", "cuIpcOpenEventHandle", "cuEventSynchronize")),
+        *(("flag-device", "cuMemAlloc", 2), ("flag-device", "cuMemCreate", 1), ("flag-device", "cuMemsetD32Async", 1)),
+        *((name, "cuMemImportFromShareableHandle", 1) for name in ("flag-device", "flag-host-numa")),
     ],
 )
 def test_a_call_that_fails_ends_it_in_both_and_leaves_nothing(
-    fake_node: MakeFakeNode, launch: Launch, name: str, call: str
+    fake_node: MakeFakeNode, launch: Launch, name: str, call: str, nth: int
 ) -> None:
     node = fake_node(nvl4())
-    # Rank 1, whose stream has events of its own, and memory for results of kernels.
-    nth = {"cuEventCreate": 5, "cuEventRecord": 50, "cuStreamWaitEvent": 50, "cuMemAlloc": 2}.get(call, 1)
     group = launch(node, f"{call}@{nth}=error:999,once")
     with nothing_left(node, group):
         said = ask(group, RANKS, TASKS[name])
@@ -183,7 +175,7 @@ def test_a_side_that_dies_or_hangs_releases_the_other(
     node = fake_node(nvl4())
     group = launch(node, fault)
     with pytest.raises(GroupFailed) as failed:
-        ask(group, RANKS, TASKS[name], timeout_s=12)
+        ask(group, RANKS, TASKS[name], timeout_s=3)
     assert (failed.value.how, failed.value.last_call) == (how, fault.partition("@")[0])
     (lost,) = {one.pid for one in node.calls() if one.ending}
     left = [line for line in node.leaks() if not line.startswith(f"process {lost}:")]

@@ -1,33 +1,47 @@
-"""A journal that a disk, a network or a hand has damaged: nothing that was measured is lost silently."""
+"""A journal that a disk, a network, a hand or a stranger has damaged: nothing that was measured is lost silently."""
 
 from __future__ import annotations
 
+import json
 import random
+import zlib
 from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from egmctl import saved
 from egmctl.errors import ExitCode, UsageError
+from egmctl.journal import events, write
 from egmctl.journal import read as reading
 from egmctl.journal.events import BEGIN_LINES
 from egmctl.journal.read import Kept, is_journal
-from egmctl.model.measurement import RunReport
+from egmctl.model.codec import ITEMS_LIMIT
+from egmctl.model.measurement import RunReport, Status
 from egmctl.report.kinds import BENCH
 from tests.fuzz.documents import original
 from tests.in_process import run
-from tests.journal.lines import ended, with_state
+from tests.journal.lines import changed, ended, with_state
+from tests.memory import most_bytes
+
+ONE_LINE = "1 line damaged: what it held is missing"
+TWO_LINES = "2 lines damaged: what they held is missing"
 
 
 @pytest.fixture(scope="module")
 def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """Return the journal of a run that came to its end."""
-    return ended(original("journal", tmp_path_factory.mktemp("original")))
+    """Return the journal of a run that came to its end, whose lines are all as short as most are."""
+    lines = original("journal", tmp_path_factory.mktemp("original")).splitlines(keepends=True)
+    for number in BEGIN_LINES:
+        lines[number] = changed(lines[number], lambda entry: entry["result"].update(machines=[]))
+    return ended(b"".join(lines))
 
 
 def read(content: bytes) -> Kept:
+    """Return what a journal holds, read as every document is."""
     return reading.read(content, "journal x", partial(saved._result, RunReport))
 
 
@@ -43,6 +57,12 @@ def outcome(content: bytes, whole: Kept) -> str:
         assert kept.report.exit_code is ExitCode.CRASHED
         return "damage is said"
     return "nothing is missing" if kept == whole else "SILENT LOSS"
+
+
+def measured(lines: Sequence[bytes]) -> set[int]:
+    """Return the numbers of the tasks whose outcome is in whole lines of a journal."""
+    entries = (json.loads(line) for line in lines if b'"event":"measurement"' in line)
+    return {entry["number"] for entry in entries}
 
 
 def test_500_flipped_bits_lose_nothing_silently(content: bytes) -> None:
@@ -78,6 +98,80 @@ def test_700_cuts_lose_nothing_silently(content: bytes) -> None:
     assert outcomes.keys() == {"damage is said", "nothing is missing", "refused"}
 
 
+def test_cut_at_any_byte_it_is_read_up_to_there(content: bytes) -> None:
+    content = with_state(content)
+    first = content.index(b"\n", events.STATE_BYTES)
+    choice = random.Random(3)  # noqa: S311
+    for cut in (first, first + 1, len(content) - 1, *(choice.randrange(len(content)) for _ in range(60))):
+        part = content[:cut]
+        if cut <= first:
+            with pytest.raises(UsageError, match="journal x: the lines that say what was to be measured are damaged"):
+                read(part)
+            continue
+        kept = read(part)
+        finished = [m for m in kept.report.measurements if m.status is not Status.CRASHED]
+        assert len(finished) == len(measured(part.split(b"\n")[:-1]))
+        assert kept.exit_code is None
+
+
+@pytest.mark.parametrize(
+    ("damage", "costs"),
+    [
+        *((cut, 1) for cut in (b"\xff\x00", b"{", b'{"event":"measurement","number":1,"measu')),
+        *((line, 0) for line in (b"[]\n", b"\n", b"{}\n", b"NaN\n")),
+    ],
+)
+def test_a_line_that_was_cut_costs_the_line_that_it_runs_into_and_one_that_says_nothing_costs_none(
+    content: bytes, damage: bytes, costs: int
+) -> None:
+    lines = content.splitlines(keepends=True)
+    place = next(number for number, line in enumerate(lines) if number > 5 and measured([line]))
+    kept = read(b"".join([*lines[:place], damage, *lines[place:]]))
+    assert len(kept.report.measurements) == len(measured(lines)) - costs
+    assert (kept.exit_code, kept.damage) == (0, ONE_LINE if costs else None)
+
+
+SUMMARY = {"median": 1.0, "min": 1.0, "max": 1.0, "cv": None}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda entry: entry.update(measurement=1),
+        lambda entry: entry.update(event="step", tasks=[{"number": 1.5, "task": {}}]),
+        lambda entry: entry.update(event="note", text="\ud800"),
+        lambda entry: entry.update(event="note", text=1),
+        lambda entry: entry.update(event="of another egmctl"),
+        lambda entry: entry.update(event=[]),
+        lambda entry: entry.update(line=10**12),
+        # What no document of the bench may have either.
+        lambda entry: entry["measurement"].update(flows=[]),
+        lambda entry: entry["measurement"]["flows_gb_s"].append({}),
+        lambda entry: entry["measurement"]["flows_gb_s"].extend([SUMMARY] * 3),
+        lambda entry: entry["measurement"]["samples"][0]["flows_gb_s"].extend([1.0] * 3),
+        lambda entry: entry.update(number=-1),
+        lambda entry: entry.update(number=10**6),
+        lambda entry: entry.update(number=True),
+    ],
+)
+def test_a_line_that_fits_nowhere_costs_what_it_holds(content: bytes, change: Callable[[dict[str, Any]], None]) -> None:
+    lines = content.splitlines(keepends=True)
+    place = next(number for number, line in enumerate(lines) if number > 5 and measured([line]))
+    kept = read(b"".join([*lines[:place], changed(lines[place], change), *lines[place + 1 :]]))
+    assert len(kept.report.measurements) == len(measured(lines)) - 1
+    assert kept.report.problems == (f"read from a journal: {ONE_LINE}",)
+    assert (kept.exit_code, kept.damage) == (0, ONE_LINE)
+
+
+def test_a_step_that_fits_nowhere_was_not_under_way(content: bytes) -> None:
+    lines = with_state(content).splitlines(keepends=True)
+    place = max(number for number, line in enumerate(lines) if b'"event":"step"' in line)
+    damaged = changed(lines[place], lambda entry: entry["tasks"][0]["task"].update(flows=[]))
+    kept = read(b"".join([*lines[:place], damaged, *lines[place + 1 :]]))
+    assert (kept.damage, kept.under_way) == (ONE_LINE, ())
+    assert len(kept.report.measurements) == len(measured(lines))
+
+
 @pytest.mark.parametrize("unended", [False, True])
 def test_lines_that_are_missing_or_zeros_are_counted(content: bytes, unended: bool) -> None:
     lines = (with_state(content) if unended else content).splitlines(keepends=True)
@@ -91,7 +185,14 @@ def test_lines_that_are_missing_or_zeros_are_counted(content: bytes, unended: bo
 def test_a_last_line_that_is_no_part_of_one_is_damage_and_one_that_was_cut_is_none(content: bytes) -> None:
     lines = with_state(content).splitlines(keepends=True)
     assert read(b"".join(lines[:-1]) + lines[-1][:30]).damage is None, "the run died in it"
-    assert read(b"".join(lines[:-1]) + b"\0" * 30 + b"\n").damage == "1 line damaged: what it held is missing"
+    assert read(b"".join(lines[:-1]) + b"\0" * 30 + b"\n").damage == ONE_LINE
+
+
+def test_a_first_line_that_is_damaged_leaves_the_end_unknown(content: bytes) -> None:
+    kept = read(b"\0" + content[1:])
+    assert (kept.exit_code, kept.under_way) == (None, ())
+    assert kept.ending == "ended in an unknown way: the journal's first line is damaged"
+    assert len(kept.report.measurements) == len(read(content).report.measurements)
 
 
 @pytest.mark.parametrize("format", BENCH.formats)
@@ -102,11 +203,10 @@ def test_what_is_left_is_shown_in_every_format_with_the_exit_code_of_a_run_that_
     path = tmp_path / "x.journal"
     path.write_bytes(b"".join([*lines[:6], b"\0\n", *lines[8:]]))
     shown = run("show", path, "--format", format)
-    damage = "2 lines damaged: what they held is missing"
-    assert (shown.code, shown.err) == (ExitCode.CRASHED, f"egmctl: {path}: {damage}\n")
+    assert (shown.code, shown.err) == (ExitCode.CRASHED, f"egmctl: {path}: {TWO_LINES}\n")
     assert shown.out
     if format in ("text", "json", "html", "md"):
-        assert damage in " ".join(shown.out.split())
+        assert TWO_LINES in " ".join(shown.out.split())
     path.write_bytes(content)
     assert run("show", path, "--format", format).code == ExitCode.OK
 
@@ -116,13 +216,40 @@ def test_a_list_of_runs_and_a_comparison_say_it_too(content: bytes, tmp_path: Pa
     whole.write_bytes(content)
     lines = content.splitlines(keepends=True)
     damaged.write_bytes(b"".join([*lines[:6], *lines[8:]]))
-    damage = "2 lines damaged: what they held is missing"
-    assert f"exit code 0; {damage}" in " ".join(run("history", "--journal", tmp_path).out.split())
-    assert run("compare", whole, damaged).err == f"egmctl: {damaged}: {damage}\n"
+    assert f"exit code 0; {TWO_LINES}" in " ".join(run("history", "--journal", tmp_path).out.split())
+    assert run("compare", whole, damaged).err == f"egmctl: {damaged}: {TWO_LINES}\n"
 
 
-def test_a_first_line_that_is_damaged_leaves_the_end_unknown(content: bytes) -> None:
-    kept = read(b"\0" + content[1:])
-    assert (kept.exit_code, kept.under_way) == (None, ())
-    assert kept.ending == "ended in an unknown way: the journal's first line is damaged"
-    assert len(kept.report.measurements) == len(read(content).report.measurements)
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda result: result["machines"][0]["gpus"].append(result["machines"][0]["gpus"][0]), "gpus: the bus id"),
+        (lambda result: result.update(machines=[7]), "result.machines[0]: expected an object"),
+        (lambda result: result.update(notes=["x"] * (ITEMS_LIMIT + 1)), "result.notes: expected at most"),
+        (lambda result: result.update(causes=[{}]), "result.causes[0]: the key"),
+    ],
+)
+def test_its_first_line_is_held_against_the_rules_for_every_document(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], sentence: str
+) -> None:
+    state, first, *rest = ended(original("journal", tmp_path)).splitlines(keepends=True)
+    path = tmp_path / "kept.journal"
+    path.write_bytes(b"".join([state, changed(first, lambda entry: change(entry["result"])), *rest]))
+    shown, listed = run("show", path), run("history", "--journal", tmp_path)
+    assert (shown.code, listed.code) == (2, 0)
+    assert sentence in shown.err
+    assert sentence in listed.err
+
+
+@pytest.mark.parametrize("piece", [b"{},", b"0,", b"\n", b"[" * 3, b"x" * 9])
+def test_what_calls_itself_a_journal_costs_little(piece: bytes) -> None:
+    head = b'{"line":1,"event":"begin","schema":"egmctl.journal/1","x":['
+    body = head + piece * ((write.FILE_LIMIT - 100) // len(piece)) + b"0]"
+    content = body + b',"crc32":"%08x"}\n' % zlib.crc32(body)
+    assert is_journal(content)
+
+    def refused() -> None:
+        with pytest.raises(UsageError, match=r"journal x(: the lines that say| is larger than any journal)"):
+            read(content)
+
+    assert most_bytes(refused) < 150 << 20

@@ -11,34 +11,28 @@ import random
 import subprocess
 import sys
 import time
-import zlib
-from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from egmctl import saved
 from egmctl.cli import journal as commands
 from egmctl.cli.output import OutputOptions, Outputs
-from egmctl.errors import UsageError
 from egmctl.fleet.folder import Folder
 from egmctl.journal import events, write
 from egmctl.journal import read as reading
 from egmctl.journal.events import what
-from egmctl.journal.read import Kept, earlier, is_journal
-from egmctl.model.codec import ITEMS_LIMIT
-from egmctl.model.measurement import RunReport, Status
+from egmctl.journal.read import earlier
+from egmctl.model.measurement import Status
 from egmctl.saved import load_journal
 from tests.bench.four import OPTIONS
 from tests.cli.test_private import check, planted
 from tests.conftest import ROOT, RunEgmctl, command_environment
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
-from tests.fuzz.documents import original
-from tests.journal.lines import changed, ended, with_state
-from tests.memory import most_bytes
+from tests.journal.lines import with_state
+from tests.journal.test_damage import content, read
+
+__all__ = ["content"]
 
 BENCH = ("bench", "--numa", "1", "--gpus", "0-1", "--size", "1M", "--samples", "2", "--copies", "2", *OPTIONS)
 UNDER_WAY = "the command ended while this was measured"
@@ -60,11 +54,6 @@ def env(node: FakeNode, tmp_path: Path) -> dict[str, str | None]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "state/egmctl/journal"
-
-
-def read(content: bytes, source: str) -> Kept:
-    """Return what a journal holds, read as every document is."""
-    return reading.read(content, source, partial(saved._result, RunReport))
 
 
 def killed(env: dict[str, str | None], after_s: float) -> list[str]:
@@ -110,157 +99,42 @@ def test_killed_at_any_moment_each_journal_has_what_was_measured_and_names_the_s
         assert len(kept.report.measurements) == len(finished) + len(kept.under_way)
 
 
+@pytest.fixture(scope="module")
+def whole(egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the journal of a run that came to its end, with all that the run measured."""
+    folder = tmp_path_factory.mktemp("whole")
+    env = {**fake_node("gb200-tray").environment(), "EGMCTL_NO_JOURNAL": None}
+    done = egmctl(*BENCH, "--json", "-q", "--journal", folder, env=env)
+    assert done.code == 0, done.err
+    (path,) = earlier(folder)
+    assert len(load_journal(path).report.measurements) == len(json.loads(done.out)["result"]["measurements"])
+    assert path.stat().st_mode & 0o777 == 0o600
+    return path
+
+
 @pytest.mark.long
-def test_what_was_under_way_is_named(egmctl: RunEgmctl, env: dict[str, str | None], folder: Path) -> None:
-    """A copy that hangs stands for a node that dies while it is at work."""
-    lines = whole_journal(egmctl, env, folder).splitlines(keepends=True)
+def test_what_was_under_way_is_named(egmctl: RunEgmctl, whole: Path, tmp_path: Path) -> None:
+    lines = whole.read_bytes().splitlines(keepends=True)
     steps = [number for number, line in enumerate(lines) if b'"event":"step"' in line]
-    part = with_state(b"".join(lines[: steps[3] + 1]))
-    kept = read(part, "journal x")
+    path = tmp_path / "cut.journal"
+    path.write_bytes(with_state(b"".join(lines[: steps[3] + 1])))
+    kept = load_journal(path)
     (task,) = kept.under_way
     assert kept.ending == f"ended while measuring {task.path} by copy engine ({task.case})"
     assert kept.report.measurements[-1].status is Status.CRASHED
-    path = folder / "cut.journal"
-    path.write_bytes(part)
     shown = egmctl("show", path)
     assert shown.code == 0
     assert f"the run ended while measuring {task.path}" in " ".join(shown.out.split())
     assert json.loads(egmctl("show", path, "--json").out)["schema"].startswith("egmctl.bench/")
 
 
-def whole_journal(egmctl: RunEgmctl, env: dict[str, str | None], folder: Path) -> bytes:
-    """Return the journal of a run that came to its end."""
-    done = egmctl(*BENCH, "--json", "-q", env=env)
-    assert done.code == 0, done.err
-    (path,) = earlier(folder)
-    report, ended = saved.load(path).result, json.loads(done.out)["result"]
-    assert isinstance(report, RunReport)
-    assert len(report.measurements) == len(ended["measurements"])
-    assert path.stat().st_mode & 0o777 == 0o600
-    return path.read_bytes()
-
-
-@pytest.fixture
-def content(tmp_path: Path) -> bytes:
-    """Return the journal of a run that came to its end."""
-    return ended(original("journal", tmp_path))
-
-
 @pytest.mark.long
-def test_cut_at_any_byte_it_is_read_up_to_there(content: bytes) -> None:
-    assert is_journal(content)
-    content = with_state(content)
-    first = content.index(b"\n", events.STATE_BYTES)
-    choice = random.Random(3)  # noqa: S311
-    cuts = {first, first + 1, len(content) - 1, *(choice.randrange(len(content)) for _ in range(60))}
-    for cut in sorted(cuts):
-        part = content[:cut]
-        if cut <= first:
-            with pytest.raises(UsageError, match="journal x: the lines that say what was to be measured are damaged"):
-                read(part, "journal x")
-            continue
-        kept = read(part, "journal x")
-        lines = part.split(b"\n")[:-1]
-        finished = [m for m in kept.report.measurements if m.status is not Status.CRASHED]
-        assert len(finished) == len(measured(lines))
-        assert kept.exit_code is None
-
-
-ONE_LINE = "1 line damaged: what it held is missing"
-
-
-@pytest.mark.parametrize("damage", [b"\xff\x00", b"{", b'{"event":"measurement","number":1,"measu'])
-def test_a_line_that_was_cut_costs_the_line_that_it_runs_into(content: bytes, damage: bytes) -> None:
-    lines = content.splitlines(keepends=True)
-    place = next(number for number, line in enumerate(lines) if number > 5 and measured([line]))
-    kept = read(b"".join([*lines[:place], damage, *lines[place:]]), "journal x")
-    assert len(kept.report.measurements) == len(measured(lines)) - 1
-    assert (kept.exit_code, kept.damage) == (0, ONE_LINE)
-
-
-@pytest.mark.parametrize("damage", [b"[]\n", b"\n", b"{}\n", b"NaN\n"])
-def test_a_line_that_says_nothing_costs_nothing(content: bytes, damage: bytes) -> None:
-    lines = content.splitlines(keepends=True)
-    kept = read(b"".join([*lines[:6], damage, *lines[6:]]), "journal x")
-    assert (len(kept.report.measurements), kept.report.problems) == (len(measured(lines)), ())
-
-
-SUMMARY = {"median": 1.0, "min": 1.0, "max": 1.0, "cv": None}
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda line: changed(line, lambda entry: entry.update(measurement=1)),
-        lambda line: changed(line, lambda entry: entry.update(event="step", tasks=[{"number": 1.5, "task": {}}])),
-        lambda line: changed(line, lambda entry: entry.update(event="note", text="\ud800")),
-        lambda line: changed(line, lambda entry: entry.update(event="note", text=1)),
-        lambda line: changed(line, lambda entry: entry.update(event="of another egmctl")),
-        lambda line: changed(line, lambda entry: entry.update(event=[])),
-        lambda line: changed(line, lambda entry: entry.update(line=10**12)),
-        lambda line: line.replace(b"0", b"1"),
-        # What no document of the bench may have either.
-        lambda line: changed(line, lambda entry: entry["measurement"].update(flows=[])),
-        lambda line: changed(line, lambda entry: entry["measurement"]["flows_gb_s"].append({})),
-        lambda line: changed(line, lambda entry: entry["measurement"]["flows_gb_s"].extend([SUMMARY] * 3)),
-        lambda line: changed(line, lambda entry: entry["measurement"]["samples"][0]["flows_gb_s"].extend([1.0] * 3)),
-        lambda line: changed(line, lambda entry: entry.update(number=-1)),
-        lambda line: changed(line, lambda entry: entry.update(number=10**6)),
-        lambda line: changed(line, lambda entry: entry.update(number=True)),
-    ],
-)
-def test_a_line_that_fits_nowhere_costs_what_it_holds(content: bytes, damage: Callable[[bytes], bytes]) -> None:
-    lines = content.splitlines(keepends=True)
-    place = next(number for number, line in enumerate(lines) if number > 5 and measured([line]))
-    kept = read(b"".join([*lines[:place], damage(lines[place]), *lines[place + 1 :]]), "journal x")
-    assert len(kept.report.measurements) == len(measured(lines)) - 1
-    assert kept.damage == ONE_LINE
-    assert kept.report.problems == (f"read from a journal: {ONE_LINE}",)
-    assert kept.exit_code == 0
-
-
-def test_a_step_that_fits_nowhere_was_not_under_way(content: bytes) -> None:
-    lines = with_state(content).splitlines(keepends=True)
-    place = max(number for number, line in enumerate(lines) if b'"event":"step"' in line)
-    damaged = changed(lines[place], lambda entry: entry["tasks"][0]["task"].update(flows=[]))
-    kept = read(b"".join([*lines[:place], damaged, *lines[place + 1 :]]), "journal x")
-    assert kept.damage == ONE_LINE
-    assert kept.under_way == ()
-    assert len(kept.report.measurements) == len(measured(lines))
-
-
-def measured(lines: Sequence[bytes]) -> set[int]:
-    """Return the numbers of the tasks whose outcome is in whole lines of a journal."""
-    entries = (json.loads(line) for line in lines if b'"event":"measurement"' in line)
-    return {entry["number"] for entry in entries}
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (lambda result: result["machines"][0]["gpus"].append(result["machines"][0]["gpus"][0]), "gpus: the bus id"),
-        (lambda result: result.update(machines=[7]), "result.machines[0]: expected an object"),
-        (lambda result: result.update(notes=["x"] * (ITEMS_LIMIT + 1)), "result.notes: expected at most"),
-        (lambda result: result.update(causes=[{}]), "result.causes[0]: the key"),
-    ],
-)
-def test_its_first_line_is_held_against_the_rules_for_every_document(
-    egmctl: RunEgmctl, tmp_path: Path, content: bytes, change: Callable[[dict[str, Any]], None], sentence: str
+def test_the_next_bench_mentions_it_once(
+    egmctl: RunEgmctl, env: dict[str, str | None], folder: Path, whole: Path
 ) -> None:
-    state, first, *rest = content.splitlines(keepends=True)
-    path = tmp_path / "kept.journal"
-    path.write_bytes(b"".join([state, changed(first, lambda entry: change(entry["result"])), *rest]))
-    shown, listed = egmctl("show", path), egmctl("history", "--journal", tmp_path)
-    assert (shown.code, listed.code) == (2, 0)
-    assert sentence in shown.err
-    assert sentence in listed.err
-
-
-@pytest.mark.long
-def test_the_next_bench_mentions_it_once(egmctl: RunEgmctl, env: dict[str, str | None], folder: Path) -> None:
-    content = whole_journal(egmctl, env, folder)
-    (path,) = earlier(folder)
-    path.write_bytes(with_state(content[:-20_000]))
+    folder.mkdir(parents=True)
+    path = folder / whole.name
+    path.write_bytes(with_state(whole.read_bytes()[:-20_000]))
     ending = load_journal(path).ending
     sentence = f"egmctl: an earlier bench {ending}; 'egmctl show {path}' shows its results\n"
     assert egmctl(*BENCH, env=env).err == sentence
@@ -328,7 +202,7 @@ def test_a_clock_that_is_set_back_makes_no_run_the_oldest(
 ) -> None:
     for number in range(write.FILES_LIMIT):
         (tmp_path / f"bench-{number + 1:06}-20991231T2359{number:02}Z.journal").write_bytes(content)
-    report = read(content, "it").report
+    report = read(content).report
     for _ in range(2):
         journal = write.Journal([tmp_path], lambda part: part)
         journal(events.Begin(report=dataclasses.replace(report, measurements=(), problems=()), steps=3))
@@ -391,7 +265,6 @@ def test_earlier_runs_are_listed_and_compared_without_their_names(
     )
     for _ in range(2):
         egmctl(*BENCH, "-q", env=env)
-        time.sleep(1.1)
     first, second = earlier(folder)
     compared = egmctl("compare", "last", "--tolerance", "99", env=env).out
     assert f"{first.stem} -> {second.stem}" in compared
@@ -400,29 +273,6 @@ def test_earlier_runs_are_listed_and_compared_without_their_names(
     assert all(run["ok"] == run["measurements"] > 0 for run in listed)
     assert str(second) in egmctl("history", env=env).out
     assert egmctl("compare", first, "last", "--tolerance", "99", env=env).out == compared
-
-
-@pytest.mark.parametrize(
-    ("name", "piece"),
-    [
-        ("objects", b"{},"),
-        ("numbers", b"0,"),
-        pytest.param("lines", b"\n", marks=pytest.mark.long),
-        ("lists", b"[" * 3),
-        ("text", b"x" * 9),
-    ],
-)
-def test_what_calls_itself_a_journal_costs_little(name: str, piece: bytes) -> None:
-    head = b'{"line":1,"event":"begin","schema":"egmctl.journal/1","x":['
-    body = head + piece * ((write.FILE_LIMIT - 100) // len(piece)) + b"0]"
-    content = body + b',"crc32":"%08x"}\n' % zlib.crc32(body)
-    assert is_journal(content), name
-
-    def refused() -> None:
-        with pytest.raises(UsageError, match=r"journal x(: the lines that say| is larger than any journal)"):
-            read(content, "journal x")
-
-    assert most_bytes(refused) < 150 << 20
 
 
 def test_journals_of_others_are_never_removed(tmp_path: Path) -> None:

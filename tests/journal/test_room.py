@@ -23,7 +23,7 @@ SPARE = 20_000
 """Bytes of its journal that a run has no room for: some of its steps."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def node(fake_node: MakeFakeNode) -> FakeNode:
     return fake_node("gb200-tray")
 
@@ -50,11 +50,12 @@ def bench(node: FakeNode, folder: Path, *options: str, limit: int | None = None)
     return ended([sys.executable, *command, *BENCH, "--journal", str(folder), *options], env=env, timeout_s=240)
 
 
-@pytest.fixture
-def needed(node: FakeNode, tmp_path: Path) -> int:
+@pytest.fixture(scope="module")
+def needed(node: FakeNode, tmp_path_factory: pytest.TempPathFactory) -> int:
     """Return how long the journal of this bench is."""
-    assert bench(node, tmp_path / "whole", "-q").code == 0
-    (path,) = earlier(tmp_path / "whole")
+    folder = tmp_path_factory.mktemp("whole")
+    assert bench(node, folder, "-q").code == 0
+    (path,) = earlier(folder)
     return path.stat().st_size
 
 

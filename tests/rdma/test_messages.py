@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from egmctl.bench.plan.make import make_plan
 from egmctl.bench.processes.group import Group
 from egmctl.model.measurement import Measurement, Status
 from egmctl.model.route import UcxRoute
+from tests.bench.conftest import cases
 from tests.conftest import RunEgmctl
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
@@ -32,31 +35,41 @@ MEASURED = (Status.OK, Status.UNSTABLE)
 """How much the samples differ depends on what else this machine does."""
 
 MIB = 1 << 20
+STAGES = ["register", "pack", "unpack", "deregister"]
 
 Measure = Callable[..., list[Measurement]]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def node(fake_node: MakeFakeNode) -> FakeNode:
     return fake_node("gb200-tray")
 
 
-@pytest.fixture
-def measure(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[Measure]:
-    """Measure cases between two ranks, under more variables."""
+@pytest.fixture(scope="module")
+def measure(node: FakeNode) -> Iterator[Measure]:
+    """Measure cases between two ranks, which are started once for each other environment."""
     plan = make_plan(node.machine, node.machine.gpus[:2], [0, 1], rdma.CASES, SETTINGS)  # type: ignore[index]
-    with ExitStack() as ended:
 
-        def run(case: str, **variables: str) -> list[Measurement]:
+    @functools.cache
+    def group(**variables: str) -> Group:
+        with pytest.MonkeyPatch.context() as environment:
             for name, value in (node.environment() | WITHOUT_CUDA | variables).items():
-                monkeypatch.delenv(name, raising=False)
+                environment.delenv(name, raising=False)
                 if value is not None:
-                    monkeypatch.setenv(name, value)
-            group: Group = ended.enter_context(start(2))
-            tasks = [planned for planned in plan.tasks if planned.name == case]
-            return ask(group, plan.ranks, *tasks, timeout_s=100).measurements
+                    environment.setenv(name, value)
+            return ended.enter_context(start(2))
 
-        yield run
+    with ExitStack() as ended:
+        yield (
+            lambda case, **variables: (
+                ask(
+                    group(**variables),
+                    plan.ranks,
+                    *(planned for planned in plan.tasks if planned.name == case),
+                    timeout_s=100,
+                ).measurements
+            )
+        )
 
 
 @pytest.mark.long
@@ -111,29 +124,51 @@ def test_a_transport_that_reaches_nobody_is_an_error_with_the_call(measure: Meas
 
 
 @pytest.mark.long
-def test_the_command_shows_ways_and_verdicts(egmctl: RunEgmctl, node: FakeNode) -> None:
-    options = [
-        "--gpus",
-        "0-1",
-        "--numa",
-        "0",
-        "--samples",
-        "1",
-        "--no-verdict",
-        "--case",
-        "ucx_host_to_host",
-        "--sweep",
-        "size",
-        "--size",
-        "4K",
-    ]
+@pytest.mark.parametrize(
+    "case", ["ucx_put_host_to_host 1 MiB", "ucx_get_host_to_host 1 MiB", "ucx_put_host_to_host 4 KiB"]
+)
+def test_every_byte_is_where_it_is_to_be_and_registering_is_timed(measure: Measure, case: str) -> None:
+    found = measure(case)
+    assert len(found) == 2
+    for m in found:
+        assert (m.status in MEASURED, m.mismatch) == (True, None), m.reason
+        assert m.bandwidth_gb_s is not None
+        assert m.bandwidth_gb_s.median > 0
+        assert [stage.name for stage in m.stages] == STAGES
+        assert all(stage.ms.min >= 0 for stage in m.stages)
+        assert m.ucx is not None
+        assert m.ucx.route is UcxRoute.SHARED_MEMORY
+        assert any(word in one.operation for one in m.ucx.protocols for word in ("put", "get")), m.ucx.protocols
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", ["ucx_put_host_to_host 1 MiB", "ucx_get_host_to_host 1 MiB"])
+def test_a_byte_that_is_put_or_got_wrong_is_found_and_located(measure: Measure, case: str) -> None:
+    (first, *_) = (m for m in measure(case, EGMCTL_TEST_SPOILT="1") if m.flows[0].destination.rank == 1)
+    assert first.status is Status.CORRUPT
+    assert first.mismatch is not None
+    assert first.mismatch.first_offset_bytes % MIB == SPOILT_OFFSET // 8 * 8
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("call", ["ucp_mem_map", "ucp_rkey_pack", "ucp_ep_rkey_unpack", "ucp_put_nbx"])
+def test_each_call_that_fails_is_named_by_both(measure: Measure, call: str) -> None:
+    found = measure("ucx_put_host_to_host 1 MiB", EGMCTL_TEST_UCX_FAILS=call)
+    assert {m.status for m in found} == {Status.FAILED}
+    assert {m.last_call for m in found} == {call}
+
+
+@pytest.mark.long
+def test_the_command_shows_ways_and_verdicts(egmctl: RunEgmctl, node: FakeNode, tmp_path: Path) -> None:
+    options = [*("--gpus", "0-1", "--numa", "0", "--samples", "1", "--no-verdict"), *cases("ucx_host_to_host")]
+    options += ["--sweep", "size", "--size", "4K"]
     environment = node.environment() | WITHOUT_CUDA | {"PYTHONPATH": os.environ.get("PYTHONPATH")}
-    ended = egmctl("bench", "-v", *options, env=environment)
+    ended = egmctl("bench", "-v", *options, "-o", "-", "-o", tmp_path / "run.json", env=environment)
     assert ended.code == 0, ended.err
     assert "Memory moved by UCX (GB/s)" in ended.out
     assert "shared memory within the node (" in ended.out
     assert "doctor's check" not in ended.out, "between host memories there is nothing of GPUDirect to explain"
-    document = json.loads(egmctl("bench", *options, "--json", env=environment).out)
+    document = json.loads((tmp_path / "run.json").read_text())
     assert [m["ucx"]["route"] for m in document["result"]["measurements"]] == ["shared-memory"] * 2
 
 

@@ -12,7 +12,7 @@ from egmctl.bench.cases import rdma
 from egmctl.bench.plan.fabric import make_fabric_plan
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.plan.placement import RankLayout
-from egmctl.bench.suites import select_cases
+from egmctl.bench.suites import SUITES, select_cases
 from egmctl.model.machine import OriginKind
 from egmctl.model.measurement import Settings
 from egmctl.model.route import Egm, MemoryKind, Rank
@@ -23,6 +23,7 @@ from tests.fake.plugin import MakeFakeNode
 
 SETTINGS = Settings(size_bytes=1 << 26, copies=None, samples=3, timeout_s=60)
 NOT_INSTALLED = "UCX cannot be used: ucxx is not installed (pip install 'egmctl[rdma]')"
+ONE_SIDED = tuple(case for case in rdma.CASES if case.engine in (Engine.UCX_PUT, Engine.UCX_GET))
 MEMORY = (MemoryKind.DEVICE, MemoryKind.HOST_NUMA, MemoryKind.PINNED)
 
 
@@ -57,6 +58,24 @@ def test_ranks_of_two_nodes_need_no_nvlink_domain() -> None:
     assert len(plan.runnable) == 2 * sum(len(case.points) for case in rdma.CASES)
     paths = {task.path for task in plan.runnable if task.case == "ucx_host_to_host"}
     assert paths == {"node1:GPU0:NUMA0 -> node2:GPU0:NUMA0", "node2:GPU0:NUMA0 -> node1:GPU0:NUMA0"}
+
+
+def test_each_kind_of_memory_is_put_and_got_in_each_size() -> None:
+    assert len(ONE_SIDED) == 2 * 3
+    assert all(case.points == rdma.POINTS for case in ONE_SIDED)
+    assert not [case.name for case in ONE_SIDED if SUITES["standard"].has(case) or SUITES["quick"].has(case)]
+
+
+def test_who_puts_has_the_source_and_who_gets_the_destination() -> None:
+    machine = load("gb200-tray")
+    cases = [case for case in ONE_SIDED if case.name in ("ucx_put_host_to_host", "ucx_get_host_to_host")]
+    made = make_plan(machine, (machine.gpus or ())[:2], [0], cases, SETTINGS)
+    flows = [(planned.engine, planned.flows[0]) for planned in made.tasks]
+    assert len(flows) == 4 * len(rdma.POINTS)
+    for engine, flow in flows:
+        own, other = (flow.source, flow.destination) if engine is Engine.UCX_PUT else (flow.destination, flow.source)
+        assert own.rank == flow.initiator_rank
+        assert other.rank != flow.initiator_rank
 
 
 @pytest.mark.parametrize("installed", [True, False])

@@ -1,0 +1,103 @@
+"""What tests of the bench on fake nodes use: ``bench(...)`` runs the command and returns what it found and called."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jsonschema
+import pytest
+
+from egmctl.model.machine import Machine
+from tests.bench.four import OPTIONS
+from tests.conftest import ROOT, RunEgmctl
+from tests.fake.calls import Call
+from tests.fake.node import FakeNode
+from tests.fake.plugin import MakeFakeNode
+
+SCHEMA = json.loads((ROOT / "docs/schemas/bench.schema.json").read_text())
+FEW = ("--size", "1M", "--samples", "2", "--copies", "2")
+SMALL = (*FEW, *OPTIONS)
+TWO_GPUS = ("bench", "--numa", "1", "--gpus", "0-1", *SMALL)
+
+STAYS = {
+    "cuMemUnmap": {"mapping", "reserved"},
+    "cuMemAddressFree": {"reserved"},
+    "cuMemRelease": {"allocation"},
+    "cuMemFree": {"memory"},
+    "cuMemFreeAsync": {"memory", "pool"},
+    "cuMemFreeHost": {"pinned"},
+    "cuModuleUnload": {"module"},
+    "cuEventDestroy": {"event"},
+    "cuStreamDestroy": {"stream"},
+    "cuDevicePrimaryCtxRelease": {"primary"},
+}
+"""What cannot be given back where the call that would do it fails, by the first word of the fake's account."""
+
+
+def cases(*names: str) -> tuple[str, ...]:
+    """Return the options that choose cases."""
+    return tuple(word for name in names for word in ("--case", name))
+
+
+class Run(NamedTuple):
+    """How a bench on a fake node ended."""
+
+    code: int
+    result: dict[str, Any]
+    node: FakeNode
+
+    @property
+    def measurements(self) -> list[dict[str, Any]]:
+        """The measurements, in the plan's order."""
+        measurements: list[dict[str, Any]] = self.result["measurements"]
+        return measurements
+
+    def said(self) -> str:
+        """Return all reasons and problems."""
+        return " ".join([*self.reasons(), *self.result["problems"]])
+
+    def corrupt(self) -> list[dict[str, Any]]:
+        """Return the measurements whose data was wrong."""
+        return [measurement for measurement in self.measurements if measurement["status"] == "corrupt"]
+
+    def left(self) -> set[str]:
+        """Return what was not given back, by the first word of the fake's account."""
+        return {line.split(": ")[1].split()[0] for line in self.node.leaks()}
+
+    def statuses(self) -> list[str]:
+        """Return the status of every measurement."""
+        return [measurement["status"] for measurement in self.measurements]
+
+    def reasons(self) -> set[str]:
+        """Return the reasons of the measurements that have one."""
+        return {measurement["reason"] for measurement in self.measurements if measurement["reason"]}
+
+    def worker_calls(self) -> list[Call]:
+        """Return the CUDA calls of the processes that took a context."""
+        calls = [call for call in self.node.calls() if call.name.startswith("cu")]
+        workers = {call.pid for call in calls if call.name == "cuDevicePrimaryCtxRetain"}
+        return [call for call in calls if call.pid in workers]
+
+
+Bench = Callable[..., Run]
+
+
+@pytest.fixture(scope="session")
+def bench(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> Bench:
+    """Run the bench on a fake node and return its JSON result."""
+
+    def run(
+        *arguments: str, faults: str = "", machine: Machine | str = "gb200-tray", env: dict[str, str] | None = None
+    ) -> Run:
+        node = fake_node(machine)
+        ended = egmctl(*arguments, "--json", env=node.environment(faults) | (env or {}))
+        assert "Traceback" not in ended.err
+        document = json.loads(ended.out)
+        assert document["result"] is not None, document["errors"]
+        jsonschema.Draft202012Validator(SCHEMA).validate(document)
+        assert document["exit_code"] == ended.code
+        return Run(ended.code, document["result"], node)
+
+    return run
