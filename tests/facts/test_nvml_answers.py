@@ -249,6 +249,19 @@ def test_a_gpu_without_c2c_has_no_links_and_says_why(answer: Answer) -> None:
     assert (c2c_links.unread.reason, str(c2c_links)) == ("not-supported", "field 170: 3 (Not Supported)")
 
 
+def test_c2c_links_are_read_one_by_one(answer: Answer) -> None:
+    up = {(171, 0): 1, (172, 0): 45000, (231, 0): 0, (232, 0): 2, (233, 0): 0, (234, 0): 0}
+    answer("nvmlDeviceGetFieldValues", fields({91: 0, 170: 2, **up, (171, 1): 0, (231, 1): 7}))
+
+    *_, c2c_links = links(None)
+
+    assert isinstance(c2c_links, list)
+    first, second = c2c_links
+    assert (first["active"], first["max_rate_mb_s"], first["replays"], first["unread"]) == (True, 45000, 2, {})
+    assert (second["active"], second["errors"], second["power_state"]) == (False, 7, None)
+    assert "power_state" in second["unread"]
+
+
 def test_a_remote_bus_id_that_a_virtual_machine_hides_is_null_and_says_so(answer: Answer) -> None:
     answer("nvmlDeviceGetFieldValues", fields({91: 2, **{(164, link): 26562 for link in range(2)}}))
     answer("nvmlDeviceGetNvLinkState", lambda _handle, link: 1 - link)

@@ -20,10 +20,13 @@ FOLDER = Path(__file__).parent
 
 
 @pytest.mark.parametrize("machine", replay.names())
-def test_text(machine: str) -> None:
+def test_text_and_that_it_fits_80_columns(machine: str) -> None:
     done = run("topo", "--machine", machine)
     assert done.code == 0
     compare(done.out, FOLDER / machine / "topo.txt")
+    for line in (*done.out.splitlines(), *run("topo", "-v", "--machine", machine).out.splitlines()):
+        assert len(line) <= 80 or "https://" in line, line
+        assert line == line.rstrip(), line
 
 
 def test_verbose_text() -> None:

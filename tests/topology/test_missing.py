@@ -105,11 +105,14 @@ SAID: dict[str, tuple[Machine, tuple[str, ...]]] = {
         builders.machine(unlisted(1), driver=Driver(module_version="580.1", nvml_error=MISMATCH)),
         ("1 NVIDIA GPU", "reload the driver, or reboot"),
     ),
-    "a child that hung": (
-        builders.machine(unlisted(1), driver=Driver(module_version="580.1", unread={"nvml_error": HUNG})),
+    "a child that hung, and a GPU of which the bus was not read": (
+        builders.machine(
+            [replace(unlisted(1)[0], pci=None)], driver=Driver(module_version="580.1", unread={"nvml_error": HUNG})
+        ),
         (
             "1 NVIDIA GPU is on the PCI bus and the driver is loaded, but NVML does not work",
             "NVML did not answer in time",
+            "512 GiB GPU0 0000:10:00.0",
         ),
     ),
     "a model": (builders.machine([], origin=OriginKind.MODELLED), ("MODEL of",)),
