@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 import shape
+
 from tests.conftest import ROOT
 
 
