@@ -20,7 +20,7 @@ from egmctl.bench.plan import Plan
 from egmctl.bench.plan.cost import steps_seconds
 from egmctl.bench.plan.task import shortened
 from egmctl.bench.processes.group import WORKER, Group, GroupFailed, start_group, start_worker
-from egmctl.bench.processes.protocol import NodeAccess, OrderedStep, OrderedTask, Preparation, Request
+from egmctl.bench.processes.protocol import NodeAccess, OrderedStep, Preparation, Request
 from egmctl.bench.results import Soak, of_both, with_proof
 from egmctl.bench.suites import CASES
 from egmctl.driver.signatures import cause_of_crash
@@ -29,7 +29,7 @@ from egmctl.facts.host import HostLoadWatch
 from egmctl.facts.kernel_log import KernelLogWatch
 from egmctl.facts.redact import redact
 from egmctl.facts.root import Root
-from egmctl.journal.events import Begin, Logged, Note, NumberedTask, Outcome, Problem, Recorder, StepBegun, forget
+from egmctl.journal.events import Begin, Logged, Note, Outcome, Problem, Recorder, StepBegun, forget
 from egmctl.launch import Child
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
@@ -46,7 +46,7 @@ from egmctl.model.measurement import (
     waived,
 )
 from egmctl.model.route import HOST_MEMORY
-from egmctl.model.task import Endpoint, Flow, Task
+from egmctl.model.task import Endpoint, Flow, NumberedTask, Task
 from egmctl.topology.access import nvml_failure
 from egmctl.units import parse_kernel_list
 
@@ -281,19 +281,16 @@ class _Run:
 
     def _measure(self, pool: Group, step: Step) -> bool:
         """Have a step measured; return whether the pool can continue."""
+        tasks = tuple(NumberedTask(number=number, task=self._tasks[number]) for number in step.tasks)
         ordered = OrderedStep(
-            tasks=tuple(
-                OrderedTask(number=number, task=shortened(self._tasks[number]) if step.proof else self._tasks[number])
-                for number in step.tasks
-            ),
+            tasks=tuple(replace(task, task=shortened(task.task)) for task in tasks) if step.proof else tasks,
             proof=step.proof,
             # A soak needs them all again.
             release=() if self._soak else tuple(self._lifetimes.finish(self._of(step))),
         )
         self._on_progress(self._part_over(step), self._tasks[step.tasks[0]])
         self.tell()
-        begun = tuple(NumberedTask(number=number, task=self._tasks[number]) for number in step.tasks)
-        self._recorder(StepBegun(tasks=begun))
+        self._recorder(StepBegun(tasks=tasks))
         # Many samples of large buffers may take longer than it takes to be sure that something hangs.
         timeout_s = max(self._plan.settings.timeout_s, 4 * self._seconds.get(step, 0))
         over = pool.ask(

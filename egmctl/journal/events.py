@@ -15,7 +15,7 @@ from typing import Any
 from egmctl.model.codec import DecodeError, from_json, to_json
 from egmctl.model.kernel_log import KernelEvent
 from egmctl.model.measurement import Measurement, RunReport
-from egmctl.model.task import Task
+from egmctl.model.task import NumberedTask, Task
 
 JOURNAL_SCHEMA = "egmctl.journal/1"
 SUFFIX = ".journal"
@@ -91,14 +91,6 @@ class Begin:
     report: RunReport
     """A report without measurements."""
     steps: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NumberedTask:
-    """A task, and its place in the plan."""
-
-    number: int
-    task: Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -311,3 +311,11 @@ class Task:
         flows = self.flows[:1] if self.pattern is Pattern.BOTH_DIRECTIONS else self.flows
         sources = ",".join(dict.fromkeys(flow.source.label for flow in flows))
         return sources, ",".join(dict.fromkeys(flow.destination.label for flow in flows))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberedTask:
+    """A task, and its place in the plan."""
+
+    number: int
+    task: Task

@@ -13,9 +13,10 @@ import pytest
 from referencing import Registry, Resource
 
 from egmctl.facts.kernel_log import event
-from egmctl.journal.events import Begin, Logged, Note, NumberedTask, Outcome, Problem, StepBegun
+from egmctl.journal.events import Begin, Logged, Note, Outcome, Problem, StepBegun
 from egmctl.journal.write import Journal
 from egmctl.model.measurement import Status
+from egmctl.model.task import NumberedTask
 from tests.conftest import ROOT
 from tests.in_process import run
 from tests.saved.documents import measured_report

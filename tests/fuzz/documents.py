@@ -19,13 +19,14 @@ from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.errors import UsageError
 from egmctl.facts import replay as record
 from egmctl.facts.kernel_log import event
-from egmctl.journal.events import Begin, Logged, Note, NumberedTask, Outcome, StepBegun
+from egmctl.journal.events import Begin, Logged, Note, Outcome, StepBegun
 from egmctl.journal.write import Journal
 from egmctl.model.bringup import Bringup
 from egmctl.model.codec import to_json
 from egmctl.model.finding import Finding, RunCause, Status
 from egmctl.model.kernel_log import KernelMessages
 from egmctl.model.measurement import RunReport
+from egmctl.model.task import NumberedTask
 from egmctl.report.exports.json import result_json
 from egmctl.topology.topology import topology
 from egmctl.verdict.bringup import bringup

@@ -109,14 +109,10 @@ def job_flows(
         Of patterns from or to one rank: that of so many ranks, evenly spread.
     """
     count = len(ranks)
-    if count < 2:
-        return
+    on_host = case.engine not in UCX_ENGINES and shared_memory(case) in HOST_MEMORY
 
     def between(place: int, far: int) -> RankFlow:
-        owner = ranks[far]
-        if case.engine in UCX_ENGINES:
-            return RankFlow(ranks[place], owner)
-        return RankFlow(ranks[place], owner, owner.numa_node if shared_memory(case) in HOST_MEMORY else None)
+        return RankFlow(ranks[place], ranks[far], ranks[far].numa_node if on_host else None)
 
     hubs = range(0, count, max(1, count // sample) if sample else 1)
     for flows in expand(case.pattern, count, meetings=pairs, hubs=hubs):

@@ -14,7 +14,7 @@ from egmctl.compat import StrEnum
 from egmctl.model.measurement import Settings
 from egmctl.model.record import BusId
 from egmctl.model.route import Rank
-from egmctl.model.task import Task
+from egmctl.model.task import NumberedTask
 
 ENVIRONMENT = {
     # CUDA_VISIBLE_DEVICES is left as the user set it; this says how its numbers are meant (egmctl.bench.plan.paths).
@@ -84,18 +84,10 @@ class Preparation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OrderedTask:
-    """A task and its number in the plan."""
-
-    number: int
-    task: Task
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OrderedStep:
     """Tasks to measure at the same time."""
 
-    tasks: tuple[OrderedTask, ...]
+    tasks: tuple[NumberedTask, ...]
     proof: bool = False
     """The one task was measured with others at the same time before, so that one sample alone is enough."""
     release: tuple[Buffer, ...] = ()
