@@ -151,7 +151,7 @@ def test_mpi_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     for name, value in stub(tmp_path, "time.sleep(600)").items():
         monkeypatch.setenv(name, value)
     waited: list[str] = []
-    with pytest.raises(MpiFailed, match="MPI_Init: no result within 0.3 s"):
+    with pytest.raises(MpiFailed, match=r"MPI_Init: no result within 0\.3 s"):
         World(Launched(0, 2, "srun", True), lambda: waited.append("said"), start_s=0.3)
     assert waited == ["said"]
 
