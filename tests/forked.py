@@ -1,4 +1,4 @@
-"""Children of ``egmctl`` that start at once: forks of a process that has imported what they need.
+"""Children of ``egmctl`` and of tests that start at once: forks of a process that has imported what they need.
 
 A child has a process, a group, an environment and descriptors of its own, as if it had been executed; only the fifth
 of a second that Python takes to start and import is spent once, not thousands of times. What has to do with starting
@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -40,7 +41,10 @@ class ForkedPopen(subprocess.Popen[Any]):
         pass_fds, cwd, env = others[3:6]
         stdin, stdout, stderr = others[9], others[12], others[14]
         waiting, ready = os.pipe()
-        pid = os.fork()
+        with warnings.catch_warnings():
+            # Python 3.12 and later warn where there are threads: a worker of pytest-xdist has one.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
         if pid == 0:
             if others[20]:
                 os.setsid()

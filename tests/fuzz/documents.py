@@ -23,7 +23,7 @@ from egmctl.journal.events import Begin, Logged, Note, Outcome, StepBegun
 from egmctl.journal.write import Journal
 from egmctl.model.bringup import Bringup
 from egmctl.model.codec import to_json
-from egmctl.model.finding import Finding, RunCause, Status
+from egmctl.model.finding import Diagnosis, Finding, RunCause, Status
 from egmctl.model.kernel_log import KernelMessages
 from egmctl.model.measurement import RunReport
 from egmctl.model.task import NumberedTask
@@ -59,22 +59,6 @@ def original(kind: str, folder: Path) -> bytes:
     return _ORIGINALS[kind](folder).encode()
 
 
-def _machine(_folder: Path) -> str:
-    return record.text(machine_of(MACHINE))
-
-
-def _bench(_folder: Path) -> str:
-    return json.dumps(bench_document(judged_run()))
-
-
-def _doctor(_folder: Path) -> str:
-    return result_json(diagnose(machine_of(MACHINE), EVERYTHING, CHECKS))
-
-
-def _topo(_folder: Path) -> str:
-    return result_json(topology(machine_of(MACHINE)))
-
-
 def _journal(folder: Path) -> str:
     report = judged_run()
     journal = Journal([folder], lambda part: part)
@@ -92,14 +76,6 @@ def _journal(folder: Path) -> str:
     return text
 
 
-def _fleet(folder: Path) -> str:
-    return result_json(replace(REPORT, comparison=_compared(folder)))
-
-
-def _comparison(folder: Path) -> str:
-    return result_json(_compared(folder))
-
-
 def _compared(folder: Path) -> Any:
     files = []
     for name, value in (("one", 100.0), ("two", 60.0)):
@@ -108,25 +84,20 @@ def _compared(folder: Path) -> Any:
     return compare([saved.load(file) for file in files])
 
 
-def _bringup(_folder: Path) -> str:
-    found = bringup(diagnose(machine_of(MACHINE), EVERYTHING, CHECKS), judged_run())
-    return result_json(found)
-
-
-def _profile(_folder: Path) -> str:
-    return (profiles_dir() / "hgx-h200.toml").read_text()
+def _diagnosed() -> Diagnosis:
+    return diagnose(machine_of(MACHINE), EVERYTHING, CHECKS)
 
 
 _ORIGINALS: dict[str, Callable[[Path], str]] = {
-    "machine": _machine,
-    "bench": _bench,
-    "doctor": _doctor,
-    "topo": _topo,
+    "machine": lambda _: record.text(machine_of(MACHINE)),
+    "bench": lambda _: json.dumps(bench_document(judged_run())),
+    "doctor": lambda _: result_json(_diagnosed()),
+    "topo": lambda _: result_json(topology(machine_of(MACHINE))),
     "journal": _journal,
-    "fleet": _fleet,
-    "comparison": _comparison,
-    "bringup": _bringup,
-    "profile": _profile,
+    "fleet": lambda folder: result_json(replace(REPORT, comparison=_compared(folder))),
+    "comparison": lambda folder: result_json(_compared(folder)),
+    "bringup": lambda _: result_json(bringup(_diagnosed(), judged_run())),
+    "profile": lambda _: (profiles_dir() / "hgx-h200.toml").read_text(),
 }
 KINDS = tuple(_ORIGINALS)
 
@@ -176,17 +147,8 @@ def _lines(content: bytes, choice: random.Random) -> bytes:
             lines[place] = stamped(entry)
         except (ValueError, TypeError, KeyError):
             name, equals, _ = lines[place].partition(b"=")
-            odd = (
-                b"1e999",
-                b"-1",
-                b'"\\u001b[31m"',
-                b"nan",
-                b"[[]]",
-                b"{a=1}",
-                b"9999999999999999999999",
-                b"true",
-                b"",
-            )
+            numbers = (b"1e999", b"-1", b'"\\u001b[31m"', b"nan")
+            odd = (*numbers, b"[[]]", b"{a=1}", b"9999999999999999999999", b"true", b"")
             lines[place] = name + equals + choice.choice(odd) + b"\n" if equals else b""
     if choice.random() < 0.3:
         choice.shuffle(lines)

@@ -22,39 +22,15 @@ ROUNDS = max(4, int(os.environ.get("EGMCTL_TEST_ROUNDS", "0")) // 10)
 """Combinations of each command."""
 
 WORDS = (
-    *(
-        "all",
-        "0",
-        "0-3,5",
-        "9",
-        "-1",
-        "",
-        "1-",
-        "GPU-",
-        "0000:1b:00.0",
-        "\x1b[31m",
-        "0-99999999999",
-        "²",
-        "0:1,2:NUMA0",
-    ),
+    *("all", "0", "0-3,5", "9", "-1", "", "1-", "GPU-", "0000:1b:00.0", "\x1b[31m", "0-99999999999", "²"),
+    "0:1,2:NUMA0",
     *("egm", "p2p", "size", "fabric", "full,ipc", "gpus=4", "nagios", "x" * 300, "\u202e", "=1", "*", "node[1-9]"),
     *("text", "json", "yaml", "boot", "30m", "always", "failed", "1M", "1e9", "99999T", "4k", "1MiB", "@x'", "ssh"),
     *("srun", "doctor", "last~1", "standard", "ring_*", "egm.*"),
 )
 NUMBERS = ("0", "1", "-1", "50", "1e308", "nan", "", "9" * 20, "2.5", "3", "x", "inf")
 FILES = (
-    "-",
-    "x.json",
-    "x.html",
-    "x.toml",
-    "no/x",
-    "/dev/null",
-    "x" * 300 + ".json",
-    "",
-    "x.yaml",
-    "x\n.json",
-    ".",
-    "@",
+    *("-", "x.json", "x.html", "x.toml", "no/x", "/dev/null", "x" * 300 + ".json", "", "x.yaml", "x\n.json", ".", "@"),
 )
 MACHINES = ("gh200", "gb200-tray", "hgx-h200x4", "list", "none", "", "good.json")
 LOOKS = {
