@@ -27,11 +27,11 @@ class Case(NamedTuple):
 
     def holds(self) -> None:
         """Fail where the check finds something else."""
-        found = verdicts(self.check, self.machine, self.scope)
-        assert found == self.verdict, found
-        told = " | ".join(map(words_of, run(self.check, self.machine, self.scope)))
-        assert [word for word in self.words if word not in told] == [], told
-        assert not self.without or self.without not in told, told
+        verdict = verdicts(self.check, self.machine, self.scope)
+        assert verdict == self.verdict, verdict
+        sentences = " | ".join(map(words_of, run(self.check, self.machine, self.scope)))
+        assert [word for word in self.words if word not in sentences] == [], sentences
+        assert not self.without or self.without not in sentences, sentences
 
 
 def case(

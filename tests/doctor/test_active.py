@@ -17,7 +17,7 @@ from egmctl.model.finding import Finding, Guard, Status
 from egmctl.model.machine import Machine
 from egmctl.model.probes import Outcome, Probe, ProbeKind
 from tests.conftest import RunEgmctl
-from tests.doctor.machines import patched, shipped
+from tests.doctor.machines import of_two_gpus, patched, shipped
 from tests.doctor.test_nvml_faults import here
 from tests.fake.machines import nvl4, with_imex_channel
 from tests.fake.node import FakeNode
@@ -107,9 +107,9 @@ class TestOnFakeNodes:
         assert failure["summary"].endswith(": killed its process in cuCtxEnablePeerAccess")
 
     def test_a_process_that_hangs_costs_one_probe_and_is_named(self, fake_node: MakeFakeNode) -> None:
-        node = fake_node(nvl4())
+        node = fake_node(of_two_gpus(nvl4()))
         with here(node, faults="cuMemImportFromShareableHandle=hang,once") as patch:
-            patch.setattr(probes, "PROBE_TIMEOUT_S", 1)
+            patch.setattr(probes, "PROBE_TIMEOUT_S", 4)
             machine = probes.probed(node.machine, EVERYTHING, [KINDS["ipc.vmm-active"]])
         checks = [check for check in CHECKS if check.id == "ipc.vmm-active"]
         failure, *others = diagnose(machine, EVERYTHING, checks).findings

@@ -46,7 +46,8 @@ def told(machine: Machine, scope: Scope = EVERYTHING) -> Diagnosis:
 
 def roots(machine: Machine, *statuses: Status) -> list[Finding]:
     """Return the findings that nothing explains."""
-    return [one for one in told(machine).findings if one.status in (statuses or TOLD) and not one.explained_by]
+    wanted = statuses or TOLD
+    return [finding for finding in told(machine).findings if finding.status in wanted and not finding.explained_by]
 
 
 def gpu0(path: str, /, **changes: object) -> Machine:
@@ -159,7 +160,7 @@ REFUSED = {"read": "NS", "write": "NS", "nvlink": "NS"}
 RETRAINED = gpu0(".nvml.nvlinks[3].counters", recoveries=2, successful_recoveries=2)
 
 
-def of(check: str) -> Machine:
+def with_fault(check: str) -> Machine:
     return faults()[check].machine()
 
 
@@ -219,8 +220,8 @@ PAIRS: dict[tuple[str, str], Machine] = {
     ),
     ("imex.recovery", "kernel.driver-messages"): said(RECOVERING, M.IMEX_SHUTDOWN),
     ("uvm.addressing-mode", "kernel.driver-messages"): said(all_gpus(".nvml", addressing_mode="none"), M.SMMU_SVA),
-    ("numa.auto-online", "kernel.driver-messages"): said(of("numa.auto-online"), M.MEMORY_NOT_MOVABLE),
-    ("numa.mode", "kernel.driver-messages"): said(of("numa.mode"), M.MEMORY_ADD),
+    ("numa.auto-online", "kernel.driver-messages"): said(with_fault("numa.auto-online"), M.MEMORY_NOT_MOVABLE),
+    ("numa.mode", "kernel.driver-messages"): said(with_fault("numa.mode"), M.MEMORY_ADD),
     ("imex.channel", "fabric.alloc-active"): probes_failing(
         patched(healthy(), "driver", imex_channels=()), "cuMemCreate", 800, "fabric.alloc-active"
     ),
@@ -228,10 +229,12 @@ PAIRS: dict[tuple[str, str], Machine] = {
         patched(healthy(), "host", allowed_numa_nodes="0"), "cuMemCreate", 1, "egm.alloc-active", "ipc.vmm-active"
     ),
     ("numa.mempolicy-syscalls", "egm.alloc-active"): probes_failing(
-        of("numa.mempolicy-syscalls"), "cuMemCreate", 1, "egm.alloc-active"
+        with_fault("numa.mempolicy-syscalls"), "cuMemCreate", 1, "egm.alloc-active"
     ),
-    ("numa.memory", "egm.alloc-active"): probes_failing(of("numa.memory"), "cuMemCreate", 1, "egm.alloc-active"),
-    ("ipc.ptrace", "ipc.pidfd-active"): probes_failing(of("ipc.ptrace"), "pidfd_getfd", 1, "ipc.pidfd-active"),
+    ("numa.memory", "egm.alloc-active"): probes_failing(
+        with_fault("numa.memory"), "cuMemCreate", 1, "egm.alloc-active"
+    ),
+    ("ipc.ptrace", "ipc.pidfd-active"): probes_failing(with_fault("ipc.ptrace"), "pidfd_getfd", 1, "ipc.pidfd-active"),
 }
 """A cause, an effect, and a machine that has both."""
 
@@ -285,19 +288,19 @@ SEPARATE: dict[str, tuple[Machine, set[str]]] = {
 @pytest.mark.parametrize("name", SEPARATE)
 def test_what_has_another_mechanism_stays_a_cause(name: str) -> None:
     machine, expected = SEPARATE[name]
-    assert expected <= {one.check for one in roots(machine)}
+    assert expected <= {finding.check for finding in roots(machine)}
 
 
 @pytest.mark.parametrize(("pair", "machine"), PAIRS.items(), ids=map(">".join, PAIRS))
 def test_each_pair(pair: tuple[str, str], machine: Machine) -> None:
     cause, effect = pair
     findings = told(machine, SCOPES.get(cause, EVERYTHING)).findings
-    explained = [one for one in findings if one.check == effect and one.explained_by]
-    assert explained, [(one.check, one.summary) for one in findings if one.status in TOLD]
-    named = {root for one in explained for root in one.explained_by}
-    assert all(effect in one.explains for one in findings if one.check in named and one.explains)
+    explained = [finding for finding in findings if finding.check == effect and finding.explained_by]
+    assert explained, [(finding.check, finding.summary) for finding in findings if finding.status in TOLD]
+    named = {root for finding in explained for root in finding.explained_by}
+    assert all(effect in finding.explains for finding in findings if finding.check in named and finding.explains)
     # A cause that is itself explained passes on to its own.
-    assert cause in named or any(one.check == cause and one.explained_by for one in findings)
+    assert cause in named or any(finding.check == cause and finding.explained_by for finding in findings)
 
 
 def test_every_rule_that_looks_at_the_machine_has_its_pair() -> None:
@@ -329,7 +332,7 @@ def test_of_two_that_explain_each_other_one_stays_the_cause() -> None:
     for cause, effect in both:
         for machine in (healthy(), UPDATED):
             found = explained(machine, (fault(cause, GPUS[0]), fault(effect, GPUS[0])))
-            assert any(not one.explained_by for one in found), (cause, effect)
+            assert any(not finding.explained_by for finding in found), (cause, effect)
 
 
 def fault(check: str, gpu: Gpu) -> Finding:
@@ -342,7 +345,7 @@ def fault(check: str, gpu: Gpu) -> Finding:
 def test_a_gpu_that_wants_a_reset_after_an_xid_has_one_cause(number: int, down: bool, root: str) -> None:
     """As the driver does it: the Xid, Xid 154, and the recovery action that NVML reports from then on."""
     machine = patched(gpu0(".nvml", recovery_action="gpu-reset"), "gpus[0].nvml.nvlinks[3]", active=not down)
-    assert [(one.check, one.status) for one in roots(xid(machine, number, 154))] == [(root, Status.FAIL)]
+    assert [(finding.check, finding.status) for finding in roots(xid(machine, number, 154))] == [(root, Status.FAIL)]
 
 
 @pytest.mark.parametrize(
@@ -359,15 +362,15 @@ def test_a_gpu_that_wants_a_reset_after_an_xid_has_one_cause(number: int, down: 
 def test_xid_154_is_told_with_the_xid_that_it_follows(logged: str, expected: str) -> None:
     """NVML need not report the recovery action any more; an application's Xid asks for none."""
     buses = ("0008:01:00", "0009:01:00")
-    pairs = [one.split(":") for one in logged.split()]
+    pairs = [entry.split(":") for entry in logged.split()]
     lines = [f"NVRM: Xid (PCI:{buses[int(gpu)]}): {number}, so it is." for gpu, number in pairs]
     found = told(with_lines(healthy(), *lines)).findings
-    left = [one for one in found if one.status in TOLD and not one.explained_by]
-    assert {tuple(title(one).split(",")[0].split(": Xid ")) for one in left} == {
-        (f"GPU{gpu}", number) for gpu, number in (one.split(":") for one in expected.split())
+    left = [finding for finding in found if finding.status in TOLD and not finding.explained_by]
+    assert {tuple(title(finding).split(",")[0].split(": Xid ")) for finding in left} == {
+        (f"GPU{gpu}", number) for gpu, number in (entry.split(":") for entry in expected.split())
     }
-    explained = [one for one in found if one.explained_by]
-    assert all("Xid 154" in one.summary and one.explained_by == ("kernel.xid",) for one in explained)
+    explained = [finding for finding in found if finding.explained_by]
+    assert all("Xid 154" in finding.summary and finding.explained_by == ("kernel.xid",) for finding in explained)
 
 
 def test_a_denied_uvm_is_one_fault_with_what_it_explains() -> None:
@@ -379,13 +382,13 @@ def test_a_denied_uvm_is_one_fault_with_what_it_explains() -> None:
     assert len(doctor_nagios(found).splitlines()) == 2
     assert 'failures="1"' in doctor_junit(found)
     document = json.loads(result_json(found))["result"]
-    assert next(one["explains"] for one in document["findings"] if one["check"] == "dev.control-nodes")
+    assert next(finding["explains"] for finding in document["findings"] if finding["check"] == "dev.control-nodes")
 
 
 @pytest.mark.parametrize(("gpus", "cause"), [(False, "dev.nodes-missing"), (True, "dev.control-nodes")])
 def test_a_container_without_gpus_has_one_cause(gpus: bool, cause: str) -> None:
     found = roots(container(gpus=gpus))
-    assert {one.check for one in found} == {cause}
+    assert {finding.check for finding in found} == {cause}
     if not gpus:
         assert found[0].summary == (
             "this container was started without GPUs (/dev/nvidia0, /dev/nvidia1, /dev/nvidia2, /dev/nvidia3 not "
@@ -396,8 +399,8 @@ def test_a_container_without_gpus_has_one_cause(gpus: bool, cause: str) -> None:
 def test_no_fault_of_the_node_explains_that_mpi_did_not_start() -> None:
     machine = patched(healthy(), "system", daemons=(), imex=Imex())
     machine = patched(machine, "", peers=Peers(nodes=(), problem="MPI_Init exited with code 1"))
-    found = [one for one in told(machine).findings if one.check.startswith("peers.")]
-    assert {(one.status, one.explained_by) for one in found} == {(Status.UNKNOWN, ())}
+    found = [finding for finding in told(machine).findings if finding.check.startswith("peers.")]
+    assert {(finding.status, finding.explained_by) for finding in found} == {(Status.UNKNOWN, ())}
 
 
 def test_a_cause_is_as_grave_as_what_it_explains() -> None:
@@ -413,11 +416,11 @@ def test_no_fault_is_hidden(check: str) -> None:
     fault = faults()[check]
     found = diagnose(fault.machine(), fault.scope, CHECKS)
     gravity = list(Status)
-    for one in found.findings:
-        for root in one.explained_by:
+    for finding in found.findings:
+        for root in finding.explained_by:
             worst = min((other.status for other in found.findings if other.check == root), key=gravity.index)
-            assert gravity.index(worst) <= gravity.index(one.status)
-    assert any(one.status in TOLD and not one.explained_by for one in found.findings)
+            assert gravity.index(worst) <= gravity.index(finding.status)
+    assert any(finding.status in TOLD and not finding.explained_by for finding in found.findings)
 
 
 def test_a_board_without_its_fabric_manager_has_one_cause() -> None:
@@ -429,8 +432,8 @@ def test_a_board_without_its_fabric_manager_has_one_cause() -> None:
 
 def test_gpus_that_are_denied_in_several_ways_leave_cuda_none_and_are_its_causes() -> None:
     found = roots(no_gpu_left(patched(no_gpu_left(all_denied()), "gpus[0].node", access="EACCES")), Status.FAIL)
-    assert {one.check for one in found} == {"dev.cgroup-restricted", "dev.permissions"}
-    assert all("drv.libraries" in one.explains for one in found)
+    assert {finding.check for finding in found} == {"dev.cgroup-restricted", "dev.permissions"}
+    assert all("drv.libraries" in finding.explains for finding in found)
 
 
 def causes_of(*findings: Finding) -> list[tuple[str, list[str]]]:

@@ -120,9 +120,11 @@ def of_scene(scene: Scene) -> Fault:
 @pytest.mark.parametrize("check", [check.id for check in CHECKS if check.id not in ONLY_TOLD])
 def test_it_alone_catches_its_fault(check: str) -> None:
     fault = of_scene(SCENES[ALONE[check]]) if check in ALONE else faults()[check]
-    assert check in {one.check for one in told(fault.machine(), fault.scope)}
-    usual = {one.check for machine in (healthy(), shipped("hgx-h200x4")) for one in told(machine)}
-    others = {one.check for one in told(fault.machine(), fault.scope, check) if one.status is not Status.NOTE} - usual
+    assert check in {finding.check for finding in told(fault.machine(), fault.scope)}
+    usual = {finding.check for machine in (healthy(), shipped("hgx-h200x4")) for finding in told(machine)}
+    others = {
+        finding.check for finding in told(fault.machine(), fault.scope, check) if finding.status is not Status.NOTE
+    } - usual
     assert others == ALSO_SEEN.get(check, (set(), ""))[0]
 
 

@@ -104,10 +104,10 @@ def test_ids_are_unique() -> None:
 
 
 def test_every_check_has_an_id_of_area_and_name_reads_sections_that_exist_and_guards_something() -> None:
-    for one in CHECKS:
-        assert re.fullmatch(r"[a-z0-9]+\.[a-z0-9-]+", one.id)
-        assert set(one.sections) <= set(SECTION_VERSIONS), one.id
-        assert one.guards, one.id
+    for shipped_check in CHECKS:
+        assert re.fullmatch(r"[a-z0-9]+\.[a-z0-9-]+", shipped_check.id)
+        assert set(shipped_check.sections) <= set(SECTION_VERSIONS), shipped_check.id
+        assert shipped_check.guards, shipped_check.id
 
 
 def test_every_check_has_its_texts_and_no_text_is_left_over() -> None:
