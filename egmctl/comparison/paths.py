@@ -21,7 +21,7 @@ from egmctl.units import natural
 from egmctl.verdict.profiles import choose, load_all, match_profile
 from egmctl.verdict.yardsticks import JUDGED_FROM_BYTES, is_by_host, reference_for
 
-PathClass = tuple[str, str, str, int]
+Alike = tuple[str, str, str, int]
 """Name of the case at its point, stage, links and bytes: paths of one are alike."""
 
 
@@ -56,7 +56,7 @@ class MeasuredPath:
     """``None`` of a path that the run lacks."""
 
     @property
-    def path_class(self) -> PathClass:
+    def path_class(self) -> Alike:
         """The class of alike paths that it is one of."""
         return self.measurement.name, self.stage, self.links, self.measurement.size_bytes
 
@@ -262,7 +262,7 @@ def affected(
         All paths of each node.
     """
     gravity = [Outcome.WORSE, Outcome.BETTER]
-    by_class: dict[tuple[str, Outcome, PathClass], dict[int, PathDifference]] = {}
+    by_class: dict[tuple[str, Outcome, Alike], dict[int, PathDifference]] = {}
     for place, path in enumerate(differences):
         if path.outcome in gravity:
             path_class = path.name, path.stage, path.link, path.size_bytes
@@ -440,13 +440,13 @@ def _usual(runs: Sequence[Points]) -> Points:
     return usual
 
 
-def _scatter(runs: Sequence[Points], usual: Points) -> dict[PathClass, float]:
+def _scatter(runs: Sequence[Points], usual: Points) -> dict[Alike, float]:
     """Return the robust standard deviation of each class: of how far its paths are from their medians over the nodes.
 
     All paths of a class together tell it from three nodes on, where one path's three values could not. A class is of
     the links that most nodes have: the paths of one node that lacks links would scatter as much as they are slow.
     """
-    distances: dict[PathClass, list[float]] = {}
+    distances: dict[Alike, list[float]] = {}
     for key, reference in usual.items():
         known = [points[key] for points in runs if key in points]
         distances.setdefault(reference.path_class, []).extend(
