@@ -98,7 +98,9 @@ def supervise(
     started_at = datetime.datetime.now(datetime.timezone.utc)
     started = time.perf_counter()
     root = Root.from_environment()
-    watch, host = KernelLogWatch(root), HostLoadWatch(root)
+    # Of a job of several commands the other ranks would count as other processes, and their nodes are not seen.
+    one_command = all(rank.host is None for rank in plan.ranks)
+    watch, host = KernelLogWatch(root), HostLoadWatch(root) if one_command else None
     report = RunReport(
         settings=plan.settings,
         gpus=plan.gpus,
@@ -137,7 +139,7 @@ def supervise(
     return replace(
         report,
         wall_s=wall_s,
-        host_load=host.load(),
+        host_load=None if host is None else host.load(),
         seconds=run.spent.of_run(wall_s),
         interrupted=interrupted,
         notes=(*plan.notes, *run.notes),
@@ -467,12 +469,6 @@ def by_blocked_route(measurement: Measurement) -> Measurement:
 
 
 _Key = tuple[object, ...]
-
-
-def counterparts(cases: Iterable[Case], every: Sequence[Case]) -> list[Case]:
-    """Return the cases that measure the same paths within one process, at the same points, from all cases."""
-    points = {case.in_process: case.points for case in cases}
-    return [replace(case, points=points[case.name]) for case in every if case.name in points]
 
 
 def set_beside(measurements: Sequence[Measurement], every: Sequence[Case]) -> tuple[Measurement, ...]:

@@ -64,6 +64,7 @@ def test_all_ranks_of_two_nodes_measure_each_other_and_rank_0_reports_it(
         zip(labels, ["rack1-n1"] * 2 + ["rack1-n2"] * 2, strict=True)
     )
     assert len(result["machines"]) == 2
+    assert result["host_load"] is None, "rank 0 sees neither the other node nor whose the other ranks' CPU time is"
     measurements = result["measurements"]
     assert {m["case"] for m in measurements} == set(CASES)
     assert {m["status"] for m in measurements} <= {"ok", "unstable"}

@@ -15,7 +15,6 @@ from egmctl.bench.plan.ranks import handle_waiver, local_path, node_flows, rank_
 from egmctl.bench.plan.schedule import isolated, make_steps, slots
 from egmctl.bench.plan.task import Candidate, atomics_waiver, blocks_waiver, capability_waiver, planned_task
 from egmctl.bench.suites import CASES
-from egmctl.bench.supervisor import counterparts
 from egmctl.errors import UsageError
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.gpu import Gpu
@@ -94,8 +93,10 @@ def make_plan(
         for case in cases
         if case.processes is not Processes.ONE and any(task.waiver is None for task in made[case.name])
     ]
-    # What is to be set beside them comes first, as in the registry.
-    beside = {case.name: make(case) for case in counterparts(by_ranks, CASES) if case.name not in made}
+    # The cases within one process that are set beside them come first, as in the registry.
+    points = {case.in_process: case.points for case in by_ranks}
+    within = (case for case in CASES if case.name in points and case.name not in made)
+    beside = {case.name: make(replace(case, points=points[case.name])) for case in within}
     tasks = tuple(task for of_case in (beside | made).values() for task in of_case)
     none = [name for name, of_case in made.items() if not of_case]
     by_owner = {case.name for case in cases if case.by_owner}
