@@ -427,7 +427,7 @@ class Spent:
         self._cases: dict[str, tuple[int, PhaseSeconds]] = {}
 
     def add(self, case: str, spent: Mapping[str, float] | None) -> None:
-        """Add a step of a case with its seconds by phase, as reported by the first process; ``None`` if not reported."""
+        """Add a step of a case, with its seconds by phase if the first process reported them."""
         steps, before = self._cases.get(case, (0, PhaseSeconds()))
         seconds = PhaseSeconds() if spent is None else from_json(PhaseSeconds, spent)
         self._cases[case] = steps + 1, before.plus(seconds)
