@@ -59,7 +59,7 @@ class TaskPart(ABC):
 
     @abstractmethod
     def keep(self, items: Sequence[Item]) -> None:
-        """Add a sample from the data of all processes. ``items`` is empty if the task has ended early."""
+        """Add a sample from the data of all processes, which is ``None`` if the task has ended early."""
 
     @abstractmethod
     def conclude(self) -> Measurement:

@@ -110,7 +110,10 @@ class Mover:
 
     @property
     def ungated(self) -> str | None:
-        """The reason why queueing the work may block until it completes, which it never does behind a closed gate."""
+        """The reason why queueing the work may block until it completes; ``None`` if it cannot.
+
+        Behind a closed gate such work would block forever.
+        """
         if ENGINES[self.task.engine].blocks_on_pageable:
             if any(memory is not None and memory.pageable for memory in (self.source, self.destination)):
                 return "copies of pageable memory block the host until they are done"

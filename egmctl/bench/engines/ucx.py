@@ -100,7 +100,7 @@ class Side:
         return self._collective.outcomes[0] is not None
 
     def _everywhere(self, work: Callable[[], Any]) -> list[Item]:
-        """Run a function in all ranks; return each rank's result, or an empty list if the task has ended."""
+        """Run a function in all ranks; return each rank's result. If the task has ended, nothing runs."""
         return self._collective.do(lambda _: work())[0]
 
     def connect(self) -> None:
