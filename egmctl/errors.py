@@ -45,7 +45,7 @@ class EgmctlError(Exception):
 
     exit_code = ExitCode.CRASHED
     code = "error"
-    """The value of ``errors[].code`` in JSON documents. It stays the same from version to version."""
+    """The value of ``errors[].code`` in JSON documents, the same in all versions."""
 
 
 class UsageError(EgmctlError):
@@ -120,9 +120,9 @@ class DriverCallError(EgmctlError):
     call
         The function's name, e.g. ``"cuMemCreate"``.
     code
-        The error number that it returned; ``None`` if it was not called (library or symbol missing).
+        The number that it returned; ``None`` if there is none, e.g. because the library or symbol is missing.
     name
-        The driver's name for the number, e.g. ``"CUDA_ERROR_NOT_PERMITTED"``; without a number, a description.
+        The driver's name for the number, e.g. ``"CUDA_ERROR_NOT_PERMITTED"``, or a description.
     """
 
     code = "driver-call"

@@ -36,8 +36,7 @@ class FileExists(UsageError):
 def write_whole(path: Path, content: bytes, *, replace: bool = True) -> None:
     """Write a file atomically. If the path is a link, write its target.
 
-    A replaced file's permission bits are kept, except setuid and setgid and, if another user owned it, write permission
-    for group and others.
+    A replaced file keeps its permissions, except, if another user owned it, write permission for group and others.
 
     Parameters
     ----------

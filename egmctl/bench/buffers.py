@@ -80,9 +80,9 @@ def window(size_bytes: int, passes: int, sample: int) -> Window:
     size_bytes
         The size of one slot, which one pass moves.
     passes
-        The number of passes of one sample.
+        The passes per sample.
     sample
-        The index of the sample, from 0.
+        The index of the sample.
     """
     all_slots = span_bytes(size_bytes) // size_bytes
     slots = min(passes, all_slots)
@@ -154,7 +154,7 @@ class Peak:
     """The peak memory of a sequence of steps in one place."""
 
     place: Endpoint | None
-    """An end on the GPU or NUMA node, of any kind of memory; ``None`` for the host, which is all nodes together."""
+    """An end on the GPU or NUMA node; ``None`` for the whole host."""
     bytes: int
     host: str | None = None
     """The host's name if there are several hosts."""
@@ -186,16 +186,16 @@ def peaks(
     node_of: Callable[[Endpoint], str | None] = lambda _end: None,
     huge_page_bytes: Mapping[int, int] | None = None,
 ) -> tuple[Peak, ...]:
-    """Return the peak memory of steps on each GPU and NUMA node and on the host, with separate peaks for huge pages.
+    """Return the peak memory of steps on each GPU and NUMA node and on the host, separately for huge pages.
 
     Parameters
     ----------
     keep
         Whether buffers stay allocated until the last step.
     node_of
-        A function that returns the name of the host of an end; ``None`` if there is one host.
+        A function that returns the name of an end's host if there are several.
     huge_page_bytes
-        The size of huge pages by NUMA node. A buffer in huge pages takes a whole number of them.
+        The size of huge pages by NUMA node, to which buffers are rounded up.
     """
 
     def places(buffer: Buffer) -> tuple[_Place, ...]:
@@ -239,7 +239,7 @@ def peaks(
 
 
 _Place = tuple[str | None, str | None, int | None, bool]
-"""A host, its GPU or NUMA node (without both: the host as a whole), and whether its huge pages are meant."""
+"""A host, its GPU or NUMA node (neither: the whole host), and whether this counts huge pages."""
 
 
 def _on_huge_pages(buffer: Buffer) -> bool:

@@ -65,7 +65,7 @@ class Case:
     chase: Chase | None = None
     """The loads or round trips of one sample of a latency."""
     footprint: Footprint | None = None
-    """The size of a latency's buffers. The size of a bandwidth's buffers is a setting of the run."""
+    """The size of a latency's buffers; for a bandwidth it is a setting of the run."""
     processes: Processes = Processes.ONE
     handle: HandleKind | None = None
     """The handle by which the process that issues the work opens the other process' memory."""
@@ -203,7 +203,7 @@ def _end(case: Case, end: End) -> str:
 
 
 def _side(case: Case) -> str:
-    """Return a phrase that says which of two GPUs issues the work; empty if the flow is not between two GPUs."""
+    """Return a phrase that says which of two GPUs issues the work; else an empty one."""
     if {case.source, case.destination} - {MemoryKind.DEVICE} or case.pattern is Pattern.LOCAL:
         return ""
     return " of the source (push)" if case.initiator is End.SOURCE else " of the destination (pull)"

@@ -49,7 +49,7 @@ class LinkCounters:
 
     @contextmanager
     def watch(self, tasks: Iterable[Task]) -> Iterator[Watch]:
-        """Observe the GPUs of a step's tasks during the ``with`` block, in which the samples are taken."""
+        """Observe the GPUs of a step's tasks during a ``with`` block that takes the samples."""
         tasks = tuple(tasks)
         self._labels |= gpus_of(tasks)
         watch = Watch(self._telemetry, tasks, self.ours)
@@ -107,7 +107,7 @@ class Watch:
         self._before = {bus_id: self._telemetry.traffic(bus_id, self._links) for bus_id in self._counted}
 
     def look(self, over: threading.Event) -> None:
-        """Read clocks and temperature, and count PCIe bytes, at intervals until ``over`` is set: the thread's body."""
+        """Read clocks, temperature and PCIe counters at intervals until ``over`` is set: the thread's body."""
         while not over.wait(PERIOD_S):
             for bus_id in self._gpus:
                 self._states[bus_id].append(self._telemetry.state(bus_id))
@@ -174,9 +174,7 @@ class Watch:
 
 
 def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidence | None:
-    """Return whether the bytes of a bandwidth took the expected link, according to the link counters.
-
-    Returns ``None`` for a latency, for flows over several kinds of links and for less than :data:`TELLING_BYTES`.
+    """Return whether the bytes of a bandwidth took the expected link; ``None`` if counters cannot show this.
 
     Parameters
     ----------
@@ -235,8 +233,8 @@ def _judged(task: Task, link: LinkKind, carried: Mapping[LinkKind, int | None], 
 def _telling(flow: Flow) -> tuple[LinkKind | None, bool]:
     """Return the link of the initiator whose counters count the bytes, and whether the bytes leave the GPU over it.
 
-    It is the first link of the route. If the initiator copies from host memory to host memory over its NVLinks, it is
-    NVLink, because C2C on its other side has no counters; the bytes then arrive over the first hop.
+    It is the first link of the route. For copies between host memories through a GPU with NVLink it is NVLink, because
+    C2C on the other side has no counters. The bytes arrive over the first hop.
     """
     links = [hop.link for hop in flow.route.hops]
     if flow.through_gpu and LinkKind.NVLINK in links:

@@ -55,7 +55,7 @@ class Asked:
     cases: tuple[Case, ...]
     settings: Settings
     sample: int | None = None
-    """The number of random partners of each rank; ``None``: all other ranks."""
+    """The number of random partners of each rank; ``None`` for all ranks."""
     fixed_size: bool = False
     """Whether the user chose the size, so that it is not reduced to fit free memory."""
 
@@ -100,7 +100,7 @@ def measure_job(
     Parameters
     ----------
     child
-        The process of this command's rank. It has ended when this function returns.
+        The process of this command's rank, which this function ends.
     facts
         A function that reads the node and returns it with the GPUs that the user chose.
 
@@ -112,7 +112,7 @@ def measure_job(
     Raises
     ------
     EgmctlError
-        The run cannot begin. Raised on every rank, or only on rank 0 after it has ended the other ranks' part.
+        The run cannot begin. Raised on every rank, or on rank 0 only, after the others have finished.
     RanksMissing
         Some commands of the job do not respond.
     """
@@ -146,7 +146,7 @@ def measure_job(
 
 
 def gather_layout(world: World, facts: Callable[[], tuple[Machine, Sequence[Gpu]]], asked: Asked) -> RankLayout | None:
-    """Exchange the facts of all ranks; return the layout of the ranks on rank 0, ``None`` on other ranks.
+    """Exchange the facts of all ranks; return the layout on rank 0, ``None`` on other ranks.
 
     Raises
     ------

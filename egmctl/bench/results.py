@@ -43,13 +43,7 @@ def summarize(values: Sequence[float]) -> Summary:
 
 
 def stages(names: Iterable[str], rounds: Sequence[Mapping[str, float]]) -> tuple[Stage, ...]:
-    """Return the statistics of each stage in milliseconds, in the order of ``names``, without stages that have no time.
-
-    Parameters
-    ----------
-    rounds
-        The milliseconds of each round by stage.
-    """
+    """Return the statistics of each timed stage in milliseconds, in the order of ``names``."""
     costs = {name: [stages_ms[name] for stages_ms in rounds if name in stages_ms] for name in names}
     return tuple(Stage(name=name, ms=summarize(ms)) for name, ms in costs.items() if ms)
 
@@ -134,7 +128,7 @@ def of_latency(
     wrong
         A sentence on a wrong value that was read; ``None`` if all were correct.
     remark
-        The reason to report if the status is ``ok``. The number of discarded samples replaces it.
+        The reason to report if the status is ``ok`` and no sample was discarded.
     discarded
         The number of samples that are missing because one side timed out waiting for its peer.
     more
@@ -209,13 +203,7 @@ _STEADINESS = {Status.CORRUPT: 0, Status.OK: 1, Status.UNSTABLE: 2}
 
 
 def of_both(before: Measurement | None, now: Measurement) -> Measurement:
-    """Return the result to keep after a measurement of a task, which may be a repetition.
-
-    Parameters
-    ----------
-    before
-        The earlier result; ``None`` if this is the first.
-    """
+    """Return the result to keep after a task was measured, given the result before that, if any."""
     if before is not None and before.status in BROKEN:
         # A failure stays, whatever the reason for the repetition: other tasks of the step may have been unstable.
         kept = now if now.graver_than(before) else before
@@ -229,8 +217,8 @@ def of_both(before: Measurement | None, now: Measurement) -> Measurement:
 def with_proof(among: Measurement, proof: Measurement) -> tuple[Measurement, float | None]:
     """Return the result to keep of a task that was measured with others and then alone, and the difference of the two.
 
-    The result alone is kept if it has failed. The difference is a fraction of the median alone; ``None`` if one of the
-    two has no figure.
+    The second result is kept only if it failed worse. The difference is a fraction of the second median; ``None`` if
+    one of the two has no figure.
     """
     if proof.graver_than(among):
         return proof, None
@@ -243,17 +231,11 @@ def with_proof(among: Measurement, proof: Measurement) -> tuple[Measurement, flo
 
 
 SAMPLES_KEPT = 10_000
-"""The maximum number of samples that a soak keeps per task, always including the slowest. Statistics cover these."""
+"""The maximum number of samples that a soak keeps per task, including the slowest. Statistics cover only these."""
 
 
 class Soak:
-    """The clock of a soak, and the merge of results of tasks that are measured repeatedly.
-
-    Parameters
-    ----------
-    duration_s
-        The duration of the soak, which starts now.
-    """
+    """The clock of a soak, which starts now, and the merge of its repeated results."""
 
     def __init__(self, duration_s: float) -> None:
         self._started = time.monotonic()

@@ -51,7 +51,7 @@ SWEPT: Mapping[Axis, tuple[str, ...]] = {
 """Shell patterns of the cases that ``--sweep`` measures by default."""
 
 _FOUR_STREAMS = dict.fromkeys(SWEPT[Axis.STREAMS], (Point(streams=4),))
-"""The additional point with four streams: one stream reportedly does not saturate NVLink-C2C."""
+"""Additional points: one stream reportedly does not saturate NVLink-C2C."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Suite:
     further: Mapping[str, tuple[Point, ...]] = field(default_factory=dict)
     """Additional points, by case name."""
     sweep: Axis | None = None
-    """The axis along which the cases are measured, instead of at their own points."""
+    """The axis along which the cases are measured instead."""
 
     def has(self, case: Case) -> bool:
         """Return whether a case belongs to the suite."""
@@ -214,8 +214,8 @@ def select_cases(patterns: Sequence[str], suites: Sequence[str] = (), sweep: Axi
     patterns
         Shell patterns, one of which must match a case's name; without patterns, all cases match.
     suites
-        Names of suites, one of which must contain a case. Without suites, patterns select from all cases; without both,
-        a sweep selects the cases of :data:`SWEPT`, and a run without a sweep the standard suite.
+        Names of suites, one of which must contain a case. Without suites, patterns select from all cases. Without both,
+        the cases are those of :data:`SWEPT` for a sweep, else the standard suite.
     sweep
         The axis along which cases are measured. Cases without this axis are left out.
 

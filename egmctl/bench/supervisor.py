@@ -55,8 +55,8 @@ Progress = Callable[[float, Task | None], None]
 steps."""
 
 WORKER_LIMIT = 4
-"""The number of failed processes of each kind (:class:`_Processes`) after which the rest of a run is waived. Further
-processes would probably fail too, each after a whole timeout."""
+"""The number of failed processes of one kind (:class:`_Processes`) after which its remaining steps are waived. More
+would probably fail too, each after a whole timeout."""
 
 PROOF_TOLERANCE = 0.01
 """The maximum relative difference between a pair measured alone and the same pair measured with others. If one pair
@@ -86,7 +86,7 @@ def supervise(
     machine
         The machine for which the plan was made.
     on_progress
-        The function to call before and after each step.
+        Called before and after each step.
     worker
         The first worker, if it has been started already.
     target
@@ -94,7 +94,7 @@ def supervise(
     start_ranks
         A function that starts a given number of ranks.
     recorder
-        The function to call with each event of the run.
+        Called with each event of the run.
     """
     started_at = datetime.datetime.now(datetime.timezone.utc)
     started = time.perf_counter()
@@ -198,14 +198,14 @@ class _Run:
 
     @property
     def goes_on(self) -> bool:
-        """Whether there is something left to measure; a soak starts over at the end."""
+        """Whether steps are left to measure. A soak starts over at the end."""
         if self._soak and not self.pending and not self._soak.over:
             self.pending.extend(step for step in self._plan.steps if not step.proof)
         self.pending = deque(step for step in self.pending if self._failures[self._processes(step)] < WORKER_LIMIT)
         return bool(self.pending)
 
     def work(self, start: Callable[[bool], Group]) -> None:
-        """Start a pool, a worker or a group of ranks, and measure pending steps of its kind until it ends or fails.
+        """Start a pool and measure the pending steps of its kind until none is left or the pool fails.
 
         Parameters
         ----------
@@ -311,7 +311,7 @@ class _Run:
         return not any(message["broken"] for message in over)
 
     def _part_over(self, under_way: Step | None = None) -> float:
-        """Return the finished fraction of the run: of a soak's duration, else of the estimated time of all steps."""
+        """Return the finished fraction of a soak's duration, or else of the estimated time of all steps."""
         if self._soak is not None:
             return self._soak.part_over
         ahead = [*self.pending, *([under_way] if under_way else [])]
@@ -359,9 +359,9 @@ class _Run:
             self.pending.appendleft(single)
 
     def _blame(self, error: ChildFailed, under_way: Step | None, kind: _Kind) -> None:
-        """Record a pool's failure as the outcome of the current step, or of all pending steps of its kind without one.
+        """Record a pool's failure as the outcome of the current step, or without one of all pending steps of its kind.
 
-        After the first crash during set-up no outcome is recorded, so that a new pool measures the pending steps.
+        After the first crash during set-up, these stay pending for a new pool.
         """
         self.tell()
         status = Status.TIMED_OUT if error.how == "timed-out" else Status.CRASHED
@@ -423,7 +423,7 @@ class Spent:
     def __init__(self) -> None:
         self.starting_s = 0.0
         self.ending_s = 0.0
-        """The seconds that processes took to end; only processes that ended normally are counted."""
+        """The seconds that processes took to end, if they ended normally."""
         self._cases: dict[str, tuple[int, PhaseSeconds]] = {}
 
     def add(self, case: str, spent: Mapping[str, float] | None) -> None:
@@ -461,9 +461,9 @@ _MAKE_NUMA_MEMORY = frozenset(
 def by_blocked_route(measurement: Measurement) -> Measurement:
     """Return a measurement with a blocked EGM route as its cause, if the facts and the failed call show this.
 
-    The facts must show a blocked route, one of :data:`_MAKE_NUMA_MEMORY` must have failed, crashed or timed out (which
-    of these the driver does is not documented), and no other cause may be known. Failures of other calls, such as the
-    start of CUDA or a launch, are not caused by the route.
+    The facts must show a blocked route, one of :data:`_MAKE_NUMA_MEMORY` must have failed, crashed or timed out (it is
+    not documented which), and no other cause may be known. The route does not cause failures of other calls, such as
+    the start of CUDA or a launch.
     """
     blocked = next((flow.route.egm_reason for flow in measurement.flows if flow.route.degraded), "")
     tried = measurement.status in (Status.FAILED, Status.CRASHED, Status.TIMED_OUT) and not measurement.known_cause

@@ -24,7 +24,7 @@ STATE, BEGIN = "state", "begin"
 """The values of ``event`` that are not in :data:`RECORDS`."""
 
 STATE_BYTES = 512
-"""The length of the first line, which is padded with spaces before its line feed."""
+"""The length of the first line, padded with spaces."""
 
 BEGIN_LINES = (1, 2)
 """The numbers of the two lines that describe the plan. Both have the same content: without it nothing can be shown."""
@@ -41,7 +41,7 @@ class State:
     lines: int | None = None
     """The number of lines of the journal, including this one; ``None`` while lines may be added."""
     cut: str | None = None
-    """The reason why later lines of the run are missing, such as a full disk; ``None`` if none are."""
+    """The reason why later lines of the run are missing, such as a full disk."""
     mentioned: bool = False
     """Whether a later command has reported that this run did not end."""
 

@@ -20,7 +20,7 @@ from egmctl.model.codec import to_json
 from egmctl.model.measurement import RunReport
 
 FILES_LIMIT = 20
-"""The number of journals that a directory keeps. The oldest ones are removed."""
+"""The maximum number of journals in a directory."""
 FILE_LIMIT = 32 << 20
 """The maximum size of a journal in bytes. Lines beyond it are not written."""
 
@@ -48,7 +48,7 @@ class Journal:
     def __init__(self, folders: Sequence[Path], clean: Callable[[Any], Any]) -> None:
         self.path: Path | None = None
         self.failure: str | None = None
-        """The reason why there is no journal, or why it ends early; ``None`` if neither is the case."""
+        """The reason why there is no journal, or why it ends early."""
         self._folders = folders
         self._clean = clean
         self._file: int | None = None
@@ -223,9 +223,9 @@ def at_work(path: Path) -> bool:
 
 
 def prune(folder: Path) -> None:
-    """Remove the oldest journals of a directory beyond :data:`FILES_LIMIT`, except journals that are being written.
+    """Remove the oldest journals of a directory beyond :data:`FILES_LIMIT`, unless they are being written.
 
-    Only files named by this module are removed: other programs, such as systemd, use the same suffix.
+    Other files with the same suffix, such as systemd's, stay.
     """
     for path in [path for path in journals(folder) if _number(path)][:-FILES_LIMIT]:
         if not at_work(path):

@@ -43,9 +43,9 @@ def check_counts(flow: FlowPart, part: Window, passes: int) -> Check | None:
 
 
 class Additions(Walker):
-    """A latency measurement like a pointer chase, with atomic additions to counters in turn instead of loads.
+    """A latency measurement with atomic additions to counters in turn, instead of the loads of a pointer chase.
 
-    Each sample continues where the last one ended: ``kernels/atomic_latency.cu``.
+    Each sample continues the last one: ``kernels/atomic_latency.cu``.
     """
 
     verification = Verification.COUNTERS_EVERY_SAMPLE

@@ -45,12 +45,12 @@ def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) ->
 
 
 class Walker(TaskPart):
-    """The walk of one thread along a chain of random lines. Each sample continues where the last one ended."""
+    """The walk of one thread along a chain of random lines. Each sample continues the walk."""
 
     verification = Verification.WALK_EVERY_SAMPLE
     kernel = "chase"
     error = staticmethod(chain_error)
-    """A function of a sample's index and wrong offset that returns a sentence; ``None`` if the sample is correct."""
+    """A function that returns a sentence if a sample is wrong, ``None`` if it is correct."""
 
     def __init__(self, collective: CollectiveStep, worker: WorkerContext, place: int, held: ResourceScope) -> None:
         super().__init__(collective, worker, place, held)
@@ -89,7 +89,7 @@ class Walker(TaskPart):
             self.warm_up()
 
     def warm_up(self) -> None:
-        """Set the number of untimed loads before the next sample: a whole cycle more if the chain is to be cached."""
+        """Set the number of untimed loads before the next sample."""
         self.warm = WARM_UP_LOADS + (self.chain.lines if self.chase.warm else 0)
 
     def start(self) -> None:

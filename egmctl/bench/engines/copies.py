@@ -18,7 +18,7 @@ _BULK_THREADS = 32
 
 
 def copy(mover: Mover, part: Window, passes: int) -> FlowParts:
-    """Return copies by the copy engine, each split over all streams of the flow."""
+    """Return copies by copy engines, each split over all streams."""
     streams = mover.streams
     destination, source = mover.addresses(part)
     unit = -(-part.slot_bytes // len(streams) // _SPLIT_BYTES) * _SPLIT_BYTES
@@ -41,13 +41,13 @@ def copy_vectors(mover: Mover, part: Window, passes: int) -> FlowParts:
 
 
 def read_vectors(mover: Mover, part: Window, passes: int) -> FlowParts:
-    """Return a kernel that reads 16-byte vectors and adds them up: ``kernels/copy.cu``."""
+    """Return a kernel that sums 16-byte vectors: ``kernels/copy.cu``."""
     result = mover.result.address
     return mover.by_kernel("sum_vectors", part, part.slot_bytes // VECTOR_BYTES, passes, part.slots, result)
 
 
 def write_vectors(mover: Mover, part: Window, passes: int) -> FlowParts:
-    """Return a kernel that writes the pattern in 16-byte vectors: ``kernels/pattern.cu``."""
+    """Return a kernel that writes 16-byte vectors: ``kernels/pattern.cu``."""
     return mover.by_kernel(
         "fill_pattern", part, part.slot_bytes // VECTOR_BYTES, mover.expected(part).own_seed, passes, part.slots
     )

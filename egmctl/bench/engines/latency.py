@@ -26,7 +26,7 @@ class TaskPart(ABC):
     place
         The index of the task in the step.
     held
-        The scope of the resources that this process allocates or opens for the task.
+        The scope of this process' resources for the task.
     """
 
     def __init__(self, collective: CollectiveStep, worker: WorkerContext, place: int, held: ResourceScope) -> None:

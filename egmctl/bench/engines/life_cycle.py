@@ -1,9 +1,8 @@
-"""The times of each stage in the life cycle of memory shared between two processes, with a check of the bytes.
+"""The time of each stage in the life cycle of memory shared between two processes, with a check of the bytes.
 
-The owner allocates and exports the memory and sends the handle. The importer opens and maps it, writes all of it twice
-and then writes a pattern, which the owner checks. The importer closes the memory, and the owner frees it. Times are by
-the host's clock. The time of the transfer is between CLOCK_MONOTONIC of the two processes, which is one clock within a
-node; it is left out between nodes.
+The owner allocates and exports the memory and sends the handle. The importer opens and maps it, writes all of it twice,
+and then a pattern, which the owner checks. The importer closes the memory; the owner frees it. Times are by the host's
+clock. The transfer is timed by CLOCK_MONOTONIC of both processes, so only within a node.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from egmctl.model.measurement import Measurement, Phase, Settings, Status, Verif
 from egmctl.model.task import Engine, Task
 
 LIVES = 20
-"""The minimum number of timed life cycles of each task, enough for percentiles."""
+"""The minimum number of timed life cycles, enough for percentiles."""
 WARM_UP_LIVES = 1
 """The number of untimed life cycles. The first one initializes what the driver keeps."""
 
@@ -36,14 +35,13 @@ def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings, le
     """Repeat the life cycle of each task's shared memory in the same processes, and time its stages.
 
     The tasks of a step run at the same time, so only a step with one task shows the costs of one. Each task has one
-    flow: the memory of the end with a handle belongs to rank ``Endpoint.rank``, and the flow's ``initiator_rank`` opens
-    it. The measurement has ``stages`` in milliseconds. It is ``corrupt``, with a mismatch, if the owner does not find
-    the importer's pattern.
+    flow: rank ``Endpoint.rank`` owns the memory of the end with a handle, and the flow's ``initiator_rank`` opens it.
+    The measurement has ``stages`` in milliseconds. It is ``corrupt`` if the owner does not find the importer's pattern.
 
     Parameters
     ----------
     least
-        The minimum number of timed life cycles, after :data:`WARM_UP_LIVES`, if there are fewer samples.
+        The minimum number of timed life cycles if there are fewer samples.
 
     Raises
     ------

@@ -36,8 +36,8 @@ class Pair(TaskPart):
     """This process' part of round trips between two sides. The process may be one side, both, or neither.
 
     The first flow's initiator serves: it sends first and times the round trips. The other side is the second flow's
-    initiator, or the first flow's destination. A rank takes part in at most one task of a step. There is nothing to
-    verify, because only the right flag or message completes a round trip.
+    initiator, or the first flow's destination. A rank takes part in at most one task. No data is verified: a wrong flag
+    or message does not complete a round trip.
     """
 
     def __init__(self, collective: CollectiveStep, worker: WorkerContext, place: int, held: ResourceScope) -> None:
@@ -70,7 +70,7 @@ class Pair(TaskPart):
 
     @abstractmethod
     def open(self, offered: Sequence[Item]) -> None:
-        """Open the handles of all ranks that this side needs; the caller closes their descriptors afterwards."""
+        """Open the other side's handles; the caller closes the descriptors."""
 
     @abstractmethod
     def run(self) -> Sequence[float] | None:
@@ -245,11 +245,7 @@ class Messages(Pair):
 
 
 class Events(Messages):
-    """Round trips of events, each announced by a message.
-
-    Each side records an event and sends a message. The other side's stream waits for the event; at the end of a round
-    trip the serving host waits for it.
-    """
+    """Round trips of messages, each sent after an event for which the other stream, at the end the host, waits."""
 
     def make(self) -> Item:
         sockets = super().make()

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 THREADS = 512
 BLOCKS = 2
-"""The number of blocks of a kernel per multiprocessor. On H200 more or larger blocks are not faster, and only appear to
-be for reads: with four blocks, a kernel that only reads its peer's memory counts 389 GB/s, but only 0.967 bytes per
-counted byte come over NVLink, 376 GB/s; the rest comes from the reader's own L2 (docs/hardware-notes.md)."""
+"""The number of blocks of a kernel per multiprocessor. On H200 more or larger blocks are not faster. Reads only appear
+faster: with four blocks, a kernel that reads its peer's memory counts 389 GB/s, but only 0.967 bytes per counted byte,
+376 GB/s, come over NVLink; the rest comes from the reader's own L2 (docs/hardware-notes.md)."""
 WARM_UP_PASSES = 2
 """The number of untimed passes before the first sample of a task, which map host memory and let clocks rise."""
 HEAD_START_S = 0.002
@@ -75,7 +75,7 @@ class OwnBuffer:
         held.filled_bytes = end
 
     def first_touch(self, part: Window) -> None:
-        """Overwrite a destination for the first time and record the time, if the window is all of it."""
+        """Time the first write of a destination if the window is all of it."""
         if part.size_bytes == self.held.memory.size_bytes:
             started = time.perf_counter()
             self.poison(part)
@@ -99,8 +99,9 @@ class Mover:
     task: Task
     flow: Flow
     source: Memory | None
-    """The memory of the source, at this process' address; ``None`` if it is registers. The same for the destination."""
+    """The source at this process' address; ``None`` if it is registers."""
     destination: Memory | None
+    """The destination, likewise."""
     seed: int
     """The seed of the pattern that is moved."""
     streams: Sequence[Stream]
@@ -110,10 +111,7 @@ class Mover:
 
     @property
     def ungated(self) -> str | None:
-        """The reason why queueing the work may block until it completes; ``None`` if it cannot.
-
-        Behind a closed gate such work would block forever.
-        """
+        """The reason why queueing the work may block until it completes and forbids a gate; else ``None``."""
         if ENGINES[self.task.engine].blocks_on_pageable:
             if any(memory is not None and memory.pageable for memory in (self.source, self.destination)):
                 return "copies of pageable memory block the host until they are done"
@@ -139,9 +137,9 @@ class Mover:
     ) -> FlowParts:
         """Return one launch of a kernel as the work of a flow. The kernel's first arguments are :meth:`addresses`.
 
-        The number of blocks is that of the task's point. Without one it is ``blocks`` per multiprocessor, divided by
-        the number of kernels that share the GPU. The GPU schedules a block on the least loaded multiprocessor, so up to
-        as many blocks as multiprocessors run on one each.
+        The number of blocks is that of the task's point, or else ``blocks`` per multiprocessor, shared with other
+        kernels of the GPU. The GPU schedules a block on the least loaded multiprocessor, so that up to as many blocks
+        as multiprocessors run on one each.
         """
         stream = self.streams[0]
         multiprocessors = stream.context.multiprocessors
@@ -152,7 +150,7 @@ class Mover:
         return [(stream, partial(launch, name, stream.handle, grid, threads, *self.addresses(part), *arguments))]
 
     def expected(self, part: Window) -> Region:
-        """Return a window of the source, or of the destination without a source, with its expected pattern."""
+        """Return a window of the source, or else of the destination, with its expected pattern."""
         memory = self.source or self.destination
         assert memory is not None  # noqa: S101 - an engine carries bytes of one end at least
         return _region(memory, part, self.seed)
@@ -269,7 +267,7 @@ class GatedParts:
         self._work: GatedWork | None = None
 
     def queue(self, number: int, places: Sequence[int]) -> dict[int, float]:
-        """Queue the work of the tasks at these indices; return the time when all is queued, for each task."""
+        """Queue the work of tasks; return for each the time when all work is queued."""
         self._places = [place for place in places if self._parts[place].movers]
         if self._places:
             self._work = GatedWork(self._gate, [self._parts[place].work(number) for place in self._places])
@@ -281,11 +279,9 @@ class GatedParts:
         Parameters
         ----------
         start_s
-            The agreed time to open the gate, for tasks whose processes are all on one node.
+            The agreed time to open the gate within a node.
         last
             Whether to raise GateExpired if the gate has timed out.
-        places
-            The indices of the tasks that have not ended since the work was queued.
         """
         if self._work is None:
             return {}
@@ -329,7 +325,7 @@ class TransferPart:
         self._samples: list[Sample] = []
         self._mismatch: Mismatch | None = None
         self.movers: dict[int, Mover] = {}
-        """The movers of the flows that this process issues, by flow index."""
+        """The movers of these flows, by flow index."""
 
     @property
     def ungated(self) -> str | None:
@@ -347,7 +343,7 @@ class TransferPart:
         Parameters
         ----------
         taken
-            The number of streams of the step's tasks on each GPU so far, which this call increases.
+            The number of streams in use on each GPU, which this call increases.
         """
         for number, flow in enumerate(self.task.flows):
             if not self._collective.issues(flow):
@@ -365,13 +361,7 @@ class TransferPart:
                     self._worker.connect(initiator, end)
 
     def get_ready(self, opened: OpenBuffers, sharing: Mapping[tuple[int | None, str | None], int]) -> None:
-        """Build this process' part of each flow.
-
-        Parameters
-        ----------
-        sharing
-            The number of kernels at the same time, by rank and GPU.
-        """
+        """Build this process' part of each flow; ``sharing`` is the number of kernels by rank and GPU."""
         worker = self._worker
         self._opened = opened
         for number, (flow, buffers) in enumerate(zip(self.task.flows, self._buffers, strict=True)):

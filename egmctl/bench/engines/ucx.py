@@ -43,7 +43,7 @@ _DATA, _ANSWER = 1, 2
 
 
 class Side:
-    """This rank's part of one task, as the sender, the receiver, which verifies every byte, or neither.
+    """This rank's part of one task: the sender's, the receiver's, which verifies every byte, or none.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class Side:
     ) -> None:
         self.task = task
         self.devices: list[str] = []
-        """The network devices of the rank that issues the work, known after :meth:`conclude`."""
+        """The issuing rank's network devices, known after :meth:`conclude`."""
         self._samples: list[Sample] = []
         self._mismatch: Mismatch | None = None
         self._seed = 0
@@ -289,10 +289,7 @@ class Side:
         return None if difference is None else astuple(difference)
 
     def _pass(self, count: int) -> float | None:
-        """Send or receive messages, up to :data:`IN_FLIGHT` at a time.
-
-        Return, on the rank that issues the work, the seconds until the receiver has confirmed all of them.
-        """
+        """Send or receive messages; return, on the sender, the seconds until the receiver has confirmed all."""
         link = self._link
         if link is None:
             return None
@@ -310,7 +307,7 @@ class Side:
         return time.perf_counter() - started if self._sends else None
 
     def _pass_one_sided(self, link: Link, count: int) -> float | None:
-        """Put or get, up to :data:`IN_FLIGHT` at a time; return the seconds until all bytes have arrived.
+        """Put or get; return, on the issuing rank, the seconds until all bytes have arrived.
 
         The other side only progresses UCX, which emulates operations that the transport lacks by messages.
         """
@@ -356,7 +353,7 @@ class Side:
             self._remote = None
 
     def _laps(self, count: int) -> list[float] | None:
-        """Send a message back and forth; return the nanoseconds of each round trip on the sender, else ``None``."""
+        """Send a message back and forth; return, on the sender, the nanoseconds of each round trip."""
         link = self._link
         if link is None:
             return None
@@ -382,7 +379,7 @@ BY_DEVICE_BYTES = 64 << 20
 
 
 def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
-    """Measure tasks one after the other; large messages over a network also over each network device."""
+    """Measure tasks one after the other, some also over each network device."""
     measurements = []
     for task in tasks:
         measurement, devices = _measure(worker, task, settings.samples)
@@ -397,7 +394,7 @@ def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) ->
 def _measure(
     worker: WorkerContext, task: Task, samples: int, options: Mapping[str, str] | None = None
 ) -> tuple[Measurement, Sequence[str]]:
-    """Return the measurement of a task, and the network devices of the rank that issues the work."""
+    """Return the measurement of a task and the issuing rank's network devices."""
     side = Side(CollectiveStep(worker, [task]), worker, task, options or {})
     try:
         side.connect()

@@ -47,7 +47,7 @@ class Exchange:
     Parameters
     ----------
     parent
-        The channel to the command, which relays to the other processes; ``None`` if there are none.
+        The channel to the other processes, through the command; ``None`` if there are none.
     rank, size
         The number of this process, from 0, and the number of processes.
     """
@@ -122,16 +122,16 @@ class CollectiveStep:
         Parameters
         ----------
         part
-            The function to call with the index of each task. All processes get its result, JSON data or an
-            :class:`Item` with file descriptors. If it raises one of :data:`FAILURES`, the task ends in all processes.
+            Called with the index of each task. All processes get its result, JSON data or an :class:`Item` with file
+            descriptors. If it raises one of :data:`FAILURES`, the task ends in all processes.
         begin
-            The function to call for every task before the first ``part``, for work that GPUs do at the same time.
+            Called for every task before the first ``part``, for work that GPUs do at the same time.
 
         Returns
         -------
         list
-            For each task, the item of each process, with data ``None`` for tasks that have ended. The caller must close
-            the file descriptors (:func:`close_all`).
+            For each task, the item of each process; data is ``None`` if the task has ended. The caller must close the
+            file descriptors (:func:`close_all`).
 
         Raises
         ------
@@ -154,8 +154,8 @@ class CollectiveStep:
         Parameters
         ----------
         part
-            The function to call with the indices of the open tasks, even if there are none. It returns data by task
-            index, which all processes get.
+            Called with the indices of the open tasks, even if there are none. All processes get its result, data by
+            task index.
 
         Returns
         -------
@@ -251,7 +251,7 @@ class OpenBuffers:
     """The buffers that this process allocated in this step, each after the index of the first task that uses it."""
 
     def made_for(self, index: int, held: AllocatedBuffer) -> bool:
-        """Return whether a buffer was allocated in this step, with this task as its first user."""
+        """Return whether a buffer was allocated for a task of this step."""
         return any(at == index and buffer is held for at, _, buffer in self.made)
 
     def costs(self, index: int) -> list[BufferCost]:
@@ -266,16 +266,14 @@ def open_buffers(
     *,
     before: Callable[[int], None],
 ) -> OpenBuffers:
-    """Make all processes allocate their own buffers and open the other processes' buffers on which they issue work.
+    """Make all processes allocate their own buffers, and open those of others on which they issue work.
 
-    Existing buffers are kept. A buffer with a new seed, which its owner has allocated again, is opened again.
+    Existing buffers are kept, unless the owner has allocated them again, with another seed.
 
     Parameters
     ----------
-    assigned
-        The buffers of each flow of each task.
     before
-        The function to call with the index of each task before its buffers are allocated.
+        Called with the index of each task before its buffers are allocated.
     """
     opened = OpenBuffers()
 
@@ -382,7 +380,7 @@ class ResourceScope:
 
     own: list[Closable] = field(default_factory=list)
     opened: list[Closable] = field(default_factory=list)
-    """The resources that another rank owns and this rank has opened."""
+    """The resources of other ranks."""
 
     def close(self) -> None:
         """Close all resources of other ranks, the latest first, and then raise the first error if any."""
@@ -439,8 +437,7 @@ def observed(watch: Watch, worker: WorkerContext) -> dict[str, Any]:
 def evidence_of(task: Task, samples: int, ranks: Sequence[Rank], items: Sequence[Item]) -> Evidence:
     """Return the evidence of a task from the observations (:func:`observed`) of all ranks.
 
-    Link counters confirm the route only if all ranks are on one node, because GPUs of different nodes may have the same
-    bus id.
+    Link counters confirm routes on one node only, because GPUs of different nodes may have the same bus id.
     """
     parts = [item.data for item in items]
     gpus = [

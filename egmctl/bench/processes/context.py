@@ -158,14 +158,14 @@ class WorkerContext:
         """Return a stream of the GPU that fills and verifies this process' memory at an end of a flow.
 
         It is the GPU that owns the memory, so that a check does not use the path under test. For host memory it is the
-        GPU that issues the flow's work if this process has it, else the process' first GPU.
+        GPU that issues the flow's work, or else the process' first GPU.
         """
         candidates = (end.bus_id, flow.initiator, *self.gpus)
         return self.stream(next(bus_id for bus_id in candidates if bus_id in self.gpus))
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
-        """All buffers that are allocated or open, the oldest first."""
+        """All allocated or open buffers, the oldest first."""
         return tuple(self._buffers)
 
     def has(self, buffer: Buffer) -> bool:
@@ -187,7 +187,7 @@ class WorkerContext:
         return self.held(buffer).memory
 
     def new_seed(self) -> int:
-        """Return a seed that no process of the group has used."""
+        """Return a seed that no rank has used."""
         return next(self._new_seeds)
 
     def placements(self, buffers: Iterable[Buffer]) -> tuple[Placement, ...]:
@@ -220,7 +220,7 @@ class WorkerContext:
         return problem
 
     def connect(self, initiator: str, end: Endpoint) -> None:
-        """Give the GPU that issues work access to another GPU's memory, for default pools to the pool."""
+        """Give the GPU that issues work access to another GPU's memory."""
         if end.bus_id is None or end.bus_id == initiator:
             return
         issuer = self.stream(initiator).context
@@ -257,7 +257,7 @@ class WorkerContext:
         Raises
         ------
         DriverCallError
-            A call failed. The exception is the first one.
+            The first failure.
         """
         with self._undo:
             for buffer in self._buffers:
@@ -345,7 +345,7 @@ class Stopwatch:
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
-        """Count the seconds of a ``with`` block for a phase, even if the block raises an exception."""
+        """Count the seconds of a ``with`` block, even if it raises an exception."""
         self._count()
         self._under_way.append(phase)
         try:

@@ -60,7 +60,7 @@ class Kind(StrEnum):
     DONE = "done"
     """The rank has completed the request."""
     FAILED = "failed"
-    """The rank's process died, was killed after a timeout, or broke the protocol."""
+    """The rank's process died, raised an exception, was killed after a timeout, or broke the protocol."""
     EVENT = "event"
     """The rank reports an event and continues."""
 
@@ -72,7 +72,7 @@ class RankMessage:
     rank: int
     kind: Kind
     call: str = ""
-    """The name of the exchange that the rank is in, which must be the same for all ranks; empty for other messages."""
+    """The name of the rank's exchange, which must be the same for all ranks; empty if there is none."""
     data: Any = None
     """JSON data: a contribution, an event, or for ``FAILED`` the arguments of :class:`GroupFailed`."""
     fds: tuple[int, ...] = field(default=(), compare=False)
@@ -127,7 +127,7 @@ class Group:
         timeout_s
             The timeout of a rank's next message.
         on_event
-            The function to call with each event that this command's ranks report.
+            Called with each event that this command's ranks report.
 
         Returns
         -------
@@ -137,8 +137,8 @@ class Group:
         Raises
         ------
         ChildFailed
-            A process died, timed out or is out of step; :class:`GroupFailed` if there are several ranks. Before this,
-            ranks that wait in an exchange get up to :data:`RELEASE_S` to release their resources.
+            A process died, timed out or is out of step; :class:`GroupFailed` if there are several ranks. The other
+            ranks of this command have released their resources, or were killed after :data:`RELEASE_S`.
         """
         self._send(request, timeout_s=max(timeout_s, RELEASE_S))
         while True:
@@ -244,8 +244,7 @@ def _receive(rank: int, child: Child, patience_s: float, timeout_s: float) -> Ra
 def _failure(messages: Sequence[RankMessage]) -> GroupFailed | None:
     """Return the failure in a round of messages; ``None`` if there is none. Every command gets the same result.
 
-    A process that died takes precedence over one that timed out, and this over ranks that are out of step, because each
-    may be the cause of the next.
+    A process that died takes precedence over one that timed out, and that over ranks out of step, which it may explain.
     """
     failures = [GroupFailed(**message.data) for message in messages if message.kind is Kind.FAILED]
     if failures:

@@ -1,8 +1,7 @@
 """A run by all commands of an MPI job: rank 0 coordinates, the others serve, and each command drives one process.
 
-Rank 0 supervises the run as on one node. Before each request to its own process it sends the request to the other
-commands, which pass it to theirs. Then all commands gather the messages of their ranks round by round
-(:mod:`egmctl.bench.processes.group`).
+Rank 0 supervises the run as on one node. It first sends each request to the other commands, which pass it to their
+processes. Then all commands exchange the messages of their ranks round by round (:mod:`egmctl.bench.processes.group`).
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class LocalRank(Group):
         return super().ask(request, timeout_s, on_event)
 
     def join(self, messages: Sequence[RankMessage]) -> list[RankMessage]:
-        """Exchange the message of this rank; return the messages of all ranks of the job, by rank."""
+        """Exchange this rank's message; return the messages of all ranks of the job."""
         (own,) = messages
         given = {"kind": own.kind, "call": own.call, "data": own.data}
         received = self.world.all_gather(given, self._timeout_s + MARGIN_S)
@@ -121,13 +120,7 @@ class Coordinator(LocalRank):
                 self.order(0, {"do": "finish"})
 
     def order(self, timeout_s: float, order: Message) -> None:
-        """Send an order to the other commands.
-
-        Raises
-        ------
-        GroupFailed
-            Some commands are gone.
-        """
+        """Send an order to the other commands."""
         if self.lost:
             raise self.failed(self.lost)
         try:

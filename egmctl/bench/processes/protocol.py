@@ -50,9 +50,9 @@ class Event(StrEnum):
     MEASURED = "measured"
     """``measurement`` is the outcome of the task with the number ``task``."""
     OVER = "over"
-    """The step has ended. ``broken``: whether a context is unusable after an error, or the step was abandoned, so that
-    the rest needs a new process. ``problem``: the GPU that NVML has lost, or why a buffer was not freed, or null.
-    ``spent``: the time of the step (:class:`egmctl.model.measurement.PhaseSeconds`); missing if abandoned."""
+    """The step has ended. ``broken``: whether the rest needs a new process, because a context is unusable or the step
+    was abandoned. ``problem``: the GPU that NVML has lost, or why a buffer was not freed, or null. ``spent``: the time
+    of the step (:class:`egmctl.model.measurement.PhaseSeconds`)."""
     DONE = "done"
     """Everything is released."""
     EXCHANGE = "exchange"
@@ -81,7 +81,7 @@ class Preparation:
     ranks: tuple[Rank, ...] = ()
     """The ranks; empty for a single worker."""
     no_counters: str | None = None
-    """The reason not to call NVML, which failed when the facts were read; ``None`` to call it."""
+    """The reason not to call NVML: it failed when the facts were read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
