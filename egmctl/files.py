@@ -180,7 +180,7 @@ def open_folder(path: Path, *, make: bool = False) -> Iterator[int]:
 
 
 def make_folder(path: Path) -> None:
-    """Create a directory and its parents with mode 0700 if they are missing; see :func:`open_parent` for links.
+    """Create a directory and its parents, with mode 0700, if missing. For links see :func:`open_parent`.
 
     Raises
     ------
@@ -220,7 +220,7 @@ def _is_link(folder: int, name: str) -> bool:
 
 
 def next_free(path: Path) -> Path:
-    """Return an unused path in the same directory, e.g. ``a-2.json`` for ``a.json``. A name that is too long is cut."""
+    """Return an unused path in the same directory, e.g. ``a-2.json``. A name that is too long is cut."""
     stem = path.stem.encode()[:200].decode(errors="ignore") or "result"
     suffix = path.suffix.encode()[:20].decode(errors="ignore")
     others = (path.with_name(f"{stem}-{number}{suffix}") for number in itertools.count(2))

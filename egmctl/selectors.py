@@ -121,7 +121,7 @@ def _numbered(part: str, items: Mapping[int, T], option: str, noun: str, exist: 
 
 
 def _is_at(bus_id: str, part: str) -> bool:
-    """Return whether a part of the option names a bus id. It may omit leading zeros, the domain and the function."""
+    """Return whether ``part`` is this bus id, perhaps without leading zeros, domain and function."""
     match = _BUS_ID.fullmatch(part.lower())
     if match is None:
         return False

@@ -14,7 +14,7 @@ _Key = TypeVar("_Key")
 _Item = TypeVar("_Item")
 
 GB = 1_000_000_000
-"""The number of bytes in 1 GB, as in GB/s."""
+"""The bytes in 1 GB."""
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 _SIZE = re.compile(r"(?P<number>[0-9]+)\s*(?P<unit>[kKmMgGtT]?)(?P<form>i?[bB])?")
@@ -121,7 +121,7 @@ def gpu_name(name: str | None, number: int = 1) -> str:
 
 
 def listed(items: Sequence[str], word: str = "and") -> str:
-    """Return items as a list in a sentence, with ``word`` before the last: ``GPU0``, ``GPU0, GPU1 and GPU2``."""
+    """Return items as a list in a sentence: ``GPU0``, ``GPU0, GPU1 and GPU2``."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} {word} {items[-1]}"
 
 
@@ -146,7 +146,7 @@ def require_clustershell(what: str) -> None:
     Raises
     ------
     UsageError
-        ClusterShell is not installed. The message has the command that installs it.
+        It is not installed. The message has the command to install it.
     """
     try:
         import ClusterShell  # noqa: F401
@@ -155,7 +155,7 @@ def require_clustershell(what: str) -> None:
 
 
 def fold(names: Iterable[str]) -> str:
-    """Return names as a folded node set, ``node[01-17,19]``, followed by the names that are not valid node names."""
+    """Return names as a folded node set, ``node[01-17,19]``, followed by invalid node names."""
     return _fold(tuple(dict.fromkeys(names)))
 
 

@@ -32,7 +32,7 @@ class Buffer:
     role: End
     """A source is filled once and never written again; a destination is overwritten before each sample."""
     index: int
-    """The number of the buffer among those of one step with the same end and role; each flow has its own."""
+    """The number of the buffer among those of one step with the same end and role."""
     size_bytes: int
 
 
@@ -125,7 +125,7 @@ def buffers_of(tasks: Sequence[Task]) -> tuple[Buffer, ...]:
 
 
 class Lifetimes:
-    """A use count of buffers, which shows the buffers to free after a step because no later step uses them.
+    """A use count of buffers, which shows the buffers that no later step uses.
 
     Parameters
     ----------

@@ -37,7 +37,7 @@ class Processes(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """The number of bytes that a chase visits: the larger of two minimums."""
+    """The bytes that a chase visits: the larger of two minimums."""
 
     least_bytes: int
     l2_times: int = 0
@@ -63,9 +63,9 @@ class Case:
     """The points at which the case is measured, in order. A suite or ``--sweep`` may choose others."""
     quantity: Quantity = Quantity.BANDWIDTH
     chase: Chase | None = None
-    """The loads or round trips of one sample of a latency."""
+    """The loads or round trips of a latency."""
     footprint: Footprint | None = None
-    """The size of a latency's buffers; for a bandwidth it is a setting of the run."""
+    """The size of a latency's buffers; that of a bandwidth's is a setting."""
     processes: Processes = Processes.ONE
     handle: HandleKind | None = None
     """The handle by which the process that issues the work opens the other process' memory."""
@@ -95,7 +95,7 @@ class Case:
     def along(self, axis: Axis) -> tuple[Point, ...]:
         """Return the points of a series along an axis; none if the case does not have the axis.
 
-        A series by buffer size has one point without a value here, because the sizes depend on the machine
+        A series by size has one point without a value, because sizes depend on the machine
         (:func:`egmctl.bench.plan.make.sized`).
         """
         alone = self.processes is Processes.ONE and self.pattern in (Pattern.PAIR, Pattern.LOCAL) and not self.staged
@@ -203,14 +203,14 @@ def _end(case: Case, end: End) -> str:
 
 
 def _side(case: Case) -> str:
-    """Return a phrase that says which of two GPUs issues the work; else an empty one."""
+    """Return a phrase for the one of two GPUs that issues the work."""
     if {case.source, case.destination} - {MemoryKind.DEVICE} or case.pattern is Pattern.LOCAL:
         return ""
     return " of the source (push)" if case.initiator is End.SOURCE else " of the destination (pull)"
 
 
 def _chase(case: Case) -> str:
-    """Return a phrase that says which lines of a buffer a chase reads."""
+    """Return a phrase for the lines that a chase reads."""
     if case.chase is None or case.footprint is None:
         return "random lines"
     size = f"{case.footprint.l2_times} x L2" if case.footprint.l2_times else format_size(case.footprint.least_bytes)

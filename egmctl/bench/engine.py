@@ -19,7 +19,7 @@ class EngineSpec:
     caption: str
     """Its name at the start of the titles of its matrices."""
     counted: str = ""
-    """A phrase for the bytes that its bandwidth counts; empty for an engine without a bandwidth."""
+    """A phrase for the bytes that its bandwidth counts; empty without a bandwidth."""
     carries: frozenset[End] = frozenset()
     """The ends of its flows that are in memory, if it queues work on streams; any other end is registers."""
     needs_kernels: bool = False

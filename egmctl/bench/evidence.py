@@ -107,7 +107,7 @@ class Watch:
         self._before = {bus_id: self._telemetry.traffic(bus_id, self._links) for bus_id in self._counted}
 
     def look(self, over: threading.Event) -> None:
-        """Read clocks, temperature and PCIe counters at intervals until ``over`` is set: the thread's body."""
+        """Read clocks, temperature and PCIe counters at intervals: the body of a thread."""
         while not over.wait(PERIOD_S):
             for bus_id in self._gpus:
                 self._states[bus_id].append(self._telemetry.state(bus_id))
@@ -122,7 +122,7 @@ class Watch:
             self._count(bus_id, [LinkKind.PCIE])
 
     def end(self) -> None:
-        """Read the counters, the errors and the other processes after the last sample."""
+        """Read counters, errors and processes after the last sample."""
         for bus_id in self._counted:
             self._count(bus_id, self._links)
         for bus_id in self._gpus:
@@ -133,7 +133,7 @@ class Watch:
 
     @property
     def unread(self) -> str | None:
-        """The reason why NVML was not used; ``None`` if it was."""
+        """The reason why NVML was not used."""
         return self._telemetry.why_not
 
     def seen(self, own: Iterable[str]) -> tuple[GpuEvidence, ...]:
@@ -256,7 +256,7 @@ def _of_another_gpu(flow: Flow) -> bool:
 
 
 def _carried(expected: Mapping[tuple[str, bool], int], rises: Mapping[str, Traffic], link: str) -> int | None:
-    """Return the increase of a link's counters, summed over all GPUs; ``None`` if a GPU has no such counter."""
+    """Return the increase of a link's counters, summed over all GPUs; ``None`` if one is missing."""
     total = 0
     for bus_id, sending in expected:
         traffic = rises.get(bus_id, Traffic())
@@ -296,7 +296,7 @@ _GUESS = "(?)"
 _COUNT = re.compile("[0-9]{1,18}", re.ASCII)
 _FRAGMENTS_ON_GPU = re.compile(r"\bfrag cuda\b")
 _COPIES = re.compile(r"cuda_copy|gdr_copy|copy-in|copy-out|\bfrag\b|fragmented")
-"""Matches the description of a protocol that copies: through fragments on a GPU if named, else through host memory."""
+"""The pattern of protocols that copy: through fragments on a GPU, if named, else through host memory."""
 _UNPACKS = re.compile(r"\b(?:cuda|gdr)_copy, frag \w+$")
 
 

@@ -45,7 +45,7 @@ GATHER_S = 120.0
 """The timeout for the slowest rank to read its facts."""
 
 INTERRUPTED_S = 0.3
-"""The time that rank 0 waits, after an interrupt, for the ranks that are still alive to report."""
+"""The time that rank 0 waits, after an interrupt, for other ranks to report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Asked:
     cases: tuple[Case, ...]
     settings: Settings
     sample: int | None = None
-    """The number of random partners of each rank; ``None`` for all ranks."""
+    """The number of random partners per rank; ``None``: all."""
     fixed_size: bool = False
     """Whether the user chose the size, so that it is not reduced to fit free memory."""
 

@@ -68,7 +68,7 @@ def judged(summary: Summary, wrong: str | None = None, remark: str | None = None
     Parameters
     ----------
     wrong
-        A sentence on corrupt data; ``None`` if the data is correct.
+        A sentence on corrupt data, if any.
     remark
         The reason to report if the samples are ``ok``.
     """
@@ -126,7 +126,7 @@ def of_latency(
     Parameters
     ----------
     wrong
-        A sentence on a wrong value that was read; ``None`` if all were correct.
+        A sentence on a wrong value that was read, if any.
     remark
         The reason to report if the status is ``ok`` and no sample was discarded.
     discarded
@@ -192,7 +192,7 @@ def describe(mismatch: Mismatch, task: Task) -> str:
 
 
 def chain_error(sample: int, offset: int | None) -> str | None:
-    """Return a sentence on the wrong offset at which a walk ended; ``None`` if there is no wrong offset."""
+    """Return a sentence on the wrong offset at which a walk ended, if any."""
     if offset is None:
         return None
     return f"sample {sample}: the pointer chase ended at the wrong offset {offset}"
@@ -215,10 +215,10 @@ def of_both(before: Measurement | None, now: Measurement) -> Measurement:
 
 
 def with_proof(among: Measurement, proof: Measurement) -> tuple[Measurement, float | None]:
-    """Return the result to keep of a task that was measured with others and then alone, and the difference of the two.
+    """Return the result to keep of a task measured with others and then alone, and the difference of the two.
 
-    The second result is kept only if it failed worse. The difference is a fraction of the second median; ``None`` if
-    one of the two has no figure.
+    The second is kept only if it failed worse. The difference is a fraction of its median; ``None`` if one has no
+    figure.
     """
     if proof.graver_than(among):
         return proof, None
@@ -231,7 +231,7 @@ def with_proof(among: Measurement, proof: Measurement) -> tuple[Measurement, flo
 
 
 SAMPLES_KEPT = 10_000
-"""The maximum number of samples that a soak keeps per task, including the slowest. Statistics cover only these."""
+"""The maximum number of samples that a soak keeps per task, including the slowest."""
 
 
 class Soak:
@@ -297,7 +297,7 @@ def _worst(measurement: Measurement) -> float:
 
 
 def _bounded(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
-    """Drop every second sample, except the slowest, if there are more than :data:`SAMPLES_KEPT`."""
+    """Drop every second sample if there are too many, except the slowest."""
     if len(samples) <= SAMPLES_KEPT:
         return samples
     slowest = max(samples, key=lambda sample: sample.elapsed_ms)
@@ -310,11 +310,11 @@ def _summary(values: list[float | None]) -> Summary | None:
 
 
 EXPIRED_LIMIT = 3
-"""The number of attempts at one sample. An attempt is repeated if its gate times out."""
+"""The number of attempts at a sample whose gate times out."""
 
 
 class GateExpired(EgmctlError):
-    """The gate timed out in every attempt at a sample, before the host had queued the work."""
+    """The gate timed out in every attempt, before the host had queued the work."""
 
     def __init__(self) -> None:
         super().__init__(f"the host failed {EXPIRED_LIMIT} times to queue the work in time: it is overloaded")

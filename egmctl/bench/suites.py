@@ -181,12 +181,12 @@ SUITES: Mapping[str, Suite] = {
         samples=3,
     ),
 }
-"""The suites by name, in the order in which they are listed."""
+"""The suites by name, in listing order."""
 
 STANDARD = "standard"
 
 FABRIC = "fabric"
-"""The suite whose ranks may be on several nodes. It cannot be combined with other suites."""
+"""The suite over several nodes, which excludes other suites."""
 
 
 def select_suites(text: str) -> tuple[str, ...]:
@@ -195,7 +195,7 @@ def select_suites(text: str) -> tuple[str, ...]:
     Raises
     ------
     UsageError
-        A name is unknown, or :data:`FABRIC` is combined with other suites.
+        A name is unknown, or :data:`FABRIC` is not alone.
     """
     names = tuple(part.strip() for part in text.split(","))
     for name in names:

@@ -51,8 +51,7 @@ from egmctl.topology.access import nvml_failure
 from egmctl.units import parse_kernel_list
 
 Progress = Callable[[float, Task | None], None]
-"""A function that is called with the finished fraction of the run, 0 to 1, and a task in progress, ``None`` between
-steps."""
+"""A function of the finished fraction of the run, 0 to 1, and a task in progress, ``None`` between steps."""
 
 WORKER_LIMIT = 4
 """The number of failed processes of one kind (:class:`_Processes`) after which its remaining steps are waived. More

@@ -67,7 +67,7 @@ class Journal:
                 self._flush()
 
     def _begin(self, begin: events.Begin) -> None:
-        """Create the file and write both lines that describe the plan. If they cannot be written, remove the file."""
+        """Create the file with the lines that describe the plan; remove it if they cannot be written."""
         self._make()
         content = {
             "schema": events.JOURNAL_SCHEMA,
@@ -140,7 +140,7 @@ class Journal:
             self._cut(error)
 
     def _cut(self, error: OSError) -> None:
-        """Truncate the journal after its last complete line and write the reason into its first line."""
+        """Truncate the journal after its last complete line; write the reason into its first line."""
         reason = error.strerror or "it cannot be written"
         self.failure = f"{self.path}: {reason}"
         if self._file is not None:
@@ -211,7 +211,7 @@ def journals(folder: Path) -> list[Path]:
 
 
 def at_work(path: Path) -> bool:
-    """Return whether a running command is writing a journal, by its lock."""
+    """Return whether a journal is locked, i.e. being written."""
     try:
         with open(open_regular(path), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Measure(Protocol):
-    """The function of one engine that measures."""
+    """The function of an engine."""
 
     def __call__(self, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
         """Measure the tasks of a step, all of this engine, in all processes; every process returns the same result.

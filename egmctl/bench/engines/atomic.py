@@ -43,7 +43,7 @@ def check_counts(flow: FlowPart, part: Window, passes: int) -> Check | None:
 
 
 class Additions(Walker):
-    """A latency measurement with atomic additions to counters in turn, instead of the loads of a pointer chase.
+    """A latency measurement like a pointer chase, but with atomic additions to counters in turn.
 
     Each sample continues the last one: ``kernels/atomic_latency.cu``.
     """

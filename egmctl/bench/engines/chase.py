@@ -157,7 +157,7 @@ class Walker(TaskPart):
         return self.worker.destination(buffer)
 
     def _chain(self) -> Chain:
-        """Return the chain at this process' address of the memory; owner and walker may map it at different ones."""
+        """Return the chain at this process' address of the memory, which may differ from the owner's."""
         return Chain(self.memory(0).address, self.task.size_bytes, self.chase.stride_bytes, self.seed)
 
 

@@ -168,7 +168,7 @@ class Flags(Pair):
 
 
 SILENCE_S = 5.0
-"""The timeout of a message, as long as that of kernels that wait for a flag. Messages normally take microseconds."""
+"""The timeout of a message, which normally takes microseconds. Kernels wait as long for a flag."""
 
 
 class Messages(Pair):
@@ -215,13 +215,13 @@ class Messages(Pair):
         return laps_ns
 
     def begin(self) -> None:
-        """Run on the serving side before the message; does nothing here."""
+        """Prepare the message, on the serving side."""
 
     def answer(self) -> None:
-        """Run on the other side between message and answer; does nothing here."""
+        """Prepare the answer, on the other side."""
 
     def end(self) -> None:
-        """Run on the serving side after the answer; does nothing here."""
+        """Complete the round trip after the answer, on the serving side."""
 
     def _lap(self) -> None:
         if self.serves:

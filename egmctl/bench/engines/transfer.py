@@ -87,7 +87,7 @@ class OwnBuffer:
         poison(self.stream, self.region(part))
 
     def check(self, part: Window) -> Check:
-        """Queue a comparison of a window with its pattern, and return the check."""
+        """Queue a comparison of a window with its pattern."""
         return self.worker.pattern.check(self.stream, self.region(part))
 
 
@@ -274,14 +274,12 @@ class GatedParts:
         return dict.fromkeys(places, time.perf_counter())
 
     def run(self, start_s: float | None, last: bool, places: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """Open the gate and return the times of this process' flows by task index.
+        """Open the gate, within a node at ``start_s``; return the times of this process' flows by task index.
 
-        Parameters
-        ----------
-        start_s
-            The agreed time to open the gate within a node.
-        last
-            Whether to raise GateExpired if the gate has timed out.
+        Raises
+        ------
+        GateExpired
+            The gate has timed out in the ``last`` attempt.
         """
         if self._work is None:
             return {}
@@ -439,7 +437,7 @@ class TransferPart:
         self._checks = [(flow, check) for flow, check in checks if check is not None]
 
     def finish_checks(self) -> list[tuple[int, ...]]:
-        """Wait for the checks; return each difference after its flow's index."""
+        """Wait for the checks; return (flow index, difference) tuples."""
         differences = [(flow, finish()) for flow, finish in self._checks]
         return [(flow, *astuple(difference)) for flow, difference in differences if difference is not None]
 

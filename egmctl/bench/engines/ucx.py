@@ -43,7 +43,7 @@ _DATA, _ANSWER = 1, 2
 
 
 class Side:
-    """This rank's part of one task: the sender's, the receiver's, which verifies every byte, or none.
+    """This rank's part of one task. The receiver verifies every byte.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ class Side:
         return self._collective.do(lambda _: work())[0]
 
     def connect(self) -> None:
-        """Allocate the memory and connect the two sides, in all ranks."""
+        """Allocate memory and connect the two sides."""
         offers = self._everywhere(self._offer)
         if self._over:
             return
@@ -137,7 +137,7 @@ class Side:
             self._remote = self._link.remote(bytes.fromhex(other["key"]), other["address"])
 
     def _make_memory(self, context: Context) -> None:
-        """Allocate HOST_NUMA memory with access for the GPU that UCX mistakes it for (:func:`taken_for`)."""
+        """Allocate HOST_NUMA memory with access for the GPU that UCX takes it for."""
         end = self._own.end
         if end.memory is not MemoryKind.HOST_NUMA or end.numa_node is None or self._worker.has(self._own):
             return
@@ -236,7 +236,7 @@ class Side:
         return of_latency(task, self._samples, wrong, mismatch=self._mismatch, **more)
 
     def _ended(self) -> dict[str, Any] | None:
-        """Close the link; return this rank's data as JSON, ``None`` if it has no link."""
+        """Close the link; return this rank's data as JSON."""
         link = self._link
         if link is None:
             return None
@@ -253,7 +253,7 @@ class Side:
         }
 
     def close(self) -> str:
-        """Destroy the key of the other side's memory, deregister this side's, close the link; return UCX's report."""
+        """Destroy the remote key, deregister the memory and close the link; return UCX's report."""
         self._arrays = []
         remote, self._remote = self._remote, None
         if remote is not None:

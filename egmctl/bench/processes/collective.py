@@ -345,7 +345,7 @@ def release(worker: WorkerContext, buffers: Sequence[Buffer]) -> str | None:
 
 
 def _ends(task: Task, assigned: Sequence[FlowBuffers]) -> Iterator[tuple[int, Flow, End, Buffer]]:
-    """Yield the index of the flow, the flow, the end and the buffer for each end of a task's flows with memory."""
+    """Yield (flow index, flow, end, buffer) for each end of a task's flows with memory."""
     for number, (flow, buffers) in enumerate(zip(task.flows, assigned, strict=True)):
         for end, buffer in ((End.SOURCE, buffers.source), (End.DESTINATION, buffers.destination)):
             if buffer is not None:
@@ -395,7 +395,7 @@ class ResourceScope:
 def resource_scopes(collective: CollectiveStep) -> Iterator[list[ResourceScope]]:
     """Yield a scope for each task. At the end all ranks first close resources of other ranks, then free their own.
 
-    An error at the end becomes the outcome of the task, unless the task has one already.
+    An error then becomes the outcome of the task, unless it has one.
     """
     scopes = [ResourceScope() for _ in collective.tasks]
     try:

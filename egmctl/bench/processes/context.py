@@ -146,7 +146,7 @@ class WorkerContext:
         Raises
         ------
         DriverCallError, NoKernels
-            The GPU cannot be used. The exception is that of the set-up.
+            The GPU's set-up failed with this error.
         """
         if bus_id in self._unusable:
             raise self._unusable[bus_id]
@@ -179,7 +179,7 @@ class WorkerContext:
         return self._buffers[buffer]
 
     def adopt(self, buffer: Buffer, memory: Memory, seed: int) -> None:
-        """Use existing memory, e.g. memory of another process that this one has opened, as a buffer."""
+        """Use existing memory, e.g. opened memory of another process, as a buffer."""
         self._buffers[buffer] = AllocatedBuffer(memory, seed)
 
     def destination(self, buffer: Buffer) -> Memory:
@@ -325,7 +325,7 @@ def _registered(memory: MemoryKind, node: Node, size_bytes: int, context: Contex
     Raises
     ------
     NoPages
-        The kernel cannot allocate such pages.
+        There are no such pages.
     """
     page_bytes = huge_page_bytes(node.id, size_bytes) if memory is MemoryKind.HUGETLB else None
     transparent = memory is MemoryKind.THP

@@ -72,7 +72,7 @@ class RankMessage:
     rank: int
     kind: Kind
     call: str = ""
-    """The name of the rank's exchange, which must be the same for all ranks; empty if there is none."""
+    """The name of the rank's exchange, which must be the same for all ranks."""
     data: Any = None
     """JSON data: a contribution, an event, or for ``FAILED`` the arguments of :class:`GroupFailed`."""
     fds: tuple[int, ...] = field(default=(), compare=False)
@@ -222,7 +222,7 @@ class Group:
 
 
 def _receive(rank: int, child: Child, patience_s: float, timeout_s: float) -> RankMessage:
-    """Return the next message of a rank, after at most ``patience_s`` seconds, what is left of its ``timeout_s``."""
+    """Return the next message of a rank within ``patience_s`` seconds, the rest of its ``timeout_s``."""
     try:
         message, fds = child.receive(patience_s)
     except ChildFailed as error:
@@ -242,7 +242,7 @@ def _receive(rank: int, child: Child, patience_s: float, timeout_s: float) -> Ra
 
 
 def _failure(messages: Sequence[RankMessage]) -> GroupFailed | None:
-    """Return the failure in a round of messages; ``None`` if there is none. Every command gets the same result.
+    """Return the failure in a round of messages, if any; every command gets the same result.
 
     A process that died takes precedence over one that timed out, and that over ranks out of step, which it may explain.
     """

@@ -143,7 +143,7 @@ class Coordinator(LocalRank):
 
 
 def serve_rank(world: World, child: Child, target: str = WORKER) -> None:
-    """Carry out rank 0's orders until the order to finish. The parameters are those of :class:`LocalRank`.
+    """Carry out rank 0's orders until it finishes; for the parameters see :class:`LocalRank`.
 
     Raises
     ------

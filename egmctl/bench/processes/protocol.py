@@ -33,7 +33,7 @@ class Request(StrEnum):
     PREPARE = "prepare"
     """``preparation``: set up the GPUs."""
     MEASURE = "measure"
-    """``step``: the step to measure next."""
+    """``step``: measure it."""
     FINISH = "finish"
     """The run has ended: release everything."""
     EXCHANGED = "exchanged"
@@ -65,7 +65,7 @@ class NodeAccess:
 
     numa_node: int
     gpus: tuple[BusId, ...]
-    """The GPUs that get access to the node's memory."""
+    """The GPUs with access to the memory."""
     cpus: tuple[int, ...] = ()
     """The node's CPUs; empty if it has only memory, or if they are not known."""
 
