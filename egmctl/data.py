@@ -1,4 +1,4 @@
-"""The folders of the files that ship with the tool: platform profiles and machines to replay."""
+"""The directories of the files that ship with egmctl: platform profiles, recorded machines and the guide."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def _shipped(name: str) -> Path:
-    """Return a shipped folder: inside the package in a wheel, beside it in a checkout."""
+    """Return a shipped directory: inside the package if installed from a wheel, beside it in a checkout."""
     packaged = _PACKAGE / f"_{name}"
     return packaged if packaged.is_dir() else _PACKAGE.parent / name
 
 
 def profiles_dir() -> Path:
-    """Return the folder of shipped profiles."""
+    """Return the directory of the platform profiles."""
     return _shipped("profiles")
 
 
 def machines_dir() -> Path:
-    """Return the folder of shipped machines (``NAME.json``)."""
+    """Return the directory of the recorded machines (``NAME.json``)."""
     return profiles_dir() / "machines"
 
 
 def docs_dir() -> Path:
-    """Return the folder of the guide."""
+    """Return the directory of the guide."""
     return _shipped("docs")

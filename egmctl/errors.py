@@ -1,4 +1,4 @@
-"""The errors, and the exit code that each kind ends the command with.
+"""The exceptions of egmctl, and the exit code with which each kind ends the command.
 
 ::
 
@@ -11,8 +11,8 @@
         ├── DriverLibraryMissing    the library could not be loaded
         └── DriverTooOld            the library has no such function, or is too old for our bindings
 
-Every message is one sentence that names the bad part and says what is valid. ``docs/exit-codes.md`` is the
-contract that users script against.
+Every message is one sentence that names the bad part and says what is valid. Scripts may rely on
+``docs/exit-codes.md``.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from enum import IntEnum
 from typing import Any
 
 ERROR_SCHEMA = "egmctl.error/1"
-"""Schema of the document of a command that ended before it had a result."""
+"""The schema of the document that a command writes if it ends without a result."""
 
 
 class ExitCode(IntEnum):
-    """The exit codes of every command, the same whatever the output form."""
+    """The exit codes of every command, in every output format."""
 
     OK = 0
     FAILED = 1
@@ -41,11 +41,11 @@ class ExitCode(IntEnum):
 
 
 class EgmctlError(Exception):
-    """Base of every error that a command reports as one sentence instead of a traceback."""
+    """The base class of errors that a command reports as one sentence instead of a traceback."""
 
     exit_code = ExitCode.CRASHED
     code = "error"
-    """Stable word for the JSON envelope's ``errors[].code``."""
+    """The value of ``errors[].code`` in JSON documents, the same in all versions."""
 
 
 class UsageError(EgmctlError):
@@ -63,27 +63,27 @@ class NothingToDo(EgmctlError):
 
 
 class ChildFailed(EgmctlError):
-    """A child process ended without a result: it crashed, hung past its deadline, or raised.
+    """A child process ended without a result: it crashed, timed out or raised an exception.
 
-    An `EgmctlError` raised in the child keeps its sentence, its ``code`` and its ``exit_code`` in the parent.
+    An `EgmctlError` raised in the child keeps its message, its ``code`` and its ``exit_code`` in the parent.
 
     Parameters
     ----------
     message
         One sentence.
     how
-        ``"crashed"`` (died from a signal or an exit code), ``"timed-out"`` or ``"raised"``.
+        ``"crashed"`` (a signal or an exit code ended it), ``"timed-out"`` or ``"raised"``.
     last_call
-        The driver call that was under way, from the child's breadcrumb; ``None`` if there was none.
+        The driver call in progress, from the child's breadcrumb; ``None`` if there was none.
     last_subject
-        The bus id of the GPU that this call was about, where the child said so.
+        The bus id of the GPU of that call, if the child recorded it.
     kind
-        For ``raised``: the name of the exception's class in the child, so that a caller can tell a missing
-        library from a failed call without the child's modules.
+        For ``raised``, the name of the exception's class in the child. It distinguishes a missing library from a
+        failed call without an import of the child's modules.
     details
-        For ``raised``, the attributes of an `EgmctlError`: of a `DriverCallError` ``call``, ``number``, ``name``.
+        For ``raised``, the attributes of an `EgmctlError`: for a `DriverCallError` ``call``, ``number``, ``name``.
     output
-        The end of what the child wrote to its standard streams, a traceback above all; not safe to show as it is.
+        The end of the child's standard output and error, usually a traceback. It may contain control characters.
     """
 
     code = "child-failed"
@@ -109,7 +109,7 @@ class ChildFailed(EgmctlError):
 
 
 class ChildNotStarted(ChildFailed):
-    """The system could not start a child process: no process, no memory or no descriptor was left for it."""
+    """The system could not start a child process: it ran out of processes, memory or file descriptors."""
 
 
 class DriverCallError(EgmctlError):
@@ -120,9 +120,9 @@ class DriverCallError(EgmctlError):
     call
         The function's name, e.g. ``"cuMemCreate"``.
     code
-        The number it returned; ``None`` where there was no number (library or symbol missing).
+        The number that it returned; ``None`` if there is none, e.g. because the library or symbol is missing.
     name
-        The driver's own name for the code, e.g. ``"CUDA_ERROR_NOT_PERMITTED"``.
+        The driver's name for the number, e.g. ``"CUDA_ERROR_NOT_PERMITTED"``, or a description.
     """
 
     code = "driver-call"
@@ -136,12 +136,12 @@ class DriverCallError(EgmctlError):
 
 
 class DriverLibraryMissing(DriverCallError):
-    """The first call found no library; ``number`` is ``None`` and ``name`` says what was looked for."""
+    """The library cannot be loaded. ``number`` is ``None``; ``name`` says which library."""
 
     code = "driver-missing"
 
 
 class DriverTooOld(DriverCallError):
-    """The library has no such function, or serves an older CUDA than the installed bindings; ``number`` is ``None``."""
+    """The function is missing, or the driver is for an older CUDA than the bindings. ``number`` is ``None``."""
 
     code = "driver-too-old"

@@ -1,4 +1,4 @@
-"""Writes files whole and reads them within bounds: no reader, and no crash in the middle, ever sees a part of one."""
+"""Write files atomically, so that readers and crashes never leave a partial file, and read files up to a size limit."""
 
 from __future__ import annotations
 
@@ -16,37 +16,39 @@ from egmctl.errors import EgmctlError, UsageError
 from egmctl.units import printable
 
 FIFO_WAIT_S = 10.0
-"""Seconds that a reader waits for the writer of a FIFO."""
+"""The time that a reader waits for the writer of a FIFO."""
 
 _LINKS = 40
-"""Links that the kernel follows in one path (``MAXSYMLINKS``)."""
+"""The maximum number of links in one path, as in the kernel (``MAXSYMLINKS``)."""
 
 _NOT_REGULAR = "it is not a regular file"
 
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-"""Flags that open a file which must not exist yet."""
+"""The flags of open(2) for a new file; they fail if the file exists."""
 
 
 class FileExists(UsageError):
-    """The file exists, perhaps only since a moment ago, and must not be replaced."""
+    """The file exists and must not be replaced. Another process may just have created it."""
 
 
 def write_whole(path: Path, content: bytes, *, replace: bool = True) -> None:
-    """Write a file whole or not at all; through a link its target is written, and an earlier file keeps its mode.
+    """Write a file atomically. If the path is a link, write its target.
+
+    A replaced file keeps its permissions, except, if another user owned it, write permission for group and others.
 
     Parameters
     ----------
     replace
-        Whether it may replace an earlier file. If not, only one of two concurrent writers succeeds.
+        Whether to replace an existing file. If not, only one of two concurrent writers succeeds.
 
     Raises
     ------
     FileExists
-        If it exists and ``replace`` is false.
+        The file exists and ``replace`` is false.
     EgmctlError
-        If writing fails; an earlier file is then unchanged.
+        The write fails. An existing file is then unchanged.
     """
     try:
         _write(path, content, replace)
@@ -57,12 +59,12 @@ def write_whole(path: Path, content: bytes, *, replace: bool = True) -> None:
 
 
 def write_all(descriptor: int, content: bytes) -> None:
-    """Write all of it: a nearly full disk takes a part, and reports the error only at the next write.
+    """Write all bytes. On a nearly full disk write(2) writes some of them, and fails only when it is called again.
 
     Raises
     ------
     OSError
-        If not all of it was taken.
+        Some bytes are not written.
     """
     rest = memoryview(content)
     while rest:
@@ -70,18 +72,18 @@ def write_all(descriptor: int, content: bytes) -> None:
 
 
 def settle(descriptor: int) -> None:
-    """Make a network file system report failed writes now: it reports a full disk only when a file is closed.
+    """Make a network file system report failed writes now, which it otherwise does only when the file is closed.
 
     Raises
     ------
     OSError
-        If written data is lost.
+        Written data is lost.
     """
     os.close(os.dup(descriptor))
 
 
 def _write(path: Path, content: bytes, replace: bool) -> None:
-    # A name of its own length: the file's own, and some letters more, may be too long.
+    # Not derived from the file's name, which may be too long with a suffix.
     temporary = f".egmctl-{os.getpid()}-{time.monotonic_ns():x}.tmp"
     with open_parent(path) as (folder, name):
         earlier = status_in(folder, name)
@@ -90,7 +92,7 @@ def _write(path: Path, content: bytes, replace: bool) -> None:
         try:
             with os.fdopen(os.open(temporary, NEW_FILE, 0o666, dir_fd=folder), "wb") as file:
                 if earlier is not None:
-                    # It may have a new owner, for whom setuid was not meant, nor that others may write.
+                    # The owner may change: neither setuid nor write permission of others was meant for the new one.
                     is_own = earlier.st_uid == os.geteuid()
                     os.fchmod(file.fileno(), earlier.st_mode & (0o777 if is_own else 0o755))
                 file.write(content)
@@ -106,7 +108,7 @@ def _write(path: Path, content: bytes, replace: bool) -> None:
 
 
 def status_in(folder: int, name: str) -> os.stat_result | None:
-    """Return the status of a name in an open folder, ``None`` if it does not exist."""
+    """Return the lstat(2) of a name in an open directory; ``None`` if it does not exist."""
     try:
         return os.lstat(name, dir_fd=folder)
     except FileNotFoundError:
@@ -114,35 +116,35 @@ def status_in(folder: int, name: str) -> os.stat_result | None:
 
 
 def _claim(folder: int, temporary: str, name: str) -> None:
-    """Give a file its name unless the name exists: link(2) does so atomically, while rename(2) replaces."""
+    """Rename a file unless the new name exists. link(2) checks this atomically, whereas rename(2) replaces a file."""
     try:
         os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
             raise
-        # A file system without hard links (FAT, some FUSE): whoever makes the empty file may replace it.
+        # A file system without hard links (FAT, some FUSE): the process that creates the empty file may replace it.
         os.close(os.open(name, NEW_FILE, dir_fd=folder))
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 @contextlib.contextmanager
 def open_parent(path: Path, *, make: bool = False) -> Iterator[tuple[int, str]]:
-    """Open the folder that a path ends in; yield its descriptor and the last name, which is no link.
+    """Open the directory of a path's last component; yield its descriptor and the last name, which is not a link.
 
-    Each name on the way is looked up in the open folder before it: nobody can exchange one of them in the meantime.
-    Links are followed as the kernel does with ``fs.protected_symlinks`` on, in every place of the path: in a folder
-    that everybody may write to and nobody may clear (``/tmp``), a link counts only if it is one's own or the folder's
-    owner's (https://docs.kernel.org/admin-guide/sysctl/fs.html#protected-symlinks).
+    Each component is looked up in the open directory before it, so that no other process can exchange one meanwhile.
+    Links anywhere in the path are followed as by a kernel with ``fs.protected_symlinks``: in a sticky, world-writable
+    directory (``/tmp``), only links of this user or of the directory's owner
+    (https://docs.kernel.org/admin-guide/sysctl/fs.html#protected-symlinks).
 
     Parameters
     ----------
     make
-        Create missing folders, for this user alone.
+        Whether to create missing directories, with mode 0700.
 
     Raises
     ------
     OSError
-        EACCES for a link that does not count; ELOOP for too many; ENOENT for a folder that is missing.
+        EACCES: a link must not be followed. ELOOP: too many links. ENOENT: a directory is missing.
     """
     names = list(reversed(path.parts))
     links = 0
@@ -168,7 +170,7 @@ def open_parent(path: Path, *, make: bool = False) -> Iterator[tuple[int, str]]:
 
 @contextlib.contextmanager
 def open_folder(path: Path, *, make: bool = False) -> Iterator[int]:
-    """Open a folder to write in it, and yield its descriptor; links on the way and ``make`` as :func:`open_parent`."""
+    """Open a directory and yield its descriptor. Links and ``make`` are handled as in :func:`open_parent`."""
     with open_parent(path, make=make) as (parent, name):
         folder = _open_folder(parent, name, make)
     try:
@@ -178,19 +180,19 @@ def open_folder(path: Path, *, make: bool = False) -> Iterator[int]:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder for this user, and those above it, unless they exist; links as :func:`open_parent`.
+    """Create a directory and its parents, with mode 0700, if missing. For links see :func:`open_parent`.
 
     Raises
     ------
     OSError
-        If it does not exist afterwards.
+        The directory cannot be created or opened.
     """
     with open_folder(path, make=True):
         pass
 
 
 def path_of(folder: int) -> Path:
-    """Return a path to an open folder that stays valid even if the folder is renamed."""
+    """Return a path to an open directory that stays valid if the directory is renamed."""
     return Path(f"/proc/self/fd/{folder}")
 
 
@@ -206,7 +208,7 @@ def _open_folder(parent: int, name: str, make: bool) -> int:
 
 
 def _is_link(folder: int, name: str) -> bool:
-    """Return whether a name in a folder is a link; raise an error for one that must not be followed."""
+    """Return whether a name in a directory is a link; raise OSError (EACCES) if the link must not be followed."""
     link = status_in(folder, name)
     if link is None or not stat.S_ISLNK(link.st_mode):
         return False
@@ -218,7 +220,7 @@ def _is_link(folder: int, name: str) -> bool:
 
 
 def next_free(path: Path) -> Path:
-    """Return an unused name in the same folder: ``a-2.json``; a name that is too long is cut."""
+    """Return an unused path in the same directory, e.g. ``a-2.json``. A name that is too long is cut."""
     stem = path.stem.encode()[:200].decode(errors="ignore") or "result"
     suffix = path.suffix.encode()[:20].decode(errors="ignore")
     others = (path.with_name(f"{stem}-{number}{suffix}") for number in itertools.count(2))
@@ -226,28 +228,30 @@ def next_free(path: Path) -> Path:
 
 
 def state_folder() -> Path:
-    """Return the folder of files that the command keeps by itself, which need not exist: ``~/.local/state/egmctl``.
+    """Return the directory of the command's state, ``~/.local/state/egmctl``. It may not exist.
 
-    ``$XDG_STATE_HOME`` counts if it is absolute: https://specifications.freedesktop.org/basedir-spec.
+    ``$XDG_STATE_HOME`` replaces ``~/.local/state`` if it is absolute
+    (https://specifications.freedesktop.org/basedir-spec).
     """
     stated = Path(os.environ.get("XDG_STATE_HOME", ""))
     return (stated if stated.is_absolute() else Path(os.path.expanduser("~/.local/state"))) / "egmctl"
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
-    """Return the content of a file; of a file larger than ``limit`` bytes, one byte more than that.
+    """Return a file's content, or its first ``limit + 1`` bytes if it is longer than ``limit`` bytes.
 
-    Pipes are read to their end. Reading a FIFO without a writer ends after :data:`FIFO_WAIT_S`.
+    Pipes are read until end of file.
 
     Raises
     ------
     OSError
-        If it cannot be read; ``strerror`` says why.
+        The file cannot be read, or no process opened a FIFO for writing within :data:`FIFO_WAIT_S`. ``strerror`` is the
+        reason.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         is_fifo = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
-        # poll(2) gives POLLHUP once somebody has had a FIFO open for writing since it was opened here.
+        # poll(2) reports POLLHUP if a writer has opened and closed the FIFO since it was opened here.
         had_writer = select.poll()
         had_writer.register(descriptor, select.POLLIN)
         until = time.monotonic() + FIFO_WAIT_S
@@ -257,7 +261,7 @@ def read_bounded(path: Path, limit: int) -> bytes:
             try:
                 part = os.read(descriptor, min(room, 1 << 20))
             except BlockingIOError:
-                # Somebody has it open and has not written yet: a command at work, perhaps for hours.
+                # A writer has it open but has not written yet: a running command, perhaps for hours.
                 select.select([descriptor], [], [])
                 continue
             if part:
@@ -275,12 +279,12 @@ def read_bounded(path: Path, limit: int) -> bytes:
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Return a descriptor of a regular file, without blocking if something else has taken its place.
+    """Open a regular file and return its descriptor. The call does not block if the path is a FIFO or a device.
 
     Raises
     ------
     OSError
-        If it cannot be opened, or is no regular file; ``strerror`` says why.
+        The file cannot be opened or is not a regular file. ``strerror`` is the reason.
     """
     descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

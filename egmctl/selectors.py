@@ -1,7 +1,7 @@
 """The values of ``--gpus`` and ``--numa``: ``0-3,5``, ``0-7/2``, ``all``, ``local``, UUID prefixes, PCI bus ids.
 
-The order given is kept and duplicates are dropped. Whatever does not name something that exists is a
-:class:`~egmctl.errors.UsageError` with one sentence: the bad part, then what there is.
+The given order is kept and duplicates are dropped. A part that names nothing raises
+:class:`~egmctl.errors.UsageError`: its message names the part, then lists what exists.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ def select_gpus(text: str, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
     Parameters
     ----------
     text
-        ``all``, or a comma-separated list of indices (``0``, ``0-3``, ``0-7/2``), UUIDs or
-        unique prefixes of one (``GPU-4c1f``), and PCI bus ids with or without the domain (``0000:1b:00.0``).
+        A comma-separated list of ``all``, indices (``0``, ``0-3``, ``0-7/2``), UUIDs or unique prefixes of a UUID
+        (``GPU-4c1f``), and PCI bus ids with or without the domain (``0000:1b:00.0``).
     gpus
-        Those that exist.
+        The GPUs of the machine.
 
     Raises
     ------
     UsageError
-        If a part of ``text`` is malformed or names no GPU, or if nothing is selected.
+        A part of ``text`` is malformed or names no GPU, or nothing is selected.
     """
     by_index = {gpu.index: gpu for gpu in gpus}
     exist = f"the GPUs here are {format_kernel_list(set(by_index))}" if by_index else "there is no GPU here"
@@ -66,17 +66,17 @@ def select_numa(text: str, machine: Machine, gpus: Sequence[Gpu] | None = None) 
     Parameters
     ----------
     text
-        ``all``, ``local`` (the host nodes of ``gpus``), or a comma-separated list of ids
-        (``1``, ``0-1``). Only nodes with CPUs can be named: a GPU's own memory is not host memory.
+        A comma-separated list of ``all``, ``local`` (the host nodes of ``gpus``) and ids (``1``, ``0-1``). Only nodes
+        with CPUs can be selected: a GPU's own memory is not host memory.
     machine
-        Whose nodes exist.
+        The machine that has the nodes.
     gpus
-        The GPUs that ``local`` is about; all of the machine's by default.
+        The GPUs of ``local``; by default all GPUs of the machine.
 
     Raises
     ------
     UsageError
-        If a part of ``text`` is malformed or names no such node, or if nothing is selected.
+        A part of ``text`` is malformed or names no such node, or nothing is selected.
     """
     nodes = (machine.host.numa_nodes if machine.host else None) or ()
     ids = {node.id: node.id for node in nodes if node.kind in (NumaKind.CPU, NumaKind.CPU_ONLY)}
@@ -121,7 +121,7 @@ def _numbered(part: str, items: Mapping[int, T], option: str, noun: str, exist: 
 
 
 def _is_at(bus_id: str, part: str) -> bool:
-    """Say whether a part spells a bus id: leading zeros, the domain and the function can be left out."""
+    """Return whether ``part`` is this bus id, perhaps without leading zeros, domain and function."""
     match = _BUS_ID.fullmatch(part.lower())
     if match is None:
         return False

@@ -1,1 +1,1 @@
-"""The measurements: their cases, the plan of those that can run here, and the processes that run them."""
+"""Benchmarks: the cases, the plan of the cases that can run here, and the processes that run them."""

@@ -1,6 +1,6 @@
-"""Which buffers a step works on, and how much memory a sequence of steps takes at most: pure.
+"""Assign buffers to the flows of a step, and compute the peak memory of a sequence of steps. Pure functions.
 
-The planner counts with it and the worker allocates by it, so that a run takes as much memory as its plan says.
+The planner and the worker both use them, so that a run allocates as much memory as its plan says.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from egmctl.model.task import Endpoint, Flow, Pattern, Quantity, Task
 from egmctl.units import round_up
 
 ROTATED_BELOW_BYTES = 64 << 20
-"""Buffers of smaller sizes hold several neighbouring slots, and each pass moves another one: the L2 caches that the
-bytes pass (50 MiB on H100, 126 MiB on B200) would otherwise answer in place of the memory."""
+"""The size below which a buffer has several neighbouring slots, which successive passes move in turn. Otherwise the L2
+caches on the path (50 MiB on H100, 126 MiB on B200) would serve the data instead of the memory."""
 
 ROTATED_OVER_BYTES = 128 << 20
-"""The least that the slots of such a buffer take together."""
+"""The minimum size of all slots of such a buffer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:
-    """One buffer: steps that name the same one share it, one after the other."""
+    """A buffer. Steps with an equal buffer share it, one after the other."""
 
     end: Endpoint
     role: End
     """A source is filled once and never written again; a destination is overwritten before each sample."""
     index: int
-    """Several flows of one step that work at the same end in the same role have one each."""
+    """The number of the buffer among those of one step with the same end and role."""
     size_bytes: int
 
 
@@ -50,7 +50,7 @@ class FlowBuffers:
 
 
 def span_bytes(size_bytes: int) -> int:
-    """Return the size of a buffer in which passes over ``size_bytes`` rotate: a whole number of slots."""
+    """Return the size of a buffer with slots of ``size_bytes``; large slots need only one."""
     if size_bytes >= ROTATED_BELOW_BYTES:
         return size_bytes
     return round_up(ROTATED_OVER_BYTES, size_bytes)
@@ -58,7 +58,7 @@ def span_bytes(size_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The part of a buffer that one sample works on: neighbouring slots, which its passes take in turn."""
+    """The part of a buffer that one sample uses: neighbouring slots, which its passes move in turn."""
 
     offset_bytes: int
     slots: int
@@ -71,16 +71,18 @@ class Window:
 
 
 def window(size_bytes: int, passes: int, sample: int) -> Window:
-    """Return the window of a sample: at most as large as its passes fill, and not the last one if there is room.
+    """Return the window of a sample.
+
+    It has at most one slot per pass. Successive samples use different windows if the buffer has room for two.
 
     Parameters
     ----------
     size_bytes
-        Bytes of one slot, which one pass moves.
+        The size of one slot, which one pass moves.
     passes
-        Passes of one sample.
+        The passes per sample.
     sample
-        Number of the sample, from 0.
+        The index of the sample.
     """
     all_slots = span_bytes(size_bytes) // size_bytes
     slots = min(passes, all_slots)
@@ -90,7 +92,7 @@ def window(size_bytes: int, passes: int, sample: int) -> Window:
 def assign(tasks: Sequence[Task]) -> tuple[tuple[FlowBuffers, ...], ...]:
     """Return the buffers of each flow of each task of a step.
 
-    Flows of one step share no buffer, except those from one GPU to all others, which send the same data.
+    Flows of one step share no buffer, except flows from one GPU to all others, which send the same source.
     """
     taken: Counter[tuple[Endpoint, End]] = Counter()
 
@@ -105,7 +107,7 @@ def assign(tasks: Sequence[Task]) -> tuple[tuple[FlowBuffers, ...], ...]:
         return Buffer(end=end, role=role, index=index, size_bytes=size_bytes)
 
     def of_flow(task: Task, flow: Flow) -> FlowBuffers:
-        # A chase writes its chain into what it is going to read.
+        # A chase writes its chain into the memory that it then reads, so that this memory is no source for others.
         own = task.quantity is Quantity.LATENCY or ENGINES[task.engine].writes_source
         source = End.DESTINATION if own else End.SOURCE
         return FlowBuffers(
@@ -123,7 +125,7 @@ def buffers_of(tasks: Sequence[Task]) -> tuple[Buffer, ...]:
 
 
 class Lifetimes:
-    """Tracks which buffers can be freed after a step because no later step works on them.
+    """A use count of buffers, which shows the buffers that no later step uses.
 
     Parameters
     ----------
@@ -137,11 +139,11 @@ class Lifetimes:
             self.add(tasks)
 
     def add(self, tasks: Sequence[Task]) -> None:
-        """Announce one more step."""
+        """Add a step."""
         self._uses.update(buffers_of(tasks))
 
     def finish(self, tasks: Sequence[Task]) -> tuple[Buffer, ...]:
-        """End one of the steps; return those of its buffers that no other step will need."""
+        """Mark a step as finished; return its buffers that no remaining step uses."""
         used = buffers_of(tasks)
         self._uses.subtract(used)
         return tuple(buffer for buffer in used if self._uses[buffer] <= 0)
@@ -149,22 +151,22 @@ class Lifetimes:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The most memory that a sequence of steps holds at one place."""
+    """The peak memory of a sequence of steps in one place."""
 
     place: Endpoint | None
-    """The GPU or the NUMA node, whatever the kind of memory; ``None``: the host, all nodes together."""
+    """An end on the GPU or NUMA node; ``None`` for the whole host."""
     bytes: int
     host: str | None = None
-    """The host's name, where there are several."""
+    """The host's name if there are several hosts."""
     huge_pages: bool = False
-    """Huge pages there: they are reserved for this, so neither the host's free memory nor a node's counts them
+    """Whether this counts huge pages, which are reserved. The free memory of the host and its nodes excludes them
     (``Documentation/admin-guide/mm/hugetlbpage.rst`` of Linux)."""
 
     @property
     def name(self) -> str:
         """The name of the place: ``GPU0``, ``NUMA1``, ``host``, ``NUMA1 huge pages``, ``huge pages``.
 
-        Between processes the label of an end is that of the buffer's owner, and a NUMA node's may name who allocated.
+        A NUMA node is named by its number, because the label of an end on it may name the GPU that allocated.
         """
         if self.place is None:
             return "huge pages" if self.huge_pages else "host"
@@ -173,7 +175,7 @@ class Peak:
         return f"NUMA{self.place.numa_node}{' huge pages' if self.huge_pages else ''}"
 
     def same_place(self, other: Peak) -> bool:
-        """Return whether another peak is one of the same place."""
+        """Return whether another peak is in the same place."""
         return _key(self.host, self.place, self.huge_pages) == _key(other.host, other.place, other.huge_pages)
 
 
@@ -184,23 +186,23 @@ def peaks(
     node_of: Callable[[Endpoint], str | None] = lambda _end: None,
     huge_page_bytes: Mapping[int, int] | None = None,
 ) -> tuple[Peak, ...]:
-    """Return the most that steps hold at any time, on each GPU, on each NUMA node, on the host, and of huge pages.
+    """Return the peak memory of steps on each GPU and NUMA node and on the host, separately for huge pages.
 
     Parameters
     ----------
     keep
-        Nothing is freed before the end.
+        Whether buffers stay allocated until the last step.
     node_of
-        The name of the host that an end is on, where there are several.
+        A function that returns the name of an end's host if there are several.
     huge_page_bytes
-        The size of huge pages by NUMA node: a buffer of them takes a whole number.
+        The size of huge pages by NUMA node, to which buffers are rounded up.
     """
 
     def places(buffer: Buffer) -> tuple[_Place, ...]:
         host = node_of(buffer.end)
         huge = _on_huge_pages(buffer)
         own = _key(host, buffer.end, huge)
-        # Host memory of no known node is the host's alone.
+        # Host memory without a known NUMA node counts for the host only.
         return (own,) if buffer.end.bus_id is not None else tuple(dict.fromkeys((own, _key(host, None, huge))))
 
     def taken(buffer: Buffer) -> int:
@@ -238,7 +240,7 @@ def peaks(
 
 
 _Place = tuple[str | None, str | None, int | None, bool]
-"""A host, and a GPU or a NUMA node of it, or the huge pages of the host or a node."""
+"""A host, its GPU or NUMA node (neither: the whole host), and whether this counts huge pages."""
 
 
 def _on_huge_pages(buffer: Buffer) -> bool:
@@ -248,5 +250,5 @@ def _on_huge_pages(buffer: Buffer) -> bool:
 def _key(host: str | None, end: Endpoint | None, huge_pages: bool = False) -> _Place:
     if end is None:
         return host, None, None, huge_pages
-    # GPU memory that the kernel has as a NUMA node is the GPU's all the same.
+    # GPU memory that the kernel exposes as a NUMA node counts for the GPU.
     return host, end.bus_id, None if end.bus_id else end.numa_node, huge_pages

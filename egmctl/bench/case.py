@@ -1,4 +1,4 @@
-"""Cases of the bench and the axes along which they can be measured; the files of ``cases/`` state the cases."""
+"""The types and descriptions of cases, which the files of ``cases/`` define, and the axes of series."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from egmctl.model.task import UCX_ENGINES, Axis, Chase, ChaseOrder, Engine, Hand
 from egmctl.units import format_size
 
 ALL_SMS = 0
-"""As :attr:`Point.sms`: one block on each multiprocessor of the GPU."""
+"""The value of :attr:`Point.sms` for one block on each multiprocessor of the GPU."""
 
 BY_SMS = tuple(Point(sms=sms) for sms in (1, 2, 4, 8, 16, 32, 64, ALL_SMS))
 BY_STREAMS = tuple(Point(streams=streams) for streams in (1, 2, 4, 8))
@@ -25,31 +25,31 @@ class End(StrEnum):
 
 
 class Processes(StrEnum):
-    """Which processes measure a case together."""
+    """The processes that measure a case together."""
 
     ONE = "one"
-    """The one worker, which works all GPUs."""
+    """The worker, one process for all GPUs."""
     NODE = "node"
-    """One per GPU of the node; messages by UCX also between the nodes of a job."""
+    """One process per GPU of the node. UCX messages also go between the nodes of a job."""
     JOB = "job"
-    """One per GPU of all nodes of a run, one or many (:mod:`egmctl.bench.plan.fabric`)."""
+    """One process per GPU of all nodes of a run (:mod:`egmctl.bench.plan.fabric`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """How many bytes a chase visits."""
+    """The bytes that a chase visits: the larger of two minimums."""
 
     least_bytes: int
     l2_times: int = 0
-    """At least so many times the L2 cache of the GPU that owns the memory or, for host memory, reads it."""
+    """The other minimum, in sizes of the L2 cache of the GPU that owns the memory or, for host memory, reads it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A combination of memory, engine and pattern to measure where it applies; a new case is a line in ``cases/``."""
+    """A combination of memory, engine and pattern to measure if it applies; a new case is a line in ``cases/``."""
 
     name: str
-    """The name, in nvbandwidth's words where it has the same case, so that people can compare numbers."""
+    """The name. It follows nvbandwidth for cases that nvbandwidth has, so that the numbers can be compared."""
     family: str
     source: MemoryKind
     """The source of every flow; in a bidirectional case, the destination of the second flow."""
@@ -60,42 +60,42 @@ class Case:
     _: KW_ONLY
     pattern: Pattern = Pattern.PAIR
     points: tuple[Point, ...] = (Point(),)
-    """The points at which it is measured, in this order; a suite or ``--sweep`` may choose others."""
+    """The points at which the case is measured, in order. A suite or ``--sweep`` may choose others."""
     quantity: Quantity = Quantity.BANDWIDTH
     chase: Chase | None = None
-    """For a latency."""
+    """The loads or round trips of a latency."""
     footprint: Footprint | None = None
-    """For a latency; a bandwidth's buffers have the size of the run."""
+    """The size of a latency's buffers; that of a bandwidth's is a setting."""
     processes: Processes = Processes.ONE
     handle: HandleKind | None = None
-    """How the process that issues the work opens the other process' memory at the other end of the flow."""
+    """The handle by which the process that issues the work opens the other process' memory."""
     in_process: str | None = None
-    """The case that measures the same path within one process."""
+    """The name of the case that measures the same path within one process."""
     by_owner: bool = False
-    """The host memory is allocated under each GPU of its NUMA node in turn, and each GPU of the node works on it."""
+    """Whether host memory is allocated under each GPU of its NUMA node in turn and measured by each GPU of the node."""
     staged: bool = False
-    """Peer access between the two GPUs stays off, so the driver copies through host memory."""
+    """Whether peer access between the two GPUs stays off, so that the driver copies through host memory."""
     one_path: bool = False
-    """One path of each kind of route is enough; suites set it for cases that compare kinds of memory."""
+    """Whether one path of each kind of route is enough. Suites set this for cases that compare kinds of memory."""
 
     def memory(self, end: End) -> MemoryKind:
-        """Return the memory at an end of its flows."""
+        """Return the kind of memory at an end."""
         return self.source if end is End.SOURCE else self.destination
 
     @property
     def description(self) -> str:
-        """The sentence that says what is measured."""
+        """A phrase that says what is measured."""
         return _description(self)
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """The axes along which it can be measured."""
+        """The axes along which the case can be measured."""
         return tuple(axis for axis in Axis if self.along(axis))
 
     def along(self, axis: Axis) -> tuple[Point, ...]:
-        """Return the points of a series along an axis, none where the case has no such axis.
+        """Return the points of a series along an axis; none if the case does not have the axis.
 
-        The sizes of buffers depend on the machine: their one point here has no value yet
+        A series by size has one point without a value, because sizes depend on the machine
         (:func:`egmctl.bench.plan.make.sized`).
         """
         alone = self.processes is Processes.ONE and self.pattern in (Pattern.PAIR, Pattern.LOCAL) and not self.staged
@@ -152,7 +152,7 @@ AT_ONCE: Mapping[Pattern, str] = {
     Pattern.OWN_NODE: ", every GPU with its own NUMA node at once",
     Pattern.OWN_NODE_BOTH: ", every GPU with its own NUMA node in both directions at once",
 }
-"""The words of tables and lists for what a pattern runs at the same time."""
+"""The phrases, in tables and lists, for the flows that a pattern runs at the same time."""
 HANDLES: Mapping[HandleKind, str] = {
     HandleKind.LEGACY: "legacy handle",
     HandleKind.POSIX_FD: "file descriptor",
@@ -188,7 +188,7 @@ def _description(case: Case) -> str:
 
 
 def _end(case: Case, end: End) -> str:
-    """Return the memory at an end, with its owner if that is not the process that issues the work."""
+    """Return a phrase for the memory at an end, with its owner if that is another GPU or process."""
     memory = case.memory(end)
     if case.pattern is Pattern.LOCAL:
         return "the same GPU's" if end is End.DESTINATION and memory is case.source else _MEMORY[memory]
@@ -203,14 +203,14 @@ def _end(case: Case, end: End) -> str:
 
 
 def _side(case: Case) -> str:
-    """Return in words which of two GPUs issues the work."""
+    """Return a phrase for the one of two GPUs that issues the work."""
     if {case.source, case.destination} - {MemoryKind.DEVICE} or case.pattern is Pattern.LOCAL:
         return ""
     return " of the source (push)" if case.initiator is End.SOURCE else " of the destination (pull)"
 
 
 def _chase(case: Case) -> str:
-    """Return in words which lines of a buffer a chase reads."""
+    """Return a phrase for the lines that a chase reads."""
     if case.chase is None or case.footprint is None:
         return "random lines"
     size = f"{case.footprint.l2_times} x L2" if case.footprint.l2_times else format_size(case.footprint.least_bytes)

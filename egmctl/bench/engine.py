@@ -1,6 +1,6 @@
-"""The properties of each engine that are known before it runs: planner, buffers, views and verdict ask here.
+"""The static properties of each engine, for the planner, the buffers, the views and the verdict.
 
-Pure. The code of an engine is in its file in ``engines/``, and only a worker imports that.
+The code of an engine is in its file in ``engines/``, which only a worker imports.
 """
 
 from __future__ import annotations
@@ -17,26 +17,25 @@ class EngineSpec:
     """The properties of one engine."""
 
     caption: str
-    """Its name in the titles of tables, where the matrix of a case begins with it."""
+    """Its name at the start of the titles of its matrices."""
     counted: str = ""
-    """The bytes that its bandwidth counts; empty for an engine that measures none."""
+    """A phrase for the bytes that its bandwidth counts; empty without a bandwidth."""
     carries: frozenset[End] = frozenset()
-    """The ends of a flow that are memory, where work is queued on streams: the other end is registers."""
+    """The ends of its flows that are in memory, if it queues work on streams; any other end is registers."""
     needs_kernels: bool = False
-    """Whether kernels of the project do its work."""
+    """Whether it launches kernels of egmctl."""
     needs_capability: tuple[int, int] = (0, 0)
-    """The least compute capability that it needs; its tasks are waived on older GPUs."""
+    """The minimum compute capability. Its tasks are waived on older GPUs."""
     atomics: bool = False
-    """Whether it adds atomically; in a peer's memory this needs native atomics between the two GPUs."""
+    """Whether it adds atomically. In a peer's memory this needs native atomics between the two GPUs."""
     blocks_on_pageable: bool = False
-    """Whether queueing a copy of memory that is not pinned may take until the copy is done."""
+    """Whether queueing a copy of pageable memory may block until the copy is complete."""
     round_trip: bool = False
     """Whether its latency is that of a round trip, not of a load."""
     writes_source: bool = False
-    """Whether it writes words of its own into what it then reads: it shares no source, and no pass takes another
-    slot."""
+    """Whether it writes its own words into the memory that it then reads. Its source is not shared and has one slot."""
     timed_by_host: bool = False
-    """Whether the host takes part in the timed work, so that the CPUs it runs on affect the number."""
+    """Whether the host takes part in the timed work, so that the choice of CPUs affects the result."""
 
 
 _COPIED = "each byte copied, once"

@@ -1,8 +1,8 @@
-"""Watches the GPUs during a measurement: link counters, clocks, temperature, errors and other processes.
+"""Evidence for a measurement: link counters, clocks, temperature, errors, other processes, and UCX's transports.
 
-The counters are read before and after the samples of a step, and a thread looks at clocks and temperature meanwhile:
-every 20 ms, which changes no number (``docs/measurement.md``). NVML answers one question after the other and takes most
-of a millisecond for each about NVLink, so the bytes are counted at the GPU that issues the work, and not at its peer.
+The counters are read before and after the samples of a step. Meanwhile a thread reads clocks and temperature every
+20 ms, which does not affect the results (``docs/measurement.md``). NVML serializes its calls, and a read of the NVLink
+counters takes most of a millisecond, so the bytes are counted at the GPU that issues the work and not at its peer.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from egmctl.gpu.telemetry import Telemetry
 
 PERIOD_S = 0.02
-"""Seconds between two readings of the clocks."""
+"""The interval between two readings of the clocks."""
 
 TELLING_BYTES = 64 << 20
-"""Fewer bytes than this prove nothing: other traffic, such as launches and flags, is of that order of magnitude."""
+"""The minimum number of bytes that prove a route. Other traffic, such as launches and flags, is almost as large."""
 
 
 class LinkCounters:
-    """Watches GPUs in steps.
+    """The observer of a run's GPUs, step by step.
 
     Parameters
     ----------
@@ -43,13 +43,13 @@ class LinkCounters:
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
         self.ours = {os.getpid()}
-        """Process ids of this run, which do not count as other processes."""
+        """The process ids of this run, which do not count as other processes."""
         self._labels: dict[str, str] = {}
         self._told_lost: set[str] = set()
 
     @contextmanager
     def watch(self, tasks: Iterable[Task]) -> Iterator[Watch]:
-        """Watch the GPUs of the tasks of a step while their samples are taken."""
+        """Observe the GPUs of a step's tasks during a ``with`` block that takes the samples."""
         tasks = tuple(tasks)
         self._labels |= gpus_of(tasks)
         watch = Watch(self._telemetry, tasks, self.ours)
@@ -65,7 +65,7 @@ class LinkCounters:
             watch.end()
 
     def new_losses(self) -> str | None:
-        """Return in words which GPUs NVML has lost since the last call; ``None`` if none."""
+        """Return a sentence on the GPUs that NVML has lost since the last call; ``None`` if none."""
         new = self._telemetry.lost.keys() - self._told_lost
         self._told_lost |= new
         lost = (
@@ -77,7 +77,7 @@ class LinkCounters:
 
 
 class Watch:
-    """What was observed on the GPUs during one step."""
+    """The observations of the GPUs during one step."""
 
     def __init__(self, telemetry: Telemetry, tasks: Sequence[Task], ours: Collection[int]) -> None:
         self._telemetry = telemetry
@@ -87,12 +87,12 @@ class Watch:
         self._gpus = [bus_id for bus_id in gpus_of(tasks) if telemetry.knows(bus_id)]
         links = (link for flow in flows for link in (flow.route.first_link, _telling(flow)[0]))
         self._expected = {link for link in links if link is not None}
-        # C2C has no counters: there those of the other kinds tell.
+        # C2C has no counters: those of the other links show by exclusion whether the bytes took it.
         others_tell = LinkKind.C2C in self._expected or any(map(_of_another_gpu, flows))
         self._links = {LinkKind.NVLINK, LinkKind.PCIE} if others_tell else self._expected
         counted = {flow.initiator for flow in flows}
         if LinkKind.NVLINK in self._links:
-            # What the owner of EGM memory sends to another GPU of its CPU goes over its NVLinks too.
+            # Bytes that the owner of EGM memory sends to another GPU of its CPU also go over the owner's NVLinks.
             counted |= {end.allocated_by for flow in flows for end in (flow.source, flow.destination)}
         self._counted = [bus_id for bus_id in self._gpus if bus_id in counted]
         self._before: dict[str, Traffic] = {}
@@ -103,26 +103,26 @@ class Watch:
         self._process_ids: dict[str, tuple[int, ...] | None] = {}
 
     def begin(self) -> None:
-        """Read what the counters stand at."""
+        """Read the counters before the first sample."""
         self._before = {bus_id: self._telemetry.traffic(bus_id, self._links) for bus_id in self._counted}
 
     def look(self, over: threading.Event) -> None:
-        """Read clocks and temperature at intervals; the body of a thread."""
+        """Read clocks, temperature and PCIe counters at intervals: the body of a thread."""
         while not over.wait(PERIOD_S):
             for bus_id in self._gpus:
                 self._states[bus_id].append(self._telemetry.state(bus_id))
             self.count()
 
     def count(self) -> None:
-        """Count the bytes that PCIe carried since the last call; the engines call this between two samples.
+        """Count the bytes over PCIe since the last call. The engines call this between samples.
 
-        The thread alone is sometimes too late: on H200 some steps lacked exactly the 4 GiB of one wrap of the counter.
+        The thread alone is sometimes late: on H200 some steps missed exactly one wrap of the counter, 4 GiB.
         """
         for bus_id in self._counted if LinkKind.PCIE in self._links else ():
             self._count(bus_id, [LinkKind.PCIE])
 
     def end(self) -> None:
-        """Read what the counters stand at now."""
+        """Read counters, errors and processes after the last sample."""
         for bus_id in self._counted:
             self._count(bus_id, self._links)
         for bus_id in self._gpus:
@@ -133,15 +133,15 @@ class Watch:
 
     @property
     def unread(self) -> str | None:
-        """Why there is no evidence."""
+        """The reason why NVML was not used."""
         return self._telemetry.why_not
 
     def seen(self, own: Iterable[str]) -> tuple[GpuEvidence, ...]:
-        """Return the observations of the GPUs that this process works."""
+        """Return the observations of the GPUs in ``own``, those of this process."""
         return tuple(self._gpu(bus_id, label) for bus_id, label in gpus_of(self._tasks).items() if bus_id in own)
 
     def _count(self, bus_id: str, links: Iterable[str]) -> None:
-        """Add the rise of the counters; PCIe's must be read often enough that it does not wrap unseen."""
+        """Add the increase of the counters. PCIe's must be read often enough to see every wrap."""
         with self._counting:
             now = self._telemetry.traffic(bus_id, links)
             before = self._before[bus_id]
@@ -174,14 +174,14 @@ class Watch:
 
 
 def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidence | None:
-    """Say whether the bytes of a bandwidth took the expected link.
+    """Return whether the bytes of a bandwidth took the expected link; ``None`` if counters cannot show this.
 
     Parameters
     ----------
     samples
-        Number of samples.
+        The number of samples.
     rises
-        The rise of the counters of each GPU that has them.
+        The increase of the counters, by GPU.
     """
     size_bytes = samples * task.copies * task.size_bytes
     telling = [_telling(flow) for flow in task.flows]
@@ -220,7 +220,7 @@ def _proof(
         # It does not belong to the GPU under which it was allocated: what is left is the reader's own C2C.
         return LinkKind.C2C, LinkProof.BY_EXCLUSION
     if any(flow.route.degraded for flow in task.flows):
-        # Nobody knows beforehand over which link it goes: the counters tell.
+        # The link is not known beforehand.
         for name in counted:
             if took(name):
                 return name, LinkProof.PROVEN
@@ -233,11 +233,10 @@ def _proof(
 
 
 def _telling(flow: Flow) -> tuple[LinkKind | None, bool]:
-    """Return the link of the initiator whose counters count the bytes, and whether they leave the GPU over it.
+    """Return the link of the initiator whose counters count the bytes, and whether the bytes leave the GPU over it.
 
-    It is the first link, or NVLink where a GPU carries bytes between host memory over it.
-
-    C2C, which is at its other side, has no counters. Through a GPU, bytes come in over the first hop.
+    It is the first link of the route. For copies between host memories through a GPU with NVLink it is NVLink, because
+    C2C on the other side has no counters. The bytes arrive over the first hop.
     """
     links = [hop.link for hop in flow.route.hops]
     if flow.through_gpu and LinkKind.NVLINK in links:
@@ -246,20 +245,20 @@ def _telling(flow: Flow) -> tuple[LinkKind | None, bool]:
 
 
 def _owner_unknown(flow: Flow) -> bool:
-    """Return whether a flow stays between a GPU and EGM, or managed memory that may be EGM, of its own CPU."""
+    """Return whether a flow is between a GPU and EGM of its own CPU, or managed memory that may be EGM."""
     if flow.route.egm is Egm.YES:
         return all(hop.link is LinkKind.C2C for hop in flow.route.hops)
     return flow.route.memory is MemoryKind.MANAGED and flow.route.egm is Egm.UNKNOWN
 
 
 def _of_another_gpu(flow: Flow) -> bool:
-    """Return whether a flow should cross NVLink to the other GPU of the CPU, under which its EGM was allocated."""
+    """Return whether a flow's EGM was allocated under a GPU other than the initiator and should be behind NVLink."""
     owners = {end.allocated_by for end in (flow.source, flow.destination) if end.allocated_by is not None}
     return flow.route.egm is Egm.YES and bool(owners - {flow.initiator})
 
 
 def _carried(expected: Mapping[tuple[str, bool], int], rises: Mapping[str, Traffic], link: str) -> int | None:
-    """Return the rise of a link's counters, summed over all GPUs; ``None`` if one has no counter."""
+    """Return the increase of a link's counters, summed over all GPUs; ``None`` if one is missing."""
     total = 0
     for bus_id, sending in expected:
         traffic = rises.get(bus_id, Traffic())
@@ -271,7 +270,7 @@ def _carried(expected: Mapping[tuple[str, bool], int], rises: Mapping[str, Traff
 
 
 def gpus_of(tasks: Iterable[Task]) -> dict[str, str]:
-    """Return the GPUs of some tasks, with their labels."""
+    """Return the labels of all GPUs of some tasks, by bus id."""
     labels: dict[str, str] = {}
     for flow in (flow for task in tasks for flow in task.flows):
         if flow.initiator is not None:
@@ -286,25 +285,25 @@ def gpus_of(tasks: Iterable[Task]) -> dict[str, str]:
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _RDMA = ("rc", "dc", "ud", "gga", "srd")
-"""The transports over InfiniBand and RoCE begin so: ``rc_mlx5``, ``ud_verbs`` (``ucx_info -d`` lists them)."""
+"""The first parts of the names of InfiniBand and RoCE transports, e.g. of ``rc_mlx5`` (``ucx_info -d`` lists them)."""
 OVER_NETWORK = (UcxRoute.GPUDIRECT_RDMA, UcxRoute.RDMA_STAGED, UcxRoute.RDMA, UcxRoute.TCP)
 _CARRIERS: Mapping[UcxRoute, frozenset[str]] = {
     UcxRoute.CUDA_IPC: frozenset({"cuda_ipc"}),
     UcxRoute.TCP: frozenset({"tcp"}),
     UcxRoute.SHARED_MEMORY: frozenset({"posix", "sysv", "cma", "knem", "xpmem"}),
 }
-"""The transports without RDMA, in the order in which they count."""
+"""The transports of each route without RDMA, in order of precedence."""
 _SENDING = "tagged message by ucp_tag_send*"
 _GUESS = "(?)"
 _COUNT = re.compile("[0-9]{1,18}", re.ASCII)
 _FRAGMENTS_ON_GPU = re.compile(r"\bfrag cuda\b")
 _COPIES = re.compile(r"cuda_copy|gdr_copy|copy-in|copy-out|\bfrag\b|fragmented")
-"""In the description of a protocol that copies; without fragments on a GPU, through host memory."""
+"""The pattern of protocols that copy: through fragments on a GPU, if named, else through host memory."""
 _UNPACKS = re.compile(r"\b(?:cuda|gdr)_copy, frag \w+$")
 
 
 def parse(text: str, rank: int) -> Iterator[UcxProtocol]:
-    """Yield every line of the tables of a report.
+    """Yield every line of the protocol tables in UCX's report.
 
     Parameters
     ----------
@@ -322,7 +321,7 @@ def parse(text: str, rank: int) -> Iterator[UcxProtocol]:
             count, sizes, description, transports = cells
             line = UcxProtocol(rank, operation, sizes, description, transports, int(count))
         elif len(cells) == 4 and not cells[0] and line is not None:
-            # One more lane of the line above.
+            # Another lane of the line above.
             line = replace(
                 line,
                 description=" ".join(filter(None, (line.description, cells[2]))),
@@ -345,9 +344,9 @@ def path_of(
     Parameters
     ----------
     message_bytes
-        Bytes of one message.
+        The size of one message.
     protocols
-        Lines that both processes reported.
+        The lines that both processes reported.
     """
     used = tuple(protocol for protocol in protocols if _was_used(protocol, message_bytes, _uncounted(task)))
     known = [protocol for protocol in used if not protocol.description.startswith(_GUESS)]
@@ -376,7 +375,7 @@ def path_of(
 
 
 def network_devices(devices: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the NICs' ports among a process' devices by transport; without any, its network interfaces."""
+    """Return the RDMA ports among a process' devices (by transport); if there are none, its network interfaces."""
     nics = [name for transport, names in devices.items() if _is_rdma(transport) for name in names]
     return list(dict.fromkeys(nics or devices.get("tcp", ())))
 
@@ -386,7 +385,7 @@ def _is_rdma(transport: str) -> bool:
 
 
 def _staging(known: Sequence[UcxProtocol], received: Sequence[UcxProtocol], on_gpu: bool) -> UcxStaging | None:
-    """Return where bytes were copied to on their way, by what is known and by how the receiver unpacks."""
+    """Return where bytes were staged, by the descriptions of known protocols and by how the receiver unpacks."""
     described = [protocol.description for protocol in known]
     copying = [text for text in described if _COPIES.search(text)]
     copying += [protocol.description for protocol in received if _UNPACKS.search(protocol.description)]
@@ -420,7 +419,7 @@ def _verdict(route: UcxRoute, staging: UcxStaging | None, on_gpu: bool, transpor
 
 
 def _was_used(protocol: UcxProtocol, message_bytes: int, uncounted: Collection[int]) -> bool:
-    """Say whether the messages that were measured came under a line."""
+    """Return whether the measured messages used the protocol of a line."""
     if not protocol.transports:
         return False
     if not protocol.operation.startswith(_SENDING):
@@ -430,7 +429,7 @@ def _was_used(protocol: UcxProtocol, message_bytes: int, uncounted: Collection[i
 
 
 def _uncounted(task: Task) -> Collection[int]:
-    """Return the ranks that send from host memory: UCX does not count the shortest of such messages."""
+    """Return the ranks that send from host memory, where UCX does not count the shortest messages."""
     source, destination = task.flows[0].source, task.flows[0].destination
     senders = (source, destination) if task.quantity is Quantity.LATENCY else (source,)
     return {end.rank for end in senders if end.rank is not None and end.memory is not MemoryKind.DEVICE}

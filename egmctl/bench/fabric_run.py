@@ -1,4 +1,4 @@
-"""A run of the suite ``fabric``: by ranks that this command starts on its node, or by all commands of an MPI job."""
+"""Run the suite ``fabric``, either in ranks that this command starts on its node or in all commands of an MPI job."""
 
 from __future__ import annotations
 
@@ -41,19 +41,20 @@ from egmctl.model.task import HandleKind
 from egmctl.mpi.world import World
 
 GATHER_S = 120.0
-"""How long the slowest rank may take to read its facts."""
+"""The timeout for the slowest rank to read its facts."""
 
 INTERRUPTED_S = 0.3
-"""Seconds that rank 0 waits for ranks that are still alive when it is told to end."""
+"""The time that rank 0 waits, after an interrupt, for other ranks to report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The run that the user asked for."""
+    """The run that the user requested."""
 
     cases: tuple[Case, ...]
     settings: Settings
     sample: int | None = None
+    """The number of random partners per rank; ``None``: all."""
     fixed_size: bool = False
     """Whether the user chose the size, so that it is not reduced to fit free memory."""
 
@@ -61,7 +62,7 @@ class Asked:
 def measure_here(
     machine: Machine, chosen: Sequence[Gpu], asked: Asked, on_progress: Progress, recorder: Recorder = forget
 ) -> RunReport:
-    """Measure between ranks on this node, one for each GPU that can be used.
+    """Measure between ranks on this node, one per usable GPU.
 
     Raises
     ------
@@ -94,21 +95,21 @@ def measure_job(
     Parameters
     ----------
     child
-        The process of this command's rank, which is ended.
+        The process of this command's rank, which this function ends.
     facts
         A function that reads the node and returns it with the GPUs that the user chose.
 
     Returns
     -------
-    RunReport
-        On rank 0; nothing elsewhere.
+    RunReport | None
+        The report on rank 0; ``None`` on other ranks.
 
     Raises
     ------
     EgmctlError
-        The reason why the run cannot begin, on every rank, or on rank 0 alone once the others know.
+        The run cannot begin. Raised on every rank, or on rank 0 only, after the others have finished.
     RanksMissing
-        Commands are gone.
+        Some commands of the job do not respond.
     """
     try:
         layout = gather_layout(world, facts, asked)
@@ -128,7 +129,7 @@ def measure_job(
         child.close()
         raise
     if report.interrupted:
-        # The others are told to end too: no word can be waited for.
+        # The other commands are interrupted too: no message can be expected.
         world.broken = True
         missing = world.roll_call(INTERRUPTED_S)
         if missing:
@@ -140,12 +141,12 @@ def measure_job(
 
 
 def gather_layout(world: World, facts: Callable[[], tuple[Machine, Sequence[Gpu]]], asked: Asked) -> RankLayout | None:
-    """Exchange the facts of all ranks; return the participants on rank 0.
+    """Exchange the facts of all ranks; return the layout on rank 0, ``None`` on other ranks.
 
     Raises
     ------
     NothingToDo, UsageError
-        On every rank: some cannot take part, do not fit together, or a node has too few GPUs.
+        A rank cannot take part, the ranks do not fit together, or a node has too few GPUs. Raised on every rank.
     """
 
     def described(facts: tuple[Machine, Sequence[Gpu]]) -> RankInfo:
@@ -157,7 +158,7 @@ def gather_layout(world: World, facts: Callable[[], tuple[Machine, Sequence[Gpu]
     agree(infos, gpus, one_domain=any(case.handle is HandleKind.FABRIC for case in asked.cases))
     first = {ranks[0] for ranks in hosts(infos).values()}
     own_part = {"machine": to_json(machine)} if world.rank in first else {"gpu": to_json(machine.gpu(gpus[world.rank]))}
-    # A machine has some 300 KiB.
+    # A machine has about 300 KiB of JSON.
     compressed = base64.b64encode(zlib.compress(json.dumps(own_part).encode())).decode()
     parts = world.all_gather(compressed, GATHER_S)
     if world.rank:
@@ -166,12 +167,12 @@ def gather_layout(world: World, facts: Callable[[], tuple[Machine, Sequence[Gpu]
 
 
 def plan_for(layout: RankLayout, asked: Asked) -> Plan:
-    """Return the plan, with smaller buffers where the usual size has no room.
+    """Return the plan. Unless the user chose the size, buffers are reduced to fit the free memory.
 
     Raises
     ------
     UsageError
-        If the buffers have no room.
+        Buffers of the chosen size do not fit.
     NothingToDo
         See :func:`make_fabric_plan`.
     """

@@ -1,4 +1,4 @@
-"""From samples to a result: statistics, the outcome of a task, and the joined results of repeated measurements."""
+"""Compute results from samples: statistics, the outcome of a task, and merged results of repeated measurements."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from egmctl.model.task import Task
 from egmctl.units import GB, several
 
 UNSTABLE_CV = 0.03
-"""Above this coefficient of variation a measurement is called unstable. Chosen, not derived: repeats of one path on an
-idle H200 node differ by about a thousandth."""
+"""The coefficient of variation above which a measurement is unstable. This threshold is our choice: repeats of one path
+on an idle H200 node differ by about 0.1 %."""
 
 PERCENTILE_SAMPLES = 20
-"""From so many samples on there are percentiles: a twentieth of fewer is less than one sample."""
+"""The minimum number of samples for percentiles: 5 % of fewer is less than one sample."""
 
 
 def summarize(values: Sequence[float]) -> Summary:
-    """Return median, extremes, coefficient of variation and, of enough values, percentiles of at least one value."""
+    """Return the statistics of at least one value; without percentiles below :data:`PERCENTILE_SAMPLES` values."""
     enough = len(values) >= PERCENTILE_SAMPLES
     mean = statistics.fmean(values)
     return Summary(
@@ -43,13 +43,13 @@ def summarize(values: Sequence[float]) -> Summary:
 
 
 def stages(names: Iterable[str], rounds: Sequence[Mapping[str, float]]) -> tuple[Stage, ...]:
-    """Return the timed stages in milliseconds, in the order of their names."""
+    """Return the statistics of each timed stage in milliseconds, in the order of ``names``."""
     costs = {name: [stages_ms[name] for stages_ms in rounds if name in stages_ms] for name in names}
     return tuple(Stage(name=name, ms=summarize(ms)) for name, ms in costs.items() if ms)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the value below which ``percent`` of at least one value lie, interpolated between two of them."""
+    """Return a percentile of at least one value, interpolated linearly."""
     ordered = sorted(values)
     place = percent / 100 * (len(ordered) - 1)
     below = int(place)
@@ -58,7 +58,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def is_unstable(summary: Summary) -> bool:
-    """Return whether the samples differ too much for the median to be quoted without a warning."""
+    """Return whether the samples vary too much to report their median without a warning."""
     return summary.cv is not None and summary.cv > UNSTABLE_CV
 
 
@@ -68,9 +68,9 @@ def status_of(summary: Summary, wrong: str | None = None, remark: str | None = N
     Parameters
     ----------
     wrong
-        A sentence on what was wrong.
+        A sentence on corrupt data, if any.
     remark
-        The reason to give if the samples are ``ok``.
+        The reason to report if the samples are ``ok``.
     """
     if wrong is not None:
         return Status.CORRUPT, wrong
@@ -80,21 +80,21 @@ def status_of(summary: Summary, wrong: str | None = None, remark: str | None = N
 
 
 def bandwidth_gb_s(size_bytes: int, elapsed_ms: float) -> float:
-    """Return bytes by time in GB/s (1e9 bytes a second); the milliseconds keep their fraction."""
+    """Return a bandwidth in GB/s (1e9 bytes per second)."""
     return size_bytes / (elapsed_ms / 1e3) / GB
 
 
 def of_bandwidth(
     task: Task, samples: Sequence[Sample], mismatch: Mismatch | None, remark: str | None = None, **more: Any
 ) -> Measurement:
-    """Return the measurement that samples of a bandwidth make.
+    """Return the measurement of a bandwidth from its samples.
 
     Parameters
     ----------
     remark
-        The reason of one that is plainly ``ok``.
+        The reason to report if the status is ``ok``.
     more
-        Further fields of it.
+        Additional fields of the measurement.
     """
     summary = summarize([sample.bandwidth_gb_s or 0 for sample in samples])
     status, reason = status_of(summary, describe(mismatch, task) if mismatch is not None else None, remark)
@@ -121,18 +121,18 @@ def of_latency(
     discarded: int = 0,
     **more: Any,
 ) -> Measurement:
-    """Return the measurement that samples of a latency make.
+    """Return the measurement of a latency from its samples. Without samples it has failed.
 
     Parameters
     ----------
     wrong
-        A sentence on the wrong value that was read.
+        A sentence on a wrong value that was read, if any.
     remark
-        The reason of one that is plainly ``ok``.
+        The reason to report if the status is ``ok`` and no sample was discarded.
     discarded
-        Number of samples that are missing because one side timed out waiting for its peer.
+        The number of samples that are missing because one side timed out waiting for its peer.
     more
-        Further fields of it.
+        Additional fields of the measurement.
     """
     if not samples:
         return finish(task, Status.FAILED, reason="timed out waiting for the peer in every sample")
@@ -144,7 +144,7 @@ def of_latency(
 
 
 def bandwidth_sample(task: Task, elapsed_ms: float, flows_ms: Sequence[float], wall_ms: float) -> Sample:
-    """Return the sample of the times that all flows together and each of them took."""
+    """Return the bandwidth sample for the time of all flows together and the time of each flow."""
     size_bytes = task.copies * task.size_bytes
     return Sample(
         bandwidth_gb_s=bandwidth_gb_s(len(task.flows) * size_bytes, elapsed_ms),
@@ -155,7 +155,7 @@ def bandwidth_sample(task: Task, elapsed_ms: float, flows_ms: Sequence[float], w
 
 
 def round_trips(laps_ns: Sequence[float], wall_ms: float) -> Sample:
-    """Return the sample that timed round trips make."""
+    """Return the latency sample for the times of single round trips."""
     return Sample(
         latency_ns=statistics.fmean(laps_ns),
         p50_ns=statistics.median(laps_ns),
@@ -166,7 +166,7 @@ def round_trips(laps_ns: Sequence[float], wall_ms: float) -> Sample:
 
 
 def mismatch_of(difference: Difference, sample: int, flow: int) -> Mismatch:
-    """Return a difference as a result's mismatch."""
+    """Return the mismatch record for a difference."""
     return Mismatch(
         sample=sample,
         flow=flow,
@@ -178,7 +178,7 @@ def mismatch_of(difference: Difference, sample: int, flow: int) -> Mismatch:
 
 
 def describe(mismatch: Mismatch, task: Task) -> str:
-    """Return a sentence that says where data was corrupt."""
+    """Return a sentence that says where data is corrupt."""
     where = f"sample {mismatch.sample}"
     if len(task.flows) > 1:
         where += f", {task.flows[mismatch.flow].path}"
@@ -192,20 +192,20 @@ def describe(mismatch: Mismatch, task: Task) -> str:
 
 
 def chain_error(sample: int, offset: int | None) -> str | None:
-    """Return a sentence that says that a walk left its chain; ``None`` if it did not."""
+    """Return a sentence on the wrong offset at which a walk ended, if any."""
     if offset is None:
         return None
     return f"sample {sample}: the pointer chase ended at the wrong offset {offset}"
 
 
 _STEADINESS = {Status.CORRUPT: 0, Status.OK: 1, Status.UNSTABLE: 2}
-"""The order in which outcomes of one task count: corrupt data first, then the steadier result."""
+"""The precedence of outcomes of one task: corrupt data first, then the steadier result."""
 
 
 def of_both(before: Measurement | None, now: Measurement) -> Measurement:
-    """Return the result that counts after a task was measured, perhaps once more."""
+    """Return the result to keep after a task was measured, given the result before that, if any."""
     if before is not None and before.status in BROKEN:
-        # Measured again, alone or because others were unstable: what broke once is broken.
+        # A failure stays, whatever the reason for the repetition: other tasks of the step may have been unstable.
         kept = now if now.graver_than(before) else before
         return replace(kept, attempts=before.attempts + 1)
     if before is not None and before.status is Status.UNSTABLE and now.status in _STEADINESS:
@@ -215,9 +215,10 @@ def of_both(before: Measurement | None, now: Measurement) -> Measurement:
 
 
 def with_proof(among: Measurement, proof: Measurement) -> tuple[Measurement, float | None]:
-    """Return the result that counts of a task measured beside others and then alone, and by how much the two differ.
+    """Return the result to keep of a task measured with others and then alone, and the difference of the two.
 
-    If it breaks alone, that counts. The difference is a fraction of the median alone, ``None`` if one has no figure.
+    The second is kept only if it failed worse. The difference is a fraction of its median; ``None`` if one has no
+    figure.
     """
     if proof.graver_than(among):
         return proof, None
@@ -225,22 +226,16 @@ def with_proof(among: Measurement, proof: Measurement) -> tuple[Measurement, flo
     measurement = replace(among, alone=alone.median if alone else None)
     if not summary or not alone:
         return measurement, None
-    # What lies between the samples does not differ from them: a latency depends on the SM by a percent or two.
+    # A median within the range of the samples does not differ: a latency varies by 1 or 2 % with the SM.
     return measurement, max(summary.min / alone.median - 1, 1 - summary.max / alone.median, 0)
 
 
 SAMPLES_KEPT = 10_000
-"""The samples kept of each task; the summaries are of those, and the worst is among them."""
+"""The maximum number of samples that a soak keeps per task, including the slowest."""
 
 
 class Soak:
-    """The time left of a soak, and the results of tasks that are measured again and again.
-
-    Parameters
-    ----------
-    duration_s
-        From now on.
-    """
+    """The clock of a soak, which starts now, and the merge of its repeated results."""
 
     def __init__(self, duration_s: float) -> None:
         self._started = time.monotonic()
@@ -258,10 +253,7 @@ class Soak:
         return min(1.0, (time.monotonic() - self._started) / self._duration_s)
 
     def merge(self, before: Measurement | None, now: Measurement) -> Measurement:
-        """Return the result of a task after one more pass.
-
-        A failed pass stays: a later good one does not hide it.
-        """
+        """Return the result of a task after another pass. A failed pass stays visible after later successful passes."""
         at_s = time.monotonic() - self._started
         if before is None:
             return replace(now, slowest_at_s=at_s if now.samples else None)
@@ -298,14 +290,14 @@ class Soak:
 
 
 def _worst(measurement: Measurement) -> float:
-    """Return the worst of the samples as a number that is the smaller the worse."""
+    """Return the value of the worst sample; a smaller value is worse."""
     if measurement.latency_ns is not None:
         return -measurement.latency_ns.max
     return measurement.bandwidth_gb_s.min if measurement.bandwidth_gb_s is not None else 0
 
 
 def _bounded(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
-    """Drop every second sample if there are too many, but not the slowest."""
+    """Drop every second sample if there are too many, except the slowest."""
     if len(samples) <= SAMPLES_KEPT:
         return samples
     slowest = max(samples, key=lambda sample: sample.elapsed_ms)
@@ -318,25 +310,22 @@ def _summary(values: list[float | None]) -> Summary | None:
 
 
 EXPIRED_LIMIT = 3
-"""How often a sample whose gate gave up is taken again."""
+"""The number of attempts at a sample whose gate times out."""
 
 
 class GateExpired(EgmctlError):
-    """The gate gave up again and again before the host had queued the work."""
+    """The gate timed out in every attempt, before the host had queued the work."""
 
     def __init__(self) -> None:
         super().__init__(f"the host failed {EXPIRED_LIMIT} times to queue the work in time: it is overloaded")
 
 
 FAILURES = (DriverCallError, NoKernels, NoPages, GateExpired, ImpossibleTime)
-"""The errors that end a measurement and not the worker."""
+"""The errors that end a measurement but not the worker."""
 
 
 def failure(task: Task, error: Exception) -> Measurement:
-    """Return the outcome of a task that one of :data:`FAILURES` ended.
-
-    It is waived if the driver or this machine lacks the feature.
-    """
+    """Return the outcome of a task that one of :data:`FAILURES` ended: failed, or waived if a feature is missing."""
     if isinstance(error, NoKernels):
         return waived(task, WaiverKind.UNSUPPORTED_ENGINE, str(error))
     if isinstance(error, NoPages):

@@ -1,4 +1,4 @@
-"""All cases in one registry, and the suites that choose among them by patterns of names."""
+"""The registry of all cases, and the suites, which select cases by name patterns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CASES: tuple[Case, ...] = (
 )
 
 FABRIC_CASES: tuple[Case, ...] = ipc.FABRIC_CASES
-"""Those between all ranks of a run, on one node or on many (``egmctl/bench/plan/fabric.py``): a run of their own."""
+"""The cases between all ranks of a run on one or more nodes (``egmctl/bench/plan/fabric.py``), measured separately."""
 
 
 SWEPT: Mapping[Axis, tuple[str, ...]] = {
@@ -48,10 +48,10 @@ SWEPT: Mapping[Axis, tuple[str, ...]] = {
     Axis.LOAD: ("*_loaded",),
     Axis.STREAMS: ("host_numa_to_device_memcpy_ce", "device_to_host_numa_memcpy_ce"),
 }
-"""Shell patterns of the cases that ``--sweep`` measures unless others are named."""
+"""Shell patterns of the cases that ``--sweep`` measures by default."""
 
 _FOUR_STREAMS = dict.fromkeys(SWEPT[Axis.STREAMS], (Point(streams=4),))
-"""One stream is said not to fill NVLink-C2C."""
+"""Additional points: one stream reportedly does not saturate NVLink-C2C."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,26 +59,26 @@ class Suite:
     """A set of cases."""
 
     description: str
-    """The line for ``--list``."""
+    """The description in ``--list``."""
     cases: tuple[str, ...] = ()
-    """Shell patterns of names."""
+    """Shell patterns of case names."""
     family: str | None = None
-    """All of one family, in place of names."""
+    """A family whose cases all belong to the suite."""
     samples: int = 5
     one_path: tuple[str, ...] = ()
-    """Shell patterns of its cases that are measured over only one path of each kind of route
-    (:attr:`Case.one_path`): they tell a kind of memory from another, and not one GPU from the next."""
+    """Shell patterns of cases that are measured on only one path of each kind of route (:attr:`Case.one_path`), because
+    they compare kinds of memory, not GPUs."""
     further: Mapping[str, tuple[Point, ...]] = field(default_factory=dict)
-    """Further points at which the cases of these names are measured."""
+    """Additional points, by case name."""
     sweep: Axis | None = None
-    """Its cases are measured along this axis instead."""
+    """The axis along which the cases are measured instead."""
 
     def has(self, case: Case) -> bool:
-        """Return whether a case belongs to it."""
+        """Return whether a case belongs to the suite."""
         return case.family == self.family or _fits(case, self.cases)
 
     def points(self, case: Case) -> tuple[Point, ...]:
-        """Return the points at which it measures a case."""
+        """Return the points at which the suite measures a case."""
         return case.along(self.sweep) if self.sweep else (*case.points, *self.further.get(case.name, ()))
 
 
@@ -124,7 +124,7 @@ SUITES: Mapping[str, Suite] = {
             "ipc_event_round_trip",
         ),
         samples=3,
-        # Each GPU's way to host memory is measured with HOST_NUMA and pinned memory.
+        # The cases with HOST_NUMA and pinned memory measure the path of every GPU to host memory.
         one_path=(
             "*host_numa_pool_*",
             "*registered_*",
@@ -181,21 +181,21 @@ SUITES: Mapping[str, Suite] = {
         samples=3,
     ),
 }
-"""In the order in which they are shown."""
+"""The suites by name, in listing order."""
 
 STANDARD = "standard"
 
 FABRIC = "fabric"
-"""A run of its own: its ranks may be on many nodes."""
+"""The suite over several nodes, which excludes other suites."""
 
 
 def select_suites(text: str) -> tuple[str, ...]:
-    """Return the suites that a comma-separated list names.
+    """Return the names of the suites in a comma-separated list.
 
     Raises
     ------
     UsageError
-        If a name is unknown.
+        A name is unknown, or :data:`FABRIC` is not alone.
     """
     names = tuple(part.strip() for part in text.split(","))
     for name in names:
@@ -212,17 +212,17 @@ def select_cases(patterns: Sequence[str], suites: Sequence[str] = (), sweep: Axi
     Parameters
     ----------
     patterns
-        Shell patterns, one of which must match the name of a case; without any all cases match.
+        Shell patterns, one of which must match a case's name; without patterns, all cases match.
     suites
-        Names of suites, to one of which a case has to belong; none: all cases where there are patterns, those of
-        :data:`SWEPT` for a sweep, else the standard suite.
+        Names of suites, one of which must contain a case. Without suites, patterns select from all cases. Without both,
+        the cases are those of :data:`SWEPT` for a sweep, else the standard suite.
     sweep
-        The axis along which the cases that have it are measured; the others are left out.
+        The axis along which cases are measured. Cases without this axis are left out.
 
     Raises
     ------
     UsageError
-        For a pattern that fits none of the cases, or where none has the axis.
+        A pattern matches no case, or no selected case has the axis.
     """
     if not patterns and not suites:
         suites, patterns = ((), SWEPT[sweep]) if sweep else ((STANDARD,), ())
@@ -235,7 +235,7 @@ def select_cases(patterns: Sequence[str], suites: Sequence[str] = (), sweep: Axi
             whole = f"'egmctl bench --list --suite {','.join(suites) or 'full'}' shows all"
             hint = f"did you mean {' or '.join(alike)}?" if alike else whole
             raise UsageError(f"--case {printable(pattern[:100])!r} matches no case; {hint}")
-    # What is set beside the paths of another case is measured over all that the other one takes.
+    # The in-process counterpart of a case is measured over all paths if that case is.
     beside = {case.in_process for case in cases if not _over_one_path(case, chosen)}
     selected = tuple(
         replace(
@@ -259,7 +259,7 @@ def _points(case: Case, chosen: Sequence[Suite], sweep: Axis | None) -> tuple[Po
 
 
 def _over_one_path(case: Case, chosen: Sequence[Suite]) -> bool:
-    """Return whether one path of each kind of route is enough for all chosen suites that have a case."""
+    """Return whether one path of each kind of route is enough for a case in all chosen suites that contain it."""
     return bool(chosen) and all(_fits(case, suite.one_path) for suite in chosen if suite.has(case))
 
 

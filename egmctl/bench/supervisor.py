@@ -1,8 +1,8 @@
-"""Runs a plan in the processes that measure, and keeps their results even if they die.
+"""Run a plan in worker processes, and keep their results even if they die.
 
-One worker measures most steps; a group of ranks measures cases between processes. A process that dies or hangs costs
-the current step: its tasks are ``crashed`` or ``timed-out`` with the driver call under way, and a new worker, or a new
-group, continues with the rest. A process that dies during set-up is replaced once.
+One worker measures most steps; a group of ranks measures cases between processes. If a process dies or hangs, only the
+current step is lost: its tasks are ``crashed`` or ``timed-out``, with the driver call in progress, and a new worker or
+group continues with the rest. A process that crashes during set-up is replaced once.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ from egmctl.topology.access import nvml_failure
 from egmctl.units import parse_kernel_list
 
 Progress = Callable[[float, Task | None], None]
-"""Called with the finished fraction of the run, 0 to 1, and a task under way, ``None`` between tasks."""
+"""A function of the finished fraction of the run, 0 to 1, and a task in progress, ``None`` between steps."""
 
 WORKER_LIMIT = 4
-"""Processes of each kind (:class:`_Processes`) that may fail in one run. What ended the fourth would end the
-next one too, each time after a whole timeout."""
+"""The number of failed processes of one kind (:class:`_Processes`) after which its remaining steps are waived. More
+would probably fail too, each after a whole timeout."""
 
 PROOF_TOLERANCE = 0.01
-"""The most by which a pair measured alone may differ from the same pair measured with others. If one pair differs by
-more, all of its group are measured one at a time. NVSwitch showed 0.0004."""
+"""The maximum relative difference between a pair measured alone and the same pair measured with others. If one pair
+differs by more, all pairs of its group are measured one at a time. NVSwitch showed 0.0004."""
 
 ATTEMPTS = 4
-"""The most attempts of a step whose samples differ too much: three times more."""
+"""The maximum number of attempts at a step with unstable samples."""
 
 
 def supervise(
@@ -77,23 +77,23 @@ def supervise(
 ) -> RunReport:
     """Measure every step of a plan.
 
-    KeyboardInterrupt (:mod:`egmctl.signals`) ends the run: the report then says that it was interrupted and holds what
-    there is.
+    KeyboardInterrupt (:mod:`egmctl.signals`) ends the run. The report then has the results so far and is marked as
+    interrupted.
 
     Parameters
     ----------
     machine
         The machine for which the plan was made.
     on_progress
-        Called at each step.
+        Called before and after each step.
     worker
         The first worker, if it has been started already.
     target
         The target of later workers, as in :func:`start_worker`.
     start_ranks
-        Starts that many ranks.
+        A function that starts a given number of ranks.
     recorder
-        Notified of each result as it comes.
+        Called with each event of the run.
     """
     started_at = datetime.datetime.now(datetime.timezone.utc)
     started = time.perf_counter()
@@ -150,7 +150,7 @@ def supervise(
 
 
 class _Processes(Enum):
-    """A kind of processes that measure a step; a failure in one kind says nothing of the others."""
+    """The kinds of processes that measure steps. Failures of one kind do not count for the others."""
 
     WORKERS = "workers"
     GROUPS = "groups of processes"
@@ -158,7 +158,7 @@ class _Processes(Enum):
 
 
 _Kind = tuple[bool, str | None]
-"""What the steps of one pool share: whether ranks measure them, and their isolation."""
+"""The properties of all steps of a pool: whether ranks measure them, and their isolation."""
 
 
 class _Run:
@@ -191,27 +191,27 @@ class _Run:
             recorder(Outcome(number=number, measurement=not_run))
         self._lifetimes = Lifetimes(self._of(step) for step in plan.steps)
         self._differences: dict[str, float] = {}
-        """By group: by how much a pair measured alone differed from the same pair among others."""
+        """The largest difference between a pair measured alone and the same pair measured with others, by group."""
         self._died_in_set_up: dict[_Kind, str] = {}
-        """By kind of pool: how the last one ended, if it ended before its first step."""
+        """The failure of the last pool if it crashed before its first step, by kind of pool."""
         self._seconds = dict(zip(plan.steps, steps_seconds(plan), strict=True))
         self._soak = Soak(plan.settings.duration_s) if plan.settings.duration_s else None
 
     @property
     def goes_on(self) -> bool:
-        """Whether there is something left to measure; a soak starts over at the end."""
+        """Whether steps are left to measure. A soak starts over at the end."""
         if self._soak and not self.pending and not self._soak.over:
             self.pending.extend(step for step in self._plan.steps if not step.proof)
         self.pending = deque(step for step in self.pending if self._failures[self._processes(step)] < WORKER_LIMIT)
         return bool(self.pending)
 
     def work(self, start: Callable[[bool], Group]) -> None:
-        """Have a worker, or a group of ranks, measure its pending steps, until it is done or fails.
+        """Start a pool and measure the pending steps of its kind until none is left or the pool fails.
 
         Parameters
         ----------
         start
-            Starts a group of ranks, or a worker.
+            A function that starts a group of ranks if its argument is true, else a worker.
         """
         kind = self._kind(self.pending[0])
         under_way: Step | None = None
@@ -237,7 +237,7 @@ class _Run:
             self._blame(error, under_way, kind)
 
     def waive_rest(self, why: str | None) -> None:
-        """Give every task without an outcome one; by default the reason is that too many processes failed before it."""
+        """Waive every task without an outcome. The default reason is that too many processes have failed."""
         for number, task in enumerate(self._tasks):
             if number not in self.found:
                 reason = why or f"not run: {WORKER_LIMIT} {_processes_of(task).value} had failed before"
@@ -246,7 +246,7 @@ class _Run:
                 self._recorder(Outcome(number=number, measurement=self.found[number]))
 
     def tell(self) -> None:
-        """Report new notes and problems, and new lines of the kernel's log, to the recorder."""
+        """Send new notes, problems and kernel log messages to the recorder."""
         if logged := self._watch.events():
             self._recorder(Logged(events=tuple(logged)))
         for note in self.notes[self._told["notes"] :]:
@@ -262,7 +262,7 @@ class _Run:
         return bool(self._tasks[step.tasks[0]].ranks), step.isolated
 
     def _prepare(self, pool: Group, kind: _Kind) -> None:
-        """Have a pool set up the GPUs for the pending steps of its kind."""
+        """Make a pool set up the GPUs for the pending steps of its kind."""
         plan = self._plan
         ranks = plan.ranks if kind[0] else ()
         access: tuple[NodeAccess, ...] = ()
@@ -287,7 +287,7 @@ class _Run:
         ordered = OrderedStep(
             tasks=tuple(replace(task, task=shortened(task.task)) for task in tasks) if step.proof else tasks,
             proof=step.proof,
-            # A soak needs them all again.
+            # A soak uses all buffers again.
             release=() if self._soak else tuple(self._lifetimes.finish(self._of(step))),
         )
         self._on_progress(self._part_over(step), self._tasks[step.tasks[0]])
@@ -309,7 +309,7 @@ class _Run:
         return not any(message["broken"] for message in over)
 
     def _part_over(self, under_way: Step | None = None) -> float:
-        """Return the finished fraction of the run, by its estimated time."""
+        """Return the finished fraction of a soak's duration, or else of the estimated time of all steps."""
         if self._soak is not None:
             return self._soak.part_over
         ahead = [*self.pending, *([under_way] if under_way else [])]
@@ -332,7 +332,7 @@ class _Run:
             self._recorder(Outcome(number=number, measurement=self.found[number]))
 
     def _repeat(self, step: Step) -> None:
-        """Measure a step again if its samples differ too much."""
+        """Queue a step again if its samples are unstable."""
         measurements = [self.found[number] for number in step.tasks if number in self.found]
         unstable = any(m.status is Status.UNSTABLE and m.attempts < ATTEMPTS for m in measurements)
         if unstable and not step.proof and self._soak is None:
@@ -340,7 +340,7 @@ class _Run:
             self.pending.appendleft(step)
 
     def _judge(self, step: Step) -> None:
-        """After the last step of a group: if measuring its pairs at once changes them, measure them one at a time."""
+        """After a group's last step, queue its pairs one at a time if measuring them together changed their results."""
         group = step.group
         if group is None or self._soak is not None or any(later.group == group for later in self.pending):
             return
@@ -357,7 +357,10 @@ class _Run:
             self.pending.appendleft(single)
 
     def _blame(self, error: ChildFailed, under_way: Step | None, kind: _Kind) -> None:
-        """Give the current step, or all pending steps if there is none, the pool's failure as their outcome."""
+        """Record a pool's failure as the outcome of the current step, or without one of all pending steps of its kind.
+
+        After the first crash during set-up, these stay pending for a new pool.
+        """
         self.tell()
         status = Status.TIMED_OUT if error.how == "timed-out" else Status.CRASHED
         if under_way is not None:
@@ -367,7 +370,7 @@ class _Run:
             lost = [step for step in self.pending if self._kind(step) == kind]
             again = kind not in self._died_in_set_up and error.how == "crashed"
             if lost and again and self._failures[self._processes(lost[0])] < WORKER_LIMIT:
-                # A signal may have hit that process alone.
+                # A signal may have killed that process only.
                 self._died_in_set_up[kind] = str(error)
                 return
             blamed = [number for step in lost for number in step.tasks if number not in self.found]
@@ -405,7 +408,7 @@ def _host_access(plan: Plan, flows: Iterable[Flow], cpus: Mapping[int, tuple[int
         for end in (flow.source, flow.destination):
             if end.memory in HOST_MEMORY and end.numa_node is not None:
                 gpus = access.setdefault(end.numa_node, {})
-                # Memory that CPUs work on is allocated through a GPU's context too.
+                # Memory that only CPUs access is also allocated through a GPU's context.
                 gpus[flow.initiator or plan.gpus[0].bus_id] = None
                 if end.allocated_by is not None:
                     gpus[end.allocated_by] = None
@@ -413,22 +416,22 @@ def _host_access(plan: Plan, flows: Iterable[Flow], cpus: Mapping[int, tuple[int
 
 
 class Spent:
-    """The seconds of a run by what they were spent on."""
+    """The time of a run, by case and phase."""
 
     def __init__(self) -> None:
         self.starting_s = 0.0
         self.ending_s = 0.0
-        """The seconds counted by processes that ended normally."""
+        """The seconds that processes took to end, if they ended normally."""
         self._cases: dict[str, tuple[int, PhaseSeconds]] = {}
 
     def add(self, case: str, spent: Mapping[str, float] | None) -> None:
-        """Add the phases of a step's time, as the first process reported them; a step without a report counts too."""
+        """Add a step of a case, with its seconds by phase if the first process reported them."""
         steps, before = self._cases.get(case, (0, PhaseSeconds()))
         seconds = PhaseSeconds() if spent is None else from_json(PhaseSeconds, spent)
         self._cases[case] = steps + 1, before.plus(seconds)
 
     def of_run(self, wall_s: float) -> RunSeconds:
-        """Return it for a run that took so long."""
+        """Return the record of a run that took ``wall_s`` seconds."""
         cases = tuple(
             CaseSeconds(case=case, steps=steps, **asdict(seconds)) for case, (steps, seconds) in self._cases.items()
         )
@@ -449,16 +452,16 @@ _MAKE_NUMA_MEMORY = frozenset(
         *("cuMemPoolCreate", "cuMemPoolSetAccess", "cuMemAllocFromPoolAsync"),
     }
 )
-"""The calls that make HOST_NUMA memory and map it to a GPU: the driver looks for a route there
+"""The calls that allocate HOST_NUMA memory and map it to a GPU. In these calls the driver looks for a route
 (open-gpu-kernel-modules, ``system_mem.c`` and ``uvm_map_external.c``)."""
 
 
 def by_blocked_route(measurement: Measurement) -> Measurement:
-    """Return a measurement with a blocked EGM route as its cause, if the facts and the failed call say so.
+    """Return a measurement with a blocked EGM route as its cause, if the facts and the failed call show this.
 
-    The route is blocked by the facts, the memory was refused, and nothing else is known to make that call fail: not
-    documented is whether the driver then returns an error, ends the process or hangs. What else fails there, the start
-    of CUDA or the kernel that reads, is not the route's doing.
+    The facts must show a blocked route, one of :data:`_MAKE_NUMA_MEMORY` must have failed, crashed or timed out (it is
+    not documented which), and no other cause may be known. The route does not cause failures of other calls, such as
+    the start of CUDA or a launch.
     """
     blocked = next((flow.route.egm_reason for flow in measurement.flows if flow.route.degraded), "")
     tried = measurement.status in (Status.FAILED, Status.CRASHED, Status.TIMED_OUT) and not measurement.known_cause
@@ -472,7 +475,7 @@ _Key = tuple[object, ...]
 
 
 def set_beside(measurements: Sequence[Measurement], every: Sequence[Case]) -> tuple[Measurement, ...]:
-    """Return measurements; those by several processes get the result of the same path within one (``in_process``)."""
+    """Return measurements; those by several processes get the result of the same path within one as ``in_process``."""
     within = {_key(m, m.case): summary for m in measurements if not m.ranks and (summary := m.headline)}
     names = {case.name: case.in_process for case in every}
 

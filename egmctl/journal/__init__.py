@@ -1,5 +1,5 @@
-"""The journal of a run: what was found so far, on disk before the next step begins.
+"""The journal of a run: all results so far, on disk before the next step begins.
 
-A command that is killed, or a node that panics, then costs the step that was under way. :mod:`egmctl.journal.write`
-keeps it, :mod:`egmctl.journal.read` makes the report of it that a run which ended there would have given.
+If the command is killed or the node panics, only the current step is lost. :mod:`egmctl.journal.write` writes the
+journal. :mod:`egmctl.journal.read` reads it as the report of a run that ended there.
 """

@@ -1,7 +1,7 @@
-"""The events of a run, and the lines of JSON that a journal keeps of them, each with its number and checksum.
+"""The events of a run and their journal lines: JSON with a line number and a checksum.
 
-The first line is the run's state. It has a fixed length and is written again in its place, so that the end of a run can
-be stated on a disk that is full. The others are only ever appended.
+The first line is the run's state. It has a fixed length and is overwritten in place, so that the end of a run can be
+recorded on a full disk. All other lines are appended.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ JOURNAL_SCHEMA = "egmctl.journal/1"
 SUFFIX = ".journal"
 
 STATE, BEGIN = "state", "begin"
-"""The values of ``event`` whose lines are no record of :data:`RECORDS`."""
+"""The values of ``event`` that are not in :data:`RECORDS`."""
 
 STATE_BYTES = 512
-"""Length of the first line, with spaces before its end."""
+"""The length of the first line, padded with spaces."""
 
 BEGIN_LINES = (1, 2)
-"""Numbers of the lines that say what is to be measured: there are two of them, as without it nothing can be shown."""
+"""The numbers of the two lines that describe the plan. Both have the same content: without it nothing can be shown."""
 
 _CHECKSUM = b',"crc32":"%08x"}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """How far a run is: the other keys of the line whose ``event`` is ``state``."""
+    """The state of a run: the other keys of the line whose ``event`` is ``state``."""
 
     exit_code: int | None = None
-    """What it ended with; ``None`` where it did not end."""
+    """The run's exit code; ``None`` if it has not ended."""
     lines: int | None = None
-    """How many lines the journal has, this one too; ``None`` while more may come."""
+    """The number of lines of the journal, including this one; ``None`` while lines may be added."""
     cut: str | None = None
-    """Why there are no lines of what the run did later, such as a full disk."""
+    """The reason why later lines of the run are missing, such as a full disk."""
     mentioned: bool = False
-    """Whether a later command has told of a run that did not end."""
+    """Whether a later command has reported that this run did not end."""
 
 
 def line(number: int, event: str, content: Mapping[str, Any]) -> bytes:
-    """Return a line of a journal. Its checksum is that of all that stands before it."""
+    """Return a line of a journal. Its checksum covers everything before the checksum."""
     text = json.dumps({"line": number, "event": event, **content}, allow_nan=False, separators=(",", ":"))
     body = text[:-1].encode()
     return body + _CHECKSUM % zlib.crc32(body) + b"\n"
@@ -59,7 +59,7 @@ def state_line(state: State) -> bytes:
 
 
 def entry(line: bytes) -> dict[str, Any] | None:
-    """Return what a line holds; ``None`` where it is damaged, or has no end."""
+    """Return the content of a line; ``None`` if it is damaged or incomplete."""
     place = line.rfind(b',"crc32":')
     body = line[:place]
     if place < 0 or not line.endswith(b"\n") or line[place:].rstrip(b" \n") != _CHECKSUM % zlib.crc32(body):
@@ -72,7 +72,7 @@ def entry(line: bytes) -> dict[str, Any] | None:
 
 
 def read_state(first_line: bytes) -> State | None:
-    """Return the state in the first line of a journal; ``None`` where it is damaged."""
+    """Return the state from the first line of a journal; ``None`` if the line is damaged."""
     content = entry(first_line) or {}
     try:
         return from_json(State, content) if (content.get("line"), content.get("event")) == (0, STATE) else None
@@ -86,7 +86,7 @@ def _refuse(word: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """The run begins: what is known before its first step."""
+    """The run begins."""
 
     report: RunReport
     """A report without measurements."""
@@ -95,14 +95,14 @@ class Begin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBegun:
-    """A step begins; a recorder has all events before it on disk when it returns."""
+    """A step begins. A recorder returns only when this event and all earlier ones are on disk."""
 
     tasks: tuple[NumberedTask, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A task has an outcome, in place of an earlier one with the same number."""
+    """The outcome of a task, which replaces an earlier one with the same number."""
 
     number: int
     measurement: Measurement
@@ -110,28 +110,28 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logged:
-    """The kernel has logged this since it was asked last; a recorder has it on disk when it returns."""
+    """New messages of the kernel log. A recorder returns only when they are on disk."""
 
     events: tuple[KernelEvent, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """The run has one more note."""
+    """A new note of the run."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Something went wrong outside of any measurement."""
+    """A problem outside of the measurements."""
 
     text: str
 
 
 Event = Begin | StepBegun | Outcome | Logged | Note | Problem
 Recorder = Callable[[Event], None]
-"""Takes the events of a run in their order, :class:`Begin` first."""
+"""A function that is called with the events of a run in order, :class:`Begin` first."""
 
 RECORDS: Mapping[str, type[StepBegun | Outcome | Logged | Note | Problem]] = {
     "step": StepBegun,
@@ -140,17 +140,17 @@ RECORDS: Mapping[str, type[StepBegun | Outcome | Logged | Note | Problem]] = {
     "note": Note,
     "problem": Problem,
 }
-"""The values of ``event``, and the record that the other keys of such a line are."""
+"""The record that the other keys of a line form, by the line's ``event``."""
 
 
 def forget(_event: Event) -> None:
-    """Keep nothing: the recorder of a run that nobody follows."""
+    """Discard an event: the recorder of a run without a journal."""
 
 
 ENGINE_WORDS = {"ce": "copy engine", "sm-write": "SM write", "sm-read": "SM read"}
 
 
 def what(task: Task) -> str:
-    """Return what a task measures, for people: ``GPU2 -> GPU3 by SM write (device_to_device_memcpy_write_sm)``."""
+    """Return a task's path, engine and name: ``GPU2 -> GPU3 by SM write (device_to_device_memcpy_write_sm)``."""
     engine = ENGINE_WORDS.get(task.engine.value, task.engine.value)
     return f"{task.path} by {engine} ({task.name})"

@@ -1,4 +1,4 @@
-"""Reads a journal: the report that there is so far, and where it ended. Cut at any byte it is read up to there."""
+"""Read a journal: its report so far, and where the run ended. A journal that is cut at any byte is read up to there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MARK = f'"schema":"{events.JOURNAL_SCHEMA.partition("/")[0]}/'.encode()
 
 
 Decode = Callable[[Any, str], RunReport]
-"""Makes the report of what a document has for it, and of how to call the document in a sentence; raises UsageError."""
+"""A function that decodes a report from JSON data and the document's name for messages. It raises UsageError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,32 +36,32 @@ class Kept:
     """The content of a journal."""
 
     report: RunReport
-    """What the run would have given, had it ended there: what was under way is ``crashed``."""
+    """The report of the run up to the journal's end. Tasks in progress are ``crashed``."""
     exit_code: int | None
-    """What it ended with; ``None`` where it did not end, or that is unknown."""
+    """The run's exit code; ``None`` if it did not end, or if that is unknown."""
     under_way: tuple[Task, ...]
-    """What was being measured at the journal's end; empty where it ended, or between two steps."""
+    """The tasks in progress at the journal's end; empty if the run ended, or was between two steps."""
     ending: str
-    """How it ended, in a few words."""
+    """A phrase that says how the run ended."""
     missing: str | None
-    """A sentence about measurements that are not in it; ``None`` where none is missing."""
+    """A sentence on missing measurements; ``None`` if none are missing."""
     damage: str | None
-    """How many lines are damaged or missing; ``None``: no line that held anything."""
+    """A phrase with the number of damaged or missing lines; ``None`` if no content is lost."""
 
 
 def is_journal(content: bytes) -> bool:
-    """Say whether a file's content is a journal's, of any version: the text of no other document has this in it."""
+    """Return whether a file is a journal of any version: no other document contains this text."""
     return _MARK in content
 
 
 def ended(path: Path) -> bool:
-    """Say whether a journal's run came to its end: its first line alone is read."""
+    """Return whether a journal's run has ended, from the journal's first line."""
     state = _state(path)
     return state is not None and state.exit_code is not None
 
 
 def is_unmentioned(path: Path) -> bool:
-    """Say whether a run did not come to its end, and nobody was told of it: the journal's first line alone is read."""
+    """Return whether a run did not end and no command has reported this yet, from the journal's first line."""
     state = _state(path)
     return state is not None and state.exit_code is None and not state.mentioned
 
@@ -75,20 +75,20 @@ def _state(path: Path) -> events.State | None:
 
 
 def read(content: bytes, source: str, decode: Decode) -> Kept:
-    """Return what a journal holds. A line that is damaged costs what it held, and no other.
+    """Return the content of a journal. A damaged line does not affect other lines.
 
     Parameters
     ----------
     source
-        How to call it in a sentence.
+        The journal's name in messages.
     decode
-        What reads the report of any document (:func:`egmctl.saved.load_journal`).
+        The decoder of reports (:func:`egmctl.saved.load_journal`).
 
     Raises
     ------
     UsageError
-        If neither line that says what was to be measured is whole, if it is of another version, or if it is larger than
-        any journal.
+        Both lines that describe the plan are damaged or their content is invalid, the journal is of another version, or
+        it is larger than any journal.
     """
     if len(content) > _MOST_BYTES or sum(map(content.count, (b",", b"[", b"{", b"\n"))) > _MOST_ELEMENTS:
         raise UsageError(f"{source} is larger than any journal of egmctl")
@@ -106,7 +106,7 @@ def read(content: bytes, source: str, decode: Decode) -> Kept:
 
 
 def _entries(content: bytes, run: _Run) -> Iterator[dict[str, Any]]:
-    """Yield what the whole lines hold in their order, and count those that are damaged after the last of them."""
+    """Yield the contents of intact lines in order; count the damaged lines after the last intact one in ``run``."""
     number = -1
     for line in io.BytesIO(content):
         entry = events.entry(line)
@@ -120,7 +120,7 @@ def _entries(content: bytes, run: _Run) -> Iterator[dict[str, Any]]:
 
 @dataclass(slots=True)
 class _Run:
-    """The sum of a journal's lines so far."""
+    """The state that the lines of a journal add up to."""
 
     state: events.State | None = None
     begin: dict[str, Any] | None = None
@@ -130,13 +130,13 @@ class _Run:
     problems: list[str] = field(default_factory=list)
     kernel: list[KernelEvent] = field(default_factory=list)
     taken: set[int] = field(default_factory=set)
-    """Numbers of the lines that are whole and fit."""
+    """The numbers of the lines that are intact and valid."""
     lines: int = 0
-    """How many there are up to the last whole one."""
+    """The number of lines up to the last intact one."""
     damaged_at_end: int = 0
 
     def take(self, entry: dict[str, Any]) -> None:
-        """Take a line, unless it does not fit: by the same rules as a document that has the same in it."""
+        """Apply a line. A line is ignored if the rules for documents make it invalid."""
         with contextlib.suppress(DecodeError):
             self._take(entry)
             self.taken.add(entry["line"])
@@ -171,7 +171,7 @@ class _Run:
 
     @property
     def damaged(self) -> int:
-        """How many lines are damaged or missing that held something which no other line holds."""
+        """The number of damaged or missing lines whose content is in no other line."""
         lines = self.lines + self.damaged_at_end
         if self.state is not None and self.state.lines is not None:
             lines = self.state.lines
@@ -193,7 +193,7 @@ def _put_together(skeleton: RunReport, run: _Run) -> Kept:
         held = "it held" if run.damaged == 1 else "they held"
         damage = f"{several(run.damaged, 'line')} damaged: what {held} is missing"
         problems.append(f"read from a journal: {damage}")
-    # What the run did after the journal's end is unknown, unless it is the run's end too.
+    # Whether tasks were in progress is known only if the journal reaches the end of the run.
     under_way: dict[int, Task] = {}
     if state.exit_code is not None:
         ending = f"exit code {state.exit_code}"
@@ -228,5 +228,5 @@ def _put_together(skeleton: RunReport, run: _Run) -> Kept:
 
 
 def earlier(folder: Path | None = None) -> list[Path]:
-    """Return the journals of runs that are over, the oldest first."""
+    """Return the journals that no running command is writing, the oldest first."""
     return [path for path in journals(folder or journal_folder()) if not at_work(path)]

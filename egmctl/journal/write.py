@@ -1,4 +1,4 @@
-"""Keeps the journal of a run: one line for each event, on disk before the next step begins."""
+"""Write the journal of a run: one line per event, on disk before the next step begins."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from egmctl.model.codec import to_json
 from egmctl.model.measurement import RunReport
 
 FILES_LIMIT = 20
-"""Journals that a folder keeps; the oldest go first."""
+"""The maximum number of journals in a directory."""
 FILE_LIMIT = 32 << 20
-"""Bytes of the longest one: what would come after that is not kept."""
+"""The maximum size of a journal in bytes. Lines beyond it are not written."""
 
 _OURS = re.compile(rf"bench-([0-9]{{6,9}})-[0-9]{{8}}T[0-9]{{6}}Z{re.escape(events.SUFFIX)}", re.ASCII)
 
@@ -30,25 +30,25 @@ _NAMES = {record: name for name, record in events.RECORDS.items()}
 
 
 def journal_folder() -> Path:
-    """Return where journals are kept unless somebody says otherwise."""
+    """Return the default directory of journals."""
     return state_folder() / "journal"
 
 
 class Journal:
-    """One run's journal, as a recorder. A disk that takes no more costs the rest of the journal, never the run.
+    """A recorder that writes a run's journal. A write error ends the journal, not the run.
 
     Parameters
     ----------
     folders
-        Where it may be; the first one that can be written to is taken. Without any, nothing is kept.
+        Directories for the journal. The first writable one is used; without any, nothing is written.
     clean
-        Takes out of a part of the report what may not leave the site.
+        A function that redacts a part of the report.
     """
 
     def __init__(self, folders: Sequence[Path], clean: Callable[[Any], Any]) -> None:
         self.path: Path | None = None
         self.failure: str | None = None
-        """Why there is none, or why it ends early."""
+        """The reason why there is no journal, or why it ends early."""
         self._folders = folders
         self._clean = clean
         self._file: int | None = None
@@ -57,17 +57,17 @@ class Journal:
         self._size = events.STATE_BYTES
 
     def __call__(self, event: events.Event) -> None:
-        """Write an event; before a step, and once the kernel has logged something, wait until the disk has it all."""
+        """Write an event. For the begin of a step and for kernel messages, return when all events are on disk."""
         if isinstance(event, events.Begin):
             self._begin(event)
         elif self._file is not None:
             self._write(_NAMES[type(event)], to_json(self._clean(event)))
             if isinstance(event, events.StepBegun | events.Logged):
-                # The node may be about to go down.
+                # The node may panic next.
                 self._flush()
 
     def _begin(self, begin: events.Begin) -> None:
-        """Make the file, and remove the oldest ones of its folder."""
+        """Create the file with the lines that describe the plan; remove it if they cannot be written."""
         self._make()
         content = {
             "schema": events.JOURNAL_SCHEMA,
@@ -85,20 +85,20 @@ class Journal:
             self.close()
 
     def end(self, exit_code: int) -> None:
-        """Write that the run came to its end and its result is where it should be."""
+        """Record the end of the run, after its result was written, and close the file."""
         self._put(replace(self._state, exit_code=exit_code, lines=self._lines))
         self._flush()
         self.close()
 
     def close(self) -> None:
-        """Leave the journal as it is."""
+        """Close the file without recording the end of the run."""
         file, self._file = self._file, None
         if file is None:
             return
         try:
             os.close(file)
         except OSError as error:
-            # A network file system tells here what it could not write.
+            # A network file system reports failed writes here.
             self.failure = self.failure or f"{self.path}: {error.strerror}"
 
     def _make(self) -> None:
@@ -106,8 +106,8 @@ class Journal:
             try:
                 with open_folder(folder, make=True) as opened:
                     path, file = _new_file(path_of(opened))
-                    # The lock says that the journal is being written: others neither remove it nor tell of its end.
-                    # On network file systems without locks nobody knows.
+                    # The lock shows other commands that the journal is being written, so that they neither remove it
+                    # nor report its run. Network file systems without locks cannot show this.
                     with contextlib.suppress(OSError):
                         fcntl.flock(file, fcntl.LOCK_EX)
                     _flush_folder(path_of(opened))
@@ -140,7 +140,7 @@ class Journal:
             self._cut(error)
 
     def _cut(self, error: OSError) -> None:
-        """End the journal after its last whole line; its first line then says why."""
+        """Truncate the journal after its last complete line; write the reason into its first line."""
         reason = error.strerror or "it cannot be written"
         self.failure = f"{self.path}: {reason}"
         if self._file is not None:
@@ -149,7 +149,7 @@ class Journal:
         self._put(replace(self._state, lines=self._lines, cut=reason))
 
     def _put(self, state: events.State) -> None:
-        """Write the first line in its place, which needs no more room."""
+        """Overwrite the first line in place, which needs no more disk space."""
         self._state = state
         if self._file is None:
             return
@@ -160,14 +160,14 @@ class Journal:
 
 
 def _new_file(folder: Path) -> tuple[Path, int]:
-    """Return the path and a descriptor of a new journal, which holds its first line.
+    """Create a journal with its first line; return its path and descriptor.
 
-    Its number is above those of all others in the folder, as a clock may have been set back.
+    Its number is larger than that of every other journal in the directory, because the clock may have been set back.
 
     Raises
     ------
     OSError
-        If there is no room for it, or none can be made.
+        The file cannot be created or written.
     """
     number = max(map(_number, journals(folder)), default=0) + 1
     while True:
@@ -176,7 +176,7 @@ def _new_file(folder: Path) -> tuple[Path, int]:
             file = os.open(path, NEW_FILE, 0o600)
             break
         except FileExistsError:
-            # Another run began in this second.
+            # Another run created the same name in this second.
             number += 1
     try:
         write_all(file, events.state_line(events.State()))
@@ -188,13 +188,13 @@ def _new_file(folder: Path) -> tuple[Path, int]:
 
 
 def _number(path: Path) -> int:
-    """Return the number in a journal's name, 0 where it is not one that this module gives."""
+    """Return the number in a journal's name; 0 if this module does not create such names."""
     match = _OURS.fullmatch(path.name)
     return int(match[1]) if match else 0
 
 
 def _flush_folder(folder: Path) -> None:
-    """Have the disk know a new file's name: a node that panics would lose it with all that is in it."""
+    """Flush a directory to disk. Otherwise a panic could lose a new file's name, and with it the file."""
     with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         opened.callback(os.close, descriptor)
@@ -202,7 +202,7 @@ def _flush_folder(folder: Path) -> None:
 
 
 def journals(folder: Path) -> list[Path]:
-    """Return the journals of a folder, the oldest first."""
+    """Return the journals of a directory, the oldest first."""
     try:
         paths = [path for path in folder.iterdir() if path.suffix == events.SUFFIX and path.is_file()]
     except OSError:
@@ -211,7 +211,7 @@ def journals(folder: Path) -> list[Path]:
 
 
 def at_work(path: Path) -> bool:
-    """Say whether a journal is being written."""
+    """Return whether a journal is locked, i.e. being written."""
     try:
         with open(open_regular(path), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -223,9 +223,9 @@ def at_work(path: Path) -> bool:
 
 
 def prune(folder: Path) -> None:
-    """Remove the oldest journals of a folder that has too many; those at work stay.
+    """Remove the oldest journals of a directory beyond :data:`FILES_LIMIT`, unless they are being written.
 
-    Only files that are named as this module names them: others have journals too, systemd among them.
+    Other files with the same suffix, such as systemd's, stay.
     """
     for path in [path for path in journals(folder) if _number(path)][:-FILES_LIMIT]:
         if not at_work(path):
@@ -234,7 +234,7 @@ def prune(folder: Path) -> None:
 
 
 def mention(path: Path) -> None:
-    """Write that somebody was told of a run that did not end."""
+    """Record in a journal that a command has reported that its run did not end."""
     with contextlib.suppress(OSError), open_folder(path.parent) as folder:
         descriptor = open_regular(path_of(folder) / path.name, os.O_RDWR | os.O_NOFOLLOW)
         with open(descriptor, "r+b", buffering=0) as file:

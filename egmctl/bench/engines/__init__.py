@@ -1,7 +1,7 @@
-"""The code of the engines, which only a worker imports: what each launches, and how it verifies the bytes.
+"""The code of the engines, which only a worker imports: the work that each launches, and how it verifies the bytes.
 
-A new engine is a member of :class:`egmctl.model.task.Engine`, its line in :data:`egmctl.bench.engine.ENGINES`, and a
-file here, or a place in one, with its name below. A file lists the engines that it has in ``MEASURE``.
+A new engine needs a member of :class:`egmctl.model.task.Engine`, a line in :data:`egmctl.bench.engine.ENGINES`, and
+code in a file here, in whose ``MEASURE`` and in :data:`_FILES` it is listed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Measure(Protocol):
-    """The code of one engine."""
+    """The function of an engine."""
 
     def __call__(self, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
-        """Measure the tasks of a step, all of this engine, in all processes; every process returns the same.
+        """Measure the tasks of a step, all of this engine, in all processes; every process returns the same result.
 
-        A driver call that fails is an outcome of its task, not an exception.
+        A failed driver call is an outcome of its task, not an exception.
 
         Raises
         ------
@@ -44,7 +44,7 @@ _FILES = {
 
 
 def engine_for(engine: Engine) -> Measure:
-    """Return the code of an engine; its file is imported when it is first asked for."""
+    """Import an engine's file and return its function."""
     file = next(file for file, engines in _FILES.items() if engine in engines)
     measure: Measure = import_module(f"{__name__}.{file}").MEASURE[engine]
     return measure

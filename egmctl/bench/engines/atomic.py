@@ -1,4 +1,4 @@
-"""Atomic additions of a kernel: their rate, and the latency of one."""
+"""Atomic additions by a kernel: their bandwidth, and the latency of one addition."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from egmctl.model.task import Engine
 
 
 def add_ones(mover: Mover, part: Window, passes: int) -> FlowParts:
-    """Add to each word of 8 bytes once in each pass: ``kernels/atomic.cu``."""
+    """Return work that adds 1 to each 8-byte word in each pass: ``kernels/atomic.cu``."""
     return mover.by_kernel("add_ones", part, part.slot_bytes // WORD_BYTES, passes, part.slots)
 
 
 def clear_counts(flow: FlowPart, part: Window) -> None:
-    """Begin to set every word to 0."""
+    """Queue a memset of every word to 0."""
     if flow.destination is not None:
         flow.destination.stream.fill(flow.destination.region(part).address, part.size_bytes)
 
 
 def check_counts(flow: FlowPart, part: Window, passes: int) -> Check | None:
-    """Begin to check that every word holds the number of additions that it should have got: none may be lost."""
+    """Queue a check that every word is the number of additions to it, so that none was lost."""
     if flow.destination is None:
         return None
     worker, stream, region = flow.destination.worker, flow.destination.stream, flow.destination.region(part)
@@ -43,16 +43,16 @@ def check_counts(flow: FlowPart, part: Window, passes: int) -> Check | None:
 
 
 class Additions(Walker):
-    """A latency meter whose one thread adds to counters in turn, where a pointer chase loads.
+    """A latency measurement like a pointer chase, but with atomic additions to counters in turn.
 
-    It continues from sample to sample: ``kernels/atomic_latency.cu``.
+    Each sample continues the last one: ``kernels/atomic_latency.cu``.
     """
 
     verification = Verification.COUNTERS_EVERY_SAMPLE
     kernel = "add_in_turn"
 
     def write_chain(self) -> int | None:
-        """Clear the counters, by the GPU that owns them."""
+        """Clear the counters with the GPU that owns them."""
         if not self._owns:
             return None
         self.counters = Counters(self.memory(0).address, self.worker.near(self.flow.source, self.flow))

@@ -1,7 +1,7 @@
-"""One thread of one kernel follows a chain of offsets through memory: the latency of a load (``docs/measurement.md``).
+"""The latency of a load: one thread of a kernel follows a chain of offsets through memory (``docs/measurement.md``).
 
-The process that owns the memory writes the chain, the one that issues the work walks along it. The tasks of a
-step are measured at the same time: the walk of each is queued on its own GPU before the engine waits for any.
+The process that owns the memory writes the chain; the process that issues the work walks along it. The tasks of a step
+are measured at the same time: each walk is queued on its own GPU before the engine waits for any of them.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from egmctl.bench.processes.context import WorkerContext
 
 WARM_UP_LOADS = 2000
-"""Untimed loads before those of each sample. On H200 the first thousand loads over an idle NVLink took three times as
-long as all later ones."""
+"""The number of untimed loads before each sample. On H200 the first thousand loads over an idle NVLink take three times
+as long as later ones."""
 
 NVBANDWIDTH_LOADS = 1_000_000
-"""The loads of one measurement of nvbandwidth, an equal part on each multiprocessor."""
+"""The number of loads of one nvbandwidth measurement, divided evenly among the multiprocessors."""
 
 
 def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
-    """Measure latencies along random or sequential lines, idle or while other blocks load the same path."""
+    """Measure latencies of random or sequential lines, idle or while other blocks load the same path."""
     (task, *_) = tasks
     walker = Walker
     if task.pattern is Pattern.LOADED:
@@ -45,12 +45,12 @@ def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) ->
 
 
 class Walker(TaskPart):
-    """One thread follows a chain of random lines; each sample continues the walk."""
+    """The walk of one thread along a chain of random lines. Each sample continues the walk."""
 
     verification = Verification.WALK_EVERY_SAMPLE
     kernel = "chase"
     error = staticmethod(chain_error)
-    """A function that returns a sentence if a sample is wrong, ``None`` if it is right."""
+    """A function that returns a sentence if a sample is wrong, ``None`` if it is correct."""
 
     def __init__(self, collective: CollectiveStep, worker: WorkerContext, place: int, held: ResourceScope) -> None:
         super().__init__(collective, worker, place, held)
@@ -61,21 +61,21 @@ class Walker(TaskPart):
 
     @staticmethod
     def prepare(collective: CollectiveStep, worker: WorkerContext, parts: Sequence[Walker]) -> None:
-        """Have the owners of memory write their chains and send the seeds to the walkers."""
+        """Make the owners of memory write their chains and send the seeds to the walkers."""
         open_buffers(collective, worker, assign(collective.tasks), before=lambda place: parts[place].take_reader())
         for part, items in zip(parts, collective.do(lambda place: parts[place].write_chain()), strict=True):
             part.seed = next((item.data for item in items if item.data is not None), 0)
         collective.do(lambda place: parts[place].get_ready())
 
     def take_reader(self) -> None:
-        """Get the latency meter if this process walks; choose a seed if it owns the memory."""
+        """Allocate the reader if this process walks; choose a seed if it owns the memory."""
         if self._walks:
             self.gpu = self.reader(self.flow)
         if self._owns:
             self.seed = 0 if self.chase.order is ChaseOrder.SEQUENTIAL else self.worker.new_seed()
 
     def write_chain(self) -> int | None:
-        """Write the chain by the owner's GPU, if this process owns the memory; return its seed."""
+        """Write the chain with the owner's GPU and return its seed; ``None`` if another process owns the memory."""
         if not self._owns:
             return None
         stream = self.worker.near(self.flow.source, self.flow)
@@ -89,7 +89,7 @@ class Walker(TaskPart):
             self.warm_up()
 
     def warm_up(self) -> None:
-        """Note the number of untimed loads before the next sample."""
+        """Set the number of untimed loads before the next sample."""
         self.warm = WARM_UP_LOADS + (self.chain.lines if self.chase.warm else 0)
 
     def start(self) -> None:
@@ -103,7 +103,7 @@ class Walker(TaskPart):
         self.warm = WARM_UP_LOADS
 
     def wait(self) -> Walk:
-        """Wait for the walk."""
+        """Wait for the walk and return its result."""
         return self.gpu.end_walk(self.chain, self.chase.loads)
 
     def take(self) -> dict[str, Any] | None:
@@ -157,15 +157,15 @@ class Walker(TaskPart):
         return self.worker.destination(buffer)
 
     def _chain(self) -> Chain:
-        """Return the chain at this process' addresses: owner and walker map it at different ones."""
+        """Return the chain at this process' address of the memory, which may differ from the owner's."""
         return Chain(self.memory(0).address, self.task.size_bytes, self.chase.stride_bytes, self.seed)
 
 
 class Nvbandwidth(Walker):
-    """The walk that nvbandwidth defines: one multiprocessor after the other follows a sequential chain from its start.
+    """The walk as nvbandwidth defines it: one multiprocessor after another follows a sequential chain from its start.
 
-    Each sample has so many launches that all their loads are at least the task's, on multiprocessors that lie
-    evenly apart. Events before the first and after the last give the time, which so holds the launches too.
+    A sample has as many launches as the task's number of loads needs, on evenly spaced multiprocessors. Its time is
+    between events before the first launch and after the last, so it includes launch overhead.
     """
 
     def warm_up(self) -> None:
@@ -191,7 +191,7 @@ class Nvbandwidth(Walker):
 
 
 class Loaded(Walker):
-    """A chase while other blocks of the same launch read a second buffer at the same end."""
+    """A walk while other blocks of the same launch read a second buffer at the same end."""
 
     kernel = "chase_loaded"
 

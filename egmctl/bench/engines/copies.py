@@ -1,4 +1,4 @@
-"""The engines that only differ in what moves the bytes: the copy engine, and kernels that copy, read or write."""
+"""The engines that differ only in how they move the bytes: the copy engine, and kernels that copy, read or write."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from egmctl.model.measurement import Verification
 from egmctl.model.task import Engine
 
 _SPLIT_BYTES = 4096
-"""A copy is split over streams at multiples of this."""
+"""The unit in which a copy is split over streams."""
 _BULK_THREADS = 32
-"""Threads of a block of which one works: a block needs a warp."""
+"""The threads per block, one warp, of which one issues the copies."""
 
 
 def copy(mover: Mover, part: Window, passes: int) -> FlowParts:
-    """Split each copy over all the streams."""
+    """Return copies by copy engines, each split over all streams."""
     streams = mover.streams
     destination, source = mover.addresses(part)
     unit = -(-part.slot_bytes // len(streams) // _SPLIT_BYTES) * _SPLIT_BYTES
@@ -36,38 +36,38 @@ def copy(mover: Mover, part: Window, passes: int) -> FlowParts:
 
 
 def copy_vectors(mover: Mover, part: Window, passes: int) -> FlowParts:
-    """Copy vectors of 16 bytes: ``kernels/copy.cu``."""
+    """Return a kernel that copies 16-byte vectors: ``kernels/copy.cu``."""
     return mover.by_kernel("copy_vectors", part, part.slot_bytes // VECTOR_BYTES, passes, part.slots)
 
 
 def read_vectors(mover: Mover, part: Window, passes: int) -> FlowParts:
-    """Read vectors of 16 bytes: ``kernels/copy.cu``."""
+    """Return a kernel that sums 16-byte vectors: ``kernels/copy.cu``."""
     result = mover.result.address
     return mover.by_kernel("sum_vectors", part, part.slot_bytes // VECTOR_BYTES, passes, part.slots, result)
 
 
 def write_vectors(mover: Mover, part: Window, passes: int) -> FlowParts:
-    """Write vectors of 16 bytes: ``kernels/pattern.cu``."""
+    """Return a kernel that writes 16-byte vectors: ``kernels/pattern.cu``."""
     return mover.by_kernel(
         "fill_pattern", part, part.slot_bytes // VECTOR_BYTES, mover.expected(part).own_seed, passes, part.slots
     )
 
 
 def copy_bulk(mover: Mover, part: Window, passes: int) -> FlowParts:
-    """Copy chunks of 16 KiB, six of them under way in each block: ``kernels/bulk.cu``."""
+    """Return a kernel of bulk copies of 16 KiB, up to six in flight per block: ``kernels/bulk.cu``."""
     arguments = (part, part.slot_bytes // VECTOR_BYTES, passes, part.slots)
-    # One block on each multiprocessor: its chunks under way take almost half of the shared memory.
+    # One block per multiprocessor: its chunks in flight take almost half of the shared memory.
     return mover.by_kernel("copy_bulk", *arguments, blocks=1, threads=_BULK_THREADS)
 
 
 def clear_sum(flow: FlowPart, _part: Window) -> None:
-    """Begin to clear the checksum of a kernel that only reads."""
+    """Queue a memset of the checksum of a kernel that only reads."""
     if flow.mover is not None:
         flow.mover.result.clear()
 
 
 def check_sum(flow: FlowPart, part: Window, passes: int) -> Check | None:
-    """Begin to compare the checksum of all bytes that the kernel of a sample read with that of the pattern."""
+    """Queue a comparison of the checksum of all words that a sample's kernel read with that of the pattern."""
     if flow.mover is None:
         return None
     mover = flow.mover
@@ -84,7 +84,7 @@ def check_sum(flow: FlowPart, part: Window, passes: int) -> Check | None:
         total = mover.result.words()[0]
         if total == expected:
             return None
-        # The same way again: it may show where.
+        # A check over the same path may locate the error.
         difference = pattern.check(stream, region)()
         return difference or Difference(0, part.offset_bytes, expected, total)
 

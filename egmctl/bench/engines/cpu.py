@@ -1,4 +1,4 @@
-"""Threads of a CPU: their bandwidth on memory, and the latency of a pointer chase."""
+"""CPU threads: their memory bandwidth, and the latency of a pointer chase."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from egmctl.model.task import Engine, Task
 
 WARM_UP_PASSES = 2
 _WORD = 0x9E3779B97F4A7C15
-"""Each sample writes a multiple of its own: no two samples leave the same word."""
+"""The factor of the words that samples write. Each sample writes a different multiple."""
 _MASK = (1 << 64) - 1
 
 
 def measure(
     engine: type[Passes | Walks], worker: WorkerContext, tasks: Sequence[Task], settings: Settings
 ) -> list[Measurement]:
-    """Measure tasks of CPUs one after the other; an error costs its task alone."""
+    """Measure tasks one after the other. An error ends only its own task."""
     measurements = []
     for task in tasks:
         started = time.perf_counter()
@@ -56,7 +56,7 @@ def measure(
 
 
 def _measured(engine: type[Passes | Walks], worker: WorkerContext, task: Task, settings: Settings) -> Measurement:
-    """Measure one task, whose one flow goes from memory to CPUs or the other way."""
+    """Measure one task, whose single flow is from memory to CPUs or from CPUs to memory."""
     flow = task.flows[0]
     reads = flow.destination.memory is MemoryKind.REGISTERS
     node, end = (flow.destination, flow.source) if reads else (flow.source, flow.destination)
@@ -73,21 +73,21 @@ def _measured(engine: type[Passes | Walks], worker: WorkerContext, task: Task, s
 
 
 class Passes:
-    """The bandwidth of threads that read or write all of the memory; it is never judged."""
+    """The bandwidth of threads that read or write the whole buffer. It is never ``unstable``."""
 
     def __init__(self, worker: WorkerContext, task: Task, memory: Memory, cpus: Sequence[int]) -> None:
         self._task = task
         self._phase = worker.stopwatch.phase
         self._reads = task.flows[0].destination.memory is MemoryKind.REGISTERS
         self._threads = CpuThreads(cpus)
-        # The buffer is larger where the size is small: copies then go from place to place.
+        # The memory may be larger, e.g. a whole number of huge pages.
         self._words = words_of(memory, task.size_bytes)
         self._mismatch: Mismatch | None = None
         with self._phase(Phase.WARM_UP):
             self._threads.write(self._words, WARM_UP_PASSES, _WORD)
 
     def sample(self, number: int) -> Sample:
-        """Read the warm-up's word everywhere, or write another one and read it back."""
+        """Read the words of the warm-up, or write another word everywhere and read it back."""
         word = _WORD if self._reads else _WORD * (number + 2) & _MASK
         with self._phase(Phase.MEASURING):
             if self._reads:
@@ -122,13 +122,13 @@ class Passes:
 
     def _difference(self, word: int, sample: int) -> Mismatch:
         wrong = (self._words != word).nonzero()[0]
-        # Nothing is wrong any more if only the reading went wrong.
+        # No word is wrong if only the first read was.
         first = int(wrong[0]) if len(wrong) else 0
         return mismatch_of(Difference(len(wrong), 8 * first, word, int(self._words[first])), sample, 0)
 
 
 class Walks:
-    """The latency of one thread on the first CPU that follows a chain of addresses."""
+    """The latency of a pointer chase by one thread on the first CPU."""
 
     def __init__(self, worker: WorkerContext, task: Task, memory: Memory, cpus: Sequence[int]) -> None:
         if task.chase is None:

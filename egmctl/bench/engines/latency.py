@@ -1,4 +1,4 @@
-"""The order of work in every latency step, and one process' part of one task."""
+"""The sequence of every latency step, and the base class of a process' part of one task."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class TaskPart(ABC):
     Parameters
     ----------
     place
-        The task's, in the step.
+        The index of the task in the step.
     held
-        Closes what this process takes for the task.
+        The scope of this process' resources for the task.
     """
 
     def __init__(self, collective: CollectiveStep, worker: WorkerContext, place: int, held: ResourceScope) -> None:
@@ -44,29 +44,29 @@ class TaskPart(ABC):
     @staticmethod
     @abstractmethod
     def prepare(collective: CollectiveStep, worker: WorkerContext, parts: Sequence[Any]) -> None:
-        """Have all processes prepare the tasks of a step; ``parts`` are this process', by the places of the tasks."""
+        """Prepare the tasks of a step in all processes. ``parts`` are this process' parts, by task index."""
 
     def ready(self) -> None:  # noqa: B027 - most have nothing to prepare
-        """Prepare one sample, before any process begins it."""
+        """Prepare one sample, before any process starts it."""
 
     def start(self) -> None:
-        """Begin this process' part of a sample."""
+        """Start this process' part of a sample."""
         self.started = time.perf_counter()
 
     @abstractmethod
     def take(self) -> Any:
-        """Wait for the end of the sample; return this process' data of it as JSON."""
+        """Wait for the end of the sample; return this process' data as JSON."""
 
     @abstractmethod
     def keep(self, items: Sequence[Item]) -> None:
-        """Keep a sample, made from the data of each process; without data the task has ended early."""
+        """Add a sample from the data of all processes, which is ``None`` if the task has ended early."""
 
     @abstractmethod
     def conclude(self) -> Measurement:
         """Return the measurement."""
 
     def reader(self, flow: Flow) -> Reader:
-        """Return the latency meter of the GPU that issues a flow's work, with access to this process' memory."""
+        """Return a reader on the GPU that issues a flow's work, after enabling its access to this process' memory."""
         stream = self.worker.stream(flow.initiator or "")
         for end in (flow.source, flow.destination):
             if self.collective.owns(end):
@@ -79,9 +79,9 @@ class TaskPart(ABC):
 def measure(
     part_type: type[TaskPart], worker: WorkerContext, tasks: Sequence[Task], settings: Settings
 ) -> list[Measurement]:
-    """Measure the latencies of a step at the same time, in all processes; every process returns the same."""
+    """Measure the latencies of a step at the same time in all processes; every process returns the same result."""
     collective = CollectiveStep(worker, tasks)
-    # Where the host has a part in the latency, what asks NVML meanwhile is in its way.
+    # NVML queries would disturb latencies in which the host takes part.
     watched = () if ENGINES[tasks[0].engine].timed_by_host else tasks
     with resource_scopes(collective) as scopes:
         parts = [part_type(collective, worker, place, scope) for place, scope in enumerate(scopes)]

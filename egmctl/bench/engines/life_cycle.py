@@ -1,8 +1,8 @@
-"""The life of shared memory between two processes, again and again: what each stage costs, and that the bytes arrive.
+"""The time of each stage in the life cycle of memory shared between two processes, with a check of the bytes.
 
-The owner allocates and exports, and sends its offer; the importer opens it, maps it, touches all of it twice and leaves
-a pattern, which the owner checks; the importer closes, the owner frees. Times are the host's; the transfer is between
-the clocks of two processes of one node, which are one clock (CLOCK_MONOTONIC), and is left out between nodes.
+The owner allocates and exports the memory and sends the handle. The importer opens and maps it, writes all of it twice,
+and then a pattern, which the owner checks. The importer closes the memory; the owner frees it. Times are by the host's
+clock. The transfer is timed by CLOCK_MONOTONIC of both processes, so only within a node.
 """
 
 from __future__ import annotations
@@ -23,21 +23,25 @@ from egmctl.model.measurement import Measurement, Phase, Settings, Status, Verif
 from egmctl.model.task import Engine, Task
 
 LIVES = 20
-"""Timed lives of each task: enough for percentiles."""
+"""The minimum number of timed life cycles, enough for percentiles."""
 WARM_UP_LIVES = 1
-"""Untimed lives: the first one opens what the driver keeps open."""
+"""The number of untimed life cycles. The first one initializes what the driver keeps."""
 
 STAGES = ("allocate", "export", "transfer", "open", "map", "first-touch", "second-touch", "close", "free")
 """The stages, in order. A legacy handle is mapped by opening it."""
 
 
 def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings, least: int = LIVES) -> list[Measurement]:
-    """Take the shared memory of each task through its life several times, in the same processes.
+    """Repeat the life cycle of each task's shared memory in the same processes, and time its stages.
 
-    Tasks go on side by side, so that what one costs is known of one at a time only. Each has one flow: the end that has
-    a handle is memory of the rank ``Endpoint.rank``, which the flow's ``initiator_rank`` opens. A measurement has
-    ``stages`` in milliseconds; it is ``corrupt`` with a mismatch where the owner did not find what the importer had
-    written. So many lives as samples, but not fewer than ``least``, are timed, after :data:`WARM_UP_LIVES`.
+    The tasks of a step run at the same time, so only a step with one task shows the costs of one. Each task has one
+    flow: rank ``Endpoint.rank`` owns the memory of the end with a handle, and the flow's ``initiator_rank`` opens it.
+    The measurement has ``stages`` in milliseconds. It is ``corrupt`` if the owner does not find the importer's pattern.
+
+    Parameters
+    ----------
+    least
+        The minimum number of timed life cycles if there are fewer samples.
 
     Raises
     ------
@@ -66,7 +70,7 @@ def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings, le
 
 
 def _live(collective: CollectiveStep, worker: WorkerContext, seed: int) -> list[dict[str, float]]:
-    """Go through one life of each task; return the milliseconds of all its stages."""
+    """Run one life cycle of each task; return the milliseconds of its stages, by stage."""
     with resource_scopes(collective) as held:
         lives = [_Life(collective, worker, place, held[place], seed) for place in range(len(collective.tasks))]
         collective.do(lambda place: lives[place].make())
@@ -83,7 +87,7 @@ def _live(collective: CollectiveStep, worker: WorkerContext, seed: int) -> list[
 
 
 class _Life:
-    """One life of one task's memory in one rank: the owner, the importer, or neither."""
+    """One life cycle of a task's memory in one rank, which may be the owner, the importer, or neither."""
 
     def __init__(
         self, collective: CollectiveStep, worker: WorkerContext, place: int, held: ResourceScope, seed: int
@@ -102,7 +106,7 @@ class _Life:
         self._me = collective.exchange.rank
         self._shared: SharedMemory | None = None
         self.stages_ms: dict[str, float] = {}
-        """The stages that this rank has timed."""
+        """The milliseconds of the stages that this rank has timed."""
 
     def make(self) -> None:
         if self._me == self._owner:
@@ -117,7 +121,7 @@ class _Life:
         return Item({"offer": description, "sent_s": time.monotonic()}, tuple(fds))
 
     def open(self, offered: Sequence[Item], received_s: float) -> None:
-        """Open the owner's offer, and write all of the memory."""
+        """Open the memory that the owner offers and write all of it."""
         if self._me != self._importer:
             return
         item, stream = offered[self._owner], self._stream
@@ -135,14 +139,14 @@ class _Life:
         stream.synchronize()
 
     def check(self) -> tuple[int, ...] | None:
-        """Return the first difference of the owner's memory from the pattern that the importer wrote."""
+        """Return the difference between the owner's memory and the importer's pattern; ``None`` if there is none."""
         if self._shared is None:
             return None
         difference = self._worker.pattern.check(self._stream, self._region(self._shared))()
         return None if difference is None else astuple(difference)
 
     def judge(self, checked: Sequence[Item]) -> None:
-        """End the task, in all ranks, where the owner has found a difference."""
+        """End the task in all ranks if the owner has found a difference."""
         difference = checked[self._owner].data if checked else None
         if difference is None or self._collective.outcomes[self._place] is not None:
             return

@@ -1,4 +1,4 @@
-"""Round trips between two sides that wait for each other: by flags in memory, by events, by messages."""
+"""Round trips between two sides that wait for each other: by flags in memory, by events, or by messages."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 
 WARM_UP_LAPS = 200
-"""Untimed round trips before those of each sample: the side that serves begins a little before the other."""
+"""The number of untimed round trips before each sample, because one side starts a little before the other."""
 
 
 class Pair(TaskPart):
-    """Two sides that answer each other, in one process, which may be one of them, both, or neither.
+    """This process' part of round trips between two sides. The process may be one side, both, or neither.
 
-    The first flow's initiator sends first and takes the times; the other side is the second flow's initiator, or the
-    first flow's destination. No process is in two tasks, but one that has all GPUs. A flag or a message that is wrong
-    ends no round trip: there is nothing to compare.
+    The first flow's initiator serves: it sends first and times the round trips. The other side is the second flow's
+    initiator, or the first flow's destination. A rank takes part in at most one task. No data is verified: a wrong flag
+    or message does not complete a round trip.
     """
 
     def __init__(self, collective: CollectiveStep, worker: WorkerContext, place: int, held: ResourceScope) -> None:
@@ -52,7 +52,7 @@ class Pair(TaskPart):
 
     @staticmethod
     def prepare(collective: CollectiveStep, worker: WorkerContext, parts: Sequence[Pair]) -> None:  # noqa: ARG004
-        """Have each side make its memory or events and open the other side's."""
+        """Make each side allocate its memory or events and open the other side's."""
         offered = collective.do(lambda place: parts[place].make())
         try:
             collective.do(lambda place: parts[place].open(offered[place]))
@@ -61,20 +61,20 @@ class Pair(TaskPart):
 
     @property
     def stream(self) -> Stream:
-        """The stream of this process, if it is one of the sides."""
+        """The stream of this rank's GPU."""
         return self.worker.stream(self.collective.ranks[self.me].bus_id)
 
     @abstractmethod
     def make(self) -> Item:
-        """Make the memory or events that this side offers."""
+        """Allocate this side's memory or events and return their handles."""
 
     @abstractmethod
     def open(self, offered: Sequence[Item]) -> None:
-        """Open the other side's offer; keep a copy of its descriptors."""
+        """Open the other side's handles; the caller closes the descriptors."""
 
     @abstractmethod
     def run(self) -> Sequence[float] | None:
-        """Do this process' part of a sample; return the nanoseconds of each lap, ``None`` if it timed out waiting."""
+        """Run this process' part of a sample; return the nanoseconds of each round trip, ``None`` after a timeout."""
 
     def take(self) -> Any:
         if not self.takes_part:
@@ -86,7 +86,7 @@ class Pair(TaskPart):
             return {}
         sample = round_trips(laps_ns[WARM_UP_LAPS:], ms_since(self.started))
         if ENGINES[self.task.engine].timed_by_host:
-            # The host takes a process off its CPU now and then, for longer than a hundred laps take.
+            # The host may preempt a process for longer than a hundred round trips take.
             sample = replace(sample, latency_ns=sample.p50_ns)
         return to_json(sample)
 
@@ -102,14 +102,13 @@ class Pair(TaskPart):
 
 
 APART_BYTES = 1 << 20
-"""The distance of the two flags where one piece of memory has both."""
+"""The distance between the two flags if they are in the same memory."""
 
 
 class Flags(Pair):
-    """The flags lie in memory of the one process, or in memory that one of two has made and the other has opened.
+    """Round trips by flags in memory of one process, or in memory that one of two processes exports to the other.
 
-    The destination of each flow is the memory that its initiator writes; if another process owns it, it has a
-    handle.
+    The destination of each flow is the memory that its initiator writes. It has a handle if another process owns it.
     """
 
     def make(self) -> Item:
@@ -129,7 +128,7 @@ class Flags(Pair):
         opened: dict[int, ImportedMemory] = {}
 
         def flag(number: int) -> int:
-            """Return the address of the flag that a flow's initiator writes; two flags in one memory lie apart."""
+            """Return the address of the flag that a flow's initiator writes, at a different offset for each flow."""
             owner = self.flows[number].destination.rank or 0
             if self._made is not None and owner == self.me:
                 return self._made.address + number * APART_BYTES
@@ -145,7 +144,7 @@ class Flags(Pair):
             self._flags = [flag(0), flag(1)]
 
     def ready(self) -> None:
-        """Clear the flags, before either side begins."""
+        """Clear the flags before either side starts."""
         for side, reader in reversed(self._readers.items()):
             clear(reader.stream, self._flags[1 - side], FLAG_BYTES)
 
@@ -164,16 +163,16 @@ class Flags(Pair):
 
     @property
     def _alone(self) -> bool:
-        """Whether one process has both sides."""
+        """Whether this process is both sides."""
         return all(flow.destination.handle is None for flow in self.flows)
 
 
 SILENCE_S = 5.0
-"""The time that a process waits for a message, which takes microseconds, as kernels wait for a flag."""
+"""The timeout of a message, which normally takes microseconds. Kernels wait as long for a flag."""
 
 
 class Messages(Pair):
-    """One byte over a socket between the two processes, and one back."""
+    """Round trips of one byte over a socket between two processes."""
 
     def make(self) -> Item:
         if not self.serves:
@@ -185,13 +184,13 @@ class Messages(Pair):
 
     def open(self, offered: Sequence[Item]) -> None:
         if self.serves:
-            # The other side has its own copy of its end, and only so is it seen when it closes that.
+            # The other side has its own descriptor of its end. With this one open, its close would not be noticed.
             self.held.own.pop().close()
         elif self.takes_part:
             self._keep(socket.socket(fileno=os.dup(offered[self.serving].fds[0])))
 
     def ready(self) -> None:
-        # An answer that came after this side had given up would be taken for that to the next message.
+        # A late answer of a sample that timed out would be taken for the answer to the next message.
         if self.takes_part:
             self._socket.setblocking(False)
             with suppress(OSError):
@@ -207,22 +206,22 @@ class Messages(Pair):
                 self._lap()
                 laps_ns.append(float(time.perf_counter_ns() - started))
         except FAILURES:
-            # The other side waits no longer.
+            # Ends the wait of the other side.
             self._socket.close()
             raise
         except (OSError, EOFError):
-            # It is silent or gone; why, it says in the exchange, or whoever started it does.
+            # The other side is silent or gone. It reports the reason in the exchange, or the command does.
             return None
         return laps_ns
 
     def begin(self) -> None:
-        """Act before the message, on the serving side."""
+        """Prepare the message, on the serving side."""
 
     def answer(self) -> None:
-        """Act between the two messages, on the other side."""
+        """Prepare the answer, on the other side."""
 
     def end(self) -> None:
-        """Act after the answer, on the serving side."""
+        """Complete the round trip after the answer, on the serving side."""
 
     def _lap(self) -> None:
         if self.serves:
@@ -246,7 +245,7 @@ class Messages(Pair):
 
 
 class Events(Messages):
-    """Messages, each after the recording of an event for which the other side's stream (at the end the host) waits."""
+    """Round trips of messages, each sent after an event for which the other stream, at the end the host, waits."""
 
     def make(self) -> Item:
         sockets = super().make()

@@ -1,9 +1,9 @@
-"""Engines that move bytes by work queued on streams, and the order of work in all processes of a step.
+"""Bandwidths of engines that queue work on streams, and the sequence of a step in all processes.
 
-All flows of all tasks of a step move at the same time, and every byte is verified. The memory at the two ends of a
-flow may be two processes': the owner of the source fills it, the process that issues the work moves it, the owner of
-the destination looks at it. In one process one gate holds everything. Of several each has its own, and opens it at a
-time that all have agreed on by the clock that the processes of a node share (``docs/measurement.md``).
+All flows of all tasks of a step run at the same time, and every byte is verified. Two processes may own the memory at
+the ends of a flow: the owner of the source fills it, the process that issues the work moves the bytes, and the owner of
+the destination verifies them. In one process, one gate blocks all work. With several processes, each has its own gate
+and opens it at an agreed time of the clock that the processes of a node share (``docs/measurement.md``).
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
 THREADS = 512
 BLOCKS = 2
-"""Blocks of a kernel on each multiprocessor. On H200 more or larger ones move nothing faster, and reading alone then
-only seems to: with four blocks a kernel that only reads its peer's memory counts 389 GB/s, but for each byte counted
-0.967 come over NVLink, 376 GB/s; the rest is in the reader's own L2 (docs/hardware-notes.md)."""
+"""The number of blocks of a kernel per multiprocessor. On H200 more or larger blocks are not faster. Reads only appear
+faster: with four blocks, a kernel that reads its peer's memory counts 389 GB/s, but only 0.967 bytes per counted byte,
+376 GB/s, come over NVLink; the rest comes from the reader's own L2 (docs/hardware-notes.md)."""
 WARM_UP_PASSES = 2
-"""Untimed passes before the first sample of a task: host memory is mapped at its first touch, and clocks rise."""
+"""The number of untimed passes before the first sample of a task, which map host memory and let clocks rise."""
 HEAD_START_S = 0.002
-"""Time from the moment when the last process of a node has queued its work until all open their gates."""
+"""The time from when the last process of a node has queued its work until all processes open their gates."""
 SPIN_S = 0.0005
-"""A sleeping process usually wakes up at most this late: for the last part of the wait it polls the clock."""
+"""The last part of the wait for a time, in which the process polls the clock: a sleep rarely ends later than this."""
 
 
 @dataclass(eq=False)
@@ -52,30 +52,30 @@ class OwnBuffer:
     worker: WorkerContext
     held: AllocatedBuffer
     stream: Stream
-    """A stream of the GPU that fills the memory and looks at it."""
+    """A stream of the GPU that fills and verifies the memory."""
     seed: int
-    """The seed of what is moved from or to it."""
+    """The seed of the pattern that the flow moves."""
 
     def region(self, part: Window) -> Region:
-        """Return a window of the memory with what is in it, or is to be."""
+        """Return a window of the memory as a region with its expected pattern."""
         return _region(self.held.memory, part, self.seed)
 
     def fill(self, part: Window) -> None:
-        """Write the pattern into a source as far as a window reaches, beyond what is filled already."""
+        """Write the pattern into a source up to the end of a window, from where it was filled before."""
         held = self.held
         start, end = held.filled_bytes, part.offset_bytes + part.size_bytes
         if end <= start:
             return
         started = time.perf_counter()
         self.worker.pattern.fill(self.stream, self.region(Window(start, 1, end - start)))
-        # Other flows of the step may read the same source, by streams that do not wait for this one.
+        # Other flows of the step may read the same source on streams that do not wait for this one.
         self.stream.synchronize()
         if (start, end) == (0, held.memory.size_bytes):
             held.first_touch_ms = ms_since(started)
         held.filled_bytes = end
 
     def first_touch(self, part: Window) -> None:
-        """Time the first write of a destination, if the window is all of it."""
+        """Time the first write of a destination if the window is all of it."""
         if part.size_bytes == self.held.memory.size_bytes:
             started = time.perf_counter()
             self.poison(part)
@@ -83,61 +83,63 @@ class OwnBuffer:
             self.held.first_touch_ms = ms_since(started)
 
     def poison(self, part: Window) -> None:
-        """Begin to overwrite a destination with a value that no flow moves."""
+        """Queue a memset of a destination to a value that no flow moves."""
         poison(self.stream, self.region(part))
 
     def check(self, part: Window) -> Check:
-        """Begin to compare all of a window with its pattern."""
+        """Queue a comparison of a window with its pattern."""
         return self.worker.pattern.check(self.stream, self.region(part))
 
 
 @dataclass(eq=False)
 class Mover:
-    """The mover of a flow, in the process that issues its work."""
+    """The part of a flow in the process that issues its work."""
 
     worker: WorkerContext
     task: Task
     flow: Flow
     source: Memory | None
-    """The memory at each end, as its GPU reaches it; ``None`` at an end without memory."""
+    """The source at this process' address; ``None`` if it is registers."""
     destination: Memory | None
+    """The destination, likewise."""
     seed: int
-    """The seed of what is moved."""
+    """The seed of the pattern that is moved."""
     streams: Sequence[Stream]
-    """Streams of the GPU that issues the work, for this flow alone: as many as the task has."""
+    """The streams for this flow on the GPU that issues the work."""
     share: int
-    """Number of kernels on that GPU at the same time; each gets its share of the blocks, so that all run at once."""
+    """The number of kernels on that GPU at the same time. They share its blocks, so that all run at once."""
 
     @property
     def ungated(self) -> str | None:
-        """Why queueing the work may block until it is done and a gate would never open; ``None`` if it does not."""
+        """The reason why queueing the work may block until it completes and forbids a gate; else ``None``."""
         if ENGINES[self.task.engine].blocks_on_pageable:
             if any(memory is not None and memory.pageable for memory in (self.source, self.destination)):
                 return "copies of pageable memory block the host until they are done"
-            # cuMemcpyAsync is then "fully synchronous with respect to the host" (CUDA driver API, "API synchronization
+            # Then cuMemcpyAsync is "fully synchronous with respect to the host" (CUDA driver API, "API synchronization
             # behavior"), pinned or not.
             if self.flow.through_gpu:
                 return "copies from host memory to host memory block the host until they are done"
-        # That the driver never waits for a staged copy with the host is not documented.
+        # The documentation does not exclude that the driver blocks the host for a staged copy.
         return "copies that are staged may block the host until they are done" if self.flow.route.staged else None
 
     @cached_property
     def result(self) -> Result:
-        """Words in the GPU's memory for a kernel's result."""
+        """Two words in the GPU's memory for a kernel's result."""
         return self.worker.results.take(self.streams[0])
 
     def addresses(self, part: Window) -> list[int]:
-        """Return the addresses at which a window begins in destination and source; an end without memory has none."""
+        """Return the addresses of a window in the destination and in the source, without an end that is registers."""
         memories = (self.destination, self.source)
         return [memory.address + part.offset_bytes for memory in memories if memory is not None]
 
     def by_kernel(
         self, name: str, part: Window, *arguments: int, blocks: int = BLOCKS, threads: int = THREADS
     ) -> FlowParts:
-        """Return the work of a flow that one launch of a kernel does, whose first arguments are :meth:`addresses`.
+        """Return one launch of a kernel as the work of a flow. The kernel's first arguments are :meth:`addresses`.
 
-        Its blocks are those of the task, or so many on its share of each multiprocessor. The GPU gives a block to the
-        multiprocessor that has the least to do, so blocks that are no more than its multiprocessors have one each.
+        The number of blocks is that of the task's point, or else ``blocks`` per multiprocessor, shared with other
+        kernels of the GPU. The GPU schedules a block on the least loaded multiprocessor, so that up to as many blocks
+        as multiprocessors run on one each.
         """
         stream = self.streams[0]
         multiprocessors = stream.context.multiprocessors
@@ -148,7 +150,7 @@ class Mover:
         return [(stream, partial(launch, name, stream.handle, grid, threads, *self.addresses(part), *arguments))]
 
     def expected(self, part: Window) -> Region:
-        """Return the part of a buffer at one end with what is in it, or will be."""
+        """Return a window of the source, or else of the destination, with its expected pattern."""
         memory = self.source or self.destination
         assert memory is not None  # noqa: S101 - an engine carries bytes of one end at least
         return _region(memory, part, self.seed)
@@ -156,7 +158,7 @@ class Mover:
 
 @dataclass
 class FlowPart:
-    """This process' part of a flow: the memory that it owns, the work that it issues."""
+    """This process' part of a flow: the memory that it owns and the work that it issues."""
 
     number: int
     seed: int
@@ -166,37 +168,37 @@ class FlowPart:
 
     @property
     def streams(self) -> list[Stream]:
-        """Its streams, each once."""
+        """The streams of this part, each once."""
         ends = [end.stream for end in (self.source, self.destination) if end is not None]
         return list(dict.fromkeys([*(self.mover.streams if self.mover is not None else ()), *ends]))
 
 
 def poison_destination(flow: FlowPart, part: Window) -> None:
-    """Begin to overwrite the memory in which a sample leaves its bytes, so that old data cannot pass."""
+    """Queue a memset of a sample's destination, so that old data cannot pass the check."""
     if flow.destination is not None:
         flow.destination.poison(part)
 
 
 def compare_destination(flow: FlowPart, part: Window, passes: int) -> Check | None:  # noqa: ARG001
-    """Begin to compare every byte of the destination with what was sent."""
+    """Queue a comparison of every byte of the destination with the pattern."""
     return flow.destination.check(part) if flow.destination is not None else None
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """One engine: it moves the bytes of flows by work that is queued on streams behind a gate, and verifies them."""
+    """The functions of one engine that moves the bytes of flows by work queued on streams, and verifies them."""
 
     launch: Callable[[Mover, Window, int], FlowParts]
-    """Returns the work of one flow in some passes: each part's stream, and the function that queues its operations."""
+    """Returns the work of one flow in a number of passes over a window."""
     prepare: Callable[[FlowPart, Window], None] = poison_destination
-    """Begins, before each sample, to clear the place of its result."""
+    """Queues, before each sample, work that clears the memory of its result."""
     check: Callable[[FlowPart, Window, int], Check | None] = compare_destination
-    """Begins to verify the result of some passes; ``None`` if this process has nothing to verify."""
+    """Queues the check of a number of passes; returns ``None`` if this process has nothing to verify."""
     verification: Verification = Verification.GPU_EVERY_SAMPLE
 
 
 def measure(transfer: Transfer, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
-    """Measure the bandwidths of a step at the same time, in all processes; every process returns the same."""
+    """Measure the bandwidths of a step at the same time in all processes; every process returns the same result."""
     collective = CollectiveStep(worker, tasks)
     phase = worker.stopwatch.phase
     parts = [TransferPart(collective, worker, transfer, place) for place in range(len(tasks))]
@@ -204,7 +206,7 @@ def measure(transfer: Transfer, worker: WorkerContext, tasks: Sequence[Task], se
     opened = open_buffers(
         collective, worker, assign(tasks), before=lambda place: parts[place].take_streams(streams_taken)
     )
-    # Kernels that share a GPU.
+    # The number of kernels on each GPU.
     flows = [flow for task in tasks for flow in task.flows if ENGINES[task.engine].needs_kernels]
     sharing = Counter((flow.initiator_rank, flow.initiator) for flow in flows)
     collective.do(lambda place: parts[place].get_ready(opened, sharing))
@@ -230,7 +232,7 @@ def measure(transfer: Transfer, worker: WorkerContext, tasks: Sequence[Task], se
                 for part, items in zip(parts, checked, strict=True):
                     part.keep_mismatch(number, items)
     except BaseException:
-        # Whatever waits behind a closed gate can be neither finished nor freed.
+        # Work behind a closed gate can neither complete nor be freed.
         gate.open()
         raise
     gathered = collective.do(lambda place: parts[place].told() | {"gating": gate.how})
@@ -240,7 +242,7 @@ def measure(transfer: Transfer, worker: WorkerContext, tasks: Sequence[Task], se
 def _timed(
     collective: CollectiveStep, worker: WorkerContext, parts: Sequence[TransferPart], gate: Gate, number: int
 ) -> list[list[Item]]:
-    """Take one sample, again if a gate gives up; return the times of each task, by process."""
+    """Take one sample, again if a gate times out; return the times of each task, by process."""
     phase = worker.stopwatch.phase
     for attempt in range(EXPIRED_LIMIT):
         with phase(Phase.VERIFYING):
@@ -265,19 +267,25 @@ class GatedParts:
         self._work: GatedWork | None = None
 
     def queue(self, number: int, places: Sequence[int]) -> dict[int, float]:
-        """Queue the work of tasks; return the time when all was queued."""
+        """Queue the work of tasks; return for each the time when all work is queued."""
         self._places = [place for place in places if self._parts[place].movers]
         if self._places:
             self._work = GatedWork(self._gate, [self._parts[place].work(number) for place in self._places])
         return dict.fromkeys(places, time.perf_counter())
 
     def run(self, start_s: float | None, last: bool, places: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """Open the gate, on one node at the agreed time; return the times of the flows that this process issues."""
+        """Open the gate, within a node at ``start_s``; return the times of this process' flows by task index.
+
+        Raises
+        ------
+        GateExpired
+            The gate has timed out in the ``last`` attempt.
+        """
         if self._work is None:
             return {}
         if start_s is not None and any(self._parts[place].on_one_node for place in self._places):
             _wait_until(start_s)
-        # Also what has ended meanwhile: it waits behind the gate.
+        # Tasks that have ended meanwhile run too: their work waits behind the gate.
         timings = dict(zip(self._places, self._work.run(), strict=True))
         if last and any(timing.expired for timing in timings.values()):
             raise GateExpired
@@ -289,7 +297,7 @@ class GatedParts:
 
 
 def _start_s(collective: CollectiveStep, queued: Sequence[Sequence[Item]]) -> float | None:
-    """Return the time at which the processes of this node open their gates; ``None`` for one process."""
+    """Return the time at which all processes of this node open their gates; ``None`` if there is one process."""
     if collective.exchange.size == 1:
         return None
     ready_s = [items[rank].data for items in queued if items for rank in collective.here]
@@ -307,33 +315,33 @@ class TransferPart:
         self._transfer = transfer
         self._buffers = assign(collective.tasks)[place]
         self._streams: dict[int, list[Stream]] = {}
-        """The streams of the flows that this process issues, by their numbers."""
+        """The streams of the flows that this process issues, by flow index."""
         self._flows: list[FlowPart] = []
         self._opened = OpenBuffers()
         self._checks: list[tuple[int, Check]] = []
-        """The pending operations, each with its flow's number."""
+        """The queued checks, each with its flow's index."""
         self._samples: list[Sample] = []
         self._mismatch: Mismatch | None = None
         self.movers: dict[int, Mover] = {}
-        """The movers of the same flows."""
+        """The movers of these flows, by flow index."""
 
     @property
     def ungated(self) -> str | None:
-        """Why queueing a copy of this process might block until it is done; ``None`` if none does."""
+        """The reason why queueing work of this process may block until it completes; ``None`` if it cannot."""
         return next((mover.ungated for mover in self.movers.values() if mover.ungated is not None), None)
 
     @property
     def on_one_node(self) -> bool:
-        """Whether all processes that take part are on one node, and have one clock."""
+        """Whether all processes of the task are on one node, so that they share a clock."""
         return len({self._collective.ranks[number].host for number in self.task.ranks}) == 1
 
     def take_streams(self, taken: Counter[str]) -> None:
-        """Get the streams of the flows that this process issues, and let their GPUs reach its other GPUs.
+        """Get the streams of the flows that this process issues, and enable or disable peer access for them.
 
         Parameters
         ----------
         taken
-            Number of streams that the tasks of the step have on each GPU.
+            The number of streams in use on each GPU, which this call increases.
         """
         for number, flow in enumerate(self.task.flows):
             if not self._collective.issues(flow):
@@ -351,7 +359,7 @@ class TransferPart:
                     self._worker.connect(initiator, end)
 
     def get_ready(self, opened: OpenBuffers, sharing: Mapping[tuple[int | None, str | None], int]) -> None:
-        """Build the parts that fill, move and verify the bytes of each flow."""
+        """Build this process' part of each flow; ``sharing`` is the number of kernels by rank and GPU."""
         worker = self._worker
         self._opened = opened
         for number, (flow, buffers) in enumerate(zip(self.task.flows, self._buffers, strict=True)):
@@ -373,7 +381,7 @@ class TransferPart:
         return OwnBuffer(self._worker, self._worker.held(buffer), self._worker.near(end, flow), seed)
 
     def fill(self) -> None:
-        """Fill the sources for the warm-up, and write new destinations for the first time."""
+        """Fill the sources for the warm-up, and time the first write of new destinations."""
         part = window(self.task.size_bytes, WARM_UP_PASSES, 0)
         for flow in self._flows:
             if flow.source is not None:
@@ -382,7 +390,7 @@ class TransferPart:
                 flow.destination.first_touch(part)
 
     def pass_over(self) -> None:
-        """Begin to move everything a few times."""
+        """Queue the passes of the warm-up, without a gate."""
         part = window(self.task.size_bytes, WARM_UP_PASSES, 0)
         for mover in self.movers.values():
             for stream, operation in self._transfer.launch(mover, part, WARM_UP_PASSES):
@@ -390,7 +398,7 @@ class TransferPart:
                 operation()
 
     def poison(self, number: int) -> None:
-        """Begin to clear the places of the sample's results."""
+        """Fill the sources of a sample, and queue work that clears its results."""
         part = self._window(number)
         for flow in self._flows:
             if flow.source is not None:
@@ -398,7 +406,7 @@ class TransferPart:
             self._transfer.prepare(flow, part)
 
     def synchronize(self) -> None:
-        """Wait for the pending operations."""
+        """Wait for all streams of this part."""
         for flow in self._flows:
             for stream in flow.streams:
                 stream.synchronize()
@@ -409,11 +417,11 @@ class TransferPart:
         return [self._transfer.launch(mover, part, passes) for mover in self.movers.values()]
 
     def keep(self, items: Sequence[Item]) -> None:
-        """Keep a sample, made from the flows of all processes."""
+        """Add a sample, given the times of the flows of all processes."""
         sides = [item.data for item in items if item.data]
         elapsed_ms = max(side["elapsed_ms"] for side in sides)
         if len(sides) > 1 and self.on_one_node:
-            # One clock: what lies between the first gate's opening and the end of the last flow.
+            # On one clock: the time from the first gate's opening to the end of the last flow.
             last_s = max(side["opened_s"] + side["elapsed_ms"] / 1e3 for side in sides)
             elapsed_ms = (last_s - min(side["opened_s"] for side in sides)) * 1e3
         flows_ms = dict(flow for side in sides for flow in zip(side["flows"], side["flows_ms"], strict=True))
@@ -423,24 +431,24 @@ class TransferPart:
         )
 
     def begin_checks(self, number: int) -> None:
-        """Begin to verify the destinations of this process, and the checksums of what it read."""
+        """Queue the checks of this process: of its destinations, or of the checksums of what it read."""
         part, passes = self._window(number), self.task.copies
         checks = ((flow.number, self._transfer.check(flow, part, passes)) for flow in self._flows)
         self._checks = [(flow, check) for flow, check in checks if check is not None]
 
     def finish_checks(self) -> list[tuple[int, ...]]:
-        """Return each difference with its flow's number."""
+        """Wait for the checks; return (flow index, difference) tuples."""
         differences = [(flow, finish()) for flow, finish in self._checks]
         return [(flow, *astuple(difference)) for flow, difference in differences if difference is not None]
 
     def keep_mismatch(self, number: int, items: Sequence[Item]) -> None:
-        """Keep the first difference of a task."""
+        """Record the first difference of the task."""
         for item in items:
             for flow, *difference in item.data or ():
                 self._mismatch = self._mismatch or mismatch_of(Difference(*difference), number, flow)
 
     def told(self) -> dict[str, Any]:
-        """Return the data of the task that only this process has."""
+        """Return this process' data on the task's buffers and gate as JSON."""
         own = [buffer for flow in self._buffers for buffer in flow.there if self._collective.owns(buffer.end)]
         return {
             "costs": [to_json(cost) for cost in self._opened.costs(self._place)],
@@ -449,7 +457,7 @@ class TransferPart:
         }
 
     def conclude(self, items: Sequence[Item]) -> Measurement:
-        """Return the measurement, made from the data of each process."""
+        """Return the measurement, given the data of each process."""
         data = [item.data for item in items]
         gating = {data[flow.initiator_rank or 0]["gating"] for flow in self.task.flows}
         reason = next((side["ungated"] for side in data if side["ungated"]), None)
@@ -474,7 +482,7 @@ def _region(memory: Memory, part: Window, seed: int) -> Region:
 
 
 def _wait_until(start_s: float) -> None:
-    """Wait until a time of :func:`time.perf_counter`, to within microseconds."""
+    """Wait until a time of :func:`time.perf_counter`, accurate to microseconds."""
     if (ahead_s := start_s - time.perf_counter() - SPIN_S) > 0:
         time.sleep(ahead_s)
     while time.perf_counter() < start_s:

@@ -1,4 +1,4 @@
-"""One rank's part in UCX messages: the sender with the clock, the receiver that verifies every byte, or none."""
+"""UCX messages, puts and gets between two ranks: bandwidth, round trips, and the route that UCX chose."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from egmctl.model.route import MemoryKind, UcxDevice, UcxPath, UcxProtocol
 from egmctl.model.task import Engine, Task
 
 IN_FLIGHT = 16
-"""Number of messages in flight at the same time."""
+"""The number of messages in flight at the same time."""
 WARM_UP_MESSAGES = 4
 WARM_UP_BYTES = 256 << 20
-"""Most messages of each of the two warm-ups, which have at least one; TCP takes half a second for these."""
+"""The maximum size of all messages of one of the two warm-ups, unless one message is larger. TCP takes 0.5 s for it."""
 MESSAGES_LIMIT = 4096
-"""The most messages in one sample, however short they are."""
+"""The maximum number of messages in one sample."""
 SETTLE_S = 5.0
-"""Time that messages in flight may take to end after a failure."""
+"""The time that messages in flight may take to end after a failure."""
 _DATA, _ANSWER = 1, 2
-"""Tags."""
+"""The tags of messages."""
 
 
 class Side:
-    """This rank's part in one task, which may be empty.
+    """This rank's part of one task. The receiver verifies every byte.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class Side:
     ) -> None:
         self.task = task
         self.devices: list[str] = []
-        """The sender's network devices, once the ranks have exchanged them."""
+        """The issuing rank's network devices, known after :meth:`conclude`."""
         self._samples: list[Sample] = []
         self._mismatch: Mismatch | None = None
         self._seed = 0
@@ -66,7 +66,7 @@ class Side:
         self._flow = task.flows[0]
         self._sender, self._receiver = self._flow.source.rank or 0, self._flow.destination.rank or 0
         self._clock = self._flow.initiator_rank or 0
-        """The rank that issues and times the work: the receiver of a get, else the sender."""
+        """The rank that issues and times the work: the receiver for a get, else the sender."""
         self._me = collective.exchange.rank
         self._sends = self._me == self._sender
         self._issues = self._me == self._clock
@@ -81,7 +81,7 @@ class Side:
 
     @property
     def _own(self) -> Buffer:
-        """This side's buffer."""
+        """The buffer of this side."""
         ((buffers,),) = assign([self.task])
         source, destination = buffers.there
         return source if self._sends else destination
@@ -100,11 +100,11 @@ class Side:
         return self._collective.outcomes[0] is not None
 
     def _everywhere(self, work: Callable[[], Any]) -> list[Item]:
-        """Run a function in all ranks; return each rank's answer, nothing once the task has ended."""
+        """Run a function in all ranks; return each rank's result. If the task has ended, nothing runs."""
         return self._collective.do(lambda _: work())[0]
 
     def connect(self) -> None:
-        """Set up memory and link in all ranks."""
+        """Allocate memory and connect the two sides."""
         offers = self._everywhere(self._offer)
         if self._over:
             return
@@ -118,7 +118,7 @@ class Side:
             self._everywhere(lambda: self._unpack(keys))
 
     def _offer(self) -> dict[str, Any] | None:
-        """Make the link and the memory; return the address for the other side, or why UCX cannot be used."""
+        """Create the link and the memory; return the link's address and the seed, or why UCX cannot be used."""
         if self._me not in (self._sender, self._receiver):
             return None
         context = self._stream.context
@@ -131,13 +131,13 @@ class Side:
         return {"address": self._link.address.hex(), "seed": self._worker.held(self._own).seed}
 
     def _unpack(self, keys: Sequence[Item]) -> None:
-        """Unpack the key to the other side's memory, if this rank puts or gets."""
+        """Unpack the key of the other side's memory if this rank issues the work."""
         if self._link is not None and self._issues:
             other = keys[self._other].data
             self._remote = self._link.remote(bytes.fromhex(other["key"]), other["address"])
 
     def _make_memory(self, context: Context) -> None:
-        """Make HOST_NUMA memory accessible to the GPU that UCX assigns to it, too."""
+        """Allocate HOST_NUMA memory with access for the GPU that UCX takes it for."""
         end = self._own.end
         if end.memory is not MemoryKind.HOST_NUMA or end.numa_node is None or self._worker.has(self._own):
             return
@@ -148,14 +148,14 @@ class Side:
             context.make_current()
 
     def _open(self, offers: Sequence[Item]) -> dict[str, Any] | None:
-        """Connect to the other side and prepare this one's memory; return its key for one-sided cases."""
+        """Connect to the other side and prepare this side's memory; for puts and gets return its key and address."""
         if self._link is None:
             return None
         self._link.connect(bytes.fromhex(offers[self._other].data["address"]))
         held = self._worker.held(self._own)
         own = OwnBuffer(self._worker, held, self._stream, self._seed)
         if self._sends:
-            # A round trip writes both ends: the one that sends first may have received in the task before.
+            # A round trip writes both ends, so the previous task may have overwritten this source.
             held.filled_bytes = 0
             own.fill(Window(0, 1, held.memory.size_bytes))
         else:
@@ -167,9 +167,9 @@ class Side:
         return {"key": self._registered.key.hex(), "address": held.memory.address}
 
     def warm_up(self) -> None:
-        """Warm up, and decide how many messages make a sample."""
+        """Warm up, and choose the number of messages of a sample."""
         if self.task.chase is not None:
-            # What UCX does with short messages it prints only where a longer one was sent.
+            # UCX prints its protocol for short messages only if a longer one was sent.
             self._exchange(Window(0, 1, self.task.size_bytes), 1)
             self._everywhere(lambda: self._laps(WARM_UP_LAPS))
             return
@@ -204,7 +204,7 @@ class Side:
             self._mismatch = mismatch_of(Difference(*wrong), number, 0)
 
     def conclude(self) -> Measurement:
-        """End the link; return the measurement, which is the same in all ranks."""
+        """Close the link; return the measurement, which is the same in all ranks."""
         items = self._everywhere(self._ended)
         outcome = self._collective.outcomes[0]
         if outcome is not None:
@@ -236,7 +236,7 @@ class Side:
         return of_latency(task, self._samples, wrong, mismatch=self._mismatch, **more)
 
     def _ended(self) -> dict[str, Any] | None:
-        """End the link; return the data that only this rank has."""
+        """Close the link; return this rank's data as JSON."""
         link = self._link
         if link is None:
             return None
@@ -253,7 +253,7 @@ class Side:
         }
 
     def close(self) -> str:
-        """Release the other side's memory, then the link, if they exist; return UCX's report."""
+        """Destroy the remote key, deregister the memory and close the link; return UCX's report."""
         self._arrays = []
         remote, self._remote = self._remote, None
         if remote is not None:
@@ -265,12 +265,12 @@ class Side:
         return "" if link is None else link.close()
 
     def _exchange(self, part: Window, count: int) -> list[Item]:
-        """Prepare all ranks, then move the messages; return each rank's answer, the sender's seconds among them."""
+        """Prepare all ranks, then send the messages; return each rank's item, with the seconds of the issuing rank."""
         self._everywhere(lambda: self._aim(part))
         return self._everywhere(lambda: self._pass(count))
 
     def _aim(self, part: Window) -> None:
-        """Prepare the slots of a window; overwrite those that will receive, so that old data cannot pass."""
+        """Prepare the slots of a window. Overwrite the receiver's slots, so that old data cannot pass the check."""
         if self._link is None:
             return
         end = self._flow.source if self._sends else self._flow.destination
@@ -289,7 +289,7 @@ class Side:
         return None if difference is None else astuple(difference)
 
     def _pass(self, count: int) -> float | None:
-        """Send messages, a few in flight; return the seconds until the receiver has confirmed all."""
+        """Send or receive messages; return, on the sender, the seconds until the receiver has confirmed all."""
         link = self._link
         if link is None:
             return None
@@ -307,9 +307,9 @@ class Side:
         return time.perf_counter() - started if self._sends else None
 
     def _pass_one_sided(self, link: Link, count: int) -> float | None:
-        """Put or get, a few in flight; return the seconds until all bytes have arrived.
+        """Put or get; return, on the issuing rank, the seconds until all bytes have arrived.
 
-        The other side only drives UCX's progress: UCX emulates by messages what the transport lacks.
+        The other side only progresses UCX, which emulates operations that the transport lacks by messages.
         """
         remote = self._remote
         if remote is None:
@@ -318,7 +318,7 @@ class Side:
         try:
             return self._all_of(link, remote, count)
         finally:
-            # Also after a failure: the other side would wait in vain, and its wait be taken for the cause.
+            # Also after a failure: otherwise the other side would time out, and that would be taken for the cause.
             link.wait(link.send(link.word, _ANSWER))
 
     def _all_of(self, link: Link, remote: RemoteMemory, count: int) -> float:
@@ -342,18 +342,18 @@ class Side:
         return time.perf_counter() - started
 
     def _settle(self, link: Link, remote: RemoteMemory, under_way: Sequence[Any]) -> None:
-        """After a failure, wait until nothing uses the key; if that fails, the key lives until the process ends."""
+        """After a failure, wait until no operation uses the key; if this fails too, never destroy the key."""
         try:
             flush = remote.flush()
             with suppress(DriverCallError):
-                # What went wrong is told by whoever called: here only the flush counts.
+                # The caller raises the original error. Here only the flush matters.
                 link.wait(*under_way, flush, patience_s=SETTLE_S)
             flush.check_error()
         except DriverCallError:
             self._remote = None
 
     def _laps(self, count: int) -> list[float] | None:
-        """Send a message back and forth; return the nanoseconds of each round trip."""
+        """Send a message back and forth; return, on the sender, the nanoseconds of each round trip."""
         link = self._link
         if link is None:
             return None
@@ -372,14 +372,14 @@ class Side:
 
 
 _STAGES = ("register", "pack", "unpack", "deregister")
-"""Registrations of both sides' memory; registering memory again costs UCX nothing."""
+"""The stages of registration, of both sides' memory. UCX registers the same memory again at no cost."""
 
 BY_DEVICE_BYTES = 64 << 20
-"""Messages from this size on are measured by each network device too."""
+"""The minimum message size for an additional measurement over each network device."""
 
 
 def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
-    """Measure tasks one after the other."""
+    """Measure tasks one after the other, some also over each network device."""
     measurements = []
     for task in tasks:
         measurement, devices = _measure(worker, task, settings.samples)
@@ -394,7 +394,7 @@ def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) ->
 def _measure(
     worker: WorkerContext, task: Task, samples: int, options: Mapping[str, str] | None = None
 ) -> tuple[Measurement, Sequence[str]]:
-    """Return the measurement of a task, and the sender's network devices."""
+    """Return the measurement of a task and the issuing rank's network devices."""
     side = Side(CollectiveStep(worker, [task]), worker, task, options or {})
     try:
         side.connect()
@@ -405,13 +405,13 @@ def _measure(
                 side.sample(number)
         return side.conclude(), side.devices
     finally:
-        # What cannot be given back here is so after a failure that is told already.
+        # After a failure, which is reported already, the link may not close.
         with suppress(DriverCallError):
             side.close()
 
 
 def _tells_devices_apart(measurement: Measurement, path: UcxPath) -> bool:
-    """Return whether messages are also measured by each network device: large ones, between memory of one kind."""
+    """Return whether to measure also over each network device: large messages between memory of the same kind."""
     source, destination = measurement.flows[0].source, measurement.flows[0].destination
     return (
         path.route in OVER_NETWORK
@@ -422,7 +422,7 @@ def _tells_devices_apart(measurement: Measurement, path: UcxPath) -> bool:
 
 
 def _by_device(worker: WorkerContext, task: Task, name: str) -> UcxDevice:
-    """Return the result of one sample over one network device of the sender alone."""
+    """Return the result of one sample in which the issuing rank uses only one network device."""
     measurement, _ = _measure(worker, task, 1, {"NET_DEVICES": name})
     reached, path = measurement.bandwidth_gb_s, measurement.ucx
     transports = path.transports if path else ()

@@ -1,1 +1,1 @@
-"""The bench processes that work GPUs, one or several, and the protocol by which the command drives them."""
+"""The processes that measure, one or several, and the protocol by which the command drives them."""

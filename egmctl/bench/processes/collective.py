@@ -1,4 +1,4 @@
-"""Collective steps: all processes of a measurement take them together and end them with the same outcome."""
+"""Collective steps: all processes of a measurement run them together and get the same outcome."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ class Item:
     data: Any
     """JSON data."""
     fds: tuple[int, ...] = ()
-    """File descriptors, which the receiving process owns and closes; none between nodes."""
+    """File descriptors, which the receiving process must close; none between nodes."""
 
 
 class Exchange:
-    """The processes of a measurement. All make the same calls in the same order; each call is a barrier.
+    """The connection to all processes of a measurement. All make the same calls in the same order; each is a barrier.
 
     Parameters
     ----------
     parent
-        The channel to the other processes; ``None`` if there are none.
+        The channel to the other processes, through the command; ``None`` if there are none.
     rank, size
-        The number of this process, from 0, and how many there are.
+        The number of this process, from 0, and the number of processes.
     """
 
     def __init__(self, parent: Channel | None = None, rank: int = 0, size: int = 1) -> None:
@@ -59,16 +59,16 @@ class Exchange:
         self._calls = 0
 
     def all_gather(self, data: Any, fds: Sequence[int] = ()) -> list[Item]:
-        """Exchange one item with all ranks; return every rank's item, this one's included, by rank.
+        """Send an item to all ranks; return every rank's item, including this one's, by rank.
 
         Raises
         ------
         Abandoned
-            Another rank has died or hangs, or the step has timed out: release everything.
+            Another rank has died or hangs, or the step has timed out. The caller must release its resources.
         """
         if self._parent is None:
             return [Item(data, tuple(fds))]
-        # The number shows a rank that is one call behind: it would be given what is not its own.
+        # The number reveals a rank that is out of step and would get the items of another call.
         self._calls += 1
         self._parent.send({"event": Event.EXCHANGE, "call": f"exchange {self._calls}", "data": data}, fds)
         message, received = self._parent.receive()
@@ -81,7 +81,7 @@ class Exchange:
 
 
 class Abandoned(Exception):
-    """The collective step was abandoned, through no fault of this rank."""
+    """The collective step was abandoned because of another rank."""
 
 
 _OPENING = ("cuIpcOpenMemHandle", "cuIpcOpenEventHandle", "cuMemImportFromShareableHandle")
@@ -91,14 +91,14 @@ _NOT_PERMITTED = 800
 
 
 class CollectiveStep:
-    """The tasks of a step and their outcomes, kept alike in all processes.
+    """The tasks of a step and their outcomes, which are the same in all processes.
 
     Attributes
     ----------
     here
-        Ranks on this process' node, the only ones that share its clock.
+        The ranks on this process' node, which share its clock.
     outcomes
-        The outcome of each task that has ended early; the same in every process.
+        The outcome of each task that has ended early; ``None`` for open tasks.
     """
 
     def __init__(self, worker: WorkerContext, tasks: Sequence[Task]) -> None:
@@ -109,7 +109,7 @@ class CollectiveStep:
         self.outcomes: list[Measurement | None] = [None] * len(tasks)
 
     def owns(self, end: Endpoint) -> bool:
-        """Return whether this process makes the memory at an end; a single process makes all of it."""
+        """Return whether this process allocates the memory at an end; a single process allocates all memory."""
         return (end.rank or 0) == self.exchange.rank
 
     def issues(self, flow: Flow) -> bool:
@@ -122,16 +122,16 @@ class CollectiveStep:
         Parameters
         ----------
         part
-            Called with the index of a task; what it returns, JSON data or an :class:`Item` with file descriptors, all
-            processes get. What it raises of :data:`FAILURES` ends the task in all processes.
+            Called with the index of each task. All processes get its result, JSON data or an :class:`Item` with file
+            descriptors. If it raises one of :data:`FAILURES`, the task ends in all processes.
         begin
             Called for every task before the first ``part``, for work that GPUs do at the same time.
 
         Returns
         -------
         list
-            For each task, the data of each process; empty for a task that ended before. This process owns the
-            descriptors and closes them (:func:`close_all`).
+            For each task, the item of each process; data is ``None`` if the task has ended. The caller must close the
+            file descriptors (:func:`close_all`).
 
         Raises
         ------
@@ -149,13 +149,13 @@ class CollectiveStep:
         return self._gather(given, failed)
 
     def do_at_once(self, part: Callable[[Sequence[int]], Mapping[int, Any]]) -> list[list[Item]]:
-        """Run a function once for all open tasks in every process; an error ends all tasks of that process.
+        """Run a function once for all open tasks in every process. An error ends all tasks of that process.
 
         Parameters
         ----------
         part
-            Called with the indices of the open tasks, even if there are none; all processes get the data that it
-            returns for each.
+            Called with the indices of the open tasks, even if there are none. All processes get its result, data by
+            task index.
 
         Returns
         -------
@@ -172,7 +172,7 @@ class CollectiveStep:
         return self._gather(given, failed)
 
     def do_for_all(self, part: Callable[[int], None]) -> None:
-        """Run a function for each task, ended ones included, in every process, and wait for all processes."""
+        """Run a function for each task, including ended ones, in every process, and wait for all processes."""
         failed: dict[int, Exception] = {}
         for index in range(len(self.tasks)):
             _attempt(failed, index, partial(part, index))
@@ -211,12 +211,12 @@ class CollectiveStep:
         return gathered
 
     def _outcome(self, index: int, error: Exception) -> Measurement:
-        """Return the outcome of a task that an error in this rank has ended."""
+        """Return the outcome of a task that an error in this rank ends."""
         task = self.tasks[index]
         if isinstance(error, DriverCallError):
             cause = cause_of(error.call, error.number)
             if error.call in (*_OPENING, *_OPENING_POOL) and cause is not None:
-                # A driver that cannot open what another process could make says NOT_SUPPORTED too: no lack of support.
+                # NOT_SUPPORTED from opening what another process could create is a failure, not missing support.
                 reason = f"{error}; {cause}"
                 return finish(task, Status.FAILED, reason=reason, known_cause=True, last_call=error.call)
             if error.call in _MAKING and error.number == _NOT_PERMITTED:
@@ -225,7 +225,7 @@ class CollectiveStep:
 
 
 def _attempt(failed: dict[int, Exception], index: int, work: Callable[[], Any]) -> Any:
-    """Return the result of a function, or note the error, one of :data:`FAILURES`, that it raised."""
+    """Return the result of a function; if it raises one of :data:`FAILURES`, record the error and return ``None``."""
     try:
         return work()
     except FAILURES as error:
@@ -234,7 +234,7 @@ def _attempt(failed: dict[int, Exception], index: int, work: Callable[[], Any]) 
 
 
 def close_all(gathered: Iterable[Iterable[Item]]) -> None:
-    """Close the descriptors of ranks' contributions."""
+    """Close the file descriptors of contributions."""
     for items in gathered:
         for item in items:
             for fd in item.fds:
@@ -246,12 +246,12 @@ class OpenBuffers:
     """The buffers of a step in one process."""
 
     seeds: dict[tuple[int, int, End], int] = field(default_factory=dict)
-    """The seed of each buffer, by the indices of its task and its flow and by its end."""
+    """The seed of each buffer, by task index, flow index and end."""
     made: list[tuple[int, Buffer, AllocatedBuffer]] = field(default_factory=list)
-    """The buffers that this process made for the step, each with the index of the first task that uses it."""
+    """The buffers that this process allocated in this step, each after the index of the first task that uses it."""
 
     def made_for(self, index: int, held: AllocatedBuffer) -> bool:
-        """Return whether a buffer was made for a task."""
+        """Return whether a buffer was allocated for a task of this step."""
         return any(at == index and buffer is held for at, _, buffer in self.made)
 
     def costs(self, index: int) -> list[BufferCost]:
@@ -266,20 +266,20 @@ def open_buffers(
     *,
     before: Callable[[int], None],
 ) -> OpenBuffers:
-    """Have all processes make the buffers that they own and open those of others that they work on.
+    """Make all processes allocate their own buffers, and open those of others on which they issue work.
 
-    Buffers that are already open stay open. A buffer that its owner has created again has another seed.
+    Existing buffers are kept, unless the owner has allocated them again, with another seed.
 
     Parameters
     ----------
     before
-        Called with the index of each task before its buffers are made.
+        Called with the index of each task before its buffers are allocated.
     """
     opened = OpenBuffers()
 
     def offer(index: int) -> Item:
         with ReleaseStack() as undo:
-            # What was prepared for the buffers of a task that cannot be made.
+            # Undoes the preparation if the buffers of the task cannot be allocated.
             undo.callback(worker.disconnect_unused)
             before(index)
             item = make(index)
@@ -334,7 +334,7 @@ def open_buffers(
 
 
 def release(worker: WorkerContext, buffers: Sequence[Buffer]) -> str | None:
-    """Release buffers in all ranks, first those of other ranks; return the first error."""
+    """Release buffers in all ranks, first those that another rank owns; return the first error of this rank."""
     problem = None
     for own in (False, True):
         chosen = (buffer for buffer in buffers if ((buffer.end.rank or 0) == worker.exchange.rank) is own)
@@ -345,7 +345,7 @@ def release(worker: WorkerContext, buffers: Sequence[Buffer]) -> str | None:
 
 
 def _ends(task: Task, assigned: Sequence[FlowBuffers]) -> Iterator[tuple[int, Flow, End, Buffer]]:
-    """Yield the ends of a task's flows that are memory, each with the number of its flow."""
+    """Yield (flow index, flow, end, buffer) for each end of a task's flows with memory."""
     for number, (flow, buffers) in enumerate(zip(task.flows, assigned, strict=True)):
         for end, buffer in ((End.SOURCE, buffers.source), (End.DESTINATION, buffers.destination)):
             if buffer is not None:
@@ -369,33 +369,33 @@ def _cost_of(buffer: Buffer, held: AllocatedBuffer) -> BufferCost:
 
 
 class Closable(Protocol):
-    """A resource that is released by closing it."""
+    """A resource with a ``close`` method."""
 
     def close(self) -> None: ...
 
 
 @dataclass(slots=True)
 class ResourceScope:
-    """The resources that a rank holds for one task, in the order in which it took them."""
+    """The resources that a rank holds for one task, the oldest first."""
 
     own: list[Closable] = field(default_factory=list)
     opened: list[Closable] = field(default_factory=list)
-    """Made by another rank."""
+    """The resources of other ranks."""
 
     def close(self) -> None:
-        """Close resources of other ranks, the latest first, despite errors; raise the first one."""
+        """Close all resources of other ranks, the latest first, and then raise the first error if any."""
         _close(self.opened)
 
     def free(self) -> None:
-        """Free this rank's own resources, likewise."""
+        """Free this rank's own resources in the same way."""
         _close(self.own)
 
 
 @contextmanager
 def resource_scopes(collective: CollectiveStep) -> Iterator[list[ResourceScope]]:
-    """Yield a scope for each task; at the end all ranks first close resources of other ranks, then free their own.
+    """Yield a scope for each task. At the end all ranks first close resources of other ranks, then free their own.
 
-    An error then becomes the outcome of a task that had none yet.
+    An error then becomes the outcome of the task, unless it has one.
     """
     scopes = [ResourceScope() for _ in collective.tasks]
     try:
@@ -403,7 +403,7 @@ def resource_scopes(collective: CollectiveStep) -> Iterator[list[ResourceScope]]
         collective.do_for_all(lambda index: scopes[index].close())
         collective.do_for_all(lambda index: scopes[index].free())
     except BaseException:
-        # The others are gone, or this process is at its end: there is nobody to agree with.
+        # The other ranks are gone, or this process is ending: release without an exchange.
         for scope in scopes:
             for work in (scope.close, scope.free):
                 with suppress(*FAILURES):
@@ -435,9 +435,9 @@ def observed(watch: Watch, worker: WorkerContext) -> dict[str, Any]:
 
 
 def evidence_of(task: Task, samples: int, ranks: Sequence[Rank], items: Sequence[Item]) -> Evidence:
-    """Return the observations (:func:`observed`) of all ranks of the GPUs of a task.
+    """Return the evidence of a task from the observations (:func:`observed`) of all ranks.
 
-    The route is confirmed by link counters on one node only: GPUs of several nodes may have the same bus id.
+    Link counters confirm routes on one node only, because GPUs of different nodes may have the same bus id.
     """
     parts = [item.data for item in items]
     gpus = [
@@ -458,7 +458,7 @@ def evidence_of(task: Task, samples: int, ranks: Sequence[Rank], items: Sequence
 def with_evidence(
     collective: CollectiveStep, worker: WorkerContext, watch: Watch, conclude: Callable[[int], Measurement]
 ) -> list[Measurement]:
-    """Return the measurement of each task, concluded here unless it ended early, with the evidence of its GPUs."""
+    """Return each task's measurement with the evidence of its GPUs, the early outcome or else ``conclude(index)``."""
     observations = collective.do(lambda _place: observed(watch, worker))
     measurements = [outcome or conclude(index) for index, outcome in enumerate(collective.outcomes)]
     return [
@@ -468,7 +468,7 @@ def with_evidence(
 
 
 def _in_task(task: Task, gpus: Sequence[GpuEvidence]) -> list[GpuEvidence]:
-    """Return the GPUs of a task in the order of its flows; a rank has one GPU and works on one task at a time."""
+    """Return the GPUs of a task in the order of its flows; a single GPU is a rank's own and always returned."""
     if len(gpus) == 1:
         return list(gpus)
     by_bus_id = {gpu.bus_id: gpu for gpu in gpus}

@@ -1,4 +1,4 @@
-"""The tools of all measurements, set up once in a process: contexts, kernels, gate, buffers."""
+"""The resources for all measurements of a process, set up once: contexts, kernels, gate, buffers."""
 
 from __future__ import annotations
 
@@ -52,31 +52,29 @@ class AllocatedBuffer:
 
     memory: Memory
     seed: int
-    """The seed of its pattern; no two buffers share one, so that data from the wrong buffer is noticed."""
+    """The seed of its pattern. Every buffer has a different seed, so that data from the wrong buffer is detected."""
     filled_bytes: int = 0
-    """Bytes from the start of a source that hold the pattern of the seed; nothing writes to them afterwards."""
+    """The number of bytes from the start of a source that contain the pattern. Nothing overwrites them."""
     first_touch_ms: float | None = None
-    """Milliseconds of the first write of the whole buffer; ``None`` until it is written in one go."""
+    """The milliseconds of the first write if it covered the whole buffer; else ``None``."""
 
 
 class WorkerContext:
-    """A process of the bench: its GPUs, all resources on them, and the exchange with the other processes.
+    """The state of a process that measures: its GPUs, their resources, and the exchange with the other processes.
 
-    :meth:`close` releases the resources in reverse order.
-
-    A GPU that cannot be opened, or has no kernels, ends the tasks that need it, not the others.
+    A GPU that cannot be used, or for which there are no kernels, ends only the tasks that need it.
 
     Parameters
     ----------
     exchange
-        The exchange with the other processes. Each process has its own seeds.
+        The exchange with the other processes. Its rank determines the process' range of seeds.
 
     Attributes
     ----------
     ranks
-        All processes; empty if there is one.
+        The ranks of all processes; empty for a single worker.
     stopwatch
-        Counts the time that the process spends in each phase.
+        The time that the process spends in each phase.
     """
 
     def __init__(self, preparation: Preparation, exchange: Exchange) -> None:
@@ -110,7 +108,7 @@ class WorkerContext:
             self._undo = undo.pop_all()
 
     def _set_up(self) -> None:
-        """Make the shared resources on every GPU, before anything is timed."""
+        """Create the shared resources on every GPU before anything is timed."""
         for bus_id in self._contexts:
             self.stream(bus_id)
         for bus_id, context in list(self._contexts.items()):
@@ -126,18 +124,18 @@ class WorkerContext:
         self.pattern = Pattern(self.kernels, self.results)
 
     def gate(self, *, held: bool = True) -> Gate:
-        """Return the gate that holds work back.
+        """Return the gate of this process.
 
         Parameters
         ----------
         held
-            Whether the gate is closed. Queueing a copy of unpinned memory, or a staged copy, may block until it is
-            done, so that a closed gate would never open.
+            Whether the gate blocks work. It must not if queueing may block until the work completes, as for pageable
+            memory or staged copies: the gate would never open.
         """
         return self._gate if held else Gate()
 
     def one_more(self, bus_id: str) -> Context:
-        """Return the context of a GPU outside of the run, opened on first use."""
+        """Return the context of a GPU outside of the run, created on first use."""
         if bus_id not in self._more:
             self._more[bus_id] = self._keep(Context(bus_id))
         return self._more[bus_id]
@@ -148,7 +146,7 @@ class WorkerContext:
         Raises
         ------
         DriverCallError, NoKernels
-            The one that keeps the GPU from being used.
+            The GPU's set-up failed with this error.
         """
         if bus_id in self._unusable:
             raise self._unusable[bus_id]
@@ -157,43 +155,43 @@ class WorkerContext:
         return self._streams[bus_id, number]
 
     def near(self, end: Endpoint, flow: Flow) -> Stream:
-        """Return a stream of the GPU that owns this process' memory at an end of a flow.
+        """Return a stream of the GPU that fills and verifies this process' memory at an end of a flow.
 
-        That GPU fills and verifies the memory, so that a check does not take the path under test. For host memory it is
-        the GPU that issues the flow's work, if this process has it.
+        It is the GPU that owns the memory, so that a check does not use the path under test. For host memory it is the
+        GPU that issues the flow's work, or else the process' first GPU.
         """
         candidates = (end.bus_id, flow.initiator, *self.gpus)
         return self.stream(next(bus_id for bus_id in candidates if bus_id in self.gpus))
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
-        """All that there are."""
+        """All allocated or open buffers, the oldest first."""
         return tuple(self._buffers)
 
     def has(self, buffer: Buffer) -> bool:
-        """Return whether a buffer has been made."""
+        """Return whether a buffer is allocated or open."""
         return buffer in self._buffers
 
     def held(self, buffer: Buffer) -> AllocatedBuffer:
-        """Return a buffer, made on first use."""
+        """Return a buffer, allocated on first use."""
         if buffer not in self._buffers:
             self._buffers[buffer] = AllocatedBuffer(self._allocate(buffer), self.new_seed())
         return self._buffers[buffer]
 
     def adopt(self, buffer: Buffer, memory: Memory, seed: int) -> None:
-        """Keep another process' memory, which this one has opened, as a buffer."""
+        """Use existing memory, e.g. opened memory of another process, as a buffer."""
         self._buffers[buffer] = AllocatedBuffer(memory, seed)
 
     def destination(self, buffer: Buffer) -> Memory:
-        """Return the memory of a buffer, made on first use."""
+        """Return the memory of a buffer, allocated on first use."""
         return self.held(buffer).memory
 
     def new_seed(self) -> int:
-        """Return a new seed."""
+        """Return a seed that no rank has used."""
         return next(self._new_seeds)
 
     def placements(self, buffers: Iterable[Buffer]) -> tuple[Placement, ...]:
-        """Return the placement of those buffers that lie in host memory, once they have been written."""
+        """Return the placements of the buffers that are on a NUMA node. They must have been written."""
         buffers = [buffer for buffer in dict.fromkeys(buffers) if buffer in self._before]
         for buffer in buffers:
             if buffer in self._buffers and buffer not in self._placements:
@@ -205,7 +203,7 @@ class WorkerContext:
         return tuple(self._placements[buffer] for buffer in buffers if buffer in self._placements)
 
     def release(self, buffer: Buffer) -> None:
-        """Free a buffer, if it was made."""
+        """Free or close a buffer, if there is one."""
         self._placements.pop(buffer, None)
         self._before.pop(buffer, None)
         if (held := self._buffers.pop(buffer, None)) is not None:
@@ -222,7 +220,7 @@ class WorkerContext:
         return problem
 
     def connect(self, initiator: str, end: Endpoint) -> None:
-        """Let the GPU that issues work reach the memory of another GPU."""
+        """Give the GPU that issues work access to another GPU's memory."""
         if end.bus_id is None or end.bus_id == initiator:
             return
         issuer = self.stream(initiator).context
@@ -238,13 +236,13 @@ class WorkerContext:
                 undo.callback(pool.close_unused)
 
     def disconnect(self, bus_id: str, other: str) -> None:
-        """Keep two GPUs from reaching each other's memory, so that copies between them go through host memory."""
+        """Disable peer access between two GPUs, so that copies between them go through host memory."""
         first, peer = self.stream(bus_id).context, self.stream(other).context
         first.disable_access_to(peer)
         peer.disable_access_to(first)
 
     def works(self) -> bool:
-        """Return whether every context still works: some errors leave one that fails every further call."""
+        """Return whether every context still works. After some errors, every further call in a context fails."""
         try:
             for context in self._contexts.values():
                 context.make_current()
@@ -254,7 +252,7 @@ class WorkerContext:
         return True
 
     def close(self) -> None:
-        """Release everything, in reverse order, whatever fails.
+        """Release all resources in reverse order, despite errors.
 
         Raises
         ------
@@ -288,7 +286,7 @@ class WorkerContext:
         match kind:
             case MemoryKind.HOST_NUMA:
                 if end.allocated_by is not None:
-                    # The owner's context is to be the current one.
+                    # The first context is current during the allocation.
                     contexts.insert(0, self.stream(end.allocated_by).context)
                 return HostNumaMemory(node.id, size_bytes, list(dict.fromkeys(contexts)))
             case MemoryKind.HOST_NUMA_POOL:
@@ -305,7 +303,7 @@ class WorkerContext:
                 return _registered(kind, node, size_bytes, contexts[0])
 
     def _default_pool(self, end: Endpoint, context: Context) -> DefaultPool:
-        """Return the driver's own pool of the memory at an end; closing it keeps the pool and earlier access rights."""
+        """Return the driver's default pool for the memory at an end."""
         if end.memory is MemoryKind.HOST_DEFAULT_POOL:
             key, place = "host", location("HOST")
         elif end.numa_node is not None:
@@ -322,12 +320,12 @@ class WorkerContext:
 
 
 def _registered(memory: MemoryKind, node: Node, size_bytes: int, context: Context) -> Memory:
-    """Return registered memory of usual or huge pages.
+    """Return registered memory in normal, huge or transparent huge pages.
 
     Raises
     ------
     NoPages
-        If the kernel has no such pages.
+        There are no such pages.
     """
     page_bytes = huge_page_bytes(node.id, size_bytes) if memory is MemoryKind.HUGETLB else None
     transparent = memory is MemoryKind.THP
@@ -338,7 +336,7 @@ def _registered(memory: MemoryKind, node: Node, size_bytes: int, context: Contex
 
 
 class Stopwatch:
-    """Counts the seconds of phases; the seconds of a nested phase count for that phase alone."""
+    """A timer of phases. The seconds of a nested phase do not count for the outer one."""
 
     def __init__(self) -> None:
         self._spent: defaultdict[Phase, float] = defaultdict(float)
@@ -347,7 +345,7 @@ class Stopwatch:
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
-        """Count the seconds of a ``with`` block, even if it fails."""
+        """Count the seconds of a ``with`` block, even if it raises an exception."""
         self._count()
         self._under_way.append(phase)
         try:

@@ -1,4 +1,4 @@
-"""The command's view of the processes that measure: one worker, one process for each GPU, or the ranks of a job."""
+"""The command's side of the processes that measure: one worker, one process per GPU, or the ranks of an MPI job."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from egmctl.errors import ChildFailed
 from egmctl.launch import ChannelClosed, Child, wait_for_any
 
 RELEASE_S = 15.0
-"""Seconds that ranks may take to end a step in which another rank failed: kernels that wait for another
-GPU give up after 5 s (:data:`egmctl.gpu.chase.TIMEOUT_NS`), a gate after 10."""
+"""The time in which ranks must end a step in which another rank failed. Kernels that wait for another GPU time out
+after 5 s (:data:`egmctl.gpu.chase.TIMEOUT_NS`), a gate after 10 s."""
 
 WORKER = "egmctl.bench.processes.worker:run"
-"""The target of every process that works GPUs."""
+"""The target of every process that measures."""
 
 Message = dict[str, Any]
 OnEvent = Callable[[Message], None]
 
 
 def start_worker(target: str = WORKER) -> Child:
-    """Start the process that works all GPUs; it initialises CUDA while the caller plans.
+    """Start the worker, which initializes CUDA while the caller plans.
 
     Parameters
     ----------
     target
-        The target of :func:`egmctl.launch.Child`; only tests pass another one.
+        The target of :class:`egmctl.launch.Child`; only tests change it.
     """
     return Child(target, {}, environment=ENVIRONMENT)
 
 
 def start_rank(number: int, size: int, target: str = WORKER) -> Child:
-    """Start the process of one rank of ``size``, which initialises CUDA and waits for requests."""
+    """Start the process of one of ``size`` ranks, which initializes CUDA and waits for requests."""
     return Child(target, {"rank": number, "size": size}, environment=ENVIRONMENT)
 
 
@@ -53,14 +53,14 @@ def start_group(size: int, target: str = WORKER) -> Group:
 
 
 class Kind(StrEnum):
-    """The kinds of messages."""
+    """The kinds of ranks' messages."""
 
     CONTRIBUTE = "contribute"
     """The rank contributes to an exchange and waits for the others."""
     DONE = "done"
-    """The rank has done what was requested."""
+    """The rank has completed the request."""
     FAILED = "failed"
-    """The rank's process died, was killed after a timeout, or broke the protocol."""
+    """The rank's process died, raised an exception, was killed after a timeout, or broke the protocol."""
     EVENT = "event"
     """The rank reports an event and continues."""
 
@@ -72,30 +72,30 @@ class RankMessage:
     rank: int
     kind: Kind
     call: str = ""
-    """The number of the exchange that it is in; all ranks have to be in the same one."""
+    """The name of the rank's exchange, which must be the same for all ranks."""
     data: Any = None
-    """JSON data: a contribution, a message of the rank, or for ``FAILED`` the arguments of :class:`GroupFailed`."""
+    """JSON data: a contribution, an event, or for ``FAILED`` the arguments of :class:`GroupFailed`."""
     fds: tuple[int, ...] = field(default=(), compare=False)
-    """Descriptors of this process; none between nodes."""
+    """File descriptors in this process; none between nodes."""
 
 
 Join = Callable[[Sequence[RankMessage]], list[RankMessage]]
-"""Joins the messages of the ranks that this command has started with those of all other commands of the same run.
+"""A function that exchanges the messages of this command's ranks with those of all other commands of the run.
 
-Every command calls it once a round, and gets the messages of all ranks in the order of their numbers."""
+Every command calls it once per round and gets the messages of all ranks, by rank."""
 
 
 class GroupFailed(ChildFailed):
-    """A rank failed, so the group cannot be used any more.
+    """A rank failed, so that the group cannot continue.
 
     Parameters
     ----------
     rank
         The rank that failed first.
     reason, how, last_call
-        Those of :class:`ChildFailed`; ``how`` is ``crashed``, ``timed-out`` or ``raised``.
+        The message, without the rank, and the other parameters of :class:`ChildFailed`.
     name
-        The place of the rank, in words.
+        The name of the rank's GPU and node.
     """
 
     def __init__(self, rank: int, reason: str, how: str, last_call: str | None = None, name: str = "") -> None:
@@ -105,14 +105,14 @@ class GroupFailed(ChildFailed):
 
 
 class Group:
-    """Processes that carry out the command's requests together, and exchange messages meanwhile.
+    """The processes that carry out the command's requests together and exchange data meanwhile.
 
     Parameters
     ----------
     members
-        This command's ranks by number, or the one worker as number 0; the group ends them.
+        This command's ranks by number, or the worker as number 0. The group ends them.
     join
-        Joins the ranks of other commands; ``None`` if this command started all.
+        The function that exchanges messages with other commands; ``None`` if this command started all ranks.
     """
 
     def __init__(self, members: Mapping[int, Child], join: Join | None = None) -> None:
@@ -125,20 +125,20 @@ class Group:
         Parameters
         ----------
         timeout_s
-            Seconds in which a rank must send its next message.
+            The timeout of a rank's next message.
         on_event
             Called with each event that this command's ranks report.
 
         Returns
         -------
         list
-            The last message of every rank of the run, by number.
+            The last message of every rank of the run, by rank.
 
         Raises
         ------
         ChildFailed
-            A process died, hung or came out of step, where there are several :class:`GroupFailed`; this command's
-            others have been released, or killed where they did not come to an end in :data:`RELEASE_S`.
+            A process died, timed out or is out of step; :class:`GroupFailed` if there are several ranks. The other
+            ranks of this command have released their resources, or were killed after :data:`RELEASE_S`.
         """
         self._send(request, timeout_s=max(timeout_s, RELEASE_S))
         while True:
@@ -163,7 +163,7 @@ class Group:
         """End the processes."""
         with contextlib.ExitStack() as ended:
             for child in self._members.values():
-                # They all take the hint before the first one is waited for.
+                # Close all channels, so that all processes begin to end, before the wait for the first one.
                 child.channel.close()
                 ended.callback(child.close)
 
@@ -182,19 +182,19 @@ class Group:
         timeout_s: float = RELEASE_S,
     ) -> None:
         for child in (self._members if to is None else to).values():
-            # One that is gone or does not read is noticed when its next message is waited for.
+            # A member that is gone or does not read is detected when its next message is due.
             with contextlib.suppress(ChannelClosed, TimeoutError):
                 child.channel.send(message, fds, timeout_s=timeout_s)
 
     def _listen(self, members: Mapping[int, Child], timeout_s: float, on_event: OnEvent | None) -> list[RankMessage]:
-        """Wait for one message of each member; after a failure wait for the others at most :data:`RELEASE_S`."""
+        """Wait for a message of each member, not counting events; after a failure, at most :data:`RELEASE_S` longer."""
         messages: dict[int, RankMessage] = {}
         rank_of = {child: rank for rank, child in members.items()}
         deadline = time.monotonic() + timeout_s
         while len(messages) < len(members):
             silent = [child for rank, child in members.items() if rank not in messages]
             ready = wait_for_any(silent, deadline - time.monotonic())
-            # None is ready: the time is up for all that are silent.
+            # None is ready: all that are silent have timed out.
             for child in ready or silent:
                 message = _receive(rank_of[child], child, timeout_s if ready else 0, timeout_s)
                 if message.kind is not Kind.EVENT:
@@ -206,7 +206,7 @@ class Group:
         return [messages[rank] for rank in members]
 
     def _release(self, messages: Sequence[RankMessage], failure: GroupFailed, on_event: OnEvent | None) -> None:
-        """Release members that wait in an exchange, and wait until they have released everything."""
+        """Abandon the step in members that wait in an exchange, and wait until they have released their resources."""
         until = time.monotonic() + RELEASE_S
         while waiting := {
             message.rank: self._members[message.rank]
@@ -216,13 +216,13 @@ class Group:
             if time.monotonic() >= until:
                 return
             self._send({"do": Request.ABANDON, "why": f"rank {failure.rank}: {failure.reason}"}, to=waiting)
-            # One that unwinds may come to another exchange, and is told again.
+            # A member may enter another exchange while it unwinds; it is then sent the message again.
             messages = self._listen(waiting, max(0, until - time.monotonic()), on_event)
             _close_descriptors(messages)
 
 
 def _receive(rank: int, child: Child, patience_s: float, timeout_s: float) -> RankMessage:
-    """Return the next message of a rank, which had ``timeout_s`` for it and has ``patience_s`` left."""
+    """Return the next message of a rank within ``patience_s`` seconds, the rest of its ``timeout_s``."""
     try:
         message, fds = child.receive(patience_s)
     except ChildFailed as error:
@@ -242,9 +242,9 @@ def _receive(rank: int, child: Child, patience_s: float, timeout_s: float) -> Ra
 
 
 def _failure(messages: Sequence[RankMessage]) -> GroupFailed | None:
-    """Return the rank to blame if the messages of a round do not fit together; every command concludes the same.
+    """Return the failure in a round of messages, if any; every command gets the same result.
 
-    A process that died explains one that hangs, and that one ranks out of step.
+    A process that died takes precedence over one that timed out, and that over ranks out of step, which it may explain.
     """
     failures = [GroupFailed(**message.data) for message in messages if message.kind is Kind.FAILED]
     if failures:

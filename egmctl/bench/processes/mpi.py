@@ -1,7 +1,7 @@
-"""One run by the commands of an MPI job: rank 0 coordinates, the others serve, and each has one rank's process.
+"""A run by all commands of an MPI job: rank 0 coordinates, the others serve, and each command drives one process.
 
-Rank 0 supervises as it would on one node. Whatever it asks of its ranks it first tells the other commands, which ask
-the same of theirs; then all join the messages of their ranks round by round (:mod:`egmctl.bench.processes.group`).
+Rank 0 supervises the run as on one node. It first sends each request to the other commands, which pass it to their
+processes. Then all commands exchange the messages of their ranks round by round (:mod:`egmctl.bench.processes.group`).
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from egmctl.launch import Child
 from egmctl.mpi.world import RanksMissing, World
 
 MARGIN_S = RELEASE_S + 10.0
-"""Extra seconds that a command may need beyond its rank to send a message: to release a rank, and to kill it."""
+"""The additional timeout of a command over that of its rank, to release a rank or to kill it."""
 REPORT_S = 0.4
-"""How long a command that is told to end reports to rank 0: mpirun gives it a second between SIGTERM and SIGKILL."""
+"""The timeout for an interrupted command's report to rank 0: mpirun sends SIGKILL 1 s after SIGTERM."""
 IDLE_S = 600.0
-"""How long a command waits for an order: between two of them rank 0 plans, writes, or waits for a person."""
+"""The time that a command waits for an order. Between orders rank 0 plans, writes, or waits for the user."""
 
 
 class LocalRank(Group):
-    """This command's part of a group: its one rank's process.
+    """This command's part of a group: the process of its rank.
 
     Parameters
     ----------
     child
-        The process, started already.
+        The running process.
     target
-        The target of the processes that replace failed ones; only tests pass another one.
+        The target of processes that replace a failed one; only tests change it.
     """
 
     def __init__(self, world: World, child: Child, target: str = WORKER) -> None:
         self.world = world
         self._target = target
         self._timeout_s = 0.0
-        """Until a rank has to have sent its message."""
+        """The timeout of a rank's message."""
         super().__init__({world.rank: child}, self.join)
 
     def ask(self, request: Message, timeout_s: float, on_event: OnEvent | None = None) -> list[Message]:
@@ -54,7 +54,7 @@ class LocalRank(Group):
         return super().ask(request, timeout_s, on_event)
 
     def join(self, messages: Sequence[RankMessage]) -> list[RankMessage]:
-        """Return the messages of all commands of the job, one of each rank."""
+        """Exchange this rank's message; return the messages of all ranks of the job."""
         (own,) = messages
         given = {"kind": own.kind, "call": own.call, "data": own.data}
         received = self.world.all_gather(given, self._timeout_s + MARGIN_S)
@@ -64,7 +64,7 @@ class LocalRank(Group):
         ]
 
     def restart(self) -> None:
-        """End the process and start another one."""
+        """End the process and start a new one."""
         self.close()
         self._members = {self.world.rank: start_rank(self.world.rank, self.world.size, self._target)}
 
@@ -74,19 +74,19 @@ class LocalRank(Group):
 
 
 class Coordinator(LocalRank):
-    """The ranks of all commands, as rank 0 drives them.
+    """The ranks of all commands, driven by rank 0.
 
     Parameters
     ----------
     child, target
-        Those of :class:`LocalRank`.
+        See :class:`LocalRank`.
     name
-        A function that returns the place of a rank, in words.
+        A function that returns the name of a rank's GPU and node.
 
     Attributes
     ----------
     lost
-        Ranks whose commands are gone, so that this job takes no more requests.
+        The ranks whose commands are gone. With any, the job accepts no more requests.
     """
 
     def __init__(self, world: World, child: Child, name: Callable[[int], str], target: str = WORKER) -> None:
@@ -96,7 +96,7 @@ class Coordinator(LocalRank):
         self._is_new = True
 
     def start(self) -> Coordinator:
-        """Return the group of all ranks: first with the running processes, the second time with new ones."""
+        """Return the group of all ranks: on the first call with the running processes, later with new ones."""
         if not self._is_new:
             self.order(0, {"do": "start"})
             self.restart()
@@ -114,13 +114,13 @@ class Coordinator(LocalRank):
             raise self.failed(error.ranks) from None
 
     def finish(self) -> None:
-        """Tell the other commands that the run has ended; the results do not depend on their hearing it."""
+        """Send the other commands the order to finish. The results do not depend on its arrival."""
         if not self.lost:
             with contextlib.suppress(GroupFailed):
                 self.order(0, {"do": "finish"})
 
     def order(self, timeout_s: float, order: Message) -> None:
-        """Tell the other commands what to do."""
+        """Send an order to the other commands."""
         if self.lost:
             raise self.failed(self.lost)
         try:
@@ -129,7 +129,7 @@ class Coordinator(LocalRank):
             raise self.failed(error.ranks) from None
 
     def failed(self, ranks: tuple[int, ...]) -> GroupFailed:
-        """Note that commands are gone; return the resulting failure of a request."""
+        """Record that commands are gone; return the exception for the request."""
         self.lost = ranks
         gone = ", ".join(f"rank {rank} ({self._name(rank)})" for rank in ranks) or "an unknown rank"
         reason = f"the process that MPI started is gone or does not respond: {gone}"
@@ -137,18 +137,18 @@ class Coordinator(LocalRank):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is KeyboardInterrupt:
-            # A launcher gives a second until it kills this command too.
+            # The launcher kills this command after a second.
             self.kill()
         self.close()
 
 
 def serve_rank(world: World, child: Child, target: str = WORKER) -> None:
-    """Carry out rank 0's orders until the last; the parameters are those of :class:`LocalRank`.
+    """Carry out rank 0's orders until it finishes; for the parameters see :class:`LocalRank`.
 
     Raises
     ------
     RanksMissing
-        If the job is broken: rank 0 reports, and ends it.
+        Some commands are gone. Rank 0 reports this and ends the job.
     """
     member = LocalRank(world, child, target)
     try:
@@ -156,11 +156,12 @@ def serve_rank(world: World, child: Child, target: str = WORKER) -> None:
             if order["do"] == "start":
                 member.restart()
                 continue
-            # Rank 0 knows of a failure from the same messages.
+            # Rank 0 sees the failure in the same messages.
             with contextlib.suppress(GroupFailed):
                 member.ask(order["request"], order["timeout_s"])
     except KeyboardInterrupt:
-        # Rank 0 asks who is there, as mpirun ends all when it has lost one; a child in the driver is slow to end.
+        # mpirun interrupts all commands when it has lost one, and rank 0 then calls the roll. The report comes before
+        # the end of the child, which may be slow in a driver call.
         world.roll_call(REPORT_S)
         member.kill()
         raise

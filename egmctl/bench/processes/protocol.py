@@ -1,8 +1,8 @@
 """The messages between the command and its worker.
 
-The worker is started while the command still collects facts, and initialises CUDA meanwhile. The command then sends a
-:class:`Preparation`, one :class:`OrderedStep` after the other, and at last nothing more but that it is over; the worker
-answers with events.
+The worker starts while the command still collects facts, and initializes CUDA meanwhile. The command then sends a
+:class:`Preparation`, one :class:`OrderedStep` after the other, and at last :attr:`Request.FINISH`. The worker answers
+with events.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from egmctl.model.route import Rank
 from egmctl.model.task import NumberedTask
 
 ENVIRONMENT = {
-    # CUDA_VISIBLE_DEVICES is left as the user set it; this says how its numbers are meant (egmctl.bench.plan.paths).
+    # CUDA_VISIBLE_DEVICES stays as the user set it; this defines what its numbers mean (egmctl.bench.plan.paths).
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    # A kernel that is loaded at its first launch waits for the GPU to be idle, which it never is behind a gate.
+    # Loading a kernel at its first launch waits until the GPU is idle, which it never is behind a gate.
     "CUDA_MODULE_LOADING": "EAGER",
-    # The launch of a gate that waits for the gate to open would never return.
+    # With blocking launches, the launch of a gate would return only when the gate opens.
     "CUDA_LAUNCH_BLOCKING": None,
 }
-"""Changes to the environment of a process that works GPUs for the bench."""
+"""The changes to the environment of a process that measures."""
 
 
 class Request(StrEnum):
@@ -33,7 +33,7 @@ class Request(StrEnum):
     PREPARE = "prepare"
     """``preparation``: set up the GPUs."""
     MEASURE = "measure"
-    """``step``: the next one."""
+    """``step``: measure it."""
     FINISH = "finish"
     """The run has ended: release everything."""
     EXCHANGED = "exchanged"
@@ -48,39 +48,40 @@ class Event(StrEnum):
     READY = "ready"
     """All GPUs are set up."""
     MEASURED = "measured"
-    """``task``, a number, is over; ``measurement`` is its outcome."""
+    """``measurement`` is the outcome of the task with the number ``task``."""
     OVER = "over"
-    """All tasks of the step are; ``broken``: a context is beyond use after an error, and the rest needs a new
-    process; ``problem``: which GPU NVML has lost, or why a buffer could not be given back, or null; ``spent``: what the
-    time of the step went to (:class:`egmctl.model.measurement.PhaseSeconds`)."""
+    """The step has ended. ``broken``: whether the rest needs a new process, because a context is unusable or the step
+    was abandoned. ``problem``: the GPU that NVML has lost, or why a buffer was not freed, or null. ``spent``: the time
+    of the step (:class:`egmctl.model.measurement.PhaseSeconds`)."""
     DONE = "done"
     """Everything is released."""
     EXCHANGE = "exchange"
-    """A rank contributes ``data`` and waits for the others'; ``call`` is the number of the exchange."""
+    """A rank contributes ``data`` and waits for the other ranks; ``call`` identifies the exchange."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAccess:
-    """A NUMA node whose memory some step uses, and its CPUs."""
+    """A NUMA node whose memory some step uses."""
 
     numa_node: int
     gpus: tuple[BusId, ...]
+    """The GPUs with access to the memory."""
     cpus: tuple[int, ...] = ()
     """The node's CPUs; empty if it has only memory, or if they are not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparation:
-    """Facts that a worker needs before the first step."""
+    """The facts that a worker needs before the first step."""
 
     settings: Settings
     gpus: tuple[BusId, ...]
-    """All that take part in some step."""
+    """All GPUs that take part in some step."""
     host_access: tuple[NodeAccess, ...] = ()
     ranks: tuple[Rank, ...] = ()
-    """The ranks, if this is for one of several processes."""
+    """The ranks; empty for a single worker."""
     no_counters: str | None = None
-    """Why NVML must not be called: it failed when the facts were read."""
+    """The reason not to call NVML: it failed when the facts were read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +90,6 @@ class OrderedStep:
 
     tasks: tuple[NumberedTask, ...]
     proof: bool = False
-    """The one task was measured with others at the same time before, so that one sample alone is enough."""
+    """Whether the only task was measured before, together with others, so that one sample alone is enough."""
     release: tuple[Buffer, ...] = ()
-    """The buffers (:func:`egmctl.bench.buffers.assign`) to free after the step: no later step needs them."""
+    """The buffers (:func:`egmctl.bench.buffers.assign`) to free after the step, because no later step uses them."""

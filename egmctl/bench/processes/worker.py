@@ -1,8 +1,8 @@
-"""A process that works GPUs: it sets them up once, measures one step after the other, and reports each.
+"""The process that measures: it sets up its GPUs once, measures one step after the other, and reports each.
 
-There is one that works all GPUs, or there are several, ranks, which work one each and reach one another through the
-processes that started them (:mod:`egmctl.bench.processes.collective`). All do the same steps; the first one reports
-them. A process can be killed at any time: the driver then frees its resources.
+There is either one worker for all GPUs, or several ranks with one GPU each, which communicate through the processes
+that started them (:mod:`egmctl.bench.processes.collective`). All ranks run the same steps; rank 0 reports them. A
+process can be killed at any time: the driver then frees its resources.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
     Parameters
     ----------
     arguments
-        For one of several ranks: ``rank``, its number, and ``size``, the number of ranks.
+        ``rank``, the number of this rank, and ``size``, the number of ranks; empty for a single worker.
     """
     start_driver()
     exchange = Exchange(parent, **arguments) if arguments else Exchange()
@@ -53,7 +53,7 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
                 problem = None if broken else release(worker, step.release)
                 problem = worker.link_counters.new_losses() or problem
         except Abandoned:
-            # What has been made for the step is let go of with this process: its group is of no more use.
+            # The end of this process frees the step's resources; its group cannot continue.
             parent.send({"event": Event.OVER, "broken": True, "problem": None})
             return
         if exchange.rank == 0:
@@ -62,17 +62,17 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
         spent = to_json(worker.stopwatch.take())
         parent.send({"event": Event.OVER, "broken": broken, "problem": problem, "spent": spent})
         if broken:
-            # Nothing can be released any more through a broken context; the end of the process does it.
+            # A broken context cannot release anything; the end of the process does.
             return
     if exchange.size > 1:
-        # What was opened last is closed first: where a legacy handle of a GPU is closed, what else is mapped suffers.
+        # In reverse order of opening: closing a legacy handle of a GPU affects other mappings of it.
         release(worker, worker.buffers[::-1])
     worker.close()
     parent.send({"event": Event.DONE})
 
 
 def _own(preparation: Preparation, rank: int) -> Preparation:
-    """Return the part of a preparation that is for this process: a rank has one GPU and the NUMA node nearest to it."""
+    """Return the part of a preparation for this process: for a rank, its GPU and the nearest NUMA node."""
     if not preparation.ranks:
         return preparation
     own = preparation.ranks[rank]
@@ -81,16 +81,16 @@ def _own(preparation: Preparation, rank: int) -> Preparation:
 
 
 def start_driver() -> None:
-    """Initialise CUDA and begin to load the kernels."""
+    """Initialize CUDA and start to load the kernels."""
     initialise()
     program.compile_ahead(architectures())
 
 
 def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
-    """Measure the tasks of a step, which are of one case, at the same time in all processes."""
+    """Measure the tasks of a step, all of one engine, in all processes."""
     started = time.perf_counter()
     measurements = engine_for(tasks[0].engine)(worker, tasks, settings)
     together = sum(bool(measurement.samples or measurement.stages) for measurement in measurements) or None
     wall_s = time.perf_counter() - started
-    # An engine that measures its tasks one after the other says so of each.
+    # An engine that measures its tasks one after the other sets these fields itself.
     return [m if m.wall_s is not None else replace(m, concurrent=together, wall_s=wall_s) for m in measurements]
