@@ -74,7 +74,7 @@ def measure_here(
 
 
 def alone(machine: Machine, chosen: Sequence[Gpu]) -> RankLayout:
-    """Return the ranks of a run on one node, those of GPUs that cannot be used last."""
+    """Return the ranks of a run on one node, one per chosen GPU; those of unusable GPUs come last."""
     waivers = {gpu.bus_id: gpu_waiver(machine, gpu) for gpu in chosen}
     ordered = sorted(chosen, key=lambda gpu: waivers[gpu.bus_id] is not None)
     ranks = (rank_of(number, machine, gpu) for number, gpu in enumerate(ordered))

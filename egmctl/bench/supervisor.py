@@ -282,7 +282,7 @@ class _Run:
         pool.ask(order, plan.settings.timeout_s)
 
     def _measure(self, pool: Group, step: Step) -> bool:
-        """Have a step measured; return whether the pool can continue."""
+        """Measure a step in a pool; return whether the pool can continue."""
         tasks = tuple(NumberedTask(number=number, task=self._tasks[number]) for number in step.tasks)
         ordered = OrderedStep(
             tasks=tuple(replace(task, task=shortened(task.task)) for task in tasks) if step.proof else tasks,

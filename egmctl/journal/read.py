@@ -21,8 +21,8 @@ from egmctl.units import printable, several, shortened
 
 _MOST_BYTES = FILE_LIMIT + (1 << 20)
 _MOST_ELEMENTS = 4_000_000
-"""Lines, objects, lists and their members in the largest journal that is read. Ours have one in some 15 bytes; of the
-smallest ones Python makes 30 times the file's size in memory."""
+"""The maximum number of objects, lists and their members. A journal has one per about 15 bytes; in a file of the
+smallest ones they need 30 times the file's size in Python's memory."""
 
 _MARK = f'"schema":"{events.JOURNAL_SCHEMA.partition("/")[0]}/'.encode()
 
