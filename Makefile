@@ -13,6 +13,8 @@ DRIVER := $(shell grep -m1 -oE ' [0-9]{3,}\.[0-9]' /proc/driver/nvidia/version 2
 EXTRA := $(shell [ $(or $(DRIVER),999) -ge 580 ] && echo cu13 || echo cu12)
 INSTALLED := $(VENV)/installed-$(EXTRA)
 TOOLS := $(VENV)/tools-$(EXTRA)
+# One more than the two cores of CI: tests that start processes wait a third of their time.
+WORKERS ?= 3
 GENERATED_BY_TESTS = $(shell grep -rlE "EGMCTL_UPDATE_README|from tests.golden import" tests --include="test_*.py")
 
 # What `make run` shows where there is no driver: a recorded machine if one ships, else a modelled one.
@@ -31,7 +33,7 @@ run: $(INSTALLED) ## Show this node's topology; without a driver, a recorded mac
 	  printf '$$ egmctl topo --machine %s\n\n' '$(MACHINE)'; $(BIN)/egmctl topo --machine '$(MACHINE)'; }
 
 test: $(TOOLS) lint ## Check style, types and words, and run every test that needs no GPU, with few random examples
-	$(BIN)/pytest -n 2 --dist worksteal -m 'not fuzz' $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m 'not fuzz' $(PYTEST_ARGS)
 
 test-unit: $(TOOLS) ## Run the tests that start no process: under a minute
 	$(BIN)/pytest -n 2 --dist worksteal -m unit $(PYTEST_ARGS)

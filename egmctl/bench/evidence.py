@@ -204,7 +204,7 @@ def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidenc
 def _proof(
     task: Task, link: LinkKind, carried: Mapping[LinkKind, int | None], total: int
 ) -> tuple[LinkKind, LinkProof]:
-    """Return the link that carried the bytes of a task, as far as the counters tell, and how certain that is."""
+    """Return the link that carried the bytes of a task, according to the counters, and how far they prove it."""
 
     def took(name: LinkKind) -> bool:
         return (carried[name] or 0) >= COUNTED_AT_LEAST * total

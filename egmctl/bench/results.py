@@ -63,7 +63,7 @@ def is_unstable(summary: Summary) -> bool:
 
 
 def status_of(summary: Summary, wrong: str | None = None, remark: str | None = None) -> tuple[Status, str | None]:
-    """Return the status of samples and its reason; wrong data outweighs samples that differ too much.
+    """Return the status of samples and its reason. Corrupt data takes precedence over unstable samples.
 
     Parameters
     ----------
