@@ -36,7 +36,7 @@ class Subject(NamedTuple):
 Statements = Mapping[Subject, str]
 """The values of one file by subject."""
 Judge = Callable[[Subject, str, str], Outcome | None]
-"""A function that grades the change of a subject's value from the first text to the second; ``None`` for no change."""
+"""A function that grades the change of a value from the first text to the second; ``None`` if it is not reported."""
 
 
 def differences(

@@ -67,7 +67,7 @@ class MeasuredPath:
 
 
 class GpuNames:
-    """Names of the GPUs of several files. A GPU has the same name in all files.
+    """Names of the GPUs of several files: the same GPU or, if no bus id is common, the same index has the same name.
 
     Parameters
     ----------

@@ -74,7 +74,7 @@ class Shortfalls:
 
 
 def shortfalls(run: RunReport) -> Shortfalls:
-    """Return the measurements of a run that need an explanation; waived ones do not if the run was interrupted."""
+    """Return the measurements of a run that need an explanation. In an interrupted run, waived ones do not."""
     numbered = list(enumerate(run.measurements))
     lost = frozenset(number for number, m in numbered if is_lost(m))
     failing = {number for number, m in numbered if m.status in BROKEN} - lost
@@ -187,7 +187,7 @@ def nodes(report: RunReport, machine: Machine | None = None) -> tuple[Node, ...]
     return tuple(Node(m, name, by_host[host]) for m, (host, name) in zip(machines, names.items(), strict=True))
 
 
-# --- what is wrong with each measurement -----------------------------------------------------------------------------
+# --- symptoms of each measurement ------------------------------------------------------------------------------------
 
 
 def _troubles(report: RunReport, short: Shortfalls, node: Node) -> Iterator[Trouble]:
@@ -251,14 +251,14 @@ def _as_planned(measurement: Measurement, node: Node, measured: Collection[str])
     return replace(measurement, waivers=tuple(waivers), flows=tuple(flows))
 
 
-# --- what the run itself saw -----------------------------------------------------------------------------------------
+# --- findings of the run itself --------------------------------------------------------------------------------------
 
 IN_USE, UNUSABLE, HIDDEN = "bench.gpu-in-use", "bench.gpu-unusable", "bench.gpu-hidden"
 """Check ids of findings on GPUs that are in use by others, that cannot be used, or that CUDA_VISIBLE_DEVICES hides."""
 OTHERS, THROTTLED, OTHER_LINK = "bench.other-processes", "bench.throttled", "bench.other-link"
 HOST_BUSY = "bench.host-busy"
 _BUSY_CPUS, _BUSY_PART = 4, 0.1
-"""The thresholds of a busy host: other processes use at least this many CPUs (or half of a smaller number) and this
+"""The thresholds of a busy host: other processes use at least this many CPUs (on a small host half of them) and this
 part of all CPUs. Chosen: an idle host stays below one CPU; four CPUs that copy use a fifth of a socket's memory
 bandwidth."""
 

@@ -181,7 +181,7 @@ def _logged(report: RunReport) -> Iterable[str]:
             yield f"the kernel logged meanwhile: {fault.title}{fault.times}"
 
 
-# --- who owns EGM memory ---------------------------------------------------------------------------------------------
+# --- owner of EGM memory ---------------------------------------------------------------------------------------------
 
 
 def owners(measurements: Sequence[Measurement]) -> tuple[MemoryOwner, ...]:

@@ -325,7 +325,7 @@ def line_of(text: str, place: str) -> int:
 
 SPREADS_WARN, LEAST_WARN = 1.5, 0.025
 """A learnt reference warns at this multiple of the largest deviation from the typical value that any run showed over
-the same link, but at no smaller deviation than this part of the value."""
+the same link, but at no smaller deviation than this part of the typical value."""
 SPREADS_FAIL, LEAST_FAIL = 2.5, 0.05
 """The same for a failure. One NVLink of 18 carries 5.6 %."""
 LATENCY_WARN, LATENCY_FAIL = 0.1, 0.25

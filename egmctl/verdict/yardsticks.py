@@ -137,8 +137,8 @@ BANDWIDTH = Bounds(warn=0.95, fail=0.85)
 (docs/hardware-notes.md) and up to 3.5 % below their median in published matrices of HGX H100 (docs/profiles.md); one
 missing link of 18 costs 5.6 %."""
 HOST = Bounds(warn=0.8, fail=0.6)
-"""Bounds between GPUs and host memory, which share more than their own links: root complexes, memory, and on virtual
-machines neighbours. Chosen: in 28 runs on HGX H200 a single GPU was up to 15 % below the others (docs/profiles.md); a
+"""Bounds between GPUs and host memory, which share more than their own links: root complexes, memory, and on a virtual
+machine other tenants. Chosen: in 28 runs on HGX H200 a single GPU was up to 15 % below the others (docs/profiles.md); a
 PCIe link that trained at half its width or rate loses half."""
 LATENCY = Bounds(warn=1.15, fail=1.5, latency=True)
 """Bounds of latencies. Chosen: on HGX H200 they differ by up to 6 %, depending on the location of GPU and SM."""
@@ -160,7 +160,7 @@ class Fit:
     """The typical value and the outliers of one class."""
 
     typical: float | None
-    """The upper median of bandwidths or the lower median of latencies; ``None`` if there are too few GPUs."""
+    """The typical value: the upper median of bandwidths or the lower median of latencies; ``None`` for too few GPUs."""
     outliers: tuple[Outlier, ...] = ()
     """GPUs first, then pairs; the worst first."""
 

@@ -177,7 +177,7 @@ def _paths(layout: RankLayout) -> Callable[[Case, RankFlow], Path]:
 
 
 def _of_ranks(flow: Flow) -> tuple[str, ...]:
-    """Return the ranks of a flow, the issuer first. Bus ids would not do, as nodes have the same ones."""
+    """Return the numbers of a flow's ranks, the issuer first. GPUs of several nodes may have the same bus id."""
     issuer = flow.initiator_rank
     other = flow.destination.rank if flow.source.rank == issuer else flow.source.rank
     return str(issuer), str(other)

@@ -275,8 +275,9 @@ def own_end(memory: MemoryKind, rank: Rank) -> Endpoint:
 
 
 IDLE_MEMORY_BYTES = GIB
-"""The largest memory in use without a visible process that does not count as another container's. The driver itself was
-seen to hold some 600 MiB on H200. If a GPU's memory is a NUMA node, the operating system's own pages are there too."""
+"""The threshold of memory in use without a visible process; above it, another container uses the GPU. The driver itself
+was seen to hold some 600 MiB on H200. If a GPU's memory is a NUMA node, the operating system's own pages are there
+too."""
 
 _SHOWN = 3
 

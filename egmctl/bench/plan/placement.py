@@ -118,7 +118,7 @@ def domain(gpu: Gpu) -> NvlinkDomain:
 
 
 def assign(infos: Sequence[RankInfo]) -> tuple[str, ...]:
-    """Return the GPU of each rank: the ranks of a node take turns among the GPUs that they can use.
+    """Return the GPU of each rank. Every rank gets a GPU of its own node.
 
     Ranks with few usable GPUs choose first (a launcher that binds gives each rank one). Each takes its first free GPU.
 
