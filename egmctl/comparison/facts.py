@@ -1,4 +1,4 @@
-"""Compare facts of machines, and other statements about things, between results."""
+"""Compare facts of machines and other statements between results."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def differences(
 ) -> tuple[AttributeDifference, ...]:
     """Return the differences of files from the reference, the most severe first.
 
-    The reference is the first of two files, or else the most frequent value of each subject. Nodes that have the same
-    differences, and things of one kind, share an entry.
+    The reference is the first of two files, or else the most frequent values. Nodes with the same differences, and
+    things of one kind, share an entry.
     """
     reference = _usual(files) if of_nodes else files[0]
     by_nodes: dict[tuple[AttributeDifference, str, str], list[str]] = {}

@@ -147,10 +147,10 @@ Owner = Callable[[Measurement, Endpoint], str]
 
 
 def _owners(run: RunReport, names: GpuNames, number: int) -> Owner:
-    """Return a function that identifies the owner of the memory at an end, or returns an empty text.
+    """Return a function that identifies the owner of the memory at an end, if other memory may be there.
 
-    The text tells the memory from other memory at such an end. In a run over several nodes it is the node. For host
-    memory that is reached over its owner's GPU, it also has that GPU.
+    In a run over several nodes the owner is the node. For host memory reached over its owner's GPU, that GPU is added.
+    The text is empty if no owner is needed.
     """
     ranks = {rank.number: rank for rank in run.ranks}
     nodes = node_names(rank.host for rank in run.ranks)
@@ -193,8 +193,8 @@ class Spread:
 
 
 TRUSTED_RUNS = 20
-"""The number of runs from which on a profile's spread is trusted. With fewer, possibly all in quiet hours, it is used
-only if it is larger than the default."""
+"""The smallest number of runs whose spread is trusted. That of fewer runs, possibly all in quiet hours, is used only if
+it is larger than the default."""
 
 SpreadOf = Callable[[Measurement], Spread]
 
@@ -344,8 +344,7 @@ def differences(
 ) -> Iterator[PathDifference]:
     """Yield the differences of paths from the reference: the first of two runs, or else the medians of all nodes.
 
-    With several nodes only outliers are yielded, and only for paths that have a reference: at least half of the nodes
-    have a value.
+    With several nodes only outliers are yielded. Paths without a value on at least half of the nodes have no reference.
     """
     reference = _usual(runs) if of_nodes else runs[0]
     scatter = _scatter(runs, reference) if of_nodes else {}

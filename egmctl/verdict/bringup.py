@@ -27,11 +27,11 @@ def bringup(
     Parameters
     ----------
     diagnosis
-        The diagnosis of the node, after the bench if there was one.
+        The diagnosis after the bench, if there was one.
     run
         The bench on the same node, with its verdict; ``None`` if there was none.
     before
-        The diagnosis before the bench. A finding that is not in it appeared under load, and then a warning fails.
+        The diagnosis before the bench. A finding that is not in it appeared under load, and a warning then fails.
     not_measured
         The reason why there was no bench.
     """

@@ -54,9 +54,9 @@ class Shortfalls:
     """The measurements of a run that need an explanation, by index."""
 
     failing: frozenset[int] = frozenset()
-    """Measurements that are too slow, or broken with a known cause."""
+    """Measurements that are too slow, or that broke with a known cause."""
     warned: frozenset[int] = frozenset()
-    """Measurements that are slightly slow, or that were made without EGM because the EGM route is blocked."""
+    """Slightly slow measurements, and those made without EGM because its route is blocked."""
     waived: frozenset[int] = frozenset()
     """Measurements that were not made on the planned path."""
     lost: frozenset[int] = frozenset()
@@ -64,7 +64,7 @@ class Shortfalls:
 
     @property
     def slow(self) -> frozenset[int]:
-        """The measurements that were made and are not as expected, or are broken with a known cause."""
+        """All failing and warned measurements."""
         return self.failing | self.warned
 
     @property
@@ -233,8 +233,8 @@ def _bus_ids(measurement: Measurement, node: Node) -> set[str]:
 def _as_planned(measurement: Measurement, node: Node, measured: Collection[str]) -> Measurement:
     """Return a measurement that was not made as planned with its planned routes and complete waivers.
 
-    A copy that was staged counts as a path without peer access. A worker that finds a GPU missing does not report which
-    GPU of the path it is, so the waiver names the GPUs of the path of which nothing was measured.
+    A staged copy counts as a path without peer access. A worker that finds a GPU missing does not report which GPU it
+    is: the waiver names those GPUs of the path of which nothing was measured.
     """
     ends = _bus_ids(measurement, node)
     missing = tuple(sorted(ends.difference(measured) or ends))

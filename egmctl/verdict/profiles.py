@@ -324,8 +324,8 @@ def line_of(text: str, place: str) -> int:
 
 
 SPREADS_WARN, LEAST_WARN = 1.5, 0.025
-"""A learnt reference warns at this multiple of the largest deviation from the typical value that any run showed over
-the same link, but at no smaller deviation than this part of the typical value."""
+"""A learnt reference warns at this multiple of the largest deviation that any run showed over the same link, but not
+below this part of the typical value."""
 SPREADS_FAIL, LEAST_FAIL = 2.5, 0.05
 """The same for a failure. One NVLink of 18 carries 5.6 %."""
 LATENCY_WARN, LATENCY_FAIL = 0.1, 0.25
@@ -342,7 +342,7 @@ SMALLER = 4
 1 % with a quarter of 512 MiB (docs/profiles.md)."""
 
 _ALONE = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS, Pattern.LOCAL, Pattern.LOADED)
-"""Patterns whose bandwidth does not depend on how many GPUs take part. The total of all other patterns does."""
+"""Patterns whose total does not depend on how many GPUs take part, unlike that of all others."""
 
 
 @dataclass(frozen=True, slots=True)

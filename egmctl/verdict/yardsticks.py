@@ -72,7 +72,7 @@ def is_degraded(measurement: Measurement) -> bool:
 
 
 def not_judged(measurement: Measurement) -> str | None:
-    """Return the reason why a value is not judged; ``None`` if it is."""
+    """Return why a value is not judged; ``None`` if it is."""
     if is_degraded(measurement):
         return "its EGM route is blocked: what is left has no reference"
     if measurement.point.sms is not None:
@@ -93,7 +93,7 @@ def is_by_host(measurement: Measurement) -> bool:
 
 
 LEAST_GPUS = 4
-"""The smallest number of GPUs with peers. With fewer, it is unknown which of two different GPUs is the outlier."""
+"""The smallest number of GPUs that have peers. With fewer, either of two different GPUs may be the outlier."""
 
 _MOST_OF = 0.75
 """The part of a GPU's cells that must be weak to report the GPU as outlier instead of its pairs."""
@@ -146,7 +146,7 @@ LATENCY = Bounds(warn=1.15, fail=1.5, latency=True)
 
 @dataclass(frozen=True, slots=True)
 class Outlier:
-    """A GPU in one direction, or a pair, whose value differs from its peers' beyond the bounds."""
+    """A GPU in one direction, or a pair, with a value beyond the bounds."""
 
     gpus: tuple[str, ...]
     direction: Direction | None
@@ -244,7 +244,7 @@ def _judgement(
 
 
 def reference_for(measurement: Measurement, profile: Profile) -> tuple[Reference | None, str]:
-    """Return the profile's reference for a measurement, or ``None`` and the reason why there is none.
+    """Return the profile's reference for a measurement, or ``None`` and why there is none.
 
     A pair of GPUs is compared with the profile's link between GPUs even if it used another one, so that missing NVLinks
     are found. Host memory that is reached over another kind of link is a different path.
@@ -321,7 +321,7 @@ def against_link(measurement: Measurement, value: float, profile: Profile | None
 
 
 def _unbounded(measurement: Measurement) -> str | None:
-    """Return the reason why no link's rate bounds a measurement; ``None`` if one does."""
+    """Return why no link's rate bounds a measurement; ``None`` if one does."""
     flow = measurement.flows[0]
     if measurement.quantity is not Quantity.BANDWIDTH:
         return "a link's rate does not bound a latency"
@@ -418,7 +418,7 @@ def _gpu(end: Endpoint) -> str | None:
 
 
 def _without_peers(measurement: Measurement) -> str:
-    """Return the reason why a measurement has no peers."""
+    """Return why a measurement has no peers."""
     if is_by_host(measurement):
         return "no peers: a round trip by message depends on where the host runs the processes"
     few = measurement.pattern in _OF_GPUS

@@ -69,7 +69,7 @@ class Memory:
     free: Callable[[Peak], int | None]
     """A function that returns the free bytes at a location, ``None`` if unknown."""
     node_of: Callable[[Endpoint], str | None] = lambda _end: None
-    """A function that returns the name of the host that an end is on, ``None`` if there is only one host."""
+    """A function that returns the name of the host of an end, ``None`` if there is only one."""
 
 
 def memory_of(
@@ -98,12 +98,12 @@ def memory_of(
 
 
 def fitted(plan: Plan, memory: Memory, replan: Callable[[int], Plan] | None = None) -> Plan:
-    """Return a plan whose buffers fit into their share of the free memory of each GPU, each NUMA node and the host.
+    """Return a plan whose buffers fit into their share of the free memory of each GPU, NUMA node and the host.
 
-    Tasks that exceed the free huge pages are waived from the end of the plan. Latencies and life cycles are waived if
-    they do not fit beside bandwidth buffers of a quarter of the size, down to which profiles are valid
-    (:data:`egmctl.verdict.profiles.SMALLER`). Then bandwidth buffers are halved until they fit, down to
-    :data:`LEAST_BYTES`. If that is not enough, the largest tasks are waived.
+    Tasks that exceed the free huge pages are waived, the last one first. So are latencies and life cycles that do not
+    fit beside buffers of a quarter of the size, down to which profiles are valid
+    (:data:`egmctl.verdict.profiles.SMALLER`). Then buffers are halved until they fit, down to :data:`LEAST_BYTES`. If
+    that is not enough, the largest are waived.
 
     Parameters
     ----------
@@ -113,8 +113,8 @@ def fitted(plan: Plan, memory: Memory, replan: Callable[[int], Plan] | None = No
     Raises
     ------
     UsageError
-        Buffers of a size set by the user do not fit. The message names the first location that is too small, and a size
-        that fits.
+        Buffers of the size set by the user do not fit. The message names the first location that is too small, and a
+        size that fits.
     """
     usual = size = plan.settings.size_bytes
     quarter = min(usual, LEAST_BYTES if replan is None else max(LEAST_BYTES, usual // 4))
@@ -223,10 +223,7 @@ def _last_on_huge_pages(plan: Plan, memory: Memory, excess: _Excess) -> dict[_Ke
 
 
 def _taken(task: Task, memory: Memory, place: Peak) -> int:
-    """Return the bytes that a task needs at a location, counted as for the plan but without rounding to huge pages.
-
-    So whenever a plan exceeds a location, some task needs more than 0 bytes there.
-    """
+    """Return the bytes that a task needs at a location, counted as for the plan but without rounding to huge pages."""
     return sum(peak.bytes for peak in peaks([[task]], node_of=memory.node_of) if peak.same_place(place))
 
 
@@ -295,13 +292,12 @@ def _name(peak: Peak) -> str:
 
 
 MANAGED_SHARE = 16
-"""Managed memory is limited to the free memory of any GPU that reaches it, divided by this. A program that requested
-more than a GPU has was seen to hang it. The managed memory that is measured stays on the host and needs no GPU
-memory."""
+"""Managed memory is at most the free memory of any GPU that reaches it, divided by this. A program that requested more
+than a GPU has was seen to hang it. The managed memory measured here stays on the host and needs no GPU memory."""
 
 
 def pages_waiver(machine: Machine, task: Task, gpus: Sequence[Gpu]) -> Waiver | None:
-    """Return the reason why memory of a task's kind is not available in its size; ``None`` if it is, or if unknown."""
+    """Return why memory of a task's kind is not available in its size; ``None`` if it is, or if unknown."""
     needed: dict[MemoryKind, int] = {}
     on_huge_pages: dict[int, int] = {}
     for buffer in buffers_of([task]):

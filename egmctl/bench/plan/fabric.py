@@ -49,8 +49,7 @@ def make_fabric_plan(layout: RankLayout, cases: Sequence[Case], settings: Settin
     Parameters
     ----------
     sample
-        The number of other ranks that each rank is measured with, in randomly chosen rounds of disjoint pairs;
-        ``None``: all others.
+        The number of others that each rank is measured with, in random rounds of disjoint pairs; ``None``: all.
 
     Raises
     ------

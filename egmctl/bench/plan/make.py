@@ -199,7 +199,7 @@ def _in_one_process(
 
 
 def _can_own(machine: Machine, gpus: Sequence[Gpu]) -> list[Gpu]:
-    """Return the GPUs without those that lack NVLink-C2C beside others that have it, as they own no EGM.
+    """Return the GPUs that can own EGM: without those that lack NVLink-C2C beside others that have it.
 
     An example is a PCIe card in a DGX Station.
     """

@@ -297,7 +297,7 @@ def path_between(
 
 
 def gpu_waiver(machine: Machine, gpu: Gpu) -> Waiver | None:
-    """Return the reason why nothing can be measured on a GPU; ``None`` if it can."""
+    """Return why nothing can be measured on a GPU; ``None`` if it can."""
     visible = cuda_visible(machine)
     if gpu.cuda is not None and visible is not None and gpu.bus_id not in visible:
         return Waiver.about(WaiverKind.GPU_HIDDEN, f"CUDA_VISIBLE_DEVICES hides GPU{gpu.index}", gpu)
@@ -307,7 +307,7 @@ def gpu_waiver(machine: Machine, gpu: Gpu) -> Waiver | None:
 
 
 def gpu_obstacle(machine: Machine, gpu: Gpu) -> str | None:
-    """Return the reason why this process cannot use all of a GPU, without the GPU's name; ``None`` if it can."""
+    """Return why this process cannot use all of a GPU, without the GPU's name; ``None`` if it can."""
     stopped = classify(machine, gpu, through=Step.WHOLE)
     if stopped is not None:
         return stopped.cause
@@ -343,7 +343,7 @@ def _attribute(gpu: Gpu, name: str) -> int | None:
 
 
 def _memory_waiver(gpu: Gpu, memory: MemoryKind) -> Waiver | None:
-    """Return the reason why a GPU cannot use a kind of memory; ``None`` if it can, or if the attribute is unknown."""
+    """Return why a GPU cannot use a kind of memory; ``None`` if it can, or if the attribute is unknown."""
     attribute = _NEEDS_ATTRIBUTE.get(memory)
     if attribute is None or _attribute(gpu, attribute) != 0:
         return None

@@ -149,7 +149,7 @@ def assign(infos: Sequence[RankInfo]) -> tuple[str, ...]:
 
 
 def agree(infos: Sequence[RankInfo], gpus: Sequence[str], *, one_domain: bool = True) -> None:
-    """Check that all ranks have the same version of egmctl and the driver and, if needed, the same NVLink domain.
+    """Check that all ranks have the same versions of egmctl and the driver and, if needed, the same NVLink domain.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def agree(infos: Sequence[RankInfo], gpus: Sequence[str], *, one_domain: bool = 
     Raises
     ------
     NothingToDo
-        Ranks differ, or fabric handles are not valid across nodes; the message has each difference by node.
+        A check fails; the message has each difference by node.
     """
     wrong = [
         *_difference("the version of egmctl", infos, lambda rank: infos[rank].tool),

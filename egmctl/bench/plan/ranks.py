@@ -42,7 +42,7 @@ PathOf = Callable[[Case, RankFlow], Path]
 
 
 def ranks_of(gpus: Sequence[Gpu], nodes: Sequence[int]) -> list[Rank]:
-    """Return a rank for each GPU of a node, in the same order. The usable ones come first, as only they get processes.
+    """Return a rank for each GPU of a node, in their order. The usable GPUs are first, as only they get processes.
 
     Parameters
     ----------
@@ -115,9 +115,8 @@ def flow_of(case: Case, rank_flow: RankFlow, path: Path, *, across_nodes: bool =
     Parameters
     ----------
     across_nodes
-        Whether the ranks may be on several nodes. Then the label of host memory has the rank that allocated it, through
-        whose GPU it is reached, because every node has a NUMA 0. The allocating GPU is left out, because GPUs of
-        several nodes may have the same bus id.
+        Whether to label host memory with the rank that allocated it, through whose GPU it is reached, because every
+        node has a NUMA 0. The allocating GPU is left out, because GPUs of several nodes may have the same bus id.
     """
     issuer, owner = rank_flow.initiator, rank_flow.owner
     if case.engine in UCX_ENGINES:
@@ -168,8 +167,7 @@ def homeless(case: Case, rank_flow: RankFlow) -> Path | None:
 def untried(path: Path) -> Path:
     """Return a path over a blocked EGM route as waived, and any other path unchanged.
 
-    Memory that is not EGM because of a blocked route is tried only within one process, where a crash affects nothing
-    else.
+    Such paths are tried only within one process, where a crash affects nothing else.
     """
     if not path.route.degraded or path.waiver is not None:
         return path
@@ -202,7 +200,7 @@ def local_path(machine: Machine) -> PathOf:
 
 
 def handle_waiver(machine: Machine, handle: HandleKind | None, gpu: Gpu) -> Waiver | None:
-    """Return the reason why a rank cannot export or import memory with a kind of handle; ``None`` if none is known.
+    """Return why a rank cannot export or import memory with a kind of handle; ``None`` if none is known.
 
     Attributes that report support are not taken as proof; the first allocation is.
     """

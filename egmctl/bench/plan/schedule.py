@@ -90,11 +90,11 @@ def slots(
     Parameters
     ----------
     ends
-        A function that returns the participants of a flow.
+        The participants of a flow.
     by_link
         Whether only pairs over the same links run at the same time.
     memory
-        A function that returns the memory of a flow that only one task of a step may use, in addition to its GPUs.
+        The memory of a flow, besides its GPUs, that only one task of a step may use.
     """
     alike = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS, Pattern.LOCAL)
     for number, task in enumerate(tasks):

@@ -21,7 +21,7 @@ from egmctl.units import GB, MIB
 AnyTask = TypeVar("AnyTask", bound=Task)
 
 COPIES_LIMIT = 128
-"""The maximum number of copies queued behind a closed gate: more can fill the driver's queue, which would then wait for
+"""The maximum number of copies queued behind a closed gate. More can fill the driver's queue, which then blocks for
 ever."""
 
 SAMPLE_S = 0.02
@@ -122,7 +122,7 @@ def shortened(task: AnyTask) -> AnyTask:
 
 
 def capability_waiver(engine: Engine, gpu: Gpu) -> Waiver | None:
-    """Return the reason why a GPU is too old for an engine; ``None`` if it is not, or its capability is unknown."""
+    """Return why a GPU is too old for an engine; ``None`` if it is not, or its capability is unknown."""
     needed = ENGINES[engine].needs_capability
     attributes = gpu.cuda.attributes if gpu.cuda is not None else {}
     major, minor = (attributes.get(f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR"))
@@ -133,7 +133,7 @@ def capability_waiver(engine: Engine, gpu: Gpu) -> Waiver | None:
 
 
 def blocks_waiver(point: Point, gpu: Gpu) -> Waiver | None:
-    """Return the reason why a GPU has too few multiprocessors for one block each; ``None`` if enough or unknown."""
+    """Return why a GPU has too few multiprocessors for one block each; ``None`` if enough or unknown."""
     there = _multiprocessors((gpu,))
     if point.sms is None or there is None or point.sms <= there:
         return None
@@ -148,7 +148,7 @@ def _multiprocessors(gpus: Sequence[Gpu]) -> int | None:
 
 
 def atomics_waiver(engine: Engine, machine: Machine, flow: Flow) -> Waiver | None:
-    """Return the reason why a GPU cannot add to a peer's memory atomically; ``None`` if it can, or if unknown."""
+    """Return why a GPU cannot add to a peer's memory atomically; ``None`` if it can, or if unknown."""
     owner = flow.source if flow.destination.memory is MemoryKind.REGISTERS else flow.destination
     if not ENGINES[engine].atomics or flow.initiator is None or owner.bus_id is None:
         return None
