@@ -297,7 +297,7 @@ def path_between(
 
 
 def gpu_waiver(machine: Machine, gpu: Gpu) -> Waiver | None:
-    """Return why nothing can be measured on a GPU; ``None`` if it can."""
+    """Return why a GPU cannot be measured; ``None`` if it can."""
     visible = cuda_visible(machine)
     if gpu.cuda is not None and visible is not None and gpu.bus_id not in visible:
         return Waiver.about(WaiverKind.GPU_HIDDEN, f"CUDA_VISIBLE_DEVICES hides GPU{gpu.index}", gpu)

@@ -42,7 +42,7 @@ PathOf = Callable[[Case, RankFlow], Path]
 
 
 def ranks_of(gpus: Sequence[Gpu], nodes: Sequence[int]) -> list[Rank]:
-    """Return a rank for each GPU of a node, in their order. The usable GPUs are first, as only they get processes.
+    """Return a rank for each GPU of a node, in their order. Only the first ones, which are usable, get processes.
 
     Parameters
     ----------
@@ -167,7 +167,7 @@ def homeless(case: Case, rank_flow: RankFlow) -> Path | None:
 def untried(path: Path) -> Path:
     """Return a path over a blocked EGM route as waived, and any other path unchanged.
 
-    Such paths are tried only within one process, where a crash affects nothing else.
+    Blocked routes are tried only within one process, where a crash affects nothing else.
     """
     if not path.route.degraded or path.waiver is not None:
         return path
