@@ -94,7 +94,7 @@ def make_plan(
         for case in cases
         if case.processes is not Processes.ONE and any(task.waiver is None for task in made[case.name])
     ]
-    # Counterparts within one process come first, as in the registry.
+    # What is to be set beside them comes first, as in the registry.
     beside = {case.name: make(case) for case in counterparts(by_ranks, CASES) if case.name not in made}
     tasks = tuple(task for of_case in (beside | made).values() for task in of_case)
     none = [name for name, of_case in made.items() if not of_case]
