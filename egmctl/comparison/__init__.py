@@ -1,6 +1,6 @@
-"""Holds saved results of one kind against each other: a second against a first, or the nodes of a fleet against all.
+"""Compare saved results of one kind: the second file with the first, or each node of a fleet with all nodes.
 
-Pure: :func:`compare` reads no file and asks no machine.
+Pure: :func:`compare` reads no file and no machine.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from egmctl.units import fold, listed, natural
 
 
 def compare(saved: Sequence[Saved], *, tolerance: float = TOLERANCE, spread: SpreadOf = default_spread) -> Comparison:
-    """Return what differs between two or more saved results.
+    """Return the differences between two or more saved results.
 
     Parameters
     ----------
     saved
-        Of one kind; of two, the first is the reference. Those that ended before they had a result are told and count
-        for nothing.
+        Results of one kind. If there are two, the first is the reference. Files without a result are listed but not
+        compared.
     tolerance
-        What a median may differ by without being reported, as a part of the reference.
+        The largest change of a median that is not reported, as a part of the reference.
     spread
-        How much the median of a measurement's path is known to differ from run to run.
+        A function that returns how much the median of a measurement's path is known to differ from run to run.
 
     Raises
     ------
     UsageError
-        If they are fewer than two, or of several kinds.
+        There are fewer than two results, or they are of several kinds.
     """
     kind = _kind(saved)
     of_nodes = len(saved) > 2
@@ -94,7 +94,7 @@ def _doctor(whole: Comparison, names: Sequence[str], results: Sequence[Diagnosis
 
 
 def _machines(whole: Comparison, names: Sequence[str], machines: Sequence[Machine]) -> Comparison:
-    """Add what differs in the machines; of snapshots and topologies that is the result itself."""
+    """Add the differences between the machines; for snapshots and topologies these are the result itself."""
     gpus = GpuNames([_indices((machine,)) for machine in machines])
     sections = facts.sections_of(machines)
     files = [facts.statements(machine, sections, gpus, file) for file, machine in enumerate(machines)]
@@ -106,12 +106,12 @@ def _machines(whole: Comparison, names: Sequence[str], machines: Sequence[Machin
 
 
 def _kind(saved: Sequence[Saved]) -> Command:
-    """Return the kind that all files are of that have a result.
+    """Return the kind of all files that have a result.
 
     Raises
     ------
     UsageError
-        If they are fewer than two, or of several kinds.
+        There are fewer than two files, none has a result, or they are of several kinds.
     """
     if len(saved) < 2:
         raise UsageError("there is nothing to compare with: give two files or more")
@@ -149,7 +149,7 @@ def _matched(gpus: GpuNames) -> tuple[str, ...]:
 
 
 def _swapped(before: Machine, after: Machine) -> tuple[str, ...]:
-    """Say which GPUs of the second machine are others than in the first."""
+    """Return a note on GPUs with the same bus id but another UUID in the second machine."""
     earlier = {gpu.bus_id: gpu.uuid for gpu in before.gpus or ()}
     both = [gpu for gpu in after.gpus or () if gpu.uuid and earlier.get(gpu.bus_id)]
     others = [f"GPU{gpu.index}" for gpu in both if gpu.uuid != earlier[gpu.bus_id]]
@@ -157,7 +157,7 @@ def _swapped(before: Machine, after: Machine) -> tuple[str, ...]:
 
 
 def _settings(names: Sequence[str], runs: Sequence[RunReport]) -> tuple[str, ...]:
-    """Say how the runs were measured differently."""
+    """Return a note for each setting that differs between the runs."""
     notes = []
     for field in fields(Settings):
         nodes: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Facts of machines that differ between results."""
+"""Compare facts of machines and other statements between results."""
 
 from __future__ import annotations
 
@@ -17,34 +17,35 @@ from egmctl.units import fold, format_kernel_list, format_size
 
 ABSENT = "not there"
 PRESENT = "present"
-"""The fact that a thing is there. Where it is not, nothing else is said of it."""
+"""The fact that a thing exists. A thing that exists on one side only has no other differences."""
 THERE = "there"
-"""What is said of a record. Where it is said on one side only, nothing else is said of what the record holds."""
+"""The value of a record. If only one side has a record, the facts in the record are not compared."""
 
 
 class Subject(NamedTuple):
-    """The subject of a statement: a fact, or a check, of a thing."""
+    """The subject of a statement: a fact or a check of a thing."""
 
     kind: str
-    """``GPU``, ``NIC``, ...; empty for the node as a whole."""
+    """The kind of thing: ``GPU``, ``NIC``, ...; empty for the node as a whole."""
     name: str
-    """The same for the same thing in every file: a bus id, a number."""
+    """A name that is the same for the same thing in every file: a bus id, a number."""
     what: str
-    """The check, or the fact's name."""
+    """The name of the fact or the check."""
 
 
 Statements = Mapping[Subject, str]
-"""The words of one file about each subject."""
+"""The values of one file by subject."""
 Judge = Callable[[Subject, str, str], Outcome | None]
-"""Says what it means that a subject's words are the second ones in place of the first; ``None``: nothing."""
+"""A function that grades the change of a value from the first text to the second; ``None`` if it is not reported."""
 
 
 def differences(
     nodes: Sequence[str], files: Sequence[Statements], names: GpuNames, judge: Judge, *, of_nodes: bool
 ) -> tuple[AttributeDifference, ...]:
-    """Return how files differ from the reference: the first of two, else what most of all say; the gravest first.
+    """Return the differences of files from the reference, the most severe first.
 
-    What nodes, and things of one kind, have in common is one difference.
+    The reference is the first of two files, or else the most frequent values. Nodes with the same differences, and
+    things of one kind, share an entry.
     """
     reference = _usual(files) if of_nodes else files[0]
     by_nodes: dict[tuple[AttributeDifference, str, str], list[str]] = {}
@@ -64,7 +65,7 @@ def differences(
 
 
 def _usual(files: Sequence[Statements]) -> Statements:
-    """Return what most of several files say; nothing of what most do not have."""
+    """Return the most frequent value of each subject, without subjects that are most often absent."""
     usual: dict[Subject, str] = {}
     for subject in sorted({subject for file in files for subject in file}):
         texts = Counter(file.get(subject, ABSENT) for file in files)
@@ -75,14 +76,14 @@ def _usual(files: Sequence[Statements]) -> Statements:
 
 
 def compared(files: Iterable[Iterable[Hashable]]) -> int:
-    """Return how many things two files or more say something of."""
+    """Return the number of subjects that occur in two files or more."""
     return sum(times > 1 for times in Counter(thing for file in files for thing in file).values())
 
 
 def _differences(
     reference: Statements, file: Statements, judge: Judge
 ) -> Iterator[tuple[AttributeDifference, Subject]]:
-    """Yield what differs in one file, and its subject."""
+    """Yield each difference of one file, with its subject."""
     things = {subject[:2] for subject in reference} & {subject[:2] for subject in file}
     for subject in dict.fromkeys((*reference, *file)):
         before, after = reference.get(subject, ABSENT), file.get(subject, ABSENT)
@@ -97,21 +98,21 @@ def _differences(
 
 
 def _label(subject: Subject, names: GpuNames, file: int) -> str:
-    """Return how people call the subject's thing in a file: ``GPU3``."""
+    """Return a file's name for the subject's thing, for people: ``GPU3``."""
     if subject.kind == "NUMA":
         return f"NUMA{subject.name}"
     return ">".join(names.label(file, end) for end in subject.name.split(">"))
 
 
 def _in_one_sided_record(subject: Subject, reference: Statements, file: Statements) -> bool:
-    """Say whether a fact is of a record that only one side has."""
+    """Return whether a fact is part of a record that only one side has."""
     words = subject.what.split(" ")
     records = (subject._replace(what=" ".join(words[:count])) for count in range(1, len(words)))
     return any((reference.get(record) == THERE) is not (file.get(record) == THERE) for record in records)
 
 
 def _folded(labels: Iterable[str]) -> str:
-    """Return labels in short: ``GPU0-3``, ``NUMA 0,2``; others one after the other."""
+    """Return labels in short form: ``GPU0-3``, ``NUMA 0,2``; labels that differ otherwise are listed."""
     known = list(dict.fromkeys(labels))
     stems = {label.rstrip("0123456789") for label in known}
     numbers = [label[len(label.rstrip("0123456789")) :] for label in known]
@@ -121,18 +122,18 @@ def _folded(labels: Iterable[str]) -> str:
 
 
 _LEFT_OUT = {
-    # They are of a moment.
+    # Values that change from moment to moment.
     *("memory_available_bytes", "memory_free_bytes", "memory_used_bytes", "free", "shm_free_bytes"),
     *("uptime_s", "pid", "processes", "namespaces"),
     *("sm_clock_mhz", "memory_clock_mhz", "performance_state", "power_state", "throttle_reasons", "temperature_c"),
-    # They save power while they are idle: PCIe links and NVLinks.
+    # PCIe links and NVLinks save power while they are idle.
     *("speed_gt_s", "link_state", "effective_ber", "symbol_ber", "fec_history"),
-    # They tell a node, a part, a boot or a job from its equals.
+    # Identifiers of a node, a part, a boot or a job.
     *("bus_id", "index", "ordinal", "major", "minor", "majors", "id", "remote_bus_id", "source", "target"),
     *("uuid", "serial", "slot", "tray", "host_id", "cluster_uuid", "chassis_serial", "node_guid"),
     *("hostname", "interfaces", "cgroups", "device_programs"),
 }
-"""Facts that no two results have in common."""
+"""Facts that are never compared, because they differ between any two results."""
 
 _THINGS = {
     "gpus": "GPU",
@@ -144,10 +145,10 @@ _THINGS = {
     "imex_channels": "device node",
     "mounts": "mount",
 }
-"""Lists of things of their own, and what kind of thing each holds."""
+"""Lists whose records are things of their own, with the kind of thing."""
 
 _NAMES = ("bus_id", "id", "link", "number", "path", "page_size_bytes", "name", "nic", "version")
-"""What tells the records of a list apart: the first that they have."""
+"""The keys that identify a record in a list; the first one that the record has is used."""
 
 _UNREAD = "not read"
 
@@ -163,31 +164,31 @@ _GOOD = {
     "state": "ACTIVE",
     "recovery_action": "none",
 }
-"""Facts of which one word is the good one."""
+"""The healthy value of facts that have one."""
 
 
 def sections_of(machines: Sequence[Machine]) -> tuple[str, ...]:
-    """Return the sections that all of several machines have; probes are no facts but trials."""
+    """Return the sections that all machines have. Probes are left out, as they are measurements and not facts."""
     every = [name for name in SECTION_VERSIONS if name != "probes"]
     return tuple(name for name in every if all(getattr(machine, name) is not None for machine in machines))
 
 
 def statements(machine: Machine, sections: Sequence[str], names: GpuNames, file: int) -> Statements:
-    """Return what there is to say of some sections of a machine."""
+    """Return the statements about some sections of a machine."""
     facts: dict[Subject, str] = {}
 
     def state(thing: Subject, words: Sequence[str], text: str) -> None:
         facts[thing._replace(what=" ".join(words))] = text
 
     def walk(value: Any, thing: Subject, words: tuple[str, ...], key: str) -> None:
-        """State each fact below a value, which has this key in what the words lead to."""
+        """Add a statement for each fact in ``value``, which is under ``key`` below ``words``."""
         whole = (*words, key)
         if isinstance(value, dict):
             state(thing, whole, THERE)
             walk_record(value, thing, whole)
         elif isinstance(value, list) and (key in _THINGS or (value and isinstance(value[0], dict))):
             if key in _THINGS:
-                # Also where there is none: read is another thing than not read.
+                # Also stated for an empty list, to tell it from a list that was not read.
                 state(thing, whole, THERE)
             for record in value:
                 if key == "pairs":
@@ -203,7 +204,7 @@ def statements(machine: Machine, sections: Sequence[str], names: GpuNames, file:
             state(thing, whole, fact_text(value, key))
 
     def walk_record(record: Mapping[str, Any], thing: Subject, words: tuple[str, ...], name: str = "") -> None:
-        """State the facts of a record; ``name`` is the key that tells it from others."""
+        """Add statements for the facts of a record; ``name`` is the key that identifies the record."""
         for key, value in record.items():
             if key not in _LEFT_OUT and key not in ("unread", name):
                 walk(value, thing, words, key)
@@ -218,7 +219,7 @@ def statements(machine: Machine, sections: Sequence[str], names: GpuNames, file:
 
 
 def outcome_of(subject: Subject, before: str, after: str) -> Outcome:
-    """Say what it means that a fact is another one."""
+    """Return whether a changed fact is better, worse or merely different."""
     fact = subject.what.rpartition(" ")[2]
     if subject.kind in ("device node", "mount", "bridge") or any(text.startswith(_UNREAD) for text in (before, after)):
         return Outcome.DIFFERENT
@@ -245,11 +246,11 @@ _NUMBERS = {
     "mode": "{:#o}",
     **dict.fromkeys(("vendor_id", "device_id", "subsystem_vendor_id", "subsystem_device_id"), "{:#06x}"),
 }
-"""Numbers that nobody writes in decimal."""
+"""Formats of numbers that are not written in decimal."""
 
 
 def fact_text(value: Any, key: str) -> str:
-    """Return the value of a fact, or of a setting, in words."""
+    """Return the value of a fact or a setting for people."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None:

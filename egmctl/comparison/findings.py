@@ -19,16 +19,16 @@ _FAULTS = (Status.WARN, Status.FAIL)
 
 
 def statements(results: Sequence[Diagnosis], names: GpuNames) -> list[Statements]:
-    """Return what each file's checks say of each thing that a finding of any file is about.
+    """Return each file's check results for every thing that a finding of any file names.
 
-    A check names what it has something against, and the node where it has nothing: of a thing that only other files'
-    findings name, a file says ``pass`` if the check ran.
+    A check names the thing only for a problem and the node otherwise. So for a thing that only findings of other files
+    name, the value is ``pass`` if the check ran.
     """
     by_file = [_by_subject(result, names, file) for file, result in enumerate(results)]
     subjects = {subject: None for named in by_file for subject in named}
     whole: list[Statements] = []
     for result, named in zip(results, by_file, strict=True):
-        # What a check says that names nothing: whether it did more than skip.
+        # The result of a check for things that it does not name: ``pass`` if any of its findings is not ``skip``.
         usual = dict.fromkeys((finding.check for finding in result.findings), Status.SKIP.value)
         usual |= {finding.check: Status.PASS.value for finding in result.findings if finding.status is not Status.SKIP}
         whole.append({subject: usual.get(subject.what, _NOT_CHECKED) for subject in subjects} | named)
@@ -36,7 +36,7 @@ def statements(results: Sequence[Diagnosis], names: GpuNames) -> list[Statements
 
 
 def outcome_of(_subject: Subject, before: str, after: str) -> Outcome | None:
-    """Say what it means that a check says something else; ``None`` where neither is a fault or unknown."""
+    """Grade a change of a check's result; ``None`` if both are pass, skip or not checked."""
     was, now = _status(before), _status(after)
     if {was, now} <= {Status.PASS, Status.SKIP, None}:
         return None
@@ -60,7 +60,7 @@ def _by_subject(result: Diagnosis, names: GpuNames, file: int) -> dict[Subject, 
 
 
 def _words(findings: Sequence[Finding]) -> str:
-    """Return the gravest findings as words: the status, and of a fault or an unknown what it is."""
+    """Return the worst status, and for a status other than pass and skip also the summaries."""
     worst = max((finding.status for finding in findings), key=lambda status: _GRAVITY.get(status, -1))
     if worst in (Status.PASS, Status.SKIP):
         return str(worst)
@@ -74,11 +74,11 @@ def _status(words: str) -> Status | None:
 def causes_of_worse(
     names: Sequence[str], runs: Sequence[RunReport], differences: Sequence[PathDifference]
 ) -> tuple[ComparisonCause, ...]:
-    """Return the causes of the paths that are worse, of each node those that explain most first.
+    """Return the causes of the paths that are worse; for each node, those that explain most first.
 
-    What the first of two runs has too, or most of several nodes, does not explain why one is worse.
+    A cause that the first of two runs also has, or that more than half of several nodes have, is left out.
     """
-    # In every run the same paths, that of the reference included: what holds there as well is no difference.
+    # The causes of the same paths are found in every run: a cause that the reference also has explains no difference.
     worse = {place: path for place, path in enumerate(differences) if path.outcome is Outcome.WORSE}
     if not worse:
         return ()

@@ -1,4 +1,4 @@
-"""Paths that became faster or slower between runs, judged by how far runs of a healthy node differ."""
+"""Compare paths between runs, with the differences between runs of a healthy node as the bound."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from egmctl.verdict.profiles import choose, load_all, match_profile
 from egmctl.verdict.yardsticks import JUDGED_FROM_BYTES, is_by_host, reference_for
 
 Alike = tuple[str, str, str, int]
-"""Name of the case at its point, stage, links and bytes: paths of one are alike."""
+"""A class of alike paths: the name of the case at its point, stage, links and size in bytes."""
 
 
 class Key(NamedTuple):
@@ -33,66 +33,66 @@ class Key(NamedTuple):
     stage: str
     ends: tuple[tuple[str, ...], ...]
     size_bytes: int
-    """0 for bandwidths from :data:`JUDGED_FROM_BYTES` on, where the size does not matter: a run whose usual size did
-    not fit took another."""
+    """0 for bandwidths from :data:`JUDGED_FROM_BYTES` on. They do not depend on the size, and a run may use smaller
+    buffers than usual if those do not fit."""
     how: tuple[str, ...]
     again: int
-    """0, unless one run has the same path several times."""
+    """A counter for a path that occurs several times in one run; 0 for the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPath:
-    """One path of one run, or what several runs have in common of it."""
+    """A path of one run, or the typical values of a path in several runs."""
 
     measurement: Measurement
     stage: str
     value: float | None
-    """The median; ``None`` where there is none that says anything."""
+    """The median; ``None`` if there is none above 0."""
     links: str
     """The symbols of its routes."""
     egm: frozenset[Egm]
-    """Whether the host memory at its ends is EGM, where there is such."""
+    """Whether the host memory of its routes is EGM; empty if there is no host memory."""
     status: Status | None
-    """``None`` of a path that the run lacks."""
+    """The status of the measurement; ``None`` if the run lacks the path."""
 
     @property
     def path_class(self) -> Alike:
-        """The class of alike paths that it is one of."""
+        """The class of alike paths that it belongs to."""
         return self.measurement.name, self.stage, self.links, self.measurement.size_bytes
 
     def slower(self, reference: float) -> float:
-        """Return by what part of ``reference`` this path is slower, negative where it is faster."""
+        """Return by what part of ``reference`` this path is slower; negative if it is faster."""
         change = (self.value or 0) / reference - 1
         return -change if self.measurement.quantity is Quantity.BANDWIDTH else change
 
 
 class GpuNames:
-    """Names of the GPUs of several files: the same GPU, or the one in the same place, has one name.
+    """Names of the GPUs of several files: the same GPU or, if no bus id is common, the same index has the same name.
 
     Parameters
     ----------
     indices
-        For each file the index of each GPU by its bus id.
+        The index of each GPU by bus id, for each file.
     """
 
     def __init__(self, indices: Sequence[Mapping[str, int]]) -> None:
         self.by_index = all(indices) and not set(indices[0]).intersection(*indices[1:])
-        """The files have no bus id in common: their GPUs are matched by index."""
+        """Whether GPUs are matched by index, because the files have no bus id in common."""
         self._indices = indices
 
     def name(self, file: int, bus_id: str) -> str:
-        """Return the name of a GPU of one of the files."""
+        """Return the name of a GPU of a file."""
         index = self._indices[file].get(bus_id)
         return f"GPU{index}" if self.by_index and index is not None else bus_id
 
     def label(self, file: int, name: str) -> str:
-        """Return what people call a thing in one of the files: a GPU by its index, anything else by its name."""
+        """Return the label of a thing in a file: its index for a GPU, its name for anything else."""
         index = next((gpus[name] for gpus in (self._indices[file], *self._indices) if name in gpus), None)
         return name if index is None else f"GPU{index}"
 
 
 def points(run: RunReport, names: GpuNames, number: int) -> dict[Key, MeasuredPath]:
-    """Return the paths of a run, the file of this number, by what makes them the same."""
+    """Return the paths of a run by key; ``number`` is the index of its file."""
     by_key: dict[Key, MeasuredPath] = {}
     owner = _owners(run, names, number)
     for point in (point for measurement in run.measurements for point in _points(measurement)):
@@ -131,7 +131,7 @@ def _key(point: MeasuredPath, names: GpuNames, run: int, owner: Owner) -> Key:
             end.memory.value,
             f"NUMA{end.numa_node}" if end.bus_id is None else names.name(run, end.bus_id),
             end.handle.value if end.handle else "",
-            # Where several processes measured, the rank says it.
+            # With several processes, the rank already identifies it.
             "" if end.allocated_by is None or end.rank is not None else names.name(run, end.allocated_by),
         )
         for flow in measurement.flows
@@ -147,9 +147,10 @@ Owner = Callable[[Measurement, Endpoint], str]
 
 
 def _owners(run: RunReport, names: GpuNames, number: int) -> Owner:
-    """Return a function that names the maker of the memory at an end, where that tells it from other memory there.
+    """Return a function that identifies the owner of the memory at an end, if other memory may be there.
 
-    The maker is the node, in a run over several; of host memory that is reached over its maker's GPU, that GPU too.
+    In a run over several nodes the owner is the node. For host memory reached over its owner's GPU, that GPU is added.
+    The text is empty if no owner is needed.
     """
     ranks = {rank.number: rank for rank in run.ranks}
     nodes = node_names(rank.host for rank in run.ranks)
@@ -166,40 +167,42 @@ def _owners(run: RunReport, names: GpuNames, number: int) -> Owner:
 
 
 TOLERANCE = 0.05
-"""What a median may differ by: a little less than what one lost NVLink of 18 costs, which is 5.6 %. Any other fault of
-a link (a PCIe link at half its width or speed, a C2C link down) costs more."""
+"""The default tolerance: slightly less than the 5.6 % that one lost NVLink of 18 costs. Other faults of a link (a PCIe
+link at half its width or speed, a C2C link down) cost more."""
 
 TIMES = 3
-"""How many times the known spread a difference must be, of two runs: ``sqrt(2)`` times that of one."""
+"""The factor by which a difference must exceed the spread of the difference of two runs, ``sqrt(2)`` times that of
+one."""
 
 OUTLIER = 5
-"""Of more than two nodes, how many standard deviations of their paths' distances from the medians a difference must be
-as well: a node has hundreds of paths, and of a normal spread one in a million is farther out."""
+"""For more than two nodes, a difference must also exceed this many standard deviations of the paths' distances from the
+medians. A node has hundreds of paths; with a normal distribution, one in a million is farther out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Standard deviation of one path's medians over many runs, as a part of their middle."""
+    """The standard deviation of one path's medians over many runs, as a part of their median."""
 
     value: float
     source: str
 
     @property
     def bound(self) -> float:
-        """The largest usual difference of two runs."""
+        """The largest usual difference between two runs."""
         return TIMES * math.sqrt(2) * self.value
 
 
 TRUSTED_RUNS = 20
-"""A profile of fewer runs may have met quiet hours only: its spread counts where it is larger than the default."""
+"""The smallest number of runs whose spread is trusted. That of fewer runs, possibly all in quiet hours, is used only if
+it is larger than the default."""
 
 SpreadOf = Callable[[Measurement], Spread]
 
 
 def default_spread(measurement: Measurement) -> Spread:
-    """Return the spread of what was measured where no profile has one.
+    """Return the spread of a measurement for which no profile has one.
 
-    It is rounded up from what was seen on H200 nodes, which docs/compare.md has.
+    The values are rounded up from observations on H200 nodes (docs/compare.md).
     """
     if measurement.quantity is Quantity.DURATION or is_by_host(measurement):
         return Spread(0.15, "default for durations and round trips by message")
@@ -214,19 +217,19 @@ def default_spread(measurement: Measurement) -> Spread:
 
 
 def spread_of(saved: Sequence[Saved], warn: Callable[[str], None]) -> SpreadOf:
-    """Return a function that knows the spreads of the profile that fits all machines of some results.
+    """Return a function with the spreads of the profile that matches all machines of some results.
 
     Parameters
     ----------
     warn
-        Told in a sentence of each profile that is broken: the comparison goes on without it.
+        A function that is called with a sentence about each broken profile, which is then skipped.
     """
     known = load_all(lambda error: warn(f"{error}; continuing without it"))
     return known_spread([machine for file in saved for machine in file.machines], [profile for profile, _ in known])
 
 
 def known_spread(machines: Sequence[Machine], profiles: Sequence[Profile]) -> SpreadOf:
-    """Return a function that knows the spreads of the first profile that fits all machines, and else the defaults."""
+    """Return a function with the spreads of the first profile that matches all machines, or else the defaults."""
     profile = choose(machines[0], profiles)[0] if machines else None
     if profile is None or not all(match_profile(machine, profile).fits for machine in machines[1:]):
         return default_spread
@@ -245,16 +248,17 @@ def known_spread(machines: Sequence[Machine], profiles: Sequence[Profile]) -> Sp
 
 
 MOST = 0.75
-"""From this part of a GPU's paths on they are told as the GPU's: of a few the change may be just within the bound."""
+"""The part of a GPU's paths that must differ to report the GPU; the change of the others may be just within the
+bound."""
 
 _FEW = 3
-"""More ends are nothing in common."""
+"""The maximum number of ends that :func:`touched` returns."""
 
 
 def affected(
     differences: Sequence[PathDifference], measured: Mapping[str, Mapping[Key, MeasuredPath]]
 ) -> tuple[Affected, ...]:
-    """Return what is worse or better of each node in short, the gravest first.
+    """Return a summary of what is worse or better on each node, worse first.
 
     Parameters
     ----------
@@ -295,7 +299,7 @@ def affected(
 def _wheres(
     differing: Mapping[int, PathDifference], ends: Sequence[tuple[str, str]]
 ) -> Iterator[tuple[str, list[int], int]]:
-    """Yield what differs of one class: where, the places of its paths, and how many paths there are there.
+    """Yield the differing paths of one class in groups: location, indices of the paths, number of all paths there.
 
     Parameters
     ----------
@@ -318,7 +322,7 @@ def _wheres(
 
 
 def touched(differences: Sequence[PathDifference]) -> tuple[str, ...]:
-    """Return the fewest ends that every worse path touches; none where it takes more than a few, or all there are."""
+    """Return a few ends such that each worse path has one of them; empty if that takes more than a few, or all ends."""
     worse = [path for path in differences if path.outcome is Outcome.WORSE and path.change is not None]
     everyone = {end for path in differences for end in (path.source, path.destination)}
     left, chosen = [{path.source, path.destination} for path in worse], list[str]()
@@ -330,7 +334,7 @@ def touched(differences: Sequence[PathDifference]) -> tuple[str, ...]:
 
 
 NORMAL = 1.4826
-"""Standard deviation of a normal distribution by its median absolute deviation."""
+"""The ratio of standard deviation to median absolute deviation of a normal distribution."""
 
 Points = Mapping[Key, MeasuredPath]
 
@@ -338,9 +342,9 @@ Points = Mapping[Key, MeasuredPath]
 def differences(
     nodes: Sequence[str], runs: Sequence[Points], tolerance: float, spread: SpreadOf, *, of_nodes: bool
 ) -> Iterator[PathDifference]:
-    """Yield what the paths of runs are to the reference: the first of two, else the medians of all nodes.
+    """Yield the differences of paths from the reference: the first of two runs, or else the medians of all nodes.
 
-    Of several nodes only those are told that are out of line; paths that most nodes lack have no reference.
+    With several nodes only outliers are yielded. Paths without a value on at least half of the nodes have no reference.
     """
     reference = _usual(runs) if of_nodes else runs[0]
     scatter = _scatter(runs, reference) if of_nodes else {}
@@ -380,11 +384,11 @@ def differences(
 def _outcome(
     before: MeasuredPath, after: MeasuredPath, bound: float, nodes: tuple[str, str]
 ) -> tuple[Outcome | None, str]:
-    """Return what the two are to each other and why; no outcome where neither has a number, for the same reason."""
+    """Return the outcome and its reason; no outcome if both have the same status and neither has a value."""
     reasons = _reason(before, nodes[0]), _reason(after, nodes[1])
     old, new = before.value, after.value
     if old is not None and new is not None:
-        # How sure the two are; and that bytes take other links than before, or that memory is EGM on one side only.
+        # Notes on unstable values, on links that differ, and on memory that is EGM on one side only.
         unstable = Status.UNSTABLE in (before.status, after.status)
         notes = [reasons[0 if before.status is Status.UNSTABLE else 1]] if unstable else []
         notes += [f"over {after.links}, not {before.links}"] if after.links != before.links else []
@@ -395,7 +399,7 @@ def _outcome(
             return Outcome.WORSE if slower > 0 else Outcome.BETTER, "; ".join(notes)
         same = (before.status, before.links, before.egm) == (after.status, after.links, after.egm)
         return (Outcome.SAME, "") if same else (Outcome.DIFFERENT, "; ".join(notes))
-    # A path that a run lacks is like one that it has waived.
+    # A path that a run lacks counts as waived.
     was, now = (point.status or Status.WAIVED for point in (before, after))
     if old is not None:
         return Outcome.WORSE if now in BROKEN else Outcome.DIFFERENT, reasons[1]
@@ -407,7 +411,7 @@ def _outcome(
 
 
 def _reason(point: MeasuredPath, node: str) -> str:
-    """Say how a path ended on a node, and why."""
+    """Return the status of a path on a node, with the reason."""
     if point.status is None:
         return f"not measured in {node}"
     reason = f": {point.measurement.reason}" if point.measurement.reason else ""
@@ -415,7 +419,7 @@ def _reason(point: MeasuredPath, node: str) -> str:
 
 
 def _bound(tolerance: float, spread: Spread, sigma: float) -> tuple[float, str]:
-    """Return the largest of the three bounds, and which one it is."""
+    """Return the largest of the three bounds and its description."""
     return max(
         (tolerance, "the tolerance"),
         (spread.bound, f"{TIMES} x the spread of two runs, each {100 * spread.value:.2g} %: {spread.source}"),
@@ -424,7 +428,7 @@ def _bound(tolerance: float, spread: Spread, sigma: float) -> tuple[float, str]:
 
 
 def _usual(runs: Sequence[Points]) -> Points:
-    """Return what the nodes have in common of each path that at least half of them have a number of."""
+    """Return the typical values of each path that has a value on at least half of the nodes, and on two or more."""
     usual: dict[Key, MeasuredPath] = {}
     for key in sorted({key for points in runs for key in points}):
         known = [points[key] for points in runs if key in points]
@@ -441,10 +445,11 @@ def _usual(runs: Sequence[Points]) -> Points:
 
 
 def _scatter(runs: Sequence[Points], usual: Points) -> dict[Alike, float]:
-    """Return the robust standard deviation of each class: of how far its paths are from their medians over the nodes.
+    """Return the robust standard deviation of each class: of its paths' distances from their medians over the nodes.
 
-    All paths of a class together tell it from three nodes on, where one path's three values could not. A class is of
-    the links that most nodes have: the paths of one node that lacks links would scatter as much as they are slow.
+    All paths of a class count together: from three nodes on they give an estimate, which three values of one path could
+    not. A class has the links that most nodes have, as the paths of a node that lacks links would scatter as much as
+    they are slow.
     """
     distances: dict[Alike, list[float]] = {}
     for key, reference in usual.items():

@@ -1,1 +1,1 @@
-"""What a kind of machine is known to reach, and whether a run reached it: match, judge, learn."""
+"""Judge whether a run reached the expected values, with profiles that are matched to a machine or learnt from runs."""

@@ -1,6 +1,7 @@
-"""Whether a node can be handed over: doctor's root causes joined with what the bench found on the same paths. Pure.
+"""Decide whether a node can be handed over: join the root causes of doctor with the results of the bench. Pure.
 
-What explains what is :mod:`egmctl.verdict.explain`. What nothing explains is a cause of its own.
+:mod:`egmctl.verdict.explain` attributes slow and broken paths to causes. Those without a cause are a cause of their
+own.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from egmctl.verdict.yardsticks import is_lost
 def bringup(
     diagnosis: Diagnosis, run: RunReport | None, *, before: Diagnosis | None = None, not_measured: str = ""
 ) -> Bringup:
-    """Judge a node.
+    """Decide whether a node passes its bring-up.
 
     Parameters
     ----------
     diagnosis
-        After the bench, where there was one.
+        The diagnosis after the bench, if there was one.
     run
-        The bench on the same node, with its verdict; ``None`` where there was none.
+        The bench on the same node, with its verdict; ``None`` if there was none.
     before
-        The diagnosis before the bench: what is not in it appeared under load, and a warning fails then.
+        The diagnosis before the bench. A finding that is not in it appeared under load, and a warning then fails.
     not_measured
-        Why there was none.
+        The reason why there was no bench.
     """
     all_causes = _causes(diagnosis, run, before)
     gaps = tuple(_gaps(diagnosis, run, all_causes, not_measured))
@@ -45,14 +46,14 @@ def bringup(
 
 
 def _causes(diagnosis: Diagnosis, run: RunReport | None, before: Diagnosis | None) -> tuple[RunCause, ...]:
-    """Return the causes that doctor and the run found, and what is slow for no known cause; the gravest first."""
+    """Return the causes that doctor and the run found, and one for unexplained slow paths; the most severe first."""
     result = list(_by_doctor(diagnosis, run, before))
     if run is not None:
-        # What doctor finds is told by its own diagnosis.
+        # Causes in the run that are not its own come from doctor, whose diagnosis reports them.
         result += [cause for cause in run.causes if cause.by_run]
         short = shortfalls(run)
         left = short.slow.difference(*(cause.explains for cause in result))
-        # A run fails too where no single path does: the verdict of a class is its own.
+        # A run can fail without a slow path: the verdict of a path class may be a failure by itself.
         too_slow = run.verdict is not None and run.verdict.too_slow
         failed = too_slow and all(cause.status is not Found.FAIL for cause in result)
         if left or failed:
@@ -62,7 +63,7 @@ def _causes(diagnosis: Diagnosis, run: RunReport | None, before: Diagnosis | Non
 
 def _by_doctor(diagnosis: Diagnosis, run: RunReport | None, before: Diagnosis | None) -> Iterator[RunCause]:
     short = Shortfalls() if run is None else shortfalls(run)
-    # What --gpus named and could not be measured fails, however grave its cause is by itself.
+    # A GPU that --gpus names but that cannot be measured is a failure, whatever the severity of its cause.
     asked = {(cause.finding.check, cause.finding.place.ids) for cause in (run.causes if run else ()) if cause.asked}
     for cause in root_causes(diagnosis.findings):
         finding = cause.finding
@@ -74,7 +75,7 @@ def _by_doctor(diagnosis: Diagnosis, run: RunReport | None, before: Diagnosis | 
 
 
 def _unexplained(run: RunReport, numbers: Collection[int], status: Found) -> RunCause:
-    """Return what is slow or broke for no known cause; of no measurement where only the verdict of classes is bad."""
+    """Return the cause of unexplained slow or broken paths, without measurements if only the run's verdict is bad."""
     made = [run.measurements[number] for number in numbers]
     what = "slow path" if all(m.measured for m in made) else "slow or broken path"
     summary = f"{several(len({m.path for m in made}), what)}, cause unknown"
@@ -84,7 +85,7 @@ def _unexplained(run: RunReport, numbers: Collection[int], status: Found) -> Run
 
 
 def _was_there(finding: Finding, before: Finding) -> bool:
-    """Say whether an earlier finding was as grave, and about all that this one is about."""
+    """Return whether an earlier finding was at least as severe and covered everything that this finding is about."""
     return (
         (finding.check, finding.place.kind) == (before.check, before.place.kind)
         and _ORDER.index(before.status) <= _ORDER.index(finding.status)
@@ -128,7 +129,7 @@ def _gaps_of_run(run: RunReport, all_causes: Sequence[RunCause]) -> Iterator[Gap
 
 
 def _without_reference(run: RunReport) -> list[int]:
-    """Return the measurements whose profile does not say how fast they should be."""
+    """Return the measurements for which the profile has no reference."""
     return [
         judged.measurement
         for judged in (run.verdict.judged if run.verdict is not None else ())

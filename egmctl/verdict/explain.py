@@ -1,6 +1,6 @@
-"""Which causes explain that paths of a run are slow, broken or not measured: doctor's, and what the run saw. Pure.
+"""Find the causes of slow, broken and missing paths of a run: doctor's, and those that the run itself observed. Pure.
 
-The rules from a check's fault to the paths that it explains are in :mod:`egmctl.doctor.causes`.
+:mod:`egmctl.doctor.causes` has the rules that map a check's fault to the paths that it explains.
 """
 
 from __future__ import annotations
@@ -46,35 +46,35 @@ from egmctl.units import format_kernel_list, format_size
 from egmctl.verdict.yardsticks import is_degraded, is_lost
 
 CAUSE_SECTIONS = ("switches", "confinement", "system")
-"""The facts that causes are found in, besides those that a plan is made from."""
+"""The sections of a machine that causes are found in, in addition to those that a plan needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shortfalls:
-    """The measurements of a run that need an explanation, by their places in it."""
+    """The measurements of a run that need an explanation, by index."""
 
     failing: frozenset[int] = frozenset()
-    """Too slow, or broken by a known cause."""
+    """Measurements that are too slow, or that broke with a known cause."""
     warned: frozenset[int] = frozenset()
-    """A little slow, or without EGM where its route is blocked."""
+    """Slightly slow measurements, and those made without EGM because its route is blocked."""
     waived: frozenset[int] = frozenset()
-    """Not made on the planned path."""
+    """Measurements that were not made on the planned path."""
     lost: frozenset[int] = frozenset()
-    """Crashed, hung, or failed for no cause that the failing call names."""
+    """Measurements that crashed, hung, or failed without a known cause."""
 
     @property
     def slow(self) -> frozenset[int]:
-        """All that were measured and are not as they should be."""
+        """All failing and warned measurements."""
         return self.failing | self.warned
 
     @property
     def broken(self) -> frozenset[int]:
-        """All that make their cause a failure."""
+        """The measurements that make their cause a failure."""
         return self.failing | self.lost
 
 
 def shortfalls(run: RunReport) -> Shortfalls:
-    """Return the measurements of a run that need an explanation; after an interruption those that were made."""
+    """Return the measurements of a run that need an explanation. In an interrupted run, waived ones do not."""
     numbered = list(enumerate(run.measurements))
     lost = frozenset(number for number, m in numbered if is_lost(m))
     failing = {number for number, m in numbered if m.status in BROKEN} - lost
@@ -98,19 +98,18 @@ def with_causes(
     numa: Collection[int] | None = None,
     short: Shortfalls | None = None,
 ) -> RunReport:
-    """Return a run with the causes that explain it: the gravest first; of equally grave ones those that explain most.
+    """Return a run with the causes that explain it, ordered by severity, then by the number of measurements explained.
 
     Parameters
     ----------
     machine
-        The live node, whose findings name things as they are called there; by default the run's own record of it, which
-        has pseudonyms.
+        The live node, whose names the findings use; by default the run's own record of it, which has pseudonyms.
     asked
-        Bus ids of the GPUs that the user named: that one cannot be measured is a fault then.
+        Bus ids of the GPUs that the user named. It is a failure if one of them cannot be measured.
     numa
-        NUMA nodes that the user named: that one's memory may not be used is a fault then; ``None``: none were.
+        NUMA nodes that the user named, or ``None``. It is a failure if the memory of one of them cannot be used.
     short
-        What is to be explained; by default what is slow, broke or was not made.
+        The measurements to explain; by default all :func:`shortfalls` of the run.
     """
     short = shortfalls(report) if short is None else short
     scope = Scope(gpus=tuple(asked) or None, numa=None if numa is None else tuple(numa))
@@ -118,7 +117,7 @@ def with_causes(
     slow = {number for number in short.slow if Symptom.SLOW in _symptoms(report, short, number)}
     throttled = {number for cause in result if cause.finding.check == "gpu.throttle" for number in cause.explains}
     for finding, numbers in during(report):
-        # Clocks that were throttled before are doctor's cause.
+        # If the clocks were throttled before the run, doctor reports the cause.
         known = throttled if finding.check == THROTTLED else set()
         result.append(cause_of(finding, numbers & slow - known, short))
     explaining = [cause for cause in result if cause.explains]
@@ -129,29 +128,29 @@ def with_causes(
 def cause_of(
     finding: Finding, numbers: Collection[int], short: Shortfalls, node: str = "", asked: str = ""
 ) -> RunCause:
-    """Return a cause, which is a failure where it broke what it explains, or where GPUs were ``asked`` for."""
+    """Return a cause of measurements; it is a failure if it broke one of them or if the user ``asked`` for its GPUs."""
     status = Status.FAIL if asked or short.broken.intersection(numbers) else finding.status
     return RunCause(status=status, finding=finding, node=node, asked=asked, explains=tuple(sorted(numbers)))
 
 
 def explained_by(cause: Cause, run: RunReport, short: Shortfalls) -> frozenset[int]:
-    """Return the shortfalls of a run on one node that a root cause of doctor's explains."""
+    """Return the measurements of a run on one node that a root cause of doctor explains."""
     return frozenset(t.number for node in nodes(run)[:1] for t in _explained(cause, _troubles(run, short, node), node))
 
 
 def _explained(cause: Cause, troubles: Iterable[Trouble], node: Node) -> list[Trouble]:
     """Return the troubles that a root cause, or a finding that follows from it, explains."""
-    # That something could not be determined makes nothing slow, whatever it follows from.
+    # Only findings with status fail, warn or note explain a path. A finding that something is unknown does not.
     faults = [finding for finding in (cause.finding, *cause.explains) if finding.status in TOLD]
     return [trouble for trouble in troubles if any(explains(node, fault, trouble) for fault in faults)]
 
 
 def _on_node(report: RunReport, short: Shortfalls, node: Node, scope: Scope) -> Iterator[RunCause]:
-    """Yield what explains shortfalls on one node: doctor's causes, then what no check knows of the GPUs left out."""
+    """Yield the causes on one node: doctor's, then one for the GPUs left out for reasons that no check knows."""
     troubles = list(_troubles(report, short, node))
     if not troubles:
         return
-    # All checks: only where there is something to explain.
+    # Imported late: most runs have nothing to explain.
     from egmctl.doctor.runner import CHECKS, diagnose
 
     gpus = node.machine.gpus or ()
@@ -177,7 +176,7 @@ def _taken(troubles: Iterable[Trouble]) -> frozenset[str]:
 
 
 def nodes(report: RunReport, machine: Machine | None = None) -> tuple[Node, ...]:
-    """Return the nodes of a run; none where it is not known which process was on which."""
+    """Return the nodes of a run, or none if the host of its ranks is unknown."""
     machines = report.machines
     if len(machines) == 1:
         return (Node(machine or machines[0]),)
@@ -188,11 +187,11 @@ def nodes(report: RunReport, machine: Machine | None = None) -> tuple[Node, ...]
     return tuple(Node(m, name, by_host[host]) for m, (host, name) in zip(machines, names.items(), strict=True))
 
 
-# --- what is wrong with each measurement -----------------------------------------------------------------------------
+# --- symptoms of each measurement ------------------------------------------------------------------------------------
 
 
 def _troubles(report: RunReport, short: Shortfalls, node: Node) -> Iterator[Trouble]:
-    """Yield everything that is wrong with a run's measurements on a node."""
+    """Yield every trouble of a run's measurements on a node."""
     for number in sorted(short.slow | short.lost):
         for symptom in _symptoms(report, short, number):
             yield Trouble(number, symptom, report.measurements[number])
@@ -201,19 +200,19 @@ def _troubles(report: RunReport, short: Shortfalls, node: Node) -> Iterator[Trou
         for number, measurement in tried.items():
             if any(hop.link is LinkKind.UNKNOWN for flow in measurement.flows for hop in flow.route.hops):
                 yield Trouble(number, Symptom.BLIND, measurement)
-    # Only where something was waived: a run may have thousands of flows.
+    # Skipped if nothing was waived: a run may have thousands of flows.
     of_tried = tried.values() if short.waived else ()
     measured = {bus_id for measurement in of_tried for bus_id in _bus_ids(measurement, node)}
     for number in sorted(short.waived):
         measurement = _as_planned(report.measurements[number], node, measured)
         for waiver in measurement.waivers:
-            # A waiver of a path names no rank.
+            # A waiver of a whole path names no rank.
             if waiver.rank is None or node.has(waiver.rank):
                 yield Trouble(number, waiver.kind, measurement, waiver)
 
 
 def _symptoms(report: RunReport, short: Shortfalls, number: int) -> Iterator[Symptom]:
-    """Yield what is wrong with a measurement that was tried."""
+    """Yield the symptoms of a measurement that was tried."""
     measurement = report.measurements[number]
     degraded = is_degraded(measurement)
     if measurement.status is MeasurementStatus.CORRUPT:
@@ -222,7 +221,7 @@ def _symptoms(report: RunReport, short: Shortfalls, number: int) -> Iterator[Sym
         yield Symptom.LOST if number in short.lost else Symptom.FAILED
     elif degraded:
         yield Symptom.DEGRADED
-    # What went without EGM has no reference: it is slow only by comparison with another run.
+    # A measurement without EGM has no reference. Only a comparison with another run can find that it is slow.
     if measurement.measured and (number in short.failing or not degraded):
         yield Symptom.SLOW
 
@@ -232,10 +231,10 @@ def _bus_ids(measurement: Measurement, node: Node) -> set[str]:
 
 
 def _as_planned(measurement: Measurement, node: Node, measured: Collection[str]) -> Measurement:
-    """Return a measurement that was not made as planned with its planned routes, waived with the reason.
+    """Return a measurement that was not made as planned with its planned routes and complete waivers.
 
-    Copies that were staged are a path that was refused; a worker that finds a GPU missing does not say which of a path:
-    it is the one of which nothing was measured.
+    A staged copy counts as a path without peer access. A worker that finds a GPU missing does not report which GPU it
+    is: the waiver names those GPUs of the path of which nothing was measured.
     """
     ends = _bus_ids(measurement, node)
     missing = tuple(sorted(ends.difference(measured) or ends))
@@ -252,24 +251,25 @@ def _as_planned(measurement: Measurement, node: Node, measured: Collection[str])
     return replace(measurement, waivers=tuple(waivers), flows=tuple(flows))
 
 
-# --- what the run itself saw -----------------------------------------------------------------------------------------
+# --- findings of the run itself --------------------------------------------------------------------------------------
 
 IN_USE, UNUSABLE, HIDDEN = "bench.gpu-in-use", "bench.gpu-unusable", "bench.gpu-hidden"
-"""Ids of findings: a GPU that others use, one that cannot be used, one that CUDA_VISIBLE_DEVICES hides."""
+"""Check ids of findings on GPUs that are in use by others, that cannot be used, or that CUDA_VISIBLE_DEVICES hides."""
 OTHERS, THROTTLED, OTHER_LINK = "bench.other-processes", "bench.throttled", "bench.other-link"
 HOST_BUSY = "bench.host-busy"
 _BUSY_CPUS, _BUSY_PART = 4, 0.1
-"""A host is busy whose other processes keep so many CPUs at work, and this part of all; of few CPUs, half of them.
-Chosen: an idle host stays below one CPU, and four CPUs that copy take a fifth of a socket's memory bandwidth."""
+"""The thresholds of a busy host: other processes use at least this many CPUs (on a small host half of them) and this
+part of all CPUs. Chosen: an idle host stays below one CPU; four CPUs that copy use a fifth of a socket's memory
+bandwidth."""
 
 
 def left_out(machine: Machine, gpus: Sequence[Gpu], kind: WaiverKind) -> Finding:
-    """Return the finding on GPUs of which nothing was measured, for a reason that no check of doctor's knows.
+    """Return the finding on GPUs that were not measured for a reason that no check of doctor knows.
 
     Parameters
     ----------
     kind
-        Of :data:`egmctl.model.finding.OF_GPUS`, as the run recorded it.
+        One of :data:`egmctl.model.finding.OF_GPUS`, as the run recorded it.
     """
     if kind is WaiverKind.GPU_HIDDEN:
         remedy = todo("Unset CUDA_VISIBLE_DEVICES, or leave these GPUs out with --gpus.")
@@ -301,7 +301,7 @@ def _processes(pids: Iterable[int]) -> str:
 
 
 def during(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:
-    """Yield what the GPUs, the links and the host showed while measurements ran, and the places of these."""
+    """Yield findings on GPUs, links and host during the run, with the indices of the measurements that each affects."""
     for check in (OTHERS, THROTTLED):
         yield from _on_gpus(report, check)
     if (finding := _host_busy(report.host_load)) is not None:
@@ -319,7 +319,7 @@ def during(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:
 
 
 def _host_busy(load: HostLoad | None) -> Finding | None:
-    """Return the finding on other processes that keep the host's CPUs, and with these its memory, at work."""
+    """Return the finding that other processes kept the host's CPUs, and so its memory, busy; ``None`` otherwise."""
     if load is None or load.wall_s <= 0:
         return None
     if load.others_cpu_s / load.wall_s < max(min(_BUSY_CPUS, load.cpus / 2), _BUSY_PART * load.cpus):
@@ -340,7 +340,7 @@ def _host_busy(load: HostLoad | None) -> Finding | None:
 
 
 def _on_gpus(report: RunReport, check: str) -> Iterator[tuple[Finding, set[int]]]:
-    """Yield what was seen of GPUs, those with the same sign together."""
+    """Yield a check's findings on GPUs during the run; GPUs that showed the same share a finding."""
     showing: dict[str, list[tuple[int, GpuEvidence]]] = defaultdict(list)
     for number, measurement in enumerate(report.measurements):
         for gpu in measurement.evidence.gpus if measurement.evidence is not None else ():
@@ -353,7 +353,7 @@ def _on_gpus(report: RunReport, check: str) -> Iterator[tuple[Finding, set[int]]
         else:
             text = "Check fans, coolant and power supplies, then measure again."
             remedy = todo(text, "nvidia-smi -q -d PERFORMANCE,TEMPERATURE")
-        # By their labels: nodes of one run have GPUs of the same bus ids.
+        # GPUs are told apart by label: nodes of one run may have GPUs with the same bus ids.
         labels = dict.fromkeys(gpu.label for _, gpu in shown)
         indices = [label.removeprefix("GPU") for label in labels]
         label = ", ".join(labels)
@@ -364,7 +364,7 @@ def _on_gpus(report: RunReport, check: str) -> Iterator[tuple[Finding, set[int]]
 
 
 def words(check: str, gpu: GpuEvidence) -> str | None:
-    """Return the finding's sentence on what a GPU showed, ``None`` where it showed nothing of the sort.
+    """Return the finding's sentence on a GPU, or ``None`` if the GPU showed nothing of the kind.
 
     Parameters
     ----------
@@ -378,14 +378,14 @@ def words(check: str, gpu: GpuEvidence) -> str | None:
 
 
 def sections(cases: Sequence[Case]) -> tuple[str, ...]:
-    """Return the facts that a plan of these cases and its explanation need."""
+    """Return the sections of a machine that a plan of these cases and its explanation need."""
     return (*SECTIONS, "nics", "system") if any(case.engine in UCX_ENGINES for case in cases) else SECTIONS
 
 
 def with_ucx_notes(report: RunReport) -> RunReport:
-    """Return a report with a note for each finding of the doctor that may explain why UCX took its route.
+    """Return a report with a note for each finding of doctor that may explain the route that UCX selected.
 
-    Where GPUDirect RDMA was in use everywhere it could be, there is nothing to explain.
+    No notes are added if GPUDirect RDMA was used for every path with GPU memory.
     """
     report = replace(report, measurements=tuple(_with_distances(m, report) for m in report.measurements))
     on_gpu = [
@@ -409,7 +409,7 @@ def with_ucx_notes(report: RunReport) -> RunReport:
 
 
 def _with_distances(measurement: Measurement, report: RunReport) -> Measurement:
-    """Return a measurement whose network devices say how far they are from the sender's GPU."""
+    """Return a measurement with the distance from the sender's GPU added to each of its network devices."""
     ucx, sender = measurement.ucx, measurement.flows[0].initiator
     ends = [(machine, gpu) for machine in report.machines for gpu in machine.gpus or () if gpu.bus_id == sender]
     if ucx is None or not ucx.devices or not ends:
@@ -421,7 +421,7 @@ def _with_distances(measurement: Measurement, report: RunReport) -> Measurement:
 
 
 def _findings(machine: Machine) -> Iterator[str]:
-    # All checks: only where there is something to explain.
+    # Imported late: most runs have nothing to explain.
     from egmctl.doctor.runner import CHECKS, diagnose
 
     checks = [check for check in CHECKS if check.id.startswith(("rdma.", "pcie.")) and Guard.RDMA in check.guards]

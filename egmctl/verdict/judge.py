@@ -1,6 +1,6 @@
-"""Judge a run: each measurement against three yardsticks, then each class, then all; pure.
+"""Judge a run: each measurement against three yardsticks, then each path class, then the whole run. Pure.
 
-Which GPU HOST_NUMA memory belongs to, by the links that carried it, is told with it.
+The verdict also names the GPU that owns HOST_NUMA memory, as inferred from the links that carried its bytes.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ def judge(
     profile_reason: str = "",
     strict: bool = False,
 ) -> RunVerdict:
-    """Judge what a run measured.
+    """Return the verdict on a run.
 
     Parameters
     ----------
     profile
-        What its kind reaches, ``None`` where that is not known.
+        The profile of the machine, ``None`` if there is none.
     profile_reason
-        Why this profile, or why none.
+        The reason why this profile was selected, or why there is none.
     strict
-        Warnings are to end the command with 1.
+        Whether warnings make the command exit with status 1.
     """
     measurements = report.measurements
     members: dict[PathClass, list[int]] = {}
     for number, measurement in enumerate(measurements):
         if (value_of(measurement) is not None and measurement.point.sms is None) or measurement.status in BROKEN:
-            # What is one of a series by the number of SMs has nothing to be held against: it counts where it broke.
+            # A point of a series by the number of SMs has no reference: it counts only if it broke.
             members.setdefault(class_of(measurement), []).append(number)
     culprits: list[Culprit] = []
     judged: dict[int, Judged] = {}
@@ -119,7 +119,7 @@ def _class_verdict(
     if broken:
         grade = Grade.FAIL
     elif grade is Grade.PASS and by[Yardstick.PROFILE] is not Grade.PASS:
-        # That nothing stands out among paths of unknown worth says too little.
+        # Agreement among paths without a reference does not prove that they are healthy.
         grade = Grade.NO_REFERENCE
     values = [value for n in numbers if (value := value_of(measurements[n])) is not None]
     unit = unit_of(measurements[numbers[0]])
@@ -159,7 +159,7 @@ def _class_reason(grade: Grade, broken: Sequence[Measurement], judgements: Seque
 
 
 def _warnings(measurements: Sequence[Measurement]) -> Iterator[str]:
-    """Say which error counters rose, and what was measured in place of EGM."""
+    """Yield a warning for each error counter that rose, and one for measurements that were made without EGM."""
     rises: dict[tuple[str, str], int] = {}
     for measurement in measurements:
         for gpu in measurement.evidence.gpus if measurement.evidence else ():
@@ -173,7 +173,7 @@ def _warnings(measurements: Sequence[Measurement]) -> Iterator[str]:
 
 
 def _logged(report: RunReport) -> Iterable[str]:
-    """Say what the kernel logged meanwhile that calls for an operator: paths may be as fast as ever beside it."""
+    """Yield a warning for each fault that the kernel logged during the run; paths may be fast in spite of it."""
     if report.kernel_messages is None or not report.machines:
         return
     for fault in kernel_faults(report.machines[0], report.kernel_messages.events):
@@ -181,18 +181,18 @@ def _logged(report: RunReport) -> Iterable[str]:
             yield f"the kernel logged meanwhile: {fault.title}{fault.times}"
 
 
-# --- who owns EGM memory ---------------------------------------------------------------------------------------------
+# --- owner of EGM memory ---------------------------------------------------------------------------------------------
 
 
 def owners(measurements: Sequence[Measurement]) -> tuple[MemoryOwner, ...]:
-    """Return for each case the owner of the memory of each NUMA node and GPU under which some was allocated and copied.
+    """Return the owner of the memory on each NUMA node, per case and per GPU that was current when it was allocated.
 
-    EGM memory belongs to one GPU: its owner reads it over its own NVLink-C2C, every other GPU over NVLink to the owner
-    (:mod:`egmctl.topology.routes`: read in the driver's source, not measured). So a GPU that needed NVLink does not own
-    what it read, one that did not may, and one that sent over NVLink what another one read does. NVML counts the bytes
-    of NVLink and of PCIe and none of NVLink-C2C: that a GPU used its own is inferred by exclusion.
+    EGM memory belongs to one GPU. The owner reads it over its own NVLink-C2C, every other GPU over NVLink to the owner
+    (:mod:`egmctl.topology.routes`; from the driver's source, not measured). A GPU that read over NVLink is not the
+    owner. A GPU that read without NVLink may be the owner. A GPU that sent over NVLink what another GPU read is the
+    owner. NVML counts bytes of NVLink and PCIe but not of NVLink-C2C, so use of C2C is inferred by exclusion.
 
-    Memory of other processes than the one that copies it counts only where it is EGM.
+    Memory that another process allocated counts only if it is EGM.
     """
     labels: dict[str, str] = {}
     reads: dict[tuple[str, int, str], list[int]] = {}
@@ -226,7 +226,7 @@ def owners(measurements: Sequence[Measurement]) -> tuple[MemoryOwner, ...]:
 
 
 def _owner(allocated_by: str, reads: Sequence[Measurement]) -> tuple[str | None, OwnerUnknown | None]:
-    """Return the owner of memory, by who read or wrote it over which link and who sent it; or why it is unknown."""
+    """Return the owner of memory as inferred from the links that its reads and writes used, or why it is unknown."""
     of_egm = [read for read in reads if read.flows[0].route.egm is Egm.YES]
     links: list[LinkKind] = []
     possible: set[str] = set()

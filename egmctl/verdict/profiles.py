@@ -41,7 +41,7 @@ from egmctl.verdict.yardsticks import JUDGED_FROM_BYTES, class_of, not_judged, u
 
 
 def choose(machine: Machine, profiles: Sequence[Profile]) -> tuple[Profile | None, str]:
-    """Return the first profile that fits, and why it does; or none, and why none does."""
+    """Return the first profile that matches a machine and the reason, or ``None`` and the reasons why none matches."""
     matches = [match_profile(machine, profile) for profile in profiles]
     for profile, match in zip(profiles, matches, strict=True):
         if match.fits:
@@ -53,7 +53,7 @@ def choose(machine: Machine, profiles: Sequence[Profile]) -> tuple[Profile | Non
 
 
 def match_profile(machine: Machine, profile: Profile) -> Match:
-    """Ask of a machine everything that the profile's signature states."""
+    """Compare a machine with every property in the profile's signature."""
     signature, gpus = profile.match, machine.gpus or ()
     least, most = signature.least_gpus, signature.most_gpus
     points = [
@@ -71,7 +71,7 @@ def match_profile(machine: Machine, profile: Profile) -> Match:
         words = {"unknown" if count is None else str(count) for count in counts} if gpus else set()
         points.append(_point("NVLinks per GPU", words, (str(signature.nvlinks),)))
     if signature.link is not None and len(gpus) > 1:
-        # A node whose links are down is still of its kind, and no faster.
+        # A node whose links are down is slower but still of its kind.
         joined = _nvlinks_between(machine)
         words = {f"NV{joined}"} if joined else {"(no NVLink is up)"}
         slower = [f"NV{number}" for number in range(1, (signature.nvlinks_between or 0) + 1)]
@@ -87,14 +87,14 @@ def match_profile(machine: Machine, profile: Profile) -> Match:
 
 
 def _point(what: str, values: Collection[str | None], expected: Collection[str], words: str = "") -> MatchPoint:
-    """Compare what was read of a machine with what a profile expects of it.
+    """Compare what was read from a machine with what a profile expects.
 
     Parameters
     ----------
     values
-        The different values of its GPUs; ``None``, of a GPU of which it was not read, does not count.
+        The distinct values of its GPUs. ``None``, for a GPU whose value was not read, is ignored.
     words
-        The expectation for people; by default all that is expected.
+        The expectation for people; by default all expected values.
     """
     known = sorted(value for value in values if value is not None)
     fits = bool(known) and set(known) <= set(expected)
@@ -105,29 +105,29 @@ def _point(what: str, values: Collection[str | None], expected: Collection[str],
 
 
 def _nvlinks_between(machine: Machine) -> int:
-    """Return the NVLinks of the best link between two GPUs; 0 where none is up."""
+    """Return the number of NVLinks of the best link between two GPUs, or 0 if none is up."""
     links = [gpu_link(machine, *pair) for pair in combinations(machine.gpus or (), 2)]
     return max((link.nvlinks or 0 for link in links if link.kind is LinkClass.NVLINK), default=0)
 
 
 def gpu_kind(gpu: Gpu) -> str:
-    """Return what a GPU is, in words: its name and its PCI id."""
+    """Return a GPU's name and PCI id for people."""
     return f"{gpu_name(gpu.name)} ({(gpu.pci and gpu.pci.pci_id) or 'PCI id unknown'})"
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
 
 FILE_LIMIT = 1 << 20
-"""Bytes of the largest file that is read; ``hgx-h200.toml`` has some 20 KiB."""
+"""The maximum size of a profile's file in bytes; ``hgx-h200.toml`` has some 20 KiB."""
 
 SYSTEM_FOLDER = Path("/etc/egmctl/profiles")
 
 
 def folders() -> tuple[Path, ...]:
-    """Return where profiles are looked for, the first one first: the user's, the system's, those that ship.
+    """Return the folders that are searched for profiles, in order: the user's, the system's, those that ship.
 
-    The user's is that of the XDG Base Directory Specification: ``$XDG_CONFIG_HOME/egmctl/profiles``, and
-    ``~/.config/egmctl/profiles`` where the variable is not set or not absolute.
+    The user's follows the XDG Base Directory Specification: ``$XDG_CONFIG_HOME/egmctl/profiles``, or
+    ``~/.config/egmctl/profiles`` if the variable is unset or not an absolute path.
     """
     stated = Path(os.environ.get("XDG_CONFIG_HOME", ""))
     user = stated if stated.is_absolute() else Path(os.path.expanduser("~/.config"))
@@ -135,17 +135,18 @@ def folders() -> tuple[Path, ...]:
 
 
 def load_all(on_broken: Callable[[UsageError], None] | None = None) -> tuple[tuple[Profile, Path], ...]:
-    """Return every profile and its file, in the order in which they are asked; of two of one name the first.
+    """Return every profile and its file in search order. If two have the same name, the first one counts.
 
     Parameters
     ----------
     on_broken
-        Told of a broken one, which is passed over then: for what was measured already and must not be lost.
+        A function that is called with the error of a broken profile, which is then skipped, so that measured results
+        are not lost.
 
     Raises
     ------
     UsageError
-        For a broken one, without ``on_broken``: what it says must not be passed over in silence.
+        A profile is broken, and ``on_broken`` is ``None``.
     """
     profiles: list[tuple[Profile, Path]] = []
     for path in _files():
@@ -161,27 +162,27 @@ def load_all(on_broken: Callable[[UsageError], None] | None = None) -> tuple[tup
 
 
 def load(name_or_path: str) -> Profile:
-    """Return one profile by its name, or from a file.
+    """Return one profile by name or from a file.
 
     Raises
     ------
     UsageError
-        If there is none, or it is broken.
+        There is no such profile, or it is broken.
     """
     return read(find(name_or_path))
 
 
 def find(name_or_path: str) -> Path:
-    """Return the file of a profile.
+    """Return the file of a profile. A name with a path separator or ``.toml`` is returned as a path, unchecked.
 
     Raises
     ------
     UsageError
-        If there is none of that name.
+        No profile has that name.
     """
     if os.sep in name_or_path or name_or_path.endswith(".toml"):
         return Path(name_or_path)
-    # The first of two with one name is taken.
+    # If two have the same name, the first one counts.
     files = {path.stem: path for path in reversed(_files())}
     if name_or_path not in files:
         raise UsageError(
@@ -192,17 +193,17 @@ def find(name_or_path: str) -> Path:
 
 
 def _files() -> list[Path]:
-    """Return all files of profiles, in the order in which they are asked."""
+    """Return the files of all profiles in search order."""
     return [path for folder in folders() for path in sorted(folder.glob("*.toml"))]
 
 
 def read(path: Path) -> Profile:
-    """Return the profile that a file holds.
+    """Return the profile in a file.
 
     Raises
     ------
     UsageError
-        Naming file, line and key.
+        The file cannot be read or is not a valid profile; the message names the file and, if known, line and key.
     """
     try:
         content = read_bounded(path, FILE_LIMIT)
@@ -217,17 +218,17 @@ def read(path: Path) -> Profile:
 
 
 def parse(text: str, path: Path) -> Profile:
-    """Return the profile that a text spells.
+    """Return the profile that a TOML text describes.
 
     Parameters
     ----------
     path
-        The file that the text is of: its stem is the profile's name.
+        The file that contains the text. Its stem must be the profile's name.
 
     Raises
     ------
     UsageError
-        As :func:`read`.
+        The text is not a valid profile, as for :func:`read`.
     """
     try:
         document = toml.loads(text)
@@ -243,7 +244,7 @@ def parse(text: str, path: Path) -> Profile:
         place, _, what = str(error).partition(": ")
         _refuse_key(path, text, place if what else "", what or place)
     for place in _unknown(document, to_json(profile)):
-        # A misspelt key would do nothing, silently.
+        # A misspelt key would otherwise have no effect, silently.
         _refuse_key(path, text, place, "there is no such key")
     if profile.name != path.stem:
         _refuse_key(path, text, "name", f"expected {path.stem!r}, the file's name, found {profile.name!r}")
@@ -253,7 +254,7 @@ def parse(text: str, path: Path) -> Profile:
 
 
 def _faults(profile: Profile) -> Iterator[tuple[str, str]]:
-    """Yield the place and the sentence of each thing that the types do not say."""
+    """Yield the key and the message of each error that the types of the fields do not rule out."""
     cited = [("match.source", profile.match.source)]
     cited += [(f"links[{i}].source", link.source) for i, link in enumerate(profile.links)]
     paths: set[tuple[str, Point, str, int | None]] = set()
@@ -283,7 +284,7 @@ def _faults(profile: Profile) -> Iterator[tuple[str, str]]:
 
 
 def _unknown(document: Any, known: Any, place: str = "") -> Iterator[str]:
-    """Yield the place of each key of a document that the profile made of it does not have."""
+    """Yield each key of a document that is missing from ``known``, the JSON data of the profile decoded from it."""
     if isinstance(document, list):
         for i, (item, known_item) in enumerate(zip(document, known, strict=True)):
             yield from _unknown(item, known_item, f"{place}[{i}]")
@@ -304,7 +305,7 @@ def _refuse(path: Path, line: int, what: str) -> NoReturn:
 
 
 def line_of(text: str, place: str) -> int:
-    """Return the line, from 1, of a place such as ``references[2].warn``: of its table where the key is not there."""
+    """Return the line number, from 1, of a key such as ``references[2].warn``, or of its table if it is missing."""
     table, _, key = place.rpartition(".")
     if not table:
         table = key
@@ -323,12 +324,13 @@ def line_of(text: str, place: str) -> int:
 
 
 SPREADS_WARN, LEAST_WARN = 1.5, 0.025
-"""Warns at so many times the largest deviation from the typical value that any run showed over the same link, and not
-before so much of the value."""
+"""A learnt reference warns at this multiple of the largest deviation that any run showed over the same link, but not
+below this part of the typical value."""
 SPREADS_FAIL, LEAST_FAIL = 2.5, 0.05
-"""Fails at so much. One NVLink of 18 carries 5.6 %."""
+"""The same for a failure. One NVLink of 18 carries 5.6 %."""
 LATENCY_WARN, LATENCY_FAIL = 0.1, 0.25
-"""In place of the least, for latencies: where GPU and SM sit makes several per cent, and no two machines are alike."""
+"""The smallest deviations for latencies. They vary by several per cent with the location of GPU and SM, and no two
+machines are alike."""
 RULE = (
     f"warns at {SPREADS_WARN:g}x and fails at {SPREADS_FAIL:g}x the largest deviation seen over the same link, but not "
     f"below {100 * LEAST_WARN:g} and {100 * LEAST_FAIL:g} % (latencies {100 * LATENCY_WARN:g} and "
@@ -336,21 +338,21 @@ RULE = (
 )
 
 SMALLER = 4
-"""A reference is good for buffers down to this part of those that it was learnt with: on HGX H200 a quarter of 512 MiB
-costs a copy engine over NVLink 1 % (docs/profiles.md)."""
+"""A reference is valid for buffers down to the learnt size divided by this. On HGX H200 a copy engine over NVLink loses
+1 % with a quarter of 512 MiB (docs/profiles.md)."""
 
 _ALONE = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS, Pattern.LOCAL, Pattern.LOADED)
-"""What all others reach together depends on how many GPUs take part."""
+"""Patterns whose total does not depend on how many GPUs take part, unlike that of all others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run to learn from."""
+    """A run that a profile is learnt from."""
 
     report: RunReport
     machine: Machine
     node: str
-    """What tells its node from others."""
+    """An identifier of its node."""
 
 
 _Class = tuple[str, Point, str, int | None]
@@ -359,29 +361,29 @@ _Class = tuple[str, Point, str, int | None]
 
 @dataclass(slots=True)
 class _Learnt:
-    """What all runs say of one class."""
+    """The values of all runs for one class."""
 
     unit: Unit
     by_path: dict[tuple[str, str], list[float]] = field(default_factory=dict)
-    """The medians of each path of each node, one for each run."""
+    """The medians of each path of each node, one per run."""
     least_bytes: int | None = None
-    """The smallest buffers that were learnt from."""
+    """The smallest buffer size among the measurements."""
 
     @property
     def typical(self) -> float:
-        """The middle of all paths and runs."""
+        """The median of all paths and runs."""
         return median(value for runs in self.by_path.values() for value in runs)
 
     @property
     def off(self) -> float:
-        """How far the worst path of any run was from that, as a part of it."""
+        """The deviation of the worst path of any run from the typical value, as a part of it."""
         values = [value for runs in self.by_path.values() for value in runs]
         worst = max(values) if self.unit is Unit.NS else min(values)
         return abs(worst / self.typical - 1)
 
     @property
     def run_to_run(self) -> float | None:
-        """Standard deviation of one path from run to run, as a part of its middle: of the worst path."""
+        """The largest standard deviation of a path from run to run, as a part of its median; ``None`` if unknown."""
         repeated = [runs for runs in self.by_path.values() if len(runs) > 1]
         return max((stdev(runs) / median(runs) for runs in repeated), default=None)
 
@@ -389,22 +391,22 @@ class _Learnt:
 def learn(runs: Sequence[Run], name: str, date: str) -> Profile:
     """Return a profile of what the runs measured.
 
-    Only what is ``ok`` is learnt from: corrupt data and samples that differ too much are no measure of anything; nor
-    what was measured on GPUs that other processes used meanwhile. A sweep is learnt from at its largest size.
+    Only measurements with status ``ok`` count, if they are judged at all and no other process used their GPUs. A sweep
+    counts with its largest size.
 
     Parameters
     ----------
     runs
-        At least one.
+        At least one run.
     name
-        Of the profile.
+        The name of the profile.
     date
-        Of today, for people.
+        The current date, for people.
 
     Raises
     ------
     UsageError
-        If the machines are not of one kind, or nothing was measured.
+        The machines are not of one kind, or nothing usable was measured.
     """
     first = runs[0]
     for run in runs[1:]:
@@ -450,7 +452,7 @@ def _add(learnt: dict[_Class, _Learnt], node: str, measurement: Measurement) -> 
 
 
 def _references(learnt: Mapping[_Class, _Learnt]) -> Iterator[Reference]:
-    """Yield a reference for each class; how far runs are apart is of the link, whichever case showed it."""
+    """Yield a reference for each class. Its bounds follow from the deviations of all classes over the same link."""
     of_link: dict[tuple[str, Unit], list[_Learnt]] = {}
     for (_, _, link, _), entry in learnt.items():
         of_link.setdefault((link, entry.unit), []).append(entry)
@@ -495,7 +497,7 @@ def _signature(machines: Sequence[Machine]) -> Signature:
 
 
 def _kind(machine: Machine) -> str:
-    """Name what has to be the same in all machines of a profile."""
+    """Return a text that must be the same for all machines of a profile."""
     return ", ".join(sorted(set(map(gpu_kind, machine.gpus or ())))) or "no GPU"
 
 
@@ -504,7 +506,7 @@ def _round(value: float) -> float:
 
 
 def dump(profile: Profile) -> str:
-    """Return the file's text; without keys that say nothing."""
+    """Return a profile as TOML, without keys whose value is empty."""
     document = to_json(profile)
     tables = [("", {key: document[key] for key in ("schema", "name", "title")}), ("[match]", document["match"])]
     tables += [(f"[sources.{_key(name)}]", source) for name, source in document["sources"].items()]
@@ -513,7 +515,7 @@ def dump(profile: Profile) -> str:
 
 
 def _pairs(table: Mapping[str, Any]) -> list[str]:
-    """Return the keys of a table with their values, but those that say nothing."""
+    """Return the keys of a table with their values, except for empty values."""
     texts = {key: _value(value) for key, value in table.items() if value not in (None, [])}
     return [f"{_key(key)} = {text}" for key, text in texts.items() if text != "{}"]
 
@@ -524,7 +526,7 @@ def _key(key: str) -> str:
 
 
 def _value(value: Any) -> str:
-    """Return a value as TOML: JSON's escapes are TOML's, but for the delete character and pairs of surrogates."""
+    """Return a value as TOML. TOML has the escapes of JSON, except for the delete character and surrogate pairs."""
     if isinstance(value, dict):
         return f"{{{', '.join(_pairs(value))}}}"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")

@@ -16,19 +16,19 @@ from egmctl.model.verdict import Culprit, Direction, Grade, Judgement, Yardstick
 from egmctl.units import MIB, format_size
 
 JUDGED_FROM_BYTES = 64 * MIB
-"""Bandwidths of smaller buffers say what it costs to begin a copy, and are not judged. On HGX H200 copies of 64 MiB
-reach 98 % of what copies of 512 MiB do (docs/profiles.md)."""
+"""The smallest buffers whose bandwidth is judged; with smaller ones the cost of starting a copy dominates. On HGX H200
+copies of 64 MiB reach 98 % of the bandwidth of 512 MiB (docs/profiles.md)."""
 
 
 def is_lost(measurement: Measurement) -> bool:
-    """Say whether a measurement ended for no cause that is known: the command ends with 4 then."""
+    """Return whether a measurement crashed, timed out or failed without a known cause; the exit status is then 4."""
     unexplained = measurement.status is Status.FAILED and not measurement.known_cause
     return unexplained or measurement.status in (Status.CRASHED, Status.TIMED_OUT)
 
 
 @dataclass(frozen=True, slots=True)
 class PathClass:
-    """Case, point and links: what may be compared."""
+    """A class of comparable paths: same case, point and links."""
 
     case: str
     point: Point
@@ -37,16 +37,16 @@ class PathClass:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The name of the class for people."""
         return f"{named(self.case, self.point)} over {self.link}"
 
 
 SEVERAL = "several routes at once"
-"""In place of a symbol, of flows that take different routes at the same time."""
+"""The symbol of a class whose flows use different routes at the same time."""
 
 
 def class_of(measurement: Measurement) -> PathClass:
-    """Return the class of a measurement; flows that take different ways at once have a class of their own."""
+    """Return the class of a measurement. Measurements with flows over different routes form a class of their own."""
     return PathClass(measurement.case, measurement.point, _common(flow.route.symbol for flow in measurement.flows))
 
 
@@ -56,23 +56,23 @@ def _common(symbols: Iterable[str]) -> str:
 
 
 def unit_of(measurement: Measurement) -> Unit:
-    """Return the unit of a measurement's number."""
+    """Return the unit of a measurement's value."""
     return Unit.NS if measurement.quantity is Quantity.LATENCY else Unit.GB_S
 
 
 def value_of(measurement: Measurement) -> float | None:
-    """Return the median of a latency, or of the bandwidth of all flows together; ``None`` where there is none."""
+    """Return the median latency, or the median bandwidth of all flows together; ``None`` if there is none."""
     summary = measurement.headline
     return summary.median if summary is not None and summary.median > 0 else None
 
 
 def is_degraded(measurement: Measurement) -> bool:
-    """Say whether an EGM route was blocked and another one was tried."""
+    """Return whether an EGM route was blocked and another one was used."""
     return any(flow.route.degraded for flow in measurement.flows)
 
 
 def not_judged(measurement: Measurement) -> str | None:
-    """Say why a number is not judged; ``None`` if it is."""
+    """Return why a value is not judged; ``None`` if it is."""
     if is_degraded(measurement):
         return "its EGM route is blocked: what is left has no reference"
     if measurement.point.sms is not None:
@@ -85,21 +85,21 @@ def not_judged(measurement: Measurement) -> str | None:
 
 
 def is_by_host(measurement: Measurement) -> bool:
-    """Say whether it is a round trip of messages between processes: where the host runs these is in the number.
+    """Return whether the value is a round trip of messages, which depends on the CPUs that run the processes.
 
-    On eight idle H200 round trips by event were 24.7 to 38.6 us from pair to pair (docs/hardware-notes.md).
+    On eight idle H200, round trips by event took 24.7 to 38.6 us, depending on the pair (docs/hardware-notes.md).
     """
     return measurement.quantity is Quantity.LATENCY and ENGINES[measurement.engine].timed_by_host
 
 
 LEAST_GPUS = 4
-"""With fewer GPUs nobody can say which of two that differ is the odd one."""
+"""The smallest number of GPUs that have peers. With fewer, either of two different GPUs may be the outlier."""
 
 _MOST_OF = 0.75
-"""So many of a GPU's cells must be weak to call it the GPU: otherwise they are pairs."""
+"""The part of a GPU's cells that must be weak to report the GPU as outlier instead of its pairs."""
 
 End = str | None
-"""A GPU, or ``None`` where that end of a path is none."""
+"""A GPU, or ``None`` if that end of a path is not a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,68 +114,68 @@ class PeerCell:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Where a value becomes a warning, and where a fault: below these for a bandwidth, above them for a latency."""
+    """The thresholds of warning and failure. They are minima of a bandwidth and maxima of a latency."""
 
     warn: float | None
     fail: float | None
     latency: bool = False
 
     def grade(self, value: float) -> Grade:
-        """Grade a value; a bound that is ``None`` is none."""
+        """Return the grade of a value. A bound that is ``None`` is not checked."""
         for grade, bound in ((Grade.FAIL, self.fail), (Grade.WARN, self.warn)):
             if bound is not None and (value > bound if self.latency else value < bound):
                 return grade
         return Grade.PASS
 
     def times(self, typical: float) -> Bounds:
-        """Return as values what are parts of a typical value here."""
+        """Return the bounds multiplied by a typical value; they must be parts of it."""
         return Bounds(self.warn and self.warn * typical, self.fail and self.fail * typical, self.latency)
 
 
 BANDWIDTH = Bounds(warn=0.95, fail=0.85)
-"""Parts of what the siblings reach. Chosen: healthy pairs of one node are 0.1 % apart on HGX H200
-(docs/hardware-notes.md) and up to 3.5 % below their median in published matrices of HGX H100 (docs/profiles.md); one of
-18 links that is missing costs 5.6 %."""
+"""Bounds as parts of the peers' value. Chosen: healthy pairs of one node are 0.1 % apart on HGX H200
+(docs/hardware-notes.md) and up to 3.5 % below their median in published matrices of HGX H100 (docs/profiles.md); one
+missing link of 18 costs 5.6 %."""
 HOST = Bounds(warn=0.8, fail=0.6)
-"""The same between GPUs and host memory, which share more than their own links: root complexes, memory, and on virtual
-machines neighbours. Chosen: of 28 runs on HGX H200 a single GPU was up to 15 % below the others (docs/profiles.md); a
+"""Bounds between GPUs and host memory, which share more than their own links: root complexes, memory, and on a virtual
+machine other tenants. Chosen: in 28 runs on HGX H200 a single GPU was up to 15 % below the others (docs/profiles.md); a
 PCIe link that trained at half its width or rate loses half."""
 LATENCY = Bounds(warn=1.15, fail=1.5, latency=True)
-"""Of latencies. Chosen: on HGX H200 they are up to 6 % apart, by the place of GPU and SM."""
+"""Bounds of latencies. Chosen: on HGX H200 they differ by up to 6 %, depending on the location of GPU and SM."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outlier:
-    """A GPU in one direction, or a pair."""
+    """A GPU in one direction, or a pair, with a value beyond the bounds."""
 
     gpus: tuple[str, ...]
     direction: Direction | None
     ratio: float
-    """What it reaches by what its siblings do; a GPU's is that of all its cells in the direction."""
+    """Its value divided by its peers' value. A GPU's value is the median of all its cells in the direction."""
     grade: Grade
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """One class taken apart."""
+    """The typical value and the outliers of one class."""
 
     typical: float | None
-    """What its members reach that are not out of line; ``None`` where there are too few."""
+    """The typical value: the upper median of bandwidths or the lower median of latencies; ``None`` for too few GPUs."""
     outliers: tuple[Outlier, ...] = ()
     """GPUs first, then pairs; the worst first."""
 
 
 def fit(cells: Sequence[PeerCell], bounds: Bounds) -> Fit:
-    """Find what is out of line among cells of one class.
+    """Return the typical value and the outliers among the cells of one class.
 
     Parameters
     ----------
     cells
-        Values above 0, each of its own pair of ends.
+        Values above 0, each of a different pair of ends.
     """
     if len({end for cell in cells for end in (cell.source, cell.destination) if end is not None}) < LEAST_GPUS:
         return Fit(None)
-    # Nothing is faster than its link: where half are slow, those are the odd ones.
+    # No path is faster than its link: if half of the paths are slow, the slow ones are the outliers.
     better_median = median_low if bounds.latency else median_high
     typical = better_median([cell.value for cell in cells])
     weak = {cell for cell in cells if bounds.grade(cell.value / typical) is not Grade.PASS}
@@ -205,14 +205,14 @@ def fit(cells: Sequence[PeerCell], bounds: Bounds) -> Fit:
 
 
 def _direction(cell: PeerCell) -> Direction | None:
-    """Return a single cell's direction: of a pair, and of a GPU's own memory, there is none."""
+    """Return a cell's direction; a pair and a GPU's own memory have none."""
     if cell.source is not None and cell.destination is not None:
         return None
     return Direction.EGRESS if cell.source is not None else Direction.INGRESS
 
 
 def against_profile(measurement: Measurement, value: float, profile: Profile | None) -> Judgement:
-    """Judge by the profile's reference for the case, the link and the number of flows."""
+    """Judge a value by the profile's reference for the case, the link and the number of flows."""
     if profile is None:
         return no_reference(Yardstick.PROFILE, value, "no profile matches this machine")
     reference, missing = reference_for(measurement, profile)
@@ -244,10 +244,10 @@ def _judgement(
 
 
 def reference_for(measurement: Measurement, profile: Profile) -> tuple[Reference | None, str]:
-    """Return the reference that a measurement is to be held against, or why there is none.
+    """Return the profile's reference for a measurement, or ``None`` and why there is none.
 
-    A pair of GPUs is held against the link that its platform has between GPUs even where it took another one: fewer
-    NVLinks, or none, is what is to be found. Host memory that is farther away is another path.
+    A pair of GPUs is compared with the profile's link between GPUs even if it used another one, so that missing NVLinks
+    are found. Host memory that is reached over another kind of link is a different path.
     """
     point = measurement.point.unsized
     of_case = [
@@ -260,7 +260,7 @@ def reference_for(measurement: Measurement, profile: Profile) -> tuple[Reference
     link = class_of(measurement).link
     flow = measurement.flows[0]
     between_gpus = None not in (flow.source.bus_id, flow.destination.bus_id)
-    # Without the number of NVLinks: ``NV`` of ``NV18`` and of ``NV16``.
+    # Without the number of NVLinks: ``NV`` for ``NV18`` and ``NV16``.
     kind = _common(flow.route.kind for flow in measurement.flows)
     over_link = [r for r in of_case if between_gpus or r.kind == kind]
     if not over_link:
@@ -276,7 +276,7 @@ def reference_for(measurement: Measurement, profile: Profile) -> tuple[Reference
 
 
 def cite(profile: Profile, reference: Reference) -> str:
-    """Return where a reference's numbers come from, and how sure they are."""
+    """Return the sources of a reference's numbers and of its bounds."""
     cited = str(profile.sources[reference.source])
     if reference.bounds_source is None or (reference.warn is None and reference.fail is None):
         return cited
@@ -284,23 +284,24 @@ def cite(profile: Profile, reference: Reference) -> str:
 
 
 def no_reference(yardstick: Yardstick, value: float, why_not: str) -> Judgement:
-    """Return the judgement of a value that a yardstick says nothing of."""
+    """Return the judgement of a value for which a yardstick has no reference."""
     return Judgement(yardstick=yardstick, grade=Grade.NO_REFERENCE, reason=why_not, value=value)
 
 
 _OF_LINK = Bounds(warn=0.5, fail=0.25)
-"""Parts of the link's payload rate. Chosen: of the healthy paths in docs/profiles.md the least is 55 % (kernels reading
-host memory over PCIe on H100); a quarter is what a link of two PCIe generations less, or of a quarter of the lanes,
-carries."""
+"""Bounds as parts of the link's payload rate. Chosen: the lowest of the healthy paths in docs/profiles.md reaches 55 %
+(kernels that read host memory over PCIe on H100); a quarter is the rate of a link two PCIe generations older or with a
+quarter of the lanes."""
 MORE_THAN_IT_CARRIES = 1.01
-"""Above this the bytes cannot all have crossed the link: they came from a cache, or took another way."""
+"""Above this part of the link's rate, not all bytes can have crossed the link: a cache or another route carried
+some."""
 
 _ONE_WAY = (Pattern.PAIR, Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
-"""All bytes of these cross one GPU's link in one direction."""
+"""Patterns in which all bytes cross one GPU's link in one direction."""
 
 
 def against_link(measurement: Measurement, value: float, profile: Profile | None) -> Judgement:
-    """Judge by the link's nominal rate, as the driver reports it or, where it does not, the profile."""
+    """Judge a value by the link's nominal rate, as reported by the driver or, if it reports none, by the profile."""
     if (why_not := _unbounded(measurement)) is not None:
         return no_reference(Yardstick.LINK, value, why_not)
     route = measurement.flows[0].route
@@ -320,7 +321,7 @@ def against_link(measurement: Measurement, value: float, profile: Profile | None
 
 
 def _unbounded(measurement: Measurement) -> str | None:
-    """Say why no link's rate bounds a measurement; ``None`` where one does."""
+    """Return why no link's rate bounds a measurement; ``None`` if one does."""
     flow = measurement.flows[0]
     if measurement.quantity is not Quantity.BANDWIDTH:
         return "a link's rate does not bound a latency"
@@ -346,14 +347,14 @@ def against_peers(
     Parameters
     ----------
     path_class
-        What the class is called.
+        The name of the class.
     values
-        Of each of its measurements, by its place in the report.
+        The value of each measurement of the class, by its index in the report.
 
     Returns
     -------
     tuple
-        A judgement for each, and who is out of line.
+        The judgement of each measurement by index, and the outliers.
     """
     measurements = [report.measurements[number] for number in values]
     if not measurements:
@@ -397,7 +398,7 @@ def _bounds(measurement: Measurement) -> Bounds:
 
 
 def _cells(number: int, measurement: Measurement, value: float) -> Iterator[PeerCell]:
-    """Yield what a measurement says of single GPUs or pairs; nothing where all work at the same time."""
+    """Yield the values of single GPUs or pairs in a measurement; none if all GPUs work at the same time."""
     flow = measurement.flows[0]
     if measurement.pattern is Pattern.ONE_TO_ALL:
         yield PeerCell(number, _gpu(flow.source), None, value)
@@ -412,12 +413,12 @@ def _cells(number: int, measurement: Measurement, value: float) -> Iterator[Peer
 
 
 def _gpu(end: Endpoint) -> str | None:
-    """Return what tells a GPU from the others of a run: bus ids are those of one node."""
+    """Return the label of a GPU, which is unique in a run, unlike a bus id, which is unique on a node."""
     return end.label if end.bus_id is not None else None
 
 
 def _without_peers(measurement: Measurement) -> str:
-    """Say why a measurement has no peers."""
+    """Return why a measurement has no peers."""
     if is_by_host(measurement):
         return "no peers: a round trip by message depends on where the host runs the processes"
     few = measurement.pattern in _OF_GPUS

@@ -1,1 +1,1 @@
-"""The cases, one file a family: adding a case is adding its line there and a test that makes it fail."""
+"""The cases, one file per family. A new case needs a line in its file and a test that makes it fail."""

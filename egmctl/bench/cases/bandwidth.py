@@ -1,6 +1,6 @@
 """Bandwidths within one process: host memory of every kind to and from every GPU, and device memory between GPUs.
 
-HOST_NUMA memory (family ``egm``) takes the EGM path where the platform has EGM; the family ``host`` never does.
+HOST_NUMA memory (family ``egm``) uses the EGM path if the platform has EGM. The family ``host`` never does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from egmctl.model.task import Engine, Pattern
 ENGINES = ((Engine.COPY_ENGINE, "ce"), (Engine.SM_COPY, "sm"))
 
 Kind = tuple[str, MemoryKind, str]
-"""The word for the names of its cases, the memory and the family."""
+"""A kind of memory: the word for it in case names, the memory and the family."""
 
 _VMM = ("host_numa", MemoryKind.HOST_NUMA, "egm")
 _POOL = ("host_numa_pool", MemoryKind.HOST_NUMA_POOL, "egm")
@@ -34,7 +34,7 @@ def from_gpu(name: str, kind: Kind, engine: Engine, pattern: Pattern = Pattern.P
 
 
 def copies(kind: Kind) -> Iterator[Case]:
-    """Yield the copies of each GPU with each NUMA node."""
+    """Yield the cases that copy between each GPU and each NUMA node."""
     word = kind[0]
     for engine, suffix in ENGINES:
         yield to_gpu(f"{word}_to_device_memcpy_{suffix}", kind, engine)
@@ -42,7 +42,7 @@ def copies(kind: Kind) -> Iterator[Case]:
 
 
 def at_once(kind: Kind) -> Iterator[Case]:
-    """Yield the copies both ways at once, and with all GPUs at once."""
+    """Yield the cases that copy in both directions at once, and with all GPUs at once."""
     word = kind[0]
     for engine, suffix in ENGINES:
         yield to_gpu(f"{word}_to_device_bidirectional_memcpy_{suffix}", kind, engine, Pattern.BOTH_DIRECTIONS)
@@ -54,7 +54,7 @@ def at_once(kind: Kind) -> Iterator[Case]:
 
 
 def one_sided(kind: Kind) -> Iterator[Case]:
-    """Yield what only reads, or only writes."""
+    """Yield the cases that only read or only write."""
     word, memory, family = kind
     for engine, suffix in ((Engine.SM_READ, "read_sm"), (Engine.CPU, "read_cpu")):
         yield Case(f"{word}_{suffix}", family, memory, MemoryKind.REGISTERS, engine, End.DESTINATION)
@@ -68,7 +68,7 @@ EGM_CASES = (
     *one_sided(_VMM),
     to_gpu("host_numa_to_device_bulk", _VMM, Engine.BULK),
     from_gpu("device_to_host_numa_bulk", _VMM, Engine.BULK),
-    # Between host memory the driver chooses who copies: on HGX H100 the CPU copied most of the bytes.
+    # Between host memory the driver selects the copier: on HGX H100 the CPU copied most of the bytes.
     *(
         Case(
             f"host_numa_to_host_numa_memcpy_{suffix}",
@@ -103,7 +103,7 @@ HOST_CASES = (
     *copies(("thp", MemoryKind.THP, "host")),
     *copies(("managed", MemoryKind.MANAGED, "host")),
     *copies(("system", MemoryKind.SYSTEM, "host")),
-    # A GPU's memory, where that is a NUMA node of the host: for CPU threads.
+    # A GPU's memory, if it is a NUMA node of the host, accessed by CPU threads.
     *(case for case in one_sided(_GPU_NUMA) if case.engine is Engine.CPU),
 )
 
@@ -132,10 +132,10 @@ P2P_CASES = (
         for engine, suffix in ENGINES
         for way, end in _WAYS
     ),
-    # What cuda-samples' p2pBandwidthLatencyTest calls P2P=Disabled; P2P=Enabled is the copy engine's writes above. One
-    # flow at a time: the driver comes back from a staged copy when the one before it is done, so that what is queued
-    # for one flow holds up the next (H100: both directions together 40 to 49 GB/s, the less the more copies; one alone
-    # 37.5).
+    # The case that cuda-samples' p2pBandwidthLatencyTest calls P2P=Disabled; P2P=Enabled is the copy engine's writes
+    # above. It has one flow at a time: the driver returns from a staged copy when the previous one has completed, so
+    # work queued for one flow delays the next (H100: both directions together 40 to 49 GB/s, less with more copies; one
+    # alone 37.5).
     _case("device_to_device_staged_memcpy_ce", Pattern.PAIR, staged=True),
     _case("device_local_copy", Pattern.LOCAL),
     _case("device_local_copy_sm", Pattern.LOCAL, Engine.SM_COPY),

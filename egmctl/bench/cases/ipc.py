@@ -1,8 +1,8 @@
-"""Memory that one process makes and another one works on, one process per GPU: what training and inference really use.
+"""Cases with memory that one process exports and another one uses, one process per GPU, as in training or inference.
 
-What is done with shared memory is stated once: for :data:`NODE` between the processes of a node, by every kind of
-handle; for :data:`JOB` between those of all nodes of an NVLink domain, by fabric handles (the others end at the node's
-border). A node's cases name the one that takes the same path within one process, so that what IPC costs is seen.
+Each use of shared memory is stated once: for :data:`NODE` between the processes of a node, with every kind of handle;
+for :data:`JOB` between those of all nodes of an NVLink domain, with fabric handles, because no other handle is valid on
+another node. A case of a node names the case on the same path within one process, which shows the cost of IPC.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from egmctl.model.task import Engine, HandleKind, Pattern, Quantity
 from egmctl.units import MIB
 
 MESSAGES = 500
-"""Round trips of a sample that go through the kernel: 20 ms of 40 us each."""
+"""The number of round trips through the kernel in a sample: 20 ms at 40 us each."""
 LIFE_CYCLE_BYTES = 64 * MIB
-"""The memory whose export, opening and closing is timed: large enough that the first touch shows what depends on the
-size, small enough not to drown the rest."""
+"""The size of memory whose export, import and close are timed: large enough to show the cost of the first touch, which
+depends on the size, and small enough not to hide the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Memory that is opened by handles of a kind."""
+    """Memory that is opened by a kind of handle."""
 
     handle: HandleKind
     memory: MemoryKind
 
     @property
     def word(self) -> str:
-        """The word for it in the names of cases."""
+        """The word for the handle and memory in case names."""
         return f"{self.handle}_{'device' if self.memory is MemoryKind.DEVICE else 'host-numa'}".replace("-", "_")
 
     @property
     def counterpart(self) -> str:
-        """The word for its memory in the names of cases within one process."""
+        """The word for the memory in the names of cases within one process."""
         return self.memory.value.replace("-", "_")
 
 
@@ -49,7 +49,7 @@ class Among:
     processes: Processes
     family: str
     prefix: str
-    """The beginning of the names of its cases."""
+    """The prefix of the names of its cases."""
 
 
 NODE = Among(Processes.NODE, "ipc", "ipc_")
@@ -59,7 +59,7 @@ _WAYS = tuple((engine, suffix, way) for engine, suffix in ENGINES for way in ("w
 
 
 def shared() -> Iterator[Shared]:
-    """Yield what can be shared by each kind of handle: legacy handles open a GPU's memory only."""
+    """Yield the memory that each kind of handle can share. Legacy handles open only a GPU's memory."""
     for handle in HandleKind:
         yield Shared(handle, MemoryKind.DEVICE)
         if handle in (HandleKind.POOL, HandleKind.POOL_FABRIC):
@@ -69,7 +69,7 @@ def shared() -> Iterator[Shared]:
 
 
 def copies(memory: Shared, among: Among) -> Iterator[Case]:
-    """Yield the copies into and out of shared memory, by the process that has opened it."""
+    """Yield the cases that copy into and out of shared memory, by the process that opened it."""
     for engine, suffix, way in _WAYS:
         writes = way == "write"
         ends = (MemoryKind.DEVICE, memory.memory) if writes else (memory.memory, MemoryKind.DEVICE)
@@ -88,7 +88,7 @@ def copies(memory: Shared, among: Among) -> Iterator[Case]:
 
 
 def at_once(memory: Shared, among: Among, pattern: Pattern, word: str) -> Case:
-    """Return what several processes do at the same time."""
+    """Return a case in which several processes copy at the same time."""
     return Case(
         f"{among.prefix}{memory.word}_{word}_write_ce",
         *(among.family, MemoryKind.DEVICE, memory.memory, Engine.COPY_ENGINE, End.SOURCE),
@@ -100,7 +100,7 @@ def at_once(memory: Shared, among: Among, pattern: Pattern, word: str) -> Case:
 
 
 def latency(memory: Shared, among: Among) -> Case:
-    """Return a pointer chase through shared memory, which its owner has written."""
+    """Return a pointer chase through shared memory that its owner has written."""
     return Case(
         f"{among.prefix}{memory.word}_latency",
         *(among.family, memory.memory, MemoryKind.REGISTERS, Engine.CHASE, End.DESTINATION),
@@ -135,7 +135,7 @@ def _round_trip(
 
 
 def _node_cases() -> Iterator[Case]:
-    # One kind after the other, so that of each memory is let go before there is any of the next kind.
+    # One kind after the other, so that the memory of each kind is freed before the next kind is allocated.
     for memory in shared():
         yield from copies(memory, NODE)
         if memory.memory is MemoryKind.DEVICE:

@@ -1,6 +1,6 @@
-"""How long one access takes: to a GPU's own memory, a peer's and the host's, idle and loaded; a flag's round trip.
+"""Latencies of one access to a GPU's own memory, a peer's and the host's, idle and loaded, and of a flag's round trip.
 
-The names say the way that the data takes: ``device_to_device`` is read by the GPU on the right.
+The names have the direction of the data: in ``device_to_device`` the GPU on the right reads.
 """
 
 from __future__ import annotations
@@ -13,35 +13,37 @@ from egmctl.model.task import Chase, ChaseOrder, Engine, Pattern, Point, Quantit
 from egmctl.units import GIB, MIB
 
 LOADS = 40_000
-"""In one sample of what needs many: nvbandwidth's definition, which takes one multiprocessor after the other;
-footprints, whose pages the loads before do not all reach; the loads of a CPU; and atomic additions."""
+"""Loads of one sample in cases that need many: nvbandwidth's cases, which use one multiprocessor after the other; large
+footprints, whose pages fewer loads would not all reach; loads by a CPU; and atomic additions."""
 LAPS = 2_000
 LINE_BYTES = 128
-"""The line of the GPUs' caches, and of nvbandwidth's chain."""
+"""The cache line size of GPUs, and the stride of nvbandwidth's chain, in bytes."""
 FLAG_BYTES = 64 * LINE_BYTES
-"""A flag of a ping-pong, or counters: laps and additions take the lines in turn (``egmctl/gpu/kernels/``)."""
+"""The size of the flags of a ping-pong, or of counters. Laps and additions use the lines in turn
+(``egmctl/gpu/kernels/``)."""
 
 CACHED = Footprint(least_bytes=2 * MIB)
-"""nvbandwidth's size: it fits every supported GPU's L2 cache."""
+"""nvbandwidth's size, which fits the L2 cache of every supported GPU."""
 UNCACHED = Footprint(least_bytes=64 * MIB, l2_times=4)
 CPU_UNCACHED = Footprint(least_bytes=512 * MIB)
-"""More than a CPU's caches hold: 114 MiB on Grace, 384 MiB on the largest x86 ones without stacked caches."""
+"""A footprint larger than a CPU's caches: 114 MiB on Grace, 384 MiB on the largest x86 CPUs without stacked caches."""
 
 LAP_LOADS = CACHED.least_bytes // LINE_BYTES
-"""In one sample of a GPU's other loads: each line of :data:`CACHED` once. 5 ms in a GPU's own memory, 22 ms in the
-host's; the clock that times them ticks every 32 ns."""
+"""Loads of one sample in a GPU's other cases: each line of :data:`CACHED` once. They take 5 ms in a GPU's own memory
+and 22 ms in the host's. The clock that times them has a resolution of 32 ns."""
 
 LOAD_BLOCKS_PEER = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 LOAD_BLOCKS_HOST = (0, 1, 2, 4, 8, 16, 32)
-"""Blocks of 128 threads with 8 KiB under way: from idle to more than the link carries, on H200 from 64 on over NVLink
-(366 GB/s) and from 16 on over PCIe (51 GB/s)."""
+"""The numbers of blocks of 128 threads that load a path, each with 8 KiB in flight: from idle to more than the link
+carries, which on H200 is from 64 on over NVLink (366 GB/s) and from 16 on over PCIe (51 GB/s)."""
 
 FOOTPRINTS_LOCAL = (
     *(size * MIB for size in (2, 8, 32, 128, 512)),
     *(size * GIB for size in (1, 2, 4, 8, 16, 32, 64)),
 )
 FOOTPRINTS_HOST = (*FOOTPRINTS_LOCAL, 128 * GIB, 256 * GIB)
-"""Measured in host memory only as far as there is room (:data:`egmctl.bench.plan.make.IF_ROOM_ABOVE_BYTES`)."""
+"""Footprints in host memory; large ones are measured only if they fit
+(:data:`egmctl.bench.plan.make.IF_ROOM_ABOVE_BYTES`)."""
 
 _LOCAL = "device_local", MemoryKind.DEVICE, Pattern.LOCAL
 _PEER = "device_to_device", MemoryKind.DEVICE, Pattern.PAIR
@@ -51,12 +53,12 @@ _PINNED = "host_to_device", MemoryKind.PINNED, Pattern.PAIR
 
 
 def sequential(loads: int) -> Chase:
-    """Return a walk line after line, or so many round trips."""
+    """Return a walk from line to line, or ``loads`` round trips."""
     return Chase(order=ChaseOrder.SEQUENTIAL, stride_bytes=LINE_BYTES, warm=True, loads=loads)
 
 
 def random_lines(*, warm: bool = False, loads: int = LAP_LOADS) -> Chase:
-    """Return a walk over lines at random."""
+    """Return a walk over lines in random order."""
     return Chase(order=ChaseOrder.RANDOM, stride_bytes=LINE_BYTES, warm=warm, loads=loads)
 
 

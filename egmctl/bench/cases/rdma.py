@@ -1,6 +1,7 @@
-"""GPU to remote memory where there is no NVLink between nodes: UCX between two processes, from any memory to any.
+"""Access from a GPU to remote memory without NVLink between nodes: UCX between two processes, for all pairs of memory.
 
-What of it is RDMA, and what GPUDirect RDMA, UCX decides; each measurement says which way it took (docs/rdma.md).
+UCX selects the transport, and so whether it uses RDMA or GPUDirect RDMA. Each measurement reports the route that was
+used (docs/rdma.md).
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from egmctl.units import KIB, MIB
 
 ROUND_TRIPS = 1000
 MESSAGE_BYTES = 16
-"""The message of a round trip."""
+"""The size of a message of a round trip."""
 POINTS = (*(Point(size=size) for size in (4 * KIB, 64 * KIB, MIB, 16 * MIB)), Point())
-"""The sizes of messages; the last one is the size of the run. UCX takes other ways for small ones."""
+"""The message sizes; the last one is the size of the run. UCX uses other protocols for small messages."""
 
 _MEMORY = (("device", MemoryKind.DEVICE), ("host_numa", MemoryKind.HOST_NUMA), ("host", MemoryKind.PINNED))
 
@@ -36,11 +37,11 @@ def _cases() -> Iterator[Case]:
             *("rdma", source_kind, destination_kind, Engine.UCX, End.SOURCE),
             quantity=Quantity.LATENCY,
             chase=Chase(order=ChaseOrder.SEQUENTIAL, stride_bytes=MESSAGE_BYTES, warm=True, loads=ROUND_TRIPS),
-            # A first message as long as the buffers makes UCX print what it does with shorter ones.
+            # If the first message is as long as the buffers, UCX prints what it does with shorter ones.
             footprint=Footprint(least_bytes=4 * KIB),
             processes=Processes.NODE,
         )
-    # Between memory of one kind: what the kinds are to each other, the messages above say.
+    # Only between memory of one kind: the messages above show how the kinds differ.
     for engine, word, end in ((Engine.UCX_PUT, "put", End.SOURCE), (Engine.UCX_GET, "get", End.DESTINATION)):
         for name, kind in _MEMORY:
             yield Case(
@@ -52,5 +53,5 @@ def _cases() -> Iterator[Case]:
 
 
 CASES = tuple(sorted(_cases(), key=lambda case: MemoryKind.HOST_NUMA in (case.source, case.destination)))
-"""Those with HOST_NUMA memory last: UCX has ended processes over it (:func:`egmctl.gpu.ucx.taken_for`), and ranks that
-die again and again cost what comes after them."""
+"""Cases with HOST_NUMA memory come last: UCX has crashed processes with it (:func:`egmctl.gpu.ucx.taken_for`), and
+ranks that crash repeatedly delay the cases after them."""

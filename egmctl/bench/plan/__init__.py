@@ -1,9 +1,8 @@
-"""The plan of one run of the bench, in order: made in the command before anything touches a GPU, so that ``--list`` and
-a refusal cost nothing.
+"""The plan of one run of the bench. It is made before any GPU is used, so ``--list`` and a refusal cost nothing.
 
-``make`` and ``fabric`` plan a run. ``flows`` and ``ranks`` say who meets whom, ``paths`` over which
-route, ``task`` what is measured there and why not, ``schedule`` what runs at the same time, ``budget`` what fits into
-memory, ``cost`` how long it takes. All pure.
+``make`` and ``fabric`` plan a run. ``flows`` and ``ranks`` find the ends of flows, ``paths`` their routes, ``task`` the
+tasks and why some cannot run, ``schedule`` the tasks that run at the same time, ``budget`` the sizes that fit into
+memory, ``cost`` the time. All pure.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ class Plan:
     steps: tuple[Step, ...]
     """The steps of the tasks that will be run."""
     ranks: tuple[Rank, ...] = ()
-    """The processes of the measurements by several, where there are such."""
+    """The processes of cases that need several; empty if no case does."""
     huge_page_bytes: Mapping[int, int] = field(default_factory=dict)
-    """The size of the pages that huge-page memory of each NUMA node is counted in, where it is known."""
+    """The page size that huge-page memory is rounded up to, by NUMA node; without nodes whose page size is unknown."""
     notes: tuple[str, ...] = ()
-    """Cases that these GPUs and nodes make no task of, and why."""
+    """Cases that have no task on these GPUs and nodes with the reasons, and other remarks."""
 
     @property
     def runnable(self) -> tuple[Task, ...]:
@@ -43,12 +42,12 @@ class Plan:
 
     @property
     def peaks(self) -> tuple[Peak, ...]:
-        """The most memory that the run holds at any time, on each GPU and NUMA node, on the host, and of huge pages."""
+        """The maximum memory that the run holds on each GPU and NUMA node, on the host, and in huge pages."""
         steps = [[self.tasks[number] for number in step.tasks] for step in self.steps]
-        # A soak keeps everything: it is all needed again.
+        # A soak keeps all buffers, because it uses them again.
         return peaks(steps, keep=self.settings.duration_s is not None, huge_page_bytes=self.huge_page_bytes)
 
 
 def bench_gpu(gpu: Gpu, label: str) -> BenchGpu:
-    """Return what a report says of a GPU that takes part."""
+    """Return the report's record of a GPU that takes part."""
     return BenchGpu(label=label, index=gpu.index, bus_id=gpu.bus_id, uuid=gpu.uuid, name=gpu.name)

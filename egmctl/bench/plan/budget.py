@@ -1,4 +1,4 @@
-"""Memory that a plan may take, huge pages included, and buffer sizes that fit into it."""
+"""The memory that a plan may allocate, huge pages included, and buffer sizes that fit into it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def pools_of(machine: Machine, node: int | None) -> tuple[HugePages, ...] | None:
-    """Return the pools of huge pages of a NUMA node; ``None`` where nobody knows them.
+    """Return the pools of huge pages of a NUMA node; ``None`` if they are unknown.
 
     Parameters
     ----------
     node
-        ``None``: of the host, where those of no node are known: else each node's count, which is where they are taken.
+        ``None`` for the host's pools, which are returned only if no node's pools are known: pages come from the nodes.
     """
     if machine.host is None:
         return None
@@ -38,38 +38,38 @@ def pools_of(machine: Machine, node: int | None) -> tuple[HugePages, ...] | None
 
 
 def huge_page_sizes(machine: Machine) -> dict[int, int]:
-    """Return the size of the huge pages that memory of each NUMA node is counted in, where it is known."""
+    """Return the page size that huge-page memory is rounded up to, for each NUMA node where it is known."""
     nodes = [node.id for node in (machine.host.numa_nodes if machine.host else None) or ()]
     pools = {node: largest_pool(pools_of(machine, node) or pools_of(machine, None)) for node in nodes}
     return {node: pool.page_size_bytes for node, pool in pools.items() if pool is not None}
 
 
 def largest_pool(pools: Sequence[HugePages] | None) -> HugePages | None:
-    """Return the pool with the most bytes free; ``None`` where nobody knows of any.
+    """Return the pool with the most free bytes; ``None`` if no pool is known.
 
-    A buffer is made of the smallest pages of which there are enough (:func:`egmctl.facts.host.huge_page_bytes`), so
-    what fits into this pool alone can be had.
+    A buffer uses the smallest pages of which enough are free (:func:`egmctl.facts.host.huge_page_bytes`), so a buffer
+    that fits into this pool can be allocated.
     """
     return max(pools or (), key=pool_bytes, default=None)
 
 
 def pool_bytes(pool: HugePages) -> int:
-    """Return how much is free in a pool of huge pages, 0 where it was not read."""
+    """Return the free bytes of a pool of huge pages; 0 if unknown."""
     return pool.page_size_bytes * (pool.free or 0)
 
 
 LEAST_BYTES = ROTATED_BELOW_BYTES
-"""The smallest size that is chosen: buffers of smaller ones hold several slots and take no less memory."""
+"""The smallest size that is chosen. Buffers of smaller sizes hold several slots and need no less memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The memory that is free on the nodes of a run, and the node of each end."""
+    """The free memory of the nodes of a run, and the node of each end."""
 
     free: Callable[[Peak], int | None]
-    """Bytes free at a place, ``None`` where nobody knows."""
+    """A function that returns the free bytes at a location, ``None`` if unknown."""
     node_of: Callable[[Endpoint], str | None] = lambda _end: None
-    """The name of the host that an end is on, where there are several."""
+    """A function that returns the name of the host of an end, ``None`` if there is only one."""
 
 
 def memory_of(
@@ -77,19 +77,19 @@ def memory_of(
     cgroup_left_bytes: int | None = None,
     free_at: Callable[[Machine, Peak], int | None] | None = None,
 ) -> Memory:
-    """Return what is free on one node.
+    """Return the free memory of one node.
 
     Parameters
     ----------
     cgroup_left_bytes
-        What the cgroup's limit leaves to this process, ``None`` without one.
+        The memory that the cgroup's limit leaves to this process, ``None`` without a limit.
     free_at
-        What says it of a place: :func:`free_bytes`, or :func:`most_bytes`.
+        The function that returns the free bytes of a location: :func:`free_bytes` (the default) or :func:`most_bytes`.
     """
 
     def free(peak: Peak) -> int | None:
         bytes_free = (free_at or free_bytes)(machine, peak)
-        # The limit of a cgroup's memory does not count huge pages (memory.max, hugetlb.max).
+        # The memory limit of a cgroup does not include huge pages (memory.max, hugetlb.max).
         if peak.place is not None or peak.huge_pages or cgroup_left_bytes is None:
             return bytes_free
         return cgroup_left_bytes if bytes_free is None else min(bytes_free, cgroup_left_bytes)
@@ -98,21 +98,23 @@ def memory_of(
 
 
 def fitted(plan: Plan, memory: Memory, replan: Callable[[int], Plan] | None = None) -> Plan:
-    """Return a plan whose buffers take no more than their share of what is free on each GPU, NUMA node and the host.
+    """Return a plan whose buffers fit into their share of the free memory of each GPU, NUMA node and the host.
 
-    Latencies are waived that have no room beside buffers of a quarter of the size, for which profiles still hold
-    (:data:`egmctl.verdict.profiles.SMALLER`), and tasks for whose buffers there are no huge pages beside those of
-    others. Then buffers are halved until they fit, down to :data:`LEAST_BYTES`, and at last the largest are waived.
+    Tasks that exceed the free huge pages are waived, the last one first. So are latencies and life cycles that do not
+    fit beside buffers of a quarter of the size, down to which profiles are valid
+    (:data:`egmctl.verdict.profiles.SMALLER`). Then buffers are halved until they fit, down to :data:`LEAST_BYTES`. If
+    that is not enough, the largest are waived.
 
     Parameters
     ----------
     replan
-        Makes the same plan with buffers of another size; ``None``: somebody chose the size.
+        A function that makes the same plan with buffers of another size; ``None`` if the user set the size.
 
     Raises
     ------
     UsageError
-        If buffers of a chosen size do not fit; it names the first place that is too small, and a size that fits.
+        Buffers of the size set by the user do not fit. The message names the first location that is too small, and a
+        size that fits.
     """
     usual = size = plan.settings.size_bytes
     quarter = min(usual, LEAST_BYTES if replan is None else max(LEAST_BYTES, usual // 4))
@@ -144,12 +146,12 @@ def fitted(plan: Plan, memory: Memory, replan: Callable[[int], Plan] | None = No
 
 @dataclass(frozen=True, slots=True)
 class _Excess:
-    """Buffers that take more than their share of a place."""
+    """Buffers that exceed their share of the memory at a location."""
 
     peak: Peak
     free: int
     share: int
-    """Per cent of what is free."""
+    """The share in per cent of the free memory."""
 
     def __str__(self) -> str:
         part = "half" if self.share == 50 else f"{self.share} %"
@@ -158,9 +160,9 @@ class _Excess:
 
 
 def _excesses(plan: Plan, memory: Memory, most_bytes: int | None = None) -> Iterator[_Excess]:
-    """Yield what of a plan takes too much, with buffers of at most a size where one is given.
+    """Yield the locations where a plan exceeds its share, with bandwidth buffers of at most ``most_bytes`` if given.
 
-    Huge pages are there for nothing else: all of them may be taken.
+    All free huge pages may be used, because they have no other purpose.
     """
 
     def sized(task: Task) -> Task:
@@ -185,12 +187,12 @@ def _key(task: Task) -> _Key:
 
 
 def _largest(plan: Plan, memory: Memory, excess: _Excess, *, own_size: bool) -> dict[_Key, Waiver]:
-    """Return those tasks that take the most at a place with too little memory, and why each cannot be run.
+    """Return the tasks that need the most memory at a location that is too small, with the waiver of each.
 
     Parameters
     ----------
     own_size
-        Only those whose size does not follow that of the run.
+        Consider only tasks whose size does not depend on the run's size.
     """
     tasks = (plan.tasks[number] for step in plan.steps for number in step.tasks)
     taken = {
@@ -210,7 +212,7 @@ def _largest(plan: Plan, memory: Memory, excess: _Excess, *, own_size: bool) -> 
 
 
 def _last_on_huge_pages(plan: Plan, memory: Memory, excess: _Excess) -> dict[_Key, Waiver]:
-    """Return the last task with buffers of huge pages at a place, and why it cannot be run."""
+    """Return the last task with buffers in huge pages at a location, with its waiver."""
     there = "" if excess.peak.place is None else f" on NUMA{excess.peak.place.numa_node}"
     reason = (
         f"beside other buffers of huge pages it needs more than the {format_size(excess.free)} that are free{there} "
@@ -221,10 +223,7 @@ def _last_on_huge_pages(plan: Plan, memory: Memory, excess: _Excess) -> dict[_Ke
 
 
 def _taken(task: Task, memory: Memory, place: Peak) -> int:
-    """Return what a task takes at a place, counted as for the plan but for whole huge pages.
-
-    What exceeds is always some task's.
-    """
+    """Return the bytes that a task needs at a location, counted as for the plan but without rounding to huge pages."""
     return sum(peak.bytes for peak in peaks([[task]], node_of=memory.node_of) if peak.same_place(place))
 
 
@@ -240,9 +239,9 @@ def _without(plan: Plan, gone: Mapping[_Key, Waiver]) -> Plan:
 
 
 def has_room(machine: Machine, task: Task, settings: Settings) -> bool:
-    """Say whether a task fits into half of what a run may take, so that nothing else becomes smaller for it.
+    """Return whether a task fits into half of a run's share, so that no other task gets smaller because of it.
 
-    Of a place whose free memory is not known, what counts is all that it has.
+    If the free memory of a location is unknown, its total counts.
     """
     places = ((peak, _or_total(machine, peak, free_bytes(machine, peak))) for peak in peaks([[task]]))
     share = settings.memory_percent // 2
@@ -259,7 +258,7 @@ def _or_total(machine: Machine, peak: Peak, free: int | None) -> int | None:
 
 
 def most_bytes(machine: Machine, peak: Peak) -> int | None:
-    """Return what is free at a place, or all that it has where only that is known, as of a model."""
+    """Return the free bytes at a location, or its total if only that is known, as for a model of a machine."""
     free = free_bytes(machine, peak)
     if free is None and peak.place is not None and peak.place.bus_id is not None:
         nvml = machine.gpu(peak.place.bus_id).nvml
@@ -268,7 +267,7 @@ def most_bytes(machine: Machine, peak: Peak) -> int | None:
 
 
 def free_bytes(machine: Machine, peak: Peak) -> int | None:
-    """Return what is free at a place, ``None`` where the facts do not say."""
+    """Return the free bytes at a location; ``None`` if unknown."""
     host, place = machine.host, peak.place
     if peak.huge_pages:
         pool = largest_pool(pools_of(machine, None if place is None else place.numa_node))
@@ -287,18 +286,18 @@ def free_bytes(machine: Machine, peak: Peak) -> int | None:
 def _name(peak: Peak) -> str:
     if peak.place is None:
         return peak.host or "the host"
-    # Of several ends on a NUMA node one is kept, and its label may tell more than the node, as who allocated it.
+    # Only one of several ends on a NUMA node is kept. Its label may have more than the node, e.g. the allocating GPU.
     own = peak.place.bus_id is not None or peak.place.rank is not None
     return peak.place.label if own else f"NUMA{peak.place.numa_node}"
 
 
 MANAGED_SHARE = 16
-"""Managed memory is at most this part of what is free on any GPU that reaches it. A program that asks for more than a
-GPU has was seen to hang it; what is measured here stays on the host, and needs none of it."""
+"""Managed memory is at most the free memory of any GPU that reaches it, divided by this. A program that requested more
+than a GPU has was seen to hang it. The managed memory measured here stays on the host and needs no GPU memory."""
 
 
 def pages_waiver(machine: Machine, task: Task, gpus: Sequence[Gpu]) -> Waiver | None:
-    """Say why memory of a task's kind cannot be had in its size; ``None`` if it can, or nobody knows."""
+    """Return why memory of a task's kind is not available in its size; ``None`` if it is, or if unknown."""
     needed: dict[MemoryKind, int] = {}
     on_huge_pages: dict[int, int] = {}
     for buffer in buffers_of([task]):

@@ -29,27 +29,28 @@ from egmctl.model.task import Engine, Quantity
 from egmctl.units import GB, GIB, natural
 
 START_S = 1.6
-"""Until the first step: the facts, and CUDA on all GPUs. The first run after a boot takes up to a second more."""
+"""The time until the first step: facts, and CUDA on all GPUs. The first run after a boot takes up to a second more."""
 RANKS_START_S = 1.5
-"""Until the first step of ranks: CUDA in all of them at once."""
+"""The additional time until the first step of ranks: CUDA in all of them at once."""
 
 ALLOCATE_S_PER_GIB = 0.3
-"""To allocate host memory, with its first touch."""
+"""The time to allocate host memory, with its first touch."""
 _WARM_UP_COPIES = 4
 _LOAD_S = 1.2e-6
-"""One load of a pointer chase over NVLink or PCIe."""
+"""The time of one load of a pointer chase over NVLink or PCIe."""
 _LAP_S = {Engine.EVENT: 33e-6, Engine.SOCKET: 15e-6}
-"""One round trip in which the host has a part."""
+"""The time of one round trip in which the host takes part."""
 _LIVES, _LIFE_S = 21, 0.006
-"""Of shared memory (:data:`egmctl.bench.engines.life_cycle.LIVES`, and one before), without pages of the host."""
+"""The number of lives of shared memory (:data:`egmctl.bench.engines.life_cycle.LIVES` and one before), and the time of
+each without host pages."""
 STEP_S = 0.02
 """The overhead of every step, whatever it measures."""
 _CHECK_GB_S = 1500.0
-"""Overwriting and comparing device memory on its own GPU; of host memory it is the link's rate."""
+"""The rate of overwriting and comparing device memory on its own GPU; for host memory it is the link's rate."""
 
 
 def plan_report(plan: Plan, origin: Origin) -> PlanReport:
-    """Return what a plan says to its readers: GPUs have no UUID and ranks no host in it, as it may leave the site."""
+    """Return the report of a plan, without UUIDs of GPUs and hosts of ranks, as it may leave the site."""
     return PlanReport(
         origin=origin,
         settings=plan.settings,
@@ -71,7 +72,7 @@ def plan_report(plan: Plan, origin: Origin) -> PlanReport:
 
 
 def case_list(plan: Plan, cases: Sequence[Case], origin: Origin) -> CaseList:
-    """Return cases with what a plan makes of each, and all suites."""
+    """Return all suites, and each case with the number of its measurements in a plan."""
     return CaseList(
         origin=origin,
         cases=tuple(_listed(case, [task for task in plan.tasks if task.case == case.name]) for case in cases),
@@ -92,7 +93,7 @@ def _listed(case: Case, tasks: Sequence[PlannedTask]) -> ListedCase:
 
 
 def job_cost(plan: Plan, layout: RankLayout) -> JobCost:
-    """Return what each case of a run between ranks costs, and all of them."""
+    """Return the cost of each case of a run between ranks, and of the whole run."""
     seconds = steps_seconds(plan)
     costs = []
     for case in dict.fromkeys(planned.case for planned in plan.tasks):
@@ -129,12 +130,12 @@ def job_cost(plan: Plan, layout: RankLayout) -> JobCost:
 
 
 def plan_seconds(plan: Plan) -> float:
-    """Return about how many seconds a run takes."""
+    """Return the estimated time of a run in seconds."""
     return plan.settings.duration_s or START_S + RANKS_START_S * bool(plan.ranks) + sum(steps_seconds(plan))
 
 
 def plan_bytes(plan: Plan) -> int:
-    """Return how many bytes a run moves in its samples."""
+    """Return the number of bytes that a run moves in its samples."""
     return sum(
         task.copies * task.size_bytes * len(task.flows) * (1 if step.proof else plan.settings.samples)
         for step in plan.steps
@@ -144,7 +145,7 @@ def plan_bytes(plan: Plan) -> int:
 
 
 def steps_seconds(plan: Plan) -> list[float]:
-    """Return about how many seconds each step takes; a buffer costs time where it is used for the first time."""
+    """Return the estimated time of each step in seconds; host buffers cost time in the step that uses them first."""
     seen: set[Buffer] = set()
     seconds = []
     for step in plan.steps:
@@ -154,7 +155,7 @@ def steps_seconds(plan: Plan) -> list[float]:
         host_bytes: Counter[int | None] = Counter()
         for buffer in new:
             if buffer.end.memory in HOST_MEMORY:
-                # Processes make theirs at the same time.
+                # Processes allocate their buffers at the same time.
                 host_bytes[buffer.end.rank] += buffer.size_bytes
         samples = 1 if step.proof else plan.settings.samples
         task_s = max(task_seconds(task, samples) for task in tasks)
@@ -167,7 +168,7 @@ def _asked(task: PlannedTask, step: Step) -> PlannedTask:
 
 
 def task_seconds(task: PlannedTask, samples: int) -> float:
-    """Return about how many seconds a task takes, without the making of its buffers."""
+    """Return the estimated time of a task in seconds, without the allocation of its buffers."""
     if task.chase is not None:
         return samples * task.chase.loads * _LAP_S.get(task.engine, _LOAD_S)
     if task.quantity is Quantity.DURATION:
@@ -175,7 +176,7 @@ def task_seconds(task: PlannedTask, samples: int) -> float:
         return max(samples, _LIVES) * (_LIFE_S + pages_s)
     copy_s = flows_on_a_link(task) * task.size_bytes / (task.planned_gb_s * GB)
     on_host = any(flow.destination.memory in HOST_MEMORY for flow in task.flows)
-    # One process looks at all destinations; of several, each at its own.
+    # A single process verifies all destinations; of several processes, each verifies its own.
     checked = max(Counter(flow.destination.rank for flow in task.flows).values())
     check_s = 2 * (copy_s if on_host else checked * task.size_bytes / (_CHECK_GB_S * GB))
     return samples * (task.copies * copy_s + check_s) + _WARM_UP_COPIES * copy_s

@@ -1,4 +1,4 @@
-"""Plans of runs between all ranks, on one node or on many, by fabric handles: tasks and steps. Pure."""
+"""Plans of runs between all ranks, on one node or several, with fabric handles: tasks and steps. Pure."""
 
 from __future__ import annotations
 
@@ -33,27 +33,28 @@ from egmctl.model.route import HOST_MEMORY, Egm, Rank
 from egmctl.model.task import UCX_ENGINES, Flow, HandleKind, Pattern, Point
 
 PAIRS = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS)
-"""Patterns that are measured of every pair; the others are of all ranks."""
+"""Patterns that are measured for every pair of ranks; the others use all ranks."""
 
 SEED = 1
-"""The seed of the sample that ``--sample`` draws: the same pairs in every run, so that runs can be compared."""
+"""The seed of the sample that ``--sample`` draws. It is constant, so runs measure the same pairs and can be
+compared."""
 
 TASK_LIMIT = 200_000
-"""Measurements of one run: each is a few kilobytes of the report, in memory and in the file."""
+"""The maximum number of measurements of one run. Each is a few kilobytes of the report, in memory and in the file."""
 
 
 def make_fabric_plan(layout: RankLayout, cases: Sequence[Case], settings: Settings, sample: int | None = None) -> Plan:
-    """Combine cases of several processes with all ranks of a run.
+    """Return the plan of cases of several processes for all ranks of a run.
 
     Parameters
     ----------
     sample
-        Measure each rank with so many others, chosen at random and disjoint in each round, in place of all.
+        The number of others that each rank is measured with, in random rounds of disjoint pairs; ``None``: all.
 
     Raises
     ------
     NothingToDo
-        For more measurements than one run can report.
+        There is only one rank, or there are more measurements than one run can report.
     """
     ranks = layout.ranks
     if len(ranks) < 2:
@@ -75,7 +76,7 @@ def make_fabric_plan(layout: RankLayout, cases: Sequence[Case], settings: Settin
         planned
         for case in cases
         for point in case.points
-        # Nothing would be left of a pattern of all ranks that not all can take part in.
+        # A pattern of all ranks could not run if some of them were left out.
         for planned in _each_link_once(
             make(case, point, flows)
             for flows in job_flows(case, ranks if case.pattern in PAIRS else layout.taking_part, met, sample)
@@ -99,14 +100,14 @@ def make_fabric_plan(layout: RankLayout, cases: Sequence[Case], settings: Settin
 def job_flows(
     case: Case, ranks: Sequence[Rank], pairs: Sequence[tuple[int, int]], sample: int | None = None
 ) -> Iterator[tuple[RankFlow, ...]]:
-    """Yield the flows of each task that a case makes of ranks.
+    """Yield the flows of each task of a case.
 
     Parameters
     ----------
     pairs
-        Places of the ranks that meet.
+        Indices of the ranks that are measured with each other.
     sample
-        Of patterns from or to one rank: that of so many ranks, evenly spread.
+        For patterns from or to one rank, the number of such ranks to measure, evenly spread; ``None``: all.
     """
     count = len(ranks)
     on_host = case.engine not in UCX_ENGINES and shared_memory(case) in HOST_MEMORY
@@ -120,7 +121,7 @@ def job_flows(
 
 
 def maker(layout: RankLayout, settings: Settings) -> Callable[[Case, Point, tuple[RankFlow, ...]], PlannedTask]:
-    """Return what makes the task of the flows of a case at a point."""
+    """Return a function that makes the task of a case at a point for some flows."""
     path_of = _paths(layout)
 
     @cache
@@ -137,9 +138,10 @@ def maker(layout: RankLayout, settings: Settings) -> Callable[[Case, Point, tupl
 
 
 def _each_link_once(tasks: Iterable[PlannedTask]) -> Iterator[PlannedTask]:
-    """Leave out of the tasks of a case those that take the very link of another one.
+    """Yield the tasks of a case, without those that use the same link as an earlier one.
 
-    The bytes of a pair take the link of the GPU that works alone for host memory over PCIe, whoever made it.
+    With host memory over PCIe, the bytes of a pair cross only the link of the issuing GPU, whichever rank allocated the
+    memory.
     """
     issuers: set[int | None] = set()
     for task in tasks:
@@ -153,7 +155,7 @@ def _each_link_once(tasks: Iterable[PlannedTask]) -> Iterator[PlannedTask]:
 
 
 def _paths(layout: RankLayout) -> Callable[[Case, RankFlow], Path]:
-    """Return the paths between ranks of a run; each kind is found once for two GPUs of a node and for two nodes."""
+    """Return a function that returns the path of a flow between ranks. It caches paths by kind, GPUs and nodes."""
     known: dict[tuple[object, ...], Path] = {}
 
     def path(case: Case, rank_flow: RankFlow) -> Path:
@@ -174,14 +176,14 @@ def _paths(layout: RankLayout) -> Callable[[Case, RankFlow], Path]:
 
 
 def _of_ranks(flow: Flow) -> tuple[str, ...]:
-    """Return who meets in a flow, the one that issues the work first: bus ids are alike on all nodes."""
+    """Return the numbers of a flow's ranks, the issuer first. GPUs of several nodes may have the same bus id."""
     issuer = flow.initiator_rank
     other = flow.destination.rank if flow.source.rank == issuer else flow.source.rank
     return str(issuer), str(other)
 
 
 def _host_memory(layout: RankLayout) -> Callable[[Flow], frozenset[str]]:
-    """Return what tells on which NUMA nodes host memory lies that a GPU both reads and writes.
+    """Return a function that returns the NUMA nodes whose host memory one GPU both reads and writes in a flow.
 
     Two GPUs of one CPU would share its memory, and perhaps one C2C (:mod:`egmctl.topology.routes`).
     """
@@ -195,7 +197,7 @@ def _host_memory(layout: RankLayout) -> Callable[[Flow], frozenset[str]]:
 
 def _within(layout: RankLayout, case: Case, rank_flow: RankFlow) -> Path:
     path = local_path(layout.machine(rank_flow.initiator))(case, rank_flow)
-    # EGM is reached over the GPU that owns it, which no other pair of the round uses.
+    # EGM is reached through the GPU that owns it, which no other pair of the round uses.
     return replace(path, disjoint=True) if path.route.egm is Egm.YES else path
 
 
@@ -210,12 +212,12 @@ def _across(layout: RankLayout, case: Case, rank_flow: RankFlow) -> Path:
         return far
     near = host_path(layout.machine(initiator), layout.gpu(initiator), initiator.numa_node, own)
     path = untried(joined(near, far) if case.initiator is End.SOURCE else joined(far, near))
-    # What two pairs share, their NUMA node's memory, keeps them apart (_host_memory).
+    # Pairs that share a NUMA node's memory are kept apart by _host_memory.
     return replace(path, disjoint=True)
 
 
 def _by_place(layout: RankLayout) -> Callable[[Rank], tuple[int, int]]:
-    """Return what orders ranks as people count GPUs: by node, then by index."""
+    """Return a sort key that orders ranks by node, then by index of the GPU."""
     nodes = {host: place for place, host in enumerate(layout.machines)}
     return lambda rank: (nodes[rank.host or ""], layout.gpu(rank).index)
 

@@ -1,4 +1,4 @@
-"""The flows of each pattern: which ends exchange bytes, and the pairs that the user names."""
+"""The flows of each pattern: the ends that exchange bytes, and the pairs that the user names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from egmctl.model.task import CPU_ENGINES, Endpoint, Engine, Flow, Pattern, Task
 from egmctl.units import GIB, format_size, printable
 
 FlowEnds = tuple[int, int]
-"""The two ends of a flow: where bytes come from and go to or, of a pair, who issues the work and with whom."""
+"""The two ends of a flow: source and destination or, for ranks, the issuer and its peer."""
 
 
 def expand(
@@ -28,18 +28,18 @@ def expand(
     hubs: Iterable[int] | None = None,
     one_way: bool = False,
 ) -> Iterator[tuple[FlowEnds, ...]]:
-    """Yield the flows of each task of a pattern; none where it needs two ends and there is one.
+    """Yield the flows of each task of a pattern; none if the pattern needs two ends and there is one.
 
     Parameters
     ----------
     count
-        How many take part.
+        The number of ends.
     meetings
-        The pairs that are measured, both ways in turn; by default all, in the order of who issues the work.
+        The pairs to measure, both directions in turn; by default all pairs, ordered by the first end.
     hubs
-        The ones of patterns from or to one; by default all.
+        The single ends of patterns from or to one end; by default all.
     one_way
-        Of each pair one direction is enough: a round trip is the same from either end.
+        Measure one direction of each pair, as for a round trip, which is the same from either end.
     """
     if pattern is Pattern.LOCAL:
         yield from (((first, first),) for first in range(count))
@@ -68,7 +68,7 @@ def expand(
                 yield ((first, second),)
                 yield ((second, first),)
         case _:
-            # What loads a path is a flow of its own.
+            # The load on a path is a flow of its own.
             flows = 2 if pattern is Pattern.LOADED else 1
             chosen = combinations(everyone, 2) if one_way else permutations(everyone, 2)
             yield from ((pair,) * flows for pair in chosen)
@@ -76,28 +76,28 @@ def expand(
 
 _END = re.compile(r"(?P<kind>GPU|NUMA)?(?P<number>[0-9]{1,4})", re.ASCII | re.IGNORECASE)
 _SINGLE = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS, Pattern.LOCAL, Pattern.LOADED)
-"""Patterns of one path; the others are of all GPUs together."""
+"""Patterns of a single path; the others use all GPUs together."""
 
 
 Place = Gpu | int
 """A GPU, or the number of a NUMA node."""
 Pair = tuple[Place, Place]
-"""Where the bytes come from and where they go to."""
+"""Source and destination of the bytes."""
 
 
 def parse_pairs(text: str, gpus: Sequence[Gpu], nodes: Sequence[int]) -> tuple[Pair, ...]:
-    """Return the paths that ``0:1,GPU1:NUMA0`` names, each in the direction in which the bytes move.
+    """Return the paths that a text such as ``0:1,GPU1:NUMA0`` names, each from source to destination.
 
     Raises
     ------
     UsageError
-        For a path that is none, or of a GPU or a NUMA node that is not chosen.
+        A path is malformed, or its GPU or NUMA node is not selected.
     """
     return tuple(_pair(part.strip(), gpus, nodes) for part in text.split(","))
 
 
 def picked(task: Task, pairs: Sequence[Pair]) -> bool:
-    """Say whether a task measures one of the paths, and nothing else."""
+    """Return whether a task measures one of the paths and nothing else."""
     flows = task.flows if task.pattern is not Pattern.LOADED else task.flows[:1]
     both = task.pattern is Pattern.BOTH_DIRECTIONS
     return task.pattern in _SINGLE and any(
@@ -139,23 +139,23 @@ def _end(text: str, pair: str, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Pla
 
 
 class Ends(NamedTuple):
-    """Where a flow's bytes come from and go to."""
+    """Source and destination of a flow's bytes."""
 
     source: Place
     destination: Place
     by: Gpu | None = None
-    """The GPU that issues the work, where it is at neither end."""
+    """The GPU that issues the work, if it is at neither end."""
     allocated_by: Gpu | None = None
-    """The GPU under which the host memory is allocated, where that is chosen."""
+    """The GPU that is current when the host memory is allocated, if the case selects one."""
 
     @property
     def back(self) -> Ends:
-        """The same the other way."""
+        """The same ends in the opposite direction."""
         return self._replace(source=self.destination, destination=self.source)
 
 
 def tasks_of(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterator[tuple[Ends, ...]]:
-    """Yield the flows of each task that a case makes; none, where it needs two GPUs and there is one."""
+    """Yield the flows of each task of a case; none if the case needs two GPUs and there is one."""
     host = case.source in HOST_MEMORY or case.destination in HOST_MEMORY
     if case.engine is Engine.PING_PONG and host:
         for node in nodes:
@@ -168,7 +168,7 @@ def tasks_of(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterator[
             for node in nodes:
                 yield (Ends(cpu_node, node) if case.destination in HOST_MEMORY else Ends(node, cpu_node),)
     elif case.source in HOST_MEMORY and case.destination in HOST_MEMORY:
-        # Between nodes or, where there is one, within it: each GPU carries the bytes.
+        # Between NUMA nodes or, if there is only one, within it. Each GPU in turn carries the bytes.
         for first, second in permutations(nodes, 2) if len(nodes) > 1 else ((node, node) for node in nodes):
             yield from ((Ends(first, second, gpu),) for gpu in gpus)
     elif host:
@@ -210,19 +210,19 @@ def _with_host(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterato
 
 
 def own_node(gpu: Gpu, nodes: Sequence[int]) -> int | None:
-    """Return which of some NUMA nodes is a GPU's own; ``None`` if that is another one, or is not known."""
+    """Return the NUMA node in ``nodes`` that is a GPU's own; ``None`` if its own is another one or unknown."""
     if gpu.host_numa_id is None:
         return nodes[0] if len(nodes) == 1 else None
     return gpu.host_numa_id if gpu.host_numa_id in nodes else None
 
 
 def numa_node_of(gpu: Gpu) -> int | None:
-    """Return the NUMA node that a GPU's own memory is; ``None`` where it is none."""
+    """Return the NUMA node that is the GPU's own memory; ``None`` if there is none."""
     return gpu.nvml.numa_node if gpu.nvml is not None else None
 
 
 def _between_gpus(case: Case, gpus: Sequence[Gpu]) -> Iterator[tuple[Ends, ...]]:
-    # Single paths are in the order of the GPUs that issue the work.
+    # Single paths are ordered by the GPU that issues the work.
     pulled = case.pattern in (Pattern.PAIR, Pattern.LOADED) and case.initiator is End.DESTINATION
     for flows in expand(case.pattern, len(gpus)):
         yield tuple(
@@ -241,12 +241,12 @@ def initiator(case: Case, ends: Ends) -> Gpu | None:
 
 
 def endpoint(memory: MemoryKind, place: Place, allocated_by: Gpu | None = None) -> Endpoint:
-    """Return one end of a flow as results name it.
+    """Return the record of one end of a flow.
 
     Parameters
     ----------
     allocated_by
-        The GPU under which host memory is allocated, where that is chosen.
+        The GPU that is current when host memory is allocated, if the case selects one.
     """
     if isinstance(place, Gpu):
         node = numa_node_of(place) if memory is MemoryKind.GPU_NUMA else None
@@ -266,30 +266,31 @@ def endpoint(memory: MemoryKind, place: Place, allocated_by: Gpu | None = None) 
 
 
 def own_end(memory: MemoryKind, rank: Rank) -> Endpoint:
-    """Return memory that a rank makes for itself: its GPU's, or that of its NUMA node, where it has one."""
+    """Return the end for memory that a rank allocates itself: host memory is on its NUMA node, if it has one."""
     if memory not in HOST_MEMORY or rank.numa_node is None:
         return Endpoint(memory=memory, label=rank.label, bus_id=rank.bus_id, rank=rank.number)
-    # Both ranks may have memory of one NUMA node: the label says whose it is.
+    # Memory of both ranks may be on the same NUMA node, so the label names the rank.
     label = f"{rank.label}:NUMA{rank.numa_node}"
     return Endpoint(memory=memory, label=label, numa_node=rank.numa_node, rank=rank.number)
 
 
 IDLE_MEMORY_BYTES = GIB
-"""More memory than this in use, with no process to be seen, is another container's. The driver itself was seen to hold
-some 600 MiB on H200. Where a GPU's memory is a NUMA node, the operating system puts its own pages there too."""
+"""The threshold of memory in use without a visible process; above it, another container uses the GPU. The driver itself
+was seen to hold some 600 MiB on H200. If a GPU's memory is a NUMA node, the operating system's own pages are there
+too."""
 
 _SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """The processes that use a GPU."""
+    """The use of a GPU by other processes."""
 
     gpu: Gpu
     pids: tuple[int, ...] = ()
-    """Process ids that NVML lists; empty where only their memory is seen."""
+    """Process ids that NVML lists; empty if only the memory in use is known."""
     used_bytes: int = 0
-    """Memory in use, where nobody that is seen has it."""
+    """Bytes in use without a visible process."""
 
     def __str__(self) -> str:
         label = f"GPU{self.gpu.index}"
@@ -299,24 +300,24 @@ class Use:
 
 
 def in_use(gpu: Gpu) -> Use | None:
-    """Return who uses a GPU; ``None`` if nobody that NVML shows."""
+    """Return the use of a GPU by others; ``None`` if NVML shows none."""
     if gpu.nvml is None:
         return None
     if processes := gpu.nvml.processes:
-        # NVML's name of a process is its command line, which is its owner's.
+        # Only pids: NVML's name of a process is its command line, which is private to its owner.
         return Use(gpu, tuple(process.pid for process in processes))
     used = gpu.nvml.memory_used_bytes or 0
     return Use(gpu, used_bytes=used) if used > IDLE_MEMORY_BYTES and gpu.nvml.numa_node is None else None
 
 
 def busy_waiver(gpu: Gpu) -> Waiver | None:
-    """Say that others use a GPU, and how it is measured all the same; ``None`` if nobody does."""
+    """Return a waiver for a GPU that others use, with the option that overrides it; ``None`` if it is unused."""
     if (use := in_use(gpu)) is None:
         return None
     return Waiver.about(WaiverKind.GPU_BUSY, f"{use}; 'egmctl bench --allow-busy' measures it anyway", gpu)
 
 
 def listed(pids: tuple[int, ...]) -> str:
-    """Return the numbers of processes for people, the first ones of many."""
+    """Return process ids as text; of many, the first ones and the number of the others."""
     more = f" and {len(pids) - _SHOWN} more" if len(pids) > _SHOWN else ""
     return ", ".join(map(str, pids[:_SHOWN])) + more

@@ -1,4 +1,4 @@
-"""From cases and a machine to a plan: tasks, what keeps each from being run, and the sizes of a sweep."""
+"""Make a plan from cases and a machine: the tasks, the waivers of those that cannot run, and the sizes of a sweep."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from egmctl.topology.routes import owners
 from egmctl.units import GIB, KIB
 
 SECTIONS = ("host", "gpus", "pairs", "driver", "process")
-"""The facts a plan needs."""
+"""The sections of a machine that a plan needs."""
 
 SIZE_MULTIPLE_BYTES = 16
-"""A size is a multiple of this: the widest word that a GPU moves, and a whole number of the pattern's words."""
+"""The unit of buffer sizes in bytes: the widest word that a GPU moves, and a whole number of the pattern's words."""
 
 THERE_AND_BACK = (Pattern.BOTH_DIRECTIONS, Pattern.OWN_NODE_BOTH)
-"""Every second flow of these goes the other way."""
+"""Patterns in which every second flow goes in the opposite direction."""
 
 
 def make_plan(
@@ -47,19 +47,19 @@ def make_plan(
     pairs: Sequence[Pair] = (),
     no_ucx: str = "",
 ) -> Plan:
-    """Combine cases with GPUs and NUMA nodes.
+    """Return the plan of cases for GPUs and NUMA nodes.
 
     Parameters
     ----------
     pairs
-        The only paths to measure; without any all of them.
+        The only paths to measure; empty for all paths.
     no_ucx
-        Why UCX cannot be used, where that is known.
+        The reason why UCX cannot be used; empty if it may be usable.
 
     Raises
     ------
     UsageError
-        If the settings make no sense, or no case measures any of the pairs.
+        The settings are invalid, or no case measures any of the pairs.
     """
     if settings.size_bytes <= 0 or settings.size_bytes % SIZE_MULTIPLE_BYTES:
         raise UsageError(f"--size {settings.size_bytes}: it must be a multiple of {SIZE_MULTIPLE_BYTES} bytes above 0")
@@ -120,7 +120,7 @@ def make_plan(
 
 
 def _without_tasks(none: Sequence[str], by_owner: Collection[str], pairs: bool) -> Iterator[str]:
-    """Say which cases make no task, and why."""
+    """Yield a note on the cases that have no task, with the reason."""
     if pairs:
         reasons = {"these cases measure none of the pairs": list(none)}
     else:
@@ -132,7 +132,7 @@ def _without_tasks(none: Sequence[str], by_owner: Collection[str], pairs: bool) 
 
 
 def _unlisted(machine: Machine, gpus: Sequence[Gpu]) -> Iterator[str]:
-    """Say of which GPUs NVML tells nothing: what is missing in their results, and that other users were not seen."""
+    """Yield a note on the GPUs that NVML does not list, with what is unknown about them."""
     labels = [f"GPU{gpu.index}" for gpu in gpus if gpu.nvml is None and gpu.cuda is not None]
     if labels:
         yield (
@@ -142,9 +142,9 @@ def _unlisted(machine: Machine, gpus: Sequence[Gpu]) -> Iterator[str]:
 
 
 def _not_native(tasks: Iterable[PlannedTask], gpus: Sequence[Gpu]) -> Iterator[str]:
-    """Say which GPUs add to host memory without native atomics.
+    """Yield a note on the GPUs that add to host memory without native atomics.
 
-    Such additions are not atomic for the host and for other GPUs (CUDA C++ Programming Guide, "Mapped Memory").
+    Such additions are not atomic for the host or for other GPUs (CUDA C++ Programming Guide, "Mapped Memory").
     """
     flows = [flow for task in tasks if task.waiver is None and ENGINES[task.engine].atomics for flow in task.flows]
     adding = {flow.initiator for flow in flows if flow.route.memory is not None}
@@ -161,14 +161,14 @@ def _not_native(tasks: Iterable[PlannedTask], gpus: Sequence[Gpu]) -> Iterator[s
 
 
 def _chosen(one_path: bool, tasks: Iterable[PlannedTask], pairs: Sequence[Pair]) -> list[PlannedTask]:
-    """Return the tasks of a case at a point: all, or one for each kind of route, if possible one that can be measured.
+    """Return the tasks of a case at a point: all, those of ``pairs``, or one per kind of route, if possible runnable.
 
     Parameters
     ----------
     one_path
-        Whether one for each kind of route is enough.
+        Whether one task per kind of route is enough.
     pairs
-        The only paths to measure, if there are any.
+        The only paths to measure; empty for all paths.
     """
     if pairs:
         return [planned for planned in tasks if picked(planned, pairs)]
@@ -200,7 +200,10 @@ def _in_one_process(
 
 
 def _can_own(machine: Machine, gpus: Sequence[Gpu]) -> list[Gpu]:
-    """Leave out GPUs without NVLink-C2C beside others that have it, as a PCIe card in a DGX Station: none owns EGM."""
+    """Return the GPUs that can own EGM: without those that lack NVLink-C2C beside others that have it.
+
+    An example is a PCIe card in a DGX Station.
+    """
     nodes = {gpu.host_numa_id for gpu in gpus if gpu.host_numa_id is not None}
     able = [gpu for node in nodes for gpu in owners(machine, node)]
     return [gpu for gpu in gpus if gpu in able or all(owner.host_numa_id != gpu.host_numa_id for owner in able)]
@@ -214,7 +217,7 @@ def _planned_tasks(
     settings: Settings,
     not_installed: str,
 ) -> Iterator[PlannedTask]:
-    """Yield every task of a case at a point."""
+    """Yield the tasks of a case at a point; those with large footprints only if they fit into memory."""
     if_room = point.footprint is not None and point.footprint > IF_ROOM_ABOVE_BYTES and case.source in HOST_MEMORY
     for made in candidates:
         of_gpus = {gpu.bus_id: gpu_waiver(machine, gpu) for gpu in made.gpus}
@@ -259,7 +262,7 @@ def _flow(case: Case, machine: Machine, ends: Ends, *, back: bool) -> tuple[Flow
 def _staging(case: Case) -> Staging:
     if case.staged:
         return Staging.ALWAYS
-    # Memory of pools is open by the pool's access, not by peer access: that it is staged is not documented.
+    # The pool's access rights, not peer access, open its memory. No documentation says that such copies are staged.
     pools = MemoryKind.DEVICE_DEFAULT_POOL in (case.source, case.destination)
     alone = case.engine is Engine.COPY_ENGINE and case.pattern is Pattern.PAIR and not pools
     return Staging.WITHOUT_ACCESS if alone else Staging.NEVER
@@ -270,21 +273,21 @@ def _gpus(flow: Flow) -> tuple[str, ...]:
 
 
 IF_ROOM_ABOVE_BYTES = 16 * GIB
-"""Host memory takes a third of a second a GiB to come by, and how much there is differs by a thousand times: footprints
-above this are measured where they have room, so that the reach of the TLB shows there."""
+"""The footprint in host memory above which a task is planned only if it fits, so that the reach of the TLB shows on
+large machines. Allocation takes about 0.3 s per GiB, and machines differ in memory by a factor of a thousand."""
 
 FIRST_BYTES = 4 * KIB
 LAST_BYTES = 8 * GIB
-"""Where nobody says otherwise: host memory takes half a second a GiB to come by."""
+"""The largest size of a sweep by default: allocation of host memory takes about 0.3 s per GiB."""
 
 
 def sweep_sizes(top_bytes: int) -> tuple[int, ...]:
-    """Return sizes from :data:`FIRST_BYTES` in steps of 4, and the top itself.
+    """Return sizes from :data:`FIRST_BYTES` in steps of factor 4, and ``top_bytes``.
 
     Raises
     ------
     UsageError
-        If the top is below the first.
+        ``top_bytes`` is below :data:`FIRST_BYTES`.
     """
     if top_bytes < FIRST_BYTES:
         raise UsageError(f"--size {top_bytes}: a sweep begins at {FIRST_BYTES} bytes")
@@ -297,5 +300,5 @@ def sweep_sizes(top_bytes: int) -> tuple[int, ...]:
 
 
 def sized(cases: Sequence[Case], sizes: Sequence[int]) -> tuple[Case, ...]:
-    """Return cases that are measured with buffers of some sizes."""
+    """Return cases that are measured at the given buffer sizes."""
     return tuple(replace(case, points=tuple(Point(size=size) for size in sizes)) for case in cases)

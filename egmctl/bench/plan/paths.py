@@ -1,4 +1,4 @@
-"""Which route the bytes between two ends take, what to plan with, and why it cannot be measured: pure."""
+"""The routes between two ends, the rates to plan with, and the reasons why a path cannot be measured. Pure."""
 
 from __future__ import annotations
 
@@ -41,37 +41,40 @@ _NEEDS_ATTRIBUTE = {
     MemoryKind.MANAGED: "CONCURRENT_MANAGED_ACCESS",
     MemoryKind.SYSTEM: "PAGEABLE_MEMORY_ACCESS",
 }
-"""The device attribute that is 0 where a GPU cannot use a kind of memory."""
+"""The device attribute that is 0 if a GPU cannot use a kind of memory."""
 _USUAL_GB_S = {LinkKind.NVLINK: 20.0, LinkKind.C2C: 300.0, LinkKind.PCIE: 25.0}
-"""Rates to plan with where none is reported: of one NVLink, of C2C, of PCIe. Nothing is judged by it."""
+"""The rates to plan with if none is reported: per NVLink, for C2C, for PCIe. They are not used to judge."""
 _LOCAL_GB_S, _CPU_GB_S, _UNKNOWN_GB_S = 1500.0, 100.0, 25.0
-"""The same of a GPU's own memory, of CPU threads, and where not even the link is known."""
+"""The same for a GPU's own memory, for CPU threads, and for an unknown link."""
 _REACHED = 0.88
 """The part of the nominal rate that copies reach: 396 of 450 GB/s over NVLink, 55.5 of 63 over PCIe 5.0 on H200."""
 _EGM = {True: Egm.YES, False: Egm.NO, None: Egm.UNKNOWN}
 
 
 class Staging(Enum):
-    """Whether copies between two GPUs go through host memory (CUDA driver API, cuMemcpyPeer: they do where peer access
-    is not enabled). Only the driver's copies can: a kernel reaches what is mapped, or nothing."""
+    """The mode of copies between two GPUs through host memory.
+
+    The driver stages copies if peer access is not enabled (CUDA driver API, cuMemcpyPeer). A kernel cannot be staged:
+    it reaches only mapped memory.
+    """
 
     NEVER = 0
     WITHOUT_ACCESS = 1
-    """Where they have no peer access."""
+    """Only if the GPUs have no peer access."""
     ALWAYS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """The route between two ends, and what a planner has to know of it."""
+    """The route between two ends, and what a planner needs to know about it."""
 
     route: Route
     waiver: Waiver | None = None
-    """Why nothing can be measured over it."""
+    """The reason why nothing can be measured over it."""
     rate_gb_s: float
     """The rate to plan with: an estimate, not an expectation."""
     disjoint: bool = False
-    """Pairs that share no GPU do not share links either: NVLink, or a GPU's own memory."""
+    """Whether pairs that share no GPU share no link either, as with NVLink or a GPU's own memory."""
 
 
 def device_path(
@@ -82,7 +85,7 @@ def device_path(
     Parameters
     ----------
     source
-        Of the two, where the bytes come from; needed only of what may be staged.
+        The one of the two GPUs that the bytes come from; needed only if copies may be staged.
     """
     if initiator is other:
         return Path(route=Route(), rate_gb_s=_LOCAL_GB_S, disjoint=True)
@@ -106,10 +109,10 @@ def device_path(
 
 
 def _staged_path(machine: Machine, source: Gpu, destination: Gpu, missing: str) -> Path:
-    """Return the path through host memory that copies between GPUs take without peer access."""
+    """Return the path through host memory that copies between GPUs use without peer access."""
     hops = tuple(rates.c2c(gpu) if c2c(machine, gpu) is C2c.UP else rates.pcie(gpu) for gpu in (source, destination))
     route = Route(hops=hops, staged=True, staged_reason=missing)
-    # Each byte crosses host memory twice, and chunk follows chunk.
+    # Each byte crosses host memory twice, one chunk after the other.
     return Path(route=route, rate_gb_s=_planned(hops) / 2)
 
 
@@ -119,7 +122,7 @@ def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind, *, allo
     Parameters
     ----------
     allocated_by
-        The GPU under which the memory is allocated, where that is chosen: EGM memory is expected to belong to it.
+        The GPU that is current when the memory is allocated, if the case selects one. It is expected to own EGM memory.
     """
     own = memory in NUMA_MEMORY
     managed = memory is MemoryKind.MANAGED
@@ -133,7 +136,7 @@ def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind, *, allo
         )
         return Path(route=unlisted, rate_gb_s=_UNKNOWN_GB_S)
     links = route(machine, gpu, node)
-    # Pinned, registered and plain memory never depend on the EGM route: only on the GPU and on the node.
+    # Pinned, registered and plain memory does not depend on the EGM route, only on the GPU and the node.
     stopped = links.kind is RouteKind.BLOCKED and not links.otherwise
     if stopped:
         blocked = Route(carrier=Carrier.NONE, memory=memory, egm=Egm.NO, egm_reason=links.reason)
@@ -157,21 +160,21 @@ def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind, *, allo
     return Path(
         route=Route(memory=memory, hops=hops, egm=able, egm_reason=reason * (able is not Egm.YES), degraded=degraded),
         waiver=waiver,
-        # Only where there is C2C can it be unknown whether memory is EGM.
+        # Only with C2C can it be unknown whether memory is EGM.
         rate_gb_s=_planned(hops, _USUAL_GB_S[LinkKind.C2C]),
     )
 
 
 def joined(source: Path, destination: Path) -> Path:
-    """Return the path through a GPU of which its paths to the source and to the destination are known.
+    """Return the path through a GPU, from its paths to the source and to the destination.
 
-    Its hops are those to the source, then those to the destination. It is EGM where both ends are.
+    Its hops are those to the source, then those to the destination. It is EGM if both ends are.
     """
     halves = (source, destination)
     for half in halves:
         if half.route.carrier is Carrier.NONE:
             return half
-    # The first that is not EGM, or not known to be, says why.
+    # The reason is that of the first half that is not EGM, or else of the first for which it is unknown.
     routes = [half.route for half in halves]
     telling = next((route for egm in (Egm.NO, Egm.UNKNOWN) for route in routes if route.egm is egm), routes[0])
     return Path(
@@ -189,7 +192,7 @@ def joined(source: Path, destination: Path) -> Path:
 
 
 _NEVER = "EGM needs a NUMA node's number"
-"""Why pinned, registered and plain memory is no EGM on any platform."""
+"""The reason why pinned, registered and plain memory is not EGM on any platform."""
 _BY_UVM = (
     "UVM routes managed memory by the GPUs that this process registered as peers (uvm_va_space.c, read there, not "
     "measured)"
@@ -197,7 +200,7 @@ _BY_UVM = (
 
 
 def nowhere(memory: MemoryKind, label: str) -> Path:
-    """Return the path to host memory of a rank whose node has no NUMA node with memory, or does not say so."""
+    """Return the waived path to host memory of a rank whose node has no known NUMA node with memory."""
     reason = f"{label} has no NUMA node that has memory"
     route = Route(carrier=Carrier.NONE, memory=memory, egm=Egm.NO, egm_reason=reason)
     waiver = Waiver(kind=WaiverKind.NO_NUMA_MEMORY, reason=reason)
@@ -205,7 +208,7 @@ def nowhere(memory: MemoryKind, label: str) -> Path:
 
 
 def coherent_path(gpu: Gpu, cpu_node: int) -> Path:
-    """Return the path between the CPUs of a NUMA node and a GPU's memory that is one too."""
+    """Return the path between the CPUs of a NUMA node and a GPU's memory that is also a NUMA node."""
     hops = (rates.c2c(gpu),) if cpu_node == gpu.host_numa_id else (SMP, rates.c2c(gpu))
     name = "PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES"
     reason = None
@@ -227,7 +230,7 @@ def path_across(initiator: Gpu, owner_machine: Machine, owner: Gpu, memory: Memo
     owner_machine
         The owner's node.
     memory
-        Of the owner's nearest NUMA node; ``None``: it is the owner's own memory.
+        The kind of memory on the owner's nearest NUMA node; ``None`` for the owner's own memory.
     """
     nvlinks = rates.nvlink(initiator, active_nvlinks(initiator) or 0)
     if not nvlinks.nvlinks:
@@ -267,9 +270,9 @@ def path_between(
     Parameters
     ----------
     memory, ends
-        Of its source and of its destination.
+        The kind and the location of the memory, each of the source and of the destination.
     initiator
-        The GPU that issues its work, ``None`` for CPU threads.
+        The GPU that issues the work, ``None`` for CPU threads.
     allocated_by
         As for :func:`host_path`.
     """
@@ -294,7 +297,7 @@ def path_between(
 
 
 def gpu_waiver(machine: Machine, gpu: Gpu) -> Waiver | None:
-    """Say why nothing can be measured on a GPU; ``None`` if it can."""
+    """Return why a GPU cannot be measured; ``None`` if it can."""
     visible = cuda_visible(machine)
     if gpu.cuda is not None and visible is not None and gpu.bus_id not in visible:
         return Waiver.about(WaiverKind.GPU_HIDDEN, f"CUDA_VISIBLE_DEVICES hides GPU{gpu.index}", gpu)
@@ -304,7 +307,7 @@ def gpu_waiver(machine: Machine, gpu: Gpu) -> Waiver | None:
 
 
 def gpu_obstacle(machine: Machine, gpu: Gpu) -> str | None:
-    """Say why this process cannot use the whole of a GPU, without the GPU's name; ``None`` if it can."""
+    """Return why this process cannot use all of a GPU, without the GPU's name; ``None`` if it can."""
     stopped = classify(machine, gpu, through=Step.WHOLE)
     if stopped is not None:
         return stopped.cause
@@ -316,8 +319,8 @@ def cuda_visible(machine: Machine) -> frozenset[str] | None:
 
     Notes
     -----
-    Entries are numbers in the order of bus ids (the worker sets CUDA_DEVICE_ORDER so) or UUIDs and unique prefixes of
-    them; the first invalid entry ends the list (CUDA C++ Programming Guide, "CUDA Environment Variables").
+    Entries are numbers in the order of bus ids (the worker sets CUDA_DEVICE_ORDER accordingly), or UUIDs and unique
+    prefixes of them. The first invalid entry ends the list (CUDA C++ Programming Guide, "CUDA Environment Variables").
     """
     text = (machine.process.environment or {}).get("CUDA_VISIBLE_DEVICES") if machine.process else None
     if text is None:
@@ -340,7 +343,7 @@ def _attribute(gpu: Gpu, name: str) -> int | None:
 
 
 def _memory_waiver(gpu: Gpu, memory: MemoryKind) -> Waiver | None:
-    """Say why a GPU cannot use a kind of memory; ``None`` if it can, or its driver does not know the attribute."""
+    """Return why a GPU cannot use a kind of memory; ``None`` if it can, or if the attribute is unknown."""
     attribute = _NEEDS_ATTRIBUTE.get(memory)
     if attribute is None or _attribute(gpu, attribute) != 0:
         return None
@@ -350,12 +353,12 @@ def _memory_waiver(gpu: Gpu, memory: MemoryKind) -> Waiver | None:
 
 
 def _planned(hops: Sequence[Hop], usual_gb_s: float = _UNKNOWN_GB_S) -> float:
-    """Return what to plan with for bytes that cross some links: what the slowest one reaches or, unknown, usually does.
+    """Return the rate to plan with over some links: that of the slowest link, or its usual rate if none is reported.
 
     Parameters
     ----------
     usual_gb_s
-        Where no link is known.
+        The rate if no link is known.
     """
     known = (
         _USUAL_GB_S[hop.link] * (hop.nvlinks or 1) if hop.nominal_gb_s is None else _REACHED * hop.nominal_gb_s

@@ -1,6 +1,6 @@
-"""The ranks that take part in a run: which rank works which GPU, and whether all of them fit together. Pure.
+"""The ranks of a run: the GPU of each rank, and whether all ranks fit together. Pure.
 
-Under MPI every command reports what it has found on its node; all draw the same conclusions from what all reported.
+Under MPI each rank reports what it finds on its node, and all ranks come to the same result from all reports.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class RankLayout:
 
     ranks: tuple[Rank, ...]
     machines: Mapping[str, Machine]
-    """By the name of the host."""
+    """The nodes by host name."""
     channels: Mapping[int, tuple[DeviceNode, ...] | None] = field(default_factory=dict)
-    """IMEX channels as each rank sees them, where that is not what its node's facts say."""
+    """IMEX channels that a rank sees, if they differ from the facts of its node."""
     left_out: Mapping[int, Waiver] = field(default_factory=dict)
-    """Waivers of the GPUs that were chosen and cannot be used: the last ranks, which get no process."""
+    """Waivers of selected GPUs that cannot be used. Their ranks are the last ones and get no process."""
 
     @property
     def taking_part(self) -> tuple[Rank, ...]:
@@ -42,11 +42,11 @@ class RankLayout:
         return self.machines[rank.host or ""]
 
     def node_of(self, end: Endpoint) -> str | None:
-        """Return the name of the host whose memory or GPU an end is."""
+        """Return the name of the host of an end's memory or GPU."""
         return None if end.rank is None else self.ranks[end.rank].host
 
     def gpu(self, rank: Rank) -> Gpu:
-        """Return the GPU that a rank works."""
+        """Return the GPU of a rank."""
         return self.machine(rank).gpu(rank.bus_id)
 
 
@@ -58,18 +58,18 @@ class RankInfo:
     tool: str
     driver: str | None = None
     gpus: tuple[str, ...] = ()
-    """Bus ids of those that it may use and was asked to, in their order."""
+    """Bus ids of the GPUs that it can use and that ``--gpus`` selects, in ascending order."""
     domains: Mapping[str, NvlinkDomain] | None = None
-    """The NVLink domain of each GPU: fabric handles are good within it."""
+    """The NVLink domain of each GPU. Fabric handles are valid within a domain."""
     waivers: tuple[str, ...] = ()
-    """Why GPUs of the node cannot be used by this process."""
+    """The reasons why it cannot use other GPUs of the node."""
     channels: tuple[DeviceNode, ...] | None = None
-    """IMEX channels as this process sees them: a container or a cgroup may keep them from one rank only."""
+    """IMEX channels that this process sees: a container or a cgroup may hide them from one rank only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvlinkDomain:
-    """Where the fabric handles of a GPU are good; of no domain, why."""
+    """The NVLink domain in which fabric handles of a GPU are valid; if there is none, the reason."""
 
     cluster: str | None = None
     clique: int | None = None
@@ -80,7 +80,7 @@ class NvlinkDomain:
 
 
 def rank_info(machine: Machine, host: str, tool: str, chosen: Sequence[Gpu]) -> RankInfo:
-    """Return what a rank reports of itself.
+    """Return what a rank reports about itself.
 
     Parameters
     ----------
@@ -101,10 +101,10 @@ def rank_info(machine: Machine, host: str, tool: str, chosen: Sequence[Gpu]) -> 
 
 
 def domain(gpu: Gpu) -> NvlinkDomain:
-    """Return the NVLink domain and the clique of a GPU as NVML reports it.
+    """Return the NVLink domain and the clique of a GPU as NVML reports them.
 
     Fabric handles of other nodes can be imported within one clique of one cluster (NVIDIA's IMEX guide and NVML's
-    documentation of ``nvmlGpuFabricInfo_t``); one node's own HGX board has no cluster.
+    documentation of ``nvmlGpuFabricInfo_t``). The HGX board of a single node has no cluster.
     """
     fabric = gpu.nvml.fabric if gpu.nvml else None
     if fabric is None:
@@ -118,17 +118,16 @@ def domain(gpu: Gpu) -> NvlinkDomain:
 
 
 def assign(infos: Sequence[RankInfo]) -> tuple[str, ...]:
-    """Return the GPU of each rank: the ranks of a node take those that they may use in turn.
+    """Return the GPU of each rank. Every rank gets a GPU of its own node.
 
-    Ranks that may use few choose first (a launcher that binds gives each rank one), and all of them take the first
-    that is free.
+    Ranks with few usable GPUs choose first (a launcher that binds gives each rank one). Each takes its first free GPU.
 
     Raises
     ------
     UsageError
-        If a node has more ranks than GPUs that they may use; it names the node.
+        A node, which the message names, has more ranks than usable GPUs.
     NothingToDo
-        If a node has none at all.
+        A node has no usable GPU.
     """
     taken: dict[int, str] = {}
     for host, ranks in hosts(infos).items():
@@ -150,24 +149,24 @@ def assign(infos: Sequence[RankInfo]) -> tuple[str, ...]:
 
 
 def agree(infos: Sequence[RankInfo], gpus: Sequence[str], *, one_domain: bool = True) -> None:
-    """See that what has to be the same on all ranks is.
+    """Check that all ranks have the same versions of egmctl and the driver and, if needed, the same NVLink domain.
 
     Parameters
     ----------
     one_domain
-        Fabric handles are to go from node to node.
+        Whether fabric handles must be valid across nodes.
 
     Raises
     ------
     NothingToDo
-        With each difference by node.
+        A check fails; the message has each difference by node.
     """
     wrong = [
         *_difference("the version of egmctl", infos, lambda rank: infos[rank].tool),
         *_difference("the driver's version", infos, lambda rank: infos[rank].driver or "unknown"),
     ]
     if one_domain and len(hosts(infos)) > 1:
-        # Within one node fabric handles need no domain: an IMEX channel is enough.
+        # Within one node fabric handles need an IMEX channel but no domain.
         none = NvlinkDomain(reason="not reported")
         domains = [(infos[rank].domains or {}).get(gpu, none) for rank, gpu in enumerate(gpus)]
         wrong += _difference("the NVLink domain", infos, lambda rank: str(domains[rank]))
@@ -186,12 +185,12 @@ def hosts(infos: Sequence[RankInfo]) -> dict[str, list[int]]:
 
 
 def ranks_of(infos: Sequence[RankInfo], gpus: Sequence[str], machines: Mapping[str, Machine]) -> tuple[Rank, ...]:
-    """Return the ranks as results name them: ``node1:GPU0`` where there are several nodes.
+    """Return the records of the ranks, with labels such as ``node1:GPU0`` if there are several nodes.
 
     Parameters
     ----------
     machines
-        By host.
+        The nodes by host name.
     """
     names = node_names(info.host for info in infos)
     return tuple(
@@ -201,19 +200,19 @@ def ranks_of(infos: Sequence[RankInfo], gpus: Sequence[str], machines: Mapping[s
 
 
 def rank_of(number: int, machine: Machine, gpu: Gpu, host: str = "", node: str = "") -> Rank:
-    """Return the rank that works a GPU of a machine as results name it.
+    """Return the record of the rank of a GPU.
 
     Parameters
     ----------
     node
-        The name of its node, where there are several.
+        The name of its node; empty if there is only one node.
     """
     label = f"{node}:GPU{gpu.index}" if node else f"GPU{gpu.index}"
     return Rank(number=number, label=label, bus_id=gpu.bus_id, numa_node=nearest_node(machine, gpu), host=host)
 
 
 def nearest_node(machine: Machine, gpu: Gpu) -> int | None:
-    """Return the NUMA node of the host memory that a rank makes; ``None`` where no node has memory."""
+    """Return the NUMA node on which a rank allocates host memory; ``None`` if no node has memory."""
     nodes = cpu_node_ids(machine)
     if gpu.host_numa_id in nodes:
         return gpu.host_numa_id
@@ -223,15 +222,15 @@ def nearest_node(machine: Machine, gpu: Gpu) -> int | None:
 def whole(machine: Machine, others: Iterable[Gpu]) -> Machine:
     """Return a node as all its ranks together see it.
 
-    A device cgroup shows a rank only some of the GPUs, and numbers them anew: each rank's own GPU is taken as that rank
-    sees it, and all are numbered in the order of their bus ids.
+    A device cgroup may show a rank only some GPUs, with other indices. So each rank's own GPU is taken as that rank
+    sees it, and all are numbered in the order of bus ids.
 
     Parameters
     ----------
     machine
-        As one of the ranks sees it.
+        The node as one of the ranks sees it.
     others
-        The GPUs of the others, as they see them.
+        The GPUs of the other ranks, as they see them.
     """
     known = {gpu.bus_id: gpu for gpu in machine.gpus or ()} | {gpu.bus_id: gpu for gpu in others}
     ordered = [known[bus_id] for bus_id in sorted(known)]
@@ -239,7 +238,7 @@ def whole(machine: Machine, others: Iterable[Gpu]) -> Machine:
 
 
 def modelled(machine: Machine, ranks: int) -> RankLayout:
-    """Return so many ranks, one per GPU, on nodes that are all like one machine; the last node may have fewer."""
+    """Return a layout of ``ranks`` ranks, one per GPU, on copies of one machine; the last node may have fewer ranks."""
     node = [rank_of(0, machine, gpu) for gpu in sorted(machine.gpus or (), key=lambda gpu: gpu.bus_id)]
 
     def rank(number: int) -> Rank:
@@ -252,7 +251,7 @@ def modelled(machine: Machine, ranks: int) -> RankLayout:
 
 
 def _difference(what: str, infos: Sequence[RankInfo], value: Callable[[int], str]) -> Iterator[str]:
-    """Yield in words which nodes have which value, if there are several."""
+    """Yield a sentence with the nodes of each value, if there are several values."""
     having: dict[str, dict[str, None]] = {}
     for rank, info in enumerate(infos):
         having.setdefault(value(rank), {})[info.host] = None

@@ -1,4 +1,4 @@
-"""Flows between the processes of a measurement by several, on one node or on many."""
+"""The flows between ranks of cases that need several processes, on one node or several."""
 
 from __future__ import annotations
 
@@ -29,25 +29,26 @@ _MESSAGES = Path(route=Route(carrier=Carrier.SOCKET), rate_gb_s=1.0)
 
 @dataclass(frozen=True, slots=True)
 class RankFlow:
-    """One flow: who issues its work, and whose memory is at the other end."""
+    """One flow: the rank that issues its work, and the rank that owns the memory at the other end."""
 
     initiator: Rank
     owner: Rank
     numa_node: int | None = None
-    """The NUMA node of the owner's memory, where it is host memory."""
+    """The NUMA node of the owner's memory, if it is host memory."""
 
 
 PathOf = Callable[[Case, RankFlow], Path]
-"""The path that a flow's bytes take, with the reason why it cannot be measured."""
+"""A function that returns the path of a flow, with its waiver if it cannot be measured."""
 
 
 def ranks_of(gpus: Sequence[Gpu], nodes: Sequence[int]) -> list[Rank]:
-    """Return a rank for each GPU of a node, in their order: only the first ones, which can be used, get processes.
+    """Return a rank for each GPU of a node, in their order. Only the first ones, which are usable, get processes.
 
     Parameters
     ----------
     nodes
-        The NUMA nodes that the user chose: host memory lies on the nearest of them.
+        The NUMA nodes that the user selected. Host memory is on the GPU's own node or, if that is not selected, the
+        first.
     """
     return [
         Rank(
@@ -61,10 +62,10 @@ def ranks_of(gpus: Sequence[Gpu], nodes: Sequence[int]) -> list[Rank]:
 
 
 def node_flows(case: Case, ranks: Sequence[Rank], nodes: Sequence[int]) -> Iterator[tuple[RankFlow, ...]]:
-    """Yield the flows of each task that a case makes; none, where there is one rank only.
+    """Yield the flows of each task of a case; none if there is only one rank.
 
-    Host memory on each of ``nodes`` is worked on by every rank, and made by another one: whose nearest node it is, if
-    there is one.
+    Every rank works on host memory on each of ``nodes``. Another rank allocates it, if possible one whose nearest node
+    it is.
     """
     count = len(ranks)
     if count < 2:
@@ -109,13 +110,13 @@ def rank_candidate(
 
 
 def flow_of(case: Case, rank_flow: RankFlow, path: Path, *, across_nodes: bool = False) -> Flow:
-    """Return a flow as results name it.
+    """Return the record of a flow.
 
     Parameters
     ----------
     across_nodes
-        Host memory is named by the rank that has made it, over whose GPU it is reached: several nodes have a NUMA 0.
-        The GPU under which it was allocated is not told: GPUs of several nodes may have the same bus id.
+        Whether to label host memory with the rank that allocated it, through whose GPU it is reached, because every
+        node has a NUMA 0. The allocating GPU is left out, because GPUs of several nodes may have the same bus id.
     """
     issuer, owner = rank_flow.initiator, rank_flow.owner
     if case.engine in UCX_ENGINES:
@@ -130,7 +131,7 @@ def flow_of(case: Case, rank_flow: RankFlow, path: Path, *, across_nodes: bool =
         numa_node=rank_flow.numa_node,
         rank=owner.number,
         handle=None if issuer is owner else case.handle,
-        # The owner's process works no other GPU.
+        # The owner's process uses no other GPU.
         allocated_by=owner.bus_id if on_host and not across_nodes else None,
         allocated_by_label=owner.label if on_host and not across_nodes else None,
     )
@@ -145,7 +146,7 @@ def flow_of(case: Case, rank_flow: RankFlow, path: Path, *, across_nodes: bool =
 
 
 def shared_memory(case: Case) -> MemoryKind:
-    """Return the kind of the memory that another rank makes."""
+    """Return the kind of the memory that another rank allocates."""
     return case.destination if case.initiator is End.SOURCE else case.source
 
 
@@ -155,7 +156,7 @@ def own_memory(case: Case) -> MemoryKind:
 
 
 def homeless(case: Case, rank_flow: RankFlow) -> Path | None:
-    """Return the path to host memory of a rank whose node has no NUMA node with memory; ``None`` where all have."""
+    """Return the waived path of a flow with host memory of a rank that has no NUMA node; ``None`` if there is none."""
     if rank_flow.numa_node is None and shared_memory(case) in HOST_MEMORY:
         return nowhere(shared_memory(case), rank_flow.owner.label)
     if rank_flow.initiator.numa_node is None and own_memory(case) in HOST_MEMORY:
@@ -164,9 +165,9 @@ def homeless(case: Case, rank_flow: RankFlow) -> Path | None:
 
 
 def untried(path: Path) -> Path:
-    """Return a path over a blocked EGM route as waived.
+    """Return a path over a blocked EGM route as waived, and any other path unchanged.
 
-    What is not EGM any more is tried within one process, where its failure costs nothing else.
+    Blocked routes are tried only within one process, where a crash affects nothing else.
     """
     if not path.route.degraded or path.waiver is not None:
         return path
@@ -174,7 +175,7 @@ def untried(path: Path) -> Path:
 
 
 def local_path(machine: Machine) -> PathOf:
-    """Return the paths between ranks of one node."""
+    """Return a function that returns the paths between ranks of one node."""
 
     def path(case: Case, rank_flow: RankFlow) -> Path:
         if case.engine in (Engine.EVENT, Engine.SOCKET):
@@ -190,7 +191,8 @@ def local_path(machine: Machine) -> PathOf:
             near = rank_flow.initiator.numa_node
         ends = (near, far) if case.initiator is End.SOURCE else (far, near)
         path = untried(path_between(machine, (case.source, case.destination), ends, issuer))
-        # What the host has a part in is disturbed by whatever else it does; round trips have one pair of ranks.
+        # Life cycles run alone, because other work of the host would disturb them. A flag's round trip uses one pair of
+        # ranks.
         alone = case.engine in (Engine.LIFE_CYCLE, Engine.PING_PONG)
         return replace(path, disjoint=False) if alone else path
 
@@ -198,9 +200,9 @@ def local_path(machine: Machine) -> PathOf:
 
 
 def handle_waiver(machine: Machine, handle: HandleKind | None, gpu: Gpu) -> Waiver | None:
-    """Say why a rank on a GPU can neither make nor open memory by a kind of handle; ``None`` if nothing is known.
+    """Return why a rank cannot export or import memory with a kind of handle; ``None`` if none is known.
 
-    What the driver claims to support is not taken for proof: the first allocation shows.
+    Attributes that report support are not taken as proof; the first allocation is.
     """
     attributes = {} if gpu.cuda is None else gpu.cuda.attributes
     needed = _NEEDS_ATTRIBUTE.get(handle) if handle is not None else None
@@ -228,24 +230,24 @@ def _imex_waiver(machine: Machine) -> Waiver | None:
 
 
 def _owner(ranks: Sequence[Rank], place: int, node: int) -> Rank:
-    """Return the next rank whose nearest node it is, or the next one."""
+    """Return the next rank whose nearest node is ``node``, or else the next rank."""
     others = [*ranks[place + 1 :], *ranks[:place]]
     return next((rank for rank in others if rank.numa_node == node), others[0])
 
 
 RATE_GB_S = 1.0
-"""To plan with: TCP within a node reaches about half of it, CUDA IPC two hundred times as much."""
+"""The rate to plan with: TCP within a node reaches about half of it, CUDA IPC two hundred times as much."""
 
 
 def ucx_path(case: Case, issuer: Rank, issuers: Machine, other: Rank, others: Machine) -> Path:
-    """Return why nothing can be sent, if that is known, and whether an end is EGM.
+    """Return the path of messages, with the waiver if nothing can be sent and whether an end is EGM.
 
     Parameters
     ----------
     issuer, other
-        The rank that issues the work (the receiver of a get, else the sender), and the one at the other end.
+        The rank that issues the work (the receiver of a get, else the sender), and the rank at the other end.
     issuers, others
-        The machines that the two are on.
+        The machines of the two ranks.
     """
     if case.initiator is End.DESTINATION:
         issuer, issuers, other, others = other, others, issuer, issuers
@@ -266,11 +268,11 @@ def ucx_path(case: Case, issuer: Rank, issuers: Machine, other: Rank, others: Ma
 
 
 _ORDER = (Egm.YES, Egm.NO, Egm.UNKNOWN, None)
-"""The order of precedence: the end that comes first here says whether a flow is EGM."""
+"""The order of precedence: the end whose value comes first decides whether a flow is EGM."""
 
 
 def ucx_flow(case: Case, issuer: Rank, other: Rank, path: Path) -> Flow:
-    """Return messages as results name them: each end is memory of its own rank, of which one issues the work."""
+    """Return the flow of messages. Each end is memory of its own rank; ``issuer`` issues the work."""
     source, destination = (issuer, other) if case.initiator is End.SOURCE else (other, issuer)
     return Flow(
         source=own_end(case.source, source),

@@ -1,8 +1,8 @@
-"""Which tasks run at the same time: every task once, and no GPU twice in a step. Pure.
+"""The tasks that run at the same time. Every task runs once, and no GPU is used twice in a step. Pure.
 
-Disjoint pairs over NVLink do not disturb each other (through switches the difference was measured: 0.04 %), so all
-pairs of a round of a round-robin tournament are measured at once: N - 1 rounds for an even number of GPUs, N for an
-odd one, where N (N - 1) / 2 pairs one at a time would take that many.
+Disjoint pairs over NVLink do not disturb each other (the measured difference through switches is 0.04 %). So all pairs
+of a round of a round-robin tournament are measured at once: in N - 1 rounds for an even number of GPUs and N for an odd
+one, instead of N (N - 1) / 2 pairs one at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from egmctl.units import format_size
 T = TypeVar("T", bound=Hashable)
 
 Rounds = Sequence[Sequence[tuple[str, str]]]
-"""Pairs of GPUs that meet at the same time."""
+"""Rounds of pairs of GPUs that are measured at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,26 +28,27 @@ class Slot:
 
     number: int
     gpus: tuple[str, ...]
-    """Those that take part, the first one's part told from the second's: a write from A to B is not one from B to A."""
+    """The GPUs that take part, in order: a write from A to B is not one from B to A."""
     group: str | None
-    """Tasks of one group may run at the same time where they share no GPU; ``None``: nothing runs beside it."""
+    """The group of tasks that may run at the same time if they share no GPU; ``None``: the task runs alone."""
     memory: frozenset[str] = frozenset()
-    """Memory that they must not share either."""
+    """Memory that tasks at the same time must not share either."""
 
 
 def round_count(count: int) -> int:
-    """Return how many rounds it takes until all of ``count`` players have met: one less for an even number of them."""
+    """Return the number of rounds in which all players meet: ``count - 1`` for an even ``count``, else ``count``."""
     return max(0, count - 1 + count % 2)
 
 
 def round_of(players: Sequence[T], number: int) -> list[tuple[T, T]]:
-    """Return the pairs of one round of the tournament, without making any other: ten thousand players have fifty
-    million pairs.
+    """Return the pairs of one round of the tournament, without generating other rounds.
+
+    Ten thousand players have fifty million pairs.
 
     Notes
     -----
-    The circle method: one player stays, the others move round; with an odd number a bye moves too, and who meets it
-    rests.
+    The circle method: one player stays and the others rotate. For an odd number of players a bye rotates too, and the
+    player that meets it rests.
     """
     everyone: list[T | None] = [*players]
     first, *others = everyone if len(players) % 2 == 0 else [*everyone, None]
@@ -59,15 +60,15 @@ def round_of(players: Sequence[T], number: int) -> list[tuple[T, T]]:
 
 
 def sampled_rounds(count: int, peers: int, seed: int) -> list[list[tuple[int, int]]]:
-    """Return rounds in which every player meets at least ``peers`` others, chosen at random, no pair twice.
+    """Return rounds in which every player meets at least ``peers`` others, chosen at random, and no pair meets twice.
 
-    They are rounds of the tournament of the players in random order; of an odd number one rests in each round, so there
-    is one more.
+    They are rounds of the tournament of the players in random order. For an odd number of players there is one more
+    round, because one player rests in each.
 
     Parameters
     ----------
     seed
-        The same one gives the same rounds on every node.
+        The seed of the random choice, which is the same on every node.
     """
     chance = Random(seed)  # noqa: S311 - a sample, not a secret
     players = list(range(count))
@@ -84,16 +85,16 @@ def slots(
     by_link: bool,
     memory: Callable[[Flow], frozenset[str]] = lambda _flow: frozenset(),
 ) -> Iterator[Slot]:
-    """Yield what the schedule has to know: pairs of one case run at the same time where their paths are disjoint.
+    """Yield the slot of each runnable task. Pairs of one case with disjoint paths may run at the same time.
 
     Parameters
     ----------
     ends
-        Who takes part in a flow.
+        The participants of a flow.
     by_link
-        Only pairs over the same links run at the same time.
+        Whether only pairs over the same links run at the same time.
     memory
-        What of a flow only one task of a step may use, besides its GPUs.
+        The memory of a flow, besides its GPUs, that only one task of a step may use.
     """
     alike = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS, Pattern.LOCAL)
     for number, task in enumerate(tasks):
@@ -107,18 +108,18 @@ def slots(
 
 
 def make_steps(slots: Iterable[Slot], *, serial: bool = False, rounds: Rounds | None = None) -> tuple[Step, ...]:
-    """Arrange tasks in steps, in the order of the tasks as far as possible.
+    """Return the steps of tasks, in the order of the tasks as far as possible.
 
-    A group's tasks are arranged in the rounds of the tournament of its GPUs, each round's pairs in one direction and
-    then in the other; tasks of a single GPU run all at once. After each step of several tasks one of them is measured
+    A group's tasks follow the rounds of the tournament of its GPUs, the pairs of each round first in one direction and
+    then in the other. Tasks of single GPUs run all at once. After each step of several tasks, one of them is measured
     alone.
 
     Parameters
     ----------
     serial
-        Nothing at the same time.
+        Whether every task runs alone.
     rounds
-        Of the GPUs' meetings, where not all of them meet: those of the tournament by default.
+        The rounds of pairs; by default those of a full tournament.
     """
     steps: list[Step] = []
     arranged: set[str] = set()
@@ -148,13 +149,13 @@ def _group_steps(group: str, slots: Sequence[Slot], meetings: Rounds | None) -> 
         several = len(tasks) > 1
         steps.append(Step(tasks=tuple(tasks), group=group if several else None))
         if several:
-            # Not always the first one, so that over the rounds all GPUs have their turn.
+            # A different task each time, so that over the rounds all GPUs are measured alone.
             steps.append(Step(tasks=(tasks[number % len(tasks)],), group=group, proof=True))
     return steps
 
 
 def _apart(slots: Iterable[Slot]) -> list[list[int]]:
-    """Return the tasks of a round in parts, one after the other, in none of which two share memory."""
+    """Return the tasks of a round in parts that run one after the other; no two tasks of a part share memory."""
     parts: list[tuple[set[str], list[int]]] = []
     for slot in slots:
         for taken, tasks in parts:
@@ -168,9 +169,9 @@ def _apart(slots: Iterable[Slot]) -> list[list[int]]:
 
 
 def isolated(tasks: Sequence[PlannedTask], steps: Iterable[Step]) -> tuple[Step, ...]:
-    """Return the steps with those of degraded routes last, each set of ends in a process of its own.
+    """Return the steps with those of degraded routes last, one process per set of ends.
 
-    Whether the driver makes NUMA memory whose EGM route is blocked is not documented: it may refuse it, or crash.
+    It is not documented whether the driver allocates NUMA memory whose EGM route is blocked. It may refuse or crash.
     """
     usual: list[Step] = []
     tried: dict[str, list[Step]] = {}

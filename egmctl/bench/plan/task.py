@@ -1,4 +1,4 @@
-"""The task that a case makes of some flows: how much it moves, and why it cannot be measured. Pure."""
+"""The task that a case makes of some flows: the amount of data, and the reasons why it cannot be measured. Pure."""
 
 from __future__ import annotations
 
@@ -21,44 +21,45 @@ from egmctl.units import GB, MIB
 AnyTask = TypeVar("AnyTask", bound=Task)
 
 COPIES_LIMIT = 128
-"""More copies than this queued behind a closed gate can fill the driver's queue, which would then wait for ever."""
+"""The maximum number of copies queued behind a closed gate. More can fill the driver's queue, which then blocks for
+ever."""
 
 SAMPLE_S = 0.02
-"""How long one sample is to take at least; see :func:`copies_for`."""
+"""The minimum duration of a sample; see :func:`copies_for`."""
 
 _ROUND_COPIES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, COPIES_LIMIT)
 
 BLOCK_GB_S = 25.0
-"""The rate to plan a block of a kernel with: on H200 sixteen write 367 GB/s to a peer (docs/hardware-notes.md)."""
+"""The rate to plan with per block of a kernel: on H200 sixteen write 367 GB/s to a peer (docs/hardware-notes.md)."""
 
 FITS_L2_BYTES = 32 * MIB
-"""Footprints up to this are walked once before, as they fit the L2 cache of every supported GPU."""
+"""The largest footprint that is walked once before the samples; it fits the L2 cache of every supported GPU."""
 
 _USUAL_L2_BYTES = 128 * MIB
-"""Assumed of a GPU that does not say how large its L2 cache is: no supported GPU has more."""
+"""The assumed L2 cache size if a GPU does not report it: no supported GPU has more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Flows of which a case makes a task."""
+    """The flows that a case makes a task of."""
 
     flows: tuple[Flow, ...]
     paths: tuple[Path, ...]
     gpus: tuple[Gpu, ...]
-    """All that take part."""
+    """All GPUs that take part."""
     cache: Gpu | None
-    """The GPU that caches what a latency reads: the owner of device memory, and who reads host memory."""
+    """The GPU that caches what a latency reads: the owner of device memory, or the reader of host memory."""
 
 
 def planned_task(
     case: Case, point: Point, made: Candidate, settings: Settings, waivers: Iterable[Waiver | None] = ()
 ) -> PlannedTask:
-    """Return the task that a case at a point makes of a candidate.
+    """Return the task of a case at a point for a candidate.
 
     Parameters
     ----------
     waivers
-        What stops it, the most telling first: each counts once, and ``None`` does not.
+        The reasons why it cannot run, the most important first. Duplicates and ``None`` are dropped.
     """
     rate = min(path.rate_gb_s for path in made.paths)
     if point.sms is not None:
@@ -94,9 +95,9 @@ def planned_task(
 
 
 def copies_for(size_bytes: int, rate_gb_s: float) -> int:
-    """Return how many copies make a sample of :data:`SAMPLE_S` or more, at most what can be queued.
+    """Return the number of copies that last :data:`SAMPLE_S` or longer, at most :data:`COPIES_LIMIT`.
 
-    A round number: a power of two, or half as much again.
+    It is a power of two, or one and a half times one.
     """
     return next(
         copies for copies in _ROUND_COPIES if copies == COPIES_LIMIT or copies * size_bytes >= SAMPLE_S * rate_gb_s * GB
@@ -104,7 +105,7 @@ def copies_for(size_bytes: int, rate_gb_s: float) -> int:
 
 
 def flows_on_a_link(task: Task) -> int:
-    """Return how many flows of a task share the busiest link: the one of the GPU that sends or receives them all."""
+    """Return how many flows of a task share the busiest link, that of the GPU that sends or receives them all."""
     if task.pattern in (Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE):
         return len(task.flows)
     if task.pattern is Pattern.ALL_PAIRS:
@@ -113,15 +114,15 @@ def flows_on_a_link(task: Task) -> int:
 
 
 def shortened(task: AnyTask) -> AnyTask:
-    """Return a bandwidth that takes a quarter of the time, enough for a proof to see a difference of 1 %.
+    """Return a bandwidth task with a quarter of the copies, enough for a proof to see a difference of 1 %.
 
-    A latency stays as it is: its first loads are slower than the rest, so that a shorter walk is another quantity.
+    A latency stays as it is: its first loads are slower than the rest, so a shorter walk would be another quantity.
     """
     return task if task.chase is not None else replace(task, copies=max(1, task.copies // 4))
 
 
 def capability_waiver(engine: Engine, gpu: Gpu) -> Waiver | None:
-    """Say why a GPU is too old for an engine; ``None`` if it is not, or its compute capability is not known."""
+    """Return why a GPU is too old for an engine; ``None`` if it is not, or its capability is unknown."""
     needed = ENGINES[engine].needs_capability
     attributes = gpu.cuda.attributes if gpu.cuda is not None else {}
     major, minor = (attributes.get(f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR"))
@@ -132,7 +133,7 @@ def capability_waiver(engine: Engine, gpu: Gpu) -> Waiver | None:
 
 
 def blocks_waiver(point: Point, gpu: Gpu) -> Waiver | None:
-    """Say why a GPU cannot give each block a multiprocessor; ``None`` if it can, or did not say."""
+    """Return why a GPU has too few multiprocessors for one block each; ``None`` if enough or unknown."""
     there = _multiprocessors((gpu,))
     if point.sms is None or there is None or point.sms <= there:
         return None
@@ -140,14 +141,14 @@ def blocks_waiver(point: Point, gpu: Gpu) -> Waiver | None:
 
 
 def _multiprocessors(gpus: Sequence[Gpu]) -> int | None:
-    """Return how many the GPU has that has the fewest; ``None`` where one does not say."""
+    """Return the smallest number of multiprocessors among GPUs; ``None`` if one is unknown."""
     counts = [gpu.cuda.attributes.get("MULTIPROCESSOR_COUNT") if gpu.cuda is not None else None for gpu in gpus]
     known = [count for count in counts if count is not None]
     return min(known) if known and len(known) == len(counts) else None
 
 
 def atomics_waiver(engine: Engine, machine: Machine, flow: Flow) -> Waiver | None:
-    """Say why a GPU cannot add to a peer's memory atomically; ``None`` if it can, or the driver did not report it."""
+    """Return why a GPU cannot add to a peer's memory atomically; ``None`` if it can, or if unknown."""
     owner = flow.source if flow.destination.memory is MemoryKind.REGISTERS else flow.destination
     if not ENGINES[engine].atomics or flow.initiator is None or owner.bus_id is None:
         return None
@@ -163,7 +164,7 @@ def atomics_waiver(engine: Engine, machine: Machine, flow: Flow) -> Waiver | Non
 
 
 def _footprint(footprint: Footprint, gpu: Gpu | None) -> int:
-    """Return how many bytes a chase visits that a GPU caches, a whole number of MiB where the L2 cache decides."""
+    """Return the bytes that a chase visits in memory cached by a GPU, in whole MiB if the L2 cache size decides."""
     l2 = gpu.cuda.attributes.get("L2_CACHE_SIZE") if gpu is not None and gpu.cuda is not None else None
     times = footprint.l2_times * (l2 or _USUAL_L2_BYTES)
     return max(footprint.least_bytes, -(-times // MIB) * MIB)
