@@ -69,7 +69,7 @@ def explained(machine: Machine, findings: Sequence[Finding]) -> tuple[Finding, .
             for cause in faults
             if cause != effect
             and explains(node, findings[cause], findings[effect])
-            # If two findings could explain each other, the first match stays the cause.
+            # If two findings could explain each other, only one of them does.
             and effect not in _all_causes(cause, causes_of)
         ]
         if causes and _covers([findings[cause] for cause in causes], findings[effect]):

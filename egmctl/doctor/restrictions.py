@@ -139,7 +139,7 @@ def _slurm(machine: Machine, sign: Evidence, cgroup: str = "") -> Manager:
 
 
 def _systemd(path: str, programs: Mapping[str, str], units: Sequence[DeviceUnit]) -> Manager | None:
-    """Return systemd if its BPF program or a unit file restricts devices; a unit in the cgroup path alone is no sign."""
+    """Return systemd if its BPF program or a unit file restricts devices; a unit in the cgroup path is not enough."""
     in_path = [part for part in path.split("/") if re.fullmatch(r".+\.(service|scope|slice)", part)]
     last = in_path[-1] if in_path else ""
     limiting = [unit for unit in units if any(map(_limits, unit.settings))]

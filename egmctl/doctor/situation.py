@@ -71,7 +71,7 @@ def manages_nvlink5(machine: Machine) -> bool:
     """Return whether services on this node manage an NVLink 5 fabric: HGX B200 and newer, with switches on the board.
 
     The switches of a tray with NVLink-C2C are in the rack. NVLink 5 is detected by NVML's version of a link, or by the
-    compute capability (10.x), as no link may be up.
+    compute capability (10.x), in case no link is up.
     """
     return any(
         gpu.nvml is not None and _has_nvlink5(gpu.nvml) and c2c(machine, gpu) is C2c.ABSENT

@@ -254,7 +254,7 @@ def _control_nodes(machine: Machine, _scope: Scope) -> Verdicts:
 
 
 def _fault(machine: Machine, node: DeviceNode, user: str) -> Iterator[Finding]:
-    """Yield a finding on a control node that all GPUs need; nothing if it can be used."""
+    """Yield a finding on a control node that all GPUs need; nothing if it can be used or the libraries will create it."""
     path, answer, is_control = node.path, access_of(node), node.path == "/dev/nvidiactl"
     opened = any(gpu.nvml if is_control else gpu.cuda for gpu in machine.gpus or ())
     majors = (machine.driver or Driver()).majors or {}
