@@ -32,7 +32,7 @@ class Rule:
     causes: tuple[str, ...]
     """The ids, or globs of ids, of the checks that detect the cause."""
     effects: Collection[str]
-    """The ids of the affected checks, or the kinds of :class:`Trouble` of a path."""
+    """The ids of checks, or the kinds of :class:`Trouble` of a path."""
     holds: Callable[[Node, Finding, Any], bool]
     """The condition: whether, on a node, a finding of a cause explains a finding or trouble."""
 
@@ -87,15 +87,15 @@ def explained(machine: Machine, findings: Sequence[Finding]) -> tuple[Finding, .
 
 
 def _all_causes(effect: int, causes_of: Mapping[int, list[int]]) -> set[int]:
-    """Return the direct and indirect causes of a finding, by index."""
+    """Return the indices of the direct and indirect causes of a finding."""
     direct = causes_of.get(effect, [])
     return set(direct).union(*(_all_causes(cause, causes_of) for cause in direct))
 
 
 def _covers(causes: Sequence[Finding], effect: Finding) -> bool:
-    """Return whether the causes cover an effect: they include each of its GPUs, and an end of each of its pairs.
+    """Return whether the causes include each GPU of an effect, and an end of each of its pairs.
 
-    A cause that is not about GPUs covers every effect, and an effect that is not about GPUs is always covered.
+    If the effect or a cause is not about GPUs, return ``True``.
     """
     gpus = effect.place.gpus
     # A library fails for all GPUs, whichever GPU the finding names.
@@ -114,7 +114,7 @@ _MEMORY_XIDS = (48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 168, 171, 172)
 
 _ACTIVE = tuple(KINDS)
 _TAKEN = ("dev.excluded", "dev.cgroup-restricted", "dev.nodes-missing")
-"""The checks that detect a working GPU that is withheld from this process or from all processes."""
+"""The checks that detect that a working GPU is withheld from this or any process."""
 _EGM = ("egm.capability", "egm.preconditions", "egm.fabric-address", "egm.cgroup-route", "egm.peer-route")
 _OF_A_LOST_GPU = (*_EGM, "env.visible-devices", "fabric.same-node-isolation", "rdma.affinity")
 """The checks that a lost GPU affects. Checks that read NVML are not listed, because NVML does not list such a GPU, nor
@@ -158,7 +158,7 @@ _ALIKE: Mapping[str, tuple[str, ...]] = {
     "ipc.ipc-namespace": ("ipc.legacy-active", "ipc.event-active"),
     "rdma.devices-cgroup": ("rdma.gdr-path", "rdma.coherent-dmabuf"),
 }
-"""By check, the checks that detect its fault too, on the same GPUs (:func:`when.alike`)."""
+"""By check, the checks that detect its fault too (:func:`when.alike`)."""
 
 _LOGGED: Mapping[str, tuple[M, ...]] = {
     "dev.fell-off-bus": (M.FELL_OFF_BUS,),

@@ -70,7 +70,7 @@ class Scope:
         return tuple(node for node in cpu if self.numa is None or node in self.numa)
 
     def asked_for(self, gpu: Gpu) -> bool:
-        """Return whether the user named this GPU with ``--gpus``. If so, it is a fault if it cannot be used."""
+        """Return whether the user named this GPU with ``--gpus``, so that its loss is a fault."""
         return self.gpus is not None and gpu.bus_id in self.gpus
 
     def asked_purpose(self, guard: Guard) -> bool:
@@ -99,7 +99,7 @@ class Check:
     guards: tuple[Guard, ...]
     """The purposes at risk if the check does not pass; ``--for`` selects checks by them."""
     sections: tuple[str, ...]
-    """The sections of the machine that the check requires. If one is missing, the runner returns the finding instead.
+    """The sections of the machine that the check requires. If one is missing, the runner does not run it.
     (Single values in them may still be ``None``, and recorded machines can contain anything that their types allow.)"""
     wants: tuple[str, ...] = ()
     """The optional sections that the check reads. It handles their absence itself."""
@@ -111,8 +111,7 @@ def check(
     """Return a decorator that turns a rule, a generator of evidence and findings, into a check.
 
     A finding gets the evidence that the rule yielded before it. Findings that differ only in their GPUs, NUMA nodes
-    or NICs are merged, so a rule may judge each device separately (:func:`about`). :func:`skip`, :func:`known` and
-    :func:`end` end the rule.
+    or NICs are merged, so a rule may judge each separately (:func:`about`). :func:`skip` and :func:`known` end it.
     """
 
     def decorate(rule: Rule) -> Check:
@@ -150,10 +149,7 @@ def known(value: T | None, sentence: str, unread: Unread | None = None) -> T:
 
 
 def about(where: Where, verdicts: Iterable[Finding | Evidence]) -> Iterator[Finding]:
-    """Yield the findings of a rule for one place, each with that place and the evidence yielded before it.
-
-    A finding that names a place other than the node keeps it.
-    """
+    """Yield a rule's findings with the evidence yielded before them, and with this place if they name none."""
     place = placed(where)
     evidence: tuple[Evidence, ...] = ()
     try:

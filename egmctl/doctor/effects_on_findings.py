@@ -115,13 +115,13 @@ def _probes(node: Node, effect: Finding, *outcomes: Outcome) -> list[Probe]:
 
 
 def cuda_did_not_start(node: Node, _cause: Finding, effect: Finding) -> bool:
-    """Return whether every unsuccessful probe of the effect's check failed in cuInit, and a control node is closed."""
+    """Return whether all unsuccessful probes failed in cuInit, and a control node cannot be opened."""
     failed = _probes(node, effect, *(outcome for outcome in Outcome if outcome is not Outcome.OK))
     return bool(failed) and all(probe.call in _STARTS for probe in failed) and bool(_closed_nodes(node.machine))
 
 
 def failed_in(*calls: str, number: int | None = None) -> Holds:
-    """Return a condition: all failed probes of the effect's check failed in one of these calls, with this CUresult."""
+    """Return a condition: all failed probes of the effect failed in one of these calls, with this CUresult."""
 
     def holds(node: Node, _cause: Finding, effect: Finding) -> bool:
         failed = _probes(node, effect, Outcome.ERROR)
@@ -179,7 +179,7 @@ def asks_to_recover(finding: Finding) -> bool:
 
 
 def needs_recovery(node: Node, cause: Finding, effect: Finding) -> bool:
-    """Return whether the driver requests a recovery, and an Xid of the cause needs a reset, a reboot or new links."""
+    """Return whether the driver requests a recovery after an Xid that needs a reset, a reboot or a repair of links."""
     grave = (Action.RESET, Action.REBOOT, Action.LINKS)
     serious = any(meaning(event).action in grave for event in xids_of(node.machine, cause))
     return asks_to_recover(effect) and same_gpus(node, cause, effect) and serious

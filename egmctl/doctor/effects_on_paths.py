@@ -35,7 +35,7 @@ class Node:
         return self.ranks is None or rank in self.ranks
 
     def bus_ids(self, flow: Flow) -> set[str]:
-        """Return the bus ids of the GPUs of this node that are an end or the initiator of a flow."""
+        """Return the bus ids of a flow's GPUs on this node: its ends and its initiator."""
         ends = {end.bus_id for end in (flow.source, flow.destination) if self.has(end.rank)}
         issuer = {flow.initiator} if self.has(flow.initiator_rank) else set()
         return {bus_id for bus_id in ends | issuer if bus_id is not None}
@@ -54,11 +54,11 @@ class Symptom(StrEnum):
     """The measurement ran without EGM, whose route is blocked."""
     CORRUPT = "corrupt"
     FAILED = "failed"
-    """A driver call failed."""
+    """It failed with a known cause."""
     LOST = "lost"
-    """It crashed, hung, or failed with an error that does not name its cause."""
+    """It crashed, timed out, or failed without a known cause."""
     BLIND = "blind"
-    """The links that it crossed are unknown because NVML failed as a whole, however the measurement ended."""
+    """The links that it crossed are unknown, because NVML failed as a whole."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +69,7 @@ class Trouble:
     """The index of the measurement in the run."""
     kind: Symptom | WaiverKind
     measurement: Measurement
-    """The measurement; if waived, with the routes that were planned."""
+    """The measurement; if waived, with its planned routes."""
     waiver: Waiver | None = None
 
 
@@ -116,25 +116,25 @@ class Way(Enum):
     PCIE_PEERS = (lambda flow: _peers(flow) and not flow.route.staged and _pcie(flow),)
     """Flows between the memory of two GPUs, directly over PCIe."""
     HOST = (lambda flow: bool(numa_nodes(flow)),)
-    """Flows with an end in host memory of any kind."""
+    """Flows with an end in host memory."""
     NUMA = (_numa,)
-    """Flows with an end in memory that is allocated by NUMA node id; only this memory can be EGM."""
+    """Flows with an end in memory allocated by NUMA node id, which can be EGM."""
     BLOCKED_NUMA = (lambda flow: _numa(flow) and (flow.route.degraded or _blocked(flow)),)
     """Flows of :attr:`NUMA` whose EGM route is blocked, whether or not another route is left."""
     SHARED_NUMA = (lambda flow: _numa(flow) and _by_handle(flow),)
-    """Flows of :attr:`NUMA` with memory that is shared by a fabric handle."""
+    """Flows of :attr:`NUMA` with memory shared by a fabric handle."""
     MANAGED = (lambda flow: MemoryKind.MANAGED in _memory(flow),)
     """Flows with an end in managed memory, which UVM routes by the GPUs of its NUMA node."""
     GPU_NUMA = (lambda flow: MemoryKind.GPU_NUMA in _memory(flow),)
     """Flows with an end in a GPU's memory as a NUMA node of the host."""
     PAGEABLE = (lambda flow: not _memory(flow).isdisjoint((MemoryKind.GPU_NUMA, MemoryKind.SYSTEM)),)
-    """Flows with an end in memory that needs page tables shared by GPU and CPU: malloc'ed memory and GPU NUMA nodes."""
+    """Flows with an end in memory that needs shared page tables: malloc'ed memory and GPU NUMA nodes."""
     NVLINK = (
         lambda flow: _crosses(flow, LinkKind.NVLINK) or (_peers(flow) and _blocked(flow)) or flow.route.across_nodes,
     )
     """Flows over NVLink, which is the only link to other nodes, and blocked flows between GPUs."""
     C2C = (lambda flow: bool(numa_nodes(flow)) or _crosses(flow, LinkKind.C2C),)
-    """Flows over C2C, and all flows with an end in host memory, which would use C2C if it were up."""
+    """Flows over C2C or with an end in host memory, which would use C2C if it were up."""
     PCIE = (_pcie,)
     """Flows over PCIe, and blocked flows with an end in host memory."""
     FABRIC_HANDLE = (_by_handle,)
@@ -161,23 +161,22 @@ def on(
     whole_node: bool = False,
     of_links: bool = False,
 ) -> Holds:
-    """Return a condition: the place of a finding is on the path of one of the flows of a trouble's measurement.
+    """Return a condition: a finding's place is on the path of a flow of a trouble's measurement.
 
-    For a waiver of whole GPUs, the finding must include one of these GPUs or not be about GPUs; ``way`` and ``where``
-    are ignored.
+    For a waiver of whole GPUs, the finding's GPUs must include one of them; ``way`` and ``where`` are ignored.
 
     Parameters
     ----------
     way
-        The class of affected flows; ``None``: all.
+        The class of affected flows; by default all.
     where
         A further condition for the flow.
     given
-        A condition for the finding; ``None``: all findings.
+        A condition for the finding.
     whole_node
-        Whether all GPUs of the node have the fault, whichever GPU the finding names.
+        Whether the fault affects all GPUs of the node, whichever it names.
     of_links
-        Whether the fault also affects flows over NVLink through the GPU to EGM memory that the GPU owns.
+        Whether the fault also affects flows over NVLink to EGM that its GPU owns.
     """
 
     def holds(node: Node, cause: Finding, trouble: Trouble) -> bool:
@@ -227,7 +226,7 @@ def leads_through(place: Place, flow: Flow, node: Node) -> bool:
 
 
 def far_memory(node: Node, flow: Flow) -> bool:
-    """Return whether an end is host memory of a NUMA node other than that of one of the flow's GPUs."""
+    """Return whether an end is host memory of another NUMA node than that of one of the GPUs."""
     own = [gpu.host_numa_id for gpu in node.gpus(flow) if gpu.host_numa_id is not None]
     return any(numa_node != numa for numa_node in own for numa in numa_nodes(flow))
 
@@ -238,8 +237,7 @@ def far_memory(node: Node, flow: Flow) -> bool:
 def on_nvlink(holds: Callable[[Link, Gpu, Gpu], bool]) -> Where:
     """Return a condition for flows: NVLink joins a pair of GPUs on the path, and ``holds`` is true for that pair.
 
-    Pairs without NVLink by design do not count; pairs whose links went down do. The condition is also true if the pairs
-    are unknown.
+    Pairs whose links went down count. The condition is also true if the pairs are unknown.
     """
 
     def check(node: Node, flow: Flow) -> bool:
@@ -266,10 +264,10 @@ def lost_nvlink(node: Node, flow: Flow) -> bool:
 
 
 def _joined(node: Node, flow: Flow) -> list[tuple[Gpu, Gpu]] | None:
-    """Return the pairs of GPUs that NVLink may join on the path of a flow.
+    """Return the pairs of GPUs that NVLink may join on the path of a flow; ``None`` if unknown.
 
-    With an end in host memory, the pairs are each GPU of the flow with each other GPU that can own the memory. ``None``
-    if the flow leads to another node, or has neither an end in host memory nor two GPUs.
+    To host memory, they are the GPU and each other GPU that can own the memory. They are unknown if the flow leads to
+    another node, or has neither an end in host memory nor two GPUs.
     """
     if flow.route.across_nodes:
         return None

@@ -14,7 +14,7 @@ Where = Place | Gpu | Iterable[Gpu]
 
 
 def placed(where: Where) -> Place:
-    """Return the place of some GPUs; the node if there are none. A place is returned as it is."""
+    """Return the place of GPUs, the node if there are none; a place unchanged."""
     if isinstance(where, Place):
         return where
     gpus = (where,) if isinstance(where, Gpu) else tuple(where)
@@ -47,7 +47,7 @@ def skipped(reason: str, place: Where = NODE, **more: Any) -> Finding:
 
 
 def unknown(sentence: str, place: Where = NODE, **more: Any) -> Finding:
-    """Return an ``unknown`` finding: the check applies, but its result could not be determined."""
+    """Return an ``unknown`` finding: the check applies, but lacks data."""
     return Finding(status=Status.UNKNOWN, summary=sentence, place=placed(place), **more)
 
 

@@ -104,10 +104,9 @@ def catalogue() -> Catalogue:
 
 
 def meaning(event: KernelEvent) -> Xid:
-    """Return the meaning of an Xid event.
+    """Return the meaning of an Xid event; NVLink 5's Fatal or Nonfatal overrides the status in the catalogue.
 
-    For NVLink 5, Fatal or Nonfatal in the event overrides the status in the catalogue. An Xid 154 that withdraws the
-    recovery request (action 0) is ``pass``.
+    An Xid 154 that withdraws the recovery request (0x0) is ``pass``.
     """
     xid = catalogue().xids.get(event.number or -1, _UNKNOWN)
     if xid.blame is Blame.LINK and event.fatal is not None:
@@ -123,8 +122,8 @@ def is_one_of(event: KernelEvent, numbers_or_parts: Collection[int | Blame]) -> 
 
 
 _MANY_CORRECTED = 100
-"""The number of corrected PCIe errors of a device from which a warning is reported. Our choice: a healthy link logs
-none, but a link with a few a day works."""
+"""The number of corrected PCIe errors of a device that is a warning. Our choice: a healthy link logs none; a link with
+a few a day works."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +134,7 @@ class KernelFault:
     """The severity; ``pass`` if no operator is needed."""
     place: Place
     where: str
-    """The device, e.g. ``GPU2``, ``mlx5_0``, ``NVSwitch 0000:05:00.0`` or a bus id; empty for a driver message that is
-    not about one GPU."""
+    """The device: ``GPU2``, ``mlx5_0``, ``NVSwitch 0000:05:00.0`` or a bus id; may be empty for a driver message."""
     name: str
     """The fault in words, e.g. ``Xid 79, GPU fell off the bus``."""
     blame: Blame
@@ -150,7 +148,7 @@ class KernelFault:
 
     @property
     def times(self) -> str:
-        """The number of events, e.g. ``, 3 times``; empty for one event, and for PCIe errors, whose name has it."""
+        """The number of events, e.g. ``, 3 times``; empty for one event and for PCIe errors."""
         many = len(self.events) > 1 and self.events[0].kind is not EventKind.AER
         return f", {len(self.events)} times" if many else ""
 
@@ -222,7 +220,7 @@ def _place(machine: Machine, bus_id: str | None) -> Place:
 
 
 def _below(machine: Machine, bus_id: str | None) -> Place:
-    """Return the place of the GPUs below a bridge, whose traffic crosses it, else that of the GPU, else the node."""
+    """Return the place of the GPUs below a bridge, whose traffic crosses it, else of the GPU, else the node."""
     below = [gpu for gpu in machine.gpus or () if gpu.pci is not None and bus_id in (gpu.pci.path or ())]
     return on_gpus(below) if below else _place(machine, bus_id)
 

@@ -23,8 +23,7 @@ from egmctl.mpi.world import World
 GATHER_S = 120.0
 """The timeout for the slowest rank to read its facts, or to start a process on its GPU."""
 ALL_PAIRS_UP_TO = 36
-"""The maximum number of nodes, or of ranks on a single node, for which all pairs are tried. With more, each is paired
-with the next."""
+"""The maximum number of nodes, or of ranks on a single node, for which all pairs are tried instead of a ring."""
 
 Message = dict[str, Any]
 
@@ -32,14 +31,14 @@ Message = dict[str, Any]
 def with_peers(
     world: World, facts: Callable[[], Machine], failed: Callable[[Machine], Sequence[str]], *, active: bool
 ) -> Machine:
-    """Return this rank's machine with the descriptions of all nodes and, if ``active``, the results of their probes.
+    """Return this rank's machine with the descriptions of all nodes and, if ``active``, their probes.
 
     Parameters
     ----------
     facts
-        A function that reads this rank's machine.
+        Reads this rank's machine.
     failed
-        A function that returns the ids of the checks that fail on a machine.
+        Returns the ids of the checks that fail on a machine.
 
     Raises
     ------
@@ -122,7 +121,7 @@ def _tried(world: World, machine: Machine, nodes: Sequence[Peer]) -> tuple[PeerP
 
 
 def _pairs(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield (owner, importer) pairs of ranks, in both directions."""
+    """Yield (owner, importer) pairs of ranks."""
     few = len(ranks) <= ALL_PAIRS_UP_TO
     for owner, importer in combinations(ranks, 2) if few else zip(ranks, [*ranks[1:], ranks[0]], strict=True):
         yield owner, importer

@@ -59,8 +59,8 @@ def probed(machine: Machine, scope: Scope, kinds: Iterable[ProbeKind], on_probe:
 def plan(gpus: Sequence[str], nodes: Sequence[int], kinds: Collection[ProbeKind]) -> list[Probe]:
     """Return the probes of these kinds in their order, as not run.
 
-    Every GPU accesses host memory on every NUMA node, and the memory of every other GPU. Memory is shared between the
-    processes of neighbours on a ring of the GPUs; with one GPU, two processes share it.
+    Every GPU accesses host memory on every node, and every other GPU's memory. Processes share memory along a ring of
+    the GPUs; with one GPU, two processes use it.
     """
     ring = list(zip(gpus, [*gpus[1:], *gpus[:1]], strict=True))
     # H200, driver 580: a process that has imported a HOST_NUMA pool gets CUDA_ERROR_OUT_OF_MEMORY if it allocates
@@ -133,7 +133,7 @@ def _results(
 
 
 _ALONE = (ProbeKind.HOST_NUMA, ProbeKind.P2P)
-"""The kinds of probes that need one process, not two."""
+"""The kinds of probes that need only one process."""
 
 
 def attempt(probe: Probe, processes: Sequence[Prober], visible: Sequence[str] = ()) -> Probe:
@@ -144,7 +144,7 @@ def attempt(probe: Probe, processes: Sequence[Prober], visible: Sequence[str] = 
     processes
         The process, or those of the owner and the importer.
     visible
-        The bus ids of the GPUs for which host memory is mapped.
+        The GPUs for which host memory is mapped.
     """
     steps = _STEPS.get(probe.kind, ("export", "open_exported", "verify"))
     message: Message = {"kind": probe.kind, "gpus": probe.gpus, "node": probe.numa_node, "visible": list(visible)}
@@ -328,7 +328,7 @@ class _Orders:
         trials.peer_round_trip(context, peer, OUTGOING_SEED)
 
     def export(self, order: Message) -> Message:
-        """Allocate and fill memory, or record an event, and return its handle for another process."""
+        """Allocate and fill memory, or record an event, and return its handle."""
         self._free()
         context = self._context(order["gpu"])
         if order["kind"] == ProbeKind.IPC_EVENT:
@@ -364,7 +364,7 @@ class _Orders:
         return {"pid": os.getpid()}
 
     def take_descriptor(self, order: Message) -> None:
-        """Duplicate the standard input of the other process with pidfd_getfd(2); every process has one."""
+        """Duplicate the other process' standard input, which every process has."""
         os.close(take_descriptor(order["pid"], 0))
 
     def _context(self, bus_id: str) -> Context:

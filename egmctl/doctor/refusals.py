@@ -1,4 +1,4 @@
-"""Reasons why the driver refuses P2P between GPUs that are connected by NVLink."""
+"""Reasons why the driver refuses P2P between GPUs with NVLink."""
 
 from __future__ import annotations
 
@@ -75,9 +75,8 @@ def mode_without_peers(machine: Machine, gpus: Iterable[Gpu]) -> str | None:
 def _egm_address(machine: Machine, gpus: tuple[Gpu, Gpu], pair: Pair) -> P2pRefusal | None:
     """Return the refusal if a GPU may lack the EGM fabric address, which P2P over NVSwitches needs if EGM is on.
 
-    The GPU gets the address only if EGM is on in the fabric manager too (gpu_fabric_probe.c). Neither NVML nor CUDA
-    reports the address. The kernel log reports that it is missing, and CUDA then reports that HOST_NUMA memory cannot
-    be shared across the domain.
+    The GPU gets it only if EGM is on in the fabric manager too (gpu_fabric_probe.c). Neither NVML nor CUDA reports it:
+    the kernel log shows its lack, as does HOST_NUMA memory that CUDA cannot share across the domain.
     """
     if pair.nvlink_through != "switch" or not any(egm(machine, gpu).able for gpu in gpus):
         return None

@@ -56,8 +56,8 @@ def manager(machine: Machine, *, of_container: bool = False) -> Manager:
     Parameters
     ----------
     of_container
-        Whether only the container runtime can be the manager, e.g. because device nodes are missing in the container.
-        Otherwise files of runtimes count only if the process is in the topmost visible cgroup.
+        Whether it must be the container runtime, e.g. because device nodes are missing. Otherwise files of runtimes
+        count only in the topmost visible cgroup.
     """
     process, confinement = machine.process or Process(), machine.confinement or Confinement()
     path = device_path(process, confinement)
@@ -222,7 +222,7 @@ def cgroup_evidence(machine: Machine) -> tuple[Evidence, ...]:
 
 
 def route_evidence(machine: Machine, scope: Scope) -> tuple[Evidence, ...]:
-    """Return, for each CPU NUMA node in scope, the GPUs that can route EGM to it and those of them that are lost."""
+    """Return the usable and lost GPUs that EGM can be routed through, by CPU NUMA node."""
     words = []
     for node, attached in routers(machine, scope).items():
         left = [gpu for gpu in attached if loss(machine, gpu) is None]

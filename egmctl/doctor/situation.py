@@ -92,10 +92,7 @@ def in_container(machine: Machine) -> bool:
 
 
 def services_hidden(machine: Machine) -> bool:
-    """Return whether services of the host may be invisible, because this process is not in the host's PID namespace.
-
-    If the namespace is unknown, signs of a container decide.
-    """
+    """Return whether services of the host may be invisible: in another PID namespace or, if unknown, a container."""
     namespaces = (machine.confinement or Confinement()).namespaces or {}
     number = namespaces.get("pid")
     return in_container(machine) if number is None else number != INITIAL_NAMESPACES["pid"]
@@ -125,14 +122,14 @@ def loss(machine: Machine, gpu: Gpu) -> Block | None:
 
 
 def lost(machine: Machine, *blocks: Block) -> list[Gpu]:
-    """Return the GPUs that this process cannot use for one of these reasons."""
+    """Return the GPUs that are lost for one of these reasons."""
     return [gpu for gpu in machine.gpus or () if loss(machine, gpu) in blocks]
 
 
 def requested(machine: Machine, scope: Scope, gpu: Gpu) -> bool:
     """Return whether the user requires this GPU, with ``--gpus`` or ``--expect``.
 
-    If ``--expect`` states more GPUs than are usable, every GPU is required.
+    If ``--expect`` states more GPUs than are usable, all are required.
     """
     if scope.asked_for(gpu):
         return True
@@ -151,11 +148,7 @@ def routers(machine: Machine, scope: Scope) -> dict[int, tuple[Gpu, ...]]:
 
 
 def may_have_egm(machine: Machine) -> bool:
-    """Return whether EGM is or may be on.
-
-    NVML's EGM capability decides. If no GPU reports it, EGM may be on if a GPU has C2C up, or if NVML lists no GPU and
-    the CPU is a Grace.
-    """
+    """Return whether EGM is or may be on: NVML reports it; else a GPU has C2C up, or all GPUs of a Grace are lost."""
     listed = [gpu for gpu in machine.gpus or () if gpu.nvml is not None]
     bits = [gpu.nvml.egm_capable for gpu in listed if gpu.nvml is not None and gpu.nvml.egm_capable is not None]
     if bits:
@@ -169,14 +162,14 @@ Version = tuple[int, ...]
 
 
 def numbers(text: str | None) -> Version | None:
-    """Return a version such as ``570.86.15`` as numbers; ``None`` if the text is not a version."""
+    """Return ``570.86.15`` as numbers; ``None`` if the text is not a version."""
     if text is None or not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}", text, re.ASCII):
         return None
     return tuple(map(int, text.split(".")))
 
 
 def kernel(machine: Machine) -> Version | None:
-    """Return the first two numbers of the kernel release; ``None`` if unknown."""
+    """Return the first two numbers of the kernel release, if known."""
     match = re.match(r"([0-9]{1,3})\.([0-9]{1,3})", (machine.host or Host()).kernel or "", re.ASCII)
     return (int(match[1]), int(match[2])) if match else None
 
@@ -212,7 +205,7 @@ def check_gpus(
     Parameters
     ----------
     gpus_of
-        A function that returns the GPUs to check, or ends the check.
+        Returns the GPUs to check, or ends the check.
     """
 
     def decorate(rule: GpuRule) -> Check:

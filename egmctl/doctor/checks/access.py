@@ -69,7 +69,7 @@ def _cgroup_denies(machine: Machine, scope: Scope, denied: list[Gpu]) -> Finding
 
 
 def _denied_by(machine: Machine, by: Manager) -> dict[str, Any]:
-    """Return the cause, remedy and confidence of a denial by the device cgroup, as fields of a finding."""
+    """Return cause, remedy and confidence of a denial by the device cgroup."""
     cause, remedy = policy(machine, by), by.remedy
     # The container has the node of nvidiactl but has lost its device rules.
     if in_container(machine) and denies_control_node(machine):
@@ -188,7 +188,7 @@ _OF_NODES = (Block.NO_PERMISSION, Block.NODEV, Block.STALE_NODE, Block.NOT_A_DEV
 
 
 def _node_fault(machine: Machine, node: DeviceNode, stopped: Obstacle, user: str = "") -> Verdicts:
-    """Yield evidence and a failure for a device node that exists but cannot be used by this process.
+    """Yield evidence and a failure for a device node that exists but is unusable.
 
     Parameters
     ----------
@@ -254,7 +254,7 @@ def _control_nodes(machine: Machine, _scope: Scope) -> Verdicts:
 
 
 def _fault(machine: Machine, node: DeviceNode, user: str) -> Iterator[Finding]:
-    """Yield a finding on a control node that all GPUs need; nothing if it can be used or the libraries will create it."""
+    """Yield a finding on a control node; nothing if it is usable or the libraries will create it."""
     path, answer, is_control = node.path, access_of(node), node.path == "/dev/nvidiactl"
     opened = any(gpu.nvml if is_control else gpu.cuda for gpu in machine.gpus or ())
     majors = (machine.driver or Driver()).majors or {}

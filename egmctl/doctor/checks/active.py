@@ -173,7 +173,7 @@ _PTRACE = Cause(
 
 
 def _without_c2c(machine: Machine, probes: Sequence[Probe]) -> str:
-    """Return a note on the GPUs that accessed the host memory over PCIe; empty if there are none."""
+    """Return a note on the GPUs that accessed host memory over PCIe, if any."""
     gpus = _known(machine, [bus_id for probe in probes for bus_id in probe.gpus])
     with_c2c = coherent_gpus(machine, gpus)
     without = [gpu for gpu in gpus if gpu not in with_c2c]

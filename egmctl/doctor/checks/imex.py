@@ -24,7 +24,7 @@ CREATE = as_root(
 
 
 def _wanted(machine: Machine, scope: Scope) -> bool:
-    """Return whether fabric handles are needed: on a node of an NVLink domain, or with ``--for fabric``."""
+    """Return whether fabric handles are needed: in an NVLink domain, or with ``--for fabric``."""
     return in_domain(machine) or scope.asked_purpose(Guard.FABRIC)
 
 
@@ -120,7 +120,7 @@ ONE_SESSION = (
 
 
 def _restart(machine: Machine, text: str) -> Remedy:
-    """Return a remedy that restarts IMEX, with the systemd command only if IMEX is known to be a host service."""
+    """Return a remedy that restarts IMEX, with a command if it is known to be a host service."""
     if _manager(machine) in (_Manager.SERVICE, _Manager.HOST_MANAGED):
         return as_root(text, "systemctl restart nvidia-imex")
     return todo(f"{text} With driver-managed ComputeDomains IMEX runs in pods: delete these instead.")

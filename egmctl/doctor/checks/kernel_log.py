@@ -1,4 +1,4 @@
-"""Checks of the kernel log: faults of GPUs, NVSwitches and PCIe links, with blame and age, and driver messages."""
+"""Checks of the kernel log: Xids, SXids, PCIe errors and driver messages, with blame and age."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _line(event: KernelEvent) -> str:
 
 
 def _covered(log: KernelLog, scope: Scope) -> Evidence:
-    """Return as evidence the time range that was searched, because the ring buffer overwrites old lines."""
+    """Return the time range that was searched: a ring buffer overwrites old lines."""
     first = "empty" if log.first_s is None else f"from {log.first_s:.0f} s to {log.now_s:.0f} s after boot"
     since = "" if scope.since_s is None else f", limited to the last {scope.since_s:.0f} s by --since"
     lost = ", with lines overwritten in between" if log.overwritten else ""

@@ -184,9 +184,8 @@ def _addressing(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
 
 
 SMALL, FULL, SCARCE = 0.75, 0.02, 0.25
-"""The thresholds for the memory of a NUMA node, our choice. A node is reported if it has less than ``SMALL`` of the
-largest sibling's memory, if less than ``FULL`` of its memory is available, or if less is available than ``SCARCE`` of
-the free memory of a sibling."""
+"""Our choice of thresholds. A node is reported if it has less than ``SMALL`` of the largest sibling's memory, less than
+``FULL`` of its memory available, or less available than ``SCARCE`` of a sibling's free memory."""
 _NODES_OF_A_GPU = 8
 """The number of NUMA nodes that a coherent GPU reserves for MIG."""
 
@@ -264,7 +263,7 @@ def _owns(gpu: Gpu, node: int) -> bool:
 
 
 def _available(scope: Scope, node: NumaNode, total: int, siblings: list[NumaNode]) -> Finding:
-    """Return the finding on the available memory of a node: free memory and, if that is low, reclaimable memory."""
+    """Return the finding on the free memory of a node or, if that is low, free and reclaimable memory."""
     place, free = _on(node), node.memory_free_bytes
     enough = max(FULL * total, SCARCE * max(sibling.memory_free_bytes or 0 for sibling in siblings))
     if free is not None and free < enough:

@@ -96,9 +96,9 @@ links, leave links unused by design, so their number is unknown."""
 
 
 def _wired(machine: Machine, gpu: Gpu) -> int | None:
-    """Return the expected number of active links of a GPU, by its product; ``None`` if unknown.
+    """Return the number of links to switches of a GPU's product; ``None`` if unknown.
 
-    If the bandwidth mode or a module parameter reduces the number of links, it is the number that are up.
+    If the bandwidth mode or a module parameter reduces it, return the number that are up.
     """
     driver, nvml = machine.driver or Driver(), gpu.nvml
     mode = (nvml.nvlink_bandwidth_mode if nvml else None) or driver.nvlink_bandwidth_mode
@@ -215,7 +215,7 @@ def _lacks_counters(link: NvLink) -> bool:
 
 
 def has_errors(link: NvLink) -> bool:
-    """Return whether a link has retrains, failed recoveries or a high bit error rate."""
+    """Return whether a link was retrained, failed to recover or has a high bit error rate."""
     return bool(_recoveries(link)) or _is_bad(link)
 
 

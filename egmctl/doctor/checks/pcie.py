@@ -126,7 +126,7 @@ def _link(machine: Machine, scope: Scope) -> Verdicts:
 
 
 def _judge(machine: Machine, pci: PciFunction, link: PcieLink, gpu: Gpu | None = None) -> Verdicts:
-    """Yield the finding on the PCIe link of a GPU, or of a NIC. A GPU's speed is checked only while it is busy."""
+    """Yield the finding on the link of a GPU, whose speed counts only while it is busy, or of a NIC."""
     width, speed = _expected(machine, pci, link, "max_width"), _expected(machine, pci, link, "max_speed_gt_s")
     words = f"x{link.width}, {link.speed_gt_s} GT/s; at most x{link.max_width}, {link.max_speed_gt_s} GT/s"
     read = fact(f"/sys/bus/pci/devices/{pci.bus_id}/current_link_*, max_link_*", words.replace("None", "?"))
@@ -168,7 +168,7 @@ def _busy(gpu: Gpu) -> bool:
 
 
 def _over_pcie(machine: Machine, scope: Scope) -> str:
-    """Return the kinds of traffic between devices over PCIe on this machine; empty if there are none."""
+    """Return the kinds of traffic between devices over PCIe; empty if there is none."""
     gpus = usable(machine, scope.gpus_of(machine))
     pairs = [machine.pair(source.bus_id, target.bus_id) for source in gpus for target in gpus if source is not target]
     parts = []

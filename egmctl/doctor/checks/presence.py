@@ -1,4 +1,4 @@
-"""Checks of the presence of the GPUs: on the PCI bus, bound to the driver, and listed by the libraries."""
+"""Checks that all GPUs are present, bound to the driver and listed by the libraries."""
 
 from __future__ import annotations
 
