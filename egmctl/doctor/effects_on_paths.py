@@ -163,7 +163,7 @@ def on(
 ) -> Holds:
     """Return a condition: a finding's place is on the path of a flow of a trouble's measurement.
 
-    For a waiver of whole GPUs, the finding's GPUs must include one of them; ``way`` and ``where`` are ignored.
+    For a waiver of whole GPUs, a finding on GPUs must include one of them; ``way`` and ``where`` are ignored.
 
     Parameters
     ----------

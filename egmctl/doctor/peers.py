@@ -36,9 +36,9 @@ def with_peers(
     Parameters
     ----------
     facts
-        Reads this rank's machine.
+        A function that reads this rank's machine.
     failed
-        Returns the ids of the checks that fail on a machine.
+        A function that returns the ids of failed checks.
 
     Raises
     ------

@@ -171,7 +171,7 @@ _STEPS = {
 
 
 class Prober:
-    """A probing process. It is started by the constructor, initialises CUDA asynchronously, and is restarted if lost.
+    """A probing process. The constructor starts it without waiting for CUDA; :meth:`ask` restarts it if it is lost.
 
     Parameters
     ----------

@@ -205,7 +205,7 @@ def check_gpus(
     Parameters
     ----------
     gpus_of
-        Returns the GPUs to check, or ends the check.
+        A function that returns the GPUs to check, or ends the check.
     """
 
     def decorate(rule: GpuRule) -> Check:
