@@ -1,1 +1,1 @@
-"""Checks of what stops EGM, P2P, IPC, fabric handles and GPUDirect RDMA: pure functions of a machine's facts."""
+"""Checks for what breaks EGM, P2P, IPC, fabric handles and GPUDirect RDMA: pure functions of a machine's facts."""

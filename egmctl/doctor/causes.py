@@ -1,8 +1,8 @@
-"""What explains what: the one table of causes, and the matcher that applies it.
+"""The table of causes and their effects, and the functions that apply it.
 
-A rule says which checks' faults explain which findings of other checks (:data:`ON_FINDINGS`) or which troubles of a
-run's paths (:data:`ON_PATHS`). Its condition is a function of :mod:`egmctl.doctor.effects_on_findings` or of
-:mod:`egmctl.doctor.effects_on_paths`. Why a path is called slow, or a finding somebody else's doing, is a row here.
+A rule lists checks whose findings explain findings of other checks (:data:`ON_FINDINGS`) or troubles of a run's paths
+(:data:`ON_PATHS`). Its condition is a function of :mod:`egmctl.doctor.effects_on_findings` or
+:mod:`egmctl.doctor.effects_on_paths`. Every explanation of a finding or of a slow path comes from a row here.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class Rule:
     """A cause and its possible effects."""
 
     causes: tuple[str, ...]
-    """Ids, or globs of ids, of the checks that find the cause."""
+    """The ids, or globs of ids, of the checks that detect the cause."""
     effects: Collection[str]
-    """Ids of checks, or the kinds of a path's :class:`Trouble`."""
+    """The ids of checks, or the kinds of :class:`Trouble` of a path."""
     holds: Callable[[Node, Finding, Any], bool]
-    """Whether, on a node, a finding of the cause explains an effect: a finding, or a trouble."""
+    """The condition: whether, on a node, a finding of a cause explains a finding or trouble."""
 
 
 def explains(node: Node, cause: Finding, effect: Finding | Trouble) -> bool:
-    """Say whether a fault explains another finding on the same node, or a trouble of a path that is on it."""
+    """Return whether a finding explains another finding on the same node, or a trouble of a path that uses the node."""
     kind = effect.check if isinstance(effect, Finding) else effect.kind
     return any(kind in rule.effects and rule.holds(node, cause, effect) for rule in rules_from(cause.check))
 
@@ -51,16 +51,16 @@ def rules_from(check: str) -> tuple[Rule, ...]:
 
 
 def explained(machine: Machine, findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return the findings, each with those that explain it; a cause of a cause explains what that one does.
+    """Return the findings with their root causes in ``explained_by`` and the effects of each in ``explains``.
 
-    What could not be determined is explained too. A cause becomes as grave as what it explains: what was tried and
-    failed shows that it does harm.
+    Findings with status ``unknown`` can be effects too. A root cause gets the most severe status among itself and its
+    effects, because a failed trial shows that it does harm.
     """
     node = Node(machine)
     faults = [place for place, finding in enumerate(findings) if finding.status in TOLD]
     unknown = [place for place, finding in enumerate(findings) if finding.status is Status.UNKNOWN]
     if machine.peers and machine.peers.problem:
-        # That MPI did not start is why the nodes were not compared, whatever is wrong with this one.
+        # The nodes were not compared because MPI did not start, whatever is wrong with this one.
         unknown = [place for place in unknown if not findings[place].check.startswith("peers.")]
     causes_of: dict[int, list[int]] = {}
     for effect in (*faults, *unknown):
@@ -69,7 +69,7 @@ def explained(machine: Machine, findings: Sequence[Finding]) -> tuple[Finding, .
             for cause in faults
             if cause != effect
             and explains(node, findings[cause], findings[effect])
-            # Where two could explain each other, one stays the cause.
+            # If two findings could explain each other, only one of them does.
             and effect not in _all_causes(cause, causes_of)
         ]
         if causes and _covers([findings[cause] for cause in causes], findings[effect]):
@@ -87,15 +87,18 @@ def explained(machine: Machine, findings: Sequence[Finding]) -> tuple[Finding, .
 
 
 def _all_causes(effect: int, causes_of: Mapping[int, list[int]]) -> set[int]:
-    """Return the causes of a finding, and theirs."""
+    """Return the indices of the direct and indirect causes of a finding."""
     direct = causes_of.get(effect, [])
     return set(direct).union(*(_all_causes(cause, causes_of) for cause in direct))
 
 
 def _covers(causes: Sequence[Finding], effect: Finding) -> bool:
-    """Say whether all GPUs or pairs that an effect is about are touched by one of the causes, or one is the node's."""
+    """Return whether the causes include each GPU of an effect, and an end of each of its pairs.
+
+    If the effect or a cause is not about GPUs, return ``True``.
+    """
     gpus = effect.place.gpus
-    # Libraries fail for all GPUs, whichever one that was seen on.
+    # A library fails for all GPUs, whichever GPU the finding names.
     if gpus is None or any(cause.place.gpus is None or cause.check == "drv.libraries" for cause in causes):
         return True
     touched = {bus_id for cause in causes for bus_id in cause.place.gpus or ()}
@@ -107,17 +110,17 @@ def _covers(causes: Sequence[Finding], effect: Finding) -> bool:
 # --- findings ---------------------------------------------------------------------------------------------------------
 
 _MEMORY_XIDS = (48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 168, 171, 172)
-"""Xids of a GPU's memory (:mod:`egmctl.doctor.kernel_faults`)."""
+"""The Xids that report errors of a GPU's memory (:mod:`egmctl.doctor.kernel_faults`)."""
 
 _ACTIVE = tuple(KINDS)
 _TAKEN = ("dev.excluded", "dev.cgroup-restricted", "dev.nodes-missing")
-"""What takes a GPU away from this process, or from all, while it works."""
+"""The checks that detect that a working GPU is withheld from this or any process."""
 _EGM = ("egm.capability", "egm.preconditions", "egm.fabric-address", "egm.cgroup-route", "egm.peer-route")
 _OF_A_LOST_GPU = (*_EGM, "env.visible-devices", "fabric.same-node-isolation", "rdma.affinity")
-"""Findings on a GPU that cannot be used. Those by NVML are not among them, as NVML does not list such a GPU; nor those
-by sysfs, which needs no permission."""
+"""The checks that a lost GPU affects. Checks that read NVML are not listed, because NVML does not list such a GPU, nor
+checks that read sysfs, which needs no permission."""
 _OVER_NVLINK = ("p2p.verify", "fabric.alloc-active")
-"""What is tried over NVLink where there is any."""
+"""The checks of active probes that use NVLink if there is any."""
 _WITHOUT_FABRIC = ("fabric.state", "fabric.consistency", "p2p.status", *_OVER_NVLINK)
 
 _ALIKE: Mapping[str, tuple[str, ...]] = {
@@ -139,7 +142,7 @@ _ALIKE: Mapping[str, tuple[str, ...]] = {
     "c2c.link": ("egm.platform", *_EGM, "egm.alloc-active"),
     "egm.hypervisor-mode": (*_EGM, "egm.alloc-active"),
     "egm.override-key": (*_EGM, "egm.alloc-active"),
-    # Without EGM the same memory can be had as ordinary system memory.
+    # Without EGM, the same memory is still available as ordinary system memory.
     "egm.capability": tuple(check for check in _EGM if check != "egm.capability"),
     "fabric.management": ("fabric.manager", "nvlink.links", *_WITHOUT_FABRIC),
     "fabric.manager": ("egm.fabric-address", *_WITHOUT_FABRIC),
@@ -155,7 +158,7 @@ _ALIKE: Mapping[str, tuple[str, ...]] = {
     "ipc.ipc-namespace": ("ipc.legacy-active", "ipc.event-active"),
     "rdma.devices-cgroup": ("rdma.gdr-path", "rdma.coherent-dmabuf"),
 }
-"""By check: the checks that see its fault too, on the same GPUs."""
+"""By check, the checks that detect its fault too (:func:`when.alike`)."""
 
 _LOGGED: Mapping[str, tuple[M, ...]] = {
     "dev.fell-off-bus": (M.FELL_OFF_BUS,),
@@ -171,20 +174,20 @@ _LOGGED: Mapping[str, tuple[M, ...]] = {
     "numa.auto-online": (M.MEMORY_NOT_MOVABLE, M.MEMORY_ADD),
     "numa.mode": (M.MEMORY_NOT_MOVABLE, M.MEMORY_ADD),
 }
-"""By check: the messages in which the driver says what it finds."""
+"""By check, the driver messages that report the same fault."""
 
 ON_FINDINGS: tuple[Rule, ...] = (
     *(Rule((cause,), effects, when.alike) for cause, effects in _ALIKE.items()),
     *(Rule((cause,), ("kernel.driver-messages",), when.logged(*messages)) for cause, messages in _LOGGED.items()),
-    # A GPU has one kernel driver, and the libraries find none whose driver is not NVIDIA's.
+    # A GPU has one kernel driver, and the libraries list only GPUs that are bound to NVIDIA's.
     Rule(("drv.nouveau",), ("dev.driver-binding", "drv.libraries", "dev.count-consistency"), when.always),
     Rule(("dev.driver-binding",), ("drv.libraries",), when.same_gpus),
     Rule(("dev.fell-off-bus", *_TAKEN, "dev.permissions"), ("drv.libraries",), when.none_to_open),
     Rule(("drv.versions",), ("drv.libraries",), when.versions_differ),
     Rule(("dev.cgroup-restricted",), ("dev.control-nodes",), when.control_denied),
-    # A container that is started without GPUs has none of NVIDIA's device nodes.
+    # A container that was started without GPUs has no NVIDIA device nodes.
     Rule(("dev.nodes-missing",), ("dev.control-nodes",), lambda node, _cause, _effect: without_gpus(node.machine)),
-    # NVML and CUDA open /dev/nvidiactl first, CUDA then /dev/nvidia-uvm: in cuInit, with which every use begins.
+    # NVML and CUDA open /dev/nvidiactl first; cuInit, which every use of CUDA needs, then opens /dev/nvidia-uvm.
     Rule(("dev.control-nodes",), ("drv.libraries",), when.control_node_failed),
     Rule(("dev.control-nodes",), _ACTIVE, when.cuda_did_not_start),
     Rule(("drv.libraries",), _ACTIVE, when.cuda_failed),
@@ -192,10 +195,10 @@ ON_FINDINGS: tuple[Rule, ...] = (
     Rule(("dev.permissions", "dev.control-nodes", "drv.libraries"), ("dev.count-consistency",), when.no_gpu_left),
     Rule(("dev.driver-binding", *_TAKEN), ("pcie.link",), when.undetermined),
     Rule(("fabric.management", "fabric.manager", "fabric.state"), ("drv.libraries",), when.not_ready),
-    # CUDA lists parts of a GPU with MIG, and no prohibited one.
+    # With MIG, CUDA lists MIG instances instead of the GPU. It does not list a GPU in prohibited compute mode.
     Rule(("gpu.mig",), ("dev.count-consistency",), when.lost_as(Block.NOT_SEEN_BY_CUDA)),
     Rule(("gpu.compute-mode",), ("dev.count-consistency",), when.lost_as(Block.NOT_SEEN_BY_CUDA, status=Status.FAIL)),
-    # The driver gave the GPU up and said why.
+    # The driver gave up the GPU and logged the reason.
     Rule(
         ("kernel.xid",), ("dev.count-consistency",), when.lost_as(Block.GPU_LOST, Block.NOT_LISTED, status=Status.FAIL)
     ),
@@ -205,7 +208,7 @@ ON_FINDINGS: tuple[Rule, ...] = (
     Rule(("gpu.health",), ("kernel.xid",), when.xids(*_MEMORY_XIDS)),
     Rule(("nvlink.links", "nvlink.errors"), ("kernel.xid",), when.xids(Blame.LINK)),
     Rule(("c2c.link",), ("kernel.xid",), when.xids(*C2C_XIDS)),
-    # It times out waiting for a link that has errors.
+    # The driver times out while it waits for a link that has errors.
     Rule(("kernel.aer",), ("kernel.xid",), when.xids(Blame.PCIE)),
     Rule(("kernel.xid",), ("gpu.health",), when.needs_recovery),
     Rule(("gpu.health",), ("kernel.xid",), when.announces_recovery),
@@ -217,17 +220,17 @@ ON_FINDINGS: tuple[Rule, ...] = (
         ("fabric.alloc-active",),
         when.failed_in("cuMemCreate", "cuMemPoolCreate", "cuMemImportFromShareableHandle", number=800),
     ),
-    # The driver cannot take memory of that NUMA node.
+    # The driver cannot allocate memory on that NUMA node.
     Rule(
         ("numa.cpuset-mems", "numa.mempolicy-syscalls", "numa.memory"),
         ("egm.alloc-active", "ipc.vmm-active", "ipc.pool-active", "fabric.alloc-active"),
         when.failed_in("cuMemCreate", "cuMemPoolCreate"),
     ),
     Rule(("env.limits",), ("drv.libraries", *_ACTIVE), when.ran_short),
-    # pidfd_getfd needs the rights of ptrace(2).
+    # pidfd_getfd(2) needs ptrace(2) permission.
     Rule(("ipc.ptrace",), ("ipc.pidfd-active",), when.always),
 )
-"""Which findings explain which; each pair has a test (tests/doctor/test_causes.py)."""
+"""The rules for findings that explain findings. Each pair has a test (tests/doctor/test_causes.py)."""
 
 
 # --- paths ------------------------------------------------------------------------------------------------------------
@@ -250,39 +253,39 @@ _NVLINK = (
 )
 
 ON_PATHS: tuple[Rule, ...] = (
-    # A GPU that is taken away is slow nowhere: nothing is measured on it.
+    # An unusable GPU is never slow, because nothing is measured on it.
     Rule(("dev.*", "gpu.compute-mode"), _FAILED | _NO_GPU, on()),
     Rule(("drv.libraries", "drv.versions", "drv.nouveau"), _FAILED | _NO_GPU, on(whole_node=True)),
     Rule(("drv.libraries",), {Symptom.BLIND}, on(whole_node=True)),
     Rule(("env.limits",), _FAILED | {Symptom.LOST}, on()),
     Rule(("gpu.mig",), _NO_GPU | _NO_P2P, on()),
     Rule(("env.visible-devices",), {WaiverKind.GPU_HIDDEN}, on()),
-    # Uncorrectable errors of a GPU's memory end what touches it; ECC does not make it slow.
+    # Uncorrectable memory errors end the work that accesses the memory; ECC does not slow it down.
     Rule(("gpu.health",), _FAILED | _CORRUPT | _NO_GPU, on()),
-    # Some of the many Xids end contexts, and some leave clocks or links down: off the bus, or in an unknown state.
+    # An Xid can end contexts. Only 79 (off the bus), 109 and Xids of links explain slow paths.
     Rule(("kernel.xid",), _FAILED | _NO_GPU, on(given=paths.at_gpu)),
     Rule(("kernel.xid",), _SLOW, on(given=paths.with_xid(79, 109))),
     Rule(("kernel.xid",), _SLOW, on(Way.NVLINK, where=paths.joined_by_nvlink, given=paths.with_xid(Blame.LINK))),
     Rule(("kernel.xid",), _SLOW, on(Way.C2C, given=paths.with_xid(*C2C_XIDS))),
     Rule(("gpu.throttle",), _SLOW, on()),
-    # Host memory is reached through encrypted bounce buffers, and single GPUs have no peers.
+    # GPUs access host memory through encrypted bounce buffers, and in single-GPU mode they have no peers.
     Rule(("gpu.cc-mode",), _BOTH | _NO_P2P | {WaiverKind.UNSUPPORTED_HANDLE}, on()),
     Rule(("gpu.vgpu",), _BOTH | _NO_P2P | _NO_FABRIC | _NO_MEMORY, on()),
-    # NVLink replays what arrives wrong: errors cost time, no bytes.
+    # NVLink replays corrupt packets, so errors cost time but do not corrupt data.
     Rule(("nvlink.links",), _LESS_NVLINK, on(Way.NVLINK, where=paths.short_of_nvlinks, of_links=True)),
     Rule(("nvlink.errors",), _LESS_NVLINK, on(Way.NVLINK, where=paths.errors_on_the_way, of_links=True)),
     Rule(_NVLINK, _LESS_NVLINK, on(Way.NVLINK, where=paths.joined_by_nvlink, of_links=True)),
-    # These take NVLink from all pairs of a GPU; NVML may list no link any more.
+    # These disable NVLink for all pairs of a GPU; NVML may then list no links.
     Rule(("nvlink.disabled", "nvlink.bw-mode"), _BOTH | _NO_P2P, on(Way.DIRECT_PEERS)),
     Rule(("nvlink.links", "nvlink.errors", *_NVLINK), _BOTH | _NO_P2P, on(Way.DIRECT_PEERS, where=paths.lost_nvlink)),
-    # A fabric handle needs a channel on one node too (800 without one, measured on HGX H200), other handles need none.
+    # Fabric handles need a channel even within one node (error 800 without one, measured on HGX H200); others do not.
     Rule(("imex.module", "imex.channel"), _FAILED | _NO_FABRIC, on(Way.FABRIC_HANDLE)),
-    # The driver makes no fabric memory at all until the domain is recovered (open-gpu-kernel-modules,
-    # imex_session_api.c: read there, not tried).
+    # The driver allocates no fabric memory until the domain is recovered (open-gpu-kernel-modules,
+    # imex_session_api.c; not tested).
     Rule(("fabric.*", "imex.recovery"), _FAILED | _NO_HANDLE, on(Way.FABRIC_HANDLE)),
-    # Only memory of other nodes is imported with the service: within HGX H200 all handles worked without it.
+    # Only imports of memory of other nodes need the service: within HGX H200 all handles worked without it.
     Rule(("imex.daemon", "imex.domain"), _FAILED | _NO_HANDLE, on(Way.OTHER_NODE)),
-    # Without P2P copies between GPUs are staged in host memory.
+    # Without P2P, copies between GPUs are staged in host memory.
     Rule(("p2p.status",), _BOTH | _NO_P2P, on(Way.PEERS)),
     Rule(("p2p.verify",), _FAILED | _CORRUPT, on(Way.PEERS)),
     Rule(("pcie.acs",), _BOTH, on(Way.PCIE_PEERS)),
@@ -290,28 +293,28 @@ ON_PATHS: tuple[Rule, ...] = (
     Rule(("pcie.iommu",), _BOTH | _CORRUPT, on(Way.PCIE_PEERS)),
     Rule(("pcie.link",), _SLOW, on(Way.PCIE)),
     Rule(("kernel.aer",), _BOTH, on(Way.PCIE, given=paths.at_gpu)),
-    # Where C2C is down the same memory is reached over PCIe.
+    # If C2C is down, the GPU accesses the same memory over PCIe.
     Rule(("c2c.link",), _BOTH | _NO_MEMORY | _REFUSED, on(Way.C2C, of_links=True)),
-    # Without EGM the same memory is ordinary system memory, which can be had as well.
+    # Without EGM, the same memory is still available as ordinary system memory.
     Rule(("egm.capability", "egm.preconditions", "egm.override-key"), _SLOW, on(Way.NUMA)),
     Rule(("egm.hypervisor-mode",), _BOTH, on(Way.NUMA)),
-    # Managed memory goes over C2C as ordinary system memory then, and nothing says so (open-gpu-kernel-modules,
-    # uvm_va_block.c: read there, not measured).
+    # Managed memory is then accessed over C2C as ordinary system memory, without an error (open-gpu-kernel-modules,
+    # uvm_va_block.c; not measured).
     Rule(("egm.capability", "egm.preconditions", "egm.cgroup-route"), _SLOW, on(Way.MANAGED)),
     Rule(("egm.cgroup-route",), _EGM_BLOCKED, on(Way.NUMA)),
-    # It is the route to other nodes' memory: the GPU's own C2C has no part in it.
+    # This is the route to the memory of other NUMA nodes, which does not use the GPU's own C2C.
     Rule(("egm.peer-route",), _SLOW, on(Way.MANAGED, where=paths.far_memory)),
     Rule(("egm.peer-route",), _EGM_BLOCKED, on(Way.BLOCKED_NUMA)),
     Rule(("egm.fabric-address",), _FAILED | _NO_MEMORY | _REFUSED, on(Way.SHARED_NUMA)),
     Rule(("egm.alloc-active",), _FAILED | _CORRUPT | _REFUSED, on(Way.NUMA)),
     Rule(("numa.cpuset-mems",), _FAILED | {WaiverKind.NO_NUMA_MEMORY}, on(Way.HOST)),
     Rule(("numa.memory", "numa.mempolicy-syscalls"), _FAILED | _REFUSED, on(Way.HOST)),
-    # Without common page tables a GPU has no plain memory, and CPUs have none of a GPU's.
+    # Without shared page tables, GPUs cannot access malloc'ed memory, nor CPUs the memory of a GPU.
     Rule(("uvm.addressing-mode",), _NO_MEMORY, on(Way.PAGEABLE)),
     Rule(("numa.mode",), _NO_MEMORY, on(Way.GPU_NUMA)),
     Rule(("numa.balancing", "numa.cmdline"), _SLOW, on(Way.HOST)),
 )
-"""Which findings explain the troubles of which paths.
+"""The rules for findings that explain troubles of paths.
 
-A check that is in no row explains no measurement: the bench uses neither NCCL's variables nor NICs.
+A check in no row explains no measurement, e.g. checks of NCCL variables and NICs, which the bench does not use.
 """

@@ -1,4 +1,4 @@
-"""Checks: rules over a machine and a scope, and the frame that makes findings of what a rule yields."""
+"""The framework for checks: the scope of a run, and the functions that turn what a rule yields into findings."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """The counts that ``--expect`` states for the node; ``None`` where it states none."""
+    """The counts that ``--expect`` states for the node; ``None`` for a count that it does not state."""
 
     gpus: int | None = None
     nics: int | None = None
     numa_nodes: int | None = None
-    """CPU NUMA nodes."""
+    """The number of NUMA nodes with CPUs."""
     reference: Machine | None = None
-    """The recorded machine that the counts were taken from: what it has and this one has not is missing here."""
+    """The recorded machine that the counts come from. Devices of it that this machine lacks are reported as missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """GPUs, NUMA nodes and purposes that the findings are about."""
+    """The GPUs, NUMA nodes and purposes to report on."""
 
     gpus: tuple[str, ...] | None = None
-    """Bus ids that the user named; ``None``: the user named none, and all count."""
+    """The bus ids of ``--gpus``; ``None``: all GPUs."""
     numa: tuple[int, ...] | None = None
-    """Ids of CPU NUMA nodes that the user named; ``None`` as above."""
+    """The ids of CPU NUMA nodes of ``--numa``; ``None``: all."""
     purposes: tuple[Guard, ...] | None = None
-    """The words of ``--for``; ``None`` as above."""
+    """The purposes of ``--for``; ``None``: all."""
     expectation: Expectation | None = None
     since_s: float | None = None
-    """Events of the kernel's log that are older than so many seconds do not count; ``None``: all since boot."""
+    """The maximum age of kernel log events, in seconds; ``None``: all since boot."""
 
     def gpus_of(self, machine: Machine) -> tuple[Gpu, ...]:
         """Return the machine's GPUs in this scope, in the order of their indices."""
@@ -70,16 +70,16 @@ class Scope:
         return tuple(node for node in cpu if self.numa is None or node in self.numa)
 
     def asked_for(self, gpu: Gpu) -> bool:
-        """Say whether the user named this GPU: that it cannot be used is a fault then."""
+        """Return whether the user named this GPU with ``--gpus``, so that its loss is a fault."""
         return self.gpus is not None and gpu.bus_id in self.gpus
 
     def asked_purpose(self, guard: Guard) -> bool:
-        """Say whether the user named this purpose with ``--for``."""
+        """Return whether the user named this purpose with ``--for``."""
         return self.purposes is not None and guard in self.purposes
 
 
 EVERYTHING = Scope()
-"""The scope of a user who named nothing."""
+"""The scope of a run without selection options."""
 
 
 Judge = Callable[[Machine, Scope], Iterable[Finding]]
@@ -90,28 +90,28 @@ Rule = Callable[[Machine, Scope], Iterable[Finding | Evidence]]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A pure function of a machine, and what it needs; its texts are in the TOML file of its area."""
+    """A check: a pure function of a machine, and the sections it needs. Its texts are in the TOML file of its area."""
 
     id: str
-    """Stable, ``area.what``: scripts and tickets name it."""
+    """The stable id, ``area.what``, for scripts and tickets."""
     judge: Judge
-    """Returns at least one finding; a check that does not concern this machine returns a ``skip`` with the reason."""
+    """The function that returns the findings, at least one; a ``skip`` with the reason if the check does not apply."""
     guards: tuple[Guard, ...]
-    """The uses at risk where it does not pass; ``--for`` chooses by them."""
+    """The purposes at risk if the check does not pass; ``--for`` selects checks by them."""
     sections: tuple[str, ...]
-    """Sections of the machine without which the check cannot say anything: the runner answers for it then.
-    (Single values in them may still be ``None``, and recorded machines hold anything that their types allow.)"""
+    """The sections of the machine that the check requires. If one is missing, the runner does not run it.
+    (Single values in them may still be ``None``, and recorded machines can contain anything that their types allow.)"""
     wants: tuple[str, ...] = ()
-    """Sections that the check reads too, and can do without: what it says then is its own."""
+    """The optional sections that the check reads. It handles their absence itself."""
 
 
 def check(
     check_id: str, *guards: Guard, sections: tuple[str, ...] = ("gpus",), wants: tuple[str, ...] = ()
 ) -> Callable[[Rule], Check]:
-    """Make a check of a rule, a generator of evidence and findings.
+    """Return a decorator that turns a rule, a generator of evidence and findings, into a check.
 
-    A finding gets the evidence that the rule has yielded before it. Findings that differ only in their GPUs, NUMA nodes
-    or NICs become one: a rule judges each of them by itself (:func:`about`). :func:`skip` and :func:`known` end it.
+    A finding gets the evidence that the rule yielded before it. Findings that differ only in their GPUs, NUMA nodes
+    or NICs are merged, so a rule may judge each separately (:func:`about`). :func:`skip` and :func:`known` end it.
     """
 
     def decorate(rule: Rule) -> Check:
@@ -125,7 +125,7 @@ def check(
 
 
 class _Ended(Exception):
-    """A rule has nothing more to judge."""
+    """The end of a rule, with its last finding."""
 
     def __init__(self, finding: Finding) -> None:
         self.finding = finding
@@ -137,19 +137,19 @@ def end(finding: Finding) -> NoReturn:
 
 
 def skip(reason: str) -> NoReturn:
-    """End the check: it does not concern this machine."""
+    """End the check with a ``skip``: it does not apply to this machine."""
     end(skipped(reason))
 
 
 def known(value: T | None, sentence: str, unread: Unread | None = None) -> T:
-    """Return a value; end the check as ``unknown``, with this sentence and the reason, where it was not read."""
+    """Return a value; if it is ``None``, end the check as ``unknown`` with this sentence and the reason."""
     if value is None:
         end(unknown(f"{sentence} ({unread.detail or unread.reason.value})" if unread else sentence))
     return value
 
 
 def about(where: Where, verdicts: Iterable[Finding | Evidence]) -> Iterator[Finding]:
-    """Place what a rule for one thing yields: its findings get the place, and the evidence yielded before them."""
+    """Yield a rule's findings with the evidence yielded before them, and with this place if they name none."""
     place = placed(where)
     evidence: tuple[Evidence, ...] = ()
     try:
@@ -164,7 +164,7 @@ def about(where: Where, verdicts: Iterable[Finding | Evidence]) -> Iterator[Find
 
 
 def _merged(machine: Machine, findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Join findings with the same verdict on GPUs, NUMA nodes or NICs, with the evidence of all; the gravest first."""
+    """Merge findings with the same verdict on GPUs, NUMA nodes or NICs, and their evidence; most severe first."""
     groups: dict[Hashable, list[Finding]] = {}
     for finding in findings:
         place = finding.place
@@ -199,12 +199,12 @@ _VALID = "valid are gpus=8,nics=4,numa=2, one of them, or a machine"
 
 
 def expectation(text: str) -> Expectation:
-    """Return what ``gpus=8,nics=4,numa=2``, or a recorded or shipped machine, says that should be here.
+    """Return the counts in ``gpus=8,nics=4,numa=2``, or those of a recorded or shipped machine.
 
     Raises
     ------
     UsageError
-        If it is neither.
+        The text is neither.
     """
     if "=" not in text or text.endswith(".json"):
         if not os.path.exists(text) and text.strip().lower() in ("gpu", "gpus", "nic", "nics", "numa"):

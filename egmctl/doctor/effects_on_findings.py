@@ -1,6 +1,6 @@
-"""When a fault explains the finding of another check: the conditions of the rules in :mod:`egmctl.doctor.causes`.
+"""The conditions under which a finding explains the finding of another check, for rules in :mod:`egmctl.doctor.causes`.
 
-Each takes the node, the finding of the cause, and the finding that may be its effect.
+Their parameters are the node, the finding of the cause, and the finding that may be its effect.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from egmctl.model.probes import Outcome, Probe
 from egmctl.topology.access import Block, classify, cuda_failure, nvml_failure
 
 Holds = Callable[[Node, Finding, Finding], bool]
-"""Whether, on a node, a cause explains an effect."""
+"""A condition: whether, on a node, a cause explains an effect."""
 
 _NO_DEVICE, _SYSTEM_NOT_READY = 100, 802
 """CUDA_ERROR_NO_DEVICE and CUDA_ERROR_SYSTEM_NOT_READY (cuda.h)."""
 _STARTS = ("cuInit", "cuDriverGetVersion")
 _SHORT = (None, 2, 100, 304, 999)
-"""What CUDA answers where the kernel gives it nothing more: OUT_OF_MEMORY, NO_DEVICE, OPERATING_SYSTEM, UNKNOWN (also
-NVML's); nothing of a process that crashed or could not be started."""
+"""The CUresults that CUDA returns when the kernel is out of resources: OUT_OF_MEMORY, NO_DEVICE, OPERATING_SYSTEM and
+UNKNOWN (also an NVML error); ``None`` if the process crashed or did not start."""
 
 
 def always(_node: Node, _cause: Finding, _effect: Finding) -> bool:
-    """Say that one explains the other wherever both are."""
+    """Return ``True``: the cause explains the effect on the same node."""
     return True
 
 
 def same_gpus(_node: Node, cause: Finding, effect: Finding) -> bool:
-    """Say whether both are about GPUs, and about some of the same."""
+    """Return whether both findings are about GPUs and share one."""
     return not set(cause.place.ids).isdisjoint(effect.place.ids)
 
 
 def alike(_node: Node, cause: Finding, effect: Finding) -> bool:
-    """Say whether both are about some of the same GPUs, or one of them is about something else than GPUs."""
+    """Return whether both findings share a GPU, or one of them is not about GPUs."""
     return cause.place.meets(effect.place)
 
 
 def no_gpu_left(node: Node, cause: Finding, effect: Finding) -> bool:
-    """Say whether the cause has some of the GPUs that the effect counts."""
+    """Return whether both findings share a GPU, or the effect is not about GPUs."""
     return effect.place.kind is not PlaceKind.GPU or same_gpus(node, cause, effect)
 
 
 def undetermined(node: Node, cause: Finding, effect: Finding) -> bool:
-    """Say whether the effect is unknown, of GPUs that the cause has."""
+    """Return whether the effect is ``unknown`` and :func:`alike` holds."""
     return effect.status is Status.UNKNOWN and alike(node, cause, effect)
 
 
@@ -59,7 +59,7 @@ def undetermined(node: Node, cause: Finding, effect: Finding) -> bool:
 
 
 def control_node_failed(node: Node, _cause: Finding, effect: Finding) -> bool:
-    """Say whether a library's start failed because one of the nodes that it opens first is closed."""
+    """Return whether NVML or CUDA failed to start because this process cannot open a control node."""
     closed = _closed_nodes(node.machine)
     nvml, cuda = nvml_failure(node.machine), cuda_failure(node.machine)
     if nvml is not None and _quotes(effect, nvml):
@@ -68,7 +68,7 @@ def control_node_failed(node: Node, _cause: Finding, effect: Finding) -> bool:
 
 
 def _quotes(finding: Finding, failure: LibraryFailure) -> bool:
-    """Say whether a finding quotes the call in which a library failed."""
+    """Return whether the evidence of a finding contains the call in which a library failed."""
     return failure.call in {evidence.source for evidence in finding.evidence}
 
 
@@ -78,14 +78,14 @@ def _closed_nodes(machine: Machine) -> set[str]:
 
 
 def none_to_open(node: Node, cause: Finding, effect: Finding) -> bool:
-    """Say whether CUDA finds no GPU that it can open, and the cause has some of those."""
+    """Return whether cuInit returned CUDA_ERROR_NO_DEVICE, and both findings share a GPU."""
     failure = cuda_failure(node.machine)
     no_device = failure is not None and failure.call == "cuInit" and _cuda_gave(node, effect, _NO_DEVICE)
     return no_device and same_gpus(node, cause, effect)
 
 
 def not_ready(node: Node, _cause: Finding, effect: Finding) -> bool:
-    """Say whether CUDA does not start because the fabric is not ready, and the effect is about that."""
+    """Return whether the effect is that CUDA returned CUDA_ERROR_SYSTEM_NOT_READY, because the fabric is not ready."""
     return _cuda_gave(node, effect, _SYSTEM_NOT_READY)
 
 
@@ -95,13 +95,13 @@ def _cuda_gave(node: Node, effect: Finding, number: int) -> bool:
 
 
 def versions_differ(node: Node, _cause: Finding, _effect: Finding) -> bool:
-    """Say whether the libraries refuse a kernel module of another version."""
+    """Return whether NVML failed because the kernel module has another version."""
     failure = nvml_failure(node.machine)
     return failure is not None and failure.name == "NVML_ERROR_LIB_RM_VERSION_MISMATCH"
 
 
 def control_denied(_node: Node, _cause: Finding, effect: Finding) -> bool:
-    """Say whether the cgroup that denies the GPUs denies the node that all of them need as well."""
+    """Return whether the effect is that the device cgroup denies /dev/nvidiactl (EPERM)."""
     return any(item.errno == "EPERM" for item in effect.evidence if item.source == "access(/dev/nvidiactl)")
 
 
@@ -109,19 +109,19 @@ def control_denied(_node: Node, _cause: Finding, effect: Finding) -> bool:
 
 
 def _probes(node: Node, effect: Finding, *outcomes: Outcome) -> list[Probe]:
-    """Return the probes that the effect's check judges and that ended in one of these ways."""
+    """Return the probes of the effect's check that ended with one of these outcomes."""
     kind = KINDS.get(effect.check)
     return [probe for probe in node.machine.probes or () if probe.kind is kind and probe.outcome in outcomes]
 
 
 def cuda_did_not_start(node: Node, _cause: Finding, effect: Finding) -> bool:
-    """Say whether every probe that this check judges and that failed did so in cuInit, which closed nodes stop."""
+    """Return whether all unsuccessful probes failed in cuInit, and a control node cannot be opened."""
     failed = _probes(node, effect, *(outcome for outcome in Outcome if outcome is not Outcome.OK))
     return bool(failed) and all(probe.call in _STARTS for probe in failed) and bool(_closed_nodes(node.machine))
 
 
 def failed_in(*calls: str, number: int | None = None) -> Holds:
-    """Return whether all probes of the effect that failed did so in one of these calls, with this CUresult."""
+    """Return a condition: all failed probes of the effect failed in one of these calls, with this CUresult."""
 
     def holds(node: Node, _cause: Finding, effect: Finding) -> bool:
         failed = _probes(node, effect, Outcome.ERROR)
@@ -131,12 +131,12 @@ def failed_in(*calls: str, number: int | None = None) -> Holds:
 
 
 def cuda_failed(node: Node, cause: Finding, effect: Finding) -> bool:
-    """Say whether CUDA failed as a whole, and what was tried in its first calls."""
+    """Return whether CUDA failed as a whole, and all failed probes failed in its first calls."""
     return cuda_failure(node.machine) is not None and failed_in(*_STARTS)(node, cause, effect)
 
 
 def ran_short(node: Node, _cause: Finding, effect: Finding) -> bool:
-    """Say whether the effect failed as it does where descriptors, processes or addresses run out."""
+    """Return whether the effect failed in a way that a lack of descriptors, processes or address space explains."""
     if effect.check == "drv.libraries":
         failures = [f for f in (nvml_failure(node.machine), cuda_failure(node.machine)) if f is not None]
         own = [f for f in failures if _quotes(effect, f) or (f.call is None and f.how == "not-started")]
@@ -151,12 +151,12 @@ def ran_short(node: Node, _cause: Finding, effect: Finding) -> bool:
 
 
 def lost_as(*blocks: Block, status: Status | None = None) -> Holds:
-    """Return whether the effect is about GPUs of the cause, all of which are lost in one of these ways.
+    """Return a condition: all GPUs of the effect are lost for one of these reasons, and both findings share a GPU.
 
     Parameters
     ----------
     status
-        The status that the cause must have.
+        The status that the cause must have; ``None``: any.
     """
 
     def holds(node: Node, cause: Finding, effect: Finding) -> bool:
@@ -169,30 +169,30 @@ def lost_as(*blocks: Block, status: Status | None = None) -> Holds:
 
 
 def logged(*messages: DriverMessage) -> Holds:
-    """Return whether the effect is that the driver logged one of these messages, of a GPU that the cause may have."""
+    """Return a condition: the effect is that the driver logged one of these messages, and :func:`alike` holds."""
     return lambda node, cause, effect: alike(node, cause, effect) and message_of(node.machine, effect) in messages
 
 
 def asks_to_recover(finding: Finding) -> bool:
-    """Say whether a finding of ``gpu.health`` is about the recovery action that the driver asks for."""
+    """Return whether a finding of ``gpu.health`` is about the recovery action that the driver requests."""
     return {evidence.source for evidence in finding.evidence} == {RECOVERY_ACTION}
 
 
 def needs_recovery(node: Node, cause: Finding, effect: Finding) -> bool:
-    """Say whether the driver asks for a recovery because of an Xid after which a GPU needs one."""
+    """Return whether the driver requests a recovery after an Xid that needs a reset, a reboot or a repair of links."""
     grave = (Action.RESET, Action.REBOOT, Action.LINKS)
     serious = any(meaning(event).action in grave for event in xids_of(node.machine, cause))
     return asks_to_recover(effect) and same_gpus(node, cause, effect) and serious
 
 
 def announces_recovery(node: Node, cause: Finding, effect: Finding) -> bool:
-    """Say whether the effect is Xid 154, with which the driver logs that it asks for a recovery."""
+    """Return whether the effect is Xid 154 only, which logs the recovery request that the cause reports."""
     numbers = {event.number for event in xids_of(node.machine, effect)}
     return numbers == {RECOVERY_CHANGED} and asks_to_recover(cause) and same_gpus(node, cause, effect)
 
 
 def precedes_recovery(node: Node, cause: Finding, effect: Finding) -> bool:
-    """Say whether the effect is Xid 154, and the cause the last Xid of the GPU before it that needs an operator."""
+    """Return whether the effect is Xid 154, and the cause is the GPU's last Xid before it that needs an operator."""
     announced = {(event.number, event.bus_id) for event in xids_of(node.machine, effect)}
     reasons = {(event.number, event.bus_id) for event in xids_of(node.machine, cause)}
     if any(number != RECOVERY_CHANGED for number, _ in announced):
@@ -207,15 +207,15 @@ def precedes_recovery(node: Node, cause: Finding, effect: Finding) -> bool:
 
 
 def _serious_xids(machine: Machine) -> list[KernelEvent]:
-    """Return the Xids of the kernel's log that need an operator."""
+    """Return the Xids in the kernel log that need an operator."""
     events = () if machine.kernel_log is None else machine.kernel_log.events
     return [event for event in events if event.kind is EventKind.XID and meaning(event).status in TOLD]
 
 
 def xids(*numbers_or_parts: int | Blame) -> Holds:
-    """Return whether all Xids of the effect's GPU that need an operator are of these numbers, or blame these parts.
+    """Return a condition: all Xids of the effect's GPUs that need an operator have these numbers or blame these parts.
 
-    Xid 154, which asks for the recovery after another one, always fits. The cause must have that GPU.
+    Xid 154, which requests the recovery after another Xid, always matches. The findings must share a GPU.
     """
     fitting = (RECOVERY_CHANGED, *numbers_or_parts)
 
@@ -227,6 +227,6 @@ def xids(*numbers_or_parts: int | Blame) -> Holds:
 
 
 def imex_to_recover(node: Node, cause: Finding, effect: Finding) -> bool:
-    """Say whether the recovery action that the driver asks for is that of an IMEX domain."""
+    """Return whether the recovery action that the driver requests is that of an IMEX domain."""
     actions = {evidence.value for evidence in effect.evidence}
     return actions == {"recover-imex-domain"} and same_gpus(node, cause, effect)

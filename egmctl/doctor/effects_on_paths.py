@@ -1,4 +1,4 @@
-"""On which paths of a run a fault has an effect: the conditions of the rules in :mod:`egmctl.doctor.causes`."""
+"""The conditions under which a finding explains troubles of a run's paths, for rules in :mod:`egmctl.doctor.causes`."""
 
 from __future__ import annotations
 
@@ -22,54 +22,54 @@ from egmctl.topology.routes import owners
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node of a run, and which of its processes are there."""
+    """A node of a run and the ranks on it."""
 
     machine: Machine
     name: str = ""
-    """As labels of the run begin, ``node1``; empty in a run on one."""
+    """The prefix of its labels in the run, e.g. ``node1``; empty if the run has one node."""
     ranks: frozenset[int] | None = None
-    """``None``: all."""
+    """The ranks on the node; ``None``: all."""
 
     def has(self, rank: int | None) -> bool:
-        """Say whether a process is on this node; ``None`` is the one of a run without ranks."""
+        """Return whether a rank is on this node; ``None`` is the process of a run without ranks."""
         return self.ranks is None or rank in self.ranks
 
     def bus_ids(self, flow: Flow) -> set[str]:
-        """Return the bus ids of the GPUs of this node that take part in a flow."""
+        """Return the bus ids of a flow's GPUs on this node: its ends and its initiator."""
         ends = {end.bus_id for end in (flow.source, flow.destination) if self.has(end.rank)}
         issuer = {flow.initiator} if self.has(flow.initiator_rank) else set()
         return {bus_id for bus_id in ends | issuer if bus_id is not None}
 
     def gpus(self, flow: Flow) -> list[Gpu]:
-        """Return those GPUs, in the order of their indices."""
+        """Return the GPUs of :meth:`bus_ids`, in the order of their indices."""
         bus_ids = self.bus_ids(flow)
         return [gpu for gpu in self.machine.gpus or () if gpu.bus_id in bus_ids]
 
 
 class Symptom(StrEnum):
-    """How a measurement that was tried went wrong."""
+    """The ways in which an attempted measurement can go wrong."""
 
     SLOW = "slow"
     DEGRADED = "degraded"
-    """It went without EGM, whose route is blocked."""
+    """The measurement ran without EGM, whose route is blocked."""
     CORRUPT = "corrupt"
     FAILED = "failed"
-    """A driver call failed."""
+    """It failed with a known cause."""
     LOST = "lost"
-    """It crashed, hung, or failed for no cause that the call names."""
+    """It crashed, timed out, or failed without a known cause."""
     BLIND = "blind"
-    """However it ended, nobody knows the links that it crossed: NVML failed as a whole."""
+    """The links that it crossed are unknown, because NVML failed as a whole."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trouble:
-    """One symptom of a measurement, or one reason why it was not made."""
+    """A symptom of a measurement, or a reason why it was waived."""
 
     number: int
-    """The measurement's place in the run."""
+    """The index of the measurement in the run."""
     kind: Symptom | WaiverKind
     measurement: Measurement
-    """As it was planned."""
+    """The measurement; if waived, with its planned routes."""
     waiver: Waiver | None = None
 
 
@@ -104,52 +104,52 @@ def _by_handle(flow: Flow) -> bool:
 
 
 class Way(Enum):
-    """What a flow crosses, and what its ends are, as far as faults act on it; each says whether a flow does so."""
+    """The classes of flows that faults affect, by the links they cross and their ends; each tests a flow."""
 
     def __init__(self, crossed_by: Callable[[Flow], bool]) -> None:
         self.crossed_by = crossed_by
 
     PEERS = (_peers,)
-    """The memory of two GPUs."""
+    """Flows between the memory of two GPUs."""
     DIRECT_PEERS = (lambda flow: _peers(flow) and not flow.route.staged,)
-    """The memory of two GPUs, without a copy staged in host memory."""
+    """Flows between the memory of two GPUs that are not staged in host memory."""
     PCIE_PEERS = (lambda flow: _peers(flow) and not flow.route.staged and _pcie(flow),)
-    """The memory of two GPUs, directly and over PCIe."""
+    """Flows between the memory of two GPUs, directly over PCIe."""
     HOST = (lambda flow: bool(numa_nodes(flow)),)
-    """Host memory of any kind."""
+    """Flows with an end in host memory."""
     NUMA = (_numa,)
-    """Host memory made by the number of its NUMA node: only that can be EGM."""
+    """Flows with an end in memory allocated by NUMA node id, which can be EGM."""
     BLOCKED_NUMA = (lambda flow: _numa(flow) and (flow.route.degraded or _blocked(flow)),)
-    """Such memory whose EGM route is blocked, whether or not another way is left."""
+    """Flows of :attr:`NUMA` whose EGM route is blocked, whether or not another route is left."""
     SHARED_NUMA = (lambda flow: _numa(flow) and _by_handle(flow),)
-    """Such memory, shared by a fabric handle."""
+    """Flows of :attr:`NUMA` with memory shared by a fabric handle."""
     MANAGED = (lambda flow: MemoryKind.MANAGED in _memory(flow),)
-    """Managed memory, which UVM routes by the GPUs of its NUMA node."""
+    """Flows with an end in managed memory, which UVM routes by the GPUs of its NUMA node."""
     GPU_NUMA = (lambda flow: MemoryKind.GPU_NUMA in _memory(flow),)
-    """A GPU's memory as a NUMA node of the host."""
+    """Flows with an end in a GPU's memory as a NUMA node of the host."""
     PAGEABLE = (lambda flow: not _memory(flow).isdisjoint((MemoryKind.GPU_NUMA, MemoryKind.SYSTEM)),)
-    """Memory in one page table for GPU and CPU: plain memory, and a GPU's as a NUMA node."""
+    """Flows with an end in memory that needs shared page tables: malloc'ed memory and GPU NUMA nodes."""
     NVLINK = (
         lambda flow: _crosses(flow, LinkKind.NVLINK) or (_peers(flow) and _blocked(flow)) or flow.route.across_nodes,
     )
-    """NVLink, or what might be NVLink were the route not blocked; nothing else leads to other nodes."""
+    """Flows over NVLink, which is the only link to other nodes, and blocked flows between GPUs."""
     C2C = (lambda flow: bool(numa_nodes(flow)) or _crosses(flow, LinkKind.C2C),)
-    """C2C, or what would be C2C where there is C2C and it were up."""
+    """Flows over C2C or with an end in host memory, which would use C2C if it were up."""
     PCIE = (_pcie,)
-    """PCIe; of a blocked route, which has no links, host memory would."""
+    """Flows over PCIe, and blocked flows with an end in host memory."""
     FABRIC_HANDLE = (_by_handle,)
-    """Another process' memory by a fabric handle."""
+    """Flows with memory that is imported by a fabric handle."""
     OTHER_NODE = (lambda flow: flow.route.across_nodes,)
-    """Another node's memory."""
+    """Flows with memory of another node."""
 
 
 def numa_nodes(flow: Flow) -> set[int]:
-    """Return the NUMA nodes of a flow's ends that are host memory."""
+    """Return the NUMA nodes of the ends of a flow that are in host memory."""
     return {end.numa_node for end in (flow.source, flow.destination) if end.numa_node is not None}
 
 
 Holds = Callable[[Node, Finding, Trouble], bool]
-"""Whether, on a node, a finding explains a trouble."""
+"""A condition: whether, on a node, a finding explains a trouble."""
 Where = Callable[[Node, Flow], bool]
 
 
@@ -161,20 +161,22 @@ def on(
     whole_node: bool = False,
     of_links: bool = False,
 ) -> Holds:
-    """Return whether a fault is on the way of one of a measurement's flows.
+    """Return a condition: a finding's place is on the path of a flow of a trouble's measurement.
+
+    For a waiver of whole GPUs, a finding on GPUs must include one of them; ``way`` and ``where`` are ignored.
 
     Parameters
     ----------
     way
-        What such a flow has to cross; by default nothing, the place decides.
+        The class of affected flows; by default all.
     where
-        What has to hold of its GPUs as well.
+        A further condition for the flow.
     given
-        What has to hold of the finding; by default each counts.
+        A condition for the finding.
     whole_node
-        All GPUs of the node have the fault, whichever one it was seen on.
+        Whether the fault affects all GPUs of the node, whichever it names.
     of_links
-        The fault counts also at the GPU whose links a flow takes on its way: the owner of EGM memory.
+        Whether the fault also affects flows over NVLink to EGM that its GPU owns.
     """
 
     def holds(node: Node, cause: Finding, trouble: Trouble) -> bool:
@@ -195,7 +197,7 @@ def on(
 
 
 def touches(place: Place, flow: Flow, node: Node) -> bool:
-    """Say whether a flow has an end at a place of a node."""
+    """Return whether a flow uses a place of a node; no flow uses a NIC."""
     ends = [end for end in (flow.source, flow.destination) if node.has(end.rank)]
     match place.kind:
         case PlaceKind.NODE:
@@ -212,9 +214,9 @@ def touches(place: Place, flow: Flow, node: Node) -> bool:
 
 
 def leads_through(place: Place, flow: Flow, node: Node) -> bool:
-    """Say whether a flow leads over NVLink through a GPU of a place: the owner of another CPU's EGM.
+    """Return whether a flow crosses NVLink and a GPU of a place, the owner of another CPU's EGM.
 
-    Of two GPUs that can be the owner nobody says which is, so the place must have both.
+    If several GPUs can be the owner, the actual one is unknown, so the place must include all of them.
     """
     links = {hop.link for hop in flow.route.hops}
     if place.gpus is None or flow.route.across_nodes or not {LinkKind.NVLINK, LinkKind.C2C} <= links:
@@ -224,7 +226,7 @@ def leads_through(place: Place, flow: Flow, node: Node) -> bool:
 
 
 def far_memory(node: Node, flow: Flow) -> bool:
-    """Say whether an end is host memory of a NUMA node that is not a GPU's own."""
+    """Return whether an end is host memory of another NUMA node than that of one of the GPUs."""
     own = [gpu.host_numa_id for gpu in node.gpus(flow) if gpu.host_numa_id is not None]
     return any(numa_node != numa for numa_node in own for numa in numa_nodes(flow))
 
@@ -233,9 +235,9 @@ def far_memory(node: Node, flow: Flow) -> bool:
 
 
 def on_nvlink(holds: Callable[[Link, Gpu, Gpu], bool]) -> Where:
-    """Return whether NVLink joins one of the pairs on a flow's way, and something holds of that pair.
+    """Return a condition for flows: NVLink joins a pair of GPUs on the path, and ``holds`` is true for that pair.
 
-    Some pairs have none by design; links that went down joined their pair.
+    Pairs whose links went down count. The condition is also true if the pairs are unknown.
     """
 
     def check(node: Node, flow: Flow) -> bool:
@@ -248,7 +250,7 @@ def on_nvlink(holds: Callable[[Link, Gpu, Gpu], bool]) -> Where:
 
 
 joined_by_nvlink = on_nvlink(lambda _link, _gpu, _other: True)
-# Between its two GPUs, or behind a switch any link of either.
+# Direct links must join the two GPUs; behind a switch, any link of either GPU counts.
 short_of_nvlinks = on_nvlink(lambda link, _gpu, _other: link.through != "direct" or link.nvlinks_expected is not None)
 errors_on_the_way = on_nvlink(
     lambda link, gpu, other: link.through != "direct" or any(map(has_errors, nvlinks_between(gpu, other)))
@@ -256,15 +258,16 @@ errors_on_the_way = on_nvlink(
 
 
 def lost_nvlink(node: Node, flow: Flow) -> bool:
-    """Say whether NVLink joined two GPUs, of which one has none left: another path is what remains then."""
+    """Return whether NVLink joined two GPUs and one of them has no active link left, so that another path is used."""
     links = [gpu.nvml.nvlinks for gpu in node.gpus(flow) if gpu.nvml is not None and gpu.nvml.nvlinks]
     return any(not any(link.active for link in of_gpu) for of_gpu in links) and joined_by_nvlink(node, flow)
 
 
 def _joined(node: Node, flow: Flow) -> list[tuple[Gpu, Gpu]] | None:
-    """Return the pairs of GPUs one of which is joined on a flow's way; ``None`` where that is on several nodes.
+    """Return the pairs of GPUs that NVLink may join on the path of a flow; ``None`` if unknown.
 
-    To EGM of another CPU they are the GPU and each that can own memory there: which one does is not known.
+    To host memory, they are the GPU and each other GPU that can own the memory. They are unknown if the flow leads to
+    another node, or has neither an end in host memory nor two GPUs.
     """
     if flow.route.across_nodes:
         return None
@@ -278,12 +281,12 @@ def _joined(node: Node, flow: Flow) -> list[tuple[Gpu, Gpu]] | None:
 
 
 def at_gpu(_node: Node, cause: Finding) -> bool:
-    """Say whether a fault is at a GPU: of another device it is not known which paths that is on."""
+    """Return whether a fault is at a GPU. For other devices, the affected paths are unknown."""
     return cause.place.kind is PlaceKind.GPU
 
 
 def with_xid(*numbers_or_parts: int | Blame) -> Callable[[Node, Finding], bool]:
-    """Return whether one of the Xids that a finding on a GPU is about is of these numbers, or blames these parts."""
+    """Return a condition: an Xid of a finding on a GPU has one of these numbers, or blames one of these parts."""
 
     def holds(node: Node, cause: Finding) -> bool:
         return at_gpu(node, cause) and any(is_one_of(event, numbers_or_parts) for event in xids_of(node.machine, cause))

@@ -1,4 +1,4 @@
-"""Findings, evidence and remedies in one line each, and the reason why a fact is missing."""
+"""Functions that make findings, evidence and remedies, and that explain missing facts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Where = Place | Gpu | Iterable[Gpu]
 
 
 def placed(where: Where) -> Place:
-    """Return the place of GPUs; the node where there are none."""
+    """Return the place of GPUs, the node if there are none; a place unchanged."""
     if isinstance(where, Place):
         return where
     gpus = (where,) if isinstance(where, Gpu) else tuple(where)
@@ -22,67 +22,67 @@ def placed(where: Where) -> Place:
 
 
 def passed(summary: str, place: Where = NODE, **more: Any) -> Finding:
-    """It is as it should be."""
+    """Return a ``pass`` finding: the condition holds."""
     return Finding(status=Status.PASS, summary=summary, place=placed(place), **more)
 
 
 def warned(summary: str, remedy: Remedy, place: Where = NODE, **more: Any) -> Finding:
-    """It works, with harm that was measured or is documented."""
+    """Return a ``warn`` finding: the feature works, with measured or documented harm."""
     return Finding(status=Status.WARN, summary=summary, remedy=remedy, place=placed(place), **more)
 
 
 def noted(summary: str, place: Where = NODE, **more: Any) -> Finding:
-    """It is as somebody set it up, and something does not work because of that."""
+    """Return a ``note`` finding: a deliberate configuration disables something."""
     return Finding(status=Status.NOTE, summary=summary, place=placed(place), **more)
 
 
 def failed(summary: str, remedy: Remedy, place: Where = NODE, **more: Any) -> Finding:
-    """It does not work."""
+    """Return a ``fail`` finding: the feature does not work."""
     return Finding(status=Status.FAIL, summary=summary, remedy=remedy, place=placed(place), **more)
 
 
 def skipped(reason: str, place: Where = NODE, **more: Any) -> Finding:
-    """It does not concern this machine."""
+    """Return a ``skip`` finding: the check does not apply to this machine."""
     return Finding(status=Status.SKIP, summary=reason, place=placed(place), **more)
 
 
 def unknown(sentence: str, place: Where = NODE, **more: Any) -> Finding:
-    """It concerns this machine and is unknown."""
+    """Return an ``unknown`` finding: the check applies, but lacks data."""
     return Finding(status=Status.UNKNOWN, summary=sentence, place=placed(place), **more)
 
 
 def fact(source: str, value: object, errno: str | None = None) -> Evidence:
-    """Return evidence; a value of ``None`` was not read."""
+    """Return evidence; ``None`` as the value means that it was not read."""
     return Evidence(source=source, value="not read" if value is None else str(value), errno=errno)
 
 
 def daemon_fact(daemons: tuple[str, ...] | None, name: str) -> Evidence:
-    """Return as evidence whether a daemon is among the processes, as far as they are visible."""
+    """Return as evidence whether a daemon is among the visible processes."""
     return fact(f"/proc/*/comm: {name}", None if daemons is None else "runs" if name in daemons else "not seen")
 
 
 def todo(text: str, command: str | None = None) -> Remedy:
-    """Return a remedy that needs no rights."""
+    """Return a remedy that does not need root."""
     return Remedy(text=text, command=command)
 
 
 def as_root(text: str, command: str | None = None, *, reboot: bool = False) -> Remedy:
-    """Return a remedy for root."""
+    """Return a remedy that needs root."""
     return Remedy(text=text, command=command, needs_root=True, needs_reboot=reboot)
 
 
 def without_option(option: str) -> Remedy:
-    """Return the remedy against an option of the driver's module."""
+    """Return the remedy that removes an option of the driver's kernel module."""
     return as_root(f"Take {option} out of /etc/modprobe.d and reload the driver.", reboot=True)
 
 
 def gap(record: Record | None, *names: str, newer: bool = False) -> str:
-    """Return why the first of these fields was not read; empty where all were, or there is no such thing to read.
+    """Return why a field was not read, for the first such field; empty if all were read or are not supported.
 
     Parameters
     ----------
     newer
-        Fields that recordings of before them do not state: there nobody could look at them.
+        Whether older recordings lack the fields; if so, their absence is not reported.
     """
     nothing = {Reason.NOT_SUPPORTED, Reason.DRIVER_TOO_OLD} | ({Reason.NOT_STATED} if newer else set())
     for name in names:
@@ -98,12 +98,12 @@ def gap(record: Record | None, *names: str, newer: bool = False) -> str:
 
 
 def unreported(nvml: GpuNvml, name: str, label: str, not_supported: str) -> Finding:
-    """Return a finding on a field that NVML did not report: a skip where the GPU does not have it, else ``unknown``.
+    """Return a finding on a field that NVML did not report: ``skip`` if the GPU does not support it, else ``unknown``.
 
     Parameters
     ----------
     label, not_supported
-        The name of the field for people, and the sentence where the GPU does not have it.
+        The name of the field in output, and the summary if the GPU does not support it.
     """
     unread = nvml.unread.get(name)
     if unread is not None and unread.reason is Reason.NOT_SUPPORTED:

@@ -1,4 +1,4 @@
-"""Faults that the kernel log tells of: what Xids, SXids and PCIe errors mean, whose fault they are, and what to do."""
+"""Faults in the kernel log: the meaning, blame and remedy of Xids, SXids, PCIe errors and driver messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from egmctl.units import several
 
 
 class Blame(StrEnum):
-    """Whose fault an error is."""
+    """The parts that can be responsible for an error."""
 
     APPLICATION = "application"
     DRIVER = "driver or firmware"
@@ -31,40 +31,40 @@ class Blame(StrEnum):
 
 
 class Action(StrEnum):
-    """What to do about an Xid."""
+    """The actions after an Xid."""
 
     NONE = "none"
     APPLICATION = "application"
     RESTART = "restart"
-    """The application did nothing wrong."""
+    """Restart the application, which did nothing wrong."""
     RESET = "reset"
     RESET_IF_IT_RETURNS = "reset-if-it-returns"
     REBOOT = "reboot"
     LINKS = "links"
     REPORTED = "reported"
-    """The Xid itself says what (154)."""
+    """The action is in the Xid's own message (154)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """One number's meaning."""
+    """The catalogue entry of an Xid number."""
 
     name: str
     blame: Blame
     status: Status
-    """``pass`` for what needs no attention of an operator."""
+    """The severity; ``pass`` if no operator is needed."""
     action: Action
 
 
 RECOVERY_CHANGED = 154
-"""What the driver logs when it asks for a recovery of a GPU, after the Xid that is why."""
+"""The Xid with which the driver requests a recovery of a GPU, after the Xid that is the reason."""
 C2C_XIDS = frozenset({121, 159, 173})
-"""Those of the link between a GPU and its CPU, and of the coherent interface behind it."""
+"""The Xids of the link between a GPU and its CPU, and of the coherent interface behind it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """One message's meaning."""
+    """The catalogue entry of a driver message."""
 
     status: Status
     meaning: str
@@ -76,7 +76,7 @@ _UNKNOWN = Xid("not in egmctl's catalogue", Blame.UNKNOWN, Status.WARN, Action.N
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """The meanings of Xids and of the driver's messages, and what to do about them: ``kernel_faults.toml``."""
+    """The contents of ``kernel_faults.toml``: Xids, driver messages and remedies."""
 
     xids: dict[int, Xid]
     messages: dict[DriverMessage, Meaning]
@@ -85,7 +85,7 @@ class Catalogue:
 
 @cache
 def catalogue() -> Catalogue:
-    """Read the catalogue, once, when the first event is to be judged."""
+    """Return the catalogue, which is read on the first call."""
     tables = toml.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     remedies = {
         name: Remedy(**{**entry, "text": " ".join(entry["text"].split())}) for name, entry in tables["remedies"].items()
@@ -104,7 +104,10 @@ def catalogue() -> Catalogue:
 
 
 def meaning(event: KernelEvent) -> Xid:
-    """Return what an Xid means; NVLink 5's own word (Fatal, Nonfatal) outranks the catalogue."""
+    """Return the meaning of an Xid event; NVLink 5's Fatal or Nonfatal overrides the status in the catalogue.
+
+    An Xid 154 that withdraws the recovery request (0x0) is ``pass``.
+    """
     xid = catalogue().xids.get(event.number or -1, _UNKNOWN)
     if xid.blame is Blame.LINK and event.fatal is not None:
         return replace(xid, status=Status.FAIL if event.fatal else Status.WARN)
@@ -114,46 +117,46 @@ def meaning(event: KernelEvent) -> Xid:
 
 
 def is_one_of(event: KernelEvent, numbers_or_parts: Collection[int | Blame]) -> bool:
-    """Say whether an Xid is one of these numbers, or blames one of these parts."""
+    """Return whether an Xid has one of these numbers, or blames one of these parts."""
     return event.number in numbers_or_parts or meaning(event).blame in numbers_or_parts
 
 
 _MANY_CORRECTED = 100
-"""Corrected PCIe errors of one device from which on a link is called noisy. Chosen: a healthy link logs none; a link
-that repairs some a day works."""
+"""The number of corrected PCIe errors of a device that is a warning. Our choice: a healthy link logs none; a link with
+a few a day works."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelFault:
-    """Events that say the same of the same device."""
+    """A fault: events with the same meaning about the same device."""
 
     status: Status
-    """``pass`` for what needs no operator."""
+    """The severity; ``pass`` if no operator is needed."""
     place: Place
     where: str
-    """``GPU2``, else the device's bus id, with what it is where that is known."""
+    """The device: ``GPU2``, ``mlx5_0``, ``NVSwitch 0000:05:00.0`` or a bus id; may be empty for a driver message."""
     name: str
-    """``Xid 79, GPU fell off the bus``."""
+    """The fault in words, e.g. ``Xid 79, GPU fell off the bus``."""
     blame: Blame
     remedy: Remedy
     events: tuple[KernelEvent, ...]
 
     @property
     def title(self) -> str:
-        """Device and name in one line; a message of the driver needs no device."""
+        """The device and the name in one line; for a driver message, only the name."""
         return self.name if self.events[0].kind is EventKind.DRIVER else f"{self.where}: {self.name}"
 
     @property
     def times(self) -> str:
-        """How often, where that is not in the title: ``, 3 times``."""
+        """The number of events, e.g. ``, 3 times``; empty for one event and for PCIe errors."""
         many = len(self.events) > 1 and self.events[0].kind is not EventKind.AER
         return f", {len(self.events)} times" if many else ""
 
 
 def kernel_faults(machine: Machine, events: Iterable[KernelEvent]) -> Iterator[KernelFault]:
-    """Yield what events mean, those of one kind together: Xids, SXids, PCIe errors, messages of the driver.
+    """Yield the faults that events report, by kind: Xids, SXids, PCIe errors, driver messages.
 
-    PCIe errors count of the node's GPUs, NVSwitches and NICs, and of the bridges above them.
+    Only PCIe errors of the node's GPUs, NVSwitches and NICs, and of the bridges above them, count.
     """
     judges = {EventKind.XID: _xids, EventKind.SXID: _sxids, EventKind.AER: _pcie, EventKind.DRIVER: _messages}
     by_kind: dict[EventKind, list[KernelEvent]] = {kind: [] for kind in judges}
@@ -179,7 +182,7 @@ _SWITCH_REMEDY = as_root(
 def _sxids(_machine: Machine, events: Sequence[KernelEvent]) -> Iterator[KernelFault]:
     for (number, bus_id, fatal), group in by_value(events, lambda e: (e.number, e.bus_id, e.fatal)):
         link = "" if group[0].link is None else f" on link {group[0].link}"
-        # Unless the line says Non-fatal it is taken for fatal, as NVIDIA's own monitors do.
+        # Like NVIDIA's monitors, treat an SXid as fatal unless the line says Non-fatal.
         status, word = (Status.WARN, "non-fatal") if fatal is False else (Status.FAIL, "fatal")
         name = f"SXid {number}{link}, {word}"
         yield KernelFault(status, NODE, f"NVSwitch {bus_id}", name, Blame.SWITCH, _SWITCH_REMEDY, group)
@@ -217,13 +220,13 @@ def _place(machine: Machine, bus_id: str | None) -> Place:
 
 
 def _below(machine: Machine, bus_id: str | None) -> Place:
-    """Return the place of a GPU, or of those below a bridge: all that they send crosses it."""
+    """Return the place of the GPUs below a bridge, whose traffic crosses it, else of the GPU, else the node."""
     below = [gpu for gpu in machine.gpus or () if gpu.pci is not None and bus_id in (gpu.pci.path or ())]
     return on_gpus(below) if below else _place(machine, bus_id)
 
 
 def _devices(machine: Machine) -> dict[str, str]:
-    """Return the PCIe devices whose errors matter here, and what to call them."""
+    """Return the names of the PCIe devices whose errors count, by bus id."""
     bridges = (machine.system.bridges if machine.system else None) or ()
     return {
         **{bridge.bus_id: f"PCIe bridge {bridge.bus_id}" for bridge in bridges},

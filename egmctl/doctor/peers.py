@@ -1,6 +1,6 @@
-"""The nodes of an MPI job tell each other of themselves, and open each other's memory: facts for the checks of peers.
+"""Facts for the checks of peers: the nodes of an MPI job exchange descriptions, and import each other's memory.
 
-Every command makes the same calls in the same order, whatever became of its own part, so that none waits for another.
+Every rank makes the same collective calls in the same order, even if its own part failed, so that no rank blocks.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from egmctl.model.probes import Outcome, Peer, PeerPort, PeerProbe, Peers, Probe
 from egmctl.mpi.world import World
 
 GATHER_S = 120.0
-"""How long the slowest rank may take to read its facts and to start a process on its GPU."""
+"""The timeout for the slowest rank to read its facts, or to start a process on its GPU."""
 ALL_PAIRS_UP_TO = 36
-"""Nodes, or ranks of one node, of which every pair is tried; of more, each with the next one."""
+"""The maximum number of nodes, or of ranks on a single node, for which all pairs are tried instead of a ring."""
 
 Message = dict[str, Any]
 
@@ -31,21 +31,21 @@ Message = dict[str, Any]
 def with_peers(
     world: World, facts: Callable[[], Machine], failed: Callable[[Machine], Sequence[str]], *, active: bool
 ) -> Machine:
-    """Return this rank's machine with what all nodes have told, and with ``active`` what they have tried.
+    """Return this rank's machine with the descriptions of all nodes and, if ``active``, their probes.
 
     Parameters
     ----------
     facts
-        Reads this rank's machine.
+        A function that reads this rank's machine.
     failed
-        Says which checks fail on it.
+        A function that returns the ids of failed checks.
 
     Raises
     ------
     NothingToDo, UsageError
-        On every rank, with what keeps one from reading its facts.
+        A rank cannot read its facts. Every rank raises the same error.
     RanksMissing
-        Some do not answer.
+        Some ranks do not respond.
     """
 
     def described(machine: Machine) -> Peer:
@@ -61,7 +61,7 @@ def with_peers(
 
 
 def peer(machine: Machine, host: str, rank: int, failed: Sequence[str]) -> Peer:
-    """Return what a rank tells of its node."""
+    """Return a rank's description of its node."""
     driver, imex = machine.driver, (machine.system.imex if machine.system else None) or Imex()
     fabrics = [gpu.nvml.fabric for gpu in machine.gpus or () if gpu.nvml and gpu.nvml.fabric and in_domain(machine)]
     channels = driver.imex_channels if driver else None
@@ -93,7 +93,7 @@ def peer(machine: Machine, host: str, rank: int, failed: Sequence[str]) -> Peer:
 
 
 def _tried(world: World, machine: Machine, nodes: Sequence[Peer]) -> tuple[PeerProbe, ...]:
-    """Have the first ranks of all nodes, or all ranks of the only one, open each other's memory, both ways."""
+    """Try imports in both directions between the first ranks of all nodes, or between all ranks of a single node."""
     several = len(nodes) > 1
     place = next(node.ranks.index(world.rank) for node in nodes if world.rank in node.ranks)
     gpus = usable(machine, machine.gpus or ())
@@ -121,7 +121,7 @@ def _tried(world: World, machine: Machine, nodes: Sequence[Peer]) -> tuple[PeerP
 
 
 def _pairs(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield owners and importers."""
+    """Yield (owner, importer) pairs of ranks."""
     few = len(ranks) <= ALL_PAIRS_UP_TO
     for owner, importer in combinations(ranks, 2) if few else zip(ranks, [*ranks[1:], ranks[0]], strict=True):
         yield owner, importer
@@ -129,7 +129,7 @@ def _pairs(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _shared(world: World, gpu: Gpu | None, prober: Prober | None, probe: PeerProbe) -> PeerProbe:
-    """Have the owner share memory, the importer open it and both compare; every rank is told how it ended."""
+    """Export memory on the owner, import it on the importer, verify the bytes on both; every rank gets the result."""
     order: Message = {"kind": ProbeKind.FABRIC}
     for rank, do in ((probe.owner, "export"), (probe.importer, "open_exported"), (probe.owner, "verify")):
         answer: Message = {}
@@ -144,7 +144,7 @@ def _shared(world: World, gpu: Gpu | None, prober: Prober | None, probe: PeerPro
 
 
 def _asked(gpu: Gpu | None, prober: Prober | None, order: Message, *, host_memory: bool) -> Message:
-    """Return the answer of this rank's process to an order, or how it failed."""
+    """Return the response of this rank's process to an order, or the failure."""
     if gpu is None or prober is None:
         return {"failed": {"outcome": Outcome.NOT_RUN, "detail": "no GPU of this rank can be used"}}
     node = gpu.host_numa_id if host_memory else None

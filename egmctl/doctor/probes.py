@@ -1,7 +1,7 @@
-"""Doctor's active probes: small copies, every byte compared, in child processes that may crash or hang.
+"""Doctor's active probes: small copies with every byte verified, in child processes that may crash or hang.
 
-A process carries out one order after the other (:func:`serve`). A call that fails is an answer; that the process ends
-or hangs is seen by the command. No kernel is compiled and nothing is timed: a probe tests what the bench needs.
+A process carries out orders one by one (:func:`serve`). It reports failed calls; the command detects that the process
+ended or hangs. Probes compile no kernel and time nothing.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ Message = dict[str, Any]
 # --- the command's side ----------------------------------------------------------------------------------------------
 
 START_TIMEOUT_S = 30.0
-"""For starting CUDA: about a second with 8 GPUs, much longer beside a driver that resets one."""
+"""The timeout for starting CUDA, which takes about a second with 8 GPUs, much longer while the driver resets one."""
 PROBE_TIMEOUT_S = 10.0
-"""For one order, which takes milliseconds."""
+"""The timeout for an order, which takes milliseconds."""
 DEADLINE_S = 60.0
-"""For all probes together; those that have not begun by then are not run."""
+"""The timeout for all probes together; later ones are not run."""
 
 OnProbe = Callable[[float, Probe], None]
-"""Called before each probe with the part of all that is over, from 0 to 1, and the probe."""
+"""A callback before each probe; the arguments are the completed fraction, from 0 to 1, and the probe."""
 
 
 def probed(machine: Machine, scope: Scope, kinds: Iterable[ProbeKind], on_probe: OnProbe | None = None) -> Machine:
-    """Return the machine with the results of active probes of its usable GPUs in scope."""
+    """Run active probes on the usable GPUs in scope, and return the machine with the results."""
     started = time.monotonic()
     gpus = [gpu.bus_id for gpu in usable(machine, scope.gpus_of(machine))]
     results = tuple(_results(gpus, scope.numa_of(machine), frozenset(kinds), on_probe or (lambda _part, _probe: None)))
@@ -59,12 +59,12 @@ def probed(machine: Machine, scope: Scope, kinds: Iterable[ProbeKind], on_probe:
 def plan(gpus: Sequence[str], nodes: Sequence[int], kinds: Collection[ProbeKind]) -> list[Probe]:
     """Return the probes of these kinds in their order, as not run.
 
-    Every GPU tries host memory on every node, and every other GPU's memory. Two processes share along a ring of the
-    GPUs; with one GPU, both work on it.
+    Every GPU accesses host memory on every node, and every other GPU's memory. Processes share memory along a ring of
+    the GPUs; with one GPU, two processes use it.
     """
     ring = list(zip(gpus, [*gpus[1:], *gpus[:1]], strict=True))
-    # H200, driver 580: a process that has imported a HOST_NUMA pool gets CUDA_ERROR_OUT_OF_MEMORY from one of its own.
-    # So each process is either owner or importer of such pools.
+    # H200, driver 580: a process that has imported a HOST_NUMA pool gets CUDA_ERROR_OUT_OF_MEMORY if it allocates
+    # from one of its own. So each process either owns or imports such pools.
     apart = ring[: len(ring) - (len(ring) > 1 and len(ring) % 2) : 2]
     shared: list[tuple[ProbeKind, Sequence[tuple[str, str]], Sequence[int | None]]] = [
         (ProbeKind.LEGACY_IPC, ring, [None]),
@@ -96,8 +96,8 @@ def _results(
     probes = plan(gpus, nodes, kinds)
     if not probes:
         return
-    # Drivers before r595 may crash in cuMemCreate on a node without memory
-    # or CPUs (https://github.com/NVIDIA/nccl/issues/2106), so each node is tried in a process of its own.
+    # Drivers before r595 can crash in cuMemCreate on a NUMA node without memory or CPUs
+    # (https://github.com/NVIDIA/nccl/issues/2106), so each node has its own process.
     processes: dict[str, Prober] = {}
     with ReleaseStack() as ended:
         try:
@@ -126,31 +126,31 @@ def _results(
                 yield replace(probe, detail=f"the probes before took all of {DEADLINE_S:g} s")
             else:
                 yield attempt(probe, [processes[name] for name in _names(probe)], visible)
-            # Processes that no further probe needs hold contexts.
+            # Free the contexts of processes that no later probe needs.
             needed = {name for later in probes[number + 1 :] for name in _names(later)}
             for name in processes.keys() - needed:
                 processes.pop(name).close()
 
 
 _ALONE = (ProbeKind.HOST_NUMA, ProbeKind.P2P)
-"""The probes of one process."""
+"""The kinds of probes that need only one process."""
 
 
 def attempt(probe: Probe, processes: Sequence[Prober], visible: Sequence[str] = ()) -> Probe:
-    """Return a probe with its outcome.
+    """Run a probe and return it with its outcome.
 
     Parameters
     ----------
     processes
-        One, or the owner's and the importer's.
+        The process, or those of the owner and the importer.
     visible
-        The GPUs that host memory is mapped for.
+        The GPUs for which host memory is mapped.
     """
     steps = _STEPS.get(probe.kind, ("export", "open_exported", "verify"))
     message: Message = {"kind": probe.kind, "gpus": probe.gpus, "node": probe.numa_node, "visible": list(visible)}
     fds: list[int] = []
     for number, step in enumerate(steps):
-        # Owner and importer in turn.
+        # The owner and the importer take turns.
         gpu = probe.gpus[number % 2]
         answer, received = processes[number % 2].ask({**message, "do": step, "gpu": gpu}, fds)
         for fd in fds:
@@ -167,26 +167,26 @@ _STEPS = {
     ProbeKind.P2P: ("try_peer",),
     ProbeKind.PIDFD: ("identify", "take_descriptor"),
 }
-"""The orders of a probe (:class:`_Orders`); those that are not here share something."""
+"""The orders of a probe (:class:`_Orders`), by kind. All other kinds share memory or an event."""
 
 
 class Prober:
-    """A process that probes, started at once, and anew where it was lost; it initialises CUDA while others work.
+    """A probing process. The constructor starts it without waiting for CUDA; :meth:`ask` restarts it if it is lost.
 
     Parameters
     ----------
     options
-        As of :func:`egmctl.launch.Child`.
+        The options of :class:`egmctl.launch.Child`.
 
     Attributes
     ----------
     is_lost
-        It has ended, hangs, or its context fails every further call: the next order goes to a new process.
+        Whether the process ended or hangs, or its context fails every call. The next order goes to a new process.
 
     Raises
     ------
     ChildFailed
-        It cannot be started.
+        The process cannot be started.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -199,14 +199,14 @@ class Prober:
         self.is_lost = False
 
     def open_context(self, gpu: str) -> None:
-        """Have the process open a context, and do not wait."""
+        """Tell the process to open a context, without waiting."""
         self._send({"do": "open_context", "gpu": gpu}, ())
         self._answers_due += 1
 
     def ask(self, order: Message, fds: Sequence[int] = ()) -> tuple[Message, list[int]]:
-        """Have an order carried out; return the answer and its descriptors, which the caller closes.
+        """Send an order and return the response and its descriptors, which the caller closes.
 
-        How the order failed, if it did, is under ``failed``: fields of a :class:`Probe`.
+        If the order failed, ``failed`` in the response has the outcome as fields of a :class:`Probe`.
         """
         try:
             if self.is_lost:
@@ -234,13 +234,13 @@ class Prober:
         self._child.close()
 
     def _send(self, order: Message, fds: Sequence[int]) -> None:
-        # What has become of a process that is gone, the next wait for its answer says.
+        # If the process is gone, the next receive reports why.
         with contextlib.suppress(launch.ChannelClosed, TimeoutError):
             self._child.channel.send(order, fds, timeout_s=PROBE_TIMEOUT_S)
 
 
 def _end(error: ChildFailed) -> Message:
-    """Return how a process ended, by a call that failed while it started, in a crash, or hanging."""
+    """Return the fields of a probe whose process failed to start, crashed or timed out."""
     if error.how == "raised":
         return _failed_call(**error.details, detail=str(error))
     outcome = Outcome.TIMED_OUT if error.how == "timed-out" else Outcome.CRASHED
@@ -248,7 +248,7 @@ def _end(error: ChildFailed) -> Message:
 
 
 def _names(probe: Probe) -> list[str]:
-    """Return the name of the process that a probe needs, or those of owner and importer."""
+    """Return the names of the processes that a probe needs: one, or those of the owner and the importer."""
     if probe.kind is ProbeKind.HOST_NUMA:
         return [f"NUMA{probe.numa_node}"]
     if probe.kind is ProbeKind.P2P:
@@ -260,7 +260,7 @@ def _names(probe: Probe) -> list[str]:
 # --- the process -----------------------------------------------------------------------------------------------------
 
 OUTGOING_SEED, RETURN_SEED = 0x0E6D, 0x1E6D
-"""The patterns that the owner leaves for the importer, and the importer for the owner."""
+"""The seeds of the patterns that the owner writes for the importer, and the importer for the owner."""
 
 _HANDLES = {
     ProbeKind.LEGACY_IPC: HandleKind.LEGACY,
@@ -271,7 +271,7 @@ _HANDLES = {
 
 
 def serve(parent: Channel, _arguments: Message) -> None:
-    """Initialise CUDA, say so, and carry out orders: the target of every probing process."""
+    """Initialise CUDA, report that, and carry out orders; the entry point of every probing process."""
     initialise()
     parent.send({})
     orders = _Orders()
@@ -295,10 +295,10 @@ def serve(parent: Channel, _arguments: Message) -> None:
 
 
 class _Orders:
-    """The orders that a process carries out: each method is the ``do`` of one.
+    """The orders that a process carries out. The ``do`` of an order is the name of a method.
 
-    An order has ``gpu``, the bus id of the GPU that works here, ``kind``, ``gpus`` and ``node`` of the probe,
-    ``visible``, what the answers to the orders before had, and ``fds``, the descriptors that came with the last one.
+    An order has ``gpu``, the bus id of this process' GPU; ``kind``, ``gpus`` and ``node`` of the probe; ``visible``;
+    the contents of the responses to earlier orders of the probe; and ``fds``, the descriptors of the last response.
     """
 
     def __init__(self) -> None:
@@ -306,29 +306,29 @@ class _Orders:
         self._exported: SharedMemory | SharedEvent | None = None
 
     def visible(self, _order: Message) -> Message:
-        """Return the bus ids of the GPUs that CUDA shows to this process."""
+        """Return the bus ids of the GPUs that are visible to CUDA in this process."""
         devices = [call("cuDeviceGet", ordinal) for ordinal in range(call("cuDeviceGetCount"))]
         names = [call("cuDeviceGetPCIBusId", 32, device) for device in devices]
         return {"visible": [normal_bus_id(name.split(b"\0", 1)[0].decode()) for name in names]}
 
     def open_context(self, order: Message) -> None:
-        """Open the context that later orders need."""
+        """Open the context for later orders."""
         self._context(order["gpu"])
 
     def try_host_memory(self, order: Message) -> None:
-        """Have a GPU write memory of a NUMA node and the CPU compare it, then the other way round."""
+        """Write memory of a NUMA node on a GPU and verify it on the CPU, then the reverse."""
         context = self._context(order["gpu"])
         mapped = [self._context(bus_id) for bus_id in order["visible"]]
         with closing(HostNumaMemory(order["node"], trials.SIZE_BYTES, mapped)) as memory:
             trials.host_round_trip(context, memory, OUTGOING_SEED)
 
     def try_peer(self, order: Message) -> None:
-        """Have a GPU write a peer's memory, then read it."""
+        """Write a peer's memory from a GPU, then read it."""
         context, peer = [self._context(bus_id) for bus_id in order["gpus"]]
         trials.peer_round_trip(context, peer, OUTGOING_SEED)
 
     def export(self, order: Message) -> Message:
-        """Make memory, or record an event, for another process."""
+        """Allocate and fill memory, or record an event, and return its handle."""
         self._free()
         context = self._context(order["gpu"])
         if order["kind"] == ProbeKind.IPC_EVENT:
@@ -343,7 +343,7 @@ class _Orders:
         return {"offer": offer, "fds": fds}
 
     def open_exported(self, order: Message) -> None:
-        """Open what was exported: compare memory and leave something for its owner, or wait for the event."""
+        """Import the memory, verify it and write a reply for the owner; or import the event and wait for it."""
         context = self._context(order["gpu"])
         if order["kind"] == ProbeKind.IPC_EVENT:
             with closing(ImportedEvent(context, bytes.fromhex(order["event"]))) as event:
@@ -354,17 +354,17 @@ class _Orders:
             trials.put(context, memory, RETURN_SEED)
 
     def verify(self, order: Message) -> None:
-        """Compare what the importer has left in the exported memory, and free it."""
+        """Verify the importer's reply in the exported memory, and free the memory or event."""
         if isinstance(self._exported, SharedMemory):
             trials.check(self._context(order["gpu"]), self._exported, RETURN_SEED, "written by the importer")
         self._free()
 
     def identify(self, _order: Message) -> Message:
-        """Return the number of this process."""
+        """Return the process id."""
         return {"pid": os.getpid()}
 
     def take_descriptor(self, order: Message) -> None:
-        """Take the other process' standard input, which every process has."""
+        """Duplicate the other process' standard input, which every process has."""
         os.close(take_descriptor(order["pid"], 0))
 
     def _context(self, bus_id: str) -> Context:
@@ -386,7 +386,7 @@ def _failed_call(
 
 
 def _is_broken() -> bool:
-    """Say whether the current context fails every further call, as after an illegal access."""
+    """Return whether the current context fails every further call, e.g. after an illegal access."""
     try:
         call("cuCtxSynchronize")
     except DriverCallError as error:

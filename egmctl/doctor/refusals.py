@@ -1,4 +1,4 @@
-"""Why the driver refuses P2P between GPUs that NVLink joins."""
+"""Reasons why the driver refuses P2P between GPUs with NVLink."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _EGM_ADDRESS = as_root(
 
 @dataclass(frozen=True, slots=True)
 class P2pRefusal:
-    """The reason that fits what was read."""
+    """The reason that matches the facts."""
 
     cause: str
     remedy: Remedy
     confidence: Confidence = Confidence.HIGH
     evidence: tuple[Evidence, ...] = ()
     chosen: bool = False
-    """A mode that somebody set says so too: as grave as that is by itself."""
+    """Whether a deliberately set mode is the reason; without ``--for p2p`` that is only a warning."""
 
 
 def refusal(machine: Machine, gpu: Gpu, other: Gpu, pair: Pair) -> P2pRefusal | None:
-    """Return why P2P between two GPUs with NVLink is refused; ``None`` where nothing that was read explains it."""
+    """Return why P2P between two GPUs with NVLink is refused; ``None`` if the facts do not explain it."""
     if pair.nvlink_count == 0:
         return None
     gpus = gpu, other
@@ -61,7 +61,7 @@ def refusal(machine: Machine, gpu: Gpu, other: Gpu, pair: Pair) -> P2pRefusal | 
 
 
 def mode_without_peers(machine: Machine, gpus: Iterable[Gpu]) -> str | None:
-    """Return the mode in which somebody runs one of these GPUs and in which it has no peers; ``None`` for none."""
+    """Return the configured mode that disables peer access for one of these GPUs; ``None`` if there is none."""
     listed = [gpu.nvml for gpu in gpus if gpu.nvml is not None]
     if any(nvml.mig_mode for nvml in listed):
         return "MIG is on, and its instances have no peers"
@@ -73,10 +73,10 @@ def mode_without_peers(machine: Machine, gpus: Iterable[Gpu]) -> str | None:
 
 
 def _egm_address(machine: Machine, gpus: tuple[Gpu, Gpu], pair: Pair) -> P2pRefusal | None:
-    """Judge the EGM fabric address, which every GPU with EGM on NVSwitches needs for all of its P2P.
+    """Return the refusal if a GPU may lack the EGM fabric address, which P2P over NVSwitches needs if EGM is on.
 
-    It is given only where the fabric manager has EGM on too (gpu_fabric_probe.c). Neither NVML nor CUDA shows it: the
-    kernel's log does, and CUDA by HOST_NUMA memory that cannot be shared across the domain.
+    The GPU gets it only if EGM is on in the fabric manager too (gpu_fabric_probe.c). Neither NVML nor CUDA reports it:
+    the kernel log shows its lack, as does HOST_NUMA memory that CUDA cannot share across the domain.
     """
     if pair.nvlink_through != "switch" or not any(egm(machine, gpu).able for gpu in gpus):
         return None

@@ -1,4 +1,4 @@
-"""What a process may do with devices, and who decided that: its cgroup's manager, and access(2) of the nodes."""
+"""Restrictions on a process' access to devices: the manager of its cgroup, and access(2) of the device nodes."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ _CHOOSE = "and choose among them with CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manager:
-    """The program that decides over the devices of a process, by what sign, and what to ask of it."""
+    """The program that controls a process' access to devices, the evidence for that, and the remedy."""
 
     name: str
-    """As it follows "set by": ``Slurm for this task``, ``Docker``."""
+    """The name as it follows "set by", e.g. ``Slurm for this task``; empty if unknown."""
     sign: Evidence | None
     remedy: Remedy
     confidence: Confidence = Confidence.HIGH
 
 
 def policy(machine: Machine, by: Manager) -> str:
-    """Return who set a restriction, by what sign, and on which cgroup: a clause for a finding's cause."""
+    """Return a clause for a finding's cause: the manager that set a restriction, its evidence, and the cgroup."""
     words = "owner unknown"
     if by.name:
         words = f"set by {by.name}" + (f" ({by.sign.source}: {by.sign.value})" if by.sign else "")
     process, confinement = machine.process or Process(), machine.confinement or Confinement()
     own = device_path(process, confinement)
-    # Of version 2 the limit is on the lowest cgroup with a device program. Of version 1 it is on the highest one whose
-    # list is no longer that of all devices; a list of denials prints that of all devices too, so it tells nothing.
+    # In cgroup v2, the limit is on the lowest cgroup with a device program. In v1, it is on the highest cgroup whose
+    # list is not "all devices"; a list of denials also prints "all devices", so it cannot be recognised.
     programs = [program.cgroup for program in confinement.device_programs or () if program.cgroup is not None]
     lists = [entry.cgroup for entry in confinement.device_lists if entry.rules and entry.rules != (_ALL_DEVICES,)]
     limited = max(programs, key=len) if programs else next(iter(lists), None)
@@ -51,19 +51,19 @@ def policy(machine: Machine, by: Manager) -> str:
 
 
 def manager(machine: Machine, *, of_container: bool = False) -> Manager:
-    """Return who decides over the devices of the process: the surest sign first.
+    """Return the manager that controls the process' access to devices, by the most reliable sign.
 
     Parameters
     ----------
     of_container
-        Whether it can only have been who started the container, as for device nodes that are not in it. A cgroup below
-        the top one that is seen is somebody else's.
+        Whether it must be the container runtime, e.g. because device nodes are missing. Otherwise files of runtimes
+        count only in the topmost visible cgroup.
     """
     process, confinement = machine.process or Process(), machine.confinement or Confinement()
     path = device_path(process, confinement)
     by_path = Evidence(source=f"/proc/{process.pid or 'self'}/cgroup", value=path)
     programs = {program.name: program.cgroup or path for program in confinement.device_programs or () if program.name}
-    # The container's own cgroup is the top one that is seen, with no program attached below it.
+    # The container's own cgroup is the topmost visible one, with no program attached below it.
     is_top = all(program.cgroup in (None, "/") for program in confinement.device_programs or ())
     of_container = of_container or (path in ("", "/") and is_top)
     variables = {*(process.environment or {}), *(process.container_signs or ())}
@@ -101,7 +101,7 @@ _SIGNS: tuple[tuple[str, Literal["path", "variable", "file"], str, Confidence], 
     ("LSF", "path", "(^|/)lsf(/|$)", Confidence.HIGH),
     ("LSF", "variable", "LSB_JOBID", Confidence.MEDIUM),
 )
-"""Signs of managers in the cgroup's path, in the environment or in the root folder, the surest first."""
+"""The signs of managers in the cgroup path, the environment or the root directory, the most reliable first."""
 _CONTAINER = todo(f"Start the container with all GPUs (--gpus all, or the CDI device nvidia.com/gpu=all) {_CHOOSE}.")
 _ANYBODY = todo(f"Start the process in a cgroup that allows all GPUs {_CHOOSE}; ask who created the cgroup named here.")
 _REMEDIES = {
@@ -111,10 +111,10 @@ _REMEDIES = {
 
 
 def _slurm(machine: Machine, sign: Evidence, cgroup: str = "") -> Manager:
-    """Return Slurm, which denies devices for a whole job, or for each of its tasks where GPUs are bound to tasks.
+    """Return Slurm as the manager. It restricts devices per job, or per task if GPUs are bound to tasks.
 
-    SLURM_GPUS_ON_NODE counts the GPUs of the step here. Where they are bound to tasks, SLURM_STEP_GPUS names those of
-    the task alone, and no variable need name the option that did it (seen with Slurm 22.05).
+    SLURM_GPUS_ON_NODE is the number of GPUs of the step on this node. If GPUs are bound to tasks, SLURM_STEP_GPUS
+    lists only those of the task, and the option may appear in no variable (observed with Slurm 22.05).
     """
     environment = (machine.process or Process()).environment or {}
     gpus = len(machine.gpus or ())
@@ -139,7 +139,7 @@ def _slurm(machine: Machine, sign: Evidence, cgroup: str = "") -> Manager:
 
 
 def _systemd(path: str, programs: Mapping[str, str], units: Sequence[DeviceUnit]) -> Manager | None:
-    """Return systemd, where its program or a unit's file shows that it limits devices: it puts everything in a unit."""
+    """Return systemd if its BPF program or a unit file restricts devices; a unit in the cgroup path is not enough."""
     in_path = [part for part in path.split("/") if re.fullmatch(r".+\.(service|scope|slice)", part)]
     last = in_path[-1] if in_path else ""
     limiting = [unit for unit in units if any(map(_limits, unit.settings))]
@@ -149,7 +149,7 @@ def _systemd(path: str, programs: Mapping[str, str], units: Sequence[DeviceUnit]
         name, sign = limiting[-1].unit, fact(limiting[-1].file, ", ".join(limiting[-1].settings[:4]))
     else:
         return None
-    # A name that is not one word for a shell is not put into a command.
+    # Put the unit into the command only if a shell does not need to quote it.
     one_word = re.fullmatch(r"[A-Za-z0-9@_.:-]+", last)
     remedy = as_root(
         "In the unit, set DevicePolicy=auto and drop DeviceAllow=, or add DeviceAllow=char-nvidia* rw.",
@@ -159,12 +159,12 @@ def _systemd(path: str, programs: Mapping[str, str], units: Sequence[DeviceUnit]
 
 
 def _limits(setting: str) -> bool:
-    """Say whether a setting of a unit keeps devices away: ``DevicePolicy=auto`` does so only with a DeviceAllow."""
+    """Return whether a unit setting restricts devices; ``DevicePolicy=auto`` does so only with a DeviceAllow."""
     return setting.startswith("DeviceAllow=") or setting in ("DevicePolicy=closed", "DevicePolicy=strict")
 
 
 def denies_control_node(machine: Machine) -> bool:
-    """Say whether the cgroup denies nvidiactl: then nothing of NVIDIA's can be used, whatever else it allows."""
+    """Return whether the device cgroup denies nvidiactl, without which no NVIDIA GPU can be used."""
     nodes = (machine.driver or Driver()).nodes or ()
     return any(node.path == "/dev/nvidiactl" and access_of(node) == "EPERM" for node in nodes)
 
@@ -173,14 +173,14 @@ LOST_RULES = as_root(
     "Re-create the container. To keep its device rules across a systemd daemon-reload: nvidia-ctk system "
     "create-dev-char-symlinks --create-all on the host, CDI, or the cgroupfs driver."
 )
-"""What to do where a container has nvidiactl and may not use it: it was given the GPUs and lost them."""
+"""The remedy if a container has nvidiactl but may not open it: it had access to the GPUs and lost it."""
 
 
 def device_path(process: Process, confinement: Confinement) -> str:
-    """Return the path of the cgroup that decides over the process' devices; ``""`` where none is known.
+    """Return the path of the cgroup that controls the process' access to devices; ``""`` if unknown.
 
-    Where both versions are mounted it is that of version 1 if it leads anywhere: managers that use BPF programs use
-    version 2 alone, unless a program is seen.
+    If both cgroup versions are mounted, it is the path in v1, unless that is the root or a BPF program was found:
+    managers that use BPF programs use v2 only.
     """
     groups = process.cgroups or ()
     second = next((group.path for group in groups if group.version == 2), "")
@@ -194,12 +194,12 @@ MAKE_NODES = as_root(
 
 
 def accesses(gpus: Iterable[Gpu]) -> tuple[Evidence, ...]:
-    """Return what access(2) said of these GPUs' device nodes."""
+    """Return the results of access(2) for the device nodes of some GPUs."""
     return node_evidence(gpu.node for gpu in gpus if gpu.node is not None)
 
 
 def node_evidence(nodes: Iterable[DeviceNode]) -> tuple[Evidence, ...]:
-    """Return what access(2) said of device nodes."""
+    """Return the results of access(2) for device nodes."""
     answers = [(node.path, access_of(node)) for node in nodes]
     return tuple(
         fact(f"access({path})", answer or "not asked", None if answer == "ok" else answer) for path, answer in answers
@@ -207,7 +207,7 @@ def node_evidence(nodes: Iterable[DeviceNode]) -> tuple[Evidence, ...]:
 
 
 def cgroup_evidence(machine: Machine) -> tuple[Evidence, ...]:
-    """Return the cgroup that decides over devices, its BPF programs and its rules."""
+    """Return the cgroup that controls access to devices, its BPF programs and its rules."""
     process, confinement = machine.process or Process(), machine.confinement or Confinement()
     evidence = []
     if path := device_path(process, confinement):
@@ -216,13 +216,13 @@ def cgroup_evidence(machine: Machine) -> tuple[Evidence, ...]:
         name, cgroup = program.name or "a program without a name", program.cgroup or "a cgroup further up"
         evidence.append(fact(_PROGRAMS, f"{name} on {cgroup}"))
     if confinement.device_rules:
-        # A list of denials prints the same as none at all, so it is shown and nothing is concluded from it.
+        # A list of denials prints the same as an empty one, so it is shown but not evaluated.
         evidence.append(fact("devices.list (a hint only)", "; ".join(confinement.device_rules)))
     return tuple(evidence)
 
 
 def route_evidence(machine: Machine, scope: Scope) -> tuple[Evidence, ...]:
-    """Show for each CPU NUMA node which GPUs could route to it, and which of them are lost."""
+    """Return the usable and lost GPUs that EGM can be routed through, by CPU NUMA node."""
     words = []
     for node, attached in routers(machine, scope).items():
         left = [gpu for gpu in attached if loss(machine, gpu) is None]
@@ -234,18 +234,18 @@ def route_evidence(machine: Machine, scope: Scope) -> tuple[Evidence, ...]:
 
 
 def minor_of(gpu: Gpu) -> int | None:
-    """Return the minor of a GPU's device node, ``None`` where it is unknown."""
+    """Return the minor number of a GPU's device node; ``None`` if unknown."""
     if gpu.proc is not None and gpu.proc.minor is not None:
         return gpu.proc.minor
     return gpu.node.minor if gpu.node is not None else None
 
 
 def node_names(gpus: Iterable[Gpu]) -> str:
-    """Return the paths of GPUs' device nodes; of a GPU whose minor is not known, its bus id."""
+    """Return the paths of the device nodes of GPUs; the bus id for a GPU whose minor number is unknown."""
     numbers = ((gpu, minor_of(gpu)) for gpu in gpus)
     return ", ".join(gpu.bus_id if minor is None else f"/dev/nvidia{minor}" for gpu, minor in numbers)
 
 
 def access_of(node: DeviceNode) -> str | None:
-    """Return what access(2) said of a node: ``ok``, an error number's name, ``None`` where it was not asked."""
+    """Return the result of access(2) for a node: ``ok``, the name of the error, or ``None`` if it was not called."""
     return node.access if node.exists or node.access is None else "ENOENT"

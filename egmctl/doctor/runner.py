@@ -1,4 +1,4 @@
-"""Every check in the order in which it is run, and the diagnosis that they give."""
+"""The list of all checks in the order in which they run, their selection, and the diagnosis."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _ORDER = (
     "active",
     "peers",
 )
-"""The areas in the order of their checks; an area that is not named here comes after them."""
+"""The areas of the checks in the order in which they run; other areas follow."""
 
 
 def _all_checks() -> Iterator[Check]:
@@ -60,19 +60,19 @@ CHECKS: tuple[Check, ...] = tuple(_all_checks())
 def select(
     purposes: Iterable[Guard] | None = None, only: Sequence[str] = (), without: Sequence[str] = ()
 ) -> tuple[Check, ...]:
-    """Return the checks that the user chose, in their order.
+    """Return the selected checks, in their order.
 
     Parameters
     ----------
     purposes
-        Only checks that guard one of these; ``None`` for all.
+        The purposes of which a check must guard at least one; ``None``: all.
     only, without
-        Ids or globs (``numa.*``) of the checks to take, and of those to leave out.
+        The ids or globs (``numa.*``) of the checks to select (empty: all) and to exclude.
 
     Raises
     ------
     UsageError
-        If an id or glob fits no check, or nothing is left.
+        An id or glob matches no check, or no check is left.
     """
     taken = _named("--check", only) if only else set(CHECKS)
     left_out = _named("--skip", without)
@@ -93,7 +93,7 @@ def find(check_id: str) -> Check:
     Raises
     ------
     UsageError
-        If there is none, naming those that are spelled alike.
+        There is none; the message suggests similar ids.
     """
     for check in CHECKS:
         if check.id == check_id:
@@ -118,7 +118,7 @@ def _no_check(option: str, text: str) -> UsageError:
 
 
 def check_list(checks: Iterable[Check]) -> CheckList:
-    """Return the records that ``--list`` and ``--explain`` show of checks."""
+    """Return the records of checks that ``--list`` and ``--explain`` show."""
     entries = (
         CheckEntry(id=check.id, guards=check.guards, sections=check.sections, **texts()[check.id]) for check in checks
     )
@@ -127,7 +127,7 @@ def check_list(checks: Iterable[Check]) -> CheckList:
 
 @cache
 def texts() -> dict[str, dict[str, str]]:
-    """Return the title, why, read and fix of each check by its id, from the TOML files beside the checks."""
+    """Return the texts of each check (title, why, read, fix) by id, from the TOML files next to the checks."""
     return {
         f"{area}.{name}": {key: " ".join(text.split()) for key, text in entry.items()}
         for file in sorted(Path(checks.__path__[0]).glob("*.toml"))
@@ -137,12 +137,12 @@ def texts() -> dict[str, dict[str, str]]:
 
 
 def diagnose(machine: Machine, scope: Scope, checks: Sequence[Check], *, strict: bool = False) -> Diagnosis:
-    """Run checks, in their order; every check has at least one finding.
+    """Run checks in their order and return the diagnosis; every check has at least one finding.
 
     Parameters
     ----------
     strict
-        Whether a warning or a note is a failure.
+        Whether a warning or note is a failure.
     """
     machine = _without_secrets(machine)
     findings = explained(
@@ -165,7 +165,7 @@ def diagnose(machine: Machine, scope: Scope, checks: Sequence[Check], *, strict:
 
 
 def anchor(check_id: str) -> str:
-    """Return the anchor of a check's heading as GitHub makes it: ``numa.cpuset-mems`` is ``numacpuset-mems``."""
+    """Return the anchor that GitHub makes for a check's heading, e.g. ``numacpuset-mems`` for ``numa.cpuset-mems``."""
     return check_id.replace(".", "")
 
 
@@ -176,12 +176,12 @@ def _findings(check: Check, machine: Machine, scope: Scope) -> Iterable[Finding]
     try:
         return tuple(check.judge(machine, scope)) or (unknown("the check reported nothing"),)
     except Exception as error:
-        # A recorded machine can hold what no real one does: that must not cost the other checks.
+        # A recorded machine can contain what no real one does. The other checks must still run.
         return (unknown(f"the check itself failed ({type(error).__name__}); please report it"),)
 
 
 def _without_secrets(machine: Machine) -> Machine:
-    """Return the machine with what is well known of the environment: no check can tell what it does not get."""
+    """Return the machine with only well-known words in environment values, so that no check can reveal a secret."""
     if machine.process is None or machine.process.environment is None or machine.origin.redacted:
         return machine
     environment = {name: known_words(value) for name, value in machine.process.environment.items()}

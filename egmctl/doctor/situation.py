@@ -1,4 +1,4 @@
-"""Where doctor runs, which GPUs this process may use, and the checks that judge those one by one."""
+"""The situation of the process: the platform, the GPUs it can use, and checks that run once per GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 _NVLINK_5, _BLACKWELL = 7, 10
-"""``NVML_NVLINK_VERSION_5_0`` of nvml.h, and the compute capability's major number."""
+"""``NVML_NVLINK_VERSION_5_0`` of nvml.h, and the major compute capability of Blackwell."""
 
 NOT_EGM = "not an EGM platform: no GPU has NVLink-C2C"
 NO_GPU = "no required GPU can be used from here; the dev.* checks say why"
@@ -36,7 +36,7 @@ NO_COHERENT_GPU = "none of these GPUs has NVLink-C2C, though others of this node
 
 
 def coherent(machine: Machine) -> bool | None:
-    """Say whether GPUs reach the CPUs' memory over NVLink-C2C; ``None`` where no GPU's link was told."""
+    """Return whether a GPU has NVLink-C2C, up or down; ``None`` if none is known to have it and some are unknown."""
     states = [c2c(machine, gpu) for gpu in machine.gpus or ()]
     if any(state in (C2c.UP, C2c.DOWN) for state in states):
         return True
@@ -44,34 +44,34 @@ def coherent(machine: Machine) -> bool | None:
 
 
 def coherent_gpus(machine: Machine, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
-    """Return the GPUs that have NVLink-C2C, or of which it is unknown.
+    """Return the GPUs that have NVLink-C2C or may have it.
 
-    Coherence belongs to a GPU: a DGX Station has a GB300 on its Grace CPU and may have another card on PCIe
+    GPUs of a node can differ: a DGX Station has a GB300 on its Grace CPU and may have another card on PCIe
     (https://github.com/NVIDIA/dgx-spark-playbooks).
     """
     return tuple(gpu for gpu in gpus if c2c(machine, gpu) is not C2c.ABSENT)
 
 
 def usable(machine: Machine, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
-    """Return the GPUs that NVML lists: what is lost is told by the checks of access."""
+    """Return the GPUs that NVML lists and this process can access. The ``dev.*`` checks report the others."""
     return tuple(gpu for gpu in gpus if gpu.nvml is not None and obstacle(machine, gpu) is None)
 
 
 def fabric(gpu: Gpu) -> Fabric | None:
-    """Return what NVML says of a GPU's fabric, ``None`` where that is nothing."""
+    """Return NVML's fabric information of a GPU; ``None`` if there is none."""
     return gpu.nvml.fabric if gpu.nvml else None
 
 
 def in_domain(machine: Machine) -> bool:
-    """Say whether a GPU of this node is in a multi-node NVLink domain."""
+    """Return whether a GPU of this node is in a multi-node NVLink domain."""
     return any(multi_node(machine, gpu) for gpu in machine.gpus or ())
 
 
 def manages_nvlink5(machine: Machine) -> bool:
-    """Say whether this node's own services run an NVLink 5 fabric: HGX B200 and newer, whose switches are on the board.
+    """Return whether services on this node manage an NVLink 5 fabric: HGX B200 and newer, with switches on the board.
 
-    A tray with NVLink-C2C has its switches in the rack. NVLink 5 is told by NVML's version of a link, or, where no link
-    is up, by the GPU's architecture (compute capability 10.x).
+    The switches of a tray with NVLink-C2C are in the rack. NVLink 5 is detected by NVML's version of a link, or by the
+    compute capability (10.x), in case no link is up.
     """
     return any(
         gpu.nvml is not None and _has_nvlink5(gpu.nvml) and c2c(machine, gpu) is C2c.ABSENT
@@ -87,47 +87,50 @@ def _has_nvlink5(nvml: GpuNvml) -> bool:
 
 
 def in_container(machine: Machine) -> bool:
-    """Say whether there are signs of a container."""
+    """Return whether there are signs of a container."""
     return bool(machine.process and machine.process.container_signs)
 
 
 def services_hidden(machine: Machine) -> bool:
-    """Say whether a service of the host may run unseen, because this process sees those of its PID namespace only."""
+    """Return whether services of the host may be invisible: in another PID namespace or, if unknown, a container."""
     namespaces = (machine.confinement or Confinement()).namespaces or {}
     number = namespaces.get("pid")
     return in_container(machine) if number is None else number != INITIAL_NAMESPACES["pid"]
 
 
 def driver_parameters(machine: Machine) -> Mapping[str, str]:
-    """Return the parameters of the driver's module; end the check where they were not read."""
+    """Return the parameters of the driver's kernel module; end the check if they were not read."""
     return known((machine.driver or Driver()).module_parameters, "the driver's parameters were not read")
 
 
 def virtual(machine: Machine) -> bool:
-    """Say whether the GPUs are handed into a virtual machine."""
+    """Return whether a GPU is passed through to a virtual machine or is a vGPU."""
     modes = {gpu.nvml.virtualization for gpu in machine.gpus or () if gpu.nvml}
     return bool(modes & {"passthrough", "vgpu"})
 
 
 def by_value(things: Iterable[T], value: Callable[[T], K]) -> Iterator[tuple[K, tuple[T, ...]]]:
-    """Return the things with equal values together, in the order of the first of each."""
+    """Yield each value and the items that have it, in the order of first occurrence."""
     for key, members in grouped((value(thing), thing) for thing in things).items():
         yield key, tuple(members)
 
 
 def loss(machine: Machine, gpu: Gpu) -> Block | None:
-    """Return what keeps a GPU from this process, ``None`` where nothing does."""
+    """Return why this process cannot use a GPU; ``None`` if it can."""
     stopped = classify(machine, gpu)
     return None if stopped is None else stopped.block
 
 
 def lost(machine: Machine, *blocks: Block) -> list[Gpu]:
-    """Return the GPUs that are lost in one of these ways."""
+    """Return the GPUs that are lost for one of these reasons."""
     return [gpu for gpu in machine.gpus or () if loss(machine, gpu) in blocks]
 
 
 def requested(machine: Machine, scope: Scope, gpu: Gpu) -> bool:
-    """Say whether the user wants this GPU: by ``--gpus``, or by ``--expect``."""
+    """Return whether the user requires this GPU, with ``--gpus`` or ``--expect``.
+
+    If ``--expect`` states more GPUs than are usable, all are required.
+    """
     if scope.asked_for(gpu):
         return True
     expected = scope.expectation
@@ -140,12 +143,12 @@ def requested(machine: Machine, scope: Scope, gpu: Gpu) -> bool:
 
 
 def routers(machine: Machine, scope: Scope) -> dict[int, tuple[Gpu, ...]]:
-    """Return the GPUs that EGM traffic to each CPU NUMA node in scope can be routed through: those that sit on it."""
+    """Return, by CPU NUMA node in scope, the GPUs on it, which can route EGM to it; nodes without GPUs are left out."""
     return {node: gpus for node in scope.numa_of(machine) if (gpus := owners(machine, node))}
 
 
 def may_have_egm(machine: Machine) -> bool:
-    """Say whether EGM is or may be on: a GPU says so, or only GPUs that cannot be asked sit on a Grace CPU."""
+    """Return whether EGM is or may be on: NVML reports it; else a GPU has C2C up, or all GPUs of a Grace are lost."""
     listed = [gpu for gpu in machine.gpus or () if gpu.nvml is not None]
     bits = [gpu.nvml.egm_capable for gpu in listed if gpu.nvml is not None and gpu.nvml.egm_capable is not None]
     if bits:
@@ -159,20 +162,20 @@ Version = tuple[int, ...]
 
 
 def numbers(text: str | None) -> Version | None:
-    """Return ``570.86.15`` as numbers, ``None`` for what is no such version."""
+    """Return ``570.86.15`` as numbers; ``None`` if the text is not a version."""
     if text is None or not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}", text, re.ASCII):
         return None
     return tuple(map(int, text.split(".")))
 
 
 def kernel(machine: Machine) -> Version | None:
-    """Return the first two numbers of the kernel's release."""
+    """Return the first two numbers of the kernel release, if known."""
     match = re.match(r"([0-9]{1,3})\.([0-9]{1,3})", (machine.host or Host()).kernel or "", re.ASCII)
     return (int(match[1]), int(match[2])) if match else None
 
 
 def dotted(version: Version | None) -> str:
-    """Return a version for people."""
+    """Return a version as text."""
     return "not read" if version is None else ".".join(map(str, version))
 
 
@@ -180,12 +183,12 @@ GpuRule = Callable[[Machine, Scope, Gpu], Verdicts]
 
 
 def usable_gpus(machine: Machine, scope: Scope) -> tuple[Gpu, ...]:
-    """Return the GPUs in scope that this process can use; skip the check without one."""
+    """Return the GPUs in scope that this process can use; skip the check if there are none."""
     return usable(machine, scope.gpus_of(machine)) or skip(NO_GPU)
 
 
 def usable_coherent_gpus(machine: Machine, scope: Scope) -> tuple[Gpu, ...]:
-    """Return the usable GPUs in scope that have NVLink-C2C, or may have it; skip the check without one."""
+    """Return the usable GPUs in scope that have NVLink-C2C or may have it; skip the check if there are none."""
     if coherent(machine) is False:
         skip(NOT_COHERENT)
     return coherent_gpus(machine, usable_gpus(machine, scope)) or skip(NO_COHERENT_GPU)
@@ -197,12 +200,12 @@ def check_gpus(
     sections: tuple[str, ...] = ("gpus",),
     gpus_of: Callable[[Machine, Scope], Iterable[Gpu]] = usable_gpus,
 ) -> Callable[[GpuRule], Check]:
-    """Make a check of a rule for one GPU.
+    """Return a decorator that turns a rule for one GPU into a check.
 
     Parameters
     ----------
     gpus_of
-        Returns the GPUs to judge, or ends the check.
+        A function that returns the GPUs to check, or ends the check.
     """
 
     def decorate(rule: GpuRule) -> Check:
@@ -217,12 +220,12 @@ def check_gpus(
 
 
 def need_c2c(machine: Machine, reason: str = NOT_COHERENT) -> None:
-    """Skip the check on a machine none of whose GPUs has NVLink-C2C."""
+    """Skip the check if no GPU is known to have NVLink-C2C."""
     if not coherent(machine):
         skip(reason)
 
 
 def need_domain(machine: Machine) -> None:
-    """Skip the check on a machine outside of a multi-node NVLink domain."""
+    """Skip the check if the machine is not in a multi-node NVLink domain."""
     if not in_domain(machine):
         skip(NO_DOMAIN)

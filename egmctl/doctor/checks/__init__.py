@@ -1,1 +1,1 @@
-"""One file an area, which ends in ``CHECKS``, with the texts of its checks in the TOML file beside it."""
+"""The checks, one module per area, each with the texts of its checks in the TOML file next to it."""

@@ -1,4 +1,4 @@
-"""May this process use the GPUs: cgroups, containers, device nodes and their permissions."""
+"""Checks of access to the GPUs: device cgroups, containers, device nodes and their permissions."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def _cgroup_denies(machine: Machine, scope: Scope, denied: list[Gpu]) -> Finding
 
 
 def _denied_by(machine: Machine, by: Manager) -> dict[str, Any]:
-    """Explain a denial of the device cgroup, and say what to do."""
+    """Return cause, remedy and confidence of a denial by the device cgroup."""
     cause, remedy = policy(machine, by), by.remedy
-    # A container was given nvidiactl's node, and has lost the rules that belong to it.
+    # The container has the node of nvidiactl but has lost its device rules.
     if in_container(machine) and denies_control_node(machine):
         cause += "; a container that had its GPUs gets there when systemd reloads its units"
         remedy = LOST_RULES
@@ -126,7 +126,7 @@ def _not_given(machine: Machine, scope: Scope, gpus: list[Gpu]) -> Finding:
 
 
 def without_gpus(machine: Machine) -> bool:
-    """Say whether this is a container that was given no GPU, nor the nodes that all GPUs need."""
+    """Return whether this container was given neither a GPU nor the control nodes that all GPUs need."""
     nodes = (machine.driver or Driver()).nodes or ()
     control = {access_of(node) for node in nodes if node.path in ("/dev/nvidiactl", "/dev/nvidia-uvm")}
     losses = {loss(machine, gpu) for gpu in machine.gpus or ()}
@@ -134,10 +134,10 @@ def without_gpus(machine: Machine) -> bool:
 
 
 def _by_severity(machine: Machine, scope: Scope, gone: list[Gpu], sentence: str, **more: Any) -> Finding:
-    """Judge GPUs that were taken from this process on purpose: that is a fault only for who needs them.
+    """Return the finding on GPUs that were deliberately withheld from this process.
 
-    It fails where a GPU that the user named is gone, where none is left at all, or where a NUMA node's EGM memory has
-    no GPU left that could route to it; it warns where such a node has fewer left; else it is a share of a node: a note.
+    ``fail`` if the user requires one of them, no GPU is left, or no GPU that can route EGM to a NUMA node is left;
+    ``warn`` if fewer such GPUs are left for a node; else ``note``, a partial allocation.
     """
     words, names = sentence.format(node_names(gone)), on_gpus(gone).label
     asked = [gpu for gpu in gone if requested(machine, scope, gpu)]
@@ -163,7 +163,7 @@ def _by_severity(machine: Machine, scope: Scope, gone: list[Gpu], sentence: str,
 
 
 def _local_only(machine: Machine, scope: Scope) -> bool:
-    """Say whether the GPUs asked for sit on the only NUMA nodes asked for: local EGM needs no other GPU."""
+    """Return whether the user named one NUMA node and only GPUs on it: local EGM then needs no other GPU."""
     if scope.gpus is None or scope.numa is None:
         return False
     return all(gpu.host_numa_id in scope.numa for gpu in scope.gpus_of(machine)) and len(scope.numa) == 1
@@ -188,12 +188,12 @@ _OF_NODES = (Block.NO_PERMISSION, Block.NODEV, Block.STALE_NODE, Block.NOT_A_DEV
 
 
 def _node_fault(machine: Machine, node: DeviceNode, stopped: Obstacle, user: str = "") -> Verdicts:
-    """Judge a device node that is there and stops this process.
+    """Yield evidence and a failure for a device node that exists but is unusable.
 
     Parameters
     ----------
     user
-        The libraries that need the node; empty for a GPU's.
+        The libraries that need the node; empty for a GPU's node.
     """
     yield from node_evidence([node])
     name, needed = (node.path, f", and {user} cannot do without it") if user else ("the device nodes", "")
@@ -209,7 +209,7 @@ def _node_fault(machine: Machine, node: DeviceNode, stopped: Obstacle, user: str
 
 
 def _denial(machine: Machine, node: DeviceNode) -> dict[str, Any]:
-    """Explain EACCES: mode bits for most, a security module for root, and for both the ids of a user namespace."""
+    """Return cause and remedy of EACCES: an owner not mapped in the user namespace, a security module, or mode bits."""
     process, confinement = machine.process or Process(), machine.confinement or Confinement()
     if any(line != (0, 0, 2**32 - 1) for line in confinement.uid_map or ()):
         return {
@@ -254,15 +254,15 @@ def _control_nodes(machine: Machine, _scope: Scope) -> Verdicts:
 
 
 def _fault(machine: Machine, node: DeviceNode, user: str) -> Iterator[Finding]:
-    """Judge one of the nodes that all GPUs need; nothing where it can be used."""
+    """Yield a finding on a control node; nothing if it is usable or the libraries will create it."""
     path, answer, is_control = node.path, access_of(node), node.path == "/dev/nvidiactl"
     opened = any(gpu.nvml if is_control else gpu.cuda for gpu in machine.gpus or ())
     majors = (machine.driver or Driver()).majors or {}
     major = majors.get("nvidiactl", majors.get("nvidia", 195)) if is_control else majors.get("nvidia-uvm")
-    # The minors are those of nv-chardev-numbers.h and of nvidia-uvm.h: uvm.c takes the first one of its region.
+    # The minor numbers are from nv-chardev-numbers.h and nvidia-uvm.h; uvm.c uses the first of its region.
     stopped = node_obstacle(node, (major, 255 if is_control else 0))
     if opened and not elsewhere(machine):
-        # What a library has opened is open, whatever access(2) said before.
+        # A library has opened the node, whatever access(2) returned before.
         return
     if answer is None:
         yield unknown(f"whether {path} may be used here")

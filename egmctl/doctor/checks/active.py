@@ -1,4 +1,4 @@
-"""Checks of the active probes: HOST_NUMA memory, copies between GPUs, memory shared between processes."""
+"""Checks of the results of active probes: HOST_NUMA memory, copies between GPUs, memory shared between processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ NOT_ASKED = "only with --active"
 NOT_PERMITTED, NOT_SUPPORTED, PEER_UNSUPPORTED = 800, 801, 217
 """CUDA_ERROR_NOT_PERMITTED, _NOT_SUPPORTED, _PEER_ACCESS_UNSUPPORTED (cuda.h)."""
 _SAFE_HOST_NUMA_DRIVER = (595,)
-"""The first that does not crash on NUMA nodes without CPUs or memory (https://github.com/NVIDIA/nccl/issues/2106)."""
+"""The first driver that does not crash on NUMA nodes without CPUs or memory
+(https://github.com/NVIDIA/nccl/issues/2106)."""
 _MAKING = ("cuMemCreate", "cuMemPoolCreate", "cuMemGetAllocationGranularity", "cuIpcGetMemHandle")
 
 SILENT = Remedy(
@@ -47,14 +48,14 @@ _TRIALS: Mapping[str, tuple[ProbeKind, str, tuple[Guard, ...]]] = {
     "ipc.event-active": (ProbeKind.IPC_EVENT, "an interprocess event", (Guard.IPC,)),
     "ipc.pidfd-active": (ProbeKind.PIDFD, "a descriptor by pidfd_getfd", (Guard.IPC,)),
 }
-"""By check: the probes that it judges, what they try, and the uses at risk where it fails."""
+"""By check: the kind of its probes, their subject in summaries, and the purposes at risk."""
 
 KINDS: Mapping[str, ProbeKind] = {check_id: kind for check_id, (kind, _, _) in _TRIALS.items()}
-"""The probes that each check judges."""
+"""The kind of probes of each check."""
 
 
 def kinds_of(checks: Iterable[Check]) -> tuple[ProbeKind, ...]:
-    """Return the probes that these checks judge."""
+    """Return the kinds of probes that these checks need."""
     return tuple(KINDS[check.id] for check in checks if check.id in KINDS)
 
 
@@ -73,21 +74,21 @@ def _judge(kind: ProbeKind, subject: str, machine: Machine, scope: Scope) -> Ite
 
 
 def _is_whole(probe: Probe) -> bool:
-    """Say whether the probe names its ends: a document from elsewhere may lack them."""
+    """Return whether a probe names its ends, which a recorded document may lack."""
     if probe.kind is ProbeKind.HOST_NUMA:
         return len(probe.gpus) == 1 and probe.numa_node is not None
     return len(probe.gpus) == 2
 
 
 def _sameness(probe: Probe) -> tuple[object, ...]:
-    """Return what probes have in common that share a finding."""
+    """Return the key by which probes are grouped into findings."""
     detail = probe.detail if probe.outcome is Outcome.NOT_RUN else ""
     host = probe.numa_node if probe.kind is ProbeKind.HOST_NUMA else probe.numa_node is not None
     return probe.kind, host, probe.outcome, probe.call, probe.error_number, detail
 
 
 def _verdict(machine: Machine, scope: Scope, subject: str, probes: Sequence[Probe]) -> Finding:
-    """Return the finding of probes that ended in the same way."""
+    """Return the finding for probes with the same outcome."""
     first = probes[0]
     evidence = tuple(Evidence(source=_participants(machine, probe), value=probe.detail) for probe in probes[:4])
     confidence = Confidence.HIGH
@@ -101,7 +102,7 @@ def _verdict(machine: Machine, scope: Scope, subject: str, probes: Sequence[Prob
         case Outcome.CORRUPT:
             return failed(f"{subject}: bytes are wrong, though every call succeeded", SILENT, evidence=evidence)
         case Outcome.ERROR if first.error_number is None:
-            # No call returned an error: the library, or the function in it, is missing.
+            # No call returned an error: the library or its function is missing.
             return unknown(f"{subject}: {first.detail}")
         case Outcome.ERROR:
             if reason := _lack(machine, scope, first):
@@ -123,7 +124,7 @@ def _verdict(machine: Machine, scope: Scope, subject: str, probes: Sequence[Prob
 
 
 def _lack(machine: Machine, scope: Scope, probe: Probe) -> str:
-    """Return what this machine does not have by design, where the error says just that."""
+    """Return the missing feature if the error means that this machine lacks it by design; else ``""``."""
     number = probe.error_number
     if number == PEER_UNSUPPORTED:
         return "the driver allows these GPUs no peer access; see p2p.status"
@@ -172,7 +173,7 @@ _PTRACE = Cause(
 
 
 def _without_c2c(machine: Machine, probes: Sequence[Probe]) -> str:
-    """Name the GPUs that reached the host memory over PCIe, if any did."""
+    """Return a note on the GPUs that accessed host memory over PCIe, if any."""
     gpus = _known(machine, [bus_id for probe in probes for bus_id in probe.gpus])
     with_c2c = coherent_gpus(machine, gpus)
     without = [gpu for gpu in gpus if gpu not in with_c2c]
@@ -180,7 +181,7 @@ def _without_c2c(machine: Machine, probes: Sequence[Probe]) -> str:
 
 
 def _known(machine: Machine, bus_ids: Iterable[str]) -> list[Gpu]:
-    """Return the GPUs that the machine has of these."""
+    """Return the GPUs of the machine with these bus ids."""
     wanted = set(bus_ids)
     return [gpu for gpu in machine.gpus or () if gpu.bus_id in wanted]
 
@@ -192,7 +193,7 @@ def _label(machine: Machine, bus_ids: Iterable[str]) -> str:
 
 
 def _participants(machine: Machine, probe: Probe) -> str:
-    """Return who took part, and the side that failed."""
+    """Return the kind, GPUs and NUMA node of a probe, and the side that failed."""
     nodes = "" if probe.numa_node is None else f" on NUMA {probe.numa_node}"
     ends = ">".join(_label(machine, [bus_id]) for bus_id in probe.gpus)
     by = f", seen by {_label(machine, [probe.by])}" if probe.by and len(probe.gpus) > 1 else ""
@@ -200,7 +201,7 @@ def _participants(machine: Machine, probe: Probe) -> str:
 
 
 def _place(machine: Machine, probes: Sequence[Probe], every: Sequence[Probe]) -> Place:
-    """Return the place of a finding: its pairs, or where they are all pairs that were tried, their GPUs."""
+    """Return the place of a finding: the NUMA node for HOST_NUMA, the GPUs if it is about all pairs, else the pairs."""
     kind, node = probes[0].kind, probes[0].numa_node
     if kind is ProbeKind.HOST_NUMA and node is not None:
         return on_numa([node])
@@ -209,7 +210,7 @@ def _place(machine: Machine, probes: Sequence[Probe], every: Sequence[Probe]) ->
     if known and pairs == {probe.gpus for probe in every}:
         return on_gpus(known.values())
     known_pairs = [(known[first], known[second]) for first, second in pairs if first in known and second in known]
-    # A pair names first who accesses, then whose memory it is; probes other than P2P name the owner first.
+    # A pair names the accessing GPU first, then the owner; probes other than P2P name the owner first.
     ordered = known_pairs if kind is ProbeKind.P2P else [(importer, owner) for owner, importer in known_pairs]
     return on_pairs(ordered) if ordered else NODE
 

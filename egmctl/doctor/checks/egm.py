@@ -1,4 +1,4 @@
-"""Is EGM enabled, and does each GPU have a route to the memory of each CPU?"""
+"""Checks of EGM: whether it is enabled, and whether each GPU has a route to the memory of each CPU."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _preconditions(machine: Machine, scope: Scope) -> Verdicts:
 
 
 def _missing(machine: Machine, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
-    """Name what is missing of what the driver asks for (open-gpu-kernel-modules, memmgrIsLocalEgmEnabled)."""
+    """Yield the unmet preconditions of the driver (open-gpu-kernel-modules, memmgrIsLocalEgmEnabled)."""
     system, driver = machine.system or System(), machine.driver or Driver()
     if down := [gpu for gpu in gpus if c2c(machine, gpu) is C2c.DOWN]:
         yield failed("NVLink-C2C is down, and EGM goes over it", todo("See c2c.link."), down)
@@ -200,7 +200,7 @@ def _cgroup_route(machine: Machine, scope: Scope) -> Verdicts:
 
 
 def _all_local(machine: Machine, scope: Scope, node: int) -> bool:
-    """Say whether the GPUs that the user named all sit on the node, each with a route of its own."""
+    """Return whether all GPUs that the user named are on the node and usable, so that each has its own route."""
     return scope.gpus is not None and all(
         gpu.host_numa_id == node and obstacle(machine, gpu) is None for gpu in scope.gpus_of(machine)
     )

@@ -1,4 +1,4 @@
-"""The NVLink fabric: is every GPU registered and healthy in it, do they agree, and does its manager run?"""
+"""Checks of the NVLink fabric: registration, health and consistency of the GPUs, and the fabric manager."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INFO = "nvmlDeviceGetGpuFabricInfoV"
 NO_FABRIC = "the GPUs are in no fabric"
 NOT_VISIBLE = "the host's processes are not visible from here"
 BOOT_GRACE_S = 300
-"""Seconds after boot in which a fabric may still be coming up (NVSentinel, fabric-manager-monitor)."""
+"""The time after boot during which a fabric may still be starting, in seconds (NVSentinel, fabric-manager-monitor)."""
 
 MASK = {
     "route_unhealthy": ("true", True, "a route through the fabric is unhealthy"),
@@ -36,11 +36,11 @@ MASK = {
     "access_timeout_recovery": ("true", False, "the fabric is recovering from an access timeout"),
     "fabric_manager": ("disconnected", True, "the fabric manager is disconnected"),
 }
-"""Fields of the health mask: the word that is a fault, whether it stops work, and what it means (nvml.h)."""
+"""The fields of the health mask: the value that is a fault, whether it stops work, and its meaning (nvml.h)."""
 
 
 def _manager_of(machine: Machine) -> Remedy:
-    """Return what to do about the manager that such a node's fabric has."""
+    """Return the remedy for the kind of fabric manager that this node's fabric has."""
     if coherent(machine):
         partition = "Look at the rack's fabric manager (NMX-C): the tray's GPUs must be in a partition."
         return todo(partition, "nvidia-smi -q | grep -A12 Fabric")
@@ -170,7 +170,7 @@ def _isolation(machine: Machine, scope: Scope) -> Verdicts:
 
 
 MODULES = ("mlx5_core", "mlx5_ib", "ib_umad")
-"""Kernel modules that the fabric manager and nvlsm need (https://github.com/NVIDIA/gpu-driver-container)."""
+"""The kernel modules that the fabric manager and nvlsm need (https://github.com/NVIDIA/gpu-driver-container)."""
 
 
 @check("fabric.management", Guard.FABRIC, Guard.P2P, sections=("gpus", "system"))

@@ -1,4 +1,4 @@
-"""Are the GPUs healthy, and in a mode that lets paths work?"""
+"""Checks of the GPUs' health and modes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RECOVERY = {
     "bus-reset": ("reset of the bus", "Drain the node and reset the GPU's bus, or reboot.", True),
     "system-reboot": ("reboot of the system", "Drain the node and reboot it.", True),
 }
-"""Recovery actions (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION): their names, what to do, and whether it needs a reboot."""
+"""The recovery actions (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION): name in output, remedy, and whether it needs a reboot."""
 
 SLOWDOWNS = {
     "hw-slowdown": "hardware slowdown (heat or power)",
@@ -30,14 +30,14 @@ SLOWDOWNS = {
     "sw-thermal-slowdown": "software thermal slowdown",
     "hw-power-brake-slowdown": "power brake (the power supply limits power)",
 }
-"""Clocks event reasons that stand for a fault of cooling or power; a power cap under load is none."""
+"""The clocks event reasons that indicate a fault of cooling or power; a power cap under load does not."""
 
 SIGNS = {
     "uncorrected errors": ("ecc_uncorrected_volatile",),
     "pending row remapping": ("remapped_rows_pending", "remapped_rows_failure"),
     "recovery action": ("recovery_action",),
 }
-"""Signs that a healthy GPU does not show, and the fields of NVML that say so."""
+"""The signs of an unhealthy GPU, and the NVML fields that report them."""
 
 
 @check_gpus("gpu.health", *Guard)
@@ -47,7 +47,7 @@ def _health(_machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
 
 
 def _no_fault(nvml: GpuNvml) -> Finding:
-    """Return the finding on a GPU without a fault: which signs of health were read, and which could not be."""
+    """Return the finding on a GPU without a fault: ``pass`` if the signs were read, else ``unknown``."""
     read = [sign for sign, names in SIGNS.items() if all(getattr(nvml, name) is not None for name in names)]
     unread = [f"{sign} ({reason})" for sign, names in SIGNS.items() if (reason := gap(nvml, *names))]
     if unread or not read:
@@ -78,7 +78,7 @@ GpuRule = Callable[[GpuNvml, Scope], Verdicts]
 
 
 def _check_of_gpus(check_id: str, *guards: Guard) -> Callable[[GpuRule], Check]:
-    """Make a check of a rule for one GPU, which judges what NVML reports of it."""
+    """Return a decorator that turns a rule for NVML's data of one GPU into a check."""
 
     def decorate(rule: GpuRule) -> Check:
         def judge(_machine: Machine, scope: Scope, gpu: Gpu) -> Verdicts:

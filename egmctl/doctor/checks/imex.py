@@ -1,4 +1,4 @@
-"""IMEX: the channel that fabric handles need, and the service that lets nodes import each other's memory."""
+"""Checks of IMEX: the channel that fabric handles need, and the service for imports of memory of other nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CREATE = as_root(
 
 
 def _wanted(machine: Machine, scope: Scope) -> bool:
-    """Say whether fabric handles are what this node or this user is about."""
+    """Return whether fabric handles are needed: in an NVLink domain, or with ``--for fabric``."""
     return in_domain(machine) or scope.asked_purpose(Guard.FABRIC)
 
 
@@ -79,7 +79,7 @@ def _channel(machine: Machine, scope: Scope) -> Verdicts:
 
 
 def _refusal(node: DeviceNode, major: int | None) -> tuple[str, Remedy]:
-    """Return why a channel cannot be used, and what to do."""
+    """Return the summary and remedy for a channel that cannot be used."""
     stopped = node_obstacle(node, (major, None))
     remedy = as_root("Make the channel readable and writable for its users.", f"chmod 0666 {node.path}")
     if stopped and stopped.block is Block.STALE_NODE:
@@ -91,7 +91,7 @@ def _refusal(node: DeviceNode, major: int | None) -> tuple[str, Remedy]:
 
 
 class _Manager(StrEnum):
-    """The owner of IMEX on a node of an NVLink domain."""
+    """The managers of IMEX on a node of an NVLink domain."""
 
     SERVICE = "the host's service"
     HOST_MANAGED = "the host's service, for Kubernetes' ComputeDomains"
@@ -120,7 +120,7 @@ ONE_SESSION = (
 
 
 def _restart(machine: Machine, text: str) -> Remedy:
-    """Return a remedy that restarts IMEX: as a service only where it certainly is one."""
+    """Return a remedy that restarts IMEX, with a command if it is known to be a host service."""
     if _manager(machine) in (_Manager.SERVICE, _Manager.HOST_MANAGED):
         return as_root(text, "systemctl restart nvidia-imex")
     return todo(f"{text} With driver-managed ComputeDomains IMEX runs in pods: delete these instead.")
@@ -170,7 +170,7 @@ def _daemon(machine: Machine, _scope: Scope) -> Verdicts:
 
 
 def _driver_managed(imex: Imex, runs: bool) -> Verdicts:
-    """Judge a node on which a pod of Kubernetes' DRA driver runs IMEX while a ComputeDomain is there."""
+    """Yield the finding on a node where a pod of Kubernetes' DRA driver runs IMEX for each ComputeDomain."""
     places = known(imex.runs_in, "whether the host's IMEX service runs beside the DRA driver's is unknown")
     if "host" in places:
         remedy = as_root("Turn it off: the DRA driver starts its own.", "systemctl disable --now nvidia-imex")
@@ -203,7 +203,7 @@ def _domain(machine: Machine, _scope: Scope) -> Verdicts:
     elif state != "UP":
         yield unknown("the state of the IMEX domain could not be queried")
     else:
-        # There is no such file where something else than the host's service has its own.
+        # The file is missing if IMEX is not the host's service and has its own configuration.
         unread = imex.unread.get("duplicate_nodes")
         if unread is None or unread.reason is not Reason.NOT_PRESENT:
             known(duplicates, "whether nodes_config.cfg lists an address twice was not read")

@@ -1,6 +1,6 @@
-"""Sharing memory between processes: namespaces, descriptors of other processes, /dev/shm, limits."""
+"""Checks of sharing memory between processes: namespaces, descriptors of other processes, /dev/shm, limits."""
 
-# ruff: noqa: S108 (it is named, not used)
+# ruff: noqa: S108 (paths are named, not used)
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from egmctl.model.record import Reason
 from egmctl.units import GIB, MIB, format_size
 
 SHM_FAIL, SHM_WARN = 64 * MIB, GIB
-"""The first is the default of containers; the NCCL user guide asks for the second (--shm-size=1g)."""
+"""The default of containers, and the size that the NCCL user guide recommends (--shm-size=1g), in bytes."""
 NOFILE = 65536
-"""Descriptors below which large jobs run out of them (NCCL user guide, troubleshooting)."""
+"""The number of descriptors that large jobs need (NCCL user guide, troubleshooting)."""
 UNLIMITED = -1
 
 
@@ -98,7 +98,7 @@ def _limits(machine: Machine, scope: Scope) -> Verdicts:
     yield fact("/proc/sys/vm/max_map_count", (machine.system or System()).max_map_count)
     ipc, rdma = scope.asked_purpose(Guard.IPC), scope.asked_purpose(Guard.RDMA)
     notes, faults = [], []
-    # With CAP_IPC_LOCK memory may be locked beyond the limit (mlock(2)).
+    # CAP_IPC_LOCK overrides the limit (mlock(2)).
     if memlock not in (None, UNLIMITED) and not confinement.capable("IPC_LOCK"):
         notes.append(f"locked memory is limited to {_bytes(memlock)}, and RDMA locks all memory that it registers")
         if rdma:

@@ -1,4 +1,4 @@
-"""Do the kernel's parameters and the CPUs' frequencies slow paths down?"""
+"""Checks of kernel parameters and CPU frequencies that make paths slow or affect EGM."""
 
 from __future__ import annotations
 

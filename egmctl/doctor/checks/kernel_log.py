@@ -1,4 +1,4 @@
-"""Faults of GPUs, NVSwitches and PCIe links in the kernel's log, with their blame and age."""
+"""Checks of the kernel log: Xids, SXids, PCIe errors and driver messages, with blame and age."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from egmctl.model.record import Reason
 from egmctl.units import several
 
 _SHOWN = 3
-"""Events that a finding quotes: the first, and the newest."""
+"""The maximum number of events that a finding quotes: the first and the newest."""
 _MAY_READ = as_root("Run as root or with CAP_SYSLOG, on the host.", "sudo egmctl doctor --check 'kernel.*'")
 
 
@@ -38,7 +38,7 @@ def _xid(machine: Machine, scope: Scope) -> Verdicts:
 
 
 def xids_of(machine: Machine, finding: Finding) -> tuple[KernelEvent, ...]:
-    """Return the events that a finding of ``kernel.xid`` is about: those that it quotes."""
+    """Return the events that a finding of ``kernel.xid`` quotes."""
     log, quoted = machine.kernel_log, set(finding.evidence)
     if log is None:
         return ()
@@ -84,7 +84,7 @@ def _driver(machine: Machine, scope: Scope) -> Verdicts:
 
 
 def message_of(machine: Machine, finding: Finding) -> DriverMessage | None:
-    """Return the message that a finding of ``kernel.driver-messages`` is about: the one that it quotes."""
+    """Return the driver message that a finding of ``kernel.driver-messages`` quotes."""
     log = machine.kernel_log
     if log is None:
         return None
@@ -97,7 +97,7 @@ def _quoted(log: KernelLog, event: KernelEvent) -> Evidence:
 
 
 def _finding(log: KernelLog, fault: KernelFault, *, cause: str = "") -> Finding:
-    # The place is shown beside the name, if it is the whole of it.
+    # The finding shows its place, so the device is added only if it is not the place.
     name = fault.name if fault.where == fault.place.label else fault.title
     last = "last " if len(fault.events) > 1 else ""
     return (failed if fault.status is Status.FAIL else warned)(
@@ -110,7 +110,7 @@ def _finding(log: KernelLog, fault: KernelFault, *, cause: str = "") -> Finding:
 
 
 def _log(machine: Machine) -> KernelLog:
-    """Return the log; end the check where there is none."""
+    """Return the kernel log; end the check if there is none."""
     if machine.kernel_log is not None:
         return machine.kernel_log
     status = machine.sections.get("kernel_log")
@@ -124,13 +124,13 @@ def _log(machine: Machine) -> KernelLog:
 
 
 def _recent(log: KernelLog, scope: Scope, kind: EventKind) -> list[KernelEvent]:
-    """Return the events of a kind that are not older than ``--since``."""
+    """Return the events of a kind that are not older than ``--since``; all without it."""
     least = 0.0 if scope.since_s is None else log.now_s - scope.since_s
     return [event for event in log.events if event.kind is kind and event.time_s >= least]
 
 
 def _concerns(machine: Machine, scope: Scope, event: KernelEvent) -> bool:
-    """Say whether an event is of a GPU in scope, or of one that is no longer there."""
+    """Return whether an event is about a GPU in scope, or about one that the machine no longer has."""
     known = {gpu.bus_id for gpu in machine.gpus or ()}
     return scope.gpus is None or event.bus_id in scope.gpus or event.bus_id not in known
 
@@ -155,7 +155,7 @@ def _line(event: KernelEvent) -> str:
 
 
 def _covered(log: KernelLog, scope: Scope) -> Evidence:
-    """Return what part of the log was looked at: a ring buffer forgets."""
+    """Return the time range that was searched: a ring buffer overwrites old lines."""
     first = "empty" if log.first_s is None else f"from {log.first_s:.0f} s to {log.now_s:.0f} s after boot"
     since = "" if scope.since_s is None else f", limited to the last {scope.since_s:.0f} s by --since"
     lost = ", with lines overwritten in between" if log.overwritten else ""

@@ -1,4 +1,4 @@
-"""Do the driver's libraries and parts work, and do variables or limits of the process hide GPUs or turn paths off?"""
+"""Checks of the driver's libraries and modules, and of environment variables, limits and containers of the process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BY_NAME: Mapping[str, Remedy] = {
     "NVML_ERROR_MEMORY": _FREE,
     "NVML_ERROR_INSUFFICIENT_RESOURCES": _FREE,
 }
-"""Remedies for NVML's errors that name their cause (nvml.h, nvmlReturn_t)."""
+"""The remedies for NVML errors that name their cause (nvml.h, nvmlReturn_t)."""
 
 
 @check("drv.libraries", *Guard, sections=("gpus", "driver"))
@@ -51,7 +51,7 @@ def _answer(machine: Machine, _scope: Scope) -> Verdicts:
 
 
 def _lists_no_gpu(gpus: list[Gpu]) -> bool:
-    """Say whether NVML was asked and answered without any of these GPUs."""
+    """Return whether NVML was queried but lists none of these GPUs."""
     reasons = [gpu.unread["nvml"].reason for gpu in gpus if "nvml" in gpu.unread]
     return bool(reasons) and Reason.NOT_ASKED not in reasons and Reason.NOT_STATED not in reasons
 
@@ -85,7 +85,7 @@ def _failed(machine: Machine, library: str, failure: LibraryFailure, gpus: list[
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _SHOWN = "VISIBLE_DEVICES|DEVICE_ORD|SLURM_.*GPU"
-"""The names of variables that choose or number GPUs."""
+"""A pattern for the names of variables that select or number GPUs."""
 
 _HARMFUL = {
     "CUDA_LAUNCH_BLOCKING": ("1", "every launch waits for the one before, so nothing overlaps"),
@@ -96,7 +96,7 @@ _HARMFUL = {
     "NCCL_CUMEM_HOST_ENABLE": ("0", "NCCL's host buffers are not HOST_NUMA memory"),
     "NCCL_MNNVL_ENABLE": ("0", "NCCL does not use NVLink between nodes"),
 }
-"""Variable: the value that does harm (``None``: any) and the harm. CUDA C++ Programming Guide, "CUDA Environment
+"""By variable: the harmful value (``None``: any) and its effect. CUDA C++ Programming Guide, "CUDA Environment
 Variables"; NCCL user guide, "Environment Variables"."""
 
 
@@ -127,7 +127,7 @@ def _visible_devices(machine: Machine, _scope: Scope) -> Verdicts:
 
 
 def _first_wrong(text: str, usable: list[Gpu]) -> str | None:
-    """Return the first entry that names no usable GPU, by its position from 1, and why; ``None`` if there is none."""
+    """Return a clause with the position (from 1) and fault of the first invalid entry; ``None`` if all are valid."""
     earlier: set[str] = set()
     for position, part in enumerate((part.strip() for part in text.split(",")), start=1):
         if re.fullmatch("[0-9]{1,9}", part, re.ASCII):
@@ -154,7 +154,7 @@ def _bad_environment(machine: Machine, _scope: Scope) -> Verdicts:
     for name in harmful:
         bad, harm = _HARMFUL[name]
         remedy = todo("Unset it, unless it is intended.", f"unset {name}")
-        # The path of a tool stays out of the output.
+        # The output must not contain the path of a tool.
         yield warned(f"{name} is set: {harm}", remedy, evidence=(fact("environment", f"{name}={bad or '(set)'}"),))
     if not harmful:
         yield passed("no environment variable slows down or disables CUDA or NCCL")
@@ -165,15 +165,15 @@ _LIMITS = {
     "nproc": ("processes of this user are limited to {}", "-u", "--ulimit nproc=65536", "LimitNPROC=", 64, 16),
     "pids": ("the cgroup allows {} more processes and threads", "", "--pids-limit=-1", "TasksMax=", 16, 4),
 }
-"""Each limit: what it limits, its letter of ulimit, how docker and systemd set it, how many CUDA needs at least, and
-how many more for each GPU. Chosen: on two H200 48 descriptors were too few and 32 processes enough."""
+"""By limit: the text for output, the option of ulimit, the settings of docker and systemd, and the minimum for CUDA,
+as a constant and per GPU. Our choice: on two H200, 48 descriptors were too few and 32 processes enough."""
 
 
 @check("env.limits", *Guard, sections=("confinement", "gpus"))
 def _limits(machine: Machine, _scope: Scope) -> Verdicts:
     confinement, gpus = machine.confinement or Confinement(), machine.gpus or ()
     limits = {**known(confinement.limits, "the limits were not read"), "pids": confinement.pids_left}
-    # Root's processes are not counted (setrlimit(2), RLIMIT_NPROC).
+    # RLIMIT_NPROC does not apply to privileged processes (setrlimit(2)).
     root = confinement.capable("SYS_ADMIN") or confinement.capable("SYS_RESOURCE")
     sources = {"nofile": "RLIMIT_NOFILE", "nproc": "RLIMIT_NPROC", "pids": "pids.max - pids.current", "as": "RLIMIT_AS"}
     for name, source in sources.items():
@@ -220,7 +220,7 @@ def _container(machine: Machine, _scope: Scope) -> Verdicts:
 
 
 REGISTRY_KEYS = ("RMDisableP2P", "ForceP2P", "RMForceP2PType", "PeerMappingOverride")
-"""Keys of the driver's registry that decide over P2P (open-gpu-kernel-modules, nvrm_registry.h)."""
+"""The driver registry keys that control P2P (open-gpu-kernel-modules, nvrm_registry.h)."""
 
 
 @check("drv.versions", *Guard, sections=("driver",))

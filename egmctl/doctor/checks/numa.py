@@ -1,4 +1,4 @@
-"""NUMA: may host memory be placed where it is asked for, has each node enough, and where is the GPUs' own?"""
+"""Checks of NUMA: placement of host memory, memory of each node, and GPU memory as NUMA nodes."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _mode(machine: Machine, scope: Scope) -> Verdicts:
 
 
 def mode_evidence(machine: Machine) -> tuple[Evidence, ...]:
-    """Return as evidence the module parameters that decide over the memory of coherent GPUs."""
+    """Return as evidence the module parameters that control the memory mode of coherent GPUs."""
     parameters = (machine.driver or Driver()).module_parameters
     return tuple(
         fact(f"NVreg_{name}", None if parameters is None else parameters.get(name, "").strip('"') or "unset")
@@ -184,10 +184,10 @@ def _addressing(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
 
 
 SMALL, FULL, SCARCE = 0.75, 0.02, 0.25
-"""Our choice: a node is small with less of the largest sibling's memory than this; full with less available than this
-part of its memory; scarce with less available than this part of what a sibling has available."""
+"""Our choice of thresholds. A node is reported if it has less than ``SMALL`` of the largest sibling's memory, less than
+``FULL`` of its memory available, or less available than ``SCARCE`` of a sibling's free memory."""
 _NODES_OF_A_GPU = 8
-"""NUMA nodes that a coherent GPU reserves, for MIG."""
+"""The number of NUMA nodes that a coherent GPU reserves for MIG."""
 
 FIND_MEMORY = as_root("Look for its memory: firmware setup and event log, the kernel's mem=, offline blocks (lsmem).")
 
@@ -263,11 +263,11 @@ def _owns(gpu: Gpu, node: int) -> bool:
 
 
 def _available(scope: Scope, node: NumaNode, total: int, siblings: list[NumaNode]) -> Finding:
-    """Judge how much of a node's memory can be had now."""
+    """Return the finding on the free memory of a node or, if that is low, free and reclaimable memory."""
     place, free = _on(node), node.memory_free_bytes
     enough = max(FULL * total, SCARCE * max(sibling.memory_free_bytes or 0 for sibling in siblings))
     if free is not None and free < enough:
-        # Pages of files come back when memory is asked for.
+        # The kernel reclaims the page cache when memory is allocated.
         free = None if node.memory_reclaimable_bytes is None else free + node.memory_reclaimable_bytes
     remedy = todo("Find what holds it (numastat -m, /dev/shm, huge pages, processes), and free it.", "numastat -m")
     if free is None:

@@ -1,4 +1,4 @@
-"""NVLink and NVLink-C2C: are the links up, and do their counters show errors?"""
+"""Checks of NVLink and NVLink-C2C: link states, error counters and bandwidth modes."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ NO_NVLINK = "no NVLink on these GPUs"
 RESET = todo("Drain the node and reset the GPU; if that does not help, inspect the hardware.", "nvidia-smi nvlink -s")
 SWITCHES = todo("Read the fabric manager's log, then reset all GPUs and switches together.", "nvidia-smi nvlink -s")
 MAX_EFFECTIVE_BER = 1e-12
-"""Effective bit error rate of a link from which on it is bad (DCGM 4.6, DcgmHealthWatch.cpp, Blackwell)."""
+"""The maximum effective bit error rate of a healthy link (DCGM 4.6, DcgmHealthWatch.cpp, Blackwell)."""
 
 NO_RATE = "a link that is up has a rate: one of NVML's two answers is wrong"
 
 _CORRECTED = [name for name in NvLinkCounters.__annotations__ if name.endswith(("_packets", "_overruns", "_errors"))]
-"""The counters of errors that cost no retraining, from NVLink 5 on."""
+"""The counters of errors that do not cause retraining; NVLink 5 and newer."""
 
 
 @check_gpus("nvlink.links", Guard.P2P, Guard.FABRIC, Guard.EGM)
 def _links(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
     if unread := _unread_states(gpu):
         end(unknown(f"the state of the NVLinks was not read ({unread})"))
-    # GPUs of another product have another number of links.
+    # Compare only GPUs of the same product, as the number of links differs.
     most = max(_up(other) for other in machine.gpus or () if other.name == gpu.name)
     if most == 0:
         yield from _all_down(machine, gpu)
@@ -68,7 +68,7 @@ def _links(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
 
 
 def _unread_states(gpu: Gpu) -> str:
-    """Return why it is not known which of a GPU's links are up; empty where it is."""
+    """Return why the states of a GPU's NVLinks are unknown; empty if they are known."""
     if has_no_nvlink(gpu):
         return ""
     reasons = (gap(gpu.nvml, "nvlinks"), *map(_unread_state, nvlinks_of(gpu)))
@@ -90,18 +90,21 @@ _PRODUCTS = {
     "NVIDIA GB200": 18,
     "NVIDIA GB300": 18,
 }
-"""NVLinks that lead to switches, where a product is on a board with switches (A100's datasheet; the others:
+"""The number of NVLinks to switches, by product on a board with switches (A100's datasheet; the others:
 https://docs.nvidia.com/health-validation/reference/checks/nvlink). Other products, and boards with bridges or direct
-links, leave out links by design: theirs are not known."""
+links, leave links unused by design, so their number is unknown."""
 
 
 def _wired(machine: Machine, gpu: Gpu) -> int | None:
-    """Return how many links of a GPU lead to switches by its product; ``None`` where nobody says."""
+    """Return the number of links to switches of a GPU's product; ``None`` if unknown.
+
+    If the bandwidth mode or a module parameter reduces it, return the number that are up.
+    """
     driver, nvml = machine.driver or Driver(), gpu.nvml
     mode = (nvml.nvlink_bandwidth_mode if nvml else None) or driver.nvlink_bandwidth_mode
     fewer = (driver.module_parameters or {}).get("RmNvlinkBandwidthLinkCount", "0") not in ("0", "")
     if mode not in (None, "full") or fewer:
-        # What nvlink.bw-mode tells.
+        # nvlink.bw-mode reports this.
         return _up(gpu)
     if not _is_switched(gpu) or (nvml and nvml.virtualization == "vgpu"):
         return None
@@ -113,7 +116,7 @@ def _is_switched(gpu: Gpu) -> bool:
 
 
 def _up(gpu: Gpu) -> int:
-    """Return how many of a GPU's links are trained: one that sleeps is."""
+    """Return the number of a GPU's links that are trained, including sleeping ones."""
     return sum(bool(link.active) or link.link_state == "sleep" for link in nvlinks_of(gpu))
 
 
@@ -122,9 +125,9 @@ def _in_state(gpu: Gpu, state: str) -> list[int]:
 
 
 def _all_down(machine: Machine, gpu: Gpu) -> Verdicts:
-    """Judge a GPU where no GPU of its product has a link that is up."""
+    """Yield the finding on a GPU if no GPU of its product has an active link."""
     siblings = sum(other.name == gpu.name for other in machine.gpus or ())
-    # A Grace GPU alone may be a workstation's, without switches.
+    # A single GPU with C2C may be in a workstation without switches.
     of_board = gpu.name in _PRODUCTS and (siblings > 1 or c2c(machine, gpu) is C2c.ABSENT)
     reason, info, listed = _none_by_design(machine, gpu), fabric(gpu), bool(nvlinks_of(gpu))
     in_fabric = info is not None and info.state in ("not-started", "in-progress", "completed")
@@ -145,7 +148,7 @@ def _all_down(machine: Machine, gpu: Gpu) -> Verdicts:
 
 
 def _none_by_design(machine: Machine, gpu: Gpu) -> str:
-    """Return what takes away all links of a GPU, where something is known to; empty else."""
+    """Return the known configuration that disables all links of a GPU; empty if there is none."""
     driver = machine.driver or Driver()
     if (driver.module_parameters or {}).get("NvLinkDisable", "0") not in ("0", ""):
         return "a module parameter disables NVLink (nvlink.disabled)"
@@ -156,7 +159,7 @@ def _none_by_design(machine: Machine, gpu: Gpu) -> str:
         return "this virtual machine has one GPU, without peers"
     if virtual(machine) and state in (None, "not-supported"):
         return "this virtual machine has a partition without NVLinks"
-    # A100 has NVLinks and no fabric that its driver could probe.
+    # A100 has NVLinks, but no fabric that its driver can probe.
     probed = gpu.nvml is not None and (gpu.nvml.compute_capability or (9, 0)) >= (9, 0)
     if probed and state == "not-supported":
         return "the fabric is disabled: the driver calls it not supported"
@@ -202,7 +205,7 @@ def _errors(_machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
 
 
 def _lacks_counters(link: NvLink) -> bool:
-    """Say whether an error counter of a link was not read, of those that its generation has."""
+    """Return whether an error counter that the link's generation has was not read."""
     if link.counters is not None:
         names = (*_CORRECTED, "recoveries", "failed_recoveries", "effective_ber")
         return link.counters.recoveries is None or bool(gap(link.counters, *names))
@@ -212,7 +215,7 @@ def _lacks_counters(link: NvLink) -> bool:
 
 
 def has_errors(link: NvLink) -> bool:
-    """Say whether this check has something against a link."""
+    """Return whether a link was retrained, failed to recover or has a high bit error rate."""
     return bool(_recoveries(link)) or _is_bad(link)
 
 
@@ -222,12 +225,12 @@ def _is_bad(link: NvLink) -> bool:
 
 
 def _recoveries(link: NvLink) -> int:
-    """Return how often a link was retrained, by the counter that its generation has."""
+    """Return the number of retrains of a link, from the counter of its generation."""
     return (link.counters.recoveries if link.counters else link.recovery_errors) or 0
 
 
 def _corrected(link: NvLink) -> dict[str, int]:
-    """Return the errors of a link that cost no retraining, by the counters that its generation has."""
+    """Return the nonzero counts of errors that caused no retraining, by the counters of the link's generation."""
     names = _CORRECTED if link.counters else ("crc_errors", "replay_errors")
     return {name: count for name in names if (count := getattr(link.counters or link, name))}
 
@@ -253,7 +256,7 @@ def _bandwidth_mode(machine: Machine, scope: Scope) -> Verdicts:
     yield fact("nvmlSystemGetNvlinkBwMode", mode)
     yield fact("NVreg_RmNvlinkBandwidthLinkCount", parameter)
     gpus = usable(machine, scope.gpus_of(machine))
-    # From Blackwell on each GPU has a mode of its own.
+    # From Blackwell on, each GPU has its own mode.
     own = [(gpu, nvml) for gpu in gpus if (nvml := gpu.nvml) and nvml.nvlink_bandwidth_mode]
     unread = [gpu for gpu in gpus if gap(gpu.nvml, "nvlink_bandwidth_mode", newer=True)]
     yield from (fact(f"nvmlDeviceGetNvlinkBwMode(GPU{gpu.index})", nvml.nvlink_bandwidth_mode) for gpu, nvml in own)

@@ -1,4 +1,4 @@
-"""Between devices: P2P as the driver reports it, PCIe links, and what sends their traffic another way."""
+"""Checks of traffic between devices: P2P status, PCIe links, and ACS and IOMMU settings that redirect traffic."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ MEANINGS = {
     "NS": "not supported",
     "U": "the driver does not know",
 }
-"""nvidia-smi's words for NVML_P2P_STATUS_*."""
+"""The meanings of NVML_P2P_STATUS_*, by the abbreviations of nvidia-smi."""
 
 
 _Wrong = tuple[tuple[str, str], ...]
-"""The kinds of P2P that are not OK, each with NVML's word for it."""
+"""The kinds of P2P that are not OK, each with its status."""
 _BY_CUDA_ALONE: _Wrong = (("cuda", "0"),)
-"""NVML allows all of it, and CUDA does not."""
+"""The value if NVML allows P2P but CUDA refuses it."""
 _SILENT_CUDA: _Wrong = (("cuda", "?"),)
-"""NVML allows all of it, and CUDA was asked and gave no answer."""
+"""The value if NVML allows P2P but the query of CUDA failed."""
 
 
 @check("p2p.status", Guard.P2P, Guard.IPC, Guard.EGM, sections=("gpus", "pairs"))
@@ -79,7 +79,7 @@ def _verdict(wrong: _Wrong, refused: P2pRefusal | None, pairs: list[tuple[Gpu, G
         )
     if wrong == _SILENT_CUDA:
         return unknown("NVML allows P2P, and cuDeviceCanAccessPeer did not answer", place)
-    # What NVML did not report does not excuse what it did.
+    # Statuses that NVML did not report do not hide those that it did.
     words = [(name, word) for name, word in wrong if word != "?"]
     evidence = tuple(fact(f"{P2P_STATUS}({name})", f"{word}: {MEANINGS.get(word, 'not read')}") for name, word in wrong)
     reasons = "; ".join(dict.fromkeys(MEANINGS.get(word, word) for _, word in words))
@@ -94,7 +94,7 @@ def _verdict(wrong: _Wrong, refused: P2pRefusal | None, pairs: list[tuple[Gpu, G
     if any(word == "DR" for _, word in words):
         remedy = without_option("RMDisableP2P or PeerMappingOverride (in NVreg_RegistryDwords)")
     elif joined and refused is not None:
-        # A mode that somebody set is a fault only for who wants P2P.
+        # A deliberately set mode is a fault only with --for p2p.
         tell, remedy = warned if refused.chosen and not asked else failed, refused.remedy
         evidence, cause = (*evidence, *refused.evidence), f"{cause}; {refused.cause}"
         confidence = refused.confidence
@@ -126,7 +126,7 @@ def _link(machine: Machine, scope: Scope) -> Verdicts:
 
 
 def _judge(machine: Machine, pci: PciFunction, link: PcieLink, gpu: Gpu | None = None) -> Verdicts:
-    """Judge the link of a GPU, whose speed counts only while it is busy, or else of a NIC."""
+    """Yield the finding on the link of a GPU, whose speed counts only while it is busy, or of a NIC."""
     width, speed = _expected(machine, pci, link, "max_width"), _expected(machine, pci, link, "max_speed_gt_s")
     words = f"x{link.width}, {link.speed_gt_s} GT/s; at most x{link.max_width}, {link.max_speed_gt_s} GT/s"
     read = fact(f"/sys/bus/pci/devices/{pci.bus_id}/current_link_*, max_link_*", words.replace("None", "?"))
@@ -145,12 +145,12 @@ def _judge(machine: Machine, pci: PciFunction, link: PcieLink, gpu: Gpu | None =
 
 
 def _known(sysfs: PcieLink | None, nvml: PcieLink | None) -> PcieLink:
-    """Return sysfs' link, or NVML's where sysfs has none (a virtual machine may hide it)."""
+    """Return the link from sysfs, or from NVML if sysfs lacks it, as in some virtual machines."""
     return sysfs if sysfs is not None and sysfs.width is not None else nvml or PcieLink()
 
 
 def _expected(machine: Machine, function: PciFunction, link: PcieLink, name: str) -> float | None:
-    """Return the most that both ends of a function's link can do: a card may be wider or faster than its slot."""
+    """Return the maximum that both ends of a function's link support: a card may be wider or faster than its slot."""
     own = getattr(link, name)
     above = (function.path or ("",))[-1]
     bridges = (machine.system or System()).bridges or ()
@@ -160,7 +160,7 @@ def _expected(machine: Machine, function: PciFunction, link: PcieLink, name: str
 
 
 def _busy(gpu: Gpu) -> bool:
-    """Say whether the link has no reason to be slowed down: GPUs do so while idle."""
+    """Return whether a GPU is busy (P0, not idle); idle GPUs reduce the speed of their links."""
     nvml = gpu.nvml
     if nvml is None or nvml.throttle_reasons is None:
         return False
@@ -168,7 +168,7 @@ def _busy(gpu: Gpu) -> bool:
 
 
 def _over_pcie(machine: Machine, scope: Scope) -> str:
-    """Say what goes from device to device over PCIe here; empty where nothing does."""
+    """Return the kinds of traffic between devices over PCIe; empty if there is none."""
     gpus = usable(machine, scope.gpus_of(machine))
     pairs = [machine.pair(source.bus_id, target.bus_id) for source in gpus for target in gpus if source is not target]
     parts = []
@@ -228,7 +228,7 @@ def _plain_acs(bridges: Iterable[Bridge], traffic: str) -> Verdicts:
 
 
 def _class_acs(bridges: Iterable[Bridge], acs: Acs, traffic: str) -> Verdicts:
-    """Judge the ports of a topology that needs bits of its own."""
+    """Yield the finding on ports of a topology that needs specific ACS bits."""
     controls = {bridge.bus_id: bridge.acs_control for bridge in bridges if bridge.bus_id in acs.ports}
     unread = [bus_id for bus_id, control in controls.items() if control is None]
     wrong = 0
@@ -250,7 +250,7 @@ def _class_acs(bridges: Iterable[Bridge], acs: Acs, traffic: str) -> Verdicts:
 
 
 _LONGEST = 400
-"""Characters of a kernel parameter that a person would copy."""
+"""The maximum length of a kernel parameter in a remedy, in characters."""
 
 
 def _acs_remedy(acs: Acs) -> Remedy:

@@ -1,4 +1,4 @@
-"""What only the nodes of an MPI job can tell together: ``egmctl doctor`` under mpirun or srun."""
+"""Checks that compare the nodes of an MPI job: ``egmctl doctor`` under mpirun or srun."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHOWN = 4
 
 
 def _nodes(machine: Machine) -> tuple[Peer, ...]:
-    """Return the nodes of the job; end the check where there are not several, or where MPI failed."""
+    """Return the nodes of the job; end the check if there is only one, or if MPI failed."""
     if machine.peers is None:
         skip(ALONE)
     if machine.peers.problem:
@@ -29,7 +29,7 @@ def _nodes(machine: Machine) -> tuple[Peer, ...]:
 
 
 class _Groups:
-    """The nodes by what they have, the largest group first."""
+    """The nodes grouped by a value, the largest group first."""
 
     def __init__(self, nodes: Iterable[Peer], value: Callable[[Peer], Hashable]) -> None:
         groups = sorted(by_value(nodes, value), key=lambda group: -len(group[1]))

@@ -1,4 +1,4 @@
-"""Are all GPUs there, and do they belong to the driver?"""
+"""Checks that all GPUs are present, bound to the driver and listed by the libraries."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _OWN_CHECK = {
     **dict.fromkeys((Block.NOT_IN_CONTAINER, Block.NO_DEVICE_NODE, Block.MASKED), "dev.nodes-missing"),
     **dict.fromkeys((Block.NOT_A_DEVICE, Block.STALE_NODE, Block.NO_PERMISSION, Block.NODEV), "dev.permissions"),
 }
-"""The check that judges each way to lose a GPU. Every other way, one that nobody has thought of too, fails here."""
+"""The check that reports each reason why a GPU is lost. ``dev.count-consistency`` fails for all other reasons."""
 
 
 @check("dev.count-consistency", *Guard)
@@ -77,7 +77,7 @@ def _count(machine: Machine, scope: Scope) -> Verdicts:
 
 
 def _funnel(machine: Machine, gpus: Iterable[Gpu]) -> dict[Step, int | None]:
-    """Return how many GPUs get how far; ``None`` for a library that was not asked or did not answer."""
+    """Return the number of GPUs that pass each step; ``None`` for a library that was not queried or did not respond."""
     obstacles = [classify(machine, gpu) for gpu in gpus]
     reached = [Step.WHOLE if stopped is None else stopped.block.step for stopped in obstacles]
     counts: dict[Step, int | None] = {
@@ -87,7 +87,7 @@ def _funnel(machine: Machine, gpus: Iterable[Gpu]) -> dict[Step, int | None]:
     for step, library in ((Step.NVML, "nvml"), (Step.CUDA, "cuda")):
         listed = sum(getattr(gpu, library) is not None for gpu in gpus)
         unread = [gpu.unread[library] for gpu in gpus if library in gpu.unread]
-        # A library that was asked and lists none of these GPUs says so of each.
+        # A library that was queried and does not list a GPU leaves NOT_PRESENT as the reason.
         asked = listed or any(reason.reason is Reason.NOT_PRESENT for reason in unread)
         counts[step] = listed if asked and not elsewhere(machine) else None
     return counts
@@ -99,7 +99,7 @@ def _checks_of(obstacles: Iterable[Obstacle]) -> str:
 
 
 def _unexplained(machine: Machine, scope: Scope, gone: Mapping[str, Obstacle]) -> Iterator[Finding]:
-    """Judge the GPUs that are lost in a way which no other check judges, each way once."""
+    """Yield a failure for each reason, not reported by another check, why GPUs are lost."""
     groups: dict[Block, list[Gpu]] = {}
     for gpu in machine.gpus or ():
         stopped = gone.get(gpu.bus_id)
@@ -107,7 +107,7 @@ def _unexplained(machine: Machine, scope: Scope, gone: Mapping[str, Obstacle]) -
             continue
         # CUDA gives a process one MIG instance, of one GPU (MIG user guide).
         by_mig = stopped.block is Block.NOT_SEEN_BY_CUDA and gpu.nvml is not None and gpu.nvml.mig_mode
-        # dev.cgroup-restricted reports what nobody could look at in another process' place.
+        # dev.cgroup-restricted reports GPUs whose access by another process is unknown.
         not_seen = stopped.block is Block.UNKNOWN and elsewhere(machine)
         if not not_seen and (not by_mig or requested(machine, scope, gpu)):
             groups.setdefault(stopped.block, []).append(gpu)
@@ -116,7 +116,7 @@ def _unexplained(machine: Machine, scope: Scope, gone: Mapping[str, Obstacle]) -
 
 
 def _by_cuda_alone(machine: Machine) -> Iterator[Finding]:
-    """Judge the GPUs that CUDA lists and NVML, which works, does not: nothing is known of their state."""
+    """Yield a failure for GPUs that CUDA lists but a working NVML does not, so that their state is unknown."""
     gpus = [gpu for gpu in machine.gpus or () if gpu.cuda is not None and gpu.nvml is None and "nvml" in gpu.unread]
     gpus = [gpu for gpu in gpus if gpu.unread["nvml"].reason not in (Reason.NOT_ASKED, Reason.NOT_STATED)]
     if gpus and nvml_failure(machine) is None and not elsewhere(machine):
@@ -228,6 +228,6 @@ def _excluded(machine: Machine, scope: Scope) -> Verdicts:
 
 
 def _may_be_excluded(gpu: Gpu) -> bool:
-    """Say whether a GPU of which this was not read may be excluded: one that the driver does not have is not."""
+    """Return whether a GPU may be excluded although that was not read; one that the driver does not have is not."""
     unread = gpu.unread.get("proc")
     return gpu.proc is not None or (unread is not None and unread.reason is not Reason.NOT_PRESENT)

@@ -1,4 +1,4 @@
-"""GPUDirect RDMA: network ports, kernel modules, and memory that a network card can reach."""
+"""Checks of GPUDirect RDMA: NIC ports, kernel modules, and access of NICs to GPU memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CABLE = todo("Check the cable, the switch port and the port's configuration.", "
 
 
 def _nics(machine: Machine, scope: Scope) -> tuple[Nic, ...]:
-    """Return the machine's NICs; end the check without one."""
+    """Return the machine's NICs; end the check if there are none."""
     if not machine.nics and scope.asked_purpose(Guard.RDMA):
         end(unknown(f"{NO_NIC} was found, though RDMA is required (--for rdma)"))
     return machine.nics or skip(NO_NIC)
@@ -78,7 +78,7 @@ def _expected(scope: Scope) -> set[tuple[str, int]]:
 
 
 def _usual_rates(active: list[tuple[Nic, NicPort]]) -> dict[object, float]:
-    """Return the rate of most active ports of NICs of the same kind and link layer, where two have it."""
+    """Return the most common rate in Gbit/s of active ports, by kind of NIC and link layer, if at least two have it."""
     rates: dict[object, Counter[float]] = {}
     for nic, port in active:
         if port.rate_gbit_s is not None:
@@ -190,9 +190,11 @@ def _devices(machine: Machine, scope: Scope) -> Verdicts:
 
 
 PCIE_MAPPING_DRIVER = (570, 86, 15)
-"""The first with CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE (https://github.com/ofiwg/libfabric/issues/10967)."""
+"""The first driver with CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE
+(https://github.com/ofiwg/libfabric/issues/10967)."""
 CDMM_DMABUF_KERNEL = (6, 18)
-"""On older kernels the driver takes the pages that nvidia_uvm made (open-gpu-kernel-modules, nv-dmabuf.c)."""
+"""The first kernel on which dma-buf works under CDMM without pages of nvidia_uvm (open-gpu-kernel-modules,
+nv-dmabuf.c)."""
 CDMM_GDRDRV = (2, 5, 1)
 """The first gdrdrv that supports CDMM (GDRCopy, CHANGELOG.md: "Support the CDMM mode")."""
 
@@ -216,7 +218,7 @@ def _coherent_dmabuf(machine: Machine, scope: Scope) -> Verdicts:
     if mode is MemoryMode.NUMA or (release is not None and release >= CDMM_DMABUF_KERNEL):
         yield passed(can_map)
         return
-    # Such a kernel needs pages for dma-buf: its own in NUMA mode, nvidia_uvm's under CDMM.
+    # Older kernels need pages for dma-buf: their own in NUMA mode, those of nvidia_uvm under CDMM.
     if mode is MemoryMode.UNKNOWN:
         end(unknown("whether GPU memory has the pages that dma-buf needs: the driver's parameters were not read"))
     known(release, "whether this kernel can make dma-bufs under CDMM: its version was not read")
