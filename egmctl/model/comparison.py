@@ -163,7 +163,7 @@ class Comparison:
     machines: tuple[AttributeDifference, ...] = ()
     """Differences between the machines of a bench or doctor run; they have no influence on the outcome."""
     touches: tuple[Plain, ...] = ()
-    """The fewest ends (GPUs, NUMA nodes) such that every worse path has one of them; empty if more than a few, or all, are
+    """The fewest ends (GPUs, NUMA nodes) so that each worse path has one of them; empty if more than a few, or all, are
     needed."""
     same: tuple[str, ...] = ()
     """The nodes without deviations, if there are more than two nodes."""
