@@ -124,7 +124,7 @@ class Reference:
     """The links in the notation of the bench: ``NV18``, ``PCIe``, ``C2C``, ``NV18>C2C``, ``local``."""
     unit: Unit
     typical: float | None = None
-    """The median of the known values; ``None`` if only thresholds are known."""
+    """The typical value: the median, if it was learnt from runs. ``None`` if only thresholds are known."""
     warn: float | None = None
     """The warning threshold: a lower bound in GB/s, an upper bound in ns."""
     fail: float | None = None

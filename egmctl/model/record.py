@@ -25,7 +25,7 @@ class Share(StrEnum):
     ENVIRONMENT = "environment"
     """An environment variable. Numbers, ranges and well-known words are kept, others pseudonymised."""
     PARAMETER = "parameter"
-    """A parameter of a module or the kernel. Paths are removed."""
+    """A parameter of a module or the kernel. Paths are pseudonymised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
