@@ -80,8 +80,8 @@ class Bringup:
 
     @property
     def blamed(self) -> RunCause | None:
-        """The cause that the answer names: the first failure, or the first cause of the first gap. ``None`` if there is
-        none."""
+        """The first failed cause, or the first cause of the first gap, depending on the answer; ``None`` without
+        one."""
         if self.answer is Answer.NO_GO:
             return next((cause for cause in self.causes if cause.status is Status.FAIL), None)
         places = self.gaps[0].causes if self.gaps else ()
@@ -89,14 +89,13 @@ class Bringup:
 
     @property
     def nagios_state(self) -> int:
-        """The Nagios state, as :attr:`egmctl.model.finding.Diagnosis.nagios_state`: 0 OK, 1 WARNING, 2 CRITICAL, 3
-        UNKNOWN."""
+        """The Nagios state, as in :attr:`egmctl.model.finding.Diagnosis.nagios_state`."""
         warns = any(cause.status is Status.WARN for cause in self.causes)
         return {Answer.GO: int(warns), Answer.NO_GO: 2, Answer.INCOMPLETE: 3}[self.answer]
 
     @property
     def exit_code(self) -> ExitCode:
-        """The command's exit code (``docs/exit-codes.md``). An interrupted or crashed run takes precedence over the
+        """The exit code (``docs/exit-codes.md``); that of an interrupted or crashed run takes precedence over the
         answer."""
         code = ExitCode.OK if self.run is None else self.run.exit_code
         if code in (ExitCode.INTERRUPTED, ExitCode.CRASHED):
@@ -105,8 +104,7 @@ class Bringup:
 
     @property
     def fault(self) -> str | None:
-        """The first inconsistency, as half a sentence that begins with the key; ``None`` if the record is
-        consistent."""
+        """The first inconsistency, as half a sentence that begins with the key; ``None`` if there is none."""
         if self.run is not None and (fault := self.run.fault):
             return fault
         count = 0 if self.run is None else len(self.run.measurements)

@@ -111,8 +111,7 @@ class Affected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttributeDifference:
-    """A finding or fact that differs from the reference. Several GPUs, NUMA nodes or NICs with the same difference
-    share one."""
+    """A finding or fact that differs from the reference. Devices of a kind with the same difference share one."""
 
     nodes: tuple[str, ...]
     folded: str
@@ -182,7 +181,7 @@ class Comparison:
 
     @property
     def exit_code(self) -> ExitCode:
-        """1 if something is worse, 3 if nothing could be compared (``docs/exit-codes.md``)."""
+        """The exit code: 1 if something is worse, 3 if nothing could be compared (``docs/exit-codes.md``)."""
         if Outcome.WORSE in self.outcomes:
             return ExitCode.FAILED
         return ExitCode.OK if self.compared else ExitCode.NOTHING

@@ -76,7 +76,7 @@ class Place:
     ids: tuple[Plain, ...] = ()
     """Bus ids of GPUs, ``SOURCE>TARGET`` of pairs, numbers of NUMA nodes, names of NICs; empty for the node."""
     label: Plain = ""
-    """The label for people: ``GPU0-3,5``, ``NUMA 1``; empty for the node."""
+    """The display label: ``GPU0-3,5``, ``NUMA 1``; empty for the node."""
 
     @property
     def gpus(self) -> frozenset[str] | None:
@@ -106,8 +106,7 @@ def on_gpus(gpus: Iterable[Gpu]) -> Place:
 
 
 def on_pairs(pairs: Iterable[tuple[Gpu, Gpu]]) -> Place:
-    """Return the place of ordered pairs (accessing GPU, accessed GPU): ``GPU0>GPU1``; the label names at most 4
-    pairs."""
+    """Return the place of ordered pairs (accessing GPU, accessed GPU): ``GPU0>GPU1``; the label names up to 4."""
     chosen = sorted(pairs, key=lambda pair: (pair[0].index, pair[1].index))
     names = [f"GPU{source.index}>GPU{target.index}" for source, target in chosen]
     return Place(
@@ -346,7 +345,7 @@ class Diagnosis:
 
     @property
     def verdicts(self) -> Mapping[str, Status]:
-        """The status of each check: that of its most severe finding."""
+        """The status of each check: that of its most severe finding that no other check explains."""
         return verdicts(self.findings)
 
     @property
@@ -396,8 +395,7 @@ class Diagnosis:
 
     @property
     def nagios_state(self) -> int:
-        """The Nagios state: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN
-        (https://nagios-plugins.org/doc/guidelines.html#AEN78)."""
+        """The Nagios state: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN (nagios-plugins.org/doc/guidelines.html#AEN78)."""
         if self.failed:
             return 2
         if self.undetermined:
@@ -406,8 +404,7 @@ class Diagnosis:
 
 
 def verdicts(findings: Iterable[Finding]) -> Mapping[str, Status]:
-    """Return the status of each check: that of its most severe finding, without findings that another check
-    explains."""
+    """Return the status of each check: that of its most severe finding that no other check explains."""
     gravity = list(Status)
     worst: dict[str, Status] = {}
     for finding in findings:

@@ -11,8 +11,7 @@ from egmctl.model.record import BusId, KernelList, Plain, Record, Uuid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProc(Record):
-    """The contents of ``/proc/driver/nvidia/gpus/<bus id>``: the driver is bound to the GPU. Reading it opens no
-    device."""
+    """The contents of ``/proc/driver/nvidia/gpus/<bus id>``, which exists if the driver is bound to the GPU."""
 
     model: Plain | None = None
     uuid: Uuid | None = None
@@ -119,8 +118,7 @@ class Fabric(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform(Record):
-    """The physical location of the GPU (``nvmlDeviceGetPlatformInfo``), to tell a faulty slot from a faulty part after
-    a swap."""
+    """The physical location of a GPU (``nvmlDeviceGetPlatformInfo``), to tell faulty slots from faulty parts."""
 
     chassis_serial: str | None = None
     slot: int | None = None
@@ -145,7 +143,7 @@ class GpuNvml(Record):
     """The facts of NVML about a GPU. NVML ignores CUDA_VISIBLE_DEVICES and respects the device cgroup."""
 
     index: int
-    """NVML's index, for people only: it depends on the device cgroup."""
+    """NVML's index, for display only: it depends on the device cgroup."""
     uuid: Uuid | None = None
     name: Plain | None = None
     serial: str | None = None
@@ -212,8 +210,7 @@ class GpuNvml(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuCuda(Record):
-    """The facts of CUDA about a GPU, read in a child process without CUDA_VISIBLE_DEVICES and in the order of bus
-    ids."""
+    """The facts of CUDA about a GPU, read in a child process without CUDA_VISIBLE_DEVICES, in bus id order."""
 
     ordinal: int
     uuid: Uuid | None = None

@@ -328,8 +328,7 @@ class VerbsNode(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System(Record):
-    """The system around the driver: kernel settings, PCIe, IOMMU, daemons, IMEX and RDMA. All but the IMEX state is
-    read from files."""
+    """The system around the driver: kernel settings, PCIe, IOMMU, daemons, IMEX and RDMA."""
 
     uptime_s: float | None = None
     kernel_configuration: Mapping[Plain, Plain] | None = None
@@ -451,8 +450,7 @@ class DeviceUnit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confinement(Record):
-    """The restrictions of a process: namespaces, capabilities, seccomp, resource limits, mounts and the device
-    cgroup."""
+    """The restrictions of a process: namespaces, capabilities, seccomp, resource limits, mounts, device cgroup."""
 
     namespaces: Mapping[Plain, int | None] | None = None
     """The inode numbers by name in ``/proc/self/ns``; compare with :data:`INITIAL_NAMESPACES`."""
@@ -493,6 +491,5 @@ class Confinement(Record):
     name of the error number, or ``killed``."""
 
     def capable(self, name: str) -> bool | None:
-        """Return whether the process has a capability of :data:`CAPABILITIES`; ``None`` if the capabilities were not
-        read."""
+        """Return whether the process has a capability of :data:`CAPABILITIES`; ``None`` if that was not read."""
         return None if self.capabilities is None else bool(self.capabilities >> CAPABILITIES[name] & 1)

@@ -25,8 +25,7 @@ class EventKind(StrEnum):
 
 
 class DriverMessage(StrEnum):
-    """Driver messages about faults of EGM, NVLink, C2C, the fabric or IMEX, each identified by a fixed part of its
-    text.
+    """Driver messages about faults of EGM, NVLink, C2C, the fabric or IMEX. A value is a fixed part of the text.
 
     The texts are those of open-gpu-kernel-modules 595.45.04. Messages that older drivers word differently are not
     recognised.

@@ -177,7 +177,7 @@ class CaseCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCost:
-    """The result of ``egmctl bench --dry-run --ranks``: the cost of a run with this number of ranks, on nodes like one
+    """The result of ``egmctl bench --dry-run --ranks``: the cost of a run with this many ranks, on nodes like one
     machine."""
 
     SCHEMA: ClassVar[str] = "egmctl.cost/2"

@@ -460,8 +460,7 @@ class RunReport:
 
     @property
     def fault(self) -> str | None:
-        """The first inconsistency, as half a sentence that begins with the key; ``None`` if the record is
-        consistent."""
+        """The first inconsistency, as half a sentence that begins with the key; ``None`` if there is none."""
         return _run_fault(self)
 
     @property
@@ -528,8 +527,7 @@ def _run_fault(report: RunReport) -> str | None:
 
 
 def measurement_fault(measurement: Measurement) -> str | None:
-    """Return the first inconsistency of a measurement, as half a sentence that begins with the field; ``None`` if there
-    is none."""
+    """Return the first inconsistency, as half a sentence that begins with the field; ``None`` if there is none."""
     flows = len(measurement.flows)
     if not flows:
         return "flows: there is none, a measurement has at least one"

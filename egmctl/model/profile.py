@@ -225,12 +225,11 @@ class MatchResult:
 
     @property
     def exit_code(self) -> ExitCode:
-        """0 if a profile matches, else 3."""
+        """The exit code: 0 if a profile matches, else 3."""
         return ExitCode.OK if self.profile is not None else ExitCode.NOTHING
 
     @property
     def fault(self) -> str | None:
-        """The inconsistency in the record, as half a sentence that begins with the key; ``None`` if it is
-        consistent."""
+        """The inconsistency, as half a sentence that begins with the key; ``None`` if there is none."""
         named = [match.profile for match in self.matches].count(self.profile) if self.profile is not None else 1
         return None if named == 1 else "result.profile: it is not among result.matches"

@@ -30,8 +30,7 @@ class Share(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spelling:
-    """The format of a string, as ``Annotated`` metadata: :mod:`egmctl.model.codec` rejects other strings in a
-    document."""
+    """The format of a string, as ``Annotated`` metadata: :mod:`egmctl.model.codec` rejects other strings."""
 
     example: str
     pattern: str

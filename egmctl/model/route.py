@@ -114,8 +114,7 @@ class Rank:
 
 
 def node_names(hosts: Iterable[str | None]) -> dict[str | None, str]:
-    """Return the names of several nodes in results, by host: ``node1``, ... in the order of ranks. A single node gets
-    no name."""
+    """Return the names of several nodes in results, by host: ``node1``, ... in rank order. A single node has none."""
     ordered = list(dict.fromkeys(hosts))
     return {host: f"node{number}" for number, host in enumerate(ordered, 1)} if len(ordered) > 1 else {}
 
@@ -319,7 +318,7 @@ class Route:
             case Carrier.LINKS:
                 if self.staged:
                     return ">host>".join(map(name, self.hops))
-                # The memory behind C2C is EGM or ordinary system memory, depending on its allocation and on the platform.
+                # The memory behind C2C is EGM or ordinary system memory, depending on its allocation and the platform.
                 system = self.memory in NUMA_MEMORY and self.egm is Egm.NO and not self.across_nodes
                 links = symbol_of(self.hops, system=system, name=name) or "local"
                 return f"{links}{_ACROSS}" if self.across_nodes else links

@@ -157,14 +157,12 @@ class Point:
 
     @property
     def unsized(self) -> Point:
-        """The same point without a size. The references of profiles apply to all large buffers, regardless of their
-        size."""
+        """The same point without a size, for references of profiles, which apply to all large buffers."""
         return replace(self, size=None)
 
     @property
     def one_path(self) -> bool:
-        """Whether one path of each kind of route is sufficient: any series except one by size characterises the
-        link."""
+        """Whether one path per kind of route suffices: any series except one by size characterises the link."""
         return self.unsized != Point()
 
 
@@ -192,7 +190,7 @@ class Endpoint:
 
     memory: MemoryKind
     label: Plain
-    """The label for people: ``GPU0``, ``NUMA1``, ``CPU1`` (threads of that node)."""
+    """The display label: ``GPU0``, ``NUMA1``, ``CPU1`` (threads of that node)."""
     bus_id: BusId | None = None
     """The GPU, for device memory and a GPU's registers."""
     numa_node: int | None = None
@@ -224,8 +222,7 @@ class Flow:
 
     @property
     def pushed(self) -> bool:
-        """Whether the initiator is at the source. Ranks are compared if they are set, because bus ids are unique per
-        node only."""
+        """Whether the initiator is at the source, by rank if set, because bus ids are unique per node only."""
         if self.initiator_rank is not None:
             return self.source.rank == self.initiator_rank
         return self.source.bus_id == self.initiator
@@ -239,7 +236,7 @@ class Flow:
 
     @property
     def path(self) -> str:
-        """Both endpoints for people, with the GPU that issues the work if it is neither."""
+        """Both endpoints, with the GPU that issues the work if it is neither."""
         by = f" by {self.initiator_label}" if self.through_gpu else ""
         return f"{self.source.label} -> {self.destination.label}{by}"
 
@@ -288,7 +285,7 @@ class Task:
 
     @property
     def name(self) -> str:
-        """The name of the case at its point, for people."""
+        """The name of the case at its point."""
         return named(self.case, self.point)
 
     @property
@@ -301,8 +298,7 @@ class Task:
 
     @property
     def path(self) -> str:
-        """The endpoints for people: ``GPU0 -> GPU1``, ``GPU0 <-> GPU1``, ``GPU0,GPU1 -> NUMA0``; for one flow, its
-        path."""
+        """The endpoints: ``GPU0 -> GPU1``, ``GPU0 <-> GPU1``, ``GPU0,GPU1 -> NUMA0``; for one flow, its path."""
         if len(self.flows) == 1:
             return self.flows[0].path
         source, destination = self.ends
@@ -310,7 +306,7 @@ class Task:
 
     @property
     def ends(self) -> tuple[str, str]:
-        """The sources and the destinations, for people; for both directions, those of the first flow."""
+        """The labels of the sources and of the destinations; for both directions, those of the first flow."""
         flows = self.flows[:1] if self.pattern is Pattern.BOTH_DIRECTIONS else self.flows
         sources = ",".join(dict.fromkeys(flow.source.label for flow in flows))
         return sources, ",".join(dict.fromkeys(flow.destination.label for flow in flows))

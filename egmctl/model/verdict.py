@@ -164,7 +164,7 @@ class MemoryOwner:
     owner_label: Plain | None = None
     unknown: OwnerUnknown | None = None
     measurements: tuple[int, ...]
-    """The copies that identify the owner, as indices into ``RunReport.measurements``."""
+    """The measurements of that memory, as indices into ``RunReport.measurements``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
