@@ -80,8 +80,7 @@ class Bringup:
 
     @property
     def blamed(self) -> RunCause | None:
-        """The first failed cause, or the first cause of the first gap, depending on the answer; ``None`` without
-        one."""
+        """The first failed cause or that of the first gap, depending on the answer; ``None`` if there is none."""
         if self.answer is Answer.NO_GO:
             return next((cause for cause in self.causes if cause.status is Status.FAIL), None)
         places = self.gaps[0].causes if self.gaps else ()

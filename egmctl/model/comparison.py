@@ -73,7 +73,7 @@ class PathDifference:
     change: float | None = None
     """``value / reference - 1``."""
     bound: float | None = None
-    """The threshold of the change, in either direction."""
+    """The threshold that the change must exceed to be reported, in either direction."""
     bound_reason: Plain = ""
     """The source of the bound."""
     reason: Plain = ""

@@ -131,7 +131,7 @@ class Platform(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProcess(Record):
-    """A process that holds memory on the GPU."""
+    """A process that has allocated memory on the GPU."""
 
     pid: int
     name: str | None = None

@@ -328,7 +328,10 @@ class VerbsNode(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System(Record):
-    """The system around the driver: kernel settings, PCIe, IOMMU, daemons, IMEX and RDMA."""
+    """The system around the driver: kernel settings, PCIe, IOMMU, daemons, IMEX and RDMA.
+
+    Everything except the state of IMEX is read from files.
+    """
 
     uptime_s: float | None = None
     kernel_configuration: Mapping[Plain, Plain] | None = None

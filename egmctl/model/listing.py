@@ -177,8 +177,7 @@ class CaseCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCost:
-    """The result of ``egmctl bench --dry-run --ranks``: the cost of a run with this many ranks, on nodes like one
-    machine."""
+    """The cost of a run with a number of ranks, on nodes like one machine (``egmctl bench --dry-run --ranks``)."""
 
     SCHEMA: ClassVar[str] = "egmctl.cost/2"
 

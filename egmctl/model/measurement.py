@@ -210,7 +210,7 @@ class Status(StrEnum):
     CORRUPT = "corrupt"
     """The destination did not contain the data that was sent."""
     WAIVED = "waived"
-    """It was not run: it cannot run on this node, or the run ended before it."""
+    """It was not run, because of its waivers or because the run ended before it."""
     FAILED = "failed"
     """A driver call failed, or samples could not be taken."""
     CRASHED = "crashed"
@@ -413,7 +413,7 @@ class Settings:
     serial: bool = False
     """Whether disjoint pairs are measured one at a time."""
     gate: bool = True
-    """Whether work is blocked until all of it is queued. Profilers serialize kernels, so a gate would deadlock under
+    """Whether work is blocked until all of it is queued. Profilers serialise kernels, so a gate times out under
     them."""
     allow_busy: bool = False
     """Whether GPUs that other processes use are measured."""

@@ -4,7 +4,7 @@ A GPU passes the steps of :class:`Step`. :func:`classify` returns the first step
 **Precedence**, the first match counts:
 
 1. The PCI configuration space reads as all ones (:data:`Block.OFF_THE_BUS`). No other fact about the GPU is valid then.
-2. NVML or CUDA lists the GPU in this process. Steps 3 and 4 are then skipped, because the device node was opened.
+2. NVML or CUDA lists the GPU in this process. Items 3 and 4 are then skipped, because the device node was opened.
    open(2) counts more than the earlier access(2): as root, NVML creates a missing node, and nvidia-modprobe, which is
    setuid root, corrects its mode. For another process (``--pid``), the lists are ignored: they are those of this
    process.
@@ -51,7 +51,7 @@ class Step(enum.IntEnum):
 class Block(StrEnum):
     """The reasons why a GPU, a NUMA node or the route between them cannot be used.
 
-    Each member has its name in documents, the step that the GPU fails, and the text for people.
+    Each member has its name in documents, the step that the GPU fails, and the text for display.
     """
 
     step: Step

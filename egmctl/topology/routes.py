@@ -152,7 +152,9 @@ def _local(machine: Machine, gpu: Gpu, node: int) -> HostRoute:
 
 
 def _remote(machine: Machine, gpu: Gpu, node: int) -> HostRoute:
-    """Return the route over the owner GPUs with the most NVLinks; if there is none, the reasons of all owners.
+    """Return the route over the owner GPUs with the most NVLinks.
+
+    If there is none, the route is unknown, blocked or ordinary system memory, with the reasons of the owners.
 
     The Grace CPU of a GB200 has two GPUs that can own memory. Which of them owns a given allocation, and so whose C2C
     carries it, is not documented.

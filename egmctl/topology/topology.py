@@ -51,7 +51,7 @@ class Topology:
     links: tuple[Link, ...]
     """The link between each pair of GPUs and NICs, once; ``NIC0`` is the first of the machine's NICs."""
     routes: tuple[HostRoute, ...]
-    """The routes, sorted by GPU and then by node."""
+    """The routes, by GPU and then by node, in the order of both."""
     notes: tuple[Note, ...]
     missing: Missing | None
     """The reason why no matrix could be drawn; null if one could."""
