@@ -49,8 +49,8 @@ class Saved:
     """The command that wrote the file. ``None`` for a digest and if the command ended without a result, because the
     file then does not state it."""
     name: str
-    """The file name without its extension, which identifies the node: a document without ``--full`` contains no host
-    name. If several files have the same one, it is the path (:func:`load_all`)."""
+    """The file name without extension, which identifies the node: a document without ``--full`` has no host name.
+    The path, if several files have the same name (:func:`load_all`)."""
     result: Result | Digest | None
     """The result; ``None`` if the command ended without one, for the reason in ``failure``."""
     tool: str

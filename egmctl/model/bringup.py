@@ -49,7 +49,7 @@ class Gap:
     measurements: tuple[int, ...] = ()
     """Indices into ``run.measurements``."""
     causes: tuple[int, ...] = ()
-    """Indices into the ``causes`` of the result: the causes of the gap."""
+    """Indices into the result's ``causes``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +60,7 @@ class Bringup:
 
     answer: Answer
     causes: tuple[RunCause, ...]
-    """The findings of doctor or the bench that no other finding explains, the most severe first; of equally severe
-    ones, those that explain most come first."""
+    """The findings of doctor or the bench without a further cause, by severity, then by the number of effects."""
     gaps: tuple[Gap, ...]
     """In the order of :class:`GapKind`. If nothing failed, the first is the reason for the answer."""
     diagnosis: Diagnosis

@@ -60,7 +60,7 @@ class PathDifference:
     """The path with the node's own labels: ``GPU0 -> GPU1``."""
     source: Plain = ""
     destination: Plain = ""
-    """The end of the path; ``source`` is its start."""
+    """The destination's label; ``source`` is the source's."""
     link: Plain
     """The links of the route: ``NV18``, ``NV18>C2C``, ``PCIe``."""
     size_bytes: int
@@ -73,7 +73,7 @@ class PathDifference:
     change: float | None = None
     """``value / reference - 1``."""
     bound: float | None = None
-    """The threshold that the change must exceed to be reported, in either direction."""
+    """The threshold above which a change in either direction is reported."""
     bound_reason: Plain = ""
     """The source of the bound."""
     reason: Plain = ""
@@ -98,7 +98,7 @@ class Affected:
 
     node: str
     where: Plain
-    """The shared end or path: ``GPU3 -> *``, ``* -> GPU3``, ``GPU0 -> GPU3``, ``all paths``."""
+    """``GPU3 -> *``, ``* -> GPU3``, ``GPU0 -> GPU3``, ``all paths``."""
     outcome: Outcome
     change: float | None
     """The median of the changes; positive is slower, for bandwidth and latency alike. ``None`` without numbers."""
@@ -176,7 +176,7 @@ class Comparison:
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
-        """The outcome of every difference that counts: paths and findings or facts, not the machines."""
+        """The outcomes of paths and of findings or facts, not of machines."""
         return (*(path.outcome for path in self.paths), *(difference.outcome for difference in self.words))
 
     @property

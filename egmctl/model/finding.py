@@ -345,7 +345,7 @@ class Diagnosis:
 
     @property
     def verdicts(self) -> Mapping[str, Status]:
-        """The status of each check: that of its most severe finding that no other check explains."""
+        """The status of each check, as :func:`verdicts`."""
         return verdicts(self.findings)
 
     @property

@@ -26,7 +26,7 @@ class Reach(StrEnum):
     """The node has another version of egmctl than this command; nothing was run."""
     NO_EGMCTL = "no-egmctl"
     FLOODED = "flooded"
-    """The node sent more than the size limit of documents, and its command was stopped."""
+    """The node exceeded the size limit of documents and was stopped."""
     TIMED_OUT = "timed-out"
     """The command on the node timed out and was stopped."""
     LOST = "lost"
@@ -92,7 +92,7 @@ class NodeAnswer:
 
     @property
     def state(self) -> NodeState:
-        """The state of the node, from its reach and exit code."""
+        """The state by reach and exit code."""
         if self.reach is not Reach.ANSWERED:
             return NodeState.UNREACHABLE
         known = {int(ExitCode.OK): NodeState.HEALTHY, int(ExitCode.NOTHING): NodeState.NOT_DETERMINED}

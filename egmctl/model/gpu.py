@@ -62,7 +62,7 @@ class NvLinkCounters(Record):
     effective_errors: int | None = None
     """Bit errors that forward error correction did not correct."""
     effective_ber: float | None = None
-    """The rate of effective errors per bit; 0 if it is below NVML's resolution (mantissa 15, exponent 255)."""
+    """The effective errors per bit; 0 is below NVML's resolution (mantissa 15, exponent 255)."""
     symbol_errors: int | None = None
     symbol_ber: float | None = None
     fec_history: tuple[int, ...] | None = None
@@ -80,7 +80,7 @@ class NvLink(Record):
     remote_type: Plain | None = None
     """``gpu``, ``switch``, ``npu`` or ``unknown``."""
     remote_bus_id: BusId | None = None
-    """The bus id of the remote device; ``None`` with a reason if the driver masks it (virtual machines)."""
+    """The remote device; ``None`` with a reason if the driver masks it (virtual machines)."""
     remote_link: int | None = None
     speed_mb_s: int | None = None
     """The signalling rate of one direction in MB/s (1e6), before encoding overhead: 26562 on NVLink 4."""
@@ -154,7 +154,7 @@ class GpuNvml(Record):
     memory_total_bytes: int | None = None
     memory_used_bytes: int | None = None
     link: PcieLink | None = None
-    """The PCIe link. Maximum values are those of the GPU itself; some GPUs lower the current speed when idle."""
+    """Maximum values are the GPU's own; some GPUs lower the current speed when idle."""
     cpu_affinity: KernelList | None = None
     numa_affinity: KernelList | None = None
     numa_node: int | None = None
@@ -221,8 +221,8 @@ class GpuCuda(Record):
     ``attributes.NAME``."""
     host_atomics: Mapping[Plain, tuple[Plain, ...]] | None = None
     """The operand types of each atomic operation that the link to host memory supports natively
-    (cuDeviceGetHostAtomicCapabilities, CUDA 13.0): ``integer-add`` to ``unsigned``, ``scalar-64``, ...; an empty list
-    if the operation is not supported."""
+    (cuDeviceGetHostAtomicCapabilities, CUDA 13.0): ``integer-add`` to ``unsigned``, ``scalar-64``, ...; empty if
+    unsupported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +246,7 @@ class Gpu(Record):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The sources that list this GPU, in the order in which they depend on each other."""
+        """The sources that list this GPU, in their order of dependence."""
         known = (("pci", self.pci), ("proc", self.proc), ("node", self.node), ("nvml", self.nvml), ("cuda", self.cuda))
         return tuple(name for name, source in known if source is not None)
 
@@ -280,10 +280,10 @@ class Pair(Record):
     common_ancestor: Plain | None = None
     """NVML's topology level: ``internal``, ``single``, ``multiple``, ``hostbridge``, ``node`` or ``system``."""
     p2p_status: Mapping[Plain, Plain | None] = field(default_factory=dict)
-    """The status of ``read``, ``write``, ``nvlink``, ``atomics`` and ``pci`` in nvidia-smi's abbreviations: OK, CNS,
-    GNS, TNS, DR, NS or U."""
+    """``read``, ``write``, ``nvlink``, ``atomics``, ``pci`` to nvidia-smi's abbreviations: OK, CNS, GNS, TNS, DR, NS
+    or U."""
     nvlink_count: int | None = None
-    """The number of active links between the two GPUs: direct ones, or those to a switch that both reach."""
+    """The active links between the two GPUs: direct, or to a switch that both reach."""
     nvlink_through: Plain | None = None
     """``direct`` or ``switch``; ``None`` without links."""
     can_access_peer: bool | None = None

@@ -121,9 +121,9 @@ class NumaKind(StrEnum):
     CPU = "cpu"
     """The node has CPUs and memory."""
     CPU_ONLY = "cpu-only"
-    """The node has CPUs and no memory."""
+    """The node has only CPUs."""
     MEMORY_ONLY = "memory-only"
-    """The node has memory and no CPUs: on Grace, a GPU's own memory that is onlined as a node."""
+    """The node has only memory: on Grace, a GPU's own memory onlined as a node."""
     EMPTY = "empty"
     """The node has neither: on Grace, a placeholder for MIG instances."""
 
@@ -151,7 +151,7 @@ class NumaNode(Record):
     distances: tuple[int, ...] | None = None
     """ACPI SLIT distances to the online nodes, in ascending order of their ids."""
     huge_pages: tuple[HugePages, ...] | None = None
-    """The node's pools of huge pages; null with the reason ``not-present`` if the node has no memory."""
+    """The pools of the node; ``not-present`` if it has no memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,8 +197,7 @@ class Host(Record):
     """The selected value (in brackets) of ``/sys/kernel/mm/transparent_hugepage/enabled``."""
     numa_balancing: int | None = None
     cpu_frequencies: tuple[CpuFrequencies, ...] | None = None
-    """The online CPUs, grouped by equal values; null with the reason ``not-present`` if the kernel does not set
-    frequencies."""
+    """The online CPUs, grouped by equal values; ``not-present`` if the kernel does not set frequencies."""
     auto_online_blocks: Plain | None = None
     """``/sys/devices/system/memory/auto_online_blocks``: GPU memory becomes a node only with ``online_movable``."""
     kernel_command_line: Mapping[Plain, Annotated[str, Share.PARAMETER]] | None = None
@@ -253,8 +252,7 @@ class Driver(Record):
     cuda_driver_version: int | None = None
     """The result of ``cuDriverGetVersion``: 13000 is 13.0."""
     cuda_error: Plain | None = None
-    """The name of the error from cuInit; ``None`` if it succeeded or was not called (then the reason is in
-    ``unread``)."""
+    """The name of cuInit's error; ``None`` if it succeeded or was not called (reason in ``unread``)."""
     nvml_error: Plain | None = None
     nvml_failure: LibraryFailure | None = None
     """The failure of NVML; ``None`` if it succeeded, was not queried, or the document is older than this field."""
@@ -322,7 +320,7 @@ class VerbsNode(Record):
     """The device node for RDMA through a NIC."""
 
     nic: Plain | None = None
-    """The NIC: ``mlx5_0``; null with the reason ``not-supported`` for ``rdma_cm``, which belongs to no NIC."""
+    """The NIC: ``mlx5_0``; ``not-supported`` for ``rdma_cm``, which belongs to no NIC."""
     node: DeviceNode
 
 
@@ -343,8 +341,8 @@ class System(Record):
     max_map_count: int | None = None
     """``vm.max_map_count``."""
     remove_ipc: bool | None = None
-    """The ``RemoveIPC`` setting of logind: whether a user's shared memory is removed at the end of the last session.
-    ``None`` if no file sets it; then the distribution's build default applies."""
+    """logind's ``RemoveIPC``: whether a user's shared memory is removed with the last session. ``None`` if no file
+    sets it; then the distribution's default applies."""
     iommu_domains: Mapping[Plain, Plain] | None = None
     """The IOMMU group type (``DMA``, ``DMA-FQ``, ``identity``) of each GPU and NIC in a group, by bus id."""
     bridges: tuple[Bridge, ...] | None = None
@@ -404,8 +402,8 @@ class Process(Record):
     effective_uid: int | None = None
     cgroups: tuple[Cgroup, ...] | None = None
     container_signs: tuple[Plain, ...] | None = None
-    """The signs of a container: ``/.dockerenv``, ``/run/.containerenv``, ``KUBERNETES_SERVICE_HOST``, ``overlay root``,
-    ...; empty if there are none."""
+    """Signs such as ``/.dockerenv``, ``/run/.containerenv``, ``KUBERNETES_SERVICE_HOST``, ``overlay root``; empty if
+    none."""
     environment: Mapping[Plain, Annotated[str, Share.ENVIRONMENT]] | None = None
     """The variables that are set among ``egmctl.facts.process.ENVIRONMENT_KEYS``."""
 
@@ -448,7 +446,7 @@ class DeviceUnit:
     unit: Annotated[str, Share.CGROUP_PATH]
     file: Annotated[str, Share.CGROUP_PATH]
     settings: tuple[Plain, ...]
-    """The settings in the order of the file: ``DevicePolicy=closed``, ``DeviceAllow=/dev/nvidia0 rw``."""
+    """``DevicePolicy=closed``, ``DeviceAllow=/dev/nvidia0 rw``, in the order of the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -460,7 +458,7 @@ class Confinement(Record):
     pid_namespace_depth: int | None = None
     """The number of ids in ``NSpid``; 1 also inside a container with its own ``/proc``."""
     uid_map: tuple[tuple[int, int, int], ...] | None = None
-    """The ranges in ``/proc/self/uid_map``: first id inside, first id outside, length. ``(0, 0, 4294967295)`` is the
+    """The ranges in ``/proc/self/uid_map``: first id inside, first outside, length. ``(0, 0, 4294967295)`` is the
     initial namespace."""
     capabilities: int | None = None
     """``CapEff``: the bits of :data:`CAPABILITIES` and others."""
@@ -477,11 +475,10 @@ class Confinement(Record):
     """The size of ``/dev/shm``."""
     shm_free_bytes: int | None = None
     ptrace_scope: int | None = None
-    """The ``kernel.yama.ptrace_scope`` of Yama; null with the reason ``not-present`` if the kernel has no Yama, which
-    is equivalent to 0."""
+    """Yama's ``kernel.yama.ptrace_scope``; ``not-present`` without Yama, which is equivalent to 0."""
     device_rules: tuple[Plain, ...] | None = None
-    """The ``devices.list`` of the version 1 cgroup: ``c 195:0 rw``. This is only a hint, because a list of denials also
-    prints ``a *:* rwm``; the result of access(2) for each node counts."""
+    """The version 1 cgroup's ``devices.list``: ``c 195:0 rw``. Only a hint, because a list of denials also prints
+    ``a *:* rwm``; access(2) of each node counts."""
     device_lists: tuple[DeviceList, ...] = ()
     """The same list for each cgroup from the root to that of the process; empty if there is none or it was not read."""
     device_units: tuple[DeviceUnit, ...] = ()

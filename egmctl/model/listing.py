@@ -147,7 +147,7 @@ class PlanReport:
     memory: tuple[HeldMemory, ...]
     notes: tuple[Plain, ...]
     bytes_moved: int
-    """The number of bytes that the samples move."""
+    """The bytes that the samples move."""
     seconds: float
     """The estimated duration of the run."""
 
@@ -160,13 +160,13 @@ class CaseCost:
     pattern: Pattern
     measurements: int
     waived: int
-    """The number of measurements that cannot be made."""
+    """The measurements that cannot be made."""
     reason: Plain | None
-    """The reason for the first waived measurement."""
+    """The first one's reason."""
     steps: int
     """The number of sequential steps, including proofs."""
     bytes: int
-    """The number of bytes that the samples move."""
+    """The bytes that the samples move."""
     seconds: float
     held_bytes: int
     """The peak memory of the GPU or host with the highest peak."""

@@ -42,7 +42,7 @@ class Origin:
 
     kind: OriginKind
     name: Plain = ""
-    """The file name without its extension or the name of an included machine; empty if live."""
+    """The file name without extension or an included machine's name; empty if live."""
     tool: Plain = ""
     """The tool that wrote the document: ``egmctl 0.1.0``."""
     recorded_at: Plain = ""
@@ -102,7 +102,7 @@ class Machine:
     probes: tuple[Probe, ...] | None = None
     """The probes of ``egmctl doctor --active``, in order. No other command creates this section."""
     peers: Peers | None = None
-    """The nodes of the MPI job of ``egmctl doctor``. It is not a section, because it is not about one node."""
+    """The nodes of the MPI job of ``egmctl doctor``; no section, because it is not about one node."""
 
     def gpu(self, bus_id: str) -> Gpu:
         """Return the GPU with this bus id.

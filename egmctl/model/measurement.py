@@ -22,8 +22,8 @@ class Phase(StrEnum):
     """The phases of a step in a measuring process, in order."""
 
     SET_UP = "set-up"
-    """Creates streams, allocates buffers, opens those of other processes and writes pointer chains. Time outside of the
-    other phases also counts here."""
+    """Creates streams, allocates and opens buffers, writes pointer chains, and does everything outside of the other
+    phases."""
     WARM_UP = "warm-up"
     """Fills the sources and runs all flows a few times."""
     MEASURING = "measuring"
@@ -96,46 +96,45 @@ class HostLoad:
 
 
 COUNTED_AT_LEAST = 0.95
-"""The minimum fraction of the expected bytes that the link's counters must show. The counters have a resolution of 1
-KiB and may lag behind."""
+"""The minimum fraction of the expected bytes in the link's counters, which count KiB and may lag behind."""
 STRAY_AT_MOST = 0.5
 """The maximum fraction of the expected bytes that another kind of link, or another GPU, may show."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuEvidence:
-    """The state of one GPU during a measurement; values are ``None`` if the driver does not report them."""
+    """The state of one GPU during a measurement; ``None`` is not reported."""
 
     bus_id: BusId
     label: Plain
     sm_clock_mhz: int | None = None
-    """The lowest clock that was sampled; likewise ``memory_clock_mhz``."""
+    """The lowest sampled clock; likewise ``memory_clock_mhz``."""
     memory_clock_mhz: int | None = None
     throttle_reasons: tuple[Plain, ...] | None = None
-    """All throttle reasons that were sampled, without ``idle``."""
+    """All sampled throttle reasons, without ``idle``."""
     temperature_c: int | None = None
-    """The highest temperature that was sampled."""
+    """The highest sampled temperature."""
     sent_bytes: Mapping[Plain, int] = field(default_factory=dict)
     """The increase of the byte counters by link (``nvlink``, ``pcie``). PCIe bytes include protocol, NVLink bytes do
     not. They are read on the GPU that issues the work and, on NVLink, on the GPU under which EGM memory was
     allocated."""
     received_bytes: Mapping[Plain, int] = field(default_factory=dict)
     errors: Mapping[Plain, int] = field(default_factory=dict)
-    """The increase of the error counters by name; only those that increased."""
+    """The increase of each error counter that increased."""
     other_processes: tuple[int, ...] | None = None
     """The ids of other processes that compute on the GPU."""
 
 
 class LinkProof(StrEnum):
-    """The result of comparing the link counters with the bytes that were moved."""
+    """The comparison of the link counters with the moved bytes."""
 
     PROVEN = "proven"
-    """The counters of the link increased by at least :data:`COUNTED_AT_LEAST` of the bytes."""
+    """The link's counters increased by at least :data:`COUNTED_AT_LEAST` of the bytes."""
     BY_EXCLUSION = "by-exclusion"
     """The link has no counters, and those of the other kinds increased by at most :data:`STRAY_AT_MOST` of the
     bytes."""
     REFUTED = "refuted"
-    """The counters of the link increased by too little, or those of another kind of link by too much."""
+    """The link's counters increased by too little, or those of another kind of link by too much."""
     UNKNOWN = "unknown"
     """No counters are available."""
 
@@ -160,7 +159,7 @@ class Evidence:
 
     gpus: tuple[GpuEvidence, ...]
     route: LinkEvidence | None = None
-    """The link evidence; ``None`` if no bytes leave a GPU or if they are too few."""
+    """The link; ``None`` if no bytes leave a GPU or they are too few."""
     unread: Plain | None = None
     """The reason why there is no evidence."""
 
@@ -193,7 +192,7 @@ class BufferCost:
     """The minimum granularity of cuMemCreate memory (cuMemGetAllocationGranularity), of which its size is a multiple.
     The driver reports none for other memory."""
     recommended_granularity_bytes: int | None = None
-    """The recommended granularity of cuMemCreate memory."""
+    """The recommended granularity."""
     page_bytes: int | None = None
     """The kernel's page size of memory that the process mapped itself (KernelPageSize in ``/proc/self/smaps``);
     ``None`` if the driver chose the pages."""
@@ -247,14 +246,13 @@ class Sample:
     flows_gb_s: tuple[float, ...] = ()
     """The bandwidth of each flow, from its own start to its own end."""
     latency_ns: float | None = None
-    """The mean latency of the loads of a chase or of the round trips of a ping-pong; the median of the round trips of
-    events and messages."""
+    """The mean of a chase's loads or a ping-pong's round trips; the median round trip of events and messages."""
     p50_ns: float | None = None
-    """The median of the round trips of a ping-pong, of events or of messages; ``p99_ns`` is their 99th percentile."""
+    """The median round trip of a ping-pong, of events or of messages; ``p99_ns`` is the 99th percentile."""
     p99_ns: float | None = None
     elapsed_ms: float
-    """The duration from which the other values are computed: on the GPU's clock, or on the host's for CPU threads,
-    events and messages."""
+    """The time that the other values are computed from: the GPU's, or the host's for CPU threads, events and
+    messages."""
     wall_ms: float
     """The duration on the host's clock, including the wake-up of the host."""
 
@@ -269,7 +267,7 @@ class Summary:
     cv: float | None
     """The coefficient of variation: sample standard deviation / mean. ``None`` for a single sample or a mean of 0."""
     p05: float | None = None
-    """The 5th percentile, with :data:`egmctl.bench.results.PERCENTILE_SAMPLES` or more samples; ``p95`` is the 95th."""
+    """The 5th percentile, from :data:`egmctl.bench.results.PERCENTILE_SAMPLES` samples on; ``p95`` is the 95th."""
     p95: float | None = None
 
 
@@ -297,7 +295,7 @@ class Mismatch:
     expected: Plain
     """The expected value of the first differing word, hexadecimal."""
     found: Plain
-    """The same word, read again. It is equal to ``expected`` if only the first read of the verification was wrong."""
+    """The same word, read again: equal to ``expected`` if only the verification's first read was wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,7 +320,7 @@ class Measurement(Task):
     gating: Plain | None = None
     """The gate that blocked the work until all of it was queued: ``kernel`` or ``none``."""
     verification: Verification | None = None
-    """The method of verification; ``None`` if nothing was verified."""
+    """The method; ``None`` if nothing was verified."""
     mismatch: Mismatch | None = None
     seeds: tuple[int, ...] = ()
     """The seed of each flow's source data (``egmctl/gpu/kernels/pattern.cu``)."""
@@ -333,8 +331,7 @@ class Measurement(Task):
     attempts: int = 1
     """The number of attempts: more than one if samples varied too much, and in a soak."""
     slowest_at_s: float | None = None
-    """In a soak, the time of the pass with the worst sample, or of the latest pass that broke, in seconds since the
-    soak began."""
+    """In a soak, the time of the worst sample, or of the latest pass that broke, in seconds since the soak began."""
     costs: tuple[BufferCost, ...] = ()
     """The cost of the buffers that this measurement used first."""
     placements: tuple[Placement, ...] = ()
@@ -420,7 +417,7 @@ class Settings:
     memory_percent: int = 50
     """The percentage of the free memory of each GPU, each NUMA node and the host that buffers may use."""
     duration_s: float | None = None
-    """The duration of a soak, in which all measurements are repeated; ``None`` if each is made once."""
+    """The duration of a soak, which repeats all measurements; ``None`` without a soak."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

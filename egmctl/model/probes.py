@@ -18,13 +18,13 @@ class ProbeKind(StrEnum):
     P2P = "p2p"
     """A GPU writes a peer's memory, then reads it."""
     LEGACY_IPC = "legacy-ipc"
-    """GPU memory that is shared with ``cuIpcGetMemHandle``."""
+    """GPU memory, shared with ``cuIpcGetMemHandle``."""
     POSIX_FD = "posix-fd"
-    """Memory of a GPU or NUMA node that is shared by file descriptor."""
+    """Memory of a GPU or NUMA node, shared by file descriptor."""
     POOL = "pool"
-    """Memory from a pool of a GPU or NUMA node; the pool is shared by file descriptor."""
+    """Memory from a pool that is shared by file descriptor."""
     FABRIC = "fabric"
-    """Memory of a GPU or NUMA node that is shared by fabric handle, which requires an IMEX channel."""
+    """Memory of a GPU or NUMA node, shared by fabric handle, which needs an IMEX channel."""
     IPC_EVENT = "ipc-event"
     """An event that another process waits for."""
     PIDFD = "pidfd"
@@ -73,7 +73,7 @@ class PeerPort:
     nic: Plain
     number: int
     state: Plain | None = None
-    """The state, as in :class:`egmctl.model.host.NicPort`; likewise the two fields below."""
+    """The state as in :class:`egmctl.model.host.NicPort`; likewise the two below."""
     link_layer: Plain | None = None
     rate_gbit_s: float | None = None
 
@@ -105,7 +105,7 @@ class PeerProbe:
 
     owner: int
     importer: int
-    """The rank that opens the memory; ``owner`` is the rank that exports it."""
+    """The ranks that export and open the memory."""
     hosts: tuple[Plain, Plain]
     """The nodes of owner and importer."""
     labels: tuple[Plain, Plain]

@@ -69,9 +69,9 @@ class Signature:
     """The properties that identify a machine type; all must match."""
 
     gpu_names: tuple[Plain, ...]
-    """The permitted product names. The name of every GPU must be equal to one of them."""
+    """The permitted product names of every GPU, compared exactly."""
     device_ids: tuple[PciId, ...]
-    """The permitted PCI ids. The id of every GPU must be one of them."""
+    """The permitted PCI ids of every GPU."""
     least_gpus: int = 1
     most_gpus: int
     """The maximum number of GPUs of the node. A cgroup or virtual machine may show fewer."""
@@ -124,21 +124,20 @@ class Reference:
     """The links in the notation of the bench: ``NV18``, ``PCIe``, ``C2C``, ``NV18>C2C``, ``local``."""
     unit: Unit
     typical: float | None = None
-    """The typical value: the median, if it was learnt from runs. ``None`` if only thresholds are known."""
+    """The median, if learnt from runs; ``None`` if only thresholds are known."""
     warn: float | None = None
     """The warning threshold: a lower bound in GB/s, an upper bound in ns."""
     fail: float | None = None
     """The fault threshold, in the same direction."""
     flows: int | None = None
-    """The number of concurrent flows that the reference applies to; ``None`` for any number."""
+    """The number of concurrent flows; ``None`` for any."""
     least_bytes: int = 0
-    """The minimum size of the buffers that the reference applies to."""
+    """The minimum size of buffers."""
     run_to_run: float | None = None
     """The standard deviation of one path's medians between runs, relative to their median: that of the worst path over
     the same link."""
     source: Plain
-    """The key of the typical value's source in the profile's sources; without a typical value, that of the thresholds'
-    source."""
+    """The key of the source, in the profile's sources, of the typical value or else of the thresholds."""
     bounds_source: Plain | None = None
     """The key of the thresholds' source; ``None`` if it is the same."""
 

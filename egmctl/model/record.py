@@ -11,7 +11,7 @@ from egmctl.units import parse_kernel_list
 
 
 class Share(StrEnum):
-    """The rules for sharing strings, as ``Annotated`` metadata. They apply unless the user requests full output."""
+    """The rules for sharing strings, as ``Annotated`` metadata, unless full output is requested."""
 
     PLAIN = "plain"
     SENTENCE = "sentence"

@@ -138,21 +138,20 @@ class MemoryKind(StrEnum):
     """Memory from cuMemAllocFromPoolAsync with the default pool of the host (cuMemGetDefaultMemPool with
     CU_MEM_LOCATION_TYPE_HOST, CUDA 13.0), allocated by a thread bound to the node."""
     PINNED = "pinned"
-    """Memory from cuMemHostAlloc, allocated by a thread bound to the node."""
+    """Memory from cuMemHostAlloc by a thread bound to the node."""
     REGISTERED = "registered"
-    """Memory from mmap that is bound to the node, then passed to cuMemHostRegister."""
+    """Memory from mmap, bound to the node and passed to cuMemHostRegister."""
     HUGETLB = "hugetlb"
-    """Huge pages from mmap (MAP_HUGETLB, hugetlbfs) that are bound to the node, then passed to cuMemHostRegister."""
+    """Huge pages from mmap (MAP_HUGETLB, hugetlbfs), bound to the node and passed to cuMemHostRegister."""
     THP = "thp"
-    """Memory from mmap with MADV_HUGEPAGE that is bound to the node, then passed to cuMemHostRegister."""
+    """Memory from mmap with MADV_HUGEPAGE, bound to the node and passed to cuMemHostRegister."""
     MANAGED = "managed"
-    """Memory from cuMemAllocManaged with the node as preferred location, mapped by the GPUs and first written by
-    threads on the node."""
+    """Memory from cuMemAllocManaged, preferred on the node, mapped by the GPUs, first written by threads on the
+    node."""
     SYSTEM = "system"
-    """Memory from mmap that is only bound to the node: accessible to GPUs with pageable memory access."""
+    """Memory from mmap, only bound to the node: accessible to GPUs with pageable memory access."""
     GPU_NUMA = "gpu-numa"
-    """Memory from mmap that is bound to the NUMA node of a GPU's own memory on a coherent platform, where CPUs can
-    access it."""
+    """Memory from mmap, bound to the NUMA node of a GPU's own memory on a coherent platform; CPUs can access it."""
     REGISTERS = "registers"
     """No memory: the endpoint of a kernel or CPU thread that only reads or only writes."""
 
@@ -161,8 +160,8 @@ POOLS = frozenset({MemoryKind.HOST_NUMA_POOL, MemoryKind.HOST_NUMA_DEFAULT_POOL}
 """HOST_NUMA memory from a pool, created by this tool or the driver's default."""
 
 NUMA_MEMORY = frozenset({MemoryKind.HOST_NUMA, *POOLS})
-"""The memory that the driver allocates on a NUMA node by number, which is EGM if the platform has it. Other host memory
-is never EGM, except that this is unknown for managed memory."""
+"""The memory that the driver allocates on a NUMA node by number: EGM if the platform has it. Other host memory is
+never EGM; for managed memory this is unknown."""
 
 HOST_NAMES = {
     MemoryKind.HOST_NUMA: "HOST_NUMA",

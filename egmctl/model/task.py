@@ -95,7 +95,7 @@ class Pattern(StrEnum):
     OWN_NODE = "own-node"
     """Between every GPU and the memory of its nearest NUMA node."""
     OWN_NODE_BOTH = "own-node-both-directions"
-    """Between every GPU and the memory of its nearest NUMA node, in both directions."""
+    """The same in both directions."""
     LOADED = "loaded"
     """A latency while other threads of the same GPU load the same path."""
 
@@ -275,13 +275,13 @@ class Task:
     flows: tuple[Flow, ...]
     """At least one flow: a pair has one, both directions have two, a ring of N has N."""
     counted: Plain
-    """The description of the bytes that the bandwidth counts."""
+    """A phrase for the bytes that the bandwidth counts."""
     size_bytes: int
     """The size of each flow's buffer at either end; for a latency, the bytes that the chase visits."""
     copies: int
     """The number of times that each flow moves ``size_bytes`` in one sample, sequentially."""
     chase: Chase | None = None
-    """The method of a latency; ``None`` for other quantities."""
+    """The method of a latency, else ``None``."""
 
     @property
     def name(self) -> str:

@@ -112,12 +112,12 @@ class ClassVerdict:
     fault."""
     reason: Plain
     by_profile: Grade
-    """The most severe grade by the profile; the two below by the link and by the peers."""
+    """The most severe grade by profile; the two below by link and by peers."""
     by_link: Grade
     by_peers: Grade
     measurements: tuple[int, ...]
     median: float | None
-    """The median over the measurements; ``None`` if none has a value."""
+    """The median; ``None`` if no measurement has a value."""
     worst: float | None
     unit: Plain
     expected: float | None = None
@@ -175,7 +175,7 @@ class RunVerdict:
     profile: Plain | None
     """The name of the profile; ``None`` if none matches."""
     profile_reason: Plain
-    """The reason why this profile, or none, was selected."""
+    """The reason for that choice."""
     classes: tuple[ClassVerdict, ...]
     culprits: tuple[Culprit, ...]
     judged: tuple[Judged, ...]

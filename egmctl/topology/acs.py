@@ -107,13 +107,7 @@ class _Tree:
         self.gpu_paths = [self._path(gpu.pci, f"GPU{gpu.index}") for gpu in machine.gpus or ()]
 
     def _path(self, function: PciFunction | None, name: str) -> tuple[str, ...]:
-        """Return the ports above a function, starting at the root port.
-
-        Raises
-        ------
-        UnrecognisedError
-            The path or one of its bridges was not read.
-        """
+        """Return the ports above a function, starting at the root port."""
         if function is None or function.path is None:
             raise UnrecognisedError(f"where {name} is on PCIe was not read")
         path = function.path[1:]
@@ -139,11 +133,6 @@ class _Tree:
         """Return the bits for Data Direct functions, each of which shares a ConnectX switch with one GPU.
 
         The GPU is below a further switch of its own: root port, switch, switch, GPU.
-
-        Raises
-        ------
-        UnrecognisedError
-            The positions of a function and a GPU are different.
         """
         ports = self.defaults()
         for function in functions:
@@ -169,11 +158,6 @@ class _Tree:
 
         A NIC with ATS is configured for virtual machines. Then only the NIC's own port passes translated requests
         directly.
-
-        Raises
-        ------
-        UnrecognisedError
-            The ATS state was not read or differs between NICs, or a GPU is not below such a switch.
         """
         nics = [nic for nic in self._machine.nics or () if _id(nic.pci) in _CONNECTX]
         ats = {nic.name: (self._system.ats or {}).get(nic.pci.bus_id if nic.pci else "") for nic in nics}

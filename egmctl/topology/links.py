@@ -37,8 +37,7 @@ class Link:
     """Whether it is unknown because NVML does not list one of the two GPUs."""
     source: str = ""
     target: str = ""
-    """The label of the second device; both are labels of a :class:`egmctl.topology.topology.Topology`: ``GPU0``,
-    ``NIC1``."""
+    """The labels of both devices in a :class:`egmctl.topology.topology.Topology`: ``GPU0``, ``NIC1``."""
     symbol: str = field(init=False)
     """The symbol in the matrix, without marks: ``NV18``, ``PIX``, ..., ``?``."""
 

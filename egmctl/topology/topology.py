@@ -70,7 +70,7 @@ class Topology:
 
     @property
     def nothing(self) -> str | None:
-        """The reason why no matrix could be drawn, as a sentence; ``None`` if one could."""
+        """The sentence of :attr:`missing`."""
         return None if self.missing is None else self.missing.sentence
 
     @cached_property
