@@ -1,7 +1,7 @@
-"""Loads what the commands saved: any of their JSON documents, as the dataclass that it was written from.
+"""Load saved results: any JSON document of the commands, as the dataclass that it was written from.
 
-A file comes from anywhere. Whatever is in it, loading gives a :class:`Saved`, or one sentence that names the file and
-the bad part.
+The source of a file is not trusted. Loading returns a :class:`Saved` or raises an error of one sentence, which names
+the file and the invalid part.
 """
 
 from __future__ import annotations
@@ -37,53 +37,53 @@ from egmctl.verdict.explain import with_causes
 
 Result = RunReport | Diagnosis | Bringup | Topology | Machine
 Digest = Comparison | FleetReport | History | ProfileList | MatchResult | MachineList | CheckList
-"""A result made from several results, or a list of what the tool knows."""
+"""A result made from several results, or a list of built-in or local items."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """One file's content."""
+    """The content of one file."""
 
     path: Path
     kind: Command | None
-    """The command that wrote it; ``None`` of a digest, and where the command ended before it had a result: the file
-    does not say."""
+    """The command that wrote the file. ``None`` for a digest and if the command ended without a result, because the
+    file then does not state it."""
     name: str
-    """The file's stem, which stands for the node: a document without ``--full`` holds no name of a host. Of files
-    with the same stem, their paths (:func:`load_all`)."""
+    """The file name without extension, which identifies the node: a document without ``--full`` has no host name.
+    The path, if several files have the same name (:func:`load_all`)."""
     result: Result | Digest | None
-    """``None`` where the command ended before it had one; ``failure`` says why."""
+    """The result; ``None`` if the command ended without one, for the reason in ``failure``."""
     tool: str
     """The tool that wrote it: ``egmctl 0.1.0``."""
     exit_code: int | None = None
-    """The command's exit code; ``None`` for a snapshot, which does not say."""
+    """The command's exit code; ``None`` for a snapshot, which does not state it."""
     origin: Origin | None = None
-    """Where the facts came from; ``None`` where the command ended before it had a machine."""
+    """The source of the facts; ``None`` if the command ended before it had a machine."""
     failure: str = ""
-    """Why there is no result; empty where there is one."""
+    """The reason why there is no result; empty if there is one."""
     missing: str | None = None
-    """A sentence on measurements that a journal lacks."""
+    """A sentence on the measurements that are missing in a journal."""
     damaged: bool = False
     """Whether lines of a journal are damaged."""
     content: bytes | None = dataclasses.field(default=None, repr=False, compare=False)
-    """The JSON text, where :func:`load_any` read it: a pipe can be read only once."""
+    """The JSON text, if :func:`load_any` read the file: a pipe can be read only once."""
 
     @property
     def machines(self) -> tuple[Machine, ...]:
-        """The nodes that it is about, with pseudonyms."""
+        """The nodes that the result is about, with pseudonyms."""
         if isinstance(self.result, Machine):
             return (self.result,)
         return self.result.machines if isinstance(self.result, RunReport | Diagnosis | Bringup | Topology) else ()
 
     @property
     def modelled(self) -> bool:
-        """Whether a machine that it is about was put together from public documents."""
+        """Whether the result is about a model built from public documents."""
         origins = [*filter(None, [self.origin]), *(machine.origin for machine in self.machines)]
         return any(origin.kind is OriginKind.MODELLED for origin in origins)
 
     @property
     def fake(self) -> bool:
-        """Whether GPUs that it is about are those of the fake driver of the tests."""
+        """Whether the result is about GPUs of the tests' fake driver."""
         names = [gpu.name for machine in self.machines for gpu in machine.gpus or ()]
         names += [gpu.name for gpu in self.result.gpus] if isinstance(self.result, RunReport) else []
         return are_fake(names)
@@ -92,16 +92,16 @@ class Saved:
 _KINDS = {resolve_name(kind.record).SCHEMA: kind for kind in KINDS}
 
 _FLEET = "fleet.json"
-"""The report in the folder that ``egmctl fleet`` writes."""
+"""The report in the folder of ``egmctl fleet``."""
 
 
 def load(path: str | os.PathLike[str]) -> Saved:
-    """Return what a file holds that ``egmctl bench``, ``doctor``, ``topo`` or ``snapshot`` wrote.
+    """Load a file of ``egmctl bench``, ``doctor``, ``bringup``, ``topo`` or ``snapshot``.
 
     Raises
     ------
     UsageError
-        If the file cannot be read or holds none of them; the sentence names the file and the place in it.
+        The file cannot be read or contains none of these results. The message names the file and the invalid part.
     """
     saved = load_any(path)
     if isinstance(saved.result, Comparison | FleetReport):
@@ -112,18 +112,17 @@ def load(path: str | os.PathLike[str]) -> Saved:
 
 
 def load_any(path: str | os.PathLike[str]) -> Saved:
-    """Return what a file holds that any command wrote, ``egmctl compare`` and ``fleet`` too.
+    """Load a file of any command, including ``egmctl compare`` and ``fleet``.
 
-    The folder of a fleet holds its report. The journal of a run has no JSON text: it is the report that the run would
-    have given.
+    For the folder of a fleet, its report is loaded. A journal yields the report of its run; it has no JSON text.
 
     Raises
     ------
     UsageError
-        As :func:`load`.
+        As for :func:`load`, but for any document.
     """
     file = Path(path)
-    # Not by Path: that raises where a name is too long.
+    # ``Path.is_file`` raises an error if a name is too long.
     if os.path.isfile(file / _FLEET):
         file /= _FLEET
     source = f"file {file}"
@@ -146,12 +145,12 @@ def load_any(path: str | os.PathLike[str]) -> Saved:
 
 
 def load_journal(path: Path) -> journal.Kept:
-    """Return what a journal holds, by the rules for every document.
+    """Load a journal by the rules for all documents.
 
     Raises
     ------
     UsageError
-        If it cannot be read or is none.
+        The file cannot be read or is no journal.
     """
     source = f"journal {path}"
     return journal.read(read_content(path, source), source, partial(_result, RunReport))
@@ -180,12 +179,12 @@ def _load(document: dict[str, Any], source: str, file: Path) -> Saved:
 
 
 def load_all(paths: Iterable[str | os.PathLike[str]]) -> tuple[Saved, ...]:
-    """Return what several files hold, each with a name of its own.
+    """Load several files, each with a distinct name.
 
     Raises
     ------
     UsageError
-        As :func:`load`, and where a file is named twice.
+        As for :func:`load`, or a file is named twice.
     """
     loaded = [load(path) for path in paths]
     stems = Counter(saved.name for saved in loaded)
@@ -199,18 +198,18 @@ def load_all(paths: Iterable[str | os.PathLike[str]]) -> tuple[Saved, ...]:
 
 
 def viewed(saved: Saved) -> RunReport | Diagnosis | Topology | Bringup | Digest:
-    """Return what the views of the command that wrote a file show; a snapshot is shown as its topology.
+    """Return the record that the views of the writing command show; a snapshot is shown as its topology.
 
     Raises
     ------
     UsageError
-        If the command ended without a result, or the file lacks the machine that it is about.
+        The command ended without a result, or the file lacks the machine that it is about.
     """
     result, source = saved.result, f"file {saved.path}"
     if result is None:
         refuse(source, f"holds no result: {printable(saved.failure)}")
     if isinstance(result, RunReport):
-        # A journal holds no causes.
+        # A journal contains no causes.
         return result if result.causes else with_causes(result)
     if isinstance(result, Bringup | Digest):
         return result
@@ -237,7 +236,7 @@ class _Envelope:
 
 
 def _result(record: type[Any], body: Any, source: str) -> Any:
-    """Return the record that the key ``result`` holds; its machines are read as the files of machines are."""
+    """Return the record in the key ``result``; its machines are decoded by the rules for machine files."""
 
     def read_machine(data: Any, where: str) -> Machine:
         if not isinstance(data, dict):

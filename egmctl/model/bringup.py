@@ -1,4 +1,4 @@
-"""Whether a node can be handed over: what doctor, topology and the quick bench say of it together."""
+"""The acceptance verdict on a node, from the results of doctor, topology and the quick bench."""
 
 from __future__ import annotations
 
@@ -14,59 +14,58 @@ from egmctl.model.record import Plain
 
 
 class Answer(StrEnum):
-    """Whether the node can be handed over."""
+    """The answer to whether the node can be handed over."""
 
     GO = "go"
-    """All was checked and measured, and is as it should be; there may be warnings."""
+    """Everything was checked and measured, and nothing failed. There may be warnings."""
     NO_GO = "no-go"
     """A check failed, or a path is slow, broken or corrupt."""
     INCOMPLETE = "incomplete"
-    """Nothing failed, but something was not measured or not determined: it is not known to be good."""
+    """Nothing failed, but something was not measured or not determined, so the node is not known to be good."""
 
 
 class GapKind(StrEnum):
-    """Why something is not known, the reason that matters most first."""
+    """The reasons why something is unknown, the most important first."""
 
     INTERRUPTED = "interrupted"
     BROKE = "broke"
-    """Measurements crashed, timed out or failed for no known cause, or the run itself did."""
+    """Measurements crashed, timed out or failed for an unknown reason, or the run itself did."""
     NOT_MEASURED = "not-measured"
-    """There was no bench: the machine is recorded, or has no GPU to measure."""
+    """The bench did not run: the machine is recorded, or it has no GPU to measure."""
     WAIVED = "waived"
-    """Measurements were not made: a GPU cannot be used from here, or others use it."""
+    """Measurements were waived: this process cannot use a GPU, or other processes use it."""
     NO_REFERENCE = "no-reference"
-    """Measured, and nothing to judge all or some of it by."""
+    """Some or all measured values have no reference."""
     NOT_DETERMINED = "not-determined"
-    """Too many checks could not tell anything."""
+    """Too many checks had no data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """Something that is not known of the node."""
+    """Something that is unknown about the node."""
 
     kind: GapKind
     reason: Plain = ""
     measurements: tuple[int, ...] = ()
-    """Places in ``run.measurements``."""
+    """Indices into ``run.measurements``."""
     causes: tuple[int, ...] = ()
-    """Places in ``causes``: what it comes from."""
+    """Indices into the result's ``causes``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bringup:
-    """The key ``result`` of what ``egmctl bringup`` writes."""
+    """The key ``result`` of the document of ``egmctl bringup``."""
 
     SCHEMA: ClassVar[str] = "egmctl.bringup/1"
 
     answer: Answer
     causes: tuple[RunCause, ...]
-    """What doctor or the bench found and nothing else explains, the gravest first; of equally grave ones those that
-    explain most."""
+    """The findings of doctor or the bench without a further cause, by severity, then by the number of effects."""
     gaps: tuple[Gap, ...]
-    """By :class:`GapKind`, the first of which is the answer's reason where nothing failed."""
+    """In the order of :class:`GapKind`. If nothing failed, the first is the reason for the answer."""
     diagnosis: Diagnosis
     run: RunReport | None
-    """The quick bench; ``None`` where nothing was measured."""
+    """The quick bench; ``None`` if nothing was measured."""
 
     @property
     def machine(self) -> Machine:
@@ -75,12 +74,12 @@ class Bringup:
 
     @property
     def machines(self) -> tuple[Machine, ...]:
-        """The node alone."""
+        """The node as the only item."""
         return (self.machine,)
 
     @property
     def blamed(self) -> RunCause | None:
-        """The cause that the answer names: what failed, or what something is not known for; ``None`` where none is."""
+        """The first failed cause or that of the first gap, depending on the answer; ``None`` if there is none."""
         if self.answer is Answer.NO_GO:
             return next((cause for cause in self.causes if cause.status is Status.FAIL), None)
         places = self.gaps[0].causes if self.gaps else ()
@@ -88,13 +87,14 @@ class Bringup:
 
     @property
     def nagios_state(self) -> int:
-        """0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN, as :attr:`egmctl.model.finding.Diagnosis.nagios_state`."""
+        """The Nagios state, as in :attr:`egmctl.model.finding.Diagnosis.nagios_state`."""
         warns = any(cause.status is Status.WARN for cause in self.causes)
         return {Answer.GO: int(warns), Answer.NO_GO: 2, Answer.INCOMPLETE: 3}[self.answer]
 
     @property
     def exit_code(self) -> ExitCode:
-        """The command's exit code (``docs/exit-codes.md``): a run that was interrupted or broke outranks the answer."""
+        """The exit code (``docs/exit-codes.md``); that of an interrupted or crashed run takes precedence over the
+        answer."""
         code = ExitCode.OK if self.run is None else self.run.exit_code
         if code in (ExitCode.INTERRUPTED, ExitCode.CRASHED):
             return code
@@ -102,7 +102,7 @@ class Bringup:
 
     @property
     def fault(self) -> str | None:
-        """The first inconsistency, as half a sentence that names the place; ``None`` where all fits together."""
+        """The first inconsistency, as half a sentence that begins with the key; ``None`` if there is none."""
         if self.run is not None and (fault := self.run.fault):
             return fault
         count = 0 if self.run is None else len(self.run.measurements)

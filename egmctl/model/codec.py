@@ -1,9 +1,10 @@
-"""Dataclasses to JSON and back, by their type hints: one way for every document the tool writes or reads.
+"""Convert dataclasses to JSON and back by their type hints. Every document that the tool reads or writes uses this.
 
-Reading is strict about types and lenient about keys: a wrong type is an error that names its place
-(``gpus[0].nvml.name``), an unknown key is a newer writer's and is passed over, a missing key with a default takes
-it. Of a :class:`egmctl.model.record.Record`, a nullable key that is missing is null because the document does not state
-it. Writing leaves out nothing but empty ``unread`` maps: null is a statement, and its reason stands beside it.
+Reading is strict about types and lenient about keys. A wrong type is an error that names its location
+(``gpus[0].nvml.name``). An unknown key, which a newer version may have written, is ignored. A missing key gets the
+field's default; in a :class:`egmctl.model.record.Record`, a nullable field without its key is null with the reason that
+the document does not state it. Writing omits only empty ``unread`` maps: a null is written, and its reason is in
+``unread``.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ JsonValue = dict[str, "JsonValue"] | list["JsonValue"] | str | int | float | boo
 
 
 ITEMS_LIMIT = 100_000
-"""Items of the longest list, as many as nodes that can be asked: far more than anything else has."""
+"""The maximum length of a list: the maximum number of nodes that can be queried. All other lists are far shorter."""
 
 
 class DecodeError(ValueError):
-    """A document does not have the shape of the dataclass; the message names the place and both types."""
+    """A document does not have the structure of the dataclass. The message names the location and both types."""
 
 
 def to_json(value: Any) -> Any:
@@ -39,7 +40,7 @@ def to_json(value: Any) -> Any:
     Raises
     ------
     ValueError
-        For a float that JSON has no number for.
+        A float is infinite or not a number.
     """
     if value is None or type(value) in (str, int, bool):
         return value
@@ -60,12 +61,12 @@ def to_json(value: Any) -> Any:
 
 @functools.cache
 def _written(kind: type) -> tuple[str, ...]:
-    """Return the names of a dataclass' fields as they are written, ``unread`` last."""
+    """Return the names of a dataclass' fields in the order of writing: ``unread`` is last."""
     return tuple(f.name for f in sorted(dataclasses.fields(kind), key=lambda f: f.name == "unread"))
 
 
 Readers = Mapping[Any, Callable[[Any, str], Any]]
-"""Functions that read the JSON data of some dataclasses at their place in the document."""
+"""Functions that decode certain dataclasses, by class, from the JSON data and its location in the document."""
 
 
 def from_json(cls: type[T], data: Any, where: str = "", readers: Readers = types.MappingProxyType({})) -> T:
@@ -74,14 +75,14 @@ def from_json(cls: type[T], data: Any, where: str = "", readers: Readers = types
     Parameters
     ----------
     where
-        Path of ``data`` in its document, for error messages.
+        The location of ``data`` in its document, for error messages.
     readers
-        For dataclasses whose documents have rules of their own.
+        Functions that decode dataclasses with rules of their own.
 
     Raises
     ------
     DecodeError
-        Naming the first place that does not fit.
+        The data does not match the dataclass. The message names the first mismatch.
     """
     value: T = _decode(cls, data, where, readers)
     return value
@@ -89,7 +90,7 @@ def from_json(cls: type[T], data: Any, where: str = "", readers: Readers = types
 
 @functools.cache
 def field_types(cls: Any) -> Mapping[str, Any]:
-    """Return a dataclass' fields and their types with ``Annotated`` marks kept, in order."""
+    """Return a dataclass' fields in order, with their types including ``Annotated`` metadata."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
 
@@ -132,7 +133,7 @@ def _decode_dataclass(cls: type, data: Any, where: str, readers: Readers) -> Any
     values: dict[str, Any] = {}
     not_stated = {}
     for f in dataclasses.fields(cls):
-        # Fields that follow from the others are written, and not read.
+        # Derived fields are written but not read.
         if f.init and f.name in data:
             place = f"{where}.{f.name}" if where else f.name
             values[f.name] = _decode(types_by_name[f.name], data[f.name], place, readers)
@@ -148,7 +149,7 @@ def _decode_dataclass(cls: type, data: Any, where: str, readers: Readers) -> Any
 
 
 def _place(order: list[str], name: str) -> int:
-    """Return the place of a field, or of ``field.key``, among a record's fields; unknown names come last."""
+    """Return the index of a field, or of ``field.key``, among a record's fields; unknown names come last."""
     field = name.partition(".")[0]
     return order.index(field) if field in order else len(order)
 
@@ -194,7 +195,7 @@ def _decode_scalar(kind: Any, data: Any, where: str) -> Any:
         raise DecodeError(f"{where}: expected {words.get(kind, kind)}, found {_name(data)}")
     if isinstance(data, int) and not -(2**63) <= data < 2**64:
         raise DecodeError(f"{where}: expected a whole number of 64 bits, found {_name(data)}")
-    # JSON can spell halves of surrogate pairs, but no output could be written with them.
+    # JSON can spell halves of surrogate pairs, but they cannot be encoded for output.
     if isinstance(data, str) and not data.isascii() and any("\ud800" <= letter <= "\udfff" for letter in data):
         raise DecodeError(f"{where}: expected Unicode text, found {_name(data)}")
     return data

@@ -1,7 +1,7 @@
-"""Differences between saved results: made by ``egmctl.comparison`` from the files and nothing else; views show them.
+"""Differences between saved results, computed by ``egmctl.comparison`` from the files alone.
 
-Of two files, the second is held against the first. Of more, each node is held against what the nodes have in common:
-the median of their numbers, the most frequent of their words.
+Two files: the second is compared with the first. More than two: each node is compared with the median of all nodes'
+numbers and the most frequent of their attribute values.
 """
 
 from __future__ import annotations
@@ -17,76 +17,76 @@ from egmctl.model.task import USUAL, Point, named
 
 
 class Outcome(StrEnum):
-    """The meaning of a difference, the gravest first."""
+    """The outcomes of a comparison, the most severe first."""
 
     WORSE = "worse"
     BETTER = "better"
     DIFFERENT = "different"
-    """Neither, or it is unknown: what was measured on one side only."""
+    """Neither better nor worse, or unknown because only one side has a measurement."""
     SAME = "same"
-    """Within the bound; of more than two nodes such paths are not listed."""
+    """The change is within the bound. With more than two nodes, such paths are not listed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedNode:
-    """One file."""
+    """One of the compared files."""
 
     name: str
-    """The file's stem."""
+    """The file name without its extension."""
     tool: Plain
     at: Plain
-    """When it was measured or recorded, UTC; empty where the file does not say."""
+    """The time of the measurement or recording, UTC; empty if the file does not state it."""
     modelled: bool = False
-    """Its machine was put together from public documents: not captured from hardware."""
+    """Whether the machine is a model built from public documents, not captured from hardware."""
     fake: bool = False
-    """Its GPUs are those of the fake driver of the tests: nothing of it is hardware."""
+    """Whether the GPUs are those of the tests' fake driver, not hardware."""
     busy: tuple[Plain, ...] = ()
-    """The GPUs that other processes used while it was measured."""
+    """The GPUs that other processes used during the measurement."""
     problem: str = ""
-    """What a reader of its part has to know: that it was interrupted, or why it has no result."""
+    """A warning about this file: the run was interrupted, or the reason why there is no result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathDifference:
-    """One path against the reference: its measurements matched by case, ends, size and how it was measured."""
+    """One path compared with the reference. Measurements are matched by case, ends, size and settings."""
 
     node: str
     case: Plain
     point: Point = USUAL
-    """Where on the axes of the case."""
+    """The point on the axes of the case."""
     stage: Plain = ""
     """The stage of a handle's life cycle."""
     path: Plain
-    """``GPU0 -> GPU1``, as the node calls it."""
+    """The path with the node's own labels: ``GPU0 -> GPU1``."""
     source: Plain = ""
     destination: Plain = ""
-    """Its two ends."""
+    """The destination's label; ``source`` is the source's."""
     link: Plain
-    """The links of its route: ``NV18``, ``NV18>C2C``, ``PCIe``."""
+    """The links of the route: ``NV18``, ``NV18>C2C``, ``PCIe``."""
     size_bytes: int
     unit: Plain
     """``GB/s``, ``ns`` or ``ms``."""
     outcome: Outcome
     reference: float | None = None
-    """The first file's median, or the median of all nodes' medians; ``None`` where it has none."""
+    """The first file's median, or the median over all nodes' medians; ``None`` if there is none."""
     value: float | None = None
     change: float | None = None
-    """``value`` by ``reference``, less 1."""
+    """``value / reference - 1``."""
     bound: float | None = None
-    """What the change had to be larger than, in either direction."""
+    """The threshold above which a change in either direction is reported."""
     bound_reason: Plain = ""
-    """Where the bound comes from."""
+    """The source of the bound."""
     reason: Plain = ""
-    """Why there is no number on one side, or how sure the two are."""
+    """The reason why one side has no number, or how reliable the two numbers are."""
 
     @property
     def name(self) -> str:
-        """The case as people call it."""
+        """The case and its point."""
         return named(self.case, self.point)
 
     @property
     def slower(self) -> float | None:
-        """By what part of the reference the path is slower, negative where it is faster."""
+        """The relative slowdown; negative if the path is faster."""
         if self.change is None:
             return None
         return -self.change if self.unit == "GB/s" else self.change
@@ -94,32 +94,32 @@ class PathDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Affected:
-    """Paths of one node with the same outcome that have an end in common."""
+    """Paths of one node with the same outcome that share an end."""
 
     node: str
     where: Plain
     """``GPU3 -> *``, ``* -> GPU3``, ``GPU0 -> GPU3``, ``all paths``."""
     outcome: Outcome
     change: float | None
-    """The median of their changes; more is slower, of a bandwidth and of a latency alike. ``None`` without numbers."""
+    """The median of the changes; positive is slower, for bandwidth and latency alike. ``None`` without numbers."""
     cases: tuple[Plain, ...]
     paths: tuple[int, ...]
-    """Places in ``Comparison.paths``."""
+    """Indices into ``Comparison.paths``."""
     of: int
-    """How many paths of these cases have that end."""
+    """The number of paths of these cases that have that end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttributeDifference:
-    """A finding or a fact that is not as the reference. Things of a kind with the same difference share one."""
+    """A finding or fact that differs from the reference. Devices of a kind with the same difference share one."""
 
     nodes: tuple[str, ...]
     folded: str
-    """The nodes in short: ``node[01-17]``."""
+    """The nodes in short form: ``node[01-17]``."""
     about: Plain
-    """``GPU0-3``, ``NUMA 1``, ``mlx5_0``; empty for the node as a whole."""
+    """The subject: ``GPU0-3``, ``NUMA 1``, ``mlx5_0``; empty for the whole node."""
     what: Plain
-    """The check, or the fact's name."""
+    """The check id or the fact's name."""
     outcome: Outcome
     reference: str
     value: str
@@ -127,60 +127,61 @@ class AttributeDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonCause:
-    """A cause of paths of one node that are worse, which does not hold for the reference."""
+    """The cause of slower paths on one node, which is absent on the reference."""
 
     node: str
     finding: Finding
-    """By one of doctor's checks, or what the run saw itself (``egmctl.verdict.explain``)."""
+    """The finding of a doctor check, or of the run itself (``egmctl.verdict.explain``)."""
     explains: tuple[int, ...]
-    """Places in ``Comparison.paths``."""
+    """Indices into ``Comparison.paths``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Two or more results of one kind against each other."""
+    """A comparison of two or more results of one kind."""
 
     SCHEMA: ClassVar[str] = "egmctl.comparison/2"
 
     kind: Command
-    """What wrote the files."""
+    """The command that wrote the files."""
     nodes: tuple[ComparedNode, ...]
-    """Two files stand in their order, more in the natural order of their names."""
+    """Two files keep their order; more are in natural order of their names."""
     folded: str
-    """All of them in short."""
+    """The names of all nodes in short form."""
     tolerance: float
-    """What a median may differ by without being reported, as a part of the reference."""
+    """The relative difference of medians up to which nothing is reported."""
     compared: int
-    """Paths, findings or facts that two nodes or more have."""
+    """The number of paths, findings or facts that at least two nodes have."""
     paths: tuple[PathDifference, ...] = ()
     affected: tuple[Affected, ...] = ()
-    """The paths in short."""
+    """A summary of the paths."""
     causes: tuple[ComparisonCause, ...] = ()
-    """What explains the paths that are worse; a path without one has none that was read."""
+    """Causes of worse paths. A path without one has no known cause."""
     words: tuple[AttributeDifference, ...] = ()
-    """Findings that differ, or the facts of snapshots."""
+    """Findings that differ, or facts of snapshots."""
     machines: tuple[AttributeDifference, ...] = ()
-    """What differs in the machines that a bench or a doctor ran on. It stands beside the result and judges nothing."""
+    """Differences between the machines of a bench or doctor run; they have no influence on the outcome."""
     touches: tuple[Plain, ...] = ()
-    """The fewest ends (GPUs, NUMA nodes) one of which every worse path has; empty where they have none in common."""
+    """The fewest ends (GPUs, NUMA nodes) so that each worse path has one of them; empty if more than a few, or all, are
+    needed."""
     same: tuple[str, ...] = ()
-    """The nodes with nothing that is out of line, where there are more than two."""
+    """The nodes without deviations, if there are more than two nodes."""
     same_folded: str = ""
     notes: tuple[Plain, ...] = ()
 
     @property
     def of_nodes(self) -> bool:
-        """Whether these are nodes against each other, not a file against an earlier one."""
+        """Whether nodes are compared with each other, not a file with an earlier one."""
         return len(self.nodes) > 2
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
-        """The outcome of every difference that counts."""
+        """The outcomes of paths and of findings or facts, not of machines."""
         return (*(path.outcome for path in self.paths), *(difference.outcome for difference in self.words))
 
     @property
     def exit_code(self) -> ExitCode:
-        """1 where something is worse, 3 where nothing could be compared: ``docs/exit-codes.md``."""
+        """The exit code: 1 if something is worse, 3 if nothing could be compared (``docs/exit-codes.md``)."""
         if Outcome.WORSE in self.outcomes:
             return ExitCode.FAILED
         return ExitCode.OK if self.compared else ExitCode.NOTHING

@@ -1,4 +1,4 @@
-"""Findings of checks and what explains them, why measurements were not made, and the diagnosis that doctor makes."""
+"""Findings of checks, causes of findings and measurements, waivers, and doctor's diagnosis."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from egmctl.units import format_kernel_list
 
 
 class Status(StrEnum):
-    """The answers of a check, the gravest first. "Not supported" is neither healthy nor a fault: it is ``skip``."""
+    """The results of a check, the most severe first. "Not supported" is neither healthy nor a fault: it is ``skip``."""
 
     FAIL = "fail"
-    """It does not work, or not as asked for."""
+    """It does not work, or not as required."""
     WARN = "warn"
-    """It works, and harm that was measured or documented is to be expected."""
+    """It works, but with an expected degradation that was measured or is documented."""
     UNKNOWN = "unknown"
-    """It concerns this machine and is unknown; the summary says why."""
+    """It applies to this machine and is unknown; the summary says why."""
     NOTE = "note"
-    """It is as somebody set it up, and something does not work because of that: no fault for who does not need it.
-    Exit code 0, with ``--strict`` 1."""
+    """A deliberate setting disables something, which is a fault only for those who need it. The exit code is 0, with
+    ``--strict`` 1."""
     PASS = "pass"  # noqa: S105
     SKIP = "skip"
-    """It does not concern this machine, or was not asked for; the summary says why."""
+    """It does not apply to this machine, or was not requested; the summary says why."""
 
 
 TOLD = (Status.FAIL, Status.WARN, Status.NOTE)
-"""What every view shows one by one, whatever else it folds."""
+"""The statuses that every view lists one by one, even if it folds the others."""
 
 
 class Guard(StrEnum):
-    """Things that checks guard: the words of ``--for``."""
+    """The purposes that checks protect: the values of ``--for``."""
 
     EGM = "egm"
     P2P = "p2p"
@@ -47,18 +47,18 @@ class Guard(StrEnum):
 
 
 class Confidence(StrEnum):
-    """How sure the stated cause is."""
+    """The confidence in the stated cause."""
 
     HIGH = "high"
-    """Observed: an errno, a driver's answer, a comparison of bytes."""
+    """The cause was observed: an errno, a driver's answer, a comparison of bytes."""
     MEDIUM = "medium"
-    """Inferred from several signs."""
+    """The cause was inferred from several signs."""
     LOW = "low"
-    """Only that something differs was seen."""
+    """Only a difference was observed."""
 
 
 class PlaceKind(StrEnum):
-    """The sorts of things that findings are about."""
+    """The kinds of subjects of findings."""
 
     NODE = "node"
     GPU = "gpu"
@@ -70,17 +70,17 @@ class PlaceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The thing, or the several things with the same verdict, that a finding is about."""
+    """The subject of a finding, or several subjects with the same verdict."""
 
     kind: PlaceKind
     ids: tuple[Plain, ...] = ()
     """Bus ids of GPUs, ``SOURCE>TARGET`` of pairs, numbers of NUMA nodes, names of NICs; empty for the node."""
     label: Plain = ""
-    """For people: ``GPU0-3,5``, ``NUMA 1``; empty for the node."""
+    """The display label: ``GPU0-3,5``, ``NUMA 1``; empty for the node."""
 
     @property
     def gpus(self) -> frozenset[str] | None:
-        """Bus ids of the GPUs, of pairs those of both ends; ``None`` for what is not about GPUs."""
+        """The bus ids of the GPUs, for pairs of both ends; ``None`` if the place is not about GPUs."""
         match self.kind:
             case PlaceKind.GPU:
                 return frozenset(self.ids)
@@ -90,7 +90,7 @@ class Place:
                 return None
 
     def meets(self, other: Place) -> bool:
-        """Say whether both are about some of the same GPUs, or one of them is not about GPUs."""
+        """Return whether both are about some of the same GPUs, or one of them is not about GPUs."""
         return self.gpus is None or other.gpus is None or bool(self.gpus & other.gpus)
 
 
@@ -106,7 +106,7 @@ def on_gpus(gpus: Iterable[Gpu]) -> Place:
 
 
 def on_pairs(pairs: Iterable[tuple[Gpu, Gpu]]) -> Place:
-    """Return the place of ordered pairs (who accesses, whose memory): ``GPU0>GPU1``, or how many they are."""
+    """Return the place of ordered pairs (accessing GPU, accessed GPU): ``GPU0>GPU1``; the label names up to 4."""
     chosen = sorted(pairs, key=lambda pair: (pair[0].index, pair[1].index))
     names = [f"GPU{source.index}>GPU{target.index}" for source, target in chosen]
     return Place(
@@ -130,71 +130,71 @@ def on_nics(names: Iterable[str]) -> Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """One thing that was read, and what it said."""
+    """One value that was read, and its source."""
 
     source: str
     """The file, system call or library function: ``access(/dev/nvidia0)``, ``nvmlDeviceGetP2PStatus``."""
     value: str
     errno: Plain | None = None
-    """The name of the error number, where that is what was read: ``EPERM``."""
+    """The name of the error number, e.g. ``EPERM``, if the value is an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """Something that a person can do. The tool itself changes nothing."""
+    """An action for a person. The tool itself changes nothing."""
 
     text: str
     """One sentence."""
     command: str | None = None
-    """A command that may be pasted as it is; ``None`` where there is none that is safe to give."""
+    """A command to paste unchanged; ``None`` if no command is safe."""
     needs_root: bool = False
     needs_reboot: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One check's word on one place. Things of a kind with the same verdict share a finding."""
+    """The result of one check for one place. GPUs, NUMA nodes or NICs with the same verdict share a finding."""
 
     status: Status
     summary: str
-    """One sentence without a full stop, also for ``skip`` and ``unknown``: then it says why."""
+    """One sentence without a full stop; for ``skip`` and ``unknown`` it says why."""
     place: Place = NODE
     evidence: tuple[Evidence, ...] = ()
     cause: str = ""
-    """Why it is so, if that is known."""
+    """The cause, if it is known."""
     remedy: Remedy | None = None
-    """What to do; every ``fail`` and ``warn`` has it."""
+    """The remedy; every ``fail`` and ``warn`` has one."""
     confidence: Confidence = Confidence.HIGH
     note: str = ""
-    """What is worth knowing though it is no fault."""
+    """Useful information that is no fault."""
     check: Plain = ""
-    """Id of the check: set by the runner, like the two below."""
+    """The check id. The runner sets it, and the two fields below."""
     guards: tuple[Guard, ...] = ()
     docs: Plain = ""
-    """Where more is written, as path and anchor in this repository."""
+    """The path and anchor of the documentation in this repository."""
     explains: tuple[Plain, ...] = ()
-    """Ids of the checks whose faults are this one's doing (``egmctl.doctor.causes``)."""
+    """The ids of the checks whose faults this finding causes (``egmctl.doctor.causes``)."""
     explained_by: tuple[Plain, ...] = ()
-    """Ids of the checks that found the cause of this fault: it is told there, and counts there only."""
+    """The ids of the checks that found the cause of this fault. It is reported and counted only there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A finding that no other explains, and those that it does."""
+    """A finding that no other finding explains, and the findings that it explains."""
 
     finding: Finding
     explains: tuple[Finding, ...]
 
     @property
     def status(self) -> Status:
-        """The gravest of them all."""
+        """The most severe status of all these findings."""
         return min((finding.status for finding in (self.finding, *self.explains)), key=list(Status).index)
 
 
 def root_causes(findings: Iterable[Finding]) -> tuple[Cause, ...]:
-    """Return the root causes of all failures, warnings and notes, the gravest first; each finding is in one of them.
+    """Return the root causes of all failures, warnings and notes, the most severe first.
 
-    What could not be determined is among what they explain.
+    Each explained finding, including unknown ones, is listed under one root cause.
     """
     known = tuple(findings)
     roots = [finding for finding in known if finding.status in TOLD and not finding.explained_by]
@@ -202,7 +202,7 @@ def root_causes(findings: Iterable[Finding]) -> tuple[Cause, ...]:
     for finding in known:
         explaining = [root for check in finding.explained_by for root in roots if root.check == check]
         if explaining:
-            # A check may have found several: the one of the same GPUs explains it.
+            # A check may have several findings. One about the same GPUs is preferred as the explanation.
             nearest = next((root for root in explaining if root.place.meets(finding.place)), explaining[0])
             effects[id(nearest)].append(finding)
     result = (Cause(root, tuple(effects[id(root)])) for root in roots)
@@ -210,119 +210,120 @@ def root_causes(findings: Iterable[Finding]) -> tuple[Cause, ...]:
 
 
 UNEXPLAINED = "bench.unexplained"
-"""The id of the finding on paths of a node that is brought up that are slow or broke for no known cause."""
+"""The check id of the bring-up's finding on paths that are slow or broken for an unknown reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCause:
-    """A cause, and the measurements that it explains, of a run or of a node that is brought up.
+    """A cause in a run or a bring-up, and the measurements that it explains.
 
-    What no cause of a run explains stays without one: nothing is guessed.
+    Measurements without a known cause get none.
     """
 
     status: Status
-    """As grave as the gravest thing that it explains."""
+    """The most severe status of what the cause explains."""
     finding: Finding
-    """What was found: by one of doctor's checks, with the checks that it explains in ``finding.explains``, or while
-    the run went on, by one of the ids in :mod:`egmctl.verdict.explain`."""
+    """The finding of a doctor check, with the checks that it explains in ``finding.explains``, or of the run itself,
+    with one of the ids in :mod:`egmctl.verdict.explain`."""
     explains: tuple[int, ...]
-    """Places in ``RunReport.measurements``: what is slow, broke or was not measured because of it."""
+    """Indices into ``RunReport.measurements``: those that are slow, broken or waived because of the cause."""
     asked: Plain = ""
-    """The GPUs that the user named and of which nothing was measured because of it, ``GPU2-3``: that is a failure."""
+    """The GPUs that the user named, ``GPU2-3``, and that have no measurement because of the cause. This is a
+    failure."""
     node: Plain = ""
-    """Which node of a run over several it was found on, as its GPUs' labels begin: ``node1``."""
+    """The node with the finding, in a run over several nodes: the prefix of its GPUs' labels, ``node1``."""
     under_load: bool = False
-    """Whether it appeared while the bench of a bring-up ran, and was not there before."""
+    """Whether the cause was absent before the bench of a bring-up and appeared during it."""
 
     @property
     def by_run(self) -> bool:
-        """Whether the run itself showed it, and none of doctor's checks."""
+        """Whether the run itself found the cause, not a doctor check."""
         return self.finding.check.startswith("bench.")
 
 
 class WaiverKind(StrEnum):
-    """The sorts of things that keep something from being measured."""
+    """The kinds of reasons why something is not measured."""
 
     GPU_HIDDEN = "gpu-hidden"
     """CUDA_VISIBLE_DEVICES hides a GPU."""
     GPU_UNUSABLE = "gpu-unusable"
-    """This process cannot use a GPU, or not the whole of it (``egmctl.topology.access``)."""
+    """This process cannot use a GPU, or not all of it (``egmctl.topology.access``)."""
     GPU_BUSY = "gpu-busy"
-    """Others use a GPU."""
+    """Other processes use a GPU."""
     NO_PEER_ACCESS = "no-peer-access"
     """The driver refuses P2P between two GPUs."""
     NO_NVLINK = "no-nvlink"
-    """A GPU has no active NVLink, over which alone other nodes are reached."""
+    """A GPU has no active NVLink, the only link to GPUs of other nodes."""
     NO_ATOMICS = "no-atomics"
-    """The driver has no native atomics between two GPUs."""
+    """The driver does not support native atomics between two GPUs."""
     NO_NUMA_MEMORY = "no-numa-memory"
-    """This process may have no memory of a NUMA node, or the node has none."""
+    """This process may not allocate memory on a NUMA node, or the node has none."""
     EGM_BLOCKED = "egm-blocked"
-    """The EGM route to a NUMA node is blocked, and what is left is tried in another case."""
+    """The EGM route to a NUMA node is blocked. Another case measures the remaining route."""
     NO_IMEX_CHANNEL = "no-imex-channel"
-    """Fabric handles need an IMEX channel that this process may use."""
+    """Fabric handles need an accessible IMEX channel."""
     UNSUPPORTED_MEMORY = "unsupported-memory"
-    """A GPU reports that it cannot use a kind of host memory, or share it."""
+    """A GPU reports that it cannot use, or share, a kind of host memory."""
     NO_PAGES = "no-pages"
-    """The kernel has no huge pages of a kind, or too few that are free."""
+    """The kernel has no, or too few free, huge pages of a kind."""
     UNSUPPORTED_HANDLE = "unsupported-handle"
     """A GPU reports that it does not support a kind of handle."""
     UNSUPPORTED_ENGINE = "unsupported-engine"
-    """A GPU is too old for an engine, or what the engine needs is not installed."""
+    """A GPU is too old for an engine, or a dependency of the engine is not installed."""
     REFUSED = "refused"
-    """The driver answered, when it was tried, that it has no such thing."""
+    """The driver refused it as not supported."""
     NO_ROOM = "no-room"
-    """Its buffers do not fit into the part of free memory that they may take."""
+    """The buffers exceed the share of free memory that they may use."""
     GIVEN_UP = "given-up"
-    """Too much had failed before."""
+    """The run stopped after too many failures."""
     INTERRUPTED = "interrupted"
 
 
 OF_GPUS = (WaiverKind.GPU_HIDDEN, WaiverKind.GPU_UNUSABLE, WaiverKind.GPU_BUSY)
-"""Those that take a whole GPU away, whatever the path."""
+"""The kinds that exclude a whole GPU, on every path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiver:
-    """One thing that keeps something from being measured."""
+    """One reason why something is not measured."""
 
     kind: WaiverKind
     reason: Plain
     """One sentence."""
     gpus: tuple[BusId, ...] = ()
-    """Bus ids of the GPUs that it is about."""
+    """The bus ids of the GPUs that the reason is about."""
     rank: int | None = None
-    """The process whose GPU it is about, in a run between several: nodes have GPUs of the same bus ids."""
+    """The rank of these GPUs, in a run with several ranks: GPUs of different nodes may have the same bus id."""
 
     @classmethod
     def about(cls, kind: WaiverKind, reason: str, *gpus: Gpu) -> Waiver:
-        """Return a waiver that is about some GPUs."""
+        """Return a waiver about some GPUs."""
         return cls(kind=kind, reason=reason, gpus=tuple(gpu.bus_id for gpu in gpus))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """The checks' words on a machine: the key ``result`` of the document."""
+    """The results of all checks on a machine: the key ``result`` of the document."""
 
     SCHEMA: ClassVar[str] = "egmctl.doctor/1"
 
     platform: str
     """The platform in one line."""
     gpus_asked: tuple[BusId, ...] | None
-    """GPUs that were named with ``--gpus``; null: none were, all count."""
+    """The GPUs that were named with ``--gpus``; null if all GPUs count."""
     numa_asked: tuple[int, ...] | None
-    """NUMA nodes that were named with ``--numa``."""
+    """The NUMA nodes that were named with ``--numa``; null if all nodes count."""
     purposes: tuple[Guard, ...]
-    """What the findings are about: the words of ``--for``."""
+    """The purposes that the findings are about: the values of ``--for``."""
     counts: Mapping[str, int] = field(init=False)
-    """Number of checks by status: that of a check's gravest finding; ``explained`` are those whose faults another
-    check's finding explains."""
+    """The number of checks by status, each by its most severe finding. ``explained`` counts the checks whose faults
+    another check explains."""
     findings: tuple[Finding, ...]
-    """In the order of the checks."""
+    """The findings, in the order of the checks."""
     strict: bool = False
-    """Whether a warning or a note is a failure."""
+    """Whether warnings and notes are failures."""
     machines: tuple[Machine, ...] = ()
-    """The node that was checked, with pseudonyms for what is private."""
+    """The node that was checked, with pseudonyms for private data."""
 
     def __post_init__(self) -> None:
         statuses = list(self.verdicts.values())
@@ -338,29 +339,29 @@ class Diagnosis:
         Raises
         ------
         IndexError
-            If the document is of a version that kept none.
+            The document is of a version that stored no machine.
         """
         return self.machines[0]
 
     @property
     def verdicts(self) -> Mapping[str, Status]:
-        """The status of each check: that of its gravest finding."""
+        """The status of each check, as :func:`verdicts`."""
         return verdicts(self.findings)
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """The ids of the checks that found a fault."""
+        """The ids of the checks that failed."""
         faults = (Status.FAIL, Status.WARN, Status.NOTE) if self.strict else (Status.FAIL,)
         return tuple(check for check, status in self.verdicts.items() if status in faults)
 
     @property
     def failed(self) -> bool:
-        """Whether there is a fault."""
+        """Whether a check failed."""
         return bool(self.failures)
 
     @property
     def nothing(self) -> str | None:
-        """Why nothing could be determined, as a sentence; ``None`` where something was."""
+        """Why nothing could be determined, as a sentence; ``None`` if something was."""
         if self.failed:
             return None
         if not self.machine.gpus:
@@ -371,9 +372,9 @@ class Diagnosis:
 
     @property
     def undetermined(self) -> bool:
-        """Whether too little is known for "no fault" to mean "healthy": nothing, or less than what could not be read.
+        """Whether too little is known to call the node healthy: nothing, or at least as much is unknown as passed.
 
-        A warning does not outweigh what is unknown, and a failure stands whatever else is.
+        A warning does not outweigh what is unknown. If a check failed, this is false.
         """
         if self.failed:
             return False
@@ -381,7 +382,7 @@ class Diagnosis:
 
     @property
     def mostly_unknown(self) -> bool:
-        """Whether as many checks could not tell anything as passed."""
+        """Whether checks are unknown, and at least as many as passed."""
         unknown = self.counts.get(Status.UNKNOWN, 0)
         return unknown > 0 and unknown >= self.counts.get(Status.PASS, 0)
 
@@ -394,7 +395,7 @@ class Diagnosis:
 
     @property
     def nagios_state(self) -> int:
-        """0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN (https://nagios-plugins.org/doc/guidelines.html#AEN78)."""
+        """The Nagios state: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN (nagios-plugins.org/doc/guidelines.html#AEN78)."""
         if self.failed:
             return 2
         if self.undetermined:
@@ -403,7 +404,7 @@ class Diagnosis:
 
 
 def verdicts(findings: Iterable[Finding]) -> Mapping[str, Status]:
-    """Return the status of each check: that of its gravest finding, without those that another check explains."""
+    """Return the status of each check: that of its most severe finding that no other check explains."""
     gravity = list(Status)
     worst: dict[str, Status] = {}
     for finding in findings:

@@ -1,4 +1,4 @@
-"""The results of ``egmctl fleet``: how each node answered, and which nodes are alike."""
+"""The results of ``egmctl fleet``: the outcome on each node, and groups of nodes with the same result."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ from egmctl.model.record import Command, Plain
 
 
 class Reach(StrEnum):
-    """How asking a node ended; everything but ``answered`` has a reason."""
+    """The outcomes of querying a node; all but ``answered`` have a reason."""
 
     ANSWERED = "answered"
-    """Its document is in the folder."""
+    """The node's document is in the folder."""
     FAILED = "failed"
-    """egmctl ran there and ended without a result."""
+    """egmctl ran on the node and ended without a result."""
     GARBAGE = "garbage"
-    """What came back is no document of egmctl's."""
+    """The output is not a document of egmctl."""
     WRONG_VERSION = "wrong-version"
-    """Another version than the one that asks; nothing was run."""
+    """The node has another version of egmctl than this command; nothing was run."""
     NO_EGMCTL = "no-egmctl"
     FLOODED = "flooded"
-    """It sent more than any document holds, and was stopped."""
+    """The node exceeded the size limit of documents and was stopped."""
     TIMED_OUT = "timed-out"
-    """The command there did not end in time, and was stopped."""
+    """The command on the node timed out and was stopped."""
     LOST = "lost"
-    """The connection ended before the command there did, or what came over it could not be kept here."""
+    """The connection ended before the remote command did, or its output could not be stored."""
     UNREACHABLE = "unreachable"
-    """The launcher got no command started there."""
+    """The launcher could not start a command on the node."""
     INTERRUPTED = "interrupted"
-    """The command there was stopped: because this one was interrupted, or by somebody there."""
+    """The remote command was stopped, on the node or because this command was interrupted."""
     NOT_ASKED = "not-asked"
-    """Its turn had not come when this command was interrupted."""
+    """This command was interrupted before it queried the node."""
 
 
 class NodeState(StrEnum):
-    """How it stands with a node."""
+    """The state of a node."""
 
     HEALTHY = "healthy"
-    """It answered, and nothing is wrong there."""
+    """The node answered, and no problem was found."""
     FAILED = "failed"
-    """It answered that something is wrong."""
+    """The node answered and reported a problem."""
     NOT_DETERMINED = "not-determined"
-    """It answered that nothing could be run or determined there."""
+    """The node answered that nothing could be run or determined."""
     UNREACHABLE = "unreachable"
-    """It did not answer; the reason says how."""
+    """The node did not answer; the reason says why."""
 
 
 class Launcher(StrEnum):
-    """How to start the command on a node."""
+    """The programs that start the command on a node."""
 
     SSH = "ssh"
     SRUN = "srun"
@@ -61,38 +61,38 @@ class Launcher(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The question to the nodes, which ``--resume`` repeats."""
+    """The command to run on the nodes, which ``--resume`` repeats."""
 
     command: Command
     arguments: tuple[str, ...] = ()
-    """Options of the command, as they were given after ``--``."""
+    """The options of the command, as given after ``--``."""
     nodes: tuple[str, ...]
     remote_command: str
-    """egmctl on the nodes."""
+    """The egmctl command on the nodes."""
     version: Plain
-    """What ``egmctl --version`` had to say there; empty: any version was welcome."""
+    """The required output of ``egmctl --version`` on the nodes; empty if any version is accepted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAnswer:
-    """How asking one node ended."""
+    """The outcome on one node."""
 
     node: str
     reach: Reach
     exit_code: int
-    """What it counts as: the exit code of egmctl there where it answered or failed, else 4; of a node that was stopped
-    or not asked because of an interruption 130."""
+    """The exit code that counts for the node: that of egmctl if it answered or failed, 130 if it was stopped or not
+    queried because of an interruption, else 4."""
     reason: str = ""
-    """Why there is no document, in words, with what the launcher said."""
+    """The reason why there is no document, with the launcher's message."""
     version: str = ""
-    """What ``egmctl --version`` said there; empty where it was not asked."""
+    """The output of ``egmctl --version`` on the node; empty if it was not queried."""
     duration_s: float | None = None
     file: str = ""
-    """Its document, relative to the folder; of a command that was stopped, what it had until then."""
+    """The node's document, relative to the folder. If the command was stopped, it contains the result until then."""
 
     @property
     def state(self) -> NodeState:
-        """How it stands with the node."""
+        """The state by reach and exit code."""
         if self.reach is not Reach.ANSWERED:
             return NodeState.UNREACHABLE
         known = {int(ExitCode.OK): NodeState.HEALTHY, int(ExitCode.NOTHING): NodeState.NOT_DETERMINED}
@@ -101,24 +101,24 @@ class NodeAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLine:
-    """One thing that a group of nodes has in common."""
+    """One property that the nodes of a group share."""
 
     key: str
-    """What it is about: ``egm.cgroup-route GPU0``, ``driver``; empty where the value says it."""
+    """The subject: ``egm.cgroup-route GPU0``, ``driver``; empty if the value is sufficient."""
     value: str
     check: str = ""
-    """The check of doctor that it was."""
+    """The doctor check."""
     status: str = ""
-    """``fail`` or ``warn``, or how asking ended; empty where nothing is wrong."""
+    """``fail`` or ``warn``, or the node's :class:`Reach`; empty if there is no problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGroup:
-    """Nodes on which it stands alike; what they differ in beyond that is in the comparison."""
+    """Nodes with the same result. Their other differences are in the comparison."""
 
     nodes: tuple[str, ...]
     folded: str
-    """The nodes in short: ``node[01-17]``."""
+    """The nodes in short form: ``node[01-17]``."""
     lines: tuple[GroupLine, ...]
 
 
@@ -130,27 +130,27 @@ class FleetReport:
 
     asked: Asked
     folded: str
-    """All nodes in short."""
+    """The names of all nodes in short form."""
     launcher: Launcher
     folder: str
     started_at: Plain
     """UTC, ISO 8601, to the second."""
     finished: bool
-    """Whether every node was asked until it answered, failed or ran out of time."""
+    """Whether every node answered, failed or timed out."""
     counts: Mapping[Plain, int]
-    """Number of nodes by how asking them ended."""
+    """The number of nodes by :class:`Reach`."""
     answers: tuple[NodeAnswer, ...]
     """In the order of the nodes."""
     groups: tuple[NodeGroup, ...] = ()
-    """The largest first, those that did not answer last."""
+    """The largest first; those of nodes that did not answer last."""
     comparison: Comparison | None = None
-    """What ``egmctl compare`` says of the answers; null of fewer than two."""
+    """The comparison of the answers; null for fewer than two."""
 
     @property
     def exit_code(self) -> ExitCode:
-        """The worst of the nodes' exit codes and of the comparison's (``docs/exit-codes.md``).
+        """The most severe of the nodes' exit codes and the comparison's (``docs/exit-codes.md``).
 
-        Of two nodes the first is no better reference than the second: if one is worse than the other, that counts.
+        Of two nodes, the first is no better reference than the second, so a difference in either direction counts.
         """
         codes = [answer.exit_code for answer in self.answers]
         if self.comparison is not None:
@@ -160,13 +160,13 @@ class FleetReport:
 
 
 def worst_exit_code(codes: Iterable[int]) -> ExitCode:
-    """Return the gravest of exit codes; one that is none of egmctl's is a crash."""
+    """Return the most severe exit code. A code that egmctl does not define counts as a crash."""
     order = (ExitCode.OK, ExitCode.NOTHING, ExitCode.FAILED, ExitCode.USAGE, ExitCode.CRASHED, ExitCode.INTERRUPTED)
     known = [ExitCode(code) if code in order else ExitCode.CRASHED for code in codes]
     return max(known, key=order.index, default=ExitCode.OK)
 
 
 def counts(answers: Iterable[NodeAnswer]) -> dict[str, int]:
-    """Return the number of nodes by how asking them ended, in the order of :class:`Reach`, without zeros."""
+    """Return the number of nodes by outcome, in the order of :class:`Reach`, without zeros."""
     reached = Counter(answer.reach for answer in answers)
     return {reach.value: reached[reach] for reach in Reach if reached[reach]}

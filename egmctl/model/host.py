@@ -1,4 +1,4 @@
-"""The host of a machine: NUMA nodes, CPUs, the system around the driver, and what confines a process."""
+"""The host of a machine: NUMA nodes, CPUs, the system around the driver, and the restrictions of a process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from egmctl.model.record import BusId, KernelList, Plain, Record, Sentence, Shar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PcieLink(Record):
-    """A PCIe link's state."""
+    """The state of a PCIe link."""
 
     speed_gt_s: float | None = None
     width: int | None = None
@@ -22,7 +22,7 @@ class PcieLink(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PciFunction(Record):
-    """One PCI function as sysfs shows it. Not namespaced: containers see all of the machine's."""
+    """One PCI function from sysfs, which is not namespaced: a container sees all functions of the machine."""
 
     bus_id: BusId
     vendor_id: int | None = None
@@ -30,52 +30,53 @@ class PciFunction(Record):
     subsystem_vendor_id: int | None = None
     subsystem_device_id: int | None = None
     class_code: int | None = None
-    """24 bits: 0x030200 is a 3D controller, 0x068000 a bridge of another kind (NVSwitch)."""
+    """The 24-bit class code: 0x030200 is a 3D controller, 0x068000 an "other" bridge (NVSwitch)."""
     path: tuple[Plain, ...] | None = None
-    """From the root complex down to, and without, this function: ``("pci0000:16", "0000:16:01.0", ...)``."""
+    """The path from the root complex to this function, which is not included: ``("pci0000:16", "0000:16:01.0",
+    ...)``."""
     numa_node: int | None = None
-    """sysfs ``numa_node``; -1 where the firmware says nothing."""
+    """The value of sysfs ``numa_node``; -1 if the firmware does not state it."""
     local_cpus: KernelList | None = None
     link: PcieLink | None = None
     driver: Plain | None = None
-    """The bound kernel driver; ``""`` where none is bound."""
+    """The bound kernel driver; ``""`` if there is none."""
     responds: bool | None = None
-    """False where configuration space reads all ones: the device fell off the bus."""
+    """False if configuration space reads as all ones: the device fell off the bus."""
 
     @property
     def host_numa_id(self) -> int | None:
-        """The CPU NUMA node closest to it; ``None`` where the firmware says nothing."""
+        """The closest CPU NUMA node; ``None`` if the firmware does not state it."""
         return None if self.numa_node is None or self.numa_node < 0 else self.numa_node
 
     @property
     def pci_id(self) -> str | None:
-        """Vendor and device, ``10de:2335``; ``None`` where they were not read."""
+        """The vendor and device id, ``10de:2335``; ``None`` if they were not read."""
         return None if None in (self.vendor_id, self.device_id) else f"{self.vendor_id:04x}:{self.device_id:04x}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceNode(Record):
-    """A device node and whether this process may use it, by access(2): opening would wake the device."""
+    """A device node, and whether this process may access it by access(2): opening it would wake the device."""
 
     path: Plain
     exists: bool
     kind: Plain | None = "character"
-    """The kind of file: ``character``, or ``block``, ``directory``, ``file``, ``fifo``, ``socket`` in its place."""
+    """The file type: ``character``, or ``block``, ``directory``, ``file``, ``fifo``, ``socket``."""
     major: int | None = None
     minor: int | None = None
     mode: int | None = None
     uid: int | None = None
     gid: int | None = None
     access: Plain | None = None
-    """``"ok"``, or the errno's name from access(R_OK|W_OK): EPERM is the device cgroup, EACCES mode or LSM, ENOENT
-    not there."""
+    """``"ok"``, or the name of the errno from access(R_OK|W_OK): EPERM is the device cgroup, EACCES the mode or an LSM,
+    ENOENT a missing node."""
     nodev: bool | None = None
-    """Its file system is mounted ``nodev``: open(2) fails with EACCES then, though access(2) does not."""
+    """Whether the file system is mounted ``nodev``. Then open(2) fails with EACCES, although access(2) succeeds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvSwitch(Record):
-    """An NVSwitch that the node itself sees as a PCI function (HGX; on NVL72 the switches are elsewhere)."""
+    """An NVSwitch that is a PCI function of the node (HGX; on NVL72 the switches are outside of the node)."""
 
     pci: PciFunction
 
@@ -106,11 +107,11 @@ class Nic(Record):
     node_guid: str | None = None
     board_id: Plain | None = None
     interfaces: tuple[str, ...] = ()
-    """Network interfaces of the same PCI function."""
+    """The network interfaces of the same PCI function."""
 
     @property
     def host_numa_id(self) -> int | None:
-        """The CPU NUMA node closest to it; ``None`` where the firmware says nothing."""
+        """The closest CPU NUMA node; ``None`` if the firmware does not state it."""
         return None if self.pci is None else self.pci.host_numa_id
 
 
@@ -118,18 +119,18 @@ class NumaKind(StrEnum):
     """The contents of a NUMA node."""
 
     CPU = "cpu"
-    """CPUs and memory."""
+    """The node has CPUs and memory."""
     CPU_ONLY = "cpu-only"
-    """CPUs, no memory."""
+    """The node has only CPUs."""
     MEMORY_ONLY = "memory-only"
-    """Memory, no CPUs: on Grace, a GPU's own memory onlined as a node."""
+    """The node has only memory: on Grace, a GPU's own memory onlined as a node."""
     EMPTY = "empty"
-    """Neither: on Grace, a placeholder for MIG instances."""
+    """The node has neither: on Grace, a placeholder for MIG instances."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HugePages(Record):
-    """One pool of huge pages: of the host (``/sys/kernel/mm/hugepages``), or a NUMA node's part of it."""
+    """One pool of huge pages, of the host (``/sys/kernel/mm/hugepages``) or of one NUMA node."""
 
     page_size_bytes: int
     total: int | None = None
@@ -146,34 +147,34 @@ class NumaNode(Record):
     memory_total_bytes: int | None = None
     memory_free_bytes: int | None = None
     memory_reclaimable_bytes: int | None = None
-    """Pages of files and reclaimable slabs: the kernel gives them back when memory is asked for."""
+    """File pages and reclaimable slabs, which the kernel frees under memory pressure."""
     distances: tuple[int, ...] | None = None
     """ACPI SLIT distances to the online nodes, in ascending order of their ids."""
     huge_pages: tuple[HugePages, ...] | None = None
-    """Not present where the node has no memory."""
+    """The pools of the node; ``not-present`` if it has no memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuFrequencies(Record):
-    """CPUs whose files in ``/sys/devices/system/cpu/cpu*/cpufreq`` say the same."""
+    """CPUs with equal files in ``/sys/devices/system/cpu/cpu*/cpufreq``."""
 
     cpus: KernelList
     governor: Plain | None = None
     """``scaling_governor``: ``performance``, ``powersave``, ``schedutil``, ..."""
     limit_khz: int | None = None
-    """``scaling_max_freq``: what the governor may go up to."""
+    """``scaling_max_freq``: the upper limit for the governor."""
     max_khz: int | None = None
-    """``cpuinfo_max_freq``: what the hardware can."""
+    """``cpuinfo_max_freq``: the maximum of the hardware."""
 
     @property
     def limited(self) -> bool | None:
-        """Whether the limit is below what the hardware can; ``None`` where one of them is not known."""
+        """Whether the limit is below the hardware's maximum; ``None`` if either is unknown."""
         return None if self.limit_khz is None or self.max_khz is None else self.limit_khz < self.max_khz
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host(Record):
-    """The machine around the GPUs, and what of it this process may use."""
+    """The machine around the GPUs, and the parts that this process may use."""
 
     hostname: str | None = None
     kernel: Annotated[str, Share.KERNEL_RELEASE] | None = None
@@ -187,41 +188,42 @@ class Host(Record):
     allowed_cpus: KernelList | None = None
     """``Cpus_allowed_list`` of this process."""
     allowed_numa_nodes: KernelList | None = None
-    """``Mems_allowed_list`` of this process: HOST_NUMA memory can come from these only."""
+    """``Mems_allowed_list`` of this process: HOST_NUMA memory can be allocated on these nodes only."""
     memory_policy: Plain | None = None
-    """The process' NUMA memory policy, as ``numa_maps`` spells it: ``default``, ``bind:0``, ``interleave:0-1``."""
+    """The NUMA memory policy of the process in the format of ``numa_maps``: ``default``, ``bind:0``,
+    ``interleave:0-1``."""
     huge_pages: tuple[HugePages, ...] | None = None
     transparent_huge_pages: Plain | None = None
-    """The word in brackets of ``/sys/kernel/mm/transparent_hugepage/enabled``."""
+    """The selected value (in brackets) of ``/sys/kernel/mm/transparent_hugepage/enabled``."""
     numa_balancing: int | None = None
     cpu_frequencies: tuple[CpuFrequencies, ...] | None = None
-    """The online CPUs, grouped where they are alike; not present where the kernel does not set frequencies."""
+    """The online CPUs, grouped by equal values; ``not-present`` if the kernel does not set frequencies."""
     auto_online_blocks: Plain | None = None
-    """``/sys/devices/system/memory/auto_online_blocks``: must be ``online_movable`` for GPU memory to become a node."""
+    """``/sys/devices/system/memory/auto_online_blocks``: GPU memory becomes a node only with ``online_movable``."""
     kernel_command_line: Mapping[Plain, Annotated[str, Share.PARAMETER]] | None = None
-    """Only the parameters that matter here (``egmctl.facts.host.COMMAND_LINE_KEYS``); a flag has the value ``""``."""
+    """The relevant parameters only (``egmctl.facts.host.COMMAND_LINE_KEYS``); a flag has the value ``""``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryFailure:
-    """How NVML or CUDA failed as a whole, so that it says nothing of any GPU."""
+    """A failure of NVML or CUDA as a whole, so that it reports no GPU."""
 
     how: Plain
-    """``error`` (a call returned one), ``crashed``, ``timed-out``, ``missing`` (the library), ``too-old``
-    (for the bindings) or ``not-started`` (no child process could be)."""
+    """``error`` (a call returned one), ``crashed``, ``timed-out``, ``missing`` (the library), ``too-old`` (for the
+    bindings) or ``not-started`` (the child process could not be started)."""
     call: Plain | None = None
-    """The call that failed, or that was under way at the end."""
+    """The call that failed, or that was in progress at the end."""
     gpu: BusId | None = None
-    """The GPU that the call was about, where it was about one."""
+    """The GPU that was passed to the call, if any."""
     number: int | None = None
-    """The number that the call returned."""
+    """The error number that the call returned."""
     name: Plain | None = None
-    """The library's own name for that: ``NVML_ERROR_UNKNOWN``."""
+    """The library's name for the error number: ``NVML_ERROR_UNKNOWN``."""
     detail: Sentence = ""
 
     @property
     def words(self) -> str:
-        """The failure in words that follow the library's name."""
+        """The failure as a phrase that follows the library's name."""
         where = f" in {self.call}" if self.call else ""
         gpu = f" of {self.gpu}" if self.gpu else ""
         number = "" if self.number is None else f" ({self.number})"
@@ -239,51 +241,51 @@ class LibraryFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Driver(Record):
-    """The driver's parts, their versions and the nodes they are reached through."""
+    """The driver's components, their versions and their device nodes."""
 
     module_version: Plain | None = None
     module_flavour: Plain | None = None
     """``open`` or ``proprietary``."""
     driver_version: Plain | None = None
-    """NVML's ``nvmlSystemGetDriverVersion``."""
+    """The driver version from ``nvmlSystemGetDriverVersion``."""
     nvml_version: Plain | None = None
     cuda_driver_version: int | None = None
-    """``cuDriverGetVersion``: 13000 is 13.0."""
+    """The result of ``cuDriverGetVersion``: 13000 is 13.0."""
     cuda_error: Plain | None = None
-    """The name of cuInit's error; ``None`` if it succeeded or was not asked (then in ``unread``)."""
+    """The name of cuInit's error; ``None`` if it succeeded or was not called (reason in ``unread``)."""
     nvml_error: Plain | None = None
     nvml_failure: LibraryFailure | None = None
-    """How NVML failed; ``None`` where it answered, was not asked, or the document is of before this field."""
+    """The failure of NVML; ``None`` if it succeeded, was not queried, or the document is older than this field."""
     cuda_failure: LibraryFailure | None = None
     confidential_compute: Plain | None = None
-    """``off``, ``on``, or how several GPUs are joined under it: ``protected-pcie``, ``nvlink-encryption``
+    """``off``, ``on``, or the multi-GPU mode: ``protected-pcie``, ``nvlink-encryption``
     (``nvmlSystemGetConfComputeSettings``)."""
     nvlink_bandwidth_mode: Plain | None = None
-    """``full``, ``off``, ``min``, ``half`` or ``3quarter`` (``nvmlSystemGetNvlinkBwMode``)."""
+    """The result of ``nvmlSystemGetNvlinkBwMode``: ``full``, ``off``, ``min``, ``half`` or ``3quarter``."""
     modules: tuple[Plain, ...] | None = None
-    """The loaded ones of nvidia, nvidia_uvm, nvidia_peermem, nvgrace_gpu, nvgrace_egm, nouveau, gdrdrv."""
+    """The loaded modules among nvidia, nvidia_uvm, nvidia_peermem, nvgrace_gpu, nvgrace_egm, nouveau and gdrdrv."""
     module_parameters: Mapping[Plain, Annotated[str, Share.PARAMETER]] | None = None
     """``/proc/driver/nvidia/params``."""
     uvm_parameters: Mapping[Plain, Annotated[str, Share.PARAMETER]] | None = None
     majors: Mapping[Plain, int] | None = None
-    """Character majors of ``/proc/devices`` whose name begins with ``nvidia``."""
+    """The character device majors in ``/proc/devices`` whose name begins with ``nvidia``."""
     nodes: tuple[DeviceNode, ...] | None = None
-    """nvidiactl, nvidia-uvm, nvidia-uvm-tools, nvidia-caps."""
+    """The nodes nvidiactl, nvidia-uvm, nvidia-uvm-tools and nvidia-caps."""
     imex_channels: tuple[DeviceNode, ...] | None = None
-    """Nodes in ``/dev/nvidia-caps-imex-channels``; empty where the folder is absent."""
+    """The nodes in ``/dev/nvidia-caps-imex-channels``; empty if the folder does not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bridge(Record):
-    """A PCIe bridge above a GPU or a NIC: a root port, or a port of a switch."""
+    """A PCIe bridge above a GPU or NIC: a root port or a port of a switch."""
 
     bus_id: BusId
     vendor_id: int | None = None
     device_id: int | None = None
     link: PcieLink | None = None
-    """The state of the link below it."""
+    """The state of the link below the bridge."""
     acs_control: int | None = None
-    """The control register of Access Control Services: bit 0 source validation, 2 request redirect, 3 completion
+    """The control register of Access Control Services: bit 0 is source validation, 2 request redirect, 3 completion
     redirect, 4 upstream forwarding, 6 direct translated P2P. Only root may read it."""
 
 
@@ -292,74 +294,82 @@ class Imex(Record):
     """The IMEX service, which lets nodes of one NVLink domain import each other's memory."""
 
     configured_nodes: int | None = None
-    """Addresses in ``/etc/nvidia-imex/nodes_config.cfg``; the addresses themselves stay there."""
+    """The number of addresses in ``/etc/nvidia-imex/nodes_config.cfg``. The addresses are not recorded."""
     duplicate_nodes: int | None = None
-    """How many of them are there twice."""
+    """The number of duplicate addresses."""
     daemon_state: Plain | None = None
-    """The word of ``nvidia-imex-ctl -q``: ``READY``, ``WAITING_FOR_PEERS``, ..."""
+    """The state that ``nvidia-imex-ctl -q`` prints: ``READY``, ``WAITING_FOR_PEERS``, ..."""
     domain_status: Plain | None = None
-    """``UP``, ``DOWN`` or ``DEGRADED``, from ``nvidia-imex-ctl -N -j``."""
+    """The status from ``nvidia-imex-ctl -N -j``: ``UP``, ``DOWN`` or ``DEGRADED``."""
     runs_in: tuple[Plain, ...] | None = None
-    """Where each nvidia-imex runs: ``host`` (its systemd service), ``pod`` (of Kubernetes) or ``elsewhere``."""
+    """The location of each nvidia-imex process: ``host`` (its systemd service), ``pod`` (of Kubernetes) or
+    ``elsewhere``."""
     kubelet: bool | None = None
-    """Whether Kubernetes' agent runs on this node."""
+    """Whether the Kubernetes kubelet runs on this node."""
     compute_domains: bool | None = None
-    """Whether Kubernetes' DRA driver for ComputeDomains, which manages IMEX, runs here or has left its files."""
+    """Whether Kubernetes' DRA driver for ComputeDomains, which manages IMEX, runs on this node or has left its
+    files."""
     compute_domain_mode: Plain | None = None
     """``driverManaged`` or ``hostManaged``, from the environment of that driver. Only root may read it."""
     session_in_use: bool | None = None
-    """Whether the service's log ends with the refusal of a second daemon (``NV_ERR_IN_USE``)."""
+    """Whether the service log has a rejected second daemon (``NV_ERR_IN_USE``) after its last ``READY``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerbsNode(Record):
-    """The device node through which programs use a NIC's RDMA."""
+    """The device node for RDMA through a NIC."""
 
     nic: Plain | None = None
-    """``mlx5_0``; of ``rdma_cm``, which belongs to no NIC, not supported."""
+    """The NIC: ``mlx5_0``; ``not-supported`` for ``rdma_cm``, which belongs to no NIC."""
     node: DeviceNode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System(Record):
-    """All of it. Everything is read from files, but for IMEX' own state."""
+    """The system around the driver: kernel settings, PCIe, IOMMU, daemons, IMEX and RDMA.
+
+    Everything except the state of IMEX is read from files.
+    """
 
     uptime_s: float | None = None
     kernel_configuration: Mapping[Plain, Plain] | None = None
-    """``y``, ``m`` or ``n`` of each of ``egmctl.facts.system.CONFIGURATION_KEYS``."""
+    """``y``, ``m`` or ``n`` for each of ``egmctl.facts.system.CONFIGURATION_KEYS``."""
     acpi_egm: bool | None = None
-    """Whether the firmware's tables name EGM memory (``nvidia,egm-base-pa``). Only root may read them."""
+    """Whether the ACPI tables declare EGM memory (``nvidia,egm-base-pa``). Only root may read them."""
     egm_regions: tuple[Plain, ...] | None = None
-    """Devices in ``/sys/class/egm``, by which virtual machines get the EGM memory; empty where there are none."""
+    """The devices in ``/sys/class/egm``, which pass EGM memory to virtual machines; empty if there are none."""
     max_map_count: int | None = None
     """``vm.max_map_count``."""
     remove_ipc: bool | None = None
-    """logind's ``RemoveIPC``: whether a user's shared memory goes when the last session ends. ``None`` where no file
-    sets it: then it is as the distribution built it."""
+    """logind's ``RemoveIPC``: whether a user's shared memory is removed with the last session. ``None`` if no file
+    sets it; then the distribution's default applies."""
     iommu_domains: Mapping[Plain, Plain] | None = None
-    """Type of the IOMMU group (``DMA``, ``DMA-FQ``, ``identity``) of each GPU and NIC that has one, by bus id."""
+    """The IOMMU group type (``DMA``, ``DMA-FQ``, ``identity``) of each GPU and NIC in a group, by bus id."""
     bridges: tuple[Bridge, ...] | None = None
-    """Above GPUs, NICs and Data Direct functions, in the order of their bus ids."""
+    """The bridges above GPUs, NICs and Data Direct functions, in the order of bus ids."""
     data_direct: tuple[PciFunction, ...] | None = None
-    """Functions by which a ConnectX-8 reaches the GPU beside it (Data Direct); empty where there are none."""
+    """The Data Direct functions, through which a ConnectX-8 accesses the GPU beside it; empty if there are none."""
     ats: Mapping[Plain, bool] | None = None
-    """Whether each NIC has address translation (ATS), by bus id. Only root may read it."""
+    """Whether each NIC has address translation services (ATS), by bus id. Only root may read it."""
     daemons: tuple[Plain, ...] | None = None
-    """The running ones of ``egmctl.facts.system.DAEMONS``; in a container, only those of its own PID namespace."""
+    """The running daemons among ``egmctl.facts.system.DAEMONS``; in a container, only those of its own PID
+    namespace."""
     imex: Imex | None = None
     module_versions: Mapping[Plain, Plain] | None = None
-    """The loaded ones of ``egmctl.facts.system.RDMA_MODULES``; ``""`` where a module has no version of its own."""
+    """The versions of the loaded modules among ``egmctl.facts.system.RDMA_MODULES``; ``""`` if a module states no
+    version."""
     peer_memory_clients: tuple[Plain, ...] | None = None
-    """Names in ``/sys/kernel/mm/memory_peers``; empty where the kernel has no such folder."""
+    """The names in ``/sys/kernel/mm/memory_peers``; empty if the kernel has no such folder."""
     verbs: tuple[VerbsNode, ...] | None = None
-    """Nodes in ``/dev/infiniband`` that the kernel has devices for; empty where it has none."""
+    """The nodes in ``/dev/infiniband`` with a kernel device; empty if there are none."""
     nvlink_management: tuple[Nic, ...] | None = None
-    """InfiniBand devices that lead to NVLink switches of this node, and are no NICs. Only root can tell them."""
+    """The InfiniBand devices that manage the NVLink switches of this node and are no NICs. Only root can identify
+    them."""
 
 
 INITIAL_NAMESPACES = {"ipc": 0xEFFFFFFF, "user": 0xEFFFFFFD, "pid": 0xEFFFFFFC, "cgroup": 0xEFFFFFFB}
-"""Inode numbers of the namespaces that the kernel starts with (include/linux/proc_ns.h); ``mnt`` and ``net`` have no
-fixed ones."""
+"""Inode numbers of the kernel's initial namespaces (include/linux/proc_ns.h); those of ``mnt`` and ``net`` are not
+fixed."""
 
 CAPABILITIES = {
     "NET_ADMIN": 12,
@@ -371,7 +381,7 @@ CAPABILITIES = {
     "MKNOD": 27,
     "BPF": 39,
 }
-"""Bits of :attr:`Confinement.capabilities` that matter here (include/uapi/linux/capability.h)."""
+"""The relevant bits of :attr:`Confinement.capabilities` (include/uapi/linux/capability.h)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -385,45 +395,45 @@ class Cgroup(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process(Record):
-    """The process: its cgroups, signs of a container, and the environment that steers drivers."""
+    """The process: its cgroups, signs of a container, and the environment variables that affect drivers."""
 
     pid: int = 0
-    """0 is the tool itself; else the process that ``--pid`` names."""
+    """The process id that ``--pid`` specifies; 0 for the tool itself."""
     effective_uid: int | None = None
     cgroups: tuple[Cgroup, ...] | None = None
     container_signs: tuple[Plain, ...] | None = None
-    """Words such as ``/.dockerenv``, ``/run/.containerenv``, ``KUBERNETES_SERVICE_HOST``, ``overlay root``; empty:
-    none seen."""
+    """Signs such as ``/.dockerenv``, ``/run/.containerenv``, ``KUBERNETES_SERVICE_HOST``, ``overlay root``; empty if
+    none."""
     environment: Mapping[Plain, Annotated[str, Share.ENVIRONMENT]] | None = None
-    """Only the variables on a known list that are set (``egmctl.facts.process.ENVIRONMENT_KEYS``)."""
+    """The variables that are set among ``egmctl.facts.process.ENVIRONMENT_KEYS``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount(Record):
-    """One mount of ``/proc/self/mountinfo`` that decides which device nodes there are and what they are good for."""
+    """One mount in ``/proc/self/mountinfo`` that affects device nodes or shared memory."""
 
     path: Plain
-    """``/``, ``/dev``, ``/dev/shm``, or something of NVIDIA's or InfiniBand's below ``/dev`` or ``/proc/driver``."""
+    """``/``, ``/dev``, ``/dev/shm``, or a path of NVIDIA or InfiniBand below ``/dev`` or ``/proc/driver``."""
     kind: Plain
-    """The type of file system: ``devtmpfs``, ``tmpfs``, ``overlay``, ``proc``."""
+    """The file system type: ``devtmpfs``, ``tmpfs``, ``overlay``, ``proc``."""
     options: tuple[Plain, ...] = ()
-    """Options of the mount, not of the file system: ``ro``, ``nosuid``, ``nodev``."""
+    """The options of the mount, not of the file system: ``ro``, ``nosuid``, ``nodev``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceProgram(Record):
-    """A BPF program that decides which devices a cgroup of version 2 may use."""
+    """A BPF program that controls the device access of a version 2 cgroup."""
 
     id: int
     name: Annotated[str, Share.CGROUP_PATH] | None = None
-    """Names the manager where that gives one: ``Slurm_Cgroup_v2``, ``sd_devices``; often empty."""
+    """The name of the program, which may identify its manager: ``Slurm_Cgroup_v2``, ``sd_devices``; often empty."""
     cgroup: Annotated[str, Share.CGROUP_PATH] | None = None
-    """The cgroup it is attached to: the process' own or one above it."""
+    """The cgroup to which it is attached: that of the process or an ancestor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceList:
-    """``devices.list`` of a cgroup of version 1, the process' own or one above it."""
+    """The ``devices.list`` of a version 1 cgroup: that of the process or an ancestor."""
 
     cgroup: Annotated[str, Share.CGROUP_PATH]
     rules: tuple[Plain, ...]
@@ -431,52 +441,55 @@ class DeviceList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceUnit:
-    """The device settings in systemd's files of a unit that the process' cgroup lies in."""
+    """The device settings in one systemd file of a unit that contains the process' cgroup."""
 
     unit: Annotated[str, Share.CGROUP_PATH]
     file: Annotated[str, Share.CGROUP_PATH]
     settings: tuple[Plain, ...]
-    """``DevicePolicy=closed``, ``DeviceAllow=/dev/nvidia0 rw``, in their order."""
+    """``DevicePolicy=closed``, ``DeviceAllow=/dev/nvidia0 rw``, in the order of the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confinement(Record):
-    """The limits of a process: namespaces, capabilities, filters, limits, mounts and the device cgroup."""
+    """The restrictions of a process: namespaces, capabilities, seccomp, resource limits, mounts, device cgroup."""
 
     namespaces: Mapping[Plain, int | None] | None = None
-    """Inode numbers under the names of ``/proc/self/ns``; compare with :data:`INITIAL_NAMESPACES`."""
+    """The inode numbers by name in ``/proc/self/ns``; compare with :data:`INITIAL_NAMESPACES`."""
     pid_namespace_depth: int | None = None
-    """How many numbers ``NSpid`` has: 1 also inside of a container that has its own ``/proc``."""
+    """The number of ids in ``NSpid``; 1 also inside a container with its own ``/proc``."""
     uid_map: tuple[tuple[int, int, int], ...] | None = None
-    """Ranges of ``/proc/self/uid_map``: first inside, first outside, length. ``(0, 0, 4294967295)`` is no namespace."""
+    """The ranges in ``/proc/self/uid_map``: first id inside, first outside, length. ``(0, 0, 4294967295)`` is the
+    initial namespace."""
     capabilities: int | None = None
-    """``CapEff``: bits of :data:`CAPABILITIES` and others."""
+    """``CapEff``: the bits of :data:`CAPABILITIES` and others."""
     seccomp: Plain | None = None
     """``none``, ``strict`` or ``filter``."""
     no_new_privileges: bool | None = None
     limits: Mapping[Plain, int | None] | None = None
-    """Soft limits ``as`` (address space), ``memlock``, ``stack`` (bytes), ``nofile`` and ``nproc``; -1 is unlimited."""
+    """The soft limits ``as`` (address space), ``memlock``, ``stack`` (bytes), ``nofile`` and ``nproc``; -1 is
+    unlimited."""
     pids_left: int | None = None
-    """How many more processes and threads the process' cgroups allow (``pids.max``); -1: none limits them."""
+    """The number of further processes and threads that the cgroups allow (``pids.max``); -1 is unlimited."""
     mounts: tuple[Mount, ...] | None = None
     shm_total_bytes: int | None = None
     """The size of ``/dev/shm``."""
     shm_free_bytes: int | None = None
     ptrace_scope: int | None = None
-    """Yama's ``kernel.yama.ptrace_scope``; not present where the kernel has no Yama, which is as good as 0."""
+    """Yama's ``kernel.yama.ptrace_scope``; ``not-present`` without Yama, which is equivalent to 0."""
     device_rules: tuple[Plain, ...] | None = None
-    """``devices.list`` of the cgroup of version 1: ``c 195:0 rw``. Only a hint: a list of denials prints ``a *:* rwm``
-    too, so access(2) of each node is what counts."""
+    """The version 1 cgroup's ``devices.list``: ``c 195:0 rw``. Only a hint, because a list of denials also prints
+    ``a *:* rwm``; access(2) of each node counts."""
     device_lists: tuple[DeviceList, ...] = ()
-    """The same of each cgroup from the top down to the process' own; empty where there is none, or it is not read."""
+    """The same list for each cgroup from the root to that of the process; empty if there is none or it was not read."""
     device_units: tuple[DeviceUnit, ...] = ()
-    """Units in the cgroup's path whose files set a device policy; empty where none does, or no file can be read."""
+    """The units in the cgroup's path with a device policy in their files; empty if there is none or no file can be
+    read."""
     device_programs: tuple[DeviceProgram, ...] | None = None
-    """BPF programs in force on the cgroup of version 2. Only root may ask."""
+    """The BPF programs in effect on the version 2 cgroup. Only root may query them."""
     system_calls: Mapping[Plain, Plain | None] | None = None
-    """``get_mempolicy``, ``mbind``, ``set_mempolicy`` (without effect) and ``pidfd_open``: ``ok``, the name of the
-    error number, or ``killed``."""
+    """The results of harmless calls of ``get_mempolicy``, ``mbind``, ``set_mempolicy`` and ``pidfd_open``: ``ok``, the
+    name of the error number, or ``killed``."""
 
     def capable(self, name: str) -> bool | None:
-        """Return whether the process has one of :data:`CAPABILITIES`; ``None`` where that was not read."""
+        """Return whether the process has a capability of :data:`CAPABILITIES`; ``None`` if that was not read."""
         return None if self.capabilities is None else bool(self.capabilities >> CAPABILITIES[name] & 1)

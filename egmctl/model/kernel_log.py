@@ -1,6 +1,6 @@
-"""The kernel's log: typed events about GPUs, NVSwitches and their PCIe links, and no other line.
+"""The kernel log: typed events about GPUs, NVSwitches and their PCIe links.
 
-It holds other people's names and secrets, so nothing else of it is kept.
+The log may contain private names and secrets, so no other lines are kept.
 """
 
 from __future__ import annotations
@@ -12,22 +12,23 @@ from egmctl.model.record import BusId, Plain, Record, Unread
 
 
 class EventKind(StrEnum):
-    """The source of the line."""
+    """The sources of log lines."""
 
     XID = "xid"
-    """The GPU driver's error report: ``NVRM: Xid (PCI:0000:06:00): 31, ...``."""
+    """An error report of the GPU driver: ``NVRM: Xid (PCI:0000:06:00): 31, ...``."""
     SXID = "sxid"
-    """The NVSwitch driver's: ``nvidia-nvswitch0: SXid (PCI:0000:01:00.0): 12028, ...``."""
+    """An error report of the NVSwitch driver: ``nvidia-nvswitch0: SXid (PCI:0000:01:00.0): 12028, ...``."""
     AER = "aer"
-    """PCIe Advanced Error Reporting."""
+    """A report of PCIe Advanced Error Reporting."""
     DRIVER = "driver"
-    """A message of the driver that :class:`DriverMessage` knows."""
+    """A driver message that is a :class:`DriverMessage`."""
 
 
 class DriverMessage(StrEnum):
-    """Messages of the driver that name a fault of EGM, NVLink, C2C, the fabric or IMEX, each by a fixed part of it.
+    """Driver messages about faults of EGM, NVLink, C2C, the fabric or IMEX. A value is a fixed part of the text.
 
-    Spelled as in open-gpu-kernel-modules 595.45.04; where older drivers word them otherwise they are not recognised.
+    The texts are those of open-gpu-kernel-modules 595.45.04. Messages that older drivers word differently are not
+    recognised.
     """
 
     EGM_ADDRESS = "SBIOS allocated EGM address is incorrect"
@@ -68,63 +69,63 @@ class DriverMessage(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelEvent(Record):
-    """One line of the log."""
+    """One event in the log."""
 
     kind: EventKind
     time_s: float
-    """Seconds since boot, as the kernel counts them."""
+    """The time stamp of the kernel, in seconds since boot."""
     bus_id: BusId | None = None
-    """The GPU, NVSwitch or PCIe device that the line names; a GPU's Xid names no function, which is 0."""
+    """The GPU, NVSwitch or PCIe device in the line. An Xid contains no function number, so function 0 is assumed."""
     number: int | None = None
-    """The number of an Xid or SXid."""
+    """The Xid or SXid number."""
     message: DriverMessage | None = None
     fatal: bool | None = None
-    """The line's own word for the error: NVLink 5's Xids and SXids (Fatal, Nonfatal), and AER."""
+    """Whether the line calls the error fatal: Xids of NVLink 5, SXids (Fatal, Nonfatal) and AER."""
     corrected: bool = False
-    """AER: the link repaired it."""
+    """Whether the link corrected the error (AER)."""
     link: int | None = None
-    """The NVLink that the line names."""
+    """The NVLink in the line."""
     pid: int | None = None
-    """In the initial PID namespace."""
+    """The process id in the initial PID namespace."""
     process: str | None = None
-    """Name of the process that the driver blames or ends."""
+    """The name of the process that the driver blames or terminates."""
     caused_by: int | None = None
-    """The earlier Xid that this one only follows."""
+    """The earlier Xid that caused this one."""
     text: Plain = ""
-    """The rest of an Xid, SXid or AER line, without the process; it holds nothing but the driver's own words."""
+    """The rest of an Xid, SXid or AER line, without the process. It contains only text of the driver."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelLog(Record):
-    """The kernel's log since boot, or as much of it as is still there."""
+    """The kernel log since boot, as far as it is still available."""
 
     source: Plain
     """``/dev/kmsg`` or ``journalctl``."""
     now_s: float
-    """When it was read, on the clock of :attr:`KernelEvent.time_s`."""
+    """The time of reading, on the clock of :attr:`KernelEvent.time_s`."""
     first_s: float | None = None
-    """Time of the oldest line that was still there: nothing is known of what came before. ``None``: an empty log."""
+    """The time of the oldest available line; earlier events are unknown. ``None`` if the log is empty."""
     overwritten: bool = False
-    """Lines were lost while it was read."""
+    """Whether lines were lost during reading."""
     events: tuple[KernelEvent, ...] = ()
-    """In their order, the newest if there are too many."""
+    """The events in order; the newest if there are too many."""
     left_out: int = 0
-    """Older events that were dropped because there were too many."""
+    """The number of older events that were dropped because there are too many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelMessages:
-    """The kernel's messages while something ran, on the node of the command: under MPI that of rank 0."""
+    """The kernel messages during a run, on the node of the command (under MPI the node of rank 0)."""
 
     source: Plain
     unread: Unread | None = None
-    """Why the log could not be read: then nothing is known, not even that there was nothing."""
+    """The reason why the log could not be read. Then an empty list of events says nothing."""
     began_s: float
-    """On the clock of :attr:`KernelEvent.time_s`."""
+    """The start of the run, on the clock of :attr:`KernelEvent.time_s`."""
     ended_s: float
     overwritten: bool = False
-    """Lines were lost meanwhile."""
+    """Whether lines were lost during the run."""
     events: tuple[KernelEvent, ...] = ()
-    """In their order, the first if there are too many."""
+    """The events in order; the first if there are too many."""
     left_out: int = 0
-    """Later events that were dropped because there were too many."""
+    """The number of later events that were dropped because there are too many."""

@@ -1,4 +1,4 @@
-"""Lists and plans that commands make without measuring: runs, machines, checks and cases, a run's plan and its cost."""
+"""Records of commands that measure nothing: lists of runs, machines, checks and cases, a run's plan, and its cost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from egmctl.model.task import Axis, Pattern, Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptRun:
-    """A run of the bench, by its journal."""
+    """A run of the bench, from its journal."""
 
     file: str
     """The journal's path."""
@@ -25,17 +25,17 @@ class KeptRun:
     gpus: tuple[Plain, ...]
     """``GPU0``, ``GPU1``, ..."""
     measurements: int
-    """Those that the journal holds, what was under way at its end among them."""
+    """The number of measurements in the journal, including the one in progress at its end."""
     ok: int
     exit_code: int | None
-    """Its exit code; ``None`` where it did not end."""
+    """The exit code of the run; ``None`` if the run did not end."""
     ending: Plain
-    """How it ended, in a few words."""
+    """A short description of how the run ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """``egmctl history``: the runs of the bench on this node, the latest last."""
+    """The result of ``egmctl history``: the runs of the bench on this node, the latest last."""
 
     SCHEMA: ClassVar[str] = "egmctl.history/1"
 
@@ -44,19 +44,19 @@ class History:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShippedMachine:
-    """A machine that ships with the tool."""
+    """A machine that is included in the tool."""
 
     name: Plain
-    """The name that ``--machine`` takes."""
+    """The name for ``--machine``."""
     origin: OriginKind
     platform: Plain
-    """Its platform, in one line."""
+    """The platform in one line."""
     description: Plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineList:
-    """``--machine list``."""
+    """The result of ``--machine list``."""
 
     SCHEMA: ClassVar[str] = "egmctl.machines/1"
 
@@ -65,15 +65,15 @@ class MachineList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckEntry:
-    """A check of the doctor."""
+    """A check of doctor."""
 
     id: Plain
-    """Stable, ``area.what``."""
+    """The stable id, ``area.what``."""
     title: Plain
     guards: tuple[Guard, ...]
-    """The abilities at risk where it does not pass."""
+    """The purposes at risk if the check does not pass."""
     sections: tuple[Plain, ...]
-    """Sections of the machine without which it cannot say anything."""
+    """The sections of the machine without which the check is unknown."""
     why: Plain
     read: Plain
     fix: Plain
@@ -81,7 +81,7 @@ class CheckEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckList:
-    """``egmctl doctor --list`` and ``--explain``."""
+    """The result of ``egmctl doctor --list`` and ``--explain``."""
 
     SCHEMA: ClassVar[str] = "egmctl.checks/1"
 
@@ -90,54 +90,54 @@ class CheckList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedTask(Task):
-    """A task of a plan, and why it would not be run."""
+    """A task of a plan, and the reasons why it would not be run."""
 
     waivers: tuple[Waiver, ...] = ()
-    """All that stops it; empty if the task would be run."""
+    """All reasons against the task; empty if it would be run."""
     planned_gb_s: float = 0
-    """The rate that the slowest of its flows is planned with: an estimate."""
+    """The estimated rate of its slowest flow."""
     disjoint: bool = False
-    """Whether it may run beside tasks that share no GPU with it."""
+    """Whether it may run at the same time as tasks that share no GPU with it."""
 
     @property
     def waiver(self) -> str | None:
-        """The first of what stops it, in one sentence; ``None`` if the task would be run."""
+        """The first reason why the task would not be run, in one sentence; ``None`` if it would be run."""
         return self.waivers[0].reason if self.waivers else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Tasks that run at the same time, by their places in the plan."""
+    """Tasks that run at the same time, as indices into the plan's tasks."""
 
     tasks: tuple[int, ...]
     group: Plain | None = None
-    """The group of several tasks, and of the proof for one."""
+    """The group of several tasks, or of a proof for one of them."""
     proof: bool = False
-    """The one task has been measured with others at the same time: now it is alone, to see whether that differs."""
+    """Whether the step measures one task alone that was measured with others, to compare both results."""
     isolated: Plain | None = None
-    """Set where a step may fail or end its process: it gets one of its own, shared with the steps of the same name."""
+    """The name of a separate process for a step that may fail or crash. Steps with the same name share the process."""
     seconds: float | None = None
-    """About how long it takes, where that was estimated."""
+    """The estimated duration, if there is an estimate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldMemory:
-    """The most memory that the run would hold at one place."""
+    """The peak memory of the run at one location."""
 
     place: Plain
-    """``GPU0``, ``NUMA1``, ``host`` for all nodes together; ``NUMA1 huge pages`` and ``huge pages``, which those do not
-    count."""
+    """``GPU0``, ``NUMA1``, or ``host`` for all NUMA nodes together. Huge pages are separate: ``NUMA1 huge pages``,
+    ``huge pages``."""
     bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReport:
-    """``egmctl bench --dry-run``: a run that was planned and not made; nothing in it was measured."""
+    """The result of ``egmctl bench --dry-run``: the plan of a run. Nothing was measured."""
 
     SCHEMA: ClassVar[str] = "egmctl.plan/2"
 
     origin: Origin
-    """Where the facts of the machine came from."""
+    """The source of the machine's facts."""
     settings: Settings
     gpus: tuple[BenchGpu, ...]
     numa_nodes: tuple[int, ...]
@@ -147,9 +147,9 @@ class PlanReport:
     memory: tuple[HeldMemory, ...]
     notes: tuple[Plain, ...]
     bytes_moved: int
-    """In samples."""
+    """The bytes that the samples move."""
     seconds: float
-    """About how long the run takes."""
+    """The estimated duration of the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,23 +160,24 @@ class CaseCost:
     pattern: Pattern
     measurements: int
     waived: int
-    """Measurements that cannot be made."""
+    """The measurements that cannot be made."""
     reason: Plain | None
-    """Why, of the first."""
+    """The first one's reason."""
     steps: int
-    """One after the other, those that prove what was measured with others included."""
+    """The number of sequential steps, including proofs."""
     bytes: int
-    """Moved in samples."""
+    """The bytes that the samples move."""
     seconds: float
     held_bytes: int
-    """Held by the GPU, or by the host, that holds most."""
+    """The peak memory of the GPU or host with the highest peak."""
     too_large: bool
-    """That is more than the run may take of what is free; of a model, which uses nothing, of all there is."""
+    """Whether that exceeds the share of memory that the run may use: of the free memory, or of all memory of a
+    model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCost:
-    """``egmctl bench --dry-run --ranks``: what a run between so many ranks costs, on nodes like one machine."""
+    """The cost of a run with a number of ranks, on nodes like one machine (``egmctl bench --dry-run --ranks``)."""
 
     SCHEMA: ClassVar[str] = "egmctl.cost/2"
 
@@ -189,27 +190,27 @@ class JobCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedCase:
-    """A case, and whether it would run."""
+    """A case, and whether it can run."""
 
     name: Plain
     family: Plain
     description: Plain
     axes: tuple[Axis, ...]
-    """The axes along which ``--sweep`` can measure it."""
+    """The axes for ``--sweep``."""
     measurements: int
-    """How many it makes of the chosen GPUs and NUMA nodes; 0 where it needs two GPUs and there is one."""
+    """The number of measurements for the chosen GPUs and NUMA nodes; 0 if the case needs two GPUs and there is one."""
     runnable: int
     reasons: tuple[Plain, ...]
-    """Why the others would not run."""
+    """The reasons why the others cannot run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseList:
-    """``egmctl bench --list``."""
+    """The result of ``egmctl bench --list``."""
 
     SCHEMA: ClassVar[str] = "egmctl.cases/1"
 
     origin: Origin
     cases: tuple[ListedCase, ...]
     suites: Mapping[Plain, Plain]
-    """The descriptions of all suites, by the names that ``--suite`` takes."""
+    """The descriptions of all suites by their names for ``--suite``."""

@@ -1,15 +1,14 @@
-"""A node as it was seen: the facts that every judgement is a pure function of.
+"""The facts of a node. Every judgement is a pure function of them.
 
-A :class:`Machine` is made of independently versioned sections; a command collects those it needs. It is written
-to and read from JSON by :mod:`egmctl.model.codec`, so that a live node and a recorded one are the same thing to
-everything that reads it.
+A :class:`Machine` consists of independently versioned sections. A command collects those that it needs. Because
+:mod:`egmctl.model.codec` converts a machine to JSON and back, code that reads it works alike on a live and on a
+recorded node.
 
-Two rules hold for every record here:
+Two rules apply to all records here:
 
-* a value that could not be read is ``None`` and its name is in the record's ``unread`` with the reason;
-* the type of a string says whether it may leave the site: :data:`Plain` may, everything else is pseudonymised by
-  ``egmctl.facts.redact`` unless the user asks for all. A new ``str`` field is therefore private until someone
-  decides otherwise.
+* A value that could not be read is ``None``, and the record's ``unread`` has its name and the reason.
+* The type of a string states whether it may leave the site. :data:`Plain` strings may; ``egmctl.facts.redact``
+  pseudonymises all others unless the user requests full output. So a new ``str`` field is private by default.
 """
 
 from __future__ import annotations
@@ -28,40 +27,40 @@ MACHINE_SCHEMA = "egmctl.machine/1"
 
 
 class OriginKind(StrEnum):
-    """Where a machine came from. Every output made from one that is not live says so."""
+    """The sources of a machine. Every output from a machine that is not live states its source."""
 
     LIVE = "live"
     RECORDED = "recorded"
     """Written by ``egmctl snapshot`` on real hardware."""
     MODELLED = "modelled"
-    """Put together from public documents: not captured from hardware."""
+    """Built from public documents, not captured from hardware."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a machine's facts came from."""
+    """The source of a machine's facts."""
 
     kind: OriginKind
     name: Plain = ""
-    """File stem or shipped name; empty when live."""
+    """The file name without extension or an included machine's name; empty if live."""
     tool: Plain = ""
-    """``egmctl 0.1.0``: what wrote the document."""
+    """The tool that wrote the document: ``egmctl 0.1.0``."""
     recorded_at: Plain = ""
     """UTC, ISO 8601, to the second."""
     redacted: bool = False
     description: Plain = ""
     sources: tuple[Plain, ...] = ()
-    """Modelled machines: the public documents each value came from."""
+    """The public sources of each value of a modelled machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SectionStatus:
-    """How reading one section went."""
+    """The result of reading one section."""
 
     version: int
     duration_ms: float | None = None
     unread: Unread | None = None
-    """Why the whole section is missing."""
+    """The reason why the whole section is missing."""
 
 
 SECTION_VERSIONS: Mapping[str, int] = {
@@ -77,12 +76,13 @@ SECTION_VERSIONS: Mapping[str, int] = {
     "kernel_log": 1,
     "probes": 1,
 }
-"""The sections in their order in the document. A version rises when a reader of the older one would be misled."""
+"""The sections in the order of the document. A version increases if readers of the older version would misinterpret
+it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One node's facts. A section that was not collected is ``None``, its status says why."""
+    """The facts of one node. A section that was not collected is ``None``, and its status has the reason."""
 
     origin: Origin
     sections: Mapping[Plain, SectionStatus] = field(default_factory=dict)
@@ -90,19 +90,19 @@ class Machine:
     gpus: tuple[Gpu, ...] | None = None
     """In the order of ``index``."""
     pairs: tuple[Pair, ...] | None = None
-    """Ordered pairs, by the indices of source and target."""
+    """Ordered pairs, sorted by the indices of source and target."""
     switches: tuple[NvSwitch, ...] | None = None
     nics: tuple[Nic, ...] | None = None
-    """In natural order of their names: mlx5_2 before mlx5_10."""
+    """Sorted by name in natural order: mlx5_2 before mlx5_10."""
     driver: Driver | None = None
     process: Process | None = None
     confinement: Confinement | None = None
     system: System | None = None
     kernel_log: KernelLog | None = None
     probes: tuple[Probe, ...] | None = None
-    """The probes of ``egmctl doctor --active``, in order; no other command makes this section."""
+    """The probes of ``egmctl doctor --active``, in order. No other command creates this section."""
     peers: Peers | None = None
-    """The nodes of the MPI job in which ``egmctl doctor`` ran: no section of one node."""
+    """The nodes of the MPI job of ``egmctl doctor``; no section, because it is not about one node."""
 
     def gpu(self, bus_id: str) -> Gpu:
         """Return the GPU with this bus id.
@@ -110,10 +110,10 @@ class Machine:
         Raises
         ------
         KeyError
-            If there is none.
+            There is no such GPU.
         """
         return {gpu.bus_id: gpu for gpu in self.gpus or ()}[bus_id]
 
     def pair(self, source: str, target: str) -> Pair | None:
-        """Return the ordered pair of two bus ids, ``None`` where it was not read."""
+        """Return the ordered pair with these bus ids, or ``None`` if it was not read."""
         return next((p for p in self.pairs or () if (p.source, p.target) == (source, target)), None)

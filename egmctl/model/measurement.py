@@ -1,4 +1,4 @@
-"""A run of the bench: measurements with their samples and evidence, and where its time went."""
+"""A run of the bench: measurements with their samples and evidence, and the time of each phase."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from egmctl.model.verdict import MemoryOwner, RunVerdict
 
 
 class Phase(StrEnum):
-    """The phases of a step in a process that measures, in their order."""
+    """The phases of a step in a measuring process, in order."""
 
     SET_UP = "set-up"
-    """Makes streams and buffers, opens those of others, writes chains; and what is none of the rest."""
+    """Creates streams, allocates and opens buffers, writes pointer chains, and does everything outside of the other
+    phases."""
     WARM_UP = "warm-up"
-    """Fills the sources, and moves everything a few times."""
+    """Fills the sources and runs all flows a few times."""
     MEASURING = "measuring"
-    """Queues what is timed, and waits for it."""
+    """Queues the timed work and waits until it has completed."""
     VERIFYING = "verifying"
-    """Poisons destinations before a sample, and looks at what it has left."""
+    """Poisons destinations before a sample and verifies them after it."""
     TEAR_DOWN = "tear-down"
-    """Gives buffers back that no later step needs."""
+    """Frees buffers that no later step needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseSeconds:
-    """Seconds of each phase."""
+    """The seconds of each phase."""
 
     set_up_s: float = 0
     warm_up_s: float = 0
@@ -50,14 +51,14 @@ class PhaseSeconds:
         return total
 
     def plus(self, other: PhaseSeconds) -> PhaseSeconds:
-        """Return both together."""
+        """Return the sum of both, phase by phase."""
         names = [phase.name for phase in fields(PhaseSeconds)]
         return PhaseSeconds(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseSeconds(PhaseSeconds):
-    """The seconds of all steps of one case, proofs and repeats included."""
+    """The seconds of all steps of one case, including proofs and repetitions."""
 
     case: Plain
     steps: int
@@ -65,74 +66,77 @@ class CaseSeconds(PhaseSeconds):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSeconds(PhaseSeconds):
-    """The seconds of a run: what its phases, starting and waiting take together is ``RunReport.wall_s``.
+    """The seconds of a run: the sum of its phases, starting and waiting is ``RunReport.wall_s``.
 
-    Of several processes it is the first one's time: all do the same steps together. ``tear_down_s`` has the end of the
-    processes too.
+    With several processes, these are the times of the first; all run the same steps together. ``tear_down_s`` includes
+    the shutdown of the processes.
     """
 
     starting_s: float
-    """From when the run began, or a process failed, until processes had CUDA, contexts and kernels. What the first one
-    did while the facts were read is not in it."""
+    """The time from the start of the run, or of new processes after a failure, until CUDA, contexts and kernels are
+    ready. It excludes what the first process did while the facts were read."""
     waiting_s: float
-    """The rest: messages between the processes, the journal, the kernel's log, and steps of processes that died."""
+    """The remaining time: messages between processes, the journal, the kernel log, and steps of processes that
+    crashed."""
     cases: tuple[CaseSeconds, ...]
-    """In the order in which they ran."""
+    """The cases in the order of execution."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLoad:
-    """How busy the CPUs of the host were while a run measured."""
+    """The load of the host's CPUs during a run."""
 
     cpus: int
-    """That are online."""
+    """The number of online CPUs."""
     load_average: float
-    """Over the last minute, at the end."""
+    """The load average over the last minute, at the end."""
     wall_s: float
     others_cpu_s: float
-    """CPU time of all processes but the run's own."""
+    """The CPU time of all other processes."""
 
 
 COUNTED_AT_LEAST = 0.95
-"""The part of the expected bytes that a link's counters must show: they are read in KiB and may lag behind."""
+"""The minimum fraction of the expected bytes in the link's counters, which count KiB and may lag behind."""
 STRAY_AT_MOST = 0.5
-"""The part of the expected bytes that another kind of link, or another GPU, may show."""
+"""The maximum fraction of the expected bytes that another kind of link, or another GPU, may show."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuEvidence:
-    """One GPU over the time of a measurement; ``None`` where the driver does not say."""
+    """The state of one GPU during a measurement; ``None`` is not reported."""
 
     bus_id: BusId
     label: Plain
     sm_clock_mhz: int | None = None
-    """The lowest seen, like the memory's."""
+    """The lowest sampled clock; likewise ``memory_clock_mhz``."""
     memory_clock_mhz: int | None = None
     throttle_reasons: tuple[Plain, ...] | None = None
-    """All that were seen, without ``idle``."""
+    """All sampled throttle reasons, without ``idle``."""
     temperature_c: int | None = None
-    """The highest seen."""
+    """The highest sampled temperature."""
     sent_bytes: Mapping[Plain, int] = field(default_factory=dict)
-    """By link (``nvlink``, ``pcie``): what its counter rose by. Of PCIe with protocol, of NVLink without. Counted
-    where the GPU issues the work; of EGM memory that was allocated under another GPU, that one's NVLinks too."""
+    """The increase of the byte counters by link (``nvlink``, ``pcie``). PCIe bytes include protocol, NVLink bytes do
+    not. They are read on the GPU that issues the work and, on NVLink, on the GPU under which EGM memory was
+    allocated."""
     received_bytes: Mapping[Plain, int] = field(default_factory=dict)
     errors: Mapping[Plain, int] = field(default_factory=dict)
-    """By counter: what it rose by; only those that rose."""
+    """The increase of each error counter that increased."""
     other_processes: tuple[int, ...] | None = None
-    """Those that compute on the GPU, by their ids."""
+    """The ids of other processes that compute on the GPU."""
 
 
 class LinkProof(StrEnum):
-    """Whether the bytes took the expected link."""
+    """The comparison of the link counters with the moved bytes."""
 
     PROVEN = "proven"
-    """The link's own counters rose by at least what was moved."""
+    """The link's counters increased by at least :data:`COUNTED_AT_LEAST` of the bytes."""
     BY_EXCLUSION = "by-exclusion"
-    """The link has no counter, and those of the other kinds did not rise by what was moved."""
+    """The link has no counters, and those of the other kinds increased by at most :data:`STRAY_AT_MOST` of the
+    bytes."""
     REFUTED = "refuted"
-    """The link's own counters did not rise by what was moved, or those of another kind of link did."""
+    """The link's counters increased by too little, or those of another kind of link by too much."""
     UNKNOWN = "unknown"
-    """There are no counters to tell by."""
+    """No counters are available."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,128 +144,130 @@ class LinkEvidence:
     """The link that carried the bytes, by the counters of the GPUs."""
 
     link: LinkKind
-    """The one expected at the GPUs that issue the work; of EGM memory of a GPU's own CPU, NVLink instead of C2C where
-    the counters show that it belongs to the CPU's other GPU, and C2C instead of NVLink where they show it does not."""
+    """The expected link at the GPUs that issue the work. The counters may replace it if the owner of EGM or managed
+    memory is unknown (NVLink instead of C2C, or C2C instead of NVLink) and if the EGM route is blocked."""
     expected_bytes: int
-    """The bytes that the samples moved over it, without retries and checks."""
+    """The bytes that the samples moved over the link, without retries and verification."""
     carried_bytes: int | None
-    """The rise of its counters; ``None`` where it has none."""
+    """The increase of the link's counters; ``None`` if it has none."""
     verdict: LinkProof
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Observations of the GPUs of a task while it ran."""
+    """The state of a task's GPUs during its samples."""
 
     gpus: tuple[GpuEvidence, ...]
     route: LinkEvidence | None = None
-    """``None`` where the bytes of a task leave no GPU, or are too few to tell."""
+    """The link; ``None`` if no bytes leave a GPU or they are too few."""
     unread: Plain | None = None
-    """Why nothing could be told."""
+    """The reason why there is no evidence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where one buffer of host memory lies."""
+    """The NUMA placement of one buffer of host memory."""
 
     label: Plain
-    """The buffer's end, e.g. ``NUMA1``."""
+    """The endpoint of the buffer, e.g. ``NUMA1``."""
     proof: Plain
-    """``move_pages``, ``MemFree`` or ``not provable``."""
+    """The method: ``move_pages``, ``MemFree`` or ``not provable``."""
     detail: Plain
-    """One sentence: what was seen, or why nothing can be."""
+    """One sentence: the observation, or why there is none."""
     right: bool | None
-    """Whether all of it is on its node; ``None`` where that is not provable."""
+    """Whether the whole buffer is on its node; ``None`` if that cannot be determined."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferCost:
-    """The cost of getting one buffer, apart from every sample."""
+    """The cost of allocating one buffer, which no sample includes."""
 
     label: Plain
     memory: Plain
     size_bytes: int
     allocate_ms: float
     first_touch_ms: float | None = None
-    """The first time that all of it was written."""
+    """The time of the first write to the whole buffer."""
     granularity_bytes: int | None = None
-    """Of cuMemCreate memory: the minimum of cuMemGetAllocationGranularity, of which its size is a multiple. The driver
-    names none for other memory."""
+    """The minimum granularity of cuMemCreate memory (cuMemGetAllocationGranularity), of which its size is a multiple.
+    The driver reports none for other memory."""
     recommended_granularity_bytes: int | None = None
-    """The recommended one."""
+    """The recommended granularity."""
     page_bytes: int | None = None
-    """Of memory that the process has mapped itself, the kernel's page size (KernelPageSize in ``/proc/self/smaps``);
-    ``None`` where the driver has chosen the pages."""
+    """The kernel's page size of memory that the process mapped itself (KernelPageSize in ``/proc/self/smaps``);
+    ``None`` if the driver chose the pages."""
     huge_bytes: int | None = None
-    """How much of such memory lies in transparent huge pages (AnonHugePages), once all of it is written."""
+    """The bytes of such memory in transparent huge pages (AnonHugePages), after the first write to all of it."""
 
 
 class Status(StrEnum):
-    """How a measurement ended; everything but ``ok`` has a reason."""
+    """The outcomes of a measurement; all but ``ok`` have a reason."""
 
     OK = "ok"
     UNSTABLE = "unstable"
-    """Measured and verified, but the samples differ too much (:data:`egmctl.bench.results.UNSTABLE_CV`)."""
+    """It was measured and verified, but the samples vary too much (:data:`egmctl.bench.results.UNSTABLE_CV`)."""
     CORRUPT = "corrupt"
-    """The destination did not hold what was sent."""
+    """The destination did not contain the data that was sent."""
     WAIVED = "waived"
-    """Not run: it cannot run here, or the run ended before it."""
+    """It was not run, because of its waivers or because the run ended before it."""
     FAILED = "failed"
-    """A driver call failed, or the samples could not be taken."""
+    """A driver call failed, or samples could not be taken."""
     CRASHED = "crashed"
     """The worker process died."""
     TIMED_OUT = "timed-out"
-    """The worker process did not finish in time and was killed."""
+    """The worker process timed out and was killed."""
 
 
 BROKEN = (Status.CORRUPT, Status.FAILED, Status.CRASHED, Status.TIMED_OUT)
-"""Statuses of tasks that were tried and gave no result that can be used."""
+"""The statuses of tasks that were run without a usable result."""
 
 
 class Verification(StrEnum):
-    """The comparison with what was sent."""
+    """The methods of verifying the data."""
 
     GPU_EVERY_SAMPLE = "gpu-every-sample"
-    """After every sample all bytes of the destination, by a kernel on the GPU."""
+    """A kernel on the GPU compares all bytes of the destination after every sample."""
     CHECKSUM_EVERY_SAMPLE = "checksum-every-sample"
-    """Every sample's sum over what was read, which was not written anywhere."""
+    """The checksum of the data that was read is compared in every sample. Nothing is written."""
     COUNTERS_EVERY_SAMPLE = "counters-every-sample"
-    """After every sample all counters hold what was added to them, and each addition found what was there before."""
+    """All counters contain the sum of the additions after every sample, and each addition returned the previous
+    value."""
     WALK_EVERY_SAMPLE = "walk-every-sample"
-    """Every sample's walk ended at the line where its chain leads: each of its loads gave the right line."""
+    """The pointer chase of every sample ended at the expected index, so each of its loads returned the right line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One timed batch of copies, or one timed walk."""
+    """One timed batch of copies, or one timed pointer chase."""
 
     bandwidth_gb_s: float | None = None
-    """The bandwidth of all flows together: their bytes by the time from the first start to the last end. GB/s are 1e9
-    bytes a second. Of a loaded latency, what the load moved."""
+    """The bandwidth of all flows together: their bytes divided by the time from the first start to the last end, in 1e9
+    bytes per second. For a loaded latency, the bandwidth of the load."""
     flows_gb_s: tuple[float, ...] = ()
-    """The bandwidth of each flow, by its own start and end."""
+    """The bandwidth of each flow, from its own start to its own end."""
     latency_ns: float | None = None
-    """Mean of the walk's loads; of a ping-pong, of its round trips; of events and messages the median of theirs."""
+    """The mean of a chase's loads or a ping-pong's round trips; the median round trip of events and messages."""
     p50_ns: float | None = None
-    """The median of a ping-pong's round trips."""
+    """The median round trip of a ping-pong, of events or of messages; ``p99_ns`` is the 99th percentile."""
     p99_ns: float | None = None
     elapsed_ms: float
-    """By the GPU: what the other numbers are made of."""
+    """The time that the other values are computed from: the GPU's, or the host's for CPU threads, events and
+    messages."""
     wall_ms: float
-    """The same batch by the host's clock, with the host's waking up."""
+    """The duration on the host's clock, including the wake-up of the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The samples of one quantity; its unit is in the name of the field that holds this."""
+    """Statistics of one quantity over the samples. The field that holds this has the unit in its name."""
 
     median: float
     min: float
     max: float
     cv: float | None
-    """Coefficient of variation: sample standard deviation by mean; ``None`` for a single sample or a mean of 0."""
+    """The coefficient of variation: sample standard deviation / mean. ``None`` for a single sample or a mean of 0."""
     p05: float | None = None
-    """Percentiles, from :data:`egmctl.bench.results.PERCENTILE_SAMPLES` samples on."""
+    """The 5th percentile, from :data:`egmctl.bench.results.PERCENTILE_SAMPLES` samples on; ``p95`` is the 95th."""
     p95: float | None = None
 
 
@@ -271,99 +277,101 @@ class Stage:
 
     name: Plain
     """``allocate``, ``export``, ``transfer``, ``open``, ``map``, ``first-touch``, ``second-touch``, ``close`` or
-    ``free``; of memory that UCX registers ``register``, ``pack``, ``unpack``, ``deregister``."""
+    ``free``; for memory that UCX registers ``register``, ``pack``, ``unpack`` or ``deregister``."""
     ms: Summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """Where a destination differed from what was sent, in the first sample that differed."""
+    """The difference between a destination and the data that was sent, in the first sample that differed."""
 
     sample: int
-    """From 0."""
+    """The index of the sample."""
     flow: int = 0
-    """The flow with this destination, by its place in the task."""
+    """The index of the flow in the task."""
     words: int
-    """8-byte words that differ."""
+    """The number of 8-byte words that differ."""
     first_offset_bytes: int
     expected: Plain
-    """The first differing word as it should be, hexadecimal."""
+    """The expected value of the first differing word, hexadecimal."""
     found: Plain
-    """The same word read again: equal to ``expected`` if only the check's own read went wrong."""
+    """The same word, read again: equal to ``expected`` if only the verification's first read was wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement(Task):
-    """A task and how it ended."""
+    """A task and its result."""
 
     status: Status
     reason: Plain | None = None
-    """One sentence for every status but ``ok``; it may tell more of an ``ok`` one."""
+    """One sentence for every status but ``ok``; an ``ok`` measurement may have one too."""
     waivers: tuple[Waiver, ...] = ()
-    """All that stopped a waived one, what the reason says first."""
+    """All reasons why the measurement was waived; the first is ``reason``."""
     samples: tuple[Sample, ...] = ()
     bandwidth_gb_s: Summary | None = None
     """The bandwidth of all flows together."""
     flows_gb_s: tuple[Summary, ...] = ()
-    """The bandwidth of each flow; empty where none was timed."""
+    """The bandwidth of each flow; empty if the flows were not timed."""
     latency_ns: Summary | None = None
     stages: tuple[Stage, ...] = ()
-    """The stages of a life cycle; of one-sided UCX what it costs to register the memory."""
+    """The stages of a handle's life cycle, or of the memory registration for one-sided UCX."""
     in_process: float | None = None
-    """Where the memory is another process': the median of the same path within one process, in the same run."""
+    """For memory of another process: the median of the same path within one process, in the same run."""
     gating: Plain | None = None
-    """The gate that held the copies until all were queued: ``kernel`` or ``none``."""
+    """The gate that blocked the work until all of it was queued: ``kernel`` or ``none``."""
     verification: Verification | None = None
-    """``None`` where nothing was verified."""
+    """The method; ``None`` if nothing was verified."""
     mismatch: Mismatch | None = None
     seeds: tuple[int, ...] = ()
-    """The seed of each flow's source (``egmctl/gpu/kernels/pattern.cu``)."""
+    """The seed of each flow's source data (``egmctl/gpu/kernels/pattern.cu``)."""
     concurrent: int | None = None
-    """How many tasks were measured at the same time, this one included: disjoint pairs over NVLink are."""
+    """The number of tasks that were measured at the same time, including this one: disjoint pairs over NVLink."""
     alone: float | None = None
-    """The same quantity once more while nothing else ran: the proof that measuring pairs at once changes nothing."""
+    """The median of the same quantity with nothing else running, which proves that concurrency does not change it."""
     attempts: int = 1
-    """How often it was measured: again where the samples differed too much, and in a soak."""
+    """The number of attempts: more than one if samples varied too much, and in a soak."""
     slowest_at_s: float | None = None
-    """In a soak, when the worst sample was taken: seconds since the run began."""
+    """In a soak, the time of the worst sample, or of the latest pass that broke, in seconds since the soak began."""
     costs: tuple[BufferCost, ...] = ()
-    """The cost of the buffers that this measurement was the first to use."""
+    """The cost of the buffers that this measurement used first."""
     placements: tuple[Placement, ...] = ()
-    """The places of the buffers in host memory."""
+    """The NUMA placement of the buffers in host memory."""
     evidence: Evidence | None = None
     ucx: UcxPath | None = None
-    """The way that UCX took."""
+    """The path that UCX chose."""
     known_cause: bool = False
-    """The failure has a known cause in the environment, which the reason names."""
+    """Whether the failure has a known cause in the environment; ``reason`` names it."""
     last_call: Plain | None = None
-    """The driver call that failed, or that was under way when the worker died or hung."""
+    """The driver call that failed, or that was in progress when the worker crashed or timed out."""
     failed_rank: int | None = None
-    """The one of several processes that failed, died or hung."""
+    """The rank that failed, crashed or timed out."""
     wall_s: float | None = None
-    """All of it: buffers, filling, warm-up, samples and verification."""
+    """The total time: buffers, filling, warm-up, samples and verification."""
 
     @property
     def measured(self) -> bool:
-        """Whether its numbers count: it was timed and verified, though perhaps unstable."""
+        """Whether the values are valid: it was timed and verified, although it may be unstable."""
         return self.status in (Status.OK, Status.UNSTABLE)
 
     def graver_than(self, other: Measurement) -> bool:
-        """Whether it broke in a way that counts more than the outcome of another try: data that arrives corrupt counts
-        more than a call that fails, and both more than a number."""
+        """Whether this outcome takes precedence over that of another attempt, because it broke more severely.
+
+        Corrupt data takes precedence over a failed call, and both over a value.
+        """
         if self.status is Status.CORRUPT:
             return other.status is not Status.CORRUPT
         return self.status in BROKEN and other.status not in BROKEN
 
     @property
     def missed_path(self) -> bool:
-        """Whether the path that it is about was not measured: waived, or staged through host memory in its place."""
+        """Whether the intended path was not measured: the task was waived, or staged through host memory."""
         return self.status is Status.WAIVED or any(flow.route.staged_reason for flow in self.flows)
 
     @property
     def headline(self) -> Summary | None:
-        """The figure that it is about: a latency (ns), or the bandwidth of all flows together (GB/s).
+        """The result: a latency (ns), or the bandwidth of all flows together (GB/s).
 
-        ``None`` where nothing was measured, and of a life cycle, whose stages have no one figure.
+        ``None`` if nothing was measured, and for a life cycle, whose stages have no single value.
         """
         if not self.measured or self.quantity is Quantity.DURATION:
             return None
@@ -371,17 +379,16 @@ class Measurement(Task):
 
     @property
     def timed(self) -> Summary | None:
-        """The figure of its samples, whatever was found of the data: a latency (ns), or a bandwidth (GB/s).
+        """The value of the samples even if the data is corrupt: a latency (ns), or a bandwidth (GB/s).
 
-        Corrupt data has this too: it says how fast the path was, but is no result, which :attr:`headline` is. ``None``
-        where nothing was timed.
+        Corrupt data has this speed of the path, but no result (:attr:`headline`). ``None`` if nothing was timed.
         """
         return self.latency_ns or self.bandwidth_gb_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchGpu:
-    """A GPU that took part, or was asked to."""
+    """A GPU that was measured or requested."""
 
     label: Plain
     index: int
@@ -392,24 +399,25 @@ class BenchGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How everything in one run was measured."""
+    """The settings of a run."""
 
     size_bytes: int
     copies: int | None
-    """``None``: for each task as many as make a sample long enough (``Task.copies`` says how many)."""
+    """Copies per sample; ``None`` if each task has as many as a sample of sufficient length needs (``Task.copies``)."""
     samples: int
     timeout_s: float
-    """For each step."""
+    """The timeout of each step."""
     serial: bool = False
-    """One pair at a time, although pairs are disjoint."""
+    """Whether disjoint pairs are measured one at a time."""
     gate: bool = True
-    """Whether work is held back until all of it is queued; profilers serialise kernels, which a gate does not bear."""
+    """Whether work is blocked until all of it is queued. Profilers serialise kernels, so a gate times out under
+    them."""
     allow_busy: bool = False
-    """GPUs that other processes use are measured too."""
+    """Whether GPUs that other processes use are measured."""
     memory_percent: int = 50
-    """The share of what is free on each GPU, each NUMA node and the host that buffers may take."""
+    """The percentage of the free memory of each GPU, each NUMA node and the host that buffers may use."""
     duration_s: float | None = None
-    """Everything is measured again and again for this long."""
+    """The duration of a soak, which repeats all measurements; ``None`` without a soak."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -428,33 +436,33 @@ class RunReport:
     wall_s: float
     interrupted: bool
     notes: tuple[Plain, ...] = ()
-    """Facts that a reader of every number has to know."""
+    """Facts that apply to every value of the run."""
     problems: tuple[Plain, ...] = ()
-    """Failures outside of any measurement."""
+    """Failures outside of measurements."""
     kernel_messages: KernelMessages | None = None
-    """Messages that the kernel logged meanwhile; ``None`` where not read."""
+    """The kernel log messages during the run; ``None`` if the log was not read."""
     ranks: tuple[Rank, ...] = ()
-    """The processes of the measurements by several."""
+    """The processes of measurements between several ranks."""
     measurements: tuple[Measurement, ...]
     verdict: RunVerdict | None = None
-    """``None`` where the run was not judged."""
+    """The verdict; ``None`` if the run was not judged."""
     causes: tuple[RunCause, ...] = ()
-    """Causes that explain why measurements are slow, broke or were not made, the gravest first."""
+    """The causes of slow, broken or waived measurements, the most severe first."""
     host_load: HostLoad | None = None
-    """``None`` where not read: in a run over several nodes, and in documents of older versions."""
+    """The load of the host; ``None`` in a run over several nodes, and in documents of older versions."""
     seconds: RunSeconds | None = None
-    """Where the time went; ``None`` in what is left of a run that did not end."""
+    """The time of each phase; ``None`` for a run that did not end."""
     machines: tuple[Machine, ...] = ()
-    """The nodes that were measured, with the facts that the plan was made from and pseudonyms for what is private."""
+    """The nodes that were measured, with the facts for the plan and with pseudonyms for private data."""
 
     @property
     def fault(self) -> str | None:
-        """The first contradiction in the record, as half a sentence that names the place."""
+        """The first inconsistency, as half a sentence that begins with the key; ``None`` if there is none."""
         return _run_fault(self)
 
     @property
     def exit_code(self) -> ExitCode:
-        """The code that the command ends with: see ``docs/exit-codes.md``."""
+        """The command's exit code (``docs/exit-codes.md``)."""
         if self.interrupted:
             return ExitCode.INTERRUPTED
         code = ExitCode.CRASHED if self.problems else exit_code(self.measurements)
@@ -465,25 +473,25 @@ class RunReport:
         return ExitCode.FAILED if failed or any(self._is_fault(cause, strict) for cause in self.causes) else code
 
     def _is_fault(self, cause: RunCause, strict: bool) -> bool:
-        """Say whether a failed check, or in a strict run any finding, kept a path from being measured."""
+        """Return whether a failed check, or in a strict run any finding, prevented a path from being measured."""
         if not any(self.measurements[number].missed_path for number in cause.explains):
             return False
         return cause.status is Found.FAIL or strict
 
 
 def finish(task: Task, status: Status, **outcome: Any) -> Measurement:
-    """Return the measurement of ``task`` that ended with ``status``; ``outcome`` are further fields of it."""
+    """Return the measurement of ``task`` with a status; ``outcome`` has further fields of :class:`Measurement`."""
     return Measurement(**{f.name: getattr(task, f.name) for f in fields(Task)}, status=status, **outcome)
 
 
 def waived(task: Task, kind: WaiverKind, reason: str, *, last_call: str | None = None) -> Measurement:
-    """Return the measurement of ``task`` that one thing kept from being made."""
+    """Return the waived measurement of ``task``, with one reason."""
     waivers = (Waiver(kind=kind, reason=reason),)
     return finish(task, Status.WAIVED, reason=reason, waivers=waivers, last_call=last_call)
 
 
 def exit_code(measurements: Sequence[Measurement]) -> ExitCode:
-    """Return the exit code that measurements add up to; the worst one counts, and waived ones only if all are."""
+    """Return the exit code of measurements: the most severe one. Waived measurements count only if all are waived."""
     if any(m.status in (Status.CRASHED, Status.TIMED_OUT) for m in measurements):
         return ExitCode.CRASHED
     failed = [m for m in measurements if m.status is Status.FAILED]
@@ -516,7 +524,7 @@ def _run_fault(report: RunReport) -> str | None:
 
 
 def measurement_fault(measurement: Measurement) -> str | None:
-    """Return what in a measurement does not fit together, as half a sentence that begins with the field."""
+    """Return the first inconsistency, as half a sentence that begins with the field; ``None`` if there is none."""
     flows = len(measurement.flows)
     if not flows:
         return "flows: there is none, a measurement has at least one"

@@ -1,4 +1,4 @@
-"""Records of doctor's active probes, and of the other nodes of a job."""
+"""Records of doctor's active probes and of the other nodes of a job."""
 
 from __future__ import annotations
 
@@ -13,107 +13,108 @@ class ProbeKind(StrEnum):
     """The kinds of probes."""
 
     HOST_NUMA = "host-numa"
-    """HOST_NUMA memory, mapped for all chosen GPUs: a GPU writes it and the CPU compares, then the other way round."""
+    """A GPU writes HOST_NUMA memory and the CPU compares it, then the reverse. All chosen GPUs have the memory
+    mapped."""
     P2P = "p2p"
     """A GPU writes a peer's memory, then reads it."""
     LEGACY_IPC = "legacy-ipc"
-    """Memory of a GPU by ``cuIpcGetMemHandle``."""
+    """GPU memory, shared with ``cuIpcGetMemHandle``."""
     POSIX_FD = "posix-fd"
-    """Memory of a GPU or a NUMA node by file descriptor, as the next two."""
+    """Memory of a GPU or NUMA node, shared by file descriptor."""
     POOL = "pool"
-    """Memory from a pool, the pool by file descriptor."""
+    """Memory from a pool that is shared by file descriptor."""
     FABRIC = "fabric"
-    """By fabric handle, which needs an IMEX channel."""
+    """Memory of a GPU or NUMA node, shared by fabric handle, which needs an IMEX channel."""
     IPC_EVENT = "ipc-event"
-    """An event of one process that another one waits for."""
+    """An event that another process waits for."""
     PIDFD = "pidfd"
-    """A file descriptor that one process takes from the other with pidfd_getfd(2), as UCX and PyTorch do."""
+    """A file descriptor that one process obtains from another with pidfd_getfd(2), as UCX and PyTorch do."""
 
 
 class Outcome(StrEnum):
-    """How a probe ended."""
+    """The outcomes of a probe."""
 
     OK = "ok"
-    """Every byte was as it should be."""
+    """All calls succeeded and all bytes were right."""
     ERROR = "error"
     """A call failed."""
     CORRUPT = "corrupt"
-    """Every call succeeded, and bytes differ."""
+    """All calls succeeded, but bytes differ."""
     TIMED_OUT = "timed-out"
     CRASHED = "crashed"
     NOT_RUN = "not-run"
-    """It could not be tried; the detail says why."""
+    """The probe could not be run; the detail has the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One probe: who took part, and how it ended."""
+    """One probe and its outcome."""
 
     kind: ProbeKind
     gpus: tuple[BusId, ...]
-    """In the order of their parts: who copies and whose memory it is (P2P); owner and importer; else one GPU."""
+    """For P2P the copying GPU and its peer; for shared memory and events the owner and the importer; else one GPU."""
     numa_node: int | None = None
-    """Where the memory is host memory: its node."""
+    """The NUMA node of host memory."""
     outcome: Outcome
     by: BusId | None = None
-    """The GPU whose side failed."""
+    """The GPU that failed."""
     call: Plain | None = None
-    """The call that failed, or that was under way at the end."""
+    """The call that failed, or that was in progress at the end."""
     error_number: int | None = None
-    """The CUresult that it returned; of PIDFD an errno."""
+    """The CUresult that the call returned; for PIDFD an errno."""
     error_name: Plain | None = None
     detail: Sentence = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerPort:
-    """A port of a NIC of a node."""
+    """A NIC port of a node."""
 
     nic: Plain
     number: int
     state: Plain | None = None
-    """As of :class:`egmctl.model.host.NicPort`, like the two below."""
+    """The state as in :class:`egmctl.model.host.NicPort`; likewise the two below."""
     link_layer: Plain | None = None
     rate_gbit_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """One node."""
+    """One node of the job."""
 
     host: Plain
     ranks: tuple[int, ...]
     tool: Plain
-    """``egmctl``'s version."""
+    """The version of ``egmctl``."""
     driver_version: Plain | None = None
     clusters: tuple[Uuid, ...] = ()
-    """The NVLink domains of its GPUs, each once; none where they are in no domain of several nodes."""
+    """The distinct NVLink domains of the node's GPUs; empty without a multi-node domain."""
     cliques: tuple[int, ...] = ()
     imex_channel: bool | None = None
-    """Whether its process may use a channel; ``None`` where that was not looked at."""
+    """Whether the process can access an IMEX channel; ``None`` if that was not checked."""
     imex_daemon: Plain | None = None
     imex_domain: Plain | None = None
     ports: tuple[PeerPort, ...] | None = None
     failed: tuple[Plain, ...] = ()
-    """Ids of the checks that fail on that node by itself."""
+    """The ids of the checks that fail on this node alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerProbe:
-    """Memory of one rank that another one has opened by a fabric handle, compared, and written for the owner."""
+    """A probe of memory that one rank exports by fabric handle and another rank opens, compares and writes."""
 
     owner: int
     importer: int
-    """Ranks."""
+    """The ranks that export and open the memory."""
     hosts: tuple[Plain, Plain]
-    """The nodes of both, in this order."""
+    """The nodes of owner and importer."""
     labels: tuple[Plain, Plain]
-    """``node1:GPU0``: of both."""
+    """The labels of owner and importer: ``node1:GPU0``."""
     host_memory: bool
-    """Whether it is memory of the owner's NUMA node."""
+    """Whether the memory is on the owner's NUMA node, not its GPU."""
     outcome: Outcome
     by: int | None = None
-    """The rank whose side failed."""
+    """The rank that failed."""
     call: Plain | None = None
     error_number: int | None = None
     detail: Sentence = ""
@@ -125,6 +126,6 @@ class Peers:
 
     nodes: tuple[Peer, ...]
     probes: tuple[PeerProbe, ...] | None = None
-    """``None`` without ``--active``."""
+    """The probes between the ranks; ``None`` without ``--active``."""
     problem: Annotated[str, Share.PARAMETER] = ""
-    """Why the processes of the job could not talk to each other; then ``nodes`` is empty."""
+    """The reason why the processes of the job could not communicate; then ``nodes`` is empty."""

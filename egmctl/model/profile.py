@@ -1,7 +1,7 @@
-"""Profiles say what a kind of machine reaches: how it is recognised, its links, and a typical value for each path.
+"""Performance profiles of machine types: how a type is recognised, its links, and a typical value for each path.
 
-A profile is a TOML file: one that ships with the tool, or one that a site has made of its own runs
-(``docs/profiles.md``). No number stands in one without the source it comes from.
+A profile is a TOML file, either one included in the tool or one that a site created from its own runs
+(``docs/profiles.md``). Each number in it has a source.
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ from egmctl.model.record import Plain, Share, Spelling
 from egmctl.model.task import USUAL, Point
 
 PROFILE_SCHEMA = "egmctl.profile/2"
-"""The schema of the file, once its TOML is read."""
+"""The schema of the file's content after TOML parsing."""
 
 PciId = Annotated[str, Share.PLAIN, Spelling(example="10de:2335", pattern=r"[0-9a-f]{4}:[0-9a-f]{4}")]
-"""PCI vendor and device id, lower case."""
+"""A PCI vendor and device id in lower case."""
 
 NvLinkSymbol = Annotated[str, Share.PLAIN, Spelling(example="NV18", pattern=r"NV[0-9]{1,2}")]
 
 
 class SourceKind(StrEnum):
-    """How sure a number is, the surest first."""
+    """The kinds of sources, the most reliable first."""
 
     MEASURED = "measured"
-    """By this tool, on real machines."""
+    """Measured by this tool on real hardware."""
     PUBLISHED = "published"
-    """Somebody else's measurement or threshold."""
+    """Measured or specified by a third party."""
     NOMINAL = "nominal"
-    """The link's rate by its maker: nothing reaches it."""
+    """The vendor's link rate, which no transfer reaches."""
     RULE = "rule"
-    """Chosen, and the text says why."""
+    """Chosen by us; the text has the reason."""
 
 
 class Unit(StrEnum):
-    """The unit that a reference counts in."""
+    """The units of references."""
 
     GB_S = "GB/s"
-    """1e9 bytes a second: the more the better. Of all flows of a measurement together."""
+    """1e9 bytes per second of all flows of a measurement together; higher is better."""
     NS = "ns"
-    """Nanoseconds: the fewer the better."""
+    """Nanoseconds; lower is better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where a number comes from."""
+    """The source of a number."""
 
     kind: SourceKind
     text: Plain
-    """One sentence: who measured or published it, where, when."""
+    """One sentence: the author, place and date of the measurement or publication."""
     url: Plain | None = None
     machines: int | None = None
-    """Of what was measured: on how many machines."""
+    """The number of machines that were measured."""
     runs: int | None = None
 
     def __str__(self) -> str:
@@ -66,95 +66,95 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """How a machine is recognised: all of it has to fit."""
+    """The properties that identify a machine type; all must match."""
 
     gpu_names: tuple[Plain, ...]
-    """The product name of every GPU is one of these, letter for letter."""
+    """The permitted product names of every GPU, compared exactly."""
     device_ids: tuple[PciId, ...]
-    """The PCI id of every GPU is one of these."""
+    """The permitted PCI ids of every GPU."""
     least_gpus: int = 1
     most_gpus: int
-    """Of the node. A cgroup or a virtual machine may show fewer than there are."""
+    """The maximum number of GPUs of the node. A cgroup or virtual machine may show fewer."""
     nvlinks: int | None = None
-    """NVLinks that one GPU has, up or down; ``None`` where that differs or is not published."""
+    """The number of NVLinks per GPU, up or down; ``None`` if it varies or is not published."""
     link: NvLinkSymbol | None = None
-    """The link between two GPUs, ``NV18``; ``None`` where it is not published."""
+    """The link between two GPUs, ``NV18``; ``None`` if it is not published."""
     c2c: bool
-    """Whether the GPUs are joined to their CPU by NVLink-C2C."""
+    """Whether NVLink-C2C connects the GPUs to their CPU."""
     nvlink_domain: bool | None = None
-    """Whether the GPUs belong to a multi-node NVLink domain; ``None`` where both do."""
+    """Whether the GPUs belong to a multi-node NVLink domain; ``None`` if the type exists both ways."""
     source: Plain
-    """A key of the profile's sources."""
+    """The key of the source in the profile's sources."""
 
     @property
     def nvlinks_between(self) -> int | None:
-        """How many NVLinks join two GPUs: the number in :attr:`link`."""
+        """The number of NVLinks between two GPUs, from :attr:`link`."""
         return None if self.link is None else int(self.link.removeprefix("NV"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFacts:
-    """A GPU's link of one kind, in one direction."""
+    """One kind of link of a GPU, in one direction."""
 
     link: Plain
     """``nvlink``, ``c2c`` or ``pcie``."""
     links: int
-    """NVLinks, C2C links or PCIe lanes."""
+    """The number of NVLinks, C2C links or PCIe lanes."""
     rate_gb_s: float
-    """Of one of them, on the link."""
+    """The signalling rate of one link or lane."""
     payload: float
-    """The part of the rate that carries data: 16/17 of NVLink, 128/130 of PCIe up to 5.0."""
+    """The fraction of the rate that carries data: 16/17 for NVLink, 128/130 for PCIe up to 5.0."""
     source: Plain
-    """A key of the profile's sources."""
+    """The key of the source in the profile's sources."""
 
     @property
     def gb_s(self) -> float:
-        """Links times rate times payload."""
+        """The payload rate: links x rate x payload."""
         return self.links * self.rate_gb_s * self.payload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """The values that one class of paths reaches."""
+    """The reference values for one class of paths."""
 
     case: Plain
     point: Point = USUAL
-    """Where on the axes of the case; the size of buffers does not count."""
+    """The point on the axes of the case. The size of buffers has no influence."""
     link: Plain
-    """The links, as the bench calls them: ``NV18``, ``PCIe``, ``C2C``, ``NV18>C2C``, ``local``."""
+    """The links in the notation of the bench: ``NV18``, ``PCIe``, ``C2C``, ``NV18>C2C``, ``local``."""
     unit: Unit
     typical: float | None = None
-    """The middle of what is known; ``None`` where only a bound is."""
+    """The median, if learnt from runs; ``None`` if only thresholds are known."""
     warn: float | None = None
-    """Beyond this it is a warning: below it in GB/s, above it in ns."""
+    """The warning threshold: a lower bound in GB/s, an upper bound in ns."""
     fail: float | None = None
-    """Beyond this it is a fault."""
+    """The fault threshold, in the same direction."""
     flows: int | None = None
-    """Only of measurements with so many flows at the same time; ``None``: of any."""
+    """The number of concurrent flows; ``None`` for any."""
     least_bytes: int = 0
-    """Only of buffers of this size or larger."""
+    """The minimum size of buffers."""
     run_to_run: float | None = None
-    """Standard deviation of one path's medians from run to run, as a part of their middle: of the worst path over the
-    same link."""
+    """The standard deviation of one path's medians between runs, relative to their median: that of the worst path over
+    the same link."""
     source: Plain
-    """A key of the profile's sources: of the typical value, where there is one."""
+    """The key of the source, in the profile's sources, of the typical value or else of the thresholds."""
     bounds_source: Plain | None = None
-    """Of the bounds; ``None`` where they come from the same."""
+    """The key of the thresholds' source; ``None`` if it is the same."""
 
     @property
     def kind(self) -> str:
-        """The links without the number of NVLinks, as :attr:`egmctl.model.route.Route.kind`: people write profiles."""
+        """The links without the number of NVLinks, as :attr:`egmctl.model.route.Route.kind`."""
         return re.sub(r"\bNV[0-9]+", "NV", self.link)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """One kind of machine."""
+    """A performance profile of one machine type."""
 
     schema: Plain
     name: Plain
     title: Plain
-    """One line for people."""
+    """A title in one line."""
     match: Signature
     sources: Mapping[Plain, Source]
     links: tuple[LinkFacts, ...] = ()
@@ -163,37 +163,37 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchPoint:
-    """One thing that a profile asks of a machine."""
+    """One property of a profile's signature, compared with a machine."""
 
     what: Plain
     """``GPU name``, ``PCI device id``, ``GPUs``, ``NVLinks per GPU``, ``link``, ``NVLink-C2C``, ``NVLink domain``."""
     fits: bool
     reason: Plain
-    """What is expected and what was found."""
+    """The expected and the actual value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """Whether a machine is of a profile's kind, and why."""
+    """The result of comparing a machine with a profile's signature."""
 
     profile: Plain
     points: tuple[MatchPoint, ...] = field(default=())
 
     @property
     def fits(self) -> bool:
-        """Whether everything fits."""
+        """Whether all properties match."""
         return all(point.fits for point in self.points)
 
     @property
     def reason(self) -> str:
-        """The points that do not fit, or else those that do."""
+        """The properties that do not match, or else all that do."""
         wrong = [point.reason for point in self.points if not point.fits]
         return "; ".join(wrong or [point.reason for point in self.points])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileFile:
-    """A profile and where it was found."""
+    """A profile and its file."""
 
     file: str
     profile: Profile
@@ -201,7 +201,7 @@ class ProfileFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileList:
-    """The answer of ``egmctl profile list`` and ``show``, in the order in which profiles are asked."""
+    """The result of ``egmctl profile list`` and ``show``, in the order in which profiles are tried."""
 
     SCHEMA: ClassVar[str] = "egmctl.profiles/1"
 
@@ -210,25 +210,25 @@ class ProfileList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchResult:
-    """The answer of ``egmctl profile match``: which profile fits a machine."""
+    """The result of ``egmctl profile match``: the profile that matches a machine."""
 
     SCHEMA: ClassVar[str] = "egmctl.match/1"
 
     origin: Origin
-    """Where the facts of the machine came from."""
+    """The source of the machine's facts."""
     profile: Plain | None
-    """The one that fits and is asked first; ``None`` where none fits."""
+    """The first profile that matches; ``None`` if none does."""
     reason: Plain
     matches: tuple[Match, ...]
-    """How well each profile that there is fits."""
+    """The results for all available profiles."""
 
     @property
     def exit_code(self) -> ExitCode:
-        """3 where no profile fits."""
+        """The exit code: 0 if a profile matches, else 3."""
         return ExitCode.OK if self.profile is not None else ExitCode.NOTHING
 
     @property
     def fault(self) -> str | None:
-        """The contradiction in the record, as half a sentence that names the place."""
+        """The inconsistency, as half a sentence that begins with the key; ``None`` if there is none."""
         named = [match.profile for match in self.matches].count(self.profile) if self.profile is not None else 1
         return None if named == 1 else "result.profile: it is not among result.matches"

@@ -1,4 +1,4 @@
-"""The parts of every record: nulls with reasons, strings that say whether they may be shared, the commands' names."""
+"""Base types of all records: reasons for nulls, string types with sharing rules and formats, and names of commands."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from egmctl.units import parse_kernel_list
 
 
 class Share(StrEnum):
-    """How a string may be shared, as a mark on its type."""
+    """The rules for sharing strings, as ``Annotated`` metadata, unless full output is requested."""
 
     PLAIN = "plain"
     SENTENCE = "sentence"
-    """One of our own sentences, kept without the private names that it quotes."""
+    """A sentence of this tool. The private names that it quotes are replaced."""
     UUID = "uuid"
-    """High-entropy identifier: replaced by one derived from its hash, so that two recordings still join."""
+    """A high-entropy identifier. A value derived from its hash replaces it, so that two recordings can be joined."""
     KERNEL_RELEASE = "kernel-release"
-    """Kept up to the upstream version and well-known distribution words."""
+    """The kernel release. The upstream version and well-known distribution names are kept."""
     CGROUP_PATH = "cgroup-path"
-    """Kept where a component is a well-known word or number of a manager (``job_42``), pseudonymised elsewhere."""
+    """A cgroup path. Well-known components and numbers of a manager (``job_42``) are kept, others pseudonymised."""
     ENVIRONMENT = "environment"
-    """Kept where it is numbers, ranges and well-known words, pseudonymised elsewhere."""
+    """An environment variable. Numbers, ranges and well-known words are kept, others pseudonymised."""
     PARAMETER = "parameter"
-    """A parameter of a module or the kernel: kept without paths."""
+    """A parameter of a module or the kernel. Paths are pseudonymised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spelling:
-    """How a string is spelled, as a mark on its type: :mod:`egmctl.model.codec` refuses others in a document."""
+    """The format of a string, as ``Annotated`` metadata: :mod:`egmctl.model.codec` rejects other strings."""
 
     example: str
     pattern: str
-    """Regular expression of the whole string; it is in the JSON Schema too."""
+    """The regular expression of the whole string, also in the JSON Schema."""
     read: Callable[[str], object] = str
-    """Raises ValueError for what the pattern lets through."""
+    """A parser that raises ValueError for an invalid string that matches the pattern."""
 
 
 Plain = Annotated[str, Share.PLAIN]
@@ -47,7 +47,7 @@ BusId = Annotated[
     Share.PLAIN,
     Spelling(example="0000:1b:00.0", pattern=r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"),
 ]
-"""PCI bus id, lower case, 4-digit domain: ``0000:1b:00.0``. The identity of a device."""
+"""A PCI bus id, which identifies a device: lower case, domain of at least 4 digits, ``0000:1b:00.0``."""
 KernelList = Annotated[
     str,
     Share.PLAIN,
@@ -55,38 +55,39 @@ KernelList = Annotated[
         example="0-3,8", pattern=r"([0-9]{1,7}(-[0-9]{1,7})?(,[0-9]{1,7}(-[0-9]{1,7})?)*)?", read=parse_kernel_list
     ),
 ]
-"""A set of numbers in the kernel's spelling, ``0-3,8`` (:func:`egmctl.units.parse_kernel_list`)."""
+"""A set of numbers in the kernel's list format, ``0-3,8`` (:func:`egmctl.units.parse_kernel_list`)."""
 
 
 class Reason(StrEnum):
-    """Why a value is null."""
+    """The reasons for a null."""
 
     NOT_SUPPORTED = "not-supported"
-    """The driver, the device or the kernel says it has no such thing."""
+    """The driver, the device or the kernel reports that it does not support this."""
     NO_PERMISSION = "no-permission"
     DRIVER_TOO_OLD = "driver-too-old"
-    """The library has no such function, or does not know the attribute."""
+    """The library lacks the function or does not know the attribute."""
     MISSING_LIBRARY = "missing-library"
     TIMED_OUT = "timed-out"
     CRASHED = "crashed"
     NOT_PRESENT = "not-present"
-    """The file or the device is not there."""
+    """The file or the device does not exist."""
     NOT_ASKED = "not-asked"
-    """The section or the source was not collected."""
+    """The section or the source was not queried."""
     FAILED = "failed"
-    """The call failed in a way that none of the other words describes."""
+    """The call failed for a reason without a value of its own here."""
     NOT_STATED = "not-stated"
-    """The document does not say: the sources of a modelled machine do not state it, or a recording is older."""
+    """The document does not state it: the sources of a modelled machine lack it, or a recording is older than the
+    field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unread:
-    """Why one value could not be read, and what was tried."""
+    """The reason why one value could not be read, and the call or path."""
 
     reason: Reason
     detail: Sentence = ""
-    """The call or path and what it answered, e.g. ``nvmlDeviceGetC2cModeInfoV: 3 (Not Supported)``. Written by us:
-    holds no names from the machine."""
+    """The call or path and its error, e.g. ``nvmlDeviceGetC2cModeInfoV: 3 (Not Supported)``. It contains no names from
+    the machine."""
 
 
 NOT_STATED = Unread(reason=Reason.NOT_STATED)
@@ -94,19 +95,19 @@ NOT_STATED = Unread(reason=Reason.NOT_STATED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """Base of every record that is read from a machine."""
+    """The base of every record that is read from a machine."""
 
     unread: Mapping[Plain, Unread] = field(default_factory=dict)
-    """Name of each field (or ``field.key`` in a mapping) that is ``None`` because it could not be read."""
+    """The reasons for nulls by field name, or by ``field.key`` for a mapping. Nulls without an entry are values."""
 
     def reason_of(self, name: str) -> Reason | None:
-        """Return why a field was not read; ``None`` where nothing says so."""
+        """Return why a field was not read; ``None`` if there is no reason."""
         unread = self.unread.get(name)
         return None if unread is None else unread.reason
 
 
 class Command(StrEnum):
-    """One that says in a JSON document what it found."""
+    """The commands that write results as JSON documents."""
 
     SNAPSHOT = "snapshot"
     TOPO = "topo"

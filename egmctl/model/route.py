@@ -1,4 +1,4 @@
-"""Memory of every kind, and the route over which bytes travel between two ends."""
+"""Kinds of memory, and the route of bytes between two endpoints."""
 
 from __future__ import annotations
 
@@ -12,152 +12,156 @@ INSTALL_UCXX = "pip install 'egmctl[rdma]'"
 
 
 def unusable(why: str) -> str:
-    """Return the sentence for a process that cannot use UCX."""
+    """Return the message for a process that cannot use UCX."""
     return f"UCX cannot be used: {why} ({INSTALL_UCXX})"
 
 
 class UcxRoute(StrEnum):
-    """The way of the bytes, by UCX's report."""
+    """The routes that UCX reports."""
 
     GPUDIRECT_RDMA = "gpudirect-rdma"
-    """A NIC reads or writes GPU memory itself."""
+    """A NIC reads or writes GPU memory directly."""
     RDMA_STAGED = "rdma-staged"
-    """NICs carry the bytes, which are staged in host memory at a GPU's end."""
+    """NICs carry the bytes, which are staged in host memory at a GPU."""
     RDMA = "rdma"
-    """NICs read and write host memory; no GPU memory takes part."""
+    """NICs read and write host memory; no GPU memory is involved."""
     CUDA_IPC = "cuda-ipc"
-    """A GPU copies to or from another process' memory on the same node."""
+    """A GPU copies to or from the memory of another process on the same node."""
     TCP = "tcp"
     SHARED_MEMORY = "shared-memory"
-    """Host memory that both processes map, or the kernel's copy from process to process."""
+    """Both processes map the same host memory, or the kernel copies from process to process."""
     UNKNOWN = "unknown"
 
 
 class UcxStaging(StrEnum):
-    """The memory in which bytes were staged on their way."""
+    """The memory through which bytes were staged."""
 
     HOST = "host"
-    """Device memory goes through host memory."""
+    """Host memory between device memory and the transport."""
     GPU = "gpu"
-    """Through fragments of memory that UCX has on a GPU (``UCX_RNDV_FRAG_MEM_TYPE=cuda``)."""
+    """Fragments that UCX allocates on a GPU (``UCX_RNDV_FRAG_MEM_TYPE=cuda``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class UcxProtocol:
-    """One line of UCX's protocol report (``UCX_PROTO_INFO``): what it does for messages of some sizes."""
+    """One line of UCX's protocol report (``UCX_PROTO_INFO``): the protocol for a range of message sizes."""
 
     rank: int
     """The rank that reported it."""
     operation: Plain
-    """``tagged message by ucp_tag_send* from host memory``."""
+    """The operation: ``tagged message by ucp_tag_send* from host memory``."""
     sizes: Plain
     """The sizes of the messages, in bytes: ``8K..inf``."""
     description: Plain
-    """``rendezvous zero-copy read from remote``; UCX marks by ``(?)`` what the other side decides."""
+    """The protocol: ``rendezvous zero-copy read from remote``. UCX marks what the other side decides with ``(?)``."""
     transports: Plain
-    """Transport and device of each lane: ``rc_mlx5/mlx5_0:1``; empty where nothing is sent."""
+    """The transport and device of each lane: ``rc_mlx5/mlx5_0:1``; empty if nothing is sent."""
     messages: int
     """The number of messages; UCX does not count the shortest messages from host memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class UcxDevice:
-    """The same messages where the sender may use one network device only (``UCX_NET_DEVICES``)."""
+    """The same messages with a single network device of the sender (``UCX_NET_DEVICES``)."""
 
     name: Plain
-    """``mlx5_0:1``, ``eth0``."""
+    """The device: ``mlx5_0:1``, ``eth0``."""
     bandwidth_gb_s: float | None
-    """The bandwidth of one sample; ``None`` where it reached nobody."""
+    """The bandwidth of one sample; ``None`` if the receiver could not be reached."""
     reason: Plain | None = None
     transports: tuple[Plain, ...] = ()
     distance: Plain | None = None
-    """The distance of a NIC from the sender's GPU, as ``nvidia-smi topo -m`` says it: ``PIX``, ``NODE``, ``SYS``."""
+    """The distance between the sender's GPU and a NIC in the notation of ``nvidia-smi topo -m``: ``PIX``, ``NODE``,
+    ``SYS``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UcxPath:
-    """The path of one measurement's messages, by UCX's reports."""
+    """The path of the messages of one measurement, by UCX's reports."""
 
     route: UcxRoute
     staging: UcxStaging | None
-    """``None`` where the bytes went from memory to memory, or from host memory through more host memory."""
+    """``None`` if the bytes were not staged, or went from host memory through other host memory."""
     verdict: Plain
-    """The same in one sentence."""
+    """The path in one sentence."""
     transports: tuple[Plain, ...]
-    """The transports with their devices, ``tcp/lo``, in alphabetical order."""
+    """The transports with their devices, ``tcp/lo``, sorted by name."""
     protocols: tuple[UcxProtocol, ...]
-    """The lines that messages of this size came under."""
+    """The lines that apply to messages of this size."""
     version: Plain
-    """UCX's version."""
+    """The version of UCX."""
     components: tuple[Plain, ...]
-    """The transports that UCX has found it can use, on both sides: ``cuda_ipc``, ``ib``, ``tcp``."""
+    """The transports that UCX can use on both sides: ``cuda_ipc``, ``ib``, ``tcp``."""
     settings: Mapping[Plain, Plain]
-    """The variables ``UCX_...`` of the sender, with those that ucxx sets."""
+    """The ``UCX_...`` variables of the sender, including those that ucxx sets."""
     devices: tuple[UcxDevice, ...] = ()
-    """The devices by themselves, for messages through a network where the sender has several."""
+    """The result of each network device alone, if the sender has several and the messages use the network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """One process and its GPU."""
+    """One process of a measurement and its GPU."""
 
     number: int
     label: Plain
-    """The name of its GPU: ``GPU0``; in a run over several nodes ``node1:GPU0``."""
+    """The label of its GPU: ``GPU0``; in a run over several nodes ``node1:GPU0``."""
     bus_id: BusId
     numa_node: int | None = None
-    """The node of the host memory that it makes: the nearest with memory, ``None`` where that is not known."""
+    """The NUMA node on which it allocates host memory: the nearest with memory. ``None`` if that is unknown."""
     host: Plain | None = None
-    """Its node's name, in a run over several: such a run is about its nodes, so documents keep their names."""
+    """The host name of its node, in a run over several nodes. Documents contain it, because such a run is about its
+    nodes."""
 
 
 def node_names(hosts: Iterable[str | None]) -> dict[str | None, str]:
-    """Return what results call the nodes of a run over several: ``node1`` in the order of their ranks. None for one."""
+    """Return the names of several nodes in results, by host: ``node1``, ... in rank order. A single node has none."""
     ordered = list(dict.fromkeys(hosts))
     return {host: f"node{number}" for number, host in enumerate(ordered, 1)} if len(ordered) > 1 else {}
 
 
 class MemoryKind(StrEnum):
-    """How memory was allocated."""
+    """The methods of memory allocation."""
 
     DEVICE = "device"
-    """cuMemAlloc."""
+    """Memory from cuMemAlloc."""
     DEVICE_DEFAULT_POOL = "device-default-pool"
-    """cuMemAllocFromPoolAsync from the driver's own pool of a GPU (cuDeviceGetDefaultMemPool)."""
+    """Memory from cuMemAllocFromPoolAsync with the default pool of a GPU (cuDeviceGetDefaultMemPool)."""
     HOST_NUMA = "host-numa"
-    """cuMemCreate on a host NUMA node. It is EGM only where the platform has EGM: see
+    """Memory from cuMemCreate on a host NUMA node. It is EGM only if the platform has EGM: see
     :attr:`egmctl.model.route.Route.egm`."""
     HOST_NUMA_POOL = "host-numa-pool"
-    """cuMemAllocFromPoolAsync from a pool that cuMemPoolCreate made on a host NUMA node."""
+    """Memory from cuMemAllocFromPoolAsync with a pool that cuMemPoolCreate created on a host NUMA node."""
     HOST_NUMA_DEFAULT_POOL = "host-numa-default-pool"
-    """cuMemAllocFromPoolAsync from the driver's own pool of a host NUMA node (cuMemGetDefaultMemPool, CUDA 13.0)."""
+    """Memory from cuMemAllocFromPoolAsync with the default pool of a host NUMA node (cuMemGetDefaultMemPool, CUDA
+    13.0)."""
     HOST_DEFAULT_POOL = "host-default-pool"
-    """cuMemAllocFromPoolAsync from the driver's own pool of the host (cuMemGetDefaultMemPool with
-    CU_MEM_LOCATION_TYPE_HOST, CUDA 13.0), by a thread bound to the node."""
+    """Memory from cuMemAllocFromPoolAsync with the default pool of the host (cuMemGetDefaultMemPool with
+    CU_MEM_LOCATION_TYPE_HOST, CUDA 13.0), allocated by a thread bound to the node."""
     PINNED = "pinned"
-    """cuMemHostAlloc, by a thread bound to the node."""
+    """Memory from cuMemHostAlloc by a thread bound to the node."""
     REGISTERED = "registered"
-    """mmap, bound to the node, then cuMemHostRegister."""
+    """Memory from mmap, bound to the node and passed to cuMemHostRegister."""
     HUGETLB = "hugetlb"
-    """mmap of huge pages (MAP_HUGETLB, hugetlbfs), bound to the node, then cuMemHostRegister."""
+    """Huge pages from mmap (MAP_HUGETLB, hugetlbfs), bound to the node and passed to cuMemHostRegister."""
     THP = "thp"
-    """mmap, advised to be transparent huge pages (MADV_HUGEPAGE), bound to the node, then cuMemHostRegister."""
+    """Memory from mmap with MADV_HUGEPAGE, bound to the node and passed to cuMemHostRegister."""
     MANAGED = "managed"
-    """cuMemAllocManaged, preferred on the node, mapped by the GPUs, and first written by threads on the node."""
+    """Memory from cuMemAllocManaged, preferred on the node, mapped by the GPUs, first written by threads on the
+    node."""
     SYSTEM = "system"
-    """mmap, bound to the node, and nothing else: only GPUs with access to pageable memory reach it."""
+    """Memory from mmap, only bound to the node: accessible to GPUs with pageable memory access."""
     GPU_NUMA = "gpu-numa"
-    """mmap, bound to the NUMA node that a GPU's own memory is on a coherent platform: CPUs reach it as memory."""
+    """Memory from mmap, bound to the NUMA node of a GPU's own memory on a coherent platform; CPUs can access it."""
     REGISTERS = "registers"
-    """No memory: the end of a kernel or of a CPU thread that only reads or only writes."""
+    """No memory: the endpoint of a kernel or CPU thread that only reads or only writes."""
 
 
 POOLS = frozenset({MemoryKind.HOST_NUMA_POOL, MemoryKind.HOST_NUMA_DEFAULT_POOL})
-"""HOST_NUMA memory from a pool: one of our own, or the driver's."""
+"""HOST_NUMA memory from a pool, created by this tool or the driver's default."""
 
 NUMA_MEMORY = frozenset({MemoryKind.HOST_NUMA, *POOLS})
-"""What the driver allocates on a NUMA node by number: EGM where the platform has it. Other host memory never is; of
-managed memory that is not known there."""
+"""The memory that the driver allocates on a NUMA node by number: EGM if the platform has it. Other host memory is
+never EGM; for managed memory this is unknown."""
 
 HOST_NAMES = {
     MemoryKind.HOST_NUMA: "HOST_NUMA",
@@ -171,32 +175,32 @@ HOST_NAMES = {
     MemoryKind.MANAGED: "managed",
     MemoryKind.SYSTEM: "system",
 }
-"""Memory of the host as people call it."""
+"""The names of host memory kinds in output."""
 
 HOST_MEMORY = frozenset(HOST_NAMES)
 
 
 class LinkKind(StrEnum):
-    """A kind of link."""
+    """The kinds of links."""
 
     NVLINK = "nvlink"
     C2C = "c2c"
-    """NVLink-C2C, between a GPU and the CPU of its package."""
+    """NVLink-C2C between a GPU and the CPU of its package."""
     PCIE = "pcie"
     SMP = "smp"
-    """The CPUs' own interconnect between NUMA nodes. Nothing reports its rate."""
+    """The interconnect of the CPUs between NUMA nodes. No source reports its rate."""
     UNKNOWN = "unknown"
 
 
 class LinkClass(StrEnum):
-    """How two devices are joined; the values are nvidia-smi's symbols."""
+    """The connection between two devices, in nvidia-smi's symbols."""
 
     NVLINK = "NV"
-    """NVLinks; how many stands beside it."""
+    """NVLinks; their number is a separate field."""
     PIX = "PIX"
-    """At most a single PCIe bridge."""
+    """At most one PCIe bridge."""
     PXB = "PXB"
-    """Several PCIe bridges, without the host bridge."""
+    """Several PCIe bridges, but no host bridge."""
     PHB = "PHB"
     """A PCIe host bridge."""
     NODE = "NODE"
@@ -207,7 +211,7 @@ class LinkClass(StrEnum):
 
 
 class Egm(StrEnum):
-    """Whether host memory is Extended GPU Memory to the GPU that reaches it."""
+    """The answers to whether host memory is Extended GPU Memory for the accessing GPU."""
 
     YES = "yes"
     NO = "no"
@@ -215,18 +219,18 @@ class Egm(StrEnum):
 
 
 class Carrier(StrEnum):
-    """The carrier of the bytes of a flow."""
+    """The means by which the bytes of a flow travel."""
 
     LINKS = "links"
-    """The links of the route's hops; without any, the bytes stay in one GPU's memory."""
+    """The links of the route's hops; without hops, the bytes stay in one GPU's memory."""
     CPU = "cpu"
-    """CPU threads: no link of a GPU."""
+    """CPU threads, without links of a GPU."""
     SOCKET = "socket"
-    """Messages between two processes, through the kernel."""
+    """Messages between two processes through the kernel."""
     UCX = "ucx"
-    """Whatever UCX finds best."""
+    """The transport that UCX selects."""
     NONE = "none"
-    """Nothing: the route is blocked, and the measurement says by what."""
+    """No carrier: the route is blocked, and the measurement has the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,13 +239,13 @@ class Hop:
 
     link: LinkKind
     nvlinks: int | None = None
-    """How many NVLinks are bonded."""
+    """The number of bonded NVLinks."""
     pci: LinkClass | None = None
-    """Between two GPUs without NVLink: what of the PCIe tree is between them."""
+    """The part of the PCIe tree between two GPUs without NVLink."""
     nominal_gb_s: float | None = None
-    """Its rate in one direction by the specification, in GB/s (1e9 bytes a second): see ``egmctl.topology.links``."""
+    """The specified rate in one direction, in GB/s (1e9 bytes per second): see ``egmctl.topology.links``."""
     reason: Plain = ""
-    """Why the rate, or the link, is not known."""
+    """The reason why the rate or the link is unknown."""
 
 
 _ACROSS = " across nodes"
@@ -250,54 +254,54 @@ _NAMES = {LinkKind.NVLINK: "NV", LinkKind.C2C: "C2C", LinkKind.PCIE: "PCIe", Lin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """How the bytes of a flow travel. It is what is expected before; only UCX says afterwards what it did."""
+    """The expected route of a flow's bytes. Only :attr:`ucx` is known from the transfer."""
 
     symbol: Plain = field(init=False)
-    """The links in a word: ``NV18``, ``PHB``, ``PCIe>SMP``, ``C2C-sys``, ``NV18>C2C across nodes``, ``local``, ``CPU``,
-    ``PCIe>host>PCIe`` (staged), ``socket``, ``UCX, tcp``, ``blocked``, ``?``. It follows from the rest: written for
-    readers, and not read back."""
+    """The links as a symbol: ``NV18``, ``PHB``, ``PCIe>SMP``, ``C2C-sys``, ``NV18>C2C across nodes``, ``local``,
+    ``CPU``, ``PCIe>host>PCIe`` (staged), ``socket``, ``UCX, tcp``, ``blocked``, ``?``. It is derived from the other
+    fields: written to documents, but not read back."""
     carrier: Carrier = Carrier.LINKS
     memory: MemoryKind | None = None
-    """Of the host's end; ``None`` where no end is host memory."""
+    """The kind of host memory; ``None`` if no endpoint is host memory."""
     hops: tuple[Hop, ...] = ()
-    """From the GPU that issues the work to the memory at the other end; from host memory to host memory those to the
-    source, then those to the destination."""
+    """The links from the GPU that issues the work to the memory at the other end. Between host memories, the hops to
+    the source come first, then those to the destination."""
     across_nodes: bool = False
-    """The ends are on different nodes of one NVLink domain."""
+    """Whether the endpoints are on different nodes of one NVLink domain."""
     egm: Egm | None = None
-    """Whether the host's end is EGM to the GPU that issues the work: by the NVML capability bit and C2C, never by the
-    calls alone. ``None`` where no GPU reaches host memory."""
+    """Whether the host memory is EGM for the GPU that issues the work, by the NVML capability bit and C2C, not by the
+    allocation alone. ``None`` if no GPU accesses host memory."""
     egm_reason: Plain = ""
-    """Why it is not EGM, or why that is unknown."""
+    """The reason why it is not EGM or why that is unknown."""
     degraded: bool = False
-    """The EGM route to NUMA memory is blocked, as :attr:`egm_reason` says: the hops are the way that is left, over
-    which the memory is ordinary system memory. It is tried, and slower than EGM where it works."""
+    """Whether the EGM route to NUMA memory is blocked, for the reason in :attr:`egm_reason`. The hops are then the
+    remaining route, on which the memory is ordinary system memory. It is tried, and slower than EGM if it works."""
     staged: bool = False
-    """Between two GPUs without peer access: the driver copies through host memory. The hops are the links of the source
-    and of the destination to it."""
+    """Whether the driver copies through host memory, between two GPUs without peer access. The hops are the links of
+    the source and of the destination to it."""
     staged_reason: Plain = ""
-    """Why there is no peer access; empty where it is there, and kept off to see what it is worth."""
+    """The reason why there is no peer access; empty if peer access is available, and disabled for comparison."""
     ucx: UcxRoute | None = None
-    """What UCX reported that it did."""
+    """The route that UCX reported."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "symbol", self._symbol(hop_symbol))
 
     @property
     def at_most_gb_s(self) -> float | None:
-        """The least of the known nominal rates: the route cannot be faster. ``None`` where none is known."""
+        """The smallest of the known nominal rates, which the route cannot exceed. ``None`` if none is known."""
         return at_most_gb_s(self.hops)
 
     @property
     def first_link(self) -> LinkKind | None:
-        """The link at the GPU that issues the work; ``None`` where no link is crossed or nobody knows which."""
+        """The link at the GPU that issues the work; ``None`` if no link is crossed or the link is unknown."""
         if self.carrier is not Carrier.LINKS or not self.hops or self.hops[0].link is LinkKind.UNKNOWN:
             return None
         return self.hops[0].link
 
     @property
     def kind(self) -> str:
-        """The symbol without the number of NVLinks: routes over 18 and over 16 of them are of one kind."""
+        """The symbol without the number of NVLinks: routes over 18 and over 16 NVLinks are of the same kind."""
         return self._symbol(_link_name)
 
     def _symbol(self, name: Callable[[Hop], str]) -> str:
@@ -313,7 +317,7 @@ class Route:
             case Carrier.LINKS:
                 if self.staged:
                     return ">host>".join(map(name, self.hops))
-                # The same C2C is EGM or ordinary system memory, by how the memory was allocated and by the platform.
+                # The memory behind C2C is EGM or ordinary system memory, depending on its allocation and the platform.
                 system = self.memory in NUMA_MEMORY and self.egm is Egm.NO and not self.across_nodes
                 links = symbol_of(self.hops, system=system, name=name) or "local"
                 return f"{links}{_ACROSS}" if self.across_nodes else links
@@ -322,7 +326,7 @@ class Route:
 
 
 def hop_symbol(hop: Hop) -> str:
-    """Return one link in a word: ``NV18``, ``C2C``, ``PCIe``, ``PHB``, ``SMP``, ``?``."""
+    """Return the symbol of one link: ``NV18``, ``C2C``, ``PCIe``, ``PHB``, ``SMP``, ``?``."""
     return f"NV{'?' if hop.nvlinks is None else hop.nvlinks}" if hop.link is LinkKind.NVLINK else _link_name(hop)
 
 
@@ -331,18 +335,18 @@ def _link_name(hop: Hop) -> str:
 
 
 def symbol_of(hops: Iterable[Hop], *, system: bool = False, name: Callable[[Hop], str] = hop_symbol) -> str:
-    """Return links in a word, ``NV18>C2C``; without hops an empty one.
+    """Return the symbol of a sequence of links, ``NV18>C2C``; without hops an empty string.
 
     Parameters
     ----------
     system
-        C2C reaches NUMA memory as ordinary system memory, which is not EGM.
+        Whether C2C leads to NUMA memory as ordinary system memory, which is not EGM.
     name
-        What one link is called.
+        A function that returns the symbol of one link.
     """
     return ">".join(f"{name(hop)}{'-sys' * (system and hop.link is LinkKind.C2C)}" for hop in hops)
 
 
 def at_most_gb_s(hops: Iterable[Hop]) -> float | None:
-    """Return the least of the known nominal rates of some hops; ``None`` where none is known."""
+    """Return the smallest of the known nominal rates of some hops; ``None`` if none is known."""
     return min((hop.nominal_gb_s for hop in hops if hop.nominal_gb_s is not None), default=None)

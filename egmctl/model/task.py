@@ -1,4 +1,4 @@
-"""The vocabulary of the bench, memory, engines and patterns, and the tasks that are made of it."""
+"""The vocabulary of the bench (handles, engines, patterns, axes) and its tasks."""
 
 from __future__ import annotations
 
@@ -12,63 +12,63 @@ from egmctl.units import format_size, several
 
 
 class HandleKind(StrEnum):
-    """How one process opens memory that another one has made."""
+    """The handles by which one process opens memory of another."""
 
     LEGACY = "legacy"
     """cuIpcGetMemHandle and cuIpcOpenMemHandle."""
     POSIX_FD = "posix-fd"
-    """cuMemExportToShareableHandle to a file descriptor, which goes over a socket."""
+    """cuMemExportToShareableHandle to a file descriptor, which is sent over a socket."""
     POOL = "pool"
     """cuMemPoolExportToShareableHandle to a file descriptor, and cuMemPoolExportPointer."""
     POOL_FABRIC = "pool-fabric"
-    """The same with a fabric handle of the pool in place of the file descriptor."""
+    """cuMemPoolExportToShareableHandle to a fabric handle, and cuMemPoolExportPointer."""
     FABRIC = "fabric"
-    """cuMemExportToShareableHandle to 64 bytes that are good on every node of an IMEX domain."""
+    """cuMemExportToShareableHandle to a fabric handle of 64 bytes, valid on every node of an IMEX domain."""
 
 
 class Engine(StrEnum):
-    """The means that move the bytes."""
+    """The engines that move the bytes."""
 
     COPY_ENGINE = "ce"
     """cuMemcpyAsync."""
     SM_COPY = "sm-copy"
     """A kernel that reads and writes."""
     SM_READ = "sm-read"
-    """A kernel that only reads, and sums what it reads."""
+    """A kernel that only reads, and sums the words."""
     SM_WRITE = "sm-write"
     """A kernel that only writes."""
     BULK = "bulk"
-    """A kernel that has the copy unit of each multiprocessor (TMA) move chunks through shared memory."""
+    """A kernel that moves chunks through shared memory with bulk copies (TMA)."""
     ATOMIC = "atomic"
-    """A kernel that adds to every word, atomically, and asks for no result."""
+    """A kernel that atomically adds to every word without using the result."""
     ATOMIC_LATENCY = "atomic-latency"
-    """One thread of one kernel that adds to one counter after another, atomically, and waits for each answer."""
+    """A single-thread kernel that atomically adds to one counter after another, and waits for each result."""
     CPU = "cpu"
-    """Threads bound to the CPUs of a NUMA node: a lower bound of what those can do."""
+    """Threads bound to the CPUs of a NUMA node: a lower bound of the CPUs' bandwidth."""
     CPU_CHASE = "cpu-chase"
-    """One thread of a CPU that follows a chain of addresses."""
+    """One CPU thread that follows a chain of addresses."""
     CHASE = "chase"
-    """One thread of one kernel that follows a chain of offsets."""
+    """A single-thread kernel that follows a chain of offsets."""
     PING_PONG = "ping-pong"
-    """One thread on each of two GPUs that wait for each other's flag."""
+    """Single-thread kernels on two GPUs that wait for each other's flag."""
     EVENT = "event"
     """Two processes that wait for each other's interprocess event."""
     SOCKET = "socket"
-    """Two processes that wait for each other's message: what of an event's round trip is not the event."""
+    """Two processes that wait for each other's message: the part of an event's round trip without the event."""
     UCX = "ucx"
-    """Messages between two processes, carried by whatever UCX finds best for them."""
+    """Messages between two processes over the transport that UCX selects."""
     UCX_PUT = "ucx-put"
-    """The same, one-sided: the sender writes to memory that the receiver has registered."""
+    """One-sided UCX: the sender writes to memory that the receiver has registered."""
     UCX_GET = "ucx-get"
-    """The receiver reads from memory that the sender has registered."""
+    """One-sided UCX: the receiver reads from memory that the sender has registered."""
     LIFE_CYCLE = "life-cycle"
-    """Nothing is moved: memory is exported, sent, opened, mapped, touched and closed."""
+    """No engine: memory is exported, sent, opened, mapped, touched and closed."""
 
 
 CPU_ENGINES = frozenset({Engine.CPU, Engine.CPU_CHASE})
-"""Engines of CPU threads: no GPU issues their work."""
+"""The engines of CPU threads, without a GPU that issues the work."""
 UCX_ENGINES = frozenset({Engine.UCX, Engine.UCX_PUT, Engine.UCX_GET})
-"""What UCX carries, between two processes."""
+"""The engines that use UCX, between two processes."""
 
 
 class Pattern(StrEnum):
@@ -77,9 +77,9 @@ class Pattern(StrEnum):
     PAIR = "pair"
     """One source and one destination."""
     BOTH_DIRECTIONS = "both-directions"
-    """One pair, there and back."""
+    """One pair in both directions."""
     LOCAL = "local"
-    """Both ends are one GPU's memory."""
+    """One GPU's memory is source and destination."""
     RING = "ring"
     """Each GPU to the next one, the last to the first."""
     ONE_TO_ALL = "one-to-all"
@@ -87,35 +87,35 @@ class Pattern(StrEnum):
     ALL_TO_ONE = "all-to-one"
     """From each of the other GPUs to one."""
     BISECT = "bisect"
-    """From each GPU to the one half of the GPUs further on."""
+    """From each GPU to the one N/2 further on."""
     ALL_PAIRS = "all-pairs"
-    """From each GPU to each other one."""
+    """From each GPU to every other GPU."""
     ONE_NODE = "everyone-to-one-node"
-    """Every GPU with the memory of one NUMA node."""
+    """Between every GPU and the memory of one NUMA node."""
     OWN_NODE = "own-node"
-    """Every GPU with the memory of its own NUMA node, the one that is nearest to it."""
+    """Between every GPU and the memory of its nearest NUMA node."""
     OWN_NODE_BOTH = "own-node-both-directions"
-    """The same, there and back."""
+    """The same in both directions."""
     LOADED = "loaded"
-    """A latency, while other threads of the same GPU move bytes over the same path."""
+    """A latency while other threads of the same GPU load the same path."""
 
 
 class Quantity(StrEnum):
-    """The quantity that a task measures."""
+    """The quantities that tasks measure."""
 
     BANDWIDTH = "bandwidth"
     LATENCY = "latency"
     DURATION = "duration"
-    """The stages of a handle's life cycle."""
+    """The durations of the stages of a handle's life cycle."""
 
     @property
     def unit(self) -> str:
-        """The unit of its numbers: GB/s are 1e9 bytes a second."""
+        """The unit of the quantity; GB/s is 1e9 bytes per second."""
         return {Quantity.BANDWIDTH: "GB/s", Quantity.LATENCY: "ns", Quantity.DURATION: "ms"}[self]
 
 
 class ChaseOrder(StrEnum):
-    """In which order a pointer chase visits the lines of its buffer."""
+    """The orders in which a pointer chase visits the lines of its buffer."""
 
     RANDOM = "random"
     SEQUENTIAL = "sequential"
@@ -133,19 +133,19 @@ class Axis(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A point on the axes of a case; ``None`` on an axis means what the case does without it."""
+    """A point on the axes of a case; ``None`` on an axis selects the case's default."""
 
     size: int | None = None
-    """Bytes of each buffer, or of each message."""
+    """The bytes of each buffer or message."""
     sms: int | None = None
-    """Blocks of the kernel that moves the bytes, one on each of so many multiprocessors (SM); 0: one on every SM of a
-    GPU that does not say how many it has."""
+    """The number of blocks of the kernel that moves the bytes, one per multiprocessor (SM). 0: one on every SM of a GPU
+    that does not report their number."""
     footprint: int | None = None
-    """Bytes that a chase visits."""
+    """The bytes that a pointer chase visits."""
     load: int | None = None
-    """Blocks of the kernel that loads the same path meanwhile; 0: the path is idle."""
+    """The number of blocks of the kernel that loads the same path; 0: the path is idle."""
     streams: int | None = None
-    """CUDA streams that share the copies of each flow."""
+    """The number of CUDA streams that share the copies of each flow."""
 
     def __str__(self) -> str:
         return ", ".join(f"{_AXIS_WORDS[axis](value)}" for axis in Axis if (value := self.at(axis)) is not None)
@@ -157,12 +157,12 @@ class Point:
 
     @property
     def unsized(self) -> Point:
-        """The same point without a size: profiles hold references for large buffers of any size."""
+        """The same point without a size, for references of profiles, which apply to all large buffers."""
         return replace(self, size=None)
 
     @property
     def one_path(self) -> bool:
-        """Whether one path of each kind of route is enough: a series other than by size is about the link."""
+        """Whether one path per kind of route suffices: any series except one by size characterises the link."""
         return self.unsized != Point()
 
 
@@ -176,122 +176,121 @@ _AXIS_WORDS: Mapping[Axis, Callable[[int], str]] = {
 
 
 USUAL = Point()
-"""Every case has this point: it is measured once, with what its engine and the run have."""
+"""The point of every case that leaves all axes at their defaults."""
 
 
 def named(case: str, point: Point) -> str:
-    """Return what people call a case at a point: ``device_local_bulk 16 SMs``."""
+    """Return the name of a case at a point: ``device_local_bulk 16 SMs``."""
     return f"{case} {point}".rstrip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """One end of a flow: memory of a kind on a GPU or on a NUMA node."""
+    """One end of a flow: a kind of memory on a GPU or NUMA node."""
 
     memory: MemoryKind
     label: Plain
-    """``GPU0``, ``NUMA1``, ``CPU1`` (threads of that node): for people."""
+    """The display label: ``GPU0``, ``NUMA1``, ``CPU1`` (threads of that node)."""
     bus_id: BusId | None = None
-    """The GPU of device memory and of a GPU's registers."""
+    """The GPU, for device memory and a GPU's registers."""
     numa_node: int | None = None
-    """For host memory and a CPU's registers."""
+    """The NUMA node, for host memory and a CPU's registers."""
     rank: int | None = None
-    """In a measurement by several processes, the one that has made the memory (``RunReport.ranks``)."""
+    """The rank that allocated the memory, in a measurement between several processes (``RunReport.ranks``)."""
     handle: HandleKind | None = None
-    """How the process that issues the work has opened it; ``None`` where the memory is its own."""
+    """The handle by which the issuing process opened the memory; ``None`` if the memory is its own."""
     allocated_by: BusId | None = None
-    """The GPU whose context was current when this host memory was allocated, where the case chooses it, or the one GPU
-    of the process that allocated it; ``None``: any GPU's. EGM memory belongs to one GPU
-    (:mod:`egmctl.topology.routes`)."""
+    """The GPU whose context was current when this host memory was allocated, if the case chooses it, or the only GPU of
+    the allocating process; else ``None``. EGM memory belongs to one GPU (:mod:`egmctl.topology.routes`)."""
     allocated_by_label: Plain | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """One stream of bytes, in the direction in which they move."""
+    """One stream of bytes from a source to a destination."""
 
     source: Endpoint
     destination: Endpoint
     initiator: BusId | None
-    """The GPU whose context issues the work: it writes to the destination (push) or reads from the source (pull);
-    ``None`` where CPU threads do."""
+    """The GPU whose context issues the work: it writes to the destination (push) or reads from the source (pull).
+    ``None`` for CPU threads."""
     initiator_label: Plain
     initiator_rank: int | None = None
-    """In a measurement by several processes, the one that issues the work."""
+    """The rank that issues the work, in a measurement between several processes."""
     route: Route
-    """Over which links the bytes are expected to travel."""
+    """The expected route of the bytes."""
 
     @property
     def pushed(self) -> bool:
-        """Whether the end of the one that issues the work is the source; bus ids of several nodes may be alike."""
+        """Whether the initiator is at the source, by rank if set, because bus ids are unique per node only."""
         if self.initiator_rank is not None:
             return self.source.rank == self.initiator_rank
         return self.source.bus_id == self.initiator
 
     @property
     def sent(self) -> bool:
-        """Whether the GPU that issues the work sends the bytes; one that only reads or only writes is no end itself."""
+        """Whether the bytes leave the initiating GPU; a kernel that only writes sends, one that only reads receives."""
         if self.source.memory is MemoryKind.REGISTERS:
             return True
         return self.destination.memory is not MemoryKind.REGISTERS and self.pushed
 
     @property
     def path(self) -> str:
-        """The two ends, for people, and the GPU that issues the work, where it is at neither."""
+        """Both endpoints, with the GPU that issues the work if it is neither."""
         by = f" by {self.initiator_label}" if self.through_gpu else ""
         return f"{self.source.label} -> {self.destination.label}{by}"
 
     @property
     def through_gpu(self) -> bool:
-        """Whether a GPU moves bytes between memory that is all the host's."""
+        """Whether a GPU moves bytes between two host memories."""
         on_host = self.source.bus_id is None and self.destination.bus_id is None
         return on_host and self.initiator is not None and self.route.carrier is not Carrier.UCX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chase:
-    """How a latency is measured: see ``docs/measurement.md``."""
+    """The method of a latency measurement: see ``docs/measurement.md``."""
 
     order: ChaseOrder
     stride_bytes: int
-    """Distance of the lines that hold one link of the chain each."""
+    """The distance between the lines, each of which contains one link of the chain."""
     warm: bool
-    """The buffer is walked once before the timed walk, so that it is in the owner's L2 if it fits."""
+    """Whether the buffer is walked once before the timed walk. If it fits, it is then in the owner's L2 cache."""
     loads: int
-    """Loads (or round trips) in one sample."""
+    """The number of loads or round trips per sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One thing to measure: flows that run at the same time, and how."""
+    """One measurement to make: flows that run at the same time, and the method."""
 
     case: Plain
-    """The case's name, in nvbandwidth's words where it has one."""
+    """The name of the case; that of nvbandwidth if it has one."""
     point: Point = USUAL
-    """Where on the case's axes it is measured: case and point name a measurement."""
+    """The point on the axes of the case. Case and point name a measurement."""
     family: Plain
     quantity: Quantity
     engine: Engine
     pattern: Pattern
     flows: tuple[Flow, ...]
-    """At least one: a pair is one flow, both directions are two, a ring of N is N."""
+    """At least one flow: a pair has one, both directions have two, a ring of N has N."""
     counted: Plain
-    """The bytes that the bandwidth counts."""
+    """A phrase for the bytes that the bandwidth counts."""
     size_bytes: int
-    """The size of each flow's buffer at either end; of a latency, the bytes that the chase visits."""
+    """The size of each flow's buffer at either end; for a latency, the bytes that the chase visits."""
     copies: int
-    """Times that each flow moves ``size_bytes`` in one sample, one after the other."""
+    """The number of times that each flow moves ``size_bytes`` in one sample, sequentially."""
     chase: Chase | None = None
-    """For a latency."""
+    """The method of a latency, else ``None``."""
 
     @property
     def name(self) -> str:
-        """The case and its point, for people."""
+        """The name of the case at its point."""
         return named(self.case, self.point)
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The processes that take part in a measurement by several; of one by the worker, none."""
+        """The ranks that take part in a measurement between several processes; empty for a single process."""
         numbers = (
             number for flow in self.flows for number in (flow.initiator_rank, flow.source.rank, flow.destination.rank)
         )
@@ -299,7 +298,7 @@ class Task:
 
     @property
     def path(self) -> str:
-        """The ends, for people: ``GPU0 -> GPU1``, ``GPU0 <-> GPU1``, ``GPU0,GPU1 -> NUMA0``; of one flow its own."""
+        """The endpoints: ``GPU0 -> GPU1``, ``GPU0 <-> GPU1``, ``GPU0,GPU1 -> NUMA0``; for one flow, its path."""
         if len(self.flows) == 1:
             return self.flows[0].path
         source, destination = self.ends
@@ -307,7 +306,7 @@ class Task:
 
     @property
     def ends(self) -> tuple[str, str]:
-        """The sources and the destinations, for people; of both directions, those of the first."""
+        """The labels of the sources and of the destinations; for both directions, those of the first flow."""
         flows = self.flows[:1] if self.pattern is Pattern.BOTH_DIRECTIONS else self.flows
         sources = ",".join(dict.fromkeys(flow.source.label for flow in flows))
         return sources, ",".join(dict.fromkeys(flow.destination.label for flow in flows))

@@ -1,6 +1,6 @@
-"""Whether what was measured is what it should be: three independent judgements on each measurement, and their sum.
+"""The verdict on a run: up to three independent judgements of each measurement, and their summary.
 
-Made by ``egmctl.verdict`` from a report, its machine and a profile; views only show it.
+``egmctl.verdict`` computes it from a report, its machine and a profile.
 """
 
 from __future__ import annotations
@@ -14,109 +14,110 @@ from egmctl.model.task import USUAL, Point, named
 
 
 class Grade(StrEnum):
-    """How a judgement ended, the gravest first."""
+    """The grades of judgements, the most severe first."""
 
     FAIL = "fail"
     WARN = "warn"
     PASS = "pass"  # noqa: S105
     NO_REFERENCE = "no-reference"
-    """There is nothing to judge by, and the reason says what is missing; never healthy, never a fault."""
+    """No reference is available, for the given reason. It is neither healthy nor a fault."""
 
 
 BAD_GRADES = (Grade.FAIL, Grade.WARN)
-"""What somebody has to look at, the gravest first."""
+"""The grades that need attention, the most severe first."""
 
 
 def worst_grade(grades: Iterable[Grade]) -> Grade:
-    """Return the gravest; that there is no reference counts only where nothing else is known."""
+    """Return the most severe grade. ``NO_REFERENCE`` is returned only if there is no other."""
     return min(grades, key=list(Grade).index, default=Grade.NO_REFERENCE)
 
 
 class Yardstick(StrEnum):
-    """The thing that a measurement is held against."""
+    """The references that measurements are compared with."""
 
     PROFILE = "profile"
-    """The typical value of its path class on its platform."""
+    """The typical value of the path class on this platform."""
     LINK = "link"
-    """The links, their rate, and the part of it that is payload."""
+    """The nominal payload rate of the links."""
     PEERS = "peers"
-    """The same class between other GPUs of the same run."""
+    """The same path class between other GPUs of the same run."""
 
 
 class Direction(StrEnum):
-    """One half of a GPU's links."""
+    """The directions of a GPU's links."""
 
     EGRESS = "egress"
-    """What leaves the GPU: a row of a matrix."""
+    """Traffic from the GPU: a row of a matrix."""
     INGRESS = "ingress"
-    """What arrives at it: a column."""
+    """Traffic to the GPU: a column of a matrix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """One measurement held against one yardstick."""
+    """The comparison of one measurement with one yardstick."""
 
     yardstick: Yardstick
     grade: Grade
     reason: Plain
-    """One sentence with both numbers."""
+    """One sentence with the measured and the expected value."""
     value: float
-    """The measurement's median, in its own unit."""
+    """The median of the measurement, in its unit."""
     expected: float | None = None
     warn: float | None = None
-    """The bound beyond which it is a warning: below it for a bandwidth, above it for a latency."""
+    """The warning threshold: a lower bound for a bandwidth, an upper bound for a latency."""
     fail: float | None = None
     source: Plain | None = None
-    """Where the expectation comes from and how sure it is."""
+    """The source of the expected value and its reliability."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A measurement and what was judged of it."""
+    """The judgements of one measurement."""
 
     measurement: int
-    """Its place in ``RunReport.measurements``."""
+    """The index in ``RunReport.measurements``."""
     judgements: tuple[Judgement, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit:
-    """A GPU all of whose paths in one direction are weak, or a single pair that is."""
+    """A GPU whose paths in one direction are all outliers, or a single pair that is one."""
 
     path_class: Plain
     gpus: tuple[BusId, ...]
-    """One GPU, or source and destination of a pair."""
+    """One GPU, or the source and destination of a pair."""
     label: Plain
     """``GPU3``, ``GPU1 -> GPU3``."""
     direction: Direction | None
-    """``None`` for a pair, and for a GPU's own memory."""
+    """The direction; ``None`` for a pair and for a GPU's own memory."""
     ratio: float
-    """What it reaches, by what its peers reach; of a latency, how many times theirs."""
+    """The value relative to that of the peers; for a latency, more than 1 is slower."""
     grade: Grade
     reason: Plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassVerdict:
-    """All measurements of one path class together."""
+    """The verdict on all measurements of one path class."""
 
     path_class: Plain
-    """Its name: ``device_to_device_memcpy_write_ce over NV18``."""
+    """The name of the class: ``device_to_device_memcpy_write_ce over NV18``."""
     case: Plain
     link: Plain
     """The symbol of the route (:attr:`egmctl.model.route.Route.symbol`)."""
     point: Point = USUAL
-    """Where on the axes of the case."""
+    """The point on the axes of the case."""
     grade: Grade
-    """The gravest of its measurements, and a pass only where a reference was met; one that broke is a fault."""
+    """The most severe grade of its measurements. It passes only if a reference was met; a broken measurement is a
+    fault."""
     reason: Plain
     by_profile: Grade
-    """The gravest judgement against each yardstick."""
+    """The most severe grade by profile; the two below by link and by peers."""
     by_link: Grade
     by_peers: Grade
     measurements: tuple[int, ...]
     median: float | None
-    """``None`` where none was measured."""
+    """The median; ``None`` if no measurement has a value."""
     worst: float | None
     unit: Plain
     expected: float | None = None
@@ -126,73 +127,73 @@ class ClassVerdict:
 
     @property
     def name(self) -> str:
-        """The case as people call it."""
+        """The name of the case at its point."""
         return named(self.case, self.point)
 
     @property
     def by_speed(self) -> Grade:
-        """The gravest judgement of what was measured: what broke has no speed."""
+        """The most severe grade of the measured values; broken measurements have none."""
         return worst_grade((self.by_profile, self.by_link, self.by_peers))
 
 
 class OwnerUnknown(StrEnum):
-    """Why the owner of memory is not known."""
+    """The reasons why the owner of memory is unknown."""
 
     NOT_EGM = "not-egm"
     """Only EGM memory belongs to a GPU."""
     NO_COUNTERS = "no-counters"
-    """No counters show which links carried the bytes."""
+    """No counters report the links that carried the bytes."""
     TOO_FEW = "too-few"
-    """The reads that were measured leave several GPUs."""
+    """The measured reads are consistent with several GPUs."""
     OWN_LINK_EACH = "own-link-each"
-    """Every GPU read over its own NVLink-C2C, as memory is read that belongs to none."""
+    """Every GPU read over its own NVLink-C2C, as it reads memory without an owner."""
     CONTRADICTORY = "contradictory"
     """The counters of several reads contradict each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryOwner:
-    """To which GPU HOST_NUMA memory belongs that was allocated while one GPU's context was current."""
+    """The GPU that owns HOST_NUMA memory which was allocated while a given GPU's context was current."""
 
     case: Plain
     numa_node: int
     allocated_by: BusId
     allocated_by_label: Plain
     owner: BusId | None = None
-    """By the counters of the links; ``None``: see ``unknown``."""
+    """The owner by the link counters; if ``None``, ``unknown`` has the reason."""
     owner_label: Plain | None = None
     unknown: OwnerUnknown | None = None
     measurements: tuple[int, ...]
-    """The copies that tell, by their places in ``RunReport.measurements``."""
+    """The measurements of that memory, as indices into ``RunReport.measurements``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunVerdict:
-    """A whole run."""
+    """The verdict on a whole run."""
 
     grade: Grade
     profile: Plain | None
-    """The profile's name; ``None`` where none fits, and the reason says so."""
+    """The name of the profile; ``None`` if none matches."""
     profile_reason: Plain
-    """Why that one."""
+    """The reason for that choice."""
     classes: tuple[ClassVerdict, ...]
     culprits: tuple[Culprit, ...]
     judged: tuple[Judged, ...]
     warnings: tuple[Plain, ...] = ()
-    """What no yardstick measures: error counters that rose."""
+    """Problems outside of the yardsticks: error counters that increased."""
     owners: tuple[MemoryOwner, ...] = ()
-    """Of memory that was allocated under each GPU of a NUMA node or, where it is EGM, by a process of one GPU; nothing
-    is graded by it."""
+    """The owners of memory that was allocated under each GPU of a NUMA node or, if it is EGM, by a process with one
+    GPU. They do not influence grades."""
     strict: bool = False
-    """Warnings end the command with 1 too."""
+    """Whether warnings also make the exit code 1."""
 
     @property
     def failed(self) -> bool:
-        """Whether the command ends with 1 because of it."""
+        """Whether the verdict makes the exit code 1."""
         return self.grade is Grade.FAIL or (self.strict and self.grade is Grade.WARN)
 
     @property
     def too_slow(self) -> bool:
-        """Whether a path is slower than its references allow, or in a strict run something was warned of."""
+        """Whether a path is slower than its references allow, or, in a strict run, there is a warning."""
         slow = any(verdict.by_speed is Grade.FAIL for verdict in self.classes)
         return slow or (self.strict and self.grade is Grade.WARN)

@@ -1,1 +1,1 @@
-"""The meaning of a node's facts for topology: link classes, EGM routes, platform. Pure functions of a ``Machine``."""
+"""Topology derived from a node's facts: link classes, EGM routes and the platform. Pure functions of a ``Machine``."""

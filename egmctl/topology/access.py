@@ -1,22 +1,23 @@
-"""Can this GPU be used from here? The one answer that topology, measurements, checks and fleets share.
+"""Whether this process can use a GPU: the shared definition for topology, measurements, checks and fleets.
 
-A GPU passes the steps of :class:`Step`; :func:`classify` names the first that it fails, and why. **Precedence**, the
-first sign that fits:
+A GPU passes the steps of :class:`Step`. :func:`classify` returns the first step that it fails and the reason.
+**Precedence**, the first match counts:
 
-1. Its PCI configuration space reads all ones: nothing of what else is read counts (:data:`Block.OFF_THE_BUS`).
-2. NVML or CUDA lists it, in this process: then its device node was opened. open(2) is what counts, and it came after
-   access(2): as root NVML makes a node that was missing, and nvidia-modprobe, which is setuid root, mends its mode.
-   Of another process (``--pid``) both lists say nothing: they are this process' own.
-3. Another kernel driver, or none, is bound; the driver's configuration excludes it.
-4. The device node: not looked at, not there, of another type than a character device, with the numbers of another
-   device; then what access(2) answers, EPERM (the device cgroup, for root too: ``devcgroup_inode_permission``) before
-   EACCES (mode bits, security modules); then a mount with ``nodev``, which access(2) does not see. What a node *is*
-   comes first: of a node with the numbers of another device, the cgroup was asked about that one.
-5. NVML: it did not start, it counts the GPU and cannot open it, it does not list it.
-6. CUDA: it did not start, it does not list the GPU. Where it was not asked, nothing is concluded.
-7. As a whole, by one process more: MIG is on, or the compute mode forbids it.
+1. The PCI configuration space reads as all ones (:data:`Block.OFF_THE_BUS`). No other fact about the GPU is valid then.
+2. NVML or CUDA lists the GPU in this process. Items 3 and 4 are then skipped, because the device node was opened.
+   open(2) counts more than the earlier access(2): as root, NVML creates a missing node, and nvidia-modprobe, which is
+   setuid root, corrects its mode. For another process (``--pid``), the lists are ignored: they are those of this
+   process.
+3. Another kernel driver, or none, is bound; the driver's configuration excludes the GPU.
+4. The device node: it was not checked, does not exist, is not a character device, or has the numbers of another device.
+   Then the result of access(2): EPERM (the device cgroup, also for root: ``devcgroup_inode_permission``) before EACCES
+   (mode bits, security modules). Then a mount with ``nodev``, which access(2) ignores. The type and numbers come first,
+   because for a node with the numbers of another device the cgroup was asked about that device.
+5. NVML: it did not start, it counts the GPU but cannot open it, or it does not list it.
+6. CUDA: it did not start or does not list the GPU. If CUDA was not queried, the step passes.
+7. Use of the whole GPU by one more process: MIG is enabled, or the compute mode forbids it.
 
-CUDA_VISIBLE_DEVICES is no obstacle: a hidden GPU stays open, its memory can be imported and EGM routed through it.
+CUDA_VISIBLE_DEVICES is no obstacle: a hidden GPU can still be opened, its memory imported and EGM routed through it.
 """
 
 from __future__ import annotations
@@ -32,32 +33,32 @@ from egmctl.model.record import Reason, Record
 
 
 class Step(enum.IntEnum):
-    """How far a GPU gets; each step needs the one before."""
+    """The steps to using a GPU; each requires the previous one."""
 
     PCI = 0
     DRIVER = 1
-    """The kernel module has it."""
+    """The kernel module has claimed the GPU."""
     NODE = 2
-    """Its device node is there."""
+    """The device node exists."""
     ACCESS = 3
-    """This process may open it."""
+    """This process may open the device node."""
     NVML = 4
     CUDA = 5
     WHOLE = 6
-    """A process can have a context on all of it."""
+    """A process can create a context on the whole GPU."""
 
 
 class Block(StrEnum):
     """The reasons why a GPU, a NUMA node or the route between them cannot be used.
 
-    Each is its name in documents, the step that a GPU has not taken, and the words for it.
+    Each member has its name in documents, the step that the GPU fails, and the text for display.
     """
 
     step: Step
     words: str
 
     def __new__(cls, name: str, step: Step = Step.PCI, words: str = "{detail}") -> Block:
-        """Return the member of that name."""
+        """Return a member with its name, step and text."""
         member = str.__new__(cls, name)
         member._value_ = name
         member.step, member.words = step, words
@@ -67,32 +68,32 @@ class Block(StrEnum):
     NOT_BOUND = "not-bound", Step.DRIVER, "bound to {detail}"
     EXCLUDED = "excluded", Step.DRIVER, "excluded by the driver's configuration"
     UNKNOWN = "unknown", Step.NODE, "whether it is accessible is unknown{particular}"
-    """Nobody could look at the device node, or access(2) answers what says nothing."""
+    """The device node could not be checked, or access(2) failed with an unspecific error."""
     NOT_IN_CONTAINER = "not-in-container", Step.NODE, "not passed into this container{answered}"
-    """Its device node was not given to this container."""
+    """The container was not given the device node."""
     NO_DEVICE_NODE = "no-device-node", Step.NODE, "no device node{answered}"
-    """Nothing made its device node."""
+    """The device node was not created."""
     NOT_A_DEVICE = "not-a-device", Step.NODE, "{path} is not a character device{particular}"
-    """A directory, a file, a FIFO or a block device in the place of the device node."""
+    """A directory, file, FIFO or block device is at the path of the device node."""
     MASKED = "masked", Step.NODE, "{path} is /dev/null: something hides the device node"
-    """``/dev/null`` is bound over the device node."""
+    """``/dev/null`` is bind-mounted over the device node."""
     STALE_NODE = "stale-node", Step.NODE, "{path} has the numbers of another device{particular}"
-    """The device node has another device's numbers."""
+    """The device node has the numbers of another device."""
     DEVICE_CGROUP = "device-cgroup", Step.ACCESS, "denied by the device cgroup{answered}"
     NO_PERMISSION = "no-permission", Step.ACCESS, "denied by mode bits or a security module{answered}"
-    """Mode bits, an access list or a security module."""
+    """Mode bits, an access control list or a security module deny access."""
     NODEV = "nodev", Step.ACCESS, "{path} lies on a mount with the option nodev"
-    """The device node lies on a mount that makes device nodes useless."""
+    """The device node is on a mount with ``nodev``, where devices cannot be opened."""
     NVML_FAILED = "nvml-failed", Step.NVML, "NVML {detail}"
-    """NVML did not start, crashed, hung, or is missing: it says nothing of any GPU."""
+    """NVML did not start, crashed, hung or is missing, so it reports no GPU."""
     GPU_LOST = "gpu-lost", Step.NVML, "NVML cannot open it{particular}"
-    """NVML counts it and cannot open it."""
+    """NVML counts the GPU but cannot open it."""
     NOT_LISTED = "not-listed", Step.NVML, "NVML does not list it"
-    """All is open to this process, and yet NVML does not list it."""
+    """All steps before passed, but NVML does not list the GPU."""
     CUDA_FAILED = "cuda-failed", Step.CUDA, "CUDA {detail}"
     """CUDA did not start, crashed, hung, or is missing."""
     NOT_SEEN_BY_CUDA = "not-seen-by-cuda", Step.CUDA, "CUDA does not see it{particular}"
-    """NVML lists it, and yet CUDA does not."""
+    """NVML lists the GPU, but CUDA does not."""
     MIG = "mig", Step.WHOLE, "MIG is on: it can only be used in parts"
     COMPUTE_MODE = "compute-mode", Step.WHOLE, "its compute mode is prohibited"
 
@@ -103,29 +104,29 @@ class Block(StrEnum):
 
 
 DENIED = frozenset({Block.DEVICE_CGROUP, Block.NOT_IN_CONTAINER, Block.MASKED})
-"""What somebody decided: the GPU is well, and this process was not given it."""
+"""The blocks by configuration: the GPU works, but this process was not given access."""
 
 _NULL_DEVICE = 1, 3
-"""Major and minor of ``/dev/null`` (Documentation/admin-guide/devices.txt)."""
+"""The major and minor number of ``/dev/null`` (Documentation/admin-guide/devices.txt)."""
 _MAJOR = 195
-"""Of the GPUs and of nvidiactl, where /proc/devices was not read (nv-chardev-numbers.h)."""
+"""The major number of the GPUs and nvidiactl if /proc/devices was not read (nv-chardev-numbers.h)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """The thing that blocks it; :attr:`cause` is the words for it."""
+    """A reason why something cannot be used; :attr:`cause` is the text for display."""
 
     block: Block
     detail: str = ""
-    """What is particular about it: the bound driver, the type of file, what a library answered."""
+    """Details: the bound driver, the file type, the error of a library."""
     path: str = ""
-    """Of the device node, where it is about one."""
+    """The path of the device node, if the block is about one."""
     answer: str = ""
-    """The name of access(2)'s error number."""
+    """The name of the error number from access(2)."""
 
     @property
     def cause(self) -> str:
-        """The obstacle in words, as they follow the name of the thing and a colon. For people: nothing reads it."""
+        """The obstacle as text that follows the name of its subject and a colon. It is never parsed."""
         return self.block.words.format(
             detail=self.detail,
             particular=f" ({self.detail})" if self.detail else "",
@@ -135,33 +136,33 @@ class Obstacle:
 
 
 def obstacle(machine: Machine, gpu: Gpu, through: Step = Step.NVML) -> Obstacle | None:
-    """Return why a GPU cannot be used; ``None`` where nothing is known to stop it.
+    """Return why a GPU cannot be used; ``None`` if no obstacle is known.
 
-    As :func:`classify`, but that nobody could look stops nothing where NVML lists the GPU.
+    It differs from :func:`classify` in that an unchecked device node is no obstacle if NVML lists the GPU.
     """
     failed = classify(machine, gpu, through)
     return None if failed is not None and failed.block is Block.UNKNOWN and gpu.nvml is not None else failed
 
 
 def classify(machine: Machine, gpu: Gpu, through: Step = Step.CUDA) -> Obstacle | None:
-    """Return the first step that a GPU fails, for the process that the machine is about; ``None`` where it passes all.
+    """Return the first step that a GPU fails for the process of the machine; ``None`` if it passes all.
 
     Parameters
     ----------
     through
-        The last step that counts: topology needs no CUDA, and only a measurement needs the whole GPU.
+        The last step that counts: topology does not need CUDA, and only measurements need the whole GPU.
     """
     failed = _before_libraries(machine, gpu) or _libraries(machine, gpu) or _whole(gpu)
     return failed if failed is not None and failed.block.step <= through else None
 
 
 def node_obstacle(node: DeviceNode, numbers: tuple[int | None, int | None]) -> Obstacle | None:
-    """Return what is wrong with a device node that is there; ``None`` where nothing is, or it was not read.
+    """Return the defect of an existing device node; ``None`` if there is none or the node was not read.
 
     Parameters
     ----------
     numbers
-        The major and minor that it should have; ``None`` where that is not known.
+        The expected major and minor number; ``None`` for one that is unknown.
     """
     path = node.path
     if node.kind not in (None, "character"):
@@ -181,36 +182,36 @@ def node_obstacle(node: DeviceNode, numbers: tuple[int | None, int | None]) -> O
 
 
 def nvml_failure(machine: Machine) -> LibraryFailure | None:
-    """Return how NVML failed as a whole; ``None`` where it answered or was not asked."""
+    """Return how NVML failed as a whole; ``None`` if it succeeded or was not queried."""
     driver = machine.driver or Driver()
     return driver.nvml_failure or _failure(driver, "nvml_error", driver.nvml_error, "nvmlInit")
 
 
 def without_nvml(machine: Machine, names: str) -> str:
-    """Say why NVML tells nothing of these GPUs: it failed as a whole, or it does not list them."""
+    """Return why NVML reports nothing about these GPUs: it failed as a whole, or it does not list them."""
     failed = nvml_failure(machine)
     return f"NVML {failed.words}" if failed else f"NVML does not list {names}"
 
 
 def cuda_failure(machine: Machine) -> LibraryFailure | None:
-    """Return how CUDA failed as a whole; ``None`` where it answered or was not asked."""
+    """Return how CUDA failed as a whole; ``None`` if it succeeded or was not queried."""
     driver = machine.driver or Driver()
     return driver.cuda_failure or _failure(driver, "cuda_error", driver.cuda_error, "cuInit")
 
 
 def elsewhere(machine: Machine) -> bool:
-    """Say whether this is about another process, whose place NVML and CUDA were not asked in."""
+    """Return whether the machine is about another process, for which NVML and CUDA were not queried."""
     return machine.process is not None and machine.process.pid != 0
 
 
 def given_some(machine: Machine) -> bool:
-    """Say whether a container decides which device nodes this process has."""
+    """Return whether a container determines the device nodes of this process."""
     process = machine.process or Process()
     return bool(process.container_signs) or bool(node_mounts(machine))
 
 
 def node_mounts(machine: Machine) -> tuple[str, ...]:
-    """Return where device nodes of NVIDIA's are mounted one by one or the driver's folder is hidden: runtimes do so."""
+    """Return the mount points of single NVIDIA device nodes and of a tmpfs over the driver's /proc folder."""
     mounts = (machine.confinement or Confinement()).mounts or ()
     return tuple(
         mount.path
@@ -246,12 +247,12 @@ def _without_node(machine: Machine, gpu: Gpu) -> Obstacle | None:
         return Obstacle(Block.NOT_IN_CONTAINER, path=path, answer="ENOENT")
     if gpu.node is not None or gpu.proc is not None:
         return Obstacle(Block.NO_DEVICE_NODE, path=path, answer="ENOENT")
-    # The node's name is unknown: what NVML says of it may.
+    # The path of the node is unknown. If NVML failed for this GPU, that failure is the better reason.
     return None if gpu.reason_of("nvml") is Reason.FAILED else Obstacle(Block.UNKNOWN)
 
 
 def _because(record: Record, name: str) -> str:
-    """Return why a field was not read, in words."""
+    """Return the reason why a field was not read, as text."""
     unread = record.unread.get(name)
     return (unread.detail or unread.reason.value) if unread is not None else ""
 
@@ -285,7 +286,7 @@ def _whole(gpu: Gpu) -> Obstacle | None:
 
 
 def _failure(driver: Driver, field: str, error: str | None, call: str) -> LibraryFailure | None:
-    """Return the failure that a recording from before ``nvml_failure`` states by the field of the error's name."""
+    """Return the failure in a recording without ``nvml_failure`` or ``cuda_failure``, from its error field."""
     if error is not None:
         how = "missing" if error == "NVML_ERROR_LIBRARY_NOT_FOUND" else "error"
         return LibraryFailure(how=how, call=call, name=error)

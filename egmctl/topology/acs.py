@@ -1,8 +1,8 @@
-"""Access Control Services (ACS): the bits that each PCIe port needs, so that GPUs and NICs reach each other.
+"""Access Control Services (ACS): the bits that each PCIe port needs for direct access between GPUs and NICs.
 
-The right bits depend on the topology. A port of a plain switch must not redirect. Grace and Vera root ports need what
-Linux sets by itself. Around a Data Direct function of a ConnectX, the bits differ from port to port. The classes and
-their bits are those of NVIDIA's ``rdma_topo`` (rdma-core, ``kernel-boot``): read there, not tried.
+The required bits depend on the topology. A port of a plain switch must not redirect. Grace and Vera root ports need the
+defaults of Linux. Around a Data Direct function of a ConnectX, the bits differ between ports. The classes and their
+bits are those of NVIDIA's ``rdma_topo`` (rdma-core, ``kernel-boot``); they were taken from its source and not tested.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
 
 REDIRECT = 0b01100
-"""Request redirect and completion redirect. Source validation, bit 0, redirects nothing."""
+"""The bits for request redirect and completion redirect. Source validation, bit 0, redirects nothing."""
 
 _OFF = "xx000x0"
 _GRACE_DEFAULT, _VERA_DEFAULT = "xx111x1", "xx101x1"
-"""What Linux sets where an IOMMU is on: upstream forwarding, redirects, source validation. On Vera completion redirect
-is fixed at 0."""
+"""The defaults of Linux with an IOMMU: upstream forwarding, redirects and source validation. On Vera, completion
+redirect is fixed at 0."""
 
 _NVIDIA, _MELLANOX = 0x10DE, 0x15B3
 _GRACE = frozenset((_NVIDIA, device) for device in (0x22B1, 0x22B2, 0x22B8))
@@ -29,11 +29,11 @@ _VERA = frozenset((_NVIDIA, device) for device in (0x2F95, 0x2F96))
 _CONNECTX_SWITCH = frozenset((_MELLANOX, device) for device in (0x1979, 0x197C))
 _BLUEFIELD_SWITCH = frozenset({(_MELLANOX, 0x197B)})
 _CONNECTX = frozenset((_MELLANOX, device) for device in (0x1021, 0x1023, 0x1025))
-"""ConnectX-7, -8 and -9."""
+"""The ids of ConnectX-7, -8 and -9."""
 
 
 class AcsKind(StrEnum):
-    """How GPUs and NICs are connected, as far as ACS is concerned."""
+    """The topology classes of GPUs and NICs for ACS."""
 
     DATA_DIRECT = "Data Direct functions beside GPUs, below Grace root ports"
     ROOT_PORTS = "GPUs directly below Grace or Vera root ports"
@@ -43,28 +43,28 @@ class AcsKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Acs:
-    """The bits that a machine's ports need."""
+    """The ACS bits that the ports of a machine need."""
 
     kind: AcsKind
     ports: Mapping[str, str]
-    """By bus id, bit 6 to bit 0 as ``config_acs=`` takes them; ``x`` is a bit that does not matter. Empty for plain
-    switches, where :data:`REDIRECT` is all that counts."""
+    """The bits of each port by bus id, bit 6 to bit 0 in the format of ``config_acs=``; ``x`` is a bit without
+    influence. Empty for plain switches, where only :data:`REDIRECT` counts."""
     defaults: Mapping[str, str]
-    """What Linux sets in each of them by itself."""
+    """The defaults of Linux for each of the ports."""
 
     @property
     def parameter(self) -> str:
-        """The kernel parameter that sets the bits at each boot; empty where Linux does so by itself."""
+        """The kernel parameter that sets the bits at boot; empty if the defaults are right."""
         others = [f"{bits}@{port}" for port, bits in sorted(self.ports.items()) if bits != self.defaults.get(port)]
         return f'pci=config_acs="{";".join(others)}"' if others else ""
 
 
 class UnrecognisedError(Exception):
-    """The topology is none of the known classes, or was not read; the message says why."""
+    """The topology is of no known class or was not read. The message has the reason."""
 
 
 def corrected(bits: str, control: int) -> int:
-    """Return a control register with the bits that a port needs; those marked ``x`` stay as they are."""
+    """Return a control register with the bits that a port needs; bits marked ``x`` do not change."""
     for position, bit in enumerate(reversed(bits)):
         if bit != "x":
             control = control & ~(1 << position) | int(bit) << position
@@ -72,12 +72,12 @@ def corrected(bits: str, control: int) -> int:
 
 
 def required_acs(machine: Machine) -> Acs:
-    """Return the bits that the ports above GPUs and NICs need.
+    """Return the ACS bits for the ports above GPUs and NICs.
 
     Raises
     ------
     UnrecognisedError
-        If the topology is not known: nobody can say then what is right.
+        The topology is unknown, so the right bits are unknown too.
     """
     system = machine.system or System()
     if system.bridges is None or machine.gpus is None:
@@ -107,7 +107,7 @@ class _Tree:
         self.gpu_paths = [self._path(gpu.pci, f"GPU{gpu.index}") for gpu in machine.gpus or ()]
 
     def _path(self, function: PciFunction | None, name: str) -> tuple[str, ...]:
-        """Return the ports above a function, from its root port down."""
+        """Return the ports above a function, starting at the root port."""
         if function is None or function.path is None:
             raise UnrecognisedError(f"where {name} is on PCIe was not read")
         path = function.path[1:]
@@ -116,11 +116,11 @@ class _Tree:
         return path
 
     def are(self, ids: frozenset[tuple[int, int]], *ports: str) -> bool:
-        """Say whether all of these ports are of one of the parts."""
+        """Return whether all of these ports have one of the PCI ids."""
         return all(port in self._ports and _id(self._ports[port]) in ids for port in ports)
 
     def defaults(self) -> dict[str, str]:
-        """Return what Linux sets, for each port that it concerns."""
+        """Return the defaults of Linux by port, for ports with ACS of a known part."""
         return {port: _VERA_DEFAULT if self.are(_VERA, port) else _GRACE_DEFAULT for port in self._with_acs()}
 
     def _with_acs(self) -> Iterator[str]:
@@ -130,9 +130,9 @@ class _Tree:
                 yield port
 
     def around(self, functions: tuple[PciFunction, ...]) -> dict[str, str]:
-        """Return the bits where each Data Direct function shares a switch of its ConnectX with one GPU.
+        """Return the bits for Data Direct functions, each of which shares a ConnectX switch with one GPU.
 
-        The GPU has a further switch of its own: root port, switch, switch, GPU.
+        The GPU is below a further switch of its own: root port, switch, switch, GPU.
         """
         ports = self.defaults()
         for function in functions:
@@ -149,14 +149,15 @@ class _Tree:
             )
             if not known:
                 raise UnrecognisedError(f"the Data Direct function {function.bus_id} is in no known place beside a GPU")
-            # Without source validation at the root port the kernel puts the whole tree into one IOMMU group.
+            # Without source validation at the root port, the kernel puts the whole tree into one IOMMU group.
             ports |= {path[0]: "xx111x0", path[2]: "xx110x1", beside[0][2]: "xx101x1"}
         return ports
 
     def below_nic_switches(self) -> dict[str, str]:
-        """Return the bits where each GPU is below the switch of one ConnectX.
+        """Return the bits for GPUs that are each below the switch of one ConnectX.
 
-        A NIC with ATS is set up for virtual machines: only its own port lets translated requests through directly.
+        A NIC with ATS is configured for virtual machines. Then only the NIC's own port passes translated requests
+        directly.
         """
         nics = [nic for nic in self._machine.nics or () if _id(nic.pci) in _CONNECTX]
         ats = {nic.name: (self._system.ats or {}).get(nic.pci.bus_id if nic.pci else "") for nic in nics}

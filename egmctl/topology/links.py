@@ -1,4 +1,4 @@
-"""The link between two GPUs or network cards, the rates of links, and what the drivers say of peer access."""
+"""The link between two GPUs or NICs, the rates of links, and the drivers' P2P capabilities."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from egmctl.model.route import Hop, LinkClass, LinkKind
 from egmctl.topology.access import without_nvml
 
 NEAR = (LinkClass.PIX, LinkClass.PXB)
-"""The links of a NIC that shares PCIe bridges with a GPU, below the host bridge; the nearest first."""
+"""The link classes of a NIC that shares PCIe bridges with a GPU, below the host bridge; the nearest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The best link between two devices. It has no direction."""
+    """The best link between two devices. It is undirected."""
 
     kind: LinkClass
     nvlinks: int | None = None
-    """Active NVLinks that join the two; ``None`` where that is not known or makes no sense (NICs)."""
+    """The number of active NVLinks between the two; ``None`` if it is unknown or does not apply (NICs)."""
     nvlinks_expected: int | None = None
-    """How many there should be, where fewer are active."""
+    """The expected number of NVLinks, if fewer are active."""
     through: str | None = None
-    """``direct`` or ``switch``, for NVLink."""
+    """``direct`` or ``switch`` for NVLink."""
     pci: LinkClass = LinkClass.UNKNOWN
-    """The class without NVLink, as ``nvidia-smi topo -mp`` shows it."""
+    """The class without NVLink, as in ``nvidia-smi topo -mp``."""
     reason: str = ""
-    """Why :attr:`kind` is unknown."""
+    """The reason why :attr:`kind` is unknown."""
     unlisted: bool = False
-    """That is because NVML does not list one of the two GPUs."""
+    """Whether it is unknown because NVML does not list one of the two GPUs."""
     source: str = ""
     target: str = ""
-    """Labels of both ends, ``GPU0`` and ``NIC1``, of a link of a :class:`egmctl.topology.topology.Topology`."""
+    """The labels of both devices in a :class:`egmctl.topology.topology.Topology`: ``GPU0``, ``NIC1``."""
     symbol: str = field(init=False)
-    """As in the matrix, without marks: ``NV18``, ``PIX``, ..., ``?``."""
+    """The symbol in the matrix, without marks: ``NV18``, ``PIX``, ..., ``?``."""
 
     def __post_init__(self) -> None:
         symbol = f"NV{self.nvlinks}" if self.kind is LinkClass.NVLINK else self.kind.value
@@ -54,14 +54,15 @@ _ANCESTORS = {
     "node": LinkClass.NODE,
     "system": LinkClass.SYS,
 }
-"""NVML's topology levels. ``internal`` (two GPUs of one board, as on a Tesla K80) has no symbol of its own."""
+"""The link classes of NVML's topology levels. ``internal`` (two GPUs of one board, as on a Tesla K80) has no symbol of
+its own."""
 
 
 def gpu_link(machine: Machine, first: Gpu, second: Gpu) -> Link:
-    """Return the link between two GPUs: NVLink where active links join them, else their place on PCIe.
+    """Return the link between two GPUs: NVLink if active links connect them, else their PCIe class.
 
-    The PCIe class is NVML's common ancestor, which is what nvidia-smi prints; where NVML does not say, it is derived
-    from the PCI paths. Where the two directions differ, the link is the lesser one.
+    The PCIe class is NVML's common ancestor, which nvidia-smi prints; if NVML does not report it, it is derived from
+    the PCI paths. If the two directions differ, the one with fewer NVLinks counts.
     """
     first, second = sorted((first, second), key=lambda gpu: gpu.bus_id)
     pairs = _pairs(machine, first, second)
@@ -87,13 +88,13 @@ def gpu_link(machine: Machine, first: Gpu, second: Gpu) -> Link:
 
 
 def _pairs(machine: Machine, first: Gpu, second: Gpu) -> list[Pair]:
-    """Return what was read of two GPUs, in both directions."""
+    """Return the pair records of two GPUs that were read, in both directions."""
     pairs = (machine.pair(first.bus_id, second.bus_id), machine.pair(second.bus_id, first.bus_id))
     return [pair for pair in pairs if pair is not None]
 
 
 def device_link(machine: Machine, first: Gpu | Nic, second: Gpu | Nic) -> Link:
-    """Return the link between two devices; to a NIC it is the place of both on PCIe."""
+    """Return the link between two devices; if one is a NIC, it is the PCIe class."""
     if isinstance(first, Gpu) and isinstance(second, Gpu):
         return gpu_link(machine, first, second)
     kind, reason = _pci_class(machine, first, second)
@@ -101,12 +102,12 @@ def device_link(machine: Machine, first: Gpu | Nic, second: Gpu | Nic) -> Link:
 
 
 def _pci_class(machine: Machine, first: Gpu | Nic, second: Gpu | Nic) -> tuple[LinkClass, str]:
-    """Derive nvidia-smi's class from two sysfs paths and NUMA nodes; the second value says why where it is unknown.
+    """Derive nvidia-smi's class from two sysfs paths and NUMA nodes; the second value is the reason if it is unknown.
 
-    In sysfs a PCIe switch is two bridges, its upstream port and one downstream port for each device; nvidia-smi's
-    "single bridge" is one such switch (nvml.h: NVML_TOPOLOGY_SINGLE, "all devices that only need traverse a single
-    PCIe switch"). So two devices are PIX if below the deepest bridge they share each has at most one more (its own
-    downstream port), or none (two functions of one device, or one bus), and PXB if either has more. A root complex
+    In sysfs a PCIe switch is two bridges: its upstream port and one downstream port per device. nvidia-smi's "single
+    bridge" is one such switch (nvml.h: NVML_TOPOLOGY_SINGLE, "all devices that only need traverse a single PCIe
+    switch"). So two devices are PIX if each has at most one bridge below their deepest shared bridge: its own
+    downstream port, or none (two functions of one device, or one bus). They are PXB if either has more. A root complex
     is no bridge: devices that share nothing else meet in the host bridge.
     """
     function, other = first.pci, second.pci
@@ -129,29 +130,29 @@ def _pci_class(machine: Machine, first: Gpu | Nic, second: Gpu | Nic) -> tuple[L
 
 
 def cpu_node_ids(machine: Machine) -> tuple[int, ...]:
-    """Return the ids of the NUMA nodes with CPUs; empty where the nodes were not read."""
+    """Return the ids of the NUMA nodes with CPUs; empty if the nodes were not read."""
     nodes = (machine.host.numa_nodes if machine.host else None) or ()
     return tuple(node.id for node in nodes if node.kind in (NumaKind.CPU, NumaKind.CPU_ONLY))
 
 
 def active_nvlinks(gpu: Gpu) -> int | None:
-    """Return how many of a GPU's NVLinks are active; ``None`` where NVML did not say it of each of them."""
+    """Return the number of a GPU's active NVLinks; ``None`` if NVML did not report the state of every link."""
     links = gpu.nvml.nvlinks if gpu.nvml else None
     states = None if links is None else [link.active for link in links]
     return None if states is None or None in states else sum(map(bool, states))
 
 
 def nvlinks_between(first: Gpu, second: Gpu) -> tuple[NvLink, ...]:
-    """Return the direct links of both ends that lead from one GPU to the other, up or down."""
+    """Return the direct NVLinks between two GPUs, up or down, from both ends."""
     ends = ((first, second), (second, first))
     return tuple(link for gpu, other in ends for link in nvlinks_of(gpu) if link.remote_bus_id == other.bus_id)
 
 
 def nvlink_joins(machine: Machine, first: Gpu, second: Gpu) -> bool:
-    """Say whether NVLink joins two GPUs, or did before links went down.
+    """Return whether NVLink connects two GPUs, or did before links went down.
 
-    Switches join all GPUs that have links. NVML need not say where a direct link leads that is down: then both GPUs
-    must lack some, because on bridges two GPUs of different bridges are never joined.
+    Switches connect all GPUs that have links. NVML may not report the remote end of a direct link that is down; then
+    both GPUs must lack links, because GPUs on different NVLink bridges are never connected.
     """
     if any(pair.nvlink_count for pair in _pairs(machine, first, second)) or nvlinks_between(first, second):
         return True
@@ -167,9 +168,10 @@ def nvlink_joins(machine: Machine, first: Gpu, second: Gpu) -> bool:
 
 
 def _lacks_nvlinks(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
-    """Say whether a GPU has links that are down and may lead to a GPU of the node: not those that its board leaves out.
+    """Return whether a GPU has inactive links that may lead to a GPU of the node, unlike links that its board omits.
 
-    In a mesh all lack those to a GPU whose links are down; of a bridge, which leads to one GPU, the other end does.
+    In a mesh, all GPUs have inactive links to a GPU whose links are down. With a bridge, which connects two GPUs, a GPU
+    has them if it has fewer active links than another GPU of the same name.
     """
     down = [link for link in nvlinks_of(gpu) if link.active is False]
     if not any(link.remote_bus_id is None for link in down):
@@ -183,12 +185,12 @@ def _lacks_nvlinks(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
 
 
 def nvlinks_of(gpu: Gpu) -> tuple[NvLink, ...]:
-    """Return a GPU's NVLinks, up or down; none where NVML lists none."""
+    """Return a GPU's NVLinks, up or down; empty if NVML lists none."""
     return (gpu.nvml.nvlinks if gpu.nvml else None) or ()
 
 
 def has_no_nvlink(gpu: Gpu) -> bool:
-    """Say whether NVML says that a GPU has no NVLinks."""
+    """Return whether NVML reports that a GPU has no NVLinks."""
     if gpu.nvml is None:
         return False
     reasons = [gpu.nvml.reason_of(name) for name in ("nvlinks", "nvlink_count")]
@@ -196,11 +198,11 @@ def has_no_nvlink(gpu: Gpu) -> bool:
 
 
 def _expected_nvlinks(machine: Machine, first: Gpu, second: Gpu, pair: Pair) -> int:
-    """Return how many NVLinks should join two GPUs; 0 where nothing says that any is missing.
+    """Return the expected number of NVLinks between two GPUs; 0 if there is no sign that any is missing.
 
-    Through switches every link of both GPUs leads to every other GPU, so the part's own count is the measure. Direct
-    links are shared out between peers, in some systems unevenly by design (DGX-1), so there a pair falls short only if
-    one of its GPUs also has fewer active links than most of its peers.
+    Through switches, every link of both GPUs leads to every other GPU, so the part's own number is expected. Direct
+    links are divided between peers, in some systems unevenly by design (DGX-1), so a pair lacks links only if one of
+    its GPUs also has fewer active links than most of its peers.
     """
     siblings = [p.nvlink_count for p in machine.pairs or () if p.nvlink_count]
     if pair.nvlink_through == "switch":
@@ -212,12 +214,12 @@ def _expected_nvlinks(machine: Machine, first: Gpu, second: Gpu, pair: Pair) -> 
 
 
 def _usual(counts: Sequence[int]) -> int:
-    """Return the most frequent count, the larger of two equally frequent ones, 0 of none."""
+    """Return the most frequent count: the larger one if two are equally frequent, 0 if there is none."""
     return max(Counter(counts).items(), key=lambda item: (item[1], item[0]), default=(0, 0))[0]
 
 
 NVML_INDICES = ("read", "write", "nvlink", "atomics", "pci")
-"""The capabilities of ``nvidia-smi topo -p2p``, by their names in :attr:`Pair.p2p_status`."""
+"""The capabilities of ``nvidia-smi topo -p2p``, by their keys in :attr:`Pair.p2p_status`."""
 
 CUDA_ATTRIBUTES = {
     "access": "ACCESS_SUPPORTED",
@@ -225,18 +227,18 @@ CUDA_ATTRIBUTES = {
     "array access": "CUDA_ARRAY_ACCESS_SUPPORTED",
     "performance rank": "PERFORMANCE_RANK",
 }
-"""What people call the CUdevice_P2PAttributes, and their names."""
+"""The names in output of the CUdevice_P2PAttributes, and the attributes."""
 
 
 @dataclass(frozen=True, slots=True)
 class P2pMatrix:
-    """One capability, or several that are equal for each pair."""
+    """The matrix of one P2P capability, or of several with equal values."""
 
     source: str
-    """``NVML`` or ``CUDA``."""
+    """The library: ``NVML`` or ``CUDA``."""
     names: tuple[str, ...]
     cells: Mapping[tuple[str, str], str]
-    """By the labels of the GPU that accesses and of the GPU that is accessed; ``?`` where it was not read."""
+    """The values by the labels of the accessing and the accessed GPU; ``?`` if a value was not read."""
 
     @property
     def uniform(self) -> bool:
@@ -250,7 +252,7 @@ class P2pMatrix:
 
 
 def matrices(machine: Machine, gpus: Mapping[str, Gpu]) -> tuple[P2pMatrix, ...]:
-    """Return the P2P capabilities of some GPUs, by label, those with equal matrices together; none for a single GPU."""
+    """Return the P2P matrices of GPUs, given by label; equal ones of a library are merged. Empty for a single GPU."""
     pairs = {
         (source, target): machine.pair(gpus[source].bus_id, gpus[target].bus_id)
         for source, target in permutations(gpus, 2)
@@ -282,10 +284,10 @@ def nvlink(gpu: Gpu, links: int) -> Hop:
 
     Notes
     -----
-    NVML reports an NVLink 4 or 5 link's signalling rate, 26562 or 53125 MB/s. The published payload rate is 16/17 of
-    it: 18 x 26.5625 x 16/17 = 450 GB/s for H100 (900 GB/s both ways, "NVIDIA H100 Tensor Core GPU" datasheet) and
-    18 x 53.125 x 16/17 = 900 GB/s for GB200 (1.8 TB/s both ways, "NVIDIA GB200 NVL72" product page). No such rule is
-    published for other generations, so they stay unknown.
+    NVML reports the signalling rate of an NVLink 4 or 5 link: 26562 or 53125 MB/s. The published payload rate is 16/17
+    of it: 18 x 26.5625 x 16/17 = 450 GB/s for H100 (900 GB/s both ways, "NVIDIA H100 Tensor Core GPU" datasheet) and 18
+    x 53.125 x 16/17 = 900 GB/s for GB200 (1.8 TB/s both ways, "NVIDIA GB200 NVL72" product page). For other generations
+    no such ratio is published, so their rate is unknown.
     """
     active = [link for link in nvlinks_of(gpu) if link.active]
     speeds = [link.speed_mb_s for link in active if link.speed_mb_s is not None]
@@ -303,11 +305,11 @@ def nvlink(gpu: Gpu, links: int) -> Hop:
 
 
 _NVLINK_WITH_16_17 = (6, 7)
-"""NVML_NVLINK_VERSION_4_0 and _5_0 (nvml.h)."""
+"""The values of NVML_NVLINK_VERSION_4_0 and _5_0 (nvml.h)."""
 
 
 def without_speed(gpu: Gpu) -> dict[LinkKind, tuple[int, ...]]:
-    """Return by kind the numbers of a GPU's links that NVML calls active at 0 MB/s: one of its two answers is wrong."""
+    """Return the numbers of a GPU's links that NVML reports as active at 0 MB/s, which is contradictory, by kind."""
     nvml = gpu.nvml
     nvlinks = [link.link for link in nvlinks_of(gpu) if link.active and link.speed_mb_s == 0]
     c2cs = [link.link for link in (nvml.c2c_links if nvml else None) or () if link.active and link.max_rate_mb_s == 0]
@@ -319,8 +321,8 @@ def c2c(gpu: Gpu) -> Hop:
 
     Notes
     -----
-    NVML_FI_DEV_C2C_LINK_GET_MAX_BW is one direction of one link: ten links of about 45 GB/s are the 450 GB/s of a
-    GH200 (900 GB/s both ways, "NVIDIA GH200 Grace Hopper Superchip" datasheet).
+    NVML_FI_DEV_C2C_LINK_GET_MAX_BW is the rate of one direction of one link: ten links of about 45 GB/s are the 450
+    GB/s of a GH200 (900 GB/s both ways, "NVIDIA GH200 Grace Hopper Superchip" datasheet).
     """
     active = [link for link in (gpu.nvml.c2c_links if gpu.nvml else None) or () if link.active]
     rates = [link.max_rate_mb_s for link in active if link.max_rate_mb_s is not None]
@@ -334,17 +336,17 @@ def c2c(gpu: Gpu) -> Hop:
 def pcie(gpu: Gpu, pci: LinkClass | None = None) -> Hop:
     """Return a GPU's PCIe link with its rate after line encoding, before packet overhead.
 
-    The speed is the highest the GPU and its slot can negotiate, because an idle link may be throttled; the width is
-    the present one, because a link that trained narrow stays narrow.
+    The speed is the maximum that the GPU and its slot can negotiate, because an idle link may run slower. The width is
+    the current one, because a link that trained narrow stays narrow.
 
     Parameters
     ----------
     pci
-        To another GPU: what of the PCIe tree is between the two.
+        The part of the PCIe tree between this GPU and another one.
 
     Notes
     -----
-    Lane rate x width / 8 bits, times the encoding of the PCI Express Base Specification: 8b/10b up to 5 GT/s,
+    The rate is lane rate x width / 8 bits x encoding of the PCI Express Base Specification: 8b/10b up to 5 GT/s,
     128b/130b from 8 to 32 GT/s, 242 of 256 bytes of a flit at 64 GT/s.
     """
     links = [link for link in (gpu.nvml and gpu.nvml.link, gpu.pci and gpu.pci.link) if link]

@@ -1,4 +1,4 @@
-"""Notes that a reader of a topology has to know beside it, and why a matrix cannot be drawn."""
+"""Notes on a topology that its matrices cannot show, and reasons why no matrix can be drawn."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from egmctl.units import format_kernel_list, several
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Why there is no matrix to draw."""
+    """The reason why there is no matrix."""
 
     sentence: str
     missing: tuple[str, ...]
-    """Each missing part with its reason."""
+    """The missing parts, each with its reason."""
     advice: tuple[str, ...]
-    """What to do, a sentence each."""
+    """Instructions, one sentence each."""
 
 
 def missing(machine: Machine) -> Missing | None:
-    """Return what keeps a machine's topology from being known; ``None`` where NVML lists at least one GPU."""
+    """Return why a machine's topology is unknown; ``None`` if NVML lists at least one GPU."""
     if any(gpu.nvml is not None for gpu in machine.gpus or ()):
         return None
     sentence, advice = _what_stops(machine)
@@ -42,7 +42,7 @@ def missing(machine: Machine) -> Missing | None:
 
 
 def _what_stops(machine: Machine) -> tuple[str, str]:
-    """Return the first thing that stops this process from using a GPU, and what to do about it."""
+    """Return the first obstacle for this process and its remedy."""
     gpus, driver, failure = machine.gpus or (), machine.driver or Driver(), nvml_failure(machine)
     if not gpus:
         return (
@@ -79,7 +79,7 @@ def _what_stops(machine: Machine) -> tuple[str, str]:
 
 
 def _parts(machine: Machine) -> Iterator[str]:
-    """Yield each missing part of the driver with its reason."""
+    """Yield each missing part of the driver, and each unusable GPU, with its reason."""
     driver = machine.driver or Driver()
     if not _loaded(driver):
         unread = driver.unread.get("module_version")
@@ -95,7 +95,7 @@ def _parts(machine: Machine) -> Iterator[str]:
     indices: dict[str, set[int]] = {}
     for gpu in machine.gpus or ():
         stopped = obstacle(machine, gpu)
-        # A failure of NVML as a whole is a part of its own.
+        # A failure of NVML as a whole is already listed.
         if stopped is not None and stopped.block is not Block.NVML_FAILED:
             indices.setdefault(stopped.cause, set()).add(gpu.index)
     yield from (f"GPU{format_kernel_list(gpus)}: {cause}" for cause, gpus in indices.items())
@@ -106,23 +106,23 @@ def _loaded(driver: Driver) -> bool:
 
 
 class NoteKind(StrEnum):
-    """The subject of a note."""
+    """The kinds of notes."""
 
     HIDDEN = "hidden"
     """This process cannot use a GPU."""
     DEGRADED = "degraded"
-    """A GPU works, with fewer links or lanes than it should have."""
+    """A GPU works with fewer links or lanes than expected."""
     REMARK = "remark"
-    """All else."""
+    """Any other fact."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One thing that the matrices cannot show."""
+    """A fact that the matrices cannot show."""
 
     kind: NoteKind
     words: str
-    """A sentence without its full stop."""
+    """One sentence without a full stop."""
 
 
 def notes(
@@ -132,7 +132,7 @@ def notes(
     routes: Sequence[HostRoute],
     platform: PlatformVerdict,
 ) -> tuple[Note, ...]:
-    """Return the notes, the most severe first."""
+    """Return the notes in order of display."""
     failed = cuda_failure(machine)
     kinds: tuple[tuple[NoteKind, Iterable[str]], ...] = (
         (NoteKind.HIDDEN, _unusable(machine, gpus)),
@@ -157,7 +157,7 @@ def _unusable(machine: Machine, gpus: Sequence[Gpu]) -> Iterable[str]:
 
 
 def _routes(machine: Machine, routes: Sequence[HostRoute], platform: PlatformVerdict) -> Iterable[str]:
-    """Say once for each cause which routes it blocks, leaves unknown or keeps from being EGM."""
+    """Yield one sentence per cause, with the routes that are blocked, unknown or not EGM because of it."""
     unusable = {gpu.bus_id for gpu in machine.gpus or () if obstacle(machine, gpu) is not None}
     causes: dict[tuple[RouteKind, str], list[HostRoute]] = {}
     for route in routes:
@@ -172,7 +172,7 @@ def _routes(machine: Machine, routes: Sequence[HostRoute], platform: PlatformVer
 
 
 def _owners(machine: Machine, routes: Sequence[HostRoute]) -> Iterable[str]:
-    """Say that EGM memory of a CPU with two GPUs belongs to one of them."""
+    """Yield the ownership rule for EGM memory of CPUs with several GPUs."""
     groups: dict[frozenset[str], list[int]] = {}
     for route in routes:
         if route.siblings:
@@ -190,7 +190,7 @@ def _owners(machine: Machine, routes: Sequence[HostRoute]) -> Iterable[str]:
 
 
 def _fewer_nvlinks(gpus: Sequence[Gpu], links: Sequence[Link]) -> Iterable[str]:
-    """Name the GPUs with inactive links; where NVML gives no per-link state, the pairs that fall short."""
+    """Yield the GPUs with inactive NVLinks, or the pairs with too few if NVML does not report each link's state."""
     short = [link for link in links if link.nvlinks_expected]
     named: set[str] = set()
     for gpu in gpus:
@@ -232,7 +232,7 @@ def _unknown_links(links: Sequence[Link]) -> Iterable[str]:
 
 
 def _numbered_otherwise(gpus: Sequence[Gpu]) -> Iterable[str]:
-    """Say which numbers nvidia-smi gives to the GPUs where it counts only those that this process may open."""
+    """Yield the numbers that nvidia-smi gives to the GPUs, if it counts only those that this process may open."""
     moved = [(gpu.index, gpu.nvml.index) for gpu in gpus if gpu.nvml is not None and gpu.nvml.index != gpu.index]
     if moved:
         numbers = ", ".join(f"GPU{index} is its {theirs}" for index, theirs in moved[:4])

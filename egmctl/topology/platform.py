@@ -1,4 +1,4 @@
-"""The EGM platform that a machine is, and whether its GPUs' C2C and EGM are in order."""
+"""The EGM platform of a machine, and the state of its GPUs' C2C and EGM."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class C2c(StrEnum):
 
     UP = "up"
     DOWN = "down"
-    """The part has it, no link is active."""
+    """The GPU has NVLink-C2C, but no link is active."""
     ABSENT = "absent"
     UNKNOWN = "unknown"
 
@@ -28,8 +28,8 @@ class C2c(StrEnum):
 def c2c(machine: Machine, gpu: Gpu) -> C2c:
     """Return the state of a GPU's NVLink-C2C.
 
-    Without an answer from NVML, x86-64 still means there is none: the GPUs that have NVLink-C2C are those on one
-    package or board with an Arm CPU. So does a name of the RTX line, whose parts are cards on PCIe.
+    If NVML does not report it, x86-64 implies that there is none, because only GPUs on one package or board with an Arm
+    CPU have NVLink-C2C. So does a product name of the RTX line, whose GPUs are PCIe cards.
     """
     nvml = gpu.nvml
     states = [link.active for link in (nvml.c2c_links if nvml else None) or () if link.active is not None]
@@ -44,10 +44,11 @@ def c2c(machine: Machine, gpu: Gpu) -> C2c:
 
 
 def multi_node(machine: Machine, gpu: Gpu) -> bool:
-    """Say whether a GPU is in a multi-node NVLink domain.
+    """Return whether a GPU is in a multi-node NVLink domain.
 
-    Its fabric has a cluster UUID then. HGX H100 boards show one too (https://github.com/meta-pytorch/torchcomms,
-    issue 1315), so it also takes NVLink-C2C, or a slot in a rack that the platform names.
+    The fabric of such a GPU has a cluster UUID. HGX H100 boards have one too
+    (https://github.com/meta-pytorch/torchcomms, issue 1315), so NVLink-C2C or a rack slot in the platform information
+    is also required.
     """
     nvml = gpu.nvml
     if nvml is None or nvml.fabric is None or not nvml.fabric.has_cluster:
@@ -61,14 +62,14 @@ class Egm:
 
     able: bool | None
     cause: str = ""
-    """Why not, or why that is unknown."""
+    """The reason why not, or why it is unknown."""
 
 
 def egm(machine: Machine, gpu: Gpu) -> Egm:
     """Return whether a GPU has EGM.
 
-    The driver sets the capability bit only if C2C is up, the firmware has set EGM memory aside (ACPI
-    ``nvidia,egm-*``) and the routes could be programmed; so the bit is the answer wherever C2C is up.
+    The driver sets the capability bit only if C2C is up, the firmware has reserved EGM memory (ACPI ``nvidia,egm-*``)
+    and the routes could be programmed. So if C2C is up, the bit is the answer.
     """
     state = c2c(machine, gpu)
     if state is C2c.ABSENT:
@@ -94,25 +95,25 @@ def egm(machine: Machine, gpu: Gpu) -> Egm:
 
 
 class MemoryMode(StrEnum):
-    """How the memory of coherent GPUs is managed."""
+    """The ways in which the memory of coherent GPUs is managed."""
 
     NUMA = "numa"
-    """Each GPU's memory is a NUMA node of the kernel: the driver's default."""
+    """Each GPU's memory is a NUMA node of the kernel. This is the driver's default."""
     CDMM = "cdmm"
-    """Coherent Driver-based Memory Management: it is no node, the driver alone manages it."""
+    """Coherent Driver-based Memory Management: only the driver manages the memory, which is no NUMA node."""
     UNKNOWN = "unknown"
 
 
 PARAMETERS = ("CoherentGPUMemoryMode", "EnableUserNUMAManagement")
-"""The module parameters that decide, as ``/proc/driver/nvidia/params`` names them."""
+"""The module parameters that select the mode, as ``/proc/driver/nvidia/params`` names them."""
 
 
 def memory_mode(machine: Machine) -> MemoryMode:
-    """Return how the driver was told to manage coherent memory.
+    """Return the configured management of coherent memory.
 
-    ``CoherentGPUMemoryMode=driver`` turns CDMM on, from driver 580.65.06 on; ``EnableUserNUMAManagement=0`` does so by
-    itself, in older drivers too (open-gpu-kernel-modules 595.45.04, ``os-registry.c``). Where the parameters cannot be
-    read (a container may hide them), a GPU whose memory is a NUMA node still tells.
+    ``CoherentGPUMemoryMode=driver`` enables CDMM from driver 580.65.06 on; ``EnableUserNUMAManagement=0`` does so too,
+    also in older drivers (open-gpu-kernel-modules 595.45.04, ``os-registry.c``). If the parameters cannot be read (a
+    container may hide them), a GPU whose memory is a NUMA node implies ``NUMA``.
     """
     parameters = (machine.driver or Driver()).module_parameters
     if parameters is None:
@@ -124,13 +125,13 @@ def memory_mode(machine: Machine) -> MemoryMode:
 
 
 def own_node(gpu: Gpu) -> int | None:
-    """Return the NUMA node of a GPU's own memory, ``None`` where it is none or not known."""
+    """Return the NUMA node of a GPU's own memory; ``None`` if there is none or it is unknown."""
     candidates = (gpu.nvml.numa_node if gpu.nvml else None, gpu.proc.numa_node if gpu.proc else None)
     return next((node for node in candidates if node is not None and node >= 0), None)
 
 
 class PlatformKind(StrEnum):
-    """The platforms of the CUDA C++ Programming Guide's chapter on EGM, and the two other answers."""
+    """The platforms of the chapter on EGM in the CUDA C++ Programming Guide, no EGM, and unknown."""
 
     SINGLE_GPU = "single-node-single-gpu"
     MULTI_GPU = "single-node-multi-gpu"
@@ -141,22 +142,22 @@ class PlatformKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlatformVerdict:
-    """The platform and the one line that says it."""
+    """The platform and its description in one line."""
 
     kind: PlatformKind
     line: str
     clique_id: int | None = None
-    """The NVLink domain's clique, for a multi-node domain."""
+    """The clique of a multi-node NVLink domain."""
     what: str = ""
-    """The GPUs and the CPUs' architecture."""
+    """The GPUs and the CPU architecture."""
     cause: str = ""
-    """Why there is no EGM, or why that is unknown."""
+    """The reason why there is no EGM, or why it is unknown."""
     able: int = 0
-    """How many GPUs have EGM."""
+    """The number of GPUs with EGM."""
 
 
 def platform(machine: Machine) -> PlatformVerdict:
-    """Judge the platform from all of the node's GPUs."""
+    """Return the platform of a machine, from all of its GPUs."""
     gpus = machine.gpus or ()
     if not gpus:
         return PlatformVerdict(PlatformKind.NO_EGM, "no EGM: no NVIDIA GPU", what="no NVIDIA GPU")
@@ -183,7 +184,7 @@ def platform(machine: Machine) -> PlatformVerdict:
 
 
 def _clique(machine: Machine) -> int | None:
-    """Return the clique id of a multi-node NVLink domain, ``None`` where the fabric is of one node or not ready."""
+    """Return the clique id of a multi-node NVLink domain; ``None`` if there is none or it is not ready."""
     for gpu in machine.gpus or ():
         fabric = gpu.nvml.fabric if gpu.nvml else None
         if fabric and fabric.state == "completed" and multi_node(machine, gpu):
@@ -192,7 +193,7 @@ def _clique(machine: Machine) -> int | None:
 
 
 def _what(machine: Machine, gpus: Sequence[Gpu]) -> str:
-    """Name the GPUs and the CPUs' architecture: ``4 NVIDIA GB200 on aarch64``."""
+    """Return the GPUs and the CPU architecture: ``4 NVIDIA GB200 on aarch64``."""
     names = Counter(gpu.name for gpu in gpus)
     parts = " and ".join(f"{count} {gpu_name(name, count)}" for name, count in names.items())
     architecture = machine.host.architecture if machine.host else None

@@ -1,21 +1,21 @@
-"""How each GPU reaches the memory of each CPU NUMA node, and whether that is EGM.
+"""The route from each GPU to the memory of each CPU NUMA node, and whether it is EGM.
 
-Extended GPU Memory is a CPU's memory reached over the C2C link of a GPU that sits on it. A GPU has it two ways: over
-its own C2C (local), or over NVLink to such a GPU and then over that one's C2C (remote). The kernel driver maps the
-second only if that owner GPU is registered in the same process and is a peer of the first; a device cgroup that
-denies the owner therefore takes the route away, while CUDA_VISIBLE_DEVICES does not (CUDA C++ Programming Guide,
-chapter "Extended GPU Memory"; open-gpu-kernel-modules, ``uvm_map_external.c``, ``set_ext_gpu_map_location``).
+Extended GPU Memory is a CPU's memory that is accessed over the C2C link of a GPU on that CPU. There are two routes:
+over the accessing GPU's own C2C (local), or over NVLink to such a GPU and then over its C2C (remote). The kernel driver
+maps remote memory only if the owner GPU is registered in the same process and is a peer of the first. So a device
+cgroup that denies the owner blocks the route; CUDA_VISIBLE_DEVICES does not (CUDA C++ Programming Guide, chapter
+"Extended GPU Memory"; open-gpu-kernel-modules, ``uvm_map_external.c``, ``set_ext_gpu_map_location``).
 
-**EGM memory belongs to one GPU**, its owner: the one under which it was allocated (open-gpu-kernel-modules 595.45.04,
-``mem_desc.c``, memdescIsEgm; ``system_mem.c``). For memory of cuMemCreate and of pools only the owner uses its own C2C;
-every other GPU goes over NVLink to the owner, also the other GPU of the same Grace CPU (``nv_gpu_ops.c``: the mapping
-GPU's id is compared with the owner's, there is no shortcut). Which of a CPU's two GPUs libcuda makes the owner is not
-documented. For managed and for plain memory it is otherwise: there each GPU of the CPU uses its own C2C
-(``uvm_va_space.c``). All of this was read in the source, and none of it was measured.
+**EGM memory belongs to one GPU**, its owner, under which it was allocated (open-gpu-kernel-modules 595.45.04,
+``mem_desc.c``, memdescIsEgm; ``system_mem.c``). Memory of cuMemCreate and of pools is accessed over the owner's C2C
+only: every other GPU, including the other GPU of the same Grace CPU, goes over NVLink to the owner (``nv_gpu_ops.c``
+compares the mapping GPU's id with the owner's, without a shortcut). It is not documented which of a CPU's two GPUs
+libcuda makes the owner. For managed and for plain memory, each GPU of the CPU uses its own C2C (``uvm_va_space.c``).
+All of this is from the driver's source; none of it was measured.
 
-Everything else reaches the same memory, but not as EGM: a Grace node's memory over C2C as ordinary system memory,
-or, without C2C, over PCIe. In Coherent Driver-based Memory Management (CDMM) a GPU's own memory is no NUMA node; the
-CPU's is, so EGM routes do not depend on it.
+All other routes reach the same memory, but not as EGM: on a Grace node over C2C as ordinary system memory, or, without
+C2C, over PCIe. In Coherent Driver-based Memory Management (CDMM), a GPU's own memory is no NUMA node, but the CPU's
+memory is, so EGM routes do not depend on CDMM.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class RouteKind(StrEnum):
     """The kinds of routes."""
 
     LOCAL = "egm-local"
-    """EGM over the GPU's own NVLink-C2C, if it owns the memory: see :attr:`HostRoute.siblings`."""
+    """EGM over the GPU's own NVLink-C2C, if the GPU owns the memory: see :attr:`HostRoute.siblings`."""
     REMOTE = "egm-remote"
     """EGM over NVLink to the owner GPU, then over the owner's NVLink-C2C."""
     C2C = "c2c-not-egm"
-    """Over the GPU's own NVLink-C2C, as ordinary system memory."""
+    """Ordinary system memory over the GPU's own NVLink-C2C."""
     PCIE = "pcie-not-egm"
     BLOCKED = "blocked"
     UNKNOWN = "unknown"
@@ -50,38 +50,39 @@ class RouteKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HostRoute:
-    """How one GPU reaches the memory of one CPU NUMA node."""
+    """The route from one GPU to the memory of one CPU NUMA node."""
 
     gpu: str
-    """Bus id."""
+    """The bus id."""
     numa_node: int
     kind: RouteKind
     hops: tuple[Hop, ...] = ()
-    """From the GPU to the memory; empty where blocked or unknown."""
+    """The links from the GPU to the memory; empty if blocked or unknown."""
     via: tuple[str, ...] = ()
-    """For a remote EGM route: bus ids of the owner GPUs whose C2C it can end with, equally good ones."""
+    """The bus ids of the possible owner GPUs of a remote EGM route; all are equally good."""
     reason: str = ""
-    """Why it is blocked, unknown or not EGM."""
+    """The reason why the route is blocked, unknown or not EGM."""
     blocked_by: Block | None = None
     otherwise: tuple[Hop, ...] = ()
-    """Where only the EGM route is blocked: the links over which the GPU reaches that CPU's memory all the same, as
-    ordinary system memory (uvm_va_space.c: without an owner the driver maps memory as system memory, silently). A
-    measurement tries it; whether the driver makes HOST_NUMA memory there at all is not documented."""
+    """The remaining links from the GPU to that CPU's memory, as ordinary system memory, if only the EGM route is
+    blocked (uvm_va_space.c: without an owner, the driver silently maps the memory as system memory). A measurement
+    tries them; whether the driver allocates HOST_NUMA memory in this case is not documented."""
     siblings: tuple[str, ...] = ()
-    """For a local EGM route: bus ids of the other GPUs on that CPU. Memory that one of these owns is reached over
-    :attr:`to_sibling` and the owner's C2C instead: inferred from the driver's source, not measured."""
+    """The bus ids of the other GPUs on that CPU, for a local EGM route. Memory that one of them owns is reached over
+    :attr:`to_sibling` and the owner's C2C: inferred from the driver's source, not measured."""
     to_sibling: Hop | None = None
 
-    # What follows from the rest: written for readers, and not read back.
+    # Fields that are derived from the others: written to documents, but not read back.
     egm: bool | None = field(init=False)
-    """Whether this is EGM; null where unknown."""
+    """Whether the route is EGM; null if unknown."""
     symbol: str = field(init=False)
-    """The links in a word: ``C2C``, ``NV18>C2C``, ``C2C-sys``, ``PCIe>SMP``, ``blocked``, ``?``. ``C2C|NV18>C2C`` is by
-    the owner of the memory: itself, or another GPU of the CPU."""
+    """The links as a symbol: ``C2C``, ``NV18>C2C``, ``C2C-sys``, ``PCIe>SMP``, ``blocked``, ``?``. ``C2C|NV18>C2C``
+    depends on the owner of the memory: this GPU, or another GPU of the CPU."""
     at_most_gb_s: float | None = field(init=False)
-    """The least of the known links, in 1e9 bytes a second: the route cannot be faster. Null where none is known."""
+    """The smallest known rate of a link in GB/s (1e9 bytes per second), which the route cannot exceed. Null if none is
+    known."""
     nominal_gb_s: float | None = field(init=False)
-    """Nominal rate of one direction of the slowest link; null where a link's rate is not known."""
+    """The nominal rate of the slowest link in one direction, in GB/s; null if the rate of any link is unknown."""
 
     def __post_init__(self) -> None:
         at_most = at_most_gb_s(self.hops)
@@ -102,7 +103,10 @@ class HostRoute:
 
 
 def route(machine: Machine, gpu: Gpu, node: int) -> HostRoute:
-    """Return the one route from a GPU to the memory of a CPU NUMA node: local EGM first, then remote, then the rest."""
+    """Return the route from a GPU to the memory of a CPU NUMA node.
+
+    Local EGM is preferred, then remote EGM, then other routes.
+    """
     stopped = node_obstacle(machine, node) or obstacle(machine, gpu)
     if stopped is not None:
         return HostRoute(gpu.bus_id, node, RouteKind.BLOCKED, reason=stopped.cause, blocked_by=stopped.block)
@@ -124,13 +128,13 @@ def route(machine: Machine, gpu: Gpu, node: int) -> HostRoute:
 def owners(machine: Machine, node: int) -> tuple[Gpu, ...]:
     """Return the GPUs on a CPU NUMA node that can own EGM; a Grace CPU has one (GH200) or two (GB200).
 
-    A GPU on PCIe beside them, as a DGX Station may have one, owns none.
+    A PCIe GPU on the same node, as in a DGX Station, owns none.
     """
     return tuple(gpu for gpu in machine.gpus or () if gpu.host_numa_id == node and c2c(machine, gpu) is not C2c.ABSENT)
 
 
 def _local(machine: Machine, gpu: Gpu, node: int) -> HostRoute:
-    """Route over the GPU's own C2C, or over NVLink to another GPU of the CPU that can own the memory as well."""
+    """Return the route over the GPU's own C2C, with the other GPUs of the CPU that may own the memory instead."""
     siblings = {
         other.bus_id: nvlinks
         for other in owners(machine, node)
@@ -148,9 +152,11 @@ def _local(machine: Machine, gpu: Gpu, node: int) -> HostRoute:
 
 
 def _remote(machine: Machine, gpu: Gpu, node: int) -> HostRoute:
-    """Route over the owner GPUs with the most NVLinks; else say what is wrong with each owner.
+    """Return the route over the owner GPUs with the most NVLinks.
 
-    A GB200's Grace CPU has two GPUs that can own memory; which of them a piece of memory belongs to, and so whose C2C
+    If there is none, the route is unknown, blocked or ordinary system memory, with the reasons of the owners.
+
+    The Grace CPU of a GB200 has two GPUs that can own memory. Which of them owns a given allocation, and so whose C2C
     carries it, is not documented.
     """
     possible: list[tuple[int, Gpu]] = []
@@ -185,7 +191,7 @@ def _remote(machine: Machine, gpu: Gpu, node: int) -> HostRoute:
 
 
 def _peer_nvlinks(machine: Machine, gpu: Gpu, owner: Gpu) -> int | Obstacle | None:
-    """Return the NVLinks over which ``gpu`` reaches ``owner`` as a peer, what prevents it, or ``None`` if unknown."""
+    """Return the number of NVLinks from ``gpu`` to its peer ``owner``, the obstacle, or ``None`` if unknown."""
     link = gpu_link(machine, gpu, owner)
     if link.nvlinks is None:
         return None
@@ -200,17 +206,17 @@ def _peer_nvlinks(machine: Machine, gpu: Gpu, owner: Gpu) -> int | Obstacle | No
 
 
 def _system_memory(machine: Machine, gpu: Gpu, node: int, reason: str) -> HostRoute:
-    """Route over the GPU's own C2C as ordinary coherent system memory, onwards over the CPUs' interconnect."""
+    """Return the route over the GPU's own C2C as ordinary system memory, plus the CPU interconnect if needed."""
     hops = (rates.c2c(gpu), *across(machine, gpu, node))
     return HostRoute(gpu.bus_id, node, RouteKind.C2C, hops=hops, reason=reason)
 
 
 SMP = Hop(link=LinkKind.SMP, reason="nothing reports the rate between NUMA nodes")
-"""From one NUMA node of the host to another."""
+"""The hop from one NUMA node of the host to another."""
 
 
 def across(machine: Machine, gpu: Gpu, node: int) -> tuple[Hop, ...]:
-    """Return the hop from the GPU's NUMA node to another, none where it is the same or the machine has only one."""
+    """Return the hop from the GPU's NUMA node to another; empty if it is the same or the only one."""
     if len(cpu_node_ids(machine)) <= 1 or gpu.host_numa_id == node:
         return ()
     if gpu.host_numa_id is None:
@@ -219,7 +225,7 @@ def across(machine: Machine, gpu: Gpu, node: int) -> tuple[Hop, ...]:
 
 
 def node_obstacle(machine: Machine, node: int) -> Obstacle | None:
-    """Return why this process can have no memory of a CPU NUMA node; ``None`` where nothing is known to stop it."""
+    """Return why this process cannot allocate memory on a CPU NUMA node; ``None`` if no obstacle is known."""
     host = machine.host
     if host is None:
         return None

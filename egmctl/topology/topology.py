@@ -1,4 +1,4 @@
-"""Judges a machine's topology once, to be shown in any form."""
+"""The topology of a machine, derived once for all output formats."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ from egmctl.topology.routes import HostRoute, route
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:
-    """The state of one GPU; ``machines`` has what was read of it."""
+    """The state of one GPU; ``machines`` has its facts."""
 
     label: str
-    """Its name in ``links``: ``GPU0``."""
+    """The label of the GPU in ``links``: ``GPU0``."""
     bus_id: BusId
-    """Its name in ``routes`` and in ``machines``."""
+    """The bus id of the GPU in ``routes`` and ``machines``."""
     own_node: int | None
     """The NUMA node of the GPU's own memory."""
     c2c: C2c
     egm: Egm
     blocked_by: Block | None
-    """The obstacle to its use from this process; null where there is none."""
+    """The obstacle to using the GPU from this process; null if there is none."""
     blocked_reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """The judged topology of a machine, for a choice of its GPUs and CPU NUMA nodes."""
+    """The topology of a machine, for a selection of its GPUs and CPU NUMA nodes."""
 
     SCHEMA: ClassVar[str] = "egmctl.topo/2"
 
     platform: PlatformVerdict
-    """The platform of the whole machine, whatever was chosen."""
+    """The platform of the whole machine, regardless of the selection."""
     gpu_states: tuple[GpuState, ...]
     numa_nodes: tuple[int, ...]
-    """CPU NUMA nodes to which routes lead."""
+    """The CPU NUMA nodes that are destinations of routes."""
     links: tuple[Link, ...]
     """The link between each pair of GPUs and NICs, once; ``NIC0`` is the first of the machine's NICs."""
     routes: tuple[HostRoute, ...]
-    """By GPU and then by node, in the order of both."""
+    """The routes, by GPU and then by node, in the order of both."""
     notes: tuple[Note, ...]
     missing: Missing | None
-    """Why no matrix could be drawn; null where one could."""
+    """The reason why no matrix could be drawn; null if one could."""
     machines: tuple[Machine, ...]
-    """The whole node, in a document with pseudonyms for what is private: what the other keys were judged from."""
+    """The whole node, from which the other fields are derived; in a document with pseudonyms for private data."""
 
     @property
     def machine(self) -> Machine:
@@ -65,27 +65,27 @@ class Topology:
 
     @property
     def exit_code(self) -> ExitCode:
-        """3 where no matrix could be drawn: ``docs/exit-codes.md``."""
+        """The exit code: 3 if no matrix could be drawn, else 0 (``docs/exit-codes.md``)."""
         return ExitCode.OK if self.missing is None else ExitCode.NOTHING
 
     @property
     def nothing(self) -> str | None:
-        """Why no matrix could be drawn, as a sentence."""
+        """The sentence of :attr:`missing`."""
         return None if self.missing is None else self.missing.sentence
 
     @cached_property
     def gpus(self) -> Mapping[str, Gpu]:
-        """The chosen GPUs by label: ``GPU0``."""
+        """The selected GPUs by label: ``GPU0``."""
         return {state.label: self.machine.gpu(state.bus_id) for state in self.gpu_states}
 
     @cached_property
     def nics(self) -> Mapping[str, Nic]:
-        """By label: ``NIC0``, numbered by place in the machine's list, as nvidia-smi does."""
+        """The NICs by label: ``NIC0``, numbered in the order of the machine's list, as nvidia-smi does."""
         return _nics(self.machine)
 
     @cached_property
     def p2p(self) -> tuple[P2pMatrix, ...]:
-        """The drivers' word on peer access between the chosen GPUs that NVML lists."""
+        """The P2P capabilities between the selected GPUs that NVML lists."""
         return matrices(self.machine, {label: gpu for label, gpu in self.gpus.items() if gpu.nvml is not None})
 
     def link(self, first: str, second: str) -> Link:
@@ -97,24 +97,24 @@ class Topology:
         return {frozenset((link.source, link.target)): link for link in self.links}
 
     def label(self, bus_id: str) -> str:
-        """Return the label of any of the machine's GPUs, chosen or not."""
+        """Return the label of a GPU of the machine, selected or not."""
         return gpu_label(self.machine.gpu(bus_id))
 
     def judged_again(self, machine: Machine) -> Topology:
-        """Return the topology of another reading of the machine, for the same choice of GPUs and nodes."""
+        """Return the topology of another machine record, for the same selection of GPUs and nodes."""
         gpus = {gpu.bus_id: gpu for gpu in machine.gpus or ()}
         chosen = dict.fromkeys(state.bus_id for state in self.gpu_states if state.bus_id in gpus)
         return topology(machine, [gpus[bus_id] for bus_id in chosen], list(dict.fromkeys(self.numa_nodes)))
 
 
 def topology(machine: Machine, gpus: Sequence[Gpu] | None = None, nodes: Sequence[int] | None = None) -> Topology:
-    """Judge a machine's topology.
+    """Return the topology of a machine.
 
     Parameters
     ----------
     gpus, nodes
-        Those to show, in the order to show them; by default all GPUs and all NUMA nodes with CPUs. What is not shown
-        still counts: a route may lead over a GPU that was not chosen.
+        The selection in the order of display; by default all GPUs and all NUMA nodes with CPUs. GPUs outside of the
+        selection still count: a route may lead over them.
     """
     chosen = {gpu_label(gpu): gpu for gpu in ((machine.gpus or ()) if gpus is None else gpus)}
     nics = _nics(machine)
@@ -156,5 +156,5 @@ def _nics(machine: Machine) -> Mapping[str, Nic]:
 
 
 def gpu_label(gpu: Gpu) -> str:
-    """``GPU0``: its number on the whole node, for people."""
+    """Return the display label of a GPU: ``GPU0``, numbered on the whole node."""
     return f"GPU{gpu.index}"
