@@ -86,7 +86,7 @@ app.command(short_help="Run bringup, doctor, bench or others on many nodes.")(fl
 app.command(short_help="Print a page of the guide.")(docs)
 
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[1]
-"""The parser's UsageError. typer exports only its subclass, and from 0.26 on there is no click to import it from."""
+"""The parser's UsageError. typer exports only its subclass, and since typer 0.26 it cannot be imported from click."""
 
 
 def main() -> NoReturn:

@@ -1,4 +1,4 @@
-"""``egmctl bench --suite fabric`` between the GPUs of this node or of an MPI job, and how commands join an MPI job."""
+"""``egmctl bench --suite fabric``: measure between the GPUs of this node or of an MPI job. Also joins MPI jobs."""
 
 from __future__ import annotations
 

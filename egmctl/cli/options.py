@@ -126,7 +126,7 @@ def _option(each: Field[Any], formats: Sequence[Format], note: str) -> Any:
 
 ForceOption = Annotated[bool, _option(OutputOptions.__dataclass_fields__["force"], (), "")]
 NO_LEVELS = ("csv", "format", "verbose")
-"""The options that commands without levels of detail lack; their results are text or JSON."""
+"""The options that lists do not have: a list is text or JSON, with one level of detail."""
 
 
 def refuse_together(options: Mapping[str, bool]) -> None:

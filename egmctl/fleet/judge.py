@@ -168,7 +168,7 @@ def _without_document(asked: Asked, ended: Ended, output: Output, timeout_s: flo
 
 def _document(asked: Asked, ended: Ended, output: Output) -> tuple[Reach, str, int]:
     """Return the outcome by the document or whatever is in its place: the reach, the reason and the exit code."""
-    # The code INTERRUPTED from a node counts as a crash, because nobody interrupted this command.
+    # The code INTERRUPTED from a node counts as a crash, because this command was not interrupted.
     known = set(ExitCode) - {ExitCode.INTERRUPTED}
     code = output.code if output.code is not None and output.code in known else CRASHED
     words = _words(ended.errors)

@@ -40,7 +40,7 @@ SSH_OPTIONS = (
     *("-oServerAliveInterval=15", "-oServerAliveCountMax=3"),
     # Settings that a user's own configuration may have, and that would corrupt the document.
     *("-oRequestTTY=no", "-oRemoteCommand=none"),
-    # Nothing is forwarded, and nobody is asked for a password.
+    # Forward nothing, and never prompt for a password.
     *("-oForwardAgent=no", "-oForwardX11=no", "-oBatchMode=yes"),
 )
 

@@ -22,7 +22,7 @@ from egmctl.saved import Saved, load, load_any
 from egmctl.units import fold
 
 REPORT_EVERY_S = 2.0
-"""Seconds between updates of the report in the folder: the answers that a crash of this process loses."""
+"""Seconds between updates of the report in the folder. A crash of this process loses the answers since the last one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
