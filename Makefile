@@ -1,14 +1,14 @@
-# The commands people need. On a fresh machine with python3, venv and make, `make run` and `make test` set up all else.
+# The main commands. On a fresh machine with python3, venv and make, `make run` and `make test` install everything else.
 
 PYTHON ?= python3
 OUT ?= out
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Tests start a thousand processes; without bytecode each of them compiles egmctl anew.
+# Tests start a thousand processes; without bytecode, each of them would compile egmctl again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Bindings of CUDA 13 need driver 580 or newer; without a driver the newest line is as good as any.
+# Bindings of CUDA 13 need driver 580 or newer. Without a driver, any version works, so the newest is used.
 DRIVER := $(shell grep -m1 -oE ' [0-9]{3,}\.[0-9]' /proc/driver/nvidia/version 2>/dev/null | head -1 | cut -d. -f1)
 EXTRA := $(shell [ $(or $(DRIVER),999) -ge 580 ] && echo cu13 || echo cu12)
 INSTALLED := $(VENV)/installed-$(EXTRA)
@@ -17,7 +17,7 @@ TOOLS := $(VENV)/tools-$(EXTRA)
 WORKERS ?= 3
 GENERATED_BY_TESTS = $(shell grep -rlE "EGMCTL_UPDATE_README|from tests.golden import" tests --include="test_*.py")
 
-# What `make run` shows where there is no driver: a recorded machine if one ships, else a modelled one.
+# The machine that `make run` shows if there is no driver: a recorded one if one ships, else a modelled one.
 RECORDED := $(basename $(notdir $(wildcard profiles/machines/hgx-h200x*.json)))
 MACHINE ?= $(or $(lastword $(RECORDED)),gb200-tray)
 
@@ -38,7 +38,7 @@ test: $(TOOLS) lint ## Check style, types and words, and run every test that nee
 test-unit: $(TOOLS) ## Run the tests that start no process: under a minute
 	$(BIN)/pytest -n 2 --dist worksteal -m unit $(PYTEST_ARGS)
 
-fuzz: $(TOOLS) ## Run what is random for long: 10,000 made-up machines, documents, options, and more examples of each property
+fuzz: $(TOOLS) ## Run the random tests for long: 10,000 generated machines, documents, options, and more examples of each property
 	$(BIN)/pytest -n 2 --dist worksteal -m fuzz $(PYTEST_ARGS)
 	EGMCTL_TEST_ROUNDS=300 EGMCTL_EXAMPLES=300 $(BIN)/pytest -n 2 --dist worksteal tests/fuzz \
 	  $(shell grep -rl "from hypothesis" tests --include="test_*.py") $(PYTEST_ARGS)
@@ -51,34 +51,34 @@ lint: $(TOOLS) ## Check style, types, import directions, spelling and words
 	$(BIN)/typos
 	$(BIN)/python tools/terms.py
 
-# What is made by a tool of tools/, then what commands print: goldens, frozen answers, README examples and pictures.
+# Files that a tool in tools/ writes, then output of commands: goldens, frozen answers, README examples and pictures.
 GENERATORS := make_schemas model_machines bench_reference doctor_reference man_page
-regenerate: $(TOOLS) ## Write everything anew that is generated; look at the difference before you commit it
+regenerate: $(TOOLS) ## Regenerate all generated files; review the diff before you commit it
 	set -e; for tool in $(GENERATORS); do PYTHONPATH=. $(BIN)/python tools/$$tool.py; done
 	EGMCTL_WRITE_GOLDEN=1 EGMCTL_UPDATE_README=1 $(BIN)/pytest -q -n 2 --dist loadfile $(GENERATED_BY_TESTS)
 
-format: $(TOOLS) ## Put the source into its one layout
+format: $(TOOLS) ## Format the source
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test-gpu: ## On a GPU machine: run the GPU tests and the measurements, with the python3 that is there; results in $(OUT)
+test-gpu: ## On a GPU machine: run the GPU tests and the measurements with the installed python3; results in $(OUT)
 	PYTHON='$(PYTHON)' sh tests/gpu/measure.sh '$(OUT)'
 
-test-ucx: $(TOOLS) ## Install UCX (54 MB) and test the messages that it carries, between real processes on this machine
+test-ucx: $(TOOLS) ## Install UCX (54 MB) and test messages over it between real processes on this machine
 	$(BIN)/python -m pip install --quiet --group ucx
 	$(BIN)/pytest tests/rdma
 
 wheel: $(TOOLS) ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel
 
-dist: $(TOOLS) ## Build all that is handed out into dist/: a folder with its own Python, deb, rpm (DIST_ARGS=--help)
+dist: $(TOOLS) ## Build the release files into dist/: a folder with its own Python, deb, rpm (DIST_ARGS=--help)
 	$(BIN)/python -m pip install --quiet --group dist
 	$(BIN)/python tools/make_dist.py $(DIST_ARGS)
 
-prove: $(TOOLS) ## As root: install and run what make dist built in clean Debian and Ubuntu systems (PROVE_ARGS=--help)
+prove: $(TOOLS) ## As root: install and run the files of make dist in clean Debian and Ubuntu systems (PROVE_ARGS=--help)
 	$(BIN)/python tools/prove_dist.py $(PROVE_ARGS)
 
-clean: ## Remove what the other targets made
+clean: ## Remove the files that the other targets created
 	rm -rf $(VENV) $(OUT) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(INSTALLED): pyproject.toml

@@ -1,6 +1,6 @@
 """Diagnostics and benchmarks for nodes with NVIDIA GPUs, above all for Extended GPU Memory (EGM).
 
-``import egmctl`` gives what the commands themselves use (docs/library.md)::
+``import egmctl`` provides the functions that the commands use (docs/library.md)::
 
     machine = egmctl.read_machine()                 # or a recorded one, by its name or file
     diagnosis = egmctl.Doctor().diagnose(machine)
@@ -8,8 +8,8 @@
     report = egmctl.judge_run(bench.run(bench.plan(machine), machine), machine)
     saved = egmctl.load_result("monday.json")
 
-Each is imported when it is first used: ``egmctl --help`` loads none of them. Nothing is imported here, not even of the
-standard library: a child process loads this file while it can find nothing else (:mod:`egmctl.launch.serve`).
+Each name is imported at its first use; ``egmctl --help`` imports none of them. This file imports nothing, not even from
+the standard library, because a child process loads it before it can find other modules (:mod:`egmctl.launch.serve`).
 """
 
 __version__ = "0.1.0"
@@ -48,7 +48,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for, where it is public (PEP 562)."""
+    """Import a public name at its first use (PEP 562)."""
     import importlib
 
     for module, names in _MODULES.items():

@@ -1,6 +1,6 @@
 """The ``egmctl`` command, and ``python -m egmctl``, which is the same program.
 
-Loading the command takes some tenths of a second. Until it is loaded it has done nothing, so a Ctrl-C ends it at once,
+Importing the command takes some tenths of a second. Until then it has done nothing, so Ctrl-C ends the process at once,
 without a traceback.
 """
 
@@ -9,7 +9,7 @@ import signal
 from typing import NoReturn
 
 INTERRUPTED = 130
-"""As ``egmctl.errors.ExitCode`` has it, which is not loaded yet."""
+"""The value of ``egmctl.errors.ExitCode.INTERRUPTED``, which is not imported yet."""
 
 
 def main() -> NoReturn:

@@ -1,4 +1,4 @@
-"""Reads JSON files that come from anywhere: an object, or one sentence that names the file and what is wrong."""
+"""Reads JSON objects from untrusted files. An error is one sentence with the file and the problem."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from egmctl.files import read_bounded
 from egmctl.units import format_size
 
 FILE_LIMIT = 64 << 20
-"""Bytes of the largest file that is read; a machine with 8 GPUs has some 300 KiB, a full run of the bench 10 MiB."""
+"""The size limit of a file in bytes. A machine with 8 GPUs takes some 300 KiB, a full run of the bench 10 MiB."""
 
 
 ELEMENT_LIMIT = 2_000_000
-"""Objects, lists and their members in the largest file that is read. Our own documents have one in some 28 bytes; of
-the smallest ones, ``{}``, Python makes 30 times the file's size in memory."""
+"""The limit of objects, lists and their members in a file. Documents of egmctl have one per some 28 bytes. The smallest
+ones, ``{}``, take 30 times the file's size in Python's memory."""
 
 
 def read_content(path: Path, source: str) -> bytes:
-    """Return a file's content, unpacked where gzip packed it; of more than the limit one byte more.
+    """Return a file's content, decompressed if it is gzip; at most :data:`FILE_LIMIT` + 1 bytes.
 
-    A pipe can be read only once.
+    The file is read once, so it may be a pipe.
 
     Parameters
     ----------
     source
-        How to call the file in a sentence, e.g. ``machine file node7.json``.
+        The name of the file in messages, e.g. ``machine file node7.json``.
 
     Raises
     ------
     UsageError
-        If it cannot be read.
+        If the file cannot be read or decompressed.
     """
     try:
         content = read_bounded(path, FILE_LIMIT)
@@ -45,7 +45,7 @@ def read_content(path: Path, source: str) -> bytes:
     if not content.startswith(_GZIP):
         return content
     try:
-        # A small file can hold any amount.
+        # A small gzip file can expand to any size.
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
             return file.read(FILE_LIMIT + 1)
     except (OSError, EOFError, zlib.error) as error:
@@ -53,21 +53,21 @@ def read_content(path: Path, source: str) -> bytes:
 
 
 _GZIP = b"\x1f\x8b"
-"""The first bytes of a file that gzip made: https://www.rfc-editor.org/rfc/rfc1952#section-2.3.1."""
+"""The first bytes of a gzip file: https://www.rfc-editor.org/rfc/rfc1952#section-2.3.1."""
 
 
 def stem(path: Path) -> str:
-    """Return what a file is called: ``node7`` of ``node7.json`` and of ``node7.json.gz``."""
+    """Return a file's name without its suffixes: ``node7`` for ``node7.json`` and ``node7.json.gz``."""
     return Path(path.stem).stem if path.suffix == ".gz" else path.stem
 
 
 def ascii_text(content: bytes) -> str:
-    """Return a JSON text that :func:`parse_object` takes as ASCII: itself, where it is that already.
+    """Return a JSON text that :func:`parse_object` accepts as printable ASCII, unchanged if it already is.
 
     Raises
     ------
     ValueError
-        For a number that JSON spells and no float holds, where the text has to be written anew.
+        If the text has to be rewritten and has a number beyond the range of floats.
     """
     text = content.decode()
     if text.isascii() and all(map(str.isprintable, text.split("\n"))):
@@ -76,19 +76,19 @@ def ascii_text(content: bytes) -> str:
 
 
 def parse_object(content: bytes, source: str, what: str) -> dict[str, Any]:
-    """Return the object that a JSON text holds.
+    """Return the object of a JSON text.
 
     Parameters
     ----------
     source
         As for :func:`read_content`.
     what
-        What it should hold, e.g. ``machine``.
+        The expected kind of document in messages, e.g. ``machine``.
 
     Raises
     ------
     UsageError
-        If it is no JSON object, or holds more than any such file does.
+        If the text is not a JSON object or exceeds a limit.
     """
     if len(content) > FILE_LIMIT:
         refuse(source, f"is larger than {format_size(FILE_LIMIT)}, which no {what} is")
@@ -108,7 +108,7 @@ def parse_object(content: bytes, source: str, what: str) -> dict[str, Any]:
     except RecursionError:
         refuse(source, f"is nested more deeply than any {what}")
     except ValueError:
-        # Python refuses to read whole numbers of more than 4300 digits.
+        # Python rejects integers of more than 4300 digits.
         refuse(source, "holds a whole number of thousands of digits")
     if not isinstance(document, dict):
         refuse(source, f"is not a {what}: expected an object")
@@ -116,19 +116,19 @@ def parse_object(content: bytes, source: str, what: str) -> dict[str, Any]:
 
 
 def check_schema(document: dict[str, Any], known: Sequence[str], source: str, what: str) -> str:
-    """Return the schema that a document states, one of those that this tool reads.
+    """Return the schema of a document, if it is one of the known ones.
 
     Parameters
     ----------
     known
-        Such as ``egmctl.machine/1``.
+        The valid schemas, e.g. ``egmctl.machine/1``.
     source, what
         As for :func:`parse_object`.
 
     Raises
     ------
     UsageError
-        If it states another one, another version, or none.
+        If the document has another schema, another version, or none.
     """
     schema = document.get("schema")
     if not isinstance(schema, str):
@@ -142,7 +142,7 @@ def check_schema(document: dict[str, Any], known: Sequence[str], source: str, wh
 
 
 def refuse(source: str, sentence: str) -> NoReturn:
-    """Raise the sentence about a file.
+    """Raise an error about a file.
 
     Raises
     ------
@@ -153,5 +153,5 @@ def refuse(source: str, sentence: str) -> NoReturn:
 
 
 def short(text: str) -> str:
-    """Return a text from outside, cut to what a sentence bears."""
+    """Return an external text, cut to 200 characters."""
     return text if len(text) <= 200 else f"{text[:197]}..."

@@ -67,7 +67,7 @@ def _family(name: str, cases: Sequence[Case]) -> str:
 
 
 def _alike(case: Case) -> Case:
-    """Return what cases have in common that share a row: all but the engine that copies and the kind of handle."""
+    """Return a case without the properties in which the cases of a row differ: copying engine, handle and points."""
     return replace(
         case,
         name="",

@@ -1,4 +1,4 @@
-"""The commands, arguments and options of the real command line, in the words of ``--help``."""
+"""The commands, arguments and options of the real command line, with the text of ``--help``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Option:
     """One argument or option."""
 
     spelling: str
-    """As in ``--help``: ``-o, --output FILE``."""
+    """The spelling in ``--help``: ``-o, --output FILE``."""
     help: str
 
 
@@ -25,12 +25,12 @@ class Command:
     """One command."""
 
     name: str
-    """With those above it: ``profile show``; empty for ``egmctl`` itself."""
+    """The name with its parents: ``profile show``; empty for ``egmctl`` itself."""
     usage: str
-    """Its arguments: ``[OPTIONS] FILE``."""
+    """The arguments: ``[OPTIONS] FILE``."""
     help: str
     options: tuple[Option, ...]
-    """Of commands without ``--help``, which all have."""
+    """The options; those of subcommands without ``--help``, which all have."""
 
 
 def commands() -> Mapping[str, Command]:

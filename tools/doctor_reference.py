@@ -1,4 +1,4 @@
-"""Writes the reference of the checks in ``docs/doctor.md`` from the registry: what ``--explain`` says of each.
+"""Writes the reference of the checks in ``docs/doctor.md`` from the registry: the texts of ``--explain``.
 
 python tools/doctor_reference.py            write it
 python tools/doctor_reference.py --check    write nothing; exit 1 if the file is not what would be written

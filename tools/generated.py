@@ -1,4 +1,4 @@
-"""Shared by the tools that write a file of this repository: write it, or with ``--check`` say if it is old."""
+"""Functions for tools that generate a file of this repository: write it, or with ``--check`` report if it is stale."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def settle(arguments: list[str], path: Path, wanted: str, tool: str) -> int:
-    """Write a file, or with the argument ``--check`` only compare it; return the exit code."""
+    """Write a file, or with the argument ``--check`` only compare it; return the exit code, 1 if the file is stale."""
     if arguments != ["--check"]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(wanted, encoding="utf-8")
@@ -22,7 +22,7 @@ def settle(arguments: list[str], path: Path, wanted: str, tool: str) -> int:
 
 
 def below(path: Path, mark: str, reference: str) -> str:
-    """Return a document with everything below a line, ``mark``, replaced.
+    """Return a document with everything below the line ``mark`` replaced by ``reference``.
 
     Raises
     ------
@@ -36,5 +36,5 @@ def below(path: Path, mark: str, reference: str) -> str:
 
 
 def wrap(text: str) -> str:
-    """Return a paragraph broken at the width of this repository's documents."""
+    """Return a paragraph wrapped at the width of this repository's documents."""
     return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Build what is handed out into dist/: ``make dist``, or with options a part of it. docs/installing.md says what it is.
+"""Build the release files (docs/installing.md) into dist/: ``make dist``, or with options some of them.
 
-The same commit gives the same bytes: times are the commit's, wheels and sources are held against sums, and the folder's
-Python is built in a root of Debian 11 (tools/artifacts/interpreter.py).
+Builds are reproducible: times are the commit's, wheels and sources are checked against sums, and the folder's Python is
+built in a root of Debian 11 (tools/artifacts/interpreter.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ARCHITECTURES = ("x86_64", "aarch64")
 
 
 def main() -> None:
-    """Build what the command line asks for."""
+    """Build the forms that the command line selects."""
     options = _options()
     if options.lock:
         write_lock()
@@ -56,11 +56,11 @@ def build(arches: Sequence[str], forms: Sequence[str], out: Path, cache: Path, s
     Parameters
     ----------
     out, cache
-        Where the results go, and where built Pythons are kept.
+        The folders of the results and of built Pythons.
     scratch
-        An empty folder, for what is made on the way.
+        An empty folder for intermediate files.
     epoch
-        The time of everything, seconds since 1970.
+        The time of all files, in seconds since 1970.
     """
     wheel = _wheel(scratch, epoch)
     version = wheel.name.split("-")[1]
@@ -70,7 +70,7 @@ def build(arches: Sequence[str], forms: Sequence[str], out: Path, cache: Path, s
         return
     native = platform.machine()
     folders = {}
-    # The other architecture's Python is cross compiled, and this one's with it.
+    # The other architecture's Python comes first, because its cross compilation also builds this one's.
     for arch in sorted({native, *arches}, key=native.__eq__):
         folders[arch] = scratch / f"egmctl-{version}-linux-{arch}-cu13"
         make_folder(folders[arch], interpreter(arch, cache), wheel, LOCK, arch, tool("uv"))
@@ -89,11 +89,11 @@ def build(arches: Sequence[str], forms: Sequence[str], out: Path, cache: Path, s
 
 
 def write_lock() -> None:
-    """Write the lock file anew: the newest versions of everything, with their sums."""
+    """Rewrite the lock file with the newest version of each dependency and its sums."""
     command: list[str | Path] = [tool("uv"), "pip", "compile", "--quiet", "--no-config", "--upgrade", "--universal"]
     command += ["--python-version", "3.10", "--generate-hashes", "--no-annotate", "--no-header"]
     command += ["--only-binary", ":all:"]
-    # cuda-python is what users know; of what it brings, only cuda-bindings is ever imported.
+    # Users know cuda-python, but of its packages only cuda-bindings is ever imported.
     command += ["--no-emit-package", "cuda-python", "--no-emit-package", "cuda-core"]
     extras = [f"--extra={extra}" for extra in ("cu13", "fleet", "mpi")]
     subprocess.run([*command, *extras, "--output-file", LOCK, ROOT / "pyproject.toml"], check=True)

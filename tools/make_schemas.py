@@ -53,14 +53,14 @@ def main(arguments: list[str]) -> int:
 
 
 class Definitions(dict[str, Any]):
-    """The schemas of dataclasses by name, the second of a name with its module's: ``evidence.Evidence``."""
+    """The schemas of dataclasses by name. A second class of the same name gets its module's: ``evidence.Evidence``."""
 
     def __init__(self) -> None:
         super().__init__()
         self._classes: dict[str, type] = {}
 
     def name_of(self, kind: type) -> str:
-        """Return the name that a class has here."""
+        """Return the name of a class in the definitions."""
         name = kind.__name__
         if self._classes.setdefault(name, kind) is not kind:
             name = f"{kind.__module__.rpartition('.')[2]}.{name}"
@@ -68,9 +68,9 @@ class Definitions(dict[str, Any]):
 
 
 def machine_schema() -> dict[str, Any]:
-    """Return the schema of what ``egmctl snapshot`` writes.
+    """Return the schema of the documents of ``egmctl snapshot``.
 
-    It requires what a reader needs, not all that is written, and lets unknown keys pass, as readers do.
+    It requires only the keys that a reader needs, and allows unknown keys, as readers do.
     """
     definitions = Definitions()
     machine = _record(Machine, definitions)
@@ -91,7 +91,7 @@ def machine_schema() -> dict[str, Any]:
 
 
 def profile_schema() -> dict[str, Any]:
-    """Return the schema of a profile, once its TOML is read; keys that it does not know are errors, as for the tool."""
+    """Return the schema of a profile, applied to the parsed TOML. Unknown keys are errors, as for egmctl."""
     definitions = Definitions()
     profile = _record(Profile, definitions)
     profile["properties"]["schema"] = {"const": PROFILE_SCHEMA}
@@ -106,7 +106,7 @@ def profile_schema() -> dict[str, Any]:
 
 
 def journal_schema() -> dict[str, Any]:
-    """Return the schema of one line of a journal; what is a bench's is in the bench's schema, beside it."""
+    """Return the schema of one line of a journal; parts of a bench result refer to the schema of the bench."""
     number, text = {"type": "integer"}, {"type": "string"}
 
     def event(word: str, **properties: dict[str, Any]) -> dict[str, Any]:
@@ -154,16 +154,16 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def command_schema(name: str, result_type: type | None, *, one_machine: bool = True) -> dict[str, Any]:
-    """Return the schema of what a command writes with ``--json`` when it has a result: the envelope with it inside.
+    """Return the schema of the documents that a command writes with ``--json``: the envelope and the result in it.
 
     Parameters
     ----------
     name
-        What the document's key ``schema`` holds.
+        The value of the document's key ``schema``.
     result_type
-        The dataclass of its key ``result``; ``None`` where that is null: the command had none.
+        The dataclass of the key ``result``; ``None``: the key is null, because the command had no result.
     one_machine
-        Whether the result is about one machine; where not, the key ``machine`` is null.
+        Whether the result is about one machine. If not, the key ``machine`` is null.
     """
     definitions = Definitions()
     origin = _schema(Origin, definitions) if one_machine else {"type": "null"}
@@ -195,7 +195,7 @@ def command_schema(name: str, result_type: type | None, *, one_machine: bool = T
 
 
 def _record(cls: Any, definitions: Definitions) -> dict[str, Any]:
-    """Return the schema of a dataclass; those of its fields' dataclasses go into ``definitions``."""
+    """Return the schema of a dataclass, and add those of its fields' dataclasses to ``definitions``."""
     descriptions = {name: text for base in reversed(cls.__mro__) for name, text in _field_docstrings(base).items()}
     properties = {}
     for name, kind in field_types(cls).items():
@@ -244,7 +244,7 @@ def _schema(kind: Any, definitions: Definitions) -> dict[str, Any]:
 
 
 def _field_docstrings(cls: type) -> dict[str, str]:
-    """Return the strings that stand below the fields of a class; Python itself drops them."""
+    """Return the docstrings below the fields of a class, read from its source because Python drops them."""
     if cls is object:
         return {}
     (definition,) = ast.parse(inspect.getsource(cls)).body

@@ -1,4 +1,4 @@
-"""Writes the manual page ``docs/egmctl.1``, which the wheel installs, from the real command line.
+"""Writes the manual page ``docs/egmctl.1``, which the wheel installs, from the command line itself.
 
 python tools/man_page.py            write it
 python tools/man_page.py --check    write nothing; exit 1 if the file is not what would be written
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
 
 
 def page() -> str:
-    """Return the whole page; without a date, so that it changes only with the command line."""
+    """Return the whole page, without a date, so that it changes only with the command line."""
     known = commands()
     top = known[""]
     lines = [
@@ -98,7 +98,7 @@ def _tagged(entries: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """Return text that troff shows as it is: a bare hyphen would become a typographic one."""
+    """Return text escaped for troff, which would otherwise turn hyphens into typographic ones."""
     safe = text.replace("\\", r"\e").replace("-", r"\-")
     return rf"\&{safe}" if safe[:1] in (".", "'") else safe
 

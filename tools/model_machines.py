@@ -1,11 +1,11 @@
 """Writes the modelled machines of ``profiles/machines/`` from public facts (docs/machines.md).
 
-A file holds what its sources state; the rest is not stated, which the loader says of all that a file leaves out.
+A file contains only the facts that its sources state. The loader marks all others as not stated.
 
     python tools/model_machines.py            write them
     python tools/model_machines.py --check    write nothing; exit 1 if a file is not what would be written
 
-The version of egmctl that a file names is left as it is while nothing else changes.
+The version of egmctl in a file stays as it is unless something else changes.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ def _path(machine: Machine) -> Path:
 
 
 def _document(machine: Machine) -> dict[str, Any]:
-    """Return what a machine's file holds: what its sources state."""
+    """Return the content of a machine's file: the facts that its sources state."""
     document: dict[str, Any] = leave_out(record.document(machine))
     return document
 
 
 def _holds(path: Path, machine: Machine) -> bool:
-    """Return whether a file holds this machine."""
+    """Return whether a file contains this machine, in any version of egmctl."""
     try:
         document = json.loads(path.read_text(encoding="ascii"))
     except (OSError, ValueError):

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Prove what ``make dist`` built: install it in clean systems without network, run it as root and as a user, remove it.
+"""Test the files of ``make dist``: install each in clean systems without network, run it as root and user, remove it.
 
-Each has to answer as the wheel beside it does in this virtual environment: the same text of recorded machines, and on
-the fake driver the same checks and measurements with the same outcomes. An exit code is not enough: what cannot start
-its child processes ends with 0 and half of the checks. What an installation leaves is seen in an overlay. Before that
-each is looked at without running it: what its files are for, and what they need (proof/portable.py).
+Each artefact must give the same results as the wheel beside it in this virtual environment: the same text for recorded
+machines, and the same checks and measurements with the same outcomes on the fake driver. An exit code is not enough: an
+artefact that cannot start its child processes runs half of the checks and exits with 0. An overlay shows what an
+installation leaves behind. First, the architecture and requirements of all files are checked (proof/portable.py).
 
-Needs root, debootstrap, cc and, for an rpm, rpm2archive; for another architecture than this machine's also
-qemu-user-static, mmdebstrap and a cross compiler, and everything is slow there. ``make prove`` runs this machine's;
-with options a part, or another.
+Needs root, debootstrap, cc and, for an rpm, rpm2archive. Another architecture than this machine's also needs
+qemu-user-static, mmdebstrap and a cross compiler, and is slow. ``make prove`` tests this machine's architecture;
+options select some of the files, or another architecture.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ ON_THE_NODE = {
     "doctor --active": ("doctor", "--active", "--gpus", "0,1", "--json"),
     "bench": ("bench", *SMALL),
 }
-"""What is run on the fake node."""
+"""The commands that run on the fake node."""
 
 
 @dataclass
 class Artefact:
-    """One file, and how it is brought onto a system: shell commands, run there as root."""
+    """One file, with the shell commands that install and remove it as root, and its command."""
 
     form: str
     file: Path
@@ -73,7 +73,7 @@ class Tally:
     failed: list[str] = field(default_factory=list)
 
     def check(self, what: str, holds: bool, otherwise: str = "") -> None:
-        """Count one check, and print it where it fails."""
+        """Count one check, and print it if it fails."""
         if holds:
             self.passed += 1
         else:
@@ -82,8 +82,8 @@ class Tally:
 
 
 def main() -> None:
-    """Prove what the command line asks for; exit 1 if anything does not hold."""
-    # What ends this ends what runs in a system, too, and takes the layers off.
+    """Test what the command line selects; exit with 1 if a check fails."""
+    # SystemExit also ends the processes that run in a system, and unmounts the layers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     options = _options()
     dist, cache = Path(options.dist).resolve(), Path(options.cache).resolve()
@@ -114,12 +114,12 @@ def main() -> None:
 
 
 class Reference:
-    """The wheel in this virtual environment: what artefacts are held against.
+    """The wheel in this virtual environment, with which artefacts are compared.
 
     Parameters
     ----------
     place
-        Where the wheel is unpacked.
+        The folder of the unpacked wheel.
     node
         The environment of the fake node.
     """
@@ -131,10 +131,10 @@ class Reference:
             name: outcome(name, self._run([*self._command, *words], node if name in ON_THE_NODE else {}))
             for name, words in {**COMMANDS, **ON_THE_NODE}.items()
         }
-        """What each command has to answer."""
+        """The expected outcome of each command."""
 
     def start_up(self) -> float:
-        """Return what a start of ``--version`` takes."""
+        """Return the CPU seconds of ``--version``."""
         return start_up(lambda script: self._run(["sh", "-c", script], {}), shlex.join([*self._command, "--version"]))
 
     def _run(self, command: Sequence[str], more: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -146,17 +146,17 @@ class Reference:
 
 
 def artefacts(dist: Path, forms: Sequence[str], arch: str) -> Iterator[Artefact]:
-    """Yield the artefacts of an architecture that are there."""
+    """Yield the artefacts of an architecture that are in a folder."""
     for path in sorted(dist.iterdir()):
         if arch not in path.name:
             continue
         inside, name = f"/artefacts/{path.name}", path.name.removesuffix(".tar.xz")
         if path.name.endswith(".tar.xz"):
-            # As on a shared file system: unpacked elsewhere, and read-only here.
+            # As on a shared file system: unpacked elsewhere, read-only here.
             unpacked = f"/shared/{name}"
             found = Artefact("folder", path, f"test -x {unpacked}/bin/egmctl", "true", f"{unpacked}/bin/egmctl")
         elif path.suffix == ".deb":
-            # dpkg knows nothing of what is in a root that was only unpacked.
+            # In a root that was only unpacked, dpkg does not know which packages are installed.
             force = "" if arch == os.uname().machine else "--force-depends --force-architecture "
             install = f"dpkg {force}--install {inside}"
             found = Artefact("deb", path, install, "dpkg --purge egmctl", "egmctl")
@@ -172,14 +172,14 @@ def artefacts(dist: Path, forms: Sequence[str], arch: str) -> Iterator[Artefact]
 def prove(
     tally: Tally, label: str, root: Path, artefact: Artefact, reference: Reference, *, on_node: bool, native: bool
 ) -> None:
-    """Install one artefact in one system, run it there, remove it.
+    """Install one artefact in one system, run it there, and remove it.
 
     Parameters
     ----------
     on_node
         Whether the fake node can be used there.
     native
-        Whether it runs without emulation: only then times and every system call are as they should be.
+        Whether it runs without emulation, which changes times and some system calls.
     """
     began = time.monotonic()
     with overlay(root) as (merged, written):
@@ -226,7 +226,7 @@ def prove(
 
 
 def guide_commands() -> list[str]:
-    """Return the commands of docs/installing.md from a stick to the first verdict, but the one that measures."""
+    """Return the commands in docs/installing.md for an installation from a stick, except the one that measures."""
     text = (ROOT / "docs/installing.md").read_text().partition("## From a file on a stick")[2]
     lines = text.partition("```sh\n")[2].partition("```")[0].splitlines()
     commands = [line.partition(" #")[0].rstrip() for line in lines]
@@ -234,9 +234,9 @@ def guide_commands() -> list[str]:
 
 
 def unmet(inside: Inside, artefact: Artefact) -> list[str]:
-    """Return what an rpm requires of libraries and a system does not provide, as rpm finds it in the system's files.
+    """Return the requirements of an rpm that no library of the system provides, by rpm's own analysis of the files.
 
-    The systems here have no database of rpms, so rpm cannot tell itself.
+    rpm itself cannot check them, because the systems here have no database of rpms.
     """
     query = f"rpm --dbpath /rpmdb --query --package --requires /artefacts/{artefact.file.name}"
     asked = inside.run(query, 0, {}).stdout.splitlines()
@@ -247,11 +247,12 @@ def unmet(inside: Inside, artefact: Artefact) -> list[str]:
 
 
 UNEMULATED = ("numa.mempolicy-syscalls", "ipc.vmm-active", "ipc.pool-active", "ipc.event-active", "ipc.pidfd-active")
-"""Checks of system calls that qemu-user does not have (mbind(2), get_mempolicy(2), pidfd_getfd(2)), or not as Linux."""
+"""The checks that use system calls which qemu-user lacks or emulates incorrectly, such as mbind(2), get_mempolicy(2)
+and pidfd_getfd(2)."""
 
 
 def emulated(result: Any) -> Any:
-    """Return an outcome without what depends on system calls that the emulator lacks, and so without the exit code."""
+    """Return an outcome without the checks of :data:`UNEMULATED` and without the exit code, which depends on them."""
     _, found = result
     if not isinstance(found, dict):
         return result
@@ -259,7 +260,7 @@ def emulated(result: Any) -> Any:
 
 
 def outcome(name: str, done: subprocess.CompletedProcess[str]) -> Any:
-    """Return what has to be the same: the text, or how often each check or case had which status."""
+    """Return the exit code and the output to compare: the text, or the count of each status of each check or case."""
     if name == "version":
         return done.returncode, done.stdout.splitlines()[:1]
     if "--json" not in ON_THE_NODE.get(name, ()):
@@ -269,7 +270,7 @@ def outcome(name: str, done: subprocess.CompletedProcess[str]) -> Any:
     except (ValueError, KeyError, TypeError):
         return done.returncode, f"no result: {done.stderr[-300:]}"
     if name == "bench":
-        # Fake bandwidths are this machine's: whether a result was stable is not the artefact's doing.
+        # Fake bandwidths depend on this machine, so an unstable result is not the artefact's fault.
         status = {"unstable": "ok"}
         counts = Counter((m["case"], status.get(m["status"], m["status"])) for m in result["measurements"])
     else:
@@ -278,15 +279,15 @@ def outcome(name: str, done: subprocess.CompletedProcess[str]) -> Any:
 
 
 def start_up(run: Callable[[str], subprocess.CompletedProcess[str]], command: str) -> float:
-    """Return the CPU seconds of one of ten runs: of what else is at work on the machine they tell nothing."""
+    """Return the mean CPU seconds of ten runs, which do not depend on other load of the machine."""
     loop = f"for i in 1 2 3 4 5 6 7 8 9 10; do {command} >/dev/null; done; times"
     minutes_seconds = re.findall(r"([0-9]+)m([0-9.]+)s", run(loop).stdout)
-    # The shell's own come first, then those of what it ran: user and system.
+    # Two times of the shell come first, then two of its children: user and system.
     return sum(60 * int(minutes) + float(seconds) for minutes, seconds in minutes_seconds[2:]) / 10
 
 
 def _fake_node() -> dict[str, str]:
-    """Make the fake node below :data:`NODE` and return its environment."""
+    """Create the fake node below :data:`NODE` and return its environment."""
     sys.path.insert(0, str(ROOT))
     from tests.fake.node import FakeNode
 
@@ -302,7 +303,7 @@ def _fake_node() -> dict[str, str]:
 
 
 def _put_libraries(folder: Path, compiler: str) -> None:
-    """Compile the fake driver's libraries into a folder, in place of those, or links to those, that are there."""
+    """Compile the fake driver's libraries into a folder, replacing the libraries or links of the same names there."""
     from tests.fake.build import compile_library
 
     for library in list(folder.iterdir()):

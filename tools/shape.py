@@ -1,11 +1,11 @@
-"""Prints how much of egmctl one bench runs through: the files and functions of each kind of process.
+"""Prints how many files and functions of egmctl one bench executes, by kind of process.
 
     python tools/shape.py [FOLDER]...        without a folder: this checkout
 
 The bench is ``bench --case device_to_device_memcpy_write_ce --gpus 0,1`` on the fake driver, which needs a C compiler,
-once with text and once with HTML output. A function counts once however often it runs; comprehensions, lambdas, class
-bodies and what runs when a module is imported are no functions. ``sys.setprofile`` sees what runs, in children by a
-``sitecustomize`` on their path. A child that works GPUs is the worker; others read facts.
+once with text and once with HTML output. A function counts once, however often it runs. Comprehensions, lambdas, class
+bodies and module code do not count. ``sys.setprofile`` records the calls, in children through a ``sitecustomize`` on
+their path. A child that uses GPUs is the worker; other children read facts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def watch(frame, event, _):
 threading.setprofile(watch)
 sys.setprofile(watch)
 """
-"""The ``sitecustomize`` of every process: it writes each function as it is first called. Children just end."""
+"""The ``sitecustomize`` of every process. It writes each function at once when it is first called, because children
+exit without exit handlers."""
 
 ON_FAKE = """
 import json, sys
@@ -52,7 +53,7 @@ print(json.dumps(FakeNode(sys.argv[1], Path(sys.argv[2])).environment()))
 
 
 def main(folders: list[str]) -> int:
-    """Print the figures of each checkout; return the exit code."""
+    """Print the counts of each checkout; return the exit code."""
     for root in map(Path, folders or [str(ROOT)]):
         ran = one_bench(root.resolve())
         files = {kind: {line.split()[0] for line in lines} for kind, lines in ran.items()}

@@ -1,9 +1,9 @@
-"""Finds words that this project once used and no longer does, and says which is the field's word.
+"""Finds terms that this project no longer uses, and prints the replacement for each.
 
-    python tools/terms.py [FILE]...        without an argument: every file that git knows
+    python tools/terms.py [FILE]...        without an argument: every file that git tracks
 
-The words are those of ``tools/terms.txt``, one a line: ``the old words = the field's word``. In lower case they are
-found in any case; words apart are found across a line's end. CHANGELOG.md speaks of the past and may.
+``tools/terms.txt`` has one term per line: ``old words = replacement``. A term in lower case matches in any case, and
+several words also match across a line break. CHANGELOG.md may contain old terms.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ EXEMPT = frozenset({"CHANGELOG.md", "tools/terms.txt", "tests/tools/test_terms.p
 
 
 class Term(NamedTuple):
-    """Old words and the field's word for them."""
+    """An old term and its replacement."""
 
     longest: str
-    """The longest of the words, in lower case: a text without it needs no search."""
+    """The longest of the old words, in lower case. A text without it needs no search."""
     pattern: re.Pattern[str]
     better: str
 
 
 def main(arguments: list[str]) -> int:
-    """Say where old words stand; return 1 if there are any."""
+    """Print the places of old terms; return 1 if there are any."""
     names = arguments or known_to_git()
     words = terms(TERMS.read_text(encoding="utf-8"))
     count = 0
@@ -42,12 +42,12 @@ def main(arguments: list[str]) -> int:
 
 
 def terms(text: str) -> Sequence[Term]:
-    """Return what a list of words looks for.
+    """Return the terms of a list.
 
     Raises
     ------
     ValueError
-        For a line that is neither a comment nor ``old = new``.
+        If a line is neither empty, nor a comment, nor ``old = new``.
     """
     words = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -64,7 +64,7 @@ def terms(text: str) -> Sequence[Term]:
 
 
 def found(text: str, words: Sequence[Term]) -> Iterator[tuple[int, str, str]]:
-    """Yield the line, the old words and the field's word for each place in a text."""
+    """Yield the line number, the old term and its replacement for each place in a text."""
     lower = text.lower()
     for term in words:
         for match in term.pattern.finditer(text) if term.longest in lower else ():
@@ -72,13 +72,13 @@ def found(text: str, words: Sequence[Term]) -> Iterator[tuple[int, str, str]]:
 
 
 def known_to_git() -> list[str]:
-    """Return the paths of all files that git knows."""
+    """Return the paths of all files that git tracks."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S607
     return [str(ROOT / name) for name in listed.stdout.split("\0") if name]
 
 
 def _text(path: Path) -> str:
-    """Return a file's text; nothing for what is no text, or has been deleted."""
+    """Return a file's text, or an empty string if it is not a text or does not exist."""
     try:
         return path.read_text(encoding="utf-8")
     except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):

@@ -1,4 +1,5 @@
 """The library behind the commands: each name is public as ``egmctl.NAME`` (docs/library.md).
 
-The commands parse, call this, and show what it returns. Parameters are the options of the same name, in their language.
+The commands parse arguments, call this package and show its results. Parameters have the names and the syntax of the
+commands' options.
 """

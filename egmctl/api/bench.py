@@ -39,18 +39,18 @@ DEFAULT_SIZE_BYTES = 512 * MIB
 SHORTEST_S = 0.001
 SWEEP_SAMPLES = 3
 LONGEST_DAYS = 30
-"""The most days that a run may take."""
+"""The maximum duration of a run in days."""
 
 
 @documented
 @dataclass(frozen=True, kw_only=True)
 class Bench(BenchOptions):
-    """Measurements, each byte verified: which, on what, and how, as the options of ``egmctl bench`` say.
+    """A set of measurements, selected and configured by the options of ``egmctl bench``. Every byte is verified.
 
     Raises
     ------
     UsageError
-        If an option names what there is not, or is out of its range.
+        If an option names something that does not exist, or is out of range.
     """
 
     def __post_init__(self) -> None:
@@ -58,17 +58,17 @@ class Bench(BenchOptions):
 
     @cached_property
     def selected_cases(self) -> tuple[Case, ...]:
-        """The cases that are measured, in the registry's order."""
+        """The cases to measure, in the registry's order."""
         return select_cases(self.cases, self.suite_names, self.axis)
 
     @cached_property
     def settings(self) -> Settings:
-        """The settings with which everything in the run is measured.
+        """The settings of all measurements in the run.
 
         Raises
         ------
         UsageError
-            If an option is out of its range.
+            If an option is out of range.
         """
         try:
             size_bytes = DEFAULT_SIZE_BYTES if self.size is None else parse_size(self.size)
@@ -103,21 +103,22 @@ class Bench(BenchOptions):
     @property
     def sections(self) -> tuple[str, ...]:
         """The sections that :func:`egmctl.read_machine` has to read for these cases."""
-        # A job's rank 0 gets the machines of all nodes: only what the plan needs.
+        # Rank 0 of a job receives the machines of all nodes, so each has only the sections that the plan needs.
         more = () if FABRIC in self.suite_names else CAUSE_SECTIONS
         return tuple(dict.fromkeys((*sections(self.selected_cases), *more)))
 
     def plan(self, machine: Machine) -> Plan:
-        """Return what will be measured, in its order, and why the rest will not. Touches no GPU.
+        """Return the plan: what to measure, in order, and why the rest is skipped. Uses no GPU.
 
-        Where the user chose no size, buffers become smaller until they fit.
+        If the user chose no size, buffers shrink until they fit.
 
         Raises
         ------
         NothingToDo
             If the machine has no GPU.
         UsageError
-            If it has no such GPU, node or path, or not the memory; or if the ranks of a job would have to measure it.
+            If the machine lacks a selected GPU, NUMA node or path, or the memory; if the run would take too long; or if
+            only the ranks of a job can measure the suite.
         """
         if FABRIC in self.suite_names:
             raise UsageError(
@@ -147,12 +148,12 @@ class Bench(BenchOptions):
         return made
 
     def chosen(self, machine: Machine) -> tuple[Gpu, ...]:
-        """Return the GPUs of a machine that are measured.
+        """Return the GPUs of a machine to measure.
 
         Raises
         ------
         UsageError
-            If it has no such GPU.
+            If the machine lacks a selected GPU.
         """
         return select_gpus("all" if self.gpus is None else self.gpus, machine.gpus or ())
 
@@ -176,18 +177,18 @@ class Bench(BenchOptions):
     ) -> RunReport:
         """Measure a plan in child processes and return the record of the schema ``egmctl.bench/2``, without verdict.
 
-        Whatever becomes of a step, the others are measured. Ctrl-C ends the run with what there is.
+        If a step fails, the others are still measured. Ctrl-C ends the run with the results so far.
 
         Parameters
         ----------
         machine
-            The node that the plan was made for: this one.
+            The machine that the plan was made for, which must be this node.
         on_progress
-            Called with the part that is over, 0 to 1, and the task under way.
+            Called with the completed part, 0 to 1, and the current task, ``None`` between tasks.
         worker
-            A process of :func:`egmctl.bench.processes.group.start_worker` that was started before.
+            A process that :func:`egmctl.bench.processes.group.start_worker` has started; ``None``: one is started.
         recorder
-            Takes what happens as it happens: a journal.
+            Receives each event of the run as it happens, e.g. a journal.
 
         Raises
         ------
@@ -199,37 +200,37 @@ class Bench(BenchOptions):
         return with_ucx_notes(supervise(plan, machine, on_progress=on_progress, worker=worker, recorder=recorder))
 
     def explain(self, report: RunReport, machine: Machine | None = None) -> RunReport:
-        """Return a run with what explains its slow, broken and skipped paths: ``RunReport.causes``.
+        """Return a run with the causes of its slow, broken and skipped paths (``RunReport.causes``).
 
         Parameters
         ----------
         report
-            Judged, if it is to be (:func:`judge_run`): what is slow is in the verdict.
+            The run. Judge it first (:func:`judge_run`), because the slow paths are in its verdict.
         machine
-            The live node; without it the findings are made from the run's own record, which has pseudonyms.
+            The live node; ``None``: the machine in the run, which has pseudonyms.
         """
         named = () if self.gpus is None else tuple(gpu.bus_id for gpu in report.gpus)
-        # Runs between processes choose no NUMA nodes.
+        # Runs between ranks select no NUMA nodes.
         numa = report.numa_nodes if self.numa != "all" and report.numa_nodes else None
         return with_causes(report, machine, asked=named, numa=numa)
 
 
 @dataclass(frozen=True, slots=True)
 class Profiles:
-    """Profiles to judge a run by."""
+    """The profiles to judge a run by."""
 
     candidates: Sequence[Profile]
     named: bool = False
-    """Whether the user named the one candidate; else the first that fits the machine is taken."""
+    """Whether the user named the only candidate. If not, the first that matches the machine is used."""
 
 
 def load_profiles(name: str | None = None) -> Profiles:
-    """Return the profile of this name or file, or all: the user's, the site's and those that ship.
+    """Return the profile with this name or file, or all profiles: the user's, the site's and the shipped ones.
 
     Raises
     ------
     UsageError
-        If there is none of that name, or one is broken.
+        If no profile has the name, or a profile is invalid.
     """
     if name is not None:
         return Profiles((load(name),), named=True)
@@ -239,14 +240,14 @@ def load_profiles(name: str | None = None) -> Profiles:
 def judge_run(
     report: RunReport, machine: Machine, profiles: Profiles | None = None, *, strict: bool = False
 ) -> RunReport:
-    """Return the run with its verdict, by the profile that the user named or the first that fits the machine.
+    """Return the run with a verdict by the profile that the user named or the first that matches the machine.
 
     Parameters
     ----------
     profiles
-        Of :func:`load_profiles`; ``None`` is all.
+        The result of :func:`load_profiles`; ``None``: all profiles.
     strict
-        Whether warnings fail.
+        Whether warnings count as failures.
     """
     profiles = profiles or load_profiles()
     chosen, reason = choose(machine, profiles.candidates)

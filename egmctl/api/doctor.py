@@ -19,18 +19,18 @@ from egmctl.selectors import select_gpus, select_numa
 from egmctl.units import printable
 
 ALWAYS = ("host", "gpus", "driver", "process", "confinement")
-"""The sections that selectors, the platform and the causes of findings need, whatever is checked."""
+"""The sections that selectors, the platform and the causes of findings need, independent of the checks."""
 
 
 @documented
 @dataclass(frozen=True, kw_only=True)
 class Doctor(DoctorOptions):
-    """Checks of a machine: what stops EGM, P2P, IPC, fabric handles and GPUDirect RDMA there.
+    """A set of checks for what stops EGM, P2P, IPC, fabric handles and GPUDirect RDMA on a machine.
 
     Raises
     ------
     UsageError
-        If an option names what there is not.
+        If an option names something that does not exist.
     """
 
     def __post_init__(self) -> None:
@@ -38,12 +38,12 @@ class Doctor(DoctorOptions):
 
     @cached_property
     def checks(self) -> tuple[Check, ...]:
-        """The checks that are made, in their order."""
+        """The selected checks, in the order in which they run."""
         return select(self._scope.purposes, self.check, self.skip)
 
     @cached_property
     def _scope(self) -> Scope:
-        """What the findings are about on any machine."""
+        """The part of the scope that does not depend on the machine."""
         return Scope(
             purposes=purposes_of(self.purposes),
             expectation=None if self.expect is None else expectation(self.expect),
@@ -57,35 +57,35 @@ class Doctor(DoctorOptions):
         return tuple(dict.fromkeys((*ALWAYS, *needed)))
 
     def probe(self, machine: Machine, *, on_probe: OnProbe | None = None) -> Machine:
-        """Return this node with what the active probes found, as ``--active``: they try EGM memory, copies and IPC.
+        """Run the active probes (``--active``) of EGM memory, copies and IPC; return this node with their results.
 
         Needs idle GPUs, and takes seconds; each probe runs in a child process.
 
         Parameters
         ----------
         on_probe
-            Is told before each probe which part of all is over, from 0 to 1, and what is tried next.
+            Called before each probe with the completed part of all probes, 0 to 1, and the probe.
         """
         return probed(machine, self.scope(machine), kinds_of(self.checks), on_probe)
 
     def diagnose(self, machine: Machine, *, redacted: bool = False) -> Diagnosis:
-        """Return the findings: the record of the schema ``egmctl.doctor/1``. Reads nothing but the machine.
+        """Return the findings as the record of the schema ``egmctl.doctor/1``, based only on ``machine``.
 
         Parameters
         ----------
         redacted
-            Whether names, serial numbers and UUIDs become pseudonyms, for what leaves the site.
+            Whether names, serial numbers and UUIDs become pseudonyms, for documents that leave the site.
 
         Raises
         ------
         UsageError
-            If the machine has no GPU or NUMA node that was named.
+            If the machine lacks a selected GPU or NUMA node.
         """
         scope = self.scope(machine)
         return diagnose(redact(machine) if redacted else machine, scope, self.checks, strict=self.strict)
 
     def scope(self, machine: Machine) -> Scope:
-        """Return the GPUs, NUMA nodes and purposes that the findings are about."""
+        """Return the scope of the findings: GPUs, NUMA nodes, purposes, expected hardware and age of messages."""
         chosen = None if self.gpus is None else select_gpus(self.gpus, machine.gpus or ())
         return replace(
             self._scope,
@@ -95,7 +95,7 @@ class Doctor(DoctorOptions):
 
 
 def purposes_of(text: str | None) -> tuple[Guard, ...] | None:
-    """Return the purposes that ``--for`` names; ``None`` where it was not given.
+    """Return the purposes that ``--for`` names; ``None`` if it is not given.
 
     Raises
     ------
@@ -112,7 +112,7 @@ def purposes_of(text: str | None) -> tuple[Guard, ...] | None:
 
 
 def _since(text: str | None) -> float | None:
-    """Return the seconds that ``--since`` names; ``None`` for this boot."""
+    """Return the age that ``--since`` names in seconds; ``None`` for all messages since boot."""
     if text is None or text == "boot":
         return None
     match = re.fullmatch(r"([0-9]{1,6})([smhd])", text, re.ASCII)

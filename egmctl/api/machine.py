@@ -1,4 +1,4 @@
-"""Reads a machine and what is connected to what on it."""
+"""Reads a machine, and derives its topology."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from egmctl.topology.topology import Topology, topology
 __all__ = ["machine_names", "read_machine", "topology_of"]
 
 SECTIONS = tuple(name for name in SECTION_VERSIONS if name != "probes")
-"""What can be read of a machine; the probes are made by :meth:`egmctl.Doctor.probe`."""
+"""The sections that can be read. The section ``probes`` is the result of :meth:`egmctl.Doctor.probe`."""
 
 
 def read_machine(
@@ -26,13 +26,13 @@ def read_machine(
     Parameters
     ----------
     name
-        A machine that ships (:func:`machine_names`) or a file of ``egmctl snapshot``; ``None``: this node is read.
+        The name of a shipped machine (:func:`machine_names`) or a file of ``egmctl snapshot``; ``None``: this node.
     sections
-        What to read of this node; of a machine to replay, all there is.
+        The sections to read from this node. A machine to replay has all sections of its file.
     cuda
-        Whether CUDA is asked too, in a child process; without it no GPU is started and no job disturbed.
+        Whether to query CUDA too, in a child process. Without CUDA, no GPU is initialised and no job is disturbed.
     pid
-        The process whose view is read instead of this one's.
+        The process whose view is read; 0: this process.
 
     Raises
     ------
@@ -48,14 +48,14 @@ def topology_of(machine: Machine, *, gpus: str = "all", numa: str = "all", redac
     Parameters
     ----------
     gpus, numa
-        Which, as ``--gpus`` and ``--numa`` name them: ``"0-3"``, ``"all"``.
+        The GPUs and NUMA nodes to include, in the syntax of ``--gpus`` and ``--numa``: ``"0-3"``, ``"all"``.
     redacted
-        Whether names, serial numbers and UUIDs become pseudonyms, for what leaves the site.
+        Whether names, serial numbers and UUIDs become pseudonyms, for documents that leave the site.
 
     Raises
     ------
     UsageError
-        If the machine has no such GPU or NUMA node.
+        If the machine lacks a selected GPU or NUMA node.
     """
     chosen = machine.gpus or ()
     if chosen or gpus != "all":

@@ -1,6 +1,6 @@
-"""The options that commands and library share: each is a field, stated once with its spelling and its help.
+"""The options that commands and library share. Each is a field, declared once with its spelling and its help.
 
-No two groups are compared: each method that a dataclass would get for that costs time at every start.
+The dataclasses have no ``__eq__`` and no ``__repr__``, because generating these methods costs time at every start.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Group = TypeVar("Group")
 
 
 def option(help: str, metavar: str | None = None, *names: str, default: Any = None, **more: Any) -> Any:
-    """Return a field of a group of options.
+    """Return a dataclass field that is a command-line option.
 
     Parameters
     ----------
     help, metavar
-        What ``--help`` shows.
+        The text and the name of the value in ``--help``.
     names
-        The spellings; without them ``--`` and the name of the field.
+        The spellings; by default ``--`` and the name of the field.
     default
         The value without the option; ``()`` makes an option that can be given several times.
     more
@@ -36,7 +36,7 @@ def option(help: str, metavar: str | None = None, *names: str, default: Any = No
 
 
 def documented(group: type[Group]) -> type[Group]:
-    """Append the options of a class to its docstring, in the words of ``--help``."""
+    """Append the options of a class to its docstring, with the text of ``--help``."""
     options = (f"{each.name}\n    {each.metadata['help']}\n" for each in fields(group))  # type: ignore[arg-type]
     group.__doc__ = f"{group.__doc__}\n\nParameters\n----------\n{''.join(options)}"
     return group
@@ -52,7 +52,7 @@ class TopoOptions:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class BenchOptions:
-    """The measurements of a bench, and how they are made."""
+    """The measurements of a bench, and their settings."""
 
     gpus: str | None = option(
         "GPUs: all (the default), 0-3,5, 0-7/2, a UUID (or its start), a PCI bus id. A named GPU that cannot be "
@@ -84,7 +84,7 @@ class BenchOptions:
 
     @property
     def suite_names(self) -> tuple[str, ...]:
-        """The suites that the options choose; none where cases are named, or the standard suite is meant.
+        """The suites that ``--suite``, ``--quick`` or ``--full`` names; empty without one of them.
 
         Raises
         ------
@@ -101,7 +101,7 @@ class BenchOptions:
 
     @property
     def axis(self) -> Axis | None:
-        """The axis of the sweep.
+        """The axis of the sweep; ``None`` without ``--sweep``.
 
         Raises
         ------
@@ -119,7 +119,7 @@ class BenchOptions:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class NodeOptions:
-    """The parts of a node that have to work."""
+    """The GPUs and NUMA nodes that must work."""
 
     gpus: str | None = option(
         "GPUs that must work: all, 0-3,5, a UUID (or its start), a PCI bus id. A named GPU that cannot be used "
@@ -131,7 +131,7 @@ class NodeOptions:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class DoctorOptions(NodeOptions):
-    """The checks of a doctor, and its expectations."""
+    """The checks of doctor, and the hardware that it expects."""
 
     purposes: str | None = option("Only checks for these purposes: egm, p2p, ipc, fabric, rdma, perf.", "LIST", "--for")
     check: Sequence[str] = option("Only this check or glob (numa.*); can be given several times.", "ID", default=())

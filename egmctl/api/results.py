@@ -1,4 +1,4 @@
-"""Loads and writes the documents of results; apart from the machine, as loading knows every kind of result."""
+"""Loads and writes JSON documents of results. Loading imports every kind of result, so it is not in ``machine``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["load_result", "redact_run", "to_json"]
 
 
 def to_json(result: Machine | Topology | Diagnosis | RunReport) -> str:
-    """Return the JSON document of a result, with its schema: what the command's ``--json`` prints (docs/json.md).
+    """Return the JSON document of a result, with its schema, as the command's ``--json`` prints it (docs/json.md).
 
-    :func:`load_result` reads it back. A live machine, or what was made of one, has the real names and UUIDs unless it
-    was made ``redacted``; a run is redacted by ``egmctl.redact_run(report, machine)``.
+    :func:`load_result` reads it back. A live machine and its results contain real names and UUIDs, unless they were
+    made with ``redacted``; redact a run with ``egmctl.redact_run(report, machine)``.
     """
     return record.text(result) if isinstance(result, Machine) else str(render(result, Format.JSON))

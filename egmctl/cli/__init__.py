@@ -1,1 +1,1 @@
-"""The command: one file a subcommand that parses, calls, renders and chooses the exit code."""
+"""The command line. Each subcommand has a file that parses, calls the library, renders and chooses the exit code."""

@@ -1,4 +1,4 @@
-"""The ``egmctl`` command: its subcommands, ``--version``, and how any error ends it."""
+"""The ``egmctl`` command: its subcommands, ``--version`` and error handling."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from egmctl.units import printable
 
 
 def versions() -> str:
-    """Return one line a part: what it is and its version, or that it is not there."""
+    """Return the name and version of each component, one per line."""
     return (
         f"egmctl {__version__}\n"
         f"cuda-bindings {_distribution('cuda-bindings')}\n"
@@ -44,7 +44,7 @@ def versions() -> str:
 
 
 def _distribution(name: str) -> str:
-    # Importing it takes a tenth of the time that --help takes.
+    # Imported here because the import takes a tenth of the time of --help.
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -54,7 +54,7 @@ def _distribution(name: str) -> str:
 
 
 def _driver() -> str:
-    """Read the version of the loaded kernel module from ``/proc/driver/nvidia/version``."""
+    """Return the version of the loaded kernel module, read from ``/proc/driver/nvidia/version``."""
     path = Path(os.environ.get("EGMCTL_SYSROOT", "/")) / "proc/driver/nvidia/version"
     try:
         text = read_bounded(path, 4096).decode(errors="replace")
@@ -65,14 +65,14 @@ def _driver() -> str:
 
 
 app = typer.Typer(
-    # rich's markup mode is what costs at start-up.
+    # rich's markup mode would slow down start-up.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Start with 'egmctl bringup' on an idle node, or 'egmctl doctor' beside jobs. 'egmctl docs start' shows "
     "each command in five minutes.",
 )
-# Each fits its line of 80 columns, where a command's own first sentence would be cut.
+# These short texts fit in 80 columns; the first sentence of a command's docstring would be truncated.
 app.command(short_help="Judge whether this node can be handed over: GO or NO-GO.")(bringup)
 app.command(short_help="Show how GPUs, NICs and host memory are connected.")(topo)
 app.command(short_help="Measure the paths between GPUs and to host memory.")(bench)
@@ -86,7 +86,7 @@ app.command(short_help="Run bringup, doctor, bench or others on many nodes.")(fl
 app.command(short_help="Print a page of the guide.")(docs)
 
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[1]
-"""The parser's UsageError. typer exports only its subclass, and from 0.26 on there is no click to import it from."""
+"""The parser's UsageError. typer exports only its subclass, and since typer 0.26 it cannot be imported from click."""
 
 
 def main() -> NoReturn:
@@ -97,7 +97,7 @@ def main() -> NoReturn:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit code; whatever goes wrong is told in one sentence."""
+    """Run the command and return its exit code; report any error in one sentence on standard error."""
     with stopping():
         return _run(arguments)
 
@@ -116,15 +116,15 @@ def _run(arguments: Sequence[str]) -> int:
         code = ExitCode.INTERRUPTED
     except SystemExit as end:
         if end.code == 0:
-            # The end of what completes a command line, or shows the script for it.
+            # Shell completion, or --show-completion, has finished.
             return ExitCode.OK
-        # The parser's answer to a pipe whose reader went away while it wrote help.
+        # The parser exits like this if the reader closed the pipe while it wrote help.
         discard_stdout()
         return ExitCode.CRASHED
     except Exception as error:
         return _fail(_Unexpected(error), arguments)
     if code == ExitCode.INTERRUPTED:
-        # The parser makes the same code of a KeyboardInterrupt as a command returns with a partial report.
+        # The parser turns a KeyboardInterrupt into the same code that a command with a partial report returns.
         return _fail(_Interrupted("interrupted"), arguments)
     return code or ExitCode.OK
 
@@ -153,7 +153,7 @@ class _Interrupted(EgmctlError):
 
 
 class _Unexpected(EgmctlError):
-    """A fault of the tool itself."""
+    """An exception that no command expects: an error of the operating system, or a bug of egmctl."""
 
     code = "internal"
 
@@ -169,7 +169,7 @@ class _Unexpected(EgmctlError):
 
 
 def _fail(error: EgmctlError, arguments: Sequence[str]) -> int:
-    """Tell what went wrong, as a sentence and, where the user chose JSON, as a document."""
+    """Report an error in one sentence and, if the user chose JSON, as a document; return the exit code."""
     if os.environ.get("EGMCTL_DEBUG") and sys.stderr is not None:
         import traceback
 
@@ -177,7 +177,7 @@ def _fail(error: EgmctlError, arguments: Sequence[str]) -> int:
         if isinstance(error, ChildFailed):
             sys.stderr.writelines(f"child: {printable(line)}\n" for line in error.output.splitlines())
     if output.muted:
-        # mpirun ends a job whose process ends with another code, perhaps before rank 0 has said why.
+        # mpirun kills a job if a process exits with another code, possibly before rank 0 has reported the error.
         return ExitCode.OK
     say(str(error))
     if output.emitted:
@@ -194,7 +194,7 @@ def _fail(error: EgmctlError, arguments: Sequence[str]) -> int:
 
 
 def _sentence(error: Exception) -> str:
-    """Return the parser's complaint as one sentence that says where valid options are listed."""
+    """Return the parser's error as one sentence that refers to ``--help``."""
     message = getattr(error, "format_message", error.__str__)().rstrip(".")
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "egmctl"

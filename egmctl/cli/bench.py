@@ -1,4 +1,4 @@
-"""``egmctl bench``: measure the paths of this node, or show what would be measured."""
+"""``egmctl bench``: measure the paths of this node, or show the plan."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class RunOptions(JournalOptions, JobOptions):
-    """How a run is measured together, kept and judged, or that its plan is shown instead."""
+    """The options of ``egmctl bench`` that apply to the whole run: MPI job, journal, verdict and preview."""
 
     profile: str | None = option(
         "Judge by this profile instead of the matching one; 'egmctl profile list' names them.", "FILE|NAME"
@@ -37,7 +37,7 @@ class RunOptions(JournalOptions, JobOptions):
     dry_run: bool = option("Show steps, bytes, memory and time, then exit.", default=False)
 
     def profiles(self) -> Profiles | None:
-        """Read the profiles, before anything is measured, as one may be broken; ``None`` for no verdict."""
+        """Return the profiles, or ``None`` for no verdict. Call it before measuring: a profile may be invalid."""
         from egmctl.api.bench import load_profiles
 
         return None if self.no_verdict else load_profiles(self.profile)
@@ -68,13 +68,13 @@ def bench(options: BenchOptions, run: RunOptions, output: OutputOptions, machine
         _show_plan(options, run, outputs, machine, fabric=fabric)
         return ExitCode.OK
     if fabric:
-        # The ranks of a job read their own nodes.
+        # Each rank of a job reads its own node.
         return _measure_fabric(options, run, outputs, measuring_with)
     return _measure(options, run, outputs)
 
 
 def _show_plan(options: BenchOptions, run: RunOptions, outputs: Outputs, machine: str | None, *, fabric: bool) -> None:
-    """Show the cases, or the steps of a run, on this node or a recorded machine."""
+    """Show the cases (``--list``) or the steps of a run (``--dry-run``) on this node or a recorded machine."""
     from egmctl.api.bench import Bench
     from egmctl.bench.plan.cost import case_list, plan_report
 
@@ -97,8 +97,8 @@ def _measure(options: BenchOptions, run: RunOptions, outputs: Outputs) -> int:
     from egmctl.bench.processes.group import start_worker
     from egmctl.facts.collect import LIBRARY_SECTIONS, reading
 
-    # Children ask the libraries and initialise CUDA, a second's work, while modules are loaded here. Reading comes
-    # first: it looks which device nodes are missing before CUDA makes them.
+    # Child processes query the libraries and initialise CUDA, which takes a second, while this process imports modules.
+    # Reading starts first: it must record which device nodes are missing before CUDA creates them.
     on_wait = None if outputs.options.quiet else say
     with reading(LIBRARY_SECTIONS, on_wait=on_wait) as read, start_worker() as worker:
         from egmctl.api.bench import Bench, judge_run
@@ -116,7 +116,7 @@ def _measure(options: BenchOptions, run: RunOptions, outputs: Outputs) -> int:
 
 
 def _measure_fabric(options: BenchOptions, run: RunOptions, outputs: Outputs, launch: Launched | None) -> int:
-    """Measure between the ranks of an MPI job, or of this node, and return the exit code."""
+    """Measure between the ranks of an MPI job or of this node, and exit the command by ``typer.Exit``."""
     from egmctl.api.bench import Bench, judge_run
     from egmctl.verdict.explain import with_ucx_notes
 
@@ -130,7 +130,7 @@ def _measure_fabric(options: BenchOptions, run: RunOptions, outputs: Outputs, la
 
 
 def _finish(bench: Bench, report: RunReport, outputs: Outputs, kept: Journal, machine: Machine | None) -> int:
-    """Write a run with its causes, end its journal and return the exit code."""
+    """Add the causes to a run, write it, end its journal and return the exit code."""
     from egmctl.facts.redact import redact_run
 
     report = bench.explain(report, machine)

@@ -1,4 +1,4 @@
-"""``egmctl bringup``: whether a node can be handed over, by doctor, topology and the quick bench together."""
+"""``egmctl bringup``: decide from doctor, topology and the quick bench whether a node can be handed over."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from egmctl.model.measurement import RunReport
 
 SUITE = "quick"
-"""What is measured: one look at every link."""
+"""The suite that bringup runs: a quick measurement of every link."""
 
 
 @takes_options(BRINGUP.formats, without=("csv",))
@@ -60,7 +60,8 @@ def bringup(
         with show_progress(output.quiet) as shown, contextlib.ExitStack() as started:
             shown.doing(0.0, "doctor: reading this node")
             node = read_machine(None, sections, quiet=output.quiet)
-            # It initialises CUDA while doctor's processes do, and opens no context before it is asked to measure.
+            # The worker initialises CUDA at the same time as doctor's processes, and creates no context until it
+            # measures.
             with contextlib.suppress(ChildNotStarted):
                 worker = started.enter_context(start_worker()) if node.gpus else None
             node = doctor.probe(node, on_probe=probing(shown, node))
@@ -83,12 +84,12 @@ def bringup(
 def _measured(
     bench: Bench, machine: Machine, outputs: Outputs, shown: Shown, worker: Child
 ) -> tuple[RunReport, Machine]:
-    """Return the judged run of the quick suite, and the machine as it is after it: load brings out what idling hides.
+    """Run the quick suite; return the judged run, and the machine reread after it: load reveals faults hidden at idle.
 
     Raises
     ------
     NothingToDo
-        If there is nothing to measure, or no memory for it.
+        If there is nothing to measure.
     """
     from egmctl.api.bench import judge_run, load_profiles
     from egmctl.facts.collect import rereading

@@ -1,4 +1,4 @@
-"""``egmctl compare``: what differs between saved results, and whether that is worse."""
+"""``egmctl compare``: show the differences between saved results, and which of them are worse."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ToleranceOption = Annotated[
 
 
 def _with_last(files: list[Path]) -> list[Path]:
-    """Return the files with journals of earlier runs in place of ``last`` and ``last~N``."""
+    """Return the files, with ``last`` and ``last~N`` replaced by the journals of earlier runs."""
     from egmctl.journal.read import earlier, ended
 
     if [str(file) for file in files] == ["last"] and not os.path.exists(files[0]):

@@ -1,4 +1,4 @@
-"""``egmctl docs``: the guide that belongs to this version, where there is no internet."""
+"""``egmctl docs``: print the guide of this version, without internet access."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def topics() -> Mapping[str, Mapping[str, Path]]:
             groups[line[3:]] = {}
         elif link := re.match(r"\* \[([a-z-]+)\]\(\1\.md\)", line):
             groups[list(groups)[-1]][link[1]] = folder / f"{link[1]}.md"
-    # pip compiles examples in Python beside them.
+    # pip compiles Python examples to .pyc files beside them.
     examples = sorted(path for path in folder.glob("examples/**/*") if path.is_file() and path.suffix != ".pyc")
     decisions = sorted(folder.glob("decisions/*.md"))
     groups["Examples and decisions"] = {path.relative_to(folder).as_posix(): path for path in (*examples, *decisions)}
@@ -59,7 +59,7 @@ def topics() -> Mapping[str, Mapping[str, Path]]:
 
 
 def _listed(pages: Mapping[str, Path]) -> str:
-    """Return topics with their titles, one a line; an example has none."""
+    """Return topics with their titles, one per line; examples have no title."""
     width = max(map(len, pages))
     lines = []
     for name, path in pages.items():

@@ -1,4 +1,4 @@
-"""``egmctl doctor``: what stops EGM, P2P, IPC, fabric handles and GPUDirect RDMA here, and what to do about it."""
+"""``egmctl doctor``: find what stops EGM, P2P, IPC, fabric handles and GPUDirect RDMA here, with remedies."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from egmctl.mpi.world import Launched
 
 PEERS = ("nics", "system")
-"""The sections besides that the nodes of an MPI job exchange."""
+"""The additional sections that an MPI job reads, to compare its nodes."""
 
 OTHER_NODES = "peers.nodes"
-"""The check that tells what the checks found on other nodes."""
+"""The check that reports the failed checks of other nodes."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class WayOptions:
-    """How the doctor looks, or what it shows instead of a diagnosis."""
+    """The mode of the doctor: active tests, the view of another process, lists of checks, brief output."""
 
     active: bool = option(
         "Also run tests: HOST_NUMA memory, copies between GPUs, memory shared by two processes. Loads CUDA; "
@@ -80,7 +80,7 @@ def doctor(
         from egmctl.api.doctor import Doctor
 
         if options.check and launch is not None:
-            # What fails on another node is told, whatever the user chose.
+            # Failures on other nodes are reported whatever --check selects.
             options = replace(options, check=(*options.check, OTHER_NODES))
         asked = Doctor(**vars(options))
         if launch is None:
@@ -97,12 +97,12 @@ def doctor(
 
 
 def _read(asked: Doctor, way: WayOptions, machine: str | None, outputs: Outputs, launch: Launched | None) -> Machine:
-    """Return the machine to judge, with what the active probes find on it."""
+    """Return the machine to judge, with ``--active`` including the results of the active probes."""
     outputs.check()
     quiet = outputs.options.quiet
     sections = (*asked.sections, *(PEERS if launch is not None else ()))
     node = read_machine(machine, sections, quiet=quiet, cuda=way.active, pid=way.pid)
-    # One rank of a node is enough, and that of rank 0 is shown.
+    # In an MPI job only rank 0 runs these probes, because the result of its node is shown.
     if not way.active or (launch is not None and launch.rank):
         return node
     with show_progress(quiet) as shown:
@@ -112,9 +112,9 @@ def _read(asked: Doctor, way: WayOptions, machine: str | None, outputs: Outputs,
 def _read_with_others(
     joined: contextlib.ExitStack, asked: Doctor, way: WayOptions, outputs: Outputs, launch: Launched
 ) -> tuple[Machine, Launched | None, Outputs]:
-    """Return this node with what the other nodes of an MPI job tell.
+    """Return this node with the answers of the other nodes of an MPI job, and the job and outputs to continue with.
 
-    Where MPI does not start, each node answers for itself: then there is no job, and the outputs are its own.
+    If MPI does not start, each node reports for itself: the job is ``None``, and each node has outputs of its own.
     """
     from egmctl.doctor.peers import with_peers
     from egmctl.model.probes import Peers

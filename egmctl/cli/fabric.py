@@ -1,4 +1,4 @@
-"""``egmctl bench --suite fabric``: between all GPUs of this node, under MPI of all nodes; and what that would cost."""
+"""``egmctl bench --suite fabric``: measure between the GPUs of this node or of an MPI job. Also joins MPI jobs."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ if TYPE_CHECKING:
 
 
 class Mpi(StrEnum):
-    """The words of ``--mpi``."""
+    """The values of ``--mpi``."""
 
     AUTO = "auto"
-    """The variables of a launcher decide."""
+    """Join a job if the environment has the variables of a launcher."""
     OFF = "off"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class MpiOptions:
-    """Whether the command joins an MPI job."""
+    """The option that decides whether the command joins an MPI job."""
 
     mpi: Mpi = option(
         "auto: join the MPI job if mpirun or srun started this process; off: run alone.", default=Mpi.AUTO
     )
 
     def launched(self) -> Launched | None:
-        """Return what the launcher says, if this is one of several processes and they belong together.
+        """Return the rank and size of the MPI job to join, or ``None`` if the process runs alone.
 
-        From now on all but rank 0 are silent.
+        From now on, all ranks except 0 write nothing.
         """
         if self.mpi is Mpi.OFF:
             return None
@@ -65,12 +65,13 @@ class MpiOptions:
 
 
 def answers_alone(launch: Launched, outputs: Outputs) -> Outputs:
-    """Have one process of each node answer for it, and the others end in silence.
+    """Let the first process of each node report for that node, and end the others silently.
 
     Returns
     -------
     Outputs
-        On all nodes but that of rank 0 with the node's name in each file's: two nodes never write the same file.
+        The outputs of the node. Except on rank 0, file names contain the name of the node: no two nodes write the same
+        file.
     """
     if not launch.first_of_node:
         raise typer.Exit
@@ -79,7 +80,7 @@ def answers_alone(launch: Launched, outputs: Outputs) -> Outputs:
 
 
 def node_outputs(chosen: OutputOptions, kind: Kind, machine: str | None) -> Outputs:
-    """Return where a command writes that answers for one node: as one of an MPI job's processes, for its own node."""
+    """Return the checked outputs of a command that reports on one node; under MPI, one process reports on each node."""
     launch = MpiOptions().launched() if machine is None else None
     outputs = chosen.chosen(kind.formats)
     outputs = outputs if launch is None else answers_alone(launch, outputs)
@@ -89,14 +90,14 @@ def node_outputs(chosen: OutputOptions, kind: Kind, machine: str | None) -> Outp
 
 @contextlib.contextmanager
 def job(launch: Launched) -> Iterator[World]:
-    """Join the job, and leave it with all others.
+    """Join the job, and leave it together with the other ranks.
 
     Raises
     ------
     MpiFailed
         If MPI does not start.
     EgmctlError
-        On rank 0, what was raised on all ranks; the others end in silence.
+        On rank 0, the error that was raised on all ranks; the others exit silently.
     """
     from egmctl.mpi.world import RanksMissing, World
 
@@ -104,7 +105,7 @@ def job(launch: Launched) -> Iterator[World]:
     try:
         yield world
     except RanksMissing as error:
-        # Nobody waits for anybody any more: rank 0 says why, and takes all with it.
+        # The ranks no longer wait for each other: rank 0 reports the reason and aborts the job.
         if world.rank == 0:
             output.say(str(error))
             world.abort(ExitCode.CRASHED)
@@ -120,7 +121,7 @@ def job(launch: Launched) -> Iterator[World]:
         world.finish()
         raise
     except Exception:
-        # A fault of the tool: it is told wherever it is, and with the end of this process all others are ended.
+        # A bug: the rank that has it reports it, whichever it is, and aborts the job when it exits.
         output.muted = False
         atexit.register(world.abort, ExitCode.CRASHED)
         raise
@@ -129,12 +130,12 @@ def job(launch: Launched) -> Iterator[World]:
 
 
 FABRIC, RDMA = "fabric", "rdma"
-"""The suites that MPI processes measure together."""
+"""The suites that the ranks of an MPI job measure together."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class JobOptions(MpiOptions):
-    """How GPUs of many nodes are measured together."""
+    """The options of a measurement between the GPUs of many nodes."""
 
     sample: int | None = option(
         "With --suite fabric: measure each GPU with K random others instead of all.", "K", min=1
@@ -145,12 +146,12 @@ class JobOptions(MpiOptions):
 
 
 def is_fabric(options: BenchOptions, job: JobOptions, launch: Launched | None, *, dry_run: bool) -> bool:
-    """Say whether a run is one that MPI processes measure together.
+    """Return whether ranks measure a run together: those of an MPI job or, for the suite ``fabric``, of this node.
 
     Raises
     ------
     UsageError
-        If an option makes no sense with the suites.
+        If an option does not apply to the suites.
     """
     suites, sample, ranks = options.suite_names, job.sample, job.ranks
     fabric = suites == (FABRIC,)
@@ -175,7 +176,7 @@ def is_fabric(options: BenchOptions, job: JobOptions, launch: Launched | None, *
 
 
 def fabric_plan(bench: Bench, job: JobOptions, node: Machine) -> PlanReport | JobCost:
-    """Return what ``--dry-run`` shows: the steps between this node's GPUs, or what a job of ``--ranks`` costs."""
+    """Return the result of ``--dry-run``: the steps between this node's GPUs, or the cost of a job of ``--ranks``."""
     from egmctl.bench.fabric_run import alone, plan_for
     from egmctl.bench.plan.cost import job_cost, plan_report
     from egmctl.bench.plan.fabric import make_fabric_plan
@@ -193,12 +194,12 @@ def fabric_plan(bench: Bench, job: JobOptions, node: Machine) -> PlanReport | Jo
 def measured_together(
     bench: Bench, options: JobOptions, outputs: Outputs, launch: Launched | None, recorder: Recorder
 ) -> Iterator[RunReport]:
-    """Measure, and hand over the report on the one rank that has it; on the others the block ends with ``typer.Exit``.
+    """Measure, and yield the report on rank 0; other ranks end with ``typer.Exit`` instead of entering the block.
 
     Parameters
     ----------
     launch
-        The job that this process is a rank of; ``None``: ranks on this node measure.
+        The MPI job of this process; ``None``: ranks on this node measure.
     """
     from egmctl.bench.fabric_run import measure_here, measure_job
     from egmctl.bench.processes.group import start_rank
@@ -206,7 +207,7 @@ def measured_together(
     asked, quiet = _asked(bench, options), outputs.options.quiet
 
     def facts() -> tuple[Machine, Sequence[Gpu]]:
-        # Only rank 0 writes: what keeps it from that has to reach the others, who would wait for it.
+        # Only rank 0 writes. If it cannot, the error must reach the other ranks, or they would wait for it.
         outputs.check()
         node = read_machine(None, bench.sections, quiet=True)
         if not node.gpus:

@@ -1,4 +1,4 @@
-"""``egmctl fleet``: ask many nodes at once, by ssh or srun, and show which are alike and which are not."""
+"""``egmctl fleet``: run a command on many nodes at once by ssh or srun, and group nodes with equal results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RemoteArgument = Annotated[
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class FleetOptions:
-    """The nodes that are asked, how the command is started on them, and the folder of the results."""
+    """The nodes, how the command is started on them, and the folder of the results."""
 
     nodes: Sequence[str] = option(
         "Nodes in ClusterShell syntax: node[01-72], @gpu; can be given several times.",
@@ -77,12 +77,12 @@ class FleetOptions:
     )
 
     def launch(self, command: Command) -> Launch:
-        """Return how the command is launched.
+        """Return the launch settings for a command.
 
         Raises
         ------
         UsageError
-            If there is no such launcher, or its options have no end.
+            If there is no such launcher, or its options have an unclosed quotation.
         """
         from egmctl.fleet.run import Launch
         from egmctl.model.fleet import Launcher
@@ -102,12 +102,12 @@ class FleetOptions:
 
 USUAL_TIMEOUT_S = 120
 TIMEOUTS_S = {"bench": 3600, "bringup": 900}
-"""Commands that measure take longer."""
+"""The time limits of commands that measure, which take longer."""
 
 NO_DOCUMENT = frozenset(
     ("output", "csv", "format", "exit_style", "machine", "list_cases", "list_checks", "explain", "dry_run")
 )
-"""Parameters of commands under which a node would send no result of its own."""
+"""The parameters with which a command would not print the JSON document that fleet collects."""
 
 
 @takes_options(without=("csv", "format", "output", "force"))
@@ -136,7 +136,7 @@ def fleet(
     launch = options.launch(wanted)
     check_output(None)
     session = _session(context, wanted, remote or (), options, launch.launcher)
-    # No thread in this process: the engine forks.
+    # No threads in this process, because ClusterShell's engine forks.
     with show_progress(output.quiet, threads=False) as shown:
 
         def on_tick(progress: Progress) -> None:
@@ -153,7 +153,7 @@ def fleet(
         words += ["--launcher-options", options.launcher_options] if options.launcher_options else []
         say(f"retry missing nodes: {shlex.join(words)}")
     if failure is not None:
-        # Where the folder does not take the report, it goes elsewhere.
+        # If the report cannot be written to the folder, emit() writes it elsewhere.
         emit(render(report, Format.JSON), session.folder.path / REPORT, force=True)
         raise failure
     return report.exit_code
@@ -162,12 +162,12 @@ def fleet(
 def _session(
     context: typer.Context, command: Command, remote: Sequence[str], options: FleetOptions, launcher: Launcher
 ) -> Session:
-    """Begin a run, or go on with an earlier one; its folder is made once the whole command line makes sense.
+    """Start a run, or resume an earlier one; the folder is created only if the whole command line is valid.
 
     Raises
     ------
     UsageError
-        If an option makes no sense, here or on the nodes.
+        If an option is invalid here or on the nodes.
     """
     from egmctl.fleet.nodes import select_nodes
     from egmctl.fleet.session import new_session, old_session
@@ -186,7 +186,7 @@ def _session(
     session = old_session(command, options.resume)
     _check_command(context, command, session.asked.arguments, launcher)
     tool = options.remote_command or session.asked.remote_command
-    # Where any version was welcome, it still is.
+    # If the earlier run accepted any version, so does this one.
     version = session.asked.version and version
     return replace(session, asked=replace(session.asked, remote_command=tool, version=version))
 
@@ -199,12 +199,12 @@ def _word(kind: type[Word], text: str, sentence: str) -> Word:
 
 
 def _check_command(context: typer.Context, command: Command, arguments: Sequence[str], launcher: Launcher) -> None:
-    """Refuse here what every node would refuse, or would answer without a document, and a launcher that is not here.
+    """Check that a command's arguments are valid and lead to a JSON document, and that the launcher is installed.
 
     Raises
     ------
     UsageError
-        If the command has no such option, or it leads to no document, or there is no such launcher.
+        If the command has no such option, an option leads to no document, or the launcher is not in the PATH.
     """
     from typing import cast
 
@@ -221,7 +221,7 @@ def _check_command(context: typer.Context, command: Command, arguments: Sequence
 
 
 def _words(progress: Progress) -> str:
-    """Return how far a run is."""
+    """Return the progress of a run as text."""
     from egmctl.model.fleet import Reach
 
     failed = [answer.node for answer in progress.answers if answer.reach is not Reach.ANSWERED]

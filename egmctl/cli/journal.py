@@ -1,4 +1,4 @@
-"""Journals of runs as the commands use them: kept by the bench, shown by ``show``, listed by ``history``."""
+"""Journals of runs: how bench and bringup keep them, and ``egmctl history``, which lists them."""
 
 from __future__ import annotations
 
@@ -23,22 +23,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class JournalOptions:
-    """Where the journal of a run is kept."""
+    """Whether and where the journal of a run is kept."""
 
     journal: Path | None = option("Where to keep the run's journal. Default: ~/.local/state/egmctl/journal.", "DIR")
     no_journal: bool = option("Keep no journal; a killed run then loses its results.", default=False)
 
 
 def open_journal(options: JournalOptions, outputs: Outputs, machine: Machine | None = None) -> Journal:
-    """Return the journal of a run that begins, an empty one for none, and tell once of an earlier run that did not end.
+    """Open the journal of a new run, one that records nothing if disabled, and report an unfinished earlier run once.
 
-    Without ``--journal`` it is in the user's own folder, and where that cannot be written to, beside the first file
-    that the result goes to.
+    Without ``--journal``, it is in the user's state folder or, if that is not writable, beside the first output file.
 
     Parameters
     ----------
     machine
-        The node, whose private names do not go into it.
+        The node, whose private names are redacted in the journal.
     """
     from egmctl.facts.redact import part_redactor
     from egmctl.journal.write import Journal, journal_folder, mention
@@ -60,7 +59,7 @@ def open_journal(options: JournalOptions, outputs: Outputs, machine: Machine | N
 
 
 def end_journal(journal: Journal, exit_code: int, *, quiet: bool) -> None:
-    """Say in a run's journal that its result is where it should be, and here why a journal ended before that."""
+    """Record in a run's journal that its result is written; if the journal ended early, report the reason."""
     journal.end(exit_code)
     if journal.failure and not quiet:
         say(f"the run's journal ends early: {journal.failure}")
@@ -84,7 +83,7 @@ def history(
     rows: list[KeptRun] = []
     for path in earlier(folder):
         try:
-            # A row each, as all of the journals together are more than a node has memory for.
+            # Keep only a row of each journal: all journals together may not fit in memory.
             kept = load_journal(path)
         except UsageError as error:
             say(str(error))

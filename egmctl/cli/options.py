@@ -1,4 +1,4 @@
-"""Groups of options as commands take them, and what several commands do with the options that they share."""
+"""Option groups of commands, and functions for the options that several commands share."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def takes_options(
 ) -> Callable[[Callable[..., Ended]], Callable[..., Ended | ExitCode]]:
     """Return a decorator for commands whose parameters are groups of options: dataclasses of ``option`` fields.
 
-    The parser sees the fields as parameters of the command, each of which is an option; the command gets the groups.
+    The parser sees each field as an option of the command; the command receives the groups.
 
     Parameters
     ----------
     formats, note
-        The formats of the command's result, which the help of ``--format`` and ``-o`` names with a note.
+        The formats of the command's result, and a note; the help of ``--format`` and ``-o`` shows both.
     without
-        Fields that are no options of this command: they keep their defaults.
+        The fields that are not options of this command and keep their defaults.
     """
 
     def decorate(command: Callable[..., Ended]) -> Callable[..., Ended | ExitCode]:
@@ -82,7 +82,7 @@ def takes_options(
                 return command(**given, **grouped)
             except EgmctlError as error:
                 if given.get("exit_style") is ExitStyle.NAGIOS:
-                    # 2 would be CRITICAL: an error is UNKNOWN, which is 3 in both styles.
+                    # For Nagios an error is UNKNOWN (3); 2 would be CRITICAL.
                     error.exit_code = ExitCode.NOTHING
                 raise
 
@@ -100,7 +100,7 @@ def _types(group: type[Any]) -> Mapping[str, Any]:
 
 
 def _parameter(each: Field[Any], hint: Any, formats: Sequence[Format], note: str) -> inspect.Parameter:
-    """Return a field as a parameter that the parser understands: an option that is repeated is a list, or ``None``."""
+    """Return a field as a parameter for the parser; an option that can be repeated becomes a list or ``None``."""
     default = each.default
     if default == ():
         hint, default = list[get_args(hint)[0]] | None, None  # type: ignore[misc]
@@ -126,11 +126,11 @@ def _option(each: Field[Any], formats: Sequence[Format], note: str) -> Any:
 
 ForceOption = Annotated[bool, _option(OutputOptions.__dataclass_fields__["force"], (), "")]
 NO_LEVELS = ("csv", "format", "verbose")
-"""The options that lists do not have: they are text or JSON, with one level of detail."""
+"""The options that lists do not have: a list is text or JSON, with one level of detail."""
 
 
 def refuse_together(options: Mapping[str, bool]) -> None:
-    """Refuse options that exclude each other.
+    """Check that at most one of some options is given.
 
     Raises
     ------
@@ -143,12 +143,12 @@ def refuse_together(options: Mapping[str, bool]) -> None:
 
 
 def read_machine(name: str | None, sections: Iterable[str], *, quiet: bool, cuda: bool = True, pid: int = 0) -> Machine:
-    """Return the live node or the machine to replay; say on standard error what takes long, or that it is recorded.
+    """Return the live node or the machine to replay; note on standard error a slow read or a recorded machine.
 
     Parameters
     ----------
     sections, cuda, pid
-        As for :func:`egmctl.facts.collect.collect`; a machine to replay has all its sections.
+        As for :func:`egmctl.facts.collect.collect`; ignored for a machine to replay.
 
     Raises
     ------
@@ -168,7 +168,7 @@ def read_machine(name: str | None, sections: Iterable[str], *, quiet: bool, cuda
 
 
 def _list_machines(output: OutputOptions) -> ExitCode:
-    """Show the machines that ship, for ``--machine list``."""
+    """Show the shipped machines (``--machine list``)."""
     from egmctl.facts.replay import load, names
     from egmctl.report.views.lists import machine_list
 

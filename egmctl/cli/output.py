@@ -1,4 +1,4 @@
-"""Where a result goes and in which format: standard output or files, and the sentences on standard error."""
+"""Writes results to standard output or files, each in its format, and messages to standard error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Color(StrEnum):
-    """When to colour: ``auto`` follows NO_COLOR, then FORCE_COLOR, then whether it is a terminal."""
+    """When text is coloured. ``auto`` follows NO_COLOR, then FORCE_COLOR, then whether the output is a terminal."""
 
     AUTO = "auto"
     ALWAYS = "always"
@@ -34,7 +34,7 @@ class Color(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class OutputOptions:
-    """Where a result goes, in which format, and how much is said."""
+    """The destinations, format and detail of a result, and the amount of messages."""
 
     json: bool = option("Write one JSON document, also on failure.", default=False)
     csv: bool = option("Write CSV, one fact per row.", default=False)
@@ -54,13 +54,13 @@ class OutputOptions:
     )
 
     def chosen(self, formats: Sequence[Format], *, brief: bool = False) -> Outputs:
-        """Return the places that a result with these formats goes to: standard output where ``-o`` names no file.
+        """Return the outputs for a result that has these formats; without ``-o``, standard output.
 
         Raises
         ------
         UsageError
-            For options that contradict each other, for a suffix that names no format, for a format that the result has
-            not, and where a file is named twice.
+            If options contradict each other, a suffix names no format, the result lacks the format, or a file is given
+            twice.
         """
         files = [*map(file_of, self.output)] or [None]
         for file in files:
@@ -73,13 +73,16 @@ class OutputOptions:
         return Outputs(targets=targets, options=self)
 
     def checked(self, formats: Sequence[Format]) -> Outputs:
-        """Return the places that a result goes to, all of which can be written to: :meth:`Outputs.check`."""
+        """Return the outputs for a result, checked by :meth:`Outputs.check`."""
         outputs = self.chosen(formats)
         outputs.check()
         return outputs
 
     def _format_of(self, file: Path | None, valid: Sequence[Format]) -> Format:
-        """Return the format of a result in a file: the suffix says it, unless an option does; text by default."""
+        """Return the format of an option or of the file's suffix, which must agree; by default text on standard output.
+
+        A suffix that names no valid format for this result needs an option.
+        """
         by_suffix = None if file is None else SUFFIXES.get(file.suffix.lower())
         words = {
             "--json": "json" if self.json else None,
@@ -102,19 +105,19 @@ class OutputOptions:
 
 
 def file_of(output: Path | None) -> Path | None:
-    """Return the file that ``-o`` names; ``None`` for standard output, which is ``-o -`` too."""
+    """Return the file that ``-o`` names, or ``None`` for standard output (no ``-o``, or ``-o -``)."""
     return None if output == Path("-") else output
 
 
 def check_output(file: Path | None, force: bool = False) -> None:
-    """Refuse, before any work is done, to write where :func:`emit` could not or must not.
+    """Check, before any work is done, that :func:`emit` can and may write there.
 
     Raises
     ------
     UsageError
         If the file exists and ``force`` is false, is not a regular file, or its directory is missing or not writable.
     EgmctlError
-        If the result goes to standard output and that is closed.
+        If the result goes to standard output, which is closed.
     """
     if muted:
         return
@@ -139,38 +142,38 @@ def check_output(file: Path | None, force: bool = False) -> None:
 
 
 muted = False
-"""Whether this process keeps silent: of the commands of an MPI job only that of rank 0 prints and writes."""
+"""Whether this process writes no result and no message: in an MPI job only rank 0 writes, or one rank per node."""
 
 relayed = False
-"""Whether a launcher stands between this process and the user's terminal: mpirun makes rank 0 one of its own."""
+"""Whether a launcher relays the output to the user: a terminal of this process is then mpirun's, not the user's."""
 
 emitted = False
-"""Whether this process has written, or tried to write, a result: there is never a second document after it."""
+"""Whether this process has written, or tried to write, a result. No error document is written after it."""
 
 
 def emit(content: Text | str, file: Path | None = None, *, force: bool = False, color: Color = Color.AUTO) -> None:
-    """Write a command's result, to a file or to standard output.
+    """Write a command's result to a file or to standard output.
 
-    A file that cannot be written any more costs no result: it goes to another file, or to standard output. A reader of
-    standard output that goes away early (``| head``) is no error: it has what it wanted.
+    If the file cannot be written, the result goes to another file or to standard output. It is no error if the reader
+    of standard output exits early (``| head``).
 
     Parameters
     ----------
     content
-        Text that may be coloured, or JSON or CSV that is written as it is; a missing last newline is added.
+        Text with styles, or a string such as JSON, which is written as it is. A missing final newline is added.
     file
-        It appears whole or not at all, and is never coloured. ``None`` is standard output.
+        The file, which is written atomically and without colour. ``None``: standard output.
     force
-        Overwrite a file that exists.
+        Whether to overwrite a file that exists.
     color
-        For text on standard output.
+        When text on standard output is coloured.
 
     Raises
     ------
     UsageError
-        If the file exists and ``force`` is false; the sentence says where the result is.
+        If the file exists and ``force`` is false; the message says where the result is.
     EgmctlError
-        If writing fails; the sentence says where the result is.
+        If writing fails; the message says where the result is.
     """
     global emitted
     emitted = True
@@ -186,12 +189,12 @@ def emit(content: Text | str, file: Path | None = None, *, force: bool = False, 
     check_output(None)
     text = _render(content, colored=colored(sys.stdout, color))
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A locale that cannot spell a character must not cost the result.
+        # A character that the locale cannot encode must not lose the result.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-        # Replaced by a program that has no descriptor for it.
+        # A program may have replaced sys.stdout by an object without a file descriptor.
         with contextlib.suppress(io.UnsupportedOperation):
             settle(sys.stdout.fileno())
     except BrokenPipeError:
@@ -202,7 +205,7 @@ def emit(content: Text | str, file: Path | None = None, *, force: bool = False, 
 
 
 def _rescued(text: str, file: Path) -> str:
-    """Put a result elsewhere that cannot go where it should, and say where: beside it, with the user, on the screen."""
+    """Write a result beside the failed file, else to the user's state folder, else to standard output; say where."""
     kept = state_folder() / "results"
     for folder in (file.parent, kept):
         with contextlib.suppress(EgmctlError, OSError):
@@ -219,7 +222,7 @@ def _rescued(text: str, file: Path) -> str:
 
 
 def say(sentence: str) -> None:
-    """Write one sentence for people to standard error, marked as the tool's, control characters escaped."""
+    """Write one sentence to standard error, prefixed with ``egmctl:``, control characters escaped."""
     if sys.stderr is None or muted:
         return
     try:
@@ -230,7 +233,7 @@ def say(sentence: str) -> None:
 
 
 def colored(stream: TextIO, color: Color) -> bool:
-    """Say whether what is written to ``stream`` is coloured: https://no-color.org, https://force-color.org."""
+    """Return whether text on ``stream`` is coloured (https://no-color.org, https://force-color.org)."""
     if color is not Color.AUTO:
         return color is Color.ALWAYS
     if os.environ.get("NO_COLOR"):
@@ -241,12 +244,12 @@ def colored(stream: TextIO, color: Color) -> bool:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Say whether what is written to ``stream`` is shown on a terminal."""
+    """Return whether ``stream`` is the user's terminal."""
     return not relayed and stream.isatty()
 
 
 def settle_stdout() -> None:
-    """Let go of what standard output did not take: failing on it once more at its end, Python would end with 120."""
+    """Flush standard output, and discard what it does not accept; Python would fail again at exit, with code 120."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -255,7 +258,7 @@ def settle_stdout() -> None:
 
 
 def discard_stdout() -> None:
-    """Point standard output at nothing, so that the interpreter's last flush cannot fail."""
+    """Redirect standard output to ``/dev/null``, so that the interpreter's last flush cannot fail."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, sys.stdout.fileno())
     os.close(nothing)
@@ -269,7 +272,7 @@ def _render(content: Text | str, *, colored: bool) -> str:
     else:
         from rich.console import Console
 
-        # By itself rich would follow NO_COLOR, which colored() has weighed already.
+        # rich would follow NO_COLOR by itself; colored() has already considered it.
         console = Console(
             file=io.StringIO(), force_terminal=True, color_system="standard", no_color=False, legacy_windows=False
         )
@@ -281,57 +284,57 @@ def _render(content: Text | str, *, colored: bool) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One place and the format in which a result goes there."""
+    """One destination of a result, and the format of the result there."""
 
     format: Format
     file: Path | None
-    """``None`` is standard output."""
+    """The file; ``None``: standard output."""
     verbose: int = 0
-    """How much more detail than usual is shown."""
+    """The levels of detail above the default: the number of ``-v``."""
     brief: bool = False
-    """Whether only the answer is shown."""
+    """Whether only the short form of the result is shown."""
 
     @property
     def leaves_the_node(self) -> bool:
-        """Whether the result is a document there, which may leave the site: all but text that is read where it is."""
+        """Whether the output may leave the site: all files and formats, except text and Nagios on standard output."""
         return self.file is not None or self.format not in (Format.TEXT, Format.NAGIOS)
 
     @property
     def width(self) -> int | None:
-        """Characters of a line of the terminal that shows it; ``None`` where none does."""
+        """The width of the terminal that shows the result, in characters; ``None`` if it is not a terminal."""
         if self.file is not None or sys.stdout is None or not is_terminal(sys.stdout):
             return None
         return shutil.get_terminal_size().columns
 
     def draw(self, result: object) -> Text | str:
-        """Return a result as it is shown there."""
+        """Return a result as rendered for this destination."""
         return render(result, self.format, verbose=self.verbose, brief=self.brief, width=self.width)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """All places that a result goes to."""
+    """All destinations of a result."""
 
     targets: tuple[Target, ...]
     options: OutputOptions
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files."""
+        """The destinations that are files."""
         return tuple(target.file for target in self.targets if target.file is not None)
 
     @property
     def explains_itself(self) -> bool:
-        """Whether the result says itself, in one of the places, why it is empty: text and JSON do."""
+        """Whether one of the formats, text or JSON, says why a result is empty."""
         return any(target.format in (Format.TEXT, Format.JSON) for target in self.targets)
 
     def of_node(self, host: str) -> Outputs:
-        """Return the same with the name of a node in that of each file: ``topo-node02.json``."""
+        """Return the outputs with the name of a node in each file name: ``topo-node02.json``."""
         targets = (replace(t, file=t.file and t.file.with_stem(f"{t.file.stem}-{host}")) for t in self.targets)
         return replace(self, targets=tuple(targets))
 
     def check(self) -> None:
-        """Refuse, before any work is done, to write where :meth:`write` could not or must not.
+        """Check, before any work is done, that :meth:`write` can and may write everywhere.
 
         Raises
         ------
@@ -342,12 +345,12 @@ class Outputs:
             check_output(target.file, self.options.force)
 
     def show(self, result: object, redacted: Callable[[], object] | None = None, *, answers: bool = True) -> None:
-        """Write a result everywhere.
+        """Write a result to all destinations.
 
         Parameters
         ----------
         redacted
-            Makes the result with pseudonyms for documents, which may leave the site.
+            A function that returns the result with pseudonyms, for outputs that may leave the site.
         answers
             As for :meth:`write`.
         """
@@ -358,17 +361,17 @@ class Outputs:
         self.write(draw, answers=answers)
 
     def write(self, draw: Callable[[Target], Text | str], *, answers: bool = True) -> None:
-        """Write to every place what is drawn for it; a file that cannot be written keeps it from no other.
+        """Write what ``draw`` returns for each destination; a failure at one does not affect the others.
 
         Parameters
         ----------
         answers
-            Where only files are written, the answer and their names go to standard output; not with ``--quiet``.
+            Whether to print the short answer and the file names if all destinations are files; not with ``--quiet``.
 
         Raises
         ------
         EgmctlError
-            As :func:`emit`, once all others are written.
+            The first error of :func:`emit`, after all other destinations are written.
         """
         failed: list[EgmctlError] = []
         for target in self.targets:

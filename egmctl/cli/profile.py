@@ -1,4 +1,4 @@
-"""``egmctl profile``: what kinds of machines are known to reach, and which kind this one is."""
+"""``egmctl profile``: list and show profiles, match them with a machine, and learn one from runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from egmctl.verdict.profiles import Run
 
 SECTIONS = ("host", "gpus", "pairs", "driver", "process")
-"""What a machine is recognised by."""
+"""The sections of a machine that profiles match on."""
 
 app = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -113,6 +113,6 @@ def _run(saved: Saved) -> Run:
     if len(report.machines) != 1:
         raise UsageError(f"file {saved.path} holds {len(report.machines)} machines: give runs of one machine each")
     (machine,) = report.machines
-    # A node's name is not in the file; its GPUs have pseudonyms that stay the same.
+    # The file does not contain the node's name, but its GPUs have pseudonyms, which do not change between runs.
     node = ",".join(sorted(gpu.uuid or gpu.bus_id for gpu in machine.gpus or ()))
     return Run(report, machine, node)

@@ -1,7 +1,7 @@
 """Progress of a long command: its current activity and, for a bench, the table of path classes as it fills.
 
-All of it goes to standard error: to a terminal a bar and the table, to a log a line at times. The table is drawn at
-most once a second and where a step ends, so that it takes no CPU from what is being measured.
+It goes to standard error: a bar and the table on a terminal, a line now and then in a log. The table is drawn between
+two tasks and at most once a second, so that it takes no CPU time from a measurement.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ if TYPE_CHECKING:
     from egmctl.model.task import Task
 
 LINE_EVERY_S = 10.0
-"""Seconds between two lines of a log: a run that is shorter writes none."""
+"""Seconds between two lines in a log. A shorter run writes none."""
 TABLE_EVERY_S = 1.0
 _BESIDE = 4
 """Lines of a terminal that the table leaves free."""
 
 
 class Shown:
-    """Shows how far a command is; this one shows nothing."""
+    """The progress display of a command. This base class shows nothing."""
 
     def __init__(self) -> None:
         self.measured: dict[int, Measurement] = {}
-        """What the run has measured so far, by number of the task."""
+        """The measurements of the run so far, by task number."""
 
     def doing(self, part: float, what: str) -> None:
-        """Show that a part of what is under way is over, from 0 to 1, and what is done now."""
+        """Show the completed part of the current phase, 0 to 1, and the current activity."""
 
     def __call__(self, part: float, task: Task | None) -> None:
-        """Show that a part of the run is over and that a task is being measured, ``None`` between two."""
+        """Show the completed part of the run, 0 to 1, and the task being measured; ``None`` between two tasks."""
         if task is not None:
             self.doing(part, f"{task.name} {task.path}")
 
     def recorder(self, recorder: Recorder) -> Recorder:
-        """Return a recorder that passes events on and takes what was measured."""
+        """Return a recorder that forwards events to ``recorder`` and collects the measurements."""
         from egmctl.journal.events import Outcome
 
         def record(event: Event) -> None:
@@ -60,14 +60,14 @@ class Shown:
 
 
 class Lines(Shown):
-    """A line every :data:`LINE_EVERY_S` seconds."""
+    """A display that writes at most one line every :data:`LINE_EVERY_S` seconds."""
 
     def __init__(self) -> None:
         super().__init__()
         self._begun = self._last = time.monotonic()
 
     def doing(self, part: float, what: str) -> None:
-        """Say what is done now, if the last line is long enough ago."""
+        """Write the completed part and the current activity if the last line is old enough."""
         now = time.monotonic()
         if now < self._last + LINE_EVERY_S:
             return
@@ -78,12 +78,12 @@ class Lines(Shown):
 
 @contextlib.contextmanager
 def show_progress(quiet: bool, *, threads: bool = True) -> Iterator[Shown]:
-    """Show on standard error how a command goes, unless nobody wants it.
+    """Yield a progress display on standard error; it shows nothing with ``quiet`` or EGMCTL_NO_PROGRESS.
 
     Parameters
     ----------
     threads
-        Whether a thread may keep the bar moving; not in a process that forks.
+        Whether a thread may update the bar; false in a process that forks.
     """
     if quiet or os.environ.get("EGMCTL_NO_PROGRESS") or sys.stderr is None:
         yield Shown()
@@ -115,7 +115,7 @@ def _table(threads: bool) -> Iterator[Shown]:
         class Table(Shown):
             def doing(self, part: float, what: str) -> None:
                 if part < progress.tasks[bar].completed:
-                    # What comes after the probes has a time of its own.
+                    # The phase after the probes has its own time estimate.
                     progress.reset(bar, total=1)
                 progress.update(bar, completed=part, description=what)
                 if not threads:
@@ -135,7 +135,7 @@ def _table(threads: bool) -> Iterator[Shown]:
 
 
 def probing(shown: Shown, machine: Machine) -> Callable[[float, Probe], None]:
-    """Return what shows the active probes of doctor: what is tried, and on which GPUs and NUMA node."""
+    """Return a callback that shows the active probe of doctor that runs, with its GPUs and NUMA node."""
     from egmctl.topology.topology import gpu_label
 
     labels = {gpu.bus_id: gpu_label(gpu) for gpu in machine.gpus or ()}
@@ -150,7 +150,7 @@ def probing(shown: Shown, machine: Machine) -> Callable[[float, Probe], None]:
 
 
 def table_text(measurements: Sequence[Measurement]) -> Text:
-    """Return the table of the path classes so far, as many of its last lines as the terminal has room for."""
+    """Return the table of the path classes so far, cut to the last lines that fit in the terminal."""
     from rich.text import Text
 
     from egmctl.report.document import Document

@@ -1,4 +1,4 @@
-"""``egmctl show``: a saved result once more, in any format that its command has."""
+"""``egmctl show``: show a saved result again, in any format that its command has."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def show(
 
     saved = load_any(file)
     written = saved.content
-    # A snapshot, and a command that ended without a result, show a topology.
+    # Snapshots, and documents of commands that ended without a result, have the formats of a topology.
     kind = TOPO if saved.result is None or isinstance(saved.result, Machine) else kind_of(saved.result)
     outputs = output.chosen(kind.formats, brief=brief)
     if brief and kind is not DOCTOR:
@@ -57,7 +57,7 @@ def show(
                 return ascii_text(written or b"")
             return target.draw(result)
         except (LookupError, ValueError, ArithmeticError) as error:
-            # No run writes such a file: its values are valid one by one, and contradict each other.
+            # No run writes such a file: each value is valid, but they contradict each other.
             raise UsageError(f"file {file} cannot be shown: its parts do not fit together ({error})") from error
 
     outputs.write(draw, answers=result is not None)

@@ -1,4 +1,4 @@
-"""``egmctl snapshot``: record this node's facts into one file, to look at elsewhere with ``--machine FILE``."""
+"""``egmctl snapshot``: record this node's facts in one file, to replay elsewhere with ``--machine FILE``."""
 
 from __future__ import annotations
 

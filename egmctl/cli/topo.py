@@ -1,4 +1,4 @@
-"""``egmctl topo``: what is connected to what, and by which link."""
+"""``egmctl topo``: show how GPUs, NICs and host memory are connected."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from egmctl.errors import ExitCode
 from egmctl.report.kinds import TOPO
 
 SECTIONS = ("host", "gpus", "pairs", "switches", "nics", "driver", "process")
-"""The sections of a machine that the command shows something of."""
+"""The sections of a machine that the command shows."""
 
 
 @takes_options(TOPO.formats)

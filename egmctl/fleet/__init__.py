@@ -1,4 +1,4 @@
-"""Asks many nodes at once: what to run there, the running through ClusterShell, and what the answers have in common.
+"""Runs a command on many nodes at once through ClusterShell, judges each node's answer, and groups equal nodes.
 
-Only ``nodes`` and ``run`` import ClusterShell (extra ``fleet``); the rest is pure functions of answers.
+Only ``nodes`` and ``run`` import ClusterShell (extra ``fleet``) themselves.
 """

@@ -1,4 +1,4 @@
-"""The folder of a fleet's answers: what is in it, and answers that are alike folded into one line."""
+"""The result folder of a fleet run, and the grouping of nodes whose answers are equal."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ NODES = "nodes"
 
 
 class Folder:
-    """A folder of results.
+    """The result folder of a run.
 
     Parameters
     ----------
     path
-        It has to be there already, with its folder of nodes: see :func:`new_folder` and :func:`old_folder`.
+        The path of the folder, which exists and has its subfolder: see :func:`new_folder` and :func:`old_folder`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,12 +52,12 @@ class Folder:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep other runs out of the folder inside the block.
+        """Lock the folder against other runs inside the block.
 
         Raises
         ------
         UsageError
-            If one is in it.
+            If another run uses the folder.
         """
         with contextlib.ExitStack() as opened:
             lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
@@ -67,30 +67,30 @@ class Folder:
             except BlockingIOError as error:
                 raise UsageError(f"another egmctl fleet is using {printable(self.path)}") from error
             except OSError:
-                # A network file system without locks: then nothing keeps others out.
+                # The network file system has no locks, so the folder stays unlocked.
                 pass
             yield
 
     def spool(self, node: str) -> BinaryIO:
-        """Return a file for what a node sends while it sends it; :meth:`discard` or :meth:`keep` end it."""
+        """Create and return the file for a node's output; finish with :meth:`keep` or :meth:`discard`."""
         self.discard(node)
         with _failing(f"cannot write {printable(self.part(node))}"), open_folder(self.path / NODES) as nodes:
             part = os.open(self.part(node).name, NEW_FILE, 0o666, dir_fd=nodes)
         return os.fdopen(part, "wb", buffering=0)
 
     def part(self, node: str) -> Path:
-        """Return the path of the file that :meth:`spool` makes."""
+        """Return the path of the file that :meth:`spool` creates."""
         return self.path / NODES / f".{node}.part"
 
     def sent(self, node: str) -> bytes:
-        """Return what a node sent."""
+        """Return a node's output."""
         with _failing(f"cannot read {printable(self.part(node))}"):
             return self.part(node).read_bytes()
 
     def keep(self, node: str, document: bytes) -> str:
-        """Put a node's document in its place, in place of what it sent, and return its path in the folder.
+        """Replace a node's output by the document that it contains, and return the document's path in the folder.
 
-        It is a part of what was sent, and goes where that is: a disk that is full by now has room for it.
+        The document overwrites the output in the same file, which is larger, so it fits even if the disk is full.
         """
         name, part = document_of(node), self.part(node)
         with _failing(f"cannot write {printable(self.path / name)}"), open_folder(self.path / NODES) as nodes:
@@ -104,12 +104,12 @@ class Folder:
         return name
 
     def discard(self, node: str) -> None:
-        """Remove what a node sent."""
+        """Remove a node's output."""
         with contextlib.suppress(OSError), open_folder(self.path / NODES) as nodes:
             os.unlink(self.part(node).name, dir_fd=nodes)
 
     def write_report(self, text: str) -> None:
-        """Put ``fleet.json`` in its place, over an earlier one of this run."""
+        """Write ``fleet.json``, replacing an earlier one of this run."""
         write_whole(self.path / REPORT, text.encode())
 
 
@@ -120,7 +120,7 @@ def document_of(node: str) -> str:
 
 @contextlib.contextmanager
 def _failing(sentence: str, kind: type[EgmctlError] = EgmctlError) -> Iterator[None]:
-    """Raise, in place of a system's error, a sentence with the error's reason."""
+    """Turn an OSError within the block into an error of this kind: the sentence with the reason."""
     try:
         yield
     except OSError as error:
@@ -128,18 +128,17 @@ def _failing(sentence: str, kind: type[EgmctlError] = EgmctlError) -> Iterator[N
 
 
 def new_folder(path: Path | None, command: Command, now: datetime) -> Folder:
-    """Make the folder of a run.
+    """Create the folder of a run.
 
     Parameters
     ----------
     path
-        Where; it may be there already if it is empty. ``None`` is a new folder of this directory, named by the command
-        and the time.
+        The path of the new or empty folder; ``None``: a new one in the current directory, named by command and time.
 
     Raises
     ------
     UsageError
-        If there is something in it, or it cannot be made.
+        If the folder is not empty, belongs to another user, or cannot be created.
     """
     if path is None:
         path = Path(f"egmctl-fleet-{command}-{now:%Y%m%dT%H%M%SZ}")
@@ -163,7 +162,8 @@ def old_folder(path: Path) -> Folder:
     Raises
     ------
     UsageError
-        If there is none, or it cannot be read or written to, or is of another user: what it says is run on the nodes.
+        If the folder is missing, cannot be read or written, is a link, or belongs to another user but root: its report
+        says what runs on the nodes.
     """
     if not os.access(path / REPORT, os.R_OK):
         raise UsageError(f"{printable(path)} is not a folder of egmctl fleet: it has no readable {REPORT}")
@@ -171,7 +171,7 @@ def old_folder(path: Path) -> Folder:
         raise UsageError(f"{printable(path / NODES)} cannot be written to")
     with _failing(f"{printable(path)} cannot be written to", UsageError):
         make_folder(path)
-    # The owner of a folder can exchange what is in it, and where a link leads is its owner's choice.
+    # The owner of a folder can replace what is in it, and the owner of a link chooses its target.
     for part in (path / REPORT, path, path / NODES):
         status = part.stat() if part == path else part.lstat()
         if stat.S_ISLNK(status.st_mode):
@@ -189,11 +189,11 @@ _STATUSES: Mapping[str, str] = {
     Answer.NO_GO: "fail",
     Answer.INCOMPLETE: "warn",
 }
-"""What is wrong, as a line's status has it; nothing else is."""
+"""The status of the line for a grade or answer that is a problem; the others have none."""
 
 
 def groups(answers: Sequence[fleet.NodeAnswer], lines_of: Mapping[str, tuple[GroupLine, ...]]) -> tuple[NodeGroup, ...]:
-    """Return nodes whose lines are the same together, the largest group first, those that did not answer last.
+    """Group nodes with equal lines, the largest group first, nodes that did not answer last.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ def groups(answers: Sequence[fleet.NodeAnswer], lines_of: Mapping[str, tuple[Gro
     """
 
     def shown(answer: fleet.NodeAnswer) -> tuple[GroupLine, ...]:
-        # Why there is no document, without the node's name and address, which differ on every node.
+        # The reason why there is no document, without the node's name and address, which differ on every node.
         reason = re.sub(r"\bhost \S+ port\b", "host NODE port", answer.reason.replace(answer.node, "NODE"))
         return lines_of.get(answer.node) or (GroupLine(key="", value=reason, status=answer.reach.value),)
 
@@ -217,7 +217,7 @@ def groups(answers: Sequence[fleet.NodeAnswer], lines_of: Mapping[str, tuple[Gro
 
 
 def lines_of(saved: Saved) -> tuple[GroupLine, ...]:
-    """Return the lines that say how it stands on a node; nodes with the same lines are alike."""
+    """Return the lines that summarize a node's result; nodes with the same lines form a group."""
     match saved.result:
         case Diagnosis() as diagnosis:
             return tuple(_doctor_lines(diagnosis))
@@ -258,7 +258,7 @@ def _bench_lines(report: RunReport) -> Iterator[GroupLine]:
             yield GroupLine(key="", value=plain(bench_answer.answer(report).sentence), status=status)
         else:
             yield GroupLine(key="verdict", value=grade.value)
-        # Slow in both directions is one line.
+        # A path that is slow in both directions gets one line.
         slow = dict.fromkeys((culprit.path_class, culprit.label, culprit.grade) for culprit in report.verdict.culprits)
         for path_class, label, grade in slow:
             value = f"{label} is slower than its peers"
@@ -277,7 +277,7 @@ def _bench_lines(report: RunReport) -> Iterator[GroupLine]:
 
 
 def _bringup_lines(bringup: Bringup) -> Iterator[GroupLine]:
-    """Yield the causes of a node that may not be handed over, the gravest first; without one that failed the answer."""
+    """Yield the causes that fail or warn, and the GPUs; if no cause fails, the answer first."""
     causes = [cause for cause in bringup.causes if cause.finding.check != UNEXPLAINED]
     status = _STATUSES.get(bringup.answer, "")
     if not any(cause.status is Status.FAIL for cause in causes):

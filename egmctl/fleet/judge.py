@@ -1,4 +1,4 @@
-"""The command that runs on a node, and what its answer is worth."""
+"""The command line that runs on a node, and the judgement of its output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from egmctl.units import format_size, printable
 MARK = "egmctl-fleet"
 CRASHED = int(ExitCode.CRASHED)
 KILL_AFTER_S = 10
-"""Seconds that a stopped command has for ending its children before it is killed."""
+"""Seconds that a stopped command has to end its children before it is killed."""
 
 _WATCH = (
     "exec 3<&0 </dev/null; mark=$1 seconds=$2 inner=$3; shift 3; "
@@ -38,9 +38,9 @@ _INNER = (
 
 
 def remote_words(asked: Asked, timeout_s: int) -> list[str]:
-    """Return the words of the command that the launcher is to run on a node."""
+    """Return the command, as a list of words, that the launcher runs on a node."""
     json = [] if asked.command is Command.SNAPSHOT else ["--json"]
-    # What a node says of its progress is no reason for anything.
+    # The last lines of standard error become the reason of a failure, so they must not be progress.
     quiet = ["--quiet"] if asked.command in (Command.BENCH, Command.BRINGUP) else []
     words = [asked.remote_command, asked.command.value, *json, *quiet, *asked.arguments]
     return ["sh", "-c", _WATCH, MARK, MARK, str(timeout_s), _INNER, asked.version, *words]
@@ -48,17 +48,17 @@ def remote_words(asked: Asked, timeout_s: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """The standard output of the command on a node, taken apart."""
+    """The standard output of the command on a node, parsed."""
 
     begun: bool
-    """The scripts ran there."""
+    """Whether the scripts ran there."""
     version: str | None
-    """What ``egmctl --version`` said; ``None`` where it was not asked."""
+    """The first line of ``egmctl --version``; ``None`` if it did not run."""
     lacks: bool
-    """There is no egmctl."""
+    """Whether the node has no egmctl."""
     document: bytes
     code: int | None
-    """The command's exit code; ``None`` where the connection ended before."""
+    """The command's exit code; ``None`` if the connection ended before the command."""
 
 
 _VERSION = re.compile(rf"^{MARK} version (.*)\n".encode(), re.MULTILINE)
@@ -67,11 +67,11 @@ _END = re.compile(rf"\n?^{MARK} end ([0-9]+)$".encode(), re.MULTILINE)
 
 
 def read_output(output: bytes) -> Output:
-    """Take apart what a node sent."""
+    """Parse a node's output."""
     begin = re.search(rf"^{MARK} begin$".encode(), output, re.MULTILINE)
     version = _VERSION.search(output, begin.end()) if begin else None
     start = version.end() if version else begin.end() if begin else 0
-    # A document of hundreds of megabytes is not searched for its end: that stands in the last line, or nowhere.
+    # The end mark is in the last line or missing, so a large document need not be searched for it.
     tail = max(start, len(output) - 4096)
     end = _END.search(output, tail) if begin else None
     return Output(
@@ -84,34 +84,34 @@ def read_output(output: bytes) -> Output:
 
 
 OUTPUT_LIMIT = FILE_LIMIT
-"""Bytes that a node may send: nobody reads a larger document."""
+"""The limit of a node's output in bytes. A larger document could not be read."""
 
 SCHEMAS = {Command(kind.name): resolve_name(kind.record).SCHEMA for kind in KINDS if kind.name in list(Command)}
 SCHEMAS[Command.SNAPSHOT] = MACHINE_SCHEMA
-"""What each command answers in."""
+"""The schema of each command's document."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How the launcher's process for one node ended."""
+    """The end of the launcher's process for one node."""
 
     node: str
     code: int
-    """Its exit code, or the negative number of the signal that ended it."""
+    """The exit code of the process, or the negative number of the signal that ended it."""
     duration_s: float
     errors: str
-    """The end of its standard error: the launcher's words and the node's."""
+    """The end of its standard error, from the launcher and from the node."""
     flooded: bool = False
     out_of_time: bool = False
-    """It was killed because nothing had ended it in time."""
+    """Whether it was killed because it did not end in time."""
     interrupted: bool = False
-    """It was told to end."""
+    """Whether the run was being stopped by then, by a signal or an error of the folder."""
 
 
 def judge(asked: Asked, folder: Folder, ended: Ended, timeout_s: float) -> NodeAnswer:
-    """Return how asking a node ended; its document goes to its place in the folder, anything else is removed.
+    """Return the answer of a node; keep its document in the folder, and remove any other output.
 
-    What a command that was stopped has until then is kept, too, though it is no answer.
+    The document of a stopped command, with its results so far, is kept too, although it is not an answer.
     """
     output = read_output(b"" if ended.flooded else folder.sent(ended.node))
     document = _document(asked, ended, output)
@@ -138,7 +138,7 @@ def judge(asked: Asked, folder: Folder, ended: Ended, timeout_s: float) -> NodeA
 
 
 def _without_document(asked: Asked, ended: Ended, output: Output, timeout_s: float) -> tuple[Reach, str] | None:
-    """Return why there can be no document; ``None`` where there should be one."""
+    """Return why there cannot be a document; ``None`` if there should be one."""
     words = _words(ended.errors)
     if ended.flooded:
         return Reach.FLOODED, f"it sent more than {format_size(OUTPUT_LIMIT)} and was stopped"
@@ -167,8 +167,8 @@ def _without_document(asked: Asked, ended: Ended, output: Output, timeout_s: flo
 
 
 def _document(asked: Asked, ended: Ended, output: Output) -> tuple[Reach, str, int]:
-    """Judge a document, or what stands in its place: how asking ended, why, and the exit code that counts."""
-    # Where this command was not interrupted, one that was interrupted on its node broke.
+    """Return the outcome by the document or whatever is in its place: the reach, the reason and the exit code."""
+    # The code INTERRUPTED from a node counts as a crash, because this command was not interrupted.
     known = set(ExitCode) - {ExitCode.INTERRUPTED}
     code = output.code if output.code is not None and output.code in known else CRASHED
     words = _words(ended.errors)
@@ -191,11 +191,11 @@ def _document(asked: Asked, ended: Ended, output: Output) -> tuple[Reach, str, i
 
 
 def _words(errors: str) -> str:
-    """Return the last lines of a standard error that say something, as one line."""
+    """Return the last two lines of standard error that are not empty, as one line."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     return _shortened("; ".join(lines[-2:]).removeprefix("egmctl: "))
 
 
 def _shortened(text: str) -> str:
-    """Return a launcher's or a node's own words as a reason bears them."""
+    """Return a message of a launcher or node, printable and cut to the length of a reason."""
     return short(printable(text))

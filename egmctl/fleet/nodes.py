@@ -1,7 +1,7 @@
-"""Node sets: ClusterShell's syntax and groups in, names out.
+"""Expands node sets with ClusterShell's syntax and groups to names of nodes.
 
-ClusterShell puts the name of a group into a shell command (the *upcall* of its source), expands ranges before it
-counts them. So names of groups and sizes are checked here before it sees them.
+ClusterShell inserts the name of a group into a shell command (the *upcall* of its source), and expands ranges before it
+counts them. So names of groups and sizes of sets are checked here first.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from egmctl.units import NAME, printable
 NODES_LIMIT = 100_000
 
 GROUP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}", re.ASCII)
-"""A name of a group, or of a source of groups: one word for a shell, and no option of a command."""
+"""The name of a group or of a source of groups: a single word for a shell that no command takes for an option."""
 
 _RANGE = re.compile(r"\s*([0-9]{1,18})(?:\s*-\s*([0-9]{1,18})(?:/[0-9]{1,9})?)?\s*", re.ASCII)
 _BRACKETS = re.compile(r"([0-9]*)\[([^\]]*)\]", re.ASCII)
 
 
 def select_nodes(wanted: Sequence[str], excluded: Sequence[str]) -> tuple[str, ...]:
-    """Return the nodes of node sets such as ``node[01-72]``, ``node[1-9]!node5`` or ``@gpu``, without others.
+    """Return the nodes of sets such as ``node[01-72]``, ``node[1-9]!node5`` or ``@gpu`` that are not excluded.
 
     Raises
     ------
@@ -54,12 +54,12 @@ def select_nodes(wanted: Sequence[str], excluded: Sequence[str]) -> tuple[str, .
 
 
 def check_names(nodes: Sequence[str]) -> None:
-    """Refuse what a launcher or the folder of results would take for something else than a name, and too many.
+    """Check that node names are unique, not too many, and safe as arguments of a launcher and as file names.
 
     Raises
     ------
     UsageError
-        If one is no name of a node or is there twice, or there are more than :data:`NODES_LIMIT`.
+        If a name is invalid or occurs twice, or there are more than :data:`NODES_LIMIT`.
     """
     _check_count(len(nodes), "the nodes")
     for node, times in Counter(nodes).items():
@@ -89,18 +89,18 @@ def _expand(option: str, sets: Sequence[str]) -> list[str]:
     except (NodeSetException, GroupResolverError, GroupSourceError, configparser.Error) as error:
         raise UsageError(f"{option} cannot be read: {printable(str(error)[:200])}") from error
     except (AttributeError, TypeError, ValueError, OSError) as error:
-        # A configuration of groups that is of none of the forms that ClusterShell expects.
+        # The configuration of the groups is malformed in a way that ClusterShell does not handle.
         raise UsageError(f"{option}: the groups cannot be read: {printable(str(error)[:200])}") from error
 
 
 class _SiteGroups(GroupResolverConfig):  # type: ignore[misc]
-    """The site's groups as ClusterShell's configuration has them, asked for by names that are names."""
+    """The groups in the site's ClusterShell configuration, looked up only by valid names."""
 
     def __init__(self) -> None:
         super().__init__(DEF_GROUPS_CONFIGS, ILLEGAL_GROUP_CHARS)
 
     def group_nodes(self, group: str, namespace: str | None = None) -> list[str]:
-        """Return the node sets that a group is, which may hold groups."""
+        """Return the node sets of a group, which may name other groups."""
         for name in filter(None, (namespace, group)):
             if not GROUP.fullmatch(name):
                 raise UsageError(f"{_quoted(name)} is no name of a group: letters, digits and any of . _ + - are")
@@ -128,7 +128,7 @@ class _SiteGroups(GroupResolverConfig):  # type: ignore[misc]
 
 
 def _check_set(nodes: str) -> None:
-    """Refuse, before it is expanded, a node set that names too many, or groups in place of nodes."""
+    """Check, before expansion, that a node set has not too many nodes and does not name groups instead of nodes."""
     if "@@" in nodes:
         raise UsageError(f"{_quoted(nodes)} names groups, not nodes: write @GROUP, or @SOURCE:* for all of a source")
     count = 0
@@ -142,13 +142,13 @@ def _check_set(nodes: str) -> None:
 
 
 def _size(digits: str, inner: str) -> int:
-    """Return how many numbers are in a pair of brackets, at most.
+    """Return an upper bound for the count of numbers in a pair of brackets.
 
     Parameters
     ----------
     digits
-        Those directly before the brackets: ClusterShell puts them before both ends of each range, so that ``1[8-12]``
-        is 18 to 112.
+        The digits directly before the brackets. ClusterShell prepends them to both ends of each range, so that
+        ``1[8-12]`` is 18 to 112.
     """
     bounds: list[tuple[str, str]] = []
     for part in inner.split(","):

@@ -1,9 +1,9 @@
-"""Runs the command on the nodes through ClusterShell's engine: at most so many at once, each against the clock.
+"""Runs the command on the nodes through ClusterShell's engine, with a fan-out and a time limit for each node.
 
-What is ours in its workers: a node's output goes to a file with a limit and not to memory, launchers sit in sessions of
-their own (a Ctrl-C of the terminal does not reach them) and end with this process however that ends, with all that they
-have started (``ProxyCommand``), and an interruption closes their standard input, which ends the command on the node in
-an orderly way (``remote.py``), before anything is killed.
+The workers differ from ClusterShell's. A node's output goes to a file of limited size, not to memory. Launchers run in
+sessions of their own, so that Ctrl-C in the terminal does not reach them. However this process ends, they end with it,
+and so does all that they have started (``ProxyCommand``). An interruption first closes their standard input, which ends
+the command on the node in an orderly way (``judge.py``); only then is anything killed.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ from egmctl.signals import stopping
 from egmctl.units import printable
 
 ERRORS_KEPT = 4096
-"""Bytes kept of the end of a node's standard error."""
+"""The bytes kept from the end of a node's standard error."""
 SLACK_S = 5
-"""What a command that was stopped on its node may take, beyond the time it is killed after, to be heard of."""
+"""Seconds after the kill of a stopped command on its node until its end must be known here."""
 TICK_S = 0.2
 SSH_OPTIONS = (
     # A node that vanishes is noticed after 45 s of silence.
     *("-oServerAliveInterval=15", "-oServerAliveCountMax=3"),
-    # What a user's own configuration may say, and would spoil the document.
+    # Settings that a user's own configuration may have, and that would corrupt the document.
     *("-oRequestTTY=no", "-oRemoteCommand=none"),
-    # Nothing is forwarded, and nobody is asked for a password.
+    # Forward nothing, and never prompt for a password.
     *("-oForwardAgent=no", "-oForwardX11=no", "-oBatchMode=yes"),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How commands are started on nodes."""
+    """The settings with which commands are started on nodes."""
 
     launcher: Launcher
     options: tuple[str, ...]
-    """More options for ssh or srun; they come first, and of an option given twice ssh takes the first."""
+    """More options for ssh or srun. They come first, because ssh uses the first value of an option given twice."""
     fanout: int
     """Nodes in parallel."""
     connect_timeout_s: int
     timeout_s: int
-    """What the command may take on a node."""
+    """The time limit of the command on a node."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a run is."""
+    """The progress of a run."""
 
     total: int
     answers: list[NodeAnswer] = field(default_factory=list)
@@ -72,16 +72,16 @@ class Progress:
 def run(
     asked: Asked, nodes: Sequence[str], launch: Launch, folder: Folder, on_tick: Callable[[Progress], None]
 ) -> tuple[tuple[NodeAnswer, ...], EgmctlError | None]:
-    """Ask nodes, and return the answers of those that were asked: after an interruption not all of them.
+    """Run the command on nodes, and return their answers; after an interruption, only those of nodes that started.
 
-    The second value is why this ended early: the folder could not be written to. It costs what nodes were sending then.
+    The second value is the error if the folder could not be written, which ends the run and loses output under way.
 
-    SIGINT, SIGTERM and SIGHUP end what runs on the nodes, and then this; a second one does not wait for them.
+    SIGINT, SIGTERM and SIGHUP end the commands on the nodes, and then the run; a second signal does not wait for them.
 
     Parameters
     ----------
     nodes
-        Those of ``asked`` that are to be asked now.
+        The nodes of ``asked`` on which to run now.
     on_tick
         Called several times a second.
     """
@@ -95,10 +95,10 @@ def run(
         fleet.worker = _Worker(
             ",".join(nodes),
             handler=fleet,
-            # The clock on the node comes first: this one is for nodes that cannot be heard any more.
+            # The time limit on the node expires first; this one is for nodes that no longer respond.
             timeout=launch.connect_timeout_s + launch.timeout_s + KILL_AFTER_S + SLACK_S,
             stderr=True,
-            # Taken for a pattern (%host) by the worker: each client puts its own in its place.
+            # The worker expands it as a pattern (%host); each client replaces it by its own command.
             command="egmctl",
         )
         task.schedule(fleet.worker)
@@ -112,18 +112,18 @@ def run(
 
 
 def launcher_words(node: str, asked: Asked, launch: Launch) -> list[str]:
-    """Return the command line that asks one node by ssh or by srun (https://slurm.schedmd.com/srun.html).
+    """Return the command line that runs the command on one node by ssh or srun (https://slurm.schedmd.com/srun.html).
 
-    The launcher ends with this process, and what it has started ends with it. There is one srun a node: one that fails
-    takes no other with it. Inside an allocation ``--overlap`` lets the step share what other steps hold; outside of one
-    srun makes an allocation of its own, for which it waits the connection's time.
+    The launcher, and all that it has started, ends with this process. Each node has its own srun, so that a failure of
+    one affects no other. Inside an allocation, ``--overlap`` lets the step share the resources of other steps. Outside,
+    srun creates an allocation, for which it waits as long as for a connection.
     """
     words, limit_s = remote_words(asked, launch.timeout_s), launch.connect_timeout_s
     if launch.launcher is Launcher.SRUN:
         own = ["--nodes=1", "--ntasks=1", f"--nodelist={node}", "--overlap", f"--immediate={limit_s}"]
         line = ["srun", *launch.options, *own, *words]
     else:
-        # The node's login shell reads one line. No shell has read the options: -i ~/.ssh/key.
+        # The node's login shell parses one line. No shell has expanded the options, e.g. -i ~/.ssh/key.
         options = map(os.path.expanduser, launch.options)
         line = ["ssh", *options, *SSH_OPTIONS, f"-oConnectTimeout={limit_s}", node, shlex.join(words)]
     return kept(line, grace_s=KILL_AFTER_S + SLACK_S, passes_input=True)
@@ -131,7 +131,7 @@ def launcher_words(node: str, asked: Asked, launch: Launch) -> list[str]:
 
 @dataclass(eq=False)
 class _Fleet(EventHandler):  # type: ignore[misc]
-    """The nodes that are being asked: what ClusterShell calls."""
+    """ClusterShell's event handler, and the state of the nodes of a run."""
 
     asked: Asked
     launch: Launch
@@ -158,7 +158,7 @@ class _Fleet(EventHandler):  # type: ignore[misc]
         if self.interruptions and self.stop_by is None:
             self.stop_by = time.monotonic() + KILL_AFTER_S + SLACK_S
             self.progress.stopping = True
-            # Start no more, and have what runs end.
+            # Start no more launchers, and close the standard input of those that run.
             for client in self.worker._clients:
                 if not client.registered:
                     client.abort()
@@ -168,7 +168,7 @@ class _Fleet(EventHandler):  # type: ignore[misc]
         self.on_tick(self.progress)
 
     def took(self, node: str, stream: str, chunk: bytes) -> bool:
-        """Keep what a node sent; return whether it may go on."""
+        """Store output of a node; return whether the node may send more."""
         talk = self.talks.get(node)
         if talk is None:
             return False
@@ -182,7 +182,7 @@ class _Fleet(EventHandler):  # type: ignore[misc]
         return self._taken(node, partial(write_all, talk.file.fileno(), chunk))
 
     def _taken(self, node: str, step: Callable[[], None]) -> bool:
-        """Do something with the file of what a node sends; return whether that went well, else all of it is lost."""
+        """Call a step that writes a node's output file; return whether it worked. If not, the output is lost."""
         try:
             step()
         except OSError as error:
@@ -192,23 +192,23 @@ class _Fleet(EventHandler):  # type: ignore[misc]
         return True
 
     def drop(self, node: str) -> None:
-        """Forget what a node sent so far."""
+        """Discard a node's output so far."""
         if (talk := self.talks.pop(node, None)) is not None:
             with contextlib.suppress(OSError):
                 talk.file.close()
         self.folder.discard(node)
 
     def _fail(self, node: str, error: EgmctlError) -> None:
-        """Take it that the folder takes no more: raised here it would tear down the engine under the other nodes."""
+        """Record a failed write to the folder, and that the node's output is lost. Raising would stop the engine."""
         self.failure = self.failure or error
         reason = f"what it sent could not be kept: {error}"
         answer = NodeAnswer(node=node, reach=Reach.LOST, exit_code=int(ExitCode.CRASHED), reason=reason)
         self.progress.answers.append(answer)
 
     def ended(self, node: str, code: int, out_of_time: bool) -> None:
-        """Judge a node whose launcher has ended."""
+        """Record the answer of a node whose launcher has ended."""
         talk = self.talks.get(node)
-        # A network file system tells of a full disk when a file is closed.
+        # A network file system may report a full disk only when a file is closed.
         if talk is None or not self._taken(node, talk.file.close):
             return
         del self.talks[node]
@@ -242,7 +242,7 @@ class _Talk:
 
 
 class _Client(ExecClient):  # type: ignore[misc]
-    """A launcher's process for one node, whose output the fleet keeps."""
+    """The launcher's process for one node, whose output goes to the :class:`_Fleet`."""
 
     def _handle_read(self, sname: str) -> None:
         if not self.worker.eh.took(self.key, sname, self._read(sname)):
@@ -250,7 +250,7 @@ class _Client(ExecClient):  # type: ignore[misc]
 
     def _close(self, abort: bool, timeout: bool) -> None:
         if abort:
-            # ClusterShell would kill the keeper, and not what it keeps.
+            # ClusterShell would kill only the keeper process, not the launcher under it.
             self.popen.terminate()
             until = time.monotonic() + END_S
             while self.popen.poll() is None and time.monotonic() < until:

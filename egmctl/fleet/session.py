@@ -1,4 +1,4 @@
-"""One run of ``egmctl fleet``, new or gone on with: asks the nodes without an answer, keeps the report, folds."""
+"""One run of ``egmctl fleet``, new or resumed: runs the command on nodes without an answer, and writes the report."""
 
 from __future__ import annotations
 
@@ -22,45 +22,45 @@ from egmctl.saved import Saved, load, load_any
 from egmctl.units import fold
 
 REPORT_EVERY_S = 2.0
-"""How often the report in the folder is brought up to date: what a crash of this process costs."""
+"""Seconds between updates of the report in the folder. A crash of this process loses the answers since the last one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Session:
-    """A folder, what its nodes are asked, and the answers so far."""
+    """The folder of a run, the command and its nodes, and the answers of an earlier run."""
 
     asked: Asked
     folder: Folder
     started_at: str
     """UTC, ISO 8601, to the second."""
     answers: dict[str, NodeAnswer]
-    """The answers of nodes in an earlier run."""
+    """The answers of an earlier run, by node."""
 
 
 def new_session(asked: Asked, path: Path | None) -> Session:
-    """Begin a run: its folder is made.
+    """Create the folder of a new run, and return the session.
 
     Parameters
     ----------
     path
-        Where the folder is to be; ``None`` is a new one with the date.
+        As for :func:`egmctl.fleet.folder.new_folder`.
 
     Raises
     ------
     UsageError
-        For a folder that cannot be made.
+        If the folder cannot be created.
     """
     started = datetime.now(timezone.utc)
     return Session(asked, new_folder(path, asked.command, started), f"{started:%Y-%m-%dT%H:%M:%SZ}", {})
 
 
 def old_session(command: Command, path: Path) -> Session:
-    """Go on with an earlier run: the same question to the nodes that did not answer it.
+    """Return the session that resumes an earlier run: the same command on the nodes without an answer.
 
     Raises
     ------
     UsageError
-        If the folder is of another command, or of none, is somebody else's, or names nodes that are no names.
+        If there is no such folder, it is for another command, belongs to another user, or has invalid node names.
     """
     folder = old_folder(path)
     report = load_any(path).result
@@ -80,19 +80,19 @@ def old_session(command: Command, path: Path) -> Session:
 def ask(
     session: Session, launch: Launch, on_tick: Callable[[Progress], None], warn: Callable[[str], None]
 ) -> tuple[FleetReport, EgmctlError | None]:
-    """Ask the nodes without an answer; return the report, which is in the folder then, and why the folder took no more.
+    """Run the command on nodes without an answer; write and return the report, and the error of writing it, if any.
 
     Parameters
     ----------
     warn
-        Told in a sentence what is wrong here and must not cost the nodes' answers.
+        Called with a sentence about a local problem that must not lose the nodes' answers.
 
     Raises
     ------
     UsageError
-        If another run is at work in the folder.
+        If another run uses the folder.
     EgmctlError
-        If the folder cannot be written to before any node is asked.
+        If the folder cannot be written before the command is started on any node.
     """
     asked, folder = session.asked, session.folder
     lacking = [node for node in asked.nodes if node not in session.answers]
@@ -107,14 +107,14 @@ def ask(
         now = time.monotonic()
         if len(progress.answers) > written[1] and now > written[0] + REPORT_EVERY_S:
             written = (now, len(progress.answers))
-            # What cannot be written now may be at the end, and costs no node its answer.
+            # A failed update loses no answer: the report is written again at the end.
             with contextlib.suppress(EgmctlError):
                 write(progress.answers)
 
     with folder.alone():
         write(())
         answers, failure = run(asked, lacking, launch, folder, tick) if lacking else ((), None)
-        # Whatever the folding meets, the answers are in the folder before it.
+        # The answers are written before the grouping, which may fail.
         with contextlib.suppress(EgmctlError):
             write(answers)
         report = _folded(_report(session, launch.launcher, answers), folder, warn)
@@ -126,7 +126,7 @@ def ask(
 
 
 def _folded(report: FleetReport, folder: Folder, warn: Callable[[str], None]) -> FleetReport:
-    """Return the report with what the answers have in common, and what they differ in."""
+    """Return the report with groups of equal nodes and a comparison of their results."""
     answers: list[NodeAnswer] = []
     loaded: dict[str, Saved] = {}
     for answer in report.answers:
@@ -147,7 +147,7 @@ def _folded(report: FleetReport, folder: Folder, warn: Callable[[str], None]) ->
 
 
 def _report(session: Session, launcher: Launcher, new: Sequence[NodeAnswer]) -> FleetReport:
-    """Return the report with the answers that there are; the others were not asked."""
+    """Return the report of the answers so far; nodes without one are marked as not asked."""
     known = session.answers | {answer.node: answer for answer in new}
     answers = tuple(
         known.get(node)

@@ -1,4 +1,4 @@
-"""Makes what is handed out: a folder with its own Python, deb and rpm of it; see tools/make_dist.py."""
+"""Builds the release files: a folder with its own Python, and deb and rpm of it; see tools/make_dist.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 
 def words(valid: Sequence[str]) -> Callable[[str], list[str]]:
-    """Return what reads an option's words, separated by commas."""
+    """Return a parser for an option's value: words separated by commas."""
 
     def read(text: str) -> list[str]:
         for word in text.split(","):

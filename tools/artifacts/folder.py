@@ -1,4 +1,4 @@
-"""The relocatable folder: an interpreter, egmctl and what it imports, its documents, and the command that starts it.
+"""The relocatable folder: an interpreter, egmctl and its dependencies, its documents, and the command that starts it.
 
 ::
 
@@ -29,7 +29,7 @@ SITE = "python/lib/python3.13/site-packages"
 GUIDE = f"{SITE}/egmctl/_docs"
 
 NEVER_IMPORTED = (
-    # Of cuda.bindings only the driver and NVRTC are called.
+    # egmctl uses only the driver and NVRTC modules of cuda.bindings.
     r"cuda/bindings/(_internal/)?(cy)?(cudla|cufile|nvfatbin|nvjitlink|nvml|nvvm|runtime|runtime_ptds)\.cpython-.*",
     r"cuda/bindings/_example_helpers/.*",
     r"numpy/(f2py|doc|testing/tests)/.*",
@@ -38,13 +38,13 @@ NEVER_IMPORTED = (
     r".*\.(pxd|pyx|pxi|pyi|a|h|c|typed)",
     r"(bin|etc|share)/.*",
     r"example\.py",
-    # They describe an installation that pip could change.
+    # These files describe an installation that pip could change.
     r"[^/]+\.dist-info/(RECORD|INSTALLER|REQUESTED|direct_url\.json|uv_cache\.json|uv_build\.json)",
 )
-"""Of site-packages, as regular expressions: what is left out because egmctl never imports it."""
+"""The files of site-packages, as regular expressions, that are left out because egmctl never imports them."""
 
 COMPILER = (r"nvidia/cu13/.*", r"nvidia_cuda_nvrtc-.*")
-"""Of site-packages: NVRTC, which fills the cache of kernels and is left out then."""
+"""The files of NVRTC in site-packages, which compiles the shipped kernels and is then left out."""
 
 COMPLETIONS = {
     "bash": "bash-completion/completions/egmctl",
@@ -54,16 +54,16 @@ COMPLETIONS = {
 
 
 def make_folder(target: Path, python_tar: Path, wheel: Path, lock: Path, arch: str, uv: Path) -> None:
-    """Make the folder ``target`` for ``x86_64`` or ``aarch64``.
+    """Create the folder ``target`` for ``x86_64`` or ``aarch64``.
 
     Parameters
     ----------
     python_tar
-        What :func:`artifacts.interpreter.interpreter` returned for that architecture.
+        The result of :func:`artifacts.interpreter.interpreter` for that architecture.
     wheel
-        egmctl's own.
+        The wheel of egmctl.
     lock
-        Requirements with hashes: everything else.
+        The file of all other requirements, with hashes.
     """
     with tarfile.open(python_tar) as archive:
         archive.extractall(target, filter="tar")
@@ -84,26 +84,26 @@ def make_folder(target: Path, python_tar: Path, wheel: Path, lock: Path, arch: s
 
 
 def compile_kernels(native: Path, target: Path) -> Path:
-    """Fill a new folder with every kernel compiled, by the interpreter and the NVRTC of this machine's folder."""
+    """Compile every kernel into a new folder, with the interpreter and the NVRTC of this machine's folder."""
     kernels = "import pathlib, sys; from egmctl.gpu import program; program.compile_all(pathlib.Path(sys.argv[1]))"
     subprocess.run([native / PYTHON, "-I", "-c", kernels, target], check=True)
     return target
 
 
 def finish(target: Path, native: Path, kernels: Path, epoch: int, describe: Callable[[Path], str]) -> None:
-    """Complete a folder: kernels in place of their compiler, byte code, completions; one time, plain modes.
+    """Complete a folder: replace NVRTC by the kernels, add byte code and completions, set times and modes.
 
     Parameters
     ----------
     native
         The folder of this machine's architecture, whose interpreter does the work.
     describe
-        Returns the list of what is inside a folder.
+        A function that returns the bill of materials of a folder.
     """
     shutil.copytree(kernels, target / SITE / "egmctl/gpu/kernels/compiled")
     remove(target / SITE, COMPILER)
     (target / "share/sbom.cdx.json").write_text(describe(target))
-    # All of it, also what this interpreter has imported: a time in it would be compared with the file's.
+    # Compile all files again, also those that this interpreter has imported: their byte code contains file times.
     byte_code: list[str | Path] = [native / PYTHON, "-I", "-B", "-m", "compileall", "-f", "-qq"]
     byte_code += ["--invalidation-mode", "unchecked-hash", "-s", target, target / "python/lib/python3.13"]
     fixed = {**os.environ, "PYTHONHASHSEED": "0"}
@@ -120,7 +120,7 @@ def finish(target: Path, native: Path, kernels: Path, epoch: int, describe: Call
 
 
 def remove(site: Path, patterns: Iterable[str]) -> None:
-    """Remove the files below ``site`` whose paths match, and the folders that are empty then."""
+    """Remove the files below ``site`` whose paths match, and folders that become empty."""
     unwanted = re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
     for path in sorted(walk(site), reverse=True):
         if path.is_dir() and not path.is_symlink():
@@ -131,9 +131,9 @@ def remove(site: Path, patterns: Iterable[str]) -> None:
 
 
 def tar_xz(folder: Path, target: Path, epoch: int) -> None:
-    """Write a folder into ``target`` (``.tar.xz``) under its own name: sorted, owned by nobody, of one time.
+    """Write a folder under its own name into ``target`` (``.tar.xz``), sorted, with one time and no owner names.
 
-    Blocks of a fixed size make the result independent of how many threads compress.
+    Blocks of a fixed size make the result independent of the number of threads that compress.
     """
 
     def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -155,7 +155,7 @@ def tar_xz(folder: Path, target: Path, epoch: int) -> None:
 
 
 def walk(folder: Path) -> Iterator[Path]:
-    """Yield the folder and all that is below it, in the order of the names."""
+    """Yield the folder and everything below it, sorted by name."""
     yield folder
     yield from sorted(folder.rglob("*"))
 

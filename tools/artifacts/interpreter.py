@@ -14,7 +14,7 @@ from pathlib import Path
 
 VERSION = "3.13.5"
 SOURCE = "3.13.5-2+deb13u5"
-"""Of Debian 13's source package python3.13. When Debian has replaced it, name the new one here, with its sums."""
+"""The version of Debian 13's source package python3.13. When Debian replaces it, enter the new version and sums."""
 
 SUMS = {
     f"python3.13_{VERSION}.orig.tar.xz": "93e583f243454e6e9e4588ca2c2662206ad961659863277afcdb96801647d640",
@@ -26,16 +26,16 @@ PACKAGES = {
 }
 SCRIPT = Path(__file__).with_name("build_python.sh")
 BUILD_DATE = 1750000000
-"""What CPython says that it was built at, seconds since 1970: the same in each build."""
+"""The build time that CPython reports, in seconds since 1970: the same in each build."""
 
 
 def interpreter(arch: str, cache: Path) -> Path:
-    """Return a tar of ``python/`` for ``x86_64`` or ``aarch64``, built now or before.
+    """Return a tar of ``python/`` for ``x86_64`` or ``aarch64``, from the cache or newly built.
 
     Parameters
     ----------
     cache
-        Where it is kept, and looked for by what it is built from.
+        The folder of built tars. Their names contain a hash of their sources.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def _build(arch: str, cache: Path, identity: str) -> None:
     work.mkdir()
     inside = (
         "set -eu",
-        # The sources are held against their sums, so it does not matter who signed their list.
+        # The sources are checked against their sums, so the signature of their list does not matter.
         r"sed -nE 's/^deb (\[[^]]*\] )?([^ ]+) .*/deb-src [trusted=yes] \2 trixie main/p' /etc/apt/sources.list |"
         " head -n 1 >/etc/apt/sources.list.d/trixie.list",
         "apt-get update -qq",
@@ -78,12 +78,12 @@ def _build(arch: str, cache: Path, identity: str) -> None:
     if "aarch64" in architectures:
         command.append("--architectures=amd64,arm64")
     command.append(f"--include={','.join(name for each in architectures for name in PACKAGES[each])}")
-    # The release as it was published, which stays: archives of its updates are taken down one architecture at a time.
+    # Only the published release, which stays available; archives of its updates are removed one architecture at a time.
     command.append('--setup-hook=sed -i "/security/d; /updates/d" "$1/etc/apt/sources.list"')
     command += [f"--customize-hook={hook}" for hook in hooks]
     print(f"building CPython {VERSION} for {' and '.join(architectures)}: some minutes", flush=True)
     try:
-        # The result is what the hooks bring out.
+        # The hooks copy the results out of the root.
         subprocess.run([*command, "bullseye", "/dev/null"], check=True, stdin=subprocess.DEVNULL)
         for each in architectures:
             os.replace(work / f"python-{each}.tar", cache / f"python-{VERSION}-{each}-{identity}.tar")

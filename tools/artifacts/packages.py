@@ -1,4 +1,4 @@
-"""deb and rpm of the folder, by nfpm: the folder itself in /usr/lib/egmctl, and links to it where a system looks."""
+"""Builds deb and rpm of the folder with nfpm: the folder in /usr/lib/egmctl, and links to it in standard places."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from artifacts.folder import COMPLETIONS, GUIDE
 
 PLACE = "/usr/lib/egmctl"
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-"""nfpm's names, which are Debian's; it translates them for rpm."""
+"""nfpm's names of architectures, which are Debian's; nfpm translates them for rpm."""
 
 HOMES = {
     "deb": {"zsh/site-functions/_egmctl": "zsh/vendor-completions/_egmctl"},
     "rpm": {},
 }
-"""Where a kind of system looks for something elsewhere below /usr/share."""
+"""The paths below /usr/share that differ in a kind of package."""
 
 
 DEPENDS = {
     "deb": ["libc6 (>= 2.30)", "libgcc-s1", "libstdc++6"],
-    # As rpm finds them in the libraries: the names of their packages differ (SUSE: libgcc_s1, libstdc++6).
+    # As rpm derives them from the libraries, because names of packages differ (SUSE: libgcc_s1, libstdc++6).
     "rpm": ["libc.so.6(GLIBC_2.30)(64bit)", "libgcc_s.so.1()(64bit)", "libstdc++.so.6()(64bit)"],
 }
-"""The libraries of C and C++: all that is taken from the system but the driver. tools/proof/portable.py holds it."""
+"""The libraries of C and C++, the only ones from the system except the driver's. tools/proof/portable.py checks it."""
 
 
 def make_package(kind: str, folder: Path, target: Path, version: str, arch: str, epoch: int, nfpm: Path) -> None:
@@ -38,7 +38,7 @@ def make_package(kind: str, folder: Path, target: Path, version: str, arch: str,
     contents += [{"src": source, "dst": at, "type": "symlink"} for at, source in links.items()]
     manual: dict[str, object] = {"src": f"{folder}/share/man/man1/egmctl.1", "dst": "/usr/share/man/man1/egmctl.1"}
     licence: dict[str, object] = {"src": f"{folder}/share/LICENSE", "dst": "/usr/share/doc/egmctl/copyright"}
-    # rpm takes away the folders that the package names, and no other.
+    # rpm removes only the folders that the package lists.
     own: dict[str, object] = {"dst": "/usr/share/doc/egmctl", "type": "dir", "file_info": {"mode": 0o755}}
     contents += [own, manual, licence]
     settings = {

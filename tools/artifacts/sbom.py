@@ -1,4 +1,4 @@
-"""The list of what is inside, with licences: CycloneDX, by the project's own library."""
+"""The bill of materials of a folder, with licences, in CycloneDX by that project's own library."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from artifacts.folder import SITE
 
 
 def bill_of_materials(version: str, epoch: int) -> Callable[[Path], str]:
-    """Return what lists a folder as JSON of CycloneDX 1.6; the same for the same folder.
+    """Return a function that lists a folder as CycloneDX 1.6 JSON, always the same for the same folder.
 
     Parameters
     ----------
     version
-        egmctl's.
+        The version of egmctl.
     """
 
     def describe(folder: Path) -> str:
@@ -51,7 +51,7 @@ def _wheels(site: Path) -> Iterator[Component]:
 
 
 def _licence(wheel: Distribution) -> str | None:
-    """Return what a wheel says of its licence: an SPDX expression, or words."""
+    """Return the licence that a wheel declares: an SPDX expression or text."""
     for key in ("License-Expression", "License"):
         if key in wheel.metadata and "\n" not in wheel.metadata[key]:
             return str(wheel.metadata[key])
@@ -61,7 +61,7 @@ def _licence(wheel: Distribution) -> str | None:
 
 
 def _interpreter(licences: Path) -> Iterator[Component]:
-    """Yield CPython, and what is linked into its executable."""
+    """Yield CPython and the libraries linked into its executable."""
     source = PackageURL("deb", "debian", "python3.13", interpreter.SOURCE)
     yield _component("CPython", interpreter.VERSION, source, "Python-2.0.1")
     spdx = {"libffi": "MIT", "zlib": "Zlib"}

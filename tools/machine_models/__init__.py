@@ -1,1 +1,1 @@
-"""Machines that nobody here has, put together from public documents: the sources of ``profiles/machines/``."""
+"""Models of machines, based on public documents: the sources of ``profiles/machines/``."""

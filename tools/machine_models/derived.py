@@ -1,4 +1,4 @@
-"""Machines that are another model with what is known to differ: GB300, B200, two GH200, a DGX Station, CDMM."""
+"""Machines derived from another model by their known differences: GB300, B200, two GH200, a DGX Station, CDMM."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ B200 = _Part("NVIDIA B200", (10, 0), None, 0x2901)
 
 
 _OF_PEERS = {"ACCESS_SUPPORTED", "NATIVE_ATOMIC_SUPPORTED"}
-"""CUDA's attributes of a pair that are 0 where there is no peer access."""
+"""CUDA's attributes of a pair that are 0 without peer access."""
 
 
 def gb300_tray() -> Machine:
@@ -214,7 +214,7 @@ def _gpu(gpu: Gpu, part: _Part) -> Gpu:
 
 
 def _known(value: T | None) -> T:
-    """Return what every model that is changed here states."""
+    """Return a value that every base model states; raise ValueError if it is ``None``."""
     if value is None:
         raise ValueError("the model does not state it")
     return value

@@ -1,4 +1,4 @@
-"""DGX H100: eight GPUs on NVSwitches, twelve ConnectX-7 ports, two Xeon sockets; its PCI tree is what counts here."""
+"""DGX H100: eight GPUs on NVSwitches, twelve ConnectX-7 ports, two Xeon sockets, and above all the PCI tree."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def _nics() -> tuple[Nic, ...]:
     ]
     for node, root_bus in enumerate(STORAGE_BUSES):
         bus, path = root_bus + 5, _storage_path(root_bus)
-        # One port of each kind is how the cards are named by default.
+        # The default interface names show one port of each kind on a card.
         functions.append((f"0000:{bus:02x}:00.0", path, node, "InfiniBand", f"ibp{bus}s0f0"))
         functions.append((f"0000:{bus:02x}:00.1", path, node, "Ethernet", f"enp{bus}s0f1np1"))
     return tuple(_nic(f"mlx5_{number}", *function) for number, function in enumerate(sorted(functions)))

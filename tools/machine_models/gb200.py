@@ -53,7 +53,7 @@ FABRIC_ATTRIBUTES = (("HANDLE_TYPE_FABRIC_SUPPORTED", 1), ("HOST_NUMA_MULTINODE_
 
 MODELLED_CLUSTER_UUID = "00000000-0000-0000-0000-000000000072"
 MODELLED_CLIQUE_ID = 1
-"""No rack's: constants of the model, chosen to look like none."""
+"""Constants of the model, chosen not to look like those of a real rack."""
 
 
 def tray() -> Machine:

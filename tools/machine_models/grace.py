@@ -46,7 +46,7 @@ COHERENT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where one GPU sits."""
+    """The location of one GPU."""
 
     bus_id: str
     host_node: int
@@ -175,11 +175,11 @@ def host(
     Parameters
     ----------
     cpu_memory_mib
-        Of each CPU node, as numactl -H prints it; ``None`` where it is not published.
+        The memory of each CPU node, as numactl -H prints it; ``None`` if it is not published.
     gpu_memory_mib
-        Of each GPU's node.
+        The memory of each GPU's node.
     distances
-        A row for each node.
+        One row of distances per node.
     """
     total = cpu_nodes + gpus * MIG_NODES
     own_nodes = tuple(cpu_nodes + MIG_NODES * index for index in range(gpus))

@@ -16,7 +16,7 @@ COUNTERS = {
         Unread(reason=Reason.NOT_SUPPORTED, detail="counters of NVLink 4 and older"),
     ),
 }
-"""Which counters a link does not have (nvml.h: fields 161 to 163 up to Hopper, 206 to 222 from Blackwell on)."""
+"""The counters that a link lacks (nvml.h: fields 161 to 163 up to Hopper, 206 to 222 from Blackwell on)."""
 
 NOT_OVER_PCIE = Unread(reason=Reason.NOT_STATED, detail="no public nvidia-smi topo -p2p p of this machine")
 
@@ -38,9 +38,9 @@ def links_to_switches(version: int) -> tuple[NvLink, ...]:
 
 
 def links_to_peers(version: int, peers: Sequence[str]) -> tuple[NvLink, ...]:
-    """Return a GPU's links, all up, shared out evenly between its peers.
+    """Return a GPU's links, all up, distributed evenly over its peers.
 
-    How many lead to each peer is published; which ones is not. They are numbered by peer here.
+    The number of links to each peer is published, but not their indices. Here they are numbered by peer.
     """
     each = NVLINKS // len(peers)
     return tuple(
@@ -64,9 +64,9 @@ def pairs(bus_ids: Sequence[str], nvlinks: int, through: str) -> tuple[Pair, ...
     Parameters
     ----------
     nvlinks
-        Links that join each two.
+        The number of links between two GPUs.
     through
-        ``direct`` or ``switch``.
+        The kind of connection: ``direct`` or ``switch``.
     """
     return tuple(
         stated(

@@ -1,4 +1,4 @@
-"""How a model says what its sources say, and that everything else is not stated."""
+"""Builds the records of a model from the facts of its sources, and marks everything else as not stated."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def stated(cls: type[R], **values: Any) -> R:
     cls
         The record.
     **values
-        What is known. A value of :class:`Unread` is null for that reason, also inside a mapping; ``None`` is null
-        because null is the answer. Nullable fields that are not named are null because no source states them, those
-        that belong to one real part because a model has none.
+        The known values. A value of :class:`Unread` becomes null for that reason, also inside a mapping; ``None`` is
+        null because null is the fact. Nullable fields that are not given are null because no source states them, or,
+        for properties of one real part such as a serial number, because a model has none.
     """
     unread: dict[str, Unread] = {}
     for name in (f.name for f in dataclasses.fields(cast(Any, cls)) if f.default is None):
@@ -86,19 +86,19 @@ def numa_node(node: int, kind: NumaKind, **values: Any) -> NumaNode:
 
 
 def gpu_device_node(minor: int) -> DeviceNode:
-    """Return the device node of a GPU as a process sees it that nothing confines: a condition of every model."""
+    """Return the device node of a GPU as an unconfined process sees it, which every model assumes."""
     return stated(
         DeviceNode, path=f"/dev/nvidia{minor}", exists=True, major=NVIDIA_MAJOR, minor=minor, access="ok", nodev=False
     )
 
 
 def unconfined_process() -> Process:
-    """Return a process that no container, cgroup or variable confines: a condition of every model."""
+    """Return a process that no container, cgroup or variable confines, which every model assumes."""
     return stated(Process, container_signs=(), environment={})
 
 
 def no_confinement() -> Confinement:
-    """Return what goes with :func:`unconfined_process`."""
+    """Return the confinement of :func:`unconfined_process`."""
     return stated(
         Confinement,
         uid_map=((0, 0, 2**32 - 1),),
@@ -121,7 +121,7 @@ def machine(
     driver: Driver,
     switches: tuple[()] | Unread,
 ) -> Machine:
-    """Put a modelled machine together; a section that is ``Unread`` is missing for that reason, others not stated."""
+    """Return a modelled machine. A section that is ``Unread`` is missing for that reason; others are not stated."""
     values: dict[str, Any] = {
         "host": host,
         "gpus": gpus,
@@ -155,7 +155,7 @@ def machine(
 
 
 def leave_out(data: Any) -> Any:
-    """Return JSON data without nulls that are only not stated: :mod:`egmctl.model.codec` adds them."""
+    """Return JSON data without the nulls that mean not stated; :mod:`egmctl.model.codec` restores them."""
     if isinstance(data, list):
         return [leave_out(item) for item in data]
     if not isinstance(data, dict):

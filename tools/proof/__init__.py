@@ -1,1 +1,1 @@
-"""Proves what ``make dist`` built; see tools/prove_dist.py."""
+"""Tests the files that ``make dist`` built; see tools/prove_dist.py."""

@@ -1,4 +1,4 @@
-"""The content of a folder, deb or rpm, examined without running it: architectures, what each ELF file needs, links."""
+"""Checks a folder, deb or rpm without running it: architectures, the requirements of each ELF file, links."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
 NEWEST = {"GLIBC": (2, 30), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
-"""The newest versions of symbols that may be needed: glibc's as docs/installing.md and the packages state it, those of
-libstdc++ and libgcc_s as GCC 8 has them, which is older than that glibc."""
+"""The newest symbol versions that a file may need: glibc's as docs/installing.md and the packages state, those of
+libstdc++ and libgcc_s from GCC 8, which is older than that glibc."""
 
 OF_THE_NODE = {
     "libc.so.6",
@@ -27,19 +27,19 @@ OF_THE_NODE = {
     "libgcc_s.so.1",
     "libstdc++.so.6",
 }
-"""The libraries that may be taken from the node: those of C and C++. The driver's are opened by name."""
+"""The libraries that may come from the node: those of C and C++. The driver's are opened by name."""
 
 MPI = {"libmpi.so.12", "libmpi.so.40"}
-"""Of the node's MPI: each build of mpi4py needs one, and that which finds its own is taken."""
+"""The MPI libraries of a node. Each build of mpi4py needs one of them; the build that finds its library is used."""
 
 EM_CUDA = "EM_CUDA"
-"""Machine code for GPUs: the kernels."""
+"""The ELF machine type of the kernels."""
 
 MACHINES = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
 
 
 def unpack(file: Path, place: Path) -> Path:
-    """Unpack a folder's archive, a deb or an rpm, and return where the folder is in it."""
+    """Unpack a folder's archive, a deb or an rpm, and return the path of the unpacked folder."""
     if file.name.endswith(".tar.xz"):
         with tarfile.open(file) as archive:
             archive.extractall(place, filter="tar")
@@ -53,7 +53,7 @@ def unpack(file: Path, place: Path) -> Path:
 
 
 def faults(folder: Path, arch: str) -> Iterator[str]:
-    """Yield what keeps a folder from running on a node with libraries as old as :data:`NEWEST`."""
+    """Yield the reasons why a folder would not run on a node with libraries as old as :data:`NEWEST`."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()]
     names = {path.name for path in files}
     for link in (path for path in folder.rglob("*") if path.is_symlink()):

@@ -1,4 +1,4 @@
-"""Clean systems to prove artefacts in: roots as their makers publish them, an empty layer over each, and no network."""
+"""Clean systems to test artefacts in: root folders of distributions, each with an empty layer and without network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NODE = f"/srv/egmctl-proof-{os.getpid()}"
-"""Where the fake node is, in each system: the libraries' path is in its environment."""
+"""The path of the fake node in each system; the environment contains its library path."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class System:
     suite: str
     ubuntu: bool = False
     forms: Sequence[str] = ("folder", "deb", "rpm")
-    """What can be installed there."""
+    """The forms that can be installed there."""
     fake_node: bool = True
-    """Whether the fake driver runs there, which is compiled here, for this machine's glibc."""
+    """Whether the fake driver, which is compiled for this machine's glibc, runs there."""
 
 
 SYSTEMS = {
@@ -37,13 +37,13 @@ SYSTEMS = {
     "ubuntu24.04": System("noble", ubuntu=True),
 }
 EMULATED = ("debian12",)
-"""Where artefacts of another architecture are run."""
+"""The systems in which artefacts of another architecture run."""
 
 _SCRIPTS = Path("/usr/share/debootstrap/scripts")
 
 
 def make_root(name: str, arch: str, cache: Path) -> Path:
-    """Return the root of a system with rpm; made now or before.
+    """Return the root folder of a system with rpm, from the cache or newly created.
 
     Raises
     ------
@@ -67,17 +67,18 @@ def make_root(name: str, arch: str, cache: Path) -> Path:
 
 
 def _bootstrap(system: System, new: Path) -> list[str | Path]:
-    # No key of Ubuntu's is in Debian, and the other way round: what runs in these roots has no network.
+    # Debian lacks Ubuntu's keys, and vice versa. Unsigned packages are acceptable: programs in these roots have no
+    # network.
     command: list[str | Path] = ["debootstrap", "--variant=minbase", "--no-check-gpg", "--include=rpm,xz-utils"]
     if not system.ubuntu:
         return [*command, system.suite, new]
-    # All releases of Ubuntu are made alike; an older debootstrap does not know the names of newer ones.
+    # All releases of Ubuntu use the same script; an older debootstrap does not know the names of newer ones.
     script = _SCRIPTS / (system.suite if (_SCRIPTS / system.suite).exists() else "jammy")
     return [*command, "--components=main,universe", system.suite, new, "http://archive.ubuntu.com/ubuntu", script]
 
 
 def _extract(system: System, arch: str, new: Path) -> list[str | Path]:
-    """Unpack without running what packages run at their installation, which would take minutes under emulation."""
+    """Return the command that unpacks packages without their install scripts, which take minutes under emulation."""
     names = {"x86_64": "amd64", "aarch64": "arm64"}
     packages = "dash,coreutils,util-linux,libc-bin,rpm,dpkg,sed,grep,tar,diffutils,xz-utils"
     return [
@@ -92,7 +93,7 @@ def _extract(system: System, arch: str, new: Path) -> list[str | Path]:
 
 
 def emulate(arch: str) -> str | None:
-    """Have the kernel run programs of another architecture by qemu-user; return why it cannot, ``None`` if it does."""
+    """Enable programs of another architecture through qemu-user; return why it is impossible, or ``None``."""
     if arch == os.uname().machine:
         return None
     registry = Path("/proc/sys/fs/binfmt_misc")
@@ -106,7 +107,7 @@ def emulate(arch: str) -> str | None:
 
 
 class Inside:
-    """A system's root, in which commands run without network, with processes and mounts of their own."""
+    """A system's root folder, in which commands run without network, in PID and mount namespaces of their own."""
 
     def __init__(self, root: Path, files: Path) -> None:
         self._mounts = "\n".join(
@@ -128,7 +129,7 @@ class Inside:
         os.chown(root / "home/u", 1000, 1000)
 
     def run(self, command: str, user: int, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        """Run a shell command there."""
+        """Run a shell command in the system as a user id."""
         outside = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child"]
         outside += ["sh", "-c", self._mounts, "sh", str(user), command]
         home = "/root" if user == 0 else "/home/u"
@@ -141,7 +142,7 @@ class Inside:
 
 @contextlib.contextmanager
 def overlay(root: Path) -> Iterator[tuple[Path, Path]]:
-    """Lay an empty layer over a system's root; yield the whole, and the layer."""
+    """Mount an overlay with an empty layer on a system's root; yield the merged folder and the layer."""
     with tempfile.TemporaryDirectory(prefix="egmctl-overlay-") as scratch:
         upper, work, merged = (Path(scratch, name) for name in ("upper", "work", "merged"))
         for path in (upper, work, merged):
@@ -155,9 +156,9 @@ def overlay(root: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def left_in(layer: Path) -> set[str]:
-    """Return what the layer holds, but for users' caches and journals and the package manager's notes.
+    """Return the paths in the layer, except users' caches and journals and the package manager's records.
 
-    Of folders only those called egmctl: one that others use, too, is there as soon as something is written below it.
+    Only folders named egmctl are included: a shared folder appears in the layer as soon as a file below it is written.
     """
     own = (
         "home/u/.cache",
