@@ -1,1 +1,1 @@
-"""Views of results: pure functions to text, JSON and CSV, one file a form."""
+"""Pure functions from results to text, pages and data: one file per format."""
