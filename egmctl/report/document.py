@@ -147,7 +147,7 @@ class Cell:
     text: Words = "-"
     tone: Tone = Tone.PLAIN
     mark: str = ""
-    """A sign that shows the tone without colour: ``!`` failed, ``~`` unstable, ``<`` an outlier."""
+    """A sign that shows the tone without colour: ``!`` fails, ``~`` warns, ``<`` an outlier, ``*`` unstable."""
     value: float | None = None
     """The number, if it may be compared with others of the matrix."""
     kind: str = ""
