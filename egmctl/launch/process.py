@@ -111,8 +111,8 @@ class Child:
         A hook ``"package.module:function"``, called as ``function(before_arguments)`` before the target's module
         is imported (if the child is sealed, before the target is called).
     sealed
-        Whether the child reads files that other users control. The child then imports the modules of target and hook
-        first, and cannot import anything or print a traceback after that (`egmctl.launch.serve`).
+        Whether to seal the child, for targets that read files which other users control: it imports the modules of
+        target and hook first, and cannot import anything or print a traceback after that (`egmctl.launch.serve`).
     grace_s
         The time in seconds that the child has to exit before it is killed, when the ``with`` block ends.
     inherited

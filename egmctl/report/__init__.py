@@ -1,1 +1,1 @@
-"""Pure functions from results to text, pages and data: one file per format."""
+"""Pure functions that convert results to text, pages and data."""

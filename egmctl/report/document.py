@@ -65,10 +65,10 @@ class Verdict(_Leveled):
     """The answer: a word, the reason and the next step. Renderers show it first."""
 
     word: str
-    """``OK``, ``PASS``, ``FAIL``, ``PROBLEMS``, ``NOT DETERMINED``, ``INCOMPLETE``, ``NO REFERENCE``."""
+    """The word for the answer, e.g. ``OK``, ``FAIL``, ``NOT DETERMINED`` or ``NO REFERENCE``."""
     tone: Tone
     sentence: Words
-    """One sentence with the figures."""
+    """One sentence with the numbers."""
     advice: Words = ""
     """The next step; empty if there is nothing to do."""
     level: Level = field(default=Level.SUMMARY, kw_only=True)

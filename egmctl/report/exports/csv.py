@@ -82,7 +82,7 @@ def bench_csv(report: RunReport) -> str:
 def topo_csv(topology: Topology) -> str:
     """Return one row per link, route and ordered pair of GPUs.
 
-    Each row contains the machine's origin, so that rows of a modelled machine are recognizable in any extract.
+    Each row contains the machine's origin, so that rows of a modelled machine are recognisable in any extract.
     """
     from egmctl.model.gpu import Pair
     from egmctl.topology.links import Link

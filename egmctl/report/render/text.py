@@ -89,7 +89,7 @@ class _Page:
             for number, block in enumerate(run):
                 if number and isinstance(block, (doc.Section, doc.Matrix)):
                     self.gap()
-                # A hint is aligned with the block that it continues.
+                # A hint is indented below the block that it continues.
                 below = label + 2 if isinstance(run[0], (doc.Entry, doc.Bullets)) else 1
                 self._block(block, indent + below if number and isinstance(block, doc.Hint) else indent, label)
 

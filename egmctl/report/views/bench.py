@@ -103,7 +103,7 @@ def _rank(m: Measurement) -> tuple[int, int]:
 
 
 _CASES = 2
-"""The maximum number of cases named."""
+"""The maximum number of cases named per sentence on owners."""
 _OWNER_UNKNOWN = {
     OwnerUnknown.NO_COUNTERS: "no counters show which link carried the bytes",
     OwnerUnknown.TOO_FEW: "the reads that were measured leave several GPUs",

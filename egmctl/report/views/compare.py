@@ -201,7 +201,7 @@ def _happened(comparison: Comparison, row: Affected) -> str:
 
 
 def _entries(comparison: Comparison, differences: Sequence[AttributeDifference], title: str) -> doc.Section:
-    """Return a section with the differences of findings or facts; those after the first 15 are for ``-v``."""
+    """Return a section with the differences of findings or facts; ``-v`` shows more than :data:`_SHOWN`."""
     entries = (
         doc.Entry(difference.outcome.upper(), _TONES[difference.outcome], _difference(comparison, difference))
         for difference in differences
