@@ -41,7 +41,7 @@ def die_with(parent_pid: int) -> None:
     Parameters
     ----------
     parent_pid
-        The id of the process that started this one. If the current parent is another one, it died before this call.
+        The process that started this one. If the current parent is another one, it has died.
     """
     if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
@@ -107,7 +107,7 @@ class Channel:
         message
             JSON data; object keys become strings, tuples become lists.
         fds
-            The descriptors to copy. The caller's own stay open, and the caller closes them.
+            The descriptors to copy; the caller keeps its own open.
         timeout_s
             The time limit for a peer that does not read; ``None`` waits as long as the peer lives.
 
@@ -116,8 +116,7 @@ class Channel:
         ChannelClosed, TimeoutError
             The peer is gone, or it does not read. A partly sent message leaves the channel unusable.
         TypeError, ValueError
-            The message is not JSON data (NaN is not) or longer than ``MESSAGE_LIMIT``, or there are more than
-            ``FD_LIMIT`` descriptors.
+            Not JSON data (NaN is not), longer than ``MESSAGE_LIMIT``, or more than ``FD_LIMIT`` descriptors.
         """
         self.send_frame(MESSAGE, message, fds, timeout_s=timeout_s)
 

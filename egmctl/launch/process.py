@@ -70,7 +70,7 @@ def run(
     timeout_s
         The time limit for the result.
     on_event
-        The function that is called with each message that the target sends before its result, in order.
+        A function to call with each message before the result.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def run(
 
 
 def wait_for_any(children: Collection[Child], timeout_s: float) -> list[Child]:
-    """Wait until a child has sent data or exited, and return these children; return ``[]`` on timeout."""
+    """Wait until a child has sent data or exited; return these children, or ``[]`` on timeout."""
     if said := [child for child in children if child.channel.has_message()]:
         return said
     poll = select.poll()
@@ -93,7 +93,7 @@ def wait_for_any(children: Collection[Child], timeout_s: float) -> list[Child]:
 
 
 class Child:
-    """A child process. The constructor starts it, and the exit of the context manager ends it.
+    """A child process: the constructor starts it, and :meth:`close` or the end of the ``with`` block ends it.
 
     Create it in the main thread: the kernel kills a child when the *thread* that started it ends, and only the main
     thread lives as long as the process.
@@ -104,24 +104,24 @@ class Child:
         The function ``"package.module:function"``, called as ``function(parent: Channel, arguments)``. It can send
         messages to ``parent``; its return value is the result.
     arguments
-        The function's arguments, as JSON data.
+        JSON data.
     environment
-        The changes to this process' environment: a string sets a variable, ``None`` removes it.
+        Changes to this process' environment: a string sets a variable, ``None`` removes it.
     before, before_arguments
         A hook ``"package.module:function"``, called as ``function(before_arguments)`` before the target's module
-        is imported (if the child is sealed, before the target is called).
+        is imported.
     sealed
-        Whether to seal the child, for targets that read files which other users control: it imports the modules of
-        target and hook first, and cannot import anything or print a traceback after that (`egmctl.launch.serve`).
+        Whether the child first imports the modules of target and hook, and then cannot import anything or print a
+        traceback (`egmctl.launch.serve`). For targets that read files of other users.
     grace_s
-        The time in seconds that the child has to exit before it is killed, when the ``with`` block ends.
+        The time that the child has to exit before it is killed.
     inherited
-        The file descriptors that the child inherits, with the same numbers.
+        File descriptors that the child inherits, with the same numbers.
 
     Attributes
     ----------
     pid
-        The id of the process and of its process group.
+        The id of the process and its group.
     channel
         The parent's end of the channel. If it raises, call `result` or `receive` to learn why the child failed.
 
@@ -331,7 +331,7 @@ class Child:
             forget(self._output, status.st_size - OUTPUT_TAIL)
 
     def _wait_for_exit(self, timeout_s: float) -> str | None:
-        """Wait until the child has exited, without reaping it, and return how it ended; see `_exit`."""
+        """Wait for the child's exit without reaping it; see `_exit`."""
         deadline = time.monotonic() + timeout_s
         pause = 0.001
         while (how := self._exit()) is None and time.monotonic() < deadline:

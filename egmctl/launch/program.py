@@ -46,7 +46,7 @@ def output_of(words: Sequence[str], *, timeout_s: float, limit: int, environment
     OSError
         The program cannot be started.
     TimeoutError
-        The program has neither closed its standard output nor reached ``limit`` within ``timeout_s``.
+        The program has neither closed its output nor reached ``limit`` in time.
     """
     if not os.path.isfile(words[0]) or not os.access(words[0], os.X_OK):
         # Raise the error of the kernel here; the keeper could report it only as text.

@@ -53,10 +53,9 @@ def serve(target: str, parent_pid: int, channel_fd: int, breadcrumb_fd: int, req
         The function ``"package.module:function"``. Its module is imported after the hook has run, or before it if the
         child is sealed.
     parent_pid
-        The id of the parent. This process is killed when the parent dies.
+        The parent, whose death kills this process.
     channel_fd, breadcrumb_fd, request_fd
-        The inherited descriptors of the child's end of the socket pair, of the breadcrumb's memory, and of a file that
-        contains the request.
+        Inherited descriptors: the child's end of the socket pair, the breadcrumb's memory, and a file with the request.
     """
     die_with(parent_pid)
     faulthandler.enable()

@@ -250,7 +250,7 @@ class Document:
     subject: str
     """The described object, e.g. ``this node`` or ``4 x NVIDIA H200``."""
     subtitle: str = ""
-    """The time and the settings of the run, or the platform of the machine."""
+    """How and when it was measured, or the platform."""
     banners: tuple[str, ...] = ()
     """Warnings to read first, e.g. that the machine is modelled or its driver is fake."""
     body: tuple[Block, ...]
@@ -290,7 +290,7 @@ def shown(blocks: Iterable[Block], level: Level) -> Iterator[Block]:
 
 
 def body_of(block: Section) -> tuple[Block, ...]:
-    """Return the blocks of a section that :func:`shown` has yielded; raise TypeError for another one."""
+    """Return the blocks of a section that :func:`shown` has yielded."""
     if not isinstance(block.body, tuple):
         raise TypeError(f"the body of {block.title!r} was not called")
     return block.body
@@ -309,9 +309,9 @@ def table(
     Parameters
     ----------
     right
-        The headings of the columns that contain numbers.
+        The headings of columns of numbers.
     wrap
-        The headings of the columns that contain sentences.
+        The headings of columns of sentences.
     """
     names, *columns = zip(*(heads, *rows), strict=True)
     return Matrix(
@@ -391,15 +391,7 @@ def grid(
 
 
 def limited(blocks: Iterable[Entry], most: int, what: str = "", level: Level = Level.NORMAL) -> Iterator[Entry | Hint]:
-    """Yield the first ``most`` entries, the others for ``-v``, and a hint with their count: ``and 3 more causes (-v)``.
-
-    Parameters
-    ----------
-    what
-        The noun of the hint, in the singular.
-    level
-        The level of the hint.
-    """
+    """Yield ``most`` entries, the others for ``-v``, and a hint at their number: ``and 3 more causes (-v)``."""
     entries = list(blocks)
     yield from entries[:most]
     yield from (replace(entry, level=Level.VERBOSE) for entry in entries[most:])

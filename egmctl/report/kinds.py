@@ -128,7 +128,7 @@ def render(
     Parameters
     ----------
     verbose, brief
-        The level of detail of text and of a picture of text: ``-v`` options, and whether to show only the summary.
+        The level of detail of text and pictures of text.
     width
         The width of text in characters; ``None`` for the default.
 
@@ -137,7 +137,7 @@ def render(
     LookupError
         The object is not a result of a command.
     ValueError
-        The kind of the result does not have this format.
+        Its kind does not have this format.
     """
     kind = kind_of(result)
     if format not in kind.formats:

@@ -59,10 +59,7 @@ def _counts(cases: Sequence[Element]) -> dict[str, str]:
 
 
 def _case(classname: str, name: str, tag: str, kind: str, message: str, text: str = "") -> Element:
-    """Return a test case with an element ``tag``: ``failure`` or ``skipped`` with kind and message, or ``system-out``.
-
-    The element contains ``text``.
-    """
+    """Return a test case with ``text`` in a ``failure`` or ``skipped`` (with kind and message) or ``system-out``."""
     case = Element("testcase", {"classname": printable(classname), "name": printable(name)})
     attributes = {} if tag == "system-out" else {"type": kind, "message": printable(message)}
     SubElement(case, tag, attributes).text = printable(text) or None

@@ -63,7 +63,7 @@ WIDTH, HEIGHT = 720, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 150, 26, 46
 _STYLES = 4
 _LINE = 15
-"""The minimum distance in pixels between the names of two curves."""
+"""The minimum distance between two names in pixels."""
 
 Scale = Callable[[float], float]
 
@@ -108,10 +108,7 @@ def ticks(top: float) -> list[float]:
 
 
 def _powers(sizes: Sequence[float]) -> list[float]:
-    """Return the ticks of a logarithmic axis: the smallest size times powers of 16, and the largest size.
-
-    For a range of at most 4^6 they are powers of 4.
-    """
+    """Return the smallest size times powers of 16 (of 4 for a range of at most 4^6), and the largest size."""
     first, last = sizes[0], max(sizes[-1], 2 * sizes[0])
     factor = 4 if last / first <= 4**6 else 16
     powers = [first * factor**place for place in range(1 + int(math.log(last / first, factor) + 1e-9))]

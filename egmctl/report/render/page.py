@@ -22,15 +22,15 @@ _INLINE = frozenset({"a", "abbr", "b", "code", "span", "strong", "td", "th", "ts
 
 
 def element(tag: str, *children: Child, **attributes: Value) -> Element:
-    """Return an element with these children and attributes.
+    """Return an element.
 
     Parameters
     ----------
     children
         Elements, text, or iterables of children, which are flattened. ``None`` is omitted.
     attributes
-        The attributes; ``class_`` becomes ``class``, ``aria_label`` becomes ``aria-label``. ``None`` and false are
-        omitted; true is an attribute with an empty value. Floats are rounded to one decimal place.
+        ``class_`` becomes ``class``, ``aria_label`` becomes ``aria-label``. ``None`` and false are omitted; true is an
+        empty value. Floats are rounded to one decimal place.
     """
     made = Element(tag)
     for name, value in attributes.items():

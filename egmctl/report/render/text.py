@@ -101,9 +101,9 @@ class _Page:
         Parameters
         ----------
         head
-            The text before the first line instead of an indent; the other lines are aligned with the text after it.
+            A label before the first line, in place of the indent. The other lines are aligned with the text after it.
         further
-            The additional indent of the other lines, if there is no ``head``.
+            The additional indent of the other lines without a ``head``.
         """
         line = Text(" " * indent) if head is None else head
         offset = len(line) + (further if head is None else 0)

@@ -66,7 +66,7 @@ def soak(report: RunReport) -> Iterator[doc.Matrix]:
 
 
 _HOST = (MemoryKind.HOST_NUMA, MemoryKind.HOST_NUMA_POOL, MemoryKind.PINNED, MemoryKind.REGISTERED)
-"""The kinds of host memory in order of preference: the first one that was measured represents its link."""
+"""The kinds of host memory in order of preference for a link's rate."""
 
 
 def rates(report: RunReport) -> tuple[dict[tuple[str, str], float], tuple[str, ...]]:
@@ -103,7 +103,7 @@ def _rank(m: Measurement) -> tuple[int, int]:
 
 
 _CASES = 2
-"""The maximum number of cases named per sentence on owners."""
+"""The number of cases named per owner."""
 _OWNER_UNKNOWN = {
     OwnerUnknown.NO_COUNTERS: "no counters show which link carried the bytes",
     OwnerUnknown.TOO_FEW: "the reads that were measured leave several GPUs",
@@ -145,17 +145,17 @@ def _why_unknown(report: RunReport, owner: MemoryOwner) -> str:
 
 _NODES_DRAWN = 4
 _MANY = 8
-"""The maximum number of skipped paths named per reason with ``-v``."""
+"""The number of skipped paths named per reason with ``-v``."""
 _BENCH_WORST = 5
-"""The maximum number of slow paths named."""
+"""The number of slow paths named."""
 _REASONS = 4
-"""The maximum number of reasons for failures shown without ``-v``."""
+"""The number of reasons for failures shown without ``-v``."""
 _WARNINGS = 4
 _PATHS = 3
 _STAGED = 2
-"""The maximum number of notes on staging through host memory."""
+"""The number of notes on staging through host memory."""
 _FAULTS = 3
-"""The maximum number of faults in the kernel log shown without ``-v``."""
+"""The number of faults in the kernel log shown without ``-v``."""
 _AGAINST = {Yardstick.PROFILE: "the expected", Yardstick.LINK: "its link's", Yardstick.PEERS: "its peers'"}
 
 

@@ -42,10 +42,7 @@ def logged(fault: KernelFault) -> str:
 
 
 def kernel_line(report: RunReport) -> str | None:
-    """Return a sentence on the harmless messages of the kernel log, or on why it is unknown.
-
-    ``None`` if the run did not watch the log, or if the log contains only faults of :func:`grave`.
-    """
+    """Return a sentence on the harmless part of the kernel log; ``None`` if it was not watched or has only faults."""
     log = report.kernel_messages
     if log is None:
         return None
@@ -61,7 +58,7 @@ def kernel_line(report: RunReport) -> str | None:
 
 
 _FEW = 3
-"""The maximum number of different copy counts that are listed; for more, the range is given."""
+"""The number of copy counts that are listed; for more, the range is given."""
 _GATING = {
     "kernel": "queued behind a gate kernel",
     "none": "no gate: the time includes queueing",
@@ -124,7 +121,7 @@ def tally(report: RunReport) -> str:
 
 
 HARMLESS = frozenset({"applications-clocks-setting", "display-clock-setting"})
-"""The throttle reasons that a user's settings cause. They do not invalidate a measurement."""
+"""Throttle reasons that come from settings and do not invalidate a measurement."""
 _SHOWN = 4
 
 
@@ -135,7 +132,7 @@ def warnings(report: RunReport) -> Iterator[str]:
 
 
 def seen(report: RunReport, *, causes: bool = True) -> dict[str, list[str]]:
-    """Return a sentence for each warning in the evidence of measurements, with the paths concerned.
+    """Return the warnings in the evidence of measurements, with their paths.
 
     Parameters
     ----------
@@ -316,7 +313,7 @@ def _fault(report: RunReport, broken: Sequence[Measurement], next_step: str, lac
     broken
         The failed measurements, those with corrupt data first.
     lacking
-        Why the run is incomplete, for the end of the sentence. If it is empty, the causes of missing paths are named.
+        Why the run is incomplete, for the end of the sentence; if it is empty, the causes of missing paths.
     """
     verdict = report.verdict
     named: Sequence[RunCause] = ()

@@ -28,7 +28,7 @@ from egmctl.verdict.yardsticks import class_of
 GRADE_TONES = {Grade.FAIL: Tone.BAD, Grade.WARN: Tone.WARN}
 GRADE_MARKS = {Grade.FAIL: "!", Grade.WARN: "~"}
 OUTLIER = "<"
-"""The mark of a path that is slower than its peers and that no other yardstick grades as bad."""
+"""The mark of a path that only the comparison with its peers grades as bad."""
 UNSTABLE = "*"
 STATUS_TONES = {Status.OK: Tone.PLAIN, Status.UNSTABLE: Tone.WARN, Status.WAIVED: Tone.DIM}
 
@@ -88,9 +88,9 @@ class Frame:
         Parameters
         ----------
         compared
-            Whether the number is compared with others of the same kind in its matrix.
+            Whether the number is compared with others of its kind in the matrix.
         own
-            Whether the verdict on the measurement is about this number, so that the cell gets its mark.
+            Whether the verdict on the measurement marks this number.
         """
         tone = tone_of(measurement)
         if value is None:
@@ -140,7 +140,7 @@ def _brand(judged: Judged) -> Brand | None:
 
 
 _SCREEN = 18
-"""The maximum number of path classes shown without ``-v``. With the answer and the notes they fill about 40 lines."""
+"""The number of path classes shown without ``-v``. With the answer and the notes they fill about 40 lines."""
 _WHOLE = 1000
 """The number from which no decimal is shown."""
 _HEADS = ("n", "median", "worst", "expect", "link")

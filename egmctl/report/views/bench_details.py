@@ -26,9 +26,9 @@ _FAMILIES = {
     "rdma": "RDMA",
 }
 FOLDED_ABOVE = 16
-"""The maximum number of ranks for which matrices are shown; a matrix of so many fills a wide terminal."""
+"""The maximum number of ranks with matrices; a matrix of so many fills a wide terminal."""
 _WORST = 5
-"""The maximum number of paths, and of GPUs, that are named as slowest."""
+"""The number of paths, and of GPUs, that are named as slowest."""
 _USUAL_DIFFERENCE = 0.01
 """The relative difference between GPUs that is not reported. On a healthy H200 machine it was 0.1 %."""
 _FEW_US = 10.0

@@ -16,7 +16,7 @@ from egmctl.report.views.bench_classes import Frame
 from egmctl.units import format_size, grouped, several
 
 _ONE_ROW = (Pattern.RING, Pattern.BISECT, Pattern.LOCAL)
-"""The patterns in which every GPU is the source of one flow, so that one row shows all of them."""
+"""The patterns with one flow per source GPU, which one row shows."""
 _Place = tuple[str, tuple[str, ...]]
 """The position of a cell: its row, and the header lines of its column."""
 
@@ -82,13 +82,7 @@ def ends(flow: Flow, pattern: Pattern = Pattern.PAIR) -> tuple[Endpoint, Endpoin
 
 
 def bandwidth_caption(measurement: Measurement, way: int = 0) -> str:
-    """Return the caption of a table of bandwidths: the engine, the direction, and the concurrent flows.
-
-    Parameters
-    ----------
-    way
-        The index of the flow whose direction the table shows.
-    """
+    """Return the caption of a table of bandwidths: engine, direction (of the flow ``way``) and concurrent flows."""
     flow = measurement.flows[way]
     row, column = ends(flow, measurement.pattern)
     arrow = "->" if row == flow.source else "<-"

@@ -34,7 +34,7 @@ def cases_document(cases: CaseList) -> doc.Document:
 
 
 _NAMED = 2
-"""The maximum number of cases named per reason why they would not run."""
+"""The number of cases named per reason why they would not run."""
 
 
 def _family(family: str, cases: list[ListedCase]) -> doc.Section:
@@ -102,7 +102,7 @@ def cost_document(cost: JobCost) -> doc.Document:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration with one decimal in a readable unit: ``51.0 s``, ``12.0 min``, ``3.4 h``, ``17.0 d``."""
+    """Return a duration in a suitable unit: ``51.0 s``, ``12.0 min``, ``3.4 h``, ``17.0 d``."""
     for unit, least, length in (("d", 2 * 86400, 86400), ("h", 2 * 3600, 3600), ("min", 120, 60)):
         if seconds >= least:
             return f"{seconds / length:.1f} {unit}"
@@ -121,7 +121,7 @@ def _cells(cost: CaseCost) -> tuple[str, ...]:
 
 
 def _breaks(cost: JobCost) -> Iterator[str]:
-    """Yield the problems of a run of this size: cases that need too much memory, and skipped measurements."""
+    """Yield sentences on cases that need too much memory, and on skipped measurements."""
     large = [case.case for case in cost.costs if case.too_large]
     if large:
         yield f"more than one place may hold: use a smaller --size for {', '.join(large)}"

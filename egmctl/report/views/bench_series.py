@@ -54,14 +54,14 @@ class Look:
     x: str
     caption: Callable[[Measurement], str]
     curve: Callable[[Measurement], tuple[str, ...]]
-    """The function that returns the name of a measurement's curve, as lines."""
+    """Returns the name of a measurement's curve, as lines."""
     note: str = ""
     marked: Callable[[Mapping[float, float]], float | None] = lambda _: None
-    """The function that returns the position of the marked point of a curve, which the note explains."""
+    """Returns the position of the marked point of a curve, which the note explains."""
     beside: Mapping[str, Callable[[Measurement], str]] = field(default_factory=dict)
-    """Further columns: the functions that return their cells, by heading."""
+    """Further columns: functions that return their cells, by heading."""
     drawn_at: Callable[[Measurement], float] | None = None
-    """The function that returns the position in the chart, if it differs from that in the table."""
+    """Returns the position in the chart, if it differs from that in the table."""
     apart: bool = False
     """Whether each path has its own chart; the last line of a curve's name then names the curve."""
     sizes: bool = False

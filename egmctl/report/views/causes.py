@@ -11,9 +11,9 @@ from egmctl.report.document import Block, Command, Entry, Hint, KeyValues, Level
 from egmctl.units import several, shortened
 
 CAUSES = 3
-"""The maximum number of causes shown without ``-v``."""
+"""The number of causes shown without ``-v``."""
 PATHS = 3
-"""The maximum number of paths named per cause."""
+"""The number of paths named per cause."""
 UNEXPLAINED = "nothing that was read explains it"
 TONES = {
     Status.FAIL: Tone.BAD,

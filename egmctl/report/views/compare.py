@@ -25,7 +25,7 @@ FINDINGS, FILES = "Findings", "Files"
 """The titles of two sections."""
 _CASES_SHOWN = 3
 _SHOWN = 15
-"""The maximum number of differences per section shown without ``-v``."""
+"""The number of differences per section shown without ``-v``."""
 
 
 def compare_document(comparison: Comparison) -> doc.Document:
@@ -60,7 +60,7 @@ def heading(comparison: Comparison) -> str:
 
 
 def verdict(comparison: Comparison) -> doc.Verdict:
-    """Return the worst outcome, with a sentence on what the differences have in common and their numbers."""
+    """Return the worst outcome, with what the differences have in common and their number."""
     counted = _counted(comparison)
     if comparison.exit_code is ExitCode.NOTHING:
         reason = next(iter([*_problems(comparison), *comparison.notes]), "the files have nothing in common")

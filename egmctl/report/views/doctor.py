@@ -20,7 +20,7 @@ from egmctl.units import grouped, several, shortened
 
 _TITLES = {Status.UNKNOWN: "Not determined", Status.PASS: "Passed", Status.SKIP: "Does not apply"}
 _NAMED = 12
-"""The maximum number of undetermined checks named without ``-v``."""
+"""The number of undetermined checks named without ``-v``."""
 
 
 def doctor_document(diagnosis: Diagnosis) -> doc.Document:
@@ -161,7 +161,7 @@ def checks_document(checks: CheckList) -> doc.Document:
 
 
 def explain_document(check: CheckEntry) -> doc.Document:
-    """Return the explanation of a check: why it matters, how it is read, and how to fix it."""
+    """Return the explanation of a check."""
     parts = (("Why it matters", check.why), ("How it is read", check.read), ("How to fix it", check.fix))
     return doc.Document(
         command="egmctl doctor",

@@ -16,7 +16,7 @@ from egmctl.report.views.compare import FILES, FINDINGS, banners, compare_docume
 from egmctl.units import grouped, natural, several
 
 CAUSES_SHOWN = 12
-"""The maximum number of causes shown without ``-v``; one missing GPU fails dozens of measurements."""
+"""The number of causes shown without ``-v``; one missing GPU fails dozens of measurements."""
 _TONES = {"fail": Tone.BAD, "warn": Tone.WARN} | {reach.value: Tone.BAD for reach in Reach}
 _ORDER = [*(reach.value for reach in Reach), "fail", "warn"]
 _STATES = {

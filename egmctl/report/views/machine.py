@@ -37,7 +37,7 @@ def subject(origin: Origin) -> str:
 
 
 def machine_section(machine: Machine, level: Level = Level.PAGE) -> Section:
-    """Return the section with a machine's facts, with pseudonyms for private values, because pages are shared."""
+    """Return a machine's facts, with pseudonyms for private values, because pages are shared."""
     return Section("Machine", partial(_machine, machine), level=level)
 
 

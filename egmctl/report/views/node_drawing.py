@@ -72,7 +72,7 @@ Rates = Mapping[tuple[str, str], float]
 
 _COLUMN, _GAP, _PAD = 144, 14, 14
 _BETWEEN = 76
-"""The distance between two NUMA nodes, with space for the name of the link between their CPUs."""
+"""The distance between two NUMA nodes, with space for the label of their link."""
 _CARD, _HOST, _NIC, _SWITCH = 66, 36, 36, 22
 """The heights of the boxes."""
 _LINK = 74
@@ -81,7 +81,7 @@ _BELOW = 66
 _ROW = 24
 """The distance between two direct NVLink connections."""
 _PAIRS_DRAWN = 28
-"""The maximum number of direct NVLink connections that are drawn: all pairs of eight GPUs."""
+"""The maximum number of pairs that are drawn: all pairs of eight GPUs."""
 _LEFT = 22
 """The distance from the left edge of a card to the link to its CPU."""
 
@@ -121,7 +121,7 @@ def node_drawing(topology: Topology, rates: Rates | None = None) -> Element:
     Parameters
     ----------
     rates
-        The measured bandwidths. Without them, links are labelled only with their nominal rates.
+        The measured bandwidths, shown in addition to the nominal rates.
     """
     return _Drawing(topology, rates or {}).drawing()
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
 _FEW = 8
-"""The maximum number of unread values that are named; JSON contains all of them."""
+"""The number of unread values that are named; JSON contains all of them."""
 
 
 def _devices(topology: Topology) -> Iterator[doc.Block]:
@@ -308,13 +308,7 @@ def _folded(labels: Sequence[str]) -> str:
 
 
 def node_diagram(topology: Topology, rates: Mapping[tuple[str, str], float] | None = None) -> doc.Diagram:
-    """Return the diagram of a node.
-
-    Parameters
-    ----------
-    rates
-        The measured GB/s, by the labels of source and destination.
-    """
+    """Return the diagram of a node, with the measured GB/s by the labels of source and destination."""
 
     def draw() -> Element:
         from egmctl.report.views.node_drawing import node_drawing
