@@ -1,7 +1,7 @@
-"""One launcher for every child process: facts, bench worker, IPC ranks, probes.
+"""The launcher of all child processes: fact readers, bench workers, IPC ranks and probes.
 
-The command itself never loads a driver library. What touches one runs in a child, which may crash or hang without
-taking the command, its results or the terminal with it::
+The command itself never loads a driver library. Code that calls one runs in a child process, whose crash or hang does
+not affect the command, its results or the terminal::
 
     result = launch.run("egmctl.facts.nvml:read", {"gpus": [0]}, timeout_s=30)
 

@@ -1,8 +1,8 @@
-"""JSON messages and file descriptors between a command and its child, and the calls of the C library for that.
+"""Exchange JSON messages and file descriptors between a command and its child, and call the C library for this.
 
-All go through the C library's own wrappers, so no system call
-number is assumed; ``memfd_create`` is called here because ``os.memfd_create`` is missing from Pythons that were
-built against an old glibc (uv's standalone builds before 2026-07), whatever glibc they run on.
+The system calls go through the wrappers of the C library, so no system call number is assumed. ``memfd_create`` is
+called here because ``os.memfd_create`` is missing from a Python that was built against an old glibc (uv's standalone
+builds before 2026-07), even if it runs on a newer one.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _KEEP_SIZE_AND_PUNCH_HOLE = 1 | 2  # linux/falloc.h
 
 
 def die_with(parent_pid: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends; end now if that has happened.
+    """Make the kernel kill this process when the thread that started it ends; exit if the parent has already died.
 
-    The signal follows the parent's *thread*, not its process (prctl(2), PR_SET_PDEATHSIG).
+    The kernel sends the signal when the parent's *thread* ends, not its process (prctl(2), PR_SET_PDEATHSIG).
 
     Parameters
     ----------
     parent_pid
-        Who started this process. Another parent means that the starter died before the request was made.
+        The process that started this one. If the current parent is another one, it has died.
     """
     if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
@@ -55,7 +55,7 @@ def memory_file(name: str) -> io.FileIO:
     Parameters
     ----------
     name
-        Shown under ``/proc/PID/fd``.
+        The name that ``/proc/PID/fd`` shows.
     """
     fd = _libc.memfd_create(name.encode(), _MFD_CLOEXEC)
     if fd < 0:
@@ -65,33 +65,33 @@ def memory_file(name: str) -> io.FileIO:
 
 
 def forget(file: io.FileIO, length: int) -> None:
-    """Give back the memory of the first ``length`` bytes of a memory file (whole pages); nothing after them moves."""
+    """Free the memory of the first ``length`` bytes of a memory file (whole pages) without changing its size."""
     _libc.fallocate(file.fileno(), _KEEP_SIZE_AND_PUNCH_HOLE, 0, length)
 
 
 MESSAGE_LIMIT = 64 << 20
-"""Bytes of JSON in one message."""
+"""The maximum size of one message in bytes of JSON."""
 FD_LIMIT = 253
-"""Descriptors with one message: the kernel's SCM_MAX_FD (include/net/scm.h)."""
+"""The maximum number of descriptors in one message: the kernel's SCM_MAX_FD (include/net/scm.h)."""
 
 _HEADER = struct.Struct("<3scII")
 _MAGIC = b"egm"
 _CHUNK = 1 << 18
 
 MESSAGE, RESULT, RAISED = b"m", b"r", b"x"
-"""Kinds: a message of the target; its return value; the description of the exception that ended it."""
+"""The kinds of frames: a message from the target, its return value, and a description of the exception it raised."""
 
 
 class ChannelClosed(EOFError):
-    """The other side has closed its end, died, or sent its last message."""
+    """The peer has closed its end, died, or sent its last message."""
 
 
 class MalformedMessage(ValueError):
-    """The peer sent something that is not a message; the channel is of no more use."""
+    """The peer sent data that is not a valid message; the channel is unusable."""
 
 
 class Channel:
-    """One end of the socket pair. Any thread may send; one thread at a time may receive."""
+    """One end of the socket pair. Several threads may send at a time, but only one may receive."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -107,14 +107,14 @@ class Channel:
         message
             JSON data; object keys become strings, tuples become lists.
         fds
-            The caller keeps, and closes, its own.
+            The descriptors to copy; the caller keeps its own open.
         timeout_s
-            How long to wait for a peer that does not read; ``None`` waits for as long as the peer lives.
+            The time limit for a peer that does not read; ``None`` waits as long as the peer lives.
 
         Raises
         ------
         ChannelClosed, TimeoutError
-            A message sent in part leaves the channel unusable.
+            The peer is gone, or it does not read. A partly sent message leaves the channel unusable.
         TypeError, ValueError
             Not JSON data (NaN is not), longer than ``MESSAGE_LIMIT``, or more than ``FD_LIMIT`` descriptors.
         """
@@ -126,11 +126,11 @@ class Channel:
         Raises
         ------
         ChannelClosed
-            There is none and will be none.
+            The peer will send no further message.
         MalformedMessage
-            Something else than a message came.
+            The peer sent data that is not a message.
         TimeoutError
-            Nothing complete came within ``timeout_s``; what came so far is kept.
+            No complete message arrived within ``timeout_s``; the data received so far is kept.
         """
         if self._await_frame(timeout_s) != MESSAGE:
             raise ChannelClosed("the peer has sent its last message")
@@ -138,24 +138,24 @@ class Channel:
         return message, fds
 
     def fileno(self) -> int:
-        """Return the socket, for waiting on several channels at once."""
+        """Return the socket's file descriptor, to poll several channels at once."""
         return self._socket.fileno()
 
     def has_message(self) -> bool:
-        """Say whether a whole message, or garbage, has been read off the socket already."""
+        """Return whether the buffer contains a complete message, or data that is not a message."""
         try:
             return self._kind() is not None
         except MalformedMessage:
             return True
 
     def close(self) -> None:
-        """Close this end, and descriptors that came and were never asked for."""
+        """Close this end and all received descriptors that the caller has not taken."""
         self._socket.close()
         while self._fds:
             os.close(self._fds.popleft())
 
     def send_frame(self, kind: bytes, content: Any, fds: Sequence[int] = (), *, timeout_s: float | None = None) -> None:
-        """Send one message of any kind; see `send`."""
+        """Send a frame of any kind; see `send`."""
         text = json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
         if len(text) > MESSAGE_LIMIT:
             raise ValueError(f"a message of {len(text)} bytes is longer than the limit of {MESSAGE_LIMIT}")
@@ -176,19 +176,19 @@ class Channel:
                     rest, rights = rest[sent:], []
 
     def receive_frame(self, timeout_s: float | None = None) -> tuple[bytes, Any, list[int]]:
-        """Wait for the next message of any kind: kind, content, descriptors; see `receive`."""
+        """Wait for the next frame of any kind and return its kind, content and descriptors; see `receive`."""
         self._await_frame(timeout_s)
         return self._take_frame()
 
     def _await_frame(self, timeout_s: float | None) -> bytes:
-        """Read until a whole message is in the buffer; return its kind."""
+        """Read until the buffer contains a complete frame, and return its kind."""
         deadline = _deadline(timeout_s)
         while (kind := self._kind()) is None:
             self._read(deadline)
         return kind
 
     def _kind(self) -> bytes | None:
-        """Return the kind of the message in the buffer; ``None`` where it is not complete."""
+        """Return the kind of the first frame in the buffer, or ``None`` if it is not complete."""
         if len(self._data) < _HEADER.size:
             return None
         magic, kind, fds, length = _HEADER.unpack_from(self._data)
@@ -211,7 +211,7 @@ class Channel:
         return kind, content, [self._fds.popleft() for _ in range(count)]
 
     def _read(self, deadline: float | None) -> None:
-        """Read once, as soon as there is something."""
+        """Wait until there is data, and read it with one call."""
         self._wait(select.POLLIN, deadline)
         try:
             data, ancillary, _, _ = self._socket.recvmsg(

@@ -1,9 +1,9 @@
-"""The program of a child process: run by its path, it loads the package it lies in and serves one target.
+"""Load the package that contains this file, and serve one target. This is the script of every child process.
 
 The parent's ``egmctl`` may come from a wheel, an editable install or a checkout that only the parent's import path
-knows. So the child takes its own place as the answer, for this one import only: neither the current folder nor the
-package's surroundings are on its import path afterwards, and no file there can pass for a library. Kept small,
-because a script is compiled anew at each start.
+contains. So the child imports the package from the location of this file, and for this import only: afterwards neither
+the current folder nor the folder of the package is on its import path, so no file there can shadow a library. The
+script is short because Python compiles it at each start.
 """
 
 import os
@@ -11,9 +11,9 @@ import sys
 
 
 def main() -> None:
-    """Load the package, and serve the target named on the command line."""
+    """Load the package and serve the target that the command line names."""
     if sys.version_info < (3, 11):
-        # This folder, which -P keeps away in later versions.
+        # Remove this folder; later versions do not add it, because of -P.
         del sys.path[0]
     usual, sys.path[:] = sys.path[:], [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]
     import egmctl  # noqa: F401

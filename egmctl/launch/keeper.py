@@ -1,14 +1,14 @@
-"""Runs one program, and ends it and all that it has started when it is over: a script of its own, not a module.
+"""Run one program, then kill all its descendants. This file is a standalone script, not a module.
 
 ::
 
     python -I -S keeper.py GRACE_S INPUT PROGRAM [ARGUMENT...]
 
-It ends everything when the program has ended, when it gets SIGTERM, or ``GRACE_S`` seconds after the other end of its
-standard input was closed, which is what the kernel does when whoever started it dies in whatever way. Processes that
-left the program's group or session do not get away: orphans become children of this one (PR_SET_CHILD_SUBREAPER). With
-INPUT ``pass`` the program reads this standard input, with ``none`` nothing. Exit code: the program's, or 128 and the
-number of the signal that ended it.
+It kills them when the program has exited, when it receives SIGTERM itself, or ``GRACE_S`` seconds after the other end
+of its standard input is closed; the kernel closes that end however the parent dies. It also kills processes that left
+the program's group or session: it adopts orphans (PR_SET_CHILD_SUBREAPER). If INPUT is ``pass``, the program inherits
+the standard input; if it is ``none``, the program reads ``/dev/null``. The exit code is the program's, or 128 plus the
+number of the signal that killed it.
 """
 
 import ctypes
@@ -21,15 +21,15 @@ import time
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
 END_S = 2.0
-"""How long to try. A process that sits in an uninterruptible call of a driver does not end even by SIGKILL."""
+"""The time limit for killing. Even SIGKILL does not end a process in an uninterruptible driver call."""
 
 
 def main() -> int:
-    """Run the program of this process' arguments, and return the exit code."""
+    """Run the program that the arguments name, and return the exit code."""
     grace_s, passes, words = float(sys.argv[1]), sys.argv[2] == "pass", sys.argv[3:]
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    # Ctrl-C of the terminal is for whoever started this.
+    # Ctrl-C in the terminal is for the parent only.
     if os.getpid() != os.getpgid(0):
         os.setsid()
     awake, wake = os.pipe()
@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def _become(libc: ctypes.CDLL, words: list[str], passes: bool) -> None:
-    """Turn this child into the program."""
+    """Replace this child with the program (execvp)."""
     try:
         os.setsid()
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -69,7 +69,7 @@ def _noted(number: int, _frame: object) -> None:
 
 
 def _watch(child: int, awake: int, grace_s: float) -> "int | None":
-    """Return the program's exit code; ``None`` where it is to be ended."""
+    """Wait until the program exits and return its exit code, or ``None`` if it must be killed."""
     poll = select.poll()
     poll.register(awake, select.POLLIN)
     poll.register(0, 0)
@@ -90,7 +90,7 @@ def _watch(child: int, awake: int, grace_s: float) -> "int | None":
 
 
 def _end_all(child: int) -> None:
-    """Kill all descendants: those of a killed one become children of this process."""
+    """Kill all descendants, level by level: the children of a killed process become children of this one."""
     until = time.monotonic() + END_S
     _kill(-child)
     while time.monotonic() < until:
@@ -119,7 +119,7 @@ def _children() -> "list[int]":
             continue
         try:
             with open(f"/proc/{name}/stat", "rb") as file:
-                # The name in parentheses may hold anything; state and parent come after the last one.
+                # The name in parentheses may contain any character; state and parent follow the last parenthesis.
                 parent = file.read().rpartition(b")")[2].split()[1]
         except (OSError, IndexError):
             continue
@@ -129,5 +129,5 @@ def _children() -> "list[int]":
 
 
 if __name__ == "__main__":
-    # Nothing is to be tidied; exit handlers of the interpreter could only take time.
+    # There is nothing to clean up, and the interpreter's exit handlers cost time.
     os._exit(main())

@@ -1,9 +1,9 @@
-"""Start a child process, hear what it has to say, and be sure that it ends.
+"""Start a child process, receive its messages and its result, and make sure that it ends.
 
-A child is a fresh interpreter in a process group of its own. It dies with its parent, its group is killed when its
-block is left, and it can fail in any way without harm to its parent: everything that can go wrong in it is a
-`ChildFailed`. What it prints never mixes with the command's output: it is set aside, and the end of it comes with the
-failure. Why it is made like this: docs/decisions/0002-one-launcher.md.
+A child is a new interpreter in its own process group. The kernel kills it when its parent dies, and its group is killed
+when the ``with`` block ends. Every failure of a child raises `ChildFailed` in the parent. The child's output never
+mixes with the command's: it goes to a memory file, whose end is attached to the failure. The rationale is in
+docs/decisions/0002-one-launcher.md.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from egmctl.model.codec import JsonValue
 
 GRACE_S = 0.5
-"""How long a child may take to end by itself once its channel is closed."""
+"""The default time that a child has to exit after its channel is closed."""
 KILL_WAIT_S = 5.0
-"""How long to wait for a killed child. One that sits in an uninterruptible driver call never goes; it is left."""
+"""The time limit for a killed child to end. A child in an uninterruptible driver call does not end and is abandoned."""
 OUTPUT_LIMIT = 1 << 20
-"""Bytes of a child's output that may stay in memory; looked at once a second."""
+"""The maximum size in bytes of a child's output in memory, checked once a second."""
 OUTPUT_TAIL = 4096
-"""Bytes of it that a `ChildFailed` carries."""
+"""The maximum size in bytes of the output in a `ChildFailed`."""
 
 _LOOK_EVERY_S = 1.0
 _CHILD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "child.py")
@@ -61,28 +61,28 @@ def run(
     on_event: Callable[[dict[str, Any]], None] | None = None,
     **options: Any,
 ) -> JsonValue:
-    """Call ``target`` in a child process and return its result: what it sends before that are events.
+    """Call ``target`` in a child process and return its result.
 
     Parameters
     ----------
     target, arguments, options
-        As of :class:`Child`.
+        The parameters of :class:`Child`.
     timeout_s
-        Seconds until the result has to be there.
+        The time limit for the result.
     on_event
-        Called with each event, in order.
+        A function to call with each message before the result.
 
     Raises
     ------
     ChildFailed
-        The child crashed, hung, or its target raised.
+        The child crashed or timed out, or its target raised an exception.
     """
     with Child(target, arguments, **options) as child:
         return child.result(timeout_s, on_event)
 
 
 def wait_for_any(children: Collection[Child], timeout_s: float) -> list[Child]:
-    """Wait until a child has sent something or has ended; return those that have, none if ``timeout_s`` went by."""
+    """Wait until a child has sent data or exited; return these children, or ``[]`` on timeout."""
     if said := [child for child in children if child.channel.has_message()]:
         return said
     poll = select.poll()
@@ -93,37 +93,37 @@ def wait_for_any(children: Collection[Child], timeout_s: float) -> list[Child]:
 
 
 class Child:
-    """A child process, started at once: a context manager that ends it.
+    """A child process: the constructor starts it, and :meth:`close` or the end of the ``with`` block ends it.
 
-    Make it in the main thread: the kernel kills a child when the *thread* that started it ends, and only the main
+    Create it in the main thread: the kernel kills a child when the *thread* that started it ends, and only the main
     thread lives as long as the process.
 
     Parameters
     ----------
     target
-        ``"package.module:function"``, called as ``function(parent: Channel, arguments)``: what it sends to
-        ``parent`` are messages, what it returns is the result.
+        The function ``"package.module:function"``, called as ``function(parent: Channel, arguments)``. It can send
+        messages to ``parent``; its return value is the result.
     arguments
         JSON data.
     environment
-        Changes to this process' environment: a string sets, ``None`` removes.
+        Changes to this process' environment: a string sets a variable, ``None`` removes it.
     before, before_arguments
         A hook ``"package.module:function"``, called as ``function(before_arguments)`` before the target's module
         is imported.
     sealed
-        For a child that looks at what others have made: the modules of target and hook are imported first, then the
-        child can import nothing more and prints no traceback (`egmctl.launch.serve`).
+        Whether the child first imports the modules of target and hook, and then cannot import anything or print a
+        traceback (`egmctl.launch.serve`). For targets that read files of other users.
     grace_s
-        Seconds that the child has to end by itself when the block is left.
+        The time that the child has to exit before it is killed.
     inherited
-        Descriptors of this process that the child has too, by the same numbers.
+        File descriptors that the child inherits, with the same numbers.
 
     Attributes
     ----------
     pid
-        Process and process group.
+        The id of the process and its group.
     channel
-        This side's end, for a conversation. When it raises, `result` or `receive` say what has become of the child.
+        The parent's end of the channel. If it raises, call `result` or `receive` to learn why the child failed.
 
     Raises
     ------
@@ -184,14 +184,14 @@ class Child:
         self.pid = self._process.pid
 
     def result(self, timeout_s: float, on_event: Callable[[dict[str, Any]], None] | None = None) -> JsonValue:
-        """Wait for the target's return value; hand each message that comes before it to ``on_event``.
+        """Wait for the target's return value and return it; call ``on_event`` with each message before it.
 
-        File descriptors that come with those messages are closed; `receive` is for them.
+        File descriptors in these messages are closed. To get them, use `receive`.
 
         Raises
         ------
         ChildFailed
-            The child crashed, its target raised, or ``timeout_s`` seconds have passed: then it has been killed.
+            The child crashed, its target raised an exception, or it timed out and was killed.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -212,7 +212,7 @@ class Child:
         Raises
         ------
         ChildFailed
-            As for `result`; also where the target has returned instead.
+            As for `result`, or the target returned without a further message.
         """
         kind, content, fds = self._frame(time.monotonic() + timeout_s, timeout_s)
         if kind == RESULT:
@@ -222,17 +222,17 @@ class Child:
         return content, fds
 
     def last_call(self) -> str | None:
-        """Return the driver call under way, or several where threads make them; readable whatever the child does."""
+        """Return the child's current driver calls, one per thread, or ``None``. This works even if the child hangs."""
         return ", ".join(self._trail.calls()) or None
 
     def last_subject(self) -> str | None:
-        """Return the bus id of the GPU that the call under way is about, where its caller said so."""
+        """Return the bus ids of the GPUs of the current driver calls, as far as the callers recorded them."""
         return ", ".join(self._trail.subjects()) or None
 
     def kill(self) -> bool:
-        """Kill the child and what it started, as far as that stayed in its group; return whether the child is gone.
+        """Kill the child's process group and return whether the child has ended.
 
-        A process in an uninterruptible driver call does not die of it: it is left after `KILL_WAIT_S`.
+        A process in an uninterruptible driver call does not end and is abandoned after `KILL_WAIT_S`.
         """
         if self._process.returncode is None and not self._stuck:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -244,7 +244,7 @@ class Child:
         return not self._stuck
 
     def close(self) -> None:
-        """End the child: close the channel, wait a moment for it to take the hint, kill its group, reap it."""
+        """End the child: close the channel, wait ``grace_s`` for it to exit, kill its group and reap it."""
         self.channel.close()
         with contextlib.closing(self._trail), contextlib.closing(self._output):
             if self._process.returncode is not None or self._stuck:
@@ -262,14 +262,14 @@ class Child:
         self.close()
 
     def _frame(self, deadline: float, timeout_s: float) -> tuple[bytes, Any, list[int]]:
-        """Wait for a message or a result; turn everything else into a ChildFailed."""
+        """Wait for a message or a result and return it; raise ChildFailed for everything else."""
         exited = False
         while True:
             left = deadline - time.monotonic()
             try:
                 kind, content, fds = self.channel.receive_frame(max(0, min(left, _LOOK_EVERY_S)))
             except TimeoutError:
-                # A process that the child forked can hold the channel open beyond its end.
+                # A process that the child forked can keep the channel open after the child has exited.
                 if exited:
                     raise self._crashed() from None
                 if left <= 0:
@@ -331,7 +331,7 @@ class Child:
             forget(self._output, status.st_size - OUTPUT_TAIL)
 
     def _wait_for_exit(self, timeout_s: float) -> str | None:
-        """Wait for the child's end, leaving it unreaped; see `_exit`."""
+        """Wait for the child's exit without reaping it; see `_exit`."""
         deadline = time.monotonic() + timeout_s
         pause = 0.001
         while (how := self._exit()) is None and time.monotonic() < deadline:
@@ -340,14 +340,14 @@ class Child:
         return how
 
     def _exit(self) -> str | None:
-        """Say how the child ended; ``None`` while it runs.
+        """Return how the child ended, or ``None`` while it runs.
 
-        It is left unreaped, so that its number cannot become another group's before its group has been killed.
+        The child is not reaped, so that its id cannot be reused for another group before its group has been killed.
         """
         try:
             end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
-            # Reaped: by `kill`, or by the kernel where this process was started to ignore SIGCHLD.
+            # Already reaped: by `kill`, or by the kernel if this process was started with SIGCHLD ignored.
             return "ended without a result"
         if end is None:
             return None
@@ -368,13 +368,13 @@ _STUCK = "was killed but does not end (it may hang in the driver) and is left be
 
 
 def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
-    # On 64 cores the threads of numpy's BLAS cost seconds of CPU time when numpy is imported.
+    # On 64 cores, importing numpy costs seconds of CPU time if its BLAS starts a thread per core.
     changed = {**os.environ, **_ONE_THREAD, **changes}
     return {name: value for name, value in changed.items() if value is not None}
 
 
 def _interpreter_flags() -> list[str]:
-    """-P, new in 3.11, keeps this folder and the current one off the import path; the others are this interpreter's."""
+    """Return this process' -E and -s, and -P (new in 3.11), which keeps this folder off the import path."""
     own = {
         "-P": sys.version_info >= (3, 11),
         "-E": sys.flags.ignore_environment,
@@ -384,9 +384,9 @@ def _interpreter_flags() -> list[str]:
 
 
 def _occupy_standard_descriptors() -> None:
-    """Open /dev/null in the place of standard streams that are closed (``egmctl topo <&-``).
+    """Open ``/dev/null`` as each closed standard stream (``egmctl topo <&-``).
 
-    What the child inherits would take their numbers otherwise, and the child's own streams would replace it.
+    Otherwise the descriptors for the child would get these numbers, and the child's own streams would replace them.
     """
     for fd in (0, 1, 2):
         try:

@@ -1,4 +1,4 @@
-"""Runs programs of the system, such as ``nvidia-imex-ctl``, within time and bounds; nothing of them stays behind."""
+"""Run system programs, e.g. ``nvidia-imex-ctl``, with a time limit and an output limit, and kill all descendants."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ from collections.abc import Mapping, Sequence
 KEEPER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "keeper.py")
 
 END_S = 3.0
-"""The keeper's time to end everything, a little more than it tries (:mod:`egmctl.launch.keeper`)."""
+"""The time limit for the keeper to exit, a little longer than its own limit (:mod:`egmctl.launch.keeper`)."""
 
 
 def kept(words: Sequence[str], *, grace_s: float, passes_input: bool) -> list[str]:
-    """Return the command line under which a program ends with whoever started it, and all its descendants with it.
+    """Return the command line that runs a program so that it and all its descendants end with the caller.
 
     Parameters
     ----------
     grace_s
-        Seconds that it has to end by itself once the other end of its standard input is closed.
+        The time in seconds that the program has to exit after the other end of its standard input is closed.
     passes_input
-        Whether the program reads that standard input; else it has none.
+        Whether the program inherits the standard input; otherwise it reads ``/dev/null``.
     """
-    # Not the interpreter's own modules of a site, nor a folder that the environment names: a bare one, which is fast.
+    # -I -S: no site packages and no folders from the environment, which makes the start fast.
     return [sys.executable, "-I", "-S", KEEPER, f"{grace_s:g}", "pass" if passes_input else "none", *words]
 
 
 def output_of(words: Sequence[str], *, timeout_s: float, limit: int, environment: Mapping[str, str]) -> bytes:
-    """Run a program and return the beginning of its standard output, at most ``limit`` bytes; its code does not matter.
+    """Run a program and return at most the first ``limit`` bytes of its standard output; ignore its exit code.
 
-    A program that writes more is ended there. Whatever it has started ends with it, with the time, and with this
-    process, however that dies.
+    A program that writes more is killed. All descendants are killed when the program ends, when it times out, and when
+    this process dies.
 
     Parameters
     ----------
     environment
-        All of the program's environment.
+        The complete environment of the program.
 
     Raises
     ------
     OSError
-        If it cannot be started.
+        The program cannot be started.
     TimeoutError
-        If it has not ended in time.
+        The program has neither closed its output nor reached ``limit`` in time.
     """
     if not os.path.isfile(words[0]) or not os.access(words[0], os.X_OK):
-        # As the kernel would say it: the keeper could only say it in words.
+        # Raise the error of the kernel here; the keeper could report it only as text.
         with open(words[0], "rb"):
             raise PermissionError(13, os.strerror(13), words[0])
     process = subprocess.Popen(  # noqa: S603 (callers run fixed programs with fixed arguments)
@@ -75,7 +75,7 @@ def output_of(words: Sequence[str], *, timeout_s: float, limit: int, environment
 
 
 def _read(descriptor: int, until: float, limit: int) -> bytes:
-    """Read a pipe to its end, or to the limit."""
+    """Read a pipe until end of file or ``limit`` bytes; raise TimeoutError at the monotonic time ``until``."""
     parts: list[bytes] = []
     room = limit
     poll = select.poll()

@@ -1,8 +1,9 @@
-"""The child's side: it serves one target. A sealed child first gives up the ability to load any more code.
+"""Serve one target in a child process. A sealed child first makes it impossible to load further code.
 
-Python imports at odd moments. An exception that nobody caught is printed with the lines of the source files, which are
-opened then; the first two lines of a file may name a codec, and a codec is a module. A warning opens files too. Who
-can put a file where one of these is looked for has code run. Why this matters: docs/decisions/0007-another-root.md.
+Python imports modules at unexpected times. To print an uncaught exception, it opens the source files of the traceback;
+the first two lines of a file may name a codec, which Python then imports as a module. A warning opens files, too. A
+user who can create a file on one of these search paths can run code in the process. The rationale is in
+docs/decisions/0007-another-root.md.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from egmctl.errors import EgmctlError
 from egmctl.launch.channel import RAISED, RESULT, Channel, ChannelClosed, die_with
 
 EXIT_CODE = 70
-"""The exit code of a sealed child that could not tell its parent of an exception (sysexits.h, EX_SOFTWARE)."""
+"""The exit code of a sealed child that could not report an exception to its parent (sysexits.h, EX_SOFTWARE)."""
 
 
 def seal() -> None:
-    """Import nothing and print nothing from now on. It cannot be undone."""
+    """Disable imports, tracebacks and warnings for the rest of the process."""
     faulthandler.disable()
     warnings.simplefilter("ignore")
     sys.excepthook = _end
@@ -44,17 +45,17 @@ def _nothing(_: object) -> None:
 
 
 def serve(target: str, parent_pid: int, channel_fd: int, breadcrumb_fd: int, request_fd: int) -> NoReturn:
-    """Serve one target and end this process.
+    """Call one target, send its result or exception to the parent, and exit.
 
     Parameters
     ----------
     target
-        ``"package.module:function"``; its module is imported after the hook has run, or before, if this child is to
-        be sealed.
+        The function ``"package.module:function"``. Its module is imported after the hook has run, or before it if the
+        child is sealed.
     parent_pid
-        This process dies with it.
+        The parent, whose death kills this process.
     channel_fd, breadcrumb_fd, request_fd
-        Inherited: the child's end of the socket pair, the breadcrumb's memory, and a file with the request.
+        Inherited descriptors: the child's end of the socket pair, the breadcrumb's memory, and a file with the request.
     """
     die_with(parent_pid)
     faulthandler.enable()
@@ -71,11 +72,11 @@ def serve(target: str, parent_pid: int, channel_fd: int, breadcrumb_fd: int, req
             seal()
         if request["before"]:
             _function(request["before"])(request["before_arguments"])
-            # The kernel drops the request where a process changes its user (prctl(2)), which a hook may do.
+            # The kernel cancels the request if the process changes its user (prctl(2)), which a hook may do.
             die_with(parent_pid)
         channel.send_frame(RESULT, _function(target)(channel, request["arguments"]))
     except ChannelClosed:
-        # The parent has no more use for this child.
+        # The parent no longer needs this child.
         pass
     except Exception as error:
         if not request["sealed"]:
@@ -83,7 +84,7 @@ def serve(target: str, parent_pid: int, channel_fd: int, breadcrumb_fd: int, req
         channel.send_frame(RAISED, _described(error))
     sys.stdout.flush()
     sys.stderr.flush()
-    # All is said. A library's exit handlers (the driver's above all) could only take time or hang.
+    # The exit handlers of libraries, in particular of the driver, would only cost time and could hang.
     os._exit(0)
 
 

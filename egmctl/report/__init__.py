@@ -1,1 +1,1 @@
-"""Views of results: pure functions to text, JSON and CSV, one file a form."""
+"""Pure functions that convert results to text, pages and data."""

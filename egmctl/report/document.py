@@ -1,4 +1,4 @@
-"""A document as data: blocks that a view makes and a renderer shows, each from some level of detail on."""
+"""The document model: blocks that a view creates and a renderer shows, each from a level of detail upwards."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 
 class Level(IntEnum):
-    """How much of it a reader wants: a block is shown from its level on."""
+    """A level of detail. A block is shown at its own level and all higher ones."""
 
     SUMMARY = 0
-    """The answer: what ``--brief`` leaves, and what goes to the terminal beside ``-o``."""
+    """The answer: the output of ``--brief``, and the output on the terminal with ``-o``."""
     NORMAL = 1
     VERBOSE = 2
-    """With ``-v``. A page shows it too, a ticket folds it."""
+    """The output of ``-v``. A page shows it, too; a ticket folds it."""
     ALL = 3
-    """With ``-vv``; a page folds it, a ticket leaves it out."""
+    """The output of ``-vv``. A page folds it; a ticket omits it."""
     PAGE = 4
-    """Only on a page, which has room for what another command shows."""
+    """Blocks that only a page shows, because another command also shows them."""
 
 
 class Tone(StrEnum):
-    """The meaning of a word, for its colour; the word itself always says it too."""
+    """The meaning of words, which selects their colour. The words always express it without colour, too."""
 
     PLAIN = ""
     GOOD = "good"
@@ -42,7 +42,7 @@ class Tone(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Words with a tone of their own, or words that are code."""
+    """A part of a line with its own tone, or shown as code."""
 
     text: str
     tone: Tone = Tone.PLAIN
@@ -50,33 +50,33 @@ class Span:
 
 
 Words = str | Span | tuple[str | Span, ...]
-"""A line of text: plain, or in parts."""
+"""A line of text, plain or in parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Leveled:
-    """The part of every block that says from which level on it is shown."""
+    """The base of all blocks: the lowest level of detail that shows the block."""
 
     level: Level = Level.NORMAL
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict(_Leveled):
-    """The answer: a word, the reason, and the next step. Always shown first."""
+    """The answer: a word, the reason and the next step. Renderers show it first."""
 
     word: str
-    """``OK``, ``PASS``, ``FAIL``, ``PROBLEMS``, ``NOT DETERMINED``, ``INCOMPLETE``, ``NO REFERENCE``."""
+    """The word for the answer, e.g. ``OK``, ``FAIL``, ``NOT DETERMINED`` or ``NO REFERENCE``."""
     tone: Tone
     sentence: Words
-    """One sentence with the figures."""
+    """One sentence with the numbers."""
     advice: Words = ""
-    """The next step; empty where there is nothing to do."""
+    """The next step; empty if there is nothing to do."""
     level: Level = field(default=Level.SUMMARY, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Paragraph(_Leveled):
-    """Sentences."""
+    """A paragraph of text."""
 
     words: Words
     tone: Tone = Tone.PLAIN
@@ -84,11 +84,11 @@ class Paragraph(_Leveled):
 
 @dataclass(frozen=True, slots=True)
 class Hint(_Leveled):
-    """A line on what ``-v`` would add: only text without ``-v`` shows it; a page and a ticket have all."""
+    """A line on what ``-v`` would add. Only text without ``-v`` shows it."""
 
     words: Words
     more: bool = False
-    """Whether it ends the list or table before it: "and 3 more"."""
+    """Whether the hint ends the list or table before it, e.g. "and 3 more"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,39 +100,39 @@ class Bullets(_Leveled):
 
 @dataclass(frozen=True, slots=True)
 class KeyValues(_Leveled):
-    """Names and values, one a line."""
+    """Names and values, one pair per line."""
 
     rows: tuple[tuple[str, Words], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Command(_Leveled):
-    """A line that may be pasted into a shell as it is: it is never broken."""
+    """A shell command, which renderers never wrap, so that it can be pasted."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Entry(_Leveled):
-    """One thing that was found: a word for how it stands, a title, and what belongs to it."""
+    """An entry of a list: a word for its status, a title, and the blocks below it."""
 
     word: str
     tone: Tone
     title: Words
     id: str = ""
-    """The check that found it."""
+    """The id of the check."""
     body: tuple[Block, ...] = ()
 
 
 class Align(StrEnum):
-    """Where the cells of a column stand; numbers on the right."""
+    """The alignment of a column's cells; numbers are aligned right."""
 
     LEFT = "<"
     RIGHT = ">"
 
 
 class Better(StrEnum):
-    """Which numbers of a matrix are the good ones, where it may be shaded as a heat map."""
+    """Whether high or low numbers of a matrix are better. Only a matrix that has this is shaded as a heat map."""
 
     HIGH = "high"
     """Bandwidths."""
@@ -147,11 +147,11 @@ class Cell:
     text: Words = "-"
     tone: Tone = Tone.PLAIN
     mark: str = ""
-    """A sign that says the tone without colour: ``!`` failed, ``~`` unstable, ``<`` an outlier."""
+    """A sign that shows the tone without colour: ``!`` fails, ``~`` warns, ``<`` an outlier, ``*`` unstable."""
     value: float | None = None
-    """The number, where it may be set against others of the matrix."""
+    """The number, if it may be compared with others of the matrix."""
     kind: str = ""
-    """Numbers are set against those of the same kind: the same links."""
+    """The links of the path. Numbers are compared only with others of the same kind."""
 
 
 EMPTY = Cell()
@@ -159,13 +159,13 @@ EMPTY = Cell()
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A column of a :class:`Matrix`: what stands above it, line by line, and its cells from top to bottom."""
+    """A column of a :class:`Matrix`: the lines of its header, and its cells from top to bottom."""
 
     header: tuple[str, ...]
     cells: tuple[Cell, ...]
     align: Align = Align.RIGHT
     wrap: bool = False
-    """Its cells are sentences, which may be broken."""
+    """Whether the cells are sentences that may be wrapped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,25 +173,25 @@ class Matrix(_Leveled):
     """A table: cells by row and column."""
 
     caption: str = ""
-    """With the direction and the unit."""
+    """The title, with direction and unit."""
     corner: str = ""
-    """The heading of the rows' names."""
+    """The heading of the row names."""
     names: str = ""
-    """The cases."""
+    """The names of the cases."""
     notes: tuple[str, ...] = ()
-    """A sentence each, above it."""
+    """The sentences above the table."""
     rows: tuple[Words, ...]
     groups: tuple[tuple[Series, ...], ...]
-    """Columns; those of a group stay together."""
+    """The columns in groups; the columns of a group stay together."""
     after: tuple[str, ...] = ()
-    """Lines below it."""
+    """The lines below the table."""
     better: Better | None = None
-    """``None`` where the cells are no numbers of one kind."""
+    """``None`` if the matrix is not shaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One point of a curve, with the span of what it is the median of."""
+    """One point of a curve, with the range of the samples whose median it is."""
 
     x: float
     y: float
@@ -201,58 +201,58 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart(_Leveled):
-    """Curves. What it shows stands in a table beside it, which text shows in its place."""
+    """A chart of curves. Text omits it, so a table next to it always contains the same numbers."""
 
     caption: str
     x: str
-    """With its unit."""
+    """The title of the x axis, with its unit."""
     y: str
     curves: tuple[tuple[str, tuple[Point, ...]], ...]
-    """By name."""
+    """The curves, each with its name."""
     sizes: bool = False
-    """``x`` are bytes, drawn by their logarithm."""
+    """Whether ``x`` is a size in bytes, drawn on a logarithmic scale."""
     logarithmic: bool = False
-    """``x`` are other numbers from 1 on, drawn by their logarithm."""
+    """Whether ``x`` is another number of at least 1, drawn on a logarithmic scale."""
     limits: tuple[tuple[str, float], ...] = ()
-    """Level lines that no curve can be above, each by its name."""
+    """The horizontal lines of upper limits, each with its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagram(_Leveled):
-    """A picture; text leaves it out, so what it shows stands elsewhere too."""
+    """A picture. Text omits it, so other blocks contain the same facts."""
 
     draw: Callable[[], Element]
-    """Returns the picture as SVG with a width and a height; it is called where it is shown, and only there."""
+    """The function that returns the picture as SVG with a width and a height, called only if the picture is shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section(_Leveled):
-    """Blocks under a heading; it is left out where it has none."""
+    """Blocks under a heading. A section without blocks is omitted."""
 
     title: str
     body: Body
     folded: bool = False
-    """A page shows the heading alone until it is opened."""
+    """Whether pages and tickets show only the heading until the reader opens it."""
 
 
 Body = tuple["Block", ...] | Callable[[], Iterable["Block"]]
-"""Blocks, or a function that makes them: it is called where they are shown, and only there."""
+"""Blocks, or a function that returns them, called only if they are shown."""
 
 Block = Verdict | Paragraph | Hint | Bullets | KeyValues | Command | Entry | Matrix | Chart | Diagram | Section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """All that a command has to say."""
+    """The complete output of a command."""
 
     command: str
-    """``egmctl doctor``."""
+    """The command, e.g. ``egmctl doctor``."""
     subject: str
-    """The thing that it describes: ``this node``, ``4 x NVIDIA H200``."""
+    """The described object, e.g. ``this node`` or ``4 x NVIDIA H200``."""
     subtitle: str = ""
-    """When and how it was made."""
+    """How and when it was measured, or the platform."""
     banners: tuple[str, ...] = ()
-    """Warnings to read first: the machine was modelled, or is fake."""
+    """Warnings to read first, e.g. that the machine is modelled or its driver is fake."""
     body: tuple[Block, ...]
 
 
@@ -262,13 +262,13 @@ def plain(words: Words) -> str:
 
 
 def parts(words: Words) -> tuple[Span, ...]:
-    """Return a line of text in its parts."""
+    """Return the parts of a line of text."""
     pieces = words if isinstance(words, tuple) else (words,)
     return tuple(Span(part) if isinstance(part, str) else part for part in pieces)
 
 
 def shown(blocks: Iterable[Block], level: Level) -> Iterator[Block]:
-    """Yield the blocks that are shown at a level, with their bodies; nothing that is empty."""
+    """Yield the blocks that are shown at a level, with their bodies evaluated; omit empty blocks."""
     for block in blocks:
         if block.level > level:
             continue
@@ -304,12 +304,14 @@ def table(
     wrap: Collection[str] = (),
     caption: str = "",
 ) -> Matrix:
-    """Return a table by its headings and rows, the first cell of each its name.
+    """Return a table with these headings and rows; the first cell of each row is its name.
 
     Parameters
     ----------
-    right, wrap
-        The headings of the columns of numbers, and of those of sentences.
+    right
+        The headings of columns of numbers.
+    wrap
+        The headings of columns of sentences.
     """
     names, *columns = zip(*(heads, *rows), strict=True)
     return Matrix(
@@ -336,7 +338,7 @@ _Header = TypeVar("_Header", bound="str | tuple[str, ...]")
 def columns_of(
     columns: Mapping[_Header, Sequence[str | Cell]], align: Align = Align.RIGHT
 ) -> tuple[tuple[Series, ...], ...]:
-    """Return the columns of a matrix by their headings: one line each, or several."""
+    """Return the columns of a matrix, each a group of its own; a heading is one line, or a tuple of lines."""
     return tuple(
         (
             Series(
@@ -361,14 +363,14 @@ def grid(
     together: bool = False,
     level: Level = Level.NORMAL,
 ) -> Matrix:
-    """Return a matrix by its rows: the name of each and its cells by heading, with a dash where it has none.
+    """Return a matrix with these rows: the name of each, and its cells by heading. A missing cell is a dash.
 
     Parameters
     ----------
     align
-        How the cells of all columns stand.
+        The alignment of all columns.
     together
-        Whether all columns stay together, however narrow the page.
+        Whether all columns form one group, which stays together on a narrow page.
     """
     rows = list(rows)
     cells = {
@@ -389,7 +391,7 @@ def grid(
 
 
 def limited(blocks: Iterable[Entry], most: int, what: str = "", level: Level = Level.NORMAL) -> Iterator[Entry | Hint]:
-    """Yield the first entries, those for ``-v``, and a hint at the number of these: ``and 3 more causes (-v)``."""
+    """Yield ``most`` entries, the others for ``-v``, and a hint at their number: ``and 3 more causes (-v)``."""
     entries = list(blocks)
     yield from entries[:most]
     yield from (replace(entry, level=Level.VERBOSE) for entry in entries[most:])

@@ -1,4 +1,4 @@
-"""The kinds of results and the formats of each; writes any result in any format of its kind."""
+"""The kinds of results and their formats. :func:`render` writes any result in any format of its kind."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
-    """The formats of results; the values are the words of ``--format``."""
+    """The formats of results; the values are those of ``--format``."""
 
     TEXT = "text"
     JSON = "json"
     CSV = "csv"
     HTML = "html"
-    """One page that needs nothing else: no network, no script."""
+    """A single self-contained page, without scripts or network access."""
     SVG = "svg"
-    """A picture: a bench's matrices, the drawing of a topology, the text of a doctor."""
+    """A picture: the figures of a bench or topology, or the text of another result."""
     MARKDOWN = "md"
-    """For tickets and pull requests, as GitHub reads it."""
+    """GitHub Flavored Markdown, for tickets and pull requests."""
     PROM = "prom"
     """Metrics for the textfile collector of Prometheus' node_exporter."""
     NAGIOS = "nagios"
@@ -43,7 +43,7 @@ SUFFIXES: Mapping[str, Format] = {
     ".prom": Format.PROM,
     ".xml": Format.JUNIT,
 }
-"""The format that the suffix of ``-o FILE`` asks for."""
+"""The format of ``-o FILE`` by its suffix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,32 +51,32 @@ class Kind:
     """One kind of result."""
 
     name: str
-    """The begin of its functions' names: ``doctor_document`` is its view, ``doctor_prom`` writes its metrics."""
+    """The prefix of its functions' names: ``doctor_document`` is its view, ``doctor_prom`` writes its metrics."""
     record: str
-    """The class of its results: the key ``result`` of its JSON document, which has the class's ``SCHEMA``."""
+    """The class of its results, ``module:name``. The JSON document has its ``SCHEMA``, and its fields as ``result``."""
     views: str = ""
-    """The module of its view; "" where it is called as the kind."""
+    """The module of its view, if it is not :attr:`name`."""
     data: tuple[Format, ...] = ()
-    """The formats besides JSON that an export writes; a page and text are drawn from the view's document."""
+    """The formats besides JSON that an export writes. The other formats are rendered from the view's document."""
     pages: bool = True
-    """Whether a result can be a page or a picture; lists are text and JSON."""
+    """Whether a result can be written as HTML, SVG and Markdown. Lists can only be text and JSON."""
     drawn: bool = False
-    """Whether the picture shows the document's figures instead of its text."""
+    """Whether the SVG picture shows the document's figures instead of its text."""
 
     @property
     def view(self) -> str:
-        """The function that makes a document of a result."""
+        """The function that returns the document of a result."""
         return f"egmctl.report.views.{self.views or self.name}:{self.name}_document"
 
     def export(self, format: Format) -> str | None:
-        """Return the function that writes a result as data; ``None`` where the format shows its document."""
+        """Return the function that writes a result as data, or ``None`` if the format is rendered from its document."""
         if format is Format.JSON:
             return "egmctl.report.exports.json:result_json"
         return f"egmctl.report.exports.{format}:{self.name}_{format}" if format in self.data else None
 
     @property
     def formats(self) -> tuple[Format, ...]:
-        """The formats that a result can be written in."""
+        """The formats of a result."""
         pages = (Format.HTML, Format.SVG, Format.MARKDOWN) if self.pages else ()
         return tuple(format for format in Format if format in (Format.TEXT, Format.JSON, *pages, *self.data))
 
@@ -111,7 +111,7 @@ def kind_of(result: object) -> Kind:
     Raises
     ------
     LookupError
-        If no kind has results of this type.
+        No kind has results of this type.
     """
     name = f"{type(result).__module__}:{type(result).__qualname__}"
     for kind in KINDS:
@@ -128,16 +128,16 @@ def render(
     Parameters
     ----------
     verbose, brief
-        More or less detail, for the formats that are text.
+        The level of detail of text and pictures of text.
     width
-        Characters of a line of text; ``None`` where no terminal shows it.
+        The width of text in characters; ``None`` for the default.
 
     Raises
     ------
     LookupError
-        If it is no result of a command.
+        The object is not a result of a command.
     ValueError
-        If its kind has no such format.
+        Its kind does not have this format.
     """
     kind = kind_of(result)
     if format not in kind.formats:
@@ -164,12 +164,12 @@ def rendered(
     Parameters
     ----------
     drawn
-        Whether its picture shows its figures instead of its text.
+        Whether the picture shows the figures instead of the text.
 
     Raises
     ------
     ValueError
-        If a document has no such format.
+        The format is not rendered from documents.
     """
     match format:
         case Format.SVG if drawn:
@@ -196,10 +196,10 @@ def rendered(
 
 
 def _without_control_characters(content: Text | str) -> Text | str:
-    """Return a view without control and format characters: no text of a document moves the cursor.
+    """Replace control and format characters, so that no text can move the cursor.
 
-    Views escape what they show; this catches one that does not. Each character becomes one other, which keeps the
-    colours of a text in their places.
+    Views escape their text; this is a second safeguard. Each character is replaced by a single one, so the spans of
+    colour keep their positions.
     """
     plain = content if isinstance(content, str) else content.plain
     if all(map(str.isprintable, plain.split("\n"))):

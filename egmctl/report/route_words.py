@@ -1,4 +1,4 @@
-"""The names of routes for people: they are made here and nowhere else."""
+"""The names of routes in output. Only this module composes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from egmctl.units import printable
 
 
 def route_words(route: Route) -> str:
-    """Return a route for people: ``NV18``, ``EGM over NV18>C2C``, ``HOST_NUMA over PCIe, not EGM``."""
+    """Return the name of a route: ``NV18``, ``EGM over NV18>C2C``, ``HOST_NUMA over PCIe, not EGM``."""
     match route.carrier:
         case Carrier.SOCKET:
             return "messages between the processes"
@@ -31,7 +31,7 @@ def route_words(route: Route) -> str:
 
 
 def routes_words(routes: Iterable[Route]) -> str:
-    """Return several routes, each once."""
+    """Return the distinct names of several routes, joined by "and"."""
     return " and ".join(dict.fromkeys(map(route_words, routes)))
 
 

@@ -1,1 +1,1 @@
-"""Exports data: formats that programs read. None of them is made from a document."""
+"""Machine-readable formats, written from results and not from documents."""

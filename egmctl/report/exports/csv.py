@@ -1,7 +1,7 @@
-"""Results as CSV: a row for each flow, link, route, path, finding or node; empty where there is no value.
+"""Results as CSV: one row per flow, link, route, path, finding or node. A missing value is an empty cell.
 
-One rule makes the columns: the fields of a row's records in order, ``flow_route_symbol`` for a field of a nested
-record. A tuple of words is joined by spaces; a field that holds several records or a mapping is in the JSON only.
+The columns are the fields of a row's records in order; the field of a nested record has a name like
+``flow_route_symbol``. The items of a tuple are joined by spaces. Tuples of records and mappings are only in the JSON.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?", re.ASCII)
 
 
 def bench_csv(report: RunReport) -> str:
-    """Return a row for each flow of each measurement, and for each stage of a handle's life cycle.
+    """Return one row per flow of each measurement, or per flow and stage of the life cycle of a handle.
 
-    Every row has what the whole measurement reached and how it was judged; ``flow_gb_s_...`` is the flow's own.
+    Each row contains the results and grades of the whole measurement; ``flow_gb_s_...`` are those of the flow.
     """
     from egmctl.model.measurement import Measurement, Stage, Summary
     from egmctl.model.task import Flow
@@ -80,10 +80,9 @@ def bench_csv(report: RunReport) -> str:
 
 
 def topo_csv(topology: Topology) -> str:
-    """Return a row for each link, route and pair of GPUs.
+    """Return one row per link, route and ordered pair of GPUs.
 
-    Every row says where the machine came from, so that rows of a modelled machine cannot pass for facts once they are
-    cut out or put together with others.
+    Each row contains the machine's origin, so that rows of a modelled machine are recognisable in any extract.
     """
     from egmctl.model.gpu import Pair
     from egmctl.topology.links import Link
@@ -117,10 +116,10 @@ def topo_csv(topology: Topology) -> str:
 
 
 def compare_csv(comparison: Comparison) -> str:
-    """Return a row for each path, finding or fact that differs; of two runs for each path.
+    """Return one row per path of the comparison, and one per node for each finding or fact that differs.
 
-    ``subject`` is ``path``, ``finding``, ``fact`` or ``machine``: a fact beside the other three. ``warning`` says in
-    every row which files are of no hardware, so that none can pass for hardware once it is cut out.
+    ``subject`` is ``path``, ``finding``, ``fact`` (of snapshots) or ``machine`` (a fact of the machine of a bench or
+    doctor). ``warning`` names in each row the files that are not from hardware, so that any extract shows it.
     """
     from egmctl.model.comparison import AttributeDifference, PathDifference
     from egmctl.model.record import Command
@@ -138,7 +137,7 @@ def compare_csv(comparison: Comparison) -> str:
 
 
 def fleet_csv(report: FleetReport) -> str:
-    """Return a row for each node; ``causes`` are what is wrong on it, each behind its status."""
+    """Return one row per node; ``causes`` lists the node's problems, each after its status."""
     from egmctl.model.fleet import NodeAnswer
 
     causes = {
@@ -154,25 +153,25 @@ def fleet_csv(report: FleetReport) -> str:
 
 
 def csv_text(columns: Iterable[str], rows: Iterable[Mapping[str, object]]) -> str:
-    """Return a table with a header line; a cell that is missing is empty.
+    """Return a table with a header line; a missing cell is empty.
 
     Raises
     ------
     ValueError
-        For a cell of no column.
+        A row has a cell for an unknown column.
     """
     file = io.StringIO()
     writer = csv.DictWriter(file, list(columns), lineterminator="\n")
-    # Names of capabilities come from the machine.
+    # The header is escaped, too: names of capabilities come from the machine.
     writer.writerow({name: _cell(name) for name in writer.fieldnames})
     writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
     return file.getvalue()
 
 
 def _cell(value: object) -> object:
-    """Return what is written for a value.
+    """Return the content of a cell for a value.
 
-    A spreadsheet runs text that begins with ``= + - @`` as a formula; an apostrophe before it says that it is text
+    A spreadsheet evaluates text that begins with ``= + - @`` as a formula; a leading apostrophe prevents this
     (https://owasp.org/www-community/attacks/CSV_Injection).
     """
     if isinstance(value, Enum):
@@ -188,7 +187,7 @@ def _cell(value: object) -> object:
 
 
 def _columns(record: Any, prefix: str = "") -> tuple[str, ...]:
-    """Return the columns of a record, by its type: they are the same for every result."""
+    """Return the columns of a record type. They do not depend on the values."""
     names: list[str] = []
     for name, kind in field_types(record).items():
         value = _value_type(kind)
@@ -215,7 +214,7 @@ def _cells(record: Any, prefix: str = "") -> dict[str, object]:
 
 
 def _value_type(kind: Any) -> Any:
-    """Return a field's type without its marks and without ``None``."""
+    """Return a field's type without annotations and without ``None``."""
     while typing.get_origin(kind) in (typing.Annotated, typing.Union, types.UnionType):
         kind = next(inner for inner in typing.get_args(kind) if inner is not type(None))
     return kind

@@ -1,4 +1,4 @@
-"""Results as JSON: the one envelope that every command answers in, success or failure (``docs/json.md``)."""
+"""Results as JSON: the envelope that every command prints, on success and on failure (``docs/json.md``)."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def envelope(
     machine: Machine | Origin | None,
     errors: Sequence[EgmctlError] = (),
 ) -> dict[str, Any]:
-    """Put a command's result into the envelope.
+    """Return the envelope with a command's result.
 
     Parameters
     ----------
     schema
-        What ``body`` is, e.g. ``"egmctl.topo/2"``.
+        The schema of ``body``, e.g. ``"egmctl.topo/2"``.
     exit_code
-        The code that the command ends with, as in ``docs/exit-codes.md``.
+        The exit code of the command (``docs/exit-codes.md``).
     body
-        The result, ready for JSON; ``None`` where there is none.
+        The result as JSON data; ``None`` if there is none.
     machine
-        The machine it is about, or its origin: the envelope says whether that was live, recorded or modelled.
+        The machine, or its origin. The envelope contains only the origin: live, recorded or modelled.
     errors
-        What went wrong.
+        The errors of the command.
     """
     return {
         "schema": schema,
@@ -48,19 +48,19 @@ def envelope(
 
 
 def error_entry(error: EgmctlError) -> dict[str, Any]:
-    """Return one entry of the envelope's ``errors``: a stable word, the sentence, and what else the error knows."""
+    """Return an entry of the envelope's ``errors``: a stable code, the message, and the error's public attributes."""
     stated = {"code", "exit_code"}
     details = {name: value for name, value in vars(error).items() if name not in stated and not name.startswith("_")}
     return {"code": error.code, "message": str(error), "details": to_json(details)}
 
 
 def dump(document: dict[str, Any]) -> str:
-    """Write a document as JSON text: ASCII, indented, one newline at the end.
+    """Return a document as JSON text: ASCII, indented, with a final newline.
 
     Raises
     ------
     ValueError
-        For NaN or infinity, which JSON has no number for.
+        The document contains NaN or infinity, which JSON cannot represent.
     """
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
@@ -68,8 +68,8 @@ def dump(document: dict[str, Any]) -> str:
 def result_json(result: Any) -> str:
     """Return any result of :mod:`egmctl.report.kinds` as a JSON document.
 
-    The machine of a diagnosis or a topology has pseudonyms for what is private. Where nothing could be determined,
-    ``errors`` says why.
+    Private values of a machine in the result are replaced by pseudonyms. If nothing could be determined, ``errors``
+    contains the reason.
     """
     machine = getattr(result, "machine", None) or next(iter(getattr(result, "machines", ())), None)
     body = result

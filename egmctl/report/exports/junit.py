@@ -1,4 +1,4 @@
-"""Results as JUnit XML, which CI systems read."""
+"""Results as JUnit XML, for CI systems."""
 
 from __future__ import annotations
 
@@ -19,19 +19,24 @@ if TYPE_CHECKING:
 
 
 def doctor_junit(diagnosis: Diagnosis) -> str:
-    """Return JUnit XML: a finding is a test case; ``skip``, ``unknown`` and what
-    another one explains are skipped ones, ``warn`` and ``note`` pass."""
+    """Return JUnit XML with one test case per finding.
+
+    ``fail`` is a failure, and so are ``warn`` and ``note`` if the diagnosis is strict. ``skip``, ``unknown`` and
+    findings that another one explains are skipped.
+    """
     return _document(_doctor_suite(diagnosis))
 
 
 def bench_junit(report: RunReport) -> str:
-    """Return JUnit XML: a class of paths is a test case, and so is each measurement that broke; what was not measured
-    and what has no reference are skipped ones."""
+    """Return JUnit XML with one test case per class of paths and per measurement that broke.
+
+    Classes without a reference and measurements that were waived or not judged are skipped test cases.
+    """
     return _document(_bench_suite(report))
 
 
 def bringup_junit(bringup: Bringup) -> str:
-    """Return JUnit XML: a suite of doctor's findings, and one of the path classes of the bench."""
+    """Return JUnit XML with a suite for the findings of doctor and, after a run, a suite for the bench."""
     return _document(_doctor_suite(bringup.diagnosis), *([] if bringup.run is None else [_bench_suite(bringup.run)]))
 
 
@@ -54,7 +59,7 @@ def _counts(cases: Sequence[Element]) -> dict[str, str]:
 
 
 def _case(classname: str, name: str, tag: str, kind: str, message: str, text: str = "") -> Element:
-    """Return a test case that failed or was skipped, with its kind and message; of ``system-out`` with the text."""
+    """Return a test case with ``text`` in a ``failure`` or ``skipped`` (with kind and message) or ``system-out``."""
     case = Element("testcase", {"classname": printable(classname), "name": printable(name)})
     attributes = {} if tag == "system-out" else {"type": kind, "message": printable(message)}
     SubElement(case, tag, attributes).text = printable(text) or None

@@ -16,7 +16,7 @@ _Problem = tuple[Status, str, Remedy | None]
 
 
 def doctor_nagios(diagnosis: Diagnosis) -> str:
-    """Return one line of state, what is wrong by which check, and performance data; then a line a problem."""
+    """Return a line with the state, the first root cause and performance data, then one line per problem."""
     roots = [cause.finding for cause in root_causes(diagnosis.findings)]
     problems = [f for status in TOLD for f in diagnosis.findings if f.status is status and not f.explained_by]
     sentence = ", ".join(f"{count} {status}" for status, count in diagnosis.counts.items() if count)
@@ -29,7 +29,7 @@ def doctor_nagios(diagnosis: Diagnosis) -> str:
 
 
 def bringup_nagios(bringup: Bringup) -> str:
-    """Return one line of state, answer and cause, with performance data; then a line a cause."""
+    """Return a line with the state, the answer, its cause and performance data, then one line per cause."""
     from egmctl.report.document import plain
     from egmctl.report.views.bringup import cause_words, verdict
 
@@ -47,7 +47,7 @@ def bringup_nagios(bringup: Bringup) -> str:
 
 
 def with_remedy(sentence: str, remedy: Remedy | None) -> str:
-    """Return a sentence with what to do about it, and the command."""
+    """Return a sentence, followed by the text and the command of a remedy."""
     if remedy is None:
         return sentence
     command = f" $ {remedy.command}" if remedy.command else ""
@@ -55,7 +55,7 @@ def with_remedy(sentence: str, remedy: Remedy | None) -> str:
 
 
 def _output(state: int, sentence: str, performance: str, problems: Iterable[_Problem]) -> str:
-    """Return the line that Nagios shows, then a line for each problem: status, sentence, and what to do."""
+    """Return the line that Nagios shows, then one line per problem: status, sentence and remedy."""
     lines = [f"EGMCTL {_WORDS[state]} - {_unbarred(sentence)} | {performance}"]
     lines += [f"{status.upper()} {_unbarred(with_remedy(words, remedy))}" for status, words, remedy in problems]
     return "\n".join(lines) + "\n"
@@ -71,5 +71,5 @@ def _named(finding: Finding) -> str:
 
 
 def _unbarred(text: str) -> str:
-    # "|" begins the performance data.
+    # "|" separates the text from the performance data.
     return printable(text).replace("|", "/")

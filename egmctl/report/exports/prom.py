@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from egmctl.model.bringup import Bringup
 
 Sample = tuple[Mapping[str, object], float]
-"""Labels and value."""
+"""The labels and the value of a sample."""
 _STATES = {Status.PASS: 0, Status.NOTE: 0, Status.WARN: 1, Status.FAIL: 2, Status.UNKNOWN: 3}
-"""Nagios' numbers; a note is no fault. A skipped check has no sample."""
+"""The metric values by status, numbered as in Nagios. A note is not a fault. A skipped check has no sample."""
 _MEANING = "0 pass, 1 warn, 2 fail, 3 unknown."
 _GRADES = {Grade.PASS: 0, Grade.WARN: 1, Grade.FAIL: 2, Grade.NO_REFERENCE: 3}
 _GRADE_MEANING = "0 pass, 1 warn, 2 fail, 3 no reference."
@@ -29,7 +29,7 @@ _NS = 1e-9
 
 
 def doctor_prom(diagnosis: Diagnosis) -> str:
-    """Return the metrics of a diagnosis; which series there are does not depend on the state of any GPU."""
+    """Return the metrics of a diagnosis. Each check has a series for every GPU, whatever the GPU's state."""
     checks = grouped((finding.check, finding) for finding in diagnosis.findings if finding.status in _STATES)
     nodes = (({"check": check}, _worst(findings)) for check, findings in checks.items())
     gpus = (
@@ -60,7 +60,7 @@ def _is_about(finding: Finding, bus_id: str) -> bool:
 
 
 def _worst(findings: Iterable[Finding]) -> int:
-    """Return the gravest state; a check names what it has something against, the others pass."""
+    """Return the most severe state; without findings, it is that of ``pass``."""
     return max((_STATES[finding.status] for finding in findings), default=_STATES[Status.PASS])
 
 
@@ -72,7 +72,7 @@ def bench_prom(report: RunReport) -> str:
 
 
 _Metric = tuple[str, str, Iterable[Sample]]
-"""The end of its name, its meaning, and its samples."""
+"""The suffix of a metric's name, its help text, and its samples."""
 
 
 def _rates(measured: Sequence[Measurement]) -> Iterator[_Metric]:
@@ -109,7 +109,7 @@ def _outcome(report: RunReport) -> Iterator[_Metric]:
 
 
 def bringup_prom(bringup: Bringup) -> str:
-    """Return the metrics: the answer has a series for each word, of which one is 1."""
+    """Return the metrics of a bring-up. The answer has one series per possible value; that of the actual one is 1."""
     from egmctl.model.bringup import Answer
 
     answers = [({"answer": answer.value}, float(answer is bringup.answer)) for answer in Answer]
@@ -119,7 +119,7 @@ def bringup_prom(bringup: Bringup) -> str:
 
 def _flows(measured: Iterable[Measurement]) -> Iterator[Sample]:
     for m in measured:
-        # The flow of a loaded latency is not what its bandwidth is of.
+        # The bandwidth of a loaded latency is that of the load and not of its flow.
         alone = (m.bandwidth_gb_s,) if m.bandwidth_gb_s is not None and len(m.flows) == 1 else ()
         summaries = (m.flows_gb_s or alone) if m.latency_ns is None else ()
         for flow, summary in zip(m.flows, summaries, strict=False):
@@ -132,7 +132,7 @@ def _common(m: Measurement) -> dict[str, object]:
 
 
 def _path(m: Measurement, flows: Sequence[Flow]) -> dict[str, object]:
-    """Return the labels of a flow; of a round trip, that of the first GPU, and both as initiators."""
+    """Return the labels of the first flow, with the initiators of all; a round trip has two flows."""
     flow = flows[0]
     return _common(m) | {
         "source": flow.source.label,
@@ -156,12 +156,12 @@ def _began(report: RunReport) -> Iterator[Sample]:
 
 
 def _gauge(name: str, meaning: str, samples: Iterable[Sample]) -> str:
-    """Return a metric with its samples; nothing of no samples.
+    """Return a metric with its samples, or an empty string if it has none.
 
     Parameters
     ----------
     name
-        With its unit, a base unit, at its end: ``_seconds``, ``_bytes_per_second``.
+        The metric's name, which ends in its base unit: ``_seconds``, ``_bytes_per_second``.
     """
     lines = [f"{name}{_labels(labels)} {value:.12g}\n" for labels, value in samples]
     return f"# HELP {name} {meaning}\n# TYPE {name} gauge\n{''.join(lines)}" if lines else ""

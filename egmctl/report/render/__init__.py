@@ -1,1 +1,1 @@
-"""Renders any document: one file a format. No renderer knows what a document is about."""
+"""Renderers of documents, one file per format. They do not depend on the subject of a document."""

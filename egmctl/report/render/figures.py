@@ -1,4 +1,4 @@
-"""Figures of a page: curves, drawings, the shades of a heat map; and a command's text as an SVG picture."""
+"""Draw figures: charts, heat maps and their shades, and the text of a command as an SVG picture."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from egmctl.report.render.page import arrows, element, raw, style, xml
 from egmctl.units import format_size, listed
 
 BOUNDS = (0.40, 0.65, 0.80, 0.90, 0.95, 0.97, 0.99)
-"""Shares of the best at which a step ends. They lie closer near the best: cells that are alike within one per cent, as
-those of a healthy switch are, look alike, and what is some per cent behind is seen."""
+"""The upper bounds of the shades, as shares of the best number. They are closer near the best: cells within one percent
+of it, as behind a healthy switch, have the same shade, and cells a few percent below it have another one."""
 
 DRAWN_CELLS = 72 * 72
-"""Larger matrices are not drawn: 72 are the GPUs of the largest NVLink domain of one rack."""
+"""The maximum number of cells of a drawn matrix. The largest NVLink domain of one rack has 72 GPUs."""
 
 
 def best(matrix: Matrix) -> dict[str, float]:
-    """Return the best number of each kind of a matrix; nothing where it is not to be shaded."""
+    """Return the best number of each kind of cell in a matrix; empty if the matrix is not shaded."""
     best_of: dict[str, float] = {}
     better = max if matrix.better is Better.HIGH else min
     for cell in (cell for series in doc.columns(matrix) for cell in series.cells):
@@ -35,27 +35,27 @@ def best(matrix: Matrix) -> dict[str, float]:
 
 
 def step_of(cell: Cell, best_of: Mapping[str, float], better: Better | None) -> int | None:
-    """Return the step of a cell, ``None`` where it has no shade."""
+    """Return the shade of a cell, or ``None`` if it has none; see :func:`step`."""
     if better is None or not cell.value or cell.kind not in best_of:
         return None
     return step(cell.value, best_of[cell.kind], better)
 
 
 def step(value: float, most: float, better: Better) -> int:
-    """Return the step of a number, 7 for the best and what equals it within one per cent."""
+    """Return the shade of a number from 0 to 7; 7 is for numbers within one percent of the best, ``most``."""
     share = value / most if better is Better.HIGH else most / value if value > 0 else 1
     return bisect_right(BOUNDS, share)
 
 
 def legend(better: Better) -> str:
-    """Return where the shades change."""
+    """Return the words for the thresholds between the shades."""
     if better is Better.HIGH:
         return f"they change at {listed([f'{100 * bound:.0f}' for bound in BOUNDS])} % of the most"
     return f"they change at {listed([f'{100 / bound - 100:.0f}' for bound in BOUNDS])} % longer than the least"
 
 
 def cells_of(matrix: Matrix) -> int:
-    """Return the number of a matrix' cells."""
+    """Return the number of cells of a matrix."""
     return len(matrix.rows) * sum(map(len, matrix.groups))
 
 
@@ -63,13 +63,13 @@ WIDTH, HEIGHT = 720, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 150, 26, 46
 _STYLES = 4
 _LINE = 15
-"""Pixels between two names."""
+"""The minimum distance between two names in pixels."""
 
 Scale = Callable[[float], float]
 
 
 def plot(what: Chart) -> Element:
-    """Return the drawing; what it shows is in the table beside it, so that nothing is in the drawing alone."""
+    """Return the drawing of a chart."""
     points = [point for _, curve in what.curves for point in curve]
     y_ticks = ticks(max([point.high for point in points] + [limit for _, limit in what.limits]))
     xs = sorted({point.x for point in points})
@@ -108,7 +108,7 @@ def ticks(top: float) -> list[float]:
 
 
 def _powers(sizes: Sequence[float]) -> list[float]:
-    """Return the powers of 16 (or of 4, of few sizes) from the smallest size to the largest, and those two."""
+    """Return the smallest size times powers of 16 (of 4 for a range of at most 4^6), and the largest size."""
     first, last = sizes[0], max(sizes[-1], 2 * sizes[0])
     factor = 4 if last / first <= 4**6 else 16
     powers = [first * factor**place for place in range(1 + int(math.log(last / first, factor) + 1e-9))]
@@ -164,7 +164,7 @@ def _mark(style: int, x: float, y: float) -> Element:
 
 
 def _names(what: Chart, x: Scale, y: Scale) -> Iterator[Element]:
-    """Yield the names at the ends of their curves, moved down where two would meet."""
+    """Yield the names of curves and limits at their right ends, moved down if two would overlap."""
     ends = [(y(limit), float(WIDTH - _RIGHT), name, "dim") for name, limit in what.limits]
     for number, (name, curve) in enumerate(what.curves):
         if curve:
@@ -177,14 +177,14 @@ def _names(what: Chart, x: Scale, y: Scale) -> Iterator[Element]:
 
 _CELL, _ROW, _LABEL, _FIGURES_LINE = 84.0, 30.0, 84.0, 18.0
 _STRONG, _DIM = 8.8, 7.2
-"""Pixels that a letter takes at most, on the average."""
+"""The average width of a character in pixels, as an upper bound."""
 _CLASSES = {Tone.BAD: "bad", Tone.WARN: "warn", Tone.DIM: "dim"}
 _DENSE, _WIDE = 7, 12
-"""Columns from which heat maps get wider columns of the page, and from which they take the whole width."""
+"""The numbers of columns from which a heat map takes more than half the page width, and the full width."""
 
 
 def is_broad(matrix: Matrix) -> bool:
-    """Say whether a matrix needs more than half the width of a page."""
+    """Return whether a matrix needs more than half of the page width, but not all of it."""
     return _DENSE <= len(doc.columns(matrix)) < _WIDE
 
 
@@ -263,8 +263,8 @@ _TEMPLATE = """\
   </g>
 </svg>
 """
-"""What rich fills in, without the fonts that its own template loads from elsewhere: every letter has its place and
-width, whatever the font."""
+"""The SVG template for rich. Unlike rich's own it loads no web fonts: each piece of text has a position and a width,
+whatever the font."""
 
 
 def picture(text: Text, title: str) -> str:
@@ -280,7 +280,7 @@ _PAD, _BANNER = 16.0, 30.0
 
 
 def svg(document: doc.Document) -> str:
-    """Return a document's drawings, heat maps and curves below each other, its banners above them."""
+    """Return an SVG document with the banners of a document, then its drawings, heat maps and charts in one column."""
     figures = list(_figures(doc.shown(document.body, doc.Level.PAGE)))
     width = max((float(figure.get("width", "0")) for figure in figures), default=320.0) + 2 * _PAD
     y = _PAD

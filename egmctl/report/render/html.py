@@ -1,4 +1,4 @@
-"""Matrices as HTML: shaded cells keep their numbers, and where a colour says something a sign says it too."""
+"""Render a document as an HTML page. Shaded cells keep their numbers, and colours never carry a meaning alone."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from egmctl.report.render.page import Child, arrows, element
 
 _CLASSES = {Tone.BAD: "bad", Tone.WARN: "warn", Tone.DIM: "waived"}
 _FEW, _LONG, _WIDE = 2, 5, 12
-"""Columns up to which a heat map is not stretched; from which a table without shades takes the whole width; and from
-which a heat map does and can be scrolled by keyboard."""
+"""The maximum number of columns of a heat map that is not stretched, and the numbers of columns from which a table
+without shades, and a heat map, take the full width and can be scrolled with the keyboard."""
 _SHADES = "The stronger the shade, the nearer a cell comes to the best over the same links in its table"
 _SCROLLED = {"tabindex": "0", "role": "region", "aria_label": "table"}
-"""The attributes of what can be scrolled by keyboard."""
+"""The attributes of an element that can be scrolled with the keyboard."""
 
 
 def matrix_html(matrix: doc.Matrix) -> Element:
-    """Return a figure with the table of a matrix; a wide one can be scrolled by keyboard."""
+    """Return a figure with the table of a matrix, or with a note if it has more than :data:`DRAWN_CELLS` cells."""
     if cells_of(matrix) > DRAWN_CELLS:
         too_many = f"{cells_of(matrix)} cells are too many to show: JSON and CSV have them."
         return element("figure", element("p", list(_caption(matrix))), element("p", too_many, class_="dim"))
@@ -56,14 +56,14 @@ def _caption(matrix: doc.Matrix) -> Iterator[Element]:
 
 
 def _heads(matrix: doc.Matrix) -> Iterator[Element]:
-    """Yield the rows of headings, each heading over the columns of its group that have none there."""
+    """Yield the header rows. A heading spans the following columns of its group that have none in that row."""
     depth = max([len(column.header) for column in doc.columns(matrix)] + [bool(matrix.corner)])
     for row in range(depth):
         last = row == depth - 1
         corner = element("th", matrix.corner, scope="col") if matrix.corner and last else element("td")
         cells = [corner] if any((matrix.corner, *matrix.rows)) else []
         for group in matrix.groups:
-            # The last row is right above the cells, however few lines a heading has.
+            # Headings are aligned with the bottom row.
             texts = [("", *column.header)[max(row - depth + len(column.header) + 1, 0)] for column in group]
             starts = [number for number, text in enumerate(texts) if text or number == 0]
             for start, end in pairwise([*starts, len(texts)]):
@@ -78,7 +78,7 @@ def _heads(matrix: doc.Matrix) -> Iterator[Element]:
 def _body(matrix: doc.Matrix, best_of: Mapping[str, float]) -> Iterator[Element]:
     for place, row in enumerate(matrix.rows):
         cells = [(column, column.cells[place]) for column in doc.columns(matrix)]
-        # A row without cells is a heading of those below it.
+        # A row whose cells are all empty is a heading of the rows below it.
         look = None if any(cell.text for _, cell in cells) else "strong"
         yield element(
             "tr",
@@ -93,7 +93,7 @@ def _cell(column: doc.Series, cell: doc.Cell, matrix: doc.Matrix, best_of: Mappi
     if not best_of and not column.wrap:
         classes.append("number" if column.align is Align.RIGHT else "whole")
     if cell.tone in _CLASSES:
-        # A number keeps its shade, and is framed.
+        # A shaded number keeps its shade and gets a frame.
         classes.append(_CLASSES[cell.tone] if step is None else f"judged-{_FRAMES[cell.tone]}")
     if cell.text == "-":
         classes.append("none")
@@ -106,13 +106,13 @@ _LOOKS = {Tone.GOOD: "pass", Tone.WARN: "warn", Tone.BAD: "fail", Tone.UNKNOWN: 
 
 
 def html(document: doc.Document) -> str:
-    """Return the whole page."""
+    """Return a document as an HTML page."""
     body = list(doc.shown(document.body, Level.PAGE))
     return page.page(document.command, document.subject, document.subtitle, document.banners, list(_sections(body)))
 
 
 def _sections(blocks: Sequence[doc.Block]) -> Iterator[page.PageSection]:
-    """Yield the sections of a page; the blocks before the first one are a section too."""
+    """Yield the sections of a page; the blocks outside of sections come first, as a section of their own."""
     first = [block for block in blocks if not isinstance(block, doc.Section)]
     names: dict[str, int] = {}
     if first:
@@ -130,7 +130,7 @@ def _id(title: str, names: dict[str, int]) -> str:
 
 
 def _blocks(blocks: Sequence[doc.Block]) -> Iterator[Child]:
-    """Yield elements; matrices that follow each other stand beside each other, with one key to their shades."""
+    """Yield the elements of blocks. Consecutive matrices and charts share a grid and a key to the shades."""
     matrices: list[doc.Matrix | doc.Chart] = []
     for block in blocks:
         if isinstance(block, (doc.Matrix, doc.Chart)):

@@ -1,4 +1,4 @@
-"""Markdown as GitHub reads it: nothing that came from a machine can be markup, a mention or a reference."""
+"""Render a document as GitHub Flavored Markdown. No text of a machine can become markup, a mention or a reference."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _REFERENCE = re.compile(r"(@|\\#|GH-)(?=\w)")
 
 
 def escaped(text: str) -> str:
-    """Return a text that is shown as it is, wherever it stands.
+    """Escape a text so that it is shown literally in any position.
 
-    A backslash makes ASCII punctuation plain (https://spec.commonmark.org/0.31.2/#backslash-escapes). GitHub finds
-    people and issues in what is left; an empty comment behind the sign keeps it from that.
+    A backslash escapes ASCII punctuation (https://spec.commonmark.org/0.31.2/#backslash-escapes). GitHub still links
+    mentions and issues in the result; an empty comment after their sign prevents this.
     """
     return _REFERENCE.sub(r"\1<!-- -->", _MARKUP.sub(_plain, printable(text)))
 
 
 def code(text: str) -> str:
-    """Return a text as code within a line: a fence longer than any run of backticks in it."""
+    """Return a text as inline code, delimited by more backticks than any run of backticks in it."""
     shown = printable(text)
     fence = "`" * (1 + max(map(len, re.findall("`+", shown)), default=0))
     pad = " " if shown.startswith("`") or shown.endswith("`") else ""
@@ -32,45 +32,45 @@ def code(text: str) -> str:
 
 
 def code_block(text: str, language: str = "") -> str:
-    """Return lines of code."""
+    """Return a text as a fenced code block."""
     shown = printable(text)
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", shown)), default=0))
     return f"{fence}{language}\n{shown}\n{fence}\n"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[bool]) -> str:
-    """Return a table; the cells are Markdown already.
+    """Return a table of cells that are already Markdown.
 
     Parameters
     ----------
     right
-        Of each column, whether it holds numbers.
+        Whether each column is aligned right.
     """
     marks = ["---:" if number else "---" for number in right]
     return "".join(f"| {' | '.join(cell or ' ' for cell in row)} |\n" for row in (head, marks, *rows))
 
 
 def details(summary: str, body: str) -> str:
-    """Return what is folded away below a line."""
+    """Return Markdown that is folded below a summary line."""
     return f"<details>\n<summary>{escaped(summary)}</summary>\n\n{body.rstrip()}\n\n</details>\n"
 
 
 def warning(lines: Sequence[str]) -> str:
-    """Return a box that GitHub shows as a warning; nothing of nothing."""
+    """Return lines as an alert box of GitHub, or an empty string without lines."""
     return "> [!WARNING]\n" + "".join(f"> {escaped(line)}\n" for line in lines) + "\n" if lines else ""
 
 
 def _plain(match: re.Match[str]) -> str:
-    # A backslash makes punctuation plain, no digit: in "1." it stands before the dot.
+    # A backslash escapes punctuation but not digits: in "1." it goes before the dot.
     return f"{match[0]}\\" if match[0][0].isdigit() else f"\\{match[0]}"
 
 
 LIMIT = 60_000
-"""Characters; GitHub takes 65536 in one comment."""
+"""The maximum length in characters; GitHub accepts 65536 in one comment."""
 
 
 def markdown(document: doc.Document) -> str:
-    """Return the text: without the folded parts that would make it longer than :data:`LIMIT`, which it then says."""
+    """Return a document as Markdown. Parts that would exceed :data:`LIMIT` are omitted and listed at the end."""
     body = list(doc.shown(document.body, Level.VERBOSE))
     verdicts = [block for block in body if isinstance(block, doc.Verdict)]
     title = f"## {escaped(document.command)}: {escaped(verdicts[0].word if verdicts else document.subject)}\n"
@@ -162,7 +162,7 @@ def _words(words: Words) -> str:
     text = ""
     for span in doc.parts(words):
         part = _span(span)
-        # Without something between them two spans of code, or two bold ones, would be one.
+        # Two adjacent spans of code, or two bold ones, would merge without a separator.
         text += f"<!-- -->{part}" if text.endswith(("`", "**")) and part.startswith(("`", "**")) else part
     return text
 

@@ -1,4 +1,4 @@
-"""The frame of a page, and markup that is safe whatever it shows."""
+"""The frame of an HTML page, and functions that create markup with escaped text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Child = Element | str | Iterable["Child"] | None
 Value = str | float | bool | None
 
 _INLINE = frozenset({"a", "abbr", "b", "code", "span", "strong", "td", "th", "tspan"})
-"""Elements without a line break behind them; the others have one, for readers of the source."""
+"""The elements without a line break after them. All others have one, which makes the source readable."""
 
 
 def element(tag: str, *children: Child, **attributes: Value) -> Element:
@@ -27,10 +27,10 @@ def element(tag: str, *children: Child, **attributes: Value) -> Element:
     Parameters
     ----------
     children
-        Text is escaped; what is iterable is flattened, ``None`` left out.
+        Elements, text, or iterables of children, which are flattened. ``None`` is omitted.
     attributes
-        ``class_`` is ``class``, ``aria_label`` is ``aria-label``. ``None`` and false are left out, true is an attribute
-        without a value; numbers are written to a tenth.
+        ``class_`` becomes ``class``, ``aria_label`` becomes ``aria-label``. ``None`` and false are omitted; true is an
+        empty value. Floats are rounded to one decimal place.
     """
     made = Element(tag)
     for name, value in attributes.items():
@@ -43,19 +43,19 @@ def element(tag: str, *children: Child, **attributes: Value) -> Element:
 
 
 def raw(tag: str, text: str) -> Element:
-    """Return an element whose text is this project's own and taken as it is: a style sheet."""
+    """Return an element with trusted text, e.g. a style sheet, whose control characters are not replaced."""
     made = Element(tag)
     made.text, made.tail = text, "\n"
     return made
 
 
 def arrows(text: str) -> str:
-    """Write the arrows of captions and paths as characters."""
+    """Replace ASCII arrows and comparison signs by the Unicode characters."""
     return text.replace("<->", "↔").replace("->", "→").replace("<-", "←").replace(">=", "≥").replace("<=", "≤")
 
 
 def xml(root: Element) -> str:
-    """Return a whole XML document."""
+    """Return an element as the text of an XML document."""
     return ElementTree.tostring(root, encoding="unicode").rstrip() + "\n"
 
 
@@ -88,7 +88,7 @@ _STYLE = Path(__file__).with_name("style")
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """A part of a page under a heading, which the list of contents leads to."""
+    """A section of a page with a heading, which the table of contents links to."""
 
     id: str
     title: str
@@ -96,16 +96,16 @@ class PageSection:
 
 
 def page(command: str, title: str, subtitle: str, banners: Sequence[str], sections: Sequence[PageSection]) -> str:
-    """Return the whole document.
+    """Return an HTML document.
 
     Parameters
     ----------
     command
-        Which command made it: ``egmctl bench``.
+        The command that wrote it, e.g. ``egmctl bench``.
     title, subtitle
-        The subject of the report, and when and how it was made.
+        The subject of the report, and its time and settings.
     banners
-        Warnings to read first: that a machine was modelled, recorded or fake.
+        Warnings to read first, e.g. that a machine is modelled or its driver is fake.
     """
     sheet = style("colors", "figure", "page")
     digest = base64.b64encode(hashlib.sha256(sheet.encode()).digest()).decode()
@@ -142,7 +142,7 @@ def page(command: str, title: str, subtitle: str, banners: Sequence[str], sectio
 
 @cache
 def style(*names: str) -> str:
-    """Return the style sheets of these names as one."""
+    """Return the style sheets with these names, concatenated."""
     return "".join((_STYLE / f"{name}.css").read_text(encoding="utf-8") for name in names)
 
 

@@ -1,7 +1,7 @@
-"""A document as text, for a terminal or a log: as wide as it is given, and complete without colour.
+"""Render a document as text for a terminal or a log, at a given width and complete without colour.
 
-Nothing is cut: what has no place beside another is broken or goes below it; only a single word, cell or command can
-make a line longer.
+Nothing is truncated: text is wrapped, and columns that do not fit go below the others. Only a single word, cell or
+command can exceed the width.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from egmctl.report.document import Align, Level, Tone, Words
 from egmctl.units import printable
 
 WIDTH = 80
-"""Characters of a line where no terminal says another width: what is piped or recorded is always the same."""
+"""The width in characters without a terminal, so that piped output is always the same."""
 NARROWEST, WIDEST = 60, 200
-"""A terminal that is narrower gets lines of this width; nobody reads longer ones."""
+"""The limits of the width in characters, regardless of the terminal's width."""
 
 STYLES = {
     Tone.PLAIN: "",
@@ -34,18 +34,18 @@ STYLES = {
 _VERDICTS = {Tone.GOOD: "bold green", Tone.WARN: "bold yellow", Tone.BAD: "bold red", Tone.UNKNOWN: "bold magenta"}
 _HEADING = "bold"
 _LEAST_WRAPPED = 20
-"""Characters that a column of sentences keeps."""
+"""The minimum width in characters of a column of sentences."""
 
 
 def text(document: doc.Document, *, width: int = WIDTH, level: Level = Level.NORMAL) -> Text:
-    """Return the whole text.
+    """Return a document as text.
 
     Parameters
     ----------
     width
-        Characters of a line.
+        The width in characters.
     level
-        The blocks up to this one are shown.
+        The highest level of the blocks that are shown.
     """
     page = _Page(width=min(max(width, NARROWEST), WIDEST))
     for banner in document.banners:
@@ -63,21 +63,21 @@ def text(document: doc.Document, *, width: int = WIDTH, level: Level = Level.NOR
 
 
 class _Page:
-    """The text so far, and how wide it may be."""
+    """The text written so far, and its width."""
 
     def __init__(self, *, width: int) -> None:
         self.text = Text()
         self._width = width
         self._names = 0
-        """Characters of the longest name of values in the present entry."""
+        """The length of the longest name in a :class:`KeyValues` of the current entry."""
 
     def blocks(self, blocks: Sequence[doc.Block], indent: int = 0, *, close: bool = False) -> None:
-        """Write blocks below each other, an empty line between those of different kinds.
+        """Write blocks, with an empty line between blocks of different types.
 
         Parameters
         ----------
         close
-            Without empty lines: what belongs to an entry.
+            Whether to omit the empty lines, as in the body of an entry.
         """
         if close:
             rows = [row for block in blocks if isinstance(block, doc.KeyValues) for row in block.rows]
@@ -89,21 +89,29 @@ class _Page:
             for number, block in enumerate(run):
                 if number and isinstance(block, (doc.Section, doc.Matrix)):
                     self.gap()
-                # A hint stands below what it continues.
+                # A hint is indented below the block that it continues.
                 below = label + 2 if isinstance(run[0], (doc.Entry, doc.Bullets)) else 1
                 self._block(block, indent + below if number and isinstance(block, doc.Hint) else indent, label)
 
     def words(
         self, words: Words, indent: int = 0, *, style: str = "", head: Text | None = None, further: int = 0
     ) -> None:
-        """Write a line of text, broken at the width; ``head`` stands before it, further lines ``further`` deeper."""
+        """Write a line of text, wrapped at the width.
+
+        Parameters
+        ----------
+        head
+            A label before the first line, in place of the indent. The other lines are aligned with the text after it.
+        further
+            The additional indent of the other lines without a ``head``.
+        """
         line = Text(" " * indent) if head is None else head
         offset = len(line) + (further if head is None else 0)
         for piece in _broken(line.append_text(_line(words, style)), self._width, offset):
             self.text.append_text(piece).append("\n")
 
     def gap(self) -> None:
-        """Write an empty line, unless nothing or an empty line is before it."""
+        """Write an empty line, unless the text is empty or already ends with one."""
         if self.text and not self.text.plain.endswith("\n\n"):
             self.text.append("\n")
 
@@ -131,7 +139,7 @@ class _Page:
                 self.words(block.title, indent, style=_HEADING)
                 self.blocks(doc.body_of(block), indent)
             case doc.Chart() | doc.Diagram():
-                # The numbers stand in a table beside it.
+                # Other blocks contain the same facts.
                 return
             case _:
                 assert_never(block)
@@ -168,14 +176,14 @@ class _Page:
 
 
 def _head(block: doc.Block) -> int:
-    """Return the characters of what stands before a block's text: the same for those that follow each other."""
+    """Return the length of the label before a block's text: of the longest name, or of an entry's word."""
     if isinstance(block, doc.KeyValues):
         return max((len(name) for name, _ in block.rows), default=0)
     return len(block.word) if isinstance(block, doc.Entry) else 0
 
 
 def _runs(blocks: Sequence[doc.Block]) -> Iterator[list[doc.Block]]:
-    """Yield the blocks of one kind that follow each other; a hint at more of them belongs to them."""
+    """Yield the runs of consecutive blocks of the same type; a hint with ``more`` belongs to the run before it."""
     run: list[doc.Block] = []
     for block in blocks:
         joins = isinstance(block, doc.Hint) and block.more
@@ -188,9 +196,9 @@ def _runs(blocks: Sequence[doc.Block]) -> Iterator[list[doc.Block]]:
 
 
 def _matrix_lines(matrix: doc.Matrix, width: int) -> Iterator[Text]:
-    """Yield the lines of a matrix, in as many blocks of columns as the width asks for.
+    """Yield the lines of a matrix, in as many blocks of columns as the width requires.
 
-    Where one block alone is too wide for its names, the longest names stand on lines of their own.
+    If the columns form one group and leave too little space for the row names, the longest names get their own lines.
     """
     names = [_line(matrix.corner, STYLES[Tone.DIM]), *map(_line, matrix.rows)]
     label = max(map(len, names))
@@ -220,7 +228,7 @@ def _matrix_lines(matrix: doc.Matrix, width: int) -> Iterator[Text]:
 
 
 def _widths(columns: Sequence[doc.Series], room: int) -> list[int]:
-    """Return the width of each column: as wide as its cells, those of sentences as wide as is left for their words."""
+    """Return the width of each column: that of its longest cell, or less for columns of sentences that are wrapped."""
     widths = []
     for series in columns:
         mark = _mark_of(series)
@@ -238,11 +246,11 @@ def _widths(columns: Sequence[doc.Series], room: int) -> list[int]:
 
 
 _Columns = list[tuple[doc.Series, int]]
-"""Columns, each with its width."""
+"""Columns with their widths."""
 
 
 def _column_blocks(groups: Sequence[_Columns], width: int, gap: int) -> Iterator[_Columns]:
-    """Yield as many groups as fit beside each other, again and again."""
+    """Yield blocks of columns, each with as many groups as fit into the width."""
     block: _Columns = []
     used = 0
     for group in groups:
@@ -256,7 +264,7 @@ def _column_blocks(groups: Sequence[_Columns], width: int, gap: int) -> Iterator
 
 
 def _cell_lines(series: doc.Series, size: int, row: int) -> list[Text]:
-    """Return the lines of the cell of a row; rows of the header count from -1 upwards."""
+    """Return the lines of a column's cell in a row. Header rows have negative numbers; -1 is the lowest one."""
     if row < 0:
         return [_line(series.header[row] if -row <= len(series.header) else "", STYLES[Tone.DIM])]
     cell = series.cells[row]
@@ -266,7 +274,7 @@ def _cell_lines(series: doc.Series, size: int, row: int) -> list[Text]:
 
 
 def _mark_of(series: doc.Series) -> int:
-    """Return the characters that the signs behind a column's numbers take, so that the numbers stay in line."""
+    """Return the width of the marks after a column's numbers, which keeps the numbers aligned."""
     return max((len(cell.mark) for cell in series.cells), default=0) if series.align is Align.RIGHT else 0
 
 
@@ -283,7 +291,7 @@ def _aligned(piece: Text, width: int, align: Align) -> Text:
 
 
 def _broken(line: Text, width: int, indent: int) -> Iterator[Text]:
-    """Yield a line in pieces of a width, with its styles; words that are longer stay whole."""
+    """Yield the pieces of a line wrapped at a width, with its styles. A longer word is not split."""
     words = line.plain
     lead = len(words) - len(words.lstrip(" "))
     pieces = textwrap.wrap(

@@ -1,1 +1,1 @@
-"""Makes a document of each result: one file a command. What is known becomes words here, and nowhere else."""
+"""Functions that turn a result into a document, one file per command. Only they contain the words of the output."""

@@ -1,4 +1,4 @@
-"""The view of ``egmctl bench``: the answer with its causes, the path classes, then what it rests on."""
+"""The view of ``egmctl bench``: the answer with its causes, the path classes, and the details behind the answer."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from egmctl.units import counted, gpu_name, listed, printable, several, shortene
 from egmctl.verdict.yardsticks import unit_of
 
 _FEW = 3
-"""Flows whose ends fit beside a case's name."""
+"""The number of flows from which a case's name is shown without its path."""
 
 
 def soak(report: RunReport) -> Iterator[doc.Matrix]:
-    """Yield a row for each case that was measured again and again: the path with the worst sample, and when it was."""
+    """Yield the table of a soak: for each case, the path with the worst sample relative to its median, and its time."""
     cases: dict[str, list[tuple[float, float, Measurement]]] = {}
     for m in report.measurements:
         if m.slowest_at_s is not None and (summary := m.headline):
@@ -66,13 +66,13 @@ def soak(report: RunReport) -> Iterator[doc.Matrix]:
 
 
 _HOST = (MemoryKind.HOST_NUMA, MemoryKind.HOST_NUMA_POOL, MemoryKind.PINNED, MemoryKind.REGISTERED)
-"""The first of these that was measured stands for its link."""
+"""The kinds of host memory in order of preference for a link's rate."""
 
 
 def rates(report: RunReport) -> tuple[dict[tuple[str, str], float], tuple[str, ...]]:
     """Return the GB/s of single copies by copy engines, by the labels of source and destination, and the cases.
 
-    Of several cases with the same ends, such as pushed and pulled copies, the first one counts.
+    If several cases have the same ends, e.g. pushed and pulled copies, the first one is used.
     """
     gb_s: dict[tuple[str, str], float] = {}
     cases: dict[str, None] = {}
@@ -96,14 +96,14 @@ def _plain(m: Measurement) -> bool:
 
 
 def _rank(m: Measurement) -> tuple[int, int]:
-    """Order by kind of host memory, and sizes from the largest."""
+    """Return the sort key: the kind of host memory, then the size from the largest."""
     flow = m.flows[0]
     kind = next((end.memory for end in (flow.source, flow.destination) if end.bus_id is None), MemoryKind.HOST_NUMA)
     return (_HOST.index(kind) if kind in _HOST else len(_HOST)), -m.size_bytes
 
 
 _CASES = 2
-"""Cases that are named."""
+"""The number of cases named per owner."""
 _OWNER_UNKNOWN = {
     OwnerUnknown.NO_COUNTERS: "no counters show which link carried the bytes",
     OwnerUnknown.TOO_FEW: "the reads that were measured leave several GPUs",
@@ -113,7 +113,7 @@ _OWNER_UNKNOWN = {
 
 
 def owner_lines(report: RunReport) -> Iterator[str]:
-    """Yield a sentence for each NUMA node: the owner of what was allocated under each GPU, or why it is not known."""
+    """Yield sentences on the owner of memory by NUMA node and allocating GPU, or on why it is unknown."""
     labels: dict[tuple[int, str, str], list[str]] = {}
     for owner in report.verdict.owners if report.verdict is not None else ():
         ends = f"belongs to {owner.owner_label}, by the link counters"
@@ -127,7 +127,7 @@ def owner_lines(report: RunReport) -> Iterator[str]:
 
 
 def unexpected_owners(report: RunReport) -> Iterator[str]:
-    """Yield a sentence for each EGM memory that does not belong to the GPU under which it was allocated."""
+    """Yield a sentence for each EGM memory whose owner is not the GPU under which it was allocated."""
     yield from dict.fromkeys(
         f"EGM memory of NUMA{owner.numa_node} allocated under {owner.allocated_by_label} belongs to "
         f"{owner.owner_label}, by the link counters: its NVLink-C2C carries the bytes"
@@ -145,22 +145,22 @@ def _why_unknown(report: RunReport, owner: MemoryOwner) -> str:
 
 _NODES_DRAWN = 4
 _MANY = 8
-"""Paths with the same reason that are named with -v."""
+"""The number of skipped paths named per reason with ``-v``."""
 _BENCH_WORST = 5
-"""Paths that are named."""
+"""The number of slow paths named."""
 _REASONS = 4
-"""Reasons for what failed or was skipped that are told without -v."""
+"""The number of reasons for failures shown without ``-v``."""
 _WARNINGS = 4
 _PATHS = 3
 _STAGED = 2
-"""Pairs without peer access that are named."""
+"""The number of notes on staging through host memory."""
 _FAULTS = 3
-"""Faults of the kernel's log that are told without -v."""
+"""The number of faults in the kernel log shown without ``-v``."""
 _AGAINST = {Yardstick.PROFILE: "the expected", Yardstick.LINK: "its link's", Yardstick.PEERS: "its peers'"}
 
 
 def bench_document(report: RunReport) -> doc.Document:
-    """Return what there is to say of a run first."""
+    """Return the document of a run."""
     subject = counted(gpu_name(gpu.name) for gpu in report.gpus)
     version = report.cuda_driver_version
     cuda = f" (CUDA {version // 1000}.{version % 1000 // 10})" if version else ""
@@ -175,7 +175,7 @@ def bench_document(report: RunReport) -> doc.Document:
 
 
 def bench_banners(report: RunReport) -> tuple[str, ...]:
-    """Return what everybody has to know first of a run."""
+    """Return the banners of a run: a fake driver, modelled machines and confidential computing."""
     fake = (FAKE,) if are_fake(gpu.name for gpu in report.gpus) else ()
     lines = (line for machine in report.machines for line in (*banners(machine.origin), *confidential_banner(machine)))
     return tuple(dict.fromkeys((*fake, *lines)))
@@ -215,7 +215,7 @@ def _warnings(report: RunReport) -> Iterator[doc.Block]:
 
 
 def _details(report: RunReport) -> Iterator[doc.Section]:
-    """Yield what stands behind the answer: the picture, every number, what it was judged by, how it was measured."""
+    """Yield the details: the drawing, all numbers, the references, and how the run measured."""
     chosen = {gpu.bus_id for gpu in report.gpus}
     for machine in report.machines[:_NODES_DRAWN]:
         gpus = [gpu for gpu in machine.gpus or () if gpu.bus_id in chosen]
@@ -253,7 +253,7 @@ def _method(report: RunReport) -> Iterator[str]:
 
 
 def _topology(report: RunReport, machine: Machine, gpus: Sequence[Gpu]) -> Iterator[doc.Block]:
-    """Yield the picture of a node with what was measured over each link."""
+    """Yield the drawing of a node with the bandwidth measured over each link."""
     judged = topology(machine, gpus)
     gb_s, cases = rates(report)
     legend = "Rates are nominal, in one direction."
@@ -269,7 +269,7 @@ def _topology(report: RunReport, machine: Machine, gpus: Sequence[Gpu]) -> Itera
 
 
 def _kernel(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
-    """Return what the kernel logged meanwhile that calls for an operator."""
+    """Return the faults that the kernel logged during the run and that require action."""
 
     def entry(fault: KernelFault) -> doc.Entry:
         fix = fault.remedy.text + (f" ({fault.remedy.command})" if fault.remedy.command else "")
@@ -286,7 +286,7 @@ def _kernel(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
 
 
 def _worst_paths(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
-    """Yield the paths that are farthest from what is expected, the gravest first."""
+    """Yield the slow paths by severity, then by the distance from the expected value."""
     verdict = report.verdict
     if verdict is None:
         return
@@ -313,7 +313,7 @@ def _worst_paths(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
 
 
 def _broken(report: RunReport) -> Iterator[doc.Block]:
-    """Return what was not measured, or not steadily, and the reason; all paths of it with ``-v``."""
+    """Return the reasons for failed and unstable measurements with some paths, and all paths with ``-v``."""
     groups = [group for group in exceptions(report) if group[0] not in (Status.WAIVED, Status.UNSTABLE)]
     unstable = {f"{m.name} {m.path}": m.reason or "" for m in report.measurements if m.status is Status.UNSTABLE}
     if unstable:
@@ -323,7 +323,7 @@ def _broken(report: RunReport) -> Iterator[doc.Block]:
 
 
 def _reason(status: Status, reason: str, paths: Sequence[str], unstable: Mapping[str, str]) -> doc.Entry:
-    """Return a reason with its paths: all where some are not named, and by how much each unstable one varies."""
+    """Return the entry of a reason with its paths; ``-v`` shows all of them, and how much each unstable one varies."""
     rows = [("paths", ", ".join(paths))] if len(paths) > _PATHS else []
     if status is Status.UNSTABLE and len(paths) > 1:
         rows = list(unstable.items())

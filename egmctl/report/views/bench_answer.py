@@ -1,4 +1,4 @@
-"""The answer of a run: its verdict, the cause, the next step, and warnings that a reader must see first."""
+"""The answer of a run: its verdict, the cause, the next step, and the most important warnings."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from egmctl.verdict.yardsticks import is_degraded, is_lost
 
 
 def faults(report: RunReport) -> list[KernelFault]:
-    """Return what was logged, by device and kind, the gravest first."""
+    """Return the faults in the kernel log of a run, one per device and kind, the most severe first."""
     log = report.kernel_messages
     if log is None or not log.events or not report.machines:
         return []
-    # Under MPI it is the log of rank 0's node, whose machine is the first.
+    # Under MPI this is the log of rank 0's node, which is the first machine.
     return sorted(kernel_faults(report.machines[0], log.events), key=lambda fault: list(Status).index(fault.status))
 
 
 def grave(report: RunReport) -> list[KernelFault]:
-    """Return what calls for an operator."""
+    """Return the faults that require action by an operator."""
     return [fault for fault in faults(report) if fault.status is not Status.PASS]
 
 
 def logged(fault: KernelFault) -> str:
-    """Return ``GPU2: Xid 79, GPU fell off the bus, 2 times (hardware)``."""
+    """Return the words for a fault: ``GPU2: Xid 79, GPU fell off the bus, 2 times (hardware)``."""
     blame = "" if fault.blame is Blame.UNKNOWN else f" ({fault.blame.value})"
     return f"{fault.title}{fault.times}{blame}"
 
 
 def kernel_line(report: RunReport) -> str | None:
-    """Say in one sentence what else the log held, or why it was not read; ``None`` where not read."""
+    """Return a sentence on the harmless part of the kernel log; ``None`` if it was not watched or has only faults."""
     log = report.kernel_messages
     if log is None:
         return None
@@ -58,7 +58,7 @@ def kernel_line(report: RunReport) -> str | None:
 
 
 _FEW = 3
-"""Numbers of copies that are told one by one."""
+"""The number of copy counts that are listed; for more, the range is given."""
 _GATING = {
     "kernel": "queued behind a gate kernel",
     "none": "no gate: the time includes queueing",
@@ -72,7 +72,7 @@ _VERIFICATION = {
 
 
 def how(report: RunReport) -> list[str]:
-    """Return how everything was measured, in a few words each."""
+    """Return the settings of a run as short phrases: size, copies, samples, gating and verification."""
     settings = report.settings
     parts = [
         f"buffers of {format_size(settings.size_bytes)}",
@@ -88,12 +88,12 @@ def how(report: RunReport) -> list[str]:
 
 
 _CASES = 3
-"""Cases that took longest that are named."""
+"""The number of slowest cases that are named."""
 _PHASES = ("starting", "set_up", "warm_up", "measuring", "verifying", "tear_down", "waiting")
 
 
 def where_time_went(report: RunReport) -> str | None:
-    """Return in one line what a run spent its time on, and the cases that took longest; ``None`` where not known."""
+    """Return a line with the time of each phase of a run and the slowest cases; ``None`` if it is unknown."""
     spent = report.seconds
     if spent is None:
         return None
@@ -104,7 +104,7 @@ def where_time_went(report: RunReport) -> str | None:
 
 
 def exceptions(report: RunReport) -> Iterator[tuple[MeasurementStatus, str, list[str]]]:
-    """Yield status and reason of what is not ``ok``, and what it is: whole cases where they were waived, else paths."""
+    """Yield status, reason and names of measurements that are not ``ok``: fully waived cases, otherwise paths."""
     bad = [m for m in report.measurements if m.status is not MeasurementStatus.OK]
     groups = grouped(((m.status, m.reason or ""), m) for m in bad)
     for (status, reason), members in groups.items():
@@ -114,30 +114,30 @@ def exceptions(report: RunReport) -> Iterator[tuple[MeasurementStatus, str, list
 
 
 def tally(report: RunReport) -> str:
-    """Return how many measurements ended how."""
+    """Return the number of measurements by status, in words."""
     counts = Counter(measurement.status for measurement in report.measurements)
     words = ", ".join(f"{counts[status]} {status}" for status in MeasurementStatus if counts[status])
     return f"{several(len(report.measurements), 'measurement')}: {words or 'none'}"
 
 
 HARMLESS = frozenset({"applications-clocks-setting", "display-clock-setting"})
-"""Clocks that somebody chose do not make a measurement wrong."""
+"""Throttle reasons that come from settings and do not invalidate a measurement."""
 _SHOWN = 4
 
 
 def warnings(report: RunReport) -> Iterator[str]:
-    """Yield a sentence for each thing that counters and the log showed, with what to do or the paths."""
+    """Yield a sentence for each fault in the kernel log with its remedy, and for each warning with its paths."""
     yield from (f"logged by the kernel meanwhile: {logged(fault)}. {fault.remedy.text}" for fault in grave(report))
     yield from (f"{sentence}: {shortened(paths, _SHOWN)}" for sentence, paths in seen(report).items())
 
 
 def seen(report: RunReport, *, causes: bool = True) -> dict[str, list[str]]:
-    """Return a sentence for each thing that evidence showed, and the paths on which it did.
+    """Return the warnings in the evidence of measurements, with their paths.
 
     Parameters
     ----------
     causes
-        Also what a cause of the run tells.
+        Whether to include warnings that the causes of the run already report.
     """
     paths: dict[str, dict[str, None]] = {}
     known = frozenset[_Sign]() if causes else frozenset(_signs(report))
@@ -148,7 +148,7 @@ def seen(report: RunReport, *, causes: bool = True) -> dict[str, list[str]]:
 
 
 def route_line(report: RunReport) -> str | None:
-    """Say in one sentence how often the counters showed the expected link; ``None`` if nothing was to be shown."""
+    """Return a sentence on how often link counters confirmed the expected route; ``None`` if none was checked."""
     counts = Counter(m.evidence.route.verdict for m in report.measurements if m.evidence and m.evidence.route)
     if not counts:
         return None
@@ -163,7 +163,7 @@ def route_line(report: RunReport) -> str | None:
 
 
 def staged_lines(report: RunReport) -> Iterator[str]:
-    """Yield in a sentence for each reason how many measurements went through host memory for want of peer access."""
+    """Yield for each reason the number of measurements staged through host memory without peer access."""
     reasons = Counter(
         reason
         for m in report.measurements
@@ -179,13 +179,13 @@ _Sign = tuple[str, str, str]
 
 
 def _signs(report: RunReport) -> Iterator[_Sign]:
-    """Yield what the causes of a run tell of GPUs: one GPU's cause tells nothing of another one."""
+    """Yield the symptoms that the causes of a run report, each for the GPUs that the cause names."""
     for cause in report.causes:
         finding = cause.finding
         for measurement in report.measurements if finding.check in (OTHERS, THROTTLED) else ():
             for gpu in measurement.evidence.gpus if measurement.evidence else ():
                 if gpu.bus_id in finding.place.ids and words(finding.check, gpu) == finding.summary:
-                    # Who uses a GPU changes from one measurement to the next.
+                    # The processes that use a GPU differ between measurements.
                     yield finding.check, gpu.label, "" if finding.check == OTHERS else finding.summary
 
 
@@ -225,7 +225,7 @@ _PATHS = 3
 
 
 def was_run(measurement: Measurement) -> bool:
-    """Say whether a measurement was tried, however it ended."""
+    """Return whether a measurement was attempted, whatever its status."""
     return measurement.status is not MeasurementStatus.WAIVED
 
 
@@ -235,14 +235,14 @@ def answer(
     next_step: str = "look for the cause with 'egmctl doctor --active', then measure again",
     alone: bool = True,
 ) -> doc.Verdict:
-    """Return the answer: whether the run is whole, and whether the paths are as fast as they should be.
+    """Return the answer: whether the run is complete, and whether the paths are as fast as expected.
 
     Parameters
     ----------
     next_step
-        What to do where nothing explains what is slow.
+        The next step if no cause is known for slow paths.
     alone
-        Whether the causes are told here; else whoever shows the answer does.
+        Whether the answer contains the causes. If not, the caller shows them.
     """
     if not alone:
         report = replace(report, machines=(), causes=())
@@ -294,7 +294,7 @@ def _as_fast(verdict: RunVerdict) -> str:
 
 
 def _lost(report: RunReport, lost: Sequence[Measurement]) -> tuple[str, str]:
-    """Return why a run broke or lost measurements, by its cause where one is known, and what to do."""
+    """Return why a run broke or lost measurements, with the cause if it is known, and the next step."""
     known = [cause for cause in report.causes if any(is_lost(report.measurements[n]) for n in cause.explains)]
     reason = next((m.reason for m in lost if m.reason), None) or next(iter(report.problems), "")
     next_step = "run 'egmctl doctor', then measure again"
@@ -306,14 +306,14 @@ def _lost(report: RunReport, lost: Sequence[Measurement]) -> tuple[str, str]:
 
 
 def _fault(report: RunReport, broken: Sequence[Measurement], next_step: str, lacking: str) -> doc.Verdict | None:
-    """Return the answer where measurements failed or are too slow, the gravest first; ``None`` where none did.
+    """Return the answer ``FAIL`` if measurements failed or are too slow, otherwise ``None``.
 
     Parameters
     ----------
     broken
-        What failed, what arrived corrupt first.
+        The failed measurements, those with corrupt data first.
     lacking
-        Why the run is not whole, told after that; otherwise what was left out is.
+        Why the run is incomplete, for the end of the sentence; if it is empty, the causes of missing paths.
     """
     verdict = report.verdict
     named: Sequence[RunCause] = ()
@@ -330,7 +330,7 @@ def _fault(report: RunReport, broken: Sequence[Measurement], next_step: str, lac
 
 
 def _nothing(report: RunReport) -> doc.Verdict:
-    """Return the answer where nothing was measured: the first cause, and a reason for what it does not explain."""
+    """Return the answer if nothing was measured: the first cause, and a reason for measurements without a cause."""
     explained = {number for cause in report.causes for number in cause.explains}
     reasons = Counter(m.reason for n, m in enumerate(report.measurements) if n not in explained and m.reason)
     if report.causes:
@@ -338,7 +338,7 @@ def _nothing(report: RunReport) -> doc.Verdict:
         title = cause_title(report.causes[0])
         return _incomplete(f"nothing was measured: {title}{rest}", advice(report.causes[0].finding))
     kinds = {waiver.kind for m in report.measurements for waiver in m.waivers}
-    # No check is about what a case needs to be installed, or of a GPU.
+    # No check covers the software or the GPU features that a case requires.
     other = "choose other cases: 'egmctl bench --list' shows them"
     stopped = "see what stops it with 'egmctl doctor'"
     return _incomplete(
@@ -348,11 +348,10 @@ def _nothing(report: RunReport) -> doc.Verdict:
 
 
 def _missing(report: RunReport) -> list[RunCause]:
-    """Return what makes a run incomplete, what the user named first.
+    """Return the causes that make a run incomplete, those about GPUs that the user named first.
 
-    It is a GPU that was not measured, paths that a fault kept from being measured, or links that nobody knows.
-
-    That CUDA_VISIBLE_DEVICES hides a GPU was somebody's choice: it counts only where the user named the GPU.
+    The causes are GPUs that were not measured, faults that prevented measurements, and unknown links. A GPU that
+    CUDA_VISIBLE_DEVICES hides is the user's choice, and counts only if the user also named it.
     """
     return sorted((cause for cause in report.causes if _is_gap(report, cause)), key=lambda cause: not cause.asked)
 
@@ -370,13 +369,13 @@ def _is_gap(report: RunReport, cause: RunCause) -> bool:
 
 
 def _first_causes(report: RunReport, causes: Sequence[RunCause], most: int = 2) -> str:
-    """Return the first causes in words, and how many more there are."""
+    """Return the words for the first ``most`` causes, and the number of the others."""
     more = [f"and {several(len(causes) - most, 'more cause')}"] if len(causes) > most else []
     return "; ".join([*(cause_words(report, cause) for cause in causes[:most]), *more])
 
 
 def _rest(made: int, verdict: RunVerdict | None) -> str:
-    """Say what became of the rest of a run of which something is missing, none of which failed."""
+    """Return the words on the completed measurements of an incomplete run, none of which failed."""
     measured = f"the {several(made, 'measurement')} made"
     if verdict is None:
         return f"{measured} {'were' if made != 1 else 'was'} not judged"
@@ -388,7 +387,7 @@ def _rest(made: int, verdict: RunVerdict | None) -> str:
 
 
 def _why_no_reference(verdict: RunVerdict) -> str:
-    """Say why no path class has a reference: there is no profile, or it has none of these cases."""
+    """Return why no path class has a reference: the profile lacks these cases, or there is no profile."""
     if verdict.profile is not None:
         return f"profile {verdict.profile} has no reference for these cases"
     return verdict.profile_reason or "it was not judged by a profile"
@@ -404,11 +403,11 @@ _NOT_HERE = frozenset(
         WaiverKind.GPU_HIDDEN,
     }
 )
-"""Waivers for what these GPUs and this driver lack, or somebody chose to hide: nothing is missing there."""
+"""The kinds of waivers that leave a run complete: GPU or driver lack the feature, or the user has hidden the GPU."""
 
 
 def _not_made(report: RunReport) -> str:
-    """Say what was not measured that these GPUs could do, and why; not what somebody chose to hide."""
+    """Return the words on waived measurements that are not :data:`_NOT_HERE`, with the first reason."""
     left_out = [
         number
         for number, m in enumerate(report.measurements)
@@ -427,7 +426,7 @@ def _incomplete(sentence: str, advice: str) -> doc.Verdict:
 
 
 def _slow(report: RunReport, verdict: RunVerdict) -> str:
-    """Say in one sentence what is slow, which GPUs that touches, and what explains it."""
+    """Return a sentence with the number of slow path classes, the GPUs that they have in common, and the cause."""
     bad = [path_class for path_class in verdict.classes if path_class.by_speed in BAD_GRADES]
     if not bad and verdict.warnings:
         return f"{verdict.warnings[0]} (--strict)"
@@ -442,20 +441,20 @@ def _slow(report: RunReport, verdict: RunVerdict) -> str:
 
 
 def _where(culprits: Sequence[Culprit]) -> str:
-    """Say which GPUs, or else which pairs, the outliers of the most classes have in common."""
+    """Return the words on the GPUs that are outliers in the most classes, or on pairs if no single GPU is."""
     gpus = Counter(culprit.label for culprit in culprits if len(culprit.gpus) == 1)
     labels = [label for label, _ in (gpus or Counter(culprit.label for culprit in culprits)).most_common(_PATHS)]
     return f"{'the outliers touch' if gpus else 'outliers:'} {listed(labels)}" if labels else ""
 
 
 def _warned(report: RunReport, verdict: RunVerdict) -> str:
-    """Return the first warning that no yardstick measures, and its cause where there is one."""
+    """Return the first warning that is not about speed, and the first cause of slow paths, if there is one."""
     causes = (cause_words(report, cause) for cause in _explaining_slow(report)[:1])
     return "".join(f"; {words}" for words in (*verdict.warnings[:1], *causes))
 
 
 def _explaining_slow(report: RunReport) -> list[RunCause]:
-    """Return the causes of what was tried and is slow or broke; what was staged in place of a path may be neither."""
+    """Return the causes of measurements that are slow or broke, without causes that explain only missing paths."""
     slow = shortfalls(report).slow
     return [cause for cause in report.causes if slow & set(cause.explains)]
 

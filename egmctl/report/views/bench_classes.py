@@ -1,4 +1,4 @@
-"""The path classes of a run: what each reaches, what was expected, and which paths are worse than their peers."""
+"""The path classes of a run: measured and expected values, and the paths that are slower than their peers."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from egmctl.verdict.yardsticks import class_of
 GRADE_TONES = {Grade.FAIL: Tone.BAD, Grade.WARN: Tone.WARN}
 GRADE_MARKS = {Grade.FAIL: "!", Grade.WARN: "~"}
 OUTLIER = "<"
-"""Behind its peers, which nothing else has something against."""
+"""The mark of a path that only the comparison with its peers grades as bad."""
 UNSTABLE = "*"
 STATUS_TONES = {Status.OK: Tone.PLAIN, Status.UNSTABLE: Tone.WARN, Status.WAIVED: Tone.DIM}
 
 Brand = tuple[Tone, str]
-"""The tone and the mark of a cell that the verdict has something against."""
+"""The tone and the mark of the cell of a failed or warned measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class Frame:
     """The order of labels and the marks that all matrices of a run share."""
 
     order: Sequence[str] = ()
-    """The labels of the ends, as rows and columns are ordered."""
+    """The labels of the ends in the order of rows and columns."""
     brands: Mapping[int, Brand] = field(default_factory=dict)
-    """By a measurement's ``id``."""
+    """The brands of measurements, by their ``id()``."""
 
     @classmethod
     def of(cls, report: RunReport) -> Frame:
@@ -58,7 +58,7 @@ class Frame:
         return cls(order, {key: brand for key, brand in brands.items() if brand is not None})
 
     def bandwidth(self, measurement: Measurement, flow: int | None = None) -> doc.Cell:
-        """Return the cell of one flow, or of all of them together: no number to set against those of single flows."""
+        """Return the cell of one flow, or of the sum of all flows, which is not compared with single flows."""
         summary = measurement.bandwidth_gb_s if flow is None else None
         if flow is not None and measurement.measured:
             summary = measurement.flows_gb_s[flow]
@@ -69,7 +69,7 @@ class Frame:
             digits=2,
             kind=measurement.flows[flow].route.symbol if flow is not None else "",
             compared=flow is not None or alone,
-            # A flow is not branded where the sum failed that it is a part of.
+            # The verdict on the sum of several flows does not mark a single one.
             own=flow is None or alone,
         )
 
@@ -83,14 +83,14 @@ class Frame:
         compared: bool = True,
         own: bool = True,
     ) -> doc.Cell:
-        """Return the cell of a number, or of the status of what has none.
+        """Return the cell of a number, or of the measurement's status if there is none.
 
         Parameters
         ----------
         compared
-            It is set against the others of its matrix of the same kind.
+            Whether the number is compared with others of its kind in the matrix.
         own
-            The measurement has this number alone.
+            Whether the verdict on the measurement marks this number.
         """
         tone = tone_of(measurement)
         if value is None:
@@ -111,7 +111,7 @@ class Frame:
         after: tuple[str, ...] = (),
         better: doc.Better = doc.Better.HIGH,
     ) -> doc.Matrix:
-        """Return cells by row and column (the lines above it) in the order of their labels; beside each row its sum."""
+        """Return a matrix of cells by row and column (its header lines), ordered by labels, with the sums of rows."""
         places = {label: place for place, label in enumerate(self.order)}
 
         def place(*labels: str) -> list[int]:
@@ -126,7 +126,7 @@ class Frame:
 
 
 def tone_of(measurement: Measurement) -> Tone:
-    """Return what a measurement's status means."""
+    """Return the tone of a measurement's status."""
     return STATUS_TONES.get(measurement.status, Tone.BAD)
 
 
@@ -140,9 +140,9 @@ def _brand(judged: Judged) -> Brand | None:
 
 
 _SCREEN = 18
-"""Path classes that are shown without -v: with the answer, their links and notes they fill some 40 lines."""
+"""The number of path classes shown without ``-v``. With the answer and the notes they fill about 40 lines."""
 _WHOLE = 1000
-"""From here on nobody needs a decimal."""
+"""The number from which no decimal is shown."""
 _HEADS = ("n", "median", "worst", "expect", "link")
 _NOTE = (
     "median and worst of n paths; expected by the profile; link: the median's share of its nominal rate; "
@@ -152,7 +152,7 @@ _NOTE = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Class:
-    """A path class: its measurements, and what was judged of them."""
+    """A path class with its measurements and verdict."""
 
     case: str
     point: Point
@@ -166,9 +166,9 @@ class _Class:
 
 
 def class_tables(report: RunReport) -> Iterator[doc.Matrix | doc.Hint]:
-    """Yield the table of the path classes that fit a screen, and that of the others.
+    """Yield the table of the path classes that fit on a screen, and that of the others.
 
-    Where not all fit, those that are not well come first, then what the quick suite measures.
+    If not all fit, failed and warned classes have priority, then those of the quick suite.
     """
     classes = _classes(report)
     quick = {case.name for case in CASES if SUITES["quick"].has(case)}
@@ -184,7 +184,7 @@ def class_tables(report: RunReport) -> Iterator[doc.Matrix | doc.Hint]:
 
 
 def path_classes(measurements: Sequence[Measurement]) -> doc.Matrix:
-    """Return a row for each class of paths of which something is measured, without a verdict."""
+    """Return the table of the path classes with results, without a verdict."""
     return _table(_unjudged(measurements))
 
 
@@ -205,7 +205,7 @@ def _unjudged(measurements: Sequence[Measurement]) -> list[_Class]:
 def _table(
     classes: Sequence[_Class], caption: str = "Path classes (GB/s; latencies in ns)", level: Level = Level.NORMAL
 ) -> doc.Matrix:
-    """Return a row for each class, those over the same links together under a heading."""
+    """Return a table with one row per class; classes over the same links are grouped under a heading."""
     rows: list[tuple[str, dict[str, str | doc.Cell]]] = []
     for link in dict.fromkeys(entry.link for entry in classes):
         rows.append((link, dict.fromkeys(_HEADS, "")))
@@ -236,7 +236,7 @@ def _cells(entry: _Class) -> tuple[str | doc.Cell, ...]:
 
 
 def number(value: float | None) -> str:
-    """Return a bandwidth or a latency as tables and sentences show it."""
+    """Return a bandwidth or a latency with the decimals that tables and sentences show."""
     return "-" if value is None else f"{value:.1f}" if value < _WHOLE else f"{value:.0f}"
 
 
@@ -245,7 +245,7 @@ _SHOWN = 3
 
 
 def judged_sections(report: RunReport, verdict: RunVerdict) -> Iterator[tuple[str, Body]]:
-    """Yield what stands out, what is wrong with each class, and where the references come from."""
+    """Yield the sections on outliers, on failures of classes, and on the sources of references."""
     yield "Outliers", lambda: [doc.Bullets(tuple(_culprits(verdict.culprits)))]
     yield "Failures", lambda: [doc.Bullets(tuple(_faults(report, verdict)))]
     yield "References", lambda: [doc.Bullets(tuple(_references(verdict)))]
@@ -256,7 +256,7 @@ def _grade(grade: Grade) -> doc.Span:
 
 
 def _culprits(culprits: Sequence[Culprit]) -> Iterator[Words]:
-    """Say of each GPU or pair once what is out of line, with all classes that show it."""
+    """Yield a line for each outlying GPU or pair, with the classes that show it."""
     merged = grouped(((culprit.label, culprit.direction), culprit) for culprit in culprits)
     for (label, direction), alike in sorted(merged.items(), key=lambda item: len(item[1][0].gpus)):
         first = alike[0]
@@ -265,7 +265,7 @@ def _culprits(culprits: Sequence[Culprit]) -> Iterator[Words]:
 
 
 def _faults(report: RunReport, verdict: RunVerdict) -> Iterator[Words]:
-    """Say of each class that is not well what is wrong, with the paths; outliers are in the list above."""
+    """Yield the warnings, and a line for each failure of a class with its paths. Outliers have their own section."""
     for warning in verdict.warnings:
         yield _grade(Grade.WARN), f" {warning}"
     judgements = {judged.measurement: judged.judgements for judged in verdict.judged}
@@ -289,7 +289,7 @@ def _faults(report: RunReport, verdict: RunVerdict) -> Iterator[Words]:
 
 
 def _references(verdict: RunVerdict) -> Iterator[str]:
-    """Say where the expected values come from, and why there are none."""
+    """Yield the sources of the expected values, and the reasons for missing ones."""
     yield f"{f'profile {verdict.profile}' if verdict.profile else 'none'}: {verdict.profile_reason}"
     sources = grouped((entry.source, entry.path_class) for entry in verdict.classes if entry.source is not None)
     unknown = [entry for entry in verdict.classes if verdict.profile and entry.by_profile is Grade.NO_REFERENCE]

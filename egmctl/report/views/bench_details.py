@@ -26,20 +26,20 @@ _FAMILIES = {
     "rdma": "RDMA",
 }
 FOLDED_ABOVE = 16
-"""Ranks: a matrix of so many is as wide as a wide terminal."""
+"""The maximum number of ranks with matrices; a matrix of so many fills a wide terminal."""
 _WORST = 5
-"""Paths, and GPUs, that are named."""
+"""The number of paths, and of GPUs, that are named as slowest."""
 _USUAL_DIFFERENCE = 0.01
-"""Between the GPUs of one machine that is in order: 0.1 % was seen on H200."""
+"""The relative difference between GPUs that is not reported. On a healthy H200 machine it was 0.1 %."""
 _FEW_US = 10.0
-"""Fewer microseconds than this are shown with a decimal."""
+"""The number of microseconds below which a decimal is shown."""
 _STAGED = {None: "", UcxStaging.HOST: ", host-staged", UcxStaging.GPU: ", GPU-staged"}
 _MOVED = {Engine.UCX_PUT: "put", Engine.UCX_GET: "got", Engine.UCX: "sent"}
 _Tables = Iterator[Matrix | Chart]
 
 
 def families(report: RunReport) -> Iterator[tuple[str, Body]]:
-    """Yield the tables of each family under its title, in the order of measuring; none of waived ones."""
+    """Yield the title and the tables of each family in the order of measurement, or "By case" for many ranks."""
     if len(report.ranks) > FOLDED_ABOVE:
         yield "By case", partial(_folded, report)
         return
@@ -50,7 +50,7 @@ def families(report: RunReport) -> Iterator[tuple[str, Body]]:
 def _family(report: RunReport, family: str) -> _Tables:
     frame = Frame.of(report)
     members = [m for m in report.measurements if m.family == family]
-    # These series have sections of their own; UCX and life cycles have tables of their own.
+    # These series have their own sections; UCX and life cycles have their own tables.
     apart = tuple(swept(report))
     rest = [m for m in members if axis_of(m) not in apart and m.quantity is not Quantity.DURATION]
     groups = grouped((_table_of(m), m) for m in rest if m.engine not in UCX_ENGINES)
@@ -65,7 +65,7 @@ def _family(report: RunReport, family: str) -> _Tables:
 
 
 def _table_of(measurement: Measurement) -> object:
-    """Return what measurements have in common that share a table."""
+    """Return the key that measurements in the same table share."""
     flow = measurement.flows[0]
     if axis_of(measurement) is not None:
         return table_of(measurement)
@@ -73,12 +73,12 @@ def _table_of(measurement: Measurement) -> object:
         return measurement.case
     if ENGINES[measurement.engine].round_trip:
         return measurement.case, flow.destination if flow.destination.bus_id is None else None
-    # A GPU's own memory is the diagonal of the matrix of its peers'.
+    # A GPU's own memory is on the diagonal of the matrix of peers.
     return measurement.engine, flow.source.memory, flow.source.handle, measurement.chase
 
 
 def beside(measurements: Iterable[Measurement]) -> Matrix:
-    """Return what the paths of cases by several processes give, beside what the same paths give within one process."""
+    """Return the table that compares paths between processes with the same paths within one process."""
     cases = grouped((m.case, m) for m in measurements if m.in_process and m.timed is not None)
     rows = []
     for case, paths in cases.items():
@@ -100,11 +100,11 @@ def beside(measurements: Iterable[Measurement]) -> Matrix:
 
 
 def life_cycles(measurements: Iterable[Measurement]) -> Iterator[Matrix]:
-    """Yield what the stages of the life of shared memory cost: the median over the pairs of each kind."""
+    """Yield the table of the stages of shared memory's life cycle: for each kind, the median over its pairs in us."""
     members = list(grouped((m.case, m) for m in measurements).values())
     if not members:
         return
-    # The longest list has all stages, and gives their order.
+    # The longest list contains all stages in order.
     lists = sorted(([stage.name for stage in m.stages] for paths in members for m in paths), key=len, reverse=True)
     stages = list(dict.fromkeys(name for names in lists for name in names)) or ["status"]
     yield grid(
@@ -119,7 +119,7 @@ def life_cycles(measurements: Iterable[Measurement]) -> Iterator[Matrix]:
 
 
 def _shared(measurement: Measurement) -> str:
-    """Say which memory is shared, and how it is opened."""
+    """Return the kind of the shared memory and of its handle."""
     end = measurement.flows[0].source
     return _memory(end.memory) if end.handle is None else f"{_memory(end.memory)}, {end.handle}"
 
@@ -134,11 +134,11 @@ def _stage(measurements: Sequence[Measurement], name: str) -> str | Cell:
 
 
 def messages(measurements: Sequence[Measurement]) -> Iterator[Matrix]:
-    """Yield what UCX moved, one-sided and in messages, then its round trips."""
+    """Yield the tables of UCX: bandwidths of one-sided copies and messages, then round trips."""
     moved = [m for m in measurements if m.quantity is Quantity.BANDWIDTH]
     trips = [m for m in measurements if m.quantity is Quantity.LATENCY]
     rows = [(m.path, _message(m)) for m in moved]
-    # What each network device of a sender reaches alone: the nearest NIC, and what farther ones cost.
+    # The bandwidth of each of the sender's network devices alone shows what a farther NIC costs.
     rows += [
         (
             m.path,
@@ -164,7 +164,7 @@ def messages(measurements: Sequence[Measurement]) -> Iterator[Matrix]:
 
 def _message(measurement: Measurement) -> dict[str, str | Cell]:
     summary = measurement.bandwidth_gb_s
-    # The dearer side's registration: the cheaper one's memory may have been registered before.
+    # The maximum over both sides: the memory of the faster one may already have been registered.
     register = [stage.ms.max for stage in measurement.stages if stage.name == "register"]
     return {
         "": _MOVED[measurement.engine],
@@ -197,7 +197,7 @@ def _memory(kind: MemoryKind) -> str:
 
 
 def _ucx_verdicts(measurements: Sequence[Measurement]) -> Iterator[str]:
-    """Yield each verdict once, with the way that it is about as the table has it."""
+    """Yield each verdict on a UCX route once; if there are several, each with its route as in the table."""
     ways = {m.ucx.verdict: _way(m) for m in measurements if m.ucx is not None}
     for verdict, way in ways.items():
         yield printable(f"{way}: {verdict}" if len(ways) > 1 else verdict)
@@ -215,7 +215,7 @@ def _marked(measurement: Measurement, number: str | None) -> Cell:
 
 
 def _folded(report: RunReport) -> Iterator[Matrix]:
-    """Yield for each case a table of its routes, with the paths and the GPUs that are farthest behind."""
+    """Yield for each case a table of its routes, with notes on the slowest paths and GPUs."""
     cases = grouped((m.case, m) for m in report.measurements if m.headline is not None)
     for case, measurements in cases.items():
         first = measurements[0]
@@ -230,7 +230,7 @@ def _folded(report: RunReport) -> Iterator[Matrix]:
 
 
 def _behind(measurements: Sequence[Measurement], digits: int) -> Iterator[str]:
-    """Say which paths, and the paths of which GPUs, are farthest behind the others over the same links."""
+    """Yield a sentence on the slowest paths, relative to others over the same links, and one on deviating GPUs."""
     usual = grouped((m.flows[0].route.symbol, _value(m)) for m in measurements)
     medians = {link: median(values) for link, values in usual.items()}
     sign = -1 if measurements[0].quantity is Quantity.LATENCY else 1
@@ -248,7 +248,7 @@ def _behind(measurements: Sequence[Measurement], digits: int) -> Iterator[str]:
 
 
 def _spread(name: str, values: Sequence[float], digits: int) -> dict[str, str]:
-    """Return the cells of the median, under a name, and of the extremes of some values."""
+    """Return the cells with the median of values, under a name, and with their minimum and maximum."""
     numbers = {name: median(values), "min": min(values), "max": max(values)}
     return {head: f"{number:.{digits}f}" for head, number in numbers.items()}
 

@@ -1,4 +1,4 @@
-"""Bandwidths and latencies as matrices: the shape of nvidia-smi and nvbandwidth, the direction in each caption."""
+"""Bandwidths and latencies as matrices in the layout of nvidia-smi and nvbandwidth; each caption has the direction."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from egmctl.report.views.bench_classes import Frame
 from egmctl.units import format_size, grouped, several
 
 _ONE_ROW = (Pattern.RING, Pattern.BISECT, Pattern.LOCAL)
-"""Every GPU is the source of one flow: one row tells all."""
+"""The patterns with one flow per source GPU, which one row shows."""
 _Place = tuple[str, tuple[str, ...]]
-"""The row of a cell, and the lines above its column."""
+"""The position of a cell: its row, and the header lines of its column."""
 
 
 def matrices(measurements: Sequence[Measurement], frame: Frame) -> Iterator[Matrix]:
-    """Yield the matrices of what shares a table; nothing where all is waived."""
+    """Yield the matrices of measurements that share a table; nothing if all are waived."""
     if all(measurement.status is Status.WAIVED for measurement in measurements):
         return
-    # A GPU's own memory is the diagonal of the matrix of its peers': the last one says what the rows are.
+    # A GPU's own memory is on the diagonal of the matrix of peers, so the last measurement determines the rows.
     flows, pattern = measurements[-1].flows, measurements[-1].pattern
     notes = tuple(routes(measurements))
     if measurements[-1].quantity is Quantity.LATENCY:
@@ -47,7 +47,7 @@ def matrices(measurements: Sequence[Measurement], frame: Frame) -> Iterator[Matr
 
 
 def routes(measurements: Sequence[Measurement]) -> Iterator[str]:
-    """Say which route each cell is expected to take: in one line where it is the same for all."""
+    """Yield the expected routes of the cells, in one line if all are the same."""
     cells = grouped((route_words(flow.route), flow) for measurement in measurements for flow in measurement.flows)
     for words, flows in cells.items():
         if len(cells) == 1:
@@ -63,9 +63,9 @@ def routes(measurements: Sequence[Measurement]) -> Iterator[str]:
 
 
 def ends(flow: Flow, pattern: Pattern = Pattern.PAIR) -> tuple[Endpoint, Endpoint]:
-    """Return which end is the row and which the column.
+    """Return the ends of a flow that are its row and its column.
 
-    Rows are the host's memory, the one GPU that has to do with all others, or else the GPU that issues the work.
+    The row is the host memory, the one GPU that all others copy to or from, or otherwise the GPU that issues the work.
     """
     source, destination = flow.source, flow.destination
     if pattern in (Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE):
@@ -82,7 +82,7 @@ def ends(flow: Flow, pattern: Pattern = Pattern.PAIR) -> tuple[Endpoint, Endpoin
 
 
 def bandwidth_caption(measurement: Measurement, way: int = 0) -> str:
-    """Return what a table of bandwidths shows: the engine, the direction, and what else is moved meanwhile."""
+    """Return the caption of a table of bandwidths: engine, direction (of the flow ``way``) and concurrent flows."""
     flow = measurement.flows[way]
     row, column = ends(flow, measurement.pattern)
     arrow = "->" if row == flow.source else "<-"
@@ -99,7 +99,7 @@ def bandwidth_caption(measurement: Measurement, way: int = 0) -> str:
 
 
 def _through_any_gpu(measurement: Measurement) -> bool:
-    """Say whether GPUs move bytes between NUMA nodes: a row for each GPU, a column for each pair of nodes."""
+    """Return whether GPUs copy between NUMA nodes; the table then has a row per GPU and a column per pair of nodes."""
     return measurement.flows[0].through_gpu and not measurement.ranks
 
 
@@ -110,7 +110,7 @@ def _kind(end: Endpoint) -> str:
 
 
 def _place(measurement: Measurement, flow: Flow) -> _Place:
-    """Return where the bandwidth of a flow stands."""
+    """Return the position of a flow's bandwidth."""
     source, destination = flow.source.label, flow.destination.label
     if _through_any_gpu(measurement):
         return flow.initiator_label, (f"{source}->{destination}",)
@@ -168,7 +168,7 @@ def _latencies(measurements: Sequence[Measurement], frame: Frame, notes: tuple[s
 
 
 def latency_caption(measurement: Measurement) -> str:
-    """Return what a table of latencies shows: between which ends, and how they are read."""
+    """Return the caption of a table of latencies: the ends, the method and the unit."""
     flow = measurement.flows[0]
     if measurement.engine is Engine.PING_PONG:
         by = f"by flags in {flow.destination.label}" if flow.destination.bus_id is None else "each polls its own"

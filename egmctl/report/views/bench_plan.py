@@ -1,4 +1,4 @@
-"""Views of what is not measured: cases and whether each would run here, the steps of a run, the cost of many ranks."""
+"""Views without measurements: the cases and whether they would run, the steps of a plan, and the cost of many ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from egmctl.units import format_size, grouped, several, shortened
 
 
 def cases_document(cases: CaseList) -> doc.Document:
-    """Return each case with the number of its measurements that would run, and why others would not."""
+    """Return the list of cases with the number of measurements that would run, and why the others would not."""
     families = grouped((case.family, case) for case in cases.cases)
     stops = ((case.name, case.reasons or ([] if case.measurements else ["needs two GPUs"])) for case in cases.cases)
     reasons = grouped((reason, name) for name, case_reasons in stops for reason in case_reasons)
@@ -34,7 +34,7 @@ def cases_document(cases: CaseList) -> doc.Document:
 
 
 _NAMED = 2
-"""Cases that are named with the reason why they would not run."""
+"""The number of cases named per reason why they would not run."""
 
 
 def _family(family: str, cases: list[ListedCase]) -> doc.Section:
@@ -43,7 +43,7 @@ def _family(family: str, cases: list[ListedCase]) -> doc.Section:
 
 
 def plan_document(plan: PlanReport) -> doc.Document:
-    """Return the steps of a plan, the memory that they hold, and about how long they take."""
+    """Return the steps of a plan, their peak memory and their estimated time."""
     return doc.Document(
         command="egmctl bench --dry-run", subject=several(len(plan.steps), "step"), body=tuple(_plan(plan))
     )
@@ -77,7 +77,7 @@ def _plan(plan: PlanReport) -> Iterator[doc.Block]:
 
 
 def cost_document(cost: JobCost) -> doc.Document:
-    """Return what measuring a large machine would cost, case by case: ``--dry-run --ranks``."""
+    """Return the cost of a run on many ranks, per case (``--dry-run --ranks``)."""
     name = cost.origin.name if cost.origin.kind is not OriginKind.LIVE else "this one"
     heads = ("", "measured", "steps", "TB moved", "time", "held")
     total = (
@@ -102,7 +102,7 @@ def cost_document(cost: JobCost) -> doc.Document:
 
 
 def duration(seconds: float) -> str:
-    """Write a duration for people: ``51 s``, ``12 min``, ``3.4 h``, ``17 d``."""
+    """Return a duration in a suitable unit: ``51.0 s``, ``12.0 min``, ``3.4 h``, ``17.0 d``."""
     for unit, least, length in (("d", 2 * 86400, 86400), ("h", 2 * 3600, 3600), ("min", 120, 60)):
         if seconds >= least:
             return f"{seconds / length:.1f} {unit}"
@@ -121,7 +121,7 @@ def _cells(cost: CaseCost) -> tuple[str, ...]:
 
 
 def _breaks(cost: JobCost) -> Iterator[str]:
-    """Say what does not work at this size."""
+    """Yield sentences on cases that need too much memory, and on skipped measurements."""
     large = [case.case for case in cost.costs if case.too_large]
     if large:
         yield f"more than one place may hold: use a smaller --size for {', '.join(large)}"

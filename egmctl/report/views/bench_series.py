@@ -1,4 +1,4 @@
-"""Series: what paths reach by size, footprint, load or number of SMs, each as a table and its curves."""
+"""Series: bandwidth or latency by size, footprint, load, number of SMs or streams, as tables and charts."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from egmctl.report.views.bench_matrix import bandwidth_caption, latency_caption,
 from egmctl.units import MIB, format_size, grouped, shortened
 
 KNEE = 1.1
-"""A latency so many times that of :data:`KNEE_FROM_BYTES` is called a knee."""
+"""The ratio to the latency at :data:`KNEE_FROM_BYTES` above which a larger footprint is called a knee."""
 KNEE_FROM_BYTES = 512 * MIB
-"""The footprint that the larger ones are compared with: from 4 times the L2 cache of every supported GPU on, what
-grows is not the share that no cache holds any more, but what finding the page takes."""
+"""The footprint with which larger ones are compared. It is at least 4 times the L2 cache of every supported GPU: above
+it the latency no longer grows because of cache misses, but because of address translation."""
 ENOUGH = 0.95
-"""The part of the most that a path reaches from which on more SMs are not worth much."""
+"""The share of a path's maximum bandwidth above which more SMs gain little."""
 MARK = "^"
-"""The sign of the point of a curve that a note explains."""
+"""The mark of the point of a curve that a note explains."""
 _ALL = math.inf
-"""The place on the axis of a GPU's number of SMs that is not known."""
+"""The position of an unknown number of SMs on its axis."""
 _Curve = Mapping[float, Sequence[Measurement]]
-"""The measurements at each place of an axis."""
+"""The measurements at each position of an axis."""
 
 
 def knee(latencies_ns: Mapping[float, float]) -> float | None:
-    """Return the footprint at which a curve has its knee; ``None`` if it has none or does not begin low enough."""
+    """Return the footprint at a curve's knee; ``None`` if it has no knee or no point at :data:`KNEE_FROM_BYTES`."""
     base = latencies_ns.get(KNEE_FROM_BYTES)
     if base is None:
         return None
@@ -41,35 +41,35 @@ def knee(latencies_ns: Mapping[float, float]) -> float | None:
 
 
 def enough(gb_s: Mapping[float, float]) -> float | None:
-    """Return the fewest SMs that reach :data:`ENOUGH` of the most; ``None`` of none."""
+    """Return the fewest SMs that reach :data:`ENOUGH` of the maximum; ``None`` for an empty curve."""
     most = max(gb_s.values(), default=0.0)
     return min((sms for sms, value in gb_s.items() if value >= ENOUGH * most), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """How the table and the curves of a series along an axis look."""
+    """The layout of the table and the charts of a series along an axis."""
 
     title: str
     x: str
     caption: Callable[[Measurement], str]
     curve: Callable[[Measurement], tuple[str, ...]]
-    """The name of a measurement's curve, in lines."""
+    """Returns the name of a measurement's curve, as lines."""
     note: str = ""
     marked: Callable[[Mapping[float, float]], float | None] = lambda _: None
-    """The place on a curve that the note is about."""
+    """Returns the position of the marked point of a curve, which the note explains."""
     beside: Mapping[str, Callable[[Measurement], str]] = field(default_factory=dict)
-    """Further columns."""
+    """Further columns: functions that return their cells, by heading."""
     drawn_at: Callable[[Measurement], float] | None = None
-    """The place in the drawing, where it is not that in the table."""
+    """Returns the position in the chart, if it differs from that in the table."""
     apart: bool = False
-    """Whether each path has a drawing of its own, with a curve for each last line of a curve's name."""
+    """Whether each path has its own chart; the last line of a curve's name then names the curve."""
     sizes: bool = False
     logarithmic: bool = False
 
 
 def _by_engine(measurement: Measurement) -> tuple[str, ...]:
-    """Return the path, between two GPUs which of them does the work, and the engine."""
+    """Return the path, the engine, and between two GPUs whether the work writes or reads."""
     flow = measurement.flows[0]
     lines: tuple[str, ...] = (flow.source.label, f"-> {flow.destination.label}")
     if flow.source.bus_id == flow.destination.bus_id:
@@ -141,26 +141,26 @@ LOOKS: Mapping[Axis, Look] = {
 
 
 def axis_of(measurement: Measurement) -> Axis | None:
-    """Return the axis on which a measurement has a place; ``None`` where only its ends tell it from others."""
+    """Return the axis of a measurement's point; ``None`` if it has none."""
     return next((axis for axis in Axis if measurement.point.at(axis) is not None), None)
 
 
 def swept(report: RunReport) -> Iterator[Axis]:
-    """Yield the axes whose series are shown by themselves: that of a sweep, and the number of SMs, which makes no
-    classes of paths."""
+    """Yield the axes whose series have their own section: the axis of all measurements of a sweep, and the number of
+    SMs, which has no path classes."""
     axes = {axis_of(m) for m in report.measurements if m.engine not in UCX_ENGINES}
     yield from (axis for axis in Axis if axis in axes and (axis is Axis.SMS or len(axes) == 1))
 
 
 def all_series(report: RunReport, axis: Axis) -> Iterator[Matrix | Chart]:
-    """Yield the series of a run along an axis: a table for each case, or for each size where cases share a table."""
+    """Yield the series of a run along an axis: tables, grouped by :func:`table_of`, and their charts."""
     on_axis = [m for m in report.measurements if axis_of(m) is axis and m.engine not in UCX_ENGINES]
     for members in grouped((table_of(m), m) for m in on_axis).values():
         yield from series(axis, members, Frame.of(report))
 
 
 def table_of(measurement: Measurement) -> object:
-    """Return what measurements of one axis have in common that share a table."""
+    """Return the key that measurements in the same table of a series share."""
     axis, flow = axis_of(measurement), measurement.flows[0]
     if axis is Axis.SMS:
         return axis, measurement.size_bytes
@@ -170,9 +170,9 @@ def table_of(measurement: Measurement) -> object:
 
 
 def series(axis: Axis, measurements: Sequence[Measurement], frame: Frame) -> Iterator[Matrix | Chart]:
-    """Yield the table of a series and its curves; nothing where all is waived.
+    """Yield the table of a series and its charts; nothing if all measurements are waived.
 
-    A path has a column; several over the same links have three: their median, the least and the most.
+    A curve with one path has one column. A curve with several paths has three: median, minimum and maximum.
     """
     look = LOOKS[axis]
     points = {_place(axis, m): m.point for m in measurements}
@@ -211,7 +211,7 @@ def series(axis: Axis, measurements: Sequence[Measurement], frame: Frame) -> Ite
 def _columns(
     look: Look, name: tuple[str, ...], curve: _Curve, places: Sequence[float], frame: Frame
 ) -> tuple[Series, ...]:
-    """Return the columns of a curve, with a row for each of the places that the curves of the table have."""
+    """Return the columns of a curve, with one row per position in the table."""
     digits = 1 if _unit(next(m for paths in curve.values() for m in paths)) == "ns" else 2
     values = {place: figures for place, paths in curve.items() if (figures := _values(paths))}
     columns: dict[tuple[str, ...], Sequence[str | Cell]] = {}
@@ -234,7 +234,7 @@ def _columns(
 
 
 def _points(look: Look, curve: _Curve) -> Iterator[Point]:
-    """Yield the points of a curve: of one path with the span of its samples, of several with theirs."""
+    """Yield the points of a curve, with the range of the samples of one path, or of the medians of several paths."""
     for place, paths in sorted(curve.items(), key=lambda item: item[0]):
         values = _values(paths)
         if not values or place == _ALL:
@@ -250,7 +250,7 @@ def _values(measurements: Sequence[Measurement]) -> list[float]:
 
 
 def _limits(measurements: Sequence[Measurement]) -> Iterator[tuple[str, float]]:
-    """Yield what the links of a drawing's paths carry at most; the sum of several flows may be more."""
+    """Yield the maximum bandwidth of the links of single flows; the sum of several flows may exceed it."""
     for m in measurements:
         limit = m.flows[0].route.at_most_gb_s
         if m.quantity is Quantity.BANDWIDTH and len(m.flows) == 1 and limit is not None:
@@ -266,6 +266,6 @@ def _name(look: Look, name: tuple[str, ...]) -> str:
 
 
 def _place(axis: Axis, measurement: Measurement) -> float:
-    """Return where a measurement is on its curve; all of an unknown number of SMs are the most."""
+    """Return the position of a measurement on its axis; an unknown number of SMs comes last."""
     place = measurement.point.at(axis) or 0
     return _ALL if axis is Axis.SMS and not place else place

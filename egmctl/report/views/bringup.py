@@ -1,4 +1,4 @@
-"""The view of ``egmctl bringup``: GO, NO-GO or INCOMPLETE, the causes with what to do, and a line for each part."""
+"""The view of ``egmctl bringup``: GO, NO-GO or INCOMPLETE, the causes with their remedies, and a line per part."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from egmctl.units import several, shortened
 
 
 def bringup_document(bringup: Bringup) -> doc.Document:
-    """Return what there is to say of a node, with the documents of doctor and bench below it."""
+    """Return the document of a bring-up, with those of doctor, topo and bench as sections."""
     machine, run = bringup.machine, bringup.run
     parts: dict[str, Callable[[], doc.Document]] = {
         "Doctor": lambda: doctor_document(bringup.diagnosis),
@@ -46,16 +46,16 @@ def bringup_document(bringup: Bringup) -> doc.Document:
 
 
 def _part(make: Callable[[], doc.Document]) -> Iterator[doc.Block]:
-    """Yield what one of the commands says that no other one does."""
+    """Yield the blocks of a part's document, without the sections that other parts also have."""
     shared = ("Machine", "Topology")
     return (block for block in make().body if not isinstance(block, doc.Section) or block.title not in shared)
 
 
 def summary(bringup: Bringup) -> Iterator[doc.Block]:
-    """Yield the answer, the causes, and a line each for doctor, topology and bench."""
+    """Yield the answer, the causes, and one line each for doctor, topo and bench."""
     yield verdict(bringup)
     causes = [cause for cause in bringup.causes if cause.status is not Status.NOTE or cause.explains]
-    # The answer has told the fix of the first one, and of what nothing explains.
+    # The answer already contains the remedy of the first cause, and that for unexplained paths.
     entries = (
         cause_entry(
             bringup.run,
@@ -73,7 +73,7 @@ def summary(bringup: Bringup) -> Iterator[doc.Block]:
         ("topo", platform(bringup.machine).line),
         ("bench", "not run" if run is None else _line(bench_answer(run, alone=False))),
     ]
-    # What was seen while paths were measured, and no cause tells.
+    # Evidence of the run that no cause reports.
     warnings = {} if run is None else seen_by_bench(run, causes=False)
     sentences = [f"{sentence} ({several(len(paths), 'path')})" for sentence, paths in warnings.items()]
     rows += [("warned", shortened(sentences, 1))] * bool(sentences)
@@ -86,7 +86,7 @@ def _line(answered: doc.Verdict) -> str:
 
 
 def verdict(bringup: Bringup) -> doc.Verdict:
-    """Return the answer in one sentence, and what to do."""
+    """Return the answer in one sentence, and the next step."""
     if bringup.answer is Answer.NO_GO:
         first, *others = (cause for cause in bringup.causes if cause.status is Status.FAIL)
         also = f"; and {several(len(others), 'more cause')}" if others else ""
@@ -109,7 +109,7 @@ def verdict(bringup: Bringup) -> doc.Verdict:
 
 
 def cause_words(bringup: Bringup, cause: RunCause) -> str:
-    """Return a cause in a sentence, with how much of the bench it explains; the bench's own where nothing explains."""
+    """Return a sentence with a cause and what it explains; for unexplained paths, the sentence of the bench."""
     if cause.finding.check == UNEXPLAINED and bringup.run is not None:
         return doc.plain(bench_answer(bringup.run, alone=False).sentence)
     return words_of_cause(bringup.run, cause)
@@ -145,7 +145,7 @@ def _gap(bringup: Bringup, gap: Gap) -> str:
 
 
 def _without_reference(verdict: RunVerdict, gap: Gap) -> str:
-    """Name the path classes that the profile does not have."""
+    """Return a sentence on the path classes for which the profile has no reference."""
     numbers = set(gap.measurements)
     without = [judged.path_class for judged in verdict.classes if numbers.intersection(judged.measurements)]
     return (
@@ -155,7 +155,7 @@ def _without_reference(verdict: RunVerdict, gap: Gap) -> str:
 
 
 def _because(bringup: Bringup, gap: Gap) -> str:
-    """Return the root cause where doctor knows it, else the bench's own reason."""
+    """Return the cause of a gap if one is known, otherwise the reason that the bench gives."""
     if not gap.causes or (gap.reason and gap.kind is GapKind.NOT_MEASURED):
         return gap.reason
     return title(bringup.causes[gap.causes[0]].finding)

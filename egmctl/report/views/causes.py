@@ -1,4 +1,4 @@
-"""Findings and causes in words: what was found, why, what it explains, and what to do."""
+"""Entries and sentences for findings and causes: what was found, why, what it explains, and the remedy."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from egmctl.report.document import Block, Command, Entry, Hint, KeyValues, Level
 from egmctl.units import several, shortened
 
 CAUSES = 3
-"""Causes that are told without -v."""
+"""The number of causes shown without ``-v``."""
 PATHS = 3
-"""Paths that a cause names."""
+"""The number of paths named per cause."""
 UNEXPLAINED = "nothing that was read explains it"
 TONES = {
     Status.FAIL: Tone.BAD,
@@ -26,18 +26,18 @@ TONES = {
 
 
 def title(finding: Finding) -> str:
-    """Return what was found, and where."""
+    """Return a finding's summary, after its place if it has one."""
     return f"{finding.place.label}: {finding.summary}" if finding.place.label else finding.summary
 
 
 def remedy_words(remedy: Remedy) -> str:
-    """Return what to do, and what it needs."""
+    """Return a remedy's text, and whether it requires root or a reboot."""
     needs = [word for word, true in (("as root", remedy.needs_root), ("needs a reboot", remedy.needs_reboot)) if true]
     return f"{remedy.text.removesuffix('.')} ({', '.join(needs)})." if needs else remedy.text
 
 
 def advice(finding: Finding) -> str:
-    """Return what to do about a finding, for the line after the answer, without a full stop."""
+    """Return the next step for a finding, without a full stop."""
     if finding.remedy is None:
         return "see what it is about with 'egmctl doctor'"
     return remedy_words(finding.remedy).removesuffix(".")
@@ -55,16 +55,16 @@ def finding_entry(
     further: tuple[Block, ...] = (),
     level: Level = Level.SUMMARY,
 ) -> Entry:
-    """Return a finding with its cause, what to do, and the command that does it.
+    """Return the entry of a finding, with its cause, remedy and command.
 
     Parameters
     ----------
     words, word, tone
-        In place of the finding's title and its status.
+        Replacements for the finding's title, its status and the tone of the status.
     cause, fix
-        Whether to say why it is so and what to do: the answer may have said it, or a screen be too short.
+        Whether to show the cause and the remedy's text. The answer may already contain them.
     rows, further
-        What else to show below it.
+        Further rows and blocks below the entry.
     """
     sure = "" if finding.confidence is Confidence.HIGH else f" ({finding.confidence} confidence)"
     reasons: list[tuple[str, Words]] = [("cause", finding.cause + sure)] if finding.cause and cause else []
@@ -83,19 +83,19 @@ def finding_entry(
 
 
 def cause_title(cause: RunCause) -> str:
-    """Return what was found, on which node of several, that the user named its GPUs, and that it is new."""
+    """Return the title of a cause: its node in a run over several, the finding, and whether it is new in the bench."""
     node = f"{cause.node}: " if cause.node else ""
     new = " (appeared during the bench)" if cause.under_load else ""
     return f"{node}{title(cause.finding)}{asked_words(cause)}{new}"
 
 
 def asked_words(cause: RunCause) -> str:
-    """Return how a sentence on a cause goes on where the user named its GPUs; a failed check says so itself."""
+    """Return the words on GPUs that the user named with ``--gpus``; empty for a failed check, which contains them."""
     return f", but --gpus names {cause.asked}" if cause.asked and cause.finding.status is not Status.FAIL else ""
 
 
 def cause_words(report: RunReport | None, cause: RunCause) -> str:
-    """Return a cause in a sentence, with how much of the run it explains."""
+    """Return a sentence with a cause and the number of paths and measurements that it explains."""
     measurements = _explained(report, cause)
     measured, broke, missed = (_paths(measurements, end) for end in _ENDS)
     parts = [cause_title(cause)]
@@ -111,7 +111,7 @@ def cause_words(report: RunReport | None, cause: RunCause) -> str:
 
 
 _ENDS = ("paths", "broke", "not made")
-"""The rows of a cause: what was measured and is slow, what failed, and what was not measured as planned."""
+"""The rows of a cause: slow paths, paths that broke, and paths that were not measured as planned."""
 
 
 def _end(measurement: Measurement) -> str:
@@ -129,20 +129,20 @@ def _paths(measurements: Iterable[Measurement], end: str) -> list[str]:
 
 
 def cause_entries(report: RunReport) -> Iterator[Entry | Hint]:
-    """Yield each cause once: what was found, why, what it explains, and what to do unless the answer says it."""
+    """Yield the entries of a run's causes. The first one omits the text of its remedy, which the answer contains."""
     entries = (cause_entry(report, cause, "CAUSE", fix=place > 0) for place, cause in enumerate(report.causes))
     return limited(entries, CAUSES, "cause", Level.SUMMARY)
 
 
 def cause_entry(report: RunReport | None, cause: RunCause, word: str, *, fix: bool, with_cause: bool = True) -> Entry:
-    """Return a cause with the paths and the checks that it explains.
+    """Return the entry of a cause, with the paths and the checks that it explains.
 
     Parameters
     ----------
     word
-        In place of its status.
+        The word shown for its status.
     fix, with_cause
-        Whether to say what to do, and why it is so.
+        Whether to show the remedy's text and the finding's cause.
     """
     measurements = _explained(report, cause)
     lists = {end: _paths(measurements, end) for end in _ENDS} | {"explains": list(cause.finding.explains)}
@@ -152,5 +152,5 @@ def cause_entry(report: RunReport | None, cause: RunCause, word: str, *, fix: bo
 
 
 def crosses_unknown_links(measurement: Measurement) -> bool:
-    """Say whether nobody knows a link that a measurement's bytes crossed."""
+    """Return whether a route of a measurement contains an unknown link."""
     return any(hop.link is LinkKind.UNKNOWN for flow in measurement.flows for hop in flow.route.hops)

@@ -19,17 +19,17 @@ from egmctl.units import format_size, grouped, listed, natural, several, shorten
 
 _TONES = {Outcome.WORSE: Tone.BAD, Outcome.BETTER: Tone.GOOD, Outcome.DIFFERENT: Tone.WARN, Outcome.SAME: Tone.GOOD}
 _THINGS = {Command.BENCH: "path", Command.BRINGUP: "path", Command.DOCTOR: "finding"}
-"""The things that are counted; of other commands facts are."""
+"""The nouns for what is compared; for other commands it is "fact"."""
 _QUANTITIES = {"GB/s": "Bandwidth", "ns": "Latency", "ms": "Handle life cycle"}
 FINDINGS, FILES = "Findings", "Files"
-"""Titles of sections."""
+"""The titles of two sections."""
 _CASES_SHOWN = 3
 _SHOWN = 15
-"""Rows of a kind that are told without -v."""
+"""The number of differences per section shown without ``-v``."""
 
 
 def compare_document(comparison: Comparison) -> doc.Document:
-    """Return what differs between two runs or among many nodes."""
+    """Return the document of a comparison of two files, or of several nodes."""
     times = sorted(_time(node.at) for node in comparison.nodes if node.at)
     when = f", {' to '.join(dict.fromkeys((times[0], times[-1])))}" if times else ""
     return doc.Document(
@@ -42,7 +42,7 @@ def compare_document(comparison: Comparison) -> doc.Document:
 
 
 def banners(comparison: Comparison) -> Iterator[str]:
-    """Say which of the files that are compared are of no hardware, in the words that every form has."""
+    """Yield banners that name the compared files that are not from hardware."""
     nodes = comparison.nodes
     warnings = {
         "MODEL built from public documentation, not captured from hardware": [n.name for n in nodes if n.modelled],
@@ -54,13 +54,13 @@ def banners(comparison: Comparison) -> Iterator[str]:
 
 
 def heading(comparison: Comparison) -> str:
-    """Say what is compared."""
+    """Return the title: the command and the compared files or nodes."""
     names = comparison.folded if comparison.of_nodes else " -> ".join(node.name for node in comparison.nodes)
     return f"{comparison.kind} {names}"
 
 
 def verdict(comparison: Comparison) -> doc.Verdict:
-    """Return in one sentence what the differences have in common."""
+    """Return the worst outcome, with what the differences have in common and their number."""
     counted = _counted(comparison)
     if comparison.exit_code is ExitCode.NOTHING:
         reason = next(iter([*_problems(comparison), *comparison.notes]), "the files have nothing in common")
@@ -109,7 +109,7 @@ def _common(comparison: Comparison) -> str:
 
 
 def _only_pair(comparison: Comparison) -> Sequence[str]:
-    """Return the two ends that all worse paths have; none where they have not the same."""
+    """Return the two ends of the worse paths, sorted, if all have the same; otherwise nothing."""
     worse = [path for path in comparison.paths if path.outcome is Outcome.WORSE and path.change is not None]
     pairs = {frozenset((path.source, path.destination)) for path in worse}
     (pair,) = pairs if len(pairs) == 1 else (frozenset(),)
@@ -117,7 +117,7 @@ def _only_pair(comparison: Comparison) -> Sequence[str]:
 
 
 def _got_busy(comparison: Comparison) -> list[str]:
-    """Return the GPUs that other processes used in the second of two runs only."""
+    """Return the GPUs that other processes used during the second of two runs but not during the first."""
     if comparison.of_nodes or len(comparison.nodes) != 2:
         return []
     before, after = comparison.nodes
@@ -156,7 +156,7 @@ def _body(comparison: Comparison) -> Iterator[doc.Block]:
 
 
 def _causes(comparison: Comparison) -> Iterator[doc.Entry]:
-    """Yield what explains the paths that are worse, and what to do; or that nothing that was read does."""
+    """Yield the causes of worse paths with their remedies, then the number of worse paths without a known cause."""
     worse = {place for place, path in enumerate(comparison.paths) if path.outcome is Outcome.WORSE}
     for cause in comparison.causes:
         node = f"{cause.node}: " if comparison.of_nodes else ""
@@ -186,7 +186,7 @@ def _entry(comparison: Comparison, row: Affected) -> doc.Entry:
 
 
 def _medians(paths: Iterable[PathDifference]) -> Iterator[str]:
-    """Say of each case what paths of one node reach, and what those of all nodes do."""
+    """Yield for each case the median over the paths of one node, and that of all nodes."""
     for name, alike in grouped((f"{_name(path)} ({path.unit})", path) for path in paths).items():
         own = median(path.value for path in alike if path.value is not None)
         usual = median(path.reference for path in alike if path.reference is not None)
@@ -194,14 +194,14 @@ def _medians(paths: Iterable[PathDifference]) -> Iterator[str]:
 
 
 def _happened(comparison: Comparison, row: Affected) -> str:
-    """Say how much slower or faster paths are, or why some have no number."""
+    """Return how much slower or faster the paths are, or why they have no number."""
     if row.change is None:
         return "; ".join(dict.fromkeys(comparison.paths[place].reason for place in row.paths))
     return f"{100 * abs(row.change):.1f} % {'slower' if row.change > 0 else 'faster'}"
 
 
 def _entries(comparison: Comparison, differences: Sequence[AttributeDifference], title: str) -> doc.Section:
-    """Return findings or facts: the first ones, and with -v the others."""
+    """Return a section with the differences of findings or facts; ``-v`` shows more than :data:`_SHOWN`."""
     entries = (
         doc.Entry(difference.outcome.upper(), _TONES[difference.outcome], _difference(comparison, difference))
         for difference in differences
@@ -217,7 +217,7 @@ def _difference(comparison: Comparison, difference: AttributeDifference) -> str:
 
 
 def _tables(comparison: Comparison, level: Level) -> Iterator[doc.Matrix]:
-    """Yield a table for each case in which one run is against another: what differs, or what is the same."""
+    """Yield one table per case and link for two runs: the paths that are the same for ``ALL``, otherwise the others."""
     first, second = (node.name for node in comparison.nodes)
     numbers = (first, second, "change")
     cases: dict[str, list[PathDifference]] = {}
@@ -237,15 +237,15 @@ def _row(path: PathDifference) -> tuple[Words, ...]:
 
 
 def _one_sided(comparison: Comparison) -> Iterator[str]:
-    """Say what a reader of paths has to know: which have no number on one side, or an unstable one, or another link.
+    """Yield the paths with a number on one side only, with an unstable number or with different links.
 
-    Those with the same reason share a line.
+    Paths with the same reason share a line.
     """
     by_reason: dict[tuple[str, str], list[PathDifference]] = {}
     for path in comparison.paths:
         both = path.value is not None and path.reference is not None
         if path.reason and (both or path.outcome is Outcome.DIFFERENT):
-            # How far the samples of each unstable path vary, its run has told.
+            # Drop how much each unstable path varies: the output of the run contains it.
             reason = path.reason.partition(":")[0] if both else path.reason
             by_reason.setdefault((path.node if comparison.of_nodes else "", reason), []).append(path)
     for (_, reason), paths in by_reason.items():
@@ -255,7 +255,7 @@ def _one_sided(comparison: Comparison) -> Iterator[str]:
 
 
 def _problems(comparison: Comparison) -> Iterator[str]:
-    """Say which files have no result, or only a part of one."""
+    """Return the files without a complete result, with the reasons."""
     return (f"{node.name}: {node.problem}" for node in comparison.nodes if node.problem)
 
 

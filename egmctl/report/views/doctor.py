@@ -1,6 +1,6 @@
-"""The view of ``egmctl doctor``: the answer, the root causes with what to do, then every check for those who want it.
+"""The view of ``egmctl doctor``: the answer, the root causes with their remedies, and every check with ``-v``.
 
-Without host names and times: nodes in the same state print the same bytes, so that the outputs of many fold together.
+It contains no host names or times: nodes in the same state print identical output, so that the outputs can be grouped.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from egmctl.units import grouped, several, shortened
 
 _TITLES = {Status.UNKNOWN: "Not determined", Status.PASS: "Passed", Status.SKIP: "Does not apply"}
 _NAMED = 12
-"""Checks that could not be determined and are named without -v."""
+"""The number of undetermined checks named without ``-v``."""
 
 
 def doctor_document(diagnosis: Diagnosis) -> doc.Document:
-    """Return what there is to say of a diagnosis."""
+    """Return the document of a diagnosis."""
     machine = diagnosis.machine
     return doc.Document(
         command="egmctl doctor",
@@ -36,10 +36,10 @@ def doctor_document(diagnosis: Diagnosis) -> doc.Document:
 
 
 def verdict(diagnosis: Diagnosis) -> doc.Verdict:
-    """Return the answer: ``OK`` and ``PROBLEMS`` go with the exit codes 0 and 1.
+    """Return the answer: ``OK`` (exit code 0), ``PROBLEMS`` (1) or ``NOT DETERMINED`` (3).
 
-    ``NOT DETERMINED`` is what neither failed nor could be judged by as many checks as could not be: a machine of which
-    most is unknown is not healthy.
+    ``NOT DETERMINED`` means that nothing failed, but there is no GPU, or at least as many checks had no data as passed:
+    a machine that is mostly unknown is not reported as healthy.
     """
     roots = [cause for cause in root_causes(diagnosis.findings) if cause.status is not Status.NOTE]
     number = diagnosis.counts
@@ -65,7 +65,7 @@ def verdict(diagnosis: Diagnosis) -> doc.Verdict:
 
 
 def _how_to_know(diagnosis: Diagnosis) -> str:
-    """Say how to find out more about a machine of which too little is known."""
+    """Return the next step for a machine about which too little is known."""
     if diagnosis.machine.origin.kind is not OriginKind.LIVE:
         return "take a new 'egmctl snapshot' of the node; -v says what this one does not state"
     if not diagnosis.machine.gpus:
@@ -120,7 +120,7 @@ def _seen(finding: Finding) -> Iterator[Words]:
 
 
 def _notes(diagnosis: Diagnosis, roots: Sequence[Cause]) -> Iterator[doc.Block]:
-    """Yield what is worth knowing: advice on what could not be determined, and which checks could not be."""
+    """Yield the remedies of undetermined checks, then a hint that names the other undetermined checks."""
     explained = {id(finding) for cause in roots for finding in cause.explains}
     unknown = [f for f in diagnosis.findings if f.status is Status.UNKNOWN and id(f) not in explained]
     alike = grouped(((title(finding), finding.remedy), finding) for finding in unknown if finding.remedy is not None)
@@ -132,7 +132,7 @@ def _notes(diagnosis: Diagnosis, roots: Sequence[Cause]) -> Iterator[doc.Block]:
 
 
 def _table(diagnosis: Diagnosis, status: Status) -> Iterator[doc.Matrix]:
-    """Yield the table of the findings that have a status."""
+    """Yield the table of the findings with a status."""
     rows = (
         (
             doc.Span(finding.check, code=True),
@@ -146,13 +146,13 @@ def _table(diagnosis: Diagnosis, status: Status) -> Iterator[doc.Matrix]:
 
 
 def _evidence(diagnosis: Diagnosis) -> Iterator[doc.KeyValues]:
-    """Yield what was read for the findings that are no problem."""
+    """Yield the evidence of the findings that are not shown one by one as problems."""
     fine = [finding for finding in diagnosis.findings if finding.status not in TOLD]
     yield doc.KeyValues(tuple((finding.check, words) for finding in fine for words in _seen(finding)))
 
 
 def checks_document(checks: CheckList) -> doc.Document:
-    """Return the list of checks: id, the condition, and what it guards; of a single one all there is to know."""
+    """Return the list of checks with their conditions and guarded features, or the explanation of a single one."""
     if len(checks.checks) == 1:
         return explain_document(checks.checks[0])
     rows = ((check.id, check.title, _guards(check)) for check in checks.checks)
@@ -161,7 +161,7 @@ def checks_document(checks: CheckList) -> doc.Document:
 
 
 def explain_document(check: CheckEntry) -> doc.Document:
-    """Return what there is to know of a check."""
+    """Return the explanation of a check."""
     parts = (("Why it matters", check.why), ("How it is read", check.read), ("How to fix it", check.fix))
     return doc.Document(
         command="egmctl doctor",

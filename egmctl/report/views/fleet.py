@@ -1,4 +1,4 @@
-"""The view of ``egmctl fleet``: which nodes are well and which are not, each cause once, then what they differ in."""
+"""The view of ``egmctl fleet``: the nodes by state, each cause once, and the differences between the nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from egmctl.report.views.compare import FILES, FINDINGS, banners, compare_docume
 from egmctl.units import grouped, natural, several
 
 CAUSES_SHOWN = 12
-"""Causes that are told without -v: one missing GPU fails dozens of measurements."""
+"""The number of causes shown without ``-v``; one missing GPU fails dozens of measurements."""
 _TONES = {"fail": Tone.BAD, "warn": Tone.WARN} | {reach.value: Tone.BAD for reach in Reach}
 _ORDER = [*(reach.value for reach in Reach), "fail", "warn"]
 _STATES = {
@@ -28,7 +28,7 @@ _STATES = {
 
 
 def fleet_document(report: FleetReport) -> doc.Document:
-    """Return what there is to say of many nodes."""
+    """Return the document of a fleet report."""
     return doc.Document(
         command="egmctl fleet",
         subject=f"{several(len(report.asked.nodes), 'node')} {report.folded}",
@@ -53,7 +53,7 @@ def _body(report: FleetReport) -> Iterator[doc.Block]:
 
 
 def _own(compared: doc.Document) -> Iterator[doc.Block]:
-    """Yield what a comparison says that a fleet has not said already: findings are among the causes."""
+    """Yield the blocks of a comparison without files and advice; its findings, also among the causes, need ``-v``."""
     for block in compared.body:
         if isinstance(block, doc.Verdict):
             yield replace(block, advice="")
@@ -64,7 +64,7 @@ def _own(compared: doc.Document) -> Iterator[doc.Block]:
 
 
 def answer(report: FleetReport) -> Iterator[doc.Paragraph]:
-    """Yield how many nodes are in which state, which they are, and the first thing that is wrong with each group."""
+    """Yield the number and names of the nodes in each state with the first problem of each group, and the next step."""
     states = {answer.node: answer.state for answer in report.answers}
     groups = report.groups or tuple(NodeGroup(nodes=(node,), folded=node, lines=()) for node in states)
     words: list[str | doc.Span] = []
@@ -86,7 +86,7 @@ def answer(report: FleetReport) -> Iterator[doc.Paragraph]:
 
 
 def _name(report: FleetReport, state: NodeState) -> str:
-    """Return what a state is called: of bring-ups by their answers."""
+    """Return the name of a state; for ``bringup`` it is the answer."""
     answers = {NodeState.HEALTHY: "GO", NodeState.FAILED: "NO-GO", NodeState.NOT_DETERMINED: "INCOMPLETE"}
     return answers.get(state, state.value) if report.asked.command is Command.BRINGUP else state.value
 
@@ -104,7 +104,7 @@ def _words(line: GroupLine) -> str:
 
 
 def _causes(report: FleetReport) -> Iterator[doc.Entry]:
-    """Yield each thing that is wrong once, with the nodes where it is, the most frequent first."""
+    """Yield each problem once with its nodes: ordered by severity, then by the number of nodes."""
     pairs = ((line, group) for group in report.groups for line in dict.fromkeys(group.lines))
     groups = grouped((line, group) for line, group in pairs if line.status)
     counts = {line: sum(len(group.nodes) for group in alike) for line, alike in groups.items()}
@@ -128,7 +128,7 @@ def _group(group: NodeGroup) -> doc.Section:
 
 
 def _heat_maps(report: FleetReport, comparison: Comparison) -> Iterator[doc.Matrix]:
-    """Yield the nodes by class of paths and by check, those with most against them first."""
+    """Yield the matrices of nodes by class of paths and by check, the nodes with the most problems first."""
     shares: dict[str, dict[tuple[str, ...], list[float]]] = {}
     for path in comparison.paths:
         if path.slower is not None and path.outcome is not Outcome.SAME:
@@ -165,7 +165,7 @@ def _share(slower: Sequence[float] | None) -> doc.Cell:
 
 
 def _rows(report: FleetReport, faults: Mapping[str, Sized]) -> list[str]:
-    """Return the nodes that something is against, those with most first, and one row for all others; none of none."""
+    """Return the nodes with faults, those with the most first, and one row for all others; empty without faults."""
     answered = [answer.node for answer in report.answers if answer.reach is Reach.ANSWERED]
     bad = sorted((node for node in answered if node in faults), key=lambda node: (-len(faults[node]), natural(node)))
     others = [node for node in answered if node not in bad]

@@ -1,4 +1,4 @@
-"""Lists as documents: runs that are kept, profiles and machines that ship."""
+"""Views of lists: the history of runs, profiles, and the machines that egmctl includes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TONES: Mapping[int, Tone] = {ExitCode.OK: Tone.GOOD, ExitCode.FAILED: Tone.BAD}
 
 
 def history_document(history: History) -> doc.Document:
-    """Return the list, the latest run last; the files with ``-v`` and on a page."""
+    """Return the table of saved runs, the latest last, and their files."""
     runs = history.runs
     if not runs:
         nothing = "No bench run of this node is kept; 'egmctl bench' keeps one."
@@ -52,7 +52,7 @@ def history_document(history: History) -> doc.Document:
 
 
 def _name(place: int | None) -> str:
-    """Return what ``egmctl compare`` calls a run that ended."""
+    """Return the name of a run for ``egmctl compare``; empty for a run that did not end."""
     return "" if place is None else "last" if place == 0 else f"last~{place}"
 
 
@@ -61,7 +61,7 @@ def _tone(run: KeptRun) -> Tone:
 
 
 def machines_document(listed: MachineList) -> doc.Document:
-    """Return each machine's name, whether it was recorded or modelled, and what it is."""
+    """Return the list of machines: name, origin (recorded or modelled), platform and description."""
     return doc.Document(
         command="egmctl topo --machine list",
         subject=f"{len(listed.machines)} machines",
@@ -75,7 +75,7 @@ def _entry(machine: ShippedMachine) -> doc.Entry:
 
 
 def machine_list(machines: Sequence[Machine]) -> MachineList:
-    """Return what the list says of machines."""
+    """Return the list entries of machines."""
     return MachineList(
         machines=tuple(
             ShippedMachine(
@@ -90,9 +90,9 @@ def machine_list(machines: Sequence[Machine]) -> MachineList:
 
 
 def profiles_document(profiles: ProfileList) -> doc.Document:
-    """Return the list of profiles in the order in which they are asked; of a single one all that it says.
+    """Return the list of profiles in the order in which they are matched, or the full document of a single one.
 
-    Of those that do not ship the file is shown.
+    The file is shown for profiles that are not part of egmctl.
     """
     if len(profiles.profiles) == 1:
         return profile_document(profiles.profiles[0].profile)
@@ -106,7 +106,7 @@ def profiles_document(profiles: ProfileList) -> doc.Document:
 
 
 def profile_document(profile: Profile) -> doc.Document:
-    """Return one profile: how it is recognised, links, references and the sources of every number."""
+    """Return a profile: how it recognises a machine, its links and references, and the source of every number."""
     marks = {name: f"[{place}]" for place, name in enumerate(profile.sources, 1)}
     body: list[doc.Block] = [
         doc.Paragraph(f"{profile.name}: {profile.title}"),
@@ -138,7 +138,7 @@ def profile_document(profile: Profile) -> doc.Document:
 
 
 def match_document(result: MatchResult) -> doc.Document:
-    """Return which profile a machine is of, and by what; or why it is of none."""
+    """Return the profile of a machine with the reasons, or the reason why none matches."""
     points: tuple[doc.Bullets, ...] = ()
     if result.profile is None:
         verdict = doc.Verdict("Profile", Tone.WARN, f"none: {result.reason}")

@@ -1,4 +1,4 @@
-"""The facts of a machine that a reader of its numbers needs, and where they came from."""
+"""The facts of a machine that readers of its results need, and its origin."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from egmctl.units import counted, format_kernel_list, format_size, gpu_name, gro
 
 
 def banners(origin: Origin) -> tuple[str, ...]:
-    """Say that a machine was put together from documents; of a recorded one the command says so on standard error."""
+    """Return a banner for a modelled machine. For a recorded one the command prints a note on standard error."""
     if origin.kind is OriginKind.MODELLED:
         return (f"MODEL of {origin.name}, built from public documentation, not captured from hardware",)
     return ()
 
 
 def confidential_banner(machine: Machine) -> tuple[str, ...]:
-    """Say that a machine computes confidentially: copies are encrypted, and no reference is of such a machine."""
+    """Return a banner if confidential computing is on: copies may be encrypted, and no reference applies."""
     mode = machine.driver.confidential_compute if machine.driver is not None else None
     if mode in (None, "off"):
         return ()
@@ -29,7 +29,7 @@ def confidential_banner(machine: Machine) -> tuple[str, ...]:
 
 
 def subject(origin: Origin) -> str:
-    """Return what a page calls a machine: a live one has no name, so that the pages of many are alike."""
+    """Return the title of a machine on a page. A live one has no name, so that the pages of equal nodes are equal."""
     if origin.kind is OriginKind.RECORDED:
         when = f", recorded {origin.recorded_at}" if origin.recorded_at else ", recorded"
         return f"{origin.name}{when}"
@@ -37,7 +37,7 @@ def subject(origin: Origin) -> str:
 
 
 def machine_section(machine: Machine, level: Level = Level.PAGE) -> Section:
-    """Return the facts, with pseudonyms for what is private: pages are handed on."""
+    """Return a machine's facts, with pseudonyms for private values, because pages are shared."""
     return Section("Machine", partial(_machine, machine), level=level)
 
 
@@ -48,7 +48,7 @@ def _machine(machine: Machine) -> Iterator[Block]:
 
 
 def numa_rows(machine: Machine) -> tuple[tuple[str, str], ...]:
-    """Return the ids and the description of the NUMA nodes, those that are alike in one row."""
+    """Return the ids and the description of the NUMA nodes; equal nodes share a row."""
     nodes = (machine.host.numa_nodes if machine.host else None) or ()
     alike = grouped(((node.kind.value, node.cpus, node.memory_total_bytes), node.id) for node in nodes)
     lines = []

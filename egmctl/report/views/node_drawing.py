@@ -1,7 +1,7 @@
-"""The picture of a node: its CPUs, GPUs, NICs and switches, the links between them, and what was measured over these.
+"""Draw a node: its CPUs, GPUs, NICs and switches, the links between them, and the bandwidths measured over these.
 
-Coordinates are pixels of the picture at its natural size, from its upper left corner. Classes are those of the style
-sheet ``figure.css``.
+Coordinates are in pixels at the natural size, from the upper left corner. The style sheet ``figure.css`` defines the
+classes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from egmctl.units import counted, format_size, gpu_name
 
 
 def _host_words(topology: Topology, node: int | None) -> list[str]:
-    """Return the name of a NUMA node, and what is known of its CPUs and its memory."""
+    """Return the name of a NUMA node, with its CPUs and memory if they are known."""
     if node is None:
         return ["NUMA node not known"]
     host = topology.machine.host
@@ -43,7 +43,7 @@ def _port_words(nic: Nic) -> str:
 
 
 def _short_of(gpu: Gpu) -> str:
-    """Say what a GPU has less of than it should; nothing where it has all."""
+    """Return the words for missing NVLinks or PCIe lanes of a GPU; empty if it has all of them."""
     active, count = active_nvlinks(gpu), gpu.nvml.nvlink_count if gpu.nvml else None
     if active is not None and count and active < count:
         return f"{active} of {count} NVLinks"
@@ -54,7 +54,7 @@ def _short_of(gpu: Gpu) -> str:
 
 
 def _route_words(route: HostRoute | None) -> tuple[str, ...]:
-    """Return the lines beside a route to host memory: its links, its nominal rate, and whether it is EGM."""
+    """Return the label lines of a route to host memory: its links, its nominal rate, and whether it is EGM."""
     if route is None or not route.hops:
         return () if route is None else (route.symbol,)
     rate = f"{route.nominal_gb_s:.0f} GB/s" if route.nominal_gb_s is not None else ""
@@ -62,38 +62,38 @@ def _route_words(route: HostRoute | None) -> tuple[str, ...]:
 
 
 def _cut(text: str, width: float) -> str:
-    """Return text that is no wider than a box; a letter takes 7.7 pixels on the average."""
+    """Return text truncated to the width of a box; a character is 7.7 pixels wide on average."""
     most = int(width / 7.7)
     return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
 
 Rates = Mapping[tuple[str, str], float]
-"""Measured GB/s by the labels of source and destination: ``("NUMA0", "GPU1")``, ``("GPU0", "GPU1")``."""
+"""The measured GB/s by the labels of source and destination: ``("NUMA0", "GPU1")``, ``("GPU0", "GPU1")``."""
 
 _COLUMN, _GAP, _PAD = 144, 14, 14
 _BETWEEN = 76
-"""Between two NUMA nodes, where the link of their CPUs has its name."""
+"""The distance between two NUMA nodes, with space for the label of their link."""
 _CARD, _HOST, _NIC, _SWITCH = 66, 36, 36, 22
-"""Heights."""
+"""The heights of the boxes."""
 _LINK = 74
-"""From a CPU to its GPUs."""
+"""The distance from a CPU to its GPUs."""
 _BELOW = 66
 _ROW = 24
-"""Between two direct NVLink connections."""
+"""The distance between two direct NVLink connections."""
 _PAIRS_DRAWN = 28
-"""All pairs of eight GPUs."""
+"""The maximum number of pairs that are drawn: all pairs of eight GPUs."""
 _LEFT = 22
-"""From the left edge of a card to the link to its CPU."""
+"""The distance from the left edge of a card to the link to its CPU."""
 
 
 @dataclass(slots=True)
 class _Node:
-    """One NUMA node on the page."""
+    """A NUMA node in the drawing. ``node`` is ``None`` for devices whose NUMA node is unknown."""
 
     node: int | None
     gpus: list[str] = field(default_factory=list)
     nics: list[str] = field(default_factory=list)
-    """Those that hang on the CPU itself."""
+    """The NICs that do not share a PCIe switch with a GPU."""
     x: float = 0
 
     @property
@@ -106,22 +106,22 @@ class _Node:
 
     @property
     def rows(self) -> int:
-        """Rows of NICs."""
+        """The number of rows of NICs."""
         return -(-len(self.nics) // self.columns)
 
     def centre(self, place: int) -> float:
-        """Return the middle of a GPU, those of a node being in the node's middle."""
+        """Return the x coordinate of a GPU's centre; the GPUs of a node are centred in it."""
         left = (self.columns - len(self.gpus)) * (_COLUMN + _GAP) / 2
         return self.x + _PAD + left + place * (_COLUMN + _GAP) + _COLUMN / 2
 
 
 def node_drawing(topology: Topology, rates: Rates | None = None) -> Element:
-    """Return the picture.
+    """Return the drawing of a node as SVG.
 
     Parameters
     ----------
     rates
-        What was measured; without it each link has its nominal rate only.
+        The measured bandwidths, shown in addition to the nominal rates.
     """
     return _Drawing(topology, rates or {}).drawing()
 
@@ -136,12 +136,12 @@ def _line(look: str, *points: tuple[float, float]) -> Element:
 
 
 def _text(text: str, x: float, y: float, look: str = "") -> Element:
-    """Return a line of words; ``y`` is where the letters stand on."""
+    """Return a line of text; ``y`` is its baseline."""
     return element("text", text, x=x, y=y, class_=look or None)
 
 
 class _Drawing:
-    """The layout that the parts of a picture share: the place of each device, and the height of each row."""
+    """The layout of a drawing: the position of each device and the height of each row."""
 
     def __init__(self, topology: Topology, rates: Rates) -> None:
         self.topology, self.rates = topology, rates
@@ -225,7 +225,7 @@ class _Drawing:
         yield from _words(_route_words(route), down, up, x + 10, start + 20)
 
     def between_cpus(self) -> Iterator[Element]:
-        """Yield the link between the CPUs of neighbours, of which nothing reports the rate."""
+        """Yield the links between the CPUs of neighbouring NUMA nodes. Nothing reports their rates."""
         known = [node for node in self.nodes if node.node is not None]
         for first, second in pairwise(known):
             y, left, right = self.top + _HOST / 2, first.x + first.width - _PAD, second.x + _PAD
@@ -250,7 +250,7 @@ class _Drawing:
         yield _text(words, x + 12, y + 56, style)
 
     def below(self) -> tuple[list[Element], float]:
-        """Return what is drawn of NVLink, and how far down the picture goes."""
+        """Return the drawing of the NVLinks, and the total height of the picture."""
         links = {
             (a, b): link
             for a, b in combinations(self.topology.gpus, 2)
@@ -272,7 +272,7 @@ class _Drawing:
             if not own:
                 continue
             x, gpu = centre - _COLUMN / 2 + _LEFT, self.topology.gpus[label]
-            # Its own links: a pair is as short as the worse of its GPUs, and through a switch every pair of a bad GPU.
+            # Use the GPU's own links: a pair has only as many links as the GPU that has fewer of them.
             active, count = active_nvlinks(gpu), gpu.nvml.nvlink_count if gpu.nvml else None
             most = active or max(link.nvlinks or 0 for link in own)
             short = active < count if active is not None and count else any(link.nvlinks_expected for link in own)
@@ -289,7 +289,7 @@ class _Drawing:
         yield _text(name, self.width / 2, bar + 22, "strong middle")
 
     def direct(self, links: Mapping[tuple[str, str], Link]) -> tuple[list[Element], float]:
-        """Draw each pair as a line of its own, the nearest pairs first."""
+        """Return one line per pair of GPUs, the nearest pairs first, and the total height of the picture."""
         order = list(self.centres)
         pairs = sorted(links, key=lambda pair: (abs(order.index(pair[0]) - order.index(pair[1])), order.index(pair[0])))
         ports = {label: [pair for pair in pairs if label in pair] for label in order}
@@ -315,7 +315,7 @@ class _Drawing:
 
 
 def _behind_switches(topology: Topology) -> dict[str, list[str]]:
-    """Return the NICs below the same PCIe switch as a GPU, each with the nearest such GPU."""
+    """Return the NICs below the same PCIe switch as a GPU, by the label of the nearest GPU."""
     nics: dict[str, list[str]] = {}
     for nic in topology.nics:
         near = [gpu for kind in NEAR for gpu in topology.gpus if topology.link(gpu, nic).kind is kind]
@@ -325,7 +325,7 @@ def _behind_switches(topology: Topology) -> dict[str, list[str]]:
 
 
 def _nodes(topology: Topology, behind: Mapping[str, Sequence[str]]) -> list[_Node]:
-    """Return the NUMA nodes that are shown, each with the GPUs and NICs beside it; last those that have none."""
+    """Return the NUMA nodes with their GPUs and NICs, and last the devices whose NUMA node is unknown."""
     nodes: dict[int | None, _Node] = {node: _Node(node) for node in topology.numa_nodes}
     for label, gpu in topology.gpus.items():
         nodes.setdefault(gpu.host_numa_id, _Node(gpu.host_numa_id)).gpus.append(label)
@@ -338,7 +338,7 @@ def _nodes(topology: Topology, behind: Mapping[str, Sequence[str]]) -> list[_Nod
 
 
 def _words(nominal: Sequence[str], down: float | None, up: float | None, x: float, y: float) -> Iterator[Element]:
-    """Yield the lines beside a link: what it is, and what was measured in each of its directions."""
+    """Yield the label of a link: its nominal values, and the bandwidth measured in each direction."""
     for place, text in enumerate(nominal):
         yield _text(text, x, y + 16 * place, "dim")
     if measured := _arrows({"↓": down, "↑": up}):
@@ -350,7 +350,7 @@ def _arrows(rates: Mapping[str, float | None]) -> list[str]:
 
 
 def _with_rate(words: str, gpu: Gpu, nvlinks: int) -> str:
-    """Return words with the nominal rate of a GPU's NVLinks behind them."""
+    """Return words followed by the nominal rate of a number of a GPU's NVLinks, if it is known."""
     nominal = nvlink(gpu, nvlinks).nominal_gb_s
     return words if nominal is None else f"{words} {nominal:.0f} GB/s"
 
@@ -360,13 +360,13 @@ def _port(centre: float, place: int, count: int) -> float:
 
 
 def _widest(places: Sequence[float]) -> float:
-    """Return the middle of the widest gap between neighbours: where words touch no line."""
+    """Return the centre of the widest gap between neighbours, where a label crosses no line."""
     left, right = max(pairwise(places), key=lambda gap: gap[1] - gap[0])
     return (left + right) / 2
 
 
 def _sentences(topology: Topology, behind: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Yield what the picture shows for who does not see it; the tables beside it have the numbers."""
+    """Yield the text alternative of the drawing, without the numbers, which the tables contain."""
     for node in _nodes(topology, {}):
         name = "NUMA node not known" if node.node is None else f"NUMA node {node.node}"
         yield f"{name} with {', '.join([*node.gpus, *node.nics]) or 'no GPU and no NIC'}"

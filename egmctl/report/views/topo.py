@@ -1,4 +1,4 @@
-"""The view of ``egmctl topo``: what is connected to what and what is wrong with it; with ``-v`` each device."""
+"""The view of ``egmctl topo``: the connections between devices and their faults, and with ``-v`` each device."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
 _FEW = 8
-"""Names of unread values that are listed; JSON has all."""
+"""The number of unread values that are named; JSON contains all of them."""
 
 
 def _devices(topology: Topology) -> Iterator[doc.Block]:
-    """Yield how GPUs are numbered, then the NUMA nodes, each GPU, the NICs, and a modelled machine's sources."""
+    """Yield a note on GPU indices, the NUMA nodes, each GPU, the NICs, and the sources of a modelled machine."""
     numbers = "GPU indices are NVML's, as in nvidia-smi, whatever CUDA_VISIBLE_DEVICES says."
     yield doc.Paragraph(numbers, tone=Tone.DIM)
     yield _part("NUMA nodes", numa_rows(topology.machine))
@@ -47,7 +47,7 @@ def _devices(topology: Topology) -> Iterator[doc.Block]:
 
 
 def found_anyway(machine: Machine) -> tuple[tuple[str, str], ...]:
-    """Return what is known of a machine whose GPUs cannot be asked."""
+    """Return the NUMA nodes and PCI devices of a machine whose topology cannot be determined."""
     return (
         *numa_rows(machine),
         *((f"GPU{gpu.index}", _pci(gpu.bus_id, gpu.pci)) for gpu in machine.gpus or ()),
@@ -98,7 +98,7 @@ def _gpu(gpu: Gpu) -> Iterator[tuple[str, str]]:
 
 
 def _atomics(topology: Topology, gpu: Gpu) -> Iterator[tuple[str, str]]:
-    """Yield the atomic operations that links to host memory and to peers do natively, peers that are alike at once."""
+    """Yield the native atomic operations on host memory and on peers; peers with the same ones share a row."""
     if gpu.cuda is not None:
         yield "host atomics", _atomics_words(gpu.cuda, "host_atomics", gpu.cuda.host_atomics)
     others = ((label, peer.bus_id) for label, peer in topology.gpus.items() if peer is not gpu)
@@ -108,7 +108,7 @@ def _atomics(topology: Topology, gpu: Gpu) -> Iterator[tuple[str, str]]:
 
 
 def _atomics_words(record: Record, field: str, atomics: Mapping[str, tuple[str, ...]] | None) -> str:
-    """Return operations that are alike in one part, or why they are not known; nothing where they are not stated."""
+    """Return the operations grouped by their capabilities, why they are unknown, or "" if they are not stated."""
     if atomics is None:
         unread = record.unread.get(field)
         if unread is None or unread.reason is Reason.NOT_STATED:
@@ -155,7 +155,7 @@ def _nic(nic: Nic) -> str:
 
 
 def _routes(topology: Topology, gpu: Gpu) -> Iterator[tuple[str, str]]:
-    """Yield each link of the GPU's routes, and over which GPUs a remote one can lead."""
+    """Yield the links of each route from a GPU to host memory, with the GPUs that a remote route can pass."""
     for route in topology.routes:
         if route.gpu != gpu.bus_id:
             continue
@@ -176,7 +176,7 @@ def _hop(hop: Hop) -> str:
 
 
 def _unread(gpu: Gpu) -> Iterator[tuple[str, str]]:
-    """Yield what could not be read of a GPU, by reason."""
+    """Yield the names of a GPU's unread values, by reason."""
     reasons: dict[str, list[str]] = {}
     records: list[tuple[str, Record | None]] = [("", gpu), ("nvml.", gpu.nvml), ("cuda.", gpu.cuda), ("pci.", gpu.pci)]
     for prefix, record in records:
@@ -190,7 +190,7 @@ _WITHOUT_EGM = {PlatformKind.NO_EGM: "no EGM", PlatformKind.UNKNOWN: "EGM unknow
 
 
 def topo_document(topology: Topology) -> doc.Document:
-    """Return what there is to say of a node's topology."""
+    """Return the document of a topology."""
     return doc.Document(
         command="egmctl topo",
         subject=subject(topology.machine.origin),
@@ -228,7 +228,7 @@ def _body(topology: Topology) -> Iterator[doc.Block]:
 
 
 def summary(topology: Topology) -> Iterator[doc.Block]:
-    """Yield the sentences that answer what is connected to what, and what is wrong with it."""
+    """Yield sentences on the connections of a node, and an entry for each hidden GPU and degraded link."""
     for sentence in _sentences(topology):
         yield doc.Paragraph(sentence, level=Level.SUMMARY)
     for note in topology.notes:
@@ -269,7 +269,7 @@ def _sentences(topology: Topology) -> Iterator[str]:
 
 
 def _between_gpus(topology: Topology) -> Iterator[str]:
-    """Say what joins the pairs of GPUs; nothing is known of those that cannot be asked, and a note says why."""
+    """Yield a sentence on the links between pairs of GPUs, without pairs of unusable GPUs whose link is unknown."""
     pairs = [(_joined(topology, pair), pair) for pair in combinations(topology.gpus, 2)]
     usable = {label for label, gpu in topology.gpus.items() if _usable(topology, gpu)}
     links = grouped((link, pair) for link, pair in pairs if link or usable.issuperset(pair))
@@ -286,7 +286,7 @@ def _usable(topology: Topology, gpu: Gpu) -> bool:
 
 
 def _joined(topology: Topology, pair: tuple[str, str]) -> str:
-    """Return what joins two GPUs; empty if that is unknown."""
+    """Return the words for the link between two GPUs; empty if it is unknown."""
     link = topology.link(*pair)
     if link.kind is not LinkClass.NVLINK:
         return "" if link.kind is LinkClass.UNKNOWN else f"PCIe only ({link.symbol})"
@@ -297,7 +297,7 @@ def _joined(topology: Topology, pair: tuple[str, str]) -> str:
 
 
 def _folded(labels: Sequence[str]) -> str:
-    """Return labels in short: ``GPU0-3``."""
+    """Return labels folded into ranges: ``GPU0-3``."""
     kinds: dict[str, set[int]] = {}
     for label in sorted(labels, key=natural):
         name = label.rstrip("0123456789")
@@ -308,7 +308,7 @@ def _folded(labels: Sequence[str]) -> str:
 
 
 def node_diagram(topology: Topology, rates: Mapping[tuple[str, str], float] | None = None) -> doc.Diagram:
-    """Return the picture of a node, with the GB/s that were measured by the labels of source and destination."""
+    """Return the diagram of a node, with the measured GB/s by the labels of source and destination."""
 
     def draw() -> Element:
         from egmctl.report.views.node_drawing import node_drawing
@@ -319,7 +319,7 @@ def node_diagram(topology: Topology, rates: Mapping[tuple[str, str], float] | No
 
 
 def gpu_matrix(topology: Topology) -> doc.Matrix:
-    """Return the links between GPUs, with each GPU's affinities."""
+    """Return the matrix of the links between GPUs, with each GPU's affinities."""
     labels = list(topology.gpus)
     matrix = _matrix(topology, "GPU links", labels, labels)
     affinities = doc.grid("", ((label, _affinities(gpu)) for label, gpu in topology.gpus.items()), align=Align.LEFT)
@@ -337,7 +337,7 @@ def _matrix(
 
 
 def link_cell(link: Link) -> doc.Cell:
-    """Return the symbol of a link, marked where NVLinks are missing."""
+    """Return the cell with the symbol of a link, marked with ``*`` if NVLinks are missing."""
     mark = "*" if link.nvlinks_expected else ""
     return doc.Cell(link.symbol, Tone.WARN if mark or link.symbol == "?" else Tone.PLAIN, mark)
 
@@ -361,7 +361,7 @@ def _route_text(route: HostRoute) -> str:
 
 
 def rate_text(route: HostRoute) -> str:
-    """Return the nominal GB/s of a route, as far as they are known."""
+    """Return the nominal GB/s of a route, an upper bound (``<=``), or ``?``; empty for a route without hops."""
     if not route.hops:
         return ""
     if route.nominal_gb_s is not None:
@@ -370,7 +370,7 @@ def rate_text(route: HostRoute) -> str:
 
 
 def _p2p(topology: Topology) -> Iterator[doc.Block]:
-    """Say in one line what is alike for all pairs, and draw a matrix, as nvidia-smi does, of what is not."""
+    """Yield a section with the P2P values that all pairs share, and a matrix, as in nvidia-smi, for the others."""
     alike: dict[str, list[str]] = {}
     labels = list(topology.gpus)
     matrices = []
@@ -413,7 +413,7 @@ _MEANINGS = {
     "U": "unknown to the driver",
     "?": "unknown",
 }
-"""In the order of nvidia-smi's legend and then of how good a route is; a status of P2P is its own symbol."""
+"""The meanings of symbols: links in the order of nvidia-smi's legend, routes from best to worst, then P2P statuses."""
 _ROUTES = {
     RouteKind.REMOTE: "NV#>C2C",
     RouteKind.C2C: "C2C-sys",
@@ -424,7 +424,7 @@ _ROUTES = {
 
 
 def _legend(topology: Topology) -> Iterator[doc.KeyValues]:
-    """Explain the symbols of all links, routes and pairs."""
+    """Yield the meanings of the symbols that links, routes and pairs have."""
     symbols = {"X"} if topology.gpus or topology.nics else set()
     for link in topology.links:
         symbols.add("NV#" if link.kind is LinkClass.NVLINK else link.symbol)
@@ -439,7 +439,7 @@ def _legend(topology: Topology) -> Iterator[doc.KeyValues]:
 
 
 def _affinities(gpu: Gpu) -> dict[tuple[str, ...], str]:
-    """Return a GPU's CPUs and NUMA nodes: by NVML, NVML's affinity, HOST_NUMA_ID, and of its own memory."""
+    """Return a GPU's CPU affinity and its NUMA nodes: by NVML, by HOST_NUMA_ID, and that of its own memory."""
     cpus = gpu.nvml.cpu_affinity if gpu.nvml is not None else None
     if cpus is None and gpu.pci is not None:
         cpus = gpu.pci.local_cpus or None
