@@ -98,9 +98,9 @@ def supervise(
     started_at = datetime.datetime.now(datetime.timezone.utc)
     started = time.perf_counter()
     root = Root.from_environment()
-    # Of a job of several commands the other ranks would count as other processes, and their nodes are not seen.
-    one_command = all(rank.host is None for rank in plan.ranks)
-    watch, host = KernelLogWatch(root), HostLoadWatch(root) if one_command else None
+    watch = KernelLogWatch(root)
+    # In a job of several commands the other ranks would count as other processes, and their nodes are not seen.
+    load_watch = None if any(rank.host for rank in plan.ranks) else HostLoadWatch(root)
     report = RunReport(
         settings=plan.settings,
         gpus=plan.gpus,
@@ -139,7 +139,7 @@ def supervise(
     return replace(
         report,
         wall_s=wall_s,
-        host_load=None if host is None else host.load(),
+        host_load=None if load_watch is None else load_watch.load(),
         seconds=run.spent.of_run(wall_s),
         interrupted=interrupted,
         notes=(*plan.notes, *run.notes),

@@ -90,8 +90,10 @@ def read(content: bytes, source: str, decode: Decode) -> Kept:
         Both lines that describe the plan are damaged or their content is invalid, the journal is of another version, or
         it is larger than any journal.
     """
-    if len(content) > _MOST_BYTES or sum(map(content.count, (b",", b"[", b"{", b"\n"))) > _MOST_ELEMENTS:
+    if len(content) > _MOST_BYTES:
         raise UsageError(f"{source} is larger than any journal of egmctl")
+    if sum(map(content.count, (b",", b"[", b"{", b"\n"))) > _MOST_ELEMENTS:
+        raise UsageError(f"{source} has more values or lines than any journal of egmctl")
     run = _Run()
     for entry in _entries(content, run):
         run.take(entry)

@@ -449,7 +449,7 @@ class RunReport:
     causes: tuple[RunCause, ...] = ()
     """The causes of slow, broken or waived measurements, the most severe first."""
     host_load: HostLoad | None = None
-    """The load of the host; ``None`` in a run over several nodes, and in documents of older versions."""
+    """The load of the host; ``None`` in a run of several commands."""
     seconds: RunSeconds | None = None
     """The time of each phase; ``None`` for a run that did not end."""
     machines: tuple[Machine, ...] = ()

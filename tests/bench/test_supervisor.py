@@ -17,6 +17,7 @@ from egmctl.bench.supervisor import ATTEMPTS, WORKER_LIMIT, supervise
 from egmctl.errors import ExitCode
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.measurement import RunReport, Settings, Status
+from egmctl.model.route import Rank
 from egmctl.model.task import Task
 from egmctl.signals import stopping
 from tests import forked
@@ -75,6 +76,13 @@ def test_one_worker_measures_everything_in_order(run: Supervise) -> None:
     assert processes(report) == 1
     assert [m.case for m in report.measurements] == [planned.case for planned in plan().tasks]
     assert report.exit_code is ExitCode.OK
+
+
+@pytest.mark.parametrize(("host", "stated"), [(None, True), ("", True), ("node1", False)])
+def test_the_load_of_the_host_is_stated_unless_other_commands_measure_too(host: str | None, stated: bool) -> None:
+    ranks = (Rank(number=0, label="GPU0", bus_id="0000:1b:00.0", host=host),)
+    report = supervise(replace(plan(), steps=(), ranks=ranks), MACHINE, on_progress=lambda _done, _task: None)
+    assert (report.host_load is not None) is stated
 
 
 def test_a_crash_costs_one_task_and_a_new_worker_goes_on(run: Supervise) -> None:

@@ -142,7 +142,7 @@ def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind, *, allo
         blocked = Route(carrier=Carrier.NONE, memory=memory, egm=Egm.NO, egm_reason=links.reason)
         forbidden = links.blocked_by in (Block.MEMS_ALLOWED, Block.NO_MEMORY)
         kind = WaiverKind.NO_NUMA_MEMORY if forbidden else WaiverKind.GPU_UNUSABLE
-        why_not = Waiver.about(kind, links.reason, *() if forbidden else (gpu,))
+        why_not = Waiver.about(kind, links.reason, *(() if forbidden else (gpu,)))
         return Path(route=blocked, waiver=why_not, rate_gb_s=_UNKNOWN_GB_S)
     degraded = own and bool(links.otherwise)
     waiver = _memory_waiver(gpu, memory)
@@ -292,7 +292,7 @@ def path_between(
         hops = () if nodes[0] == nodes[1] else (SMP,)
         return Path(route=Route(carrier=Carrier.CPU, memory=host, hops=hops), rate_gb_s=_CPU_GB_S)
     if len(nodes) > 1:
-        return joined(*(host_path(machine, initiator, *end) for end in zip(nodes, memory, strict=True)))
+        return joined(*(host_path(machine, initiator, node, kind) for node, kind in zip(nodes, memory, strict=True)))
     return host_path(machine, initiator, nodes[0], host, allocated_by=allocated_by)
 
 

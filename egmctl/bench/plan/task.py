@@ -128,8 +128,9 @@ def capability_waiver(engine: Engine, gpu: Gpu) -> Waiver | None:
     major, minor = (attributes.get(f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR"))
     if major is None or minor is None or (major, minor) >= needed:
         return None
-    reason = f"GPU{gpu.index} has compute capability {major}.{minor}, and {ENGINES[engine].caption} needs "
-    return Waiver.about(WaiverKind.UNSUPPORTED_ENGINE, f"{reason}{needed[0]}.{needed[1]}", gpu)
+    least = f"{ENGINES[engine].caption} needs {needed[0]}.{needed[1]}"
+    reason = f"GPU{gpu.index} has compute capability {major}.{minor}, and {least}"
+    return Waiver.about(WaiverKind.UNSUPPORTED_ENGINE, reason, gpu)
 
 
 def blocks_waiver(point: Point, gpu: Gpu) -> Waiver | None:

@@ -81,7 +81,7 @@ def _funnel(machine: Machine, gpus: Iterable[Gpu]) -> dict[Step, int | None]:
     obstacles = [classify(machine, gpu) for gpu in gpus]
     reached = [Step.WHOLE if stopped is None else stopped.block.step for stopped in obstacles]
     counts: dict[Step, int | None] = {
-        step: sum(lost > step or step is Step.PCI for lost in reached)
+        step: sum(step_lost > step or step is Step.PCI for step_lost in reached)
         for step in (Step.PCI, Step.DRIVER, Step.NODE, Step.ACCESS)
     }
     for step, library in ((Step.NVML, "nvml"), (Step.CUDA, "cuda")):

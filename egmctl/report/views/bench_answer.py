@@ -206,9 +206,10 @@ def _seen_on(measurement: Measurement, known: Collection[_Sign]) -> Iterator[str
         if slowed and (THROTTLED, gpu.label, words(THROTTLED, gpu)) not in known:
             yield f"clocks of {gpu.label} throttled: {', '.join(slowed)}"
     if route is not None and route.verdict is LinkProof.REFUTED:
-        share = 100 * (route.carried_bytes or 0) / route.expected_bytes
-        few = f"{route.link} carried only {share:.0f} % of the bytes"
-        yield f"another link than {route.link} carried the bytes" if route.carried_bytes is None else few
+        if route.carried_bytes is None:
+            yield f"another link than {route.link} carried the bytes"
+        else:
+            yield f"{route.link} carried only {100 * route.carried_bytes / route.expected_bytes:.0f} % of the bytes"
 
 
 def _carried(route: LinkEvidence | None) -> str:
