@@ -9,7 +9,7 @@ from itertools import combinations
 
 from egmctl.bench.case import Case, End
 from egmctl.bench.plan import Plan, bench_gpu
-from egmctl.bench.plan.flows import busy_waiver, expand, in_use
+from egmctl.bench.plan.flows import busy_waiver, expand, gpu_use
 from egmctl.bench.plan.paths import Path, host_path, joined, path_across
 from egmctl.bench.plan.placement import RankLayout
 from egmctl.bench.plan.ranks import (
@@ -240,5 +240,5 @@ def _notes(layout: RankLayout, settings: Settings, sample: int | None, pairs: in
         all_pairs = count * (count - 1) // 2
         yield f"a sample: {pairs} of the {all_pairs} pairs of {count} ranks, chosen at random (seed {SEED})"
     for rank in layout.ranks:
-        if settings.allow_busy and (busy := in_use(layout.gpu(rank))):
+        if settings.allow_busy and (busy := gpu_use(layout.gpu(rank))):
             yield f"measured anyway: {rank.label}: {busy}"

@@ -96,7 +96,7 @@ def parse_pairs(text: str, gpus: Sequence[Gpu], nodes: Sequence[int]) -> tuple[P
     return tuple(_pair(part.strip(), gpus, nodes) for part in text.split(","))
 
 
-def picked(task: Task, pairs: Sequence[Pair]) -> bool:
+def measures_pair(task: Task, pairs: Sequence[Pair]) -> bool:
     """Return whether a task measures one of the paths and nothing else."""
     flows = task.flows if task.pattern is not Pattern.LOADED else task.flows[:1]
     both = task.pattern is Pattern.BOTH_DIRECTIONS
@@ -299,7 +299,7 @@ class Use:
         return f"{format_size(self.used_bytes)} of {label} are in use, by no process that is visible from here"
 
 
-def in_use(gpu: Gpu) -> Use | None:
+def gpu_use(gpu: Gpu) -> Use | None:
     """Return the use of a GPU by others; ``None`` if NVML shows none."""
     if gpu.nvml is None:
         return None
@@ -312,7 +312,7 @@ def in_use(gpu: Gpu) -> Use | None:
 
 def busy_waiver(gpu: Gpu) -> Waiver | None:
     """Return a waiver for a GPU that others use, with the option that overrides it; ``None`` if it is unused."""
-    if (use := in_use(gpu)) is None:
+    if (use := gpu_use(gpu)) is None:
         return None
     return Waiver.about(WaiverKind.GPU_BUSY, f"{use}; 'egmctl bench --allow-busy' measures it anyway", gpu)
 

@@ -9,7 +9,7 @@ from egmctl.bench.case import Case, Processes
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.plan import Plan, bench_gpu
 from egmctl.bench.plan.budget import has_room, huge_page_sizes, pages_waiver
-from egmctl.bench.plan.flows import Ends, Pair, busy_waiver, endpoint, in_use, initiator, picked, tasks_of
+from egmctl.bench.plan.flows import Ends, Pair, busy_waiver, endpoint, gpu_use, initiator, measures_pair, tasks_of
 from egmctl.bench.plan.paths import Path, Staging, gpu_waiver, path_between
 from egmctl.bench.plan.ranks import handle_waiver, local_path, node_flows, rank_candidate, ranks_of
 from egmctl.bench.plan.schedule import isolated, make_steps, slots
@@ -63,7 +63,7 @@ def make_plan(
     """
     if settings.size_bytes <= 0 or settings.size_bytes % SIZE_MULTIPLE_BYTES:
         raise UsageError(f"--size {settings.size_bytes}: it must be a multiple of {SIZE_MULTIPLE_BYTES} bytes above 0")
-    usable = [gpu for gpu in gpus if gpu_waiver(machine, gpu) is None and (settings.allow_busy or in_use(gpu) is None)]
+    usable = [gpu for gpu in gpus if gpu_waiver(machine, gpu) is None and (settings.allow_busy or gpu_use(gpu) is None)]
     ranks = ranks_of([*usable, *(gpu for gpu in gpus if gpu not in usable)], numa_nodes)
 
     path_of = local_path(machine)
@@ -112,7 +112,7 @@ def make_plan(
         huge_page_bytes=huge_page_sizes(machine),
         notes=(
             *_without_tasks(empty, by_owner, bool(pairs)),
-            *(f"measured anyway: {busy}" for busy in map(in_use, gpus) if busy and settings.allow_busy),
+            *(f"measured anyway: {busy}" for busy in map(gpu_use, gpus) if busy and settings.allow_busy),
             *_unlisted(machine, gpus),
             *_not_native(tasks, gpus),
         ),
@@ -171,7 +171,7 @@ def _chosen(one_path: bool, tasks: Iterable[PlannedTask], pairs: Sequence[Pair])
         The only paths to measure; empty for all paths.
     """
     if pairs:
-        return [planned for planned in tasks if picked(planned, pairs)]
+        return [planned for planned in tasks if measures_pair(planned, pairs)]
     if not one_path:
         return list(tasks)
     by_route: dict[tuple[tuple[str, Egm | None], ...], PlannedTask] = {}

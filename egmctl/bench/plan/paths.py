@@ -199,7 +199,7 @@ _BY_UVM = (
 )
 
 
-def nowhere(memory: MemoryKind, label: str) -> Path:
+def path_without_memory(memory: MemoryKind, label: str) -> Path:
     """Return the waived path to host memory of a rank whose node has no known NUMA node with memory."""
     reason = f"{label} has no NUMA node that has memory"
     route = Route(carrier=Carrier.NONE, memory=memory, egm=Egm.NO, egm_reason=reason)

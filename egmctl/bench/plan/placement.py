@@ -148,7 +148,7 @@ def assign(infos: Sequence[RankInfo]) -> tuple[str, ...]:
     return tuple(assigned[rank] for rank in range(len(infos)))
 
 
-def agree(infos: Sequence[RankInfo], gpus: Sequence[str], *, one_domain: bool = True) -> None:
+def check_agreement(infos: Sequence[RankInfo], gpus: Sequence[str], *, one_domain: bool = True) -> None:
     """Check that all ranks have the same versions of egmctl and the driver and, if needed, the same NVLink domain.
 
     Parameters
@@ -219,7 +219,7 @@ def nearest_node(machine: Machine, gpu: Gpu) -> int | None:
     return min(nodes, default=None)
 
 
-def whole(machine: Machine, others: Iterable[Gpu]) -> Machine:
+def merge_gpus(machine: Machine, others: Iterable[Gpu]) -> Machine:
     """Return a node as all its ranks together see it.
 
     A device cgroup may show a rank only some GPUs, with other indices. So each rank's own GPU is taken as that rank

@@ -8,7 +8,7 @@ from itertools import combinations
 
 from egmctl.bench.case import Case, End
 from egmctl.bench.plan.flows import Location, expand, own_endpoint
-from egmctl.bench.plan.paths import Path, nowhere, path_between
+from egmctl.bench.plan.paths import Path, path_between, path_without_memory
 from egmctl.bench.plan.task import Candidate
 from egmctl.driver.signatures import cause_of
 from egmctl.model.finding import Waiver, WaiverKind
@@ -158,9 +158,9 @@ def own_memory(case: Case) -> MemoryKind:
 def waived_path(case: Case, rank_flow: RankFlow) -> Path | None:
     """Return the waived path of a flow with host memory of a rank that has no NUMA node; ``None`` if there is none."""
     if rank_flow.numa_node is None and shared_memory(case) in HOST_MEMORY:
-        return nowhere(shared_memory(case), rank_flow.owner.label)
+        return path_without_memory(shared_memory(case), rank_flow.owner.label)
     if rank_flow.initiator.numa_node is None and own_memory(case) in HOST_MEMORY:
-        return nowhere(own_memory(case), rank_flow.initiator.label)
+        return path_without_memory(own_memory(case), rank_flow.initiator.label)
     return None
 
 
@@ -256,7 +256,7 @@ def ucx_path(case: Case, issuer: Rank, issuer_machine: Machine, other: Rank, oth
         if kind not in HOST_MEMORY:
             continue
         if rank.numa_node is None:
-            waiver = nowhere(kind, rank.label).waiver
+            waiver = path_without_memory(kind, rank.label).waiver
             return Path(route=Route(carrier=Carrier.UCX), rate_gb_s=RATE_GB_S, waiver=waiver)
         gpu = machine.gpu(rank.bus_id)
         own = path_between(machine, (kind, MemoryKind.DEVICE), (rank.numa_node, gpu), gpu)

@@ -14,7 +14,7 @@ CAUSES = 3
 """Causes that are told without -v."""
 PATHS = 3
 """Paths that a cause names."""
-UNEXPLAINED = "nothing that was read explains it"
+NO_EXPLANATION = "nothing that was read explains it"
 TONES = {
     Status.FAIL: Tone.BAD,
     Status.WARN: Tone.WARN,
