@@ -33,8 +33,8 @@ def _xid(machine: Machine, scope: Scope) -> Verdicts:
         notes = [f"{len(fault.events)} x {fault.name} on {fault.where} ({fault.blame.value})" for fault in harmless]
         quoted = [event for event in events if meaning(event).status is Status.PASS]
         evidence = (_covered(log, scope), *_evidence(log, quoted))
-        words = "no Xid that needs an operator" if harmless else "no Xid"
-        yield passed(words, evidence=evidence, note="; ".join(notes))
+        text = "no Xid that needs an operator" if harmless else "no Xid"
+        yield passed(text, evidence=evidence, note="; ".join(notes))
 
 
 def xids_of(machine: Machine, finding: Finding) -> tuple[KernelEvent, ...]:
