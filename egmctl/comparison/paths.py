@@ -325,12 +325,12 @@ def touched(differences: Sequence[PathDifference]) -> tuple[str, ...]:
     """Return a few ends such that each worse path has one of them; empty if that takes more than a few, or all ends."""
     worse = [path for path in differences if path.outcome is Outcome.WORSE and path.change is not None]
     labels = {label for path in differences for label in (path.source, path.destination)}
-    left, chosen = [{path.source, path.destination} for path in worse], list[str]()
-    while left and len(chosen) < _FEW:
+    left, selected = [{path.source, path.destination} for path in worse], list[str]()
+    while left and len(selected) < _FEW:
         counted = Counter(label for pair in left for label in pair)
-        chosen.append(min(counted, key=lambda label: (-counted[label], natural(label))))
-        left = [pair for pair in left if chosen[-1] not in pair]
-    return () if left or len(chosen) >= len(labels) else tuple(sorted(chosen, key=natural))
+        selected.append(min(counted, key=lambda label: (-counted[label], natural(label))))
+        left = [pair for pair in left if selected[-1] not in pair]
+    return () if left or len(selected) >= len(labels) else tuple(sorted(selected, key=natural))
 
 
 NORMAL = 1.4826

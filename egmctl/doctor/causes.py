@@ -123,7 +123,7 @@ _OVER_NVLINK = ("p2p.verify", "fabric.alloc-active")
 """The checks of active probes that use NVLink if there is any."""
 _WITHOUT_FABRIC = ("fabric.state", "fabric.consistency", "p2p.status", *_OVER_NVLINK)
 
-_ALIKE: Mapping[str, tuple[str, ...]] = {
+_RELATED: Mapping[str, tuple[str, ...]] = {
     "dev.fell-off-bus": ("dev.driver-binding", "dev.permissions", "gpu.health", "pcie.link", *_LOST_GPU_EFFECTS),
     "dev.driver-binding": ("dev.control-nodes", *_LOST_GPU_EFFECTS),
     "dev.excluded": _LOST_GPU_EFFECTS,
@@ -158,7 +158,7 @@ _ALIKE: Mapping[str, tuple[str, ...]] = {
     "ipc.ipc-namespace": ("ipc.legacy-active", "ipc.event-active"),
     "rdma.devices-cgroup": ("rdma.gdr-path", "rdma.coherent-dmabuf"),
 }
-"""By check, the checks that detect its fault too (:func:`when.alike`)."""
+"""By check, the checks that detect its fault too (:func:`when.related`)."""
 
 _LOGGED: Mapping[str, tuple[M, ...]] = {
     "dev.fell-off-bus": (M.FELL_OFF_BUS,),
@@ -177,7 +177,7 @@ _LOGGED: Mapping[str, tuple[M, ...]] = {
 """By check, the driver messages that report the same fault."""
 
 ON_FINDINGS: tuple[Rule, ...] = (
-    *(Rule((cause,), effects, when.alike) for cause, effects in _ALIKE.items()),
+    *(Rule((cause,), effects, when.related) for cause, effects in _RELATED.items()),
     *(Rule((cause,), ("kernel.driver-messages",), when.logged(*messages)) for cause, messages in _LOGGED.items()),
     # A GPU has one kernel driver, and the libraries list only GPUs that are bound to NVIDIA's.
     Rule(("drv.nouveau",), ("dev.driver-binding", "drv.libraries", "dev.count-consistency"), when.always),
@@ -272,9 +272,9 @@ ON_PATHS: tuple[Rule, ...] = (
     Rule(("gpu.cc-mode",), _BOTH | _NO_P2P | {WaiverKind.UNSUPPORTED_HANDLE}, on()),
     Rule(("gpu.vgpu",), _BOTH | _NO_P2P | _NO_FABRIC | _NO_MEMORY, on()),
     # NVLink replays corrupt packets, so errors cost time but do not corrupt data.
-    Rule(("nvlink.links",), _LESS_NVLINK, on(Flows.NVLINK, where=paths.short_of_nvlinks, of_links=True)),
-    Rule(("nvlink.errors",), _LESS_NVLINK, on(Flows.NVLINK, where=paths.errors_on_path, of_links=True)),
-    Rule(_NVLINK, _LESS_NVLINK, on(Flows.NVLINK, where=paths.joined_by_nvlink, of_links=True)),
+    Rule(("nvlink.links",), _LESS_NVLINK, on(Flows.NVLINK, where=paths.short_of_nvlinks, via_owner=True)),
+    Rule(("nvlink.errors",), _LESS_NVLINK, on(Flows.NVLINK, where=paths.errors_on_path, via_owner=True)),
+    Rule(_NVLINK, _LESS_NVLINK, on(Flows.NVLINK, where=paths.joined_by_nvlink, via_owner=True)),
     # These disable NVLink for all pairs of a GPU; NVML may then list no links.
     Rule(("nvlink.disabled", "nvlink.bw-mode"), _BOTH | _NO_P2P, on(Flows.DIRECT_PEERS)),
     Rule(("nvlink.links", "nvlink.errors", *_NVLINK), _BOTH | _NO_P2P, on(Flows.DIRECT_PEERS, where=paths.lost_nvlink)),
@@ -294,7 +294,7 @@ ON_PATHS: tuple[Rule, ...] = (
     Rule(("pcie.link",), _SLOW, on(Flows.PCIE)),
     Rule(("kernel.aer",), _BOTH, on(Flows.PCIE, given=paths.hits_gpu)),
     # If C2C is down, the GPU accesses the same memory over PCIe.
-    Rule(("c2c.link",), _BOTH | _NO_MEMORY | _REFUSED, on(Flows.C2C, of_links=True)),
+    Rule(("c2c.link",), _BOTH | _NO_MEMORY | _REFUSED, on(Flows.C2C, via_owner=True)),
     # Without EGM, the same memory is still available as ordinary system memory.
     Rule(("egm.capability", "egm.preconditions", "egm.override-key"), _SLOW, on(Flows.NUMA)),
     Rule(("egm.hypervisor-mode",), _BOTH, on(Flows.NUMA)),

@@ -148,9 +148,9 @@ def known(value: T | None, sentence: str, unread: Unread | None = None) -> T:
     return value
 
 
-def findings_on(where: PlaceOrGpus, verdicts: Iterable[Finding | Evidence]) -> Iterator[Finding]:
+def findings_on(target: PlaceOrGpus, verdicts: Iterable[Finding | Evidence]) -> Iterator[Finding]:
     """Yield a rule's findings with the evidence yielded before them, and with this place if they name none."""
-    place = placed(where)
+    place = placed(target)
     evidence: tuple[Evidence, ...] = ()
     try:
         for item in verdicts:

@@ -40,7 +40,7 @@ def same_gpus(_node: Node, cause: Finding, effect: Finding) -> bool:
     return not set(cause.place.ids).isdisjoint(effect.place.ids)
 
 
-def alike(_node: Node, cause: Finding, effect: Finding) -> bool:
+def related(_node: Node, cause: Finding, effect: Finding) -> bool:
     """Return whether both findings share a GPU, or one of them is not about GPUs."""
     return cause.place.meets(effect.place)
 
@@ -51,8 +51,8 @@ def no_gpu_left(node: Node, cause: Finding, effect: Finding) -> bool:
 
 
 def undetermined(node: Node, cause: Finding, effect: Finding) -> bool:
-    """Return whether the effect is ``unknown`` and :func:`alike` holds."""
-    return effect.status is Status.UNKNOWN and alike(node, cause, effect)
+    """Return whether the effect is ``unknown`` and :func:`related` holds."""
+    return effect.status is Status.UNKNOWN and related(node, cause, effect)
 
 
 # --- libraries that do not start ------------------------------------------------------------------------------------
@@ -169,8 +169,8 @@ def are_lost(*blocks: Block, status: Status | None = None) -> Holds:
 
 
 def logged(*messages: DriverMessage) -> Holds:
-    """Return a condition: the effect is that the driver logged one of these messages, and :func:`alike` holds."""
-    return lambda node, cause, effect: alike(node, cause, effect) and message_of(node.machine, effect) in messages
+    """Return a condition: the effect is that the driver logged one of these messages, and :func:`related` holds."""
+    return lambda node, cause, effect: related(node, cause, effect) and message_of(node.machine, effect) in messages
 
 
 def asks_to_recover(finding: Finding) -> bool:

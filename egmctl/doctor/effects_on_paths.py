@@ -159,7 +159,7 @@ def on(
     where: FlowCondition | None = None,
     given: Callable[[Node, Finding], bool] | None = None,
     whole_node: bool = False,
-    of_links: bool = False,
+    via_owner: bool = False,
 ) -> Holds:
     """Return a condition: a finding's place is on the path of a flow of a trouble's measurement.
 
@@ -175,7 +175,7 @@ def on(
         A condition for the finding.
     whole_node
         Whether the fault affects all GPUs of the node, whichever it names.
-    of_links
+    via_owner
         Whether the fault also affects flows over NVLink to EGM that its GPU owns.
     """
 
@@ -187,7 +187,7 @@ def on(
             is_affected = whole_node or place.kind is not PlaceKind.GPU or not set(place.ids).isdisjoint(waiver.gpus)
             return is_affected and any(node.bus_ids(flow) for flow in flows)
         return any(
-            (touches(NODE if whole_node else place, flow, node) or (of_links and crosses_owner(place, flow, node)))
+            (touches(NODE if whole_node else place, flow, node) or (via_owner and crosses_owner(place, flow, node)))
             and (flows_class is None or flows_class.includes(flow))
             and (where is None or where(node, flow))
             for flow in flows

@@ -13,11 +13,11 @@ PlaceOrGpus = Place | Gpu | Iterable[Gpu]
 """The place of a finding, or the GPUs that it is about."""
 
 
-def placed(where: PlaceOrGpus) -> Place:
+def placed(target: PlaceOrGpus) -> Place:
     """Return the place of GPUs, the node if there are none; a place unchanged."""
-    if isinstance(where, Place):
-        return where
-    gpus = (where,) if isinstance(where, Gpu) else tuple(where)
+    if isinstance(target, Place):
+        return target
+    gpus = (target,) if isinstance(target, Gpu) else tuple(target)
     return on_gpus(gpus) if gpus else NODE
 
 

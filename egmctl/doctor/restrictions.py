@@ -50,38 +50,38 @@ def policy(machine: Machine, owner: Manager) -> str:
     return f"{text}; the cgroup is {own_path}" if own_path.strip("/") and not owner.name else text
 
 
-def manager(machine: Machine, *, of_container: bool = False) -> Manager:
+def manager(machine: Machine, *, is_container: bool = False) -> Manager:
     """Return the manager that controls the process' access to devices, by the most reliable sign.
 
     Parameters
     ----------
-    of_container
+    is_container
         Whether it must be the container runtime, e.g. because device nodes are missing. Otherwise files of runtimes
         count only in the topmost visible cgroup.
     """
     process, confinement = machine.process or Process(), machine.confinement or Confinement()
     path = device_path(process, confinement)
-    by_path = Evidence(source=f"/proc/{process.pid or 'self'}/cgroup", value=path)
+    path_evidence = Evidence(source=f"/proc/{process.pid or 'self'}/cgroup", value=path)
     programs = {program.name: program.cgroup or path for program in confinement.device_programs or () if program.name}
     # The container's own cgroup is the topmost visible one, with no program attached below it.
     is_top = all(program.cgroup in (None, "/") for program in confinement.device_programs or ())
-    of_container = of_container or (path in ("", "/") and is_top)
+    is_container = is_container or (path in ("", "/") and is_top)
     variables = {*(process.environment or {}), *(process.container_signs or ())}
     if SLURM_PROGRAM in programs:
         cgroup = programs[SLURM_PROGRAM]
         return _slurm(machine, Evidence(source=_PROGRAMS, value=f"{SLURM_PROGRAM} on {cgroup}"), cgroup)
     for name, kind, pattern, confidence in _SIGNS:
         matches, sign = {
-            "path": (re.search(pattern, path) is not None, by_path),
+            "path": (re.search(pattern, path) is not None, path_evidence),
             "variable": (pattern in variables, fact("environment", f"{pattern} is set")),
-            "file": (of_container and pattern in (process.container_signs or ()), fact(pattern, "is there")),
+            "file": (is_container and pattern in (process.container_signs or ()), fact(pattern, "is there")),
         }[kind]
         if matches and name == "Slurm":
             return replace(_slurm(machine, sign), confidence=confidence)
         if matches:
             return Manager(name=name, sign=sign, remedy=_REMEDIES.get(name, _CONTAINER), confidence=confidence)
     return _systemd(path, programs, confinement.device_units) or Manager(
-        name="", sign=by_path if path else None, remedy=_ANYBODY, confidence=Confidence.LOW
+        name="", sign=path_evidence if path else None, remedy=_ANYBODY, confidence=Confidence.LOW
     )
 
 
@@ -223,14 +223,14 @@ def cgroup_evidence(machine: Machine) -> tuple[Evidence, ...]:
 
 def route_evidence(machine: Machine, scope: Scope) -> tuple[Evidence, ...]:
     """Return the usable and lost GPUs that EGM can be routed through, by CPU NUMA node."""
-    words = []
+    texts = []
     for node, attached in routers(machine, scope).items():
         left = [gpu for gpu in attached if loss(machine, gpu) is None]
         lost_gpus = [gpu for gpu in attached if gpu not in left]
         parts = [on_gpus(left).label] if left else []
         parts += [f"{on_gpus(lost_gpus).label} blocked"] if lost_gpus else []
-        words.append(f"NUMA {node}: {', '.join(parts)}")
-    return (Evidence(source="GPUs of each NUMA node", value="; ".join(words)),) if words else ()
+        texts.append(f"NUMA {node}: {', '.join(parts)}")
+    return (Evidence(source="GPUs of each NUMA node", value="; ".join(texts)),) if texts else ()
 
 
 def minor_of(gpu: Gpu) -> int | None:

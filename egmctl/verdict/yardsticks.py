@@ -277,10 +277,10 @@ def reference_for(measurement: Measurement, profile: Profile) -> tuple[Reference
 
 def cite(profile: Profile, reference: Reference) -> str:
     """Return the sources of a reference's numbers and of its bounds."""
-    cited = str(profile.sources[reference.source])
+    sources = str(profile.sources[reference.source])
     if reference.bounds_source is None or (reference.warn is None and reference.fail is None):
-        return cited
-    return f"{cited}; bounds, {profile.sources[reference.bounds_source]}"
+        return sources
+    return f"{sources}; bounds, {profile.sources[reference.bounds_source]}"
 
 
 def no_reference(yardstick: Yardstick, value: float, reason: str) -> Judgement:

@@ -99,9 +99,9 @@ def parse_pairs(text: str, gpus: Sequence[Gpu], nodes: Sequence[int]) -> tuple[P
 def measures_pair(task: Task, pairs: Sequence[Pair]) -> bool:
     """Return whether a task measures one of the paths and nothing else."""
     flows = task.flows if task.pattern is not Pattern.LOADED else task.flows[:1]
-    both = task.pattern is Pattern.BOTH_DIRECTIONS
+    both_directions = task.pattern is Pattern.BOTH_DIRECTIONS
     return task.pattern in _SINGLE and any(
-        all(_joins(flow, pair) or (both and _joins(flow, pair[::-1])) for flow in flows) for pair in pairs
+        all(_joins(flow, pair) or (both_directions and _joins(flow, pair[::-1])) for flow in flows) for pair in pairs
     )
 
 

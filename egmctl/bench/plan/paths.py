@@ -150,15 +150,15 @@ def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind, *, allo
         hops = links.hops or links.otherwise or (Hop(link=LinkKind.UNKNOWN, reason=links.reason),)
         if allocated_by is not None and allocated_by.bus_id in links.siblings and links.to_sibling is not None:
             hops = (links.to_sibling, rates.c2c(allocated_by))
-        able, reason = _EGM[links.egm], f"the EGM route is blocked: {links.reason}" if degraded else links.reason
+        state, reason = _EGM[links.egm], f"the EGM route is blocked: {links.reason}" if degraded else links.reason
     else:
         coherent = c2c(machine, gpu) is C2c.UP
         hops = (rates.c2c(gpu) if coherent else rates.pcie(gpu), *across(machine, gpu, node))
-        able, reason = Egm.NO, _NEVER
+        state, reason = Egm.NO, _NEVER
         if managed:
-            able, reason = (Egm.NO, links.reason) if links.egm is False else (Egm.UNKNOWN, _BY_UVM)
+            state, reason = (Egm.NO, links.reason) if links.egm is False else (Egm.UNKNOWN, _BY_UVM)
     return Path(
-        route=Route(memory=memory, hops=hops, egm=able, egm_reason=reason * (able is not Egm.YES), degraded=degraded),
+        route=Route(memory=memory, hops=hops, egm=state, egm_reason=reason * (state is not Egm.YES), degraded=degraded),
         waiver=waiver,
         # Only with C2C can it be unknown whether memory is EGM.
         rate_gb_s=_planned(hops, _USUAL_GB_S[LinkKind.C2C]),
@@ -246,10 +246,10 @@ def path_across(initiator: Gpu, owner_machine: Machine, owner: Gpu, memory: Memo
     if missing is not None:
         reason = f"GPU{missing.index} cannot share host memory across nodes: CU_DEVICE_ATTRIBUTE_{name} is 0"
         refused = Waiver.about(WaiverKind.UNSUPPORTED_MEMORY, reason, missing)
-    able = egm(owner_machine, owner)
+    ability = egm(owner_machine, owner)
     hops = (nvlinks, rates.c2c(owner))
     return Path(
-        route=Route(memory=memory, hops=hops, across_nodes=True, egm=_EGM[able.able], egm_reason=able.cause),
+        route=Route(memory=memory, hops=hops, across_nodes=True, egm=_EGM[ability.able], egm_reason=ability.cause),
         waiver=refused,
         rate_gb_s=_planned(hops),
         disjoint=True,

@@ -79,16 +79,16 @@ class NvlinkDomain:
         return f"none: {self.reason}" if self.cluster is None else f"cluster {self.cluster}, clique {self.clique}"
 
 
-def rank_info(machine: Machine, host: str, tool: str, chosen: Sequence[Gpu]) -> RankInfo:
+def rank_info(machine: Machine, host: str, tool: str, selected: Sequence[Gpu]) -> RankInfo:
     """Return what a rank reports about itself.
 
     Parameters
     ----------
-    chosen
+    selected
         The GPUs of the machine that ``--gpus`` names.
     """
-    waivers = {gpu.bus_id: gpu_waiver(machine, gpu) for gpu in chosen}
-    usable = sorted((gpu for gpu in chosen if waivers[gpu.bus_id] is None), key=lambda gpu: gpu.bus_id)
+    waivers = {gpu.bus_id: gpu_waiver(machine, gpu) for gpu in selected}
+    usable = sorted((gpu for gpu in selected if waivers[gpu.bus_id] is None), key=lambda gpu: gpu.bus_id)
     return RankInfo(
         host=host,
         tool=tool,

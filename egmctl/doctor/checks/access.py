@@ -56,7 +56,7 @@ def _cgroup_restricted(machine: Machine, scope: Scope) -> Verdicts:
 
 def _cgroup_denies(machine: Machine, scope: Scope, denied: list[Gpu]) -> Finding:
     all_denied = denies_control_node(machine)
-    owner = manager(machine, of_container=all_denied)
+    owner = manager(machine, is_container=all_denied)
     evidence = (*accesses(denied), *cgroup_evidence(machine), *((owner.sign,) if owner.sign else ()))
     return _withheld_finding(
         machine,
@@ -104,7 +104,7 @@ def _nodes_missing(machine: Machine, scope: Scope) -> Verdicts:
 
 def _not_given(machine: Machine, scope: Scope, gpus: list[Gpu]) -> Finding:
     environment = (machine.process or Process()).environment or {}
-    owner = manager(machine, of_container=True)
+    owner = manager(machine, is_container=True)
     remedy, cause = owner.remedy, f"set by {owner.name}" if owner.name else "the container was started without them"
     if environment.get("ENROOT_RESTRICT_DEV", "n").lower() not in ("n", "no", "0", "false", ""):
         remedy = todo("Start the step without ENROOT_RESTRICT_DEV, and choose with CUDA_VISIBLE_DEVICES.")

@@ -64,7 +64,7 @@ def _ptrace(machine: Machine, scope: Scope) -> Verdicts:
 @check("ipc.shm", Guard.IPC, Guard.PERF, sections=("confinement", "system"))
 def _shm(machine: Machine, scope: Scope) -> Verdicts:
     confinement = machine.confinement or Confinement()
-    free, keeps = confinement.shm_free_bytes, (machine.system or System()).remove_ipc
+    free, remove_ipc = confinement.shm_free_bytes, (machine.system or System()).remove_ipc
     total = known(
         confinement.shm_total_bytes, "the size of /dev/shm was not read", confinement.unread.get("shm_total_bytes")
     )
@@ -84,7 +84,7 @@ def _shm(machine: Machine, scope: Scope) -> Verdicts:
     else:
         known(free, "how much of /dev/shm is free was not read")
         note = "RemoveIPC=yes: a user's shared memory is removed when the last session ends, even while jobs run"
-        yield passed("/dev/shm is large enough", note=note if keeps else "")
+        yield passed("/dev/shm is large enough", note=note if remove_ipc else "")
 
 
 @check("ipc.limits", Guard.IPC, Guard.RDMA, sections=("confinement", "system"))

@@ -149,8 +149,8 @@ def _evidence(log: KernelLog, events: Sequence[KernelEvent]) -> tuple[Evidence, 
 def _line(event: KernelEvent) -> str:
     process = f", pid={event.pid}" if event.pid is not None else ""
     process += f", name={event.process}" if event.process else ""
-    word = {EventKind.XID: "Xid ", EventKind.SXID: "SXid "}.get(event.kind, "")
-    number = "" if event.number is None else f"{word}{event.number}"
+    prefix = {EventKind.XID: "Xid ", EventKind.SXID: "SXid "}.get(event.kind, "")
+    number = "" if event.number is None else f"{prefix}{event.number}"
     return f"[{event.time_s:.3f}] {event.bus_id} {number}{process} {event.text}".rstrip()
 
 
@@ -158,5 +158,5 @@ def _covered(log: KernelLog, scope: Scope) -> Evidence:
     """Return the time range that was searched: a ring buffer overwrites old lines."""
     first = "empty" if log.first_s is None else f"from {log.first_s:.0f} s to {log.now_s:.0f} s after boot"
     since = "" if scope.since_s is None else f", limited to the last {scope.since_s:.0f} s by --since"
-    lost = ", with lines overwritten in between" if log.overwritten else ""
-    return fact(log.source, f"{first}{since}{lost}")
+    overwritten = ", with lines overwritten in between" if log.overwritten else ""
+    return fact(log.source, f"{first}{since}{overwritten}")

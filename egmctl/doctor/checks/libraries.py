@@ -57,7 +57,7 @@ def _lists_no_gpu(gpus: list[Gpu]) -> bool:
 
 
 def _failed(machine: Machine, library: str, failure: LibraryFailure, gpus: list[Gpu]) -> Finding:
-    named = [gpu for gpu in machine.gpus or () if gpu.bus_id == failure.gpu]
+    failed_gpus = [gpu for gpu in machine.gpus or () if gpu.bus_id == failure.gpu]
     call = failure.call or f"the child process that queries {library}"
     signature = cause_of(failure.call, failure.number) if library == "CUDA" else None
     cause = signature.cause if signature else ""
@@ -77,7 +77,7 @@ def _failed(machine: Machine, library: str, failure: LibraryFailure, gpus: list[
     return failed(
         f"{library} {failure.words}: what only it reports is unknown",
         remedy,
-        named or gpus,
+        failed_gpus or gpus,
         evidence=(fact(call, failure.detail or failure.name or failure.how),),
         cause=cause,
     )
@@ -121,9 +121,9 @@ def _visible_devices(machine: Machine, _scope: Scope) -> Verdicts:
             cause=f"{several(len(usable), 'GPU')} can be used from here{others}",
         )
     else:
-        chosen = [part for part in text.split(",") if part.strip()]
+        entries = [part for part in text.split(",") if part.strip()]
         note = "use it to choose GPUs where EGM matters: hidden GPUs stay accessible, for imports and EGM routes too"
-        yield passed(f"{VISIBLE} chooses {len(chosen)} of {len(usable)} usable GPUs", note=note)
+        yield passed(f"{VISIBLE} chooses {len(entries)} of {len(usable)} usable GPUs", note=note)
 
 
 def _first_wrong(text: str, usable: list[Gpu]) -> str | None:
@@ -152,10 +152,10 @@ def _bad_environment(machine: Machine, _scope: Scope) -> Verdicts:
     environment = known((machine.process or Process()).environment, NO_ENVIRONMENT)
     harmful = [name for name, (bad, _) in _HARMFUL.items() if name in environment and bad in (None, environment[name])]
     for name in harmful:
-        bad, harm = _HARMFUL[name]
+        bad, effect = _HARMFUL[name]
         remedy = todo("Unset it, unless it is intended.", f"unset {name}")
         # The output must not contain the path of a tool.
-        yield warned(f"{name} is set: {harm}", remedy, evidence=(fact("environment", f"{name}={bad or '(set)'}"),))
+        yield warned(f"{name} is set: {effect}", remedy, evidence=(fact("environment", f"{name}={bad or '(set)'}"),))
     if not harmful:
         yield passed("no environment variable slows down or disables CUDA or NCCL")
 

@@ -119,10 +119,10 @@ def _mode(machine: Machine, scope: Scope) -> Verdicts:
     need_c2c(machine, "only memory of GPUs with NVLink-C2C can be a NUMA node")
     gpus = usable_coherent_gpus(machine, scope)
     broken = [gpu for gpu in gpus if gpu.proc and (gpu.proc.numa_status or "").startswith("online_failed")]
-    without = [gpu for gpu in gpus if own_node(gpu) is None]
+    without_node = [gpu for gpu in gpus if own_node(gpu) is None]
     yield from mode_evidence(machine)
     for gpu in gpus:
-        yield fact(f"GPU NUMA id of GPU{gpu.index}", "none" if gpu in without else own_node(gpu))
+        yield fact(f"GPU NUMA id of GPU{gpu.index}", "none" if gpu in without_node else own_node(gpu))
     if broken:
         yield failed(
             "the kernel failed to bring the GPU's memory online as a NUMA node",
@@ -138,15 +138,15 @@ def _mode(machine: Machine, scope: Scope) -> Verdicts:
             "with the CPU, and the CPU loads and stores GPU memory through GDRCopy only (rdma.gdrcopy). EGM is the "
             "CPUs' memory and does not depend on it",
         )
-    elif not without:
+    elif not without_node:
         yield passed("each GPU's memory is a NUMA node", gpus)
-    elif len(without) == len(gpus):
+    elif len(without_node) == len(gpus):
         yield unknown("whether GPU memory is a NUMA node is unknown")
     else:
         yield warned(
             "their memory is no NUMA node, while that of the other GPUs is",
             as_root("Reload the driver, and look for driver messages about onlining memory.", "dmesg | grep -i NVRM"),
-            without,
+            without_node,
         )
 
 
@@ -273,8 +273,8 @@ def _available(scope: Scope, node: NumaNode, total: int, siblings: list[NumaNode
     if free is None:
         return unknown("how much memory is available was not read", place, evidence=_sizes([node]))
     if free < FULL * total:
-        hardly = "hardly any memory is available: HOST_NUMA memory of this node fails"
-        return warned(hardly, remedy, place, evidence=_sizes(siblings))
+        summary = "hardly any memory is available: HOST_NUMA memory of this node fails"
+        return warned(summary, remedy, place, evidence=_sizes(siblings))
     if free < enough:
         summary = "much less memory is available than on another NUMA node"
         report = warned if scope.names_purpose(Guard.EGM) else noted

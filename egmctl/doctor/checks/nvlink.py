@@ -131,7 +131,7 @@ def _all_down(machine: Machine, gpu: Gpu) -> Verdicts:
     is_board_gpu = gpu.name in _PRODUCTS and (siblings > 1 or c2c(machine, gpu) is C2c.ABSENT)
     reason, info, listed = _none_by_design(machine, gpu), fabric(gpu), bool(nvlinks_of(gpu))
     in_fabric = info is not None and info.state in ("not-started", "in-progress", "completed")
-    on_switches = listed and (bool(machine.switches) or in_fabric)
+    has_switches = listed and (bool(machine.switches) or in_fabric)
     yield _inactive(gpu)
     if not listed and not is_board_gpu:
         skip(NO_NVLINK)
@@ -140,9 +140,9 @@ def _all_down(machine: Machine, gpu: Gpu) -> Verdicts:
     elif is_board_gpu and reason:
         remedy = todo("Undo the cause, unless it is intended.", RESET.command)
         yield warned("no NVLink is active", remedy, cause=reason)
-    elif is_board_gpu or (on_switches and not reason):
-        see = todo("See fabric.manager and fabric.state: the fabric manager brings the links up.", RESET.command)
-        yield failed("no NVLink is active, though these GPUs belong on NVSwitches", see)
+    elif is_board_gpu or (has_switches and not reason):
+        remedy = todo("See fabric.manager and fabric.state: the fabric manager brings the links up.", RESET.command)
+        yield failed("no NVLink is active, though these GPUs belong on NVSwitches", remedy)
     else:
         skip(f"no NVLink is active: {reason}" if reason else "no NVLink is connected")
 
@@ -183,8 +183,8 @@ def _errors(_machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
     counting = [link for link in bad or links if _recoveries(link) or _corrected(link) or _is_bad(link)]
     yield from (fact(f"link {link.link} of GPU{gpu.index}", _words(link)) for link in counting)
     if bad:
-        lost = any(link.counters and link.counters.failed_recoveries for link in bad)
-        state = "could not be recovered" if lost else f"have an effective bit error rate above {MAX_EFFECTIVE_BER:g}"
+        is_lost = any(link.counters and link.counters.failed_recoveries for link in bad)
+        state = "could not be recovered" if is_lost else f"have an effective bit error rate above {MAX_EFFECTIVE_BER:g}"
         remedy = todo("Drain the node, inspect the links' cables and boards, reset the GPU.", "nvidia-smi nvlink -e")
         yield failed(f"NVLinks {state} (links {_numbers(bad)})", remedy)
     elif recoveries:

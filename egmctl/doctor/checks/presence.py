@@ -66,8 +66,8 @@ def _count(machine: Machine, scope: Scope) -> Verdicts:
         yield passed(f"{'all ' if len(gpus) > 1 else ''}{several(len(gpus), 'GPU')} can be used from here")
     elif not usable and not unclear:
         causes = dict.fromkeys(obstacle.cause for obstacle in lost.values())
-        see = todo(f"See {_checks_of(lost.values())}.")
-        yield failed("no GPU can be used from here", see, gpus, cause="; ".join(causes))
+        remedy = todo(f"See {_checks_of(lost.values())}.")
+        yield failed("no GPU can be used from here", remedy, gpus, cause="; ".join(causes))
     else:
         yield (unknown if unclear else noted)(
             f"{usable} of {len(gpus)} GPUs can be used from here",

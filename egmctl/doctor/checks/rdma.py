@@ -53,8 +53,8 @@ def _ports(machine: Machine, scope: Scope) -> Verdicts:
             slow = f"port {port.number} runs at {port.rate_gbit_s:g} Gbit/s, the others at {rate:g}"
             yield warned(slow, CABLE, place, evidence=evidence)
         elif (nic.name, port.number) in expected:
-            was_active = f"{inactive}, and was active when the machine of --expect was recorded"
-            yield failed(was_active, CABLE, place, evidence=evidence)
+            inactive_now = f"{inactive}, and was active when the machine of --expect was recorded"
+            yield failed(inactive_now, CABLE, place, evidence=evidence)
         elif port.physical_state == "LinkUp" and port.link_layer == "InfiniBand":
             remedy = as_root("Check the subnet manager of that fabric: it has not configured the port.", "sminfo")
             yield warned(f"{inactive}, though its link is up", remedy, place, evidence=evidence)
@@ -170,14 +170,14 @@ def _devices(machine: Machine, scope: Scope) -> Verdicts:
     if not denied:
         yield passed("the verbs devices are accessible")
         return
-    words = {
+    meanings = {
         "EPERM": "the device cgroup denies them",
         "EACCES": "mode bits or a security module deny them",
         "ENOENT": "they are not there",
     }
     errors = sorted({device.node.access or "" for device in denied})
     names = ", ".join(dict.fromkeys(device.nic or device.node.path.rpartition("/")[2] for device in denied))
-    reasons = "; ".join(words.get(error, error or "unknown reason") for error in errors)
+    reasons = "; ".join(meanings.get(error, error or "unknown reason") for error in errors)
     summary = f"verbs devices are not accessible ({names}): {reasons}"
     if not named and errors == ["ENOENT"] and not container:
         yield passed("the nodes in /dev/infiniband are missing", note=summary)
