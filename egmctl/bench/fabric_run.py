@@ -18,13 +18,13 @@ from egmctl.bench.plan.paths import gpu_waiver
 from egmctl.bench.plan.placement import (
     RankInfo,
     RankLayout,
-    agree,
     assign,
+    check_agreement,
     hosts,
+    merge_gpus,
     rank_info,
     rank_of,
     ranks_of,
-    whole,
 )
 from egmctl.bench.processes.group import Group, start_group
 from egmctl.bench.processes.mpi import Coordinator, serve_rank
@@ -155,7 +155,7 @@ def gather_layout(world: World, facts: Callable[[], tuple[Machine, Sequence[Gpu]
 
     (machine, _), infos = world.share(RankInfo, facts, described, GATHER_S)
     gpus = assign(infos)
-    agree(infos, gpus, one_domain=any(case.handle is HandleKind.FABRIC for case in asked.cases))
+    check_agreement(infos, gpus, one_domain=any(case.handle is HandleKind.FABRIC for case in asked.cases))
     first = {ranks[0] for ranks in hosts(infos).values()}
     own_part = {"machine": to_json(machine)} if world.rank in first else {"gpu": to_json(machine.gpu(gpus[world.rank]))}
     # A machine has about 300 KiB of JSON.
@@ -191,7 +191,7 @@ def _put_together(infos: Sequence[RankInfo], gpus: Sequence[str], parts: Sequenc
     machines = {}
     for host, ranks in hosts(infos).items():
         base = from_json(Machine, parts[ranks[0]]["machine"])
-        machines[host] = whole(base, [from_json(Gpu, parts[rank]["gpu"]) for rank in ranks[1:]])
+        machines[host] = merge_gpus(base, [from_json(Gpu, parts[rank]["gpu"]) for rank in ranks[1:]])
     channels = {rank: info.channels for rank, info in enumerate(infos)}
     return RankLayout(ranks_of(infos, gpus, machines), machines, channels)
 

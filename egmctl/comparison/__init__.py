@@ -43,40 +43,40 @@ def compare(saved: Sequence[Saved], *, tolerance: float = TOLERANCE, spread: Spr
     kind = _kind(saved)
     of_nodes = len(saved) > 2
     ordered = sorted(saved, key=lambda file: natural(file.name)) if of_nodes else saved
-    useful = [file for file in ordered if file.result is not None]
-    names = [file.name for file in useful]
-    everyone = [file.name for file in ordered]
-    whole = Comparison(
+    readable = [file for file in ordered if file.result is not None]
+    names = [file.name for file in readable]
+    file_names = [file.name for file in ordered]
+    comparison = Comparison(
         kind=kind,
         nodes=tuple(map(_node, ordered)),
-        folded=fold(everyone) if of_nodes else ", ".join(everyone),
+        folded=fold(file_names) if of_nodes else ", ".join(file_names),
         tolerance=tolerance,
         compared=0,
     )
-    if len(useful) < 2:
-        return whole
-    results = [file.result.run if isinstance(file.result, Bringup) else file.result for file in useful]
+    if len(readable) < 2:
+        return comparison
+    results = [file.result.run if isinstance(file.result, Bringup) else file.result for file in readable]
     runs = [result for result in results if isinstance(result, RunReport)]
-    if len(runs) == len(useful):
-        whole = _bench(whole, names, runs, spread)
+    if len(runs) == len(readable):
+        comparison = _bench(comparison, names, runs, spread)
     elif kind is Command.DOCTOR:
-        whole = _doctor(whole, names, [result for result in results if isinstance(result, Diagnosis)])
-    machines = [machine for file in useful for machine in file.machines]
-    if all(len(file.machines) == 1 for file in useful):
-        whole = _machines(whole, names, machines)
+        comparison = _doctor(comparison, names, [result for result in results if isinstance(result, Diagnosis)])
+    machines = [machine for file in readable for machine in file.machines]
+    if all(len(file.machines) == 1 for file in readable):
+        comparison = _machines(comparison, names, machines)
     if of_nodes:
-        odd = {path.node for path in whole.paths} | {node for words in whole.words for node in words.nodes}
-        same = tuple(name for name in names if name not in odd)
-        whole = replace(whole, same=same, same_folded=fold(same))
-    return whole
+        outliers = {path.node for path in comparison.paths} | {node for item in comparison.words for node in item.nodes}
+        same = tuple(name for name in names if name not in outliers)
+        comparison = replace(comparison, same=same, same_folded=fold(same))
+    return comparison
 
 
-def _bench(whole: Comparison, names: Sequence[str], runs: Sequence[RunReport], spread: SpreadOf) -> Comparison:
+def _bench(comparison: Comparison, names: Sequence[str], runs: Sequence[RunReport], spread: SpreadOf) -> Comparison:
     gpus = GpuNames([{gpu.bus_id: gpu.index for gpu in run.gpus} for run in runs])
     measured = [points(run, gpus, number) for number, run in enumerate(runs)]
-    different = tuple(paths.differences(names, measured, whole.tolerance, spread, of_nodes=whole.of_nodes))
+    different = tuple(paths.differences(names, measured, comparison.tolerance, spread, of_nodes=comparison.of_nodes))
     return replace(
-        whole,
+        comparison,
         compared=facts.compared([key for key, point in run.items() if point.value is not None] for run in measured),
         paths=different,
         causes=causes_of_worse(names, runs, different),
@@ -86,23 +86,23 @@ def _bench(whole: Comparison, names: Sequence[str], runs: Sequence[RunReport], s
     )
 
 
-def _doctor(whole: Comparison, names: Sequence[str], results: Sequence[Diagnosis]) -> Comparison:
+def _doctor(comparison: Comparison, names: Sequence[str], results: Sequence[Diagnosis]) -> Comparison:
     gpus = GpuNames([_indices(result.machines) for result in results])
     files = findings.statements(results, gpus)
-    words = facts.differences(names, files, gpus, findings.outcome_of, of_nodes=whole.of_nodes)
-    return replace(whole, compared=facts.compared(files), words=words, notes=_matched(gpus))
+    attributes = facts.differences(names, files, gpus, findings.outcome_of, of_nodes=comparison.of_nodes)
+    return replace(comparison, compared=facts.compared(files), words=attributes, notes=_matched(gpus))
 
 
-def _machines(whole: Comparison, names: Sequence[str], machines: Sequence[Machine]) -> Comparison:
+def _machines(comparison: Comparison, names: Sequence[str], machines: Sequence[Machine]) -> Comparison:
     """Add the differences between the machines; for snapshots and topologies these are the result itself."""
     gpus = GpuNames([_indices((machine,)) for machine in machines])
     sections = facts.sections_of(machines)
     files = [facts.statements(machine, sections, gpus, file) for file, machine in enumerate(machines)]
-    different = facts.differences(names, files, gpus, facts.outcome_of, of_nodes=whole.of_nodes)
-    notes = () if whole.of_nodes else _swapped(*machines)
-    if whole.kind in (Command.BENCH, Command.BRINGUP, Command.DOCTOR):
-        return replace(whole, machines=different, notes=(*whole.notes, *notes))
-    return replace(whole, compared=facts.compared(files), words=different, notes=(*_matched(gpus), *notes))
+    different = facts.differences(names, files, gpus, facts.outcome_of, of_nodes=comparison.of_nodes)
+    notes = () if comparison.of_nodes else _swapped(*machines)
+    if comparison.kind in (Command.BENCH, Command.BRINGUP, Command.DOCTOR):
+        return replace(comparison, machines=different, notes=(*comparison.notes, *notes))
+    return replace(comparison, compared=facts.compared(files), words=different, notes=(*_matched(gpus), *notes))
 
 
 def _kind(saved: Sequence[Saved]) -> Command:
@@ -125,18 +125,18 @@ def _kind(saved: Sequence[Saved]) -> Command:
 
 
 def _node(saved: Saved) -> ComparedNode:
-    at = saved.origin.recorded_at if saved.origin is not None else ""
+    recorded_at = saved.origin.recorded_at if saved.origin is not None else ""
     busy: set[str] = set()
     problem = saved.failure
     if isinstance(saved.result, RunReport):
-        at = saved.result.started_at
+        recorded_at = saved.result.started_at
         evidence = [gpu for m in saved.result.measurements if m.evidence for gpu in m.evidence.gpus]
         busy = {gpu.label for gpu in evidence if gpu.other_processes}
         problem = "interrupted, a partial report" if saved.result.interrupted else ""
     return ComparedNode(
         name=saved.name,
         tool=saved.tool,
-        at=at,
+        at=recorded_at,
         modelled=saved.modelled,
         fake=saved.fake,
         busy=tuple(sorted(busy, key=natural)),
@@ -151,9 +151,9 @@ def _matched(gpus: GpuNames) -> tuple[str, ...]:
 def _swapped(before: Machine, after: Machine) -> tuple[str, ...]:
     """Return a note on GPUs with the same bus id but another UUID in the second machine."""
     earlier = {gpu.bus_id: gpu.uuid for gpu in before.gpus or ()}
-    both = [gpu for gpu in after.gpus or () if gpu.uuid and earlier.get(gpu.bus_id)]
-    others = [f"GPU{gpu.index}" for gpu in both if gpu.uuid != earlier[gpu.bus_id]]
-    return (f"{', '.join(others)}: another GPU than in the first file, by its UUID",) if others else ()
+    matched = [gpu for gpu in after.gpus or () if gpu.uuid and earlier.get(gpu.bus_id)]
+    swapped = [f"GPU{gpu.index}" for gpu in matched if gpu.uuid != earlier[gpu.bus_id]]
+    return (f"{', '.join(swapped)}: another GPU than in the first file, by its UUID",) if swapped else ()
 
 
 def _settings(names: Sequence[str], runs: Sequence[RunReport]) -> tuple[str, ...]:
@@ -164,8 +164,8 @@ def _settings(names: Sequence[str], runs: Sequence[RunReport]) -> tuple[str, ...
         for name, run in zip(names, runs, strict=True):
             nodes.setdefault(facts.fact_text(getattr(run.settings, field.name), field.name), []).append(name)
         if len(nodes) > 1:
-            each = ", ".join(f"{value} in {fold(having)}" for value, having in nodes.items())
-            notes.append(f"settings differ: {field.name.replace('_', ' ')} {each}")
+            values = ", ".join(f"{value} in {fold(members)}" for value, members in nodes.items())
+            notes.append(f"settings differ: {field.name.replace('_', ' ')} {values}")
     return tuple(notes)
 
 

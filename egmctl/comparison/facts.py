@@ -53,12 +53,12 @@ def differences(
         for difference, subject in _differences(reference, files[number], judge):
             group = difference, subject.kind, _label(subject, names, number)
             by_nodes.setdefault(group, []).append(nodes[number])
-    by_things: dict[tuple[AttributeDifference, str, tuple[str, ...]], list[str]] = {}
-    for (difference, kind, label), having in by_nodes.items():
-        by_things.setdefault((difference, kind, tuple(having)), []).append(label)
+    by_nodes_of_kind: dict[tuple[AttributeDifference, str, tuple[str, ...]], list[str]] = {}
+    for (difference, kind, label), members in by_nodes.items():
+        by_nodes_of_kind.setdefault((difference, kind, tuple(members)), []).append(label)
     joined = [
-        replace(difference, nodes=having, folded=fold(having), about=_folded(labels))
-        for (difference, _kind, having), labels in by_things.items()
+        replace(difference, nodes=members, folded=fold(members), about=_folded(labels))
+        for (difference, _kind, members), labels in by_nodes_of_kind.items()
     ]
     gravity = list(Outcome)
     return tuple(sorted(joined, key=lambda difference: (gravity.index(difference.outcome), difference.nodes)))
@@ -69,7 +69,7 @@ def _usual(files: Sequence[Statements]) -> Statements:
     usual: dict[Subject, str] = {}
     for subject in sorted({subject for file in files for subject in file}):
         texts = Counter(file.get(subject, ABSENT) for file in files)
-        text = min(texts, key=lambda words: (-texts[words], words))
+        text = min(texts, key=lambda candidate: (-texts[candidate], candidate))
         if text != ABSENT:
             usual[subject] = text
     return usual
@@ -77,17 +77,17 @@ def _usual(files: Sequence[Statements]) -> Statements:
 
 def compared(files: Iterable[Iterable[Hashable]]) -> int:
     """Return the number of subjects that occur in two files or more."""
-    return sum(times > 1 for times in Counter(thing for file in files for thing in file).values())
+    return sum(count > 1 for count in Counter(subject for file in files for subject in file).values())
 
 
 def _differences(
     reference: Statements, file: Statements, judge: Judge
 ) -> Iterator[tuple[AttributeDifference, Subject]]:
     """Yield each difference of one file, with its subject."""
-    things = {subject[:2] for subject in reference} & {subject[:2] for subject in file}
+    devices = {subject[:2] for subject in reference} & {subject[:2] for subject in file}
     for subject in dict.fromkeys((*reference, *file)):
         before, after = reference.get(subject, ABSENT), file.get(subject, ABSENT)
-        if before == after or (subject.what != PRESENT and subject[:2] not in things):
+        if before == after or (subject.what != PRESENT and subject[:2] not in devices):
             continue
         if _in_one_sided_record(subject, reference, file) or (outcome := judge(subject, before, after)) is None:
             continue
@@ -101,13 +101,13 @@ def _label(subject: Subject, names: GpuNames, file: int) -> str:
     """Return a file's name for the subject's thing, for people: ``GPU3``."""
     if subject.kind == "NUMA":
         return f"NUMA{subject.name}"
-    return ">".join(names.label(file, end) for end in subject.name.split(">"))
+    return ">".join(names.label(file, part) for part in subject.name.split(">"))
 
 
 def _in_one_sided_record(subject: Subject, reference: Statements, file: Statements) -> bool:
     """Return whether a fact is part of a record that only one side has."""
-    words = subject.what.split(" ")
-    records = (subject._replace(what=" ".join(words[:count])) for count in range(1, len(words)))
+    keys = subject.what.split(" ")
+    records = (subject._replace(what=" ".join(keys[:count])) for count in range(1, len(keys)))
     return any((reference.get(record) == THERE) is not (file.get(record) == THERE) for record in records)
 
 
@@ -169,27 +169,27 @@ _GOOD = {
 
 def sections_of(machines: Sequence[Machine]) -> tuple[str, ...]:
     """Return the sections that all machines have. Probes are left out, as they are measurements and not facts."""
-    every = [name for name in SECTION_VERSIONS if name != "probes"]
-    return tuple(name for name in every if all(getattr(machine, name) is not None for machine in machines))
+    names = [name for name in SECTION_VERSIONS if name != "probes"]
+    return tuple(name for name in names if all(getattr(machine, name) is not None for machine in machines))
 
 
 def statements(machine: Machine, sections: Sequence[str], names: GpuNames, file: int) -> Statements:
     """Return the statements about some sections of a machine."""
     facts: dict[Subject, str] = {}
 
-    def state(thing: Subject, words: Sequence[str], text: str) -> None:
-        facts[thing._replace(what=" ".join(words))] = text
+    def state(subject: Subject, keys: Sequence[str], text: str) -> None:
+        facts[subject._replace(what=" ".join(keys))] = text
 
-    def walk(value: Any, thing: Subject, words: tuple[str, ...], key: str) -> None:
-        """Add a statement for each fact in ``value``, which is under ``key`` below ``words``."""
-        whole = (*words, key)
+    def walk(value: Any, subject: Subject, keys: tuple[str, ...], key: str) -> None:
+        """Add a statement for each fact in ``value``, which is under ``key`` below ``keys``."""
+        key_path = (*keys, key)
         if isinstance(value, dict):
-            state(thing, whole, THERE)
-            walk_record(value, thing, whole)
+            state(subject, key_path, THERE)
+            walk_record(value, subject, key_path)
         elif isinstance(value, list) and (key in _THINGS or (value and isinstance(value[0], dict))):
             if key in _THINGS:
                 # Also stated for an empty list, to tell it from a list that was not read.
-                state(thing, whole, THERE)
+                state(subject, key_path, THERE)
             for record in value:
                 if key == "pairs":
                     pair = ">".join(names.name(file, record[end]) for end in ("source", "target"))
@@ -199,19 +199,19 @@ def statements(machine: Machine, sections: Sequence[str], names: GpuNames, file:
                     state(below, (PRESENT,), "yes")
                     walk_record(record, below, (), _named_by(record))
                 else:
-                    walk_record(record, thing, (*words, f"{key} {_name_of(record)}"), _named_by(record))
+                    walk_record(record, subject, (*keys, f"{key} {_name_of(record)}"), _named_by(record))
         elif value not in (None, []):
-            state(thing, whole, fact_text(value, key))
+            state(subject, key_path, fact_text(value, key))
 
-    def walk_record(record: Mapping[str, Any], thing: Subject, words: tuple[str, ...], name: str = "") -> None:
+    def walk_record(record: Mapping[str, Any], subject: Subject, keys: tuple[str, ...], name: str = "") -> None:
         """Add statements for the facts of a record; ``name`` is the key that identifies the record."""
         for key, value in record.items():
             if key not in _LEFT_OUT and key not in ("unread", name):
-                walk(value, thing, words, key)
+                walk(value, subject, keys, key)
         for key, unread in record.get("unread", {}).items():
             parts = key.split(".")
             if unread["reason"] != "not-asked" and _LEFT_OUT.isdisjoint(parts):
-                state(thing, (*words, *parts), f"{_UNREAD} ({unread['reason']})")
+                state(subject, (*keys, *parts), f"{_UNREAD} ({unread['reason']})")
 
     for section in sections:
         walk(to_json(getattr(machine, section)), Subject("", "", ""), (), section)

@@ -25,50 +25,50 @@ def statements(results: Sequence[Diagnosis], names: GpuNames) -> list[Statements
     name, the value is ``pass`` if the check ran.
     """
     by_file = [_by_subject(result, names, file) for file, result in enumerate(results)]
-    subjects = {subject: None for named in by_file for subject in named}
-    whole: list[Statements] = []
-    for result, named in zip(results, by_file, strict=True):
+    subjects = {subject: None for stated in by_file for subject in stated}
+    statements_by_file: list[Statements] = []
+    for result, stated in zip(results, by_file, strict=True):
         # The result of a check for things that it does not name: ``pass`` if any of its findings is not ``skip``.
         usual = dict.fromkeys((finding.check for finding in result.findings), Status.SKIP.value)
         usual |= {finding.check: Status.PASS.value for finding in result.findings if finding.status is not Status.SKIP}
-        whole.append({subject: usual.get(subject.what, _NOT_CHECKED) for subject in subjects} | named)
-    return whole
+        statements_by_file.append({subject: usual.get(subject.what, _NOT_CHECKED) for subject in subjects} | stated)
+    return statements_by_file
 
 
 def outcome_of(_subject: Subject, before: str, after: str) -> Outcome | None:
     """Grade a change of a check's result; ``None`` if both are pass, skip or not checked."""
-    was, now = _status(before), _status(after)
-    if {was, now} <= {Status.PASS, Status.SKIP, None}:
+    old, new = _status(before), _status(after)
+    if {old, new} <= {Status.PASS, Status.SKIP, None}:
         return None
-    if was in (None, Status.SKIP) or now in (None, Status.SKIP):
+    if old in (None, Status.SKIP) or new in (None, Status.SKIP):
         return Outcome.DIFFERENT
-    if _GRAVITY[now] > _GRAVITY[was] and now in _FAULTS:
+    if _GRAVITY[new] > _GRAVITY[old] and new in _FAULTS:
         return Outcome.WORSE
-    if now is Status.PASS or (_GRAVITY[now] < _GRAVITY[was] and now in _FAULTS):
+    if new is Status.PASS or (_GRAVITY[new] < _GRAVITY[old] and new in _FAULTS):
         return Outcome.BETTER
     return Outcome.DIFFERENT
 
 
 def _by_subject(result: Diagnosis, names: GpuNames, file: int) -> dict[Subject, str]:
-    about: dict[Subject, list[Finding]] = {}
+    by_subject: dict[Subject, list[Finding]] = {}
     for finding in result.findings:
         kind = _KINDS.get(finding.place.kind, "")
-        for place in finding.place.ids or ("",):
-            name = ">".join(names.name(file, end) for end in place.split(">"))
-            about.setdefault(Subject(kind, name, finding.check), []).append(finding)
-    return {subject: _words(same) for subject, same in about.items()}
+        for bus_ids in finding.place.ids or ("",):
+            name = ">".join(names.name(file, bus_id) for bus_id in bus_ids.split(">"))
+            by_subject.setdefault(Subject(kind, name, finding.check), []).append(finding)
+    return {subject: _text(findings) for subject, findings in by_subject.items()}
 
 
-def _words(findings: Sequence[Finding]) -> str:
+def _text(findings: Sequence[Finding]) -> str:
     """Return the worst status, and for a status other than pass and skip also the summaries."""
     worst = max((finding.status for finding in findings), key=lambda status: _GRAVITY.get(status, -1))
     if worst in (Status.PASS, Status.SKIP):
         return str(worst)
-    return f"{worst.value}: {'; '.join(sorted({f.summary for f in findings if f.status is worst}))}"
+    return f"{worst.value}: {'; '.join(sorted({finding.summary for finding in findings if finding.status is worst}))}"
 
 
-def _status(words: str) -> Status | None:
-    return None if words == _NOT_CHECKED else Status(words.partition(":")[0])
+def _status(text: str) -> Status | None:
+    return None if text == _NOT_CHECKED else Status(text.partition(":")[0])
 
 
 def causes_of_worse(
@@ -79,7 +79,7 @@ def causes_of_worse(
     A cause that the first of two runs also has, or that more than half of several nodes have, is left out.
     """
     # The causes of the same paths are found in every run: a cause that the reference also has explains no difference.
-    worse = {place: path for place, path in enumerate(differences) if path.outcome is Outcome.WORSE}
+    worse = {index: path for index, path in enumerate(differences) if path.outcome is Outcome.WORSE}
     if not worse:
         return ()
     labels = {path.path for path in worse.values()}
@@ -87,17 +87,17 @@ def causes_of_worse(
     for run in runs:
         numbers = frozenset(number for number, m in enumerate(run.measurements) if m.path in labels)
         by_run.append(with_causes(run, short=Shortfalls(failing=numbers)).causes)
-    common = Counter(_what(cause) for of_run in by_run for cause in of_run)
-    most = 1 if len(runs) == 2 else len(runs) / 2
+    common = Counter(_identity(cause) for causes in by_run for cause in causes)
+    most_runs = 1 if len(runs) == 2 else len(runs) / 2
     result: list[ComparisonCause] = []
-    for name, run, of_run in zip(names, runs, by_run, strict=True):
-        for cause in of_run:
+    for name, run, causes in zip(names, runs, by_run, strict=True):
+        for cause in causes:
             paths = {(run.measurements[number].case, run.measurements[number].path) for number in cause.explains}
-            explains = tuple(p for p, path in worse.items() if path.node == name and (path.case, path.path) in paths)
-            if explains and common[_what(cause)] <= most:
+            explains = tuple(i for i, path in worse.items() if path.node == name and (path.case, path.path) in paths)
+            if explains and common[_identity(cause)] <= most_runs:
                 result.append(ComparisonCause(node=name, finding=cause.finding, explains=explains))
     return tuple(result)
 
 
-def _what(cause: RunCause) -> tuple[str, tuple[str, ...], str]:
+def _identity(cause: RunCause) -> tuple[str, tuple[str, ...], str]:
     return cause.finding.check, cause.finding.place.ids, cause.node

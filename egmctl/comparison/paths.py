@@ -35,8 +35,8 @@ class Key(NamedTuple):
     size_bytes: int
     """0 for bandwidths from :data:`JUDGED_FROM_BYTES` on. They do not depend on the size, and a run may use smaller
     buffers than usual if those do not fit."""
-    how: tuple[str, ...]
-    again: int
+    method: tuple[str, ...]
+    occurrence: int
     """A counter for a path that occurs several times in one run; 0 for the first."""
 
 
@@ -98,7 +98,7 @@ def points(run: RunReport, names: GpuNames, number: int) -> dict[Key, MeasuredPa
     for point in (point for measurement in run.measurements for point in _points(measurement)):
         key = _key(point, names, number, owner)
         while key in by_key:
-            key = key._replace(again=key.again + 1)
+            key = key._replace(occurrence=key.occurrence + 1)
         by_key[key] = point
     return by_key
 
@@ -123,8 +123,8 @@ def _points(measurement: Measurement) -> Iterator[MeasuredPath]:
 def _key(point: MeasuredPath, names: GpuNames, run: int, owner: Owner) -> Key:
     measurement = point.measurement
     chase = measurement.chase
-    how: list[object] = [measurement.engine, measurement.pattern]
-    how += [] if chase is None else [chase.order, chase.stride_bytes, chase.warm]
+    method: list[object] = [measurement.engine, measurement.pattern]
+    method += [] if chase is None else [chase.order, chase.stride_bytes, chase.warm]
     ends = tuple(
         (
             owner(measurement, end),
@@ -140,7 +140,7 @@ def _key(point: MeasuredPath, names: GpuNames, run: int, owner: Owner) -> Key:
     issuers = tuple("" if flow.initiator is None else names.name(run, flow.initiator) for flow in measurement.flows)
     usual = measurement.quantity is Quantity.BANDWIDTH and measurement.size_bytes >= JUDGED_FROM_BYTES
     size_bytes = 0 if usual else measurement.size_bytes
-    return Key(measurement.name, point.stage, (*ends, issuers), size_bytes, tuple(map(str, how)), 0)
+    return Key(measurement.name, point.stage, (*ends, issuers), size_bytes, tuple(map(str, method)), 0)
 
 
 Owner = Callable[[Measurement, Endpoint], str]
@@ -160,8 +160,8 @@ def _owners(run: RunReport, names: GpuNames, number: int) -> Owner:
         if rank is None:
             return ""
         node = nodes.get(rank.host, "")
-        by_maker = end.bus_id is None and (rank.host is not None or measurement.engine in UCX_ENGINES)
-        return f"{node}:{names.name(number, rank.bus_id)}" if by_maker else node
+        is_gpu_named = end.bus_id is None and (rank.host is not None or measurement.engine in UCX_ENGINES)
+        return f"{node}:{names.name(number, rank.bus_id)}" if is_gpu_named else node
 
     return owner
 
@@ -267,28 +267,28 @@ def affected(
     """
     gravity = [Outcome.WORSE, Outcome.BETTER]
     by_class: dict[tuple[str, Outcome, Alike], dict[int, PathDifference]] = {}
-    for place, path in enumerate(differences):
+    for index, path in enumerate(differences):
         if path.outcome in gravity:
             path_class = path.name, path.stage, path.link, path.size_bytes
-            by_class.setdefault((path.node, path.outcome, path_class), {})[place] = path
+            by_class.setdefault((path.node, path.outcome, path_class), {})[index] = path
     parts: dict[tuple[str, Outcome, str, str], list[tuple[list[int], int]]] = {}
     for (node, outcome, path_class), paths in sorted(by_class.items(), key=lambda item: item[0]):
-        ends = [p.measurement.ends for p in measured.get(node, {}).values() if p.path_class == path_class]
-        for where, places, count in _wheres(paths, ends):
-            first = paths[places[0]]
+        ends = [point.measurement.ends for point in measured.get(node, {}).values() if point.path_class == path_class]
+        for location, indices, count in _locations(paths, ends):
+            first = paths[indices[0]]
             unit = first.unit if first.change is not None else ""
-            parts.setdefault((node, outcome, where, unit), []).append((places, count))
+            parts.setdefault((node, outcome, location, unit), []).append((indices, count))
     rows: list[Affected] = []
-    for (node, outcome, where, _unit), groups in parts.items():
-        numbers = [place for places, _ in groups for place in places]
-        changes = [change for place in numbers if (change := differences[place].slower) is not None]
+    for (node, outcome, location, _unit), groups in parts.items():
+        numbers = [index for indices, _ in groups for index in indices]
+        changes = [change for index in numbers if (change := differences[index].slower) is not None]
         rows.append(
             Affected(
                 node=node,
-                where=where,
+                where=location,
                 outcome=outcome,
                 change=statistics.median(changes) if changes else None,
-                cases=tuple(dict.fromkeys(differences[place].name for place in numbers)),
+                cases=tuple(dict.fromkeys(differences[index].name for index in numbers)),
                 paths=tuple(numbers),
                 of=sum(count for _, count in groups),
             )
@@ -296,7 +296,7 @@ def affected(
     return tuple(sorted(rows, key=lambda row: (gravity.index(row.outcome), row.node, -(row.change or 0))))
 
 
-def _wheres(
+def _locations(
     differing: Mapping[int, PathDifference], ends: Sequence[tuple[str, str]]
 ) -> Iterator[tuple[str, list[int], int]]:
     """Yield the differing paths of one class in groups: location, indices of the paths, number of all paths there.
@@ -306,31 +306,31 @@ def _wheres(
     ends
         Source and destination of every path of the class.
     """
-    left = dict(differing)
-    if len(left) >= 3 and len(left) == len(ends):
-        yield "all paths", list(left), len(ends)
+    rest = dict(differing)
+    if len(rest) >= 3 and len(rest) == len(ends):
+        yield "all paths", list(rest), len(ends)
         return
     for side, name in ((0, "{} -> *"), (1, "* -> {}")):
         for label, count in Counter(pair[side] for pair in ends).items():
-            places = [place for place, path in left.items() if (path.source, path.destination)[side] == label]
-            if count > 1 and len(places) > 1 and len(places) >= MOST * count:
-                yield name.format(label), places, count
-                for place in places:
-                    del left[place]
-    for place, path in left.items():
-        yield path.path, [place], 1
+            indices = [index for index, path in rest.items() if (path.source, path.destination)[side] == label]
+            if count > 1 and len(indices) > 1 and len(indices) >= MOST * count:
+                yield name.format(label), indices, count
+                for index in indices:
+                    del rest[index]
+    for index, path in rest.items():
+        yield path.path, [index], 1
 
 
 def touched(differences: Sequence[PathDifference]) -> tuple[str, ...]:
     """Return a few ends such that each worse path has one of them; empty if that takes more than a few, or all ends."""
     worse = [path for path in differences if path.outcome is Outcome.WORSE and path.change is not None]
-    everyone = {end for path in differences for end in (path.source, path.destination)}
-    left, chosen = [{path.source, path.destination} for path in worse], list[str]()
-    while left and len(chosen) < _FEW:
-        counted = Counter(end for ends in left for end in ends)
-        chosen.append(min(counted, key=lambda end: (-counted[end], natural(end))))
-        left = [ends for ends in left if chosen[-1] not in ends]
-    return () if left or len(chosen) >= len(everyone) else tuple(sorted(chosen, key=natural))
+    labels = {label for path in differences for label in (path.source, path.destination)}
+    left, selected = [{path.source, path.destination} for path in worse], list[str]()
+    while left and len(selected) < _FEW:
+        counted = Counter(label for pair in left for label in pair)
+        selected.append(min(counted, key=lambda label: (-counted[label], natural(label))))
+        left = [pair for pair in left if selected[-1] not in pair]
+    return () if left or len(selected) >= len(labels) else tuple(sorted(selected, key=natural))
 
 
 NORMAL = 1.4826
@@ -350,11 +350,11 @@ def differences(
     scatter = _scatter(runs, reference) if of_nodes else {}
     for node, points in [*zip(nodes, runs, strict=True)][0 if of_nodes else 1 :]:
         for key in reference if of_nodes else dict.fromkeys((*reference, *points)):
-            either = points.get(key) or reference[key]
-            lacking = replace(either, value=None, status=None)
-            before, after = reference.get(key, lacking), points.get(key, lacking)
+            present = points.get(key) or reference[key]
+            absent = replace(present, value=None, status=None)
+            before, after = reference.get(key, absent), points.get(key, absent)
             sigma = scatter.get(before.path_class, 0.0)
-            bound, bound_reason = _bound(tolerance, spread(either.measurement), sigma)
+            bound, bound_reason = _bound(tolerance, spread(present.measurement), sigma)
             outcome, reason = _outcome(before, after, bound, (nodes[0], node))
             is_beyond = outcome in (Outcome.WORSE, Outcome.BETTER) or after.value is None
             if outcome is None or (of_nodes and not is_beyond):
@@ -362,15 +362,15 @@ def differences(
             old, new = before.value, after.value
             yield PathDifference(
                 node=node,
-                case=either.measurement.case,
-                point=either.measurement.point,
-                stage=either.stage,
-                path=either.measurement.path,
-                source=either.measurement.ends[0],
-                destination=either.measurement.ends[1],
-                link=either.links,
-                size_bytes=either.measurement.size_bytes,
-                unit=either.measurement.quantity.unit,
+                case=present.measurement.case,
+                point=present.measurement.point,
+                stage=present.stage,
+                path=present.measurement.path,
+                source=present.measurement.ends[0],
+                destination=present.measurement.ends[1],
+                link=present.links,
+                size_bytes=present.measurement.size_bytes,
+                unit=present.measurement.quantity.unit,
                 outcome=outcome,
                 reference=old,
                 value=new,
@@ -400,14 +400,14 @@ def _outcome(
         same = (before.status, before.links, before.egm) == (after.status, after.links, after.egm)
         return (Outcome.SAME, "") if same else (Outcome.DIFFERENT, "; ".join(notes))
     # A path that a run lacks counts as waived.
-    was, now = (point.status or Status.WAIVED for point in (before, after))
+    old_status, new_status = (point.status or Status.WAIVED for point in (before, after))
     if old is not None:
-        return Outcome.WORSE if now in BROKEN else Outcome.DIFFERENT, reasons[1]
+        return Outcome.WORSE if new_status in BROKEN else Outcome.DIFFERENT, reasons[1]
     if new is not None:
-        return Outcome.BETTER if was in BROKEN else Outcome.DIFFERENT, reasons[0]
-    if was is now:
+        return Outcome.BETTER if old_status in BROKEN else Outcome.DIFFERENT, reasons[0]
+    if old_status is new_status:
         return None, ""
-    return Outcome.DIFFERENT, reasons[1] if now in BROKEN else reasons[0]
+    return Outcome.DIFFERENT, reasons[1] if new_status in BROKEN else reasons[0]
 
 
 def _reason(point: MeasuredPath, node: str) -> str:

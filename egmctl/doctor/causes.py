@@ -15,9 +15,9 @@ from typing import Any
 
 from egmctl.doctor import effects_on_findings as when
 from egmctl.doctor import effects_on_paths as paths
-from egmctl.doctor.checks.access import without_gpus
+from egmctl.doctor.checks.access import lacks_all_gpus
 from egmctl.doctor.checks.active import KINDS
-from egmctl.doctor.effects_on_paths import Node, Symptom, Trouble, Way, on
+from egmctl.doctor.effects_on_paths import Flows, Node, Symptom, Trouble, on
 from egmctl.doctor.kernel_faults import C2C_XIDS, Blame
 from egmctl.model.finding import TOLD, Finding, PlaceKind, Status, WaiverKind
 from egmctl.model.kernel_log import DriverMessage as M
@@ -57,11 +57,11 @@ def explained(machine: Machine, findings: Sequence[Finding]) -> tuple[Finding, .
     effects, because a failed trial shows that it does harm.
     """
     node = Node(machine)
-    faults = [place for place, finding in enumerate(findings) if finding.status in TOLD]
-    unknown = [place for place, finding in enumerate(findings) if finding.status is Status.UNKNOWN]
+    faults = [index for index, finding in enumerate(findings) if finding.status in TOLD]
+    unknown = [index for index, finding in enumerate(findings) if finding.status is Status.UNKNOWN]
     if machine.peers and machine.peers.problem:
         # The nodes were not compared because MPI did not start, whatever is wrong with this one.
-        unknown = [place for place in unknown if not findings[place].check.startswith("peers.")]
+        unknown = [index for index in unknown if not findings[index].check.startswith("peers.")]
     causes_of: dict[int, list[int]] = {}
     for effect in (*faults, *unknown):
         causes = [
@@ -113,24 +113,24 @@ _MEMORY_XIDS = (48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 168, 171, 172)
 """The Xids that report errors of a GPU's memory (:mod:`egmctl.doctor.kernel_faults`)."""
 
 _ACTIVE = tuple(KINDS)
-_TAKEN = ("dev.excluded", "dev.cgroup-restricted", "dev.nodes-missing")
+_WITHHELD = ("dev.excluded", "dev.cgroup-restricted", "dev.nodes-missing")
 """The checks that detect that a working GPU is withheld from this or any process."""
 _EGM = ("egm.capability", "egm.preconditions", "egm.fabric-address", "egm.cgroup-route", "egm.peer-route")
-_OF_A_LOST_GPU = (*_EGM, "env.visible-devices", "fabric.same-node-isolation", "rdma.affinity")
+_LOST_GPU_EFFECTS = (*_EGM, "env.visible-devices", "fabric.same-node-isolation", "rdma.affinity")
 """The checks that a lost GPU affects. Checks that read NVML are not listed, because NVML does not list such a GPU, nor
 checks that read sysfs, which needs no permission."""
 _OVER_NVLINK = ("p2p.verify", "fabric.alloc-active")
 """The checks of active probes that use NVLink if there is any."""
 _WITHOUT_FABRIC = ("fabric.state", "fabric.consistency", "p2p.status", *_OVER_NVLINK)
 
-_ALIKE: Mapping[str, tuple[str, ...]] = {
-    "dev.fell-off-bus": ("dev.driver-binding", "dev.permissions", "gpu.health", "pcie.link", *_OF_A_LOST_GPU),
-    "dev.driver-binding": ("dev.control-nodes", *_OF_A_LOST_GPU),
-    "dev.excluded": _OF_A_LOST_GPU,
-    "dev.cgroup-restricted": _OF_A_LOST_GPU,
-    "dev.nodes-missing": _OF_A_LOST_GPU,
-    "dev.permissions": _OF_A_LOST_GPU,
-    "dev.control-nodes": ("egm.platform", *_OF_A_LOST_GPU),
+_RELATED: Mapping[str, tuple[str, ...]] = {
+    "dev.fell-off-bus": ("dev.driver-binding", "dev.permissions", "gpu.health", "pcie.link", *_LOST_GPU_EFFECTS),
+    "dev.driver-binding": ("dev.control-nodes", *_LOST_GPU_EFFECTS),
+    "dev.excluded": _LOST_GPU_EFFECTS,
+    "dev.cgroup-restricted": _LOST_GPU_EFFECTS,
+    "dev.nodes-missing": _LOST_GPU_EFFECTS,
+    "dev.permissions": _LOST_GPU_EFFECTS,
+    "dev.control-nodes": ("egm.platform", *_LOST_GPU_EFFECTS),
     "drv.libraries": ("egm.platform", "drv.versions", "gpu.cc-mode", *_EGM),
     "gpu.mig": (*_EGM, "nvlink.links", "p2p.status", *_ACTIVE),
     "gpu.cc-mode": ("p2p.status",),
@@ -158,7 +158,7 @@ _ALIKE: Mapping[str, tuple[str, ...]] = {
     "ipc.ipc-namespace": ("ipc.legacy-active", "ipc.event-active"),
     "rdma.devices-cgroup": ("rdma.gdr-path", "rdma.coherent-dmabuf"),
 }
-"""By check, the checks that detect its fault too (:func:`when.alike`)."""
+"""By check, the checks that detect its fault too (:func:`when.related`)."""
 
 _LOGGED: Mapping[str, tuple[M, ...]] = {
     "dev.fell-off-bus": (M.FELL_OFF_BUS,),
@@ -177,30 +177,30 @@ _LOGGED: Mapping[str, tuple[M, ...]] = {
 """By check, the driver messages that report the same fault."""
 
 ON_FINDINGS: tuple[Rule, ...] = (
-    *(Rule((cause,), effects, when.alike) for cause, effects in _ALIKE.items()),
+    *(Rule((cause,), effects, when.related) for cause, effects in _RELATED.items()),
     *(Rule((cause,), ("kernel.driver-messages",), when.logged(*messages)) for cause, messages in _LOGGED.items()),
     # A GPU has one kernel driver, and the libraries list only GPUs that are bound to NVIDIA's.
     Rule(("drv.nouveau",), ("dev.driver-binding", "drv.libraries", "dev.count-consistency"), when.always),
     Rule(("dev.driver-binding",), ("drv.libraries",), when.same_gpus),
-    Rule(("dev.fell-off-bus", *_TAKEN, "dev.permissions"), ("drv.libraries",), when.none_to_open),
+    Rule(("dev.fell-off-bus", *_WITHHELD, "dev.permissions"), ("drv.libraries",), when.no_device_found),
     Rule(("drv.versions",), ("drv.libraries",), when.versions_differ),
     Rule(("dev.cgroup-restricted",), ("dev.control-nodes",), when.control_denied),
     # A container that was started without GPUs has no NVIDIA device nodes.
-    Rule(("dev.nodes-missing",), ("dev.control-nodes",), lambda node, _cause, _effect: without_gpus(node.machine)),
+    Rule(("dev.nodes-missing",), ("dev.control-nodes",), lambda node, _cause, _effect: lacks_all_gpus(node.machine)),
     # NVML and CUDA open /dev/nvidiactl first; cuInit, which every use of CUDA needs, then opens /dev/nvidia-uvm.
     Rule(("dev.control-nodes",), ("drv.libraries",), when.control_node_failed),
     Rule(("dev.control-nodes",), _ACTIVE, when.cuda_did_not_start),
     Rule(("drv.libraries",), _ACTIVE, when.cuda_failed),
-    Rule(("dev.fell-off-bus", "dev.driver-binding", *_TAKEN), ("dev.count-consistency",), when.no_gpu_left),
+    Rule(("dev.fell-off-bus", "dev.driver-binding", *_WITHHELD), ("dev.count-consistency",), when.no_gpu_left),
     Rule(("dev.permissions", "dev.control-nodes", "drv.libraries"), ("dev.count-consistency",), when.no_gpu_left),
-    Rule(("dev.driver-binding", *_TAKEN), ("pcie.link",), when.undetermined),
+    Rule(("dev.driver-binding", *_WITHHELD), ("pcie.link",), when.undetermined),
     Rule(("fabric.management", "fabric.manager", "fabric.state"), ("drv.libraries",), when.not_ready),
     # With MIG, CUDA lists MIG instances instead of the GPU. It does not list a GPU in prohibited compute mode.
-    Rule(("gpu.mig",), ("dev.count-consistency",), when.lost_as(Block.NOT_SEEN_BY_CUDA)),
-    Rule(("gpu.compute-mode",), ("dev.count-consistency",), when.lost_as(Block.NOT_SEEN_BY_CUDA, status=Status.FAIL)),
+    Rule(("gpu.mig",), ("dev.count-consistency",), when.are_lost(Block.NOT_SEEN_BY_CUDA)),
+    Rule(("gpu.compute-mode",), ("dev.count-consistency",), when.are_lost(Block.NOT_SEEN_BY_CUDA, status=Status.FAIL)),
     # The driver gave up the GPU and logged the reason.
     Rule(
-        ("kernel.xid",), ("dev.count-consistency",), when.lost_as(Block.GPU_LOST, Block.NOT_LISTED, status=Status.FAIL)
+        ("kernel.xid",), ("dev.count-consistency",), when.are_lost(Block.GPU_LOST, Block.NOT_LISTED, status=Status.FAIL)
     ),
     Rule(("dev.fell-off-bus",), ("kernel.xid",), when.xids(79)),
     Rule(("dev.fell-off-bus",), ("kernel.aer",), when.same_gpus),
@@ -218,15 +218,15 @@ ON_FINDINGS: tuple[Rule, ...] = (
     Rule(
         ("imex.channel",),
         ("fabric.alloc-active",),
-        when.failed_in("cuMemCreate", "cuMemPoolCreate", "cuMemImportFromShareableHandle", number=800),
+        when.calls_failed("cuMemCreate", "cuMemPoolCreate", "cuMemImportFromShareableHandle", number=800),
     ),
     # The driver cannot allocate memory on that NUMA node.
     Rule(
         ("numa.cpuset-mems", "numa.mempolicy-syscalls", "numa.memory"),
         ("egm.alloc-active", "ipc.vmm-active", "ipc.pool-active", "fabric.alloc-active"),
-        when.failed_in("cuMemCreate", "cuMemPoolCreate"),
+        when.calls_failed("cuMemCreate", "cuMemPoolCreate"),
     ),
-    Rule(("env.limits",), ("drv.libraries", *_ACTIVE), when.ran_short),
+    Rule(("env.limits",), ("drv.libraries", *_ACTIVE), when.out_of_resources),
     # pidfd_getfd(2) needs ptrace(2) permission.
     Rule(("ipc.ptrace",), ("ipc.pidfd-active",), when.always),
 )
@@ -263,56 +263,56 @@ ON_PATHS: tuple[Rule, ...] = (
     # Uncorrectable memory errors end the work that accesses the memory; ECC does not slow it down.
     Rule(("gpu.health",), _FAILED | _CORRUPT | _NO_GPU, on()),
     # An Xid can end contexts. Only 79 (off the bus), 109 and Xids of links explain slow paths.
-    Rule(("kernel.xid",), _FAILED | _NO_GPU, on(given=paths.at_gpu)),
-    Rule(("kernel.xid",), _SLOW, on(given=paths.with_xid(79, 109))),
-    Rule(("kernel.xid",), _SLOW, on(Way.NVLINK, where=paths.joined_by_nvlink, given=paths.with_xid(Blame.LINK))),
-    Rule(("kernel.xid",), _SLOW, on(Way.C2C, given=paths.with_xid(*C2C_XIDS))),
+    Rule(("kernel.xid",), _FAILED | _NO_GPU, on(given=paths.hits_gpu)),
+    Rule(("kernel.xid",), _SLOW, on(given=paths.has_xid(79, 109))),
+    Rule(("kernel.xid",), _SLOW, on(Flows.NVLINK, where=paths.joined_by_nvlink, given=paths.has_xid(Blame.LINK))),
+    Rule(("kernel.xid",), _SLOW, on(Flows.C2C, given=paths.has_xid(*C2C_XIDS))),
     Rule(("gpu.throttle",), _SLOW, on()),
     # GPUs access host memory through encrypted bounce buffers, and in single-GPU mode they have no peers.
     Rule(("gpu.cc-mode",), _BOTH | _NO_P2P | {WaiverKind.UNSUPPORTED_HANDLE}, on()),
     Rule(("gpu.vgpu",), _BOTH | _NO_P2P | _NO_FABRIC | _NO_MEMORY, on()),
     # NVLink replays corrupt packets, so errors cost time but do not corrupt data.
-    Rule(("nvlink.links",), _LESS_NVLINK, on(Way.NVLINK, where=paths.short_of_nvlinks, of_links=True)),
-    Rule(("nvlink.errors",), _LESS_NVLINK, on(Way.NVLINK, where=paths.errors_on_the_way, of_links=True)),
-    Rule(_NVLINK, _LESS_NVLINK, on(Way.NVLINK, where=paths.joined_by_nvlink, of_links=True)),
+    Rule(("nvlink.links",), _LESS_NVLINK, on(Flows.NVLINK, where=paths.short_of_nvlinks, via_owner=True)),
+    Rule(("nvlink.errors",), _LESS_NVLINK, on(Flows.NVLINK, where=paths.errors_on_path, via_owner=True)),
+    Rule(_NVLINK, _LESS_NVLINK, on(Flows.NVLINK, where=paths.joined_by_nvlink, via_owner=True)),
     # These disable NVLink for all pairs of a GPU; NVML may then list no links.
-    Rule(("nvlink.disabled", "nvlink.bw-mode"), _BOTH | _NO_P2P, on(Way.DIRECT_PEERS)),
-    Rule(("nvlink.links", "nvlink.errors", *_NVLINK), _BOTH | _NO_P2P, on(Way.DIRECT_PEERS, where=paths.lost_nvlink)),
+    Rule(("nvlink.disabled", "nvlink.bw-mode"), _BOTH | _NO_P2P, on(Flows.DIRECT_PEERS)),
+    Rule(("nvlink.links", "nvlink.errors", *_NVLINK), _BOTH | _NO_P2P, on(Flows.DIRECT_PEERS, where=paths.lost_nvlink)),
     # Fabric handles need a channel even within one node (error 800 without one, measured on HGX H200); others do not.
-    Rule(("imex.module", "imex.channel"), _FAILED | _NO_FABRIC, on(Way.FABRIC_HANDLE)),
+    Rule(("imex.module", "imex.channel"), _FAILED | _NO_FABRIC, on(Flows.FABRIC_HANDLE)),
     # The driver allocates no fabric memory until the domain is recovered (open-gpu-kernel-modules,
     # imex_session_api.c; not tested).
-    Rule(("fabric.*", "imex.recovery"), _FAILED | _NO_HANDLE, on(Way.FABRIC_HANDLE)),
+    Rule(("fabric.*", "imex.recovery"), _FAILED | _NO_HANDLE, on(Flows.FABRIC_HANDLE)),
     # Only imports of memory of other nodes need the service: within HGX H200 all handles worked without it.
-    Rule(("imex.daemon", "imex.domain"), _FAILED | _NO_HANDLE, on(Way.OTHER_NODE)),
+    Rule(("imex.daemon", "imex.domain"), _FAILED | _NO_HANDLE, on(Flows.OTHER_NODE)),
     # Without P2P, copies between GPUs are staged in host memory.
-    Rule(("p2p.status",), _BOTH | _NO_P2P, on(Way.PEERS)),
-    Rule(("p2p.verify",), _FAILED | _CORRUPT, on(Way.PEERS)),
-    Rule(("pcie.acs",), _BOTH, on(Way.PCIE_PEERS)),
+    Rule(("p2p.status",), _BOTH | _NO_P2P, on(Flows.PEERS)),
+    Rule(("p2p.verify",), _FAILED | _CORRUPT, on(Flows.PEERS)),
+    Rule(("pcie.acs",), _BOTH, on(Flows.PCIE_PEERS)),
     # "Silent device memory corruption" (CUDA C++ Programming Guide, "IOMMU on Linux").
-    Rule(("pcie.iommu",), _BOTH | _CORRUPT, on(Way.PCIE_PEERS)),
-    Rule(("pcie.link",), _SLOW, on(Way.PCIE)),
-    Rule(("kernel.aer",), _BOTH, on(Way.PCIE, given=paths.at_gpu)),
+    Rule(("pcie.iommu",), _BOTH | _CORRUPT, on(Flows.PCIE_PEERS)),
+    Rule(("pcie.link",), _SLOW, on(Flows.PCIE)),
+    Rule(("kernel.aer",), _BOTH, on(Flows.PCIE, given=paths.hits_gpu)),
     # If C2C is down, the GPU accesses the same memory over PCIe.
-    Rule(("c2c.link",), _BOTH | _NO_MEMORY | _REFUSED, on(Way.C2C, of_links=True)),
+    Rule(("c2c.link",), _BOTH | _NO_MEMORY | _REFUSED, on(Flows.C2C, via_owner=True)),
     # Without EGM, the same memory is still available as ordinary system memory.
-    Rule(("egm.capability", "egm.preconditions", "egm.override-key"), _SLOW, on(Way.NUMA)),
-    Rule(("egm.hypervisor-mode",), _BOTH, on(Way.NUMA)),
+    Rule(("egm.capability", "egm.preconditions", "egm.override-key"), _SLOW, on(Flows.NUMA)),
+    Rule(("egm.hypervisor-mode",), _BOTH, on(Flows.NUMA)),
     # Managed memory is then accessed over C2C as ordinary system memory, without an error (open-gpu-kernel-modules,
     # uvm_va_block.c; not measured).
-    Rule(("egm.capability", "egm.preconditions", "egm.cgroup-route"), _SLOW, on(Way.MANAGED)),
-    Rule(("egm.cgroup-route",), _EGM_BLOCKED, on(Way.NUMA)),
+    Rule(("egm.capability", "egm.preconditions", "egm.cgroup-route"), _SLOW, on(Flows.MANAGED)),
+    Rule(("egm.cgroup-route",), _EGM_BLOCKED, on(Flows.NUMA)),
     # This is the route to the memory of other NUMA nodes, which does not use the GPU's own C2C.
-    Rule(("egm.peer-route",), _SLOW, on(Way.MANAGED, where=paths.far_memory)),
-    Rule(("egm.peer-route",), _EGM_BLOCKED, on(Way.BLOCKED_NUMA)),
-    Rule(("egm.fabric-address",), _FAILED | _NO_MEMORY | _REFUSED, on(Way.SHARED_NUMA)),
-    Rule(("egm.alloc-active",), _FAILED | _CORRUPT | _REFUSED, on(Way.NUMA)),
-    Rule(("numa.cpuset-mems",), _FAILED | {WaiverKind.NO_NUMA_MEMORY}, on(Way.HOST)),
-    Rule(("numa.memory", "numa.mempolicy-syscalls"), _FAILED | _REFUSED, on(Way.HOST)),
+    Rule(("egm.peer-route",), _SLOW, on(Flows.MANAGED, where=paths.uses_remote_memory)),
+    Rule(("egm.peer-route",), _EGM_BLOCKED, on(Flows.BLOCKED_NUMA)),
+    Rule(("egm.fabric-address",), _FAILED | _NO_MEMORY | _REFUSED, on(Flows.SHARED_NUMA)),
+    Rule(("egm.alloc-active",), _FAILED | _CORRUPT | _REFUSED, on(Flows.NUMA)),
+    Rule(("numa.cpuset-mems",), _FAILED | {WaiverKind.NO_NUMA_MEMORY}, on(Flows.HOST)),
+    Rule(("numa.memory", "numa.mempolicy-syscalls"), _FAILED | _REFUSED, on(Flows.HOST)),
     # Without shared page tables, GPUs cannot access malloc'ed memory, nor CPUs the memory of a GPU.
-    Rule(("uvm.addressing-mode",), _NO_MEMORY, on(Way.PAGEABLE)),
-    Rule(("numa.mode",), _NO_MEMORY, on(Way.GPU_NUMA)),
-    Rule(("numa.balancing", "numa.cmdline"), _SLOW, on(Way.HOST)),
+    Rule(("uvm.addressing-mode",), _NO_MEMORY, on(Flows.PAGEABLE)),
+    Rule(("numa.mode",), _NO_MEMORY, on(Flows.GPU_NUMA)),
+    Rule(("numa.balancing", "numa.cmdline"), _SLOW, on(Flows.HOST)),
 )
 """The rules for findings that explain troubles of paths.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NoReturn, TypeVar
 
-from egmctl.doctor.findings import Where, placed, skipped, unknown
+from egmctl.doctor.findings import PlaceOrGpus, placed, skipped, unknown
 from egmctl.errors import UsageError
 from egmctl.facts import replay
 from egmctl.model.finding import (
@@ -69,11 +69,11 @@ class Scope:
         cpu = (node.id for node in nodes if node.kind in (NumaKind.CPU, NumaKind.CPU_ONLY))
         return tuple(node for node in cpu if self.numa is None or node in self.numa)
 
-    def asked_for(self, gpu: Gpu) -> bool:
+    def names_gpu(self, gpu: Gpu) -> bool:
         """Return whether the user named this GPU with ``--gpus``, so that its loss is a fault."""
         return self.gpus is not None and gpu.bus_id in self.gpus
 
-    def asked_purpose(self, guard: Guard) -> bool:
+    def names_purpose(self, guard: Guard) -> bool:
         """Return whether the user named this purpose with ``--for``."""
         return self.purposes is not None and guard in self.purposes
 
@@ -111,13 +111,13 @@ def check(
     """Return a decorator that turns a rule, a generator of evidence and findings, into a check.
 
     A finding gets the evidence that the rule yielded before it. Findings that differ only in their GPUs, NUMA nodes
-    or NICs are merged, so a rule may judge each separately (:func:`about`). :func:`skip` and :func:`known` end it.
+    or NICs are merged, so a rule may judge each alone (:func:`findings_on`). :func:`skip` and :func:`known` end it.
     """
 
     def decorate(rule: Rule) -> Check:
         @functools.wraps(rule)
         def judge(machine: Machine, scope: Scope) -> tuple[Finding, ...]:
-            return _merged(machine, about(NODE, rule(machine, scope)))
+            return _merged(machine, findings_on(NODE, rule(machine, scope)))
 
         return Check(check_id, judge, guards=guards, sections=sections, wants=wants)
 
@@ -148,9 +148,9 @@ def known(value: T | None, sentence: str, unread: Unread | None = None) -> T:
     return value
 
 
-def about(where: Where, verdicts: Iterable[Finding | Evidence]) -> Iterator[Finding]:
+def findings_on(target: PlaceOrGpus, verdicts: Iterable[Finding | Evidence]) -> Iterator[Finding]:
     """Yield a rule's findings with the evidence yielded before them, and with this place if they name none."""
-    place = placed(where)
+    place = placed(target)
     evidence: tuple[Evidence, ...] = ()
     try:
         for item in verdicts:
@@ -209,7 +209,7 @@ def expectation(text: str) -> Expectation:
     if "=" not in text or text.endswith(".json"):
         if not os.path.exists(text) and text.strip().lower() in ("gpu", "gpus", "nic", "nics", "numa"):
             raise UsageError(f"--expect {text} does not say how many; {_VALID}")
-        return _of_machine(text)
+        return _recorded_counts(text)
     values: dict[str, int] = {}
     for part in text.split(","):
         match = _COUNT.fullmatch(part)
@@ -219,7 +219,7 @@ def expectation(text: str) -> Expectation:
     return Expectation(gpus=values.get("gpus"), nics=values.get("nics"), numa_nodes=values.get("numa"))
 
 
-def _of_machine(name: str) -> Expectation:
+def _recorded_counts(name: str) -> Expectation:
     try:
         machine = replay.load(name)
     except UsageError as error:
@@ -229,6 +229,6 @@ def _of_machine(name: str) -> Expectation:
     return Expectation(
         gpus=None if machine.gpus is None else len(machine.gpus),
         nics=None if machine.nics is None else len(machine.nics),
-        numa_nodes=None if nodes is None else sum(n.kind in (NumaKind.CPU, NumaKind.CPU_ONLY) for n in nodes),
+        numa_nodes=None if nodes is None else sum(node.kind in (NumaKind.CPU, NumaKind.CPU_ONLY) for node in nodes),
         reference=machine,
     )

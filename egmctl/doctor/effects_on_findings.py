@@ -40,7 +40,7 @@ def same_gpus(_node: Node, cause: Finding, effect: Finding) -> bool:
     return not set(cause.place.ids).isdisjoint(effect.place.ids)
 
 
-def alike(_node: Node, cause: Finding, effect: Finding) -> bool:
+def related(_node: Node, cause: Finding, effect: Finding) -> bool:
     """Return whether both findings share a GPU, or one of them is not about GPUs."""
     return cause.place.meets(effect.place)
 
@@ -51,8 +51,8 @@ def no_gpu_left(node: Node, cause: Finding, effect: Finding) -> bool:
 
 
 def undetermined(node: Node, cause: Finding, effect: Finding) -> bool:
-    """Return whether the effect is ``unknown`` and :func:`alike` holds."""
-    return effect.status is Status.UNKNOWN and alike(node, cause, effect)
+    """Return whether the effect is ``unknown`` and :func:`related` holds."""
+    return effect.status is Status.UNKNOWN and related(node, cause, effect)
 
 
 # --- libraries that do not start ------------------------------------------------------------------------------------
@@ -77,19 +77,19 @@ def _closed_nodes(machine: Machine) -> set[str]:
     return {node.path for node in nodes if node.access not in (None, "ok") or node.kind not in (None, "character")}
 
 
-def none_to_open(node: Node, cause: Finding, effect: Finding) -> bool:
+def no_device_found(node: Node, cause: Finding, effect: Finding) -> bool:
     """Return whether cuInit returned CUDA_ERROR_NO_DEVICE, and both findings share a GPU."""
     failure = cuda_failure(node.machine)
-    no_device = failure is not None and failure.call == "cuInit" and _cuda_gave(node, effect, _NO_DEVICE)
+    no_device = failure is not None and failure.call == "cuInit" and _cuda_returned(node, effect, _NO_DEVICE)
     return no_device and same_gpus(node, cause, effect)
 
 
 def not_ready(node: Node, _cause: Finding, effect: Finding) -> bool:
     """Return whether the effect is that CUDA returned CUDA_ERROR_SYSTEM_NOT_READY, because the fabric is not ready."""
-    return _cuda_gave(node, effect, _SYSTEM_NOT_READY)
+    return _cuda_returned(node, effect, _SYSTEM_NOT_READY)
 
 
-def _cuda_gave(node: Node, effect: Finding, number: int) -> bool:
+def _cuda_returned(node: Node, effect: Finding, number: int) -> bool:
     failure = cuda_failure(node.machine)
     return failure is not None and failure.number == number and _quotes(effect, failure)
 
@@ -120,7 +120,7 @@ def cuda_did_not_start(node: Node, _cause: Finding, effect: Finding) -> bool:
     return bool(failed) and all(probe.call in _STARTS for probe in failed) and bool(_closed_nodes(node.machine))
 
 
-def failed_in(*calls: str, number: int | None = None) -> Holds:
+def calls_failed(*calls: str, number: int | None = None) -> Holds:
     """Return a condition: all failed probes of the effect failed in one of these calls, with this CUresult."""
 
     def holds(node: Node, _cause: Finding, effect: Finding) -> bool:
@@ -132,15 +132,15 @@ def failed_in(*calls: str, number: int | None = None) -> Holds:
 
 def cuda_failed(node: Node, cause: Finding, effect: Finding) -> bool:
     """Return whether CUDA failed as a whole, and all failed probes failed in its first calls."""
-    return cuda_failure(node.machine) is not None and failed_in(*_STARTS)(node, cause, effect)
+    return cuda_failure(node.machine) is not None and calls_failed(*_STARTS)(node, cause, effect)
 
 
-def ran_short(node: Node, _cause: Finding, effect: Finding) -> bool:
+def out_of_resources(node: Node, _cause: Finding, effect: Finding) -> bool:
     """Return whether the effect failed in a way that a lack of descriptors, processes or address space explains."""
     if effect.check == "drv.libraries":
         failures = [f for f in (nvml_failure(node.machine), cuda_failure(node.machine)) if f is not None]
-        own = [f for f in failures if _quotes(effect, f) or (f.call is None and f.how == "not-started")]
-        return bool(own) and all(failure.how != "timed-out" and failure.number in _SHORT for failure in own)
+        relevant = [f for f in failures if _quotes(effect, f) or (f.call is None and f.how == "not-started")]
+        return bool(relevant) and all(failure.how != "timed-out" and failure.number in _SHORT for failure in relevant)
     failed = _probes(node, effect, Outcome.ERROR, Outcome.CRASHED, Outcome.CORRUPT)
     return bool(failed) and all(
         probe.outcome is not Outcome.CORRUPT and probe.error_number in _SHORT for probe in failed
@@ -150,7 +150,7 @@ def ran_short(node: Node, _cause: Finding, effect: Finding) -> bool:
 # --- GPUs that are lost, and what the kernel logged ------------------------------------------------------------------
 
 
-def lost_as(*blocks: Block, status: Status | None = None) -> Holds:
+def are_lost(*blocks: Block, status: Status | None = None) -> Holds:
     """Return a condition: all GPUs of the effect are lost for one of these reasons, and both findings share a GPU.
 
     Parameters
@@ -162,15 +162,15 @@ def lost_as(*blocks: Block, status: Status | None = None) -> Holds:
     def holds(node: Node, cause: Finding, effect: Finding) -> bool:
         gpus = [gpu for gpu in node.machine.gpus or () if gpu.bus_id in effect.place.ids]
         obstacles = [classify(node.machine, gpu) for gpu in gpus]
-        lost = all(obstacle is not None and obstacle.block in blocks for obstacle in obstacles)
-        return lost and status in (None, cause.status) and same_gpus(node, cause, effect)
+        all_lost = all(obstacle is not None and obstacle.block in blocks for obstacle in obstacles)
+        return all_lost and status in (None, cause.status) and same_gpus(node, cause, effect)
 
     return holds
 
 
 def logged(*messages: DriverMessage) -> Holds:
-    """Return a condition: the effect is that the driver logged one of these messages, and :func:`alike` holds."""
-    return lambda node, cause, effect: alike(node, cause, effect) and message_of(node.machine, effect) in messages
+    """Return a condition: the effect is that the driver logged one of these messages, and :func:`related` holds."""
+    return lambda node, cause, effect: related(node, cause, effect) and message_of(node.machine, effect) in messages
 
 
 def asks_to_recover(finding: Finding) -> bool:
@@ -197,11 +197,11 @@ def precedes_recovery(node: Node, cause: Finding, effect: Finding) -> bool:
     reasons = {(event.number, event.bus_id) for event in xids_of(node.machine, cause)}
     if any(number != RECOVERY_CHANGED for number, _ in announced):
         return False
-    last: dict[str | None, int | None] = {}
+    last_xid: dict[str | None, int | None] = {}
     for event in _serious_xids(node.machine):
         if event.number != RECOVERY_CHANGED:
-            last[event.bus_id] = event.number
-        elif (event.number, event.bus_id) in announced and (last.get(event.bus_id), event.bus_id) in reasons:
+            last_xid[event.bus_id] = event.number
+        elif (event.number, event.bus_id) in announced and (last_xid.get(event.bus_id), event.bus_id) in reasons:
             return True
     return False
 

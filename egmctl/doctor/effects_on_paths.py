@@ -98,16 +98,16 @@ def _pcie(flow: Flow) -> bool:
     return bool(numa_nodes(flow)) if _blocked(flow) else _crosses(flow, LinkKind.PCIE)
 
 
-def _by_handle(flow: Flow) -> bool:
+def _uses_fabric_handle(flow: Flow) -> bool:
     handles = {flow.source.handle, flow.destination.handle}
     return flow.route.across_nodes or not handles.isdisjoint((HandleKind.FABRIC, HandleKind.POOL_FABRIC))
 
 
-class Way(Enum):
+class Flows(Enum):
     """The classes of flows that faults affect, by the links they cross and their ends; each tests a flow."""
 
-    def __init__(self, crossed_by: Callable[[Flow], bool]) -> None:
-        self.crossed_by = crossed_by
+    def __init__(self, includes: Callable[[Flow], bool]) -> None:
+        self.includes = includes
 
     PEERS = (_peers,)
     """Flows between the memory of two GPUs."""
@@ -121,7 +121,7 @@ class Way(Enum):
     """Flows with an end in memory allocated by NUMA node id, which can be EGM."""
     BLOCKED_NUMA = (lambda flow: _numa(flow) and (flow.route.degraded or _blocked(flow)),)
     """Flows of :attr:`NUMA` whose EGM route is blocked, whether or not another route is left."""
-    SHARED_NUMA = (lambda flow: _numa(flow) and _by_handle(flow),)
+    SHARED_NUMA = (lambda flow: _numa(flow) and _uses_fabric_handle(flow),)
     """Flows of :attr:`NUMA` with memory shared by a fabric handle."""
     MANAGED = (lambda flow: MemoryKind.MANAGED in _memory(flow),)
     """Flows with an end in managed memory, which UVM routes by the GPUs of its NUMA node."""
@@ -137,7 +137,7 @@ class Way(Enum):
     """Flows over C2C or with an end in host memory, which would use C2C if it were up."""
     PCIE = (_pcie,)
     """Flows over PCIe, and blocked flows with an end in host memory."""
-    FABRIC_HANDLE = (_by_handle,)
+    FABRIC_HANDLE = (_uses_fabric_handle,)
     """Flows with memory that is imported by a fabric handle."""
     OTHER_NODE = (lambda flow: flow.route.across_nodes,)
     """Flows with memory of another node."""
@@ -150,24 +150,24 @@ def numa_nodes(flow: Flow) -> set[int]:
 
 Holds = Callable[[Node, Finding, Trouble], bool]
 """A condition: whether, on a node, a finding explains a trouble."""
-Where = Callable[[Node, Flow], bool]
+FlowCondition = Callable[[Node, Flow], bool]
 
 
 def on(
-    way: Way | None = None,
+    flows_class: Flows | None = None,
     *,
-    where: Where | None = None,
+    where: FlowCondition | None = None,
     given: Callable[[Node, Finding], bool] | None = None,
     whole_node: bool = False,
-    of_links: bool = False,
+    via_owner: bool = False,
 ) -> Holds:
     """Return a condition: a finding's place is on the path of a flow of a trouble's measurement.
 
-    For a waiver of whole GPUs, a finding on GPUs must include one of them; ``way`` and ``where`` are ignored.
+    For a waiver of whole GPUs, a finding on GPUs must include one of them; ``flows_class`` and ``where`` are ignored.
 
     Parameters
     ----------
-    way
+    flows_class
         The class of affected flows; by default all.
     where
         A further condition for the flow.
@@ -175,7 +175,7 @@ def on(
         A condition for the finding.
     whole_node
         Whether the fault affects all GPUs of the node, whichever it names.
-    of_links
+    via_owner
         Whether the fault also affects flows over NVLink to EGM that its GPU owns.
     """
 
@@ -184,11 +184,11 @@ def on(
             return False
         place, waiver, flows = cause.place, trouble.waiver, trouble.measurement.flows
         if waiver is not None and waiver.kind in OF_GPUS and waiver.gpus:
-            same = whole_node or place.kind is not PlaceKind.GPU or not set(place.ids).isdisjoint(waiver.gpus)
-            return same and any(node.bus_ids(flow) for flow in flows)
+            is_affected = whole_node or place.kind is not PlaceKind.GPU or not set(place.ids).isdisjoint(waiver.gpus)
+            return is_affected and any(node.bus_ids(flow) for flow in flows)
         return any(
-            (touches(NODE if whole_node else place, flow, node) or (of_links and leads_through(place, flow, node)))
-            and (way is None or way.crossed_by(flow))
+            (touches(NODE if whole_node else place, flow, node) or (via_owner and crosses_owner(place, flow, node)))
+            and (flows_class is None or flows_class.includes(flow))
             and (where is None or where(node, flow))
             for flow in flows
         )
@@ -213,7 +213,7 @@ def touches(place: Place, flow: Flow, node: Node) -> bool:
             return False
 
 
-def leads_through(place: Place, flow: Flow, node: Node) -> bool:
+def crosses_owner(place: Place, flow: Flow, node: Node) -> bool:
     """Return whether a flow crosses NVLink and a GPU of a place, the owner of another CPU's EGM.
 
     If several GPUs can be the owner, the actual one is unknown, so the place must include all of them.
@@ -221,20 +221,20 @@ def leads_through(place: Place, flow: Flow, node: Node) -> bool:
     links = {hop.link for hop in flow.route.hops}
     if place.gpus is None or flow.route.across_nodes or not {LinkKind.NVLINK, LinkKind.C2C} <= links:
         return False
-    of_nodes = [{owner.bus_id for owner in owners(node.machine, numa)} for numa in numa_nodes(flow)]
-    return bool(node.gpus(flow)) and any(bus_ids and bus_ids <= place.gpus for bus_ids in of_nodes)
+    owners_by_node = [{owner.bus_id for owner in owners(node.machine, numa)} for numa in numa_nodes(flow)]
+    return bool(node.gpus(flow)) and any(bus_ids and bus_ids <= place.gpus for bus_ids in owners_by_node)
 
 
-def far_memory(node: Node, flow: Flow) -> bool:
+def uses_remote_memory(node: Node, flow: Flow) -> bool:
     """Return whether an end is host memory of another NUMA node than that of one of the GPUs."""
-    own = [gpu.host_numa_id for gpu in node.gpus(flow) if gpu.host_numa_id is not None]
-    return any(numa_node != numa for numa_node in own for numa in numa_nodes(flow))
+    own_nodes = [gpu.host_numa_id for gpu in node.gpus(flow) if gpu.host_numa_id is not None]
+    return any(numa_node != numa for numa_node in own_nodes for numa in numa_nodes(flow))
 
 
 # --- NVLink between the GPUs of a flow -------------------------------------------------------------------------------
 
 
-def on_nvlink(holds: Callable[[Link, Gpu, Gpu], bool]) -> Where:
+def any_nvlink(holds: Callable[[Link, Gpu, Gpu], bool]) -> FlowCondition:
     """Return a condition for flows: NVLink joins a pair of GPUs on the path, and ``holds`` is true for that pair.
 
     Pairs whose links went down count. The condition is also true if the pairs are unknown.
@@ -249,10 +249,10 @@ def on_nvlink(holds: Callable[[Link, Gpu, Gpu], bool]) -> Where:
     return check
 
 
-joined_by_nvlink = on_nvlink(lambda _link, _gpu, _other: True)
+joined_by_nvlink = any_nvlink(lambda _link, _gpu, _other: True)
 # Direct links must join the two GPUs; behind a switch, any link of either GPU counts.
-short_of_nvlinks = on_nvlink(lambda link, _gpu, _other: link.through != "direct" or link.nvlinks_expected is not None)
-errors_on_the_way = on_nvlink(
+short_of_nvlinks = any_nvlink(lambda link, _gpu, _other: link.through != "direct" or link.nvlinks_expected is not None)
+errors_on_path = any_nvlink(
     lambda link, gpu, other: link.through != "direct" or any(map(has_errors, nvlinks_between(gpu, other)))
 )
 
@@ -260,7 +260,7 @@ errors_on_the_way = on_nvlink(
 def lost_nvlink(node: Node, flow: Flow) -> bool:
     """Return whether NVLink joined two GPUs and one of them has no active link left, so that another path is used."""
     links = [gpu.nvml.nvlinks for gpu in node.gpus(flow) if gpu.nvml is not None and gpu.nvml.nvlinks]
-    return any(not any(link.active for link in of_gpu) for of_gpu in links) and joined_by_nvlink(node, flow)
+    return any(not any(link.active for link in gpu_links) for gpu_links in links) and joined_by_nvlink(node, flow)
 
 
 def _joined(node: Node, flow: Flow) -> list[tuple[Gpu, Gpu]] | None:
@@ -280,15 +280,15 @@ def _joined(node: Node, flow: Flow) -> list[tuple[Gpu, Gpu]] | None:
 # --- which findings count --------------------------------------------------------------------------------------------
 
 
-def at_gpu(_node: Node, cause: Finding) -> bool:
+def hits_gpu(_node: Node, cause: Finding) -> bool:
     """Return whether a fault is at a GPU. For other devices, the affected paths are unknown."""
     return cause.place.kind is PlaceKind.GPU
 
 
-def with_xid(*numbers_or_parts: int | Blame) -> Callable[[Node, Finding], bool]:
+def has_xid(*numbers_or_parts: int | Blame) -> Callable[[Node, Finding], bool]:
     """Return a condition: an Xid of a finding on a GPU has one of these numbers, or blames one of these parts."""
 
     def holds(node: Node, cause: Finding) -> bool:
-        return at_gpu(node, cause) and any(is_one_of(event, numbers_or_parts) for event in xids_of(node.machine, cause))
+        return hits_gpu(node, cause) and any(is_one_of(xid, numbers_or_parts) for xid in xids_of(node.machine, cause))
 
     return holds

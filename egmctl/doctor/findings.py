@@ -9,44 +9,44 @@ from egmctl.model.finding import NODE, Evidence, Finding, Place, Remedy, Status,
 from egmctl.model.gpu import Gpu, GpuNvml
 from egmctl.model.record import Reason, Record
 
-Where = Place | Gpu | Iterable[Gpu]
+PlaceOrGpus = Place | Gpu | Iterable[Gpu]
 """The place of a finding, or the GPUs that it is about."""
 
 
-def placed(where: Where) -> Place:
+def placed(target: PlaceOrGpus) -> Place:
     """Return the place of GPUs, the node if there are none; a place unchanged."""
-    if isinstance(where, Place):
-        return where
-    gpus = (where,) if isinstance(where, Gpu) else tuple(where)
+    if isinstance(target, Place):
+        return target
+    gpus = (target,) if isinstance(target, Gpu) else tuple(target)
     return on_gpus(gpus) if gpus else NODE
 
 
-def passed(summary: str, place: Where = NODE, **more: Any) -> Finding:
+def passed(summary: str, place: PlaceOrGpus = NODE, **more: Any) -> Finding:
     """Return a ``pass`` finding: the condition holds."""
     return Finding(status=Status.PASS, summary=summary, place=placed(place), **more)
 
 
-def warned(summary: str, remedy: Remedy, place: Where = NODE, **more: Any) -> Finding:
+def warned(summary: str, remedy: Remedy, place: PlaceOrGpus = NODE, **more: Any) -> Finding:
     """Return a ``warn`` finding: the feature works, with measured or documented harm."""
     return Finding(status=Status.WARN, summary=summary, remedy=remedy, place=placed(place), **more)
 
 
-def noted(summary: str, place: Where = NODE, **more: Any) -> Finding:
+def noted(summary: str, place: PlaceOrGpus = NODE, **more: Any) -> Finding:
     """Return a ``note`` finding: a deliberate configuration disables something."""
     return Finding(status=Status.NOTE, summary=summary, place=placed(place), **more)
 
 
-def failed(summary: str, remedy: Remedy, place: Where = NODE, **more: Any) -> Finding:
+def failed(summary: str, remedy: Remedy, place: PlaceOrGpus = NODE, **more: Any) -> Finding:
     """Return a ``fail`` finding: the feature does not work."""
     return Finding(status=Status.FAIL, summary=summary, remedy=remedy, place=placed(place), **more)
 
 
-def skipped(reason: str, place: Where = NODE, **more: Any) -> Finding:
+def skipped(reason: str, place: PlaceOrGpus = NODE, **more: Any) -> Finding:
     """Return a ``skip`` finding: the check does not apply to this machine."""
     return Finding(status=Status.SKIP, summary=reason, place=placed(place), **more)
 
 
-def unknown(sentence: str, place: Where = NODE, **more: Any) -> Finding:
+def unknown(sentence: str, place: PlaceOrGpus = NODE, **more: Any) -> Finding:
     """Return an ``unknown`` finding: the check applies, but lacks data."""
     return Finding(status=Status.UNKNOWN, summary=sentence, place=placed(place), **more)
 
@@ -71,7 +71,7 @@ def as_root(text: str, command: str | None = None, *, reboot: bool = False) -> R
     return Remedy(text=text, command=command, needs_root=True, needs_reboot=reboot)
 
 
-def without_option(option: str) -> Remedy:
+def remove_option(option: str) -> Remedy:
     """Return the remedy that removes an option of the driver's kernel module."""
     return as_root(f"Take {option} out of /etc/modprobe.d and reload the driver.", reboot=True)
 
@@ -84,7 +84,7 @@ def gap(record: Record | None, *names: str, newer: bool = False) -> str:
     newer
         Whether older recordings lack the fields; if so, their absence is not reported.
     """
-    nothing = {Reason.NOT_SUPPORTED, Reason.DRIVER_TOO_OLD} | ({Reason.NOT_STATED} if newer else set())
+    ignored = {Reason.NOT_SUPPORTED, Reason.DRIVER_TOO_OLD} | ({Reason.NOT_STATED} if newer else set())
     for name in names:
         if record is None:
             return "not read"
@@ -92,7 +92,7 @@ def gap(record: Record | None, *names: str, newer: bool = False) -> str:
             unread = record.unread.get(name)
             if unread is None:
                 return "" if newer else "not read"
-            if unread.reason not in nothing:
+            if unread.reason not in ignored:
                 return unread.detail or unread.reason.value
     return ""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from egmctl import toml
 from egmctl.compat import StrEnum
 from egmctl.doctor.findings import as_root, todo
-from egmctl.doctor.situation import by_value
+from egmctl.doctor.situation import group_by
 from egmctl.model.finding import NODE, Place, Remedy, Status, on_gpus
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent
 from egmctl.model.machine import Machine
@@ -149,8 +149,8 @@ class KernelFault:
     @property
     def times(self) -> str:
         """The number of events, e.g. ``, 3 times``; empty for one event and for PCIe errors."""
-        many = len(self.events) > 1 and self.events[0].kind is not EventKind.AER
-        return f", {len(self.events)} times" if many else ""
+        is_repeated = len(self.events) > 1 and self.events[0].kind is not EventKind.AER
+        return f", {len(self.events)} times" if is_repeated else ""
 
 
 def kernel_faults(machine: Machine, events: Iterable[KernelEvent]) -> Iterator[KernelFault]:
@@ -167,7 +167,7 @@ def kernel_faults(machine: Machine, events: Iterable[KernelEvent]) -> Iterator[K
 
 
 def _xids(machine: Machine, events: Sequence[KernelEvent]) -> Iterator[KernelFault]:
-    for (number, bus_id, status), group in by_value(events, lambda e: (e.number, e.bus_id, meaning(e).status)):
+    for (number, bus_id, status), group in group_by(events, lambda e: (e.number, e.bus_id, meaning(e).status)):
         xid, place = meaning(group[0]), _place(machine, bus_id)
         where, name = place.label or str(bus_id), f"Xid {number}, {xid.name}"
         yield KernelFault(status, place, where, name, xid.blame, catalogue().remedies[xid.action], group)
@@ -180,11 +180,11 @@ _SWITCH_REMEDY = as_root(
 
 
 def _sxids(_machine: Machine, events: Sequence[KernelEvent]) -> Iterator[KernelFault]:
-    for (number, bus_id, fatal), group in by_value(events, lambda e: (e.number, e.bus_id, e.fatal)):
+    for (number, bus_id, fatal), group in group_by(events, lambda e: (e.number, e.bus_id, e.fatal)):
         link = "" if group[0].link is None else f" on link {group[0].link}"
         # Like NVIDIA's monitors, treat an SXid as fatal unless the line says Non-fatal.
-        status, word = (Status.WARN, "non-fatal") if fatal is False else (Status.FAIL, "fatal")
-        name = f"SXid {number}{link}, {word}"
+        status, severity = (Status.WARN, "non-fatal") if fatal is False else (Status.FAIL, "fatal")
+        name = f"SXid {number}{link}, {severity}"
         yield KernelFault(status, NODE, f"NVSwitch {bus_id}", name, Blame.SWITCH, _SWITCH_REMEDY, group)
 
 
@@ -194,7 +194,7 @@ _PCIE_REMEDY = todo("Reseat or replace the card, its riser or cable; compare the
 def _pcie(machine: Machine, events: Sequence[KernelEvent]) -> Iterator[KernelFault]:
     devices = _devices(machine)
     known = [event for event in events if event.bus_id in devices]
-    for (bus_id, corrected, fatal), group in by_value(known, lambda e: (e.bus_id, e.corrected, e.fatal)):
+    for (bus_id, corrected, fatal), group in group_by(known, lambda e: (e.bus_id, e.corrected, e.fatal)):
         kind = "corrected" if corrected else "fatal" if fatal else "non-fatal"
         few = corrected and len(group) < _MANY_CORRECTED
         status = Status.PASS if few else Status.FAIL if fatal else Status.WARN
@@ -203,7 +203,7 @@ def _pcie(machine: Machine, events: Sequence[KernelEvent]) -> Iterator[KernelFau
 
 
 def _messages(machine: Machine, events: Sequence[KernelEvent]) -> Iterator[KernelFault]:
-    for message, group in by_value(events, lambda e: e.message):
+    for message, group in group_by(events, lambda e: e.message):
         if message is None:
             continue
         known = catalogue().messages[message]

@@ -56,7 +56,7 @@ def with_peers(
     for rank_peer in peers:
         known = nodes.setdefault(rank_peer.host, replace(rank_peer, ranks=()))
         nodes[rank_peer.host] = replace(known, ranks=(*known.ranks, *rank_peer.ranks))
-    probes = _tried(world, machine, list(nodes.values())) if active else None
+    probes = _try_imports(world, machine, list(nodes.values())) if active else None
     return replace(machine, peers=Peers(nodes=tuple(nodes.values()), probes=probes))
 
 
@@ -92,12 +92,12 @@ def peer(machine: Machine, host: str, rank: int, failed: Sequence[str]) -> Peer:
     )
 
 
-def _tried(world: World, machine: Machine, nodes: Sequence[Peer]) -> tuple[PeerProbe, ...]:
+def _try_imports(world: World, machine: Machine, nodes: Sequence[Peer]) -> tuple[PeerProbe, ...]:
     """Try imports in both directions between the first ranks of all nodes, or between all ranks of a single node."""
     several = len(nodes) > 1
-    place = next(node.ranks.index(world.rank) for node in nodes if world.rank in node.ranks)
+    index = next(node.ranks.index(world.rank) for node in nodes if world.rank in node.ranks)
     gpus = usable(machine, machine.gpus or ())
-    gpu = gpus[place % len(gpus)] if gpus else None
+    gpu = gpus[index % len(gpus)] if gpus else None
     number = next(number for number, node in enumerate(nodes, 1) if world.rank in node.ranks)
     label = f"node{number}:" * several + (f"GPU{gpu.index}" if gpu else "no GPU")
     labels = world.all_gather(label, GATHER_S)
@@ -131,10 +131,10 @@ def _pairs(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
 def _shared(world: World, gpu: Gpu | None, prober: Prober | None, probe: PeerProbe) -> PeerProbe:
     """Export memory on the owner, import it on the importer, verify the bytes on both; every rank gets the result."""
     order: Message = {"kind": ProbeKind.FABRIC}
-    for rank, do in ((probe.owner, "export"), (probe.importer, "open_exported"), (probe.owner, "verify")):
+    for rank, step in ((probe.owner, "export"), (probe.importer, "open_exported"), (probe.owner, "verify")):
         answer: Message = {}
         if world.rank == rank:
-            answer = _asked(gpu, prober, {**order, "do": do}, host_memory=probe.host_memory)
+            answer = _response(gpu, prober, {**order, "do": step}, host_memory=probe.host_memory)
         answer = world.all_gather(answer, GATHER_S)[rank]
         if failed := answer.get("failed"):
             failed.pop("error_name", None)
@@ -143,7 +143,7 @@ def _shared(world: World, gpu: Gpu | None, prober: Prober | None, probe: PeerPro
     return replace(probe, outcome=Outcome.OK)
 
 
-def _asked(gpu: Gpu | None, prober: Prober | None, order: Message, *, host_memory: bool) -> Message:
+def _response(gpu: Gpu | None, prober: Prober | None, order: Message, *, host_memory: bool) -> Message:
     """Return the response of this rank's process to an order, or the failure."""
     if gpu is None or prober is None:
         return {"failed": {"outcome": Outcome.NOT_RUN, "detail": "no GPU of this rank can be used"}}

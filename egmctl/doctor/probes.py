@@ -65,13 +65,13 @@ def plan(gpus: Sequence[str], nodes: Sequence[int], kinds: Collection[ProbeKind]
     ring = list(zip(gpus, [*gpus[1:], *gpus[:1]], strict=True))
     # H200, driver 580: a process that has imported a HOST_NUMA pool gets CUDA_ERROR_OUT_OF_MEMORY if it allocates
     # from one of its own. So each process either owns or imports such pools.
-    apart = ring[: len(ring) - (len(ring) > 1 and len(ring) % 2) : 2]
+    disjoint = ring[: len(ring) - (len(ring) > 1 and len(ring) % 2) : 2]
     shared: list[tuple[ProbeKind, Sequence[tuple[str, str]], Sequence[int | None]]] = [
         (ProbeKind.LEGACY_IPC, ring, [None]),
         (ProbeKind.POSIX_FD, ring, [None]),
         (ProbeKind.POSIX_FD, ring, nodes),
         (ProbeKind.POOL, ring, [None]),
-        (ProbeKind.POOL, apart, nodes),
+        (ProbeKind.POOL, disjoint, nodes),
         (ProbeKind.FABRIC, ring, [None]),
         (ProbeKind.FABRIC, ring, nodes),
         (ProbeKind.IPC_EVENT, ring, [None]),
@@ -80,7 +80,7 @@ def plan(gpus: Sequence[str], nodes: Sequence[int], kinds: Collection[ProbeKind]
     probes = [
         *(_blank(ProbeKind.HOST_NUMA, (gpu,), node) for node in nodes for gpu in gpus),
         *(_blank(ProbeKind.P2P, (gpu, peer)) for gpu in gpus for peer in gpus if gpu != peer),
-        *(_blank(kind, ends, node) for kind, pairs, on in shared for ends in pairs for node in on),
+        *(_blank(kind, ends, node) for kind, pairs, locations in shared for ends in pairs for node in locations),
     ]
     return [probe for probe in probes if probe.kind in kinds]
 
@@ -99,12 +99,12 @@ def _results(
     # Drivers before r595 can crash in cuMemCreate on a NUMA node without memory or CPUs
     # (https://github.com/NVIDIA/nccl/issues/2106), so each node has its own process.
     processes: dict[str, Prober] = {}
-    with ReleaseStack() as ended:
+    with ReleaseStack() as cleanup:
         try:
             for name in (name for probe in probes for name in _names(probe)):
                 if name not in processes:
                     processes[name] = Prober()
-                    ended.callback(processes[name].close)
+                    cleanup.callback(processes[name].close)
             answer, _ = processes[_names(probes[0])[0]].ask({"do": "visible"})
         except ChildFailed as error:
             answer = {"failed": _end(error)}

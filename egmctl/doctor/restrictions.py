@@ -33,55 +33,55 @@ class Manager:
     confidence: Confidence = Confidence.HIGH
 
 
-def policy(machine: Machine, by: Manager) -> str:
+def policy(machine: Machine, owner: Manager) -> str:
     """Return a clause for a finding's cause: the manager that set a restriction, its evidence, and the cgroup."""
-    words = "owner unknown"
-    if by.name:
-        words = f"set by {by.name}" + (f" ({by.sign.source}: {by.sign.value})" if by.sign else "")
+    text = "owner unknown"
+    if owner.name:
+        text = f"set by {owner.name}" + (f" ({owner.sign.source}: {owner.sign.value})" if owner.sign else "")
     process, confinement = machine.process or Process(), machine.confinement or Confinement()
-    own = device_path(process, confinement)
+    own_path = device_path(process, confinement)
     # In cgroup v2, the limit is on the lowest cgroup with a device program. In v1, it is on the highest cgroup whose
     # list is not "all devices"; a list of denials also prints "all devices", so it cannot be recognised.
     programs = [program.cgroup for program in confinement.device_programs or () if program.cgroup is not None]
     lists = [entry.cgroup for entry in confinement.device_lists if entry.rules and entry.rules != (_ALL_DEVICES,)]
     limited = max(programs, key=len) if programs else next(iter(lists), None)
-    if limited is not None and limited != own:
-        return f"{words}; the limit is on {limited}, an ancestor of this process' cgroup {own}"
-    return f"{words}; the cgroup is {own}" if own.strip("/") and not by.name else words
+    if limited is not None and limited != own_path:
+        return f"{text}; the limit is on {limited}, an ancestor of this process' cgroup {own_path}"
+    return f"{text}; the cgroup is {own_path}" if own_path.strip("/") and not owner.name else text
 
 
-def manager(machine: Machine, *, of_container: bool = False) -> Manager:
+def manager(machine: Machine, *, is_container: bool = False) -> Manager:
     """Return the manager that controls the process' access to devices, by the most reliable sign.
 
     Parameters
     ----------
-    of_container
+    is_container
         Whether it must be the container runtime, e.g. because device nodes are missing. Otherwise files of runtimes
         count only in the topmost visible cgroup.
     """
     process, confinement = machine.process or Process(), machine.confinement or Confinement()
     path = device_path(process, confinement)
-    by_path = Evidence(source=f"/proc/{process.pid or 'self'}/cgroup", value=path)
+    path_evidence = Evidence(source=f"/proc/{process.pid or 'self'}/cgroup", value=path)
     programs = {program.name: program.cgroup or path for program in confinement.device_programs or () if program.name}
     # The container's own cgroup is the topmost visible one, with no program attached below it.
     is_top = all(program.cgroup in (None, "/") for program in confinement.device_programs or ())
-    of_container = of_container or (path in ("", "/") and is_top)
+    is_container = is_container or (path in ("", "/") and is_top)
     variables = {*(process.environment or {}), *(process.container_signs or ())}
     if SLURM_PROGRAM in programs:
         cgroup = programs[SLURM_PROGRAM]
         return _slurm(machine, Evidence(source=_PROGRAMS, value=f"{SLURM_PROGRAM} on {cgroup}"), cgroup)
     for name, kind, pattern, confidence in _SIGNS:
         matches, sign = {
-            "path": (re.search(pattern, path) is not None, by_path),
+            "path": (re.search(pattern, path) is not None, path_evidence),
             "variable": (pattern in variables, fact("environment", f"{pattern} is set")),
-            "file": (of_container and pattern in (process.container_signs or ()), fact(pattern, "is there")),
+            "file": (is_container and pattern in (process.container_signs or ()), fact(pattern, "is there")),
         }[kind]
         if matches and name == "Slurm":
             return replace(_slurm(machine, sign), confidence=confidence)
         if matches:
             return Manager(name=name, sign=sign, remedy=_REMEDIES.get(name, _CONTAINER), confidence=confidence)
     return _systemd(path, programs, confinement.device_units) or Manager(
-        name="", sign=by_path if path else None, remedy=_ANYBODY, confidence=Confidence.LOW
+        name="", sign=path_evidence if path else None, remedy=_ANYBODY, confidence=Confidence.LOW
     )
 
 
@@ -119,11 +119,11 @@ def _slurm(machine: Machine, sign: Evidence, cgroup: str = "") -> Manager:
     environment = (machine.process or Process()).environment or {}
     gpus = len(machine.gpus or ())
     allowed = gpus - len(lost(machine, Block.DEVICE_CGROUP))
-    on_node = environment.get("SLURM_GPUS_ON_NODE", "")
+    gpu_count = environment.get("SLURM_GPUS_ON_NODE", "")
     options = (environment.get(name) for name in ("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND"))
     by_task = "/task_" in cgroup or any(option not in (None, "", "none") for option in options)
-    if re.fullmatch("[0-9]{1,4}", on_node, re.ASCII):
-        by_task = int(on_node) > allowed
+    if re.fullmatch("[0-9]{1,4}", gpu_count, re.ASCII):
+        by_task = int(gpu_count) > allowed
     elif "SLURM_JOB_ID" in environment and not allowed:
         by_task = False
     if by_task:
@@ -140,20 +140,20 @@ def _slurm(machine: Machine, sign: Evidence, cgroup: str = "") -> Manager:
 
 def _systemd(path: str, programs: Mapping[str, str], units: Sequence[DeviceUnit]) -> Manager | None:
     """Return systemd if its BPF program or a unit file restricts devices; a unit in the cgroup path is not enough."""
-    in_path = [part for part in path.split("/") if re.fullmatch(r".+\.(service|scope|slice)", part)]
-    last = in_path[-1] if in_path else ""
+    units_in_path = [part for part in path.split("/") if re.fullmatch(r".+\.(service|scope|slice)", part)]
+    last_unit = units_in_path[-1] if units_in_path else ""
     limiting = [unit for unit in units if any(map(_limits, unit.settings))]
     if SYSTEMD_PROGRAM in programs:
-        name, sign = last, fact(_PROGRAMS, f"{SYSTEMD_PROGRAM} on {programs[SYSTEMD_PROGRAM]}")
+        name, sign = last_unit, fact(_PROGRAMS, f"{SYSTEMD_PROGRAM} on {programs[SYSTEMD_PROGRAM]}")
     elif limiting:
         name, sign = limiting[-1].unit, fact(limiting[-1].file, ", ".join(limiting[-1].settings[:4]))
     else:
         return None
     # Put the unit into the command only if a shell does not need to quote it.
-    one_word = re.fullmatch(r"[A-Za-z0-9@_.:-]+", last)
+    one_word = re.fullmatch(r"[A-Za-z0-9@_.:-]+", last_unit)
     remedy = as_root(
         "In the unit, set DevicePolicy=auto and drop DeviceAllow=, or add DeviceAllow=char-nvidia* rw.",
-        f"systemctl show -p DevicePolicy,DeviceAllow {last}" if one_word else None,
+        f"systemctl show -p DevicePolicy,DeviceAllow {last_unit}" if one_word else None,
     )
     return Manager(name=f"systemd for {name}" if name else "systemd", sign=sign, remedy=remedy)
 
@@ -223,14 +223,14 @@ def cgroup_evidence(machine: Machine) -> tuple[Evidence, ...]:
 
 def route_evidence(machine: Machine, scope: Scope) -> tuple[Evidence, ...]:
     """Return the usable and lost GPUs that EGM can be routed through, by CPU NUMA node."""
-    words = []
+    texts = []
     for node, attached in routers(machine, scope).items():
         left = [gpu for gpu in attached if loss(machine, gpu) is None]
-        gone = [gpu for gpu in attached if gpu not in left]
+        lost_gpus = [gpu for gpu in attached if gpu not in left]
         parts = [on_gpus(left).label] if left else []
-        parts += [f"{on_gpus(gone).label} blocked"] if gone else []
-        words.append(f"NUMA {node}: {', '.join(parts)}")
-    return (Evidence(source="GPUs of each NUMA node", value="; ".join(words)),) if words else ()
+        parts += [f"{on_gpus(lost_gpus).label} blocked"] if lost_gpus else []
+        texts.append(f"NUMA {node}: {', '.join(parts)}")
+    return (Evidence(source="GPUs of each NUMA node", value="; ".join(texts)),) if texts else ()
 
 
 def minor_of(gpu: Gpu) -> int | None:

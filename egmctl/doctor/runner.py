@@ -74,17 +74,17 @@ def select(
     UsageError
         An id or glob matches no check, or no check is left.
     """
-    taken = _named("--check", only) if only else set(CHECKS)
-    left_out = _named("--skip", without)
+    included = _named("--check", only) if only else set(CHECKS)
+    excluded = _named("--skip", without)
     wanted = None if purposes is None else set(purposes)
-    chosen = tuple(
+    selected = tuple(
         check
         for check in CHECKS
-        if check in taken and check not in left_out and (wanted is None or wanted.intersection(check.guards))
+        if check in included and check not in excluded and (wanted is None or wanted.intersection(check.guards))
     )
-    if not chosen:
+    if not selected:
         raise UsageError("--for, --check and --skip together leave no check; 'egmctl doctor --list' shows all")
-    return chosen
+    return selected
 
 
 def find(check_id: str) -> Check:
@@ -102,13 +102,13 @@ def find(check_id: str) -> Check:
 
 
 def _named(option: str, patterns: Sequence[str]) -> set[Check]:
-    named: set[Check] = set()
+    matching: set[Check] = set()
     for pattern in patterns:
         fitting = {check for check in CHECKS if fnmatchcase(check.id, pattern)}
         if not fitting:
             raise _no_check(option, pattern)
-        named |= fitting
-    return named
+        matching |= fitting
+    return matching
 
 
 def _no_check(option: str, text: str) -> UsageError:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
-from egmctl.doctor.check import Check, Scope, Verdicts, about, check, known, skip
+from egmctl.doctor.check import Check, Scope, Verdicts, check, findings_on, known, skip
 from egmctl.model.finding import Guard
 from egmctl.model.gpu import Fabric, Gpu, GpuNvml
 from egmctl.model.host import (
@@ -109,16 +109,16 @@ def virtual(machine: Machine) -> bool:
     return bool(modes & {"passthrough", "vgpu"})
 
 
-def by_value(things: Iterable[T], value: Callable[[T], K]) -> Iterator[tuple[K, tuple[T, ...]]]:
+def group_by(items: Iterable[T], value: Callable[[T], K]) -> Iterator[tuple[K, tuple[T, ...]]]:
     """Yield each value and the items that have it, in the order of first occurrence."""
-    for key, members in grouped((value(thing), thing) for thing in things).items():
+    for key, members in grouped((value(item), item) for item in items).items():
         yield key, tuple(members)
 
 
 def loss(machine: Machine, gpu: Gpu) -> Block | None:
     """Return why this process cannot use a GPU; ``None`` if it can."""
-    stopped = classify(machine, gpu)
-    return None if stopped is None else stopped.block
+    obstacle = classify(machine, gpu)
+    return None if obstacle is None else obstacle.block
 
 
 def lost(machine: Machine, *blocks: Block) -> list[Gpu]:
@@ -131,14 +131,14 @@ def requested(machine: Machine, scope: Scope, gpu: Gpu) -> bool:
 
     If ``--expect`` states more GPUs than are usable, all are required.
     """
-    if scope.asked_for(gpu):
+    if scope.names_gpu(gpu):
         return True
     expected = scope.expectation
     if expected is None:
         return False
     if expected.reference is not None:
-        usable_there = (other for other in expected.reference.gpus or () if loss(expected.reference, other) is None)
-        return any(other.bus_id == gpu.bus_id for other in usable_there)
+        expected_gpus = (other for other in expected.reference.gpus or () if loss(expected.reference, other) is None)
+        return any(other.bus_id == gpu.bus_id for other in expected_gpus)
     return expected.gpus is not None and expected.gpus > sum(loss(machine, gpu) is None for gpu in machine.gpus or ())
 
 
@@ -212,7 +212,7 @@ def check_gpus(
         @check(check_id, *guards, sections=sections)
         def judge(machine: Machine, scope: Scope) -> Verdicts:
             for gpu in gpus_of(machine, scope):
-                yield from about(gpu, rule(machine, scope, gpu))
+                yield from findings_on(gpu, rule(machine, scope, gpu))
 
         return judge
 

@@ -47,49 +47,49 @@ def bringup(
 
 def _causes(diagnosis: Diagnosis, run: RunReport | None, before: Diagnosis | None) -> tuple[RunCause, ...]:
     """Return the causes that doctor and the run found, and one for unexplained slow paths; the most severe first."""
-    result = list(_by_doctor(diagnosis, run, before))
+    result = list(_doctor_causes(diagnosis, run, before))
     if run is not None:
         # Causes in the run that are not its own come from doctor, whose diagnosis reports them.
         result += [cause for cause in run.causes if cause.by_run]
-        short = shortfalls(run)
-        left = short.slow.difference(*(cause.explains for cause in result))
+        shortfall = shortfalls(run)
+        left = shortfall.slow.difference(*(cause.explains for cause in result))
         # A run can fail without a slow path: the verdict of a path class may be a failure by itself.
         too_slow = run.verdict is not None and run.verdict.too_slow
         failed = too_slow and all(cause.status is not Found.FAIL for cause in result)
         if left or failed:
-            result.append(_unexplained(run, left, Found.FAIL if failed or left & short.broken else Found.WARN))
+            result.append(_unexplained(run, left, Found.FAIL if failed or left & shortfall.broken else Found.WARN))
     return tuple(sorted(result, key=lambda cause: (_ORDER.index(cause.status), -len(cause.explains))))
 
 
-def _by_doctor(diagnosis: Diagnosis, run: RunReport | None, before: Diagnosis | None) -> Iterator[RunCause]:
-    short = Shortfalls() if run is None else shortfalls(run)
+def _doctor_causes(diagnosis: Diagnosis, run: RunReport | None, before: Diagnosis | None) -> Iterator[RunCause]:
+    shortfall = Shortfalls() if run is None else shortfalls(run)
     # A GPU that --gpus names but that cannot be measured is a failure, whatever the severity of its cause.
-    asked = {(cause.finding.check, cause.finding.place.ids) for cause in (run.causes if run else ()) if cause.asked}
+    requested = {(cause.finding.check, cause.finding.place.ids) for cause in (run.causes if run else ()) if cause.asked}
     for cause in root_causes(diagnosis.findings):
         finding = cause.finding
-        explained = frozenset[int]() if run is None else explained_by(cause, run, short)
-        under_load = before is not None and not any(_was_there(finding, earlier) for earlier in before.findings)
-        joined = replace(cause_of(finding, explained, short), under_load=under_load)
-        failed = (finding.check, finding.place.ids) in asked or (under_load and cause.status is Found.WARN)
-        yield replace(joined, status=Found.FAIL) if failed else joined
+        explained = frozenset[int]() if run is None else explained_by(cause, run, shortfall)
+        under_load = before is not None and not any(_is_known(finding, earlier) for earlier in before.findings)
+        result = replace(cause_of(finding, explained, shortfall), under_load=under_load)
+        failed = (finding.check, finding.place.ids) in requested or (under_load and cause.status is Found.WARN)
+        yield replace(result, status=Found.FAIL) if failed else result
 
 
 def _unexplained(run: RunReport, numbers: Collection[int], status: Found) -> RunCause:
     """Return the cause of unexplained slow or broken paths, without measurements if only the run's verdict is bad."""
-    made = [run.measurements[number] for number in numbers]
-    what = "slow path" if all(m.measured for m in made) else "slow or broken path"
-    summary = f"{several(len({m.path for m in made}), what)}, cause unknown"
+    measurements = [run.measurements[number] for number in numbers]
+    noun = "slow path" if all(m.measured for m in measurements) else "slow or broken path"
+    summary = f"{several(len({m.path for m in measurements}), noun)}, cause unknown"
     remedy = Remedy(text="Inspect these GPUs and their links, then run it again.")
     finding = Finding(check=UNEXPLAINED, status=status, summary=summary, remedy=remedy)
     return RunCause(status=status, finding=finding, explains=tuple(sorted(numbers)))
 
 
-def _was_there(finding: Finding, before: Finding) -> bool:
+def _is_known(finding: Finding, earlier: Finding) -> bool:
     """Return whether an earlier finding was at least as severe and covered everything that this finding is about."""
     return (
-        (finding.check, finding.place.kind) == (before.check, before.place.kind)
-        and _ORDER.index(before.status) <= _ORDER.index(finding.status)
-        and set(finding.place.ids) <= set(before.place.ids)
+        (finding.check, finding.place.kind) == (earlier.check, earlier.place.kind)
+        and _ORDER.index(earlier.status) <= _ORDER.index(finding.status)
+        and set(finding.place.ids) <= set(earlier.place.ids)
     )
 
 
@@ -103,15 +103,15 @@ def _gaps(
     diagnosis: Diagnosis, run: RunReport | None, all_causes: Sequence[RunCause], not_measured: str
 ) -> Iterator[Gap]:
     if run is None:
-        failing = tuple(place for place, cause in enumerate(all_causes) if cause.status is Found.FAIL)
+        failing = tuple(index for index, cause in enumerate(all_causes) if cause.status is Found.FAIL)
         yield Gap(kind=GapKind.NOT_MEASURED, reason=not_measured, causes=failing)
     else:
-        yield from _gaps_of_run(run, all_causes)
+        yield from _run_gaps(run, all_causes)
     if diagnosis.nothing is not None or diagnosis.mostly_unknown:
         yield Gap(kind=GapKind.NOT_DETERMINED, reason=diagnosis.nothing or "")
 
 
-def _gaps_of_run(run: RunReport, all_causes: Sequence[RunCause]) -> Iterator[Gap]:
+def _run_gaps(run: RunReport, all_causes: Sequence[RunCause]) -> Iterator[Gap]:
     waived = [number for number, m in enumerate(run.measurements) if m.status is Status.WAIVED]
     lost = [number for number, m in enumerate(run.measurements) if is_lost(m)]
     if run.interrupted:
@@ -124,11 +124,11 @@ def _gaps_of_run(run: RunReport, all_causes: Sequence[RunCause]) -> Iterator[Gap
         yield Gap(kind=GapKind.NOT_MEASURED, reason="there was nothing to measure")
     elif len(waived) < len(run.measurements) and (run.verdict is None or run.verdict.profile is None):
         yield Gap(kind=GapKind.NO_REFERENCE, reason="" if run.verdict is None else run.verdict.profile_reason)
-    elif without := _without_reference(run):
-        yield Gap(kind=GapKind.NO_REFERENCE, measurements=tuple(without))
+    elif unjudged := _unjudged(run):
+        yield Gap(kind=GapKind.NO_REFERENCE, measurements=tuple(unjudged))
 
 
-def _without_reference(run: RunReport) -> list[int]:
+def _unjudged(run: RunReport) -> list[int]:
     """Return the measurements for which the profile has no reference."""
     return [
         judged.measurement
@@ -141,7 +141,7 @@ def _without_reference(run: RunReport) -> list[int]:
 def _gap(
     kind: GapKind, run: RunReport, numbers: Collection[int], all_causes: Sequence[RunCause], reason: str = ""
 ) -> Gap:
-    from_ = tuple(place for place, cause in enumerate(all_causes) if {*cause.explains} & {*numbers})
+    causes = tuple(index for index, cause in enumerate(all_causes) if {*cause.explains} & {*numbers})
     reasons = [run.measurements[number].reason for number in numbers]
-    first = next(filter(None, reasons), reason)
-    return Gap(kind=kind, reason=first, measurements=tuple(numbers), causes=from_)
+    first_reason = next(filter(None, reasons), reason)
+    return Gap(kind=kind, reason=first_reason, measurements=tuple(numbers), causes=causes)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from egmctl.bench.case import Case
-from egmctl.bench.plan.flows import in_use, listed
+from egmctl.bench.plan.flows import gpu_use, listed
 from egmctl.bench.plan.make import SECTIONS
 from egmctl.bench.plan.paths import gpu_obstacle
 from egmctl.doctor.causes import explains
@@ -113,7 +113,7 @@ def with_causes(
     """
     short = shortfalls(report) if short is None else short
     scope = Scope(gpus=tuple(asked) or None, numa=None if numa is None else tuple(numa))
-    result = [cause for node in nodes(report, machine) for cause in _on_node(report, short, node, scope)]
+    result = [cause for node in nodes(report, machine) for cause in _node_causes(report, short, node, scope)]
     slow = {number for number in short.slow if Symptom.SLOW in _symptoms(report, short, number)}
     throttled = {number for cause in result if cause.finding.check == "gpu.throttle" for number in cause.explains}
     for finding, numbers in during(report):
@@ -145,7 +145,7 @@ def _explained(cause: Cause, troubles: Iterable[Trouble], node: Node) -> list[Tr
     return [trouble for trouble in troubles if any(explains(node, fault, trouble) for fault in faults)]
 
 
-def _on_node(report: RunReport, short: Shortfalls, node: Node, scope: Scope) -> Iterator[RunCause]:
+def _node_causes(report: RunReport, short: Shortfalls, node: Node, scope: Scope) -> Iterator[RunCause]:
     """Yield the causes on one node: doctor's, then one for the GPUs left out for reasons that no check knows."""
     troubles = list(_troubles(report, short, node))
     if not troubles:
@@ -161,15 +161,15 @@ def _on_node(report: RunReport, short: Shortfalls, node: Node, scope: Scope) -> 
     known = {trouble for _, explained in explaining for trouble in explained}
     for kind in OF_GPUS:
         left = [trouble for trouble in troubles if trouble.kind is kind and trouble not in known]
-        if taken := [gpu for gpu in gpus if gpu.bus_id in _taken(left)]:
-            explaining.append((left_out(node.machine, taken, kind), left))
+        if excluded := [gpu for gpu in gpus if gpu.bus_id in _left_out_ids(left)]:
+            explaining.append((left_out(node.machine, excluded, kind), left))
     for finding, explained in explaining:
-        named = [gpu for gpu in gpus if gpu.bus_id in _taken(explained).intersection(scope.gpus or ())]
-        asked = on_gpus(named).label if named else ""
+        requested = [gpu for gpu in gpus if gpu.bus_id in _left_out_ids(explained).intersection(scope.gpus or ())]
+        asked = on_gpus(requested).label if requested else ""
         yield cause_of(finding, {trouble.number for trouble in explained}, short, node.name, asked)
 
 
-def _taken(troubles: Iterable[Trouble]) -> frozenset[str]:
+def _left_out_ids(troubles: Iterable[Trouble]) -> frozenset[str]:
     """Return the bus ids of the GPUs that were left out."""
     waivers = [trouble.waiver for trouble in troubles if trouble.kind in OF_GPUS]
     return frozenset(bus_id for waiver in waivers if waiver is not None for bus_id in waiver.gpus)
@@ -183,8 +183,8 @@ def nodes(report: RunReport, machine: Machine | None = None) -> tuple[Node, ...]
     names = node_names(rank.host for rank in report.ranks)
     if len(names) != len(machines):
         return ()
-    by_host = {host: frozenset(rank.number for rank in report.ranks if rank.host == host) for host in names}
-    return tuple(Node(m, name, by_host[host]) for m, (host, name) in zip(machines, names.items(), strict=True))
+    ranks_by_host = {host: frozenset(rank.number for rank in report.ranks if rank.host == host) for host in names}
+    return tuple(Node(m, name, ranks_by_host[host]) for m, (host, name) in zip(machines, names.items(), strict=True))
 
 
 # --- symptoms of each measurement ------------------------------------------------------------------------------------
@@ -195,14 +195,14 @@ def _troubles(report: RunReport, short: Shortfalls, node: Node) -> Iterator[Trou
     for number in sorted(short.slow | short.lost):
         for symptom in _symptoms(report, short, number):
             yield Trouble(number, symptom, report.measurements[number])
-    tried = {n: m for n, m in enumerate(report.measurements) if m.status is not MeasurementStatus.WAIVED}
+    attempted = {number: m for number, m in enumerate(report.measurements) if m.status is not MeasurementStatus.WAIVED}
     if nvml_failure(node.machine) is not None and all(gpu.nvml is None for gpu in node.machine.gpus or ()):
-        for number, measurement in tried.items():
+        for number, measurement in attempted.items():
             if any(hop.link is LinkKind.UNKNOWN for flow in measurement.flows for hop in flow.route.hops):
                 yield Trouble(number, Symptom.BLIND, measurement)
     # Skipped if nothing was waived: a run may have thousands of flows.
-    of_tried = tried.values() if short.waived else ()
-    measured = {bus_id for measurement in of_tried for bus_id in _bus_ids(measurement, node)}
+    attempts = attempted.values() if short.waived else ()
+    measured = {bus_id for measurement in attempts for bus_id in _bus_ids(measurement, node)}
     for number in sorted(short.waived):
         measurement = _as_planned(report.measurements[number], node, measured)
         for waiver in measurement.waivers:
@@ -243,11 +243,11 @@ def _as_planned(measurement: Measurement, node: Node, measured: Collection[str])
         for waiver in measurement.waivers
     ]
     flows = list(measurement.flows)
-    for place, flow in enumerate(flows):
+    for index, flow in enumerate(flows):
         if reason := flow.route.staged_reason:
             gpus = tuple(sorted(node.bus_ids(flow)))
             waivers.append(Waiver(kind=WaiverKind.NO_PEER_ACCESS, reason=reason, gpus=gpus))
-            flows[place] = replace(flow, route=Route(carrier=Carrier.NONE))
+            flows[index] = replace(flow, route=Route(carrier=Carrier.NONE))
     return replace(measurement, waivers=tuple(waivers), flows=tuple(flows))
 
 
@@ -275,9 +275,9 @@ def left_out(machine: Machine, gpus: Sequence[Gpu], kind: WaiverKind) -> Finding
         remedy = todo("Unset CUDA_VISIBLE_DEVICES, or leave these GPUs out with --gpus.")
         return noted("hidden by CUDA_VISIBLE_DEVICES", gpus, check=HIDDEN, remedy=remedy)
     if kind is not WaiverKind.GPU_BUSY:
-        stopped = "; ".join(dict.fromkeys(gpu_obstacle(machine, gpu) or "CUDA does not see it" for gpu in gpus))
-        return noted(stopped, gpus, check=UNUSABLE, remedy=todo("See what stops them with 'egmctl doctor --active'."))
-    uses = [use for gpu in gpus if (use := in_use(gpu)) is not None]
+        reasons = "; ".join(dict.fromkeys(gpu_obstacle(machine, gpu) or "CUDA does not see it" for gpu in gpus))
+        return noted(reasons, gpus, check=UNUSABLE, remedy=todo("See what stops them with 'egmctl doctor --active'."))
+    uses = [use for gpu in gpus if (use := gpu_use(gpu)) is not None]
     pids = tuple(sorted({pid for use in uses for pid in use.pids}))
     users = [f"in use by process {listed(pids)}"] if pids else []
     evidence = [
@@ -303,15 +303,15 @@ def _processes(pids: Iterable[int]) -> str:
 def during(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:
     """Yield findings on GPUs, links and host during the run, with the indices of the measurements that each affects."""
     for check in (OTHERS, THROTTLED):
-        yield from _on_gpus(report, check)
+        yield from _gpu_findings(report, check)
     if (finding := _host_busy(report.host_load)) is not None:
-        yield finding, {n for n, m in enumerate(report.measurements) if all(map(numa_nodes, m.flows))}
-    stray: dict[str, set[int]] = defaultdict(set)
+        yield finding, {number for number, m in enumerate(report.measurements) if all(map(numa_nodes, m.flows))}
+    rerouted: dict[str, set[int]] = defaultdict(set)
     for number, measurement in enumerate(report.measurements):
         route = measurement.evidence.route if measurement.evidence is not None else None
         if route is not None and route.verdict is LinkProof.REFUTED:
-            stray[route.link].add(number)
-    for link, numbers in stray.items():
+            rerouted[route.link].add(number)
+    for link, numbers in rerouted.items():
         remedy = todo("See which links are up, and what keeps peers apart, with 'egmctl doctor'.")
         summary = f"the bytes did not go over {link}, by the counters of the links"
         finding = warned(summary, remedy, check=OTHER_LINK)
@@ -339,31 +339,31 @@ def _host_busy(load: HostLoad | None) -> Finding | None:
     )
 
 
-def _on_gpus(report: RunReport, check: str) -> Iterator[tuple[Finding, set[int]]]:
+def _gpu_findings(report: RunReport, check: str) -> Iterator[tuple[Finding, set[int]]]:
     """Yield a check's findings on GPUs during the run; GPUs that showed the same share a finding."""
-    showing: dict[str, list[tuple[int, GpuEvidence]]] = defaultdict(list)
+    by_sentence: dict[str, list[tuple[int, GpuEvidence]]] = defaultdict(list)
     for number, measurement in enumerate(report.measurements):
         for gpu in measurement.evidence.gpus if measurement.evidence is not None else ():
-            if (sentence := words(check, gpu)) is not None:
-                showing[sentence].append((number, gpu))
-    for sentence, shown in showing.items():
+            if (sentence := gpu_sentence(check, gpu)) is not None:
+                by_sentence[sentence].append((number, gpu))
+    for sentence, affected in by_sentence.items():
         if check == OTHERS:
-            pids = shown[-1][1].other_processes or ()
+            pids = affected[-1][1].other_processes or ()
             remedy = todo("Measure again when the GPUs are idle.", _processes(pids))
         else:
             text = "Check fans, coolant and power supplies, then measure again."
             remedy = todo(text, "nvidia-smi -q -d PERFORMANCE,TEMPERATURE")
         # GPUs are told apart by label: nodes of one run may have GPUs with the same bus ids.
-        labels = dict.fromkeys(gpu.label for _, gpu in shown)
+        labels = dict.fromkeys(gpu.label for _, gpu in affected)
         indices = [label.removeprefix("GPU") for label in labels]
         label = ", ".join(labels)
         if all(map(str.isdecimal, indices)):
             label = f"GPU{format_kernel_list(set(map(int, indices)))}"
-        place = Place(kind=PlaceKind.GPU, ids=tuple(dict.fromkeys(gpu.bus_id for _, gpu in shown)), label=label)
-        yield warned(sentence, remedy, place, check=check), {number for number, _ in shown}
+        place = Place(kind=PlaceKind.GPU, ids=tuple(dict.fromkeys(gpu.bus_id for _, gpu in affected)), label=label)
+        yield warned(sentence, remedy, place, check=check), {number for number, _ in affected}
 
 
-def words(check: str, gpu: GpuEvidence) -> str | None:
+def gpu_sentence(check: str, gpu: GpuEvidence) -> str | None:
     """Return the finding's sentence on a GPU, or ``None`` if the GPU showed nothing of the kind.
 
     Parameters
@@ -388,20 +388,20 @@ def with_ucx_notes(report: RunReport) -> RunReport:
     No notes are added if GPUDirect RDMA was used for every path with GPU memory.
     """
     report = replace(report, measurements=tuple(_with_distances(m, report) for m in report.measurements))
-    on_gpu = [
+    gpu_paths = [
         m.ucx
         for m in report.measurements
         if m.ucx is not None
         and MemoryKind.DEVICE in (m.flows[0].source.memory, m.flows[0].destination.memory)
         and m.ucx.route is not UcxRoute.GPUDIRECT_RDMA
     ]
-    if not on_gpu:
+    if not gpu_paths:
         return report
     notes = [line for machine in report.machines for line in _findings(machine)]
-    components = on_gpu[0].components
+    components = gpu_paths[0].components
     if "ib" not in components:
         notes.append(
-            f"UCX {on_gpu[0].version} found no InfiniBand transport (only {', '.join(components)}): it needs a NIC "
+            f"UCX {gpu_paths[0].version} found no InfiniBand transport (only {', '.join(components)}): it needs a NIC "
             "and a UCX build with InfiniBand. The libucx wheels have none; RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=1 "
             "makes ucxx use the system's UCX"
         )
@@ -425,9 +425,9 @@ def _findings(machine: Machine) -> Iterator[str]:
     from egmctl.doctor.runner import CHECKS, diagnose
 
     checks = [check for check in CHECKS if check.id.startswith(("rdma.", "pcie.")) and Guard.RDMA in check.guards]
-    by_words: dict[str, dict[str, None]] = {}
+    by_text: dict[str, dict[str, None]] = {}
     for finding in diagnose(machine, Scope(purposes=(Guard.RDMA,)), checks).findings:
         if finding.status in (Status.FAIL, Status.WARN, Status.UNKNOWN):
-            by_words.setdefault(f"{finding.status}: {finding.summary}", {})[finding.check] = None
-    for words, ids in by_words.items():
-        yield f"doctor's check{'s' * (len(ids) > 1)} {', '.join(ids)}: {words}"
+            by_text.setdefault(f"{finding.status}: {finding.summary}", {})[finding.check] = None
+    for text, ids in by_text.items():
+        yield f"doctor's check{'s' * (len(ids) > 1)} {', '.join(ids)}: {text}"

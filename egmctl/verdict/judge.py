@@ -71,15 +71,15 @@ def judge(
     culprits: list[Culprit] = []
     judged: dict[int, Judged] = {}
     for path_class, numbers in members.items():
-        valued = {n: value for n in numbers if (value := value_of(measurements[n])) is not None}
-        peers, odd = against_peers(report, path_class.name, valued)
-        culprits += odd
-        for number, value in valued.items():
+        values = {number: value for number in numbers if (value := value_of(measurements[number])) is not None}
+        peers, class_culprits = against_peers(report, path_class.name, values)
+        culprits += class_culprits
+        for number, value in values.items():
             judged[number] = _judged(number, measurements[number], value, profile, peers[number])
     classes = tuple(
         _class_verdict(path_class, numbers, measurements, judged, profile) for path_class, numbers in members.items()
     )
-    warnings = (*_warnings(measurements), *_logged(report))
+    warnings = (*_warnings(measurements), *_kernel_warnings(report))
     grade = worst_grade(verdict.grade for verdict in classes)
     if warnings and grade is not Grade.FAIL:
         grade = Grade.WARN
@@ -112,18 +112,18 @@ def _class_verdict(
     judged: dict[int, Judged],
     profile: Profile | None,
 ) -> ClassVerdict:
-    mine = [judgement for n in numbers if n in judged for judgement in judged[n].judgements]
-    by = {yardstick: worst_grade(j.grade for j in mine if j.yardstick is yardstick) for yardstick in Yardstick}
-    broken = [measurements[n] for n in numbers if measurements[n].status in BROKEN]
-    grade = worst_grade(by.values())
+    judgements = [judgement for number in numbers if number in judged for judgement in judged[number].judgements]
+    grades = {y: worst_grade(j.grade for j in judgements if j.yardstick is y) for y in Yardstick}
+    broken = [measurements[number] for number in numbers if measurements[number].status in BROKEN]
+    grade = worst_grade(grades.values())
     if broken:
         grade = Grade.FAIL
-    elif grade is Grade.PASS and by[Yardstick.PROFILE] is not Grade.PASS:
+    elif grade is Grade.PASS and grades[Yardstick.PROFILE] is not Grade.PASS:
         # Agreement among paths without a reference does not prove that they are healthy.
         grade = Grade.NO_REFERENCE
-    values = [value for n in numbers if (value := value_of(measurements[n])) is not None]
+    values = [value for number in numbers if (value := value_of(measurements[number])) is not None]
     unit = unit_of(measurements[numbers[0]])
-    has_reference = profile is not None and by[Yardstick.PROFILE] is not Grade.NO_REFERENCE
+    has_reference = profile is not None and grades[Yardstick.PROFILE] is not Grade.NO_REFERENCE
     reference = reference_for(measurements[numbers[0]], profile)[0] if profile and has_reference else None
     return ClassVerdict(
         path_class=path_class.name,
@@ -131,10 +131,10 @@ def _class_verdict(
         link=path_class.link,
         point=path_class.point,
         grade=grade,
-        reason=_class_reason(grade, broken, mine, len(numbers)),
-        by_profile=by[Yardstick.PROFILE],
-        by_link=by[Yardstick.LINK],
-        by_peers=by[Yardstick.PEERS],
+        reason=_class_reason(grade, broken, judgements, len(numbers)),
+        by_profile=grades[Yardstick.PROFILE],
+        by_link=grades[Yardstick.LINK],
+        by_peers=grades[Yardstick.PEERS],
         measurements=tuple(numbers),
         median=median(values) if values else None,
         worst=(min(values) if unit is Unit.GB_S else max(values)) if values else None,
@@ -149,12 +149,12 @@ def _class_verdict(
 def _class_reason(grade: Grade, broken: Sequence[Measurement], judgements: Sequence[Judgement], count: int) -> str:
     if broken:
         return f"{len(broken)} of {count} failed: {broken[0].path} is {broken[0].status}"
-    gravest = [j for j in judgements if j.grade is grade]
+    gravest = [judgement for judgement in judgements if judgement.grade is grade]
     if grade in BAD_GRADES:
         first = gravest[0]
-        off = [j for j in gravest if j.yardstick is first.yardstick]
-        return f"{len(off)} of {count}: {first.reason}"
-    by_profile = [j for j in judgements if j.yardstick is Yardstick.PROFILE]
+        outliers = [judgement for judgement in gravest if judgement.yardstick is first.yardstick]
+        return f"{len(outliers)} of {count}: {first.reason}"
+    by_profile = [judgement for judgement in judgements if judgement.yardstick is Yardstick.PROFILE]
     return by_profile[0].reason if by_profile else "nothing was measured"
 
 
@@ -172,7 +172,7 @@ def _warnings(measurements: Sequence[Measurement]) -> Iterator[str]:
         yield f"{several(len(degraded), 'measurement')} went without EGM, whose route is blocked (degraded): {paths}"
 
 
-def _logged(report: RunReport) -> Iterable[str]:
+def _kernel_warnings(report: RunReport) -> Iterable[str]:
     """Yield a warning for each fault that the kernel logged during the run; paths may be fast in spite of it."""
     if report.kernel_messages is None or not report.machines:
         return
@@ -199,8 +199,8 @@ def owners(measurements: Sequence[Measurement]) -> tuple[MemoryOwner, ...]:
     for number, measurement in enumerate(measurements):
         flow = measurement.flows[0]
         end = flow.source if flow.source.allocated_by is not None else flow.destination
-        alone = measurement.quantity is Quantity.BANDWIDTH and len(measurement.flows) == 1
-        if not alone or not measurement.measured or end.allocated_by is None or end.numa_node is None:
+        is_single = measurement.quantity is Quantity.BANDWIDTH and len(measurement.flows) == 1
+        if not is_single or not measurement.measured or end.allocated_by is None or end.numa_node is None:
             continue
         if flow.initiator is None or (end.rank is not None and flow.route.egm is not Egm.YES):
             continue
@@ -227,11 +227,11 @@ def owners(measurements: Sequence[Measurement]) -> tuple[MemoryOwner, ...]:
 
 def _owner(allocated_by: str, reads: Sequence[Measurement]) -> tuple[str | None, OwnerUnknown | None]:
     """Return the owner of memory as inferred from the links that its reads and writes used, or why it is unknown."""
-    of_egm = [read for read in reads if read.flows[0].route.egm is Egm.YES]
+    egm_reads = [read for read in reads if read.flows[0].route.egm is Egm.YES]
     links: list[LinkKind] = []
     possible: set[str] = set()
     impossible: set[str] = set()
-    for read in of_egm:
+    for read in egm_reads:
         flow, evidence = read.flows[0], read.evidence
         route = evidence.route if evidence is not None else None
         if evidence is None or route is None or route.verdict in (LinkProof.UNKNOWN, LinkProof.REFUTED):
@@ -251,7 +251,7 @@ def _owner(allocated_by: str, reads: Sequence[Measurement]) -> tuple[str | None,
                 elif counted <= STRAY_AT_MOST * route.expected_bytes:
                     impossible.add(allocated_by)
     if not links:
-        return None, OwnerUnknown.NO_COUNTERS if of_egm else OwnerUnknown.NOT_EGM
+        return None, OwnerUnknown.NO_COUNTERS if egm_reads else OwnerUnknown.NOT_EGM
     if LinkKind.NVLINK not in links:
         return None, OwnerUnknown.OWN_LINK_EACH if len(possible) > 1 else OwnerUnknown.TOO_FEW
     if len(possible) > 1 or possible & impossible:

@@ -48,8 +48,8 @@ def choose(machine: Machine, profiles: Sequence[Profile]) -> tuple[Profile | Non
             return profile, match.reason
     if not machine.gpus:
         return None, "there is no GPU"
-    near = "".join(f"; {match.profile} does not match: {match.reason}" for match in matches if match.points[0].fits)
-    return None, f"no profile matches {counted(map(gpu_kind, machine.gpus))}{near}"
+    misses = "".join(f"; {match.profile} does not match: {match.reason}" for match in matches if match.points[0].fits)
+    return None, f"no profile matches {counted(map(gpu_kind, machine.gpus))}{misses}"
 
 
 def match_profile(machine: Machine, profile: Profile) -> Match:
@@ -68,14 +68,14 @@ def match_profile(machine: Machine, profile: Profile) -> Match:
     ]
     if signature.nvlinks is not None:
         counts = {gpu.nvml.nvlink_count for gpu in gpus if gpu.nvml is not None} or {None}
-        words = {"unknown" if count is None else str(count) for count in counts} if gpus else set()
-        points.append(_point("NVLinks per GPU", words, (str(signature.nvlinks),)))
+        labels = {"unknown" if count is None else str(count) for count in counts} if gpus else set()
+        points.append(_point("NVLinks per GPU", labels, (str(signature.nvlinks),)))
     if signature.link is not None and len(gpus) > 1:
         # A node whose links are down is slower but still of its kind.
-        joined = _nvlinks_between(machine)
-        words = {f"NV{joined}"} if joined else {"(no NVLink is up)"}
+        nvlinks = _nvlinks_between(machine)
+        labels = {f"NV{nvlinks}"} if nvlinks else {"(no NVLink is up)"}
         slower = [f"NV{number}" for number in range(1, (signature.nvlinks_between or 0) + 1)]
-        points.append(_point("link", words, [*slower, "(no NVLink is up)"], signature.link))
+        points.append(_point("link", labels, [*slower, "(no NVLink is up)"], signature.link))
     states = {c2c(machine, gpu) for gpu in gpus}
     expected = (C2c.UP, C2c.DOWN) if signature.c2c else (C2c.ABSENT,)
     points.append(_point("NVLink-C2C", states - {C2c.UNKNOWN} or states, expected))
@@ -86,22 +86,22 @@ def match_profile(machine: Machine, profile: Profile) -> Match:
     return Match(profile=profile.name, points=tuple(points))
 
 
-def _point(what: str, values: Collection[str | None], expected: Collection[str], words: str = "") -> MatchPoint:
+def _point(name: str, values: Collection[str | None], expected: Collection[str], expectation: str = "") -> MatchPoint:
     """Compare what was read from a machine with what a profile expects.
 
     Parameters
     ----------
     values
         The distinct values of its GPUs. ``None``, for a GPU whose value was not read, is ignored.
-    words
+    expectation
         The expectation for people; by default all expected values.
     """
     known = sorted(value for value in values if value is not None)
     fits = bool(known) and set(known) <= set(expected)
-    reason = f"{what} {', '.join(known) or ('unknown' if values else 'no GPU')}"
+    reason = f"{name} {', '.join(known) or ('unknown' if values else 'no GPU')}"
     if not fits:
-        reason += f", not {words or ' or '.join(expected)}"
-    return MatchPoint(what=what, fits=fits, reason=reason)
+        reason += f", not {expectation or ' or '.join(expected)}"
+    return MatchPoint(what=name, fits=fits, reason=reason)
 
 
 def _nvlinks_between(machine: Machine) -> int:
@@ -233,92 +233,92 @@ def parse(text: str, path: Path) -> Profile:
     try:
         document = toml.loads(text)
     except (toml.TOMLDecodeError, RecursionError, ValueError) as error:
-        at = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", str(error))
-        line = int(at[1]) if at and at[1] else text.count("\n") + 1
-        _refuse(path, line, f"not TOML: {str(error)[: at.start()] if at else type(error).__name__}")
+        position = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", str(error))
+        line = int(position[1]) if position and position[1] else text.count("\n") + 1
+        _refuse(path, line, f"not TOML: {str(error)[: position.start()] if position else type(error).__name__}")
     if document.get("schema") != PROFILE_SCHEMA:
         _refuse_key(path, text, "schema", f"expected {PROFILE_SCHEMA!r}, found {document.get('schema')!r}")
     try:
         profile = from_json(Profile, document)
     except DecodeError as error:
-        place, _, what = str(error).partition(": ")
-        _refuse_key(path, text, place if what else "", what or place)
-    for place in _unknown(document, to_json(profile)):
+        key, _, problem = str(error).partition(": ")
+        _refuse_key(path, text, key if problem else "", problem or key)
+    for key in _unknown(document, to_json(profile)):
         # A misspelt key would otherwise have no effect, silently.
-        _refuse_key(path, text, place, "there is no such key")
+        _refuse_key(path, text, key, "there is no such key")
     if profile.name != path.stem:
         _refuse_key(path, text, "name", f"expected {path.stem!r}, the file's name, found {profile.name!r}")
-    for place, what in _faults(profile):
-        _refuse_key(path, text, place, what)
+    for key, problem in _faults(profile):
+        _refuse_key(path, text, key, problem)
     return profile
 
 
 def _faults(profile: Profile) -> Iterator[tuple[str, str]]:
     """Yield the key and the message of each error that the types of the fields do not rule out."""
-    cited = [("match.source", profile.match.source)]
-    cited += [(f"links[{i}].source", link.source) for i, link in enumerate(profile.links)]
+    sources = [("match.source", profile.match.source)]
+    sources += [(f"links[{index}].source", link.source) for index, link in enumerate(profile.links)]
     paths: set[tuple[str, Point, str, int | None]] = set()
-    for i, reference in enumerate(profile.references):
-        cited.append((f"references[{i}].source", reference.source))
+    for index, reference in enumerate(profile.references):
+        sources.append((f"references[{index}].source", reference.source))
         if reference.bounds_source is not None:
-            cited.append((f"references[{i}].bounds_source", reference.bounds_source))
+            sources.append((f"references[{index}].bounds_source", reference.bounds_source))
         path = reference.case, reference.point, reference.link, reference.flows
         if path in paths:
-            yield f"references[{i}].case", f"{reference.case} over {reference.link} is there already"
+            yield f"references[{index}].case", f"{reference.case} over {reference.link} is there already"
         paths.add(path)
         values = (reference.fail, reference.warn, reference.typical)
         if not any(values):
-            yield f"references[{i}].case", "it has neither a typical value nor a bound"
+            yield f"references[{index}].case", "it has neither a typical value nor a bound"
         for key, value in zip(("fail", "warn", "typical"), values, strict=True):
             if value is not None and not value > 0:
-                yield f"references[{i}].{key}", "expected a number above 0"
+                yield f"references[{index}].{key}", "expected a number above 0"
         sign = 1 if reference.unit is Unit.GB_S else -1
         order = [sign * value for value in values if value is not None]
         if order != sorted(order):
             better = "fail <= warn <= typical" if sign > 0 else "typical <= warn <= fail"
-            yield f"references[{i}].case", f"the bounds have to be {better}"
-    for place, source in cited:
+            yield f"references[{index}].case", f"the bounds have to be {better}"
+    for source_key, source in sources:
         if source not in profile.sources:
             known = ", ".join(profile.sources) or "none"
-            yield place, f"{source!r} is none of the sources: {known}"
+            yield source_key, f"{source!r} is none of the sources: {known}"
 
 
-def _unknown(document: Any, known: Any, place: str = "") -> Iterator[str]:
+def _unknown(document: Any, known: Any, path: str = "") -> Iterator[str]:
     """Yield each key of a document that is missing from ``known``, the JSON data of the profile decoded from it."""
     if isinstance(document, list):
-        for i, (item, known_item) in enumerate(zip(document, known, strict=True)):
-            yield from _unknown(item, known_item, f"{place}[{i}]")
+        for index, (item, known_item) in enumerate(zip(document, known, strict=True)):
+            yield from _unknown(item, known_item, f"{path}[{index}]")
     for key in document if isinstance(document, dict) else ():
-        inner = f"{place}.{key}" if place else key
+        inner = f"{path}.{key}" if path else key
         if key in known:
             yield from _unknown(document[key], known[key], inner)
         else:
             yield inner
 
 
-def _refuse_key(path: Path, text: str, place: str, what: str) -> NoReturn:
-    _refuse(path, line_of(text, place), f"{place}: {what}" if place else what)
+def _refuse_key(path: Path, text: str, key: str, problem: str) -> NoReturn:
+    _refuse(path, line_of(text, key), f"{key}: {problem}" if key else problem)
 
 
-def _refuse(path: Path, line: int, what: str) -> NoReturn:
-    raise UsageError(f"profile {printable(str(path))}, line {line}: {short(printable(what))}")
+def _refuse(path: Path, line: int, problem: str) -> NoReturn:
+    raise UsageError(f"profile {printable(str(path))}, line {line}: {short(printable(problem))}")
 
 
-def line_of(text: str, place: str) -> int:
+def line_of(text: str, path: str) -> int:
     """Return the line number, from 1, of a key such as ``references[2].warn``, or of its table if it is missing."""
-    table, _, key = place.rpartition(".")
+    table, _, key = path.rpartition(".")
     if not table:
         table = key
     name, _, number = table.partition("[")
-    nth = int(number.rstrip("]")) if number else 0
+    index = int(number.rstrip("]")) if number else 0
     key = key.partition("[")[0]
-    inside, count, header_line = table == key, -1, 1
+    is_in_table, count, header_line = table == key, -1, 1
     for line, content in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[\[?\s*([^\[\]]+?)\s*\]\]?\s*(#.*)?$", content):
             count += header[1] == name
-            inside = header[1] == name and count == nth
-            header_line = line if inside else header_line
-        elif inside and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", content):
+            is_in_table = header[1] == name and count == index
+            header_line = line if is_in_table else header_line
+        elif is_in_table and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", content):
             return line
     return header_line
 
@@ -375,7 +375,7 @@ class _Learnt:
         return median(value for runs in self.by_path.values() for value in runs)
 
     @property
-    def off(self) -> float:
+    def deviation(self) -> float:
         """The deviation of the worst path of any run from the typical value, as a part of it."""
         values = [value for runs in self.by_path.values() for value in runs]
         worst = max(values) if self.unit is Unit.NS else min(values)
@@ -453,16 +453,16 @@ def _add(learnt: dict[_Class, _Learnt], node: str, measurement: Measurement) -> 
 
 def _references(learnt: Mapping[_Class, _Learnt]) -> Iterator[Reference]:
     """Yield a reference for each class. Its bounds follow from the deviations of all classes over the same link."""
-    of_link: dict[tuple[str, Unit], list[_Learnt]] = {}
+    by_link: dict[tuple[str, Unit], list[_Learnt]] = {}
     for (_, _, link, _), entry in learnt.items():
-        of_link.setdefault((link, entry.unit), []).append(entry)
+        by_link.setdefault((link, entry.unit), []).append(entry)
     for (case, point, link, flows), entry in learnt.items():
-        alike = of_link[link, entry.unit]
-        off = max(other.off for other in alike)
+        alike = by_link[link, entry.unit]
+        deviation = max(other.deviation for other in alike)
         spreads = [spread for other in alike if (spread := other.run_to_run) is not None]
         latency = entry.unit is Unit.NS
-        warn = max(SPREADS_WARN * off, LATENCY_WARN if latency else LEAST_WARN)
-        fail = max(SPREADS_FAIL * off, LATENCY_FAIL if latency else LEAST_FAIL)
+        warn = max(SPREADS_WARN * deviation, LATENCY_WARN if latency else LEAST_WARN)
+        fail = max(SPREADS_FAIL * deviation, LATENCY_FAIL if latency else LEAST_FAIL)
         sign = 1 if latency else -1
         yield Reference(
             case=case,
@@ -483,13 +483,13 @@ def _references(learnt: Mapping[_Class, _Learnt]) -> Iterator[Reference]:
 def _signature(machines: Sequence[Machine]) -> Signature:
     gpus = [gpu for machine in machines for gpu in machine.gpus or ()]
     nvlinks = {gpu.nvml.nvlink_count if gpu.nvml else None for gpu in gpus}
-    joined = max(map(_nvlinks_between, machines))
+    nvlink_count = max(map(_nvlinks_between, machines))
     return Signature(
         gpu_names=tuple(dict.fromkeys(gpu.name for gpu in gpus if gpu.name)),
         device_ids=tuple(dict.fromkeys(gpu.pci.pci_id for gpu in gpus if gpu.pci and gpu.pci.pci_id)),
         most_gpus=max(len(machine.gpus or ()) for machine in machines),
         nvlinks=nvlinks.pop() if len(nvlinks) == 1 else None,
-        link=f"NV{joined}" if joined else None,
+        link=f"NV{nvlink_count}" if nvlink_count else None,
         c2c=any(c2c(machine, gpu) in (C2c.UP, C2c.DOWN) for machine in machines for gpu in machine.gpus or ()),
         nvlink_domain=platform(machines[0]).clique_id is not None,
         source="runs",

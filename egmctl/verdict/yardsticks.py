@@ -95,7 +95,7 @@ def is_by_host(measurement: Measurement) -> bool:
 LEAST_GPUS = 4
 """The smallest number of GPUs that have peers. With fewer, either of two different GPUs may be the outlier."""
 
-_MOST_OF = 0.75
+_MIN_WEAK_PART = 0.75
 """The part of a GPU's cells that must be weak to report the GPU as outlier instead of its pairs."""
 
 End = str | None
@@ -185,18 +185,18 @@ def fit(cells: Sequence[PeerCell], bounds: Bounds) -> Fit:
         by_gpu: dict[End, list[PeerCell]] = {}
         for cell in cells:
             by_gpu.setdefault(cell.source if direction is Direction.EGRESS else cell.destination, []).append(cell)
-        medians = {gpu: median(cell.value for cell in own) for gpu, own in by_gpu.items()}
-        for gpu, own in by_gpu.items():
+        medians = {gpu: median(cell.value for cell in gpu_cells) for gpu, gpu_cells in by_gpu.items()}
+        for gpu, gpu_cells in by_gpu.items():
             ratio = medians[gpu] / better_median(medians.values())
-            mostly_weak = len(own) > 1 and len(weak.intersection(own)) >= _MOST_OF * len(own)
+            mostly_weak = len(gpu_cells) > 1 and len(weak.intersection(gpu_cells)) >= _MIN_WEAK_PART * len(gpu_cells)
             if mostly_weak and bounds.grade(ratio) is not Grade.PASS:
                 ratios[gpu, direction] = ratio
     outliers = [
         Outlier((str(gpu),), direction, ratio, bounds.grade(ratio)) for (gpu, direction), ratio in ratios.items()
     ]
     for cell in cells:
-        of_gpus = ratios.get((cell.source, Direction.EGRESS), 1) * ratios.get((cell.destination, Direction.INGRESS), 1)
-        if bounds.grade(cell.value / (typical * of_gpus)) is not Grade.PASS:
+        factor = ratios.get((cell.source, Direction.EGRESS), 1) * ratios.get((cell.destination, Direction.INGRESS), 1)
+        if bounds.grade(cell.value / (typical * factor)) is not Grade.PASS:
             gpus = tuple(dict.fromkeys(end for end in (cell.source, cell.destination) if end is not None))
             ratio = cell.value / typical
             outliers.append(Outlier(gpus, _direction(cell), ratio, bounds.grade(ratio)))
@@ -250,25 +250,25 @@ def reference_for(measurement: Measurement, profile: Profile) -> tuple[Reference
     are found. Host memory that is reached over another kind of link is a different path.
     """
     point = measurement.point.unsized
-    of_case = [
-        r
-        for r in profile.references
-        if (r.case, r.point) == (measurement.case, point) and r.unit is unit_of(measurement)
+    candidates = [
+        candidate
+        for candidate in profile.references
+        if (candidate.case, candidate.point) == (measurement.case, point) and candidate.unit is unit_of(measurement)
     ]
-    if not of_case:
+    if not candidates:
         return None, f"{profile.name} does not have this case{f' at {point}' if str(point) else ''}"
     link = class_of(measurement).link
     flow = measurement.flows[0]
     between_gpus = None not in (flow.source.bus_id, flow.destination.bus_id)
     # Without the number of NVLinks: ``NV`` for ``NV18`` and ``NV16``.
     kind = _common(flow.route.kind for flow in measurement.flows)
-    over_link = [r for r in of_case if between_gpus or r.kind == kind]
-    if not over_link:
+    same_link = [candidate for candidate in candidates if between_gpus or candidate.kind == kind]
+    if not same_link:
         return None, f"{profile.name} does not have this case over {link}"
     count = len(measurement.flows)
-    fitting = [r for r in over_link if r.flows in (None, count)]
+    fitting = [candidate for candidate in same_link if candidate.flows in (None, count)]
     if not fitting:
-        return None, f"{profile.name} has it for {over_link[0].flows} flows, not {count}"
+        return None, f"{profile.name} has it for {same_link[0].flows} flows, not {count}"
     reference = fitting[0]
     if measurement.size_bytes < reference.least_bytes:
         return None, f"{profile.name} has it for buffers of {format_size(reference.least_bytes)} or more"
@@ -277,18 +277,18 @@ def reference_for(measurement: Measurement, profile: Profile) -> tuple[Reference
 
 def cite(profile: Profile, reference: Reference) -> str:
     """Return the sources of a reference's numbers and of its bounds."""
-    cited = str(profile.sources[reference.source])
+    sources = str(profile.sources[reference.source])
     if reference.bounds_source is None or (reference.warn is None and reference.fail is None):
-        return cited
-    return f"{cited}; bounds, {profile.sources[reference.bounds_source]}"
+        return sources
+    return f"{sources}; bounds, {profile.sources[reference.bounds_source]}"
 
 
-def no_reference(yardstick: Yardstick, value: float, why_not: str) -> Judgement:
+def no_reference(yardstick: Yardstick, value: float, reason: str) -> Judgement:
     """Return the judgement of a value for which a yardstick has no reference."""
-    return Judgement(yardstick=yardstick, grade=Grade.NO_REFERENCE, reason=why_not, value=value)
+    return Judgement(yardstick=yardstick, grade=Grade.NO_REFERENCE, reason=reason, value=value)
 
 
-_OF_LINK = Bounds(warn=0.5, fail=0.25)
+_LINK_BOUNDS = Bounds(warn=0.5, fail=0.25)
 """Bounds as parts of the link's payload rate. Chosen: the lowest of the healthy paths in docs/profiles.md reaches 55 %
 (kernels that read host memory over PCIe on H100); a quarter is the rate of a link two PCIe generations older or with a
 quarter of the lanes."""
@@ -302,8 +302,8 @@ _ONE_WAY = (Pattern.PAIR, Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
 
 def against_link(measurement: Measurement, value: float, profile: Profile | None) -> Judgement:
     """Judge a value by the link's nominal rate, as reported by the driver or, if it reports none, by the profile."""
-    if (why_not := _unbounded(measurement)) is not None:
-        return no_reference(Yardstick.LINK, value, why_not)
+    if (unbounded := _unbounded(measurement)) is not None:
+        return no_reference(Yardstick.LINK, value, unbounded)
     route = measurement.flows[0].route
     link = route.first_link
     limit, source = route.at_most_gb_s, "nominal: the links and their rate as the driver reports them"
@@ -313,11 +313,11 @@ def against_link(measurement: Measurement, value: float, profile: Profile | None
     if limit is None:
         return no_reference(Yardstick.LINK, value, "the link's rate is not known")
     part = value / limit
-    grade = _OF_LINK.grade(part)
+    grade = _LINK_BOUNDS.grade(part)
     reason = f"{measurement.path}: {value:.4g} GB/s is {100 * part:.0f} % of its link's {limit:.4g} GB/s"
     if part > MORE_THAN_IT_CARRIES:
         grade, reason = Grade.WARN, f"{reason}: not all bytes can have crossed the link"
-    return _judgement(Yardstick.LINK, grade, reason, value, limit, _OF_LINK.times(limit), source)
+    return _judgement(Yardstick.LINK, grade, reason, value, limit, _LINK_BOUNDS.times(limit), source)
 
 
 def _unbounded(measurement: Measurement) -> str | None:
@@ -336,7 +336,7 @@ def _unbounded(measurement: Measurement) -> str | None:
     return None if flow.route.first_link else "it crosses no known link"
 
 
-_OF_GPUS = (Pattern.PAIR, Pattern.LOCAL, Pattern.BOTH_DIRECTIONS, Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
+_GPU_PATTERNS = (Pattern.PAIR, Pattern.LOCAL, Pattern.BOTH_DIRECTIONS, Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
 
 
 def against_peers(
@@ -421,7 +421,7 @@ def _without_peers(measurement: Measurement) -> str:
     """Return why a measurement has no peers."""
     if is_by_host(measurement):
         return "no peers: a round trip by message depends on where the host runs the processes"
-    few = measurement.pattern in _OF_GPUS
+    few = measurement.pattern in _GPU_PATTERNS
     return f"no peers: fewer than {LEAST_GPUS} GPUs" if few else "no peers: several GPUs at the same time"
 
 
@@ -429,9 +429,9 @@ def _culprit(
     outlier: Outlier, fitted: Fit, path_class: str, bus_ids: Mapping[str, str | None], bounds: Bounds
 ) -> Culprit:
     side = {Direction.EGRESS: "traffic from it", Direction.INGRESS: "traffic to it", None: "it"}
-    takes = "takes" if bounds.latency else "reaches"
+    verb = "takes" if bounds.latency else "reaches"
     reason = (
-        f"{side[outlier.direction] if len(outlier.gpus) == 1 else 'this pair alone'} {takes} "
+        f"{side[outlier.direction] if len(outlier.gpus) == 1 else 'this pair alone'} {verb} "
         f"{100 * outlier.ratio:.0f} % of its peers' {fitted.typical:.4g}"
     )
     return Culprit(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egmctl.bench.plan.flows import IDLE_MEMORY_BYTES, in_use
+from egmctl.bench.plan.flows import IDLE_MEMORY_BYTES, gpu_use
 from egmctl.bench.plan.paths import cuda_visible
 from egmctl.errors import UsageError
 from egmctl.model.gpu import GpuProcess
@@ -197,7 +197,7 @@ def test_a_busy_gpu_is_measured_when_asked_for_and_the_report_says_so() -> None:
 )
 def test_who_uses_a_gpu(nvml: dict[str, Any], sentence: str | None) -> None:
     machine = patched(DGX, "gpus[0].nvml", **{"processes": (), "numa_node": None} | nvml)
-    use = in_use((machine.gpus or ())[0])
+    use = gpu_use((machine.gpus or ())[0])
     assert (use and str(use)) == sentence
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from egmctl.bench.buffers import peaks
 from egmctl.bench.plan import Plan
-from egmctl.bench.plan.placement import NvlinkDomain, RankInfo, agree, assign, rank_info, ranks_of, whole
+from egmctl.bench.plan.placement import NvlinkDomain, RankInfo, assign, check_agreement, merge_gpus, rank_info, ranks_of
 from egmctl.bench.suites import CASES
 from egmctl.bench.supervisor import set_beside
 from egmctl.errors import NothingToDo, UsageError
@@ -174,8 +174,8 @@ def test_a_node_with_too_few_gpus_is_named(infos: list[RankInfo], error: type[Ex
 
 
 def test_nodes_that_are_alike_agree_and_cliques_matter_between_nodes_only() -> None:
-    agree([at("a", "1b"), at("b", "1b")], ("1b", "1b"))
-    agree([at("a", "1b", domain=NvlinkDomain(reason="no domain")), at("a", "2c")], ("1b", "2c"))
+    check_agreement([at("a", "1b"), at("b", "1b")], ("1b", "1b"))
+    check_agreement([at("a", "1b", domain=NvlinkDomain(reason="no domain")), at("a", "2c")], ("1b", "2c"))
 
 
 @pytest.mark.parametrize(
@@ -191,13 +191,13 @@ def test_nodes_that_are_alike_agree_and_cliques_matter_between_nodes_only() -> N
 )
 def test_what_differs_is_told_by_node(other: RankInfo, words: str) -> None:
     with pytest.raises(NothingToDo, match=words):
-        agree([at("a", "1b"), other], ("1b", "1b"))
+        check_agreement([at("a", "1b"), other], ("1b", "1b"))
 
 
 def test_nodes_without_a_common_domain_share_nothing() -> None:
     infos = [at(host, "1b", domain=NvlinkDomain(reason="the fabric's state is not-supported")) for host in "ab"]
     with pytest.raises(NothingToDo, match=r"do not go from node to node here .*not-supported"):
-        agree(infos, ("1b", "1b"))
+        check_agreement(infos, ("1b", "1b"))
 
 
 def test_what_a_rank_reports_is_what_a_machine_lets_a_rank_use() -> None:
@@ -213,7 +213,7 @@ def test_what_a_rank_reports_is_what_a_machine_lets_a_rank_use() -> None:
 def test_a_node_is_put_together_of_what_each_rank_sees_of_its_own_gpu() -> None:
     first, _, third, fourth = GB200.gpus or ()
     # Under a device cgroup each rank sees one GPU, and NVML counts from 0.
-    found = whole(replace(GB200, gpus=(third,)), [replace(gpu, index=0) for gpu in (first, fourth)])
+    found = merge_gpus(replace(GB200, gpus=(third,)), [replace(gpu, index=0) for gpu in (first, fourth)])
     assert found.gpus == (first, replace(third, index=1), replace(fourth, index=2))
 
 

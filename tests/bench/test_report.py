@@ -62,12 +62,12 @@ GPU2  110.00  111.00       -
 
 def test_in_a_write_the_row_sends_and_in_a_read_the_row_receives() -> None:
     run = report_of(PCIE)
-    by_value = {f"{m.bandwidth_gb_s.median:.2f}": m for m in run.measurements if m.bandwidth_gb_s}
+    group_by = {f"{m.bandwidth_gb_s.median:.2f}": m for m in run.measurements if m.bandwidth_gb_s}
     text = matrices_text(run)
     for way, path in (("write", "GPU0 -> GPU1"), ("read", "GPU1 -> GPU0")):
         lines = text[text.index(f"memcpy_{way}_ce") :].splitlines()
         (value,) = next(line for line in lines if line.startswith("GPU0")).split()[2:]
-        assert by_value[value].path == path
+        assert group_by[value].path == path
     assert "HOST_NUMA over PCIe, not EGM: NUMA0 with GPU0 GPU1" in text
     assert "EGM over" not in text
 

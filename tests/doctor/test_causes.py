@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from egmctl.doctor.causes import ON_FINDINGS, explained
 from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.checks.active import KINDS
-from egmctl.doctor.effects_on_findings import alike
+from egmctl.doctor.effects_on_findings import related
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.facts.kernel_log import event
 from egmctl.model.finding import NODE, TOLD, Diagnosis, Finding, Guard, Status, on_gpus, on_pairs, root_causes
@@ -304,13 +304,13 @@ def test_each_pair(pair: tuple[str, str], machine: Machine) -> None:
 
 
 def test_every_rule_that_looks_at_the_machine_has_its_pair() -> None:
-    assert {cause for rule in ON_FINDINGS if rule.holds is not alike for cause in rule.causes} == {
+    assert {cause for rule in ON_FINDINGS if rule.holds is not related for cause in rule.causes} == {
         cause for cause, _ in PAIRS
     }
 
 
 ALIKE = [
-    (cause, effect) for rule in ON_FINDINGS if rule.holds is alike for cause in rule.causes for effect in rule.effects
+    (cause, effect) for rule in ON_FINDINGS if rule.holds is related for cause in rule.causes for effect in rule.effects
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from egmctl.doctor.check import EVERYTHING, Verdicts, about, check, known, skip
+from egmctl.doctor.check import EVERYTHING, Verdicts, check, findings_on, known, skip
 from egmctl.doctor.findings import fact, failed, passed, todo, unknown
 from egmctl.model.finding import Finding, Guard, Place, PlaceKind, Status, on_nics, on_numa, on_pairs
 from egmctl.model.record import Reason, Unread
@@ -27,7 +27,7 @@ def test_findings_have_the_facts_that_came_before_them() -> None:
         yield fact("/b", 2)
         yield passed("second", evidence=(fact("/c", "x"),))
 
-    values = [[item.value for item in finding.evidence] for finding in about(GPUS[0], rule())]
+    values = [[item.value for item in finding.evidence] for finding in findings_on(GPUS[0], rule())]
     assert values == [["not read"], ["not read", "2", "x"]]
 
 
@@ -38,7 +38,7 @@ def test_what_was_not_read_ends_a_rule_with_the_reason() -> None:
         known(None, "it was not read", Unread(reason=Reason.FAILED, detail="EIO"))
         yield passed("never")
 
-    before, last = about(GPUS[0], rule())
+    before, last = findings_on(GPUS[0], rule())
     assert (before.status, last.status, last.summary) == (Status.FAIL, Status.UNKNOWN, "it was not read (EIO)")
     assert (last.place.label, last.evidence) == ("GPU0", before.evidence)
 
@@ -47,7 +47,7 @@ def test_a_rule_for_one_gpu_ends_alone() -> None:
     def rule(index: int) -> Verdicts:
         yield passed("good") if index else skip("not here")
 
-    findings = [finding for gpu in GPUS[:2] for finding in about(gpu, rule(gpu.index))]
+    findings = [finding for gpu in GPUS[:2] for finding in findings_on(gpu, rule(gpu.index))]
     assert [(finding.status, finding.place.label) for finding in findings] == [
         (Status.SKIP, "GPU0"),
         (Status.PASS, "GPU1"),

@@ -31,10 +31,10 @@ def pools_of(machine: Machine, node: int | None) -> tuple[HugePages, ...] | None
     """
     if machine.host is None:
         return None
-    of_nodes = {numa.id: numa.huge_pages for numa in machine.host.numa_nodes or () if numa.huge_pages is not None}
+    by_node = {numa.id: numa.huge_pages for numa in machine.host.numa_nodes or () if numa.huge_pages is not None}
     if node is not None:
-        return of_nodes.get(node)
-    return None if of_nodes else machine.host.huge_pages
+        return by_node.get(node)
+    return None if by_node else machine.host.huge_pages
 
 
 def huge_page_sizes(machine: Machine) -> dict[int, int]:
@@ -118,25 +118,25 @@ def fitted(plan: Plan, memory: Memory, replan: Callable[[int], Plan] | None = No
     """
     usual = size = plan.settings.size_bytes
     quarter = min(usual, LEAST_BYTES if replan is None else max(LEAST_BYTES, usual // 4))
-    gone: dict[_Key, Waiver] = {}
+    waivers: dict[_Key, Waiver] = {}
     note = ""
     while (excess := next(_excesses(plan, memory), None)) is not None:
         if excess.peak.huge_pages:
-            gone |= _last_on_huge_pages(plan, memory, excess)
-        elif own := _largest(plan, memory, next(_excesses(plan, memory, quarter), excess), own_size=True):
-            gone |= own
+            waivers |= _last_on_huge_pages(plan, memory, excess)
+        elif fixed_size := _largest(plan, memory, next(_excesses(plan, memory, quarter), excess), own_size=True):
+            waivers |= fixed_size
         elif replan is not None and size > LEAST_BYTES:
             size = max(LEAST_BYTES, size // 2)
             note = note or f"{_name(excess.peak)} has no room for more"
             plan = replan(size)
         elif replan is not None:
-            gone |= _largest(plan, memory, excess, own_size=False)
+            waivers |= _largest(plan, memory, excess, own_size=False)
         else:
             smaller = (size >> power for power in range(1, size.bit_length()) if size >> power >= LEAST_BYTES)
-            fits = next((each for each in smaller if not any(_excesses(plan, memory, each))), None)
+            fits = next((candidate for candidate in smaller if not any(_excesses(plan, memory, candidate))), None)
             hint = "no smaller size fits" if fits is None else f"--size {fits // MIB}M fits"
             raise UsageError(f"--size {format_size(size)} {excess}; {hint}")
-        plan = _without(plan, gone)
+        plan = _without(plan, waivers)
     if size == usual:
         return plan
     return replace(
@@ -195,41 +195,41 @@ def _largest(plan: Plan, memory: Memory, excess: _Excess, *, own_size: bool) -> 
         Consider only tasks whose size does not depend on the run's size.
     """
     tasks = (plan.tasks[number] for step in plan.steps for number in step.tasks)
-    taken = {
-        _key(task): _taken(task, memory, excess.peak)
+    needed = {
+        _key(task): _needed_bytes(task, memory, excess.peak)
         for task in tasks
         if not own_size or task.quantity is not Quantity.BANDWIDTH
     }
-    most = max(taken.values(), default=0)
-    if not most:
+    largest = max(needed.values(), default=0)
+    if not largest:
         return {}
-    alone = replace(excess, peak=replace(excess.peak, bytes=most))
-    reason = f"{_name(excess.peak)} has no room for its {format_size(most)} beside what others hold there"
-    if most > excess.free * excess.share // 100:
+    alone = replace(excess, peak=replace(excess.peak, bytes=largest))
+    reason = f"{_name(excess.peak)} has no room for its {format_size(largest)} beside what others hold there"
+    if largest > excess.free * excess.share // 100:
         reason = f"it {alone}"
     waiver = Waiver(kind=WaiverKind.NO_ROOM, reason=reason)
-    return {key: waiver for key, size_bytes in taken.items() if size_bytes == most}
+    return {key: waiver for key, size_bytes in needed.items() if size_bytes == largest}
 
 
 def _last_on_huge_pages(plan: Plan, memory: Memory, excess: _Excess) -> dict[_Key, Waiver]:
     """Return the last task with buffers in huge pages at a location, with its waiver."""
-    there = "" if excess.peak.place is None else f" on NUMA{excess.peak.place.numa_node}"
+    location = "" if excess.peak.place is None else f" on NUMA{excess.peak.place.numa_node}"
     reason = (
-        f"beside other buffers of huge pages it needs more than the {format_size(excess.free)} that are free{there} "
+        f"beside other buffers of huge pages it needs more than the {format_size(excess.free)} that are free{location} "
         "(HugePages_Free, vm.nr_hugepages)"
     )
-    last = next(task for task in reversed(plan.runnable) if _taken(task, memory, excess.peak) > 0)
-    return {_key(last): Waiver(kind=WaiverKind.NO_PAGES, reason=reason)}
+    last_task = next(task for task in reversed(plan.runnable) if _needed_bytes(task, memory, excess.peak) > 0)
+    return {_key(last_task): Waiver(kind=WaiverKind.NO_PAGES, reason=reason)}
 
 
-def _taken(task: Task, memory: Memory, place: Peak) -> int:
+def _needed_bytes(task: Task, memory: Memory, location: Peak) -> int:
     """Return the bytes that a task needs at a location, counted as for the plan but without rounding to huge pages."""
-    return sum(peak.bytes for peak in peaks([[task]], node_of=memory.node_of) if peak.same_place(place))
+    return sum(peak.bytes for peak in peaks([[task]], node_of=memory.node_of) if peak.same_place(location))
 
 
-def _without(plan: Plan, gone: Mapping[_Key, Waiver]) -> Plan:
+def _without(plan: Plan, waived: Mapping[_Key, Waiver]) -> Plan:
     """Return a plan in which some tasks are waived."""
-    waivers = {number: gone[key] for number, task in enumerate(plan.tasks) if (key := _key(task)) in gone}
+    waivers = {number: waived[key] for number, task in enumerate(plan.tasks) if (key := _key(task)) in waived}
     tasks = tuple(
         replace(task, waivers=(waivers[number],)) if number in waivers else task
         for number, task in enumerate(plan.tasks)
@@ -243,18 +243,18 @@ def has_room(machine: Machine, task: Task, settings: Settings) -> bool:
 
     If the free memory of a location is unknown, its total counts.
     """
-    places = ((peak, _or_total(machine, peak, free_bytes(machine, peak))) for peak in peaks([[task]]))
+    locations = ((peak, _free_or_total(machine, peak, free_bytes(machine, peak))) for peak in peaks([[task]]))
     share = settings.memory_percent // 2
-    return not any(room is not None and peak.bytes > room * share // 100 for peak, room in places)
+    return not any(free is not None and peak.bytes > free * share // 100 for peak, free in locations)
 
 
-def _or_total(machine: Machine, peak: Peak, free: int | None) -> int | None:
-    host, place = machine.host, peak.place
-    if free is not None or host is None or peak.huge_pages or (place is not None and place.bus_id is not None):
+def _free_or_total(machine: Machine, peak: Peak, free: int | None) -> int | None:
+    host, end = machine.host, peak.place
+    if free is not None or host is None or peak.huge_pages or (end is not None and end.bus_id is not None):
         return free
-    if place is None:
+    if end is None:
         return host.memory_total_bytes
-    return next((node.memory_total_bytes for node in host.numa_nodes or () if node.id == place.numa_node), None)
+    return next((node.memory_total_bytes for node in host.numa_nodes or () if node.id == end.numa_node), None)
 
 
 def most_bytes(machine: Machine, peak: Peak) -> int | None:
@@ -263,21 +263,21 @@ def most_bytes(machine: Machine, peak: Peak) -> int | None:
     if free is None and peak.place is not None and peak.place.bus_id is not None:
         nvml = machine.gpu(peak.place.bus_id).nvml
         return None if nvml is None else nvml.memory_total_bytes
-    return _or_total(machine, peak, free)
+    return _free_or_total(machine, peak, free)
 
 
 def free_bytes(machine: Machine, peak: Peak) -> int | None:
     """Return the free bytes at a location; ``None`` if unknown."""
-    host, place = machine.host, peak.place
+    host, end = machine.host, peak.place
     if peak.huge_pages:
-        pool = largest_pool(pools_of(machine, None if place is None else place.numa_node))
+        pool = largest_pool(pools_of(machine, None if end is None else end.numa_node))
         return None if pool is None else pool_bytes(pool)
-    if place is None:
+    if end is None:
         return host.memory_available_bytes if host else None
-    if place.bus_id is None:
+    if end.bus_id is None:
         nodes = (host.numa_nodes if host else None) or ()
-        return next((node.memory_free_bytes for node in nodes if node.id == place.numa_node), None)
-    nvml = machine.gpu(place.bus_id).nvml
+        return next((node.memory_free_bytes for node in nodes if node.id == end.numa_node), None)
+    nvml = machine.gpu(end.bus_id).nvml
     if nvml is None or nvml.memory_total_bytes is None or nvml.memory_used_bytes is None:
         return None
     return nvml.memory_total_bytes - nvml.memory_used_bytes
@@ -287,8 +287,8 @@ def _name(peak: Peak) -> str:
     if peak.place is None:
         return peak.host or "the host"
     # Only one of several ends on a NUMA node is kept. Its label may have more than the node, e.g. the allocating GPU.
-    own = peak.place.bus_id is not None or peak.place.rank is not None
-    return peak.place.label if own else f"NUMA{peak.place.numa_node}"
+    is_gpu = peak.place.bus_id is not None or peak.place.rank is not None
+    return peak.place.label if is_gpu else f"NUMA{peak.place.numa_node}"
 
 
 MANAGED_SHARE = 16
@@ -305,27 +305,27 @@ def pages_waiver(machine: Machine, task: Task, gpus: Sequence[Gpu]) -> Waiver | 
         needed[end.memory] = needed.get(end.memory, 0) + buffer.size_bytes
         if end.memory is MemoryKind.HUGETLB and end.numa_node is not None:
             on_huge_pages[end.numa_node] = on_huge_pages.get(end.numa_node, 0) + buffer.size_bytes
-    for node, asked in on_huge_pages.items():
-        if (waiver := _huge(machine, node, asked)) is not None:
+    for node, size_bytes in on_huge_pages.items():
+        if (waiver := _huge(machine, node, size_bytes)) is not None:
             return waiver
     if MemoryKind.THP in needed and machine.host is not None and machine.host.transparent_huge_pages == "never":
         reason = "transparent huge pages are off: /sys/kernel/mm/transparent_hugepage/enabled is never"
         return Waiver(kind=WaiverKind.NO_PAGES, reason=reason)
     if (size := needed.get(MemoryKind.MANAGED)) is not None:
-        return next((why for gpu in gpus if (why := _managed(machine, gpu, size))), None)
+        return next((waiver for gpu in gpus if (waiver := _managed(machine, gpu, size))), None)
     return None
 
 
 def _huge(machine: Machine, node: int, size_bytes: int) -> Waiver | None:
-    there, pools = f" on NUMA{node}", pools_of(machine, node)
+    suffix, pools = f" on NUMA{node}", pools_of(machine, node)
     if pools is None:
-        there, pools = "", pools_of(machine, None)
+        suffix, pools = "", pools_of(machine, None)
     known = [(pool.page_size_bytes, pool.free) for pool in pools or () if pool.free is not None]
     if pools is None or any(pool_bytes(pool) >= size_bytes for pool in pools):
         return None
     counts = ", ".join(f"{free} of {format_size(page)}" for page, free in known) or "none"
     reason = (
-        f"too few huge pages are free{there} for {format_size(size_bytes)}: {counts} (HugePages_Free, vm.nr_hugepages)"
+        f"too few huge pages are free{suffix} for {format_size(size_bytes)}: {counts} (HugePages_Free, vm.nr_hugepages)"
     )
     return Waiver(kind=WaiverKind.NO_PAGES, reason=reason)
 

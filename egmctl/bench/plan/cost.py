@@ -101,9 +101,9 @@ def job_cost(plan: Plan, layout: RankLayout) -> JobCost:
         steps = [number for number, step in enumerate(plan.steps) if plan.tasks[step.tasks[0]].case == case]
         only = replace(plan, steps=tuple(plan.steps[number] for number in steps))
         tasks_of_steps = [[plan.tasks[n] for n in step.tasks] for step in only.steps]
-        held = peaks(tasks_of_steps, node_of=layout.node_of, huge_page_bytes=plan.huge_page_bytes)
-        most = max(held, key=lambda peak: peak.bytes, default=None)
-        free = None if most is None else most_bytes(layout.machines[most.host or ""], most)
+        usage = peaks(tasks_of_steps, node_of=layout.node_of, huge_page_bytes=plan.huge_page_bytes)
+        largest = max(usage, key=lambda peak: peak.bytes, default=None)
+        free = None if largest is None else most_bytes(layout.machines[largest.host or ""], largest)
         costs.append(
             CaseCost(
                 case=case,
@@ -114,10 +114,10 @@ def job_cost(plan: Plan, layout: RankLayout) -> JobCost:
                 steps=len(steps),
                 bytes=plan_bytes(only),
                 seconds=sum(seconds[number] for number in steps),
-                held_bytes=0 if most is None else most.bytes,
-                too_large=most is not None
+                held_bytes=0 if largest is None else largest.bytes,
+                too_large=largest is not None
                 and free is not None
-                and most.bytes > free * plan.settings.memory_percent // 100,
+                and largest.bytes > free * plan.settings.memory_percent // 100,
             )
         )
     return JobCost(
@@ -146,12 +146,12 @@ def plan_bytes(plan: Plan) -> int:
 
 def steps_seconds(plan: Plan) -> list[float]:
     """Return the estimated time of each step in seconds; host buffers cost time in the step that uses them first."""
-    seen: set[Buffer] = set()
+    allocated: set[Buffer] = set()
     seconds = []
     for step in plan.steps:
-        tasks = [_asked(plan.tasks[n], step) for n in step.tasks]
-        new = [buffer for buffer in buffers_of(tasks) if buffer not in seen]
-        seen.update(new)
+        tasks = [_asked(plan.tasks[number], step) for number in step.tasks]
+        new = [buffer for buffer in buffers_of(tasks) if buffer not in allocated]
+        allocated.update(new)
         host_bytes: Counter[int | None] = Counter()
         for buffer in new:
             if buffer.end.memory in HOST_MEMORY:

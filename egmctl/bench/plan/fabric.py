@@ -9,19 +9,19 @@ from itertools import combinations
 
 from egmctl.bench.case import Case, End
 from egmctl.bench.plan import Plan, bench_gpu
-from egmctl.bench.plan.flows import busy_waiver, expand, in_use
+from egmctl.bench.plan.flows import busy_waiver, expand, gpu_use
 from egmctl.bench.plan.paths import Path, host_path, joined, path_across
 from egmctl.bench.plan.placement import RankLayout
 from egmctl.bench.plan.ranks import (
     RankFlow,
     handle_waiver,
-    homeless,
     local_path,
     own_memory,
     rank_candidate,
     shared_memory,
     ucx_path,
-    untried,
+    waive_blocked_egm,
+    waived_path,
 )
 from egmctl.bench.plan.schedule import make_steps, sampled_rounds, slots
 from egmctl.bench.plan.task import planned_task
@@ -59,18 +59,18 @@ def make_fabric_plan(layout: RankLayout, cases: Sequence[Case], settings: Settin
     ranks = layout.ranks
     if len(ranks) < 2:
         raise NothingToDo("fabric handles are measured between ranks, but there is only one GPU")
-    there_are = len(ranks) * min(len(ranks) - 1, sample or len(ranks)) // 2
-    if there_are * len(cases) > TASK_LIMIT:
+    pair_count = len(ranks) * min(len(ranks) - 1, sample or len(ranks)) // 2
+    if pair_count * len(cases) > TASK_LIMIT:
         raise NothingToDo(
-            f"{len(ranks)} ranks have {there_are} pairs: more than one run can report; --sample "
+            f"{len(ranks)} ranks have {pair_count} pairs: more than one run can report; --sample "
             f"{'1' if sample else '8'} or --case measures some"
         )
     rounds = None
     met = list(combinations(range(len(ranks)), 2)) if sample is None else []
     if sample is not None:
-        drawn = sampled_rounds(len(ranks), sample, SEED)
-        met = sorted((min(pair), max(pair)) for pairs in drawn for pair in pairs)
-        rounds = [[(str(rank), str(other)) for rank, other in pairs] for pairs in drawn]
+        sampled = sampled_rounds(len(ranks), sample, SEED)
+        met = sorted((min(pair), max(pair)) for pairs in sampled for pair in pairs)
+        rounds = [[(str(rank), str(other)) for rank, other in pairs] for pairs in sampled]
     make = maker(layout, settings)
     tasks = tuple(
         planned
@@ -84,11 +84,11 @@ def make_fabric_plan(layout: RankLayout, cases: Sequence[Case], settings: Settin
     )
     return Plan(
         settings=settings,
-        gpus=tuple(bench_gpu(layout.gpu(rank), rank.label) for rank in sorted(ranks, key=_by_place(layout))),
+        gpus=tuple(bench_gpu(layout.gpu(rank), rank.label) for rank in sorted(ranks, key=_node_order(layout))),
         numa_nodes=(),
         tasks=tasks,
         steps=make_steps(
-            slots(tasks, _of_ranks, by_link=False, memory=_host_memory(layout)),
+            slots(tasks, _rank_numbers, by_link=False, memory=_host_memory(layout)),
             serial=settings.serial,
             rounds=rounds,
         ),
@@ -112,12 +112,12 @@ def job_flows(
     count = len(ranks)
     on_host = case.engine not in UCX_ENGINES and shared_memory(case) in HOST_MEMORY
 
-    def between(place: int, far: int) -> RankFlow:
-        return RankFlow(ranks[place], ranks[far], ranks[far].numa_node if on_host else None)
+    def rank_flow(index: int, other: int) -> RankFlow:
+        return RankFlow(ranks[index], ranks[other], ranks[other].numa_node if on_host else None)
 
     hubs = range(0, count, max(1, count // sample) if sample else 1)
     for flows in expand(case.pattern, count, meetings=pairs, hubs=hubs):
-        yield tuple(between(place, far) for place, far in flows)
+        yield tuple(rank_flow(index, other) for index, other in flows)
 
 
 def maker(layout: RankLayout, settings: Settings) -> Callable[[Case, Point, tuple[RankFlow, ...]], PlannedTask]:
@@ -162,20 +162,20 @@ def _paths(layout: RankLayout) -> Callable[[Case, RankFlow], Path]:
         issuer, owner = rank_flow.initiator, rank_flow.owner
         if case.engine in UCX_ENGINES:
             return ucx_path(case, issuer, layout.machine(issuer), owner, layout.machine(owner))
-        same = issuer.host == owner.host
+        same_host = issuer.host == owner.host
         ends = (case.source, case.destination, case.initiator)
-        key = (*ends, issuer.host, issuer.bus_id, owner.bus_id, same or owner.host)
+        key = (*ends, issuer.host, issuer.bus_id, owner.bus_id, same_host or owner.host)
         if key not in known:
-            if same:
-                known[key] = _within(layout, case, rank_flow)
+            if same_host:
+                known[key] = _path_within_node(layout, case, rank_flow)
             else:
-                known[key] = _across(layout, case, rank_flow)
+                known[key] = _path_between_nodes(layout, case, rank_flow)
         return known[key]
 
     return path
 
 
-def _of_ranks(flow: Flow) -> tuple[str, ...]:
+def _rank_numbers(flow: Flow) -> tuple[str, ...]:
     """Return the numbers of a flow's ranks, the issuer first. GPUs of several nodes may have the same bus id."""
     issuer = flow.initiator_rank
     other = flow.destination.rank if flow.source.rank == issuer else flow.source.rank
@@ -195,30 +195,30 @@ def _host_memory(layout: RankLayout) -> Callable[[Flow], frozenset[str]]:
     return nodes
 
 
-def _within(layout: RankLayout, case: Case, rank_flow: RankFlow) -> Path:
+def _path_within_node(layout: RankLayout, case: Case, rank_flow: RankFlow) -> Path:
     path = local_path(layout.machine(rank_flow.initiator))(case, rank_flow)
     # EGM is reached through the GPU that owns it, which no other pair of the round uses.
     return replace(path, disjoint=True) if path.route.egm is Egm.YES else path
 
 
-def _across(layout: RankLayout, case: Case, rank_flow: RankFlow) -> Path:
+def _path_between_nodes(layout: RankLayout, case: Case, rank_flow: RankFlow) -> Path:
     initiator, owner, memory = rank_flow.initiator, rank_flow.owner, shared_memory(case)
-    if (nothing := homeless(case, rank_flow)) is not None:
-        return nothing
+    if (waived := waived_path(case, rank_flow)) is not None:
+        return waived
     on_host = memory in HOST_MEMORY
     far = path_across(layout.gpu(initiator), layout.machine(owner), layout.gpu(owner), memory if on_host else None)
     own = own_memory(case)
     if own not in HOST_MEMORY or initiator.numa_node is None:
         return far
     near = host_path(layout.machine(initiator), layout.gpu(initiator), initiator.numa_node, own)
-    path = untried(joined(near, far) if case.initiator is End.SOURCE else joined(far, near))
+    path = waive_blocked_egm(joined(near, far) if case.initiator is End.SOURCE else joined(far, near))
     # Pairs that share a NUMA node's memory are kept apart by _host_memory.
     return replace(path, disjoint=True)
 
 
-def _by_place(layout: RankLayout) -> Callable[[Rank], tuple[int, int]]:
+def _node_order(layout: RankLayout) -> Callable[[Rank], tuple[int, int]]:
     """Return a sort key that orders ranks by node, then by index of the GPU."""
-    nodes = {host: place for place, host in enumerate(layout.machines)}
+    nodes = {host: index for index, host in enumerate(layout.machines)}
     return lambda rank: (nodes[rank.host or ""], layout.gpu(rank).index)
 
 
@@ -237,8 +237,8 @@ def _waiver(layout: RankLayout, rank: Rank, handle: HandleKind | None, settings:
 def _notes(layout: RankLayout, settings: Settings, sample: int | None, pairs: int) -> Iterator[str]:
     count = len(layout.ranks)
     if sample is not None:
-        every = count * (count - 1) // 2
-        yield f"a sample: {pairs} of the {every} pairs of {count} ranks, chosen at random (seed {SEED})"
+        all_pairs = count * (count - 1) // 2
+        yield f"a sample: {pairs} of the {all_pairs} pairs of {count} ranks, chosen at random (seed {SEED})"
     for rank in layout.ranks:
-        if settings.allow_busy and (busy := in_use(layout.gpu(rank))):
+        if settings.allow_busy and (busy := gpu_use(layout.gpu(rank))):
             yield f"measured anyway: {rank.label}: {busy}"

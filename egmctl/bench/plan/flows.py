@@ -46,23 +46,23 @@ def expand(
         return
     if count < 2:
         return
-    everyone = range(count)
+    indices = range(count)
     match pattern:
         case Pattern.BOTH_DIRECTIONS:
-            met = combinations(everyone, 2) if meetings is None else meetings
-            yield from (((first, second), (second, first)) for first, second in met)
+            pairs = combinations(indices, 2) if meetings is None else meetings
+            yield from (((first, second), (second, first)) for first, second in pairs)
         case Pattern.RING:
-            yield tuple((first, (first + 1) % count) for first in everyone)
+            yield tuple((first, (first + 1) % count) for first in indices)
         case Pattern.BISECT:
-            yield tuple((first, (first + count // 2) % count) for first in everyone)
+            yield tuple((first, (first + count // 2) % count) for first in indices)
         case Pattern.ALL_PAIRS:
-            yield tuple(permutations(everyone, 2))
+            yield tuple(permutations(indices, 2))
         case Pattern.ONE_TO_ALL:
-            for first in everyone if hubs is None else hubs:
-                yield tuple((first, second) for second in everyone if second != first)
+            for first in indices if hubs is None else hubs:
+                yield tuple((first, second) for second in indices if second != first)
         case Pattern.ALL_TO_ONE:
-            for first in everyone if hubs is None else hubs:
-                yield tuple((second, first) for second in everyone if second != first)
+            for first in indices if hubs is None else hubs:
+                yield tuple((second, first) for second in indices if second != first)
         case _ if meetings is not None:
             for first, second in meetings:
                 yield ((first, second),)
@@ -70,18 +70,18 @@ def expand(
         case _:
             # The load on a path is a flow of its own.
             flows = 2 if pattern is Pattern.LOADED else 1
-            chosen = combinations(everyone, 2) if one_way else permutations(everyone, 2)
-            yield from ((pair,) * flows for pair in chosen)
+            pairs = combinations(indices, 2) if one_way else permutations(indices, 2)
+            yield from ((pair,) * flows for pair in pairs)
 
 
-_END = re.compile(r"(?P<kind>GPU|NUMA)?(?P<number>[0-9]{1,4})", re.ASCII | re.IGNORECASE)
+_LOCATION = re.compile(r"(?P<kind>GPU|NUMA)?(?P<number>[0-9]{1,4})", re.ASCII | re.IGNORECASE)
 _SINGLE = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS, Pattern.LOCAL, Pattern.LOADED)
 """Patterns of a single path; the others use all GPUs together."""
 
 
-Place = Gpu | int
+Location = Gpu | int
 """A GPU, or the number of a NUMA node."""
-Pair = tuple[Place, Place]
+Pair = tuple[Location, Location]
 """Source and destination of the bytes."""
 
 
@@ -96,20 +96,20 @@ def parse_pairs(text: str, gpus: Sequence[Gpu], nodes: Sequence[int]) -> tuple[P
     return tuple(_pair(part.strip(), gpus, nodes) for part in text.split(","))
 
 
-def picked(task: Task, pairs: Sequence[Pair]) -> bool:
+def measures_pair(task: Task, pairs: Sequence[Pair]) -> bool:
     """Return whether a task measures one of the paths and nothing else."""
     flows = task.flows if task.pattern is not Pattern.LOADED else task.flows[:1]
-    both = task.pattern is Pattern.BOTH_DIRECTIONS
+    both_directions = task.pattern is Pattern.BOTH_DIRECTIONS
     return task.pattern in _SINGLE and any(
-        all(_joins(flow, pair) or (both and _joins(flow, pair[::-1])) for flow in flows) for pair in pairs
+        all(_joins(flow, pair) or (both_directions and _joins(flow, pair[::-1])) for flow in flows) for pair in pairs
     )
 
 
 def _joins(flow: Flow, pair: Pair) -> bool:
     ends = zip(pair, (flow.source, flow.destination), strict=True)
     return all(
-        end.bus_id == place.bus_id if isinstance(place, Gpu) else (end.bus_id, end.numa_node) == (None, place)
-        for place, end in ends
+        end.bus_id == location.bus_id if isinstance(location, Gpu) else (end.bus_id, end.numa_node) == (None, location)
+        for location, end in ends
     )
 
 
@@ -117,33 +117,33 @@ def _pair(text: str, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Pair:
     ends = text.split(":")
     if len(ends) != 2:
         raise UsageError(f"--pair {printable(text[:100])!r}: expected two ends such as 0:1 or GPU0:NUMA1")
-    return _end(ends[0], text, gpus, nodes), _end(ends[1], text, gpus, nodes)
+    return _location(ends[0], text, gpus, nodes), _location(ends[1], text, gpus, nodes)
 
 
-def _end(text: str, pair: str, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Place:
-    end = _END.fullmatch(text.strip())
-    what = f"--pair {printable(pair[:100])!r}"
-    if end is None:
-        raise UsageError(f"{what}: {printable(text[:100])!r} is neither a GPU (0, GPU0) nor a NUMA node (NUMA0)")
-    number = int(end["number"])
-    if (end["kind"] or "GPU").upper() == "NUMA":
+def _location(text: str, pair: str, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Location:
+    match = _LOCATION.fullmatch(text.strip())
+    option = f"--pair {printable(pair[:100])!r}"
+    if match is None:
+        raise UsageError(f"{option}: {printable(text[:100])!r} is neither a GPU (0, GPU0) nor a NUMA node (NUMA0)")
+    number = int(match["number"])
+    if (match["kind"] or "GPU").upper() == "NUMA":
         if number not in nodes:
             known = ", ".join(map(str, nodes)) or "none"
-            raise UsageError(f"{what}: NUMA node {number} is not among those measured: {known}")
+            raise UsageError(f"{option}: NUMA node {number} is not among those measured: {known}")
         return number
     gpu = next((gpu for gpu in gpus if gpu.index == number), None)
     if gpu is None:
         known = ", ".join(f"GPU{gpu.index}" for gpu in gpus)
-        raise UsageError(f"{what}: GPU{number} is not among those measured: {known}")
+        raise UsageError(f"{option}: GPU{number} is not among those measured: {known}")
     return gpu
 
 
 class Ends(NamedTuple):
     """Source and destination of a flow's bytes."""
 
-    source: Place
-    destination: Place
-    by: Gpu | None = None
+    source: Location
+    destination: Location
+    issuer: Gpu | None = None
     """The GPU that issues the work, if it is at neither end."""
     allocated_by: Gpu | None = None
     """The GPU that is current when the host memory is allocated, if the case selects one."""
@@ -172,29 +172,29 @@ def tasks_of(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterator[
         for first, second in permutations(nodes, 2) if len(nodes) > 1 else ((node, node) for node in nodes):
             yield from ((Ends(first, second, gpu),) for gpu in gpus)
     elif host:
-        yield from _with_host(case, gpus, nodes)
+        yield from _host_tasks(case, gpus, nodes)
     else:
-        yield from _between_gpus(case, gpus)
+        yield from _gpu_tasks(case, gpus)
 
 
-def _with_host(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterator[tuple[Ends, ...]]:
+def _host_tasks(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterator[tuple[Ends, ...]]:
     def ends(gpu: Gpu, node: int) -> Ends:
         return Ends(node, gpu) if case.source in HOST_MEMORY else Ends(gpu, node)
 
     if case.pattern in (Pattern.OWN_NODE, Pattern.OWN_NODE_BOTH):
-        own = [(gpu, node) for gpu in gpus if (node := own_node(gpu, nodes)) is not None]
-        if len(own) > 1:
+        own_nodes = [(gpu, node) for gpu in gpus if (node := own_node(gpu, nodes)) is not None]
+        if len(own_nodes) > 1:
             yield tuple(
                 flow
-                for gpu, node in own
+                for gpu, node in own_nodes
                 for flow in (ends(gpu, node), ends(gpu, node).back)[: 2 if case.pattern is Pattern.OWN_NODE_BOTH else 1]
             )
         return
     if case.by_owner:
         for node in nodes:
-            near = [gpu for gpu in gpus if own_node(gpu, nodes) == node]
-            if len(near) > 1:
-                yield from ((ends(gpu, node)._replace(allocated_by=owner),) for owner in near for gpu in near)
+            local = [gpu for gpu in gpus if own_node(gpu, nodes) == node]
+            if len(local) > 1:
+                yield from ((ends(gpu, node)._replace(allocated_by=owner),) for owner in local for gpu in local)
         return
     for node in nodes:
         match case.pattern:
@@ -221,7 +221,7 @@ def numa_node_of(gpu: Gpu) -> int | None:
     return gpu.nvml.numa_node if gpu.nvml is not None else None
 
 
-def _between_gpus(case: Case, gpus: Sequence[Gpu]) -> Iterator[tuple[Ends, ...]]:
+def _gpu_tasks(case: Case, gpus: Sequence[Gpu]) -> Iterator[tuple[Ends, ...]]:
     # Single paths are ordered by the GPU that issues the work.
     pulled = case.pattern in (Pattern.PAIR, Pattern.LOADED) and case.initiator is End.DESTINATION
     for flows in expand(case.pattern, len(gpus)):
@@ -234,13 +234,13 @@ def initiator(case: Case, ends: Ends) -> Gpu | None:
     """Return the GPU that issues a flow's work; ``None`` for CPU threads."""
     if case.engine in CPU_ENGINES:
         return None
-    gpus = [place for place in (ends.by, ends.source, ends.destination) if isinstance(place, Gpu)]
+    gpus = [location for location in (ends.issuer, ends.source, ends.destination) if isinstance(location, Gpu)]
     if len(gpus) < 2:
         return gpus[0] if gpus else None
     return gpus[0] if case.initiator is End.SOURCE else gpus[1]
 
 
-def endpoint(memory: MemoryKind, place: Place, allocated_by: Gpu | None = None) -> Endpoint:
+def endpoint(memory: MemoryKind, location: Location, allocated_by: Gpu | None = None) -> Endpoint:
     """Return the record of one end of a flow.
 
     Parameters
@@ -248,24 +248,24 @@ def endpoint(memory: MemoryKind, place: Place, allocated_by: Gpu | None = None) 
     allocated_by
         The GPU that is current when host memory is allocated, if the case selects one.
     """
-    if isinstance(place, Gpu):
-        node = numa_node_of(place) if memory is MemoryKind.GPU_NUMA else None
-        return Endpoint(memory=memory, label=f"GPU{place.index}", bus_id=place.bus_id, numa_node=node)
+    if isinstance(location, Gpu):
+        node = numa_node_of(location) if memory is MemoryKind.GPU_NUMA else None
+        return Endpoint(memory=memory, label=f"GPU{location.index}", bus_id=location.bus_id, numa_node=node)
     if memory is MemoryKind.REGISTERS:
-        return Endpoint(memory=memory, label=f"CPU{place}", numa_node=place)
+        return Endpoint(memory=memory, label=f"CPU{location}", numa_node=location)
     if allocated_by is None:
-        return Endpoint(memory=memory, label=f"NUMA{place}", numa_node=place)
+        return Endpoint(memory=memory, label=f"NUMA{location}", numa_node=location)
     name = f"GPU{allocated_by.index}"
     return Endpoint(
         memory=memory,
-        label=f"NUMA{place} (by {name})",
-        numa_node=place,
+        label=f"NUMA{location} (by {name})",
+        numa_node=location,
         allocated_by=allocated_by.bus_id,
         allocated_by_label=name,
     )
 
 
-def own_end(memory: MemoryKind, rank: Rank) -> Endpoint:
+def own_endpoint(memory: MemoryKind, rank: Rank) -> Endpoint:
     """Return the end for memory that a rank allocates itself: host memory is on its NUMA node, if it has one."""
     if memory not in HOST_MEMORY or rank.numa_node is None:
         return Endpoint(memory=memory, label=rank.label, bus_id=rank.bus_id, rank=rank.number)
@@ -299,7 +299,7 @@ class Use:
         return f"{format_size(self.used_bytes)} of {label} are in use, by no process that is visible from here"
 
 
-def in_use(gpu: Gpu) -> Use | None:
+def gpu_use(gpu: Gpu) -> Use | None:
     """Return the use of a GPU by others; ``None`` if NVML shows none."""
     if gpu.nvml is None:
         return None
@@ -312,7 +312,7 @@ def in_use(gpu: Gpu) -> Use | None:
 
 def busy_waiver(gpu: Gpu) -> Waiver | None:
     """Return a waiver for a GPU that others use, with the option that overrides it; ``None`` if it is unused."""
-    if (use := in_use(gpu)) is None:
+    if (use := gpu_use(gpu)) is None:
         return None
     return Waiver.about(WaiverKind.GPU_BUSY, f"{use}; 'egmctl bench --allow-busy' measures it anyway", gpu)
 

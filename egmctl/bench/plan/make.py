@@ -9,7 +9,7 @@ from egmctl.bench.case import Case, Processes
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.plan import Plan, bench_gpu
 from egmctl.bench.plan.budget import has_room, huge_page_sizes, pages_waiver
-from egmctl.bench.plan.flows import Ends, Pair, busy_waiver, endpoint, in_use, initiator, picked, tasks_of
+from egmctl.bench.plan.flows import Ends, Pair, busy_waiver, endpoint, gpu_use, initiator, measures_pair, tasks_of
 from egmctl.bench.plan.paths import Path, Staging, gpu_waiver, path_between
 from egmctl.bench.plan.ranks import handle_waiver, local_path, node_flows, rank_candidate, ranks_of
 from egmctl.bench.plan.schedule import isolated, make_steps, slots
@@ -63,14 +63,14 @@ def make_plan(
     """
     if settings.size_bytes <= 0 or settings.size_bytes % SIZE_MULTIPLE_BYTES:
         raise UsageError(f"--size {settings.size_bytes}: it must be a multiple of {SIZE_MULTIPLE_BYTES} bytes above 0")
-    usable = [gpu for gpu in gpus if gpu_waiver(machine, gpu) is None and (settings.allow_busy or in_use(gpu) is None)]
+    usable = [gpu for gpu in gpus if gpu_waiver(machine, gpu) is None and (settings.allow_busy or gpu_use(gpu) is None)]
     ranks = ranks_of([*usable, *(gpu for gpu in gpus if gpu not in usable)], numa_nodes)
 
     path_of = local_path(machine)
 
     def make(case: Case) -> tuple[PlannedTask, ...]:
         if case.processes is Processes.ONE:
-            candidates = tuple(_in_one_process(case, machine, gpus, numa_nodes))
+            candidates = tuple(_candidates(case, machine, gpus, numa_nodes))
         else:
             candidates = tuple(
                 rank_candidate(case, rank_flows, path_of, lambda rank: machine.gpu(rank.bus_id))
@@ -95,10 +95,10 @@ def make_plan(
     ]
     # The cases within one process that are set beside them come first, as in the registry.
     points = {case.in_process: case.points for case in by_ranks}
-    within = (case for case in CASES if case.name in points and case.name not in made)
-    beside = {case.name: make(replace(case, points=points[case.name])) for case in within}
-    tasks = tuple(task for of_case in (beside | made).values() for task in of_case)
-    none = [name for name, of_case in made.items() if not of_case]
+    in_process = (case for case in CASES if case.name in points and case.name not in made)
+    made_in_process = {case.name: make(replace(case, points=points[case.name])) for case in in_process}
+    tasks = tuple(task for case_tasks in (made_in_process | made).values() for task in case_tasks)
+    empty = [name for name, case_tasks in made.items() if not case_tasks]
     by_owner = {case.name for case in cases if case.by_owner}
     if pairs and not tasks:
         raise UsageError("--pair: none of the chosen cases measures a single path")
@@ -111,22 +111,22 @@ def make_plan(
         steps=isolated(tasks, make_steps(slots(tasks, _gpus, by_link=True), serial=settings.serial)),
         huge_page_bytes=huge_page_sizes(machine),
         notes=(
-            *_without_tasks(none, by_owner, bool(pairs)),
-            *(f"measured anyway: {busy}" for busy in map(in_use, gpus) if busy and settings.allow_busy),
+            *_without_tasks(empty, by_owner, bool(pairs)),
+            *(f"measured anyway: {busy}" for busy in map(gpu_use, gpus) if busy and settings.allow_busy),
             *_unlisted(machine, gpus),
             *_not_native(tasks, gpus),
         ),
     )
 
 
-def _without_tasks(none: Sequence[str], by_owner: Collection[str], pairs: bool) -> Iterator[str]:
+def _without_tasks(empty: Sequence[str], by_owner: Collection[str], pairs: bool) -> Iterator[str]:
     """Yield a note on the cases that have no task, with the reason."""
     if pairs:
-        reasons = {"these cases measure none of the pairs": list(none)}
+        reasons = {"these cases measure none of the pairs": list(empty)}
     else:
         reasons = {
-            "these cases need two GPUs": [name for name in none if name not in by_owner],
-            "these cases need two GPUs on one NUMA node": [name for name in none if name in by_owner],
+            "these cases need two GPUs": [name for name in empty if name not in by_owner],
+            "these cases need two GPUs on one NUMA node": [name for name in empty if name in by_owner],
         }
     yield from (f"{reason}: {', '.join(names)}" for reason, names in reasons.items() if names)
 
@@ -147,16 +147,16 @@ def _not_native(tasks: Iterable[PlannedTask], gpus: Sequence[Gpu]) -> Iterator[s
     Such additions are not atomic for the host or for other GPUs (CUDA C++ Programming Guide, "Mapped Memory").
     """
     flows = [flow for task in tasks if task.waiver is None and ENGINES[task.engine].atomics for flow in task.flows]
-    adding = {flow.initiator for flow in flows if flow.route.memory is not None}
-    without = [
+    initiators = {flow.initiator for flow in flows if flow.route.memory is not None}
+    labels = [
         f"GPU{gpu.index}"
         for gpu in gpus
-        if gpu.bus_id in adding and gpu.cuda and gpu.cuda.attributes.get("HOST_NATIVE_ATOMIC_SUPPORTED") == 0
+        if gpu.bus_id in initiators and gpu.cuda and gpu.cuda.attributes.get("HOST_NATIVE_ATOMIC_SUPPORTED") == 0
     ]
-    if without:
+    if labels:
         yield (
             f"additions to host memory are atomic for the adding GPU alone: "
-            f"CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED is 0 of {', '.join(without)}"
+            f"CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED is 0 of {', '.join(labels)}"
         )
 
 
@@ -171,7 +171,7 @@ def _chosen(one_path: bool, tasks: Iterable[PlannedTask], pairs: Sequence[Pair])
         The only paths to measure; empty for all paths.
     """
     if pairs:
-        return [planned for planned in tasks if picked(planned, pairs)]
+        return [planned for planned in tasks if measures_pair(planned, pairs)]
     if not one_path:
         return list(tasks)
     by_route: dict[tuple[tuple[str, Egm | None], ...], PlannedTask] = {}
@@ -182,31 +182,29 @@ def _chosen(one_path: bool, tasks: Iterable[PlannedTask], pairs: Sequence[Pair])
     return list(by_route.values())
 
 
-def _in_one_process(
-    case: Case, machine: Machine, gpus: Sequence[Gpu], numa_nodes: Sequence[int]
-) -> Iterator[Candidate]:
-    for ends_of_flows in tasks_of(case, _can_own(machine, gpus) if case.by_owner else gpus, numa_nodes):
+def _candidates(case: Case, machine: Machine, gpus: Sequence[Gpu], numa_nodes: Sequence[int]) -> Iterator[Candidate]:
+    for ends_of_flows in tasks_of(case, _possible_owners(machine, gpus) if case.by_owner else gpus, numa_nodes):
         made = [
-            _flow(case, machine, ends, back=case.pattern in THERE_AND_BACK and number % 2 == 1)
+            _flow(case, machine, ends, reverse=case.pattern in THERE_AND_BACK and number % 2 == 1)
             for number, ends in enumerate(ends_of_flows)
         ]
-        taking_part = {g.bus_id: g for ends in ends_of_flows for g in ends if isinstance(g, Gpu)}
+        participants = {gpu.bus_id: gpu for ends in ends_of_flows for gpu in ends if isinstance(gpu, Gpu)}
         yield Candidate(
             flows=tuple(flow for flow, _ in made),
             paths=tuple(path for _, path in made),
-            gpus=tuple(taking_part.values()),
-            cache=next((place for place in ends_of_flows[0] if isinstance(place, Gpu)), None),
+            gpus=tuple(participants.values()),
+            cache=next((location for location in ends_of_flows[0] if isinstance(location, Gpu)), None),
         )
 
 
-def _can_own(machine: Machine, gpus: Sequence[Gpu]) -> list[Gpu]:
+def _possible_owners(machine: Machine, gpus: Sequence[Gpu]) -> list[Gpu]:
     """Return the GPUs that can own EGM: without those that lack NVLink-C2C beside others that have it.
 
     An example is a PCIe card in a DGX Station.
     """
     nodes = {gpu.host_numa_id for gpu in gpus if gpu.host_numa_id is not None}
-    able = [gpu for node in nodes for gpu in owners(machine, node)]
-    return [gpu for gpu in gpus if gpu in able or all(owner.host_numa_id != gpu.host_numa_id for owner in able)]
+    possible = [gpu for node in nodes for gpu in owners(machine, node)]
+    return [gpu for gpu in gpus if gpu in possible or all(owner.host_numa_id != gpu.host_numa_id for owner in possible)]
 
 
 def _planned_tasks(
@@ -218,10 +216,10 @@ def _planned_tasks(
     not_installed: str,
 ) -> Iterator[PlannedTask]:
     """Yield the tasks of a case at a point; those with large footprints only if they fit into memory."""
-    if_room = point.footprint is not None and point.footprint > IF_ROOM_ABOVE_BYTES and case.source in HOST_MEMORY
+    is_optional = point.footprint is not None and point.footprint > IF_ROOM_ABOVE_BYTES and case.source in HOST_MEMORY
     for made in candidates:
-        of_gpus = {gpu.bus_id: gpu_waiver(machine, gpu) for gpu in made.gpus}
-        waivers = [*of_gpus.values(), *(path.waiver for path in made.paths)]
+        gpu_waivers = {gpu.bus_id: gpu_waiver(machine, gpu) for gpu in made.gpus}
+        waivers = [*gpu_waivers.values(), *(path.waiver for path in made.paths)]
         waivers += [handle_waiver(machine, case.handle, gpu) for gpu in made.gpus]
         waivers += [capability_waiver(case.engine, gpu) for gpu in made.gpus]
         waivers += [blocks_waiver(point, gpu) for gpu in made.gpus]
@@ -230,22 +228,22 @@ def _planned_tasks(
             waivers.append(Waiver(kind=WaiverKind.UNSUPPORTED_ENGINE, reason=not_installed))
         if not settings.allow_busy:
             # Users of a GPU that is already unusable here are not reported.
-            waivers += [busy_waiver(gpu) for gpu in made.gpus if of_gpus[gpu.bus_id] is None]
+            waivers += [busy_waiver(gpu) for gpu in made.gpus if gpu_waivers[gpu.bus_id] is None]
         planned = planned_task(case, point, made, settings, waivers)
-        if planned.waiver is None and (why_not := pages_waiver(machine, planned, made.gpus)) is not None:
-            planned = replace(planned, waivers=(why_not,))
-        if if_room and not has_room(machine, planned, settings):
+        if planned.waiver is None and (waiver := pages_waiver(machine, planned, made.gpus)) is not None:
+            planned = replace(planned, waivers=(waiver,))
+        if is_optional and not has_room(machine, planned, settings):
             continue
         yield planned
 
 
-def _flow(case: Case, machine: Machine, ends: Ends, *, back: bool) -> tuple[Flow, Path]:
-    memory = (case.destination, case.source) if back else (case.source, case.destination)
+def _flow(case: Case, machine: Machine, ends: Ends, *, reverse: bool) -> tuple[Flow, Path]:
+    memory = (case.destination, case.source) if reverse else (case.source, case.destination)
     gpu = initiator(case, ends)
     path = path_between(machine, memory, ends[:2], gpu, staging=_staging(case), allocated_by=ends.allocated_by)
     if gpu is None:
         label = next(
-            f"CPU{place}" for place, kind in zip(ends[:2], memory, strict=True) if kind is MemoryKind.REGISTERS
+            f"CPU{location}" for location, kind in zip(ends[:2], memory, strict=True) if kind is MemoryKind.REGISTERS
         )
     else:
         label = f"GPU{gpu.index}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from egmctl.bench.plan.flows import Place, numa_node_of
+from egmctl.bench.plan.flows import Location, numa_node_of
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine
@@ -137,28 +137,28 @@ def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind, *, allo
         return Path(route=unlisted, rate_gb_s=_UNKNOWN_GB_S)
     links = route(machine, gpu, node)
     # Pinned, registered and plain memory does not depend on the EGM route, only on the GPU and the node.
-    stopped = links.kind is RouteKind.BLOCKED and not links.otherwise
-    if stopped:
+    is_blocked = links.kind is RouteKind.BLOCKED and not links.otherwise
+    if is_blocked:
         blocked = Route(carrier=Carrier.NONE, memory=memory, egm=Egm.NO, egm_reason=links.reason)
         forbidden = links.blocked_by in (Block.MEMS_ALLOWED, Block.NO_MEMORY)
         kind = WaiverKind.NO_NUMA_MEMORY if forbidden else WaiverKind.GPU_UNUSABLE
-        why_not = Waiver.about(kind, links.reason, *(() if forbidden else (gpu,)))
-        return Path(route=blocked, waiver=why_not, rate_gb_s=_UNKNOWN_GB_S)
+        gpus = () if forbidden else (gpu,)
+        return Path(route=blocked, waiver=Waiver.about(kind, links.reason, *gpus), rate_gb_s=_UNKNOWN_GB_S)
     degraded = own and bool(links.otherwise)
     waiver = _memory_waiver(gpu, memory)
     if own:
         hops = links.hops or links.otherwise or (Hop(link=LinkKind.UNKNOWN, reason=links.reason),)
         if allocated_by is not None and allocated_by.bus_id in links.siblings and links.to_sibling is not None:
             hops = (links.to_sibling, rates.c2c(allocated_by))
-        able, reason = _EGM[links.egm], f"the EGM route is blocked: {links.reason}" if degraded else links.reason
+        state, reason = _EGM[links.egm], f"the EGM route is blocked: {links.reason}" if degraded else links.reason
     else:
         coherent = c2c(machine, gpu) is C2c.UP
         hops = (rates.c2c(gpu) if coherent else rates.pcie(gpu), *across(machine, gpu, node))
-        able, reason = Egm.NO, _NEVER
+        state, reason = Egm.NO, _NEVER
         if managed:
-            able, reason = (Egm.NO, links.reason) if links.egm is False else (Egm.UNKNOWN, _BY_UVM)
+            state, reason = (Egm.NO, links.reason) if links.egm is False else (Egm.UNKNOWN, _BY_UVM)
     return Path(
-        route=Route(memory=memory, hops=hops, egm=able, egm_reason=reason * (able is not Egm.YES), degraded=degraded),
+        route=Route(memory=memory, hops=hops, egm=state, egm_reason=reason * (state is not Egm.YES), degraded=degraded),
         waiver=waiver,
         # Only with C2C can it be unknown whether memory is EGM.
         rate_gb_s=_planned(hops, _USUAL_GB_S[LinkKind.C2C]),
@@ -176,14 +176,14 @@ def joined(source: Path, destination: Path) -> Path:
             return half
     # The reason is that of the first half that is not EGM, or else of the first for which it is unknown.
     routes = [half.route for half in halves]
-    telling = next((route for egm in (Egm.NO, Egm.UNKNOWN) for route in routes if route.egm is egm), routes[0])
+    decisive = next((route for egm in (Egm.NO, Egm.UNKNOWN) for route in routes if route.egm is egm), routes[0])
     return Path(
         route=Route(
             memory=source.route.memory,
             hops=tuple(hop for route in routes for hop in route.hops),
             across_nodes=any(route.across_nodes for route in routes),
-            egm=telling.egm,
-            egm_reason=telling.egm_reason,
+            egm=decisive.egm,
+            egm_reason=decisive.egm_reason,
             degraded=any(route.degraded for route in routes),
         ),
         waiver=next((half.waiver for half in halves if half.waiver is not None), None),
@@ -199,7 +199,7 @@ _BY_UVM = (
 )
 
 
-def nowhere(memory: MemoryKind, label: str) -> Path:
+def path_without_memory(memory: MemoryKind, label: str) -> Path:
     """Return the waived path to host memory of a rank whose node has no known NUMA node with memory."""
     reason = f"{label} has no NUMA node that has memory"
     route = Route(carrier=Carrier.NONE, memory=memory, egm=Egm.NO, egm_reason=reason)
@@ -234,9 +234,9 @@ def path_across(initiator: Gpu, owner_machine: Machine, owner: Gpu, memory: Memo
     """
     nvlinks = rates.nvlink(initiator, active_nvlinks(initiator) or 0)
     if not nvlinks.nvlinks:
-        nothing = Route(carrier=Carrier.NONE, memory=memory, across_nodes=True)
+        blocked = Route(carrier=Carrier.NONE, memory=memory, across_nodes=True)
         waiver = Waiver.about(WaiverKind.NO_NVLINK, f"GPU{initiator.index} has no active NVLink", initiator)
-        return Path(route=nothing, waiver=waiver, rate_gb_s=_UNKNOWN_GB_S)
+        return Path(route=blocked, waiver=waiver, rate_gb_s=_UNKNOWN_GB_S)
     if memory is None:
         direct = Route(hops=(nvlinks,), across_nodes=True)
         return Path(route=direct, rate_gb_s=_planned(direct.hops), disjoint=True)
@@ -246,10 +246,10 @@ def path_across(initiator: Gpu, owner_machine: Machine, owner: Gpu, memory: Memo
     if missing is not None:
         reason = f"GPU{missing.index} cannot share host memory across nodes: CU_DEVICE_ATTRIBUTE_{name} is 0"
         refused = Waiver.about(WaiverKind.UNSUPPORTED_MEMORY, reason, missing)
-    able = egm(owner_machine, owner)
+    ability = egm(owner_machine, owner)
     hops = (nvlinks, rates.c2c(owner))
     return Path(
-        route=Route(memory=memory, hops=hops, across_nodes=True, egm=_EGM[able.able], egm_reason=able.cause),
+        route=Route(memory=memory, hops=hops, across_nodes=True, egm=_EGM[ability.able], egm_reason=ability.cause),
         waiver=refused,
         rate_gb_s=_planned(hops),
         disjoint=True,
@@ -259,7 +259,7 @@ def path_across(initiator: Gpu, owner_machine: Machine, owner: Gpu, memory: Memo
 def path_between(
     machine: Machine,
     memory: tuple[MemoryKind, MemoryKind],
-    ends: tuple[Place, Place],
+    ends: tuple[Location, Location],
     initiator: Gpu | None,
     *,
     staging: Staging = Staging.NEVER,
@@ -276,15 +276,15 @@ def path_between(
     allocated_by
         As for :func:`host_path`.
     """
-    nodes = [place for place in ends if not isinstance(place, Gpu)]
+    nodes = [end for end in ends if not isinstance(end, Gpu)]
     if MemoryKind.GPU_NUMA in memory:
-        return coherent_path(next(place for place in ends if isinstance(place, Gpu)), nodes[0])
+        return coherent_path(next(end for end in ends if isinstance(end, Gpu)), nodes[0])
     host = next((kind for kind in memory if kind in HOST_MEMORY), None)
     if host is None:
-        other = next((place for place in ends if isinstance(place, Gpu) and place is not initiator), initiator)
+        other = next((end for end in ends if isinstance(end, Gpu) and end is not initiator), initiator)
         if initiator is None or not isinstance(other, Gpu):
             raise ValueError("between GPUs one of them issues the work")
-        source = next(place for place in ends if isinstance(place, Gpu))
+        source = next(end for end in ends if isinstance(end, Gpu))
         path = device_path(machine, initiator, other, source=source, staging=staging)
         waivers = [_memory_waiver(gpu, kind) for gpu, kind in zip(ends, memory, strict=True) if isinstance(gpu, Gpu)]
         return replace(path, waiver=next((waiver for waiver in [path.waiver, *waivers] if waiver is not None), None))
@@ -301,16 +301,16 @@ def gpu_waiver(machine: Machine, gpu: Gpu) -> Waiver | None:
     visible = cuda_visible(machine)
     if gpu.cuda is not None and visible is not None and gpu.bus_id not in visible:
         return Waiver.about(WaiverKind.GPU_HIDDEN, f"CUDA_VISIBLE_DEVICES hides GPU{gpu.index}", gpu)
-    if (why := gpu_obstacle(machine, gpu)) is None:
+    if (obstacle := gpu_obstacle(machine, gpu)) is None:
         return None
-    return Waiver.about(WaiverKind.GPU_UNUSABLE, f"GPU{gpu.index}: {why}", gpu)
+    return Waiver.about(WaiverKind.GPU_UNUSABLE, f"GPU{gpu.index}: {obstacle}", gpu)
 
 
 def gpu_obstacle(machine: Machine, gpu: Gpu) -> str | None:
     """Return why this process cannot use all of a GPU, without the GPU's name; ``None`` if it can."""
-    stopped = classify(machine, gpu, through=Step.WHOLE)
-    if stopped is not None:
-        return stopped.cause
+    obstacle = classify(machine, gpu, through=Step.WHOLE)
+    if obstacle is not None:
+        return obstacle.cause
     return None if gpu.cuda is not None else "CUDA was not queried"
 
 
@@ -329,12 +329,12 @@ def cuda_visible(machine: Machine) -> frozenset[str] | None:
     visible: list[str] = []
     for part in (part.strip() for part in text.split(",")):
         if part.isascii() and part.isdigit():
-            named = [gpu for gpu in gpus if gpu.cuda and gpu.cuda.ordinal == int(part)]
+            matching = [gpu for gpu in gpus if gpu.cuda and gpu.cuda.ordinal == int(part)]
         else:
-            named = [gpu for gpu in gpus if part.startswith("GPU-") and (gpu.uuid or "").startswith(part)]
-        if len(named) != 1:
+            matching = [gpu for gpu in gpus if part.startswith("GPU-") and (gpu.uuid or "").startswith(part)]
+        if len(matching) != 1:
             break
-        visible.append(named[0].bus_id)
+        visible.append(matching[0].bus_id)
     return frozenset(visible)
 
 
@@ -372,7 +372,7 @@ def _peer_waiver(machine: Machine, initiator: Gpu, other: Gpu) -> Waiver | None:
     pair = machine.pair(initiator.bus_id, other.bus_id)
     if pair is None or pair.can_access_peer is not False:
         return None
-    refused = [f"P2P {word} is {status}" for word, status in pair.p2p_status.items() if status not in ("OK", None)]
+    refused = [f"P2P {access} is {status}" for access, status in pair.p2p_status.items() if status not in ("OK", None)]
     answer = ", ".join(refused) or "cuDeviceCanAccessPeer says 0"
     reason = f"GPU{initiator.index} has no peer access to GPU{other.index}: {answer}"
     return Waiver.about(WaiverKind.NO_PEER_ACCESS, reason, initiator, other)

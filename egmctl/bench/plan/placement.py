@@ -79,16 +79,16 @@ class NvlinkDomain:
         return f"none: {self.reason}" if self.cluster is None else f"cluster {self.cluster}, clique {self.clique}"
 
 
-def rank_info(machine: Machine, host: str, tool: str, chosen: Sequence[Gpu]) -> RankInfo:
+def rank_info(machine: Machine, host: str, tool: str, selected: Sequence[Gpu]) -> RankInfo:
     """Return what a rank reports about itself.
 
     Parameters
     ----------
-    chosen
+    selected
         The GPUs of the machine that ``--gpus`` names.
     """
-    waivers = {gpu.bus_id: gpu_waiver(machine, gpu) for gpu in chosen}
-    usable = sorted((gpu for gpu in chosen if waivers[gpu.bus_id] is None), key=lambda gpu: gpu.bus_id)
+    waivers = {gpu.bus_id: gpu_waiver(machine, gpu) for gpu in selected}
+    usable = sorted((gpu for gpu in selected if waivers[gpu.bus_id] is None), key=lambda gpu: gpu.bus_id)
     return RankInfo(
         host=host,
         tool=tool,
@@ -129,26 +129,26 @@ def assign(infos: Sequence[RankInfo]) -> tuple[str, ...]:
     NothingToDo
         A node has no usable GPU.
     """
-    taken: dict[int, str] = {}
+    assigned: dict[int, str] = {}
     for host, ranks in hosts(infos).items():
         free = set().union(*(infos[rank].gpus for rank in ranks))
         if not free:
             reason = next((reason for rank in ranks for reason in infos[rank].waivers), "no GPU was found")
             raise NothingToDo(f"{printable(host)} has no GPU to measure: {reason}")
-        there = len(free)
+        usable = len(free)
         for rank in sorted(ranks, key=lambda rank: (len(infos[rank].gpus), rank)):
             bus_id = next((bus_id for bus_id in infos[rank].gpus if bus_id in free), None)
             if bus_id is None:
                 raise UsageError(
-                    f"{printable(host)} has {len(ranks)} ranks and {there} usable GPU{'s' * (there != 1)}: start one "
+                    f"{printable(host)} has {len(ranks)} ranks and {usable} usable GPU{'s' * (usable != 1)}: start one "
                     "rank per GPU (--ntasks-per-node, mpirun --map-by ppr:N:node)"
                 )
             free.discard(bus_id)
-            taken[rank] = bus_id
-    return tuple(taken[rank] for rank in range(len(infos)))
+            assigned[rank] = bus_id
+    return tuple(assigned[rank] for rank in range(len(infos)))
 
 
-def agree(infos: Sequence[RankInfo], gpus: Sequence[str], *, one_domain: bool = True) -> None:
+def check_agreement(infos: Sequence[RankInfo], gpus: Sequence[str], *, one_domain: bool = True) -> None:
     """Check that all ranks have the same versions of egmctl and the driver and, if needed, the same NVLink domain.
 
     Parameters
@@ -178,10 +178,10 @@ def agree(infos: Sequence[RankInfo], gpus: Sequence[str], *, one_domain: bool = 
 
 def hosts(infos: Sequence[RankInfo]) -> dict[str, list[int]]:
     """Return the ranks of each node, in the order of their first ranks."""
-    by_host: dict[str, list[int]] = {}
+    ranks_by_host: dict[str, list[int]] = {}
     for rank, info in enumerate(infos):
-        by_host.setdefault(info.host, []).append(rank)
-    return by_host
+        ranks_by_host.setdefault(info.host, []).append(rank)
+    return ranks_by_host
 
 
 def ranks_of(infos: Sequence[RankInfo], gpus: Sequence[str], machines: Mapping[str, Machine]) -> tuple[Rank, ...]:
@@ -219,7 +219,7 @@ def nearest_node(machine: Machine, gpu: Gpu) -> int | None:
     return min(nodes, default=None)
 
 
-def whole(machine: Machine, others: Iterable[Gpu]) -> Machine:
+def merge_gpus(machine: Machine, others: Iterable[Gpu]) -> Machine:
     """Return a node as all its ranks together see it.
 
     A device cgroup may show a rank only some GPUs, with other indices. So each rank's own GPU is taken as that rank
@@ -234,7 +234,7 @@ def whole(machine: Machine, others: Iterable[Gpu]) -> Machine:
     """
     known = {gpu.bus_id: gpu for gpu in machine.gpus or ()} | {gpu.bus_id: gpu for gpu in others}
     ordered = [known[bus_id] for bus_id in sorted(known)]
-    return replace(machine, gpus=tuple(replace(gpu, index=place) for place, gpu in enumerate(ordered)))
+    return replace(machine, gpus=tuple(replace(gpu, index=index) for index, gpu in enumerate(ordered)))
 
 
 def modelled(machine: Machine, ranks: int) -> RankLayout:
@@ -242,19 +242,19 @@ def modelled(machine: Machine, ranks: int) -> RankLayout:
     node = [rank_of(0, machine, gpu) for gpu in sorted(machine.gpus or (), key=lambda gpu: gpu.bus_id)]
 
     def rank(number: int) -> Rank:
-        alike, host = node[number % len(node)], f"node{number // len(node) + 1}"
-        label = f"{host}:{alike.label}" if ranks > len(node) else alike.label
-        return replace(alike, number=number, label=label, host=host)
+        template, host = node[number % len(node)], f"node{number // len(node) + 1}"
+        label = f"{host}:{template.label}" if ranks > len(node) else template.label
+        return replace(template, number=number, label=label, host=host)
 
-    everyone = tuple(map(rank, range(ranks)))
-    return RankLayout(everyone, dict.fromkeys((rank.host or "" for rank in everyone), machine))
+    all_ranks = tuple(map(rank, range(ranks)))
+    return RankLayout(all_ranks, dict.fromkeys((rank.host or "" for rank in all_ranks), machine))
 
 
-def _difference(what: str, infos: Sequence[RankInfo], value: Callable[[int], str]) -> Iterator[str]:
+def _difference(subject: str, infos: Sequence[RankInfo], value: Callable[[int], str]) -> Iterator[str]:
     """Yield a sentence with the nodes of each value, if there are several values."""
-    having: dict[str, dict[str, None]] = {}
+    nodes_by_value: dict[str, dict[str, None]] = {}
     for rank, info in enumerate(infos):
-        having.setdefault(value(rank), {})[info.host] = None
-    if len(having) > 1:
-        values = [f"{value} on {', '.join(map(printable, nodes))}" for value, nodes in having.items()]
-        yield f"{what} differs between nodes: {'; '.join(values)}"
+        nodes_by_value.setdefault(value(rank), {})[info.host] = None
+    if len(nodes_by_value) > 1:
+        values = [f"{value} on {', '.join(map(printable, nodes))}" for value, nodes in nodes_by_value.items()]
+        yield f"{subject} differs between nodes: {'; '.join(values)}"

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from egmctl.bench.case import Case, End
-from egmctl.bench.plan.flows import Place, expand, own_end
-from egmctl.bench.plan.paths import Path, nowhere, path_between
+from egmctl.bench.plan.flows import Location, expand, own_endpoint
+from egmctl.bench.plan.paths import Path, path_between, path_without_memory
 from egmctl.bench.plan.task import Candidate
 from egmctl.driver.signatures import cause_of
 from egmctl.model.finding import Waiver, WaiverKind
@@ -78,7 +78,7 @@ def node_flows(case: Case, ranks: Sequence[Rank], nodes: Sequence[int]) -> Itera
                     for first, second in combinations(ranks, 2)
                 )
             else:
-                yield from ((RankFlow(rank, _owner(ranks, place, node), node),) for place, rank in enumerate(ranks))
+                yield from ((RankFlow(rank, _owner(ranks, index, node), node),) for index, rank in enumerate(ranks))
         return
     # A round trip by the host is the same from either end.
     one_way = case.engine in (Engine.EVENT, Engine.SOCKET)
@@ -122,7 +122,7 @@ def flow_of(case: Case, rank_flow: RankFlow, path: Path, *, across_nodes: bool =
     if case.engine in UCX_ENGINES:
         return ucx_flow(case, issuer, owner, path)
     pushed = case.initiator is End.SOURCE
-    near = own_end(own_memory(case), issuer)
+    near = own_endpoint(own_memory(case), issuer)
     on_host = rank_flow.numa_node is not None
     far = Endpoint(
         memory=shared_memory(case),
@@ -155,16 +155,16 @@ def own_memory(case: Case) -> MemoryKind:
     return case.source if case.initiator is End.SOURCE else case.destination
 
 
-def homeless(case: Case, rank_flow: RankFlow) -> Path | None:
+def waived_path(case: Case, rank_flow: RankFlow) -> Path | None:
     """Return the waived path of a flow with host memory of a rank that has no NUMA node; ``None`` if there is none."""
     if rank_flow.numa_node is None and shared_memory(case) in HOST_MEMORY:
-        return nowhere(shared_memory(case), rank_flow.owner.label)
+        return path_without_memory(shared_memory(case), rank_flow.owner.label)
     if rank_flow.initiator.numa_node is None and own_memory(case) in HOST_MEMORY:
-        return nowhere(own_memory(case), rank_flow.initiator.label)
+        return path_without_memory(own_memory(case), rank_flow.initiator.label)
     return None
 
 
-def untried(path: Path) -> Path:
+def waive_blocked_egm(path: Path) -> Path:
     """Return a path over a blocked EGM route as waived, and any other path unchanged.
 
     Blocked routes are tried only within one process, where a crash affects nothing else.
@@ -182,15 +182,15 @@ def local_path(machine: Machine) -> PathOf:
             return _MESSAGES
         if case.engine in UCX_ENGINES:
             return ucx_path(case, rank_flow.initiator, machine, rank_flow.owner, machine)
-        if (nothing := homeless(case, rank_flow)) is not None:
-            return nothing
+        if (waived := waived_path(case, rank_flow)) is not None:
+            return waived
         issuer, owner = machine.gpu(rank_flow.initiator.bus_id), machine.gpu(rank_flow.owner.bus_id)
         far = owner if rank_flow.numa_node is None else rank_flow.numa_node
-        near: Place = issuer
+        near: Location = issuer
         if own_memory(case) in HOST_MEMORY and rank_flow.initiator.numa_node is not None:
             near = rank_flow.initiator.numa_node
         ends = (near, far) if case.initiator is End.SOURCE else (far, near)
-        path = untried(path_between(machine, (case.source, case.destination), ends, issuer))
+        path = waive_blocked_egm(path_between(machine, (case.source, case.destination), ends, issuer))
         # Life cycles run alone, because other work of the host would disturb them. A flag's round trip uses one pair of
         # ranks.
         alone = case.engine in (Engine.LIFE_CYCLE, Engine.PING_PONG)
@@ -209,14 +209,14 @@ def handle_waiver(machine: Machine, handle: HandleKind | None, gpu: Gpu) -> Waiv
     if needed is not None and attributes.get(needed) == 0:
         return _unsupported(gpu, f"does not support these handles: CU_DEVICE_ATTRIBUTE_{needed} is 0")
     mask = attributes.get(_POOL_HANDLES)
-    bit, what = _POOL_BITS.get(handle, (0, "")) if handle is not None else (0, "")
+    bit, handle_name = _POOL_BITS.get(handle, (0, "")) if handle is not None else (0, "")
     if bit and mask is not None and not mask & bit:
-        return _unsupported(gpu, f"exports no pools by {what}: CU_DEVICE_ATTRIBUTE_{_POOL_HANDLES} is {mask}")
+        return _unsupported(gpu, f"exports no pools by {handle_name}: CU_DEVICE_ATTRIBUTE_{_POOL_HANDLES} is {mask}")
     return _imex_waiver(machine) if handle in (HandleKind.FABRIC, HandleKind.POOL_FABRIC) else None
 
 
-def _unsupported(gpu: Gpu, what: str) -> Waiver:
-    return Waiver.about(WaiverKind.UNSUPPORTED_HANDLE, f"GPU{gpu.index} {what}", gpu)
+def _unsupported(gpu: Gpu, reason: str) -> Waiver:
+    return Waiver.about(WaiverKind.UNSUPPORTED_HANDLE, f"GPU{gpu.index} {reason}", gpu)
 
 
 def _imex_waiver(machine: Machine) -> Waiver | None:
@@ -229,9 +229,9 @@ def _imex_waiver(machine: Machine) -> Waiver | None:
     return Waiver(kind=WaiverKind.NO_IMEX_CHANNEL, reason=f"{cause_of('cuMemCreate', 800)} ({listed})")
 
 
-def _owner(ranks: Sequence[Rank], place: int, node: int) -> Rank:
+def _owner(ranks: Sequence[Rank], index: int, node: int) -> Rank:
     """Return the next rank whose nearest node is ``node``, or else the next rank."""
-    others = [*ranks[place + 1 :], *ranks[:place]]
+    others = [*ranks[index + 1 :], *ranks[:index]]
     return next((rank for rank in others if rank.numa_node == node), others[0])
 
 
@@ -239,24 +239,24 @@ RATE_GB_S = 1.0
 """The rate to plan with: TCP within a node reaches about half of it, CUDA IPC two hundred times as much."""
 
 
-def ucx_path(case: Case, issuer: Rank, issuers: Machine, other: Rank, others: Machine) -> Path:
+def ucx_path(case: Case, issuer: Rank, issuer_machine: Machine, other: Rank, other_machine: Machine) -> Path:
     """Return the path of messages, with the waiver if nothing can be sent and whether an end is EGM.
 
     Parameters
     ----------
     issuer, other
         The rank that issues the work (the receiver of a get, else the sender), and the rank at the other end.
-    issuers, others
+    issuer_machine, other_machine
         The machines of the two ranks.
     """
     if case.initiator is End.DESTINATION:
-        issuer, issuers, other, others = other, others, issuer, issuers
+        issuer, issuer_machine, other, other_machine = other, other_machine, issuer, issuer_machine
     memory, egm, reason = None, None, ""
-    for rank, machine, kind in ((issuer, issuers, case.source), (other, others, case.destination)):
+    for rank, machine, kind in ((issuer, issuer_machine, case.source), (other, other_machine, case.destination)):
         if kind not in HOST_MEMORY:
             continue
         if rank.numa_node is None:
-            waiver = nowhere(kind, rank.label).waiver
+            waiver = path_without_memory(kind, rank.label).waiver
             return Path(route=Route(carrier=Carrier.UCX), rate_gb_s=RATE_GB_S, waiver=waiver)
         gpu = machine.gpu(rank.bus_id)
         own = path_between(machine, (kind, MemoryKind.DEVICE), (rank.numa_node, gpu), gpu)
@@ -275,8 +275,8 @@ def ucx_flow(case: Case, issuer: Rank, other: Rank, path: Path) -> Flow:
     """Return the flow of messages. Each end is memory of its own rank; ``issuer`` issues the work."""
     source, destination = (issuer, other) if case.initiator is End.SOURCE else (other, issuer)
     return Flow(
-        source=own_end(case.source, source),
-        destination=own_end(case.destination, destination),
+        source=own_endpoint(case.source, source),
+        destination=own_endpoint(case.destination, destination),
         initiator=issuer.bus_id,
         initiator_label=issuer.label,
         initiator_rank=issuer.number,

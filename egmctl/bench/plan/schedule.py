@@ -50,10 +50,10 @@ def round_of(players: Sequence[T], number: int) -> list[tuple[T, T]]:
     The circle method: one player stays and the others rotate. For an odd number of players a bye rotates too, and the
     player that meets it rests.
     """
-    everyone: list[T | None] = [*players]
-    first, *others = everyone if len(players) % 2 == 0 else [*everyone, None]
-    turn = number % len(others)
-    circle = [first, *others[len(others) - turn :], *others[: len(others) - turn]]
+    entrants: list[T | None] = [*players]
+    first, *others = entrants if len(players) % 2 == 0 else [*entrants, None]
+    shift = number % len(others)
+    circle = [first, *others[len(others) - shift :], *others[: len(others) - shift]]
     half = len(circle) // 2
     pairs = zip(circle[:half], reversed(circle), strict=False)
     return [(player, partner) for player, partner in pairs if player is not None and partner is not None]
@@ -70,12 +70,12 @@ def sampled_rounds(count: int, peers: int, seed: int) -> list[list[tuple[int, in
     seed
         The seed of the random choice, which is the same on every node.
     """
-    chance = Random(seed)  # noqa: S311 - a sample, not a secret
+    random = Random(seed)  # noqa: S311 - a sample, not a secret
     players = list(range(count))
-    chance.shuffle(players)
+    random.shuffle(players)
     rounds = round_count(count)
-    chosen = sorted(chance.sample(range(rounds), min(peers + count % 2, rounds)))
-    return [round_of(players, number) for number in chosen]
+    numbers = sorted(random.sample(range(rounds), min(peers + count % 2, rounds)))
+    return [round_of(players, number) for number in numbers]
 
 
 def slots(
@@ -102,8 +102,8 @@ def slots(
             continue
         flow = task.flows[0]
         over = f" over {flow.route.symbol}" if by_link else ""
-        together = task.disjoint and task.pattern in alike
-        group = f"{task.name}{over}, {format_size(task.size_bytes)}" if together else None
+        is_parallel = task.disjoint and task.pattern in alike
+        group = f"{task.name}{over}, {format_size(task.size_bytes)}" if is_parallel else None
         yield Slot(number, ends(flow), group, memory(flow))
 
 
@@ -122,13 +122,13 @@ def make_steps(slots: Iterable[Slot], *, serial: bool = False, rounds: Rounds | 
         The rounds of pairs; by default those of a full tournament.
     """
     steps: list[Step] = []
-    arranged: set[str] = set()
+    scheduled: set[str] = set()
     slots = tuple(slots)
     for slot in slots:
         if serial or slot.group is None:
             steps.append(Step(tasks=(slot.number,)))
-        elif slot.group not in arranged:
-            arranged.add(slot.group)
+        elif slot.group not in scheduled:
+            scheduled.add(slot.group)
             steps += _group_steps(slot.group, [other for other in slots if other.group == slot.group], rounds)
     return tuple(steps)
 
@@ -142,10 +142,10 @@ def _group_steps(group: str, slots: Sequence[Slot], meetings: Rounds | None) -> 
     if meetings is None:
         meetings = [round_of(gpus, number) for number in range(round_count(len(gpus)))]
     for pairs in meetings:
-        ways = [[by_gpus[ends] for ends in (pair, pair[::-1]) if ends in by_gpus] for pair in pairs]
-        rounds += [[way[turn] for way in ways if turn < len(way)] for turn in (0, 1)]
+        by_pair = [[by_gpus[ends] for ends in (pair, pair[::-1]) if ends in by_gpus] for pair in pairs]
+        rounds += [[pair_slots[index] for pair_slots in by_pair if index < len(pair_slots)] for index in (0, 1)]
     steps: list[Step] = []
-    for number, tasks in enumerate(tasks for slots_of_round in rounds for tasks in _apart(slots_of_round)):
+    for number, tasks in enumerate(tasks for slots_of_round in rounds for tasks in _split_by_memory(slots_of_round)):
         several = len(tasks) > 1
         steps.append(Step(tasks=tuple(tasks), group=group if several else None))
         if several:
@@ -154,13 +154,13 @@ def _group_steps(group: str, slots: Sequence[Slot], meetings: Rounds | None) -> 
     return steps
 
 
-def _apart(slots: Iterable[Slot]) -> list[list[int]]:
+def _split_by_memory(slots: Iterable[Slot]) -> list[list[int]]:
     """Return the tasks of a round in parts that run one after the other; no two tasks of a part share memory."""
     parts: list[tuple[set[str], list[int]]] = []
     for slot in slots:
-        for taken, tasks in parts:
-            if taken.isdisjoint(slot.memory):
-                taken |= slot.memory
+        for used, tasks in parts:
+            if used.isdisjoint(slot.memory):
+                used |= slot.memory
                 tasks.append(slot.number)
                 break
         else:
@@ -174,12 +174,12 @@ def isolated(tasks: Sequence[PlannedTask], steps: Iterable[Step]) -> tuple[Step,
     It is not documented whether the driver allocates NUMA memory whose EGM route is blocked. It may refuse or crash.
     """
     usual: list[Step] = []
-    tried: dict[str, list[Step]] = {}
+    degraded: dict[str, list[Step]] = {}
     for step in steps:
         flows = [flow for number in step.tasks for flow in tasks[number].flows]
         if any(flow.route.degraded for flow in flows):
             name = " ".join(sorted({end.label for flow in flows for end in (flow.source, flow.destination)}))
-            tried.setdefault(name, []).append(replace(step, isolated=name))
+            degraded.setdefault(name, []).append(replace(step, isolated=name))
         else:
             usual.append(step)
-    return (*usual, *(step for steps_of_ends in tried.values() for step in steps_of_ends))
+    return (*usual, *(step for steps_of_ends in degraded.values() for step in steps_of_ends))

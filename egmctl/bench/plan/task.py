@@ -135,10 +135,10 @@ def capability_waiver(engine: Engine, gpu: Gpu) -> Waiver | None:
 
 def blocks_waiver(point: Point, gpu: Gpu) -> Waiver | None:
     """Return why a GPU has too few multiprocessors for one block each; ``None`` if enough or unknown."""
-    there = _multiprocessors((gpu,))
-    if point.sms is None or there is None or point.sms <= there:
+    available = _multiprocessors((gpu,))
+    if point.sms is None or available is None or point.sms <= available:
         return None
-    return Waiver.about(WaiverKind.UNSUPPORTED_ENGINE, f"GPU{gpu.index} has {there} multiprocessors", gpu)
+    return Waiver.about(WaiverKind.UNSUPPORTED_ENGINE, f"GPU{gpu.index} has {available} multiprocessors", gpu)
 
 
 def _multiprocessors(gpus: Sequence[Gpu]) -> int | None:

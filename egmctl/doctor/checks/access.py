@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from egmctl.doctor.check import Scope, Verdicts, about, check, known, skip
+from egmctl.doctor.check import Scope, Verdicts, check, findings_on, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, noted, passed, skipped, todo, unknown, warned
 from egmctl.doctor.restrictions import (
     LOST_RULES,
@@ -38,56 +38,56 @@ _UNMASK = todo("Start the container, or the service, without that mount; choose 
 @check("dev.cgroup-restricted", Guard.EGM, Guard.P2P, Guard.IPC, Guard.FABRIC)
 def _cgroup_restricted(machine: Machine, scope: Scope) -> Verdicts:
     denied, unclear = lost(machine, Block.DEVICE_CGROUP), lost(machine, Block.UNKNOWN)
-    asked = [gpu for gpu in machine.gpus or () if gpu.node and gpu.node.exists and gpu.node.access is not None]
+    readable = [gpu for gpu in machine.gpus or () if gpu.node and gpu.node.exists and gpu.node.access is not None]
     for gpu in unclear:
-        stopped = classify(machine, gpu)
-        reason = (stopped and stopped.detail) or "not read"
+        obstacle = classify(machine, gpu)
+        reason = (obstacle and obstacle.detail) or "not read"
         yield unknown(f"whether these GPUs are accessible is unknown: {reason}", gpu)
     if denied:
         yield _cgroup_denies(machine, scope, denied)
-    elif asked:
+    elif readable:
         hides = "CUDA_VISIBLE_DEVICES" in ((machine.process or Process()).environment or {})
         note = "CUDA_VISIBLE_DEVICES only hides GPUs from CUDA: EGM routes over them stay" if hides else ""
-        evidence = (*accesses(asked), *cgroup_evidence(machine))
-        yield passed("the device cgroup denies no GPU", asked, evidence=evidence, note=note)
+        evidence = (*accesses(readable), *cgroup_evidence(machine))
+        yield passed("the device cgroup denies no GPU", readable, evidence=evidence, note=note)
     elif not unclear:
         yield skipped(_NO_NODE)
 
 
 def _cgroup_denies(machine: Machine, scope: Scope, denied: list[Gpu]) -> Finding:
     all_denied = denies_control_node(machine)
-    by = manager(machine, of_container=all_denied)
-    evidence = (*accesses(denied), *cgroup_evidence(machine), *((by.sign,) if by.sign else ()))
-    return _by_severity(
+    owner = manager(machine, is_container=all_denied)
+    evidence = (*accesses(denied), *cgroup_evidence(machine), *((owner.sign,) if owner.sign else ()))
+    return _withheld_finding(
         machine,
         scope,
         denied,
         "the device cgroup denies {}, and /dev/nvidiactl too" if all_denied else "the device cgroup denies {}",
         evidence=tuple(dict.fromkeys((*evidence, *route_evidence(machine, scope)))),
-        **_denied_by(machine, by),
+        **_denial_details(machine, owner),
     )
 
 
-def _denied_by(machine: Machine, by: Manager) -> dict[str, Any]:
+def _denial_details(machine: Machine, owner: Manager) -> dict[str, Any]:
     """Return cause, remedy and confidence of a denial by the device cgroup."""
-    cause, remedy = policy(machine, by), by.remedy
+    cause, remedy = policy(machine, owner), owner.remedy
     # The container has the node of nvidiactl but has lost its device rules.
     if in_container(machine) and denies_control_node(machine):
         cause += "; a container that had its GPUs gets there when systemd reloads its units"
         remedy = LOST_RULES
-    return {"cause": cause, "remedy": remedy, "confidence": by.confidence}
+    return {"cause": cause, "remedy": remedy, "confidence": owner.confidence}
 
 
 @check("dev.nodes-missing", Guard.EGM, Guard.P2P, Guard.IPC)
 def _nodes_missing(machine: Machine, scope: Scope) -> Verdicts:
-    masked, kept, unmade = (
+    masked, withheld, unmade = (
         lost(machine, block) for block in (Block.MASKED, Block.NOT_IN_CONTAINER, Block.NO_DEVICE_NODE)
     )
     if masked:
         hidden = "/dev/null is bound over {}"
-        yield _by_severity(machine, scope, masked, hidden, remedy=_UNMASK, evidence=accesses(masked))
-    if kept:
-        yield _not_given(machine, scope, kept)
+        yield _withheld_finding(machine, scope, masked, hidden, remedy=_UNMASK, evidence=accesses(masked))
+    if withheld:
+        yield _not_given(machine, scope, withheld)
     if unmade:
         numbers = " ".join(f"-c {minor}" for gpu in unmade if (minor := minor_of(gpu)) is not None)
         yield failed(
@@ -97,27 +97,27 @@ def _nodes_missing(machine: Machine, scope: Scope) -> Verdicts:
             evidence=accesses(unmade),
             cause="it was not created yet, or ModifyDeviceFiles=0 stops the driver's tools from creating it",
         )
-    if not (kept or unmade or masked):
+    if not (withheld or unmade or masked):
         present = [gpu for gpu in machine.gpus or () if gpu.node is not None and gpu.node.exists]
         yield passed("every GPU of the driver has its device node", present) if present else skipped(_NO_NODE)
 
 
 def _not_given(machine: Machine, scope: Scope, gpus: list[Gpu]) -> Finding:
     environment = (machine.process or Process()).environment or {}
-    by = manager(machine, of_container=True)
-    remedy, cause = by.remedy, f"set by {by.name}" if by.name else "the container was started without them"
+    owner = manager(machine, is_container=True)
+    remedy, cause = owner.remedy, f"set by {owner.name}" if owner.name else "the container was started without them"
     if environment.get("ENROOT_RESTRICT_DEV", "n").lower() not in ("n", "no", "0", "false", ""):
         remedy = todo("Start the step without ENROOT_RESTRICT_DEV, and choose with CUDA_VISIBLE_DEVICES.")
         cause = "enroot passes in only the requested device nodes"
     if "NVIDIA_VISIBLE_DEVICES" in environment:
         cause += f"; NVIDIA_VISIBLE_DEVICES={environment['NVIDIA_VISIBLE_DEVICES']}"
     mounts = (fact("/proc/self/mountinfo", path) for path in node_mounts(machine))
-    all_gone = "this container was started without GPUs ({} not given)"
-    return _by_severity(
+    all_withheld = "this container was started without GPUs ({} not given)"
+    return _withheld_finding(
         machine,
         scope,
         gpus,
-        all_gone if without_gpus(machine) else "this container was not given {}",
+        all_withheld if lacks_all_gpus(machine) else "this container was not given {}",
         remedy=remedy,
         evidence=(*accesses(gpus), *mounts, *route_evidence(machine, scope)),
         cause=cause,
@@ -125,7 +125,7 @@ def _not_given(machine: Machine, scope: Scope, gpus: list[Gpu]) -> Finding:
     )
 
 
-def without_gpus(machine: Machine) -> bool:
+def lacks_all_gpus(machine: Machine) -> bool:
     """Return whether this container was given neither a GPU nor the control nodes that all GPUs need."""
     nodes = (machine.driver or Driver()).nodes or ()
     control = {access_of(node) for node in nodes if node.path in ("/dev/nvidiactl", "/dev/nvidia-uvm")}
@@ -133,33 +133,33 @@ def without_gpus(machine: Machine) -> bool:
     return losses == {Block.NOT_IN_CONTAINER} and control == {"ENOENT"}
 
 
-def _by_severity(machine: Machine, scope: Scope, gone: list[Gpu], sentence: str, **more: Any) -> Finding:
+def _withheld_finding(machine: Machine, scope: Scope, withheld: list[Gpu], sentence: str, **more: Any) -> Finding:
     """Return the finding on GPUs that were deliberately withheld from this process.
 
     ``fail`` if the user requires one of them, no GPU is left, or no GPU that can route EGM to a NUMA node is left;
     ``warn`` if fewer such GPUs are left for a node; else ``note``, a partial allocation.
     """
-    words, names = sentence.format(node_names(gone)), on_gpus(gone).label
-    asked = [gpu for gpu in gone if requested(machine, scope, gpu)]
-    if asked:
-        return failed(f"{words}, but {on_gpus(asked).label} is required (--gpus, --expect)", place=gone, **more)
+    text, names = sentence.format(node_names(withheld)), on_gpus(withheld).label
+    required = [gpu for gpu in withheld if requested(machine, scope, gpu)]
+    if required:
+        return failed(f"{text}, but {on_gpus(required).label} is required (--gpus, --expect)", place=withheld, **more)
     left = [gpu for gpu in machine.gpus or () if loss(machine, gpu) is None]
     if not left:
-        return failed(f"{words}: no GPU can be used", place=gone, **more)
+        return failed(f"{text}: no GPU can be used", place=withheld, **more)
     if may_have_egm(machine) and not _local_only(machine, scope):
-        reduced = {node: gpus for node, gpus in routers(machine, scope).items() if any(gpu in gone for gpu in gpus)}
+        reduced = {node: gpus for node, gpus in routers(machine, scope).items() if any(gpu in withheld for gpu in gpus)}
         cut_off = [str(node) for node, gpus in reduced.items() if not any(gpu in left for gpu in gpus)]
         if cut_off:
             nodes = ", ".join(cut_off)
-            return failed(f"{words}: EGM to NUMA {nodes} has no GPU left to go through", place=gone, **more)
+            return failed(f"{text}: EGM to NUMA {nodes} has no GPU left to go through", place=withheld, **more)
         if reduced:
             nodes = ", ".join(map(str, reduced))
-            return warned(f"{words}: EGM to NUMA {nodes} has fewer GPUs to go through", place=gone, **more)
+            return warned(f"{text}: EGM to NUMA {nodes} has fewer GPUs to go through", place=withheld, **more)
     note = (
         f"normal for a partial allocation (--gpus or --expect make it a fault). {on_gpus(left).label} cannot import "
         f"memory of {names} by legacy, descriptor, pool or fabric handle, and EGM is not routed through it"
     )
-    return noted(words, gone, note=note, **more)
+    return noted(text, withheld, note=note, **more)
 
 
 def _local_only(machine: Machine, scope: Scope) -> bool:
@@ -174,20 +174,20 @@ def _permissions(machine: Machine, scope: Scope) -> Verdicts:
     faults = [
         fault
         for gpu in machine.gpus or ()
-        if gpu.node is not None and (stopped := classify(machine, gpu)) and stopped.block in _OF_NODES
-        for fault in about(gpu, _node_fault(machine, gpu.node, stopped))
+        if gpu.node is not None and (obstacle := classify(machine, gpu)) and obstacle.block in _NODE_BLOCKS
+        for fault in findings_on(gpu, _node_fault(machine, gpu.node, obstacle))
     ]
     yield from faults
     if not faults:
         accessible = [gpu for gpu in scope.gpus_of(machine) if gpu.node is not None and gpu.node.access == "ok"]
-        none = "no device node is accessible; other checks say why"
-        yield passed("device nodes are accessible to this user", accessible or skip(none))
+        reason = "no device node is accessible; other checks say why"
+        yield passed("device nodes are accessible to this user", accessible or skip(reason))
 
 
-_OF_NODES = (Block.NO_PERMISSION, Block.NODEV, Block.STALE_NODE, Block.NOT_A_DEVICE)
+_NODE_BLOCKS = (Block.NO_PERMISSION, Block.NODEV, Block.STALE_NODE, Block.NOT_A_DEVICE)
 
 
-def _node_fault(machine: Machine, node: DeviceNode, stopped: Obstacle, user: str = "") -> Verdicts:
+def _node_fault(machine: Machine, node: DeviceNode, obstacle: Obstacle, user: str = "") -> Verdicts:
     """Yield evidence and a failure for a device node that exists but is unusable.
 
     Parameters
@@ -197,15 +197,15 @@ def _node_fault(machine: Machine, node: DeviceNode, stopped: Obstacle, user: str
     """
     yield from node_evidence([node])
     name, needed = (node.path, f", and {user} cannot do without it") if user else ("the device nodes", "")
-    if stopped.block is Block.NO_PERMISSION:
+    if obstacle.block is Block.NO_PERMISSION:
         yield failed(f"this user may not open {name}", **_denial(machine, node))
-    elif stopped.block is Block.NODEV:
+    elif obstacle.block is Block.NODEV:
         for mount in (machine.confinement or Confinement()).mounts or ():
             if mount.path.startswith("/dev") and "nodev" in mount.options:
                 yield fact("/proc/self/mountinfo", f"{mount.path} {mount.kind} {','.join(mount.options)}")
         yield failed(f"{name} lies on a mount with the option nodev: open(2) fails with EACCES", _MOUNT_WITH_DEV)
     else:
-        yield failed(f"{stopped.cause}{needed}", _UNMASK if stopped.block is Block.MASKED else _MAKE_ANEW)
+        yield failed(f"{obstacle.cause}{needed}", _UNMASK if obstacle.block is Block.MASKED else _MAKE_ANEW)
 
 
 def _denial(machine: Machine, node: DeviceNode) -> dict[str, Any]:
@@ -279,8 +279,8 @@ def _fault(machine: Machine, node: DeviceNode, user: str) -> Iterator[Finding]:
         return
     elif stopped.block is Block.DEVICE_CGROUP:
         denied = f"the device cgroup denies {path}, which {user} cannot do without"
-        yield failed(denied, **_denied_by(machine, manager(machine)))
+        yield failed(denied, **_denial_details(machine, manager(machine)))
     elif stopped.block is Block.UNKNOWN:
         yield unknown(f"whether {path} may be used here: {stopped.detail}")
     else:
-        yield from about(NODE, _node_fault(machine, node, stopped, user))
+        yield from findings_on(NODE, _node_fault(machine, node, stopped, user))

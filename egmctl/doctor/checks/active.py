@@ -8,7 +8,7 @@ from functools import partial
 
 from egmctl.doctor.check import Check, Scope
 from egmctl.doctor.findings import failed, passed, skipped, unknown
-from egmctl.doctor.situation import by_value, coherent_gpus, in_domain, numbers
+from egmctl.doctor.situation import coherent_gpus, group_by, in_domain, numbers
 from egmctl.driver.signatures import Cause, cause_of, cause_of_crash
 from egmctl.model.finding import NODE, Confidence, Evidence, Finding, Guard, Place, Remedy, on_gpus, on_numa, on_pairs
 from egmctl.model.gpu import Gpu
@@ -66,7 +66,7 @@ def _judge(kind: ProbeKind, subject: str, machine: Machine, scope: Scope) -> Ite
     probes = [probe for probe in machine.probes if probe.kind is kind and _is_whole(probe)]
     if not probes:
         yield skipped("no GPU to try it on")
-    for _, group in by_value(probes, _sameness):
+    for _, group in group_by(probes, _group_key):
         memory = "GPU memory" if group[0].numa_node is None else "HOST_NUMA memory"
         gpus = _label(machine, [probe.gpus[0] for probe in group])
         verdict = _verdict(machine, scope, subject.format(memory=memory, gpus=gpus), group)
@@ -80,7 +80,7 @@ def _is_whole(probe: Probe) -> bool:
     return len(probe.gpus) == 2
 
 
-def _sameness(probe: Probe) -> tuple[object, ...]:
+def _group_key(probe: Probe) -> tuple[object, ...]:
     """Return the key by which probes are grouped into findings."""
     detail = probe.detail if probe.outcome is Outcome.NOT_RUN else ""
     host = probe.numa_node if probe.kind is ProbeKind.HOST_NUMA else probe.numa_node is not None
@@ -95,7 +95,7 @@ def _verdict(machine: Machine, scope: Scope, subject: str, probes: Sequence[Prob
     match first.outcome:
         case Outcome.OK:
             moves_no_bytes = first.kind in (ProbeKind.IPC_EVENT, ProbeKind.PIDFD)
-            note = _without_c2c(machine, probes) if first.numa_node is not None else ""
+            note = _pcie_note(machine, probes) if first.numa_node is not None else ""
             return passed(f"{subject}: {'works' if moves_no_bytes else 'every byte arrived, both ways'}", note=note)
         case Outcome.NOT_RUN:
             return skipped(first.detail)
@@ -105,17 +105,17 @@ def _verdict(machine: Machine, scope: Scope, subject: str, probes: Sequence[Prob
             # No call returned an error: the library or its function is missing.
             return unknown(f"{subject}: {first.detail}")
         case Outcome.ERROR:
-            if reason := _lack(machine, scope, first):
+            if reason := _missing_feature(machine, scope, first):
                 return skipped(f"{subject}: {reason}", evidence=evidence)
             cause = _cause_of_error(machine, first)
             confidence = Confidence.MEDIUM if cause else Confidence.LOW
-            how, remedy = f"{first.call} failed: {first.error_name} ({first.error_number})", FAILING
+            failure, remedy = f"{first.call} failed: {first.error_name} ({first.error_number})", FAILING
         case _:
             cause = _cause_of_crash(machine, first) if first.outcome is Outcome.CRASHED else None
-            end = "did not end in time" if first.outcome is Outcome.TIMED_OUT else "killed its process"
-            how, remedy = f"{end}{f' in {first.call}' if first.call else ''}", HANGING
+            ending = "did not end in time" if first.outcome is Outcome.TIMED_OUT else "killed its process"
+            failure, remedy = f"{ending}{f' in {first.call}' if first.call else ''}", HANGING
     return failed(
-        f"{subject}: {how}",
+        f"{subject}: {failure}",
         Remedy(text=cause.remedy) if cause else remedy,
         evidence=evidence,
         cause=cause.cause if cause else "",
@@ -123,7 +123,7 @@ def _verdict(machine: Machine, scope: Scope, subject: str, probes: Sequence[Prob
     )
 
 
-def _lack(machine: Machine, scope: Scope, probe: Probe) -> str:
+def _missing_feature(machine: Machine, scope: Scope, probe: Probe) -> str:
     """Return the missing feature if the error means that this machine lacks it by design; else ``""``."""
     number = probe.error_number
     if number == PEER_UNSUPPORTED:
@@ -131,7 +131,7 @@ def _lack(machine: Machine, scope: Scope, probe: Probe) -> str:
     if number == NOT_SUPPORTED and probe.call in _MAKING:
         return "the driver does not support it here"
     no_channel = probe.kind is ProbeKind.FABRIC and number == NOT_PERMITTED
-    if no_channel and not in_domain(machine) and not scope.asked_purpose(Guard.FABRIC):
+    if no_channel and not in_domain(machine) and not scope.names_purpose(Guard.FABRIC):
         return "no IMEX channel, and the GPUs are in no multi-node NVLink domain; --for fabric tries it anyway"
     return ""
 
@@ -172,12 +172,12 @@ _PTRACE = Cause(
 )
 
 
-def _without_c2c(machine: Machine, probes: Sequence[Probe]) -> str:
+def _pcie_note(machine: Machine, probes: Sequence[Probe]) -> str:
     """Return a note on the GPUs that accessed host memory over PCIe, if any."""
     gpus = _known(machine, [bus_id for probe in probes for bus_id in probe.gpus])
     with_c2c = coherent_gpus(machine, gpus)
-    without = [gpu for gpu in gpus if gpu not in with_c2c]
-    return f"{on_gpus(without).label}: over PCIe, not EGM, without NVLink-C2C" if without else ""
+    pcie_gpus = [gpu for gpu in gpus if gpu not in with_c2c]
+    return f"{on_gpus(pcie_gpus).label}: over PCIe, not EGM, without NVLink-C2C" if pcie_gpus else ""
 
 
 def _known(machine: Machine, bus_ids: Iterable[str]) -> list[Gpu]:
@@ -196,18 +196,18 @@ def _participants(machine: Machine, probe: Probe) -> str:
     """Return the kind, GPUs and NUMA node of a probe, and the side that failed."""
     nodes = "" if probe.numa_node is None else f" on NUMA {probe.numa_node}"
     ends = ">".join(_label(machine, [bus_id]) for bus_id in probe.gpus)
-    by = f", seen by {_label(machine, [probe.by])}" if probe.by and len(probe.gpus) > 1 else ""
-    return f"{probe.kind} {ends}{nodes}{by}"
+    reporter = f", seen by {_label(machine, [probe.by])}" if probe.by and len(probe.gpus) > 1 else ""
+    return f"{probe.kind} {ends}{nodes}{reporter}"
 
 
-def _place(machine: Machine, probes: Sequence[Probe], every: Sequence[Probe]) -> Place:
+def _place(machine: Machine, probes: Sequence[Probe], all_probes: Sequence[Probe]) -> Place:
     """Return the place of a finding: the NUMA node for HOST_NUMA, the GPUs if it is about all pairs, else the pairs."""
     kind, node = probes[0].kind, probes[0].numa_node
     if kind is ProbeKind.HOST_NUMA and node is not None:
         return on_numa([node])
     pairs = {probe.gpus for probe in probes}
     known = {gpu.bus_id: gpu for gpu in _known(machine, [bus_id for pair in pairs for bus_id in pair])}
-    if known and pairs == {probe.gpus for probe in every}:
+    if known and pairs == {probe.gpus for probe in all_probes}:
         return on_gpus(known.values())
     known_pairs = [(known[first], known[second]) for first, second in pairs if first in known and second in known]
     # A pair names the accessing GPU first, then the owner; probes other than P2P name the owner first.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
-from egmctl.doctor.findings import as_root, fact, failed, gap, passed, todo, unknown, warned, without_option
+from egmctl.doctor.findings import as_root, fact, failed, gap, passed, remove_option, todo, unknown, warned
 from egmctl.doctor.refusals import mode_without_peers
 from egmctl.doctor.situation import (
     NO_NVIDIA_GPU,
@@ -43,9 +43,9 @@ def _platform(machine: Machine, _scope: Scope) -> Verdicts:
     elif not is_coherent:
         skip(NOT_EGM)
     else:
-        this = platform(machine)
-        named = this.kind not in (PlatformKind.NO_EGM, PlatformKind.UNKNOWN)
-        yield passed(this.line if named else "a platform that can have EGM: its GPUs have NVLink-C2C")
+        detected = platform(machine)
+        is_known = detected.kind not in (PlatformKind.NO_EGM, PlatformKind.UNKNOWN)
+        yield passed(detected.line if is_known else "a platform that can have EGM: its GPUs have NVLink-C2C")
 
 
 @check("egm.capability", Guard.EGM)
@@ -54,18 +54,18 @@ def _capability(machine: Machine, scope: Scope) -> Verdicts:
     gpus = [gpu for gpu in usable(machine, scope.gpus_of(machine)) if c2c(machine, gpu) is C2c.UP]
     if not gpus:
         skip("NVLink-C2C of no GPU that can be used from here is up; c2c.link and dev.* say why")
-    on = [gpu for gpu in gpus if gpu.nvml and gpu.nvml.egm_capable]
+    capable = [gpu for gpu in gpus if gpu.nvml and gpu.nvml.egm_capable]
     for gpu in gpus:
         bits = gpu.nvml.capabilities if gpu.nvml else None
         yield fact(f"nvmlDeviceGetCapabilities(GPU{gpu.index})", None if bits is None else f"capMask {bits:#x}")
-    if off := [gpu for gpu in gpus if gpu.nvml and gpu.nvml.egm_capable is False]:
+    if incapable := [gpu for gpu in gpus if gpu.nvml and gpu.nvml.egm_capable is False]:
         cause = "firmware reserved no memory, NVLink-C2C is down or routes are missing: see egm.preconditions"
-        summary = f"EGM is off, but on for {on_gpus(on).label}" if on else "EGM is off"
-        yield failed(summary, FIRMWARE, off, cause=cause)
-    elif on:
-        yield passed("EGM is on", on)
+        summary = f"EGM is off, but on for {on_gpus(capable).label}" if capable else "EGM is off"
+        yield failed(summary, FIRMWARE, incapable, cause=cause)
+    elif capable:
+        yield passed("EGM is on", capable)
     for gpu in gpus:
-        if gpu not in on and gpu not in off:
+        if gpu not in capable and gpu not in incapable:
             reason = (gpu.nvml and gap(gpu.nvml, "capabilities")) or "the driver is too old to report it"
             yield unknown(f"whether EGM is on: {reason}", gpu)
 
@@ -100,9 +100,9 @@ def _missing(machine: Machine, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
     if driver.module_flavour == "proprietary":
         install = as_root("Install the driver's open kernel modules.", reboot=True)
         yield failed("the proprietary kernel modules do not support GPUs with NVLink-C2C", install)
-    if nowhere := [gpu for gpu in gpus if gpu.pci is not None and (gpu.pci.numa_node or 0) < 0]:
+    if without_node := [gpu for gpu in gpus if gpu.pci is not None and (gpu.pci.numa_node or 0) < 0]:
         update = as_root("Update the system firmware.", reboot=True)
-        yield failed("the firmware does not report the NUMA node of these GPUs", update, nowhere)
+        yield failed("the firmware does not report the NUMA node of these GPUs", update, without_node)
 
 
 def _gpus_in_domain(machine: Machine, scope: Scope) -> tuple[Gpu, ...]:
@@ -149,12 +149,12 @@ def _hypervisor_mode(machine: Machine, _scope: Scope) -> Verdicts:
 
 @check("egm.override-key", Guard.EGM, sections=("driver",))
 def _override_key(machine: Machine, _scope: Scope) -> Verdicts:
-    words = driver_parameters(machine).get("RegistryDwords", "")
-    yield fact("NVreg_RegistryDwords", words or "empty")
-    if "RMEnableLocalEgmPeerId" in words:
+    registry_keys = driver_parameters(machine).get("RegistryDwords", "")
+    yield fact("NVreg_RegistryDwords", registry_keys or "empty")
+    if "RMEnableLocalEgmPeerId" in registry_keys:
         yield warned(
             "RMEnableLocalEgmPeerId, a hardware verification key, forces EGM's peer id",
-            without_option("RMEnableLocalEgmPeerId (in NVreg_RegistryDwords)"),
+            remove_option("RMEnableLocalEgmPeerId (in NVreg_RegistryDwords)"),
         )
     else:
         yield passed("no registry key overrides EGM")
@@ -179,7 +179,7 @@ def _cgroup_route(machine: Machine, scope: Scope) -> Verdicts:
             yield passed("all GPUs on EGM routes are accessible", place, evidence=evidence, note=note)
             continue
         names, left = on_gpus(gpu for gpu, _ in lost).label, usable(machine, gpus)
-        required = any(scope.asked_for(gpu) for gpu, _ in lost)
+        required = any(scope.names_gpu(gpu) for gpu, _ in lost)
         if len(lost) == len(gpus):
             summary = f"no GPU here can route EGM to this memory ({names} cannot be used)"
         elif required:
@@ -210,31 +210,31 @@ def _all_local(machine: Machine, scope: Scope, node: int) -> bool:
 def _peer_route(machine: Machine, scope: Scope) -> Verdicts:
     need_c2c(machine, NOT_EGM)
     gpus = usable(machine, scope.gpus_of(machine))
-    far = [(gpu, node) for gpu in gpus for node in scope.numa_of(machine) if gpu.host_numa_id != node]
-    if not far:
+    remote = [(gpu, node) for gpu in gpus for node in scope.numa_of(machine) if gpu.host_numa_id != node]
+    if not remote:
         skip("no other NUMA node to reach")
     if not any(active_nvlinks(gpu) or fabric(gpu) for gpu in machine.gpus or ()):
         skip("no NVLink joins these GPUs: another node's memory is ordinary system memory to them")
     reaches: list[Gpu] = []
     faulty: list[Gpu] = []
-    for gpu, node in far:
-        way = route(machine, gpu, node)
-        if way.kind is RouteKind.REMOTE:
+    for gpu, node in remote:
+        path = route(machine, gpu, node)
+        if path.kind is RouteKind.REMOTE:
             reaches.append(gpu)
-        elif way.kind is RouteKind.UNKNOWN:
+        elif path.kind is RouteKind.UNKNOWN:
             faulty.append(gpu)
-            yield unknown(f"the EGM route to NUMA {node}: {way.reason}", gpu)
-        elif way.blocked_by in (Block.NVLINK_DOWN, Block.NO_P2P):
+            yield unknown(f"the EGM route to NUMA {node}: {path.reason}", gpu)
+        elif path.blocked_by in (Block.NVLINK_DOWN, Block.NO_P2P):
             faulty.append(gpu)
             mode = mode_without_peers(machine, (gpu, *owners(machine, node)))
-            asked = scope.asked_purpose(Guard.EGM) or scope.asked_purpose(Guard.P2P)
-            yield (failed if mode is None or asked else warned)(
-                f"no EGM route to NUMA {node}: {way.reason}",
+            named = scope.names_purpose(Guard.EGM) or scope.names_purpose(Guard.P2P)
+            yield (failed if mode is None or named else warned)(
+                f"no EGM route to NUMA {node}: {path.reason}",
                 todo("See p2p.status and nvlink.links for the GPUs that are named."),
                 gpu,
                 cause=f"remote EGM goes over NVLink to a GPU of that node, as its peer{f'; {mode}' if mode else ''}",
             )
-    if good := [gpu for gpu in gpus if gpu in reaches and gpu not in faulty]:
-        yield passed("reaches the other NUMA nodes over NVLink and a peer's C2C", good)
+    if reaching := [gpu for gpu in gpus if gpu in reaches and gpu not in faulty]:
+        yield passed("reaches the other NUMA nodes over NVLink and a peer's C2C", reaching)
     elif not faulty:
         skip("no remote EGM route to judge; other checks say why")

@@ -6,10 +6,10 @@ from egmctl.doctor.check import Scope, Verdicts, check, skip
 from egmctl.doctor.findings import as_root, daemon_fact, fact, failed, gap, passed, skipped, todo, unknown, warned
 from egmctl.doctor.restrictions import accesses
 from egmctl.doctor.situation import (
-    by_value,
     check_gpus,
     coherent,
     fabric,
+    group_by,
     in_domain,
     lost,
     manages_nvlink5,
@@ -83,7 +83,7 @@ def _not_ready(machine: Machine, state: str) -> Verdicts:
 
 def _health(info: Fabric) -> Verdicts:
     health, summary = info.health or {}, info.health_summary
-    faults = [(stops_work, words) for name, (bad, stops_work, words) in MASK.items() if health.get(name) == bad]
+    faults = [(stops_work, text) for name, (bad, stops_work, text) in MASK.items() if health.get(name) == bad]
     configuration = health.get("incorrect_configuration", "none")
     if configuration not in ("none", "not-supported"):
         faults.append((True, f"its configuration is wrong ({configuration.replace('-', ' ')})"))
@@ -92,10 +92,10 @@ def _health(info: Fabric) -> Verdicts:
     yield fact(f"{INFO}: health", ", ".join(f"{name}={value}" for name, value in health.items()) or "not read")
     yield fact(f"{INFO}: health summary", summary)
     if faults:
-        words = f"the fabric's registration is complete, but {'; '.join(words for _, words in faults)}"
+        text = f"the fabric's registration is complete, but {'; '.join(text for _, text in faults)}"
         remedy = todo("Drain the node; check these GPUs in the fabric manager.", "nvidia-smi -q | grep -A12 Fabric")
         stops_work = summary == "unhealthy" or any(stops_work for stops_work, _ in faults)
-        yield (failed if stops_work else warned)(words, remedy)
+        yield (failed if stops_work else warned)(text, remedy)
     elif unread := gap(info, "status") or gap(info, "health", "health_summary", newer=True):
         yield unknown(f"registered in the fabric, but its status or health was not read ({unread})")
     else:
@@ -113,7 +113,7 @@ def _consistency(machine: Machine, scope: Scope) -> Verdicts:
         yield unknown("the NVLink domain or clique of these GPUs was not read", unread)
     elif not complete:
         skip("no GPU is registered in a fabric")
-    groups = dict(by_value(complete, lambda pair: (pair[1].cluster_uuid, pair[1].clique_id)))
+    groups = dict(group_by(complete, lambda pair: (pair[1].cluster_uuid, pair[1].clique_id)))
     for (cluster, clique), members in groups.items():
         label = on_gpus(gpu for gpu, _ in members).label
         yield fact(f"{INFO}({label})", f"cluster {cluster or 'none'}, clique {'none' if clique is None else clique}")
@@ -157,16 +157,16 @@ def _manager(machine: Machine, _scope: Scope) -> Verdicts:
 @check("fabric.same-node-isolation", Guard.FABRIC, Guard.IPC)
 def _isolation(machine: Machine, scope: Scope) -> Verdicts:
     away = lost(machine, *DENIED)
-    words = f"memory of {on_gpus(away).label} cannot be imported from another process, not even by fabric handle"
+    text = f"memory of {on_gpus(away).label} cannot be imported from another process, not even by fabric handle"
     yield from accesses(away)
     if not away:
         yield passed("this process can import memory of every GPU")
-    elif scope.asked_purpose(Guard.FABRIC) or scope.asked_purpose(Guard.IPC):
+    elif scope.names_purpose(Guard.FABRIC) or scope.names_purpose(Guard.IPC):
         remedy = todo("Give every rank all GPUs and choose with CUDA_VISIBLE_DEVICES: see dev.cgroup-restricted.")
         cause = "an import fails with 801, 101 or 1 where the device cgroup denies the owner (measured on H200)"
-        yield warned(words, remedy, away, cause=cause)
+        yield warned(text, remedy, away, cause=cause)
     else:
-        yield passed("this process cannot open some GPUs", note=words)
+        yield passed("this process cannot open some GPUs", note=text)
 
 
 MODULES = ("mlx5_core", "mlx5_ib", "ib_umad")

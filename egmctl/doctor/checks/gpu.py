@@ -60,9 +60,9 @@ def _faults(bus_id: str, nvml: GpuNvml) -> Iterator[Finding]:
     command = f"nvidia-smi --gpu-reset -i {bus_id}"
     reset = as_root("Drain the node and reset the GPU; if the errors return, replace it.", command)
     if action not in (None, "none"):
-        what, how, reboot = RECOVERY.get(action, (action, "Look up the action in NVIDIA's NVML reference.", False))
-        remedy = as_root(how, command if action in ("gpu-reset", "drain-and-reset") else None, reboot=reboot)
-        yield failed(f"the driver asks for a {what}", remedy, evidence=(fact(RECOVERY_ACTION, action),))
+        request, text, reboot = RECOVERY.get(action, (action, "Look up the action in NVIDIA's NVML reference.", False))
+        remedy = as_root(text, command if action in ("gpu-reset", "drain-and-reset") else None, reboot=reboot)
+        yield failed(f"the driver asks for a {request}", remedy, evidence=(fact(RECOVERY_ACTION, action),))
     if nvml.remapped_rows_failure:
         replace_it = todo("Replace the GPU.", "nvidia-smi -q -d ROW_REMAPPER")
         yield failed("a row of the GPU's memory could not be remapped", replace_it)
@@ -113,16 +113,16 @@ SHARING = (Guard.P2P, Guard.IPC, Guard.EGM)
 def _mig(nvml: GpuNvml, scope: Scope) -> Verdicts:
     mode, pending = nvml.mig_mode, nvml.mig_mode_pending
     yield fact("nvmlDeviceGetMigMode", f"current {_on(mode)}, pending {_on(pending)}")
-    off = as_root("Turn MIG off if GPUs work together, then reset them.", "nvidia-smi -mig 0")
+    disable = as_root("Turn MIG off if GPUs work together, then reset them.", "nvidia-smi -mig 0")
     if mode is None:
         yield unreported(nvml, "mig_mode", "MIG", "these GPUs do not support MIG")
     elif mode:
         no_peers = "MIG is on: no P2P, no CUDA IPC and no remote EGM between GPUs"
-        yield (failed if any(map(scope.asked_purpose, SHARING)) else warned)(no_peers, off)
+        yield (failed if any(map(scope.names_purpose, SHARING)) else warned)(no_peers, disable)
     elif pending is None:
         yield unreported(nvml, "mig_mode_pending", "the MIG mode after the next reset", "MIG is off")
     elif pending:
-        yield warned("MIG will be on after the next reset of the GPU", off)
+        yield warned("MIG will be on after the next reset of the GPU", disable)
     else:
         yield passed("MIG is off")
 
@@ -143,8 +143,8 @@ def _confidential(machine: Machine, scope: Scope) -> Verdicts:
     elif mode == "off":
         yield passed("confidential computing is off")
     elif mode == "on":
-        asked = scope.asked_purpose(Guard.P2P) or scope.asked_purpose(Guard.RDMA)
-        yield (failed if asked else warned)(
+        named = scope.names_purpose(Guard.P2P) or scope.names_purpose(Guard.RDMA)
+        yield (failed if named else warned)(
             "confidential computing is on for single GPUs: no P2P, no GPUDirect RDMA",
             as_root("Set its multi-GPU mode, or turn confidential computing off.", reboot=True),
         )
@@ -171,13 +171,13 @@ def _vgpu(nvml: GpuNvml, _scope: Scope) -> Verdicts:
 def _compute_mode(nvml: GpuNvml, _scope: Scope) -> Verdicts:
     mode = nvml.compute_mode
     yield fact("nvmlDeviceGetComputeMode", mode)
-    back = as_root("Set the mode back to default.", "nvidia-smi -c DEFAULT")
+    restore = as_root("Set the mode back to default.", "nvidia-smi -c DEFAULT")
     if mode == "prohibited":
-        yield failed("no process may use these GPUs with CUDA", back)
+        yield failed("no process may use these GPUs with CUDA", restore)
     elif mode in ("exclusive-process", "exclusive-thread"):
         one_process = "one process at a time may use each GPU: two ranks can neither share it nor import from it"
         yield warned(
-            one_process, back, cause="an import needs a context on the owner's GPU; with MPS the server has it"
+            one_process, restore, cause="an import needs a context on the owner's GPU; with MPS the server has it"
         )
     elif mode == "default":
         yield passed("compute mode allows any number of processes")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from egmctl.compat import StrEnum
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
-from egmctl.doctor.findings import as_root, fact, failed, gap, noted, passed, todo, unknown, warned, without_option
+from egmctl.doctor.findings import as_root, fact, failed, gap, noted, passed, remove_option, todo, unknown, warned
 from egmctl.doctor.restrictions import node_evidence
 from egmctl.doctor.situation import NO_NVIDIA_GPU, in_domain, need_domain, services_hidden, usable_gpus
 from egmctl.model.finding import Guard, Remedy
@@ -25,7 +25,7 @@ CREATE = as_root(
 
 def _wanted(machine: Machine, scope: Scope) -> bool:
     """Return whether fabric handles are needed: in an NVLink domain, or with ``--for fabric``."""
-    return in_domain(machine) or scope.asked_purpose(Guard.FABRIC)
+    return in_domain(machine) or scope.names_purpose(Guard.FABRIC)
 
 
 @check("imex.module", Guard.FABRIC, sections=("gpus", "driver"))
@@ -39,7 +39,7 @@ def _module(machine: Machine, scope: Scope) -> Verdicts:
     yield fact(f"/proc/devices: {MAJOR}", (driver.majors or {}).get(MAJOR, "not there"))
     yield fact("NVreg_ImexChannelCount", count)
     if count == "0":
-        option = without_option("NVreg_ImexChannelCount=0 (on all nodes of the domain)")
+        option = remove_option("NVreg_ImexChannelCount=0 (on all nodes of the domain)")
         yield failed("the driver was loaded without IMEX channels", option)
     elif MAJOR not in known(driver.majors, "/proc/devices was not read"):
         remedy = as_root("Use a driver of branch 550 or newer, with open kernel modules.")
@@ -68,7 +68,7 @@ def _channel(machine: Machine, scope: Scope) -> Verdicts:
         yield passed(f"an IMEX channel is accessible ({good[0].path.rpartition('/')[2]})", note=others)
     elif bad:
         yield (failed if _wanted(machine, scope) else warned)(*_refusal(bad[0], major), cause=REFUSED)
-    elif scope.asked_purpose(Guard.FABRIC):
+    elif scope.names_purpose(Guard.FABRIC):
         yield failed("no IMEX channel: fabric handles fail", CREATE, cause=REFUSED)
     elif in_domain(machine) and ((machine.system or System()).imex or Imex()).compute_domains:
         skip("Kubernetes' DRA driver gives each pod with a ComputeDomain an IMEX channel; the host needs none")
@@ -132,8 +132,8 @@ def _daemon(machine: Machine, _scope: Scope) -> Verdicts:
     system = machine.system or System()
     imex, manager = system.imex or Imex(), _manager(machine)
     runs, state = "nvidia-imex" in (system.daemons or ()), imex.daemon_state
-    place = f"runs ({', '.join(imex.runs_in) if imex.runs_in else 'place not read'})" if runs else "not seen"
-    yield fact("/proc/*/comm: nvidia-imex", None if system.daemons is None else place)
+    state_text = f"runs ({', '.join(imex.runs_in) if imex.runs_in else 'place not read'})" if runs else "not seen"
+    yield fact("/proc/*/comm: nvidia-imex", None if system.daemons is None else state_text)
     yield fact("nvidia-imex-ctl -q", state or gap(imex, "daemon_state"))
     if manager is not _Manager.SERVICE:
         yield fact("managed by", manager)
@@ -149,8 +149,8 @@ def _daemon(machine: Machine, _scope: Scope) -> Verdicts:
         yield failed("another IMEX daemon holds the GPU driver's session", remedy, cause=ONE_SESSION)
     elif manager is _Manager.KUBERNETES and (state == "READY" or (no_answer and not runs)):
         remedy = todo(f"Find out who manages IMEX here (docs/kubernetes.md): {BOTH}.")
-        off = "the IMEX service does not run, and may have to be off"
-        yield noted("the IMEX service is ready" if state == "READY" else off, remedy=remedy)
+        off_text = "the IMEX service does not run, and may have to be off"
+        yield noted("the IMEX service is ready" if state == "READY" else off_text, remedy=remedy)
     elif state == "READY":
         yield passed("the IMEX service is ready")
     elif state is not None and state.startswith("WAITING"):
@@ -164,18 +164,18 @@ def _daemon(machine: Machine, _scope: Scope) -> Verdicts:
         yield unknown("the IMEX service runs; its state could not be queried")
     else:
         socket = ", for host-managed ComputeDomains with a command socket (IMEX_CMD_UNIX_DOMAIN_PATH)"
-        where = "" if manager is _Manager.SERVICE else socket
-        start = as_root(f"Start it on every node of the domain{where}.", "systemctl enable --now nvidia-imex")
+        condition = "" if manager is _Manager.SERVICE else socket
+        start = as_root(f"Start it on every node of the domain{condition}.", "systemctl enable --now nvidia-imex")
         yield failed("the IMEX service does not run on a node of an NVLink domain", start)
 
 
 def _driver_managed(imex: Imex, runs: bool) -> Verdicts:
     """Yield the finding on a node where a pod of Kubernetes' DRA driver runs IMEX for each ComputeDomain."""
-    places = known(imex.runs_in, "whether the host's IMEX service runs beside the DRA driver's is unknown")
-    if "host" in places:
+    locations = known(imex.runs_in, "whether the host's IMEX service runs beside the DRA driver's is unknown")
+    if "host" in locations:
         remedy = as_root("Turn it off: the DRA driver starts its own.", "systemctl disable --now nvidia-imex")
-        beside = "the host's IMEX service runs on a node whose ComputeDomains are driver-managed"
-        yield failed(beside, remedy, cause=ONE_SESSION)
+        conflict = "the host's IMEX service runs on a node whose ComputeDomains are driver-managed"
+        yield failed(conflict, remedy, cause=ONE_SESSION)
     elif runs:
         yield passed("the DRA driver's IMEX daemon runs", note="its pod's log says its state")
     else:

@@ -41,7 +41,7 @@ def _namespace(machine: Machine, name: str, note: str) -> Verdicts:
 
 @check("ipc.ptrace", Guard.IPC, sections=("confinement",))
 def _ptrace(machine: Machine, scope: Scope) -> Verdicts:
-    confinement, asked = machine.confinement or Confinement(), scope.asked_purpose(Guard.IPC)
+    confinement, named = machine.confinement or Confinement(), scope.names_purpose(Guard.IPC)
     value, unread = confinement.ptrace_scope, confinement.unread.get("ptrace_scope")
     call = (confinement.system_calls or {}).get("pidfd_open")
     absent = value is None and unread is not None and unread.reason is Reason.NOT_PRESENT
@@ -51,10 +51,10 @@ def _ptrace(machine: Machine, scope: Scope) -> Verdicts:
     over_sockets = "descriptors can still be passed over sockets"
     refused = "pidfd_open is refused, so pidfd_getfd cannot work"
     if call not in (None, "ok"):
-        yield warned(refused, remedy) if asked else passed(over_sockets, note=refused)
+        yield warned(refused, remedy) if named else passed(over_sockets, note=refused)
     elif absent or confinement.capable("SYS_PTRACE") or known(value, "Yama's ptrace_scope was not read") == 0:
         yield passed("pidfd_getfd works between processes of the same user")
-    elif value == 1 or not asked:
+    elif value == 1 or not named:
         note = "pidfd_getfd(2) needs PR_SET_PTRACER or CAP_SYS_PTRACE under this ptrace_scope"
         yield passed(over_sockets, note=note)
     else:
@@ -64,27 +64,27 @@ def _ptrace(machine: Machine, scope: Scope) -> Verdicts:
 @check("ipc.shm", Guard.IPC, Guard.PERF, sections=("confinement", "system"))
 def _shm(machine: Machine, scope: Scope) -> Verdicts:
     confinement = machine.confinement or Confinement()
-    free, keeps = confinement.shm_free_bytes, (machine.system or System()).remove_ipc
+    free, remove_ipc = confinement.shm_free_bytes, (machine.system or System()).remove_ipc
     total = known(
         confinement.shm_total_bytes, "the size of /dev/shm was not read", confinement.unread.get("shm_total_bytes")
     )
-    words = f"{format_size(max(total, 0))}, {'?' if free is None else format_size(max(free, 0))} free"
-    yield fact("statvfs(/dev/shm)", words)
+    text = f"{format_size(max(total, 0))}, {'?' if free is None else format_size(max(free, 0))} free"
+    yield fact("statvfs(/dev/shm)", text)
     remedy = todo(
         "Make it larger: docker run --shm-size=1g; in Kubernetes an emptyDir with medium Memory at /dev/shm; on a host "
         "mount -o remount,size=50% /dev/shm."
     )
     reference = scope.expectation.reference if scope.expectation else None
     expected = (reference and reference.confinement and reference.confinement.shm_total_bytes) or 0
-    if total <= SHM_FAIL and (scope.asked_purpose(Guard.IPC) or expected >= SHM_WARN):
-        yield failed(f"/dev/shm is too small for ranks that share memory ({words})", remedy)
+    if total <= SHM_FAIL and (scope.names_purpose(Guard.IPC) or expected >= SHM_WARN):
+        yield failed(f"/dev/shm is too small for ranks that share memory ({text})", remedy)
     elif total < SHM_WARN or (free is not None and free < SHM_FAIL):
         cause = "ranks end with a bus error when it is full; containers have 64 MiB by default"
-        yield warned(f"/dev/shm is small ({words}): NCCL and PyTorch workers need more", remedy, cause=cause)
+        yield warned(f"/dev/shm is small ({text}): NCCL and PyTorch workers need more", remedy, cause=cause)
     else:
         known(free, "how much of /dev/shm is free was not read")
         note = "RemoveIPC=yes: a user's shared memory is removed when the last session ends, even while jobs run"
-        yield passed("/dev/shm is large enough", note=note if keeps else "")
+        yield passed("/dev/shm is large enough", note=note if remove_ipc else "")
 
 
 @check("ipc.limits", Guard.IPC, Guard.RDMA, sections=("confinement", "system"))
@@ -96,7 +96,7 @@ def _limits(machine: Machine, scope: Scope) -> Verdicts:
     yield fact("RLIMIT_NOFILE", nofile)
     yield fact("RLIMIT_STACK", _bytes(stack))
     yield fact("/proc/sys/vm/max_map_count", (machine.system or System()).max_map_count)
-    ipc, rdma = scope.asked_purpose(Guard.IPC), scope.asked_purpose(Guard.RDMA)
+    ipc, rdma = scope.names_purpose(Guard.IPC), scope.names_purpose(Guard.RDMA)
     notes, faults = [], []
     # CAP_IPC_LOCK overrides the limit (mlock(2)).
     if memlock not in (None, UNLIMITED) and not confinement.capable("IPC_LOCK"):

@@ -97,23 +97,23 @@ def _page_size(machine: Machine, _scope: Scope) -> Verdicts:
 @check("numa.cmdline", Guard.EGM, Guard.PERF, sections=("host", "gpus"))
 def _command_line(machine: Machine, _scope: Scope) -> Verdicts:
     host = machine.host or Host()
-    words = known(host.kernel_command_line, "kernel_command_line was not read", host.unread.get("kernel_command_line"))
-    shown = " ".join(f"{key}={value}" if value else key for key, value in words.items())
+    params = known(host.kernel_command_line, "kernel_command_line was not read", host.unread.get("kernel_command_line"))
+    shown = " ".join(f"{key}={value}" if value else key for key, value in params.items())
     yield fact("/proc/cmdline (what matters here)", shown or "nothing")
     grace = bool(coherent(machine))
     modes = {gpu.nvml.addressing_mode for gpu in coherent_gpus(machine, machine.gpus or ()) if gpu.nvml}
-    on = [word for word in words if words[word].lower() in ("1", "y", "on")] if grace else []
+    enabled = [name for name in params if params[name].lower() in ("1", "y", "on")] if grace else []
     faults: list[Finding] = []
-    if words.get("numa") == "off":
+    if params.get("numa") == "off":
         remedy = as_root("Boot without numa=off.", reboot=True)
         one_node = "the kernel was started with numa=off: there is one node, so memory cannot be placed"
         faults.append((failed if grace else warned)(one_node, remedy))
-    if "iommu.passthrough" in on and modes != {"ats"}:
+    if "iommu.passthrough" in enabled and modes != {"ats"}:
         remedy = as_root("Boot without iommu.passthrough.", reboot=True)
         cause = "a coherent GPU shares page tables through the SMMU (https://github.com/NVIDIA/NV-Kernels/issues/22)"
         no_ats = "the kernel was started with iommu.passthrough, and the GPUs do not use ATS"
         faults.append(warned(no_ats, remedy, cause=cause))
-    if "init_on_alloc" in on:
+    if "init_on_alloc" in enabled:
         remedy = as_root("Boot with init_on_alloc=0, as NVIDIA's Grace Performance Tuning Guide asks.", reboot=True)
         clears = "the kernel clears every page that it allocates (init_on_alloc), GPU memory too"
         faults.append(warned(clears, remedy))

@@ -33,8 +33,8 @@ def _xid(machine: Machine, scope: Scope) -> Verdicts:
         notes = [f"{len(fault.events)} x {fault.name} on {fault.where} ({fault.blame.value})" for fault in harmless]
         quoted = [event for event in events if meaning(event).status is Status.PASS]
         evidence = (_covered(log, scope), *_evidence(log, quoted))
-        words = "no Xid that needs an operator" if harmless else "no Xid"
-        yield passed(words, evidence=evidence, note="; ".join(notes))
+        text = "no Xid that needs an operator" if harmless else "no Xid"
+        yield passed(text, evidence=evidence, note="; ".join(notes))
 
 
 def xids_of(machine: Machine, finding: Finding) -> tuple[KernelEvent, ...]:
@@ -149,8 +149,8 @@ def _evidence(log: KernelLog, events: Sequence[KernelEvent]) -> tuple[Evidence, 
 def _line(event: KernelEvent) -> str:
     process = f", pid={event.pid}" if event.pid is not None else ""
     process += f", name={event.process}" if event.process else ""
-    word = {EventKind.XID: "Xid ", EventKind.SXID: "SXid "}.get(event.kind, "")
-    number = "" if event.number is None else f"{word}{event.number}"
+    prefix = {EventKind.XID: "Xid ", EventKind.SXID: "SXid "}.get(event.kind, "")
+    number = "" if event.number is None else f"{prefix}{event.number}"
     return f"[{event.time_s:.3f}] {event.bus_id} {number}{process} {event.text}".rstrip()
 
 
@@ -158,5 +158,5 @@ def _covered(log: KernelLog, scope: Scope) -> Evidence:
     """Return the time range that was searched: a ring buffer overwrites old lines."""
     first = "empty" if log.first_s is None else f"from {log.first_s:.0f} s to {log.now_s:.0f} s after boot"
     since = "" if scope.since_s is None else f", limited to the last {scope.since_s:.0f} s by --since"
-    lost = ", with lines overwritten in between" if log.overwritten else ""
-    return fact(log.source, f"{first}{since}{lost}")
+    overwritten = ", with lines overwritten in between" if log.overwritten else ""
+    return fact(log.source, f"{first}{since}{overwritten}")

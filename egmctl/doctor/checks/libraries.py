@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
-from egmctl.doctor.findings import as_root, daemon_fact, fact, failed, passed, todo, unknown, warned, without_option
+from egmctl.doctor.findings import as_root, daemon_fact, fact, failed, passed, remove_option, todo, unknown, warned
 from egmctl.doctor.situation import NO_NVIDIA_GPU, driver_parameters, in_container, loss, services_hidden
 from egmctl.driver.signatures import cause_of
 from egmctl.model.finding import Finding, Guard, Remedy
@@ -33,18 +33,18 @@ _BY_NAME: Mapping[str, Remedy] = {
 
 @check("drv.libraries", *Guard, sections=("gpus", "driver"))
 def _answer(machine: Machine, _scope: Scope) -> Verdicts:
-    ours = [gpu for gpu in machine.gpus or () if gpu.pci is None or gpu.pci.driver in (None, "", "nvidia")]
-    if not ours:
+    driver_gpus = [gpu for gpu in machine.gpus or () if gpu.pci is None or gpu.pci.driver in (None, "", "nvidia")]
+    if not driver_gpus:
         skip("the NVIDIA driver has no GPU here" if machine.gpus else NO_NVIDIA_GPU)
     failures = {"NVML": nvml_failure(machine), "CUDA": cuda_failure(machine)}
-    yield from (_failed(machine, library, failure, ours) for library, failure in failures.items() if failure)
-    listed = {"NVML": any(gpu.nvml for gpu in ours), "CUDA": any(gpu.cuda for gpu in ours)}
+    yield from (_failed(machine, library, failure, driver_gpus) for library, failure in failures.items() if failure)
+    listed = {"NVML": any(gpu.nvml for gpu in driver_gpus), "CUDA": any(gpu.cuda for gpu in driver_gpus)}
     answering = [library for library, failure in failures.items() if listed[library] and failure is None]
     if answering:
         yield fact("nvmlSystemGetDriverVersion", (machine.driver or Driver()).driver_version)
         yield passed(f"{' and '.join(answering)} work{'s' if len(answering) == 1 else ''}")
     if "NVML" not in answering and not failures["NVML"]:
-        if not _lists_no_gpu(ours):
+        if not _lists_no_gpu(driver_gpus):
             yield unknown("whether NVML works is unknown: it was not queried")
         elif not answering and failures["CUDA"] is None:
             yield passed("NVML works but lists no GPU", note="dev.count-consistency judges that")
@@ -57,7 +57,7 @@ def _lists_no_gpu(gpus: list[Gpu]) -> bool:
 
 
 def _failed(machine: Machine, library: str, failure: LibraryFailure, gpus: list[Gpu]) -> Finding:
-    named = [gpu for gpu in machine.gpus or () if gpu.bus_id == failure.gpu]
+    failed_gpus = [gpu for gpu in machine.gpus or () if gpu.bus_id == failure.gpu]
     call = failure.call or f"the child process that queries {library}"
     signature = cause_of(failure.call, failure.number) if library == "CUDA" else None
     cause = signature.cause if signature else ""
@@ -77,7 +77,7 @@ def _failed(machine: Machine, library: str, failure: LibraryFailure, gpus: list[
     return failed(
         f"{library} {failure.words}: what only it reports is unknown",
         remedy,
-        named or gpus,
+        failed_gpus or gpus,
         evidence=(fact(call, failure.detail or failure.name or failure.how),),
         cause=cause,
     )
@@ -121,9 +121,9 @@ def _visible_devices(machine: Machine, _scope: Scope) -> Verdicts:
             cause=f"{several(len(usable), 'GPU')} can be used from here{others}",
         )
     else:
-        chosen = [part for part in text.split(",") if part.strip()]
+        entries = [part for part in text.split(",") if part.strip()]
         note = "use it to choose GPUs where EGM matters: hidden GPUs stay accessible, for imports and EGM routes too"
-        yield passed(f"{VISIBLE} chooses {len(chosen)} of {len(usable)} usable GPUs", note=note)
+        yield passed(f"{VISIBLE} chooses {len(entries)} of {len(usable)} usable GPUs", note=note)
 
 
 def _first_wrong(text: str, usable: list[Gpu]) -> str | None:
@@ -152,10 +152,10 @@ def _bad_environment(machine: Machine, _scope: Scope) -> Verdicts:
     environment = known((machine.process or Process()).environment, NO_ENVIRONMENT)
     harmful = [name for name, (bad, _) in _HARMFUL.items() if name in environment and bad in (None, environment[name])]
     for name in harmful:
-        bad, harm = _HARMFUL[name]
+        bad, effect = _HARMFUL[name]
         remedy = todo("Unset it, unless it is intended.", f"unset {name}")
         # The output must not contain the path of a tool.
-        yield warned(f"{name} is set: {harm}", remedy, evidence=(fact("environment", f"{name}={bad or '(set)'}"),))
+        yield warned(f"{name} is set: {effect}", remedy, evidence=(fact("environment", f"{name}={bad or '(set)'}"),))
     if not harmful:
         yield passed("no environment variable slows down or disables CUDA or NCCL")
 
@@ -180,10 +180,10 @@ def _limits(machine: Machine, _scope: Scope) -> Verdicts:
         value = limits.get(name)
         yield fact(source, "unlimited" if value is not None and value < 0 else value)
     faults: list[Finding] = []
-    for name, (words, letter, docker, unit, least, each) in _LIMITS.items():
-        value, needed = limits.get(name), least + each * len(gpus)
+    for name, (title, letter, docker, unit, least, per_gpu) in _LIMITS.items():
+        value, needed = limits.get(name), least + per_gpu * len(gpus)
         if value is not None and 0 <= value < needed and not (name == "nproc" and root):
-            low = f"{words.format(value)}, too few for CUDA on {several(len(gpus), 'GPU')}"
+            low = f"{title.format(value)}, too few for CUDA on {several(len(gpus), 'GPU')}"
             by = f"{f'ulimit {letter}' if letter else 'pids.max'}, docker run {docker}, or {unit} of the systemd unit"
             command = f"ulimit {letter} {max(needed, 1024)}" if letter else None
             faults.append(warned(low, todo(f"Raise the limit to {needed} or more ({by}).", command)))
@@ -245,19 +245,19 @@ def _versions(machine: Machine, _scope: Scope) -> Verdicts:
 
 @check("drv.params", Guard.RDMA, Guard.P2P, Guard.PERF, sections=("driver",))
 def _parameters(machine: Machine, scope: Scope) -> Verdicts:
-    parameters, rdma = driver_parameters(machine), scope.asked_purpose(Guard.RDMA)
-    words = parameters.get("RegistryDwords", "").strip('"')
-    keys = [key for key in REGISTRY_KEYS if key in words]
-    yield fact("NVreg_RegistryDwords", words or "empty")
+    parameters, rdma = driver_parameters(machine), scope.names_purpose(Guard.RDMA)
+    registry_keys = parameters.get("RegistryDwords", "").strip('"')
+    keys = [key for key in REGISTRY_KEYS if key in registry_keys]
+    yield fact("NVreg_RegistryDwords", registry_keys or "empty")
     denies_rdma = parameters.get("GrdmaPciTopoCheckOverride") == "2"
     maps_no_peers = parameters.get("DmaRemapPeerMmio") == "0"
     if denies_rdma:
-        remedy = without_option("NVreg_GrdmaPciTopoCheckOverride")
+        remedy = remove_option("NVreg_GrdmaPciTopoCheckOverride")
         yield (failed if rdma else warned)("a module parameter denies GPUDirect RDMA", remedy)
     if maps_no_peers:
         yield warned(
             "a module parameter stops mapping of peers' memory through the IOMMU",
-            without_option("NVreg_DmaRemapPeerMmio"),
+            remove_option("NVreg_DmaRemapPeerMmio"),
             cause="with a translating IOMMU, P2P and GPUDirect RDMA then use invalid addresses",
         )
     if keys:
@@ -273,13 +273,13 @@ def _parameters(machine: Machine, scope: Scope) -> Verdicts:
 def _nouveau(machine: Machine, _scope: Scope) -> Verdicts:
     modules = known((machine.driver or Driver()).modules, "the loaded modules were not read")
     loaded, gpus = "nouveau" in modules, machine.gpus or ()
-    taken = [gpu for gpu in gpus if gpu.pci is not None and gpu.pci.driver == "nouveau"]
+    nouveau_gpus = [gpu for gpu in gpus if gpu.pci is not None and gpu.pci.driver == "nouveau"]
     yield fact("/sys/module/nouveau", "loaded" if loaded else "not loaded")
-    if taken or (loaded and "nvidia" not in modules):
+    if nouveau_gpus or (loaded and "nvidia" not in modules):
         yield failed(
             "nouveau is bound to the GPUs, so NVIDIA's driver cannot use them",
             as_root("Blacklist nouveau.", "echo 'blacklist nouveau' > /etc/modprobe.d/nouveau.conf", reboot=True),
-            taken,
+            nouveau_gpus,
         )
     elif loaded and any(gpu.pci is None or gpu.pci.driver is None for gpu in gpus):
         yield unknown("whether nouveau, which is loaded, is bound to one of these GPUs was not read")

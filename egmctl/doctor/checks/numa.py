@@ -43,7 +43,7 @@ def _mempolicy(machine: Machine, scope: Scope) -> Verdicts:
                 "Give the container CAP_SYS_NICE (docker run --cap-add SYS_NICE; in Kubernetes "
                 "securityContext.capabilities.add), or a seccomp profile that allows these calls."
             )
-        yield (warned if scope.purposes is not None and not scope.asked_purpose(Guard.EGM) else failed)(
+        yield (warned if scope.purposes is not None and not scope.names_purpose(Guard.EGM) else failed)(
             f"{listed(blocked)} {'are' if len(blocked) > 1 else 'is'} refused, so HOST_NUMA memory cannot be allocated",
             remedy,
             cause="a system call filter: the default ones of Docker and Kubernetes ask for CAP_SYS_NICE",
@@ -56,9 +56,9 @@ def _mempolicy(machine: Machine, scope: Scope) -> Verdicts:
 
 @check("numa.cpuset-mems", Guard.EGM, Guard.PERF, sections=("host",))
 def _cpuset(machine: Machine, scope: Scope) -> Verdicts:
-    host, required, asked = machine.host or Host(), scope.numa is not None, scope.numa_of(machine)
-    empty = {node.id for node in host.numa_nodes or () if node.kind is NumaKind.CPU_ONLY}.intersection(asked)
-    nodes = [node for node in asked if node not in empty]
+    host, required, in_scope = machine.host or Host(), scope.numa is not None, scope.numa_of(machine)
+    empty = {node.id for node in host.numa_nodes or () if node.kind is NumaKind.CPU_ONLY}.intersection(in_scope)
+    nodes = [node for node in in_scope if node not in empty]
     if required and empty:
         remedy = todo("Leave it out of --numa, or look for its memory: the firmware's setup, and its DIMMs.")
         yield failed("this NUMA node is required (--numa), but it has no memory", remedy, on_numa(empty))
@@ -75,7 +75,7 @@ def _cpuset(machine: Machine, scope: Scope) -> Verdicts:
     if denied and required:
         not_allowed = "memory of this NUMA node is required (--numa), but the cpuset does not allow it"
         yield failed(not_allowed, remedy, on_numa(denied), cause="cpuset.mems of the cgroup")
-    elif denied and scope.asked_purpose(Guard.EGM):
+    elif denied and scope.names_purpose(Guard.EGM):
         yield warned("the cpuset does not allow memory of this NUMA node", remedy, on_numa(denied))
     elif denied:
         yield passed(
@@ -119,10 +119,10 @@ def _mode(machine: Machine, scope: Scope) -> Verdicts:
     need_c2c(machine, "only memory of GPUs with NVLink-C2C can be a NUMA node")
     gpus = usable_coherent_gpus(machine, scope)
     broken = [gpu for gpu in gpus if gpu.proc and (gpu.proc.numa_status or "").startswith("online_failed")]
-    without = [gpu for gpu in gpus if own_node(gpu) is None]
+    without_node = [gpu for gpu in gpus if own_node(gpu) is None]
     yield from mode_evidence(machine)
     for gpu in gpus:
-        yield fact(f"GPU NUMA id of GPU{gpu.index}", "none" if gpu in without else own_node(gpu))
+        yield fact(f"GPU NUMA id of GPU{gpu.index}", "none" if gpu in without_node else own_node(gpu))
     if broken:
         yield failed(
             "the kernel failed to bring the GPU's memory online as a NUMA node",
@@ -138,15 +138,15 @@ def _mode(machine: Machine, scope: Scope) -> Verdicts:
             "with the CPU, and the CPU loads and stores GPU memory through GDRCopy only (rdma.gdrcopy). EGM is the "
             "CPUs' memory and does not depend on it",
         )
-    elif not without:
+    elif not without_node:
         yield passed("each GPU's memory is a NUMA node", gpus)
-    elif len(without) == len(gpus):
+    elif len(without_node) == len(gpus):
         yield unknown("whether GPU memory is a NUMA node is unknown")
     else:
         yield warned(
             "their memory is no NUMA node, while that of the other GPUs is",
             as_root("Reload the driver, and look for driver messages about onlining memory.", "dmesg | grep -i NVRM"),
-            without,
+            without_node,
         )
 
 
@@ -194,30 +194,30 @@ FIND_MEMORY = as_root("Look for its memory: firmware setup and event log, the ke
 
 @check("numa.memory", Guard.EGM, Guard.PERF, sections=("host",), wants=("gpus", "driver"))
 def _memory(machine: Machine, scope: Scope) -> Verdicts:
-    nodes, asked = known((machine.host or Host()).numa_nodes, "the NUMA nodes were not read"), scope.numa_of(machine)
+    nodes, in_scope = known((machine.host or Host()).numa_nodes, "the NUMA nodes were not read"), scope.numa_of(machine)
     # numa.cpuset-mems reports a node without memory that --numa requires.
-    bare = [node for node in nodes if node.kind is NumaKind.CPU_ONLY and node.id in asked and scope.numa is None]
+    bare = [node for node in nodes if node.kind is NumaKind.CPU_ONLY and node.id in in_scope and scope.numa is None]
     siblings = [node for node in nodes if node.kind is NumaKind.CPU]
-    judged = [node for node in siblings if node.id in asked]
+    candidates = [node for node in siblings if node.id in in_scope]
     largest = max((node.memory_total_bytes or 0 for node in siblings), default=0)
     version = (machine.driver or Driver()).driver_version
     crash = ""
     if (numbers(version) or (595,)) < (595,):
         crash = "before driver 595 cuMemCreate crashes on nodes of unequal memory (NVIDIA/nccl, issue 2106)"
     if bare:
-        tell, evidence = failed if crash else warned, (*_sizes(bare), fact("driver", version))
+        report, evidence = failed if crash else warned, (*_sizes(bare), fact("driver", version))
         no_memory = "CPUs without memory: no HOST_NUMA memory can be allocated here"
-        yield tell(no_memory, FIND_MEMORY, _on(*bare), evidence=evidence, cause=crash)
+        yield report(no_memory, FIND_MEMORY, _on(*bare), evidence=evidence, cause=crash)
     yield from _without_cpus(machine, scope, nodes)
-    for node in judged:
+    for node in candidates:
         if node.memory_total_bytes is None:
             yield unknown("how much memory these NUMA nodes have was not read", _on(node))
         elif node.memory_total_bytes < SMALL * largest:
-            less, evidence = "less memory than the other NUMA nodes have", (*_sizes(siblings), fact("driver", version))
-            yield warned(less, FIND_MEMORY, _on(node), evidence=evidence, cause=crash)
+            text, evidence = "less memory than the other NUMA nodes have", (*_sizes(siblings), fact("driver", version))
+            yield warned(text, FIND_MEMORY, _on(node), evidence=evidence, cause=crash)
         else:
             yield _available(scope, node, node.memory_total_bytes, siblings)
-    if not judged and not bare:
+    if not candidates and not bare:
         yield unknown("no NUMA node with CPUs and memory was read")
 
 
@@ -227,13 +227,13 @@ def _on(*nodes: NumaNode) -> Place:
 
 def _without_cpus(machine: Machine, scope: Scope, nodes: Iterable[NumaNode]) -> Iterator[Finding]:
     gpus = machine.gpus or ()
-    nobodys = []
+    unowned = []
     for node in nodes:
         local = [gpu for gpu in gpus if gpu.pci is not None and gpu.pci.numa_node == node.id]
         if node.kind not in (NumaKind.MEMORY_ONLY, NumaKind.EMPTY):
             continue
         if not local and node.kind is NumaKind.MEMORY_ONLY and not any(_owns(gpu, node.id) for gpu in gpus):
-            nobodys.append(node)
+            unowned.append(node)
         elif local and (scope.numa is None or node.id in scope.numa):
             yield failed(
                 f"no CPUs on the node of {on_gpus(local).label}: the driver refuses HOST_NUMA memory there",
@@ -242,17 +242,17 @@ def _without_cpus(machine: Machine, scope: Scope, nodes: Iterable[NumaNode]) -> 
                 evidence=_sizes([node]),
                 cause="HOST_NUMA memory needs a node with CPUs (https://github.com/NVIDIA/nccl, issue 2190)",
             )
-    if not nobodys:
+    if not unowned:
         return
     may_own = () if memory_mode(machine) is MemoryMode.CDMM else coherent_gpus(machine, gpus)
-    if len([gpu for gpu in may_own if own_node(gpu) is None]) >= len(nobodys):
-        yield unknown("whether this is a GPU's memory is unknown", _on(*nobodys))
+    if len([gpu for gpu in may_own if own_node(gpu) is None]) >= len(unowned):
+        yield unknown("whether this is a GPU's memory is unknown", _on(*unowned))
         return
-    yield (warned if coherent(machine) or scope.asked_purpose(Guard.EGM) else noted)(
+    yield (warned if coherent(machine) or scope.names_purpose(Guard.EGM) else noted)(
         "memory without CPUs, and no GPU's: CUDA allocates nothing there",
         remedy=todo("Find out what it is (lsmem, dmesg), and bind no process to it alone."),
-        place=_on(*nobodys),
-        evidence=_sizes(nobodys),
+        place=_on(*unowned),
+        evidence=_sizes(unowned),
         cause="see https://github.com/NVIDIA/open-gpu-kernel-modules, issue 885",
     )
 
@@ -273,12 +273,12 @@ def _available(scope: Scope, node: NumaNode, total: int, siblings: list[NumaNode
     if free is None:
         return unknown("how much memory is available was not read", place, evidence=_sizes([node]))
     if free < FULL * total:
-        hardly = "hardly any memory is available: HOST_NUMA memory of this node fails"
-        return warned(hardly, remedy, place, evidence=_sizes(siblings))
+        summary = "hardly any memory is available: HOST_NUMA memory of this node fails"
+        return warned(summary, remedy, place, evidence=_sizes(siblings))
     if free < enough:
-        less = "much less memory is available than on another NUMA node"
-        tell = warned if scope.asked_purpose(Guard.EGM) else noted
-        return tell(less, remedy=remedy, place=place, evidence=_sizes(siblings))
+        summary = "much less memory is available than on another NUMA node"
+        report = warned if scope.names_purpose(Guard.EGM) else noted
+        return report(summary, remedy=remedy, place=place, evidence=_sizes(siblings))
     return passed("memory is available", place, evidence=_sizes([node]))
 
 
@@ -310,7 +310,7 @@ def _policy(machine: Machine, scope: Scope) -> Verdicts:
         yield unknown("no NUMA node with CPUs was read")
     elif not denied:
         yield passed("no memory policy keeps this process off a NUMA node", on_numa(nodes))
-    elif scope.numa is not None or scope.asked_purpose(Guard.EGM):
+    elif scope.numa is not None or scope.names_purpose(Guard.EGM):
         yield warned(
             "the memory policy of this process does not allow memory of this NUMA node",
             todo("Start it without numactl --membind (Slurm: --mem-bind=none), or with all nodes."),

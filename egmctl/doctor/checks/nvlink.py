@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from egmctl.doctor.check import Scope, Verdicts, about, check, end, known, skip
-from egmctl.doctor.findings import as_root, fact, failed, gap, noted, passed, todo, unknown, warned, without_option
+from egmctl.doctor.check import Scope, Verdicts, check, end, findings_on, known, skip
+from egmctl.doctor.findings import as_root, fact, failed, gap, noted, passed, remove_option, todo, unknown, warned
 from egmctl.doctor.situation import check_gpus, driver_parameters, fabric, usable, usable_coherent_gpus, virtual
 from egmctl.model.finding import Evidence, Guard, Remedy
 from egmctl.model.gpu import Gpu, NvLink, NvLinkCounters
@@ -49,8 +49,8 @@ def _links(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
             RESET if up < most else SWITCHES,
             cause="other GPUs of this node have more active links" if up < most else by_product,
         )
-    elif stopped := without_speed(gpu).get(LinkKind.NVLINK):
-        yield fact(f"NVML_FI_DEV_NVLINK_GET_SPEED(GPU{gpu.index})", f"0 MB/s: {format_kernel_list(set(stopped))}")
+    elif links := without_speed(gpu).get(LinkKind.NVLINK):
+        yield fact(f"NVML_FI_DEV_NVLINK_GET_SPEED(GPU{gpu.index})", f"0 MB/s: {format_kernel_list(set(links))}")
         yield warned("NVML calls NVLinks active at 0 MB/s", RESET, cause=NO_RATE)
     elif silent := _in_state(gpu, "active-traffic-disabled"):
         value = f"active-traffic-disabled: {format_kernel_list(silent)}"
@@ -128,21 +128,21 @@ def _all_down(machine: Machine, gpu: Gpu) -> Verdicts:
     """Yield the finding on a GPU if no GPU of its product has an active link."""
     siblings = sum(other.name == gpu.name for other in machine.gpus or ())
     # A single GPU with C2C may be in a workstation without switches.
-    of_board = gpu.name in _PRODUCTS and (siblings > 1 or c2c(machine, gpu) is C2c.ABSENT)
+    is_board_gpu = gpu.name in _PRODUCTS and (siblings > 1 or c2c(machine, gpu) is C2c.ABSENT)
     reason, info, listed = _none_by_design(machine, gpu), fabric(gpu), bool(nvlinks_of(gpu))
     in_fabric = info is not None and info.state in ("not-started", "in-progress", "completed")
-    on_switches = listed and (bool(machine.switches) or in_fabric)
+    has_switches = listed and (bool(machine.switches) or in_fabric)
     yield _inactive(gpu)
-    if not listed and not of_board:
+    if not listed and not is_board_gpu:
         skip(NO_NVLINK)
     elif gpu.nvml and gpu.nvml.mig_mode:
         skip("no NVLink is active, and MIG is on: its instances have no peers")
-    elif of_board and reason:
-        undo = todo("Undo the cause, unless it is intended.", RESET.command)
-        yield warned("no NVLink is active", undo, cause=reason)
-    elif of_board or (on_switches and not reason):
-        see = todo("See fabric.manager and fabric.state: the fabric manager brings the links up.", RESET.command)
-        yield failed("no NVLink is active, though these GPUs belong on NVSwitches", see)
+    elif is_board_gpu and reason:
+        remedy = todo("Undo the cause, unless it is intended.", RESET.command)
+        yield warned("no NVLink is active", remedy, cause=reason)
+    elif is_board_gpu or (has_switches and not reason):
+        remedy = todo("See fabric.manager and fabric.state: the fabric manager brings the links up.", RESET.command)
+        yield failed("no NVLink is active, though these GPUs belong on NVSwitches", remedy)
     else:
         skip(f"no NVLink is active: {reason}" if reason else "no NVLink is connected")
 
@@ -183,8 +183,8 @@ def _errors(_machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
     counting = [link for link in bad or links if _recoveries(link) or _corrected(link) or _is_bad(link)]
     yield from (fact(f"link {link.link} of GPU{gpu.index}", _words(link)) for link in counting)
     if bad:
-        lost = any(link.counters and link.counters.failed_recoveries for link in bad)
-        state = "could not be recovered" if lost else f"have an effective bit error rate above {MAX_EFFECTIVE_BER:g}"
+        is_lost = any(link.counters and link.counters.failed_recoveries for link in bad)
+        state = "could not be recovered" if is_lost else f"have an effective bit error rate above {MAX_EFFECTIVE_BER:g}"
         remedy = todo("Drain the node, inspect the links' cables and boards, reset the GPU.", "nvidia-smi nvlink -e")
         yield failed(f"NVLinks {state} (links {_numbers(bad)})", remedy)
     elif recoveries:
@@ -268,12 +268,12 @@ def _bandwidth_mode(machine: Machine, scope: Scope) -> Verdicts:
         yield failed("the GPUs' NVLinks are in different bandwidth modes", ALIKE, gpus, cause=cause)
     elif own:
         for gpu, nvml in own:
-            yield from about(gpu, _judge_mode(nvml.nvlink_bandwidth_mode, nvml.nvlink_bandwidth_best, ALIKE))
+            yield from findings_on(gpu, _judge_mode(nvml.nvlink_bandwidth_mode, nvml.nvlink_bandwidth_best, ALIKE))
     elif unread and mode in (None, "full"):
         return
     elif mode in (None, "full") and parameter not in ("0", ""):
         fewer = f"the NVLinks are set to less than their bandwidth ({parameter} links)"
-        yield warned(fewer, without_option("NVreg_RmNvlinkBandwidthLinkCount"))
+        yield warned(fewer, remove_option("NVreg_RmNvlinkBandwidthLinkCount"))
     elif mode is None:
         unsupported, no_mode = not gap(driver, "nvlink_bandwidth_mode"), "NVML does not report a bandwidth mode"
         yield skip(no_mode) if unsupported else unknown(no_mode)
@@ -302,7 +302,7 @@ def _disabled(machine: Machine, _scope: Scope) -> Verdicts:
     elif len(machine.gpus or ()) == 1:
         yield noted("a module parameter disables NVLink, as virtual machines with one GPU have it")
     else:
-        yield failed("a module parameter disables NVLink", without_option("NVreg_NvLinkDisable=1"))
+        yield failed("a module parameter disables NVLink", remove_option("NVreg_NvLinkDisable=1"))
 
 
 @check_gpus("c2c.link", Guard.EGM, Guard.PERF, gpus_of=usable_coherent_gpus)

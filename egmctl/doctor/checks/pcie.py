@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from egmctl.doctor.check import Scope, Verdicts, about, check, known, skip
-from egmctl.doctor.findings import as_root, fact, failed, passed, skipped, todo, unknown, warned, without_option
+from egmctl.doctor.check import Scope, Verdicts, check, findings_on, known, skip
+from egmctl.doctor.findings import as_root, fact, failed, passed, remove_option, skipped, todo, unknown, warned
 from egmctl.doctor.refusals import P2pRefusal, refusal
 from egmctl.doctor.situation import coherent, usable, virtual
 from egmctl.model.finding import Confidence, Finding, Guard, Remedy, on_gpus, on_nics, on_pairs
@@ -29,7 +29,7 @@ MEANINGS = {
 
 _Wrong = tuple[tuple[str, str], ...]
 """The kinds of P2P that are not OK, each with its status."""
-_BY_CUDA_ALONE: _Wrong = (("cuda", "0"),)
+_CUDA_ONLY: _Wrong = (("cuda", "0"),)
 """The value if NVML allows P2P but CUDA refuses it."""
 _SILENT_CUDA: _Wrong = (("cuda", "?"),)
 """The value if NVML allows P2P but the query of CUDA failed."""
@@ -56,12 +56,12 @@ def _status(machine: Machine, scope: Scope) -> Verdicts:
 
 def _wrong(pair: Pair) -> _Wrong:
     names = ("read", "write", "nvlink") if pair.nvlink_count else ("read", "write")
-    words = {name: pair.p2p_status.get(name) or "?" for name in names}
-    wrong = tuple((name, word) for name, word in words.items() if word != "OK")
+    codes = {name: pair.p2p_status.get(name) or "?" for name in names}
+    wrong = tuple((name, code) for name, code in codes.items() if code != "OK")
     if wrong or pair.can_access_peer is True:
         return wrong
     if pair.can_access_peer is False:
-        return _BY_CUDA_ALONE
+        return _CUDA_ONLY
     unread = pair.unread.get("can_access_peer")
     not_asked = unread is None or unread.reason in (Reason.NOT_ASKED, Reason.NOT_STATED, Reason.NOT_PRESENT)
     return () if not_asked else _SILENT_CUDA
@@ -70,9 +70,9 @@ def _wrong(pair: Pair) -> _Wrong:
 def _verdict(wrong: _Wrong, refused: P2pRefusal | None, pairs: list[tuple[Gpu, Gpu, Pair]], scope: Scope) -> Finding:
     ends, nvlinks = [(source, target) for source, target, _ in pairs], [pair.nvlink_count for *_, pair in pairs]
     gpus = {gpu.bus_id: gpu for pair in ends for gpu in pair}
-    everywhere = len(ends) == len(gpus) * (len(gpus) - 1)
-    place = on_gpus(gpus.values()) if everywhere else on_pairs(ends)
-    joined = any(nvlinks)
+    all_pairs = len(ends) == len(gpus) * (len(gpus) - 1)
+    place = on_gpus(gpus.values()) if all_pairs else on_pairs(ends)
+    has_nvlink = any(nvlinks)
     if not wrong:
         return passed(
             f"the driver allows P2P, read and write, over {'NVLink' if all(nvlinks) else 'PCIe or NVLink'}", place
@@ -80,32 +80,32 @@ def _verdict(wrong: _Wrong, refused: P2pRefusal | None, pairs: list[tuple[Gpu, G
     if wrong == _SILENT_CUDA:
         return unknown("NVML allows P2P, and cuDeviceCanAccessPeer did not answer", place)
     # Statuses that NVML did not report do not hide those that it did.
-    words = [(name, word) for name, word in wrong if word != "?"]
-    evidence = tuple(fact(f"{P2P_STATUS}({name})", f"{word}: {MEANINGS.get(word, 'not read')}") for name, word in wrong)
-    reasons = "; ".join(dict.fromkeys(MEANINGS.get(word, word) for _, word in words))
-    summary = f"no P2P {' and '.join(name for name, _ in words)}: {reasons}"
-    asked, cause = scope.asked_purpose(Guard.P2P), "these GPUs are joined by NVLink" if joined else ""
-    tell, confidence = failed, Confidence.HIGH
-    if not words:
+    codes = [(name, code) for name, code in wrong if code != "?"]
+    evidence = tuple(fact(f"{P2P_STATUS}({name})", f"{code}: {MEANINGS.get(code, 'not read')}") for name, code in wrong)
+    reasons = "; ".join(dict.fromkeys(MEANINGS.get(code, code) for _, code in codes))
+    summary = f"no P2P {' and '.join(name for name, _ in codes)}: {reasons}"
+    named, cause = scope.names_purpose(Guard.P2P), "these GPUs are joined by NVLink" if has_nvlink else ""
+    report, confidence = failed, Confidence.HIGH
+    if not codes:
         return unknown("NVML did not report the state of P2P", place, evidence=evidence)
-    if wrong == _BY_CUDA_ALONE:
+    if wrong == _CUDA_ONLY:
         evidence = (fact(f"{P2P_STATUS}(read, write)", "OK"), fact("cuDeviceCanAccessPeer", "0"))
         summary = "CUDA refuses P2P that NVML allows: copies are staged in host memory"
-    if any(word == "DR" for _, word in words):
-        remedy = without_option("RMDisableP2P or PeerMappingOverride (in NVreg_RegistryDwords)")
-    elif joined and refused is not None:
+    if any(code == "DR" for _, code in codes):
+        remedy = remove_option("RMDisableP2P or PeerMappingOverride (in NVreg_RegistryDwords)")
+    elif has_nvlink and refused is not None:
         # A deliberately set mode is a fault only with --for p2p.
-        tell, remedy = warned if refused.chosen and not asked else failed, refused.remedy
+        report, remedy = warned if refused.chosen and not named else failed, refused.remedy
         evidence, cause = (*evidence, *refused.evidence), f"{cause}; {refused.cause}"
         confidence = refused.confidence
-    elif joined or wrong == _BY_CUDA_ALONE:
+    elif has_nvlink or wrong == _CUDA_ONLY:
         remedy = todo("See nvlink.links, gpu.mig, gpu.vgpu, gpu.cc-mode and the kernel log.", "nvidia-smi topo -p2p r")
-        tell = failed if joined else warned
-    elif asked:
+        report = failed if has_nvlink else warned
+    elif named:
         remedy = todo("Use GPUs below one PCIe switch or with NVLink, or let the library copy through host memory.")
     else:
         return skipped(f"these GPUs have no P2P over PCIe: {reasons}", place, evidence=evidence)
-    return tell(summary, remedy, place, evidence=evidence, cause=cause, confidence=confidence)
+    return report(summary, remedy, place, evidence=evidence, cause=cause, confidence=confidence)
 
 
 RESEAT = as_root("Look for PCIe errors, then reseat the card, riser or cable.", "dmesg | grep -iE 'pcieport|AER'")
@@ -119,17 +119,17 @@ def _link(machine: Machine, scope: Scope) -> Verdicts:
     for gpu in gpus:
         pci = gpu.pci or PciFunction(bus_id=gpu.bus_id)
         link = PcieLink() if gpu.pci is None else _known(pci.link, gpu.nvml.link if gpu.nvml else None)
-        yield from about(gpu, _judge(machine, pci, link, gpu))
+        yield from findings_on(gpu, _judge(machine, pci, link, gpu))
     for nic in nics:
         pci = nic.pci or PciFunction(bus_id="")
-        yield from about(on_nics([nic.name]), _judge(machine, pci, pci.link or PcieLink()))
+        yield from findings_on(on_nics([nic.name]), _judge(machine, pci, pci.link or PcieLink()))
 
 
 def _judge(machine: Machine, pci: PciFunction, link: PcieLink, gpu: Gpu | None = None) -> Verdicts:
     """Yield the finding on the link of a GPU, whose speed counts only while it is busy, or of a NIC."""
     width, speed = _expected(machine, pci, link, "max_width"), _expected(machine, pci, link, "max_speed_gt_s")
-    words = f"x{link.width}, {link.speed_gt_s} GT/s; at most x{link.max_width}, {link.max_speed_gt_s} GT/s"
-    read = fact(f"/sys/bus/pci/devices/{pci.bus_id}/current_link_*, max_link_*", words.replace("None", "?"))
+    text = f"x{link.width}, {link.speed_gt_s} GT/s; at most x{link.max_width}, {link.max_speed_gt_s} GT/s"
+    read = fact(f"/sys/bus/pci/devices/{pci.bus_id}/current_link_*, max_link_*", text.replace("None", "?"))
     judges_speed = gpu is None or _busy(gpu)
     if link.width is not None and width is not None and link.width < width:
         yield read
@@ -234,14 +234,14 @@ def _class_acs(bridges: Iterable[Bridge], acs: Acs, traffic: str) -> Verdicts:
     wrong = 0
     yield fact("topology", acs.kind)
     for bus_id, bits in acs.ports.items():
-        now = controls[bus_id]
-        if now is not None and (needed := corrected(bits, now)) != now:
+        current = controls[bus_id]
+        if current is not None and (needed := corrected(bits, current)) != current:
             wrong += 1
-            yield fact(f"ACS control of {bus_id}", f"{now:#04x}, needs {bits} ({needed:#04x})")
+            yield fact(f"ACS control of {bus_id}", f"{current:#04x}, needs {bits} ({needed:#04x})")
     if wrong:
         cause = "rdma_topo (rdma-core) requires these bits; with others GPUDirect RDMA is slower, refused or faults"
-        words = f"{wrong} PCIe ports have other ACS settings than {traffic} needs here"
-        yield warned(words, _acs_remedy(acs), cause=cause)
+        text = f"{wrong} PCIe ports have other ACS settings than {traffic} needs here"
+        yield warned(text, _acs_remedy(acs), cause=cause)
     elif unread:
         yield unknown(f"whether ACS is right here is unknown: that of {unread[0]} was not read")
     else:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from egmctl.doctor.check import Scope, Verdicts, check, end, skip
 from egmctl.doctor.findings import as_root, fact, failed, passed, skipped, todo, unknown, warned
-from egmctl.doctor.situation import NO_DOMAIN, by_value
+from egmctl.doctor.situation import NO_DOMAIN, group_by
 from egmctl.driver.signatures import cause_of
 from egmctl.model.finding import Finding, Guard
 from egmctl.model.machine import Machine
@@ -32,7 +32,7 @@ class _Groups:
     """The nodes grouped by a value, the largest group first."""
 
     def __init__(self, nodes: Iterable[Peer], value: Callable[[Peer], Hashable]) -> None:
-        groups = sorted(by_value(nodes, value), key=lambda group: -len(group[1]))
+        groups = sorted(group_by(nodes, value), key=lambda group: -len(group[1]))
         self.values = [value for value, _ in groups]
         self.nodes = [members for _, members in groups]
         self.evidence = tuple(fact(_hosts(members), value) for value, members in groups)
@@ -120,10 +120,10 @@ def _ports(machine: Machine, _scope: Scope) -> Verdicts:
     unread = [node for node in nodes if node.ports is None or any(map(_is_unread, node.ports))]
     yield from groups.evidence
     if len(groups.values) > 1:
-        odd = [node for nodes in groups.nodes[1:] for node in nodes]
+        differing = [node for nodes in groups.nodes[1:] for node in nodes]
         remedy = todo("Check the cables and switches of the ports that are not active there.", "ibstat")
         other = f"are not those of the other nodes ({groups.values[0]})"
-        yield failed(f"the active NIC ports of {_hosts(odd)} {other}", remedy)
+        yield failed(f"the active NIC ports of {_hosts(differing)} {other}", remedy)
     elif unread:
         yield unknown(f"the state or rate of NIC ports was not read on {_hosts(unread)}")
     else:
@@ -160,7 +160,7 @@ def _imports(machine: Machine, _scope: Scope) -> Verdicts:
         skip("only with --active under mpirun or srun")
     if not machine.peers.probes:
         yield skipped("there is one rank only")
-    probes = by_value(
+    probes = group_by(
         machine.peers.probes, lambda probe: (probe.host_memory, probe.outcome, probe.call, probe.error_number)
     )
     yield from (_import(group) for _, group in probes)
@@ -168,20 +168,20 @@ def _imports(machine: Machine, _scope: Scope) -> Verdicts:
 
 def _import(probes: Sequence[PeerProbe]) -> Finding:
     first = probes[0]
-    what = f"{'HOST_NUMA' if first.host_memory else 'device'} memory by fabric handle"
+    subject = f"{'HOST_NUMA' if first.host_memory else 'device'} memory by fabric handle"
     if first.outcome is Outcome.OK:
-        return passed(f"{what} arrived, and writes came back: {several(len(probes), 'direction')} between ranks")
+        return passed(f"{subject} arrived, and writes came back: {several(len(probes), 'direction')} between ranks")
     if first.outcome is Outcome.NOT_RUN:
-        return unknown(f"{what}: not tried: {first.detail}")
+        return unknown(f"{subject}: not tried: {first.detail}")
     paths = shortened([f"{probe.labels[0]} to {probe.labels[1]}" for probe in probes], _SHOWN)
-    how = {
+    failure = {
         Outcome.CORRUPT: "bytes are wrong, though every call succeeded",
         Outcome.TIMED_OUT: "did not end in time",
         Outcome.CRASHED: "killed a process",
     }.get(first.outcome, f"{first.call} failed")
     cause = cause_of(first.call, first.error_number)
     return failed(
-        f"{what}, {paths} (owner to importer): {how}",
+        f"{subject}, {paths} (owner to importer): {failure}",
         todo(cause.remedy if cause else "Look at peers.imex, peers.clique and dmesg on both nodes."),
         evidence=tuple(
             fact(f"rank {probe.by} on {printable(probe.hosts[0 if probe.by == probe.owner else 1])}", probe.detail)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from egmctl.doctor.check import Scope, Verdicts, about, check, skip
-from egmctl.doctor.findings import as_root, fact, failed, noted, passed, todo, unknown, warned, without_option
+from egmctl.doctor.check import Scope, Verdicts, check, findings_on, skip
+from egmctl.doctor.findings import as_root, fact, failed, noted, passed, remove_option, todo, unknown, warned
 from egmctl.doctor.situation import NO_NVIDIA_GPU, lost, requested
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Place, PlaceKind, on_gpus
 from egmctl.model.gpu import Gpu
@@ -46,40 +46,40 @@ def _count(machine: Machine, scope: Scope) -> Verdicts:
     counts = _funnel(machine, gpus)
     line = " > ".join(f"{'not asked' if number is None else number} {_WORDS[step]}" for step, number in counts.items())
     yield fact("PCI > driver > device node > accessible > NVML > CUDA", line)
-    gone = {gpu.bus_id: stopped for gpu in gpus if (stopped := classify(machine, gpu)) is not None}
-    lost_gpus = [gpu for gpu in gpus if gpu.bus_id in gone]
-    usable = len(gpus) - len(gone)
-    unclear = elsewhere(machine) and any(stopped.block is Block.UNKNOWN for stopped in gone.values())
-    faults = [*_unexplained(machine, scope, gone), *_by_cuda_alone(machine)]
-    wanted = (scope.expectation.gpus if scope.expectation else None) or 0
-    if usable < wanted:
-        on_pci = counts[Step.PCI]
-        absent = on_pci is not None and on_pci < wanted
+    lost = {gpu.bus_id: obstacle for gpu in gpus if (obstacle := classify(machine, gpu)) is not None}
+    lost_gpus = [gpu for gpu in gpus if gpu.bus_id in lost]
+    usable = len(gpus) - len(lost)
+    unclear = elsewhere(machine) and any(obstacle.block is Block.UNKNOWN for obstacle in lost.values())
+    faults = [*_unexplained(machine, scope, lost), *_listed_by_cuda_only(machine)]
+    expected = (scope.expectation.gpus if scope.expectation else None) or 0
+    if usable < expected:
+        pci_count = counts[Step.PCI]
+        absent = pci_count is not None and pci_count < expected
         remedy = _ABSENT if absent else todo("The other dev.* checks say where each was lost and what to do.")
-        faults.append(failed(f"{usable} of the {wanted} expected GPUs can be used from here", remedy, cause=line))
+        faults.append(failed(f"{usable} of the {expected} expected GPUs can be used from here", remedy, cause=line))
     yield from faults
     if faults:
         return
     if not gpus:
         skip(NO_NVIDIA_GPU)
-    elif not gone:
+    elif not lost:
         yield passed(f"{'all ' if len(gpus) > 1 else ''}{several(len(gpus), 'GPU')} can be used from here")
     elif not usable and not unclear:
-        causes = dict.fromkeys(stopped.cause for stopped in gone.values())
-        see = todo(f"See {_checks_of(gone.values())}.")
-        yield failed("no GPU can be used from here", see, gpus, cause="; ".join(causes))
+        causes = dict.fromkeys(obstacle.cause for obstacle in lost.values())
+        remedy = todo(f"See {_checks_of(lost.values())}.")
+        yield failed("no GPU can be used from here", remedy, gpus, cause="; ".join(causes))
     else:
         yield (unknown if unclear else noted)(
             f"{usable} of {len(gpus)} GPUs can be used from here",
             lost_gpus,
-            note=f"{on_gpus(lost_gpus).label}: see {_checks_of(gone.values())}",
+            note=f"{on_gpus(lost_gpus).label}: see {_checks_of(lost.values())}",
         )
 
 
 def _funnel(machine: Machine, gpus: Iterable[Gpu]) -> dict[Step, int | None]:
     """Return the number of GPUs that pass each step; ``None`` for a library that was not queried or did not respond."""
     obstacles = [classify(machine, gpu) for gpu in gpus]
-    reached = [Step.WHOLE if stopped is None else stopped.block.step for stopped in obstacles]
+    reached = [Step.WHOLE if obstacle is None else obstacle.block.step for obstacle in obstacles]
     counts: dict[Step, int | None] = {
         step: sum(step_lost > step or step is Step.PCI for step_lost in reached)
         for step in (Step.PCI, Step.DRIVER, Step.NODE, Step.ACCESS)
@@ -88,8 +88,8 @@ def _funnel(machine: Machine, gpus: Iterable[Gpu]) -> dict[Step, int | None]:
         listed = sum(getattr(gpu, library) is not None for gpu in gpus)
         unread = [gpu.unread[library] for gpu in gpus if library in gpu.unread]
         # A library that was queried and does not list a GPU leaves NOT_PRESENT as the reason.
-        asked = listed or any(reason.reason is Reason.NOT_PRESENT for reason in unread)
-        counts[step] = listed if asked and not elsewhere(machine) else None
+        queried = listed or any(reason.reason is Reason.NOT_PRESENT for reason in unread)
+        counts[step] = listed if queried and not elsewhere(machine) else None
     return counts
 
 
@@ -98,24 +98,24 @@ def _checks_of(obstacles: Iterable[Obstacle]) -> str:
     return ", ".join(dict.fromkeys(names.get(obstacle.block, "dev.cgroup-restricted") for obstacle in obstacles))
 
 
-def _unexplained(machine: Machine, scope: Scope, gone: Mapping[str, Obstacle]) -> Iterator[Finding]:
+def _unexplained(machine: Machine, scope: Scope, lost: Mapping[str, Obstacle]) -> Iterator[Finding]:
     """Yield a failure for each reason, not reported by another check, why GPUs are lost."""
     groups: dict[Block, list[Gpu]] = {}
     for gpu in machine.gpus or ():
-        stopped = gone.get(gpu.bus_id)
-        if stopped is None or stopped.block in _OWN_CHECK:
+        obstacle = lost.get(gpu.bus_id)
+        if obstacle is None or obstacle.block in _OWN_CHECK:
             continue
         # CUDA gives a process one MIG instance, of one GPU (MIG user guide).
-        by_mig = stopped.block is Block.NOT_SEEN_BY_CUDA and gpu.nvml is not None and gpu.nvml.mig_mode
+        hidden_by_mig = obstacle.block is Block.NOT_SEEN_BY_CUDA and gpu.nvml is not None and gpu.nvml.mig_mode
         # dev.cgroup-restricted reports GPUs whose access by another process is unknown.
-        not_seen = stopped.block is Block.UNKNOWN and elsewhere(machine)
-        if not not_seen and (not by_mig or requested(machine, scope, gpu)):
-            groups.setdefault(stopped.block, []).append(gpu)
+        is_hidden = obstacle.block is Block.UNKNOWN and elsewhere(machine)
+        if not is_hidden and (not hidden_by_mig or requested(machine, scope, gpu)):
+            groups.setdefault(obstacle.block, []).append(gpu)
     for block, gpus in groups.items():
-        yield _lost(block, gpus, gone[gpus[0].bus_id])
+        yield _lost(block, gpus, lost[gpus[0].bus_id])
 
 
-def _by_cuda_alone(machine: Machine) -> Iterator[Finding]:
+def _listed_by_cuda_only(machine: Machine) -> Iterator[Finding]:
     """Yield a failure for GPUs that CUDA lists but a working NVML does not, so that their state is unknown."""
     gpus = [gpu for gpu in machine.gpus or () if gpu.cuda is not None and gpu.nvml is None and "nvml" in gpu.unread]
     gpus = [gpu for gpu in gpus if gpu.unread["nvml"].reason not in (Reason.NOT_ASKED, Reason.NOT_STATED)]
@@ -145,8 +145,8 @@ def _reasons(gpus: list[Gpu], library: str) -> tuple[Evidence, ...]:
 def _off_the_bus(machine: Machine, scope: Scope) -> Verdicts:
     gpus, silent = machine.gpus or (), lost(machine, Block.OFF_THE_BUS)
     reference = scope.expectation.reference if scope.expectation else None
-    here = {gpu.bus_id for gpu in gpus}
-    gone = tuple(gpu.bus_id for gpu in (reference.gpus if reference else None) or () if gpu.bus_id not in here)
+    present = {gpu.bus_id for gpu in gpus}
+    missing = tuple(gpu.bus_id for gpu in (reference.gpus if reference else None) or () if gpu.bus_id not in present)
     for gpu in gpus:
         if gpu in silent:
             yield failed(
@@ -157,12 +157,12 @@ def _off_the_bus(machine: Machine, scope: Scope) -> Verdicts:
             )
         elif gpu.pci is None or not gpu.pci.responds:
             yield unknown("whether they answer on the PCI bus: sysfs was not read", gpu)
-        elif not silent and not gone:
+        elif not silent and not missing:
             yield passed("the GPUs answer on the PCI bus", gpu)
-    if gone:
-        sentence = f"not on the PCI bus, and the expected machine has it: {', '.join(gone)}"
+    if missing:
+        sentence = f"not on the PCI bus, and the expected machine has it: {', '.join(missing)}"
         cause = "it was removed, or its link did not come up at boot"
-        yield failed(sentence, _POWER, Place(kind=PlaceKind.GPU, ids=gone), cause=cause)
+        yield failed(sentence, _POWER, Place(kind=PlaceKind.GPU, ids=missing), cause=cause)
     elif not gpus:
         skip(NO_NVIDIA_GPU)
 
@@ -172,22 +172,22 @@ def _binding(machine: Machine, scope: Scope) -> Verdicts:
     bound = [gpu for gpu in machine.gpus or () if gpu.pci is not None and gpu.pci.driver is not None]
     unbound = lost(machine, Block.NOT_BOUND)
     for gpu in unbound:
-        yield from about(gpu, _not_bound(machine, scope, gpu))
+        yield from findings_on(gpu, _not_bound(machine, scope, gpu))
     if not unbound:
         yield passed("every GPU is bound to the driver nvidia", bound or skip(NO_NVIDIA_GPU))
 
 
 def _not_bound(machine: Machine, scope: Scope, gpu: Gpu) -> Verdicts:
     driver = (gpu.pci and gpu.pci.driver) or ""
-    words = f"bound to {driver}, not to nvidia" if driver else "no kernel driver is bound"
+    text = f"bound to {driver}, not to nvidia" if driver else "no kernel driver is bound"
     yield fact(f"/sys/bus/pci/devices/{gpu.bus_id}/driver", driver or "none")
     if driver.startswith("vfio"):
         remedy = as_root("Take it back from the virtual machine: unbind it from vfio-pci, bind it to nvidia.")
         cause = "it is reserved for a virtual machine"
         if not requested(machine, scope, gpu):
-            yield noted(words, remedy=remedy, cause=cause)
+            yield noted(text, remedy=remedy, cause=cause)
             return
-        words += ", but it is required (--gpus, --expect)"
+        text += ", but it is required (--gpus, --expect)"
     elif driver:
         remedy = as_root(f"Keep {driver} from loading (modprobe.blacklist={driver}), and reboot.", reboot=True)
         cause = "another driver took it first"
@@ -197,7 +197,7 @@ def _not_bound(machine: Machine, scope: Scope, gpu: Gpu) -> Verdicts:
     else:
         remedy = as_root("Load the driver's kernel module, or install it.", "modprobe nvidia")
         cause = "the NVIDIA kernel module is not loaded"
-    yield failed(words, remedy, cause=cause)
+    yield failed(text, remedy, cause=cause)
 
 
 @check("dev.excluded", Guard.P2P, Guard.EGM)
@@ -210,12 +210,12 @@ def _excluded(machine: Machine, scope: Scope) -> Verdicts:
             yield fact(f"NVreg_{name}", parameters[name])
     if excluded:
         required = [gpu for gpu in excluded if requested(machine, scope, gpu)]
-        words = "the administrator excluded it: other GPUs can use it neither as a peer nor as an EGM route"
+        text = "the administrator excluded it: other GPUs can use it neither as a peer nor as an EGM route"
         if required:
-            words = f"the administrator excluded it, but {on_gpus(required).label} is required (--gpus, --expect)"
+            text = f"the administrator excluded it, but {on_gpus(required).label} is required (--gpus, --expect)"
         for gpu in excluded:
             yield fact(f"/proc/driver/nvidia/gpus/{gpu.bus_id}/information", "GPU Excluded: Yes")
-        yield (failed if required else warned)(words, without_option("NVreg_ExcludedGpus"), excluded)
+        yield (failed if required else warned)(text, remove_option("NVreg_ExcludedGpus"), excluded)
         return
     read = [gpu for gpu in gpus if gpu.proc is not None and gpu.proc.excluded is not None]
     unread = [gpu for gpu in gpus if gpu not in read and _may_be_excluded(gpu)]

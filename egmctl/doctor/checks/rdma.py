@@ -25,14 +25,14 @@ CABLE = todo("Check the cable, the switch port and the port's configuration.", "
 
 def _nics(machine: Machine, scope: Scope) -> tuple[Nic, ...]:
     """Return the machine's NICs; end the check if there are none."""
-    if not machine.nics and scope.asked_purpose(Guard.RDMA):
+    if not machine.nics and scope.names_purpose(Guard.RDMA):
         end(unknown(f"{NO_NIC} was found, though RDMA is required (--for rdma)"))
     return machine.nics or skip(NO_NIC)
 
 
 @check("rdma.ports", Guard.RDMA, sections=("nics",))
 def _ports(machine: Machine, scope: Scope) -> Verdicts:
-    nics, asked = _nics(machine, scope), scope.asked_purpose(Guard.RDMA)
+    nics, named = _nics(machine, scope), scope.names_purpose(Guard.RDMA)
     ports = [(nic, port) for nic in nics for port in nic.ports if port.state is not None]
     active = [(nic, port) for nic, port in ports if port.state == "ACTIVE"]
     unread = {nic.name for nic in nics for port in nic.ports if port.state is None}
@@ -53,19 +53,19 @@ def _ports(machine: Machine, scope: Scope) -> Verdicts:
             slow = f"port {port.number} runs at {port.rate_gbit_s:g} Gbit/s, the others at {rate:g}"
             yield warned(slow, CABLE, place, evidence=evidence)
         elif (nic.name, port.number) in expected:
-            was_active = f"{inactive}, and was active when the machine of --expect was recorded"
-            yield failed(was_active, CABLE, place, evidence=evidence)
+            inactive_now = f"{inactive}, and was active when the machine of --expect was recorded"
+            yield failed(inactive_now, CABLE, place, evidence=evidence)
         elif port.physical_state == "LinkUp" and port.link_layer == "InfiniBand":
             remedy = as_root("Check the subnet manager of that fabric: it has not configured the port.", "sminfo")
             yield warned(f"{inactive}, though its link is up", remedy, place, evidence=evidence)
-        elif active and asked:
+        elif active and named:
             yield warned(inactive, CABLE, place, evidence=evidence)
         else:
             unused.append(f"{nic.name}/{port.number}")
     if not active:
         yield from (_port_evidence(nic, port) for nic, port in ports)
         place = on_nics(dict.fromkeys(nic.name for nic, _ in ports))
-        yield (failed if asked else warned)("no port is active", CABLE, place)
+        yield (failed if named else warned)("no port is active", CABLE, place)
     elif names := [name for name in dict.fromkeys(good) if name not in unread]:
         note = f"not active: {', '.join(unused)}; --for rdma or --expect makes that a finding" if unused else ""
         yield passed("ports are active", on_nics(names), note=note)
@@ -93,8 +93,8 @@ def _kind(nic: Nic, port: NicPort) -> object:
 
 def _port_evidence(nic: Nic, port: NicPort) -> Evidence:
     rate = "" if port.rate_gbit_s is None else f", {port.rate_gbit_s:g} Gbit/s"
-    words = f"{port.state or '?'}, {port.physical_state or '?'}, {port.link_layer or '?'}{rate}"
-    return fact(f"/sys/class/infiniband/{nic.name}/ports/{port.number}", words)
+    text = f"{port.state or '?'}, {port.physical_state or '?'}, {port.link_layer or '?'}{rate}"
+    return fact(f"/sys/class/infiniband/{nic.name}/ports/{port.number}", text)
 
 
 @check("rdma.gdr-path", Guard.RDMA, sections=("nics", "driver", "system"))
@@ -112,15 +112,15 @@ def _gdr_path(machine: Machine, scope: Scope) -> Verdicts:
     yield fact("driver modules, kernel", f"{driver.module_flavour or '?'}, {dotted(release)}")
     yield fact("CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED", max(answers, default="not asked", key=str))
     if peermem or dma_buf:
-        ways = [*peermem, *(["dma-buf"] if dma_buf else [])]
-        yield passed(f"NICs can reach GPU memory through {' and '.join(ways)}")
+        paths = [*peermem, *(["dma-buf"] if dma_buf else [])]
+        yield passed(f"NICs can reach GPU memory through {' and '.join(paths)}")
     elif dma_buf is None or modules is None:
         yield unknown("whether NICs reach GPU memory is unknown: some facts were not read")
     else:
         remedy = as_root("Load nvidia_peermem, or use open modules on Linux 5.12 or newer.", "modprobe nvidia_peermem")
         cause = "everything between GPUs of different nodes is then copied through host memory"
-        no_way = "NICs cannot reach GPU memory: neither nvidia_peermem nor dma-buf"
-        yield (failed if scope.asked_purpose(Guard.RDMA) else warned)(no_way, remedy, cause=cause)
+        no_path = "NICs cannot reach GPU memory: neither nvidia_peermem nor dma-buf"
+        yield (failed if scope.names_purpose(Guard.RDMA) else warned)(no_path, remedy, cause=cause)
 
 
 def _gpus(machine: Machine, scope: Scope) -> tuple[Gpu, ...]:
@@ -160,33 +160,33 @@ def _ofed(machine: Machine, scope: Scope) -> Verdicts:
 def _devices(machine: Machine, scope: Scope) -> Verdicts:
     _nics(machine, scope)
     verbs = known((machine.system or System()).verbs, "the nodes in /dev/infiniband were not read")
-    asked, container = scope.asked_purpose(Guard.RDMA), in_container(machine)
+    named, container = scope.names_purpose(Guard.RDMA), in_container(machine)
     denied = [device for device in verbs if device.node.access != "ok"]
     yield from node_evidence(device.node for device in denied or verbs)
     if not verbs:
         no_verbs = "there are NICs and no verbs devices: programs cannot use RDMA"
-        yield (failed if asked else warned)(no_verbs, as_root("Load ib_uverbs.", "modprobe ib_uverbs"))
+        yield (failed if named else warned)(no_verbs, as_root("Load ib_uverbs.", "modprobe ib_uverbs"))
         return
     if not denied:
         yield passed("the verbs devices are accessible")
         return
-    words = {
+    meanings = {
         "EPERM": "the device cgroup denies them",
         "EACCES": "mode bits or a security module deny them",
         "ENOENT": "they are not there",
     }
     errors = sorted({device.node.access or "" for device in denied})
     names = ", ".join(dict.fromkeys(device.nic or device.node.path.rpartition("/")[2] for device in denied))
-    reasons = "; ".join(words.get(error, error or "unknown reason") for error in errors)
+    reasons = "; ".join(meanings.get(error, error or "unknown reason") for error in errors)
     summary = f"verbs devices are not accessible ({names}): {reasons}"
-    if not asked and errors == ["ENOENT"] and not container:
+    if not named and errors == ["ENOENT"] and not container:
         yield passed("the nodes in /dev/infiniband are missing", note=summary)
     else:
         remedy = todo("Let the resource manager allow /dev/infiniband/*, or let udev make it readable and writable.")
         if container:
             devices = "docker run --device=/dev/infiniband, or the RDMA device plugin of Kubernetes"
             remedy = todo(f"Pass the devices into the container: {devices}.")
-        yield (failed if asked else warned)(summary, remedy)
+        yield (failed if named else warned)(summary, remedy)
 
 
 PCIE_MAPPING_DRIVER = (570, 86, 15)

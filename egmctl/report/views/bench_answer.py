@@ -15,9 +15,9 @@ from egmctl.model.task import Quantity
 from egmctl.model.verdict import BAD_GRADES, Culprit, Grade, RunVerdict
 from egmctl.report import document as doc
 from egmctl.report.document import Tone
-from egmctl.report.views.causes import UNEXPLAINED, advice, cause_title, cause_words, crosses_unknown_links
+from egmctl.report.views.causes import NO_EXPLANATION, advice, cause_title, cause_words, crosses_unknown_links
 from egmctl.units import format_size, grouped, listed, printable, several, shortened
-from egmctl.verdict.explain import HIDDEN, OTHERS, THROTTLED, shortfalls, words
+from egmctl.verdict.explain import HIDDEN, OTHERS, THROTTLED, gpu_sentence, shortfalls
 from egmctl.verdict.yardsticks import is_degraded, is_lost
 
 
@@ -184,7 +184,7 @@ def _signs(report: RunReport) -> Iterator[_Sign]:
         finding = cause.finding
         for measurement in report.measurements if finding.check in (OTHERS, THROTTLED) else ():
             for gpu in measurement.evidence.gpus if measurement.evidence else ():
-                if gpu.bus_id in finding.place.ids and words(finding.check, gpu) == finding.summary:
+                if gpu.bus_id in finding.place.ids and gpu_sentence(finding.check, gpu) == finding.summary:
                     # The processes that use a GPU differ between measurements.
                     yield finding.check, gpu.label, "" if finding.check == OTHERS else finding.summary
 
@@ -203,7 +203,7 @@ def _seen_on(measurement: Measurement, known: Collection[_Sign]) -> Iterator[str
         if gpu.other_processes and (OTHERS, gpu.label, "") not in known:
             yield f"other processes used {gpu.label} meanwhile ({', '.join(map(str, gpu.other_processes[:_SHOWN]))})"
         slowed = sorted(set(gpu.throttle_reasons or ()) - HARMLESS)
-        if slowed and (THROTTLED, gpu.label, words(THROTTLED, gpu)) not in known:
+        if slowed and (THROTTLED, gpu.label, gpu_sentence(THROTTLED, gpu)) not in known:
             yield f"clocks of {gpu.label} throttled: {', '.join(slowed)}"
     if route is not None and route.verdict is LinkProof.REFUTED:
         if route.carried_bytes is None:
@@ -436,7 +436,7 @@ def _slow(report: RunReport, verdict: RunVerdict) -> str:
     causes = _explaining_slow(report)
     explained = _first_causes(report, causes, 1)
     if not causes and report.machines and not grave(report):
-        explained = UNEXPLAINED
+        explained = NO_EXPLANATION
     sentence = f"{len(bad)} of {len(verdict.classes)} path classes are {how}"
     return "; ".join(filter(None, (sentence, _where(verdict.culprits), explained)))
 

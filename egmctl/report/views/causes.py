@@ -14,7 +14,7 @@ CAUSES = 3
 """The number of causes shown without ``-v``."""
 PATHS = 3
 """The number of paths named per cause."""
-UNEXPLAINED = "nothing that was read explains it"
+NO_EXPLANATION = "nothing that was read explains it"
 TONES = {
     Status.FAIL: Tone.BAD,
     Status.WARN: Tone.WARN,
