@@ -11,7 +11,7 @@ from egmctl.bench.plan import Plan
 from egmctl.bench.plan.placement import NvlinkDomain, RankInfo, assign, check_agreement, merge_gpus, rank_info, ranks_of
 from egmctl.bench.suites import CASES
 from egmctl.bench.supervisor import set_beside
-from egmctl.errors import NothingToDo, UsageError
+from egmctl.errors import EgmctlError, ExitCode, NothingToDo
 from egmctl.model.host import DeviceNode
 from egmctl.model.listing import PlannedTask
 from egmctl.model.machine import Machine
@@ -157,20 +157,21 @@ def test_ranks_take_what_they_may_use(infos: list[RankInfo], gpus: tuple[str, ..
 
 
 @pytest.mark.parametrize(
-    ("infos", "error", "words"),
+    ("infos", "code", "words"),
     [
-        ([at("a", "1b"), at("a", "1b")], UsageError, "a has 2 ranks and 1 usable GPU"),
-        ([at("a", "1b"), at("b")], NothingToDo, "b has no GPU to measure: no GPU was found"),
+        ([at("a", "1b"), at("a", "1b")], ExitCode.USAGE, "a has 2 ranks and 1 usable GPU"),
+        ([at("a", "1b"), at("b")], ExitCode.NOTHING, "b has no GPU to measure: no GPU was found"),
         (
             [at("a", "1b"), replace(at("b"), waivers=("CUDA_VISIBLE_DEVICES hides GPU0",))],
-            NothingToDo,
+            ExitCode.NOTHING,
             "b has no GPU to measure: CUDA_VISIBLE_DEVICES hides GPU0",
         ),
     ],
 )
-def test_a_node_with_too_few_gpus_is_named(infos: list[RankInfo], error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
+def test_a_node_with_too_few_gpus_is_named(infos: list[RankInfo], code: ExitCode, words: str) -> None:
+    with pytest.raises(EgmctlError, match=words) as failed:
         assign(infos)
+    assert failed.value.exit_code is code
 
 
 def test_nodes_that_are_alike_agree_and_cliques_matter_between_nodes_only() -> None:

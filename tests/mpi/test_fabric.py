@@ -26,6 +26,8 @@ IMPATIENT = ("tests/mpi/impatient.py",)
 """egmctl, whose commands give each other up sooner."""
 CASES = (
     *("fabric_device_write_ce", "fabric_device_all_to_one_write_ce", "fabric_device_latency"),
+    *("fabric_device_bidirectional_write_ce", "fabric_device_bisect_write_ce"),
+    *("fabric_host_numa_ring_write_ce", "fabric_host_numa_one_to_all_write_ce"),
     *("fabric_host_numa_read_sm", TO_EGM),
 )
 """One of each kind of pattern, memory and engine."""
@@ -69,12 +71,19 @@ def test_all_ranks_of_two_nodes_measure_each_other_and_rank_0_reports_it(
     assert {m["case"] for m in measurements} == set(CASES)
     assert {m["status"] for m in measurements} <= {"ok", "unstable"}
     assert all(m["verification"] for m in measurements)
-    for case, route in (("fabric_device_write_ce", "NV18 across nodes"), (TO_EGM, "C2C>NV18>C2C across nodes")):
+    # Both GPUs of a node have the same NUMA node: from and to its memory pairs across nodes take turns.
+    for case, route, at_once in (
+        ("fabric_device_write_ce", "NV18 across nodes", 2),
+        (TO_EGM, "C2C>NV18>C2C across nodes", 1),
+    ):
         pairs = [m for m in measurements if m["case"] == case]
-        assert 2 in {m["concurrent"] for m in pairs}
         assert {m["flows"][0]["initiator_label"] for m in pairs} == {*labels}
-        routes = [m["flows"][0]["route"]["symbol"] for m in pairs]
-        assert (len(routes), routes.count(route)) == (12, 8)
+        across = [m for m in pairs if m["flows"][0]["route"]["symbol"] == route]
+        assert (len(pairs), len(across)) == (12, 8)
+        # On a busy machine a pair alone may differ from the same pair among others: then all are measured alone.
+        alone = any(note.startswith(case) and "one at a time" in note for note in result["notes"])
+        assert alone or {m["concurrent"] for m in across} == {at_once}
+        assert alone or {m["concurrent"] for m in pairs if m not in across} == {2}
     assert {m["verification"] for m in measurements if m["case"] == TO_EGM} == {"gpu-every-sample"}
     egm = [m for m in measurements if m["case"] == "fabric_host_numa_read_sm"]
     assert {m["flows"][0]["route"]["egm"] for m in egm} == {"yes"}
@@ -106,8 +115,9 @@ def test_a_wrong_byte_and_a_failing_call_are_named_with_their_ranks_and_the_othe
     done = egmctl_under_mpi(nodes, "bench", *QUICK, "--case", TO_EGM, "--json")
     assert done.code == 1, done.err
     changes, fails, works = (found for _, found in sorted(by_initiator(done.out).items()))
-    assert "corrupt" in {m["status"] for m in changes}
-    assert {m["status"] for m in works} <= {"ok", "unstable"}
+    assert sorted(m["status"] == "corrupt" for m in changes) == [False, True]
+    assert {m["status"] for m in (*changes, *works)} <= {"ok", "unstable", "corrupt"}
+    assert "corrupt" not in {m["status"] for m in works}
     assert {(m["status"], m["failed_rank"], m["known_cause"]) for m in fails} == {("failed", 1, True)}
     for m in fails:
         assert "rank 1 (node2:GPU0)" in m["reason"]
@@ -121,18 +131,22 @@ def test_a_rank_that_dies_or_hangs_is_named_with_its_node_and_call_and_the_rest_
     faults = "cuMemImportFromShareableHandle@1=kill:9,once;cuMemImportFromShareableHandle@2=hang,once"
     nodes = [Place(fake_node(in_domain("rack1-n1")), 3), Place(fake_node(in_domain("rack1-n2")), 1, faults)]
     # Who dies is missed at once; who hangs costs the time that a step has, which the others need on a busy machine.
-    done = egmctl_under_mpi(nodes, *WRITE, "--timeout", "6", "--json")
+    done = egmctl_under_mpi(nodes, *WRITE, "--timeout", "10", "--json")
     assert done.code == 4, done.err
-    failed = {m["status"]: m for m in measured(done.out) if m["status"] not in ("ok", "unstable")}
+    failed = [m for m in measured(done.out) if m["status"] not in ("ok", "unstable")]
     ways = {
         "crashed": "died from SIGKILL in cuMemImportFromShareableHandle",
         "timed-out": "it is in cuMemImportFromShareableHandle",
     }
-    assert failed.keys() == ways.keys()
-    for how, words in ways.items():
-        assert (failed[how]["failed_rank"], failed[how]["last_call"]) == (3, "cuMemImportFromShareableHandle")
-        assert words in failed[how]["reason"]
-        assert "node2:GPU0" in failed[how]["reason"]
+    named = [m for m in failed if m["failed_rank"] == 3]
+    assert {m["status"] for m in named} == ways.keys()
+    for m in named:
+        assert m["last_call"] == "cuMemImportFromShareableHandle"
+        assert ways[m["status"]] in m["reason"]
+        assert "node2:GPU0" in m["reason"]
+    late = [m for m in failed if m["failed_rank"] != 3]
+    assert {m["status"] for m in late} <= {"timed-out"}, late
+    assert len(late) <= 1, "on a busy machine another rank may be late once"
 
 
 @pytest.mark.long
@@ -153,12 +167,14 @@ def test_a_rank_without_a_channel_is_named_and_what_it_has_no_part_in_is_measure
 
 
 @pytest.mark.long
-def test_what_differs_between_nodes_ends_the_run_before_it_begins(fake_node: MakeFakeNode) -> None:
-    other = in_domain("rack1-n2", driver="590.10", clique=8)
+@pytest.mark.parametrize("driver", [None, "590.10"], ids=["cliques", "cliques and drivers"])
+def test_what_differs_between_nodes_ends_the_run_before_it_begins(fake_node: MakeFakeNode, driver: str | None) -> None:
+    other = in_domain("rack1-n2", driver=driver, clique=8)
     done = egmctl_under_mpi([Place(fake_node(in_domain("rack1-n1")), 1), Place(fake_node(other), 1)], *WRITE)
     assert done.code == 3
-    assert "the driver's version differs between nodes: " in done.err
-    assert "590.10 on rack1-n2; the NVLink domain differs between nodes: " in done.err
+    assert ("the driver's version differs between nodes: " in done.err) is (driver is not None)
+    assert driver is None or f"{driver} on rack1-n2; the NVLink domain differs between nodes: " in done.err
+    assert "the NVLink domain differs between nodes: " in done.err
     assert "clique 8 on rack1-n2" in done.err
     assert done.err.count("egmctl: ") == 1
 
