@@ -8,10 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from egmctl.bench.engines import round_trips
 from egmctl.bench.engines.life_cycle import STAGES
 from egmctl.bench.processes.group import Group, GroupFailed
-from egmctl.gpu import chase
 from egmctl.model.measurement import Status, Verification
 from egmctl.model.task import HandleKind
 from tests import forked
@@ -30,9 +28,7 @@ Launch = Callable[..., Group]
 
 @pytest.fixture
 def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
-    """Start ranks on a node, which wait for a silent one for a second; ends them."""
-    monkeypatch.setattr(chase, "TIMEOUT_NS", 1_000_000_000)
-    monkeypatch.setattr(round_trips, "SILENCE_S", 1.0)
+    """Start ranks on a node; ends them."""
     groups = []
 
     def start_on(node: FakeNode, faults: str = "", count: int = 2) -> Group:

@@ -12,6 +12,7 @@ from egmctl.bench.engines import round_trips as socket_message
 from egmctl.bench.engines.round_trips import APART_BYTES, WARM_UP_LAPS, Messages
 from egmctl.bench.processes.collective import ResourceScope
 from egmctl.bench.processes.group import GroupFailed
+from egmctl.gpu import chase
 from egmctl.gpu.chase import FLAG_BYTES
 from egmctl.model.measurement import Status
 from egmctl.model.task import Engine, Task
@@ -162,20 +163,29 @@ def test_a_call_that_fails_ends_it_in_both_and_leaves_nothing(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("name", "fault", "how"),
+    ("name", "fault", "how", "timeout_s"),
     [
-        ("event", "cuStreamWaitEvent@50=kill:9,once", "crashed"),
-        ("flag-device", "cuLaunchKernel@1=kill:9,once", "crashed"),
-        ("event", "cuStreamWaitEvent@50=hang,once", "timed-out"),
+        ("event", "cuStreamWaitEvent@50=kill:9,once", "crashed", 12),
+        ("flag-device", "cuLaunchKernel@1=kill:9,once", "crashed", 12),
+        # The other side waits for half of the time.
+        ("event", "cuStreamWaitEvent@50=hang,once", "timed-out", 4),
     ],
 )
 def test_a_side_that_dies_or_hangs_releases_the_other(
-    fake_node: MakeFakeNode, launch: Launch, name: str, fault: str, how: str
+    fake_node: MakeFakeNode,
+    launch: Launch,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    fault: str,
+    how: str,
+    timeout_s: float,
 ) -> None:
+    monkeypatch.setattr(chase, "TIMEOUT_NS", 2_000_000_000)
+    monkeypatch.setattr(socket_message, "SILENCE_S", 2.0)
     node = fake_node(nvl4())
     group = launch(node, fault)
     with pytest.raises(GroupFailed) as failed:
-        ask(group, RANKS, TASKS[name], timeout_s=3)
+        ask(group, RANKS, TASKS[name], timeout_s=timeout_s)
     assert (failed.value.how, failed.value.last_call) == (how, fault.partition("@")[0])
     (lost,) = {one.pid for one in node.calls() if one.ending}
     left = [line for line in node.leaks() if not line.startswith(f"process {lost}:")]
