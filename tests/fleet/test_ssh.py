@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -255,11 +254,12 @@ def test_where_the_folder_of_results_is_removed_each_node_says_so_and_nothing_go
 
 @pytest.mark.long
 def test_a_second_ctrl_c_waits_for_no_node(lab: Lab) -> None:
-    lab.host("node01", f"{SAYS_VERSION}; trap '' TERM; touch {lab.folder}/runs; while :; do sleep 0.1; done")
-    process = lab.start("fleet", "bench", "-w", "node01", kill_after_s=4)
+    told = f"trap 'touch {lab.folder}/told' TERM"
+    lab.host("node01", f"{SAYS_VERSION}; {told}; touch {lab.folder}/runs; while :; do sleep 0.1; done")
+    process = lab.start("fleet", "bench", "-w", "node01", kill_after_s=6)
     settle((lab.folder / "runs").exists)
     os.killpg(process.pid, signal.SIGINT)
-    time.sleep(0.5)
+    settle((lab.folder / "told").exists)
     assert process.poll() is None
     os.killpg(process.pid, signal.SIGINT)
     assert finished(process).code == 130
@@ -281,13 +281,13 @@ def test_a_command_on_a_node_ends_with_the_fleet_that_is_killed(lab: Lab) -> Non
 def test_a_command_ends_with_its_time_also_where_the_node_is_cut_off(lab: Lab) -> None:
     for name in ("node01", "hangs"):
         lab.host(name, f"{SAYS_VERSION}; touch {lab.folder}/{name}-runs; exec sleep 1000")
-    alive = ("--launcher-options", f"-F {lab.folder}/ssh_config -oServerAliveInterval=1 -oServerAliveCountMax=1")
-    process = lab.start("fleet", "bench", "-w", "node01,hangs", "--timeout", "4", "--json", *alive)
+    alive = ("--launcher-options", f"-F {lab.folder}/ssh_config -oServerAliveInterval=1 -oServerAliveCountMax=3")
+    process = lab.start("fleet", "bench", "-w", "node01,hangs", "--timeout", "6", "--json", *alive)
     settle(lambda: (lab.folder / "node01-runs").exists() and (lab.folder / "hangs-runs").exists())
     lab.cut("node01")
     results = answers(finished(process))
     assert {node: answer["reach"] for node, answer in results.items()} == {"hangs": "timed-out", "node01": "lost"}
-    assert results["hangs"]["reason"] == "the command did not end in 4 s and was stopped"
+    assert results["hangs"]["reason"] == "the command did not end in 6 s and was stopped"
     assert "not responding" in results["node01"]["reason"]
     settle(lambda: not lab.processes("node01") and not lab.processes("hangs"))
 
