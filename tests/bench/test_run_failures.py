@@ -114,7 +114,7 @@ class TestFailure:
 
     @pytest.mark.long
     def test_a_call_that_hangs_costs_its_path_and_no_other(self, bench: Bench) -> None:
-        run = bench(*TWO_GPUS, "--timeout", "2", faults="cuMemMap@2=hang,once")
+        run = bench(*TWO_GPUS, "--timeout", "4", faults="cuMemMap@2=hang,once")
         assert run.code == 4
         assert run.statuses().count("timed-out") == 1
         assert run.statuses().count("ok") == 7

@@ -30,7 +30,7 @@ MACHINE = shipped("dgx-h100")
 TARGET = "tests.bench.workers:run"
 
 Supervise = Callable[..., RunReport]
-HANG_S = 1.5
+HANG_S = 3
 """The time that a step has where one hangs."""
 
 
@@ -249,8 +249,8 @@ def test_unstable_samples_are_taken_again_three_times(run: Supervise, monkeypatc
 
 
 def test_a_soak_goes_round_until_its_time_is_up_and_keeps_the_worst(run: Supervise) -> None:
-    report = run(gpus=1, duration_s=0.5)
-    assert report.wall_s >= 0.5
+    report = run(gpus=1, duration_s=1)
+    assert report.wall_s >= 1
     for measurement in report.measurements:
         assert measurement.attempts > 1
         assert len(measurement.samples) == measurement.attempts

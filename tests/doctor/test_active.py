@@ -109,7 +109,7 @@ class TestOnFakeNodes:
     def test_a_process_that_hangs_costs_one_probe_and_is_named(self, fake_node: MakeFakeNode) -> None:
         node = fake_node(of_two_gpus(nvl4()))
         with here(node, faults="cuMemImportFromShareableHandle=hang,once") as patch:
-            patch.setattr(probes, "PROBE_TIMEOUT_S", 4)
+            patch.setattr(probes, "PROBE_TIMEOUT_S", 6)
             machine = probes.probed(node.machine, EVERYTHING, [KINDS["ipc.vmm-active"]])
         checks = [check for check in CHECKS if check.id == "ipc.vmm-active"]
         failure, *others = diagnose(machine, EVERYTHING, checks).findings
