@@ -41,9 +41,9 @@ WRITE = "device_to_device_memcpy_write_ce"
 LIVES = ("ipc_legacy_device_life_cycle", "ipc_posix_fd_device_life_cycle", "ipc_pool_device_life_cycle")
 
 
-def report_of(*cases: str, gpus: int = 3, status: Status = Status.OK) -> RunReport:
-    """Return a report of a GB200 in which the n-th task of some cases reaches 100 + 10 n GB/s, a flow 1 more each."""
-    plan = plan_of(*cases or ("*",), machine="gb200-tray", gpus=gpus, copies=16)
+def report_of(*cases: str, machine: str = "gb200-tray", gpus: int = 3, status: Status = Status.OK) -> RunReport:
+    """Return a report in which the n-th task of some cases reaches 100 + 10 n GB/s, a flow 1 more each."""
+    plan = plan_of(*cases or ("*",), machine=machine, gpus=gpus, copies=16)
     tasks = [task for task in plan.tasks if task.case in cases or not cases]
     return report(plan, [measured(task, 100.0 + 10 * n, step=1.0, status=status) for n, task in enumerate(tasks)])
 
@@ -149,8 +149,9 @@ def test_a_case_that_is_waived_everywhere_has_no_matrix_but_its_reason() -> None
     assert "WAIVED  device_to_device_memcpy_write_ce, ring_write_ce: no peer access" in text_of(waived_run, verbose=1)
 
 
-def test_every_case_fits_the_page() -> None:
-    text = text_of(report_of(gpus=4), verbose=1)
+@pytest.mark.parametrize(("machine", "gpus"), [("gb200-tray", 4), pytest.param("dgx-h100", 8, marks=pytest.mark.long)])
+def test_every_case_fits_the_page(machine: str, gpus: int) -> None:
+    text = text_of(report_of(machine=machine, gpus=gpus), verbose=1)
     assert max(map(len, text.splitlines())) <= WIDTH
 
 

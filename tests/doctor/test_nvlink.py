@@ -164,6 +164,19 @@ ERRORS = [
         counted(fec_history=(10**12, 10**9, 10**6, 4, *[0] * 12)),
         "pass GPU0-3",
     ),
+    *(
+        case(
+            f"two counters of three are not enough for no errors: {name} not read",
+            "nvlink.errors",
+            hgx(
+                "gpus[3].nvml.nvlinks[0]",
+                **{name: None},
+                unread={"counters": Unread(reason=Reason.NOT_SUPPORTED), name: Unread(reason=Reason.FAILED)},
+            ),
+            "unknown GPU3; pass GPU0-2",
+        )
+        for name in ("replay_errors", "recovery_errors", "crc_errors")
+    ),
 ]
 
 MODES = [
