@@ -93,6 +93,7 @@ LINKS = [
         tray("gpus[1].nvml.nvlinks[*]", active=False, link_state="sleep"),
         "pass GPU0,2-3; pass GPU1",
         "asleep",
+        at="GPU1",
     ),
     case(
         "a link without traffic is useless",
@@ -149,7 +150,9 @@ ERRORS = [
     ),
     case("recoveries", "nvlink.errors", counted(recoveries=3, successful_recoveries=3), "warn GPU2; pass GPU0-1,3"),
     *(
-        case(f"corrected: {name}", "nvlink.errors", counted(**{name: 4}), "pass GPU0-1,3; pass GPU2", COUNTED)
+        case(
+            f"corrected: {name}", "nvlink.errors", counted(**{name: 4}), "pass GPU0-1,3; pass GPU2", COUNTED, at="GPU2"
+        )
         for name in ("effective_errors", "symbol_errors", "integrity_errors")
     ),
     case(
