@@ -140,7 +140,7 @@ def test_what_the_facts_do_not_know_is_no_reason_to_refuse_and_waived_tasks_take
 @pytest.mark.long
 @pytest.mark.parametrize("suite", SUITES)
 @settings(
-    max_examples=1, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
+    max_examples=6, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
 )
 @given(gpu=SIZES, numa=SIZES, host=SIZES, pools=POOLS, by_node=st.booleans())
 @example(gpu=140 * GIB, numa=4915 * MIB, host=100 * GIB, pools=(pool(2 * MIB, 256),), by_node=False)

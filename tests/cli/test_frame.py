@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from egmctl.units import printable
 from tests.conftest import ROOT, Ended, RunEgmctl, command_environment, ended
 
 pytestmark = pytest.mark.processes
@@ -53,8 +54,18 @@ def run(body: str, *arguments: str, **changes: str) -> Ended:
     [
         ("raise UsageError('--gpus 9: a\\x1b[31mb\\nc')", 2, "usage", "--gpus 9: a\\x1b[31mb\\nc"),
         ("raise NothingToDo('no driver')", 3, "nothing", "no driver"),
-        ("raise ChildFailed('the child hung', how='timed-out')", 4, "child-failed", "the child hung"),
-        ("raise DriverCallError('cuMemCreate', 1, 'CUDA_ERROR')", 4, "driver-call", "cuMemCreate"),
+        (
+            "raise ChildFailed('the child hung', how='timed-out', last_call='cuMemCreate')",
+            4,
+            "child-failed",
+            "the child hung",
+        ),
+        (
+            "raise DriverCallError('cuMemCreate', 1, 'CUDA_ERROR')",
+            4,
+            "driver-call",
+            "cuMemCreate failed: CUDA_ERROR (1)",
+        ),
         ("{}['key']", 4, "internal", "unexpected KeyError: 'key'; please report it with what EGMCTL_DEBUG=1 shows"),
         ("raise PermissionError(13, 'No', '/a')", 4, "internal", "the system refused: No: /a"),
         ("raise KeyboardInterrupt", 130, "interrupted", "interrupted"),
@@ -65,11 +76,12 @@ def test_each_error_is_one_sentence_its_code_and_a_document(raised: str, code: i
     document = json.loads(ended.out)
     assert (ended.code, document["exit_code"]) == (code, code)
     assert (document["schema"], document["result"]) == ("egmctl.error/1", None)
-    assert [error["code"] for error in document["errors"]] == [word]
-    assert ended.err.startswith(f"egmctl: {sentence}")
-    assert ended.err.count("\n") == 1
+    (error,) = document["errors"]
+    assert (error["code"], printable(error["message"])) == (word, sentence)
+    assert ended.err == f"egmctl: {sentence}\n"
+    assert run(raised) == Ended(code, "", ended.err)
     if word == "child-failed":
-        assert document["errors"][0]["details"]["how"] == "timed-out"
+        assert (error["details"]["how"], error["details"]["last_call"]) == ("timed-out", "cuMemCreate")
 
 
 def test_a_traceback_is_shown_only_when_asked_for() -> None:

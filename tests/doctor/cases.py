@@ -20,25 +20,35 @@ class Case(NamedTuple):
     verdict: str
     """As :func:`verdicts` has it."""
     words: tuple[str, ...]
-    """Words that the findings tell of."""
+    """Words that one finding tells of."""
+    at: str
+    """The place of that finding; empty for the first one."""
     without: str
-    """A word that they do not tell of; empty for none."""
+    """A word that no finding tells of; empty for none."""
     scope: Scope
 
     def holds(self) -> None:
         """Fail where the check finds something else."""
         verdict = verdicts(self.check, self.machine, self.scope)
         assert verdict == self.verdict, verdict
-        sentences = " | ".join(map(words_of, run(self.check, self.machine, self.scope)))
+        findings = run(self.check, self.machine, self.scope)
+        sentences = words_of(next(finding for finding in findings if self.at in ("", finding.place.label)))
         assert [word for word in self.words if word not in sentences] == [], sentences
-        assert not self.without or self.without not in sentences, sentences
+        assert not self.without or self.without not in " | ".join(map(words_of, findings))
 
 
 def case(
-    name: str, check: str, machine: Machine, verdict: str, *words: str, without: str = "", scope: Scope = EVERYTHING
+    name: str,
+    check: str,
+    machine: Machine,
+    verdict: str,
+    *words: str,
+    at: str = "",
+    without: str = "",
+    scope: Scope = EVERYTHING,
 ) -> object:
     """Return a row of a table for ``pytest.mark.parametrize("case", ...)``."""
-    return pytest.param(Case(check, machine, verdict, words, without, scope), id=name)
+    return pytest.param(Case(check, machine, verdict, words, at, without, scope), id=name)
 
 
 def verdicts(check: str, machine: Machine, scope: Scope = EVERYTHING) -> str:

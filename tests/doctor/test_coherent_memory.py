@@ -99,6 +99,13 @@ UVM = ("nvidia", "nvidia_uvm")
             "warn",
             scope=asked(Guard.PERF),
         ),
+        case(
+            "a cpuset with a part of the nodes is ordinary",
+            "numa.cpuset-mems",
+            patched(TRAY, "host", allowed_numa_nodes="0"),
+            "pass",
+            "memory on NUMA 1 cannot be allocated here",
+        ),
         case("a guest with one node may be silent about it", "numa.gpu-affinity", HGX, "pass GPU0-3"),
         case(
             "a host with several nodes may not",

@@ -93,6 +93,7 @@ LINKS = [
         tray("gpus[1].nvml.nvlinks[*]", active=False, link_state="sleep"),
         "pass GPU0,2-3; pass GPU1",
         "asleep",
+        at="GPU1",
     ),
     case(
         "a link without traffic is useless",
@@ -149,7 +150,9 @@ ERRORS = [
     ),
     case("recoveries", "nvlink.errors", counted(recoveries=3, successful_recoveries=3), "warn GPU2; pass GPU0-1,3"),
     *(
-        case(f"corrected: {name}", "nvlink.errors", counted(**{name: 4}), "pass GPU0-1,3; pass GPU2", COUNTED)
+        case(
+            f"corrected: {name}", "nvlink.errors", counted(**{name: 4}), "pass GPU0-1,3; pass GPU2", COUNTED, at="GPU2"
+        )
         for name in ("effective_errors", "symbol_errors", "integrity_errors")
     ),
     case(
@@ -163,6 +166,19 @@ ERRORS = [
         "nvlink.errors",
         counted(fec_history=(10**12, 10**9, 10**6, 4, *[0] * 12)),
         "pass GPU0-3",
+    ),
+    *(
+        case(
+            f"two counters of three are not enough for no errors: {name} not read",
+            "nvlink.errors",
+            hgx(
+                "gpus[3].nvml.nvlinks[0]",
+                **{name: None},
+                unread={"counters": Unread(reason=Reason.NOT_SUPPORTED), name: Unread(reason=Reason.FAILED)},
+            ),
+            "unknown GPU3; pass GPU0-2",
+        )
+        for name in ("replay_errors", "recovery_errors", "crc_errors")
     ),
 ]
 

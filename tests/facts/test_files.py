@@ -371,7 +371,7 @@ def test_garbage_in_any_file_costs_no_more_than_its_values(tmp_path: Path, conte
 
 
 @pytest.mark.long
-@settings(max_examples=10)
+@settings(max_examples=40)
 @given(choice=st.randoms(use_true_random=False), content=st.binary(max_size=200))
 def test_random_bytes_in_some_files_cost_no_more_than_their_values(choice: random.Random, content: bytes) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -87,6 +87,10 @@ def test_a_real_xid(tmp_path: Path) -> None:
             {"kind": EventKind.DRIVER, "message": DriverMessage.EGM_NO_FABRIC_ADDRESS, "bus_id": None},
         ),
         (
+            "NVRM: GPU1 x: EGM is not enabled in RM for GPU 1",
+            {"kind": EventKind.DRIVER, "message": DriverMessage.EGM_NOT_ENABLED, "bus_id": None},
+        ),
+        (
             "NVRM: GPU 0000:1b:00.0: RmInitAdapter failed! (0x62:0x65:1860)",
             {"kind": EventKind.DRIVER, "message": DriverMessage.INIT_FAILED, "bus_id": "0000:1b:00.0"},
         ),

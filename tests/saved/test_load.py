@@ -206,7 +206,7 @@ def test_an_owner_of_memory_fits_what_was_measured(tmp_path: Path, changed: dict
     assert fault in refusal(write(tmp_path, document))
 
 
-@pytest.mark.parametrize("cut", [1, -2])
+@pytest.mark.parametrize("cut", [1, 100, 5000, -2])
 def test_a_truncated_file(tmp_path: Path, cut: int) -> None:
     text = json.dumps(bench_document(measured_report("hgx-h200x4")))
     assert "is not JSON, or is truncated" in refusal(write(tmp_path, text[:cut]))

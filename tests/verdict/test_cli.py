@@ -56,14 +56,27 @@ def profile_of(warn: float, fail: float) -> Profile:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("fail", "options", "answer"),
-    [(1e-6, (), ("warn", 0)), (1e-6, ("--strict",), ("warn", 1)), (1e6, (), ("fail", 1))],
+    ("warn", "fail", "options", "answer"),
+    [
+        (1e-6, 1e-6, (), ("pass", 0)),
+        (1e-6, 1e-6, ("--strict",), ("pass", 0)),
+        (1e6, 1e-6, (), ("warn", 0)),
+        (1e6, 1e-6, ("--strict",), ("warn", 1)),
+        (1e6, 1e6, (), ("fail", 1)),
+        (1e6, 1e6, ("--strict",), ("fail", 1)),
+    ],
 )
 def test_a_profile_that_is_asked_for_judges_and_the_exit_code_follows(
-    egmctl: RunEgmctl, node: FakeNode, tmp_path: Path, fail: float, options: tuple[str, ...], answer: tuple[str, int]
+    egmctl: RunEgmctl,
+    node: FakeNode,
+    tmp_path: Path,
+    warn: float,
+    fail: float,
+    options: tuple[str, ...],
+    answer: tuple[str, int],
 ) -> None:
     path = tmp_path / "site.toml"
-    path.write_text(dump(profile_of(1e6, fail)))
+    path.write_text(dump(profile_of(warn, fail)))
     ended = egmctl(*BENCH, "--profile", path, *options, env=node.environment())
     (judged,) = result(ended.out)["verdict"]["classes"]
     assert (judged["by_profile"], ended.code) == answer

@@ -83,6 +83,11 @@ def test_the_daemon_of_a_pod_is_the_drivers(tmp_path: Path) -> None:
     assert (facts.status, facts.summary) == (Status.PASS, "the DRA driver's IMEX daemon runs")
 
 
+def test_beside_driver_managed_domains_an_unread_place_of_the_daemon_never_passes() -> None:
+    machine = patched(healthy(), "system.imex", compute_domain_mode="driverManaged", runs_in=None)
+    assert run_one("imex.daemon", machine).status is Status.UNKNOWN
+
+
 def test_host_managed_domains_need_the_service(tmp_path: Path) -> None:
     facts = on(node(tmp_path, plugin("hostManaged")))
     assert facts.status is Status.FAIL
