@@ -130,23 +130,22 @@ class Lifetimes:
     Parameters
     ----------
     steps
-        The tasks of each step, in order.
+        The buffers of each step (:func:`buffers_of`), in order.
     """
 
-    def __init__(self, steps: Iterable[Sequence[Task]]) -> None:
+    def __init__(self, steps: Iterable[Sequence[Buffer]]) -> None:
         self._uses: Counter[Buffer] = Counter()
-        for tasks in steps:
-            self.add(tasks)
+        for buffers in steps:
+            self.add(buffers)
 
-    def add(self, tasks: Sequence[Task]) -> None:
+    def add(self, buffers: Sequence[Buffer]) -> None:
         """Add a step."""
-        self._uses.update(buffers_of(tasks))
+        self._uses.update(buffers)
 
-    def finish(self, tasks: Sequence[Task]) -> tuple[Buffer, ...]:
+    def finish(self, buffers: Sequence[Buffer]) -> tuple[Buffer, ...]:
         """Mark a step as finished; return its buffers that no remaining step uses."""
-        used = buffers_of(tasks)
-        self._uses.subtract(used)
-        return tuple(buffer for buffer in used if self._uses[buffer] <= 0)
+        self._uses.subtract(buffers)
+        return tuple(buffer for buffer in buffers if self._uses[buffer] <= 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,12 +210,12 @@ def peaks(
 
     sizes = huge_page_bytes or {}
     buffers_of_steps = [buffers_of(tasks) for tasks in steps]
-    last_step = {buffer: number for number, buffers in enumerate(buffers_of_steps) for buffer in buffers}
+    lifetimes = Lifetimes(buffers_of_steps)
     # In order: which of several equals is named does not change from run to run.
     held: dict[_Place, dict[Buffer, None]] = {}
     now: Counter[_Place] = Counter()
     most: dict[_Place, Peak] = {}
-    for number, buffers in enumerate(buffers_of_steps):
+    for buffers in buffers_of_steps:
         grown: dict[_Place, None] = {}
         for buffer in buffers:
             for place in places(buffer):
@@ -231,8 +230,8 @@ def peaks(
                 whole = bus_id is None and node is None
                 end = None if whole else next(reversed(held[place])).end
                 most[place] = Peak(end, now[place], host, huge)
-        for buffer in buffers:
-            if not keep and last_step[buffer] == number:
+        if not keep:
+            for buffer in lifetimes.finish(buffers):
                 for place in places(buffer):
                     del held[place][buffer]
                     now[place] -= taken(buffer)

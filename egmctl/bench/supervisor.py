@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from enum import Enum
 
-from egmctl.bench.buffers import Lifetimes
+from egmctl.bench.buffers import Buffer, Lifetimes, buffers_of
 from egmctl.bench.case import Case
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.cost import steps_seconds
@@ -189,7 +189,7 @@ class _Run:
         self._told = {"notes": 0, "problems": 0}
         for number, not_run in self.found.items():
             recorder(Outcome(number=number, measurement=not_run))
-        self._lifetimes = Lifetimes(self._of(step) for step in plan.steps)
+        self._lifetimes = Lifetimes(map(self._buffers, plan.steps))
         self._differences: dict[str, float] = {}
         """The largest difference between a pair measured alone and the same pair measured with others, by group."""
         self._died_in_set_up: dict[_Kind, str] = {}
@@ -269,7 +269,7 @@ class _Run:
         gpus = tuple(rank.bus_id for rank in ranks)
         if not ranks:
             steps = [step for step in self.pending if self._kind(step) == kind]
-            flows = [flow for step in steps for task in self._of(step) for flow in task.flows]
+            flows = [flow for step in steps for number in step.tasks for flow in self._tasks[number].flows]
             access = _host_access(plan, flows, self._cpus)
             taking_part = {
                 bus_id for flow in flows for bus_id in (flow.initiator, flow.source.bus_id, flow.destination.bus_id)
@@ -288,7 +288,7 @@ class _Run:
             tasks=tuple(replace(task, task=shortened(task.task)) for task in tasks) if step.proof else tasks,
             proof=step.proof,
             # A soak uses all buffers again.
-            release=() if self._soak else tuple(self._lifetimes.finish(self._of(step))),
+            release=() if self._soak else self._lifetimes.finish(self._buffers(step)),
         )
         self._on_progress(self._part_over(step), self._tasks[step.tasks[0]])
         self.tell()
@@ -336,7 +336,7 @@ class _Run:
         measurements = [self.found[number] for number in step.tasks if number in self.found]
         unstable = any(m.status is Status.UNSTABLE and m.attempts < ATTEMPTS for m in measurements)
         if unstable and not step.proof and self._soak is None:
-            self._lifetimes.add(self._of(step))
+            self._lifetimes.add(self._buffers(step))
             self.pending.appendleft(step)
 
     def _judge(self, step: Step) -> None:
@@ -353,7 +353,7 @@ class _Run:
             "measured again one at a time"
         )
         for single in reversed(steps):
-            self._lifetimes.add(self._of(single))
+            self._lifetimes.add(self._buffers(single))
             self.pending.appendleft(single)
 
     def _blame(self, error: ChildFailed, under_way: Step | None, kind: _Kind) -> None:
@@ -392,8 +392,8 @@ class _Run:
             self.found[number] = self._soak.merge(self.found.get(number), outcome) if self._soak else outcome
             self._recorder(Outcome(number=number, measurement=self.found[number]))
 
-    def _of(self, step: Step) -> list[Task]:
-        return [self._tasks[number] for number in step.tasks]
+    def _buffers(self, step: Step) -> tuple[Buffer, ...]:
+        return buffers_of([self._tasks[number] for number in step.tasks])
 
 
 def _processes_of(task: Task) -> _Processes:

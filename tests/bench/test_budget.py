@@ -166,12 +166,12 @@ def test_every_suite_fits(
 
 def huge_pages_last(plan: Plan, pools: Sequence[HugePages]) -> bool:
     """Say whether a run never lacks a huge page, each buffer made of the smallest of which there are enough."""
-    steps = [[plan.tasks[number] for number in step.tasks] for step in plan.steps]
     free = {pool.page_size_bytes: pool.free or 0 for pool in pools}
     taken: dict[Buffer, tuple[int, int]] = {}
-    lifetimes = Lifetimes(steps)
-    for tasks in steps:
-        for buffer in buffers_of(tasks):
+    steps_buffers = [buffers_of([plan.tasks[number] for number in step.tasks]) for step in plan.steps]
+    lifetimes = Lifetimes(steps_buffers)
+    for buffers in steps_buffers:
+        for buffer in buffers:
             if buffer.end.memory is not MemoryKind.HUGETLB or buffer in taken:
                 continue
             wanted = {page: -(-buffer.size_bytes // page) for page in sorted(free)}
@@ -180,7 +180,7 @@ def huge_pages_last(plan: Plan, pools: Sequence[HugePages]) -> bool:
                 return False
             free[page] -= wanted[page]
             taken[buffer] = page, wanted[page]
-        for buffer in lifetimes.finish(tasks):
+        for buffer in lifetimes.finish(buffers):
             if buffer in taken:
                 page, count = taken.pop(buffer)
                 free[page] += count

@@ -179,12 +179,12 @@ def test_one_gpu_sends_the_same_buffer_to_all_others() -> None:
 
 def test_a_buffer_is_given_back_after_its_last_step_and_all_are_in_the_end() -> None:
     plan = plan_of("*_to_device_memcpy_ce", gpus=4)
-    steps = [[plan.tasks[n] for n in step.tasks] for step in plan.steps]
+    steps = [buffers_of([plan.tasks[n] for n in step.tasks]) for step in plan.steps]
     lifetimes, held, given_back = Lifetimes(steps), set[Buffer](), set[Buffer]()
-    for tasks in steps:
-        assert not {*buffers_of(tasks)} & given_back
-        held.update(buffers_of(tasks))
-        given_back.update(lifetimes.finish(tasks))
+    for buffers in steps:
+        assert not {*buffers} & given_back
+        held.update(buffers)
+        given_back.update(lifetimes.finish(buffers))
     assert given_back == held
 
 
