@@ -15,7 +15,6 @@ from egmctl.bench.plan.make import SECTIONS, make_plan
 from egmctl.bench.suites import CASES
 from egmctl.bench.supervisor import supervise
 from egmctl.facts.collect import collect
-from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, RunReport, Settings, Status
 from egmctl.model.task import Engine, HandleKind
 from egmctl.units import MIB
@@ -29,13 +28,9 @@ FABRIC = (HandleKind.FABRIC, HandleKind.POOL_FABRIC)
 IPC = [case for case in CASES if case.family == "ipc" and case.engine is not Engine.PING_PONG]
 
 
-@pytest.fixture(scope="module")
-def machine() -> Machine:
-    return collect(SECTIONS)
-
-
-def measured(machine: Machine, *, fabric: bool) -> tuple[Measurement, ...]:
+def measured(*, fabric: bool) -> tuple[Measurement, ...]:
     """Measure the cases between two ranks on the first GPU, without those beside them."""
+    machine = collect(SECTIONS)
     cases = [replace(case, in_process=None) for case in IPC if (case.handle in FABRIC) is fabric]
     gpu = (machine.gpus or ())[0]
     settings = Settings(size_bytes=64 * MIB, copies=2, samples=2, timeout_s=30, serial=True)
@@ -50,13 +45,13 @@ def complaints(measurements: tuple[Measurement, ...]) -> list[str]:
     return [f"{m.case}: {m.status}: {m.reason}" for m in measurements if m.status not in (Status.OK, Status.UNSTABLE)]
 
 
-def test_every_kind_of_handle_between_two_processes_on_one_gpu_is_measured_and_verified(machine: Machine) -> None:
-    measurements = measured(machine, fabric=False)
+def test_every_kind_of_handle_between_two_processes_on_one_gpu_is_measured_and_verified() -> None:
+    measurements = measured(fabric=False)
     assert complaints(measurements) == []
     assert {m.verification for m in measurements if m.bandwidth_gb_s} == {"gpu-every-sample"}
 
 
 @pytest.mark.needs_root
 @pytest.mark.usefixtures("imex_channel")
-def test_fabric_handles_between_two_processes_on_one_gpu(machine: Machine) -> None:
-    assert complaints(measured(machine, fabric=True)) == []
+def test_fabric_handles_between_two_processes_on_one_gpu() -> None:
+    assert complaints(measured(fabric=True)) == []

@@ -99,10 +99,11 @@ def test_ucx_can_be_told_another_way_and_the_report_says_which(measure: Measure)
 
 @pytest.mark.long
 def test_a_sample_has_messages_for_its_time_however_short_they_are(measure: Measure) -> None:
-    (first, _) = measure("ucx_host_to_host 4 KiB")
-    assert first.size_bytes == 4096
-    assert first.copies > 16
-    assert all(sample.elapsed_ms > 0 for sample in first.samples)
+    # How many depends on how busy this machine is; without the warm-up it is the same number each time.
+    measured = [measure("ucx_host_to_host 4 KiB")[0] for _ in range(3)]
+    assert {m.size_bytes for m in measured} == {4096}
+    assert len({m.copies for m in measured}) > 1
+    assert all(sample.elapsed_ms > 0 for m in measured for sample in m.samples)
 
 
 @pytest.mark.long
