@@ -103,6 +103,10 @@ class Fabric(Record):
     """The nvmlReturn_t of the probe, valid if the state is ``completed``."""
     cluster_uuid: Uuid | None = None
     clique_id: int | None = None
+    """The first unicast-pointer clique. 0 is no partition of a rack (https://github.com/Azure/azhpc-images/pull/506)."""
+    cliques: Mapping[Plain, tuple[int, ...]] | None = None
+    """The ids of all cliques by type, if the driver reports types: ``unicast-pointer``, ``multicast-pointer`` and the
+    same for ``logical-endpoint``."""
     health_mask: int | None = None
     health: Mapping[Plain, Plain] | None = None
     """The fields of the mask by name: ``degraded_bandwidth``, ``route_recovery``, ``route_unhealthy``,
