@@ -35,12 +35,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """The counts that ``--expect`` states for the node; ``None`` for a count that it does not state."""
+    """The counts and the domain that ``--expect`` states for the node; ``None`` for what it does not state."""
 
     gpus: int | None = None
     nics: int | None = None
     numa_nodes: int | None = None
     """The number of NUMA nodes with CPUs."""
+    domain: bool = False
+    """Whether the GPUs must be in a multi-node NVLink domain."""
+    cluster_uuid: str | None = None
+    clique_id: int | None = None
+    """The domain and clique in which they must be; ``None``: any."""
+    domain_gpus: int | None = None
+    """The number of GPUs that the domain must have on all nodes together."""
     reference: Machine | None = None
     """The recorded machine that the counts come from. Devices of it that this machine lacks are reported as missing."""
 
@@ -194,29 +201,44 @@ def _union(machine: Machine, places: list[Place]) -> Place:
             return places[0]
 
 
-_COUNT = re.compile(r"\s*(gpus|nics|numa)\s*=\s*([0-9]{1,5})\s*", re.ASCII)
-_VALID = "valid are gpus=8,nics=4,numa=2, one of them, or a machine"
+_COUNT = re.compile(r"\s*(gpus|nics|numa|domain-gpus)\s*=\s*([0-9]{1,5})\s*", re.ASCII)
+_DOMAIN = re.compile(r"\s*domain(?:\s*=\s*([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/([0-9]{1,10}))?\s*", re.I)
+_VALID = "valid are gpus=8,nics=4,numa=2,domain,domain=UUID/CLIQUE,domain-gpus=72, one of them, or a machine"
 
 
 def expectation(text: str) -> Expectation:
-    """Return the counts in ``gpus=8,nics=4,numa=2``, or those of a recorded or shipped machine.
+    """Return what ``gpus=8,nics=4,numa=2,domain`` states, or the counts of a recorded or shipped machine.
 
     Raises
     ------
     UsageError
         The text is neither.
     """
-    if "=" not in text or text.endswith(".json"):
-        if not os.path.exists(text) and text.strip().lower() in ("gpu", "gpus", "nic", "nics", "numa"):
+    parts = text.split(",")
+    if text.endswith(".json") or not ("=" in text or "domain" in map(str.strip, parts)):
+        if not os.path.exists(text) and text.strip().lower() in ("gpu", "gpus", "nic", "nics", "numa", "domain-gpus"):
             raise UsageError(f"--expect {text} does not say how many; {_VALID}")
         return _recorded_counts(text)
     values: dict[str, int] = {}
-    for part in text.split(","):
-        match = _COUNT.fullmatch(part)
-        if match is None:
-            raise UsageError(f"--expect {printable(part[:40])!r} is no count; {_VALID}")
-        values[match[1]] = int(match[2])
-    return Expectation(gpus=values.get("gpus"), nics=values.get("nics"), numa_nodes=values.get("numa"))
+    cluster: str | None = None
+    for part in parts:
+        if count := _COUNT.fullmatch(part):
+            values[count[1]] = int(count[2])
+        elif domain := _DOMAIN.fullmatch(part):
+            values["domain"] = 1
+            cluster = domain[1].lower() if domain[1] else cluster
+            values |= {"clique": int(domain[2])} if domain[2] else {}
+        else:
+            raise UsageError(f"--expect {printable(part[:60])!r} is no count and no domain; {_VALID}")
+    return Expectation(
+        gpus=values.get("gpus"),
+        nics=values.get("nics"),
+        numa_nodes=values.get("numa"),
+        domain="domain" in values or "domain-gpus" in values,
+        cluster_uuid=cluster,
+        clique_id=values.get("clique"),
+        domain_gpus=values.get("domain-gpus"),
+    )
 
 
 def _recorded_counts(name: str) -> Expectation:
