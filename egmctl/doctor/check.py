@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from egmctl.doctor.findings import PlaceOrGpus, placed, skipped, unknown
 from egmctl.errors import UsageError
@@ -43,9 +43,8 @@ class Expectation:
     """The number of NUMA nodes with CPUs."""
     domain: bool = False
     """Whether the GPUs must be in a multi-node NVLink domain."""
-    cluster_uuid: str | None = None
-    clique_id: int | None = None
-    """The domain and clique in which they must be; ``None``: any."""
+    clique: tuple[str, int] | None = None
+    """The cluster UUID and the clique in which they must be; ``None``: any."""
     domain_gpus: int | None = None
     """The number of GPUs that the domain must have on all nodes together."""
     reference: Machine | None = None
@@ -201,8 +200,11 @@ def _union(machine: Machine, places: list[Place]) -> Place:
             return places[0]
 
 
-_COUNT = re.compile(r"\s*(gpus|nics|numa|domain-gpus)\s*=\s*([0-9]{1,5})\s*", re.ASCII)
-_DOMAIN = re.compile(r"\s*domain(?:\s*=\s*([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/([0-9]{1,10}))?\s*", re.I)
+_UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+_COUNTS = {"gpus": "gpus", "nics": "nics", "numa": "numa_nodes", "domain-gpus": "domain_gpus"}
+"""The counts that ``--expect`` can state, and their fields of :class:`Expectation`."""
+_COUNT = rf"({'|'.join(_COUNTS)})\s*=\s*([0-9]{{1,5}})"
+_PART = re.compile(rf"\s*(?:{_COUNT}|domain(?:\s*=\s*({_UUID})/([0-9]{{1,10}}))?)\s*", re.ASCII)
 _VALID = "valid are gpus=8,nics=4,numa=2,domain,domain=UUID/CLIQUE,domain-gpus=72, one of them, or a machine"
 
 
@@ -216,29 +218,17 @@ def expectation(text: str) -> Expectation:
     """
     parts = text.split(",")
     if text.endswith(".json") or not ("=" in text or "domain" in map(str.strip, parts)):
-        if not os.path.exists(text) and text.strip().lower() in ("gpu", "gpus", "nic", "nics", "numa", "domain-gpus"):
+        if not os.path.exists(text) and text.strip().lower() in ("gpu", "nic", *_COUNTS):
             raise UsageError(f"--expect {text} does not say how many; {_VALID}")
         return _recorded_counts(text)
-    values: dict[str, int] = {}
-    cluster: str | None = None
+    values: dict[str, Any] = {}
     for part in parts:
-        if count := _COUNT.fullmatch(part):
-            values[count[1]] = int(count[2])
-        elif domain := _DOMAIN.fullmatch(part):
-            values["domain"] = 1
-            cluster = domain[1].lower() if domain[1] else cluster
-            values |= {"clique": int(domain[2])} if domain[2] else {}
-        else:
+        match = _PART.fullmatch(part)
+        if match is None:
             raise UsageError(f"--expect {printable(part[:60])!r} is no count and no domain; {_VALID}")
-    return Expectation(
-        gpus=values.get("gpus"),
-        nics=values.get("nics"),
-        numa_nodes=values.get("numa"),
-        domain="domain" in values or "domain-gpus" in values,
-        cluster_uuid=cluster,
-        clique_id=values.get("clique"),
-        domain_gpus=values.get("domain-gpus"),
-    )
+        values |= {_COUNTS[match[1]]: int(match[2])} if match[1] else {}
+        values |= {"clique": (match[3].lower(), int(match[4]))} if match[3] else {}
+    return Expectation(domain="domain" in text, **values)
 
 
 def _recorded_counts(name: str) -> Expectation:

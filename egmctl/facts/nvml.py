@@ -20,7 +20,7 @@ from egmctl.driver.nvml import Field, Question, about, ask, ask_struct, event_re
 from egmctl.driver.reading import Reasons, Unreadable, normal_bus_id, uuid_text
 from egmctl.model.codec import to_json
 from egmctl.model.record import Reason, Unread
-from egmctl.units import format_kernel_list
+from egmctl.units import format_kernel_list, grouped
 
 if TYPE_CHECKING:
     from egmctl.launch import Channel
@@ -269,11 +269,8 @@ def _cliques(handle: Any) -> dict[str, tuple[int, ...]]:
     """Return the ids of a GPU's cliques by type, from version 4 of the fabric information (NVML 13.4 and newer)."""
     info = ask_struct("nvmlDeviceGetGpuFabricInfo_v4", "GpuFabricInfo_v4_t", handle)
     count = _believed(info.numCliques, len(info.cliques), "nvmlDeviceGetGpuFabricInfo_v4", "cliques, a GPU")
-    ids: dict[str, tuple[int, ...]] = {}
-    for clique in info.cliques[:count]:
-        name = _clique_type(clique.type)
-        ids[name] = (*ids.get(name, ()), clique.id)
-    return ids
+    by_type = grouped((_clique_type(clique.type), clique.id) for clique in info.cliques[:count])
+    return {name: tuple(ids) for name, ids in by_type.items()}
 
 
 def decode_health(mask: int) -> dict[str, str]:

@@ -153,7 +153,7 @@ class TestDomain:
             (fallen(), "", "warn GPU0-3"),
             (fallen(cluster_uuid=CLUSTER), "", "warn GPU0-3"),
             (fallen(clique_id=3), "", "warn GPU0-3"),
-            (fallen("3"), "", "fail GPU3"),
+            (fallen("3"), "", "fail GPU3; pass GPU0-2"),
             (patched(healthy(), "gpus[3].nvml.fabric", clique_id=2), "", "fail"),
             (fallen(status=23), "", "skip"),
             (fallen(state="in-progress"), "", "skip"),

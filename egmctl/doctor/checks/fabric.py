@@ -22,7 +22,6 @@ from egmctl.model.finding import Guard, Remedy, on_gpus
 from egmctl.model.gpu import Fabric, Gpu
 from egmctl.model.host import Driver, System
 from egmctl.model.machine import Machine
-from egmctl.model.record import Reason
 from egmctl.topology.access import DENIED
 from egmctl.topology.platform import in_rack
 
@@ -31,8 +30,7 @@ NO_FABRIC = "the GPUs are in no fabric"
 NOT_VISIBLE = "the host's processes are not visible from here"
 ALONE = "it reaches no GPU of another tray over NVLink, and imports none of their fabric handles"
 REJOIN = todo(
-    "Drain the node, look for its GPUs in the rack's fabric manager (NMX-C on the switches), put them back into their "
-    "partition, then reset them.",
+    "Drain the node, restore its GPUs' partition in the rack's fabric manager (NMX-C), then reset them.",
     "nvidia-smi -q | grep -A12 Fabric",
 )
 BOOT_GRACE_S = 300
@@ -117,73 +115,46 @@ def _domain(machine: Machine, scope: Scope) -> Verdicts:
     wanted = expected.domain or (expected.reference is not None and in_domain(expected.reference))
     gpus = usable(machine, scope.gpus_of(machine))
     unread = [gpu for gpu in gpus if _is_unread(gpu, wanted=wanted)]
-    infos = {gpu.bus_id: info for gpu in gpus if gpu not in unread and (info := _registration(gpu))}
+    infos = {gpu.bus_id: info for gpu in gpus if gpu not in unread and (info := fabric(gpu)) and info.registered}
     registered = [gpu for gpu in gpus if gpu.bus_id in infos]
-    for (cluster, clique), members in group_by(registered, lambda gpu: _identity(infos[gpu.bus_id])):
+    for identity, members in group_by(registered, lambda gpu: infos[gpu.bus_id].identity):
         types = "".join(f", {name} {ids}" for name, ids in (infos[members[0].bus_id].cliques or {}).items())
-        identity = f"cluster {cluster or 'none'}, clique {'none' if clique is None else clique}{types}"
-        yield fact(f"{INFO}({on_gpus(members).label})", identity)
-    outside = [gpu for gpu in registered if not _has_place(infos[gpu.bus_id]) and in_rack(machine, gpu)]
-    inside = [gpu for gpu in registered if gpu not in outside and (_has_place(infos[gpu.bus_id]) or not wanted)]
-    strangers = [gpu for gpu in inside if not _is_expected(infos[gpu.bus_id], expected, machine)]
+        yield fact(f"{INFO}({on_gpus(members).label})", f"cluster {identity[0] or 'none'}, clique {identity[1]}{types}")
+    outside = [gpu for gpu in registered if not infos[gpu.bus_id].has_clique and (wanted or in_rack(machine, gpu))]
+    inside = [gpu for gpu in registered if gpu not in outside]
     if unread:
         yield unknown("the NVLink domain or clique of these GPUs was not read", unread)
-    homeless = [gpu for gpu in gpus if wanted and gpu not in (*inside, *outside, *unread)]
-    if homeless:
-        remedy = todo("See fabric.state; on a board that belongs to no rack, expect no domain.")
-        yield failed("in no multi-node NVLink domain", remedy, homeless)
     for gpu in outside:
         problem = failed if wanted or inside else warned
         reason = "clique 0" if infos[gpu.bus_id].clique_id == 0 else "no cluster UUID"
         yield problem(f"outside the NVLink domain ({reason})", REJOIN, gpu, cause=ALONE)
-    if strangers:
-        yield failed("in another NVLink domain or clique than expected", REJOIN, strangers)
-    if len({_identity(infos[gpu.bus_id]) for gpu in inside}) > 1:
+    if wanted and (homeless := [gpu for gpu in gpus if gpu not in (*registered, *unread)]):
+        yield failed("in no NVLink domain: not registered in a fabric", _manager_of(machine), homeless)
+    # A document has the pseudonym of the cluster.
+    cluster, clique = expected.clique or ("", 0)
+    identities = {infos[gpu.bus_id].identity for gpu in inside}
+    if len(identities) > 1:
         remedy = todo("Put the tray's GPUs into one partition of the fabric manager (NMX-C), then reset them.")
         cause = "GPUs of different cliques cannot be peers, nor import each other's fabric handles"
         yield failed("the GPUs of this node are in different NVLink domains or cliques", remedy, cause=cause)
-    elif inside and not outside and not strangers and in_domain(machine):
-        yield passed("all GPUs are in one clique of one NVLink domain", inside)
-    elif inside and not outside and not strangers:
+    elif inside and cluster and identities.isdisjoint(((cluster, clique), (replace_uuids(cluster), clique))):
+        yield failed("in another NVLink domain or clique than expected", REJOIN, inside)
+    elif inside and in_domain(machine):
+        yield passed("in one clique of one NVLink domain", inside)
+    elif inside:
         yield passed("the fabric is this node's own", inside, note="there is no multi-node NVLink here")
     if expected.domain_gpus is not None:
         yield unknown(f"whether the domain has {expected.domain_gpus} GPUs: 'egmctl fleet' counts them on all nodes")
-    elif not (registered or unread or homeless):
+    elif not (registered or unread or wanted):
         skip("no GPU is registered in a fabric")
 
 
 def _is_unread(gpu: Gpu, *, wanted: bool) -> bool:
     """Return whether it is unknown if a GPU is in an NVLink domain, and in which."""
     info = fabric(gpu)
-    if info is None:
-        not_told = wanted and gpu.nvml is not None and gpu.nvml.reason_of("fabric") is not Reason.NOT_SUPPORTED
-        return not_told or bool(gap(gpu.nvml, "fabric", newer=True))
-    if info.state == "completed":
+    if info is not None and info.state == "completed":
         return bool(gap(info, "status", "cluster_uuid", "clique_id", newer=True))
-    return info.state is None
-
-
-def _registration(gpu: Gpu) -> Fabric | None:
-    """Return the fabric information of a GPU that the fabric has registered; ``fabric.state`` reports the others."""
-    info = fabric(gpu)
-    return info if info is not None and info.state == "completed" and not info.status else None
-
-
-def _identity(info: Fabric) -> tuple[str | None, int | None]:
-    return info.cluster_uuid, info.clique_id
-
-
-def _has_place(info: Fabric) -> bool:
-    """Return whether a GPU has a cluster and a clique. Clique 0 is no partition (Azure/azhpc-images#506)."""
-    return info.has_cluster and info.clique_id != 0
-
-
-def _is_expected(info: Fabric, expected: Expectation, machine: Machine) -> bool:
-    """Return whether a GPU is in the domain of ``--expect domain=UUID/CLIQUE``, also if the machine has pseudonyms."""
-    if expected.cluster_uuid is None:
-        return True
-    names = {expected.cluster_uuid, *([replace_uuids(expected.cluster_uuid)] if machine.origin.redacted else ())}
-    return info.cluster_uuid in names and info.clique_id == expected.clique_id
+    return bool(gap(gpu.nvml, "fabric", newer=not wanted) if info is None else gap(info, "state"))
 
 
 @check("fabric.manager", Guard.FABRIC, Guard.P2P, sections=("gpus", "switches", "system"))
