@@ -155,6 +155,7 @@ class TestDomain:
             (fallen(clique_id=3), "", "warn GPU0-3"),
             (fallen("3"), "", "fail GPU3; pass GPU0-2"),
             (patched(healthy(), "gpus[3].nvml.fabric", clique_id=2), "", "fail"),
+            (patched(shipped("gh200x4"), "gpus[*].nvml", fabric=OUTSIDE), "", "pass GPU0-3"),
             (fallen(status=23), "", "skip"),
             (fallen(state="in-progress"), "", "skip"),
             (fallen(clique_id=None, unread={}), "", "warn GPU0-3"),
@@ -192,12 +193,14 @@ class TestDomain:
             *("NMX-C", "Drain", "reset")
         }
 
-    def test_it_is_the_one_cause_of_the_imex_findings_that_follow(self) -> None:
-        machine = patched(fallen(cluster_uuid=CLUSTER), "system.imex", daemon_state="STARTING", domain_status="DOWN")
+    @pytest.mark.parametrize(
+        ("imex", "effect"), [({"daemon_state": "STARTING"}, "imex.daemon"), ({"domain_status": "DOWN"}, "imex.domain")]
+    )
+    def test_it_is_the_one_cause_of_the_imex_findings_that_follow(self, imex: dict[str, str], effect: str) -> None:
+        machine = patched(fallen(cluster_uuid=CLUSTER), "system.imex", **imex)
         found = diagnose(machine, EVERYTHING, CHECKS).findings
         (root,) = [finding for finding in found if finding.status in TOLD and not finding.explained_by]
-        assert (root.check, root.status) == ("fabric.domain", Status.FAIL)
-        assert {"imex.daemon", "imex.domain"} <= {*root.explains}
+        assert (root.check, root.status, root.explains) == ("fabric.domain", Status.FAIL, (effect,))
 
     def test_a_tray_outside_is_not_called_one_of_a_domain(self) -> None:
         assert "clique 1" in platform(healthy()).line

@@ -25,6 +25,7 @@ from egmctl.verdict.bringup import bringup
 from tests.docs.test_schemas import check as validate
 from tests.doctor.faults import OUTSIDE, healthy
 from tests.doctor.machines import of_two_gpus, patched, shipped
+from tests.doctor.sick import with_cluster
 from tests.report.texts import text_of
 
 TRAYS = tuple(f"tray{number:02}" for number in range(1, 19))
@@ -48,11 +49,12 @@ Faults = Mapping[str, Machine | Reach]
 _documents: dict[object, tuple[int, str]] = {}
 
 
-def document(machine: Machine, expect: str | None, command: Command) -> tuple[int, str]:
+def document(machine: Machine, arguments: tuple[str, ...], command: Command) -> tuple[int, str]:
     """Return the exit code and the document of doctor or bringup on a node; each is made once."""
-    key = id(machine), expect, command
+    key = id(machine), arguments, command
     if key not in _documents:
-        found = Doctor(expect=expect).diagnose(machine)
+        expect = arguments[1] if "--expect" in arguments else None
+        found = Doctor(expect=expect, strict="--strict" in arguments).diagnose(machine)
         result: Diagnosis | Bringup = bringup(found, None, not_measured="busy") if command is Command.BRINGUP else found
         _documents[key] = int(result.exit_code), result_json(result)
     return _documents[key]
@@ -69,13 +71,13 @@ def rack(tmp_path: Path) -> Ask:
         faults: Faults, *arguments: str, nodes: tuple[str, ...] = TRAYS, command: Command = Command.DOCTOR
     ) -> FleetReport:
         folder = new_folder(tmp_path / "out", command, datetime.now(timezone.utc))
-        expect, answers = arguments[1] if arguments else None, []
+        answers = []
         for node in nodes:
             machine = faults.get(node, WELL)
             if isinstance(machine, Reach):
                 answers.append(NodeAnswer(node=node, reach=machine, exit_code=4, reason="ssh: timed out"))
                 continue
-            code, text = document(machine, expect, command)
+            code, text = document(machine, arguments, command)
             file = f"nodes/{node}.json"
             (folder.path / file).write_text(text)
             answers.append(NodeAnswer(node=node, reach=Reach.ANSWERED, exit_code=code, file=file))
@@ -173,9 +175,19 @@ def test_a_bringup_says_go_and_what_was_not_measured_is_not_ready(rack: Ask) -> 
     assert first(report) == f"NO-GO: 0 of 12 GPUs are ready: {outside}, tray[01,03]: not determined"
 
 
-@pytest.mark.parametrize("name", ["hgx-h200x4", "gb200-tray"])
-def test_nodes_that_belong_to_no_rack_have_no_such_line(rack: Ask, name: str) -> None:
-    report = rack(dict.fromkeys(TRAYS, shipped(name)), nodes=TRAYS[:3])
+def test_a_warning_costs_gpus_where_it_counts_as_a_failure(rack: Ask) -> None:
+    """With --strict the warning is the reason, not that nothing was determined."""
+    report = rack({"tray02": WARNED}, "--strict", nodes=TRAYS[:3])
+    assert "tray02: persistence mode is off" in first(report)
+
+
+CLUSTERS = patched(with_cluster(), "gpus[*].nvml.fabric", clique_id=3)
+
+
+@pytest.mark.parametrize("machine", [shipped("hgx-h200x4"), shipped("gb200-tray"), with_cluster(), CLUSTERS])
+def test_nodes_that_belong_to_no_rack_have_no_such_line(rack: Ask, machine: Machine) -> None:
+    """HGX boards may have a cluster UUID of their own (meta-pytorch/torchcomms, issue 1315)."""
+    report = rack(dict.fromkeys(TRAYS, machine), nodes=TRAYS[:3])
     assert report.readiness is None
 
 
