@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
 from egmctl.report.exports.json import result_json
 from egmctl.topology.platform import platform
+from tests import in_process
 from tests.doctor.cases import asked, verdicts
 from tests.doctor.faults import HEALTHY_FABRIC, OUTSIDE, healthy, hgx_b200
 from tests.doctor.machines import patched, run, run_one, shipped
@@ -215,3 +217,10 @@ class TestDomain:
         assert CLUSTER in str(live.findings)
         assert CLUSTER not in result_json(shared)
         assert doctor.diagnose(shared.machine).exit_code == code, "a recorded machine has the pseudonym"
+
+    def test_bringup_takes_the_expectation_and_names_the_cause(self, tmp_path: Path) -> None:
+        file = tmp_path / "tray07.json"
+        file.write_text(replay.text(fallen()))
+        done = in_process.run("bringup", "--machine", file, "--expect", "domain")
+        assert (done.code, "NO-GO: GPU0-3: outside the NVLink domain (clique 0)\n" in done.out) == (1, True)
+        assert in_process.run("bringup", "--machine", file).code == 3
