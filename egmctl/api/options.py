@@ -119,7 +119,7 @@ class BenchOptions:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class NodeOptions:
-    """The GPUs and NUMA nodes that must work."""
+    """The GPUs and NUMA nodes that must work, and the expected hardware."""
 
     gpus: str | None = option(
         "GPUs that must work: all, 0-3,5, a UUID (or its start), a PCI bus id. A named GPU that cannot be used "
@@ -127,18 +127,20 @@ class NodeOptions:
         "LIST",
     )
     numa: str | None = option("CPU NUMA nodes whose memory must work: all, local, 1, 0-1.", "LIST")
+    expect: str | None = option(
+        "What must be here: counts (gpus=8,nics=4,numa=2), an NVLink domain (domain, domain=UUID/CLIQUE, "
+        "domain-gpus=72), or a recorded or shipped machine.",
+        "gpus=N|domain|FILE",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class DoctorOptions(NodeOptions):
-    """The checks of doctor, and the hardware that it expects."""
+    """The checks of doctor."""
 
     purposes: str | None = option("Only checks for these purposes: egm, p2p, ipc, fabric, rdma, perf.", "LIST", "--for")
     check: Sequence[str] = option("Only this check or glob (numa.*); can be given several times.", "ID", default=())
     skip: Sequence[str] = option("Skip this check or glob; can be given several times.", "ID", default=())
-    expect: str | None = option(
-        "What must be here: counts (gpus=8,nics=4,numa=2), or a recorded or shipped machine.", "gpus=N|FILE"
-    )
     since: str | None = option(
         "Kernel messages of this long only: 30m, 2h, 1d. Default: since boot.", "AGE", show_default=False
     )

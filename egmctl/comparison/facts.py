@@ -51,6 +51,9 @@ def differences(
     by_nodes: dict[tuple[AttributeDifference, str, str], list[str]] = {}
     for number in range(0 if of_nodes else 1, len(files)):
         for difference, subject in _differences(reference, files[number], judge):
+            if of_nodes and difference.outcome is Outcome.BETTER:
+                # Most nodes are the reference, also for their faults, so a node that deviates from them is not better.
+                difference = replace(difference, outcome=Outcome.DIFFERENT)
             group = difference, subject.kind, _label(subject, names, number)
             by_nodes.setdefault(group, []).append(nodes[number])
     by_nodes_of_kind: dict[tuple[AttributeDifference, str, tuple[str, ...]], list[str]] = {}

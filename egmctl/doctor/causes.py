@@ -121,7 +121,7 @@ _LOST_GPU_EFFECTS = (*_EGM, "env.visible-devices", "fabric.same-node-isolation",
 checks that read sysfs, which needs no permission."""
 _OVER_NVLINK = ("p2p.verify", "fabric.alloc-active")
 """The checks of active probes that use NVLink if there is any."""
-_WITHOUT_FABRIC = ("fabric.state", "fabric.consistency", "p2p.status", *_OVER_NVLINK)
+_WITHOUT_FABRIC = ("fabric.state", "fabric.domain", "p2p.status", *_OVER_NVLINK)
 
 _RELATED: Mapping[str, tuple[str, ...]] = {
     "dev.fell-off-bus": ("dev.driver-binding", "dev.permissions", "gpu.health", "pcie.link", *_LOST_GPU_EFFECTS),
@@ -148,7 +148,12 @@ _RELATED: Mapping[str, tuple[str, ...]] = {
     "fabric.manager": ("egm.fabric-address", *_WITHOUT_FABRIC),
     "egm.fabric-address": ("p2p.status", "egm.peer-route"),
     "p2p.status": ("egm.peer-route", "p2p.verify"),
-    "fabric.state": ("p2p.status", "fabric.consistency", "imex.domain", "egm.fabric-address", "fabric.alloc-active"),
+    "fabric.state": ("p2p.status", "fabric.domain", "imex.domain", "egm.fabric-address", "fabric.alloc-active"),
+    # IMEX and fabric handles work within one clique of one domain (IMEX guide).
+    "fabric.domain": (
+        *("imex.daemon", "imex.domain", "p2p.status", "egm.fabric-address", "egm.peer-route"),
+        *("fabric.alloc-active", "peers.clique", "peers.imex", "peers.fabric-active"),
+    ),
     "numa.auto-online": ("numa.mode",),
     "imex.module": ("imex.channel", "imex.daemon", "imex.domain", "fabric.alloc-active", "peers.fabric-active"),
     "imex.daemon": ("imex.domain", "peers.imex", "peers.fabric-active"),
@@ -249,7 +254,7 @@ _LESS_NVLINK = _BOTH | _NO_P2P | {WaiverKind.NO_NVLINK}
 _EGM_BLOCKED = _BOTH | _REFUSED | {Symptom.DEGRADED, WaiverKind.EGM_BLOCKED}
 _NVLINK = (
     *("nvlink.bw-mode", "nvlink.disabled", "kernel.sxid"),
-    *("fabric.manager", "fabric.management", "fabric.state", "fabric.consistency"),
+    *("fabric.manager", "fabric.management", "fabric.state", "fabric.domain"),
 )
 
 ON_PATHS: tuple[Rule, ...] = (

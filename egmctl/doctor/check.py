@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from egmctl.doctor.findings import PlaceOrGpus, placed, skipped, unknown
 from egmctl.errors import UsageError
@@ -35,12 +35,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """The counts that ``--expect`` states for the node; ``None`` for a count that it does not state."""
+    """The counts and the domain that ``--expect`` states for the node; ``None`` for what it does not state."""
 
     gpus: int | None = None
     nics: int | None = None
     numa_nodes: int | None = None
     """The number of NUMA nodes with CPUs."""
+    domain: bool = False
+    """Whether the GPUs must be in a multi-node NVLink domain."""
+    clique: tuple[str, int] | None = None
+    """The cluster UUID and the clique in which they must be; ``None``: any."""
+    domain_gpus: int | None = None
+    """The number of GPUs that the domain must have on all nodes together."""
     reference: Machine | None = None
     """The recorded machine that the counts come from. Devices of it that this machine lacks are reported as missing."""
 
@@ -194,29 +200,35 @@ def _union(machine: Machine, places: list[Place]) -> Place:
             return places[0]
 
 
-_COUNT = re.compile(r"\s*(gpus|nics|numa)\s*=\s*([0-9]{1,5})\s*", re.ASCII)
-_VALID = "valid are gpus=8,nics=4,numa=2, one of them, or a machine"
+_UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+_COUNTS = {"gpus": "gpus", "nics": "nics", "numa": "numa_nodes", "domain-gpus": "domain_gpus"}
+"""The counts that ``--expect`` can state, and their fields of :class:`Expectation`."""
+_COUNT = rf"({'|'.join(_COUNTS)})\s*=\s*([0-9]{{1,5}})"
+_PART = re.compile(rf"\s*(?:{_COUNT}|domain(?:\s*=\s*({_UUID})/([0-9]{{1,10}}))?)\s*", re.ASCII)
+_VALID = "valid are gpus=8,nics=4,numa=2,domain,domain=UUID/CLIQUE,domain-gpus=72, one of them, or a machine"
 
 
 def expectation(text: str) -> Expectation:
-    """Return the counts in ``gpus=8,nics=4,numa=2``, or those of a recorded or shipped machine.
+    """Return what ``gpus=8,nics=4,numa=2,domain`` states, or the counts of a recorded or shipped machine.
 
     Raises
     ------
     UsageError
         The text is neither.
     """
-    if "=" not in text or text.endswith(".json"):
-        if not os.path.exists(text) and text.strip().lower() in ("gpu", "gpus", "nic", "nics", "numa"):
+    parts = text.split(",")
+    if text.endswith(".json") or not ("=" in text or "domain" in map(str.strip, parts)):
+        if not os.path.exists(text) and text.strip().lower() in ("gpu", "nic", *_COUNTS):
             raise UsageError(f"--expect {text} does not say how many; {_VALID}")
         return _recorded_counts(text)
-    values: dict[str, int] = {}
-    for part in text.split(","):
-        match = _COUNT.fullmatch(part)
+    values: dict[str, Any] = {}
+    for part in parts:
+        match = _PART.fullmatch(part)
         if match is None:
-            raise UsageError(f"--expect {printable(part[:40])!r} is no count; {_VALID}")
-        values[match[1]] = int(match[2])
-    return Expectation(gpus=values.get("gpus"), nics=values.get("nics"), numa_nodes=values.get("numa"))
+            raise UsageError(f"--expect {printable(part[:60])!r} is no count and no domain; {_VALID}")
+        values |= {_COUNTS[match[1]]: int(match[2])} if match[1] else {}
+        values |= {"clique": (match[3].lower(), int(match[4]))} if match[3] else {}
+    return Expectation(domain="domain" in text, **values)
 
 
 def _recorded_counts(name: str) -> Expectation:

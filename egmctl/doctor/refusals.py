@@ -50,7 +50,7 @@ def refusal(machine: Machine, gpu: Gpu, other: Gpu, pair: Pair) -> P2pRefusal | 
         cause = f"their NVLinks are in different bandwidth modes ({' and '.join(sorted(map(str, modes)))})"
         return P2pRefusal(cause, remedy, Confidence.MEDIUM)
     fabrics = [info for gpu in gpus if (info := fabric(gpu)) is not None]
-    remedy = todo("See fabric.state and fabric.consistency.")
+    remedy = todo("See fabric.state and fabric.domain.")
     if any(info.state in ("not-started", "in-progress") for info in fabrics):
         return P2pRefusal("the fabric has not registered them yet", remedy)
     if any(info.health_summary == "unhealthy" for info in fabrics):

@@ -20,7 +20,7 @@ from egmctl.driver.nvml import Field, Question, about, ask, ask_struct, event_re
 from egmctl.driver.reading import Reasons, Unreadable, normal_bus_id, uuid_text
 from egmctl.model.codec import to_json
 from egmctl.model.record import Reason, Unread
-from egmctl.units import format_kernel_list
+from egmctl.units import format_kernel_list, grouped
 
 if TYPE_CHECKING:
     from egmctl.launch import Channel
@@ -103,6 +103,8 @@ def _words(text: str) -> Callable[[int], str]:
 
 _link_state = _words("inactive active sleep active-traffic-disabled")
 _fabric_state = _words("not-supported not-started in-progress completed")
+_clique_type = _words("unicast-pointer multicast-pointer unicast-logical-endpoint multicast-logical-endpoint")
+"""The names of ``NVML_GPU_FABRIC_CLIQUE_TYPE_*``, which are those of CUDA's ``CUcliqueType``."""
 _health_summary = _words("not-supported healthy unhealthy limited-capacity")
 _bandwidth_mode = _words("full off min half 3quarter")
 _compute_mode = _words("default exclusive-thread prohibited exclusive-process")
@@ -233,6 +235,8 @@ def _gpu_bandwidth_mode(handle: Any) -> tuple[str, bool]:
 def fabric(handle: Any) -> dict[str, Any]:
     """Return a GPU's ``Fabric`` record from ``nvmlDeviceGetGpuFabricInfoV``, version 3 or, on older drivers, 2.
 
+    The identifiers are valid once the state is ``completed``: before that, ``nvidia-smi`` prints N/A for them.
+
     Raises
     ------
     Unreadable
@@ -247,17 +251,26 @@ def fabric(handle: Any) -> dict[str, Any]:
     not_completed = Unreadable(Reason.NOT_PRESENT, "valid once the state is completed")
     no_cluster = Unreadable(Reason.NOT_SUPPORTED, "all zero: in no multi-node NVLink domain")
     no_summary = Unreadable(Reason.DRIVER_TOO_OLD, "nvmlDeviceGetGpuFabricInfoV: only version 2")
-    cluster = bytes(info.clusterUuid)
+    cluster, completed = bytes(info.clusterUuid), info.state == _COMPLETED
     return Reasons().record(
         dict,
         state=_fabric_state(info.state),
-        clique_id=info.cliqueId,
+        clique_id=info.cliqueId if completed else not_completed,
+        cliques=functools.partial(_cliques, handle) if completed else not_completed,
         health_mask=info.healthMask,
         health=decode_health(info.healthMask),
-        status=info.status if info.state == _COMPLETED else not_completed,
-        cluster_uuid=uuid_text(cluster) if any(cluster) else no_cluster,
+        status=info.status if completed else not_completed,
+        cluster_uuid=uuid_text(cluster) if any(cluster) else no_cluster if completed else not_completed,
         health_summary=_health_summary(info.healthSummary) if hasattr(info, "healthSummary") else no_summary,
     )
+
+
+def _cliques(handle: Any) -> dict[str, tuple[int, ...]]:
+    """Return the ids of a GPU's cliques by type, from version 4 of the fabric information (NVML 13.4 and newer)."""
+    info = ask_struct("nvmlDeviceGetGpuFabricInfo_v4", "GpuFabricInfo_v4_t", handle)
+    count = _believed(info.numCliques, len(info.cliques), "nvmlDeviceGetGpuFabricInfo_v4", "cliques, a GPU")
+    by_type = grouped((_clique_type(clique.type), clique.id) for clique in info.cliques[:count])
+    return {name: tuple(ids) for name, ids in by_type.items()}
 
 
 def decode_health(mask: int) -> dict[str, str]:

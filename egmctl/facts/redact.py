@@ -127,7 +127,7 @@ class _Redaction:
         """The pseudonyms of the private names that sentences may contain."""
         self._names = re.compile("")
         self._by_share: dict[Share, Callable[[str, str], str]] = {
-            Share.PLAIN: lambda text, _name: _replace_uuids(text),
+            Share.PLAIN: lambda text, _name: replace_uuids(text),
             Share.UUID: self._uuid,
             Share.KERNEL_RELEASE: lambda text, _name: _kernel_release(text),
             Share.CGROUP_PATH: lambda text, _name: "/".join(map(self._cgroup_component, text.split("/"))),
@@ -210,7 +210,7 @@ class _Redaction:
 
     def _sentence(self, text: str) -> str:
         """Return one of this tool's sentences without the machine's private names. A single word is kept."""
-        text = _replace_uuids(text)
+        text = replace_uuids(text)
         if not self._private or not _SENTENCE.search(text):
             return text
         return self._names.sub(lambda name: self._private[name[0]], text)
@@ -220,7 +220,7 @@ class _Redaction:
         return f"{name}-{known.setdefault(text, len(known) + 1)}" if text else ""
 
     def _uuid(self, text: str, name: str) -> str:
-        return _replace_uuids(text) if _WHOLE_UUID.fullmatch(text) else self._numbered(name, text)
+        return replace_uuids(text) if _WHOLE_UUID.fullmatch(text) else self._numbered(name, text)
 
     def _cgroup_component(self, text: str) -> str:
         if not text or _CGROUP_WORD.fullmatch(text):
@@ -235,11 +235,11 @@ class _Redaction:
         if _ENVIRONMENT_WORD.fullmatch(word):
             return word
         if _WHOLE_UUID.fullmatch(word):
-            return _replace_uuids(word)
+            return replace_uuids(word)
         if _PARTIAL_UUID.fullmatch(word):
             meant = [uuid for uuid in self._uuids if uuid.startswith(word)]
             if len(meant) == 1:
-                return _replace_uuids(meant[0])[: len(word)]
+                return replace_uuids(meant[0])[: len(word)]
         return self._numbered("environment", word)
 
 
@@ -271,7 +271,8 @@ def known_words(value: str) -> str:
     )
 
 
-def _replace_uuids(text: str) -> str:
+def replace_uuids(text: str) -> str:
+    """Return a text with the pseudonyms of its UUIDs, the same in every document."""
     return _UUID.sub(lambda uuid: _other_digits(uuid[0]), text)
 
 

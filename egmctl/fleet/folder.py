@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
+from egmctl.bench.plan.placement import domain
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.files import NEW_FILE, make_folder, next_free, open_folder, open_parent, path_of, write_whole
 from egmctl.model import fleet, measurement
@@ -240,6 +241,7 @@ def _machine_lines(machine: Machine) -> Iterator[GroupLine]:
 
 def _doctor_lines(diagnosis: Diagnosis) -> Iterator[GroupLine]:
     yield GroupLine(key="platform", value=diagnosis.platform)
+    yield from map(_domains, diagnosis.machines)
     yield _counts("checks", diagnosis.counts)
     for status in (Status.FAIL, Status.WARN):
         for finding in diagnosis.findings:
@@ -287,6 +289,7 @@ def _bringup_lines(bringup: Bringup) -> Iterator[GroupLine]:
         if cause.status in (Status.FAIL, Status.WARN):
             yield _finding_line(cause.finding, cause.status)
     yield _gpus(bringup.machine.gpus or ())
+    yield _domains(bringup.machine)
 
 
 def _finding_line(finding: Finding, status: Status, more: str = "") -> GroupLine:
@@ -301,6 +304,10 @@ def _counts(key: str, counts: Mapping[str, int]) -> GroupLine:
 
 def _gpus(gpus: Iterable[Gpu | BenchGpu]) -> GroupLine:
     return GroupLine(key="GPUs", value=counted(gpu_name(gpu.name) for gpu in gpus) or "none")
+
+
+def _domains(machine: Machine) -> GroupLine:
+    return GroupLine(key="NVLink domain", value=counted(str(domain(gpu)) for gpu in machine.gpus or ()) or "none")
 
 
 def _joined(*words: str | None) -> str:

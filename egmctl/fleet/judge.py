@@ -1,20 +1,29 @@
-"""The command line that runs on a node, and the judgement of its output."""
+"""The command line that runs on a node, the judgement of its output, and that of the GPUs of all nodes together."""
 
 from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pkgutil import resolve_name
+from statistics import mode
 
+from egmctl.doctor.check import expectation
 from egmctl.documents import FILE_LIMIT, check_schema, parse_object, short
 from egmctl.errors import ERROR_SCHEMA, ExitCode, UsageError
 from egmctl.fleet.folder import Folder
-from egmctl.model.fleet import Asked, NodeAnswer, Reach
-from egmctl.model.machine import MACHINE_SCHEMA
+from egmctl.model.bringup import Bringup
+from egmctl.model.finding import TOLD, Status, on_gpus, root_causes
+from egmctl.model.fleet import Asked, NodeAnswer, Reach, Readiness, Unready, UnreadyGpus
+from egmctl.model.gpu import Gpu
+from egmctl.model.machine import MACHINE_SCHEMA, Machine
 from egmctl.model.record import Command
 from egmctl.report.kinds import KINDS
-from egmctl.units import format_size, printable
+from egmctl.saved import Saved
+from egmctl.topology.platform import multi_node
+from egmctl.units import fold, format_size, grouped, printable
 
 MARK = "egmctl-fleet"
 CRASHED = int(ExitCode.CRASHED)
@@ -199,3 +208,80 @@ def _words(errors: str) -> str:
 def _shortened(text: str) -> str:
     """Return a message of a launcher or node, printable and cut to the length of a reason."""
     return short(printable(text))
+
+
+# --- the domain ------------------------------------------------------------------------------------------------------
+
+Identity = tuple[str | None, int | None]
+"""A cluster UUID, as a pseudonym, and a clique; of a GPU in no domain, ``None`` and the clique that NVML reports."""
+UNKNOWN: Identity = (None, None)
+
+
+def readiness(asked: Asked, answers: Sequence[NodeAnswer], loaded: Mapping[str, Saved]) -> Readiness | None:
+    """Return which GPUs of the nodes are ready as parts of their NVLink domain.
+
+    Nodes deviate if most GPUs of their cluster are in another clique, or if they are alone in theirs and others are
+    not; with ``--expect domain-gpus=N``, if they are not in the largest clique. A silent node is assumed to have as
+    many GPUs as most others.
+
+    Parameters
+    ----------
+    loaded
+        The results of the nodes that answered.
+    """
+    machines = {node: machine for node, saved in loaded.items() for machine in saved.machines}
+    domains = {node: {gpu.bus_id: _identity(m, gpu) for gpu in m.gpus or ()} for node, m in machines.items()}
+    # The node of each GPU of a domain.
+    members = grouped((own, node) for node, of_node in domains.items() for own in of_node.values() if own[0])
+    words = " ".join(asked.arguments).replace("--expect=", "--expect ").split()
+    texts = [text for word, text in pairwise(words) if word == "--expect" and "domain-gpus" in text]
+    expected = expectation(texts[-1]).domain_gpus if texts and loaded else None
+    if asked.command not in (Command.DOCTOR, Command.BRINGUP) or not (members or expected):
+        return None
+    ordered = sorted(members, key=lambda own: -len(members[own]))
+    largest = {own[0]: len(members[own]) for own in reversed(ordered)}
+    homes = [own for own in ordered if len(members[own]) == largest[own[0]] and len({*members[own]}) > 1] or ordered
+    homes = homes[:1] if expected else homes
+    usual = mode(map(len, domains.values())) if domains else 0
+    lost: list[tuple[UnreadyGpus, str]] = []
+    for answer in answers:
+        node, own = answer.node, domains.get(answer.node, {})
+        left = {gpu.bus_id: gpu for gpu in (machines[node].gpus if own else None) or ()}
+        for bus_ids, reason in _reasons(answer, loaded[node].result, own, homes) if own else ():
+            gpus = [left.pop(bus_id) for bus_id in bus_ids if bus_id in left]
+            label = on_gpus(gpus).label if len(gpus) < len(own) and gpus else ""
+            lost += [(replace(reason, label=label), node)] * len(gpus)
+        kind = Unready.MISSING if node in domains else Unready.UNKNOWN
+        lost += [(UnreadyGpus(kind=kind, reason=answer.reach.value), node)] * (usual - len(own))
+    unready = [
+        replace(part, nodes=tuple(dict.fromkeys(nodes)), folded=fold(nodes), gpus=len(nodes))
+        for part, nodes in sorted(grouped(lost).items(), key=lambda item: list(Unready).index(item[0].kind))
+    ]
+    known = sum(max(usual, len(domains.get(answer.node, ()))) for answer in answers)
+    return Readiness(gpus=known, ready=known - len(lost), expected=expected, domains=len(homes), unready=tuple(unready))
+
+
+def _reasons(
+    answer: NodeAnswer, result: object, domains: Mapping[str, Identity], homes: Sequence[Identity]
+) -> Iterator[tuple[Iterable[str], UnreadyGpus]]:
+    """Yield GPUs of a node that are not ready, by bus id, with the reason: the domain, a finding, the node's answer."""
+    for own, members in grouped((own, bus_id) for bus_id, own in domains.items()).items():
+        if own not in (UNKNOWN, *homes):
+            yield members, UnreadyGpus(kind=Unready.OUTSIDE, clique_id=own[1])
+    causes = result.causes if isinstance(result, Bringup) else root_causes(getattr(result, "findings", ()))
+    faults = TOLD if getattr(result, "strict", False) else (Status.FAIL,)
+    failed = [cause.finding for cause in causes if cause.status in faults]
+    for finding in failed:
+        gpus = finding.place.gpus
+        yield domains if gpus is None else gpus, UnreadyGpus(kind=Unready.FAULT, reason=finding.summary)
+    unclear = bool(answer.exit_code) and not failed
+    rest = [bus_id for bus_id, own in domains.items() if unclear or own == UNKNOWN]
+    yield rest, UnreadyGpus(kind=Unready.UNKNOWN, reason=answer.reach.value)
+
+
+def _identity(machine: Machine, gpu: Gpu) -> Identity:
+    """Return the domain and clique of a GPU."""
+    info = gpu.nvml.fabric if gpu.nvml else None
+    if info is None or not info.registered:
+        return UNKNOWN
+    return info.identity if info.has_clique and multi_node(machine, gpu) else (None, info.clique_id)

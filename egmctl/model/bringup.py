@@ -24,6 +24,10 @@ class Answer(StrEnum):
     """Nothing failed, but something was not measured or not determined, so the node is not known to be good."""
 
 
+ANSWER_CODES = {Answer.GO: ExitCode.OK, Answer.NO_GO: ExitCode.FAILED, Answer.INCOMPLETE: ExitCode.NOTHING}
+"""The exit code of each answer."""
+
+
 class GapKind(StrEnum):
     """The reasons why something is unknown, the most important first."""
 
@@ -98,7 +102,7 @@ class Bringup:
         code = ExitCode.OK if self.run is None else self.run.exit_code
         if code in (ExitCode.INTERRUPTED, ExitCode.CRASHED):
             return code
-        return {Answer.GO: ExitCode.OK, Answer.NO_GO: ExitCode.FAILED, Answer.INCOMPLETE: ExitCode.NOTHING}[self.answer]
+        return ANSWER_CODES[self.answer]
 
     @property
     def fault(self) -> str | None:

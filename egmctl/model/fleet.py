@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
+from egmctl.model.bringup import ANSWER_CODES, Answer
 from egmctl.model.comparison import Comparison, Outcome
 from egmctl.model.record import Command, Plain
 
@@ -80,8 +81,8 @@ class NodeAnswer:
     node: str
     reach: Reach
     exit_code: int
-    """The exit code that counts for the node: that of egmctl if it answered or failed, 130 if it was stopped or not
-    queried because of an interruption, else 4."""
+    """The exit code that counts for the node: that of egmctl if it answered or failed, or 1 if the node is outside the
+    NVLink domain of the others; 130 if it was stopped or not queried because of an interruption, else 4."""
     reason: str = ""
     """The reason why there is no document, with the launcher's message."""
     version: str = ""
@@ -122,6 +123,63 @@ class NodeGroup:
     lines: tuple[GroupLine, ...]
 
 
+class Unready(StrEnum):
+    """The kinds of reasons why GPUs of a fleet are not ready."""
+
+    OUTSIDE = "outside"
+    """They are in no NVLink domain, or in another one than those of other nodes."""
+    FAULT = "fault"
+    """A finding failed."""
+    MISSING = "missing"
+    """The node has fewer GPUs than most nodes."""
+    UNKNOWN = "unknown"
+    """The node did not answer, or answered that its state or domain is unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnreadyGpus:
+    """GPUs that are not ready for one reason. A GPU with several reasons counts for the first one."""
+
+    kind: Unready
+    nodes: tuple[str, ...] = ()
+    folded: str = ""
+    """The nodes in short form."""
+    gpus: int = 0
+    """Their number on all these nodes; on silent nodes an assumption: as many as most nodes have."""
+    label: Plain = ""
+    """The GPUs on each node: ``GPU2``; empty for all of the node."""
+    clique_id: int | None = None
+    """Their clique, if they are outside the domain."""
+    reason: str = ""
+    """The summary of the finding; if it is unknown, the node's :class:`Reach`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readiness:
+    """The GPUs of a fleet in NVLink domains, and those that are not ready."""
+
+    gpus: int
+    """The number of GPUs on all nodes, with those assumed."""
+    ready: int
+    expected: int | None = None
+    """The number of GPUs that the domain must have, of ``--expect domain-gpus=N``."""
+    domains: int
+    """The number of cliques, one in each NVLink domain, that the GPUs are expected in."""
+    unready: tuple[UnreadyGpus, ...] = ()
+
+    @property
+    def outside(self) -> frozenset[str]:
+        """The nodes with GPUs outside the NVLink domain."""
+        return frozenset(node for item in self.unready if item.kind is Unready.OUTSIDE for node in item.nodes)
+
+    @property
+    def answer(self) -> Answer:
+        """Whether the domain is ready; ``INCOMPLETE`` if all GPUs that are not ready are unknown."""
+        if self.expected not in (None, self.gpus) or any(item.kind is not Unready.UNKNOWN for item in self.unready):
+            return Answer.NO_GO
+        return Answer.INCOMPLETE if self.unready else Answer.GO
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetReport:
     """One run of ``egmctl fleet``."""
@@ -145,10 +203,12 @@ class FleetReport:
     """The largest first; those of nodes that did not answer last."""
     comparison: Comparison | None = None
     """The comparison of the answers; null for fewer than two."""
+    readiness: Readiness | None = None
+    """The GPUs of ``doctor`` and ``bringup`` by NVLink domain; null if none is in one and none is expected."""
 
     @property
     def exit_code(self) -> ExitCode:
-        """The most severe of the nodes' exit codes and the comparison's (``docs/exit-codes.md``).
+        """The most severe of the codes of the nodes, the comparison and the NVLink domain (``docs/exit-codes.md``).
 
         Of two nodes, the first is no better reference than the second, so a difference in either direction counts.
         """
@@ -156,6 +216,7 @@ class FleetReport:
         if self.comparison is not None:
             grave = {Outcome.WORSE} if self.comparison.of_nodes else {Outcome.WORSE, Outcome.BETTER}
             codes += [ExitCode.FAILED] if grave & {*self.comparison.outcomes} else []
+        codes += [ANSWER_CODES[self.readiness.answer]] if self.readiness else []
         return worst_exit_code(codes)
 
 

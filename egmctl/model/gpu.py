@@ -103,6 +103,10 @@ class Fabric(Record):
     """The nvmlReturn_t of the probe, valid if the state is ``completed``."""
     cluster_uuid: Uuid | None = None
     clique_id: int | None = None
+    """The first unicast-pointer clique."""
+    cliques: Mapping[Plain, tuple[int, ...]] | None = None
+    """The ids of all cliques by type, if the driver reports types: ``unicast-pointer``, ``multicast-pointer`` and the
+    same for ``logical-endpoint``."""
     health_mask: int | None = None
     health: Mapping[Plain, Plain] | None = None
     """The fields of the mask by name: ``degraded_bandwidth``, ``route_recovery``, ``route_unhealthy``,
@@ -114,6 +118,21 @@ class Fabric(Record):
     def has_cluster(self) -> bool:
         """Whether the cluster UUID is not all zeros. An HGX board may have one too, without a multi-node domain."""
         return self.cluster_uuid is not None and bool(self.cluster_uuid.strip("0-"))
+
+    @property
+    def registered(self) -> bool:
+        """Whether the fabric has registered the GPU, without an error."""
+        return self.state == "completed" and not self.status
+
+    @property
+    def identity(self) -> tuple[str | None, int | None]:
+        """The cluster UUID and the clique. A clique id alone names nothing: other domains have the same ids."""
+        return self.cluster_uuid, self.clique_id
+
+    @property
+    def has_clique(self) -> bool:
+        """Whether the GPU has a cluster and a clique in it. Clique 0 is no partition (Azure/azhpc-images#506)."""
+        return self.has_cluster and self.clique_id != 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,6 +56,17 @@ def multi_node(machine: Machine, gpu: Gpu) -> bool:
     return c2c(machine, gpu) is not C2c.ABSENT or bool(nvml.platform and nvml.platform.slot)
 
 
+def in_rack(machine: Machine, gpu: Gpu) -> bool:
+    """Return whether a GPU with a fabric is on a tray of an NVLink rack, in its domain or not.
+
+    A tray has NVLink-C2C, and its NVLinks lead to the rack's switches. HGX boards have switches but no NVLink-C2C; on
+    Grace nodes without switches the NVLinks, if any, lead from GPU to GPU (GB200 NVL4, quad GH200).
+    """
+    links = (gpu.nvml.nvlinks if gpu.nvml else None) or ()
+    direct = bool(links) and all(link.remote_type == "gpu" for link in links)
+    return c2c(machine, gpu) is not C2c.ABSENT and not direct
+
+
 @dataclass(frozen=True, slots=True)
 class Egm:
     """Whether a GPU has EGM."""
@@ -184,11 +195,11 @@ def platform(machine: Machine) -> PlatformVerdict:
 
 
 def _clique(machine: Machine) -> int | None:
-    """Return the clique id of a multi-node NVLink domain; ``None`` if there is none or it is not ready."""
+    """Return the clique id of a multi-node NVLink domain; ``None`` if the node is in none or it is not ready."""
     for gpu in machine.gpus or ():
         fabric = gpu.nvml.fabric if gpu.nvml else None
         if fabric and fabric.state == "completed" and multi_node(machine, gpu):
-            return fabric.clique_id
+            return fabric.clique_id or None
     return None
 
 

@@ -23,7 +23,7 @@ from egmctl.doctor.probes import plan
 from egmctl.facts.kernel_log import event
 from egmctl.model.codec import field_types
 from egmctl.model.finding import Guard
-from egmctl.model.gpu import NvLinkCounters
+from egmctl.model.gpu import Fabric, NvLinkCounters
 from egmctl.model.host import (
     Bridge,
     DeviceNode,
@@ -40,7 +40,16 @@ from egmctl.model.host import (
 from egmctl.model.kernel_log import KernelLog
 from egmctl.model.machine import Machine
 from egmctl.model.probes import Outcome, Peer, PeerPort, PeerProbe, Peers, Probe, ProbeKind
+from egmctl.model.record import Reason, Unread
 from tests.doctor.machines import patched, shipped, with_gpu_denied
+
+OUTSIDE = Fabric(
+    state="completed",
+    status=0,
+    clique_id=0,
+    unread={"cluster_uuid": Unread(reason=Reason.NOT_SUPPORTED, detail="all zero: in no multi-node NVLink domain")},
+)
+"""What NVML reports of a GPU that fell out of its rack's domain."""
 
 
 @dataclass(frozen=True)
@@ -313,7 +322,7 @@ FAULTS: dict[str, Fault] = {
     "c2c.link": changed("gpus[1].nvml.c2c_links[0]", active=False),
     "p2p.status": changed("pairs[0]", p2p_status={"read": "DR", "write": "DR", "nvlink": "OK"}),
     "fabric.state": changed("gpus[2].nvml.fabric", state="in-progress"),
-    "fabric.consistency": changed("gpus[3].nvml.fabric", clique_id=2),
+    "fabric.domain": changed("gpus[3].nvml.fabric", clique_id=2),
     "fabric.manager": changed("system", daemons=("nv-fabricmanager", "nvidia-imex")),
     "fabric.same-node-isolation": Fault(lambda: with_gpu_denied(healthy(), 3), Scope(purposes=(Guard.FABRIC,))),
     "imex.module": changed("driver", module_parameters={"ImexChannelCount": "0"}),

@@ -15,7 +15,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
 from tests.doctor.checks.test_numa_memory import node1, with_node
 from tests.doctor.checks.test_pcie import b300, gb200, gb300
-from tests.doctor.faults import faults, healthy, weak_switch
+from tests.doctor.faults import OUTSIDE, faults, healthy, weak_switch
 from tests.doctor.machines import patched, shipped, with_gpu_denied
 from tests.doctor.scenes import Scene
 
@@ -126,7 +126,11 @@ SICK: Mapping[str, Scene] = {
     "gb200-no-ptrace": Scene(_of("ipc.ptrace"), ("--for", "ipc"), why="Documentation/admin-guide/LSM/Yama.rst."),
     "nvl72-imex-off": Scene(_of("imex.module"), ("--for", "fabric"), why=_PARAMETERS),
     "nvl72-imex-recovery": Scene(_of("imex.recovery"), why=_IMEX),
-    "nvl72-two-cliques": Scene(_of("fabric.consistency"), ("--for", "fabric"), why=_FABRIC),
+    "nvl72-two-cliques": Scene(_of("fabric.domain"), ("--for", "fabric"), why=_FABRIC),
+    "nvl72-outside": Scene(lambda: patched(healthy(), "gpus[*].nvml", fabric=OUTSIDE), why="Azure/azhpc-images, 506."),
+    "nvl72-outside-expected": Scene(
+        lambda: patched(healthy(), "gpus[*].nvml", fabric=OUTSIDE), ("--expect", "domain"), why=_FABRIC
+    ),
     "nvl72-in-progress": Scene(_of("fabric.state"), ("--for", "fabric"), why=_FABRIC),
     "nvl72-manager-on-a-tray": Scene(_of("fabric.manager"), ("--for", "fabric"), why="IMEX guide: trays."),
     "nvl72-verbs-denied": Scene(_of("rdma.devices-cgroup"), ("--for", "rdma"), why="rdma-core: uverbs devices."),

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from egmctl.model.finding import Guard, Status
+from egmctl.api.doctor import Doctor
+from egmctl.doctor.check import EVERYTHING, Scope, expectation
+from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.facts import replay
+from egmctl.model.finding import TOLD, Guard, Status
 from egmctl.model.host import Imex, Nic, NicPort
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
-from tests.doctor.cases import asked
-from tests.doctor.faults import HEALTHY_FABRIC, healthy, hgx_b200
-from tests.doctor.machines import patched, run_one, shipped
+from egmctl.report.exports.json import result_json
+from egmctl.topology.platform import platform
+from tests import in_process
+from tests.doctor.cases import asked, verdicts
+from tests.doctor.faults import HEALTHY_FABRIC, OUTSIDE, healthy, hgx_b200
+from tests.doctor.machines import patched, run, run_one, shipped
+from tests.doctor.sick import with_cluster
 
 
 def in_progress(**system: Any) -> Machine:
@@ -115,3 +124,103 @@ class TestFabric:
         machine = patched(machine, "process", container_signs=("/.dockerenv",))
         machine = patched(machine, "confinement", namespaces={"pid": 4026532281 if hidden else 0xEFFFFFFC})
         assert run_one("imex.daemon", machine).status is status
+
+
+CLUSTER = "9c6f5af3-53bf-49b5-a436-b66766c413c3"
+UNREAD = {"clique_id": Unread(reason=Reason.FAILED)}
+
+
+def expecting(text: str) -> Scope:
+    return Scope(expectation=expectation(text))
+
+
+def fallen(gpus: str = "*", **changes: Any) -> Machine:
+    """A tray, or some of its GPUs, that fell out of the rack's domain: NVML still reports status success."""
+    machine: Machine = patched(healthy(), f"gpus[{gpus}].nvml", fabric=OUTSIDE)
+    return patched(machine, f"gpus[{gpus}].nvml.fabric", **changes) if changes else machine
+
+
+def at(cluster: str = CLUSTER, clique: int = 5) -> Machine:
+    machine: Machine = patched(healthy(), "gpus[*].nvml.fabric", cluster_uuid=cluster, clique_id=clique)
+    return machine
+
+
+class TestDomain:
+    """Whether the GPUs are in the NVLink domain that their board is built for."""
+
+    @pytest.mark.parametrize(
+        ("machine", "expected", "verdict"),
+        [
+            (healthy(), "", "pass GPU0-3"),
+            (fallen(), "", "warn GPU0-3"),
+            (fallen(cluster_uuid=CLUSTER), "", "warn GPU0-3"),
+            (fallen(clique_id=3), "", "warn GPU0-3"),
+            (fallen("3"), "", "fail GPU3; pass GPU0-2"),
+            (patched(healthy(), "gpus[3].nvml.fabric", clique_id=2), "", "fail"),
+            (patched(shipped("gh200x4"), "gpus[*].nvml", fabric=OUTSIDE), "", "pass GPU0-3"),
+            (fallen(status=23), "", "skip"),
+            (fallen(state="in-progress"), "", "skip"),
+            (fallen(clique_id=None, unread={}), "", "warn GPU0-3"),
+            (patched(at(), "gpus[1].nvml.fabric", clique_id=None, unread=UNREAD), "", "unknown GPU1; pass GPU0,2-3"),
+            (fallen(), "domain", "fail GPU0-3"),
+            (fallen(), "gb200-nvl72", "fail GPU0-3"),
+            (fallen(), "hgx-h200x4", "warn GPU0-3"),
+            (fallen(state="in-progress"), "domain", "fail GPU0-3"),
+            (patched(healthy(), "gpus[*].nvml", fabric=None), "domain", "unknown GPU0-3"),
+            (shipped("gb200-tray"), "domain", "unknown GPU0-3"),
+            (shipped("hgx-h200x4"), "gpus=4,domain", "fail GPU0-3"),
+            (at(), f"domain={CLUSTER.upper()}/5", "pass GPU0-3"),
+            (at(), f"domain={CLUSTER}/4", "fail GPU0-3"),
+            (at("9c6f5af3-53bf-49b5-a436-b66766c413c4"), f"domain={CLUSTER}/5", "fail GPU0-3"),
+            (at(), "domain-gpus=72", "unknown; pass GPU0-3"),
+            (fallen(), "domain-gpus=72", "fail GPU0-3; unknown"),
+        ],
+    )
+    def test_a_tray_outside_is_a_warning_and_a_failure_where_a_domain_is_expected(
+        self, machine: Machine, expected: str, verdict: str
+    ) -> None:
+        assert verdicts("fabric.domain", machine, expecting(expected) if expected else EVERYTHING) == verdict
+
+    @pytest.mark.parametrize("name", [*replay.names(), "cluster"])
+    def test_no_healthy_machine_and_no_hgx_board_is_outside(self, name: str) -> None:
+        """HGX boards have a cluster UUID and clique 0 (meta-pytorch/torchcomms, issue 1315)."""
+        found = run("fabric.domain", with_cluster() if name == "cluster" else shipped(name))
+        assert not {finding.status for finding in found} & {*TOLD}
+
+    def test_the_remedy_is_the_fabrics_and_not_that_of_imex(self) -> None:
+        finding = run_one("fabric.domain", fallen())
+        assert finding.summary == "outside the NVLink domain (clique 0)"
+        assert finding.remedy is not None
+        assert {word for word in ("NMX-C", "Drain", "reset", "IMEX") if word in finding.remedy.text} == {
+            *("NMX-C", "Drain", "reset")
+        }
+
+    @pytest.mark.parametrize(
+        ("imex", "effect"), [({"daemon_state": "STARTING"}, "imex.daemon"), ({"domain_status": "DOWN"}, "imex.domain")]
+    )
+    def test_it_is_the_one_cause_of_the_imex_findings_that_follow(self, imex: dict[str, str], effect: str) -> None:
+        machine = patched(fallen(cluster_uuid=CLUSTER), "system.imex", **imex)
+        found = diagnose(machine, EVERYTHING, CHECKS).findings
+        (root,) = [finding for finding in found if finding.status in TOLD and not finding.explained_by]
+        assert (root.check, root.status, root.explains) == ("fabric.domain", Status.FAIL, (effect,))
+
+    def test_a_tray_outside_is_not_called_one_of_a_domain(self) -> None:
+        assert "clique 1" in platform(healthy()).line
+        assert "domain" not in platform(fallen(cluster_uuid=CLUSTER)).line
+
+    @pytest.mark.parametrize(("clique", "code"), [(5, 0), (6, 1)])
+    def test_the_true_uuid_is_compared_on_the_node_and_stays_there(self, clique: int, code: int) -> None:
+        """What the text and the document say is the same, and the document has no UUID of the site."""
+        doctor = Doctor(expect=f"domain={CLUSTER}/{clique}", check=("fabric.domain",))
+        live, shared = doctor.diagnose(at()), doctor.diagnose(at(), redacted=True)
+        assert (live.exit_code, shared.exit_code) == (code, code)
+        assert CLUSTER in str(live.findings)
+        assert CLUSTER not in result_json(shared)
+        assert doctor.diagnose(shared.machine).exit_code == code, "a recorded machine has the pseudonym"
+
+    def test_bringup_takes_the_expectation_and_names_the_cause(self, tmp_path: Path) -> None:
+        file = tmp_path / "tray07.json"
+        file.write_text(replay.text(fallen()))
+        done = in_process.run("bringup", "--machine", file, "--expect", "domain")
+        assert (done.code, "NO-GO: GPU0-3: outside the NVLink domain (clique 0)\n" in done.out) == (1, True)
+        assert in_process.run("bringup", "--machine", file).code == 3

@@ -49,6 +49,7 @@ SUFFICES: Mapping[tuple[str, str], str] = {
     ("drv.nouveau", "gpus.*.pci.driver"): "a module that is not loaded is bound to nothing",
     ("numa.gpu-affinity", "gpus.*.nvml"): _X86,
     ("numa.gpu-affinity", "gpus.*.nvml.c2c_enabled"): _X86,
+    ("fabric.domain", "gpus.*.nvml.c2c_enabled"): _X86,
     ("uvm.addressing-mode", "gpus.*.nvml.c2c_enabled"): _X86,
     **{
         ("egm.peer-route", f"pairs.*.{name}"): "of one pair: another GPU of that NUMA node owns EGM memory too"

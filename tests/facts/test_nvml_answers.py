@@ -319,6 +319,7 @@ def filling(**members: Any) -> Callable[[Any, Any], int]:
 
 def test_a_fabric_without_a_cluster_has_no_uuid_and_says_why(answer: Answer) -> None:
     answer("nvmlDeviceGetGpuFabricInfoV", filling(state=3, status=0, cliqueId=0, healthMask=0, healthSummary=1))
+    answer("nvmlDeviceGetGpuFabricInfo_v4", filling())
 
     record = fabric(None)
 
@@ -339,9 +340,48 @@ def test_a_driver_that_knows_only_version_2_of_the_fabric_still_tells_it(answer:
 
     record = fabric(None)
 
-    assert (record["state"], record["clique_id"]) == ("in-progress", 5)
+    assert record["state"] == "in-progress"
     assert record["cluster_uuid"] == "00010203-0405-0607-0809-0a0b0c0d0e0f"
-    assert set(record["unread"]) == {"status", "health_summary"}
+    assert set(record["unread"]) == {"status", "health_summary", "clique_id", "cliques"}
+
+
+@pytest.mark.parametrize("state", [0, 1, 2])
+def test_a_clique_is_no_fact_before_the_fabric_is_completed(answer: Answer, state: int) -> None:
+    """Seen on a virtual machine with one H100: nvidia-smi prints N/A for a clique that NVML fills with 0."""
+    answer("nvmlDeviceGetGpuFabricInfoV", filling(state=state, cliqueId=0))
+    record = fabric(None)
+    names = ("clique_id", "cliques", "cluster_uuid", "status")
+    assert {name: record[name] for name in names} == dict.fromkeys(names)
+    assert {record["unread"][name].detail for name in names} == {"valid once the state is completed"}
+
+
+def cliques_of(*pairs: tuple[int, int], count: int | None = None) -> Callable[[Any, Any], int]:
+    def fill(_handle: Any, reference: Any) -> int:
+        for number, pair in enumerate(pairs):
+            reference._obj.cliques[number] = pynvml.c_nvmlGpuFabricClique_v1_t(*pair)
+        reference._obj.numCliques = len(pairs) if count is None else count
+        return 0
+
+    return fill
+
+
+@pytest.mark.parametrize(
+    ("does", "cliques", "detail"),
+    [
+        (cliques_of((0, 7), (1, 9), (1, 12)), {"unicast-pointer": (7,), "multicast-pointer": (9, 12)}, ""),
+        (cliques_of((3, 1), (4, 2)), {"multicast-logical-endpoint": (1,), "4": (2,)}, ""),
+        (cliques_of(count=65), None, "has at most 64"),
+        (pynvml.NVMLError(13), None, "Function Not Found"),
+    ],
+)
+def test_cliques_have_types_where_the_driver_tells_them(
+    answer: Answer, does: Any, cliques: dict[str, tuple[int, ...]] | None, detail: str
+) -> None:
+    answer("nvmlDeviceGetGpuFabricInfoV", filling(state=3, status=0, cliqueId=7))
+    answer("nvmlDeviceGetGpuFabricInfo_v4", does)
+    record = fabric(None)
+    assert (record["clique_id"], record["cliques"]) == (7, cliques)
+    assert cliques is not None or detail in record["unread"]["cliques"].detail
 
 
 def test_the_platform_is_read_byte_by_byte(answer: Answer) -> None:

@@ -40,6 +40,7 @@ _COMPUTE_MODES = {"default": 0, "exclusive-thread": 1, "prohibited": 2, "exclusi
 _VIRTUALIZATION = {"none": 0, "passthrough": 1, "vgpu": 2, "host-vgpu": 3, "host-vsga": 4}
 _ADDRESSING = {"none": 0, "hmm": 1, "ats": 2}
 _FABRIC_STATES = {"not-supported": 0, "not-started": 1, "in-progress": 2, "completed": 3}
+_CLIQUE_TYPES = ("unicast-pointer", "multicast-pointer", "unicast-logical-endpoint", "multicast-logical-endpoint")
 _FABRIC_SUMMARIES = {"not-supported": 0, "healthy": 1, "unhealthy": 2, "limited-capacity": 3}
 _BANDWIDTH_MODES = {"full": 0, "off": 1, "min": 2, "half": 3, "3quarter": 4}
 _LINK_STATES = {"inactive": 0, "active": 1, "sleep": 2, "active-traffic-disabled": 3}
@@ -265,6 +266,9 @@ def _fabric(nvml: GpuNvml, fabric: Fabric | None, key: str) -> Iterator[tuple[st
     for name in ("status", "clique_id", "health_mask"):
         yield f"{key}.{name}", str(getattr(fabric, name) or 0)
     yield f"{key}.cluster_uuid", fabric.cluster_uuid or ""
+    if fabric.cliques is not None:
+        cliques = [f"{_CLIQUE_TYPES.index(name)}:{number}" for name, ids in fabric.cliques.items() for number in ids]
+        yield f"{key}.cliques", ",".join(cliques)
     summary = 0 if _unstated(fabric, "health_summary") else _number(_FABRIC_SUMMARIES, fabric.health_summary)
     yield f"{key}.health_summary", _text(summary, fabric, "health_summary")
 

@@ -105,6 +105,7 @@ def _fabric() -> Fabric:
         status=0,
         cluster_uuid="3ac9e5a1-0b64-4f57-8e5c-5a1de7ac1b9d",
         clique_id=32766,
+        cliques={"unicast-pointer": (32766,), "multicast-pointer": (7, 9)},
         health_mask=0x56A,
         health={
             "degraded_bandwidth": "false",

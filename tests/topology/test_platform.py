@@ -30,10 +30,8 @@ LINES = {
     "EGM, single-node single-GPU: 1 NVIDIA GB200 on aarch64": (grace(1), PlatformKind.SINGLE_GPU),
     "EGM, single-node multi-GPU: 4 NVIDIA GB200 on aarch64": (grace(4), PlatformKind.MULTI_GPU),
     "EGM, multi-node NVLink domain (clique 7): 2 NVIDIA GB200 on aarch64": (in_domain(), PlatformKind.MULTI_NODE),
-    "EGM, multi-node NVLink domain (clique 0): 2 NVIDIA GB200 on aarch64": (
-        in_domain(clique_id=0),
-        PlatformKind.MULTI_NODE,
-    ),
+    # Clique 0 is no partition of the rack (Azure/azhpc-images, 506).
+    "EGM, single-node multi-GPU: 2 NVIDIA GB200 on aarch64": (in_domain(clique_id=0), PlatformKind.MULTI_GPU),
     "no EGM: 4 NVIDIA H200 on x86_64, no NVLink-C2C": (hgx(4), PlatformKind.NO_EGM),
     "no EGM: 1 NVIDIA H200 and 1 GPU of unknown name on x86_64, no NVLink-C2C": (
         builders.machine([gpu(0), out_of_sight(gpu(1))]),

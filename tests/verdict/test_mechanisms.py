@@ -105,7 +105,7 @@ TABLE: dict[str, tuple[Does, ...]] = {
     **dict.fromkeys(("nvlink.links", "nvlink.errors", "kernel.sxid"), (NVLINK,)),
     **dict.fromkeys(("nvlink.bw-mode", "nvlink.disabled"), (NVLINK, Does("pcie-peer", "slow failed", P2P))),
     **dict.fromkeys(
-        ("fabric.manager", "fabric.management", "fabric.state", "fabric.consistency"),
+        ("fabric.manager", "fabric.management", "fabric.state", "fabric.domain"),
         (NVLINK, BY_HANDLE),
     ),
     **dict.fromkeys(("fabric.alloc-active", "fabric.same-node-isolation"), (BY_HANDLE,)),

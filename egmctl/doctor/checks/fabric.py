@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from egmctl.doctor.check import Scope, Verdicts, check, skip
+from egmctl.doctor.check import Expectation, Scope, Verdicts, check, skip
 from egmctl.doctor.findings import as_root, daemon_fact, fact, failed, gap, passed, skipped, todo, unknown, warned
 from egmctl.doctor.restrictions import accesses
 from egmctl.doctor.situation import (
@@ -17,15 +17,22 @@ from egmctl.doctor.situation import (
     usable,
     virtual,
 )
+from egmctl.facts.redact import replace_uuids
 from egmctl.model.finding import Guard, Remedy, on_gpus
 from egmctl.model.gpu import Fabric, Gpu
 from egmctl.model.host import Driver, System
 from egmctl.model.machine import Machine
 from egmctl.topology.access import DENIED
+from egmctl.topology.platform import in_rack
 
 INFO = "nvmlDeviceGetGpuFabricInfoV"
 NO_FABRIC = "the GPUs are in no fabric"
 NOT_VISIBLE = "the host's processes are not visible from here"
+ALONE = "it reaches no GPU of another tray over NVLink, and imports none of their fabric handles"
+REJOIN = todo(
+    "Drain the node, restore its GPUs' partition in the rack's fabric manager (NMX-C), then reset them.",
+    "nvidia-smi -q | grep -A12 Fabric",
+)
 BOOT_GRACE_S = 300
 """The time after boot during which a fabric may still be starting, in seconds (NVSentinel, fabric-manager-monitor)."""
 
@@ -102,32 +109,52 @@ def _health(info: Fabric) -> Verdicts:
         yield passed("registered in the fabric, and healthy")
 
 
-@check("fabric.consistency", Guard.FABRIC, Guard.P2P, Guard.EGM)
-def _consistency(machine: Machine, scope: Scope) -> Verdicts:
+@check("fabric.domain", Guard.FABRIC, Guard.P2P, Guard.EGM)
+def _domain(machine: Machine, scope: Scope) -> Verdicts:
+    expected = scope.expectation or Expectation()
+    wanted = expected.domain or (expected.reference is not None and in_domain(expected.reference))
     gpus = usable(machine, scope.gpus_of(machine))
-    infos = [(gpu, info) for gpu in gpus if (info := fabric(gpu)) and info.state == "completed"]
-    unread = [gpu for gpu in gpus if gap(gpu.nvml, "fabric", newer=True)]
-    unread += [gpu for gpu, info in infos if gap(info, "cluster_uuid", "clique_id", newer=True)]
-    complete = [(gpu, info) for gpu, info in infos if gpu not in unread]
+    unread = [gpu for gpu in gpus if _is_unread(gpu, wanted=wanted)]
+    infos = {gpu.bus_id: info for gpu in gpus if gpu not in unread and (info := fabric(gpu)) and info.registered}
+    registered = [gpu for gpu in gpus if gpu.bus_id in infos]
+    for identity, members in group_by(registered, lambda gpu: infos[gpu.bus_id].identity):
+        types = "".join(f", {name} {ids}" for name, ids in (infos[members[0].bus_id].cliques or {}).items())
+        yield fact(f"{INFO}({on_gpus(members).label})", f"cluster {identity[0] or 'none'}, clique {identity[1]}{types}")
+    outside = [gpu for gpu in registered if not infos[gpu.bus_id].has_clique and (wanted or in_rack(machine, gpu))]
+    inside = [gpu for gpu in registered if gpu not in outside]
     if unread:
         yield unknown("the NVLink domain or clique of these GPUs was not read", unread)
-    elif not complete:
-        skip("no GPU is registered in a fabric")
-    groups = dict(group_by(complete, lambda pair: (pair[1].cluster_uuid, pair[1].clique_id)))
-    for (cluster, clique), members in groups.items():
-        label = on_gpus(gpu for gpu, _ in members).label
-        yield fact(f"{INFO}({label})", f"cluster {cluster or 'none'}, clique {'none' if clique is None else clique}")
-    registered = [gpu for gpu, _ in complete]
-    if len(groups) > 1:
+    for gpu in outside:
+        problem = failed if wanted or inside else warned
+        reason = "clique 0" if infos[gpu.bus_id].clique_id == 0 else "no cluster UUID"
+        yield problem(f"outside the NVLink domain ({reason})", REJOIN, gpu, cause=ALONE)
+    if wanted and (homeless := [gpu for gpu in gpus if gpu not in (*registered, *unread)]):
+        yield failed("in no NVLink domain: not registered in a fabric", _manager_of(machine), homeless)
+    # A document has the pseudonym of the cluster.
+    cluster, clique = expected.clique or ("", 0)
+    identities = {infos[gpu.bus_id].identity for gpu in inside}
+    if len(identities) > 1:
         remedy = todo("Put the tray's GPUs into one partition of the fabric manager (NMX-C), then reset them.")
         cause = "GPUs of different cliques cannot be peers, nor import each other's fabric handles"
         yield failed("the GPUs of this node are in different NVLink domains or cliques", remedy, cause=cause)
-    elif not registered:
-        return
-    elif in_domain(machine):
-        yield passed("all GPUs are in one clique of one NVLink domain", registered)
-    else:
-        yield passed("the fabric is this node's own", registered, note="there is no multi-node NVLink here")
+    elif inside and cluster and identities.isdisjoint(((cluster, clique), (replace_uuids(cluster), clique))):
+        yield failed("in another NVLink domain or clique than expected", REJOIN, inside)
+    elif inside and in_domain(machine):
+        yield passed("in one clique of one NVLink domain", inside)
+    elif inside:
+        yield passed("the fabric is this node's own", inside, note="there is no multi-node NVLink here")
+    if expected.domain_gpus is not None:
+        yield unknown(f"whether the domain has {expected.domain_gpus} GPUs: 'egmctl fleet' counts them on all nodes")
+    elif not (registered or unread or wanted):
+        skip("no GPU is registered in a fabric")
+
+
+def _is_unread(gpu: Gpu, *, wanted: bool) -> bool:
+    """Return whether it is unknown if a GPU is in an NVLink domain, and in which."""
+    info = fabric(gpu)
+    if info is not None and info.state == "completed":
+        return bool(gap(info, "status", "cluster_uuid", "clique_id", newer=True))
+    return bool(gap(gpu.nvml, "fabric", newer=not wanted) if info is None else gap(info, "state"))
 
 
 @check("fabric.manager", Guard.FABRIC, Guard.P2P, sections=("gpus", "switches", "system"))

@@ -7,16 +7,19 @@ from dataclasses import replace
 from functools import partial
 from statistics import median
 
+from egmctl.model.bringup import Answer
 from egmctl.model.comparison import Comparison, Outcome
-from egmctl.model.fleet import FleetReport, GroupLine, NodeGroup, NodeState, Reach
+from egmctl.model.fleet import FleetReport, GroupLine, NodeGroup, NodeState, Reach, Readiness, Unready, UnreadyGpus
 from egmctl.model.record import Command
 from egmctl.report import document as doc
 from egmctl.report.document import Better, Level, Tone
 from egmctl.report.views.compare import FILES, FINDINGS, banners, compare_document, heading
-from egmctl.units import grouped, natural, several
+from egmctl.units import grouped, natural, several, shortened
 
 CAUSES_SHOWN = 12
 """The number of causes shown without ``-v``; one missing GPU fails dozens of measurements."""
+REASONS_SHOWN = 6
+"""The number of reasons why GPUs are not ready in the first lines. The causes below have all findings."""
 _TONES = {"fail": Tone.BAD, "warn": Tone.WARN} | {reach.value: Tone.BAD for reach in Reach}
 _ORDER = [*(reach.value for reach in Reach), "fail", "warn"]
 _STATES = {
@@ -25,6 +28,7 @@ _STATES = {
     NodeState.NOT_DETERMINED: Tone.WARN,
     NodeState.UNREACHABLE: Tone.WARN,
 }
+_ANSWERS = {Answer.GO: Tone.GOOD, Answer.NO_GO: Tone.BAD, Answer.INCOMPLETE: Tone.WARN}
 
 
 def fleet_document(report: FleetReport) -> doc.Document:
@@ -64,7 +68,10 @@ def _own(compared: doc.Document) -> Iterator[doc.Block]:
 
 
 def answer(report: FleetReport) -> Iterator[doc.Paragraph]:
-    """Yield the number and names of the nodes in each state with the first problem of each group, and the next step."""
+    """Yield the readiness of the NVLink domain, the number and names of the nodes in each state with the first problem
+    of each group, and the next step."""
+    if report.readiness is not None:
+        yield _readiness(report, report.readiness)
     states = {answer.node: answer.state for answer in report.answers}
     groups = report.groups or tuple(NodeGroup(nodes=(node,), folded=node, lines=()) for node in states)
     words: list[str | doc.Span] = []
@@ -83,6 +90,33 @@ def answer(report: FleetReport) -> Iterator[doc.Paragraph]:
     yield doc.Paragraph(tuple(words) or "no node was asked", level=Level.SUMMARY)
     if advice := _advice(set(states.values()) - {NodeState.HEALTHY}):
         yield doc.Paragraph((doc.Span("Next: ", Tone.STRONG), advice), level=Level.SUMMARY)
+
+
+def _readiness(report: FleetReport, readiness: Readiness) -> doc.Paragraph:
+    """Return the number of GPUs of the domain that are ready, and those that are not, with the reasons."""
+    total, answer = readiness.expected or readiness.gpus, readiness.answer
+    word = answer.value.upper() if answer is not Answer.GO else _name(report, NodeState.HEALTHY)
+    other = [f"these nodes have {readiness.gpus}"] if total != readiness.gpus else []
+    reasons = shortened([*map(_unready, readiness.unready), *other], REASONS_SHOWN)
+    where = "" if readiness.domains < 2 and reasons else f" in {several(readiness.domains, 'NVLink domain')}"
+    text = f": {readiness.ready} of {total} GPUs are ready{where}{': ' if reasons else ''}{reasons}"
+    return doc.Paragraph((doc.Span(word, _ANSWERS[answer]), text), level=Level.SUMMARY)
+
+
+def _unready(part: UnreadyGpus) -> str:
+    where = f"{part.label} of {part.folded}" if part.label else part.folded
+    match part.kind:
+        case Unready.OUTSIDE:
+            verb = "is" if part.gpus == 1 or (len(part.nodes) == 1 and not part.label) else "are"
+            return f"{where} {verb} outside the NVLink domain (clique {part.clique_id})"
+        case Unready.FAULT:
+            return f"{where}: {part.reason}"
+        case Unready.MISSING:
+            return f"{where}: {several(part.gpus, 'GPU')} fewer than on most nodes"
+    if part.reason == Reach.ANSWERED:
+        return f"{where}: not determined"
+    state = "cannot be reached" if part.reason == Reach.UNREACHABLE else f"gave no answer ({part.reason})"
+    return f"{where} {state} ({several(part.gpus, 'GPU')} assumed)"
 
 
 def _name(report: FleetReport, state: NodeState) -> str:

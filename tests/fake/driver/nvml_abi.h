@@ -11,6 +11,7 @@ enum {
     NVML_ERROR_NOT_SUPPORTED = 3,
     NVML_ERROR_NOT_FOUND = 6,
     NVML_ERROR_INSUFFICIENT_SIZE = 7,
+    NVML_ERROR_FUNCTION_NOT_FOUND = 13,
     NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
     NVML_ERROR_UNKNOWN = 999,
 };
@@ -53,6 +54,19 @@ typedef struct {
 } nvmlGpuFabricInfoV_t;
 
 typedef struct {
+    unsigned char clusterUuid[16];
+    unsigned int status;
+    struct {
+        unsigned char type;
+        unsigned int id;
+    } cliques[64];
+    unsigned int numCliques;
+    unsigned char state;
+    unsigned int healthMask;
+    unsigned char healthSummary;
+} nvmlGpuFabricInfo_v4_t;
+
+typedef struct {
     unsigned int version;
     unsigned char ibGuid[16], chassisSerialNumber[16];
     unsigned char slotNumber, trayIndex, hostId, peerType, moduleId;
@@ -86,6 +100,7 @@ _Static_assert(sizeof(nvmlPciInfo_t) == 68, "nvmlPciInfo_t");
 _Static_assert(sizeof(nvmlMemory_v2_t) == 40, "nvmlMemory_v2_t");
 _Static_assert(sizeof(nvmlFieldValue_t) == 40, "nvmlFieldValue_t");
 _Static_assert(sizeof(nvmlGpuFabricInfoV_t) == 40, "nvmlGpuFabricInfo_v3_t");
+_Static_assert(sizeof(nvmlGpuFabricInfo_v4_t) == 548, "nvmlGpuFabricInfo_v4_t");
 _Static_assert(sizeof(nvmlPlatformInfo_t) == 44, "nvmlPlatformInfo_v2_t");
 _Static_assert(sizeof(nvmlProcessInfo_t) == 24, "nvmlProcessInfo_v2_t");
 _Static_assert(sizeof(nvmlNvlinkGetBwMode_t) == 12, "nvmlNvlinkGetBwMode_v1_t");

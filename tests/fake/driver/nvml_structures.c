@@ -118,6 +118,28 @@ EXPORT int nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV_t
          info->version >> 24);
 }
 
+/* The types and ids of cliques, as "0:5,1:7"; a driver without the answer is too old for version 4. */
+static int fabric_info_v4(nvmlDevice_t device, nvmlGpuFabricInfo_v4_t *info)
+{
+    int gpu, length;
+    unsigned int type;
+    TRY(gpu_of(device, &gpu));
+    const char *cliques = answer("gpu.%d.nvml.fabric.cliques", gpu);
+    if (!cliques)
+        return NVML_ERROR_FUNCTION_NOT_FOUND;
+    memset(info, 0, sizeof *info);
+    for (; sscanf(cliques, "%u:%u%n", &type, &info->cliques[info->numCliques].id, &length) == 2; cliques += length) {
+        info->cliques[info->numCliques++].type = (unsigned char)type;
+        length += cliques[length] == ',';
+    }
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetGpuFabricInfo_v4(nvmlDevice_t device, nvmlGpuFabricInfo_v4_t *info)
+{
+    CALL("nvmlDeviceGetGpuFabricInfo_v4", fabric_info_v4(device, info), "gpu=%d", gpu_number(device));
+}
+
 static int platform_info(nvmlDevice_t device, nvmlPlatformInfo_t *info)
 {
     int gpu;

@@ -1,0 +1,207 @@
+"""A rack of 18 model trays: what a fleet says of the NVLink domain, in process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from egmctl.api.doctor import Doctor
+from egmctl.fleet import session
+from egmctl.fleet.folder import new_folder
+from egmctl.model.bringup import Answer, Bringup
+from egmctl.model.comparison import Outcome
+from egmctl.model.finding import Diagnosis
+from egmctl.model.fleet import Asked, FleetReport, Launcher, NodeAnswer, NodeState, Reach, counts
+from egmctl.model.machine import Machine
+from egmctl.model.record import Command
+from egmctl.report.exports.json import result_json
+from egmctl.units import fold
+from egmctl.verdict.bringup import bringup
+from tests.docs.test_schemas import check as validate
+from tests.doctor.faults import OUTSIDE, healthy
+from tests.doctor.machines import of_two_gpus, patched, shipped
+from tests.doctor.sick import with_cluster
+from tests.report.texts import text_of
+
+TRAYS = tuple(f"tray{number:02}" for number in range(1, 19))
+
+
+WELL = healthy()
+OTHER_RACK = "9c6f5af3-53bf-49b5-a436-b66766c413c3"
+
+
+def with_gpus(gpus: str = "*", **fabric: Any) -> Machine:
+    """A tray on which the fabric of some GPUs differs; outside the domain if nothing else is said."""
+    machine: Machine = patched(WELL, f"gpus[{gpus}].nvml.fabric", **fabric)
+    return machine if fabric else patched(WELL, f"gpus[{gpus}].nvml", fabric=OUTSIDE)
+
+
+OUT, SLOW = with_gpus(), patched(WELL, "gpus[2].nvml.nvlinks[4]", active=False)
+WARNED = patched(WELL, "gpus[*].nvml", persistence_mode=False)
+
+
+Faults = Mapping[str, Machine | Reach]
+_documents: dict[object, tuple[int, str]] = {}
+
+
+def document(machine: Machine, arguments: tuple[str, ...], command: Command) -> tuple[int, str]:
+    """Return the exit code and the document of doctor or bringup on a node; each is made once."""
+    key = id(machine), arguments, command
+    if key not in _documents:
+        expect = arguments[1] if "--expect" in arguments else None
+        found = Doctor(expect=expect, strict="--strict" in arguments).diagnose(machine)
+        result: Diagnosis | Bringup = bringup(found, None, not_measured="busy") if command is Command.BRINGUP else found
+        _documents[key] = int(result.exit_code), result_json(result)
+    return _documents[key]
+
+
+Ask = Callable[..., FleetReport]
+
+
+@pytest.fixture
+def rack(tmp_path: Path) -> Ask:
+    """Return the report of a fleet of trays, healthy but for these, that were asked with these arguments."""
+
+    def ask(
+        faults: Faults, *arguments: str, nodes: tuple[str, ...] = TRAYS, command: Command = Command.DOCTOR
+    ) -> FleetReport:
+        folder = new_folder(tmp_path / "out", command, datetime.now(timezone.utc))
+        answers = []
+        for node in nodes:
+            machine = faults.get(node, WELL)
+            if isinstance(machine, Reach):
+                answers.append(NodeAnswer(node=node, reach=machine, exit_code=4, reason="ssh: timed out"))
+                continue
+            code, text = document(machine, arguments, command)
+            file = f"nodes/{node}.json"
+            (folder.path / file).write_text(text)
+            answers.append(NodeAnswer(node=node, reach=Reach.ANSWERED, exit_code=code, file=file))
+        asked = Asked(command=command, arguments=arguments, nodes=nodes, remote_command="egmctl", version="")
+        report = FleetReport(
+            asked=asked,
+            folded=fold(nodes),
+            launcher=Launcher.SSH,
+            folder="results",
+            started_at="2026-11-20T22:00:00Z",
+            finished=True,
+            counts=counts(answers),
+            answers=tuple(answers),
+        )
+        return session._folded(report, folder, lambda _sentence: None)
+
+    return ask
+
+
+THREE: Faults = {"tray07": OUT, "tray12": Reach.UNREACHABLE, "tray03": SLOW}
+
+
+def first(report: FleetReport) -> str:
+    """Return the first paragraph of the text, as one line."""
+    paragraphs = [text for text in text_of(report).split("\n\n") if not text.startswith("MODEL")]
+    return " ".join(paragraphs[0].partition("\nhealthy")[0].partition("\nNO-GO 1")[0].split("\n"))
+
+
+@pytest.mark.parametrize("arguments", [(), ("--expect", "domain-gpus=72"), ("--expect", "domain")])
+def test_three_faults_are_named_in_the_first_lines_with_the_gpus_they_cost(
+    rack: Ask, arguments: tuple[str, ...]
+) -> None:
+    report = rack(THREE, *arguments)
+    lines = text_of(report).splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("NO-GO"))
+    assert lines[start : start + 3] == [
+        "NO-GO: 63 of 72 GPUs are ready: tray07 is outside the NVLink domain (clique 0),",
+        "GPU2 of tray03: 17 of 18 NVLinks are active, tray12 cannot be reached (4 GPUs",
+        "assumed)",
+    ]
+    assert {answer.node for answer in report.answers if answer.state is NodeState.FAILED} == {"tray03", "tray07"}
+    validate(json.loads(result_json(report)), "fleet")
+
+
+@pytest.mark.parametrize(
+    ("faults", "expect", "answer", "words"),
+    [
+        ({}, "", Answer.GO, "healthy: 24 of 24 GPUs are ready in 1 NVLink domain"),
+        ({}, "domain-gpus=24", Answer.GO, "healthy: 24 of 24 GPUs are ready in 1 NVLink domain"),
+        ({}, "domain-gpus=28", Answer.NO_GO, "NO-GO: 24 of 28 GPUs are ready: these nodes have 24"),
+        ({"tray02": Reach.LOST}, "", Answer.INCOMPLETE, "tray02 gave no answer (lost) (4 GPUs assumed)"),
+        ({"tray02": with_gpus("3")}, "", Answer.NO_GO, "23 of 24 GPUs are ready: GPU3 of tray02 is outside the"),
+        ({"tray02": with_gpus(clique_id=4)}, "", Answer.NO_GO, "tray02 is outside the NVLink domain (clique 4)"),
+        (
+            dict.fromkeys(("tray02", "tray03"), with_gpus(clique_id=4)),
+            "",
+            Answer.NO_GO,
+            "16 of 24 GPUs are ready: tray[02-03] are outside the NVLink domain (clique 4)",
+        ),
+        ({"tray02": with_gpus(cluster_uuid=OTHER_RACK)}, "", Answer.NO_GO, "tray02 is outside the NVLink domain"),
+        (
+            dict.fromkeys(TRAYS[3:], with_gpus(cluster_uuid=OTHER_RACK)),
+            "",
+            Answer.GO,
+            "24 of 24 GPUs are ready in 2 NVLink domains",
+        ),
+        (
+            dict.fromkeys(TRAYS[4:], with_gpus(cluster_uuid=OTHER_RACK)),
+            "domain-gpus=16",
+            Answer.NO_GO,
+            "16 of 16 GPUs are ready: tray[05-06] are outside the NVLink domain (clique 1), these nodes have 24",
+        ),
+        ({"tray02": of_two_gpus(WELL)}, "", Answer.NO_GO, "22 of 24 GPUs are ready: tray02: 2 GPUs fewer than on most"),
+        (
+            {"tray02": patched(WELL, "gpus[1].nvml", fabric=None)},
+            "",
+            Answer.INCOMPLETE,
+            "23 of 24 GPUs are ready: GPU1 of tray02: not determined",
+        ),
+        ({"tray02": WARNED}, "", Answer.GO, "24 of 24 GPUs are ready"),
+    ],
+)
+def test_each_gpu_that_is_not_ready_has_its_reason(
+    rack: Ask, faults: Faults, expect: str, answer: Answer, words: str
+) -> None:
+    report = rack(faults, *(("--expect", expect) if expect else ()), nodes=TRAYS[:6])
+    assert report.readiness is not None
+    assert (report.readiness.answer, words in first(report)) == (answer, True), first(report)
+    assert answer is Answer.GO or report.exit_code
+
+
+def test_a_bringup_says_go_and_what_was_not_measured_is_not_ready(rack: Ask) -> None:
+    report = rack({"tray02": OUT}, command=Command.BRINGUP, nodes=TRAYS[:3])
+    outside = "tray02 is outside the NVLink domain (clique 0)"
+    assert first(report) == f"NO-GO: 0 of 12 GPUs are ready: {outside}, tray[01,03]: not determined"
+
+
+def test_a_warning_costs_gpus_where_it_counts_as_a_failure(rack: Ask) -> None:
+    """With --strict the warning is the reason, not that nothing was determined."""
+    report = rack({"tray02": WARNED}, "--strict", nodes=TRAYS[:3])
+    assert "tray02: persistence mode is off" in first(report)
+
+
+CLUSTERS = patched(with_cluster(), "gpus[*].nvml.fabric", clique_id=3)
+
+
+@pytest.mark.parametrize("machine", [shipped("hgx-h200x4"), shipped("gb200-tray"), with_cluster(), CLUSTERS])
+def test_nodes_that_belong_to_no_rack_have_no_such_line(rack: Ask, machine: Machine) -> None:
+    """HGX boards may have a cluster UUID of their own (meta-pytorch/torchcomms, issue 1315)."""
+    report = rack(dict.fromkeys(TRAYS, machine), nodes=TRAYS[:3])
+    assert report.readiness is None
+
+
+def test_a_node_that_deviates_from_most_nodes_is_never_called_better(rack: Ask) -> None:
+    """All other trays warn of persistence mode; the one that fell out of the domain does not."""
+    report = rack(dict.fromkeys(TRAYS, WARNED) | {"tray02": OUT}, nodes=TRAYS[:3])
+    assert report.comparison is not None
+    differences = [*report.comparison.words, *report.comparison.machines]
+    outcomes = {item.outcome for item in differences if "tray02" in item.nodes}
+    assert outcomes == {Outcome.WORSE, Outcome.DIFFERENT}
+
+
+def test_nodes_of_one_domain_are_a_group(rack: Ask) -> None:
+    report = rack({"tray02": with_gpus(clique_id=4)}, nodes=TRAYS[:3])
+    assert [group.folded for group in report.groups] == ["tray[01,03]", "tray02"]
+    lines = [line.value for group in report.groups for line in group.lines if line.key == "NVLink domain"]
+    assert [line.rpartition(", ")[2] for line in lines] == ["clique 1", "clique 4"]
