@@ -13,33 +13,21 @@ import ctypes
 import json
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
-import sys
-import sysconfig
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from egmctl.units import MIB
-from tests.conftest import ROOT, Ended, ended
-from tests.doctor.machines import patched, shipped
+from tests.conftest import Ended, ended
 from tests.doctor.real_node import Node, hgx_node
+from tests.habitat.place import CGROUPS, PATIENCE_S, SMALL, install, program, readable_folder, remove_cgroups, wait
 
-PATIENCE_S = 60
-"""How long a daemon may take, on a machine that is ever so busy."""
 CPUS, MEMORY_MIB = 2, 4096
 """Of each of the nodes, which are this machine twice."""
 
-SMALL = patched(shipped("hgx-h200x4"), "gpus[*].nvml", memory_total_bytes=264 * MIB, memory_used_bytes=0)
-"""An HGX node with little memory, which makes small buffers: the fake driver copies them fast."""
-
-_CGROUPS = Path("/sys/fs/cgroup")
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -76,7 +64,7 @@ PartitionName=all Nodes=ALL Default=YES State=UP
 """
 _CGROUP_CONF = f"""\
 CgroupPlugin=cgroup/v1
-CgroupMountpoint={_CGROUPS}
+CgroupMountpoint={CGROUPS}
 ConstrainDevices=yes
 ConstrainCores=yes
 ConstrainRAMSpace=yes
@@ -167,34 +155,26 @@ class Cluster:
         """Wait until no job is left."""
         wait(lambda: not self.jobs(), "jobs do not end")
 
-    def hook(self, name: str, text: str = "#!/bin/sh\n") -> None:
+    def hook(self, name: str, script: str = "") -> None:
         """Have the slurmd of all nodes run this ``prolog`` or ``epilog`` before or after each job."""
-        program(self.folder / name, text)
-
-
-def wait(condition: Callable[[], bool], complaint: str) -> None:
-    """Wait until a condition holds."""
-    until = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < until, complaint
-        time.sleep(0.1)
+        program(self.folder / name, script)
 
 
 @contextlib.contextmanager
 def slurm_cluster() -> Iterator[Cluster]:
     """Bring up a cluster, and end its daemons, jobs and cgroups when the block is left."""
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="egmctl-slurm-")))
-        folder.chmod(0o755)
+        folder = stack.enter_context(readable_folder("slurm"))
         node = stack.enter_context(hgx_node(SMALL))
         port = _free_ports(3)
         names = (f"egm{port}a", f"egm{port}b")
         cluster = Cluster(folder, node, names)
         _configure(cluster, port)
-        _install(cluster, stack)
+        install(folder, folder / "bin/egmctl", node.environment())
         cluster.hook("prolog")
         cluster.hook("epilog")
-        stack.callback(_remove_cgroups, names)
+        for name in names:
+            stack.callback(remove_cgroups, f"slurm_{name}")
         _start_daemons(cluster, stack)
         try:
             yield cluster
@@ -204,7 +184,7 @@ def slurm_cluster() -> Iterator[Cluster]:
 
 def _configure(cluster: Cluster, port: int) -> None:
     folder, (one, other) = cluster.folder, cluster.names
-    for name in ("munge", "state", "bin"):
+    for name in ("munge", "state"):
         (folder / name).mkdir()
     for name in ("out", f"tmp-{one}", f"tmp-{other}"):
         (folder / name).mkdir()
@@ -217,39 +197,6 @@ def _configure(cluster: Cluster, port: int) -> None:
     gpus = range(len(cluster.node.machine.gpus or ()))
     (folder / "gres.conf").write_text("".join(f"Name=gpu File={cluster.node.device(gpu)}\n" for gpu in gpus))
     (folder / "cgroup.conf").write_text(_CGROUP_CONF)
-
-
-def _install(cluster: Cluster, stack: contextlib.ExitStack) -> None:
-    """Install egmctl for jobs of every user, who may not enter the folders that Python and the checkout lie in."""
-    folder = cluster.folder
-    places = {"python": Path(sys.base_prefix), "tree": ROOT, "packages": Path(sysconfig.get_paths()["purelib"])}
-    for name, place in places.items():
-        (folder / name).mkdir()
-        subprocess.run(["mount", "--bind", place, folder / name], check=True)
-        stack.callback(_unmount, folder / name)
-    install(cluster, folder / "bin/egmctl", cluster.node.environment())
-
-
-def _unmount(place: Path) -> None:
-    subprocess.run(["umount", "--lazy", place], check=True)
-
-
-def install(cluster: Cluster, place: Path, variables: Mapping[str, str | None]) -> None:
-    """Install the command that runs egmctl on a fake node, with these variables of its."""
-    python = cluster.folder / "python/bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
-    kept = {name: value for name, value in variables.items() if value is not None and name != "EGMCTL_FAKE_LOG"}
-    libraries = place.with_suffix(".driver")
-    shutil.copytree(str(kept["LD_LIBRARY_PATH"]).partition(os.pathsep)[0], libraries)
-    packages = f"{cluster.folder}/tree:{cluster.folder}/packages"
-    kept |= {"LD_LIBRARY_PATH": str(libraries), "PYTHONPATH": packages, "EGMCTL_NO_JOURNAL": "1"}
-    exports = "".join(f"export {name}='{value}'\n" for name, value in kept.items())
-    program(place, f'#!/bin/sh\n{exports}exec {python} -m egmctl "$@"\n')
-
-
-def program(path: Path, text: str) -> None:
-    """Write a program that every user may run."""
-    path.write_text(text)
-    path.chmod(0o755)
 
 
 def _start_daemons(cluster: Cluster, stack: contextlib.ExitStack) -> None:
@@ -287,23 +234,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _remove_cgroups(names: tuple[str, ...]) -> None:
-    """Kill what is left in the cgroups of these nodes, and remove them."""
-    for top in (top for name in names for top in _CGROUPS.glob(f"*/slurm_{name}")):
-        for procs in top.glob("**/cgroup.procs"):
-            for pid in procs.read_text().split():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
-        for folder in sorted((path for path in top.glob("**") if path.is_dir()), reverse=True):
-            wait(partial(_removed, folder), f"{folder} stays")
-
-
-def _removed(folder: Path) -> bool:
-    with contextlib.suppress(OSError):
-        folder.rmdir()
-    return not folder.exists()
 
 
 def _free_ports(count: int) -> int:

@@ -20,7 +20,8 @@ from tests.doctor.confined import NOBODY
 from tests.doctor.machines import patched
 from tests.doctor.real_node import gravest, without_driver
 from tests.fake.plugin import MakeFakeNode
-from tests.habitat.slurm import SMALL, Cluster, install, program, slurm_cluster
+from tests.habitat.place import SMALL, install, program
+from tests.habitat.slurm import Cluster, slurm_cluster
 from tests.mpi.nodes import in_domain
 
 pytestmark = [
@@ -254,9 +255,9 @@ def test_a_batch_script_of_the_documents_measures(
     place, out = cluster.folder / script, cluster.folder / "out"
     place.mkdir()
     for name in cluster.names:
-        install(cluster, place / name, fake_node(with_one_gpu(machine, name)).environment())
+        install(cluster.folder, place / name, fake_node(with_one_gpu(machine, name)).environment())
     words = f'[ "$1" != bench ] || set -- "$@" {shorter}\nexec {place}/$SLURMD_NODENAME "$@"'
-    program(place / "egmctl", f"#!/bin/sh\nunset CUDA_VISIBLE_DEVICES\n{words}\n")
+    program(place / "egmctl", f"unset CUDA_VISIBLE_DEVICES\n{words}")
     ends = cluster.sbatch(*options, EXAMPLES / script, path=place)
     text = "".join(path.read_text() for path in out.glob("egmctl-*.out"))
     assert ends == "JobState=COMPLETED ExitCode=0:0", text
