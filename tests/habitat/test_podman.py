@@ -146,7 +146,7 @@ def test_a_container_without_gpus_is_one_cause(podman: Run, command: str) -> Non
         ("", "ipc.shm", "warn", f"{SHM} is small (62.5 MiB, "),
         ("--shm-size=1g", "ipc.shm", "pass", f"{SHM} is large enough"),
         ("--ipc=host", "ipc.ipc-namespace", "pass", "in the IPC namespace of the host"),
-        ("--cap-drop=all", MISSING, "pass", "every GPU of the driver has its device node"),
+        ("--cap-drop=all", "ipc.ipc-namespace", "pass", "in an IPC namespace of its own"),
         ("--privileged", "ns.container", "pass", "this process is in a privileged container"),
         ("--security-opt=seccomp=unconfined", CALLS, "pass", "memory policy system calls are allowed"),
         ("--security-opt=seccomp={folder}/filter.json", CALLS, "fail", "get_mempolicy and mbind are refused"),

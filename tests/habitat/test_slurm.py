@@ -205,24 +205,26 @@ def run_on_first(cluster: Cluster, *command: str | Path) -> int:
 
 
 @contextlib.contextmanager
-def without(cluster: Cluster, minor: int) -> Iterator[None]:
-    """Make a GPU's device node again and give the node back to jobs when the block is left."""
+def without(cluster: Cluster, *minors: int) -> Iterator[str]:
+    """Make GPUs' device nodes again and give the first node back to jobs when the block is left; its name."""
     try:
-        yield
+        yield cluster.names[0]
     finally:
-        cluster.node.device(minor).unlink(missing_ok=True)
-        cluster.node.make_node(minor)
+        for minor in minors:
+            cluster.node.device(minor).unlink(missing_ok=True)
+            cluster.node.make_node(minor)
         cluster.end_jobs()
         cluster.resume(cluster.names[0])
 
 
 def test_the_prolog_drains_a_node_with_the_fault_as_its_reason_and_a_resumed_node_runs_jobs(hooked: Cluster) -> None:
-    name = hooked.names[0]
-    with without(hooked, 3):
-        hooked.node.device(3).unlink()
+    with without(hooked, 2, 3) as name:
+        for minor in (2, 3):
+            hooked.node.device(minor).unlink()
         hooked.slurm("sbatch", f"--nodelist={name}", "--gres=gpu:1", "--wrap=touch it-ran")
-        assert hooked.settle(name, "drain") == f"egmctl: GPU3: {NO_NODE}/dev/nvidia3  [dev.nodes-missing]"
-        assert "\nFAIL  GPU3: " in (hooked.folder / "egmctl-prolog.log").read_text()
+        nodes = "there is no device node: /dev/nvidia2, /dev/nvidia3"
+        assert hooked.settle(name, "drain") == f"egmctl: dev.nodes-missing: GPU2-3: {nodes}"
+        assert ". $ nvidia-modprobe -c 2" in (hooked.folder / "egmctl-prolog.log").read_text()
         assert len(hooked.jobs()) == 1, "the job is back in the queue"
         assert not (hooked.folder / "out/it-ran").exists()
     assert run_on_first(hooked, "true") == 0
@@ -230,14 +232,11 @@ def test_the_prolog_drains_a_node_with_the_fault_as_its_reason_and_a_resumed_nod
     assert hooked.state(name) == ("idle", "none")
 
 
-NO_NODE = "there is no device node: "
-
-
 def test_the_epilog_drains_a_node_that_a_job_leaves_with_a_fault(hooked: Cluster) -> None:
-    with without(hooked, 2):
+    with without(hooked, 2) as name:
         assert run_on_first(hooked, "rm", hooked.node.device(2)) == 0
-        reason = hooked.settle(hooked.names[0], "drain")
-        assert reason == f"egmctl: GPU2: {NO_NODE}/dev/nvidia2  [dev.nodes-missing]"
+        reason = "egmctl: dev.nodes-missing: GPU2: there is no device node: /dev/nvidia2"
+        assert hooked.settle(name, "drain") == reason
 
 
 @pytest.mark.parametrize(
