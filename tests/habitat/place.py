@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 
 from egmctl.units import MIB
@@ -30,22 +28,40 @@ BOUND = {"python": Path(sys.base_prefix), "tree": ROOT, "packages": Path(sysconf
 """What is bound into the folder, by its name there."""
 
 
+_CLEAN = """\
+folder=$1; shift
+cat
+for name; do
+    for top in /sys/fs/cgroup/$name /sys/fs/cgroup/*/$name; do
+        while [ -d "$top" ]; do
+            find "$top" -name cgroup.procs -exec cat {} + | xargs --no-run-if-empty kill -KILL
+            find "$top" -depth -type d -exec rmdir {} + || sleep 0.1
+        done
+    done
+done 2>/dev/null
+umount --lazy "$folder/python" "$folder/tree" "$folder/packages" && rm -r --one-file-system "$folder"
+"""
+"""Waits for the tests to end, however they do, and removes what they leave: processes and cgroups, mounts and files."""
+
+
 @contextlib.contextmanager
-def readable_folder(name: str) -> Iterator[Path]:
-    """Make a temporary folder with Python, the checkout and its packages in it."""
-    with tempfile.TemporaryDirectory(prefix=f"egmctl-{name}-") as path, contextlib.ExitStack() as stack:
-        folder = Path(path)
-        folder.chmod(0o755)
-        (folder / "bin").mkdir()
-        for part, source in BOUND.items():
-            (folder / part).mkdir()
-            subprocess.run(["mount", "--bind", source, folder / part], check=True)
-            stack.callback(_unmount, folder / part)
+def readable_folder(*cgroups: str) -> Iterator[Path]:
+    """Make a temporary folder with Python, the checkout and its packages in it.
+
+    What is in cgroups of these names is killed when the block is left, and when this process is killed.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="egmctl-habitat-"))
+    folder.chmod(0o755)
+    (folder / "bin").mkdir()
+    for part, source in BOUND.items():
+        (folder / part).mkdir()
+        # Read-only: whoever removes the folder removes nothing of the checkout.
+        subprocess.run(["mount", "-o", "bind,ro", source, folder / part], check=True)
+    cleaner = ["sh", "-c", _CLEAN, "sh", str(folder), *cgroups]
+    with subprocess.Popen(cleaner, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True) as process:
         yield folder
-
-
-def _unmount(place: Path) -> None:
-    subprocess.run(["umount", "--lazy", place], check=True)
+        process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
 
 
 def install(folder: Path, place: Path, variables: Mapping[str, str | None]) -> None:
@@ -63,23 +79,6 @@ def program(path: Path, script: str = "") -> None:
     """Write a shell script that every user may run."""
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
-
-
-def remove_cgroups(name: str) -> None:
-    """Kill what is left in the cgroups of version 1 of this name, and remove them."""
-    for top in CGROUPS.glob(f"*/{name}"):
-        for procs in top.glob("**/cgroup.procs"):
-            for pid in procs.read_text().split():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
-        for folder in sorted((path for path in top.glob("**") if path.is_dir()), reverse=True):
-            wait(partial(_removed, folder), f"{folder} stays")
-
-
-def _removed(folder: Path) -> bool:
-    with contextlib.suppress(OSError):
-        folder.rmdir()
-    return not folder.exists()
 
 
 def wait(condition: Callable[[], bool], complaint: str) -> None:

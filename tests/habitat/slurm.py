@@ -21,9 +21,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import Ended, ended
+import pytest
+
+from tests.conftest import Ended, command_environment, ended
 from tests.doctor.real_node import Node, hgx_node
-from tests.habitat.place import CGROUPS, PATIENCE_S, SMALL, install, program, readable_folder, remove_cgroups, wait
+from tests.habitat.place import CGROUPS, PATIENCE_S, SMALL, install, program, readable_folder, wait
 
 CPUS, MEMORY_MIB = 2, 4096
 """Of each of the nodes, which are this machine twice."""
@@ -111,7 +113,7 @@ class Cluster:
     def job(self, options: str, script: str) -> Iterator[subprocess.Popen[str]]:
         """Start a shell script by srun on the first node, and end the job when the block is left."""
         command = ["srun", f"--nodelist={self.names[0]}", "--quiet", *options.split(), "sh", "-c", script]
-        environment, place = os.environ | self._environment, self.folder / "out"
+        environment, place = command_environment(self._environment), self.folder / "out"
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=place) as process:
             try:
                 yield process
@@ -124,9 +126,9 @@ class Cluster:
         state, _, reason = done.out.strip().partition(" ")
         return state, reason.strip()
 
-    def settle(self, name: str, *states: str) -> str:
-        """Wait until a node is in one of these states; return the reason of it."""
-        wait(lambda: self.state(name)[0] in states, f"{name} is not {' or '.join(states)}")
+    def settle(self, name: str, state: str) -> str:
+        """Wait until a node is in this state; return the reason of it."""
+        wait(lambda: self.state(name)[0] == state, f"{name} is not {state}")
         return self.state(name)[1]
 
     def resume(self, name: str) -> None:
@@ -163,19 +165,23 @@ class Cluster:
 @contextlib.contextmanager
 def slurm_cluster() -> Iterator[Cluster]:
     """Bring up a cluster, and end its daemons, jobs and cgroups when the block is left."""
+    if not (CGROUPS / "devices").is_dir():
+        pytest.skip(f"Slurm confines devices with cgroups of version 1 in these tests: no {CGROUPS}/devices is here")
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(readable_folder("slurm"))
-        node = stack.enter_context(hgx_node(SMALL))
         port = _free_ports(3)
         names = (f"egm{port}a", f"egm{port}b")
+        folder = stack.enter_context(readable_folder(*(f"slurm_{name}" for name in names)))
+        node = stack.enter_context(hgx_node(SMALL))
         cluster = Cluster(folder, node, names)
         _configure(cluster, port)
         install(folder, folder / "bin/egmctl", node.environment())
         cluster.hook("prolog")
         cluster.hook("epilog")
-        for name in names:
-            stack.callback(remove_cgroups, f"slurm_{name}")
-        _start_daemons(cluster, stack)
+        try:
+            _start_daemons(cluster, stack)
+        except AssertionError as error:
+            logs = "".join(log.read_text()[-2000:] for log in folder.glob("*.log"))
+            raise AssertionError(f"{error}\n{logs}") from None
         try:
             yield cluster
         finally:

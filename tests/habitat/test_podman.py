@@ -16,7 +16,7 @@ from tests.conftest import Ended, ended
 from tests.doctor.cgroups import GPU_MAJOR
 from tests.doctor.confined import NOBODY
 from tests.doctor.real_node import CONTROL, UVM_MAJOR, Node, gravest, without_driver
-from tests.habitat.place import BOUND, SMALL, install, readable_folder, remove_cgroups
+from tests.habitat.place import BOUND, SMALL, install, readable_folder
 
 pytestmark = [
     pytest.mark.needs_root,
@@ -28,6 +28,7 @@ pytestmark = [
 
 KIND = f"egmctl.test/gpu{os.getpid()}"
 """Of the CDI devices: the name of no vendor's."""
+CGROUP = f"egmctl-podman-{os.getpid()}"
 MISSING, CALLS = "dev.nodes-missing", "numa.mempolicy-syscalls"
 SHM = "/dev/shm"  # noqa: S108 - looked for in messages
 
@@ -37,7 +38,7 @@ Run = Callable[..., tuple[Ended, dict[str, Any]]]
 @pytest.fixture(scope="module")
 def podman() -> Iterator[Run]:
     """Run ``egmctl --json`` in a container: its options in a text, then the command's words."""
-    with readable_folder("podman") as folder, cdi_devices(folder):
+    with readable_folder(CGROUP) as folder, cdi_devices(folder):
         node = Node(SMALL, folder / "node/root")
         # What is looked at is the container's own: its device nodes, and the sign that it is one.
         shutil.rmtree(node.root / "dev")
@@ -58,7 +59,6 @@ def podman() -> Iterator[Run]:
             return done, json.loads(done.out)
 
         yield run
-        remove_cgroups(folder.name)
 
 
 def container(folder: Path) -> list[str]:
@@ -83,7 +83,7 @@ def container(folder: Path) -> list[str]:
     given = [f"--volume={volume}" for volume in (f"{folder}:{folder}", *bound)]
     return [
         *("unshare", "--mount", "sh", "-c", hidden, "sh", "podman", *own, "--storage-driver=vfs"),
-        *("run", "--rm", "--pull=never", "--network=host", "--workdir=/", f"--cgroup-parent=/{folder.name}", *given),
+        *("run", "--rm", "--pull=never", "--network=host", "--workdir=/", f"--cgroup-parent=/{CGROUP}", *given),
         f"--env=PATH={folder}/bin:/usr/bin:/bin",
     ]
 
