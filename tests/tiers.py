@@ -32,6 +32,8 @@ PROGRAMS = {
     "mount": ("mount", "mount"),
     "mpirun": ("mpirun", "openmpi-bin"),
     "promtool": ("promtool", "prometheus"),
+    "podman": ("podman", "podman crun"),
+    "slurmd": ("/usr/sbin/slurmd", "slurmd slurmctld slurm-client munge"),
     "ssh": ("ssh", "openssh-client"),
     "sshd": ("/usr/sbin/sshd", "openssh-server"),
 }

@@ -3,6 +3,7 @@
 # code 1) may fail it, as in slurm-prolog.sh. The kernel's log is looked at since the job began, so that an Xid is that
 # job's, and one that was repaired does not drain the node again.
 egmctl=/opt/egmctl/bin/egmctl # Slurm gives epilogs no PATH
+scontrol=/usr/bin/scontrol
 log=/var/log/egmctl-epilog.log
 
 since=1d
@@ -12,6 +13,10 @@ case ${SLURM_JOB_START_TIME:-} in # seconds since 1970, where Slurm sets it (22.
 esac
 {
     echo "job ${SLURM_JOB_ID:-unknown}, the kernel's log since $since"
-    /usr/bin/timeout -k 5 30 "$egmctl" doctor --brief --for egm,p2p,fabric --skip imex.channel --since "$since"
+    /usr/bin/timeout -k 5 30 "$egmctl" doctor --format nagios --for egm,p2p,fabric --skip imex.channel --since "$since"
 } >"$log" 2>&1
-[ $? -ne 1 ]
+[ $? -ne 1 ] && exit 0
+# The node's reason, as in slurm-prolog.sh.
+[ -z "${SLURMD_NODENAME:-}" ] || /usr/bin/timeout 5 "$scontrol" update nodename="$SLURMD_NODENAME" state=drain \
+    reason="$(sed -n 's/^EGMCTL CRITICAL - \(.*\) |.*/egmctl: \1/p' "$log")" >>"$log" 2>&1
+exit 1

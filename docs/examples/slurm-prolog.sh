@@ -3,7 +3,13 @@
 # the job. Only what the doctor calls a failure of the node (exit code 1) may do that: not a warning, not a doctor that
 # itself broke or took too long. An IMEX channel is the job's, not the node's. What this cannot see: docs/slurm.md.
 egmctl=/opt/egmctl/bin/egmctl # Slurm gives prologs no PATH
+scontrol=/usr/bin/scontrol
 log=/var/log/egmctl-prolog.log
 
-/usr/bin/timeout -k 5 30 "$egmctl" doctor --brief --for egm,p2p,fabric --skip imex.channel >"$log" 2>&1
-[ $? -ne 1 ]
+/usr/bin/timeout -k 5 30 "$egmctl" doctor --format nagios --for egm,p2p,fabric --skip imex.channel >"$log" 2>&1
+[ $? -ne 1 ] && exit 0
+# The first cause becomes the reason that sinfo -R shows; Slurm keeps it, and by itself says only "Prolog error". Slurm
+# advises against its commands in prologs, as all nodes of a job would call at once: here only a node with a fault does.
+[ -z "${SLURMD_NODENAME:-}" ] || /usr/bin/timeout 5 "$scontrol" update nodename="$SLURMD_NODENAME" state=drain \
+    reason="$(sed -n 's/^EGMCTL CRITICAL - \(.*\) |.*/egmctl: \1/p' "$log")" >>"$log" 2>&1
+exit 1

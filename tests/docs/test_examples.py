@@ -90,7 +90,7 @@ def run_slurm_script(
 def test_the_prolog_fails_for_a_failed_check_and_nothing_else(tmp_path: Path, code: int) -> None:
     done, log = run_slurm_script("slurm-prolog.sh", tmp_path, code)
     assert ((done.returncode != 0), done.stdout, done.stderr) == (code == 1, "", "")
-    assert log == "doctor --brief --for egm,p2p,fabric --skip imex.channel\n"
+    assert log == "doctor --format nagios --for egm,p2p,fabric --skip imex.channel\n"
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 4])
@@ -98,7 +98,7 @@ def test_the_prolog_fails_for_a_failed_check_and_nothing_else(tmp_path: Path, co
 def test_the_epilog_asks_for_the_time_of_the_job_alone(tmp_path: Path, code: int) -> None:
     done, log = run_slurm_script("slurm-epilog.sh", tmp_path, code, SLURM_JOB_START_TIME=str(int(time.time()) - 100))
     assert ((done.returncode != 0), done.stdout, done.stderr) == (code == 1, "", "")
-    since = re.search(r"doctor --brief --for egm,p2p,fabric --skip imex\.channel --since ([0-9]+)s\n$", log)
+    since = re.search(r"doctor --format nagios --for egm,p2p,fabric --skip imex\.channel --since ([0-9]+)s\n$", log)
     assert since is not None
     assert 160 <= int(since[1]) <= 190, "since a minute before it began"
 

@@ -56,9 +56,13 @@ class Node:
     def make_nodes(self) -> None:
         """Make the device nodes of the GPUs, nvidiactl and nvidia-uvm."""
         for minor in (*range(len(self.machine.gpus or ())), CONTROL):
-            self._make(self.device(minor), os.makedev(GPU_MAJOR, minor))
+            self.make_node(minor)
         majors = (self.machine.driver and self.machine.driver.majors) or {}
         self._make(self.root / "dev/nvidia-uvm", os.makedev(majors.get("nvidia-uvm", UVM_MAJOR), 0))
+
+    def make_node(self, minor: int) -> None:
+        """Make the device node of one GPU, or nvidiactl."""
+        self._make(self.device(minor), os.makedev(GPU_MAJOR, minor))
 
     def allow_memory_of(self, nodes: str) -> None:
         """Let ``Mems_allowed_list`` name the machine's NUMA nodes; the rest stays the kernel's own."""
@@ -91,13 +95,7 @@ class Node:
         NVML and CUDA are the fake ones, and find what the kernel lets them open of these device nodes.
         """
         code, out = self.run("doctor", "--json", *arguments, before=before, faults=faults)
-        findings: Findings = {}
-        order = [status.value for status in Status]
-        for finding in json.loads(out)["result"]["findings"]:
-            known = findings.setdefault(finding["check"], finding)
-            if order.index(finding["status"]) < order.index(known["status"]):
-                findings[finding["check"]] = finding
-        return code, findings
+        return code, gravest(json.loads(out))
 
     def run(
         self, *arguments: str, before: Callable[[], None] | None = None, faults: str = "", **variables: str
@@ -105,7 +103,7 @@ class Node:
         """Run any command as :meth:`doctor` does; return its exit code and standard output."""
         done = subprocess.run(
             [sys.executable, "-m", "egmctl", *arguments],
-            env=command_environment({**self._environment(faults), **variables}),
+            env=command_environment({**self.environment(faults), **variables}),
             preexec_fn=before,
             cwd=ROOT,
             capture_output=True,
@@ -117,7 +115,7 @@ class Node:
         assert "Traceback" not in done.stderr
         return done.returncode, done.stdout
 
-    def _environment(self, faults: str) -> dict[str, str | None]:
+    def environment(self, faults: str = "") -> dict[str, str | None]:
         nodes = {"EGMCTL_SYSROOT": str(self.root), "EGMCTL_FAKE_NODES": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
         recorded = self.machine.process.environment if self.machine.process else None
         steering = dict.fromkeys(name for name in recorded or () if name != "LD_LIBRARY_PATH")
@@ -130,17 +128,29 @@ def _fake_driver(machine: Machine, directory: Path) -> FakeNode:
 
 
 @contextlib.contextmanager
-def hgx_node(machine: str = "hgx-h200x4") -> Iterator[Node]:
-    """Make an HGX node with four GPUs, or the node of another machine that ships, where every user may look.
+def hgx_node(machine: Machine | str = "hgx-h200x4") -> Iterator[Node]:
+    """Make an HGX node with four GPUs, or another machine's node (by name if it ships), where every user may look.
 
     Its ``/dev`` is a file system of its own: how the temporary folder is mounted does not matter.
     """
     with tempfile.TemporaryDirectory(prefix="egmctl-node-") as folder:
         Path(folder).chmod(0o755)
-        made = Node(replay.load(machine), Path(folder) / "root")
+        loaded = replay.load(machine) if isinstance(machine, str) else machine
+        made = Node(loaded, Path(folder) / "root")
         with mounted("tmpfs", "dev,mode=755", made.root / "dev"):
             made.make_nodes()
             yield made
+
+
+def gravest(document: dict[str, Any]) -> Findings:
+    """Return the gravest finding of each check of doctor's document."""
+    findings: Findings = {}
+    order = [status.value for status in Status]
+    for finding in document["result"]["findings"]:
+        known = findings.setdefault(finding["check"], finding)
+        if order.index(finding["status"]) < order.index(known["status"]):
+            findings[finding["check"]] = finding
+    return findings
 
 
 def evidence(finding: dict[str, Any]) -> dict[str, str]:

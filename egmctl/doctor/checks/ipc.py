@@ -36,7 +36,7 @@ def _namespace(machine: Machine, name: str, note: str) -> Verdicts:
     if number == INITIAL_NAMESPACES[name]:
         yield passed(f"in the {name.upper()} namespace of the host")
     else:
-        yield passed(f"in a {name.upper()} namespace of its own", note=note)
+        yield passed(f"in {'an' if name == 'ipc' else 'a'} {name.upper()} namespace of its own", note=note)
 
 
 @check("ipc.ptrace", Guard.IPC, sections=("confinement",))

@@ -208,7 +208,7 @@ def _container(machine: Machine, _scope: Scope) -> Verdicts:
     yield fact("/proc/self/status CapEff", None if capabilities is None else f"{capabilities:#x}")
     limits = []
     if confinement.uid_map is not None and confinement.uid_map != ((0, 0, 2**32 - 1),):
-        limits.append("user namespace")
+        limits.append("a user namespace")
     if confinement.seccomp == "filter":
         limits.append("a system call filter")
     if not signs and not limits:

@@ -200,7 +200,7 @@ class TestContainer:
         for given, words in (
             (Confinement(seccomp="filter", capabilities=0), "a container, with a system call filter"),
             (Confinement(seccomp="none", capabilities=2**40 - 1), "a privileged container"),
-            (Confinement(uid_map=((0, 1000, 1),)), "a container, with user namespace"),
+            (Confinement(uid_map=((0, 1000, 1),)), "a container, with a user namespace"),
         ):
             finding = run_one(CONTAINER, dataclasses.replace(machine, confinement=given))
             assert (finding.status, finding.summary) == (Status.PASS, f"this process is in {words}")

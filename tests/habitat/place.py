@@ -1,0 +1,89 @@
+"""egmctl in a folder that jobs and containers of every user may read, wherever Python and the checkout lie."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from egmctl.units import MIB
+from tests.conftest import ROOT
+from tests.doctor.machines import patched, shipped
+
+SMALL = patched(shipped("hgx-h200x4"), "gpus[*].nvml", memory_total_bytes=264 * MIB, memory_used_bytes=0)
+"""An HGX node with little memory, which makes small buffers: the fake driver copies them fast."""
+
+CGROUPS = Path("/sys/fs/cgroup")
+PATIENCE_S = 60
+"""How long a daemon may take, on a machine that is ever so busy."""
+
+BOUND = {"python": Path(sys.base_prefix), "tree": ROOT, "packages": Path(sysconfig.get_paths()["purelib"])}
+"""What is bound into the folder, by its name there."""
+
+
+_CLEAN = """\
+folder=$1; shift
+cat
+for name; do
+    for top in /sys/fs/cgroup/$name /sys/fs/cgroup/*/$name; do
+        while [ -d "$top" ]; do
+            find "$top" -name cgroup.procs -exec cat {} + | xargs --no-run-if-empty kill -KILL
+            find "$top" -depth -type d -exec rmdir {} + || sleep 0.1
+        done
+    done
+done 2>/dev/null
+umount --lazy "$folder/python" "$folder/tree" "$folder/packages" && rm -r --one-file-system "$folder"
+"""
+"""Waits for the tests to end, however they do, and removes what they leave: processes and cgroups, mounts and files."""
+
+
+@contextlib.contextmanager
+def readable_folder(*cgroups: str) -> Iterator[Path]:
+    """Make a temporary folder with Python, the checkout and its packages in it.
+
+    What is in cgroups of these names is killed when the block is left, and when this process is killed.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="egmctl-habitat-"))
+    folder.chmod(0o755)
+    (folder / "bin").mkdir()
+    for part, source in BOUND.items():
+        (folder / part).mkdir()
+        # Read-only: whoever removes the folder removes nothing of the checkout.
+        subprocess.run(["mount", "-o", "bind,ro", source, folder / part], check=True)
+    cleaner = ["sh", "-c", _CLEAN, "sh", str(folder), *cgroups]
+    with subprocess.Popen(cleaner, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True) as process:
+        yield folder
+        process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
+
+
+def install(folder: Path, place: Path, variables: Mapping[str, str | None]) -> None:
+    """Install at ``place`` the command that runs egmctl on a fake node with these variables."""
+    python = folder / "python/bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    kept = {name: value for name, value in variables.items() if value is not None and name != "EGMCTL_FAKE_LOG"}
+    libraries = place.with_suffix(".driver")
+    shutil.copytree(str(kept["LD_LIBRARY_PATH"]).partition(os.pathsep)[0], libraries)
+    kept |= {"LD_LIBRARY_PATH": str(libraries), "PYTHONPATH": f"{folder}/tree:{folder}/packages"}
+    exports = "".join(f"export {name}='{value}'\n" for name, value in {**kept, "EGMCTL_NO_JOURNAL": "1"}.items())
+    program(place, f'{exports}exec {python} -m egmctl "$@"')
+
+
+def program(path: Path, script: str = "") -> None:
+    """Write a shell script that every user may run."""
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def wait(condition: Callable[[], bool], complaint: str) -> None:
+    """Wait until a condition holds."""
+    until = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < until, complaint
+        time.sleep(0.1)
