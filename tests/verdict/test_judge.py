@@ -20,7 +20,7 @@ from egmctl.model.verdict import Direction, Grade, Judgement, RunVerdict, Yardst
 from egmctl.units import MIB
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import load
-from tests.bench.routes import PCIE, SMP, nv, over, to_host
+from tests.bench.routes import C2C, PCIE, SMP, nv, over, to_host
 from tests.doctor.machines import patched, shipped
 from tests.verdict.runs import BOTH, D2H, H2D, H200, LATENCY, LOCAL, READ, RING, USUAL, WRITE, run, slow_at, with_status
 
@@ -166,6 +166,21 @@ def by_way_of(report: RunReport, route: Route) -> RunReport:
     """Return a run whose bytes went another way."""
     changed = (replace(m, flows=tuple(replace(flow, route=route) for flow in m.flows)) for m in report.measurements)
     return replace(report, measurements=tuple(changed))
+
+
+def test_a_gh200_of_120_gb_warns_before_it_has_lost_an_eighth() -> None:
+    board = load("gh200-120gb")
+    for gb_s, grade in ((419.9, Grade.PASS), (0.88 * 419.9, Grade.WARN)):
+        assert verdict_of(run(PINNED, machine=GH200, value=lambda *_, gb_s=gb_s: gb_s), board).grade is grade
+
+
+def test_memory_of_another_node_warns_below_half_of_the_c2c_that_makes_it_egm() -> None:
+    for gb_s, grade in ((211.8, Grade.PASS), (110.0, Grade.WARN)):
+        local = run(H2D, machine=GB200, gpus=1, value=lambda *_, gb_s=gb_s: gb_s)
+        route = replace(to_host(nv(18), C2C), across_nodes=True)
+        (m,) = by_way_of(local, route).measurements
+        report = replace(local, measurements=(replace(m, case="fabric_host_numa_read_ce"),))
+        assert {j.grade for j in by(verdict_of(report, load("gb200-nvl72")), Yardstick.PROFILE)} == {grade}
 
 
 def test_fewer_links_than_the_platform_has_are_held_against_all_of_them() -> None:
