@@ -246,18 +246,20 @@ class Hop:
     """Whether the NVLinks lead straight to another GPU, so that no path to a third one shares them."""
     nominal_gb_s: float | None = None
     """The specified rate in one direction, in GB/s (1e9 bytes per second): see ``egmctl.topology.links``."""
+    source: Plain | None = None
+    """The publication of the rate, with its address; ``None`` if the driver reports it."""
     reason: Plain = ""
     """The reason why the rate or the link is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryRate:
-    """The published bandwidth of a memory module."""
+class PublishedRate:
+    """The published bandwidth of memory, or of the link between two CPUs."""
 
     name: Plain
-    """The kind of memory: ``LPDDR5X``, ``HBM3e``."""
+    """The kind of memory: ``LPDDR5X``, ``HBM3e``; ``SMP`` for the link."""
     gb_s: float
-    """The rate of reads and writes together, in GB/s (1e9 bytes per second)."""
+    """The rate in GB/s (1e9 bytes per second): of memory for reads and writes together, of a link in one direction."""
     source: Plain
     """The publication, with its address."""
 
@@ -280,7 +282,7 @@ class Route:
     hops: tuple[Hop, ...] = ()
     """The links from the GPU that issues the work to the memory at the other end. Between host memories, the hops to
     the source come first, then those to the destination."""
-    memory_rate: MemoryRate | None = None
+    memory_rate: PublishedRate | None = None
     """The rate of the host memory or, if the bytes stay in one GPU, of its own memory; ``None`` if none is published
     for it, or if CPU threads move the bytes (``egmctl/topology/published.toml``)."""
     across_nodes: bool = False

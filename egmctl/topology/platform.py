@@ -16,7 +16,7 @@ from egmctl.model.gpu import Gpu
 from egmctl.model.host import Driver
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
-from egmctl.model.route import MemoryRate
+from egmctl.model.route import PublishedRate
 from egmctl.topology.access import obstacle, without_nvml
 from egmctl.units import GIB, gpu_name
 
@@ -133,17 +133,17 @@ def _tables() -> dict[str, tuple[_Published, ...]]:
     }
 
 
-def _published(part: str, gpu: Gpu | None, gib: float | None = None) -> MemoryRate | None:
+def _published(part: str, gpu: Gpu | None, gib: float | None = None) -> PublishedRate | None:
     entry = next((entry for entry in _tables()[part] if gpu is not None and entry.fits(gpu, gib)), None)
-    return None if entry is None else MemoryRate(name=entry.name, gb_s=entry.gb_s, source=entry.source)
+    return None if entry is None else PublishedRate(name=entry.name, gb_s=entry.gb_s, source=entry.source)
 
 
-def gpu_memory(gpu: Gpu) -> MemoryRate | None:
+def gpu_memory(gpu: Gpu) -> PublishedRate | None:
     """Return the published rate of a GPU's own memory; ``None`` if none is known."""
     return _published("gpu_memory", gpu)
 
 
-def cpu_memory(machine: Machine, node: int | None) -> MemoryRate | None:
+def cpu_memory(machine: Machine, node: int | None) -> PublishedRate | None:
     """Return the published rate of a Grace CPU's memory, by its module and capacity; ``None`` if none is known.
 
     The capacity is that of the NUMA node or, if it was not read, the number in the GPU's name (NVIDIA GH200 120GB).
@@ -155,10 +155,9 @@ def cpu_memory(machine: Machine, node: int | None) -> MemoryRate | None:
     return _published("cpu_memory", gpu, gib or (float(named[1]) if named else None))
 
 
-def cpu_link(machine: Machine) -> float | None:
-    """Return the published rate of the link between two Grace CPUs in one direction, in GB/s; ``None`` if unknown."""
-    known = _published("cpu_link", _coherent_gpu(machine))
-    return None if known is None else known.gb_s
+def cpu_link(machine: Machine) -> PublishedRate | None:
+    """Return the published rate of the link between two Grace CPUs, in one direction; ``None`` if none is known."""
+    return _published("cpu_link", _coherent_gpu(machine))
 
 
 def _coherent_gpu(machine: Machine) -> Gpu | None:

@@ -213,9 +213,9 @@ def _system_memory(machine: Machine, gpu: Gpu, node: int, reason: str) -> HostRo
 
 def smp(machine: Machine) -> Hop:
     """Return the hop from one NUMA node of the host to another, with its rate if one is published for the platform."""
-    rate = cpu_link(machine)
-    reason = "nothing reports the rate between NUMA nodes" if rate is None else ""
-    return Hop(link=LinkKind.SMP, nominal_gb_s=rate, reason=reason)
+    if (rate := cpu_link(machine)) is None:
+        return Hop(link=LinkKind.SMP, reason="nothing reports the rate between NUMA nodes")
+    return Hop(link=LinkKind.SMP, nominal_gb_s=rate.gb_s, source=rate.source)
 
 
 def across(machine: Machine, gpu: Gpu, node: int) -> tuple[Hop, ...]:

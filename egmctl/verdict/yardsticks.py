@@ -10,7 +10,7 @@ from statistics import median, median_high, median_low
 from egmctl.bench.engine import ENGINES
 from egmctl.model.measurement import Measurement, RunReport, Status
 from egmctl.model.profile import Profile, Reference, Unit
-from egmctl.model.route import HOST_MEMORY, Hop, MemoryKind, MemoryRate, hop_symbol
+from egmctl.model.route import HOST_MEMORY, Hop, MemoryKind, PublishedRate, hop_symbol
 from egmctl.model.task import Endpoint, Flow, Pattern, Point, Quantity, named
 from egmctl.model.verdict import Culprit, Direction, Grade, Judgement, Yardstick
 from egmctl.units import MIB, format_size, grouped
@@ -306,7 +306,7 @@ class Ceiling:
     """The rate that all flows of a measurement together cannot exceed."""
 
     gb_s: float
-    limit: Hop | MemoryRate
+    limit: Hop | PublishedRate
     """The link or the memory that limits them; of several alike, one."""
 
     @property
@@ -362,7 +362,7 @@ def against_link(measurement: Measurement, value: float, profile: Profile | None
     part = value / limit.gb_s
     grade = _LINK_BOUNDS.grade(part)
     reason = f"{measurement.path}: {value:.4g} GB/s is {100 * part:.0f} % of {limit.name}'s {limit.gb_s:.4g} GB/s"
-    if isinstance(limit.limit, MemoryRate):
+    if limit.limit.source is not None:
         source = f"published: {limit.limit.source}"
     elif part > MORE_THAN_IT_CARRIES:
         grade, reason = Grade.WARN, f"{reason}: not all bytes can have crossed the link"

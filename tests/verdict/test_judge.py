@@ -162,6 +162,12 @@ def test_the_link_between_two_cpus_limits_a_path_across_it_where_its_rate_is_pub
     assert reasons["NUMA0 -> GPU0"].endswith("59 % of C2C's 223.6 GB/s")
 
 
+def test_more_than_is_published_is_no_alarm_as_only_what_the_driver_reports_is_a_bound() -> None:
+    report = run(PINNED, machine=shipped("gb300-nvl72"), nodes=[0, 1], value=lambda *_: 200.0)
+    across = [j for j in by(verdict_of(report, None), Yardstick.LINK) if j.limit == "SMP"]
+    assert {(j.grade, (j.source or "").split(":")[0]) for j in across} == {(Grade.PASS, "published")}
+
+
 def by_way_of(report: RunReport, route: Route) -> RunReport:
     """Return a run whose bytes went another way."""
     changed = (replace(m, flows=tuple(replace(flow, route=route) for flow in m.flows)) for m in report.measurements)

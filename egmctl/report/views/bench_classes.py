@@ -8,7 +8,7 @@ from statistics import median
 
 from egmctl.bench.suites import CASES, SUITES
 from egmctl.model.measurement import Measurement, RunReport, Status
-from egmctl.model.route import MemoryRate
+from egmctl.model.route import PublishedRate
 from egmctl.model.task import Point, Quantity, named
 from egmctl.model.verdict import (
     BAD_GRADES,
@@ -144,7 +144,7 @@ _SCREEN = 18
 """The number of path classes shown without ``-v``. With the answer and the notes they fill about 40 lines."""
 _WHOLE = 1000
 """The number from which no decimal is shown."""
-_BY_MEMORY = "m"
+_BY_MEMORY = "#"
 """The mark of a share of what memory carries, where that is less than what the links carry."""
 _HEADS = ("n", "median", "worst", "expect", "link")
 _NOTE = (
@@ -217,7 +217,7 @@ def _table(
                 rows.append((f" {named(entry.case, entry.point)}", dict(zip(_HEADS, _cells(entry), strict=True))))
     limits = (ceiling(m) for entry in classes for m in entry.measurements if m.headline is not None)
     rates = dict.fromkeys(limit.limit for limit in limits if limit is not None)
-    memories = [f"{rate.name} {rate.gb_s:g} GB/s" for rate in rates if isinstance(rate, MemoryRate)]
+    memories = [f"{rate.name} {rate.gb_s:g} GB/s" for rate in rates if isinstance(rate, PublishedRate)]
     note = f"; {_BY_MEMORY} of the memory's, reads and writes together: {', '.join(memories)}" if memories else ""
     return doc.grid(caption, rows, notes=(_NOTE + note,), together=True, level=level)
 
@@ -235,7 +235,7 @@ def _cells(entry: _Class) -> tuple[str | doc.Cell, ...]:
         number(median(values) if values else None),
         doc.Cell(worst, GRADE_TONES.get(entry.grade, Tone.PLAIN), GRADE_MARKS.get(entry.grade, "")),
         number(entry.verdict.expected if entry.verdict is not None else None),
-        doc.Cell(share, mark=_BY_MEMORY if any(isinstance(limit.limit, MemoryRate) for _, limit in limits) else ""),
+        doc.Cell(share, mark=_BY_MEMORY if any(isinstance(limit.limit, PublishedRate) for _, limit in limits) else ""),
     )
 
 

@@ -9,7 +9,7 @@ from statistics import median
 
 from egmctl.bench.engine import ENGINES
 from egmctl.model.measurement import Measurement, RunReport, Status
-from egmctl.model.route import HOST_NAMES, Egm, MemoryRate
+from egmctl.model.route import HOST_NAMES, Egm, PublishedRate
 from egmctl.model.task import UCX_ENGINES, Axis, Quantity
 from egmctl.report.document import EMPTY, Cell, Chart, Matrix, Point, Series, columns_of
 from egmctl.report.views.bench_classes import Frame
@@ -254,7 +254,7 @@ def _limits(measurements: Sequence[Measurement]) -> Iterator[tuple[str, float]]:
     """Yield the ceilings of single flows; the sum of several flows may exceed a link's."""
     for m in measurements:
         if len(m.flows) == 1 and (limit := ceiling(m)) is not None:
-            name = limit.name if isinstance(limit.limit, MemoryRate) else m.flows[0].route.symbol
+            name = limit.name if isinstance(limit.limit, PublishedRate) else m.flows[0].route.symbol
             yield f"{name} {limit.gb_s:.0f} GB/s", limit.gb_s
 
 
