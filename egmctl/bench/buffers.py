@@ -18,7 +18,8 @@ from egmctl.units import round_up
 
 ROTATED_BELOW_BYTES = 64 << 20
 """The size below which a buffer has several neighbouring slots, which successive passes move in turn. Otherwise the L2
-caches on the path (50 MiB on H100, 126 MiB on B200) would serve the data instead of the memory."""
+caches on the path (50 MiB on H100, 60 MiB on H200) would serve the data instead of the memory. Where only an L2 cache
+that is larger could serve it, :attr:`egmctl.model.task.Task.rotated_bytes` replaces both sizes."""
 
 ROTATED_OVER_BYTES = 128 << 20
 """The minimum size of all slots of such a buffer."""
@@ -49,11 +50,11 @@ class FlowBuffers:
         return tuple(buffer for buffer in (self.source, self.destination) if buffer is not None)
 
 
-def span_bytes(size_bytes: int) -> int:
+def span_bytes(size_bytes: int, rotated_bytes: int = 0) -> int:
     """Return the size of a buffer with slots of ``size_bytes``; large slots need only one."""
-    if size_bytes >= ROTATED_BELOW_BYTES:
+    if size_bytes >= (rotated_bytes or ROTATED_BELOW_BYTES):
         return size_bytes
-    return round_up(ROTATED_OVER_BYTES, size_bytes)
+    return round_up(rotated_bytes or ROTATED_OVER_BYTES, size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Window:
         return self.slots * self.slot_bytes
 
 
-def window(size_bytes: int, passes: int, sample: int) -> Window:
+def window(size_bytes: int, passes: int, sample: int, rotated_bytes: int = 0) -> Window:
     """Return the window of a sample.
 
     It has at most one slot per pass. Successive samples use different windows if the buffer has room for two.
@@ -83,8 +84,10 @@ def window(size_bytes: int, passes: int, sample: int) -> Window:
         The passes per sample.
     sample
         The index of the sample.
+    rotated_bytes
+        That of the task.
     """
-    all_slots = span_bytes(size_bytes) // size_bytes
+    all_slots = span_bytes(size_bytes, rotated_bytes) // size_bytes
     slots = min(passes, all_slots)
     return Window(sample % (all_slots // slots) * slots * size_bytes, slots, size_bytes)
 
@@ -103,7 +106,7 @@ def assign(tasks: Sequence[Task]) -> tuple[tuple[FlowBuffers, ...], ...]:
         index = 0 if shared else taken[end, role]
         taken[end, role] += 1
         rotates = task.quantity is Quantity.BANDWIDTH and not ENGINES[task.engine].writes_source
-        size_bytes = span_bytes(task.size_bytes) if rotates else task.size_bytes
+        size_bytes = span_bytes(task.size_bytes, task.rotated_bytes) if rotates else task.size_bytes
         return Buffer(end=end, role=role, index=index, size_bytes=size_bytes)
 
     def of_flow(task: Task, flow: Flow) -> FlowBuffers:

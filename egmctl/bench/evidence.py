@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from egmctl.gpu.telemetry import State, Traffic
-from egmctl.model.measurement import COUNTED_AT_LEAST, STRAY_AT_MOST, GpuEvidence, LinkEvidence, LinkProof
+from egmctl.model.measurement import COUNTED_AT_LEAST, STRAY_AT_MOST, GpuEvidence, LinkEvidence, LinkProof, counted
 from egmctl.model.route import Egm, LinkKind, MemoryKind, UcxPath, UcxProtocol, UcxRoute, UcxStaging
 from egmctl.model.task import Flow, Quantity, Task
 
@@ -198,7 +198,12 @@ def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidenc
         return None
     carried = {name: _carried(expected, rises, name) for name in (LinkKind.NVLINK, LinkKind.C2C, LinkKind.PCIE)}
     link, verdict = _proof(task, link, carried, total)
-    return LinkEvidence(link=link, expected_bytes=total, carried_bytes=carried[link], verdict=verdict)
+    older = all(link in _way(rises, gpu, sent) for gpu, sent in expected)
+    fields = None if carried[link] is None else _FIELDS[link if older else f"{link}-count"]
+    return LinkEvidence(link=link, expected_bytes=total, carried_bytes=carried[link], verdict=verdict, fields=fields)
+
+
+_FIELDS = {"nvlink": "138/139", "nvlink-count": "202/204", "pcie": "197/198"}
 
 
 def _proof(
@@ -261,12 +266,16 @@ def _carried(expected: Mapping[tuple[str, bool], int], rises: Mapping[str, Traff
     """Return the increase of a link's counters, summed over all GPUs; ``None`` if one is missing."""
     total = 0
     for bus_id, sending in expected:
-        traffic = rises.get(bus_id, Traffic())
-        rise = (traffic.sent_bytes if sending else traffic.received_bytes).get(link)
+        rise = counted(_way(rises, bus_id, sending), link)
         if rise is None:
             return None
         total += rise
     return total
+
+
+def _way(rises: Mapping[str, Traffic], bus_id: str, sending: bool) -> Mapping[str, int]:
+    traffic = rises.get(bus_id, Traffic())
+    return traffic.sent_bytes if sending else traffic.received_bytes
 
 
 def gpus_of(tasks: Iterable[Task]) -> dict[str, str]:

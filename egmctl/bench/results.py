@@ -184,7 +184,7 @@ def describe(mismatch: Mismatch, task: Task) -> str:
         where += f", {task.flows[mismatch.flow].path}"
     if mismatch.words == 0:
         return f"{where}: the check's result is {mismatch.found}, not {mismatch.expected}; no wrong word was located"
-    looked_at = window(task.size_bytes, task.copies, mismatch.sample).size_bytes // WORD_BYTES
+    looked_at = window(task.size_bytes, task.copies, mismatch.sample, task.rotated_bytes).size_bytes // WORD_BYTES
     return (
         f"{where}: {mismatch.words} of {looked_at} words differ, the first at offset "
         f"{mismatch.first_offset_bytes}: expected {mismatch.expected}, found {mismatch.found}"

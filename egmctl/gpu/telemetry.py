@@ -13,15 +13,21 @@ from typing import Any
 
 from egmctl.driver.nvml import GPU_IS_LOST, Field, ask, event_reasons, field_values
 from egmctl.driver.reading import Unreadable
+from egmctl.model.measurement import NVLINK_COUNT
 from egmctl.model.route import LinkKind
 
 _ALL_LINKS = 0xFFFFFFFF
 """The scope id of all links: "A scopeId of UINT_MAX returns aggregate value summed up across all links" (nvml.h)."""
 _KIB = 1024
-_SENT: Mapping[str, tuple[Field, int]] = {LinkKind.NVLINK: ((138, _ALL_LINKS), _KIB), LinkKind.PCIE: (197, 1)}
-_RECEIVED: Mapping[str, tuple[Field, int]] = {LinkKind.NVLINK: ((139, _ALL_LINKS), _KIB), LinkKind.PCIE: (198, 1)}
-"""The byte counters and their units: NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX (in KiB, without protocol: on H200
-exactly the copied bytes), NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES (with protocol). NVML has none for C2C."""
+_COUNTERS: Mapping[str, Mapping[str, tuple[int, int, int]]] = {
+    LinkKind.NVLINK: {LinkKind.NVLINK: (138, 139, _KIB), NVLINK_COUNT: (202, 204, 1)},
+    LinkKind.PCIE: {LinkKind.PCIE: (197, 198, 1)},
+}
+"""The fields of the byte counters, sent and received, and their unit, by link and by their name in :class:`Traffic`:
+NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX (in KiB, without protocol: on H200 exactly the copied bytes),
+NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES and _RCV_BYTES (nvml.h: for NVLink 5 and newer; not seen to answer yet),
+NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES (with protocol). NVML has none for C2C."""
+_NVLINK_BYTES = (138, 139, 202, 204)
 _ERRORS: Mapping[str, Mapping[str, int]] = {
     LinkKind.NVLINK: {
         "nvlink-replays": 161,
@@ -43,7 +49,9 @@ _ERRORS: Mapping[str, Mapping[str, int]] = {
 NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS, _EFFECTIVE_ERRORS, _SYMBOL_ERRORS (from NVLink 5 on),
 NVML_FI_DEV_C2C_LINK_ERROR_INTR, _REPLAY, _REPLAY_B2B of each link, NVML_FI_DEV_PCIE_REPLAY_COUNTER and
 NVML_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS, _NON_FATAL_ERROR, _FATAL_ERROR."""
-_C2C_COUNT = 170
+_NVLINKS, _C2C_COUNT = 91, 170
+_MOST_NVLINKS = 64
+"""The largest number of NVLinks that is believed."""
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _TEMPERATURE_GPU = 0
 
@@ -127,9 +135,20 @@ class Telemetry:
 
     def traffic(self, bus_id: str, links: Iterable[str]) -> Traffic:
         """Read the byte counters of a listed GPU's links. This takes 0.8 ms for NVLink and 0.2 ms for PCIe (H200)."""
-        wanted = [fields[link][0] for fields in (_SENT, _RECEIVED) for link in links if link in fields]
+        counters = {name: fields for link in links for name, fields in _COUNTERS.get(link, {}).items()}
+        numbers = {number for *ways, _ in counters.values() for number in ways}
+        wanted = [counter for counter in self._supported[bus_id] if _number_of(counter) in numbers]
         values = self._read(bus_id, wanted)
-        return Traffic(_bytes(values, _SENT), _bytes(values, _RECEIVED))
+        totals: Counter[int] = Counter()
+        for counter, value in values.items():
+            totals[_number_of(counter)] += value
+        # The sum of the counters of single links is known only if all were read.
+        known = totals.keys() - {_number_of(counter) for counter in wanted if counter not in values}
+        sent, received = (
+            {name: totals[fields[way]] * fields[2] for name, fields in counters.items() if fields[way] in known}
+            for way in (0, 1)
+        )
+        return Traffic(sent, received)
 
     def new_errors(self, bus_id: str, links: Iterable[str]) -> dict[str, int]:
         """Return the increase of each error counter of some links that has increased since its last reading."""
@@ -199,22 +218,29 @@ class Telemetry:
 
 
 def _supported(handle: Any) -> frozenset[Field]:
-    """Return the counters that a GPU supports, so that later reads do not spend time on the others."""
-    links = field_values(handle, [_C2C_COUNT])[_C2C_COUNT]
-    fields: list[Field] = [field for fields in (_SENT, _RECEIVED) for field, _ in fields.values()]
-    fields += [(number, _ALL_LINKS) for number in _ERRORS[LinkKind.NVLINK].values()]
-    fields += _ERRORS[LinkKind.PCIE].values()
-    for link in range(links if isinstance(links, int) else 0):
+    """Return the counters that a GPU supports, so that later reads do not spend time on the others.
+
+    NVLink's byte counters are those of all links together or, if NVML does not add them up, of each link.
+    """
+    nvlinks, c2c_links = (
+        count if isinstance(count, int) else 0 for count in field_values(handle, [_NVLINKS, _C2C_COUNT]).values()
+    )
+    fields: list[Field] = [(number, _ALL_LINKS) for number in (*_NVLINK_BYTES, *_ERRORS[LinkKind.NVLINK].values())]
+    fields += [*_COUNTERS[LinkKind.PCIE][LinkKind.PCIE][:2], *_ERRORS[LinkKind.PCIE].values()]
+    for link in range(c2c_links):
         fields += [(number, link) for number in _ERRORS[LinkKind.C2C].values()]
+    supported = _answered(handle, fields)
+    apart = [number for number in _NVLINK_BYTES if (number, _ALL_LINKS) not in supported]
+    of_links = [(number, link) for number in apart for link in range(min(nvlinks, _MOST_NVLINKS))]
+    return supported | (_answered(handle, of_links) if of_links else frozenset())
+
+
+def _answered(handle: Any, fields: Iterable[Field]) -> frozenset[Field]:
     return frozenset(field for field, answer in field_values(handle, fields).items() if isinstance(answer, int))
 
 
 def _number_of(field: Field) -> int:
     return field[0] if isinstance(field, tuple) else field
-
-
-def _bytes(values: Mapping[Field, int], fields: Mapping[str, tuple[Field, int]]) -> dict[str, int]:
-    return {link: values[field] * unit for link, (field, unit) in fields.items() if field in values}
 
 
 def rise(after: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:

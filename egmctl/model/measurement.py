@@ -101,6 +101,23 @@ STRAY_AT_MOST = 0.5
 """The maximum fraction of the expected bytes that another kind of link, or another GPU, may show."""
 
 
+NVLINK_COUNT = "nvlink-count"
+"""The name of NVLink's newer byte counters beside ``nvlink``, the older ones (``egmctl/gpu/telemetry.py``)."""
+COUNTERS_AGREE = 0.25
+"""The maximum difference between the two, as a part of the larger. Chosen: the newer ones may count protocol too."""
+
+
+def counted(rises: Mapping[str, int], link: str) -> int | None:
+    """Return the increase of a link's byte counters; of NVLink's newer ones if the older ones do not answer.
+
+    ``None`` if none answers, or if both do and contradict each other.
+    """
+    older, newer = rises.get(link), rises.get(NVLINK_COUNT) if link == LinkKind.NVLINK else None
+    if older is None or newer is None:
+        return newer if older is None else older
+    return older if abs(older - newer) <= max(COUNTERS_AGREE * max(older, newer), 16 << 20) else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuEvidence:
     """The state of one GPU during a measurement; ``None`` is not reported."""
@@ -115,9 +132,9 @@ class GpuEvidence:
     temperature_c: int | None = None
     """The highest sampled temperature."""
     sent_bytes: Mapping[Plain, int] = field(default_factory=dict)
-    """The increase of the byte counters by link (``nvlink``, ``pcie``). PCIe bytes include protocol, NVLink bytes do
-    not. They are read on the GPU that issues the work and, on NVLink, on the GPU under which EGM memory was
-    allocated."""
+    """The increase of the byte counters by link (``nvlink``, ``pcie``), and of NVLink's newer ones (``nvlink-count``)
+    if they answer. PCIe bytes include protocol, ``nvlink`` bytes do not. They are read on the GPU that issues the work
+    and, on NVLink, on the GPU under which EGM memory was allocated."""
     received_bytes: Mapping[Plain, int] = field(default_factory=dict)
     errors: Mapping[Plain, int] = field(default_factory=dict)
     """The increase of each error counter that increased."""
@@ -149,8 +166,10 @@ class LinkEvidence:
     expected_bytes: int
     """The bytes that the samples moved over the link, without retries and verification."""
     carried_bytes: int | None
-    """The increase of the link's counters; ``None`` if it has none."""
+    """The increase of the link's counters; ``None`` if it has none, or if they contradict each other."""
     verdict: LinkProof
+    fields: Plain | None = None
+    """The NVML fields of ``carried_bytes``, sent and received: ``138/139`` or ``202/204`` for NVLink, ``197/198``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -188,7 +188,7 @@ class LinkKind(StrEnum):
     """NVLink-C2C between a GPU and the CPU of its package."""
     PCIE = "pcie"
     SMP = "smp"
-    """The interconnect of the CPUs between NUMA nodes. No source reports its rate."""
+    """The interconnect of the CPUs between NUMA nodes. No driver reports its rate."""
     UNKNOWN = "unknown"
 
 
@@ -242,10 +242,26 @@ class Hop:
     """The number of bonded NVLinks."""
     pci: LinkClass | None = None
     """The part of the PCIe tree between two GPUs without NVLink."""
+    direct: bool = False
+    """Whether the NVLinks lead straight to another GPU, so that no path to a third one shares them."""
     nominal_gb_s: float | None = None
     """The specified rate in one direction, in GB/s (1e9 bytes per second): see ``egmctl.topology.links``."""
+    source: Plain | None = None
+    """The publication of the rate, with its address; ``None`` if the driver reports it."""
     reason: Plain = ""
     """The reason why the rate or the link is unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedRate:
+    """The published bandwidth of memory, or of the link between two CPUs."""
+
+    name: Plain
+    """The kind of memory: ``LPDDR5X``, ``HBM3e``; ``SMP`` for the link."""
+    gb_s: float
+    """The rate in GB/s (1e9 bytes per second): of memory for reads and writes together, of a link in one direction."""
+    source: Plain
+    """The publication, with its address."""
 
 
 _ACROSS = " across nodes"
@@ -266,6 +282,9 @@ class Route:
     hops: tuple[Hop, ...] = ()
     """The links from the GPU that issues the work to the memory at the other end. Between host memories, the hops to
     the source come first, then those to the destination."""
+    memory_rate: PublishedRate | None = None
+    """The rate of the host memory or, if the bytes stay in one GPU, of its own memory; ``None`` if none is published
+    for it, or if CPU threads move the bytes (``egmctl/topology/published.toml``)."""
     across_nodes: bool = False
     """Whether the endpoints are on different nodes of one NVLink domain."""
     egm: Egm | None = None
@@ -288,9 +307,9 @@ class Route:
         object.__setattr__(self, "symbol", self._symbol(hop_symbol))
 
     @property
-    def at_most_gb_s(self) -> float | None:
-        """The smallest of the known nominal rates, which the route cannot exceed. ``None`` if none is known."""
-        return at_most_gb_s(self.hops)
+    def slowest(self) -> Hop | None:
+        """The link with the smallest known nominal rate, which the route cannot exceed. ``None`` if none is known."""
+        return min((hop for hop in self.hops if hop.nominal_gb_s), key=lambda hop: hop.nominal_gb_s or 0, default=None)
 
     @property
     def first_link(self) -> LinkKind | None:

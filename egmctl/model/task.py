@@ -280,6 +280,9 @@ class Task:
     """The size of each flow's buffer at either end; for a latency, the bytes that the chase visits."""
     copies: int
     """The number of times that each flow moves ``size_bytes`` in one sample, sequentially."""
+    rotated_bytes: int = 0
+    """The least size of a buffer, in slots of ``size_bytes`` that copies move in turn, so that the L2 cache of a GPU
+    does not serve them; 0 for the usual one (:data:`egmctl.bench.buffers.ROTATED_OVER_BYTES`)."""
     chase: Chase | None = None
     """The method of a latency, else ``None``."""
 

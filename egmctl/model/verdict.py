@@ -38,7 +38,8 @@ class Yardstick(StrEnum):
     PROFILE = "profile"
     """The typical value of the path class on this platform."""
     LINK = "link"
-    """The nominal payload rate of the links."""
+    """The ceiling of the path: the nominal payload rate of the links, or the published rate of the memory at its ends
+    if it is less."""
     PEERS = "peers"
     """The same path class between other GPUs of the same run."""
 
@@ -68,6 +69,8 @@ class Judgement:
     fail: float | None = None
     source: Plain | None = None
     """The source of the expected value and its reliability."""
+    limit: Plain | None = None
+    """What limits the path, for the yardstick ``link``: the symbol of a link (``C2C``) or a memory (``LPDDR5X``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -279,8 +279,8 @@ def _value(pair: Pair | None, name: str) -> str:
     return str(value) if name == "performance rank" else ("yes" if value else "no")
 
 
-def nvlink(gpu: Gpu, links: int) -> Hop:
-    """Return ``links`` bonded NVLinks of a GPU with their payload rate.
+def nvlink(gpu: Gpu, links: int, *, direct: bool = False) -> Hop:
+    """Return ``links`` bonded NVLinks of a GPU with their payload rate; ``direct`` as in :class:`Hop`.
 
     Notes
     -----
@@ -301,7 +301,7 @@ def nvlink(gpu: Gpu, links: int) -> Hop:
         reason = "no published rule from signalling to payload rate for this NVLink version"
     else:
         gb_s = links * min(speeds) * 16 / 17 / 1000
-    return Hop(link=LinkKind.NVLINK, nvlinks=links, nominal_gb_s=gb_s, reason=reason)
+    return Hop(link=LinkKind.NVLINK, nvlinks=links, direct=direct, nominal_gb_s=gb_s, reason=reason)
 
 
 _NVLINK_WITH_16_17 = (6, 7)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
+from egmctl import toml
 from egmctl.compat import StrEnum
+from egmctl.model.codec import from_json
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Driver
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
+from egmctl.model.route import PublishedRate
 from egmctl.topology.access import obstacle, without_nvml
-from egmctl.units import gpu_name
+from egmctl.units import GIB, gpu_name
 
 
 class C2c(StrEnum):
@@ -103,6 +109,71 @@ def egm(machine: Machine, gpu: Gpu) -> Egm:
     if state is C2c.UNKNOWN:
         return Egm(None, "NVML does not report the state of NVLink-C2C")
     return Egm(True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Published:
+    """One entry of ``published.toml``."""
+
+    name: str
+    gpus: tuple[str, ...]
+    """Words of product names, by product."""
+    gb_s: float
+    source: str
+    gib: int | None = None
+    """The nominal capacity of the CPU's memory."""
+    c2c_links: int | None = None
+    """The number of a GPU's NVLink-C2C links."""
+
+    def fits(self, gpu: Gpu, gib: float | None) -> bool:
+        """Return whether the entry is about a GPU and a CPU with ``gib`` of memory, of which firmware keeps a part."""
+        words = set((gpu.name or "").split())
+        links = (gpu.nvml and gpu.nvml.c2c_links) or ()
+        return (
+            any(words.issuperset(name.split()) for name in self.gpus)
+            and (self.gib is None or (gib is not None and 0.85 * self.gib <= gib <= 1.1 * self.gib))
+            and self.c2c_links in (None, len(links))
+        )
+
+
+@cache
+def _tables() -> dict[str, tuple[_Published, ...]]:
+    return {
+        part: tuple(from_json(_Published, entry) for entry in entries)
+        for part, entries in toml.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8")).items()
+    }
+
+
+def _published(part: str, gpu: Gpu | None, gib: float | None = None) -> PublishedRate | None:
+    entry = next((entry for entry in _tables()[part] if gpu is not None and entry.fits(gpu, gib)), None)
+    return None if entry is None else PublishedRate(name=entry.name, gb_s=entry.gb_s, source=entry.source)
+
+
+def gpu_memory(gpu: Gpu) -> PublishedRate | None:
+    """Return the published rate of a GPU's own memory; ``None`` if none is known."""
+    return _published("gpu_memory", gpu)
+
+
+def cpu_memory(machine: Machine, node: int | None) -> PublishedRate | None:
+    """Return the published rate of a Grace CPU's memory, by its module and capacity; ``None`` if none is known.
+
+    The capacity is that of the NUMA node or, if it was not read, the number in the GPU's name (NVIDIA GH200 120GB).
+    """
+    gpu = _coherent_gpu(machine)
+    sizes = (n.memory_total_bytes for n in (machine.host and machine.host.numa_nodes) or () if n.id == node)
+    gib = next((size / GIB for size in sizes if size), None)
+    named = re.search(r"(\d+)GB$", (gpu and gpu.name) or "")
+    return _published("cpu_memory", gpu, gib or (float(named[1]) if named else None))
+
+
+def cpu_link(machine: Machine) -> PublishedRate | None:
+    """Return the published rate of the link between two Grace CPUs, in one direction; ``None`` if none is known."""
+    return _published("cpu_link", _coherent_gpu(machine))
+
+
+def _coherent_gpu(machine: Machine) -> Gpu | None:
+    """Return a GPU that NVLink-C2C connects to its CPU: all such GPUs of a machine are of one product."""
+    return next((gpu for gpu in machine.gpus or () if c2c(machine, gpu) in (C2c.UP, C2c.DOWN)), None)
 
 
 class MemoryMode(StrEnum):

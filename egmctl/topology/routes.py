@@ -30,7 +30,7 @@ from egmctl.model.route import Hop, LinkKind, at_most_gb_s, symbol_of
 from egmctl.topology import links as rates
 from egmctl.topology.access import Block, Obstacle, obstacle
 from egmctl.topology.links import cpu_node_ids, gpu_link
-from egmctl.topology.platform import C2c, c2c, egm
+from egmctl.topology.platform import C2c, c2c, cpu_link, egm
 from egmctl.units import parse_kernel_list
 
 
@@ -211,8 +211,11 @@ def _system_memory(machine: Machine, gpu: Gpu, node: int, reason: str) -> HostRo
     return HostRoute(gpu.bus_id, node, RouteKind.C2C, hops=hops, reason=reason)
 
 
-SMP = Hop(link=LinkKind.SMP, reason="nothing reports the rate between NUMA nodes")
-"""The hop from one NUMA node of the host to another."""
+def smp(machine: Machine) -> Hop:
+    """Return the hop from one NUMA node of the host to another, with its rate if one is published for the platform."""
+    if (rate := cpu_link(machine)) is None:
+        return Hop(link=LinkKind.SMP, reason="nothing reports the rate between NUMA nodes")
+    return Hop(link=LinkKind.SMP, nominal_gb_s=rate.gb_s, source=rate.source)
 
 
 def across(machine: Machine, gpu: Gpu, node: int) -> tuple[Hop, ...]:
@@ -221,7 +224,7 @@ def across(machine: Machine, gpu: Gpu, node: int) -> tuple[Hop, ...]:
         return ()
     if gpu.host_numa_id is None:
         return (Hop(link=LinkKind.UNKNOWN, reason="the GPU's host NUMA node is not known"),)
-    return (SMP,)
+    return (smp(machine),)
 
 
 def node_obstacle(machine: Machine, node: int) -> Obstacle | None:

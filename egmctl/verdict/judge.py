@@ -10,7 +10,7 @@ from statistics import median
 
 from egmctl.doctor.kernel_faults import kernel_faults
 from egmctl.model.finding import Status
-from egmctl.model.measurement import BROKEN, COUNTED_AT_LEAST, STRAY_AT_MOST, LinkProof, Measurement, RunReport
+from egmctl.model.measurement import BROKEN, COUNTED_AT_LEAST, STRAY_AT_MOST, LinkProof, Measurement, RunReport, counted
 from egmctl.model.profile import Profile, Unit
 from egmctl.model.route import Egm, LinkKind
 from egmctl.model.task import Quantity
@@ -243,12 +243,12 @@ def _owner(allocated_by: str, reads: Sequence[Measurement]) -> tuple[str | None,
         elif route.link is LinkKind.NVLINK:
             impossible.add(reader)
             for gpu in evidence.gpus if reader != allocated_by else ():
-                counted = (gpu.received_bytes if flow.sent else gpu.sent_bytes).get(LinkKind.NVLINK)
-                if gpu.bus_id != allocated_by or counted is None:
+                passed = counted(gpu.received_bytes if flow.sent else gpu.sent_bytes, LinkKind.NVLINK)
+                if gpu.bus_id != allocated_by or passed is None:
                     continue
-                if counted >= COUNTED_AT_LEAST * route.expected_bytes:
+                if passed >= COUNTED_AT_LEAST * route.expected_bytes:
                     possible.add(allocated_by)
-                elif counted <= STRAY_AT_MOST * route.expected_bytes:
+                elif passed <= STRAY_AT_MOST * route.expected_bytes:
                     impossible.add(allocated_by)
     if not links:
         return None, OwnerUnknown.NO_COUNTERS if egm_reads else OwnerUnknown.NOT_EGM

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median, median_high, median_low
 
 from egmctl.bench.engine import ENGINES
 from egmctl.model.measurement import Measurement, RunReport, Status
 from egmctl.model.profile import Profile, Reference, Unit
-from egmctl.model.route import HOST_MEMORY, MemoryKind
-from egmctl.model.task import Endpoint, Pattern, Point, Quantity, named
+from egmctl.model.route import HOST_MEMORY, Hop, MemoryKind, PublishedRate, hop_symbol
+from egmctl.model.task import Endpoint, Flow, Pattern, Point, Quantity, named
 from egmctl.model.verdict import Culprit, Direction, Grade, Judgement, Yardstick
-from egmctl.units import MIB, format_size
+from egmctl.units import MIB, format_size, grouped
 
 JUDGED_FROM_BYTES = 64 * MIB
 """The smallest buffers whose bandwidth is judged; with smaller ones the cost of starting a copy dominates. On HGX H200
@@ -298,26 +298,76 @@ some."""
 
 _ONE_WAY = (Pattern.PAIR, Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
 """Patterns in which all bytes cross one GPU's link in one direction."""
+_ONE_GPU = (Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE)
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """The rate that all flows of a measurement together cannot exceed."""
+
+    gb_s: float
+    limit: Hop | PublishedRate
+    """The link or the memory that limits them; of several alike, one."""
+
+    @property
+    def name(self) -> str:
+        """The symbol of the link or the name of the memory."""
+        return hop_symbol(self.limit) if isinstance(self.limit, Hop) else self.limit.name
+
+
+def ceiling(measurement: Measurement) -> Ceiling | None:
+    """Return the least of the links' nominal rates and of the memory's published rate; ``None`` if it is not known.
+
+    Memory carries reads and writes together: both directions share it, as do all GPUs that use one NUMA node, and a
+    copy within a GPU crosses it twice. What GPUs reach together over shared links is not known.
+    """
+    pattern, flows = measurement.pattern, measurement.flows
+    atomics = pattern is Pattern.LOCAL and ENGINES[measurement.engine].atomics
+    if measurement.quantity is not Quantity.BANDWIDTH or atomics:
+        return None
+    if len(flows) > 1 and pattern not in _ONE_GPU and None in [flow.route.memory_rate for flow in flows]:
+        return None
+    if pattern in _ONE_GPU and not all(hop.direct for flow in flows for hop in flow.route.hops):
+        flows = flows[:1]
+    by_node = grouped((max(flow.source.numa_node or 0, flow.destination.numa_node or 0), flow) for flow in flows)
+    parts = [part for alike in by_node.values() if (part := _shared(alike, pattern)) is not None]
+    if len(parts) < len(by_node):
+        return None
+    return Ceiling(sum(part.gb_s for part in parts), parts[0].limit)
+
+
+def _shared(flows: Sequence[Flow], pattern: Pattern) -> Ceiling | None:
+    """Return the ceiling of flows that share the memory of one NUMA node or GPU."""
+    memory, hops = flows[0].route.memory_rate, [flow.route.slowest for flow in flows]
+    if pattern is Pattern.LOCAL:
+        crossings = sum(end.memory is not MemoryKind.REGISTERS for end in (flows[0].source, flows[0].destination))
+        return None if memory is None else Ceiling(memory.gb_s / max(1, crossings), memory)
+    if hops[0] is None or None in hops:
+        return None
+    links = sum(hop.nominal_gb_s or 0 for hop in hops if hop is not None)
+    return Ceiling(links, hops[0]) if memory is None or links <= memory.gb_s else Ceiling(memory.gb_s, memory)
 
 
 def against_link(measurement: Measurement, value: float, profile: Profile | None) -> Judgement:
-    """Judge a value by the link's nominal rate, as reported by the driver or, if it reports none, by the profile."""
+    """Judge a value by its :func:`ceiling`; if the driver reports no rate of the link, the profile's rate counts."""
     if (unbounded := _unbounded(measurement)) is not None:
         return no_reference(Yardstick.LINK, value, unbounded)
     route = measurement.flows[0].route
-    link = route.first_link
-    limit, source = route.at_most_gb_s, "nominal: the links and their rate as the driver reports them"
-    facts = next((facts for facts in (profile.links if profile else ()) if facts.link == link), None)
+    limit, source = ceiling(measurement), "nominal: the links and their rate as the driver reports them"
+    facts = next((facts for facts in (profile.links if profile else ()) if facts.link == route.first_link), None)
     if limit is None and facts is not None and profile is not None and len(route.hops) == 1:
-        limit, source = facts.gb_s, str(profile.sources[facts.source])
+        limit, source = Ceiling(facts.gb_s, route.hops[0]), str(profile.sources[facts.source])
     if limit is None:
         return no_reference(Yardstick.LINK, value, "the link's rate is not known")
-    part = value / limit
+    part = value / limit.gb_s
     grade = _LINK_BOUNDS.grade(part)
-    reason = f"{measurement.path}: {value:.4g} GB/s is {100 * part:.0f} % of its link's {limit:.4g} GB/s"
-    if part > MORE_THAN_IT_CARRIES:
+    reason = f"{measurement.path}: {value:.4g} GB/s is {100 * part:.0f} % of {limit.name}'s {limit.gb_s:.4g} GB/s"
+    if limit.limit.source is not None:
+        source = f"published: {limit.limit.source}"
+    elif part > MORE_THAN_IT_CARRIES:
         grade, reason = Grade.WARN, f"{reason}: not all bytes can have crossed the link"
-    return _judgement(Yardstick.LINK, grade, reason, value, limit, _LINK_BOUNDS.times(limit), source)
+    judgement = _judgement(Yardstick.LINK, grade, reason, value, limit.gb_s, _LINK_BOUNDS.times(limit.gb_s), source)
+    return replace(judgement, limit=limit.name)
 
 
 def _unbounded(measurement: Measurement) -> str | None:
@@ -325,7 +375,7 @@ def _unbounded(measurement: Measurement) -> str | None:
     flow = measurement.flows[0]
     if measurement.quantity is not Quantity.BANDWIDTH:
         return "a link's rate does not bound a latency"
-    if measurement.pattern not in _ONE_WAY:
+    if measurement.pattern not in _ONE_WAY and ceiling(measurement) is None:
         return "its flows do not share one link in one direction"
     if flow.through_gpu and flow.route.across_nodes:
         return "its bytes go through a GPU from link to link: what that reaches is not known"

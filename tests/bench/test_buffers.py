@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egmctl.bench.buffers import ROTATED_BELOW_BYTES, ROTATED_OVER_BYTES, Peak, peaks, span_bytes, window
+from egmctl.bench.buffers import ROTATED_BELOW_BYTES, ROTATED_OVER_BYTES, Peak, buffers_of, peaks, span_bytes, window
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import select_cases
+from egmctl.model.machine import Machine
 from egmctl.model.measurement import Settings
 from egmctl.units import MIB
-from tests.doctor.machines import shipped
+from tests.conftest import RunEgmctl
+from tests.doctor.machines import patched, shipped
+from tests.fake.plugin import MakeFakeNode
 
 SIZES = st.integers(1, 1 << 23).map(lambda vectors: 16 * vectors)
 
@@ -39,6 +43,47 @@ def test_small_sizes_come_to_the_same_bytes_only_after_many_others(size: int, pa
     assert windows * window(size, passes, sample).size_bytes > ROTATED_OVER_BYTES // 2
     few = [window(size, passes, sample + number).offset_bytes for number in range(min(windows, 100))]
     assert len(set(few)) == len(few)
+
+
+@given(size=SIZES, rotated_mib=st.integers(520, 2048), passes=st.integers(1, 128))
+def test_buffers_that_a_larger_cache_could_serve_are_as_large_as_their_task_says(
+    size: int, rotated_mib: int, passes: int
+) -> None:
+    rotated = rotated_mib * MIB
+    span = span_bytes(size, rotated)
+    assert rotated <= span < rotated + size if size < rotated else span == size
+    part = window(size, passes, 3, rotated)
+    assert part.offset_bytes + part.size_bytes <= span
+
+
+@pytest.mark.parametrize(
+    ("machine", "rotated_mib"),
+    [
+        (shipped("hgx-h200x4"), 0),
+        (shipped("dgx-h100"), 0),
+        (shipped("gh200x4"), 0),
+        (patched(shipped("hgx-b200"), "gpus[*].cuda", attributes={"L2_CACHE_SIZE": 132644864}), 1012),
+        (shipped("hgx-b200"), 1024),
+    ],
+)
+def test_what_an_l2_larger_than_hoppers_could_serve_rotates_over_eight_times_it(
+    machine: Machine, rotated_mib: int
+) -> None:
+    names = {
+        "device_local_copy": rotated_mib,
+        "device_local_read_sm": rotated_mib,
+        "device_to_device_memcpy_read_sm": rotated_mib,
+        "device_to_device_memcpy_read_ce": 0,
+        "device_to_device_memcpy_write_sm": 0,
+        "host_to_device_memcpy_sm": 0,
+    }
+    settings = Settings(size_bytes=512 * MIB, copies=2, samples=1, timeout_s=60)
+    plan = make_plan(machine, (machine.gpus or ())[:2], [0], select_cases(tuple(names), ()), settings)
+    assert {task.case: task.rotated_bytes // MIB for task in plan.tasks} == names
+    (local,) = (
+        task for task in plan.tasks if task.case == "device_local_copy" and task.flows[0].initiator_label == "GPU0"
+    )
+    assert {buffer.size_bytes for buffer in buffers_of([local])} == {max(512, 1024 * bool(rotated_mib)) * MIB}
 
 
 def plan_of(machine_name: str, *cases: str) -> Plan:
@@ -69,3 +114,13 @@ def test_host_memory_of_no_known_node_is_the_host_s() -> None:
     (flow,) = task.flows
     unknown = replace(task, flows=(replace(flow, source=replace(flow.source, numa_node=None)),))
     assert [peak.bytes for peak in peaks([[unknown]]) if peak.name == "host"] == [task.size_bytes]
+
+
+def test_copies_of_a_run_move_through_such_a_buffer_in_turn(fake_node: MakeFakeNode, egmctl: RunEgmctl) -> None:
+    node = fake_node("hgx-b200")
+    options = ("--case", "device_local_copy", "--gpus", "0", "--size", "64M", "--copies", "2", "--samples", "2")
+    done = egmctl("bench", *options, env=node.environment())
+    assert "1 measurement: 1 ok" in done.out
+    copies = [call.arguments for call in node.calls("cuMemcpyAsync") if call.arguments["size"] == str(64 * MIB)]
+    assert len({copy["to"] for copy in copies}) == 4, "two a sample, and the second sample moves on"
+    assert not node.leaks()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -16,6 +17,8 @@ from egmctl.model.measurement import LinkEvidence, LinkProof
 from egmctl.model.route import Carrier, Egm, Hop, LinkKind, MemoryKind, Route
 from egmctl.model.task import Endpoint, Engine, Flow, Pattern, Quantity, Task
 from tests.bench.routes import C2C, PCIE, PHB, SMP, nv, over, to_host
+from tests.conftest import RunEgmctl
+from tests.fake.plugin import MakeFakeNode
 
 A, B = "0000:1b:00.0", "0000:2c:00.0"
 SIZE = 512 << 20
@@ -172,6 +175,50 @@ class TestRoute:
 )
 def test_the_link_at_the_gpu_is_the_first_one_of_the_route(route: Route, expected: str | None) -> None:
     assert route.first_link == expected
+
+
+@pytest.mark.parametrize(
+    ("sent", "carried", "verdict", "fields"),
+    [
+        ({"nvlink": MOVED}, MOVED, LinkProof.PROVEN, "138/139"),
+        ({"nvlink-count": MOVED}, MOVED, LinkProof.PROVEN, "202/204"),
+        ({"nvlink-count": 4096}, 4096, LinkProof.REFUTED, "202/204"),
+        ({"nvlink": MOVED, "nvlink-count": MOVED * 9 // 8}, MOVED, LinkProof.PROVEN, "138/139"),
+        ({"nvlink": 0, "nvlink-count": MOVED}, None, LinkProof.UNKNOWN, None),
+        ({"nvlink": MOVED, "nvlink-count": 2 * MOVED}, None, LinkProof.UNKNOWN, None),
+        ({}, None, LinkProof.UNKNOWN, None),
+    ],
+)
+def test_of_two_kinds_of_nvlink_counters_either_tells_and_both_must_agree(
+    sent: dict[str, int], carried: int | None, verdict: LinkProof, fields: str | None
+) -> None:
+    found = evidence(task(P2P), 3, {A: Traffic(sent, {"nvlink": 0, "nvlink-count": 0})})
+    assert (found.carried_bytes, found.verdict, found.fields) == (carried, verdict, fields)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("answering", "names", "fields"),
+    [
+        ("older", {"nvlink"}, "138/139"),
+        ("newer", {"nvlink-count"}, "202/204"),
+        ("newer of links", {"nvlink-count"}, "202/204"),
+        ("both", {"nvlink", "nvlink-count"}, "138/139"),
+        ("both apart", {"nvlink", "nvlink-count"}, None),
+    ],
+)
+def test_a_run_reads_the_nvlink_counters_that_answer_of_all_links_or_of_each(
+    answering: str, names: set[str], fields: str | None, fake_node: MakeFakeNode, egmctl: RunEgmctl
+) -> None:
+    node = fake_node("gb200-tray")
+    options = ("--pair", "0:1", "--case", "device_to_device_memcpy_write_ce", "--size", "64M", "--copies", "2")
+    environment = node.environment() | {"EGMCTL_FAKE_COUNTERS": answering}
+    done = egmctl("bench", *options, "--samples", "2", "--json", env=environment)
+    (measurement,) = json.loads(done.out)["result"]["measurements"]
+    (sent,) = (gpu["sent_bytes"] for gpu in measurement["evidence"]["gpus"] if gpu["sent_bytes"])
+    assert set(sent) == names
+    assert measurement["evidence"]["route"]["fields"] == fields
+    assert measurement["evidence"]["route"]["verdict"] == ("proven" if fields else "unknown")
 
 
 class StubTelemetry(Telemetry):

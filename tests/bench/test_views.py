@@ -268,7 +268,7 @@ def test_how_many_routes_were_shown_is_one_sentence() -> None:
     verdicts = (LinkProof.PROVEN, LinkProof.PROVEN, LinkProof.BY_EXCLUSION, LinkProof.UNKNOWN)
     assert route_line(routed(*verdicts)) == (
         "Route confirmed by link counters: 2 of 4, 1 by exclusion: no other link "
-        "carried the bytes, 1 not confirmed: there are no counters."
+        "carried the bytes, 1 not confirmed: no counters, or ones that contradict each other."
     )
     assert route_line(report_of("ring_write_ce")) is None
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+import egmctl.topology.platform as platform_module
+from egmctl import toml
 from egmctl.model.gpu import Fabric, Gpu, Platform
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
-from egmctl.topology.platform import PlatformKind, platform
-from tests.doctor.machines import patched
+from egmctl.topology.platform import PlatformKind, cpu_memory, gpu_memory, platform
+from tests.doctor.machines import patched, shipped
 from tests.topology import builders
 from tests.topology.builders import CLUSTER, NO_CLUSTER, gpu, grace, grace_gpu, hgx, out_of_sight
 
@@ -75,3 +79,48 @@ def test_a_cluster_uuid_alone_makes_no_domain_of_boards_without_c2c() -> None:
 
 def hopper(index: int) -> Gpu:
     return gpu(index, fabric=Fabric(state="completed", status=0, cluster_uuid=CLUSTER, clique_id=7))
+
+
+@pytest.mark.parametrize(
+    ("model", "gib", "name", "rate"),
+    [
+        ("gh200", 478, None, 384),
+        ("gh200", 117, "NVIDIA GH200 120GB", 512),
+        ("gh200", 232, "NVIDIA GH200 144G HBM3e", 512),
+        ("gh200", None, "NVIDIA GH200 120GB", 512),
+        ("gh200", None, "NVIDIA GH200 144G HBM3e", None),
+        ("gh200", 300, None, None),
+        ("gh200", 117, "NVIDIA GB10", None),
+        ("dgx-station-gb300", 478, None, 396),
+        ("gb300-nvl72", 478, None, 384),
+        ("hgx-h200x4", 478, None, None),
+    ],
+)
+def test_the_rate_of_a_cpus_memory_is_that_of_its_module_and_capacity_or_unknown(
+    model: str, gib: int | None, name: str | None, rate: float | None
+) -> None:
+    size = None if gib is None else gib << 30
+    machine = patched(shipped(model), "host.numa_nodes[0]", memory_total_bytes=size)
+    if name is not None:
+        machine = patched(machine, "gpus[0].nvml", name=name)
+    known = cpu_memory(machine, 0)
+    assert (known and known.gb_s) == rate
+
+
+@pytest.mark.parametrize(
+    ("model", "rate"),
+    [("hgx-h200x4", 4800), ("dgx-h100", 3350), ("gh200", 4000), ("hgx-b200", 8000), ("gb200-tray", 8000)],
+)
+def test_the_rate_of_a_gpus_memory_is_that_of_its_product_or_unknown(model: str, rate: float) -> None:
+    gpu = (shipped(model).gpus or ())[0]
+    known = gpu_memory(gpu)
+    assert known is not None
+    assert known.gb_s == rate
+    assert gpu_memory(patched(gpu, "nvml", name="NVIDIA RTX 0000")) is None
+
+
+def test_every_published_rate_names_its_publication() -> None:
+    tables = toml.loads(Path(platform_module.__file__).with_name("published.toml").read_text(encoding="utf-8"))
+    entries = [entry for part in tables.values() for entry in part]
+    assert len(entries) > 10
+    assert all("https://" in entry["source"] and entry["gb_s"] > 0 for entry in entries)

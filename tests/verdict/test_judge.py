@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from egmctl.errors import ExitCode
 from egmctl.model.codec import from_json, to_json
+from egmctl.model.machine import Machine
 from egmctl.model.measurement import Evidence, GpuEvidence, RunReport, Status
 from egmctl.model.profile import Profile
 from egmctl.model.route import Route
@@ -19,7 +20,7 @@ from egmctl.model.verdict import Direction, Grade, Judgement, RunVerdict, Yardst
 from egmctl.units import MIB
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import load
-from tests.bench.routes import PCIE, SMP, nv, over, to_host
+from tests.bench.routes import C2C, PCIE, SMP, nv, over, to_host
 from tests.doctor.machines import patched, shipped
 from tests.verdict.runs import BOTH, D2H, H2D, H200, LATENCY, LOCAL, READ, RING, USUAL, WRITE, run, slow_at, with_status
 
@@ -109,13 +110,83 @@ def test_what_a_link_cannot_carry_and_what_is_a_small_part_of_it_is_told() -> No
     for gb_s, grade in ((500.0, Grade.WARN), (396.2, Grade.PASS), (200.0, Grade.WARN), (100.0, Grade.FAIL)):
         found = by(verdict_of(run(WRITE, value=lambda *_, gb_s=gb_s: gb_s), None), Yardstick.LINK)
         assert {j.grade for j in found} == {grade}
-    assert "88 % of its link's 450 GB/s" in by(verdict_of(run(WRITE)), Yardstick.LINK)[0].reason
+    assert "88 % of NV18's 450 GB/s" in by(verdict_of(run(WRITE)), Yardstick.LINK)[0].reason
+
+
+GH200, GB200 = shipped("gh200"), shipped("gb200-nvl72")
+PINNED, ONE_TO_ALL = "host_to_device_memcpy_ce", "one_to_all_write_ce"
+
+
+@pytest.mark.parametrize(
+    ("machine", "case", "gb_s", "grade", "words"),
+    [
+        (GH200, PINNED, 372.0, Grade.PASS, "97 % of LPDDR5X's 384 GB/s"),
+        (GH200, PINNED, 400.0, Grade.PASS, "104 % of LPDDR5X's 384 GB/s"),
+        (GH200, PINNED, 170.0, Grade.WARN, "44 % of LPDDR5X's 384 GB/s"),
+        (
+            patched(GH200, "host.numa_nodes[0]", memory_total_bytes=64 << 30),
+            *(PINNED, 372.0, Grade.PASS, "83 % of C2C's 447.1 GB/s"),
+        ),
+        (shipped("gh200x4"), PINNED, 419.9, Grade.PASS, "94 % of C2C's 447.1 GB/s"),
+        (shipped("gh200x4"), "host_to_device_bidirectional_memcpy_ce", 250.0, Grade.PASS, "98 % of LPDDR5X's 512 GB/s"),
+        (GB200, PINNED, 200.7, Grade.PASS, "90 % of C2C's 223.6 GB/s"),
+        (GB200, "host_to_all_memcpy_ce", 168.5, Grade.PASS, "88 % of LPDDR5X's 768 GB/s"),
+        (GB200, "host_to_all_bidirectional_memcpy_ce", 91.0, Grade.PASS, "95 % of LPDDR5X's 768 GB/s"),
+        (GB200, "host_one_node_to_all_memcpy_ce", 90.0, Grade.PASS, "94 % of LPDDR5X's 384 GB/s"),
+        (shipped("dgx-station-gb300"), PINNED, 380.0, Grade.PASS, "96 % of LPDDR5X's 396 GB/s"),
+        (shipped("gh200x4"), ONE_TO_ALL, 132.9, Grade.PASS, "89 % of NV6's 450 GB/s"),
+        (H200, ONE_TO_ALL, 132.9, Grade.PASS, "89 % of NV18's 450 GB/s"),
+    ],
+)
+def test_a_path_is_held_against_the_least_of_its_links_and_of_the_memory_that_all_its_flows_share(
+    machine: Machine, case: str, gb_s: float, grade: Grade, words: str
+) -> None:
+    nodes = sorted({gpu.host_numa_id or 0 for gpu in machine.gpus or ()})
+    judgement = by(verdict_of(run(case, machine=machine, nodes=nodes, value=lambda *_: gb_s), None), Yardstick.LINK)[0]
+    assert judgement.reason.endswith(words)
+    assert judgement.grade is grade
+    assert f" of {judgement.limit}'s " in words
+    assert ("published" in (judgement.source or "")) is ("LPDDR5X" in words)
+
+
+@pytest.mark.parametrize(
+    ("machine", "words"),
+    [(shipped("gb300-nvl72"), "89 % of SMP's 150 GB/s"), (GB200, "59 % of C2C's 223.6 GB/s")],
+)
+def test_the_link_between_two_cpus_limits_a_path_across_it_where_its_rate_is_published(
+    machine: Machine, words: str
+) -> None:
+    report = run(PINNED, machine=machine, nodes=[0, 1], value=lambda *_: 133.0)
+    reasons = {j.reason.split(": ")[0]: j.reason for j in by(verdict_of(report, None), Yardstick.LINK)}
+    assert reasons["NUMA1 -> GPU0"].endswith(words)
+    assert reasons["NUMA0 -> GPU0"].endswith("59 % of C2C's 223.6 GB/s")
+
+
+def test_more_than_is_published_is_no_alarm_as_only_what_the_driver_reports_is_a_bound() -> None:
+    report = run(PINNED, machine=shipped("gb300-nvl72"), nodes=[0, 1], value=lambda *_: 200.0)
+    across = [j for j in by(verdict_of(report, None), Yardstick.LINK) if j.limit == "SMP"]
+    assert {(j.grade, (j.source or "").split(":")[0]) for j in across} == {(Grade.PASS, "published")}
 
 
 def by_way_of(report: RunReport, route: Route) -> RunReport:
     """Return a run whose bytes went another way."""
     changed = (replace(m, flows=tuple(replace(flow, route=route) for flow in m.flows)) for m in report.measurements)
     return replace(report, measurements=tuple(changed))
+
+
+def test_a_gh200_of_120_gb_warns_before_it_has_lost_an_eighth() -> None:
+    board = load("gh200-120gb")
+    for gb_s, grade in ((419.9, Grade.PASS), (0.88 * 419.9, Grade.WARN)):
+        assert verdict_of(run(PINNED, machine=GH200, value=lambda *_, gb_s=gb_s: gb_s), board).grade is grade
+
+
+def test_memory_of_another_node_warns_below_half_of_the_c2c_that_makes_it_egm() -> None:
+    for gb_s, grade in ((211.8, Grade.PASS), (110.0, Grade.WARN)):
+        local = run(H2D, machine=GB200, gpus=1, value=lambda *_, gb_s=gb_s: gb_s)
+        route = replace(to_host(nv(18), C2C), across_nodes=True)
+        (m,) = by_way_of(local, route).measurements
+        report = replace(local, measurements=(replace(m, case="fabric_host_numa_read_ce"),))
+        assert {j.grade for j in by(verdict_of(report, load("gb200-nvl72")), Yardstick.PROFILE)} == {grade}
 
 
 def test_fewer_links_than_the_platform_has_are_held_against_all_of_them() -> None:

@@ -19,7 +19,7 @@ H200 = shipped("hgx-h200x4")
     [
         ("hgx-h200x4", "hgx-h200"),
         ("dgx-h100", "hgx-h100"),
-        ("gh200", "gh200"),
+        ("gh200", "gh200-480gb"),
         ("gb200-tray", "gb200-tray"),
         ("gb200-nvl72", "gb200-nvl72"),
     ],
@@ -28,6 +28,22 @@ def test_each_machine_is_of_one_profile_only(machine: str, profile: str) -> None
     seen = shipped(machine)
     assert [one.name for one in PROFILES if match_profile(seen, one).fits] == [profile]
     assert choose(seen, PROFILES)[0] is next(one for one in PROFILES if one.name == profile)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "device_id", "profile"),
+    [
+        ("gh200", "NVIDIA GH200 120GB", 0x2342, "gh200-120gb"),
+        ("gh200", "NVIDIA GH200 144G HBM3e", 0x2348, "gh200-144g"),
+        ("gh200x2", "NVIDIA GH200 480GB", 0x2342, "gh200x2"),
+    ],
+)
+def test_boards_of_one_kind_with_other_memory_are_of_another_profile(
+    model: str, name: str, device_id: int, profile: str
+) -> None:
+    machine = patched(shipped(model), "gpus[*]", pci=(shipped("gh200").gpus or ())[0].pci)
+    machine = patched(patched(machine, "gpus[*].pci", device_id=device_id), "gpus[*].nvml", name=name)
+    assert [one.name for one in PROFILES if match_profile(machine, one).fits] == [profile]
 
 
 @pytest.mark.parametrize("machine", ["hgx-h200x4", "dgx-h100", "gb200-tray"])

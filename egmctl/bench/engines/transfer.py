@@ -382,7 +382,7 @@ class TransferPart:
 
     def fill(self) -> None:
         """Fill the sources for the warm-up, and time the first write of new destinations."""
-        part = window(self.task.size_bytes, WARM_UP_PASSES, 0)
+        part = window(self.task.size_bytes, WARM_UP_PASSES, 0, self.task.rotated_bytes)
         for flow in self._flows:
             if flow.source is not None:
                 flow.source.fill(part)
@@ -391,7 +391,7 @@ class TransferPart:
 
     def pass_over(self) -> None:
         """Queue the passes of the warm-up, without a gate."""
-        part = window(self.task.size_bytes, WARM_UP_PASSES, 0)
+        part = window(self.task.size_bytes, WARM_UP_PASSES, 0, self.task.rotated_bytes)
         for mover in self.movers.values():
             for stream, operation in self._transfer.launch(mover, part, WARM_UP_PASSES):
                 stream.context.make_current()
@@ -474,7 +474,7 @@ class TransferPart:
         )
 
     def _window(self, number: int) -> Window:
-        return window(self.task.size_bytes, self.task.copies, number)
+        return window(self.task.size_bytes, self.task.copies, number, self.task.rotated_bytes)
 
 
 def _region(memory: Memory, part: Window, seed: int) -> Region:

@@ -26,8 +26,8 @@ from egmctl.model.route import (
 from egmctl.topology import links as rates
 from egmctl.topology.access import Block, Step, classify, without_nvml
 from egmctl.topology.links import active_nvlinks, gpu_link
-from egmctl.topology.platform import C2c, c2c, egm
-from egmctl.topology.routes import SMP, RouteKind, across, route
+from egmctl.topology.platform import C2c, c2c, cpu_memory, egm, gpu_memory
+from egmctl.topology.routes import RouteKind, across, route, smp
 
 _NEEDS_ATTRIBUTE = {
     MemoryKind.HOST_NUMA: "HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
@@ -88,14 +88,14 @@ def device_path(
         The one of the two GPUs that the bytes come from; needed only if copies may be staged.
     """
     if initiator is other:
-        return Path(route=Route(), rate_gb_s=_LOCAL_GB_S, disjoint=True)
+        return Path(route=Route(memory_rate=gpu_memory(other)), rate_gb_s=_LOCAL_GB_S, disjoint=True)
     missing = _peer_waiver(machine, initiator, other)
     if staging is Staging.ALWAYS or (staging is Staging.WITHOUT_ACCESS and missing is not None):
         destination = initiator if source is other else other
         return _staged_path(machine, source or initiator, destination, "" if missing is None else missing.reason)
     link = gpu_link(machine, initiator, other)
     if link.kind is LinkClass.NVLINK:
-        hop = rates.nvlink(initiator, link.nvlinks or 1)
+        hop = rates.nvlink(initiator, link.nvlinks or 1, direct=link.through == "direct")
     elif link.kind is LinkClass.UNKNOWN:
         hop = Hop(link=LinkKind.UNKNOWN, reason=link.reason)
     else:
@@ -158,7 +158,14 @@ def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind, *, allo
         if managed:
             state, reason = (Egm.NO, links.reason) if links.egm is False else (Egm.UNKNOWN, _BY_UVM)
     return Path(
-        route=Route(memory=memory, hops=hops, egm=state, egm_reason=reason * (state is not Egm.YES), degraded=degraded),
+        route=Route(
+            memory=memory,
+            hops=hops,
+            memory_rate=cpu_memory(machine, node),
+            egm=state,
+            egm_reason=reason * (state is not Egm.YES),
+            degraded=degraded,
+        ),
         waiver=waiver,
         # Only with C2C can it be unknown whether memory is EGM.
         rate_gb_s=_planned(hops, _USUAL_GB_S[LinkKind.C2C]),
@@ -207,9 +214,9 @@ def path_without_memory(memory: MemoryKind, label: str) -> Path:
     return Path(route=route, waiver=waiver, rate_gb_s=_UNKNOWN_GB_S)
 
 
-def coherent_path(gpu: Gpu, cpu_node: int) -> Path:
+def coherent_path(machine: Machine, gpu: Gpu, cpu_node: int) -> Path:
     """Return the path between the CPUs of a NUMA node and a GPU's memory that is also a NUMA node."""
-    hops = (rates.c2c(gpu),) if cpu_node == gpu.host_numa_id else (SMP, rates.c2c(gpu))
+    hops = (rates.c2c(gpu),) if cpu_node == gpu.host_numa_id else (smp(machine), rates.c2c(gpu))
     name = "PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES"
     reason = None
     if _attribute(gpu, name) == 0:
@@ -249,7 +256,14 @@ def path_across(initiator: Gpu, owner_machine: Machine, owner: Gpu, memory: Memo
     ability = egm(owner_machine, owner)
     hops = (nvlinks, rates.c2c(owner))
     return Path(
-        route=Route(memory=memory, hops=hops, across_nodes=True, egm=_EGM[ability.able], egm_reason=ability.cause),
+        route=Route(
+            memory=memory,
+            hops=hops,
+            memory_rate=cpu_memory(owner_machine, owner.host_numa_id),
+            across_nodes=True,
+            egm=_EGM[ability.able],
+            egm_reason=ability.cause,
+        ),
         waiver=refused,
         rate_gb_s=_planned(hops),
         disjoint=True,
@@ -278,7 +292,7 @@ def path_between(
     """
     nodes = [end for end in ends if not isinstance(end, Gpu)]
     if MemoryKind.GPU_NUMA in memory:
-        return coherent_path(next(end for end in ends if isinstance(end, Gpu)), nodes[0])
+        return coherent_path(machine, next(end for end in ends if isinstance(end, Gpu)), nodes[0])
     host = next((kind for kind in memory if kind in HOST_MEMORY), None)
     if host is None:
         other = next((end for end in ends if isinstance(end, Gpu) and end is not initiator), initiator)
@@ -289,7 +303,7 @@ def path_between(
         waivers = [_memory_waiver(gpu, kind) for gpu, kind in zip(ends, memory, strict=True) if isinstance(gpu, Gpu)]
         return replace(path, waiver=next((waiver for waiver in [path.waiver, *waivers] if waiver is not None), None))
     if initiator is None:
-        hops = () if nodes[0] == nodes[1] else (SMP,)
+        hops = () if nodes[0] == nodes[1] else (smp(machine),)
         return Path(route=Route(carrier=Carrier.CPU, memory=host, hops=hops), rate_gb_s=_CPU_GB_S)
     if len(nodes) > 1:
         return joined(*(host_path(machine, initiator, node, kind) for node, kind in zip(nodes, memory, strict=True)))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from egmctl.bench.case import ALL_SMS, Case, Footprint
+from egmctl.bench.case import ALL_SMS, Case, End, Footprint
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.plan.paths import Path
 from egmctl.model.finding import Waiver, WaiverKind
@@ -14,9 +14,9 @@ from egmctl.model.gpu import Gpu
 from egmctl.model.listing import PlannedTask
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Settings
-from egmctl.model.route import MemoryKind
+from egmctl.model.route import HOST_MEMORY, MemoryKind
 from egmctl.model.task import Engine, Flow, Pattern, Point, Quantity, Task
-from egmctl.units import GB, MIB
+from egmctl.units import GB, MIB, round_up
 
 AnyTask = TypeVar("AnyTask", bound=Task)
 
@@ -83,6 +83,7 @@ def planned_task(
         counted=ENGINES[case.engine].counted if bandwidth else "",
         size_bytes=size_bytes,
         copies=1,
+        rotated_bytes=_rotated_bytes(case, made.gpus) if bandwidth else 0,
         chase=chase,
         waivers=tuple(dict.fromkeys(waiver for waiver in waivers if waiver is not None)),
         planned_gb_s=rate,
@@ -166,6 +167,27 @@ def atomics_waiver(engine: Engine, machine: Machine, flow: Flow) -> Waiver | Non
 
 def _footprint(footprint: Footprint, gpu: Gpu | None) -> int:
     """Return the bytes that a chase visits in memory cached by a GPU, in whole MiB if the L2 cache size decides."""
-    l2 = gpu.cuda.attributes.get("L2_CACHE_SIZE") if gpu is not None and gpu.cuda is not None else None
-    times = footprint.l2_times * (l2 or _USUAL_L2_BYTES)
-    return max(footprint.least_bytes, -(-times // MIB) * MIB)
+    return max(footprint.least_bytes, round_up(footprint.l2_times * _l2_bytes(gpu), MIB))
+
+
+def _l2_bytes(gpu: Gpu | None) -> int:
+    return (gpu is not None and gpu.cuda is not None and gpu.cuda.attributes.get("L2_CACHE_SIZE")) or _USUAL_L2_BYTES
+
+
+_MEASURED_L2_BYTES = 64 * MIB
+"""The largest L2 cache for which the usual rotation was seen to suffice: H200 has 60 MiB (docs/hardware-notes.md)."""
+_ROTATED_L2_TIMES = 8
+"""The size of rotated buffers in sizes of a larger L2 cache. Chosen: it then holds an eighth at most."""
+
+
+def _rotated_bytes(case: Case, gpus: Sequence[Gpu]) -> int:
+    """Return the least size of buffers that an L2 cache could serve: a GPU's own, or a peer's that its kernel reads.
+
+    A kernel's GPU keeps in its own L2 cache what it reads of a peer. All other bytes cross a link each time.
+    """
+    reads_peer = case.initiator is End.DESTINATION and ENGINES[case.engine].needs_kernels
+    device_only = HOST_MEMORY.isdisjoint((case.source, case.destination))
+    l2 = max(map(_l2_bytes, gpus), default=0)
+    if not device_only or not (case.pattern is Pattern.LOCAL or reads_peer) or l2 <= _MEASURED_L2_BYTES:
+        return 0
+    return round_up(_ROTATED_L2_TIMES * l2, MIB)

@@ -56,6 +56,8 @@ def bench_csv(report: RunReport) -> str:
         *_columns(Stage, "stage_"),
         *(f"verdict_{yardstick}" for yardstick in Yardstick),
         "expected",
+        "ceiling",
+        "ceiling_limit",
     )
 
     def rows() -> Iterator[dict[str, object]]:
@@ -65,6 +67,8 @@ def bench_csv(report: RunReport) -> str:
                 whole[f"verdict_{judgement.yardstick}"] = judgement.grade
                 if judgement.yardstick is Yardstick.PROFILE:
                     whole["expected"] = judgement.expected
+                if judgement.yardstick is Yardstick.LINK:
+                    whole |= {"ceiling": judgement.expected, "ceiling_limit": judgement.limit}
             for index, flow in enumerate(measurement.flows):
                 row = whole | {"flow": index} | _cells(flow, "flow_")
                 if gpu := gpus.get(flow.initiator or ""):

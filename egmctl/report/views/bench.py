@@ -305,7 +305,8 @@ def _worst_paths(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
         words = f"{measurement.path}: {number(judgement.value)} {unit_of(measurement)}"
         if judgement.expected:
             share = 100 * judgement.value / judgement.expected
-            words += f", {share:.0f} % of {_AGAINST[judgement.yardstick]} {number(judgement.expected)}"
+            reference = f"{judgement.limit}'s" if judgement.limit else _AGAINST[judgement.yardstick]
+            words += f", {share:.0f} % of {reference} {number(judgement.expected)}"
         title = (f"{words} ", doc.Span(measurement.name, Tone.DIM))
         yield doc.Entry(judgement.grade.upper(), GRADE_TONES[judgement.grade], title, level=Level.SUMMARY)
     if more := len(slow[_BENCH_WORST:]):

@@ -155,7 +155,7 @@ def route_line(report: RunReport) -> str | None:
     meanings = {
         LinkProof.PROVEN: f"of {sum(counts.values())}",
         LinkProof.BY_EXCLUSION: "by exclusion: no other link carried the bytes",
-        LinkProof.UNKNOWN: "not confirmed: there are no counters",
+        LinkProof.UNKNOWN: "not confirmed: no counters, or ones that contradict each other",
         LinkProof.REFUTED: "refuted, see the warnings",
     }
     parts = [f"{counts[verdict]} {meaning}" for verdict, meaning in meanings.items() if counts[verdict]]

@@ -8,6 +8,7 @@ from statistics import median
 
 from egmctl.bench.suites import CASES, SUITES
 from egmctl.model.measurement import Measurement, RunReport, Status
+from egmctl.model.route import PublishedRate
 from egmctl.model.task import Point, Quantity, named
 from egmctl.model.verdict import (
     BAD_GRADES,
@@ -23,7 +24,7 @@ from egmctl.model.verdict import (
 from egmctl.report import document as doc
 from egmctl.report.document import Body, Level, Tone, Words
 from egmctl.units import grouped, shortened
-from egmctl.verdict.yardsticks import class_of
+from egmctl.verdict.yardsticks import ceiling, class_of
 
 GRADE_TONES = {Grade.FAIL: Tone.BAD, Grade.WARN: Tone.WARN}
 GRADE_MARKS = {Grade.FAIL: "!", Grade.WARN: "~"}
@@ -143,6 +144,8 @@ _SCREEN = 18
 """The number of path classes shown without ``-v``. With the answer and the notes they fill about 40 lines."""
 _WHOLE = 1000
 """The number from which no decimal is shown."""
+_BY_MEMORY = "#"
+"""The mark of a share of what memory carries, where that is less than what the links carry."""
 _HEADS = ("n", "median", "worst", "expect", "link")
 _NOTE = (
     "median and worst of n paths; expected by the profile; link: the median's share of its nominal rate; "
@@ -212,7 +215,11 @@ def _table(
         for entry in classes:
             if entry.link == link:
                 rows.append((f" {named(entry.case, entry.point)}", dict(zip(_HEADS, _cells(entry), strict=True))))
-    return doc.grid(caption, rows, notes=(_NOTE,), together=True, level=level)
+    limits = (ceiling(m) for entry in classes for m in entry.measurements if m.headline is not None)
+    rates = dict.fromkeys(limit.limit for limit in limits if limit is not None)
+    memories = [f"{rate.name} {rate.gb_s:g} GB/s" for rate in rates if isinstance(rate, PublishedRate)]
+    note = f"; {_BY_MEMORY} of the memory's, reads and writes together: {', '.join(memories)}" if memories else ""
+    return doc.grid(caption, rows, notes=(_NOTE + note,), together=True, level=level)
 
 
 def _cells(entry: _Class) -> tuple[str | doc.Cell, ...]:
@@ -220,18 +227,15 @@ def _cells(entry: _Class) -> tuple[str | doc.Cell, ...]:
     values = [m.headline.median for m in measurements if m.headline is not None]
     latency = entry.measurements[0].quantity is Quantity.LATENCY
     pick: Callable[[Iterable[float]], float] = max if latency else min
-    shares = [
-        value / rate
-        for m, value in zip(measurements, values, strict=True)
-        if not latency and len(m.flows) == 1 and (rate := m.flows[0].route.at_most_gb_s)
-    ]
+    limits = [(value, limit) for value, m in zip(values, measurements, strict=True) if (limit := ceiling(m))]
+    share = f"{100 * median(value / limit.gb_s for value, limit in limits):.0f} %" if limits else "-"
     worst = number(pick(values) if values else None)
     return (
         str(len(entry.measurements)),
         number(median(values) if values else None),
         doc.Cell(worst, GRADE_TONES.get(entry.grade, Tone.PLAIN), GRADE_MARKS.get(entry.grade, "")),
         number(entry.verdict.expected if entry.verdict is not None else None),
-        f"{100 * median(shares):.0f} %" if shares else "-",
+        doc.Cell(share, mark=_BY_MEMORY if any(isinstance(limit.limit, PublishedRate) for _, limit in limits) else ""),
     )
 
 

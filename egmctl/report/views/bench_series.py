@@ -9,12 +9,13 @@ from statistics import median
 
 from egmctl.bench.engine import ENGINES
 from egmctl.model.measurement import Measurement, RunReport, Status
-from egmctl.model.route import HOST_NAMES, Egm
+from egmctl.model.route import HOST_NAMES, Egm, PublishedRate
 from egmctl.model.task import UCX_ENGINES, Axis, Quantity
 from egmctl.report.document import EMPTY, Cell, Chart, Matrix, Point, Series, columns_of
 from egmctl.report.views.bench_classes import Frame
 from egmctl.report.views.bench_matrix import bandwidth_caption, latency_caption, routes
 from egmctl.units import MIB, format_size, grouped, shortened
+from egmctl.verdict.yardsticks import ceiling
 
 KNEE = 1.1
 """The ratio to the latency at :data:`KNEE_FROM_BYTES` above which a larger footprint is called a knee."""
@@ -250,11 +251,11 @@ def _values(measurements: Sequence[Measurement]) -> list[float]:
 
 
 def _limits(measurements: Sequence[Measurement]) -> Iterator[tuple[str, float]]:
-    """Yield the maximum bandwidth of the links of single flows; the sum of several flows may exceed it."""
+    """Yield the ceilings of single flows; the sum of several flows may exceed a link's."""
     for m in measurements:
-        limit = m.flows[0].route.at_most_gb_s
-        if m.quantity is Quantity.BANDWIDTH and len(m.flows) == 1 and limit is not None:
-            yield f"{m.flows[0].route.symbol} {limit:.0f} GB/s", limit
+        if len(m.flows) == 1 and (limit := ceiling(m)) is not None:
+            name = limit.name if isinstance(limit.limit, PublishedRate) else m.flows[0].route.symbol
+            yield f"{name} {limit.gb_s:.0f} GB/s", limit.gb_s
 
 
 def _unit(measurement: Measurement) -> str:
