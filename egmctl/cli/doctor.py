@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from egmctl.api.options import DoctorOptions, option
+from egmctl.api.options import PREVIEW, DoctorOptions, option
 from egmctl.cli.fabric import MpiOptions, answers_alone, job
 from egmctl.cli.options import ExitStyle, ExitStyleOption, MachineOption, read_machine, refuse_together, takes_options
 from egmctl.cli.output import OutputOptions, Outputs, say
@@ -42,8 +42,10 @@ class WayOptions:
         min=0,
         show_default=False,
     )
-    list_checks: bool = option("List the checks and their purposes, then exit.", None, "--list", default=False)
-    explain: str | None = option("Explain a check: why it matters, how it is read, how to fix it.", "ID")
+    list_checks: bool = option(
+        "List the checks and their purposes, then exit.", None, "--list", default=False, under=PREVIEW
+    )
+    explain: str | None = option("Explain a check: why it matters, how it is read, how to fix it.", "ID", under=PREVIEW)
     brief: bool = option("Only one line per problem, and the counts.", default=False)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from egmctl.api.options import BenchOptions, option
+from egmctl.api.options import MPI, BenchOptions, option
 from egmctl.cli import output
 from egmctl.cli.options import read_machine
 from egmctl.cli.output import OutputOptions, Outputs
@@ -45,7 +45,7 @@ class MpiOptions:
     """The option that decides whether the command joins an MPI job."""
 
     mpi: Mpi = option(
-        "auto: join the MPI job if mpirun or srun started this process; off: run alone.", default=Mpi.AUTO
+        "auto: join the MPI job if mpirun or srun started this process; off: run alone.", default=Mpi.AUTO, under=MPI
     )
 
     def launched(self) -> Launched | None:
@@ -138,10 +138,10 @@ class JobOptions(MpiOptions):
     """The options of a measurement between the GPUs of many nodes."""
 
     sample: int | None = option(
-        "With --suite fabric: measure each GPU with K random others instead of all.", "K", min=1
+        "With --suite fabric: measure each GPU with K random others instead of all.", "K", min=1, under=MPI
     )
     ranks: int | None = option(
-        "With --dry-run --suite fabric: the cost for N GPUs on nodes like this one.", "N", min=2, max=100_000
+        "With --dry-run --suite fabric: the cost for N GPUs on nodes like this one.", "N", min=2, max=100_000, under=MPI
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from egmctl.api.options import option
+from egmctl.api.options import JOURNAL, option
 from egmctl.cli.options import NO_LEVELS, takes_options
 from egmctl.cli.output import OutputOptions, Outputs, say
 from egmctl.errors import ExitCode, UsageError
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 class JournalOptions:
     """Whether and where the journal of a run is kept."""
 
-    journal: Path | None = option("Where to keep the run's journal. Default: ~/.local/state/egmctl/journal.", "DIR")
-    no_journal: bool = option("Keep no journal; a killed run then loses its results.", default=False)
+    journal: Path | None = option(
+        "Where to keep the run's journal. Default: ~/.local/state/egmctl/journal.", "DIR", under=JOURNAL
+    )
+    no_journal: bool = option("Keep no journal; a killed run then loses its results.", default=False, under=JOURNAL)
 
 
 def open_journal(options: JournalOptions, outputs: Outputs, machine: Machine | None = None) -> Journal:

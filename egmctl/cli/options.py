@@ -9,7 +9,9 @@ from dataclasses import Field, fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
+from egmctl.api.options import OUTPUT, PREVIEW
 from egmctl.cli.output import OutputOptions, say
 from egmctl.compat import StrEnum
 from egmctl.errors import EgmctlError, ExitCode, UsageError
@@ -24,6 +26,7 @@ MachineOption = Annotated[
         "--machine",
         metavar="FILE|NAME",
         help="A recorded or shipped machine instead of this node; 'list' names the shipped ones.",
+        rich_help_panel=PREVIEW,
     ),
 ]
 
@@ -37,9 +40,31 @@ class ExitStyle(StrEnum):
 
 ExitStyleOption = Annotated[
     ExitStyle,
-    typer.Option("--exit-style", help="Exit codes of egmctl, or 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN of Nagios."),
+    typer.Option(
+        "--exit-style",
+        help="Exit codes of egmctl, or 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN of Nagios.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 Ended = TypeVar("Ended")
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose ``--help`` shows the options without a heading first, the others below their headings.
+
+    typer shows headings only in rich's markup mode, which would slow down start-up.
+    """
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write a section for each heading, in the order in which the options are declared."""
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for parameter in self.get_params(ctx):
+            usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            if record := parameter.get_help_record(ctx):
+                sections.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
+        for heading in sorted(sections, key=lambda heading: heading != "Arguments"):
+            with formatter.section(heading):
+                formatter.write_dl(sections[heading])
 
 
 def takes_options(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from egmctl.api.options import option
+from egmctl.api.options import OUTPUT, option
 from egmctl.compat import StrEnum
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.files import make_folder, next_free, open_parent, settle, state_folder, status_in, write_whole
@@ -37,8 +37,8 @@ class OutputOptions:
     """The destinations, format and detail of a result, and the amount of messages."""
 
     json: bool = option("Write one JSON document, also on failure.", default=False)
-    csv: bool = option("Write CSV, one fact per row.", default=False)
-    format: str | None = option("Output format: {formats}{note}.", "FORMAT")
+    csv: bool = option("Write CSV, one fact per row.", default=False, under=OUTPUT)
+    format: str | None = option("Output format: {formats}{note}.", "FORMAT", under=OUTPUT)
     output: Sequence[Path] = option(
         "Write to FILE, the format by its suffix: {suffixes}{note}. Can be given several times; - is standard output.",
         "FILE",
@@ -46,11 +46,13 @@ class OutputOptions:
         "-o",
         default=(),
     )
-    force: bool = option("Overwrite a file that exists.", default=False)
+    force: bool = option("Overwrite a file that exists.", default=False, under=OUTPUT)
     verbose: int = option("Show more detail.", None, "--verbose", "-v", default=0, count=True, show_default=False)
-    quiet: bool = option("No progress and no notes on standard error.", None, "--quiet", "-q", default=False)
+    quiet: bool = option(
+        "No progress and no notes on standard error.", None, "--quiet", "-q", default=False, under=OUTPUT
+    )
     color: Color = option(
-        "When to use colour; auto follows NO_COLOR, FORCE_COLOR and the terminal.", default=Color.AUTO
+        "When to use colour; auto follows NO_COLOR, FORCE_COLOR and the terminal.", default=Color.AUTO, under=OUTPUT
     )
 
     def chosen(self, formats: Sequence[Format], *, brief: bool = False) -> Outputs:
