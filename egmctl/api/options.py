@@ -5,9 +5,9 @@ The dataclasses have no ``__eq__`` and no ``__repr__``, because generating these
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from egmctl.errors import UsageError
 from egmctl.units import printable
@@ -16,15 +16,12 @@ if TYPE_CHECKING:
     from egmctl.model.task import Axis
 
 Group = TypeVar("Group")
+Headings = Mapping[str, str]
+"""The names of fields below each heading of ``--help``, ``HEADINGS`` of a group; the other fields come before these."""
+OUTPUT, PREVIEW = "Output", "Preview and replay"
 
-MEASURING, CHECKING, PREVIEW, VERDICT = "Measuring", "Checking", "Preview and replay", "Verdict"
-MPI, JOURNAL, OUTPUT, LAUNCHING = "MPI jobs", "Journal", "Output", "Launching"
-"""The headings in ``--help`` below the options that people use first, which have no heading of their own."""
 
-
-def option(
-    help: str, metavar: str | None = None, *names: str, default: Any = None, under: str | None = None, **more: Any
-) -> Any:
+def option(help: str, metavar: str | None = None, *names: str, default: Any = None, **more: Any) -> Any:
     """Return a dataclass field that is a command-line option.
 
     Parameters
@@ -35,13 +32,10 @@ def option(
         The spellings; by default ``--`` and the name of the field.
     default
         The value without the option; ``()`` makes an option that can be given several times.
-    under
-        The heading in ``--help``; ``None`` for an option that people use first.
     more
         Further arguments of ``typer.Option``.
     """
-    shown = {"help": help, "metavar": metavar, "names": names, "rich_help_panel": under}
-    return field(default=default, metadata={**shown, **more})
+    return field(default=default, metadata={"help": help, "metavar": metavar, "names": names, **more})
 
 
 def documented(group: type[Group]) -> type[Group]:
@@ -63,14 +57,15 @@ class TopoOptions:
 class BenchOptions:
     """The measurements of a bench, and their settings."""
 
+    HEADINGS: ClassVar[Headings] = {
+        "Measuring": "numa size samples copies duration serial no_gate allow_busy memory timeout"
+    }
     gpus: str | None = option(
         "GPUs: all (the default), 0-3,5, 0-7/2, a UUID (or its start), a PCI bus id. A named GPU that cannot be "
         "measured is a failure.",
         "LIST",
     )
-    numa: str = option(
-        "CPU NUMA nodes: all, local (to the chosen GPUs), 1, 0-1.", "LIST", default="all", under=MEASURING
-    )
+    numa: str = option("CPU NUMA nodes: all, local (to the chosen GPUs), 1, 0-1.", "LIST", default="all")
     suites: Sequence[str] = option("Suites of cases; --list names them.", "NAME[,..]", "--suite", default=())
     cases: Sequence[str] = option(
         "Only cases whose names match; can be given several times.", "GLOB", "--case", default=()
@@ -78,30 +73,20 @@ class BenchOptions:
     pair: str | None = option("Only these paths, from A to B: GPUs (0, GPU0) and NUMA nodes (NUMA0).", "A:B[,..]")
     quick: bool = option("A quick look at every link: --suite quick.", default=False)
     full: bool = option("Every case: --suite full.", default=False)
-    size: str | None = option(
-        "Bytes of each buffer: 512M (the default), 64MiB (2^20), 64MB (10^6).", "SIZE", under=MEASURING
-    )
+    size: str | None = option("Bytes of each buffer: 512M (the default), 64MiB (2^20), 64MB (10^6).", "SIZE")
     sweep: str | None = option(
         "Measure a series: by size of the buffers (4 KiB to --size, by default the largest that fits, up to 8 GiB), "
         "number of SMs, footprint of a latency, load beside it, or streams.",
         "size|sms|footprint|load|streams",
     )
-    samples: int | None = option("Samples of each path: 3 or 5, by the suite.", "N", under=MEASURING)
-    copies: int | None = option(
-        "Copies of the buffer in one sample; by default as many as take 20 ms.", "N", under=MEASURING
-    )
-    duration: float | None = option("Soak test: repeat all measurements for this long.", "SECONDS", under=MEASURING)
-    serial: bool = option(
-        "Measure one pair at a time, even if pairs share no GPU or link.", default=False, under=MEASURING
-    )
-    no_gate: bool = option("Do not queue work behind a gate kernel: for profilers.", default=False, under=MEASURING)
-    allow_busy: bool = option(
-        "Measure GPUs that other processes use, and mark the results.", default=False, under=MEASURING
-    )
-    memory: int = option(
-        "Share of the free memory that buffers may take, 1 to 95.", "PERCENT", default=50, under=MEASURING
-    )
-    timeout: float = option("Give up a step after this long and continue.", "SECONDS", default=60.0, under=MEASURING)
+    samples: int | None = option("Samples of each path: 3 or 5, by the suite.", "N")
+    copies: int | None = option("Copies of the buffer in one sample; by default as many as take 20 ms.", "N")
+    duration: float | None = option("Soak test: repeat all measurements for this long.", "SECONDS")
+    serial: bool = option("Measure one pair at a time, even if pairs share no GPU or link.", default=False)
+    no_gate: bool = option("Do not queue work behind a gate kernel: for profilers.", default=False)
+    allow_busy: bool = option("Measure GPUs that other processes use, and mark the results.", default=False)
+    memory: int = option("Share of the free memory that buffers may take, 1 to 95.", "PERCENT", default=50)
+    timeout: float = option("Give up a step after this long and continue.", "SECONDS", default=60.0)
 
     @property
     def suite_names(self) -> tuple[str, ...]:
@@ -154,20 +139,14 @@ class NodeOptions:
 class DoctorOptions(NodeOptions):
     """The checks of doctor, and the hardware that it expects."""
 
+    HEADINGS: ClassVar[Headings] = {"Checking": "skip expect since strict"}
     purposes: str | None = option("Only checks for these purposes: egm, p2p, ipc, fabric, rdma, perf.", "LIST", "--for")
     check: Sequence[str] = option("Only this check or glob (numa.*); can be given several times.", "ID", default=())
-    skip: Sequence[str] = option(
-        "Skip this check or glob; can be given several times.", "ID", default=(), under=CHECKING
-    )
+    skip: Sequence[str] = option("Skip this check or glob; can be given several times.", "ID", default=())
     expect: str | None = option(
-        "What must be here: counts (gpus=8,nics=4,numa=2), or a recorded or shipped machine.",
-        "gpus=N|FILE",
-        under=CHECKING,
+        "What must be here: counts (gpus=8,nics=4,numa=2), or a recorded or shipped machine.", "gpus=N|FILE"
     )
     since: str | None = option(
-        "Kernel messages of this long only: 30m, 2h, 1d. Default: since boot.",
-        "AGE",
-        show_default=False,
-        under=CHECKING,
+        "Kernel messages of this long only: 30m, 2h, 1d. Default: since boot.", "AGE", show_default=False
     )
-    strict: bool = option("Treat warnings and notes as failures (exit code 1).", default=False, under=CHECKING)
+    strict: bool = option("Treat warnings and notes as failures (exit code 1).", default=False)

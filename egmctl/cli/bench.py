@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
-from egmctl.api.options import PREVIEW, VERDICT, BenchOptions, option
+from egmctl.api.options import PREVIEW, BenchOptions, Headings, option
 from egmctl.cli.fabric import FABRIC, JobOptions, fabric_plan, is_fabric, measured_together
 from egmctl.cli.journal import JournalOptions, end_journal, open_journal
 from egmctl.cli.options import MachineOption, read_machine, refuse_together, takes_options
@@ -28,17 +28,14 @@ if TYPE_CHECKING:
 class RunOptions(JournalOptions, JobOptions):
     """The options of ``egmctl bench`` that apply to the whole run: MPI job, journal, verdict and preview."""
 
+    HEADINGS: ClassVar[Headings] = {"Verdict": "profile no_verdict strict", PREVIEW: "list_cases dry_run"}
     profile: str | None = option(
-        "Judge by this profile instead of the matching one; 'egmctl profile list' names them.",
-        "FILE|NAME",
-        under=VERDICT,
+        "Judge by this profile instead of the matching one; 'egmctl profile list' names them.", "FILE|NAME"
     )
-    no_verdict: bool = option("Measure without a verdict.", default=False, under=VERDICT)
-    strict: bool = option("Treat warnings as failures (exit code 1).", default=False, under=VERDICT)
-    list_cases: bool = option(
-        "Show the cases and whether each can run here, then exit.", None, "--list", default=False, under=PREVIEW
-    )
-    dry_run: bool = option("Show steps, bytes, memory and time, then exit.", default=False, under=PREVIEW)
+    no_verdict: bool = option("Measure without a verdict.", default=False)
+    strict: bool = option("Treat warnings as failures (exit code 1).", default=False)
+    list_cases: bool = option("Show the cases and whether each can run here, then exit.", None, "--list", default=False)
+    dry_run: bool = option("Show steps, bytes, memory and time, then exit.", default=False)
 
     def profiles(self) -> Profiles | None:
         """Return the profiles, or ``None`` for no verdict. Call it before measuring: a profile may be invalid."""

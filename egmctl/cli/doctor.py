@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from egmctl.api.options import PREVIEW, DoctorOptions, option
+from egmctl.api.options import PREVIEW, DoctorOptions, Headings, option
 from egmctl.cli.fabric import MpiOptions, answers_alone, job
 from egmctl.cli.options import ExitStyle, ExitStyleOption, MachineOption, read_machine, refuse_together, takes_options
 from egmctl.cli.output import OutputOptions, Outputs, say
@@ -30,6 +30,7 @@ OTHER_NODES = "peers.nodes"
 class WayOptions:
     """The mode of the doctor: active tests, the view of another process, lists of checks, brief output."""
 
+    HEADINGS: ClassVar[Headings] = {PREVIEW: "list_checks explain"}
     active: bool = option(
         "Also run tests: HOST_NUMA memory, copies between GPUs, memory shared by two processes. Loads CUDA; "
         "takes seconds and a little GPU memory.",
@@ -42,10 +43,8 @@ class WayOptions:
         min=0,
         show_default=False,
     )
-    list_checks: bool = option(
-        "List the checks and their purposes, then exit.", None, "--list", default=False, under=PREVIEW
-    )
-    explain: str | None = option("Explain a check: why it matters, how it is read, how to fix it.", "ID", under=PREVIEW)
+    list_checks: bool = option("List the checks and their purposes, then exit.", None, "--list", default=False)
+    explain: str | None = option("Explain a check: why it matters, how it is read, how to fix it.", "ID")
     brief: bool = option("Only one line per problem, and the counts.", default=False)
 
 

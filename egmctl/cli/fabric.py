@@ -8,11 +8,11 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
-from egmctl.api.options import MPI, BenchOptions, option
+from egmctl.api.options import BenchOptions, Headings, option
 from egmctl.cli import output
 from egmctl.cli.options import read_machine
 from egmctl.cli.output import OutputOptions, Outputs
@@ -44,8 +44,9 @@ class Mpi(StrEnum):
 class MpiOptions:
     """The option that decides whether the command joins an MPI job."""
 
+    HEADINGS: ClassVar[Headings] = {"MPI jobs": "mpi sample ranks"}
     mpi: Mpi = option(
-        "auto: join the MPI job if mpirun or srun started this process; off: run alone.", default=Mpi.AUTO, under=MPI
+        "auto: join the MPI job if mpirun or srun started this process; off: run alone.", default=Mpi.AUTO
     )
 
     def launched(self) -> Launched | None:
@@ -138,10 +139,10 @@ class JobOptions(MpiOptions):
     """The options of a measurement between the GPUs of many nodes."""
 
     sample: int | None = option(
-        "With --suite fabric: measure each GPU with K random others instead of all.", "K", min=1, under=MPI
+        "With --suite fabric: measure each GPU with K random others instead of all.", "K", min=1
     )
     ranks: int | None = option(
-        "With --dry-run --suite fabric: the cost for N GPUs on nodes like this one.", "N", min=2, max=100_000, under=MPI
+        "With --dry-run --suite fabric: the cost for N GPUs on nodes like this one.", "N", min=2, max=100_000
     )
 
 

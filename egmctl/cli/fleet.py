@@ -7,12 +7,12 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
 
 import typer
 
 from egmctl import __version__
-from egmctl.api.options import LAUNCHING, option
+from egmctl.api.options import Headings, option
 from egmctl.cli.options import refuse_together, takes_options
 from egmctl.cli.output import OutputOptions, check_output, emit, say
 from egmctl.cli.progress import show_progress
@@ -42,6 +42,7 @@ RemoteArgument = Annotated[
 class FleetOptions:
     """The nodes, how the command is started on them, and the folder of the results."""
 
+    HEADINGS: ClassVar[Headings] = {"Launching": "launcher_options fanout connect_timeout remote_command any_version"}
     nodes: Sequence[str] = option(
         "Nodes in ClusterShell syntax: node[01-72], @gpu; can be given several times.",
         "NODESET",
@@ -54,23 +55,18 @@ class FleetOptions:
     )
     launcher: str = option("How to start the command on a node.", "ssh|srun", default="ssh")
     launcher_options: str = option(
-        "More options for ssh or srun: '-l root -i KEY', '--partition=gpu --gpus-per-node=4'.",
-        "TEXT",
-        default="",
-        under=LAUNCHING,
+        "More options for ssh or srun: '-l root -i KEY', '--partition=gpu --gpus-per-node=4'.", "TEXT", default=""
     )
-    fanout: int = option("Nodes in parallel.", "N", default=64, min=1, max=200, under=LAUNCHING)
-    connect_timeout: int = option(
-        "Time limit to reach a node.", "SECONDS", default=10, min=1, max=3600, under=LAUNCHING
-    )
+    fanout: int = option("Nodes in parallel.", "N", default=64, min=1, max=200)
+    connect_timeout: int = option("Time limit to reach a node.", "SECONDS", default=10, min=1, max=3600)
     timeout: int | None = option(
         "Time limit of the command on a node, which is stopped then. Default: 120; bench 3600, bringup 900.",
         "SECONDS",
         min=1,
         max=30 * 86400,
     )
-    remote_command: str | None = option("Path of egmctl on the nodes. Default: found in PATH.", "PATH", under=LAUNCHING)
-    any_version: bool = option("Accept nodes with another version of egmctl.", default=False, under=LAUNCHING)
+    remote_command: str | None = option("Path of egmctl on the nodes. Default: found in PATH.", "PATH")
+    any_version: bool = option("Accept nodes with another version of egmctl.", default=False)
     folder: Path | None = option(
         "New folder for the results. Default: named by command and time.", "DIR", "--output", "-o"
     )

@@ -6,11 +6,11 @@ import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from egmctl.api.options import JOURNAL, option
+from egmctl.api.options import Headings, option
 from egmctl.cli.options import NO_LEVELS, takes_options
 from egmctl.cli.output import OutputOptions, Outputs, say
 from egmctl.errors import ExitCode, UsageError
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 class JournalOptions:
     """Whether and where the journal of a run is kept."""
 
-    journal: Path | None = option(
-        "Where to keep the run's journal. Default: ~/.local/state/egmctl/journal.", "DIR", under=JOURNAL
-    )
-    no_journal: bool = option("Keep no journal; a killed run then loses its results.", default=False, under=JOURNAL)
+    HEADINGS: ClassVar[Headings] = {"Journal": "journal no_journal"}
+    journal: Path | None = option("Where to keep the run's journal. Default: ~/.local/state/egmctl/journal.", "DIR")
+    no_journal: bool = option("Keep no journal; a killed run then loses its results.", default=False)
 
 
 def open_journal(options: JournalOptions, outputs: Outputs, machine: Machine | None = None) -> Journal:

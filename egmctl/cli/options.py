@@ -90,7 +90,9 @@ def takes_options(
         for parameter in inspect.signature(command).parameters.values():
             if parameter.name in groups:
                 types = _types(groups[parameter.name])
-                flat += [_parameter(each, types[each.name], formats, note) for each in members[parameter.name]]
+                headings = _headings(groups[parameter.name])
+                for each in members[parameter.name]:
+                    flat.append(_parameter(each, types[each.name], headings.get(each.name), formats, note))
             else:
                 flat.append(parameter.replace(annotation=hints[parameter.name], kind=parameter.KEYWORD_ONLY))
 
@@ -124,7 +126,15 @@ def _types(group: type[Any]) -> Mapping[str, Any]:
     return get_type_hints(group)
 
 
-def _parameter(each: Field[Any], hint: Any, formats: Sequence[Format], note: str) -> inspect.Parameter:
+def _headings(group: type[Any]) -> Mapping[str, str]:
+    """Return the heading in ``--help`` of each field that has one, of the group's base classes too."""
+    named = (item for base in group.__mro__ for item in vars(base).get("HEADINGS", {}).items())
+    return {name: heading for heading, names in named for name in names.split()}
+
+
+def _parameter(
+    each: Field[Any], hint: Any, heading: str | None, formats: Sequence[Format], note: str
+) -> inspect.Parameter:
     """Return a field as a parameter for the parser; an option that can be repeated becomes a list or ``None``."""
     default = each.default
     if default == ():
@@ -133,11 +143,11 @@ def _parameter(each: Field[Any], hint: Any, formats: Sequence[Format], note: str
         each.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=default,
-        annotation=Annotated[hint, _option(each, formats, note)],
+        annotation=Annotated[hint, _option(each, formats, note, heading)],
     )
 
 
-def _option(each: Field[Any], formats: Sequence[Format], note: str) -> Any:
+def _option(each: Field[Any], formats: Sequence[Format], note: str, heading: str | None = None) -> Any:
     more = dict(each.metadata)
     names = more.pop("names") or (f"--{each.name.replace('_', '-')}",)
     suffixes = [
@@ -146,7 +156,7 @@ def _option(each: Field[Any], formats: Sequence[Format], note: str) -> Any:
     more["help"] = more["help"].format(formats=", ".join(formats), suffixes=", ".join(suffixes), note=note)
     if each.name == "format":
         more["autocompletion"] = lambda incomplete: [word.value for word in formats if word.startswith(incomplete)]
-    return typer.Option(*names, **more)
+    return typer.Option(*names, rich_help_panel=heading, **more)
 
 
 ForceOption = Annotated[bool, _option(OutputOptions.__dataclass_fields__["force"], (), "")]

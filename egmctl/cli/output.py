@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, ClassVar, TextIO
 
-from egmctl.api.options import OUTPUT, option
+from egmctl.api.options import OUTPUT, Headings, option
 from egmctl.compat import StrEnum
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.files import make_folder, next_free, open_parent, settle, state_folder, status_in, write_whole
@@ -36,9 +36,10 @@ class Color(StrEnum):
 class OutputOptions:
     """The destinations, format and detail of a result, and the amount of messages."""
 
+    HEADINGS: ClassVar[Headings] = {OUTPUT: "csv format force quiet color"}
     json: bool = option("Write one JSON document, also on failure.", default=False)
-    csv: bool = option("Write CSV, one fact per row.", default=False, under=OUTPUT)
-    format: str | None = option("Output format: {formats}{note}.", "FORMAT", under=OUTPUT)
+    csv: bool = option("Write CSV, one fact per row.", default=False)
+    format: str | None = option("Output format: {formats}{note}.", "FORMAT")
     output: Sequence[Path] = option(
         "Write to FILE, the format by its suffix: {suffixes}{note}. Can be given several times; - is standard output.",
         "FILE",
@@ -46,13 +47,11 @@ class OutputOptions:
         "-o",
         default=(),
     )
-    force: bool = option("Overwrite a file that exists.", default=False, under=OUTPUT)
+    force: bool = option("Overwrite a file that exists.", default=False)
     verbose: int = option("Show more detail.", None, "--verbose", "-v", default=0, count=True, show_default=False)
-    quiet: bool = option(
-        "No progress and no notes on standard error.", None, "--quiet", "-q", default=False, under=OUTPUT
-    )
+    quiet: bool = option("No progress and no notes on standard error.", None, "--quiet", "-q", default=False)
     color: Color = option(
-        "When to use colour; auto follows NO_COLOR, FORCE_COLOR and the terminal.", default=Color.AUTO, under=OUTPUT
+        "When to use colour; auto follows NO_COLOR, FORCE_COLOR and the terminal.", default=Color.AUTO
     )
 
     def chosen(self, formats: Sequence[Format], *, brief: bool = False) -> Outputs:
@@ -191,6 +190,7 @@ def emit(content: Text | str, file: Path | None = None, *, force: bool = False, 
     check_output(None)
     text = _render(content, colored=colored(sys.stdout, color))
     if isinstance(sys.stdout, io.TextIOWrapper):
+        text = _encodable(text, sys.stdout.encoding)
         # A character that the locale cannot encode must not lose the result.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -204,6 +204,18 @@ def emit(content: Text | str, file: Path | None = None, *, force: bool = False, 
     except OSError as error:
         discard_stdout()
         raise EgmctlError(f"cannot write the result to standard output: {error.strerror}") from error
+
+
+_IN_ASCII = str.maketrans("╭╮╰╯╔╗╚╝├┤┬┴╥╩─═│║▕╳█▉▊▋▌▍▎▏·", "++++++++++++++-=|H|X########.")  # noqa: RUF001
+
+
+def _encodable(text: str, encoding: str) -> str:
+    """Return text with its lines and bars in ASCII if the terminal's encoding lacks one of its characters."""
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.translate(_IN_ASCII)
+    return text
 
 
 def _rescued(text: str, file: Path) -> str:

@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import fields
 
 import pytest
 
+from egmctl.api.options import BenchOptions, DoctorOptions
+from egmctl.cli.bench import RunOptions
+from egmctl.cli.doctor import WayOptions
+from egmctl.cli.fleet import FleetOptions
+from egmctl.cli.output import OutputOptions
 from tests.in_process import run
 
 NO_FORMAT = "the suffix '{}' names no format"
@@ -78,6 +84,13 @@ def test_help_shows_at_most_ten_options_and_help_before_the_headings(command: st
     first, *headed = re.split(r"\n\n(?=[A-Z][A-Za-z ]+:\n)", run(command, "--help").out.partition("\nOptions:\n")[2])
     assert len(re.findall(r"^  -", first, re.M)) <= 11
     assert {"Output"} <= {part.partition(":")[0] for part in headed}
+
+
+def test_each_heading_of_help_has_options() -> None:
+    groups = (BenchOptions, DoctorOptions, OutputOptions, RunOptions, WayOptions, FleetOptions)
+    for group in groups:
+        named = [name for names in group.HEADINGS.values() for name in names.split()]
+        assert set(named) <= {field.name for field in fields(group)}, group
 
 
 @pytest.mark.parametrize("line", ["topo --gpus 9 --machine gh200", "doctor --gpus 9 --machine gh200", "topo --no-such"])

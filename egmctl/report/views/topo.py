@@ -12,7 +12,7 @@ from egmctl.model.gpu import C2cLink, Gpu, NvLink
 from egmctl.model.host import Nic, PcieLink, PciFunction
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.model.record import Reason, Record
-from egmctl.model.route import Hop, LinkClass, LinkKind
+from egmctl.model.route import Hop, LinkClass, LinkKind, symbol_of
 from egmctl.report import document as doc
 from egmctl.report.document import Align, Level, Tone
 from egmctl.report.views.machine import banners, machine_section, numa_rows, subject
@@ -199,6 +199,18 @@ def topo_document(topology: Topology) -> doc.Document:
     )
 
 
+def matrix_document(topology: Topology) -> doc.Document:
+    """Return the document of ``topo -m``: the matrix of all devices, as ``nvidia-smi topo -m`` has it, and the routes.
+
+    A topology without a matrix is shown whole.
+    """
+    whole = topo_document(topology)
+    matrix = gpu_matrix(topology, [*topology.gpus, *topology.nics])
+    matrix = replace(matrix, caption="", after=_nic_names(topology))
+    body: tuple[doc.Block, ...] = (matrix, _topo_routes(topology), *_legend(topology))
+    return whole if topology.missing is not None else replace(whole, body=body)
+
+
 def _body(topology: Topology) -> Iterator[doc.Block]:
     lacking = topology.missing
     if lacking is not None:
@@ -209,12 +221,11 @@ def _body(topology: Topology) -> Iterator[doc.Block]:
         yield doc.Section("Found", (doc.KeyValues(found_anyway(topology.machine)),))
         return
     yield from summary(topology)
-    yield node_diagram(topology)
+    yield replace(node_diagram(topology), lines=partial(_drawn, topology))
     if topology.gpus:
         yield gpu_matrix(topology)
     if topology.nics:
-        names = "  ".join(f"{label}={nic.name}" for label, nic in topology.nics.items())
-        yield _matrix(topology, "NIC links", list(topology.gpus), list(topology.nics), (names,))
+        yield _matrix(topology, "NIC links", list(topology.gpus), list(topology.nics), _nic_names(topology))
         nics = list(topology.nics)
         yield replace(_matrix(topology, "NIC to NIC links", nics, nics), level=Level.VERBOSE)
     if topology.routes:
@@ -318,11 +329,18 @@ def node_diagram(topology: Topology, rates: Mapping[tuple[str, str], float] | No
     return doc.Diagram(draw)
 
 
-def gpu_matrix(topology: Topology) -> doc.Matrix:
-    """Return the matrix of the links between GPUs, with each GPU's affinities."""
-    labels = list(topology.gpus)
+def _drawn(topology: Topology, width: int) -> Iterator[doc.Words]:
+    from egmctl.report.views.node_drawing import node_text
+
+    return node_text(topology, width)
+
+
+def gpu_matrix(topology: Topology, labels: Sequence[str] = ()) -> doc.Matrix:
+    """Return the matrix of the links between GPUs, or between these GPUs and NICs, with each GPU's affinities."""
+    labels = labels or list(topology.gpus)
     matrix = _matrix(topology, "GPU links", labels, labels)
-    affinities = doc.grid("", ((label, _affinities(gpu)) for label, gpu in topology.gpus.items()), align=Align.LEFT)
+    gpus = ((label, topology.gpus.get(label)) for label in labels)
+    affinities = doc.grid("", ((label, _affinities(gpu) if gpu else {}) for label, gpu in gpus), align=Align.LEFT)
     return replace(matrix, groups=(*matrix.groups, tuple(doc.columns(affinities))))
 
 
@@ -336,6 +354,11 @@ def _matrix(
     return doc.grid(caption, cells, align=Align.LEFT, after=after)
 
 
+def _nic_names(topology: Topology) -> tuple[str, ...]:
+    names = "  ".join(f"{label}={nic.name}" for label, nic in topology.nics.items())
+    return (names,) if names else ()
+
+
 def link_cell(link: Link) -> doc.Cell:
     """Return the cell with the symbol of a link, marked with ``*`` if NVLinks are missing."""
     mark = "*" if link.nvlinks_expected else ""
@@ -347,7 +370,7 @@ def _topo_routes(topology: Topology) -> doc.Matrix:
     groups = []
     for node in topology.numa_nodes:
         routes = [route for route in topology.routes if route.numa_node == node]
-        symbols = tuple(doc.Cell(_route_text(route), tones.get(route.kind, Tone.PLAIN)) for route in routes)
+        symbols = tuple(doc.Cell(route_words(topology, route), tones.get(route.kind, Tone.PLAIN)) for route in routes)
         rates = tuple(doc.Cell(rate_text(route)) for route in routes)
         groups.append((doc.Series((f"NUMA {node}",), symbols, align=Align.LEFT), doc.Series((), rates)))
     name = "EGM routes" if any(route.egm for route in topology.routes) else "Routes"
@@ -356,7 +379,11 @@ def _topo_routes(topology: Topology) -> doc.Matrix:
     )
 
 
-def _route_text(route: HostRoute) -> str:
+def route_words(topology: Topology, route: HostRoute) -> str:
+    """Return a route's symbol, with its obstacle; in words if it depends on which GPU of the CPU owns the memory."""
+    if route.to_sibling is not None:
+        others = " or ".join(map(topology.label, route.siblings))
+        return f"own {symbol_of(route.hops)} or {symbol_of((route.to_sibling, *route.hops))} of {others}"
     return route.symbol if route.blocked_by is None else f"{route.symbol}: {route.blocked_by.value}"
 
 
@@ -398,8 +425,7 @@ _MEANINGS = {
     "NV#": "a bonded set of # NVLinks",
     "NV#*": "fewer NVLinks than expected",
     "C2C": "EGM over the GPU's own NVLink-C2C",
-    "C2C|NV#>C2C": "EGM by the memory's owner: this GPU, or another of its CPU",
-    "NV#>C2C": "EGM over NVLink to a GPU of that node, then its NVLink-C2C",
+    "NV#>C2C": "EGM over NVLink to the memory's owner, then over that GPU's NVLink-C2C",
     "C2C-sys": "NVLink-C2C as ordinary system memory, not EGM",
     "PCIe": "PCIe only, not EGM",
     ">SMP": "onwards over the CPUs' interconnect",
@@ -430,7 +456,7 @@ def _legend(topology: Topology) -> Iterator[doc.KeyValues]:
         symbols.add("NV#" if link.kind is LinkClass.NVLINK else link.symbol)
         symbols |= {"NV#*"} if link.nvlinks_expected else set()
     for route in topology.routes:
-        symbols.add(_ROUTES.get(route.kind, "C2C|NV#>C2C" if route.siblings else "C2C"))
+        symbols |= {_ROUTES.get(route.kind, "C2C"), "NV#>C2C" if route.siblings else ""}
         symbols |= {">SMP" for hop in route.hops if hop.link is LinkKind.SMP}
         symbols |= {"?" for hop in route.hops if hop.link is LinkKind.UNKNOWN}
         symbols |= {"<=" if rate_text(route).startswith("<=") else rate_text(route)}
