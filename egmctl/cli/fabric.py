@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
-from egmctl.api.options import BenchOptions, Headings, option
+from egmctl.api.options import BenchOptions, option
 from egmctl.cli import output
 from egmctl.cli.options import read_machine
 from egmctl.cli.output import OutputOptions, Outputs
@@ -44,7 +44,7 @@ class Mpi(StrEnum):
 class MpiOptions:
     """The option that decides whether the command joins an MPI job."""
 
-    HEADINGS: ClassVar[Headings] = {"MPI jobs": "mpi sample ranks"}
+    HEADINGS: ClassVar = {"MPI jobs": "mpi sample ranks"}
     mpi: Mpi = option(
         "auto: join the MPI job if mpirun or srun started this process; off: run alone.", default=Mpi.AUTO
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
 import typer
 
 from egmctl import __version__
-from egmctl.api.options import Headings, option
+from egmctl.api.options import option
 from egmctl.cli.options import refuse_together, takes_options
 from egmctl.cli.output import OutputOptions, check_output, emit, say
 from egmctl.cli.progress import show_progress
@@ -42,7 +42,7 @@ RemoteArgument = Annotated[
 class FleetOptions:
     """The nodes, how the command is started on them, and the folder of the results."""
 
-    HEADINGS: ClassVar[Headings] = {"Launching": "launcher_options fanout connect_timeout remote_command any_version"}
+    HEADINGS: ClassVar = {"Launching": "launcher_options fanout connect_timeout remote_command any_version"}
     nodes: Sequence[str] = option(
         "Nodes in ClusterShell syntax: node[01-72], @gpu; can be given several times.",
         "NODESET",

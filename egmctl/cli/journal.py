@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from egmctl.api.options import Headings, option
+from egmctl.api.options import option
 from egmctl.cli.options import NO_LEVELS, takes_options
 from egmctl.cli.output import OutputOptions, Outputs, say
 from egmctl.errors import ExitCode, UsageError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class JournalOptions:
     """Whether and where the journal of a run is kept."""
 
-    HEADINGS: ClassVar[Headings] = {"Journal": "journal no_journal"}
+    HEADINGS: ClassVar = {"Journal": "journal no_journal"}
     journal: Path | None = option("Where to keep the run's journal. Default: ~/.local/state/egmctl/journal.", "DIR")
     no_journal: bool = option("Keep no journal; a killed run then loses its results.", default=False)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TextIO
 
-from egmctl.api.options import OUTPUT, Headings, option
+from egmctl.api.options import OUTPUT, option
 from egmctl.compat import StrEnum
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.files import make_folder, next_free, open_parent, settle, state_folder, status_in, write_whole
@@ -36,7 +36,7 @@ class Color(StrEnum):
 class OutputOptions:
     """The destinations, format and detail of a result, and the amount of messages."""
 
-    HEADINGS: ClassVar[Headings] = {OUTPUT: "csv format force quiet color"}
+    HEADINGS: ClassVar = {OUTPUT: "csv format force quiet color"}
     json: bool = option("Write one JSON document, also on failure.", default=False)
     csv: bool = option("Write CSV, one fact per row.", default=False)
     format: str | None = option("Output format: {formats}{note}.", "FORMAT")

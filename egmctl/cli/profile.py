@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from egmctl.cli.options import NO_LEVELS, ForceOption, GroupedCommand, MachineOption, read_machine, takes_options
+from egmctl.cli.options import NO_LEVELS, ForceOption, MachineOption, read_machine, takes_options
 from egmctl.cli.output import OutputOptions, Outputs, check_output, emit, file_of, say
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.kinds import MATCH, PROFILES
@@ -24,7 +23,6 @@ SECTIONS = ("host", "gpus", "pairs", "driver", "process")
 """The sections of a machine that profiles match on."""
 
 app = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
-command = partial(app.command, cls=GroupedCommand)
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A profile's name, or its file NAME.toml.")]
 RunsArgument = Annotated[list[Path], typer.Argument(metavar="RUN.json...", help="JSON results of egmctl bench.")]
@@ -34,7 +32,7 @@ TomlOption = Annotated[
 ]
 
 
-@command("list", short_help="List the profiles.")
+@app.command("list", short_help="List the profiles.")
 @takes_options(PROFILES.formats, without=NO_LEVELS)
 def list_profiles(output: OutputOptions) -> int:
     """List the profiles: your own, the system's (/etc/egmctl/profiles), and those that ship."""
@@ -45,7 +43,7 @@ def list_profiles(output: OutputOptions) -> int:
     return _show(outputs, load_all())
 
 
-@command("show", short_help="Show one profile, with the source of each number.")
+@app.command("show", short_help="Show one profile, with the source of each number.")
 @takes_options(PROFILES.formats, without=NO_LEVELS)
 def show_profile(name: NameArgument, output: OutputOptions) -> int:
     """Show one profile: how its machines are recognised, what each path reaches, and the source of each number."""
@@ -57,7 +55,7 @@ def show_profile(name: NameArgument, output: OutputOptions) -> int:
     return _show(outputs, [(read(path), path)])
 
 
-@command("match", short_help="Show which profile matches this machine, and why.")
+@app.command("match", short_help="Show which profile matches this machine, and why.")
 @takes_options(MATCH.formats, without=NO_LEVELS)
 def match_profiles(output: OutputOptions, machine: MachineOption = None) -> int:
     """Show which profile matches this machine, and why; exit code 3 if none does."""
@@ -76,7 +74,7 @@ def match_profiles(output: OutputOptions, machine: MachineOption = None) -> int:
     return result.exit_code
 
 
-@command("learn", short_help="Make a profile from your own runs.")
+@app.command("learn", short_help="Make a profile from your own runs.")
 def learn_profile(runs: RunsArgument, output: TomlOption = None, force: ForceOption = False) -> int:
     """Make a profile of your own runs: each path's median, and bounds from how far runs and paths are apart."""
     output = file_of(output)

@@ -309,19 +309,15 @@ def node_text(topology: Topology, width: int) -> Iterator[Words]:
     nvlinks = _nvlinks(topology)
     boxes = [list(_cpu_lines(topology, node, size)) for node in nodes]
     lines = [list(_gpu_lines(topology, label, node, size, nvlinks)) for node in nodes for label in node.gpus or ("",)]
-    linked = [node.node is not None for node in nodes]
-    for row, parts in enumerate(zip(*boxes, strict=True)):
-        ends = ("├", "─", "┤") if row == 1 and all(linked) else ("", " ", "")
-        text = ends[1].join(parts)
-        yield text.replace(f"│{ends[1]}│", "".join(ends)) if ends[0] else text
+    linked = all(node.node is not None for node in nodes)
+    for row in zip(*boxes, strict=True):
+        yield " ".join(row).replace("│ │", "├─┤" if linked else "│ │")
     yield from (tuple(Span(text.ljust(size), tone) for text, tone in row) for row in zip(*lines, strict=False))
     if nvlinks:
         ports = [place * size + 2 for place, column in enumerate(lines) if column[-1][0]]
         total = slots * size - 1
-        direct = {link.symbol for link in nvlinks.values() if link.through != "switch"}
-        every = len(direct) == 1 and 2 * len(nvlinks) == len(topology.gpus) * (len(topology.gpus) - 1)
-        joined = f"{next(iter(direct))} between each pair" if every else "pairs as in the matrix"
-        name = f"NVLink without switches: {joined}" if direct else _switches(topology)
+        direct = counted(link.symbol for link in nvlinks.values() if link.through != "switch")
+        name = f"NVLink without switches, by pair: {direct}" if direct else _switches(topology)
         yield _edge("╔═╗", total, ports, "╩")
         yield f"║ {name[: total - 4].ljust(total - 4)} ║"
         yield _edge("╚═╝", total)

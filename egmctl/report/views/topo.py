@@ -22,7 +22,7 @@ from egmctl.topology.notes import NoteKind
 from egmctl.topology.platform import PlatformKind, own_node
 from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.topology.topology import Topology
-from egmctl.units import format_kernel_list, gpu_name, grouped, natural, printable, several, shortened
+from egmctl.units import format_kernel_list, gpu_name, grouped, printable, several, shortened
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -147,7 +147,7 @@ def _c2c(links: tuple[C2cLink, ...] | None) -> str:
 def _nic(nic: Nic) -> str:
     parts = [nic.name]
     if nic.pci is not None:
-        parts.append(nic.pci.bus_id)
+        parts.append(nic.pci.bus_id if nic.host_numa_id is None else f"{nic.pci.bus_id}, NUMA {nic.host_numa_id}")
     for port in nic.ports:
         rate = "" if port.rate_gbit_s is None else f" {port.rate_gbit_s:g} Gbit/s"
         parts.append(f"port {port.number} {port.link_layer or 'unknown'} {port.state or 'state unknown'}{rate}")
@@ -260,14 +260,6 @@ def _sentences(topology: Topology) -> Iterator[str]:
     domain = f"; one tray of a multi-node NVLink domain (clique {verdict.clique_id})"
     yield f"{verdict.what}, {egm}{domain if verdict.clique_id is not None else ''}."
     yield from _between_gpus(topology)
-    near = []
-    for node in topology.numa_nodes:
-        local = [label for label, gpu in topology.gpus.items() if gpu.host_numa_id == node]
-        nics = [label for label, nic in topology.nics.items() if nic.pci is not None and nic.pci.numa_node == node]
-        if local or nics:
-            near.append(f"NUMA {node}: {_folded(local) or 'no GPU'}" + (f" with {_folded(nics)}" if nics else ""))
-    if near:
-        yield f"{'; '.join(near)}."
     close = [f"{gpu}-{nic}" for gpu in topology.gpus for nic in topology.nics if topology.link(gpu, nic).kind in NEAR]
     if close:
         yield f"On the same PCIe switch: {', '.join(close)}."
@@ -305,17 +297,6 @@ def _joined(topology: Topology, pair: tuple[str, str]) -> str:
     through = " through NVLink switches" if link.through == "switch" else ""
     each = f", {rate:.0f} GB/s in each direction" if rate is not None else ""
     return f"{several(link.nvlinks or 0, 'NVLink')}{through}{each}"
-
-
-def _folded(labels: Sequence[str]) -> str:
-    """Return labels folded into ranges: ``GPU0-3``."""
-    kinds: dict[str, set[int]] = {}
-    for label in sorted(labels, key=natural):
-        name = label.rstrip("0123456789")
-        if name == label:
-            return label
-        kinds.setdefault(name, set()).add(int(label[len(name) :]))
-    return ", ".join(f"{name}{format_kernel_list(numbers)}" for name, numbers in kinds.items())
 
 
 def node_diagram(topology: Topology, rates: Mapping[tuple[str, str], float] | None = None) -> doc.Diagram:
