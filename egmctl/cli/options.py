@@ -40,11 +40,7 @@ class ExitStyle(StrEnum):
 
 ExitStyleOption = Annotated[
     ExitStyle,
-    typer.Option(
-        "--exit-style",
-        help="Exit codes of egmctl, or 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN of Nagios.",
-        rich_help_panel=OUTPUT,
-    ),
+    typer.Option("--exit-style", help="egmctl's, or 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.", rich_help_panel=OUTPUT),
 ]
 Ended = TypeVar("Ended")
 

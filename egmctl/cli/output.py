@@ -211,11 +211,8 @@ _IN_ASCII = str.maketrans("╭╮╰╯╔╗╚╝├┤┬┴╥╩─═│�
 
 def _encodable(text: str, encoding: str) -> str:
     """Return text with its lines and bars in ASCII if the terminal's encoding lacks one of its characters."""
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        return text.translate(_IN_ASCII)
-    return text
+    is_complete = text.encode(encoding, "ignore").decode(encoding) == text
+    return text if is_complete else text.translate(_IN_ASCII)
 
 
 def _rescued(text: str, file: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,9 +12,6 @@ from egmctl.cli.options import MachineOption, read_machine, takes_options
 from egmctl.cli.output import OutputOptions, Target, say
 from egmctl.errors import ExitCode
 from egmctl.report.kinds import TOPO, Format, rendered
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 SECTIONS = ("host", "gpus", "pairs", "switches", "nics", "driver", "process")
 """The sections of a machine that the command shows."""
@@ -42,7 +39,7 @@ def topo(
     note = missing(node)
     shown = topology_of(node, **vars(options))
 
-    def draw(target: Target) -> Text | str:
+    def draw(target: Target) -> Any:
         from egmctl.report.render.text import WIDEST
         from egmctl.report.views.topo import matrix_document
 

@@ -280,8 +280,8 @@ def _dumbbells(cases: _Cases) -> Element:
     parts = [element("title", finding), element("desc", legend), element("text", legend, x=0, y=14, class_="dim")]
     y = 34.0
     ticks = {0.25: "1/4", 0.5: "1/2", 0.75: "3/4", 1.0: "before", 1.5: "3/2", 2.0: "2x"}
-    shown = {speed: words for speed, words in ticks.items() if low <= math.log(speed) <= high}
-    parts += [element("text", words, x=at(speed), y=y, class_="dim middle") for speed, words in shown.items()]
+    shown = (speed for speed in ticks if low <= math.log(speed) <= high)
+    parts += [element("text", ticks[speed], x=at(speed), y=y, class_="dim middle") for speed in shown]
     for heading, paths in cases.items():
         y += 40
         parts += [element("text", text, x=0, y=y + 14 * row - 14, class_="dim") for row, text in enumerate(heading)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, zip_longest
 from statistics import median_high
 from xml.etree.ElementTree import Element
 
@@ -302,20 +302,21 @@ _MARKS = {"nvlink": ("║", Tone.STRONG), "c2c": ("║", Tone.GOOD), "down": ("�
 def node_text(topology: Topology, width: int) -> Iterator[Words]:
     """Yield the lines of the drawing for a terminal; none if its GPUs need more than ``width`` characters."""
     nodes = [node for node in _nodes(topology, {}) if node.gpus or node.node is not None]
-    slots = sum(len(node.gpus) or 1 for node in nodes)
-    size = min(_WIDEST, width // max(slots, 1))
+    slots = [(node, label) for node in nodes for label in node.gpus or ("",)]
+    size = min(_WIDEST, width // max(len(slots), 1))
     if size < _NARROWEST or not topology.gpus:
         return
     nvlinks = _nvlinks(topology)
     boxes = [list(_cpu_lines(topology, node, size)) for node in nodes]
-    lines = [list(_gpu_lines(topology, label, node, size, nvlinks)) for node in nodes for label in node.gpus or ("",)]
+    lines = [list(_gpu_lines(topology, label, node, size, nvlinks)) if label else [] for node, label in slots]
     linked = all(node.node is not None for node in nodes)
     for row in zip(*boxes, strict=True):
         yield " ".join(row).replace("│ │", "├─┤" if linked else "│ │")
-    yield from (tuple(Span(text.ljust(size), tone) for text, tone in row) for row in zip(*lines, strict=False))
+    rows = list(zip_longest(*lines, fillvalue=("", Tone.PLAIN)))
+    yield from (tuple(Span(text.ljust(size), tone) for text, tone in row) for row in rows)
     if nvlinks:
-        ports = [place * size + 2 for place, column in enumerate(lines) if column[-1][0]]
-        total = slots * size - 1
+        ports = [place * size + 2 for place, column in enumerate(lines) if len(column) == len(rows)]
+        total = len(slots) * size - 1
         direct = counted(link.symbol for link in nvlinks.values() if link.through != "switch")
         name = f"NVLink without switches, by pair: {direct}" if direct else _switches(topology)
         yield _edge("╔═╗", total, ports, "╩")
@@ -344,9 +345,6 @@ def _gpu_lines(
     topology: Topology, label: str, node: _Node, size: int, nvlinks: Mapping[tuple[str, str], Link]
 ) -> Iterator[tuple[str, Tone]]:
     """Yield the lines of a GPU, each with its tone: the link to its CPU, its card, its NVLinks."""
-    if not label:
-        yield from [("", Tone.PLAIN)] * 10
-        return
     room, gpu = size - 5, topology.gpus[label]
     route, look = _host_route(topology, label, node.node)
     own = [link for pair, link in nvlinks.items() if label in pair]
@@ -364,10 +362,8 @@ def _gpu_lines(
     elif any(_state(topology, other)[0] for other in topology.gpus.values()):
         yield f"│{_IN_SHORT[state].ljust(room + 2)}│", tone
     yield _edge("╰─╯", size - 1, (2,) if own else (), "╥"), tone
-    if nvlinks and own:
+    if own:
         yield from _link_lines("down" if missing else "nvlink", f"NV{most}{missing}", _with_rate("", gpu, most), room)
-    elif nvlinks:
-        yield from [("", Tone.PLAIN)] * 2
 
 
 def _link_lines(look: str, symbol: str, rate: str, room: int) -> Iterator[tuple[str, Tone]]:
@@ -388,7 +384,7 @@ def _host_route(topology: Topology, label: str, node: int | None) -> tuple[HostR
 def _state(topology: Topology, gpu: Gpu) -> tuple[str, str]:
     """Return the look of a GPU's card, and what is wrong with the GPU, or else its bus id."""
     if stopped := obstacle(topology.machine, gpu):
-        return "blocked", f"blocked: {stopped.block.value}"
+        return "blocked", stopped.block.value
     short = _short_of(gpu)
     return ("degraded", short) if short else ("", gpu.bus_id)
 

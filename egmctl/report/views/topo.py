@@ -353,7 +353,8 @@ def _topo_routes(topology: Topology) -> doc.Matrix:
         routes = [route for route in topology.routes if route.numa_node == node]
         symbols = tuple(doc.Cell(route_words(topology, route), tones.get(route.kind, Tone.PLAIN)) for route in routes)
         rates = tuple(doc.Cell(rate_text(route)) for route in routes)
-        groups.append((doc.Series((f"NUMA {node}",), symbols, align=Align.LEFT), doc.Series((), rates)))
+        wrap = any(route.siblings for route in routes)
+        groups.append((doc.Series((f"NUMA {node}",), symbols, align=Align.LEFT, wrap=wrap), doc.Series((), rates)))
     name = "EGM routes" if any(route.egm for route in topology.routes) else "Routes"
     return doc.Matrix(
         caption=f"{name} to host memory (nominal GB/s per direction)", rows=tuple(topology.gpus), groups=tuple(groups)
