@@ -75,7 +75,7 @@ def cells(text: str) -> dict[tuple[str, str], str]:
 
 @pytest.mark.parametrize("name", SCENES)
 def test_what_the_text_of_doctor_shows_the_document_states(tmp_path: Path, name: str) -> None:
-    text, document = both(tmp_path, name, "doctor", "-v", *SCENES[name].options)
+    text, document = both(tmp_path, name, "doctor", "-vv", *SCENES[name].options)
     findings = document["result"]["findings"]
     answer = " ".join(text.split("\n\n")[0].split())
     counts = document["result"]["counts"]
