@@ -83,7 +83,7 @@ def test_the_drawing_crosses_out_missing_links_and_names_what_blocks_a_gpu() -> 
     hidden = [grace_gpu(0, node=0), out_of_sight(grace_gpu(1, node=1))]
     blocked = drawn(builders.machine(hidden, architecture="aarch64"))
     assert "╳ blocked" in blocked  # noqa: RUF001
-    assert "│ device-cgroup " in blocked
+    assert "│ blocked: device-cgroup" in blocked
     denied = drawn(with_gpu_denied(shipped("dgx-h100"), 2))
     assert (denied.count("│blocked│"), "block " in denied, "║ 450 " in denied) == (1, False, True)
 

@@ -237,19 +237,20 @@ def _changes(comparison: Comparison) -> Iterator[doc.Block]:
 
 def _diagram(paths: Sequence[PathDifference]) -> doc.Diagram:
     cases = grouped(((path.name, f"{_size(path)} over {path.link} ({path.unit})"), path) for path in paths)
-    return doc.Diagram(partial(_dumbbells, cases), lambda _: _lines(cases))
+    return doc.Diagram(partial(_dumbbells, cases), partial(_lines, cases))
 
 
 _Cases = Mapping[tuple[str, str], Sequence[PathDifference]]
 """The paths by case, and by stage, size, links and unit."""
 
 
-def _lines(cases: _Cases) -> Iterator[Words]:
+def _lines(cases: _Cases, width: int) -> Iterator[Words]:
     """Yield a line per path below the name of its case: both medians, the change, and the outcome."""
     rows = [(path, _values(path)) for paths in cases.values() for path in paths]
     names, values = (max(map(len, texts)) for texts in zip(*((p.path, text) for p, text in rows), strict=True))
     for heading, paths in cases.items():
-        yield doc.Span(", ".join(heading), Tone.DIM)
+        whole = ", ".join(heading)
+        yield from (doc.Span(text, Tone.DIM) for text in (heading if len(whole) > width else (whole,)))
         for path in paths:
             text = f"  {path.path.ljust(names)}  {_values(path).rjust(values)}  {_percent(path)}  "
             yield text, doc.Span(path.outcome.value, _TONES[path.outcome])

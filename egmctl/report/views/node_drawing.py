@@ -237,7 +237,9 @@ class _Drawing:
         if memory:
             yield _text(format_size(memory), x + _COLUMN - 12, y + 21, "dim end")
         yield _text(_cut(gpu_name(gpu.name).removeprefix("NVIDIA "), _COLUMN - 20), x + 12, y + 39)
-        yield _text(words, x + 12, y + 56, {"blocked": "bad", "degraded": "warn"}.get(look, "dim mono"))
+        yield _text(
+            _cut(words, _COLUMN - 12), x + 12, y + 56, {"blocked": "bad", "degraded": "warn"}.get(look, "dim mono")
+        )
 
     def below(self) -> tuple[list[Element], float]:
         """Return the drawing of the NVLinks, and the total height of the picture."""
@@ -384,7 +386,7 @@ def _host_route(topology: Topology, label: str, node: int | None) -> tuple[HostR
 def _state(topology: Topology, gpu: Gpu) -> tuple[str, str]:
     """Return the look of a GPU's card, and what is wrong with the GPU, or else its bus id."""
     if stopped := obstacle(topology.machine, gpu):
-        return "blocked", stopped.block.value
+        return "blocked", f"blocked: {stopped.block.value}"
     short = _short_of(gpu)
     return ("degraded", short) if short else ("", gpu.bus_id)
 
