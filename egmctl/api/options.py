@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from egmctl.errors import UsageError
 from egmctl.units import printable
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from egmctl.model.task import Axis
 
 Group = TypeVar("Group")
+OUTPUT, PREVIEW = "Output", "Preview and replay"
+"""Headings of ``--help``. ``HEADINGS`` of a group names the fields below each heading; those that people use first have
+none."""
 
 
 def option(help: str, metavar: str | None = None, *names: str, default: Any = None, **more: Any) -> Any:
@@ -54,6 +57,7 @@ class TopoOptions:
 class BenchOptions:
     """The measurements of a bench, and their settings."""
 
+    HEADINGS: ClassVar = {"Measuring": "numa size samples copies duration serial no_gate allow_busy memory timeout"}
     gpus: str | None = option(
         "GPUs: all (the default), 0-3,5, 0-7/2, a UUID (or its start), a PCI bus id. A named GPU that cannot be "
         "measured is a failure.",
@@ -138,6 +142,7 @@ class NodeOptions:
 class DoctorOptions(NodeOptions):
     """The checks of doctor."""
 
+    HEADINGS: ClassVar = {"Checking": "skip expect since strict"}
     purposes: str | None = option("Only checks for these purposes: egm, p2p, ipc, fabric, rdma, perf.", "LIST", "--for")
     check: Sequence[str] = option("Only this check or glob (numa.*); can be given several times.", "ID", default=())
     skip: Sequence[str] = option("Skip this check or glob; can be given several times.", "ID", default=())

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -22,6 +23,7 @@ from egmctl.cli.docs import docs
 from egmctl.cli.doctor import doctor
 from egmctl.cli.fleet import fleet
 from egmctl.cli.journal import history
+from egmctl.cli.options import GroupedCommand
 from egmctl.cli.output import discard_stdout, emit, say, settle_stdout
 from egmctl.cli.profile import app as profile
 from egmctl.cli.show import show
@@ -72,18 +74,19 @@ app = typer.Typer(
     epilog="Start with 'egmctl bringup' on an idle node, or 'egmctl doctor' beside jobs. 'egmctl docs start' shows "
     "each command in five minutes.",
 )
+command = partial(app.command, cls=GroupedCommand)
 # These short texts fit in 80 columns; the first sentence of a command's docstring would be truncated.
-app.command(short_help="Judge whether this node can be handed over: GO or NO-GO.")(bringup)
-app.command(short_help="Show how GPUs, NICs and host memory are connected.")(topo)
-app.command(short_help="Measure the paths between GPUs and to host memory.")(bench)
-app.command(short_help="Find what stops EGM, P2P, IPC and RDMA, and what to do.")(doctor)
-app.command(short_help="Record this node in one file, to replay anywhere.")(snapshot)
-app.command(short_help="Show a saved result in any format.")(show)
-app.command(short_help="Compare saved results: what differs, and what is worse.")(compare)
-app.command(short_help="List the bench runs that this node keeps.")(history)
+command(short_help="Judge whether this node can be handed over: GO or NO-GO.")(bringup)
+command(short_help="Show how GPUs, NICs and host memory are connected.")(topo)
+command(short_help="Measure the paths between GPUs and to host memory.")(bench)
+command(short_help="Find what stops EGM, P2P, IPC and RDMA, and what to do.")(doctor)
+command(short_help="Record this node in one file, to replay anywhere.")(snapshot)
+command(short_help="Show a saved result in any format.")(show)
+command(short_help="Compare saved results: what differs, and what is worse.")(compare)
+command(short_help="List the bench runs that this node keeps.")(history)
 app.add_typer(profile, name="profile", help="List, match and learn profiles: the expected performance.")
-app.command(short_help="Run bringup, doctor, bench or others on many nodes.")(fleet)
-app.command(short_help="Print a page of the guide.")(docs)
+command(short_help="Run bringup, doctor, bench or others on many nodes.")(fleet)
+command(short_help="Print a page of the guide.")(docs)
 
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[1]
 """The parser's UsageError. typer exports only its subclass, and since typer 0.26 it cannot be imported from click."""
@@ -195,9 +198,11 @@ def _fail(error: EgmctlError, arguments: Sequence[str]) -> int:
 
 def _sentence(error: Exception) -> str:
     """Return the parser's error as one sentence that refers to ``--help``."""
-    message = getattr(error, "format_message", error.__str__)().rstrip(".")
+    message = getattr(error, "format_message", error.__str__)().rstrip(".?").replace(". Did you", "; did you")
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "egmctl"
     if command == "egmctl fleet" and message.startswith("No such option"):
         message += "; put options of the command on the nodes after --"
+    if message.startswith("No such command") and context is not None:
+        return f"{message[:1].lower()}{message[1:]}; the commands are {', '.join(context.command.commands)}"
     return f"{message[:1].lower()}{message[1:]}; '{command} --help' says what is valid"

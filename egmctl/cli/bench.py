@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
-from egmctl.api.options import BenchOptions, option
+from egmctl.api.options import PREVIEW, BenchOptions, option
 from egmctl.cli.fabric import FABRIC, JobOptions, fabric_plan, is_fabric, measured_together
 from egmctl.cli.journal import JournalOptions, end_journal, open_journal
 from egmctl.cli.options import MachineOption, read_machine, refuse_together, takes_options
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 class RunOptions(JournalOptions, JobOptions):
     """The options of ``egmctl bench`` that apply to the whole run: MPI job, journal, verdict and preview."""
 
+    HEADINGS: ClassVar = {"Verdict": "profile no_verdict strict", PREVIEW: "list_cases dry_run"}
     profile: str | None = option(
         "Judge by this profile instead of the matching one; 'egmctl profile list' names them.", "FILE|NAME"
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from egmctl.api.options import DoctorOptions, option
+from egmctl.api.options import PREVIEW, DoctorOptions, option
 from egmctl.cli.fabric import MpiOptions, answers_alone, job
 from egmctl.cli.options import ExitStyle, ExitStyleOption, MachineOption, read_machine, refuse_together, takes_options
 from egmctl.cli.output import OutputOptions, Outputs, say
@@ -30,6 +30,7 @@ OTHER_NODES = "peers.nodes"
 class WayOptions:
     """The mode of the doctor: active tests, the view of another process, lists of checks, brief output."""
 
+    HEADINGS: ClassVar = {PREVIEW: "list_checks explain"}
     active: bool = option(
         "Also run tests: HOST_NUMA memory, copies between GPUs, memory shared by two processes. Loads CUDA; "
         "takes seconds and a little GPU memory.",

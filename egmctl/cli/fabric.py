@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
@@ -44,6 +44,7 @@ class Mpi(StrEnum):
 class MpiOptions:
     """The option that decides whether the command joins an MPI job."""
 
+    HEADINGS: ClassVar = {"MPI jobs": "mpi sample ranks"}
     mpi: Mpi = option(
         "auto: join the MPI job if mpirun or srun started this process; off: run alone.", default=Mpi.AUTO
     )

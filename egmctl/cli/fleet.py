@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
 
 import typer
 
@@ -42,6 +42,7 @@ RemoteArgument = Annotated[
 class FleetOptions:
     """The nodes, how the command is started on them, and the folder of the results."""
 
+    HEADINGS: ClassVar = {"Launching": "launcher_options fanout connect_timeout remote_command any_version"}
     nodes: Sequence[str] = option(
         "Nodes in ClusterShell syntax: node[01-72], @gpu; can be given several times.",
         "NODESET",

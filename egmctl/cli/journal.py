@@ -6,7 +6,7 @@ import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 class JournalOptions:
     """Whether and where the journal of a run is kept."""
 
+    HEADINGS: ClassVar = {"Journal": "journal no_journal"}
     journal: Path | None = option("Where to keep the run's journal. Default: ~/.local/state/egmctl/journal.", "DIR")
     no_journal: bool = option("Keep no journal; a killed run then loses its results.", default=False)
 

@@ -9,7 +9,9 @@ from dataclasses import Field, fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
+from egmctl.api.options import OUTPUT, PREVIEW
 from egmctl.cli.output import OutputOptions, say
 from egmctl.compat import StrEnum
 from egmctl.errors import EgmctlError, ExitCode, UsageError
@@ -24,6 +26,7 @@ MachineOption = Annotated[
         "--machine",
         metavar="FILE|NAME",
         help="A recorded or shipped machine instead of this node; 'list' names the shipped ones.",
+        rich_help_panel=PREVIEW,
     ),
 ]
 
@@ -37,9 +40,27 @@ class ExitStyle(StrEnum):
 
 ExitStyleOption = Annotated[
     ExitStyle,
-    typer.Option("--exit-style", help="Exit codes of egmctl, or 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN of Nagios."),
+    typer.Option("--exit-style", help="egmctl's, or 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.", rich_help_panel=OUTPUT),
 ]
 Ended = TypeVar("Ended")
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose ``--help`` shows the options without a heading first, the others below their headings.
+
+    typer shows headings only in rich's markup mode, which would slow down start-up.
+    """
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write a section for each heading, in the order in which the options are declared."""
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for parameter in self.get_params(ctx):
+            usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            if record := parameter.get_help_record(ctx):
+                sections.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
+        for heading in sorted(sections, key=lambda heading: heading != "Arguments"):
+            with formatter.section(heading):
+                formatter.write_dl(sections[heading])
 
 
 def takes_options(
@@ -65,7 +86,9 @@ def takes_options(
         for parameter in inspect.signature(command).parameters.values():
             if parameter.name in groups:
                 types = _types(groups[parameter.name])
-                flat += [_parameter(each, types[each.name], formats, note) for each in members[parameter.name]]
+                headings = _headings(groups[parameter.name])
+                for each in members[parameter.name]:
+                    flat.append(_parameter(each, types[each.name], headings.get(each.name), formats, note))
             else:
                 flat.append(parameter.replace(annotation=hints[parameter.name], kind=parameter.KEYWORD_ONLY))
 
@@ -99,7 +122,15 @@ def _types(group: type[Any]) -> Mapping[str, Any]:
     return get_type_hints(group)
 
 
-def _parameter(each: Field[Any], hint: Any, formats: Sequence[Format], note: str) -> inspect.Parameter:
+def _headings(group: type[Any]) -> Mapping[str, str]:
+    """Return the heading in ``--help`` of each field that has one, of the group's base classes too."""
+    named = (item for base in group.__mro__ for item in vars(base).get("HEADINGS", {}).items())
+    return {name: heading for heading, names in named for name in names.split()}
+
+
+def _parameter(
+    each: Field[Any], hint: Any, heading: str | None, formats: Sequence[Format], note: str
+) -> inspect.Parameter:
     """Return a field as a parameter for the parser; an option that can be repeated becomes a list or ``None``."""
     default = each.default
     if default == ():
@@ -108,11 +139,11 @@ def _parameter(each: Field[Any], hint: Any, formats: Sequence[Format], note: str
         each.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=default,
-        annotation=Annotated[hint, _option(each, formats, note)],
+        annotation=Annotated[hint, _option(each, formats, note, heading)],
     )
 
 
-def _option(each: Field[Any], formats: Sequence[Format], note: str) -> Any:
+def _option(each: Field[Any], formats: Sequence[Format], note: str, heading: str | None = None) -> Any:
     more = dict(each.metadata)
     names = more.pop("names") or (f"--{each.name.replace('_', '-')}",)
     suffixes = [
@@ -121,7 +152,7 @@ def _option(each: Field[Any], formats: Sequence[Format], note: str) -> Any:
     more["help"] = more["help"].format(formats=", ".join(formats), suffixes=", ".join(suffixes), note=note)
     if each.name == "format":
         more["autocompletion"] = lambda incomplete: [word.value for word in formats if word.startswith(incomplete)]
-    return typer.Option(*names, **more)
+    return typer.Option(*names, rich_help_panel=heading, **more)
 
 
 ForceOption = Annotated[bool, _option(OutputOptions.__dataclass_fields__["force"], (), "")]

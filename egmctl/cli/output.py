@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, ClassVar, TextIO
 
-from egmctl.api.options import option
+from egmctl.api.options import OUTPUT, option
 from egmctl.compat import StrEnum
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.files import make_folder, next_free, open_parent, settle, state_folder, status_in, write_whole
@@ -36,6 +36,7 @@ class Color(StrEnum):
 class OutputOptions:
     """The destinations, format and detail of a result, and the amount of messages."""
 
+    HEADINGS: ClassVar = {OUTPUT: "csv format force quiet color"}
     json: bool = option("Write one JSON document, also on failure.", default=False)
     csv: bool = option("Write CSV, one fact per row.", default=False)
     format: str | None = option("Output format: {formats}{note}.", "FORMAT")
@@ -189,6 +190,7 @@ def emit(content: Text | str, file: Path | None = None, *, force: bool = False, 
     check_output(None)
     text = _render(content, colored=colored(sys.stdout, color))
     if isinstance(sys.stdout, io.TextIOWrapper):
+        text = _encodable(text, sys.stdout.encoding)
         # A character that the locale cannot encode must not lose the result.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -202,6 +204,15 @@ def emit(content: Text | str, file: Path | None = None, *, force: bool = False, 
     except OSError as error:
         discard_stdout()
         raise EgmctlError(f"cannot write the result to standard output: {error.strerror}") from error
+
+
+_IN_ASCII = str.maketrans("╭╮╰╯╔╗╚╝├┤┬┴╥╩─═│║▕╳█▉▊▋▌▍▎▏·", "++++++++++++++-=|H|X########.")  # noqa: RUF001
+
+
+def _encodable(text: str, encoding: str) -> str:
+    """Return text with its lines and bars in ASCII if the terminal's encoding lacks one of its characters."""
+    is_complete = text.encode(encoding, "ignore").decode(encoding) == text
+    return text if is_complete else text.translate(_IN_ASCII)
 
 
 def _rescued(text: str, file: Path) -> str:

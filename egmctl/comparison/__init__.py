@@ -21,6 +21,10 @@ from egmctl.model.record import Command
 from egmctl.saved import Saved
 from egmctl.units import fold, listed, natural
 
+HARDLY = 0.25
+"""The part of the smaller of two runs that both must have measured: a comparison of less would pass as one of the runs.
+The value is our choice."""
+
 
 def compare(saved: Sequence[Saved], *, tolerance: float = TOLERANCE, spread: SpreadOf = default_spread) -> Comparison:
     """Return the differences between two or more saved results.
@@ -74,10 +78,15 @@ def compare(saved: Sequence[Saved], *, tolerance: float = TOLERANCE, spread: Spr
 def _bench(comparison: Comparison, names: Sequence[str], runs: Sequence[RunReport], spread: SpreadOf) -> Comparison:
     gpus = GpuNames([{gpu.bus_id: gpu.index for gpu in run.gpus} for run in runs])
     measured = [points(run, gpus, number) for number, run in enumerate(runs)]
+    known = [[key for key, point in run.items() if point.value is not None] for run in measured]
+    shared, fewest = len(set(known[0]).intersection(*known)), min(map(len, known))
+    if not comparison.of_nodes and shared < HARDLY * fewest:
+        both = f"{len(known[0])} and {len(known[1])} measured paths, of which only {shared} are the same"
+        return replace(comparison, notes=(f"the runs hardly overlap: they have {both}",))
     different = tuple(paths.differences(names, measured, comparison.tolerance, spread, of_nodes=comparison.of_nodes))
     return replace(
         comparison,
-        compared=facts.compared([key for key, point in run.items() if point.value is not None] for run in measured),
+        compared=facts.compared(known),
         paths=different,
         causes=causes_of_worse(names, runs, different),
         affected=affected(different, dict(zip(names, measured, strict=True))),

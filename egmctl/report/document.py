@@ -219,10 +219,12 @@ class Chart(_Leveled):
 
 @dataclass(frozen=True, slots=True)
 class Diagram(_Leveled):
-    """A picture. Text omits it, so other blocks contain the same facts."""
+    """A picture, which text shows as characters or omits: other blocks contain the same facts."""
 
     draw: Callable[[], Element]
     """The function that returns the picture as SVG with a width and a height, called only if the picture is shown."""
+    lines: Callable[[int], Iterable[Words]] | None = None
+    """The function that returns the lines of the picture in text, at most so many characters wide."""
 
 
 @dataclass(frozen=True, slots=True)

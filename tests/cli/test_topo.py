@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,25 @@ def test_gpus_and_numa_choose_rows_and_columns() -> None:
     assert [gpu["label"] for gpu in result["gpu_states"]] == ["GPU2", "GPU0"]
     ends = [(state["bus_id"], 1) for state in result["gpu_states"]]
     assert [(route["gpu"], route["numa_node"]) for route in result["routes"]] == ends
+
+
+def test_matrix_is_the_matrix_of_all_devices_their_routes_and_the_legend_alone() -> None:
+    machine = ("--machine", "dgx-h100", "-q")
+    whole, alone = run("topo", *machine).out, run("topo", "-m", *machine).out
+    titles = ("P2P", "Notes", "Devices", "All GPU pairs", "╭")
+    assert [title in whole for title in titles] == [True, False, False, True, True]
+    assert not any(title in alone for title in titles)
+    assert re.search(r"^NIC11 +(NODE|SYS)( +\S+){18} +X +- ", alone, re.M), "one line a device when piped"
+    assert {"GPU0  PCIe        63.0  PCIe>SMP  <=63.0", "SYS   PCIe and the interconnect between NUMA nodes"} <= {
+        *alone.splitlines()
+    }
+    assert run("topo", "-m", "--json", *machine).out == run("topo", "--json", *machine).out
+
+
+def test_lines_and_bars_become_ascii_where_the_terminal_has_nothing_else(egmctl: RunEgmctl) -> None:
+    done = egmctl("topo", "--machine", "gb200-tray", env={"PYTHONIOENCODING": "ascii"})
+    assert done.out.isascii()
+    assert ("\\u" in done.out, "+-+-----" in done.out, "  H NV18" in done.out) == (False, True, True)
 
 
 def test_list_names_every_machine_and_its_origin() -> None:

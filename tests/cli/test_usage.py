@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
+from dataclasses import fields
 
 import pytest
 
+from egmctl.api.options import BenchOptions, DoctorOptions
+from egmctl.cli.bench import RunOptions
+from egmctl.cli.doctor import WayOptions
+from egmctl.cli.fleet import FleetOptions
+from egmctl.cli.output import OutputOptions
 from tests.in_process import run
 
 NO_FORMAT = "the suffix '{}' names no format"
@@ -46,7 +53,8 @@ ON_TRAY = {
 ELSEWHERE = {
     "--no-such": "no such option: --no-such; 'egmctl --help' says what is valid",
     "topo --no-such": "no such option: --no-such; 'egmctl topo --help' says what is valid",
-    "no-such": "no such command 'no-such'; 'egmctl --help' says what is valid",
+    "no-such": "no such command 'no-such'; the commands are bringup, topo, bench, doctor, snapshot, show, compare, ",
+    "profile no-such": "no such command 'no-such'; the commands are list, show, match, learn",
     "topo --machine missing.json": "missing.json",
     "topo --machine pyproject.toml": "pyproject.toml is not JSON",
     "snapshot --sections gpu": SECTIONS,
@@ -72,6 +80,20 @@ def test_wrong_use_is_one_sentence(line: str, sentence: str) -> None:
     assert (done.code, done.out == "") == (2, "--json" not in line)
     assert sentence in done.err
     assert (done.err.count("\n"), done.err[:8]) == (1, "egmctl: ")
+
+
+@pytest.mark.parametrize("command", ["bench", "doctor", "bringup", "topo", "compare", "fleet"])
+def test_help_shows_at_most_ten_options_and_help_before_the_headings(command: str) -> None:
+    first, *headed = re.split(r"\n\n(?=[A-Z][A-Za-z ]+:\n)", run(command, "--help").out.partition("\nOptions:\n")[2])
+    assert len(re.findall(r"^  -", first, re.M)) <= 11
+    assert {"Output"} <= {part.partition(":")[0] for part in headed}
+
+
+def test_each_heading_of_help_has_options() -> None:
+    groups = (BenchOptions, DoctorOptions, OutputOptions, RunOptions, WayOptions, FleetOptions)
+    for group in groups:
+        named = [name for names in group.HEADINGS.values() for name in names.split()]
+        assert set(named) <= {field.name for field in fields(group)}, group
 
 
 @pytest.mark.parametrize("line", ["topo --gpus 9 --machine gh200", "doctor --gpus 9 --machine gh200", "topo --no-such"])

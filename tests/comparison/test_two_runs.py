@@ -67,15 +67,58 @@ def test_a_slow_path_is_named_with_both_medians() -> None:
     assert diff.change == pytest.approx(-0.2, abs=0.01)
     assert comparison.exit_code is ExitCode.FAILED
     text = text_of(comparison, verbose=1)
-    assert "WORSE  GPU1 -> GPU2: 20.1 % slower\n" in text
-    assert f"{CASE}, 512 MiB over NV18 (GB/s)\n" in text
+    assert re.search(
+        rf"{CASE}, 512 MiB over NV18 \(GB/s\)\n  GPU1 -> GPU2  4[0-9.]+ -> 3[0-9.]+  +-20.1 %  worse\n", text
+    )
+    assert f"{comparison.compared - 1} paths unchanged: within 5 % or 3x run-to-run noise\n" in text
 
 
 def test_a_faster_path_is_shown_and_is_no_regression() -> None:
     comparison = two(run(seed=1), changed(run(seed=2), times(1.2, on_path("GPU1 -> GPU2"))))
     assert {diff.outcome for diff in differing(comparison)} == {Outcome.BETTER}
     assert comparison.exit_code is ExitCode.OK
-    assert "faster" in text_of(comparison)
+    assert re.search(r"  GPU1 -> GPU2  .*  \+2[0-9.]+ %  better\n", text_of(comparison))
+
+
+def test_changes_are_sorted_by_speed_and_15_are_shown_without_v() -> None:
+    factors = {path: 0.9 - 0.02 * place for place, path in enumerate(sorted({m.path for m in run().measurements}))}
+    after = changed(run(seed=2), lambda m: times(factors[m.path], lambda _: True)(m))
+    for verbose, rows in ((0, 15), (1, None)):
+        shown = re.findall(
+            r"^  .* -> .*  -([0-9.]+) %  worse$", text_of(two(run(seed=1), after), verbose=verbose), re.M
+        )
+        assert float(shown[0]) == max(map(float, shown))
+        assert len(shown) == (rows or len(differing(two(run(seed=1), after))))
+
+
+def test_on_the_page_left_is_slower_for_bandwidths_and_latencies() -> None:
+    slow = [times(0.5, on_path("GPU1 -> GPU2")), times(1.5, on_path("GPU0 -> GPU1"))]
+    comparison = two(run(seed=1), changed(changed(run(seed=2), slow[0]), slow[1]))
+    ns = tuple(replace(path, unit="ns") for path in comparison.paths)
+    for shown, slower in ((comparison, "GPU1 → GPU2"), (replace(comparison, paths=ns), "GPU0 → GPU1")):
+        page = str(render(shown, Format.HTML)).partition("</svg>")[0]
+        ring = float(re.findall(r'cx="([0-9.]+)%" cy="[0-9.]+" r="4.5" class="before"', page)[0])
+        dots = {title: float(x) for x, title in re.findall(r'<circle cx="([0-9.]+)%"[^>]*><title>([^:]+):', page) if x}
+        assert {path: x < ring for path, x in dots.items() if abs(x - ring) > 5} == {
+            path: path == slower for path in ("GPU1 → GPU2", "GPU0 → GPU1")
+        }
+
+
+def test_runs_that_hardly_overlap_are_not_compared_and_the_reason_says_how_much_they_share() -> None:
+    few = replace(
+        run(),
+        measurements=tuple(
+            m if place < 2 else replace(m, size_bytes=4096) for place, m in enumerate(run().measurements)
+        ),
+    )
+    comparison = two(run(), few)
+    number = len(run().measurements)
+    assert (comparison.compared, comparison.exit_code, comparison.paths) == (0, ExitCode.NOTHING, ())
+    text = " ".join(text_of(comparison).split())
+    both = f"{number} and {number} measured paths, of which only 2 are the same"
+    assert text.startswith(f"NOT COMPARED: the runs hardly overlap: they have {both}")
+    part = replace(run(), measurements=run().measurements[:2])
+    assert two(run(), part).compared == 2, "a part of a run is compared with the whole"
 
 
 @pytest.mark.parametrize(("percent", "told"), [(4.5, 0), (5.6, 1)])
@@ -299,8 +342,7 @@ def test_as_markdown_for_a_ticket() -> None:
     assert (row.where, len(row.paths), row.of, len(row.cases)) == ("GPU1 -> *", 6, 6, 2)
     text = str(render(comparison, Format.MARKDOWN))
     assert text.startswith("## egmctl compare: WORSE\n")
-    assert "WORSE GPU1 -\\> \\*: 20.0 % slower (6 of 6 paths)" in text
-    assert text.count("| worse |") + text.count("| **worse** |") == 6
+    assert len(re.findall(r"^  .*GPU1.* -(20\.[0-9]|19\.9) %  worse$", text, re.M)) == 6
 
 
 # --- what is no bandwidth --------------------------------------------------------------------------------------------

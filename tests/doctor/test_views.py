@@ -129,8 +129,15 @@ class TestText:
         shown = doctor_text(SICK, level=Level.VERBOSE)
         assert "seen   access(/dev/nvidia3): EPERM" in shown
         lines = [" ".join(line.split()) for line in shown.splitlines()]
-        assert "env.fine node as it should be; 4 GPUs are there" in lines
-        assert "egm.route node not an EGM platform" in lines
+        assert {"env 1: fine", "egm 2: route, capability"} <= {*lines}, "a line per area"
+        everything = [" ".join(line.split()) for line in doctor_text(SICK, level=Level.ALL).splitlines()]
+        assert "env.fine node as it should be; 4 GPUs are there" in everything
+        assert "egm.route node not an EGM platform" in everything
+
+    def test_the_page_has_the_topology_before_the_checks_that_passed(self) -> None:
+        page = str(render(SICK, Format.HTML))
+        places = [page.index(part) for part in ('class="finding"', "<svg", 'id="passed"', 'id="does-not-apply"')]
+        assert places == sorted(places)
 
     @pytest.mark.parametrize("width", [60, 80, 200])
     def test_no_line_is_wider_than_the_terminal_but_a_command(self, width: int) -> None:

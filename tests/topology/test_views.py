@@ -13,12 +13,15 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+from egmctl.facts import replay
 from egmctl.model.host import Driver, Process
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.model.record import Reason, Unread
+from egmctl.report.document import plain
 from egmctl.report.exports.csv import topo_csv
 from egmctl.report.exports.json import result_json
 from egmctl.report.kinds import Format, render
+from egmctl.report.views.node_drawing import node_text
 from egmctl.topology.topology import topology
 from tests.doctor.machines import patched, shipped, with_gpu_denied
 from tests.topology import builders
@@ -53,6 +56,36 @@ def test_a_blocked_route_names_what_blocks_it_in_its_cell_and_the_gpu_in_a_note(
     assert "blocked: device-cgroup" in text
     notes = " ".join(text.split("Notes\n")[1].split())
     assert "GPU0 to NUMA 1: blocked; GPU1: denied by the device cgroup (/dev/nvidia1: EPERM)" in notes
+
+
+def drawn(machine: Machine, width: int = 80) -> str:
+    return "\n".join(plain(line) for line in node_text(topology(machine), width))
+
+
+@pytest.mark.parametrize("name", replay.names())
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_drawing_of_every_machine_fits_the_width_and_its_boxes_are_closed(name: str, width: int) -> None:
+    machine = shipped(name)
+    lines = [line.rstrip() for line in drawn(machine, width).splitlines()[:-1]]
+    assert bool(lines) == (len(machine.gpus or ()) * 9 <= width)
+    assert max(map(len, lines), default=0) <= width
+    corners = [sum(line.count(corner) for line in lines) for corner in "╭╮╰╯"]
+    assert len(set(corners)) == 1
+    assert sorted(re.findall(r"GPU\d+", "".join(lines))) == sorted(f"GPU{g.index}" for g in machine.gpus or () if lines)
+
+
+def test_the_drawing_crosses_out_missing_links_and_names_what_blocks_a_gpu() -> None:
+    gpus = [gpu(i, active=14 if i == 3 else None) for i in range(4)]
+    nvlinks = {(a, b): 14 if 3 in (a, b) else 18 for a in range(4) for b in range(4)}
+    few = drawn(builders.machine(gpus, nvlinks=nvlinks))
+    assert "╳ NV14 of 18" in few  # noqa: RUF001
+    assert "14 of 18 NVLinks" in few
+    hidden = [grace_gpu(0, node=0), out_of_sight(grace_gpu(1, node=1))]
+    blocked = drawn(builders.machine(hidden, architecture="aarch64"))
+    assert "╳ blocked" in blocked  # noqa: RUF001
+    assert "│ blocked: device-cgroup" in blocked
+    denied = drawn(with_gpu_denied(shipped("dgx-h100"), 2))
+    assert (denied.count("│blocked│"), "block " in denied, "║ 450 " in denied) == (1, False, True)
 
 
 def test_fewer_nvlinks_than_the_siblings_are_marked_and_named() -> None:

@@ -260,6 +260,7 @@ def test_the_page_holds_all_three_and_each_anchor_once() -> None:
     ids = Counter(part.partition('"')[0] for part in page.split('id="')[1:])
     assert max(ids.values()) == 1
     assert ids.keys() >= {"doctor", "topology", "bench"}
+    assert page.index('id="topology"') < page.index('id="doctor"') < page.index('id="bench"')
 
 
 def test_the_document_fits_its_schema() -> None:

@@ -31,9 +31,9 @@ def code(text: str) -> str:
     return f"{fence}{pad}{shown}{pad}{fence}".replace("|", "\\|")
 
 
-def code_block(text: str, language: str = "") -> str:
-    """Return a text as a fenced code block."""
-    shown = printable(text)
+def code_block(*lines: str, language: str = "") -> str:
+    """Return lines of text as a fenced code block."""
+    shown = "\n".join(map(printable, lines))
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", shown)), default=0))
     return f"{fence}{language}\n{shown}\n{fence}\n"
 
@@ -125,7 +125,7 @@ def _block(block: doc.Block, depth: int) -> str:
         case doc.KeyValues():
             return "".join(f"- {escaped(name)}: {_words(value)}\n" for name, value in block.rows)
         case doc.Command():
-            return code_block(block.text, "sh")
+            return code_block(block.text, language="sh")
         case doc.Entry():
             check = f" {code(block.id)}" if block.id else ""
             head = f"{'#' * depth} {escaped(block.word)} {_words(block.title)}{check}\n"
@@ -136,6 +136,8 @@ def _block(block: doc.Block, depth: int) -> str:
             return details(block.title, _blocks(doc.body_of(block), depth + 1))
         case doc.Section():
             return f"{'#' * depth} {escaped(block.title)}\n\n{_blocks(doc.body_of(block), depth + 1)}"
+        case doc.Diagram() if block.lines is not None:
+            return code_block(*(doc.plain(line).rstrip() for line in block.lines(80)), language="text")
         case doc.Chart() | doc.Diagram() | doc.Hint():
             return ""
         case _:

@@ -138,6 +138,9 @@ class _Page:
             case doc.Section():
                 self.words(block.title, indent, style=_HEADING)
                 self.blocks(doc.body_of(block), indent)
+            case doc.Diagram() if block.lines is not None:
+                for line in block.lines(self._width):
+                    self.text.append_text(_line(line)).append("\n")
             case doc.Chart() | doc.Diagram():
                 # Other blocks contain the same facts.
                 return

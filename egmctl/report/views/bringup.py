@@ -30,8 +30,8 @@ def bringup_document(bringup: Bringup) -> doc.Document:
     """Return the document of a bring-up, with those of doctor, topo and bench as sections."""
     machine, run = bringup.machine, bringup.run
     parts: dict[str, Callable[[], doc.Document]] = {
-        "Doctor": lambda: doctor_document(bringup.diagnosis),
         "Topology": lambda: topo_document(topology(machine)),
+        "Doctor": lambda: doctor_document(bringup.diagnosis),
     }
     if run is not None:
         parts["Bench"] = lambda: bench_document(run)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from statistics import median
+from xml.etree.ElementTree import Element
 
 from egmctl.errors import ExitCode
 from egmctl.model.comparison import Affected, AttributeDifference, Comparison, Outcome, PathDifference
@@ -12,6 +14,7 @@ from egmctl.model.gpu import FAKE
 from egmctl.model.record import Command
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words
+from egmctl.report.render.page import arrows, element
 from egmctl.report.views.causes import advice as finding_advice
 from egmctl.report.views.causes import finding_entry
 from egmctl.report.views.causes import title as finding_title
@@ -24,6 +27,7 @@ _QUANTITIES = {"GB/s": "Bandwidth", "ns": "Latency", "ms": "Handle life cycle"}
 FINDINGS, FILES = "Findings", "Files"
 """The titles of two sections."""
 _CASES_SHOWN = 3
+_CHANGED = (Outcome.WORSE, Outcome.BETTER)
 _SHOWN = 15
 """The number of differences per section shown without ``-v``."""
 
@@ -34,7 +38,7 @@ def compare_document(comparison: Comparison) -> doc.Document:
     when = f", {' to '.join(dict.fromkeys((times[0], times[-1])))}" if times else ""
     return doc.Document(
         command="egmctl compare",
-        subject=heading(comparison),
+        subject=arrows(heading(comparison)),
         subtitle=f"{heading(comparison)}: {several(len(comparison.nodes), 'file')}{when}",
         banners=tuple(banners(comparison)),
         body=tuple(_body(comparison)),
@@ -133,23 +137,22 @@ def _counted(comparison: Comparison) -> str:
 def _body(comparison: Comparison) -> Iterator[doc.Block]:
     yield verdict(comparison)
     yield from _causes(comparison)
+    if not comparison.of_nodes:
+        yield doc.Section("Changes, the slowest first", partial(_changes, comparison))
     for unit, title in (*_QUANTITIES.items(), ("", "Other paths")):
         rows = [row for row in comparison.affected if _unit(comparison, row) == unit]
-        yield doc.Section(title, tuple(_entry(comparison, row) for row in rows))
+        if comparison.of_nodes or not unit:
+            yield doc.Section(title, tuple(_entry(comparison, row) for row in rows))
     yield _entries(comparison, comparison.words, FINDINGS if comparison.kind is Command.DOCTOR else "Facts")
     if comparison.same:
         yield doc.Paragraph((doc.Span("SAME", Tone.GOOD), f"  {comparison.same_folded}"))
-    if not comparison.of_nodes:
-        for level, title in ((Level.VERBOSE, "Paths that differ"), (Level.ALL, "Paths that are the same")):
-            yield doc.Section(title, partial(_tables, comparison, level), level=level)
     one_sided = doc.Bullets(tuple(_one_sided(comparison)))
     yield doc.Section("Paths on one side, unstable, or over another link", (one_sided,))
     yield _entries(comparison, comparison.machines, "Machine differences")
     notes = [*_problems(comparison), *comparison.notes]
-    if comparison.kind in (Command.BENCH, Command.BRINGUP):
-        reference = "the median of the nodes" if comparison.of_nodes else "the first run"
+    if comparison.kind in (Command.BENCH, Command.BRINGUP) and comparison.of_nodes:
         above = f"above {100 * comparison.tolerance:g} % and above 3x run-to-run noise"
-        notes.append(f"shown are changes from {reference} {above}")
+        notes.append(f"shown are changes from the median of the nodes {above}")
     yield doc.Section("Notes", (doc.Bullets(tuple(notes)),))
     files = tuple((node.name, _time(node.at) or "-", node.tool) for node in comparison.nodes)
     yield doc.Section(FILES, (doc.table(("file", "when", "written by"), files),), level=Level.VERBOSE)
@@ -187,7 +190,7 @@ def _entry(comparison: Comparison, row: Affected) -> doc.Entry:
 
 def _medians(paths: Iterable[PathDifference]) -> Iterator[str]:
     """Yield for each case the median over the paths of one node, and that of all nodes."""
-    for name, alike in grouped((f"{_name(path)} ({path.unit})", path) for path in paths).items():
+    for name, alike in grouped((f"{path.name}, {_size(path)} ({path.unit})", path) for path in paths).items():
         own = median(path.value for path in alike if path.value is not None)
         usual = median(path.reference for path in alike if path.reference is not None)
         yield f"{name}: {own:.2f}, all nodes {usual:.2f}"
@@ -216,24 +219,97 @@ def _difference(comparison: Comparison, difference: AttributeDifference) -> str:
     return f"{subject}: {difference.reference} -> {difference.value}"
 
 
-def _tables(comparison: Comparison, level: Level) -> Iterator[doc.Matrix]:
-    """Yield one table per case and link for two runs: the paths that are the same for ``ALL``, otherwise the others."""
-    first, second = (node.name for node in comparison.nodes)
-    numbers = (first, second, "change")
-    cases: dict[str, list[PathDifference]] = {}
-    for path in comparison.paths:
-        both = path.reference is not None and path.value is not None
-        if both and (path.outcome is Outcome.SAME) is (level is Level.ALL):
-            cases.setdefault(f"{_name(path)} over {path.link} ({path.unit})", []).append(path)
-    for name, paths in cases.items():
-        yield doc.table(("", *numbers, "outcome"), map(_row, paths), right=numbers, caption=name)
+def _changes(comparison: Comparison) -> Iterator[doc.Block]:
+    """Yield the paths of two runs that changed, the slowest first, and how many did not change."""
+    both = sorted((p for p in comparison.paths if None not in (p.change, p.reference, p.value)), key=_speed)
+    changed = [path for path in both if path.outcome in _CHANGED]
+    same = [path for path in both if path.outcome not in _CHANGED]
+    if changed:
+        yield _diagram(changed[:_SHOWN])
+    if more := changed[_SHOWN:]:
+        yield doc.Hint(f"and {len(more)} more (-v)", more=True)
+        yield doc.Section(f"{len(more)} more", (_diagram(more),), folded=True, level=Level.VERBOSE)
+    if same:
+        band = f"within {100 * comparison.tolerance:g} % or 3x run-to-run noise"
+        yield doc.Paragraph(f"{several(len(same), 'path')} unchanged: {band}", tone=Tone.DIM)
+        yield doc.Section("Unchanged", (_diagram(same),), level=Level.ALL)
 
 
-def _row(path: PathDifference) -> tuple[Words, ...]:
-    unstable = path.outcome is Outcome.DIFFERENT and path.reason.startswith("unstable")
-    word = doc.Span("unstable" if unstable else path.outcome.value, _TONES[path.outcome])
-    numbers = f"{path.reference:.2f}", f"{path.value:.2f}", f"{100 * (path.change or 0):+.1f} %"
-    return path.path, *numbers, word
+def _diagram(paths: Sequence[PathDifference]) -> doc.Diagram:
+    cases = grouped(((path.name, f"{_size(path)} over {path.link} ({path.unit})"), path) for path in paths)
+    return doc.Diagram(partial(_dumbbells, cases), partial(_lines, cases))
+
+
+_Cases = Mapping[tuple[str, str], Sequence[PathDifference]]
+"""The paths by case, and by stage, size, links and unit."""
+
+
+def _lines(cases: _Cases, width: int) -> Iterator[Words]:
+    """Yield a line per path below the name of its case: both medians, the change, and the outcome."""
+    rows = [(path, _values(path)) for paths in cases.values() for path in paths]
+    names, values = (max(map(len, texts)) for texts in zip(*((p.path, text) for p, text in rows), strict=True))
+    for heading, paths in cases.items():
+        whole = ", ".join(heading)
+        yield from (doc.Span(text, Tone.DIM) for text in (heading if len(whole) > width else (whole,)))
+        for path in paths:
+            text = f"  {path.path.ljust(names)}  {_values(path).rjust(values)}  {_percent(path)}  "
+            yield text, doc.Span(path.outcome.value, _TONES[path.outcome])
+
+
+def _values(path: PathDifference) -> str:
+    return f"{path.reference:.2f} -> {path.value:.2f}"
+
+
+def _percent(path: PathDifference) -> str:
+    return f"{100 * (path.change or 0):+7.1f} %"
+
+
+def _dumbbells(cases: _Cases) -> Element:
+    """Return a row per path: both medians, and on a log scale the ring before, the dot after and the band of noise.
+
+    Left is always slower, for latencies too. Coordinates are in percent, so that text and dots keep their size.
+    """
+    speeds = {id(path): _speed(path) for paths in cases.values() for path in paths}
+    low, high = (math.log(limit) for limit in (min(0.7, *speeds.values()) / 1.05, max(1.1, *speeds.values()) * 1.05))
+
+    def at(speed: float) -> str:
+        return f"{100 * (math.log(speed) - low) / (high - low):.2f}%"
+
+    legend = "ring: before; dot: after; grey: noise; left: slower"
+    worst = min((path for paths in cases.values() for path in paths), key=_speed)
+    finding = f"Before and after; the slowest is {worst.path}: {_values(worst)} {worst.unit}"
+    parts = [element("title", finding), element("desc", legend), element("text", legend, x=0, y=14, class_="dim")]
+    y = 34.0
+    ticks = {0.25: "1/4", 0.5: "1/2", 0.75: "3/4", 1.0: "before", 1.5: "3/2", 2.0: "2x"}
+    shown = (speed for speed in ticks if low <= math.log(speed) <= high)
+    parts += [element("text", ticks[speed], x=at(speed), y=y, class_="dim middle") for speed in shown]
+    for heading, paths in cases.items():
+        y += 40
+        parts += [element("text", text, x=0, y=y + 14 * row - 14, class_="dim") for row, text in enumerate(heading)]
+        for path in paths:
+            y += 20
+            look = {Outcome.WORSE: "worse", Outcome.BETTER: "better"}.get(path.outcome, "same")
+            band, speed = min(path.bound or 0, 0.9), at(speeds[id(path)])
+            x, middle = at(1 - band), y + 12
+            width = f"{float(at(1 + band)[:-1]) - float(x[:-1]):.2f}%"
+            words = f"{_values(path)} {path.unit} {_percent(path)}"
+            title = element("title", arrows(f"{path.path}: {words}"))
+            parts += [
+                element("text", arrows(path.path), x=0, y=y, class_="strong"),
+                element("text", arrows(words), x="100%", y=y, class_="end"),
+                element("rect", x=x, y=middle - 7, width=width, height=14.0, class_="noise"),
+                element("line", x1=at(1), x2=speed, y1=middle, y2=middle, class_=f"change {look}"),
+                element("circle", cx=at(1), cy=middle, r=4.5, class_="before"),
+                element("circle", title, cx=speed, cy=middle, r=4.5, class_=look),
+            ]
+            y += 18
+    return element("svg", parts, class_="figure", role="img", width="100%", height=y + 8)
+
+
+def _speed(path: PathDifference) -> float:
+    """Return the speed after as a part of the speed before; for a latency that is before / after."""
+    ratio = 1 + (path.change or 0)
+    return ratio if path.unit == "GB/s" else 1 / ratio
 
 
 def _one_sided(comparison: Comparison) -> Iterator[str]:
@@ -259,9 +335,9 @@ def _problems(comparison: Comparison) -> Iterator[str]:
     return (f"{node.name}: {node.problem}" for node in comparison.nodes if node.problem)
 
 
-def _name(path: PathDifference) -> str:
-    stage = f", {path.stage}" if path.stage else ""
-    return f"{path.name}{stage}, {format_size(path.size_bytes)}"
+def _size(path: PathDifference) -> str:
+    """Return the size of a path's buffers, after the stage of a handle's life cycle."""
+    return ", ".join(filter(None, (path.stage, format_size(path.size_bytes))))
 
 
 def _time(at: str) -> str:

@@ -16,6 +16,8 @@ from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words
 from egmctl.report.views.causes import TONES, finding_entry, title
 from egmctl.report.views.machine import banners, machine_section, subject
+from egmctl.report.views.topo import node_diagram
+from egmctl.topology.topology import topology
 from egmctl.units import grouped, several, shortened
 
 _TITLES = {Status.UNKNOWN: "Not determined", Status.PASS: "Passed", Status.SKIP: "Does not apply"}
@@ -93,8 +95,10 @@ def _body(diagnosis: Diagnosis) -> Iterator[doc.Block]:
     for cause in roots:
         yield _problem(cause)
     yield from _notes(diagnosis, roots)
+    yield doc.Section("Topology", partial(_drawing, diagnosis), level=Level.PAGE)
     for status, name in _TITLES.items():
-        yield doc.Section(name, partial(_table, diagnosis, status), level=Level.VERBOSE)
+        body = _table if status is Status.UNKNOWN else _by_area
+        yield doc.Section(name, partial(body, diagnosis, status), level=Level.VERBOSE)
     yield doc.Section("What was read", partial(_evidence, diagnosis), level=Level.ALL)
     yield machine_section(diagnosis.machine)
 
@@ -131,6 +135,21 @@ def _notes(diagnosis: Diagnosis, roots: Sequence[Cause]) -> Iterator[doc.Block]:
         yield doc.Hint(f"Not determined (-v says why): {shortened(rest, _NAMED)}")
 
 
+def _drawing(diagnosis: Diagnosis) -> Iterator[doc.Diagram]:
+    """Yield the drawing of the node, if its topology is known."""
+    shown = topology(diagnosis.machine)
+    if shown.missing is None:
+        yield node_diagram(shown)
+
+
+def _by_area(diagnosis: Diagnosis, status: Status) -> Iterator[doc.Block]:
+    """Yield a line per area with the names of the checks with a status, and the table for ``-vv``, folded on pages."""
+    checks = dict.fromkeys(finding.check for finding in diagnosis.findings if finding.status is status)
+    areas = grouped(check.partition(".")[::2] for check in checks)
+    yield doc.KeyValues(tuple((area, f"{len(names)}: {', '.join(names)}") for area, names in areas.items()))
+    yield doc.Section("Each of them", partial(_table, diagnosis, status), level=Level.ALL)
+
+
 def _table(diagnosis: Diagnosis, status: Status) -> Iterator[doc.Matrix]:
     """Yield the table of the findings with a status."""
     rows = (
@@ -148,7 +167,7 @@ def _table(diagnosis: Diagnosis, status: Status) -> Iterator[doc.Matrix]:
 def _evidence(diagnosis: Diagnosis) -> Iterator[doc.KeyValues]:
     """Yield the evidence of the findings that are not shown one by one as problems."""
     fine = [finding for finding in diagnosis.findings if finding.status not in TOLD]
-    yield doc.KeyValues(tuple((finding.check, words) for finding in fine for words in _seen(finding)))
+    yield doc.KeyValues(tuple((each.check, words) for each in fine for words in _seen(each)), level=Level.ALL)
 
 
 def checks_document(checks: CheckList) -> doc.Document:

@@ -1,20 +1,21 @@
 """Draw a node: its CPUs, GPUs, NICs and switches, the links between them, and the bandwidths measured over these.
 
-Coordinates are in pixels at the natural size, from the upper left corner. The style sheet ``figure.css`` defines the
-classes.
+The picture is SVG; a terminal gets the CPUs, GPUs and their links as box characters. Coordinates are in pixels at the
+natural size, from the upper left corner. The style sheet ``figure.css`` defines the classes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, zip_longest
 from statistics import median_high
 from xml.etree.ElementTree import Element
 
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Nic
-from egmctl.model.route import LinkClass, LinkKind
+from egmctl.model.route import LinkClass, LinkKind, symbol_of
+from egmctl.report.document import Span, Tone, Words
 from egmctl.report.render.page import element
 from egmctl.topology.access import obstacle
 from egmctl.topology.links import NEAR, Link, active_nvlinks, nvlink
@@ -26,7 +27,7 @@ from egmctl.units import counted, format_size, gpu_name
 def _host_words(topology: Topology, node: int | None) -> list[str]:
     """Return the name of a NUMA node, with its CPUs and memory if they are known."""
     if node is None:
-        return ["NUMA node not known"]
+        return ["NUMA unknown"]
     host = topology.machine.host
     for numa in (host.numa_nodes if host else None) or ():
         if numa.id == node:
@@ -58,7 +59,8 @@ def _route_words(route: HostRoute | None) -> tuple[str, ...]:
     if route is None or not route.hops:
         return () if route is None else (route.symbol,)
     rate = f"{route.nominal_gb_s:.0f} GB/s" if route.nominal_gb_s is not None else ""
-    return (route.symbol, " ".join(filter(None, (rate, "EGM" if route.egm else ""))))
+    symbol = symbol_of(route.hops) if route.kind is RouteKind.LOCAL else route.symbol
+    return (symbol, " ".join(filter(None, (rate, "EGM" if route.egm else ""))))
 
 
 def _cut(text: str, width: float) -> str:
@@ -201,15 +203,9 @@ class _Drawing:
             yield _text(ports, x + 6, y + 29, "dim")
 
     def host_link(self, label: str, node: _Node, x: float) -> Iterator[Element]:
-        ends = (self.topology.gpus[label].bus_id, node.node)
-        route = next((route for route in self.topology.routes if (route.gpu, route.numa_node) == ends), None)
-        look = "link"
-        if route is not None and route.kind is RouteKind.BLOCKED:
-            look = "link down"
-        elif route is not None and route.hops and route.hops[0].link is LinkKind.C2C:
-            look = "link c2c"
+        route, look = _host_route(self.topology, label, node.node)
         start = self.top + _HOST
-        yield _line(look, (x, start), (x, self.cards))
+        yield _line(f"link {look}".rstrip(), (x, start), (x, self.cards))
         nics = self.behind.get(label, ())
         if nics:
             y = self.cards - len(nics) * (_NIC + 6) - _SWITCH - 8
@@ -234,28 +230,20 @@ class _Drawing:
 
     def card(self, label: str, gpu: Gpu) -> Iterator[Element]:
         x, y = self.centres[label] - _COLUMN / 2, self.cards
-        stopped = obstacle(self.topology.machine, gpu)
-        short = _short_of(gpu)
+        look, words = _state(self.topology, gpu)
         memory = (gpu.nvml and gpu.nvml.memory_total_bytes) or (gpu.cuda and gpu.cuda.memory_total_bytes)
-        look, words, style = "card", gpu.bus_id, "dim mono"
-        if stopped:
-            look, words, style = "card blocked", f"blocked: {stopped.block.value}", "bad"
-        elif short:
-            look, words, style = "card degraded", short, "warn"
-        yield _box(look, x, y, _COLUMN, _CARD, radius=8)
+        yield _box(f"card {look}".rstrip(), x, y, _COLUMN, _CARD, radius=8)
         yield _text(label, x + 12, y + 21, "strong")
         if memory:
             yield _text(format_size(memory), x + _COLUMN - 12, y + 21, "dim end")
         yield _text(_cut(gpu_name(gpu.name).removeprefix("NVIDIA "), _COLUMN - 20), x + 12, y + 39)
-        yield _text(words, x + 12, y + 56, style)
+        yield _text(
+            _cut(words, _COLUMN - 12), x + 12, y + 56, {"blocked": "bad", "degraded": "warn"}.get(look, "dim mono")
+        )
 
     def below(self) -> tuple[list[Element], float]:
         """Return the drawing of the NVLinks, and the total height of the picture."""
-        links = {
-            (a, b): link
-            for a, b in combinations(self.topology.gpus, 2)
-            if (link := self.topology.link(a, b)).kind is LinkClass.NVLINK
-        }
+        links = _nvlinks(self.topology)
         if not links:
             return [], self.bottom + _PAD
         if any(link.through == "switch" for link in links.values()):
@@ -268,25 +256,18 @@ class _Drawing:
     def switched(self, links: Mapping[tuple[str, str], Link]) -> Iterator[Element]:
         bar = self.bottom + _BELOW
         for label, centre in self.centres.items():
-            own = [link for pair, link in links.items() if label in pair]
-            if not own:
+            if not any(label in pair for pair in links):
                 continue
             x, gpu = centre - _COLUMN / 2 + _LEFT, self.topology.gpus[label]
-            # Use the GPU's own links: a pair has only as many links as the GPU that has fewer of them.
-            active, count = active_nvlinks(gpu), gpu.nvml.nvlink_count if gpu.nvml else None
-            most = active or max(link.nvlinks or 0 for link in own)
-            short = active < count if active is not None and count else any(link.nvlinks_expected for link in own)
-            missing = f" of {count}" if short and count else "*" if short else ""
-            yield _line("link down" if short else "link nvlink", (x, self.cards + _CARD), (x, bar))
+            most, missing = _trunk(gpu, [link for pair, link in links.items() if label in pair])
+            yield _line("link down" if missing else "link nvlink", (x, self.cards + _CARD), (x, bar))
             words = _with_rate(f"NV{most}{missing}", gpu, most)
             out = [self.rates[label, other] for other in self.centres if (label, other) in self.rates]
             back = [self.rates[other, label] for other in self.centres if (other, label) in self.rates]
             down, up = (median_high(values) if values else None for values in (out, back))
             yield from _words((words,), down, up, x + 10, self.bottom + 24)
-        count = len(self.topology.machine.switches or ())
-        name = f"{count} NVSwitch{'es' * (count != 1)}" if count else "NVLink switches"
         yield _box("switch", _PAD, bar, self.width - 2 * _PAD, _SWITCH + 12, radius=8)
-        yield _text(name, self.width / 2, bar + 22, "strong middle")
+        yield _text(_switches(self.topology), self.width / 2, bar + 22, "strong middle")
 
     def direct(self, links: Mapping[tuple[str, str], Link]) -> tuple[list[Element], float]:
         """Return one line per pair of GPUs, the nearest pairs first, and the total height of the picture."""
@@ -312,6 +293,124 @@ class _Drawing:
             middle = _widest(sorted((left, *crossing, right)))
             names.append(_text("  ".join((words, *measured)), middle, y - 6, "dim middle halo"))
         return [*lines, *names], y + 2 * _PAD
+
+
+_WIDEST, _NARROWEST = 36, 9
+"""The limits of the width of a GPU in text, in characters, with the space after it."""
+_IN_SHORT = {"blocked": "blocked", "degraded": "reduced", "": ""}
+_MARKS = {"nvlink": ("║", Tone.STRONG), "c2c": ("║", Tone.GOOD), "down": ("╳", Tone.BAD), "": ("│", Tone.PLAIN)}  # noqa: RUF001
+
+
+def node_text(topology: Topology, width: int) -> Iterator[Words]:
+    """Yield the lines of the drawing for a terminal; none if its GPUs need more than ``width`` characters."""
+    nodes = [node for node in _nodes(topology, {}) if node.gpus or node.node is not None]
+    slots = [(node, label) for node in nodes for label in node.gpus or ("",)]
+    size = min(_WIDEST, width // max(len(slots), 1))
+    if size < _NARROWEST or not topology.gpus:
+        return
+    nvlinks = _nvlinks(topology)
+    boxes = [list(_cpu_lines(topology, node, size)) for node in nodes]
+    lines = [list(_gpu_lines(topology, label, node, size, nvlinks)) if label else [] for node, label in slots]
+    linked = all(node.node is not None for node in nodes)
+    for row in zip(*boxes, strict=True):
+        yield " ".join(row).replace("│ │", "├─┤" if linked else "│ │")
+    rows = list(zip_longest(*lines, fillvalue=("", Tone.PLAIN)))
+    yield from (tuple(Span(text.ljust(size), tone) for text, tone in row) for row in rows)
+    if nvlinks:
+        ports = [place * size + 2 for place, column in enumerate(lines) if len(column) == len(rows)]
+        total = len(slots) * size - 1
+        direct = counted(link.symbol for link in nvlinks.values() if link.through != "switch")
+        name = f"NVLink without switches, by pair: {direct}" if direct else _switches(topology)
+        yield _edge("╔═╗", total, ports, "╩")
+        yield f"║ {name[: total - 4].ljust(total - 4)} ║"
+        yield _edge("╚═╝", total)
+    yield Span("nominal GB/s  ║ NVLink, C2C  │ PCIe  ╳ missing or blocked", Tone.DIM)  # noqa: RUF001
+
+
+def _edge(corners: str, width: int, ports: Sequence[int] = (), port: str = "") -> str:
+    line = [corners[0], *corners[1] * (width - 2), corners[2]]
+    return "".join(port if place in ports else char for place, char in enumerate(line))
+
+
+def _cpu_lines(topology: Topology, node: _Node, size: int) -> Iterator[str]:
+    """Yield the three lines of a CPU's box, with as many of its values as fit."""
+    width = (len(node.gpus) or 1) * size - 1
+    name, *further = _host_words(topology, node.node)
+    while further and len("  ".join((name, *further))) > width - 4:
+        further.pop()
+    yield _edge("╭─╮", width)
+    yield f"│ {name[: width - 4]}{'  '.join(further).rjust(width - 4 - len(name[: width - 4]))} │"
+    yield _edge("╰─╯", width, [place * size + 2 for place in range(len(node.gpus))], "┬")
+
+
+def _gpu_lines(
+    topology: Topology, label: str, node: _Node, size: int, nvlinks: Mapping[tuple[str, str], Link]
+) -> Iterator[tuple[str, Tone]]:
+    """Yield the lines of a GPU, each with its tone: the link to its CPU, its card, its NVLinks."""
+    room, gpu = size - 5, topology.gpus[label]
+    route, look = _host_route(topology, label, node.node)
+    own = [link for pair, link in nvlinks.items() if label in pair]
+    most, missing = _trunk(gpu, own) if own else (0, "")
+    symbol, rate = (*_route_words(route), "", "")[:2]
+    yield from _link_lines(look, symbol or "?", rate, room)
+    state, words = _state(topology, gpu)
+    tone = Tone.BAD if state else Tone.PLAIN
+    name = gpu_name(gpu.name).removeprefix("NVIDIA ")
+    yield _edge("╭─╮", size - 1, (2,), "┴"), tone
+    for text in (label, name):
+        yield f"│ {text[:room].ljust(room)} │", tone
+    if len(words) <= room + 1:
+        yield f"│ {words.ljust(room + 1)}│", tone
+    elif any(_state(topology, other)[0] for other in topology.gpus.values()):
+        yield f"│{_IN_SHORT[state].ljust(room + 2)}│", tone
+    yield _edge("╰─╯", size - 1, (2,) if own else (), "╥"), tone
+    if own:
+        yield from _link_lines("down" if missing else "nvlink", f"NV{most}{missing}", _with_rate("", gpu, most), room)
+
+
+def _link_lines(look: str, symbol: str, rate: str, room: int) -> Iterator[tuple[str, Tone]]:
+    mark, tone = _MARKS[look]
+    for text in (symbol, rate.strip()):
+        yield f"  {mark} {next((words for words in (text, *text.split()[:1]) if len(words) <= room), '')}", tone
+
+
+def _host_route(topology: Topology, label: str, node: int | None) -> tuple[HostRoute | None, str]:
+    """Return the route from a GPU to its own CPU, and the look of its line."""
+    ends = (topology.gpus[label].bus_id, node)
+    route = next((route for route in topology.routes if (route.gpu, route.numa_node) == ends), None)
+    if route is not None and route.kind is RouteKind.BLOCKED:
+        return route, "down"
+    return route, "c2c" if route is not None and route.hops and route.hops[0].link is LinkKind.C2C else ""
+
+
+def _state(topology: Topology, gpu: Gpu) -> tuple[str, str]:
+    """Return the look of a GPU's card, and what is wrong with the GPU, or else its bus id."""
+    if stopped := obstacle(topology.machine, gpu):
+        return "blocked", f"blocked: {stopped.block.value}"
+    short = _short_of(gpu)
+    return ("degraded", short) if short else ("", gpu.bus_id)
+
+
+def _nvlinks(topology: Topology) -> dict[tuple[str, str], Link]:
+    """Return the pairs of GPUs that NVLinks join."""
+    pairs = {pair: topology.link(*pair) for pair in combinations(topology.gpus, 2)}
+    return {pair: link for pair, link in pairs.items() if link.kind is LinkClass.NVLINK}
+
+
+def _trunk(gpu: Gpu, links: Sequence[Link]) -> tuple[int, str]:
+    """Return the number of a GPU's active NVLinks, and words on missing ones.
+
+    The GPU's own links count: a pair has only as many links as the GPU that has fewer of them.
+    """
+    active, count = active_nvlinks(gpu), gpu.nvml.nvlink_count if gpu.nvml else None
+    short = active < count if active is not None and count else any(link.nvlinks_expected for link in links)
+    most = active or max(link.nvlinks or 0 for link in links)
+    return most, f" of {count}" if short and count else "*" if short else ""
+
+
+def _switches(topology: Topology) -> str:
+    count = len(topology.machine.switches or ())
+    return f"{count} NVSwitch{'es' * (count != 1)}" if count else "NVLink switches"
 
 
 def _behind_switches(topology: Topology) -> dict[str, list[str]]:

@@ -12,7 +12,7 @@ from egmctl.model.gpu import C2cLink, Gpu, NvLink
 from egmctl.model.host import Nic, PcieLink, PciFunction
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.model.record import Reason, Record
-from egmctl.model.route import Hop, LinkClass, LinkKind
+from egmctl.model.route import Hop, LinkClass, LinkKind, symbol_of
 from egmctl.report import document as doc
 from egmctl.report.document import Align, Level, Tone
 from egmctl.report.views.machine import banners, machine_section, numa_rows, subject
@@ -22,7 +22,7 @@ from egmctl.topology.notes import NoteKind
 from egmctl.topology.platform import PlatformKind, own_node
 from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.topology.topology import Topology
-from egmctl.units import format_kernel_list, gpu_name, grouped, natural, printable, several, shortened
+from egmctl.units import format_kernel_list, gpu_name, grouped, printable, several, shortened
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -147,7 +147,7 @@ def _c2c(links: tuple[C2cLink, ...] | None) -> str:
 def _nic(nic: Nic) -> str:
     parts = [nic.name]
     if nic.pci is not None:
-        parts.append(nic.pci.bus_id)
+        parts.append(nic.pci.bus_id if nic.host_numa_id is None else f"{nic.pci.bus_id}, NUMA {nic.host_numa_id}")
     for port in nic.ports:
         rate = "" if port.rate_gbit_s is None else f" {port.rate_gbit_s:g} Gbit/s"
         parts.append(f"port {port.number} {port.link_layer or 'unknown'} {port.state or 'state unknown'}{rate}")
@@ -199,6 +199,18 @@ def topo_document(topology: Topology) -> doc.Document:
     )
 
 
+def matrix_document(topology: Topology) -> doc.Document:
+    """Return the document of ``topo -m``: the matrix of all devices, as ``nvidia-smi topo -m`` has it, and the routes.
+
+    A topology without a matrix is shown whole.
+    """
+    whole = topo_document(topology)
+    matrix = gpu_matrix(topology, [*topology.gpus, *topology.nics])
+    matrix = replace(matrix, caption="", after=_nic_names(topology))
+    body: tuple[doc.Block, ...] = (matrix, _topo_routes(topology), *_legend(topology))
+    return whole if topology.missing is not None else replace(whole, body=body)
+
+
 def _body(topology: Topology) -> Iterator[doc.Block]:
     lacking = topology.missing
     if lacking is not None:
@@ -209,12 +221,11 @@ def _body(topology: Topology) -> Iterator[doc.Block]:
         yield doc.Section("Found", (doc.KeyValues(found_anyway(topology.machine)),))
         return
     yield from summary(topology)
-    yield node_diagram(topology)
+    yield replace(node_diagram(topology), lines=partial(_drawn, topology))
     if topology.gpus:
         yield gpu_matrix(topology)
     if topology.nics:
-        names = "  ".join(f"{label}={nic.name}" for label, nic in topology.nics.items())
-        yield _matrix(topology, "NIC links", list(topology.gpus), list(topology.nics), (names,))
+        yield _matrix(topology, "NIC links", list(topology.gpus), list(topology.nics), _nic_names(topology))
         nics = list(topology.nics)
         yield replace(_matrix(topology, "NIC to NIC links", nics, nics), level=Level.VERBOSE)
     if topology.routes:
@@ -249,14 +260,6 @@ def _sentences(topology: Topology) -> Iterator[str]:
     domain = f"; one tray of a multi-node NVLink domain (clique {verdict.clique_id})"
     yield f"{verdict.what}, {egm}{domain if verdict.clique_id is not None else ''}."
     yield from _between_gpus(topology)
-    near = []
-    for node in topology.numa_nodes:
-        local = [label for label, gpu in topology.gpus.items() if gpu.host_numa_id == node]
-        nics = [label for label, nic in topology.nics.items() if nic.pci is not None and nic.pci.numa_node == node]
-        if local or nics:
-            near.append(f"NUMA {node}: {_folded(local) or 'no GPU'}" + (f" with {_folded(nics)}" if nics else ""))
-    if near:
-        yield f"{'; '.join(near)}."
     close = [f"{gpu}-{nic}" for gpu in topology.gpus for nic in topology.nics if topology.link(gpu, nic).kind in NEAR]
     if close:
         yield f"On the same PCIe switch: {', '.join(close)}."
@@ -296,17 +299,6 @@ def _joined(topology: Topology, pair: tuple[str, str]) -> str:
     return f"{several(link.nvlinks or 0, 'NVLink')}{through}{each}"
 
 
-def _folded(labels: Sequence[str]) -> str:
-    """Return labels folded into ranges: ``GPU0-3``."""
-    kinds: dict[str, set[int]] = {}
-    for label in sorted(labels, key=natural):
-        name = label.rstrip("0123456789")
-        if name == label:
-            return label
-        kinds.setdefault(name, set()).add(int(label[len(name) :]))
-    return ", ".join(f"{name}{format_kernel_list(numbers)}" for name, numbers in kinds.items())
-
-
 def node_diagram(topology: Topology, rates: Mapping[tuple[str, str], float] | None = None) -> doc.Diagram:
     """Return the diagram of a node, with the measured GB/s by the labels of source and destination."""
 
@@ -318,11 +310,18 @@ def node_diagram(topology: Topology, rates: Mapping[tuple[str, str], float] | No
     return doc.Diagram(draw)
 
 
-def gpu_matrix(topology: Topology) -> doc.Matrix:
-    """Return the matrix of the links between GPUs, with each GPU's affinities."""
-    labels = list(topology.gpus)
+def _drawn(topology: Topology, width: int) -> Iterator[doc.Words]:
+    from egmctl.report.views.node_drawing import node_text
+
+    return node_text(topology, width)
+
+
+def gpu_matrix(topology: Topology, labels: Sequence[str] = ()) -> doc.Matrix:
+    """Return the matrix of the links between GPUs, or between these GPUs and NICs, with each GPU's affinities."""
+    labels = labels or list(topology.gpus)
     matrix = _matrix(topology, "GPU links", labels, labels)
-    affinities = doc.grid("", ((label, _affinities(gpu)) for label, gpu in topology.gpus.items()), align=Align.LEFT)
+    gpus = ((label, topology.gpus.get(label)) for label in labels)
+    affinities = doc.grid("", ((label, _affinities(gpu) if gpu else {}) for label, gpu in gpus), align=Align.LEFT)
     return replace(matrix, groups=(*matrix.groups, tuple(doc.columns(affinities))))
 
 
@@ -336,6 +335,11 @@ def _matrix(
     return doc.grid(caption, cells, align=Align.LEFT, after=after)
 
 
+def _nic_names(topology: Topology) -> tuple[str, ...]:
+    names = "  ".join(f"{label}={nic.name}" for label, nic in topology.nics.items())
+    return (names,) if names else ()
+
+
 def link_cell(link: Link) -> doc.Cell:
     """Return the cell with the symbol of a link, marked with ``*`` if NVLinks are missing."""
     mark = "*" if link.nvlinks_expected else ""
@@ -347,16 +351,21 @@ def _topo_routes(topology: Topology) -> doc.Matrix:
     groups = []
     for node in topology.numa_nodes:
         routes = [route for route in topology.routes if route.numa_node == node]
-        symbols = tuple(doc.Cell(_route_text(route), tones.get(route.kind, Tone.PLAIN)) for route in routes)
+        symbols = tuple(doc.Cell(route_words(topology, route), tones.get(route.kind, Tone.PLAIN)) for route in routes)
         rates = tuple(doc.Cell(rate_text(route)) for route in routes)
-        groups.append((doc.Series((f"NUMA {node}",), symbols, align=Align.LEFT), doc.Series((), rates)))
+        wrap = any(route.siblings for route in routes)
+        groups.append((doc.Series((f"NUMA {node}",), symbols, align=Align.LEFT, wrap=wrap), doc.Series((), rates)))
     name = "EGM routes" if any(route.egm for route in topology.routes) else "Routes"
     return doc.Matrix(
         caption=f"{name} to host memory (nominal GB/s per direction)", rows=tuple(topology.gpus), groups=tuple(groups)
     )
 
 
-def _route_text(route: HostRoute) -> str:
+def route_words(topology: Topology, route: HostRoute) -> str:
+    """Return a route's symbol, with its obstacle; in words if it depends on which GPU of the CPU owns the memory."""
+    if route.to_sibling is not None:
+        others = " or ".join(map(topology.label, route.siblings))
+        return f"own {symbol_of(route.hops)} or {symbol_of((route.to_sibling, *route.hops))} of {others}"
     return route.symbol if route.blocked_by is None else f"{route.symbol}: {route.blocked_by.value}"
 
 
@@ -398,8 +407,7 @@ _MEANINGS = {
     "NV#": "a bonded set of # NVLinks",
     "NV#*": "fewer NVLinks than expected",
     "C2C": "EGM over the GPU's own NVLink-C2C",
-    "C2C|NV#>C2C": "EGM by the memory's owner: this GPU, or another of its CPU",
-    "NV#>C2C": "EGM over NVLink to a GPU of that node, then its NVLink-C2C",
+    "NV#>C2C": "EGM over NVLink to the memory's owner, then over that GPU's NVLink-C2C",
     "C2C-sys": "NVLink-C2C as ordinary system memory, not EGM",
     "PCIe": "PCIe only, not EGM",
     ">SMP": "onwards over the CPUs' interconnect",
@@ -430,7 +438,7 @@ def _legend(topology: Topology) -> Iterator[doc.KeyValues]:
         symbols.add("NV#" if link.kind is LinkClass.NVLINK else link.symbol)
         symbols |= {"NV#*"} if link.nvlinks_expected else set()
     for route in topology.routes:
-        symbols.add(_ROUTES.get(route.kind, "C2C|NV#>C2C" if route.siblings else "C2C"))
+        symbols |= {_ROUTES.get(route.kind, "C2C"), "NV#>C2C" if route.siblings else ""}
         symbols |= {">SMP" for hop in route.hops if hop.link is LinkKind.SMP}
         symbols |= {"?" for hop in route.hops if hop.link is LinkKind.UNKNOWN}
         symbols |= {"<=" if rate_text(route).startswith("<=") else rate_text(route)}
