@@ -237,7 +237,7 @@ def _changes(comparison: Comparison) -> Iterator[doc.Block]:
 
 def _diagram(paths: Sequence[PathDifference]) -> doc.Diagram:
     cases = grouped(((path.name, f"{_size(path)} over {path.link} ({path.unit})"), path) for path in paths)
-    return doc.Diagram(partial(_dumbbells, cases), partial(_lines, cases))
+    return doc.Diagram(partial(_dumbbells, cases), lines=partial(_lines, cases))
 
 
 _Cases = Mapping[tuple[str, str], Sequence[PathDifference]]
