@@ -189,7 +189,13 @@ def emit(content: Text | str, file: Path | None = None, *, force: bool = False, 
     check_output(None)
     text = _render(content, colored=colored(sys.stdout, color))
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A character that the locale cannot encode must not lose the result.
+        try:
+            "█".encode(sys.stdout.encoding)
+        except UnicodeEncodeError:
+            from egmctl.report.render.text import ASCII
+
+            text = text.translate(ASCII)
+        # Any other character that the locale cannot encode must not lose the result.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         sys.stdout.write(text)

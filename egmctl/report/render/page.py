@@ -93,6 +93,8 @@ class PageSection:
     id: str
     title: str
     body: tuple[Child, ...]
+    folded: bool = False
+    """Whether only the heading is shown until the reader opens it."""
 
 
 def page(command: str, title: str, subtitle: str, banners: Sequence[str], sections: Sequence[PageSection]) -> str:
@@ -147,10 +149,14 @@ def style(*names: str) -> str:
 
 
 def _section(section: PageSection) -> Element:
+    heading: Child = element("h2", section.title, id=f"{section.id}-heading")
+    if section.folded:
+        heading = element("details", element("summary", heading), element("div", section.body))
     return element(
         "section",
-        element("h2", section.title, id=f"{section.id}-heading"),
-        section.body,
+        heading,
+        None if section.folded else section.body,
         id=section.id,
+        class_="folded" if section.folded else None,
         aria_labelledby=f"{section.id}-heading",
     )
