@@ -216,7 +216,7 @@ class Bar:
     """The latency from which a path fails; ``None`` for a bandwidth, which fails below its expected value."""
     less: bool = False
     """Whether less is better."""
-    state: Words
+    state: Span
     """The number of paths, and how many of them are slow."""
     mark: str = ""
     """The sign of the worst grade: ``!`` fails, ``~`` warns."""
@@ -298,8 +298,6 @@ class Diagram(_Leveled):
     """The function that returns the picture for a phone; ``None`` if there is only one."""
     note: str = ""
     """How to read it."""
-    broad: bool = False
-    """Whether it takes the whole width of a page."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,9 @@ MAIN = (
 def bar(median: float = 300.0, **changed: object) -> Bar:
     """Return a bar whose link carries 400 GB/s."""
     worst = Dot(label="GPU1 -> GPU0", value=median)
-    made = Bar(name="GPU -> GPU", unit="GB/s", median=median, worst=worst, limit=400.0, state="12 ok", dots=(worst,))
+    made = Bar(
+        name="GPU -> GPU", unit="GB/s", median=median, worst=worst, limit=400.0, state=doc.Span("12 ok"), dots=(worst,)
+    )
     return replace(made, **changed)  # type: ignore[arg-type]
 
 

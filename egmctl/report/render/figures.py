@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ def track(bar: Bar) -> Element:
     return element(
         "svg",
         element("title", arrows(f"{words} {bar.worst.label}{expected}{limit}")),
-        element("desc", arrows(doc.plain(bar.state))),
+        element("desc", bar.state.text),
         element("rect", x=0, y=2, width="100%", height=12, class_="track"),
         element("rect", x=at(bar.fail), y=2, width=fails, height=12, class_="failing") if bar.fail else None,
         element("rect", x=0, y=2, width=at(bar.median), height=12, class_="data"),
@@ -97,24 +98,14 @@ def _dots(bar: Bar, at: Callable[[float], str]) -> Iterator[Element]:
     )
     for (tone, _), dots in places.items():
         paths = shortened([f"{dot.label} {doc.number(dot.value)}" for dot in dots], 4)
-        look = f"dot {_CLASSES.get(tone, '')}".rstrip()
-        yield element(
-            "circle",
-            element("title", arrows(paths)),
-            cx=at(dots[0].value),
-            cy=22,
-            r=4.5 if tone in _CLASSES else 3.5,
-            class_=look,
-        )
+        look, x = _CLASSES.get(tone, ""), at(dots[0].value)
+        yield _circle(x, 22, 4.5 if look else 3.5, f"dot {look}".rstrip(), paths)
         if tone is Tone.BAD and len(dots) > 1:
-            yield element(
-                "text",
-                f"\N{MULTIPLICATION SIGN}{len(dots)}",
-                x=at(dots[0].value),
-                y=26,
-                dx=8,
-                class_=look.removeprefix("dot "),
-            )
+            yield element("text", f"{_TIMES}{len(dots)}", x=x, y=26, dx=8, class_=look)
+
+
+def _circle(x: str | float, y: float, radius: float, look: str, words: str) -> Element:
+    return element("circle", element("title", arrows(words)), cx=x, cy=y, r=radius, class_=look)
 
 
 WIDTH, HEIGHT = 1060, 370
@@ -260,30 +251,17 @@ def _curve(what: Chart, number: int, curve: Sequence[doc.Point], x: Scale, y: Sc
         return element("g", line, element("text", arrows(f"{name} {100 * share:.0f} %"), class_="warn end", **at))
     there = " ".join(f"{x(p.x):.1f},{y(p.high):.1f}" for p in curve)
     back = " ".join(f"{x(p.x):.1f},{y(p.low):.1f}" for p in reversed(curve))
-    half = next((p for p in curve if what.steep and p.y >= max(q.y for q in curve) / 2), None)
-    dashed = " dashed" if number >= _STYLES else ""
-    return element(
-        "g",
-        element("polygon", points=f"{there} {back}", class_=f"band fill-{style}"),
-        element("polyline", title, points=path, class_=f"curve curve-{style}{dashed}"),
-        element("circle", cx=x(half.x), cy=y(half.y), r=7, class_=f"ring curve-{style}") if half else None,
-        [
-            element(
-                "circle",
-                element("title", arrows(f"{name}, {_at(what, p.x)}: {doc.number(p.y)} {what.y}")),
-                cx=x(p.x),
-                cy=y(p.y),
-                r=3,
-                class_=f"mark fill-{style}",
-            )
-            for p in curve
-        ],
-        class_="series",
-    )
-
-
-def _at(what: Chart, x: float) -> str:
-    return format_size(round(x)) if what.sizes else f"{x:g} {what.x}"
+    best = max(p.y for p in curve)
+    half = [p for p in curve if what.steep and p.y >= best / 2][:1]
+    rings = [_circle(x(p.x), y(p.y), 7, f"ring curve-{style}", f"{name}: half of the best") for p in half]
+    marks = []
+    for p in curve:
+        place = format_size(round(p.x)) if what.sizes else f"{p.x:g} {what.x}"
+        words = f"{name}, {place}: {doc.number(p.y)} {what.y}"
+        marks.append(_circle(x(p.x), y(p.y), 3, f"mark fill-{style}", words))
+    line = element("polyline", title, points=path, class_=f"curve curve-{style}{' dashed' * (number >= _STYLES)}")
+    band = element("polygon", points=f"{there} {back}", class_=f"band fill-{style}")
+    return element("g", band, line, rings, marks, class_="series")
 
 
 def _names(what: Chart, y: Scale, area: _Area) -> Iterator[Element]:
@@ -300,35 +278,6 @@ def _names(what: Chart, y: Scale, area: _Area) -> Iterator[Element]:
 
 _CLASSES = {Tone.BAD: "bad", Tone.WARN: "warn", Tone.DIM: "dim"}
 
-_TEMPLATE = """\
-<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">
-  <style>
-    .{unique_id}-matrix {{
-      font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace;
-      font-size: {char_height}px;
-      line-height: {line_height}px;
-    }}
-    .{unique_id}-title {{ font-family: sans-serif; font-size: 18px; }}
-    {styles}
-  </style>
-  <defs>
-    <clipPath id="{unique_id}-clip-terminal">
-      <rect x="0" y="0" width="{terminal_width}" height="{terminal_height}"/>
-    </clipPath>
-    {lines}
-  </defs>
-  {chrome}
-  <g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
-    {backgrounds}
-    <g class="{unique_id}-matrix">
-      {matrix}
-    </g>
-  </g>
-</svg>
-"""
-"""The SVG template for rich. Unlike rich's own it loads no web fonts: each piece of text has a position and a width,
-whatever the font."""
-
 
 def picture(text: Text, title: str) -> str:
     """Return coloured text as an SVG document, as wide as its longest line."""
@@ -336,7 +285,11 @@ def picture(text: Text, title: str) -> str:
     width = max((line.cell_len for line in lines), default=1)
     console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, color_system="standard")
     console.print(text, end="", no_wrap=True, overflow="ignore")
-    return console.export_svg(title=title, code_format=_TEMPLATE, unique_id="egmctl")
+    from rich._export_format import CONSOLE_SVG_FORMAT
+
+    # Each piece of text has a position and a width, whatever the font, so no web fonts are needed.
+    template = re.sub(r"@font-face \{\{.*?\n *\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+    return console.export_svg(title=title, code_format=template, unique_id="egmctl")
 
 
 _PAD, _BANNER = 16.0, 30.0

@@ -160,7 +160,7 @@ def _bars(block: doc.Bars) -> Child:
     if rows:
         heads = [element("span", head) for head in ("path class", "share of the link's rate", *_NUMBERS)]
         return [element("h3", block.caption), element("p", heads, class_="rate-heads", aria_hidden="true"), lists]
-    beside = [element("div", _block(picture), class_="whole" if picture.broad else None) for picture in block.beside]
+    beside = [element("div", _block(picture)) for picture in block.beside]
     return element("div", element("div", lists), beside, class_="beside")
 
 
@@ -175,8 +175,7 @@ def _bar(bar: doc.Bar) -> Element:
     """Return the bar of one path class with its numbers."""
     share = f" · {100 * bar.worst.value / bar.expected:.0f} %" if bar.expected else ""
     limit = f" · link {bar.limit:.0f}" if bar.limit else " · less is better" if bar.less else ""
-    state = bar.state if isinstance(bar.state, doc.Span) else doc.Span(doc.plain(bar.state))
-    sign = _SIGNS.get(state.tone, "")
+    sign = {Tone.GOOD: "✓ ", Tone.BAD: "✕ ", Tone.WARN: "▲ "}.get(bar.state.tone, "")
     rest = (f" {bar.unit}", f" {arrows(bar.worst.label)}{share}", limit)
     values = (bar.median, bar.worst.value, bar.expected)
     tones = (None, _class(bar.worst.tone), None)
@@ -190,12 +189,9 @@ def _bar(bar: doc.Bar) -> Element:
         )
         for word, value, look, more in zip(_NUMBERS, values, tones, rest, strict=True)
     ]
-    name = [arrows(bar.name), " ", _span(doc.Span(f"{sign}{state.text}", state.tone))]
+    name = [arrows(bar.name), " ", _span(doc.Span(f"{sign}{bar.state.text}", bar.state.tone))]
     case = element("code", bar.case, class_="case") if bar.case else None
     return element("li", element("p", name, case, class_="name"), figures.track(bar), numbers)
-
-
-_SIGNS = {Tone.GOOD: "✓ ", Tone.BAD: "✕ ", Tone.WARN: "▲ "}
 
 
 def _chart(chart: doc.Chart) -> Element:

@@ -123,7 +123,8 @@ def page(command: str, title: str, subtitle: str, banners: Sequence[str], sectio
         element("title", f"{command}: {title}"),
         raw("style", sheet),
     )
-    contents = [element("li", element("a", section.title, href=f"#{section.id}")) for section in sections]
+    open_sections = [section for section in sections if not section.folded]
+    contents = [element("li", element("a", section.title, href=f"#{section.id}")) for section in open_sections]
     body = element(
         "body",
         element("a", "Skip to the report", href="#report", class_="skip"),
@@ -149,13 +150,11 @@ def style(*names: str) -> str:
 
 
 def _section(section: PageSection) -> Element:
-    heading: Child = element("h2", section.title, id=f"{section.id}-heading")
-    if section.folded:
-        heading = element("details", element("summary", heading), element("div", section.body))
+    heading = element("h2", section.title, id=f"{section.id}-heading")
+    folded = element("details", element("summary", heading), element("div", section.body)) if section.folded else None
     return element(
         "section",
-        heading,
-        None if section.folded else section.body,
+        folded or (heading, section.body),
         id=section.id,
         class_="folded" if section.folded else None,
         aria_labelledby=f"{section.id}-heading",

@@ -198,7 +198,7 @@ class _Page:
             self.text.append(doc.number(bar.median).rjust(_FIGURE), STYLES[Tone.STRONG])
             self.text.append(f"{doc.number(bar.worst.value)}{bar.mark}".rjust(_FIGURE), STYLES[bar.worst.tone])
             self.text.append(doc.number(bar.expected).rjust(_FIGURE))
-            path = _line((*doc.parts(bar.state), f", worst {bar.worst.label}"))
+            path = _line((bar.state, f", worst {bar.worst.label}"))
             if self._width >= _BESIDE:
                 self.text.append("  ").append_text(path)
             elif bar.mark:

@@ -200,16 +200,15 @@ def _warnings(report: RunReport) -> Iterator[doc.Block]:
         f"{sentence} ({several(len(paths), 'path')})" for sentence, paths in seen(report, causes=False).items()
     ]
     yield doc.Bullets(tuple(sentences[:_WARNINGS]))
-    if further := tuple(sentences[_WARNINGS:]):
-        yield doc.Bullets(further, level=Level.VERBOSE)
-        yield doc.Hint(f"and {len(further)} more (-v)", more=True)
+    if further := len(sentences[_WARNINGS:]):
+        yield doc.Hint(f"and {further} more (-v)", more=True)
 
 
 def _details(report: RunReport) -> Iterator[doc.Section]:
     """Yield the details: the drawing, all numbers, the references, and how the run measured."""
+    if not main_rates(report).bars:
+        yield doc.Section("Topology", partial(_drawings, report), folded=True, level=Level.PAGE)
     for machine in report.machines[:_NODES_DRAWN]:
-        if not main_rates(report).bars:
-            yield doc.Section("Topology", partial(_drawings, report), folded=True, level=Level.PAGE)
         yield replace(machine_section(machine), folded=True)
     if len(report.machines) > _NODES_DRAWN:
         words = f"{len(report.machines) - _NODES_DRAWN} more nodes were measured; JSON has the facts of each."
@@ -250,16 +249,13 @@ def _drawings(report: RunReport) -> Iterator[doc.Diagram]:
     chosen = {gpu.bus_id for gpu in report.gpus}
     for machine in report.machines[:_NODES_DRAWN]:
         gpus = [gpu for gpu in machine.gpus or () if gpu.bus_id in chosen]
-        broad = len(gpus) > _GPUS_BESIDE or len({gpu.host_numa_id for gpu in gpus}) > _NODES_BESIDE
-        yield node_diagram(partial(topology, machine, gpus), partial(painted, report), _DRAWN, broad=broad)
+        yield node_diagram(partial(topology, machine, gpus), partial(painted, report), _DRAWN)
 
 
 _DRAWN = (
     "GB/s of single copies, pushed between GPUs, and the share of the link's rate; of a GPU on a switch the median of "
     "its pairs, ↓ out and ↑ in. Red is slow, an arrow one slow pair, dots not measured."
 )
-_GPUS_BESIDE, _NODES_BESIDE = 4, 2
-"""The most GPUs and NUMA nodes whose drawing fits half of a page."""
 
 
 def _kernel(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:

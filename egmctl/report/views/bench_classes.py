@@ -38,7 +38,7 @@ _MOST = 6
 _BY = {
     Engine.COPY_ENGINE: "copy engine",
     Engine.SM_COPY: "kernel",
-    Engine.BULK: "bulk copies (TMA)",
+    Engine.BULK: "TMA",
     Engine.SM_READ: "kernel that only reads",
     Engine.SM_WRITE: "kernel that only writes",
     Engine.ATOMIC: "atomic additions",
@@ -125,10 +125,10 @@ MAIN = (
 """The main questions, the most important first: the cases that answer each, of which the first measured one counts."""
 
 
-def main_measurements(report: RunReport, questions: Sequence[Sequence[str]] = MAIN) -> list[list[Measurement]]:
-    """Return the measurements that answer each question."""
+def main_measurements(report: RunReport) -> list[list[Measurement]]:
+    """Return the measurements that answer each of the main questions."""
     cases = grouped((m.case, m) for m in report.measurements if m.point == USUAL and m.headline is not None)
-    return [next((cases[case] for case in question if case in cases), []) for question in questions]
+    return [next((cases[case] for case in question if case in cases), []) for question in MAIN]
 
 
 def main_rates(report: RunReport) -> doc.Bars:
@@ -210,8 +210,7 @@ def class_tables(report: RunReport, apart: Collection[Axis] = ()) -> Iterator[do
     if first:
         yield _table([entry for entry in classes if entry in first], frame)
     if further := [entry for entry in classes if entry not in first]:
-        tables = (_table(further, frame),)
-        yield doc.Section("Further path classes", tables, folded=True, level=Level.VERBOSE)
+        yield doc.Section("Further path classes", (_table(further, frame),), folded=True, level=Level.VERBOSE)
         well = ", all as fast as expected" if all(entry.grade is Grade.PASS for entry in further) else ""
         yield doc.Hint(f"and {len(further)} more path classes{well} (-v)", more=True)
 

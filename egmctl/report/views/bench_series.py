@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 
 from egmctl.model.measurement import Measurement, RunReport
@@ -22,8 +22,6 @@ KNEE_FROM_BYTES = 512 * MIB
 it the latency no longer grows because of cache misses, but because of address translation."""
 ENOUGH = 0.95
 """The share of a path's maximum bandwidth above which more SMs gain little."""
-MARK = "^"
-"""The mark of the point of a curve that a note explains."""
 _ALL = math.inf
 """The position of an unknown number of SMs on its axis."""
 _Curve = Mapping[float, Sequence[Measurement]]
@@ -52,8 +50,6 @@ class Look:
     title: str
     x: str
     note: str = ""
-    marked: Callable[[Mapping[float, float]], float | None] = lambda _: None
-    """Returns the position of the marked point of a curve, which the note explains."""
     drawn_at: Callable[[Measurement], float] | None = None
     """Returns the position in the chart, if it differs from that in the table."""
     sizes: bool = False
@@ -65,24 +61,13 @@ def _load_gb_s(measurement: Measurement) -> float:
 
 
 LOOKS: Mapping[Axis, Look] = {
-    Axis.SIZE: Look(
-        title="Bandwidth by size",
-        x="buffer",
-        sizes=True,
-    ),
-    Axis.SMS: Look(
-        title="Bandwidth by number of SMs",
-        x="SMs",
-        note=f"{MARK} the fewest SMs that reach {100 * ENOUGH:.0f} % of their column's maximum",
-        marked=enough,
-        logarithmic=True,
-    ),
+    Axis.SIZE: Look(title="Bandwidth by size", x="buffer", sizes=True),
+    Axis.SMS: Look(title="Bandwidth by number of SMs", x="SMs", logarithmic=True),
     Axis.FOOTPRINT: Look(
         title="Latency by footprint",
         x="footprint",
-        note=f"{MARK} knee: the first footprint that takes {100 * (KNEE - 1):.0f} % longer than "
+        note=f"knee: the first footprint that takes {100 * (KNEE - 1):.0f} % longer than "
         f"{format_size(KNEE_FROM_BYTES)}; from there on finding the page costs time too (TLB).",
-        marked=knee,
         sizes=True,
     ),
     Axis.LOAD: Look(
@@ -92,10 +77,7 @@ LOOKS: Mapping[Axis, Look] = {
         "each, and the GB/s that they reached.",
         drawn_at=_load_gb_s,
     ),
-    Axis.STREAMS: Look(
-        title="Bandwidth by number of streams",
-        x="streams",
-    ),
+    Axis.STREAMS: Look(title="Bandwidth by number of streams", x="streams"),
 }
 
 
@@ -116,7 +98,7 @@ def all_series(report: RunReport, axis: Axis) -> Iterator[doc.Block]:
     members = _on_axis(report, axis)
     curves = _curves(axis, members)
     rows = [(name, _findings(axis, curve)) for name, curve in curves.items()]
-    yield doc.grid("What the curves say", rows, together=True)
+    yield doc.grid("What the curves say", rows, notes=filter(None, [LOOKS[axis].note]), together=True)
     for name, curve in curves.items():
         paths = grouped((m.path, m) for found in curve.values() for m in found)
         if len(paths) > 1:
@@ -127,8 +109,9 @@ def all_series(report: RunReport, axis: Axis) -> Iterator[doc.Block]:
 def overlay(report: RunReport, axis: Axis) -> Iterator[Chart]:
     """Yield a chart of all curves of a run along an axis, one for each unit."""
     for members in grouped((m.quantity, m) for m in _on_axis(report, axis)).values():
-        if curves := _curves(axis, members):
-            yield _chart(axis, f"{LOOKS[axis].title}: all paths", curves)
+        chart = _chart(axis, f"{LOOKS[axis].title}: all paths", _curves(axis, members))
+        if any(curve for _, curve in chart.curves):
+            yield chart
 
 
 def _on_axis(report: RunReport, axis: Axis) -> list[Measurement]:
@@ -151,11 +134,11 @@ def _curves(axis: Axis, measurements: Sequence[Measurement]) -> dict[str, _Curve
 
 def _chart(axis: Axis, caption: str, curves: Mapping[str, _Curve], *, small: bool = False) -> Chart:
     look, members = LOOKS[axis], [m for curve in curves.values() for found in curve.values() for m in found]
-    bandwidth = members[0].quantity is Quantity.BANDWIDTH
+    bandwidth = all(m.quantity is Quantity.BANDWIDTH for m in members)
     return Chart(
         caption=caption,
         x=look.x,
-        y=members[0].quantity.unit,
+        y=(Quantity.BANDWIDTH if bandwidth else Quantity.LATENCY).unit,
         curves=tuple((name, tuple(_points(look, curve))) for name, curve in curves.items()),
         sizes=look.sizes,
         logarithmic=look.logarithmic,
@@ -172,7 +155,7 @@ def _findings(axis: Axis, curve: _Curve) -> dict[str, str | Cell]:
     values = {place: median(_values(members)) for place, members in sorted(curve.items())}
     best, limit = max(values.values()), first.flows[0].route.at_most_gb_s
     if first.quantity is Quantity.LATENCY:
-        bend = LOOKS[axis].marked(values)
+        bend = knee(values) if axis is Axis.FOOTPRINT else None
         return {"least ns": f"{min(values.values()):.1f}", "most ns": f"{best:.1f}", "knee": words.get(bend or -1, "-")}
     alone = limit if len(first.flows) == 1 else None
     return {
@@ -192,18 +175,16 @@ def series(axis: Axis, measurements: Sequence[Measurement], frame: Frame) -> Ite
         for name, curve in _curves(axis, members).items():
             header = tuple(name.replace(" -> ", ", -> ").split(", "))
             values = {place: median(_values(found)) for place, found in curve.items()}
-            marked, cells = look.marked(values), [EMPTY] * len(points)
+            cells = [EMPTY] * len(points)
             for number, place in enumerate(points):
                 if place in curve:
                     first, alone = curve[place][0], len(curve[place]) == 1
                     digits = 1 if quantity is Quantity.LATENCY else 2
-                    cell = frame.number(first, values[place], digits=digits, compared=False, own=alone)
-                    cells[number] = replace(cell, mark=f"{cell.mark}{MARK}") if place == marked else cell
+                    cells[number] = frame.number(first, values[place], digits=digits, compared=False, own=alone)
             columns[header] = [*cells]
             if look.drawn_at:
-                loads = [f"{look.drawn_at(curve[place][0]):.1f}" if place in curve else "-" for place in points]
-                beside = (*header, "at GB/s")
-                columns[beside] = [*loads]
+                header = (*header, "at GB/s")
+                columns[header] = [f"{look.drawn_at(curve[p][0]):.1f}" if p in curve else "-" for p in points]
         names = shortened(list(dict.fromkeys(m.case for m in members)), 2)
         caption, notes = f"{look.title} ({quantity.unit})", (look.note,) if look.note else ()
         if columns:

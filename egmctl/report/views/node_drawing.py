@@ -448,7 +448,7 @@ def _chip(text: str, tone: Tone, x: float, y: float) -> Iterator[Element]:
 
 
 def _chip_width(text: str) -> float:
-    return 7.0 * len(text) + 8
+    return 7.4 * len(text) + 8
 
 
 def _with_rate(words: str, gpu: Gpu, nvlinks: int) -> str:

@@ -309,9 +309,7 @@ def _folded(labels: Sequence[str]) -> str:
     return ", ".join(f"{name}{format_kernel_list(numbers)}" for name, numbers in kinds.items())
 
 
-def node_diagram(
-    topology: Callable[[], Topology], rates: Callable[[], Rates] = dict, note: str = "", *, broad: bool = False
-) -> doc.Diagram:
+def node_diagram(topology: Callable[[], Topology], rates: Callable[[], Rates] = dict, note: str = "") -> doc.Diagram:
     """Return the diagram of a node.
 
     Parameters
@@ -325,7 +323,7 @@ def node_diagram(
 
         return (phone_drawings if narrow else node_drawing)(topology(), rates())
 
-    return doc.Diagram(draw, partial(draw, narrow=True), note, broad)
+    return doc.Diagram(draw, partial(draw, narrow=True), note)
 
 
 def gpu_matrix(topology: Topology) -> doc.Matrix:
