@@ -248,9 +248,10 @@ class Bars(_Leveled):
     def table(self, *, names: bool = False) -> Matrix:
         """Return the same numbers as a table, with or without the plain names of cases."""
         rows: list[tuple[str, dict[str, str | Cell]]] = []
+        longest = max(len(bar.name) for bar in self.bars) if names and self.bars[0].case else 0
         for heading, bars in self.groups:
-            rows += [(heading, dict.fromkeys(_BAR_HEADS, ""))] if heading else []
-            rows += [(f" {bar.case}" if bar.case else bar.name, _bar_cells(bar, names=names)) for bar in bars]
+            rows += [(heading, dict.fromkeys((*_BAR_HEADS, *[""] * names), ""))] if heading else []
+            rows += [(f" {bar.case}" if bar.case else bar.name, _bar_cells(bar, longest)) for bar in bars]
         return grid(self.caption, rows, notes=self.notes, together=True, level=self.level)
 
 
@@ -477,12 +478,13 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}" if value < _WHOLE else f"{value:.0f}"
 
 
-def _bar_cells(bar: Bar, *, names: bool) -> dict[str, str | Cell]:
+def _bar_cells(bar: Bar, name: int) -> dict[str, str | Cell]:
+    """Return the numbers of a bar, and its plain name in a column of a width; without the name if that is 0."""
     worst = Cell(number(bar.worst.value), bar.worst.tone, bar.mark)
     share = f"{100 * bar.median / bar.limit:.0f} %" if bar.limit else "-"
     cells = (str(len(bar.dots)), number(bar.median), worst, number(bar.expected), share)
-    name: dict[str, str | Cell] = {"": f"  {bar.name}"} if names and bar.case else {}
-    return {**dict(zip(_BAR_HEADS, cells, strict=True)), **name}
+    named: dict[str, str | Cell] = {"": bar.name.ljust(name)} if name else {}
+    return {**dict(zip(_BAR_HEADS, cells, strict=True)), **named}
 
 
 def limited(blocks: Iterable[Entry], most: int, what: str = "", level: Level = Level.NORMAL) -> Iterator[Entry | Hint]:

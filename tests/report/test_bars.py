@@ -88,6 +88,11 @@ def test_the_main_rates_have_plain_names_and_latencies_come_last(machine: str, n
     assert [one.less for one in bars] == [name.endswith("latency") for name in names]
 
 
+def test_a_latency_comes_after_every_bandwidth() -> None:
+    made = run("dgx-h100", cases=("device_to_device_latency_sm", "device_to_device_bidirectional_memcpy_write_ce"))
+    assert [one.name for one in main_rates(made).bars] == ["GPU <-> GPU", "GPU -> GPU latency"]
+
+
 def test_pinned_memory_answers_where_no_other_host_memory_was_measured() -> None:
     cases = ("host_numa_to_device_memcpy_ce", "host_to_device_memcpy_ce")
     both, pinned = (main_rates(run("dgx-h100", cases=chosen)).bars for chosen in (cases, cases[1:]))
@@ -139,6 +144,18 @@ def test_only_a_slow_bar_names_its_worst_path_on_a_narrow_terminal() -> None:
     assert "100.0!" in narrow
     assert wide.count("worst GPU1 -> GPU0") == 2
     assert max(map(len, narrow.splitlines())) <= 80
+    assert max(map(len, wide.splitlines())) <= 120
+
+
+def test_a_table_of_classes_has_plain_names_beside_the_cases_on_a_wide_terminal() -> None:
+    classes = Bars(caption="c", groups=(("NV18", (bar(case="case_a"), bar(case="case_b", name="GPU <-> GPU"))),))
+    document = Document(command="x", subject="y", body=(classes,))
+    assert "GPU" not in text(document).plain
+    assert text(document, width=120).plain.splitlines()[2:] == [
+        "NV18",
+        " case_a  1   300.0  300.0       -  75 %  GPU -> GPU",
+        " case_b  1   300.0  300.0       -  75 %  GPU <-> GPU",
+    ]
 
 
 def test_output_that_cannot_encode_bars_has_signs_of_ascii(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,7 +190,9 @@ class _Page:
         """Write a line for each bar, with the worst path beside it if there is space, else below slow ones."""
         heads = "".join(head.rjust(_FIGURE) for head in ("median", "worst", "expect"))
         name = max(len(bar.name) for bar in block.bars)
-        track = min(self._width - name - len(heads) - 2, _LONGEST_TRACK)
+        paths = {bar: _line((bar.state, f", worst {bar.worst.label}")) for bar in block.bars}
+        beside = 2 + max(map(len, paths.values())) if self._width >= _BESIDE else 0
+        track = min(self._width - name - len(heads) - 2 - beside, _LONGEST_TRACK)
         self.words(block.caption, style=_HEADING)
         self.text.append(f"{' ' * (name + track + 2)}{heads}\n", STYLES[Tone.DIM])
         for bar in block.bars:
@@ -198,11 +200,8 @@ class _Page:
             self.text.append(doc.number(bar.median).rjust(_FIGURE), STYLES[Tone.STRONG])
             self.text.append(f"{doc.number(bar.worst.value)}{bar.mark}".rjust(_FIGURE), STYLES[bar.worst.tone])
             self.text.append(doc.number(bar.expected).rjust(_FIGURE))
-            path = _line((bar.state, f", worst {bar.worst.label}"))
-            if self._width >= _BESIDE:
-                self.text.append("  ").append_text(path)
-            elif bar.mark:
-                self.text.append("\n  ").append_text(path)
+            if beside or bar.mark:
+                self.text.append("  " if beside else "\n  ").append_text(paths[bar])
             self.text.append("\n")
         self.words(_BAR_KEY, style=STYLES[Tone.DIM])
 

@@ -252,10 +252,10 @@ def _table(classes: Sequence[_Class], frame: Frame) -> doc.Bars:
 
 
 def _heading(link: str, first: Measurement) -> str:
-    """Return the links of a class in words, with their rate: ``PCIe, 63 GB/s in each direction``."""
+    """Return the links of a class in words, with their rate: ``PCIe, 63 GB/s each way``."""
     route = first.flows[0].route
     words = list(dict.fromkeys(_LINKS.get(hop.link, "?") for hop in route.hops))
-    rate = f", {route.at_most_gb_s:.0f} GB/s in each direction" if route.at_most_gb_s else ""
+    rate = f", {route.at_most_gb_s:.0f} GB/s each way" if route.at_most_gb_s else ""
     if link != route.symbol or route.carrier is not Carrier.LINKS or not words:
         return link
     return f"{link}{'' if words == [link] else f': {listed(words)}'}{rate}"
