@@ -167,17 +167,15 @@ def bench_banners(report: RunReport) -> tuple[str, ...]:
 
 def _body(report: RunReport) -> Iterator[doc.Block]:
     yield answer(report)
+    yield from cause_entries(report)
+    yield from _kernel(report)
     if not any(was_run(m) for m in report.measurements):
-        yield from cause_entries(report)
-        yield from _kernel(report)
         yield from _details(report)
         return
     axes, main = tuple(swept(report)), main_rates(report)
     if not main.bars:
         yield from (chart for axis in axes for chart in overlay(report, axis))
     yield replace(main, beside=tuple(_drawings(report)))
-    yield from cause_entries(report)
-    yield from _kernel(report)
     yield from _worst_paths(report)
     yield doc.Section("Failed or unstable", partial(_broken, report))
     for axis in axes:
