@@ -64,10 +64,10 @@ CONTRASTS = """
 
 
 OFF_SCREEN = """
-[...document.querySelectorAll(".rates strong, .ends li, svg text")].filter(node => {
+[...document.querySelectorAll(".rates strong, .ends li, td.number, svg text")].filter(node => {
   const box = node.getBoundingClientRect();
   const small = node.ownerSVGElement && node.getScreenCTM().a * parseFloat(getComputedStyle(node).fontSize) < 9.4;
-  return box.width && node.textContent && (box.left < 0 || box.right > innerWidth || small);
+  return node.checkVisibility() && box.width && node.textContent && (box.left < 0 || box.right > innerWidth || small);
 }).map(node => node.textContent)
 """
 """Visible words that leave the window, and words of pictures below 9.4 pixels."""

@@ -83,12 +83,14 @@ class _Size:
     """The distance between two NUMA nodes, with space for the label of their link."""
     left: int = 16
     """The distance from the left edge of a card to the link to its CPU."""
+    host: int = 250
+    """The least width of a CPU, with space for its words."""
     least: int = 360
     narrow: bool = False
 
 
 _WIDE = _Size()
-_NARROW = _Size(column=74, gap=3, pad=4, between=8, left=8, least=320, narrow=True)
+_NARROW = _Size(column=74, gap=3, pad=4, between=8, left=8, host=0, least=320, narrow=True)
 _PHONE_ROW = 4
 """The number of GPUs side by side on a phone."""
 _CARD, _HOST, _NIC, _SWITCH = 66, 36, 36, 22
@@ -118,11 +120,12 @@ class _Node:
 
     @property
     def columns(self) -> int:
-        return max(len(self.gpus), min(len(self.nics), 2), 1 if self.size.narrow else 2)
+        return max(len(self.gpus), min(len(self.nics), 2), 1)
 
     @property
     def width(self) -> float:
-        return self.columns * (self.size.column + self.size.gap) - self.size.gap + 2 * self.size.pad
+        columns = self.columns * (self.size.column + self.size.gap) - self.size.gap
+        return max(columns, self.size.host) + 2 * self.size.pad
 
     @property
     def rows(self) -> int:
@@ -132,7 +135,7 @@ class _Node:
     def centre(self, place: int) -> float:
         """Return the x coordinate of a GPU's centre; the GPUs of a node are centred in it."""
         step = self.size.column + self.size.gap
-        left = (self.columns - len(self.gpus)) * step / 2
+        left = (self.width - 2 * self.size.pad - len(self.gpus) * step + self.size.gap) / 2
         return self.x + self.size.pad + left + place * step + self.size.column / 2
 
 
@@ -403,7 +406,7 @@ class _Drawing:
             state = look.removeprefix("link ") if look in ("link bad", "link warn") else "dim"
             crossing = [x for later in pairs[place + 1 :] for x in columns[later] if left < x < right]
             middle = _widest(sorted((left, *crossing, right)))
-            names.append(_text("  ".join((words, *measured)), middle, y - 6, f"{state} middle halo"))
+            names.append(_text("  ".join((words, *measured)), middle, y - 6, f"{state} rate middle halo"))
         return [*lines, *names], y + 2 * self.size.pad
 
 
