@@ -117,15 +117,34 @@ class TestPlots:
         assert found[-1] == pytest.approx(last)
         assert 2 <= len(found) <= 7
 
+    @pytest.mark.parametrize("phone", [True, False])
+    @pytest.mark.parametrize("steep", [True, False])
     @pytest.mark.parametrize("sizes", [True, False])
-    def test_every_point_is_within_the_axes(self, sizes: bool) -> None:
+    def test_every_point_is_within_the_axes(self, sizes: bool, steep: bool, phone: bool) -> None:
         curve = tuple(Point(x=4096.0 * 4**n, y=10.0 * n + 1, low=10.0 * n, high=10.0 * n + 5) for n in range(8))
         drawn = plot(
-            Chart(caption="caption", x="x", y="GB/s", curves=(("one", curve), ("two", curve[:1])), sizes=sizes)
+            Chart(
+                caption="caption",
+                x="x",
+                y="GB/s",
+                curves=(("one", curve), ("two", curve[:1])),
+                sizes=sizes,
+                steep=steep,
+            ),
+            phone=phone,
         )
         circles = [(float(one.get("cx", "")), float(one.get("cy", ""))) for one in elements(drawn, "circle")]
-        assert len(circles) == len(curve) + 1
+        assert len(circles) == len(curve) + 1 + 2 * steep, "a ring at half of the best of each curve"
         assert all(0 < x < WIDTH and 0 < y < HEIGHT for x, y in circles)
+
+    @pytest.mark.parametrize(("last", "named"), [(70, ["GPU3 → GPU1 70 %"]), (90, [])])
+    def test_a_path_that_leaves_its_family_is_named_in_its_small_chart(self, last: float, named: list[str]) -> None:
+        ends = {"GPU0 -> GPU1": 100.0, "GPU2 -> GPU1": 100.0, "GPU3 -> GPU1": last}
+        curves = tuple(
+            (name, tuple(Point(x=x, y=y * x / 64, low=y, high=y) for x in (4.0, 64.0))) for name, y in ends.items()
+        )
+        drawn = plot(Chart(caption="caption", x="x", y="GB/s", curves=curves, sizes=True, small=True))
+        assert [words(text) for text in elements(drawn, "text") if "warn" in text.get("class", "")] == named
 
     def test_names_of_curves_that_end_together_do_not_meet(self) -> None:
         curves = tuple((name, (Point(x=1, y=5, low=5, high=5),)) for name in ("one", "two", "three"))
