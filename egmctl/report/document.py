@@ -190,6 +190,74 @@ class Matrix(_Leveled):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Dot:
+    """One path of a :class:`Bar`."""
+
+    label: str
+    value: float
+    tone: Tone = Tone.PLAIN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A measured rate or latency beside what is expected, and what the link can."""
+
+    name: str
+    """The name of the path class in plain words."""
+    case: str = ""
+    """The case and its point; empty if the bar is the answer to a question, not a row of a table."""
+    unit: str
+    median: float
+    worst: Dot
+    expected: float | None = None
+    limit: float | None = None
+    """The ceiling of the path, where the track ends; ``None`` if it is unknown, and for a latency."""
+    limit_of: str = "link"
+    """What has that rate: ``link``, or the memory that carries less than the links."""
+    fail: float | None = None
+    """The latency from which a path fails; ``None`` for a bandwidth, which fails below its expected value."""
+    less: bool = False
+    """Whether less is better."""
+    state: Span
+    """The number of paths, and how many of them are slow."""
+    mark: str = ""
+    """The sign of the worst grade: ``!`` fails, ``~`` warns."""
+    dots: tuple[Dot, ...] = ()
+
+    @property
+    def end(self) -> float:
+        """The value at the end of the track: the ceiling, or a little more than the largest value."""
+        most = max(self.median, self.worst.value, self.expected or 0.0)
+        return max(self.limit, most) if self.limit else 1.1 * most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars(_Leveled):
+    """Measured rates as bars: the answers to the main questions, or a table of path classes under headings."""
+
+    caption: str
+    notes: tuple[str, ...] = ()
+    groups: tuple[tuple[str, tuple[Bar, ...]], ...]
+    """The bars under their headings; an empty heading is not shown."""
+    beside: tuple[Diagram, ...] = ()
+    """The pictures beside the answers to the main questions."""
+
+    @property
+    def bars(self) -> tuple[Bar, ...]:
+        """The bars of all groups."""
+        return tuple(bar for _, bars in self.groups for bar in bars)
+
+    def table(self, *, names: bool = False) -> Matrix:
+        """Return the same numbers as a table, with or without the plain names of cases."""
+        rows: list[tuple[str, dict[str, str | Cell]]] = []
+        longest = max(len(bar.name) for bar in self.bars) if names and self.bars[0].case else 0
+        for heading, bars in self.groups:
+            rows += [(heading, dict.fromkeys((*_BAR_HEADS, *[""] * names), ""))] if heading else []
+            rows += [(f" {bar.case}" if bar.case else bar.name, _bar_cells(bar, longest)) for bar in bars]
+        return grid(self.caption, rows, notes=self.notes, together=True, level=self.level)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """One point of a curve, with the range of the samples whose median it is."""
 
@@ -204,6 +272,8 @@ class Chart(_Leveled):
     """A chart of curves. Text omits it, so a table next to it always contains the same numbers."""
 
     caption: str
+    note: str = ""
+    """How to read it."""
     x: str
     """The title of the x axis, with its unit."""
     y: str
@@ -215,6 +285,10 @@ class Chart(_Leveled):
     """Whether ``x`` is another number of at least 1, drawn on a logarithmic scale."""
     limits: tuple[tuple[str, float], ...] = ()
     """The horizontal lines of upper limits, each with its name."""
+    steep: bool = False
+    """Whether ``y`` has a logarithmic scale, too, and a ring marks where each curve reaches half of its maximum."""
+    small: bool = False
+    """Whether it is one of several small charts: thin curves of the paths of one case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +297,10 @@ class Diagram(_Leveled):
 
     draw: Callable[[], Element]
     """The function that returns the picture as SVG with a width and a height, called only if the picture is shown."""
+    narrow: Callable[[], Element] | None = None
+    """The function that returns the picture for a phone; ``None`` if there is only one."""
+    note: str = ""
+    """How to read it."""
     lines: Callable[[int], Iterable[Words]] | None = None
     """The function that returns the lines of the picture in text, at most so many characters wide."""
 
@@ -240,7 +318,7 @@ class Section(_Leveled):
 Body = tuple["Block", ...] | Callable[[], Iterable["Block"]]
 """Blocks, or a function that returns them, called only if they are shown."""
 
-Block = Verdict | Paragraph | Hint | Bullets | KeyValues | Command | Entry | Matrix | Chart | Diagram | Section
+Block = Verdict | Paragraph | Hint | Bullets | KeyValues | Command | Entry | Matrix | Bars | Chart | Diagram | Section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,6 +363,8 @@ def shown(blocks: Iterable[Block], level: Level) -> Iterator[Block]:
                 empty = not block.items
             case KeyValues() | Matrix():
                 empty = not block.rows
+            case Bars():
+                empty = not block.bars
             case _:
                 empty = False
         if not empty:
@@ -390,6 +470,25 @@ def grid(
         better=better,
         level=level,
     )
+
+
+_BAR_HEADS = ("n", "median", "worst", "expect", "link")
+_WHOLE = 1000
+"""The number from which no decimal is shown."""
+
+
+def number(value: float | None) -> str:
+    """Return a bandwidth or a latency with the decimals that tables and sentences show."""
+    return "-" if value is None else f"{value:.1f}" if value < _WHOLE else f"{value:.0f}"
+
+
+def _bar_cells(bar: Bar, name: int) -> dict[str, str | Cell]:
+    """Return the numbers of a bar, and its plain name in a column of a width; without the name if that is 0."""
+    worst = Cell(number(bar.worst.value), bar.worst.tone, bar.mark)
+    share = Cell(f"{100 * bar.median / bar.limit:.0f} %" if bar.limit else "-", mark="#" * (bar.limit_of != "link"))
+    cells = (str(len(bar.dots)), number(bar.median), worst, number(bar.expected), share)
+    named: dict[str, str | Cell] = {"": bar.name.ljust(name)} if name else {}
+    return {**dict(zip(_BAR_HEADS, cells, strict=True)), **named}
 
 
 def limited(blocks: Iterable[Entry], most: int, what: str = "", level: Level = Level.NORMAL) -> Iterator[Entry | Hint]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from egmctl.compat import assert_never
 from egmctl.model.route import HOST_NAMES, Carrier, Egm, LinkKind, MemoryKind, Route
@@ -28,11 +28,6 @@ def route_words(route: Route) -> str:
             return printable(route.symbol if route.memory is None else _to_host(route, HOST_NAMES[route.memory]))
         case _:
             assert_never(route.carrier)
-
-
-def routes_words(routes: Iterable[Route]) -> str:
-    """Return the distinct names of several routes, joined by "and"."""
-    return " and ".join(dict.fromkeys(map(route_words, routes)))
 
 
 _POOLS: Mapping[MemoryKind | None, str] = {

@@ -16,7 +16,7 @@ from egmctl.report.document import Tone
 from egmctl.report.kinds import Format, render
 from egmctl.report.views.bench import bench_document
 from egmctl.report.views.bench_answer import answer
-from egmctl.report.views.bench_classes import Frame
+from egmctl.report.views.bench_matrix import Frame
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import load

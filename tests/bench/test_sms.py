@@ -16,10 +16,10 @@ from egmctl.bench.suites import SUITES, SWEPT, select_cases
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, RunReport, Settings, Status
 from egmctl.model.task import Axis
-from egmctl.report.document import Chart, Level, Matrix, Section, body_of, columns, shown
+from egmctl.report.document import Level, Matrix, Section, body_of, columns, plain, shown
 from egmctl.report.render.figures import HEIGHT, plot
 from egmctl.report.views.bench import bench_document
-from egmctl.report.views.bench_series import ENOUGH, enough
+from egmctl.report.views.bench_series import ENOUGH, enough, overlay
 from egmctl.units import MIB
 from egmctl.verdict.judge import judge
 from egmctl.verdict.yardsticks import not_judged
@@ -143,24 +143,29 @@ class TestView:
             for block in shown(bench_document(report).body, Level.NORMAL)
             if isinstance(block, Section) and block.title == "Bandwidth by number of SMs"
         ]
-        table, chart = body_of(section)
+        said, numbers = body_of(section)
+        assert isinstance(said, Matrix)
+        assert [plain(column.cells[0].text) for column in columns(said)] == ["369.50", "82 %", "16 SMs", "16 SMs"]
+        assert isinstance(numbers, Section)
+        (table,) = body_of(numbers)
+        (chart,) = overlay(report, Axis.SMS)
         assert isinstance(table, Matrix)
-        assert isinstance(chart, Chart)
         assert table.rows == ("1 SM", *(f"{sms} SMs" for sms in list(SEEN)[1:]))
         (column,) = columns(table)
-        assert column.header == ("GPU0", "-> GPU1", "write", "SM")
+        assert column.header == ("GPU", "-> GPU", "push", "kernel")
         assert [cell.text for cell in column.cells] == [f"{value:.2f}" for value in SEEN.values()]
-        assert [row for row, cell in zip(table.rows, column.cells, strict=True) if cell.mark == "^"] == ["16 SMs"]
         assert [point.x for point in chart.curves[0][1]] == sorted(SEEN)
         hop = report.measurements[0].flows[0].route.slowest
         limit = (hop and hop.nominal_gb_s) or 0.0
         assert chart.limits == ((f"NV18 {limit:.0f} GB/s", limit),)
         drawn = plot(chart)
         (line,) = [one for one in elements(drawn, "line") if one.get("class") == "limit"]
-        highest = min(float(one.get("cy", "")) for one in elements(drawn, "circle"))
+        (ring,) = [one for one in elements(drawn, "circle") if "ring" in one.get("class", "")]
+        marks = [one for one in elements(drawn, "circle") if one is not ring]
+        assert ring.get("cx") == marks[3 + 1].get("cx"), "16 SMs reach half of the best"
+        highest = min(float(one.get("cy", "")) for one in marks)
         assert 0 < float(line.get("y1", "")) < highest < HEIGHT
-        assert "NV18 " in words(next(iter(elements(drawn, "desc"))))
-        assert "GPU0 \u2192 GPU1 write by number of SMs" in [words(one) for one in elements(drawn, "text")]
+        assert words(next(iter(elements(drawn, "desc")))) == "369.4 GB/s GPU \u2192 GPU, push, kernel"
 
     def test_what_few_sms_reach_is_no_fault_of_the_link(self) -> None:
         report = measured(SEEN)

@@ -15,7 +15,7 @@ from egmctl.model.measurement import Settings, Status, finish
 from egmctl.model.route import LinkKind, MemoryKind
 from egmctl.model.task import Engine, Pattern
 from egmctl.report.route_words import route_words
-from egmctl.report.views.bench import rates
+from egmctl.report.views.bench import painted
 from egmctl.report.views.bench_answer import staged_lines
 from egmctl.verdict.yardsticks import against_link, class_of
 from tests.bench.conftest import FEW, Bench
@@ -87,7 +87,7 @@ class TestJudged:
             "no-reference",
             "staged through host memory: what that reaches of its links is not known",
         )
-        assert rates(report(plan(DGX, [WRITE]), [measured])) == ({}, ())
+        assert painted(report(plan(DGX, [WRITE]), [measured])) == {}
 
     def test_the_path_that_was_asked_for_counts_as_missed_only_where_access_is_missing(self) -> None:
         forced, wanted = plan(DGX, STAGED[:1]).tasks[0], plan(without_access(DGX), [WRITE]).tasks[0]

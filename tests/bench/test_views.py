@@ -24,11 +24,12 @@ from egmctl.model.measurement import (
 )
 from egmctl.model.route import LinkKind
 from egmctl.model.task import Axis, Point, Quantity
-from egmctl.report.document import Chart, Matrix, columns, plain
+from egmctl.report.document import Bars, Chart, Level, Matrix, Section, body_of, columns, plain, shown
 from egmctl.report.render.text import WIDTH
+from egmctl.report.views.bench import bench_document
 from egmctl.report.views.bench_answer import exceptions, how, route_line, warnings
 from egmctl.report.views.bench_details import beside, life_cycles
-from egmctl.report.views.bench_series import LOOKS, all_series, swept
+from egmctl.report.views.bench_series import LOOKS, all_series, overlay, swept
 from egmctl.units import GIB, MIB
 from tests.bench.plans import SETTINGS, plan_of
 from tests.bench.reports import measured, report
@@ -215,13 +216,17 @@ def test_every_series_is_one_table_and_a_drawing(axis: Axis) -> None:
     case, points = POINTS[axis]
     report = run(cases=(case,), gpus=2, points=points)
     assert tuple(swept(report)) == (axis,)
-    table, *charts = all_series(report, axis)
+    said, *small, numbers = shown(all_series(report, axis), Level.NORMAL)
+    assert isinstance(said, Matrix)
+    assert isinstance(numbers, Section)
+    assert all(isinstance(chart, Chart) and chart.small for chart in small)
+    (table,) = body_of(numbers)
     assert isinstance(table, Matrix)
     assert table.rows == tuple(map(str, points))
     assert table.names == case
     assert all(column.cells for column in columns(table))
-    assert charts
-    assert all(isinstance(chart, Chart) and chart.curves for chart in charts)
+    (chart,) = overlay(report, axis)
+    assert len(chart.curves) == len(said.rows)
     assert LOOKS[axis].title in text_of(report)
 
 
@@ -318,30 +323,32 @@ def test_what_failed_is_told_with_its_case_since_all_kinds_take_the_same_paths()
     assert told == (Status.CRASHED, "died", [f"{LIVES[0]} GPU0 -> GPU1", f"{LIVES[2]} GPU1 -> GPU0"])
 
 
-def between_ranks(ranks: int, slow: int) -> str:
-    """Return the tables of a run in which every path has 700, and those of one rank 650 GB/s and 800 ns."""
+def between_ranks(ranks: int, slow: int) -> RunReport:
+    """Return a run in which every path has 700, and those of one rank 650 GB/s and 800 ns."""
     cases = [case for case in FABRIC_CASES if case.name in ("fabric_device_write_ce", "fabric_device_latency")]
     plan = make_fabric_plan(modelled(with_imex_channel(shipped("gb200-nvl72")), ranks), cases, SETTINGS)
     values = {Quantity.BANDWIDTH: 650.0, Quantity.LATENCY: 800.0}
     found = [
         measured(task, values[task.quantity] if task.flows[0].initiator_rank == slow else 700.0) for task in plan.tasks
     ]
-    return matrices_text(replace(report(plan, found), ranks=plan.ranks))
+    return replace(report(plan, found), ranks=plan.ranks)
 
 
 def test_up_to_sixteen_ranks_there_are_matrices() -> None:
-    text = between_ranks(16, 5)
+    text = matrices_text(between_ranks(16, 5))
     assert "memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)" in text
-    assert "farthest behind" not in text
 
 
-def test_above_that_each_link_has_a_line_and_the_gpu_that_is_behind_is_named() -> None:
-    text = between_ranks(20, 5)
+def test_above_that_each_link_has_a_line_and_the_worst_path_is_named() -> None:
+    text = text_of(between_ranks(20, 5))
     assert len(text.splitlines()) < 60
     words = " ".join(text.split())
     assert "memcpy CE GPU(row)" not in words
-    assert "NV18 60 700.00 650.00 700.00" in words
-    assert "NV18 across nodes 320 700.00 650.00 700.00" in words
-    assert "farthest behind: node2:GPU1 -> node1:GPU0 650.00," in words
-    assert "by the GPU that issues the work, against the median of the link: node2:GPU1 92.9 % " in words
-    assert "node2:GPU1 114.3 %" in words
+    for line in ("fabric_device_write_ce 60 700.0 650.0", "fabric_device_write_ce 320 700.0 650.0"):
+        assert line in words
+    (bars,) = [
+        block
+        for block in bench_document(between_ranks(20, 5)).body
+        if isinstance(block, Bars) and not block.bars[0].case
+    ]
+    assert {bar.worst.label.split(" -> ")[0] for bar in bars.bars if not bar.less} == {"node2:GPU1"}

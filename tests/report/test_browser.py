@@ -23,6 +23,7 @@ pytestmark = pytest.mark.processes
 CASES = ("device_to_device_memcpy_write_ce", "host_numa_to_device_memcpy_ce", "device_to_device_latency_loaded")
 PAGES: Mapping[str, Callable[[], str]] = {
     "bench.html": lambda: str(render(judged(run("dgx-h100")), Format.HTML)),
+    "sweep.html": lambda: str(render(run(cases=CASES[:2], sizes=[1 << n for n in range(12, 31)]), Format.HTML)),
     "hostile.html": lambda: str(render(hostile_run(), Format.HTML)),
     "hostile.svg": lambda: str(render(hostile_run(), Format.SVG)),
     "bench.svg": lambda: str(render(run(cases=CASES), Format.SVG)),
@@ -60,6 +61,16 @@ CONTRASTS = """
 })()
 """
 """Text whose contrast is below WCAG 2.2's 4.5 to 1 (https://www.w3.org/TR/WCAG22/#contrast-minimum)."""
+
+
+OFF_SCREEN = """
+[...document.querySelectorAll(".rates strong, .ends li, td.number, svg text")].filter(node => {
+  const box = node.getBoundingClientRect();
+  const small = node.ownerSVGElement && node.getScreenCTM().a * parseFloat(getComputedStyle(node).fontSize) < 9.4;
+  return node.checkVisibility() && box.width && node.textContent && (box.left < 0 || box.right > innerWidth || small);
+}).map(node => node.textContent)
+"""
+"""Visible words that leave the window, and words of pictures below 9.4 pixels."""
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +131,25 @@ def test_a_page_can_be_read_in_both_schemes_and_is_never_wider_than_the_window(
     assert (max(ground) < 64) is (scheme == "dark")
     assert tab.evaluate(CONTRASTS) == []
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["bench.html", "sweep.html"])
+def test_the_first_picture_of_a_bench_is_on_the_first_screen_and_the_page_is_short(
+    tab: Tab, folder: Path, name: str
+) -> None:
+    tab.open(folder / name)
+    assert tab.evaluate("document.documentElement.scrollHeight") <= 8000
+    assert tab.evaluate("document.querySelector('main svg').getBoundingClientRect().top") <= 800
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["bench.html", "sweep.html"])
+def test_on_a_phone_no_number_is_off_the_screen_and_no_words_of_a_picture_are_tiny(
+    tab: Tab, folder: Path, name: str
+) -> None:
+    tab.open(folder / name, width=390)
+    assert tab.evaluate(OFF_SCREEN) == []
 
 
 def test_the_keyboard_skips_to_the_report_and_shows_where_it_is(tab: Tab, folder: Path) -> None:

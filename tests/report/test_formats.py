@@ -17,9 +17,9 @@ from egmctl.model.listing import History, KeptRun
 from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.model.profile import MatchResult, ProfileFile, ProfileList
 from egmctl.report import kinds
-from egmctl.report.document import Better, Matrix, Tone
+from egmctl.report.document import Better, Cell, Matrix, Tone
 from egmctl.report.kinds import Format, render, rendered
-from egmctl.report.render.figures import BOUNDS, best, legend, step
+from egmctl.report.render.figures import best, shade
 from egmctl.report.render.text import STYLES
 from egmctl.report.views.lists import machine_list, match_document
 from egmctl.topology.topology import Topology, topology
@@ -174,22 +174,20 @@ def test_a_form_that_a_command_has_not_is_refused_with_those_it_has(
 
 
 class TestHeat:
-    @pytest.mark.parametrize(
-        ("value", "expected"), [(100, 7), (99, 7), (98, 6), (96, 5), (94, 4), (85, 3), (70, 2), (50, 1), (10, 0)]
-    )
-    def test_what_is_as_good_as_the_best_is_as_strong(self, value: float, expected: int) -> None:
-        assert step(value, 100, Better.HIGH) == expected
-        assert step(100, value, Better.LOW) == expected
+    @pytest.mark.parametrize(("value", "place"), [(100, 3), (96, 3), (94, 2), (84, 1), (66, 0), (10, 0)])
+    @pytest.mark.parametrize(("tone", "look"), [(Tone.PLAIN, "fine"), (Tone.BAD, "bad"), (Tone.WARN, "warn")])
+    def test_a_cell_has_the_colour_of_its_grade_stronger_the_farther_it_is_from_the_best(
+        self, value: float, place: int, tone: Tone, look: str
+    ) -> None:
+        for better, number in ((Better.HIGH, value), (Better.LOW, 1e4 / value)):
+            matrix = Matrix(rows=("row",), groups=(), better=better)
+            assert shade(Cell(text="x", tone=tone, value=number), matrix, {"": 100}) == f"heat-{look}-{place}"
 
     def test_each_link_is_set_against_its_own_best(self) -> None:
         made = run("gb200-tray", cases=("host_numa_to_device_memcpy_ce",))
         (grid,) = tables_of(made)
         assert isinstance(grid, Matrix)
         assert best(grid) == {"C2C": 107.0, "NV18>C2C": 105.0}
-
-    @pytest.mark.parametrize("better", Better)
-    def test_every_step_is_explained(self, better: Better) -> None:
-        assert len(legend(better).replace(" and", ",").split(",")) == len(BOUNDS)
 
 
 @pytest.mark.parametrize("format", [Format.HTML, Format.SVG, Format.MARKDOWN])

@@ -11,7 +11,7 @@ import pytest
 from egmctl.report.document import Chart, Point
 from egmctl.report.kinds import Format, render
 from egmctl.report.render.figures import HEIGHT, WIDTH, plot, ticks
-from egmctl.report.views.bench import rates
+from egmctl.report.views.bench import painted
 from egmctl.report.views.node_drawing import Rates, node_drawing
 from egmctl.topology.topology import Topology, topology
 from tests.doctor.machines import shipped
@@ -51,11 +51,15 @@ def test_all_is_within_the_picture(picture: ElementTree.Element) -> None:
             assert float(part.get("y", "0")) + float(part.get("height", "0")) <= height
 
 
-def test_a_matrix_holds_every_number_and_marks_the_bad_one_with_a_sign() -> None:
+def test_the_picture_of_a_run_paints_the_slow_link_and_no_other() -> None:
     made = judged(run(cases=("device_to_device_memcpy_write_ce",)))
-    texts = [words(one) for one in elements(ElementTree.fromstring(str(render(made, Format.SVG))), "text")]  # noqa: S314
-    values = [f"{m.bandwidth_gb_s.median:.2f}" for m in made.measurements if m.bandwidth_gb_s]
-    assert [one for one in texts if one.removesuffix(" !") in values] == [*values[:-1], f"{values[-1]} !"]
+    picture = ElementTree.fromstring(str(render(made, Format.SVG)))  # noqa: S314
+    (arrow,) = [path for path in elements(picture, "path") if path.get("class") == "link bad"]
+    (chip,) = [words(text) for text in elements(picture, "text") if "on-chip" in text.get("class", "")]
+    slow = made.measurements[-1]
+    assert slow.bandwidth_gb_s is not None
+    assert chip.startswith(f"{slow.path.replace('->', '→')} {slow.bandwidth_gb_s.median:.1f}")
+    assert arrow.get("d")
 
 
 def drawing(judged: Topology, rates: Rates | None = None) -> ElementTree.Element:
@@ -73,13 +77,13 @@ class TestTheTopology:
 
     def test_links_have_what_was_measured_over_them_in_both_directions(self) -> None:
         made = run(cases=("device_to_device_memcpy_write_ce", "host_numa_to_device_memcpy_ce"), gpus=2)
-        found, cases = rates(made)
-        assert set(cases) == {"device_to_device_memcpy_write_ce", "host_numa_to_device_memcpy_ce"}
+        found = painted(made)
         picture = drawing(topology(made.machines[0], (made.machines[0].gpus or ())[:2]), found)
         texts = [words(one) for one in elements(picture, "text")]
         out, back = found["GPU0", "GPU1"], found["GPU1", "GPU0"]
-        assert f"↓ {out:.1f}  ↑ {back:.1f}" in texts
-        assert f"↓ {found['NUMA0', 'GPU0']:.1f}" in texts
+        assert f"↓ {out.value:.1f} {out.label}" in texts
+        assert f"↑ {back.value:.1f} {back.label}" in texts
+        assert f"↓ {found['NUMA0', 'GPU0'].value:.1f} {found['NUMA0', 'GPU0'].label}" in texts
 
     def test_direct_links_are_drawn_pair_by_pair(self) -> None:
         told = [words(one) for one in elements(drawing(topology(shipped("gh200x4"))), "text")]
@@ -113,20 +117,41 @@ class TestPlots:
         assert found[-1] == pytest.approx(last)
         assert 2 <= len(found) <= 7
 
+    @pytest.mark.parametrize("phone", [True, False])
+    @pytest.mark.parametrize("steep", [True, False])
     @pytest.mark.parametrize("sizes", [True, False])
-    def test_every_point_is_within_the_axes(self, sizes: bool) -> None:
+    def test_every_point_is_within_the_axes(self, sizes: bool, steep: bool, phone: bool) -> None:
         curve = tuple(Point(x=4096.0 * 4**n, y=10.0 * n + 1, low=10.0 * n, high=10.0 * n + 5) for n in range(8))
         drawn = plot(
-            Chart(caption="caption", x="x", y="GB/s", curves=(("one", curve), ("two", curve[:1])), sizes=sizes)
+            Chart(
+                caption="caption",
+                x="x",
+                y="GB/s",
+                curves=(("one", curve), ("two", curve[:1])),
+                sizes=sizes,
+                steep=steep,
+            ),
+            phone=phone,
         )
         circles = [(float(one.get("cx", "")), float(one.get("cy", ""))) for one in elements(drawn, "circle")]
-        assert len(circles) == len(curve)
+        assert len(circles) == len(curve) + 1 + 2 * steep, "a ring at half of the best of each curve"
         assert all(0 < x < WIDTH and 0 < y < HEIGHT for x, y in circles)
+
+    @pytest.mark.parametrize(("last", "named"), [(70, ["GPU3 → GPU1 70 %"]), (90, [])])
+    def test_a_path_that_leaves_its_family_is_named_in_its_small_chart(self, last: float, named: list[str]) -> None:
+        ends = {"GPU0 -> GPU1": 100.0, "GPU2 -> GPU1": 100.0, "GPU3 -> GPU1": last}
+        curves = tuple(
+            (name, tuple(Point(x=x, y=y * x / 64, low=y, high=y) for x in (4.0, 64.0))) for name, y in ends.items()
+        )
+        drawn = plot(Chart(caption="caption", x="x", y="GB/s", curves=curves, sizes=True, small=True))
+        assert [words(text) for text in elements(drawn, "text") if "warn" in text.get("class", "")] == named
 
     def test_names_of_curves_that_end_together_do_not_meet(self) -> None:
         curves = tuple((name, (Point(x=1, y=5, low=5, high=5),)) for name in ("one", "two", "three"))
         drawn = plot(Chart(caption="caption", x="x", y="ns", curves=curves))
-        heights = [float(one.get("y", "")) for one in elements(drawn, "text") if words(one) in ("one", "two", "three")]
+        ends = [text for text in elements(drawn, "text") if words(text).split()[-1] in ("one", "two", "three")]
+        assert [words(text) for text in ends] == ["5.0 one", "5.0 two", "5.0 three"]
+        heights = [float(text.get("y", "")) for text in ends]
         assert sorted(heights) == heights
         assert min(b - a for a, b in pairwise(heights)) >= 12
 
@@ -142,7 +167,7 @@ def test_a_gpu_with_links_down_is_drawn_so_and_its_healthy_peers_are_not() -> No
 
 def test_the_words_of_a_pair_of_gpus_touch_no_link_of_another_pair() -> None:
     picture = drawing(topology(shipped("gh200x4")))
-    links = [path.get("d", "") for path in picture.iter("path") if path.get("class") == "link nvlink"]
+    links = [path.get("d", "") for path in picture.iter("path") if path.get("d", "").count("L") == 3]
     names = [text for text in picture.iter("text") if "halo" in text.get("class", "") and "NV6" in words(text)]
     assert len(names) == len(links) == 6
     for name in names:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from egmctl.model.measurement import RunReport
-from egmctl.report.document import Chart, Document, Level, Matrix, Section, body_of, shown
+from egmctl.report.document import Block, Chart, Document, Level, Matrix, Section, body_of, shown
 from egmctl.report.kinds import Format, render
 from egmctl.report.render.text import WIDTH, text
 from egmctl.report.views.bench_details import families
@@ -23,8 +24,15 @@ def tables_of(report: RunReport) -> list[Matrix | Chart]:
     """Return the tables of a run."""
     sections = [Section(title=title, body=body) for title, body in families(report)]
     sections += [Section(title="", body=partial(all_series, report, axis)) for axis in swept(report)]
-    shown_sections = [block for block in shown(sections, Level.ALL) if isinstance(block, Section)]
-    return [block for section in shown_sections for block in body_of(section) if isinstance(block, (Matrix, Chart))]
+    return list(_tables(shown(sections, Level.ALL)))
+
+
+def _tables(blocks: Iterable[Block]) -> Iterator[Matrix | Chart]:
+    for block in blocks:
+        if isinstance(block, Section):
+            yield from _tables(body_of(block))
+        elif isinstance(block, (Matrix, Chart)):
+            yield block
 
 
 def matrices_text(report: RunReport) -> str:

@@ -1,24 +1,28 @@
-"""Draw figures: charts, heat maps and their shades, and the text of a command as an SVG picture."""
+"""Draw figures: bars, charts, the shades of heat maps, and the text of a command as an SVG picture."""
 
 from __future__ import annotations
 
 import io
 import math
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from rich.console import Console
 from rich.text import Text
 
 from egmctl.report import document as doc
-from egmctl.report.document import Better, Cell, Chart, Matrix, Tone
+from egmctl.report.document import Bar, Better, Cell, Chart, Matrix, Tone
 from egmctl.report.render.page import arrows, element, raw, style, xml
-from egmctl.units import format_size, listed
+from egmctl.units import format_size, grouped, shortened
 
-BOUNDS = (0.40, 0.65, 0.80, 0.90, 0.95, 0.97, 0.99)
-"""The upper bounds of the shades, as shares of the best number. They are closer near the best: cells within one percent
-of it, as behind a healthy switch, have the same shade, and cells a few percent below it have another one."""
+BOUNDS = (0.67, 0.85, 0.95)
+"""The upper bounds of the shades, as shares of the best number: from 95 % on a cell has the lightest grey. One missing
+link of 18 costs 5.6 %."""
+SIGNS = {"!": "✕", "~": "▲"}
+"""The signs of pages for the marks of cells that fail and warn."""
 
 DRAWN_CELLS = 72 * 72
 """The maximum number of cells of a drawn matrix. The largest NVLink domain of one rack has 72 GPUs."""
@@ -34,24 +38,13 @@ def best(matrix: Matrix) -> dict[str, float]:
     return best_of
 
 
-def step_of(cell: Cell, best_of: Mapping[str, float], better: Better | None) -> int | None:
-    """Return the shade of a cell, or ``None`` if it has none; see :func:`step`."""
-    if better is None or not cell.value or cell.kind not in best_of:
+def shade(cell: Cell, matrix: Matrix, best_of: Mapping[str, float]) -> str | None:
+    """Return the class of a cell's shade: grey or the colour of its grade, stronger the farther it is from the best."""
+    if not cell.value or cell.kind not in best_of:
         return None
-    return step(cell.value, best_of[cell.kind], better)
-
-
-def step(value: float, most: float, better: Better) -> int:
-    """Return the shade of a number from 0 to 7; 7 is for numbers within one percent of the best, ``most``."""
-    share = value / most if better is Better.HIGH else most / value if value > 0 else 1
-    return bisect_right(BOUNDS, share)
-
-
-def legend(better: Better) -> str:
-    """Return the words for the thresholds between the shades."""
-    if better is Better.HIGH:
-        return f"they change at {listed([f'{100 * bound:.0f}' for bound in BOUNDS])} % of the most"
-    return f"they change at {listed([f'{100 / bound - 100:.0f}' for bound in BOUNDS])} % longer than the least"
+    most = best_of[cell.kind]
+    share = cell.value / most if matrix.better is Better.HIGH else most / cell.value
+    return f"heat-{_CLASSES.get(cell.tone, 'fine')}-{bisect_right(BOUNDS, share)}"
 
 
 def cells_of(matrix: Matrix) -> int:
@@ -59,43 +52,130 @@ def cells_of(matrix: Matrix) -> int:
     return len(matrix.rows) * sum(map(len, matrix.groups))
 
 
-WIDTH, HEIGHT = 720, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 150, 26, 46
-_STYLES = 4
+_TIMES = "\N{MULTIPLICATION SIGN}"
+_DOTS_APART = 0.8
+"""The distance in percent of the track below which dots are drawn as one, with their number."""
+
+
+def track(bar: Bar) -> Element:
+    """Return the track of a bar, as wide as its place: the median, the expected value, the links' rate, a dot per path.
+
+    Coordinates are in percent without a ``viewBox``, so that lines and dots keep their shape at any width.
+    """
+
+    def at(value: float) -> str:
+        return f"{min(100 * value / bar.end, 100):.2f}%"
+
+    def upright(value: float, look: str) -> Element:
+        return element("line", x1=at(value), x2=at(value), y1=0, y2=16, class_=look)
+
+    expected = "" if bar.expected is None else f", expected {doc.number(bar.expected)}"
+    limit = "" if bar.limit is None else f", {bar.limit_of} {bar.limit:.0f}"
+    words = f"{bar.name}: median {doc.number(bar.median)} {bar.unit}, worst {doc.number(bar.worst.value)}"
+    fails = f"{100 - min(100 * (bar.fail or bar.end) / bar.end, 100):.2f}%"
+    return element(
+        "svg",
+        element("title", arrows(f"{words} {bar.worst.label}{expected}{limit}")),
+        element("desc", bar.state.text),
+        element("rect", x=0, y=2, width="100%", height=12, class_="track"),
+        element("rect", x=at(bar.fail), y=2, width=fails, height=12, class_="failing") if bar.fail else None,
+        element("rect", x=0, y=2, width=at(bar.median), height=12, class_="data"),
+        upright(bar.limit, "rate-end") if bar.limit else None,
+        upright(bar.expected, "expected") if bar.expected is not None else None,
+        list(_dots(bar, at)),
+        class_="figure bar",
+        role="img",
+        width="100%",
+        height=28,
+    )
+
+
+def _dots(bar: Bar, at: Callable[[float], str]) -> Iterator[Element]:
+    """Yield the dots of the paths, those that are near each other and of one grade as one; the worse are on top."""
+    places = grouped(
+        ((dot.tone, round(100 * dot.value / bar.end / _DOTS_APART)), dot)
+        for dot in sorted(bar.dots, key=lambda dot: (dot.tone is Tone.BAD, dot.tone is Tone.WARN, dot.value))
+    )
+    for (tone, _), dots in places.items():
+        paths = shortened([f"{dot.label} {doc.number(dot.value)}" for dot in dots], 4)
+        look, x = _CLASSES.get(tone, ""), at(dots[0].value)
+        yield _circle(x, 22, 4.5 if look else 3.5, f"dot {look}".rstrip(), paths)
+        if tone is Tone.BAD and len(dots) > 1:
+            yield element("text", f"{_TIMES}{len(dots)}", x=x, y=26, dx=8, class_=look)
+
+
+def _circle(x: str | float, y: float, radius: float, look: str, words: str) -> Element:
+    return element("circle", element("title", arrows(words)), cx=x, cy=y, r=radius, class_=look)
+
+
+WIDTH, HEIGHT = 1060, 370
+"""The size in pixels of a chart on a laptop."""
+_STYLES = 6
 _LINE = 15
 """The minimum distance between two names in pixels."""
+_BEHIND = 0.85
+"""The part of the median of its peers below which a curve of a small chart is named."""
 
 Scale = Callable[[float], float]
 
 
-def plot(what: Chart) -> Element:
-    """Return the drawing of a chart."""
+@dataclass(frozen=True, slots=True)
+class _Area:
+    """The size of a chart and its margins in pixels."""
+
+    width: float
+    height: float
+    right: float
+    left: float = 50
+    top: float = 26
+    bottom: float = 44
+
+
+_LARGE, _PHONE, _SMALL = _Area(WIDTH, HEIGHT, 300), _Area(322, 280, 12), _Area(250, 140, 6, 36, 24, 22)
+
+
+def plot(what: Chart, *, phone: bool = False) -> Element:
+    """Return the drawing of a chart; that for a phone has no names, as a list below it has them (:func:`ends`)."""
+    area = _SMALL if what.small else _PHONE if phone else _LARGE
     points = [point for _, curve in what.curves for point in curve]
-    y_ticks = ticks(max([point.high for point in points] + [limit for _, limit in what.limits]))
+    top = max([point.high for point in points] + [limit for _, limit in what.limits])
+    bottom = min((point.y for point in points if point.y > 0), default=1)
+    y_ticks = _decades(bottom, top) if what.steep else ticks(top)
     xs = sorted({point.x for point in points})
     logarithm = what.sizes or what.logarithmic
     x_ticks = _powers(xs) if logarithm else ticks(max(xs))
-    x = _scale(x_ticks[0], x_ticks[-1], _LEFT, WIDTH - _RIGHT, logarithm=logarithm)
-    y = _scale(0, y_ticks[-1], HEIGHT - _BOTTOM, _TOP)
-    names = [name for name, curve in what.curves if curve] + [name for name, _ in what.limits]
+    x = _scale(x_ticks[0], x_ticks[-1], area.left, area.width - area.right, logarithm=logarithm)
+    y = _scale(y_ticks[0], y_ticks[-1], area.height - area.bottom, area.top, logarithm=what.steep)
     return element(
         "svg",
-        element("title", what.caption),
-        element("desc", "; ".join(names)),
-        element("text", arrows(what.caption), x=float(_LEFT), y=float(_TOP - 12), class_="strong"),
-        list(_axes(what, x_ticks, y_ticks, x, y)),
+        element("title", arrows(what.caption)),
+        element("desc", arrows("; ".join(f"{end} {what.y} {name}" for _, end, name in ends(what)))),
+        element("text", arrows(what.caption), x=0.0, y=12.0, class_="title"),
+        list(_axes(what, x_ticks, y_ticks, x, y, area)),
         [
-            element("line", x1=float(_LEFT), x2=float(WIDTH - _RIGHT), y1=y(limit), y2=y(limit), class_="limit")
-            for _, limit in what.limits
+            (
+                element("line", x1=area.left, x2=area.width - area.right, y1=y(limit), y2=y(limit), class_="limit"),
+                None if what.small else element("text", name, x=area.left + 4, y=y(limit) - 4, class_="dim"),
+            )
+            for name, limit in what.limits
         ],
-        [_curve(number, curve, x, y) for number, (_, curve) in enumerate(what.curves)],
-        list(_names(what, x, y)),
+        [_curve(what, number, curve, x, y) for number, (_, curve) in enumerate(what.curves) if curve],
+        [] if phone or what.small else list(_names(what, y, area)),
         class_="figure plot",
         role="img",
-        viewBox=f"0 0 {WIDTH} {HEIGHT}",
-        width=WIDTH,
-        height=HEIGHT,
+        viewBox=f"0 0 {area.width:g} {area.height:g}",
+        width=area.width,
+        height=area.height,
     )
+
+
+def ends(what: Chart) -> list[tuple[str, str, str]]:
+    """Return the style of each curve that has points, its last value and its name."""
+    return [
+        (f"fill-{number % _STYLES}", doc.number(curve[-1].y), name)
+        for number, (name, curve) in enumerate(what.curves)
+        if curve
+    ]
 
 
 def ticks(top: float) -> list[float]:
@@ -105,6 +185,19 @@ def ticks(top: float) -> list[float]:
     power = 10 ** math.floor(math.log10(top / 4))
     width = next(power * factor for factor in (1, 2, 5, 10) if top / (power * factor) <= 5)
     return [width * place for place in range(math.ceil(top / width - 1e-9) + 1)]
+
+
+def _decades(bottom: float, top: float) -> list[float]:
+    """Return 1, 2 and 5 times the powers of ten around a range, of wide ranges only the powers between its ends."""
+    powers = range(math.floor(math.log10(bottom)), math.ceil(math.log10(top)) + 1)
+    rounds = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
+    low, high = max(value for value in rounds if value <= bottom), min(value for value in rounds if value >= top)
+    wide = high / low > _DECADES
+    return [v for v in rounds if low <= v <= high and (not wide or v in (low, high) or v in rounds[::3])]
+
+
+_DECADES = 100
+"""The ratio of the ends of a range above which it is wide."""
 
 
 def _powers(sizes: Sequence[float]) -> list[float]:
@@ -117,154 +210,73 @@ def _powers(sizes: Sequence[float]) -> list[float]:
 
 def _scale(low: float, high: float, start: float, end: float, *, logarithm: bool = False) -> Scale:
     if logarithm:
-        return lambda value: start + (end - start) * math.log(value / low) / math.log(high / low)
+        return lambda value: start + (end - start) * math.log(max(value, low) / low) / math.log(high / low)
     return lambda value: start + (end - start) * (value - low) / (high - low)
 
 
-def _axes(what: Chart, x_ticks: Sequence[float], y_ticks: Sequence[float], x: Scale, y: Scale) -> Iterator[Element]:
-    left, right, bottom = float(_LEFT), float(WIDTH - _RIGHT), float(HEIGHT - _BOTTOM)
-    for tick in y_ticks:
+def _axes(
+    what: Chart, x_ticks: Sequence[float], y_ticks: Sequence[float], x: Scale, y: Scale, area: _Area
+) -> Iterator[Element]:
+    left, right, bottom = area.left, area.width - area.right, area.height - area.bottom
+    for tick in (y_ticks[0], y_ticks[-1]) if what.small else y_ticks:
         yield element("line", x1=left, x2=right, y1=y(tick), y2=y(tick), class_="guide")
-        yield element("text", f"{tick:g}", x=left - 8, y=y(tick) + 4, class_="dim end")
-    previous = -math.inf
-    for tick in x_ticks:
+        yield element("text", f"{tick:g}", x=left - 6, y=y(tick) + 4, class_="dim end")
+    previous, shown = -math.inf, (x_ticks[0], x_ticks[-1]) if what.small else x_ticks
+    for tick in shown:
         yield element("line", x1=x(tick), x2=x(tick), y1=bottom, y2=bottom + 5, class_="axis")
         if x(tick) - previous >= 48:
-            shown = format_size(round(tick)) if what.sizes else f"{tick:g}"
-            yield element("text", shown, x=x(tick), y=bottom + 19, class_="dim middle")
+            words = format_size(round(tick)) if what.sizes else f"{tick:g}"
+            look = "dim end" if x(tick) > right - 20 and area is not _LARGE else "dim middle"
+            yield element("text", words, x=x(tick), y=bottom + 18, class_=look)
             previous = x(tick)
     yield element("line", x1=left, x2=right, y1=bottom, y2=bottom, class_="axis")
-    yield element("text", what.y, x=left - 8, y=float(_TOP - 12), class_="dim end")
-    yield element("text", what.x, x=(left + right) / 2, y=float(HEIGHT - 8), class_="dim middle")
+    if not what.small:
+        title = f"{what.x}; {what.y}{', both scales logarithmic' if what.steep else ''}"
+        yield element("text", title, x=(left + right) / 2, y=area.height - 8, class_="dim middle")
 
 
-def _curve(number: int, curve: Sequence[doc.Point], x: Scale, y: Scale) -> Element:
-    style = number % _STYLES
+def _curve(what: Chart, number: int, curve: Sequence[doc.Point], x: Scale, y: Scale) -> Element:
+    """Return a curve with its points, and a ring at half of its best; a thin line in a small chart."""
+    name, style = what.curves[number][0], number % _STYLES
+    path = " ".join(f"{x(p.x):.1f},{y(p.y):.1f}" for p in curve)
+    title = element("title", arrows(name))
+    if what.small:
+        last = sorted(points[-1].y for _, points in what.curves if points)
+        share = curve[-1].y / last[len(last) // 2]
+        behind = what.y != "ns" and share < _BEHIND
+        line = element("polyline", title, points=path, class_="thin behind" if behind else "thin")
+        if not behind or curve[-1].y > last[0]:
+            return line
+        at = {"x": x(curve[-1].x), "y": y(curve[-1].y) + 13}
+        return element("g", line, element("text", arrows(f"{name} {100 * share:.0f} %"), class_="warn end", **at))
     there = " ".join(f"{x(p.x):.1f},{y(p.high):.1f}" for p in curve)
     back = " ".join(f"{x(p.x):.1f},{y(p.low):.1f}" for p in reversed(curve))
-    path = " ".join(f"{x(p.x):.1f},{y(p.y):.1f}" for p in curve)
-    return element(
-        "g",
-        element("polygon", points=f"{there} {back}", class_=f"band fill-{style}"),
-        element("polyline", points=path, class_=f"curve curve-{style}"),
-        [_mark(style, x(p.x), y(p.y)) for p in curve],
-    )
+    best = max(p.y for p in curve)
+    half = [p for p in curve if what.steep and p.y >= best / 2][:1]
+    rings = [_circle(x(p.x), y(p.y), 7, f"ring curve-{style}", f"{name}: half of the best") for p in half]
+    marks = []
+    for p in curve:
+        place = format_size(round(p.x)) if what.sizes else f"{p.x:g} {what.x}"
+        words = f"{name}, {place}: {doc.number(p.y)} {what.y}"
+        marks.append(_circle(x(p.x), y(p.y), 3, f"mark fill-{style}", words))
+    line = element("polyline", title, points=path, class_=f"curve curve-{style}{' dashed' * (number >= _STYLES)}")
+    band = element("polygon", points=f"{there} {back}", class_=f"band fill-{style}")
+    return element("g", band, line, rings, marks, class_="series")
 
 
-def _mark(style: int, x: float, y: float) -> Element:
-    corners = {
-        1: ((-4, -4), (4, -4), (4, 4), (-4, 4)),
-        2: ((0, -5), (5, 4), (-5, 4)),
-        3: ((0, -5.5), (5.5, 0), (0, 5.5), (-5.5, 0)),
-    }
-    if style not in corners:
-        return element("circle", cx=x, cy=y, r=4, class_=f"mark fill-{style}")
-    points = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners[style])
-    return element("polygon", points=points, class_=f"mark fill-{style}")
-
-
-def _names(what: Chart, x: Scale, y: Scale) -> Iterator[Element]:
-    """Yield the names of curves and limits at their right ends, moved down if two would overlap."""
-    ends = [(y(limit), float(WIDTH - _RIGHT), name, "dim") for name, limit in what.limits]
-    for number, (name, curve) in enumerate(what.curves):
-        if curve:
-            ends.append((y(curve[-1].y), x(curve[-1].x), name, f"fill-{number % _STYLES}"))
+def _names(what: Chart, y: Scale, area: _Area) -> Iterator[Element]:
+    """Yield the last values and names of curves at their right ends, moved apart if two would overlap."""
+    drawn = [curve for _, curve in what.curves if curve]
+    places = sorted((y(curve[-1].y), end) for curve, end in zip(drawn, ends(what), strict=True))
     lowest = -math.inf
-    for at, end, name, look in sorted(ends):
-        lowest = max(at, lowest + _LINE)
-        yield element("text", name, x=end + 10, y=lowest + 4, class_=look)
+    spare = area.height - 4 - _LINE * len(places)
+    for number, (at, (look, value, name)) in enumerate(places):
+        lowest = max(min(at, spare + _LINE * number), lowest + _LINE)
+        figure = element("tspan", f"{value} ", class_="strong")
+        yield element("text", figure, arrows(name), x=area.width - area.right + 10, y=lowest + 4, class_=look)
 
 
-_CELL, _ROW, _LABEL, _FIGURES_LINE = 84.0, 30.0, 84.0, 18.0
-_STRONG, _DIM = 8.8, 7.2
-"""The average width of a character in pixels, as an upper bound."""
 _CLASSES = {Tone.BAD: "bad", Tone.WARN: "warn", Tone.DIM: "dim"}
-_DENSE, _WIDE = 7, 12
-"""The numbers of columns from which a heat map takes more than half the page width, and the full width."""
-
-
-def is_broad(matrix: Matrix) -> bool:
-    """Return whether a matrix needs more than half of the page width, but not all of it."""
-    return _DENSE <= len(doc.columns(matrix)) < _WIDE
-
-
-def heat_map(matrix: Matrix) -> Element:
-    """Return a matrix as a heat map."""
-    captions = [(arrows(matrix.caption), "strong"), (matrix.names, "dim")]
-    captions += [(arrows(note), "dim") for note in matrix.notes]
-    captions = [caption for caption in captions if caption[0]]
-    parts = [
-        element("text", text, x=0, y=place * _FIGURES_LINE - 4, class_=look)
-        for place, (text, look) in enumerate(captions, 1)
-    ]
-    series, best_of = doc.columns(matrix), best(matrix)
-    depth = max((len(column.header) for column in series), default=1)
-    y = len(captions) * _FIGURES_LINE + 6
-    for place, column in enumerate(series):
-        x = _LABEL + (place + 0.5) * _CELL
-        for row, text in enumerate(column.header, depth - len(column.header)):
-            parts.append(element("text", text, x=x, y=y + (row + 0.7) * _FIGURES_LINE, class_="dim middle"))
-    y += depth * _FIGURES_LINE
-    for place, name in enumerate(matrix.rows):
-        parts.append(element("text", doc.plain(name), x=0, y=y + 19, class_="dim"))
-        for number, column in enumerate(series):
-            parts += _cell(column.cells[place], matrix, best_of, _LABEL + number * _CELL, y)
-        y += _ROW
-    for line in matrix.after:
-        y += _FIGURES_LINE
-        parts.append(element("text", line, x=_LABEL, y=y - 2, class_="dim"))
-    longest = max((len(text) for text in (matrix.names, *matrix.notes)), default=0)
-    return element(
-        "svg",
-        element("title", matrix.caption),
-        parts,
-        class_="figure",
-        width=max(_LABEL + len(series) * _CELL, _STRONG * len(matrix.caption), _DIM * longest),
-        height=y + 4,
-        overflow="visible",
-    )
-
-
-def _cell(cell: Cell, matrix: Matrix, best_of: Mapping[str, float], x: float, y: float) -> Iterator[Element]:
-    style = _CLASSES.get(cell.tone, "dim" if cell.text == "-" else "")
-    if (place := step_of(cell, best_of, matrix.better)) is not None:
-        yield element("rect", x=x, y=y, width=_CELL - 2, height=_ROW - 2, rx=4, class_=f"heat-{place}")
-        style = f"on-heat-{place}"
-        if cell.tone in (Tone.BAD, Tone.WARN):
-            ring = f"ring-{_CLASSES[cell.tone]}"
-            yield element("rect", x=x + 1, y=y + 1, width=_CELL - 4, height=_ROW - 4, rx=4, class_=ring)
-    text = f"{doc.plain(cell.text)} {cell.mark}".rstrip()
-    yield element("text", text, x=x + _CELL / 2 - 1, y=y + 19, class_=f"middle {style}".strip())
-
-
-_TEMPLATE = """\
-<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">
-  <style>
-    .{unique_id}-matrix {{
-      font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace;
-      font-size: {char_height}px;
-      line-height: {line_height}px;
-    }}
-    .{unique_id}-title {{ font-family: sans-serif; font-size: 18px; }}
-    {styles}
-  </style>
-  <defs>
-    <clipPath id="{unique_id}-clip-terminal">
-      <rect x="0" y="0" width="{terminal_width}" height="{terminal_height}"/>
-    </clipPath>
-    {lines}
-  </defs>
-  {chrome}
-  <g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
-    {backgrounds}
-    <g class="{unique_id}-matrix">
-      {matrix}
-    </g>
-  </g>
-</svg>
-"""
-"""The SVG template for rich. Unlike rich's own it loads no web fonts: each piece of text has a position and a width,
-whatever the font."""
 
 
 def picture(text: Text, title: str) -> str:
@@ -273,14 +285,18 @@ def picture(text: Text, title: str) -> str:
     width = max((line.cell_len for line in lines), default=1)
     console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, color_system="standard")
     console.print(text, end="", no_wrap=True, overflow="ignore")
-    return console.export_svg(title=title, code_format=_TEMPLATE, unique_id="egmctl")
+    from rich._export_format import CONSOLE_SVG_FORMAT
+
+    # Each piece of text has a position and a width, whatever the font, so no web fonts are needed.
+    template = re.sub(r"@font-face \{\{.*?\n *\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+    return console.export_svg(title=title, code_format=template, unique_id="egmctl")
 
 
 _PAD, _BANNER = 16.0, 30.0
 
 
 def svg(document: doc.Document) -> str:
-    """Return an SVG document with the banners of a document, then its drawings, heat maps and charts in one column."""
+    """Return an SVG document with the banners of a document, then its drawings and charts in one column."""
     figures = list(_figures(doc.shown(document.body, doc.Level.PAGE)))
     width = max((float(figure.get("width", "0")) for figure in figures), default=320.0) + 2 * _PAD
     y = _PAD
@@ -314,8 +330,8 @@ def _figures(blocks: Iterable[doc.Block]) -> Iterator[Element]:
         match block:
             case doc.Diagram():
                 yield block.draw()
-            case Matrix() if block.better is not None and cells_of(block) <= DRAWN_CELLS:
-                yield heat_map(block)
+            case doc.Bars():
+                yield from _figures(block.beside)
             case Chart() if any(curve for _, curve in block.curves):
                 yield plot(block)
             case doc.Section():

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from xml.etree.ElementTree import Element
 
 from egmctl.compat import assert_never
 from egmctl.report import document as doc
 from egmctl.report.document import Align, Level, Tone, Words
 from egmctl.report.render import figures, page
-from egmctl.report.render.figures import DRAWN_CELLS, best, cells_of, legend, step_of
+from egmctl.report.render.figures import DRAWN_CELLS, best, cells_of
 from egmctl.report.render.page import Child, arrows, element
 
 _CLASSES = {Tone.BAD: "bad", Tone.WARN: "warn", Tone.DIM: "waived"}
 _FEW, _LONG, _WIDE = 2, 5, 12
 """The maximum number of columns of a heat map that is not stretched, and the numbers of columns from which a table
 without shades, and a heat map, take the full width and can be scrolled with the keyboard."""
-_SHADES = "The stronger the shade, the nearer a cell comes to the best over the same links in its table"
+_SHADES = (
+    "Grey is not slow, red with a cross fails, amber warns. Shades are stronger below 95, 85 and 67 % of the best over "
+    "the same links."
+)
 _SCROLLED = {"tabindex": "0", "role": "region", "aria_label": "table"}
 """The attributes of an element that can be scrolled with the keyboard."""
 
@@ -88,20 +91,18 @@ def _body(matrix: doc.Matrix, best_of: Mapping[str, float]) -> Iterator[Element]
 
 
 def _cell(column: doc.Series, cell: doc.Cell, matrix: doc.Matrix, best_of: Mapping[str, float]) -> Element:
-    step = step_of(cell, best_of, matrix.better)
-    classes = [] if step is None else [f"heat-{step}"]
+    look = figures.shade(cell, matrix, best_of)
+    classes = [] if look is None else [look]
     if not best_of and not column.wrap:
         classes.append("number" if column.align is Align.RIGHT else "whole")
-    if cell.tone in _CLASSES:
-        # A shaded number keeps its shade and gets a frame.
-        classes.append(_CLASSES[cell.tone] if step is None else f"judged-{_FRAMES[cell.tone]}")
+    if cell.tone in _CLASSES and look is None:
+        classes.append(_CLASSES[cell.tone])
     if cell.text == "-":
         classes.append("none")
-    mark = element("span", f" {cell.mark}", class_="mark") if cell.mark else None
+    mark = element("span", f" {figures.SIGNS.get(cell.mark, cell.mark)}", class_="mark") if cell.mark else None
     return element("td", _words(cell.text), mark, class_=" ".join(classes) or None)
 
 
-_FRAMES = {Tone.BAD: "fail", Tone.WARN: "warn", Tone.DIM: "none"}
 _LOOKS = {Tone.GOOD: "pass", Tone.WARN: "warn", Tone.BAD: "fail", Tone.UNKNOWN: "plain"}
 
 
@@ -120,7 +121,8 @@ def _sections(blocks: Sequence[doc.Block]) -> Iterator[page.PageSection]:
         yield page.PageSection(_id(title, names), title, tuple(_blocks(first)))
     for block in blocks:
         if isinstance(block, doc.Section):
-            yield page.PageSection(_id(block.title, names), block.title, tuple(_blocks(doc.body_of(block))))
+            body = tuple(_blocks(doc.body_of(block)))
+            yield page.PageSection(_id(block.title, names), block.title, body, block.folded)
 
 
 def _id(title: str, names: dict[str, int]) -> str:
@@ -131,32 +133,84 @@ def _id(title: str, names: dict[str, int]) -> str:
 
 def _blocks(blocks: Sequence[doc.Block]) -> Iterator[Child]:
     """Yield the elements of blocks. Consecutive matrices and charts share a grid and a key to the shades."""
-    matrices: list[doc.Matrix | doc.Chart] = []
-    for block in blocks:
-        if isinstance(block, (doc.Matrix, doc.Chart)):
-            matrices.append(block)
+    for figure, run in groupby(blocks, lambda block: isinstance(block, (doc.Matrix, doc.Chart))):
+        if figure:
+            yield from _figures([block for block in run if isinstance(block, (doc.Matrix, doc.Chart))])
             continue
-        yield from _figures(matrices)
-        matrices = []
-        if block.level is Level.ALL:
-            yield element("details", element("summary", "more"), _block(block))
-        else:
-            yield _block(block)
-    yield from _figures(matrices)
+        for block in run:
+            folded = block.level is Level.ALL
+            yield element("details", element("summary", "more"), _block(block)) if folded else _block(block)
 
 
 def _figures(blocks: Sequence[doc.Matrix | doc.Chart]) -> Iterator[Child]:
-    if blocks:
-        drawn = [matrix_html(block) if isinstance(block, doc.Matrix) else _chart(block) for block in blocks]
-        broad = any(isinstance(block, doc.Matrix) and figures.is_broad(block) for block in blocks)
-        yield element("div", drawn, class_="grids broad" if broad else "grids")
-        for better in dict.fromkeys(block.better for block in blocks if isinstance(block, doc.Matrix)):
-            if better is not None:
-                yield element("p", f"{_SHADES}: {legend(better)}.", class_="key")
+    drawn = [matrix_html(block) if isinstance(block, doc.Matrix) else _chart(block) for block in blocks]
+    yield element("div", drawn, class_="grids")
+    if any(isinstance(block, doc.Matrix) and block.better is not None for block in blocks):
+        yield element("p", _SHADES, class_="key")
+
+
+def _bars(block: doc.Bars) -> Child:
+    """Return bars as lists, one for each heading. Only a narrow page and the main questions repeat what numbers are."""
+    rows = any(bar.case for bar in block.bars)
+    lists: list[Child] = []
+    for heading, bars in block.groups:
+        lists.append(element("h4", arrows(heading)) if heading else None)
+        lists.append(element("ul", map(_bar, bars), class_="rates rows" if rows else "rates"))
+    lists.append(element("p", _BAR_KEY, class_="key"))
+    if rows:
+        heads = [element("span", head) for head in ("path class", "share of the link's rate", *_NUMBERS)]
+        return [element("h3", block.caption), element("p", heads, class_="rate-heads", aria_hidden="true"), lists]
+    beside = [element("div", _block(picture)) for picture in block.beside]
+    return element("div", element("div", lists), beside, class_="beside")
+
+
+_NUMBERS = ("median", "worst", "expected")
+_BAR_KEY = (
+    "Bar: median. Tick: expected. End of the track: the links' rate; a latency has none. Each dot is one path, red if "
+    "slow. Percentages are of the expected value."
+)
+
+
+def _bar(bar: doc.Bar) -> Element:
+    """Return the bar of one path class with its numbers."""
+    share = f" · {100 * bar.worst.value / bar.expected:.0f} %" if bar.expected else ""
+    limit = f" · {bar.limit_of} {bar.limit:.0f}" if bar.limit else " · less is better" if bar.less else ""
+    sign = {Tone.GOOD: "✓ ", Tone.BAD: "✕ ", Tone.WARN: "▲ "}.get(bar.state.tone, "")
+    rest = (f" {bar.unit}", f" {arrows(bar.worst.label)}{share}", limit)
+    values = (bar.median, bar.worst.value, bar.expected)
+    tones = (None, _class(bar.worst.tone), None)
+    numbers = [
+        element(
+            "p",
+            element("span", f"{word} ", class_="what"),
+            element("strong", doc.number(value), class_=look),
+            element("span", more, class_="aside"),
+            class_=word,
+        )
+        for word, value, look, more in zip(_NUMBERS, values, tones, rest, strict=True)
+    ]
+    name = [arrows(bar.name), " ", _span(doc.Span(f"{sign}{bar.state.text}", bar.state.tone))]
+    case = element("code", bar.case, class_="case") if bar.case else None
+    return element("li", element("p", name, case, class_="name"), figures.track(bar), numbers)
 
 
 def _chart(chart: doc.Chart) -> Element:
-    return element("figure", element("div", figures.plot(chart), class_="scroll drawn"), class_="plotted")
+    if chart.small:
+        return element("figure", figures.plot(chart), class_="small")
+    names = [
+        element("li", element("strong", f"{value} ", class_=look), arrows(name))
+        for look, value, name in figures.ends(chart)
+    ]
+    return element(
+        "figure",
+        element("div", figures.plot(chart), class_="scroll only-wide"),
+        element("div", figures.plot(chart, phone=True), element("ul", names, class_="ends"), class_="only-narrow"),
+        element("p", _RING, class_="key") if chart.steep else None,
+        class_="plotted",
+    )
+
+
+_RING = "Each line is the median of its paths. A ring marks where it reaches half of its best; dashes are link rates."
 
 
 def _block(block: doc.Block) -> Child:
@@ -180,8 +234,12 @@ def _block(block: doc.Block) -> Child:
             return matrix_html(block)
         case doc.Chart():
             return _chart(block)
+        case doc.Bars():
+            return _bars(block)
         case doc.Diagram():
-            return element("div", block.draw(), class_="scroll drawing")
+            wide = element("div", block.draw(), class_="scroll drawing only-wide" if block.narrow else "scroll drawing")
+            narrow = element("div", block.narrow(), class_="only-narrow") if block.narrow else None
+            return [wide, narrow, element("p", block.note, class_="key") if block.note else None]
         case doc.Section() if block.folded:
             return element("details", element("summary", block.title), list(_blocks(doc.body_of(block))))
         case doc.Section():

@@ -101,7 +101,7 @@ def _name(block: doc.Block) -> str:
     match block:
         case doc.Section():
             return block.title
-        case doc.Matrix() | doc.Chart():
+        case doc.Matrix() | doc.Bars() | doc.Chart():
             return block.caption or "table"
         case doc.Entry():
             return doc.plain(block.title)
@@ -132,6 +132,8 @@ def _block(block: doc.Block, depth: int) -> str:
             return "\n".join(filter(None, (head, *map(_folded, block.body))))
         case doc.Matrix():
             return _matrix(block)
+        case doc.Bars():
+            return _matrix(block.table(names=True))
         case doc.Section() if block.folded:
             return details(block.title, _blocks(doc.body_of(block), depth + 1))
         case doc.Section():

@@ -93,6 +93,8 @@ class PageSection:
     id: str
     title: str
     body: tuple[Child, ...]
+    folded: bool = False
+    """Whether only the heading is shown until the reader opens it."""
 
 
 def page(command: str, title: str, subtitle: str, banners: Sequence[str], sections: Sequence[PageSection]) -> str:
@@ -121,7 +123,8 @@ def page(command: str, title: str, subtitle: str, banners: Sequence[str], sectio
         element("title", f"{command}: {title}"),
         raw("style", sheet),
     )
-    contents = [element("li", element("a", section.title, href=f"#{section.id}")) for section in sections]
+    open_sections = [section for section in sections if not section.folded]
+    contents = [element("li", element("a", section.title, href=f"#{section.id}")) for section in open_sections]
     body = element(
         "body",
         element("a", "Skip to the report", href="#report", class_="skip"),
@@ -147,10 +150,12 @@ def style(*names: str) -> str:
 
 
 def _section(section: PageSection) -> Element:
+    heading = element("h2", section.title, id=f"{section.id}-heading")
+    folded = element("details", element("summary", heading), element("div", section.body)) if section.folded else None
     return element(
         "section",
-        element("h2", section.title, id=f"{section.id}-heading"),
-        section.body,
+        folded or (heading, section.body),
         id=section.id,
+        class_="folded" if section.folded else None,
         aria_labelledby=f"{section.id}-heading",
     )

@@ -35,6 +35,12 @@ _VERDICTS = {Tone.GOOD: "bold green", Tone.WARN: "bold yellow", Tone.BAD: "bold 
 _HEADING = "bold"
 _LEAST_WRAPPED = 20
 """The minimum width in characters of a column of sentences."""
+_FIGURE, _LONGEST_TRACK = 9, 40
+"""The widths in characters of a number beside a bar, and of the longest track of a bar."""
+_BESIDE = 115
+"""The width in characters from which paths stand beside bars, and plain names beside the names of cases."""
+_BAR_KEY = "█ median │ expected ▕ link rate  ! slow ~ a little slow  latency: less is better"
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def text(document: doc.Document, *, width: int = WIDTH, level: Level = Level.NORMAL) -> Text:
@@ -87,7 +93,7 @@ class _Page:
                 self.gap()
             label = max(map(_head, run))
             for number, block in enumerate(run):
-                if number and isinstance(block, (doc.Section, doc.Matrix)):
+                if number and isinstance(block, (doc.Section, doc.Matrix, doc.Bars)):
                     self.gap()
                 # A hint is indented below the block that it continues.
                 below = label + 2 if isinstance(run[0], (doc.Entry, doc.Bullets)) else 1
@@ -135,6 +141,10 @@ class _Page:
                 self._entry(block, indent, label)
             case doc.Matrix():
                 self._matrix(block)
+            case doc.Bars() if any(bar.case for bar in block.bars):
+                self._matrix(block.table(names=self._width >= _BESIDE))
+            case doc.Bars():
+                self._bars(block)
             case doc.Section():
                 self.words(block.title, indent, style=_HEADING)
                 self.blocks(doc.body_of(block), indent)
@@ -176,6 +186,35 @@ class _Page:
             self.text.append_text(line).append("\n")
         for after in block.after:
             self.words(after)
+
+    def _bars(self, block: doc.Bars) -> None:
+        """Write a line for each bar, with the worst path beside it if there is space, else below slow ones."""
+        heads = "".join(head.rjust(_FIGURE) for head in ("median", "worst", "expect"))
+        name = max(len(bar.name) for bar in block.bars)
+        paths = {bar: _line((bar.state, f", worst {bar.worst.label}")) for bar in block.bars}
+        beside = 2 + max(map(len, paths.values())) if self._width >= _BESIDE else 0
+        track = min(self._width - name - len(heads) - 2 - beside, _LONGEST_TRACK)
+        self.words(block.caption, style=_HEADING)
+        self.text.append(f"{' ' * (name + track + 2)}{heads}\n", STYLES[Tone.DIM])
+        for bar in block.bars:
+            self.text.append(f"{bar.name.ljust(name)}  ").append_text(track_text(bar, track))
+            self.text.append(doc.number(bar.median).rjust(_FIGURE), STYLES[Tone.STRONG])
+            self.text.append(f"{doc.number(bar.worst.value)}{bar.mark}".rjust(_FIGURE), STYLES[bar.worst.tone])
+            self.text.append(doc.number(bar.expected).rjust(_FIGURE))
+            if beside or bar.mark:
+                self.text.append("  " if beside else "\n  ").append_text(paths[bar])
+            self.text.append("\n")
+        self.words(_BAR_KEY, style=STYLES[Tone.DIM])
+
+
+def track_text(bar: doc.Bar, width: int) -> Text:
+    """Return a bar in eighths of a character, with strokes at the expected value and at the link's rate."""
+    eighths = round(8 * (width - 1) * bar.median / bar.end)
+    line = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+    line = line.ljust(width - 1, "·")
+    if bar.expected and len(line.rstrip("·")) <= (place := int((width - 1) * bar.expected / bar.end)) < width - 1:
+        line = f"{line[:place]}│{line[place + 1 :]}"
+    return Text(line + ("▕" if bar.limit else " "))
 
 
 def _head(block: doc.Block) -> int:
@@ -221,6 +260,8 @@ def _matrix_lines(matrix: doc.Matrix, width: int) -> Iterator[Text]:
             if len(name) > label:
                 yield name
                 name = Text()
+                if row >= 0 and not any(series.cells[row].text for series in doc.columns(matrix)):
+                    continue
             cells = [_cell_lines(series, size, row) for series, size in block]
             for pieces in list(zip_longest(*cells, fillvalue=Text())) or [(Text(),) * len(block)]:
                 line = _aligned(name, label, Align.LEFT)

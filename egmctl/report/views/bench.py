@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 from egmctl.doctor.kernel_faults import KernelFault
-from egmctl.model.gpu import FAKE, Gpu, are_fake
-from egmctl.model.machine import Machine
+from egmctl.model.gpu import FAKE, are_fake
 from egmctl.model.measurement import Measurement, RunReport, Status
-from egmctl.model.route import MemoryKind, node_names
-from egmctl.model.task import Engine, Pattern, Quantity
-from egmctl.model.verdict import BAD_GRADES, Grade, Judgement, MemoryOwner, OwnerUnknown, Yardstick
+from egmctl.model.route import node_names
+from egmctl.model.task import Quantity
+from egmctl.model.verdict import BAD_GRADES, Grade, MemoryOwner, OwnerUnknown, Yardstick
 from egmctl.report import document as doc
-from egmctl.report.document import Level, Tone
+from egmctl.report.document import Level, Tone, number
 from egmctl.report.views.bench_answer import (
     answer,
     exceptions,
@@ -29,15 +30,21 @@ from egmctl.report.views.bench_answer import (
     was_run,
     where_time_went,
 )
-from egmctl.report.views.bench_classes import GRADE_TONES, STATUS_TONES, class_tables, judged_sections, number
+from egmctl.report.views.bench_classes import (
+    class_tables,
+    judged_sections,
+    main_measurements,
+    main_rates,
+)
 from egmctl.report.views.bench_details import families
-from egmctl.report.views.bench_series import LOOKS, all_series, swept
+from egmctl.report.views.bench_matrix import GRADE_TONES, STATUS_TONES, Frame
+from egmctl.report.views.bench_series import LOOKS, all_series, overlay, swept
 from egmctl.report.views.causes import TONES, cause_entries
 from egmctl.report.views.machine import banners, confidential_banner, machine_section
-from egmctl.report.views.topo import gpu_matrix, node_diagram
+from egmctl.report.views.topo import node_diagram
 from egmctl.topology.topology import topology
 from egmctl.units import counted, gpu_name, listed, printable, several, shortened
-from egmctl.verdict.yardsticks import unit_of
+from egmctl.verdict.yardsticks import ceiling, unit_of
 
 _FEW = 3
 """The number of flows from which a case's name is shown without its path."""
@@ -65,41 +72,18 @@ def soak(report: RunReport) -> Iterator[doc.Matrix]:
     yield doc.grid(f"Worst of {report.wall_s:.0f} s", rows)
 
 
-_HOST = (MemoryKind.HOST_NUMA, MemoryKind.HOST_NUMA_POOL, MemoryKind.PINNED, MemoryKind.REGISTERED)
-"""The kinds of host memory in order of preference for a link's rate."""
-
-
-def rates(report: RunReport) -> tuple[dict[tuple[str, str], float], tuple[str, ...]]:
-    """Return the GB/s of single copies by copy engines, by the labels of source and destination, and the cases.
-
-    If several cases have the same ends, e.g. pushed and pulled copies, the first one is used.
-    """
-    gb_s: dict[tuple[str, str], float] = {}
-    cases: dict[str, None] = {}
-    for m in sorted(filter(_plain, report.measurements), key=_rank):
-        flow = m.flows[0]
-        ends = flow.source.label, flow.destination.label
-        if ends not in gb_s and m.bandwidth_gb_s is not None:
-            gb_s[ends] = m.bandwidth_gb_s.median
-            cases[m.case] = None
-    return gb_s, tuple(cases)
-
-
-def _plain(m: Measurement) -> bool:
-    alone = m.pattern is Pattern.PAIR and len(m.flows) == 1 and not m.point.one_path
-    own = not m.flows[0].through_gpu and all(
-        end.handle is None and end.allocated_by is None for flow in m.flows for end in (flow.source, flow.destination)
-    )
-    measured = m.quantity is Quantity.BANDWIDTH and m.measured
-    direct = not any(flow.route.staged for flow in m.flows)
-    return alone and own and direct and measured and m.engine is Engine.COPY_ENGINE
-
-
-def _rank(m: Measurement) -> tuple[int, int]:
-    """Return the sort key: the kind of host memory, then the size from the largest."""
-    flow = m.flows[0]
-    kind = next((end.memory for end in (flow.source, flow.destination) if end.bus_id is None), MemoryKind.HOST_NUMA)
-    return (_HOST.index(kind) if kind in _HOST else len(_HOST)), -m.size_bytes
+def painted(report: RunReport) -> dict[tuple[str, str], doc.Dot]:
+    """Return the bandwidths that answer the main questions, by the labels of source and destination."""
+    rates: dict[tuple[str, str], doc.Dot] = {}
+    brands = Frame.of(report).brands
+    for m in chain.from_iterable(main_measurements(report)):
+        flow, summary, (tone, _) = m.flows[0], m.bandwidth_gb_s, brands.get(id(m), (Tone.PLAIN, ""))
+        if len(m.flows) == 1 and summary is not None and not flow.route.staged and m.measured:
+            limit = ceiling(m)
+            share = f"{100 * summary.median / limit.gb_s:.0f} %" if limit else ""
+            ends = flow.source.label, flow.destination.label
+            rates.setdefault(ends, doc.Dot(label=share, value=summary.median, tone=tone))
+    return rates
 
 
 _CASES = 2
@@ -188,11 +172,16 @@ def _body(report: RunReport) -> Iterator[doc.Block]:
     if not any(was_run(m) for m in report.measurements):
         yield from _details(report)
         return
+    axes, main = tuple(swept(report)), main_rates(report)
+    if not main.bars:
+        yield from (chart for axis in axes for chart in overlay(report, axis))
+    yield replace(main, beside=tuple(_drawings(report)))
     yield from _worst_paths(report)
     yield doc.Section("Failed or unstable", partial(_broken, report))
-    yield from class_tables(report)
-    for axis in swept(report):
-        yield doc.Section(LOOKS[axis].title, partial(all_series, report, axis))
+    for axis in axes:
+        drawn = overlay(report, axis) if main.bars else ()
+        yield doc.Section(LOOKS[axis].title, partial(chain, drawn, all_series(report, axis)))
+    yield from class_tables(report, axes)
     yield doc.Section("Soak", partial(soak, report))
     yield doc.Section("Warnings", partial(_warnings, report))
     staged = tuple(staged_lines(report))
@@ -209,24 +198,25 @@ def _warnings(report: RunReport) -> Iterator[doc.Block]:
         f"{sentence} ({several(len(paths), 'path')})" for sentence, paths in seen(report, causes=False).items()
     ]
     yield doc.Bullets(tuple(sentences[:_WARNINGS]))
-    if further := tuple(sentences[_WARNINGS:]):
-        yield doc.Bullets(further, level=Level.VERBOSE)
-        yield doc.Hint(f"and {len(further)} more (-v)", more=True)
+    if further := len(sentences[_WARNINGS:]):
+        yield doc.Hint(f"and {further} more (-v)", more=True)
 
 
 def _details(report: RunReport) -> Iterator[doc.Section]:
     """Yield the details: the drawing, all numbers, the references, and how the run measured."""
-    chosen = {gpu.bus_id for gpu in report.gpus}
+    if not main_rates(report).bars:
+        yield doc.Section("Topology", partial(_drawings, report), folded=True, level=Level.PAGE)
     for machine in report.machines[:_NODES_DRAWN]:
-        gpus = [gpu for gpu in machine.gpus or () if gpu.bus_id in chosen]
-        yield doc.Section("Topology", partial(_topology, report, machine, gpus), level=Level.PAGE)
-        yield machine_section(machine)
+        yield replace(machine_section(machine), folded=True)
     if len(report.machines) > _NODES_DRAWN:
         words = f"{len(report.machines) - _NODES_DRAWN} more nodes were measured; JSON has the facts of each."
         yield doc.Section("Further nodes", (doc.Paragraph(words),), level=Level.PAGE)
-    sections: list[tuple[str, doc.Body]] = [*families(report)]
+    sections: list[tuple[str, doc.Body]] = [
+        ("Further slow paths", lambda: _slow_paths(report)[_BENCH_WORST:]),
+        *families(report),
+    ]
     if report.verdict is not None:
-        sections += judged_sections(report, report.verdict)
+        sections += judged_sections(report.verdict)
     sections += [
         ("Owner of EGM memory", lambda: [doc.Bullets(tuple(owner_lines(report)))]),
         ("Skipped", partial(_skipped_cases, report)),
@@ -234,7 +224,7 @@ def _details(report: RunReport) -> Iterator[doc.Section]:
         ("How it was measured", lambda: [doc.Bullets(tuple(_method(report)))]),
     ]
     for title, body in sections:
-        yield doc.Section(title, body, level=Level.VERBOSE)
+        yield doc.Section(title, body, level=Level.VERBOSE, folded=True)
 
 
 def _skipped_cases(report: RunReport) -> Iterator[doc.Entry]:
@@ -252,20 +242,18 @@ def _method(report: RunReport) -> Iterator[str]:
     yield from (f"{node} is {host or 'unknown'}" for host, node in nodes.items())
 
 
-def _topology(report: RunReport, machine: Machine, gpus: Sequence[Gpu]) -> Iterator[doc.Block]:
-    """Yield the drawing of a node with the bandwidth measured over each link."""
-    judged = topology(machine, gpus)
-    gb_s, cases = rates(report)
-    legend = "Rates are nominal, in one direction."
-    if any(label in judged.gpus for ends in gb_s for label in ends):
-        legend += (
-            " Numbers with arrows are measured GB/s in the drawing's directions (↓ down, ↑ up, → from the first GPU): "
-            f"single copies by copy engines, of a GPU on a switch the median of its pairs. Cases: {', '.join(cases)}."
-        )
-    yield doc.Paragraph(judged.platform.line)
-    yield node_diagram(judged, gb_s)
-    yield doc.Paragraph(legend, tone=Tone.DIM)
-    yield gpu_matrix(judged)
+def _drawings(report: RunReport) -> Iterator[doc.Diagram]:
+    """Yield the drawings of the nodes, with the bandwidth measured over each link and painted by its verdict."""
+    chosen = {gpu.bus_id for gpu in report.gpus}
+    for machine in report.machines[:_NODES_DRAWN]:
+        gpus = [gpu for gpu in machine.gpus or () if gpu.bus_id in chosen]
+        yield node_diagram(partial(topology, machine, gpus), partial(painted, report), _DRAWN)
+
+
+_DRAWN = (
+    "GB/s of single copies, pushed between GPUs, and the share of the link's rate; of a GPU on a switch the median of "
+    "its pairs, ↓ out and ↑ in. Red is slow, an arrow one slow pair, dots not measured."
+)
 
 
 def _kernel(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
@@ -285,30 +273,32 @@ def _kernel(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
     return doc.limited(map(entry, grave(report)), _FAULTS, "kernel message", Level.SUMMARY)
 
 
-def _worst_paths(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
-    """Yield the slow paths by severity, then by the distance from the expected value."""
-    verdict = report.verdict
-    if verdict is None:
-        return
-    slow: list[tuple[int, float, Measurement, Judgement]] = []
-    for judged in verdict.judged:
+def _slow_paths(report: RunReport) -> list[doc.Entry]:
+    """Return the slow paths by severity, then by the distance from the expected value."""
+    slow: list[tuple[int, float, doc.Entry]] = []
+    for judged in report.verdict.judged if report.verdict is not None else ():
         bad = [judgement for judgement in judged.judgements if judgement.grade in BAD_GRADES]
-        if bad:
-            first = min(bad, key=lambda j: (list(Grade).index(j.grade), list(Yardstick).index(j.yardstick)))
-            measurement = report.measurements[judged.measurement]
-            share = first.value / first.expected if first.expected else 1.0
-            if measurement.quantity is Quantity.LATENCY and share:
-                share = 1 / share
-            slow.append((list(Grade).index(first.grade), share, measurement, first))
-    slow.sort(key=lambda entry: entry[:2])
-    for _, _, measurement, judgement in slow[:_BENCH_WORST]:
-        words = f"{measurement.path}: {number(judgement.value)} {unit_of(measurement)}"
-        if judgement.expected:
-            share = 100 * judgement.value / judgement.expected
-            reference = f"{judgement.limit}'s" if judgement.limit else _AGAINST[judgement.yardstick]
-            words += f", {share:.0f} % of {reference} {number(judgement.expected)}"
-        title = (f"{words} ", doc.Span(measurement.name, Tone.DIM))
-        yield doc.Entry(judgement.grade.upper(), GRADE_TONES[judgement.grade], title, level=Level.SUMMARY)
+        if not bad:
+            continue
+        first = min(bad, key=lambda j: (list(Grade).index(j.grade), list(Yardstick).index(j.yardstick)))
+        m = report.measurements[judged.measurement]
+        words, share = f"{m.path}: {number(first.value)} {unit_of(m)}", 1.0
+        if first.expected:
+            share = first.value / first.expected
+            reference = f"{first.limit}'s" if first.limit else _AGAINST[first.yardstick]
+            words += f", {100 * share:.0f} % of {reference} {number(first.expected)}"
+        if bound := first.fail if first.grade is Grade.FAIL else first.warn:
+            words += f" (limit {number(bound)})"
+        title = (f"{words} ", doc.Span(m.name, Tone.DIM))
+        entry = doc.Entry(first.grade.upper(), GRADE_TONES[first.grade], title, level=Level.SUMMARY)
+        far = 1 / share if m.quantity is Quantity.LATENCY and share else share
+        slow.append((list(Grade).index(first.grade), far, entry))
+    return [entry for *_, entry in sorted(slow, key=lambda entry: entry[:2])]
+
+
+def _worst_paths(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
+    slow = _slow_paths(report)
+    yield from slow[:_BENCH_WORST]
     if more := len(slow[_BENCH_WORST:]):
         yield doc.Hint(f"and {more} more paths are slow (-v)", more=True, level=Level.SUMMARY)
 

@@ -2,155 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
+from egmctl.bench.case import AT_ONCE, HANDLES
+from egmctl.bench.engine import ENGINES
 from egmctl.bench.suites import CASES, SUITES
-from egmctl.model.measurement import Measurement, RunReport, Status
-from egmctl.model.route import PublishedRate
-from egmctl.model.task import Point, Quantity, named
+from egmctl.model.measurement import Measurement, RunReport
+from egmctl.model.route import HOST_MEMORY, HOST_NAMES, Carrier, Egm, LinkKind, MemoryKind, PublishedRate, Route
+from egmctl.model.task import USUAL, Axis, Endpoint, Engine, Pattern, Point, Quantity, named
 from egmctl.model.verdict import (
     BAD_GRADES,
     ClassVerdict,
     Culprit,
     Direction,
     Grade,
-    Judged,
     RunVerdict,
-    Yardstick,
-    worst_grade,
 )
 from egmctl.report import document as doc
 from egmctl.report.document import Body, Level, Tone, Words
-from egmctl.units import grouped, shortened
+from egmctl.report.views.bench_matrix import GRADE_MARKS, GRADE_TONES, Frame, latency_method
+from egmctl.units import grouped, listed, several, shortened
 from egmctl.verdict.yardsticks import ceiling, class_of
 
-GRADE_TONES = {Grade.FAIL: Tone.BAD, Grade.WARN: Tone.WARN}
-GRADE_MARKS = {Grade.FAIL: "!", Grade.WARN: "~"}
-OUTLIER = "<"
-"""The mark of a path that only the comparison with its peers grades as bad."""
-UNSTABLE = "*"
-STATUS_TONES = {Status.OK: Tone.PLAIN, Status.UNSTABLE: Tone.WARN, Status.WAIVED: Tone.DIM}
-
-Brand = tuple[Tone, str]
-"""The tone and the mark of the cell of a failed or warned measurement."""
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """The order of labels and the marks that all matrices of a run share."""
-
-    order: Sequence[str] = ()
-    """The labels of the ends in the order of rows and columns."""
-    brands: Mapping[int, Brand] = field(default_factory=dict)
-    """The brands of measurements, by their ``id()``."""
-
-    @classmethod
-    def of(cls, report: RunReport) -> Frame:
-        """Return the frame of a run."""
-        order = [
-            *(f"{kind}{node}" for kind in ("NUMA", "CPU") for node in report.numa_nodes),
-            *(gpu.label for gpu in report.gpus),
-            *(f"{rank.label}:NUMA{rank.numa_node}" for rank in report.ranks),
-        ]
-        judged = report.verdict.judged if report.verdict is not None else ()
-        brands = {id(report.measurements[entry.measurement]): _brand(entry) for entry in judged}
-        return cls(order, {key: brand for key, brand in brands.items() if brand is not None})
-
-    def bandwidth(self, measurement: Measurement, flow: int | None = None) -> doc.Cell:
-        """Return the cell of one flow, or of the sum of all flows, which is not compared with single flows."""
-        summary = measurement.bandwidth_gb_s if flow is None else None
-        if flow is not None and measurement.measured:
-            summary = measurement.flows_gb_s[flow]
-        alone = len(measurement.flows) == 1
-        return self.number(
-            measurement,
-            summary.median if summary is not None and measurement.measured else None,
-            digits=2,
-            kind=measurement.flows[flow].route.symbol if flow is not None else "",
-            compared=flow is not None or alone,
-            # The verdict on the sum of several flows does not mark a single one.
-            own=flow is None or alone,
-        )
-
-    def number(
-        self,
-        measurement: Measurement,
-        value: float | None,
-        *,
-        digits: int,
-        kind: str = "",
-        compared: bool = True,
-        own: bool = True,
-    ) -> doc.Cell:
-        """Return the cell of a number, or of the measurement's status if there is none.
-
-        Parameters
-        ----------
-        compared
-            Whether the number is compared with others of its kind in the matrix.
-        own
-            Whether the verdict on the measurement marks this number.
-        """
-        tone = tone_of(measurement)
-        if value is None:
-            return doc.Cell(measurement.status.value, tone)
-        mark = UNSTABLE if measurement.status is Status.UNSTABLE else ""
-        if own:
-            tone, mark = self.brands.get(id(measurement), (tone, mark))
-        return doc.Cell(f"{value:.{digits}f}", tone, mark, value=value if compared else None, kind=kind)
-
-    def matrix(
-        self,
-        caption: str,
-        cells: Mapping[tuple[str, tuple[str, ...]], doc.Cell],
-        totals: Mapping[str, doc.Cell] | None = None,
-        *,
-        names: str,
-        notes: tuple[str, ...] = (),
-        after: tuple[str, ...] = (),
-        better: doc.Better = doc.Better.HIGH,
-    ) -> doc.Matrix:
-        """Return a matrix of cells by row and column (its header lines), ordered by labels, with the sums of rows."""
-        places = {label: place for place, label in enumerate(self.order)}
-
-        def place(*labels: str) -> list[int]:
-            return [places.get(label, len(places)) for label in labels]
-
-        headers = sorted(dict.fromkeys(header for _, header in cells), key=lambda header: place(*header))
-        rows = []
-        for row in sorted(dict.fromkeys(row for row, _ in cells), key=place):
-            sums = {("sum",): totals.get(row, doc.EMPTY)} if totals else {}
-            rows.append((row, {header: cells.get((row, header), doc.EMPTY) for header in headers} | sums))
-        return doc.grid(caption, rows, names=names, notes=notes, after=after, better=better)
-
-
-def tone_of(measurement: Measurement) -> Tone:
-    """Return the tone of a measurement's status."""
-    return STATUS_TONES.get(measurement.status, Tone.BAD)
-
-
-def _brand(judged: Judged) -> Brand | None:
-    bad = [judgement for judgement in judged.judgements if judgement.grade in GRADE_TONES]
-    if not bad:
-        return None
-    grade = worst_grade(judgement.grade for judgement in bad)
-    outlier = all(judgement.yardstick is Yardstick.PEERS for judgement in bad)
-    return GRADE_TONES[grade], OUTLIER if outlier else GRADE_MARKS[grade]
-
-
-_SCREEN = 18
+_SCREEN = 14
 """The number of path classes shown without ``-v``. With the answer and the notes they fill about 40 lines."""
-_WHOLE = 1000
-"""The number from which no decimal is shown."""
-_BY_MEMORY = "#"
-"""The mark of a share of what memory carries, where that is less than what the links carry."""
-_HEADS = ("n", "median", "worst", "expect", "link")
 _NOTE = (
     "median and worst of n paths; expected by the profile; link: the median's share of its nominal rate; "
     "! fails, ~ warns"
 )
+_MOST = 6
+"""The number of classes that answer the main questions."""
+
+_BY = {
+    Engine.COPY_ENGINE: "copy engine",
+    Engine.SM_COPY: "kernel",
+    Engine.BULK: "TMA",
+    Engine.SM_READ: "kernel that only reads",
+    Engine.SM_WRITE: "kernel that only writes",
+    Engine.ATOMIC: "atomic additions",
+    Engine.CPU: "CPU threads",
+}
+_LINKS = {LinkKind.NVLINK: "NVLink", LinkKind.C2C: "NVLink-C2C", LinkKind.PCIE: "PCIe", LinkKind.SMP: "CPU to CPU"}
+
+
+def ends_words(measurement: Measurement) -> str:
+    """Return the ends of a measurement's paths in plain words: ``GPU -> GPU``, ``own CPU's EGM -> GPU``."""
+    flow = measurement.flows[0]
+    if measurement.pattern is Pattern.LOCAL or flow.source.label == flow.destination.label:
+        return "inside one GPU"
+    arrow = "<->" if measurement.pattern is Pattern.BOTH_DIRECTIONS else "->"
+    return f" {arrow} ".join(_end_words(end, flow.route) for end in (flow.source, flow.destination))
+
+
+def _end_words(end: Endpoint, route: Route) -> str:
+    if end.memory not in HOST_MEMORY:
+        return "GPU" if end.bus_id is not None or end.memory is not MemoryKind.REGISTERS else "CPU"
+    links = {hop.link for hop in route.hops}
+    other = LinkKind.SMP in links or {LinkKind.NVLINK, LinkKind.C2C} <= links
+    if route.across_nodes:
+        owner = "other node's "
+    else:
+        owner = "other CPU's " if other else "own CPU's " if LinkKind.C2C in links else ""
+    kind = HOST_NAMES[end.memory].removeprefix("HOST_NUMA").strip()
+    memory = "EGM" if route.egm is Egm.YES else "memory" if owner else "CPU memory"
+    return " ".join(filter(None, (owner.strip(), kind, memory)))
+
+
+def plain_name(measurement: Measurement, *, short: bool = False) -> str:
+    """Return what a measurement measures in plain words: ``GPU -> GPU, push, copy engine``.
+
+    Parameters
+    ----------
+    short
+        Whether to leave out the point and the method of a latency, as in a series of points.
+    """
+    first = measurement.flows[0]
+    name = ends_words(measurement)
+    if measurement.quantity is not Quantity.BANDWIDTH:
+        return f"{name} latency" if short else f"{name} latency, {latency_method(measurement)}"
+    pair = first.source.bus_id and first.destination.bus_id and measurement.pattern is not Pattern.LOCAL
+    parts = (
+        "without peer access" if first.route.staged else "",
+        ("push" if first.pushed else "pull") if pair else "",
+        AT_ONCE.get(measurement.pattern, "").removeprefix(", "),
+        _BY.get(measurement.engine, ENGINES[measurement.engine].caption),
+        HANDLES[handle] if (handle := first.source.handle or first.destination.handle) else "",
+        "" if short else str(measurement.point),
+    )
+    return ", ".join((name, *filter(None, parts)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,36 +108,127 @@ class _Class:
     def grade(self) -> Grade:
         return Grade.NO_REFERENCE if self.verdict is None else self.verdict.grade
 
+    @property
+    def first(self) -> Measurement:
+        """A measurement that stands for all."""
+        return self.measurements[0]
 
-def class_tables(report: RunReport) -> Iterator[doc.Matrix | doc.Hint]:
+
+MAIN = (
+    ("device_to_device_memcpy_write_ce", "device_to_device_memcpy_read_ce", "fabric_device_write_ce"),
+    ("host_numa_to_device_memcpy_ce", "host_to_device_memcpy_ce", "fabric_host_numa_read_ce"),
+    ("device_to_host_numa_memcpy_ce", "device_to_host_memcpy_ce", "fabric_host_numa_write_ce"),
+    ("device_to_device_latency_sm", "device_to_device_latency_uncached", "fabric_device_latency"),
+    ("device_to_device_bidirectional_memcpy_write_ce", "fabric_device_bidirectional_write_ce"),
+    ("host_numa_to_device_latency_uncached", "host_to_device_latency_uncached", "fabric_host_numa_latency"),
+)
+"""The main questions, the most important first: the cases that answer each, of which the first measured one counts."""
+
+
+def main_measurements(report: RunReport) -> list[list[Measurement]]:
+    """Return the measurements that answer each of the main questions."""
+    cases = grouped((m.case, m) for m in report.measurements if m.point == USUAL and m.headline is not None)
+    return [next((cases[case] for case in question if case in cases), []) for question in MAIN]
+
+
+def main_rates(report: RunReport) -> doc.Bars:
+    """Return the answers to the main questions, :data:`_MOST` at most: one for each kind of link, latencies last."""
+    chosen = {id(m) for answers in main_measurements(report) for m in answers}
+    order = [case for question in MAIN for case in question]
+    classes = [entry for entry in _classes(report) if id(entry.first) in chosen]
+    classes = sorted(classes, key=lambda entry: order.index(entry.case))[:_MOST]
+    classes.sort(key=lambda entry: entry.first.quantity is Quantity.LATENCY)
+    frame = Frame.of(report)
+    bars = tuple(_bar(entry, _short_name(entry.first), frame) for entry in classes)
+    return doc.Bars(caption="Measured and expected (GB/s; latencies in ns)", groups=(("", bars),))
+
+
+def _short_name(m: Measurement) -> str:
+    ends = ends_words(m)
+    if m.quantity is Quantity.LATENCY:
+        return f"{ends} latency"
+    link = m.flows[0].route.first_link if "CPU memory" in ends else None
+    return f"{ends}, {_LINKS.get(link, '')}" if link in _LINKS else ends
+
+
+def _bar(entry: _Class, name: str, frame: Frame, case: str = "") -> doc.Bar:
+    latency = entry.first.quantity is Quantity.LATENCY
+    tones = {Tone.BAD: "slow", Tone.WARN: "a little slow"}
+    dots = tuple(
+        doc.Dot(label=m.path, value=m.headline.median, tone=tone if tone in tones else Tone.PLAIN)
+        for m in entry.measurements
+        if m.headline is not None
+        for tone, _ in (frame.brands.get(id(m), (Tone.PLAIN, "")),)
+    )
+    worst = (max if latency else min)(dots, key=lambda dot: dot.value)
+    tone, (limit, limit_of) = GRADE_TONES.get(entry.grade, Tone.PLAIN), _limit(entry.first)
+    if tone in tones:
+        slow = sum(dot.tone is tone for dot in dots)
+        state = doc.Span(f"{slow or len(dots)} of {len(dots)} {tones[tone]}", tone)
+    else:
+        passed = entry.grade is Grade.PASS
+        state = doc.Span(f"{len(dots)} ok", Tone.GOOD) if passed else doc.Span(several(len(dots), "path"), Tone.DIM)
+    return doc.Bar(
+        name=name,
+        case=case,
+        unit=entry.first.quantity.unit,
+        median=median(dot.value for dot in dots),
+        worst=replace(worst, tone=tone),
+        expected=entry.verdict.expected if entry.verdict is not None else None,
+        limit=limit,
+        limit_of=limit_of,
+        fail=entry.verdict.fail if entry.verdict is not None and latency else None,
+        less=latency,
+        state=state,
+        mark=GRADE_MARKS.get(entry.grade, ""),
+        dots=dots,
+    )
+
+
+def _limit(m: Measurement) -> tuple[float | None, str]:
+    """Return the ceiling of a path and what it is of; of both directions of a link at most twice its rate."""
+    limit, link = ceiling(m), m.flows[0].route.slowest
+    if limit is not None:
+        return limit.gb_s, limit.name if isinstance(limit.limit, PublishedRate) else "link"
+    both = m.quantity is Quantity.BANDWIDTH and m.pattern is Pattern.BOTH_DIRECTIONS and link is not None
+    return 2 * (link.nominal_gb_s or 0) if both and link is not None else None, "link"
+
+
+def class_tables(report: RunReport, apart: Collection[Axis] = ()) -> Iterator[doc.Block]:
     """Yield the table of the path classes that fit on a screen, and that of the others.
 
     If not all fit, failed and warned classes have priority, then those of the quick suite.
+
+    Parameters
+    ----------
+    apart
+        The axes whose points are left out, because their series have their own section.
     """
-    classes = _classes(report)
+    classes = [entry for entry in _classes(report) if all(entry.point.at(axis) is None for axis in apart)]
     quick = {case.name for case in CASES if SUITES["quick"].has(case)}
     bad = [entry for grade in BAD_GRADES for entry in classes if entry.grade is grade]
     chosen = [*bad, *(entry for entry in classes if entry.case in quick), *classes]
-    first = set(list(dict.fromkeys(chosen))[:_SCREEN])
+    first, frame = set(list(dict.fromkeys(chosen))[:_SCREEN]), Frame.of(report)
     if first:
-        yield _table([entry for entry in classes if entry in first])
+        yield _table([entry for entry in classes if entry in first], frame)
     if further := [entry for entry in classes if entry not in first]:
-        yield _table(further, "Further path classes (GB/s; latencies in ns)", Level.VERBOSE)
+        yield doc.Section("Further path classes", (_table(further, frame),), folded=True, level=Level.VERBOSE)
         well = ", all as fast as expected" if all(entry.grade is Grade.PASS for entry in further) else ""
         yield doc.Hint(f"and {len(further)} more path classes{well} (-v)", more=True)
 
 
-def path_classes(measurements: Sequence[Measurement]) -> doc.Matrix:
+def path_classes(measurements: Sequence[Measurement]) -> doc.Bars:
     """Return the table of the path classes with results, without a verdict."""
-    return _table(_unjudged(measurements))
+    return _table(_unjudged(measurements), Frame())
 
 
 def _classes(report: RunReport) -> list[_Class]:
     if report.verdict is None:
         return _unjudged(report.measurements)
     return [
-        _Class(judged.case, judged.point, judged.link, [report.measurements[n] for n in judged.measurements], judged)
-        for judged in report.verdict.classes
+        _Class(entry.case, entry.point, entry.link, measured, entry)
+        for entry in report.verdict.classes
+        if (measured := [m for n in entry.measurements if (m := report.measurements[n]).headline is not None])
     ]
 
 
@@ -205,53 +237,42 @@ def _unjudged(measurements: Sequence[Measurement]) -> list[_Class]:
     return [_Class(key.case, key.point, key.link, alike) for key, alike in members.items()]
 
 
-def _table(
-    classes: Sequence[_Class], caption: str = "Path classes (GB/s; latencies in ns)", level: Level = Level.NORMAL
-) -> doc.Matrix:
+def _table(classes: Sequence[_Class], frame: Frame) -> doc.Bars:
     """Return a table with one row per class; classes over the same links are grouped under a heading."""
-    rows: list[tuple[str, dict[str, str | doc.Cell]]] = []
-    for link in dict.fromkeys(entry.link for entry in classes):
-        rows.append((link, dict.fromkeys(_HEADS, "")))
-        for entry in classes:
-            if entry.link == link:
-                rows.append((f" {named(entry.case, entry.point)}", dict(zip(_HEADS, _cells(entry), strict=True))))
-    limits = (ceiling(m) for entry in classes for m in entry.measurements if m.headline is not None)
-    rates = dict.fromkeys(limit.limit for limit in limits if limit is not None)
-    memories = [f"{rate.name} {rate.gb_s:g} GB/s" for rate in rates if isinstance(rate, PublishedRate)]
-    note = f"; {_BY_MEMORY} of the memory's, reads and writes together: {', '.join(memories)}" if memories else ""
-    return doc.grid(caption, rows, notes=(_NOTE + note,), together=True, level=level)
-
-
-def _cells(entry: _Class) -> tuple[str | doc.Cell, ...]:
-    measurements = [m for m in entry.measurements if m.headline is not None]
-    values = [m.headline.median for m in measurements if m.headline is not None]
-    latency = entry.measurements[0].quantity is Quantity.LATENCY
-    pick: Callable[[Iterable[float]], float] = max if latency else min
-    limits = [(value, limit) for value, m in zip(values, measurements, strict=True) if (limit := ceiling(m))]
-    share = f"{100 * median(value / limit.gb_s for value, limit in limits):.0f} %" if limits else "-"
-    worst = number(pick(values) if values else None)
-    return (
-        str(len(entry.measurements)),
-        number(median(values) if values else None),
-        doc.Cell(worst, GRADE_TONES.get(entry.grade, Tone.PLAIN), GRADE_MARKS.get(entry.grade, "")),
-        number(entry.verdict.expected if entry.verdict is not None else None),
-        doc.Cell(share, mark=_BY_MEMORY if any(isinstance(limit.limit, PublishedRate) for _, limit in limits) else ""),
+    groups = grouped((entry.link, entry) for entry in classes)
+    limits = (limit.limit for entry in classes if (limit := ceiling(entry.first)) is not None)
+    memories = dict.fromkeys(f"{rate.name} {rate.gb_s:g} GB/s" for rate in limits if isinstance(rate, PublishedRate))
+    note = f"; # of the memory's, reads and writes together: {', '.join(memories)}" if memories else ""
+    return doc.Bars(
+        caption="Path classes (GB/s; latencies in ns)",
+        notes=(_NOTE + note,),
+        groups=tuple(
+            (
+                _heading(link, alike[0].first),
+                tuple(_bar(entry, plain_name(entry.first), frame, named(entry.case, entry.point)) for entry in alike),
+            )
+            for link, alike in groups.items()
+        ),
     )
 
 
-def number(value: float | None) -> str:
-    """Return a bandwidth or a latency with the decimals that tables and sentences show."""
-    return "-" if value is None else f"{value:.1f}" if value < _WHOLE else f"{value:.0f}"
+def _heading(link: str, first: Measurement) -> str:
+    """Return the links of a class in words, with their rate: ``PCIe, 63 GB/s each way``."""
+    route = first.flows[0].route
+    words = list(dict.fromkeys(_LINKS.get(hop.link, "?") for hop in route.hops))
+    rate = f", {route.slowest.nominal_gb_s:.0f} GB/s each way" if route.slowest else ""
+    if link != route.symbol or route.carrier is not Carrier.LINKS or not words:
+        return link
+    return f"{link}{'' if words == [link] else f': {listed(words)}'}{rate}"
 
 
 _SIDES = {Direction.EGRESS: " egress", Direction.INGRESS: " ingress", None: ""}
 _SHOWN = 3
 
 
-def judged_sections(report: RunReport, verdict: RunVerdict) -> Iterator[tuple[str, Body]]:
-    """Yield the sections on outliers, on failures of classes, and on the sources of references."""
+def judged_sections(verdict: RunVerdict) -> Iterator[tuple[str, Body]]:
+    """Yield the sections on outliers, and on the sources of references."""
     yield "Outliers", lambda: [doc.Bullets(tuple(_culprits(verdict.culprits)))]
-    yield "Failures", lambda: [doc.Bullets(tuple(_faults(report, verdict)))]
     yield "References", lambda: [doc.Bullets(tuple(_references(verdict)))]
 
 
@@ -266,30 +287,6 @@ def _culprits(culprits: Sequence[Culprit]) -> Iterator[Words]:
         first = alike[0]
         cases = shortened([culprit.path_class for culprit in alike], _SHOWN)
         yield _grade(first.grade), f" {label}{_SIDES[direction]}: {first.reason}, in {cases}"
-
-
-def _faults(report: RunReport, verdict: RunVerdict) -> Iterator[Words]:
-    """Yield the warnings, and a line for each failure of a class with its paths. Outliers have their own section."""
-    for warning in verdict.warnings:
-        yield _grade(Grade.WARN), f" {warning}"
-    judgements = {judged.measurement: judged.judgements for judged in verdict.judged}
-    outlying = {culprit.path_class for culprit in verdict.culprits}
-    for path_class in verdict.classes:
-        for yardstick in Yardstick:
-            bad = [
-                (judgement, report.measurements[number].path)
-                for number in path_class.measurements
-                for judgement in judgements.get(number, ())
-                if judgement.yardstick is yardstick and judgement.grade in BAD_GRADES
-            ]
-            if not bad or (yardstick is Yardstick.PEERS and path_class.path_class in outlying):
-                continue
-            bad.sort(key=lambda entry: entry[0].grade is not Grade.FAIL)
-            (first, _), *others = bad
-            more = f"; also {shortened([path for _, path in others], _SHOWN)}" if others else ""
-            yield _grade(first.grade), f" {path_class.path_class}: {first.reason}{more}"
-        if path_class.grade is Grade.FAIL and path_class.by_speed is not Grade.FAIL:
-            yield _grade(Grade.FAIL), f" {path_class.path_class}: {path_class.reason}"
 
 
 def _references(verdict: RunVerdict) -> Iterator[str]:

@@ -10,11 +10,9 @@ from egmctl.bench.engine import ENGINES
 from egmctl.model.measurement import Measurement, RunReport, Status
 from egmctl.model.route import HOST_NAMES, MemoryKind, UcxStaging
 from egmctl.model.task import UCX_ENGINES, Engine, Quantity
-from egmctl.report.document import Better, Body, Cell, Chart, Matrix, grid
-from egmctl.report.route_words import routes_words
-from egmctl.report.views.bench_classes import Frame, tone_of
-from egmctl.report.views.bench_matrix import matrices
-from egmctl.report.views.bench_series import axis_of, series, swept, table_of
+from egmctl.report.document import Better, Body, Cell, Matrix, grid
+from egmctl.report.views.bench_matrix import Frame, matrices, tone_of
+from egmctl.report.views.bench_series import axis_of, series, swept
 from egmctl.units import format_size, grouped, printable
 
 _FAMILIES = {
@@ -27,21 +25,16 @@ _FAMILIES = {
 }
 FOLDED_ABOVE = 16
 """The maximum number of ranks with matrices; a matrix of so many fills a wide terminal."""
-_WORST = 5
-"""The number of paths, and of GPUs, that are named as slowest."""
-_USUAL_DIFFERENCE = 0.01
-"""The relative difference between GPUs that is not reported. On a healthy H200 machine it was 0.1 %."""
 _FEW_US = 10.0
 """The number of microseconds below which a decimal is shown."""
 _STAGED = {None: "", UcxStaging.HOST: ", host-staged", UcxStaging.GPU: ", GPU-staged"}
 _MOVED = {Engine.UCX_PUT: "put", Engine.UCX_GET: "got", Engine.UCX: "sent"}
-_Tables = Iterator[Matrix | Chart]
+_Tables = Iterator[Matrix]
 
 
 def families(report: RunReport) -> Iterator[tuple[str, Body]]:
-    """Yield the title and the tables of each family in the order of measurement, or "By case" for many ranks."""
+    """Yield the title and the tables of each family in the order of measurement; for many ranks none."""
     if len(report.ranks) > FOLDED_ABOVE:
-        yield "By case", partial(_folded, report)
         return
     for family in dict.fromkeys(m.family for m in report.measurements):
         yield _FAMILIES.get(family, family), partial(_family, report, family)
@@ -67,8 +60,8 @@ def _family(report: RunReport, family: str) -> _Tables:
 def _table_of(measurement: Measurement) -> object:
     """Return the key that measurements in the same table share."""
     flow = measurement.flows[0]
-    if axis_of(measurement) is not None:
-        return table_of(measurement)
+    if (axis := axis_of(measurement)) is not None:
+        return axis
     if measurement.quantity is Quantity.BANDWIDTH:
         return measurement.case
     if ENGINES[measurement.engine].round_trip:
@@ -214,45 +207,7 @@ def _marked(measurement: Measurement, number: str | None) -> Cell:
     return Cell(text, tone_of(measurement), mark)
 
 
-def _folded(report: RunReport) -> Iterator[Matrix]:
-    """Yield for each case a table of its routes, with notes on the slowest paths and GPUs."""
-    cases = grouped((m.case, m) for m in report.measurements if m.headline is not None)
-    for case, measurements in cases.items():
-        first = measurements[0]
-        unit, digits = ("ns", 1) if first.quantity is Quantity.LATENCY else ("GB/s", 2)
-        by_route = grouped((routes_words(flow.route for flow in m.flows), _value(m)) for m in measurements)
-        rows = [
-            (route, {"paths": str(len(values))} | _spread("median", values, digits))
-            for route, values in by_route.items()
-        ]
-        caption = f"{first.pattern.value}, {first.engine.value}, {first.quantity.value} ({unit})"
-        yield grid(caption, rows, names=case, notes=_behind(measurements, digits))
-
-
-def _behind(measurements: Sequence[Measurement], digits: int) -> Iterator[str]:
-    """Yield a sentence on the slowest paths, relative to others over the same links, and one on deviating GPUs."""
-    usual = grouped((m.flows[0].route.symbol, _value(m)) for m in measurements)
-    medians = {link: median(values) for link, values in usual.items()}
-    sign = -1 if measurements[0].quantity is Quantity.LATENCY else 1
-    shares = [(_value(m) / medians[m.flows[0].route.symbol], m) for m in measurements]
-    worst = [m for _, m in sorted(shares, key=lambda entry: sign * entry[0])[:_WORST]]
-    yield "farthest behind: " + ", ".join(
-        f"{m.flows[0].path}{' and others' if len(m.flows) > 1 else ''} {_value(m):.{digits}f}" for m in worst
-    )
-    by_gpu = grouped((m.flows[0].initiator_label, share) for share, m in shares)
-    behind = {label: median(values) for label, values in by_gpu.items() if len(by_gpu) > 1}
-    odd = sorted((sign * share, label) for label, share in behind.items() if abs(share - 1) > _USUAL_DIFFERENCE)
-    if odd:
-        words = ", ".join(f"{label} {100 * behind[label]:.1f} %" for _, label in odd[:_WORST])
-        yield f"by the GPU that issues the work, against the median of the link: {words}"
-
-
 def _spread(name: str, values: Sequence[float], digits: int) -> dict[str, str]:
     """Return the cells with the median of values, under a name, and with their minimum and maximum."""
     numbers = {name: median(values), "min": min(values), "max": max(values)}
     return {head: f"{number:.{digits}f}" for head, number in numbers.items()}
-
-
-def _value(measurement: Measurement) -> float:
-    summary = measurement.headline
-    return 0.0 if summary is None else summary.median

@@ -2,18 +2,134 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 
 from egmctl.bench.case import AT_ONCE
 from egmctl.bench.engine import ENGINES
-from egmctl.model.measurement import Measurement, Status
+from egmctl.model.measurement import Measurement, RunReport, Status
 from egmctl.model.route import HOST_NAMES, MemoryKind
 from egmctl.model.task import ChaseOrder, Endpoint, Engine, Flow, Pattern, Quantity
-from egmctl.report.document import Better, Cell, Matrix
+from egmctl.model.verdict import Grade, Judged, Yardstick, worst_grade
+from egmctl.report import document as doc
+from egmctl.report.document import Better, Cell, Matrix, Tone
 from egmctl.report.route_words import route_words
-from egmctl.report.views.bench_classes import Frame
 from egmctl.units import format_size, grouped, several
+
+GRADE_TONES = {Grade.FAIL: Tone.BAD, Grade.WARN: Tone.WARN}
+GRADE_MARKS = {Grade.FAIL: "!", Grade.WARN: "~"}
+OUTLIER = "<"
+"""The mark of a path that only the comparison with its peers grades as bad."""
+UNSTABLE = "*"
+STATUS_TONES = {Status.OK: Tone.PLAIN, Status.UNSTABLE: Tone.WARN, Status.WAIVED: Tone.DIM}
+
+Brand = tuple[Tone, str]
+"""The tone and the mark of the cell of a failed or warned measurement."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The order of labels and the marks that all matrices of a run share."""
+
+    order: Sequence[str] = ()
+    """The labels of the ends in the order of rows and columns."""
+    brands: Mapping[int, Brand] = field(default_factory=dict)
+    """The brands of measurements, by their ``id()``."""
+
+    @classmethod
+    def of(cls, report: RunReport) -> Frame:
+        """Return the frame of a run."""
+        order = [
+            *(f"{kind}{node}" for kind in ("NUMA", "CPU") for node in report.numa_nodes),
+            *(gpu.label for gpu in report.gpus),
+            *(f"{rank.label}:NUMA{rank.numa_node}" for rank in report.ranks),
+        ]
+        judged = report.verdict.judged if report.verdict is not None else ()
+        brands = {id(report.measurements[entry.measurement]): _brand(entry) for entry in judged}
+        return cls(order, {key: brand for key, brand in brands.items() if brand is not None})
+
+    def bandwidth(self, measurement: Measurement, flow: int | None = None) -> doc.Cell:
+        """Return the cell of one flow, or of the sum of all flows, which is not compared with single flows."""
+        summary = measurement.bandwidth_gb_s if flow is None else None
+        if flow is not None and measurement.measured:
+            summary = measurement.flows_gb_s[flow]
+        alone = len(measurement.flows) == 1
+        return self.number(
+            measurement,
+            summary.median if summary is not None and measurement.measured else None,
+            digits=2,
+            kind=measurement.flows[flow].route.symbol if flow is not None else "",
+            compared=flow is not None or alone,
+            # The verdict on the sum of several flows does not mark a single one.
+            own=flow is None or alone,
+        )
+
+    def number(
+        self,
+        measurement: Measurement,
+        value: float | None,
+        *,
+        digits: int,
+        kind: str = "",
+        compared: bool = True,
+        own: bool = True,
+    ) -> doc.Cell:
+        """Return the cell of a number, or of the measurement's status if there is none.
+
+        Parameters
+        ----------
+        compared
+            Whether the number is compared with others of its kind in the matrix.
+        own
+            Whether the verdict on the measurement marks this number.
+        """
+        tone = tone_of(measurement)
+        if value is None:
+            return doc.Cell(measurement.status.value, tone)
+        mark = UNSTABLE if measurement.status is Status.UNSTABLE else ""
+        if own:
+            tone, mark = self.brands.get(id(measurement), (tone, mark))
+        return doc.Cell(f"{value:.{digits}f}", tone, mark, value=value if compared else None, kind=kind)
+
+    def matrix(
+        self,
+        caption: str,
+        cells: Mapping[tuple[str, tuple[str, ...]], doc.Cell],
+        totals: Mapping[str, doc.Cell] | None = None,
+        *,
+        names: str,
+        notes: tuple[str, ...] = (),
+        after: tuple[str, ...] = (),
+        better: doc.Better = doc.Better.HIGH,
+    ) -> doc.Matrix:
+        """Return a matrix of cells by row and column (its header lines), ordered by labels, with the sums of rows."""
+        places = {label: place for place, label in enumerate(self.order)}
+
+        def place(*labels: str) -> list[int]:
+            return [places.get(label, len(places)) for label in labels]
+
+        headers = sorted(dict.fromkeys(header for _, header in cells), key=lambda header: place(*header))
+        rows = []
+        for row in sorted(dict.fromkeys(row for row, _ in cells), key=place):
+            sums = {("sum",): totals.get(row, doc.EMPTY)} if totals else {}
+            rows.append((row, {header: cells.get((row, header), doc.EMPTY) for header in headers} | sums))
+        return doc.grid(caption, rows, names=names, notes=notes, after=after, better=better)
+
+
+def tone_of(measurement: Measurement) -> Tone:
+    """Return the tone of a measurement's status."""
+    return STATUS_TONES.get(measurement.status, Tone.BAD)
+
+
+def _brand(judged: Judged) -> Brand | None:
+    bad = [judgement for judgement in judged.judgements if judgement.grade in GRADE_TONES]
+    if not bad:
+        return None
+    grade = worst_grade(judgement.grade for judgement in bad)
+    outlier = all(judgement.yardstick is Yardstick.PEERS for judgement in bad)
+    return GRADE_TONES[grade], OUTLIER if outlier else GRADE_MARKS[grade]
+
 
 _ONE_ROW = (Pattern.RING, Pattern.BISECT, Pattern.LOCAL)
 """The patterns with one flow per source GPU, which one row shows."""
@@ -181,10 +297,11 @@ def latency_caption(measurement: Measurement) -> str:
         ways = f"{HOST_NAMES[flow.source.memory]}(row) -> {'CPU' if flow.initiator is None else 'GPU'}(column)"
     else:
         ways = "GPU(row) <- GPU(column)" if flow.initiator is not None else "GPU(row) -> CPU(column)"
-    return f"latency {ways}, {_how(measurement)} (ns)"
+    return f"latency {ways}, {latency_method(measurement)} (ns)"
 
 
-def _how(measurement: Measurement) -> str:
+def latency_method(measurement: Measurement) -> str:
+    """Return how a latency is measured: the lines that a chase reads, or the engine."""
     chase, size = measurement.chase, format_size(measurement.size_bytes)
     if measurement.engine is not Engine.CHASE or chase is None:
         return ENGINES[measurement.engine].caption

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from statistics import median
 
-from egmctl.bench.engine import ENGINES
-from egmctl.model.measurement import Measurement, RunReport, Status
-from egmctl.model.route import HOST_NAMES, Egm, PublishedRate
+from egmctl.model.measurement import Measurement, RunReport
+from egmctl.model.route import PublishedRate
 from egmctl.model.task import UCX_ENGINES, Axis, Quantity
-from egmctl.report.document import EMPTY, Cell, Chart, Matrix, Point, Series, columns_of
-from egmctl.report.views.bench_classes import Frame
-from egmctl.report.views.bench_matrix import bandwidth_caption, latency_caption, routes
+from egmctl.report import document as doc
+from egmctl.report.document import EMPTY, Cell, Chart, Matrix, Point, columns_of
+from egmctl.report.views.bench_classes import plain_name
+from egmctl.report.views.bench_matrix import Frame
 from egmctl.units import MIB, format_size, grouped, shortened
 from egmctl.verdict.yardsticks import ceiling
 
@@ -24,8 +24,6 @@ KNEE_FROM_BYTES = 512 * MIB
 it the latency no longer grows because of cache misses, but because of address translation."""
 ENOUGH = 0.95
 """The share of a path's maximum bandwidth above which more SMs gain little."""
-MARK = "^"
-"""The mark of the point of a curve that a note explains."""
 _ALL = math.inf
 """The position of an unknown number of SMs on its axis."""
 _Curve = Mapping[float, Sequence[Measurement]]
@@ -41,10 +39,10 @@ def knee(latencies_ns: Mapping[float, float]) -> float | None:
     return min(slow, default=None)
 
 
-def enough(gb_s: Mapping[float, float]) -> float | None:
-    """Return the fewest SMs that reach :data:`ENOUGH` of the maximum; ``None`` for an empty curve."""
+def enough(gb_s: Mapping[float, float], share: float = ENOUGH) -> float | None:
+    """Return the least position that reaches a share of the maximum; ``None`` for an empty curve."""
     most = max(gb_s.values(), default=0.0)
-    return min((sms for sms, value in gb_s.items() if value >= ENOUGH * most), default=None)
+    return min((place for place, value in gb_s.items() if value >= share * most), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,91 +51,35 @@ class Look:
 
     title: str
     x: str
-    caption: Callable[[Measurement], str]
-    curve: Callable[[Measurement], tuple[str, ...]]
-    """Returns the name of a measurement's curve, as lines."""
     note: str = ""
-    marked: Callable[[Mapping[float, float]], float | None] = lambda _: None
-    """Returns the position of the marked point of a curve, which the note explains."""
-    beside: Mapping[str, Callable[[Measurement], str]] = field(default_factory=dict)
-    """Further columns: functions that return their cells, by heading."""
     drawn_at: Callable[[Measurement], float] | None = None
     """Returns the position in the chart, if it differs from that in the table."""
-    apart: bool = False
-    """Whether each path has its own chart; the last line of a curve's name then names the curve."""
     sizes: bool = False
     logarithmic: bool = False
-
-
-def _by_engine(measurement: Measurement) -> tuple[str, ...]:
-    """Return the path, the engine, and between two GPUs whether the work writes or reads."""
-    flow = measurement.flows[0]
-    lines: tuple[str, ...] = (flow.source.label, f"-> {flow.destination.label}")
-    if flow.source.bus_id == flow.destination.bus_id:
-        lines = (flow.source.label, "local")
-    elif None not in (flow.source.bus_id, flow.destination.bus_id):
-        lines = (*lines, "write" if flow.pushed else "read")
-    return (*lines, ENGINES[measurement.engine].caption.removeprefix("memcpy "))
-
-
-def _footprint_curve(measurement: Measurement) -> tuple[str, ...]:
-    flow = measurement.flows[0]
-    return flow.source.label, *filter(None, [HOST_NAMES.get(flow.source.memory)]), f"-> {flow.initiator_label}"
 
 
 def _load_gb_s(measurement: Measurement) -> float:
     return measurement.bandwidth_gb_s.median if measurement.bandwidth_gb_s else 0
 
 
-def _span(measurement: Measurement) -> str:
-    latency = measurement.latency_ns
-    return f"{latency.min:.1f}-{latency.max:.1f}" if latency else "-"
-
-
 LOOKS: Mapping[Axis, Look] = {
-    Axis.SIZE: Look(
-        title="Bandwidth by size",
-        x="buffer",
-        caption=bandwidth_caption,
-        curve=lambda m: (m.flows[0].route.symbol, *(["EGM"] if m.flows[0].route.egm is Egm.YES else [])),
-        sizes=True,
-    ),
-    Axis.SMS: Look(
-        title="Bandwidth by number of SMs",
-        x="SMs",
-        caption=lambda m: f"GB/s by number of SMs, one block on each, {format_size(m.size_bytes)}",
-        curve=_by_engine,
-        note=f"{MARK} the fewest SMs that reach {100 * ENOUGH:.0f} % of their column's maximum",
-        marked=enough,
-        apart=True,
-        logarithmic=True,
-    ),
+    Axis.SIZE: Look(title="Bandwidth by size", x="buffer", sizes=True),
+    Axis.SMS: Look(title="Bandwidth by number of SMs", x="SMs", logarithmic=True),
     Axis.FOOTPRINT: Look(
         title="Latency by footprint",
         x="footprint",
-        caption=lambda _: "latency by footprint, random lines (ns)",
-        curve=_footprint_curve,
-        note=f"{MARK} knee: the first footprint that takes {100 * (KNEE - 1):.0f} % longer than "
+        note=f"knee: the first footprint that takes {100 * (KNEE - 1):.0f} % longer than "
         f"{format_size(KNEE_FROM_BYTES)}; from there on finding the page costs time too (TLB).",
-        marked=knee,
         sizes=True,
     ),
     Axis.LOAD: Look(
         title="Latency under load",
         x="load in GB/s",
-        caption=latency_caption,
-        curve=lambda m: (m.flows[0].initiator_label,),
         note="Other SMs of the same GPU read the same memory meanwhile: blocks of 128 threads with 8 KiB in flight "
         "each, and the GB/s that they reached.",
-        beside={"min-max": _span, "GB/s": lambda m: f"{_load_gb_s(m):.1f}" if m.bandwidth_gb_s else "-"},
         drawn_at=_load_gb_s,
     ),
-    Axis.STREAMS: Look(
-        title="Bandwidth by number of streams",
-        x="streams",
-        caption=lambda m: f"GB/s by number of streams that share each copy, {format_size(m.size_bytes)}",
-        curve=_by_engine,
-    ),
+    Axis.STREAMS: Look(title="Bandwidth by number of streams", x="streams"),
 }
 
 
@@ -153,85 +95,102 @@ def swept(report: RunReport) -> Iterator[Axis]:
     yield from (axis for axis in Axis if axis in axes and (axis is Axis.SMS or len(axes) == 1))
 
 
-def all_series(report: RunReport, axis: Axis) -> Iterator[Matrix | Chart]:
-    """Yield the series of a run along an axis: tables, grouped by :func:`table_of`, and their charts."""
-    on_axis = [m for m in report.measurements if axis_of(m) is axis and m.engine not in UCX_ENGINES]
-    for members in grouped((table_of(m), m) for m in on_axis).values():
-        yield from series(axis, members, Frame.of(report))
+def all_series(report: RunReport, axis: Axis) -> Iterator[doc.Block]:
+    """Yield the series of a run along an axis: what the curves say, the paths of each, and the tables, folded."""
+    members = _on_axis(report, axis)
+    curves = _curves(axis, members)
+    rows = [(name, _findings(axis, curve)) for name, curve in curves.items()]
+    yield doc.grid("What the curves say", rows, notes=filter(None, [LOOKS[axis].note]), together=True)
+    for name, curve in curves.items():
+        paths = grouped((m.path, m) for found in curve.values() for m in found)
+        if len(paths) > 1:
+            yield _chart(axis, name, {path: _by_place(axis, found) for path, found in paths.items()}, small=True)
+    yield doc.Section("All numbers", tuple(series(axis, members, Frame.of(report))), folded=True)
 
 
-def table_of(measurement: Measurement) -> object:
-    """Return the key that measurements in the same table of a series share."""
-    axis, flow = axis_of(measurement), measurement.flows[0]
-    if axis is Axis.SMS:
-        return axis, measurement.size_bytes
-    if axis is Axis.LOAD:
-        return axis, flow.source, flow.initiator_label
-    return axis, None if axis is Axis.FOOTPRINT else measurement.case
+def overlay(report: RunReport, axis: Axis) -> Iterator[Chart]:
+    """Yield a chart of all curves of a run along an axis, one for each unit."""
+    for members in grouped((m.quantity, m) for m in _on_axis(report, axis)).values():
+        chart = _chart(axis, f"{LOOKS[axis].title}: all paths", _curves(axis, members))
+        if any(curve for _, curve in chart.curves):
+            yield chart
 
 
-def series(axis: Axis, measurements: Sequence[Measurement], frame: Frame) -> Iterator[Matrix | Chart]:
-    """Yield the table of a series and its charts; nothing if all measurements are waived.
+def _on_axis(report: RunReport, axis: Axis) -> list[Measurement]:
+    return [m for m in report.measurements if axis_of(m) is axis and m.engine not in UCX_ENGINES]
 
-    A curve with one path has one column. A curve with several paths has three: median, minimum and maximum.
-    """
-    look = LOOKS[axis]
-    points = {_place(axis, m): m.point for m in measurements}
-    curves = {
-        name: grouped((_place(axis, m), m) for m in members)
-        for name, members in grouped((look.curve(m), m) for m in measurements).items()
-        if any(m.status is not Status.WAIVED for m in members)
-    }
-    if not curves:
-        return
-    first = next(m for members in next(iter(curves.values())).values() for m in members)
-    places = sorted({place for curve in curves.values() for place in curve})
-    groups = tuple(_columns(look, name, curve, places, frame) for name, curve in curves.items())
-    notes = (*routes(measurements), look.note)
-    yield Matrix(
-        caption=look.caption(first),
-        names=shortened(list(dict.fromkeys(m.case for m in measurements)), 2),
-        notes=tuple(filter(None, notes)),
-        rows=tuple(str(points[place]) for place in places),
-        groups=groups,
+
+def _by_place(axis: Axis, measurements: Sequence[Measurement]) -> _Curve:
+    return grouped((_place(axis, m), m) for m in measurements)
+
+
+def _curves(axis: Axis, measurements: Sequence[Measurement]) -> dict[str, _Curve]:
+    """Return the curves with values by their plain names, one for each case and kind of route."""
+    members = grouped(((m.case, m.flows[0].route.symbol), m) for m in measurements if m.headline is not None)
+    names = [plain_name(found[0], short=True) for found in members.values()]
+    for part in (1, 0):
+        pairs = zip(names, members, strict=True)
+        names = [name if names.count(name) == 1 else f"{name}, {key[part]}" for name, key in pairs]
+    return {name: _by_place(axis, found) for name, found in zip(names, members.values(), strict=True)}
+
+
+def _chart(axis: Axis, caption: str, curves: Mapping[str, _Curve], *, small: bool = False) -> Chart:
+    look, members = LOOKS[axis], [m for curve in curves.values() for found in curve.values() for m in found]
+    bandwidth = all(m.quantity is Quantity.BANDWIDTH for m in members)
+    return Chart(
+        caption=caption,
+        x=look.x,
+        y=(Quantity.BANDWIDTH if bandwidth else Quantity.LATENCY).unit,
+        curves=tuple((name, tuple(_points(look, curve))) for name, curve in curves.items()),
+        sizes=look.sizes,
+        logarithmic=look.logarithmic,
+        limits=_limits(members),
+        steep=bandwidth and not small and axis is not Axis.STREAMS,
+        small=small,
     )
-    drawings = grouped((" ".join(name[:-1]) if look.apart else "", name) for name in curves)
-    for path, names in drawings.items():
-        drawn = [m for name in names for members in curves[name].values() for m in members]
-        yield Chart(
-            caption=f"{path} by number of {look.x}" if look.apart else look.caption(first),
-            x=look.x,
-            y=_unit(first),
-            curves=tuple((_name(look, name), tuple(_points(look, curves[name]))) for name in names),
-            sizes=look.sizes,
-            logarithmic=look.logarithmic,
-            limits=tuple(dict.fromkeys(_limits(drawn))),
-        )
 
 
-def _columns(
-    look: Look, name: tuple[str, ...], curve: _Curve, places: Sequence[float], frame: Frame
-) -> tuple[Series, ...]:
-    """Return the columns of a curve, with one row per position in the table."""
-    digits = 1 if _unit(next(m for paths in curve.values() for m in paths)) == "ns" else 2
-    values = {place: figures for place, paths in curve.items() if (figures := _values(paths))}
-    columns: dict[tuple[str, ...], Sequence[str | Cell]] = {}
-    if (count := max(map(len, curve.values()))) > 1:
-        picks: Mapping[str, Callable[[Sequence[float]], float]] = {"median": median, "min": min, "max": max}
-        for word, pick in picks.items():
-            header = (*name, f"{count} paths", word) if not columns else (word,)
-            columns[header] = [f"{pick(values[place]):.{digits}f}" if place in values else "-" for place in places]
-    else:
-        marked = look.marked({place: figures[0] for place, figures in values.items()})
-        cells = []
-        for place in places:
-            value = values[place][0] if place in values else None
-            cell = frame.number(curve[place][0], value, digits=digits, compared=False) if place in curve else EMPTY
-            cells.append(replace(cell, mark=f"{cell.mark}{MARK}") if place == marked else cell)
-        columns[name] = cells
-        for word, show in look.beside.items():
-            columns[word,] = [show(curve[place][0]) if place in curve else "-" for place in places]
-    return tuple(column for (column,) in columns_of(columns))
+def _findings(axis: Axis, curve: _Curve) -> dict[str, str | Cell]:
+    """Return what a curve says: its best value and from where on it comes near, or how far a latency grows."""
+    first = next(iter(curve.values()))[0]
+    words = {_place(axis, m): str(m.point) for members in curve.values() for m in members}
+    values = {place: median(_values(members)) for place, members in sorted(curve.items())}
+    best, limit = max(values.values()), ceiling(first)
+    if first.quantity is Quantity.LATENCY:
+        bend = knee(values) if axis is Axis.FOOTPRINT else None
+        return {"least ns": f"{min(values.values()):.1f}", "most ns": f"{best:.1f}", "knee": words.get(bend or -1, "-")}
+    return {
+        "best GB/s": f"{best:.2f}",
+        "of link": f"{100 * best / limit.gb_s:.0f} %" if limit and len(first.flows) == 1 else "-",
+        "half from": words[enough(values, 0.5) or 0],
+        f"{100 * ENOUGH:.0f} % from": words[enough(values) or 0],
+    }
+
+
+def series(axis: Axis, measurements: Sequence[Measurement], frame: Frame) -> Iterator[Matrix]:
+    """Yield a table for each unit, with a column for each curve: the medians over its paths."""
+    look = LOOKS[axis]
+    for quantity, members in grouped((m.quantity, m) for m in measurements).items():
+        points = {_place(axis, m): str(m.point) for m in sorted(members, key=lambda m: _place(axis, m))}
+        columns: dict[tuple[str, ...], list[str | Cell]] = {}
+        for name, curve in _curves(axis, members).items():
+            header = tuple(name.replace(" -> ", ", -> ").split(", "))
+            values = {place: median(_values(found)) for place, found in curve.items()}
+            cells = [EMPTY] * len(points)
+            for number, place in enumerate(points):
+                if place in curve:
+                    first, alone = curve[place][0], len(curve[place]) == 1
+                    digits = 1 if quantity is Quantity.LATENCY else 2
+                    cells[number] = frame.number(first, values[place], digits=digits, compared=False, own=alone)
+            columns[header] = [*cells]
+            if look.drawn_at:
+                header = (*header, "at GB/s")
+                columns[header] = [f"{look.drawn_at(curve[p][0]):.1f}" if p in curve else "-" for p in points]
+        names = shortened(list(dict.fromkeys(m.case for m in members)), 2)
+        caption, notes = f"{look.title} ({quantity.unit})", (look.note,) if look.note else ()
+        if columns:
+            rows = tuple(points.values())
+            yield Matrix(caption=caption, names=names, notes=notes, rows=rows, groups=columns_of(columns))
 
 
 def _points(look: Look, curve: _Curve) -> Iterator[Point]:
@@ -250,20 +209,14 @@ def _values(measurements: Sequence[Measurement]) -> list[float]:
     return [m.headline.median for m in measurements if m.headline is not None]
 
 
-def _limits(measurements: Sequence[Measurement]) -> Iterator[tuple[str, float]]:
-    """Yield the ceilings of single flows; the sum of several flows may exceed a link's."""
-    for m in measurements:
-        if len(m.flows) == 1 and (limit := ceiling(m)) is not None:
-            name = limit.name if isinstance(limit.limit, PublishedRate) else m.flows[0].route.symbol
-            yield f"{name} {limit.gb_s:.0f} GB/s", limit.gb_s
-
-
-def _unit(measurement: Measurement) -> str:
-    return "ns" if measurement.quantity is Quantity.LATENCY else "GB/s"
-
-
-def _name(look: Look, name: tuple[str, ...]) -> str:
-    return name[-1] if look.apart else " ".join(name)
+def _limits(measurements: Sequence[Measurement]) -> tuple[tuple[str, float], ...]:
+    """Return the ceilings of single flows; the sum of several flows may exceed them."""
+    limits = [(m, limit) for m in measurements if len(m.flows) == 1 and (limit := ceiling(m)) is not None]
+    rates = grouped(
+        (limit.gb_s, limit.name if isinstance(limit.limit, PublishedRate) else m.flows[0].route.symbol)
+        for m, limit in limits
+    )
+    return tuple((f"{', '.join(dict.fromkeys(names))} {rate:.0f} GB/s", rate) for rate, names in rates.items())
 
 
 def _place(axis: Axis, measurement: Measurement) -> float:

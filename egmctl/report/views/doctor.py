@@ -139,7 +139,7 @@ def _drawing(diagnosis: Diagnosis) -> Iterator[doc.Diagram]:
     """Yield the drawing of the node, if its topology is known."""
     shown = topology(diagnosis.machine)
     if shown.missing is None:
-        yield node_diagram(shown)
+        yield node_diagram(lambda: shown)
 
 
 def _by_area(diagnosis: Diagnosis, status: Status) -> Iterator[doc.Block]:

@@ -6,16 +6,15 @@ natural size, from the upper left corner. The style sheet ``figure.css`` defines
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise, zip_longest
-from statistics import median_high
 from xml.etree.ElementTree import Element
 
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Nic
 from egmctl.model.route import LinkClass, LinkKind, symbol_of
-from egmctl.report.document import Span, Tone, Words
+from egmctl.report.document import Dot, Span, Tone, Words, number
 from egmctl.report.render.page import element
 from egmctl.topology.access import obstacle
 from egmctl.topology.links import NEAR, Link, active_nvlinks, nvlink
@@ -69,23 +68,44 @@ def _cut(text: str, width: float) -> str:
     return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
 
-Rates = Mapping[tuple[str, str], float]
-"""The measured GB/s by the labels of source and destination: ``("NUMA0", "GPU1")``, ``("GPU0", "GPU1")``."""
+Rates = Mapping[tuple[str, str], Dot]
+"""The measured GB/s by the labels of source and destination, ``("NUMA0", "GPU1")``, with the grades. Their
+labels are the shares of the links' rates."""
 
-_COLUMN, _GAP, _PAD = 144, 14, 14
-_BETWEEN = 76
-"""The distance between two NUMA nodes, with space for the label of their link."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Size:
+    """The distances in a drawing, and whether it has only the words that fit a phone."""
+
+    column: int = 140
+    gap: int = 10
+    pad: int = 12
+    between: int = 72
+    """The distance between two NUMA nodes, with space for the label of their link."""
+    left: int = 16
+    """The distance from the left edge of a card to the link to its CPU."""
+    host: int = 250
+    """The least width of a CPU, with space for its words."""
+    least: int = 360
+    narrow: bool = False
+
+
+_WIDE = _Size()
+_NARROW = _Size(column=74, gap=3, pad=4, between=8, left=8, host=0, least=320, narrow=True)
+_PHONE_ROW = 4
+"""The number of GPUs side by side on a phone."""
 _CARD, _HOST, _NIC, _SWITCH = 66, 36, 36, 22
 """The heights of the boxes."""
-_LINK = 74
+_LINK = 94
 """The distance from a CPU to its GPUs."""
-_BELOW = 66
+_BELOW = 82
 _ROW = 24
-"""The distance between two direct NVLink connections."""
+"""The distance between two direct NVLink connections, and between slow pairs."""
 _PAIRS_DRAWN = 28
 """The maximum number of pairs that are drawn: all pairs of eight GPUs."""
-_LEFT = 22
-"""The distance from the left edge of a card to the link to its CPU."""
+_SLOW_DRAWN = 6
+"""The maximum number of slow pairs that are drawn in a switch."""
+_STATES = {Tone.BAD: "bad", Tone.WARN: "warn"}
 
 
 @dataclass(slots=True)
@@ -96,15 +116,17 @@ class _Node:
     gpus: list[str] = field(default_factory=list)
     nics: list[str] = field(default_factory=list)
     """The NICs that do not share a PCIe switch with a GPU."""
+    size: _Size = _WIDE
     x: float = 0
 
     @property
     def columns(self) -> int:
-        return max(len(self.gpus), min(len(self.nics), 2), 2)
+        return max(len(self.gpus), min(len(self.nics), 2), 1)
 
     @property
     def width(self) -> float:
-        return self.columns * (_COLUMN + _GAP) - _GAP + 2 * _PAD
+        columns = self.columns * (self.size.column + self.size.gap) - self.size.gap
+        return max(columns, self.size.host) + 2 * self.size.pad
 
     @property
     def rows(self) -> int:
@@ -113,8 +135,9 @@ class _Node:
 
     def centre(self, place: int) -> float:
         """Return the x coordinate of a GPU's centre; the GPUs of a node are centred in it."""
-        left = (self.columns - len(self.gpus)) * (_COLUMN + _GAP) / 2
-        return self.x + _PAD + left + place * (_COLUMN + _GAP) + _COLUMN / 2
+        step = self.size.column + self.size.gap
+        left = (self.width - 2 * self.size.pad - len(self.gpus) * step + self.size.gap) / 2
+        return self.x + self.size.pad + left + place * step + self.size.column / 2
 
 
 def node_drawing(topology: Topology, rates: Rates | None = None) -> Element:
@@ -123,9 +146,16 @@ def node_drawing(topology: Topology, rates: Rates | None = None) -> Element:
     Parameters
     ----------
     rates
-        The measured bandwidths, shown in addition to the nominal rates.
+        The measured bandwidths, shown in addition to the nominal rates. Links are painted by their verdicts.
     """
-    return _Drawing(topology, rates or {}).drawing()
+    return _Drawing(topology, rates or {}, list(topology.gpus), _WIDE).drawing()
+
+
+def phone_drawings(topology: Topology, rates: Rates | None = None) -> Element:
+    """Return the drawings of a node for a phone, without NICs: one for every :data:`_PHONE_ROW` GPUs."""
+    gpus = list(topology.gpus)
+    rows = [gpus[place : place + _PHONE_ROW] for place in range(0, len(gpus), _PHONE_ROW)]
+    return element("div", [_Drawing(topology, rates or {}, row, _NARROW).drawing() for row in rows])
 
 
 def _box(look: str, x: float, y: float, width: float, height: float, radius: float = 0) -> Element:
@@ -145,26 +175,33 @@ def _text(text: str, x: float, y: float, look: str = "") -> Element:
 class _Drawing:
     """The layout of a drawing: the position of each device and the height of each row."""
 
-    def __init__(self, topology: Topology, rates: Rates) -> None:
-        self.topology, self.rates = topology, rates
-        self.behind = _behind_switches(topology)
+    def __init__(self, topology: Topology, rates: Rates, gpus: Sequence[str], size: _Size) -> None:
+        self.topology, self.rates, self.size = topology, rates, size
+        self.gpus = {label: topology.gpus[label] for label in gpus}
+        self.behind = {} if size.narrow else _behind_switches(topology)
         self.nodes = _nodes(topology, self.behind)
-        x = float(_PAD)
+        if size.narrow:
+            self.nodes = [
+                replace(node, gpus=[gpu for gpu in node.gpus if gpu in gpus], nics=[], size=size)
+                for node in self.nodes
+                if set(node.gpus) & set(gpus)
+            ]
+        x = float(size.pad)
         for node in self.nodes:
             node.x = x
-            x += node.width + _BETWEEN
-        self.width = max(x - _BETWEEN + _PAD, 360)
-        self.top = _PAD + max((node.rows for node in self.nodes), default=0) * (_NIC + 8)
+            x += node.width + size.between
+        self.width = max(x - size.between + size.pad, size.least)
+        self.top = size.pad + max((node.rows for node in self.nodes), default=0) * (_NIC + 8)
         most = max(map(len, self.behind.values()), default=0)
         self.link = _LINK + (_SWITCH + most * (_NIC + 6) if most else 0)
         self.cards = self.top + _HOST + self.link
-        self.bottom = self.cards + _CARD + _PAD
+        self.bottom = self.cards + _CARD + size.pad
         self.centres = {label: node.centre(place) for node in self.nodes for place, label in enumerate(node.gpus)}
 
     def drawing(self) -> Element:
         parts = [part for node in self.nodes for part in self.node(node)]
         parts += self.between_cpus()
-        for label, gpu in self.topology.gpus.items():
+        for label, gpu in self.gpus.items():
             parts += self.card(label, gpu)
         below, height = self.below()
         return element(
@@ -182,17 +219,18 @@ class _Drawing:
         )
 
     def node(self, node: _Node) -> Iterator[Element]:
-        inner, wide = node.x + _PAD, node.width - 2 * _PAD
-        yield _box("box", node.x, _PAD / 2, node.width, self.bottom - _PAD / 2, radius=10)
+        inner, wide = node.x + self.size.pad, node.width - 2 * self.size.pad
+        yield _box("box", node.x, self.size.pad / 2, node.width, self.bottom - self.size.pad / 2, radius=10)
         yield _box("host", inner, self.top, wide, _HOST, radius=6)
-        name, *further = _host_words(self.topology, node.node)
+        name, *further = _host_words(self.topology, node.node)[: 1 if self.size.narrow else None]
         yield _text(name, inner + 12, self.top + 23, "strong")
         yield _text(" · ".join(further), inner + wide - 12, self.top + 23, "dim end")
         for place, label in enumerate(node.nics):
             row, column = divmod(place, node.columns)
-            yield from self.nic(label, inner + column * (_COLUMN + _GAP), _PAD + row * (_NIC + 8), _COLUMN)
+            x = inner + column * (self.size.column + self.size.gap)
+            yield from self.nic(label, x, self.size.pad + row * (_NIC + 8), self.size.column)
         for place, label in enumerate(node.gpus):
-            yield from self.host_link(label, node, node.centre(place) - _COLUMN / 2 + _LEFT)
+            yield from self.host_link(label, node, node.centre(place) - self.size.column / 2 + self.size.left)
 
     def nic(self, label: str, x: float, y: float, width: float) -> Iterator[Element]:
         nic = self.topology.nics[label]
@@ -204,70 +242,125 @@ class _Drawing:
 
     def host_link(self, label: str, node: _Node, x: float) -> Iterator[Element]:
         route, look = _host_route(self.topology, label, node.node)
+        down, up = self.rates.get((f"NUMA{node.node}", label)), self.rates.get((label, f"NUMA{node.node}"))
         start = self.top + _HOST
-        yield _line(f"link {look}".rstrip(), (x, start), (x, self.cards))
+        yield _line("link down" if look == "down" else self.look(down, up), (x, start), (x, self.cards))
         nics = self.behind.get(label, ())
         if nics:
             y = self.cards - len(nics) * (_NIC + 6) - _SWITCH - 8
-            card = x - _LEFT
-            yield _box("pcie-switch", card + 8, y, _COLUMN - 8, _SWITCH, radius=4)
+            card = x - self.size.left
+            yield _box("pcie-switch", card + 8, y, self.size.column - 8, _SWITCH, radius=4)
             yield _text("PCIe switch", card + 18, y + 15, "dim")
             for place, nic in enumerate(nics):
                 top = y + _SWITCH + 4 + place * (_NIC + 6)
                 middle = top + _NIC / 2
                 yield _line("link", (x + 8, y + _SWITCH), (x + 8, middle), (x + 14, middle))
-                yield from self.nic(nic, x + 14, top, _COLUMN - 14 - _LEFT)
-        down, up = self.rates.get((f"NUMA{node.node}", label)), self.rates.get((label, f"NUMA{node.node}"))
-        yield from _words(_route_words(route), down, up, x + 10, start + 20)
+                yield from self.nic(nic, x + 14, top, self.size.column - 14 - self.size.left)
+        yield from self.labels(_route_words(route), {"↓": down, "↑": up}, x + 10, start + 20)
+
+    def look(self, *rates: Dot | None) -> str:
+        """Return the class of a link by its verdict; a run that did not measure it says so by dots."""
+        tones = [rate.tone for rate in rates if rate is not None]
+        states = [state for tone, state in _STATES.items() if tone in tones]
+        return " ".join(("link", *states[:1], *(["unmeasured"] if self.rates and not tones else [])))
+
+    def labels(self, nominal: Sequence[str], rates: Mapping[str, Dot | None], x: float, y: float) -> Iterator[Element]:
+        """Yield the label of a link: its nominal values, and a line for the bandwidth measured in each direction."""
+        for text in (nominal[-1].replace(" GB/s", ""),) if self.size.narrow and nominal else nominal:
+            yield _text(text, x, y, "dim")
+            y += 16
+        for arrow, rate in rates.items():
+            if rate is not None:
+                yield from _chip(f"{arrow} {self.rate_words(rate)}", rate.tone, x, y)
+                y += 18
+
+    def rate_words(self, rate: Dot) -> str:
+        """Return the words for a measured rate, with its share of the nominal one where there is space."""
+        return f"{rate.value:.0f}" if self.size.narrow else f"{number(rate.value)} {rate.label}".rstrip()
 
     def between_cpus(self) -> Iterator[Element]:
         """Yield the links between the CPUs of neighbouring NUMA nodes. Nothing reports their rates."""
         known = [node for node in self.nodes if node.node is not None]
         for first, second in pairwise(known):
-            y, left, right = self.top + _HOST / 2, first.x + first.width - _PAD, second.x + _PAD
+            y, left, right = self.top + _HOST / 2, first.x + first.width - self.size.pad, second.x + self.size.pad
             yield _line("link", (left, y), (right, y))
-            yield _text("CPU to CPU", (left + right) / 2, y - 7, "dim middle halo")
+            if not self.size.narrow:
+                yield _text("CPU to CPU", (left + right) / 2, y - 7, "dim middle halo")
 
     def card(self, label: str, gpu: Gpu) -> Iterator[Element]:
-        x, y = self.centres[label] - _COLUMN / 2, self.cards
-        look, words = _state(self.topology, gpu)
+        x, y = self.centres[label] - self.size.column / 2, self.cards
         memory = (gpu.nvml and gpu.nvml.memory_total_bytes) or (gpu.cuda and gpu.cuda.memory_total_bytes)
-        yield _box(f"card {look}".rstrip(), x, y, _COLUMN, _CARD, radius=8)
+        state, words = _state(self.topology, gpu)
+        look = f"card {state}".rstrip()
+        if all(rate is not None and rate.tone is Tone.BAD for rate in self.trunk(label)):
+            look = "card slow"
+        yield _box(look, x, y, self.size.column, _CARD, radius=8)
         yield _text(label, x + 12, y + 21, "strong")
-        if memory:
-            yield _text(format_size(memory), x + _COLUMN - 12, y + 21, "dim end")
-        yield _text(_cut(gpu_name(gpu.name).removeprefix("NVIDIA "), _COLUMN - 20), x + 12, y + 39)
-        yield _text(
-            _cut(words, _COLUMN - 12), x + 12, y + 56, {"blocked": "bad", "degraded": "warn"}.get(look, "dim mono")
-        )
+        if memory and not self.size.narrow:
+            yield _text(format_size(memory), x + self.size.column - 12, y + 21, "dim end")
+        yield _text(_cut(gpu_name(gpu.name).removeprefix("NVIDIA "), self.size.column - 20), x + 12, y + 39)
+        if state or not self.size.narrow:
+            style = {"blocked": "bad", "degraded": "warn"}.get(state, "dim mono")
+            yield _text(_cut(words, self.size.column - 12), x + 12, y + 56, style)
+
+    def trunk(self, label: str) -> tuple[Dot | None, Dot | None]:
+        """Return the median rate from a GPU to the others and back; slow if half of the pairs or more are."""
+        ends = [[(label, other), (other, label)] for other in self.topology.gpus]
+        out, back = ([self.rates[pair] for pair in pairs if pair in self.rates] for pairs in zip(*ends, strict=True))
+        return _median(out), _median(back)
 
     def below(self) -> tuple[list[Element], float]:
         """Return the drawing of the NVLinks, and the total height of the picture."""
-        links = _nvlinks(self.topology)
+        links = _nvlinks(self.topology, self.gpus)
         if not links:
-            return [], self.bottom + _PAD
+            return [], self.bottom + self.size.pad
         if any(link.through == "switch" for link in links.values()):
-            return list(self.switched(links)), self.bottom + _BELOW + _SWITCH + 12 + _PAD
+            slow = self.slow_pairs()
+            high = _SWITCH + 12 + _ROW * (min(len(slow), _SLOW_DRAWN) + (len(slow) > _SLOW_DRAWN))
+            return list(self.switched(links, slow, high)), self.bottom + _BELOW + high + self.size.pad
         if len(links) > _PAIRS_DRAWN:
             words = f"{len(links)} pairs joined by NVLink: too many to draw, see the table"
-            return [_text(words, _PAD, self.bottom + 24, "dim")], self.bottom + 40
+            return [_text(words, self.size.pad, self.bottom + 24, "dim")], self.bottom + 40
         return self.direct(links)
 
-    def switched(self, links: Mapping[tuple[str, str], Link]) -> Iterator[Element]:
+    def slow_pairs(self) -> list[tuple[str, str]]:
+        """Return the slow pairs, the slowest first, without those of a GPU all of whose pairs are slow."""
+        pairs = [pair for pair in self.rates if self.gpus.keys() >= set(pair)]
+        well = [pair for pair in pairs if self.rates[pair].tone is not Tone.BAD]
+        whole = [pair for pair in pairs if any(pair[side] not in {other[side] for other in well} for side in (0, 1))]
+        return sorted(set(pairs) - {*well, *whole}, key=lambda pair: (self.rates[pair].value, pair))
+
+    def switched(
+        self, links: Mapping[tuple[str, str], Link], slow: Sequence[tuple[str, str]], high: float
+    ) -> Iterator[Element]:
         bar = self.bottom + _BELOW
         for label, centre in self.centres.items():
             if not any(label in pair for pair in links):
                 continue
-            x, gpu = centre - _COLUMN / 2 + _LEFT, self.topology.gpus[label]
+            x, gpu = centre - self.size.column / 2 + self.size.left, self.topology.gpus[label]
             most, missing = _trunk(gpu, [link for pair, link in links.items() if label in pair])
-            yield _line("link down" if missing else "link nvlink", (x, self.cards + _CARD), (x, bar))
+            out, back = self.trunk(label)
+            for place, rate in enumerate((out, back) if self.rates else (None,)):
+                look = "link down" if missing and rate is None else self.look(rate)
+                yield _line(look, (x + 7 * place, self.cards + _CARD), (x + 7 * place, bar))
             words = _with_rate(f"NV{most}{missing}", gpu, most)
-            out = [self.rates[label, other] for other in self.centres if (label, other) in self.rates]
-            back = [self.rates[other, label] for other in self.centres if (other, label) in self.rates]
-            down, up = (median_high(values) if values else None for values in (out, back))
-            yield from _words((words,), down, up, x + 10, self.bottom + 24)
-        yield _box("switch", _PAD, bar, self.width - 2 * _PAD, _SWITCH + 12, radius=8)
-        yield _text(_switches(self.topology), self.width / 2, bar + 22, "strong middle")
+            nominal = tuple(words.split(" ", 1)) if self.size.narrow and not missing else (words,)
+            yield from self.labels(nominal, {"↓": out, "↑": back}, x + 17, self.bottom + 24)
+        pad = self.size.pad
+        yield _box("switch", pad, bar, self.width - 2 * pad, high, radius=8)
+        yield _text(_switches(self.topology), pad + 12, bar + 22, "strong")
+        y = bar + 34.0
+        for source, destination in slow[:_SLOW_DRAWN]:
+            rate, start, end = self.rates[source, destination], self.centres[source], self.centres[destination]
+            way = 1 if end > start else -1
+            yield _line("link bad", (start, y), (end - 7 * way, y))
+            tip = f"{end:.1f},{y:.1f} {end - 11 * way:.1f},{y - 6:.1f} {end - 11 * way:.1f},{y + 6:.1f}"
+            yield element("polygon", points=tip, class_="chip")
+            words = f"{source} → {destination} {self.rate_words(rate)}"
+            yield from _chip(words, Tone.BAD, (start + end) / 2 - _chip_width(words) / 2, y + 4)
+            y += _ROW
+        if more := len(slow[_SLOW_DRAWN:]):
+            yield _text(f"and {more} more slow pairs", pad + 12, y + 4, "bad")
 
     def direct(self, links: Mapping[tuple[str, str], Link]) -> tuple[list[Element], float]:
         """Return one line per pair of GPUs, the nearest pairs first, and the total height of the picture."""
@@ -277,22 +370,28 @@ class _Drawing:
         lines: list[Element] = []
         names: list[Element] = []
         y, cards = float(self.bottom), self.cards + _CARD
-        columns = {
-            pair: tuple(sorted(_port(self.centres[end], ports[end].index(pair), len(ports[end])) for end in pair))
-            for pair in pairs
-        }
+
+        def port(end: str, pair: tuple[str, str]) -> float:
+            place, width = (ports[end].index(pair) + 0.5) / len(ports[end]), self.size.column - 24
+            return self.centres[end] + width * (place - 0.5)
+
+        columns = {pair: tuple(sorted(port(end, pair) for end in pair)) for pair in pairs}
         for place, pair in enumerate(pairs):
             y += _ROW
             link = links[pair]
             left, right = columns[pair]
-            look = "link down" if link.nvlinks_expected else "link nvlink"
+            there, back = self.rates.get(pair), self.rates.get((pair[1], pair[0]))
+            look = "link down" if link.nvlinks_expected and not self.rates else self.look(there, back)
             lines.append(_line(look, (left, cards), (left, y), (right, y), (right, cards)))
-            words = _with_rate(f"{pair[0]}-{pair[1]} {link.symbol}", self.topology.gpus[pair[0]], link.nvlinks or 0)
-            measured = _arrows({"→": self.rates.get(pair), "←": self.rates.get((pair[1], pair[0]))})
+            words = f"{pair[0]}-{pair[1]} {link.symbol}"
+            words = words if there or back else _with_rate(words, self.gpus[pair[0]], link.nvlinks or 0)
+            known = {"→": there, "←": back}
+            measured = [f"{arrow} {self.rate_words(rate)}" for arrow, rate in known.items() if rate is not None]
+            state = look.removeprefix("link ") if look in ("link bad", "link warn") else "dim"
             crossing = [x for later in pairs[place + 1 :] for x in columns[later] if left < x < right]
             middle = _widest(sorted((left, *crossing, right)))
-            names.append(_text("  ".join((words, *measured)), middle, y - 6, "dim middle halo"))
-        return [*lines, *names], y + 2 * _PAD
+            names.append(_text("  ".join((words, *measured)), middle, y - 6, f"{state} rate middle halo"))
+        return [*lines, *names], y + 2 * self.size.pad
 
 
 _WIDEST, _NARROWEST = 36, 9
@@ -308,7 +407,7 @@ def node_text(topology: Topology, width: int) -> Iterator[Words]:
     size = min(_WIDEST, width // max(len(slots), 1))
     if size < _NARROWEST or not topology.gpus:
         return
-    nvlinks = _nvlinks(topology)
+    nvlinks = _nvlinks(topology, topology.gpus)
     boxes = [list(_cpu_lines(topology, node, size)) for node in nodes]
     lines = [list(_gpu_lines(topology, label, node, size, nvlinks)) if label else [] for node, label in slots]
     linked = all(node.node is not None for node in nodes)
@@ -391,9 +490,9 @@ def _state(topology: Topology, gpu: Gpu) -> tuple[str, str]:
     return ("degraded", short) if short else ("", gpu.bus_id)
 
 
-def _nvlinks(topology: Topology) -> dict[tuple[str, str], Link]:
-    """Return the pairs of GPUs that NVLinks join."""
-    pairs = {pair: topology.link(*pair) for pair in combinations(topology.gpus, 2)}
+def _nvlinks(topology: Topology, gpus: Iterable[str]) -> dict[tuple[str, str], Link]:
+    """Return the pairs of these GPUs that NVLinks join."""
+    pairs = {pair: topology.link(*pair) for pair in combinations(gpus, 2)}
     return {pair: link for pair, link in pairs.items() if link.kind is LinkClass.NVLINK}
 
 
@@ -436,26 +535,31 @@ def _nodes(topology: Topology, behind: Mapping[str, Sequence[str]]) -> list[_Nod
     return sorted(nodes.values(), key=lambda node: (node.node is None, node.node or 0))
 
 
-def _words(nominal: Sequence[str], down: float | None, up: float | None, x: float, y: float) -> Iterator[Element]:
-    """Yield the label of a link: its nominal values, and the bandwidth measured in each direction."""
-    for place, text in enumerate(nominal):
-        yield _text(text, x, y + 16 * place, "dim")
-    if measured := _arrows({"↓": down, "↑": up}):
-        yield _text("  ".join(measured), x, y + 16 * len(nominal), "strong")
+def _median(rates: Sequence[Dot]) -> Dot | None:
+    """Return the rate in the middle, the higher of two; a slow one if half of the rates or more are slow."""
+    if not rates:
+        return None
+    ordered = sorted(rates, key=lambda rate: rate.value)
+    bad = [rate for rate in ordered if rate.tone is Tone.BAD]
+    slow = 2 * len(bad) >= len(ordered)
+    return bad[len(bad) // 2] if slow else replace(ordered[len(ordered) // 2], tone=Tone.PLAIN)
 
 
-def _arrows(rates: Mapping[str, float | None]) -> list[str]:
-    return [f"{arrow} {rate:.1f}" for arrow, rate in rates.items() if rate is not None]
+def _chip(text: str, tone: Tone, x: float, y: float) -> Iterator[Element]:
+    """Yield a measured rate as text, that of a slow link on a filled chip."""
+    if tone is Tone.BAD:
+        yield _box("chip", x - 4, y - 12, _chip_width(text), 16, radius=4)
+    yield _text(text, x, y, f"rate {'on-chip' if tone is Tone.BAD else _STATES.get(tone, '')}".rstrip())
+
+
+def _chip_width(text: str) -> float:
+    return 7.4 * len(text) + 8
 
 
 def _with_rate(words: str, gpu: Gpu, nvlinks: int) -> str:
     """Return words followed by the nominal rate of a number of a GPU's NVLinks, if it is known."""
     nominal = nvlink(gpu, nvlinks).nominal_gb_s
     return words if nominal is None else f"{words} {nominal:.0f} GB/s"
-
-
-def _port(centre: float, place: int, count: int) -> float:
-    return centre + (_COLUMN - 24) * ((place + 0.5) / count - 0.5)
 
 
 def _widest(places: Sequence[float]) -> float:

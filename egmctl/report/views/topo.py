@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
@@ -26,6 +26,8 @@ from egmctl.units import format_kernel_list, gpu_name, grouped, printable, sever
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
+
+    from egmctl.report.views.node_drawing import Rates
 
 _FEW = 8
 """The number of unread values that are named; JSON contains all of them."""
@@ -221,7 +223,7 @@ def _body(topology: Topology) -> Iterator[doc.Block]:
         yield doc.Section("Found", (doc.KeyValues(found_anyway(topology.machine)),))
         return
     yield from summary(topology)
-    yield replace(node_diagram(topology), lines=partial(_drawn, topology))
+    yield replace(node_diagram(lambda: topology), lines=partial(_drawn, topology))
     if topology.gpus:
         yield gpu_matrix(topology)
     if topology.nics:
@@ -299,15 +301,21 @@ def _joined(topology: Topology, pair: tuple[str, str]) -> str:
     return f"{several(link.nvlinks or 0, 'NVLink')}{through}{each}"
 
 
-def node_diagram(topology: Topology, rates: Mapping[tuple[str, str], float] | None = None) -> doc.Diagram:
-    """Return the diagram of a node, with the measured GB/s by the labels of source and destination."""
+def node_diagram(topology: Callable[[], Topology], rates: Callable[[], Rates] = dict, note: str = "") -> doc.Diagram:
+    """Return the diagram of a node.
 
-    def draw() -> Element:
-        from egmctl.report.views.node_drawing import node_drawing
+    Parameters
+    ----------
+    rates
+        Returns the bandwidths measured over the links. Neither function is called unless the diagram is shown.
+    """
 
-        return node_drawing(topology, rates)
+    def draw(*, narrow: bool = False) -> Element:
+        from egmctl.report.views.node_drawing import node_drawing, phone_drawings
 
-    return doc.Diagram(draw)
+        return (phone_drawings if narrow else node_drawing)(topology(), rates())
+
+    return doc.Diagram(draw, partial(draw, narrow=True), note)
 
 
 def _drawn(topology: Topology, width: int) -> Iterator[doc.Words]:
