@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import pytest
+
 from egmctl.units import MIB
 from tests.conftest import ROOT
 from tests.doctor.machines import patched, shipped
@@ -23,6 +25,10 @@ SMALL = patched(shipped("hgx-h200x4"), "gpus[*].nvml", memory_total_bytes=264 * 
 CGROUPS = Path("/sys/fs/cgroup")
 PATIENCE_S = 60
 """How long a daemon may take, on a machine that is ever so busy."""
+
+with_version_1 = pytest.mark.skipif(
+    not (CGROUPS / "devices").is_dir(), reason=f"devices are confined here by version 1: there is no {CGROUPS}/devices"
+)
 
 BOUND = {"python": Path(sys.base_prefix), "tree": ROOT, "packages": Path(sysconfig.get_paths()["purelib"])}
 """What is bound into the folder, by its name there."""

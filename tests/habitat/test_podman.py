@@ -6,7 +6,9 @@ import contextlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from tests.conftest import Ended, ended
 from tests.doctor.cgroups import GPU_MAJOR
 from tests.doctor.confined import NOBODY
 from tests.doctor.real_node import CONTROL, UVM_MAJOR, Node, gravest, without_driver
-from tests.habitat.place import BOUND, SMALL, install, readable_folder
+from tests.habitat.place import BOUND, CGROUPS, SMALL, install, program, readable_folder, with_version_1
 
 pytestmark = [
     pytest.mark.needs_root,
@@ -49,6 +51,11 @@ def podman() -> Iterator[Run]:
         filtered = {"names": ["get_mempolicy", "mbind"], "action": "SCMP_ACT_ERRNO", "errnoRet": 1}
         (folder / "filter.json").write_text(json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [filtered]}))
 
+        (folder / "late").mkdir()
+        program(
+            folder / "late/egmctl",
+            f'while cat /dev/nvidia0 2>&1 | grep -q such; do :; done; exec {folder}/bin/egmctl "$@"',
+        )
         start = container(folder)
 
         def run(options: str, *words: str) -> tuple[Ended, dict[str, Any]]:
@@ -175,3 +182,20 @@ def test_bringup_runs_in_a_container_whose_root_is_read_only(podman: Run) -> Non
     done, document = podman("--device={kind}=0 --read-only --shm-size=1g", "bringup")
     causes = [cause["finding"]["check"] for cause in document["result"]["causes"]]
     assert (done.code, document["result"]["answer"], causes) == (3, "incomplete", [MISSING])
+
+
+@with_version_1
+def test_rules_that_a_running_container_lost_are_one_cause_with_their_repair(podman: Run) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(podman, f"{ALL} --env=PATH={{folder}}/late:/usr/bin:/bin", "doctor")
+        while not answer.done():
+            for rules in CGROUPS.glob(f"devices/{CGROUP}/libpod-*/devices.deny"):
+                for minor in (0, 1, 2, 3, CONTROL):
+                    rules.write_text(f"c {GPU_MAJOR}:{minor} rwm")
+            time.sleep(0.1)
+    done, document = answer.result()
+    failures = [finding for finding in document["result"]["findings"] if finding["status"] == "fail"]
+    (cause,) = [finding for finding in failures if not finding["explained_by"]]
+    assert (done.code, cause["check"], cause["place"]["label"]) == (1, "dev.cgroup-restricted", "GPU0-3")
+    assert cause["cause"].startswith("set by Podman (")
+    assert "create-dev-char-symlinks" in cause["remedy"]["text"]

@@ -20,7 +20,7 @@ from tests.doctor.confined import NOBODY
 from tests.doctor.machines import patched
 from tests.doctor.real_node import gravest, without_driver
 from tests.fake.plugin import MakeFakeNode
-from tests.habitat.place import SMALL, install, program
+from tests.habitat.place import SMALL, install, program, with_version_1
 from tests.habitat.slurm import Cluster, slurm_cluster
 from tests.mpi.nodes import in_domain
 
@@ -30,6 +30,7 @@ pytestmark = [
     pytest.mark.processes,
     pytest.mark.long,
     without_driver,
+    with_version_1,
 ]
 
 CGROUP, MODES = "dev.cgroup-restricted", "dev.permissions"
