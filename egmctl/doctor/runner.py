@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
-from egmctl import toml
+from egmctl.data import read_toml
 from egmctl.doctor import checks
 from egmctl.doctor.causes import explained
 from egmctl.doctor.check import Check, Scope
@@ -131,7 +131,7 @@ def texts() -> dict[str, dict[str, str]]:
     return {
         f"{area}.{name}": {key: " ".join(text.split()) for key, text in entry.items()}
         for file in sorted(Path(checks.__path__[0]).glob("*.toml"))
-        for area, entries in toml.loads(file.read_text(encoding="utf-8")).items()
+        for area, entries in read_toml(file.read_text(encoding="utf-8")).items()
         for name, entry in entries.items()
     }
 
