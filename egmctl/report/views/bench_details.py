@@ -11,10 +11,10 @@ from egmctl.model.measurement import Measurement, RunReport, Status
 from egmctl.model.route import HOST_NAMES, MemoryKind, UcxStaging
 from egmctl.model.task import UCX_ENGINES, Engine, Quantity
 from egmctl.report.document import Better, Body, Cell, Chart, Matrix, grid
-from egmctl.report.route_words import routes_words
 from egmctl.report.views.bench_classes import Frame, tone_of
 from egmctl.report.views.bench_matrix import matrices
 from egmctl.report.views.bench_series import axis_of, series, swept, table_of
+from egmctl.report.views.machine import routes_words
 from egmctl.units import format_size, grouped, printable
 
 _FAMILIES = {

@@ -11,8 +11,8 @@ from egmctl.model.measurement import Measurement, Status
 from egmctl.model.route import HOST_NAMES, MemoryKind
 from egmctl.model.task import ChaseOrder, Endpoint, Engine, Flow, Pattern, Quantity
 from egmctl.report.document import Better, Cell, Matrix
-from egmctl.report.route_words import route_words
 from egmctl.report.views.bench_classes import Frame
+from egmctl.report.views.machine import route_words
 from egmctl.units import format_size, grouped, several
 
 _ONE_ROW = (Pattern.RING, Pattern.BISECT, Pattern.LOCAL)
