@@ -21,12 +21,10 @@ from egmctl.cli.compare import compare
 from egmctl.cli.docs import docs
 from egmctl.cli.doctor import doctor
 from egmctl.cli.fleet import fleet
-from egmctl.cli.journal import history
 from egmctl.cli.output import discard_stdout, emit, say, settle_stdout
 from egmctl.cli.profile import app as profile
-from egmctl.cli.show import show
-from egmctl.cli.snapshot import snapshot
-from egmctl.cli.topo import topo
+from egmctl.cli.saved import history, show
+from egmctl.cli.topo import snapshot, topo
 from egmctl.errors import ERROR_SCHEMA, ChildFailed, EgmctlError, ExitCode, UsageError
 from egmctl.files import read_bounded
 from egmctl.signals import stopping
