@@ -20,6 +20,7 @@ from egmctl.cli.bringup import bringup
 from egmctl.cli.compare import compare
 from egmctl.cli.docs import docs
 from egmctl.cli.doctor import doctor
+from egmctl.cli.explain import ExplainCommand, explain
 from egmctl.cli.fleet import fleet
 from egmctl.cli.output import discard_stdout, emit, say, settle_stdout
 from egmctl.cli.profile import app as profile
@@ -75,6 +76,7 @@ app.command(short_help="Judge whether this node can be handed over: GO or NO-GO.
 app.command(short_help="Show how GPUs, NICs and host memory are connected.")(topo)
 app.command(short_help="Measure the paths between GPUs and to host memory.")(bench)
 app.command(short_help="Find what stops EGM, P2P, IPC and RDMA, and what to do.")(doctor)
+app.command(cls=ExplainCommand, short_help="Say what an error of CUDA means, and what causes it here.")(explain)
 app.command(short_help="Record this node in one file, to replay anywhere.")(snapshot)
 app.command(short_help="Show a saved result in any format.")(show)
 app.command(short_help="Compare saved results: what differs, and what is worse.")(compare)

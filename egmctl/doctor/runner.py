@@ -114,6 +114,8 @@ def _named(option: str, patterns: Sequence[str]) -> set[Check]:
 def _no_check(option: str, text: str) -> UsageError:
     alike = get_close_matches(text[:100], [check.id for check in CHECKS], cutoff=0.5)
     hint = f"did you mean {' or '.join(alike)}?" if alike else "'egmctl doctor --list' shows all"
+    if text.lower().startswith(("cu", "nvml")):
+        hint = "'egmctl explain' says what is known of calls and errors"
     return UsageError(f"{option} {printable(text[:100])!r}: there is no such check; {hint}")
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from egmctl.data import read_toml
 from egmctl.errors import DriverCallError
-from egmctl.model.explanation import Library
+from egmctl.model.explanation import KnownCause, Library
 
 
-def cause_of(call: str | None, number: int | None) -> Cause | None:
+def cause_of(call: str | None, number: int | None) -> KnownCause | None:
     """Return the cause in the environment of a call's CUresult, or ``None``.
 
     Only entries whose first cause is the node's state count, because a bench reports such a failure as explained. A
@@ -26,13 +26,13 @@ def cause_of(call: str | None, number: int | None) -> Cause | None:
     """
     with contextlib.suppress(OSError):
         for name in (call, None):
-            entry = signatures().errors.get((Library.CUDA, name, number))
+            entry = signatures().errors.get((Library.CUDA, name, number or 0))
             if entry is not None and entry.node:
                 return entry.causes[0]
     return None
 
 
-def cause_of_crash(call: str | None) -> Cause | None:
+def cause_of_crash(call: str | None) -> KnownCause | None:
     """Return the known cause if a process dies in this call, or ``None``."""
     crashing = (entry for entry in signatures().errors.values() if entry.crash and entry.call == call)
     return next((entry.causes[0] for entry in crashing), None)
@@ -45,32 +45,13 @@ def known_cause(error: DriverCallError) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
-    """A condition that makes a call fail."""
-
-    cause: str
-    """The condition, as a clause."""
-    remedy: str
-    """The fix, as one sentence."""
-    see: str = ""
-    """How to see it."""
-    checks: tuple[str, ...] = ()
-    """The ids of the checks of doctor that decide it."""
-    log: str = ""
-    """Words of CUDA's own error log that state it."""
-
-    def __str__(self) -> str:
-        return f"{self.cause}: {self.remedy[0].lower()}{self.remedy[1:].rstrip('.')}"
-
-
-@dataclass(frozen=True, slots=True)
 class Signature:
     """An entry: an error of a call, or of any call, and its causes, the most likely first."""
 
     library: Library
     call: str | None
     number: int
-    causes: tuple[Cause, ...]
+    causes: tuple[KnownCause, ...]
     sources: tuple[str, ...]
     node: bool
     """Whether the first cause is the node's state."""
@@ -91,7 +72,7 @@ class ErrorName:
 class Signatures:
     """The contents of ``signatures.toml``."""
 
-    errors: Mapping[tuple[Library, str | None, int | None], Signature]
+    errors: Mapping[tuple[Library, str | None, int], Signature]
     names: Mapping[tuple[Library, int], ErrorName]
     numbers: Mapping[str, tuple[Library, int]]
     """The library and the number of each name, of the driver and of the runtime."""
@@ -105,10 +86,14 @@ class Signatures:
         plain = _VERSION.sub("", call)
         return self.runtime.get(plain, plain)
 
-    def find(self, library: Library, call: str | None, number: int | None) -> Signature | None:
-        """Return the entry of a call's error, else that of the error from any call, or ``None``."""
-        own = None if call is None else self.errors.get((library, self.driver_call(call), number))
-        return own or self.errors.get((library, None, number))
+    def of_call(self, call: str) -> list[Signature]:
+        """Return the entries of a function."""
+        return [each for each in self.errors.values() if each.call == self.driver_call(call)]
+
+    def find(self, library: Library, call: str | None, number: int) -> list[Signature]:
+        """Return the entry of a call's error, else that of the error from any call, else none."""
+        keys = ((library, name and self.driver_call(name), number) for name in (call, None))
+        return [self.errors[key] for key in keys if key in self.errors][:1]
 
 
 _VERSION = re.compile(r"(_v[0-9]+|_ptsz|_ptds)+$")
@@ -120,7 +105,7 @@ def signatures() -> Signatures:
     """Return the entries, which are read on the first call."""
     tables = read_toml(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     causes = {
-        name: Cause(each["cause"], each["fix"], each["see"], tuple(each["checks"]), each.get("log", ""))
+        name: KnownCause(each.pop("cause"), each.pop("fix"), checks=tuple(each.pop("checks")), **each)
         for name, each in tables["causes"].items()
     }
     names = {

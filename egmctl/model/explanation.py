@@ -39,6 +39,17 @@ class Failure:
     """The number of lines that state it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorLog:
+    """The failures that arguments or a text state."""
+
+    failures: tuple[Failure, ...]
+    lines: int | None = None
+    """The number of lines of the text; ``None`` without a text."""
+    left_out: int = 0
+    """The number of lines with further kinds of failures than are kept."""
+
+
 class CauseState(StrEnum):
     """Whether a known cause applies here."""
 
@@ -47,24 +58,31 @@ class CauseState(StrEnum):
     UNKNOWN = "unknown"
     """No check can decide it, its checks lack data, or none was run."""
     EXCLUDED = "excluded"
-    """Its checks pass here or do not apply."""
+    """The checks that decide it pass here."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class KnownCause:
-    """A known cause of an error."""
+    """A condition that makes a call fail."""
 
     cause: Plain
     """The condition, as a clause."""
-    see: Plain
+    remedy: Plain
+    """What to do, as one sentence."""
+    see: Plain = ""
     """How to see it."""
-    fix: Plain
-    """What to do."""
-    state: CauseState
     checks: tuple[Plain, ...] = ()
-    """The checks of doctor that decide it."""
+    """The checks of doctor that fail where it holds."""
+    decides: bool = False
+    """Whether it does not hold where these checks pass."""
+    log: Plain = ""
+    """Words of CUDA's own error log that state it."""
+    state: CauseState = CauseState.UNKNOWN
     findings: tuple[Finding, ...] = ()
     """The findings of these checks that fail or warn; for an unknown cause, those that lack data."""
+
+    def __str__(self) -> str:
+        return f"{self.cause}: {self.remedy[0].lower()}{self.remedy[1:].rstrip('.')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,13 +108,13 @@ class Explanations:
 
     SCHEMA: ClassVar[str] = "egmctl.explain/1"
 
-    origin: Origin | None
+    checked: Origin | None
     """The machine on which the checks were run; ``None`` if none were."""
     explanations: tuple[Explanation, ...]
     lines: int | None = None
     """The number of lines of the text that was read; ``None`` without a text."""
     left_out: int = 0
-    """The number of lines with further kinds of errors than are kept."""
+    """The number of lines with further kinds of failures than are kept."""
 
     @property
     def nothing(self) -> str | None:
