@@ -148,10 +148,12 @@ def judged(log: ErrorLog, machine: Machine | None, *, redacted: bool = False) ->
     Parameters
     ----------
     redacted
-        As for :meth:`Doctor.diagnose`.
+        As for :meth:`Doctor.diagnose`. The lines that were read, which may name anything, are left out.
     """
     asked = None if machine is None else doctor_of(log.failures, machine)
     diagnosis = None if asked is None or machine is None else asked.diagnose(machine, redacted=redacted)
+    if redacted:
+        log = replace(log, failures=tuple(replace(failure, line="") for failure in log.failures))
     return explained(log, diagnosis)
 
 

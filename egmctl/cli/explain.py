@@ -81,7 +81,7 @@ def explain(
     call, error, file = _asked(words)
     log = _read(file) if file else ErrorLog(failures=failures_of(call, error))
     # Of a call or an error alone, the answer is a list, which no node decides.
-    result = _explained(log, outputs, machine, pid, checks=bool(file or (call and error)))
+    result = _explained(log, machine, pid, quiet=output.quiet, checks=bool(file or (call and error)))
     outputs.show(result(False), lambda: result(True))
     return result(False).exit_code
 
@@ -112,15 +112,13 @@ def _read(file: str) -> ErrorLog:
 
 
 def _explained(
-    log: ErrorLog, outputs: Outputs, machine: str | None = None, pid: int = 0, *, checks: bool = True
+    log: ErrorLog, machine: str | None = None, pid: int = 0, *, quiet: bool, checks: bool = True
 ) -> Callable[[bool], Explanations]:
     """Return a function that returns the explanation, redacted or not, after the checks that belong to it are run."""
     from egmctl.api.doctor import doctor_of, judged
 
     asked = doctor_of(log.failures) if checks else None
-    node = None
-    if asked is not None:
-        node = read_machine(machine, asked.sections, quiet=outputs.options.quiet, cuda=False, pid=pid)
+    node = None if asked is None else read_machine(machine, asked.sections, quiet=quiet, cuda=False, pid=pid)
     return lambda redacted: judged(log, node, redacted=redacted)
 
 
@@ -147,11 +145,13 @@ def _run(program: Sequence[str], outputs: Outputs) -> int:
     ended = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
     if log is not None and log.failures:
         say(f"{who} {ended}; CUDA's log says what failed")
-        result = _explained(log, outputs)
+        result = _explained(log, quiet=outputs.options.quiet)
         # A program that succeeds has dealt with the failure, or has only tried.
         sys.stderr.write(f"{replace(outputs.targets[0], brief=code == 0).draw(result(False))}\n")
     elif code:
-        unread = f"{LOG_FILE}={chosen} is not read" if log is None else "drivers before 575 (CUDA 12.9) have no such log"
+        unread = (
+            f"{LOG_FILE}={chosen} is not read" if log is None else "drivers before 575 (CUDA 12.9) have no such log"
+        )
         say(f"{who} {ended}, and CUDA's log has no failed call ({printable(unread)})")
     return code if code >= 0 else _die(-code)
 

@@ -32,7 +32,7 @@ class Failure:
     log: str = ""
     """The driver's own reason, from the line before it in CUDA's error log."""
     line: str = ""
-    """The first line that states it, cut to 300 characters; empty if arguments state it."""
+    """The first line that states it, cut to 300 characters; empty if arguments state it, and in documents."""
     line_number: int | None = None
     """The number of that line, from 1."""
     count: int = 1
