@@ -149,10 +149,8 @@ def _run(program: Sequence[str], outputs: Outputs) -> int:
         # A program that succeeds has dealt with the failure, or has only tried.
         sys.stderr.write(f"{replace(outputs.targets[0], brief=code == 0).draw(result(False))}\n")
     elif code:
-        unread = (
-            f"{LOG_FILE}={chosen} is not read" if log is None else "drivers before 575 (CUDA 12.9) have no such log"
-        )
-        say(f"{who} {ended}, and CUDA's log has no failed call ({printable(unread)})")
+        reason = f"{LOG_FILE}={chosen} cannot be read" if log is None else "CUDA logged no failed call"
+        say(f"{who} {ended}; {reason} (drivers before 575, CUDA 12.9, log none)")
     return code if code >= 0 else _die(-code)
 
 
