@@ -46,6 +46,11 @@ def test_json_has_the_causes_the_checks_and_their_findings() -> None:
     assert explanation["sources"]
 
 
+def test_a_saved_answer_is_shown_as_it_was(tmp_path: Path) -> None:
+    run("explain", "cuMemCreate", "800", *H200, "-o", tmp_path / "answer.json")
+    assert run("show", tmp_path / "answer.json", "-v").out == run("explain", "cuMemCreate", "800", *H200, "-v").out
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
