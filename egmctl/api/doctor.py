@@ -150,18 +150,17 @@ def judged(log: ErrorLog, machine: Machine | None, *, redacted: bool = False) ->
     redacted
         As for :meth:`Doctor.diagnose`. The lines that were read, which may name anything, are left out.
     """
-    asked = None if machine is None else doctor_of(log.failures, machine)
+    asked = doctor_of(log.failures)
     diagnosis = None if asked is None or machine is None else asked.diagnose(machine, redacted=redacted)
     if redacted:
         log = replace(log, failures=tuple(replace(failure, line="") for failure in log.failures))
     return explained(log, diagnosis)
 
 
-def doctor_of(failures: Sequence[Failure], machine: Machine | None = None) -> Doctor | None:
+def doctor_of(failures: Sequence[Failure]) -> Doctor | None:
     """Return the checks that decide between the causes of failures; ``None`` if there are none.
 
-    Who meets the failure needs the feature and the GPUs: so every purpose is named, and every GPU of the machine.
+    Who meets a failure needs what failed, so every purpose is named.
     """
     checks = checks_of(failures)
-    gpus = "all" if machine is not None and machine.gpus else None
-    return Doctor(check=checks, purposes=",".join(Guard), gpus=gpus) if checks else None
+    return Doctor(check=checks, purposes=",".join(Guard)) if checks else None

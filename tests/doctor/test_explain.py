@@ -13,7 +13,7 @@ from egmctl.errors import ExitCode, UsageError
 from egmctl.model.explanation import CauseState, ErrorLog, Explanation, Failure, KnownCause, Library
 from egmctl.report.kinds import Format, render
 from tests.doctor.faults import ONLY_TOLD, faults, healthy
-from tests.doctor.machines import patched, shipped
+from tests.doctor.machines import patched, shipped, with_gpu_denied
 
 CHECKED = {
     check: entry
@@ -57,9 +57,17 @@ def test_on_a_healthy_machine_no_cause_holds_and_only_deciding_checks_exclude_on
 
 
 def test_a_check_that_does_not_apply_excludes_nothing() -> None:
-    machine = patched(shipped("dgx-h100"), "gpus[*].nvml", fabric=None)
-    (fabric,) = [cause for cause in explained(machine, "cuMemCreate", 800).causes if "no NVLink fabric" in cause.cause]
-    assert fabric.state is CauseState.UNKNOWN
+    """These GPUs are in no fabric, so its state is skipped: just what makes cuMemCreate fail."""
+    machine = patched(shipped("dgx-h100"), "gpus[*].nvml.fabric", state="not-supported")
+    causes = states(explained(machine, "cuMemCreate", 800))
+    assert causes["the GPUs are in no NVLink fabric, so that they have no fabric handles"] is CauseState.UNKNOWN
+
+
+def test_a_gpu_that_an_ordinary_allocation_lacks_is_the_cause_where_memory_of_it_is_opened() -> None:
+    machine = with_gpu_denied(shipped("hgx-h200x4"), 3)
+    assert egmctl.Doctor().diagnose(machine).exit_code is ExitCode.OK
+    first, *_ = explained(machine, "cuMemImportFromShareableHandle", 101).causes
+    assert (first.state, first.findings[0].check) == (CauseState.HOLDS, "dev.cgroup-restricted")
 
 
 def test_without_a_machine_every_cause_is_possible() -> None:

@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from egmctl.facts.error_log import LINE_LIMIT, read_failures
+from egmctl.facts.error_log import read_failures
 from egmctl.model.explanation import ErrorLog, Failure, Library
 
 CUDA_LOG = "[03:06:38.965][139710266687808][CUDA][E] "
@@ -128,33 +128,44 @@ def test_hostile_text_is_cut_and_kept_as_data() -> None:
     assert len(failure.line) == 300
 
 
-class Endless(io.RawIOBase):
-    """200 MB of text, made as it is read: lines of all kinds, and no newline for the last half."""
+class Large(io.RawIOBase):
+    """200 MB of text, made as it is read: a line of CUDA's log from ever another thread, then 10 MB without newline."""
 
     SIZE = 200_000_000
+    LINE = 10_000_000
 
     def __init__(self) -> None:
         self.given = 0
 
-    def readline(self, _size: int | None = -1, /) -> bytes:
+    def readline(self, size: int | None = -1, /) -> bytes:
         if self.given >= self.SIZE:
             return b""
-        number = self.given // LINE_LIMIT
-        line = b"[1:2][%d][CUDA][E] reason %d\n" % (number, number) if number % 2 else b"cuda" + b"y" * (LINE_LIMIT - 4)
-        self.given += LINE_LIMIT
+        if self.given % self.LINE == 0:
+            line = b"[1:2][%d][CUDA][E] %s\n" % (self.given, b"r" * 5000)
+        else:
+            line = b"cuda" + b"y" * ((self.LINE if size in (None, -1) else size) - 4)
+        self.given = min(self.given + len(line), (self.given // self.LINE + 1) * self.LINE)
         return line
+
+
+def test_the_messages_of_many_threads_are_not_kept() -> None:
+    text = b"".join(b"[1:2][%d][CUDA][E] %s\n" % (thread, b"r" * 200) for thread in range(10_000))
+    assert peak_bytes(io.BytesIO(text)) < 200_000
+
+
+def peak_bytes(stream: io.RawIOBase | io.BytesIO) -> int:
+    """Return the most memory that reading a text takes at once."""
+    read("cuMemCreate failed: 800")
+    tracemalloc.start()
+    try:
+        assert read_failures(stream).failures == ()  # type: ignore[arg-type]
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.long
 def test_two_hundred_megabytes_are_read_in_constant_memory() -> None:
-    text = Endless()
-    read("cuMemCreate failed: 800")
-    tracemalloc.start()
-    try:
-        log = read_failures(text)  # type: ignore[arg-type]
-        _, peak_bytes = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert text.given >= Endless.SIZE
-    assert log.failures == ()
-    assert peak_bytes < 1_000_000
+    text = Large()
+    assert peak_bytes(text) < 1_000_000
+    assert text.given >= Large.SIZE
