@@ -26,6 +26,7 @@ _THREADS = 64
 """The number of threads whose last message of CUDA's log is kept."""
 
 _CANDIDATE = re.compile(rb"cuda|cu[A-Z]|CUDA|Cuda|nvml|NVML|NVRM: Xid")
+_FAILS = re.compile(rb"[Ee]rror|ERROR|[Ff]ail|Reason|ret:|hit|out of memory|NVRM: Xid|\]\[CUDA\]\[")
 _LOG = re.compile(r"\[[0-9:.]+\]\[([0-9]+)\]\[CUDA\]\[[EW]\](?:\[(\w+)\])? ?(.*)", re.ASCII)
 """A line of CUDA's error log: [time][thread][CUDA][E] message; until CUDA 13.3 the guide also has the function
 (https://docs.nvidia.com/cuda/cuda-programming-guide/04-special-topics/error-log-management.html)."""
@@ -38,7 +39,6 @@ _NUMBER = re.compile(
     r"([0-9]{1,3})\b(?! ?[%.])",
     re.ASCII,
 )
-_FAILS = re.compile(r"error|fail|reason|ret:|hit|out of memory", re.ASCII | re.IGNORECASE)
 
 
 def read_failures(*streams: BinaryIO) -> ErrorLog:
@@ -61,7 +61,7 @@ def read_failures(*streams: BinaryIO) -> ErrorLog:
     number = left_out = 0
     lines = (line for stream in streams for line in iter(partial(stream.readline, LINE_LIMIT), b""))
     for number, part in enumerate(lines, 1):
-        if not _CANDIDATE.search(part):
+        if not _CANDIDATE.search(part) or not _FAILS.search(part):
             continue
         line = part.decode("utf-8", "replace").strip()
         failure = _failure(line, messages)
@@ -109,7 +109,7 @@ def _failure(line: str, messages: dict[str, str]) -> Failure | None:
     is_nvml = bool(calls and calls[0].startswith("nvml")) or "NVML" in line
     library = Library.NVML if is_nvml and "CUDA" not in line else Library.CUDA
     error = next((known.numbers[name] for name in _NAME.findall(line) if name in known.numbers), None)
-    if error is None and _FAILS.search(line):
+    if error is None:
         error = next(_stated(line, library), None)
     if error is None:
         return None
