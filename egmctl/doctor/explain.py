@@ -17,8 +17,7 @@ XID_SOURCE = "https://docs.nvidia.com/deploy/xid-errors/"
 
 def checks_of(failures: Iterable[Failure]) -> tuple[str, ...]:
     """Return the ids of the checks that decide between the known causes of these failures; each once."""
-    causes = (cause for failure in failures for cause in _known(failure)[0])
-    return tuple(dict.fromkeys(check for cause in causes for check in cause.checks))
+    return tuple(dict.fromkeys(check for each in failures for cause in _known(each)[0] for check in cause.checks))
 
 
 def explained(log: ErrorLog, diagnosis: Diagnosis | None) -> Explanations:
@@ -93,11 +92,10 @@ def _explained(failure: Failure, findings: Mapping[str, Sequence[Finding]]) -> E
     causes, sources = _known(failure)
     judged = [_judged(failure, cause, findings) for cause in causes]
     judged.sort(key=lambda cause: (not _stated(failure, cause), list(CauseState).index(cause.state)))
-    is_xid = failure.library is Library.XID
-    error = None if is_xid else signatures().names.get((failure.library, failure.number or 0))
+    error = signatures().names.get((failure.library, failure.number or 0))
     return Explanation(
         failure=failure,
-        name=f"Xid {failure.number}" if is_xid else error.name if error else "",
+        name=error.name if error else f"Xid {failure.number}" if failure.library is Library.XID else "",
         runtime_name=error.runtime_name if error else "",
         meaning=error.words if error else "",
         causes=tuple(judged),

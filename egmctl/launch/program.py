@@ -111,20 +111,24 @@ def run_through(words: Sequence[str], environment: Mapping[str, str]) -> int:
         The program cannot be started.
     """
     process: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
-        if process is not None and not (number == signal.SIGINT and _in_foreground()):
+        if process is None:
+            # The program may run before its start has returned here.
+            early.append(number)
+        elif number != signal.SIGINT or not _in_foreground():
             process.send_signal(number)
 
     with stopping(pass_on):
         process = subprocess.Popen(list(words), env=dict(environment))  # noqa: S603 - the user's own command
+        for number in early:
+            pass_on(number, None)
         return process.wait()
 
 
 def _in_foreground() -> bool:
     """Return whether this process belongs to the foreground group of a terminal, which Ctrl-C reaches as a whole."""
-    try:
-        with open("/dev/tty", "rb", buffering=0) as terminal:
-            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
-    except OSError:
-        return False
+    with contextlib.suppress(OSError), open("/dev/tty", "rb", buffering=0) as terminal:
+        return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    return False

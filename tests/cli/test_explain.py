@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import pytest
 
 from egmctl.cli.explain import LOG_PART
 from tests.conftest import RunEgmctl, command_environment
+from tests.fake.plugin import MakeFakeNode
 from tests.in_process import run
 
 H200 = ("--machine", "hgx-h200x4", "-q")
@@ -115,6 +117,14 @@ def test_doctor_sends_calls_and_errors_here() -> None:
         assert (done.code, "egmctl explain" in done.err) == (2, True)
 
 
+def test_the_checks_are_run_on_this_node_without_loading_cuda(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+    node = fake_node("hgx-h200x4")
+    done = egmctl("explain", "cuMemCreate", "800", env=node.environment())
+    assert done.code == 0
+    assert done.out.startswith("CAUSE FOUND: there is no IMEX channel that this process may read and write")
+    assert not [call for call in node.calls() if call.name.startswith("cu")]
+
+
 def test_a_program_that_fails_is_explained_after_its_output(egmctl: RunEgmctl) -> None:
     done = egmctl(*logging(NOISE + FAILED, "exit 7"))
     assert (done.code, done.out) == (7, "out\n")
@@ -207,7 +217,11 @@ def test_a_signal_reaches_the_program_and_its_end_is_the_end(number: signal.Sign
         assert process.poll() is None
         time.sleep(0.02)
     os.kill(process.pid, number)
-    out, _ = process.communicate(timeout=60)
+    try:
+        out, _ = process.communicate(timeout=60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     assert (process.returncode, out) == (-number, "caught\n")
 
 

@@ -208,7 +208,8 @@ def _explain_body(result: Explanations) -> Iterator[doc.Block]:
         yield doc.Paragraph(_failure_words(each), level=Level.SUMMARY)
         yield doc.KeyValues(tuple((name, printable(text)) for name, text in rows.items() if text))
         for cause in each.causes:
-            yield _cause_entry(cause, brief=brief or cause.cause in shown, fix=cause is not answered)
+            known = cause.cause in shown or (brief and cause.state is not CauseState.HOLDS)
+            yield _cause_entry(cause, brief=known, fix=cause is not answered)
         yield doc.KeyValues(tuple(("source", source) for source in each.sources), level=Level.VERBOSE)
         shown.update(cause.cause for cause in each.causes)
     if result.left_out:
