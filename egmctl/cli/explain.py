@@ -105,7 +105,7 @@ def _read(file: str) -> ErrorLog:
     from egmctl.facts.error_log import read_failures
 
     try:
-        with contextlib.nullcontext(sys.stdin.buffer) if file == "-" else open(file, "rb") as stream:
+        with open(0 if file == "-" else file, "rb", closefd=file != "-") as stream:
             return read_failures(stream)
     except OSError as error:
         raise UsageError(f"explain: {printable(file)} cannot be read: {error.strerror}") from error

@@ -26,7 +26,7 @@ _THREADS = 64
 """The number of threads whose last message of CUDA's log is kept."""
 
 _CANDIDATE = re.compile(rb"cuda|cu[A-Z]|CUDA|Cuda|nvml|NVML|NVRM: Xid")
-_FAILS = re.compile(rb"[Ee]rror|ERROR|[Ff]ail|Reason|ret:|hit|out of memory|NVRM: Xid|\]\[CUDA\]\[")
+_FAILS = re.compile(rb"error|Error|ERROR|fail|Fail|Reason|ret:|hit|out of memory|NVRM: Xid|\]\[CUDA\]\[")
 _LOG = re.compile(r"\[[0-9:.]+\]\[([0-9]+)\]\[CUDA\]\[[EW]\](?:\[(\w+)\])? ?(.*)", re.ASCII)
 """A line of CUDA's error log: [time][thread][CUDA][E] message; until CUDA 13.3 the guide also has the function
 (https://docs.nvidia.com/cuda/cuda-programming-guide/04-special-topics/error-log-management.html)."""
