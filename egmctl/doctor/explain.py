@@ -108,7 +108,7 @@ def _judged(failure: Failure, cause: KnownCause, findings: Mapping[str, Sequence
     wrong = [finding for finding in own if finding.status in (Status.FAIL, Status.WARN)]
     unsure = [finding for finding in own if finding.status is Status.UNKNOWN]
     # A check that does not apply says nothing: a GPU without a fabric has no state of it.
-    passes = not unsure and any(finding.status in (Status.PASS, Status.NOTE) for finding in own)
+    passes = bool(own) and all(finding.status in (Status.PASS, Status.NOTE) for finding in own)
     state = CauseState.EXCLUDED if passes and cause.decides else CauseState.UNKNOWN
     if wrong or _stated(failure, cause):
         state = CauseState.HOLDS

@@ -182,6 +182,7 @@ def _guards(check: CheckEntry) -> str:
 
 _MANY = 3
 """The number of failures up to which each cause is shown with how to see and fix it without ``-v``."""
+_RUN = "run the program by 'egmctl explain -- PROGRAM'"
 _STATES = {
     CauseState.HOLDS: ("HERE", Tone.BAD),
     CauseState.UNKNOWN: ("POSSIBLE", Tone.UNKNOWN),
@@ -226,15 +227,17 @@ def _causes(result: Explanations, *states: CauseState) -> list[KnownCause]:
 def _explain_verdict(result: Explanations) -> doc.Verdict:
     here, possible = (_causes(result, state) for state in (CauseState.HOLDS, CauseState.UNKNOWN))
     if result.nothing is not None:
-        return doc.Verdict("NOT KNOWN", Tone.UNKNOWN, result.nothing, "run the program by 'egmctl explain -- PROGRAM'")
+        return doc.Verdict("NOT KNOWN", Tone.UNKNOWN, result.nothing, _RUN)
     if here:
         step = advice(here[0].findings[0]) if here[0].findings else here[0].remedy.removesuffix(".")
-        return doc.Verdict("CAUSE FOUND", Tone.BAD, "; ".join(cause.cause for cause in here), step)
-    known = several(len(_causes(result, *CauseState)), "known cause")
+        return doc.Verdict("LIKELY CAUSE", Tone.BAD, "; ".join(cause.cause for cause in here), step)
+    known = len(_causes(result, *CauseState))
     if result.checked is None:
-        return doc.Verdict("KNOWN", Tone.PLAIN, f"{several(len(result.explanations), 'error')} with {known}")
-    words = f"none of {known} shows here; {len(possible)} cannot be excluded by checks"
-    return doc.Verdict("NOT DETERMINED", Tone.UNKNOWN, words, f"check {possible[0].see}" if possible else "")
+        return doc.Verdict(
+            "KNOWN", Tone.PLAIN, f"{several(len(result.explanations), 'error')}, {several(known, 'cause')}"
+        )
+    words = f"no known cause shows here; checks exclude {known - len(possible)} of {known}"
+    return doc.Verdict("NOT DETERMINED", Tone.UNKNOWN, words, f"check {possible[0].see}" if possible else _RUN)
 
 
 def _failure_words(each: Explanation) -> Words:
