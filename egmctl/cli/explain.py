@@ -140,8 +140,7 @@ def _run(program: Sequence[str], outputs: Outputs) -> int:
         except OSError as error:
             raise UsageError(f"explain -- {printable(program[0])} cannot be run: {error.strerror}") from error
         log = _logged(file, before)
-    launch = launched(os.environ)
-    who = f"{printable(program[0])}{f' (rank {launch.rank})' if launch else ''}"
+    who = f"{printable(program[0])}{f' (rank {launch.rank})' if (launch := launched(os.environ)) else ''}"
     ended = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
     if log is not None and log.failures:
         say(f"{who} {ended}; CUDA's log says what failed")
@@ -165,16 +164,13 @@ def _logged(file: Path, before: int) -> ErrorLog | None:
     from egmctl.facts.error_log import read_failures
     from egmctl.files import open_regular
 
-    parts = []
     try:
         with os.fdopen(open_regular(file), "rb") as stream:
             last = max(before + LOG_PART, os.fstat(stream.fileno()).st_size - LOG_PART)
-            for place in (before, last):
-                stream.seek(place)
-                parts.append(io.BytesIO(stream.read(LOG_PART)))
+            parts = (os.pread(stream.fileno(), LOG_PART, place) for place in (before, last))
+            return read_failures(*map(io.BytesIO, parts))
     except OSError:
         return None
-    return read_failures(*parts)
 
 
 def _die(number: int) -> int:
