@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from egmctl.api.bench import Bench, Profiles, judge_run, load_profiles
-    from egmctl.api.doctor import Doctor
+    from egmctl.api.doctor import Doctor, explain
     from egmctl.api.machine import machine_names, read_machine, topology_of
     from egmctl.api.results import load_result, redact_run, to_json
     from egmctl.errors import EgmctlError
@@ -28,6 +28,7 @@ __all__ = [
     "EgmctlError",
     "Profiles",
     "__version__",
+    "explain",
     "judge_run",
     "load_profiles",
     "load_result",
@@ -40,7 +41,7 @@ __all__ = [
 
 _MODULES = {
     "egmctl.api.bench": ("Bench", "Profiles", "judge_run", "load_profiles"),
-    "egmctl.api.doctor": ("Doctor",),
+    "egmctl.api.doctor": ("Doctor", "explain"),
     "egmctl.api.machine": ("machine_names", "read_machine", "topology_of"),
     "egmctl.api.results": ("load_result", "redact_run", "to_json"),
     "egmctl.errors": ("EgmctlError",),

@@ -22,6 +22,7 @@ from egmctl.journal import read as journal
 from egmctl.model.bringup import Bringup
 from egmctl.model.codec import DecodeError, Readers, from_json
 from egmctl.model.comparison import Comparison
+from egmctl.model.explanation import Explanations
 from egmctl.model.finding import Diagnosis
 from egmctl.model.fleet import FleetReport
 from egmctl.model.gpu import are_fake
@@ -36,7 +37,7 @@ from egmctl.units import printable
 from egmctl.verdict.explain import with_causes
 
 Result = RunReport | Diagnosis | Bringup | Topology | Machine
-Digest = Comparison | FleetReport | History | ProfileList | MatchResult | MachineList | CheckList
+Digest = Comparison | FleetReport | History | ProfileList | MatchResult | MachineList | CheckList | Explanations
 """A result made from several results, or a list of built-in or local items."""
 
 

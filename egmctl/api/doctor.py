@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from egmctl.api.options import DoctorOptions, documented
 from egmctl.doctor.check import Check, Scope, expectation
 from egmctl.doctor.checks.active import kinds_of
+from egmctl.doctor.explain import checks_of, explained, failures_of
 from egmctl.doctor.probes import OnProbe, probed
 from egmctl.doctor.runner import diagnose, select
 from egmctl.errors import UsageError
 from egmctl.facts.redact import redact
+from egmctl.model.explanation import ErrorLog, Explanations, Failure
 from egmctl.model.finding import Diagnosis, Guard
 from egmctl.model.machine import Machine
 from egmctl.selectors import select_gpus, select_numa
@@ -119,3 +122,45 @@ def _since(text: str | None) -> float | None:
     if match is None:
         raise UsageError(f"--since {printable(text[:40])!r}: give boot, or a number with s, m, h or d: 30m, 2h, 1d")
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+
+
+def explain(call: str | None = None, error: str | int | None = None, machine: Machine | None = None) -> Explanations:
+    """Return what is known of a call that failed, as the record of the schema ``egmctl.explain/1``.
+
+    Parameters
+    ----------
+    call, error
+        A function of CUDA or NVML, and an error by name or number; of one alone, all that is known.
+    machine
+        The machine whose checks decide between the causes; ``None``: none is excluded.
+
+    Raises
+    ------
+    UsageError
+        There is no such error, or neither is given.
+    """
+    return judged(ErrorLog(failures=failures_of(call, error)), machine)
+
+
+def judged(log: ErrorLog, machine: Machine | None, *, redacted: bool = False) -> Explanations:
+    """Return what is known of failures, with the causes that hold on a machine first.
+
+    Parameters
+    ----------
+    redacted
+        As for :meth:`Doctor.diagnose`. The lines that were read, which may name anything, are left out.
+    """
+    asked = doctor_of(log.failures)
+    diagnosis = None if asked is None or machine is None else asked.diagnose(machine, redacted=redacted)
+    if redacted:
+        log = replace(log, failures=tuple(replace(failure, line="") for failure in log.failures))
+    return explained(log, diagnosis)
+
+
+def doctor_of(failures: Sequence[Failure]) -> Doctor | None:
+    """Return the checks that decide between the causes of failures; ``None`` if there are none.
+
+    Who meets a failure needs what failed, so every purpose is named.
+    """
+    checks = checks_of(failures)
+    return Doctor(check=checks, purposes=",".join(Guard)) if checks else None

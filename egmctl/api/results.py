@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from egmctl.facts import replay as record
 from egmctl.facts.redact import redact_run
+from egmctl.model.explanation import Explanations
 from egmctl.model.finding import Diagnosis
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport
@@ -14,7 +15,7 @@ from egmctl.topology.topology import Topology
 __all__ = ["load_result", "redact_run", "to_json"]
 
 
-def to_json(result: Machine | Topology | Diagnosis | RunReport) -> str:
+def to_json(result: Machine | Topology | Diagnosis | Explanations | RunReport) -> str:
     """Return the JSON document of a result, with its schema, as the command's ``--json`` prints it (docs/json.md).
 
     :func:`load_result` reads it back. A live machine and its results contain real names and UUIDs, unless they were

@@ -21,14 +21,13 @@ from egmctl.cli.bringup import bringup
 from egmctl.cli.compare import compare
 from egmctl.cli.docs import docs
 from egmctl.cli.doctor import doctor
+from egmctl.cli.explain import ExplainCommand, explain
 from egmctl.cli.fleet import fleet
-from egmctl.cli.journal import history
 from egmctl.cli.options import GroupedCommand
 from egmctl.cli.output import discard_stdout, emit, say, settle_stdout
 from egmctl.cli.profile import app as profile
-from egmctl.cli.show import show
-from egmctl.cli.snapshot import snapshot
-from egmctl.cli.topo import topo
+from egmctl.cli.saved import history, show
+from egmctl.cli.topo import snapshot, topo
 from egmctl.errors import ERROR_SCHEMA, ChildFailed, EgmctlError, ExitCode, UsageError
 from egmctl.files import read_bounded
 from egmctl.signals import stopping
@@ -80,6 +79,7 @@ command(short_help="Judge whether this node can be handed over: GO or NO-GO.")(b
 command(short_help="Show how GPUs, NICs and host memory are connected.")(topo)
 command(short_help="Measure the paths between GPUs and to host memory.")(bench)
 command(short_help="Find what stops EGM, P2P, IPC and RDMA, and what to do.")(doctor)
+command(cls=ExplainCommand, short_help="Say what an error of CUDA means, and what causes it here.")(explain)
 command(short_help="Record this node in one file, to replay anywhere.")(snapshot)
 command(short_help="Show a saved result in any format.")(show)
 command(short_help="Compare saved results: what differs, and what is worse.")(compare)

@@ -9,10 +9,10 @@ import typer
 
 from egmctl.api.options import PREVIEW, BenchOptions, option
 from egmctl.cli.fabric import FABRIC, JobOptions, fabric_plan, is_fabric, measured_together
-from egmctl.cli.journal import JournalOptions, end_journal, open_journal
 from egmctl.cli.options import MachineOption, read_machine, refuse_together, takes_options
 from egmctl.cli.output import OutputOptions, Outputs, say
 from egmctl.cli.progress import show_progress
+from egmctl.cli.saved import JournalOptions, end_journal, open_journal
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.kinds import BENCH, PLAN
 

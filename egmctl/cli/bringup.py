@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from egmctl.api.options import NodeOptions
 from egmctl.cli.fabric import node_outputs
-from egmctl.cli.journal import JournalOptions, end_journal, open_journal
 from egmctl.cli.options import ExitStyle, ExitStyleOption, MachineOption, read_machine, takes_options
 from egmctl.cli.output import OutputOptions, Outputs
 from egmctl.cli.progress import Shown, probing, show_progress
+from egmctl.cli.saved import JournalOptions, end_journal, open_journal
 from egmctl.cli.topo import SECTIONS as TOPO_SECTIONS
 from egmctl.errors import ChildNotStarted, NothingToDo
 from egmctl.report.kinds import BRINGUP

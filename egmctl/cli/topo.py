@@ -1,16 +1,17 @@
-"""``egmctl topo``: show how GPUs, NICs and host memory are connected."""
+"""``egmctl topo`` shows a node, and ``egmctl snapshot`` records it in one file, to replay with ``--machine FILE``."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from egmctl.api.options import TopoOptions
 from egmctl.cli.fabric import node_outputs
-from egmctl.cli.options import MachineOption, read_machine, takes_options
-from egmctl.cli.output import OutputOptions, Target, say
-from egmctl.errors import ExitCode
+from egmctl.cli.options import ForceOption, MachineOption, read_machine, takes_options
+from egmctl.cli.output import OutputOptions, Target, check_output, emit, file_of, say
+from egmctl.errors import ExitCode, UsageError
 from egmctl.report.kinds import TOPO, Format, rendered
 
 SECTIONS = ("host", "gpus", "pairs", "switches", "nics", "driver", "process")
@@ -52,3 +53,42 @@ def topo(
     if note is not None and not outputs.explains_itself:
         say(note.sentence)
     return ExitCode.OK if note is None else ExitCode.NOTHING
+
+
+JsonFileOption = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE.json", help="Write to FILE.json.")]
+SectionsOption = Annotated[
+    str,
+    typer.Option(
+        "--sections",
+        metavar="LIST",
+        help="What to record: all, or some of host, gpus, pairs, switches, nics, driver, process, confinement, system.",
+    ),
+]
+FullOption = Annotated[
+    bool,
+    typer.Option("--full", help="Keep names, serial numbers, UUIDs and paths; without it they become pseudonyms."),
+]
+
+
+def snapshot(
+    output: JsonFileOption = None,
+    full: FullOption = False,
+    sections: SectionsOption = "all",
+    force: ForceOption = False,
+) -> None:
+    """Record this node into one JSON document that 'egmctl topo --machine FILE' shows anywhere."""
+    output = file_of(output)
+    if output is not None and output.suffix.lower() != ".json":
+        raise UsageError(f"a snapshot is JSON: give a name that ends in .json instead of {str(output)!r}")
+    check_output(output, force)
+
+    from egmctl.api.machine import SECTIONS
+    from egmctl.facts import replay as record
+    from egmctl.facts.collect import collect
+    from egmctl.facts.redact import redact
+
+    names = SECTIONS if sections.strip() == "all" else dict.fromkeys(part.strip() for part in sections.split(","))
+    if wrong := [name for name in names if name not in SECTIONS]:
+        raise UsageError(f"--sections: there is no section {wrong[0]!r}; valid are all and {','.join(SECTIONS)}")
+    machine = collect(names, on_wait=say)
+    emit(record.text(machine if full else redact(machine)), output, force=force)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from egmctl import toml
 from egmctl.compat import StrEnum
+from egmctl.data import read_toml
 from egmctl.doctor.findings import as_root, todo
 from egmctl.doctor.situation import group_by
 from egmctl.model.finding import NODE, Place, Remedy, Status, on_gpus
@@ -86,7 +86,7 @@ class Catalogue:
 @cache
 def catalogue() -> Catalogue:
     """Return the catalogue, which is read on the first call."""
-    tables = toml.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    tables = read_toml(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     remedies = {
         name: Remedy(**{**entry, "text": " ".join(entry["text"].split())}) for name, entry in tables["remedies"].items()
     }

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
-from egmctl import toml
+from egmctl.data import read_toml
 from egmctl.doctor import checks
 from egmctl.doctor.causes import explained
 from egmctl.doctor.check import Check, Scope
@@ -114,6 +114,8 @@ def _named(option: str, patterns: Sequence[str]) -> set[Check]:
 def _no_check(option: str, text: str) -> UsageError:
     alike = get_close_matches(text[:100], [check.id for check in CHECKS], cutoff=0.5)
     hint = f"did you mean {' or '.join(alike)}?" if alike else "'egmctl doctor --list' shows all"
+    if text.lower().startswith(("cu", "nvml")):
+        hint = "'egmctl explain' says what is known of calls and errors"
     return UsageError(f"{option} {printable(text[:100])!r}: there is no such check; {hint}")
 
 
@@ -131,7 +133,7 @@ def texts() -> dict[str, dict[str, str]]:
     return {
         f"{area}.{name}": {key: " ".join(text.split()) for key, text in entry.items()}
         for file in sorted(Path(checks.__path__[0]).glob("*.toml"))
-        for area, entries in toml.loads(file.read_text(encoding="utf-8")).items()
+        for area, entries in read_toml(file.read_text(encoding="utf-8")).items()
         for name, entry in entries.items()
     }
 

@@ -1,27 +1,41 @@
-"""Known causes of CUDA driver errors in the environment.
+"""What is known of failing CUDA and NVML calls: the entries of ``signatures.toml``.
 
 The error number alone does not identify the cause: 1 is "invalid value" in general, but from ``cuIpcOpenMemHandle`` it
-means that the importer cannot use the GPU that owns the memory. So a signature is a call and a number.
+means that the importer cannot use the GPU that owns the memory. So an entry is for a call and a number.
 """
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
+from egmctl.data import read_toml
 from egmctl.errors import DriverCallError
+from egmctl.model.explanation import KnownCause, Library
 
 
-def cause_of(call: str | None, number: int | None) -> Cause | None:
-    """Return the known cause of a call's CUresult, or ``None``."""
-    if number is None:
-        return None
-    return SIGNATURES.get((call, number)) or SIGNATURES.get((None, number))
+def cause_of(call: str | None, number: int | None) -> KnownCause | None:
+    """Return the cause in the environment of a call's CUresult, or ``None``.
+
+    Only entries whose first cause is the node's state count, because a bench reports such a failure as explained. A
+    process without a free file descriptor cannot read the entries and gets ``None``.
+    """
+    with contextlib.suppress(OSError):
+        for name in (call, None):
+            entry = signatures().errors.get((Library.CUDA, name, number or 0))
+            if entry is not None and entry.node:
+                return entry.causes[0]
+    return None
 
 
-def cause_of_crash(call: str | None) -> Cause | None:
+def cause_of_crash(call: str | None) -> KnownCause | None:
     """Return the known cause if a process dies in this call, or ``None``."""
-    return OWNER_DENIED if call == _IMPORT_POOL else None
+    crashing = (entry for entry in signatures().errors.values() if entry.crash and entry.call == call)
+    return next((entry.causes[0] for entry in crashing), None)
 
 
 def known_cause(error: DriverCallError) -> str | None:
@@ -31,78 +45,88 @@ def known_cause(error: DriverCallError) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
-    """A condition of the environment that makes a call fail."""
+class Signature:
+    """An entry: an error of a call, or of any call, and its causes, the most likely first."""
 
-    cause: str
-    """The condition, as a clause."""
-    remedy: str
-    """The fix, as one sentence."""
+    library: Library
+    call: str | None
+    number: int
+    causes: tuple[KnownCause, ...]
+    sources: tuple[str, ...]
+    node: bool
+    """Whether the first cause is the node's state."""
+    crash: bool
+    """Whether the call also ends its process instead of returning the error."""
 
-    def __str__(self) -> str:
-        return f"{self.cause}: {self.remedy[0].lower()}{self.remedy[1:].rstrip('.')}"
+
+@dataclass(frozen=True, slots=True)
+class ErrorName:
+    """The names and the words of an error number."""
+
+    name: str
+    runtime_name: str
+    words: str
 
 
-OWNER_DENIED = Cause(
-    "the importing process cannot use the GPU that owns the memory: its device cgroup or container denies it",
-    "Give every process all GPUs of the node and choose with CUDA_VISIBLE_DEVICES, under which such imports work.",
-)
-_NO_CHANNEL = Cause(
-    "there is no IMEX channel that this process may read and write",
-    "Make one (nvidia-modprobe -c 0) or give the container one; the node needs multi-node NVLink or NVSwitch.",
-)
-_IMPORT, _IMPORT_POOL = "cuMemImportFromShareableHandle", "cuMemPoolImportFromShareableHandle"
+@dataclass(frozen=True, slots=True)
+class Signatures:
+    """The contents of ``signatures.toml``."""
 
-SIGNATURES: Mapping[tuple[str | None, int], Cause] = {
-    # Measured on H200, driver 580 (docs/hardware-notes.md); the first is also in open-mpi/ompi issue 11949.
-    ("cuIpcOpenMemHandle", 1): OWNER_DENIED,
-    (_IMPORT, 101): OWNER_DENIED,  # a file descriptor, for host memory too
-    (_IMPORT, 801): OWNER_DENIED,  # a fabric handle, for host memory too
-    (_IMPORT_POOL, 101): OWNER_DENIED,  # expected as for _IMPORT; driver 580 ends the process instead
-    ("cuMemPoolImportPointer", 101): OWNER_DENIED,  # a pool of host memory
-    # Measured; cuda.h documents it too.
-    (_IMPORT, 800): _NO_CHANNEL,
-    ("cuMemCreate", 800): _NO_CHANNEL,
-    ("cuMemPoolCreate", 800): _NO_CHANNEL,
-    ("cuInit", 100): Cause(
-        "no GPU can be opened from this process; a device cgroup that denies /dev/nvidiactl looks like this",
-        "Look at what doctor says of device nodes.",
-    ),
-    ("cuInit", 304): Cause(
-        "the process is in a PID namespace whose /proc is another one's",
-        "Mount a /proc of its own (unshare --mount-proc).",
-    ),
-    # vllm-project/vllm issue 52607
-    ("cuIpcOpenMemHandle", 201): Cause(
-        "the two processes are in different PID namespaces, which legacy handles do not cross",
-        "Share the PID namespace (docker --pid, hostPID), or use file descriptors.",
-    ),
-    # kubernetes-sigs/dra-driver-nvidia-gpu issues 294 and 1417
-    (_IMPORT, 400): Cause(
-        "the IMEX domain is broken, or the two processes' device cgroups have no GPU in common",
-        "Look at nvidia-imex-ctl -N, and give both processes all GPUs of the node.",
-    ),
-    # siderolabs/talos issue 14087
-    ("cuInit", 3): Cause(
-        "on Grace, the kernel is built without CONFIG_ARM_SMMU_V3_SVA",
-        "Boot a kernel with CONFIG_ARM_SMMU_V3_SVA=y.",
-    ),
-    # cuda.h
-    (None, 2): Cause("there is not enough free memory", "End what else uses it; in a bench, a smaller --size."),
-    (None, 46): Cause(
-        "the GPU is in exclusive use by another process, or its compute mode forbids it",
-        "End what uses it, or nvidia-smi -c DEFAULT as root.",
-    ),
-    (None, 800): Cause("the driver does not permit it to this process", "Look at what doctor says of this node."),
-    (None, 802): Cause(
-        "the fabric or confidential computing is not ready yet", "Wait, then look at nvidia-fabricmanager's state."
-    ),
-    (None, 803): Cause(
-        "the driver's libraries are not of the kernel module's version", "Reload the kernel module, or reboot."
-    ),
-    (None, 804): Cause(
-        "the CUDA forward compatibility libraries do not support these GPUs",
-        "Take their folder out of LD_LIBRARY_PATH.",
-    ),
-}
-"""Causes by call and CUresult; a call of ``None`` matches any call."""
+    errors: Mapping[tuple[Library, str | None, int], Signature]
+    names: Mapping[tuple[Library, int], ErrorName]
+    numbers: Mapping[str, tuple[Library, int]]
+    """The library and the number of each name, of the driver and of the runtime."""
+    runtime: Mapping[str, str]
+    """The driver's function that fails in place of one of the runtime."""
+    noise: frozenset[str]
+    """The calls whose failure is no fault."""
+
+    def driver_call(self, call: str) -> str:
+        """Return the driver's function for a function as it was written: ``cudaMalloc`` is ``cuMemAlloc``."""
+        plain = _VERSION.sub("", call)
+        return self.runtime.get(plain, plain)
+
+    def of_call(self, call: str) -> list[Signature]:
+        """Return the entries of a function."""
+        return [each for each in self.errors.values() if each.call == self.driver_call(call)]
+
+    def find(self, library: Library, call: str | None, number: int) -> list[Signature]:
+        """Return the entry of a call's error, else that of the error from any call, else none."""
+        keys = ((library, name and self.driver_call(name), number) for name in (call, None))
+        return [self.errors[key] for key in keys if key in self.errors][:1]
+
+
+_VERSION = re.compile(r"(_v[0-9]+|_ptsz|_ptds)+$")
+"""What headers append to the names of functions: versions, and the per-thread default stream."""
+
+
+@cache
+def signatures() -> Signatures:
+    """Return the entries, which are read on the first call."""
+    tables = read_toml(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    causes = {
+        name: KnownCause(each.pop("cause"), each.pop("fix"), checks=tuple(each.pop("checks")), **each)
+        for name, each in tables["causes"].items()
+    }
+    names = {
+        (Library.CUDA, int(number)): ErrorName(name or runtime_name, runtime_name, words)
+        for number, (name, runtime_name, words) in tables["cuda"].items()
+    } | {(Library.NVML, int(number)): ErrorName(name, "", words) for number, (name, words) in tables["nvml"].items()}
+    numbers = {name: key for key, each in names.items() for name in (each.name, each.runtime_name) if name}
+    entries = (
+        Signature(
+            *(numbers[each["error"]][0], each.get("call"), numbers[each["error"]][1]),
+            causes=tuple(causes[name] for name in each["causes"]),
+            sources=tuple(tables["sources"][name] for name in each["sources"]),
+            node=each.get("node", False),
+            crash=each.get("crash", False),
+        )
+        for each in tables["errors"]
+    )
+    return Signatures(
+        errors={(entry.library, entry.call, entry.number): entry for entry in entries},
+        names=names,
+        numbers=numbers,
+        runtime=tables["runtime"],
+        noise=frozenset(tables["noise"]["calls"]),
+    )

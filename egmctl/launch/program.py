@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from types import FrameType
+
+from egmctl.signals import stopping
 
 KEEPER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "keeper.py")
 
@@ -89,3 +93,42 @@ def _read(descriptor: int, until: float, limit: int) -> bytes:
         parts.append(part)
         room -= len(part)
     return b"".join(parts)
+
+
+def run_through(words: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a program with this process's standard streams and return its exit code, or minus the signal that ended it.
+
+    SIGTERM and SIGHUP are passed on. So is SIGINT, unless a terminal has sent it to the program too.
+
+    Parameters
+    ----------
+    environment
+        The complete environment of the program.
+
+    Raises
+    ------
+    OSError
+        The program cannot be started.
+    """
+    process: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        if process is None:
+            # The program may run before its start has returned here.
+            early.append(number)
+        elif number != signal.SIGINT or not _in_foreground():
+            process.send_signal(number)
+
+    with stopping(pass_on):
+        process = subprocess.Popen(list(words), env=dict(environment))  # noqa: S603 - the user's own command
+        for number in early:
+            pass_on(number, None)
+        return process.wait()
+
+
+def _in_foreground() -> bool:
+    """Return whether this process belongs to the foreground group of a terminal, which Ctrl-C reaches as a whole."""
+    with contextlib.suppress(OSError), open("/dev/tty", "rb", buffering=0) as terminal:
+        return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    return False

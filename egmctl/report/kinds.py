@@ -98,11 +98,28 @@ HISTORY = Kind(name="history", record="egmctl.model.listing:History", views="lis
 PROFILES = Kind(name="profiles", record="egmctl.model.profile:ProfileList", views="lists", pages=False)
 MACHINES = Kind(name="machines", record="egmctl.model.listing:MachineList", views="lists", pages=False)
 CHECKS = Kind(name="checks", record="egmctl.model.listing:CheckList", views="doctor", pages=False)
+EXPLAIN = Kind(name="explain", record="egmctl.model.explanation:Explanations", views="doctor", pages=False)
 CASES = Kind(name="cases", record="egmctl.model.listing:CaseList", views="bench_plan", pages=False)
 PLAN = Kind(name="plan", record="egmctl.model.listing:PlanReport", views="bench_plan", pages=False)
 COST = Kind(name="cost", record="egmctl.model.listing:JobCost", views="bench_plan", pages=False)
 
-KINDS = (BENCH, TOPO, DOCTOR, BRINGUP, COMPARISON, FLEET, MATCH, HISTORY, PROFILES, MACHINES, CHECKS, CASES, PLAN, COST)
+KINDS = (
+    BENCH,
+    TOPO,
+    DOCTOR,
+    BRINGUP,
+    COMPARISON,
+    FLEET,
+    MATCH,
+    HISTORY,
+    PROFILES,
+    MACHINES,
+    CHECKS,
+    EXPLAIN,
+    CASES,
+    PLAN,
+    COST,
+)
 
 
 def kind_of(result: object) -> Kind:

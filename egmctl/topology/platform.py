@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from egmctl import toml
 from egmctl.compat import StrEnum
+from egmctl.data import read_toml
 from egmctl.model.codec import from_json
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Driver
@@ -140,7 +140,7 @@ class _Published:
 def _tables() -> dict[str, tuple[_Published, ...]]:
     return {
         part: tuple(from_json(_Published, entry) for entry in entries)
-        for part, entries in toml.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8")).items()
+        for part, entries in read_toml(Path(__file__).with_name("published.toml").read_text(encoding="utf-8")).items()
     }
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from statistics import median, stdev
 from typing import Any, NoReturn
 
-from egmctl import toml
-from egmctl.data import profiles_dir
+from egmctl.data import profiles_dir, read_toml
 from egmctl.documents import short
 from egmctl.errors import UsageError
 from egmctl.files import read_bounded
@@ -231,8 +230,8 @@ def parse(text: str, path: Path) -> Profile:
         The text is not a valid profile, as for :func:`read`.
     """
     try:
-        document = toml.loads(text)
-    except (toml.TOMLDecodeError, RecursionError, ValueError) as error:
+        document = read_toml(text)
+    except (RecursionError, ValueError) as error:
         position = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", str(error))
         line = int(position[1]) if position and position[1] else text.count("\n") + 1
         _refuse(path, line, f"not TOML: {str(error)[: position.start()] if position else type(error).__name__}")

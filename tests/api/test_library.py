@@ -52,6 +52,7 @@ def test_each_record_is_the_one_of_the_schema_that_the_page_names() -> None:
         "Machine": machine,
         "Topology": egmctl.topology_of(machine),
         "Diagnosis": egmctl.Doctor().diagnose(machine),
+        "Explanations": egmctl.explain("cuMemCreate", 800, machine),
         "RunReport": egmctl.load_result(ROOT / "tests" / "data" / "runs" / "idle.json.gz").result,
     }
     named = dict(

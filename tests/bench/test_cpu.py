@@ -20,7 +20,7 @@ from egmctl.model.listing import PlannedTask
 from egmctl.model.measurement import Measurement, Placement, Settings, Status, Verification
 from egmctl.model.route import MemoryKind, Route
 from egmctl.model.task import Endpoint, Engine, Flow, Pattern, Quantity, Task
-from egmctl.report.route_words import route_words
+from egmctl.report.views.machine import route_words
 from egmctl.units import MIB
 from egmctl.verdict.yardsticks import not_judged
 from tests.bench.conftest import FEW, Bench, cases

@@ -20,7 +20,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.measurement import Status, finish
 from egmctl.model.route import Egm, MemoryKind
 from egmctl.model.task import HandleKind, Task
-from egmctl.report.route_words import route_words
+from egmctl.report.views.machine import route_words
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.yardsticks import against_link
 from tests.bench.plans import SETTINGS, waivers, with_attributes

@@ -22,7 +22,7 @@ from egmctl.model.profile import Reference, Unit
 from egmctl.model.record import Command
 from egmctl.model.route import HOST_MEMORY, Carrier, Egm, Hop, LinkClass, LinkKind, MemoryKind, Route, UcxRoute
 from egmctl.report.kinds import BENCH, Format, render
-from egmctl.report.route_words import route_words
+from egmctl.report.views.machine import route_words
 from egmctl.saved import Saved
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import load

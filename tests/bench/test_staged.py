@@ -14,9 +14,9 @@ from egmctl.model.machine import Machine
 from egmctl.model.measurement import Settings, Status, finish
 from egmctl.model.route import LinkKind, MemoryKind
 from egmctl.model.task import Engine, Pattern
-from egmctl.report.route_words import route_words
 from egmctl.report.views.bench import painted
 from egmctl.report.views.bench_answer import staged_lines
+from egmctl.report.views.machine import route_words
 from egmctl.verdict.yardsticks import against_link, class_of
 from tests.bench.conftest import FEW, Bench
 from tests.bench.reports import report

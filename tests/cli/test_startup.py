@@ -25,6 +25,7 @@ RUNS = (
     ("bench", "--quick"),
     ("bringup", "--machine", "hgx-h200x4"),
     ("doctor", "--active"),
+    ("explain", "cuInit", "100"),
     ("show", "idle.json"),
     ("history",),
     ("docs",),

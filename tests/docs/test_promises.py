@@ -12,12 +12,12 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from egmctl.cli.app import app
+from egmctl.data import read_toml
 from egmctl.doctor.peers import ALL_PAIRS_UP_TO, _pairs
-from egmctl.toml import loads
 from tests.conftest import ROOT
 from tests.doctor.scenes import CORPUS
 
-PROMISES: dict[str, dict[str, str | list[str]]] = loads((ROOT / "tests/promises.toml").read_text())
+PROMISES: dict[str, dict[str, str | list[str]]] = read_toml((ROOT / "tests/promises.toml").read_text())
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")])
 
 

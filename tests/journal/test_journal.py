@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.cli import journal as commands
+from egmctl.cli import saved as commands
 from egmctl.cli.output import OutputOptions, Outputs
 from egmctl.fleet.folder import Folder
 from egmctl.journal import events, write

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from egmctl import __version__, toml
+from egmctl import __version__
+from egmctl.data import read_toml
 from tests.conftest import ROOT
 
 
@@ -45,7 +46,7 @@ def test_the_metadata_names_what_is_needed(wheel: zipfile.ZipFile) -> None:
     assert metadata["Version"] == __version__
     assert metadata["Requires-Python"] == ">=3.10"
     assert metadata["License-Expression"] == "Apache-2.0"
-    project = toml.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = read_toml((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     assert set(metadata.get_all("Provides-Extra") or []) == set(extras) >= {"cu13", "cu12", "fleet", "mpi"}
     needed = {_package(line) for line in metadata.get_all("Requires-Dist") or []}
@@ -63,7 +64,7 @@ def test_the_metadata_names_what_is_needed(wheel: zipfile.ZipFile) -> None:
 
 
 def test_each_extra_keeps_bindings_and_nvrtc_on_one_line() -> None:
-    extras = toml.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = read_toml((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert extras["cu13"] == ["cuda-python>=13,<14", "nvidia-cuda-nvrtc==13.*"]
     assert extras["cu12"] == ["cuda-python>=12.9,<13", "nvidia-cuda-nvrtc-cu12==12.9.*"]
 

@@ -136,6 +136,7 @@ COMMANDS = {
     ("topo",): kinds.TOPO.formats,
     ("bench",): kinds.BENCH.formats,
     ("doctor",): kinds.DOCTOR.formats,
+    ("explain",): kinds.EXPLAIN.formats,
     ("compare",): kinds.COMPARISON.formats,
     ("history",): kinds.HISTORY.formats,
     ("profile", "list"): kinds.PROFILES.formats,

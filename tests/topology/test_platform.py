@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import egmctl.topology.platform as platform_module
-from egmctl import toml
+from egmctl.data import read_toml
 from egmctl.model.gpu import Fabric, Gpu, Platform
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
@@ -120,7 +120,7 @@ def test_the_rate_of_a_gpus_memory_is_that_of_its_product_or_unknown(model: str,
 
 
 def test_every_published_rate_names_its_publication() -> None:
-    tables = toml.loads(Path(platform_module.__file__).with_name("published.toml").read_text(encoding="utf-8"))
+    tables = read_toml(Path(platform_module.__file__).with_name("published.toml").read_text(encoding="utf-8"))
     entries = [entry for part in tables.values() for entry in part]
     assert len(entries) > 10
     assert all("https://" in entry["source"] and entry["gb_s"] > 0 for entry in entries)

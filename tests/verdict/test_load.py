@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egmctl import toml
-from egmctl.data import profiles_dir
+from egmctl.data import profiles_dir, read_toml
 from egmctl.errors import UsageError
 from egmctl.model.profile import LinkFacts, Reference, Source, SourceKind, Unit
 from egmctl.verdict.profiles import FILE_LIMIT, dump, folders, load, load_all, parse
@@ -70,7 +69,7 @@ def _no_profiles_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_profile_fits_the_schema_and_names_the_source_of_each_number(path: Path) -> None:
-    document = toml.loads(path.read_text())
+    document = read_toml(path.read_text())
     jsonschema.validate(document, SCHEMA)
     profile = load(path.stem)
     assert profile.sources, "without a source there is no number"

@@ -9,7 +9,8 @@ from functools import partial
 from egmctl.doctor.check import Check, Scope
 from egmctl.doctor.findings import failed, passed, skipped, unknown
 from egmctl.doctor.situation import coherent_gpus, group_by, in_domain, numbers
-from egmctl.driver.signatures import Cause, cause_of, cause_of_crash
+from egmctl.driver.signatures import cause_of, cause_of_crash
+from egmctl.model.explanation import KnownCause
 from egmctl.model.finding import NODE, Confidence, Evidence, Finding, Guard, Place, Remedy, on_gpus, on_numa, on_pairs
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Confinement, Driver, Host
@@ -136,11 +137,11 @@ def _missing_feature(machine: Machine, scope: Scope, probe: Probe) -> str:
     return ""
 
 
-def _cause_of_crash(machine: Machine, probe: Probe) -> Cause | None:
+def _cause_of_crash(machine: Machine, probe: Probe) -> KnownCause | None:
     driver = machine.driver or Driver()
     version = numbers(driver.driver_version or driver.module_version)
     if probe.kind is ProbeKind.HOST_NUMA and version is not None and version < _SAFE_HOST_NUMA_DRIVER:
-        return Cause(
+        return KnownCause(
             "drivers before r595 crash where a NUMA node has no CPUs or no memory "
             "(https://github.com/NVIDIA/nccl/issues/2106)",
             "Use driver 595 or newer, or leave this NUMA node out (--numa).",
@@ -148,25 +149,25 @@ def _cause_of_crash(machine: Machine, probe: Probe) -> Cause | None:
     return cause_of_crash(probe.call)
 
 
-def _cause_of_error(machine: Machine, probe: Probe) -> Cause | None:
+def _cause_of_error(machine: Machine, probe: Probe) -> KnownCause | None:
     if probe.kind is ProbeKind.PIDFD:
         return _PTRACE if probe.error_name == "EPERM" else None
     if probe.numa_node is not None and probe.call in ("cuMemCreate", "cuMemPoolCreate"):
         allowed = (machine.host or Host()).allowed_numa_nodes
         if allowed is not None and probe.numa_node not in parse_kernel_list(allowed):
-            return Cause(
+            return KnownCause(
                 f"the cpuset of this process allows the memory of NUMA {allowed} only", "See numa.cpuset-mems."
             )
         answers = (machine.confinement or Confinement()).system_calls or {}
         if any(answers.get(name) not in ("ok", None) for name in ("get_mempolicy", "mbind")):
-            return Cause(
+            return KnownCause(
                 "get_mempolicy or mbind is forbidden to this process, and the driver needs them for HOST_NUMA memory",
                 "See numa.mempolicy-syscalls.",
             )
     return cause_of(probe.call, probe.error_number)
 
 
-_PTRACE = Cause(
+_PTRACE = KnownCause(
     "taking descriptors of another process needs ptrace(2) rights: Yama or a missing CAP_SYS_PTRACE denies it",
     "Let the other process allow it (PR_SET_PTRACER), add CAP_SYS_PTRACE, or pass descriptors over a socket.",
 )

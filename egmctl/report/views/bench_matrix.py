@@ -14,7 +14,7 @@ from egmctl.model.task import ChaseOrder, Endpoint, Engine, Flow, Pattern, Quant
 from egmctl.model.verdict import Grade, Judged, Yardstick, worst_grade
 from egmctl.report import document as doc
 from egmctl.report.document import Better, Cell, Matrix, Tone
-from egmctl.report.route_words import route_words
+from egmctl.report.views.machine import route_words
 from egmctl.units import format_size, grouped, several
 
 GRADE_TONES = {Grade.FAIL: Tone.BAD, Grade.WARN: Tone.WARN}

@@ -1,4 +1,4 @@
-"""The view of ``egmctl doctor``: the answer, the root causes with their remedies, and every check with ``-v``.
+"""The views of ``egmctl doctor``, ``--list`` and ``egmctl explain``: the answer, the causes with remedies, every check.
 
 It contains no host names or times: nodes in the same state print identical output, so that the outputs can be grouped.
 """
@@ -9,16 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from egmctl.model.explanation import CauseState, Explanation, Explanations, KnownCause, Library
 from egmctl.model.finding import TOLD, Cause, Diagnosis, Finding, Guard, Status, root_causes
 from egmctl.model.listing import CheckEntry, CheckList
 from egmctl.model.machine import OriginKind
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words
-from egmctl.report.views.causes import TONES, finding_entry, title
+from egmctl.report.views.causes import TONES, advice, finding_entry, title
 from egmctl.report.views.machine import banners, machine_section, subject
 from egmctl.report.views.topo import node_diagram
 from egmctl.topology.topology import topology
-from egmctl.units import grouped, several, shortened
+from egmctl.units import grouped, printable, several, shortened
 
 _TITLES = {Status.UNKNOWN: "Not determined", Status.PASS: "Passed", Status.SKIP: "Does not apply"}
 _NAMED = 12
@@ -173,13 +174,13 @@ def _evidence(diagnosis: Diagnosis) -> Iterator[doc.KeyValues]:
 def checks_document(checks: CheckList) -> doc.Document:
     """Return the list of checks with their conditions and guarded features, or the explanation of a single one."""
     if len(checks.checks) == 1:
-        return explain_document(checks.checks[0])
+        return check_document(checks.checks[0])
     rows = ((check.id, check.title, _guards(check)) for check in checks.checks)
     listed = doc.table(("check", "condition", "guards"), rows, wrap=("condition",))
     return doc.Document(command="egmctl doctor", subject="checks", body=(listed,))
 
 
-def explain_document(check: CheckEntry) -> doc.Document:
+def check_document(check: CheckEntry) -> doc.Document:
     """Return the explanation of a check."""
     parts = (("Why it matters", check.why), ("How it is read", check.read), ("How to fix it", check.fix))
     return doc.Document(
@@ -196,3 +197,88 @@ def explain_document(check: CheckEntry) -> doc.Document:
 def _guards(check: CheckEntry) -> str:
     guards = [guard for guard in Guard if guard in check.guards]
     return "all" if guards == list(Guard) else ",".join(guards)
+
+
+_MANY = 3
+"""The number of failures up to which each cause is shown with how to see and fix it without ``-v``."""
+_RUN = "run the program by 'egmctl explain -- PROGRAM'"
+_STATES = {
+    CauseState.HOLDS: ("HERE", Tone.BAD),
+    CauseState.UNKNOWN: ("POSSIBLE", Tone.UNKNOWN),
+    CauseState.EXCLUDED: ("NOT HERE", Tone.DIM),
+}
+
+
+def explain_document(result: Explanations) -> doc.Document:
+    """Return the document of failures and their causes: the answer, then each failure with its causes."""
+    shown = () if result.checked is None else banners(result.checked)
+    body = tuple(_explain_body(result))
+    return doc.Document(command="egmctl explain", subject="errors of CUDA and NVML", banners=shown, body=body)
+
+
+def _explain_body(result: Explanations) -> Iterator[doc.Block]:
+    yield _explain_verdict(result)
+    brief = len(result.explanations) > _MANY
+    answered = next(iter(_causes(result, CauseState.HOLDS)), None)
+    shown: set[str] = set()
+    for each in result.explanations:
+        failure = each.failure
+        times = f", {failure.count} times" if failure.count > 1 else ""
+        rows = {f"line {failure.line_number}{times}": failure.line, "driver": failure.log}
+        yield doc.Paragraph(_failure_words(each), level=Level.SUMMARY)
+        yield doc.KeyValues(tuple((name, printable(text)) for name, text in rows.items() if text))
+        for cause in each.causes:
+            known = cause.cause in shown or (brief and cause.state is not CauseState.HOLDS)
+            yield _cause_entry(cause, brief=known, fix=cause is not answered)
+        yield doc.KeyValues(tuple(("source", source) for source in each.sources), level=Level.VERBOSE)
+        shown.update(cause.cause for cause in each.causes)
+    if result.left_out:
+        yield doc.Paragraph(f"{several(result.left_out, 'line')} with further kinds of errors left out", tone=Tone.WARN)
+    yield doc.Hint(f"-v shows the sources{', and how to see and fix each cause' if brief else ''}")
+
+
+def _causes(result: Explanations, *states: CauseState) -> list[KnownCause]:
+    """Return the distinct causes in one of these states."""
+    causes = {cause.cause: cause for each in reversed(result.explanations) for cause in reversed(each.causes)}
+    return [cause for cause in reversed(causes.values()) if cause.state in states]
+
+
+def _explain_verdict(result: Explanations) -> doc.Verdict:
+    here, possible = (_causes(result, state) for state in (CauseState.HOLDS, CauseState.UNKNOWN))
+    if result.nothing is not None:
+        return doc.Verdict("NOT KNOWN", Tone.UNKNOWN, result.nothing, _RUN)
+    if here:
+        step = advice(here[0].findings[0]) if here[0].findings else here[0].remedy.removesuffix(".")
+        return doc.Verdict("LIKELY CAUSE", Tone.BAD, "; ".join(cause.cause for cause in here), step)
+    known = len(_causes(result, *CauseState))
+    if result.checked is None:
+        return doc.Verdict(
+            "KNOWN", Tone.PLAIN, f"{several(len(result.explanations), 'error')}, {several(known, 'cause')}"
+        )
+    words = f"no known cause shows here; checks exclude {known - len(possible)} of {known}"
+    return doc.Verdict("NOT DETERMINED", Tone.UNKNOWN, words, f"check {possible[0].see}" if possible else _RUN)
+
+
+def _failure_words(each: Explanation) -> Words:
+    failure = each.failure
+    call = f"{printable(failure.call)}: " if failure.call else ""
+    number = f" ({failure.number})" if failure.library is not Library.XID and failure.number is not None else ""
+    further = [words for words in (each.runtime_name, each.meaning) if words not in ("", each.name)]
+    return doc.Span(f"{call}{each.name or 'any error'}{number}", Tone.STRONG), "".join(
+        f", {words}" for words in further
+    )
+
+
+def _cause_entry(cause: KnownCause, *, brief: bool, fix: bool) -> doc.Entry:
+    word, tone = _STATES[cause.state]
+    rows: list[tuple[str, Words]] = [("see", cause.see), ("fix", cause.remedy)]
+    if cause.state is CauseState.HOLDS and cause.findings and not brief:
+        rows = [("found", title(cause.findings[0])), *rows[:1]]
+        return finding_entry(
+            cause.findings[0], cause.cause, word=word, tone=tone, rows=rows, fix=fix, level=Level.NORMAL
+        )
+    excluded = cause.state is CauseState.EXCLUDED
+    lacking = ", ".join(dict.fromkeys(finding.check for finding in cause.findings))
+    rows += [("no data", lacking)] if lacking else []
+    body = doc.KeyValues(tuple(rows), level=Level.VERBOSE if brief or excluded else Level.NORMAL)
+    return doc.Entry(word, tone, cause.cause, id=", ".join(cause.checks) if excluded else "", body=(body,))

@@ -1,13 +1,15 @@
-"""The facts of a machine that readers of its results need, and its origin."""
+"""The facts of a machine that readers of its results need, its origin, and the names of routes."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
+from egmctl.compat import assert_never
 from egmctl.facts.redact import redact
 from egmctl.model.machine import Machine, Origin, OriginKind
+from egmctl.model.route import HOST_NAMES, Carrier, Egm, LinkKind, MemoryKind, Route
 from egmctl.report.document import Block, KeyValues, Level, Matrix, Section, table
 from egmctl.units import counted, format_kernel_list, format_size, gpu_name, grouped, printable
 
@@ -105,3 +107,40 @@ def _gpus(machine: Machine) -> Matrix:
         )
     heads = ("", "name", "bus id", "memory", "PCIe", "VBIOS", "max. SM clock", "modes")
     return table(heads, rows, caption="GPUs")
+
+
+def route_words(route: Route) -> str:
+    """Return the name of a route in output: ``NV18``, ``EGM over NV18>C2C``, ``HOST_NUMA over PCIe, not EGM``."""
+    match route.carrier:
+        case Carrier.SOCKET:
+            return "messages between the processes"
+        case Carrier.UCX:
+            return printable(route.symbol)
+        case Carrier.CPU if any(hop.link is LinkKind.C2C for hop in route.hops):
+            return printable(f"GPU memory over {route.symbol}")
+        case Carrier.CPU:
+            return "between NUMA nodes" if route.hops else "the node's own memory"
+        case Carrier.NONE:
+            return "blocked" if route.memory is None else f"{HOST_NAMES[route.memory]}, blocked"
+        case Carrier.LINKS:
+            if route.staged:
+                return f"{printable(route.symbol)}, staged through host memory"
+            return printable(route.symbol if route.memory is None else _to_host(route, HOST_NAMES[route.memory]))
+        case _:
+            assert_never(route.carrier)
+
+
+_POOLS: Mapping[MemoryKind | None, str] = {
+    MemoryKind.HOST_NUMA_DEFAULT_POOL: "default pool ",
+    MemoryKind.HOST_NUMA_POOL: "pool ",
+}
+
+
+def _to_host(route: Route, name: str) -> str:
+    if route.egm is Egm.YES:
+        return f"EGM {_POOLS.get(route.memory, '')}over {route.symbol}"
+    known = bool(route.hops) and route.hops[0].link is not LinkKind.UNKNOWN
+    over = f"{name} over {route.symbol}" if known else name
+    if route.egm is Egm.UNKNOWN:
+        return f"{over}, unknown whether EGM{f': {route.egm_reason}' if route.egm_reason else ''}"
+    return f"{over}, degraded: {route.egm_reason}" if route.degraded else f"{over}, not EGM"

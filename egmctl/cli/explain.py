@@ -1,0 +1,183 @@
+"""``egmctl explain``: from an error of CUDA or NVML to its cause on this node."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from egmctl.cli.options import GroupedCommand, MachineOption, read_machine, refuse_together, takes_options
+from egmctl.cli.output import OutputOptions, Outputs, say
+from egmctl.errors import UsageError
+from egmctl.report.kinds import EXPLAIN, Format
+from egmctl.units import printable
+
+if TYPE_CHECKING:
+    from egmctl.model.explanation import ErrorLog, Explanations
+
+LOG_FILE = "CUDA_LOG_FILE"
+"""The variable that makes CUDA write its error log (since CUDA 12.9, driver 575)."""
+LOG_PART = 8 << 20
+"""The number of bytes that are read of the beginning and of the end of that log."""
+_CALL = re.compile(r"(cu|cuda(?!Error)|nvml)[A-Z]\w*", re.ASCII)
+_ERROR = re.compile(r"[0-9]{1,9}|(CUDA_ERROR_|cudaError|NVML_ERROR_)\w+", re.ASCII)
+_PROGRAM = "egmctl.program"
+
+WhatArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[CALL] [ERROR] | FILE | - | -- PROGRAM [ARG]..",
+        help="A function and an error, by names or numbers; a file, or - for standard input; after --, a program.",
+    ),
+]
+PidOption = Annotated[
+    int, typer.Option("--pid", metavar="PID", min=0, show_default=False, help="Judge what that process may use.")
+]
+
+
+class ExplainCommand(GroupedCommand):
+    """The command's parser. It keeps what follows ``--``, which the parser would mix with other arguments."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments before ``--``."""
+        place = args.index("--") if "--" in args else len(args)
+        ctx.meta[_PROGRAM] = args[place + 1 :]
+        return super().parse_args(ctx, args[:place])
+
+
+@takes_options(EXPLAIN.formats, without=("csv",))
+def explain(
+    context: typer.Context,
+    output: OutputOptions,
+    what: WhatArgument = None,
+    machine: MachineOption = None,
+    pid: PidOption = 0,
+) -> int:
+    """Say what an error of CUDA or NVML means, its causes, and which of them holds on this node.
+
+    Examples: egmctl explain cuMemCreate 800; egmctl explain app.log; egmctl explain -- ./app
+    """
+    words, program = what or [], context.meta[_PROGRAM]
+    refuse_together({"--machine": machine is not None, "--pid": pid > 0})
+    outputs = output.checked(EXPLAIN.formats)
+    if program:
+        if words or machine is not None or pid:
+            raise UsageError("explain -- runs a program on this node: leave out what else is to be explained")
+        return _run(program, outputs)
+
+    from egmctl.doctor.explain import failures_of
+    from egmctl.model.explanation import ErrorLog
+
+    call, error, file = _asked(words)
+    log = _read(file) if file else ErrorLog(failures=failures_of(call, error))
+    # Of a call or an error alone, the answer is a list, which no node decides.
+    result = _explained(log, machine, pid, quiet=output.quiet, checks=bool(file or (call and error)))
+    outputs.show(result(False), lambda: result(True))
+    return result(False).exit_code
+
+
+def _asked(words: Sequence[str]) -> tuple[str | None, str | None, str | None]:
+    """Return the call, the error and the file that the arguments name, in any order."""
+    calls = [word for word in words if _CALL.fullmatch(word)]
+    errors = [word for word in words if _ERROR.fullmatch(word)]
+    files = [word for word in words if word == "-" or (word not in calls + errors and os.path.exists(word))]
+    if wrong := [word for word in words if word not in calls + errors + files]:
+        raise UsageError(
+            f"explain {printable(wrong[0][:100])!r}: that is no function (cuMemCreate, cudaMalloc, nvmlInit), no error "
+            "(CUDA_ERROR_NOT_PERMITTED, cudaErrorNotPermitted, 800) and no file"
+        )
+    if not words or len(words) > 2 or max(len(calls), len(errors)) > 1 or (files and len(words) > 1):
+        raise UsageError("explain: give a function, an error or both; or one file; or, after --, a program to run")
+    return next(iter(calls), None), next(iter(errors), None), next(iter(files), None)
+
+
+def _read(file: str) -> ErrorLog:
+    from egmctl.facts.error_log import read_failures
+
+    try:
+        with open(0 if file == "-" else file, "rb", closefd=file != "-") as stream:
+            return read_failures(stream)
+    except OSError as error:
+        raise UsageError(f"explain: {printable(file)} cannot be read: {error.strerror}") from error
+
+
+def _explained(
+    log: ErrorLog, machine: str | None = None, pid: int = 0, *, quiet: bool, checks: bool = True
+) -> Callable[[bool], Explanations]:
+    """Return a function that returns the explanation, redacted or not, after the checks that belong to it are run."""
+    from egmctl.api.doctor import doctor_of, judged
+
+    asked = doctor_of(log.failures) if checks else None
+    node = None if asked is None else read_machine(machine, asked.sections, quiet=quiet, cuda=False, pid=pid)
+    return lambda redacted: judged(log, node, redacted=redacted)
+
+
+def _run(program: Sequence[str], outputs: Outputs) -> int:
+    """Run a program, then say on standard error why CUDA's calls failed; end as the program ended."""
+    import tempfile
+
+    from egmctl.launch.program import run_through
+    from egmctl.mpi.world import launched
+
+    if outputs.files or outputs.targets[0].format is not Format.TEXT:
+        raise UsageError("explain -- writes text on standard error only: leave out -o and --json")
+    chosen = os.environ.get(LOG_FILE)
+    with tempfile.TemporaryDirectory(prefix="egmctl-explain-") as folder:
+        file = Path(chosen or tempfile.mkstemp(dir=folder)[1])
+        before = file.stat().st_size if file.is_file() else 0
+        try:
+            code = run_through(program, {**os.environ, LOG_FILE: str(file)})
+        except OSError as error:
+            raise UsageError(f"explain -- {printable(program[0])} cannot be run: {error.strerror}") from error
+        log = _logged(file, before)
+    who = f"{printable(program[0])}{f' (rank {launch.rank})' if (launch := launched(os.environ)) else ''}"
+    ended = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+    if log is not None and log.failures:
+        say(f"{who} {ended}; CUDA's log says what failed")
+        result = _explained(log, quiet=outputs.options.quiet)
+        # A program that succeeds has dealt with the failure, or has only tried.
+        sys.stderr.write(f"{replace(outputs.targets[0], brief=code == 0).draw(result(False))}\n")
+    elif code:
+        reason = f"{LOG_FILE}={chosen} cannot be read" if log is None else "CUDA logged no failed call"
+        say(f"{who} {ended}; {reason} (drivers before 575, CUDA 12.9, log none)")
+    return code if code >= 0 else _die(-code)
+
+
+def _logged(file: Path, before: int) -> ErrorLog | None:
+    """Return the failures in the first and the last part of CUDA's log, ``None`` if it cannot be read.
+
+    Parameters
+    ----------
+    before
+        The size of the file before the program, in bytes.
+    """
+    from egmctl.facts.error_log import read_failures
+    from egmctl.files import open_regular
+
+    try:
+        with os.fdopen(open_regular(file), "rb") as stream:
+            last = max(before + LOG_PART, os.fstat(stream.fileno()).st_size - LOG_PART)
+            parts = (os.pread(stream.fileno(), LOG_PART, place) for place in (before, last))
+            return read_failures(*map(io.BytesIO, parts))
+    except OSError:
+        return None
+
+
+def _die(number: int) -> int:
+    """End this process by a signal, as the program ended, without a core file of its own."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    return 128 + number

@@ -1,0 +1,256 @@
+"""``egmctl explain``: arguments in any order, texts, and programs, which end as they would without it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from egmctl.cli.explain import LOG_PART
+from tests.conftest import RunEgmctl, command_environment
+from tests.fake.plugin import MakeFakeNode
+from tests.in_process import run
+
+H200 = ("--machine", "hgx-h200x4", "-q")
+CUDA_LOG = "[03:06:38.965][1397][CUDA][E] "
+NOISE = f"{CUDA_LOG}Returning 1 (CUDA_ERROR_INVALID_VALUE) from cuGetProcAddress_v2\n"
+FAILED = (
+    f"{CUDA_LOG}Requested size not aligned to minimum granularity (0x200000 bytes)\n"
+    f"{CUDA_LOG}Returning 1 (CUDA_ERROR_INVALID_VALUE) from cuMemCreate\n"
+)
+
+
+def logging(text: str, after: str = "exit 0") -> tuple[str, ...]:
+    """A program that writes a text as CUDA writes its error log."""
+    return ("explain", "--", "sh", "-c", f'echo out; echo err >&2; printf %s "{text}" >> "$CUDA_LOG_FILE"; {after}')
+
+
+def test_the_order_of_call_and_error_does_not_matter() -> None:
+    first = run("explain", "cuMemCreate", "800", *H200)
+    assert first.code == 0
+    assert first.out.startswith("LIKELY CAUSE: there is no IMEX channel")
+    assert run("explain", "CUDA_ERROR_NOT_PERMITTED", "cuMemCreate", *H200) == first
+
+
+def test_json_has_the_causes_the_checks_and_their_findings() -> None:
+    document = json.loads(run("explain", "cuMemCreate", "800", *H200, "--json").out)
+    assert (document["schema"], document["exit_code"]) == ("egmctl.explain/1", 0)
+    (explanation,) = document["result"]["explanations"]
+    (cause, *_) = explanation["causes"]
+    assert (cause["state"], cause["findings"][0]["check"]) == ("holds", "imex.channel")
+    assert explanation["sources"]
+
+
+def test_a_saved_answer_is_shown_as_it_was(tmp_path: Path) -> None:
+    run("explain", "cuMemCreate", "800", *H200, "-o", tmp_path / "answer.json")
+    assert run("show", tmp_path / "answer.json", "-v").out == run("explain", "cuMemCreate", "800", *H200, "-v").out
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ((), "give a function, an error or both"),
+        (("cuMemCreate", "cuInit"), "give a function, an error or both"),
+        (("800", "801"), "give a function, an error or both"),
+        (("800", "/dev/null"), "or one file"),
+        (("cuMemCreate", "800", "801"), "give a function, an error or both"),
+        (("nonsense",), "explain 'nonsense': that is no function (cuMemCreate,"),
+        (("no-such-file.log",), "and no file"),
+        (("cuMemCreate", "CUDA_ERROR_FOO"), "there is no error CUDA_ERROR_FOO of CUDA"),
+        (("/",), "/ cannot be read: Is a directory"),
+        (("800", "--", "true"), "leave out what else is to be explained"),
+        (("--machine", "gh200", "--", "true"), "leave out what else is to be explained"),
+        (("--json", "--", "true"), "leave out -o and --json"),
+        (("--pid", "1", "--machine", "gh200", "800"), "--machine and --pid exclude each other"),
+        (("cuMemCreate", "800", "--pid", "999999999"), "no process 999999999"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence_and_ends_with_2(words: tuple[str, ...], named: str) -> None:
+    done = run("explain", *words)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert named in done.err
+
+
+def test_what_is_not_known_and_a_text_without_errors_end_with_3(tmp_path: Path) -> None:
+    (text := tmp_path / "app.log").write_text("all is well\n")
+    assert run("explain", "cuLaunchKernel", "702", *H200).code == 3
+    done = run("explain", text, *H200)
+    assert done.code == 3
+    assert done.out.startswith("NOT KNOWN: no error of CUDA or NVML and no Xid is in the 1 lines that were read")
+
+
+def test_a_text_is_answered_once_for_each_kind_with_its_line(tmp_path: Path) -> None:
+    (text := tmp_path / "app.log").write_text(
+        "start\n" + FAILED + "RuntimeError: CUDA error: invalid argument\x1b[2J\n"
+        "NVRM: Xid (PCI:0000:00:06): 79, pid=1, GPU has fallen off the bus.\n" + FAILED
+    )
+    done = run("explain", text, *H200)
+    shown = " ".join(done.out.split())
+    assert done.code == 0
+    assert shown.startswith("LIKELY CAUSE: the size is no multiple of the granularity")
+    assert shown.count("CUDA_ERROR_INVALID_VALUE (1)") == 1
+    assert "line 3, 2 times" in shown
+    assert "Xid 79" in shown
+    assert "\x1b" not in done.out
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("[Bug] GpuBuffer cuMemCreate failed: operation not permitted", "no IMEX channel"),
+        ("[CUDA_ERROR_NOT_PERMITTED] operation not permitted in expression cuMemCreate(&h)", "no IMEX channel"),
+        ("CUDA error in cuMemImportFromShareableHandle: invalid resource handle", "the IMEX domain is broken"),
+        ("cuMemImportFromShareableHandle failed: CUDA_ERROR_INVALID_DEVICE", "cannot use the GPU that owns the memory"),
+    ],
+    ids=["mscclpp-467", "nvbandwidth-46", "dra-1417", "dra-294"],
+)
+def test_what_people_paste_has_the_cause_that_their_thread_found(text: str, cause: str, tmp_path: Path) -> None:
+    (file := tmp_path / "pasted").write_text(text)
+    (explanation,) = json.loads(run("explain", file, *H200, "--json").out)["result"]["explanations"]
+    assert any(cause in each["cause"] for each in explanation["causes"][:1])
+
+
+@pytest.mark.processes
+def test_a_pipe_is_read_to_its_end() -> None:
+    script = f'echo "cuMemCreate failed: 800" | exec "{sys.executable}" -m egmctl explain - {" ".join(H200)}'
+    done = subprocess.run(
+        ["sh", "-c", script], capture_output=True, text=True, env=command_environment({}), check=False
+    )
+    assert done.returncode == 0
+    assert "line 1" in done.stdout
+
+
+def test_doctor_sends_calls_and_errors_here() -> None:
+    for word in ("cuMemCreate", "CUDA_ERROR_NOT_PERMITTED", "cudaErrorNotPermitted", "nvmlInit"):
+        done = run("doctor", "--explain", word)
+        assert (done.code, "egmctl explain" in done.err) == (2, True)
+
+
+def test_the_checks_are_run_on_this_node_without_loading_cuda(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+    node = fake_node("hgx-h200x4")
+    done = egmctl("explain", "cuMemCreate", "800", env=node.environment())
+    assert done.code == 0
+    assert done.out.startswith("LIKELY CAUSE: there is no IMEX channel that this process may read and write")
+    assert not [call for call in node.calls() if call.name.startswith("cu")]
+
+
+def test_a_program_that_fails_is_explained_after_its_output(egmctl: RunEgmctl) -> None:
+    done = egmctl(*logging(NOISE + FAILED, "exit 7"))
+    assert (done.code, done.out) == (7, "out\n")
+    lines = done.err.splitlines()
+    assert lines[:2] == ["err", "egmctl: sh ended with 7; CUDA's log says what failed"]
+    assert lines[2] == "LIKELY CAUSE: the size is no multiple of the granularity"
+    assert "driver  Requested size not aligned to minimum granularity (0x200000 bytes)" in lines
+    assert "cuGetProcAddress" not in done.err
+
+
+@pytest.mark.parametrize("text", ["", NOISE])
+def test_nothing_is_said_where_nothing_failed(egmctl: RunEgmctl, text: str) -> None:
+    assert egmctl(*logging(text)) == (0, "out\n", "err\n")
+
+
+def test_a_program_that_succeeds_all_the_same_gets_the_answer_only(egmctl: RunEgmctl) -> None:
+    done = egmctl(*logging(FAILED))
+    assert done.code == 0
+    assert "LIKELY CAUSE: the size is no multiple" in done.err
+    assert "POSSIBLE" not in done.err
+
+
+def test_a_failure_without_a_log_says_since_when_there_is_one(egmctl: RunEgmctl) -> None:
+    done = egmctl("explain", "--", "false", env={"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"})
+    assert done.code == 1
+    assert done.err == (
+        "egmctl: false (rank 3) ended with 1; CUDA logged no failed call (drivers before 575, CUDA 12.9, log none)\n"
+    )
+
+
+def test_a_program_that_is_not_there_is_named(egmctl: RunEgmctl) -> None:
+    done = egmctl("explain", "--", "/no/such/program")
+    assert (done.code, done.err) == (
+        2,
+        "egmctl: explain -- /no/such/program cannot be run: No such file or directory\n",
+    )
+
+
+def test_options_of_the_program_are_its_own(egmctl: RunEgmctl) -> None:
+    assert egmctl("explain", "--", "echo", "--json", "--", "-q").out == "--json -- -q\n"
+
+
+def test_a_file_of_its_own_is_kept_and_its_new_part_read(egmctl: RunEgmctl, tmp_path: Path) -> None:
+    file = tmp_path / "own.log"
+    file.write_text(f"{CUDA_LOG}Returning 2 (CUDA_ERROR_OUT_OF_MEMORY) from cuMemAlloc_v2\n")
+    done = egmctl(*logging(FAILED, "exit 1"), env={"CUDA_LOG_FILE": str(file)})
+    assert "granularity" in done.err
+    assert "OUT_OF_MEMORY" not in done.err
+    assert file.read_text().endswith(FAILED)
+
+
+def test_a_log_that_cannot_be_read_is_said(egmctl: RunEgmctl) -> None:
+    done = egmctl("explain", "--", "false", env={"CUDA_LOG_FILE": "stderr"})
+    assert (done.code, "CUDA_LOG_FILE=stderr cannot be read" in done.err) == (1, True)
+
+
+def test_of_a_log_that_fills_up_the_first_and_the_last_part_are_read(egmctl: RunEgmctl) -> None:
+    many = f"yes '{CUDA_LOG}Returning 46 (CUDA_ERROR_DEVICE_UNAVAILABLE) from cuInit' | head -c {3 * LOG_PART}"
+    last = f"printf %s '{FAILED}'"
+    done = egmctl("explain", "--", "sh", "-c", f'{{ {many}; echo; {last}; }} >> "$CUDA_LOG_FILE"; exit 1', "-v")
+    assert done.code == 1
+    assert "cuInit: CUDA_ERROR_DEVICE_UNAVAILABLE (46)" in done.err
+    assert "cuMemCreate: CUDA_ERROR_INVALID_VALUE (1)" in done.err
+
+
+def test_the_log_is_private_and_gone_afterwards(egmctl: RunEgmctl, tmp_path: Path) -> None:
+    done = egmctl(
+        *("explain", "--", "sh", "-c", 'stat -c %a "$CUDA_LOG_FILE" "$(dirname "$CUDA_LOG_FILE")"'),
+        env={"TMPDIR": str(tmp_path)},
+    )
+    assert done.out == "600\n700\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_reaches_the_program_and_its_end_is_the_end(number: signal.Signals, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    script = (
+        f"trap 'echo caught; trap - {number.name[3:]}; kill -{number.name[3:]} $$' {number.name[3:]}; : > {ready}; "
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "egmctl", "explain", "--", "sh", "-c", script + "while :; do sleep 0.05; done"],
+        stdout=subprocess.PIPE,
+        env=command_environment({}),
+        start_new_session=True,
+        text=True,
+    )
+    while not ready.exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.kill(process.pid, number)
+    try:
+        out, _ = process.communicate(timeout=60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert (process.returncode, out) == (-number, "caught\n")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL])
+def test_a_program_that_dies_of_a_signal_is_explained_and_the_command_dies_alike(number: signal.Signals) -> None:
+    words = logging(FAILED, f"kill -{number.name[3:]} $$")
+    done = subprocess.run(
+        [sys.executable, "-m", "egmctl", *words],
+        capture_output=True,
+        text=True,
+        env=command_environment({}),
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (-number, "out\n")
+    assert f"egmctl: sh ended by {number.name}; CUDA's log says what failed" in done.stderr

@@ -1,0 +1,173 @@
+"""egmctl explain: which of an error's known causes hold on a machine, on machines that have each fault and on none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import egmctl
+from egmctl.api.doctor import explain, judged
+from egmctl.driver.signatures import Signature, signatures
+from egmctl.errors import ExitCode, UsageError
+from egmctl.model.explanation import CauseState, ErrorLog, Explanation, Failure, KnownCause, Library
+from egmctl.report.kinds import Format, render
+from tests.doctor.faults import ONLY_TOLD, faults, healthy
+from tests.doctor.machines import patched, shipped, with_gpu_denied
+
+CHECKED = {
+    check: entry
+    for entry in signatures().errors.values()
+    for cause in entry.causes
+    for check in cause.checks
+    if check not in ONLY_TOLD and not check.startswith("peers.")
+}
+"""A known error by each check that decides one of its causes."""
+
+
+def explained(machine: Any, call: str | None, number: int, **stated: Any) -> Explanation:
+    failure = Failure(library=stated.pop("library", Library.CUDA), call=call, number=number, **stated)
+    return judged(ErrorLog(failures=(failure,)), machine).explanations[0]
+
+
+def states(explanation: Explanation) -> dict[str, CauseState]:
+    return {cause.cause: cause.state for cause in explanation.causes}
+
+
+def as_text(result: object) -> str:
+    return " ".join(str(render(result, Format.TEXT)).split())
+
+
+@pytest.mark.parametrize("check", sorted(CHECKED))
+def test_where_a_check_fails_its_cause_is_the_answer(check: str) -> None:
+    entry: Signature = CHECKED[check]
+    first, *_ = explained(faults()[check].machine(), entry.call, entry.number, library=entry.library).causes
+    holding = [cause for cause in entry.causes if check in cause.checks]
+    assert first.state is CauseState.HOLDS
+    assert first.cause in [cause.cause for cause in holding]
+    assert check in [finding.check for finding in first.findings]
+
+
+@pytest.mark.parametrize("entry", signatures().errors.values(), ids=lambda entry: f"{entry.call}-{entry.number}")
+def test_on_a_healthy_machine_no_cause_holds_and_only_deciding_checks_exclude_one(entry: Signature) -> None:
+    explanation = explained(healthy(), entry.call, entry.number, library=entry.library)
+    decides = {cause.cause: cause.decides for cause in entry.causes}
+    for cause, state in states(explanation).items():
+        assert state is (CauseState.EXCLUDED if decides[cause] else CauseState.UNKNOWN)
+
+
+def test_a_check_that_does_not_apply_excludes_nothing() -> None:
+    """These GPUs are in no fabric, so its state is skipped: just what makes cuMemCreate fail."""
+    machine = patched(shipped("dgx-h100"), "gpus[*].nvml.fabric", state="not-supported")
+    causes = states(explained(machine, "cuMemCreate", 800))
+    assert causes["the GPUs are in no NVLink fabric, so that they have no fabric handles"] is CauseState.UNKNOWN
+
+
+def test_a_gpu_that_an_ordinary_allocation_lacks_is_the_cause_where_memory_of_it_is_opened() -> None:
+    machine = with_gpu_denied(shipped("hgx-h200x4"), 3)
+    assert egmctl.Doctor().diagnose(machine).exit_code is ExitCode.OK
+    first, *_ = explained(machine, "cuMemImportFromShareableHandle", 101).causes
+    assert (first.state, first.findings[0].check) == (CauseState.HOLDS, "dev.cgroup-restricted")
+
+
+def test_without_a_machine_every_cause_is_possible() -> None:
+    assert set(states(explained(None, "cuMemCreate", 800)).values()) == {CauseState.UNKNOWN}
+    assert explain("cuMemCreate", 800).checked is None
+
+
+def test_the_drivers_own_words_decide_before_any_check() -> None:
+    words = "Requested size not aligned to minimum granularity (0x200000 bytes)"
+    first, second, *_ = explained(None, "cuMemCreate", 1, log=words).causes
+    assert (first.state, second.state) == (CauseState.HOLDS, CauseState.UNKNOWN)
+    assert "granularity" in first.cause
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ("cuIpcOpenMemHandle", 205),
+        ("cuIpcOpenMemHandle", "205"),
+        ("cudaIpcOpenMemHandle", "cudaErrorMapBufferObjectFailed"),
+        ("cudaIpcOpenMemHandle", "CUDA_ERROR_MAP_FAILED"),
+    ],
+)
+def test_names_of_driver_and_runtime_and_numbers_have_one_answer(call: str, error: str | int) -> None:
+    (explanation,) = explain(call, error).explanations
+    assert (explanation.name, explanation.failure.number) == ("CUDA_ERROR_MAP_FAILED", 205)
+    assert explanation.causes == explain("cuIpcOpenMemHandle", 205).explanations[0].causes
+    assert explanation.causes
+
+
+def test_a_number_of_nvml_is_not_cudas() -> None:
+    assert explain("nvmlInit", 9).explanations[0].name == "NVML_ERROR_DRIVER_NOT_LOADED"
+    assert explain("nvmlDeviceGetName", "NVML_ERROR_GPU_IS_LOST").explanations[0].causes
+
+
+def test_a_call_or_an_error_alone_lists_what_is_known() -> None:
+    of_call = explain("cudaIpcOpenMemHandle").explanations
+    assert {each.failure.call for each in of_call} == {"cuIpcOpenMemHandle"}
+    assert len(of_call) == sum(entry.call == "cuIpcOpenMemHandle" for entry in signatures().errors.values())
+    of_error = explain(error="CUDA_ERROR_NOT_PERMITTED").explanations
+    assert {each.failure.number for each in of_error} == {800}
+    assert {"cuMemCreate", None} <= {each.failure.call for each in of_error}
+
+
+def test_an_error_without_its_call_has_the_causes_of_any_call() -> None:
+    assert states(explained(None, "cuLaunchKernel", 719)) == states(explained(None, None, 719))
+
+
+def test_what_is_not_known_is_said_and_ends_with_3() -> None:
+    result = explain("cuLaunchKernel", 702)
+    assert result.exit_code is ExitCode.NOTHING
+    assert "the launch timed out" in as_text(result)
+    assert as_text(result).startswith("NOT KNOWN: no cause of this error is known")
+    assert explain("cuMemCreate", 800).exit_code is ExitCode.OK
+
+
+@pytest.mark.parametrize("error", [0, 12345, "CUDA_ERROR_FOO", "-1", ""])
+def test_an_error_that_does_not_exist_is_named(error: str | int) -> None:
+    with pytest.raises(UsageError, match=rf"no error {error}"):
+        explain("cuMemCreate", error)
+
+
+def test_an_xid_has_the_meaning_and_the_remedy_of_the_catalogue() -> None:
+    explanation = explained(None, None, 79, library=Library.XID)
+    (cause,) = explanation.causes
+    assert (explanation.name, cause.checks) == ("Xid 79", ("kernel.xid",))
+    assert "GPU fell off the bus" in cause.cause
+    assert explanation.sources
+
+
+def test_the_answer_begins_with_the_cause_that_holds_and_its_next_step() -> None:
+    shown = as_text(explain("cuMemCreate", "CUDA_ERROR_NOT_PERMITTED", shipped("hgx-h200x4")))
+    assert shown.startswith(
+        "LIKELY CAUSE: there is no IMEX channel that this process may read and write Next: Make a ch"
+    )
+    assert shown.index("HERE there is no IMEX") < shown.index("NOT HERE the GPUs are in no NVLink fabric")
+    assert shown.count("with nvidia-modprobe (or") == 1, "the remedy is said once"
+
+
+def test_a_model_says_so_and_an_open_answer_says_what_to_look_at() -> None:
+    shown = as_text(explain("cudaDeviceEnablePeerAccess", 217, shipped("gb200-nvl72")))
+    assert shown.startswith("MODEL of gb200-nvl72")
+    assert "NOT DETERMINED: no known cause shows here; checks exclude 0 of 2" in shown
+    assert "Next: check nvidia-smi topo -p2p rw" in shown
+
+
+def test_a_cause_that_several_failures_share_is_explained_once() -> None:
+    failures = [Failure(library=Library.CUDA, call=call, number=800) for call in ("cuMemCreate", "cuMemPoolCreate")]
+    shown = as_text(judged(ErrorLog(failures=tuple(failures)), shipped("hgx-h200x4")))
+    assert shown.count("HERE there is no IMEX channel") == 2
+    assert shown.count("found no IMEX channel") == 1
+
+
+def test_documents_leave_out_the_lines_that_were_read() -> None:
+    failure = Failure(library=Library.CUDA, call="cuMemCreate", number=800, line="node17: secret", line_number=4)
+    log = ErrorLog(failures=(failure,), lines=9)
+    assert "node17" in as_text(judged(log, None))
+    assert "node17" not in str(render(judged(log, shipped("hgx-h200x4"), redacted=True), Format.JSON))
+
+
+def test_it_is_public() -> None:
+    assert egmctl.explain is explain
+    assert str(KnownCause("a", "Do it.")) == "a: do it"

@@ -1,0 +1,171 @@
+"""Errors of CUDA and NVML in any text: how each source writes them, bounded whatever the text is."""
+
+from __future__ import annotations
+
+import io
+import tracemalloc
+
+import pytest
+
+from egmctl.facts.error_log import read_failures
+from egmctl.model.explanation import ErrorLog, Failure, Library
+
+CUDA_LOG = "[03:06:38.965][139710266687808][CUDA][E] "
+
+
+def read(*lines: str) -> ErrorLog:
+    return read_failures(io.BytesIO("".join(f"{line}\n" for line in lines).encode()))
+
+
+def stated(*lines: str) -> list[tuple[Library, str | None, int | None]]:
+    return [(failure.library, failure.call, failure.number) for failure in read(*lines).failures]
+
+
+# The messages are those of public issue threads, named in signatures.toml; hosts and paths are shortened.
+MESSAGES = [
+    ("RuntimeError: CUDA error: operation not permitted", None, 800),
+    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 79.1 GiB", None, 2),
+    ("RuntimeError: CUDA driver error: unknown error", None, 999),
+    ("cudaGetDeviceCount(). Error 803: system has unsupported display driver", "cudaGetDeviceCount", 803),
+    ("cuda runtime error (802) : system not yet initialized at THCGeneral.cpp:50", None, 802),
+    ("transport/nvls.cc:598 NCCL WARN Cuda failure 1 'invalid argument'", None, 1),
+    ("NCCL WARN Cuda failure 'operation not permitted'", None, 800),
+    ("failed to open CUDA IPC handle : 217 peer access is not supported between these two devices", None, 217),
+    ("Multicast memory of size 2097152 : CUDA error 401 'the operation cannot be performed", None, 401),
+    ("cuda_ipc_cache.c:284 UCX  ERROR cuIpcOpenMemHandle() failed: invalid device context", "cuIpcOpenMemHandle", 201),
+    ("UCX ERROR cudaHostRegister(address, length, 0x01) is failed. ret:invalid argument", "cudaHostRegister", 1),
+    ("[CUDA_ERROR_NOT_PERMITTED] operation not permitted in expression cuMemCreate(&h, size)", "cuMemCreate", 800),
+    ("NvlinkTransport: cuMemCreate failed: 800", "cuMemCreate", 800),
+    ("Program hit CUDA_ERROR_NOT_PERMITTED (error 800) on CUDA API call to cuMemCreate.", "cuMemCreate", 800),
+    ("call='cuMemCreate(&handle, size, &prop, 0)' Reason=operation not permitted.", "cuMemCreate", 800),
+    ("failed call to cuInit: CUDA_ERROR_UNKNOWN: unknown error", "cuInit", 999),
+    ('CUDA error at x.cu:256 code=802(cudaErrorSystemNotReady) "cudaSetDevice(device)"', "cudaSetDevice", 802),
+    ("Check failed: e == cudaSuccess (804 vs. 0) : forward compatibility was attempted on non supported HW", None, 804),
+    ("CUDA error 304 at ggml-cuda.cu:5065: OS call failed or operation not supported on this OS", None, 304),
+    ("Unable to map CUDA IPC memory for shared array map, error=201", None, 201),
+    (f"{CUDA_LOG}Returning 800 (CUDA_ERROR_NOT_PERMITTED) from cuMemCreate", "cuMemCreate", 800),
+    ("[22:21:32.099][25642][CUDA][E][cuLogsDumpToMemory] buffer cannot be NULL", "cuLogsDumpToMemory", None),
+]
+
+
+@pytest.mark.parametrize(("line", "call", "number"), MESSAGES)
+def test_an_error_is_found_as_each_source_writes_it(line: str, call: str | None, number: int | None) -> None:
+    assert stated(line) == [(Library.CUDA, call, number)]
+
+
+@pytest.mark.parametrize(
+    ("line", "library", "number"),
+    [
+        ("Failed to initialize NVML: Driver/library version mismatch", Library.NVML, 18),
+        ("Failed to initialize NVML: Unknown Error", Library.NVML, 999),
+        ("pynvml.NVMLError_DriverNotLoaded: Driver Not Loaded", Library.NVML, 9),
+        ("nvmlInit_v2() failed: NVML_ERROR_GPU_IS_LOST", Library.NVML, 15),
+        ("[ 12.3] NVRM: Xid (PCI:0000:00:06): 31, pid=2228, name=python3, MMU Fault", Library.XID, 31),
+    ],
+)
+def test_errors_of_nvml_and_xids_are_found(line: str, library: Library, number: int) -> None:
+    ((found_library, _, found_number),) = stated(line)
+    assert (found_library, found_number) == (library, number)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "loss 0.31 cuda:0 epoch 3 hits 12",
+        "CUDA kernel errors might be asynchronously reported at some other API call.",
+        "For debugging consider passing CUDA_LAUNCH_BLOCKING=1",
+        "using cuda (12 threads), no errors",
+        "NCCL INFO cudaDriverVersion 12000",
+        "cuda error rate 2.5 %, error: 3.1",
+        "bash: fork: out of memory",
+        f"{CUDA_LOG}cudaVersion argument (13030) exceeds the driver version (13000)",
+        f"{CUDA_LOG}Returning 1 (CUDA_ERROR_INVALID_VALUE) from cuGetProcAddress_v2",
+        f"{CUDA_LOG}Returning 600 (CUDA_ERROR_NOT_READY) from cuStreamQuery",
+        "NVRM: Xid (garbage): x",
+    ],
+)
+def test_what_is_no_error_of_cuda_is_none(line: str) -> None:
+    assert stated(line) == []
+
+
+def test_each_kind_is_told_once_with_its_first_line_and_their_number() -> None:
+    line = "x: cuMemCreate failed: 800"
+    (failure,) = read("start", line, "y: cuMemCreate failed: 800").failures
+    assert (failure.line, failure.line_number, failure.count) == (line, 2, 2)
+
+
+def test_what_a_framework_repeats_without_the_call_is_the_drivers_error() -> None:
+    lines = (
+        f"{CUDA_LOG}Returning 800 (CUDA_ERROR_NOT_PERMITTED) from cuMemCreate",
+        "RuntimeError: CUDA error: operation not permitted",
+        "RuntimeError: CUDA error: invalid argument",
+    )
+    assert stated(*lines) == [(Library.CUDA, "cuMemCreate", 800), (Library.CUDA, None, 1)]
+
+
+def test_functions_of_runtime_and_driver_are_one_kind() -> None:
+    assert len(stated("cudaMalloc failed: 2", "cuMemAlloc_v2 failed: 2")) == 1
+
+
+def test_the_drivers_reason_is_that_of_the_same_thread() -> None:
+    (failure,) = read(
+        "[1:2][7][CUDA][E] Requested size not aligned",
+        "[1:2][8][CUDA][E] something of another thread",
+        "[1:2][7][CUDA][E] Returning 1 (CUDA_ERROR_INVALID_VALUE) from cuMemCreate",
+    ).failures
+    assert failure.log == "Requested size not aligned"
+
+
+def test_many_kinds_are_counted_not_kept() -> None:
+    log = read(*(f"cuFunction{number}A failed: 1" for number in range(60)))
+    assert (len(log.failures), log.left_out, log.lines) == (50, 10, 60)
+
+
+def test_hostile_text_is_cut_and_kept_as_data() -> None:
+    lines = (b"\xff\x1b[2J CUDA error: operation not permitted " + b"x" * 5000, b"\0" * 9000 + b"cuda", b"cuda" * 9000)
+    (failure,) = read_failures(io.BytesIO(b"\n".join(lines))).failures
+    assert isinstance(failure, Failure)
+    assert len(failure.line) == 300
+
+
+class Large(io.RawIOBase):
+    """200 MB of text, made as it is read: a line of CUDA's log from ever another thread, then 10 MB without newline."""
+
+    SIZE = 200_000_000
+    LINE = 10_000_000
+
+    def __init__(self) -> None:
+        self.given = 0
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        if self.given >= self.SIZE:
+            return b""
+        if self.given % self.LINE == 0:
+            line = b"[1:2][%d][CUDA][E] %s\n" % (self.given, b"r" * 5000)
+        else:
+            line = b"cuda" + b"y" * ((self.LINE if size in (None, -1) else size) - 4)
+        self.given = min(self.given + len(line), (self.given // self.LINE + 1) * self.LINE)
+        return line
+
+
+def test_the_messages_of_many_threads_are_not_kept() -> None:
+    text = b"".join(b"[1:2][%d][CUDA][E] %s\n" % (thread, b"r" * 200) for thread in range(10_000))
+    assert peak_bytes(io.BytesIO(text)) < 200_000
+
+
+def peak_bytes(stream: io.RawIOBase | io.BytesIO) -> int:
+    """Return the most memory that reading a text takes at once."""
+    read("cuMemCreate failed: 800")
+    tracemalloc.start()
+    try:
+        assert read_failures(stream).failures == ()  # type: ignore[arg-type]
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.long
+def test_two_hundred_megabytes_are_read_in_constant_memory() -> None:
+    text = Large()
+    assert peak_bytes(text) < 1_000_000
+    assert text.given >= Large.SIZE
