@@ -222,9 +222,8 @@ def _supported(handle: Any) -> frozenset[Field]:
 
     NVLink's byte counters are those of all links together or, if NVML does not add them up, of each link.
     """
-    nvlinks, c2c_links = (
-        count if isinstance(count, int) else 0 for count in field_values(handle, [_NVLINKS, _C2C_COUNT]).values()
-    )
+    counts = field_values(handle, [_NVLINKS, _C2C_COUNT]).values()
+    nvlinks, c2c_links = (count if isinstance(count, int) else 0 for count in counts)
     fields: list[Field] = [(number, _ALL_LINKS) for number in (*_NVLINK_BYTES, *_ERRORS[LinkKind.NVLINK].values())]
     fields += [*_COUNTERS[LinkKind.PCIE][LinkKind.PCIE][:2], *_ERRORS[LinkKind.PCIE].values()]
     for link in range(c2c_links):

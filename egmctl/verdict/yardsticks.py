@@ -323,9 +323,10 @@ def ceiling(measurement: Measurement) -> Ceiling | None:
     """
     pattern, flows = measurement.pattern, measurement.flows
     atomics = pattern is Pattern.LOCAL and ENGINES[measurement.engine].atomics
-    if measurement.quantity is not Quantity.BANDWIDTH or atomics:
-        return None
-    if len(flows) > 1 and pattern not in _ONE_GPU and None in [flow.route.memory_rate for flow in flows]:
+    # Each node of a run over several has a NUMA node 0.
+    unknown = any(flow.route.memory_rate is None or flow.initiator_rank is not None for flow in flows)
+    several = len(flows) > 1 and pattern not in _ONE_GPU
+    if measurement.quantity is not Quantity.BANDWIDTH or atomics or (several and unknown):
         return None
     if pattern in _ONE_GPU and not all(hop.direct for flow in flows for hop in flow.route.hops):
         flows = flows[:1]

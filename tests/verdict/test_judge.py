@@ -162,6 +162,15 @@ def test_the_link_between_two_cpus_limits_a_path_across_it_where_its_rate_is_pub
     assert reasons["NUMA0 -> GPU0"].endswith("59 % of C2C's 223.6 GB/s")
 
 
+def test_flows_of_several_processes_are_not_taken_for_sharers_of_one_node_s_memory() -> None:
+    case = "host_to_all_memcpy_ce"
+    report = run(case, machine=GB200, nodes=[0, 1], value=lambda *_: 168.5)
+    (m,) = report.measurements
+    ranks = replace(m, flows=tuple(replace(flow, initiator_rank=number) for number, flow in enumerate(m.flows)))
+    (judgement,) = by(verdict_of(replace(report, measurements=(ranks,)), None), Yardstick.LINK)
+    assert judgement.reason == "its flows do not share one link in one direction"
+
+
 def test_more_than_is_published_is_no_alarm_as_only_what_the_driver_reports_is_a_bound() -> None:
     report = run(PINNED, machine=shipped("gb300-nvl72"), nodes=[0, 1], value=lambda *_: 200.0)
     across = [j for j in by(verdict_of(report, None), Yardstick.LINK) if j.limit == "SMP"]

@@ -157,15 +157,9 @@ def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind, *, allo
         state, reason = Egm.NO, _NEVER
         if managed:
             state, reason = (Egm.NO, links.reason) if links.egm is False else (Egm.UNKNOWN, _BY_UVM)
+    rate, reason = cpu_memory(machine, node), reason * (state is not Egm.YES)
     return Path(
-        route=Route(
-            memory=memory,
-            hops=hops,
-            memory_rate=cpu_memory(machine, node),
-            egm=state,
-            egm_reason=reason * (state is not Egm.YES),
-            degraded=degraded,
-        ),
+        route=Route(memory=memory, hops=hops, memory_rate=rate, egm=state, egm_reason=reason, degraded=degraded),
         waiver=waiver,
         # Only with C2C can it be unknown whether memory is EGM.
         rate_gb_s=_planned(hops, _USUAL_GB_S[LinkKind.C2C]),
@@ -253,16 +247,11 @@ def path_across(initiator: Gpu, owner_machine: Machine, owner: Gpu, memory: Memo
     if missing is not None:
         reason = f"GPU{missing.index} cannot share host memory across nodes: CU_DEVICE_ATTRIBUTE_{name} is 0"
         refused = Waiver.about(WaiverKind.UNSUPPORTED_MEMORY, reason, missing)
-    ability = egm(owner_machine, owner)
+    own, rate = egm(owner_machine, owner), cpu_memory(owner_machine, owner.host_numa_id)
     hops = (nvlinks, rates.c2c(owner))
     return Path(
         route=Route(
-            memory=memory,
-            hops=hops,
-            memory_rate=cpu_memory(owner_machine, owner.host_numa_id),
-            across_nodes=True,
-            egm=_EGM[ability.able],
-            egm_reason=ability.cause,
+            memory=memory, hops=hops, memory_rate=rate, across_nodes=True, egm=_EGM[own.able], egm_reason=own.cause
         ),
         waiver=refused,
         rate_gb_s=_planned(hops),
