@@ -212,7 +212,7 @@ def _details(report: RunReport) -> Iterator[doc.Section]:
         words = f"{len(report.machines) - _NODES_DRAWN} more nodes were measured; JSON has the facts of each."
         yield doc.Section("Further nodes", (doc.Paragraph(words),), level=Level.PAGE)
     sections: list[tuple[str, doc.Body]] = [
-        ("Further slow paths", lambda: _slow_paths(report)[_BENCH_WORST:]),
+        ("Further slow paths", lambda: [doc.Bullets(tuple(_slow_paths(report)[_BENCH_WORST:]))]),
         *families(report),
     ]
     if report.verdict is not None:
@@ -273,9 +273,9 @@ def _kernel(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
     return doc.limited(map(entry, grave(report)), _FAULTS, "kernel message", Level.SUMMARY)
 
 
-def _slow_paths(report: RunReport) -> list[doc.Entry]:
-    """Return the slow paths by severity, then by the distance from the expected value."""
-    slow: list[tuple[int, float, doc.Entry]] = []
+def _slow_paths(report: RunReport) -> list[tuple[doc.Span, str, doc.Span]]:
+    """Return the slow paths by severity, then by the distance from the expected value: grade, path and case."""
+    slow: list[tuple[int, float, tuple[doc.Span, str, doc.Span]]] = []
     for judged in report.verdict.judged if report.verdict is not None else ():
         bad = [judgement for judgement in judged.judgements if judgement.grade in BAD_GRADES]
         if not bad:
@@ -289,16 +289,16 @@ def _slow_paths(report: RunReport) -> list[doc.Entry]:
             words += f", {100 * share:.0f} % of {reference} {number(first.expected)}"
         if bound := first.fail if first.grade is Grade.FAIL else first.warn:
             words += f" (limit {number(bound)})"
-        title = (f"{words} ", doc.Span(m.name, Tone.DIM))
-        entry = doc.Entry(first.grade.upper(), GRADE_TONES[first.grade], title, level=Level.SUMMARY)
+        grade = doc.Span(f"{first.grade.upper()} ", GRADE_TONES[first.grade])
         far = 1 / share if m.quantity is Quantity.LATENCY and share else share
-        slow.append((list(Grade).index(first.grade), far, entry))
-    return [entry for *_, entry in sorted(slow, key=lambda entry: entry[:2])]
+        slow.append((list(Grade).index(first.grade), far, (grade, f"{words} ", doc.Span(m.name, Tone.DIM))))
+    return [path for *_, path in sorted(slow, key=lambda entry: entry[:2])]
 
 
 def _worst_paths(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
     slow = _slow_paths(report)
-    yield from slow[:_BENCH_WORST]
+    for grade, words, case in slow[:_BENCH_WORST]:
+        yield doc.Entry(grade.text.strip(), grade.tone, (words, case), level=Level.SUMMARY)
     if more := len(slow[_BENCH_WORST:]):
         yield doc.Hint(f"and {more} more paths are slow (-v)", more=True, level=Level.SUMMARY)
 
