@@ -19,8 +19,8 @@ _FEW, _LONG, _WIDE = 2, 5, 12
 """The maximum number of columns of a heat map that is not stretched, and the numbers of columns from which a table
 without shades, and a heat map, take the full width and can be scrolled with the keyboard."""
 _SHADES = (
-    "Grey is not slow, red with a cross fails, amber warns. Shades are stronger below 95, 85 and 67 % of the best over "
-    "the same links."
+    "Red with a cross fails, amber warns, grey is neither or not judged itself; stronger below 95, 85 and 67 % of the "
+    "best over the same links."
 )
 _SCROLLED = {"tabindex": "0", "role": "region", "aria_label": "table"}
 """The attributes of an element that can be scrolled with the keyboard."""

@@ -102,9 +102,9 @@ def all_series(report: RunReport, axis: Axis) -> Iterator[doc.Block]:
     rows = [(name, _findings(axis, curve)) for name, curve in curves.items()]
     yield doc.grid("What the curves say", rows, notes=filter(None, [LOOKS[axis].note]), together=True)
     for name, curve in curves.items():
-        paths = grouped((m.path, m) for found in curve.values() for m in found)
+        paths = grouped((m.path, m) for place in curve.values() for m in place)
         if len(paths) > 1:
-            yield _chart(axis, name, {path: _by_place(axis, found) for path, found in paths.items()}, small=True)
+            yield _chart(axis, name, {path: _by_place(axis, points) for path, points in paths.items()}, small=True)
     yield doc.Section("All numbers", tuple(series(axis, members, Frame.of(report))), folded=True)
 
 
@@ -127,15 +127,15 @@ def _by_place(axis: Axis, measurements: Sequence[Measurement]) -> _Curve:
 def _curves(axis: Axis, measurements: Sequence[Measurement]) -> dict[str, _Curve]:
     """Return the curves with values by their plain names, one for each case and kind of route."""
     members = grouped(((m.case, m.flows[0].route.symbol), m) for m in measurements if m.headline is not None)
-    names = [plain_name(found[0], short=True) for found in members.values()]
+    names = [plain_name(paths[0], short=True) for paths in members.values()]
     for part in (1, 0):
         pairs = zip(names, members, strict=True)
         names = [name if names.count(name) == 1 else f"{name}, {key[part]}" for name, key in pairs]
-    return {name: _by_place(axis, found) for name, found in zip(names, members.values(), strict=True)}
+    return {name: _by_place(axis, paths) for name, paths in zip(names, members.values(), strict=True)}
 
 
 def _chart(axis: Axis, caption: str, curves: Mapping[str, _Curve], *, small: bool = False) -> Chart:
-    look, members = LOOKS[axis], [m for curve in curves.values() for found in curve.values() for m in found]
+    look, members = LOOKS[axis], [m for curve in curves.values() for paths in curve.values() for m in paths]
     bandwidth = all(m.quantity is Quantity.BANDWIDTH for m in members)
     return Chart(
         caption=caption,
@@ -175,7 +175,7 @@ def series(axis: Axis, measurements: Sequence[Measurement], frame: Frame) -> Ite
         columns: dict[tuple[str, ...], list[str | Cell]] = {}
         for name, curve in _curves(axis, members).items():
             header = tuple(name.replace(" -> ", ", -> ").split(", "))
-            values = {place: median(_values(found)) for place, found in curve.items()}
+            values = {place: median(_values(paths)) for place, paths in curve.items()}
             cells = [EMPTY] * len(points)
             for number, place in enumerate(points):
                 if place in curve:
