@@ -8,6 +8,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from xml.etree.ElementTree import Element
 
 from rich.console import Console
@@ -285,10 +286,9 @@ def picture(text: Text, title: str) -> str:
     width = max((line.cell_len for line in lines), default=1)
     console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, color_system="standard")
     console.print(text, end="", no_wrap=True, overflow="ignore")
-    from rich._export_format import CONSOLE_SVG_FORMAT
-
     # Each piece of text has a position and a width, whatever the font, so no web fonts are needed.
-    template = re.sub(r"@font-face \{\{.*?\n *\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+    usual = signature(console.export_svg).parameters["code_format"].default
+    template = re.sub(r"@font-face \{\{.*?\n *\}\}|<!--.*?-->", "", usual, flags=re.DOTALL)
     return console.export_svg(title=title, code_format=template, unique_id="egmctl")
 
 
