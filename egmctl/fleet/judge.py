@@ -6,11 +6,9 @@ import re
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pkgutil import resolve_name
 from statistics import mode
 
-from egmctl.doctor.check import expectation
 from egmctl.documents import FILE_LIMIT, check_schema, parse_object, short
 from egmctl.errors import ERROR_SCHEMA, ExitCode, UsageError
 from egmctl.fleet.folder import Folder
@@ -233,9 +231,7 @@ def readiness(asked: Asked, answers: Sequence[NodeAnswer], loaded: Mapping[str, 
     domains = {node: {gpu.bus_id: _identity(m, gpu) for gpu in m.gpus or ()} for node, m in machines.items()}
     # The node of each GPU of a domain.
     members = grouped((own, node) for node, of_node in domains.items() for own in of_node.values() if own[0])
-    words = " ".join(asked.arguments).replace("--expect=", "--expect ").split()
-    texts = [text for word, text in pairwise(words) if word == "--expect" and "domain-gpus" in text]
-    expected = expectation(texts[-1]).domain_gpus if texts and loaded else None
+    expected = asked.domain_gpus if loaded else None
     if asked.command not in (Command.DOCTOR, Command.BRINGUP) or not (members or expected):
         return None
     ordered = sorted(members, key=lambda own: -len(members[own]))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from egmctl.api.doctor import Doctor
+from egmctl.doctor.check import expectation
 from egmctl.fleet import session
 from egmctl.fleet.folder import new_folder
 from egmctl.model.bringup import Answer, Bringup
@@ -81,7 +82,14 @@ def rack(tmp_path: Path) -> Ask:
             file = f"nodes/{node}.json"
             (folder.path / file).write_text(text)
             answers.append(NodeAnswer(node=node, reach=Reach.ANSWERED, exit_code=code, file=file))
-        asked = Asked(command=command, arguments=arguments, nodes=nodes, remote_command="egmctl", version="")
+        asked = Asked(
+            command=command,
+            arguments=arguments,
+            nodes=nodes,
+            remote_command="egmctl",
+            version="",
+            domain_gpus=expectation(arguments[1]).domain_gpus if "--expect" in arguments else None,
+        )
         report = FleetReport(
             asked=asked,
             folded=fold(nodes),
