@@ -17,15 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from egmctl.gpu.telemetry import State, Traffic
-from egmctl.model.measurement import (
-    COUNTED_AT_LEAST,
-    NVLINK_COUNT,
-    STRAY_AT_MOST,
-    GpuEvidence,
-    LinkEvidence,
-    LinkProof,
-    counted,
-)
+from egmctl.model.measurement import COUNTED_AT_LEAST, STRAY_AT_MOST, GpuEvidence, LinkEvidence, LinkProof, counted
 from egmctl.model.route import Egm, LinkKind, MemoryKind, UcxPath, UcxProtocol, UcxRoute, UcxStaging
 from egmctl.model.task import Flow, Quantity, Task
 
@@ -207,14 +199,14 @@ def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidenc
     carried = {name: _carried(expected, rises, name) for name in (LinkKind.NVLINK, LinkKind.C2C, LinkKind.PCIE)}
     link, verdict = _proof(task, link, carried, total)
     older = all(link in _way(rises, gpu, sent) for gpu, sent in expected)
-    fields = None if carried[link] is None else _FIELDS[link if older else NVLINK_COUNT]
-    if verdict is LinkProof.REFUTED and fields == _FIELDS[NVLINK_COUNT]:
+    fields = None if carried[link] is None else _FIELDS[link if older else f"{link}-count"]
+    if verdict is LinkProof.REFUTED and fields == _FIELDS["nvlink-count"]:
         # No GPU was seen yet on which these counters answer: that they stand still refutes nothing.
         verdict = LinkProof.UNKNOWN
     return LinkEvidence(link=link, expected_bytes=total, carried_bytes=carried[link], verdict=verdict, fields=fields)
 
 
-_FIELDS = {"nvlink": "138/139", NVLINK_COUNT: "202/204", "pcie": "197/198"}
+_FIELDS = {"nvlink": "138/139", "nvlink-count": "202/204", "pcie": "197/198"}
 
 
 def _proof(
