@@ -178,11 +178,9 @@ def _session(
     if options.resume is None:
         nodes = select_nodes(options.nodes, options.exclude)
         total = _check_command(context, command, remote, launcher)
-        tool, words = options.remote_command or "egmctl", tuple(remote)
-        asked = Asked(
-            command=command, arguments=words, nodes=nodes, remote_command=tool, version=version, domain_gpus=total
-        )
-        return new_session(asked, options.folder)
+        tool = options.remote_command or "egmctl"
+        asked = Asked(command=command, arguments=tuple(remote), nodes=nodes, remote_command=tool, version=version)
+        return new_session(replace(asked, domain_gpus=total), options.folder)
     given = {"-w": options.nodes, "-x": options.exclude, "-o": options.folder, "an option after --": remote}
     if wrong := next((name for name, value in given.items() if value), None):
         raise UsageError(f"--resume repeats the earlier command: leave out {wrong}")

@@ -229,9 +229,10 @@ def readiness(asked: Asked, answers: Sequence[NodeAnswer], loaded: Mapping[str, 
     """
     machines = {node: machine for node, saved in loaded.items() for machine in saved.machines}
     if asked.domain_gpus is None:
-        # Nodes whose GPUs cannot be in a rack, as HGX boards beside it, are no part of the answer.
-        answers = [answer for answer in answers if not _has_own_fabric(machines.get(answer.node))]
-        machines = {node: machine for node, machine in machines.items() if not _has_own_fabric(machine)}
+        # HGX boards beside a rack are no part of the answer.
+        boards = {node for node, m in machines.items() if m.gpus and not any(in_rack(m, gpu) for gpu in m.gpus)}
+        machines = {node: machine for node, machine in machines.items() if node not in boards}
+        answers = [answer for answer in answers if answer.node not in boards]
     domains = {node: {gpu.bus_id: _identity(m, gpu) for gpu in m.gpus or ()} for node, m in machines.items()}
     # The node of each GPU of a domain.
     members = grouped((own, node) for node, of_node in domains.items() for own in of_node.values() if own[0])
@@ -277,11 +278,6 @@ def _reasons(
     unclear = bool(answer.exit_code) and not failed
     rest = [bus_id for bus_id, own in domains.items() if unclear or own == UNKNOWN]
     yield rest, UnreadyGpus(kind=Unready.UNKNOWN, reason=answer.reach.value)
-
-
-def _has_own_fabric(machine: Machine | None) -> bool:
-    gpus = (machine and machine.gpus) or ()
-    return machine is not None and bool(gpus) and not any(in_rack(machine, gpu) for gpu in gpus)
 
 
 def _identity(machine: Machine, gpu: Gpu) -> Identity:
