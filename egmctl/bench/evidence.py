@@ -200,6 +200,9 @@ def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidenc
     link, verdict = _proof(task, link, carried, total)
     older = all(link in _way(rises, gpu, sent) for gpu, sent in expected)
     fields = None if carried[link] is None else _FIELDS[link if older else f"{link}-count"]
+    if verdict is LinkProof.REFUTED and fields == _FIELDS["nvlink-count"]:
+        # No GPU was seen yet on which these counters answer: that they stand still refutes nothing.
+        verdict = LinkProof.UNKNOWN
     return LinkEvidence(link=link, expected_bytes=total, carried_bytes=carried[link], verdict=verdict, fields=fields)
 
 

@@ -177,10 +177,10 @@ def _session(
     version = "" if options.any_version else f"egmctl {__version__}"
     if options.resume is None:
         nodes = select_nodes(options.nodes, options.exclude)
-        _check_command(context, command, remote, launcher)
+        total = _check_command(context, command, remote, launcher)
         tool = options.remote_command or "egmctl"
         asked = Asked(command=command, arguments=tuple(remote), nodes=nodes, remote_command=tool, version=version)
-        return new_session(asked, options.folder)
+        return new_session(replace(asked, domain_gpus=total), options.folder)
     given = {"-w": options.nodes, "-x": options.exclude, "-o": options.folder, "an option after --": remote}
     if wrong := next((name for name, value in given.items() if value), None):
         raise UsageError(f"--resume repeats the earlier command: leave out {wrong}")
@@ -199,17 +199,23 @@ def _word(kind: type[Word], text: str, sentence: str) -> Word:
         raise UsageError(f"{sentence} as {printable(text[:40])!r}; valid are {', '.join(kind)}") from error
 
 
-def _check_command(context: typer.Context, command: Command, arguments: Sequence[str], launcher: Launcher) -> None:
+def _check_command(
+    context: typer.Context, command: Command, arguments: Sequence[str], launcher: Launcher
+) -> int | None:
     """Check that a command's arguments are valid and lead to a JSON document, and that the launcher is installed.
+
+    Return the number of GPUs that ``--expect`` states for the domain. What else it may state is for the nodes to read.
 
     Raises
     ------
     UsageError
-        If the command has no such option, an option leads to no document, or the launcher is not in the PATH.
+        If an option is invalid or leads to no document, or the launcher is not in the PATH.
     """
     from typing import cast
 
     from typer.core import TyperGroup
+
+    from egmctl.doctor.check import expectation
 
     parser = cast(TyperGroup, context.find_root().command).commands[command.value]
     with parser.make_context(f"egmctl {command}", [*arguments]) as remote:
@@ -217,8 +223,11 @@ def _check_command(context: typer.Context, command: Command, arguments: Sequence
             given, usual = remote.params.get(parameter.name or ""), parameter.get_default(remote)
             if parameter.name in NO_DOCUMENT and (given or None) != (usual or None):
                 raise UsageError(f"after --, {parameter.opts[-1]} is not allowed: fleet collects JSON from each node")
+    expect = remote.params.get("expect") or ""
+    domain_gpus = expectation(expect).domain_gpus if "domain-gpus" in expect else None
     if shutil.which(launcher) is None:
         raise UsageError(f"--launcher {launcher}: there is no {launcher} in the PATH")
+    return domain_gpus
 
 
 def _words(progress: Progress) -> str:

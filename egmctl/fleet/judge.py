@@ -6,11 +6,9 @@ import re
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pkgutil import resolve_name
 from statistics import mode
 
-from egmctl.doctor.check import expectation
 from egmctl.documents import FILE_LIMIT, check_schema, parse_object, short
 from egmctl.errors import ERROR_SCHEMA, ExitCode, UsageError
 from egmctl.fleet.folder import Folder
@@ -22,7 +20,7 @@ from egmctl.model.machine import MACHINE_SCHEMA, Machine
 from egmctl.model.record import Command
 from egmctl.report.kinds import KINDS
 from egmctl.saved import Saved
-from egmctl.topology.platform import multi_node
+from egmctl.topology.platform import in_rack, multi_node
 from egmctl.units import fold, format_size, grouped, printable
 
 MARK = "egmctl-fleet"
@@ -230,12 +228,15 @@ def readiness(asked: Asked, answers: Sequence[NodeAnswer], loaded: Mapping[str, 
         The results of the nodes that answered.
     """
     machines = {node: machine for node, saved in loaded.items() for machine in saved.machines}
+    if asked.domain_gpus is None:
+        # HGX boards beside a rack are no part of the answer.
+        boards = {node for node, m in machines.items() if m.gpus and not any(in_rack(m, gpu) for gpu in m.gpus)}
+        machines = {node: machine for node, machine in machines.items() if node not in boards}
+        answers = [answer for answer in answers if answer.node not in boards]
     domains = {node: {gpu.bus_id: _identity(m, gpu) for gpu in m.gpus or ()} for node, m in machines.items()}
     # The node of each GPU of a domain.
     members = grouped((own, node) for node, of_node in domains.items() for own in of_node.values() if own[0])
-    words = " ".join(asked.arguments).replace("--expect=", "--expect ").split()
-    texts = [text for word, text in pairwise(words) if word == "--expect" and "domain-gpus" in text]
-    expected = expectation(texts[-1]).domain_gpus if texts and loaded else None
+    expected = asked.domain_gpus if loaded else None
     if asked.command not in (Command.DOCTOR, Command.BRINGUP) or not (members or expected):
         return None
     ordered = sorted(members, key=lambda own: -len(members[own]))

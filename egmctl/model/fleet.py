@@ -72,6 +72,8 @@ class Asked:
     """The egmctl command on the nodes."""
     version: Plain
     """The required output of ``egmctl --version`` on the nodes; empty if any version is accepted."""
+    domain_gpus: int | None = None
+    """The number of GPUs that the domain must have, of ``--expect domain-gpus=N``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from statistics import median, median_high, median_low
 from egmctl.bench.engine import ENGINES
 from egmctl.model.measurement import Measurement, RunReport, Status
 from egmctl.model.profile import Profile, Reference, Unit
-from egmctl.model.route import HOST_MEMORY, Hop, MemoryKind, PublishedRate, hop_symbol
+from egmctl.model.route import HOST_MEMORY, Hop, LinkKind, MemoryKind, PublishedRate, hop_symbol
 from egmctl.model.task import Endpoint, Flow, Pattern, Point, Quantity, named
 from egmctl.model.verdict import Culprit, Direction, Grade, Judgement, Yardstick
 from egmctl.units import MIB, format_size, grouped
@@ -363,6 +363,10 @@ def against_link(measurement: Measurement, value: float, profile: Profile | None
     part = value / limit.gb_s
     grade = _LINK_BOUNDS.grade(part)
     reason = f"{measurement.path}: {value:.4g} GB/s is {100 * part:.0f} % of {limit.name}'s {limit.gb_s:.4g} GB/s"
+    unrated = any(hop.link is LinkKind.SMP and hop.nominal_gb_s is None for hop in route.hops)
+    if grade is not Grade.PASS and unrated and route.first_link is LinkKind.C2C:
+        # A board of two GH200 reaches 30 % of C2C across its CPUs (profiles/gh200x2-480gb.toml).
+        return no_reference(Yardstick.LINK, value, f"{reason}; the rate of the link between the CPUs is not known")
     if limit.limit.source is not None:
         source = f"published: {limit.limit.source}"
     elif part > MORE_THAN_IT_CARRIES:

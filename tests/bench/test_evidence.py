@@ -182,14 +182,16 @@ def test_the_link_at_the_gpu_is_the_first_one_of_the_route(route: Route, expecte
     [
         ({"nvlink": MOVED}, MOVED, LinkProof.PROVEN, "138/139"),
         ({"nvlink-count": MOVED}, MOVED, LinkProof.PROVEN, "202/204"),
-        ({"nvlink-count": 4096}, 4096, LinkProof.REFUTED, "202/204"),
+        ({"nvlink-count": 4096}, 4096, LinkProof.UNKNOWN, "202/204"),
+        ({"nvlink": 4096, "nvlink-count": 0}, 4096, LinkProof.REFUTED, "138/139"),
+        ({"nvlink": MOVED, "nvlink-count": 0}, None, LinkProof.UNKNOWN, None),
         ({"nvlink": MOVED, "nvlink-count": MOVED * 9 // 8}, MOVED, LinkProof.PROVEN, "138/139"),
         ({"nvlink": 0, "nvlink-count": MOVED}, None, LinkProof.UNKNOWN, None),
         ({"nvlink": MOVED, "nvlink-count": 2 * MOVED}, None, LinkProof.UNKNOWN, None),
         ({}, None, LinkProof.UNKNOWN, None),
     ],
 )
-def test_of_two_kinds_of_nvlink_counters_either_tells_and_both_must_agree(
+def test_of_two_kinds_of_nvlink_counters_either_proves_and_both_must_agree(
     sent: dict[str, int], carried: int | None, verdict: LinkProof, fields: str | None
 ) -> None:
     found = evidence(task(P2P), 3, {A: Traffic(sent, {"nvlink": 0, "nvlink-count": 0})})

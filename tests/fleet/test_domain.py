@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from egmctl.api.doctor import Doctor
+from egmctl.doctor.check import expectation
 from egmctl.fleet import session
 from egmctl.fleet.folder import new_folder
 from egmctl.model.bringup import Answer, Bringup
@@ -81,7 +82,14 @@ def rack(tmp_path: Path) -> Ask:
             file = f"nodes/{node}.json"
             (folder.path / file).write_text(text)
             answers.append(NodeAnswer(node=node, reach=Reach.ANSWERED, exit_code=code, file=file))
-        asked = Asked(command=command, arguments=arguments, nodes=nodes, remote_command="egmctl", version="")
+        asked = Asked(
+            command=command,
+            arguments=arguments,
+            nodes=nodes,
+            remote_command="egmctl",
+            version="",
+            domain_gpus=expectation(arguments[1]).domain_gpus if "--expect" in arguments else None,
+        )
         report = FleetReport(
             asked=asked,
             folded=fold(nodes),
@@ -158,6 +166,8 @@ def test_three_faults_are_named_in_the_first_lines_with_the_gpus_they_cost(
             "23 of 24 GPUs are ready: GPU1 of tray02: not determined",
         ),
         ({"tray02": WARNED}, "", Answer.GO, "24 of 24 GPUs are ready"),
+        ({"tray02": shipped("hgx-h200x4")}, "", Answer.GO, "20 of 20 GPUs are ready in 1 NVLink domain"),
+        (dict.fromkeys(TRAYS[2:], shipped("hgx-b200")), "", Answer.GO, "8 of 8 GPUs are ready in 1 NVLink domain"),
     ],
 )
 def test_each_gpu_that_is_not_ready_has_its_reason(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from tests.conftest import ROOT, RunEgmctl
         ),
         (("topo", "-w", "a", "--", "--machine", "gh200"), "after --, --machine is not allowed"),
         (("doctor", "-w", "a", "--", "--format", "prom"), "after --, --format is not allowed"),
+        (("doctor", "-w", "a", "--", "--expect", "domain-gpus=x"), "--expect 'domain-gpus=x' is no count"),
         (("bench", "-w", "a", "--", "--list"), "after --, --list is not allowed"),
         (("doctor", "-w", "a", "--fanout", "0"), "0 is not in the range"),
         (("doctor", "--resume", "x", "-w", "a"), "--resume repeats the earlier command: leave out -w"),
@@ -42,6 +44,15 @@ def test_what_makes_no_sense_is_refused(
     assert (done.code, done.out) == (2, ""), done.err
     assert sentence in done.err
     assert list(tmp_path.iterdir()) == [], "no folder was made"
+
+
+@pytest.mark.parametrize("arguments", [("--expect", "gpus=4, domain-gpus=28"), ("--expect=domain-gpus = 28",)])
+def test_the_gpus_of_the_domain_are_read_as_the_nodes_read_them(
+    egmctl: RunEgmctl, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    (tmp_path / "ssh").symlink_to("/bin/false")
+    done = egmctl("fleet", "doctor", "-w", "a", "--json", "--", *arguments, cwd=tmp_path, env={"PATH": str(tmp_path)})
+    assert json.loads(done.out)["result"]["asked"]["domain_gpus"] == 28, done.err
 
 
 def test_where_clustershell_is_missing_it_is_one_sentence(egmctl: RunEgmctl, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_no_verdict_goes_with_nothing_that_is_about_the_verdict(option: tuple[st
 def test_list_names_every_profile_with_what_it_knows() -> None:
     ended = run("profile", "list")
     assert ended.code == 0
-    assert "hgx-b200     HGX B200 and DGX B200: B200 on NVSwitch\n             no references\n" in ended.out
+    assert "hgx-b200       HGX B200 and DGX B200: B200 on NVSwitch\n               no references\n" in ended.out
     assert max(map(len, ended.out.splitlines())) <= 80
     profiles = result(run("profile", "list", "--json").out)["profiles"]
     assert {entry["profile"]["name"] for entry in profiles} >= {"hgx-h200", "gb300-nvl72"}

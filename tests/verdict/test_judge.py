@@ -162,6 +162,13 @@ def test_the_link_between_two_cpus_limits_a_path_across_it_where_its_rate_is_pub
     assert reasons["NUMA0 -> GPU0"].endswith("59 % of C2C's 223.6 GB/s")
 
 
+def test_a_path_across_cpus_whose_link_has_no_published_rate_is_not_called_slow_by_its_c2c() -> None:
+    """133 GB/s are typical of the board (profiles/gh200x2-480gb.toml), and 30 % of its C2C."""
+    report = run(PINNED, machine=shipped("gh200x2"), nodes=[0, 1], value=lambda *_: 133.0)
+    grades = {j.reason.split(": ")[0]: j.grade for j in by(verdict_of(report, None), Yardstick.LINK)}
+    assert (grades["NUMA0 -> GPU0"], grades["NUMA1 -> GPU0"]) == (Grade.WARN, Grade.NO_REFERENCE)
+
+
 def test_flows_of_several_processes_are_not_taken_for_sharers_of_one_node_s_memory() -> None:
     case = "host_to_all_memcpy_ce"
     report = run(case, machine=GB200, nodes=[0, 1], value=lambda *_: 168.5)

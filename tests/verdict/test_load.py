@@ -93,7 +93,8 @@ def test_every_shipped_profile_fits_the_schema_and_names_the_source_of_each_numb
 def test_all_platforms_have_a_profile() -> None:
     assert {path.stem for path in SHIPPED} == {
         *("hgx-a100", "hgx-h100", "hgx-h200", "hgx-b200"),
-        *("gh200-480gb", "gh200-120gb", "gh200-144g", "gh200x2", "gh200x4", "gb200-tray", "gb200-nvl72", "gb300-nvl72"),
+        *("gh200-480gb", "gh200-120gb", "gh200-144g", "gh200x2-480gb", "gh200x4"),
+        *("gb200-tray", "gb200-nvl72", "gb300-nvl72"),
     }
 
 

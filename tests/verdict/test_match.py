@@ -35,7 +35,7 @@ def test_each_machine_is_of_one_profile_only(machine: str, profile: str) -> None
     [
         ("gh200", "NVIDIA GH200 120GB", 0x2342, "gh200-120gb"),
         ("gh200", "NVIDIA GH200 144G HBM3e", 0x2348, "gh200-144g"),
-        ("gh200x2", "NVIDIA GH200 480GB", 0x2342, "gh200x2"),
+        ("gh200x2", "NVIDIA GH200 480GB", 0x2342, "gh200x2-480gb"),
     ],
 )
 def test_boards_of_one_kind_with_other_memory_are_of_another_profile(
