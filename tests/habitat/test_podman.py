@@ -22,7 +22,7 @@ from tests.habitat.place import BOUND, CGROUPS, SMALL, install, program, readabl
 
 pytestmark = [
     pytest.mark.needs_root,
-    pytest.mark.needs("podman", "mount", "cc"),
+    pytest.mark.needs("podman", "crun", "mount", "cc"),
     pytest.mark.processes,
     pytest.mark.long,
     without_driver,
