@@ -18,9 +18,7 @@ SECTIONS = ("host", "gpus", "pairs", "switches", "nics", "driver", "process")
 """The sections of a machine that the command shows."""
 
 
-MatrixOption = Annotated[
-    bool, typer.Option("--matrix", "-m", help="Only the matrix of the links, as nvidia-smi topo -m shows it.")
-]
+MatrixOption = Annotated[bool, typer.Option("--matrix", "-m", help="Only the matrices of the links and of the routes.")]
 
 
 @takes_options(TOPO.formats)
@@ -29,7 +27,8 @@ def topo(
 ) -> int:
     """Show how GPUs, NICs and host memory are connected, and which routes are Extended GPU Memory (EGM).
 
-    -m leaves out everything but the matrix; JSON and CSV are the same with it.
+    -m leaves out everything but the matrix of nvidia-smi topo -m and that of the routes. JSON and CSV are the same
+    with it.
     """
     outputs = node_outputs(output, TOPO, machine)
 

@@ -122,7 +122,7 @@ class Explanations:
         if any(each.causes for each in self.explanations):
             return None
         if self.lines is not None and not self.explanations:
-            return f"no error of CUDA or NVML and no Xid is in the {self.lines} lines that were read"
+            return f"no error of CUDA or NVML and no Xid was found (lines read: {self.lines})"
         return "no cause of this error is known"
 
     @property

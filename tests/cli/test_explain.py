@@ -83,7 +83,8 @@ def test_what_is_not_known_and_a_text_without_errors_end_with_3(tmp_path: Path) 
     assert run("explain", "cuLaunchKernel", "702", *H200).code == 3
     done = run("explain", text, *H200)
     assert done.code == 3
-    assert done.out.startswith("NOT KNOWN: no error of CUDA or NVML and no Xid is in the 1 lines that were read")
+    assert done.out.startswith("NOT KNOWN: no error of CUDA or NVML and no Xid was found (lines read: 1)")
+    assert "-v shows the sources" not in done.out
 
 
 def test_a_text_is_answered_once_for_each_kind_with_its_line(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ def test_two_idle_runs_are_the_same(runs: dict[str, Saved]) -> None:
     for first, second in (("idle", "idle-again"), ("idle-again", "idle")):
         comparison = compared(runs, first, second)
         assert (comparison.compared, {path.outcome for path in comparison.paths}) == (74, {Outcome.SAME})
+        assert "slowest first" not in text_of(comparison)
 
 
 def test_traffic_beside_a_run_is_named_by_its_gpus_and_memory_of_the_host_is_not_blamed(runs: dict[str, Saved]) -> None:

@@ -56,6 +56,18 @@ def test_examples_are_there() -> None:
     assert len(examples()) >= 7
 
 
+def commands_for_shipped_machines() -> list[str]:
+    lines = [line.partition("#")[0] for path in DOCUMENTS for line in path.read_text().splitlines()]
+    return [line for line in lines if re.match(r"egmctl .*--machine (?!node\.json)", line)]
+
+
+@pytest.mark.long
+def test_a_command_for_a_shipped_machine_is_not_refused(egmctl: RunEgmctl) -> None:
+    assert commands_for_shipped_machines()
+    for line in commands_for_shipped_machines():
+        assert egmctl(*shlex.split(line)[1:]).code in (0, 1), line
+
+
 def test_every_make_target_that_is_named_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for document in ("README.md", "CONTRIBUTING.md"):

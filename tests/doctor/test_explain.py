@@ -151,7 +151,7 @@ def test_a_model_says_so_and_an_open_answer_says_what_to_look_at() -> None:
     shown = as_text(explain("cudaDeviceEnablePeerAccess", 217, shipped("gb200-nvl72")))
     assert shown.startswith("MODEL of gb200-nvl72")
     assert "NOT DETERMINED: no known cause shows here; checks exclude 0 of 2" in shown
-    assert "Next: check nvidia-smi topo -p2p rw" in shown
+    assert "Next: look for the first cause: nvidia-smi topo -p2p rw" in shown
 
 
 def test_a_cause_that_several_failures_share_is_explained_once() -> None:

@@ -45,6 +45,7 @@ for name; do
         done
     done
 done 2>/dev/null
+rm -f "/run/cdi/${folder##*/}.json"
 umount --lazy "$folder/python" "$folder/tree" "$folder/packages" && rm -r --one-file-system "$folder"
 """
 """Waits for the tests to end, however they do, and removes what they leave: processes and cgroups, mounts and files."""

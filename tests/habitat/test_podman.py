@@ -22,7 +22,7 @@ from tests.habitat.place import BOUND, CGROUPS, SMALL, install, program, readabl
 
 pytestmark = [
     pytest.mark.needs_root,
-    pytest.mark.needs("podman", "mount", "cc"),
+    pytest.mark.needs("podman", "crun", "mount", "cc"),
     pytest.mark.processes,
     pytest.mark.long,
     without_driver,
@@ -94,7 +94,8 @@ def container(folder: Path) -> list[str]:
     own = [f"--{name}={folder}/{name}" for name in ("root", "runroot")]
     given = [f"--volume={volume}" for volume in (f"{folder}:{folder}", *bound)]
     return [
-        *("unshare", "--mount", "sh", "-c", hidden, "sh", "podman", *own, "--storage-driver=vfs"),
+        *("setpriv", "--pdeathsig=KILL", "unshare", "--mount", "sh", "-c", hidden, "sh"),
+        *("podman", *own, "--storage-driver=vfs"),
         *("run", "--rm", "--pull=never", "--network=host", "--workdir=/", f"--cgroup-parent=/{CGROUP}", *given),
         f"--env=PATH={folder}/bin:/usr/bin:/bin",
     ]
@@ -110,7 +111,7 @@ def cdi_devices(folder: Path) -> Iterator[None]:
     named = {"all": gpus} | {str(minor): [gpu] for minor, gpu in enumerate(gpus)}
     devices = [{"name": name, "containerEdits": {"deviceNodes": nodes}} for name, nodes in named.items()]
     edits = {"deviceNodes": shared}
-    # One of the two places where Podman looks (containers.conf(5)); it is lost when the machine restarts.
+    # One of the two places where Podman looks (containers.conf(5)).
     place = Path("/run/cdi") / f"{folder.name}.json"
     place.parent.mkdir(exist_ok=True)
     place.write_text(json.dumps({"cdiVersion": "0.5.0", "kind": KIND, "devices": devices, "containerEdits": edits}))

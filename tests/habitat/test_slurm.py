@@ -26,7 +26,7 @@ from tests.mpi.nodes import in_domain
 
 pytestmark = [
     pytest.mark.needs_root,
-    pytest.mark.needs("slurmd", "mount", "cc"),
+    pytest.mark.needs("slurmd", "slurmctld", "srun", "munged", "mount", "cc"),
     pytest.mark.processes,
     pytest.mark.long,
     without_driver,

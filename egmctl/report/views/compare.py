@@ -138,7 +138,7 @@ def _body(comparison: Comparison) -> Iterator[doc.Block]:
     yield verdict(comparison)
     yield from _causes(comparison)
     if not comparison.of_nodes:
-        yield doc.Section("Changes, the slowest first", partial(_changes, comparison))
+        yield doc.Section(f"Changes{', the slowest first' * bool(comparison.affected)}", partial(_changes, comparison))
     for unit, title in (*_QUANTITIES.items(), ("", "Other paths")):
         rows = [row for row in comparison.affected if _unit(comparison, row) == unit]
         if comparison.of_nodes or not unit:
