@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from egmctl.doctor.kernel_faults import catalogue, meaning
-from egmctl.driver.signatures import signatures
+from egmctl.driver.signatures import nearest_function, signatures
 from egmctl.errors import UsageError
 from egmctl.model.explanation import CauseState, ErrorLog, Explanation, Explanations, Failure, KnownCause, Library
 from egmctl.model.finding import Diagnosis, Finding, Status
 from egmctl.model.kernel_log import EventKind, KernelEvent
+from egmctl.units import printable
 
 XID_SOURCE = "https://docs.nvidia.com/deploy/xid-errors/"
 
@@ -52,9 +53,11 @@ def failures_of(call: str | None, error: str | int | None) -> tuple[Failure, ...
     Raises
     ------
     UsageError
-        There is no such error.
+        There is no such error, or the function's name is misspelt.
     """
     known = signatures()
+    if call is not None and not known.of_call(call) and (nearest := nearest_function(call)) is not None:
+        raise UsageError(f"there is no function {printable(call[:100])}; did you mean {nearest}?")
     library = Library.NVML if (call or "").startswith("nvml") else Library.CUDA
     number: int | None = None
     if error is not None:
@@ -107,8 +110,8 @@ def _judged(failure: Failure, cause: KnownCause, findings: Mapping[str, Sequence
     own = [finding for check in cause.checks for finding in findings.get(check, ())]
     wrong = [finding for finding in own if finding.status in (Status.FAIL, Status.WARN)]
     unsure = [finding for finding in own if finding.status is Status.UNKNOWN]
-    # A check that does not apply says nothing: a GPU without a fabric has no state of it.
-    passes = bool(own) and all(finding.status in (Status.PASS, Status.NOTE) for finding in own)
+    # A check that does not apply says nothing, and a note may be the cause: a deliberate configuration.
+    passes = bool(own) and all(finding.status is Status.PASS for finding in own)
     state = CauseState.EXCLUDED if passes and cause.decides else CauseState.UNKNOWN
     if wrong or _stated(failure, cause):
         state = CauseState.HOLDS

@@ -63,6 +63,38 @@ def test_a_check_that_does_not_apply_excludes_nothing() -> None:
     assert causes["the GPUs are in no NVLink fabric, so that they have no fabric handles"] is CauseState.UNKNOWN
 
 
+@pytest.mark.parametrize("value", ["", "-1", "NoDevFiles"])
+def test_a_variable_that_hides_every_gpu_is_the_cause(value: str) -> None:
+    machine = patched(shipped("hgx-h200x4"), "process", environment={"CUDA_VISIBLE_DEVICES": value})
+    assert "hides every GPU" in as_text(egmctl.Doctor(check=("env.visible-devices",)).diagnose(machine))
+    first, *_ = explained(machine, "cuInit", 100).causes
+    assert (first.state, first.cause[:20]) == (CauseState.HOLDS, "CUDA_VISIBLE_DEVICES")
+
+
+def test_a_note_excludes_nothing() -> None:
+    """A GPU may be reserved for a virtual machine on purpose, and then cannot be opened all the same."""
+    causes = explained(patched(shipped("dgx-h100"), "gpus[0].pci", driver="vfio-pci"), "cuInit", 100).causes
+    assert CauseState.EXCLUDED not in {cause.state for cause in causes if "no GPU can be opened" in cause.cause}
+
+
+def test_settings_of_nccl_are_no_sign_of_compatibility_libraries() -> None:
+    machine = patched(shipped("hgx-h200x4"), "process", environment={"NCCL_P2P_DISABLE": "1"})
+    assert CauseState.HOLDS not in states(explained(machine, "cuInit", 803)).values()
+
+
+@pytest.mark.parametrize(
+    ("call", "error"), [(None, "CUDA_ERROR_JIT_COMPILER_NOT_FOUND"), ("cuInit", 803), ("cuInit", 999)]
+)
+def test_that_nvml_works_excludes_no_fault_of_cudas_own_libraries_and_nodes(call: str | None, error: Any) -> None:
+    (explanation,) = explain(call, error, shipped("hgx-h200x4")).explanations
+    assert {cause.state for cause in explanation.causes} == {CauseState.UNKNOWN}
+
+
+def test_a_function_that_only_the_runtime_has_is_taken() -> None:
+    for call in ("cudaLaunchKernel", "cudaMemcpyToSymbol", "cuMemcpyAsync_v2_ptsz", "cudaMalloc"):
+        assert explain(call, 700).explanations[0].failure.call == call
+
+
 def test_a_gpu_that_an_ordinary_allocation_lacks_is_the_cause_where_memory_of_it_is_opened() -> None:
     machine = with_gpu_denied(shipped("hgx-h200x4"), 3)
     assert egmctl.Doctor().diagnose(machine).exit_code is ExitCode.OK
