@@ -64,6 +64,8 @@ def test_a_saved_answer_is_shown_as_it_was(tmp_path: Path) -> None:
         (("nonsense",), "explain 'nonsense': that is no function (cuMemCreate,"),
         (("no-such-file.log",), "and no file"),
         (("cuMemCreate", "CUDA_ERROR_FOO"), "there is no error CUDA_ERROR_FOO of CUDA"),
+        (("cuMemCreat", "800"), "there is no function cuMemCreat; did you mean cuMemCreate?"),
+        (("nvmlInt",), "there is no function nvmlInt; did you mean nvmlInit?"),
         (("/",), "/ cannot be read: Is a directory"),
         (("800", "--", "true"), "leave out what else is to be explained"),
         (("--machine", "gh200", "--", "true"), "leave out what else is to be explained"),
@@ -194,7 +196,9 @@ def test_a_file_of_its_own_is_kept_and_its_new_part_read(egmctl: RunEgmctl, tmp_
 
 def test_a_log_that_cannot_be_read_is_said(egmctl: RunEgmctl) -> None:
     done = egmctl("explain", "--", "false", env={"CUDA_LOG_FILE": "stderr"})
-    assert (done.code, "CUDA_LOG_FILE=stderr cannot be read" in done.err) == (1, True)
+    assert (done.code, done.err) == (1, "egmctl: false ended with 1; CUDA_LOG_FILE=stderr cannot be read\n")
+    done = egmctl("explain", "--", "sh", "-c", 'rm "$CUDA_LOG_FILE"; exit 1')
+    assert "CUDA_LOG_FILE=/" in done.err
 
 
 def test_of_a_log_that_fills_up_the_first_and_the_last_part_are_read(egmctl: RunEgmctl) -> None:
