@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 
 from egmctl.doctor.kernel_faults import catalogue, meaning
 from egmctl.driver.signatures import nearest_function, signatures
@@ -29,9 +30,7 @@ def explained(log: ErrorLog, diagnosis: Diagnosis | None) -> Explanations:
     diagnosis
         The findings of the checks of :func:`checks_of`; ``None`` if none were run: then no cause is excluded.
     """
-    findings: dict[str, list[Finding]] = {}
-    for finding in () if diagnosis is None else diagnosis.findings:
-        findings.setdefault(finding.check, []).append(finding)
+    findings = () if diagnosis is None else diagnosis.findings
     return Explanations(
         checked=None if diagnosis is None else diagnosis.machine.origin,
         explanations=tuple(_explained(failure, findings) for failure in log.failures),
@@ -64,9 +63,8 @@ def failures_of(call: str | None, error: str | int | None) -> tuple[Failure, ...
         number = int(error) if str(error).isdecimal() else 0
         library, number = known.numbers.get(str(error), (library, number))
         if (library, number) not in known.names:
-            raise UsageError(
-                f"there is no error {error} of {library.upper()}; 'egmctl docs explain' says what is valid"
-            )
+            near = "".join(f"; did you mean {name}?" for name in get_close_matches(str(error), known.numbers, 1))
+            raise UsageError(f"there is no error {error} of {library.upper()}{near}")
     if call is not None and number is not None:
         return (Failure(library=library, number=number, call=call),)
     every = known.errors.values()
@@ -91,7 +89,7 @@ def _known(failure: Failure) -> tuple[tuple[KnownCause, ...], tuple[str, ...]]:
     return tuple(causes), tuple(dict.fromkeys(source for each in entries for source in each.sources))
 
 
-def _explained(failure: Failure, findings: Mapping[str, Sequence[Finding]]) -> Explanation:
+def _explained(failure: Failure, findings: Sequence[Finding]) -> Explanation:
     causes, sources = _known(failure)
     judged = [_judged(failure, cause, findings) for cause in causes]
     judged.sort(key=lambda cause: (not _stated(failure, cause), list(CauseState).index(cause.state)))
@@ -106,8 +104,8 @@ def _explained(failure: Failure, findings: Mapping[str, Sequence[Finding]]) -> E
     )
 
 
-def _judged(failure: Failure, cause: KnownCause, findings: Mapping[str, Sequence[Finding]]) -> KnownCause:
-    own = [finding for check in cause.checks for finding in findings.get(check, ())]
+def _judged(failure: Failure, cause: KnownCause, findings: Sequence[Finding]) -> KnownCause:
+    own = [finding for check in cause.checks for finding in findings if finding.check == check]
     wrong = [finding for finding in own if finding.status in (Status.FAIL, Status.WARN)]
     unsure = [finding for finding in own if finding.status is Status.UNKNOWN]
     # A check that does not apply says nothing, and a note may be the cause: a deliberate configuration.

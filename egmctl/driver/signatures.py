@@ -103,12 +103,9 @@ def nearest_function(call: str) -> str | None:
 
     The bindings lack functions of the runtime that the driver has, and newer ones: what is unlike all is no mistake.
     """
-    names: set[str] = set()
-    for module in ("cuda.bindings.driver", "cuda.bindings.runtime", "pynvml"):
-        with contextlib.suppress(ImportError):
-            names.update(dir(importlib.import_module(module)))
-    name = signatures().driver_call(call)
-    known = bool(names & {name, name.replace("cuda", "cu", 1)})
+    modules = map(importlib.import_module, ("cuda.bindings.driver", "cuda.bindings.runtime", "pynvml"))
+    names, name = {name for module in modules for name in dir(module)}, signatures().driver_call(call)
+    known = names & {name, name.replace("cuda", "cu", 1)}
     return None if known else next(iter(get_close_matches(name, names, n=1, cutoff=0.85)), None)
 
 

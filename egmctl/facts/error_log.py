@@ -64,8 +64,7 @@ def read_failures(*streams: BinaryIO) -> ErrorLog:
         if not _CANDIDATE.search(part) or not _FAILS.search(part):
             continue
         line = part.decode("utf-8", "replace").strip()
-        failure = _failure(line, messages)
-        if failure is None:
+        if (failure := _failure(line, messages)) is None:
             continue
         call = None if failure.call is None else signatures().driver_call(failure.call)
         key = (failure.library, call, failure.number)

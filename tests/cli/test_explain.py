@@ -64,6 +64,7 @@ def test_a_saved_answer_is_shown_as_it_was(tmp_path: Path) -> None:
         (("nonsense",), "explain 'nonsense': that is no function (cuMemCreate,"),
         (("no-such-file.log",), "and no file"),
         (("cuMemCreate", "CUDA_ERROR_FOO"), "there is no error CUDA_ERROR_FOO of CUDA"),
+        (("CUDA_ERROR_NOT_PERMIT",), "of CUDA; did you mean CUDA_ERROR_NOT_PERMITTED?"),
         (("cuMemCreat", "800"), "there is no function cuMemCreat; did you mean cuMemCreate?"),
         (("nvmlInt",), "there is no function nvmlInt; did you mean nvmlInit?"),
         (("/",), "/ cannot be read: Is a directory"),
@@ -85,7 +86,8 @@ def test_what_is_not_known_and_a_text_without_errors_end_with_3(tmp_path: Path) 
     assert run("explain", "cuLaunchKernel", "702", *H200).code == 3
     done = run("explain", text, *H200)
     assert done.code == 3
-    assert done.out.startswith("NOT KNOWN: no error of CUDA or NVML and no Xid is in the 1 lines that were read")
+    assert done.out.startswith("NOT KNOWN: no error of CUDA or NVML and no Xid is in what was read (1 line)\n")
+    assert "-v" not in done.out.splitlines()[-1]
 
 
 def test_a_text_is_answered_once_for_each_kind_with_its_line(tmp_path: Path) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import egmctl
-from egmctl.api.doctor import explain, judged
+from egmctl.api.doctor import doctor_of, explain, judged
+from egmctl.doctor.explain import explained as decided
 from egmctl.driver.signatures import Signature, signatures
 from egmctl.errors import ExitCode, UsageError
 from egmctl.model.explanation import CauseState, ErrorLog, Explanation, Failure, KnownCause, Library
+from egmctl.model.finding import Status
 from egmctl.report.kinds import Format, render
 from tests.doctor.faults import ONLY_TOLD, faults, healthy
 from tests.doctor.machines import patched, shipped, with_gpu_denied
@@ -66,15 +69,20 @@ def test_a_check_that_does_not_apply_excludes_nothing() -> None:
 @pytest.mark.parametrize("value", ["", "-1", "NoDevFiles"])
 def test_a_variable_that_hides_every_gpu_is_the_cause(value: str) -> None:
     machine = patched(shipped("hgx-h200x4"), "process", environment={"CUDA_VISIBLE_DEVICES": value})
-    assert "hides every GPU" in as_text(egmctl.Doctor(check=("env.visible-devices",)).diagnose(machine))
+    (finding,) = egmctl.Doctor(check=("env.visible-devices",)).diagnose(machine).findings
+    assert (finding.status, finding.summary) == (Status.PASS, "CUDA_VISIBLE_DEVICES hides every GPU from CUDA")
     first, *_ = explained(machine, "cuInit", 100).causes
     assert (first.state, first.cause[:20]) == (CauseState.HOLDS, "CUDA_VISIBLE_DEVICES")
 
 
 def test_a_note_excludes_nothing() -> None:
-    """A GPU may be reserved for a virtual machine on purpose, and then cannot be opened all the same."""
-    causes = explained(patched(shipped("dgx-h100"), "gpus[0].pci", driver="vfio-pci"), "cuInit", 100).causes
-    assert CauseState.EXCLUDED not in {cause.state for cause in causes if "no GPU can be opened" in cause.cause}
+    log = ErrorLog(failures=(Failure(library=Library.CUDA, call="cuInit", number=100),))
+    checks = doctor_of(log.failures)
+    assert checks is not None
+    diagnosis = checks.diagnose(healthy())
+    notes = tuple(replace(finding, status=Status.NOTE) for finding in diagnosis.findings)
+    (explanation,) = decided(log, replace(diagnosis, findings=notes)).explanations
+    assert set(states(explanation).values()) == {CauseState.UNKNOWN}
 
 
 def test_settings_of_nccl_are_no_sign_of_compatibility_libraries() -> None:

@@ -6,18 +6,7 @@ import re
 from collections.abc import Mapping
 
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
-from egmctl.doctor.findings import (
-    as_root,
-    daemon_fact,
-    fact,
-    failed,
-    noted,
-    passed,
-    remove_option,
-    todo,
-    unknown,
-    warned,
-)
+from egmctl.doctor.findings import as_root, daemon_fact, fact, failed, passed, remove_option, todo, unknown, warned
 from egmctl.doctor.situation import NO_NVIDIA_GPU, driver_parameters, in_container, loss, services_hidden
 from egmctl.driver.signatures import cause_of
 from egmctl.model.finding import Finding, Guard, Remedy
@@ -134,9 +123,8 @@ def _visible_devices(machine: Machine, scope: Scope) -> Verdicts:
             cause=f"{several(len(usable), 'GPU')} can be used from here{others}",
         )
     elif text.strip() in _NO_GPU:
-        wanted = any(scope.names_purpose(guard) for guard in (Guard.EGM, Guard.P2P, Guard.IPC))
-        hides, remedy = f"{VISIBLE} hides every GPU from CUDA", todo("Unset it to use GPUs.", f"unset {VISIBLE}")
-        yield warned(hides, remedy) if wanted else noted(hides, remedy=remedy)
+        hides = f"{VISIBLE} hides every GPU from CUDA"
+        yield warned(hides, todo("Unset it.", f"unset {VISIBLE}")) if scope.purposes else passed(hides)
     else:
         entries = [part for part in text.split(",") if part.strip()]
         note = "use it to choose GPUs where EGM matters: hidden GPUs stay accessible, for imports and EGM routes too"

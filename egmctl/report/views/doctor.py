@@ -201,7 +201,7 @@ def _guards(check: CheckEntry) -> str:
 
 _MANY = 3
 """The number of failures up to which each cause is shown with how to see and fix it without ``-v``."""
-_RUN = "run the program by 'egmctl explain -- PROGRAM'"
+_RUN = "run the program with 'egmctl explain -- PROGRAM'"
 _STATES = {
     CauseState.HOLDS: ("HERE", Tone.BAD),
     CauseState.UNKNOWN: ("POSSIBLE", Tone.UNKNOWN),
@@ -234,7 +234,8 @@ def _explain_body(result: Explanations) -> Iterator[doc.Block]:
         shown.update(cause.cause for cause in each.causes)
     if result.left_out:
         yield doc.Paragraph(f"{several(result.left_out, 'line')} with further kinds of errors left out", tone=Tone.WARN)
-    yield doc.Hint(f"-v shows the sources{', and how to see and fix each cause' if brief else ''}")
+    if any(each.sources for each in result.explanations):
+        yield doc.Hint(f"-v shows the sources{', and how to see and fix each cause' if brief else ''}")
 
 
 def _causes(result: Explanations, *states: CauseState) -> list[KnownCause]:
@@ -252,9 +253,8 @@ def _explain_verdict(result: Explanations) -> doc.Verdict:
         return doc.Verdict("LIKELY CAUSE", Tone.BAD, "; ".join(cause.cause for cause in here), step)
     known = len(_causes(result, *CauseState))
     if result.checked is None:
-        return doc.Verdict(
-            "KNOWN", Tone.PLAIN, f"{several(len(result.explanations), 'error')}, {several(known, 'cause')}"
-        )
+        counts = f"{several(len(result.explanations), 'error')}, {several(known, 'cause')}"
+        return doc.Verdict("KNOWN", Tone.PLAIN, counts)
     words = f"no known cause shows here; checks exclude {known - len(possible)} of {known}"
     return doc.Verdict("NOT DETERMINED", Tone.UNKNOWN, words, f"check {possible[0].see}" if possible else _RUN)
 
@@ -263,10 +263,8 @@ def _failure_words(each: Explanation) -> Words:
     failure = each.failure
     call = f"{printable(failure.call)}: " if failure.call else ""
     number = f" ({failure.number})" if failure.library is not Library.XID and failure.number is not None else ""
-    further = [words for words in (each.runtime_name, each.meaning) if words not in ("", each.name)]
-    return doc.Span(f"{call}{each.name or 'any error'}{number}", Tone.STRONG), "".join(
-        f", {words}" for words in further
-    )
+    further = "".join(f", {words}" for words in (each.runtime_name, each.meaning) if words not in ("", each.name))
+    return doc.Span(f"{call}{each.name or 'any error'}{number}", Tone.STRONG), further
 
 
 def _cause_entry(cause: KnownCause, *, brief: bool, fix: bool) -> doc.Entry:
