@@ -142,6 +142,7 @@ def test_the_checks_are_run_on_this_node_without_loading_cuda(egmctl: RunEgmctl,
     done = egmctl("explain", "cuMemCreate", "800", env=node.environment())
     assert done.code == 0
     assert done.out.startswith("LIKELY CAUSE: there is no IMEX channel that this process may read and write")
+    assert "of this process, or of --pid PID" in done.out
     assert not [call for call in node.calls() if call.name.startswith("cu")]
 
 

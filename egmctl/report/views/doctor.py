@@ -236,6 +236,8 @@ def _explain_body(result: Explanations) -> Iterator[doc.Block]:
         yield doc.Paragraph(f"{several(result.left_out, 'line')} with further kinds of errors left out", tone=Tone.WARN)
     if any(each.sources for each in result.explanations):
         yield doc.Hint(f"-v shows the sources{', and how to see and fix each cause' if brief else ''}")
+    if _causes(result, CauseState.EXCLUDED) and result.checked is not None and result.checked.kind is OriginKind.LIVE:
+        yield doc.Paragraph("Access and limits are those of this process, or of --pid PID; another may have others.")
 
 
 def _causes(result: Explanations, *states: CauseState) -> list[KnownCause]:
