@@ -67,10 +67,8 @@ def failures_of(call: str | None, error: str | int | None) -> tuple[Failure, ...
             raise UsageError(f"there is no error {error} of {library.upper()}{near}")
     if call is not None and number is not None:
         return (Failure(library=library, number=number, call=call),)
-    every = known.errors.values()
-    entries = (
-        known.of_call(call) if call else [each for each in every if (each.library, each.number) == (library, number)]
-    )
+    same = [each for each in known.errors.values() if (each.library, each.number) == (library, number)]
+    entries = known.of_call(call) if call else same
     listed = tuple(Failure(library=each.library, number=each.number, call=each.call) for each in entries)
     return listed or (Failure(library=library, number=number, call=call),)
 

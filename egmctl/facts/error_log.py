@@ -107,10 +107,8 @@ def _failure(line: str, messages: dict[str, str]) -> Failure | None:
     calls = [call for call in _CALL.findall(line) if not call.startswith(("cudaError", "cudaSuccess"))]
     is_nvml = bool(calls and calls[0].startswith("nvml")) or "nvml" in line.lower()
     library = Library.NVML if is_nvml and "CUDA" not in line else Library.CUDA
-    error = next((known.numbers[name] for name in _NAME.findall(line) if name in known.numbers), None)
-    if error is None:
-        error = next(_stated(line, library), None)
-    if error is None:
+    named = (known.numbers[name] for name in _NAME.findall(line) if name in known.numbers)
+    if (error := next(named, None) or next(_stated(line, library), None)) is None:
         return None
     best = next((call for call in calls if (error[0], known.driver_call(call), error[1]) in known.errors), None)
     return Failure(library=error[0], number=error[1], call=best or next(iter(calls), None))
