@@ -147,8 +147,8 @@ def _run(program: Sequence[str], outputs: Outputs) -> int:
         # A program that succeeds has dealt with the failure, or has only tried.
         sys.stderr.write(f"{replace(outputs.targets[0], brief=code == 0).draw(result(False))}\n")
     elif code:
-        reason = f"{LOG_FILE}={chosen} cannot be read" if log is None else "CUDA logged no failed call"
-        say(f"{who} {ended}; {reason} (drivers before 575, CUDA 12.9, log none)")
+        nothing = "CUDA logged no failed call (drivers before 575, CUDA 12.9, log none)"
+        say(f"{who} {ended}; {f'{LOG_FILE}={printable(str(file))} cannot be read' if log is None else nothing}")
     return code if code >= 0 else _die(-code)
 
 

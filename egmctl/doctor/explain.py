@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 
 from egmctl.doctor.kernel_faults import catalogue, meaning
-from egmctl.driver.signatures import signatures
+from egmctl.driver.signatures import nearest_function, signatures
 from egmctl.errors import UsageError
 from egmctl.model.explanation import CauseState, ErrorLog, Explanation, Explanations, Failure, KnownCause, Library
 from egmctl.model.finding import Diagnosis, Finding, Status
 from egmctl.model.kernel_log import EventKind, KernelEvent
+from egmctl.units import printable
 
 XID_SOURCE = "https://docs.nvidia.com/deploy/xid-errors/"
 
@@ -28,9 +30,7 @@ def explained(log: ErrorLog, diagnosis: Diagnosis | None) -> Explanations:
     diagnosis
         The findings of the checks of :func:`checks_of`; ``None`` if none were run: then no cause is excluded.
     """
-    findings: dict[str, list[Finding]] = {}
-    for finding in () if diagnosis is None else diagnosis.findings:
-        findings.setdefault(finding.check, []).append(finding)
+    findings = () if diagnosis is None else diagnosis.findings
     return Explanations(
         checked=None if diagnosis is None else diagnosis.machine.origin,
         explanations=tuple(_explained(failure, findings) for failure in log.failures),
@@ -52,24 +52,23 @@ def failures_of(call: str | None, error: str | int | None) -> tuple[Failure, ...
     Raises
     ------
     UsageError
-        There is no such error.
+        There is no such error, or the function's name is misspelt.
     """
     known = signatures()
+    if call is not None and not known.of_call(call) and (nearest := nearest_function(call)) is not None:
+        raise UsageError(f"there is no function {printable(call[:100])}; did you mean {nearest}?")
     library = Library.NVML if (call or "").startswith("nvml") else Library.CUDA
     number: int | None = None
     if error is not None:
         number = int(error) if str(error).isdecimal() else 0
         library, number = known.numbers.get(str(error), (library, number))
         if (library, number) not in known.names:
-            raise UsageError(
-                f"there is no error {error} of {library.upper()}; 'egmctl docs explain' says what is valid"
-            )
+            near = "".join(f"; did you mean {name}?" for name in get_close_matches(str(error), known.numbers, 1))
+            raise UsageError(f"there is no error {error} of {library.upper()}{near}")
     if call is not None and number is not None:
         return (Failure(library=library, number=number, call=call),)
-    every = known.errors.values()
-    entries = (
-        known.of_call(call) if call else [each for each in every if (each.library, each.number) == (library, number)]
-    )
+    same = [each for each in known.errors.values() if (each.library, each.number) == (library, number)]
+    entries = known.of_call(call) if call else same
     listed = tuple(Failure(library=each.library, number=each.number, call=each.call) for each in entries)
     return listed or (Failure(library=library, number=number, call=call),)
 
@@ -88,7 +87,7 @@ def _known(failure: Failure) -> tuple[tuple[KnownCause, ...], tuple[str, ...]]:
     return tuple(causes), tuple(dict.fromkeys(source for each in entries for source in each.sources))
 
 
-def _explained(failure: Failure, findings: Mapping[str, Sequence[Finding]]) -> Explanation:
+def _explained(failure: Failure, findings: Sequence[Finding]) -> Explanation:
     causes, sources = _known(failure)
     judged = [_judged(failure, cause, findings) for cause in causes]
     judged.sort(key=lambda cause: (not _stated(failure, cause), list(CauseState).index(cause.state)))
@@ -103,12 +102,12 @@ def _explained(failure: Failure, findings: Mapping[str, Sequence[Finding]]) -> E
     )
 
 
-def _judged(failure: Failure, cause: KnownCause, findings: Mapping[str, Sequence[Finding]]) -> KnownCause:
-    own = [finding for check in cause.checks for finding in findings.get(check, ())]
+def _judged(failure: Failure, cause: KnownCause, findings: Sequence[Finding]) -> KnownCause:
+    own = [finding for check in cause.checks for finding in findings if finding.check == check]
     wrong = [finding for finding in own if finding.status in (Status.FAIL, Status.WARN)]
     unsure = [finding for finding in own if finding.status is Status.UNKNOWN]
-    # A check that does not apply says nothing: a GPU without a fabric has no state of it.
-    passes = bool(own) and all(finding.status in (Status.PASS, Status.NOTE) for finding in own)
+    # A check that does not apply says nothing, and a note may be the cause: a deliberate configuration.
+    passes = bool(own) and all(finding.status is Status.PASS for finding in own)
     state = CauseState.EXCLUDED if passes and cause.decides else CauseState.UNKNOWN
     if wrong or _stated(failure, cause):
         state = CauseState.HOLDS

@@ -7,9 +7,11 @@ means that the importer cannot use the GPU that owns the memory. So an entry is 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
@@ -94,6 +96,17 @@ class Signatures:
         """Return the entry of a call's error, else that of the error from any call, else none."""
         keys = ((library, name and self.driver_call(name), number) for name in (call, None))
         return [self.errors[key] for key in keys if key in self.errors][:1]
+
+
+def nearest_function(call: str) -> str | None:
+    """Return the function of cuda-bindings or pynvml that a misspelt name most resembles; ``None`` if it may be one.
+
+    The bindings lack functions of the runtime that the driver has, and newer ones: what is unlike all is no mistake.
+    """
+    modules = map(importlib.import_module, ("cuda.bindings.driver", "cuda.bindings.runtime", "pynvml"))
+    names, name = {name for module in modules for name in dir(module)}, signatures().driver_call(call)
+    known = names & {name, name.replace("cuda", "cu", 1)}
+    return None if known else next(iter(get_close_matches(name, names, n=1, cutoff=0.85)), None)
 
 
 _VERSION = re.compile(r"(_v[0-9]+|_ptsz|_ptds)+$")

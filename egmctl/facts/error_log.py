@@ -64,8 +64,7 @@ def read_failures(*streams: BinaryIO) -> ErrorLog:
         if not _CANDIDATE.search(part) or not _FAILS.search(part):
             continue
         line = part.decode("utf-8", "replace").strip()
-        failure = _failure(line, messages)
-        if failure is None:
+        if (failure := _failure(line, messages)) is None:
             continue
         call = None if failure.call is None else signatures().driver_call(failure.call)
         key = (failure.library, call, failure.number)
@@ -106,12 +105,10 @@ def _failure(line: str, messages: dict[str, str]) -> Failure | None:
     if xid is not None and xid.kind is EventKind.XID:
         return Failure(library=Library.XID, number=xid.number)
     calls = [call for call in _CALL.findall(line) if not call.startswith(("cudaError", "cudaSuccess"))]
-    is_nvml = bool(calls and calls[0].startswith("nvml")) or "NVML" in line
+    is_nvml = bool(calls and calls[0].startswith("nvml")) or "nvml" in line.lower()
     library = Library.NVML if is_nvml and "CUDA" not in line else Library.CUDA
-    error = next((known.numbers[name] for name in _NAME.findall(line) if name in known.numbers), None)
-    if error is None:
-        error = next(_stated(line, library), None)
-    if error is None:
+    named = (known.numbers[name] for name in _NAME.findall(line) if name in known.numbers)
+    if (error := next(named, None) or next(_stated(line, library), None)) is None:
         return None
     best = next((call for call in calls if (error[0], known.driver_call(call), error[1]) in known.errors), None)
     return Failure(library=error[0], number=error[1], call=best or next(iter(calls), None))
@@ -124,11 +121,15 @@ def _stated(line: str, library: Library) -> Iterator[tuple[Library, int]]:
             yield library, number
     if (words := _words(library).search(line)) is not None:
         names = signatures().names.items()
-        yield next(key for key, name in names if key[0] is library and name.words == words[0])
+        yield next(key for key, name in names if key[0] is library and name.words.lower() == words[0].lower())
 
 
 @cache
 def _words(library: Library) -> re.Pattern[str]:
-    """Return the pattern of the words of all errors of a library; longer ones first, as some begin like others."""
+    """Return the pattern of the words of all errors of a library; longer ones first, as some begin like others.
+
+    CUDA's are told from the system's, of which some differ by case alone ("Invalid argument").
+    """
     words = {name.words for (of_library, _), name in signatures().names.items() if of_library is library and name.words}
-    return re.compile("|".join(map(re.escape, sorted(words, key=len, reverse=True))))
+    pattern = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
+    return re.compile(pattern, re.IGNORECASE if library is Library.NVML else 0)

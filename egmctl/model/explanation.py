@@ -10,6 +10,7 @@ from egmctl.errors import ExitCode
 from egmctl.model.finding import Finding
 from egmctl.model.machine import Origin
 from egmctl.model.record import Plain
+from egmctl.units import several
 
 
 class Library(StrEnum):
@@ -122,7 +123,7 @@ class Explanations:
         if any(each.causes for each in self.explanations):
             return None
         if self.lines is not None and not self.explanations:
-            return f"no error of CUDA or NVML and no Xid was found (lines read: {self.lines})"
+            return f"no error of CUDA or NVML and no Xid is in what was read ({several(self.lines, 'line')})"
         return "no cause of this error is known"
 
     @property

@@ -64,6 +64,9 @@ def test_a_saved_answer_is_shown_as_it_was(tmp_path: Path) -> None:
         (("nonsense",), "explain 'nonsense': that is no function (cuMemCreate,"),
         (("no-such-file.log",), "and no file"),
         (("cuMemCreate", "CUDA_ERROR_FOO"), "there is no error CUDA_ERROR_FOO of CUDA"),
+        (("CUDA_ERROR_NOT_PERMIT",), "of CUDA; did you mean CUDA_ERROR_NOT_PERMITTED?"),
+        (("cuMemCreat", "800"), "there is no function cuMemCreat; did you mean cuMemCreate?"),
+        (("nvmlInt",), "there is no function nvmlInt; did you mean nvmlInit?"),
         (("/",), "/ cannot be read: Is a directory"),
         (("800", "--", "true"), "leave out what else is to be explained"),
         (("--machine", "gh200", "--", "true"), "leave out what else is to be explained"),
@@ -83,8 +86,8 @@ def test_what_is_not_known_and_a_text_without_errors_end_with_3(tmp_path: Path) 
     assert run("explain", "cuLaunchKernel", "702", *H200).code == 3
     done = run("explain", text, *H200)
     assert done.code == 3
-    assert done.out.startswith("NOT KNOWN: no error of CUDA or NVML and no Xid was found (lines read: 1)")
-    assert "-v shows the sources" not in done.out
+    assert done.out.startswith("NOT KNOWN: no error of CUDA or NVML and no Xid is in what was read (1 line)\n")
+    assert "-v" not in done.out.splitlines()[-1]
 
 
 def test_a_text_is_answered_once_for_each_kind_with_its_line(tmp_path: Path) -> None:
@@ -139,6 +142,7 @@ def test_the_checks_are_run_on_this_node_without_loading_cuda(egmctl: RunEgmctl,
     done = egmctl("explain", "cuMemCreate", "800", env=node.environment())
     assert done.code == 0
     assert done.out.startswith("LIKELY CAUSE: there is no IMEX channel that this process may read and write")
+    assert "of this process, or of --pid PID" in done.out
     assert not [call for call in node.calls() if call.name.startswith("cu")]
 
 
@@ -195,7 +199,9 @@ def test_a_file_of_its_own_is_kept_and_its_new_part_read(egmctl: RunEgmctl, tmp_
 
 def test_a_log_that_cannot_be_read_is_said(egmctl: RunEgmctl) -> None:
     done = egmctl("explain", "--", "false", env={"CUDA_LOG_FILE": "stderr"})
-    assert (done.code, "CUDA_LOG_FILE=stderr cannot be read" in done.err) == (1, True)
+    assert (done.code, done.err) == (1, "egmctl: false ended with 1; CUDA_LOG_FILE=stderr cannot be read\n")
+    done = egmctl("explain", "--", "sh", "-c", 'rm "$CUDA_LOG_FILE"; exit 1')
+    assert "CUDA_LOG_FILE=/" in done.err
 
 
 def test_of_a_log_that_fills_up_the_first_and_the_last_part_are_read(egmctl: RunEgmctl) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import egmctl
-from egmctl.api.doctor import explain, judged
+from egmctl.api.doctor import doctor_of, explain, judged
+from egmctl.doctor.explain import explained as decided
 from egmctl.driver.signatures import Signature, signatures
 from egmctl.errors import ExitCode, UsageError
 from egmctl.model.explanation import CauseState, ErrorLog, Explanation, Failure, KnownCause, Library
+from egmctl.model.finding import Status
 from egmctl.report.kinds import Format, render
 from tests.doctor.faults import ONLY_TOLD, faults, healthy
 from tests.doctor.machines import patched, shipped, with_gpu_denied
@@ -61,6 +64,43 @@ def test_a_check_that_does_not_apply_excludes_nothing() -> None:
     machine = patched(shipped("dgx-h100"), "gpus[*].nvml.fabric", state="not-supported")
     causes = states(explained(machine, "cuMemCreate", 800))
     assert causes["the GPUs are in no NVLink fabric, so that they have no fabric handles"] is CauseState.UNKNOWN
+
+
+@pytest.mark.parametrize("value", ["", "-1", "NoDevFiles"])
+def test_a_variable_that_hides_every_gpu_is_the_cause(value: str) -> None:
+    machine = patched(shipped("hgx-h200x4"), "process", environment={"CUDA_VISIBLE_DEVICES": value})
+    (finding,) = egmctl.Doctor(check=("env.visible-devices",)).diagnose(machine).findings
+    assert (finding.status, finding.summary) == (Status.PASS, "CUDA_VISIBLE_DEVICES hides every GPU from CUDA")
+    first, *_ = explained(machine, "cuInit", 100).causes
+    assert (first.state, first.cause[:20]) == (CauseState.HOLDS, "CUDA_VISIBLE_DEVICES")
+
+
+def test_a_note_excludes_nothing() -> None:
+    log = ErrorLog(failures=(Failure(library=Library.CUDA, call="cuInit", number=100),))
+    checks = doctor_of(log.failures)
+    assert checks is not None
+    diagnosis = checks.diagnose(healthy())
+    notes = tuple(replace(finding, status=Status.NOTE) for finding in diagnosis.findings)
+    (explanation,) = decided(log, replace(diagnosis, findings=notes)).explanations
+    assert set(states(explanation).values()) == {CauseState.UNKNOWN}
+
+
+def test_settings_of_nccl_are_no_sign_of_compatibility_libraries() -> None:
+    machine = patched(shipped("hgx-h200x4"), "process", environment={"NCCL_P2P_DISABLE": "1"})
+    assert CauseState.HOLDS not in states(explained(machine, "cuInit", 803)).values()
+
+
+@pytest.mark.parametrize(
+    ("call", "error"), [(None, "CUDA_ERROR_JIT_COMPILER_NOT_FOUND"), ("cuInit", 803), ("cuInit", 999)]
+)
+def test_that_nvml_works_excludes_no_fault_of_cudas_own_libraries_and_nodes(call: str | None, error: Any) -> None:
+    (explanation,) = explain(call, error, shipped("hgx-h200x4")).explanations
+    assert {cause.state for cause in explanation.causes} == {CauseState.UNKNOWN}
+
+
+def test_a_function_that_only_the_runtime_has_is_taken() -> None:
+    for call in ("cudaLaunchKernel", "cudaMemcpyToSymbol", "cuMemcpyAsync_v2_ptsz", "cudaMalloc"):
+        assert explain(call, 700).explanations[0].failure.call == call
 
 
 def test_a_gpu_that_an_ordinary_allocation_lacks_is_the_cause_where_memory_of_it_is_opened() -> None:

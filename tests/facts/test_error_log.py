@@ -58,6 +58,7 @@ def test_an_error_is_found_as_each_source_writes_it(line: str, call: str | None,
     [
         ("Failed to initialize NVML: Driver/library version mismatch", Library.NVML, 18),
         ("Failed to initialize NVML: Unknown Error", Library.NVML, 999),
+        ("nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown", Library.NVML, 9),
         ("pynvml.NVMLError_DriverNotLoaded: Driver Not Loaded", Library.NVML, 9),
         ("nvmlInit_v2() failed: NVML_ERROR_GPU_IS_LOST", Library.NVML, 15),
         ("[ 12.3] NVRM: Xid (PCI:0000:00:06): 31, pid=2228, name=python3, MMU Fault", Library.XID, 31),

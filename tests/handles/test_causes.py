@@ -36,7 +36,7 @@ KNOWN = [
     ("cuInit", 100, "no GPU can be opened"),
     ("cuMemAlloc", 2, "not enough free memory"),
     ("cuDevicePrimaryCtxRetain", 46, "exclusive use"),
-    ("cuCtxSynchronize", 800, "does not permit"),
+    ("cuCtxSynchronize", 800, "an IMEX channel, access"),
     ("cuInit", 802, "fabric or confidential computing"),
     ("cuInit", 803, "kernel module's version"),
     ("cuInit", 804, "forward compatibility"),

@@ -84,6 +84,8 @@ def _failed(machine: Machine, library: str, failure: LibraryFailure, gpus: list[
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+_NO_GPU = ("", "-1", "NoDevFiles")
+"""The values that hide every GPU; the last one is Slurm's, for a job without GPUs."""
 _SHOWN = "VISIBLE_DEVICES|DEVICE_ORD|SLURM_.*GPU"
 """A pattern for the names of variables that select or number GPUs."""
 
@@ -104,7 +106,7 @@ NO_ENVIRONMENT = "the environment of that process could not be read"
 
 
 @check("env.visible-devices", Guard.EGM, Guard.P2P, Guard.IPC, sections=("process",))
-def _visible_devices(machine: Machine, _scope: Scope) -> Verdicts:
+def _visible_devices(machine: Machine, scope: Scope) -> Verdicts:
     environment = known((machine.process or Process()).environment, NO_ENVIRONMENT)
     yield from (fact("environment", f"{name}={text}") for name, text in environment.items() if re.search(_SHOWN, name))
     text, gpus = environment.get(VISIBLE), machine.gpus or ()
@@ -120,6 +122,9 @@ def _visible_devices(machine: Machine, _scope: Scope) -> Verdicts:
             todo("Name GPUs by UUIDs, or by numbers from 0 among those that can be opened.", f"unset {VISIBLE}"),
             cause=f"{several(len(usable), 'GPU')} can be used from here{others}",
         )
+    elif text.strip() in _NO_GPU:
+        hides = f"{VISIBLE} hides every GPU from CUDA"
+        yield warned(hides, todo("Unset it.", f"unset {VISIBLE}")) if scope.purposes else passed(hides)
     else:
         entries = [part for part in text.split(",") if part.strip()]
         note = "use it to choose GPUs where EGM matters: hidden GPUs stay accessible, for imports and EGM routes too"
@@ -139,7 +144,7 @@ def _first_wrong(text: str, usable: list[Gpu]) -> str | None:
                 return f"entry {position} is the UUID of none, or the start of several"
         elif part.startswith("MIG-"):
             continue
-        elif text.strip() not in ("", "-1", "NoDevFiles"):
+        elif text.strip() not in _NO_GPU:
             return f"entry {position} is neither a number nor a UUID"
         if part in earlier:
             return f"entry {position} is listed twice, so CUDA shows no GPU"

@@ -236,6 +236,8 @@ def _explain_body(result: Explanations) -> Iterator[doc.Block]:
         yield doc.Paragraph(f"{several(result.left_out, 'line')} with further kinds of errors left out", tone=Tone.WARN)
     if any(each.sources for each in result.explanations):
         yield doc.Hint(f"-v shows the sources{', and how to see and fix each cause' if brief else ''}")
+    if _causes(result, CauseState.EXCLUDED) and result.checked is not None and result.checked.kind is OriginKind.LIVE:
+        yield doc.Paragraph("Access and limits are those of this process, or of --pid PID; another may have others.")
 
 
 def _causes(result: Explanations, *states: CauseState) -> list[KnownCause]:
@@ -264,10 +266,8 @@ def _failure_words(each: Explanation) -> Words:
     failure = each.failure
     call = f"{printable(failure.call)}: " if failure.call else ""
     number = f" ({failure.number})" if failure.library is not Library.XID and failure.number is not None else ""
-    further = [words for words in (each.runtime_name, each.meaning) if words not in ("", each.name)]
-    return doc.Span(f"{call}{each.name or 'any error'}{number}", Tone.STRONG), "".join(
-        f", {words}" for words in further
-    )
+    further = "".join(f", {words}" for words in (each.runtime_name, each.meaning) if words not in ("", each.name))
+    return doc.Span(f"{call}{each.name or 'any error'}{number}", Tone.STRONG), further
 
 
 def _cause_entry(cause: KnownCause, *, brief: bool, fix: bool) -> doc.Entry:

@@ -143,7 +143,7 @@ def with_variables(machine: Machine = HGX, **variables: str) -> Machine:
 
 
 class TestVisibleDevices:
-    @pytest.mark.parametrize("value", ["0", "0,3", "3,2,1,0", ""])
+    @pytest.mark.parametrize("value", ["0", "0,3", "3,2,1,0"])
     def test_choosing_with_it_passes_and_says_why(self, value: str) -> None:
         finding = run_one(VISIBLE, with_variables(CUDA_VISIBLE_DEVICES=value))
         assert finding.status is Status.PASS
