@@ -84,7 +84,7 @@ class _Size:
     """The distance between two NUMA nodes, with space for the label of their link."""
     left: int = 16
     """The distance from the left edge of a card to the link to its CPU."""
-    host: int = 250
+    host: int = 290
     """The least width of a CPU, with space for its words."""
     least: int = 360
     narrow: bool = False
@@ -223,7 +223,9 @@ class _Drawing:
         yield _box("box", node.x, self.size.pad / 2, node.width, self.bottom - self.size.pad / 2, radius=10)
         yield _box("host", inner, self.top, wide, _HOST, radius=6)
         name, *further = _host_words(self.topology, node.node)[: 1 if self.size.narrow else None]
-        yield _text(name, inner + 12, self.top + 23, "strong")
+        if self.size.narrow:
+            name = _cut(name.removeprefix("CPU, "), wide)
+        yield _text(name, inner + self.size.left - 4, self.top + 23, "strong")
         yield _text(" · ".join(further), inner + wide - 12, self.top + 23, "dim end")
         for place, label in enumerate(node.nics):
             row, column = divmod(place, node.columns)
