@@ -166,8 +166,8 @@ def _bars(block: doc.Bars) -> Child:
 
 _NUMBERS = ("median", "worst", "expected")
 _BAR_KEY = (
-    "Bar: median. Tick: expected. End of the track: the rate of the links, or of memory that carries less; a latency has "
-    "none. Each dot is one path, red or amber if slow. Percentages are of the expected value."
+    "Bar: median. Tick: expected. End of the track: the rate of the links, or of memory that carries less; a latency "
+    "has none. Each dot is one path, red or amber if slow. Percentages are of the expected value."
 )
 
 
@@ -210,7 +210,7 @@ def _chart(chart: doc.Chart) -> Element:
     )
 
 
-_RING = "Each line is the median of its paths. A ring marks where it reaches half of its best; dashes are rates of links or memory."
+_RING = "Each line is the median of its paths; its ring is at half of its best. Dashes are rates of links or memory."
 
 
 def _block(block: doc.Block) -> Child:

@@ -39,7 +39,7 @@ _FIGURE, _LONGEST_TRACK = 9, 40
 """The widths in characters of a number beside a bar, and of the longest track of a bar."""
 _BESIDE = 115
 """The width in characters from which paths stand beside bars, and plain names beside the names of cases."""
-_BAR_KEY = "█ median │ expected ▕ link rate{}  ! slow ~ a little slow  latency: less is better"
+_BAR_KEY = "█ median │ expected ▕ link{} rate  ! slow ~ a little slow  latency: less is better"
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -205,18 +205,17 @@ class _Page:
                 self.text.append("  " if beside else "\n  ").append_text(paths[bar])
             self.text.append("\n")
         memory = any(bar.limit_of != "link" for bar in block.bars)
-        self.words(_BAR_KEY.format(" # memory rate" * memory), style=STYLES[Tone.DIM])
+        self.words(_BAR_KEY.format(" or memory" * memory), style=STYLES[Tone.DIM])
 
 
 def track_text(bar: doc.Bar, width: int) -> Text:
-    """Return a bar in eighths of a character, with strokes at the expected value and at the link's rate; ``#`` at a memory's."""
+    """Return a bar in eighths of a character, with strokes at the expected value and at the ceiling."""
     eighths = round(8 * (width - 1) * bar.median / bar.end)
     line = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
     line = line.ljust(width - 1, "·")
     if bar.expected and len(line.rstrip("·")) <= (place := int((width - 1) * bar.expected / bar.end)) < width - 1:
         line = f"{line[:place]}│{line[place + 1 :]}"
-    end = "▕" if bar.limit_of == "link" else "#"
-    return Text(line + (end if bar.limit else " "))
+    return Text(line + ("▕" if bar.limit else " "))
 
 
 def _head(block: doc.Block) -> int:

@@ -252,8 +252,8 @@ def _drawings(report: RunReport) -> Iterator[doc.Diagram]:
 
 
 _DRAWN = (
-    "GB/s of single copies, pushed between GPUs, and the share of the link's rate (# the memory's); of a GPU on a switch the "
-    "median of its pairs, ↓ out and ↑ in. Red is slow, an arrow one slow pair, dots not measured."
+    "GB/s of single copies, pushed between GPUs, and the share of the link's rate (# the memory's); of a GPU on a "
+    "switch the median of its pairs, ↓ out and ↑ in. Red is slow, an arrow one slow pair, dots not measured."
 )
 
 
