@@ -12,7 +12,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.route import LinkClass, LinkKind
 from egmctl.topology import links as rates
 from egmctl.topology.access import DENIED, Block, cuda_failure, nvml_failure, obstacle
-from egmctl.topology.links import Link, active_nvlinks, cpu_node_ids, nvlink_joins
+from egmctl.topology.links import Link, active_nvlinks, cpu_node_ids, nvlink_joins, nvlinks_of
 from egmctl.topology.platform import PlatformKind, PlatformVerdict
 from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.units import format_kernel_list, several
@@ -203,14 +203,17 @@ def _fewer_nvlinks(machine: Machine, gpus: Sequence[Gpu], links: Sequence[Link])
 
 
 def fewer_nvlinks(machine: Machine, gpu: Gpu, links: Sequence[Link]) -> tuple[int, int] | None:
-    """Return the number of a GPU's active NVLinks and of the expected ones; ``None`` unless a pair lacks some of them.
+    """Return the number of a GPU's active NVLinks and of the expected ones; ``None`` unless some are missing.
 
-    Links that are down are missing only where a pair lacks them, or all that join it: a card without a bridge has none.
+    All links of a part lead to its switches. Elsewhere links that are down are missing only where a pair lacks them, or
+    all that join it: a card without a bridge has none.
     """
     active, part = active_nvlinks(gpu), gpu.nvml.nvlink_count if gpu.nvml else None
     short = [link for link in links if link.nvlinks_expected and f"GPU{gpu.index}" in (link.source, link.target)]
     expected = max([part or 0, *(link.nvlinks_expected or 0 for link in short if link.through == "switch")])
-    cut = active == 0 and any(nvlink_joins(machine, gpu, other) for other in machine.gpus or () if other is not gpu)
+    cut = any(link.remote_type == "switch" for link in nvlinks_of(gpu)) or (
+        active == 0 and any(nvlink_joins(machine, gpu, other) for other in machine.gpus or () if other is not gpu)
+    )
     return (active, expected) if active is not None and (short or cut) and active < expected else None
 
 

@@ -190,6 +190,8 @@ def test_links_are_missing_in_words_and_drawing_only_where_they_join_gpus() -> N
     assert "No link is degraded, no GPU hidden." in text
     assert "of 18" not in text
     assert "GPU0: 0 of 18 NVLinks are active" in text_of(down)
+    alone = text_of(patched(hgx(1), "gpus[0].nvml.nvlinks[3]", active=False))
+    assert "GPU0: 17 of 18 NVLinks are active" in alone
 
 
 # --- for programs ----------------------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ class _Area:
     bottom: float = 44
 
 
-_LARGE, _PHONE, _SMALL = _Area(WIDTH, HEIGHT, 300), _Area(322, 280, 12), _Area(250, 140, 6, 36, 24, 22)
+_LARGE, _PHONE, _SMALL = _Area(WIDTH, HEIGHT, 400), _Area(322, 280, 12), _Area(250, 140, 6, 36, 24, 22)
 
 
 def plot(what: Chart, *, phone: bool = False) -> Element:
