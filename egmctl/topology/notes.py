@@ -192,13 +192,10 @@ def _owners(machine: Machine, routes: Sequence[HostRoute]) -> Iterable[str]:
 def _fewer_nvlinks(machine: Machine, gpus: Sequence[Gpu], links: Sequence[Link]) -> Iterable[str]:
     """Yield the GPUs with inactive NVLinks, or the pairs with too few if NVML does not report each link's state."""
     short = [link for link in links if link.nvlinks_expected]
-    named: set[str] = set()
-    for gpu in gpus:
-        if fewer := fewer_nvlinks(machine, gpu, links):
-            yield f"* GPU{gpu.index}: {fewer[0]} of {fewer[1]} NVLinks are active"
-            named.add(f"GPU{gpu.index}")
+    named = {f"GPU{gpu.index}": fewer for gpu in gpus if (fewer := fewer_nvlinks(machine, gpu, links))}
+    yield from (f"* {label}: {active} of {expected} NVLinks are active" for label, (active, expected) in named.items())
     for link in short:
-        if not named & {link.source, link.target}:
+        if not named.keys() & {link.source, link.target}:
             yield f"* {link.source} to {link.target}: {link.nvlinks} of {link.nvlinks_expected} NVLinks"
 
 

@@ -213,8 +213,7 @@ class _Drawing:
         yield _box("box", node.x, self.size.pad / 2, node.width, self.bottom - self.size.pad / 2, radius=10)
         yield _box("host", inner, self.top, wide, _HOST, radius=6)
         name, *further = _host_words(self.topology, node.node)[: 1 if self.size.narrow else None]
-        if self.size.narrow:
-            name = _cut(name.removeprefix("CPU, "), wide)
+        name = _cut(name.removeprefix("CPU, "), wide) if self.size.narrow else name
         yield _text(name, inner + self.size.left - 4, self.top + 23, "strong")
         yield _text(" · ".join(further), inner + wide - 12, self.top + 23, "dim end")
         for place, label in enumerate(node.nics):
