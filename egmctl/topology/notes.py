@@ -12,7 +12,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.route import LinkClass, LinkKind
 from egmctl.topology import links as rates
 from egmctl.topology.access import DENIED, Block, cuda_failure, nvml_failure, obstacle
-from egmctl.topology.links import Link, active_nvlinks, cpu_node_ids
+from egmctl.topology.links import Link, active_nvlinks, cpu_node_ids, nvlink_joins, nvlinks_of
 from egmctl.topology.platform import PlatformKind, PlatformVerdict
 from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.units import format_kernel_list, several
@@ -139,7 +139,7 @@ def notes(
         (NoteKind.REMARK, [f"CUDA {failed.words}: what only CUDA knows is missing"] if failed else ()),
         (NoteKind.REMARK, _routes(machine, routes, platform)),
         (NoteKind.REMARK, _owners(machine, routes)),
-        (NoteKind.DEGRADED, _fewer_nvlinks(gpus, links)),
+        (NoteKind.DEGRADED, _fewer_nvlinks(machine, gpus, links)),
         (NoteKind.REMARK, _without_speed(gpus)),
         (NoteKind.DEGRADED, _narrow_pcie(gpus)),
         (NoteKind.REMARK, _unknown_links(links)),
@@ -189,21 +189,29 @@ def _owners(machine: Machine, routes: Sequence[HostRoute]) -> Iterable[str]:
         )
 
 
-def _fewer_nvlinks(gpus: Sequence[Gpu], links: Sequence[Link]) -> Iterable[str]:
+def _fewer_nvlinks(machine: Machine, gpus: Sequence[Gpu], links: Sequence[Link]) -> Iterable[str]:
     """Yield the GPUs with inactive NVLinks, or the pairs with too few if NVML does not report each link's state."""
     short = [link for link in links if link.nvlinks_expected]
-    named: set[str] = set()
-    for gpu in gpus:
-        label, active = f"GPU{gpu.index}", active_nvlinks(gpu)
-        touching = [link for link in short if label in (link.source, link.target)]
-        part = gpu.nvml.nvlink_count if gpu.nvml else None
-        expected = max([part or 0, *(link.nvlinks_expected or 0 for link in touching if link.through == "switch")])
-        if active is not None and touching and active < expected:
-            yield f"* {label}: {active} of {expected} NVLinks are active"
-            named.add(label)
+    named = {f"GPU{gpu.index}": fewer for gpu in gpus if (fewer := fewer_nvlinks(machine, gpu, links))}
+    yield from (f"* {label}: {active} of {expected} NVLinks are active" for label, (active, expected) in named.items())
     for link in short:
-        if not named & {link.source, link.target}:
+        if not named.keys() & {link.source, link.target}:
             yield f"* {link.source} to {link.target}: {link.nvlinks} of {link.nvlinks_expected} NVLinks"
+
+
+def fewer_nvlinks(machine: Machine, gpu: Gpu, links: Sequence[Link]) -> tuple[int, int] | None:
+    """Return the number of a GPU's active NVLinks and of the expected ones; ``None`` unless some are missing.
+
+    All links of a part lead to its switches. Elsewhere links that are down are missing only where a pair lacks them, or
+    all that join it: a card without a bridge has none.
+    """
+    active, part = active_nvlinks(gpu), gpu.nvml.nvlink_count if gpu.nvml else None
+    short = [link for link in links if link.nvlinks_expected and f"GPU{gpu.index}" in (link.source, link.target)]
+    expected = max([part or 0, *(link.nvlinks_expected or 0 for link in short if link.through == "switch")])
+    cut = any(link.remote_type == "switch" for link in nvlinks_of(gpu)) or (
+        active == 0 and any(nvlink_joins(machine, gpu, other) for other in machine.gpus or () if other is not gpu)
+    )
+    return (active, expected) if active is not None and (short or cut) and active < expected else None
 
 
 def _without_speed(gpus: Sequence[Gpu]) -> Iterable[str]:
@@ -215,10 +223,15 @@ def _without_speed(gpus: Sequence[Gpu]) -> Iterable[str]:
 
 
 def _narrow_pcie(gpus: Sequence[Gpu]) -> Iterable[str]:
-    for gpu in gpus:
-        link = (gpu.nvml and gpu.nvml.link) or (gpu.pci and gpu.pci.link)
-        if link and link.width and link.max_width and link.width < link.max_width:
-            yield f"GPU{gpu.index}: PCIe x{link.width} of x{link.max_width}"
+    yield from (f"GPU{gpu.index}: {words}" for gpu in gpus if (words := narrow_pcie(gpu)))
+
+
+def narrow_pcie(gpu: Gpu) -> str:
+    """Return the words for missing PCIe lanes of a GPU; empty if it has all of them, or they are unknown."""
+    link = (gpu.nvml and gpu.nvml.link) or (gpu.pci and gpu.pci.link)
+    if link and link.width and link.max_width and link.width < link.max_width:
+        return f"PCIe x{link.width} of x{link.max_width}"
+    return ""
 
 
 def _unknown_links(links: Sequence[Link]) -> Iterable[str]:

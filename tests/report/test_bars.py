@@ -130,6 +130,23 @@ def test_a_bar_has_eighths_a_stroke_where_more_is_expected_and_one_at_the_link_r
     assert track_text(bar(median, expected=expected), 11).plain == drawn
 
 
+def test_the_key_of_bars_names_memory_only_where_it_limits_one() -> None:
+    for made, key in ((bar(limit_of="LPDDR5X"), "▕ link or memory rate  !"), (bar(), "▕ link rate  !")):
+        shown = text(Document(command="x", subject="y", body=(Bars(caption="c", groups=(("", (made,)),)),)))
+        assert key in shown.plain
+
+
+def test_a_share_of_memory_is_marked_beside_its_link() -> None:
+    rates = painted(run("gh200", cases=("host_numa_to_device_memcpy_ce",)))
+    assert rates["NUMA0", "GPU0"].label == "26 %#"  # 100 of LPDDR5X's 384 GB/s, whose link has 447
+
+
+def test_the_number_of_dots_at_the_end_of_a_track_is_to_their_left() -> None:
+    late = [Dot(label=f"GPU0 -> GPU{n}", value=390.0, tone=Tone.BAD) for n in range(2)]
+    (count,) = elements(track(bar(dots=tuple(late))), "text")
+    assert (count.get("dx"), count.get("class")) == ("-8", "bad end")
+
+
 def test_a_latency_has_no_link_rate_and_fits_its_track() -> None:
     made = bar(900.0, limit=None, less=True, worst=Dot(label="GPU1 -> GPU0", value=1360.0))
     assert made.end == pytest.approx(1496)
@@ -211,3 +228,4 @@ def test_a_phone_has_rows_of_four_gpus(machine: str, drawings: int) -> None:
     assert len(drawn) == drawings
     assert all(float(one.get("width", "")) <= 340 for one in drawn)
     assert all(sum(words(text).startswith("GPU") for text in elements(one, "text")) == 4 for one in drawn)
+    assert not any(words(text).startswith("CPU,") for one in drawn for text in elements(one, "text"))

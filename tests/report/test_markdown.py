@@ -112,6 +112,10 @@ def test_a_run_that_is_too_long_for_a_comment_is_cut_and_says_so() -> None:
     assert "left out" not in str(render(judged(run("hgx-h200x4", cases=("ring_write_ce",))), Format.MARKDOWN))
 
 
+def test_a_run_for_a_ticket_names_its_gpus_once() -> None:
+    assert str(render(judged(run()), Format.MARKDOWN)).count("4 x NVIDIA H200") == 1
+
+
 def test_a_run_for_a_ticket_has_the_verdict_first_and_the_matrix_folded() -> None:
     text = str(render(judged(run(cases=("device_to_device_memcpy_write_ce",), gpus=2)), Format.MARKDOWN))
     assert text.index("**FAIL**") < text.index("Path classes") < text.index("<summary>Between GPUs</summary>")

@@ -181,6 +181,19 @@ def test_many_numa_nodes_are_split_into_blocks_that_fit() -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_links_are_missing_in_words_and_drawing_only_where_they_join_gpus() -> None:
+    """NVML lists links that are all down: of two cards without a bridge, or of two GPUs on switches."""
+    down = patched(hgx(2), "gpus[*].nvml.nvlinks[*]", active=False)
+    down = patched(down, "pairs[*]", nvlink_count=0, nvlink_through=None)
+    bare = patched(down, "gpus[*].nvml.nvlinks[*]", remote_type=None, remote_bus_id=None)
+    text = text_of(patched(bare, "gpus[*].nvml", fabric=None))
+    assert "No link is degraded, no GPU hidden." in text
+    assert "of 18" not in text
+    assert "GPU0: 0 of 18 NVLinks are active" in text_of(down)
+    alone = text_of(patched(hgx(1), "gpus[0].nvml.nvlinks[3]", active=False))
+    assert "GPU0: 17 of 18 NVLinks are active" in alone
+
+
 # --- for programs ----------------------------------------------------------------------------------------------------
 
 

@@ -56,6 +56,8 @@ def cells_of(matrix: Matrix) -> int:
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _DOTS_APART = 0.8
 """The distance in percent of the track below which dots are drawn as one, with their number."""
+_FAR = 0.85
+"""The part of the track beyond which the number of dots is to their left."""
 
 
 def track(bar: Bar) -> Element:
@@ -102,7 +104,8 @@ def _dots(bar: Bar, at: Callable[[float], str]) -> Iterator[Element]:
         look, x = _CLASSES.get(tone, ""), at(dots[0].value)
         yield _circle(x, 22, 4.5 if look else 3.5, f"dot {look}".rstrip(), paths)
         if tone is Tone.BAD and len(dots) > 1:
-            yield element("text", f"{_TIMES}{len(dots)}", x=x, y=26, dx=8, class_=look)
+            dx, end = (-8, " end") if dots[0].value > _FAR * bar.end else (8, "")
+            yield element("text", f"{_TIMES}{len(dots)}", x=x, y=26, dx=dx, class_=look + end)
 
 
 def _circle(x: str | float, y: float, radius: float, look: str, words: str) -> Element:
@@ -132,7 +135,7 @@ class _Area:
     bottom: float = 44
 
 
-_LARGE, _PHONE, _SMALL = _Area(WIDTH, HEIGHT, 300), _Area(322, 280, 12), _Area(250, 140, 6, 36, 24, 22)
+_LARGE, _PHONE, _SMALL = _Area(WIDTH, HEIGHT, 400), _Area(322, 280, 12), _Area(250, 140, 6, 36, 24, 22)
 
 
 def plot(what: Chart, *, phone: bool = False) -> Element:

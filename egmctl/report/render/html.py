@@ -158,7 +158,7 @@ def _bars(block: doc.Bars) -> Child:
         lists.append(element("ul", map(_bar, bars), class_="rates rows" if rows else "rates"))
     lists.append(element("p", _BAR_KEY, class_="key"))
     if rows:
-        heads = [element("span", head) for head in ("path class", "share of the link's rate", *_NUMBERS)]
+        heads = [element("span", head) for head in ("path class", "share of the link's or memory's rate", *_NUMBERS)]
         return [element("h3", block.caption), element("p", heads, class_="rate-heads", aria_hidden="true"), lists]
     beside = [element("div", _block(picture)) for picture in block.beside]
     return element("div", element("div", lists), beside, class_="beside")
@@ -166,8 +166,8 @@ def _bars(block: doc.Bars) -> Child:
 
 _NUMBERS = ("median", "worst", "expected")
 _BAR_KEY = (
-    "Bar: median. Tick: expected. End of the track: the links' rate; a latency has none. Each dot is one path, red if "
-    "slow. Percentages are of the expected value."
+    "Bar: median. Tick: expected. End of the track: the rate of the links, or of memory that carries less; a latency "
+    "has none. Each dot is one path, red or amber if slow. Percentages are of the expected value."
 )
 
 
@@ -210,7 +210,7 @@ def _chart(chart: doc.Chart) -> Element:
     )
 
 
-_RING = "Each line is the median of its paths. A ring marks where it reaches half of its best; dashes are link rates."
+_RING = "Each line is the median of its paths; its ring is at half of its best. Dashes are rates of links or memory."
 
 
 def _block(block: doc.Block) -> Child:

@@ -74,7 +74,8 @@ def markdown(document: doc.Document) -> str:
     body = list(doc.shown(document.body, Level.VERBOSE))
     verdicts = [block for block in body if isinstance(block, doc.Verdict)]
     title = f"## {escaped(document.command)}: {escaped(verdicts[0].word if verdicts else document.subject)}\n"
-    about = ", ".join(filter(None, (document.subject if verdicts else "", document.subtitle)))
+    named = verdicts and not document.subtitle.startswith(document.subject)
+    about = ", ".join(filter(None, (document.subject if named else "", document.subtitle)))
     parts = [title, warning(document.banners), *(_block(verdict, 3) for verdict in verdicts)]
     parts.append(f"{escaped(about)}\n" if about else "")
     left_out = []

@@ -39,7 +39,7 @@ _FIGURE, _LONGEST_TRACK = 9, 40
 """The widths in characters of a number beside a bar, and of the longest track of a bar."""
 _BESIDE = 115
 """The width in characters from which paths stand beside bars, and plain names beside the names of cases."""
-_BAR_KEY = "█ median │ expected ▕ link rate  ! slow ~ a little slow  latency: less is better"
+_BAR_KEY = "█ median │ expected ▕ link{} rate  ! slow ~ a little slow  latency: less is better"
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -204,11 +204,12 @@ class _Page:
             if beside or bar.mark:
                 self.text.append("  " if beside else "\n  ").append_text(paths[bar])
             self.text.append("\n")
-        self.words(_BAR_KEY, style=STYLES[Tone.DIM])
+        memory = any(bar.limit_of != "link" for bar in block.bars)
+        self.words(_BAR_KEY.format(" or memory" * memory), style=STYLES[Tone.DIM])
 
 
 def track_text(bar: doc.Bar, width: int) -> Text:
-    """Return a bar in eighths of a character, with strokes at the expected value and at the link's rate."""
+    """Return a bar in eighths of a character, with strokes at the expected value and at the ceiling."""
     eighths = round(8 * (width - 1) * bar.median / bar.end)
     line = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
     line = line.ljust(width - 1, "·")

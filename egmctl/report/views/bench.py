@@ -10,7 +10,7 @@ from itertools import chain
 from egmctl.doctor.kernel_faults import KernelFault
 from egmctl.model.gpu import FAKE, are_fake
 from egmctl.model.measurement import Measurement, RunReport, Status
-from egmctl.model.route import node_names
+from egmctl.model.route import PublishedRate, node_names
 from egmctl.model.task import Quantity
 from egmctl.model.verdict import BAD_GRADES, Grade, MemoryOwner, OwnerUnknown, Yardstick
 from egmctl.report import document as doc
@@ -80,7 +80,8 @@ def painted(report: RunReport) -> dict[tuple[str, str], doc.Dot]:
         flow, summary, (tone, _) = m.flows[0], m.bandwidth_gb_s, brands.get(id(m), (Tone.PLAIN, ""))
         if len(m.flows) == 1 and summary is not None and not flow.route.staged and m.measured:
             limit = ceiling(m)
-            share = f"{100 * summary.median / limit.gb_s:.0f} %" if limit else ""
+            memory = "#" if limit and isinstance(limit.limit, PublishedRate) else ""
+            share = f"{100 * summary.median / limit.gb_s:.0f} %{memory}" if limit else ""
             ends = flow.source.label, flow.destination.label
             rates.setdefault(ends, doc.Dot(label=share, value=summary.median, tone=tone))
     return rates
@@ -251,8 +252,8 @@ def _drawings(report: RunReport) -> Iterator[doc.Diagram]:
 
 
 _DRAWN = (
-    "GB/s of single copies, pushed between GPUs, and the share of the link's rate; of a GPU on a switch the median of "
-    "its pairs, ↓ out and ↑ in. Red is slow, an arrow one slow pair, dots not measured."
+    "GB/s of single copies, pushed between GPUs, and the share of the link's rate (# the memory's); of a GPU on a "
+    "switch the median of its pairs, ↓ out and ↑ in. Red is slow, an arrow one slow pair, dots not measured."
 )
 
 

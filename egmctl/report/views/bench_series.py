@@ -161,7 +161,7 @@ def _findings(axis: Axis, curve: _Curve) -> dict[str, str | Cell]:
         return {"least ns": f"{min(values.values()):.1f}", "most ns": f"{best:.1f}", "knee": words.get(bend or -1, "-")}
     return {
         "best GB/s": f"{best:.2f}",
-        "of link": f"{100 * best / limit.gb_s:.0f} %" if limit and len(first.flows) == 1 else "-",
+        "of limit": f"{100 * best / limit.gb_s:.0f} %" if limit and len(first.flows) == 1 else "-",
         "half from": words[enough(values, 0.5) or 0],
         f"{100 * ENOUGH:.0f} % from": words[enough(values) or 0],
     }

@@ -18,6 +18,7 @@ from egmctl.report.document import Dot, Span, Tone, Words, number
 from egmctl.report.render.page import element
 from egmctl.topology.access import obstacle
 from egmctl.topology.links import NEAR, Link, active_nvlinks, nvlink
+from egmctl.topology.notes import fewer_nvlinks, narrow_pcie
 from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.topology.topology import Topology
 from egmctl.units import counted, format_size, gpu_name
@@ -40,17 +41,6 @@ def _port_words(nic: Nic) -> str:
     """Return the rates of a NIC's ports."""
     rates = {port.rate_gbit_s for port in nic.ports if port.rate_gbit_s}
     return " and ".join(f"{rate:g} Gbit/s" for rate in sorted(rates))
-
-
-def _short_of(gpu: Gpu) -> str:
-    """Return the words for missing NVLinks or PCIe lanes of a GPU; empty if it has all of them."""
-    active, count = active_nvlinks(gpu), gpu.nvml.nvlink_count if gpu.nvml else None
-    if active is not None and count and active < count:
-        return f"{active} of {count} NVLinks"
-    link = (gpu.nvml and gpu.nvml.link) or (gpu.pci and gpu.pci.link)
-    if link and link.width and link.max_width and link.width < link.max_width:
-        return f"PCIe x{link.width} of x{link.max_width}"
-    return ""
 
 
 def _route_words(route: HostRoute | None) -> tuple[str, ...]:
@@ -84,7 +74,7 @@ class _Size:
     """The distance between two NUMA nodes, with space for the label of their link."""
     left: int = 16
     """The distance from the left edge of a card to the link to its CPU."""
-    host: int = 250
+    host: int = 290
     """The least width of a CPU, with space for its words."""
     least: int = 360
     narrow: bool = False
@@ -223,7 +213,8 @@ class _Drawing:
         yield _box("box", node.x, self.size.pad / 2, node.width, self.bottom - self.size.pad / 2, radius=10)
         yield _box("host", inner, self.top, wide, _HOST, radius=6)
         name, *further = _host_words(self.topology, node.node)[: 1 if self.size.narrow else None]
-        yield _text(name, inner + 12, self.top + 23, "strong")
+        name = _cut(name.removeprefix("CPU, "), wide) if self.size.narrow else name
+        yield _text(name, inner + self.size.left - 4, self.top + 23, "strong")
         yield _text(" · ".join(further), inner + wide - 12, self.top + 23, "dim end")
         for place, label in enumerate(node.nics):
             row, column = divmod(place, node.columns)
@@ -338,7 +329,7 @@ class _Drawing:
             if not any(label in pair for pair in links):
                 continue
             x, gpu = centre - self.size.column / 2 + self.size.left, self.topology.gpus[label]
-            most, missing = _trunk(gpu, [link for pair, link in links.items() if label in pair])
+            most, missing = _trunk(self.topology, gpu)
             out, back = self.trunk(label)
             for place, rate in enumerate((out, back) if self.rates else (None,)):
                 look = "link down" if missing and rate is None else self.look(rate)
@@ -448,8 +439,8 @@ def _gpu_lines(
     """Yield the lines of a GPU, each with its tone: the link to its CPU, its card, its NVLinks."""
     room, gpu = size - 5, topology.gpus[label]
     route, look = _host_route(topology, label, node.node)
-    own = [link for pair, link in nvlinks.items() if label in pair]
-    most, missing = _trunk(gpu, own) if own else (0, "")
+    own = any(label in pair for pair in nvlinks)
+    most, missing = _trunk(topology, gpu) if own else (0, "")
     symbol, rate = (*_route_words(route), "", "")[:2]
     yield from _link_lines(look, symbol or "?", rate, room)
     state, words = _state(topology, gpu)
@@ -486,7 +477,8 @@ def _state(topology: Topology, gpu: Gpu) -> tuple[str, str]:
     """Return the look of a GPU's card, and what is wrong with the GPU, or else its bus id."""
     if stopped := obstacle(topology.machine, gpu):
         return "blocked", f"blocked: {stopped.block.value}"
-    short = _short_of(gpu)
+    fewer = fewer_nvlinks(topology.machine, gpu, topology.links)
+    short = f"{fewer[0]} of {fewer[1]} NVLinks" if fewer else narrow_pcie(gpu)
     return ("degraded", short) if short else ("", gpu.bus_id)
 
 
@@ -496,15 +488,16 @@ def _nvlinks(topology: Topology, gpus: Iterable[str]) -> dict[tuple[str, str], L
     return {pair: link for pair, link in pairs.items() if link.kind is LinkClass.NVLINK}
 
 
-def _trunk(gpu: Gpu, links: Sequence[Link]) -> tuple[int, str]:
+def _trunk(topology: Topology, gpu: Gpu) -> tuple[int, str]:
     """Return the number of a GPU's active NVLinks, and words on missing ones.
 
     The GPU's own links count: a pair has only as many links as the GPU that has fewer of them.
     """
-    active, count = active_nvlinks(gpu), gpu.nvml.nvlink_count if gpu.nvml else None
-    short = active < count if active is not None and count else any(link.nvlinks_expected for link in links)
+    active, fewer = active_nvlinks(gpu), fewer_nvlinks(topology.machine, gpu, topology.links)
+    links = [link for link in topology.links if f"GPU{gpu.index}" in (link.source, link.target)]
+    short = active is None and any(link.nvlinks_expected for link in links)
     most = active or max(link.nvlinks or 0 for link in links)
-    return most, f" of {count}" if short and count else "*" if short else ""
+    return most, f" of {fewer[1]}" if fewer else "*" if short else ""
 
 
 def _switches(topology: Topology) -> str:
