@@ -134,9 +134,7 @@ class TestOnFakeNodes:
         options = ("--check", "egm.alloc-active", "--check", "ipc.legacy-active")
         _, findings = active(egmctl, fake_node(nvl4()), *options, faults="cuInit=error:304")
         assert {finding["status"] for finding in findings} == {"fail"}
-        assert {finding["cause"] for finding in findings} == {
-            "the process is in a PID namespace whose /proc is another one's"
-        }
+        assert {finding["cause"] for finding in findings} == {"/proc belongs to another PID namespace than the process"}
 
     def test_without_active_cuda_is_not_loaded_and_nothing_tried(
         self, egmctl: RunEgmctl, fake_node: MakeFakeNode
