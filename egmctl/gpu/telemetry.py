@@ -27,7 +27,9 @@ _COUNTERS: Mapping[str, Mapping[str, tuple[int, int, int]]] = {
 NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX (in KiB, without protocol: on H200 exactly the copied bytes),
 NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES and _RCV_BYTES (nvml.h: for NVLink 5 and newer; not seen to answer yet),
 NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES (with protocol). NVML has none for C2C."""
-_NVLINK_BYTES = (138, 139, 202, 204)
+_NVLINK_BYTES = (138, 139)
+_NVLINK_5, _NVLINK_5_BYTES = 7, (138, 139, 202, 204)
+"""NVML_NVLINK_VERSION_5_0, and the byte counters from it on. Older links are not asked for the newer counters."""
 _ERRORS: Mapping[str, Mapping[str, int]] = {
     LinkKind.NVLINK: {
         "nvlink-replays": 161,
@@ -50,8 +52,8 @@ NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS, _EFFECTIVE_ERRORS, _SYMBOL_ERRORS
 NVML_FI_DEV_C2C_LINK_ERROR_INTR, _REPLAY, _REPLAY_B2B of each link, NVML_FI_DEV_PCIE_REPLAY_COUNTER and
 NVML_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS, _NON_FATAL_ERROR, _FATAL_ERROR."""
 _NVLINKS, _C2C_COUNT = 91, 170
-_MOST_NVLINKS = 64
-"""The largest number of NVLinks that is believed."""
+_MOST_LINKS = 64
+"""The largest number of links that is believed."""
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _TEMPERATURE_GPU = 0
 
@@ -224,14 +226,22 @@ def _supported(handle: Any) -> frozenset[Field]:
     """
     counts = field_values(handle, [_NVLINKS, _C2C_COUNT]).values()
     nvlinks, c2c_links = (count if isinstance(count, int) else 0 for count in counts)
-    fields: list[Field] = [(number, _ALL_LINKS) for number in (*_NVLINK_BYTES, *_ERRORS[LinkKind.NVLINK].values())]
+    links = range(min(nvlinks, _MOST_LINKS))
+    byte_counters = _NVLINK_5_BYTES if any(_is_nvlink_5(handle, link) for link in links) else _NVLINK_BYTES
+    fields: list[Field] = [(number, _ALL_LINKS) for number in (*byte_counters, *_ERRORS[LinkKind.NVLINK].values())]
     fields += [*_COUNTERS[LinkKind.PCIE][LinkKind.PCIE][:2], *_ERRORS[LinkKind.PCIE].values()]
-    for link in range(c2c_links):
+    for link in range(min(c2c_links, _MOST_LINKS)):
         fields += [(number, link) for number in _ERRORS[LinkKind.C2C].values()]
     supported = _answered(handle, fields)
-    apart = [number for number in _NVLINK_BYTES if (number, _ALL_LINKS) not in supported]
-    of_links = [(number, link) for number in apart for link in range(min(nvlinks, _MOST_NVLINKS))]
+    apart = [number for number in byte_counters if (number, _ALL_LINKS) not in supported]
+    of_links = [(number, link) for number in apart for link in links]
     return supported | (_answered(handle, of_links) if of_links else frozenset())
+
+
+def _is_nvlink_5(handle: Any, link: int) -> bool:
+    with contextlib.suppress(Unreadable):
+        return bool(ask("nvmlDeviceGetNvLinkVersion", handle, link) >= _NVLINK_5)
+    return False
 
 
 def _answered(handle: Any, fields: Iterable[Field]) -> frozenset[Field]:
