@@ -79,7 +79,7 @@ def explain(
 
     call, error, file = _asked(words)
     log = _read(file) if file else ErrorLog(failures=failures_of(call, error))
-    # Of a call or an error alone, the answer is a list, which no node decides.
+    # A call or an error alone is answered with a list, which no node decides.
     result = _explained(log, machine, pid, quiet=output.quiet, checks=bool(file or (call and error)))
     outputs.show(result(False), lambda: result(True))
     return result(False).exit_code

@@ -27,9 +27,8 @@ _COUNTERS: Mapping[str, Mapping[str, tuple[int, int, int]]] = {
 NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX (in KiB, without protocol: on H200 exactly the copied bytes),
 NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES and _RCV_BYTES (nvml.h: for NVLink 5 and newer; not seen to answer yet),
 NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES (with protocol). NVML has none for C2C."""
-_NVLINK_BYTES = (138, 139)
-_NVLINK_5, _NVLINK_5_BYTES = 7, (138, 139, 202, 204)
-"""NVML_NVLINK_VERSION_5_0, and the byte counters from it on. Older links are not asked for the newer counters."""
+_NVLINK_5 = 7
+"""NVML_NVLINK_VERSION_5_0. Older links are not asked for the newer byte counters."""
 _ERRORS: Mapping[str, Mapping[str, int]] = {
     LinkKind.NVLINK: {
         "nvlink-replays": 161,
@@ -227,7 +226,8 @@ def _supported(handle: Any) -> frozenset[Field]:
     counts = field_values(handle, [_NVLINKS, _C2C_COUNT]).values()
     nvlinks, c2c_links = (count if isinstance(count, int) else 0 for count in counts)
     links = range(min(nvlinks, _MOST_LINKS))
-    byte_counters = _NVLINK_5_BYTES if any(_is_nvlink_5(handle, link) for link in links) else _NVLINK_BYTES
+    older, newer = (_COUNTERS[LinkKind.NVLINK][name][:2] for name in (LinkKind.NVLINK, NVLINK_COUNT))
+    byte_counters = (*older, *newer) if any(_is_nvlink_5(handle, link) for link in links) else older
     fields: list[Field] = [(number, _ALL_LINKS) for number in (*byte_counters, *_ERRORS[LinkKind.NVLINK].values())]
     fields += [*_COUNTERS[LinkKind.PCIE][LinkKind.PCIE][:2], *_ERRORS[LinkKind.PCIE].values()]
     for link in range(min(c2c_links, _MOST_LINKS)):

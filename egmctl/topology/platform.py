@@ -145,7 +145,9 @@ def _tables() -> dict[str, tuple[_Published, ...]]:
 
 
 def _published(part: str, gpu: Gpu | None, gib: float | None = None) -> PublishedRate | None:
-    entry = next((entry for entry in _tables()[part] if gpu is not None and entry.fits(gpu, gib)), None)
+    if gpu is None:
+        return None
+    entry = next((entry for entry in _tables()[part] if entry.fits(gpu, gib)), None)
     return None if entry is None else PublishedRate(name=entry.name, gb_s=entry.gb_s, source=entry.source)
 
 
