@@ -123,16 +123,19 @@ class DriverCallError(EgmctlError):
         The number that it returned; ``None`` if there is none, e.g. because the library or symbol is missing.
     name
         The driver's name for the number, e.g. ``"CUDA_ERROR_NOT_PERMITTED"``, or a description.
+    log
+        The driver's own reason, from CUDA's error log; empty if it gives none.
     """
 
     code = "driver-call"
 
-    def __init__(self, call: str, code: int | None, name: str) -> None:
-        number = "" if code is None else f" ({code})"
+    def __init__(self, call: str, code: int | None, name: str, log: str = "") -> None:
+        number = "" if code is None else f" ({code}{': ' if log else ''}{log})"
         super().__init__(f"{call} failed: {name}{number}")
         self.call = call
         self.number = code
         self.name = name
+        self.log = log
 
 
 class DriverLibraryMissing(DriverCallError):

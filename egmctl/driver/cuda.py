@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import re
+import threading
 from typing import Any
 
 from egmctl.driver import breadcrumb
@@ -46,10 +47,21 @@ def call(name: str, *arguments: Any) -> Any:
     finally:
         breadcrumb.leave()
     if result != 0:
-        raise DriverCallError(name, int(result), result.name)
+        raise DriverCallError(name, int(result), result.name, "" if int(result) == _NOT_READY else _words(name))
     if not values:
         return None
     return values[0] if len(values) == 1 else tuple(values)
+
+
+LOG_LINE = re.compile(r"\[[0-9:.]+\]\[([0-9]+)\]\[CUDA\]\[[EW]\](?:\[(\w+)\])? ?(.*)", re.ASCII)
+"""A line of CUDA's error log: [time][thread][CUDA][E] message; until CUDA 13.3 the guide also has the function
+(https://docs.nvidia.com/cuda/cuda-programming-guide/04-special-topics/error-log-management.html)."""
+RETURNING = re.compile(r"Returning ([0-9]+) \(\w+\) from (\w+)", re.ASCII)
+"""The message of the last line of a failed call; the driver's own reason stands in the line before it, if it has one."""
+LOG_BYTES = 25_600
+"""The number of bytes of its log that the driver keeps."""
+_NOT_READY = 600
+"""CUDA_ERROR_NOT_READY: what queries of a busy stream or event return."""
 
 
 def initialise() -> int:
@@ -99,6 +111,24 @@ def bindings_version() -> str:
     """
     version: str = importlib.import_module("cuda.bindings").__version__
     return version
+
+
+def _words(name: str) -> str:
+    """Return the driver's own reason for the last failure of this thread, a call of ``name``, from its error log.
+
+    It is empty if the driver gives none, or keeps no log (before CUDA 12.9).
+    """
+    buffer = bytearray(LOG_BYTES + 1)
+    try:
+        result, _, size = bindings().cuLogsDumpToMemory(None, buffer, LOG_BYTES, 0)
+    except (AttributeError, RuntimeError, ValueError):
+        return ""
+    lines = LOG_LINE.findall(buffer[: size if result == 0 else 0].decode("utf-8", "replace"))
+    messages = [message for thread, _, message in lines if thread == str(threading.get_ident())]
+    match messages[-2:]:
+        case [words, last] if (end := RETURNING.match(last)) and end[2].startswith(name) and not RETURNING.match(words):
+            return words[:300]
+    return ""
 
 
 def _call(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:

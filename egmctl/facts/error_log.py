@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import BinaryIO
 
+from egmctl.driver.cuda import LOG_LINE, RETURNING
 from egmctl.driver.signatures import signatures
 from egmctl.facts.kernel_log import event
 from egmctl.model.explanation import ErrorLog, Failure, Library
@@ -27,10 +28,6 @@ _THREADS = 64
 
 _CANDIDATE = re.compile(rb"cuda|cu[A-Z]|CUDA|Cuda|nvml|NVML|NVRM: Xid")
 _FAILS = re.compile(rb"error|Error|ERROR|fail|Fail|Reason|ret:|hit|out of memory|NVRM: Xid|\]\[CUDA\]\[")
-_LOG = re.compile(r"\[[0-9:.]+\]\[([0-9]+)\]\[CUDA\]\[[EW]\](?:\[(\w+)\])? ?(.*)", re.ASCII)
-"""A line of CUDA's error log: [time][thread][CUDA][E] message; until CUDA 13.3 the guide also has the function
-(https://docs.nvidia.com/cuda/cuda-programming-guide/04-special-topics/error-log-management.html)."""
-_RETURNING = re.compile(r"Returning ([0-9]+) \(\w+\) from (\w+)", re.ASCII)
 _NAME = re.compile(r"\b(?:CUDA_ERROR_|cudaError|NVML_ERROR_)\w+", re.ASCII)
 _CALL = re.compile(r"\b(?:cu|cuda|nvml)[A-Z]\w*(?<!_t)\b", re.ASCII)
 _NUMBER = re.compile(
@@ -88,9 +85,9 @@ def _failure(line: str, messages: dict[str, str]) -> Failure | None:
         The last message of CUDA's log by thread, which this function keeps; the line with the call comes after it.
     """
     known = signatures()
-    if (log := _LOG.search(line)) is not None:
+    if (log := LOG_LINE.search(line)) is not None:
         thread, call, message = log.groups()
-        if (returning := _RETURNING.match(message)) is None and call is None:
+        if (returning := RETURNING.match(message)) is None and call is None:
             messages[thread] = message[:_SHOWN]
             if len(messages) > _THREADS:
                 del messages[next(iter(messages))]

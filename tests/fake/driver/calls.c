@@ -18,6 +18,7 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread const struct call *current;
 static int log_fd = -1;
+static struct failed_call failed;
 
 __attribute__((constructor)) static void open_log(void)
 {
@@ -85,9 +86,22 @@ int call_leave(const struct call *call, int result, const char *arguments, ...)
         length += (size_t)snprintf(line + length, 64, "-> %d%s\n", result, call->error ? " (injected)" : "");
         write_log(line, length);
     }
+    if (result && strncmp(call->name, "nvml", 4)) {
+        failed.name = call->name;
+        failed.result = result;
+        failed.thread = (unsigned long)pthread_self();
+    }
     current = NULL;
     pthread_mutex_unlock(&lock);
     return result;
+}
+
+struct failed_call call_last_failed(void)
+{
+    pthread_mutex_lock(&lock);
+    struct failed_call last = failed;
+    pthread_mutex_unlock(&lock);
+    return last;
 }
 
 void call_wait(void)

@@ -61,6 +61,13 @@ struct call {
 void call_enter(struct call *call);
 /* Writes the log line, gives the lock back, returns `result`. */
 int call_leave(const struct call *call, int result, const char *arguments, ...) PRINTF(3, 4);
+/* The last CUDA call that failed, in any thread; its name is NULL if none did. */
+struct failed_call {
+    const char *name;
+    int result;
+    unsigned long thread;
+};
+struct failed_call call_last_failed(void);
 /* Lets other threads in for a moment; for work that waits for something outside this thread. */
 void call_wait(void);
 

@@ -1,0 +1,84 @@
+"""A failed call carries the driver's own reason, where CUDA's error log has one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from egmctl.driver import cuda
+from egmctl.errors import DriverCallError
+from tests.fake.machines import nvl4
+from tests.fake.plugin import MakeFakeNode
+from tests.fake.process import run_on
+
+pytestmark = pytest.mark.processes
+
+REASON = "Failed to allocate physical memory"
+
+
+def failures(*calls: str) -> list[tuple[str, str]]:
+    """Initialise CUDA, make calls that fail, and return the text and the driver's words of each failure."""
+    cuda.initialise()
+    device = cuda.call("cuDeviceGet", 0)
+    cuda.call("cuCtxSetCurrent", cuda.call("cuDevicePrimaryCtxRetain", device))
+    result = []
+    for name in calls:
+        arguments: tuple[Any, ...] = (2 << 20, cuda.bindings().CUmemAllocationProp(), 0)
+        try:
+            cuda.call(name, *(arguments if name == "cuMemCreate" else (4096,)))
+        except DriverCallError as error:
+            result.append((str(error), error.log))
+    return result
+
+
+def test_the_reason_is_that_of_the_call_that_failed_last(fake_node: MakeFakeNode) -> None:
+    faults = "cuMemCreate@1=error:800; cuMemAlloc=error:2"
+    assert run_on(fake_node(nvl4()), failures, "cuMemCreate", "cuMemAlloc", faults=faults) == [
+        [f"cuMemCreate failed: CUDA_ERROR_NOT_PERMITTED (800: {REASON})", REASON],
+        ["cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY (2)", ""],
+    ]
+
+
+def test_a_driver_without_a_log_gives_no_reason(fake_node: MakeFakeNode) -> None:
+    faults = "cuMemCreate@1=error:800; cuLogsDumpToMemory=missing"
+    assert run_on(fake_node(nvl4()), failures, "cuMemCreate", faults=faults) == [
+        ["cuMemCreate failed: CUDA_ERROR_NOT_PERMITTED (800)", ""]
+    ]
+
+
+LOG = "[03:06:38.965]{}[CUDA][E] {}\n"
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ([(1, REASON), (1, "Returning 800 (CUDA_ERROR_NOT_PERMITTED) from cuMemCreate_v2")], REASON),
+        ([(2, REASON), (1, "Returning 800 (CUDA_ERROR_NOT_PERMITTED) from cuMemCreate")], ""),
+        (
+            [
+                (1, "Returning 1 (CUDA_ERROR_INVALID_VALUE) from cuGetProcAddress_v2"),
+                (1, "Returning 2 (X) from cuMemCreate"),
+            ],
+            "",
+        ),
+        ([(1, REASON), (1, "Returning 2 (CUDA_ERROR_OUT_OF_MEMORY) from cuMemAlloc_v2")], ""),
+        ([(1, REASON), (1, "Returning 2 (X) from cuMemCreate"), (2, "Returning 1 (X) from cuMemFree")], REASON),
+        ([], ""),
+    ],
+)
+def test_only_the_words_before_this_threads_own_failure_count(
+    monkeypatch: pytest.MonkeyPatch, lines: list[tuple[int, str]], reason: str
+) -> None:
+    text = "".join(LOG.format(f"[{thread}]", message) for thread, message in lines).encode()
+
+    class Bindings:
+        @staticmethod
+        def cuLogsDumpToMemory(_iterator: None, buffer: bytearray, _size: int, _flags: int) -> tuple[int, None, int]:
+            buffer[: len(text)] = text
+            return 0, None, len(text)
+
+    monkeypatch.setattr(cuda, "bindings", lambda: Bindings)
+    monkeypatch.setattr(cuda.threading, "get_ident", lambda: 1)
+    assert cuda._words("cuMemCreate") == reason
