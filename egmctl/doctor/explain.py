@@ -90,6 +90,10 @@ def _known(failure: Failure) -> tuple[tuple[KnownCause, ...], tuple[str, ...]]:
 def _explained(failure: Failure, findings: Sequence[Finding]) -> Explanation:
     causes, sources = _known(failure)
     judged = [_judged(failure, cause, findings) for cause in causes]
+    # Of some causes the driver's log has words, so that they are less likely where it has none.
+    left = [cause for cause in judged if cause.state is CauseState.UNKNOWN and not (cause.log and failure.log == "")]
+    if len(judged) > len(left) == 1 and all(cause.state is not CauseState.HOLDS for cause in judged):
+        judged[judged.index(left[0])] = replace(left[0], state=CauseState.LIKELY)
     judged.sort(key=lambda cause: (not _stated(failure, cause), list(CauseState).index(cause.state)))
     error = signatures().names.get((failure.library, failure.number or 0))
     return Explanation(
@@ -116,4 +120,4 @@ def _judged(failure: Failure, cause: KnownCause, findings: Sequence[Finding]) ->
 
 def _stated(failure: Failure, cause: KnownCause) -> bool:
     """Return whether CUDA's own log names the cause."""
-    return bool(cause.log) and cause.log in failure.log
+    return bool(cause.log) and cause.log in (failure.log or "")

@@ -7,6 +7,7 @@ child hung or died.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import re
@@ -57,9 +58,11 @@ LOG_LINE = re.compile(r"\[[0-9:.]+\]\[([0-9]+)\]\[CUDA\]\[[EW]\](?:\[(\w+)\])? ?
 """A line of CUDA's error log: [time][thread][CUDA][E] message; until CUDA 13.3 the guide also has the function
 (https://docs.nvidia.com/cuda/cuda-programming-guide/04-special-topics/error-log-management.html)."""
 RETURNING = re.compile(r"Returning ([0-9]+) \(\w+\) from (\w+)", re.ASCII)
-"""The message of the last line of a failed call; the driver's own reason stands in the line before it, if it has one."""
+"""The message of a failed call; the driver's own reason is the message before it, if it gives one."""
 LOG_BYTES = 25_600
 """The number of bytes of its log that the driver keeps."""
+LOG_SHOWN = 300
+"""The number of characters of a message that are kept."""
 _NOT_READY = 600
 """CUDA_ERROR_NOT_READY: what queries of a busy stream or event return."""
 
@@ -118,17 +121,18 @@ def _words(name: str) -> str:
 
     It is empty if the driver gives none, or keeps no log (before CUDA 12.9).
     """
-    buffer = bytearray(LOG_BYTES + 1)
+    buffer, size = ctypes.create_string_buffer(LOG_BYTES + 1), ctypes.c_size_t(LOG_BYTES)
     try:
-        result, _, size = bindings().cuLogsDumpToMemory(None, buffer, LOG_BYTES, 0)
-    except (AttributeError, RuntimeError, ValueError):
+        # cuda-bindings 13.3 does not find this function in a driver for CUDA 13.0, which exports it.
+        failed = ctypes.CDLL("libcuda.so.1").cuLogsDumpToMemory(None, buffer, ctypes.byref(size), 0)
+    except (OSError, AttributeError):
         return ""
-    lines = LOG_LINE.findall(buffer[: size if result == 0 else 0].decode("utf-8", "replace"))
+    lines = LOG_LINE.findall("" if failed else buffer.raw[: size.value].decode("utf-8", "replace"))
     messages = [message for thread, _, message in lines if thread == str(threading.get_ident())]
-    match messages[-2:]:
-        case [words, last] if (end := RETURNING.match(last)) and end[2].startswith(name) and not RETURNING.match(words):
-            return words[:300]
-    return ""
+    reason, last = ["", "", *messages][-2:]
+    returning = RETURNING.match(last)
+    is_own = returning is not None and returning[2].startswith(name) and not RETURNING.match(reason)
+    return reason[:LOG_SHOWN] if is_own else ""
 
 
 def _call(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import BinaryIO
 
-from egmctl.driver.cuda import LOG_LINE, RETURNING
+from egmctl.driver.cuda import LOG_LINE, LOG_SHOWN, RETURNING
 from egmctl.driver.signatures import signatures
 from egmctl.facts.kernel_log import event
 from egmctl.model.explanation import ErrorLog, Failure, Library
@@ -19,8 +19,6 @@ from egmctl.model.kernel_log import EventKind
 
 LINE_LIMIT = 1 << 14
 """The number of bytes of a line that are looked at together; the rest counts as further lines."""
-_SHOWN = 300
-"""The number of characters of a line that are kept."""
 _KINDS = 50
 """The number of kinds of failures that are kept."""
 _THREADS = 64
@@ -68,7 +66,7 @@ def read_failures(*streams: BinaryIO) -> ErrorLog:
         if (first := kinds.get(key)) is not None:
             kinds[key] = replace(first, count=first.count + 1, log=first.log or failure.log)
         elif len(kinds) < _KINDS:
-            kinds[key] = replace(failure, line=line[:_SHOWN], line_number=number)
+            kinds[key] = replace(failure, line=line[:LOG_SHOWN], line_number=number)
         else:
             left_out += 1
     with_call = {(library, code) for library, call, code in kinds if call is not None}
@@ -88,11 +86,11 @@ def _failure(line: str, messages: dict[str, str]) -> Failure | None:
     if (log := LOG_LINE.search(line)) is not None:
         thread, call, message = log.groups()
         if (returning := RETURNING.match(message)) is None and call is None:
-            messages[thread] = message[:_SHOWN]
+            messages[thread] = message[:LOG_SHOWN]
             if len(messages) > _THREADS:
                 del messages[next(iter(messages))]
             return None
-        reason = messages.pop(thread, "") if returning else message[:_SHOWN]
+        reason = messages.pop(thread, "") if returning else message[:LOG_SHOWN]
         call = returning[2] if returning else call
         if known.driver_call(call) in known.noise:
             return None

@@ -30,8 +30,9 @@ class Failure:
     """The error number; ``None``: any error of the call."""
     call: Plain | None = None
     """The function as it was written; ``None`` if only the error is known."""
-    log: str = ""
-    """The driver's own reason, from the line before it in CUDA's error log."""
+    log: str | None = None
+    """The driver's own reason, from the line before it in CUDA's error log: empty if it gives none, ``None`` if the
+    failure is not from that log."""
     line: str = ""
     """The first line that states it, cut to 300 characters; empty if arguments state it, and in documents."""
     line_number: int | None = None
@@ -56,6 +57,8 @@ class CauseState(StrEnum):
 
     HOLDS = "holds"
     """One of its checks fails or warns here, or the driver's own log states it."""
+    LIKELY = "likely"
+    """It is the only known cause that is left: checks exclude the others, or the driver's log would state them."""
     UNKNOWN = "unknown"
     """No check can decide it, its checks lack data, or none was run."""
     EXCLUDED = "excluded"

@@ -106,6 +106,30 @@ def test_a_text_is_answered_once_for_each_kind_with_its_line(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
+    ("lines", "answer"),
+    [
+        (["Returning 1 (X) from cuMemCreate"], "LIKELY CAUSE: the NUMA node of the allocation does not exist"),
+        (["Returning 2 (X) from cuMemAlloc_v2"], "POSSIBLE CAUSE: there is not enough free memory"),
+        (
+            ["Index 0: Invalid type (0x0)", "Returning 1 (X) from cuMemSetAccess"],
+            "THE DRIVER SAYS: Index 0: Invalid type",
+        ),
+        (["Bad day", "Returning 702 (X) from cuLaunchKernel"], "THE DRIVER SAYS: Bad day"),
+        (["No CUDA context is current", "Returning 201 (X) from cuCtxGetDevice_v2"], "NOT KNOWN: no error of CUDA"),
+    ],
+    ids=["words of the others are missing", "the only one", "words that are not known", "no cause", "PyTorch asks"],
+)
+def test_the_drivers_own_words_and_their_absence_decide(lines: list[str], answer: str, tmp_path: Path) -> None:
+    (text := tmp_path / "cuda.log").write_text("".join(f"{CUDA_LOG}{line}\n" for line in lines))
+    assert " ".join(run("explain", text, *H200).out.split()).startswith(answer)
+
+
+def test_without_the_drivers_log_no_words_can_be_missing(tmp_path: Path) -> None:
+    (text := tmp_path / "app.log").write_text("cuMemCreate failed: CUDA_ERROR_INVALID_VALUE\n")
+    assert run("explain", text, *H200).out.startswith("NOT DETERMINED")
+
+
+@pytest.mark.parametrize(
     ("text", "cause"),
     [
         ("[Bug] GpuBuffer cuMemCreate failed: operation not permitted", "no IMEX channel"),

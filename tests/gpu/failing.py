@@ -5,8 +5,10 @@ It uses the bindings alone, as an application does, and nothing of egmctl.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from cuda.bindings import driver as cuda
@@ -57,15 +59,18 @@ def mapped(*, access: bool) -> int:
 
 
 def registered() -> int:
-    """Return memory that CUDA has registered."""
-    address = call(cuda.cuMemHostAlloc, 1 << 16, 0)
-    return int(address)
+    """Return memory of this process that CUDA has registered."""
+    address = ctypes.addressof(MEMORY) + 4096 & -4096
+    call(cuda.cuMemHostRegister, address, 4096, 0)
+    return address
 
 
 FABRIC, FD, NONE = KINDS.CU_MEM_HANDLE_TYPE_FABRIC, KINDS.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0
 HOST, NUMA = PLACES.CU_MEM_LOCATION_TYPE_HOST, PLACES.CU_MEM_LOCATION_TYPE_HOST_NUMA
 
-CALLS = {
+MEMORY = ctypes.create_string_buffer(3 * 4096)
+
+CALLS: dict[str, Callable[[], Any]] = {
     "cuMemCreate 1 unaligned": lambda: call(cuda.cuMemCreate, 1000, properties(), 0),
     "cuMemCreate 800": lambda: call(cuda.cuMemCreate, SIZE, properties(FABRIC), 0),
     "cuMemCreate 1 host handle": lambda: call(cuda.cuMemCreate, SIZE, properties(FD, HOST), 0),
@@ -76,11 +81,12 @@ CALLS = {
     "cuMemAlloc 2": lambda: call(cuda.cuMemAlloc, 1 << 46),
     "cuCtxEnablePeerAccess 217": lambda: call(cuda.cuCtxEnablePeerAccess, call(cuda.cuCtxGetCurrent), 0),
     "cuDeviceSetMemPool 1": lambda: call(cuda.cuDeviceSetMemPool, 0, pool(place=NUMA)),
-    "cuMemHostRegister 712": lambda: call(cuda.cuMemHostRegister, registered(), 1 << 16, 0),
+    "cuMemHostRegister 712": lambda: call(cuda.cuMemHostRegister, registered(), 4096, 0),
+    "cuMemHostRegister 1": lambda: call(cuda.cuMemHostRegister, call(cuda.cuMemHostAlloc, 1 << 16, 0), 1 << 16, 0),
     "cuIpcGetMemHandle 1": lambda: call(cuda.cuIpcGetMemHandle, mapped(access=True)),
-    "cuMemImportFromShareableHandle 801": lambda: call(cuda.cuMemImportFromShareableHandle, b"\1" * 64, FABRIC),
+    "cuMemImportFromShareableHandle 80[01]": lambda: call(cuda.cuMemImportFromShareableHandle, b"\1" * 64, FABRIC),
     "cuMemImportFromShareableHandle 999": lambda: call(cuda.cuMemImportFromShareableHandle, os.open("/", 0), FD),
-    "cuMemHostUnregister 713": lambda: call(cuda.cuMemHostUnregister, mapped(access=True)),
+    "cuMemHostUnregister 713": lambda: call(cuda.cuMemHostUnregister, ctypes.addressof(MEMORY) + 4096 & -4096),
     "cuMemMap 1": lambda: call(cuda.cuMemMap, 1 << 40, SIZE, 0, allocation(), 0),
     "cuMemSetAccess 1": lambda: call(cuda.cuMemSetAccess, 1 << 40, SIZE, [cuda.CUmemAccessDesc()], 1),
     "cuDeviceGet 101": lambda: call(cuda.cuDeviceGet, 99),
@@ -88,13 +94,12 @@ CALLS = {
     "cuModuleLoadData 200": lambda: call(cuda.cuModuleLoadData, b"no image\0"),
     "cuMemRetainAllocationHandle 1": lambda: call(cuda.cuMemRetainAllocationHandle, call(cuda.cuMemAlloc, SIZE)),
     "cuMemPoolExportToShareableHandle 1": lambda: call(cuda.cuMemPoolExportToShareableHandle, pool(), FD, 0),
-    "cuMemPoolCreate 800": lambda: pool(FABRIC),
     "cuMemCreate 800 host": lambda: call(cuda.cuMemCreate, SIZE, properties(FABRIC, NUMA), 0),
     "cuMemAlloc 201": lambda: (call(cuda.cuCtxSetCurrent, 0), call(cuda.cuMemAlloc, SIZE)),
     "cuIpcOpenMemHandle 1": lambda: call(cuda.cuIpcOpenMemHandle, cuda.CUipcMemHandle(), 1),
     "cuMemAddressReserve 1": lambda: call(cuda.cuMemAddressReserve, 1000, 0, 0, 0),
 }
-"""Calls that fail, by the call and the error that H200s with driver 580.159.04 return."""
+"""Calls that fail, by the call and the error that H100s with driver 580.159.04 return; 801 with an IMEX channel."""
 
 
 def main(name: str) -> None:

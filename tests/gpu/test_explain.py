@@ -1,4 +1,4 @@
-"""``egmctl explain -- PROGRAM`` on real GPUs: calls that fail are named with the driver's own words and their causes."""
+"""``egmctl explain -- PROGRAM`` on real GPUs: calls that fail are named, with the driver's own words and causes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_call_that_fails_is_named_and_its_causes_are(name: str) -> None:
     done = explained(name)
     assert done.code == FAILED, done.err
     assert re.search(rf"\b{call}\w*\b", done.err), done.err
-    assert f"({number})" in done.err
+    assert re.search(rf"\({number}\)", done.err), done.err
     assert "no cause of this error is known" not in done.err
 
 

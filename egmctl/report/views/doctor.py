@@ -204,6 +204,7 @@ _MANY = 3
 _RUN = "run the program with 'egmctl explain -- PROGRAM'"
 _STATES = {
     CauseState.HOLDS: ("HERE", Tone.BAD),
+    CauseState.LIKELY: ("LIKELY", Tone.WARN),
     CauseState.UNKNOWN: ("POSSIBLE", Tone.UNKNOWN),
     CauseState.EXCLUDED: ("NOT HERE", Tone.DIM),
 }
@@ -224,7 +225,7 @@ def _explain_body(result: Explanations) -> Iterator[doc.Block]:
     for each in result.explanations:
         failure = each.failure
         times = f", {failure.count} times" if failure.count > 1 else ""
-        rows = {f"line {failure.line_number}{times}": failure.line, "driver": failure.log}
+        rows = {f"line {failure.line_number}{times}": failure.line, "driver": failure.log or ""}
         yield doc.Paragraph(_failure_words(each), level=Level.SUMMARY)
         yield doc.KeyValues(tuple((name, printable(text)) for name, text in rows.items() if text))
         for cause in each.causes:
@@ -247,13 +248,20 @@ def _causes(result: Explanations, *states: CauseState) -> list[KnownCause]:
 
 
 def _explain_verdict(result: Explanations) -> doc.Verdict:
-    here, possible = (_causes(result, state) for state in (CauseState.HOLDS, CauseState.UNKNOWN))
+    here = _causes(result, CauseState.HOLDS) or _causes(result, CauseState.LIKELY)
+    possible = _causes(result, CauseState.UNKNOWN)
+    said = [each.failure.log for each in result.explanations if each.failure.log]
+    if said and not here:
+        step = possible[0].remedy.removesuffix(".") if possible else ""
+        return doc.Verdict("THE DRIVER SAYS", Tone.BAD, printable("; ".join(said)), step)
     if result.nothing is not None:
         return doc.Verdict("NOT KNOWN", Tone.UNKNOWN, result.nothing, _RUN)
     if here:
         step = advice(here[0].findings[0]) if here[0].findings else here[0].remedy.removesuffix(".")
         return doc.Verdict("LIKELY CAUSE", Tone.BAD, "; ".join(cause.cause for cause in here), step)
     known = len(_causes(result, *CauseState))
+    if known == len(possible) == 1 and result.lines is not None:
+        return doc.Verdict("POSSIBLE CAUSE", Tone.WARN, possible[0].cause, possible[0].remedy.removesuffix("."))
     if result.checked is None:
         counts = f"{several(len(result.explanations), 'error')}, {several(known, 'cause')}"
         return doc.Verdict("KNOWN", Tone.PLAIN, counts)
