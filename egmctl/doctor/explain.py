@@ -109,6 +109,8 @@ def _explained(failure: Failure, findings: Sequence[Finding]) -> Explanation:
 def _judged(failure: Failure, cause: KnownCause, findings: Sequence[Finding]) -> KnownCause:
     own = [finding for check in cause.checks for finding in findings if finding.check == check]
     wrong = [finding for finding in own if finding.status in (Status.FAIL, Status.WARN)]
+    # What explains the others comes first: its remedy is the one that helps.
+    wrong.sort(key=lambda finding: bool(finding.explained_by))
     unsure = [finding for finding in own if finding.status is Status.UNKNOWN]
     # A check that does not apply says nothing, and a note may be the cause: a deliberate configuration.
     passes = bool(own) and all(finding.status is Status.PASS for finding in own)

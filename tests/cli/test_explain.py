@@ -13,8 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from egmctl.api.doctor import judged
 from egmctl.cli.explain import LOG_PART
+from egmctl.doctor.explain import failures_of
+from egmctl.model.explanation import ErrorLog
 from tests.conftest import RunEgmctl, command_environment
+from tests.doctor.test_causes import container
 from tests.fake.plugin import MakeFakeNode
 from tests.in_process import run
 
@@ -127,6 +131,12 @@ def test_the_drivers_own_words_and_their_absence_decide(lines: list[str], answer
 def test_without_the_drivers_log_no_words_can_be_missing(tmp_path: Path) -> None:
     (text := tmp_path / "app.log").write_text("cuMemCreate failed: CUDA_ERROR_INVALID_VALUE\n")
     assert run("explain", text, *H200).out.startswith("NOT DETERMINED")
+
+
+def test_the_next_step_is_that_of_the_finding_that_explains_the_others() -> None:
+    log = ErrorLog(failures=failures_of("cuInit", "CUDA_ERROR_NO_DEVICE"))
+    (explanation,) = judged(log, container(gpus=False), redacted=False).explanations
+    assert [finding.check for finding in explanation.causes[0].findings][:1] == ["dev.nodes-missing"]
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_the_environment_is_the_parents_with_the_changes(monkeypatch: pytest.Mon
             "cuMemCreate failed: CUDA_ERROR_NOT_PERMITTED (800)",
             "DriverCallError",
             ExitCode.CRASHED,
-            {"call": "cuMemCreate", "number": 800, "name": "CUDA_ERROR_NOT_PERMITTED"},
+            {"call": "cuMemCreate", "number": 800, "name": "CUDA_ERROR_NOT_PERMITTED", "log": ""},
         ),
     ],
 )
