@@ -181,6 +181,8 @@ class Host(Record):
     architecture: Plain | None = None
     cpu_model: Plain | None = None
     cpu_count: int | None = None
+    smt: Plain | None = None
+    """``/sys/devices/system/cpu/smt/control``: ``on``, ``off``, ``forceoff``, ``notsupported``, ``notimplemented``."""
     page_size_bytes: int | None = None
     memory_total_bytes: int | None = None
     memory_available_bytes: int | None = None

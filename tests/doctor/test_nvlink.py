@@ -225,6 +225,8 @@ TRANSLATED = patched(
     "system",
     iommu_domains={FIRST[0].bus_id: "DMA-FQ"},
 )
+REFUSED_OVER_PCIE = tray("pairs[*]", nvlink_count=0, can_access_peer=False)
+OVERRIDDEN = tray("process", environment={"CUDA_DISABLE_IOMMU_ACS_P2P_CAPABILITY_CHECK": "1"})
 SLOW = hgx("gpus[*].pci", link=PcieLink(speed_gt_s=2.5, width=16, max_speed_gt_s=32.0, max_width=16))
 
 P2P = [
@@ -290,6 +292,29 @@ P2P = [
         "p2p.status",
         tray("pairs[*]", nvlink_count=0, can_access_peer=False),
         "warn GPU0-3",
+    ),
+    case(
+        "CUDA 13.5 refuses over PCIe for what IOMMU and ACS are",
+        "p2p.status",
+        patched(REFUSED_OVER_PCIE, "driver", cuda_driver_version=13050),
+        "warn GPU0-3",
+        "since CUDA 13.5",
+        "See pcie.iommu and pcie.acs",
+    ),
+    case("an older CUDA has not asked for them", "p2p.status", REFUSED_OVER_PCIE, "warn GPU0-3", without="13.5"),
+    case(
+        "an override of CUDA's check hides that bytes may be lost",
+        "p2p.status",
+        patched(patched(OVERRIDDEN, "pairs[*]", nvlink_count=0), "driver", cuda_driver_version=13050),
+        "note GPU0-3",
+        "CUDA was told not to check IOMMU and ACS",
+    ),
+    *(
+        case("an override that nothing asks for is nothing", "p2p.status", machine, "pass GPU0-3")
+        for machine in (
+            patched(OVERRIDDEN, "driver", cuda_driver_version=13050),
+            patched(OVERRIDDEN, "pairs[*]", nvlink_count=0),
+        )
     ),
     case("CUDA was not read", "p2p.status", tray("pairs[*]", can_access_peer=None), "pass GPU0-3"),
     case("none over PCIe", "p2p.status", OVER_PCIE, "skip GPU0-3"),
