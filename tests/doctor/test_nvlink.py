@@ -326,6 +326,19 @@ P2P = [
         patched(SLOW, "gpus[1].nvml", performance_state=0, throttle_reasons=()),
         "warn GPU1; pass GPU0,2-3",
     ),
+    *(
+        case(
+            f"an idle link of PCIe 6 sheds lanes: {verdict}",
+            "pcie.link",
+            patched(patched(SLOW, "gpus[0].pci.link", width=2, speed_gt_s=speed), "gpus[0].nvml", **state),
+            f"{verdict} GPU0; pass GPU1-3",
+        )
+        for speed, state, verdict in (
+            (64.0, {"performance_state": 5, "throttle_reasons": ("idle",)}, "note"),
+            (64.0, {"performance_state": 0, "throttle_reasons": ()}, "fail"),
+            (32.0, {"performance_state": 5, "throttle_reasons": ("idle",)}, "fail"),
+        )
+    ),
     case("a guest's IOMMU is its host's matter", "pcie.iommu", TRANSLATED, "pass"),
     case("an IOMMU", "pcie.iommu", patched(TRANSLATED, "gpus[*].nvml", virtualization="none"), "warn"),
 ]

@@ -146,7 +146,11 @@ def _judge(machine: Machine, pci: PciFunction, link: PcieLink, gpu: Gpu | None =
     text = f"x{link.width}, {link.speed_gt_s} GT/s; at most x{link.max_width}, {link.max_speed_gt_s} GT/s"
     read = fact(f"/sys/bus/pci/devices/{pci.bus_id}/current_link_*, max_link_*", text.replace("None", "?"))
     judges_speed = gpu is None or _busy(gpu)
-    if link.width is not None and width is not None and link.width < width:
+    narrow = link.width is not None and width is not None and link.width < width
+    if narrow and link.sheds_lanes and (gpu is None or not _busy(gpu)):
+        yield read
+        yield noted(f"PCIe x{link.width} of x{width:g}: at 64 GT/s an idle link sheds lanes (L0p); see it under load")
+    elif narrow:
         yield read
         yield (failed if gpu else warned)(f"PCIe x{link.width} of x{width:g}", RESEAT)
     elif judges_speed and link.speed_gt_s is not None and speed is not None and link.speed_gt_s < speed:
