@@ -314,6 +314,7 @@ P2P = [
         for machine in (
             patched(OVERRIDDEN, "driver", cuda_driver_version=13050),
             patched(OVERRIDDEN, "pairs[*]", nvlink_count=0),
+            patched(tray("pairs[*]", nvlink_count=0), "driver", cuda_driver_version=13050),
         )
     ),
     case("CUDA was not read", "p2p.status", tray("pairs[*]", can_access_peer=None), "pass GPU0-3"),
