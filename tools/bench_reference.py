@@ -27,7 +27,7 @@ HEAD = """\
 memory and what moves the bytes. On a machine, `egmctl bench --list` says which of the cases can run, and why others
 cannot.
 
-Where cases share a row, the first is described: `sm` copies by a kernel and `bulk` by bulk copies (TMA) in place of the
+Where cases share a row, the first is described: `sm` copies by a kernel and `tma` by bulk copies (TMA) in place of the
 copy engine (`ce`), and other handles open the memory in the same way. Cases with host memory are measured for each GPU
 with each NUMA node, cases between GPUs for every ordered pair, unless they say otherwise. Cases with `loaded` or
 `footprint` in their names and messages by UCX are measured at all of their points; `--sweep` measures other series.

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from machine_models import derived, dgx_h100, gb200, gh200
+from machine_models import derived, dgx_h100, gb200, gh200, vera_rubin
 from machine_models.stating import leave_out
 
 from egmctl.data import machines_dir
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
 
 def machines() -> tuple[Machine, ...]:
     """Return every modelled machine."""
-    models = (gh200.single(), gh200.quad(), gb200.tray(), gb200.nvl72_tray(), dgx_h100.model())
+    models = (gh200.single(), gh200.quad(), gb200.tray(), gb200.nvl72_tray(), dgx_h100.model(), vera_rubin.nvl72_tray())
     return (
         *models,
         derived.gb300_tray(),

@@ -164,8 +164,9 @@ HANDLES: Mapping[HandleKind, str] = {
 
 def _description(case: Case) -> str:
     moved = " to ".join(_end(case, end) for end in End if case.memory(end) is not MemoryKind.REGISTERS)
-    if case.engine is Engine.CHASE:
-        text = f"latency of {moved}: {_chase(case)}"
+    if case.engine in (Engine.CHASE, Engine.CHASE_BULK):
+        by = " by bulk loads (TMA)" if case.engine is Engine.CHASE_BULK else ""
+        text = f"latency of {moved}{by}: {_chase(case)}"
     elif case.engine is Engine.CPU_CHASE:
         text = f"latency of {moved}: {_chase(case)} by a CPU thread"
     elif case.engine is Engine.CPU:

@@ -69,6 +69,7 @@ ENGINES: Mapping[Engine, EngineSpec] = {
     ),
     Engine.CPU_CHASE: EngineSpec(caption="pointer chase by a CPU", writes_source=True, timed_by_host=True),
     Engine.CHASE: EngineSpec(caption="pointer chase", needs_kernels=True),
+    Engine.CHASE_BULK: EngineSpec(caption="pointer chase by TMA", needs_kernels=True, needs_capability=(9, 0)),
     Engine.PING_PONG: EngineSpec(caption="a flag", needs_kernels=True, round_trip=True),
     Engine.EVENT: EngineSpec(
         caption="an interprocess event, and of the messages that announce it,", round_trip=True, timed_by_host=True

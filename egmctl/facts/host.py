@@ -107,6 +107,7 @@ def host(root: Root, pid: int = 0) -> Host:
         architecture=lambda: machine_architecture(root),
         cpu_model=lambda: _cpu_model(root),
         cpu_count=lambda: len(_numbers(root, "/sys/devices/system/cpu/online")),
+        smt=lambda: root.read(f"{CPUS}/smt/control"),
         page_size_bytes=lambda: _page_size(root),
         memory_total_bytes=lambda: _kib(root, "/proc/meminfo", "MemTotal"),
         memory_available_bytes=lambda: _kib(root, "/proc/meminfo", "MemAvailable"),

@@ -111,6 +111,12 @@ _compute_mode = _words("default exclusive-thread prohibited exclusive-process")
 _virtualization = _words("none passthrough vgpu host-vgpu host-vsga")
 _p2p_status = _words("OK CNS GNS TNS DR NS U")
 """The names that ``nvidia-smi topo -p2p`` uses for NVML_P2P_STATUS_*."""
+_power_profile = _words(
+    "max-p max-q compute memory-bound network balanced llm-inference llm-training rbm dcpcie hmma-sparse hmma-dense "
+    "sync-balanced hpc mig max-q-1 network-bound high-throughput-inference medium-throughput-inference "
+    "low-latency-inference training inference max-q-2 max-q-3 low-priority-background"
+)
+"""The names of ``NVML_POWER_PROFILE_*``."""
 _recovery_action = _words(
     "none gpu-reset node-reboot drain-p2p drain-and-reset recover-imex-domain bus-reset system-reboot"
 )
@@ -230,6 +236,16 @@ def _gpu_bandwidth_mode(handle: Any) -> tuple[str, bool]:
     mode, links = info.bwMode & 0x7, info.bwMode >> 3
     word = f"{links}-links" if mode == _LINK_COUNT else _bandwidth_mode(mode)
     return word, bool(info.bIsBest)
+
+
+def _power_profiles(handle: Any) -> list[str]:
+    """Return the power profiles in force: those that were requested, without those that conflict with a stronger one.
+
+    Several may be in force (nvml.h, ``nvmlWorkloadPowerProfileCurrentProfiles_t.enforcedProfilesMask``).
+    """
+    function = "nvmlDeviceWorkloadPowerProfileGetCurrentProfiles"
+    mask = ask_struct(function, "WorkloadPowerProfileCurrentProfiles_v1_t", handle).enforcedProfilesMask.mask
+    return [_power_profile(bit) for bit in range(32 * len(mask)) if mask[bit // 32] >> bit % 32 & 1]
 
 
 def fabric(handle: Any) -> dict[str, Any]:
@@ -474,6 +490,11 @@ _GPU = (
         lambda handle: ask_struct("nvmlDeviceGetCapabilities", "DeviceCapabilities_v1_t", handle).capMask,
     ),
     Question("nvlink_bandwidth_mode nvlink_bandwidth_best", _gpu_bandwidth_mode),
+    Question(
+        "nvlink_encryption",
+        lambda handle: bool(ask_struct("nvmlDeviceGetNvLinkInfo", "NvLinkInfo_v1_t", handle).isNvleEnabled),
+    ),
+    Question("power_profiles", _power_profiles),
     Question("link", lambda handle: read_record(_PCIE_LINK, handle)),
     Question("fabric", fabric),
     Question("platform", lambda handle: read_record(PLATFORM, handle)),

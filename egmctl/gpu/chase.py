@@ -191,7 +191,9 @@ class Reader:
         """Wait for the last queued kernel and return the first ``count`` words of its results."""
         return read_words(self.stream, self._results.address, count)
 
-    def start_walk(self, chain: Chain, loads: int, *, warm: int, block: int = 0, blocks: int = 1) -> None:
+    def start_walk(
+        self, chain: Chain, loads: int, *, warm: int, block: int = 0, blocks: int = 1, kernel: str = "chase"
+    ) -> None:
         """Queue a walk along a chain, from where the last walk ended.
 
         Parameters
@@ -202,8 +204,10 @@ class Reader:
             The number of loads before those, for warm-up.
         block, blocks
             The index of the walking block and the number of blocks, each on a different multiprocessor.
+        kernel
+            ``chase``, or ``chase_bulk`` on a GPU with bulk copies.
         """
-        self.launch("chase", chain.address, chain.advance(warm + loads), warm, loads, block, blocks=blocks)
+        self.launch(kernel, chain.address, chain.advance(warm + loads), warm, loads, block, blocks=blocks)
 
     def end_walk(self, chain: Chain, loads: int) -> Walk:
         """Wait for the last queued walk and return its result."""

@@ -40,7 +40,7 @@ _OPTIONS = ("--std=c++17",)
 KERNELS: Mapping[str, Mapping[str, int]] = {
     "atomic.cu": {"add_ones": 4, "verify_counts": 5},
     "atomic_latency.cu": {"add_in_turn": 5},
-    "bulk.cu": {"copy_bulk": 5},
+    "bulk.cu": {"copy_bulk": 5, "chase_bulk": 6},
     "chase.cu": {"make_chain": 4, "chase": 6, "chase_loaded": 8},
     "copy.cu": {"copy_vectors": 5, "sum_vectors": 5},
     "gate.cu": {"gate": 3},

@@ -190,6 +190,8 @@ class GpuNvml(Record):
     ``12-links``."""
     nvlink_bandwidth_best: bool | None = None
     """Whether that is the highest mode that the GPU and its fabric support."""
+    nvlink_encryption: bool | None = None
+    """Whether its NVLinks are encrypted (``isNvleEnabled`` of ``nvmlDeviceGetNvLinkInfo``)."""
     addressing_mode: Plain | None = None
     """``none``, ``hmm`` or ``ats``."""
     fabric: Fabric | None = None
@@ -218,6 +220,9 @@ class GpuNvml(Record):
     throttle_reasons: tuple[Plain, ...] | None = None
     """The bits of ``nvmlDeviceGetCurrentClocksEventReasons`` by name: ``idle``, ``sw-power-cap``,
     ``hw-thermal-slowdown``, ..."""
+    power_profiles: tuple[Plain, ...] | None = None
+    """The workload power profiles in force, from Blackwell on, as ``NVML_POWER_PROFILE_*`` names them: ``max-p``,
+    ``max-q``, ``network``, ...; empty if none is."""
     temperature_c: int | None = None
     processes: tuple[GpuProcess, ...] | None = None
 

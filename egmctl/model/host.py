@@ -19,6 +19,14 @@ class PcieLink(Record):
     max_speed_gt_s: float | None = None
     max_width: int | None = None
 
+    @property
+    def sheds_lanes(self) -> bool:
+        """Whether fewer lanes may only mean an idle link: L0p, which PCI Express 6.0 added with 64 GT/s.
+
+        An idle Vera Rubin tray shows x2 of x16 at generation 6 (NVIDIA/k8s-test-infra, qx-vrnvl72.xml).
+        """
+        return (self.speed_gt_s or 0) >= 64
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PciFunction(Record):
@@ -181,6 +189,8 @@ class Host(Record):
     architecture: Plain | None = None
     cpu_model: Plain | None = None
     cpu_count: int | None = None
+    smt: Plain | None = None
+    """``/sys/devices/system/cpu/smt/control``: ``on``, ``off``, ``forceoff``, ``notsupported``, ``notimplemented``."""
     page_size_bytes: int | None = None
     memory_total_bytes: int | None = None
     memory_available_bytes: int | None = None

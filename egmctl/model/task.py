@@ -49,6 +49,8 @@ class Engine(StrEnum):
     """One CPU thread that follows a chain of addresses."""
     CHASE = "chase"
     """A single-thread kernel that follows a chain of offsets."""
+    CHASE_BULK = "chase-bulk"
+    """The same by bulk loads (TMA) of 16 bytes into shared memory."""
     PING_PONG = "ping-pong"
     """Single-thread kernels on two GPUs that wait for each other's flag."""
     EVENT = "event"
@@ -180,7 +182,7 @@ USUAL = Point()
 
 
 def named(case: str, point: Point) -> str:
-    """Return the name of a case at a point: ``device_local_bulk 16 SMs``."""
+    """Return the name of a case at a point: ``device_local_copy_tma 16 SMs``."""
     return f"{case} {point}".rstrip()
 
 

@@ -337,7 +337,7 @@ def pcie(gpu: Gpu, pci: LinkClass | None = None) -> Hop:
     """Return a GPU's PCIe link with its rate after line encoding, before packet overhead.
 
     The speed is the maximum that the GPU and its slot can negotiate, because an idle link may run slower. The width is
-    the current one, because a link that trained narrow stays narrow.
+    the current one, because a link that trained narrow stays narrow, except where an idle link may shed lanes.
 
     Parameters
     ----------
@@ -351,7 +351,8 @@ def pcie(gpu: Gpu, pci: LinkClass | None = None) -> Hop:
     """
     links = [link for link in (gpu.nvml and gpu.nvml.link, gpu.pci and gpu.pci.link) if link]
     speed = next((link.max_speed_gt_s for link in links if link.max_speed_gt_s), None)
-    width = next((width for link in links if (width := link.width or link.max_width)), None)
+    widths = ((link.max_width or link.width) if link.sheds_lanes else link.width or link.max_width for link in links)
+    width = next((width for width in widths if width), None)
     if speed is None or width is None:
         return Hop(link=LinkKind.PCIE, pci=pci, reason="neither NVML nor sysfs reports the PCIe link's speed and width")
     efficiency = 8 / 10 if speed <= 5 else 128 / 130 if speed <= 32 else 242 / 256

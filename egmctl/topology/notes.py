@@ -227,9 +227,9 @@ def _narrow_pcie(gpus: Sequence[Gpu]) -> Iterable[str]:
 
 
 def narrow_pcie(gpu: Gpu) -> str:
-    """Return the words for missing PCIe lanes of a GPU; empty if it has all of them, or they are unknown."""
+    """Return the words for missing PCIe lanes of a GPU; empty if it may have all of them."""
     link = (gpu.nvml and gpu.nvml.link) or (gpu.pci and gpu.pci.link)
-    if link and link.width and link.max_width and link.width < link.max_width:
+    if link and link.width and link.max_width and link.width < link.max_width and not link.sheds_lanes:
         return f"PCIe x{link.width} of x{link.max_width}"
     return ""
 

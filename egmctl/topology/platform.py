@@ -117,7 +117,7 @@ class _Published:
 
     name: str
     gpus: tuple[str, ...]
-    """Words of product names, by product."""
+    """Words of product names, by product, or its PCI id where the name is not known."""
     gb_s: float
     source: str
     gib: int | None = None
@@ -127,7 +127,7 @@ class _Published:
 
     def fits(self, gpu: Gpu, gib: float | None) -> bool:
         """Return whether the entry is about a GPU and a CPU with ``gib`` of memory, of which firmware keeps a part."""
-        words = set((gpu.name or "").split())
+        words = {*(gpu.name or "").split(), f"10de:{(gpu.pci and gpu.pci.device_id) or 0:04x}"}
         links = (gpu.nvml and gpu.nvml.c2c_links) or ()
         return (
             any(words.issuperset(name.split()) for name in self.gpus)

@@ -257,3 +257,9 @@ def test_results_under_confidential_computing_are_marked_before_the_answer(mode:
     assert (banner in text) == ("CONFIDENTIAL" in text) == bool(words)
     if words:
         assert text.index(banner) < text.index("PASS")
+
+
+def test_results_over_encrypted_nvlinks_are_marked_although_confidential_computing_is_off() -> None:
+    for encrypted in (True, False, None):
+        report = patched(judged(WRITE), "machines[0].gpus[1].nvml", nvlink_encryption=encrypted)
+        assert ("NVLINK ENCRYPTION is on" in " ".join(shown(report, brief=True).split())) is (encrypted is True)

@@ -134,13 +134,13 @@ WAYS = {
         f"{case} by few SMs": Way(
             (*TWO, "--sweep", "sms", *cases(case)), damage=("cuLaunchKernel@4=corrupt:100",), others=7
         )
-        for case in ("device_to_device_memcpy_write_sm", "device_to_device_bulk_write")
+        for case in ("device_to_device_memcpy_write_sm", "device_to_device_memcpy_write_tma")
     },
     **{
         case: Way((*TWO, *cases(case)), damage=(f"cuLaunchKernel@{launch}=corrupt:{offset}",), others=1)
         for case, launch, offset in (
             ("device_to_device_memcpy_write_sm", 4, 100),
-            ("device_to_device_bulk_write", 4, 100),
+            ("device_to_device_memcpy_write_tma", 4, 100),
             ("device_to_device_atomic_add", 3, 100),
             ("device_to_device_read_sm", 4, 1),
             ("device_to_device_write_sm", 3, 100),

@@ -182,11 +182,12 @@ class TestOnAFakeNode:
             assert load == (m["point"]["load"] if m["point"]["load"] is None else m["point"]["load"] > 0)
         assert run.node.leaks() == []
 
+    @pytest.mark.parametrize(("suffix", "kernel"), [("sm", "chase"), ("tma", "chase_bulk")])
     def test_a_sample_of_nvbandwidth_s_definition_has_loads_enough_on_several_multiprocessors(
-        self, measure: MeasureLatencies
+        self, measure: MeasureLatencies, suffix: str, kernel: str
     ) -> None:
-        run = measure("device_to_device_latency_sm")
-        walks = [call for call in run.node.calls("cuLaunchKernel") if call.arguments["kernel"] == "chase"]
+        run = measure(f"device_to_device_latency_{suffix}")
+        walks = [call for call in run.node.calls("cuLaunchKernel") if call.arguments["kernel"] == kernel]
         timed = [call for call in walks if int(call.arguments["argument3"], 16) > 1]
         blocks = int(timed[0].arguments["grid"].split(",")[0])
         loads = int(timed[0].arguments["argument3"], 16)
@@ -196,9 +197,10 @@ class TestOnAFakeNode:
         assert len(launches) * loads >= LOADS
         assert max(launches) < blocks
 
-    def test_a_damaged_chain_is_corrupt(self, measure: MeasureLatencies) -> None:
+    @pytest.mark.parametrize("case", ["device_local_latency_cached", "device_to_device_latency_tma"])
+    def test_a_damaged_chain_is_corrupt(self, measure: MeasureLatencies, case: str) -> None:
         # The second byte of the first line's link: it leads to another line, so the walk ends somewhere else.
-        run = measure("device_local_latency_cached", faults="cuLaunchKernel@1=corrupt:1")
+        run = measure(case, faults="cuLaunchKernel@1=corrupt:1")
         assert run.code == 1
         assert Counter(m["status"] for m in run.measurements) == {"corrupt": 1, "ok": 1}
         (bad,) = (m for m in run.measurements if m["status"] == "corrupt")

@@ -1,4 +1,7 @@
-"""A case with a name of nvbandwidth does what nvbandwidth 0.8 does by that name (its testcase.h), and so does 0.10."""
+"""A case with a name of nvbandwidth does what nvbandwidth 0.8 does by that name (its testcase.h), and so does 0.10.
+
+The cases of TMA and within a GPU are those that 0.10 lists (``nvbandwidth --list``).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from egmctl.bench.suites import CASES
 from egmctl.model.route import MemoryKind
 from egmctl.model.task import USUAL, ChaseOrder, Engine, Pattern, Quantity
 
-CE, SM = Engine.COPY_ENGINE, Engine.SM_COPY
+CE, SM, TMA = Engine.COPY_ENGINE, Engine.SM_COPY, Engine.BULK
 HOST, GPU = MemoryKind.PINNED, MemoryKind.DEVICE
 PUSH, PULL = End.SOURCE, End.DESTINATION
 
@@ -34,8 +37,13 @@ COPIES = {
 BY_NAME = {case.name: case for case in CASES}
 
 
-@pytest.mark.parametrize(("suffix", "engine"), [("ce", CE), ("sm", SM)])
-@pytest.mark.parametrize("name", COPIES)
+@pytest.mark.parametrize(
+    ("name", "suffix", "engine"),
+    [
+        *((name, suffix, engine) for name in COPIES for suffix, engine in (("ce", CE), ("sm", SM))),
+        *((name, "tma", TMA) for name in COPIES if name.startswith("device_to_device_")),
+    ],
+)
 def test_a_copy_has_the_same_ends_engine_and_launcher(name: str, suffix: str, engine: Engine) -> None:
     source, destination, pattern, launcher = COPIES[name]
     case = BY_NAME[f"{name}_{suffix}"]
@@ -44,16 +52,35 @@ def test_a_copy_has_the_same_ends_engine_and_launcher(name: str, suffix: str, en
     assert (case.quantity, case.points, case.staged) == (Quantity.BANDWIDTH, (USUAL,), False)
 
 
-@pytest.mark.parametrize(("name", "memory"), [("host_device_latency_sm", HOST), ("device_to_device_latency_sm", GPU)])
-def test_a_latency_is_a_chain_of_neighbouring_lines_in_two_mib(name: str, memory: MemoryKind) -> None:
+@pytest.mark.parametrize(
+    ("name", "memory", "engine"),
+    [
+        ("host_device_latency_sm", HOST, Engine.CHASE),
+        ("device_to_device_latency_sm", GPU, Engine.CHASE),
+        ("device_to_device_latency_tma", GPU, Engine.CHASE_BULK),
+    ],
+)
+def test_a_latency_is_a_chain_of_neighbouring_lines_in_two_mib(name: str, memory: MemoryKind, engine: Engine) -> None:
     case = BY_NAME[name]
-    assert (case.source, case.engine, case.pattern) == (memory, Engine.CHASE, Pattern.PAIR)
+    assert (case.source, case.engine, case.pattern) == (memory, engine, Pattern.PAIR)
     assert case.chase is not None
     assert case.footprint is not None
     assert (case.chase.order, case.chase.stride_bytes) == (ChaseOrder.SEQUENTIAL, 128)
     assert (case.footprint.least_bytes, case.footprint.l2_times) == (2 << 20, 0)
 
 
-def test_a_local_copy_is_the_copy_engine_s_within_one_gpu() -> None:
-    case = BY_NAME["device_local_copy"]
-    assert (case.source, case.destination, case.engine, case.pattern) == (GPU, GPU, CE, Pattern.LOCAL)
+@pytest.mark.parametrize(
+    ("suffix", "source", "destination", "engine"),
+    [
+        ("copy", GPU, GPU, CE),
+        ("copy_sm", GPU, GPU, SM),
+        ("copy_tma", GPU, GPU, TMA),
+        ("read_sm", GPU, MemoryKind.REGISTERS, Engine.SM_READ),
+        ("write_sm", MemoryKind.REGISTERS, GPU, Engine.SM_WRITE),
+    ],
+)
+def test_a_local_case_stays_within_one_gpu(
+    suffix: str, source: MemoryKind, destination: MemoryKind, engine: Engine
+) -> None:
+    case = BY_NAME[f"device_local_{suffix}"]
+    assert (case.source, case.destination, case.engine, case.pattern) == (source, destination, engine, Pattern.LOCAL)

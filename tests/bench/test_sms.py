@@ -77,7 +77,7 @@ class TestPlan:
 
     def test_few_sms_get_few_copies_so_that_no_sample_takes_seconds(self) -> None:
         tasks = list(plan_of(with_sms(H200, 132)).tasks)
-        local = [task.copies for task in tasks if task.case == "device_local_bulk"]
+        local = [task.copies for task in tasks if task.case == "device_local_copy_tma"]
         assert local == [1, 2, 4, 8, 16, 32, 64, 64]
 
     def test_no_quick_or_standard_run_has_them(self) -> None:

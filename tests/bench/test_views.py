@@ -204,7 +204,7 @@ def test_every_case_fits_the_page(machine: str, gpus: int) -> None:
 
 POINTS = {
     Axis.SIZE: ("device_to_device_memcpy_write_ce", [Point(size=MIB), Point(size=64 * MIB)]),
-    Axis.SMS: ("device_local_bulk", [Point(sms=1), Point(sms=16)]),
+    Axis.SMS: ("device_local_copy_tma", [Point(sms=1), Point(sms=16)]),
     Axis.FOOTPRINT: ("device_local_footprint", [Point(footprint=2 * MIB), Point(footprint=GIB)]),
     Axis.LOAD: ("device_to_device_latency_loaded", [Point(load=0), Point(load=8)]),
     Axis.STREAMS: ("host_numa_to_device_memcpy_ce", [Point(streams=1), Point(streams=4)]),

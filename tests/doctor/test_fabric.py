@@ -145,6 +145,13 @@ def at(cluster: str = CLUSTER, clique: int = 5) -> Machine:
     return machine
 
 
+def cliques(**changes: Any) -> Machine:
+    """A tray one of whose GPUs is in another clique for multicast than the others."""
+    types = {"unicast-pointer": (32766,), "multicast-pointer": (5,)}
+    machine: Machine = patched(shipped("vr-nvl72"), "gpus[3].nvml.fabric", cliques=types, **changes)
+    return machine
+
+
 class TestDomain:
     """Whether the GPUs are in the NVLink domain that their board is built for."""
 
@@ -174,6 +181,9 @@ class TestDomain:
             (at("9c6f5af3-53bf-49b5-a436-b66766c413c4"), f"domain={CLUSTER}/5", "fail GPU0-3"),
             (at(), "domain-gpus=72", "unknown; pass GPU0-3"),
             (fallen(), "domain-gpus=72", "fail GPU0-3; unknown"),
+            (shipped("vr-nvl72"), "domain", "pass GPU0-3"),
+            (cliques(), "domain", "note GPU0-3"),
+            (cliques(clique_id=7), "domain", "fail"),
         ],
     )
     def test_a_tray_outside_is_a_warning_and_a_failure_where_a_domain_is_expected(

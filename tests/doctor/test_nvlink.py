@@ -225,6 +225,8 @@ TRANSLATED = patched(
     "system",
     iommu_domains={FIRST[0].bus_id: "DMA-FQ"},
 )
+REFUSED_OVER_PCIE = tray("pairs[*]", nvlink_count=0, can_access_peer=False)
+OVERRIDDEN = tray("process", environment={"CUDA_DISABLE_IOMMU_ACS_P2P_CAPABILITY_CHECK": "1"})
 SLOW = hgx("gpus[*].pci", link=PcieLink(speed_gt_s=2.5, width=16, max_speed_gt_s=32.0, max_width=16))
 
 P2P = [
@@ -291,6 +293,30 @@ P2P = [
         tray("pairs[*]", nvlink_count=0, can_access_peer=False),
         "warn GPU0-3",
     ),
+    case(
+        "CUDA 13.5 refuses over PCIe for what IOMMU and ACS are",
+        "p2p.status",
+        patched(REFUSED_OVER_PCIE, "driver", cuda_driver_version=13050),
+        "warn GPU0-3",
+        "since CUDA 13.5",
+        "See pcie.iommu and pcie.acs",
+    ),
+    case("an older CUDA has not asked for them", "p2p.status", REFUSED_OVER_PCIE, "warn GPU0-3", without="13.5"),
+    case(
+        "an override of CUDA's check hides that bytes may be lost",
+        "p2p.status",
+        patched(patched(OVERRIDDEN, "pairs[*]", nvlink_count=0), "driver", cuda_driver_version=13050),
+        "note GPU0-3",
+        "CUDA was told not to check IOMMU and ACS",
+    ),
+    *(
+        case("an override that nothing asks for is nothing", "p2p.status", machine, "pass GPU0-3")
+        for machine in (
+            patched(OVERRIDDEN, "driver", cuda_driver_version=13050),
+            patched(OVERRIDDEN, "pairs[*]", nvlink_count=0),
+            patched(tray("pairs[*]", nvlink_count=0), "driver", cuda_driver_version=13050),
+        )
+    ),
     case("CUDA was not read", "p2p.status", tray("pairs[*]", can_access_peer=None), "pass GPU0-3"),
     case("none over PCIe", "p2p.status", OVER_PCIE, "skip GPU0-3"),
     case("none over PCIe, asked for", "p2p.status", OVER_PCIE, "fail GPU0-3", scope=asked(Guard.P2P)),
@@ -300,6 +326,19 @@ P2P = [
         "pcie.link",
         patched(SLOW, "gpus[1].nvml", performance_state=0, throttle_reasons=()),
         "warn GPU1; pass GPU0,2-3",
+    ),
+    *(
+        case(
+            f"an idle link of PCIe 6 sheds lanes: {verdict}",
+            "pcie.link",
+            patched(patched(SLOW, "gpus[0].pci.link", width=2, speed_gt_s=speed), "gpus[0].nvml", **state),
+            f"{verdict} GPU0; pass GPU1-3",
+        )
+        for speed, state, verdict in (
+            (64.0, {"performance_state": 5, "throttle_reasons": ("idle",)}, "note"),
+            (64.0, {"performance_state": 0, "throttle_reasons": ()}, "fail"),
+            (32.0, {"performance_state": 5, "throttle_reasons": ("idle",)}, "fail"),
+        )
     ),
     case("a guest's IOMMU is its host's matter", "pcie.iommu", TRANSLATED, "pass"),
     case("an IOMMU", "pcie.iommu", patched(TRANSLATED, "gpus[*].nvml", virtualization="none"), "warn"),

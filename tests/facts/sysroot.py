@@ -89,6 +89,7 @@ def _kernel(tree: Tree) -> None:
         ("/proc/cpuinfo", "".join(f"processor\t: {n}\n{processor}" for n in range(72))),
         ("/sys/devices/soc0/soc_id", "jep106:036b:0241\n"),
         ("/sys/devices/system/cpu/online", "0-71\n"),
+        ("/sys/devices/system/cpu/smt/control", "notsupported\n"),
         ("/proc/self/auxv", struct.pack("LLLL", 16, 0xFFFF, 6, 65536) + bytes(16)),
         ("/proc/meminfo", "MemTotal:       600000000 kB\nMemFree:  1 kB\nMemAvailable:   590000000 kB\n"),
         ("/proc/self/status", "Name:\tegmctl\nCpus_allowed_list:\t0-7\nMems_allowed:\t3\nMems_allowed_list:\t0-1\n"),

@@ -92,6 +92,7 @@ def test_only_the_parameters_that_matter_leave_the_kernel_command_line(tree: Tre
         "nvidia.NVreg_ImexChannelCount": "4",
         "nvidia-uvm.uvm_ats_mode": "1",
     }
+    assert facts.smt == "notsupported"
     # Files that this tree lacks, as those of cpufreq, are not present; all that it has is read.
     assert "cpu_frequencies" in facts.unread
     assert {unread.reason for unread in facts.unread.values()} == {Reason.NOT_PRESENT}

@@ -384,6 +384,44 @@ def test_cliques_have_types_where_the_driver_tells_them(
     assert cliques is not None or detail in record["unread"]["cliques"].detail
 
 
+def profiles(*words: int) -> Any:
+    """Return an answer whose mask of enforced profiles has these words; the other masks are all ones."""
+
+    def fill(_handle: Any, reference: Any) -> int:
+        info = reference._obj
+        assert info.version == 0x1000064, "nvmlWorkloadPowerProfileCurrentProfiles_v1 (nvml.h)"
+        ctypes.memset(ctypes.addressof(info) + 4, 0xFF, ctypes.sizeof(info) - 4)
+        info.enforcedProfilesMask.mask[:] = (*words, *[0] * (8 - len(words)))
+        return 0
+
+    return fill
+
+
+@pytest.mark.parametrize(
+    ("mask", "names"),
+    [((0,), []), ((0b10010,), ["max-q", "network"]), ((1 << 24, 0, 1), ["low-priority-background", "64"])],
+)
+def test_power_profiles_in_force_are_named(answer: Answer, mask: tuple[int, ...], names: list[str]) -> None:
+    answer("nvmlDeviceWorkloadPowerProfileGetCurrentProfiles", profiles(*mask))
+    (question,) = (question for question in nvml._GPU if question.fields == "power_profiles")
+    assert question.answer((None,)) == names
+
+
+@pytest.mark.parametrize("word", range(25))
+def test_the_names_of_power_profiles_are_pynvml_s(word: int) -> None:
+    constant = nvml._power_profile(word).replace("-", "_").upper()
+    assert getattr(pynvml, f"NVML_POWER_PROFILE_{constant}") == word
+
+
+@pytest.mark.parametrize(("value", "encrypted"), [(0, False), (1, True), (pynvml.NVMLError(13), None)])
+def test_nvlink_encryption_is_a_state_of_each_gpu(answer: Answer, value: Any, encrypted: bool | None) -> None:
+    answer("nvmlDeviceGetNvLinkInfo", filling(isNvleEnabled=value) if isinstance(value, int) else value)
+    questions = [question for question in nvml._GPU if question.fields == "nvlink_encryption"]
+    record = read_record(questions, None)
+    assert record["nvlink_encryption"] is encrypted
+    assert encrypted is not None or "Function Not Found" in record["unread"]["nvlink_encryption"].detail
+
+
 def test_the_platform_is_read_byte_by_byte(answer: Answer) -> None:
     place = filling(
         chassisSerialNumber=b"1234567890123", slotNumber=b"\xc8", trayIndex=b"\x02", hostId=b"\xff", peerType=b"\x01"

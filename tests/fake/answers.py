@@ -38,6 +38,7 @@ _P2P_STATUS = {"OK": 0, "CNS": 1, "GNS": 2, "TNS": 3, "DR": 4, "NS": 5, "U": 6}
 _ANCESTORS = {"internal": 0, "single": 10, "multiple": 20, "hostbridge": 30, "node": 40, "system": 50}
 _COMPUTE_MODES = {"default": 0, "exclusive-thread": 1, "prohibited": 2, "exclusive-process": 3}
 _VIRTUALIZATION = {"none": 0, "passthrough": 1, "vgpu": 2, "host-vgpu": 3, "host-vsga": 4}
+_POWER_PROFILES = {"max-p": 0, "max-q": 1, "network": 4}
 _ADDRESSING = {"none": 0, "hmm": 1, "ats": 2}
 _FABRIC_STATES = {"not-supported": 0, "not-started": 1, "in-progress": 2, "completed": 3}
 _CLIQUE_TYPES = ("unicast-pointer", "multicast-pointer", "unicast-logical-endpoint", "multicast-logical-endpoint")
@@ -223,6 +224,9 @@ def _nvml(gpu: Gpu, nvml: GpuNvml, key: str) -> Iterator[tuple[str, str]]:
     yield one("addressing_mode", "addressing_mode", _number(_ADDRESSING, nvml.addressing_mode))
     yield one("bw_mode", "nvlink_bandwidth_mode", _bandwidth_mode(nvml.nvlink_bandwidth_mode))
     yield one("bw_mode_best", "nvlink_bandwidth_best", nvml.nvlink_bandwidth_best)
+    yield one("nvlink_encryption", "nvlink_encryption", nvml.nvlink_encryption)
+    profiles = None if nvml.power_profiles is None else sum(1 << _POWER_PROFILES[name] for name in nvml.power_profiles)
+    yield one("power_profiles", "power_profiles", profiles)
     yield one("event_reasons", "throttle_reasons", _event_reasons(nvml.throttle_reasons))
     if nvml.link is not None:
         yield one("pcie_generation", "speed_gt_s", _number(_GENERATIONS, nvml.link.speed_gt_s), nvml.link)

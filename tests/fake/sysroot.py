@@ -91,6 +91,7 @@ def _host(tree: Tree, host: Host) -> None:
         ("/proc/sys/kernel/osrelease", host.kernel),
         ("/proc/sys/kernel/arch", host.architecture),
         ("/proc/sys/kernel/numa_balancing", host.numa_balancing),
+        ("/sys/devices/system/cpu/smt/control", host.smt),
         ("/sys/devices/system/cpu/online", None if host.cpu_count is None else f"0-{host.cpu_count - 1}"),
         ("/sys/devices/system/memory/auto_online_blocks", host.auto_online_blocks),
     ):

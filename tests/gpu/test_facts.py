@@ -119,6 +119,17 @@ def test_gpus_agree_with_nvidia_smi(machine: Machine) -> None:
     ]
 
 
+def test_nvlink_encryption_and_power_profiles_agree_with_nvidia_smi(machine: Machine) -> None:
+    done = subprocess.run(["nvidia-smi", "nvlink", "--info"], check=False, capture_output=True, text=True)
+    shown = re.findall(r"^\s*NVLE: (\w+)", done.stdout, re.MULTILINE)
+    words = {True: "enabled", False: "disabled"}
+    found = [words[nvml.nvlink_encryption] for _, nvml in nvml_of(machine) if nvml.nvlink_encryption is not None]
+    assert found == [word.lower() for word in shown] or not shown, done.stdout
+    enforced = re.findall(r"<power_profile_enforced_profiles>(.*?)<", nvidia_smi("-q", "-x"))
+    profiles = [nvml.power_profiles for _, nvml in nvml_of(machine)]
+    assert [text == "N/A" for text in enforced] == [not names for names in profiles] or not enforced, enforced
+
+
 def test_nvlinks_agree_with_nvidia_smi(machine: Machine) -> None:
     expected: dict[int, dict[int, str]] = {}
     for line in nvidia_smi("nvlink", "-s").splitlines():

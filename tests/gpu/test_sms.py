@@ -13,14 +13,14 @@ from tests.conftest import RunEgmctl
 pytestmark = pytest.mark.gpu
 
 H200_GB_S = {
-    ("device_to_device_bulk_write", 16): (340, 380),
+    ("device_to_device_memcpy_write_tma", 16): (340, 380),
     # From 16 to 32 blocks write a little slower than 8 or 64: 356 on one machine, 372 on another.
-    ("device_to_device_bulk_write", 32): (345, 380),
-    ("device_to_device_bulk_read", 16): (350, 380),
-    ("host_numa_to_device_bulk", 16): (49, 53),
-    ("device_to_host_numa_bulk", 16): (50, 54),
-    ("device_local_bulk", 16): (650, 900),
-    ("device_local_bulk", 132): (1850, 2100),
+    ("device_to_device_memcpy_write_tma", 32): (345, 380),
+    ("device_to_device_memcpy_read_tma", 16): (350, 380),
+    ("host_numa_to_device_memcpy_tma", 16): (49, 53),
+    ("device_to_host_numa_memcpy_tma", 16): (50, 54),
+    ("device_local_copy_tma", 16): (650, 900),
+    ("device_local_copy_tma", 132): (1850, 2100),
 }
 """Between what a kernel with the same chunks was seen to reach (docs/hardware-notes.md)."""
 

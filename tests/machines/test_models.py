@@ -17,14 +17,16 @@ from egmctl.model.gpu import Gpu, GpuNvml
 from egmctl.model.host import NumaKind, NumaNode
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.model.record import Reason
+from egmctl.topology.links import pcie
+from egmctl.topology.notes import narrow_pcie
 from egmctl.units import parse_kernel_list
 from tests.conftest import ROOT
-from tests.doctor.machines import shipped
+from tests.doctor.machines import patched, shipped
 from tests.invariants import broken_invariants
 from tests.known import known
 
-MODELLED = ("dgx-h100", "gb200-tray", "gb200-nvl72", "gh200", "gh200x4")
-GRACE = tuple(name for name in MODELLED if name != "dgx-h100")
+MODELLED = ("dgx-h100", "gb200-tray", "gb200-nvl72", "gh200", "gh200x4", "vr-nvl72")
+GRACE = MODELLED[1:-1]
 DERIVED = ("gb300-nvl72", "gb200-nvl72-cdmm", "gh200x2", "dgx-station-gb300", "hgx-b200")
 """Another model with what is known to differ (tools/machine_models/derived.py)."""
 
@@ -112,6 +114,9 @@ def test_every_null_has_its_reason(name: str) -> None:
 
 def test_pairs_are_complete_and_agree_both_ways(machine: Machine) -> None:
     bus_ids = [gpu.bus_id for gpu in gpus(machine)]
+    if machine.origin.name == "vr-nvl72":
+        assert known(machine.sections["pairs"].unread).reason is Reason.NOT_STATED
+        return
     pairs = known(machine.pairs)
     assert [(p.source, p.target) for p in pairs] == list(itertools.permutations(bus_ids, 2))
     for pair in pairs:
@@ -205,6 +210,18 @@ def test_only_the_rack_tray_is_in_an_nvlink_domain() -> None:
 def test_what_the_part_does_not_have_is_not_supported_rather_than_not_stated() -> None:
     for said in nvml(shipped("dgx-h100")):
         assert said.unread["c2c_links"].reason is said.unread["numa_node"].reason is Reason.NOT_SUPPORTED
+
+
+def test_a_vera_rubin_tray_states_no_nvlinks_and_an_idle_link_of_few_lanes_is_no_fault() -> None:
+    tray = shipped("vr-nvl72")
+    for gpu, said in zip(gpus(tray), nvml(tray), strict=True):
+        assert {said.unread[name].reason for name in ("nvlinks", "nvlink_count", "c2c_links")} == {Reason.NOT_STATED}
+        assert said.unread["power_profiles"].reason is Reason.NOT_SUPPORTED
+        assert (known(said.link).width, narrow_pcie(gpu)) == (2, "")
+        assert pcie(gpu).nominal_gb_s == pytest.approx(64 * 16 / 8 * 242 / 256)
+        assert len(known(known(said.fabric).cliques)) == 4
+    slower = patched(tray, "gpus[*].nvml.link", speed_gt_s=32.0)
+    assert {narrow_pcie(gpu) for gpu in gpus(slower)} == {"PCIe x2 of x16"}
 
 
 def test_what_a_derived_model_is_another_one_says() -> None:

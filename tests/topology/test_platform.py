@@ -94,6 +94,7 @@ def hopper(index: int) -> Gpu:
         ("dgx-station-gb300", 478, None, 396),
         ("gb300-nvl72", 478, None, 384),
         ("hgx-h200x4", 478, None, None),
+        ("vr-nvl72", 1500, None, 1200),
     ],
 )
 def test_the_rate_of_a_cpus_memory_is_that_of_its_module_and_capacity_or_unknown(
@@ -117,6 +118,14 @@ def test_the_rate_of_a_gpus_memory_is_that_of_its_product_or_unknown(model: str,
     assert known is not None
     assert known.gb_s == rate
     assert gpu_memory(patched(gpu, "nvml", name="NVIDIA RTX 0000")) is None
+
+
+def test_a_product_without_a_name_is_known_by_its_pci_id() -> None:
+    rubin = (shipped("vr-nvl72").gpus or ())[0]
+    known = gpu_memory(rubin)
+    assert known is not None
+    assert (known.name, known.gb_s) == ("HBM4", 22000)
+    assert gpu_memory(patched(rubin, "pci", device_id=0x2941)) is None
 
 
 def test_every_published_rate_names_its_publication() -> None:

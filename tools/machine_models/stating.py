@@ -116,7 +116,7 @@ def machine(
     *,
     host: Host,
     gpus: tuple[Gpu, ...],
-    pairs: tuple[Pair, ...],
+    pairs: tuple[Pair, ...] | Unread,
     nics: tuple[Nic, ...] | Unread,
     driver: Driver,
     switches: tuple[()] | Unread,

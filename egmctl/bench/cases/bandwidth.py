@@ -66,8 +66,8 @@ EGM_CASES = (
     *copies(_VMM),
     *at_once(_VMM),
     *one_sided(_VMM),
-    to_gpu("host_numa_to_device_bulk", _VMM, Engine.BULK),
-    from_gpu("device_to_host_numa_bulk", _VMM, Engine.BULK),
+    to_gpu("host_numa_to_device_memcpy_tma", _VMM, Engine.BULK),
+    from_gpu("device_to_host_numa_memcpy_tma", _VMM, Engine.BULK),
     # Between host memory the driver selects the copier: on HGX H100 the CPU copied most of the bytes.
     *(
         Case(
@@ -129,7 +129,7 @@ P2P_CASES = (
     *(
         _case(f"device_to_device_{word}memcpy_{way}_{suffix}", pattern, engine, end)
         for pattern, word in ((Pattern.PAIR, ""), (Pattern.BOTH_DIRECTIONS, "bidirectional_"))
-        for engine, suffix in ENGINES
+        for engine, suffix in (*ENGINES, (Engine.BULK, "tma"))
         for way, end in _WAYS
     ),
     # The case that cuda-samples' p2pBandwidthLatencyTest calls P2P=Disabled; P2P=Enabled is the copy engine's writes
@@ -139,14 +139,13 @@ P2P_CASES = (
     _case("device_to_device_staged_memcpy_ce", Pattern.PAIR, staged=True),
     _case("device_local_copy", Pattern.LOCAL),
     _case("device_local_copy_sm", Pattern.LOCAL, Engine.SM_COPY),
-    _case("device_local_bulk", Pattern.LOCAL, Engine.BULK),
+    _case("device_local_copy_tma", Pattern.LOCAL, Engine.BULK),
     _case("device_local_read_sm", Pattern.LOCAL, Engine.SM_READ, destination=_REGISTERS),
     _case("device_local_write_sm", Pattern.LOCAL, Engine.SM_WRITE, source=_REGISTERS),
     _case("device_default_pool_memcpy_write_ce", Pattern.PAIR, source=_OWN_POOL, destination=_OWN_POOL),
     _case("device_default_pool_local_copy", Pattern.LOCAL, source=_OWN_POOL, destination=_OWN_POOL),
     _case("device_to_device_read_sm", Pattern.PAIR, Engine.SM_READ, End.DESTINATION, destination=_REGISTERS),
     _case("device_to_device_write_sm", Pattern.PAIR, Engine.SM_WRITE, source=_REGISTERS),
-    *(_case(f"device_to_device_bulk_{way}", Pattern.PAIR, Engine.BULK, end) for way, end in _WAYS),
     _case("device_to_device_atomic_add", Pattern.PAIR, Engine.ATOMIC, source=_REGISTERS),
     _case("device_local_atomic_add", Pattern.LOCAL, Engine.ATOMIC, source=_REGISTERS),
     *(

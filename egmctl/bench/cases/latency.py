@@ -106,10 +106,11 @@ def _ping_pong(name: str, memory: MemoryKind, pattern: Pattern) -> Case:
 
 CASES = (
     *(
-        _case(name, memory, Pattern.PAIR, sequential(LOADS), CACHED)
-        for name, memory in (
-            ("device_to_device_latency_sm", MemoryKind.DEVICE),
-            ("host_device_latency_sm", MemoryKind.PINNED),
+        _case(name, memory, Pattern.PAIR, sequential(LOADS), CACHED, engine=engine)
+        for name, memory, engine in (
+            ("device_to_device_latency_sm", MemoryKind.DEVICE, Engine.CHASE),
+            ("device_to_device_latency_tma", MemoryKind.DEVICE, Engine.CHASE_BULK),
+            ("host_device_latency_sm", MemoryKind.PINNED, Engine.CHASE),
         )
     ),
     *(

@@ -36,7 +36,7 @@ _FILES = {
     "copies": {Engine.COPY_ENGINE, Engine.SM_COPY, Engine.SM_READ, Engine.SM_WRITE, Engine.BULK},
     "atomic": {Engine.ATOMIC, Engine.ATOMIC_LATENCY},
     "cpu": {Engine.CPU, Engine.CPU_CHASE},
-    "chase": {Engine.CHASE},
+    "chase": {Engine.CHASE, Engine.CHASE_BULK},
     "round_trips": {Engine.PING_PONG, Engine.EVENT, Engine.SOCKET},
     "ucx": {Engine.UCX, Engine.UCX_PUT, Engine.UCX_GET},
     "life_cycle": {Engine.LIFE_CYCLE},

@@ -40,7 +40,7 @@ def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) ->
     if task.pattern is Pattern.LOADED:
         walker = Loaded
     elif task.chase is not None and task.chase.order is ChaseOrder.SEQUENTIAL:
-        walker = Nvbandwidth
+        walker = Nvbandwidth if task.engine is Engine.CHASE else BulkNvbandwidth
     return latency.measure(walker, worker, tasks, settings)
 
 
@@ -172,7 +172,7 @@ class Nvbandwidth(Walker):
         self.blocks = self.gpu.stream.context.multiprocessors
         self.loads = NVBANDWIDTH_LOADS // self.blocks
         self.launches = -(-self.chase.loads // self.loads)
-        self.gpu.start_walk(self.chain, 1, warm=self.chain.lines)
+        self.gpu.start_walk(self.chain, 1, warm=self.chain.lines, kernel=self.kernel)
         self.gpu.words(4)
 
     def queue(self) -> None:
@@ -182,12 +182,18 @@ class Nvbandwidth(Walker):
         for number in range(self.launches):
             self.chain.rewind()
             block = number * self.blocks // self.launches
-            self.gpu.start_walk(self.chain, self.loads, warm=0, block=block, blocks=self.blocks)
+            self.gpu.start_walk(self.chain, self.loads, warm=0, block=block, blocks=self.blocks, kernel=self.kernel)
         stream.mark(Mark.END)
 
     def wait(self) -> Walk:
         walk = self.gpu.end_walk(self.chain, self.launches * self.loads)
         return replace(walk, elapsed_ns=self.gpu.stream.elapsed_ms() * 1e6)
+
+
+class BulkNvbandwidth(Nvbandwidth):
+    """The same walk by bulk loads (TMA)."""
+
+    kernel = "chase_bulk"
 
 
 class Loaded(Walker):
@@ -207,4 +213,4 @@ class Loaded(Walker):
         return self.gpu.end_loaded_walk(self.chain, self.chase.loads)
 
 
-MEASURE = {Engine.CHASE: measure}
+MEASURE = {Engine.CHASE: measure, Engine.CHASE_BULK: measure}

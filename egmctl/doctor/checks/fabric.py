@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from egmctl.doctor.check import Expectation, Scope, Verdicts, check, skip
-from egmctl.doctor.findings import as_root, daemon_fact, fact, failed, gap, passed, skipped, todo, unknown, warned
+from egmctl.doctor.findings import (
+    as_root,
+    daemon_fact,
+    fact,
+    failed,
+    gap,
+    noted,
+    passed,
+    skipped,
+    todo,
+    unknown,
+    warned,
+)
 from egmctl.doctor.restrictions import accesses
 from egmctl.doctor.situation import (
     check_gpus,
@@ -117,9 +129,9 @@ def _domain(machine: Machine, scope: Scope) -> Verdicts:
     unread = [gpu for gpu in gpus if _is_unread(gpu, wanted=wanted)]
     infos = {gpu.bus_id: info for gpu in gpus if gpu not in unread and (info := fabric(gpu)) and info.registered}
     registered = [gpu for gpu in gpus if gpu.bus_id in infos]
-    for identity, members in group_by(registered, lambda gpu: infos[gpu.bus_id].identity):
-        types = "".join(f", {name} {ids}" for name, ids in (infos[members[0].bus_id].cliques or {}).items())
-        yield fact(f"{INFO}({on_gpus(members).label})", f"cluster {identity[0] or 'none'}, clique {identity[1]}{types}")
+    types = {bus_id: _types(info) for bus_id, info in infos.items()}
+    for (identity, words), members in group_by(registered, lambda gpu: (infos[gpu.bus_id].identity, types[gpu.bus_id])):
+        yield fact(f"{INFO}({on_gpus(members).label})", f"cluster {identity[0] or 'none'}, clique {identity[1]}{words}")
     outside = [gpu for gpu in registered if not infos[gpu.bus_id].has_clique and (wanted or in_rack(machine, gpu))]
     inside = [gpu for gpu in registered if gpu not in outside]
     if unread:
@@ -139,6 +151,8 @@ def _domain(machine: Machine, scope: Scope) -> Verdicts:
         yield failed("the GPUs of this node are in different NVLink domains or cliques", remedy, cause=cause)
     elif inside and cluster and identities.isdisjoint(((cluster, clique), (replace_uuids(cluster), clique))):
         yield failed("in another NVLink domain or clique than expected", REJOIN, inside)
+    elif len({types[gpu.bus_id] for gpu in inside} - {""}) > 1:
+        yield noted("in one clique for pointers, but in different ones for multicast or logical endpoints", inside)
     elif inside and in_domain(machine):
         yield passed("in one clique of one NVLink domain", inside)
     elif inside:
@@ -147,6 +161,11 @@ def _domain(machine: Machine, scope: Scope) -> Verdicts:
         yield unknown(f"whether the domain has {expected.domain_gpus} GPUs: 'egmctl fleet' counts them on all nodes")
     elif not (registered or unread or wanted):
         skip("no GPU is registered in a fabric")
+
+
+def _types(info: Fabric) -> str:
+    """Return the GPU's cliques by type, as the end of a sentence; empty if the driver does not report types."""
+    return "".join(f", {name} {' '.join(map(str, ids))}" for name, ids in (info.cliques or {}).items())
 
 
 def _is_unread(gpu: Gpu, *, wanted: bool) -> bool:

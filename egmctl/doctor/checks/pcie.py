@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from egmctl.doctor.check import Scope, Verdicts, check, findings_on, known, skip
-from egmctl.doctor.findings import as_root, fact, failed, passed, remove_option, skipped, todo, unknown, warned
+from egmctl.doctor.findings import as_root, fact, failed, noted, passed, remove_option, skipped, todo, unknown, warned
 from egmctl.doctor.refusals import P2pRefusal, refusal
 from egmctl.doctor.situation import coherent, usable, virtual
 from egmctl.model.finding import Confidence, Finding, Guard, Remedy, on_gpus, on_nics, on_pairs
 from egmctl.model.gpu import Gpu, Pair
-from egmctl.model.host import Bridge, PcieLink, PciFunction, System
+from egmctl.model.host import Bridge, Driver, PcieLink, PciFunction, Process, System
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
 from egmctl.topology.acs import REDIRECT, Acs, AcsKind, UnrecognisedError, corrected, required_acs
@@ -26,6 +26,11 @@ MEANINGS = {
 }
 """The meanings of NVML_P2P_STATUS_*, by the abbreviations of nvidia-smi."""
 
+CUDA_ASKS = 13050
+"""The driver's CUDA version from which cuDeviceCanAccessPeer also checks IOMMU and ACS on the way, over PCIe only
+(https://docs.nvidia.com/cuda/cuda-features-archive/)."""
+OVERRIDE = "CUDA_DISABLE_IOMMU_ACS_P2P_CAPABILITY_CHECK"
+"""The variable that turns that check off (the same page)."""
 
 _Wrong = tuple[tuple[str, str], ...]
 """The kinds of P2P that are not OK, each with its status."""
@@ -51,7 +56,7 @@ def _status(machine: Machine, scope: Scope) -> Verdicts:
     if not answers:
         yield unknown("no pair of these GPUs was read")
     for (wrong, reason), pairs in answers.items():
-        yield _verdict(wrong, reason, pairs, scope)
+        yield _verdict(machine, wrong, reason, pairs, scope)
 
 
 def _wrong(pair: Pair) -> _Wrong:
@@ -67,12 +72,19 @@ def _wrong(pair: Pair) -> _Wrong:
     return () if not_asked else _SILENT_CUDA
 
 
-def _verdict(wrong: _Wrong, refused: P2pRefusal | None, pairs: list[tuple[Gpu, Gpu, Pair]], scope: Scope) -> Finding:
+def _verdict(
+    machine: Machine, wrong: _Wrong, refused: P2pRefusal | None, pairs: list[tuple[Gpu, Gpu, Pair]], scope: Scope
+) -> Finding:
     ends, nvlinks = [(source, target) for source, target, _ in pairs], [pair.nvlink_count for *_, pair in pairs]
     gpus = {gpu.bus_id: gpu for pair in ends for gpu in pair}
     all_pairs = len(ends) == len(gpus) * (len(gpus) - 1)
     place = on_gpus(gpus.values()) if all_pairs else on_pairs(ends)
     has_nvlink = any(nvlinks)
+    cuda_asks = ((machine.driver or Driver()).cuda_driver_version or 0) >= CUDA_ASKS
+    override = ((machine.process or Process()).environment or {}).get(OVERRIDE)
+    if not wrong and cuda_asks and override == "1" and not all(nvlinks):
+        sentence = "P2P over PCIe is allowed, but CUDA was told not to check IOMMU and ACS: bytes may be lost"
+        return noted(sentence, place, evidence=(fact(OVERRIDE, override),))
     if not wrong:
         return passed(
             f"the driver allows P2P, read and write, over {'NVLink' if all(nvlinks) else 'PCIe or NVLink'}", place
@@ -101,6 +113,9 @@ def _verdict(wrong: _Wrong, refused: P2pRefusal | None, pairs: list[tuple[Gpu, G
     elif has_nvlink or wrong == _CUDA_ONLY:
         remedy = todo("See nvlink.links, gpu.mig, gpu.vgpu, gpu.cc-mode and the kernel log.", "nvidia-smi topo -p2p r")
         report = failed if has_nvlink else warned
+        if cuda_asks and not has_nvlink:
+            cause = "since CUDA 13.5, CUDA also refuses P2P over PCIe for settings of IOMMU or ACS"
+            remedy = todo("See pcie.iommu and pcie.acs. Only where the bytes are known to arrive:", f"{OVERRIDE}=1")
     elif named:
         remedy = todo("Use GPUs below one PCIe switch or with NVLink, or let the library copy through host memory.")
     else:
@@ -131,7 +146,11 @@ def _judge(machine: Machine, pci: PciFunction, link: PcieLink, gpu: Gpu | None =
     text = f"x{link.width}, {link.speed_gt_s} GT/s; at most x{link.max_width}, {link.max_speed_gt_s} GT/s"
     read = fact(f"/sys/bus/pci/devices/{pci.bus_id}/current_link_*, max_link_*", text.replace("None", "?"))
     judges_speed = gpu is None or _busy(gpu)
-    if link.width is not None and width is not None and link.width < width:
+    narrow = link.width is not None and width is not None and link.width < width
+    if narrow and link.sheds_lanes and (gpu is None or not _busy(gpu)):
+        yield read
+        yield noted(f"PCIe x{link.width} of x{width:g}: at 64 GT/s an idle link sheds lanes (L0p); see it under load")
+    elif narrow:
         yield read
         yield (failed if gpu else warned)(f"PCIe x{link.width} of x{width:g}", RESEAT)
     elif judges_speed and link.speed_gt_s is not None and speed is not None and link.speed_gt_s < speed:

@@ -1,7 +1,7 @@
 // Bulk copies through shared memory by the multiprocessors' copy unit (the Tensor Memory Accelerator of compute
-// capability 9.0 and newer), issued by one thread per block.
+// capability 9.0 and newer), issued by one thread per block, and the latency of one such load.
 //
-// Each block copies every gridDim.x-th chunk. Shared memory has STAGES stages of one chunk, used in rotation: a chunk
+// copy_bulk: each block copies every gridDim.x-th chunk. Shared memory has STAGES stages of one chunk, used in rotation: a chunk
 // is loaded into its stage (an mbarrier signals that all of its bytes have arrived) and stored from it. The stage is
 // loaded again when the store has read it. So AHEAD loads and STAGES - AHEAD stores are in flight at a time. The copy
 // unit does both loads and stores: no thread touches the data, and no fence is needed between them.
@@ -14,6 +14,15 @@
 //   2  vectors      unsigned long long     16-byte vectors in one slot
 //   3  passes       unsigned long long
 //   4  slots        unsigned long long     at least 1
+//
+// chase_bulk <<<any, 1>>>: the walk of chase (chase.cu, whose make_chain writes the chain; lines aligned to 16 bytes) by
+// bulk loads of 16 bytes, the smallest there are. A load ends when its bytes are read from shared memory.
+//   0  chain        const unsigned char *
+//   1  offset       unsigned long long     offset of the first line
+//   2  warm         unsigned long long     loads before the clock starts
+//   3  loads        unsigned long long     loads to be timed
+//   4  block        unsigned long long     index of the block that walks; the others return at once
+//   5  result       unsigned long long[4]  start and end by %globaltimer, offset of the line reached, %smid
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -28,6 +37,17 @@ __device__ static void begin_load(u32 stage, u32 barrier, const char *from, u32 
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(stage),
                  "l"(from), "r"(bytes), "r"(barrier)
                  : "memory");
+}
+
+__device__ static void make_barrier(u32 barrier)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+}
+
+// Make initialized barriers visible to the copy unit.
+__device__ static void show_barriers()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 __device__ static void begin_store(char *to, u32 stage, u32 bytes)
@@ -59,6 +79,24 @@ struct Place {
     }
 };
 
+__device__ static u64 globaltimer_ns()
+{
+    u64 now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
+    return now;
+}
+
+// The address of each load depends on the word that the previous one brought, so one stage is enough.
+__device__ static u64 walk(const char *chain, u64 offset, u64 loads, u32 stage, u32 barrier, u32 &parity)
+{
+    for (u64 i = 0; i < loads; ++i, parity ^= 1) {
+        begin_load(stage, barrier, chain + offset, VECTOR_BYTES);
+        wait_loaded(barrier, parity);
+        asm volatile("ld.shared.u64 %0, [%1];" : "=l"(offset) : "r"(stage) : "memory");
+    }
+    return offset;
+}
+
 #endif
 
 extern "C" __launch_bounds__(32) __global__ void copy_bulk(uint4 *destination, const uint4 *source, u64 vectors,
@@ -71,9 +109,8 @@ extern "C" __launch_bounds__(32) __global__ void copy_bulk(uint4 *destination, c
     const u32 first_stage = (u32)__cvta_generic_to_shared(shared);
     const u32 first_barrier = first_stage + STAGES * CHUNK_BYTES;
     for (u32 i = 0; i < STAGES; ++i)
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(first_barrier + 8 * i) : "memory");
-    // Make the initialized barriers visible to the copy unit.
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        make_barrier(first_barrier + 8 * i);
+    show_barriers();
 
     const u64 slot_bytes = vectors * VECTOR_BYTES;
     const u64 chunks = (slot_bytes + CHUNK_BYTES - 1) / CHUNK_BYTES, all = chunks * passes;
@@ -98,6 +135,31 @@ extern "C" __launch_bounds__(32) __global__ void copy_bulk(uint4 *destination, c
         asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(STAGES - AHEAD) : "memory");
     }
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+#else
+    __trap();
+#endif
+}
+
+extern "C" __launch_bounds__(1) __global__ void chase_bulk(const unsigned char *chain, u64 offset, u64 warm, u64 loads,
+                                                           u64 block, u64 *result)
+{
+#if __CUDA_ARCH__ >= 900
+    __shared__ __align__(16) u64 shared[3];
+    if (blockIdx.x != block)
+        return;
+    const u32 stage = (u32)__cvta_generic_to_shared(shared), barrier = stage + VECTOR_BYTES;
+    make_barrier(barrier);
+    show_barriers();
+    u32 parity = 0, sm;
+    offset = walk((const char *)chain, offset, warm, stage, barrier, parity);
+    const u64 start = globaltimer_ns();
+    offset = walk((const char *)chain, offset, loads, stage, barrier, parity);
+    const u64 end = globaltimer_ns();
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+    result[0] = start;
+    result[1] = end;
+    result[2] = offset;
+    result[3] = sm;
 #else
     __trap();
 #endif

@@ -25,7 +25,8 @@ def confidential_banner(machine: Machine) -> tuple[str, ...]:
     """Return a banner if confidential computing is on: copies may be encrypted, and no reference applies."""
     mode = machine.driver.confidential_compute if machine.driver is not None else None
     if mode in (None, "off"):
-        return ()
+        encrypted = any(gpu.nvml and gpu.nvml.nvlink_encryption for gpu in machine.gpus or ())
+        return ("NVLINK ENCRYPTION is on: references are of GPUs without it",) if encrypted else ()
     how = "" if mode == "on" else f" ({printable(mode)})"
     return (f"CONFIDENTIAL COMPUTING is on{how}: copies may be encrypted; references are of GPUs without it",)
 
@@ -76,6 +77,9 @@ def _facts(machine: Machine) -> Iterator[tuple[str, str]]:
         yield "Memory", format_size(host.memory_total_bytes) if host.memory_total_bytes else ""
         yield "Kernel", host.kernel or ""
         yield "Page size", format_size(host.page_size_bytes) if host.page_size_bytes else ""
+        yield "SMT", host.smt or ""
+    read = [gpu.nvml for gpu in machine.gpus or () if gpu.nvml]
+    yield "Power profiles", counted(", ".join(nvml.power_profiles) for nvml in read if nvml.power_profiles)
     yield from numa_rows(machine)
     nics = Counter(
         " and ".join(sorted({f"{p.rate_gbit_s:g} Gbit/s" for p in n.ports if p.rate_gbit_s}))

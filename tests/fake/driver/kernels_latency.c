@@ -140,6 +140,7 @@ static int add_in_turn(struct launch *launch, struct stream *stream, double *sec
 const struct kernel latency_kernels[] = {
     {"make_chain", {8, 8, 8, 8}, make_chain},
     {"chase", {8, 8, 8, 8, 8, 8}, chase},
+    {"chase_bulk", {8, 8, 8, 8, 8, 8}, chase},
     {"chase_loaded", {8, 8, 8, 8, 8, 8, 8, 8}, chase_loaded},
     {"ping_pong", {8, 8, 8, 8, 8, 8}, ping_pong},
     {"add_in_turn", {8, 8, 8, 8, 8}, add_in_turn},

@@ -74,7 +74,7 @@ typedef struct {
 
 typedef struct {
     unsigned int version, value;
-} nvmlVersionedValue_t; /* nvmlDeviceCapabilities_v1_t, nvmlDeviceAddressingMode_v1_t */
+} nvmlVersionedValue_t; /* nvmlDeviceCapabilities_v1_t, nvmlDeviceAddressingMode_v1_t, nvmlNvLinkInfo_v1_t */
 
 typedef struct {
     unsigned int version, environment, ccFeature, devToolsMode, multiGpuMode;
@@ -91,6 +91,10 @@ typedef struct {
 } nvmlNvlinkGetBwMode_t;
 
 typedef struct {
+    unsigned int version, profiles[8], requested[8], enforced[8];
+} nvmlWorkloadPowerProfileCurrentProfiles_t;
+
+typedef struct {
     unsigned int pid;
     unsigned long long usedGpuMemory;
     unsigned int gpuInstanceId, computeInstanceId;
@@ -104,5 +108,6 @@ _Static_assert(sizeof(nvmlGpuFabricInfo_v4_t) == 548, "nvmlGpuFabricInfo_v4_t");
 _Static_assert(sizeof(nvmlPlatformInfo_t) == 44, "nvmlPlatformInfo_v2_t");
 _Static_assert(sizeof(nvmlProcessInfo_t) == 24, "nvmlProcessInfo_v2_t");
 _Static_assert(sizeof(nvmlNvlinkGetBwMode_t) == 12, "nvmlNvlinkGetBwMode_v1_t");
+_Static_assert(sizeof(nvmlWorkloadPowerProfileCurrentProfiles_t) == 100, "nvmlWorkloadPowerProfileCurrentProfiles_v1_t");
 
 #endif

@@ -272,6 +272,20 @@ EXPORT int nvmlDeviceGetNvlinkBwMode(nvmlDevice_t device, nvmlNvlinkGetBwMode_t 
     CALL("nvmlDeviceGetNvlinkBwMode", bandwidth_mode(device, mode), "gpu=%d", gpu_number(device));
 }
 
+/* Profiles above 31 are not answered. */
+static int power_profiles(nvmlDevice_t device, nvmlWorkloadPowerProfileCurrentProfiles_t *profiles)
+{
+    return profiles->version == 0x1000064 ? get_int(device, "power_profiles", &profiles->enforced[0])
+                                          : NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+}
+
+EXPORT int nvmlDeviceWorkloadPowerProfileGetCurrentProfiles(nvmlDevice_t device,
+                                                            nvmlWorkloadPowerProfileCurrentProfiles_t *profiles)
+{
+    CALL("nvmlDeviceWorkloadPowerProfileGetCurrentProfiles", power_profiles(device, profiles), "gpu=%d",
+         gpu_number(device));
+}
+
 /* --- NVLink ------------------------------------------------------------------------------------------------------- */
 
 static int link_number(nvmlDevice_t device, unsigned int link, const char *name, unsigned int *value)

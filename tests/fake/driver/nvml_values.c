@@ -89,6 +89,7 @@ TWO_NUMBERS(nvmlDeviceGetEccMode, "ecc_mode", "ecc_mode")
 
 VERSIONED(nvmlDeviceGetCapabilities, "capabilities")
 VERSIONED(nvmlDeviceGetAddressingMode, "addressing_mode")
+VERSIONED(nvmlDeviceGetNvLinkInfo, "nvlink_encryption")
 
 static const char *clock_key(unsigned int type, bool maximum)
 {
