@@ -243,7 +243,7 @@ def _block(block: doc.Block) -> Child:
         case doc.Section() if block.folded:
             return element("details", element("summary", block.title), list(_blocks(doc.body_of(block))))
         case doc.Section():
-            return [element("h3", block.title), list(_blocks(doc.body_of(block)))]
+            return [element("h3", block.title, id=block.anchor or None), list(_blocks(doc.body_of(block)))]
         case _:
             assert_never(block)
 
