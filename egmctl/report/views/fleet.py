@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -71,7 +71,7 @@ def _body(report: FleetReport) -> Iterator[doc.Block]:
     yield doc.Paragraph(how, tone=Tone.DIM)
     yield doc.Section("Causes", tuple(doc.limited(_causes(report), CAUSES_SHOWN)))
     if report.comparison is not None:
-        yield doc.Section("Nodes", partial(_heat_maps, report, report.comparison), level=Level.PAGE)
+        yield doc.Section("Nodes", partial(_shares, report, report.comparison), level=Level.PAGE)
         title = f"Compared: {heading(report.comparison)}"
         yield doc.Section(title, tuple(_own(compare_document(report.comparison))))
     groups = partial(map, _group, report.groups, count())
@@ -266,33 +266,24 @@ def _group(group: NodeGroup, place: int) -> doc.Section:
     return doc.Section(title, tuple(map(_entry, group.lines)), anchor=f"group-{place}", level=Level.VERBOSE)
 
 
-def _heat_maps(report: FleetReport, comparison: Comparison) -> Iterator[doc.Matrix]:
-    """Yield the matrices of nodes by class of paths and by check, the nodes with the most problems first."""
+def _shares(report: FleetReport, comparison: Comparison) -> Iterator[doc.Matrix]:
+    """Yield the matrix of nodes by class of paths, the nodes with the most problems first, and one row for the others.
+
+    The matrix is empty if no node differs.
+    """
     shares: dict[str, dict[tuple[str, ...], list[float]]] = {}
     for path in comparison.paths:
         if path.slower is not None and path.outcome is not Outcome.SAME:
             shares.setdefault(path.node, {}).setdefault((path.name, path.link), []).append(path.slower)
     classes = sorted({name for of_node in shares.values() for name in of_node})
+    nodes = sorted(shares, key=lambda node: (-len(shares[node]), natural(node)))
+    others = [answer.node for answer in report.answers if answer.reach is Reach.ANSWERED and answer.node not in shares]
+    nodes += [others[0] if len(others) == 1 else f"{len(others)} others"] if shares and others else []
     yield doc.grid(
         "Share of what all nodes reach, by node and class of paths (%)",
-        [(node, {name: _share(shares.get(node, {}).get(name)) for name in classes}) for node in _rows(report, shares)],
+        [(node, {name: _share(shares.get(node, {}).get(name)) for name in classes}) for node in nodes],
         notes=("100: within the bound; the classes in which no node differs are not shown",),
         better=Better.HIGH,
-    )
-    statuses: dict[str, dict[str, doc.Cell]] = {}
-    lines = [(line, node) for group in report.groups for line in group.lines if line.check for node in group.nodes]
-    for status in ("warn", "fail"):
-        for line, node in lines:
-            if line.status == status:
-                statuses.setdefault(node, {})[line.check] = doc.Cell(status, _TONES[status])
-    checks = sorted({check for of_node in statuses.values() for check in of_node})
-    yield doc.grid(
-        "Nodes by check",
-        [
-            (node, {check: statuses.get(node, {}).get(check, doc.EMPTY) for check in checks})
-            for node in _rows(report, statuses)
-        ],
-        notes=("checks that no node fails are not shown",),
     )
 
 
@@ -301,12 +292,3 @@ def _share(slower: Sequence[float] | None) -> doc.Cell:
         return doc.Cell("100", value=100.0)
     share = 100 * (1 - median(slower))
     return doc.Cell(f"{share:.0f}", Tone.WARN, "!", value=max(share, 0.1))
-
-
-def _rows(report: FleetReport, faults: Mapping[str, Sized]) -> list[str]:
-    """Return the nodes with faults, those with the most first, and one row for all others; empty without faults."""
-    answered = [answer.node for answer in report.answers if answer.reach is Reach.ANSWERED]
-    bad = sorted((node for node in answered if node in faults), key=lambda node: (-len(faults[node]), natural(node)))
-    others = [node for node in answered if node not in bad]
-    folded = others if len(others) == 1 else [f"{len(others)} others"] if others else []
-    return [*bad, *folded] if faults else []
