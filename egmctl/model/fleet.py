@@ -11,7 +11,7 @@ from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
 from egmctl.model.bringup import ANSWER_CODES, Answer
 from egmctl.model.comparison import Comparison, Outcome
-from egmctl.model.record import Command, Plain
+from egmctl.model.record import Command, Plain, Shown
 from egmctl.units import format_kernel_list, grouped
 
 
@@ -211,7 +211,7 @@ class Readiness:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetReport:
+class FleetReport(Shown):
     """One run of ``egmctl fleet``."""
 
     SCHEMA: ClassVar[str] = "egmctl.fleet/2"

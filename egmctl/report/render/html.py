@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
-from xml.etree.ElementTree import Element
+from xml.etree.ElementTree import Element, tostring
 
 from egmctl.compat import assert_never
 from egmctl.report import document as doc
@@ -110,6 +110,18 @@ def html(document: doc.Document) -> str:
     """Return a document as an HTML page."""
     body = list(doc.shown(document.body, Level.PAGE))
     return page.page(document.command, document.subject, document.subtitle, document.banners, list(_sections(body)))
+
+
+def fragment(document: doc.Document) -> str:
+    """Return the first section of the page of a document, whose style applies to nothing around it (CSS nesting:
+    https://www.w3.org/TR/css-nesting-1/)."""
+    first = next(_sections(list(doc.shown(document.body, Level.PAGE))))
+    sheet = page.style("colors", "figure", "page").replace(":root", "&")
+    title = f"{document.command}: {document.subject}"
+    banners = [element("p", text, class_="banner") for text in document.banners]
+    parts = element("section", banners, element("p", title, class_="kicker"), first.body)
+    root = element("div", page.raw("style", f".egmctl {{\n{sheet}}}\n"), parts, class_="egmctl")
+    return tostring(root, encoding="unicode", method="html")
 
 
 def _sections(blocks: Sequence[doc.Block]) -> Iterator[page.PageSection]:
