@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from egmctl.comparison import compare
 from egmctl.doctor.check import Scope
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.fleet.folder import groups, lines_of
@@ -57,7 +58,9 @@ def fleet(results: Mapping[str, Result | Reach], command: Command) -> FleetRepor
     asked = replace(REPORT.asked, command=command, arguments=(), nodes=tuple(results))
     answers, ready = judged_gpus(asked, answers, loaded)
     alike = groups(answers, {node: lines_of(saved) for node, saved in loaded.items()})
-    return replace(REPORT, asked=asked, folded=fold(results), answers=tuple(answers), groups=alike, readiness=ready)
+    compared = compare(list(loaded.values())) if len(loaded) > 1 else None
+    report = replace(REPORT, asked=asked, folded=fold(results), answers=tuple(answers), groups=alike)
+    return replace(report, readiness=ready, comparison=compared)
 
 
 def picture(report: FleetReport) -> list[str]:
