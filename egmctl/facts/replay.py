@@ -161,7 +161,9 @@ def _find(name_or_path: str) -> tuple[Path, str]:
 
 
 def _valid() -> str:
-    return f"valid are a file that 'egmctl snapshot' wrote and {', '.join(names()) or 'no name: none ships'}"
+    return (
+        f"valid are a file that 'egmctl snapshot' wrote and {', '.join([*names(), *sick()]) or 'no name: none ships'}"
+    )
 
 
 def _drop_newer_sections(document: dict[str, Any]) -> dict[str, SectionStatus]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from egmctl.cli.output import _encodable
 from egmctl.comparison import compare
 from egmctl.doctor.check import Scope
 from egmctl.doctor.runner import CHECKS, diagnose
@@ -165,3 +166,13 @@ def test_a_thousand_nodes_are_one_page_of_small_squares() -> None:
 def test_a_fleet_that_is_ready_and_one_that_was_not_judged_need_no_picture_in_text() -> None:
     assert "GPUs: " not in text_of(fleet({"a": RUN, "b": RUN}, Command.BENCH))
     assert not any(answer.gpus for answer in fleet({"a": RUN}, Command.TOPO).answers)
+
+
+def test_a_terminal_that_has_only_ascii_has_a_mark_for_each_state_too() -> None:
+    lines = picture(fleet({"a": doctor(H200), "b": doctor(SLOW_LINKS), "c": Reach.LOST}, Command.DOCTOR))
+    assert _encodable("\n".join(lines), "ascii").splitlines() == [
+        "b  ##X#  GPU2: 16 of 18 NVLinks are active",
+        "c  ????  no answer (lost)",
+        "1 other node: 4 GPUs ready",
+        "GPUs: # ready, X fault, ? unknown",
+    ]

@@ -22,7 +22,7 @@ _SHADES = (
     "Red with a cross fails, amber warns, grey is neither or not judged itself; stronger below 95, 85 and 67 % of the "
     "best over the same links."
 )
-_SCROLLED = {"tabindex": "0", "role": "region", "aria_label": "table"}
+_SCROLLED = {"tabindex": "0", "role": "region"}
 """The attributes of an element that can be scrolled with the keyboard."""
 
 
@@ -45,6 +45,7 @@ def matrix_html(matrix: doc.Matrix) -> Element:
         table,
         [element("p", line, class_="after") for line in matrix.after],
         class_="scroll",
+        aria_label=(matrix.caption or f"table by {matrix.corner or 'row'}") if wide else None,
         **_SCROLLED if wide else {},
     )
     return element("figure", scrolled, class_="wide" if wide else None)
