@@ -12,6 +12,7 @@ from egmctl.doctor.check import Scope
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.report.kinds import Format, render
 from egmctl.topology.topology import topology
+from tests.conftest import ROOT
 from tests.doctor.machines import shipped
 from tests.report import comparisons
 from tests.report.browser import Tab, chromium, find
@@ -33,6 +34,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "compare.html": lambda: str(render(comparisons.two_runs(), Format.HTML)),
     "compare-nodes.html": lambda: str(render(comparisons.nodes(), Format.HTML)),
     "compare-hostile.html": lambda: str(render(comparisons.hostile(), Format.HTML)),
+    "fleet.html": lambda: (ROOT / "docs/gallery/fleet.html").read_text(),
 }
 SETTLE_S = 0.4
 """What a page does it does within this time after it was loaded."""
